@@ -1,0 +1,53 @@
+# Everything runs in .venv, which the first target that needs it creates. `make help` lists the targets.
+
+PYTHON ?= python3
+# More options for pip, such as another index: make test PIP_ARGS='--extra-index-url URL'
+PIP_ARGS ?=
+# Test processes; each imports torch, so more of them need more memory.
+WORKERS ?= 2
+
+BIN := .venv/bin
+READY := .venv/.ready
+SOURCES := kprof tests examples benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format gpu clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# The stamp is as old as the last complete installation: an interrupted one is taken up again.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "kprof needs Python 3.10 or later: make PYTHON=python3.12 ..."; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+		-c constraints.txt -e '.[dev,torch]'
+	@touch $@
+
+install: $(READY)  ## create .venv and install kprof with everything for development
+
+demo: $(READY)  ## profile examples/train_tiny.py and say where the report lies
+	$(BIN)/kprof run --force --out demo.kprof examples/train_tiny.py
+	@echo
+	@echo "The report: $(CURDIR)/demo.kprof/report.html"
+
+test: $(READY)  ## run the tests that need no GPU
+	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) $(PYTEST_ARGS)
+
+check: $(READY)  ## format, lint, types, layers, tests: what every commit passes
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) test
+
+format: $(READY)  ## let ruff format and mend what it can
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+gpu: $(READY)  ## run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+clean:  ## remove .venv, caches and the demo's report
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo.kprof

@@ -1,0 +1,274 @@
+"""How long `kprof open` takes on a large trace, and how much memory, beside HolisticTraceAnalysis.
+
+    python benchmarks/import_speed.py --peer-python /path/to/venv/bin/python
+
+The trace is made by repeating a recorded one, so that names, layout and the mix of events are
+real. The peer is measured by the same clock and the same reading of memory, in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "import_speed_cpu_2026-11.json"
+# What the figures depend on.
+SOURCES = (
+    "benchmarks/import_speed.py",
+    "kprof/open.py",
+    "kprof/saved.py",
+    "kprof/analyze/*.py",
+    "kprof/collect/readers/kineto.py",
+    "kprof/collect/readers/_kineto/*.py",
+    "kprof/report/html.py",
+)
+VERSIONS = ("msgspec", "numpy", "pandas", "pyarrow", "isal")
+PEER = "HolisticTraceAnalysis"
+PEER_PROGRAM = """
+import sys
+from hta.trace_analysis import TraceAnalysis
+analysis = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir="")
+print(analysis.get_temporal_breakdown(visualize=False))
+print(analysis.get_gpu_kernel_breakdown(visualize=False))
+"""
+# At least so many times as fast as the peer, in at most this part of its memory.
+TIMES_FASTER = 8
+PART_OF_MEMORY = 0.5
+# What to reach where no peer is at hand.
+TIME_REACH_S = 5.0
+MEMORY_REACH_MB = 1500.0
+POLL_S = 0.05
+_NUMBER = re.compile(
+    r'("(?:ts|id|correlation|External id|Sequence number|Python id|Python parent id|Ev Idx)": ?'
+    r"|(?:kprof\.step|ProfilerStep)#)(\d+)(?:\.(\d{1,3}))?(?=[,\s}\"])"
+)
+
+
+def tile(recorded: Path, target: Path, size_bytes: float) -> int:
+    """Write `recorded` again and again, later and with new ids; return how many times."""
+    text = gzip.decompress(recorded.read_bytes()).decode()
+    begin = re.search(r'"traceEvents":\s*\[', text).end()
+    end = text.rindex("]", begin)
+    events = text[begin:end].rstrip()
+    parts = _NUMBER.split(events)  # text, key, number, decimals, text, key, …
+    keys, numbers = parts[1::4], [int(number) for number in parts[2::4]]
+    fractions = [fraction and int(fraction.ljust(3, "0")) for fraction in parts[3::4]]
+    stride = {key: _span(keys, numbers, key) for key in set(keys)}
+    number_of_tiles = max(1, round(size_bytes / len(events)))
+    with target.open("w") as file:
+        file.write(text[:begin])
+        for number in range(number_of_tiles):
+            file.write("," if number else "")
+            file.write("".join(_shifted(parts, keys, numbers, fractions, stride, number)))
+        file.write("\n  " + text[end:])
+    return number_of_tiles
+
+
+def _span(keys: list[str], numbers: list[int], key: str) -> int:
+    found = [number for k, number in zip(keys, numbers, strict=True) if k == key and number]
+    gap = 1_000 if key.startswith('"ts"') else 1
+    return max(found) - min(found) + gap if found else 0
+
+
+def _shifted(parts, keys, numbers, fractions, stride, tile_number) -> Iterator[str]:
+    shift = {key: span * tile_number for key, span in stride.items()}
+    rows = zip(parts[0::4], keys, numbers, fractions, strict=False)
+    for text, key, number, fraction in rows:
+        tail = "" if fraction is None else f".{fraction:03}"
+        yield f"{text}{key}{number + shift[key]}{tail}"
+    yield parts[-1]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Wall time of the fastest run, and the most memory that any run held with its children."""
+
+    wall_s: float
+    peak_mb: float
+
+
+def cost_of(command: list[str], repetitions: int) -> Cost:
+    """Run `command` several times and return its cost."""
+    runs = [_run(command) for _ in range(repetitions)]
+    return Cost(min(wall_s for wall_s, _ in runs), max(peak_mb for _, peak_mb in runs))
+
+
+def _run(command: list[str]) -> tuple[float, float]:
+    with tempfile.TemporaryFile() as log:
+        begin = time.perf_counter()
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+        peak_mb = 0.0
+        while True:
+            try:
+                process.wait(POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                peak_mb = max(peak_mb, sum(map(_memory_mb, _tree(process.pid))))
+        wall_s = time.perf_counter() - begin
+        if process.returncode:
+            log.seek(0)
+            sys.exit(f"{command} failed:\n{log.read().decode()[-2000:]}")
+    return wall_s, peak_mb
+
+
+def _tree(pid: int) -> list[int]:
+    pids = [pid]
+    for parent in pids:  # grows while it is read
+        try:
+            tasks = Path(f"/proc/{parent}/task").iterdir()
+            pids += [int(c) for t in tasks for c in (t / "children").read_text().split()]
+        except OSError:
+            continue
+    return pids
+
+
+def _memory_mb(pid: int) -> float:
+    """Return the proportional share of memory, so that shared pages count once."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0.0
+    found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) / 1e3 if found else 0.0
+
+
+def row(what: str, unit: str, value: float, reach: float, peer_value: float | None = None) -> dict:
+    """Return one row of the result; every figure here is better when lower."""
+    return {
+        "what": what,
+        "value": round(value, 3),
+        "unit": unit,
+        "better": "lower",
+        "peer": None if peer_value is None else PEER,
+        "peer_value": None if peer_value is None else round(peer_value, 3),
+        "ratio": None if peer_value is None else round(peer_value / value, 2),
+        "reach": round(reach, 3),
+        "met": value <= reach,
+    }
+
+
+def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
+    """Return the rows: a second open, growth, and beside the peer the time and the memory."""
+    whole, half = folder / "whole.json", folder / "half.json"
+    tile(options.trace, whole, options.mb * 1e6)
+    tile(options.trace, half, options.mb * 1e6 / 2)
+    size, run = f"{whole.stat().st_size / 1e6:.0f} MB", folder / "run.kprof"
+    opening = [sys.executable, "-m", "kprof", "open", "--json"]
+    to_run = ["--out", str(run), "--force"]
+    half_cost = cost_of([*opening, str(half), *to_run], options.repeat)
+    cost = cost_of([*opening, str(whole), *to_run], options.repeat)
+    again = cost_of([*opening, str(run)], options.repeat)
+    growth = cost.wall_s / half_cost.wall_s
+    rows = [
+        row(f"wall time of kprof open, {size} over half of it", "ratio", growth, 2.2),
+        row(f"wall time of kprof open on the saved run of {size}", "s", again.wall_s, 1.0),
+    ]
+    time_row, memory_row = (
+        f"{what} of kprof open, {size}" for what in ("wall time", "peak memory")
+    )
+    if not options.peer_python:
+        return [
+            row(time_row, "s", cost.wall_s, TIME_REACH_S),
+            row(memory_row, "MB", cost.peak_mb, MEMORY_REACH_MB),
+            *rows,
+        ]
+    command = [str(options.peer_python), "-c", PEER_PROGRAM, str(whole)]
+    peer = cost_of(command, options.repeat)
+    return [
+        row(time_row, "s", cost.wall_s, peer.wall_s / TIMES_FASTER, peer.wall_s),
+        row(memory_row, "MB", cost.peak_mb, peer.peak_mb * PART_OF_MEMORY, peer.peak_mb),
+        *rows,
+    ]
+
+
+def result_of(rows: list[dict], options: argparse.Namespace) -> dict:
+    """Return the rows with everything that is needed to judge and to repeat them."""
+    files = sorted(file for pattern in SOURCES for file in ROOT.glob(pattern))
+    return {
+        "schema": 1,
+        "what": "import of a large trace by kprof open, to Parquet and report",
+        "command": "python benchmarks/import_speed.py"
+        + (" --peer-python …" if options.peer_python else ""),
+        "commit": _output("git", "rev-parse", "HEAD"),
+        "date": date.today().isoformat(),
+        "gpu": None,
+        "driver": None,
+        "clocks": None,
+        "machine": {"cpu": _processor(), "cores": len(os.sched_getaffinity(0))},
+        "versions": _versions(options.peer_python),
+        "sources": {
+            str(file.relative_to(ROOT)): hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in files
+        },
+        "trace": {"tiled": options.trace.name, "mb": options.mb, "best_of": options.repeat},
+        "rows": rows,
+    }
+
+
+def _versions(peer_python: Path | None) -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in VERSIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if peer_python:
+        ask = f"import importlib.metadata as m; print(m.version({PEER!r}), m.version('pandas'))"
+        versions[PEER], versions["pandas of the peer"] = _output(peer_python, "-c", ask).split()
+    return versions
+
+
+def _processor() -> str:
+    found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    return found[1] if found else platform.machine()
+
+
+def _output(*command: object) -> str | None:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=ROOT)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _largest_recorded_trace() -> Path | None:
+    found = (ROOT / "tests" / "data").glob("**/*.json.gz")
+    return max(found, key=lambda path: path.stat().st_size, default=None)
+
+
+def main() -> None:
+    """Measure, write the result, and say what was met."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trace", type=Path, default=_largest_recorded_trace())
+    parser.add_argument("--mb", type=float, default=580, help="size of the trace in MB")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each, the best counts")
+    parser.add_argument("--peer-python", type=Path, help=f"an interpreter that has {PEER}")
+    parser.add_argument("--result", type=Path, default=RESULT)
+    options = parser.parse_args()
+    if options.trace is None:
+        parser.error("no recorded trace in tests/data; name one with --trace")
+    with tempfile.TemporaryDirectory(prefix="kprof-import-") as folder:
+        result = result_of(measure(options, Path(folder)), options)
+    options.result.parent.mkdir(parents=True, exist_ok=True)
+    options.result.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    for entry in result["rows"]:
+        verdict = "met" if entry["met"] else "NOT met"
+        print(
+            f"{entry['what']}: {entry['value']} {entry['unit']}, reach {entry['reach']}: {verdict}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Record real workloads on a GPU with `kprof run`: their traces, reports and one result file.
+
+    python benchmarks/record_h200.py --out recorded
+
+runs every script of `benchmarks/workloads/` unmodified, prints one row for each, and leaves in
+the folder `recorded` the raw trace and the report of each and `runs_<gpu>_<yyyy-mm>.json`.
+The workloads need torch, transformers and torchvision; they load no weights and no data.
+`--tiny` makes them small enough for a machine without a GPU, to try the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gzip
+import hashlib
+import importlib.metadata
+import json
+import re
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKLOADS = Path(__file__).resolve().parent / "workloads"
+NAMES = sorted(path.stem for path in WORKLOADS.glob("*.py"))
+PACKAGES = ("kprof", "torch", "triton", "transformers", "torchvision", "numpy", "pandas")
+# The installed program, as users have it, not this working tree.
+KPROF = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
+# Two steps keep a trace small enough for a repository.
+OPTIONS = ("--skip", "5", "--steps", "2", "--force")
+MEASURED = ("kprof/collect/**/*.py", "kprof/analyze/**/*.py", "benchmarks/workloads/*.py")
+
+COLUMNS = (
+    ("name", "workload", ""),
+    ("exit_code", "exit", "d"),
+    ("wall_s", "wall s", ".1f"),
+    ("recorded_steps", "steps", "d"),
+    ("step_ms", "step ms", ".2f"),
+    ("overhead_percent", "overhead %", ".1f"),
+    ("attributed_percent", "attributed %", ".2f"),
+    ("modelled_percent", "modelled %", ".1f"),
+    ("mfu_percent", "MFU %", ".1f"),
+    ("mbu_percent", "MBU %", ".1f"),
+    ("roofline_percent", "roofline %", ".1f"),
+    ("busy_percent", "busy %", ".1f"),
+    ("report_mib", "report MiB", ".2f"),
+)
+
+
+def record(name, out, tiny):
+    """Run one workload under kprof, keep its trace and report, and return its row."""
+    folder = out / f"{name}.kprof"
+    script = (WORKLOADS / f"{name}.py").relative_to(ROOT)
+    workload = [str(script), *(["--tiny"] if tiny else [])]
+    started = time.perf_counter()
+    done = subprocess.run(
+        [KPROF, "run", *OPTIONS, "--out", str(folder), *workload],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    wall_s = time.perf_counter() - started
+    (out / f"{name}.txt").write_text(done.stdout + "\n--- stderr ---\n" + done.stderr)
+    row = {
+        "name": name,
+        "command": shlex.join(["kprof", "run", *OPTIONS, *workload]),
+        "exit_code": done.returncode,
+        "wall_s": wall_s,
+    }
+    if (folder / "report.html").is_file():
+        keep(folder, name, out)
+        row |= figures_of(opened(folder))
+        row["report_mib"] = (folder / "report.html").stat().st_size / 2**20
+    else:
+        print(f"{name}: no report, see {out / name}.txt", file=sys.stderr)
+    # What kprof promises first is to say where device time goes.
+    value = row.get("attributed_percent")
+    row |= {"value": value, "unit": "% of device time attributed", "better": "higher"}
+    return row | dict.fromkeys(("peer", "peer_value", "ratio", "reach", "met"))
+
+
+def keep(folder, name, out):
+    """Copy the report, and the largest raw trace packed as tightly as gzip can."""
+    shutil.copy(folder / "report.html", out / f"{name}.html")
+    traces = sorted(folder.glob("raw/*/window-0.json.gz"), key=lambda path: path.stat().st_size)
+    content = gzip.decompress(traces[-1].read_bytes())
+    # No name and no time inside: the same trace gives the same bytes.
+    (out / f"{name}.json.gz").write_bytes(gzip.compress(content, compresslevel=9, mtime=0))
+
+
+def opened(folder):
+    """Return what `kprof open --json` says about a run."""
+    command = [KPROF, "open", "--json", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def figures_of(result):
+    """Return the row's figures; None where the run cannot tell."""
+    ledger, recording = result["ledger"], result["recording"]
+    shares = {name: share["value"] for name, share in result["utilisation"].items()}
+    recorded_ns = recording["recorded_step_ns"]
+    return {
+        "recorded_steps": len(recording["steps_recorded"]),
+        "step_ms": statistics.median(recorded_ns) / 1e6 if recorded_ns else None,
+        "overhead_percent": percent(recording["overhead"]),
+        "attributed_percent": percent(ledger["attributed_ns"], ledger["sum_ns"]),
+        "modelled_percent": percent(result["coverage"]["modelled_share"]),
+        "mfu_percent": percent(shares["mfu"]),
+        "mbu_percent": percent(shares["mbu"]),
+        "roofline_percent": percent(shares["roofline_share"]),
+        "busy_percent": percent(shares["busy_share"]),
+    }
+
+
+def percent(part, whole=1):
+    """Return a share in percent, None where it is unknown."""
+    return 100 * part / whole if part is not None and whole else None
+
+
+def print_table(rows):
+    """Print the rows under their headers, unknown figures as a dash."""
+    cells = [[header for _, header, _ in COLUMNS]]
+    for row in rows:
+        values = [row.get(key) for key, _, _ in COLUMNS]
+        forms = [form for _, _, form in COLUMNS]
+        cells.append(
+            ["-" if v is None else format(v, f) for v, f in zip(values, forms, strict=True)]
+        )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        padded = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        print("  ".join([line[0].ljust(widths[0]), *padded]))
+
+
+def describe_gpu():
+    """Return name, driver and clocks of the first GPU, as its driver gives them."""
+    fields = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit")
+    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    if shutil.which("nvidia-smi") is None:
+        return {"gpu": None, "driver": None, "clocks": None}
+    first = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    name, driver, *clocks = first.split(", ")
+    labelled = zip(fields[2:], clocks, strict=True)
+    return {"gpu": name, "driver": driver, "clocks": ", ".join(f"{f} {c}" for f, c in labelled)}
+
+
+def installed_versions():
+    """Return the version of Python and of every package that is there."""
+    versions = {"python": sys.version.split()[0]}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def hash_sources():
+    """Return the SHA-256 of every file that the figures depend on."""
+    paths = {path for pattern in MEASURED for path in ROOT.glob(pattern)} | {Path(__file__)}
+    return {
+        path.resolve().relative_to(ROOT).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(paths)
+    }
+
+
+def current_commit():
+    """Return the commit of the working tree, None outside a repository."""
+    git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    done = subprocess.run(git, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def main():
+    """Record the chosen workloads one after the other."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--out", type=Path, required=True, help="folder for what is kept")
+    parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
+    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
+    args = parser.parse_args()
+
+    out = args.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    rows = [record(name, out, args.tiny) for name in args.names]
+    print_table(rows)
+    today = datetime.datetime.now(tz=datetime.timezone.utc).date()
+    machine = describe_gpu()
+    result = {
+        "schema": 1,
+        "what": "kprof run on unmodified workloads: cost, attribution and utilisation",
+        "command": shlex.join(["python", "benchmarks/record_h200.py", *sys.argv[1:]]),
+        "commit": args.commit or current_commit(),
+        "date": today.isoformat(),
+        **machine,
+        "versions": installed_versions(),
+        "sources": hash_sources(),
+        "rows": rows,
+    }
+    gpu = re.sub(r"nvidia|\W", "", (machine["gpu"] or "cpu").lower())
+    path = out / f"runs_{gpu}_{today:%Y-%m}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"result: {path}")
+    return max(row["exit_code"] for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

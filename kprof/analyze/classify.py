@@ -1,0 +1,176 @@
+"""Kinds: what each device activity is, and the type of its operands.
+
+A kernel's name decides first, then the name of the operator that launched it. Rules are asked
+once per distinct combination of names, never per row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze.element_type import FLOATING, type_in_name, type_of
+from kprof.trace import Trace
+
+OTHER = "other"
+
+# First match wins, so specific names come before general ones.
+KERNEL_RULES: tuple[tuple[str, str], ...] = (
+    ("collective", r"nccl|rccl|multimem|all_?reduce(?!d)|all_?gather|reduce_?scatter|nvshmem"),
+    ("copy", r"reshape_and_cache|nchwToNhwc|nhwcToNchw|batched_transpose|im2col|col2im"),
+    ("elementwise", r"quantize_with|fp8_quant|_quantize_|rotary"),
+    ("attention", r"flash|fmha|sdpa|mha_|attn_(fwd|bwd)|attention|flex_attn|paged_att|mla_"),
+    ("attention", r"compute_dot_do_o"),
+    ("convolution", r"implicit_?gemm|conv(olution|2d|3d|_)|fprop|dgrad|wgrad|winograd|scudnn"),
+    ("convolution", r"^miopen|^igemm_(fwd|bwd|wrw)|SubTensorOp|cudnn_.*conv"),
+    ("optimizer", r"fused_?(adam|sgd|lamb|adagrad)|adam_?(w|functor|kernel)|lamb(functor|stage)"),
+    ("loss", r"nll_loss|cross_?entropy|mse_kernel|smooth_l1|ctc_loss|kl_div"),
+    ("norm", r"layer_?norm|rms_?norm|group_?norm|batch_?norm|bn_(fw|bw)|GammaBeta|RowwiseMoments"),
+    ("softmax", r"soft_?max"),
+    ("embedding", r"embedding|index_?select"),
+    ("sort", r"sort(?!ed)|topk|top_k|radix_?select|bitonic"),
+    ("gemm", r"(?<!fb)gemm(?!_gpu)|gemv|nvjet|cijk_|xmma|cutlass|splitk|_matmul|\bbmm_|dot_kernel"),
+    ("gemm", r"epilogue::impl|cublas|triton_tem_fused.*mm|wvSplitK"),
+    ("random", r"distribution_|philox|curand|dropout|bernoulli|random"),
+    ("norm", r"^triton_(red|per)_.*(norm|rsqrt)"),
+    ("set", r"FillFunctor|memset|arange|linspace"),
+    ("indexing", r"index|gather|scatter|masked_(select|scatter)|nonzero|permute_"),
+    ("copy", r"direct_copy|CatArray|copy_?(kernel|device|buffer)|transpose|memcpy"),
+    ("elementwise", r"^triton_poi_"),
+    (
+        "reduction",
+        r"^triton_(red|per)_|reduce_kernel|DeviceReduce|reduceReduce|reduce_1Block|_pool",
+    ),
+    ("elementwise", r"elementwise|pointwise|_act_and_mul|quantize"),
+    ("reduction", r"scan|cumsum|Reduce"),
+)
+
+# For kernels whose names say nothing; matched against the operator's name.
+OP_RULES: tuple[tuple[str, str], ...] = (
+    ("collective", r"^(nccl|c10d|record_param_comms|_c10d)|allreduce|all_reduce|allgather"),
+    ("attention", r"attention|flash_attn|fmha"),
+    ("convolution", r"conv"),
+    ("optimizer", r"_fused_(adam|sgd|adagrad)|^Optimizer\.step"),
+    ("loss", r"loss|cross_entropy"),
+    ("softmax", r"softmax"),
+    ("norm", r"(layer|batch|group|rms|instance|weight)_?norm"),
+    ("embedding", r"embedding|index_select|split_embedding"),
+    ("gemm", r"::(_scaled_|_int_|_grouped_)?(mm|bmm|addmm|baddbmm|matmul|linear|addmv|mv|dot)\b"),
+    ("sort", r"::(sort|argsort|topk|msort|kthvalue|unique)"),
+    ("random", r"::(rand|normal_|uniform_|bernoulli|multinomial|native_dropout|exponential_)"),
+    ("indexing", r"::(index|gather|scatter|masked_select|nonzero|take|_index_put)"),
+    ("copy", r"::(copy_|_to_copy|to|clone|contiguous|cat|stack|_cat|pin_memory|_pad)"),
+    ("set", r"::(fill_|zero_|zeros|ones|full|arange)"),
+    (
+        "reduction",
+        r"::(sum|mean|norm|linalg_vector_norm|amax|amin|max|min|prod|var|std|arg|cum|all|any)",
+    ),
+    (
+        "elementwise",
+        r"::(_?foreach|add|sub|mul|div|pow|sqrt|rsqrt|neg|exp|log|sigmoid|tanh|silu|gelu)",
+    ),
+    (
+        "elementwise",
+        r"::(relu|clamp|threshold|where|eq|ne|lt|gt|le|ge|bitwise|logical|sin|cos|abs)",
+    ),
+)
+
+_UPDATE = re.compile(r"optimizer|adam|adagrad|sgd|lamb", re.IGNORECASE)
+
+
+def add_kind(trace: Trace) -> Trace:
+    """Add `kind` and `dtype` to every device activity."""
+    kernels = trace.kernels
+    op_row = kernels["op_row"].fillna(-1).to_numpy(dtype=np.int64)
+    input_types = trace.ranges["input_dtypes"].cat
+    input_codes = input_types.codes.to_numpy()
+    types_code = np.full(len(kernels), -1, dtype=np.int64)
+    has_op = op_row >= 0
+    types_code[has_op] = input_codes[op_row[has_op]]
+    columns = ("name", "activity", "op", "phase")
+    keys = pd.DataFrame({c: kernels[c].cat.codes.to_numpy() for c in columns})
+    keys["input_dtypes"] = types_code
+    group = keys.groupby(list(keys.columns), sort=False).ngroup().to_numpy()
+    _, first = np.unique(group, return_index=True)
+
+    names = {c: _texts(kernels[c], keys[c].to_numpy()[first]) for c in columns}
+    types = _texts(trace.ranges["input_dtypes"], types_code[first])
+    kinds, dtypes = [], []
+    for name, activity, op, phase, inputs in zip(*names.values(), types, strict=True):
+        kind = find_kind(name or "", activity or "", op, phase)
+        kinds.append(kind)
+        dtypes.append(find_dtype(name or "", activity or "", kind, inputs))
+    index = kernels.index
+    return trace.with_kernels(
+        kind=_spread(kinds, group).set_axis(index), dtype=_spread(dtypes, group).set_axis(index)
+    )
+
+
+def _texts(column: pd.Series[str], codes: np.ndarray) -> list[str | None]:
+    """Return the categories of `column` at `codes`, None for a missing one."""
+    categories = [*column.cat.categories, None]
+    return [categories[code] for code in codes]
+
+
+def _spread(values: Sequence[str | None], group: np.ndarray) -> pd.Series[str]:
+    """Give every row the value of its group."""
+    categories = sorted({v for v in values if v is not None})
+    code_of = {value: code for code, value in enumerate(categories)}
+    codes = np.array([-1 if v is None else code_of[v] for v in values], dtype=np.int16)
+    dtype = pd.CategoricalDtype(pd.Index(categories, dtype=object))
+    spread: pd.Series[str] = pd.Series(pd.Categorical.from_codes(codes[group], dtype=dtype))
+    return spread
+
+
+def find_kind(name: str, activity: str, op: str | None, phase: str | None) -> str:
+    """Return the kind of an activity from its name, then from its operator's."""
+    if activity == "memcpy":
+        return "copy"
+    if activity == "memset":
+        return "set"
+    if activity == "host":
+        return _match(OP_RULES, name) or OTHER
+    if re.search("multi_tensor_apply|foreach", name):
+        is_update = phase == "optimizer" or _UPDATE.search(f"{name} {op}")
+        return "optimizer" if is_update else "elementwise"
+    return _match(KERNEL_RULES, name) or (_match(OP_RULES, op) if op else None) or OTHER
+
+
+def find_dtype(name: str, activity: str, kind: str, input_types: str | None) -> str | None:
+    """Return the operands' type: of the operator's inputs, else what the kernel's name says."""
+    recorded = _operand_type(input_types) if input_types else None
+    named = type_in_name(name) if activity == "kernel" else None
+    if recorded is None:
+        return named
+    is_matrix = kind in ("gemm", "convolution", "attention")
+    if recorded == "fp32" and is_matrix and _runs_on_tensor_cores(name):
+        return "tf32"
+    return recorded
+
+
+def _runs_on_tensor_cores(name: str) -> bool:
+    """Tell whether a kernel with float operands multiplies them as TF32."""
+    return bool(re.search(r"tf32|s1688|tensorop_s|nvjet|xf32", name, re.IGNORECASE))
+
+
+@lru_cache(maxsize=65536)
+def _operand_type(input_types: str) -> str | None:
+    """Return the first floating type of an operator's inputs, else its first type.
+
+    A double beside another floating type is a Python number that was wrapped as a tensor.
+    """
+    names = (type_of(t) for t in re.findall(r'"([^"]*)"', input_types))
+    found = [n for n in names if n is not None]
+    floating = [n for n in found if n in FLOATING]
+    operands = [n for n in floating if n != "fp64"] or floating or found
+    return operands[0] if operands else None
+
+
+@lru_cache(maxsize=65536)
+def _match(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
+    """Return the kind of the first rule that `name` meets."""
+    return next((k for k, pattern in rules if re.search(pattern, name, re.IGNORECASE)), None)

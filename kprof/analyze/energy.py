@@ -1,0 +1,84 @@
+"""Samples over time: the readings of one quantity, and the energy that a span of time took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+# Bits of NVML's reasons for clocks below the maximum, as nvml.h names them.
+THROTTLE_REASONS = {
+    0x1: "idle",
+    0x2: "clocks set by an application",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+# Being idle and being set by the user slow nothing that somebody wanted fast.
+HARMLESS_REASONS = 0x1 | 0x2 | 0x100
+
+
+@dataclass(frozen=True)
+class Series:
+    """The readings of one quantity of one device, in the order of time."""
+
+    time_ns: NDArray[np.int64]
+    value: NDArray[np.float64]
+
+
+def readings(samples: pd.DataFrame, source: str, quantity: str, device: int) -> Series:
+    """Return the readings of `quantity` of `device`; empty where there are none."""
+    rows = (samples["source"] == source) & (samples["quantity"] == quantity)
+    mine = samples[rows & (samples["device"] == device)]
+    ordered = mine.sort_values("time_ns", kind="stable")
+    return Series(ordered["time_ns"].to_numpy(np.int64), ordered["value"].to_numpy(np.float64))
+
+
+def devices_in(samples: pd.DataFrame, source: str) -> list[int]:
+    """Return the devices that `source` sampled."""
+    mine = samples["device"][(samples["source"] == source).to_numpy()]
+    return sorted(int(device) for device in mine.unique())
+
+
+def energy_between(counter: Series, start_ns: int, end_ns: int) -> float | None:
+    """Return the joules used between two moments from an energy counter in millijoules.
+
+    None where the counter was not read on both sides, or fewer than three times in between:
+    it advances in steps of tens of milliseconds, so a shorter span would be a guess.
+    """
+    time_ns = counter.time_ns
+    inside = int(((time_ns >= start_ns) & (time_ns <= end_ns)).sum())
+    if inside < 3 or time_ns[0] > start_ns or time_ns[-1] < end_ns:
+        return None
+    at_start, at_end = np.interp([start_ns, end_ns], time_ns, counter.value)
+    return float(at_end - at_start) / 1000
+
+
+def throttle_shares(reasons: Series) -> dict[str, float]:
+    """Return for each reason the share of samples in which it held, most frequent first."""
+    bits = reasons.value.astype(np.int64)
+    if not len(bits):
+        return {}
+    shares = {name: float(((bits & bit) > 0).mean()) for bit, name in THROTTLE_REASONS.items()}
+    known = int(np.bitwise_or.reduce(list(THROTTLE_REASONS)))
+    shares["a reason that kprof does not know"] = float(((bits & ~known) > 0).mean())
+    held = {name: share for name, share in shares.items() if share > 0}
+    return dict(sorted(held.items(), key=lambda item: -item[1]))
+
+
+def thin_out(series: Series, most: int, *, keep_peaks: bool = False) -> Series:
+    """Average neighbouring readings, or keep their peaks, until at most `most` are left."""
+    number = len(series.value)
+    if number <= most:
+        return series
+    borders = np.linspace(0, number, most + 1).astype(np.int64)[:-1]
+    if keep_peaks:
+        return Series(series.time_ns[borders], np.maximum.reduceat(series.value, borders))
+    counts = np.diff(np.append(borders, number))
+    return Series(series.time_ns[borders], np.add.reduceat(series.value, borders) / counts)

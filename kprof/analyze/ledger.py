@@ -1,0 +1,170 @@
+"""The ledger: every nanosecond of device time in one bucket, and the identities that prove it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from kprof.trace import Trace
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The books of one trace; sums over its ranks, all in nanoseconds or counts."""
+
+    sum_ns: int
+    attributed_ns: int
+    unattributed_ns: int
+    overlapped_ns: int
+    busy_ns: int
+    idle_ns: int
+    window_ns: int
+    buckets: dict[str, int]
+    """Bucket to device time; the attributed one and every unattributed one."""
+    num_activities: int
+    num_kernels: int
+    num_orphans: int
+    num_graph_launches: int
+    num_graph_activities: int
+    num_streams: int
+    num_same_stream_overlaps: int
+
+    @property
+    def balances(self) -> bool:
+        """Whether the three identities hold to the nanosecond."""
+        return (
+            self.sum_ns == self.attributed_ns + self.unattributed_ns == sum(self.buckets.values())
+            and self.busy_ns == self.sum_ns - self.overlapped_ns
+            and self.window_ns == self.busy_ns + self.idle_ns
+        )
+
+
+def union_ns(start_ns: np.ndarray, end_ns: np.ndarray) -> int:
+    """Return the length of the union of intervals, in ns."""
+    return int(_uncovered_ns(start_ns, end_ns).sum())
+
+
+def balance(trace: Trace) -> Ledger:
+    """Balance the books of an attributed trace.
+
+    Busy time and the window are taken rank by rank and summed: idle is time in which no
+    activity of that rank ran, on any stream.
+    """
+    kernels = trace.kernels
+    start_ns, duration_ns = kernels["start_ns"].to_numpy(), kernels["duration_ns"].to_numpy()
+    end_ns = start_ns + duration_ns
+    rank = kernels["rank"].to_numpy()
+    busy_ns = window_ns = 0
+    for one in np.unique(rank):
+        mine = rank == one
+        busy_ns += union_ns(start_ns[mine], end_ns[mine])
+        window_ns += int(end_ns[mine].max() - start_ns[mine].min())
+    buckets = _time_by_bucket(kernels)
+    sum_ns = int(duration_ns.sum())
+    attributed_ns = buckets.get("attributed", 0)
+    is_graph = _launched_by_graph(trace)
+    return Ledger(
+        sum_ns=sum_ns,
+        attributed_ns=attributed_ns,
+        unattributed_ns=sum(ns for name, ns in buckets.items() if name != "attributed"),
+        overlapped_ns=sum_ns - busy_ns,
+        busy_ns=busy_ns,
+        idle_ns=window_ns - busy_ns,
+        window_ns=window_ns,
+        buckets=buckets,
+        num_activities=len(kernels),
+        num_kernels=int((kernels["activity"] == "kernel").sum()),
+        num_orphans=int((kernels["bucket"] == "orphan").sum()),
+        num_graph_launches=int(_is_graph_launch(trace.ranges).sum()),
+        num_graph_activities=int(is_graph.sum()),
+        num_streams=len(kernels[["rank", "device", "stream"]].drop_duplicates()),
+        num_same_stream_overlaps=_same_stream_overlaps(kernels, end_ns),
+    )
+
+
+def truth_columns(trace: Trace, ledger: Ledger) -> dict[str, int | str | None]:
+    """Return what was counted in the trace and its books; what host mode cannot know is None."""
+    counts = trace.meta.counts
+    is_graph = _launched_by_graph(trace)
+    duration_ns = trace.kernels["duration_ns"].to_numpy()
+    on_device: dict[str, int | None] = {
+        "gpu_sum_ns": ledger.sum_ns,
+        "gpu_busy_union_ns": ledger.busy_ns,
+        "gpu_span_ns": ledger.window_ns,
+        "orphan_gpu_events": ledger.num_orphans,
+        "orphan_sum_ns": ledger.buckets.get("orphan", 0),
+        "graph_launches": ledger.num_graph_launches,
+        "graph_kernels": ledger.num_graph_activities,
+        "graph_sum_ns": int(duration_ns[is_graph].sum()),
+        "streams": ledger.num_streams,
+        "same_stream_overlaps": ledger.num_same_stream_overlaps,
+    }
+    if trace.is_host_only:
+        on_device = dict.fromkeys(on_device)
+    return {
+        "activity": "host" if trace.is_host_only else "device",
+        "events": counts.get("events"),
+        "gpu_events": 0 if trace.is_host_only else ledger.num_activities,
+        "kernels": ledger.num_kernels,
+        **on_device,
+        "nn_module_events": counts.get("nn_module_events"),
+        "seq_ops": counts.get("seq_ops"),
+        "device": trace.meta.gpus[0].name if trace.meta.gpus else None,
+        "sum_ns": ledger.sum_ns,
+        "busy_ns": ledger.busy_ns,
+        "attributed_ns": ledger.attributed_ns,
+        "unattributed_ns": ledger.unattributed_ns,
+        "overlapped_ns": ledger.overlapped_ns,
+        "idle_ns": ledger.idle_ns,
+        "window_ns": ledger.window_ns,
+    }
+
+
+def is_graph_launch_name(names: pd.Index) -> np.ndarray:
+    """Tell which names of runtime calls replay a graph (cudaGraphLaunch, hipGraphLaunch, …)."""
+    return np.asarray(names.str.contains("GraphLaunch", regex=False), dtype=bool)
+
+
+def _is_graph_launch(ranges: pd.DataFrame) -> np.ndarray:
+    name = ranges["name"].cat
+    if not len(name.categories):
+        return np.zeros(len(ranges), dtype=bool)
+    codes = name.codes.to_numpy()
+    named = is_graph_launch_name(name.categories)[codes] & (codes >= 0)
+    return np.asarray(named & (ranges["kind"] == "runtime").to_numpy())
+
+
+def _launched_by_graph(trace: Trace) -> np.ndarray:
+    launch = trace.kernels["launch_row"]
+    row = launch.fillna(-1).to_numpy(dtype=np.int64)
+    if not len(trace.ranges):
+        return np.zeros(len(row), dtype=bool)
+    return np.asarray(_is_graph_launch(trace.ranges)[row] & (row >= 0))
+
+
+def _time_by_bucket(kernels: pd.DataFrame) -> dict[str, int]:
+    time = kernels.groupby("bucket", observed=True, dropna=False)["duration_ns"].sum()
+    return {str(name): int(ns) for name, ns in time.items()}
+
+
+def _uncovered_ns(start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    """Return for each interval, in order of start, the part that no earlier one covers."""
+    if not len(start_ns):
+        return start_ns
+    order = np.argsort(start_ns, kind="stable")
+    start, end = start_ns[order], end_ns[order]
+    covered_to = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
+    return np.asarray(np.maximum(end - np.maximum(start, covered_to), 0))
+
+
+def _same_stream_overlaps(kernels: pd.DataFrame, end_ns: np.ndarray) -> int:
+    """Count activities that start before the one before them on their stream has ended."""
+    keys = [kernels[c].to_numpy() for c in ("stream", "device", "rank")]
+    start = kernels["start_ns"].to_numpy()
+    order = np.lexsort([end_ns, start, *keys])
+    same = np.ones(max(len(order) - 1, 0), dtype=bool)
+    for key in keys:
+        same &= key[order][1:] == key[order][:-1]
+    return int((same & (start[order][1:] < end_ns[order][:-1])).sum())

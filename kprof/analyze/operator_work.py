@@ -1,0 +1,216 @@
+"""Operators' work: which operator carries the work of each device activity, and how much it is.
+
+The carrier is the innermost operator around the launch whose work is known, or the nearest
+enclosing one. Where one operator with known work stands inside another, the same work must not
+count twice: `aten::addmm` carries it, and the `aten::linear` around it carries none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze.element_type import SIZE_BYTES, size_in_name
+from kprof.analyze.nesting import NO_ROW, nearest
+from kprof.analyze.work import Inputs, Model, Work, parse_inputs
+from kprof.discover import modules_in
+from kprof.trace import Trace
+
+# A product inside a product does the outer one's work; filling a buffer inside it does not.
+HEAVY_FAMILIES = frozenset({"attention", "convolution", "gemm"})
+PREPARING_FAMILIES = frozenset({"copy", "random"})
+
+# What a model meets in a record that does not fit its operator (another version's arguments).
+_MISFITS = (ArithmeticError, LookupError, TypeError, ValueError)
+
+DTYPES = tuple(SIZE_BYTES)
+
+_SIGNATURE = ("name", "input_shapes", "input_dtypes", "input_strides", "input_values")
+_MAX_COUNT = 2**62
+
+
+@dataclass(frozen=True)
+class OperatorWork:
+    """Work of operators, and the carrier of each activity's work."""
+
+    carrier: np.ndarray
+    """Row in `ranges` for each row of `kernels`, `NO_ROW` where no work is known."""
+    flops: np.ndarray
+    """For each row of `ranges`, meaningful where `has_flops`."""
+    has_flops: np.ndarray
+    bytes: np.ndarray
+    dtype: np.ndarray
+    """Place in `DTYPES` of the type whose peak limits the FLOPs, -1 for none."""
+
+
+@lru_cache(maxsize=1)
+def _families() -> tuple[dict[str, tuple[str, Model]], dict[str, tuple[str, Model]]]:
+    """Return (family, model) by operator name, and by the beginning of a name."""
+    by_name: dict[str, tuple[str, Model]] = {}
+    by_prefix: dict[str, tuple[str, Model]] = {}
+    for module in modules_in("kprof.analyze.work"):
+        family = module.__name__.rpartition(".")[2]
+        by_name |= {n: (family, model) for n, model in getattr(module, "MODELS", {}).items()}
+        by_prefix |= {p: (family, model) for p, model in getattr(module, "PREFIXES", {}).items()}
+    return by_name, by_prefix
+
+
+def find_model(name: str) -> tuple[str, Model] | None:
+    """Return the family and the work model of an operator, or None."""
+    by_name, by_prefix = _families()
+    found = by_name.get(name)
+    if found is None:
+        found = next((f for prefix, f in by_prefix.items() if name.startswith(prefix)), None)
+    return found
+
+
+def find_work(trace: Trace) -> OperatorWork:
+    """Return the known work of all operators that launched something."""
+    ranges = trace.ranges
+    op_row = trace.kernels["op_row"].fillna(NO_ROW).to_numpy(dtype=np.int64)
+    used = np.unique(op_row[op_row != NO_ROW])
+    parent = _op_parents(ranges)
+    asked = _with_ancestors(used, parent, len(ranges))
+    families, works, work_of = _evaluate(trace, asked, op_row)
+
+    has_work = np.zeros(len(ranges), dtype=bool)
+    has_work[asked] = np.array([w is not None for w in works], dtype=bool)[work_of]
+    carrier_of_used = nearest(used, parent, has_work)
+    family = np.full(len(ranges), NO_ROW, dtype=np.int16)
+    family_names = sorted({f for f in families if f is not None})
+    code_of = {f: i for i, f in enumerate(family_names)}
+    family[asked] = np.array([NO_ROW if f is None else code_of[f] for f in families])[work_of]
+    displaced = _displaced(carrier_of_used, parent, has_work, family, family_names)
+    kept = (carrier_of_used != NO_ROW) & ~displaced[carrier_of_used]
+    carrier_of_used = np.where(kept, carrier_of_used, NO_ROW)
+    carrier = np.full(len(op_row), NO_ROW, dtype=np.int64)
+    launched = op_row != NO_ROW
+    if len(used):
+        carrier[launched] = carrier_of_used[np.searchsorted(used, op_row[launched])]
+    return _collect(carrier, len(ranges), asked, works, work_of)
+
+
+def _op_parents(ranges: pd.DataFrame) -> np.ndarray:
+    """Return the enclosing operator's row where the enclosing range is an operator."""
+    parent = ranges["parent"].fillna(NO_ROW).to_numpy(dtype=np.int64)
+    is_op = (ranges["kind"] == "op").to_numpy(dtype=bool)
+    inside_op = (parent != NO_ROW) & is_op[parent] if len(parent) else parent.astype(bool)
+    return np.where(inside_op, parent, NO_ROW)
+
+
+def _with_ancestors(rows: np.ndarray, parent: np.ndarray, num_ranges: int) -> np.ndarray:
+    """Return `rows` with all operators around them, sorted."""
+    seen = np.zeros(num_ranges, dtype=bool)
+    current = rows
+    while len(current):
+        seen[current] = True
+        above = np.unique(parent[current])
+        current = above[above != NO_ROW]
+        current = current[~seen[current]]
+    return np.flatnonzero(seen)
+
+
+def _evaluate(
+    trace: Trace, rows: np.ndarray, op_row: np.ndarray
+) -> tuple[list[str | None], list[Work | None], np.ndarray]:
+    """Return family and work of each distinct call, and for each of `rows` which call it is."""
+    ranges = trace.ranges
+    keys = pd.DataFrame({c: ranges[c].cat.codes.to_numpy()[rows] for c in _SIGNATURE})
+    sizes = _element_sizes(trace, op_row)
+    keys["element_bytes"] = np.where(_has_list(ranges)[rows], sizes[rows], 0.0)
+    group = keys.groupby(list(keys.columns), sort=False).ngroup().to_numpy()
+    _, first = np.unique(group, return_index=True)
+    texts = {c: [*ranges[c].cat.categories, None] for c in _SIGNATURE}
+    families: list[str | None] = []
+    works: list[Work | None] = []
+    for record in keys.iloc[first].itertuples(index=False):
+        name, *arguments = (texts[c][code] for c, code in zip(_SIGNATURE, record, strict=False))
+        found = find_model(str(name))
+        families.append(found[0] if found else None)
+        element_bytes = float(record[-1]) or None
+        works.append(_work(found[1], arguments, element_bytes) if found else None)
+    return families, works, group
+
+
+def _work(
+    model: Callable[[Inputs], Work | None], arguments: list[str | None], element_bytes: float | None
+) -> Work | None:
+    """Return what `model` says of the recorded arguments, None where they do not fit it."""
+    shapes, dtypes, strides, values = arguments
+    if shapes is None or dtypes is None:
+        return None
+    try:
+        work = model(parse_inputs(shapes, dtypes, strides, values, element_bytes))
+    except _MISFITS:
+        return None
+    if work is None or not 0 <= work.bytes < _MAX_COUNT or not 0 <= (work.flops or 0) < _MAX_COUNT:
+        return None
+    return work
+
+
+def _has_list(ranges: pd.DataFrame) -> np.ndarray:
+    """Tell which operators were given lists of tensors, whose types are not recorded."""
+    column = ranges["input_dtypes"].cat
+    of_category = np.array(["TensorList" in str(t) for t in column.categories] + [False])
+    return np.asarray(of_category[column.codes.to_numpy()])
+
+
+def _element_sizes(trace: Trace, op_row: np.ndarray) -> np.ndarray:
+    """Return for each range the size of an element as its first kernel's name tells it, else 0."""
+    names = trace.kernels["name"].cat
+    of_category = np.array([size_in_name(str(n)) or 0.0 for n in names.categories] + [0.0])
+    size = of_category[names.codes.to_numpy()]
+    told = np.flatnonzero((op_row != NO_ROW) & (size > 0) & (trace.kernels["activity"] == "kernel"))
+    sizes = np.zeros(len(trace.ranges))
+    sizes[op_row[told][::-1]] = size[told][::-1]
+    return sizes
+
+
+def _displaced(
+    carriers: np.ndarray,
+    parent: np.ndarray,
+    has_work: np.ndarray,
+    family: np.ndarray,
+    family_names: list[str],
+) -> np.ndarray:
+    """Tell which operators' work is done by another carrier inside them.
+
+    A heavy operator is displaced by a heavy one only: what adds up a bias gradient inside a
+    convolution's backward is not the convolution. Others are displaced by all but preparation.
+    """
+    is_heavy = np.array([f in HEAVY_FAMILIES for f in family_names] + [False])[family]
+    prepares = np.array([f in PREPARING_FAMILIES for f in family_names] + [False])[family]
+    displaced = np.zeros(len(parent), dtype=bool)
+    inner = np.unique(carriers[carriers != NO_ROW])
+    outer = parent[inner]
+    while len(inner := inner[outer != NO_ROW]):
+        outer = outer[outer != NO_ROW]
+        replaces = is_heavy[inner] | (~is_heavy[outer] & ~prepares[inner])
+        displaced[outer[replaces & has_work[outer]]] = True
+        outer = parent[outer]
+    return displaced
+
+
+def _collect(
+    carrier: np.ndarray,
+    num_ranges: int,
+    asked: np.ndarray,
+    works: list[Work | None],
+    work_of: np.ndarray,
+) -> OperatorWork:
+    """Spread the work of distinct calls over the rows of `ranges`."""
+    known = [w or Work(None, 0) for w in works]
+    flops, num_bytes = np.zeros(num_ranges, np.int64), np.zeros(num_ranges, np.int64)
+    has_flops = np.zeros(num_ranges, dtype=bool)
+    dtype = np.full(num_ranges, -1, dtype=np.int8)
+    if len(asked):
+        flops[asked] = np.array([w.flops or 0 for w in known], dtype=np.int64)[work_of]
+        num_bytes[asked] = np.array([w.bytes for w in known], dtype=np.int64)[work_of]
+        has_flops[asked] = np.array([w.flops is not None for w in known], dtype=bool)[work_of]
+        codes = [DTYPES.index(w.dtype) if w.dtype else -1 for w in known]
+        dtype[asked] = np.array(codes, dtype=np.int8)[work_of]
+    return OperatorWork(carrier, flops, has_flops, num_bytes, dtype)

@@ -1,0 +1,59 @@
+"""Steps of a run: when the host entered and left each, and when the device was done with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kprof.trace import Trace
+
+
+@dataclass(frozen=True)
+class Step:
+    """One recorded step: the host's time in it, and when the device's work for it ended."""
+
+    number: int
+    rank: int
+    start_ns: int
+    duration_ns: int
+    device_end_ns: int
+    """End of the last activity launched in it; the host's end where there was none."""
+
+
+def find_steps(trace: Trace) -> list[Step]:
+    """Return the recorded steps of every rank, in the order of their starts."""
+    ranges = trace.ranges
+    rows = ranges[(ranges["kind"] == "step").to_numpy()].sort_values("start_ns", kind="stable")
+    ends = _device_ends(trace.kernels)
+    steps = []
+    for row in rows[["name", "rank", "start_ns", "duration_ns"]].itertuples(index=False):
+        number = _number_in(str(row.name))
+        end_ns = int(row.start_ns + row.duration_ns)
+        device_end_ns = max(ends.get((int(row.rank), number), end_ns), end_ns)
+        steps.append(
+            Step(number, int(row.rank), int(row.start_ns), int(row.duration_ns), device_end_ns)
+        )
+    return steps
+
+
+def median_step(steps: list[Step]) -> Step:
+    """Return the step of median duration, the shorter of the middle two."""
+    by_duration = sorted(steps, key=lambda step: step.duration_ns)
+    return by_duration[(len(steps) - 1) // 2]
+
+
+def _device_ends(kernels: pd.DataFrame) -> dict[Any, int]:
+    """Return for every rank and step when its last activity ended."""
+    known = kernels["step"].notna().to_numpy()
+    ends = (kernels["start_ns"] + kernels["duration_ns"])[known]
+    keys = [kernels["rank"][known], kernels["step"][known].astype(np.int64)]
+    latest: dict[Any, int] = ends.groupby(keys).max().to_dict()
+    return latest
+
+
+def _number_in(name: str) -> int:
+    """Return the number of a step from its range's name; -1 where the name has none."""
+    return int(name) if name.isdecimal() else -1

@@ -1,0 +1,209 @@
+"""Groupings of a trace's device time: by kind, phase, kernel, module, operator, cause of idleness.
+
+Everything here is a sum over rows of `kernels`; nothing is estimated. A group's `time_ns` is the
+sum of its durations, except in `split_window`, which splits the elapsed time and so counts every
+instant once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from kprof.trace import Trace
+
+Int64s = NDArray[np.int64]
+
+# A part of a path that is a number, or torch's own `Linear_12` where no path is known.
+_LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)|^(?P<type>[A-Z]\w*_)\d+$")
+
+
+def _rows_by_rank(kernels: pd.DataFrame) -> list[Int64s]:
+    """Return for every rank its rows in the order of their starts."""
+    if kernels.empty:
+        return []
+    ranks = kernels["rank"].to_numpy()
+    order = np.lexsort((kernels["start_ns"].to_numpy(), ranks))
+    borders = np.flatnonzero(np.diff(ranks[order])) + 1
+    return [np.asarray(rows, dtype=np.int64) for rows in np.split(order, borders)]
+
+
+def allot_busy_time(kernels: pd.DataFrame) -> Int64s:
+    """Return for every row the time it gets when each busy instant is counted once.
+
+    Where several activities of a rank run at the same instant, the one that started first gets
+    it. The result adds up to the busy time of the ledger: the union of the intervals.
+    """
+    allotted = np.zeros(len(kernels), dtype=np.int64)
+    starts = kernels["start_ns"].to_numpy(np.int64)
+    ends = starts + kernels["duration_ns"].to_numpy(np.int64)
+    for rows in _rows_by_rank(kernels):
+        covered_until = np.maximum.accumulate(ends[rows])
+        free_from = starts[rows].copy()
+        np.maximum(free_from[1:], covered_until[:-1], out=free_from[1:])
+        allotted[rows] = np.maximum(ends[rows] - free_from, 0)
+    return allotted
+
+
+def measure_window(kernels: pd.DataFrame) -> int:
+    """Return the elapsed time, from first start to last end, added up over the ranks."""
+    starts = kernels["start_ns"].to_numpy(np.int64)
+    ends = starts + kernels["duration_ns"].to_numpy(np.int64)
+    return sum(int(ends[rows].max() - starts[rows[0]]) for rows in _rows_by_rank(kernels))
+
+
+def measure_capacity(kernels: pd.DataFrame) -> int:
+    """Return the elapsed time of every GPU used: a rank's window once for each of its GPUs."""
+    return sum(
+        measure_window(kernels.iloc[rows]) * int(kernels["device"].iloc[rows].nunique())
+        for rows in _rows_by_rank(kernels)
+    )
+
+
+def split_window(trace: Trace) -> pd.DataFrame:
+    """Split the elapsed time by phase and by what the device did: exact, adding up to the window.
+
+    Columns: `phase` and `part` (a kind, or the cause of idle time; missing where unknown),
+    `is_idle`, `time_ns`. Idle time belongs to the phase of the activity that ended it.
+    """
+    kernels = trace.kernels
+    allotted = allot_busy_time(kernels)
+    busy = _sum_time(kernels, ["phase", "kind"], allotted).rename(columns={"kind": "part"})
+    gaps = kernels["gap_before_ns"].to_numpy(np.int64, na_value=0)
+    idle = _sum_time(kernels, ["phase", "gap_cause"], gaps).rename(columns={"gap_cause": "part"})
+    unexplained_ns = measure_window(kernels) - int(allotted.sum()) - int(gaps.sum())
+    rest = pd.DataFrame({"phase": [None], "part": [None], "time_ns": [unexplained_ns]})
+    pieces = [busy.assign(is_idle=False), idle.assign(is_idle=True), rest.assign(is_idle=True)]
+    rows = pd.concat([piece.astype({"phase": object, "part": object}) for piece in pieces])
+    groups = rows.groupby(["phase", "part", "is_idle"], dropna=False, as_index=False)
+    split: pd.DataFrame = groups["time_ns"].sum()
+    nonzero = split[split["time_ns"] != 0].reset_index(drop=True)
+    # A key that is missing everywhere comes out of the grouping as a column of floats.
+    named: pd.DataFrame = nonzero.astype({"phase": object, "part": object})
+    return named
+
+
+def _sum_time(kernels: pd.DataFrame, by: Sequence[str], time_ns: Int64s) -> pd.DataFrame:
+    """Add up `time_ns`, one value a row, by the columns `by`; missing values form a group."""
+    keys = [kernels[column] for column in by]
+    sums = pd.Series(time_ns, index=kernels.index, name="time_ns").groupby(
+        keys, observed=True, dropna=False, sort=False
+    )
+    added: pd.DataFrame = sums.sum().reset_index()
+    return added
+
+
+def group_kernels(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Add up the rows by the columns `by`, longest group first; missing values form a group.
+
+    Columns: `calls`, `time_ns`, `share` (of all rows' time), `flops`, `bytes`, `limit_ns` (each
+    missing where no row of the group has one), `limited_time_ns` (time of the rows that have a
+    limit), `saving_ns` (what reaching the limit would save on them).
+    """
+    time_ns = kernels["duration_ns"].to_numpy(np.int64)
+    has_limit = kernels["limit_ns"].notna().to_numpy()
+    limit_ns = kernels["limit_ns"].to_numpy(np.int64, na_value=0)
+    values = kernels[list(by)].assign(
+        calls=_is_new_call(kernels),
+        time_ns=time_ns,
+        flops=kernels["flops"],
+        bytes=kernels["bytes"],
+        limit_ns=kernels["limit_ns"],
+        limited_time_ns=np.where(has_limit, time_ns, 0),
+        saving_ns=np.where(has_limit, np.maximum(time_ns - limit_ns, 0), 0),
+    )
+    groups = values.groupby(list(by), observed=True, dropna=False, sort=False)
+    sums: pd.DataFrame = groups[["calls", "time_ns", "limited_time_ns", "saving_ns"]].sum()
+    sums = sums.join(groups[["flops", "bytes", "limit_ns"]].sum(min_count=1))
+    sums["share"] = sums["time_ns"] / max(int(time_ns.sum()), 1)
+    return _longest_first(sums)
+
+
+def _is_new_call(kernels: pd.DataFrame) -> Int64s:
+    """Return 1 for every activity; in host mode only for the first piece of an operator."""
+    is_later_piece = (kernels["activity"] == "host") & kernels["op_row"].duplicated()
+    return (~is_later_piece).to_numpy(np.int64)
+
+
+def _longest_first(groups: pd.DataFrame) -> pd.DataFrame:
+    """Order groups by time; their keys become columns. Ties keep the order of the trace."""
+    ordered = groups.sort_values("time_ns", ascending=False, kind="stable")
+    named: pd.DataFrame = ordered.reset_index()
+    return named
+
+
+def find_dominant(kernels: pd.DataFrame, by: str, column: str) -> dict[Any, str]:
+    """Return for each value of `by` the value of `column` in which most of its time lies."""
+    sums = _sum_time(kernels, [by, column], kernels["duration_ns"].to_numpy(np.int64))
+    sums = sums.dropna().sort_values("time_ns", kind="stable")
+    return dict(zip(sums[by].tolist(), sums[column].tolist(), strict=True))
+
+
+def collapse_layers(modules: pd.Series[Any]) -> pd.Series[Any]:
+    """Return the names with every layer number replaced: `layers.3.mlp` becomes `layers.*.mlp`."""
+    categories = [
+        _LAYER_INDEX.sub(lambda found: (found["type"] or "") + "*", str(name))
+        for name in modules.cat.categories
+    ]
+    names, positions = np.unique(np.array(categories, dtype=object), return_inverse=True)
+    # A row without a module has code -1, which picks the entry appended at the end: -1 again.
+    codes = np.append(positions, -1)[modules.cat.codes.to_numpy()]
+    return _from_codes(codes, names.tolist(), modules.index)
+
+
+def _from_codes(codes: Int64s, categories: list[str], index: pd.Index[Any]) -> pd.Series[Any]:
+    """Return a categorical column; code -1 is a missing value."""
+    column: pd.Series[Any] = pd.Series(
+        pd.Categorical.from_codes(codes, pd.Index(categories)), index=index
+    )
+    return column
+
+
+def group_modules(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Add up the rows by module, longest first; rows without a module form a group.
+
+    Columns as in `group_kernels`, and `forward_ns`, `backward_ns` and `op`, the operator in which
+    most of the module's time lies.
+    """
+    groups = group_kernels(kernels, ["module"])
+    phases = _sum_time(kernels, ["module", "phase"], kernels["duration_ns"].to_numpy(np.int64))
+    names: list[Any] = groups["module"].tolist()
+    for phase in ("forward", "backward"):
+        of_phase = phases[phases["phase"] == phase]
+        times = dict(zip(of_phase["module"].tolist(), of_phase["time_ns"].tolist(), strict=True))
+        groups[f"{phase}_ns"] = [times.get(name, 0) for name in names]
+    ops = find_dominant(kernels, "module", "op")
+    groups["op"] = pd.Series([ops.get(name) for name in names], dtype=object)
+    return groups
+
+
+def group_operators(trace: Trace) -> pd.DataFrame:
+    """Add up the rows by kernel name, operator and the operator's input shapes, longest first.
+
+    Columns as in `group_kernels`, and `shapes`, `kind` and `bound`.
+    """
+    kernels = trace.kernels
+    shapes = trace.ranges["input_shapes"].cat
+    op_row = kernels["op_row"].to_numpy(np.int64, na_value=-1)
+    # The operators' shapes are looked up by code; a row without an operator has code -1.
+    codes = np.append(shapes.codes.to_numpy(), -1)[op_row]
+    signature = _from_codes(codes, shapes.categories.tolist(), kernels.index)
+    by = ["name", "op", "shapes", "kind", "bound"]
+    return group_kernels(kernels.assign(shapes=signature), by)
+
+
+def group_gaps(kernels: pd.DataFrame) -> pd.DataFrame:
+    """Add up idle time by its cause, longest first.
+
+    Columns: `gap_cause`, `gaps` (their number), `time_ns`, `longest_ns`.
+    """
+    gap_ns = kernels["gap_before_ns"].to_numpy(np.int64, na_value=0)
+    idle = pd.DataFrame({"gap_cause": kernels["gap_cause"], "time_ns": gap_ns})[gap_ns > 0]
+    groups = idle.groupby("gap_cause", observed=True, dropna=False, sort=False)["time_ns"]
+    sums: pd.DataFrame = groups.agg(gaps="size", time_ns="sum", longest_ns="max")
+    return _longest_first(sums)

@@ -1,0 +1,115 @@
+"""How much of the GPU was used: MFU, MBU and roofline share over the elapsed time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from kprof.analyze.summary import allot_busy_time, measure_capacity, measure_window
+from kprof.device import Device
+from kprof.trace import Trace
+
+# Below this share of device time with known work, a utilisation is only a lower bound.
+ENOUGH_KNOWN = 0.95
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of one, None where nobody knows; `basis` says how it was counted, or why not."""
+
+    value: float | None
+    basis: str
+    is_lower_bound: bool = False
+    """Whether much of the device time has no known work, so that the share may be larger."""
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """The headline: shares of the elapsed time, from first to last activity."""
+
+    mfu: Share
+    mbu: Share
+    roofline: Share
+    busy: Share
+
+
+def measure_utilisation(trace: Trace) -> Utilisation:
+    """Measure the headline shares of an analyzed trace."""
+    kernels, device = trace.kernels, trace.meta.device
+    elapsed_ns = measure_capacity(kernels)
+    if not elapsed_ns:
+        nothing = Share(None, "nothing ran")
+        return Utilisation(nothing, nothing, nothing, nothing)
+    busy_ns = int(allot_busy_time(kernels).sum())
+    busy = Share(busy_ns / measure_window(kernels), "at least one activity was running")
+    if device is None:
+        unknown = Share(None, _why_no_ceilings(trace))
+        return Utilisation(unknown, unknown, unknown, busy)
+    known = share_of_time(kernels, kernels["bytes"].notna() | kernels["flops"].notna())
+    return Utilisation(
+        mfu=_bounded(_measure_mfu(kernels, device, elapsed_ns), known),
+        mbu=_bounded(_measure_mbu(kernels, device, elapsed_ns), known),
+        roofline=_bounded(_measure_roofline_share(kernels, elapsed_ns), known),
+        busy=busy,
+    )
+
+
+def _bounded(share: Share, known: float) -> Share:
+    """Say so where the work of a good part of the device time is not known."""
+    if share.value is None or known >= ENOUGH_KNOWN:
+        return share
+    basis = f"{share.basis}; the work of only {100 * known:.1f} % of device time is known"
+    return Share(share.value, basis, is_lower_bound=True)
+
+
+def share_of_time(kernels: pd.DataFrame, rows: pd.Series[bool] | NDArray[np.bool_]) -> float:
+    """Return the share of all device time that lies in `rows`."""
+    duration_ns = kernels["duration_ns"].to_numpy(np.int64)
+    chosen_ns = int(duration_ns[np.asarray(rows, dtype=bool)].sum())
+    return chosen_ns / max(int(duration_ns.sum()), 1)
+
+
+def _why_no_ceilings(trace: Trace) -> str:
+    if trace.is_host_only:
+        return "no ceilings were measured for this host"
+    if not trace.meta.gpus:
+        return "the trace does not name its GPU, so its peaks are unknown"
+    return f"kprof has no peaks for {trace.meta.gpus[0].name}"
+
+
+def _measure_mfu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Share:
+    """FLOPs of every row over what the device could do in the time, each type at its own peak."""
+    flops = kernels["flops"].to_numpy(np.float64, na_value=0.0)
+    types = kernels["dtype"].cat
+    codes = types.codes.to_numpy()
+    peak = np.array([device.flops_per_s.get(str(name), 0.0) for name in types.categories] + [0.0])
+    # A row of unknown type has code -1: the peak of 0 appended at the end, which is not counted.
+    counted = (flops > 0) & (peak[codes] > 0)
+    if not counted.any():
+        return Share(None, "no operator's FLOPs are known: record shapes")
+    by_type = np.bincount(codes[counted], weights=flops[counted], minlength=len(types.categories))
+    at_peak_ns = float((by_type / np.where(peak[:-1] > 0, peak[:-1], np.inf)).sum()) * 1e9
+    main = str(types.categories[int(by_type.argmax())])
+    return Share(
+        at_peak_ns / elapsed_ns,
+        f"useful FLOPs over the dense peak of their type, mostly {main}",
+    )
+
+
+def _measure_mbu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Share:
+    num_bytes = kernels["bytes"].to_numpy(np.float64, na_value=0.0).sum()
+    if not num_bytes:
+        return Share(None, "no operator's bytes are known: record shapes")
+    could_move = device.memory_bytes_per_s * elapsed_ns / 1e9
+    return Share(float(num_bytes) / could_move, "least bytes of the operators at full bandwidth")
+
+
+def _measure_roofline_share(kernels: pd.DataFrame, elapsed_ns: int) -> Share:
+    known = kernels["limit_ns"].notna()
+    if not known.any():
+        return Share(None, "no operator's work is known: record shapes")
+    limit_ns = int(kernels["limit_ns"].to_numpy(np.int64, na_value=0).sum())
+    return Share(limit_ns / elapsed_ns, "time at the roofline over elapsed time")

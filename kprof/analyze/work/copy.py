@@ -1,0 +1,88 @@
+"""Work of operators that move or set elements without computing on them."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from kprof.analyze.work import Inputs, Model, Work
+
+
+def _copy(inputs: Inputs) -> Work | None:
+    """Model `copy_(destination, source)`."""
+    destination, source = inputs.tensor(0), inputs.tensor(1)
+    if destination is None or source is None:
+        return None
+    return Work(0, source.bytes + destination.written_as())
+
+
+def _set(inputs: Inputs) -> Work | None:
+    """Model an operator that writes its first tensor and reads none."""
+    target = inputs.tensor(0)
+    return None if target is None else Work(0, target.bytes)
+
+
+def _same_size(inputs: Inputs) -> Work | None:
+    """Model a result that holds the elements of the first tensor in another order."""
+    source = inputs.tensor(0)
+    return None if source is None else Work(0, source.bytes + source.written_as())
+
+
+def _range(inputs: Inputs) -> Work | None:
+    """Model `arange(start, end, step, out=…)`."""
+    start, end, step = (inputs.value(i) for i in range(3))
+    out = inputs.tensor(3)
+    if out is None or not all(isinstance(n, int | float) for n in (start, end, step)) or step == 0:
+        return None
+    count = max(math.ceil((end - start) / step), 0)
+    return Work(0, math.ceil(count * out.element_bytes))
+
+
+def _concatenate(inputs: Inputs) -> Work | None:
+    """Model `cat` and `stack`: each element read once and written once."""
+    shapes = inputs.list_shapes(0)
+    if not shapes or inputs.element_bytes is None:
+        return None
+    return Work(0, 2 * math.ceil(sum(math.prod(s) for s in shapes) * inputs.element_bytes))
+
+
+def _triangle(inputs: Inputs, in_place: bool) -> Work | None:
+    """Model `tril` and `triu`: half is read, all is written, or in place half is set."""
+    source = inputs.tensor(0)
+    if source is None:
+        return None
+    return Work(0, source.bytes // 2 + (0 if in_place else source.written_as()))
+
+
+def _cache_write(inputs: Inputs) -> Work | None:
+    """Model storing new keys and values into a cache: both are read, and written in its type."""
+    key, value, cache = (inputs.tensor(i) for i in range(3))
+    if key is None or value is None or cache is None:
+        return None
+    return Work(0, sum(t.bytes + t.written_as(cache.dtype) for t in (key, value)))
+
+
+MODELS: dict[str, Model] = {
+    "aten::copy_": _copy,
+    "aten::_copy_from": _copy,
+    "aten::fill_": _set,
+    "aten::zero_": _set,
+    "aten::eye": _set,
+    "aten::arange": _range,
+    "aten::cat": _concatenate,
+    "aten::_cat": _concatenate,
+    "aten::stack": _concatenate,
+    "aten::tril": partial(_triangle, in_place=False),
+    "aten::triu": partial(_triangle, in_place=False),
+    "aten::tril_": partial(_triangle, in_place=True),
+    "aten::triu_": partial(_triangle, in_place=True),
+    "aten::flip": _same_size,
+    "aten::roll": _same_size,
+    "aten::mkldnn_reorder_conv2d_weight": _same_size,
+    "_C_cache_ops::reshape_and_cache_flash": _cache_write,
+    "_C_cache_ops::reshape_and_cache": _cache_write,
+    "fbgemm::permute_pooled_embs_auto_grad": _same_size,
+    "fbgemm::recat_embedding_grad_output_mixed_D_batch": _same_size,
+    "torch::autograd::CppNode<fbgemm_gpu::PermutePooledEmbsFunction"
+    "<&fbgemm_gpu::permute_pooled_embs_gpu> >": _same_size,
+}

@@ -1,0 +1,146 @@
+"""Work of operators that treat every element alike, on one tensor or on lists of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from kprof.analyze.work import Inputs, Model, Tensor, Work, broadcast, promote, vector_dtype
+
+# Operators by the number of their arguments; a tensor after those is where the result goes.
+_BY_NUM_ARGUMENTS: dict[int, str] = {
+    1: "abs acos angle asin atan bitwise_not ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2"
+    " expm1 floor frac hardsigmoid hardswish isfinite isinf isnan lgamma log log10 log1p log2"
+    " log_sigmoid_forward logical_not mish neg reciprocal relu relu6 rsqrt selu sgn sigmoid sign"
+    " signbit silu sin sinc sinh sqrt square tan tanh trunc",
+    2: "atan2 bitwise_and bitwise_or bitwise_xor clamp_max clamp_min copysign div eq floor_divide"
+    " fmax fmin fmod ge gelu gt le leaky_relu logical_and logical_or logical_xor lt maximum minimum"
+    " mul ne polar pow remainder round sigmoid_backward silu_backward mish_backward tanh_backward"
+    " xlogy logit __and__ __or__ __xor__ __lshift__ __rshift__ hardswish_backward"
+    " hardsigmoid_backward logaddexp celu",
+    3: "add clamp gelu_backward hardtanh lerp masked_fill prelu_kernel rsub softplus sub threshold"
+    " threshold_backward where logit_backward hypot",
+    4: "addcdiv addcmul elu hardtanh_backward leaky_relu_backward nan_to_num softplus_backward",
+    6: "elu_backward",
+}
+
+_TO_BOOL = (
+    "eq ne lt le gt ge isnan isinf isfinite signbit logical_not logical_and logical_or logical_xor"
+)
+
+# FLOPs of one element where they are not 1.
+_FLOPS = {"addcmul": 3, "addcdiv": 3, "lerp": 3, "nan_to_num": 0, "where": 0, "masked_fill": 0}
+
+
+def elementwise_work(read: Sequence[Tensor], written_bytes: int, num_flops: int) -> Work:
+    """Return the work of reading tensors and writing a result."""
+    dtype = vector_dtype(promote(read)) if read else "fp32"
+    return Work(num_flops, sum(t.bytes for t in read) + written_bytes, dtype)
+
+
+def _elementwise(inputs: Inputs, name: str, num_arguments: int, in_place: bool) -> Work | None:
+    """Model one result per element of the inputs' common shape."""
+    given = [inputs.tensor(i) for i in range(num_arguments)]
+    read = [t for t in given if t is not None]
+    if not read:
+        return None
+    out = inputs.tensor(num_arguments)
+    if in_place:
+        out = read[0]
+    if out is None:
+        operands = read[1:] if name == "where" and len(read) > 1 else read
+        dtype = "bool" if name in _TO_BOOL.split() else promote(operands)
+        out = Tensor(broadcast([t.shape for t in read]), dtype)
+    return elementwise_work(read, out.written_as(), out.numel * _FLOPS.get(name, 1))
+
+
+def _gated(inputs: Inputs) -> Work | None:
+    """Model `glu`: the result has half of the input's elements."""
+    x = inputs.tensor(0)
+    return None if x is None else elementwise_work([x], x.written_as() // 2, x.numel)
+
+
+def _gated_into(inputs: Inputs) -> Work | None:
+    """Model an activation times its other half, where the result is the first argument."""
+    out, x = inputs.tensor(0), inputs.tensor(1)
+    if out is None or x is None:
+        return None
+    return elementwise_work([x], out.written_as(), x.numel)
+
+
+def _converted_into(inputs: Inputs) -> Work | None:
+    """Model a conversion with a scale, where the result is the first argument."""
+    out, x = inputs.tensor(0), inputs.tensor(1)
+    return None if out is None or x is None else elementwise_work([x], out.written_as(), x.numel)
+
+
+def _rotary(inputs: Inputs) -> Work | None:
+    """Model rotary embedding in place: query and key read and written, angles read by position.
+
+    Two products and an addition make each rotated element.
+    """
+    positions, query, key = (inputs.tensor(i) for i in range(3))
+    angles = inputs.tensor(4)
+    if positions is None or query is None or angles is None:
+        return None
+    rotated = [t for t in (query, key) if t is not None]
+    used = positions.numel * angles.shape[-1] * angles.element_bytes
+    moved = positions.bytes + math.ceil(used) + sum(2 * t.bytes for t in rotated)
+    return Work(3 * sum(t.numel for t in rotated), moved, "fp32")
+
+
+def foreach_work(inputs: Inputs, num_read: int, num_written: int, flops_each: int) -> Work | None:
+    """Return the work on lists of tensors, None where their shapes or types were not recorded.
+
+    Lists have equal shapes; `num_read` and `num_written` count how many of them are touched.
+    """
+    shapes = inputs.list_shapes(0)
+    if not shapes or inputs.element_bytes is None:
+        return None
+    num_elements = sum(math.prod(s) for s in shapes)
+    moved = math.ceil(num_elements * inputs.element_bytes) * (num_read + num_written)
+    return Work(num_elements * flops_each, moved, "fp32")
+
+
+def _foreach(inputs: Inputs, num_read: int | None, num_written: int) -> Work | None:
+    """Model one result per element; None reads as many lists as were given."""
+    num_lists = sum(bool(inputs.list_shapes(i)) for i in range(len(inputs.shapes)))
+    return foreach_work(inputs, num_lists if num_read is None else num_read, num_written, 1)
+
+
+_FOREACH = (
+    "abs add addcdiv addcmul clamp_max clamp_min div exp lerp log maximum minimum mul neg pow"
+    " reciprocal rsqrt sigmoid sign sqrt sub tanh"
+)
+
+MODELS: dict[str, Model] = {
+    f"aten::{name}{suffix}": partial(
+        _elementwise, name=name, num_arguments=num_arguments, in_place=bool(suffix)
+    )
+    for num_arguments, names in _BY_NUM_ARGUMENTS.items()
+    for name in names.split()
+    for suffix in ("", "_")
+}
+MODELS |= {
+    f"aten::_foreach_{name}{suffix}": partial(_foreach, num_read=None, num_written=1)
+    for name in _FOREACH.split()
+    for suffix in ("", "_")
+}
+MODELS |= {
+    "aten::_foreach_copy_": partial(_foreach, num_read=1, num_written=1),
+    "aten::_foreach_zero_": partial(_foreach, num_read=0, num_written=1),
+    "aten::_foreach_norm": partial(_foreach, num_read=1, num_written=0),
+    "aten::_foreach_max": partial(_foreach, num_read=1, num_written=0),
+    "aten::_amp_foreach_non_finite_check_and_unscale_": partial(
+        _foreach, num_read=1, num_written=1
+    ),
+    "aten::glu": _gated,
+    "_C::silu_and_mul": _gated_into,
+    "_C::gelu_and_mul": _gated_into,
+    "_C::gelu_tanh_and_mul": _gated_into,
+    "_C::static_scaled_fp8_quant": _converted_into,
+    "_C::dynamic_scaled_fp8_quant": _converted_into,
+    "_C::dynamic_per_token_scaled_fp8_quant": _converted_into,
+    "_C::rotary_embedding": _rotary,
+}

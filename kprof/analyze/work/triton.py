@@ -1,0 +1,58 @@
+"""Work of kernels that Inductor generated, from the buffers they were given.
+
+A recorded launch names its buffers without telling inputs from outputs: each is counted once,
+which is right for all but those updated in place (they move twice). What pointwise and reducing
+kernels compute is not recorded, so their FLOPs are unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from kprof.analyze.work import Inputs, Model, Tensor, Work
+from kprof.analyze.work.gemm import product_work
+
+
+def _generated(inputs: Inputs) -> Work | None:
+    """Model a pointwise or reducing kernel."""
+    buffers = inputs.tensors()
+    if not buffers:
+        return None
+    most = _num_points(inputs, buffers)
+    moved = sum(math.ceil(min(t.stored, most) * t.element_bytes) for t in buffers)
+    return Work(None, moved)
+
+
+def _num_points(inputs: Inputs, buffers: list[Tensor]) -> int:
+    """Return an upper bound of the elements that a kernel reads of one buffer.
+
+    A lookup is given a whole table but reads only as many elements as it has points. Those are
+    the last one or two numbers among the arguments; a kernel's first or last buffer is of that
+    size too where the numbers say less.
+    """
+    given = (inputs.value(i) for i in range(len(inputs.shapes)))
+    numbers = [n for n in given if isinstance(n, int) and not isinstance(n, bool) and n > 0]
+    points = math.prod(numbers[-2:]) if numbers else 0
+    return max(points, buffers[0].numel, buffers[-1].numel)
+
+
+def _generated_product(inputs: Inputs) -> Work | None:
+    """Model a matrix product with what was fused to it: two neighbours that fit the last buffer."""
+    buffers = inputs.tensors()
+    for left, right in pairwise(buffers):
+        work = product_work(left, right, 0)
+        num_out = left.numel // max(left.shape[-1], 1) * right.shape[-1] if work else 0
+        if work is not None and num_out == buffers[-1].numel:
+            return Work(work.flops, sum(t.bytes for t in buffers), work.dtype)
+    return None
+
+
+PREFIXES: dict[str, Model] = {
+    "triton_poi_": _generated,
+    "triton_red_": _generated,
+    "triton_per_": _generated,
+    "triton_tem_fused_mm": _generated_product,
+    "triton_tem_fused_addmm": _generated_product,
+    "triton_tem_fused_bmm": _generated_product,
+}

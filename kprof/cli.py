@@ -1,0 +1,145 @@
+"""The command line: one function per command, no logic."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from kprof.errors import KprofError
+    from kprof.open import Opened
+
+app = typer.Typer(
+    name="kprof",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Profile GPU workloads unmodified and account for every nanosecond.",
+)
+
+# Options end at the first word that is not one: what follows belongs to the workload.
+WORKLOAD = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+
+
+@app.callback(invoke_without_command=True)
+def version_or_help(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Profile GPU workloads unmodified and account for every nanosecond."""
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"kprof {installed('kprof')}")
+        raise typer.Exit
+
+
+@app.command(context_settings=WORKLOAD)
+def run(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT [ARGS]...", help="What to run.", show_default=False),
+    ],
+    module: Annotated[
+        bool, typer.Option("-m", help="SCRIPT is a module, as in python -m.")
+    ] = False,
+    skip: Annotated[int, typer.Option(min=0, help="Warm-up steps to skip.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to record.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Run folder [default: SCRIPT.kprof].")] = None,
+    stacks: Annotated[bool, typer.Option("--stacks", help="Record Python stacks (slow).")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Record memory use.")] = False,
+    shapes: Annotated[bool, typer.Option(help="Record the operators' input shapes.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
+) -> None:
+    """Run a workload unmodified, record a few of its steps, and report what limits them.
+
+    For a command that is not a Python script: kprof run [OPTIONS] -- COMMAND [ARGS]...
+    The exit code is the workload's own.
+    """
+    from kprof.report.progress import Progress
+    from kprof.run import RunOptions
+    from kprof.run import run as run_workload
+
+    form = "module" if module else "command" if _follow_dashes(words, ctx.obj) else "script"
+    options = RunOptions(tuple(words), form, out, skip, steps, stacks, memory, shapes, force)
+    progress = Progress()
+    outcome = run_workload(options, progress)
+    progress.close()
+    for message in outcome.messages:
+        typer.echo(f"kprof: {message}", err=True)
+    if outcome.trouble is not None:
+        _complain(outcome.trouble)
+        typer.echo(f"kprof: the recording, if any, is kept in {outcome.folder}", err=True)
+    if outcome.opened is not None:
+        _show(outcome.opened)
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command("open")
+def open_(
+    paths: Annotated[list[Path], typer.Argument(help="Traces, folders of them, or a saved run.")],
+    out: Annotated[Path | None, typer.Option(help="Run folder [default: NAME.kprof].")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
+) -> None:
+    """Import a trace, analyze it and write its report."""
+    from kprof.open import open_run
+    from kprof.report.progress import Progress
+
+    progress = Progress()
+    try:
+        opened = open_run(paths, out, force=force, progress=progress)
+    finally:
+        progress.close()
+    _show(opened, json=json)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine can and cannot measure, and how to mend it."""
+    from rich.console import Console
+
+    from kprof.doctor import check_machine
+    from kprof.report.checks import print_checks
+
+    checks = [(c.name, c.state, c.found, c.mend) for c in check_machine()]
+    print_checks(checks, Console())
+
+
+def _follow_dashes(words: list[str], arguments: list[str]) -> bool:
+    """Tell whether the workload's words came after a `--` of ours, which the parser swallowed."""
+    before = len(arguments) - len(words) - 1
+    return before >= 0 and arguments[before] == "--"
+
+
+def _show(opened: Opened, *, json: bool = False) -> None:
+    if json:
+        sys.stdout.buffer.write(opened.json() + b"\n")
+        return
+    from rich.console import Console
+
+    from kprof.report.terminal import print_summary
+
+    console = Console()
+    print_summary(opened.trace, opened.sections, console)
+    console.print(f"report: {opened.report}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _complain(error: KprofError) -> None:
+    typer.echo(f"kprof: {error}", err=True)
+
+
+def run_command_line(args: list[str] | None = None) -> None:
+    """Run one command; exit with 2 on what the user or the input caused."""
+    from kprof.errors import KprofError
+
+    arguments = sys.argv[1:] if args is None else args
+    try:
+        app(arguments, obj=arguments)
+    except KprofError as error:
+        _complain(error)
+        sys.exit(error.exit_code)

@@ -1,0 +1,62 @@
+"""How the recorder stays out of torch.compile's sight."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+_frames: Any = torch._C._dynamo.eval_frame
+
+
+def _callback() -> object:
+    """Return what would compile the next frame, in a torch that has no way to ask for it."""
+    callback = _frames.set_eval_frame(None)
+    _frames.set_eval_frame(callback)
+    return callback
+
+
+_get_callback: Callable[[], object] = getattr(_frames, "get_eval_frame_callback", _callback)
+
+
+def is_compiler_watching() -> bool:
+    """Whether the frames called from here are compiled, so that nothing else may run here."""
+    return callable(_get_callback())
+
+
+def keep_from_compiler(package: str) -> None:
+    """Let torch.compile run all code of `package` as it is and compile only what that calls."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == package:
+            for code in _codes_in(module):
+                _skip(code)
+
+
+def _codes_in(owner: ModuleType | type) -> Iterator[CodeType]:
+    for value in vars(owner).values():
+        function = getattr(value, "fget", None) or getattr(value, "__wrapped__", value)
+        if isinstance(value, FunctionType):
+            yield from _with_inner(value.__code__)
+        if isinstance(function, FunctionType):
+            yield from _with_inner(function.__code__)
+        elif isinstance(value, type) and value.__module__ == getattr(owner, "__name__", None):
+            yield from _codes_in(value)
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)
+
+
+def _skip(code: CodeType) -> None:
+    if hasattr(_frames, "set_code_exec_strategy"):
+        action = _frames._FrameAction
+        strategy = _frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
+        _frames.set_code_exec_strategy(code, strategy)
+    elif hasattr(_frames, "skip_code"):
+        _frames.skip_code(code)

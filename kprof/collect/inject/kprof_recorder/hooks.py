@@ -1,0 +1,276 @@
+"""Where the recorder listens: calls of modules, backward passes, optimizers, loaders, CUDA.
+
+`Module.__call__` is replaced once, before torch.compile looks at it, and never again: the compiler
+takes the replacement for the original and compiles what it would have compiled. (torch's global
+module hooks cost eight times as much a call, warn on stderr for every compiled module, and change
+what is compiled.)
+"""
+
+# ruff: noqa: ANN401 - what passes through here is the workload's own, of any type.
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, TypeGuard
+
+import torch
+from torch.compiler import is_compiling
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from .compiler import is_compiler_watching
+from .ranges import MODULE, PHASE, Range
+from .recorder import Recorder
+from .steps import REPLAY, Source
+
+
+class Hooks:
+    """The recorder's view of one process.
+
+    `on_call` is what a module's call goes through: None (straight on) unless outermost calls are
+    counted or a trace is being recorded, so that a workload at rest pays one Python frame a call.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.depth = 0
+        self.on_call: Callable[..., Any] | None = None
+        recorder.on_change = self.refresh
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Choose what a module's call goes through, after the recorder or the depth changed."""
+        recorder = self.recorder
+        if recorder.is_broken:
+            self.on_call = None
+        elif self.depth == 0:
+            self.on_call = self.call_outermost if recorder.is_counting else None
+        else:
+            self.on_call = self.call_in_range if recorder.is_capturing else None
+
+    def install(self) -> None:
+        """Replace what must be replaced in torch."""
+        _replace(Module, "__call__", self.around_module_call)
+        _replace(torch.autograd, "backward", self.around_backward)
+        _replace(torch.autograd, "grad", self.around_backward)
+        _replace(_BaseDataLoaderIter, "__next__", self.around_fetch)
+        _replace(Optimizer, "profile_hook_step", self.around_step_of, is_static=True)
+        _replace(torch.cuda.CUDAGraph, "replay", self.around_replay)
+        _replace(torch.cuda, "_lazy_init", self.around_cuda_init)
+        Module.__init_subclass__ = classmethod(self.after_subclass)
+        for module_class in _subclasses(Module):
+            self.listen_to_generate(module_class)
+        for optimizer_class in _subclasses(Optimizer):
+            step = vars(optimizer_class).get("step")
+            if hasattr(step, "hooked"):
+                optimizer_class.step = self.telling(step)
+
+    # Calls of modules.
+
+    def around_module_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the `Module.__call__` that goes through `on_call`."""
+        hooks = self
+
+        def call(self: Module, *args: Any, **kwargs: Any) -> Any:
+            # First, so that a compiler never sees what comes after.
+            if is_compiling():
+                return original(self, *args, **kwargs)
+            on_call = hooks.on_call
+            if on_call is None or is_compiler_watching():
+                return original(self, *args, **kwargs)
+            return on_call(original, self, args, kwargs)
+
+        return call
+
+    def call_outermost(
+        self, call: Callable[..., Any], module: Module, args: Any, kwargs: Any
+    ) -> Any:
+        """Call a module from outside every other, which may be a step."""
+        model = self.recorder.models.describe(module)
+        # A loss has no parameters and tells nothing; frozen parameters tell inference.
+        could_train = model.is_trainable or model.num_parameters == 0
+        is_training = module.training and could_train and torch.is_grad_enabled()
+        source = Source(id(module), model.name, model.num_parameters)
+        return self.in_step(source, is_training, self.call_root, call, module, args, kwargs)
+
+    def in_step(
+        self, source: Source, is_training: bool, call: Callable[..., Any], *args: Any
+    ) -> Any:
+        """Call a model from outside every other, which may be a step."""
+        self.recorder.call_begins(source, is_training)
+        self.depth += 1
+        self.refresh()
+        try:
+            if self.recorder.is_capturing:
+                with Range(PHASE + "forward"):
+                    return call(*args)
+            return call(*args)
+        finally:
+            self.depth -= 1
+            self.recorder.call_ends(source)
+            self.refresh()
+
+    def call_root(self, call: Callable[..., Any], module: Module, args: Any, kwargs: Any) -> Any:
+        """Call a module, within its range if a trace is being recorded."""
+        if self.recorder.is_capturing:
+            return self.call_in_range(call, module, args, kwargs)
+        return call(module, *args, **kwargs)
+
+    def call_in_range(
+        self, call: Callable[..., Any], module: Module, args: Any, kwargs: Any
+    ) -> Any:
+        """Call a module within its range."""
+        self.recorder.module_is_called()
+        with Range(MODULE + self.recorder.models.name_of(module)):
+            return call(module, *args, **kwargs)
+
+    # Whole generations and replays of graphs.
+
+    def after_subclass(self, cls: type[Module], /, **options: Any) -> None:
+        """Listen to the `generate` of a new class of modules."""
+        super(Module, cls).__init_subclass__(**options)
+        self.listen_to_generate(cls)
+
+    def listen_to_generate(self, cls: type[Module]) -> None:
+        """Replace the `generate` of a class where it is defined, which may be a mixin."""
+        for base in cls.__mro__:
+            generate = vars(base).get("generate")
+            if (
+                generate is not None
+                and _is_plain(generate)
+                and not hasattr(generate, "kprof_listens")
+            ):
+                base.generate = self.around_generate(generate)  # type: ignore[attr-defined]
+
+    def around_generate(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a `generate` whose outermost call may be a step."""
+        hooks = self
+
+        @functools.wraps(original)
+        def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+            is_outermost = not is_compiling() and hooks.depth == 0 and isinstance(self, Module)
+            if not is_outermost or not hooks.recorder.is_counting:
+                return original(self, *args, **kwargs)
+            model = hooks.recorder.models.describe(self)
+            # One more than the model's own calls, so that whole generations win over them.
+            source = Source(
+                ("generate", id(self)), f"{model.name}.generate", model.num_parameters + 1
+            )
+            return hooks.in_step(source, False, lambda: original(self, *args, **kwargs))
+
+        generate.kprof_listens = True  # type: ignore[attr-defined]
+        return generate
+
+    def around_replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a `CUDAGraph.replay` that may be a step when no module's call is around it."""
+        hooks = self
+        source = Source(REPLAY, REPLAY)
+
+        def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if hooks.depth or not hooks.recorder.is_counting:
+                return original(self, *args, **kwargs)
+            return hooks.in_step(source, False, lambda: original(self, *args, **kwargs))
+
+        return replay
+
+    # Phases.
+
+    def around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a backward pass within its range."""
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not self.recorder.is_counting:
+                return original(*args, **kwargs)
+            self.recorder.backward()
+            # Checkpointing calls modules again in here; those are no steps.
+            self.depth += 1
+            self.refresh()
+            try:
+                return self.in_phase("backward", original, args, kwargs)
+            finally:
+                self.depth -= 1
+                self.refresh()
+
+        return backward
+
+    def around_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a loader's `__next__` within its range."""
+        hooks = self
+
+        def fetch(self: Any) -> Any:
+            if is_compiling() or hooks.depth or not hooks.recorder.is_counting:
+                return original(self)
+            hooks.recorder.activity()
+            return hooks.in_phase("data", original, (self,), {})
+
+        return fetch
+
+    def around_step_of(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the decorator of every optimizer's `step`, which tells its end from outside."""
+        return lambda step: self.telling(original(step))
+
+    def telling(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an optimizer's `step` within its range; its end may be the end of a step."""
+
+        @functools.wraps(step)
+        def step_and_tell(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return step(optimizer, *args, **kwargs)
+            result = self.in_phase("optimizer", step, (optimizer, *args), kwargs)
+            self.recorder.optimizer_ends(_source_of(optimizer))
+            return result
+
+        return step_and_tell
+
+    def in_phase(self, phase: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call something within the range of a phase, if a trace is being recorded."""
+        if not self.recorder.is_capturing:
+            return call(*args, **kwargs)
+        with Range(PHASE + phase):
+            return call(*args, **kwargs)
+
+    def around_cuda_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the initialization of CUDA that tells when it has been done."""
+
+        def initialize() -> Any:
+            was_initialized = torch.cuda.is_initialized()
+            result = original()
+            if not was_initialized and torch.cuda.is_initialized():
+                self.recorder.cuda_is_ready()
+            return result
+
+        return initialize
+
+
+def _replace(
+    owner: Any,
+    name: str,
+    make: Callable[[Callable[..., Any]], Callable[..., Any]],
+    *,
+    is_static: bool = False,
+) -> None:
+    original = getattr(owner, name)
+    replacement = functools.wraps(original)(make(original))
+    setattr(owner, name, staticmethod(replacement) if is_static else replacement)
+
+
+def _subclasses(cls: Any) -> set[Any]:
+    below = set(cls.__subclasses__())
+    return below.union(*(_subclasses(c) for c in below))
+
+
+def _is_plain(function: object) -> TypeGuard[FunctionType]:
+    return (
+        isinstance(function, FunctionType)
+        and not inspect.isgeneratorfunction(function)
+        and not inspect.iscoroutinefunction(function)
+    )
+
+
+def _source_of(optimizer: Optimizer) -> Source:
+    size = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+    return Source(id(optimizer), f"{type(optimizer).__name__}, {size:,} parameters", size)

@@ -1,0 +1,182 @@
+"""What the recorder leaves behind: one folder a process, with the trace and recorder.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .recorder import Recorder
+from .recording import Recording
+from .steps import Rule
+
+DRAINED = (
+    "The GPU was drained at the edges of the recording, so its first step lacks the head start "
+    "that the host otherwise has over the GPU."
+)
+COMPILED = (
+    "Modules inside a compiled model have no ranges of their own; their kernels belong to the "
+    "compiled module as a whole."
+)
+
+
+class Outcome:
+    """Writes one process's folder; nothing of it exists before there is something to say."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.exported: Recording | None = None
+        self._folder: Path | None = None
+        self.rank = 0
+        self.world_size = 1
+        recorder.on_finished = self.export
+
+    def restart(self) -> None:
+        """Forget what was written, for a recording into another folder."""
+        self.exported = self._folder = None
+
+    def note_rank(self) -> None:
+        """Remember the rank while the process group exists; a script may destroy it at its end."""
+        self.rank = max(self.rank, _rank())
+        self.world_size = max(self.world_size, _world_size())
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this process, named for its rank at the time it was first written."""
+        if self._folder is None:
+            self.note_rank()
+            self._folder = self.recorder.settings.raw / f"rank{self.rank}-pid{os.getpid()}"
+        return self._folder
+
+    def export(self, recording: Recording) -> None:
+        """Write the trace of `recording` in place of any earlier one, then say what it is."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        recording.capture.export(self.folder / "window-0.json")
+        self.exported = recording
+        self.describe()
+
+    def finish(self) -> None:
+        """Write what there is when the process ends."""
+        recorder = self.recorder
+        recorder.end_capture()
+        recording = recorder.kept
+        if recording is None or not self._is_worth_it(recording):
+            return
+        if recording is not self.exported:
+            self.export(recording)
+        if not recording.steps and not _has_operators(self.folder / "window-0.json"):
+            (self.folder / "window-0.json").unlink()
+            (self.folder / "recorder.json").unlink()
+            self.folder.rmdir()
+            return
+        self.describe()
+
+    def describe(self) -> None:
+        """Write recorder.json, complete or not at all."""
+        path = self.folder / "recorder.json"
+        unfinished = path.with_name(f".{path.name}")
+        unfinished.write_text(json.dumps(self._description()))
+        unfinished.replace(path)
+
+    def _is_worth_it(self, recording: Recording) -> bool:
+        """Whether a process without steps is more than somebody's helper."""
+        if recording.steps or self.recorder.counter.num_counted:
+            return True
+        multiprocessing = sys.modules.get("multiprocessing.process")
+        is_child = multiprocessing is not None and multiprocessing.parent_process() is not None
+        return not is_child or "RANK" in os.environ
+
+    def _description(self) -> dict[str, Any]:
+        settings, counter = self.recorder.settings, self.recorder.counter
+        recording = self.exported
+        recorded = recording.steps if recording else []
+        return {
+            "schema": 1,
+            "pid": os.getpid(),
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
+            "argv": sys.argv,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "device_name": torch.cuda.get_device_name() if torch.cuda.is_initialized() else None,
+            "step_rule": counter.describe(),
+            "clock": "ns since 1970",
+            "num_steps_seen": counter.num_counted,
+            "steps": self._steps(recorded),
+            "skip": settings.skip,
+            "window": [recorded[0], recorded[-1]] if recorded else None,
+            "optimizer": counter.leader.name if counter.rule is Rule.OPTIMIZER else None,
+            "caveats": self._caveats(),
+            "shapes": settings.shapes,
+            "stacks": settings.stacks,
+            "memory": settings.memory,
+        }
+
+    def _steps(self, recorded: list[int]) -> list[dict[str, Any]]:
+        """Return the steps: on the host's clock, and where a GPU took part its own time as well."""
+        device_ns = self.recorder.device_clock.durations_ns()
+        return [
+            {
+                "index": step.index,
+                "start_ns": step.start_ns,
+                "end_ns": step.end_ns,
+                "recorded": step.index in recorded,
+                **({"device_ns": device_ns[step.index]} if step.index in device_ns else {}),
+            }
+            for step in self.recorder.counter.steps
+        ]
+
+    def _caveats(self) -> list[str]:
+        recorder, recording = self.recorder, self.exported
+        caveats = [*recorder.caveats]
+        if recording is None:
+            return caveats
+        caveats += recording.caveats
+        if not recording.is_window:
+            caveats.append(self._why_from_the_beginning())
+        elif len(recording.steps) < self._num_wanted(recording) and not recording.caveats:
+            caveats.append(
+                f"{len(recording.steps)} of {recorder.settings.steps} steps were recorded, "
+                "because the script ended within the window."
+            )
+        if recording.capture.has_cuda:
+            caveats.append(DRAINED)
+        if recorder.models.has_compiled:
+            caveats.append(COMPILED)
+        return caveats
+
+    def _num_wanted(self, recording: Recording) -> int:
+        return 0 if recording.is_block else self.recorder.settings.steps
+
+    def _why_from_the_beginning(self) -> str:
+        num_steps, skip = self.recorder.counter.num_counted, self.recorder.settings.skip
+        if num_steps == 0:
+            return "Recorded from the beginning, warm-up included, because no step was seen."
+        return (
+            "Recorded from the beginning, warm-up included, because the script ended after "
+            f"{num_steps} steps (fewer than --skip {skip} + 1)."
+        )
+
+
+def _has_operators(path: Path) -> bool:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return any('"cat": "cpu_op"' in line or '"cat": "kernel"' in line for line in lines)
+
+
+def _rank() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return int(torch.distributed.get_rank())
+    return int(os.environ.get("RANK", 0))
+
+
+def _world_size() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return int(torch.distributed.get_world_size())
+    return int(os.environ.get("WORLD_SIZE", 1))

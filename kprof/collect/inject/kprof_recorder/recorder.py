@@ -1,0 +1,300 @@
+"""Decides when to record: the first steps provisionally, then the window after the warm-up.
+
+Hooks report what the workload does; the counter turns that into steps; the recorder opens and
+closes captures at their edges. A script may end before its window opens, so a capture of its first
+steps is kept until the window has a step of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+import torch
+
+from .capture import Capture, Others, is_capturing_a_graph
+from .deviceclock import DeviceClock
+from .ranges import STEP, Models, Range
+from .recording import EARLY_STEPS, Recording, Stage, now
+from .settings import Settings
+from .softly import softly
+from .steps import Rule, Source, StepCounter
+
+
+class Recorder:
+    """The state of recording in this process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.counter = StepCounter()
+        self.models = Models()
+        self.device_clock = DeviceClock()
+        self.stage = Stage.BEGINNING
+        self.lock = threading.RLock()
+        self.is_broken = False
+        self.caveats: list[str] = []
+        self.kept: Recording | None = None
+        self.running: Recording | None = None
+        self.window_rule: Rule | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_activity: Callable[[], None] = lambda: None
+        self.on_finished: Callable[[Recording], None] = lambda recording: None
+        self._is_block = False
+        self._prepared: Capture | None = None
+        self._step_range: Range | None = None
+        self._open_step: int | None = None
+        self._num_counted = 0
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether ranges reach a trace now."""
+        return self.running is not None
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether outermost calls still have to be told."""
+        return self.stage is not Stage.DONE or self.counter.rule is Rule.CALL
+
+    # What the hooks report.
+
+    @softly
+    def begin(self) -> None:
+        """Record provisionally from here, where torch has just been imported."""
+        self._start(Capture(self.settings), is_window=False)
+
+    @softly
+    def cuda_is_ready(self) -> None:
+        """Begin the provisional capture again, now that it can see the GPU."""
+        if self.stage in (Stage.BEGINNING, Stage.EARLY) and self.running is not None:
+            self._drop()
+            self._start(Capture(self.settings), is_window=False)
+
+    @softly
+    def activity(self) -> None:
+        """Note that work has begun: a batch is fetched or a model is called."""
+        if self.stage is Stage.BEGINNING:
+            if torch.utils.data.get_worker_info() is not None:
+                self.give_up("")
+                return
+            self.on_activity()
+            self._drop()
+            self.kept = None
+            self.stage = Stage.EARLY
+            if self.settings.skip:
+                self._start(Capture(self.settings), is_window=False)
+            else:
+                self._open_window()
+        self._check_bounds()
+
+    @softly
+    def call_begins(self, source: Source, is_training: bool) -> None:
+        """Note the beginning of an outermost call."""
+        self.activity()
+        self.counter.call_begins(source, now(), is_training=is_training)
+        self._follow_counter()
+
+    @softly
+    def call_ends(self, source: Source) -> None:
+        """Note the end of an outermost call."""
+        self.counter.call_ends(source, now())
+        self._follow_counter()
+
+    @softly
+    def backward(self) -> None:
+        """Note a backward pass."""
+        self.activity()
+        self.counter.backward()
+
+    @softly
+    def optimizer_ends(self, source: Source) -> None:
+        """Note the end of an optimizer's step."""
+        self.activity()
+        self.counter.optimizer_ends(source, now())
+        self._follow_counter()
+
+    @softly
+    def range_begins(self) -> None:
+        """Note the beginning of a range that the user named "step"."""
+        self.activity()
+        self.counter.range_begins(now())
+        self._follow_counter()
+
+    @softly
+    def range_ends(self) -> None:
+        """Note the end of a range that the user named "step"."""
+        self.counter.range_ends(now())
+        self._follow_counter()
+
+    @softly
+    def module_is_called(self) -> None:
+        """Count a module's call in the trace, which bounds its size."""
+        if self.running is not None:
+            self.running.num_module_calls += 1
+            if self.running.num_module_calls % 256 == 0:
+                self._check_bounds()
+
+    @softly
+    def make_way(self) -> None:
+        """Stop recording, because the workload starts torch's profiler itself."""
+        self._cancel_prepared()
+        if self.stage is Stage.WINDOW and self.running is not None and not self.running.steps:
+            self._drop()
+            self.stage = Stage.WAITING
+        elif self.running is not None:
+            self.running.caveats.append(
+                "The recording ended where the workload started torch's profiler itself."
+            )
+            self.end_capture()
+
+    def restart(self, settings: Settings) -> None:
+        """Record as `settings` say from here on, counting steps anew."""
+        self.settings = settings
+        self.counter = StepCounter()
+        self.device_clock = DeviceClock()
+        self.stage = Stage.WAITING
+        self.kept = self._open_step = None
+        self._num_counted = 0
+
+    @softly
+    def block_begins(self) -> None:
+        """Record from here to `block_ends`, whatever the steps, instead of any other window."""
+        self._drop()
+        self.kept = None
+        self._is_block = True
+        self._open_window()
+
+    @softly
+    def block_ends(self) -> None:
+        """Stop recording the block."""
+        self.end_capture()
+        self._is_block = False
+
+    @softly
+    def end_capture(self) -> None:
+        """Stop the capture that is running and keep what it recorded."""
+        recording = self.running
+        if recording is None or not recording.capture.can_stop_here():
+            return
+        self._close_step_range()
+        self.running = None
+        self.on_change()
+        recording.capture.stop()
+        if recording.steps or self.kept is None:
+            self.kept = recording
+        if recording.is_window:
+            self.stage = Stage.DONE
+            self.on_finished(self.kept)
+        elif self.stage is Stage.EARLY:
+            self.stage = Stage.WAITING
+        self.on_change()
+
+    def give_up(self, reason: str) -> None:
+        """Record nothing more; the workload goes on without the recorder."""
+        if reason:
+            self.caveats.append(f"The recorder stopped after a failure in {reason}")
+        self.is_broken = True
+        self.running = None
+        self.on_change()
+
+    # How captures follow steps.
+
+    def _follow_counter(self) -> None:
+        counter = self.counter
+        under_way = counter.index if counter.is_under_way else None
+        if under_way == self._open_step:
+            return
+        is_completed = counter.num_counted != self._num_counted
+        self._num_counted = counter.num_counted
+        if self._open_step is not None:
+            self.device_clock.end(self._open_step)
+            self._step_has_ended(self._open_step, is_completed)
+        self._open_step = under_way
+        if under_way is not None:
+            self._step_has_begun(under_way)
+            # What the recorder itself has just done is no part of the step.
+            counter.rebase(now())
+            self.device_clock.begin(under_way)
+
+    def _step_has_ended(self, index: int, is_completed: bool) -> None:
+        is_recorded = self._step_range is not None
+        self._close_step_range()
+        if self.running is not None and is_recorded and is_completed:
+            self.running.steps.append(index)
+            if self.stage is Stage.WINDOW:
+                self.kept = None
+        if self.stage in (Stage.WINDOW, Stage.DONE) and not self._is_block:
+            self._training_wins()
+        if self.running is not None and len(self.running.steps) >= self._num_wanted():
+            self.end_capture()
+        if self.stage is Stage.WAITING and self.counter.num_counted == self.settings.skip - 1:
+            self._prepare()
+
+    def _step_has_begun(self, index: int) -> None:
+        is_warm = self.counter.num_counted >= self.settings.skip
+        if self.stage in (Stage.EARLY, Stage.WAITING) and self.counter.rule and is_warm:
+            self._open_window()
+        if self.running is not None:
+            self._step_range = Range(f"{STEP}{index}").open()
+
+    def _num_wanted(self) -> int:
+        if self._is_block:
+            return sys.maxsize
+        if self.stage is Stage.WINDOW:
+            return self.settings.steps
+        return max(1, min(EARLY_STEPS, self.settings.skip - 1))
+
+    def _training_wins(self) -> None:
+        """Wait for another window if this one holds evaluation before the training."""
+        if self.counter.rule is Rule.OPTIMIZER and self.window_rule is Rule.CALL:
+            self._drop()
+            self.window_rule = None
+            self.stage = Stage.WAITING
+            self.on_change()
+
+    def _open_window(self) -> None:
+        if Others.is_active or is_capturing_a_graph():
+            return
+        if self.running is not None:
+            self.end_capture()
+        capture = self._prepared or Capture(self.settings)
+        self._prepared = None
+        self.models.name_known()
+        self.window_rule = self.counter.rule
+        self.stage = Stage.WINDOW
+        self._start(capture, is_window=True)
+
+    def _prepare(self) -> None:
+        if not Others.is_active and not is_capturing_a_graph():
+            self._prepared = Capture(self.settings)
+            self._prepared.prepare()
+
+    def _cancel_prepared(self) -> None:
+        if self._prepared is not None:
+            self._prepared.cancel()
+            self._prepared = None
+
+    def _start(self, capture: Capture, *, is_window: bool) -> None:
+        if Others.is_active or is_capturing_a_graph():
+            return
+        capture.start()
+        self.running = Recording(capture, is_window, now(), is_block=self._is_block)
+        self.on_change()
+
+    def _drop(self) -> None:
+        self._cancel_prepared()
+        self._close_step_range()
+        if self.running is not None:
+            capture, self.running = self.running.capture, None
+            capture.cancel()
+        self.on_change()
+
+    def _close_step_range(self) -> None:
+        if self._step_range is not None:
+            self._step_range.close()
+            self._step_range = None
+
+    def _check_bounds(self) -> None:
+        if self.running is not None and (overrun := self.running.find_overrun(now())):
+            self.running.caveats.append(overrun)
+            self.end_capture()

@@ -1,0 +1,41 @@
+"""The rule that a failure of the recorder is never a failure of the workload."""
+
+# ruff: noqa: ANN401 - `softly` passes on arguments of any type.
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from .capture import PROFILER_ERRORS
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Fallible(Protocol):
+    """Something that can give up, and then does nothing more."""
+
+    is_broken: bool
+    lock: threading.RLock
+
+    def give_up(self, reason: str) -> None:
+        """Do nothing from now on."""
+
+
+def softly(method: Function) -> Function:
+    """Make a method whose failure stops the recorder, never the workload."""
+
+    @functools.wraps(method)
+    def call(self: Fallible, *arguments: Any, **options: Any) -> Any:
+        if self.is_broken:
+            return None
+        with self.lock:
+            try:
+                return method(self, *arguments, **options)
+            except PROFILER_ERRORS as error:
+                self.give_up(f"{method.__name__}: {type(error).__name__}: {error}")
+                return None
+
+    return call  # type: ignore[return-value]

@@ -1,0 +1,194 @@
+"""What a step is, decided while the workload runs, and when each one began and ended.
+
+Training counts the steps of the optimizer with most parameters; inference the outermost calls of
+the model with most parameters (or of its `generate`, or replays of a CUDA graph); a range that the
+user named "step" wins over both. Nothing here knows torch: callers say what they saw, and when.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Rule(Enum):
+    """What delimits a step."""
+
+    OPTIMIZER = "optimizer"
+    CALL = "call"
+    RANGE = "range"
+
+
+# Calls of one model in training mode before any backward pass: after so many it is inference.
+CALLS_WITHOUT_BACKWARD = 3
+# Calls in training mode with backward passes, but without any torch optimizer.
+CALLS_WITHOUT_OPTIMIZER = 256
+# Calls outside training since the last optimizer step: after so many the training is over.
+CALLS_AFTER_TRAINING = 20
+# Replays of a CUDA graph tell it sooner: the optimizer's steps were its warm-up.
+REPLAYS_AFTER_TRAINING = 3
+REPLAY = "replay of a CUDA graph"
+# A leader that is none of so many calls in a row has had its time.
+RECENT_CALLS = 8
+LONGEST_LOG = 1_000
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a step belongs to: an optimizer, a model, `generate`, or graphs; `size` ranks them."""
+
+    key: Hashable
+    name: str
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One completed step; times in ns since 1970."""
+
+    index: int
+    start_ns: int
+    end_ns: int
+
+
+class StepCounter:
+    """Turns what the workload does into steps.
+
+    `index` numbers the step under way, from 0, and never goes back, whatever the rule turns out to
+    be; `num_counted` counts the completed steps of the rule and leader that hold now.
+    """
+
+    def __init__(self) -> None:
+        self.rule: Rule | None = None
+        self.leader = Source(None, "")
+        self.index = 0
+        self.num_counted = 0
+        self._start_ns: int | None = None
+        self._first: list[Step] = []
+        self._last: deque[Step] = deque(maxlen=LONGEST_LOG)
+        self._counted_before: dict[Hashable, int] = {}
+        self._recent: deque[Hashable] = deque(maxlen=RECENT_CALLS)
+        self._num_calls = 0
+        self._is_backward_seen = False
+        self._patience = 1
+
+    @property
+    def steps(self) -> list[Step]:
+        """The first and the last completed steps of the rule that holds now."""
+        return [*self._first, *self._last]
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step has begun and not yet ended."""
+        return self._start_ns is not None
+
+    def backward(self) -> None:
+        """Note a backward pass: calls in training mode are training indeed."""
+        self._is_backward_seen = True
+
+    def optimizer_ends(self, source: Source, now_ns: int) -> None:
+        """Note the end of an optimizer's step."""
+        self._num_calls = 0
+        if self.rule is Rule.RANGE:
+            return
+        if self.rule is Rule.CALL:
+            # Calls alternate with optimizer steps here: do not take them for inference again soon.
+            self._patience = 64
+        if self.rule is not Rule.OPTIMIZER:
+            self._follow(Rule.OPTIMIZER, source)
+        elif source.key != self.leader.key:
+            if source.size <= self.leader.size:
+                return
+            self._follow(Rule.OPTIMIZER, source)
+        if self.is_under_way:
+            self._end(now_ns)
+        self._start_ns = now_ns
+
+    def call_begins(self, source: Source, now_ns: int, *, is_training: bool) -> None:
+        """Note the beginning of an outermost call of a model."""
+        self._recent.append(source.key)
+        if self.rule is Rule.RANGE:
+            return
+        if self.rule is not Rule.CALL and self._is_training_still(source, is_training):
+            if not self.is_under_way:
+                self._start_ns = now_ns
+            return
+        if self.rule is not Rule.CALL or self._is_new_leader(source):
+            self._follow(Rule.CALL, source)
+        if source.key == self.leader.key:
+            self._start_ns = now_ns
+
+    def call_ends(self, source: Source, now_ns: int) -> None:
+        """Note the end of an outermost call of a model."""
+        if self.rule is Rule.CALL and source.key == self.leader.key and self.is_under_way:
+            self._end(now_ns)
+
+    def range_begins(self, now_ns: int) -> None:
+        """Note the beginning of a range named "step"; it begins a step of the workload."""
+        if self.rule is not Rule.RANGE:
+            self._follow(Rule.RANGE, Source("range", "step"))
+        self._start_ns = now_ns
+
+    def range_ends(self, now_ns: int) -> None:
+        """Note the end of a range named "step"."""
+        if self.rule is Rule.RANGE and self.is_under_way:
+            self._end(now_ns)
+
+    def rebase(self, now_ns: int) -> None:
+        """Let the step under way begin now."""
+        if self.is_under_way:
+            self._start_ns = now_ns
+
+    def describe(self) -> str:
+        """Return the rule as a sentence for the report."""
+        if self.rule is Rule.OPTIMIZER:
+            return (
+                "Training: a step lasts from the end of one optimizer step to the end of the next "
+                f"({self.leader.name})."
+            )
+        if self.rule is Rule.CALL:
+            return f"Inference: a step is one outermost call ({self.leader.name})."
+        if self.rule is Rule.RANGE:
+            return 'Named by the user: a step is one range called "step".'
+        return "No step was seen: neither an optimizer step nor an outermost call of a model."
+
+    def _is_training_still(self, source: Source, is_training: bool) -> bool:
+        """Whether this outermost call is to be taken as a part of training."""
+        self._num_calls += 1
+        if self.rule is Rule.OPTIMIZER:
+            if is_training:
+                self._num_calls = 0
+            most = REPLAYS_AFTER_TRAINING if source.key == REPLAY else CALLS_AFTER_TRAINING
+            return self._num_calls < most * self._patience
+        if self._is_backward_seen:
+            return is_training and self._num_calls <= CALLS_WITHOUT_OPTIMIZER
+        return is_training and self._recent.count(self._recent[-1]) <= CALLS_WITHOUT_BACKWARD
+
+    def _is_new_leader(self, source: Source) -> bool:
+        if source.key == self.leader.key:
+            return False
+        is_leader_gone = len(self._recent) == RECENT_CALLS and self.leader.key not in self._recent
+        return source.size > self.leader.size or is_leader_gone
+
+    def _follow(self, rule: Rule, source: Source) -> None:
+        """Count by another rule or leader, going on from where it was left before."""
+        self._counted_before[self.leader.key] = self.num_counted
+        self.num_counted = self._counted_before.get(source.key, 0)
+        self._first.clear()
+        self._last.clear()
+        if self.is_under_way and rule is not Rule.OPTIMIZER:
+            # What began as a step of training has no end now; its number is spent.
+            self.index += 1
+            self._start_ns = None
+        self.rule, self.leader = rule, source
+        self._num_calls = 0
+
+    def _end(self, now_ns: int) -> None:
+        assert self._start_ns is not None
+        step = Step(self.index, self._start_ns, now_ns)
+        (self._first if len(self._first) < LONGEST_LOG else self._last).append(step)
+        self._start_ns = None
+        self.index += 1
+        self.num_counted += 1

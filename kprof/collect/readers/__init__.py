@@ -1,0 +1,1 @@
+"""Readers: one profiler's file to a Trace, one module each."""

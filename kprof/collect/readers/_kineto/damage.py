@@ -1,0 +1,83 @@
+"""What is wrong with a damaged trace, where it is, and the way out."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from kprof.collect.readers._kineto.events import ExactEvent
+
+# All that decoding says of a bad text: invalid, not UTF-8, or nested without end.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_CHUNK_BYTES = 16 << 20
+_NAME = re.compile(rb'"name"\s*:\s*"([^"]*)')
+_NOT_JSON_NUMBER = re.compile(rb"-?(?:NaN|Infinity)")
+_COPY_AGAIN = (
+    "copy the file again in full; if it is being recorded, wait until that has ended, and see that "
+    "nothing stopped the workload while it wrote"
+)
+_ESCAPE = (
+    'put a backslash before each quote that is part of a name in that line ("a \\"b\\" c"), or '
+    "record with a newer torch: older ones do not escape them"
+)
+_LEAVE_OUT = "record it again, or take that event out of the file"
+
+
+class DamageError(ValueError):
+    """A trace that cannot be right, together with the way out."""
+
+    def __init__(self, problem: str, *, fix: str = _LEAVE_OUT) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.fix = fix
+
+
+class NotATraceError(ValueError):
+    """Valid JSON that holds no list of events; says what it holds instead."""
+
+
+def damage_of_json(text: mmap.mmap, error: Exception) -> DamageError:
+    """Return where the JSON is invalid, in which event, and the likely cause."""
+    found = re.search(r"\(byte (\d+)\)", str(error))
+    if not isinstance(error, msgspec.DecodeError):
+        return DamageError(f"the text cannot be decoded: {error}", fix="record it again")
+    if found is None:
+        last = _one_line(text[max(0, len(text) - 60) :])
+        return DamageError(
+            f"the JSON is cut off at its end, byte {len(text):,}, after {last!r}", fix=_COPY_AGAIN
+        )
+    place = int(found[1])
+    before = text[max(0, place - 4096) : place]
+    names = _NAME.findall(before)
+    event = f" in the event named {_one_line(names[-1])!r}" if names else ""
+    where = f"byte {place:,}, line {_line_of(text, place):,},{event}"
+    if number := _NOT_JSON_NUMBER.match(text[max(0, place - 1) : place + 9].lstrip(b" :,[")):
+        said = number[0].decode()
+        return DamageError(f"the JSON is invalid at {where}: {said} is no number there")
+    near = _one_line(text[max(0, place - 30) : place + 30])
+    return DamageError(f"the JSON is invalid at {where} near {near!r}", fix=_ESCAPE)
+
+
+def damage_of_events(events: Sequence[msgspec.Raw], first: int, error: Exception) -> DamageError:
+    """Return which of the events, numbered from `first` on, is none of Kineto's."""
+    for number, event in enumerate(events):
+        try:
+            msgspec.json.decode(event, type=ExactEvent)
+        except UNREADABLE as cause:
+            said = _one_line(bytes(event)[:120])
+            return DamageError(f"event {first + number:,} is not one of Kineto's ({cause}): {said}")
+    return DamageError(f"the events from {first:,} on are not Kineto's: {error}")
+
+
+def _line_of(text: mmap.mmap, place: int) -> int:
+    """Return the number of a line without holding the whole text."""
+    begins = range(0, place, _CHUNK_BYTES)
+    return 1 + sum(text[b : min(b + _CHUNK_BYTES, place)].count(b"\n") for b in begins)
+
+
+def _one_line(text: bytes) -> str:
+    return " ".join(text.decode(errors="replace").split())

@@ -1,0 +1,105 @@
+"""The fields of a Kineto event that kprof reads, and which role each category plays."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+# An id that the event does not carry; no recorder writes it, so integers stay in plain arrays.
+MISSING = -(2**63)
+
+
+class Role(IntEnum):
+    """What kprof makes of a category."""
+
+    OTHER = 0
+    OPERATOR = 1
+    ANNOTATION = 2
+    RUNTIME = 3
+    PYTHON = 4
+    KERNEL = 5
+    MEMCPY = 6
+    MEMSET = 7
+    MEMORY = 8
+    OVERHEAD = 9
+
+
+# Capitalised names are those of files from before 2022.
+ROLE_OF_CATEGORY = {
+    "cpu_op": Role.OPERATOR,
+    "Operator": Role.OPERATOR,
+    "user_annotation": Role.ANNOTATION,
+    "cuda_runtime": Role.RUNTIME,
+    "cuda_driver": Role.RUNTIME,
+    "Runtime": Role.RUNTIME,
+    "python_function": Role.PYTHON,
+    "kernel": Role.KERNEL,
+    "Kernel": Role.KERNEL,
+    "gpu_memcpy": Role.MEMCPY,
+    "Memcpy": Role.MEMCPY,
+    "gpu_memset": Role.MEMSET,
+    "Memset": Role.MEMSET,
+    "cpu_instant_event": Role.MEMORY,
+    "overhead": Role.OVERHEAD,
+}
+OPERATOR_ROLES = (Role.OPERATOR, Role.ANNOTATION)
+HOST_ROLES = (*OPERATOR_ROLES, Role.RUNTIME, Role.PYTHON)
+DEVICE_ROLES = (Role.KERNEL, Role.MEMCPY, Role.MEMSET)
+
+_NOTHING = msgspec.Raw()
+
+
+class Args(msgspec.Struct, gc=False):
+    """An event's `args`, in the order in which Kineto writes them most often.
+
+    Ids are `Any` because files hold them as integers, as numeric strings and as null; a value that
+    is none of these is another program's and counts as missing.
+    """
+
+    external_id: Any = msgspec.field(name="External id", default=MISSING)
+    sequence: Any = msgspec.field(name="Sequence number", default=MISSING)
+    forward_thread: Any = msgspec.field(name="Fwd thread id", default=MISSING)
+    values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NOTHING)
+    dtypes: msgspec.Raw = msgspec.field(name="Input type", default=_NOTHING)
+    strides: msgspec.Raw = msgspec.field(name="Input Strides", default=_NOTHING)
+    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
+    device: Any = MISSING
+    stream: Any = MISSING
+    correlation: Any = MISSING
+    bytes: Any = MISSING
+    grid: msgspec.Raw = _NOTHING
+    block: msgspec.Raw = _NOTHING
+    graph_node: Any = msgspec.field(name="graph node id", default=MISSING)
+    reserved_bytes: Any = msgspec.field(name="Total Reserved", default=MISSING)
+    allocated_bytes: Any = msgspec.field(name="Total Allocated", default=MISSING)
+    device_id: Any = msgspec.field(name="Device Id", default=MISSING)
+    device_type: Any = msgspec.field(name="Device Type", default=MISSING)
+    old_external_id: Any = msgspec.field(name="external id", default=MISSING)
+
+
+class Event(msgspec.Struct, gc=False):
+    """An entry of `traceEvents` whose times may be doubles."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | float | str | None = None
+    tid: int | float | str | None = None
+    ts: Any = None
+    dur: Any = None
+    args: Args | None = None
+
+
+class ExactEvent(Event, gc=False):
+    """An entry whose times are decoded from their text."""
+
+    ts: Decimal | None = None
+    dur: Decimal | None = None
+
+
+NO_ARGS = Args()
+FAST_DECODER = msgspec.json.Decoder(list[Event])
+EXACT_DECODER = msgspec.json.Decoder(list[ExactEvent])

@@ -1,0 +1,178 @@
+"""The tables `kernels`, `ranges` and `samples` of a Trace from decoded blocks."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from kprof.collect.readers._kineto.columns import INPUTS
+from kprof.collect.readers._kineto.events import MISSING, OPERATOR_ROLES, Role
+from kprof.collect.readers._kineto.merge import Merger
+from kprof.collect.readers._kineto.threads import thread_table
+
+_MODULE_PREFIX = "nn.Module: "
+_OWN_RANGE = re.compile(r"kprof\.(step|phase|module)#(.+)", re.DOTALL)
+_TORCH_STEP = re.compile(r"ProfilerStep#(\d+)")
+_KINDS = ["module", "op", "phase", "python", "range", "runtime", "step"]
+_KIND_OF_ROLE = {
+    Role.OPERATOR: "op",
+    Role.ANNOTATION: "range",
+    Role.RUNTIME: "runtime",
+    Role.PYTHON: "python",
+}
+_ACTIVITIES = ["kernel", "memcpy", "memset"]  # in the order of their roles
+
+
+def kernels_of(merger: Merger, rank: int) -> pd.DataFrame:
+    """Return the device activities in the order of the file."""
+    role = merger.numbers("device", "role")
+    graph_node = merger.numbers("device", "graph_node")
+    graph_node[graph_node == 0] = MISSING  # how CUPTI says that no graph was replayed
+    copied_bytes = np.where(role == Role.KERNEL, MISSING, merger.numbers("device", "copied_bytes"))
+    table: pd.DataFrame = pd.DataFrame(
+        {
+            "name": _category(*merger.words("device", "name", "device_name", str)),
+            "activity": _category(role - int(Role.KERNEL), _ACTIVITIES),
+            "rank": np.full(len(role), rank, dtype=np.int32),
+            "device": _present(merger.numbers("device", "device"), -1).astype(np.int32),
+            "stream": _present(merger.numbers("device", "stream"), -1),
+            "start_ns": merger.numbers("device", "start_ns"),
+            "duration_ns": merger.numbers("device", "duration_ns"),
+            "correlation": _nullable(merger.numbers("device", "correlation")),
+            "graph_node": _nullable(graph_node),
+            "copied_bytes": _nullable(copied_bytes),
+            "grid": _category(*merger.words("device", "grid", "grid", _dimensions)),
+            "block": _category(*merger.words("device", "block", "block", _dimensions)),
+        },
+        copy=False,
+    )
+    return table
+
+
+def ranges_of(merger: Merger, rank: int) -> pd.DataFrame:
+    """Return the host ranges in the order of the file."""
+    kind, name = _kinds_and_names(merger)
+    table: pd.DataFrame = pd.DataFrame(
+        {
+            "kind": kind,
+            "name": name,
+            "rank": np.full(len(kind), rank, dtype=np.int32),
+            "thread": _threads(merger),
+            "start_ns": merger.numbers("host", "start_ns"),
+            "duration_ns": merger.numbers("host", "duration_ns"),
+            **{
+                column: _nullable(merger.numbers("host", column))
+                for column in ("correlation", "external_id", "sequence", "forward_thread")
+            },
+            **{
+                f"input_{what}": _category(*merger.words("host", what, what, _json_text))
+                for what in INPUTS
+            },
+        },
+        copy=False,
+    )
+    return table
+
+
+def samples_of(merger: Merger, rank: int) -> pd.DataFrame:
+    """Return what the allocator held after each allocation and release."""
+    quantities = ["allocated_bytes", "reserved_bytes"]
+    values = np.stack([merger.numbers("memory", quantity) for quantity in quantities], axis=1)
+    # Device type 0 is the host.
+    is_host = merger.numbers("memory", "device_type") == 0
+    device = np.where(is_host, -1, _present(merger.numbers("memory", "device"), -1))
+    time_ns = merger.numbers("memory", "time_ns")
+    is_known = (values != MISSING).ravel()
+    number = int(is_known.sum())
+    quantity = np.tile(np.array([0, 1], dtype=np.int8), len(values))[is_known]
+    table: pd.DataFrame = pd.DataFrame(
+        {
+            "time_ns": np.repeat(time_ns, 2)[is_known],
+            "rank": np.full(number, rank, dtype=np.int32),
+            "device": np.repeat(device, 2)[is_known].astype(np.int32),
+            "source": _category(np.zeros(number, dtype=np.int32), ["profiler"]),
+            "quantity": _category(quantity, quantities),
+            "value": values.ravel()[is_known].astype(np.float64),
+        },
+        copy=False,
+    )
+    return table
+
+
+def num_module_ranges(merger: Merger) -> int:
+    """Count the rows that torch names as modules."""
+    name, texts = merger.words("host", "name", "host_name", str)
+    is_module = np.array([text.startswith("nn.Module") for text in texts], dtype=bool)
+    return int(is_module[name].sum()) if texts else 0
+
+
+def _kinds_and_names(merger: Merger) -> tuple[pd.Categorical, pd.Categorical]:
+    role = merger.numbers("host", "role")
+    text, texts = merger.words("host", "name", "host_name", str)
+    used = _used_pairs(role, text, (len(Role), len(texts)))
+    meanings = {(r, t): _meaning(Role(r), texts[t]) for r, t in np.argwhere(used).tolist()}
+    names = sorted({name for _, name in meanings.values()})
+    code_of = {name: code for code, name in enumerate(names)}
+    kind_table, name_table = np.zeros((2, *used.shape), dtype=np.int32)
+    for pair, (kind, name) in meanings.items():
+        kind_table[pair], name_table[pair] = _KINDS.index(kind), code_of[name]
+    return _category(kind_table[role, text], _KINDS), _category(name_table[role, text], names)
+
+
+def _meaning(role: Role, text: str) -> tuple[str, str]:
+    """Return kind and name of the ranges that have this role and text."""
+    if role in OPERATOR_ROLES:
+        if own := _OWN_RANGE.fullmatch(text):
+            return own[1], own[2]
+        if step := _TORCH_STEP.fullmatch(text):
+            return "step", step[1]
+    if role == Role.PYTHON and text.startswith(_MODULE_PREFIX):
+        return "module", text.removeprefix(_MODULE_PREFIX)
+    return _KIND_OF_ROLE[role], text
+
+
+def _threads(merger: Merger) -> NDArray[np.int64]:
+    pid, pids = merger.words("host", "pid", "pid", str)
+    tid, tids = merger.words("host", "tid", "tid", str)
+    return thread_table(pids, tids, _used_pairs(pid, tid, (len(pids), len(tids))))[pid, tid]
+
+
+def _used_pairs(
+    rows: NDArray[np.integer], columns: NDArray[np.integer], shape: tuple[int, int]
+) -> NDArray[np.bool_]:
+    pairs = rows.astype(np.int64) * shape[1] + columns
+    return np.bincount(pairs, minlength=shape[0] * shape[1]).reshape(shape) > 0
+
+
+def _category(codes: NDArray[np.integer], texts: list[str]) -> pd.Categorical:
+    """Return a categorical of the texts that occur; -1 is missing."""
+    is_used = np.bincount(codes + 1, minlength=len(texts) + 1)[1:] > 0
+    if not is_used.all():
+        codes = np.append(np.cumsum(is_used) - 1, -1).astype(np.int32)[codes]
+        texts = [text for text, used in zip(texts, is_used.tolist(), strict=True) if used]
+    return pd.Categorical.from_codes(codes, categories=pd.Index(texts, dtype=str))
+
+
+def _nullable(values: NDArray[np.int64]) -> pd.arrays.IntegerArray:
+    return pd.arrays.IntegerArray(values, values == MISSING)
+
+
+def _present(values: NDArray[np.int64], otherwise: int) -> NDArray[np.int64]:
+    return np.where(values == MISSING, otherwise, values)
+
+
+def _json_text(word: object) -> str | None:
+    """Return recorded JSON on one line, so that equal inputs read the same in every layout."""
+    if not isinstance(word, bytes) or word == b"null":
+        return None
+    return msgspec.json.format(word, indent=0).decode(errors="replace")
+
+
+def _dimensions(word: object) -> str | None:
+    """Return a grid or a block, `[8, 1, 1]`, as `8,1,1`."""
+    numbers = re.findall(rb"\d+", word) if isinstance(word, bytes) else []
+    return b",".join(numbers).decode() or None

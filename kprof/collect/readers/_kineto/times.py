@@ -1,0 +1,72 @@
+"""Kineto's decimal microseconds as exact integer nanoseconds."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Half a unit in the last place of a double is below 0.49 ns up to here, so that its nearest
+# whole nanosecond is the one that was written; from here on only the text of a fraction will do.
+EXACT_BELOW_US = 2.0**43
+# The largest whole microseconds whose nanoseconds fit in an int64.
+LIMIT_US = (2**63 - 1) // 1000
+
+
+class NeedsTextError(ValueError):
+    """A fraction so large that its double has lost nanoseconds: decode it as a Decimal."""
+
+
+class NotATimeError(ValueError):
+    """A value that is no number of microseconds; `position` is its place in the sequence."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(f"value {position} is no time")
+        self.position = position
+
+
+def exact_ns(microseconds: Sequence[Any]) -> NDArray[np.int64]:
+    """Return whole nanoseconds, a thousandth of a microsecond at a time, without rounding errors.
+
+    Digits beyond the third decimal are rounded to the nearest nanosecond.
+
+    Raises:
+        NeedsTextError: a float is too large to be exact.
+        NotATimeError: a value is missing, not a number, or beyond 64 bits.
+    """
+    try:
+        values = np.asarray(array("d", microseconds), dtype=np.float64)
+    except (TypeError, OverflowError):
+        return _one_by_one(microseconds)
+    if len(values) == 0:
+        return np.empty(0, dtype=np.int64)
+    if not np.abs(values).max() < EXACT_BELOW_US:  # also where one of them is not a number
+        return _one_by_one(microseconds)
+    whole = np.floor(values)
+    return whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(np.int64)
+
+
+def _one_by_one(microseconds: Sequence[Any]) -> NDArray[np.int64]:
+    if all(type(value) is int for value in microseconds):
+        whole = np.array(microseconds)
+        if whole.dtype == np.int64 and np.abs(whole).max() <= LIMIT_US:
+            return whole * 1000
+    return np.array([_ns(value, i) for i, value in enumerate(microseconds)], dtype=np.int64)
+
+
+def _ns(value: object, position: int) -> int:
+    if not isinstance(value, int | float | Decimal):
+        raise NotATimeError(position)
+    try:
+        number = Decimal(value)
+        if not abs(number) <= LIMIT_US:
+            raise NotATimeError(position)
+        if isinstance(value, float) and abs(value) >= EXACT_BELOW_US:
+            raise NeedsTextError
+        return int((number * 1000).to_integral_value(rounding=ROUND_HALF_EVEN))
+    except InvalidOperation:  # NaN has no order
+        raise NotATimeError(position) from None

@@ -1,0 +1,168 @@
+"""Traces of Kineto, the recorder inside PyTorch: Chrome JSON, plain or gzipped."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from kprof.collect.readers._kineto.damage import DamageError, NotATraceError
+from kprof.collect.readers._kineto.document import Document, read_document
+from kprof.collect.readers._kineto.events import ROLE_OF_CATEGORY
+from kprof.collect.readers._kineto.merge import Merger
+from kprof.collect.readers._kineto.source import json_text_of
+from kprof.collect.readers._kineto.tables import (
+    kernels_of,
+    num_module_ranges,
+    ranges_of,
+    samples_of,
+)
+from kprof.errors import TraceError
+from kprof.trace import Gpu, Meta, Trace
+
+_RECORD = "record the workload with `kprof run`, or with torch.profiler and export_chrome_trace"
+# What Proton's tree begins with; it is JSON too.
+_PROTON = re.compile(rb'\s*\[\s*\{\s*"(?:children|frame|metrics)"')
+
+
+def knows(path: Path, head: bytes) -> bool:
+    """Say whether the file could be a trace of Kineto: JSON by its name or by what it holds."""
+    if path.is_dir() or _PROTON.match(head):
+        return False
+    is_named_json = path.name.endswith((".json", ".json.gz"))
+    is_json = head.lstrip()[:1] in (b"{", b"[")
+    return is_named_json or (is_json and (b'"traceEvents"' in head or b'"ph"' in head))
+
+
+def read(path: Path) -> Trace:
+    """Read a trace, exact to the nanosecond.
+
+    Raises:
+        TraceError: the file is damaged, is another tool's, or holds nothing to analyze.
+    """
+    try:
+        with json_text_of(path) as text:
+            _refuse_other_formats(path, text.read(64))
+            document = read_document(text)
+            raw_json_bytes = text.seek(0, 2)
+    except DamageError as error:
+        raise TraceError(f"{path.name}: {error.problem}", fix=error.fix) from None
+    except NotATraceError as error:
+        raise TraceError(
+            f"{path.name} is JSON without a list of `traceEvents`; it holds {error}",
+            fix=_RECORD,
+        ) from None
+    merger = Merger(document.shares)
+    counts = {**merger.counts(), "raw_json_bytes": raw_json_bytes}
+    _require_activities(path, counts)
+    return _trace_of(path, document, merger, counts)
+
+
+def _refuse_other_formats(path: Path, head: bytes) -> None:
+    if head.lstrip()[:1] not in (b"{", b"["):
+        raise TraceError(
+            f"{path.name} is not JSON; it begins with {head[:16]!r}",
+            fix="give the .json or .json.gz that the recorder wrote; " + _RECORD,
+        )
+    if _PROTON.match(head):
+        raise TraceError(
+            f"{path.name} looks like a profile of Proton: a tree of frames without times",
+            fix=_RECORD,
+        )
+
+
+def _require_activities(path: Path, counts: dict[str, int]) -> None:
+    if counts["events"] == 0:
+        raise TraceError(
+            f"{path.name} holds an empty list of events: there is nothing to analyze",
+            fix="let the workload do some work while the recorder is on; " + _RECORD,
+        )
+    categories = [key.removeprefix("cat:") for key in counts if key.startswith("cat:")]
+    if not any(category in ROLE_OF_CATEGORY for category in categories):
+        seen = ", ".join(sorted(categories)[:5]) or "none"
+        raise TraceError(
+            f"{path.name} looks like a Chrome trace of another program: none of its categories "
+            f"is one of Kineto's (seen: {seen})",
+            fix=_RECORD,
+        )
+
+
+def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, int]) -> Trace:
+    rank = _whole(_mapping(document.around.get("distributedInfo")).get("rank")) or 0
+    kernels, ranges = kernels_of(merger, rank), ranges_of(merger, rank)
+    if len(kernels) == 0 and len(ranges) == 0:
+        raise TraceError(
+            f"{path.name} holds no operator of the host and no activity of a device: there is "
+            "nothing to analyze",
+            fix="record CPU and CUDA activities both; " + _RECORD,
+        )
+    counts["nn_module_events"] = counts.get("nn_module_events", 0) + num_module_ranges(merger)
+    meta = Meta(
+        source=path.name,
+        tool="kineto",
+        gpus=_gpus(document.around.get("deviceProperties")),
+        versions=_versions(document.around),
+        base_time_ns=_whole(document.around.get("baseTimeNanoseconds")),
+        counts=counts,
+        caveats=_caveats(kernels, ranges),
+    )
+    return Trace(kernels, ranges, samples_of(merger, rank), meta)
+
+
+def _gpus(properties: object) -> tuple[Gpu, ...]:
+    if not isinstance(properties, list):
+        return ()
+    entries = [entry for entry in properties if isinstance(entry, dict)]
+    return tuple(
+        Gpu(
+            index=_whole(entry.get("id")) or 0,
+            name=str(entry.get("name", "")),
+            num_sms=_whole(entry.get("numSms")),
+            memory_bytes=_whole(entry.get("totalGlobalMem")),
+            compute_capability=f"{entry['computeMajor']}.{entry['computeMinor']}"
+            if {"computeMajor", "computeMinor"} <= entry.keys()
+            else None,
+        )
+        for entry in entries
+    )
+
+
+def _versions(around: dict[str, Any]) -> dict[str, str]:
+    """Return what the file says about versions; CUDA's 13020 is written as 13.2."""
+    found = {**around, **_mapping(around.get("distributedInfo"))}
+    versions = {}
+    for key, value in found.items():
+        if key.endswith("_version") and isinstance(value, str | int):
+            number = _whole(value)
+            is_cuda = key.startswith("cuda_") and number is not None
+            versions[key.removesuffix("_version")] = (
+                f"{number // 1000}.{number % 1000 // 10}" if number and is_cuda else str(value)
+            )
+    return versions
+
+
+def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame) -> tuple[str, ...]:
+    caveats = []
+    if (ranges["kind"] == "op").any() and ranges["input_shapes"].isna().all():
+        caveats.append(
+            "No input shapes were recorded, so the work of operators is not known: record with "
+            "record_shapes=True."
+        )
+    if len(kernels) and bool((kernels["duration_ns"] % 1000 == 0).all()):
+        caveats.append("Times are whole microseconds in this file, so short kernels are coarse.")
+    if num_empty := int((kernels["duration_ns"] == 0).sum()):
+        caveats.append(f"{num_empty:,} device activities were recorded with no duration.")
+    return tuple(caveats)
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _whole(value: object) -> int | None:
+    try:
+        return int(value)  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError):
+        return None

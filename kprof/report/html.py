@@ -1,0 +1,118 @@
+"""The HTML page: one offline file, whose figures plotly draws from a script inside it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from kprof.report.plotly_script import pack_plotly
+from kprof.report.section import Column, Facts, Figure, Section, Table, Text
+from kprof.trace import Trace
+
+# The page shows so many rows of a table (page.css), and the rest on demand; hiding fewer than
+# these would save no room.
+ROWS_SHOWN = 12
+ROWS_SPARED = 4
+
+_FOLDER = Path(__file__).parent
+
+
+def write_html(trace: Trace, sections: list[Section], path: Path) -> None:
+    """Write the report as one offline HTML file; the same data give the same bytes."""
+    # A name may hold half a surrogate pair, which no encoding can write.
+    page = render_page(trace, sections).encode("utf-8", errors="replace")
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(page)
+    partial.replace(path)
+
+
+def render_page(trace: Trace, sections: list[Section]) -> str:
+    """Return the text of the page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True
+    )
+    plotly = pack_plotly()
+    script = (_FOLDER / "page.js").read_text(encoding="utf-8")
+    meta = trace.meta
+    return environment.get_template("page.html.jinja").render(
+        title=meta.source,
+        subtitle=" ".join(meta.command),
+        script_hashes=Markup(f"'{_hash_of(script)}' '{plotly.content_hash}'"),
+        style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        plotly=Markup(plotly.packed),
+        sections=[
+            {"title": section.title, "anchor": anchor, "parts": list(_parts(section, anchor))}
+            for section in sections
+            for anchor in [re.sub(r"\W+", "-", section.title.lower()).strip("-")]
+        ],
+        has_figures=any(isinstance(part, Figure) for s in sections for part in s.parts),
+    )
+
+
+def embed_json(value: object) -> str:
+    """Return compact JSON that can stand inside a script element, whatever names it holds."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _hash_of(script: str) -> str:
+    digest = hashlib.sha256(script.encode()).digest()
+    return "sha256-" + base64.b64encode(digest).decode()
+
+
+def _parts(section: Section, anchor: str) -> Iterator[dict[str, Any]]:
+    """Yield each part of a section as the template wants it."""
+    for number, part in enumerate(section.parts):
+        here = f"{anchor}-{number}"
+        if isinstance(part, Text):
+            yield {"is_text": True, "text": _keep_units(part.text), "tone": part.tone}
+        elif isinstance(part, Facts):
+            columns = 3 if len(part.items) % 3 == 0 else 4
+            yield {"is_facts": True, "facts": part.items, "columns": columns}
+        elif isinstance(part, Table):
+            yield {"is_table": True, "anchor": here, **_table(part)}
+        else:
+            yield {"is_figure": True, "anchor": here, **_figure(part)}
+
+
+def _keep_units(text: str) -> str:
+    """Bind a number to its unit, so that no line ends between them."""
+    return re.sub(r"(?<=\d) (?=(?:%|[mµn]?s)(?:\W|$))", "\N{NO-BREAK SPACE}", text)
+
+
+def _table(table: Table) -> dict[str, Any]:
+    longest = max(table.share, default=0.0) or 1.0
+    percents = [f"{100 * share / longest:.1f}" for share in table.share]
+    return {
+        "columns": table.columns,
+        "caption": table.caption,
+        "bars": bool(table.share),
+        "is_long": len(table.rows) > ROWS_SHOWN + ROWS_SPARED,
+        "rows": [
+            {"cells": _cells(table.columns, row), "percent": percents[i] if percents else ""}
+            for i, row in enumerate(table.rows)
+        ],
+    }
+
+
+def _cells(columns: tuple[Column, ...], row: tuple[str, ...]) -> list[tuple[Column, str]]:
+    return list(zip(columns, row, strict=True))
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    return {
+        "caption": figure.caption,
+        "height_px": figure.height_px,
+        "json": Markup(embed_json({"data": figure.data, "layout": figure.layout})),
+    }

@@ -1,0 +1,76 @@
+"""A section of the report as plain data, which the terminal and the HTML page both draw.
+
+A number is formatted by the section (it knows the unit); text is untrusted and is escaped by
+whoever draws it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; `tone` is plain, good, warning or muted (left out of the terminal)."""
+
+    text: str
+    tone: str = "plain"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Headline figures side by side: (label, value, explanation) each."""
+
+    items: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its header, how it is set, whether a narrow terminal keeps it.
+
+    `align`: left; right (numbers); name (takes the room that is left, cut where it ends); prose.
+    """
+
+    header: str
+    align: str = "left"
+    essential: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of formatted cells; `share` (0 to 1 a row, or empty) draws a bar in each row.
+
+    `terminal_rows`: how many the terminal shows; 0 leaves the table to the page.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+    share: tuple[float, ...] = ()
+    terminal_rows: int = 10
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plotly figure as its plain JSON object, and the sentence that says what it shows.
+
+    Names in it went through `figures.literal`: plotly reads its text as markup.
+    """
+
+    data: list[dict[str, object]]
+    layout: dict[str, object]
+    caption: str = ""
+    height_px: int = 420
+
+
+Part = Text | Facts | Table | Figure
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the report: `order` places it; `in_terminal`: the summary shows it too."""
+
+    title: str
+    order: int
+    parts: tuple[Part, ...] = field(default_factory=tuple)
+    in_terminal: bool = True

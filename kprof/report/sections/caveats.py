@@ -1,0 +1,93 @@
+"""What this report cannot answer, and where to read its numbers with care."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kprof.analyze.summary import group_kernels
+from kprof.analyze.utilisation import share_of_time
+from kprof.report.section import Column, Part, Section, Table, Text
+from kprof.report.units import format_count, format_share, format_time, or_missing
+from kprof.trace import Trace
+
+TITLE = "Caveats"
+ORDER = 110
+
+UNMODELLED_SHOWN = 8
+# Less than this share of device time is not worth a sentence.
+NEGLIGIBLE = 0.001
+
+
+def render(trace: Trace) -> Section:
+    """Render the recording's caveats and those that the numbers themselves show."""
+    sentences = [*trace.meta.caveats, *_computed(trace)]
+    if not sentences:
+        return Section(TITLE, ORDER, (Text("Nothing is known to be missing or doubtful.", "good"),))
+    parts: list[Part] = [Text(f"{format_count(len(sentences), 'thing')} to keep in mind.")]
+    parts += [Text(sentence, "warning") for sentence in sentences]
+    unmodelled = _unmodelled_table(trace)
+    return Section(TITLE, ORDER, (*parts, unmodelled) if unmodelled.rows else tuple(parts))
+
+
+def _computed(trace: Trace) -> Iterator[str]:
+    kernels = trace.kernels
+    if kernels.empty:
+        return
+    unattributed = share_of_time(kernels, kernels["bucket"] != "attributed")
+    if unattributed > NEGLIGIBLE:
+        yield (
+            f"{format_share(unattributed)} of device time is not traced to an operator or range; "
+            "the ledger says why."
+        )
+    unmodelled = share_of_time(kernels, kernels["limit_ns"].isna())
+    if unmodelled > NEGLIGIBLE:
+        yield f"{format_share(unmodelled)} of device time has no work model, so no roofline."
+    beaten = _beaten_ceilings(trace)
+    if beaten:
+        yield beaten
+    shapes = trace.ranges["input_shapes"]
+    if not shapes.notna().any():
+        yield "Operator shapes were not recorded: work is known only for copies."
+    if trace.meta.device is not None and not trace.meta.device.is_measured:
+        yield "Ceilings are datasheet peaks, not measured on this device: nothing reaches them."
+
+
+def _beaten_ceilings(trace: Trace) -> str:
+    kernels = trace.kernels
+    limit_ns = kernels["limit_ns"].to_numpy(np.int64, na_value=0)
+    is_beaten = limit_ns > kernels["duration_ns"].to_numpy(np.int64)
+    if not is_beaten.any():
+        return ""
+    share = share_of_time(kernels, is_beaten)
+    return (
+        f"{format_count(int(is_beaten.sum()), 'activity', 'activities')} "
+        f"({format_share(share)} of device time) ran faster than the roofline says: data came "
+        "from a cache, or the operator did less than its shapes tell."
+    )
+
+
+def _unmodelled_table(trace: Trace) -> Table:
+    kernels = trace.kernels
+    missing = kernels[kernels["limit_ns"].isna()]
+    groups = group_kernels(missing, ["name", "kind"]).head(UNMODELLED_SHOWN)
+    total_ns = max(int(kernels["duration_ns"].sum()), 1)
+    rows = tuple(
+        (
+            str(row.name),
+            format_share(row.time_ns / total_ns),
+            format_time(row.time_ns),
+            f"{row.calls:,}",
+            or_missing(row.kind),
+        )
+        for row in groups.itertuples(index=False)
+    )
+    columns = (
+        Column("Without a work model", "name"),
+        Column("Share", "right"),
+        Column("Time", "right"),
+        Column("Calls", "right"),
+        Column("Kind"),
+    )
+    return Table(columns, rows, caption="The longest activities without one.", terminal_rows=0)

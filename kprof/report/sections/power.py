@@ -1,0 +1,163 @@
+"""Power and clocks over the run, and what held the clocks back."""
+
+from __future__ import annotations
+
+from kprof.analyze.energy import (
+    HARMLESS_REASONS,
+    THROTTLE_REASONS,
+    Series,
+    devices_in,
+    energy_between,
+    readings,
+    thin_out,
+    throttle_shares,
+)
+from kprof.analyze.steps import Step, find_steps
+from kprof.report.section import Column, Facts, Figure, Part, Section, Table, Text
+from kprof.report.units import MISSING, UNKNOWN, format_count, format_share
+from kprof.trace import Trace
+
+TITLE = "Power and clocks"
+ORDER = 80
+
+MAX_POINTS = 1500
+DEVICES_DRAWN = 8
+PANEL_GAP = 0.06
+PANELS = (
+    ("power_w", "power, W"),
+    ("sm_clock_mhz", "SM clock, MHz"),
+    ("temperature_c", "temperature, °C"),
+)
+COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#a56ba0", "#d8443c", "#3fa9a5", "#a67c61", "#8c8c94")
+
+
+def render(trace: Trace) -> Section:
+    """Render NVML's samples: figures for each GPU, the reasons of throttling, the curves."""
+    devices = devices_in(trace.samples, "nvml")
+    if not devices:
+        why = "Not measured: the recording has no samples of power or clocks."
+        return Section(TITLE, ORDER, (Text(why),), in_terminal=False)
+    parts: list[Part] = [_lead(trace, devices), _energy(trace, devices), _table(trace, devices)]
+    return Section(TITLE, ORDER, (*parts, _curves(trace, devices)), in_terminal=False)
+
+
+def _lead(trace: Trace, devices: list[int]) -> Text:
+    harmless = {name for bit, name in THROTTLE_REASONS.items() if bit & HARMLESS_REASONS}
+    held_back: dict[str, float] = {}
+    for device in devices:
+        reasons = throttle_shares(readings(trace.samples, "nvml", "throttle_reasons", device))
+        for name, share in reasons.items():
+            if name not in harmless:
+                held_back[name] = max(held_back.get(name, 0.0), share)
+    if not held_back:
+        return Text("No sample shows the clocks held back by power or heat.")
+    listed = ", ".join(f"{name} in {format_share(share)}" for name, share in held_back.items())
+    return Text(f"Clocks were held back: {listed} of the samples.", "warning")
+
+
+def _energy(trace: Trace, devices: list[int]) -> Facts:
+    label = "Energy per step"
+    steps = find_steps(trace)
+    if not steps:
+        return Facts(((label, UNKNOWN, "no step is marked"),))
+    start_ns = min(step.start_ns for step in steps)
+    end_ns = max(step.device_end_ns for step in steps)
+    counters = [readings(trace.samples, "nvml", "energy_mj", device) for device in devices]
+    if not any(len(counter.value) for counter in counters):
+        return Facts(((label, UNKNOWN, "the GPU's energy counter was not read"),))
+    used = [energy_between(counter, start_ns, end_ns) for counter in counters]
+    known = [joules for joules in used if joules is not None]
+    if len(known) < len(used):
+        why = "the recorded steps are too short for the energy counter, or not all sampled"
+        return Facts(((label, UNKNOWN, why),))
+    return Facts(((label, f"{sum(known) / _per_rank(steps):.3g} J", _basis(steps, devices)),))
+
+
+def _per_rank(steps: list[Step]) -> int:
+    return max(len(steps) // len({step.rank for step in steps}), 1)
+
+
+def _basis(steps: list[Step], devices: list[int]) -> str:
+    number = format_count(_per_rank(steps), "recorded step")
+    return f"from the energy counter of {format_count(len(devices), 'GPU')}, over {number}"
+
+
+def _table(trace: Trace, devices: list[int]) -> Table:
+    rows = []
+    for device in devices:
+        for quantity, label in PANELS:
+            series = readings(trace.samples, "nvml", quantity, device)
+            rows.append((f"GPU {device}", label, *_extremes(series)))
+        reasons = throttle_shares(readings(trace.samples, "nvml", "throttle_reasons", device))
+        for name, share in reasons.items():
+            rows.append((f"GPU {device}", f"clocks: {name}", MISSING, format_share(share), MISSING))
+    columns = (
+        Column("GPU"),
+        Column("Quantity"),
+        Column("Least", "right"),
+        Column("Mean", "right"),
+        Column("Most", "right"),
+    )
+    caption = "Over the whole recording; of a reason for lower clocks, the share of samples."
+    return Table(columns, tuple(rows), caption=caption)
+
+
+def _extremes(series: Series) -> tuple[str, str, str]:
+    if not len(series.value):
+        return MISSING, MISSING, MISSING
+    values = (series.value.min(), series.value.mean(), series.value.max())
+    least, mean, most = (f"{value:,.0f}" for value in values)
+    return least, mean, most
+
+
+def _curves(trace: Trace, devices: list[int]) -> Figure:
+    """Draw a panel for each quantity, a line for each GPU, the recorded steps shaded."""
+    first_ns = int(trace.samples["time_ns"].min())
+    data: list[dict[str, object]] = []
+    layout: dict[str, object] = {
+        "margin": {"l": 70, "r": 20, "t": 10, "b": 46},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "showlegend": len(devices) > 1,
+        "hovermode": "x",
+        "shapes": _shaded_steps(trace, first_ns),
+    }
+    height = (1 - PANEL_GAP * (len(PANELS) - 1)) / len(PANELS)
+    for panel, (quantity, label) in enumerate(PANELS):
+        suffix = "" if panel == 0 else str(panel + 1)
+        bottom = (len(PANELS) - 1 - panel) * (height + PANEL_GAP)
+        axis = {"title": {"text": label}, "domain": [bottom, min(bottom + height, 1.0)]}
+        layout[f"yaxis{suffix}"] = {**axis, "rangemode": "tozero", "nticks": 5}
+        for device in devices[:DEVICES_DRAWN]:
+            series = thin_out(readings(trace.samples, "nvml", quantity, device), MAX_POINTS)
+            data.append(_line(series, first_ns, device, f"y{suffix}", is_named=panel == 0))
+    last = f"y{len(PANELS)}"
+    layout["xaxis"] = {"title": {"text": "seconds"}, "anchor": last, "zeroline": False}
+    caption = "Samples of the whole run. Shaded: the recorded steps."
+    return Figure(data, layout, caption, height_px=520)
+
+
+def _line(
+    series: Series, first_ns: int, device: int, axis: str, *, is_named: bool
+) -> dict[str, object]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": f"GPU {device}",
+        "legendgroup": f"{device}",
+        "showlegend": is_named,
+        "x": [round(time_ns / 1e9, 4) for time_ns in (series.time_ns - first_ns).tolist()],
+        "y": [round(value, 1) for value in series.value.tolist()],
+        "yaxis": axis,
+        "line": {"color": COLOURS[device % len(COLOURS)], "width": 1.5},
+    }
+
+
+def _shaded_steps(trace: Trace, first_ns: int) -> list[dict[str, object]]:
+    steps = find_steps(trace)
+    if not steps:
+        return []
+    start_ns = min(step.start_ns for step in steps)
+    end_ns = max(step.device_end_ns for step in steps)
+    place = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
+    extent = {"x0": (start_ns - first_ns) / 1e9, "x1": (end_ns - first_ns) / 1e9}
+    return [{**place, **extent, "fillcolor": "#8c8c94", "opacity": 0.25, "line": {"width": 0}}]

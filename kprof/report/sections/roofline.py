@@ -1,0 +1,251 @@
+"""The roofline: what each operator achieved against what the device could do."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze.summary import group_operators
+from kprof.device import Device
+from kprof.report.figures import BOUND_COLOURS, CEILING_COLOUR, UNKNOWN_COLOUR, literal
+from kprof.report.section import Figure, Part, Section, Text
+from kprof.report.units import (
+    format_amount,
+    format_count,
+    format_share,
+    format_share_of_limit,
+    format_time,
+    shorten,
+)
+from kprof.trace import Trace
+
+TITLE = "Roofline"
+ORDER = 40
+
+MARKERS = 300
+BARS = 15
+UNKNOWN_BOUND = "unknown"
+
+_FIRST_SHAPE = re.compile(r"\[(\d[\d, ]*)\]")
+
+
+def render(trace: Trace) -> Section:
+    """Render arithmetic intensity against speed, and the bandwidth of what computes nothing."""
+    groups = group_operators(trace)
+    groups = groups[groups["bytes"].fillna(0) > 0]
+    if groups.empty:
+        why = "No roofline can be drawn: no operator's work is known. Record shapes to have one."
+        return Section(TITLE, ORDER, (Text(why),), in_terminal=False)
+    computing = groups[groups["flops"].fillna(0) > 0]
+    moving = groups[groups["flops"].fillna(0) == 0]
+    parts: list[Part] = [Text(_lead(trace, groups))]
+    if trace.meta.device is None:
+        parts.append(Text("The device's peaks are not known, so no ceiling is drawn.", "warning"))
+    if len(computing):
+        parts.append(_roofline_figure(trace, computing.head(MARKERS), len(computing)))
+    if len(moving):
+        parts.append(_bandwidth_figure(trace.meta.device, moving))
+    return Section(TITLE, ORDER, tuple(parts), in_terminal=False)
+
+
+def _lead(trace: Trace, groups: pd.DataFrame) -> str:
+    total_ns = max(int(trace.kernels["duration_ns"].sum()), 1)
+    covered = format_share(int(groups["time_ns"].sum()) / total_ns)
+    by_bound = groups.groupby(groups["bound"].astype(object))["time_ns"].sum()
+    listed = ", ".join(
+        f"{format_share(time_ns / total_ns)} {bound}-bound"
+        for bound, time_ns in by_bound.sort_values(ascending=False).items()
+    )
+    ending = f": {listed}." if listed else "."
+    return f"The work of {covered} of device time is known{ending}"
+
+
+def _roofline_figure(trace: Trace, points: pd.DataFrame, number: int) -> Figure:
+    flops = points["flops"].to_numpy(np.float64)
+    intensity = flops / points["bytes"].to_numpy(np.float64)
+    speed = flops / (points["time_ns"].to_numpy(np.float64) / 1e9)
+    data: list[dict[str, object]] = []
+    if trace.meta.device is not None:
+        data += _ceilings(trace.meta.device, trace.kernels, intensity)
+    bounds = points["bound"].astype(object).fillna(UNKNOWN_BOUND).to_numpy()
+    for bound in (*BOUND_COLOURS, UNKNOWN_BOUND):
+        rows = np.flatnonzero(bounds == bound)
+        if len(rows):
+            data.append(_markers(bound, points.iloc[rows], intensity[rows], speed[rows]))
+    cut = f" the {MARKERS} longest of {number:,};" if number > MARKERS else ""
+    caption = (
+        f"A marker is a kernel with its operator and shapes;{cut} its area is its share of "
+        "device time. The lines are the device's ceilings: the closer, the better used."
+    )
+    return Figure(data, _roofline_layout(), caption, height_px=520)
+
+
+def _roofline_layout() -> dict[str, object]:
+    tens = [10.0**power for power in range(-6, 19)]
+    return {
+        "margin": {"l": 100, "r": 20, "t": 10, "b": 50},
+        "xaxis": {
+            "type": "log",
+            "title": {"text": "FLOP per byte"},
+            "tickvals": tens,
+            "ticktext": [f"{ten:,.6g}" for ten in tens],
+        },
+        "yaxis": {
+            "type": "log",
+            "tickvals": tens,
+            "ticktext": [format_amount(ten, "FLOP/s") for ten in tens],
+        },
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "itemsizing": "constant"},
+        "hovermode": "closest",
+    }
+
+
+def _markers(
+    bound: str, points: pd.DataFrame, intensity: np.ndarray, speed: np.ndarray
+) -> dict[str, object]:
+    shares = points["share"].to_numpy(np.float64)
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": f"{bound}-bound" if bound != UNKNOWN_BOUND else "bound not known",
+        "x": [float(f"{value:.4g}") for value in intensity],
+        "y": [float(f"{value:.4g}") for value in speed],
+        "marker": {
+            "color": BOUND_COLOURS.get(bound, UNKNOWN_COLOUR),
+            "size": [round(float(size), 1) for size in np.clip(70 * np.sqrt(shares), 5, 60)],
+            "opacity": 0.75,
+            "line": {"width": 1, "color": "rgba(127,127,127,0.5)"},
+        },
+        "hovertext": [
+            _hover_text(row, f"{format_amount(achieved, 'FLOP/s')}, {per_byte:.3g} FLOP/B")
+            for row, achieved, per_byte in zip(
+                points.itertuples(index=False), speed, intensity, strict=True
+            )
+        ],
+        "hoverinfo": "text",
+    }
+
+
+def _hover_text(group: Any, achieved: str) -> str:  # noqa: ANN401 - a named tuple of pandas
+    shapes = "" if pd.isna(group.shapes) else f" {shorten(str(group.shapes), 70)}"
+    op = "operator not known" if pd.isna(group.op) else str(group.op)
+    limit = format_share_of_limit(group.limit_ns, group.limited_time_ns)
+    lines = (
+        shorten(str(group.name), 80),
+        f"{op}{shapes}",
+        f"{format_count(group.calls, 'call')}, {format_time(group.time_ns)}, "
+        f"{format_share(group.share)} of device time",
+        f"{achieved}; {limit} of the roofline",
+    )
+    return "<br>".join(literal(line) for line in lines)
+
+
+def _ceilings(
+    device: Device, kernels: pd.DataFrame, intensity: np.ndarray
+) -> list[dict[str, object]]:
+    """Draw the memory's slope and, for each type that computes, its peak."""
+    computes = kernels["flops"].fillna(0) > 0
+    used = [str(dtype) for dtype in kernels["dtype"][computes].dropna().unique()]
+    peaks = {dtype: device.flops_per_s[dtype] for dtype in used if dtype in device.flops_per_s}
+    if not peaks:
+        return []
+    bandwidth = device.memory_bytes_per_s
+    ridge = max(peaks.values()) / bandwidth
+    left = min(float(intensity.min()), ridge) / 3
+    right = max(float(intensity.max()), ridge) * 4
+    slope = _ceiling(
+        [left, ridge],
+        [left * bandwidth, ridge * bandwidth],
+        f"memory {format_amount(bandwidth, 'B/s')}",
+    )
+    flats = [
+        _ceiling(
+            [peak / bandwidth, right], [peak, peak], f"{dtype} {format_amount(peak, 'FLOP/s')}"
+        )
+        for dtype, peak in sorted(peaks.items(), key=lambda item: -item[1])
+    ]
+    for flat in flats:
+        flat.update(mode="lines+text", text=["", flat["name"]], textposition="top left")
+    return [slope, *flats]
+
+
+def _ceiling(x: list[float], y: list[float], name: str) -> dict[str, object]:
+    is_slope = not math.isclose(y[0], y[1])
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": literal(name),
+        "x": x,
+        "y": y,
+        "line": {"color": CEILING_COLOUR, "width": 2, "dash": "solid" if is_slope else "dash"},
+        "hoverinfo": "name",
+        "showlegend": is_slope,
+    }
+
+
+def _bandwidth_figure(device: Device | None, moving: pd.DataFrame) -> Figure:
+    """Draw bytes per second of the longest groups that compute nothing."""
+    shown = moving.head(BARS)
+    speed = shown["bytes"].to_numpy(np.float64) / (shown["time_ns"].to_numpy(np.float64) / 1e9)
+    names = [_short_name(row) for row in shown.itertuples(index=False)]
+    data: list[dict[str, object]] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "x": [float(f"{value:.4g}") for value in speed],
+            "y": list(range(len(shown))),
+            "marker": {"color": BOUND_COLOURS["memory"]},
+            "hovertext": [
+                _hover_text(row, format_amount(achieved, "B/s"))
+                for row, achieved in zip(shown.itertuples(index=False), speed, strict=True)
+            ],
+            "hoverinfo": "text",
+        }
+    ]
+    layout: dict[str, object] = {
+        "margin": {"l": 250, "r": 20, "t": 24, "b": 46},
+        "xaxis": {
+            "title": {"text": "bytes per second"},
+            "exponentformat": "SI",
+            "rangemode": "tozero",
+        },
+        "yaxis": {
+            "tickvals": list(range(len(shown))),
+            "ticktext": [literal(shorten(name, 36)) for name in names],
+            "autorange": "reversed",
+            "fixedrange": True,
+        },
+        "showlegend": False,
+    }
+    ceiling = ""
+    if device is not None:
+        layout["shapes"] = [_bandwidth_line(device.memory_bytes_per_s)]
+        ceiling = f" The line is the memory's {format_amount(device.memory_bytes_per_s, 'B/s')}."
+    caption = (
+        f"Bandwidth of what only moves data: the {len(shown)} longest of "
+        f"{format_count(len(moving), 'group')}.{ceiling}"
+    )
+    return Figure(data, layout, caption, height_px=110 + 24 * len(shown))
+
+
+def _short_name(group: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
+    name = str(group.name if pd.isna(group.op) else group.op)
+    shape = _FIRST_SHAPE.search("" if pd.isna(group.shapes) else str(group.shapes))
+    return f"{name} [{shape[1]}]" if shape else name
+
+
+def _bandwidth_line(bytes_per_s: float) -> dict[str, object]:
+    line = {"color": CEILING_COLOUR, "width": 2, "dash": "dash"}
+    return {
+        "type": "line",
+        "x0": bytes_per_s,
+        "x1": bytes_per_s,
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
+        "line": line,
+    }

@@ -1,0 +1,131 @@
+"""What was run, on what, for how long, and how far the numbers can be trusted."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from kprof.analyze.steps import find_steps
+from kprof.analyze.summary import measure_window
+from kprof.analyze.utilisation import share_of_time
+from kprof.report.section import Facts, Part, Section, Text
+from kprof.report.units import UNKNOWN, format_count, format_memory, format_share, format_time
+from kprof.trace import Recording, Trace
+
+TITLE = "Run"
+ORDER = 10
+
+HOST_ONLY = "No GPU activity was recorded; this report is about the host's operators."
+
+
+def render(trace: Trace) -> Section:
+    """Render the command, the machine, the steps, the cost of recording and the trust."""
+    lead = Text(HOST_ONLY, "warning") if trace.is_host_only else Text(_lead(trace))
+    parts: list[Part] = [lead]
+    if trace.kernels.empty:
+        parts.append(Text("The trace holds no activity, so there is nothing to report.", "warning"))
+    facts = [_what(trace), _where(trace), _how_long(trace), _steps(trace), _overhead(trace)]
+    parts.append(Facts((*facts, _trust(trace))))
+    if trace.meta.versions:
+        parts.append(_versions(trace))
+    return Section(TITLE, ORDER, tuple(parts))
+
+
+def _lead(trace: Trace) -> str:
+    what = format_count(len(trace.kernels), "activity", "activities")
+    window = format_time(measure_window(trace.kernels))
+    steps = find_steps(trace)
+    if not steps:
+        return f"{what} on {_gpu_names(trace)} in {window}; no step was marked."
+    return (
+        f"{format_count(len(steps), 'recorded step')} on {_gpu_names(trace)}: {what} in {window}."
+    )
+
+
+def _gpu_names(trace: Trace) -> str:
+    names = [gpu.name for gpu in trace.meta.gpus]
+    counts = {name: names.count(name) for name in dict.fromkeys(names)}
+    listed = [name if number == 1 else f"{number} times {name}" for name, number in counts.items()]
+    return ", ".join(listed) or "a device that the trace does not name"
+
+
+def _what(trace: Trace) -> tuple[str, str, str]:
+    meta = trace.meta
+    command = " ".join(meta.command)
+    read_from = f"{meta.source}, written by {meta.tool}"
+    return ("Command", command or UNKNOWN, read_from)
+
+
+def _where(trace: Trace) -> tuple[str, str, str]:
+    host = f"host {trace.meta.host}" if trace.meta.host else ""
+    ranks = format_count(trace.meta.num_ranks, "rank") if trace.meta.num_ranks > 1 else ""
+    first = trace.meta.gpus[0] if trace.meta.gpus else None
+    memory = format_memory(first.memory_bytes) if first and first.memory_bytes else ""
+    sms = format_count(first.num_sms, "SM") if first and first.num_sms else ""
+    details = ", ".join(detail for detail in (sms, memory, ranks, host) if detail)
+    if trace.is_host_only:
+        return ("Device", "host CPU", details)
+    return ("GPU", _gpu_names(trace) if trace.meta.gpus else UNKNOWN, details)
+
+
+def _how_long(trace: Trace) -> tuple[str, str, str]:
+    recording = trace.meta.recording
+    wall = recording.wall_ns if recording else None
+    whole = f"; the whole run took {format_time(wall)}" if wall else ""
+    return (
+        "Window",
+        format_time(measure_window(trace.kernels)),
+        f"from the first activity's start to the last one's end{whole}",
+    )
+
+
+def _steps(trace: Trace) -> tuple[str, str, str]:
+    recording = trace.meta.recording
+    steps = find_steps(trace)
+    number = len(recording.steps_recorded) if recording else len(steps)
+    if not number:
+        return ("Steps", UNKNOWN, "nothing in the trace marks a step")
+    if recording is None:
+        return ("Steps", f"{number:,}", "marked in the trace")
+    seen = f"recorded of {recording.num_steps_seen:,} seen"
+    return ("Steps", f"{number:,}", f"{seen}. {recording.step_rule}".strip())
+
+
+def _overhead(trace: Trace) -> tuple[str, str, str]:
+    label = "Recording overhead"
+    recording = trace.meta.recording
+    if recording is None:
+        return (label, UNKNOWN, "kprof did not record this trace")
+    if not recording.recorded_step_ns or not recording.unrecorded_step_ns:
+        return (label, UNKNOWN, "it takes recorded and unrecorded steps to compare")
+    return (label, *_compare_steps(recording))
+
+
+def _compare_steps(recording: Recording) -> tuple[str, str]:
+    recorded, unrecorded = recording.recorded_step_ns, recording.unrecorded_step_ns
+    with_ns, without_ns = median(recorded), median(unrecorded)
+    return (
+        f"{100 * (with_ns / without_ns - 1):+.1f} %",
+        f"median step {format_time(with_ns)} recorded ({len(recorded)}) against "
+        f"{format_time(without_ns)} unrecorded ({len(unrecorded)}), by the "
+        f"{recording.step_clock}'s clock",
+    )
+
+
+def _trust(trace: Trace) -> tuple[str, str, str]:
+    kernels = trace.kernels
+    if kernels.empty:
+        return ("Attributed", UNKNOWN, "there is no activity")
+    attributed = share_of_time(kernels, kernels["bucket"] == "attributed")
+    modelled = share_of_time(kernels, kernels["limit_ns"].notna())
+    caveats = format_count(len(trace.meta.caveats), "caveat")
+    return (
+        "Attributed",
+        format_share(attributed),
+        f"of device time is traced to its operator or range; {format_share(modelled)} has a "
+        f"work model; {caveats} from the recording",
+    )
+
+
+def _versions(trace: Trace) -> Text:
+    listed = ", ".join(f"{name} {text}" for name, text in sorted(trace.meta.versions.items()))
+    return Text(f"Versions: {listed}.", "muted")

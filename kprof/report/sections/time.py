@@ -1,0 +1,176 @@
+"""Where a step's time goes: every instant of the window once, adding up to 100 %."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from kprof.analyze.steps import find_steps
+from kprof.analyze.summary import split_window
+from kprof.report.figures import IDLE_COLOUR, UNKNOWN_COLOUR, colours_of, literal
+from kprof.report.section import Column, Figure, Part, Section, Table, Text
+from kprof.report.units import (
+    format_count,
+    format_exact,
+    format_share,
+    format_time,
+    round_shares,
+)
+from kprof.trace import Trace
+
+TITLE = "Where the time goes"
+ORDER = 30
+
+NO_KIND = "of no known kind"
+NO_CAUSE = "cause unknown"
+HOST_IDLE = "no operator ran"
+NO_PHASE = "no phase known"
+
+
+def render(trace: Trace) -> Section:
+    """Render the elapsed time by kind and cause of idleness, as a whole and by phase."""
+    split = split_window(trace)
+    if split.empty:
+        return Section(TITLE, ORDER, (Text("No time has passed, so none can be divided."),))
+    split = split.assign(part=_labels(split, trace), phase=split["phase"].fillna(NO_PHASE))
+    by_part = _sum_by(split, ["part", "is_idle"])
+    by_phase = _sum_by(split, ["phase"])
+    parts: list[Part] = [Text(_lead(trace, by_part)), _bars(split, by_part, by_phase)]
+    parts.append(_part_table(trace, by_part))
+    if len(by_phase) > 1:
+        parts.append(_phase_table(split, by_phase))
+    return Section(TITLE, ORDER, tuple(parts))
+
+
+def _labels(split: pd.DataFrame, trace: Trace) -> pd.Series[str]:
+    idle = "idle (" + split["part"].fillna(NO_CAUSE) + ")"
+    if trace.is_host_only:
+        idle = idle.mask(split["part"].isna(), HOST_IDLE)
+    labels: pd.Series[str] = split["part"].fillna(NO_KIND).where(~split["is_idle"], idle)
+    return labels
+
+
+def _sum_by(split: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    sums = split.groupby(by)["time_ns"].sum().reset_index()
+    ordered: pd.DataFrame = sums.sort_values("time_ns", ascending=False, kind="stable")
+    return ordered
+
+
+def _lead(trace: Trace, by_part: pd.DataFrame) -> str:
+    total_ns = int(by_part["time_ns"].sum())
+    largest = by_part.head(3)
+    listed = ", ".join(
+        f"{format_share(time_ns / total_ns)} {part}"
+        for part, time_ns in zip(largest["part"], largest["time_ns"], strict=True)
+    )
+    idle_ns = int(by_part["time_ns"][by_part["is_idle"]].sum())
+    device = "No operator ran" if trace.is_host_only else "The GPU was idle"
+    return f"Most of the time: {listed}. {device} for {format_share(idle_ns / total_ns)} of it."
+
+
+def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
+    times = [int(time_ns) for time_ns in by_part["time_ns"]]
+    total_ns = sum(times)
+    num_steps = len(find_steps(trace))
+    columns = [
+        Column("What ran" if trace.is_host_only else "What the device did"),
+        Column("Share", "right"),
+        Column("Time", "right"),
+    ]
+    rows = [
+        [str(part), share, format_time(time_ns)]
+        for part, share, time_ns in zip(by_part["part"], round_shares(times), times, strict=True)
+    ]
+    rows.append(["all", "100.0 %", format_time(total_ns)])
+    if num_steps:
+        columns.append(Column("Per step", "right", essential=False))
+        for row, time_ns in zip(rows, [*times, total_ns], strict=True):
+            row.append(format_time(time_ns / num_steps))
+    per_step = f" Per step: over {format_count(num_steps, 'step')}." if num_steps else ""
+    return Table(
+        columns=tuple(columns),
+        rows=tuple(tuple(row) for row in rows),
+        caption=(
+            f"Adds up to the window of {format_exact(total_ns)}. Where activities overlap, an "
+            f"instant belongs to the one that started first.{per_step}"
+        ),
+        share=(*(time_ns / total_ns for time_ns in times), 0.0),
+        terminal_rows=20,
+    )
+
+
+def _phase_table(split: pd.DataFrame, by_phase: pd.DataFrame) -> Table:
+    idle = split[split["is_idle"]].groupby("phase")["time_ns"].sum().to_dict()
+    times = [int(time_ns) for time_ns in by_phase["time_ns"]]
+    shares = round_shares(times)
+    rows = [
+        (
+            str(phase),
+            share,
+            format_time(time_ns),
+            format_time(time_ns - int(idle.get(phase, 0))),
+            format_time(int(idle.get(phase, 0))),
+        )
+        for phase, share, time_ns in zip(by_phase["phase"], shares, times, strict=True)
+    ]
+    headers = ("Share", "Time", "Busy", "Idle")
+    return Table(
+        columns=(Column("Phase"), *(Column(header, "right") for header in headers)),
+        rows=tuple(rows),
+        caption="By phase. Idle time belongs to the phase of the activity that ended it.",
+        share=tuple(time_ns / sum(times) for time_ns in times),
+    )
+
+
+def _bars(split: pd.DataFrame, by_part: pd.DataFrame, by_phase: pd.DataFrame) -> Figure:
+    """Draw one bar for everything and one a phase, stacked by part; lengths are shares."""
+    total_ns = int(by_part["time_ns"].sum())
+    phases = by_phase["phase"].tolist() if len(by_phase) > 1 else []
+    bars = ["everything", *phases]
+    busy = by_part["part"][~by_part["is_idle"]].tolist()
+    colours = colours_of(str(part) for part in busy)
+    cells = split.groupby(["part", "phase"])["time_ns"].sum().to_dict()
+    ordered = by_part.sort_values(["is_idle", "time_ns"], ascending=[True, False], kind="stable")
+    data = []
+    for row in ordered.itertuples(index=False):
+        times = [int(row.time_ns), *(int(cells.get((row.part, phase), 0)) for phase in phases)]
+        data.append(_bar(str(row.part), bool(row.is_idle), bars, times, total_ns, colours))
+    layout: dict[str, object] = {
+        "barmode": "stack",
+        "bargap": 0.35,
+        "margin": {"l": 110, "r": 20, "t": 10, "b": 40},
+        "xaxis": {"ticksuffix": " %", "range": [0, 100], "fixedrange": True},
+        "yaxis": {"autorange": "reversed", "fixedrange": True},
+        "legend": {"orientation": "h", "y": -0.16, "traceorder": "normal"},
+        "hovermode": "closest",
+    }
+    caption = "Share of the window: all of it, then phase by phase. Hatched: idle."
+    return Figure(data, layout, caption, height_px=190 + 42 * len(bars))
+
+
+def _bar(
+    part: str,
+    is_idle: bool,
+    bars: list[str],
+    times: list[int],
+    total_ns: int,
+    colours: dict[str, str],
+) -> dict[str, object]:
+    colour = IDLE_COLOUR if is_idle else colours.get(part, UNKNOWN_COLOUR)
+    marker: dict[str, object] = {"color": colour}
+    if is_idle:
+        marker["pattern"] = {"shape": "/", "fgcolor": "#8c8c94", "size": 6}
+    shares = [time_ns / total_ns for time_ns in times]
+    hover = [
+        f"{literal(bar)}: {literal(part)}<br>{format_share(share)}, {format_time(time_ns)}"
+        for bar, share, time_ns in zip(bars, shares, times, strict=True)
+    ]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": literal(part),
+        "y": [literal(bar) for bar in bars],
+        "x": [round(100 * share, 3) for share in shares],
+        "marker": marker,
+        "hovertext": hover,
+        "hoverinfo": "text",
+    }

@@ -1,0 +1,56 @@
+"""The headline: how much of what the GPU could do was used."""
+
+from __future__ import annotations
+
+from kprof.analyze.utilisation import Share, measure_utilisation
+from kprof.report.section import Facts, Part, Section, Text
+from kprof.report.units import UNKNOWN, format_share
+from kprof.trace import Trace
+
+TITLE = "Utilisation"
+ORDER = 20
+
+
+def render(trace: Trace) -> Section:
+    """Render MFU, MBU, roofline share and busy share, all over the elapsed time."""
+    headline = measure_utilisation(trace)
+    named = (
+        ("Roofline share", headline.roofline),
+        ("MFU", headline.mfu),
+        ("MBU", headline.mbu),
+        ("Busy", headline.busy),
+    )
+    facts = Facts(tuple((name, *_shown(share)) for name, share in named))
+    parts: list[Part] = [Text(_lead(trace, headline.roofline, headline.busy)), facts]
+    if trace.meta.device is not None:
+        device = trace.meta.device
+        how = "measured" if device.is_measured else "datasheet"
+        parts.append(Text(f"Ceilings: {device.name}, {how} ({device.source}).", "muted"))
+    return Section(TITLE, ORDER, tuple(parts))
+
+
+def _lead(trace: Trace, roofline: Share, busy: Share) -> str:
+    device = "host" if trace.is_host_only else "GPU"
+    if busy.value is None:
+        return "Nothing ran, so there is nothing to measure."
+    if roofline.value is None:
+        return (
+            f"The {device} was busy for {format_share(busy.value)} of the elapsed time; how much "
+            f"of its speed that used is not known: {roofline.basis}."
+        )
+    at_least = "at least " if roofline.is_lower_bound else ""
+    return (
+        f"The same work at the speed of the {device}'s memory and arithmetic would take "
+        f"{at_least}{format_share(roofline.value)} of the elapsed time; the {device} was busy "
+        f"for {format_share(busy.value)} of it."
+    )
+
+
+def _shown(share: Share) -> tuple[str, str]:
+    if share.value is None:
+        return (UNKNOWN, share.basis)
+    shown = format_share(share.value)
+    if not share.is_lower_bound:
+        return (shown, share.basis)
+    # At least next to nothing is as good as nothing.
+    return (UNKNOWN if shown.startswith("<") else f"≥ {shown}", share.basis)

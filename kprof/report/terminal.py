@@ -1,0 +1,131 @@
+"""The terminal summary: the sections that fit a screen, drawn with rich."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table as Grid
+from rich.text import Text as Line
+
+from kprof.report.section import Column, Facts, Section, Table, Text
+from kprof.report.units import UNKNOWN, shorten
+from kprof.trace import Trace
+
+INDENT = "  "
+NAME_WIDTH = 28
+"""A column of names is not made narrower than this to keep a column that is not essential."""
+NAME_MAX_WIDTH = 80
+SHORT_VALUE = 14
+BAR_WIDTH = 16
+BAR_MIN_CONSOLE = 100
+
+_STYLES = {"plain": "", "good": "green", "warning": "yellow", "muted": "dim"}
+_ASCII = str.maketrans({"µ": "u", "…": "~", "—": "-", "·": "-", "≤": "<", "→": ">"})
+
+
+def print_summary(trace: Trace, sections: list[Section], console: Console) -> None:
+    """Print the sections meant for a terminal, as wide as `console` is."""
+    console.print(Rule(_line(f"kprof · {trace.meta.source}", console), align="left"))
+    for section in sections:
+        if section.in_terminal:
+            console.print(_line(section.title, console, "bold"))
+            for number, part in enumerate(section.parts):
+                if isinstance(part, Table) and number and part.terminal_rows:
+                    console.print()
+                _print_part(part, console)
+            console.print()
+
+
+def _print_part(part: object, console: Console) -> None:
+    if isinstance(part, Text) and part.tone != "muted":
+        line = _line(part.text, console, _STYLES.get(part.tone, ""))
+        for row in line.wrap(console, console.width - len(INDENT)):
+            row.rstrip()
+            console.print(Line(INDENT) + row)
+    elif isinstance(part, Facts):
+        console.print(Padding(_facts_grid(part, console), (0, 0, 0, 2), expand=False))
+    elif isinstance(part, Table) and part.rows and part.terminal_rows:
+        _print_table(part, console)
+
+
+def _facts_grid(facts: Facts, console: Console) -> Grid:
+    grid = Grid.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    width = max(len(value) for _, value, _ in facts.items)
+    for label, value, explanation in facts.items:
+        what = _line(value, console, "yellow" if value == UNKNOWN else "bold")
+        # Short values stand in a column of their own; a long one is followed by its explanation.
+        what.pad_right(width - len(value) if width <= SHORT_VALUE else 0)
+        what.append("  ").append_text(_line(explanation, console, "dim"))
+        grid.add_row(_line(label, console), what)
+    return grid
+
+
+def _print_table(table: Table, console: Console) -> None:
+    has_bars = bool(table.share) and console.width >= BAR_MIN_CONSOLE
+    room = console.width - 2 - (BAR_WIDTH + 2 if has_bars else 0)
+    rows = [tuple(_printable(cell, console) for cell in row) for row in table.rows]
+    rows = rows[: table.terminal_rows]
+    widths = _column_widths(table.columns, rows, room)
+    grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for i, width in widths.items():
+        header = _line(table.columns[i].header, console)
+        is_number = table.columns[i].align == "right"
+        grid.add_column(header, justify="right" if is_number else "left", width=width)
+    if has_bars:
+        grid.add_column("", width=BAR_WIDTH)
+    for number, row in enumerate(rows):
+        cells = [_line(shorten(row[i], width), console) for i, width in widths.items()]
+        bar = [_bar(table, number, console)] if has_bars else []
+        grid.add_row(*cells, *bar)
+    console.print(Padding(grid, (0, 0, 0, 2), expand=False))
+    left_out = len(table.rows) - len(rows)
+    if left_out > 0:
+        console.print(_line(f"  {left_out:,} more in the report", console, "dim"))
+
+
+def _column_widths(
+    columns: tuple[Column, ...], rows: list[tuple[str, ...]], room: int
+) -> dict[int, int]:
+    """Return the columns that fit and their widths: names give way first, down to NAME_WIDTH."""
+    wanted = [
+        min(max(len(column.header), *(len(row[i]) for row in rows)), NAME_MAX_WIDTH)
+        for i, column in enumerate(columns)
+    ]
+    least = [
+        min(wanted[i], NAME_WIDTH) if column.align != "right" else wanted[i]
+        for i, column in enumerate(columns)
+    ]
+    kept = [i for i, column in enumerate(columns) if column.essential]
+    for i, column in enumerate(columns):
+        if not column.essential and sum(least[j] + 2 for j in [*kept, i]) <= room:
+            kept.append(i)
+    spare = max(room - sum(least[i] + 2 for i in kept), 0)
+    widths = {}
+    for i in sorted(kept):
+        extra = min(wanted[i] - least[i], spare)
+        widths[i] = least[i] + extra
+        spare -= extra
+    return widths
+
+
+def _bar(table: Table, number: int, console: Console) -> Line:
+    longest = max(table.share) or 1.0
+    length = round(BAR_WIDTH * table.share[number] / longest)
+    return Line(_printable("█", console) * length, style="cyan", no_wrap=True)
+
+
+def _line(text: str, console: Console, style: str = "") -> Line:
+    return Line(_printable(text, console), style=style)
+
+
+def _printable(text: str, console: Console) -> str:
+    """Return text that cannot steer a terminal and that its encoding can show."""
+    safe = "".join("�" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in text)
+    if console.encoding.lower().replace("-", "") == "utf8":
+        return safe
+    replaced = safe.replace("█", "#").translate(_ASCII)
+    return replaced.encode(console.encoding, errors="replace").decode(console.encoding)

@@ -1,0 +1,102 @@
+"""Numbers as people read them: the only place where a time, a rate or a share becomes text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+MISSING = "—"
+UNKNOWN = "not known"
+
+_TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def format_time(time_ns: float | None) -> str:
+    """Format a duration with three or four digits and its unit, a missing one as a dash."""
+    if time_ns is None or pd.isna(time_ns):
+        return MISSING
+    for unit_ns, unit in _TIME_UNITS:
+        if abs(time_ns) >= unit_ns:
+            return f"{_digits(time_ns / unit_ns)} {unit}"
+    return f"{time_ns:.0f} ns"
+
+
+def format_exact(time_ns: int) -> str:
+    """Format a duration to the nanosecond."""
+    return f"{time_ns:,} ns"
+
+
+def format_amount(amount: float | None, unit: str) -> str:
+    """Format an amount with a decimal prefix, as in 1.98 TB/s; a missing one as a dash."""
+    if amount is None or pd.isna(amount):
+        return MISSING
+    for factor, prefix in _PREFIXES:
+        if abs(amount) >= factor:
+            return f"{_digits(amount / factor)} {prefix}{unit}"
+    return f"{_digits(amount)} {unit}"
+
+
+def format_memory(num_bytes: float) -> str:
+    """Format the size of a memory in powers of 1024, as in 80 GiB."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if num_bytes >= 2**power:
+            return f"{_digits(num_bytes / 2**power)} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_share(share: float | None) -> str:
+    """Format a share of one in percent; a missing one as a dash."""
+    if share is None or pd.isna(share):
+        return MISSING
+    if 0 < share < 0.00005:
+        return "< 0.01 %"
+    if 0 < share < 0.001:
+        return f"{100 * share:.2f} %"
+    return f"{100 * share:.1f} %"
+
+
+def format_share_of_limit(limit_ns: float | None, limited_time_ns: int) -> str:
+    """Format time at the roofline over the time taken by the rows that have a limit."""
+    if not limited_time_ns or limit_ns is None or pd.isna(limit_ns):
+        return MISSING
+    return format_share(limit_ns / limited_time_ns)
+
+
+def format_count(count: int, noun: str, plural: str = "") -> str:
+    """Format a count with its noun, as in '1 step' or '12,000 steps'."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def round_shares(amounts: Sequence[int]) -> list[str]:
+    """Format each amount's share in tenths of a percent so that those shown add up to 100.0."""
+    total = sum(amounts)
+    if total <= 0:
+        return [MISSING] * len(amounts)
+    exact = [1000 * amount / total for amount in amounts]
+    tenths = [int(value) for value in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: tenths[i] - exact[i])
+    for i in by_remainder[: 1000 - sum(tenths)]:
+        tenths[i] += 1
+    return [f"{value / 10:.1f} %" for value in tenths]
+
+
+def or_missing(value: object) -> str:
+    """Return the text of a value, a dash for a missing one."""
+    return str(value) if isinstance(value, str) else MISSING
+
+
+def shorten(name: str, width: int) -> str:
+    """Cut a long name in its middle, where kernel names differ least."""
+    if len(name) <= width:
+        return name
+    tail = max((width - 1) // 3, 0)
+    return name[: width - 1 - tail] + "…" + (name[-tail:] if tail else "")
+
+
+def _digits(value: float) -> str:
+    magnitude = abs(value)
+    if magnitude >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.0f}" if magnitude >= 99.95 else f"{value:.3g}"

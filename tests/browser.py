@@ -1,0 +1,105 @@
+"""A real browser for tests of the page, driven through chromedriver's HTTP interface."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import time
+import urllib.request
+from contextlib import contextmanager
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+DRIVER = shutil.which("chromedriver")
+IS_AVAILABLE = bool(CHROMIUM and DRIVER)
+
+_ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+
+
+class Browser:
+    """One session of a browser."""
+
+    def __init__(self, address, profile, arguments):
+        self._address = address
+        options = {
+            "binary": CHROMIUM,
+            "args": [*_ARGUMENTS, *arguments, f"--user-data-dir={profile}"],
+        }
+        wanted = {
+            "goog:chromeOptions": options,
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+        }
+        started = self._send("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
+        self._address += f"/session/{started['sessionId']}"
+
+    def _send(self, method, path, body=None):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._address + path, data, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["value"]
+
+    def visit(self, address):
+        self._send("POST", "/url", {"url": address})
+
+    def run(self, script):
+        """Return what a script in the page returns; the page's own policy does not bind it."""
+        return self._send("POST", "/execute/sync", {"script": script, "args": []})
+
+    def wait_until(self, script, seconds=30.0):
+        """Wait until a script returns something true, and say whether it did."""
+        deadline = time.monotonic() + seconds
+        while not self.run(script):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def complaints(self):
+        """Return what the page wrote to its console, refusals by its policy among it."""
+        entries = self._send("POST", "/se/log", {"type": "browser"})
+        return [entry["message"] for entry in entries]
+
+    def requests(self, document):
+        """Return the addresses that a document has asked for, its own first."""
+        entries = self._send("POST", "/se/log", {"type": "performance"})
+        messages = [json.loads(entry["message"])["message"] for entry in entries]
+        sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+        # The browser's own start page is loaded before.
+        return [one["request"]["url"] for one in sent if one["documentURL"] == document]
+
+    def screenshot(self, path):
+        path.write_bytes(base64.b64decode(self._send("GET", "/screenshot")))
+
+    def close(self):
+        self._send("DELETE", "")
+
+
+@contextmanager
+def browser(profile, *arguments):
+    """Start a browser with an empty profile folder; end it afterwards."""
+    driver = subprocess.Popen(
+        [DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        line = next(line for line in driver.stdout if "started successfully on port" in line)
+        port = line.rsplit(" ", 1)[1].strip(".\n")
+        session = Browser(f"http://127.0.0.1:{port}", profile, arguments)
+        try:
+            yield session
+        finally:
+            session.close()
+    finally:
+        driver.terminate()
+        driver.wait()
+        driver.stdout.close()

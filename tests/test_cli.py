@@ -1,0 +1,124 @@
+"""The command line: what users type, and what they get when it is wrong."""
+
+import gzip
+import json
+
+import pytest
+
+from kprof.cli import run_command_line
+
+EVENT = {
+    "ph": "X",
+    "cat": "kernel",
+    "name": "gemm",
+    "pid": 0,
+    "tid": 7,
+    "ts": 1.5,
+    "dur": 2.25,
+    "args": {"device": 0, "stream": 7, "correlation": 1},
+}
+
+
+def kprof(*words):
+    """Run one command in this process; return its exit code."""
+    with pytest.raises(SystemExit) as stopped:
+        run_command_line([str(word) for word in words])
+    return stopped.value.code
+
+
+@pytest.fixture
+def trace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [EVENT]}))
+    return path
+
+
+def test_open_writes_a_run_folder_beside_you(trace, tmp_path):
+    assert kprof("open", trace) == 0
+    names = {path.name for path in (tmp_path / "trace.kprof").iterdir()}
+    tables = {"kernels.parquet", "ranges.parquet", "samples.parquet"}
+    assert names == tables | {"meta.json", "summary.json", "report.html"}
+
+
+def test_json_goes_to_stdout_alone_and_balances(trace, capfdbinary):
+    kprof("open", trace, "--json")
+    ledger = json.loads(capfdbinary.readouterr().out)["ledger"]
+    assert ledger["gpu_sum_ns"] == 2250
+    assert ledger["attributed_ns"] + ledger["unattributed_ns"] == ledger["gpu_sum_ns"]
+    assert ledger["window_ns"] == ledger["gpu_busy_union_ns"] + ledger["idle_ns"]
+
+
+def test_a_saved_run_opens_again_without_its_trace(trace, tmp_path, capfdbinary):
+    kprof("open", trace)
+    trace.unlink()
+    capfdbinary.readouterr()
+    assert kprof("open", tmp_path / "trace.kprof", "--json") == 0
+    assert json.loads(capfdbinary.readouterr().out)["ledger"]["gpu_sum_ns"] == 2250
+
+
+def test_an_existing_run_is_not_overwritten_without_force(trace, capfd):
+    kprof("open", trace)
+    assert kprof("open", trace) == 2
+    assert "--force" in capfd.readouterr().err
+    assert kprof("open", trace, "--force") == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "empty"),
+        (b"[]", "no"),
+        (b"{}", "no"),
+        (b'{"traceEvents": []}', "no"),
+        (b'{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "no"),
+        (b'{"traceEvents": [{"name": "a "quoted" name"}]}', "JSON"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "kernel"', "JSON"),
+        (b"\x89PNG\r\n\x1a\n", "not JSON"),
+        (gzip.compress(json.dumps({"traceEvents": [EVENT]}).encode() * 50)[:-20], "gzip"),
+        (b'[{"frame": {"name": "ROOT"}, "metrics": {}, "children": []}]', "Proton"),
+    ],
+    ids=[
+        "empty file",
+        "empty list",
+        "empty object",
+        "no events",
+        "only metadata",
+        "unescaped quotes",
+        "truncated JSON",
+        "a picture",
+        "truncated gzip",
+        "a Proton profile",
+    ],
+)
+def test_a_bad_file_is_one_clear_error_with_the_way_out(content, said, tmp_path, capfd):
+    bad = tmp_path / "bad.json"
+    bad.write_bytes(content)
+    assert kprof("open", bad) == 2
+    err = capfd.readouterr().err
+    assert "what to do:" in err
+    assert "Traceback" not in err
+    assert said in err
+    assert not (tmp_path / "bad.kprof").exists()
+
+
+def test_a_path_that_does_not_exist_is_an_error(tmp_path, capfd):
+    assert kprof("open", tmp_path / "nowhere.json") == 2
+    assert "does not exist" in capfd.readouterr().err
+
+
+def test_a_folder_of_rank_traces_becomes_one_run(tmp_path, monkeypatch, capfdbinary):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ranks").mkdir()
+    for rank in (0, 1):
+        content = {"distributedInfo": {"rank": rank}, "traceEvents": [EVENT]}
+        (tmp_path / "ranks" / f"r{rank}.json").write_text(json.dumps(content))
+    assert kprof("open", "ranks", "--json") == 0
+    result = json.loads(capfdbinary.readouterr().out)
+    assert (result["num_ranks"], result["ledger"]["gpu_sum_ns"]) == (2, 4500)
+
+
+def test_a_missing_script_exits_with_two(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert kprof("run", "nowhere.py") == 2
+    assert "nowhere.py: no such script" in capfd.readouterr().err

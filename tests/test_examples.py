@@ -1,0 +1,60 @@
+"""Every example runs unmodified under `kprof run`, and leaves a run that can be read."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+# Small enough for a CPU, long enough that two steps lie between the skipped ones and the end.
+RECORDED = {
+    "train_tiny.py": ["--steps", "6", "--layers", "1", "--width", "64", "--tokens", "16"],
+    "train_convnet.py": ["--steps", "6", "--batch", "4", "--width", "4", "--workers", "1"],
+    "generate.py": ["--tokens", "6", "--prompt", "8", "--layers", "1", "--width", "64"],
+    "inference_service.py": ["--requests", "60", "--batch", "4", "--width", "16"],
+    "compiled.py": ["--steps", "6", "--layers", "1", "--width", "32", "--batch", "8"],
+    "plain_tensors.py": ["--iterations", "5", "--size", "64"],
+}
+EDITED = {"api_profile.py": ["--steps", "6"]}
+FILES_OF_A_RUN = {"meta.json", "kernels.parquet", "ranges.parquet", "report.html"}
+
+
+def start(arguments, folder):
+    """Run Python with these arguments in `folder` and return the finished process."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=folder, capture_output=True, text=True
+    )
+
+
+def names_in(folder):
+    """Return the names of the files directly in `folder`."""
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECORDED)
+def test_an_example_is_profiled_without_an_edit(name, tmp_path):
+    run = tmp_path / "run.kprof"
+    options = ["--skip", "1", "--steps", "2", "--out", run]
+    finished = start(["-m", "kprof", "run", *options, EXAMPLES / name, *RECORDED[name]], tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert names_in(run) >= FILES_OF_A_RUN
+    assert json.loads((run / "meta.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EDITED)
+def test_an_example_that_uses_the_api_records_itself(name, tmp_path):
+    run = tmp_path / "run.kprof"
+    recorded = start([EXAMPLES / name, *EDITED[name], "--out", run], tmp_path)
+    assert recorded.returncode == 0, recorded.stderr
+    opened = start(["-m", "kprof", "open", run], tmp_path)
+    assert opened.returncode == 0, opened.stderr
+    assert names_in(run) >= FILES_OF_A_RUN
+
+
+def test_every_example_is_run_here():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*RECORDED, *EDITED}

@@ -1,0 +1,102 @@
+"""What `kprof run` left in `raw/` becomes a trace."""
+
+import gzip
+import json
+
+import pytest
+
+from kprof.collect.readers import recorded
+from kprof.errors import TraceError
+
+KERNEL = {
+    "ph": "X",
+    "cat": "kernel",
+    "name": "gemm",
+    "pid": 0,
+    "tid": 7,
+    "ts": 1.0,
+    "dur": 2.0,
+    "args": {"device": 0, "stream": 7, "correlation": 1},
+}
+BASE_NS = 1_790_000_000_000_000_000
+
+
+def step(index, ns, *, is_recorded=False, device_ns=None):
+    on_device = {} if device_ns is None else {"device_ns": device_ns}
+    return {"index": index, "start_ns": 0, "end_ns": ns, "recorded": is_recorded, **on_device}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with one process and one window; returns a writer of its recorder.json."""
+    folder = tmp_path / "train.kprof"
+    part = folder / "raw" / "rank0-pid9"
+    part.mkdir(parents=True)
+    launch = {"command": ["python", "train.py"], "host": "box", "started_ns": 1, "ended_ns": 5}
+    (folder / "raw" / "launch.json").write_text(json.dumps({**launch, "exit_code": 3}))
+    content = {"baseTimeNanoseconds": BASE_NS, "traceEvents": [KERNEL]}
+    (part / "window-0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
+
+    def write(**recorder):
+        (part / "recorder.json").write_text(json.dumps({"rank": 0, "skip": 1, **recorder}))
+        return folder
+
+    return write
+
+
+def test_the_launch_and_the_recorder_tell_what_was_run(run):
+    meta = recorded.read(run(torch="2.11", caveats=["one thing"])).meta
+    assert meta.command == ("python", "train.py")
+    assert meta.versions["torch"] == "2.11"
+    assert "one thing" in meta.caveats
+    assert (meta.recording.exit_code, meta.recording.wall_ns) == (3, 4)
+
+
+def test_the_cost_of_recording_is_told_by_steps_after_it_but_the_first(run):
+    steps = [step(0, 90), step(1, 20, is_recorded=True), step(2, 70), step(3, 10), step(4, 11)]
+    recording = recorded.read(run(steps=steps)).meta.recording
+    assert (recording.recorded_step_ns, recording.unrecorded_step_ns) == ((20,), (10, 11))
+
+
+def test_steps_before_the_recording_tell_its_cost_where_none_came_after(run):
+    steps = [step(0, 90), step(1, 10), step(2, 70), step(3, 20, is_recorded=True)]
+    assert recorded.read(run(steps=steps)).meta.recording.unrecorded_step_ns == (10,)
+
+
+def test_the_devices_clock_times_steps_where_it_was_read(run):
+    steps = [
+        step(1, 5, is_recorded=True, device_ns=20),
+        step(2, 5, device_ns=70),
+        step(3, 5, device_ns=10),
+    ]
+    recording = recorded.read(run(steps=steps)).meta.recording
+    assert recording.step_clock == "device"
+    assert (recording.recorded_step_ns, recording.unrecorded_step_ns) == ((20,), (10,))
+
+
+def test_nvml_samples_come_onto_the_traces_clock(run):
+    folder = run()
+    lines = [
+        {"devices": [{"index": 0}]},
+        {"time_ns": BASE_NS + 1500, "device": 0, "power_w": 80.5},
+    ]
+    text = "\n".join(json.dumps(line) for line in lines) + '\n{"time_ns": 12'
+    (folder / "raw" / "nvml.jsonl").write_text(text)
+    samples = recorded.read(folder).samples
+    assert samples["time_ns"].tolist() == [1500]
+    assert (samples["quantity"][0], samples["value"][0]) == ("power_w", 80.5)
+
+
+def test_a_run_in_which_nobody_recorded_is_one_clear_error(run):
+    folder = run()
+    for path in folder.glob("raw/rank0-pid9/*"):
+        path.unlink()
+    with pytest.raises(TraceError, match="no process of this run recorded anything"):
+        recorded.read(folder)
+
+
+def test_a_damaged_recorder_file_is_one_clear_error(run):
+    folder = run()
+    (folder / "raw" / "rank0-pid9" / "recorder.json").write_text('{"rank": 0,')
+    with pytest.raises(TraceError, match=r"recorder\.json cannot be read"):
+        recorded.read(folder)

@@ -1,0 +1,128 @@
+"""What counts as a step, decided from what a workload does."""
+
+from kprof.collect.inject.kprof_recorder.steps import REPLAY, Rule, Source, StepCounter
+
+ADAM = Source("adam", "Adam", 100)
+SMALL = Source("small", "SGD", 10)
+MODEL = Source("model", "Llama", 100)
+LOSS = Source("loss", "CrossEntropyLoss", 0)
+REPLAYS = Source(REPLAY, REPLAY)
+
+
+def call(counter, source, begin_ns, end_ns, *, is_training=False):
+    counter.call_begins(source, begin_ns, is_training=is_training)
+    counter.call_ends(source, end_ns)
+
+
+def train(counter, optimizer, begin_ns, end_ns):
+    call(counter, MODEL, begin_ns, begin_ns + 1, is_training=True)
+    counter.backward()
+    counter.optimizer_ends(optimizer, end_ns)
+
+
+def edges(counter):
+    return [(step.index, step.start_ns, step.end_ns) for step in counter.steps]
+
+
+def test_a_training_step_lasts_from_one_optimizer_step_to_the_next():
+    counter = StepCounter()
+    train(counter, ADAM, 10, 20)
+    train(counter, ADAM, 25, 40)
+    assert counter.rule is Rule.OPTIMIZER
+    assert edges(counter) == [(0, 10, 20), (1, 20, 40)]
+
+
+def test_gradient_accumulation_is_one_step():
+    counter = StepCounter()
+    train(counter, ADAM, 0, 10)
+    call(counter, MODEL, 11, 12, is_training=True)
+    call(counter, MODEL, 13, 14, is_training=True)
+    train(counter, ADAM, 15, 30)
+    assert edges(counter)[1:] == [(1, 10, 30)]
+
+
+def test_the_optimizer_with_most_parameters_sets_the_pace():
+    counter = StepCounter()
+    for start_ns in (0, 100, 200):
+        train(counter, SMALL, start_ns, start_ns + 10)
+        train(counter, ADAM, start_ns + 20, start_ns + 50)
+    assert counter.leader == ADAM
+    assert edges(counter)[-2:] == [(2, 50, 150), (3, 150, 250)]
+
+
+def test_an_inference_step_is_one_outermost_call():
+    counter = StepCounter()
+    call(counter, MODEL, 5, 8)
+    call(counter, MODEL, 20, 26)
+    assert counter.rule is Rule.CALL
+    assert edges(counter) == [(0, 5, 8), (1, 20, 26)]
+
+
+def test_a_smaller_model_beside_the_leader_makes_no_steps():
+    counter = StepCounter()
+    call(counter, MODEL, 0, 1)
+    call(counter, LOSS, 2, 3)
+    call(counter, MODEL, 4, 5)
+    assert edges(counter) == [(0, 0, 1), (1, 4, 5)]
+
+
+def test_a_call_in_training_mode_waits_for_an_optimizer():
+    counter = StepCounter()
+    call(counter, MODEL, 0, 1, is_training=True)
+    assert counter.rule is None
+    assert counter.is_under_way
+
+
+def test_four_calls_in_training_mode_without_a_backward_pass_are_inference():
+    counter = StepCounter()
+    for start_ns in (0, 10, 20, 30):
+        call(counter, MODEL, start_ns, start_ns + 1, is_training=True)
+    assert counter.rule is Rule.CALL
+    assert edges(counter) == [(1, 30, 31)]
+
+
+def test_evaluation_before_training_gives_way_to_training():
+    counter = StepCounter()
+    call(counter, MODEL, 0, 1)
+    train(counter, ADAM, 10, 20)
+    train(counter, ADAM, 21, 30)
+    assert counter.rule is Rule.OPTIMIZER
+    assert edges(counter)[-1][1:] == (20, 30)
+
+
+def test_a_few_evaluations_between_training_steps_change_nothing():
+    counter = StepCounter()
+    train(counter, ADAM, 0, 10)
+    for start_ns in range(20, 30):
+        call(counter, MODEL, start_ns, start_ns)
+    assert counter.rule is Rule.OPTIMIZER
+
+
+def test_replays_of_a_graph_take_over_after_its_eager_warm_up():
+    counter = StepCounter()
+    train(counter, ADAM, 0, 10)
+    for start_ns in (20, 30, 40, 50):
+        call(counter, REPLAYS, start_ns, start_ns + 5)
+    assert "replay of a CUDA graph" in counter.describe()
+    assert [step[1:] for step in edges(counter)] == [(40, 45), (50, 55)]
+
+
+def test_a_range_named_step_wins_over_everything():
+    counter = StepCounter()
+    call(counter, MODEL, 0, 1)
+    counter.range_begins(10)
+    train(counter, ADAM, 11, 12)
+    counter.range_ends(20)
+    assert [step[1:] for step in edges(counter)] == [(10, 20)]
+
+
+def test_a_step_that_waited_for_the_recorder_begins_after_it():
+    counter = StepCounter()
+    train(counter, ADAM, 0, 10)
+    counter.rebase(15)
+    train(counter, ADAM, 16, 20)
+    assert edges(counter)[-1] == (1, 15, 20)
+
+
+def test_without_any_step_the_rule_says_so():
+    assert StepCounter().describe().startswith("No step was seen")

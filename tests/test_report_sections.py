@@ -1,0 +1,309 @@
+"""Every section copes with every trace, and says what it knows in words and numbers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kprof.analyze.passes import analyze
+from kprof.discover import modules_in
+from kprof.report import sections_of
+from kprof.report.section import Facts, Figure, Section, Table, Text
+from kprof.trace import Gpu, Recording
+from tests.traces import ROUND_DEVICE, analyzed_trace_of, trace_of
+
+STEP_MS = 1_000_000
+
+RICH = analyzed_trace_of(
+    {
+        "name": "gemm_kernel",
+        "kind": "gemm",
+        "dtype": "bf16",
+        "flops": 5_000_000,
+        "bytes": 10_000,
+        "limit_ns": 50,
+        "bound": "compute",
+        "phase": "forward",
+        "module": "layers.0.mlp",
+        "op": "aten::mm",
+        "op_row": 0,
+        "step": 3,
+        "bucket": "attributed",
+    },
+    {
+        "name": "copy_kernel",
+        "start_ns": 150,
+        "kind": "copy",
+        "bytes": 50_000,
+        "limit_ns": 50,
+        "bound": "memory",
+        "phase": "backward",
+        "module": "layers.1.mlp",
+        "gap_before_ns": 50,
+        "gap_cause": "host",
+        "step": 3,
+    },
+    {"name": "strange_kernel", "start_ns": 250, "kind": "other", "gap_before_ns": 0},
+    ranges=[
+        {"input_shapes": "[[10, 10], [10, 10]]"},
+        {"kind": "step", "name": "3", "duration_ns": 400},
+        {"kind": "phase", "name": "forward", "duration_ns": 120},
+        {"kind": "module", "name": "layers.0.mlp", "duration_ns": 90},
+    ],
+    samples=[
+        {"time_ns": time_ns, "quantity": quantity, "value": value}
+        for time_ns in (0, 200, 400)
+        for quantity, value in (
+            ("power_w", 300.0),
+            ("energy_mj", 1000.0 + 10 * time_ns),
+            ("throttle_reasons", 4.0),
+        )
+    ]
+    + [{"source": "profiler", "quantity": "allocated_bytes", "value": 2.0**30}],
+    command=("python", "train.py"),
+    versions={"torch": "2.13.0"},
+    caveats=("12 records were dropped.",),
+    recording=Recording(
+        step_rule="Training: from one optimizer step's end to the next.",
+        num_steps_seen=10,
+        steps_recorded=(3,),
+        recorded_step_ns=(110 * STEP_MS,),
+        unrecorded_step_ns=(100 * STEP_MS, 99 * STEP_MS, 101 * STEP_MS),
+    ),
+)
+
+HOST_ONLY = analyze(
+    trace_of(
+        ranges=[{"name": "aten::linear", "duration_ns": 300}, {"start_ns": 50}],
+        gpus=(),
+    )
+)
+
+TRACES = {
+    "empty": analyzed_trace_of(),
+    "one bare kernel": analyzed_trace_of({}),
+    "no device known": analyzed_trace_of(
+        {"flops": 5, "bytes": 5, "kind": "gemm"}, {}, device=None, gpus=()
+    ),
+    "kernels of no duration": analyzed_trace_of({"duration_ns": 0}, {"duration_ns": 0}),
+    "host only": HOST_ONLY,
+    "two ranks": analyzed_trace_of({}, {"rank": 1, "start_ns": 500}, num_ranks=2),
+    "rich": RICH,
+}
+
+
+@pytest.mark.parametrize("module", modules_in("kprof.report.sections"), ids=lambda m: m.__name__)
+@pytest.mark.parametrize("name", TRACES)
+def test_a_section_renders_any_trace_or_says_why_it_cannot(name, module):
+    section = module.render(TRACES[name])
+    assert section.order == module.ORDER
+    assert section.parts, "an empty section says nothing"
+    assert isinstance(section.parts[0], Text), "a section begins with a sentence"
+    assert section.parts[0].text.strip().endswith((".", "ns"))
+    for part in section.parts:
+        check_part(part)
+
+
+def check_part(part):
+    if isinstance(part, Table):
+        assert all(len(row) == len(part.columns) for row in part.rows)
+        assert len(part.share) in (0, len(part.rows))
+        assert all(isinstance(cell, str) for row in part.rows for cell in row)
+        assert not any(cell in ("nan", "None", "<NA>") for row in part.rows for cell in row)
+    if isinstance(part, Figure):
+        json.dumps({"data": part.data, "layout": part.layout}, allow_nan=False)
+        assert part.caption.endswith(".")
+    if isinstance(part, Facts):
+        assert all(value and explanation is not None for _, value, explanation in part.items)
+
+
+def test_sections_come_in_their_order():
+    titles = [section.title for section in sections_of(RICH)]
+    assert titles == [
+        "Run",
+        "Utilisation",
+        "Where the time goes",
+        "Roofline",
+        "Top kernels",
+        "Modules",
+        "Timeline",
+        "Idle time",
+        "Power and clocks",
+        "Memory",
+        "Ledger",
+        "Caveats",
+    ]
+
+
+def section(title, trace=RICH) -> Section:
+    return next(section for section in sections_of(trace) if section.title == title)
+
+
+def texts(section: Section) -> str:
+    return "\n".join(part.text for part in section.parts if isinstance(part, Text))
+
+
+def fact(section: Section, label: str) -> tuple[str, str]:
+    items = [item for part in section.parts if isinstance(part, Facts) for item in part.items]
+    return next((value, why) for name, value, why in items if name == label)
+
+
+def tables(section: Section) -> list[Table]:
+    return [part for part in section.parts if isinstance(part, Table)]
+
+
+def test_a_host_only_trace_says_so_in_the_first_line():
+    first = sections_of(HOST_ONLY)[0].parts[0]
+    assert first.text == (
+        "No GPU activity was recorded; this report is about the host's operators."
+    )
+
+
+def test_recording_overhead_compares_median_steps_and_says_how_many():
+    value, why = fact(section("Run"), "Recording overhead")
+    assert value == "+10.0 %"
+    assert why == (
+        "median step 110 ms recorded (1) against 100 ms unrecorded (3), by the host's clock"
+    )
+
+
+def test_overhead_of_a_foreign_trace_is_not_known():
+    value, why = fact(section("Run", TRACES["one bare kernel"]), "Recording overhead")
+    assert (value, why) == ("not known", "kprof did not record this trace")
+
+
+def test_the_run_says_which_rule_delimits_a_step():
+    value, why = fact(section("Run"), "Steps")
+    assert value == "1"
+    assert why == "recorded of 10 seen. Training: from one optimizer step's end to the next."
+
+
+def test_the_headline_divides_by_elapsed_time():
+    utilisation = section("Utilisation")
+    # 350 ns elapsed; 5 MFLOP at 100 TFLOP/s is 50 ns; 60 kB at 1 TB/s is 60 ns.
+    assert fact(utilisation, "MFU")[0] == "≥ 14.3 %"
+    assert fact(utilisation, "MBU")[0] == "≥ 17.1 %"
+    assert fact(utilisation, "Roofline share")[0] == "≥ 28.6 %"
+    assert fact(utilisation, "Busy")[0] == "85.7 %"
+
+
+def test_without_a_known_device_the_headline_says_why_it_is_missing():
+    value, why = fact(section("Utilisation", TRACES["no device known"]), "MFU")
+    assert value == "not known"
+    assert why == "the trace does not name its GPU, so its peaks are unknown"
+
+
+def test_an_unknown_gpu_is_named_as_the_reason():
+    trace = analyzed_trace_of({}, device=None, gpus=(Gpu(0, "Strange 9000"),))
+    assert fact(section("Utilisation", trace), "MBU")[1] == "kprof has no peaks for Strange 9000"
+
+
+def test_a_share_of_work_that_is_known_in_part_is_a_lower_bound():
+    known = {"flops": 1_000_000, "bytes": 100, "dtype": "bf16", "limit_ns": 10, "kind": "gemm"}
+    trace = analyzed_trace_of(known, {"start_ns": 100, "duration_ns": 300})
+    value, basis = fact(section("Utilisation", trace), "MFU")
+    assert value == "≥ 2.5 %"
+    assert "25.0 % of device time" in basis
+
+
+def test_the_time_table_adds_up_to_a_hundred_percent():
+    table = tables(section("Where the time goes"))[0]
+    assert [row[:3] for row in table.rows] == [
+        ("copy", "28.6 %", "100 ns"),
+        ("gemm", "28.6 %", "100 ns"),
+        ("other", "28.5 %", "100 ns"),
+        ("idle (host)", "14.3 %", "50 ns"),
+        ("all", "100.0 %", "350 ns"),
+    ]
+
+
+def test_top_kernels_show_their_distance_to_the_roofline():
+    rows = {row[0]: row[1:] for row in tables(section("Top kernels"))[0].rows}
+    assert rows["gemm_kernel"] == (
+        *("33.3 %", "100 ns", "50.0 %", "compute", "50 ns"),
+        *("aten::mm", "gemm", "1", "bf16"),
+    )
+    assert rows["strange_kernel"] == (
+        *("33.3 %", "100 ns", "—", "—", "—"),
+        *("—", "other", "1", "—"),
+    )
+
+
+def test_layers_of_one_kind_stand_together_before_each_by_itself():
+    collapsed, detailed = tables(section("Modules"))
+    assert [row[0] for row in collapsed.rows] == ["layers.*.mlp"]
+    assert {row[0] for row in detailed.rows} == {"layers.0.mlp", "layers.1.mlp"}
+
+
+def test_the_roofline_places_a_marker_at_intensity_and_speed():
+    figure = next(part for part in section("Roofline").parts if isinstance(part, Figure))
+    marker = next(data for data in figure.data if data["name"] == "compute-bound")
+    assert marker["x"] == [500.0]
+    assert marker["y"] == [5e13]
+    ceiling = next(data for data in figure.data if data["name"] == "bf16 100 TFLOP/s")
+    assert ceiling["x"][0] == 100.0
+
+
+def test_the_ledger_prints_its_three_identities():
+    assert texts(section("Ledger")).splitlines() == [
+        "The books balance to the nanosecond.",
+        "attributed 100 ns + unattributed 200 ns = sum 300 ns",
+        "sum 300 ns - overlapped 0 ns = busy 300 ns",
+        "busy 300 ns + idle 50 ns = window 350 ns",
+    ]
+
+
+def test_the_longest_gap_names_what_ended_it():
+    longest = tables(section("Idle time"))[1]
+    assert longest.rows == (("50 ns", "host", "copy_kernel", "—", "backward", "3", "150 ns"),)
+
+
+def test_throttling_by_power_is_a_warning_and_energy_comes_from_the_counter():
+    power = section("Power and clocks")
+    assert power.parts[0] == Text(
+        "Clocks were held back: power cap in 100.0 % of the samples.", "warning"
+    )
+    # The counter rose by 4,000 mJ during the one step of 400 ns.
+    assert fact(power, "Energy per step")[0] == "4 J"
+
+
+def test_caveats_of_the_recording_and_of_the_numbers_stand_together():
+    text = texts(section("Caveats"))
+    assert "12 records were dropped." in text
+    assert "66.7 % of device time is not traced to an operator or range" in text
+    assert "33.3 % of device time has no work model, so no roofline." in text
+    assert tables(section("Caveats"))[0].rows[0][0] == "strange_kernel"
+
+
+def test_a_kernel_that_beats_the_roofline_is_a_caveat():
+    trace = analyzed_trace_of({"duration_ns": 10, "limit_ns": 11}, device=ROUND_DEVICE)
+    text = texts(section("Caveats", trace))
+    assert "1 activity (100.0 % of device time) ran faster than the roofline says" in text
+
+
+def test_the_timeline_shows_the_step_of_median_duration():
+    steps = [
+        {"kind": "step", "name": str(number), "start_ns": start_ns, "duration_ns": duration_ns}
+        for number, start_ns, duration_ns in ((0, 0, 900), (1, 1000, 500), (2, 2000, 400))
+    ]
+    trace = analyzed_trace_of({"start_ns": 1450, "step": 1}, {"start_ns": 2100}, ranges=steps)
+    timeline = section("Timeline", trace)
+    assert texts(timeline) == "Step 1, of median duration among 3: 1 activity in 550 ns."
+
+
+def test_a_crowded_timeline_is_merged_and_says_how_much():
+    rows = [{"start_ns": 200 * i} for i in range(4000)]
+    figure = section("Timeline", analyzed_trace_of(*rows)).parts[1]
+    assert sum(len(data["x"]) for data in figure.data) <= 3000
+    assert "of 4,000 are too short to see and were merged." in figure.caption
+
+
+def test_a_name_in_a_figure_cannot_be_markup():
+    trace = analyzed_trace_of({"name": "<a href='http://x'>", "bytes": 9, "kind": "<b>"})
+    written = json.dumps(
+        [part.data for s in sections_of(trace) for part in s.parts if isinstance(part, Figure)]
+    )
+    assert "<a" not in written
+    assert "<b>" not in written
+    assert "&lt;a href" in written

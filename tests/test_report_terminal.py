@@ -1,0 +1,91 @@
+"""The summary fits the terminal it is printed on, and no name can steer that terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from kprof.report import sections_of
+from kprof.report.section import Column, Facts, Figure, Section, Table, Text
+from kprof.report.terminal import print_summary
+from tests.traces import analyzed_trace_of
+
+LONG_NAME = "void at::native::vectorized_elementwise_kernel<4, at::native::" + "x" * 150 + "(tail)"
+
+
+def printed(parts, width=80, encoding="utf-8", in_terminal=True) -> str:
+    buffer = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(buffer, encoding=encoding), width=width)
+    print_summary(analyzed_trace_of(), [Section("Title", 1, parts, in_terminal)], console)
+    console.file.flush()
+    return buffer.getvalue().decode(encoding)
+
+
+def kernel_table(number=3) -> Table:
+    columns = (
+        Column("Kernel", "name"),
+        Column("Share", "right"),
+        Column("Bound", essential=False),
+        Column("Something long and optional", essential=False),
+    )
+    rows = tuple((LONG_NAME, "50.0 %", "memory", "y" * 30) for _ in range(number))
+    return Table(columns, rows, share=(0.5,) * number)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(width):
+    trace = analyzed_trace_of(
+        {"name": LONG_NAME, "kind": "gemm", "phase": "forward", "module": LONG_NAME},
+        caveats=(LONG_NAME,),
+    )
+    buffer = io.StringIO()
+    print_summary(trace, sections_of(trace), Console(file=buffer, width=width))
+    assert max(len(line) for line in buffer.getvalue().splitlines()) <= width
+
+
+def test_a_narrow_terminal_drops_the_columns_that_are_not_essential():
+    narrow, wide = printed((kernel_table(),), width=60), printed((kernel_table(),), width=200)
+    assert "Bound" in narrow
+    assert "Something long" not in narrow
+    assert "Something long" in wide
+
+
+def test_a_long_name_keeps_both_its_ends():
+    line = printed((kernel_table(),)).splitlines()[3]
+    assert line.strip().startswith("void at::")
+    assert "…" in line
+    assert "(tail)" in line
+
+
+def test_rows_left_out_are_counted():
+    assert "5 more in the report" in printed((kernel_table(15),))
+
+
+def test_figures_asides_and_sections_for_the_page_stay_out():
+    parts = (Figure([], {}, "A figure."), Text("An aside.", "muted"), Text("The point."))
+    assert "A figure" not in printed(parts)
+    assert "An aside" not in printed(parts)
+    assert "The point." in printed(parts)
+    assert "The point." not in printed(parts, in_terminal=False)
+
+
+def test_escape_codes_in_a_name_do_not_reach_the_terminal():
+    text = printed((Text("evil \x1b[2J\x07\u202e name [bold]kept[/bold]"),))
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "\u202e" not in text
+    assert "[bold]kept[/bold]" in text
+
+
+def test_an_ascii_terminal_gets_ascii():
+    parts = (Text("12 µs · done…"), kernel_table(), Facts((("Busy", "9 µs", "why"),)))
+    text = printed(parts, width=120, encoding="ascii")
+    assert "12 us - done~" in text
+    assert "#" in text
+
+
+def test_what_is_piped_has_no_colour(monkeypatch):
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert "\x1b" not in printed((Text("A warning.", "warning"), kernel_table()))

@@ -1,0 +1,67 @@
+"""Numbers become text in one way everywhere."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kprof.report.units import (
+    format_amount,
+    format_count,
+    format_share,
+    format_time,
+    round_shares,
+    shorten,
+)
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "text"),
+    [
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (1_000, "1 µs"),
+        (12_345, "12.3 µs"),
+        (99_960, "100 µs"),
+        (1_234_000_000_000, "1,234 s"),
+        (None, "—"),
+        (float("nan"), "—"),
+    ],
+)
+def test_a_time_has_three_digits_and_its_unit(time_ns, text):
+    assert format_time(time_ns) == text
+
+
+def test_a_rate_has_a_decimal_prefix():
+    assert format_amount(1.979e15, "FLOP/s") == "1.98 PFLOP/s"
+    assert format_amount(4.8e12, "B/s") == "4.8 TB/s"
+    assert format_amount(None, "B/s") == "—"
+
+
+def test_a_tiny_share_is_not_shown_as_nothing():
+    assert format_share(0.0004) == "0.04 %"
+    assert format_share(0.00001) == "< 0.01 %"
+    assert format_share(0.0) == "0.0 %"
+    assert format_share(None) == "—"
+
+
+def test_one_thing_is_singular():
+    assert format_count(1, "activity", "activities") == "1 activity"
+    assert format_count(1200, "step") == "1,200 steps"
+
+
+def test_shares_shown_add_up_to_a_hundred():
+    assert round_shares([1, 1, 1]) == ["33.4 %", "33.3 %", "33.3 %"]
+
+
+@given(st.lists(st.integers(0, 10**15), min_size=1).filter(any))
+def test_shares_of_anything_add_up_to_a_hundred(amounts):
+    tenths = [round(10 * float(text.removesuffix(" %"))) for text in round_shares(amounts)]
+    assert sum(tenths) == 1000
+    assert min(tenths) >= 0
+
+
+def test_a_name_is_cut_in_its_middle():
+    assert shorten("abcdefghij", 10) == "abcdefghij"
+    assert shorten("abcdefghijk", 7) == "abcd…jk"

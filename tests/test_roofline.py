@@ -1,0 +1,315 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kprof.analyze.nesting import NO_ROW
+from kprof.analyze.roofline import (
+    BOUNDS,
+    add_roofline,
+    beaten_ceilings,
+    decide_bound,
+    split_by_duration,
+)
+from kprof.device import Device
+from kprof.trace import columns_of
+from tests.calls import recorded, tensor, tensors
+from tests.traces import ROUND_DEVICE, trace_of
+
+# In bf16: 2*1000*1000*1000 = 2e9 FLOPs, 20 us at 100 TFLOP/s; 6 MB, 6 us at 1 TB/s.
+SQUARE = tensor("bf16", 1000, 1000)
+PRODUCT = {"name": "aten::mm", **recorded(SQUARE, SQUARE)}
+# 1 MB read, 1 MB written: 2 us at 1 TB/s.
+COPY = {
+    "name": "aten::copy_",
+    **recorded(tensor("bf16", 500, 1000), tensor("bf16", 500, 1000), False),
+}
+MODULE = {"kind": "module", "name": "layers.0"}
+GPU_COPY = "Memcpy DtoD (Device -> Device)"
+LIST_KERNEL = (
+    "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<1>, "
+    "at::native::BinaryOpScalarFunctor<float, 1, 1, 0>"
+)
+
+
+def measured(*kernels, ranges=(), device=ROUND_DEVICE):
+    """The roofline columns of `kernels`, which carry attribution and kinds."""
+    trace = trace_of(*kernels, ranges=ranges, passes=("attribute", "classify"), device=device)
+    return add_roofline(trace)
+
+
+def columns(trace, *names):
+    """The rows of some columns as tuples, with None for what is missing."""
+    table = trace.kernels[list(names)].astype(object)
+    return [tuple(row) for row in table.where(table.notna(), None).itertuples(index=False)]
+
+
+def test_the_pass_adds_exactly_its_columns():
+    before = trace_of({"op_row": 0}, ranges=[PRODUCT], passes=("attribute", "classify"))
+    added = set(add_roofline(before).kernels) - set(before.kernels)
+    assert added == {c.name for c in columns_of("kernels", "roofline")}
+
+
+def test_a_kernel_has_the_work_of_its_operator_and_a_limit():
+    trace = measured({"op_row": 0, "duration_ns": 40_000}, ranges=[PRODUCT])
+    found = columns(trace, "flops", "bytes", "work_from", "limit_ns")
+    assert found == [(2_000_000_000, 6_000_000, "shapes", 20_000)]
+
+
+def test_an_operators_work_is_split_over_its_kernels_by_duration():
+    trace = measured(
+        {"op_row": 0, "duration_ns": 30_000}, {"op_row": 0, "duration_ns": 10_000}, ranges=[PRODUCT]
+    )
+    assert columns(trace, "flops", "bytes") == [
+        (1_500_000_000, 4_500_000),
+        (500_000_000, 1_500_000),
+    ]
+
+
+def test_two_calls_of_one_operator_have_their_own_work():
+    trace = measured({"op_row": 0}, {"op_row": 1}, ranges=[COPY, COPY])
+    assert columns(trace, "bytes") == [(2_000_000,), (2_000_000,)]
+
+
+def test_an_operator_without_a_model_takes_part_in_the_work_around_it():
+    inner = {"name": "mylib::kernel", "parent": 0}
+    trace = measured({"op_row": 1}, {"op_row": 0}, ranges=[PRODUCT, inner])
+    assert columns(trace, "flops") == [(1_000_000_000,), (1_000_000_000,)]
+
+
+def test_two_operators_inside_one_share_its_work():
+    inner = {"name": "mylib::kernel", "parent": 0}
+    trace = measured({"op_row": 1}, {"op_row": 2}, ranges=[PRODUCT, inner, inner])
+    assert columns(trace, "flops") == [(1_000_000_000,), (1_000_000_000,)]
+
+
+def test_work_is_not_sought_beyond_a_module():
+    ranges = [PRODUCT, {**MODULE, "parent": 0}, {"name": "mylib::kernel", "parent": 1}]
+    assert columns(measured({"op_row": 2}, ranges=ranges), "flops", "bound") == [(None, None)]
+
+
+def test_a_product_inside_a_product_carries_the_work_alone():
+    linear = {"name": "aten::linear", **recorded(SQUARE, SQUARE, None)}
+    ranges = [linear, {**PRODUCT, "parent": 0}]
+    trace = measured({"op_row": 0}, {"op_row": 1}, ranges=ranges)
+    assert columns(trace, "flops") == [(None,), (2_000_000_000,)]
+
+
+def test_a_copy_inside_a_product_does_not_carry_its_work():
+    trace = measured({"op_row": 0}, {"op_row": 1}, ranges=[PRODUCT, {**COPY, "parent": 0}])
+    assert columns(trace, "flops", "bytes") == [(2_000_000_000, 6_000_000), (0, 2_000_000)]
+
+
+def test_a_sum_inside_a_mean_carries_the_work_alone():
+    reduction = recorded(tensor("fp32", 1000), [0], False, None)
+    ranges = [{"name": "aten::mean", **reduction}, {"name": "aten::sum", "parent": 0, **reduction}]
+    trace = measured({"op_row": 0}, {"op_row": 1}, ranges=ranges)
+    assert columns(trace, "bytes") == [(None,), (4_004,)]
+
+
+def test_without_shapes_the_work_is_missing():
+    trace = measured({"op_row": 0}, ranges=[{"name": "aten::mm"}])
+    found = columns(trace, "flops", "bytes", "work_from", "limit_ns", "bound")
+    assert found == [(None, None, None, None, None)]
+
+
+@pytest.mark.parametrize("shapes", ["[[2, 3], [4, 5]]", "[[2], 7]", "[]", "7", '[["a"], [2, 3]]'])
+def test_shapes_that_fit_no_product_give_no_work(shapes):
+    row = {"name": "aten::mm", "input_shapes": shapes, "input_dtypes": '["float", "float"]'}
+    assert columns(measured({"op_row": 0}, ranges=[row]), "flops") == [(None,)]
+
+
+def test_an_operator_without_a_device_still_has_its_work():
+    trace = measured({"op_row": 0}, ranges=[PRODUCT], device=None)
+    assert columns(trace, "flops", "limit_ns", "bound") == [(2_000_000_000, None, None)]
+
+
+def test_a_copy_within_a_device_reads_and_writes_what_was_recorded():
+    trace = measured({"name": GPU_COPY, "activity": "memcpy", "copied_bytes": 1_000_000})
+    found = columns(trace, "flops", "bytes", "work_from", "limit_ns")
+    assert found == [(0, 2_000_000, "recorded", 2_000)]
+
+
+def test_a_set_only_writes():
+    trace = measured({"name": "Memset (Device)", "activity": "memset", "copied_bytes": 1_000_000})
+    assert columns(trace, "bytes", "limit_ns") == [(1_000_000, 1_000)]
+
+
+def test_a_copy_from_the_host_is_not_limited_by_the_devices_memory():
+    name = "Memcpy HtoD (Pinned -> Device)"
+    trace = measured({"name": name, "activity": "memcpy", "copied_bytes": 1_000_000})
+    assert columns(trace, "bytes", "limit_ns", "bound") == [(1_000_000, None, None)]
+
+
+def test_a_recorded_copy_takes_none_of_its_operators_work():
+    memset = {"name": "Memset (Device)", "activity": "memset", "copied_bytes": 64, "op_row": 0}
+    trace = measured(memset, {"op_row": 0}, ranges=[PRODUCT])
+    assert columns(trace, "bytes") == [(64,), (6_000_000,)]
+
+
+def test_a_copy_of_unknown_size_takes_its_operators_work():
+    trace = measured(
+        {"name": GPU_COPY, "activity": "memcpy", "op_row": 0}, ranges=[COPY], device=None
+    )
+    assert columns(trace, "bytes", "work_from") == [(2_000_000, "shapes")]
+
+
+def test_a_list_of_tensors_gets_its_type_from_the_kernel():
+    cat = {"name": "aten::cat", **recorded(tensors((10, 10), (20, 10)), 0)}
+    name = "void at::native::CatArrayBatchedCopy<at::native::OpaqueType<2u>, unsigned int, 3>"
+    trace = measured({"name": name, "op_row": 0}, ranges=[cat])
+    assert columns(trace, "flops", "bytes") == [(0, 1_200)]
+
+
+def test_a_list_kernel_without_shapes_is_bounded_by_its_grid():
+    trace = measured({"name": LIST_KERNEL, "grid": "2,1,1", "duration_ns": 10_000})
+    found = columns(trace, "flops", "bytes", "work_from")
+    assert found == [(131_072, 1_048_576, "bounds")]
+
+
+def test_a_bound_beyond_what_the_time_allows_tells_nothing():
+    trace = measured({"name": LIST_KERNEL, "grid": "2,1,1", "duration_ns": 1_000})
+    assert columns(trace, "flops", "work_from") == [(None, None)]
+
+
+def test_the_limit_is_the_slower_of_memory_and_compute():
+    vector = {"name": "aten::mv", **recorded(SQUARE, tensor("bf16", 1000))}
+    trace = measured({"op_row": 0}, ranges=[vector])
+    assert columns(trace, "limit_ns") == [(2_004,)]
+
+
+def test_float_products_on_tensor_cores_have_their_own_ceiling():
+    device = Device("d", 1e12, {"fp32": 10e12, "tf32": 50e12}, "made up")
+    square = tensor("fp32", 1000, 1000)
+    ranges = [{"name": "aten::mm", **recorded(square, square)}]
+    kernel = {"op_row": 0, "duration_ns": 200_000}
+    tensor_cores = measured({**kernel, "dtype": "tf32"}, ranges=ranges, device=device)
+    vector_units = measured({**kernel, "dtype": "fp32"}, ranges=ranges, device=device)
+    assert columns(tensor_cores, "limit_ns") == [(40_000,)]
+    assert columns(vector_units, "limit_ns") == [(200_000,)]
+
+
+def test_a_type_without_a_peak_is_computed_on_the_vector_units():
+    device = Device("d", 1e12, {"fp32": 10e12}, "made up")
+    trace = measured({"op_row": 0}, ranges=[PRODUCT], device=device)
+    assert columns(trace, "limit_ns") == [(200_000,)]
+
+
+def test_the_least_work_takes_at_least_a_nanosecond():
+    tiny = {"name": "aten::fill_", **recorded(tensor("bool", 1), 0)}
+    assert columns(measured({"op_row": 0}, ranges=[tiny]), "bytes", "limit_ns") == [(1, 1)]
+
+
+def test_no_work_takes_no_time():
+    nothing = {"name": "aten::fill_", **recorded(tensor("fp32", 0), 0)}
+    trace = measured({"op_row": 0}, ranges=[nothing])
+    assert columns(trace, "bytes", "limit_ns", "bound") == [(0, 0, "latency")]
+
+
+def bound_after(duration_ns, ranges):
+    return columns(measured({"op_row": 0, "duration_ns": duration_ns}, ranges=ranges), "bound")
+
+
+def test_a_product_near_its_peak_is_bound_by_compute():
+    assert bound_after(25_000, [PRODUCT]) == [("compute",)]
+
+
+def test_a_copy_near_the_bandwidth_is_bound_by_memory():
+    assert bound_after(2_500, [COPY]) == [("memory",)]
+
+
+def test_a_small_launch_far_from_both_is_bound_by_latency():
+    # 2 us of work: memory-bound down to 54 % of a datasheet's bandwidth.
+    assert bound_after(3_600, [COPY]) == [("memory",)]
+    assert bound_after(3_800, [COPY]) == [("latency",)]
+
+
+def test_a_large_launch_is_bound_by_its_roof_down_to_half_the_threshold():
+    # 20 us of work: compute-bound down to 27 % of a datasheet's peak.
+    assert bound_after(73_000, [PRODUCT]) == [("compute",)]
+    assert bound_after(75_000, [PRODUCT]) == [("latency",)]
+
+
+def test_kernels_of_one_operator_have_one_bound():
+    kernels = [{"op_row": 0, "duration_ns": 20_000}, {"op_row": 0, "duration_ns": 10}]
+    assert columns(measured(*kernels, ranges=[PRODUCT]), "bound") == [("compute",), ("compute",)]
+
+
+def test_an_operator_that_took_no_time_has_no_bound():
+    trace = measured({"op_row": 0, "duration_ns": 0}, ranges=[COPY])
+    assert columns(trace, "bytes", "bound") == [(2_000_000, None)]
+
+
+@pytest.mark.parametrize(
+    ("memory", "compute", "bound"),
+    [
+        (0.6, 0.0, "memory"),
+        (0.0, 0.6, "compute"),
+        (0.59, 0.59, "latency"),
+        (0.7, 0.7, "memory"),
+        (0.7, 0.71, "compute"),
+        (0.71, 0.7, "memory"),
+    ],
+)
+def test_the_greater_share_at_the_threshold_decides(memory, compute, bound):
+    decided = decide_bound(np.array([memory]), np.array([compute]), 0.6)
+    assert BOUNDS[decided[0]] == bound
+
+
+def test_a_measured_ceiling_can_be_reached_in_full():
+    device = Device("d", 1e12, {"fp32": 10e12}, "measured", is_measured=True)
+    kernel = {"op_row": 0, "duration_ns": 3_600}
+    assert columns(measured(kernel, ranges=[COPY], device=device), "bound") == [("latency",)]
+
+
+def test_what_runs_faster_than_its_ceiling_is_listed():
+    kernels = [{"op_row": 0, "duration_ns": 1_800}, {"op_row": 1, "duration_ns": 1_950}]
+    trace = measured(*kernels, {"duration_ns": 1}, ranges=[COPY, COPY])
+    beaten = beaten_ceilings(trace)
+    assert beaten["duration_ns"].tolist() == [1_800]
+
+
+def test_in_host_mode_an_operators_pieces_share_its_work():
+    pieces = [{"activity": "host", "device": -1, "op_row": 0, "duration_ns": d} for d in (300, 100)]
+    trace = measured(*pieces, ranges=[COPY])
+    assert columns(trace, "bytes", "work_from") == [
+        (1_500_000, "shapes"),
+        (500_000, "shapes"),
+    ]
+
+
+def test_a_trace_without_activities_gets_empty_columns():
+    trace = measured(ranges=[PRODUCT])
+    assert len(trace.kernels) == 0
+    assert "limit_ns" in trace.kernels
+
+
+def test_a_trace_without_ranges_has_only_recorded_work():
+    trace = measured({}, {"name": GPU_COPY, "activity": "memcpy", "copied_bytes": 8})
+    assert columns(trace, "bytes") == [(None,), (16,)]
+
+
+@given(
+    total=st.lists(st.integers(0, 10**15), min_size=4, max_size=4),
+    rows=st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 10**10)), max_size=40),
+)
+def test_split_work_adds_up_to_the_last_flop(total, rows):
+    group = np.array([g for g, _ in rows], dtype=np.int64)
+    duration = np.array([d for _, d in rows], dtype=np.int64)
+    part = split_by_duration(np.array(total), group, duration)
+    assert (part >= 0).all()
+    assert part[group == NO_ROW].sum() == 0
+    sums = {int(g): int(part[group == g].sum()) for g in np.unique(group[group != NO_ROW])}
+    assert sums == {g: total[g] for g in sums}
+
+
+def test_what_rounding_leaves_goes_to_the_longest():
+    part = split_by_duration(np.array([10]), np.array([0, 0, 0]), np.array([3, 3, 4]))
+    assert part.tolist() == [3, 3, 4]
+    part = split_by_duration(np.array([11]), np.array([0, 0, 0]), np.array([3, 3, 4]))
+    assert part.tolist() == [3, 3, 5]
+
+
+def test_the_first_of_rows_without_duration_gets_everything():
+    part = split_by_duration(np.array([10]), np.array([0, 0]), np.array([0, 0]))
+    assert part.tolist() == [10, 0]

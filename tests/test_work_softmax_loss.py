@@ -1,0 +1,42 @@
+from kprof.analyze.work import Work
+from tests.calls import tensor, work_of
+
+X = tensor("bf16", 4, 10)
+
+
+def test_softmax_reads_and_writes_each_element_once():
+    assert work_of("aten::_softmax", X, -1, False) == Work(200, 160, "fp32")
+
+
+def test_softmax_may_write_floats():
+    assert work_of("aten::_log_softmax", X, -1, True).bytes == 80 + 160
+
+
+def test_softmax_backward_writes_the_inputs_type():
+    wide = tensor("fp32", 4, 10)
+    number_of_bf16, number_of_fp32 = 15, 6
+    name = "aten::_log_softmax_backward_data"
+    assert work_of(name, wide, wide, -1, number_of_fp32) == Work(160, 480, "fp32")
+    assert work_of(name, wide, wide, -1, number_of_bf16).bytes == 320 + 80
+
+
+def test_a_masked_softmax_reads_its_mask():
+    assert work_of("aten::_masked_softmax", X, tensor("bool", 4, 10), -1).bytes == 200
+
+
+def test_picking_the_targets_scores_reads_no_others():
+    target = tensor("int64", 4)
+    mean, each = 1, 0
+    assert work_of("aten::nll_loss_forward", X, target, None, mean, -100).bytes == 32 + 8 + 2
+    assert work_of("aten::nll_loss_forward", X, target, None, each, -100).bytes == 32 + 8 + 8
+
+
+def test_its_backward_writes_one_gradient_a_target():
+    work = work_of("aten::nll_loss_backward", tensor("bf16"), X, tensor("int64", 4), None, 1, -100)
+    assert work == Work(4, 2 + 32 + 8, "fp32")
+
+
+def test_a_squared_error_reads_both_tensors():
+    assert work_of("aten::mse_loss", X, X, 1) == Work(120, 162, "fp32")
+    assert work_of("aten::mse_loss", X, X, 0).bytes == 240
+    assert work_of("aten::mse_loss_backward", tensor("bf16"), X, X, 1).bytes == 2 + 240
