@@ -48,7 +48,7 @@ def measure_utilisation(trace: Trace) -> Utilisation:
     if device is None:
         unknown = Share(None, _why_no_ceilings(trace))
         return Utilisation(unknown, unknown, unknown, busy)
-    known = share_of_time(kernels, kernels["bytes"].notna() | kernels["flops"].notna())
+    known = share_of_time(kernels, has_work(kernels))
     return Utilisation(
         mfu=_bounded(_measure_mfu(kernels, device, elapsed_ns), known),
         mbu=_bounded(_measure_mbu(kernels, device, elapsed_ns), known),
@@ -63,6 +63,11 @@ def _bounded(share: Share, known: float) -> Share:
         return share
     basis = f"{share.basis}; the work of only {100 * known:.1f} % of device time is known"
     return Share(share.value, basis, is_lower_bound=True)
+
+
+def has_work(kernels: pd.DataFrame) -> pd.Series[bool]:
+    """Tell which rows' work is known."""
+    return kernels["bytes"].notna() | kernels["flops"].notna()
 
 
 def share_of_time(kernels: pd.DataFrame, rows: pd.Series[bool] | NDArray[np.bool_]) -> float:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from statistics import median
 
 import pandas as pd
 
+from kprof.analyze.cost import measure_cost
 from kprof.analyze.ledger import Ledger, truth_columns
 from kprof.analyze.summary import group_kernels, group_modules, split_window
-from kprof.analyze.utilisation import Share, measure_utilisation, share_of_time
-from kprof.trace import Recording, Trace
+from kprof.analyze.utilisation import Share, has_work, measure_utilisation, share_of_time
+from kprof.trace import Trace
 
 SCHEMA = 1
 NUM_TOP = 20
@@ -27,7 +27,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "versions": trace.meta.versions,
         "num_ranks": trace.meta.num_ranks,
         "ceilings": asdict(trace.meta.device) if trace.meta.device else None,
-        "recording": _recording(trace.meta.recording),
+        "recording": _recording(trace),
         "ledger": truth_columns(trace, ledger) | {"buckets": ledger.buckets},
         "utilisation": {
             "mfu": _share(utilisation.mfu),
@@ -47,18 +47,18 @@ def _share(share: Share) -> dict[str, object]:
     return asdict(share)
 
 
-def _recording(recording: Recording | None) -> dict[str, object] | None:
+def _recording(trace: Trace) -> dict[str, object] | None:
+    recording = trace.meta.recording
     if recording is None:
         return None
-    recorded, unrecorded = recording.recorded_step_ns, recording.unrecorded_step_ns
-    overhead = median(recorded) / median(unrecorded) - 1 if recorded and unrecorded else None
-    return {**asdict(recording), "overhead": overhead}
+    cost = measure_cost(trace)
+    return {**asdict(recording), "overhead": cost.slowdown if cost else None}
 
 
 def _coverage(trace: Trace) -> dict[str, object]:
     """Return how much of the device time has a work model, and the largest names without one."""
     kernels = trace.kernels
-    is_modelled = kernels["bytes"].notna() | kernels["flops"].notna()
+    is_modelled = has_work(kernels)
     without = group_kernels(kernels[~is_modelled.to_numpy()], ["name"]).head(NUM_TOP)
     attributed = (kernels["bucket"] == "attributed").to_numpy()
     return {

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from kprof.analyze.cost import NOTICEABLE_SLOWDOWN, measure_cost
 from kprof.analyze.summary import group_kernels
-from kprof.analyze.utilisation import share_of_time
+from kprof.analyze.utilisation import has_work, share_of_time
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import format_count, format_share, format_time, or_missing
 from kprof.trace import Trace
@@ -41,9 +42,15 @@ def _computed(trace: Trace) -> Iterator[str]:
             f"{format_share(unattributed)} of device time is not traced to an operator or range; "
             "the ledger says why."
         )
-    unmodelled = share_of_time(kernels, kernels["limit_ns"].isna())
+    unmodelled = share_of_time(kernels, ~has_work(kernels))
     if unmodelled > NEGLIGIBLE:
         yield f"{format_share(unmodelled)} of device time has no work model, so no roofline."
+    cost = measure_cost(trace)
+    if cost is not None and cost.slowdown > NOTICEABLE_SLOWDOWN:
+        yield (
+            f"Recording slowed a step by {format_share(cost.slowdown)}, all of it on the host: "
+            "idle time and elapsed time are overstated by as much; the times of kernels are not."
+        )
     beaten = _beaten_ceilings(trace)
     if beaten:
         yield beaten
@@ -70,7 +77,7 @@ def _beaten_ceilings(trace: Trace) -> str:
 
 def _unmodelled_table(trace: Trace) -> Table:
     kernels = trace.kernels
-    missing = kernels[kernels["limit_ns"].isna()]
+    missing = kernels[~has_work(kernels)]
     groups = group_kernels(missing, ["name", "kind"]).head(UNMODELLED_SHOWN)
     total_ns = max(int(kernels["duration_ns"].sum()), 1)
     rows = tuple(

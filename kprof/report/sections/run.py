@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from statistics import median
+from pathlib import Path
 
+from kprof.analyze.cost import measure_cost
 from kprof.analyze.steps import find_steps
 from kprof.analyze.summary import measure_window
-from kprof.analyze.utilisation import share_of_time
+from kprof.analyze.utilisation import has_work, share_of_time
 from kprof.report.section import Facts, Part, Section, Text
 from kprof.report.units import UNKNOWN, format_count, format_memory, format_share, format_time
-from kprof.trace import Recording, Trace
+from kprof.trace import Trace
 
 TITLE = "Run"
 ORDER = 10
@@ -50,7 +51,8 @@ def _gpu_names(trace: Trace) -> str:
 
 def _what(trace: Trace) -> tuple[str, str, str]:
     meta = trace.meta
-    command = " ".join(meta.command)
+    # Where the interpreter lies is nobody's business; which one it was is among the versions.
+    command = " ".join([*(Path(word).name for word in meta.command[:1]), *meta.command[1:]])
     read_from = f"{meta.source}, written by {meta.tool}"
     return ("Command", command or UNKNOWN, read_from)
 
@@ -92,22 +94,17 @@ def _steps(trace: Trace) -> tuple[str, str, str]:
 
 def _overhead(trace: Trace) -> tuple[str, str, str]:
     label = "Recording overhead"
-    recording = trace.meta.recording
-    if recording is None:
+    if trace.meta.recording is None:
         return (label, UNKNOWN, "kprof did not record this trace")
-    if not recording.recorded_step_ns or not recording.unrecorded_step_ns:
+    cost = measure_cost(trace)
+    if cost is None:
         return (label, UNKNOWN, "it takes recorded and unrecorded steps to compare")
-    return (label, *_compare_steps(recording))
-
-
-def _compare_steps(recording: Recording) -> tuple[str, str]:
-    recorded, unrecorded = recording.recorded_step_ns, recording.unrecorded_step_ns
-    with_ns, without_ns = median(recorded), median(unrecorded)
     return (
-        f"{100 * (with_ns / without_ns - 1):+.1f} %",
-        f"median step {format_time(with_ns)} recorded ({len(recorded)}) against "
-        f"{format_time(without_ns)} unrecorded ({len(unrecorded)}), by the "
-        f"{recording.step_clock}'s clock",
+        label,
+        f"{100 * cost.slowdown:+.1f} %",
+        f"median step {format_time(cost.recorded_ns)} recorded ({cost.num_recorded}) against "
+        f"{format_time(cost.unrecorded_ns)} unrecorded ({cost.num_unrecorded}), by the "
+        f"{cost.clock}'s clock",
     )
 
 
@@ -116,7 +113,7 @@ def _trust(trace: Trace) -> tuple[str, str, str]:
     if kernels.empty:
         return ("Attributed", UNKNOWN, "there is no activity")
     attributed = share_of_time(kernels, kernels["bucket"] == "attributed")
-    modelled = share_of_time(kernels, kernels["limit_ns"].notna())
+    modelled = share_of_time(kernels, has_work(kernels))
     caveats = format_count(len(trace.meta.caveats), "caveat")
     return (
         "Attributed",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from kprof.analyze.cost import NOTICEABLE_SLOWDOWN, measure_cost
 from kprof.analyze.utilisation import Share, measure_utilisation
 from kprof.report.section import Facts, Part, Section, Text
-from kprof.report.units import UNKNOWN, format_share
+from kprof.report.units import UNKNOWN, format_share, format_time
 from kprof.trace import Trace
 
 TITLE = "Utilisation"
@@ -22,11 +23,31 @@ def render(trace: Trace) -> Section:
     )
     facts = Facts(tuple((name, *_shown(share)) for name, share in named))
     parts: list[Part] = [Text(_lead(trace, headline.roofline, headline.busy)), facts]
+    unrecorded = _without_recording(trace, named)
+    if unrecorded:
+        parts.append(Text(unrecorded))
     if trace.meta.device is not None:
         device = trace.meta.device
         how = "measured" if device.is_measured else "datasheet"
         parts.append(Text(f"Ceilings: {device.name}, {how} ({device.source}).", "muted"))
     return Section(TITLE, ORDER, tuple(parts))
+
+
+def _without_recording(trace: Trace, named: tuple[tuple[str, Share], ...]) -> str:
+    """Return the headline for a step that nobody records, where that differs noticeably."""
+    cost = measure_cost(trace)
+    if cost is None or cost.slowdown < NOTICEABLE_SLOWDOWN:
+        return ""
+    shares = ", ".join(
+        f"{name} {'≥ ' if share.is_lower_bound else ''}"
+        f"{format_share(cost.without_recording(share.value))}"
+        for name, share in named
+        if share.value is not None
+    )
+    return (
+        f"Recording slowed a step from {format_time(cost.unrecorded_ns)} to "
+        f"{format_time(cost.recorded_ns)}. In an unrecorded step: {shares}."
+    )
 
 
 def _lead(trace: Trace, roofline: Share, busy: Share) -> str:
