@@ -39,6 +39,8 @@ def measure_cost(trace: Trace) -> RecordingCost | None:
     recording = trace.meta.recording
     if recording is None or not recording.recorded_step_ns or not recording.unrecorded_step_ns:
         return None
+    if recording.step_clock == "host" and (trace.kernels["activity"] != "host").any():
+        return None  # The host runs ahead of a device: its clock shows the launching only.
     return RecordingCost(
         recorded_ns=median(recording.recorded_step_ns),
         unrecorded_ns=median(recording.unrecorded_step_ns),

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from kprof.report.plotly_script import pack_plotly
 from kprof.report.section import Column, Facts, Figure, Section, Table, Text
+from kprof.report.units import readable
 from kprof.trace import Trace
 
 # The page shows so many rows of a table (page.css), and the rest on demand; hiding fewer than
@@ -39,6 +40,7 @@ def render_page(trace: Trace, sections: list[Section]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True
     )
+    environment.filters["readable"] = readable
     plotly = pack_plotly()
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     meta = trace.meta

@@ -11,7 +11,7 @@ from rich.table import Table as Grid
 from rich.text import Text as Line
 
 from kprof.report.section import Column, Facts, Section, Table, Text
-from kprof.report.units import UNKNOWN, shorten
+from kprof.report.units import UNKNOWN, readable, shorten
 from kprof.trace import Trace
 
 INDENT = "  "
@@ -67,8 +67,14 @@ def _facts_grid(facts: Facts, console: Console) -> Grid:
 def _print_table(table: Table, console: Console) -> None:
     has_bars = bool(table.share) and console.width >= BAR_MIN_CONSOLE
     room = console.width - 2 - (BAR_WIDTH + 2 if has_bars else 0)
-    rows = [tuple(_printable(cell, console) for cell in row) for row in table.rows]
-    rows = rows[: table.terminal_rows]
+    is_name = [column.align == "name" for column in table.columns]
+    rows = [
+        tuple(
+            _printable(readable(cell) if named else cell, console)
+            for cell, named in zip(row, is_name, strict=True)
+        )
+        for row in table.rows[: table.terminal_rows]
+    ]
     widths = _column_widths(table.columns, rows, room)
     grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for i, width in widths.items():

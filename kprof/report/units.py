@@ -10,6 +10,7 @@ MISSING = "—"
 UNKNOWN = "not known"
 
 _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
+_KNOWN_NAMESPACES = ("at::native::", "(anonymous namespace)::", "c10::", "std::", "at::cuda::")
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -85,6 +86,26 @@ def round_shares(amounts: Sequence[int]) -> list[str]:
 def or_missing(value: object) -> str:
     """Return the text of a value, a dash for a missing one."""
     return str(value) if isinstance(value, str) else MISSING
+
+
+def readable(name: str) -> str:
+    """Return a C++ kernel's name without what all of them share: result, namespaces, parameters."""
+    if "::" not in name and not name.startswith("void "):
+        return name
+    text = _without_parameters(name.removeprefix("void "))
+    for namespace in _KNOWN_NAMESPACES:
+        text = text.replace(namespace, "")
+    return text or name
+
+
+def _without_parameters(name: str) -> str:
+    """Cut the list of parameters off the end of a function's name."""
+    depth = 0
+    for place in range(len(name) - 1, 0, -1) if name.endswith(")") else ():
+        depth += {")": 1, "(": -1}.get(name[place], 0)
+        if depth == 0:
+            return name[:place]
+    return name
 
 
 def shorten(name: str, width: int) -> str:

@@ -13,6 +13,7 @@ from kprof.report.units import (
     format_share_of_limit,
     format_time,
     or_missing,
+    readable,
     shorten,
 )
 from kprof.trace import Trace
@@ -27,8 +28,8 @@ COLUMNS = (
     Column("Time", "right"),
     Column("Of roofline", "right", essential=False),
     Column("Bound", essential=False),
-    Column("Saving", "right", essential=False),
     Column("Operator", essential=False),
+    Column("Saving", "right", essential=False),
     Column("Kind", essential=False),
     Column("Calls", "right", essential=False),
     Column("Type", essential=False),
@@ -54,8 +55,8 @@ def render(trace: Trace) -> Section:
             format_time(row.time_ns),
             format_share_of_limit(row.limit_ns, row.limited_time_ns),
             or_missing(bounds.get(row.name)),
-            format_time(row.saving_ns) if row.limited_time_ns else MISSING,
             or_missing(ops.get(row.name)),
+            format_time(row.saving_ns) if row.limited_time_ns else MISSING,
             or_missing(kinds.get(row.name)),
             f"{row.calls:,}",
             or_missing(dtypes.get(row.name)),
@@ -85,7 +86,7 @@ def _lead(groups: pd.DataFrame, noun: str) -> str:
     if not best["saving_ns"]:
         return lead
     return (
-        f"{lead} The largest distance to the roofline is in {shorten(best['name'], 60)}: "
+        f"{lead} The largest distance to the roofline is in {shorten(readable(best['name']), 60)}: "
         f"reaching it would save {format_time(best['saving_ns'])}."
     )
 

@@ -19,6 +19,7 @@ from kprof.report.units import (
     format_share,
     format_share_of_limit,
     format_time,
+    readable,
     shorten,
 )
 from kprof.trace import Trace
@@ -135,7 +136,7 @@ def _hover_text(group: Any, achieved: str) -> str:  # noqa: ANN401 - a named tup
     op = "operator not known" if pd.isna(group.op) else str(group.op)
     limit = format_share_of_limit(group.limit_ns, group.limited_time_ns)
     lines = (
-        shorten(str(group.name), 80),
+        shorten(readable(str(group.name)), 80),
         f"{op}{shapes}",
         f"{format_count(group.calls, 'call')}, {format_time(group.time_ns)}, "
         f"{format_share(group.share)} of device time",
@@ -215,7 +216,7 @@ def _bandwidth_figure(device: Device | None, moving: pd.DataFrame) -> Figure:
         },
         "yaxis": {
             "tickvals": list(range(len(shown))),
-            "ticktext": [literal(shorten(name, 36)) for name in names],
+            "ticktext": [literal(shorten(readable(name), 36)) for name in names],
             "autorange": "reversed",
             "fixedrange": True,
         },

@@ -98,7 +98,7 @@ def _overhead(trace: Trace) -> tuple[str, str, str]:
         return (label, UNKNOWN, "kprof did not record this trace")
     cost = measure_cost(trace)
     if cost is None:
-        return (label, UNKNOWN, "it takes recorded and unrecorded steps to compare")
+        return (label, UNKNOWN, "it takes recorded and unrecorded steps, timed on the device")
     return (
         label,
         f"{100 * cost.slowdown:+.1f} %",

@@ -8,7 +8,7 @@ from kprof.analyze.lanes import device_rows, host_rows, merge_small
 from kprof.analyze.steps import find_steps, median_step
 from kprof.report.figures import UNKNOWN_COLOUR, colours_of, literal
 from kprof.report.section import Figure, Section, Text
-from kprof.report.units import format_count, format_time, shorten
+from kprof.report.units import format_count, format_time, readable, shorten
 from kprof.trace import Trace
 
 TITLE = "Timeline"
@@ -135,14 +135,14 @@ def _bars(
         "hoverinfo": "text",
     }
     if group in HOST_COLOURS:
-        labels = [literal(shorten(str(label), 48)) for label in rows["label"]]
+        labels = [literal(shorten(readable(str(label)), 48)) for label in rows["label"]]
         bars.update(text=labels, textposition="inside", insidetextanchor="start")
         bars.update(textfont={"size": 11, "color": "#1d1f24"}, textangle=0)
     return bars
 
 
 def _hover_text(label: object, merged: int, length_ns: int) -> str:
-    name = literal(shorten(str(label), 90))
+    name = literal(shorten(readable(str(label)), 90))
     if merged == 1:
         return f"{name}<br>{format_time(length_ns)}"
     return f"{merged} merged, the longest {name}<br>{format_time(length_ns)} from first to last"
