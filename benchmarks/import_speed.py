@@ -10,11 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import hashlib
-import importlib.metadata
-import json
-import os
-import platform
 import re
 import subprocess
 import sys
@@ -22,14 +17,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
+
+from evidence import row, write_evidence
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "import_speed_cpu_2026-11.json"
 # What the figures depend on.
 SOURCES = (
     "benchmarks/import_speed.py",
+    "benchmarks/evidence.py",
     "kprof/open.py",
     "kprof/saved.py",
     "kprof/analyze/*.py",
@@ -37,7 +34,6 @@ SOURCES = (
     "kprof/collect/readers/_kineto/*.py",
     "kprof/report/html.py",
 )
-VERSIONS = ("msgspec", "numpy", "pandas", "pyarrow", "isal")
 PEER = "HolisticTraceAnalysis"
 PEER_PROGRAM = """
 import sys
@@ -147,21 +143,6 @@ def _memory_mb(pid: int) -> float:
     return int(found[1]) / 1e3 if found else 0.0
 
 
-def row(what: str, unit: str, value: float, reach: float, peer_value: float | None = None) -> dict:
-    """Return one row of the result; every figure here is better when lower."""
-    return {
-        "what": what,
-        "value": round(value, 3),
-        "unit": unit,
-        "better": "lower",
-        "peer": None if peer_value is None else PEER,
-        "peer_value": None if peer_value is None else round(peer_value, 3),
-        "ratio": None if peer_value is None else round(peer_value / value, 2),
-        "reach": round(reach, 3),
-        "met": value <= reach,
-    }
-
-
 def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
     """Return the rows: a second open, growth, and beside the peer the time and the memory."""
     whole, half = folder / "whole.json", folder / "half.json"
@@ -174,68 +155,45 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
     cost = cost_of([*opening, str(whole), *to_run], options.repeat)
     again = cost_of([*opening, str(run)], options.repeat)
     growth = cost.wall_s / half_cost.wall_s
+    help_cost = cost_of([sys.executable, "-m", "kprof", "--help"], options.repeat)
     rows = [
-        row(f"wall time of kprof open, {size} over half of it", "ratio", growth, 2.2),
-        row(f"wall time of kprof open on the saved run of {size}", "s", again.wall_s, 1.0),
+        lower(f"wall time of kprof open, {size} over half of it", growth, "ratio", 2.2),
+        lower(f"wall time of kprof open on the saved run of {size}", again.wall_s, "s", 1.0),
+        lower("wall time of kprof --help", help_cost.wall_s, "s", 0.4),
     ]
-    time_row, memory_row = (
+    time_name, memory_name = (
         f"{what} of kprof open, {size}" for what in ("wall time", "peak memory")
     )
     if not options.peer_python:
         return [
-            row(time_row, "s", cost.wall_s, TIME_REACH_S),
-            row(memory_row, "MB", cost.peak_mb, MEMORY_REACH_MB),
+            lower(time_name, cost.wall_s, "s", TIME_REACH_S),
+            lower(memory_name, cost.peak_mb, "MB", MEMORY_REACH_MB),
             *rows,
         ]
     command = [str(options.peer_python), "-c", PEER_PROGRAM, str(whole)]
     peer = cost_of(command, options.repeat)
     return [
-        row(time_row, "s", cost.wall_s, peer.wall_s / TIMES_FASTER, peer.wall_s),
-        row(memory_row, "MB", cost.peak_mb, peer.peak_mb * PART_OF_MEMORY, peer.peak_mb),
+        lower(time_name, cost.wall_s, "s", peer.wall_s / TIMES_FASTER, peer.wall_s),
+        lower(memory_name, cost.peak_mb, "MB", peer.peak_mb * PART_OF_MEMORY, peer.peak_mb),
         *rows,
     ]
 
 
-def result_of(rows: list[dict], options: argparse.Namespace) -> dict:
-    """Return the rows with everything that is needed to judge and to repeat them."""
-    files = sorted(file for pattern in SOURCES for file in ROOT.glob(pattern))
-    return {
-        "schema": 1,
-        "what": "import of a large trace by kprof open, to Parquet and report",
-        "command": "python benchmarks/import_speed.py"
-        + (" --peer-python …" if options.peer_python else ""),
-        "commit": _output("git", "rev-parse", "HEAD"),
-        "date": date.today().isoformat(),
-        "gpu": None,
-        "driver": None,
-        "clocks": None,
-        "machine": {"cpu": _processor(), "cores": len(os.sched_getaffinity(0))},
-        "versions": _versions(options.peer_python),
-        "sources": {
-            str(file.relative_to(ROOT)): hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in files
-        },
-        "trace": {"tiled": options.trace.name, "mb": options.mb, "best_of": options.repeat},
-        "rows": rows,
-    }
+def lower(
+    name: str, value: float, unit: str, reach: float, peer_value: float | None = None
+) -> dict[str, object]:
+    """Return one row; every figure here is better when lower."""
+    peer = None if peer_value is None else PEER
+    return row(name, value, unit, "lower", reach=reach, peer=peer, peer_value=peer_value)
 
 
-def _versions(peer_python: Path | None) -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in VERSIONS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    if peer_python:
-        ask = f"import importlib.metadata as m; print(m.version({PEER!r}), m.version('pandas'))"
-        versions[PEER], versions["pandas of the peer"] = _output(peer_python, "-c", ask).split()
-    return versions
-
-
-def _processor() -> str:
-    found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-    return found[1] if found else platform.machine()
+def peer_versions(peer_python: Path | None) -> dict[str, str]:
+    """Return the versions of the peer and of its pandas."""
+    if not peer_python:
+        return {}
+    ask = f"import importlib.metadata as m; print(m.version({PEER!r}), m.version('pandas'))"
+    peer, pandas = (_output(peer_python, "-c", ask) or "? ?").split()
+    return {PEER: peer, "pandas of the peer": pandas}
 
 
 def _output(*command: object) -> str | None:
@@ -260,13 +218,19 @@ def main() -> None:
     if options.trace is None:
         parser.error("no recorded trace in tests/data; name one with --trace")
     with tempfile.TemporaryDirectory(prefix="kprof-import-") as folder:
-        result = result_of(measure(options, Path(folder)), options)
-    options.result.parent.mkdir(parents=True, exist_ok=True)
-    options.result.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    for entry in result["rows"]:
+        rows = measure(options, Path(folder))
+    write_evidence(
+        options.result,
+        "import of a large trace by kprof open, to Parquet and report",
+        rows,
+        SOURCES,
+        versions=peer_versions(options.peer_python),
+        trace={"tiled": options.trace.name, "mb": options.mb, "best_of": options.repeat},
+    )
+    for entry in rows:
         verdict = "met" if entry["met"] else "NOT met"
         print(
-            f"{entry['what']}: {entry['value']} {entry['unit']}, reach {entry['reach']}: {verdict}"
+            f"{entry['name']}: {entry['value']} {entry['unit']}, reach {entry['reach']}: {verdict}"
         )
 
 

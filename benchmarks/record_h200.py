@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import gzip
-import hashlib
-import importlib.metadata
 import json
 import re
 import shlex
@@ -25,15 +23,21 @@ import sys
 import time
 from pathlib import Path
 
+from evidence import describe_gpu, row, write_evidence
+
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = Path(__file__).resolve().parent / "workloads"
 NAMES = sorted(path.stem for path in WORKLOADS.glob("*.py"))
-PACKAGES = ("kprof", "torch", "triton", "transformers", "torchvision", "numpy", "pandas")
 # The installed program, as users have it, not this working tree.
 KPROF = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
 # Two steps keep a trace small enough for a repository.
 OPTIONS = ("--skip", "5", "--steps", "2", "--force")
-MEASURED = ("kprof/collect/**/*.py", "kprof/analyze/**/*.py", "benchmarks/workloads/*.py")
+MEASURED = (
+    "kprof/collect/**/*.py",
+    "kprof/analyze/**/*.py",
+    "benchmarks/workloads/*.py",
+    "benchmarks/record_h200.py",
+)
 
 COLUMNS = (
     ("name", "workload", ""),
@@ -66,22 +70,17 @@ def record(name, out, tiny):
     )
     wall_s = time.perf_counter() - started
     (out / f"{name}.txt").write_text(done.stdout + "\n--- stderr ---\n" + done.stderr)
-    row = {
-        "name": name,
-        "command": shlex.join(["kprof", "run", *OPTIONS, *workload]),
-        "exit_code": done.returncode,
-        "wall_s": wall_s,
-    }
+    figures = {"command": shlex.join(["kprof", "run", *OPTIONS, *workload])}
     if (folder / "report.html").is_file():
         keep(folder, name, out)
-        row |= figures_of(opened(folder))
-        row["report_mib"] = (folder / "report.html").stat().st_size / 2**20
+        figures |= figures_of(opened(folder))
+        figures["report_mib"] = (folder / "report.html").stat().st_size / 2**20
     else:
         print(f"{name}: no report, see {out / name}.txt", file=sys.stderr)
     # What kprof promises first is to say where device time goes.
-    value = row.get("attributed_percent")
-    row |= {"value": value, "unit": "% of device time attributed", "better": "higher"}
-    return row | dict.fromkeys(("peer", "peer_value", "ratio", "reach", "met"))
+    attributed = figures.get("attributed_percent")
+    figures |= {"exit_code": done.returncode, "wall_s": wall_s}
+    return row(name, attributed, "% of device time attributed", "higher", **figures)
 
 
 def keep(folder, name, out):
@@ -126,8 +125,8 @@ def percent(part, whole=1):
 def print_table(rows):
     """Print the rows under their headers, unknown figures as a dash."""
     cells = [[header for _, header, _ in COLUMNS]]
-    for row in rows:
-        values = [row.get(key) for key, _, _ in COLUMNS]
+    for entry in rows:
+        values = [entry.get(key) for key, _, _ in COLUMNS]
         forms = [form for _, _, form in COLUMNS]
         cells.append(
             ["-" if v is None else format(v, f) for v, f in zip(values, forms, strict=True)]
@@ -136,45 +135,6 @@ def print_table(rows):
     for line in cells:
         padded = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
         print("  ".join([line[0].ljust(widths[0]), *padded]))
-
-
-def describe_gpu():
-    """Return name, driver and clocks of the first GPU, as its driver gives them."""
-    fields = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit")
-    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-    if shutil.which("nvidia-smi") is None:
-        return {"gpu": None, "driver": None, "clocks": None}
-    first = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    name, driver, *clocks = first.split(", ")
-    labelled = zip(fields[2:], clocks, strict=True)
-    return {"gpu": name, "driver": driver, "clocks": ", ".join(f"{f} {c}" for f, c in labelled)}
-
-
-def installed_versions():
-    """Return the version of Python and of every package that is there."""
-    versions = {"python": sys.version.split()[0]}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def hash_sources():
-    """Return the SHA-256 of every file that the figures depend on."""
-    paths = {path for pattern in MEASURED for path in ROOT.glob(pattern)} | {Path(__file__)}
-    return {
-        path.resolve().relative_to(ROOT).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(paths)
-    }
-
-
-def current_commit():
-    """Return the commit of the working tree, None outside a repository."""
-    git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    done = subprocess.run(git, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def main():
@@ -192,24 +152,16 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     rows = [record(name, out, args.tiny) for name in args.names]
     print_table(rows)
-    today = datetime.datetime.now(tz=datetime.timezone.utc).date()
-    machine = describe_gpu()
-    result = {
-        "schema": 1,
-        "what": "kprof run on unmodified workloads: cost, attribution and utilisation",
-        "command": shlex.join(["python", "benchmarks/record_h200.py", *sys.argv[1:]]),
-        "commit": args.commit or current_commit(),
-        "date": today.isoformat(),
-        **machine,
-        "versions": installed_versions(),
-        "sources": hash_sources(),
-        "rows": rows,
-    }
-    gpu = re.sub(r"nvidia|\W", "", (machine["gpu"] or "cpu").lower())
-    path = out / f"runs_{gpu}_{today:%Y-%m}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"result: {path}")
-    return max(row["exit_code"] for row in rows)
+    gpu = re.sub(r"nvidia|\W", "", (describe_gpu()["gpu"] or "cpu").lower())
+    month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
+    write_evidence(
+        out / f"runs_{gpu}_{month}.json",
+        "kprof run on unmodified workloads: cost, attribution and utilisation",
+        rows,
+        MEASURED,
+        commit=args.commit,
+    )
+    return max(entry["exit_code"] for entry in rows)
 
 
 if __name__ == "__main__":
