@@ -57,5 +57,6 @@ def _bucket_table(ledger: Ledger) -> Table:
         rows,
         caption="Device time by bucket, the share of its sum.",
         share=tuple(time_ns / total_ns for _, time_ns in buckets),
-        terminal_rows=0,
+        # One bucket alone says nothing that the identities don't.
+        terminal_rows=len(rows) if len(rows) > 1 else 0,
     )
