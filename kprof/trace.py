@@ -46,6 +46,7 @@ KERNELS: tuple[Column, ...] = (
     Column("op", "category", "", "attribute", "Name of that operator."),
     Column("module", "category", "", "attribute", "Fully qualified name of the innermost module; for a backward kernel that of its forward."),
     Column("phase", "category", "", "attribute", "data, forward, backward or optimizer."),
+    Column("recomputed", "bool", "", "attribute", "Whether a module ran again inside the backward pass, for a checkpoint: its work is executed, not useful."),
     Column("step", "Int64", "", "attribute", "Number of the step as the workload counts them, from 0."),
     Column("range", "category", "", "attribute", "Innermost range that a user or a library named."),
     Column("bucket", "category", "", "attribute", "attributed, orphan (no launch record), graph (replayed, node not named) or unlinked (launched outside every operator and range)."),

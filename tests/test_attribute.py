@@ -93,6 +93,103 @@ def test_of_operators_that_share_a_sequence_number_the_latest_made_the_node():
     assert row["module"] == "second"
 
 
+def node(**row):
+    return {"name": "MulBackward0", "start_ns": 100, "duration_ns": 50, "thread": 9, **row}
+
+
+LAUNCH_IN_NODE = {**LAUNCH, "start_ns": 110, "duration_ns": 5, "thread": 9}
+
+
+def test_equal_sequence_numbers_of_two_forward_threads_do_not_mix():
+    rows = []
+    for thread, module in ((1, "left"), (2, "right")):
+        module_row = {"kind": "module", "name": module, "duration_ns": 50, "thread": thread}
+        maker = {"name": "aten::mul", "start_ns": 10 + thread, "duration_ns": 5, "sequence": 7}
+        rows += [module_row, {**maker, "thread": thread}]
+    rows.append({"name": "aten::mul", "start_ns": 30, "duration_ns": 5, "sequence": 8, "thread": 1})
+    left = attributed(*rows, node(sequence=7, forward_thread=1), LAUNCH_IN_NODE)
+    other = node(sequence=8, forward_thread=1, start_ns=90, duration_ns=5)
+    both = attributed(*rows, other, node(sequence=7, forward_thread=1), LAUNCH_IN_NODE)
+    second = attributed(*rows, other, node(sequence=7, forward_thread=2), LAUNCH_IN_NODE)
+    assert (left["module"], both["module"], second["module"]) == ("left", "left", "right")
+
+
+def test_a_node_is_never_made_by_an_operator_that_began_after_it():
+    row = attributed(
+        {"kind": "module", "name": "late", "start_ns": 200, "duration_ns": 50},
+        {"name": "aten::mul", "start_ns": 210, "duration_ns": 5, "sequence": 7},
+        node(sequence=7, forward_thread=1),
+        LAUNCH_IN_NODE,
+    )
+    assert pd.isna(row["module"])
+
+
+def test_a_gradient_taken_inside_a_module_belongs_to_the_module_of_its_forward():
+    row = attributed(
+        {"kind": "module", "name": "forces", "start_ns": 0, "duration_ns": 500, "thread": 9},
+        {"kind": "module", "name": "forces.energy", "start_ns": 5, "duration_ns": 50, "thread": 9},
+        {"name": "aten::mul", "start_ns": 10, "duration_ns": 5, "sequence": 7, "thread": 9},
+        node(sequence=7, forward_thread=1),
+        LAUNCH_IN_NODE,
+    )
+    assert (row["module"], row["phase"]) == ("forces.energy", "backward")
+
+
+def test_the_gradient_of_a_gradient_reaches_the_module_of_the_first_forward():
+    row = attributed(
+        {"kind": "module", "name": "critic", "start_ns": 5, "duration_ns": 50, "thread": 9},
+        {"name": "aten::mul", "start_ns": 10, "duration_ns": 5, "sequence": 7, "thread": 9},
+        node(sequence=7, forward_thread=1),
+        {"name": "aten::mul", "start_ns": 105, "duration_ns": 5, "sequence": 8, "thread": 9},
+        node(sequence=8, forward_thread=1, start_ns=200),
+        {**LAUNCH_IN_NODE, "start_ns": 210},
+    )
+    assert row["module"] == "critic"
+
+
+def test_what_a_module_runs_again_inside_the_backward_pass_is_recomputed():
+    again = [
+        {"kind": "module", "name": "block", "start_ns": 5, "duration_ns": 50},
+        {"name": "aten::mul", "start_ns": 10, "duration_ns": 5, "sequence": 7},
+        node(sequence=7, forward_thread=1),
+        {"kind": "module", "name": "block.mlp", "start_ns": 105, "duration_ns": 20, "thread": 9},
+    ]
+    recomputed = attributed(*again, LAUNCH_IN_NODE)
+    gradient = attributed(*again, {**LAUNCH_IN_NODE, "start_ns": 130})
+    columns = ["module", "phase", "recomputed"]
+    assert recomputed[columns].tolist() == ["block.mlp", "backward", True]
+    assert gradient[columns].tolist() == ["block", "backward", False]
+
+
+def test_what_accumulates_or_reduces_gradients_is_backward_although_it_has_no_number():
+    names = (
+        "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
+        "torch.distributed.ddp.reducer::copy_bucket_to_grad",
+    )
+    for name in names:
+        row = attributed(node(name=name, forward_thread=0), LAUNCH_IN_NODE)
+        assert row["phase"] == "backward"
+
+
+def test_another_threads_launch_during_the_backward_pass_is_backward():
+    backward = {"kind": "phase", "name": "backward", "start_ns": 0, "duration_ns": 200, "thread": 1}
+    nested = {**backward, "start_ns": 20, "duration_ns": 10}
+    hook = {"name": "aten::mul", "start_ns": 100, "duration_ns": 50, "thread": 9}
+    assert attributed(backward, nested, hook, LAUNCH_IN_NODE)["phase"] == "backward"
+    after = {**LAUNCH_IN_NODE, "start_ns": 210}
+    assert pd.isna(attributed(backward, {**hook, "start_ns": 205}, after)["phase"])
+
+
+def test_without_recorded_phases_modules_and_makers_of_nodes_are_forward():
+    launch = {**LAUNCH, "start_ns": 20, "duration_ns": 5}
+    operator = {"name": "aten::mul", "start_ns": 10, "duration_ns": 50}
+    module = {"kind": "module", "name": "head", "start_ns": 0, "duration_ns": 90}
+    gradient = node(sequence=7, forward_thread=1)
+    assert attributed(module, operator, launch)["phase"] == "forward"
+    assert attributed({**operator, "sequence": 7}, gradient, launch)["phase"] == "forward"
+    assert pd.isna(attributed({**operator, "sequence": 8}, gradient, launch)["phase"])
+
+
 def test_a_recorded_phase_wins_and_an_optimizer_range_tells_its_phase():
     recorded = attributed(
         {"kind": "phase", "name": "forward", "start_ns": 0, "duration_ns": 90},

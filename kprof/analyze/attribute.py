@@ -7,11 +7,14 @@ A backward operator reaches the module of its forward through the autograd seque
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
+from kprof.analyze.autograd import is_evaluation, is_node, made_by
 from kprof.analyze.ledger import is_graph_launch_name
-from kprof.analyze.nesting import NO_ROW, nearest, parents
+from kprof.analyze.nesting import NO_ROW, look_up, nearest, parents
 from kprof.trace import Trace
 
 # Ranges that PyTorch itself writes and the phase that they stand for; first match wins.
@@ -19,7 +22,11 @@ PHASE_OF_RANGE = (
     ("Optimizer.step#", "optimizer"),
     ("Optimizer.zero_grad#", "optimizer"),
     ("enumerate(DataLoader)#", "data"),
+    ("DistributedDataParallel.forward", "forward"),
+    ("FullyShardedDataParallel.forward", "forward"),
+    ("torch.distributed.ddp.reducer::", "backward"),
 )
+PHASES = ("data", "forward", "backward", "optimizer")
 
 # Keys are (rank, id) packed into one int64: ranks stay far below 2**20, ids below 2**43.
 _RANK_SHIFT = 43
@@ -28,11 +35,12 @@ _RANK_SHIFT = 43
 def add_attribution(trace: Trace) -> Trace:
     """Add who launched every device activity; a row nobody can name says so in `bucket`."""
     ranges = trace.ranges
-    parent = parents(ranges, np.flatnonzero(_has_kind(ranges, "python", invert=True)))
+    tree = _call_tree(ranges)
+    parent = tree.parent
     launch = _launch_rows(trace)
     inner, by_external_id = _innermost(ranges, parent, launch)
     op = nearest(inner, parent, _has_kind(ranges, "op"))
-    module = _module_rows(ranges, parent, inner)
+    module = _module_rows(tree, inner)
     user_range = nearest(inner, parent, _has_kind(ranges, "range"))
 
     is_graph = _is_graph_launch(ranges, launch)
@@ -48,8 +56,9 @@ def add_attribution(trace: Trace) -> Trace:
         op_row=_nullable(op),
         op=_names(ranges, op),
         module=_names(ranges, module),
-        phase=_phases(ranges, parent, inner),
-        step=_steps(trace, launch),
+        phase=_phases(ranges, tree, inner, launch),
+        step=_steps(ranges, launch),
+        recomputed=_is_recomputed(tree, inner),
         range=_names(ranges, user_range),
         bucket=pd.Categorical(bucket),
         attributed_by=pd.Categorical(attributed_by),
@@ -69,7 +78,7 @@ def _launch_rows(trace: Trace) -> np.ndarray:
     calls = np.flatnonzero(
         _has_kind(trace.ranges, "runtime") & trace.ranges["correlation"].notna().to_numpy()
     )
-    return _look_up(
+    return look_up(
         _keys(trace.ranges["rank"], trace.ranges["correlation"])[calls],
         calls,
         _keys(trace.kernels["rank"], trace.kernels["correlation"]),
@@ -90,72 +99,128 @@ def _innermost(
         return inner, np.zeros(len(launch), dtype=bool)
     ids = _keys(ranges["rank"], ranges["external_id"])
     ops = np.flatnonzero(_has_kind(ranges, "op") & (ids != NO_ROW))
-    inner[lost] = _look_up(ids[ops], ops, ids[launch[lost]])
+    inner[lost] = look_up(ids[ops], ops, ids[launch[lost]])
     by_external_id = np.zeros(len(launch), dtype=bool)
     by_external_id[lost] = inner[lost] != NO_ROW
     return inner, by_external_id
 
 
-def _module_rows(ranges: pd.DataFrame, parent: np.ndarray, inner: np.ndarray) -> np.ndarray:
-    """Return the module around each launch, for a backward launch the module of its forward."""
-    is_module = _has_kind(ranges, "module")
-    module = nearest(inner, parent, is_module)
-    is_backward = _is_backward(ranges)
-    missing = np.flatnonzero(module == NO_ROW)
-    node = nearest(inner[missing], parent, is_backward)
-    missing, node = missing[node != NO_ROW], node[node != NO_ROW]
-    if not len(node):
-        return module
-    sequence = _keys(ranges["rank"], ranges["sequence"])
-    forward = np.flatnonzero(_has_kind(ranges, "op") & ~is_backward & (sequence != NO_ROW))
-    # Operators before the one that made the node may show its number too: the latest made it.
-    forward = forward[np.argsort(ranges["start_ns"].to_numpy()[forward], kind="stable")]
-    made_by = _look_up(sequence[forward], forward, sequence[node])
-    module[missing] = nearest(made_by, parent, is_module)
-    return module
+@dataclass(frozen=True)
+class _Tree:
+    """The call tree of the host's ranges; every array has an entry for each row of `ranges`."""
+
+    parent: np.ndarray
+    is_module: np.ndarray
+    is_node: np.ndarray
+    """Whether autograd ran it for a forward operator."""
+    made_by: np.ndarray
+    """Of a node the forward operator that made it."""
+    is_backward: np.ndarray
+    """Whether autograd's engine ran it, for whatever purpose."""
 
 
-def _phases(ranges: pd.DataFrame, parent: np.ndarray, inner: np.ndarray) -> pd.Categorical:
-    """Return each launch's phase: recorded, or told by PyTorch's own ranges, or missing."""
-    names = ranges["name"].cat.categories
-    known = {str(name): str(name) for name in ("data", "forward", "backward", "optimizer")}
-    by_name = np.full(len(names) + 1, None, dtype=object)
-    for code, name in enumerate(names):
-        by_name[code] = next((p for start, p in PHASE_OF_RANGE if name.startswith(start)), None)
-    by_phase = np.array([known.get(str(name)) for name in names] + [None], dtype=object)
-    codes = ranges["name"].cat.codes.to_numpy()
-    is_phase = _has_kind(ranges, "phase")
-    told = np.array([p is not None for p in by_name])[codes] & _has_kind(ranges, "range")
-    is_backward = _is_backward(ranges)
-    row = nearest(inner, parent, is_phase | told | is_backward)
-    result = np.full(len(inner), None, dtype=object)
-    found = np.flatnonzero(row != NO_ROW)
-    at = row[found]
-    result[found] = np.where(
-        is_phase[at], by_phase[codes[at]], np.where(told[at], by_name[codes[at]], "backward")
+def _call_tree(ranges: pd.DataFrame) -> _Tree:
+    node = is_node(ranges)
+    return _Tree(
+        parent=parents(ranges, np.flatnonzero(_has_kind(ranges, "python", invert=True))),
+        is_module=_has_kind(ranges, "module"),
+        is_node=node,
+        made_by=made_by(ranges, node),
+        is_backward=node | is_evaluation(ranges),
     )
-    return pd.Categorical(result, categories=["data", "forward", "backward", "optimizer"])
 
 
-def _steps(trace: Trace, launch: np.ndarray) -> pd.arrays.IntegerArray:
+def _module_rows(tree: _Tree, inner: np.ndarray) -> np.ndarray:
+    """Return the module around each launch, for a backward launch the module of its forward.
+
+    A module that runs inside a node (again, for a checkpoint) comes before that of the node.
+    """
+    knows = tree.is_module | (tree.is_node & (tree.made_by != NO_ROW))
+    row = nearest(inner, tree.parent, knows)
+    # A launch without a row picks the entry appended at the end: nothing to climb to.
+    is_module = np.append(tree.is_module, True)
+    # The forward of a gradient's gradient is itself in a node; each began before its own.
+    while len(at_node := np.flatnonzero(~is_module[row])):
+        row[at_node] = nearest(tree.made_by[row[at_node]], tree.parent, knows)
+    around = nearest(inner, tree.parent, tree.is_module)
+    return np.where(row == NO_ROW, around, row)
+
+
+def _is_recomputed(tree: _Tree, inner: np.ndarray) -> np.ndarray:
+    """Tell which launches a module made that ran inside the backward pass, for a checkpoint."""
+    row = nearest(inner, tree.parent, tree.is_module | tree.is_backward)
+    in_module = np.flatnonzero(np.append(tree.is_module, False)[row])
+    result = np.zeros(len(inner), dtype=bool)
+    result[in_module] = nearest(row[in_module], tree.parent, tree.is_backward) != NO_ROW
+    return result
+
+
+def _phases(
+    ranges: pd.DataFrame, tree: _Tree, inner: np.ndarray, launch: np.ndarray
+) -> pd.Categorical:
+    """Return each launch's phase, or missing.
+
+    The nearest range that tells it: a recorded phase, one of PyTorch's own ranges, autograd's
+    engine. Where none does: forward inside a module or the maker of a node; backward on another
+    thread during a recorded backward pass, which may run hooks there.
+    """
+    told = _told_phases(ranges)
+    told[tree.is_backward] = PHASES.index("backward")
+    row = nearest(inner, tree.parent, told != NO_ROW)
+    result = np.where(row == NO_ROW, NO_ROW, np.append(told, NO_ROW)[row])
+    makes_node = np.zeros(len(ranges), dtype=bool)
+    makes_node[tree.made_by[tree.made_by != NO_ROW]] = True
+    unknown = np.flatnonzero(row == NO_ROW)
+    in_forward = nearest(inner[unknown], tree.parent, tree.is_module | makes_node) != NO_ROW
+    result[unknown[in_forward]] = PHASES.index("forward")
+    unknown = unknown[~in_forward]
+    is_pass = _has_kind(ranges, "phase") & (told == PHASES.index("backward"))
+    running = _running(ranges, np.flatnonzero(is_pass), launch[unknown])
+    result[unknown[running != NO_ROW]] = PHASES.index("backward")
+    return pd.Categorical.from_codes(result, categories=pd.Index(PHASES))
+
+
+def _told_phases(ranges: pd.DataFrame) -> np.ndarray:
+    """Return the place in `PHASES` of the phase that each range tells by its name, or `NO_ROW`."""
+    names = [str(name) for name in ranges["name"].cat.categories]
+    told_by = [next((p for start, p in PHASE_OF_RANGE if n.startswith(start)), None) for n in names]
+    place = {phase: place for place, phase in enumerate(PHASES)}
+    of_torch = np.array([NO_ROW if p is None else place[p] for p in told_by] + [NO_ROW], np.int8)
+    recorded = np.array([place.get(name, NO_ROW) for name in names] + [NO_ROW], np.int8)
+    codes = ranges["name"].cat.codes.to_numpy()
+    by_name = np.where(_has_kind(ranges, "phase"), recorded[codes], of_torch[codes])
+    tells = _has_kind(ranges, "phase") | _has_kind(ranges, "range") | _has_kind(ranges, "op")
+    return np.where(tells, by_name, NO_ROW)
+
+
+def _steps(ranges: pd.DataFrame, launch: np.ndarray) -> pd.arrays.IntegerArray:
     """Return the step during which each launch was made, on whatever thread."""
-    ranges = trace.ranges
-    step_rows = np.flatnonzero(_has_kind(ranges, "step"))
+    row = _running(ranges, np.flatnonzero(_has_kind(ranges, "step")), launch)
+    names = ranges["name"].cat
+    number = np.array([_step_number(name) for name in names.categories] + [NO_ROW])
+    codes = np.append(names.codes.to_numpy(), -1)
+    return _nullable(number[codes[row]])
+
+
+def _running(ranges: pd.DataFrame, rows: np.ndarray, launch: np.ndarray) -> np.ndarray:
+    """Return which of `rows`, one after another, its rank was in at each launch, or `NO_ROW`.
+
+    Of rows that lie in one another the outermost counts.
+    """
     result = np.full(len(launch), NO_ROW, dtype=np.int64)
-    if len(step_rows) and len(launch):
-        start = ranges["start_ns"].to_numpy()
-        end = start + ranges["duration_ns"].to_numpy()
-        rank = ranges["rank"].to_numpy()
-        order = step_rows[np.lexsort([start[step_rows], rank[step_rows]])]
-        number = np.array([_step_number(name) for name in ranges["name"].iloc[order]])
-        for one in np.unique(rank[order]):
-            mine = rank[order] == one
-            rows, numbers = order[mine], number[mine]
-            asked = np.flatnonzero((launch != NO_ROW) & (rank[launch] == one))
-            at = np.searchsorted(start[rows], start[launch[asked]], side="right") - 1
-            inside = (at >= 0) & (start[launch[asked]] < end[rows[at]])
-            result[asked[inside]] = numbers[at[inside]]
-    return _nullable(result)
+    start, rank = ranges["start_ns"].to_numpy(), ranges["rank"].to_numpy()
+    end = start + ranges["duration_ns"].to_numpy()
+    for one in np.unique(rank[rows]):
+        mine = rows[rank[rows] == one]
+        mine = mine[np.lexsort([-end[mine], start[mine]])]
+        seen_until = np.maximum.accumulate(end[mine])
+        mine = mine[np.append(True, end[mine][1:] > seen_until[:-1])]
+        asked = np.flatnonzero((launch != NO_ROW) & (rank[launch] == one))
+        moment = start[launch[asked]]
+        at = np.searchsorted(start[mine], moment, side="right") - 1
+        inside = (at >= 0) & (moment < end[mine[at]])
+        result[asked[inside]] = mine[at[inside]]
+    return result
 
 
 def _step_number(name: object) -> int:
@@ -170,12 +235,6 @@ def _is_graph_launch(ranges: pd.DataFrame, launch: np.ndarray) -> np.ndarray:
     return np.asarray(named[ranges["name"].cat.codes.to_numpy()[launch]] & (launch != NO_ROW))
 
 
-def _is_backward(ranges: pd.DataFrame) -> np.ndarray:
-    """Tell which operators autograd ran for a forward one: they name its thread and number."""
-    thread = ranges["forward_thread"].fillna(0).to_numpy(dtype=np.int64)
-    return np.asarray((thread > 0) & ranges["sequence"].notna().to_numpy())
-
-
 def _has_kind(ranges: pd.DataFrame, kind: str, *, invert: bool = False) -> np.ndarray:
     found = (ranges["kind"] == kind).to_numpy(dtype=bool)
     return ~found if invert else found
@@ -185,16 +244,6 @@ def _keys(rank: pd.Series[int], ids: pd.Series[int]) -> np.ndarray:
     """Pack (rank, id) into one integer; a missing id is `NO_ROW`."""
     packed = (rank.to_numpy(dtype=np.int64) << _RANK_SHIFT) + ids.fillna(0).to_numpy(dtype=np.int64)
     return np.where(ids.notna().to_numpy(dtype=bool), packed, NO_ROW)
-
-
-def _look_up(keys: np.ndarray, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return for each wanted key the last of `rows` with that key, or `NO_ROW`."""
-    if not len(keys):
-        return np.full(len(wanted), NO_ROW, dtype=np.int64)
-    order = np.argsort(keys, kind="stable")
-    at = np.searchsorted(keys[order], wanted, side="right") - 1
-    hit = (at >= 0) & (keys[order][at] == wanted) & (wanted != NO_ROW)
-    return np.where(hit, rows[order][at], NO_ROW)
 
 
 def _names(ranges: pd.DataFrame, rows: np.ndarray) -> pd.Categorical:

@@ -75,3 +75,13 @@ def nearest(start: np.ndarray, parent: np.ndarray, wanted: np.ndarray) -> np.nda
         climbing = climbing[current[climbing] != NO_ROW]
         climbing = climbing[~wanted[current[climbing]]]
     return current
+
+
+def look_up(keys: np.ndarray, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return for each wanted key the last of `rows` with that key, or `NO_ROW`."""
+    if not len(keys):
+        return np.full(len(wanted), NO_ROW, dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    at = np.searchsorted(keys[order], wanted, side="right") - 1
+    hit = (at >= 0) & (keys[order][at] == wanted) & (wanted != NO_ROW)
+    return np.where(hit, rows[order][at], NO_ROW)

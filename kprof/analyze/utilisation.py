@@ -28,7 +28,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Utilisation:
-    """The headline: shares of the elapsed time, from first to last activity."""
+    """The headline: shares of the elapsed time, from first to last activity.
+
+    Work that checkpointing did a second time takes time, but is not counted.
+    """
 
     mfu: Share
     mbu: Share
@@ -49,10 +52,11 @@ def measure_utilisation(trace: Trace) -> Utilisation:
         unknown = Share(None, _why_no_ceilings(trace))
         return Utilisation(unknown, unknown, unknown, busy)
     known = share_of_time(kernels, has_work(kernels))
+    useful = kernels[~kernels["recomputed"].to_numpy(dtype=bool)]
     return Utilisation(
-        mfu=_bounded(_measure_mfu(kernels, device, elapsed_ns), known),
-        mbu=_bounded(_measure_mbu(kernels, device, elapsed_ns), known),
-        roofline=_bounded(_measure_roofline_share(kernels, elapsed_ns), known),
+        mfu=_bounded(_measure_mfu(useful, device, elapsed_ns), known),
+        mbu=_bounded(_measure_mbu(useful, device, elapsed_ns), known),
+        roofline=_bounded(_measure_roofline_share(useful, elapsed_ns), known),
         busy=busy,
     )
 
