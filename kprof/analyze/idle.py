@@ -13,13 +13,18 @@ ALLOCATION = r"(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostRegister)|cuMem(?:Create
 # A host activity explains a gap when it covers at least half of it.
 SHARE_THAT_EXPLAINS = 0.5
 
+# A host that waited until the device had nothing left to do needs a moment to launch again.
+# Longer than this, it was busy with something else.
+RESUME_NS = 500_000
+
 
 def add_idle(trace: Trace) -> Trace:
     """Add the idle time before each activity of a rank, and its cause.
 
-    Causes: "queued" (launched before the device went idle: it waited for nothing on the host),
+    Causes: "queued" (in the device's queue before it went idle: nothing on the host was late),
     "synchronization", "allocation" or "data" (a blocking call, a memory call or data loading
-    covered most of the gap), "host" (the host had not launched it yet). Missing where no
+    covered most of the gap; also where the device went idle during a blocking call, soon after
+    which the host launched again), "host" (the host had not launched it yet). Missing where no
     launch is known. The gaps of a rank add up to its idle time.
     """
     kernels = trace.kernels
@@ -48,18 +53,22 @@ def _causes(trace: Trace, gap: np.ndarray) -> pd.Categorical:
     if len(rows) and not trace.is_host_only:
         gap_end = trace.kernels["start_ns"].to_numpy()[rows]
         gap_start = gap_end - gap[rows]
-        launched = ranges["start_ns"].to_numpy()[launch[rows]]
+        begun = ranges["start_ns"].to_numpy()[launch[rows]]
         rank = trace.kernels["rank"].to_numpy()[rows]
         suspects = {
             "synchronization": _calls(ranges, SYNCHRONIZATION),
             "allocation": _calls(ranges, ALLOCATION),
             "data": _data_loading(ranges),
         }
+        late = _queued_ns(trace, launch)[rows] > gap_start
+        found = np.where(late, "host", "queued").astype(object)
+        waited_until = _running_until(ranges, suspects["synchronization"], rank, gap_start)
+        resumed = late & (waited_until > gap_start) & (begun - waited_until <= RESUME_NS)
+        found[resumed] = "synchronization"
         best = np.full(len(rows), SHARE_THAT_EXPLAINS) * gap[rows]
-        found = np.where(launched <= gap_start, "queued", "host").astype(object)
-        late = launched > gap_start
+        until = np.clip(begun, gap_start, gap_end)
         for cause, suspect in suspects.items():
-            covered = _covered_ns(ranges, suspect, rank, gap_start, np.minimum(gap_end, launched))
+            covered = _covered_ns(ranges, suspect, rank, gap_start, until)
             explains = late & (covered >= best)
             found[explains] = cause
             best = np.where(explains, covered, best)
@@ -67,6 +76,35 @@ def _causes(trace: Trace, gap: np.ndarray) -> pd.Categorical:
     return pd.Categorical(
         causes, categories=["queued", "synchronization", "allocation", "data", "host"]
     )
+
+
+def _queued_ns(trace: Trace, launch: np.ndarray) -> np.ndarray:
+    """Return when each activity was in the device's queue: at the end of the call that launched it.
+
+    Where the call launched several (a graph), they were once the first of them ran.
+    """
+    ranges, start = trace.ranges, trace.kernels["start_ns"].to_numpy()
+    queued = (ranges["start_ns"] + ranges["duration_ns"]).to_numpy(dtype=np.int64, copy=True)
+    known = launch >= 0
+    np.minimum.at(queued, launch[known], start[known])
+    return np.where(known, queued[launch], start)
+
+
+def _running_until(
+    ranges: pd.DataFrame, rows: np.ndarray, rank: np.ndarray, moment: np.ndarray
+) -> np.ndarray:
+    """Return when those of `rows` ended that had begun by each moment in its rank, -1 for none."""
+    result = np.full(len(moment), -1, dtype=np.int64)
+    start = ranges["start_ns"].to_numpy()[rows]
+    end = start + ranges["duration_ns"].to_numpy()[rows]
+    for one in np.unique(rank):
+        mine = np.flatnonzero(ranges["rank"].to_numpy()[rows] == one)
+        mine = mine[np.argsort(start[mine], kind="stable")]
+        asked = rank == one
+        at = np.searchsorted(start[mine], moment[asked], side="right") - 1
+        ends = np.append(np.maximum.accumulate(end[mine]), -1)
+        result[asked] = ends[at]
+    return result
 
 
 def _calls(ranges: pd.DataFrame, pattern: str) -> np.ndarray:
