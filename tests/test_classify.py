@@ -57,6 +57,98 @@ def test_a_kernels_name_tells_its_kind(name, kind):
     assert kind_of(name) == kind
 
 
+FLASHINFER = "void flashinfer::"
+CUTLASS3 = "void cutlass::device_kernel<"
+TENSORRT_LLM = "void tensorrt_llm::kernels::"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        # FlashAttention, FlashInfer and others that only begin with the same word.
+        (CUTLASS3 + "flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<", "attention"),
+        ("void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<", "attention"),
+        ("void flash_fwd_splitkv_mla_kernel<Flash_fwd_kernel_traits_mla<576, 64", "attention"),
+        (
+            FLASHINFER + "BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode",
+            "attention",
+        ),
+        (FLASHINFER + "PrefillWithKVCacheKernel<flashinfer::CollectiveMainloop<", "attention"),
+        (FLASHINFER + "norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>(", "norm"),
+        (FLASHINFER + "sampling::TopKTopPSamplingFromProbKernel<1024u, (cub::", "sort"),
+        (FLASHINFER + "activation::act_and_mul_kernel<__nv_bfloat16, &silu>(", "elementwise"),
+        (FLASHINFER + "BatchQKApplyRotaryPosIdsCosSinCacheKernel<true, 128u", "elementwise"),
+        (FLASHINFER + "trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_la", "collective"),
+        # vLLM and SGLang
+        ("kernel_unified_attention_2d", "attention"),
+        ("_fwd_grouped_kernel_stage1", "attention"),
+        ("void vllm::merge_attn_states_kernel<__nv_bfloat16, 128u>(", "attention"),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData", "collective"),
+        ("void vllm::concat_and_cache_mla_kernel<__nv_bfloat16, __nv_bfloat16", "copy"),
+        ("void vllm::act_and_mul_kernel<c10::BFloat16, &(c10::BFloat16 vllm::silu", "elementwise"),
+        ("void marlin::Marlin<nv_bfloat16, 1125899906842624l, 256, 1, 8, 8", "gemm"),
+        ("fused_moe_kernel", "gemm"),
+        ("_w8a8_block_fp8_matmul", "gemm"),
+        ("void vllm::moe::moe_align_block_size_kernel<int>(int const*", "indexing"),
+        ("void vllm::moe::topkGatingSoftmax<8, 128, 4, 16>(float const*", "softmax"),
+        ("_lora_shrink_kernel", "gemm"),
+        # TensorRT-LLM
+        (TENSORRT_LLM + "mmha::masked_multihead_attention_kernel<__nv_bfloat16", "attention"),
+        (TENSORRT_LLM + "cutlass_kernels::expandInputRowsKernel<__nv_bfloat16", "indexing"),
+        (TENSORRT_LLM + "cutlass_kernels::doActivationKernel<__nv_bfloat16", "elementwise"),
+        (TENSORRT_LLM + "generalRmsNorm<__nv_bfloat16, true>(", "norm"),
+        (TENSORRT_LLM + "twoShotAllReduceKernel<__nv_bfloat16, 8, true>(", "collective"),
+        ("void moe::dev::finalize::finalizeKernelVecLoad<moe::dev::finalize::Ker", "indexing"),
+        ("bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16_m128x16x32", "gemm"),
+        # CUTLASS 3 and 4, DeepGEMM, DeepEP, cuBLAS
+        (CUTLASS3 + "cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int", "gemm"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16", "gemm"),
+        ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 7168u, 2048u, 1u, 128u", "gemm"),
+        ("void deep_ep::internode_ll::dispatch<true, 9, 7168>(void*", "collective"),
+        ("void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensor<float", "gemm"),
+        # cuDNN, MIOpen, rocBLAS, hipBLASLt, AITER, RCCL
+        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(", "convolution"),
+        ("void explicit_convolve_sgemm<float, int, 1024, 5, 5, 3, 3, 3, 0>(", "convolution"),
+        ("void cudnn::pooling_fw_4d_kernel<float, float, cudnn::maxpooling_func", "reduction"),
+        ("miopenSp3AsmConv_v30_3_1_gfx9_fp32_f3x2_stride1_group", "convolution"),
+        ("MIOpenBatchNormFwdTrainSpatialNorm", "norm"),
+        ("void rocblas_gemvt_warp_reduce_kernel<false, 256, int, float const*", "gemm"),
+        ("Custom_Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64", "gemm"),
+        ("void ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<", "attention"),
+        ("aiter::mla_a16w16_qh16_m16x4_n16x1_coex0_mask1", "attention"),
+        ("void aiter::cross_device_reduce_2stage<__hip_bfloat16, 8>(", "collective"),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "collective"),
+        ("ncclSymkDevKernel_AllGather_LL(ncclSymkDevWorkArgs4K)", "collective"),
+        # Inductor: what a kernel fused does not make it a product or a convolution.
+        ("triton_poi_fused_convolution_relu_3", "elementwise"),
+        ("triton_poi_fused__scaled_dot_product_flash_attention_clone_2", "elementwise"),
+        ("triton_poi_fused_native_dropout_add_7", "elementwise"),
+        ("triton_poi_fused_embedding_0", "embedding"),
+        ("triton_red_fused_convolution_backward_5", "reduction"),
+        ("triton_per_fused_nll_loss_forward_1", "loss"),
+        ("triton_tem_fused_flex_attention_2", "attention"),
+        ("triton_tem_fused_convolution_4", "convolution"),
+        ("triton_tem_fused_addmm_relu_0", "gemm"),
+        ("triton_mm_12", "gemm"),
+        # Liger, Transformer Engine, Mamba
+        ("liger_cross_entropy_kernel", "loss"),
+        ("_swiglu_forward_kernel", "elementwise"),
+        ("_triton_rope", "elementwise"),
+        ("void transformer_engine::normalization::ln_fwd_tuned_kernel<", "norm"),
+        ("void causal_conv1d_fwd_kernel<Causal_conv1d_fwd_kernel_traits<128, 4", "convolution"),
+    ],
+)
+def test_kernels_of_well_known_libraries_are_told_by_name(name, kind):
+    assert kind_of(name) == kind
+
+
+def test_a_convolution_done_as_a_product_is_a_convolution():
+    name = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4>("
+    assert kind_of(name, op="aten::cudnn_convolution") == "convolution"
+    assert kind_of(name, op="aten::convolution_backward") == "convolution"
+    assert kind_of(name, op="aten::addmm") == "gemm"
+
+
 def test_copies_and_sets_are_told_by_their_activity():
     assert kind_of("Memcpy HtoD (Pinned -> Device)", activity="memcpy") == "copy"
     assert kind_of("Memset (Device)", op="aten::mm", activity="memset") == "set"
@@ -78,7 +170,10 @@ def test_a_kernel_over_tensor_lists_updates_parameters_only_in_the_optimizer():
 
 def test_in_host_mode_the_operators_own_name_tells_the_kind():
     assert kind_of("aten::mkldnn_convolution", activity="host") == "convolution"
-    assert kind_of("aten::empty", activity="host") == "other"
+    assert kind_of("aten::addmv_", activity="host") == "gemm"
+    assert kind_of("aten::ne", activity="host") == "elementwise"
+    for view in ("aten::empty", "aten::new_empty", "aten::expand"):
+        assert kind_of(view, activity="host") == "other"
 
 
 def test_the_type_is_that_of_the_operators_inputs():
@@ -95,6 +190,8 @@ def test_the_weights_type_counts_before_that_of_the_indices():
 def test_a_wrapped_python_number_is_not_the_operands_type():
     assert find_dtype("k", "kernel", "elementwise", '["double", "c10::BFloat16"]') == "bf16"
     assert find_dtype("k", "kernel", "elementwise", '["double", "double"]') == "fp64"
+    double = ELEMENTWISE + "BinaryFunctor<double, double, double, at::native::binary_internal"
+    assert find_dtype(double, "kernel", "elementwise", '["double", "float"]') == "fp64"
 
 
 def test_a_product_of_floats_on_tensor_cores_is_tf32():

@@ -18,34 +18,57 @@ from kprof.trace import Trace
 
 OTHER = "other"
 
+# What Inductor generates is named after all operators that it fused, the last of which may be
+# products and convolutions that other kernels did: only a template (tem) does one itself.
+INDUCTOR_RULES: tuple[tuple[str, str], ...] = (
+    ("attention", r"^triton_(tem_fused|flex).*attention"),
+    ("convolution", r"^triton_(tem_fused.*convolution|convolution\d?d?_)"),
+    ("gemm", r"^triton_(tem|mm|bmm|addmm|scaled_mm)_"),
+    ("embedding", r"^triton_poi_.*embedding"),
+    ("elementwise", r"^triton_poi_"),
+    ("norm", r"^triton_(red|per)_.*(norm|rsqrt)"),
+    ("softmax", r"^triton_(red|per)_.*softmax"),
+    ("loss", r"^triton_(red|per)_.*(nll_loss|cross_entropy)"),
+    ("reduction", r"^triton_(red|per|spl)_"),
+)
+
 # First match wins, so specific names come before general ones.
 KERNEL_RULES: tuple[tuple[str, str], ...] = (
-    ("collective", r"nccl|rccl|multimem|all_?reduce(?!d)|all_?gather|reduce_?scatter|nvshmem"),
-    ("copy", r"reshape_and_cache|nchwToNhwc|nhwcToNchw|batched_transpose|im2col|col2im"),
-    ("elementwise", r"quantize_with|fp8_quant|_quantize_|rotary"),
-    ("attention", r"flash|fmha|sdpa|mha_|attn_(fwd|bwd)|attention|flex_attn|paged_att|mla_"),
-    ("attention", r"compute_dot_do_o"),
-    ("convolution", r"implicit_?gemm|conv(olution|2d|3d|_)|fprop|dgrad|wgrad|winograd|scudnn"),
-    ("convolution", r"^miopen|^igemm_(fwd|bwd|wrw)|SubTensorOp|cudnn_.*conv"),
+    *INDUCTOR_RULES,
+    ("collective", r"nccl|rccl|msccl|nvshmem|deep_ep::|multimem|cross_device_reduce|userbuffers"),
+    ("collective", r"all_?reduce(?!d)|all_?gather|reduce_?scatter|all_?to_?all"),
+    ("copy", r"(reshape|concat)_and_cache|AppendPagedKV|nchwToNhwc|nhwcToNchw|batched_transpose"),
+    ("copy", r"im2col|col2im|im2d2col"),
+    ("indexing", r"moe::dev::|expandInputRows|finalizeMoe|moe_(align|sum|permute|unpermute)"),
+    ("elementwise", r"quantize_with|fp8_quant|_quantize_|cast_transpose|rotary|(?<![a-z])rope"),
+    ("elementwise", r"act_and_mul|doActivation"),
+    ("attention", r"flash(?!infer)|fmha|sdpa|mha_|attn_(fwd|bwd)|attention|flex_attn|paged_att"),
+    ("attention", r"mla_|compute_dot_do_o|merge_attn_states|MergeState|mqa_logits"),
+    ("attention", r"(Batch|Single)(Prefill|Decode)|(Prefill|Decode)With(Paged)?KVCache|BatchMLA"),
+    ("attention", r"^_fwd_(grouped_)?kernel_stage[12]$"),
+    (
+        "convolution",
+        r"implicit_?gemm|conv(olution|olve|1d|2d|3d|_)|fprop|dgrad|wgrad|winograd|scudnn",
+    ),
+    ("convolution", r"^miopen.*conv|^igemm_(fwd|bwd|wrw)|SubTensorOp|cudnn_.*conv"),
     ("optimizer", r"fused_?(adam|sgd|lamb|adagrad)|adam_?(w|functor|kernel)|lamb(functor|stage)"),
     ("loss", r"nll_loss|cross_?entropy|mse_kernel|smooth_l1|ctc_loss|kl_div"),
     ("norm", r"layer_?norm|rms_?norm|group_?norm|batch_?norm|bn_(fw|bw)|GammaBeta|RowwiseMoments"),
+    ("norm", r"\bln_(fwd|bwd)|Rmsnorm2d"),
     ("softmax", r"soft_?max"),
     ("embedding", r"embedding|index_?select"),
-    ("sort", r"sort(?!ed)|topk|top_k|radix_?select|bitonic"),
+    ("sort", r"sort(?!ed)|topk|top_k|radix_?select|bitonic|TopP"),
     ("gemm", r"(?<!fb)gemm(?!_gpu)|gemv|nvjet|cijk_|xmma|cutlass|splitk|_matmul|\bbmm_|dot_kernel"),
-    ("gemm", r"epilogue::impl|cublas|triton_tem_fused.*mm|wvSplitK"),
-    ("random", r"distribution_|philox|curand|dropout|bernoulli|random"),
-    ("norm", r"^triton_(red|per)_.*(norm|rsqrt)"),
-    ("set", r"FillFunctor|memset|arange|linspace"),
-    ("indexing", r"index|gather|scatter|masked_(select|scatter)|nonzero|permute_"),
-    ("copy", r"direct_copy|CatArray|copy_?(kernel|device|buffer)|transpose|memcpy"),
-    ("elementwise", r"^triton_poi_"),
     (
-        "reduction",
-        r"^triton_(red|per)_|reduce_kernel|DeviceReduce|reduceReduce|reduce_1Block|_pool",
+        "gemm",
+        r"epilogue::impl|cublas|wvSplitK|fused_moe_kernel|marlin|mul_mat_|lora_(shrink|expand)",
     ),
-    ("elementwise", r"elementwise|pointwise|_act_and_mul|quantize"),
+    ("random", r"distribution_|philox|curand|dropout|bernoulli|random|Sampling"),
+    ("set", r"FillFunctor|memset|arange|linspace"),
+    ("indexing", r"index|indices|gather|scatter|masked_(select|scatter)|nonzero|permute_"),
+    ("copy", r"direct_copy|CatArray|copy_?(kernel|device|buffer)|transpose|memcpy|triu_tril"),
+    ("reduction", r"reduce_kernel|DeviceReduce|reduceReduce|reduce_1Block|_?pool(ing|_|2d|3d)"),
+    ("elementwise", r"elementwise|pointwise|swiglu|geglu|quantize|upsample"),
     ("reduction", r"scan|cumsum|Reduce"),
 )
 
@@ -59,11 +82,11 @@ OP_RULES: tuple[tuple[str, str], ...] = (
     ("softmax", r"softmax"),
     ("norm", r"(layer|batch|group|rms|instance|weight)_?norm"),
     ("embedding", r"embedding|index_select|split_embedding"),
-    ("gemm", r"::(_scaled_|_int_|_grouped_)?(mm|bmm|addmm|baddbmm|matmul|linear|addmv|mv|dot)\b"),
+    ("gemm", r"::(_scaled_|_int_|_grouped_)?(mm|bmm|addmm|baddbmm|matmul|linear|addmv|mv|dot)_?\b"),
     ("sort", r"::(sort|argsort|topk|msort|kthvalue|unique)"),
     ("random", r"::(rand|normal_|uniform_|bernoulli|multinomial|native_dropout|exponential_)"),
-    ("indexing", r"::(index|gather|scatter|masked_select|nonzero|take|_index_put)"),
-    ("copy", r"::(copy_|_to_copy|to|clone|contiguous|cat|stack|_cat|pin_memory|_pad)"),
+    ("indexing", r"::(index|gather|scatter|masked_select|nonzero|take|_index_put|repeat_interl)"),
+    ("copy", r"::(copy_|_to_copy|to|clone|contiguous|cat|stack|_cat|pin_memory|[a-z]+_pad)"),
     ("set", r"::(fill_|zero_|zeros|ones|full|arange)"),
     (
         "reduction",
@@ -71,11 +94,11 @@ OP_RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         "elementwise",
-        r"::(_?foreach|add|sub|mul|div|pow|sqrt|rsqrt|neg|exp|log|sigmoid|tanh|silu|gelu)",
+        r"::(_?foreach|add|sub|mul|div|pow|sqrt|rsqrt|neg|exp(?!and)|log|sigmoid|tanh|silu|gelu)",
     ),
     (
         "elementwise",
-        r"::(relu|clamp|threshold|where|eq|ne|lt|gt|le|ge|bitwise|logical|sin|cos|abs)",
+        r"::(relu|clamp|threshold|where|(eq|ne|lt|gt|le|ge)(_|\b)|bitwise|logical|sin|cos|abs|upsample)",
     ),
 )
 
@@ -134,17 +157,21 @@ def find_kind(name: str, activity: str, op: str | None, phase: str | None) -> st
         return "set"
     if activity == "host":
         return _match(OP_RULES, name) or OTHER
-    if re.search("multi_tensor_apply|foreach", name):
+    if re.search("multi_tensor_apply|foreach|^triton_for_", name):
         is_update = phase == "optimizer" or _UPDATE.search(f"{name} {op}")
         return "optimizer" if is_update else "elementwise"
-    return _match(KERNEL_RULES, name) or (_match(OP_RULES, op) if op else None) or OTHER
+    kind = _match(KERNEL_RULES, name)
+    of_op = _match(OP_RULES, op) if op else None
+    if kind == "gemm" and of_op == "convolution":
+        return "convolution"  # Libraries do some convolutions as a matrix product.
+    return kind or of_op or OTHER
 
 
 def find_dtype(name: str, activity: str, kind: str, input_types: str | None) -> str | None:
     """Return the operands' type: of the operator's inputs, else what the kernel's name says."""
     recorded = _operand_type(input_types) if input_types else None
     named = type_in_name(name) if activity == "kernel" else None
-    if recorded is None:
+    if recorded is None or ("double" in (input_types or "") and named == "fp64"):
         return named
     is_matrix = kind in ("gemm", "convolution", "attention")
     if recorded == "fp32" and is_matrix and _runs_on_tensor_cores(name):
