@@ -3,16 +3,15 @@
 Work belongs to an operator and is split over its activities by their durations. A copy's own
 size is recorded; between host and device it is the link that limits it, so it has no limit here.
 
-The bound is an estimate of what counters would say, from the shares of the two ceilings that the
-whole operator reached in its measured time T:
+The bound follows from the shares of the two ceilings that the whole operator reached in its
+measured time T:
 
-* memory: least bytes / (bandwidth · T) reaches the threshold, and the compute share is not above
+* memory: least bytes / (bandwidth · T) reaches `BOUND_SHARE`, and the compute share is not above
 * compute: FLOPs / (peak of their type · T) reaches it, and is above the memory share
-* latency: both are below: too little work to fill the device, or it waits on something else
+* latency: both are below: too little work to fill the device, it waits, or does more than it needs
 
-Counters see all traffic, the shares only useful work. A large launch below the threshold is more
-often one that reads its input twice than one that waits, so for operators whose launches have at
-least `LARGE_LIMIT_NS` of work each, half of the threshold is enough.
+Counters see all traffic, the shares only least bytes: memory and compute are certain where they
+are found, and some of latency may be an operator that reads its input twice.
 """
 
 from __future__ import annotations
@@ -30,13 +29,7 @@ from kprof.device import Device
 from kprof.trace import Trace
 
 BOUND_SHARE = 0.6
-"""Share of what a ceiling allows from which an operator counts as bound by it."""
-
-REACHABLE_SHARE = 0.9
-"""Part of a datasheet's rate that the best copies and products sustain; 1 for measured ones."""
-
-LARGE_LIMIT_NS = 5_000
-"""Time at the roofline from which a launch is long against its own start and end."""
+"""Share of a ceiling from which an operator counts as bound by it; within 0.05 it is borderline."""
 
 BEATEN_SHARE = 1.05
 """Limit over duration above which the work or the ceiling cannot be right."""
@@ -206,21 +199,16 @@ def _limits(trace: Trace, work: RowWork) -> tuple[np.ndarray, np.ndarray, np.nda
     time_ns = np.maximum(time_ns, 1)
     memory_share = (np.bincount(member, weights=memory_ns) / time_ns)[member]
     compute_share = (np.bincount(member, weights=compute_ns) / time_ns)[member]
-    mean_limit_ns = np.bincount(member, weights=limit_ns) / np.bincount(member)
-    normal = BOUND_SHARE * (1.0 if device.is_measured else REACHABLE_SHARE)
-    threshold = np.where(mean_limit_ns >= LARGE_LIMIT_NS, normal / 2, normal)[member]
-    decided = decide_bound(memory_share, compute_share, threshold)
+    decided = decide_bound(memory_share, compute_share)
     bound[measurable] = decided[measurable]
     return limit_ns.astype(np.int64), has_limit, bound
 
 
-def decide_bound(
-    memory_share: np.ndarray, compute_share: np.ndarray, threshold: np.ndarray | float
-) -> np.ndarray:
+def decide_bound(memory_share: np.ndarray, compute_share: np.ndarray) -> np.ndarray:
     """Return places in `BOUNDS` from the shares of the two ceilings that operators reached."""
-    is_memory = (memory_share >= threshold) & (memory_share >= compute_share)
-    decided = np.select([is_memory, compute_share >= threshold], [_MEMORY, _COMPUTE], _LATENCY)
-    return np.asarray(decided)
+    is_memory = (memory_share >= BOUND_SHARE) & (memory_share >= compute_share)
+    is_compute = compute_share >= BOUND_SHARE
+    return np.asarray(np.select([is_memory, is_compute], [_MEMORY, _COMPUTE], _LATENCY))
 
 
 def _compute_ns(trace: Trace, work: RowWork, device: Device) -> np.ndarray:

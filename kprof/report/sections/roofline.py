@@ -37,7 +37,8 @@ _FIRST_SHAPE = re.compile(r"\[(\d[\d, ]*)\]")
 def render(trace: Trace) -> Section:
     """Render arithmetic intensity against speed, and the bandwidth of what computes nothing."""
     groups = group_operators(trace)
-    groups = groups[groups["bytes"].fillna(0) > 0]
+    # What took no time has no speed.
+    groups = groups[(groups["bytes"].fillna(0) > 0) & (groups["time_ns"] > 0)]
     if groups.empty:
         why = "No roofline can be drawn: no operator's work is known. Record shapes to have one."
         return Section(TITLE, ORDER, (Text(why),), in_terminal=False)
