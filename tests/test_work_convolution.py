@@ -1,4 +1,5 @@
 from kprof.analyze.work import Work
+from kprof.analyze.work.convolution import touched_extent
 from tests.calls import tensor, work_of
 
 # 2 images of 3 channels, 8x8; 4 filters of 3x3; padding 1, stride 2: 4x4 positions.
@@ -66,3 +67,16 @@ def test_backward_counts_the_gradients_that_were_asked_for():
 
 def test_without_a_stride_the_work_is_unknown():
     assert work_of("aten::cudnn_convolution", X, WEIGHT, PADDING) is None
+
+
+def test_a_filter_narrower_than_its_stride_reads_only_what_it_meets():
+    # 1x1 filters of stride 2: 16 of the 64 positions of each channel are read.
+    pointwise = tensor("fp32", 4, 3, 1, 1)
+    work = work_of("aten::cudnn_convolution", X, pointwise, [0, 0], STRIDE, DILATION, 1)
+    assert work.bytes == 4 * (384 // 4 + 12 + 2 * 4 * 16)
+
+
+def test_dilated_filters_read_what_their_taps_meet():
+    assert touched_extent(size=8, kernel=2, padding=0, stride=3, dilation=2) == 4
+    assert touched_extent(size=8, kernel=3, padding=1, stride=2, dilation=1) == 8
+    assert touched_extent(size=9, kernel=3, padding=0, stride=4, dilation=1) == 6

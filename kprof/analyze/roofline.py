@@ -165,8 +165,10 @@ def _fill_bounds(trace: Trace, work: RowWork) -> None:
     An upper bound that the device could not even have moved in the time tells nothing.
     """
     kernels, device = trace.kernels, trace.meta.device
-    bytes_per_ns = device.memory_bytes_per_s / 1e9 if device is not None else np.inf
-    most_bytes = bytes_per_ns * kernels["duration_ns"].to_numpy(dtype=float)
+    most_bytes = np.full(len(kernels), np.inf)
+    if device is not None:
+        bytes_per_ns = device.memory_bytes_per_s / 1e9
+        most_bytes = bytes_per_ns * kernels["duration_ns"].to_numpy(dtype=float)
     over_lists = _name_holds(kernels["name"], "multi_tensor_apply")
     rows = np.flatnonzero(over_lists & (work.source == _UNKNOWN))
     launches = kernels.iloc[rows].groupby(["name", "grid"], observed=True).indices

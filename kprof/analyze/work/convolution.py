@@ -35,6 +35,19 @@ def output_extent(size: int, kernel: int, padding: int, stride: int, dilation: i
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
+def touched_extent(size: int, kernel: int, padding: int, stride: int, dilation: int) -> int:
+    """Return how many positions of one input dimension a convolution reads at all.
+
+    A filter narrower than its stride skips some: a 1x1 filter of stride 2 reads every second one.
+    """
+    num_out = output_extent(size, kernel, padding, stride, dilation)
+    if stride == 1 or (dilation == 1 and kernel >= stride):
+        last = (num_out - 1) * stride - padding + (kernel - 1) * dilation
+        return max(0, min(size - 1, last) + 1)
+    read = {o * stride - padding + k * dilation for o in range(num_out) for k in range(kernel)}
+    return sum(0 <= position < size for position in read)
+
+
 def transposed_extent(size: int, kernel: int, padding: int, stride: int, dilation: int) -> int:
     """Return the length of one output dimension of a transposed convolution, before its padding."""
     return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1
@@ -57,14 +70,25 @@ def _forward(inputs: Inputs, layout: Layout) -> Work | None:
     meets = math.prod(x.shape[2:]) if is_transposed else math.prod(out[2:])
     flops = 2 * x.shape[0] * meets * weight.numel
     out_bytes = math.ceil(math.prod(out) * x.element_bytes)
-    return Work(flops, x.bytes + weight.bytes + extra + out_bytes, x.dtype)
+    read = x.bytes if is_transposed else _read_bytes(inputs, layout, x, weight)
+    return Work(flops, read + weight.bytes + extra + out_bytes, x.dtype)
 
 
-def _output_shape(
-    inputs: Inputs, layout: Layout, x: Tensor, weight: Tensor, is_transposed: bool
-) -> Shape | None:
-    """Return the shape of the result, or None where stride or padding was not recorded."""
-    num_dims = len(x.shape) - 2
+def _read_bytes(inputs: Inputs, layout: Layout, x: Tensor, weight: Tensor) -> int:
+    """Return the bytes of the input that the filter reaches."""
+    geometry = _geometry(inputs, layout, len(x.shape) - 2)
+    if geometry is None:
+        return x.bytes
+    touched = math.prod(
+        touched_extent(*each) for each in zip(x.shape[2:], weight.shape[2:], *geometry, strict=True)
+    )
+    return x.bytes * touched // max(math.prod(x.shape[2:]), 1)
+
+
+def _geometry(
+    inputs: Inputs, layout: Layout, num_dims: int
+) -> tuple[Sequence[int], Sequence[int], Sequence[int]] | None:
+    """Return padding, stride and dilation of every dimension, or None if one was not recorded."""
     padding = _extents(inputs, layout.padding, num_dims)
     stride = _extents(inputs, layout.stride, num_dims)
     dilation = (
@@ -72,11 +96,19 @@ def _output_shape(
     )
     if padding is None or stride is None or dilation is None:
         return None
+    return padding, stride, dilation
+
+
+def _output_shape(
+    inputs: Inputs, layout: Layout, x: Tensor, weight: Tensor, is_transposed: bool
+) -> Shape | None:
+    """Return the shape of the result, or None where stride or padding was not recorded."""
+    num_dims = len(x.shape) - 2
+    geometry = _geometry(inputs, layout, num_dims)
+    if geometry is None:
+        return None
     rule = transposed_extent if is_transposed else output_extent
-    sizes = [
-        rule(*each)
-        for each in zip(x.shape[2:], weight.shape[2:], padding, stride, dilation, strict=True)
-    ]
+    sizes = [rule(*each) for each in zip(x.shape[2:], weight.shape[2:], *geometry, strict=True)]
     if not is_transposed:
         return (x.shape[0], weight.shape[0], *sizes)
     more = _extents(inputs, layout.output_padding, num_dims) or [0] * num_dims
@@ -112,7 +144,8 @@ def _backward(inputs: Inputs) -> Work | None:
     one_product = 2 * x.shape[0] * meets * weight.numel
     moved = grad.bytes
     moved += (weight.bytes + x.written_as()) * bool(to_input)
-    moved += (x.bytes + weight.written_as()) * bool(to_weight)
+    read = x.bytes if is_transposed else _read_bytes(inputs, _BACKWARD, x, weight)
+    moved += (read + weight.written_as()) * bool(to_weight)
     moved += math.ceil(grad.shape[1] * grad.element_bytes) * bool(to_bias)
     return Work(one_product * (bool(to_input) + bool(to_weight)), moved, x.dtype)
 
@@ -120,6 +153,7 @@ def _backward(inputs: Inputs) -> Work | None:
 _CONVOLUTION = Layout(
     bias=2, stride=3, padding=4, dilation=5, transposed=6, output_padding=7, groups=8
 )
+_BACKWARD = Layout(stride=4, padding=5, dilation=6)
 _VENDOR = Layout(padding=2, stride=3, dilation=4)
 _WITH_BIAS = Layout(bias=2, padding=3, stride=4, dilation=5)
 _DEPTHWISE = Layout(bias=3, stride=4, padding=5, dilation=6)
