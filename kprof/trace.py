@@ -158,6 +158,12 @@ class Trace:
     meta: Meta
 
     @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that did something; a trace may list all that the machine has."""
+        used = set(self.kernels["device"].unique().tolist())
+        return tuple(gpu for gpu in self.meta.gpus if gpu.index in used) or self.meta.gpus
+
+    @property
     def is_host_only(self) -> bool:
         """Whether the activities are host operators because no device row was recorded."""
         return len(self.kernels) > 0 and bool((self.kernels["activity"] == "host").all())

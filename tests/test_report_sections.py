@@ -308,3 +308,9 @@ def test_a_name_in_a_figure_cannot_be_markup():
     assert "<a" not in written
     assert "<b>" not in written
     assert "&lt;a href" in written
+
+
+def test_only_gpus_that_did_something_are_named():
+    gpus = (Gpu(0, "Idle GPU"), Gpu(1, "Busy GPU"))
+    trace = analyzed_trace_of({"device": 1}, gpus=gpus)
+    assert fact(section("Run", trace), "GPU")[0] == "Busy GPU"

@@ -111,7 +111,7 @@ def truth_columns(trace: Trace, ledger: Ledger) -> dict[str, int | str | None]:
         **on_device,
         "nn_module_events": counts.get("nn_module_events"),
         "seq_ops": counts.get("seq_ops"),
-        "device": trace.meta.gpus[0].name if trace.meta.gpus else None,
+        "device": trace.gpus[0].name if trace.gpus else None,
         "sum_ns": ledger.sum_ns,
         "busy_ns": ledger.busy_ns,
         "attributed_ns": ledger.attributed_ns,

@@ -84,9 +84,9 @@ def share_of_time(kernels: pd.DataFrame, rows: pd.Series[bool] | NDArray[np.bool
 def _why_no_ceilings(trace: Trace) -> str:
     if trace.is_host_only:
         return "no ceilings were measured for this host"
-    if not trace.meta.gpus:
+    if not trace.gpus:
         return "the trace does not name its GPU, so its peaks are unknown"
-    return f"kprof has no peaks for {trace.meta.gpus[0].name}"
+    return f"kprof has no peaks for {trace.gpus[0].name}"
 
 
 def _measure_mfu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Share:

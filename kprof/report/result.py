@@ -23,7 +23,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "schema": SCHEMA,
         "source": trace.meta.source,
         "command": list(trace.meta.command),
-        "gpus": [asdict(gpu) for gpu in trace.meta.gpus],
+        "gpus": [asdict(gpu) for gpu in trace.gpus],
         "versions": trace.meta.versions,
         "num_ranks": trace.meta.num_ranks,
         "ceilings": asdict(trace.meta.device) if trace.meta.device else None,

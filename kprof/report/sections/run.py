@@ -43,7 +43,7 @@ def _lead(trace: Trace) -> str:
 
 
 def _gpu_names(trace: Trace) -> str:
-    names = [gpu.name for gpu in trace.meta.gpus]
+    names = [gpu.name for gpu in trace.gpus]
     counts = {name: names.count(name) for name in dict.fromkeys(names)}
     listed = [name if number == 1 else f"{number} times {name}" for name, number in counts.items()]
     return ", ".join(listed) or "a device that the trace does not name"
@@ -60,13 +60,13 @@ def _what(trace: Trace) -> tuple[str, str, str]:
 def _where(trace: Trace) -> tuple[str, str, str]:
     host = f"host {trace.meta.host}" if trace.meta.host else ""
     ranks = format_count(trace.meta.num_ranks, "rank") if trace.meta.num_ranks > 1 else ""
-    first = trace.meta.gpus[0] if trace.meta.gpus else None
+    first = trace.gpus[0] if trace.gpus else None
     memory = format_memory(first.memory_bytes) if first and first.memory_bytes else ""
     sms = format_count(first.num_sms, "SM") if first and first.num_sms else ""
     details = ", ".join(detail for detail in (sms, memory, ranks, host) if detail)
     if trace.is_host_only:
         return ("Device", "host CPU", details)
-    return ("GPU", _gpu_names(trace) if trace.meta.gpus else UNKNOWN, details)
+    return ("GPU", _gpu_names(trace) if trace.gpus else UNKNOWN, details)
 
 
 def _how_long(trace: Trace) -> tuple[str, str, str]:
