@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -75,7 +77,7 @@ def run(
         _complain(outcome.trouble)
         typer.echo(f"kprof: the recording, if any, is kept in {outcome.folder}", err=True)
     if outcome.opened is not None:
-        _show(outcome.opened)
+        _show(outcome.opened)  # Whatever becomes of the output, the exit code is the workload's.
     raise typer.Exit(outcome.exit_code)
 
 
@@ -87,6 +89,7 @@ def open_(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
 ) -> None:
     """Import a trace, analyze it and write its report."""
+    from kprof.errors import KprofError
     from kprof.open import open_run
     from kprof.report.progress import Progress
 
@@ -95,7 +98,33 @@ def open_(
         opened = open_run(paths, out, force=force, progress=progress)
     finally:
         progress.close()
-    _show(opened, json=json)
+    if problem := _show(opened, json=json):
+        raise KprofError(
+            f"the output cannot be written: {problem.strerror}",
+            fix=f"see where it goes; the run itself is complete, in {opened.folder}",
+        )
+
+
+@app.command()
+def roofline(
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure this GPU's ceilings, which every later run on it is held against (a minute)."""
+    from kprof.roofline import measure_roofline
+
+    measured = measure_roofline()
+    if json:
+        sys.stdout.buffer.write(measured.json() + b"\n")
+        return
+    from rich.console import Console
+
+    from kprof.report.ceilings import print_ceilings
+
+    ceilings = measured.ceilings
+    figures = [(f.name, f.value, f.unit, f.detail, f.spread) for f in ceilings.figures]
+    title = f"{ceilings.gpu}, driver {ceilings.driver}, measured in {ceilings.took_s:.0f} s"
+    print_ceilings(title, figures, Console())
+    typer.echo(f"kept for later runs: {measured.path or 'nowhere, there is no home folder'}")
 
 
 @app.command()
@@ -116,7 +145,21 @@ def _follow_dashes(words: list[str], arguments: list[str]) -> bool:
     return before >= 0 and arguments[before] == "--"
 
 
-def _show(opened: Opened, *, json: bool = False) -> None:
+def _show(opened: Opened, *, json: bool = False) -> OSError | None:
+    """Print the result; return why that was not possible, unless its reader had seen enough."""
+    try:
+        _print(opened, json=json)
+        sys.stdout.flush()
+    except SystemExit:  # How rich answers a reader that has gone.
+        return None
+    except OSError as error:
+        # What is left in the buffer must not fail again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return None if isinstance(error, BrokenPipeError) else error
+    return None
+
+
+def _print(opened: Opened, *, json: bool) -> None:
     if json:
         sys.stdout.buffer.write(opened.json() + b"\n")
         return
@@ -138,8 +181,17 @@ def run_command_line(args: list[str] | None = None) -> None:
     from kprof.errors import KprofError
 
     arguments = sys.argv[1:] if args is None else args
+    _accept_any_name()
     try:
         app(arguments, obj=arguments)
     except KprofError as error:
         _complain(error)
         sys.exit(error.exit_code)
+
+
+def _accept_any_name() -> None:
+    """Let stdout take every character, also where it is closed or knows ASCII alone."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

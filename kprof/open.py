@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,21 +10,20 @@ import msgspec
 
 from kprof.analyze.ledger import Ledger, balance
 from kprof.analyze.passes import analyze
-from kprof.collect.ceilings import keep_host_ceilings
-from kprof.collect.foreign import refusal
+from kprof.collect.ceilings import find_gpu_ceilings, keep_ceilings, measure_host
 from kprof.collect.merge import merge
-from kprof.device import find_device
-from kprof.discover import modules_in
+from kprof.collect.sources import read_each, require_file_or_folder
+from kprof.device import Device, find_device
 from kprof.errors import KprofError, TraceError
 from kprof.report import sections_of
 from kprof.report.html import write_html
 from kprof.report.result import result_of
 from kprof.report.section import Section
-from kprof.saved import is_saved, load, save
+from kprof.saved import META_FILE, is_saved, load, save, whole_or_not_at_all
 from kprof.trace import Trace
 
-# Enough of a file to see who wrote it.
-HEAD_BYTES = 1 << 16
+# Half of what an int64 holds: sums and differences of times within it cannot overflow.
+LONGEST_NS = 2.0**62
 
 Progress = Callable[[str], None]
 
@@ -59,18 +56,16 @@ def open_run(
 ) -> Opened:
     """Open traces, folders of rank traces or one saved run; write the run folder and its report.
 
-    A saved run that is opened in place is read back, not analyzed again, unless `force`.
+    A saved run is read back, not analyzed again, unless `force`; in place it keeps its files.
     """
     for path in paths:
-        if not path.exists():
-            raise TraceError(f"{path} does not exist", fix="check the path")
-    only = paths[0] if len(paths) == 1 else None
-    if only is not None and is_saved(only) and not force:
-        progress("reading")
-        return _finish(load(only), out or only, save_tables=out not in (None, only))
+        require_file_or_folder(path)
     folder = out or _folder_for(paths)
     _refuse_overwriting(folder, paths, force=force)
     progress("reading")
+    if len(paths) == 1 and is_saved(paths[0]) and not force:
+        is_in_place = folder.resolve() == paths[0].resolve()
+        return _finish(load(paths[0]), folder, save_tables=not is_in_place, progress=progress)
     trace = read(paths)
     progress("analyzing")
     return _finish(analyze(_with_device(trace)), folder, progress=progress)
@@ -80,88 +75,97 @@ def open_recorded(folder: Path, progress: Progress = lambda stage: None) -> Open
     """Analyze what `kprof run` has just recorded into `folder`, on the machine it ran on."""
     progress("reading")
     trace = read([folder])
-    if not len(trace.kernels):
-        trace = replace(trace, meta=replace(trace.meta, device=keep_host_ceilings(folder / "raw")))
+    device = _measured_ceilings(trace)
+    if device is not None:
+        keep_ceilings(folder / "raw", device)
+        trace = replace(trace, meta=replace(trace.meta, device=device))
     progress("analyzing")
     return _finish(analyze(_with_device(trace)), folder, progress=progress)
 
 
+def _measured_ceilings(trace: Trace) -> Device | None:
+    """Return ceilings measured on this machine: the host's now, a GPU's by `kprof roofline`."""
+    if not len(trace.kernels):
+        return measure_host()
+    driver = trace.meta.versions.get("driver")
+    if not trace.gpus or not driver:
+        return None
+    ceilings = find_gpu_ceilings(trace.gpus[0].name, driver)
+    return ceilings.as_device() if ceilings else None
+
+
 def read(paths: list[Path]) -> Trace:
     """Read every file with the reader that knows it, and merge them into one trace."""
-    files = [file for path in paths for file in _files_of(path)]
-    source = paths[0].name if len(paths) == 1 else f"{len(files)} files"
-    trace = merge([_read_one(file) for file in files], source)
-    if not len(trace.kernels) and not (trace.ranges["kind"] == "op").any():
+    traces = read_each(paths)
+    source = _name_of(paths[0]) if len(paths) == 1 else f"{len(traces)} files"
+    trace = merge(traces, source)
+    _require_activity(trace, source)
+    command = tuple(_as_text(word) for word in trace.meta.command)
+    return replace(trace, meta=replace(trace.meta, source=_as_text(source), command=command))
+
+
+def _require_activity(trace: Trace, source: str) -> None:
+    """Refuse a trace of which no time is left to account for, or more than can be added up."""
+    kernels, ranges = trace.kernels, trace.ranges
+    if not len(kernels) and not ((ranges["kind"] == "op") & (ranges["duration_ns"] > 0)).any():
         raise TraceError(
             f"{source}: no device activity and no host operator, nothing to analyze",
             fix="record with CPU and CUDA activities, while the workload runs operators",
         )
-    return trace
+    for table in (kernels, ranges):
+        start_ns, duration_ns = (table[c].to_numpy(float) for c in ("start_ns", "duration_ns"))
+        if not len(table):
+            continue
+        if max((start_ns + duration_ns).max() - start_ns.min(), duration_ns.sum()) > LONGEST_NS:
+            raise TraceError(
+                f"{source}: its times lie, or add up to, more than a hundred years apart",
+                fix="some of them are damaged; record it again",
+            )
 
 
-def _files_of(path: Path) -> list[Path]:
-    if not path.is_dir() or any(reader.knows(path, b"") for reader in _readers()):
-        return [path]
-    files = sorted(p for p in path.iterdir() if p.is_file() and ".json" in p.suffixes)
-    if not files:
-        raise TraceError(
-            f"{path} holds no trace: no *.json, no *.json.gz, no recorded run",
-            fix="name the trace files, or the folder that kprof run made",
-        )
-    return files
+def _name_of(path: Path) -> str:
+    """Return the name of a file or folder, also of `.`."""
+    return path.absolute().resolve().name if path.name in ("", "..") else path.name
 
 
-def _read_one(path: Path) -> Trace:
-    head = b"" if path.is_dir() else _head(path)
-    for reader in _readers():
-        if reader.knows(path, head):
-            return reader.read(path)  # type: ignore[no-any-return]
-    raise refusal(path, head)
-
-
-def _readers() -> list:  # type: ignore[type-arg]
-    return modules_in("kprof.collect.readers")
-
-
-def _head(path: Path) -> bytes:
-    """Return the beginning of a file, unpacked when it is a gzip file."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-        if head[:2] == b"\x1f\x8b":
-            return zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)
-    except (OSError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(
-            f"{path.name} cannot be read: {error}", fix="copy the file again"
-        ) from error
-    return head
+def _as_text(name: str) -> str:
+    """Return a name that can be written as UTF-8; a file's may hold any bytes."""
+    return name.encode("utf-8", errors="replace").decode()
 
 
 def _folder_for(paths: list[Path]) -> Path:
     """Return the run folder for a trace: a run folder itself, else one in the current folder."""
-    first = paths[0].resolve()
-    if first.suffix == ".kprof":
-        return first
-    stem = first.name
-    for suffix in (".gz", ".json", ".trace", ".pt"):
+    first = paths[0]
+    if first.suffix == ".kprof" and first.is_dir():
+        return first.absolute()
+    stem = _name_of(first)
+    for suffix in (".gz", ".json", ".trace", ".pt", ".kprof"):
         stem = stem.removesuffix(suffix)
-    return Path.cwd() / f"{stem}.kprof"
+    return Path.cwd() / f"{stem or 'trace'}.kprof"
 
 
 def _refuse_overwriting(folder: Path, paths: list[Path], *, force: bool) -> None:
-    if force or folder.resolve() in [path.resolve() for path in paths]:
+    """Refuse to write over what is not a run, or is one that nobody asked to replace."""
+    another = "name another folder with --out"
+    if not folder.exists():
         return
-    if (folder / "meta.json").exists():
-        raise KprofError(
-            f"{folder} holds a run already", fix="name another folder with --out, or pass --force"
-        )
+    if not folder.is_dir():
+        raise KprofError(f"{folder} is a file, so the run cannot be written there", fix=another)
+    if folder.resolve() in [path.resolve() for path in paths] or not any(folder.iterdir()):
+        return
+    if (folder / "raw").exists():
+        raise KprofError(f"{folder} holds another recording, which would be lost", fix=another)
+    if not (folder / META_FILE).exists():
+        raise KprofError(f"{folder} holds files, and they are not a run of kprof", fix=another)
+    if not force:
+        raise KprofError(f"{folder} holds a run already", fix=f"{another}, or pass --force")
 
 
 def _with_device(trace: Trace) -> Trace:
     """Add the ceilings of the GPU's datasheet where the recording has none of its own."""
-    if trace.meta.device is not None or not trace.meta.gpus or not len(trace.kernels):
+    if trace.meta.device is not None or not trace.gpus or not len(trace.kernels):
         return trace
-    return replace(trace, meta=replace(trace.meta, device=find_device(trace.meta.gpus[0].name)))
+    return replace(trace, meta=replace(trace.meta, device=find_device(trace.gpus[0].name)))
 
 
 def _finish(
@@ -175,11 +179,12 @@ def _finish(
     ledger = balance(trace)
     sections = sections_of(trace)
     opened = Opened(trace, ledger, sections, folder)
-    if save_tables:
-        progress("saving")
-        save(trace, folder)
-        (folder / "summary.json").write_bytes(opened.json())
     if save_tables or not opened.report.exists():
-        progress("drawing")
-        write_html(trace, sections, opened.report)
+        with whole_or_not_at_all(folder) as unfinished:
+            if save_tables:
+                progress("saving")
+                save(trace, unfinished)
+                (unfinished / "summary.json").write_bytes(opened.json())
+            progress("drawing")
+            write_html(trace, sections, unfinished / opened.report.name)
     return opened

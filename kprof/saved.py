@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,53 +13,85 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kprof.errors import TraceError
+from kprof.errors import KprofError, TraceError
 from kprof.trace import SCHEMA, Meta, Table, Trace
 
 # Changes when a column changes its meaning; a saved run of another version is read again from raw.
 FORMAT = 1
+META_FILE = "meta.json"
 
 
 def save(trace: Trace, folder: Path) -> None:
-    """Write the tables as Parquet and `meta.json` into `folder`, each moved into place whole.
-
-    `meta.json` comes last: where it stands, the tables beside it are complete.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "meta.json").unlink(missing_ok=True)
+    """Write the tables as Parquet and `meta.json` into `folder`, which exists."""
     for name in SCHEMA:
         frame = getattr(trace, name)
         texts = [c.name for c in SCHEMA[name] if c.dtype == "category" and c.name in frame]
-        partial = folder / f".{name}.parquet.partial"
-        pq.write_table(
-            pa.Table.from_pandas(frame, preserve_index=False),
-            partial,
-            compression="lz4",
-            use_dictionary=texts,
-            write_statistics=False,
-        )
-        partial.replace(folder / f"{name}.parquet")
+        # A file, not its name: pyarrow takes some names for addresses, and wants them in UTF-8.
+        with (folder / f"{name}.parquet").open("wb") as file:
+            pq.write_table(
+                pa.Table.from_pandas(frame, preserve_index=False),
+                file,
+                compression="lz4",
+                use_dictionary=texts,
+                write_statistics=False,
+            )
     content = msgspec.json.encode({"format": FORMAT, "meta": trace.meta})
-    partial = folder / ".meta.json.partial"
-    partial.write_bytes(msgspec.json.format(content))
-    partial.replace(folder / "meta.json")
+    (folder / META_FILE).write_bytes(msgspec.json.format(content))
+
+
+@contextmanager
+def whole_or_not_at_all(folder: Path) -> Iterator[Path]:
+    """Give an empty folder, whose files are moved into `folder` once all of them are written.
+
+    `meta.json` comes last: where it stands, the files beside it are complete. When something
+    goes wrong before, `folder` is as it was.
+
+    Raises:
+        KprofError: there is no room, or no permission, to write there.
+    """
+    try:
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as unfinished:
+                yield Path(unfinished)
+                _move_all(Path(unfinished), folder)
+        finally:
+            if is_new and not any(folder.iterdir()):
+                folder.rmdir()
+    except OSError as error:
+        raise KprofError(
+            f"{folder} cannot be written: {error.strerror or error}",
+            fix="free some space or mend the permissions, or name another folder with --out",
+        ) from error
+
+
+def _move_all(source: Path, target: Path) -> None:
+    if (source / META_FILE).exists():
+        (target / META_FILE).unlink(missing_ok=True)
+    for path in sorted(source.iterdir(), key=lambda path: path.name == META_FILE):
+        path.replace(target / path.name)
 
 
 def is_saved(folder: Path) -> bool:
     """Tell whether `folder` holds a saved trace of the current format."""
     try:
-        head = msgspec.json.decode((folder / "meta.json").read_bytes())
+        head = msgspec.json.decode((folder / META_FILE).read_bytes())
     except (OSError, msgspec.DecodeError):
         return False
     return isinstance(head, dict) and head.get("format") == FORMAT
 
 
 def load(folder: Path) -> Trace:
-    """Read a trace that `save` wrote."""
+    """Read a trace that `save` wrote.
+
+    Raises:
+        TraceError: a file is missing or damaged, or a table lacks a column.
+    """
     try:
-        meta = msgspec.json.decode((folder / "meta.json").read_bytes(), type=_Saved).meta
+        meta = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Saved).meta
         kernels, ranges, samples = (_as_declared(folder, name) for name in SCHEMA)
-    except (OSError, msgspec.DecodeError, pa.ArrowException) as error:
+    except (OSError, ValueError, TypeError, msgspec.DecodeError, pa.ArrowException) as error:
         raise TraceError(
             f"{folder.name} is not a complete saved run: {error}",
             fix="open the trace it was made from again, with --force",
@@ -66,9 +101,11 @@ def load(folder: Path) -> Trace:
 
 def _as_declared(folder: Path, name: Table) -> pd.DataFrame:
     """Read one table; a column in which everything is missing forgets its dtype in Parquet."""
-    frame: pd.DataFrame = pq.read_table(folder / f"{name}.parquet").to_pandas()
-    columns = {c.name: c for c in SCHEMA[name] if c.name in frame}
-    lost = {n: c.dtype for n, c in columns.items() if str(frame[n].dtype) != c.dtype}
+    with (folder / f"{name}.parquet").open("rb") as file:
+        frame: pd.DataFrame = pq.read_table(file).to_pandas()
+    if lacking := [c.name for c in SCHEMA[name] if c.name not in frame]:
+        raise ValueError(f"{name}.parquet has no column {lacking[0]}")
+    lost = {c.name: c.dtype for c in SCHEMA[name] if str(frame[c.name].dtype) != c.dtype}
     return frame.astype(lost) if lost else frame
 
 

@@ -1,10 +1,60 @@
 """What this host can do, measured."""
 
-from kprof.collect.ceilings import keep_host_ceilings, kept_ceilings
+from kprof.collect.ceilings import (
+    Ceilings,
+    Figure,
+    find_gpu_ceilings,
+    keep_ceilings,
+    keep_gpu_ceilings,
+    kept_ceilings,
+    measure_host,
+)
+
+MEASURED = Ceilings(
+    gpu="NVIDIA H200",
+    driver="580.1",
+    date="2026-11-20",
+    torch="2.11",
+    num_sms=132,
+    memory_bytes=1 << 37,
+    took_s=30.0,
+    before={"power_w": 80.0},
+    after={"power_w": 600.0},
+    figures=(
+        Figure("DRAM read", 4.3e12, "B/s"),
+        Figure("DRAM write", 4.6e12, "B/s"),
+        Figure("L2 copy 8 MiB", 9e12, "B/s"),
+        Figure("bf16 4096", 730e12, "FLOP/s"),
+        Figure("bf16 8192", 720e12, "FLOP/s"),
+        Figure("launch eager", 7000.0, "ns"),
+    ),
+)
+
+
+def test_the_roofline_takes_the_fastest_traffic_and_the_best_product_of_each_type():
+    device = MEASURED.as_device()
+    assert device.memory_bytes_per_s == 4.6e12
+    assert device.flops_per_s == {"bf16": 730e12}
+    assert device.is_measured
+    assert "2026-11-20" in device.source
+
+
+def test_a_gpus_ceilings_are_found_again_by_name_and_driver(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    keep_gpu_ceilings(MEASURED)
+    assert find_gpu_ceilings("NVIDIA H200", "580.1") == MEASURED
+    assert find_gpu_ceilings("NVIDIA H200", "590.2") is None
+
+
+def test_damaged_ceilings_are_as_good_as_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    keep_gpu_ceilings(MEASURED).write_text('{"gpu": ')
+    assert find_gpu_ceilings("NVIDIA H200", "580.1") is None
 
 
 def test_measured_ceilings_are_kept_with_the_recording(tmp_path):
-    device = keep_host_ceilings(tmp_path)
+    device = measure_host()
+    keep_ceilings(tmp_path, device)
     assert kept_ceilings(tmp_path) == device
     assert device.is_measured
     assert device.memory_bytes_per_s > 0

@@ -124,7 +124,7 @@ def test_a_trace_without_operators_and_activities(tmp_path):
         ({"dur": -0.04}, "the kernel 'gemm' at ts 1 has a negative duration (-40 ns)"),
         ({"dur": None}, "the kernel 'gemm' at ts 1 has no 'dur'"),
         ({"ts": "soon"}, "the kernel 'gemm' at ts soon has 'soon' as its 'ts'"),
-        ({"ts": 2**70}, "which is no time in microseconds"),
+        ({"ts": 2**70}, "which is no time in µs"),
     ],
 )
 def test_an_event_with_an_impossible_time(tmp_path, changes, said):
@@ -150,3 +150,37 @@ def test_a_name_that_is_not_utf_8(tmp_path):
 def test_arguments_that_are_no_object(tmp_path):
     path = write(tmp_path, operator(), {**kernel(), "args": "none"})
     assert "event 1 is not one of Kineto's" in problem_of(path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("second", "\\ud800", "hex escape"),
+        ("second", "a\nb", "invalid character"),
+        ("}]}", "},]}", "trailing comma"),
+        ("}]}", "}]} and more", "trailing characters"),
+    ],
+)
+def test_other_damage_is_not_put_down_to_quotes(tmp_path, before, after, said):
+    text = write(tmp_path, operator(name="second"), operator()).read_text()
+    path = file_of(tmp_path, text.replace(before, after).encode())
+    with pytest.raises(TraceError, match=said) as error:
+        read(path)
+    assert "backslash" not in error.value.fix
+
+
+def test_a_quote_inside_a_name_comes_with_how_to_mend_it(tmp_path):
+    text = write(tmp_path, operator(name="say hello")).read_text().replace("hello", '"hello"')
+    with pytest.raises(TraceError) as error:
+        read(file_of(tmp_path, text.encode()))
+    assert "put a backslash before each quote" in error.value.fix
+
+
+def test_a_number_out_of_range_beside_the_events_is_named(tmp_path):
+    text = write(tmp_path, operator(), odd=77).read_text().replace("77", "1e400")
+    assert "the value of 'odd' cannot be decoded" in problem_of(file_of(tmp_path, text.encode()))
+
+
+def test_a_recording_in_which_nothing_happened(tmp_path):
+    marks = {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "ts": 1, "dur": 2}
+    assert "nothing to analyze" in problem_of(write(tmp_path, marks))

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from kprof.collect.readers.kineto import knows, read
-from kprof.trace import columns_of
+from kprof.trace import Gpu, columns_of
 from tests.kineto_files import allocation, annotation, kernel, launch, operator, python_call, write
 
 
@@ -308,3 +308,33 @@ def test_a_folder_is_no_trace_whatever_its_name(tmp_path):
 )
 def test_a_file_is_known_by_its_name_or_by_how_it_begins(tmp_path, name, head, is_known):
     assert knows(tmp_path / name, head) is is_known
+
+
+@pytest.mark.parametrize("name", ["ProfilerStep#²", "kprof.step#x", f"ProfilerStep#{'9' * 30}"])
+def test_a_step_without_a_number_of_its_own_is_a_range(tmp_path, name):
+    ranges = read(write(tmp_path, annotation(name))).ranges
+    assert (ranges["kind"][0], ranges["name"][0]) == ("range", name)
+
+
+@pytest.mark.parametrize("device", [2**31, 2**40, -7, "GPU"])
+def test_a_device_that_no_machine_has_is_not_taken_for_another(tmp_path, device):
+    path = write(tmp_path, kernel(args={"device": device}, pid="gpu"))
+    assert read(path).kernels["device"].tolist() == [-1]
+
+
+@pytest.mark.parametrize("rank", [-1, 2**20, 2**40, 2.5e30, "x", None, [1]])
+def test_a_rank_that_is_none_counts_as_not_told(tmp_path, rank):
+    path = write(tmp_path, kernel(), distributedInfo={"rank": rank})
+    assert read(path).kernels["rank"].tolist() == [0]
+
+
+def test_what_a_file_says_wrongly_about_its_gpus_is_missing(tmp_path):
+    odd = {"name": None, "numSms": "many", "totalGlobalMem": 1e30, "computeMajor": None}
+    path = write(tmp_path, kernel(), deviceProperties=[{**odd, "computeMinor": {}}])
+    assert read(path).meta.gpus == (Gpu(0, ""),)
+
+
+def test_device_events_of_another_kind_are_left_out_and_a_caveat_says_so(tmp_path):
+    trace = read(write(tmp_path, kernel(), kernel(ph="B")))
+    assert len(trace.kernels) == 1
+    assert "1 device events" in trace.meta.caveats[0]

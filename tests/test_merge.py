@@ -21,7 +21,7 @@ def test_ranks_keep_their_numbers_and_their_rows():
 def test_files_with_the_same_rank_are_numbered_and_a_caveat_says_so():
     merged = merge([trace_of({}), trace_of({})], "folder")
     assert merged.kernels["rank"].tolist() == [0, 1]
-    assert "do not tell their ranks apart" in merged.meta.caveats[0]
+    assert "each counts as a rank of its own" in merged.meta.caveats[0]
 
 
 def test_clocks_are_aligned_by_wall_time():
@@ -43,3 +43,10 @@ def test_counts_add_up():
 def test_a_host_only_file_among_device_traces_is_refused():
     with pytest.raises(TraceError, match="no GPU activity"):
         merge([trace_of({}), trace_of(ranges=[{}])], "folder")
+
+
+def test_clocks_that_lie_decades_apart_are_not_aligned():
+    parts = [trace_of({"rank": r, "start_ns": 10}, base_time_ns=r * 2**62) for r in (0, 1)]
+    merged = merge(parts, "folder")
+    assert merged.kernels["start_ns"].tolist() == [10, 10]
+    assert "decades apart" in merged.meta.caveats[0]

@@ -77,12 +77,14 @@ def test_the_devices_clock_times_steps_where_it_was_read(run):
 def test_nvml_samples_come_onto_the_traces_clock(run):
     folder = run()
     lines = [
-        {"devices": [{"index": 0}]},
+        {"devices": [{"index": 0, "driver": "580.1"}]},
         {"time_ns": BASE_NS + 1500, "device": 0, "power_w": 80.5},
     ]
     text = "\n".join(json.dumps(line) for line in lines) + '\n{"time_ns": 12'
     (folder / "raw" / "nvml.jsonl").write_text(text)
-    samples = recorded.read(folder).samples
+    trace = recorded.read(folder)
+    samples = trace.samples
+    assert trace.meta.versions["driver"] == "580.1"
     assert samples["time_ns"].tolist() == [1500]
     assert (samples["quantity"][0], samples["value"][0]) == ("power_w", 80.5)
 
@@ -100,3 +102,41 @@ def test_a_damaged_recorder_file_is_one_clear_error(run):
     (folder / "raw" / "rank0-pid9" / "recorder.json").write_text('{"rank": 0,')
     with pytest.raises(TraceError, match=r"recorder\.json cannot be read"):
         recorded.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("launch.json", '{"command": 5}'),
+        ("launch.json", "[]"),
+        ("rank0-pid9/recorder.json", '{"steps": [{"index": 1}]}'),
+        ("rank0-pid9/recorder.json", '{"caveats": null}'),
+        ("ceilings.json", "{"),
+        ("nvml.jsonl", '{"time_ns": "noon"}'),
+    ],
+)
+def test_any_damaged_part_of_a_recording_is_one_clear_error(run, name, content):
+    folder = run()
+    (folder / "raw" / name).write_text(content)
+    with pytest.raises(TraceError, match="cannot be read") as error:
+        recorded.read(folder)
+    assert "record the run again" in error.value.fix
+
+
+def test_a_process_without_gpu_activity_is_left_out_beside_others(run):
+    folder = run(caveats=["of the main process"])
+    part = folder / "raw" / "rank1-pid10"
+    part.mkdir()
+    host = {**KERNEL, "cat": "cpu_op"}
+    content = {"baseTimeNanoseconds": BASE_NS, "traceEvents": [host]}
+    (part / "window-0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
+    (part / "recorder.json").write_text('{"rank": 1}')
+    trace = recorded.read(folder)
+    assert (len(trace.kernels), len(trace.ranges)) == (1, 0)
+    assert "Recorded processes that used no GPU, left out: 1." in trace.meta.caveats
+
+
+def test_a_command_of_bytes_that_are_no_text_is_kept(run):
+    folder = run()
+    (folder / "raw" / "launch.json").write_text('{"command": ["train\\udcff.py"]}')
+    assert recorded.read(folder).meta.command == ("train\udcff.py",)

@@ -5,22 +5,24 @@ import json
 import pandas as pd
 import pytest
 
-from kprof.analyze.attribute import add_attribution
+from kprof.analyze.passes import analyze
 from kprof.device import Device
-from kprof.errors import TraceError
-from kprof.saved import is_saved, load, save
+from kprof.errors import KprofError, TraceError
+from kprof.saved import is_saved, load, save, whole_or_not_at_all
 from kprof.trace import Recording
 from tests.traces import trace_of
 
-TRACE = trace_of(
-    {"name": "gemm", "correlation": 7},
-    {"name": "copy", "start_ns": 2**53 + 1},
-    ranges=[{"name": "aten::mm", "input_shapes": "[[2,3]]"}],
-    samples=[{"value": 0.1}],
-    device=Device("GPU", 1e12, {"bf16": 1e15}, "a datasheet"),
-    recording=Recording("a rule", 3, (1, 2), recorded_step_ns=(5, 6), unrecorded_step_ns=(4,)),
-    caveats=("something is missing",),
-    command=("python", "train.py"),
+TRACE = analyze(
+    trace_of(
+        {"name": "gemm", "correlation": 7},
+        {"name": "copy", "start_ns": 2**53 + 1},
+        ranges=[{"name": "aten::mm", "input_shapes": "[[2,3]]"}],
+        samples=[{"value": 0.1}],
+        device=Device("GPU", 1e12, {"bf16": 1e15}, "a datasheet"),
+        recording=Recording("a rule", 3, (1, 2), recorded_step_ns=(5, 6), unrecorded_step_ns=(4,)),
+        caveats=("something is missing",),
+        command=("python", "train.py"),
+    )
 )
 
 
@@ -37,12 +39,6 @@ def test_a_saved_trace_reads_back_the_same(tmp_path):
     assert_same(back.kernels, TRACE.kernels)
     assert_same(back.ranges, TRACE.ranges)
     assert_same(back.samples, TRACE.samples)
-
-
-def test_analyzed_columns_and_their_missing_values_survive(tmp_path):
-    trace = add_attribution(TRACE)
-    save(trace, tmp_path)
-    assert_same(load(tmp_path).kernels, trace.kernels)
 
 
 def test_a_folder_without_a_finished_run_is_not_saved(tmp_path):
@@ -63,7 +59,50 @@ def test_a_damaged_table_is_one_clear_error(tmp_path):
         load(tmp_path)
 
 
-def test_nothing_partial_is_left_behind(tmp_path):
+def test_a_table_that_lacks_a_column_is_one_clear_error(tmp_path):
     save(TRACE, tmp_path)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["kernels.parquet", "meta.json", "ranges.parquet", "samples.parquet"]
+    pd.read_parquet(tmp_path / "kernels.parquet").drop(columns="bound").to_parquet(
+        tmp_path / "kernels.parquet"
+    )
+    with pytest.raises(TraceError, match=r"kernels\.parquet has no column bound"):
+        load(tmp_path)
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_files_appear_together_and_nothing_partial_is_left(tmp_path):
+    with whole_or_not_at_all(tmp_path / "run") as unfinished:
+        save(TRACE, unfinished)
+        assert not (tmp_path / "run" / "meta.json").exists()
+    tables = ["kernels.parquet", "meta.json", "ranges.parquet", "samples.parquet"]
+    assert names_in(tmp_path / "run") == tables
+
+
+def test_a_new_folder_is_gone_again_when_writing_fails(tmp_path):
+    with pytest.raises(ZeroDivisionError), whole_or_not_at_all(tmp_path / "run") as unfinished:
+        save(TRACE, unfinished)
+        1 / 0  # noqa: B018
+    assert names_in(tmp_path) == []
+
+
+def test_an_earlier_run_stays_when_writing_fails(tmp_path):
+    save(TRACE, tmp_path)
+    with pytest.raises(KprofError, match="cannot be written"), whole_or_not_at_all(tmp_path):
+        raise OSError(28, "No space left on device")
+    assert load(tmp_path).meta == TRACE.meta
+
+
+def test_a_part_that_is_added_later_leaves_the_run_whole(tmp_path):
+    save(TRACE, tmp_path)
+    with whole_or_not_at_all(tmp_path) as unfinished:
+        (unfinished / "report.html").write_text("drawn again")
+    assert is_saved(tmp_path)
+
+
+def test_a_folder_may_have_any_name(tmp_path):
+    folder = tmp_path / "s3:" / "run\udcff"
+    folder.mkdir(parents=True)
+    save(TRACE, folder)
+    assert load(folder).meta == TRACE.meta

@@ -1,16 +1,19 @@
-"""Ceilings measured on the machine at hand; so far those of the host."""
+"""Measured ceilings: the host's, and those of GPUs, kept for later runs."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from kprof.cache import cache_folder
 from kprof.device import Device
 
 COPY_BYTES = 256 << 20
@@ -21,15 +24,91 @@ REPEATS = 4
 FILE = "ceilings.json"
 
 
-def keep_host_ceilings(raw: Path) -> Device:
-    """Measure this host and leave the figures beside the recording, for whoever opens it later."""
-    device = measure_host()
+@dataclass(frozen=True)
+class Figure:
+    """One measured ceiling; `spread` is the interquartile range of its samples over the median."""
+
+    name: str
+    value: float
+    unit: str
+    detail: str = ""
+    spread: float | None = None
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What was measured, on which GPU, when, and in what state it was before and after."""
+
+    gpu: str
+    driver: str
+    date: str
+    torch: str
+    num_sms: int
+    memory_bytes: int
+    took_s: float
+    before: dict[str, float]
+    after: dict[str, float]
+    figures: tuple[Figure, ...]
+
+    def best(self, name: str) -> float | None:
+        """Return the highest of the figures whose name is, or begins with, `name`."""
+        found = [f.value for f in self.figures if f.name == name or f.name.startswith(f"{name} ")]
+        return max(found, default=None)
+
+    def as_device(self) -> Device:
+        """Return the ceilings for the roofline: the fastest memory traffic, the best products."""
+        memory = [self.best(name) for name in ("DRAM read", "DRAM write", "DRAM copy")]
+        products = {figure.name.split()[0] for figure in self.figures if figure.unit == "FLOP/s"}
+        return Device(
+            name=self.gpu,
+            memory_bytes_per_s=max(rate for rate in memory if rate is not None),
+            flops_per_s={dtype: self.best(dtype) or 0.0 for dtype in sorted(products)},
+            source=f"measured on this GPU on {self.date} with driver {self.driver}",
+            is_measured=True,
+            num_sms=self.num_sms,
+            memory_bytes=self.memory_bytes,
+        )
+
+
+def keep_gpu_ceilings(ceilings: Ceilings) -> Path | None:
+    """Keep the figures for later runs on this GPU; None where there is no folder for it."""
+    path = _path_for(ceilings.gpu, ceilings.driver)
+    if path is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(ceilings)))
+        partial.replace(path)
+    except OSError:
+        return None
+    return path
+
+
+def find_gpu_ceilings(gpu: str, driver: str) -> Ceilings | None:
+    """Return what was measured on a GPU of this name under this driver, or None."""
+    path = _path_for(gpu, driver)
+    try:
+        if path is None:
+            return None
+        return msgspec.json.decode(path.read_bytes(), type=Ceilings)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _path_for(gpu: str, driver: str) -> Path | None:
+    folder = cache_folder()
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{gpu} {driver}").strip("-").lower()
+    return folder / "ceilings" / f"{name}.json" if folder else None
+
+
+def keep_ceilings(raw: Path, device: Device) -> None:
+    """Leave a run's ceilings beside its recording, for whoever opens it later or elsewhere."""
     (raw / FILE).write_bytes(msgspec.json.encode(device))
-    return device
 
 
 def kept_ceilings(raw: Path) -> Device | None:
-    """Return the ceilings that were measured with a recording, or None."""
+    """Return the ceilings that were kept with a recording, or None."""
     try:
         return msgspec.json.decode((raw / FILE).read_bytes(), type=Device)
     except FileNotFoundError:

@@ -11,6 +11,9 @@ from pandas.api.types import union_categoricals
 from kprof.errors import TraceError
 from kprof.trace import SCHEMA, Table, Trace
 
+# Half a century: clocks that lie farther apart are not both right.
+FARTHEST_NS = 50 * 365 * 86_400 * 10**9
+
 
 def merge(traces: list[Trace], source: str) -> Trace:
     """Put the rows of several processes into one trace with distinct ranks on one clock.
@@ -25,7 +28,10 @@ def merge(traces: list[Trace], source: str) -> Trace:
     caveats = [c for trace in traces for c in trace.meta.caveats]
     if len({r for each in ranks for r in each}) < sum(len(each) for each in ranks):
         traces = [_renumbered(trace, i) for i, trace in enumerate(traces)]
-        caveats.append("The files do not tell their ranks apart; ranks are the order of the files.")
+        caveats.append(
+            "Several files are of the same rank, or do not name theirs: each counts as a rank of "
+            "its own, in the order of the files."
+        )
     traces = _on_one_clock(traces, caveats)
     first = traces[0].meta
     counts: dict[str, int] = {}
@@ -70,13 +76,17 @@ def _renumbered(trace: Trace, rank: int) -> Trace:
 
 def _on_one_clock(traces: list[Trace], caveats: list[str]) -> list[Trace]:
     """Shift every clock to the first one's zero; times stay integer nanoseconds."""
-    bases = [trace.meta.base_time_ns for trace in traces]
-    if None in bases and any(base is not None for base in bases):
+    known = [base for trace in traces if (base := trace.meta.base_time_ns) is not None]
+    if known and len(known) < len(traces):
         caveats.append("Some files do not tell their wall time; their clocks are not aligned.")
-    zero = bases[0]
+    if known and max(known) - min(known) > FARTHEST_NS:
+        caveats.append("The files' wall times lie decades apart; their clocks are not aligned.")
+        return traces
+    zero = traces[0].meta.base_time_ns
     return [
         trace if base is None or zero is None or base == zero else _shifted(trace, base - zero)
-        for trace, base in zip(traces, bases, strict=True)
+        for trace in traces
+        for base in [trace.meta.base_time_ns]
     ]
 
 

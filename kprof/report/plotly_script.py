@@ -6,11 +6,12 @@ import base64
 import gzip
 import hashlib
 import importlib.util
-import os
 import tempfile
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+
+from kprof.cache import cache_folder
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ def pack_plotly() -> PackedScript:
 
     Packing takes longer than the rest of a page, so it is kept in the user's cache folder.
     """
-    folder = _cache_folder()
+    folder = cache_folder()
     if folder is None:
         return _pack(_find_script())
     cache = folder / f"plotly-{version('plotly')}.b64"
@@ -51,15 +52,6 @@ def _pack(script: Path) -> PackedScript:
     # A time inside the gzip header would make two equal pages differ.
     packed = base64.b64encode(gzip.compress(content, 9, mtime=0)).decode()
     return PackedScript(packed, f"sha256-{digest}")
-
-
-def _cache_folder() -> Path | None:
-    """Return the user's own folder; None for a user without a home, as in some containers."""
-    chosen = os.environ.get("XDG_CACHE_HOME")
-    if chosen:
-        return Path(chosen) / "kprof"
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is none
-    return home / ".cache" / "kprof" if home.is_absolute() else None
 
 
 def _read_cache(path: Path) -> PackedScript | None:

@@ -23,6 +23,8 @@ from kprof.errors import TraceError
 from kprof.trace import Gpu, Meta, Trace
 
 _RECORD = "record the workload with `kprof run`, or with torch.profiler and export_chrome_trace"
+# Ranks share an int64 with the ids of a trace; no machine has so many.
+MAX_RANKS = 1 << 20
 # What Proton's tree begins with; it is JSON too.
 _PROTON = re.compile(rb'\s*\[\s*\{\s*"(?:children|frame|metrics)"')
 
@@ -80,7 +82,8 @@ def _require_activities(path: Path, counts: dict[str, int]) -> None:
             fix="let the workload do some work while the recorder is on; " + _RECORD,
         )
     categories = [key.removeprefix("cat:") for key in counts if key.startswith("cat:")]
-    if not any(category in ROLE_OF_CATEGORY for category in categories):
+    # Kineto marks its own start and end as "Trace", also where nothing happened between them.
+    if not any(category in ROLE_OF_CATEGORY or category == "Trace" for category in categories):
         seen = ", ".join(sorted(categories)[:5]) or "none"
         raise TraceError(
             f"{path.name} looks like a Chrome trace of another program: none of its categories "
@@ -90,7 +93,8 @@ def _require_activities(path: Path, counts: dict[str, int]) -> None:
 
 
 def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, int]) -> Trace:
-    rank = _whole(_mapping(document.around.get("distributedInfo")).get("rank")) or 0
+    rank = _whole(_mapping(document.around.get("distributedInfo")).get("rank"))
+    rank = rank if rank is not None and 0 <= rank < MAX_RANKS else 0
     kernels, ranges = kernels_of(merger, rank), ranges_of(merger, rank)
     if len(kernels) == 0 and len(ranges) == 0:
         raise TraceError(
@@ -106,7 +110,7 @@ def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, 
         versions=_versions(document.around),
         base_time_ns=_whole(document.around.get("baseTimeNanoseconds")),
         counts=counts,
-        caveats=_caveats(kernels, ranges),
+        caveats=_caveats(kernels, ranges, counts.get("device_events_not_timed", 0)),
     )
     return Trace(kernels, ranges, samples_of(merger, rank), meta)
 
@@ -118,15 +122,18 @@ def _gpus(properties: object) -> tuple[Gpu, ...]:
     return tuple(
         Gpu(
             index=_whole(entry.get("id")) or 0,
-            name=str(entry.get("name", "")),
+            name=name if isinstance(name := entry.get("name"), str) else "",
             num_sms=_whole(entry.get("numSms")),
             memory_bytes=_whole(entry.get("totalGlobalMem")),
-            compute_capability=f"{entry['computeMajor']}.{entry['computeMinor']}"
-            if {"computeMajor", "computeMinor"} <= entry.keys()
-            else None,
+            compute_capability=_capability(entry),
         )
         for entry in entries
     )
+
+
+def _capability(entry: dict[str, Any]) -> str | None:
+    major, minor = _whole(entry.get("computeMajor")), _whole(entry.get("computeMinor"))
+    return None if major is None or minor is None else f"{major}.{minor}"
 
 
 def _versions(around: dict[str, Any]) -> dict[str, str]:
@@ -143,8 +150,13 @@ def _versions(around: dict[str, Any]) -> dict[str, str]:
     return versions
 
 
-def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame) -> tuple[str, ...]:
+def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame, num_not_timed: int) -> tuple[str, ...]:
     caveats = []
+    if num_not_timed:
+        caveats.append(
+            f"{num_not_timed:,} device events are no complete ones (ph is not X) and are left out: "
+            "the device's time is larger than it says here."
+        )
     if (ranges["kind"] == "op").any() and ranges["input_shapes"].isna().all():
         caveats.append(
             "No input shapes were recorded, so the work of operators is not known: record with "
@@ -153,7 +165,7 @@ def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame) -> tuple[str, ...]:
     if len(kernels) and bool((kernels["duration_ns"] % 1000 == 0).all()):
         caveats.append("Times are whole microseconds in this file, so short kernels are coarse.")
     if num_empty := int((kernels["duration_ns"] == 0).sum()):
-        caveats.append(f"{num_empty:,} device activities were recorded with no duration.")
+        caveats.append(f"Device activities recorded with no duration: {num_empty:,}.")
     return tuple(caveats)
 
 
@@ -162,7 +174,9 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def _whole(value: object) -> int | None:
+    """Return a whole number of 64 bits, also one written as text; None for anything else."""
     try:
-        return int(value)  # type: ignore[call-overload, no-any-return]
+        number = int(value)  # type: ignore[call-overload]
     except (TypeError, ValueError):
         return None
+    return number if -(2**63) <= number < 2**63 else None

@@ -5,16 +5,69 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 import pandas as pd
 
-from kprof.collect.ceilings import kept_ceilings
+from kprof.collect.ceilings import FILE, kept_ceilings
 from kprof.collect.merge import merge
 from kprof.collect.readers import kineto
+from kprof.collect.readers._kineto.damage import UNREADABLE
+from kprof.device import Device
 from kprof.errors import TraceError
 from kprof.trace import Recording, Trace, empty
+
+
+class Step(msgspec.Struct):
+    """A step as the recorder timed it."""
+
+    index: int
+    start_ns: int
+    end_ns: int
+    recorded: bool = False
+    device_ns: int | float | None = None
+
+
+class Recorder(msgspec.Struct):
+    """What one process's recorder.json says that is read here."""
+
+    rank: int | None = None
+    skip: int | None = None
+    steps: list[Step] = []
+    step_rule: str | None = None
+    num_steps_seen: int | None = None
+    caveats: list[str] = []
+    python: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+
+
+class Launch(msgspec.Struct):
+    """What launch.json says that is read here."""
+
+    command: tuple[str, ...] = ()
+    host: str | None = None
+    versions: dict[str, str] = {}
+    started_ns: int | None = None
+    ended_ns: int | None = None
+    exit_code: int | None = None
+
+
+class DeviceLine(msgspec.Struct):
+    """What NVML said of one GPU that is read here."""
+
+    driver: str | None = None
+
+
+class Devices(msgspec.Struct):
+    """The first line of nvml.jsonl."""
+
+    devices: list[DeviceLine] = []
+
+
+File = TypeVar("File", Recorder, Launch)
 
 
 def knows(path: Path, head: bytes) -> bool:
@@ -25,7 +78,7 @@ def knows(path: Path, head: bytes) -> bool:
 def read(path: Path) -> Trace:
     """Read every process's window and the NVML samples of one run."""
     raw = _raw(path)
-    launch = _json(raw / "launch.json")
+    launch = _decoded(raw / "launch.json", Launch)
     parts = sorted(p.parent for p in raw.glob("rank*-pid*/recorder.json"))
     windows = [(part, window) for part in parts for window in sorted(part.glob("window-*.json.gz"))]
     if not windows:
@@ -33,21 +86,29 @@ def read(path: Path) -> Trace:
             f"{path.name}: no process of this run recorded anything",
             fix="see the messages of `kprof run`; does the script import torch?",
         )
-    traces = []
-    for part, window in windows:
-        trace = kineto.read(window)
-        traces.append(_of_rank(trace, _json(part / "recorder.json")))
+    recorders = [_decoded(part / "recorder.json", Recorder) for part, _ in windows]
+    traces = [
+        _of_rank(kineto.read(window), recorder.rank or 0)
+        for (_, window), recorder in zip(windows, recorders, strict=True)
+    ]
+    traces, recorders, num_without = _with_device(traces, recorders)
     trace = merge(traces, path.name)
-    recorders = [_json(part / "recorder.json") for part, _ in windows]
-    caveats = [*trace.meta.caveats, *(c for r in recorders for c in r.get("caveats", []))]
+    caveats = [*trace.meta.caveats, *(caveat for r in recorders for caveat in r.caveats)]
+    if num_without:
+        caveats.append(f"Recorded processes that used no GPU, left out: {num_without}.")
     meta = replace(
         trace.meta,
         source=path.name,
-        command=tuple(launch.get("command", ())),
-        host=launch.get("host"),
-        versions={**trace.meta.versions, **launch.get("versions", {}), **_versions(recorders[0])},
+        command=launch.command,
+        host=launch.host,
+        versions={
+            **trace.meta.versions,
+            **launch.versions,
+            **_versions(recorders[0]),
+            **_driver(raw / "nvml.jsonl"),
+        },
         recording=_recording(launch, recorders[0]),
-        device=kept_ceilings(raw),
+        device=_ceilings(raw),
         caveats=tuple(dict.fromkeys(caveats)),
     )
     samples = _nvml_samples(raw / "nvml.jsonl", meta.base_time_ns)
@@ -61,65 +122,94 @@ def _raw(path: Path) -> Path:
     return path if path.name == "raw" else path / "raw"
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _decoded(path: Path, form: type[File]) -> File:
+    # json reads what it wrote: a word of a command line may hold bytes that are no text.
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise TraceError(
-            f"{path.parent.name}/{path.name} cannot be read: {error}",
-            fix="record the run again; the process may have been killed while writing",
-        ) from error
-    if not isinstance(content, dict):
-        raise TraceError(f"{path.name} is not a JSON object", fix="record the run again")
-    return content
+        return msgspec.convert(json.loads(path.read_bytes()), form)
+    except (OSError, ValueError, *UNREADABLE) as error:
+        raise _damaged(path, error) from error
 
 
-def _of_rank(trace: Trace, recorder: dict[str, Any]) -> Trace:
-    rank = np.int32(recorder.get("rank") or 0)
-    return trace.with_kernels(rank=rank).with_ranges(rank=rank)
+def _ceilings(raw: Path) -> Device | None:
+    try:
+        return kept_ceilings(raw)
+    except (OSError, *UNREADABLE) as error:
+        raise _damaged(raw / FILE, error) from error
 
 
-def _versions(recorder: dict[str, Any]) -> dict[str, str]:
-    return {name: str(recorder[name]) for name in ("python", "torch", "cuda") if recorder.get(name)}
+def _damaged(path: Path, error: Exception) -> TraceError:
+    return TraceError(
+        f"{path.parent.name}/{path.name} cannot be read: {error}",
+        fix="record the run again; the process may have been killed while writing",
+    )
 
 
-def _recording(launch: dict[str, Any], recorder: dict[str, Any]) -> Recording:
+def _with_device(
+    traces: list[Trace], recorders: list[Recorder]
+) -> tuple[list[Trace], list[Recorder], int]:
+    """Leave out processes without GPU activity, unless all are, and say how many those were."""
+    using = [i for i, trace in enumerate(traces) if len(trace.kernels)] or range(len(traces))
+    num_without = len(traces) - len(using)
+    return [traces[i] for i in using], [recorders[i] for i in using], num_without
+
+
+def _of_rank(trace: Trace, rank: int) -> Trace:
+    number = np.int32(rank)
+    samples = trace.samples.assign(rank=number)
+    return replace(trace.with_kernels(rank=number).with_ranges(rank=number), samples=samples)
+
+
+def _versions(recorder: Recorder) -> dict[str, str]:
+    told = {"python": recorder.python, "torch": recorder.torch, "cuda": recorder.cuda}
+    return {name: version for name, version in told.items() if version}
+
+
+def _driver(path: Path) -> dict[str, str]:
+    """Return the driver's version, which the list of devices on top of the samples tells."""
+    try:
+        with path.open("rb") as file:
+            devices = msgspec.json.decode(file.readline(), type=Devices).devices
+    except (OSError, *UNREADABLE):
+        return {}
+    return {"driver": devices[0].driver} if devices and devices[0].driver else {}
+
+
+def _recording(launch: Launch, recorder: Recorder) -> Recording:
     """Return how the run was recorded; of several processes the first one's steps speak."""
-    steps: list[dict[str, Any]] = recorder.get("steps", [])
-    recorded = [step for step in steps if step.get("recorded")]
-    reference = _reference_steps(steps, skip=int(recorder.get("skip") or 0))
-    on_device = any("device_ns" in s for s in recorded) and any("device_ns" in s for s in reference)
-    started, ended = launch.get("started_ns"), launch.get("ended_ns")
+    recorded = [step for step in recorder.steps if step.recorded]
+    reference = _reference_steps(recorder.steps, skip=recorder.skip or 0)
+    on_device = all(any(s.device_ns is not None for s in steps) for steps in (recorded, reference))
+    started, ended, seen = launch.started_ns, launch.ended_ns, recorder.num_steps_seen
     return Recording(
-        step_rule=str(recorder.get("step_rule", "")),
-        num_steps_seen=int(recorder.get("num_steps_seen", len(steps))),
-        steps_recorded=tuple(int(step["index"]) for step in recorded),
+        step_rule=recorder.step_rule or "",
+        num_steps_seen=len(recorder.steps) if seen is None else seen,
+        steps_recorded=tuple(step.index for step in recorded),
         step_clock="device" if on_device else "host",
         recorded_step_ns=_durations(recorded, on_device=on_device),
         unrecorded_step_ns=_durations(reference, on_device=on_device),
         wall_ns=ended - started if started is not None and ended is not None else None,
-        exit_code=launch.get("exit_code"),
+        exit_code=launch.exit_code,
     )
 
 
-def _reference_steps(steps: list[dict[str, Any]], *, skip: int) -> list[dict[str, Any]]:
+def _reference_steps(steps: list[Step], *, skip: int) -> list[Step]:
     """Return the steps that show what a step costs unrecorded.
 
     Those after the recording, without the first, which may still pay for its end; if the run
     ended before, those between the warm-up and the recording, without the last, which pays for
     its preparation.
     """
-    places = [place for place, step in enumerate(steps) if step.get("recorded")]
+    places = [place for place, step in enumerate(steps) if step.recorded]
     if not places:
         return []
     return steps[places[-1] + 2 :] or steps[skip : max(places[0] - 1, 0)]
 
 
-def _durations(steps: list[dict[str, Any]], *, on_device: bool) -> tuple[int, ...]:
+def _durations(steps: list[Step], *, on_device: bool) -> tuple[int, ...]:
     """Return the steps' durations by the device's clock, where that was read, or the host's."""
     if on_device:
-        return tuple(int(step["device_ns"]) for step in steps if "device_ns" in step)
-    return tuple(int(step["end_ns"] - step["start_ns"]) for step in steps)
+        return tuple(int(step.device_ns) for step in steps if step.device_ns is not None)
+    return tuple(step.end_ns - step.start_ns for step in steps)
 
 
 def _nvml_samples(path: Path, base_time_ns: int | None) -> pd.DataFrame:
@@ -127,19 +217,23 @@ def _nvml_samples(path: Path, base_time_ns: int | None) -> pd.DataFrame:
     if not path.is_file() or base_time_ns is None:
         return empty("samples")
     rows = []
-    for line in path.read_text().splitlines():
-        if not line.endswith("}"):
-            continue  # A killed run may leave half a line at the end.
-        sample = json.loads(line)
-        if "time_ns" not in sample:
+    for line in path.read_bytes().splitlines():
+        # The first line lists the devices; a killed run may leave half a line at the end.
+        if b'"time_ns"' not in line or not line.endswith(b"}"):
             continue
-        time_ns, device = sample.pop("time_ns") - base_time_ns, sample.pop("device")
-        rows += [
-            (time_ns, -1, device, "nvml", name, float(value)) for name, value in sample.items()
-        ]
+        sample = _sample(line, path)
+        time_ns, device = int(sample.pop("time_ns")) - base_time_ns, int(sample.pop("device", -1))
+        rows += [(time_ns, -1, device, "nvml", name, value) for name, value in sample.items()]
     if not rows:
         return empty("samples")
     table = pd.DataFrame(rows, columns=list(empty("samples").columns))
-    dtypes = {c: empty("samples")[c].dtype for c in ("time_ns", "rank", "device")}
+    dtypes = {c: empty("samples")[c].dtype for c in ("time_ns", "rank", "device", "value")}
     typed: pd.DataFrame = table.astype(dtypes)
     return typed
+
+
+def _sample(line: bytes, path: Path) -> dict[str, int | float]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, int | float])
+    except UNREADABLE as error:
+        raise _damaged(path, error) from error

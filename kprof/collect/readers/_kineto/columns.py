@@ -96,6 +96,9 @@ class BlockDecoder:
         named = zip(categories, numbers, strict=True)
         block.counts.update({f"cat:{name}": n for name, n in named if name and n})
         block.counts["events"] = len(events)
+        num_device = int(np.sum(_is_one_of(role, kineto.DEVICE_ROLES)))
+        if num_device > len(device):
+            block.counts["device_events_not_timed"] = num_device - len(device)
         block.counts["seq_ops"] += int(np.sum(block.host["sequence"] != MISSING))
         return block
 
@@ -219,10 +222,8 @@ def _ns_of(events: list[Event], key: str) -> NDArray[np.int64]:
         return exact_ns(values)
     except NotATimeError as error:
         event, value = events[error.position], values[error.position]
-    said = f"has no {key!r}" if value is None else f"has {value!r} as its {key!r}"
-    raise DamageError(
-        f"the {event.cat} {event.name!r} at ts {event.ts} {said}, which is no time in microseconds"
-    )
+    said = f"no {key!r}" if value is None else f"{value!r} as its {key!r}, which is no time in µs"
+    raise DamageError(f"the {event.cat} {event.name!r} at ts {event.ts} has {said}")
 
 
 def _memory_columns(events: Iterable[Event]) -> Columns:

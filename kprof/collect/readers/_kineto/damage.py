@@ -15,6 +15,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _CHUNK_BYTES = 16 << 20
 _NAME = re.compile(rb'"name"\s*:\s*"([^"]*)')
+_REASON_AND_PLACE = re.compile(r": ([^:]+) \(byte (\d+)\)")
 _NOT_JSON_NUMBER = re.compile(rb"-?(?:NaN|Infinity)")
 _COPY_AGAIN = (
     "copy the file again in full; if it is being recorded, wait until that has ended, and see that "
@@ -22,8 +23,10 @@ _COPY_AGAIN = (
 )
 _ESCAPE = (
     'put a backslash before each quote that is part of a name in that line ("a \\"b\\" c"), or '
-    "record with a newer torch: older ones do not escape them"
+    "record again without quotes in the names given to record_function: PyTorch does not escape "
+    "them"
 )
+_MEND = "copy the file again; if it is damaged at its source too, record it again"
 _LEAVE_OUT = "record it again, or take that event out of the file"
 
 
@@ -42,24 +45,33 @@ class NotATraceError(ValueError):
 
 def damage_of_json(text: mmap.mmap, error: Exception) -> DamageError:
     """Return where the JSON is invalid, in which event, and the likely cause."""
-    found = re.search(r"\(byte (\d+)\)", str(error))
     if not isinstance(error, msgspec.DecodeError):
         return DamageError(f"the text cannot be decoded: {error}", fix="record it again")
+    found = _REASON_AND_PLACE.search(str(error))
     if found is None:
         last = _one_line(text[max(0, len(text) - 60) :])
         return DamageError(
             f"the JSON is cut off at its end, byte {len(text):,}, after {last!r}", fix=_COPY_AGAIN
         )
-    place = int(found[1])
-    before = text[max(0, place - 4096) : place]
-    names = _NAME.findall(before)
-    event = f" in the event named {_one_line(names[-1])!r}" if names else ""
-    where = f"byte {place:,}, line {_line_of(text, place):,},{event}"
+    reason, place = found[1], int(found[2])
+    where = _where(text, place)
     if number := _NOT_JSON_NUMBER.match(text[max(0, place - 1) : place + 9].lstrip(b" :,[")):
         said = number[0].decode()
         return DamageError(f"the JSON is invalid at {where}: {said} is no number there")
     near = _one_line(text[max(0, place - 30) : place + 30])
-    return DamageError(f"the JSON is invalid at {where} near {near!r}", fix=_ESCAPE)
+    # What follows an unescaped quote is where a comma, a colon or a key should be.
+    is_quote = reason.startswith(("expected", "object keys"))
+    return DamageError(
+        f"the JSON is invalid at {where} near {near!r}: {reason}",
+        fix=_ESCAPE if is_quote else _MEND,
+    )
+
+
+def _where(text: mmap.mmap, place: int) -> str:
+    """Return a place in the text as byte, line and event."""
+    names = _NAME.findall(text[max(0, place - 4096) : place])
+    event = f", in the event named {_one_line(names[-1])!r}" if names else ""
+    return f"byte {place:,}, line {_line_of(text, place):,}{event}"
 
 
 def damage_of_events(events: Sequence[msgspec.Raw], first: int, error: Exception) -> DamageError:

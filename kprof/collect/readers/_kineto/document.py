@@ -116,4 +116,11 @@ def _top_of(text: bytes | mmap.mmap) -> dict[str, msgspec.Raw]:
 
 
 def _plain(top: dict[str, msgspec.Raw]) -> dict[str, Any]:
-    return {key: msgspec.json.decode(value) for key, value in top.items()}
+    plain = {}
+    for key, value in top.items():
+        try:
+            plain[key] = msgspec.json.decode(value)
+        except UNREADABLE as error:
+            problem = f"the value of {key!r} cannot be decoded: {error}"
+            raise DamageError(problem, fix="mend or remove it, or record again") from None
+    return plain

@@ -15,8 +15,9 @@ from kprof.collect.readers._kineto.merge import Merger
 from kprof.collect.readers._kineto.threads import thread_table
 
 _MODULE_PREFIX = "nn.Module: "
-_OWN_RANGE = re.compile(r"kprof\.(step|phase|module)#(.+)", re.DOTALL)
-_TORCH_STEP = re.compile(r"ProfilerStep#(\d+)")
+# A step has a number of at most 18 digits, which an int64 holds; anything else is a name.
+_STEP = re.compile(r"(?:kprof\.step|ProfilerStep)#([0-9]{1,18})")
+_OWN_RANGE = re.compile(r"kprof\.(phase|module)#(.+)", re.DOTALL)
 _KINDS = ["module", "op", "phase", "python", "range", "runtime", "step"]
 _KIND_OF_ROLE = {
     Role.OPERATOR: "op",
@@ -38,7 +39,7 @@ def kernels_of(merger: Merger, rank: int) -> pd.DataFrame:
             "name": _category(*merger.words("device", "name", "device_name", str)),
             "activity": _category(role - int(Role.KERNEL), _ACTIVITIES),
             "rank": np.full(len(role), rank, dtype=np.int32),
-            "device": _present(merger.numbers("device", "device"), -1).astype(np.int32),
+            "device": _devices(merger.numbers("device", "device")),
             "stream": _present(merger.numbers("device", "stream"), -1),
             "start_ns": merger.numbers("device", "start_ns"),
             "duration_ns": merger.numbers("device", "duration_ns"),
@@ -84,7 +85,7 @@ def samples_of(merger: Merger, rank: int) -> pd.DataFrame:
     values = np.stack([merger.numbers("memory", quantity) for quantity in quantities], axis=1)
     # Device type 0 is the host.
     is_host = merger.numbers("memory", "device_type") == 0
-    device = np.where(is_host, -1, _present(merger.numbers("memory", "device"), -1))
+    device = np.where(is_host, -1, _devices(merger.numbers("memory", "device")))
     time_ns = merger.numbers("memory", "time_ns")
     is_known = (values != MISSING).ravel()
     number = int(is_known.sum())
@@ -93,7 +94,7 @@ def samples_of(merger: Merger, rank: int) -> pd.DataFrame:
         {
             "time_ns": np.repeat(time_ns, 2)[is_known],
             "rank": np.full(number, rank, dtype=np.int32),
-            "device": np.repeat(device, 2)[is_known].astype(np.int32),
+            "device": np.repeat(device.astype(np.int32), 2)[is_known],
             "source": _category(np.zeros(number, dtype=np.int32), ["profiler"]),
             "quantity": _category(quantity, quantities),
             "value": values.ravel()[is_known].astype(np.float64),
@@ -126,10 +127,10 @@ def _kinds_and_names(merger: Merger) -> tuple[pd.Categorical, pd.Categorical]:
 def _meaning(role: Role, text: str) -> tuple[str, str]:
     """Return kind and name of the ranges that have this role and text."""
     if role in OPERATOR_ROLES:
+        if step := _STEP.fullmatch(text):
+            return "step", step[1]
         if own := _OWN_RANGE.fullmatch(text):
             return own[1], own[2]
-        if step := _TORCH_STEP.fullmatch(text):
-            return "step", step[1]
     if role == Role.PYTHON and text.startswith(_MODULE_PREFIX):
         return "module", text.removeprefix(_MODULE_PREFIX)
     return _KIND_OF_ROLE[role], text
@@ -163,6 +164,11 @@ def _nullable(values: NDArray[np.int64]) -> pd.arrays.IntegerArray:
 
 def _present(values: NDArray[np.int64], otherwise: int) -> NDArray[np.int64]:
     return np.where(values == MISSING, otherwise, values)
+
+
+def _devices(numbers: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return indices of GPUs; -1 where there is none, or one that no machine has."""
+    return np.where((numbers >= 0) & (numbers < 2**31), numbers, -1).astype(np.int32)
 
 
 def _json_text(word: object) -> str | None:

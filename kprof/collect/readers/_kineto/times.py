@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 # Half a unit in the last place of a double is below 0.49 ns up to here, so that its nearest
 # whole nanosecond is the one that was written; from here on only the text of a fraction will do.
 EXACT_BELOW_US = 2.0**43
-# The largest whole microseconds whose nanoseconds fit in an int64.
-LIMIT_US = (2**63 - 1) // 1000
+# The largest whole microseconds (146 years) that leave room in an int64 of nanoseconds for the end
+# of what starts then.
+LIMIT_US = (2**62 - 1) // 1000
 
 
 class NeedsTextError(ValueError):

@@ -1,0 +1,158 @@
+"""What the GPU at hand can really do: bandwidths, matrix rates and latencies, measured on it."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from kprof.collect.ceilings import Ceilings, Figure
+from kprof.collect.nvml import Nvml, describe_devices, read_sample
+from kprof.errors import KprofError
+from kprof.timing import captured, time_on_gpu
+
+GIB = 1 << 30
+DRAM_BYTES = 4 * GIB
+L2_FOOTPRINTS_MIB = (4, 8, 16, 32, 64, 128)
+MATRIX_SIZES = (4096, 8192, 16384)
+NUM_LAUNCHES = 2000
+
+
+def measure_gpu() -> Ceilings:
+    """Measure the current CUDA device; takes less than a minute and 13 GiB of its memory."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise KprofError(
+            "no CUDA device to measure",
+            fix="run it on a GPU machine, in the environment that has the workload's torch",
+        )
+    nvml = Nvml()
+    began = time.monotonic()
+    index = torch.cuda.current_device()
+    before = _state(nvml, index)
+    figures = tuple(
+        figure
+        for part in (_dram, _l2, _products, _latencies, _peer_to_peer)
+        for figure in part(torch)
+    )
+    properties = torch.cuda.get_device_properties(index)
+    described = describe_devices(nvml)
+    ceilings = Ceilings(
+        gpu=properties.name,
+        driver=str(described[0].get("driver", "")) if described else "",
+        date=datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        torch=torch.__version__,
+        num_sms=properties.multi_processor_count,
+        memory_bytes=properties.total_memory,
+        took_s=time.monotonic() - began,
+        before=before,
+        after=_state(nvml, index),
+        figures=figures,
+    )
+    nvml.close()
+    return ceilings
+
+
+def _state(nvml: Nvml, index: int) -> dict[str, float]:
+    """Return clocks, power and temperature now; empty where NVML cannot tell."""
+    if index not in nvml.handles:
+        return {}
+    wanted = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "throttle_reasons")
+    sample = read_sample(nvml, index)
+    return {name: sample[name] for name in wanted if name in sample}
+
+
+def _dram(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
+    """Measure traffic of arrays far larger than L2; a copy counts bytes read and written."""
+    source = torch.randn(DRAM_BYTES // 4, device="cuda")
+    target = torch.empty_like(source)
+    works = (
+        ("DRAM read", lambda: source.sum(), 1, "sum of 4 GiB"),
+        ("DRAM write", lambda: target.fill_(1.5), 1, "fill of 4 GiB"),
+        ("DRAM copy", lambda: target.copy_(source), 2, "copy of 4 GiB, read and written"),
+    )
+    for name, work, factor, detail in works:
+        took = time_on_gpu(work)
+        yield Figure(name, factor * DRAM_BYTES / took.median_ns * 1e9, "B/s", detail, took.spread)
+
+
+def _l2(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
+    """Measure copies within small footprints; replayed from a graph, so launches don't count."""
+    for mib in L2_FOOTPRINTS_MIB:
+        half = torch.randn((mib << 20) // 8, device="cuda")
+        other = torch.empty_like(half)
+        took = time_on_gpu(captured(partial(other.copy_, half), 20), warm_up_s=0.1)
+        rate = 20 * (mib << 20) / took.median_ns * 1e9
+        yield Figure(f"L2 copy {mib} MiB", rate, "B/s", "read and written", took.spread)
+
+
+def _products(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
+    """Measure square matrix products of random normal data by type and size."""
+    for dtype in ("bf16", "fp16", "tf32", "fp8", "fp32"):
+        for size in MATRIX_SIZES:
+            if dtype == "fp32" and size > 8192:
+                continue
+            work = _product(torch, dtype, size)
+            if work is None:
+                continue
+            took = time_on_gpu(work, sample_ns=2e7)
+            torch.backends.cuda.matmul.allow_tf32 = False
+            rate = 2 * size**3 / took.median_ns * 1e9
+            yield Figure(f"{dtype} {size}", rate, "FLOP/s", f"{size}³", took.spread)
+
+
+def _product(torch: Any, dtype: str, size: int) -> Any:  # noqa: ANN401
+    """Return a product to time, None where this GPU has no such type."""
+    names = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    a = torch.randn(size, size, device="cuda")
+    b = torch.randn(size, size, device="cuda")
+    if dtype == "fp8":
+        if torch.cuda.get_device_capability() < (8, 9):
+            return None
+        one = torch.ones((), device="cuda")
+        a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
+        return lambda: torch._scaled_mm(
+            a8, b8, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+    a, b = a.to(names.get(dtype, torch.float32)), b.to(names.get(dtype, torch.float32))
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def _latencies(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
+    """Measure what the smallest launch costs: eagerly on the host, and between graph nodes."""
+    one = torch.zeros(1, device="cuda")
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        began_ns = time.perf_counter_ns()
+        for _ in range(NUM_LAUNCHES):
+            one.add_(1)
+        torch.cuda.synchronize()
+        times.append((time.perf_counter_ns() - began_ns) / NUM_LAUNCHES)
+    yield Figure("launch eager", min(times), "ns", "add_ on one element, from Python")
+    took = time_on_gpu(captured(lambda: one.add_(1), 200))
+    yield Figure("launch in a graph", took.median_ns / 200, "ns", "from node to node", took.spread)
+    yield Figure("shortest kernel", _shortest_kernel_ns(torch, one), "ns", "as CUPTI times it")
+
+
+def _shortest_kernel_ns(torch: Any, one: Any) -> float:  # noqa: ANN401
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(100):
+            one.add_(1)
+        torch.cuda.synchronize()
+    return min(float(e.device_time) for e in profile.events() if e.device_time > 0) * 1e3
+
+
+def _peer_to_peer(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
+    """Measure a copy to the next GPU, where there is one that can be reached."""
+    if torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1):
+        return
+    source = torch.randn(GIB // 4, device="cuda:0")
+    target = torch.empty(GIB // 4, device="cuda:1")
+    took = time_on_gpu(lambda: target.copy_(source))
+    yield Figure("peer copy", GIB / took.median_ns * 1e9, "B/s", "GPU 0 to 1", took.spread)

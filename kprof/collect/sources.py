@@ -1,0 +1,128 @@
+"""Which files a path stands for, and the reader of each."""
+
+from __future__ import annotations
+
+import re
+import stat
+import zlib
+from pathlib import Path
+
+from kprof.collect.foreign import refusal
+from kprof.discover import modules_in
+from kprof.errors import TraceError
+from kprof.saved import META_FILE, is_saved
+from kprof.trace import Trace
+
+# Enough of a file to see who wrote it.
+HEAD_BYTES = 1 << 16
+SUFFIXES = (".json", ".json.gz")
+
+
+def read_each(paths: list[Path]) -> list[Trace]:
+    """Read every file that `paths` stand for with the reader that knows it."""
+    files = [(path, file) for path in paths for file in _files_of(path)]
+    _refuse_repeated([file for _, file in files])
+    return [_read_one(file, named=path) for path, file in files]
+
+
+def require_file_or_folder(path: Path) -> None:
+    """Refuse a path where nothing is, and a pipe, which would be waited for without end."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise TraceError(f"{path} does not exist", fix="check the path") from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise TraceError(
+            f"{path} is a pipe or a device, not a file",
+            fix="write the trace to a file first, and open that",
+        )
+
+
+def _unreadable(path: Path, error: OSError) -> TraceError:
+    return TraceError(
+        f"{path} cannot be read: {error.strerror or error}", fix="check that you may read it"
+    )
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.is_dir() or any(reader.knows(path, b"") for reader in _readers()):
+        return [path]
+    if any((path / name).exists() for name in (META_FILE, "kernels.parquet")):
+        raise _without_recording(path)
+    try:
+        files = [p for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.is_file()]
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    files = [p for p in files if not p.name.startswith(".")]
+    if not files:
+        raise TraceError(
+            f"{path} holds no trace: no *.json, no *.json.gz, no recorded run",
+            fix="name the trace files, or the folder that kprof run made",
+        )
+    return sorted(files, key=_by_number)
+
+
+def _by_number(path: Path) -> list[tuple[int, str]]:
+    """Sort rank2 before rank10."""
+    parts = re.split(r"([0-9]+)", path.name)
+    return [(int(part), part) if part.isdecimal() else (0, part) for part in parts]
+
+
+def _without_recording(folder: Path) -> TraceError:
+    problem = f"{folder} holds a saved run without the recording it was made from"
+    if is_saved(folder):
+        return TraceError(
+            problem, fix="open it alone and without --force, or open that recording with --force"
+        )
+    return TraceError(
+        f"{problem}, written by another version of kprof or not to its end",
+        fix="open that recording again, with --force",
+    )
+
+
+def _refuse_repeated(files: list[Path]) -> None:
+    seen: dict[Path, Path] = {}
+    for file in files:
+        same = file.resolve()
+        if same in seen:
+            raise TraceError(
+                f"{file} would count twice: it is the same file as {seen[same]}", fix="name it once"
+            )
+        seen[same] = file
+
+
+def _read_one(path: Path, *, named: Path) -> Trace:
+    """Read a file; `named` is itself or the folder that was named in its stead."""
+    head = b"" if path.is_dir() else _head(path)
+    try:
+        for reader in _readers():
+            if reader.knows(path, head):
+                return reader.read(path)  # type: ignore[no-any-return]
+    except TraceError as error:
+        if path == named:
+            raise
+        fix = f"{error.fix}; or, to leave {path.name} out, name the traces in {named} themselves"
+        raise TraceError(error.problem, fix=fix) from error
+    raise refusal(path, head)
+
+
+def _readers() -> list:  # type: ignore[type-arg]
+    return modules_in("kprof.collect.readers")
+
+
+def _head(path: Path) -> bytes:
+    """Return the beginning of a file, unpacked when it is a gzip file."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+        if head[:2] == b"\x1f\x8b":
+            return zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except zlib.error as error:
+        raise TraceError(
+            f"{path.name} is damaged: {error}", fix="copy the file again, in binary mode"
+        ) from error
+    return head

@@ -1,0 +1,201 @@
+"""What `kprof open` makes of any path: a run, or one clear error and nothing left behind."""
+
+import gzip
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kprof.cli import run_command_line
+from tests.kineto_files import kernel, launch, operator, write
+
+FULL = Path("/dev/full")
+EVENTS = operator(ts=0, dur=10), launch(ts=1), kernel(ts=5, dur=20)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working folder with a good trace in it."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, *EVENTS, name="good.json")
+    return tmp_path
+
+
+@pytest.fixture
+def kprof(capfd):
+    """Return a function that runs `kprof open` here and gives exit code and stderr."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as stopped:
+            run_command_line(["open", *map(str, words)])
+        return stopped.value.code, capfd.readouterr().err
+
+    return run
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def one_clear_error(answer):
+    code, err = answer
+    assert code == 2
+    assert err.count("kprof: ") == err.count("what to do: ") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere.json"], "does not exist"),
+        (["good.json/deeper.json"], "does not exist"),
+        (["broken.json"], "does not exist"),
+        (["pipe.json"], "is a pipe or a device"),
+        (["/dev/null"], "is a pipe or a device"),
+        (["folder.json"], "holds no trace"),
+        (["empty.json"], "is empty"),
+        (["empty.json.gz"], "is empty"),
+        (["good.json", "empty.json"], "empty.json is empty"),
+        (["good.json", "good.json"], "would count twice"),
+        (["good.json", "link.json"], "the same file as good.json"),
+        (["mixed"], "to leave config.json out, name the traces in mixed themselves"),
+        (["n" * 300 + ".json"], "cannot be read: File name too long"),
+        (["good.json", "--out", "readme.txt"], "readme.txt is a file"),
+        (["good.json", "--out", "readme.txt/below"], "cannot be written: Not a directory"),
+        (["good.json", "--out", "mixed"], "not a run of kprof"),
+        (["good.json", "--out", "mixed", "--force"], "not a run of kprof"),
+        (["good.json", "--out", "recorded.kprof", "--force"], "holds another recording"),
+    ],
+)
+def test_a_path_that_cannot_be_opened_is_one_clear_error(here, kprof, words, said):
+    (here / "broken.json").symlink_to("gone")
+    (here / "link.json").symlink_to("good.json")
+    os.mkfifo(here / "pipe.json")
+    (here / "folder.json").mkdir()
+    (here / "empty.json").touch()
+    (here / "empty.json.gz").write_bytes(gzip.compress(b""))
+    (here / "readme.txt").write_text("not mine to touch")
+    (here / "mixed").mkdir()
+    write(here / "mixed", *EVENTS, name="rank0.json")
+    (here / "mixed" / "config.json").write_text('{"hidden_size": 64}')
+    (here / "recorded.kprof" / "raw").mkdir(parents=True)
+    before = {path: names_in(path) for path in [here, here / "mixed", here / "recorded.kprof"]}
+    assert said in one_clear_error(kprof(*words))
+    assert {path: names_in(path) for path in before} == before
+
+
+@pytest.mark.parametrize("name", ["we ird [red]é.json", "tr\udcffce.json", "--", ".json"])
+def test_a_file_of_any_name_opens(here, kprof, name):
+    (here / "good.json").rename(here / name)
+    assert kprof(f"./{name}")[0] == 0
+
+
+def test_hidden_files_of_a_folder_are_left_alone(here, kprof):
+    (here / "ranks").mkdir()
+    write(here / "ranks", *EVENTS, name="rank0.json")
+    (here / "ranks" / "._rank0.json").write_bytes(b"\x00\x05\x16\x07")
+    assert kprof("ranks")[0] == 0
+
+
+def test_rank_files_are_taken_in_the_order_of_their_numbers(here, kprof):
+    (here / "ranks").mkdir()
+    for number in (10, 9, 2):
+        write(here / "ranks", operator(), kernel(name=f"of {number}"), name=f"r{number}.json")
+    assert kprof("ranks")[0] == 0
+    table = pd.read_parquet(here / "ranks.kprof" / "kernels.parquet")
+    assert table.sort_values("rank")["name"].tolist() == ["of 2", "of 9", "of 10"]
+
+
+def test_a_saved_run_opens_from_elsewhere_and_into_another_folder(here, kprof, monkeypatch):
+    kprof("good.json")
+    (here / "good.json").unlink()
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert kprof("../good.kprof")[0] == 0
+    assert names_in(here / "elsewhere") == []
+    assert kprof("../good.kprof", "--out", "copy")[0] == 0
+    assert names_in(here / "elsewhere" / "copy") == names_in(here / "good.kprof")
+    assert "holds a run already" in one_clear_error(kprof("../good.kprof", "--out", "copy"))
+
+
+def test_a_saved_run_without_its_recording_cannot_be_analyzed_again(here, kprof):
+    kprof("good.json")
+    before = names_in(here / "good.kprof")
+    err = one_clear_error(kprof("good.kprof", "--force"))
+    assert "without the recording it was made from" in err
+    assert names_in(here / "good.kprof") == before
+    assert kprof("good.kprof")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("meta.json", b'{"format": 0}', "another version of kprof"),
+        ("meta.json", b'{"format": 1}', "not a complete saved run"),
+        ("meta.json", None, "not to its end"),
+        ("kernels.parquet", b"PAR1", "not a complete saved run"),
+        ("ranges.parquet", None, "not a complete saved run"),
+    ],
+)
+def test_a_damaged_saved_run_is_one_clear_error(here, kprof, name, content, said):
+    kprof("good.json")
+    (here / "good.kprof" / name).unlink()
+    if content is not None:
+        (here / "good.kprof" / name).write_bytes(content)
+    assert said in one_clear_error(kprof("good.kprof"))
+
+
+def test_a_report_that_was_deleted_is_drawn_again(here, kprof):
+    kprof("good.json")
+    before = names_in(here / "good.kprof")
+    (here / "good.kprof" / "report.html").unlink()
+    assert kprof("good.kprof")[0] == 0
+    assert names_in(here / "good.kprof") == before
+
+
+def command(words):
+    return [sys.executable, "-m", "kprof", "open", *words]
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_nothing(here):
+    limited = ["bash", "-c", 'ulimit -f 20; exec "$@"', "-", *command(["good.json"])]
+    done = subprocess.run(limited, capture_output=True, text=True, check=False)
+    assert "good.kprof cannot be written: File too large" in one_clear_error(
+        (done.returncode, done.stderr)
+    )
+    assert names_in(here) == ["good.json"]
+
+
+def test_a_full_disk_while_unpacking_says_where(here):
+    events = [kernel(name=f"kernel {i}") for i in range(20_000)]
+    packed = gzip.compress(write(here, *events).read_bytes())
+    (here / "big.json.gz").write_bytes(packed)
+    limited = ["bash", "-c", 'ulimit -f 1000; exec "$@"', "-", *command(["big.json.gz"])]
+    done = subprocess.run(limited, capture_output=True, text=True, check=False)
+    assert "no room to unpack big.json.gz" in one_clear_error((done.returncode, done.stderr))
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+def test_output_that_cannot_be_written_is_one_clear_error(here):
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            command(["good.json", "--json"]), stdout=full, stderr=-1, text=True, check=False
+        )
+    assert "the output cannot be written" in one_clear_error((done.returncode, done.stderr))
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(here):
+    pipe = ["bash", "-o", "pipefail", "-c", '"$@" | head -1', "-", *command(["good.json"])]
+    done = subprocess.run(pipe, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_names_print_where_only_ascii_is_known(here):
+    write(here, operator(), kernel(name="gemm 日本 🚀 </script>"), name="tr\udcffce.json")
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    words = command(["tr\udcffce.json"])
+    done = subprocess.run(words, env=ascii_only, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
