@@ -222,6 +222,7 @@ def test_everything_else_is_counted_and_makes_no_row(tmp_path):
     assert (len(trace.kernels), len(trace.ranges)) == (1, 2)
     assert trace.meta.counts == {
         "events": 8,
+        "file_bytes": (tmp_path / "trace.json").stat().st_size,
         "raw_json_bytes": (tmp_path / "trace.json").stat().st_size,
         "nn_module_events": 1,
         "seq_ops": 1,

@@ -104,6 +104,9 @@ def truth_columns(trace: Trace, ledger: Ledger) -> dict[str, int | str | None]:
     if trace.is_host_only:
         on_device = dict.fromkeys(on_device)
     return {
+        "file": trace.meta.source,
+        "bytes": counts.get("file_bytes"),
+        "raw_json_bytes": counts.get("raw_json_bytes"),
         "activity": "host" if trace.is_host_only else "device",
         "events": counts.get("events"),
         "gpu_events": 0 if trace.is_host_only else ledger.num_activities,

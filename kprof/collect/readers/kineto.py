@@ -57,7 +57,8 @@ def read(path: Path) -> Trace:
             fix=_RECORD,
         ) from None
     merger = Merger(document.shares)
-    counts = {**merger.counts(), "raw_json_bytes": raw_json_bytes}
+    sizes = {"file_bytes": path.stat().st_size, "raw_json_bytes": raw_json_bytes}
+    counts = {**merger.counts(), **sizes}
     _require_activities(path, counts)
     return _trace_of(path, document, merger, counts)
 
