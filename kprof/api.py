@@ -90,7 +90,7 @@ def _block(session: Session) -> Iterator[None]:
         yield
     finally:
         session.recorder.block_ends()
-        session.outcome.describe()
+        session.outcome.describe(session.recorder.problems)
 
 
 @contextlib.contextmanager

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kprof.collect.launch import LaunchOptions, LaunchResult, command_for, launch
-from kprof.errors import KprofError, LaunchError
-from kprof.open import Opened, Progress, open_recorded
+from kprof.errors import KprofError
+from kprof.runfolder import make_folder
+
+if TYPE_CHECKING:
+    from kprof.open import Opened, Progress
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def run(options: RunOptions, progress: Progress = lambda stage: None) -> RunOutc
     exit code stands, and kprof's own trouble is in the outcome.
     """
     command = command_of(options)
-    folder = prepare_folder(options)
+    folder = make_folder(options.words[0], options.out, force=options.force)
     launched = launch(
         LaunchOptions(
             command=command,
@@ -73,40 +76,22 @@ def command_of(options: RunOptions) -> tuple[str, ...]:
     return command_for(options.words, is_module=options.form == "module")
 
 
-def prepare_folder(options: RunOptions) -> Path:
-    """Make the run folder: as named, else the script's name and a number if that is taken."""
-    if options.out is not None:
-        if options.out.exists() and any(options.out.iterdir()):
-            if not options.force:
-                raise LaunchError(
-                    f"{options.out} exists already", fix="name another --out, or pass --force"
-                )
-            _remove_run(options.out)
-        options.out.mkdir(parents=True, exist_ok=True)
-        return options.out
-    stem = Path(options.words[0]).stem or "run"
-    names = (f"{stem}.kprof" if n == 1 else f"{stem}-{n}.kprof" for n in range(1, 10_000))
-    folder = next(Path.cwd() / name for name in names if not (Path.cwd() / name).exists())
-    folder.mkdir()
-    return folder
-
-
-def _remove_run(folder: Path) -> None:
-    """Empty a former run's folder; anything else in the way is not ours to delete."""
-    if not (folder / "raw").is_dir() and not (folder / "meta.json").is_file():
-        raise LaunchError(
-            f"{folder} is not a run folder, so --force does not empty it",
-            fix="name another --out",
-        )
-    shutil.rmtree(folder)
-
-
 def report_on(launched: LaunchResult, folder: Path, progress: Progress) -> RunOutcome:
     """Read, analyze and report what was recorded; the raw recording stays whatever happens."""
+    if not launched.parts:
+        return RunOutcome(launched.exit_code, folder, launched.messages, None)
+    # Not before the workload ran: it should neither wait for pandas nor share its memory with it.
+    from kprof.open import open_recorded
+
     opened: Opened | None = None
     trouble: KprofError | None = None
     try:
         opened = open_recorded(folder, progress)
     except KprofError as error:
         trouble = error
+    except OSError as error:
+        trouble = KprofError(
+            f"the report cannot be written: {error}",
+            fix=f"make room, then: kprof open {folder} --force",
+        )
     return RunOutcome(launched.exit_code, folder, launched.messages, opened, trouble)

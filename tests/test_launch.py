@@ -4,18 +4,24 @@ import gzip
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+import kprof.collect.launch
 from kprof.collect.launch import (
     INJECT,
     LaunchOptions,
     command_for,
     compress_parts,
     environment_for,
+    escape_name,
     launch,
+    leave_out_helpers,
+    messages_of,
 )
 from kprof.errors import LaunchError
+from tests.recorded import record
 
 
 def run_python(tmp_path, code, *options):
@@ -80,6 +86,66 @@ def test_the_environment_keeps_what_the_caller_set(tmp_path, monkeypatch):
     assert (environment["KPROF_STACKS"], environment["KPROF_SHAPES"]) == ("1", "1")
 
 
+def recorded_part(raw, pid, **said):
+    part = raw / f"rank0-pid{pid}"
+    part.mkdir(parents=True)
+    recorder = {"num_steps_seen": 0, "world_size": 1, "problems": [], "device_name": None, **said}
+    (part / "recorder.json").write_text(json.dumps(recorder))
+    return part
+
+
+def test_a_helper_without_steps_is_left_out_beside_a_process_with_steps(tmp_path):
+    main, helper = recorded_part(tmp_path, 1, num_steps_seen=9), recorded_part(tmp_path, 2)
+    leave_out_helpers(tmp_path)
+    assert main.exists()
+    assert not helper.exists()
+
+
+def test_a_process_without_steps_stays_when_no_other_has_any(tmp_path):
+    part = recorded_part(tmp_path, 1)
+    leave_out_helpers(tmp_path)
+    assert part.exists()
+
+
+def test_a_rank_without_steps_stays(tmp_path):
+    recorded_part(tmp_path, 1, num_steps_seen=9, world_size=2)
+    rank = recorded_part(tmp_path, 2, world_size=2)
+    leave_out_helpers(tmp_path)
+    assert rank.exists()
+
+
+def without_nvml(tmp_path):
+    return SimpleNamespace(problem="no NVML: NVML Shared Library Not Found")
+
+
+def test_missing_samples_are_no_news_where_no_gpu_was_used(tmp_path):
+    recorded_part(tmp_path, 1)
+    assert messages_of(without_nvml(tmp_path), tmp_path) == ()
+
+
+def test_missing_samples_of_a_used_gpu_are_told(tmp_path):
+    recorded_part(tmp_path, 1, device_name="NVIDIA H200")
+    assert messages_of(without_nvml(tmp_path), tmp_path) == (
+        "Power and clocks were not sampled: no NVML: NVML Shared Library Not Found.",
+    )
+
+
+def test_a_full_disk_after_the_run_is_told_and_the_exit_code_stands(tmp_path, monkeypatch):
+    def fail(raw):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kprof.collect.launch, "compress_parts", fail)
+    result = run_python(tmp_path, "raise SystemExit(7)")
+    assert result.exit_code == 7
+    assert "No space left on device" in result.messages[-1]
+
+
+def test_the_launch_is_described_before_the_workload_ends(tmp_path):
+    launched = tmp_path / "run.kprof/raw/launch.json"
+    code = f"import json; raise SystemExit(json.load(open({str(launched)!r}))['exit_code'] is None)"
+    assert run_python(tmp_path, code).exit_code == 1
+
+
 def test_traces_are_compressed_and_the_plain_ones_go(tmp_path):
     part = tmp_path / "rank0-pid1"
     part.mkdir()
@@ -108,3 +174,32 @@ def test_a_module_that_nobody_has_is_an_error():
 def test_a_command_that_nobody_has_is_an_error():
     with pytest.raises(LaunchError, match="command not found"):
         command_for(("no-such-command-here",))
+
+
+def test_quotes_in_names_are_escaped_and_nothing_else_changes():
+    line = b'    "ph": "X", "cat": "user_annotation", "name": "a "b", c", "pid": 1, "tid": 2,\n'
+    escaped = rb'"name": "a \"b\", c", "pid": 1'
+    assert escape_name(line).count(escaped) == 1
+    assert escape_name(escape_name(line)) == escape_name(line)
+    assert escape_name(b'    "name": "say "hi"",\n') == b'    "name": "say \\"hi\\"",\n'
+    plain = b'    "ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": "a",\n'
+    assert escape_name(plain) == plain
+
+
+@pytest.mark.slow
+def test_a_run_with_quotes_in_its_ranges_gets_its_report(tmp_path):
+    script = (
+        "import torch\n"
+        "with torch.profiler.record_function('say \"hi\", you'):\n"
+        "    torch.ones(64, 64) @ torch.ones(64, 64)\n"
+    )
+    events = record(tmp_path, script).events
+    assert 'say "hi", you' in {event.get("name") for event in events}
+
+
+@pytest.mark.slow
+def test_compiled_kernels_keep_their_shapes_at_the_price_of_other_threads(monkeypatch):
+    capture = pytest.importorskip("kprof.collect.inject.kprof_recorder.capture")
+    assert capture.of_all_threads() is not None
+    monkeypatch.setitem(sys.modules, capture.COMPILED_KERNELS, sys)
+    assert capture.of_all_threads() is None

@@ -126,3 +126,49 @@ def test_a_step_that_waited_for_the_recorder_begins_after_it():
 
 def test_without_any_step_the_rule_says_so():
     assert StepCounter().describe().startswith("No step was seen")
+
+
+def test_an_optimizer_whose_time_is_over_makes_way_for_one_of_its_size():
+    counter = StepCounter()
+    train(counter, ADAM, 0, 10)
+    for start_ns in range(20, 110, 10):
+        train(counter, Source("next", "Adam", 100), start_ns, start_ns + 5)
+    assert counter.leader.key == "next"
+    assert edges(counter) == [(2, 95, 105)]
+
+
+def test_the_smaller_optimizer_of_two_that_alternate_never_takes_over():
+    counter = StepCounter()
+    for start_ns in range(0, 1000, 100):
+        train(counter, ADAM, start_ns, start_ns + 10)
+        for critic_ns in range(start_ns + 20, start_ns + 70, 10):
+            train(counter, SMALL, critic_ns, critic_ns + 1)
+    assert counter.leader == ADAM
+    assert counter.num_counted == 10
+
+
+def test_once_settled_a_larger_optimizer_changes_nothing():
+    counter = StepCounter()
+    train(counter, SMALL, 0, 10)
+    train(counter, SMALL, 11, 20)
+    counter.is_settled = True
+    train(counter, ADAM, 30, 40)
+    assert counter.leader == SMALL
+    assert edges(counter) == [(0, 0, 10), (1, 10, 20)]
+
+
+def test_training_without_an_optimizer_is_counted_by_calls_and_called_training():
+    counter, model = StepCounter(), Source("model", "outermost call of Llama", 100)
+    for start_ns in range(40):
+        call(counter, model, start_ns, start_ns, is_training=True)
+        counter.backward()
+    assert counter.num_counted == 8
+    assert counter.describe() == (
+        "Training without an optimizer of torch's: a step is one outermost call of Llama."
+    )
+
+
+def test_the_rule_of_inference_reads_well():
+    counter = StepCounter()
+    call(counter, Source("model", "outermost call of Llama", 100), 0, 1)
+    assert counter.describe() == "Inference: a step is one outermost call of Llama."

@@ -4,8 +4,11 @@ import sys
 
 import pytest
 
+import kprof.open
+from kprof.collect.launch import LaunchResult
 from kprof.errors import LaunchError
-from kprof.run import RunOptions, command_of, prepare_folder
+from kprof.run import RunOptions, command_of, report_on
+from kprof.runfolder import make_folder
 
 
 def test_a_script_runs_under_this_interpreter_with_its_arguments(tmp_path, monkeypatch):
@@ -33,24 +36,48 @@ def test_a_missing_script_is_an_error_before_anything_starts(tmp_path, monkeypat
 
 def test_run_folders_are_numbered_and_never_overwritten(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = [prepare_folder(RunOptions(("src/train.py",))).name for _ in range(3)]
+    made = [make_folder("src/train.py", None, force=False).name for _ in range(3)]
     assert made == ["train.kprof", "train-2.kprof", "train-3.kprof"]
 
 
 def test_an_existing_folder_is_refused_without_force(tmp_path):
     (tmp_path / "raw").mkdir()
     with pytest.raises(LaunchError, match="exists already"):
-        prepare_folder(RunOptions(("train.py",), out=tmp_path))
+        make_folder("train.py", tmp_path, force=False)
 
 
 def test_force_empties_a_former_run(tmp_path):
     (tmp_path / "raw").mkdir()
-    prepare_folder(RunOptions(("train.py",), out=tmp_path, force=True))
+    make_folder("train.py", tmp_path, force=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_before_anything_starts(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LaunchError, match="no run folder can be made there"):
+        make_folder("train.py", tmp_path / "file" / "run.kprof", force=False)
+
+
+def test_a_report_that_cannot_be_written_leaves_the_workloads_exit_code(tmp_path, monkeypatch):
+    def fail(folder, progress):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kprof.open, "open_recorded", fail)
+    launched = LaunchResult(7, tmp_path / "raw", 1, (tmp_path / "raw/rank0-pid1",), ())
+    outcome = report_on(launched, tmp_path, lambda stage: None)
+    assert outcome.exit_code == 7
+    assert "No space left on device" in outcome.trouble.problem
+
+
+def test_where_nothing_was_recorded_the_launchers_message_is_enough(tmp_path):
+    launched = LaunchResult(7, tmp_path / "raw", 1, (), ("No process reported a recording.",))
+    outcome = report_on(launched, tmp_path, lambda stage: None)
+    assert (outcome.opened, outcome.trouble) == (None, None)
+    assert outcome.messages == launched.messages
 
 
 def test_force_never_empties_a_folder_that_is_not_a_run(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(LaunchError, match="not a run folder"):
-        prepare_folder(RunOptions(("train.py",), out=tmp_path, force=True))
+        make_folder("train.py", tmp_path, force=True)
     assert (tmp_path / "thesis.tex").exists()

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import socket
@@ -27,6 +28,11 @@ from kprof.collect.nvml import Sampler
 from kprof.errors import LaunchError
 
 INJECT = Path(__file__).parent / "inject"
+# A name with a quote in it: before the process id, or alone on its line, as Kineto lays it out.
+_QUOTED_NAME = re.compile(
+    rb'(?<="name": ")[^"]*".*(?=", "pid": )|(?<=^    "name": ")(?:(?!", ").)*(?=",$)'
+)
+_BARE_QUOTE = re.compile(rb'(?<!\\)"')
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -100,21 +106,23 @@ def launch(options: LaunchOptions) -> LaunchResult:
     raw.mkdir(parents=True, exist_ok=True)
     sampler = Sampler(raw / "nvml.jsonl")
     started_ns = time.time_ns()
+    # In case that kprof does not live to the workload's end.
+    write_description(raw, options.command, (started_ns, None), None)
     sampler.start()
     try:
         exit_code = _run(options.command, environment_for(options, raw))
     finally:
         sampler.stop()
     ended_ns = time.time_ns()
-    write_description(raw, options.command, (started_ns, ended_ns), exit_code)
-    parts = compress_parts(raw)
-    return LaunchResult(
-        exit_code=exit_code,
-        raw=raw,
-        wall_ns=ended_ns - started_ns,
-        parts=parts,
-        messages=tuple(_messages(parts, sampler)),
-    )
+    messages = messages_of(sampler, raw)
+    try:
+        write_description(raw, options.command, (started_ns, ended_ns), exit_code)
+        leave_out_helpers(raw)
+        parts = compress_parts(raw)
+    except OSError as error:
+        parts = ()
+        messages += (f"The recording in {raw} could not be completed: {error}.",)
+    return LaunchResult(exit_code, raw, ended_ns - started_ns, parts, messages)
 
 
 def environment_for(options: LaunchOptions, raw: Path) -> dict[str, str]:
@@ -138,9 +146,12 @@ def environment_for(options: LaunchOptions, raw: Path) -> dict[str, str]:
 
 
 def write_description(
-    raw: Path, command: Sequence[str], started_and_ended_ns: tuple[int, int], exit_code: int
+    raw: Path,
+    command: Sequence[str],
+    started_and_ended_ns: tuple[int, int | None],
+    exit_code: int | None,
 ) -> None:
-    """Write launch.json: what was run, where, when, and how it ended."""
+    """Write launch.json: what was run, where, when, and how it ended (None: not yet)."""
     description = {
         "schema": 1,
         "command": list(command),
@@ -154,15 +165,48 @@ def write_description(
     (raw / "launch.json").write_text(json.dumps(description, indent=2))
 
 
+def leave_out_helpers(raw: Path) -> None:
+    """Remove what processes without steps recorded, if others have steps.
+
+    A script that starts other programs would otherwise be reported as one of several ranks.
+    """
+    recorders = _recorders(raw)
+    helpers = [
+        part
+        for part, recorder in recorders.items()
+        if not recorder["num_steps_seen"] and recorder["world_size"] == 1
+    ]
+    if len(helpers) < len(recorders):
+        for part in helpers:
+            shutil.rmtree(part)
+
+
+def _recorders(raw: Path) -> dict[Path, dict[str, Any]]:
+    """Return what each process says of itself, by its folder."""
+    paths = sorted(raw.glob("rank*-pid*/recorder.json"))
+    return {path.parent: json.loads(path.read_text()) for path in paths}
+
+
 def compress_parts(raw: Path) -> tuple[Path, ...]:
     """Compress the traces that the recorder wrote plainly, and return their folders."""
     for trace in sorted(raw.glob("rank*-pid*/window-*.json")):
         unfinished = trace.with_name(f".{trace.name}.gz")
-        with trace.open("rb") as plain, gzip.open(unfinished, "wb", compresslevel=1) as packed:
-            shutil.copyfileobj(plain, packed, 1 << 20)
+        try:
+            with trace.open("rb") as plain, gzip.open(unfinished, "wb", compresslevel=1) as packed:
+                packed.writelines(map(escape_name, plain))
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
         unfinished.replace(trace.with_name(f"{trace.name}.gz"))
         trace.unlink()
-    return tuple(sorted(folder.parent for folder in raw.glob("rank*-pid*/recorder.json")))
+    return tuple(sorted(trace.parent for trace in raw.glob("rank*-pid*/window-0.json.gz")))
+
+
+def escape_name(line: bytes) -> bytes:
+    """Escape the quotes in an event's name, which torch writes as they are (2.13 still does)."""
+    if b'"name": "' not in line:
+        return line
+    return _QUOTED_NAME.sub(lambda name: _BARE_QUOTE.sub(rb'\\"', name[0]), line)
 
 
 def _run(command: tuple[str, ...], environment: dict[str, str]) -> int:
@@ -205,18 +249,19 @@ def _is_foreground() -> bool:
         return False
 
 
-def _messages(parts: tuple[Path, ...], sampler: Sampler) -> Iterator[str]:
-    if not parts:
-        yield (
+def messages_of(sampler: Sampler, raw: Path) -> tuple[str, ...]:
+    """Return what went wrong; what only limits the recording is said in the report."""
+    recorders = _recorders(raw)
+    messages = [f"{part.name}: {p}" for part, r in recorders.items() for p in r["problems"]]
+    if not recorders:
+        messages.append(
             "No process reported a recording. Either none ran torch operators, or the recorder "
             "could not enter: Python started with -I, -E or -S, an environment without the "
             "caller's PYTHONPATH, a program that is not Python, or a process that was killed."
         )
-    for part in parts:
-        caveats: list[Any] = json.loads((part / "recorder.json").read_text())["caveats"]
-        yield from (f"{part.name}: {caveat}" for caveat in caveats if "failure" in caveat)
-    if sampler.problem is not None:
-        yield f"Power and clocks were not sampled: {sampler.problem}."
+    if sampler.problem is not None and any(r["device_name"] for r in recorders.values()):
+        messages.append(f"Power and clocks were not sampled: {sampler.problem}.")
+    return tuple(messages)
 
 
 def _check_module(name: str) -> None:

@@ -122,6 +122,12 @@ class Sampler:
         self._nvml.close()
 
     def _run(self) -> None:
+        try:
+            self._sample()
+        except OSError as error:
+            self.problem = f"{self.path} cannot be written ({error.strerror})"
+
+    def _sample(self) -> None:
         devices = describe_devices(self._nvml)
         sampled = visible_devices(devices, os.environ)
         with self.path.open("w", encoding="utf-8") as file:

@@ -1,15 +1,17 @@
 """Starts kprof's recorder in a Python process whose PYTHONPATH begins with this folder."""
 
+import os
 import sys
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
-from pathlib import Path
 
-FOLDER = str(Path(__file__).parent)
+# Every Python that the workload starts pays for what is imported here, so that is little.
+FOLDER = __file__.rpartition(os.sep)[0]
 
 
 def run_the_hidden_one() -> None:
     """Execute the sitecustomize that this file hides, as the interpreter would have done."""
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:
         return

@@ -80,7 +80,7 @@ def read(path: Path) -> Trace:
     raw = _raw(path)
     launch = _decoded(raw / "launch.json", Launch)
     parts = sorted(p.parent for p in raw.glob("rank*-pid*/recorder.json"))
-    windows = [(part, window) for part in parts for window in sorted(part.glob("window-*.json.gz"))]
+    windows = [(part, window) for part in parts for window in sorted(part.glob("window-*.json*"))]
     if not windows:
         raise TraceError(
             f"{path.name}: no process of this run recorded anything",

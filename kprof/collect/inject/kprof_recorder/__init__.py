@@ -6,27 +6,30 @@ begins once the workload itself has imported it, so the workload's own settings 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
-from collections.abc import Callable
-from importlib.abc import Loader
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
-from .settings import Settings
+# Every Python that the workload starts pays for what is imported here, so that is little.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 
 def install() -> None:
     """Record this process as its environment asks for, once it has imported torch."""
-    settings = Settings.from_environment(os.environ)
-    if settings is None:
+    if not os.environ.get("KPROF_RAW"):
         return
 
     def activate() -> None:
+        from .settings import Settings
         from .start import start
 
-        start(settings).follow_the_process()
+        settings = Settings.from_environment(os.environ)
+        if settings is not None:
+            start(settings).follow_the_process()
 
     if "torch" in sys.modules:
         activate()
@@ -45,8 +48,10 @@ class AfterImport:
         """Return the spec that the other finders give, so that its module runs `action` last."""
         if name != self.name:
             return None
+        from importlib.util import find_spec
+
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec = find_spec(name)
         if spec is not None and spec.loader is not None:
             self._append_action(spec.loader)
         return spec

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.autograd import profiler as autograd_profiler
@@ -12,8 +16,13 @@ from torch.profiler import profiler as torch_profiler
 
 from .settings import Settings
 
+# Imported by the code of every kernel that Inductor compiled with Triton.
+COMPILED_KERNELS = "torch._inductor.runtime.triton_heuristics"
 # What torch raises when a profiler cannot do what it is asked for; the workload must not feel it.
 PROFILER_ERRORS = (RuntimeError, AssertionError, AttributeError, TypeError, ValueError, OSError)
+
+# Read by Kineto whenever a trace stops.
+DETACH = "TEARDOWN_CUPTI"
 
 
 class Others:
@@ -71,6 +80,61 @@ class _Ours:
         torch_profiler._warn_once = self._warn
 
 
+@contextlib.contextmanager
+def _without_inductor() -> Iterator[None]:
+    """Keep torch's profiler from importing torch's compiler only to look at its settings.
+
+    That takes 0.6 s and leaves a thousand modules in a workload that may never compile.
+    """
+    if "torch._inductor" in sys.modules:
+        yield
+        return
+    find = torch.__getattr__
+
+    def find_what_is_there(name: str) -> object:
+        if name == "_inductor":
+            raise AttributeError(name)
+        return find(name)
+
+    torch.__getattr__ = find_what_is_there
+    try:
+        yield
+    finally:
+        torch.__getattr__ = find
+
+
+def of_all_threads() -> Any:  # noqa: ANN401 - torch's own has no type
+    """Return what makes a trace hold every thread, and lets any of them end it.
+
+    None where compiled Triton kernels run: with all threads torch leaves out their inputs' shapes
+    (seen with 2.11), and without those nobody knows what work they had. None before torch has it.
+    """
+    if COMPILED_KERNELS in sys.modules:
+        return None
+    try:
+        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return None
+
+
+@contextlib.contextmanager
+def _detaching() -> Iterator[None]:
+    """Let Kineto leave CUPTI where it stops: else every later launch would stay slower.
+
+    Not where the workload has decided that itself, and not before CUDA 12.6, where attaching once
+    more may crash in CUDA graphs.
+    """
+    version = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
+    if DETACH in os.environ or version < (12, 6):
+        yield
+        return
+    os.environ[DETACH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[DETACH]
+
+
 class Capture:
     """A trace in the making. CUDA is part of it only if the workload has initialized CUDA."""
 
@@ -84,14 +148,14 @@ class Capture:
             record_shapes=settings.shapes,
             with_stack=settings.stacks,
             profile_memory=settings.memory,
+            experimental_config=of_all_threads(),
         )
-        self._thread: int | None = None
         self._is_prepared = False
         self.is_running = False
 
     def prepare(self) -> None:
         """Do what is slow about starting, which disturbs the step under way."""
-        with _Ours():
+        with _Ours(), _without_inductor():
             self._profile.prepare_trace()
         self._is_prepared = True
 
@@ -103,18 +167,25 @@ class Capture:
         with _Ours():
             self._profile.start_trace()
         self.is_running = True
-        self._thread = threading.get_ident()
 
-    def can_stop_here(self) -> bool:
-        """Whether this is the thread that started it, and not amid the capture of a CUDA graph."""
-        return threading.get_ident() == self._thread and not is_capturing_a_graph()
-
-    def stop(self) -> None:
+    def stop(self, *, is_last: bool = False) -> None:
         """Record no more; the device has finished everything that was launched."""
-        synchronize()
         self.is_running = False
-        with _Ours():
-            self._profile.stop_trace()
+        try:
+            synchronize()
+            with _Ours(), _detaching() if is_last else contextlib.nullcontext():
+                self._profile.stop_trace()
+        except PROFILER_ERRORS as error:
+            self._switch_off()
+            raise RuntimeError(
+                f"torch's profiler could not be stopped, and what it recorded is lost: {error}"
+            ) from error
+
+    def _switch_off(self) -> None:
+        """Switch off what could not be stopped: left on, it crashes the interpreter at its end."""
+        if self._profile.profiler.kineto_results is None:
+            with contextlib.suppress(*PROFILER_ERRORS), _Ours():
+                torch.autograd._disable_profiler()
 
     def cancel(self) -> None:
         """Give the profiler back, whatever state it is in, and forget what it recorded."""
@@ -128,8 +199,55 @@ class Capture:
     def export(self, path: Path) -> None:
         """Write the trace to `path`, which appears only when it is complete."""
         unfinished = path.with_name(f".{path.name}")
-        self._profile.export_chrome_trace(str(unfinished))
+        try:
+            self._profile.export_chrome_trace(str(unfinished))
+            if not _is_complete(unfinished):
+                raise OSError("torch wrote only a part of it: is the disk full?")
+        except PROFILER_ERRORS:
+            # Kineto's own unfinished file as well: the room is needed to say what happened.
+            for part in path.parent.glob(f"{unfinished.name}*"):
+                part.unlink()
+            raise
         unfinished.replace(path)
+        # The trace's memory is the workload's again.
+        self._profile = None
+
+
+class Ahead:
+    """At most one capture that is set up before it is needed, while that disturbs nobody."""
+
+    def __init__(self) -> None:
+        self._capture: Capture | None = None
+
+    def prepare(self, settings: Settings) -> None:
+        """Set one up if nothing is in the way."""
+        if can_start():
+            self._capture = Capture(settings)
+            self._capture.prepare()
+
+    def take(self, settings: Settings) -> Capture:
+        """Return the capture that was set up, or a new one."""
+        capture, self._capture = self._capture or Capture(settings), None
+        return capture
+
+    def cancel(self) -> None:
+        """Give the profiler back."""
+        if self._capture is not None:
+            self._capture.cancel()
+            self._capture = None
+
+
+def can_start() -> bool:
+    """Whether nobody else uses the profiler and the GPU may be waited for."""
+    return not Others.is_active and not is_capturing_a_graph()
+
+
+def _is_complete(trace: Path) -> bool:
+    """Whether a trace has its end: torch does not say when the disk is full."""
+    with trace.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - 16))
+        return file.read().rstrip().endswith(b"}")
 
 
 def synchronize() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
@@ -24,8 +27,10 @@ def on_exit(finish: Callable[[], None]) -> None:
     if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
 
         def finish_then_die(number: int, frame: FrameType | None) -> None:
-            signal.signal(number, signal.SIG_DFL)
+            # A group's members may be told twice, by whoever ends the group and by kprof.
+            signal.signal(number, signal.SIG_IGN)
             finish()
+            signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
         signal.signal(signal.SIGTERM, finish_then_die)
@@ -42,17 +47,42 @@ def on_fork(*, before: Callable[[], None], in_child: Callable[[], None]) -> None
 
 
 def hide_from_tracebacks() -> None:
-    """Leave the recorder's own frames out of the traceback that ends a script."""
-    show = sys.excepthook
+    """Leave the recorder's own frames out of tracebacks, whoever prints them.
+
+    What ends a script or a thread, the interpreter prints itself; everybody else asks `traceback`.
+    """
+    show, show_in_thread = sys.excepthook, threading.excepthook
 
     def show_without_recorder(
-        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+        kind: type[BaseException], error: BaseException, entries: TracebackType | None
     ) -> None:
-        seen: set[int] = set()
-        _strip(error, seen)
+        _strip(error, set())
         show(kind, error, error.__traceback__)
 
+    def show_in_thread_without_recorder(end: threading.ExceptHookArgs) -> None:
+        error = end.exc_value
+        _strip(error, set())
+        entries = error.__traceback__ if error is not None else end.exc_traceback
+        show_in_thread(threading.ExceptHookArgs((end.exc_type, error, entries, end.thread)))
+
     sys.excepthook = show_without_recorder
+    threading.excepthook = show_in_thread_without_recorder
+    # From Python 3.11 on, the second is what `traceback` walks itself.
+    for name in ("walk_tb", "_walk_tb_with_full_positions"):
+        if hasattr(traceback, name):
+            setattr(traceback, name, _walking_past_recorder(getattr(traceback, name)))
+
+
+def _walking_past_recorder(walk: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    @functools.wraps(walk)
+    def walk_without_recorder(entries: TracebackType | None) -> Iterator[Any]:
+        return (step for step in walk(entries) if not _is_ours(step[0]))
+
+    return walk_without_recorder
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(FOLDER)
 
 
 def _strip(error: BaseException | None, seen: set[int]) -> None:
@@ -63,14 +93,17 @@ def _strip(error: BaseException | None, seen: set[int]) -> None:
     error.__traceback__ = _without_recorder(error.__traceback__)
     _strip(error.__cause__, seen)
     _strip(error.__context__, seen)
+    for part in getattr(error, "exceptions", ()):  # Of a group, which older Pythons lack.
+        if isinstance(part, BaseException):
+            _strip(part, seen)
 
 
-def _without_recorder(traceback: TracebackType | None) -> TracebackType | None:
+def _without_recorder(entry: TracebackType | None) -> TracebackType | None:
     entries = []
-    while traceback is not None:
-        if not traceback.tb_frame.f_code.co_filename.startswith(FOLDER):
-            entries.append(traceback)
-        traceback = traceback.tb_next
+    while entry is not None:
+        if not _is_ours(entry.tb_frame):
+            entries.append(entry)
+        entry = entry.tb_next
     for entry, following in zip(entries, [*entries[1:], None], strict=True):
         entry.tb_next = following
     return entries[0] if entries else None
@@ -86,14 +119,17 @@ class Deadline:
 
         # Held here: the interpreter calls it when it likes.
         self._call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(run)
-        self._timer = threading.Timer(seconds, self._ask_interpreter)
-        self._timer.daemon = True
-        self._timer.start()
+        self._seconds = seconds
+        self._is_off = threading.Event()
+        # Named: an unnamed one would take a number from the workload's own threads.
+        self._thread = threading.Thread(target=self._wait, name="kprof-deadline", daemon=True)
+        self._thread.start()
 
     def cancel(self) -> None:
-        """Call nothing; the timer's thread ends."""
-        self._timer.cancel()
-        self._timer.join()
+        """Call nothing; the deadline's thread ends."""
+        self._is_off.set()
+        self._thread.join()
 
-    def _ask_interpreter(self) -> None:
-        ctypes.pythonapi.Py_AddPendingCall(self._call, None)
+    def _wait(self) -> None:
+        if not self._is_off.wait(self._seconds):
+            ctypes.pythonapi.Py_AddPendingCall(self._call, None)

@@ -23,9 +23,12 @@ from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .compiler import is_compiler_watching
-from .ranges import MODULE, PHASE, Range
+from .known import Known
+from .ranges import PHASE, Range
 from .recorder import Recorder
 from .steps import REPLAY, Source
+
+CALLS_BETWEEN_CHECKS = 256
 
 
 class Hooks:
@@ -37,6 +40,7 @@ class Hooks:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self.describe = Known(_describe)
         self.depth = 0
         self.on_call: Callable[..., Any] | None = None
         recorder.on_change = self.refresh
@@ -90,12 +94,11 @@ class Hooks:
         self, call: Callable[..., Any], module: Module, args: Any, kwargs: Any
     ) -> Any:
         """Call a module from outside every other, which may be a step."""
+        if torch.jit.is_tracing():
+            return call(module, *args, **kwargs)
         model = self.recorder.models.describe(module)
-        # A loss has no parameters and tells nothing; frozen parameters tell inference.
-        could_train = model.is_trainable or model.num_parameters == 0
-        is_training = module.training and could_train and torch.is_grad_enabled()
-        source = Source(id(module), model.name, model.num_parameters)
-        return self.in_step(source, is_training, self.call_root, call, module, args, kwargs)
+        is_training = model.could_train and module.training and torch.is_grad_enabled()
+        return self.in_step(model.source, is_training, self.call_root, call, module, args, kwargs)
 
     def in_step(
         self, source: Source, is_training: bool, call: Callable[..., Any], *args: Any
@@ -123,9 +126,15 @@ class Hooks:
     def call_in_range(
         self, call: Callable[..., Any], module: Module, args: Any, kwargs: Any
     ) -> Any:
-        """Call a module within its range."""
-        self.recorder.module_is_called()
-        with Range(MODULE + self.recorder.models.name_of(module)):
+        """Call a module within its range; what is done here is done for every module's call."""
+        running = self.recorder.running
+        if running is None:
+            return call(module, *args, **kwargs)
+        running.num_module_calls += 1
+        if running.num_module_calls % CALLS_BETWEEN_CHECKS == 0:
+            self.recorder.check_bounds()
+        models = self.recorder.models
+        with Range(models.range_names.get(id(module)) or models.range_name_of(module)):
             return call(module, *args, **kwargs)
 
     # Whole generations and replays of graphs.
@@ -155,11 +164,9 @@ class Hooks:
             is_outermost = not is_compiling() and hooks.depth == 0 and isinstance(self, Module)
             if not is_outermost or not hooks.recorder.is_counting:
                 return original(self, *args, **kwargs)
-            model = hooks.recorder.models.describe(self)
+            model = hooks.recorder.models.describe(self).source
             # One more than the model's own calls, so that whole generations win over them.
-            source = Source(
-                ("generate", id(self)), f"{model.name}.generate", model.num_parameters + 1
-            )
+            source = Source(("generate", model.key), f"{model.name}.generate", model.size + 1)
             return hooks.in_step(source, False, lambda: original(self, *args, **kwargs))
 
         generate.kprof_listens = True  # type: ignore[attr-defined]
@@ -221,7 +228,7 @@ class Hooks:
             if is_compiling():
                 return step(optimizer, *args, **kwargs)
             result = self.in_phase("optimizer", step, (optimizer, *args), kwargs)
-            self.recorder.optimizer_ends(_source_of(optimizer))
+            self.recorder.optimizer_ends(self.describe(optimizer))
             return result
 
         return step_and_tell
@@ -271,6 +278,6 @@ def _is_plain(function: object) -> TypeGuard[FunctionType]:
     )
 
 
-def _source_of(optimizer: Optimizer) -> Source:
+def _describe(optimizer: Optimizer) -> Source:
     size = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     return Source(id(optimizer), f"{type(optimizer).__name__}, {size:,} parameters", size)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .capture import PROFILER_ERRORS, Others
 from .recorder import Recorder
 from .recording import Recording
 from .steps import Rule
@@ -25,8 +26,20 @@ COMPILED = (
 )
 
 
+UNFINISHED = (
+    "The process ended without Python's own exit (os._exit, SIGKILL or a crash), or on a full "
+    "disk, before its recording was complete, so nothing of it is left. Record sooner: --skip 0 "
+    "--steps 1."
+)
+OTHERS = (
+    "The script ran torch's profiler itself during every step that was to be recorded, and one "
+    "profiler at a time can record. Switch the script's own off, or open its trace: "
+    "kprof open TRACE."
+)
+
+
 class Outcome:
-    """Writes one process's folder; nothing of it exists before there is something to say."""
+    """Writes one process's folder; the folder says what became of the recording at every time."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -53,34 +66,54 @@ class Outcome:
             self._folder = self.recorder.settings.raw / f"rank{self.rank}-pid{os.getpid()}"
         return self._folder
 
+    @property
+    def window(self) -> Path:
+        """The trace of this process."""
+        return self.folder / "window-0.json"
+
+    def announce(self) -> None:
+        """Say that the process has begun its work, in case it never comes to its end."""
+        self.describe(problems=[UNFINISHED])
+
     def export(self, recording: Recording) -> None:
         """Write the trace of `recording` in place of any earlier one, then say what it is."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        recording.capture.export(self.folder / "window-0.json")
-        self.exported = recording
-        self.describe()
+        try:
+            recording.capture.export(self.window)
+        except PROFILER_ERRORS as error:
+            self.recorder.problems.append(
+                f"The trace could not be written to {self.folder} ({error}), so it is lost."
+            )
+        else:
+            self.exported = recording
+        self.describe(problems=self.recorder.problems)
 
     def finish(self) -> None:
-        """Write what there is when the process ends."""
+        """Write what there is when the process ends, and nothing if it only helped another."""
         recorder = self.recorder
         recorder.end_capture()
         recording = recorder.kept
-        if recording is None or not self._is_worth_it(recording):
-            return
-        if recording is not self.exported:
+        is_new = recording is not None and recording is not self.exported
+        if recording is not None and is_new and self._is_worth_it(recording):
             self.export(recording)
-        if not recording.steps and not _has_operators(self.folder / "window-0.json"):
-            (self.folder / "window-0.json").unlink()
-            (self.folder / "recorder.json").unlink()
+            if not recording.steps and self.exported and not _has_operators(self.window):
+                self.window.unlink()
+                self.exported = None
+        problems = [*recorder.problems]
+        if recorder.counter.num_counted and Others.was_seen and not self.exported:
+            problems.append(OTHERS)
+        if self.exported or problems:
+            self.describe(problems)
+        elif self.folder.is_dir():
+            (self.folder / "recorder.json").unlink(missing_ok=True)
             self.folder.rmdir()
-            return
-        self.describe()
 
-    def describe(self) -> None:
+    def describe(self, problems: list[str]) -> None:
         """Write recorder.json, complete or not at all."""
         path = self.folder / "recorder.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}")
-        unfinished.write_text(json.dumps(self._description()))
+        unfinished.write_text(json.dumps({**self._description(), "problems": problems}))
         unfinished.replace(path)
 
     def _is_worth_it(self, recording: Recording) -> bool:
@@ -135,7 +168,7 @@ class Outcome:
 
     def _caveats(self) -> list[str]:
         recorder, recording = self.recorder, self.exported
-        caveats = [*recorder.caveats]
+        caveats = [*recorder.problems]
         if recording is None:
             return caveats
         caveats += recording.caveats

@@ -7,13 +7,15 @@ steps is kept until the window has a step of its own.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from .capture import Capture, Others, is_capturing_a_graph
+from .capture import PROFILER_ERRORS, Ahead, Capture, can_start, is_capturing_a_graph
 from .deviceclock import DeviceClock
 from .ranges import STEP, Models, Range
 from .recording import EARLY_STEPS, Recording, Stage, now
@@ -33,7 +35,7 @@ class Recorder:
         self.stage = Stage.BEGINNING
         self.lock = threading.RLock()
         self.is_broken = False
-        self.caveats: list[str] = []
+        self.problems: list[str] = []
         self.kept: Recording | None = None
         self.running: Recording | None = None
         self.window_rule: Rule | None = None
@@ -41,8 +43,8 @@ class Recorder:
         self.on_activity: Callable[[], None] = lambda: None
         self.on_finished: Callable[[Recording], None] = lambda recording: None
         self._is_block = False
-        self._prepared: Capture | None = None
-        self._step_range: Range | None = None
+        self._ahead = Ahead()
+        self._step_range: Any = None
         self._open_step: int | None = None
         self._num_counted = 0
 
@@ -74,18 +76,8 @@ class Recorder:
     def activity(self) -> None:
         """Note that work has begun: a batch is fetched or a model is called."""
         if self.stage is Stage.BEGINNING:
-            if torch.utils.data.get_worker_info() is not None:
-                self.give_up("")
-                return
-            self.on_activity()
-            self._drop()
-            self.kept = None
-            self.stage = Stage.EARLY
-            if self.settings.skip:
-                self._start(Capture(self.settings), is_window=False)
-            else:
-                self._open_window()
-        self._check_bounds()
+            self._leave_beginning()
+        self.check_bounds()
 
     @softly
     def call_begins(self, source: Source, is_training: bool) -> None:
@@ -127,17 +119,16 @@ class Recorder:
         self._follow_counter()
 
     @softly
-    def module_is_called(self) -> None:
-        """Count a module's call in the trace, which bounds its size."""
-        if self.running is not None:
-            self.running.num_module_calls += 1
-            if self.running.num_module_calls % 256 == 0:
-                self._check_bounds()
+    def check_bounds(self) -> None:
+        """End a recording that has grown too large."""
+        if self.running is not None and (overrun := self.running.find_overrun(now())):
+            self.running.caveats.append(overrun)
+            self.end_capture()
 
     @softly
     def make_way(self) -> None:
         """Stop recording, because the workload starts torch's profiler itself."""
-        self._cancel_prepared()
+        self._ahead.cancel()
         if self.stage is Stage.WINDOW and self.running is not None and not self.running.steps:
             self._drop()
             self.stage = Stage.WAITING
@@ -162,6 +153,7 @@ class Recorder:
         self._drop()
         self.kept = None
         self._is_block = True
+        self.counter.is_settled = False
         self._open_window()
 
     @softly
@@ -174,16 +166,17 @@ class Recorder:
     def end_capture(self) -> None:
         """Stop the capture that is running and keep what it recorded."""
         recording = self.running
-        if recording is None or not recording.capture.can_stop_here():
+        if recording is None or is_capturing_a_graph():
             return
         self._close_step_range()
         self.running = None
         self.on_change()
-        recording.capture.stop()
+        recording.capture.stop(is_last=recording.is_window and not self._is_block)
         if recording.steps or self.kept is None:
             self.kept = recording
         if recording.is_window:
             self.stage = Stage.DONE
+            self.counter.is_settled = True
             self.on_finished(self.kept)
         elif self.stage is Stage.EARLY:
             self.stage = Stage.WAITING
@@ -191,13 +184,34 @@ class Recorder:
 
     def give_up(self, reason: str) -> None:
         """Record nothing more; the workload goes on without the recorder."""
-        if reason:
-            self.caveats.append(f"The recorder stopped after a failure in {reason}")
+        self.problems += [reason] if reason else []
+        running = self.running
+        self.abandon()
+        if running is not None:
+            # Else torch's profiler would go on to fill the memory.
+            with contextlib.suppress(*PROFILER_ERRORS):
+                running.capture.cancel()
+
+    def abandon(self) -> None:
+        """Record nothing more, without touching what may be another process's."""
         self.is_broken = True
         self.running = None
         self.on_change()
 
     # How captures follow steps.
+
+    def _leave_beginning(self) -> None:
+        if torch.utils.data.get_worker_info() is not None:
+            self.give_up("")
+            return
+        self.on_activity()
+        self._drop()
+        self.kept = None
+        self.stage = Stage.EARLY
+        if self.settings.skip:
+            self._start(Capture(self.settings), is_window=False)
+        else:
+            self._open_window()
 
     def _follow_counter(self) -> None:
         counter = self.counter
@@ -228,14 +242,15 @@ class Recorder:
         if self.running is not None and len(self.running.steps) >= self._num_wanted():
             self.end_capture()
         if self.stage is Stage.WAITING and self.counter.num_counted == self.settings.skip - 1:
-            self._prepare()
+            self._ahead.prepare(self.settings)
 
     def _step_has_begun(self, index: int) -> None:
         is_warm = self.counter.num_counted >= self.settings.skip
         if self.stage in (Stage.EARLY, Stage.WAITING) and self.counter.rule and is_warm:
             self._open_window()
         if self.running is not None:
-            self._step_range = Range(f"{STEP}{index}").open()
+            self._step_range = Range(f"{STEP}{index}")
+            self._step_range.__enter__()
 
     def _num_wanted(self) -> int:
         if self._is_block:
@@ -250,39 +265,29 @@ class Recorder:
             self._drop()
             self.window_rule = None
             self.stage = Stage.WAITING
+            self.counter.is_settled = False
             self.on_change()
 
     def _open_window(self) -> None:
-        if Others.is_active or is_capturing_a_graph():
+        if not can_start():
             return
         if self.running is not None:
             self.end_capture()
-        capture = self._prepared or Capture(self.settings)
-        self._prepared = None
+        capture = self._ahead.take(self.settings)
         self.models.name_known()
         self.window_rule = self.counter.rule
         self.stage = Stage.WINDOW
         self._start(capture, is_window=True)
 
-    def _prepare(self) -> None:
-        if not Others.is_active and not is_capturing_a_graph():
-            self._prepared = Capture(self.settings)
-            self._prepared.prepare()
-
-    def _cancel_prepared(self) -> None:
-        if self._prepared is not None:
-            self._prepared.cancel()
-            self._prepared = None
-
     def _start(self, capture: Capture, *, is_window: bool) -> None:
-        if Others.is_active or is_capturing_a_graph():
+        if not can_start():
             return
         capture.start()
         self.running = Recording(capture, is_window, now(), is_block=self._is_block)
         self.on_change()
 
     def _drop(self) -> None:
-        self._cancel_prepared()
+        self._ahead.cancel()
         self._close_step_range()
         if self.running is not None:
             capture, self.running = self.running.capture, None
@@ -291,10 +296,5 @@ class Recorder:
 
     def _close_step_range(self) -> None:
         if self._step_range is not None:
-            self._step_range.close()
+            self._step_range.__exit__(None, None, None)
             self._step_range = None
-
-    def _check_bounds(self) -> None:
-        if self.running is not None and (overrun := self.running.find_overrun(now())):
-            self.running.caveats.append(overrun)
-            self.end_capture()

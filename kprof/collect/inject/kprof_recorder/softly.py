@@ -35,7 +35,10 @@ def softly(method: Function) -> Function:
             try:
                 return method(self, *arguments, **options)
             except PROFILER_ERRORS as error:
-                self.give_up(f"{method.__name__}: {type(error).__name__}: {error}")
+                self.give_up(
+                    f"The recorder stopped, because it failed in {method.__name__} "
+                    f"({type(error).__name__}: {error})."
+                )
                 return None
 
     return call  # type: ignore[return-value]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from .capture import PROFILER_ERRORS, watch_others
 from .compiler import keep_from_compiler
 from .ending import Deadline, hide_from_tracebacks, on_exit, on_fork
@@ -30,7 +32,7 @@ class Session:
         self.is_following = True
         hide_from_tracebacks()
         on_exit(self.finish)
-        on_fork(before=self.forget_deadline, in_child=lambda: self.recorder.give_up(""))
+        on_fork(before=self.forget_deadline, in_child=self.recorder.abandon)
         self.recorder.on_activity = self.begin_with_rank
         self.recorder.begin()
         self.deadline = Deadline(EARLY_NS / 1e9, self.recorder.end_capture)
@@ -43,7 +45,7 @@ class Session:
     def begin_with_rank(self) -> None:
         """Note what is known once the workload has begun its work."""
         self.forget_deadline()
-        self.outcome.note_rank()
+        self.outcome.announce()
 
     def forget_deadline(self) -> None:
         """Let the provisional recording be bounded by the hooks alone."""
@@ -54,12 +56,10 @@ class Session:
     def finish(self) -> None:
         """Write what was recorded; the workload's own end goes on whatever happens here."""
         self.forget_deadline()
-        if self.recorder.is_broken and not self.recorder.caveats:
+        if self.recorder.is_broken and not self.recorder.problems:
             return
-        try:
+        with contextlib.suppress(*PROFILER_ERRORS):
             self.outcome.finish()
-        except PROFILER_ERRORS as error:
-            self.recorder.give_up(f"writing the trace: {type(error).__name__}: {error}")
 
 
 session: Session | None = None

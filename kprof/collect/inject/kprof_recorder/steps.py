@@ -24,14 +24,14 @@ class Rule(Enum):
 # Calls of one model in training mode before any backward pass: after so many it is inference.
 CALLS_WITHOUT_BACKWARD = 3
 # Calls in training mode with backward passes, but without any torch optimizer.
-CALLS_WITHOUT_OPTIMIZER = 256
+CALLS_WITHOUT_OPTIMIZER = 32
 # Calls outside training since the last optimizer step: after so many the training is over.
 CALLS_AFTER_TRAINING = 20
 # Replays of a CUDA graph tell it sooner: the optimizer's steps were its warm-up.
 REPLAYS_AFTER_TRAINING = 3
 REPLAY = "replay of a CUDA graph"
-# A leader that is none of so many calls in a row has had its time.
-RECENT_CALLS = 8
+# A leader that is none of so many calls, or optimizer steps, in a row has had its time.
+NUM_RECENT = 8
 LONGEST_LOG = 1_000
 
 
@@ -57,7 +57,8 @@ class StepCounter:
     """Turns what the workload does into steps.
 
     `index` numbers the step under way, from 0, and never goes back, whatever the rule turns out to
-    be; `num_counted` counts the completed steps of the rule and leader that hold now.
+    be; `num_counted` counts the completed steps of the rule and leader that hold now. Once
+    `is_settled`, which steps were recorded is known: only training still takes over from calls.
     """
 
     def __init__(self) -> None:
@@ -65,11 +66,13 @@ class StepCounter:
         self.leader = Source(None, "")
         self.index = 0
         self.num_counted = 0
+        self.is_settled = False
         self._start_ns: int | None = None
         self._first: list[Step] = []
         self._last: deque[Step] = deque(maxlen=LONGEST_LOG)
         self._counted_before: dict[Hashable, int] = {}
-        self._recent: deque[Hashable] = deque(maxlen=RECENT_CALLS)
+        self._recent_calls: deque[Hashable] = deque(maxlen=NUM_RECENT)
+        self._recent_optimizers: deque[Hashable] = deque(maxlen=NUM_RECENT)
         self._num_calls = 0
         self._is_backward_seen = False
         self._patience = 1
@@ -91,6 +94,7 @@ class StepCounter:
     def optimizer_ends(self, source: Source, now_ns: int) -> None:
         """Note the end of an optimizer's step."""
         self._num_calls = 0
+        self._recent_optimizers.append(source.key)
         if self.rule is Rule.RANGE:
             return
         if self.rule is Rule.CALL:
@@ -99,7 +103,7 @@ class StepCounter:
         if self.rule is not Rule.OPTIMIZER:
             self._follow(Rule.OPTIMIZER, source)
         elif source.key != self.leader.key:
-            if source.size <= self.leader.size:
+            if not self._is_new_leader(source, self._recent_optimizers):
                 return
             self._follow(Rule.OPTIMIZER, source)
         if self.is_under_way:
@@ -108,14 +112,14 @@ class StepCounter:
 
     def call_begins(self, source: Source, now_ns: int, *, is_training: bool) -> None:
         """Note the beginning of an outermost call of a model."""
-        self._recent.append(source.key)
+        self._recent_calls.append(source.key)
         if self.rule is Rule.RANGE:
             return
         if self.rule is not Rule.CALL and self._is_training_still(source, is_training):
             if not self.is_under_way:
                 self._start_ns = now_ns
             return
-        if self.rule is not Rule.CALL or self._is_new_leader(source):
+        if self.rule is not Rule.CALL or self._is_new_leader(source, self._recent_calls):
             self._follow(Rule.CALL, source)
         if source.key == self.leader.key:
             self._start_ns = now_ns
@@ -128,6 +132,8 @@ class StepCounter:
     def range_begins(self, now_ns: int) -> None:
         """Note the beginning of a range named "step"; it begins a step of the workload."""
         if self.rule is not Rule.RANGE:
+            if self.is_settled:
+                return
             self._follow(Rule.RANGE, Source("range", "step"))
         self._start_ns = now_ns
 
@@ -149,7 +155,9 @@ class StepCounter:
                 f"({self.leader.name})."
             )
         if self.rule is Rule.CALL:
-            return f"Inference: a step is one outermost call ({self.leader.name})."
+            is_training = self._is_backward_seen and not self._recent_optimizers
+            what = "Training without an optimizer of torch's" if is_training else "Inference"
+            return f"{what}: a step is one {self.leader.name}."
         if self.rule is Rule.RANGE:
             return 'Named by the user: a step is one range called "step".'
         return "No step was seen: neither an optimizer step nor an outermost call of a model."
@@ -164,12 +172,12 @@ class StepCounter:
             return self._num_calls < most * self._patience
         if self._is_backward_seen:
             return is_training and self._num_calls <= CALLS_WITHOUT_OPTIMIZER
-        return is_training and self._recent.count(self._recent[-1]) <= CALLS_WITHOUT_BACKWARD
+        return is_training and self._recent_calls.count(source.key) <= CALLS_WITHOUT_BACKWARD
 
-    def _is_new_leader(self, source: Source) -> bool:
-        if source.key == self.leader.key:
+    def _is_new_leader(self, source: Source, recent: deque[Hashable]) -> bool:
+        if source.key == self.leader.key or self.is_settled:
             return False
-        is_leader_gone = len(self._recent) == RECENT_CALLS and self.leader.key not in self._recent
+        is_leader_gone = len(recent) == NUM_RECENT and self.leader.key not in recent
         return source.size > self.leader.size or is_leader_gone
 
     def _follow(self, rule: Rule, source: Source) -> None:
@@ -178,8 +186,8 @@ class StepCounter:
         self.num_counted = self._counted_before.get(source.key, 0)
         self._first.clear()
         self._last.clear()
-        if self.is_under_way and rule is not Rule.OPTIMIZER:
-            # What began as a step of training has no end now; its number is spent.
+        if self.is_under_way and (rule is not Rule.OPTIMIZER or self.rule is rule):
+            # What began as another's step has no end now; its number is spent.
             self.index += 1
             self._start_ns = None
         self.rule, self.leader = rule, source

@@ -1,0 +1,132 @@
+"""The recorder under scripts that make it hard: they look, die, profile and thread themselves."""
+
+import os
+
+import pytest
+
+from tests.recorded import MODEL, record, run_bare
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+from kprof.collect.inject.kprof_recorder.capture import _detaching, _is_complete  # noqa: E402
+
+TRAIN = """
+import os, threading, weakref
+def train(num, at_step=lambda step: None):
+    model = Llama()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(num):
+        at_step(step)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    return weakref.ref(model), weakref.ref(optimizer)
+"""
+
+LOOKING = """
+import gc, logging, traceback
+try:
+    model(torch.ones(9, 4))
+except ValueError:
+    traceback.print_exc()
+    logging.exception("by logging")
+thread = threading.Thread(target=model, args=(torch.ones(9, 4),))
+thread.start()
+thread.join()
+alive = train(12)
+gc.collect()
+print([reference() for reference in alive], threading.active_count())
+print([name for name in sys.modules if name.startswith("torch._inductor")])
+print(torch.jit.trace(model, torch.ones(2, 4)).code)
+"""
+
+
+def test_a_script_that_looks_around_sees_nothing_of_the_recorder(tmp_path, capfd):
+    run = record(tmp_path, MODEL + TRAIN + LOOKING)
+    seen = capfd.readouterr()
+    bare = run_bare(tmp_path)
+    assert seen.err.encode() == bare.stderr
+    assert seen.out.encode() == bare.stdout
+    assert run.recorded_steps() == [5, 6, 7]
+
+
+def test_a_complete_window_outlives_a_process_that_is_killed(tmp_path):
+    killed = "train(20, lambda step: os.kill(os.getpid(), 9) if step == 15 else None)\n"
+    run = record(tmp_path, MODEL + TRAIN + killed)
+    assert run.result.exit_code == 137
+    assert run.recorded_steps() == [5, 6, 7]
+    assert run.result.messages == ()
+
+
+def test_a_process_that_leaves_amid_its_window_is_told_how_to_record_sooner(tmp_path):
+    leaving = "train(20, lambda step: os._exit(5) if step == 7 else None)\n"
+    result = record(tmp_path, MODEL + TRAIN + leaving).result
+    assert (result.exit_code, result.parts) == (5, ())
+    assert "os._exit, SIGKILL or a crash" in result.messages[0]
+    assert "--skip 0 --steps 1" in result.messages[0]
+
+
+def test_a_profiler_that_will_not_stop_is_told_and_the_script_goes_on(tmp_path):
+    sabotage = """
+from torch.profiler import profile
+def fail(self):
+    raise RuntimeError("CUPTI is gone")
+train(7, lambda step: setattr(profile, "stop_trace", fail) if step == 5 else None)
+train(9)
+"""
+    result = record(tmp_path, MODEL + TRAIN + sabotage).result
+    assert result.exit_code == 0
+    assert "torch's profiler could not be stopped" in result.messages[0]
+    assert "CUPTI is gone" in result.messages[0]
+
+
+def test_a_script_that_profiles_itself_all_the_time_is_told_why_nothing_is_recorded(tmp_path):
+    profiled = "with torch.profiler.profile(): train(12)\n"
+    result = record(tmp_path, MODEL + TRAIN + profiled).result
+    assert result.parts == ()
+    assert "The script ran torch's profiler itself" in result.messages[0]
+
+
+THREADED = """
+first = threading.Thread(target=lambda: model(torch.ones(3, 4)))
+first.start()
+first.join()
+second = threading.Thread(target=train, args=(12,))
+second.start()
+second.join()
+"""
+
+
+def test_steps_on_another_thread_than_the_first_are_recorded(tmp_path, capfd):
+    run = record(tmp_path, MODEL + TRAIN + THREADED)
+    assert capfd.readouterr().err == ""
+    assert len(run.recorded_steps()) == 3
+    assert run.count("aten::addmm") == 3 * 2
+
+
+def test_a_trace_without_its_end_is_noticed(tmp_path):
+    trace = tmp_path / "window-0.json"
+    trace.write_text('{"traceEvents": [\n{"ph": "X"}\n]}\n')
+    assert _is_complete(trace)
+    trace.write_text('{"traceEvents": [\n{"ph": "X", "name": "aten::')
+    assert not _is_complete(trace)
+
+
+def detached(monkeypatch, cuda):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with _detaching():
+        inside = os.environ.get("TEARDOWN_CUPTI")
+    return inside, os.environ.get("TEARDOWN_CUPTI")
+
+
+def test_the_last_recording_lets_go_of_cupti_and_leaves_no_trace_of_that(monkeypatch):
+    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
+    assert detached(monkeypatch, "13.0") == ("1", None)
+
+
+def test_cupti_is_held_where_letting_go_may_crash_or_the_user_wants_it(monkeypatch):
+    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
+    assert detached(monkeypatch, "12.4") == (None, None)
+    assert detached(monkeypatch, None) == (None, None)
+    monkeypatch.setenv("TEARDOWN_CUPTI", "0")
+    assert detached(monkeypatch, "13.0") == ("0", "0")
