@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -44,7 +45,7 @@ def measure_gpu() -> Ceilings:
         gpu=properties.name,
         driver=str(described[0].get("driver", "")) if described else "",
         date=datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         num_sms=properties.multi_processor_count,
         memory_bytes=properties.total_memory,
         took_s=time.monotonic() - began,
@@ -141,10 +142,12 @@ def _latencies(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
 
 
 def _shortest_kernel_ns(torch: Any, one: Any) -> float:  # noqa: ANN401
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(100):
-            one.add_(1)
-        torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about cycles, of which there is one
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(100):
+                one.add_(1)
+            torch.cuda.synchronize()
     return min(float(e.device_time) for e in profile.events() if e.device_time > 0) * 1e3
 
 

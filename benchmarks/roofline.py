@@ -1,0 +1,54 @@
+"""Whether `kprof roofline` repeats itself: two measurements of one GPU, figure by figure.
+
+python benchmarks/roofline.py
+"""
+
+import argparse
+import datetime
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from evidence import RESULTS, row, write_evidence
+
+SOURCES = ("benchmarks/roofline.py", "kprof/timing.py", "kprof/collect/gpu_ceilings.py")
+# The installed program, as users have it, not this working tree.
+KPROF = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
+# What others measured on an H200, in the units below.
+PEERS = {"DRAM read": 4.37e12, "DRAM write": 4.68e12, "DRAM copy": 4.31e12}
+REACH_REPEAT, REACH_TOOK_S = 0.02, 60
+
+
+def measured():
+    """Return what one call of kprof roofline prints."""
+    done = subprocess.run([KPROF, "roofline", "--json"], capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+def main():
+    """Measure twice and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--result", type=Path)
+    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
+    args = parser.parse_args()
+    first, second = measured(), measured()
+    again = {figure["name"]: figure["value"] for figure in second["figures"]}
+    rows = [row("time of kprof roofline", first["took_s"], "s", "lower", REACH_TOOK_S)]
+    for figure in first["figures"]:
+        name, value = figure["name"], figure["value"]
+        better = "lower" if figure["unit"] == "ns" else "higher"
+        peer = {"peer": "earlier figure", "peer_value": PEERS[name]} if name in PEERS else {}
+        rows.append(row(name, value, figure["unit"], better, **peer, spread=figure["spread"]))
+        difference = abs(again[name] / value - 1)
+        rows.append(row(f"{name}, repeated", difference, "share apart", "lower", REACH_REPEAT))
+        print(f"{name}: {value:.4g} {figure['unit']}, repeated {100 * difference:.2f} % apart")
+    month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
+    path = args.result or RESULTS / f"roofline_h200_{month}.json"
+    state = {"before": first["before"], "after": first["after"]}
+    write_evidence(path, "ceilings of a GPU", rows, SOURCES, commit=args.commit, state=state)
+
+
+if __name__ == "__main__":
+    main()
