@@ -1,5 +1,7 @@
 """What this host can do, measured."""
 
+from dataclasses import replace
+
 from kprof.collect.ceilings import (
     Ceilings,
     Figure,
@@ -9,6 +11,7 @@ from kprof.collect.ceilings import (
     kept_ceilings,
     measure_host,
 )
+from kprof.device import find_device
 
 MEASURED = Ceilings(
     gpu="NVIDIA H200",
@@ -31,12 +34,16 @@ MEASURED = Ceilings(
 )
 
 
-def test_the_roofline_takes_the_fastest_traffic_and_the_best_product_of_each_type():
+def test_the_roofline_takes_the_fastest_traffic_and_the_datasheets_products():
     device = MEASURED.as_device()
     assert device.memory_bytes_per_s == 4.6e12
-    assert device.flops_per_s == {"bf16": 730e12}
+    assert device.flops_per_s == find_device("NVIDIA H200").flops_per_s
     assert device.is_measured
     assert "2026-11-20" in device.source
+
+
+def test_without_a_datasheet_the_best_measured_product_of_each_type_is_the_ceiling():
+    assert replace(MEASURED, gpu="Strange 9000").as_device().flops_per_s == {"bf16": 730e12}
 
 
 def test_a_gpus_ceilings_are_found_again_by_name_and_driver(tmp_path, monkeypatch):

@@ -1,9 +1,12 @@
 """The headline shares of an analyzed trace."""
 
+from dataclasses import replace
+
 import pytest
 
 from kprof.analyze.utilisation import measure_utilisation
-from tests.traces import analyzed_trace_of
+from kprof.trace import Gpu
+from tests.traces import ROUND_DEVICE, analyzed_trace_of
 
 # In 1 us the round device makes 1e8 FLOPs in bf16 and moves 1e6 bytes.
 GEMM = {"duration_ns": 500, "dtype": "bf16", "flops": 20_000_000, "bytes": 100_000, "limit_ns": 200}
@@ -21,3 +24,14 @@ def test_shares_are_of_the_time_from_first_to_last_activity():
 def test_work_that_checkpointing_did_again_takes_time_but_is_not_useful():
     again = {**GEMM, "start_ns": 500, "recomputed": True}
     assert shares(GEMM, again) == pytest.approx((0.2, 0.1, 0.2, 1.0))
+
+
+def test_mfu_and_mbu_are_of_the_datasheet_where_the_ceilings_were_measured():
+    # A ceiling of half the round device's; an H200 moves 4.8 TB/s and has 989 TFLOP/s in bf16.
+    measured = replace(ROUND_DEVICE, flops_per_s={"bf16": 50e12}, is_measured=True)
+    known = analyzed_trace_of(GEMM, gpus=(Gpu(0, "NVIDIA H200"),), device=measured)
+    unknown = analyzed_trace_of(GEMM, gpus=(Gpu(0, "Round GPU"),), device=measured)
+    headline = measure_utilisation(known)
+    assert headline.mfu.value == pytest.approx(20e6 / (989.5e12 * 500e-9), rel=1e-3)
+    assert headline.roofline.value == pytest.approx(0.4)
+    assert measure_utilisation(unknown).mfu.value == pytest.approx(0.8)

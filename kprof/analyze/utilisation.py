@@ -1,4 +1,8 @@
-"""How much of the GPU was used: MFU, MBU and roofline share over the elapsed time."""
+"""How much of the GPU was used: MFU, MBU and roofline share over the elapsed time.
+
+MFU and MBU are shares of the datasheet's peaks, as everybody quotes them; the roofline share is
+one of the ceilings that were measured, where they were.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.summary import allot_busy_time, measure_capacity, measure_window
-from kprof.device import Device
+from kprof.device import Device, find_device
 from kprof.trace import Trace
 
 # Below this share of device time with known work, a utilisation is only a lower bound.
@@ -41,24 +45,32 @@ class Utilisation:
 
 def measure_utilisation(trace: Trace) -> Utilisation:
     """Measure the headline shares of an analyzed trace."""
-    kernels, device = trace.kernels, trace.meta.device
+    kernels, peaks = trace.kernels, _peaks(trace)
     elapsed_ns = measure_capacity(kernels)
     if not elapsed_ns:
         nothing = Share(None, "nothing ran")
         return Utilisation(nothing, nothing, nothing, nothing)
     busy_ns = int(allot_busy_time(kernels).sum())
     busy = Share(busy_ns / measure_window(kernels), "at least one activity was running")
-    if device is None:
+    if peaks is None:
         unknown = Share(None, _why_no_ceilings(trace))
         return Utilisation(unknown, unknown, unknown, busy)
     known = share_of_time(kernels, has_work(kernels))
     useful = kernels[~kernels["recomputed"].to_numpy(dtype=bool)]
     return Utilisation(
-        mfu=_bounded(_measure_mfu(useful, device, elapsed_ns), known),
-        mbu=_bounded(_measure_mbu(useful, device, elapsed_ns), known),
+        mfu=_bounded(_measure_mfu(useful, peaks, elapsed_ns), known),
+        mbu=_bounded(_measure_mbu(useful, peaks, elapsed_ns), known),
         roofline=_bounded(_measure_roofline_share(useful, elapsed_ns), known),
         busy=busy,
     )
+
+
+def _peaks(trace: Trace) -> Device | None:
+    """Return the datasheet's rates; what was measured, where there is no datasheet."""
+    device = trace.meta.device
+    if device is None or not device.is_measured or not trace.gpus:
+        return device
+    return find_device(trace.gpus[0].name) or device
 
 
 def _bounded(share: Share, known: float) -> Share:
@@ -102,9 +114,10 @@ def _measure_mfu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Shar
     by_type = np.bincount(codes[counted], weights=flops[counted], minlength=len(types.categories))
     at_peak_ns = float((by_type / np.where(peak[:-1] > 0, peak[:-1], np.inf)).sum()) * 1e9
     main = str(types.categories[int(by_type.argmax())])
+    rate = "measured rate" if device.is_measured else "datasheet's dense peak"
     return Share(
         at_peak_ns / elapsed_ns,
-        f"useful FLOPs over the dense peak of their type, mostly {main}",
+        f"useful FLOPs over the {rate} of their type, mostly {main}",
     )
 
 
@@ -113,7 +126,9 @@ def _measure_mbu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Shar
     if not num_bytes:
         return Share(None, "no operator's bytes are known: record shapes")
     could_move = device.memory_bytes_per_s * elapsed_ns / 1e9
-    return Share(float(num_bytes) / could_move, "least bytes of the operators at full bandwidth")
+    rate = "measured rate" if device.is_measured else "bandwidth by the datasheet"
+    basis = f"least bytes of the operators over the memory's {rate}"
+    return Share(float(num_bytes) / could_move, basis)
 
 
 def _measure_roofline_share(kernels: pd.DataFrame, elapsed_ns: int) -> Share:

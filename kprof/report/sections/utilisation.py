@@ -29,7 +29,9 @@ def render(trace: Trace) -> Section:
     if trace.meta.device is not None:
         device = trace.meta.device
         how = "measured" if device.is_measured else "datasheet"
-        parts.append(Text(f"Ceilings: {device.name}, {how} ({device.source}).", "muted"))
+        parts.append(
+            Text(f"Ceilings of the roofline: {device.name}, {how} ({device.source}).", "muted")
+        )
     return Section(TITLE, ORDER, tuple(parts))
 
 
