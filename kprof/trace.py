@@ -7,6 +7,7 @@ wall time. Passes add columns and never rewrite a measured one. Unknown is missi
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import pandas as pd
@@ -146,6 +147,11 @@ class Meta:
     """Ceilings that the roofline is drawn against; None where nobody knows the device."""
     caveats: tuple[str, ...] = ()
     """Sentences for the report: what is missing, dropped or uncertain."""
+
+    @property
+    def command_line(self) -> str:
+        """The command as people write it: where the program lies is left out."""
+        return " ".join([*(Path(word).name for word in self.command[:1]), *self.command[1:]])
 
 
 @dataclass(frozen=True)

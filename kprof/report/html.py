@@ -46,7 +46,7 @@ def render_page(trace: Trace, sections: list[Section]) -> str:
     meta = trace.meta
     return environment.get_template("page.html.jinja").render(
         title=meta.source,
-        subtitle=" ".join(meta.command),
+        subtitle=meta.command_line,
         script_hashes=Markup(f"'{_hash_of(script)}' '{plotly.content_hash}'"),
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),

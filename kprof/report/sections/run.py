@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from kprof.analyze.cost import measure_cost
 from kprof.analyze.steps import find_steps
 from kprof.analyze.summary import measure_window
@@ -51,10 +49,8 @@ def _gpu_names(trace: Trace) -> str:
 
 def _what(trace: Trace) -> tuple[str, str, str]:
     meta = trace.meta
-    # Where the interpreter lies is nobody's business; which one it was is among the versions.
-    command = " ".join([*(Path(word).name for word in meta.command[:1]), *meta.command[1:]])
     read_from = f"{meta.source}, written by {meta.tool}"
-    return ("Command", command or UNKNOWN, read_from)
+    return ("Command", meta.command_line or UNKNOWN, read_from)
 
 
 def _where(trace: Trace) -> tuple[str, str, str]:
