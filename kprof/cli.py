@@ -13,6 +13,7 @@ import typer
 if TYPE_CHECKING:
     from kprof.errors import KprofError
     from kprof.open import Opened
+    from kprof.run import Form
 
 app = typer.Typer(
     name="kprof",
@@ -44,29 +45,34 @@ def run(
     ctx: typer.Context,
     words: Annotated[
         list[str],
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="What to run.", show_default=False),
+        typer.Argument(metavar="SCRIPT", help="What to run, then its own arguments."),
     ],
     module: Annotated[
         bool, typer.Option("-m", help="SCRIPT is a module, as in python -m.")
     ] = False,
-    skip: Annotated[int, typer.Option(min=0, help="Warm-up steps to skip.")] = 5,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to record.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="Run folder [default: SCRIPT.kprof].")] = None,
+    skip: Annotated[int, typer.Option(metavar="N", min=0, help="Warm-up steps to skip.")] = 5,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps to record.")] = 3,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder [default: SCRIPT.kprof].")
+    ] = None,
     stacks: Annotated[bool, typer.Option("--stacks", help="Record Python stacks (slow).")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Record memory use.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Record every allocation.")] = False,
     shapes: Annotated[bool, typer.Option(help="Record the operators' input shapes.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
 ) -> None:
-    """Run a workload unmodified, record a few of its steps, and report what limits them.
+    """Run a workload unmodified, record some steps, report on them.
 
-    For a command that is not a Python script: kprof run [OPTIONS] -- COMMAND [ARGS]...
-    The exit code is the workload's own.
+    A module: kprof run [OPTIONS] -m MODULE [ARGS]...
+
+    Any other command: kprof run [OPTIONS] -- COMMAND [ARGS]...
+
+    Options of kprof stand before the script. The exit code is the workload's own.
     """
     from kprof.report.progress import Progress
     from kprof.run import RunOptions
     from kprof.run import run as run_workload
 
-    form = "module" if module else "command" if _follow_dashes(words, ctx.obj) else "script"
+    form = _form(words, ctx.obj, is_module=module)
     options = RunOptions(tuple(words), form, out, skip, steps, stacks, memory, shapes, force)
     progress = Progress()
     outcome = run_workload(options, progress)
@@ -83,12 +89,19 @@ def run(
 
 @app.command("open")
 def open_(
-    paths: Annotated[list[Path], typer.Argument(help="Traces, folders of them, or a saved run.")],
-    out: Annotated[Path | None, typer.Option(help="Run folder [default: NAME.kprof].")] = None,
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH", help="Traces, folders of them, or a run.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder [default: NAME.kprof].")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
 ) -> None:
-    """Import a trace, analyze it and write its report."""
+    """Analyze a trace, or take a saved run, and write its report.
+
+    With --force a saved run is read again from its recording.
+    """
     from kprof.errors import KprofError
     from kprof.open import open_run
     from kprof.report.progress import Progress
@@ -109,7 +122,11 @@ def open_(
 def roofline(
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Measure this GPU's ceilings, which every later run on it is held against (a minute)."""
+    """Measure what this GPU reaches, once, for later runs on it.
+
+    Takes less than a minute and 13 GiB of the GPU's memory. The roofline of every later
+    `kprof run` on this GPU and driver is drawn from it.
+    """
     from kprof.roofline import measure_roofline
 
     measured = measure_roofline()
@@ -129,7 +146,7 @@ def roofline(
 
 @app.command()
 def doctor() -> None:
-    """Say what this machine can and cannot measure, and how to mend it."""
+    """Say what this machine can measure, and how to mend the rest."""
     from rich.console import Console
 
     from kprof.doctor import check_machine
@@ -139,10 +156,12 @@ def doctor() -> None:
     print_checks(checks, Console())
 
 
-def _follow_dashes(words: list[str], arguments: list[str]) -> bool:
-    """Tell whether the workload's words came after a `--` of ours, which the parser swallowed."""
+def _form(words: list[str], arguments: list[str], *, is_module: bool) -> Form:
+    """Tell a command by the `--` of ours before it, which the parser swallowed."""
     before = len(arguments) - len(words) - 1
-    return before >= 0 and arguments[before] == "--"
+    if before >= 0 and arguments[before] == "--":
+        return "command"
+    return "module" if is_module else "script"
 
 
 def _show(opened: Opened, *, json: bool = False) -> OSError | None:
