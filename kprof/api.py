@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kprof.errors import LaunchError
 
@@ -52,7 +52,7 @@ def profile(
         yield Path(out)
 
 
-def range(name: str) -> AbstractContextManager[Any]:
+def range(name: str) -> AbstractContextManager[None]:
     """Name what happens inside: a range in the trace and in NVTX; "step" delimits the steps.
 
     Costs nothing that matters while the process has not imported torch.

@@ -155,7 +155,7 @@ def _refuse_overwriting(folder: Path, paths: list[Path], *, force: bool) -> None
         return
     if (folder / "raw").exists():
         raise KprofError(f"{folder} holds another recording, which would be lost", fix=another)
-    if not (folder / META_FILE).exists():
+    if not (folder / META_FILE).exists() or not (folder / "kernels.parquet").exists():
         raise KprofError(f"{folder} holds files, and they are not a run of kprof", fix=another)
     if not force:
         raise KprofError(f"{folder} holds a run already", fix=f"{another}, or pass --force")

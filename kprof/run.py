@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kprof.collect.launch import LaunchOptions, LaunchResult, command_for, launch
 from kprof.errors import KprofError
-from kprof.runfolder import make_folder
+from kprof.runfolder import make_folder, remove_empty
 
 if TYPE_CHECKING:
     from kprof.open import Opened, Progress
+
+
+Form = Literal["script", "module", "command"]
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,7 @@ class RunOptions:
 
     words: tuple[str, ...]
     """A script and its arguments, a module and its arguments, or a whole command."""
-    form: str = "script"
-    """script, module or command."""
+    form: Form = "script"
     out: Path | None = None
     skip: int = 5
     """Warm-up steps before the recorded ones."""
@@ -54,7 +56,7 @@ def run(options: RunOptions, progress: Progress = lambda stage: None) -> RunOutc
     exit code stands, and kprof's own trouble is in the outcome.
     """
     command = command_of(options)
-    folder = make_folder(options.words[0], options.out, force=options.force)
+    folder = make_folder(name_of(options), options.out, force=options.force)
     launched = launch(
         LaunchOptions(
             command=command,
@@ -76,9 +78,17 @@ def command_of(options: RunOptions) -> tuple[str, ...]:
     return command_for(options.words, is_module=options.form == "module")
 
 
+def name_of(options: RunOptions) -> str:
+    """Return what a run is called after: its script, or the last part of its module."""
+    if options.form == "module":
+        return options.words[0].rpartition(".")[2]
+    return Path(options.words[0]).stem or "run"
+
+
 def report_on(launched: LaunchResult, folder: Path, progress: Progress) -> RunOutcome:
     """Read, analyze and report what was recorded; the raw recording stays whatever happens."""
     if not launched.parts:
+        remove_empty(folder)
         return RunOutcome(launched.exit_code, folder, launched.messages, None)
     # Not before the workload ran: it should neither wait for pandas nor share its memory with it.
     from kprof.open import open_recorded

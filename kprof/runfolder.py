@@ -11,13 +11,17 @@ from kprof.errors import LaunchError
 
 
 def make_folder(workload: str, out: Path | None, *, force: bool) -> Path:
-    """Make the run folder: as named, else the workload's name and a number if that is taken.
+    """Make the run folder: as named, else the workload's name, with a number if that is taken.
+
+    With `force` a former run of that name is replaced.
 
     Raises:
         LaunchError: something is there that may not be replaced, or nothing can be made there.
     """
     try:
-        return _numbered(Path(workload).stem or "run") if out is None else _named(out, force=force)
+        if out is None and not force:
+            return _numbered(workload)
+        return _named(out or Path.cwd() / f"{workload}.kprof", force=force)
     except OSError as error:
         raise LaunchError(
             f"{error.filename}: no run folder can be made there ({error.strerror})",
@@ -25,9 +29,20 @@ def make_folder(workload: str, out: Path | None, *, force: bool) -> Path:
         ) from error
 
 
-def _numbered(stem: str) -> Path:
+def remove_empty(folder: Path) -> None:
+    """Remove the folder of a workload that recorded nothing; whatever else lies there stays."""
+    raw = folder / "raw"
+    if not any(raw.glob("rank*-pid*")):
+        for name in ("launch.json", "nvml.jsonl"):
+            (raw / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            raw.rmdir()
+            folder.rmdir()
+
+
+def _numbered(name: str) -> Path:
     for number in itertools.count(1):
-        folder = Path.cwd() / (f"{stem}.kprof" if number == 1 else f"{stem}-{number}.kprof")
+        folder = Path.cwd() / (f"{name}.kprof" if number == 1 else f"{name}-{number}.kprof")
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
             break
@@ -45,7 +60,8 @@ def _named(folder: Path, *, force: bool) -> Path:
 
 def _remove_run(folder: Path) -> None:
     """Remove a former run; anything else in the way is not ours to delete."""
-    if not (folder / "raw").is_dir() and not (folder / "meta.json").is_file():
+    # Data lies in folders called `raw` as well, so what only kprof writes has to be there.
+    if not any((folder / name).is_file() for name in ("raw/launch.json", "kernels.parquet")):
         raise LaunchError(
             f"{folder} is not a run folder, so --force does not empty it",
             fix="name another --out",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,12 +83,13 @@ def is_saved(folder: Path) -> bool:
     return isinstance(head, dict) and head.get("format") == FORMAT
 
 
-def load(folder: Path) -> Trace:
+def load(folder: str | os.PathLike[str]) -> Trace:
     """Read a trace that `save` wrote.
 
     Raises:
         TraceError: a file is missing or damaged, or a table lacks a column.
     """
+    folder = Path(folder)
     try:
         meta = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Saved).meta
         kernels, ranges, samples = (_as_declared(folder, name) for name in SCHEMA)

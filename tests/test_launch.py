@@ -166,9 +166,10 @@ def test_a_program_on_the_path_runs_as_it_is():
     assert command_for(("sh", "-c", "true")) == ("sh", "-c", "true")
 
 
-def test_a_module_that_nobody_has_is_an_error():
-    with pytest.raises(LaunchError, match="no_such_module_here: no such module"):
-        command_for(("no_such_module_here",), is_module=True)
+@pytest.mark.parametrize("name", ["no_such_module_here", "", ".here"])
+def test_a_module_that_nobody_has_is_an_error(name):
+    with pytest.raises(LaunchError, match=f"{name}: no such module"):
+        command_for((name,), is_module=True)
 
 
 def test_a_command_that_nobody_has_is_an_error():

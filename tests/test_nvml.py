@@ -1,9 +1,10 @@
 """Sampling through NVML, with a stand-in for the driver."""
 
 import json
+import sys
 from types import SimpleNamespace
 
-from kprof.collect.nvml import Sampler, describe_devices, read_sample, visible_devices
+from kprof.collect.nvml import Nvml, Sampler, describe_devices, read_sample, visible_devices
 
 ANSWERS = {
     "nvmlSystemGetDriverVersion": "580.1",
@@ -73,11 +74,32 @@ def test_without_a_driver_there_is_a_reason_and_no_file(tmp_path):
     assert not (tmp_path / "nvml.jsonl").exists()
 
 
+def test_a_gpu_that_cannot_be_reached_is_a_reason_and_no_failure(monkeypatch):
+    def give_up(index):
+        raise LookupError("GPU is lost")
+
+    driver = SimpleNamespace(
+        NVMLError=LookupError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=give_up,
+        nvmlShutdown=lambda: None,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    nvml = Nvml()
+    assert (nvml.problem, nvml.handles) == ("no NVML: GPU is lost", {})
+    nvml.close()
+
+
 DEVICES = [{"index": 0, "uuid": "GPU-aaa"}, {"index": 1, "uuid": "GPU-bbb"}]
 
 
 def test_only_visible_gpus_are_sampled():
     assert visible_devices(DEVICES, {"CUDA_VISIBLE_DEVICES": "1"}) == (1,)
+
+
+def test_visible_gpus_stand_in_the_order_in_which_cuda_counts_them():
+    assert visible_devices(DEVICES, {"CUDA_VISIBLE_DEVICES": "1,0"}) == (1, 0)
 
 
 def test_a_gpu_can_be_made_visible_by_its_name():

@@ -278,9 +278,21 @@ def test_caveats_of_the_recording_and_of_the_numbers_stand_together():
 
 
 def test_a_kernel_that_beats_the_roofline_is_a_caveat():
-    trace = analyzed_trace_of({"duration_ns": 10, "limit_ns": 11}, device=ROUND_DEVICE)
+    trace = analyzed_trace_of({"duration_ns": 100, "limit_ns": 106}, device=ROUND_DEVICE)
     text = texts(section("Caveats", trace))
-    assert "1 activity (100.0 % of device time) ran faster than the roofline says" in text
+    assert "1 activity (100.0 % of the time) ran faster than the roofline says" in text
+
+
+def test_the_memory_of_two_ranks_is_not_one_curve():
+    sample = {"source": "profiler", "quantity": "allocated_bytes", "device": 0}
+    samples = [{**sample, "rank": rank, "value": 2.0**30 * (rank + 1)} for rank in (0, 1)]
+    memory = section("Memory", analyzed_trace_of({}, samples=samples, num_ranks=2))
+    assert [row[:2] for row in tables(memory)[0].rows] == [
+        ("GPU 0 of rank 0", "1 GiB"),
+        ("GPU 0 of rank 1", "2 GiB"),
+    ]
+    (curve,) = (part for part in memory.parts if isinstance(part, Figure))
+    assert curve.data[0]["y"] == [2.0]
 
 
 def test_the_timeline_shows_the_step_of_median_duration():

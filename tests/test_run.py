@@ -7,8 +7,8 @@ import pytest
 import kprof.open
 from kprof.collect.launch import LaunchResult
 from kprof.errors import LaunchError
-from kprof.run import RunOptions, command_of, report_on
-from kprof.runfolder import make_folder
+from kprof.run import RunOptions, command_of, name_of, report_on
+from kprof.runfolder import make_folder, remove_empty
 
 
 def test_a_script_runs_under_this_interpreter_with_its_arguments(tmp_path, monkeypatch):
@@ -36,7 +36,7 @@ def test_a_missing_script_is_an_error_before_anything_starts(tmp_path, monkeypat
 
 def test_run_folders_are_numbered_and_never_overwritten(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = [make_folder("src/train.py", None, force=False).name for _ in range(3)]
+    made = [make_folder("train", None, force=False).name for _ in range(3)]
     assert made == ["train.kprof", "train-2.kprof", "train-3.kprof"]
 
 
@@ -48,6 +48,7 @@ def test_an_existing_folder_is_refused_without_force(tmp_path):
 
 def test_force_empties_a_former_run(tmp_path):
     (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "launch.json").touch()
     make_folder("train.py", tmp_path, force=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -77,7 +78,33 @@ def test_where_nothing_was_recorded_the_launchers_message_is_enough(tmp_path):
 
 
 def test_force_never_empties_a_folder_that_is_not_a_run(tmp_path):
-    (tmp_path / "thesis.tex").touch()
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "images.bin").touch()
+    (tmp_path / "meta.json").touch()
     with pytest.raises(LaunchError, match="not a run folder"):
         make_folder("train.py", tmp_path, force=True)
-    assert (tmp_path / "thesis.tex").exists()
+    assert (tmp_path / "raw" / "images.bin").exists()
+
+
+def test_force_replaces_the_run_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    former = make_folder("train", None, force=False)
+    (former / "raw").mkdir()
+    (former / "raw" / "launch.json").touch()
+    assert make_folder("train", None, force=True) == former
+    assert list(former.iterdir()) == []
+
+
+def test_a_run_is_called_after_its_script_or_the_last_part_of_its_module():
+    assert name_of(RunOptions(("src/train.py", "x"))) == "train"
+    assert name_of(RunOptions(("package.train",), form="module")) == "train"
+
+
+def test_a_run_that_recorded_nothing_leaves_no_folder_but_whatever_else_lies_there(tmp_path):
+    for name in ("empty.kprof", "kept.kprof"):
+        (tmp_path / name / "raw").mkdir(parents=True)
+        (tmp_path / name / "raw" / "launch.json").touch()
+    (tmp_path / "kept.kprof" / "notes.txt").touch()
+    remove_empty(tmp_path / "empty.kprof")
+    remove_empty(tmp_path / "kept.kprof")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.kprof"]

@@ -62,9 +62,6 @@ def add_attribution(trace: Trace) -> Trace:
         range=_names(ranges, user_range),
         bucket=pd.Categorical(bucket),
         attributed_by=pd.Categorical(attributed_by),
-        confidence=pd.Categorical.from_codes(
-            np.where(bucket == "attributed", 0, -1), pd.Index(["exact"])
-        ),
     )
 
 

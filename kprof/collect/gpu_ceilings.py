@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from kprof.collect.ceilings import Ceilings, Figure
-from kprof.collect.nvml import Nvml, describe_devices, read_sample
+from kprof.collect.nvml import Nvml, describe_devices, read_sample, visible_devices
 from kprof.errors import KprofError
 from kprof.timing import captured, time_on_gpu
 
@@ -33,14 +34,17 @@ def measure_gpu() -> Ceilings:
     nvml = Nvml()
     began = time.monotonic()
     index = torch.cuda.current_device()
-    before = _state(nvml, index)
+    described = describe_devices(nvml)
+    visible = visible_devices(described, os.environ)
+    # CUDA counts the visible GPUs, NVML all.
+    sensor = visible[index] if index < len(visible) else None
+    before = _state(nvml, sensor)
     figures = tuple(
         figure
         for part in (_dram, _l2, _products, _latencies, _peer_to_peer)
         for figure in part(torch)
     )
     properties = torch.cuda.get_device_properties(index)
-    described = describe_devices(nvml)
     ceilings = Ceilings(
         gpu=properties.name,
         driver=str(described[0].get("driver", "")) if described else "",
@@ -50,16 +54,16 @@ def measure_gpu() -> Ceilings:
         memory_bytes=properties.total_memory,
         took_s=time.monotonic() - began,
         before=before,
-        after=_state(nvml, index),
+        after=_state(nvml, sensor),
         figures=figures,
     )
     nvml.close()
     return ceilings
 
 
-def _state(nvml: Nvml, index: int) -> dict[str, float]:
+def _state(nvml: Nvml, index: int | None) -> dict[str, float]:
     """Return clocks, power and temperature now; empty where NVML cannot tell."""
-    if index not in nvml.handles:
+    if index is None or index not in nvml.handles:
         return {}
     wanted = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "throttle_reasons")
     sample = read_sample(nvml, index)
@@ -138,17 +142,21 @@ def _latencies(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
     yield Figure("launch eager", min(times), "ns", "add_ on one element, from Python")
     took = time_on_gpu(captured(lambda: one.add_(1), 200))
     yield Figure("launch in a graph", took.median_ns / 200, "ns", "from node to node", took.spread)
-    yield Figure("shortest kernel", _shortest_kernel_ns(torch, one), "ns", "as CUPTI times it")
+    shortest_ns = _shortest_kernel_ns(torch, one)
+    if shortest_ns is not None:
+        yield Figure("shortest kernel", shortest_ns, "ns", "as CUPTI times it")
 
 
-def _shortest_kernel_ns(torch: Any, one: Any) -> float:  # noqa: ANN401
+def _shortest_kernel_ns(torch: Any, one: Any) -> float | None:  # noqa: ANN401
+    """Return what CUPTI says, None where another profiler or the driver keeps it from that."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about cycles, of which there is one
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(100):
                 one.add_(1)
             torch.cuda.synchronize()
-    return min(float(e.device_time) for e in profile.events() if e.device_time > 0) * 1e3
+    times_us = [float(e.device_time) for e in profile.events() if e.device_time > 0]
+    return min(times_us) * 1e3 if times_us else None
 
 
 def _peer_to_peer(torch: Any) -> Iterator[Figure]:  # noqa: ANN401

@@ -114,7 +114,7 @@ def launch(options: LaunchOptions) -> LaunchResult:
     finally:
         sampler.stop()
     ended_ns = time.time_ns()
-    messages = messages_of(sampler, raw)
+    messages = messages_of(sampler, raw, exit_code)
     try:
         write_description(raw, options.command, (started_ns, ended_ns), exit_code)
         leave_out_helpers(raw)
@@ -249,11 +249,13 @@ def _is_foreground() -> bool:
         return False
 
 
-def messages_of(sampler: Sampler, raw: Path) -> tuple[str, ...]:
+def messages_of(sampler: Sampler, raw: Path, exit_code: int = 0) -> tuple[str, ...]:
     """Return what went wrong; what only limits the recording is said in the report."""
     recorders = _recorders(raw)
     messages = [f"{part.name}: {p}" for part, r in recorders.items() for p in r["problems"]]
-    if not recorders:
+    if not recorders and exit_code:
+        messages.append(f"The workload ended with code {exit_code} before it ran torch.")
+    elif not recorders:
         messages.append(
             "No process reported a recording. Either none ran torch operators, or the recorder "
             "could not enter: Python started with -I, -E or -S, an environment without the "
@@ -266,8 +268,8 @@ def messages_of(sampler: Sampler, raw: Path) -> tuple[str, ...]:
 
 def _check_module(name: str) -> None:
     root = name.partition(".")[0]
-    is_here = bool(root) and (Path(root).is_dir() or Path(f"{root}.py").is_file())
-    if not is_here and importlib.util.find_spec(root) is None:
+    is_here = Path(root).is_dir() or Path(f"{root}.py").is_file()
+    if not root or (not is_here and importlib.util.find_spec(root) is None):
         raise LaunchError(
             f"{name}: no such module",
             fix="run kprof from the folder that holds it, or install it in this environment",

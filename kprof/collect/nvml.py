@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import threading
 import time
@@ -13,8 +12,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.05
 
@@ -33,12 +30,12 @@ class Nvml:
             return
         try:
             pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
+            self._module = pynvml
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                self.handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
+        except pynvml.NVMLError as error:  # Also of one GPU that has fallen off the bus.
             self.problem = f"no NVML: {error}"
-            return
-        self._module = pynvml
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            self.handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
+            self.handles.clear()
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Return what the NVML function `name` gives, or None where this GPU cannot tell."""
@@ -145,19 +142,17 @@ class Sampler:
 def visible_devices(
     devices: list[dict[str, Any]], environment: Mapping[str, str]
 ) -> tuple[int, ...]:
-    """Return NVML's indices of the GPUs that `CUDA_VISIBLE_DEVICES` leaves visible."""
+    """Return NVML's indices of the GPUs that `CUDA_VISIBLE_DEVICES` names, in CUDA's order."""
     everything = tuple(int(device["index"]) for device in devices)
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return everything
     entries = [entry.strip() for entry in listed.split(",") if entry.strip()]
     chosen = tuple(
-        int(device["index"])
-        for device in devices
-        if any(_names(entry, device) for entry in entries)
+        int(device["index"]) for entry in entries for device in devices if _names(entry, device)
     )
     # A MIG instance's name is none of the GPUs' own; its GPU is still among them.
-    return chosen or everything
+    return tuple(dict.fromkeys(chosen)) or everything
 
 
 def _names(entry: str, device: dict[str, Any]) -> bool:

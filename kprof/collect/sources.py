@@ -6,6 +6,7 @@ import re
 import stat
 import zlib
 from pathlib import Path
+from types import ModuleType
 
 from kprof.collect.foreign import refusal
 from kprof.discover import modules_in
@@ -108,7 +109,7 @@ def _read_one(path: Path, *, named: Path) -> Trace:
     raise refusal(path, head)
 
 
-def _readers() -> list:  # type: ignore[type-arg]
+def _readers() -> list[ModuleType]:
     return modules_in("kprof.collect.readers")
 
 

@@ -24,6 +24,11 @@ def format_time(time_ns: float | None) -> str:
     return f"{time_ns:.0f} ns"
 
 
+def whose_time(*, is_host_only: bool) -> str:
+    """Name the time that is accounted for: a device's, or in host mode the operators' own."""
+    return "the operators' own time" if is_host_only else "device time"
+
+
 def format_exact(time_ns: int) -> str:
     """Format a duration to the nanosecond."""
     return f"{time_ns:,} ns"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from kprof.analyze.cost import NOTICEABLE_SLOWDOWN, measure_cost
+from kprof.analyze.roofline import beaten_ceilings
 from kprof.analyze.summary import group_kernels
 from kprof.analyze.utilisation import has_work, share_of_time
 from kprof.report.section import Column, Part, Section, Table, Text
-from kprof.report.units import format_count, format_share, format_time, or_missing
+from kprof.report.units import (
+    format_count,
+    format_share,
+    format_time,
+    or_missing,
+    whose_time,
+)
 from kprof.trace import Trace
 
 TITLE = "Caveats"
@@ -36,20 +41,21 @@ def _computed(trace: Trace) -> Iterator[str]:
     kernels = trace.kernels
     if kernels.empty:
         return
+    time = whose_time(is_host_only=trace.is_host_only)
     unattributed = share_of_time(kernels, kernels["bucket"] != "attributed")
     if unattributed > NEGLIGIBLE:
         yield (
-            f"{format_share(unattributed)} of device time is not traced to an operator or range; "
+            f"{format_share(unattributed)} of {time} is not traced to an operator or range; "
             "the ledger says why."
         )
     unmodelled = share_of_time(kernels, ~has_work(kernels))
     if unmodelled > NEGLIGIBLE:
-        yield f"{format_share(unmodelled)} of device time has no work model, so no roofline."
+        yield f"{format_share(unmodelled)} of {time} has no work model, so no roofline."
     cost = measure_cost(trace)
     if cost is not None and cost.slowdown > NOTICEABLE_SLOWDOWN:
         yield (
             f"Recording slowed a step by {format_share(cost.slowdown)}, all of it on the host: "
-            "idle time and elapsed time are overstated by as much; the times of kernels are not."
+            "what the host did took longer than it does unrecorded; what a GPU did, did not."
         )
     beaten = _beaten_ceilings(trace)
     if beaten:
@@ -62,15 +68,13 @@ def _computed(trace: Trace) -> Iterator[str]:
 
 
 def _beaten_ceilings(trace: Trace) -> str:
-    kernels = trace.kernels
-    limit_ns = kernels["limit_ns"].to_numpy(np.int64, na_value=0)
-    is_beaten = limit_ns > kernels["duration_ns"].to_numpy(np.int64)
-    if not is_beaten.any():
+    beaten = beaten_ceilings(trace)
+    if beaten.empty:
         return ""
-    share = share_of_time(kernels, is_beaten)
+    share = share_of_time(trace.kernels, trace.kernels.index.isin(beaten.index))
     return (
-        f"{format_count(int(is_beaten.sum()), 'activity', 'activities')} "
-        f"({format_share(share)} of device time) ran faster than the roofline says: data came "
+        f"{format_count(len(beaten), 'activity', 'activities')} "
+        f"({format_share(share)} of the time) ran faster than the roofline says: data came "
         "from a cache, or the operator did less than its shapes tell."
     )
 

@@ -1,8 +1,8 @@
-"""Memory of the device over the recording, as the allocator saw it."""
+"""Memory of the devices over the recording, as each process's allocator saw it."""
 
 from __future__ import annotations
 
-from kprof.analyze.energy import Series, devices_in, readings, thin_out
+from kprof.analyze.energy import Series, readings, thin_out
 from kprof.report.section import Column, Figure, Section, Table, Text
 from kprof.report.units import MISSING, format_memory
 from kprof.trace import Trace
@@ -13,16 +13,19 @@ ORDER = 90
 MAX_POINTS = 1500
 QUANTITIES = (("allocated_bytes", "allocated"), ("reserved_bytes", "reserved"))
 COLOURS = {"allocated_bytes": "#4c78a8", "reserved_bytes": "#b3bfd1"}
+# Rank and device: the GPU 0 of two ranks may be two GPUs, and each rank has an allocator.
+Place = tuple[int, int]
 
 
 def render(trace: Trace) -> Section:
-    """Render the allocator's bytes: the peaks of each device, and the curves of the first."""
-    devices = devices_in(trace.samples, "profiler")
-    if not devices:
+    """Render the allocator's bytes: the peaks of each device, and the curves of the fullest."""
+    of_allocator = trace.samples[(trace.samples["source"] == "profiler").to_numpy()]
+    places = sorted(set(zip(of_allocator["rank"], of_allocator["device"], strict=True)))
+    if not places:
         why = "Not recorded: the recording has no memory samples."
         return Section(TITLE, ORDER, (Text(why),), in_terminal=False)
-    peaks = {device: _peaks(trace, device) for device in devices}
-    fullest = max(devices, key=lambda device: peaks[device][0] or 0)
+    peaks = {place: _peaks(trace, place) for place in places}
+    fullest = max(places, key=lambda place: peaks[place][0] or 0)
     lead = (
         f"At its peak {_formatted(peaks[fullest][0])} was allocated{_of_capacity(trace, fullest)}."
     )
@@ -32,43 +35,47 @@ def render(trace: Trace) -> Section:
         Column("Peak reserved", "right"),
     )
     rows = tuple(
-        (_name(device), *(_formatted(peak) for peak in peaks[device])) for device in devices
+        (_name(trace, place), *(_formatted(peak) for peak in peaks[place])) for place in places
     )
     table = Table(columns, rows, caption="Peaks within the recording.")
     parts = (Text(lead), table, _curves(trace, fullest))
     return Section(TITLE, ORDER, parts, in_terminal=False)
 
 
-def _name(device: int) -> str:
-    return "host" if device < 0 else f"GPU {device}"
+def _name(trace: Trace, place: Place) -> str:
+    rank, device = place
+    name = "host" if device < 0 else f"GPU {device}"
+    return f"{name} of rank {rank}" if trace.meta.num_ranks > 1 else name
 
 
 def _formatted(num_bytes: float | None) -> str:
     return MISSING if num_bytes is None else format_memory(num_bytes)
 
 
-def _peaks(trace: Trace, device: int) -> tuple[float | None, ...]:
+def _recorded(trace: Trace, place: Place, quantity: str) -> Series:
+    rank, device = place
+    of_rank = trace.samples[(trace.samples["rank"] == rank).to_numpy()]
+    return readings(of_rank, "profiler", quantity, device)
+
+
+def _peaks(trace: Trace, place: Place) -> tuple[float | None, ...]:
     return tuple(
         float(series.value.max()) if len(series.value) else None
         for quantity, _ in QUANTITIES
-        for series in [readings(trace.samples, "profiler", quantity, device)]
+        for series in [_recorded(trace, place, quantity)]
     )
 
 
-def _of_capacity(trace: Trace, device: int) -> str:
+def _of_capacity(trace: Trace, place: Place) -> str:
     sizes = {gpu.index: gpu.memory_bytes for gpu in trace.meta.gpus}
-    size = sizes.get(device)
-    return f" on {_name(device)}, which has {format_memory(size)}" if size else ""
+    size = sizes.get(place[1])
+    return f" on {_name(trace, place)}, which has {format_memory(size)}" if size else ""
 
 
-def _curves(trace: Trace, device: int) -> Figure:
-    recorded = {
-        quantity: readings(trace.samples, "profiler", quantity, device)
-        for quantity, _ in QUANTITIES
-    }
+def _curves(trace: Trace, place: Place) -> Figure:
     series = {
-        quantity: thin_out(curve, MAX_POINTS, keep_peaks=True)
-        for quantity, curve in recorded.items()
+        quantity: thin_out(_recorded(trace, place, quantity), MAX_POINTS, keep_peaks=True)
+        for quantity, _ in QUANTITIES
     }
     first_ns = min((int(s.time_ns[0]) for s in series.values() if len(s.time_ns)), default=0)
     data = [
@@ -82,7 +89,7 @@ def _curves(trace: Trace, device: int) -> Figure:
         "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
     }
-    caption = f"Memory of {_name(device)} during the recording."
+    caption = f"Memory of {_name(trace, place)} during the recording."
     return Figure(data, layout, caption, height_px=320)
 
 

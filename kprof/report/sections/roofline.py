@@ -63,7 +63,7 @@ def _lead(trace: Trace, groups: pd.DataFrame) -> str:
         for bound, time_ns in by_bound.sort_values(ascending=False).items()
     )
     ending = f": {listed}." if listed else "."
-    return f"The work of {covered} of device time is known{ending}"
+    return f"The work of {covered} of the time is known{ending}"
 
 
 def _roofline_figure(trace: Trace, points: pd.DataFrame, number: int) -> Figure:

@@ -7,7 +7,14 @@ from kprof.analyze.steps import find_steps
 from kprof.analyze.summary import measure_window
 from kprof.analyze.utilisation import has_work, share_of_time
 from kprof.report.section import Facts, Part, Section, Text
-from kprof.report.units import UNKNOWN, format_count, format_memory, format_share, format_time
+from kprof.report.units import (
+    UNKNOWN,
+    format_count,
+    format_memory,
+    format_share,
+    format_time,
+    whose_time,
+)
 from kprof.trace import Trace
 
 TITLE = "Run"
@@ -94,7 +101,7 @@ def _overhead(trace: Trace) -> tuple[str, str, str]:
         return (label, UNKNOWN, "kprof did not record this trace")
     cost = measure_cost(trace)
     if cost is None:
-        return (label, UNKNOWN, "it takes recorded and unrecorded steps, timed on the device")
+        return (label, UNKNOWN, "it takes recorded and unrecorded steps to compare")
     return (
         label,
         f"{100 * cost.slowdown:+.1f} %",
@@ -114,7 +121,8 @@ def _trust(trace: Trace) -> tuple[str, str, str]:
     return (
         "Attributed",
         format_share(attributed),
-        f"of device time is traced to its operator or range; {format_share(modelled)} has a "
+        f"of {whose_time(is_host_only=trace.is_host_only)} is traced to its operator or range; "
+        f"{format_share(modelled)} has a "
         f"work model; {caveats} from the recording",
     )
 
