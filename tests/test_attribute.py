@@ -248,3 +248,13 @@ def test_parents_are_the_innermost_open_ranges_even_where_ranges_cross():
     )
     parent = add_attribution(trace).ranges["parent"]
     assert parent.tolist() == [pd.NA, 0, 1, pd.NA]
+
+
+def test_a_range_whose_name_only_looks_like_a_number_is_no_step():
+    row = attributed(
+        {"kind": "step", "name": "²", "start_ns": 0, "duration_ns": 40},
+        {"kind": "step", "name": "9" * 30, "start_ns": 40, "duration_ns": 50},
+        {"name": "aten::mm", "start_ns": 50, "duration_ns": 20},
+        {**LAUNCH, "start_ns": 60, "duration_ns": 5},
+    )
+    assert pd.isna(row["step"])

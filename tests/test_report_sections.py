@@ -326,3 +326,22 @@ def test_only_gpus_that_did_something_are_named():
     gpus = (Gpu(0, "Idle GPU"), Gpu(1, "Busy GPU"))
     trace = analyzed_trace_of({"device": 1}, gpus=gpus)
     assert fact(section("Run", trace), "GPU")[0] == "Busy GPU"
+
+
+def slowed(**kernel):
+    recording = Recording(
+        "a rule", 9, (5,), "device", recorded_step_ns=(300,), unrecorded_step_ns=(200,)
+    )
+    rows = ({"duration_ns": 50, **kernel}, {"start_ns": 150, **kernel})
+    return analyzed_trace_of(*rows, recording=recording)
+
+
+def test_the_headline_is_given_for_an_unrecorded_step_too_where_recording_slowed_it():
+    # Busy for 150 of 250 ns: 60 % of a recorded step, 90 % of one that takes two thirds as long.
+    assert "In an unrecorded step: Busy 90.0 %." in texts(section("Utilisation", slowed()))
+    assert "Recording slowed a step by 50.0 %" in texts(section("Caveats", slowed()))
+
+
+def test_in_host_mode_nothing_tells_how_much_recording_slowed_the_operators():
+    trace = slowed(activity="host", device=-1)
+    assert "unrecorded" not in texts(section("Utilisation", trace))

@@ -15,6 +15,7 @@ import pandas as pd
 from kprof.analyze.autograd import is_evaluation, is_node, made_by
 from kprof.analyze.ledger import is_graph_launch_name
 from kprof.analyze.nesting import NO_ROW, look_up, nearest, parents
+from kprof.analyze.steps import number_in
 from kprof.trace import Trace
 
 # Ranges that PyTorch itself writes and the phase that they stand for; first match wins.
@@ -194,7 +195,7 @@ def _steps(ranges: pd.DataFrame, launch: np.ndarray) -> pd.arrays.IntegerArray:
     """Return the step during which each launch was made, on whatever thread."""
     row = _running(ranges, np.flatnonzero(_has_kind(ranges, "step")), launch)
     names = ranges["name"].cat
-    number = np.array([_step_number(name) for name in names.categories] + [NO_ROW])
+    number = np.array([number_in(str(name)) for name in names.categories] + [NO_ROW])
     codes = np.append(names.codes.to_numpy(), -1)
     return _nullable(number[codes[row]])
 
@@ -218,11 +219,6 @@ def _running(ranges: pd.DataFrame, rows: np.ndarray, launch: np.ndarray) -> np.n
         inside = (at >= 0) & (moment < end[mine[at]])
         result[asked[inside]] = mine[at[inside]]
     return result
-
-
-def _step_number(name: object) -> int:
-    text = str(name)
-    return int(text) if text.isdigit() else NO_ROW
 
 
 def _is_graph_launch(ranges: pd.DataFrame, launch: np.ndarray) -> np.ndarray:

@@ -27,11 +27,11 @@ class RecordingCost:
         return self.recorded_ns / self.unrecorded_ns - 1
 
     def without_recording(self, share_of_elapsed: float) -> float:
-        """Return what a share of the elapsed time would be in an unrecorded step.
+        """Return what a share of the elapsed time would be in an unrecorded step, at most all.
 
         Recording lengthens the host's part of a step; the device's own work stays as it is.
         """
-        return share_of_elapsed * self.recorded_ns / self.unrecorded_ns
+        return min(share_of_elapsed * self.recorded_ns / self.unrecorded_ns, 1.0)
 
 
 def measure_cost(trace: Trace) -> RecordingCost | None:

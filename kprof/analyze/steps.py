@@ -10,6 +10,8 @@ import pandas as pd
 
 from kprof.trace import Trace
 
+MOST_DIGITS = 18
+
 
 @dataclass(frozen=True)
 class Step:
@@ -30,7 +32,7 @@ def find_steps(trace: Trace) -> list[Step]:
     ends = _device_ends(trace.kernels)
     steps = []
     for row in rows[["name", "rank", "start_ns", "duration_ns"]].itertuples(index=False):
-        number = _number_in(str(row.name))
+        number = number_in(str(row.name))
         end_ns = int(row.start_ns + row.duration_ns)
         device_end_ns = max(ends.get((int(row.rank), number), end_ns), end_ns)
         steps.append(
@@ -54,6 +56,7 @@ def _device_ends(kernels: pd.DataFrame) -> dict[Any, int]:
     return latest
 
 
-def _number_in(name: str) -> int:
+def number_in(name: str) -> int:
     """Return the number of a step from its range's name; -1 where the name has none."""
-    return int(name) if name.isdecimal() else -1
+    # Other scripts' digits are digits too, and a number may be longer than an int64.
+    return int(name) if name.isascii() and name.isdecimal() and len(name) <= MOST_DIGITS else -1

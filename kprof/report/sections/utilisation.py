@@ -38,7 +38,8 @@ def render(trace: Trace) -> Section:
 def _without_recording(trace: Trace, named: tuple[tuple[str, Share], ...]) -> str:
     """Return the headline for a step that nobody records, where that differs noticeably."""
     cost = measure_cost(trace)
-    if cost is None or cost.slowdown < NOTICEABLE_SLOWDOWN:
+    # Host operators are themselves slower while they are recorded: nothing tells by how much.
+    if trace.is_host_only or cost is None or cost.slowdown < NOTICEABLE_SLOWDOWN:
         return ""
     shares = ", ".join(
         f"{name} {'≥ ' if share.is_lower_bound else ''}"
