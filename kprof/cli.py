@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 
 # Options end at the first word that is not one: what follows belongs to the workload.
-WORKLOAD = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+WORKLOAD = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
 
 @app.callback(invoke_without_command=True)

@@ -118,6 +118,14 @@ def test_a_folder_of_rank_traces_becomes_one_run(tmp_path, monkeypatch, capfdbin
     assert (result["num_ranks"], result["ledger"]["gpu_sum_ns"]) == (2, 4500)
 
 
+@pytest.mark.parametrize("option", ["--lr", "-x", "--skp=3"])
+def test_an_unknown_option_says_where_a_scripts_options_stand(option, capfd):
+    assert kprof("run", option, "3", "train.py") == 2
+    err = capfd.readouterr().err
+    assert f"no option {option}" in err
+    assert "stand after it" in err
+
+
 def test_a_missing_script_exits_with_two(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert kprof("run", "nowhere.py") == 2

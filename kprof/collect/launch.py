@@ -72,6 +72,11 @@ def command_for(arguments: Sequence[str], *, is_module: bool = False) -> tuple[s
     if not arguments:
         raise LaunchError("nothing to run", fix="name a script: kprof run train.py")
     target = arguments[0]
+    if target.startswith("-"):
+        raise LaunchError(
+            f"kprof run has no option {target}",
+            fix="a script's options stand after it, kprof's own before it: see kprof run --help",
+        )
     if is_module:
         _check_module(target)
         return (sys.executable, "-m", *arguments)
