@@ -13,7 +13,7 @@ from kprof.analyze.passes import analyze
 from kprof.collect.ceilings import find_gpu_ceilings, keep_ceilings, measure_host
 from kprof.collect.merge import merge
 from kprof.collect.sources import read_each, require_file_or_folder
-from kprof.device import Device, find_device
+from kprof.device import find_device
 from kprof.errors import KprofError, TraceError
 from kprof.report import sections_of
 from kprof.report.html import write_html
@@ -72,26 +72,19 @@ def open_run(
 
 
 def open_recorded(folder: Path, progress: Progress = lambda stage: None) -> Opened:
-    """Analyze what `kprof run` has just recorded into `folder`, on the machine it ran on."""
+    """Analyze what `kprof run` has just recorded into `folder`, on the machine it ran on.
+
+    Ceilings that were measured on this machine stay beside the recording.
+    """
     progress("reading")
     trace = read([folder])
-    device = _measured_ceilings(trace)
-    if device is not None:
-        keep_ceilings(folder / "raw", device)
-        trace = replace(trace, meta=replace(trace.meta, device=device))
-    progress("analyzing")
-    return _finish(analyze(_with_device(trace)), folder, progress=progress)
-
-
-def _measured_ceilings(trace: Trace) -> Device | None:
-    """Return ceilings measured on this machine: the host's now, a GPU's by `kprof roofline`."""
     if not len(trace.kernels):
-        return measure_host()
-    driver = trace.meta.versions.get("driver")
-    if not trace.gpus or not driver:
-        return None
-    ceilings = find_gpu_ceilings(trace.gpus[0].name, driver)
-    return ceilings.as_device() if ceilings else None
+        trace = replace(trace, meta=replace(trace.meta, device=measure_host()))
+    trace = _with_device(trace)
+    if trace.meta.device is not None and trace.meta.device.is_measured:
+        keep_ceilings(folder / "raw", trace.meta.device)
+    progress("analyzing")
+    return _finish(analyze(trace), folder, progress=progress)
 
 
 def read(paths: list[Path]) -> Trace:
@@ -162,10 +155,13 @@ def _refuse_overwriting(folder: Path, paths: list[Path], *, force: bool) -> None
 
 
 def _with_device(trace: Trace) -> Trace:
-    """Add the ceilings of the GPU's datasheet where the recording has none of its own."""
+    """Add the GPU's ceilings where the recording has none: measured here, or the datasheet's."""
     if trace.meta.device is not None or not trace.gpus or not len(trace.kernels):
         return trace
-    return replace(trace, meta=replace(trace.meta, device=find_device(trace.gpus[0].name)))
+    name, driver = trace.gpus[0].name, trace.meta.versions.get("driver")
+    ceilings = find_gpu_ceilings(name, driver) if driver else None
+    device = ceilings.as_device() if ceilings else find_device(name)
+    return replace(trace, meta=replace(trace.meta, device=device))
 
 
 def _finish(
