@@ -92,6 +92,12 @@ def test_a_graphs_activities_have_a_bucket_of_their_own():
     assert ledger.buckets["graph"] > 0.8 * ledger.sum_ns
 
 
+def test_where_a_graph_is_replayed_does_not_tell_the_phase_of_its_nodes():
+    kernels = opened("cudagraph").kernels
+    assert kernels.loc[kernels["bucket"] == "graph", "phase"].isna().all()
+    assert set(kernels["phase"].dropna()) == {"optimizer"}
+
+
 def test_generating_leaves_the_device_idle_because_the_host_is_late():
     trace = opened("hf_generate")
     gaps = trace.kernels.groupby("gap_cause", observed=True)["gap_before_ns"].sum()

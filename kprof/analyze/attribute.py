@@ -52,12 +52,15 @@ def add_attribution(trace: Trace) -> Trace:
     attributed_by = np.where(by_external_id, "external id", "nesting").astype(object)
     attributed_by[bucket != "attributed"] = None
     op = np.where(is_graph, NO_ROW, op)
+    # A graph may hold a whole step: where it was replayed does not tell the phase of its nodes.
+    phase = _phases(ranges, tree, inner, launch)
+    phase[is_graph] = None
     return trace.with_ranges(parent=_nullable(parent)).with_kernels(
         launch_row=_nullable(launch),
         op_row=_nullable(op),
         op=_names(ranges, op),
         module=_names(ranges, module),
-        phase=_phases(ranges, tree, inner, launch),
+        phase=phase,
         step=_steps(ranges, launch),
         recomputed=_is_recomputed(tree, inner),
         range=_names(ranges, user_range),
