@@ -201,6 +201,13 @@ def test_a_run_with_quotes_in_its_ranges_gets_its_report(tmp_path):
 @pytest.mark.slow
 def test_compiled_kernels_keep_their_shapes_at_the_price_of_other_threads(monkeypatch):
     capture = pytest.importorskip("kprof.collect.inject.kprof_recorder.capture")
-    assert capture.of_all_threads() is not None
+    assert capture.of_all_threads(memory=False) is not None
     monkeypatch.setitem(sys.modules, capture.COMPILED_KERNELS, sys)
-    assert capture.of_all_threads() is None
+    assert capture.of_all_threads(memory=False) is None
+
+
+@pytest.mark.slow
+def test_memory_and_stacks_are_recorded_where_they_are_asked_for(tmp_path):
+    script = "import torch\nx = torch.ones(64, 64)\ny = x @ x\n"
+    categories = {e.get("cat") for e in record(tmp_path, script, memory=True, stacks=True).events}
+    assert {"cpu_instant_event", "python_function", "cpu_op"} <= categories

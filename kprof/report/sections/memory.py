@@ -22,7 +22,7 @@ def render(trace: Trace) -> Section:
     of_allocator = trace.samples[(trace.samples["source"] == "profiler").to_numpy()]
     places = sorted(set(zip(of_allocator["rank"], of_allocator["device"], strict=True)))
     if not places:
-        why = "Not recorded: the recording has no memory samples."
+        why = "Not recorded: kprof run --memory records what the allocator holds."
         return Section(TITLE, ORDER, (Text(why),), in_terminal=False)
     peaks = {place: _peaks(trace, place) for place in places}
     fullest = max(places, key=lambda place: peaks[place][0] or 0)

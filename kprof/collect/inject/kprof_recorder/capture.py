@@ -103,13 +103,13 @@ def _without_inductor() -> Iterator[None]:
         torch.__getattr__ = find
 
 
-def of_all_threads() -> Any:  # noqa: ANN401 - torch's own has no type
+def of_all_threads(*, memory: bool) -> Any:  # noqa: ANN401 - torch's own has no type
     """Return what makes a trace hold every thread, and lets any of them end it.
 
-    None where compiled Triton kernels run: with all threads torch leaves out their inputs' shapes
-    (seen with 2.11), and without those nobody knows what work they had. None before torch has it.
+    None where more would be lost than gained: with all threads torch leaves out the memory (seen
+    with 2.13) and the shapes of compiled Triton kernels' inputs (2.11). None before torch has it.
     """
-    if COMPILED_KERNELS in sys.modules:
+    if memory or COMPILED_KERNELS in sys.modules:
         return None
     try:
         return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
@@ -148,7 +148,7 @@ class Capture:
             record_shapes=settings.shapes,
             with_stack=settings.stacks,
             profile_memory=settings.memory,
-            experimental_config=of_all_threads(),
+            experimental_config=of_all_threads(memory=settings.memory),
         )
         self._is_prepared = False
         self.is_running = False
