@@ -39,11 +39,7 @@ def measure_gpu() -> Ceilings:
     # CUDA counts the visible GPUs, NVML all.
     sensor = visible[index] if index < len(visible) else None
     before = _state(nvml, sensor)
-    figures = tuple(
-        figure
-        for part in (_dram, _l2, _products, _latencies, _peer_to_peer)
-        for figure in part(torch)
-    )
+    figures = _measure(torch)
     properties = torch.cuda.get_device_properties(index)
     ceilings = Ceilings(
         gpu=properties.name,
@@ -59,6 +55,18 @@ def measure_gpu() -> Ceilings:
     )
     nvml.close()
     return ceilings
+
+
+def _measure(torch: Any) -> tuple[Figure, ...]:  # noqa: ANN401
+    """Measure part by part; a GPU that others fill cannot be measured."""
+    parts = (_dram, _l2, _products, _latencies, _peer_to_peer)
+    try:
+        return tuple(figure for part in parts for figure in part(torch))
+    except torch.cuda.OutOfMemoryError as error:
+        raise KprofError(
+            "the GPU has too little free memory to be measured: 13 GiB are needed",
+            fix="stop what else runs on it; what it measures beside others is no ceiling anyway",
+        ) from error
 
 
 def _state(nvml: Nvml, index: int | None) -> dict[str, float]:
