@@ -1,5 +1,9 @@
 """What counts as a step, decided from what a workload does."""
 
+import threading
+
+import pytest
+
 from kprof.collect.inject.kprof_recorder.steps import REPLAY, Rule, Source, StepCounter
 
 ADAM = Source("adam", "Adam", 100)
@@ -172,3 +176,23 @@ def test_the_rule_of_inference_reads_well():
     counter = StepCounter()
     call(counter, Source("model", "outermost call of Llama", 100), 0, 1)
     assert counter.describe() == "Inference: a step is one outermost call of Llama."
+
+
+def test_whatever_fails_in_the_recorder_stops_the_recorder_and_not_the_workload():
+    pytest.importorskip("torch")
+    from kprof.collect.inject.kprof_recorder.softly import softly
+
+    class Recorder:
+        is_broken, lock, told = False, threading.RLock(), ""
+
+        def give_up(self, reason):
+            self.is_broken, self.told = True, reason
+
+        @softly
+        def step(self):
+            return {}["no such key"]
+
+    recorder = Recorder()
+    assert recorder.step() is None
+    assert recorder.is_broken
+    assert "KeyError" in recorder.told

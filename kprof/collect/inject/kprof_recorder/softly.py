@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from .capture import PROFILER_ERRORS
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -34,7 +32,7 @@ def softly(method: Function) -> Function:
         with self.lock:
             try:
                 return method(self, *arguments, **options)
-            except PROFILER_ERRORS as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
                 self.give_up(
                     f"The recorder stopped, because it failed in {method.__name__} "
                     f"({type(error).__name__}: {error})."
