@@ -5,6 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+# Bits of NVML's reasons for clocks below the maximum, as nvml.h names them.
+THROTTLE_REASONS = {
+    0x1: "idle",
+    0x2: "clocks set by an application",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+# Being idle and being set by the user slow nothing that somebody wanted fast.
+HARMLESS_REASONS = 0x1 | 0x2 | 0x100
+
 
 @dataclass(frozen=True)
 class Device:

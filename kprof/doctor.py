@@ -17,20 +17,12 @@ from pathlib import Path
 from typing import Literal
 
 from kprof.collect.nvml import Nvml, describe_devices, read_sample
+from kprof.device import HARMLESS_REASONS, THROTTLE_REASONS
 
 State = Literal["ok", "missing", "limited"]
 
 OLDEST_TORCH = (2, 6)
 NEWEST_TORCH = (2, 13)
-
-# Bits that slow a busy GPU: nvml.h, nvmlClocksThrottleReason*.
-THROTTLES = {
-    0x004: "the power limit",
-    0x008: "hardware slowdown",
-    0x020: "software thermal slowdown",
-    0x040: "hardware thermal slowdown",
-    0x080: "hardware power brake",
-}
 
 INJECTIONS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 
@@ -133,7 +125,8 @@ def check_throttling(nvml: Nvml) -> Check:
     found = []
     for index in nvml.handles:
         bits = int(read_sample(nvml, index).get("throttle_reasons", 0))
-        found += [f"GPU {index}: {name}" for bit, name in THROTTLES.items() if bits & bit]
+        bits &= ~HARMLESS_REASONS
+        found += [f"GPU {index}: {name}" for bit, name in THROTTLE_REASONS.items() if bits & bit]
     if found:
         return Check(
             "throttling", "limited", "; ".join(found), "cool the machine, or raise the power limit"

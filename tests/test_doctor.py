@@ -49,7 +49,7 @@ def test_a_gpu_held_at_its_power_limit_is_named():
     assert check == Check(
         "throttling",
         "limited",
-        "GPU 0: the power limit",
+        "GPU 0: power cap",
         "cool the machine, or raise the power limit",
     )
 

@@ -345,3 +345,13 @@ def test_the_headline_is_given_for_an_unrecorded_step_too_where_recording_slowed
 def test_in_host_mode_nothing_tells_how_much_recording_slowed_the_operators():
     trace = slowed(activity="host", device=-1)
     assert "unrecorded" not in texts(section("Utilisation", trace))
+
+
+def test_energy_is_unknown_where_gpus_were_sampled_that_the_run_did_not_use():
+    idle = {"device": 1, "quantity": "energy_mj", "value": 1.0}
+    samples = [{"quantity": "energy_mj", "value": 1.0}, idle]
+    step = {"kind": "step", "name": "0", "duration_ns": 100}
+    trace = analyzed_trace_of({"step": 0}, ranges=[step], samples=samples)
+    value, why = fact(section("Power and clocks", trace), "Energy per step")
+    assert value == "not known"
+    assert "more GPUs were sampled" in why

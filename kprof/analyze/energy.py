@@ -8,20 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-# Bits of NVML's reasons for clocks below the maximum, as nvml.h names them.
-THROTTLE_REASONS = {
-    0x1: "idle",
-    0x2: "clocks set by an application",
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-    0x100: "display clocks",
-}
-# Being idle and being set by the user slow nothing that somebody wanted fast.
-HARMLESS_REASONS = 0x1 | 0x2 | 0x100
+from kprof.device import THROTTLE_REASONS
 
 
 @dataclass(frozen=True)

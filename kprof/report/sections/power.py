@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from kprof.analyze.energy import (
-    HARMLESS_REASONS,
-    THROTTLE_REASONS,
     Series,
     devices_in,
     energy_between,
@@ -13,6 +11,7 @@ from kprof.analyze.energy import (
     throttle_shares,
 )
 from kprof.analyze.steps import Step, find_steps
+from kprof.device import HARMLESS_REASONS, THROTTLE_REASONS
 from kprof.report.section import Column, Facts, Figure, Part, Section, Table, Text
 from kprof.report.units import MISSING, UNKNOWN, format_count, format_share
 from kprof.trace import Trace
@@ -50,7 +49,7 @@ def _lead(trace: Trace, devices: list[int]) -> Text:
             if name not in harmless:
                 held_back[name] = max(held_back.get(name, 0.0), share)
     if not held_back:
-        return Text("No sample shows the clocks held back by power or heat.")
+        return Text("No sample shows the clocks held back.")
     listed = ", ".join(f"{name} in {format_share(share)}" for name, share in held_back.items())
     return Text(f"Clocks were held back: {listed} of the samples.", "warning")
 
@@ -65,6 +64,10 @@ def _energy(trace: Trace, devices: list[int]) -> Facts:
     counters = [readings(trace.samples, "nvml", "energy_mj", device) for device in devices]
     if not any(len(counter.value) for counter in counters):
         return Facts(((label, UNKNOWN, "the GPU's energy counter was not read"),))
+    num_busy = len(trace.kernels[["rank", "device"]].drop_duplicates())
+    if len(devices) > num_busy:
+        why = "more GPUs were sampled than the run used, and nothing tells which are its own"
+        return Facts(((label, UNKNOWN, why),))
     used = [energy_between(counter, start_ns, end_ns) for counter in counters]
     known = [joules for joules in used if joules is not None]
     if len(known) < len(used):
