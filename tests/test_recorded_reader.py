@@ -89,6 +89,17 @@ def test_nvml_samples_come_onto_the_traces_clock(run):
     assert (samples["quantity"][0], samples["value"][0]) == ("power_w", 80.5)
 
 
+def test_samples_that_cannot_be_placed_are_a_caveat(run):
+    folder = run()
+    content = {"traceEvents": [KERNEL]}
+    part = folder / "raw" / "rank0-pid9"
+    (part / "window-0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
+    (folder / "raw" / "nvml.jsonl").write_text('{"time_ns": 5, "device": 0, "power_w": 80}\n')
+    trace = recorded.read(folder)
+    assert len(trace.samples) == 0
+    assert any(c.startswith("Power and clocks are left out") for c in trace.meta.caveats)
+
+
 def test_a_run_in_which_nobody_recorded_is_one_clear_error(run):
     folder = run()
     for path in folder.glob("raw/rank0-pid9/*"):

@@ -111,6 +111,9 @@ def read(path: Path) -> Trace:
         device=_ceilings(raw),
         caveats=tuple(dict.fromkeys(caveats)),
     )
+    if meta.base_time_ns is None and (raw / "nvml.jsonl").is_file():
+        unplaced = "Power and clocks are left out: the trace does not tell its wall time."
+        meta = replace(meta, caveats=(*meta.caveats, unplaced))
     samples = _nvml_samples(raw / "nvml.jsonl", meta.base_time_ns)
     if len(samples):
         both = pd.concat([trace.samples, samples], ignore_index=True)
