@@ -88,7 +88,8 @@ def analyzed_again(entry, out):
     """Return the row of a run that was recorded before, as today's analysis has it."""
     folder = out / f"{entry['name']}.kprof"
     subprocess.run([KPROF, "open", "--force", str(folder)], check=True, stdout=subprocess.DEVNULL)
-    return {**entry, **figures_of(opened(folder))}
+    result = opened(folder)
+    return {**entry, **figures_of(result), "ceilings": result["ceilings"]["source"]}
 
 
 def rewrite(path, rows):
