@@ -18,7 +18,7 @@ from kprof.errors import KprofError, TraceError
 from kprof.trace import SCHEMA, Meta, Table, Trace
 
 # Changes when a column changes its meaning; a saved run of another version is read again from raw.
-FORMAT = 1
+FORMAT = 2
 META_FILE = "meta.json"
 
 
@@ -36,8 +36,13 @@ def save(trace: Trace, folder: Path) -> None:
                 use_dictionary=texts,
                 write_statistics=False,
             )
-    content = msgspec.json.encode({"format": FORMAT, "meta": trace.meta})
-    (folder / META_FILE).write_bytes(msgspec.json.format(content))
+    save_meta(trace.meta, folder / META_FILE)
+
+
+def save_meta(meta: Meta, path: Path) -> None:
+    """Write what a trace says of itself; the tables beside it stay as they are."""
+    content = msgspec.json.encode({"format": FORMAT, "meta": meta})
+    path.write_bytes(msgspec.json.format(content))
 
 
 @contextmanager
@@ -92,13 +97,13 @@ def load(folder: str | os.PathLike[str]) -> Trace:
     folder = Path(folder)
     try:
         meta = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Saved).meta
-        kernels, ranges, samples = (_as_declared(folder, name) for name in SCHEMA)
+        tables = {name: _as_declared(folder, name) for name in SCHEMA}
     except (OSError, ValueError, TypeError, msgspec.DecodeError, pa.ArrowException) as error:
         raise TraceError(
             f"{folder.name} is not a complete saved run: {error}",
             fix="open the trace it was made from again, with --force",
         ) from error
-    return Trace(kernels, ranges, samples, meta)
+    return Trace(**tables, meta=meta)
 
 
 def _as_declared(folder: Path, name: Table) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The Trace: four tables that every part of kprof reads, and the one place where columns are declared.
+"""The Trace: the tables that every part of kprof reads, and the one place where columns are declared.
 
 Times are integer nanoseconds on the clock of the recorder; `Meta.base_time_ns` turns them into
 wall time. Passes add columns and never rewrite a measured one. Unknown is missing, never 0.
@@ -14,7 +14,7 @@ import pandas as pd
 
 from kprof.device import Device
 
-Table = Literal["kernels", "ranges", "samples"]
+Table = Literal["kernels", "ranges", "samples", "idle"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Column:
 # fmt: off
 KERNELS: tuple[Column, ...] = (
     Column("name", "category", "", "reader", "As recorded: a kernel's or a copy's name; in host mode the operator's."),
-    Column("activity", "category", "", "reader", "kernel, memcpy, memset, or host (one piece of an operator's self time)."),
+    Column("activity", "category", "", "reader", "kernel, memcpy, memset, graph (a CUDA graph's replay that was recorded as a whole), or host (one piece of an operator's self time)."),
     Column("rank", "int32", "", "reader", "Rank of the process that launched it; 0 in a run of one process."),
     Column("device", "int32", "", "reader", "Index of the GPU as the process saw it; -1 for the host."),
     Column("stream", "int64", "", "reader", "CUDA stream; in host mode the thread."),
@@ -42,29 +42,34 @@ KERNELS: tuple[Column, ...] = (
     Column("copied_bytes", "Int64", "B", "reader", "What a copy or a set moved, as recorded; missing for kernels."),
     Column("grid", "category", "", "reader", "Blocks in the grid, 'x,y,z'; missing for copies."),
     Column("block", "category", "", "reader", "Threads in a block, 'x,y,z'; missing for copies."),
+    Column("collective", "category", "", "reader", "What a kernel of a collective does, as recorded: allreduce, _allgather_base, …; missing for other kernels and in files that do not tell."),
+    Column("group", "category", "", "reader", "Process group of that collective: its name and the ranks in it."),
+    Column("group_sequence", "Int64", "", "reader", "Number of that collective in its process group, the same on every rank; missing in files of older versions of torch."),
     Column("launch_row", "Int64", "", "attribute", "Row in `ranges` of the runtime call that launched it."),
     Column("op_row", "Int64", "", "attribute", "Row in `ranges` of the innermost operator around the launch."),
     Column("op", "category", "", "attribute", "Name of that operator."),
-    Column("module", "category", "", "attribute", "Fully qualified name of the innermost module; for a backward kernel that of its forward."),
+    Column("module", "category", "", "attribute", "Fully qualified name of the innermost module; for a backward kernel that of its forward, for a compiled one the innermost that holds all whose operators it runs."),
+    Column("fused_modules", "category", "", "attribute", "Of a compiled kernel every module whose operators it runs, as JSON text; missing where the compiler noted none."),
     Column("phase", "category", "", "attribute", "data, forward, backward or optimizer."),
     Column("recomputed", "bool", "", "attribute", "Whether a module ran again inside the backward pass, for a checkpoint: its work is executed, not useful."),
     Column("step", "Int64", "", "attribute", "Number of the step as the workload counts them, from 0."),
     Column("range", "category", "", "attribute", "Innermost range that a user or a library named."),
     Column("bucket", "category", "", "attribute", "attributed, orphan (no launch record), graph (replayed, node not named) or unlinked (launched outside every operator and range)."),
-    Column("attributed_by", "category", "", "attribute", "How the operator or range was found: nesting (open on the thread that launched it) or external id (recorded); missing when not attributed."),
+    Column("attributed_by", "category", "", "attribute", "How the operator or range was found: nesting (open on the thread that launched it), external id (recorded), capture (nesting where its CUDA graph was captured), or nesting with the module out of the compiler's notes (compiled); missing when not attributed."),
     Column("kind", "category", "", "classify", "gemm, attention, convolution, norm, softmax, elementwise, reduction, embedding, indexing, copy, set, optimizer, collective, loss, sort, random, other."),
     Column("dtype", "category", "", "classify", "Type of the operands: bf16, fp16, fp32, tf32, fp8, int8, …; missing when nothing tells."),
     Column("flops", "Int64", "flop", "roofline", "This row's part of what its operator needs mathematically."),
     Column("bytes", "Int64", "B", "roofline", "This row's part of the least bytes its operator must move through memory."),
-    Column("work_from", "category", "", "roofline", "Source of flops and bytes: shapes, recorded (a copy's own size), bounds."),
+    Column("work_from", "category", "", "roofline", "Source of flops and bytes: shapes (of its operator, or a collective's message), recorded (a copy's own size), bounds, alike (of launches of the same kernel over the same grid)."),
+    Column("work_bound", "category", "", "roofline", "Where work_from is bounds, whether the work is at least or at most this; missing elsewhere."),
     Column("limit_ns", "Int64", "ns", "roofline", "Time at the roofline: the larger of bytes and flops over their ceilings."),
     Column("bound", "category", "", "roofline", "memory, compute or latency; missing where no work is known."),
     Column("gap_before_ns", "Int64", "ns", "idle", "Idle time of the device before it; missing for the first."),
-    Column("gap_cause", "category", "", "idle", "What the host did in that gap; missing when there is none or nobody knows."),
+    Column("gap_cause", "category", "", "idle", "Cause of the longest part of that gap, as in `idle`; missing when there is none or nobody knows."),
 )
 
 RANGES: tuple[Column, ...] = (
-    Column("kind", "category", "", "reader", "op, runtime, range (a user's or a library's), step, phase, module or python."),
+    Column("kind", "category", "", "reader", "op, runtime, range (a user's or a library's), step, phase, module, capture (of a CUDA graph), graph (a replay of one), python, or overhead (the profiler's own work, or the driver's as the profiler saw it)."),
     Column("name", "category", "", "reader", "As recorded; for step, phase and module without kprof's prefix."),
     Column("rank", "int32", "", "reader", "Rank of the process."),
     Column("thread", "int64", "", "reader", "Thread id; distinct for every thread of a rank."),
@@ -78,6 +83,7 @@ RANGES: tuple[Column, ...] = (
     Column("input_dtypes", "category", "", "reader", "JSON text of the inputs' types."),
     Column("input_strides", "category", "", "reader", "JSON text of the inputs' strides, in elements."),
     Column("input_values", "category", "", "reader", "JSON text of the scalar inputs."),
+    Column("message", "category", "", "reader", "Of a collective its name, the elements that this rank gives and gets, their type and the number of ranks, as JSON text; missing for other ranges and where not recorded."),
     Column("parent", "Int64", "", "attribute", "Row of the innermost range around it on its thread; missing at the top and for runtime and python rows."),
 )
 
@@ -90,9 +96,29 @@ SAMPLES: tuple[Column, ...] = (
     Column("value", "float64", "", "reader", "The reading."),
 )
 
+IDLE: tuple[Column, ...] = (
+    Column("rank", "int32", "", "idle", "Rank of the process whose device it is."),
+    Column("device", "int32", "", "idle", "Index of the GPU as the process saw it; -1 for the host."),
+    Column("start_ns", "int64", "ns", "idle", "Start of this piece of idle time. The pieces of a device never overlap and are all of its idle time."),
+    Column("duration_ns", "int64", "ns", "idle", "Length of the piece."),
+    Column("cause", "category", "", "idle", "launch-bound, data loading, synchronization, pageable copy, allocator, collective wait, dependency wait, between kernels, profiler or no work; missing where the trace does not tell."),
+    Column("recoverable_ns", "Int64", "ns", "idle", "What would be gained without the cause: the piece less the time that any two kernels need between them; missing where nobody knows."),
+    Column("edge", "category", "", "idle", "before or after: outside the rank's window, between its first activity and the begin of its first step or its last and the end of its last; missing inside."),
+    Column("kernel_row", "Int64", "", "idle", "Row in `kernels` of the activity that ended the idle time; missing at the end."),
+    Column("evidence_row", "Int64", "", "idle", "Row in `ranges` that shows the cause: the call that blocked, the data loading, what the host ran."),
+    Column("place", "category", "", "idle", "Where to look: the operator, module or range around the evidence, else its own name."),
+    Column("module", "category", "", "idle", "Innermost module around the evidence."),
+    Column("line", "category", "", "idle", "Python function of the workload that ran, with its file and line; missing without stacks."),
+)
+
 # fmt: on
 
-SCHEMA: dict[Table, tuple[Column, ...]] = {"kernels": KERNELS, "ranges": RANGES, "samples": SAMPLES}
+SCHEMA: dict[Table, tuple[Column, ...]] = {
+    "kernels": KERNELS,
+    "ranges": RANGES,
+    "samples": SAMPLES,
+    "idle": IDLE,
+}
 
 
 @dataclass(frozen=True)
@@ -104,6 +130,8 @@ class Gpu:
     num_sms: int | None = None
     memory_bytes: int | None = None
     compute_capability: str | None = None
+    rank: int | None = None
+    """Rank of the process that calls it by this index; None in a trace of one process."""
 
 
 @dataclass(frozen=True)
@@ -125,13 +153,56 @@ class Recording:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """A step's time after a change, in ns, as a replay of the recording tells it."""
+
+    target: str
+    """What changes: `kernel:…`, `op:…`, `module:…`, `kind:…`, launches, or `idle:` and a cause."""
+    change: str
+    """How: 2x faster, at its roofline, removed, in CUDA graphs, gone."""
+    step_ns: int
+    """Mean of the recorded steps of the slowest rank; the whole window where there are none."""
+    predicted_step_ns: int | None = None
+    amdahl_step_ns: int | None = None
+    """The step less the time taken off its activities, whatever else bounds it."""
+    uncertainty_ns: int | None = None
+    """What the replay of the unchanged recording misses the measured steps by, at least."""
+    known_share: float = 1.0
+    """Of the time of what is put at its roofline, the share whose roofline is known."""
+    is_without_recording: bool = False
+    """Whether all figures are of a step that nobody records, as such steps were timed."""
+    reason: str | None = None
+    """Why nothing could be predicted."""
+
+
+@dataclass(frozen=True)
+class CompiledLaunch:
+    """A kernel or an operator that generated code launches."""
+
+    name: str
+    stacks: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    """For each operator in it the modules around it, outermost first: once for each module that the
+    code may serve, as one piece does for all layers of a class. Empty where nothing was noted."""
+
+
+@dataclass(frozen=True)
+class CompiledCode:
+    """What a compiler generated of one graph; ranges around its calls name it by a key."""
+
+    keys: tuple[str, ...]
+    launches: tuple[CompiledLaunch, ...]
+    is_in_order: bool
+    """Whether a call launches all of them, one after another as listed."""
+
+
+@dataclass(frozen=True)
 class Meta:
     """What was recorded, on what, by whom, and what this trace cannot answer."""
 
     source: str
     """Name of the file or folder that was read, without the folders above it."""
     tool: str
-    """kineto, …: what wrote the trace."""
+    """kineto, nsys: what wrote the trace."""
     gpus: tuple[Gpu, ...] = ()
     command: tuple[str, ...] = ()
     host: str | None = None
@@ -139,11 +210,17 @@ class Meta:
     base_time_ns: int | None = None
     """Wall time (ns since 1970) at the clock's zero; None where the file does not say."""
     num_ranks: int = 1
+    clocks: str | None = None
+    """How far the clocks of several ranks agree, in words for the report; None for one rank."""
     counts: dict[str, int] = field(default_factory=dict)
     """What the reader counted in the file: events, nn_module_events, seq_ops, …"""
     recording: Recording | None = None
+    compiled: tuple[CompiledCode, ...] = ()
+    """What the workload's compiler noted of the code that it generated."""
     device: Device | None = None
     """Ceilings that the roofline is drawn against; None where nobody knows the device."""
+    what_if: tuple[Prediction, ...] = ()
+    """What was predicted when the recording was analyzed, or asked for since."""
     caveats: tuple[str, ...] = ()
     """Sentences for the report: what is missing, dropped or uncertain."""
 
@@ -161,12 +238,15 @@ class Trace:
     ranges: pd.DataFrame
     samples: pd.DataFrame
     meta: Meta
+    idle: pd.DataFrame = field(default_factory=lambda: empty("idle", "idle"))
+    """The devices' idle time in pieces; empty before the pass that finds it."""
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that did something; a trace may list all that the machine has."""
-        used = set(self.kernels["device"].unique().tolist())
-        return tuple(gpu for gpu in self.meta.gpus if gpu.index in used) or self.meta.gpus
+        pairs = self.kernels[["rank", "device"]].drop_duplicates().itertuples(index=False)
+        used = {(rank, device) for place, device in pairs for rank in (None, place)}
+        return tuple(g for g in self.meta.gpus if (g.rank, g.index) in used) or self.meta.gpus
 
     @property
     def is_host_only(self) -> bool:

@@ -58,6 +58,9 @@ def test_a_kernel_is_an_activity_with_its_place_and_its_launch(tmp_path):
         "copied_bytes": None,
         "grid": "8,1,2",
         "block": "128,1,1",
+        "collective": None,
+        "group": None,
+        "group_sequence": None,
     }
 
 
@@ -75,6 +78,20 @@ def test_a_copy_or_a_set_carries_its_bytes_even_as_text(tmp_path, category, acti
     kernels = read(write(tmp_path, *events)).kernels
     assert kernels["activity"].tolist() == [activity] * 2
     assert kernels["copied_bytes"].tolist() == [64, 65]
+
+
+def test_a_kernel_of_a_collective_names_it_and_its_process_group(tmp_path):
+    args = {"Collective name": "allreduce", "Process Group Name": "3", "Seq": 17}
+    event = kernel(args=args | {"Process Group Ranks": "[0, 4]"})
+    found = row(read(write(tmp_path, event)).kernels)
+    assert (found["collective"], found["group"]) == ("allreduce", "3 [0, 4]")
+    assert found["group_sequence"] == 17
+
+
+def test_a_process_group_that_does_not_name_its_ranks_is_unknown(tmp_path):
+    args = {"Collective name": "allreduce", "Process Group Name": "3"}
+    event = kernel(args=args | {"Process Group Ranks": "[]"})
+    assert row(read(write(tmp_path, event)).kernels)["group"] is None
 
 
 def test_a_graph_node_of_zero_is_no_graph_node(tmp_path):
@@ -122,7 +139,23 @@ def test_an_operator_carries_its_links_and_its_inputs(tmp_path):
         "input_dtypes": '["float", "Scalar"]',
         "input_strides": "[[3, 1], []]",
         "input_values": '["", "1"]',
+        "message": None,
     }
+
+
+def test_a_collective_carries_what_its_record_says_of_its_message(tmp_path):
+    message = {"In msg nelems": 100, "Out msg nelems": 800, "dtype": "Float", "Group size": 8}
+    args = {**message, "Collective name": "_allgather_base"}
+    ranges = read(write(tmp_path, operator(args=args), operator())).ranges
+    assert ranges["message"].tolist()[0] == '["_allgather_base", 100, 800, "Float", 8]'
+    assert ranges["message"].isna().tolist() == [False, True]
+
+
+def test_a_message_without_its_number_of_ranks_leaves_that_open(tmp_path):
+    args = {"In msg nelems": 5, "Out msg nelems": 5, "dtype": "Int", "Collective name": "send"}
+    assert row(read(write(tmp_path, operator(args=args))).ranges)["message"] == (
+        '["send", 5, 5, "Int", null]'
+    )
 
 
 def test_inputs_written_in_another_layout_are_the_same_inputs(tmp_path):
@@ -207,7 +240,7 @@ def test_an_allocation_becomes_a_sample_of_each_quantity(tmp_path):
     ]
 
 
-def test_everything_else_is_counted_and_makes_no_row(tmp_path):
+def test_events_are_counted_and_what_is_no_activity_and_no_range_makes_no_row(tmp_path):
     events = (
         operator(args={"Sequence number": 4}),
         kernel(),
@@ -219,7 +252,8 @@ def test_everything_else_is_counted_and_makes_no_row(tmp_path):
         {"ph": "M", "name": "process_name", "args": {"name": "python"}},
     )
     trace = read(write(tmp_path, *events))
-    assert (len(trace.kernels), len(trace.ranges)) == (1, 2)
+    assert trace.ranges["kind"].tolist() == ["op", "module", "overhead"]
+    assert len(trace.kernels) == 1
     assert trace.meta.counts == {
         "events": 8,
         "file_bytes": (tmp_path / "trace.json").stat().st_size,
@@ -339,3 +373,15 @@ def test_device_events_of_another_kind_are_left_out_and_a_caveat_says_so(tmp_pat
     trace = read(write(tmp_path, kernel(), kernel(ph="B")))
     assert len(trace.kernels) == 1
     assert "1 device events" in trace.meta.caveats[0]
+
+
+def test_what_the_profiler_says_it_dropped_is_a_caveat(tmp_path):
+    said = ["WARNING:2026-01-01 Dropped 12 activity records", "WARNING: Dropped 3 activity records"]
+    (caveat,) = read(write(tmp_path, kernel(dur=1.5), WARNING=said)).meta.caveats
+    assert caveat == "The profiler dropped 15 records of the GPU, by its own count."
+
+
+def test_a_profiler_whose_buffers_were_full_is_a_caveat(tmp_path):
+    said = ["WARNING: Exceeded max GPU buffer count (33 >= 33) - terminating tracing"]
+    (caveat,) = read(write(tmp_path, kernel(dur=1.5), WARNING=said)).meta.caveats
+    assert caveat.startswith("The profiler's buffers were full before the end")

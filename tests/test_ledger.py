@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprof.analyze.attribute import add_attribution
+from kprof.analyze.classify import add_kind
 from kprof.analyze.idle import add_idle
 from kprof.analyze.ledger import balance, union_ns
 from tests.traces import trace_of
@@ -97,7 +98,7 @@ def test_the_books_balance_whatever_was_recorded(activities, ranges):
 
 @given(ACTIVITIES, HOST_RANGES)
 def test_the_gaps_before_activities_add_up_to_the_idle_time(activities, ranges):
-    trace = add_idle(add_attribution(trace_of(*activities, ranges=ranges)))
+    trace = add_idle(add_kind(add_attribution(trace_of(*activities, ranges=ranges))))
     assert trace.kernels["gap_before_ns"].sum() == balance(trace).idle_ns
 
 
@@ -105,5 +106,18 @@ def test_the_gaps_before_activities_add_up_to_the_idle_time(activities, ranges):
 @given(ACTIVITIES)
 def test_passes_leave_measured_columns_as_they_were(column, activities):
     before = trace_of(*activities)
-    after = add_idle(add_attribution(before))
+    after = add_idle(add_kind(add_attribution(before)))
     assert after.kernels[column].equals(before.kernels[column])
+
+
+def test_launches_that_left_no_activity_are_counted():
+    calls = [
+        {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": i, "start_ns": i}
+        for i in range(3)
+    ]
+    trace = add_attribution(trace_of({"correlation": 1}, ranges=calls))
+    assert balance(trace).num_lost == 2
+
+
+def test_what_was_lost_is_unknown_where_no_launch_was_recorded():
+    assert balance(add_attribution(trace_of({"correlation": 1}))).num_lost is None

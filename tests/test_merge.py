@@ -1,9 +1,13 @@
 """Traces of several processes become one."""
 
+from dataclasses import replace
+
 import pytest
 
 from kprof.collect.merge import merge
 from kprof.errors import TraceError
+from kprof.trace import Gpu
+from tests.collectives import MS, recordings
 from tests.traces import trace_of
 
 
@@ -50,3 +54,67 @@ def test_clocks_that_lie_decades_apart_are_not_aligned():
     merged = merge(parts, "folder")
     assert merged.kernels["start_ns"].tolist() == [10, 10]
     assert "decades apart" in merged.meta.caveats[0]
+
+
+def test_every_rank_counts_the_gpus_that_it_used():
+    gpus = (Gpu(0, "H200"), Gpu(1, "H200"))
+    parts = [trace_of({"rank": rank, "device": rank}, gpus=gpus) for rank in (0, 1)]
+    merged = merge(parts, "folder")
+    assert merged.gpus == (Gpu(0, "H200", rank=0), Gpu(1, "H200", rank=1))
+
+
+def test_the_gpu_0_of_two_ranks_may_be_two_gpus():
+    parts = [
+        trace_of({"rank": 0}, gpus=(Gpu(0, "H200"),)),
+        trace_of({"rank": 1}, gpus=(Gpu(0, "H100"),)),
+    ]
+    merged = merge(parts, "folder")
+    assert [gpu.name for gpu in merged.gpus] == ["H200", "H100"]
+    assert merged.meta.caveats[0].startswith("The ranks used several models of GPU: H200, H100.")
+
+
+def test_gpus_that_no_rank_used_are_listed_once():
+    parts = [trace_of(ranges=[{"rank": rank}], gpus=(Gpu(0, "H200"),)) for rank in (0, 1)]
+    assert merge(parts, "folder").gpus == (Gpu(0, "H200"),)
+
+
+def test_a_merged_run_merges_with_another_one():
+    parts = [trace_of({"rank": rank}, gpus=(Gpu(0, "H200"),)) for rank in range(4)]
+    merged = merge([merge(parts[:2], "a"), merge(parts[2:], "b")], "both")
+    assert [gpu.rank for gpu in merged.gpus] == [0, 1, 2, 3]
+
+
+def test_collectives_mend_a_wrong_wall_clock():
+    first, second = recordings([[0, 1]], [0, 40 * MS])
+    merged = merge([with_base(first, 5_000), with_base(second, 5_000)], "folder")
+    start = merged.kernels.groupby("rank")["start_ns"].min()
+    assert abs(start[0] - start[1]) < MS
+    assert merged.meta.base_time_ns == 5_000
+    assert merged.meta.clocks.startswith("By wall time. The clock of rank 1 was moved")
+    assert merged.meta.caveats[0].startswith("The clock of rank 1 was moved by -40.0 ms")
+
+
+def test_a_clock_without_wall_time_comes_onto_that_of_one_that_has_it():
+    first, second = recordings([[0, 1]], [0, 40 * MS])
+    merged = merge([first, with_base(second, 5_000)], "folder")
+    assert merged.kernels["start_ns"].iloc[-1] == second.kernels["start_ns"].iloc[-1]
+    assert abs(merged.kernels["start_ns"].iloc[0] - second.kernels["start_ns"].iloc[0]) < MS
+    assert merged.meta.base_time_ns == 5_000
+    assert not any("wall time" in caveat for caveat in merged.meta.caveats)
+
+
+def test_recordings_of_one_rank_are_not_aligned_by_collectives():
+    first, _ = recordings([[0, 1]], [0, 0])
+    later, _ = recordings([[0, 1]], [40 * MS, 0])
+    merged = merge([first, later], "folder")
+    assert merged.meta.clocks is None
+    assert merged.kernels["start_ns"].max() == later.kernels["start_ns"].max()
+
+
+def with_base(trace, base_time_ns):
+    return replace(trace, meta=replace(trace.meta, base_time_ns=base_time_ns))
+
+
+def test_a_gpu_counts_only_for_the_rank_that_calls_it_so():
+    gpus = (Gpu(0, "H200", rank=0), Gpu(0, "H100", rank=1))
+    assert trace_of({"rank": 1}, gpus=gpus).gpus == gpus[1:]

@@ -151,3 +151,43 @@ def test_a_command_of_bytes_that_are_no_text_is_kept(run):
     folder = run()
     (folder / "raw" / "launch.json").write_text('{"command": ["train\\udcff.py"]}')
     assert recorded.read(folder).meta.command == ("train\udcff.py",)
+
+
+def window_of(folder, part, number, *, ts=1.0):
+    (folder / "raw" / part).mkdir(exist_ok=True)
+    content = {"baseTimeNanoseconds": BASE_NS, "traceEvents": [{**KERNEL, "ts": ts}]}
+    path = folder / "raw" / part / f"window-{number}.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+
+
+def test_of_several_windows_of_a_process_the_newest_counts_and_the_others_are_named(run):
+    folder = run()
+    window_of(folder, "rank0-pid9", 2, ts=3.0)
+    window_of(folder, "rank0-pid9", 10, ts=4.0)
+    trace = recorded.read(folder)
+    assert trace.kernels["start_ns"].tolist() == [4000]
+    assert trace.meta.num_ranks == 1
+    assert trace.meta.caveats[-1] == (
+        "Of several windows of a process one is analyzed. Left out, to be opened apart: "
+        "rank0-pid9/window-0.json.gz, rank0-pid9/window-2.json.gz."
+    )
+
+
+def test_of_several_processes_the_newest_window_counts_that_all_have(run):
+    folder = run()
+    window_of(folder, "rank0-pid9", 1, ts=3.0)
+    window_of(folder, "rank1-pid10", 0, ts=2.0)
+    (folder / "raw" / "rank1-pid10" / "recorder.json").write_text('{"rank": 1}')
+    (folder / "raw" / "rank2-pid11").mkdir()
+    (folder / "raw" / "rank2-pid11" / "recorder.json").write_text('{"rank": 2}')
+    trace = recorded.read(folder)
+    assert trace.kernels["start_ns"].tolist() == [1000, 2000]
+    assert trace.meta.num_ranks == 2
+
+
+def test_processes_without_a_window_in_common_count_with_their_newest(run):
+    folder = run()
+    window_of(folder, "rank1-pid10", 3, ts=2.0)
+    window_of(folder, "rank1-pid10", 4, ts=5.0)
+    (folder / "raw" / "rank1-pid10" / "recorder.json").write_text('{"rank": 1}')
+    assert recorded.read(folder).kernels["start_ns"].tolist() == [1000, 5000]

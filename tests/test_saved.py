@@ -39,6 +39,7 @@ def test_a_saved_trace_reads_back_the_same(tmp_path):
     assert_same(back.kernels, TRACE.kernels)
     assert_same(back.ranges, TRACE.ranges)
     assert_same(back.samples, TRACE.samples)
+    assert_same(back.idle, TRACE.idle)
 
 
 def test_a_folder_without_a_finished_run_is_not_saved(tmp_path):
@@ -76,8 +77,8 @@ def test_files_appear_together_and_nothing_partial_is_left(tmp_path):
     with whole_or_not_at_all(tmp_path / "run") as unfinished:
         save(TRACE, unfinished)
         assert not (tmp_path / "run" / "meta.json").exists()
-    tables = ["kernels.parquet", "meta.json", "ranges.parquet", "samples.parquet"]
-    assert names_in(tmp_path / "run") == tables
+    tables = ["idle.parquet", "kernels.parquet", "ranges.parquet", "samples.parquet"]
+    assert names_in(tmp_path / "run") == sorted([*tables, "meta.json"])
 
 
 def test_a_new_folder_is_gone_again_when_writing_fails(tmp_path):

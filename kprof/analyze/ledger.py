@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from kprof.analyze.launches import count_launches
 from kprof.trace import Trace
 
 
@@ -30,6 +31,8 @@ class Ledger:
     num_graph_activities: int
     num_streams: int
     num_same_stream_overlaps: int
+    num_lost: int | None
+    """Launches of kernels and graphs that left no activity; None where no launch was recorded."""
 
     @property
     def balances(self) -> bool:
@@ -65,6 +68,7 @@ def balance(trace: Trace) -> Ledger:
     sum_ns = int(duration_ns.sum())
     attributed_ns = buckets.get("attributed", 0)
     is_graph = _launched_by_graph(trace)
+    launches = count_launches(trace)
     return Ledger(
         sum_ns=sum_ns,
         attributed_ns=attributed_ns,
@@ -81,6 +85,7 @@ def balance(trace: Trace) -> Ledger:
         num_graph_activities=int(is_graph.sum()),
         num_streams=len(kernels[["rank", "device", "stream"]].drop_duplicates()),
         num_same_stream_overlaps=_same_stream_overlaps(kernels, end_ns),
+        num_lost=sum(of_rank.num_lost for of_rank in launches) if launches else None,
     )
 
 
@@ -112,6 +117,7 @@ def truth_columns(trace: Trace, ledger: Ledger) -> dict[str, int | str | None]:
         "gpu_events": 0 if trace.is_host_only else ledger.num_activities,
         "kernels": ledger.num_kernels,
         **on_device,
+        "launches_without_activity": ledger.num_lost,
         "nn_module_events": counts.get("nn_module_events"),
         "seq_ops": counts.get("seq_ops"),
         "device": trace.gpus[0].name if trace.gpus else None,

@@ -28,8 +28,6 @@ RECORD = "record the workload with `kprof run`, or with torch.profiler and expor
 FOREIGN = (
     Foreign("a Proton profile", RECORD, magic=b'[{"frame":'),
     Foreign("a Proton profile", RECORD, magic=b'[{"children":'),
-    Foreign("an SQLite file, perhaps an Nsight Systems export", RECORD, magic=b"SQLiteformat3"),
-    Foreign("an Nsight Systems report", RECORD, suffix=".nsys-rep"),
     Foreign("an Nsight Compute report", RECORD, suffix=".ncu-rep"),
     Foreign("a Perfetto trace", "export it as JSON (export_chrome_trace)", suffix=".pftrace"),
     Foreign("a zip archive", "unpack it and open the traces in it", magic=b"PK\x03\x04"),
@@ -43,5 +41,6 @@ def refusal(path: Path, head: bytes) -> TraceError:
             return TraceError(f"{path.name} is {kind.name}, which kprof cannot open", fix=kind.fix)
     return TraceError(
         f"{path.name} is not a trace that kprof can read",
-        fix="open a Kineto (torch.profiler) trace: *.json or *.json.gz, or a *.kprof folder",
+        fix="open a Kineto (torch.profiler) trace: *.json or *.json.gz, an Nsight Systems export: "
+        "*.sqlite, or a *.kprof folder",
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 from pandas.api.types import union_categoricals
 
+from kprof.collect.clocks import align
 from kprof.errors import TraceError
-from kprof.trace import SCHEMA, Table, Trace
+from kprof.trace import SCHEMA, Gpu, Table, Trace
 
 # Half a century: clocks that lie farther apart are not both right.
 FARTHEST_NS = 50 * 365 * 86_400 * 10**9
@@ -19,34 +21,48 @@ def merge(traces: list[Trace], source: str) -> Trace:
     """Put the rows of several processes into one trace with distinct ranks on one clock.
 
     Processes whose files carry the same rank are numbered in the order given, and a caveat
-    says so. Clocks are aligned by wall time.
+    says so. Clocks are aligned by wall time, and by collectives where those contradict it.
     """
     if len(traces) == 1:
         return traces[0]
     _refuse_mixed_activity(traces)
     ranks = [_ranks(trace) for trace in traces]
     caveats = [c for trace in traces for c in trace.meta.caveats]
-    if len({r for each in ranks for r in each}) < sum(len(each) for each in ranks):
-        traces = [_renumbered(trace, i) for i, trace in enumerate(traces)]
+    are_ranks = len({r for each in ranks for r in each}) == sum(len(each) for each in ranks)
+    if not are_ranks:
+        firsts = itertools.accumulate(map(len, ranks[:-1]), initial=0)
+        traces = [_renumbered(trace, first) for trace, first in zip(traces, firsts, strict=True)]
         caveats.append(
             "Several files are of the same rank, or do not name theirs: each counts as a rank of "
             "its own, in the order of the files."
         )
-    traces = _on_one_clock(traces, caveats)
-    first = traces[0].meta
+    gpus = _gpus(traces)
+    if len(models := dict.fromkeys(gpu.name for gpu in gpus)) > 1:
+        caveats.append(
+            f"The ranks used several models of GPU: {', '.join(models)}. Ceilings, and what is "
+            "compared with them, are the first one's."
+        )
+    traces, base_time_ns, clocks = _on_one_clock(traces, caveats, are_ranks=are_ranks)
     counts: dict[str, int] = {}
     for trace in traces:
         for name, count in trace.meta.counts.items():
             counts[name] = counts.get(name, 0) + count
     meta = replace(
-        first,
+        traces[0].meta,
         source=source,
+        gpus=gpus,
+        base_time_ns=base_time_ns,
+        clocks=clocks,
         num_ranks=len({r for trace in traces for r in _ranks(trace)}),
         counts=counts,
+        compiled=tuple(dict.fromkeys(code for trace in traces for code in trace.meta.compiled)),
         caveats=tuple(dict.fromkeys(caveats)),
     )
     return Trace(
-        _concat(traces, "kernels"), _concat(traces, "ranges"), _concat(traces, "samples"), meta
+        concatenated(traces, "kernels"),
+        concatenated(traces, "ranges"),
+        concatenated(traces, "samples"),
+        meta,
     )
 
 
@@ -65,32 +81,77 @@ def _ranks(trace: Trace) -> list[int]:
     return [int(rank) for rank in np.unique(rows)]
 
 
-def _renumbered(trace: Trace, rank: int) -> Trace:
-    number = np.int32(rank)
-    samples = trace.samples
+def _renumbered(trace: Trace, first: int) -> Trace:
+    """Number the ranks of one file anew, in their order, from `first` on."""
+    ranks = np.array(_ranks(trace))
+
+    def anew(table: pd.DataFrame) -> np.ndarray:
+        return (first + np.searchsorted(ranks, table["rank"])).astype(np.int32)
+
+    samples, meta = trace.samples, trace.meta
+    gpus = tuple(
+        gpu if gpu.rank is None else replace(gpu, rank=first + _ranks(trace).index(gpu.rank))
+        for gpu in meta.gpus
+    )
     return replace(
-        trace.with_kernels(rank=number).with_ranges(rank=number),
-        samples=samples.assign(rank=samples["rank"].where(samples["rank"] < 0, number)),
+        trace.with_kernels(rank=anew(trace.kernels)).with_ranges(rank=anew(trace.ranges)),
+        samples=samples.assign(rank=samples["rank"].where(samples["rank"] < 0, anew(samples))),
+        meta=replace(meta, gpus=gpus),
     )
 
 
-def _on_one_clock(traces: list[Trace], caveats: list[str]) -> list[Trace]:
-    """Shift every clock to the first one's zero; times stay integer nanoseconds."""
-    known = [base for trace in traces if (base := trace.meta.base_time_ns) is not None]
-    if known and len(known) < len(traces):
-        caveats.append("Some files do not tell their wall time; their clocks are not aligned.")
-    if known and max(known) - min(known) > FARTHEST_NS:
-        caveats.append("The files' wall times lie decades apart; their clocks are not aligned.")
-        return traces
-    zero = traces[0].meta.base_time_ns
+def _gpus(traces: list[Trace]) -> tuple[Gpu, ...]:
+    """Return the GPUs that each rank used under the number it knows them by.
+
+    The GPU 0 of two ranks may be two GPUs, where each was shown only its own; so each counts.
+    Where no rank used any, those that some file lists.
+    """
+    listed = tuple(dict.fromkeys(gpu for trace in traces for gpu in trace.meta.gpus))
+    return tuple(gpu for trace in traces for gpu in _used_gpus(trace)) or listed
+
+
+def _used_gpus(trace: Trace) -> list[Gpu]:
+    used = trace.kernels[["rank", "device"]].drop_duplicates().sort_values(["rank", "device"])
     return [
-        trace if base is None or zero is None or base == zero else _shifted(trace, base - zero)
-        for trace in traces
-        for base in [trace.meta.base_time_ns]
+        gpu if gpu.rank is not None else replace(gpu, rank=int(rank))
+        for rank, device in used.itertuples(index=False)
+        for gpu in trace.meta.gpus
+        if gpu.index == device and gpu.rank in (None, rank)
     ]
 
 
-def _shifted(trace: Trace, by_ns: int) -> Trace:
+def _on_one_clock(
+    traces: list[Trace], caveats: list[str], *, are_ranks: bool
+) -> tuple[list[Trace], int | None, str | None]:
+    """Return all on one clock, the wall time of its zero, and how far the clocks agree.
+
+    Several recordings of one rank share no collective, whatever the numbers of those say.
+    """
+    bases = [trace.meta.base_time_ns for trace in traces]
+    known = [base for base in bases if base is not None]
+    if known and max(known) - min(known) > FARTHEST_NS:
+        caveats.append("The files' wall times lie decades apart; their clocks are not aligned.")
+        return traces, bases[0], None
+    zero = known[0] if known else None
+    shifts = [0 if base is None or zero is None else base - zero for base in bases]
+    traces = [shifted(trace, by) for trace, by in zip(traces, shifts, strict=True)]
+    is_checked: tuple[bool, ...] = (False,) * len(traces)
+    clocks = None
+    if are_ranks:
+        found = align(traces, reference=bases.index(zero))
+        traces = [shifted(trace, by) for trace, by in zip(traces, found.shifts_ns, strict=True)]
+        by_wall_time = "By wall time. " if len(known) == len(bases) else ""
+        is_checked, clocks = found.is_checked, by_wall_time + found.summary
+        caveats += found.doubts
+    if known and any(b is None and not c for b, c in zip(bases, is_checked, strict=True)):
+        caveats.append("Some files do not tell their wall time; their clocks are not aligned.")
+    return traces, zero, clocks
+
+
+def shifted(trace: Trace, by_ns: int) -> Trace:
+    """Shift a trace's clock; times stay integer nanoseconds."""
+    if not by_ns:
+        return trace
     return replace(
         trace.with_kernels(start_ns=trace.kernels["start_ns"] + by_ns).with_ranges(
             start_ns=trace.ranges["start_ns"] + by_ns
@@ -99,7 +160,8 @@ def _shifted(trace: Trace, by_ns: int) -> Trace:
     )
 
 
-def _concat(traces: list[Trace], table: Table) -> pd.DataFrame:
+def concatenated(traces: list[Trace], table: Table) -> pd.DataFrame:
+    """Return the rows of one table of all traces, with the columns that readers fill."""
     parts = [getattr(trace, table) for trace in traces]
     columns: dict[str, object] = {}
     for column in SCHEMA[table]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kprof.collect.foreign import refusal
+from kprof.collect.nsys import REPORT_SUFFIX
 from kprof.discover import modules_in
 from kprof.errors import TraceError
 from kprof.saved import META_FILE, is_saved
@@ -16,7 +17,7 @@ from kprof.trace import Trace
 
 # Enough of a file to see who wrote it.
 HEAD_BYTES = 1 << 16
-SUFFIXES = (".json", ".json.gz")
+SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", REPORT_SUFFIX)
 
 
 def read_each(paths: list[Path]) -> list[Trace]:
@@ -56,13 +57,19 @@ def _files_of(path: Path) -> list[Path]:
         files = [p for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.is_file()]
     except OSError as error:
         raise _unreadable(path, error) from error
-    files = [p for p in files if not p.name.startswith(".")]
+    files = [p for p in files if not p.name.startswith(".") and not _is_exported(p)]
     if not files:
         raise TraceError(
-            f"{path} holds no trace: no *.json, no *.json.gz, no recorded run",
+            f"{path} holds no trace: no *.json, no *.json.gz, no *.sqlite, no recorded run",
             fix="name the trace files, or the folder that kprof run made",
         )
     return sorted(files, key=_by_number)
+
+
+def _is_exported(path: Path) -> bool:
+    """Tell a report of Nsight Systems beside which its own export lies: it would count twice."""
+    exports = (path.with_suffix(suffix) for suffix in (".sqlite", ".sqlite.gz"))
+    return path.suffix == REPORT_SUFFIX and any(export.exists() for export in exports)
 
 
 def _by_number(path: Path) -> list[tuple[int, str]]:

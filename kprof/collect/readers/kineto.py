@@ -25,6 +25,9 @@ from kprof.trace import Gpu, Meta, Trace
 _RECORD = "record the workload with `kprof run`, or with torch.profiler and export_chrome_trace"
 # Ranks share an int64 with the ids of a trace; no machine has so many.
 MAX_RANKS = 1 << 20
+# How Kineto words it in its own messages, which it may write into the file.
+_DROPPED = re.compile(r"Dropped ([0-9]{1,18}) activity records")
+_BUFFERS_FULL = "Exceeded max GPU buffer count"
 # What Proton's tree begins with; it is JSON too.
 _PROTON = re.compile(rb'\s*\[\s*\{\s*"(?:children|frame|metrics)"')
 
@@ -97,13 +100,15 @@ def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, 
     rank = _whole(_mapping(document.around.get("distributedInfo")).get("rank"))
     rank = rank if rank is not None and 0 <= rank < MAX_RANKS else 0
     kernels, ranges = kernels_of(merger, rank), ranges_of(merger, rank)
-    if len(kernels) == 0 and len(ranges) == 0:
+    if len(kernels) == 0 and (ranges["kind"] == "overhead").all():
         raise TraceError(
             f"{path.name} holds no operator of the host and no activity of a device: there is "
             "nothing to analyze",
             fix="record CPU and CUDA activities both; " + _RECORD,
         )
     counts["nn_module_events"] = counts.get("nn_module_events", 0) + num_module_ranges(merger)
+    if dropped := _num_dropped(document.around):
+        counts["dropped_records"] = dropped
     meta = Meta(
         source=path.name,
         tool="kineto",
@@ -111,7 +116,10 @@ def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, 
         versions=_versions(document.around),
         base_time_ns=_whole(document.around.get("baseTimeNanoseconds")),
         counts=counts,
-        caveats=_caveats(kernels, ranges, counts.get("device_events_not_timed", 0)),
+        caveats=(
+            *_caveats(kernels, ranges, counts.get("device_events_not_timed", 0)),
+            *_losses(document.around),
+        ),
     )
     return Trace(kernels, ranges, samples_of(merger, rank), meta)
 
@@ -168,6 +176,26 @@ def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame, num_not_timed: int) ->
     if num_empty := int((kernels["duration_ns"] == 0).sum()):
         caveats.append(f"Device activities recorded with no duration: {num_empty:,}.")
     return tuple(caveats)
+
+
+def _losses(around: dict[str, Any]) -> tuple[str, ...]:
+    """Return what Kineto's own messages in the file say of lost records."""
+    losses, dropped = [], _num_dropped(around)
+    if dropped:
+        losses.append(f"The profiler dropped {dropped:,} records of the GPU, by its own count.")
+    if _BUFFERS_FULL in _messages(around):
+        losses.append(
+            "The profiler's buffers were full before the end: the last activities are missing."
+        )
+    return tuple(losses)
+
+
+def _num_dropped(around: dict[str, Any]) -> int:
+    return sum(map(int, _DROPPED.findall(_messages(around))))
+
+
+def _messages(around: dict[str, Any]) -> str:
+    return " ".join(str(around.get(level, "")) for level in ("WARNING", "ERROR"))
 
 
 def _mapping(value: object) -> dict[str, Any]:

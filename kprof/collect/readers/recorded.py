@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,8 +14,12 @@ import pandas as pd
 
 from kprof.collect.ceilings import FILE, kept_ceilings
 from kprof.collect.merge import merge
-from kprof.collect.readers import kineto
+from kprof.collect.nsys import EXPORT
+from kprof.collect.readers import kineto, nsys
+from kprof.collect.readers._compiled import add_notes
+from kprof.collect.readers._graphs import add_captures
 from kprof.collect.readers._kineto.damage import UNREADABLE
+from kprof.collect.readers._windows import newest_windows
 from kprof.device import Device
 from kprof.errors import TraceError
 from kprof.trace import Recording, Trace, empty
@@ -33,6 +38,7 @@ class Step(msgspec.Struct):
 class Recorder(msgspec.Struct):
     """What one process's recorder.json says that is read here."""
 
+    pid: int | None = None
     rank: int | None = None
     skip: int | None = None
     steps: list[Step] = []
@@ -79,19 +85,11 @@ def read(path: Path) -> Trace:
     """Read every process's window and the NVML samples of one run."""
     raw = _raw(path)
     launch = _decoded(raw / "launch.json", Launch)
-    parts = sorted(p.parent for p in raw.glob("rank*-pid*/recorder.json"))
-    windows = [(part, window) for part in parts for window in sorted(part.glob("window-*.json*"))]
-    if not windows:
-        raise TraceError(
-            f"{path.name}: no process of this run recorded anything",
-            fix="see the messages of `kprof run`; does the script import torch?",
-        )
-    recorders = [_decoded(part / "recorder.json", Recorder) for part, _ in windows]
-    traces = [
-        _of_rank(kineto.read(window), recorder.rank or 0)
-        for (_, window), recorder in zip(windows, recorders, strict=True)
-    ]
-    traces, recorders, num_without = _with_device(traces, recorders)
+    num_without = 0
+    if (raw / EXPORT).is_file():
+        traces, recorders = _of_nsight(raw)
+    else:
+        traces, recorders, num_without = _with_device(*_of_torch(raw, path.name))
     trace = merge(traces, path.name)
     caveats = [*trace.meta.caveats, *(caveat for r in recorders for caveat in r.caveats)]
     if num_without:
@@ -119,6 +117,51 @@ def read(path: Path) -> Trace:
         both = pd.concat([trace.samples, samples], ignore_index=True)
         trace = replace(trace, samples=both.astype({"source": "category", "quantity": "category"}))
     return replace(trace, meta=meta)
+
+
+def _of_torch(raw: Path, name: str) -> tuple[list[Trace], list[Recorder]]:
+    """Return the window of every process, as torch's profiler wrote it."""
+    windows, others = newest_windows(raw)
+    if not windows:
+        raise TraceError(
+            f"{name}: no process of this run recorded anything",
+            fix="see the messages of `kprof run`; does the script import torch?",
+        )
+    recorders = [_decoded(part / "recorder.json", Recorder) for part, _ in windows]
+    traces = [
+        _of_rank(add_captures(add_notes(kineto.read(window), part), part), recorder.rank or 0)
+        for (part, window), recorder in zip(windows, recorders, strict=True)
+    ]
+    if others:
+        recorders[0].caveats.append(
+            "Of several windows of a process one is analyzed. Left out, to be opened apart: "
+            f"{', '.join(others)}."
+        )
+    return traces, recorders
+
+
+def _of_nsight(raw: Path) -> tuple[list[Trace], list[Recorder]]:
+    """Return the one window of Nsight Systems, and the process whose steps speak for all first."""
+    parts = sorted(raw.glob("rank*-pid*/recorder.json"))
+    recorders = [_decoded(part, Recorder) for part in parts] or [Recorder()]
+    recorders.sort(key=lambda r: (not any(step.recorded for step in r.steps), r.rank or 0))
+    ranks = {r.pid: r.rank or 0 for r in recorders if r.pid is not None}
+    trace = nsys.read(raw / EXPORT, ranks)
+    caveats = (*trace.meta.caveats, *_untraced(trace, recorders))
+    return [replace(trace, meta=replace(trace.meta, caveats=caveats))], recorders
+
+
+def _untraced(trace: Trace, recorders: list[Recorder]) -> Iterator[str]:
+    """Tell of ranks whose steps lay outside the window, which one rank opens for all."""
+    is_step = (trace.ranges["kind"] == "step").to_numpy()
+    traced = trace.ranges["rank"][is_step].value_counts()
+    for recorder in recorders:
+        rank, number = recorder.rank or 0, sum(step.recorded for step in recorder.steps)
+        if number > traced.get(rank, 0):
+            yield (
+                f"Rank {rank} marked {number} steps, and {traced.get(rank, 0)} of them lie in the "
+                "trace: it was not in step with the rank that opens and closes the window."
+            )
 
 
 def _raw(path: Path) -> Path:
@@ -205,7 +248,8 @@ def _reference_steps(steps: list[Step], *, skip: int) -> list[Step]:
     places = [place for place, step in enumerate(steps) if step.recorded]
     if not places:
         return []
-    return steps[places[-1] + 2 :] or steps[skip : max(places[0] - 1, 0)]
+    before = steps[: max(places[0] - 1, 0)]
+    return steps[places[-1] + 2 :] or [step for step in before if step.index >= skip]
 
 
 def _durations(steps: list[Step], *, on_device: bool) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from kprof.collect.readers._kineto.events import MISSING, NO_ARGS, Args, Event, 
 from kprof.collect.readers._kineto.times import NeedsTextError, NotATimeError, exact_ns
 
 Columns = dict[str, NDArray[np.generic]]
+_DIGIT = re.compile(rb"[0-9]")
 INPUTS = ("shapes", "dtypes", "strides", "values")
 
 
@@ -59,7 +61,7 @@ class BlockDecoder:
             name: Vocabulary()
             for name in (
                 *("category", "host_name", "device_name", "pid", "tid"),
-                *("grid", "block", *INPUTS),
+                *("grid", "block", "collective", "group", "message", *INPUTS),
             )
         }
     )
@@ -100,6 +102,9 @@ class BlockDecoder:
         if num_device > len(device):
             block.counts["device_events_not_timed"] = num_device - len(device)
         block.counts["seq_ops"] += int(np.sum(block.host["sequence"] != MISSING))
+        is_overhead = role[at_host] == Role.OVERHEAD
+        if is_overhead.any():
+            block.counts["profiler_overhead_ns"] = int(block.host["duration_ns"][is_overhead].sum())
         return block
 
     def _host_columns(self, host: list[Event], role: NDArray[np.int8]) -> Columns:
@@ -117,6 +122,8 @@ class BlockDecoder:
         for name in INPUTS:
             texts = [bytes(text) for text in map(attrgetter(name), operators)]
             columns[name] = spread(-1, len(host), (at_operators, self.words[name].codes(texts)))
+        messages = self.words["message"].codes(map(_message, operators))
+        columns["message"] = spread(-1, len(host), (at_operators, messages))
         return columns | {
             name: spread(MISSING, len(host), *parts)
             for name, parts in {
@@ -140,6 +147,9 @@ class BlockDecoder:
             "copied_bytes": ids_of([a.bytes for a in args]),
             "grid": self.words["grid"].codes([bytes(a.grid) for a in args]),
             "block": self.words["block"].codes([bytes(a.block) for a in args]),
+            "collective": self.words["collective"].codes([bytes(a.collective) for a in args]),
+            "group": self.words["group"].codes([_group(a) for a in args]),
+            "group_sequence": ids_of([a.group_sequence for a in args]),
         }
 
 
@@ -195,6 +205,20 @@ def _external(args: list[Args]) -> NDArray[np.int64]:
     return ids
 
 
+def _message(args: Args) -> bytes:
+    """Return what a collective says of its message, as a JSON list; nothing for other operators."""
+    if args.message_in is NO_ARGS.message_in:
+        return b""
+    sizes = args.message_in, args.message_out, args.message_dtype, args.group_size
+    return b"[" + b",".join(bytes(part) or b"null" for part in (args.collective, *sizes)) + b"]"
+
+
+def _group(args: Args) -> bytes:
+    """Return the texts of a process group's name and ranks; a name alone may stand for several."""
+    name, ranks = bytes(args.group_name), bytes(args.group_ranks)
+    return name + b" " + ranks if name and _DIGIT.search(ranks) else b""
+
+
 def _or_else(ids: NDArray[np.int64], names: list[object]) -> NDArray[np.int64]:
     """Fill missing ids from the number at the end of a name such as "stream 7"."""
     if not (ids == MISSING).any():
@@ -239,11 +263,8 @@ def _memory_columns(events: Iterable[Event]) -> Columns:
 
 
 def _counts_of(others: list[Event]) -> Counter[str]:
-    """Count what becomes no row: by kind where it has no category, and the recorder's own time."""
-    overhead = [event for event in others if event.cat == "overhead" and event.ph == "X"]
+    """Count what becomes no row, by kind where it has no category."""
     counts = Counter(f"ph:{event.ph}" for event in others if not event.cat)
-    if overhead:
-        counts["profiler_overhead_ns"] = int(_ns_of(overhead, "dur").sum())
     counts["nn_module_events"] = sum(event.name.startswith("nn.Module") for event in others)
     counts["seq_ops"] = sum(
         event.args is not None and event.args.sequence != MISSING for event in others

@@ -46,7 +46,7 @@ ROLE_OF_CATEGORY = {
     "overhead": Role.OVERHEAD,
 }
 OPERATOR_ROLES = (Role.OPERATOR, Role.ANNOTATION)
-HOST_ROLES = (*OPERATOR_ROLES, Role.RUNTIME, Role.PYTHON)
+HOST_ROLES = (*OPERATOR_ROLES, Role.RUNTIME, Role.PYTHON, Role.OVERHEAD)
 DEVICE_ROLES = (Role.KERNEL, Role.MEMCPY, Role.MEMSET)
 
 _NOTHING = msgspec.Raw()
@@ -73,6 +73,14 @@ class Args(msgspec.Struct, gc=False):
     grid: msgspec.Raw = _NOTHING
     block: msgspec.Raw = _NOTHING
     graph_node: Any = msgspec.field(name="graph node id", default=MISSING)
+    collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NOTHING)
+    group_name: msgspec.Raw = msgspec.field(name="Process Group Name", default=_NOTHING)
+    group_ranks: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=_NOTHING)
+    group_sequence: Any = msgspec.field(name="Seq", default=MISSING)
+    message_in: msgspec.Raw = msgspec.field(name="In msg nelems", default=_NOTHING)
+    message_out: msgspec.Raw = msgspec.field(name="Out msg nelems", default=_NOTHING)
+    message_dtype: msgspec.Raw = msgspec.field(name="dtype", default=_NOTHING)
+    group_size: msgspec.Raw = msgspec.field(name="Group size", default=_NOTHING)
     reserved_bytes: Any = msgspec.field(name="Total Reserved", default=MISSING)
     allocated_bytes: Any = msgspec.field(name="Total Allocated", default=MISSING)
     device_id: Any = msgspec.field(name="Device Id", default=MISSING)

@@ -41,12 +41,8 @@ def json_text_of(path: Path) -> Iterator[IO[bytes]]:
         TraceError: the file cannot be read, is empty, or its compression is damaged or missing.
     """
     with ExitStack() as stack:
+        text = stack.enter_context(content_of(path))
         try:
-            text: IO[bytes] = stack.enter_context(path.open("rb"))
-            if _begins_with(text, GZIP_MAGIC):
-                text = _decompressed(path, stack.enter_context(_temporary_file()))
-            elif path.suffix == ".gz" and size_of(text):
-                raise _not_compressed(path)
             if _begins_with(text, codecs.BOM_UTF8):
                 text = _without_mark(text, stack.enter_context(_temporary_file()))
             if size_of(text) == 0:
@@ -56,8 +52,32 @@ def json_text_of(path: Path) -> Iterator[IO[bytes]]:
         yield text
 
 
-def _temporary_file() -> IO[bytes]:
-    return tempfile.TemporaryFile(prefix="kprof-")
+@contextmanager
+def content_of(path: Path, *, is_named: bool = False) -> Iterator[IO[bytes]]:
+    """Open what `path` holds, plain or unpacked.
+
+    What has to be unpacked goes to a temporary file; it has no name unless `is_named`, so that
+    nothing is left of it whatever happens.
+
+    Raises:
+        TraceError: the file cannot be read, is empty, or its compression is damaged or missing.
+    """
+    with ExitStack() as stack:
+        try:
+            text: IO[bytes] = stack.enter_context(path.open("rb"))
+            if _begins_with(text, GZIP_MAGIC):
+                target = stack.enter_context(_temporary_file(is_named=is_named))
+                text = _decompressed(path, target)
+            elif path.suffix == ".gz" and size_of(text):
+                raise _not_compressed(path)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        yield text
+
+
+def _temporary_file(*, is_named: bool = False) -> IO[bytes]:
+    kind = tempfile.NamedTemporaryFile if is_named else tempfile.TemporaryFile
+    return kind(prefix="kprof-")
 
 
 def _begins_with(text: IO[bytes], magic: bytes) -> bool:

@@ -9,21 +9,33 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kprof.collect.readers._columns import category as _category
+from kprof.collect.readers._columns import nullable as _nullable
 from kprof.collect.readers._kineto.columns import INPUTS
 from kprof.collect.readers._kineto.events import MISSING, OPERATOR_ROLES, Role
 from kprof.collect.readers._kineto.merge import Merger
 from kprof.collect.readers._kineto.threads import thread_table
+from kprof.collect.readers._marks import mark_in
 
 _MODULE_PREFIX = "nn.Module: "
-# A step has a number of at most 18 digits, which an int64 holds; anything else is a name.
-_STEP = re.compile(r"(?:kprof\.step|ProfilerStep)#([0-9]{1,18})")
-_OWN_RANGE = re.compile(r"kprof\.(phase|module)#(.+)", re.DOTALL)
-_KINDS = ["module", "op", "phase", "python", "range", "runtime", "step"]
+_KINDS = [
+    "capture",
+    "graph",
+    "module",
+    "op",
+    "overhead",
+    "phase",
+    "python",
+    "range",
+    "runtime",
+    "step",
+]
 _KIND_OF_ROLE = {
     Role.OPERATOR: "op",
     Role.ANNOTATION: "range",
     Role.RUNTIME: "runtime",
     Role.PYTHON: "python",
+    Role.OVERHEAD: "overhead",
 }
 _ACTIVITIES = ["kernel", "memcpy", "memset"]  # in the order of their roles
 
@@ -48,6 +60,9 @@ def kernels_of(merger: Merger, rank: int) -> pd.DataFrame:
             "copied_bytes": _nullable(copied_bytes),
             "grid": _category(*merger.words("device", "grid", "grid", _dimensions)),
             "block": _category(*merger.words("device", "block", "block", _dimensions)),
+            "collective": _category(*merger.words("device", "collective", "collective", _unquoted)),
+            "group": _category(*merger.words("device", "group", "group", _unquoted)),
+            "group_sequence": _nullable(merger.numbers("device", "group_sequence")),
         },
         copy=False,
     )
@@ -73,6 +88,7 @@ def ranges_of(merger: Merger, rank: int) -> pd.DataFrame:
                 f"input_{what}": _category(*merger.words("host", what, what, _json_text))
                 for what in INPUTS
             },
+            "message": _category(*merger.words("host", "message", "message", _json_text)),
         },
         copy=False,
     )
@@ -126,11 +142,8 @@ def _kinds_and_names(merger: Merger) -> tuple[pd.Categorical, pd.Categorical]:
 
 def _meaning(role: Role, text: str) -> tuple[str, str]:
     """Return kind and name of the ranges that have this role and text."""
-    if role in OPERATOR_ROLES:
-        if step := _STEP.fullmatch(text):
-            return "step", step[1]
-        if own := _OWN_RANGE.fullmatch(text):
-            return own[1], own[2]
+    if role in OPERATOR_ROLES and (mark := mark_in(text)):
+        return mark
     if role == Role.PYTHON and text.startswith(_MODULE_PREFIX):
         return "module", text.removeprefix(_MODULE_PREFIX)
     return _KIND_OF_ROLE[role], text
@@ -149,19 +162,6 @@ def _used_pairs(
     return np.bincount(pairs, minlength=shape[0] * shape[1]).reshape(shape) > 0
 
 
-def _category(codes: NDArray[np.integer], texts: list[str]) -> pd.Categorical:
-    """Return a categorical of the texts that occur; -1 is missing."""
-    is_used = np.bincount(codes + 1, minlength=len(texts) + 1)[1:] > 0
-    if not is_used.all():
-        codes = np.append(np.cumsum(is_used) - 1, -1).astype(np.int32)[codes]
-        texts = [text for text, used in zip(texts, is_used.tolist(), strict=True) if used]
-    return pd.Categorical.from_codes(codes, categories=pd.Index(texts, dtype=str))
-
-
-def _nullable(values: NDArray[np.int64]) -> pd.arrays.IntegerArray:
-    return pd.arrays.IntegerArray(values, values == MISSING)
-
-
 def _present(values: NDArray[np.int64], otherwise: int) -> NDArray[np.int64]:
     return np.where(values == MISSING, otherwise, values)
 
@@ -176,6 +176,12 @@ def _json_text(word: object) -> str | None:
     if not isinstance(word, bytes) or word == b"null":
         return None
     return msgspec.json.format(word, indent=0).decode(errors="replace")
+
+
+def _unquoted(word: object) -> str | None:
+    """Return what recorded JSON texts say; None where there is nothing."""
+    text = word.decode(errors="replace") if isinstance(word, bytes) else ""
+    return text.replace('"', "").strip() or None
 
 
 def _dimensions(word: object) -> str | None:
