@@ -51,7 +51,9 @@ def check_machine(root: Path = Path("/")) -> tuple[Check, ...]:
             check_torch,
             check_cupti,
             lambda: check_counters(root, is_root=os.geteuid() == 0),
-            lambda: check_tool("nsys", "traces of programs that are not PyTorch", ("--version",)),
+            lambda: check_tool(
+                "nsys", "`kprof run --nsys` and reports not yet exported", ("--version",)
+            ),
             lambda: check_tool("ncu", "hardware counters of single kernels", ("--version",)),
             lambda: check_other_profilers(os.environ, parents_of(root)),
             lambda: check_sandbox(root),

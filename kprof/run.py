@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from kprof.collect.launch import LaunchOptions, LaunchResult, command_for, launch
-from kprof.errors import KprofError
+from kprof.collect.nsys import find_program
+from kprof.errors import KprofError, LaunchError
 from kprof.runfolder import make_folder, remove_empty
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class RunOptions:
     memory: bool = False
     shapes: bool = True
     force: bool = False
+    seconds: float | None = None
+    """The longest that a window may take; None: as long as its steps take."""
+    nsys: bool = False
+    """Whether Nsight Systems records, instead of torch's profiler."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +61,36 @@ def run(options: RunOptions, progress: Progress = lambda stage: None) -> RunOutc
     exit code stands, and kprof's own trouble is in the outcome.
     """
     command = command_of(options)
+    _check_tracer(options)
     folder = make_folder(name_of(options), options.out, force=options.force)
-    launched = launch(
-        LaunchOptions(
-            command=command,
-            out=folder,
-            skip=options.skip,
-            steps=options.steps,
-            stacks=options.stacks,
-            memory=options.memory,
-            shapes=options.shapes,
+    return report_on(launch(launch_options(options, command, folder)), folder, progress)
+
+
+def _check_tracer(options: RunOptions) -> None:
+    """Refuse what Nsight Systems cannot do, before a run folder is made."""
+    if not options.nsys:
+        return
+    if options.stacks or options.memory:
+        raise LaunchError(
+            "--nsys records neither Python stacks nor memory",
+            fix="leave out --stacks and --memory, or --nsys",
         )
+    find_program()
+
+
+def launch_options(options: RunOptions, command: tuple[str, ...], folder: Path) -> LaunchOptions:
+    """Return what the launcher has to know of a run into `folder`."""
+    return LaunchOptions(
+        command=command,
+        out=folder,
+        skip=options.skip,
+        steps=options.steps,
+        stacks=options.stacks,
+        memory=options.memory,
+        shapes=options.shapes,
+        seconds=options.seconds,
+        nsys=options.nsys,
     )
-    return report_on(launched, folder, progress)
 
 
 def command_of(options: RunOptions) -> tuple[str, ...]:

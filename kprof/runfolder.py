@@ -9,6 +9,8 @@ from pathlib import Path
 
 from kprof.errors import LaunchError
 
+SUFFIX = ".kprof"
+
 
 def make_folder(workload: str, out: Path | None, *, force: bool) -> Path:
     """Make the run folder: as named, else the workload's name, with a number if that is taken.
@@ -20,8 +22,8 @@ def make_folder(workload: str, out: Path | None, *, force: bool) -> Path:
     """
     try:
         if out is None and not force:
-            return _numbered(workload)
-        return _named(out or Path.cwd() / f"{workload}.kprof", force=force)
+            return _numbered(Path.cwd(), workload)
+        return _named(out or Path.cwd() / f"{workload}{SUFFIX}", force=force)
     except OSError as error:
         raise LaunchError(
             f"{error.filename}: no run folder can be made there ({error.strerror})",
@@ -29,20 +31,25 @@ def make_folder(workload: str, out: Path | None, *, force: bool) -> Path:
         ) from error
 
 
+def make_next(folder: Path) -> Path:
+    """Make a folder for another recording beside `folder`, with the next number that is free."""
+    return _numbered(folder.absolute().parent, folder.name.removesuffix(SUFFIX), first=2)
+
+
 def remove_empty(folder: Path) -> None:
     """Remove the folder of a workload that recorded nothing; whatever else lies there stays."""
     raw = folder / "raw"
     if not any(raw.glob("rank*-pid*")):
-        for name in ("launch.json", "nvml.jsonl"):
+        for name in ("launch.json", "nvml.jsonl", "nsys.log"):
             (raw / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             raw.rmdir()
             folder.rmdir()
 
 
-def _numbered(name: str) -> Path:
-    for number in itertools.count(1):
-        folder = Path.cwd() / (f"{name}.kprof" if number == 1 else f"{name}-{number}.kprof")
+def _numbered(parent: Path, name: str, first: int = 1) -> Path:
+    for number in itertools.count(first):
+        folder = parent / (f"{name}{SUFFIX}" if number == 1 else f"{name}-{number}{SUFFIX}")
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
             break

@@ -76,3 +76,13 @@ def run_bare(folder, *arguments):
     return subprocess.run(
         (sys.executable, str(folder / "script.py"), *arguments), capture_output=True, check=False
     )
+
+
+def recorded_part(raw, number, **said):
+    """Make the part of a process that never was, which says what `said` says."""
+    part = raw / f"rank0-pid{number}"
+    part.mkdir(parents=True)
+    recorder = {"pid": number, "started_by": None, "num_steps_seen": 0, "world_size": 1}
+    recorder |= {"problems": [], "device_name": None, **said}
+    (part / "recorder.json").write_text(json.dumps(recorder))
+    return part

@@ -19,6 +19,8 @@ RECORDED = {
     "plain_tensors.py": ["--iterations", "5", "--size", "64"],
 }
 EDITED = {"api_profile.py": ["--steps", "6"]}
+# Runs until it is ended: recorded, with its client, in tests/test_service.py.
+ENDLESS = {"serve_tiny.py"}
 FILES_OF_A_RUN = {"meta.json", "kernels.parquet", "ranges.parquet", "report.html"}
 
 
@@ -57,4 +59,4 @@ def test_an_example_that_uses_the_api_records_itself(name, tmp_path):
 
 
 def test_every_example_is_run_here():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*RECORDED, *EDITED}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*RECORDED, *EDITED, *ENDLESS}

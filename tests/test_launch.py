@@ -1,6 +1,5 @@
 """How a workload is started and what comes back, without torch."""
 
-import gzip
 import json
 import os
 import sys
@@ -13,15 +12,12 @@ from kprof.collect.launch import (
     INJECT,
     LaunchOptions,
     command_for,
-    compress_parts,
     environment_for,
-    escape_name,
     launch,
-    leave_out_helpers,
     messages_of,
 )
 from kprof.errors import LaunchError
-from tests.recorded import record
+from tests.recorded import record, recorded_part
 
 
 def run_python(tmp_path, code, *options):
@@ -77,41 +73,11 @@ def test_a_sitecustomize_of_the_environment_still_runs(tmp_path, monkeypatch):
 
 def test_the_environment_keeps_what_the_caller_set(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/my/code")
-    monkeypatch.setenv("KINETO_LOG_LEVEL", "1")
     options = LaunchOptions(("true",), tmp_path, skip=2, steps=4, stacks=True)
     environment = environment_for(options, tmp_path)
     assert environment["PYTHONPATH"] == f"{INJECT}{os.pathsep}/my/code"
-    assert environment["KINETO_LOG_LEVEL"] == "1"
     assert (environment["KPROF_SKIP"], environment["KPROF_STEPS"]) == ("2", "4")
     assert (environment["KPROF_STACKS"], environment["KPROF_SHAPES"]) == ("1", "1")
-
-
-def recorded_part(raw, pid, **said):
-    part = raw / f"rank0-pid{pid}"
-    part.mkdir(parents=True)
-    recorder = {"num_steps_seen": 0, "world_size": 1, "problems": [], "device_name": None, **said}
-    (part / "recorder.json").write_text(json.dumps(recorder))
-    return part
-
-
-def test_a_helper_without_steps_is_left_out_beside_a_process_with_steps(tmp_path):
-    main, helper = recorded_part(tmp_path, 1, num_steps_seen=9), recorded_part(tmp_path, 2)
-    leave_out_helpers(tmp_path)
-    assert main.exists()
-    assert not helper.exists()
-
-
-def test_a_process_without_steps_stays_when_no_other_has_any(tmp_path):
-    part = recorded_part(tmp_path, 1)
-    leave_out_helpers(tmp_path)
-    assert part.exists()
-
-
-def test_a_rank_without_steps_stays(tmp_path):
-    recorded_part(tmp_path, 1, num_steps_seen=9, world_size=2)
-    rank = recorded_part(tmp_path, 2, world_size=2)
-    leave_out_helpers(tmp_path)
-    assert rank.exists()
 
 
 def without_nvml(tmp_path):
@@ -146,16 +112,6 @@ def test_the_launch_is_described_before_the_workload_ends(tmp_path):
     assert run_python(tmp_path, code).exit_code == 1
 
 
-def test_traces_are_compressed_and_the_plain_ones_go(tmp_path):
-    part = tmp_path / "rank0-pid1"
-    part.mkdir()
-    (part / "window-0.json").write_text("{}")
-    (part / "recorder.json").write_text("{}")
-    assert compress_parts(tmp_path) == (part,)
-    assert sorted(path.name for path in part.iterdir()) == ["recorder.json", "window-0.json.gz"]
-    assert gzip.decompress((part / "window-0.json.gz").read_bytes()) == b"{}"
-
-
 def test_a_script_runs_under_this_interpreter(tmp_path):
     script = tmp_path / "train.py"
     script.touch()
@@ -175,16 +131,6 @@ def test_a_module_that_nobody_has_is_an_error(name):
 def test_a_command_that_nobody_has_is_an_error():
     with pytest.raises(LaunchError, match="command not found"):
         command_for(("no-such-command-here",))
-
-
-def test_quotes_in_names_are_escaped_and_nothing_else_changes():
-    line = b'    "ph": "X", "cat": "user_annotation", "name": "a "b", c", "pid": 1, "tid": 2,\n'
-    escaped = rb'"name": "a \"b\", c", "pid": 1'
-    assert escape_name(line).count(escaped) == 1
-    assert escape_name(escape_name(line)) == escape_name(line)
-    assert escape_name(b'    "name": "say "hi"",\n') == b'    "name": "say \\"hi\\"",\n'
-    plain = b'    "ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": "a",\n'
-    assert escape_name(plain) == plain
 
 
 @pytest.mark.slow

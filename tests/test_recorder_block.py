@@ -36,7 +36,9 @@ def blocks(tmp_path_factory):
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("blocks")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run((sys.executable, "-c", BLOCKS), cwd=folder, env=environment, check=True)
+    with (folder / "stderr.txt").open("w") as stderr:
+        command = (sys.executable, "-c", BLOCKS)
+        subprocess.run(command, cwd=folder, env=environment, stderr=stderr, check=True)
     return folder
 
 
@@ -54,6 +56,11 @@ def test_a_block_is_recorded_with_the_users_ranges_and_phases(blocks):
     assert names.count("kprof.phase#optimizer") == 2
     assert description["num_steps_seen"] == 2
     assert description["caveats"] == []
+
+
+@pytest.mark.slow
+def test_a_block_says_nothing_on_the_scripts_stderr(blocks):
+    assert (blocks / "stderr.txt").read_text() == ""
 
 
 @pytest.mark.slow

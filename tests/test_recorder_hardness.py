@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 from kprof.collect.inject.kprof_recorder.capture import _detaching, _is_complete  # noqa: E402
+from kprof.collect.inject.kprof_recorder.quiet import Quiet  # noqa: E402
+from kprof.collect.inject.kprof_recorder.ranks import rank, world_size  # noqa: E402
 
 TRAIN = """
 import os, threading, weakref
@@ -130,3 +132,33 @@ def test_cupti_is_held_where_letting_go_may_crash_or_the_user_wants_it(monkeypat
     assert detached(monkeypatch, None) == (None, None)
     monkeypatch.setenv("TEARDOWN_CUPTI", "0")
     assert detached(monkeypatch, "13.0") == ("0", "0")
+
+
+def launched_with(monkeypatch, **environment):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return rank(), world_size()
+
+
+def test_a_process_has_the_rank_that_its_launcher_gave_it(monkeypatch):
+    of_mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
+    assert launched_with(monkeypatch, **of_mpi) == (3, 4)
+
+
+def test_torchruns_rank_goes_before_that_of_the_job_around_it(monkeypatch):
+    nested = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "RANK": "5", "WORLD_SIZE": "8"}
+    assert launched_with(monkeypatch, **nested) == (5, 8)
+
+
+def test_a_batch_script_that_starts_one_process_is_no_rank_of_its_jobs_tasks(monkeypatch):
+    assert launched_with(monkeypatch, SLURM_PROCID="0", SLURM_NTASKS="8") == (0, 1)
+
+
+def test_only_what_torch_says_of_the_recorders_own_work_is_silenced(capfd):
+    with Quiet(), Quiet():
+        torch._C._autograd._disable_profiler()
+    assert capfd.readouterr().err == ""
+    torch._C._autograd._disable_profiler()
+    assert "no active profiling session" in capfd.readouterr().err

@@ -13,6 +13,8 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.autograd import is_evaluation, is_node, made_by
+from kprof.analyze.compiled import Places, find_compiled
+from kprof.analyze.graphs import captured_calls
 from kprof.analyze.ledger import is_graph_launch_name
 from kprof.analyze.nesting import NO_ROW, look_up, nearest, parents
 from kprof.analyze.steps import number_in
@@ -39,27 +41,36 @@ def add_attribution(trace: Trace) -> Trace:
     tree = _call_tree(ranges)
     parent = tree.parent
     launch = _launch_rows(trace)
-    inner, by_external_id = _innermost(ranges, parent, launch)
+    captured = captured_calls(trace, parent, launch)
+    # What a graph replays was made where it was captured; when, its replay tells.
+    maker = np.where(captured == NO_ROW, launch, captured)
+    inner, by_external_id = _innermost(ranges, parent, maker)
     op = nearest(inner, parent, _has_kind(ranges, "op"))
     module = _module_rows(tree, inner)
     user_range = nearest(inner, parent, _has_kind(ranges, "range"))
 
-    is_graph = _is_graph_launch(ranges, launch)
+    is_graph = _is_graph_launch(ranges, maker)
     is_named = (op != NO_ROW) | (module != NO_ROW) | (user_range != NO_ROW)
     bucket = np.select(
         [launch == NO_ROW, is_graph, is_named], ["orphan", "graph", "attributed"], "unlinked"
     )
+    around = _names(ranges, module)
+    compiled = find_compiled(trace, Places(parent, maker, inner), around)
+    is_compiled = pd.notna(compiled.module)
     attributed_by = np.where(by_external_id, "external id", "nesting").astype(object)
+    attributed_by[captured != NO_ROW] = "capture"
+    attributed_by[is_compiled] = "compiled"
     attributed_by[bucket != "attributed"] = None
     op = np.where(is_graph, NO_ROW, op)
     # A graph may hold a whole step: where it was replayed does not tell the phase of its nodes.
-    phase = _phases(ranges, tree, inner, launch)
+    phase = _phases(ranges, tree, inner, maker)
     phase[is_graph] = None
     return trace.with_ranges(parent=_nullable(parent)).with_kernels(
         launch_row=_nullable(launch),
         op_row=_nullable(op),
         op=_names(ranges, op),
-        module=_names(ranges, module),
+        module=pd.Categorical(np.where(is_compiled, compiled.module, around)),
+        fused_modules=pd.Categorical(compiled.fused),
         phase=phase,
         step=_steps(ranges, launch),
         recomputed=_is_recomputed(tree, inner),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import importlib.util
 import json
 import os
 import platform
-import re
 import shutil
 import signal
 import socket
@@ -16,24 +14,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Union
 
-from kprof.collect.inject.kprof_recorder.settings import Settings
+from kprof.collect.inject.kprof_recorder.settings import NSIGHT, Settings
+from kprof.collect.nsys import EXPORT, ProfiledProcess, keep_window
 from kprof.collect.nvml import Sampler
+from kprof.collect.parts import compress_parts, leave_out_helpers, recorders_of
 from kprof.errors import LaunchError
 
 INJECT = Path(__file__).parent / "inject"
-# A name with a quote in it: before the process id, or alone on its line, as Kineto lays it out.
-_QUOTED_NAME = re.compile(
-    rb'(?<="name": ")[^"]*".*(?=", "pid": )|(?<=^    "name": ")(?:(?!", ").)*(?=",$)'
-)
-_BARE_QUOTE = re.compile(rb'(?<!\\)"')
+LOOK_S = 0.05
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Process = Union["PlainProcess", ProfiledProcess]
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,10 @@ class LaunchOptions:
     stacks: bool = False
     memory: bool = False
     shapes: bool = True
+    seconds: float | None = None
+    """The longest that a window may take; None: as long as its steps take."""
+    nsys: bool = False
+    """Whether Nsight Systems records, instead of torch's profiler."""
 
 
 @dataclass(frozen=True)
@@ -115,22 +117,39 @@ def launch(options: LaunchOptions) -> LaunchResult:
     write_description(raw, options.command, (started_ns, None), None)
     sampler.start()
     try:
-        exit_code = _run(options.command, environment_for(options, raw))
+        start = partial(ProfiledProcess, raw=raw) if options.nsys else PlainProcess
+        exit_code = run_command(options.command, environment_for(options, raw), start=start)
     finally:
         sampler.stop()
-    ended_ns = time.time_ns()
+    times_ns = (started_ns, time.time_ns())
     messages = messages_of(sampler, raw, exit_code)
+    parts, troubles = complete(raw, options.command, times_ns, exit_code)
+    if options.nsys:
+        recorders = recorders_of(raw)
+        is_explained = any(recorder["problems"] for recorder in recorders.values())
+        troubles += keep_window(raw, is_explained=is_explained)
+        parts = (*recorders, raw) if (raw / EXPORT).exists() else ()
+    return LaunchResult(exit_code, raw, times_ns[1] - started_ns, parts, messages + troubles)
+
+
+def complete(
+    raw: Path,
+    command: Sequence[str],
+    started_and_ended_ns: tuple[int, int | None],
+    exit_code: int | None,
+) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Bring what the recorder wrote into its final form; return the parts, and what went wrong."""
     try:
-        write_description(raw, options.command, (started_ns, ended_ns), exit_code)
+        write_description(raw, command, started_and_ended_ns, exit_code)
         leave_out_helpers(raw)
-        parts = compress_parts(raw)
+        return compress_parts(raw), ()
     except OSError as error:
-        parts = ()
-        messages += (f"The recording in {raw} could not be completed: {error}.",)
-    return LaunchResult(exit_code, raw, ended_ns - started_ns, parts, messages)
+        return (), (f"The recording in {raw} could not be completed: {error}.",)
 
 
-def environment_for(options: LaunchOptions, raw: Path) -> dict[str, str]:
+def environment_for(
+    options: LaunchOptions, raw: Path, trigger: Path | None = None
+) -> dict[str, str]:
     """Return the workload's environment: this process's own, and what starts the recorder."""
     settings = Settings(
         raw=raw.resolve(),
@@ -139,11 +158,14 @@ def environment_for(options: LaunchOptions, raw: Path) -> dict[str, str]:
         shapes=options.shapes,
         stacks=options.stacks,
         memory=options.memory,
+        seconds=options.seconds,
+        trigger=trigger,
+        tracer=NSIGHT if options.nsys else Settings.tracer,
+        # Where every rank is started under a kprof of its own, each is the leader.
+        leader=os.environ.get("LOCAL_RANK", Settings.leader),
     )
     path = os.environ.get("PYTHONPATH")
     return {
-        # Kineto would write its own progress into the workload's stderr.
-        "KINETO_LOG_LEVEL": "99",
         **os.environ,
         **settings.to_environment(),
         "PYTHONPATH": str(INJECT) + (os.pathsep + path if path else ""),
@@ -170,70 +192,48 @@ def write_description(
     (raw / "launch.json").write_text(json.dumps(description, indent=2))
 
 
-def leave_out_helpers(raw: Path) -> None:
-    """Remove what processes without steps recorded, if others have steps.
+class PlainProcess(subprocess.Popen[bytes]):
+    """A workload as it is: in the terminal's group, if there is a terminal."""
 
-    A script that starts other programs would otherwise be reported as one of several ranks.
+    has_terminal = True
+
+    def __init__(self, command: tuple[str, ...], environment: dict[str, str]) -> None:
+        super().__init__(command, env=environment)
+
+
+def run_command(
+    command: tuple[str, ...],
+    environment: dict[str, str],
+    look: Callable[[], None] | None = None,
+    start: Callable[[tuple[str, ...], dict[str, str]], Process] = PlainProcess,
+) -> int:
+    """Run a command to its end and return its exit code; `look` is called meanwhile, every 50 ms.
+
+    Raises:
+        LaunchError: the command cannot be started.
     """
-    recorders = _recorders(raw)
-    helpers = [
-        part
-        for part, recorder in recorders.items()
-        if not recorder["num_steps_seen"] and recorder["world_size"] == 1
-    ]
-    if len(helpers) < len(recorders):
-        for part in helpers:
-            shutil.rmtree(part)
-
-
-def _recorders(raw: Path) -> dict[Path, dict[str, Any]]:
-    """Return what each process says of itself, by its folder."""
-    paths = sorted(raw.glob("rank*-pid*/recorder.json"))
-    return {path.parent: json.loads(path.read_text()) for path in paths}
-
-
-def compress_parts(raw: Path) -> tuple[Path, ...]:
-    """Compress the traces that the recorder wrote plainly, and return their folders."""
-    for trace in sorted(raw.glob("rank*-pid*/window-*.json")):
-        unfinished = trace.with_name(f".{trace.name}.gz")
-        try:
-            with trace.open("rb") as plain, gzip.open(unfinished, "wb", compresslevel=1) as packed:
-                packed.writelines(map(escape_name, plain))
-        except OSError:
-            unfinished.unlink(missing_ok=True)
-            raise
-        unfinished.replace(trace.with_name(f"{trace.name}.gz"))
-        trace.unlink()
-    return tuple(sorted(trace.parent for trace in raw.glob("rank*-pid*/window-0.json.gz")))
-
-
-def escape_name(line: bytes) -> bytes:
-    """Escape the quotes in an event's name, which torch writes as they are (2.13 still does)."""
-    if b'"name": "' not in line:
-        return line
-    return _QUOTED_NAME.sub(lambda name: _BARE_QUOTE.sub(rb'\\"', name[0]), line)
-
-
-def _run(command: tuple[str, ...], environment: dict[str, str]) -> int:
     try:
-        process = subprocess.Popen(command, env=environment)
+        process = start(command, environment)
     except OSError as error:
         raise LaunchError(
             f"{command[0]}: cannot be started ({error.strerror})",
             fix="check that the program exists and may be executed",
         ) from error
     with _forwarding_signals(process):
+        while look is not None and process.poll() is None:
+            look()
+            time.sleep(LOOK_S)
         code = process.wait()
     return 128 - code if code < 0 else code
 
 
 @contextlib.contextmanager
-def _forwarding_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _forwarding_signals(process: Process) -> Iterator[None]:
     """Pass signals on to the workload while it runs."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         # The terminal has already interrupted its whole foreground group, the workload included.
-        if number != signal.SIGINT or not _is_foreground():
+        if number != signal.SIGINT or not (process.has_terminal and _is_foreground()):
             process.send_signal(number)
 
     if threading.current_thread() is not threading.main_thread():
@@ -256,7 +256,7 @@ def _is_foreground() -> bool:
 
 def messages_of(sampler: Sampler, raw: Path, exit_code: int = 0) -> tuple[str, ...]:
     """Return what went wrong; what only limits the recording is said in the report."""
-    recorders = _recorders(raw)
+    recorders = recorders_of(raw)
     messages = [f"{part.name}: {p}" for part, r in recorders.items() for p in r["problems"]]
     if not recorders and exit_code:
         messages.append(f"The workload ended with code {exit_code} before it ran torch.")

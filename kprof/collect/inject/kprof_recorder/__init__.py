@@ -23,45 +23,87 @@ def install() -> None:
     if not os.environ.get("KPROF_RAW"):
         return
 
-    def activate() -> None:
+    when_imported("torch", lambda torch: follow_the_process())
+
+
+def follow_the_process() -> None:
+    """Record this process to its end; where that cannot be, the workload must not feel it."""
+    try:
         from .settings import Settings
         from .start import start
 
         settings = Settings.from_environment(os.environ)
         if settings is not None:
             start(settings).follow_the_process()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
+        say_not_started(error)
 
-    if "torch" in sys.modules:
-        activate()
-    else:
-        sys.meta_path.insert(0, AfterImport("torch", activate))
+
+def say_not_started(error: Exception) -> None:
+    """Leave a recorder.json that says why there is no recorder here, if that can be written."""
+    import contextlib
+    import json
+    from pathlib import Path
+
+    folder = Path(os.environ["KPROF_RAW"], f"rank0-pid{os.getpid()}")
+    told = {
+        "schema": 1,
+        "pid": os.getpid(),
+        "started_by": None,
+        "rank": 0,
+        "world_size": 1,
+        "num_steps_seen": 0,
+        "steps": [],
+        "window": None,
+        "device_name": None,
+        "is_complete": True,
+        "caveats": [],
+        "problems": [f"The recorder could not start ({type(error).__name__}: {error})."],
+    }
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recorder.json").write_text(json.dumps(told))
+
+
+def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
+    """Call `action` with the module `name` once somebody has imported it, or now."""
+    if name in sys.modules:
+        action(sys.modules[name])
+        return
+    if _after_import not in sys.meta_path:
+        sys.meta_path.insert(0, _after_import)
+    _after_import.actions[name] = action
 
 
 class AfterImport:
-    """A finder that finds nothing itself; it calls `action` when `name` has been imported."""
+    """A finder that finds nothing itself; it calls the action of a module that was imported."""
 
-    def __init__(self, name: str, action: Callable[[], None]) -> None:
-        self.name = name
-        self.action = action
+    def __init__(self) -> None:
+        self.actions: dict[str, Callable[[ModuleType], None]] = {}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec that the other finders give, so that its module runs `action` last."""
-        if name != self.name:
+        """Return the spec that the other finders give, so that its module runs the action last."""
+        action = self.actions.pop(name, None)
+        if action is None:
             return None
         from importlib.util import find_spec
 
-        sys.meta_path.remove(self)
+        if not self.actions:
+            sys.meta_path.remove(self)
         spec = find_spec(name)
         if spec is not None and spec.loader is not None:
-            self._append_action(spec.loader)
+            self._append(action, spec.loader)
         return spec
 
-    def _append_action(self, loader: Loader) -> None:
+    def _append(self, action: Callable[[ModuleType], None], loader: Loader) -> None:
         execute = loader.exec_module
 
         def execute_then_act(module: ModuleType) -> None:
             execute(module)
             del loader.exec_module
-            self.action()
+            action(module)
 
         loader.exec_module = execute_then_act  # type: ignore[method-assign]
+
+
+_after_import = AfterImport()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile
 from torch.profiler import profiler as torch_profiler
 
+from .quiet import Quiet
 from .settings import Settings
 
 # Imported by the code of every kernel that Inductor compiled with Triton.
@@ -70,13 +72,17 @@ class _Ours:
     would not do: to change them makes Python show old warnings again.)
     """
 
+    quiet = Quiet()
+
     def __enter__(self) -> None:
         Others.is_ours += 1
+        self.quiet.__enter__()
         self._warn = getattr(torch_profiler, "_warn_once", None)
         torch_profiler._warn_once = lambda *message, **options: None
 
     def __exit__(self, *exception: object) -> None:
         Others.is_ours -= 1
+        self.quiet.__exit__()
         torch_profiler._warn_once = self._warn
 
 
@@ -138,18 +144,23 @@ def _detaching() -> Iterator[None]:
 class Capture:
     """A trace in the making. CUDA is part of it only if the workload has initialized CUDA."""
 
+    can_be_provisional = True
+
     def __init__(self, settings: Settings) -> None:
         self.has_cuda = torch.cuda.is_initialized()
         activities = [ProfilerActivity.CPU]
         if self.has_cuda:
             activities.append(ProfilerActivity.CUDA)
+        of_all = of_all_threads(memory=settings.memory)
         self._profile = profile(
             activities=activities,
             record_shapes=settings.shapes,
             with_stack=settings.stacks,
             profile_memory=settings.memory,
-            experimental_config=of_all_threads(memory=settings.memory),
+            experimental_config=of_all,
         )
+        self.is_of_all_threads = of_all is not None
+        self._thread: int | None = None
         self._is_prepared = False
         self.is_running = False
 
@@ -166,7 +177,13 @@ class Capture:
         synchronize()
         with _Ours():
             self._profile.start_trace()
+        self._thread = threading.get_ident()
         self.is_running = True
+
+    @property
+    def can_be_stopped_here(self) -> bool:
+        """Whether this thread may stop it: another thread's own profile is not found by torch."""
+        return self.is_of_all_threads or threading.get_ident() == self._thread
 
     def stop(self, *, is_last: bool = False) -> None:
         """Record no more; the device has finished everything that was launched."""
@@ -200,7 +217,10 @@ class Capture:
         """Write the trace to `path`, which appears only when it is complete."""
         unfinished = path.with_name(f".{path.name}")
         try:
-            self._profile.export_chrome_trace(str(unfinished))
+            # Kineto complains on stderr where it cannot open a file.
+            unfinished.touch()
+            with _Ours():
+                self._profile.export_chrome_trace(str(unfinished))
             if not _is_complete(unfinished):
                 raise OSError("torch wrote only a part of it: is the disk full?")
         except PROFILER_ERRORS:
@@ -216,18 +236,19 @@ class Capture:
 class Ahead:
     """At most one capture that is set up before it is needed, while that disturbs nobody."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[Settings], Capture]) -> None:
+        self._make = make
         self._capture: Capture | None = None
 
     def prepare(self, settings: Settings) -> None:
         """Set one up if nothing is in the way."""
         if can_start():
-            self._capture = Capture(settings)
+            self._capture = self._make(settings)
             self._capture.prepare()
 
     def take(self, settings: Settings) -> Capture:
         """Return the capture that was set up, or a new one."""
-        capture, self._capture = self._capture or Capture(settings), None
+        capture, self._capture = self._capture or self._make(settings), None
         return capture
 
     def cancel(self) -> None:
@@ -238,8 +259,17 @@ class Ahead:
 
 
 def can_start() -> bool:
-    """Whether nobody else uses the profiler and the GPU may be waited for."""
-    return not Others.is_active and not is_capturing_a_graph()
+    """Whether nobody else uses the profiler, the GPU may be waited for, and files be opened."""
+    return not Others.is_active and not is_capturing_a_graph() and _can_open_files()
+
+
+def _can_open_files() -> bool:
+    """Whether a descriptor is left: without one, Kineto complains on the workload's stderr."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
 
 
 def _is_complete(trace: Path) -> bool:
@@ -254,9 +284,10 @@ def synchronize() -> None:
     """Wait for every GPU that this process uses; initializes none."""
     if not torch.cuda.is_initialized():
         return
-    current = torch.cuda.current_device()
+    # Where no thread has worked, to wait would take up memory there for ever.
+    is_used = getattr(torch._C, "_cuda_hasPrimaryContext", torch.cuda.memory_reserved)
     for device in range(torch.cuda.device_count()):
-        if device == current or torch.cuda.memory_reserved(device) > 0:
+        if is_used(device):
             torch.cuda.synchronize(device)
 
 

@@ -4,115 +4,109 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import os
 import signal
-import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType, TracebackType
+import time
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
-import torch
-
-FOLDER = str(Path(__file__).parent)
+LOOK_S = 0.1
 
 
-def on_exit(finish: Callable[[], None]) -> None:
-    """Call `finish` when the interpreter exits, and before SIGTERM ends the process."""
-    atexit.register(finish)
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+class Ending:
+    """Calls `finish` when the interpreter exits and, where it listens, before SIGTERM ends it.
 
-        def finish_then_die(number: int, frame: FrameType | None) -> None:
-            # A group's members may be told twice, by whoever ends the group and by kprof.
-            signal.signal(number, signal.SIG_IGN)
-            finish()
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+    Python calls a handler only when the main thread next runs Python, so a process that waits in C
+    would not end: it listens only while there is something to lose. Nothing is finished while
+    `is_busy`, half done.
+    """
 
-        signal.signal(signal.SIGTERM, finish_then_die)
+    def __init__(self, finish: Callable[[], None], is_busy: Callable[[], bool]) -> None:
+        self._finish = finish
+        self._is_busy = is_busy
+        self._get, self._set = signal.getsignal, signal.signal
+        self._is_listening = False
+        # Libraries do other things where somebody handles SIGTERM already.
+        signal.getsignal = self._get_theirs
+        signal.signal = self._set_theirs
+        atexit.register(finish)
+
+    def listen(self) -> None:
+        """Finish before SIGTERM ends the process, unless the workload handles it itself."""
+        if threading.current_thread() is threading.main_thread():
+            self._is_listening = True
+            if self._get(signal.SIGTERM) == signal.SIG_DFL:
+                self._set(signal.SIGTERM, self._finish_then_die)
+
+    def rest(self) -> None:
+        """Let SIGTERM end the process at once."""
+        if threading.current_thread() is threading.main_thread():
+            self._is_listening = False
+            if self._get(signal.SIGTERM) == self._finish_then_die:
+                self._set(signal.SIGTERM, signal.SIG_DFL)
+
+    def forget(self) -> None:
+        """Leave the end of a forked child to itself."""
+        atexit.unregister(self._finish)
+        self.rest()
+
+    def _finish_then_die(self, number: int, frame: FrameType | None) -> None:
+        # A group's members may be told twice, by whoever ends the group and by kprof.
+        self._set(number, signal.SIG_IGN)
+        if not self._is_busy():
+            self._finish()
+        self._set(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def _get_theirs(self, signalnum: int) -> Any:  # noqa: ANN401 - what a handler may be
+        """Return the handler of a signal, as if the recorder had none."""
+        return self._shown(self._get(signalnum))
+
+    def _set_theirs(self, signalnum: int, handler: Any) -> Any:  # noqa: ANN401
+        """Set the handler of a signal; in the default's place comes the recorder's again."""
+        is_default = signalnum == signal.SIGTERM and handler == signal.SIG_DFL
+        ours = self._is_listening and is_default
+        return self._shown(self._set(signalnum, self._finish_then_die if ours else handler))
+
+    def _shown(self, handler: Any) -> Any:  # noqa: ANN401
+        return signal.SIG_DFL if handler == self._finish_then_die else handler
 
 
 def on_fork(*, before: Callable[[], None], in_child: Callable[[], None]) -> None:
-    """Call `before` in the parent and `in_child` in every child, which must record nothing."""
-
-    def silence() -> None:
-        in_child()
-        torch.autograd._enable_record_function(False)
-
-    os.register_at_fork(before=before, after_in_child=silence)
+    """Call `before` in the parent and `in_child` in every child."""
+    os.register_at_fork(before=before, after_in_child=in_child)
 
 
-def hide_from_tracebacks() -> None:
-    """Leave the recorder's own frames out of tracebacks, whoever prints them.
+def leave_without_destructors() -> None:
+    """Let this forked child end its exit where torch's profiler would wait for ever.
 
-    What ends a script or a thread, the interpreter prints itself; everybody else asks `traceback`.
+    The profiler's threads stayed with the parent, and a destructor of its library waits for them.
+    The exit code is kept, and what C has in its buffers is written as it would have been.
     """
-    show, show_in_thread = sys.excepthook, threading.excepthook
-
-    def show_without_recorder(
-        kind: type[BaseException], error: BaseException, entries: TracebackType | None
-    ) -> None:
-        _strip(error, set())
-        show(kind, error, error.__traceback__)
-
-    def show_in_thread_without_recorder(end: threading.ExceptHookArgs) -> None:
-        error = end.exc_value
-        _strip(error, set())
-        entries = error.__traceback__ if error is not None else end.exc_traceback
-        show_in_thread(threading.ExceptHookArgs((end.exc_type, error, entries, end.thread)))
-
-    sys.excepthook = show_without_recorder
-    threading.excepthook = show_in_thread_without_recorder
-    # From Python 3.11 on, the second is what `traceback` walks itself.
-    for name in ("walk_tb", "_walk_tb_with_full_positions"):
-        if hasattr(traceback, name):
-            setattr(traceback, name, _walking_past_recorder(getattr(traceback, name)))
-
-
-def _walking_past_recorder(walk: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    @functools.wraps(walk)
-    def walk_without_recorder(entries: TracebackType | None) -> Iterator[Any]:
-        return (step for step in walk(entries) if not _is_ours(step[0]))
-
-    return walk_without_recorder
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(FOLDER)
-
-
-def _strip(error: BaseException | None, seen: set[int]) -> None:
-    """Take the recorder's frames out of the traceback of `error` and of those that led to it."""
-    if error is None or id(error) in seen:
-        return
-    seen.add(id(error))
-    error.__traceback__ = _without_recorder(error.__traceback__)
-    _strip(error.__cause__, seen)
-    _strip(error.__context__, seen)
-    for part in getattr(error, "exceptions", ()):  # Of a group, which older Pythons lack.
-        if isinstance(part, BaseException):
-            _strip(part, seen)
-
-
-def _without_recorder(entry: TracebackType | None) -> TracebackType | None:
-    entries = []
-    while entry is not None:
-        if not _is_ours(entry.tb_frame):
-            entries.append(entry)
-        entry = entry.tb_next
-    for entry, following in zip(entries, [*entries[1:], None], strict=True):
-        entry.tb_next = following
-    return entries[0] if entries else None
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        # The last one comes first; neither takes more than the exit code.
+        libc.on_exit(libc._exit, None)
+        libc.on_exit(libc.fcloseall, None)
 
 
 class Deadline:
-    """Calls `action` on the main thread after a while, even where nothing of torch is hooked."""
+    """Calls `action` after a while, even where nothing of torch is hooked.
 
-    def __init__(self, seconds: float, action: Callable[[], None]) -> None:
+    Sooner if `is_due`, which is asked ten times a second. `action` runs on the main thread, which
+    has to leave the call that it waits in, unless it `is_for_any_thread`.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        action: Callable[[], None],
+        is_due: Callable[[], bool] = lambda: False,
+        *,
+        is_for_any_thread: bool = False,
+    ) -> None:
         def run(_: object) -> int:
             action()
             return 0
@@ -120,16 +114,33 @@ class Deadline:
         # Held here: the interpreter calls it when it likes.
         self._call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(run)
         self._seconds = seconds
+        self._is_due = is_due
+        self._action = action if is_for_any_thread else self._ask_main_thread
         self._is_off = threading.Event()
+        self._gate = threading.Lock()
+        self._is_acting = False
         # Named: an unnamed one would take a number from the workload's own threads.
         self._thread = threading.Thread(target=self._wait, name="kprof-deadline", daemon=True)
         self._thread.start()
 
     def cancel(self) -> None:
         """Call nothing; the deadline's thread ends."""
-        self._is_off.set()
-        self._thread.join()
+        with self._gate:
+            self._is_off.set()
+            is_acting = self._is_acting
+        # Who acts already may wait for a lock that is held here.
+        if not is_acting:
+            self._thread.join()
 
     def _wait(self) -> None:
-        if not self._is_off.wait(self._seconds):
-            ctypes.pythonapi.Py_AddPendingCall(self._call, None)
+        end = time.monotonic() + self._seconds
+        while time.monotonic() < end and not self._is_due():
+            if self._is_off.wait(min(LOOK_S, max(0.0, end - time.monotonic()))):
+                return
+        with self._gate:
+            self._is_acting = not self._is_off.is_set()
+        if self._is_acting:
+            self._action()
+
+    def _ask_main_thread(self) -> None:
+        ctypes.pythonapi.Py_AddPendingCall(self._call, None)

@@ -43,6 +43,7 @@ class Hooks:
         self.describe = Known(_describe)
         self.depth = 0
         self.on_call: Callable[..., Any] | None = None
+        self.on_step: Callable[[Source], None] = recorder.optimizer_ends
         recorder.on_change = self.refresh
         self.refresh()
 
@@ -174,15 +175,19 @@ class Hooks:
 
     def around_replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a `CUDAGraph.replay` that may be a step when no module's call is around it."""
-        hooks = self
-        source = Source(REPLAY, REPLAY)
+        return self.as_step(Source(REPLAY, REPLAY), original)
 
-        def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def as_step(self, source: Source, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method whose calls may be steps, when no other such call is around them."""
+        hooks = self
+
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if hooks.depth or not hooks.recorder.is_counting:
                 return original(self, *args, **kwargs)
             return hooks.in_step(source, False, lambda: original(self, *args, **kwargs))
 
-        return replay
+        return call
 
     # Phases.
 
@@ -228,7 +233,7 @@ class Hooks:
             if is_compiling():
                 return step(optimizer, *args, **kwargs)
             result = self.in_phase("optimizer", step, (optimizer, *args), kwargs)
-            self.recorder.optimizer_ends(self.describe(optimizer))
+            self.on_step(self.describe(optimizer))
             return result
 
         return step_and_tell
@@ -279,5 +284,7 @@ def _is_plain(function: object) -> TypeGuard[FunctionType]:
 
 
 def _describe(optimizer: Optimizer) -> Source:
-    size = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+    # Without the workload's own kinds of tensors and modes.
+    with torch._C.DisableTorchFunction():
+        size = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     return Source(id(optimizer), f"{type(optimizer).__name__}, {size:,} parameters", size)

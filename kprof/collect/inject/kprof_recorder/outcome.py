@@ -12,8 +12,12 @@ from typing import Any
 import torch
 
 from .capture import PROFILER_ERRORS, Others
+from .compiled import FILE, CompilerNotes
+from .graphs import Graphs
+from .ranks import local_rank, rank, started_by, world_size
 from .recorder import Recorder
 from .recording import Recording
+from .settings import NSIGHT
 from .steps import Rule
 
 DRAINED = (
@@ -21,15 +25,18 @@ DRAINED = (
     "that the host otherwise has over the GPU."
 )
 COMPILED = (
-    "Modules inside a compiled model have no ranges of their own; their kernels belong to the "
-    "compiled module as a whole."
+    "Modules inside a compiled model have no ranges of their own. Its kernels are named by what "
+    "the compiler noted of them, those that fuse several modules by the innermost that holds them "
+    "all, and those without a note by the compiled model as a whole."
 )
-
-
+CUT_OFF = (
+    "The process ended without Python's own exit (os._exit, SIGKILL or a crash) before its window "
+    "was complete. The trace of Nsight Systems ends there, if there is one."
+)
 UNFINISHED = (
-    "The process ended without Python's own exit (os._exit, SIGKILL or a crash), or on a full "
-    "disk, before its recording was complete, so nothing of it is left. Record sooner: --skip 0 "
-    "--steps 1."
+    "The process ended without Python's own exit (os._exit, SIGKILL or a crash), or where no more "
+    "files can be written (a full disk, too many open files), before its recording was complete, "
+    "so nothing of it is left. Record sooner: --skip 0 --steps 1."
 )
 OTHERS = (
     "The script ran torch's profiler itself during every step that was to be recorded, and one "
@@ -45,8 +52,12 @@ class Outcome:
         self.recorder = recorder
         self.exported: Recording | None = None
         self._folder: Path | None = None
+        # An order to record a service may skip more, but that is none of its warm-up.
+        self.warm_up = recorder.settings.skip
         self.rank = 0
         self.world_size = 1
+        self.notes = CompilerNotes(recorder.models)
+        self.graphs = Graphs(recorder)
         recorder.on_finished = self.export
 
     def restart(self) -> None:
@@ -55,8 +66,8 @@ class Outcome:
 
     def note_rank(self) -> None:
         """Remember the rank while the process group exists; a script may destroy it at its end."""
-        self.rank = max(self.rank, _rank())
-        self.world_size = max(self.world_size, _world_size())
+        self.rank = max(self.rank, rank())
+        self.world_size = max(self.world_size, world_size())
 
     @property
     def folder(self) -> Path:
@@ -67,13 +78,19 @@ class Outcome:
         return self._folder
 
     @property
+    def is_announced(self) -> bool:
+        """Whether the folder of this process exists, or did."""
+        return self._folder is not None
+
+    @property
     def window(self) -> Path:
         """The trace of this process."""
         return self.folder / "window-0.json"
 
     def announce(self) -> None:
         """Say that the process has begun its work, in case it never comes to its end."""
-        self.describe(problems=[UNFINISHED])
+        is_nsight = self.recorder.settings.tracer == NSIGHT
+        self.describe(problems=[CUT_OFF if is_nsight else UNFINISHED], is_complete=False)
 
     def export(self, recording: Recording) -> None:
         """Write the trace of `recording` in place of any earlier one, then say what it is."""
@@ -86,6 +103,8 @@ class Outcome:
             )
         else:
             self.exported = recording
+            self.notes.write(self.folder)
+            self.graphs.write(self.folder)
         self.describe(problems=self.recorder.problems)
 
     def finish(self) -> None:
@@ -98,31 +117,39 @@ class Outcome:
             self.export(recording)
             if not recording.steps and self.exported and not _has_operators(self.window):
                 self.window.unlink()
+                (self.folder / FILE).unlink(missing_ok=True)
                 self.exported = None
         problems = [*recorder.problems]
+        is_nsight = recorder.settings.tracer == NSIGHT
+        if self.exported and not is_nsight and not self.window.exists():
+            problems.append("Its trace was deleted while the workload ran.")
+            self.exported = None
         if recorder.counter.num_counted and Others.was_seen and not self.exported:
             problems.append(OTHERS)
+        if is_nsight and recorder.counter.num_counted and not self.exported:
+            problems.append(self._why_without_window())
         if self.exported or problems:
             self.describe(problems)
         elif self.folder.is_dir():
             (self.folder / "recorder.json").unlink(missing_ok=True)
             self.folder.rmdir()
 
-    def describe(self, problems: list[str]) -> None:
-        """Write recorder.json, complete or not at all."""
+    def describe(self, problems: list[str], *, is_complete: bool = True) -> None:
+        """Write recorder.json, whole or not at all; `is_complete` says that nothing is to come."""
         path = self.folder / "recorder.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}")
-        unfinished.write_text(json.dumps({**self._description(), "problems": problems}))
+        told = {**self._description(), "is_complete": is_complete, "problems": problems}
+        unfinished.write_text(json.dumps(told))
         unfinished.replace(path)
 
     def _is_worth_it(self, recording: Recording) -> bool:
         """Whether a process without steps is more than somebody's helper."""
+        if torch.utils.data.get_worker_info() is not None:
+            return False
         if recording.steps or self.recorder.counter.num_counted:
             return True
-        multiprocessing = sys.modules.get("multiprocessing.process")
-        is_child = multiprocessing is not None and multiprocessing.parent_process() is not None
-        return not is_child or "RANK" in os.environ
+        return started_by() is None or "RANK" in os.environ
 
     def _description(self) -> dict[str, Any]:
         settings, counter = self.recorder.settings, self.recorder.counter
@@ -131,9 +158,11 @@ class Outcome:
         return {
             "schema": 1,
             "pid": os.getpid(),
+            "started_by": started_by(),
+            "host": platform.node(),
             "rank": self.rank,
             "world_size": self.world_size,
-            "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
+            "local_rank": local_rank(),
             "argv": sys.argv,
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -143,7 +172,7 @@ class Outcome:
             "clock": "ns since 1970",
             "num_steps_seen": counter.num_counted,
             "steps": self._steps(recorded),
-            "skip": settings.skip,
+            "skip": self.warm_up,
             "window": [recorded[0], recorded[-1]] if recorded else None,
             "optimizer": counter.leader.name if counter.rule is Rule.OPTIMIZER else None,
             "caveats": self._caveats(),
@@ -181,9 +210,18 @@ class Outcome:
             )
         if recording.capture.has_cuda:
             caveats.append(DRAINED)
-        if recorder.models.has_compiled:
+        if recorder.models.has_compiled or self.notes.has_code:
             caveats.append(COMPILED)
-        return caveats
+        return [*caveats, *self.notes.caveats(), *self.graphs.caveats()]
+
+    def _why_without_window(self) -> str:
+        num_steps, skip = self.recorder.counter.num_counted, self.recorder.settings.skip
+        if num_steps <= skip:
+            return (
+                f"The script ended after {num_steps} steps, before a window opened for Nsight "
+                f"Systems; record sooner, with --skip less than {num_steps}."
+            )
+        return "No step after the warm-up used CUDA, so that Nsight Systems had nothing to trace."
 
     def _num_wanted(self, recording: Recording) -> int:
         return 0 if recording.is_block else self.recorder.settings.steps
@@ -199,17 +237,7 @@ class Outcome:
 
 
 def _has_operators(path: Path) -> bool:
+    if not path.exists():
+        return True  # Nobody knows: Nsight Systems holds it.
     with path.open(encoding="utf-8", errors="replace") as lines:
         return any('"cat": "cpu_op"' in line or '"cat": "kernel"' in line for line in lines)
-
-
-def _rank() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return int(torch.distributed.get_rank())
-    return int(os.environ.get("RANK", 0))
-
-
-def _world_size() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return int(torch.distributed.get_world_size())
-    return int(os.environ.get("WORLD_SIZE", 1))

@@ -8,17 +8,16 @@ steps is kept until the window has a step of its own.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from .capture import PROFILER_ERRORS, Ahead, Capture, can_start, is_capturing_a_graph
 from .deviceclock import DeviceClock
-from .ranges import STEP, Models, Range
-from .recording import EARLY_STEPS, Recording, Stage, now
+from .nsight import is_in_sight, new_capture
+from .ranges import Models
+from .recording import Recording, Stage, now
 from .settings import Settings
 from .softly import softly
 from .steps import Rule, Source, StepCounter
@@ -41,10 +40,10 @@ class Recorder:
         self.window_rule: Rule | None = None
         self.on_change: Callable[[], None] = lambda: None
         self.on_activity: Callable[[], None] = lambda: None
+        self.on_window: Callable[[Recording], None] = lambda recording: None
         self.on_finished: Callable[[Recording], None] = lambda recording: None
         self._is_block = False
-        self._ahead = Ahead()
-        self._step_range: Any = None
+        self._ahead = Ahead(new_capture)
         self._open_step: int | None = None
         self._num_counted = 0
 
@@ -58,23 +57,29 @@ class Recorder:
         """Whether outermost calls still have to be told."""
         return self.stage is not Stage.DONE or self.counter.rule is Rule.CALL
 
-    # What the hooks report.
+    def is_busy(self) -> bool:
+        """Whether a signal's handler, which calls this, has come amid the recorder's own work."""
+        return bool(self.lock._is_owned())  # type: ignore[attr-defined]
 
     @softly
     def begin(self) -> None:
         """Record provisionally from here, where torch has just been imported."""
-        self._start(Capture(self.settings), is_window=False)
+        self._start(new_capture(self.settings), is_window=False)
 
     @softly
     def cuda_is_ready(self) -> None:
         """Begin the provisional capture again, now that it can see the GPU."""
         if self.stage in (Stage.BEGINNING, Stage.EARLY) and self.running is not None:
             self._drop()
-            self._start(Capture(self.settings), is_window=False)
+            self._start(new_capture(self.settings), is_window=False)
 
     @softly
     def activity(self) -> None:
-        """Note that work has begun: a batch is fetched or a model is called."""
+        """Note that there is work: a batch is fetched or a model is called."""
+        if self.stage is Stage.BEGINNING and torch.utils.data.get_worker_info() is not None:
+            self.give_up("")
+            return
+        self.on_activity()
         if self.stage is Stage.BEGINNING:
             self._leave_beginning()
         self.check_bounds()
@@ -138,14 +143,22 @@ class Recorder:
             )
             self.end_capture()
 
-    def restart(self, settings: Settings) -> None:
-        """Record as `settings` say from here on, counting steps anew."""
+    def restart(self, settings: Settings, counter: StepCounter) -> None:
+        """Record as `settings` say from here on, counting steps with `counter`."""
         self.settings = settings
-        self.counter = StepCounter()
+        self.counter = counter
         self.device_clock = DeviceClock()
         self.stage = Stage.WAITING
         self.kept = self._open_step = None
         self._num_counted = 0
+
+    @softly
+    def rest(self) -> None:
+        """Record nothing until a restart; a recording under way ends here."""
+        self.end_capture()
+        self._drop()
+        self.kept = None
+        self.stage = Stage.IDLE
 
     @softly
     def block_begins(self) -> None:
@@ -168,7 +181,7 @@ class Recorder:
         recording = self.running
         if recording is None or is_capturing_a_graph():
             return
-        self._close_step_range()
+        recording.leave_step()
         self.running = None
         self.on_change()
         recording.capture.stop(is_last=recording.is_window and not self._is_block)
@@ -187,7 +200,7 @@ class Recorder:
         self.problems += [reason] if reason else []
         running = self.running
         self.abandon()
-        if running is not None:
+        if running is not None and not is_capturing_a_graph():
             # Else torch's profiler would go on to fill the memory.
             with contextlib.suppress(*PROFILER_ERRORS):
                 running.capture.cancel()
@@ -198,18 +211,14 @@ class Recorder:
         self.running = None
         self.on_change()
 
-    # How captures follow steps.
-
     def _leave_beginning(self) -> None:
-        if torch.utils.data.get_worker_info() is not None:
-            self.give_up("")
-            return
-        self.on_activity()
         self._drop()
         self.kept = None
-        self.stage = Stage.EARLY
+        self.stage = Stage.IDLE if self.settings.trigger else Stage.EARLY
+        if self.settings.trigger:
+            return
         if self.settings.skip:
-            self._start(Capture(self.settings), is_window=False)
+            self._start(new_capture(self.settings), is_window=False)
         else:
             self._open_window()
 
@@ -231,15 +240,13 @@ class Recorder:
             self.device_clock.begin(under_way)
 
     def _step_has_ended(self, index: int, is_completed: bool) -> None:
-        is_recorded = self._step_range is not None
-        self._close_step_range()
-        if self.running is not None and is_recorded and is_completed:
-            self.running.steps.append(index)
-            if self.stage is Stage.WINDOW:
+        if self.running is not None:
+            self.running.end_step(index, is_completed=is_completed)
+            if self.running.is_window and self.running.steps:
                 self.kept = None
         if self.stage in (Stage.WINDOW, Stage.DONE) and not self._is_block:
             self._training_wins()
-        if self.running is not None and len(self.running.steps) >= self._num_wanted():
+        if self.running is not None and self.running.has_all_steps:
             self.end_capture()
         if self.stage is Stage.WAITING and self.counter.num_counted == self.settings.skip - 1:
             self._ahead.prepare(self.settings)
@@ -249,27 +256,18 @@ class Recorder:
         if self.stage in (Stage.EARLY, Stage.WAITING) and self.counter.rule and is_warm:
             self._open_window()
         if self.running is not None:
-            self._step_range = Range(f"{STEP}{index}")
-            self._step_range.__enter__()
-
-    def _num_wanted(self) -> int:
-        if self._is_block:
-            return sys.maxsize
-        if self.stage is Stage.WINDOW:
-            return self.settings.steps
-        return max(1, min(EARLY_STEPS, self.settings.skip - 1))
+            self.running.begin_step(index)
 
     def _training_wins(self) -> None:
         """Wait for another window if this one holds evaluation before the training."""
         if self.counter.rule is Rule.OPTIMIZER and self.window_rule is Rule.CALL:
             self._drop()
-            self.window_rule = None
             self.stage = Stage.WAITING
             self.counter.is_settled = False
             self.on_change()
 
     def _open_window(self) -> None:
-        if not can_start():
+        if not can_start() or not is_in_sight(self.settings):
             return
         if self.running is not None:
             self.end_capture()
@@ -280,21 +278,22 @@ class Recorder:
         self._start(capture, is_window=True)
 
     def _start(self, capture: Capture, *, is_window: bool) -> None:
-        if not can_start():
+        if not can_start() or not (is_window or capture.can_be_provisional):
             return
         capture.start()
-        self.running = Recording(capture, is_window, now(), is_block=self._is_block)
+        self.running = Recording(
+            capture, self.settings, now(), is_window=is_window, is_block=self._is_block
+        )
         self.on_change()
+        if is_window:
+            self.on_window(self.running)
 
     def _drop(self) -> None:
+        if is_capturing_a_graph():
+            return
         self._ahead.cancel()
-        self._close_step_range()
-        if self.running is not None:
-            capture, self.running = self.running.capture, None
-            capture.cancel()
+        running, self.running = self.running, None
+        if running is not None:
+            running.leave_step()
+            running.capture.cancel()
         self.on_change()
-
-    def _close_step_range(self) -> None:
-        if self._step_range is not None:
-            self._step_range.__exit__(None, None, None)
-            self._step_range = None

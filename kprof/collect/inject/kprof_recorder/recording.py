@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from .capture import Capture
+from .ranges import STEP, Range
+from .settings import Settings
 
 # The provisional capture is bounded in steps, time and size: most scripts never need it.
 EARLY_STEPS = 2
@@ -28,6 +31,7 @@ class Stage(Enum):
 
     BEGINNING = "torch is imported, no step has begun"
     EARLY = "the first steps"
+    IDLE = "nothing is to be recorded until somebody asks for it"
     WAITING = "warm-up"
     WINDOW = "the window"
     DONE = "after the window"
@@ -38,22 +42,50 @@ class Recording:
     """A capture and the steps in it."""
 
     capture: Capture
-    is_window: bool
+    settings: Settings
     start_ns: int
+    is_window: bool = True
     is_block: bool = False
     steps: list[int] = field(default_factory=list)
     num_module_calls: int = 0
     caveats: list[str] = field(default_factory=list)
+    _step_range: Any = None
+
+    def begin_step(self, index: int) -> None:
+        """Open the range of a step of the workload."""
+        self._step_range = Range(f"{STEP}{index}")
+        self._step_range.__enter__()
+
+    def end_step(self, index: int, *, is_completed: bool) -> None:
+        """Close the range of a step, which is recorded if it lay in here from end to end."""
+        if self._step_range is not None and is_completed:
+            self.steps.append(index)
+        self.leave_step()
+
+    def leave_step(self) -> None:
+        """Close the range of a step, wherever it is."""
+        if self._step_range is not None:
+            self._step_range.__exit__(None, None, None)
+            self._step_range = None
+
+    @property
+    def has_all_steps(self) -> bool:
+        """Whether it holds as many steps as it should; a block ends where its user ends it."""
+        if self.is_block:
+            return False
+        few = max(1, min(EARLY_STEPS, self.settings.skip - 1))
+        return len(self.steps) >= (self.settings.steps if self.is_window else few)
 
     def find_overrun(self, now_ns: int) -> str | None:
         """Return why the recording has to end here and now, or None while it may go on."""
         elapsed_ns = now_ns - self.start_ns
         most = WINDOW_MODULE_CALLS if self.is_window else EARLY_MODULE_CALLS
-        is_late = not self.is_window and elapsed_ns > EARLY_NS
+        longest_ns = self.settings.longest_ns if self.is_window else EARLY_NS
+        is_late = longest_ns is not None and elapsed_ns > longest_ns
         if self.num_module_calls <= most and not is_late:
             return None
         return (
             f"The recording was cut after {self.num_module_calls} module calls in "
             f"{elapsed_ns / 1e9:.1f} s, inside a step, to bound its size; record fewer steps "
-            "with --steps."
+            "with --steps, or for longer with --seconds."
         )

@@ -6,10 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+# The tracer that is not torch's own profiler.
+NSIGHT = "nsys"
+
 
 @dataclass(frozen=True)
 class Settings:
-    """Where to write and what to record; `skip` and `steps` count steps of the workload."""
+    """Where to write and what to record; `skip` and `steps` count steps of the workload.
+
+    With a `trigger`, a window is recorded whenever that file holds an order, and nothing before.
+    """
 
     raw: Path
     skip: int = 5
@@ -17,6 +23,17 @@ class Settings:
     shapes: bool = True
     stacks: bool = False
     memory: bool = False
+    seconds: float | None = None
+    trigger: Path | None = None
+    tracer: str = "torch"
+    """Who records: torch's profiler, or Nsight Systems around this process."""
+    leader: str = "0"
+    """The local rank that begins and ends a window of Nsight Systems."""
+
+    @property
+    def longest_ns(self) -> int | None:
+        """How long a window may take; None where its steps alone bound it."""
+        return None if self.seconds is None else int(self.seconds * 1e9)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings | None:
@@ -31,15 +48,23 @@ class Settings:
             shapes=environment.get("KPROF_SHAPES", "1") == "1",
             stacks=environment.get("KPROF_STACKS", "0") == "1",
             memory=environment.get("KPROF_MEMORY", "0") == "1",
+            seconds=float(environment["KPROF_SECONDS"]) if "KPROF_SECONDS" in environment else None,
+            trigger=Path(environment["KPROF_TRIGGER"]) if "KPROF_TRIGGER" in environment else None,
+            tracer=environment.get("KPROF_TRACER", cls.tracer),
+            leader=environment.get("KPROF_LEADER", cls.leader),
         )
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables from which `from_environment` makes these settings again."""
+        optional = {"KPROF_SECONDS": self.seconds, "KPROF_TRIGGER": self.trigger}
         return {
+            **{name: str(value) for name, value in optional.items() if value is not None},
             "KPROF_RAW": str(self.raw),
             "KPROF_SKIP": str(self.skip),
             "KPROF_STEPS": str(self.steps),
             "KPROF_SHAPES": str(int(self.shapes)),
             "KPROF_STACKS": str(int(self.stacks)),
             "KPROF_MEMORY": str(int(self.memory)),
+            "KPROF_TRACER": self.tracer,
+            "KPROF_LEADER": self.leader,
         }

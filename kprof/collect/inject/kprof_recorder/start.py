@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import contextlib
 
+import torch
+
 from .capture import PROFILER_ERRORS, watch_others
 from .compiler import keep_from_compiler
-from .ending import Deadline, hide_from_tracebacks, on_exit, on_fork
+from .ending import Deadline, Ending, leave_without_destructors, on_fork
+from .engines import listen_to_engines
 from .hooks import Hooks
+from .ondemand import OnDemand
 from .outcome import Outcome
+from .ranks import started_by
 from .recorder import Recorder
-from .recording import EARLY_NS
+from .recording import EARLY_NS, Recording
 from .settings import Settings
+from .steps import Source, StepCounter
+from .tracebacks import hide_from_tracebacks
+
+FORKED = (
+    "This process was forked after torch had been imported, and trained without being recorded: "
+    "torch's profiler does not survive a fork. Start it with the method spawn."
+)
 
 
 class Session:
@@ -21,29 +33,62 @@ class Session:
         self.recorder = Recorder(settings)
         self.outcome = Outcome(self.recorder)
         self.hooks = Hooks(self.recorder)
+        # First: a replay that begins a step, and so the window, belongs to it.
+        self.outcome.graphs.listen()
         self.hooks.install()
+        self.outcome.notes.listen()
         keep_from_compiler(__package__)
-        watch_others(self.recorder.make_way)
+        watch_others(self.make_way)
         self.deadline: Deadline | None = None
+        self.on_demand: OnDemand | None = None
+        self.ending: Ending | None = None
         self.is_following = False
+        self.inherited: Recording | None = None
 
     def follow_the_process(self) -> None:
         """Record from here to the process's end."""
         self.is_following = True
         hide_from_tracebacks()
-        on_exit(self.finish)
-        on_fork(before=self.forget_deadline, in_child=self.recorder.abandon)
-        self.recorder.on_activity = self.begin_with_rank
+        self.ending = Ending(self.finish, self.recorder.is_busy)
+        on_fork(before=self.forget_deadline, in_child=self.in_forked_child)
+        self.recorder.on_activity = self.begin
+        self.recorder.on_window, self.recorder.on_finished = self.window_opens, self.window_ends
+        if self.recorder.settings.trigger is not None:
+            self.on_demand = OnDemand(self.recorder, self.outcome, self.recorder.settings)
+            return
+        if started_by() is None:
+            self.ending.listen()
         self.recorder.begin()
         self.deadline = Deadline(EARLY_NS / 1e9, self.recorder.end_capture)
 
     def restart(self, settings: Settings) -> None:
         """Record as `settings` say from here on, counting steps anew."""
-        self.recorder.restart(settings)
+        self.recorder.restart(settings, StepCounter())
         self.outcome.restart()
 
-    def begin_with_rank(self) -> None:
+    def window_opens(self, recording: Recording) -> None:
+        """Take care that a window outlives SIGTERM; multiprocessing's children must die of it."""
+        if self.ending is not None and started_by() is None:
+            self.ending.listen()
+        if self.on_demand is not None:
+            self.on_demand.window_opens(recording)
+
+    def window_ends(self, recording: Recording) -> None:
+        """Write the window, after which there is nothing to lose."""
+        self.outcome.export(recording)
+        if self.on_demand is not None:
+            self.on_demand.window_ends()
+        if self.ending is not None:
+            self.ending.rest()
+
+    def begin(self) -> None:
         """Note what is known once the workload has begun its work."""
+        listen_to_engines(self.hooks)
+        if self.on_demand is not None:
+            self.recorder.on_activity = self.on_demand.look
+            self.on_demand.look()
+            return
+        self.recorder.on_activity = lambda: None
         self.forget_deadline()
         self.outcome.announce()
 
@@ -52,6 +97,35 @@ class Session:
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
+        if self.on_demand is not None:
+            self.on_demand.forget_deadline()
+
+    def in_forked_child(self) -> None:
+        """Record nothing of a forked child, except in a service that has not been recorded yet."""
+        if self.on_demand is not None and self.on_demand.follow_child():
+            return
+        self.inherited = self.recorder.running or self.inherited
+        leave_without_destructors()
+        if self.ending is not None:
+            self.ending.forget()
+        self.recorder.abandon()
+        self.hooks.on_step = self.say_forked
+        torch.autograd._enable_record_function(False)
+
+    def make_way(self) -> None:
+        """Let the workload start torch's profiler itself; a forked child has it as it was."""
+        self.recorder.make_way()
+        if self.inherited is not None:
+            recording, self.inherited = self.inherited, None
+            with contextlib.suppress(*PROFILER_ERRORS):
+                recording.capture.stop()
+        torch.autograd._enable_record_function(True)
+
+    def say_forked(self, source: Source) -> None:
+        """Say that a forked child trains a model, which nobody records."""
+        self.hooks.on_step = lambda source: None
+        with contextlib.suppress(OSError):
+            Outcome(Recorder(self.recorder.settings)).describe([FORKED])
 
     def finish(self) -> None:
         """Write what was recorded; the workload's own end goes on whatever happens here."""
@@ -59,7 +133,7 @@ class Session:
         if self.recorder.is_broken and not self.recorder.problems:
             return
         with contextlib.suppress(*PROFILER_ERRORS):
-            self.outcome.finish()
+            (self.on_demand or self.outcome).finish()
 
 
 session: Session | None = None

@@ -142,6 +142,18 @@ class StepCounter:
         if self.rule is Rule.RANGE and self.is_under_way:
             self._end(now_ns)
 
+    def counting_anew(self) -> StepCounter:
+        """Count from 0 by the rule and leader that hold now; a step under way counts no more."""
+        self.num_counted = 0
+        self.is_settled = False
+        self._counted_before.clear()
+        self._first.clear()
+        self._last.clear()
+        if self.is_under_way:
+            self.index += 1
+            self._start_ns = None
+        return self
+
     def rebase(self, now_ns: int) -> None:
         """Let the step under way begin now."""
         if self.is_under_way:

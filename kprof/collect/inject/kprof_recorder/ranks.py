@@ -1,0 +1,45 @@
+"""Which of a run's processes this is, and who started it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+# What torchrun, Slurm's srun, Open MPI and the others of MPI call a process's number, and theirs.
+RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+WORLD_SIZE_NAMES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+LOCAL_RANK_NAMES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+
+
+def started_by() -> int | None:
+    """Return the process whose `multiprocessing` started this one, None if that is not how."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = multiprocessing.parent_process() if multiprocessing is not None else None
+    return parent.pid if parent is not None else None
+
+
+def rank() -> int:
+    """Return the number of this process among all of the run."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return int(torch.distributed.get_rank())
+    return _from_environment(RANK_NAMES, 0)
+
+
+def world_size() -> int:
+    """Return how many processes the run has."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return int(torch.distributed.get_world_size())
+    return _from_environment(WORLD_SIZE_NAMES, 1)
+
+
+def local_rank() -> int:
+    """Return the number of this process among those of its machine."""
+    return _from_environment(LOCAL_RANK_NAMES, 0)
+
+
+def _from_environment(names: tuple[str, ...], default: int) -> int:
+    """Return what the first launcher says that started this process."""
+    said = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in said if text.isdigit()), default)

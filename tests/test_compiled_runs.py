@@ -1,0 +1,147 @@
+"""What torch.compile does is the same under the recorder, and its kernels have modules by name."""
+
+import shutil
+
+import pytest
+
+pytest.importorskip("torch")
+if shutil.which("g++") is None:
+    pytest.skip("Inductor needs a C++ compiler", allow_module_level=True)
+
+from kprof.analyze.passes import analyze
+from kprof.open import read
+from tests.recorded import record, run_bare
+
+pytestmark = pytest.mark.slow
+
+NET = """
+import sys, torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(8, 16)
+        self.down = torch.nn.Linear(16, 8)
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Block() for _ in range(2))
+        self.head = torch.nn.Linear(8, 4)
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+torch.manual_seed(0)
+net = Net()
+"""
+TRAIN = """
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+for _ in range(8):
+    loss = step(torch.randn(4, 8)).square().sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+COUNT = """
+seen = ("fxgraph_cache_hit", "fxgraph_cache_miss", "autograd_cache_hit", "autograd_cache_miss")
+both = {**counters["inductor"], **counters["aot_autograd"]}
+print({name: count for name, count in both.items() if name in seen})
+print(dict(counters["stats"]), dict(counters["frames"]), dict(counters["graph_break"]), loss.item())
+"""
+COMPILE = """
+torch._dynamo.config.error_on_recompile = True
+step = torch.compile(net, fullgraph=True)
+"""
+PRODUCTS = ["head", "layers.0.down", "layers.0.up", "layers.1.down", "layers.1.up"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_cache(tmp_path_factory):
+    """Let all tests of this file share what Inductor compiles of C++ only once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
+
+def record_again(folder, script):
+    shutil.rmtree(folder / "run.kprof", ignore_errors=True)
+    return record(folder, script)
+
+
+def modules_of(folder, phase):
+    """Return the modules that the matrix products of a phase are attributed to, each once."""
+    kernels = analyze(read([folder / "run.kprof"])).kernels
+    is_product = kernels["op"].isin(["aten::mm", "aten::addmm"])
+    found = kernels[is_product & (kernels["phase"] == phase)]
+    return sorted(found["module"].astype(str).unique())
+
+
+def test_compiling_makes_the_same_keys_and_graphs_with_and_without_the_recorder(tmp_path, capfd):
+    script = NET + COMPILE + TRAIN + COUNT
+    cold = record(tmp_path, script)
+    assert cold.result.exit_code == 0
+    assert "'fxgraph_cache_miss': 2" in capfd.readouterr().out
+    assert modules_of(tmp_path, "forward") == modules_of(tmp_path, "backward") == PRODUCTS
+
+    bare = run_bare(tmp_path)
+    assert b"'fxgraph_cache_hit': 2" in bare.stdout
+    assert b"'autograd_cache_hit': 1" in bare.stdout
+
+    warm = record_again(tmp_path, script)
+    seen = capfd.readouterr()
+    assert (seen.out.encode(), seen.err.encode()) == (bare.stdout, bare.stderr)
+    assert modules_of(tmp_path, "forward") == modules_of(tmp_path, "backward") == PRODUCTS
+    assert any("out of torch's cache" in caveat for caveat in warm.description["caveats"])
+
+
+def test_code_out_of_inductors_own_cache_has_its_modules_too(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
+    record(tmp_path, NET + COMPILE + TRAIN + COUNT)
+    record_again(tmp_path, NET + COMPILE + TRAIN + COUNT)
+    assert "'fxgraph_cache_hit': 2" in capfd.readouterr().out
+    assert modules_of(tmp_path, "forward") == modules_of(tmp_path, "backward") == PRODUCTS
+
+
+WAYS = {
+    "AsItIs": "net.compile(); step = net",
+    "WithoutGraphs": "step = torch.compile(net, mode='max-autotune-no-cudagraphs')",
+    "WithGraphs": "step = torch.compile(net, mode='reduce-overhead')",
+    "OfAnySize": "step = torch.compile(net, dynamic=True)",
+    "OnePart": "net.layers[1] = torch.compile(net.layers[1]); step = net",
+    "EachLayer": "for layer in net.layers: layer.compile()\nstep = net",
+    "InFunction": "step = torch.compile(lambda x: net(x) * 2)",
+}
+# Of several models the largest is named first, and has no prefix.
+NAMED_FIRST = "WithoutGraphs"
+# Each way has models and code of its own: else one would find what another has compiled.
+ALL_WAYS = """
+import torch
+nets, steps = [], []
+for name, source in {sources!r}.items():
+    own = {{}}
+    exec(compile(source, name + ".py", "exec"), own)
+    nets.append(own["net"])
+    steps.append(own["step"])
+net = torch.nn.ModuleList(nets)
+def step(x):
+    return sum(step(x) for step in steps)
+"""
+
+
+def test_products_have_their_modules_however_a_model_is_compiled(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
+    sources = {name: NET.replace("Net", name) + way for name, way in WAYS.items()}
+    run = record(tmp_path, ALL_WAYS.format(sources=sources) + TRAIN)
+    assert run.result.exit_code == 0
+    prefixes = [f"{name}." if name != NAMED_FIRST else "" for name in WAYS]
+    expected = sorted(prefix + path for prefix in prefixes for path in PRODUCTS)
+    assert modules_of(tmp_path, "forward") == modules_of(tmp_path, "backward") == expected
+
+
+def test_a_product_that_the_compiler_gave_an_addend_serves_the_products_module(tmp_path):
+    residual = NET.replace("return self.down", "return x + self.down")
+    record(tmp_path, residual + COMPILE + TRAIN)
+    assert modules_of(tmp_path, "backward") == PRODUCTS

@@ -1,0 +1,99 @@
+"""What CUDA graphs replay is named by what was captured into them."""
+
+import pytest
+
+from kprof.analyze.attribute import add_attribution
+from kprof.analyze.ledger import balance
+from tests.traces import trace_of
+
+CALL = {"kind": "runtime", "duration_ns": 5}
+CAPTURE = (
+    {"kind": "capture", "name": "0", "start_ns": 0, "duration_ns": 1_000},
+    {"kind": "module", "name": "layers.0", "start_ns": 100, "duration_ns": 300},
+    {"name": "aten::addmm", "start_ns": 110, "duration_ns": 100},
+    {**CALL, "name": "cudaMemsetAsync", "start_ns": 120},
+    {**CALL, "name": "cudaLaunchKernelExC", "start_ns": 130},
+    {**CALL, "name": "cudaStreamIsCapturing", "start_ns": 140},
+    {"name": "aten::relu", "start_ns": 300, "duration_ns": 50},
+    {**CALL, "name": "cudaLaunchKernel", "start_ns": 310},
+    {"kind": "phase", "name": "backward", "start_ns": 500, "duration_ns": 400},
+    {"name": "aten::mul", "thread": 2, "start_ns": 600, "duration_ns": 50},
+    {**CALL, "name": "cudaLaunchKernel", "thread": 2, "start_ns": 610},
+)
+
+
+def replay(start_ns, correlation, number="0"):
+    return (
+        {"kind": "step", "name": str(correlation), "start_ns": start_ns, "duration_ns": 90},
+        {"kind": "graph", "name": number, "start_ns": start_ns, "duration_ns": 50},
+        {**CALL, "name": "cudaGraphLaunch", "start_ns": start_ns + 1, "correlation": correlation},
+    )
+
+
+def replayed(start_ns, correlation, **each):
+    activities = ("memset", "kernel", "kernel", "kernel")
+    return tuple(
+        {"activity": a, "start_ns": start_ns + 100 * i, "correlation": correlation, **each}
+        for i, a in enumerate(activities)
+    )
+
+
+OPS = ["aten::addmm", "aten::addmm", "aten::relu", "aten::mul"]
+
+
+def attributed(*kernels, ranges):
+    return add_attribution(trace_of(*kernels, ranges=ranges)).kernels
+
+
+def test_every_replay_is_named_by_the_calls_of_its_capture_in_their_order():
+    kernels = attributed(
+        *replayed(5_100, 9),
+        *replayed(6_100, 10),
+        ranges=CAPTURE + replay(5_000, 9) + replay(6_000, 10),
+    )
+    assert kernels["op"].tolist() == OPS * 2
+    assert kernels["module"].tolist()[:3] == ["layers.0"] * 3
+    assert kernels["phase"].tolist()[3] == "backward"
+    assert kernels["step"].tolist() == [9] * 4 + [10] * 4
+    assert set(kernels["attributed_by"]) == {"capture"}
+
+
+def test_a_named_replay_is_attributed_and_the_books_balance():
+    trace = trace_of(*replayed(5_100, 9), ranges=CAPTURE + replay(5_000, 9))
+    ledger = balance(add_attribution(trace))
+    assert ledger.buckets["attributed"] == ledger.sum_ns == 400
+
+
+def test_nodes_tell_the_order_where_several_streams_run_them():
+    kernels = replayed(5_100, 9)
+    mixed = [
+        {**kernel, "start_ns": 5_500 - 100 * i, "graph_node": 70 + i, "stream": i % 2}
+        for i, kernel in enumerate(kernels)
+    ]
+    assert attributed(*mixed, ranges=CAPTURE + replay(5_000, 9))["op"].tolist() == OPS
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        replayed(5_100, 9)[:3],
+        (*replayed(5_100, 9)[1:], {"activity": "memset", "start_ns": 6_000, "correlation": 9}),
+        tuple({**kernel, "stream": i % 2} for i, kernel in enumerate(replayed(5_100, 9))),
+    ],
+    ids=["another number", "another order", "several streams without nodes"],
+)
+def test_a_replay_that_may_not_be_the_captures_is_left_unnamed(kernels):
+    found = attributed(*kernels, ranges=CAPTURE + replay(5_000, 9))
+    assert found["op"].isna().all()
+    assert set(found["bucket"]) == {"graph"}
+
+
+def test_a_replay_of_another_graph_is_left_unnamed():
+    found = attributed(*replayed(5_100, 9), ranges=CAPTURE + replay(5_000, 9, number="1"))
+    assert found["op"].isna().all()
+
+
+def test_the_capture_of_another_rank_names_nothing():
+    other = tuple({**row, "rank": 1} for row in CAPTURE)
+    found = attributed(*replayed(5_100, 9), ranges=other + replay(5_000, 9))
+    assert found["op"].isna().all()

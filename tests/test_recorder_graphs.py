@@ -1,0 +1,97 @@
+"""Captures of CUDA graphs under the recorder; without a GPU, a stand-in is captured."""
+
+import gzip
+import json
+
+import pytest
+
+from kprof.collect.readers import recorded
+from tests.recorded import MODEL, record
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+# What kprof puts around the methods of torch.cuda.CUDAGraph, around those of one without a GPU.
+CAPTURING = """
+graphs = sys.modules["kprof_recorder.start"].session.outcome.graphs
+class Graph:
+    def capture_begin(self):
+        self.is_capturing = True
+    def capture_end(self):
+        self.is_capturing = False
+    def replay(self):
+        pass
+Graph.capture_begin = graphs._around_begin(Graph.capture_begin)
+Graph.capture_end = graphs._around_end(Graph.capture_end)
+Graph.replay = graphs._around_replay(Graph.replay)
+model(torch.ones(2, 4))  # The warm-up that every capture needs.
+def captured():
+    graph = Graph()
+    graph.capture_begin()
+    model(torch.ones(2, 4)).sum().backward()
+    graph.capture_end()
+    assert not graph.is_capturing
+    return graph
+def train(num, graph):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(num):
+        graph.replay()
+        optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("captured")
+    script = MODEL + CAPTURING + "first, unused = captured(), captured()\ntrain(12, first)\n"
+    return record(folder, script)
+
+
+def names_in(path):
+    with gzip.open(path) as file:
+        return {event.get("name") for event in json.load(file)["traceEvents"]}
+
+
+def test_a_capture_that_was_replayed_in_the_window_lies_beside_it(run):
+    (part,) = run.result.parts
+    assert [path.name for path in part.glob("graph-*")] == ["graph-0.json.gz"]
+    names = names_in(part / "graph-0.json.gz")
+    assert {"kprof.capture#0", "kprof.module#layers.1.attn", "aten::addmm"} <= names
+    assert run.recorded_steps() == [5, 6, 7]
+    assert run.count("kprof.graph#0") == 3
+
+
+def test_the_reader_puts_the_capture_before_the_window_on_one_clock(run):
+    ranges = recorded.read(run.result.raw).ranges
+    capture = ranges[ranges["kind"] == "capture"].iloc[0]
+    captured = ranges[ranges["name"] == "layers.1.attn"].iloc[0]
+    first_step = ranges.loc[ranges["kind"] == "step", "start_ns"].min()
+    assert capture["start_ns"] < captured["start_ns"] < capture["start_ns"] + capture["duration_ns"]
+    assert 0 < first_step - capture["start_ns"] < 60 * 10**9
+
+
+def test_of_thousands_of_captures_the_first_are_recorded_and_the_rest_told(tmp_path):
+    many = "from kprof_recorder import graphs as module\nmodule.MOST_GRAPHS = 1\n"
+    script = MODEL + CAPTURING + many + "captured(); train(12, captured())\n"
+    run = record(tmp_path, script)
+    assert any(
+        "What 1 CUDA graphs hold is not known" in text for text in run.description["caveats"]
+    )
+    assert run.recorded_steps() == [5, 6, 7]
+
+
+def test_a_capture_inside_the_window_is_recorded_with_it(tmp_path):
+    late = "\n".join(
+        [
+            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+            "graph = None",
+            "for step in range(12):",
+            "    graph = captured() if step == 6 else graph",
+            "    graph and graph.replay()",
+            "    optimizer.step()",
+        ]
+    )
+    run = record(tmp_path, MODEL + CAPTURING + late + "\n")
+    assert run.recorded_steps() == [5, 6, 7]
+    assert run.count("kprof.capture#0") == 1
+    assert not list(run.result.parts[0].glob("graph-*"))
