@@ -11,7 +11,7 @@ READY := .venv/.ready
 SOURCES := kprof tests examples benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format gpu clean
+.PHONY: help install demo test hostile check format gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +33,10 @@ demo: $(READY)  ## profile examples/train_tiny.py and say where the report lies
 	@echo "The report: $(CURDIR)/demo.kprof/report.html"
 
 test: $(READY)  ## run the tests that need no GPU
-	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not hostile" -n $(WORKERS) $(PYTEST_ARGS)
+
+hostile: $(READY)  ## run hostile workloads without and with the recorder (about 4 minutes)
+	$(BIN)/python -m pytest -m hostile -n $(WORKERS) $(PYTEST_ARGS)
 
 check: $(READY)  ## format, lint, types, layers, tests: what every commit passes
 	$(BIN)/ruff format --check $(SOURCES)

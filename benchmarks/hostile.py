@@ -1,0 +1,82 @@
+"""Run every hostile workload without and with the recorder, compare, and write what came of it.
+
+    python benchmarks/hostile.py            on the CPU, whatever else there is
+    python benchmarks/hostile.py --gpu      the same scripts on the GPUs, and those that need them
+
+The workloads are those of `tests/hostile/`; what is compared says `tests/hostility.py`. Names of
+workloads after the options run only those, and write no result.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from evidence import RESULTS, ROOT, row, write_evidence
+
+sys.path.insert(0, str(ROOT))
+from tests.hostility import differences, find_missing, observe, workloads
+
+SOURCES = (
+    "benchmarks/hostile.py",
+    "tests/hostility.py",
+    "tests/hostile/**/*.py",
+    "kprof/collect/inject/**/*.py",
+    "kprof/collect/launch.py",
+)
+WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def judge(workload, environment):
+    """Return one workload's row: how many differences there are, None where it cannot run."""
+    missing = find_missing(workload, on_gpu=environment is None)
+    start = time.perf_counter()
+    found = None
+    if missing is None:
+        with tempfile.TemporaryDirectory() as folder:
+            found = differences(workload, observe(workload, Path(folder), environment))
+    state = f"needs {missing}" if found is None else "DIFFERS" if found else "same"
+    took_s = time.perf_counter() - start
+    print(
+        "\n    ".join([f"{workload.name:28} {state} ({took_s:.1f} s)", *(found or [])]), flush=True
+    )
+    return row(
+        workload.name,
+        None if found is None else len(found),
+        "differences",
+        "lower",
+        0,
+        hostility=workload.hostility,
+        command=workload.command,
+        differences=found,
+        missing=missing,
+    )
+
+
+def main():
+    """Run, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="only workloads whose name begins so")
+    parser.add_argument("--gpu", action="store_true", help="let the workloads see the GPUs")
+    parser.add_argument("--at-once", type=int, default=1, help="workloads at the same time")
+    where = "RESULTS/hostile_<gpu|cpu>_2026-11.json"
+    parser.add_argument("--result", type=Path, help=f"[default: {where}]")
+    args = parser.parse_args()
+    environment = None if args.gpu else WITHOUT_GPU
+    chosen = [w for w in workloads() if w.name.startswith(tuple(args.names) or "")]
+    with ThreadPoolExecutor(args.at_once) as pool:
+        rows = list(pool.map(lambda workload: judge(workload, environment), chosen))
+    run = [one for one in rows if one["value"] is not None]
+    same = sum(one["value"] == 0 for one in run)
+    print(f"{same} of {len(run)} workloads behave alike; {len(rows) - len(run)} cannot run here")
+    if args.names:
+        return
+    rows.append(row("alike", same, "workloads", "higher", len(run)))
+    path = args.result or RESULTS / f"hostile_{'gpu' if args.gpu else 'cpu'}_2026-11.json"
+    write_evidence(path, "what hostile workloads feel of the recorder", rows, SOURCES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""A package that says which modules it finds imported."""
+
+import sys
+
+print("torch" in sys.modules, sys.argv)

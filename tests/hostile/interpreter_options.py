@@ -1,0 +1,20 @@
+"""Python's own options: warnings as errors, development mode, no assertions, a script on stdin."""
+
+# command: {python} -X dev -W error -u -B -s {script}
+# command: sh -c "{python} - a b < {script}"
+# command: {python} -c "exec(open('{script}').read())" a b
+# seen: 9
+
+import sys
+
+import torch
+
+model = torch.nn.Linear(4, 4)
+torch.nn.init.ones_(model.weight)
+torch.nn.init.ones_(model.bias)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(9):
+    loss = model(torch.ones(2, 4)).sum()
+    loss.backward()
+    optimizer.step()
+print(loss.item(), sys.argv, sys.path[0], sys.flags, sys.warnoptions, __name__, __debug__)

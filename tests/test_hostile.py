@@ -1,0 +1,67 @@
+"""Every hostile workload behaves under the recorder as it does alone, and is recorded right."""
+
+import pytest
+
+from tests.hostility import (
+    Ending,
+    Observation,
+    Workload,
+    differences,
+    find_missing,
+    observe,
+    workloads,
+)
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("workload", workloads(), ids=lambda workload: workload.name)
+def test_a_hostile_workload_does_not_feel_the_recorder(workload, tmp_path):
+    pytest.importorskip("torch")
+    if missing := find_missing(workload):
+        pytest.skip(f"needs {missing}")
+    assert differences(workload, observe(workload, tmp_path)) == []
+
+
+ALIKE = Ending(exit_code=0, out=b"3.5\n", err=b"", files={}, processes=())
+TRAINED = {"rank": 0, "num_steps_seen": 9, "window": [5, 5], "problems": [], "caveats": []}
+TRAINED |= {"steps": [{"index": 4, "recorded": False}, {"index": 5, "recorded": True}]}
+
+
+def differences_of(tmp_path, expected, recorded=ALIKE, recorders=(TRAINED,), messages=()):
+    workload = Workload(tmp_path / "train.py", "none", "true", None, expected)
+    return differences(workload, Observation(ALIKE, recorded, {0: list(recorders)}, messages))
+
+
+def test_a_run_as_it_was_expected_differs_in_nothing(tmp_path):
+    assert differences_of(tmp_path, {"recorded": ["5"], "seen": ["9"]}) == []
+
+
+def test_another_last_bit_of_a_result_is_a_difference(tmp_path):
+    recorded = Ending(exit_code=0, out=b"3.4\n", err=b"", files={}, processes=())
+    (found,) = differences_of(tmp_path, {"recorded": ["5"]}, recorded)
+    assert "-3.5\n+3.4" in found
+
+
+def test_a_process_that_stays_behind_is_a_difference(tmp_path):
+    recorded = Ending(exit_code=0, out=b"3.5\n", err=b"", files={}, processes=(b"sleep 9",))
+    (found,) = differences_of(tmp_path, {"recorded": ["5"]}, recorded)
+    assert "sleep 9" in found
+
+
+def test_another_step_than_expected_is_a_difference(tmp_path):
+    assert differences_of(tmp_path, {"recorded": ["6"]}) == ["steps [5] of rank 0 were recorded"]
+
+
+def test_a_rank_that_left_nothing_is_a_difference(tmp_path):
+    (found,) = differences_of(tmp_path, {"recorded": ["5"], "ranks": ["0 1"]})
+    assert "ranks [0] left a recording, not [0, 1]" in found
+
+
+def test_a_message_that_nobody_expects_is_a_difference(tmp_path):
+    found = differences_of(tmp_path, {"recorded": ["5"]}, messages=("The recorder stopped.",))
+    assert found == ["kprof says: The recorder stopped."]
+
+
+def test_a_message_that_does_not_come_is_a_difference(tmp_path):
+    found = differences_of(tmp_path, {"recorded": ["5"], "says": ["forked"]})
+    assert found == ["kprof does not say: forked"]
