@@ -18,6 +18,8 @@ _RECORDED = {
     "int8": "signed char",
     "uint8": "unsigned char",
     "bool": "bool",
+    "complex64": "c10::complex<float>",
+    "fp4x2": "c10::Float4_e2m1fn_x2",
 }
 
 

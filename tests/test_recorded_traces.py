@@ -58,7 +58,7 @@ def test_nearly_all_device_time_has_a_work_model(name):
 def test_only_what_fits_in_the_cache_runs_faster_than_its_roofline(name):
     beaten = beaten_ceilings(opened(name))
     assert (beaten["bytes"] <= L2_BYTES).all()
-    assert share(opened(name), opened(name).kernels.index.isin(beaten.index)) <= 0.01
+    assert share(opened(name), opened(name).kernels.index.isin(beaten.index)) <= 0.03
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,5 +100,14 @@ def test_where_a_graph_is_replayed_does_not_tell_the_phase_of_its_nodes():
 
 def test_generating_leaves_the_device_idle_because_the_host_is_late():
     trace = opened("hf_generate")
-    gaps = trace.kernels.groupby("gap_cause", observed=True)["gap_before_ns"].sum()
-    assert gaps["host"] > 0.9 * gaps.sum()
+    idle = trace.idle.groupby("cause", observed=True)["duration_ns"].sum()
+    assert idle["launch-bound"] > 0.9 * idle.sum()
+
+
+def test_an_item_of_the_model_costs_what_the_docs_say():
+    trace = opened("llama_train")
+    waits = trace.idle[trace.idle["cause"] == "synchronization"]
+    second = waits[(trace.kernels["step"].iloc[waits["kernel_row"]] == 6).to_numpy(bool)]
+    assert (second["duration_ns"].sum(), len(second)) == (1_054_367, 33)
+    assert set(second["place"]) == {"aten::_local_scalar_dense"}
+    assert set(second["module"]) == {"model"}

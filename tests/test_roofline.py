@@ -167,9 +167,126 @@ def test_a_list_kernel_without_shapes_is_bounded_by_its_grid():
     assert found == [(131_072, 1_048_576, "bounds")]
 
 
+def test_list_kernels_of_apex_are_bounded_too_with_moments_in_fp32():
+    name = "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<c10::Half>, float>"
+    trace = measured({"name": name, "grid": "2,1,1", "duration_ns": 10_000})
+    assert columns(trace, "bytes", "work_bound") == [(2 * 65_536 * 4 * 7, "at most")]
+
+
+ADD = "at::native::CUDAFunctor_add<c10::BFloat16>"
+VECTORIZED = (
+    f"void at::native::vectorized_elementwise_kernel<8, {ADD}, std::array<char*, 3ul> >(int)"
+)
+STRIDED = f"void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<{ADD}> >"
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [(VECTORIZED, 3 * 2 * (9 * 1024 + 1)), (STRIDED, 2 * (9 * 512 + 1))]
+)
+def test_a_pointwise_kernel_of_unknown_operator_fills_all_blocks_but_the_last(name, least):
+    trace = measured({"name": name, "grid": "10,1,1", "block": "128,1,1"})
+    found = columns(trace, "flops", "bytes", "work_from", "work_bound")
+    assert found == [(None, least, "bounds", "at least")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        VECTORIZED.replace("CUDAFunctor_add", "CompareEqFunctor"),
+        VECTORIZED.replace("c10::BFloat16", "T"),
+        VECTORIZED.replace("at::native::vec", "mine::vec"),
+    ],
+)
+def test_a_pointwise_kernel_of_unknown_elements_stays_unknown(name):
+    trace = measured({"name": name, "grid": "10,1,1", "block": "128,1,1"})
+    assert columns(trace, "bytes") == [(None,)]
+
+
 def test_a_bound_beyond_what_the_time_allows_tells_nothing():
     trace = measured({"name": LIST_KERNEL, "grid": "2,1,1", "duration_ns": 1_000})
     assert columns(trace, "flops", "work_from") == [(None, None)]
+
+
+def test_a_bound_says_which_way_it_holds():
+    layer = {"name": "vllm::moe_forward", **recorded(SQUARE, SQUARE)}
+    trace = measured(
+        {"op_row": 0, "duration_ns": 50_000},
+        {"name": LIST_KERNEL, "grid": "2,1,1", "duration_ns": 10_000},
+        {"op_row": 1},
+        ranges=[layer, PRODUCT],
+    )
+    found = columns(trace, "work_from", "work_bound")
+    assert found == [("bounds", "at least"), ("bounds", "at most"), ("shapes", None)]
+
+
+def test_the_time_that_it_took_limits_a_bound_from_above():
+    tokens, choices = tensor("bf16", 2, 1000), tensor("int32", 2, 4)
+    matrices = tensor("bf16", 64, 1000, 1000)
+    call = recorded(tokens, matrices, matrices, choices, choices)
+    experts = {"name": "vllm::inplace_fused_experts", **call}
+    trace = measured({"op_row": 0, "duration_ns": 20_000}, ranges=[experts])
+    assert columns(trace, "bytes", "limit_ns") == [(32_008_064, 20_000)]
+
+
+def test_an_exact_model_around_a_bound_of_the_same_family_carries_the_work():
+    given, got = tensor("bf16", 100), tensor("bf16", 900)
+    ranges = [
+        {"name": "c10d::alltoall_base_", **recorded(got, given, [], [])},
+        {"name": "record_param_comms", "parent": 0},
+        {"kind": "range", "name": "nccl:all_to_all", "parent": 1, **recorded(given)},
+    ]
+    trace = measured({"op_row": 1}, ranges=ranges)
+    assert columns(trace, "bytes", "work_from") == [(2_000, "shapes")]
+
+
+def test_an_old_collective_is_described_by_the_annotation_inside_it():
+    ranges = [
+        {"name": "record_param_comms"},
+        {"kind": "range", "name": "nccl:all_reduce", "parent": 0, **recorded(tensor("bf16", 100))},
+    ]
+    trace = measured({"op_row": 0}, ranges=ranges)
+    assert columns(trace, "bytes", "work_from") == [(400, "shapes")]
+
+
+def test_a_collective_has_work_but_no_limit_because_links_limit_it():
+    ranges = [{"name": "record_param_comms", "message": '["allreduce", 100, 100, "Float", 2]'}]
+    trace = measured({"op_row": 0, "kind": "collective"}, ranges=ranges)
+    assert columns(trace, "flops", "bytes", "limit_ns", "bound") == [(50, 800, None, None)]
+
+
+def test_every_replay_of_an_operator_does_its_work_again():
+    replayed = {"op_row": 0, "graph_node": 5}
+    ranges = [PRODUCT, *({"kind": "runtime", "name": "cudaGraphLaunch"} for _ in range(2))]
+    trace = measured({**replayed, "launch_row": 1}, {**replayed, "launch_row": 2}, ranges=ranges)
+    assert columns(trace, "flops") == [(2_000_000_000,), (2_000_000_000,)]
+
+
+def test_a_launch_of_unknown_operator_has_the_work_of_one_that_is_alike():
+    launch = {"name": "gemm", "grid": "8,1,1", "block": "128,1,1", "duration_ns": 40_000}
+    trace = measured({**launch, "op_row": 0}, launch, ranges=[PRODUCT])
+    assert columns(trace, "flops", "bytes", "work_from") == [
+        (2_000_000_000, 6_000_000, "shapes"),
+        (2_000_000_000, 6_000_000, "alike"),
+    ]
+
+
+def test_an_operator_named_after_its_kernel_moves_at_most_all_of_its_buffers_twice():
+    ranges = [{"name": "scale_kernel_0", **recorded(tensor("bf16", 50), tensor("bf16", 50), 50)}]
+    trace = measured({"op_row": 0, "name": "scale_kernel"}, ranges=ranges)
+    assert columns(trace, "flops", "bytes", "work_bound") == [(None, 400, "at most")]
+
+
+def test_an_operator_that_is_not_named_after_its_kernel_stays_unknown():
+    ranges = [{"name": "scale_kernels", **recorded(tensor("bf16", 50))}]
+    trace = measured({"op_row": 0, "name": "scale_kernel"}, ranges=ranges)
+    assert columns(trace, "bytes") == [(None,)]
+
+
+def test_a_kernel_that_a_view_launched_is_not_without_work():
+    view = {"name": "aten::select", **recorded(tensor("bf16", 8, 8), 0, 0)}
+    assert columns(measured({"op_row": 0}, ranges=[view]), "bytes") == [(None,)]
+    on_host = measured({"op_row": 0, "activity": "host"}, ranges=[view], device=None)
+    assert columns(on_host, "bytes") == [(0,)]
 
 
 def test_the_limit_is_the_slower_of_memory_and_compute():

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
+from kprof.analyze.operator_work import find_model
 from kprof.analyze.work import Work
-from tests.calls import tensor, work_of
+from tests.calls import inputs, tensor, work_of
 
 # 2 sequences, 3 heads, 8 positions of size 4: 2*3*8*8 = 384 pairs, 16 FLOPs each.
 QKV = [tensor("bf16", 2, 3, 8, 4)] * 3
@@ -109,7 +112,8 @@ def test_an_additive_mask_is_read():
     assert work_of(name, *QKV, mask, True, 0.0, False).bytes == FORWARD_BYTES + 128
 
 
-def test_packed_sequences_of_unknown_lengths_have_unknown_work():
-    packed, offsets = tensor("bf16", 16, 3, 4), tensor("int32", 3)
-    rest = [offsets, offsets, 8, 8, 0.0, True, False]
-    assert work_of("aten::_flash_attention_forward", packed, packed, packed, *rest) is None
+def test_where_a_causal_mask_was_not_recorded_half_of_the_square_is_the_least():
+    _, model = find_model("aten::_scaled_dot_product_flash_attention")
+    known = model(inputs(*QKV, 0.0, True))
+    unknown = model(replace(inputs(*QKV, 0.0, True), values=()))
+    assert unknown == replace(known, bound="at least")

@@ -79,3 +79,24 @@ def test_rotary_embedding_turns_query_and_key_in_place():
     query, key = tensor("bf16", 3, 8), tensor("bf16", 3, 4)
     work = work_of("_C::rotary_embedding", positions, query, key, 4, angles, True)
     assert work == Work(3 * 36, 24 + 3 * 4 * 2 + 2 * 2 * 36, "fp32")
+
+
+def test_a_product_of_complex_numbers_is_six_flops_and_a_sum_two():
+    x = tensor("complex64", 10)
+    assert work_of("aten::mul", x, x) == Work(60, 240, "fp32")
+    assert work_of("aten::add", x, x, 1) == Work(20, 240, "fp32")
+
+
+def test_two_real_numbers_make_a_complex_one():
+    x = tensor("fp64", 10)
+    assert work_of("aten::complex", x, x).bytes == 160 + 160
+
+
+def test_the_gradient_of_a_log_sigmoid_does_not_take_the_shape_of_its_empty_buffer():
+    x = tensor("fp32", 10)
+    assert work_of("aten::log_sigmoid_backward", x, x, tensor("fp32", 0)).bytes == 120
+
+
+def test_the_gradient_of_a_gate_has_both_halves():
+    grad, x = tensor("fp32", 6, 4), tensor("fp32", 6, 8)
+    assert work_of("aten::glu_backward", grad, x, 1).bytes == 4 * (24 + 48 + 48)

@@ -53,3 +53,23 @@ def test_storing_a_single_value_at_unknown_places_is_unknown():
     values = tensor("bf16", 6, 8)
     assert work_of("aten::index_put_", TABLE, None, values, False).bytes == 192
     assert work_of("aten::index_put_", TABLE, None, values, True).bytes == 288
+
+
+def test_filling_whole_slices_writes_them_only():
+    work = work_of("aten::index_fill_", tensor("fp32", 10, 4), 0, tensor("int64", 3), 0)
+    assert work.bytes == 24 + 4 * 12
+
+
+def test_putting_values_at_places_reads_places_and_values():
+    table, places, values = tensor("bf16", 100), tensor("int64", 5), tensor("bf16", 5)
+    assert work_of("aten::put_", table, places, values, False).bytes == 40 + 10 + 10
+
+
+def test_how_many_places_a_mask_sets_is_unknown():
+    table, mask, source = tensor("bf16", 100), tensor("bool", 100), tensor("bf16", 100)
+    assert work_of("aten::masked_scatter_", table, mask, source).bound == "at least"
+
+
+def test_windows_are_added_up_to_the_shape_they_came_from():
+    work = work_of("aten::unfold_backward", tensor("fp32", 2, 5, 3), [2, 7], 1, 3, 1)
+    assert work.bytes == 4 * (30 + 14)

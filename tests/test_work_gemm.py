@@ -62,10 +62,33 @@ def test_the_backward_of_a_linear_layer_makes_the_gradients_that_were_asked_for(
     assert one == Work(60, 4 * (10 + 6 + 15 + 15), "fp32")
 
 
-def test_a_scaled_product_reads_fp8_and_its_scales_and_writes_two_bytes():
+def scaled(*rest):
     scale = tensor("fp32")
-    work = work_of("aten::_scaled_mm", tensor("fp8", 2, 3), tensor("fp8", 3, 5), scale, scale)
-    assert work == Work(60, 6 + 15 + 8 + 20, "fp8")
+    pair = tensor("fp8", 2, 3), tensor("fp8", 3, 5)
+    return work_of("aten::_scaled_mm", *pair, scale, scale, *rest)
+
+
+def test_a_scaled_product_reads_fp8_and_its_scales_and_writes_the_type_asked_for():
+    bf16, fp32 = 15, 6
+    assert scaled(None, None, bf16, False) == Work(60, 6 + 15 + 8 + 20, "fp8")
+    assert scaled(None, None, fp32, False).bytes == 6 + 15 + 8 + 40
+    assert scaled(None, None, None, False).bytes == 6 + 15 + 8 + 10
+
+
+def test_a_scaled_product_whose_type_was_not_recorded_writes_at_least_one_byte_each():
+    assert scaled() == Work(60, 6 + 15 + 8 + 10, "fp8", "at least")
+
+
+def test_a_complex_multiply_add_is_eight_flops():
+    work = work_of("aten::mm", tensor("complex64", 2, 3), tensor("complex64", 3, 5))
+    assert work == Work(8 * 30, 8 * (6 + 15 + 10), "fp32")
+
+
+def test_two_small_floats_in_an_element_are_two_multiply_adds():
+    scale = tensor("fp8", 4)
+    pair = tensor("fp4x2", 2, 8), tensor("fp4x2", 8, 5)
+    work = work_of("aten::_scaled_mm", *pair, scale, scale, None, None, 15, False)
+    assert work == Work(2 * 2 * 5 * 16, 16 + 40 + 8 + 20, "fp4")
 
 
 def test_an_int8_product_writes_int32():
@@ -78,6 +101,23 @@ def test_a_grouped_product_gives_each_row_one_matrix():
     assert work == Work(2 * 8 * 3 * 5, 2 * (24 + 60 + 40), "bf16")
 
 
+def test_a_product_grouped_along_its_inner_dimension_writes_a_matrix_for_each_group():
+    ends = tensor("int32", 4)
+    work = work_of("aten::_grouped_mm", tensor("bf16", 3, 8), tensor("bf16", 8, 5), ends)
+    assert work == Work(2 * 3 * 8 * 5, 2 * (24 + 40 + 4 * 15) + 16, "bf16")
+
+
 def test_factors_that_do_not_fit_have_unknown_work():
     assert work_of("aten::mm", A, tensor("bf16", 4, 5)) is None
     assert work_of("aten::mm", tensor("bf16", 3), B) is None
+
+
+def test_an_outer_product_writes_every_pair():
+    work = work_of("aten::addr", tensor("fp32", 2, 3), tensor("fp32", 2), tensor("fp32", 3))
+    assert work == Work(12, 4 * (6 + 2 + 3 + 6), "fp32")
+
+
+def test_batches_that_are_added_up_write_one_matrix():
+    pair = tensor("fp32", 4, 2, 3), tensor("fp32", 4, 3, 5)
+    work = work_of("aten::addbmm", tensor("fp32", 2, 5), *pair)
+    assert work == Work(2 * 4 * 30, 4 * (10 + 24 + 60 + 10), "fp32")

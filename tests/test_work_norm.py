@@ -54,15 +54,19 @@ def test_group_norm_keeps_statistics_for_each_group():
     assert work == Work(8 * 120, 2 * 480 + 2 * 24 + 8 * 12, "fp32")
 
 
-def test_a_residual_added_before_the_norm_is_written_back():
-    work = work_of("_C::fused_add_rms_norm", X, X, SCALE, 1e-5)
-    assert work == Work(5 * 48, 4 * X_BYTES + SCALE_BYTES, "fp32")
-    assert work_of("_C::rms_norm", X, X, SCALE, 1e-5).bytes == 2 * X_BYTES + SCALE_BYTES
-
-
 def test_batch_norm_over_several_gpus_is_counted_in_its_parts():
     x, channel = tensor("fp32", 4, 2, 5, 5), tensor("fp32", 2)
     assert work_of("aten::batch_norm_stats", x, 1e-5).bytes == 800
     assert work_of("aten::batch_norm_elemt", x, channel, channel, channel, channel).bytes == 1600
     assert work_of("aten::batch_norm_backward_reduce", x, x, channel, channel).bytes == 1600
     assert work_of("aten::batch_norm_backward_elemt", x, x, channel, channel).bytes == 2400
+
+
+def test_weight_norm_keeps_its_norms_in_fp32():
+    direction, length = tensor("bf16", 4, 6), tensor("bf16", 4, 1)
+    forward = work_of("aten::_weight_norm_interface", direction, length, 0)
+    assert forward.bytes == 2 * 48 + 8 + 16
+    norms = tensor("fp32", 4, 1)
+    name = "aten::_weight_norm_interface_backward"
+    backward = work_of(name, direction, direction, length, norms, 0)
+    assert backward.bytes == 2 * 48 + 8 + 16 + 48 + 8

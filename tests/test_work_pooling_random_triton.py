@@ -64,3 +64,27 @@ def test_resampling_backward_writes_the_size_of_the_input():
     grad = tensor("fp32", 2, 3, 16, 16)
     work = work_of("aten::upsample_nearest2d_backward", grad, [16, 16], [2, 3, 8, 8], None)
     assert work == Work(1536, 4 * (1536 + 384), "fp32")
+
+
+def test_the_gradients_of_sampling_are_of_image_and_grid():
+    grad, image, grid = tensor("fp32", 1, 2, 3, 3), tensor("fp32", 1, 2, 8, 8), (1, 3, 3, 2)
+    rest = [tensor("fp32", *grid), 0, 0, False]
+    both = work_of("aten::grid_sampler_2d_backward", grad, image, *rest, [True, True])
+    grid_only = work_of("aten::grid_sampler_2d_backward", grad, image, *rest, [False, True])
+    assert both.bytes == 4 * (18 + 128 + 18 + 128 + 18)
+    assert grid_only.bytes == 4 * (18 + 128 + 18 + 18)
+
+
+def test_a_generated_convolution_is_recognised_by_its_filter():
+    x, weight, out = (
+        tensor("bf16", *shape) for shape in ((2, 3, 8, 8), (5, 3, 3, 3), (2, 5, 8, 8))
+    )
+    work = work_of("triton_tem_fused_convolution_0", x, weight, out)
+    assert work.flops == 2 * 640 * 27
+    assert work.bytes == 2 * (384 + 135 + 640)
+
+
+def test_generated_attention_touches_all_of_its_buffers():
+    query, row_sums = tensor("bf16", 1, 2, 8, 4), tensor("fp32", 1, 2, 8)
+    work = work_of("triton_tem_fused_flex_attention_0", query, query, query, row_sums, query)
+    assert (work.flops, work.bytes) == (None, 4 * 128 + 64)

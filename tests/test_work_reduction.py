@@ -1,5 +1,8 @@
+from dataclasses import replace
+
+from kprof.analyze.operator_work import find_model
 from kprof.analyze.work import Work
-from tests.calls import tensor, work_of
+from tests.calls import inputs, tensor, work_of
 
 X = tensor("fp32", 2, 3, 4)
 
@@ -41,3 +44,16 @@ def test_a_selection_is_known_by_its_least_bytes_only():
 
 def test_the_input_may_stand_after_an_empty_argument():
     assert work_of("aten::sum", None, X, [1], False, None) == Work(24, 96 + 32, "fp32")
+
+
+def test_a_sum_over_dimensions_that_were_not_recorded_writes_at_least_one_result():
+    _, model = find_model("aten::sum")
+    known = inputs(tensor("fp32", 8, 10), [1], False, None)
+    unknown = model(replace(known, values=()))
+    assert (unknown.bytes, unknown.bound) == (324, "at least")
+    assert model(known).bytes == 352
+
+
+def test_how_much_a_selection_finds_is_unknown():
+    work = work_of("aten::nonzero", tensor("fp32", 8))
+    assert (work.bytes, work.bound) == (32, "at least")

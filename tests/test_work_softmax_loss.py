@@ -40,3 +40,14 @@ def test_a_squared_error_reads_both_tensors():
     assert work_of("aten::mse_loss", X, X, 1) == Work(120, 162, "fp32")
     assert work_of("aten::mse_loss", X, X, 0).bytes == 240
     assert work_of("aten::mse_loss_backward", tensor("bf16"), X, X, 1).bytes == 2 + 240
+
+
+def test_the_gradient_of_a_masked_softmax_reads_the_mask():
+    x, mask = tensor("fp32", 4, 6), tensor("bool", 4, 6)
+    assert work_of("aten::_masked_softmax_backward", x, x, mask, 1).bytes == 3 * 96 + 24
+
+
+def test_what_a_ctc_loss_reads_is_its_least_work():
+    scores, targets = tensor("fp32", 9, 2, 5), tensor("int64", 2, 4)
+    work = work_of("aten::_ctc_loss", scores, targets, [9, 9], [4, 4], 0, False)
+    assert (work.bytes, work.bound) == (360 + 64, "at least")

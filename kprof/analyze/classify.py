@@ -194,7 +194,9 @@ def _operand_type(input_types: str) -> str | None:
     found = [n for n in names if n is not None]
     floating = [n for n in found if n in FLOATING]
     operands = [n for n in floating if n != "fp64"] or floating or found
-    return operands[0] if operands else None
+    if not operands:
+        return None
+    return "fp4" if operands[0] == "fp4x2" else operands[0]
 
 
 @lru_cache(maxsize=65536)

@@ -13,6 +13,8 @@ SIZE_BYTES: dict[str, float] = {
     "bf16": 2,
     "fp8": 1,
     "fp4": 0.5,
+    "fp4x2": 1,
+    "complex32": 4,
     "complex64": 8,
     "complex128": 16,
     "int64": 8,
@@ -23,7 +25,8 @@ SIZE_BYTES: dict[str, float] = {
     "bool": 1,
 }
 
-FLOATING = ("fp32", "bf16", "fp16", "fp8", "fp4", "tf32", "fp64", "complex64", "complex128")
+COMPLEX = ("complex32", "complex64", "complex128")
+FLOATING = ("fp32", "bf16", "fp16", "fp8", "fp4", "fp4x2", "tf32", "fp64", *COMPLEX)
 
 # As Kineto writes `Input type`; old recorders say "long", newer ones "long int".
 RECORDED: dict[str, str] = {
@@ -36,6 +39,8 @@ RECORDED: dict[str, str] = {
     "c10::Float8_e4m3fnuz": "fp8",
     "c10::Float8_e5m2fnuz": "fp8",
     "c10::Float8_e8m0fnu": "fp8",
+    "c10::Float4_e2m1fn_x2": "fp4x2",
+    "c10::complex<c10::Half>": "complex32",
     "c10::complex<float>": "complex64",
     "c10::complex<double>": "complex128",
     "long": "int64",
@@ -55,6 +60,28 @@ RECORDED: dict[str, str] = {
     "c10::qint8": "int8",
     "bool": "bool",
 }
+
+# PyTorch's numbers for element types, as arguments that name a type are recorded.
+NUMBERED: dict[int, str] = {
+    0: "uint8",
+    1: "int8",
+    2: "int16",
+    3: "int32",
+    4: "int64",
+    5: "fp16",
+    6: "fp32",
+    7: "fp64",
+    8: "complex32",
+    9: "complex64",
+    10: "complex128",
+    11: "bool",
+    15: "bf16",
+    **dict.fromkeys((23, 24, 25, 26, 44), "fp8"),
+}
+
+# What a product of two such elements is computed in: a complex one in its parts, and two 4-bit
+# numbers that share a byte each alone.
+_COMPUTED_IN = {"complex32": "fp16", "complex64": "fp32", "complex128": "fp64", "fp4x2": "fp4"}
 
 # Spellings inside kernel names. The earliest in the name wins: it is the operands' type more
 # often than that of the accumulator or the result.
@@ -93,6 +120,11 @@ def size_bytes(element_type: str) -> float:
     return SIZE_BYTES[element_type]
 
 
+def computed_in(element_type: str) -> str:
+    """Return the real type whose peak limits products of elements of this type."""
+    return _COMPUTED_IN.get(element_type, element_type)
+
+
 @lru_cache(maxsize=65536)
 def type_in_name(kernel: str) -> str | None:
     """Return the operands' type that a kernel's name tells, or None."""
@@ -113,3 +145,16 @@ def size_in_name(kernel: str) -> float | None:
         return float(opaque.group(1))
     named = type_in_name(kernel)
     return SIZE_BYTES[named] if named else None
+
+
+@lru_cache(maxsize=65536)
+def least_size_in_name(kernel: str) -> float | None:
+    """Return the bytes of the smallest floating element that a kernel's name tells, or None.
+
+    Integers in a name may be those that it counts with.
+    """
+    opaque = _OPAQUE.search(kernel)
+    if opaque:
+        return float(opaque.group(1))
+    found = _FLOATS_IN_NAMES.finditer(kernel)
+    return min((SIZE_BYTES[str(match.lastgroup)] for match in found), default=None)

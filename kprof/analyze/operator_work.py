@@ -10,26 +10,42 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import get_args
 
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.element_type import SIZE_BYTES, size_in_name
+from kprof.analyze.arguments import described_by, element_sizes, has_list, is_kernels_name
+from kprof.analyze.element_type import SIZE_BYTES
 from kprof.analyze.nesting import NO_ROW, nearest
-from kprof.analyze.work import Inputs, Model, Work, parse_inputs
+from kprof.analyze.work import Bound, Inputs, Model, Work, parse_inputs
+from kprof.analyze.work.triton import hand_written
 from kprof.discover import modules_in
 from kprof.trace import Trace
 
 # A product inside a product does the outer one's work; filling a buffer inside it does not.
-HEAVY_FAMILIES = frozenset({"attention", "convolution", "gemm"})
-PREPARING_FAMILIES = frozenset({"copy", "random"})
+HEAVY_FAMILIES = frozenset(
+    {
+        "attention",
+        "convolution",
+        "experts",
+        "gemm",
+        "packed_attention",
+        "quantized_gemm",
+        "recurrent",
+    }
+)
+# A device activity that such an operator launched is not explained by it.
+HOST_FAMILIES = frozenset({"view"})
+PREPARING_FAMILIES = frozenset({"copy", "offsets", "random", "view"})
 
 # What a model meets in a record that does not fit its operator (another version's arguments).
 _MISFITS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 DTYPES = tuple(SIZE_BYTES)
+WORK_BOUNDS: tuple[Bound, ...] = get_args(Bound)
 
-_SIGNATURE = ("name", "input_shapes", "input_dtypes", "input_strides", "input_values")
+_SIGNATURE = ("name", "input_shapes", "input_dtypes", "input_strides", "input_values", "message")
 _MAX_COUNT = 2**62
 
 
@@ -45,6 +61,8 @@ class OperatorWork:
     bytes: np.ndarray
     dtype: np.ndarray
     """Place in `DTYPES` of the type whose peak limits the FLOPs, -1 for none."""
+    bound: np.ndarray
+    """Place in `WORK_BOUNDS`, -1 where the work is exact."""
 
 
 @lru_cache(maxsize=1)
@@ -79,11 +97,14 @@ def find_work(trace: Trace) -> OperatorWork:
 
     has_work = np.zeros(len(ranges), dtype=bool)
     has_work[asked] = np.array([w is not None for w in works], dtype=bool)[work_of]
-    carrier_of_used = nearest(used, parent, has_work)
     family = np.full(len(ranges), NO_ROW, dtype=np.int16)
     family_names = sorted({f for f in families if f is not None})
     code_of = {f: i for i, f in enumerate(family_names)}
     family[asked] = np.array([NO_ROW if f is None else code_of[f] for f in families])[work_of]
+    is_bound = np.zeros(len(ranges), dtype=bool)
+    is_bound[asked] = np.array([w is not None and w.bound is not None for w in works])[work_of]
+    has_work &= ~_yields(asked, parent, has_work, family, is_bound)
+    carrier_of_used = nearest(used, parent, has_work)
     displaced = _displaced(carrier_of_used, parent, has_work, family, family_names)
     kept = (carrier_of_used != NO_ROW) & ~displaced[carrier_of_used]
     carrier_of_used = np.where(kept, carrier_of_used, NO_ROW)
@@ -119,20 +140,24 @@ def _evaluate(
 ) -> tuple[list[str | None], list[Work | None], np.ndarray]:
     """Return family and work of each distinct call, and for each of `rows` which call it is."""
     ranges = trace.ranges
-    keys = pd.DataFrame({c: ranges[c].cat.codes.to_numpy()[rows] for c in _SIGNATURE})
-    sizes = _element_sizes(trace, op_row)
-    keys["element_bytes"] = np.where(_has_list(ranges)[rows], sizes[rows], 0.0)
+    described = described_by(ranges)[rows]
+    keys = pd.DataFrame({c: ranges[c].cat.codes.to_numpy()[described] for c in _SIGNATURE})
+    sizes = element_sizes(trace, op_row)
+    keys["element_bytes"] = np.where(has_list(ranges)[rows], sizes[rows], 0.0)
+    keys["is_kernels_name"] = is_kernels_name(trace, op_row)[rows]
     group = keys.groupby(list(keys.columns), sort=False).ngroup().to_numpy()
     _, first = np.unique(group, return_index=True)
     texts = {c: [*ranges[c].cat.categories, None] for c in _SIGNATURE}
     families: list[str | None] = []
     works: list[Work | None] = []
     for record in keys.iloc[first].itertuples(index=False):
-        name, *arguments = (texts[c][code] for c, code in zip(_SIGNATURE, record, strict=False))
-        found = find_model(str(name))
+        *codes, element_bytes, named = record
+        name, *arguments = (texts[c][code] for c, code in zip(_SIGNATURE, codes, strict=True))
+        found = find_model(str(name)) or (("triton", hand_written) if named else None)
+        if found and found[0] in HOST_FAMILIES and not trace.is_host_only:
+            found = None
         families.append(found[0] if found else None)
-        element_bytes = float(record[-1]) or None
-        works.append(_work(found[1], arguments, element_bytes) if found else None)
+        works.append(_work(found[1], arguments, element_bytes or None) if found else None)
     return families, works, group
 
 
@@ -140,11 +165,12 @@ def _work(
     model: Callable[[Inputs], Work | None], arguments: list[str | None], element_bytes: float | None
 ) -> Work | None:
     """Return what `model` says of the recorded arguments, None where they do not fit it."""
-    shapes, dtypes, strides, values = arguments
-    if shapes is None or dtypes is None:
+    shapes, dtypes, strides, values, message = arguments
+    if message is None and (shapes is None or dtypes is None):
         return None
+    given = shapes or "[]", dtypes or "[]", strides, values, element_bytes, message
     try:
-        work = model(parse_inputs(shapes, dtypes, strides, values, element_bytes))
+        work = model(parse_inputs(*given))
     except _MISFITS:
         return None
     if work is None or not 0 <= work.bytes < _MAX_COUNT or not 0 <= (work.flops or 0) < _MAX_COUNT:
@@ -152,22 +178,20 @@ def _work(
     return work
 
 
-def _has_list(ranges: pd.DataFrame) -> np.ndarray:
-    """Tell which operators were given lists of tensors, whose types are not recorded."""
-    column = ranges["input_dtypes"].cat
-    of_category = np.array(["TensorList" in str(t) for t in column.categories] + [False])
-    return np.asarray(of_category[column.codes.to_numpy()])
-
-
-def _element_sizes(trace: Trace, op_row: np.ndarray) -> np.ndarray:
-    """Return for each range the size of an element as its first kernel's name tells it, else 0."""
-    names = trace.kernels["name"].cat
-    of_category = np.array([size_in_name(str(n)) or 0.0 for n in names.categories] + [0.0])
-    size = of_category[names.codes.to_numpy()]
-    told = np.flatnonzero((op_row != NO_ROW) & (size > 0) & (trace.kernels["activity"] == "kernel"))
-    sizes = np.zeros(len(trace.ranges))
-    sizes[op_row[told][::-1]] = size[told][::-1]
-    return sizes
+def _yields(
+    asked: np.ndarray,
+    parent: np.ndarray,
+    has_work: np.ndarray,
+    family: np.ndarray,
+    is_bound: np.ndarray,
+) -> np.ndarray:
+    """Tell which operators know only a bound of what the one around them knows exactly."""
+    yields = np.zeros(len(parent), dtype=bool)
+    inner = asked[is_bound[asked]]
+    around = nearest(parent[inner], parent, has_work)
+    inner, around = inner[around != NO_ROW], around[around != NO_ROW]
+    yields[inner] = ~is_bound[around] & (family[around] == family[inner])
+    return yields
 
 
 def _displaced(
@@ -207,10 +231,13 @@ def _collect(
     flops, num_bytes = np.zeros(num_ranges, np.int64), np.zeros(num_ranges, np.int64)
     has_flops = np.zeros(num_ranges, dtype=bool)
     dtype = np.full(num_ranges, -1, dtype=np.int8)
+    bound = np.full(num_ranges, -1, dtype=np.int8)
     if len(asked):
         flops[asked] = np.array([w.flops or 0 for w in known], dtype=np.int64)[work_of]
         num_bytes[asked] = np.array([w.bytes for w in known], dtype=np.int64)[work_of]
         has_flops[asked] = np.array([w.flops is not None for w in known], dtype=bool)[work_of]
         codes = [DTYPES.index(w.dtype) if w.dtype else -1 for w in known]
         dtype[asked] = np.array(codes, dtype=np.int8)[work_of]
-    return OperatorWork(carrier, flops, has_flops, num_bytes, dtype)
+        bounds = [WORK_BOUNDS.index(w.bound) if w.bound else -1 for w in known]
+        bound[asked] = np.array(bounds, dtype=np.int8)[work_of]
+    return OperatorWork(carrier, flops, has_flops, num_bytes, dtype, bound)

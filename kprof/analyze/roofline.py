@@ -1,7 +1,8 @@
 """Roofline: what work each device activity had to do, how fast it could be, and what bounds it.
 
 Work belongs to an operator and is split over its activities by their durations. A copy's own
-size is recorded; between host and device it is the link that limits it, so it has no limit here.
+size is recorded. Between host and device, and between GPUs, it is the link that limits a copy or a
+collective, so those have no limit here.
 
 The bound follows from the shares of the two ceilings that the whole operator reached in its
 measured time T:
@@ -22,9 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.bounds import bound_list_kernel
+from kprof.analyze.alike import find_alike
+from kprof.analyze.bounds import bound_kernel
 from kprof.analyze.nesting import NO_ROW
-from kprof.analyze.operator_work import DTYPES, find_work
+from kprof.analyze.operator_work import DTYPES, WORK_BOUNDS, find_work
 from kprof.device import Device
 from kprof.trace import Trace
 
@@ -34,9 +36,9 @@ BOUND_SHARE = 0.6
 BEATEN_SHARE = 1.05
 """Limit over duration above which the work or the ceiling cannot be right."""
 
-SOURCES = ("shapes", "recorded", "bounds")
+SOURCES = ("shapes", "recorded", "bounds", "alike")
 BOUNDS = ("memory", "compute", "latency")
-_SHAPES, _RECORDED, _BOUNDS = range(3)
+_SHAPES, _RECORDED, _BOUNDS, _ALIKE = range(4)
 _MEMORY, _COMPUTE, _LATENCY = range(3)
 _UNKNOWN = -1
 
@@ -55,6 +57,8 @@ class RowWork:
     """Place in `SOURCES`, `_UNKNOWN` where no work is known."""
     dtype: np.ndarray
     """Place in `DTYPES` of the type whose peak limits the FLOPs, -1 for none."""
+    bound: np.ndarray
+    """Place in `WORK_BOUNDS`, `_UNKNOWN` where the work is no bound."""
     group: np.ndarray
     """Rows with the same number share one operator's work, and so one bound."""
 
@@ -69,6 +73,7 @@ def add_roofline(trace: Trace) -> Trace:
         flops=_nullable(work.flops, is_known & work.has_flops),
         bytes=_nullable(work.bytes, is_known),
         work_from=_named(work.source, SOURCES).set_axis(index),
+        work_bound=_named(work.bound, WORK_BOUNDS).set_axis(index),
         limit_ns=_nullable(limit_ns, has_limit),
         bound=_named(bound, BOUNDS).set_axis(index),
     )
@@ -93,27 +98,52 @@ def _row_work(trace: Trace) -> RowWork:
     operators = find_work(trace)
     recorded = _recorded_bytes(kernels)
     is_recorded = recorded >= 0
-    group = np.where(is_recorded, NO_ROW, operators.carrier)
-    is_shaped = group != NO_ROW
+    carrier = np.where(is_recorded, NO_ROW, operators.carrier)
+    is_shaped = carrier != NO_ROW
+    group, carrier_of = _calls(kernels, carrier)
     duration = kernels["duration_ns"].to_numpy(dtype=np.int64)
-    num_bytes = split_by_duration(operators.bytes, group, duration)
+    num_bytes = split_by_duration(operators.bytes[carrier_of], group, duration)
     num_bytes[is_recorded] = recorded[is_recorded]
     has_flops = is_recorded.copy()
-    has_flops[is_shaped] = operators.has_flops[group[is_shaped]]
+    has_flops[is_shaped] = operators.has_flops[carrier[is_shaped]]
     dtype = np.full(len(kernels), -1, dtype=np.int8)
-    dtype[is_shaped] = operators.dtype[group[is_shaped]]
-    # Rows that share no operator are groups of their own, numbered after the ranges.
-    alone = len(trace.ranges) + np.arange(len(kernels))
+    dtype[is_shaped] = operators.dtype[carrier[is_shaped]]
+    bound = np.full(len(kernels), _UNKNOWN, dtype=np.int8)
+    bound[is_shaped] = operators.bound[carrier[is_shaped]]
+    is_bounded = is_shaped & (bound != _UNKNOWN)
+    # Rows that share no operator are groups of their own, numbered after the calls.
+    alone = len(carrier_of) + np.arange(len(kernels))
     work = RowWork(
-        flops=split_by_duration(operators.flops, group, duration),
+        flops=split_by_duration(operators.flops[carrier_of], group, duration),
         has_flops=has_flops,
         bytes=num_bytes,
-        source=np.select([is_shaped, is_recorded], [_SHAPES, _RECORDED], _UNKNOWN),
+        source=np.select(
+            [is_bounded, is_shaped, is_recorded], [_BOUNDS, _SHAPES, _RECORDED], _UNKNOWN
+        ),
         dtype=dtype,
+        bound=bound,
         group=np.where(is_shaped, group, alone),
     )
+    _fill_alike(kernels, work)
     _fill_bounds(trace, work)
     return work
+
+
+def _calls(kernels: pd.DataFrame, carrier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each row the number of the call whose work it shares, and each call's operator.
+
+    A call of an operator is that operator's row, but what a CUDA graph replays is another call
+    of it with every replay.
+    """
+    group = np.full(len(kernels), NO_ROW, dtype=np.int64)
+    rows = np.flatnonzero(carrier != NO_ROW)
+    launch = kernels["launch_row"].to_numpy(np.int64, na_value=NO_ROW)
+    is_replayed = kernels["graph_node"].notna().to_numpy()
+    replay = np.where(is_replayed, launch, NO_ROW)[rows]
+    calls = pd.DataFrame({"carrier": carrier[rows], "replay": replay})
+    group[rows] = calls.groupby(["carrier", "replay"], sort=False).ngroup().to_numpy()
+    _, first = np.unique(group[rows], return_index=True)
+    return group, carrier[rows][first]
 
 
 def split_by_duration(total: np.ndarray, group: np.ndarray, duration: np.ndarray) -> np.ndarray:
@@ -160,7 +190,7 @@ def _is_within_device(kernels: pd.DataFrame) -> np.ndarray:
 
 
 def _fill_bounds(trace: Trace, work: RowWork) -> None:
-    """Fill in bounds for launches over lists of tensors whose shapes were not recorded.
+    """Fill in bounds for launches whose work their kernel's name and blocks bound.
 
     An upper bound that the device could not even have moved in the time tells nothing.
     """
@@ -169,17 +199,31 @@ def _fill_bounds(trace: Trace, work: RowWork) -> None:
     if device is not None:
         bytes_per_ns = device.memory_bytes_per_s / 1e9
         most_bytes = bytes_per_ns * kernels["duration_ns"].to_numpy(dtype=float)
-    over_lists = _name_holds(kernels["name"], "multi_tensor_apply")
-    rows = np.flatnonzero(over_lists & (work.source == _UNKNOWN))
-    launches = kernels.iloc[rows].groupby(["name", "grid"], observed=True).indices
-    for (name, grid), places in launches.items():
-        bound = bound_list_kernel(str(name), str(grid))
+    is_bounded = _name_holds(kernels["name"], "multi_tensor_apply|elementwise_kernel")
+    rows = np.flatnonzero(is_bounded & (work.source == _UNKNOWN))
+    launches = kernels.iloc[rows].astype({"block": object}).fillna({"block": ""})
+    groups = launches.groupby(["name", "grid", "block"], observed=True).indices
+    for (name, grid, block), places in groups.items():
+        bound = bound_kernel(str(name), str(grid), str(block))
         if bound is None:
             continue
-        told = rows[places][most_bytes[rows[places]] >= bound.bytes]
-        work.flops[told], work.bytes[told] = bound.flops, bound.bytes
-        work.has_flops[told], work.source[told] = True, _BOUNDS
+        told = rows[places]
+        if bound.bound == "at most":
+            told = told[most_bytes[told] >= bound.bytes]
+        work.flops[told], work.bytes[told] = bound.flops or 0, bound.bytes
+        work.has_flops[told], work.source[told] = bound.flops is not None, _BOUNDS
+        work.bound[told] = WORK_BOUNDS.index(bound.bound or "at least")
         work.dtype[told] = DTYPES.index(_FALLBACK_DTYPE)
+
+
+def _fill_alike(kernels: pd.DataFrame, work: RowWork) -> None:
+    """Fill in the work of launches that are alike to one whose work is known."""
+    like = find_alike(kernels, work.source == _SHAPES, work.bytes)
+    like[work.source != _UNKNOWN] = NO_ROW
+    rows = np.flatnonzero(like != NO_ROW)
+    for values in (work.flops, work.bytes, work.has_flops, work.dtype):
+        values[rows] = values[like[rows]]
+    work.source[rows] = _ALIKE
 
 
 def _limits(trace: Trace, work: RowWork) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -194,6 +238,10 @@ def _limits(trace: Trace, work: RowWork) -> tuple[np.ndarray, np.ndarray, np.nda
     compute_ns = _compute_ns(trace, work, device)
     limit_ns = np.rint(np.maximum(memory_ns, compute_ns))
     limit_ns[(limit_ns == 0) & ((work.bytes > 0) | (work.flops > 0))] = 1
+    is_upper = work.bound == WORK_BOUNDS.index("at most")
+    duration_ns = trace.kernels["duration_ns"].to_numpy(dtype=np.int64)
+    # The time that it took bounds the limit, too.
+    limit_ns = np.where(is_upper, np.minimum(limit_ns, duration_ns), limit_ns)
 
     member, _ = pd.factorize(work.group)
     time_ns = np.bincount(member, weights=trace.kernels["duration_ns"].to_numpy(dtype=float))
@@ -226,9 +274,10 @@ def _compute_ns(trace: Trace, work: RowWork, device: Device) -> np.ndarray:
 
 
 def _crosses_link(kernels: pd.DataFrame) -> np.ndarray:
-    """Tell which copies go between memories, so that a link limits them."""
+    """Tell which copies and collectives go between memories, so that a link limits them."""
     is_copy = (kernels["activity"] == "memcpy").to_numpy(dtype=bool)
-    return np.asarray(is_copy & ~_is_within_device(kernels))
+    is_collective = (kernels["kind"] == "collective").to_numpy(dtype=bool)
+    return np.asarray((is_copy & ~_is_within_device(kernels)) | is_collective)
 
 
 def _name_holds(names: pd.Series[str], pattern: str) -> np.ndarray:

@@ -16,12 +16,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from kprof.analyze.element_type import FLOATING, size_bytes, type_of
+from kprof.analyze.element_type import COMPLEX, FLOATING, size_bytes, type_of
 
 Shape = tuple[int, ...]
+Bound = Literal["at least", "at most"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class Inputs:
     """Texts of the arguments that are no tensors, empty for the others."""
     element_bytes: float | None = None
     """An element's size as a kernel's name tells it: recorders leave out the types in lists."""
+    message: str | None = None
+    """What a collective's record says of its message: the column of `ranges` of that name."""
 
     def tensor(self, index: int) -> Tensor | None:
         """Return the tensor at `index`, or None where there is none or it was not recorded."""
@@ -118,6 +121,13 @@ class Work:
     bytes: int
     dtype: str | None = None
     """The type whose peak limits the FLOPs."""
+    bound: Bound | None = None
+    """Whether it is only a bound, where the arguments do not tell all; None where it is exact."""
+
+
+def at_least(work: Work | None) -> Work | None:
+    """Declare work a lower bound."""
+    return replace(work, bound="at least") if work is not None else None
 
 
 Model = Callable[[Inputs], Work | None]
@@ -129,9 +139,11 @@ def parse_inputs(
     strides: str | None = None,
     values: str | None = None,
     element_bytes: float | None = None,
+    message: str | None = None,
 ) -> Inputs:
     """Read the JSON texts of a row of `ranges`."""
     return Inputs(
+        message=message,
         shapes=_as_tuples(json.loads(shapes)),
         dtypes=tuple(str(t) for t in json.loads(dtypes)),
         strides=_as_tuples(json.loads(strides)) if strides else (),
@@ -173,6 +185,11 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
 def _common(dims: Sequence[int]) -> int:
     """Return the common length of one dimension: zero where any is empty."""
     return 0 if 0 in dims else max(dims)
+
+
+def multiply_add_flops(dtype: str) -> int:
+    """Return the real FLOPs of one multiply-add: a complex one is four products and four sums."""
+    return 8 if dtype in COMPLEX else 2
 
 
 def vector_dtype(dtype: str) -> str:

@@ -1,7 +1,8 @@
 """Work of scaled dot-product attention.
 
 Both products count, 2 · (d_qk + d_v) FLOPs for every pair of a query and a key; the softmax
-between them does not. A causal mask needs only the pairs it keeps, counted as half the square.
+between them does not. A causal mask needs only the pairs it keeps, counted as half the square; old
+recorders do not tell whether there is one, so that half the square is the least.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from kprof.analyze.work import Inputs, Model, Tensor, Work
+from kprof.analyze.work import Bound, Inputs, Model, Tensor, Work
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Call:
     num_pairs: int
     """Pairs of a query and a key, of all heads of all sequences."""
     bias_bytes: int
+    bound: Bound | None
 
     @property
     def flops(self) -> int:
@@ -69,18 +71,20 @@ def kept_pairs(queries: int, keys: int) -> int:
 
 
 def _read(inputs: Inputs, layout: Layout) -> Call | None:
-    """Return the call, or None where a tensor is missing or sequences are packed.
-
-    How long each packed sequence is stands in a tensor's values, which nobody records.
-    """
+    """Return the call, or None where a tensor is missing or has other dimensions."""
     query, key, value = (inputs.tensor(layout.query + i) for i in range(3))
     if query is None or key is None or value is None:
         return None
     if not len(query.shape) == len(key.shape) == len(value.shape) == 4:
         return None
+    if not query.shape[0] == key.shape[0] == value.shape[0]:
+        return None  # Keys in pages of a cache, whose first dimension is no batch.
     heads, positions = (1, 2) if layout.is_heads_first else (2, 1)
     queries, keys = query.shape[positions], key.shape[positions]
-    num_pairs = kept_pairs(queries, keys) if inputs.value(layout.causal) else queries * keys
+    is_causal = inputs.value(layout.causal)
+    num_pairs = (
+        queries * keys if is_causal is False or is_causal == 0 else kept_pairs(queries, keys)
+    )
     window = inputs.value(layout.window) if layout.window is not None else None
     if isinstance(window, int) and 0 <= window < keys:
         num_pairs = min(num_pairs, queries * (window + 1))
@@ -93,18 +97,20 @@ def _read(inputs: Inputs, layout: Layout) -> Call | None:
         num_rows=num_heads * queries,
         num_pairs=num_heads * num_pairs,
         bias_bytes=bias.bytes if bias is not None else 0,
+        bound="at least" if is_causal is None else None,
     )
 
 
-def _forward(inputs: Inputs, layout: Layout) -> Work | None:
+def forward(inputs: Inputs, layout: Layout) -> Work | None:
     """Model the forward operation: q, k, v read, the result and its row sums (fp32) written."""
     call = _read(inputs, layout)
     if call is None:
         return None
-    return Work(call.flops, call.read_bytes + call.out_bytes + 4 * call.num_rows, call.query.dtype)
+    moved = call.read_bytes + call.out_bytes + 4 * call.num_rows
+    return Work(call.flops, moved, call.query.dtype, call.bound)
 
 
-def _backward(inputs: Inputs, layout: Layout) -> Work | None:
+def backward(inputs: Inputs, layout: Layout) -> Work | None:
     """Model the backward operation: four products, twice the FLOPs of the two forward ones.
 
     That most kernels compute the scores a second time is not work: it saves memory. Read are
@@ -115,7 +121,7 @@ def _backward(inputs: Inputs, layout: Layout) -> Work | None:
         return None
     read = call.read_bytes + 2 * call.out_bytes + 4 * call.num_rows
     written = call.query.written_as() + call.key.written_as() + call.value.written_as()
-    return Work(2 * call.flops, read + written, call.query.dtype)
+    return Work(2 * call.flops, read + written, call.query.dtype, call.bound)
 
 
 _FORWARD = {
@@ -125,9 +131,6 @@ _FORWARD = {
     "aten::_scaled_dot_product_efficient_attention": Layout(causal=6, bias=3),
     "aten::_scaled_dot_product_cudnn_attention": Layout(causal=6, bias=3),
     "aten::_scaled_dot_product_fused_attention_overrideable": Layout(causal=5, bias=3),
-    "aten::_cudnn_attention_forward": Layout(causal=10, bias=3),
-    "aten::_flash_attention_forward": Layout(causal=8, window=11, is_heads_first=False),
-    "aten::_efficient_attention_forward": Layout(causal=9, bias=3, is_heads_first=False),
     "flash_attn::_flash_attn_forward": Layout(causal=5, window=6, is_heads_first=False),
 }
 
@@ -136,13 +139,10 @@ _BACKWARD = {
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": Layout(7, query=1, bias=8),
     "aten::_scaled_dot_product_efficient_attention_backward": Layout(11, query=1, bias=4),
     "aten::_scaled_dot_product_cudnn_attention_backward": Layout(14, query=1, bias=8),
-    "aten::_cudnn_attention_backward": Layout(14, query=1, bias=8),
-    "aten::_flash_attention_backward": Layout(11, query=1, window=15, is_heads_first=False),
-    "aten::_efficient_attention_backward": Layout(14, query=1, bias=4, is_heads_first=False),
     "flash_attn::_flash_attn_backward": Layout(11, query=1, window=12, is_heads_first=False),
 }
 
 MODELS: dict[str, Model] = {
-    **{name: partial(_forward, layout=layout) for name, layout in _FORWARD.items()},
-    **{name: partial(_backward, layout=layout) for name, layout in _BACKWARD.items()},
+    **{name: partial(forward, layout=layout) for name, layout in _FORWARD.items()},
+    **{name: partial(backward, layout=layout) for name, layout in _BACKWARD.items()},
 }

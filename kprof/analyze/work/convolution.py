@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kprof.analyze.work import Inputs, Model, Shape, Tensor, Work
+from kprof.analyze.element_type import computed_in
+from kprof.analyze.work import Inputs, Model, Shape, Tensor, Work, multiply_add_flops
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,10 @@ def _forward(inputs: Inputs, layout: Layout) -> Work | None:
     added = inputs.tensor(layout.added) if layout.added is not None else None
     extra = sum(t.bytes for t in (bias, added) if t is not None)
     meets = math.prod(x.shape[2:]) if is_transposed else math.prod(out[2:])
-    flops = 2 * x.shape[0] * meets * weight.numel
+    flops = multiply_add_flops(x.dtype) * x.shape[0] * meets * weight.numel
     out_bytes = math.ceil(math.prod(out) * x.element_bytes)
     read = x.bytes if is_transposed else _read_bytes(inputs, layout, x, weight)
-    return Work(flops, read + weight.bytes + extra + out_bytes, x.dtype)
+    return Work(flops, read + weight.bytes + extra + out_bytes, computed_in(x.dtype))
 
 
 def _read_bytes(inputs: Inputs, layout: Layout, x: Tensor, weight: Tensor) -> int:
@@ -141,13 +142,13 @@ def _backward(inputs: Inputs) -> Work | None:
     to_input, to_weight, to_bias = mask if isinstance(mask, list) and len(mask) == 3 else (1, 1, 1)
     is_transposed = bool(inputs.value(7))
     meets = math.prod((x if is_transposed else grad).shape[2:])
-    one_product = 2 * x.shape[0] * meets * weight.numel
+    one_product = multiply_add_flops(x.dtype) * x.shape[0] * meets * weight.numel
     moved = grad.bytes
     moved += (weight.bytes + x.written_as()) * bool(to_input)
     read = x.bytes if is_transposed else _read_bytes(inputs, _BACKWARD, x, weight)
     moved += (read + weight.written_as()) * bool(to_weight)
     moved += math.ceil(grad.shape[1] * grad.element_bytes) * bool(to_bias)
-    return Work(one_product * (bool(to_input) + bool(to_weight)), moved, x.dtype)
+    return Work(one_product * (bool(to_input) + bool(to_weight)), moved, computed_in(x.dtype))
 
 
 _CONVOLUTION = Layout(

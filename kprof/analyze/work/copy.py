@@ -54,14 +54,6 @@ def _triangle(inputs: Inputs, in_place: bool) -> Work | None:
     return Work(0, source.bytes // 2 + (0 if in_place else source.written_as()))
 
 
-def _cache_write(inputs: Inputs) -> Work | None:
-    """Model storing new keys and values into a cache: both are read, and written in its type."""
-    key, value, cache = (inputs.tensor(i) for i in range(3))
-    if key is None or value is None or cache is None:
-        return None
-    return Work(0, sum(t.bytes + t.written_as(cache.dtype) for t in (key, value)))
-
-
 MODELS: dict[str, Model] = {
     "aten::copy_": _copy,
     "aten::_copy_from": _copy,
@@ -76,11 +68,19 @@ MODELS: dict[str, Model] = {
     "aten::triu": partial(_triangle, in_place=False),
     "aten::tril_": partial(_triangle, in_place=True),
     "aten::triu_": partial(_triangle, in_place=True),
+    "aten::_stack": _concatenate,
+    "aten::_chunk_cat": _concatenate,
+    "fsdp::chunk_cat": _concatenate,
+    "aten::split_with_sizes_copy": _same_size,
+    "fsdp::split_with_sizes_copy": _same_size,
+    "aten::_transform_bias_rescale_qkv": _same_size,
+    "aten::channel_shuffle": _same_size,
+    "aten::pixel_shuffle": _same_size,
+    "aten::pixel_unshuffle": _same_size,
+    "aten::_nested_from_padded": _same_size,
     "aten::flip": _same_size,
     "aten::roll": _same_size,
     "aten::mkldnn_reorder_conv2d_weight": _same_size,
-    "_C_cache_ops::reshape_and_cache_flash": _cache_write,
-    "_C_cache_ops::reshape_and_cache": _cache_write,
     "fbgemm::permute_pooled_embs_auto_grad": _same_size,
     "fbgemm::recat_embedding_grad_output_mixed_D_batch": _same_size,
     "torch::autograd::CppNode<fbgemm_gpu::PermutePooledEmbsFunction"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from kprof.analyze.element_type import COMPLEX
 from kprof.analyze.work import Inputs, Model, Tensor, Work, broadcast, promote, vector_dtype
 
 # Operators by the number of their arguments; a tensor after those is where the result goes.
@@ -13,24 +14,36 @@ _BY_NUM_ARGUMENTS: dict[int, str] = {
     1: "abs acos angle asin atan bitwise_not ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2"
     " expm1 floor frac hardsigmoid hardswish isfinite isinf isnan lgamma log log10 log1p log2"
     " log_sigmoid_forward logical_not mish neg reciprocal relu relu6 rsqrt selu sgn sigmoid sign"
-    " signbit silu sin sinc sinh sqrt square tan tanh trunc",
+    " i0 isneginf isposinf conj_physical special_erfcx special_i1 special_ndtri asinh acosh atanh"
+    " rad2deg signbit silu sin sinc sinh sqrt square tan tanh trunc",
     2: "atan2 bitwise_and bitwise_or bitwise_xor clamp_max clamp_min copysign div eq floor_divide"
     " fmax fmin fmod ge gelu gt le leaky_relu logical_and logical_or logical_xor lt maximum minimum"
     " mul ne polar pow remainder round sigmoid_backward silu_backward mish_backward tanh_backward"
     " xlogy logit __and__ __or__ __xor__ __lshift__ __rshift__ hardswish_backward"
-    " hardsigmoid_backward logaddexp celu",
+    " hardsigmoid_backward logaddexp logaddexp2 celu hardshrink softshrink nextafter"
+    " gcd lcm heaviside igamma igammac bitwise_left_shift bitwise_right_shift glu_backward"
+    " __ilshift__ __irshift__ special_xlog1py special_zeta complex",
     3: "add clamp gelu_backward hardtanh lerp masked_fill prelu_kernel rsub softplus sub threshold"
-    " threshold_backward where logit_backward hypot",
+    " threshold_backward where logit_backward hypot"
+    " hardshrink_backward softshrink_backward",
     4: "addcdiv addcmul elu hardtanh_backward leaky_relu_backward nan_to_num softplus_backward",
     6: "elu_backward",
 }
 
 _TO_BOOL = (
-    "eq ne lt le gt ge isnan isinf isfinite signbit logical_not logical_and logical_or logical_xor"
+    "eq ne lt le gt ge isnan isinf isfinite isneginf isposinf signbit"
+    " logical_not logical_and logical_or logical_xor"
 )
 
 # FLOPs of one element where they are not 1.
 _FLOPS = {"addcmul": 3, "addcdiv": 3, "lerp": 3, "nan_to_num": 0, "where": 0, "masked_fill": 0}
+
+
+_MAKES_COMPLEX = frozenset({"complex", "polar"})
+_MAKES_COMPLEX_OF = {"fp16": "complex32", "fp32": "complex64", "fp64": "complex128"}
+
+# Of two complex numbers: four products and two sums.
+_PRODUCTS = frozenset({"mul", "div", "addcmul", "addcdiv"})
 
 
 def elementwise_work(read: Sequence[Tensor], written_bytes: int, num_flops: int) -> Work:
@@ -48,46 +61,32 @@ def _elementwise(inputs: Inputs, name: str, num_arguments: int, in_place: bool) 
     out = inputs.tensor(num_arguments)
     if in_place:
         out = read[0]
+    if name in _MAKES_COMPLEX and not in_place:
+        out = Tensor(
+            broadcast([t.shape for t in read]), _MAKES_COMPLEX_OF.get(read[0].dtype, "complex64")
+        )
     if out is None:
         operands = read[1:] if name == "where" and len(read) > 1 else read
         dtype = "bool" if name in _TO_BOOL.split() else promote(operands)
         out = Tensor(broadcast([t.shape for t in read]), dtype)
-    return elementwise_work(read, out.written_as(), out.numel * _FLOPS.get(name, 1))
+    flops_each = _FLOPS.get(name, 1)
+    if out.dtype in COMPLEX:
+        flops_each *= 6 if name in _PRODUCTS else 2
+    return elementwise_work(read, out.written_as(), out.numel * flops_each)
+
+
+def _of_gradient(inputs: Inputs) -> Work | None:
+    """Model a gradient from the one of the result and the input, the first two tensors."""
+    grad, x = inputs.tensor(0), inputs.tensor(1)
+    if grad is None or x is None:
+        return None
+    return elementwise_work([grad, x], grad.written_as(), grad.numel)
 
 
 def _gated(inputs: Inputs) -> Work | None:
     """Model `glu`: the result has half of the input's elements."""
     x = inputs.tensor(0)
     return None if x is None else elementwise_work([x], x.written_as() // 2, x.numel)
-
-
-def _gated_into(inputs: Inputs) -> Work | None:
-    """Model an activation times its other half, where the result is the first argument."""
-    out, x = inputs.tensor(0), inputs.tensor(1)
-    if out is None or x is None:
-        return None
-    return elementwise_work([x], out.written_as(), x.numel)
-
-
-def _converted_into(inputs: Inputs) -> Work | None:
-    """Model a conversion with a scale, where the result is the first argument."""
-    out, x = inputs.tensor(0), inputs.tensor(1)
-    return None if out is None or x is None else elementwise_work([x], out.written_as(), x.numel)
-
-
-def _rotary(inputs: Inputs) -> Work | None:
-    """Model rotary embedding in place: query and key read and written, angles read by position.
-
-    Two products and an addition make each rotated element.
-    """
-    positions, query, key = (inputs.tensor(i) for i in range(3))
-    angles = inputs.tensor(4)
-    if positions is None or query is None or angles is None:
-        return None
-    rotated = [t for t in (query, key) if t is not None]
-    used = positions.numel * angles.shape[-1] * angles.element_bytes
-    moved = positions.bytes + math.ceil(used) + sum(2 * t.bytes for t in rotated)
-    return Work(3 * sum(t.numel for t in rotated), moved, "fp32")
 
 
 def foreach_work(inputs: Inputs, num_read: int, num_written: int, flops_each: int) -> Work | None:
@@ -110,8 +109,9 @@ def _foreach(inputs: Inputs, num_read: int | None, num_written: int) -> Work | N
 
 
 _FOREACH = (
-    "abs add addcdiv addcmul clamp_max clamp_min div exp lerp log maximum minimum mul neg pow"
-    " reciprocal rsqrt sigmoid sign sqrt sub tanh"
+    "abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min cos cosh div erf erfc exp"
+    " expm1 floor frac lerp lgamma log log10 log1p log2 maximum minimum mul neg pow"
+    " reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc"
 )
 
 MODELS: dict[str, Model] = {
@@ -130,17 +130,13 @@ MODELS |= {
 MODELS |= {
     "aten::_foreach_copy_": partial(_foreach, num_read=1, num_written=1),
     "aten::_foreach_zero_": partial(_foreach, num_read=0, num_written=1),
+    "aten::_foreach_clone": partial(_foreach, num_read=1, num_written=1),
     "aten::_foreach_norm": partial(_foreach, num_read=1, num_written=0),
     "aten::_foreach_max": partial(_foreach, num_read=1, num_written=0),
     "aten::_amp_foreach_non_finite_check_and_unscale_": partial(
         _foreach, num_read=1, num_written=1
     ),
     "aten::glu": _gated,
-    "_C::silu_and_mul": _gated_into,
-    "_C::gelu_and_mul": _gated_into,
-    "_C::gelu_tanh_and_mul": _gated_into,
-    "_C::static_scaled_fp8_quant": _converted_into,
-    "_C::dynamic_scaled_fp8_quant": _converted_into,
-    "_C::dynamic_per_token_scaled_fp8_quant": _converted_into,
-    "_C::rotary_embedding": _rotary,
+    "aten::log_sigmoid_backward": _of_gradient,
+    "aten::_amp_update_scale_": _of_gradient,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from kprof.analyze.work import Inputs, Model, Tensor, Work
+from kprof.analyze.work import Inputs, Model, Tensor, Work, at_least
 
 
 def _lookup(table: Tensor, index: Tensor, num_out: int) -> Work:
@@ -99,6 +99,39 @@ def _embedding_backward(inputs: Inputs) -> Work | None:
     return Work(grad.numel, grad.bytes + index.bytes + written, "fp32")
 
 
+def _index_fill(inputs: Inputs) -> Work | None:
+    """Model writing one value to whole slices: `index_fill_(table, dim, index, value)`."""
+    table, dim, index = inputs.tensor(0), inputs.value(1), inputs.tensor(2)
+    if table is None or index is None or not isinstance(dim, int) or not table.shape:
+        return None
+    each = table.numel // max(table.shape[dim], 1)
+    written = min(math.ceil(each * index.numel * table.element_bytes), table.bytes)
+    return Work(0, index.bytes + written)
+
+
+def _put(inputs: Inputs) -> Work | None:
+    """Model `put_(table, index, source)`."""
+    table, index, source = (inputs.tensor(i) for i in range(3))
+    if table is None or index is None or source is None:
+        return None
+    return Work(0, index.bytes + source.bytes + min(source.written_as(table.dtype), table.bytes))
+
+
+def _masked_put(inputs: Inputs) -> Work | None:
+    """Model writing to the places of a mask; how many are set was not recorded."""
+    table, mask = inputs.tensor(0), inputs.tensor(1)
+    return None if table is None or mask is None else at_least(Work(0, mask.bytes))
+
+
+def _from_input_sizes(inputs: Inputs) -> Work | None:
+    """Model adding up a gradient into one of the shape that the second argument tells."""
+    grad, sizes = inputs.tensor(0), inputs.value(1)
+    if grad is None or not isinstance(sizes, list):
+        return None
+    written = math.ceil(math.prod(sizes) * grad.element_bytes)
+    return Work(grad.numel, grad.bytes + written, "fp32")
+
+
 MODELS: dict[str, Model] = {
     "aten::embedding": _embedding,
     "aten::embedding_dense_backward": _embedding_backward,
@@ -115,5 +148,15 @@ MODELS: dict[str, Model] = {
     "aten::scatter_add": partial(_scatter, adds=True),
     "aten::scatter_add_": partial(_scatter, adds=True),
     "aten::scatter_reduce_": partial(_scatter, adds=True),
+    "aten::index_fill_": _index_fill,
+    "aten::put_": _put,
+    "aten::masked_scatter_": _masked_put,
+    "aten::unfold_backward": _from_input_sizes,
+    "aten::_unsafe_index": _index,
+    "aten::index_put": _index_put,
+    "aten::index_add": partial(_scatter, adds=True),
+    "aten::index_copy": partial(_scatter, adds=False),
+    "aten::index_reduce_": partial(_scatter, adds=True),
+    "aten::scatter_reduce": partial(_scatter, adds=True),
     "aten::index_add_": partial(_scatter, adds=True),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from kprof.analyze.work import Inputs, Model, Work, vector_dtype
+from kprof.analyze.work import Inputs, Model, Work, at_least, vector_dtype
 
 _NO_REDUCTION = 0
 
@@ -49,11 +49,22 @@ def _compare_backward(inputs: Inputs, flops_each: int) -> Work | None:
     return Work(flops_each * x.numel, moved, vector_dtype(x.dtype))
 
 
+def _align(inputs: Inputs) -> Work | None:
+    """Model the CTC loss: scores read, twice as many sums as targets kept for every position."""
+    scores, targets = inputs.tensor(0), inputs.tensor(1)
+    if scores is None or targets is None or len(scores.shape) < 2:
+        return None
+    return at_least(Work(None, scores.bytes + targets.bytes))
+
+
 MODELS: dict[str, Model] = {
     "aten::nll_loss_forward": _pick,
     "aten::nll_loss2d_forward": _pick,
     "aten::nll_loss_backward": _pick_backward,
     "aten::nll_loss2d_backward": _pick_backward,
+    "aten::_ctc_loss": _align,
+    "aten::_cudnn_ctc_loss": _align,
+    "aten::soft_margin_loss": partial(_compare, reduction=2, flops_each=3),
     "aten::mse_loss": partial(_compare, reduction=2, flops_each=3),
     "aten::smooth_l1_loss": partial(_compare, reduction=2, flops_each=3),
     "aten::huber_loss": partial(_compare, reduction=2, flops_each=3),

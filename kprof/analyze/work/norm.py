@@ -117,22 +117,6 @@ def _over_groups(inputs: Inputs) -> Work | None:
     return Work(8 * x.numel, moved, vector_dtype(x.dtype))
 
 
-def _into(inputs: Inputs) -> Work | None:
-    """Model an RMS norm whose result is the first argument."""
-    out, x, weight = (inputs.tensor(i) for i in range(3))
-    if out is None or x is None or weight is None:
-        return None
-    return Work(4 * x.numel, x.bytes + weight.bytes + out.written_as(), "fp32")
-
-
-def _add_in_place(inputs: Inputs) -> Work | None:
-    """Model adding a residual, then RMS norm: both tensors are read and written."""
-    x, residual, weight = (inputs.tensor(i) for i in range(3))
-    if x is None or residual is None or weight is None:
-        return None
-    return Work(5 * x.numel, 2 * (x.bytes + residual.bytes) + weight.bytes, "fp32")
-
-
 _LAYER = Rows(x=0, weight=2, bias=3, num_statistics=2, flops_each=8)
 _RMS = Rows(x=0, weight=2, bias=None, num_statistics=1, flops_each=4)
 _layer_backward = partial(
@@ -143,7 +127,34 @@ _group_backward = partial(
     _over_rows_backward, weight=4, statistics=(2, 3), flops_each=12, num_affine=2
 )
 
+
+def _over_weights(inputs: Inputs) -> Work | None:
+    """Model weight norm: direction and length read, the weight and the norms written."""
+    direction, length = inputs.tensor(0), inputs.tensor(1)
+    if direction is None or length is None:
+        return None
+    moved = direction.bytes + direction.written_as() + length.bytes + length.written_as("fp32")
+    return Work(3 * direction.numel, moved, vector_dtype(direction.dtype))
+
+
+def _over_weights_backward(inputs: Inputs) -> Work | None:
+    """Model its backward: gradient, direction, length and norms read, both gradients written."""
+    given = [inputs.tensor(i) for i in range(4)]
+    grad, direction, length, _ = given
+    if grad is None or direction is None or length is None:
+        return None
+    read = sum(t.bytes for t in given if t is not None)
+    moved = read + direction.written_as() + length.written_as()
+    return Work(5 * direction.numel, moved, vector_dtype(direction.dtype))
+
+
 MODELS: dict[str, Model] = {
+    "aten::_weight_norm_interface": _over_weights,
+    "aten::_weight_norm_interface_backward": _over_weights_backward,
+    "aten::_native_batch_norm_legit_no_training": partial(_over_batch, training=5),
+    "aten::batch_norm_update_stats": partial(
+        _batch_part, num_read=1, writes_result=False, flops_each=4
+    ),
     "aten::native_layer_norm": partial(_over_rows, rows=_LAYER),
     "aten::native_layer_norm_backward": _layer_backward,
     "aten::_fused_rms_norm": partial(_over_rows, rows=_RMS),
@@ -167,6 +178,4 @@ MODELS: dict[str, Model] = {
     "aten::batch_norm_backward_elemt": partial(
         _batch_part, num_read=2, writes_result=True, flops_each=6
     ),
-    "_C::rms_norm": _into,
-    "_C::fused_add_rms_norm": _add_in_place,
 }

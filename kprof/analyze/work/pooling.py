@@ -47,14 +47,15 @@ def _backward(inputs: Inputs, indices: int | None = None) -> Work | None:
     return Work(max(grad.numel, x.numel), moved, vector_dtype(x.dtype))
 
 
-def _to_size(inputs: Inputs, flops_each: int) -> Work | None:
-    """Model a result whose last dimensions are the second argument."""
+def _to_size(inputs: Inputs, flops_each: int, index_bytes: int = 0) -> Work | None:
+    """Model a result whose last dimensions are the second argument, maybe with places."""
     x, size = inputs.tensor(0), inputs.value(1)
     if x is None or not isinstance(size, list) or len(size) > len(x.shape):
         return None
     out = Tensor((*x.shape[: len(x.shape) - len(size)], *size), x.dtype)
     flops = flops_each * max(x.numel, out.numel)
-    return Work(flops, x.bytes + out.written_as(), vector_dtype(x.dtype))
+    written = out.written_as() + index_bytes * out.numel
+    return Work(flops, x.bytes + written, vector_dtype(x.dtype))
 
 
 def _from_size(inputs: Inputs) -> Work | None:
@@ -65,6 +66,80 @@ def _from_size(inputs: Inputs) -> Work | None:
     written = math.ceil(math.prod(size) * grad.element_bytes)
     return Work(max(grad.numel, math.prod(size)), grad.bytes + written, vector_dtype(grad.dtype))
 
+
+def _widened(inputs: Inputs) -> Work | None:
+    """Model padding: the second argument tells by how much, from the last dimension on."""
+    x, padding = inputs.tensor(0), inputs.value(1)
+    if x is None or not isinstance(padding, list) or len(padding) > 2 * len(x.shape):
+        return None
+    sizes = list(x.shape)
+    for place, (before, after) in enumerate(zip(padding[::2], padding[1::2], strict=True), 1):
+        sizes[-place] += before + after
+    return Work(0, x.bytes + Tensor(tuple(sizes), x.dtype).bytes)
+
+
+def _sampled(inputs: Inputs, num_dims: int) -> Work | None:
+    """Model reading an image at the places of a grid, between its points."""
+    x, grid = inputs.tensor(0), inputs.tensor(1)
+    if x is None or grid is None or len(x.shape) < 2:
+        return None
+    out = Tensor((*x.shape[:2], *grid.shape[1:-1]), x.dtype)
+    moved = x.bytes + grid.bytes + out.bytes
+    return Work(2 ** (num_dims + 1) * out.numel, moved, vector_dtype(x.dtype))
+
+
+def _sampled_backward(inputs: Inputs, num_dims: int) -> Work | None:
+    """Model its backward: gradient, image and grid read, the gradients of both written."""
+    grad, x, grid = (inputs.tensor(i) for i in range(3))
+    if grad is None or x is None or grid is None:
+        return None
+    mask = inputs.value(6)
+    to_image = not isinstance(mask, list) or bool(mask[0])
+    written = x.written_as() * to_image + grid.written_as()
+    moved = grad.bytes + x.bytes + grid.bytes + written
+    return Work(2 ** (num_dims + 2) * grad.numel, moved, vector_dtype(x.dtype))
+
+
+def _columns(inputs: Inputs) -> Work | None:
+    """Model laying out the windows of an image as columns, each element read once."""
+    x = inputs.tensor(0)
+    if x is None or len(x.shape) < 3:
+        return None
+    kernel, dilation, padding, stride = (_extents(inputs.value(i), 2) for i in range(1, 5))
+    if kernel is None or dilation is None or padding is None or stride is None:
+        return None
+    each = zip(x.shape[-2:], kernel, padding, stride, dilation, strict=True)
+    num_windows = math.prod(output_extent(*sizes) for sizes in each)
+    num_out = math.prod(x.shape[:-2]) * math.prod(kernel) * num_windows
+    return Work(0, x.bytes + math.ceil(num_out * x.element_bytes))
+
+
+def _from_columns(inputs: Inputs) -> Work | None:
+    """Model adding up such columns to an image of the size that is asked for."""
+    x, size, kernel = inputs.tensor(0), inputs.value(1), _extents(inputs.value(2), 2)
+    if x is None or not isinstance(size, list) or kernel is None or len(x.shape) < 2:
+        return None
+    channels = x.shape[-2] // max(math.prod(kernel), 1)
+    out = Tensor((*x.shape[:-2], channels, *size), x.dtype)
+    return Work(x.numel, x.bytes + out.bytes, vector_dtype(x.dtype))
+
+
+_RESAMPLING = {
+    "nearest1d": 0,
+    "nearest2d": 0,
+    "nearest3d": 0,
+    "linear1d": 4,
+    "bilinear2d": 8,
+    "trilinear3d": 16,
+    "bicubic2d": 40,
+    "nearest_exact1d": 0,
+    "nearest_exact2d": 0,
+    "nearest_exact3d": 0,
+    "bilinear2d_aa": 8,
+    "bicubic2d_aa": 40,
+    "lanczos2d_aa": 72,
+}
+_PADDING = [f"{how}_pad{n}d" for how in ("reflection", "replication") for n in (1, 2, 3)]
 
 MODELS: dict[str, Model] = {
     "aten::max_pool2d_with_indices": partial(_window, num_dims=2, has_indices=True),
@@ -77,13 +152,29 @@ MODELS: dict[str, Model] = {
     "aten::avg_pool3d_backward": _backward,
     "aten::_adaptive_avg_pool2d": partial(_to_size, flops_each=1),
     "aten::_adaptive_avg_pool2d_backward": _backward,
-    "aten::upsample_nearest1d": partial(_to_size, flops_each=0),
-    "aten::upsample_nearest2d": partial(_to_size, flops_each=0),
-    "aten::upsample_nearest3d": partial(_to_size, flops_each=0),
-    "aten::upsample_bilinear2d": partial(_to_size, flops_each=8),
-    "aten::upsample_bicubic2d": partial(_to_size, flops_each=40),
-    "aten::upsample_nearest1d_backward": _from_size,
-    "aten::upsample_nearest2d_backward": _from_size,
-    "aten::upsample_nearest3d_backward": _from_size,
-    "aten::upsample_bilinear2d_backward": _from_size,
+    "aten::_adaptive_avg_pool3d": partial(_to_size, flops_each=1),
+    "aten::_adaptive_avg_pool3d_backward": _backward,
+    "aten::adaptive_max_pool2d": partial(_to_size, flops_each=1, index_bytes=_INDEX_BYTES),
+    "aten::adaptive_max_pool3d": partial(_to_size, flops_each=1, index_bytes=_INDEX_BYTES),
+    "aten::adaptive_max_pool2d_backward": partial(_backward, indices=2),
+    "aten::adaptive_max_pool3d_backward": partial(_backward, indices=2),
+    **{
+        f"aten::{prefix}upsample_{name}": partial(_to_size, flops_each=flops_each)
+        for name, flops_each in _RESAMPLING.items()
+        for prefix in ("", "_")
+    },
+    **{
+        f"aten::{prefix}upsample_{name}_backward": _from_size
+        for name in _RESAMPLING
+        for prefix in ("", "_")
+    },
+    **{f"aten::{name}": _widened for name in _PADDING},
+    **{f"aten::{name}_backward": _backward for name in _PADDING},
+    "aten::grid_sampler_2d": partial(_sampled, num_dims=2),
+    "aten::grid_sampler_3d": partial(_sampled, num_dims=3),
+    "aten::cudnn_grid_sampler": partial(_sampled, num_dims=2),
+    "aten::grid_sampler_2d_backward": partial(_sampled_backward, num_dims=2),
+    "aten::grid_sampler_3d_backward": partial(_sampled_backward, num_dims=3),
+    "aten::im2col": _columns,
+    "aten::col2im": _from_columns,
 }

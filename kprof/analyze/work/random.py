@@ -32,6 +32,7 @@ def _drop_backward(inputs: Inputs) -> Work | None:
 
 _DRAWING = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_"
 
+
 MODELS: dict[str, Model] = {
     **{f"aten::{name}": _draw for name in _DRAWING.split()},
     "aten::native_dropout": _drop,

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from kprof.analyze.element_type import NUMBERED
 from kprof.analyze.work import Inputs, Model, Work, vector_dtype
-
-# PyTorch's numbers for element types, as `input_dtype` is recorded.
-_TYPE_BY_NUMBER = {5: "fp16", 6: "fp32", 7: "fp64", 15: "bf16"}
 
 
 def _forward(inputs: Inputs) -> Work | None:
@@ -37,8 +35,17 @@ def _backward(inputs: Inputs) -> Work | None:
     if grad is None or out is None:
         return None
     number = inputs.value(3)
-    dtype = _TYPE_BY_NUMBER.get(number, grad.dtype) if isinstance(number, int) else grad.dtype
+    dtype = NUMBERED.get(number, grad.dtype) if isinstance(number, int) else grad.dtype
     return Work(4 * grad.numel, grad.bytes + out.bytes + grad.written_as(dtype), "fp32")
+
+
+def _masked_backward(inputs: Inputs) -> Work | None:
+    """Model the same where a mask is read, too."""
+    grad, out, mask = (inputs.tensor(i) for i in range(3))
+    if grad is None or out is None or mask is None:
+        return None
+    moved = grad.bytes + out.bytes + mask.bytes + grad.written_as()
+    return Work(4 * grad.numel, moved, vector_dtype(grad.dtype))
 
 
 MODELS: dict[str, Model] = {
@@ -47,5 +54,6 @@ MODELS: dict[str, Model] = {
     "aten::_safe_softmax": _forward,
     "aten::_masked_softmax": partial(_masked, mask=1),
     "aten::_softmax_backward_data": _backward,
+    "aten::_masked_softmax_backward": _masked_backward,
     "aten::_log_softmax_backward_data": _backward,
 }

@@ -1,8 +1,9 @@
-"""Work of kernels that Inductor generated, from the buffers they were given.
+"""Work of kernels written in Triton, mostly by Inductor, from the buffers they were given.
 
 A recorded launch names its buffers without telling inputs from outputs: each is counted once,
 which is right for all but those updated in place (they move twice). What pointwise and reducing
-kernels compute is not recorded, so their FLOPs are unknown.
+kernels compute is not recorded, so their FLOPs are unknown. What a kernel that somebody wrote by
+hand touches of its buffers is not known either: at most all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from kprof.analyze.work import Inputs, Model, Tensor, Work
+from kprof.analyze.work import Inputs, Model, Tensor, Work, multiply_add_flops
 from kprof.analyze.work.gemm import product_work
 
 
@@ -48,6 +49,37 @@ def _generated_product(inputs: Inputs) -> Work | None:
     return None
 
 
+def _generated_convolution(inputs: Inputs) -> Work | None:
+    """Model a convolution with what was fused to it: its filter's outputs are channels of the last.
+
+    A filter (out, in, height, width) meets every position of a result (batch, out, …).
+    """
+    buffers = inputs.tensors()
+    if not buffers:
+        return None
+    out, moved = buffers[-1], sum(t.bytes for t in buffers)
+    for x, weight in pairwise(buffers):
+        is_filter = len(x.shape) == len(weight.shape) == len(out.shape) >= 3
+        if is_filter and weight.shape[0] == out.shape[1] and x.shape[0] == out.shape[0]:
+            flops = multiply_add_flops(x.dtype) * out.numel * math.prod(weight.shape[1:])
+            return Work(flops, moved, x.dtype)
+    return Work(None, moved)
+
+
+def _whole_buffers(inputs: Inputs) -> Work | None:
+    """Model a kernel that touches all of its buffers once, computing nobody recorded what."""
+    buffers = inputs.tensors()
+    return Work(None, sum(t.bytes for t in buffers)) if buffers else None
+
+
+def hand_written(inputs: Inputs) -> Work | None:
+    """Model a kernel that somebody wrote by hand: at most it reads and writes all it was given."""
+    buffers = inputs.tensors()
+    if not buffers:
+        return None
+    return Work(None, 2 * sum(t.bytes for t in buffers), bound="at most")
+
+
 PREFIXES: dict[str, Model] = {
     "triton_poi_": _generated,
     "triton_red_": _generated,
@@ -55,4 +87,14 @@ PREFIXES: dict[str, Model] = {
     "triton_tem_fused_mm": _generated_product,
     "triton_tem_fused_addmm": _generated_product,
     "triton_tem_fused_bmm": _generated_product,
+    "triton_tem_fused_baddbmm": _generated_product,
+    "triton_tem_fused__scaled_mm": _generated_product,
+    "triton_tem_fused_convolution": _generated_convolution,
+    "triton_tem_": _whole_buffers,
+    "triton_flex_": _whole_buffers,
+    "triton_mm": _generated_product,
+    "triton_addmm": _generated_product,
+    "triton_bmm": _generated_product,
+    "triton_for_": _whole_buffers,
+    "triton_spl_": _generated,
 }
