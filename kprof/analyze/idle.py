@@ -1,33 +1,90 @@
-"""Idle time: the gap before each activity, and what the host was doing meanwhile."""
+"""Idle time: every nanosecond in which a device did nothing, under exactly one cause."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
-from kprof.trace import Trace
+from kprof.analyze import causes
+from kprof.analyze.droughts import add_drain, add_droughts
+from kprof.analyze.gaps import between_kernels_ns, find_gaps, find_launches
+from kprof.analyze.host_state import find_host
+from kprof.analyze.idle_pieces import CODES, Evidence, Pieces, split_gaps
+from kprof.analyze.intervals import NOTHING
+from kprof.analyze.places import Places, find_places
+from kprof.trace import Trace, columns_of
 
-SYNCHRONIZATION = r"(?:Synchronize|cudaMemcpy$|hipMemcpy$|cuMemcpy[A-Za-z]*_v2$)"
-ALLOCATION = r"(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostRegister)|cuMem(?:Create|Map|Alloc|Free)"
-
-# A host activity explains a gap when it covers at least half of it.
-SHARE_THAT_EXPLAINS = 0.5
-
-# A host that waited until the device had nothing left to do needs a moment to launch again.
-# Longer than this, it was busy with something else.
-RESUME_NS = 500_000
+CAUSES = pd.Index(causes.CAUSES)
+EDGES = pd.Index(["before", "after"])
 
 
 def add_idle(trace: Trace) -> Trace:
-    """Add the idle time before each activity of a rank, and its cause.
+    """Add the idle time in pieces with their causes, and to each activity the gap before it.
 
-    Causes: "queued" (in the device's queue before it went idle: nothing on the host was late),
-    "synchronization", "allocation" or "data" (a blocking call, a memory call or data loading
-    covered most of the gap; also where the device went idle during a blocking call, soon after
-    which the host launched again), "host" (the host had not launched it yet). Missing where no
-    launch is known. The gaps of a rank add up to its idle time.
+    The pieces of a device never overlap and add up to its idle time. The gap before an activity
+    is time in which nothing of its whole rank ran; its cause is that of its longest part.
     """
-    kernels = trace.kernels
+    gaps, launch = find_gaps(trace), find_launches(trace)
+    floor_ns = between_kernels_ns(gaps, launch)
+    evidence = Evidence(trace, gaps, launch, find_host(trace), floor_ns)
+    pieces = split_gaps(evidence)
+    if not trace.is_host_only:
+        pieces = add_droughts(evidence, pieces)
+        if trace.meta.recording is not None:
+            pieces = add_drain(evidence, pieces)
+    places = find_places(evidence, pieces)
+    idle = _table(evidence, pieces, places)
+    trace = trace.with_kernels(gap_before_ns=_gaps_before(trace.kernels))
+    cause = _causes_of_gaps(trace.kernels, idle)
+    return replace(trace.with_kernels(gap_cause=cause), idle=idle)
+
+
+def _table(evidence: Evidence, pieces: Pieces, places: Places) -> pd.DataFrame:
+    gaps, gap = evidence.gaps, pieces.gap
+    columns: dict[str, object] = {
+        "rank": gaps.rank[gap],
+        "device": gaps.device[gap],
+        "start_ns": pieces.start,
+        "duration_ns": pieces.end - pieces.start,
+        "cause": pd.Categorical.from_codes(pieces.cause, CAUSES),
+        "recoverable_ns": _recoverable_ns(evidence, pieces),
+        "edge": pd.Categorical.from_codes(gaps.edge[gap] - 1, EDGES),
+        "kernel_row": _nullable(gaps.row[gap]),
+        "evidence_row": _nullable(places.row),
+        "place": places.place,
+        "module": places.module,
+        "line": places.line,
+    }
+    declared = {column.name: column.dtype for column in columns_of("idle", "idle")}
+    frame = pd.DataFrame({name: columns[name] for name in declared})
+    table: pd.DataFrame = frame.astype(declared)
+    return table
+
+
+def _recoverable_ns(evidence: Evidence, pieces: Pieces) -> pd.arrays.IntegerArray:
+    """Return what would be gained without each piece's cause.
+
+    Any two activities need some time between them, so a gap's last piece keeps that.
+    """
+    gap = pieces.gap
+    is_last = np.append(gap[1:] != gap[:-1], True)[: len(gap)]
+    ends_with_activity = is_last & (evidence.gaps.row[gap] != NOTHING)
+    kept_ns = np.where(ends_with_activity, evidence.floor_ns // 2, 0)
+    gained_ns = np.maximum(pieces.end - pieces.start - kept_ns, 0)
+    nothing = [CODES[cause] for cause in causes.NOT_RECOVERABLE]
+    gained_ns = np.where(np.isin(pieces.cause, nothing), 0, gained_ns)
+    known = [*nothing, *(CODES[cause] for cause in causes.RECOVERABLE)]
+    return pd.arrays.IntegerArray(gained_ns, ~np.isin(pieces.cause, known))
+
+
+def _nullable(values: np.ndarray) -> pd.arrays.IntegerArray:
+    return pd.arrays.IntegerArray(values.astype(np.int64), values == NOTHING)
+
+
+def _gaps_before(kernels: pd.DataFrame) -> pd.arrays.IntegerArray:
+    """Return the time before each activity in which nothing of its rank ran; a rank's add up."""
     start = kernels["start_ns"].to_numpy()
     end = start + kernels["duration_ns"].to_numpy()
     rank = kernels["rank"].to_numpy()
@@ -39,113 +96,30 @@ def add_idle(trace: Trace) -> Trace:
         covered_to = np.maximum.accumulate(end[rows])
         gap[rows[1:]] = np.maximum(start[rows[1:]] - covered_to[:-1], 0)
         is_first[rows[0]] = True
-    return trace.with_kernels(
-        gap_before_ns=pd.arrays.IntegerArray(gap, is_first),
-        gap_cause=_causes(trace, gap),
-    )
+    return pd.arrays.IntegerArray(gap, is_first)
 
 
-def _causes(trace: Trace, gap: np.ndarray) -> pd.Categorical:
-    ranges = trace.ranges
-    launch = trace.kernels["launch_row"].fillna(-1).to_numpy(dtype=np.int64)
-    rows = np.flatnonzero((gap > 0) & (launch >= 0))
-    causes = np.full(len(gap), None, dtype=object)
-    if len(rows) and not trace.is_host_only:
-        gap_end = trace.kernels["start_ns"].to_numpy()[rows]
-        gap_start = gap_end - gap[rows]
-        begun = ranges["start_ns"].to_numpy()[launch[rows]]
-        rank = trace.kernels["rank"].to_numpy()[rows]
-        suspects = {
-            "synchronization": _calls(ranges, SYNCHRONIZATION),
-            "allocation": _calls(ranges, ALLOCATION),
-            "data": _data_loading(ranges),
-        }
-        late = _queued_ns(trace, launch)[rows] > gap_start
-        found = np.where(late, "host", "queued").astype(object)
-        waited_until = _running_until(ranges, suspects["synchronization"], rank, gap_start)
-        resumed = late & (waited_until > gap_start) & (begun - waited_until <= RESUME_NS)
-        found[resumed] = "synchronization"
-        best = np.full(len(rows), SHARE_THAT_EXPLAINS) * gap[rows]
-        until = np.clip(begun, gap_start, gap_end)
-        for cause, suspect in suspects.items():
-            covered = _covered_ns(ranges, suspect, rank, gap_start, until)
-            explains = late & (covered >= best)
-            found[explains] = cause
-            best = np.where(explains, covered, best)
-        causes[rows] = found
-    return pd.Categorical(
-        causes, categories=["queued", "synchronization", "allocation", "data", "host"]
-    )
+def _causes_of_gaps(kernels: pd.DataFrame, idle: pd.DataFrame) -> pd.Categorical:
+    """Return the cause of the longest part of the gap before each activity."""
+    parts = pieces_of_gaps(kernels, idle).sort_values("time_ns", kind="stable")
+    longest = parts.drop_duplicates("kernel_row", keep="last")
+    codes = np.full(len(kernels), NOTHING, dtype=np.int64)
+    codes[longest["kernel_row"].to_numpy(np.int64)] = longest["cause"].cat.codes.to_numpy()
+    return pd.Categorical.from_codes(codes, CAUSES)
 
 
-def _queued_ns(trace: Trace, launch: np.ndarray) -> np.ndarray:
-    """Return when each activity was in the device's queue: at the end of the call that launched it.
+def pieces_of_gaps(kernels: pd.DataFrame, idle: pd.DataFrame) -> pd.DataFrame:
+    """Return the parts of `idle` in which nothing of the whole rank ran.
 
-    Where the call launched several (a graph), they were once the first of them ran.
+    Columns: `kernel_row`, `cause`, `time_ns`. They add up to `gap_before_ns`. Where a rank has
+    several GPUs, one of them may be idle while another works.
     """
-    ranges, start = trace.ranges, trace.kernels["start_ns"].to_numpy()
-    queued = (ranges["start_ns"] + ranges["duration_ns"]).to_numpy(dtype=np.int64, copy=True)
-    known = launch >= 0
-    np.minimum.at(queued, launch[known], start[known])
-    return np.where(known, queued[launch], start)
-
-
-def _running_until(
-    ranges: pd.DataFrame, rows: np.ndarray, rank: np.ndarray, moment: np.ndarray
-) -> np.ndarray:
-    """Return when those of `rows` ended that had begun by each moment in its rank, -1 for none."""
-    result = np.full(len(moment), -1, dtype=np.int64)
-    start = ranges["start_ns"].to_numpy()[rows]
-    end = start + ranges["duration_ns"].to_numpy()[rows]
-    for one in np.unique(rank):
-        mine = np.flatnonzero(ranges["rank"].to_numpy()[rows] == one)
-        mine = mine[np.argsort(start[mine], kind="stable")]
-        asked = rank == one
-        at = np.searchsorted(start[mine], moment[asked], side="right") - 1
-        ends = np.append(np.maximum.accumulate(end[mine]), -1)
-        result[asked] = ends[at]
-    return result
-
-
-def _calls(ranges: pd.DataFrame, pattern: str) -> np.ndarray:
-    """Return the rows of the runtime calls whose name matches."""
-    name = ranges["name"].cat
-    matches = np.asarray(name.categories.str.contains(pattern, regex=True), dtype=bool)
-    is_call = (ranges["kind"] == "runtime").to_numpy()
-    return np.flatnonzero(is_call & matches[name.codes.to_numpy()])
-
-
-def _data_loading(ranges: pd.DataFrame) -> np.ndarray:
-    name = ranges["name"].cat
-    loads = np.asarray(name.categories.str.startswith("enumerate(DataLoader)#"), dtype=bool)
-    is_phase = (ranges["kind"] == "phase").to_numpy() & (ranges["name"] == "data").to_numpy()
-    is_loader = (ranges["kind"] == "range").to_numpy() & loads[name.codes.to_numpy()]
-    return np.flatnonzero(is_phase | is_loader)
-
-
-def _covered_ns(
-    ranges: pd.DataFrame, rows: np.ndarray, rank: np.ndarray, begin: np.ndarray, end: np.ndarray
-) -> np.ndarray:
-    """Return how much of each interval [begin, end] the `rows` of its rank cover, in ns."""
-    covered = np.zeros(len(begin), dtype=np.int64)
-    for one in np.unique(rank):
-        mine = rows[ranges["rank"].to_numpy()[rows] == one]
-        asked = rank == one
-        if len(mine):
-            start = ranges["start_ns"].to_numpy()[mine]
-            stop = start + ranges["duration_ns"].to_numpy()[mine]
-            up_to_end = _covered_before(start, stop, end[asked])
-            covered[asked] = up_to_end - _covered_before(start, stop, begin[asked])
-    return covered
-
-
-def _covered_before(start: np.ndarray, end: np.ndarray, moment: np.ndarray) -> np.ndarray:
-    """Return the length of the intervals' union before each moment."""
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
-    begins = np.maximum(start, np.concatenate([start[:1], end[:-1]]))
-    lengths = np.maximum(end - begins, 0)
-    before = np.concatenate([[0], np.cumsum(lengths)])
-    at = np.searchsorted(begins, moment, side="right") - 1
-    inside = np.clip(moment - begins[at], 0, lengths[at])
-    return np.where(at < 0, 0, before[np.maximum(at, 0)] + inside)
+    inside = idle[(idle["kernel_row"].notna() & idle["edge"].isna()).to_numpy(bool)]
+    row = inside["kernel_row"].to_numpy(np.int64)
+    begin = inside["start_ns"].to_numpy(np.int64)
+    gap_ns = kernels["gap_before_ns"].to_numpy(np.int64, na_value=0)[row]
+    gap_begin = kernels["start_ns"].to_numpy(np.int64)[row] - gap_ns
+    time_ns = begin + inside["duration_ns"].to_numpy(np.int64) - np.maximum(begin, gap_begin)
+    parts = pd.DataFrame({"kernel_row": row, "cause": inside["cause"].array, "time_ns": time_ns})
+    kept: pd.DataFrame = parts[(time_ns > 0) & (gap_ns > 0)].reset_index(drop=True)
+    return kept

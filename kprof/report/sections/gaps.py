@@ -1,12 +1,20 @@
-"""Idle time: what the device waited for, and its longest waits."""
+"""Idle time: why the devices did nothing, where to look, and what could be gained."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.summary import group_gaps
-from kprof.report.section import Column, Section, Table, Text
+from kprof.analyze.idle_summary import (
+    find_exposed_waits,
+    group_idle,
+    inside_window,
+    worst_places,
+)
+from kprof.analyze.summary import measure_capacity
+from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import (
     MISSING,
     format_count,
@@ -21,77 +29,174 @@ TITLE = "Idle time"
 ORDER = 75
 
 LONGEST = 12
-CAUSES = {
-    "queued": "launched in time; the device was between activities or waited for another stream",
-    "synchronization": "the host waited for the device, then launched late",
-    "allocation": "the host allocated or freed memory",
-    "data": "the host waited for data",
-    "host": "the host had not launched the next activity yet",
-    "between operators": "Python code, data loading or waiting",
+PLACES = 4
+TOLD = {"module": "Module", "line": "Python line"}
+MEANINGS = {
+    "launch-bound": "the host had not launched the next activity yet: Python, operators, launches",
+    "data loading": "the host waited for data",
+    "synchronization": "the host waited for the device, and had lost its lead afterwards",
+    "pageable copy": "the host copied from memory that is not pinned",
+    "allocator": "the host allocated or freed memory of the device, or pinned memory",
+    "collective wait": "the host or the next kernel waited for other ranks",
+    "dependency wait": "launched in time, but waited for another stream or node of its graph",
+    "between kernels": "what the device itself needs from one activity to the next",
+    "profiler": "the recorder's own work, which is not there without it",
+    "no work": "the host slept or waited to be asked for something",
+    "between operators": "Python code or waiting",
 }
 UNEXPLAINED = "not known"
 BETWEEN_OPERATORS = "between operators"
+NOT_TOLD = "no launch record, or nothing in the recording tells what the host did"
 
 
 def render(trace: Trace) -> Section:
-    """Render idle time by cause and the longest gaps."""
-    gaps = group_gaps(trace.kernels)
-    if gaps.empty:
-        return Section(TITLE, ORDER, (Text("There is no gap between activities."),), False)
-    times = [int(time_ns) for time_ns in gaps["time_ns"]]
+    """Render idle time by cause, the places to look at and the longest pieces."""
+    inside = inside_window(trace.idle)
+    if inside.empty:
+        return Section(TITLE, ORDER, (Text("There is no gap between activities."),))
+    parts: list[Part] = [Text(_lead(trace, inside)), _by_cause(trace, inside)]
+    if (places := _places(inside)).rows:
+        parts.append(places)
+    parts.append(_longest(trace, inside))
+    parts += [Text(text) for text in (_edges(trace), _exposed(trace)) if text]
+    return Section(TITLE, ORDER, tuple(parts))
+
+
+def _name(trace: Trace, cause: Any) -> str:  # noqa: ANN401 - a cell of a table
     unexplained = BETWEEN_OPERATORS if trace.is_host_only else UNEXPLAINED
-    causes = [unexplained if pd.isna(cause) else str(cause) for cause in gaps["gap_cause"]]
+    return unexplained if pd.isna(cause) else str(cause)
+
+
+def _lead(trace: Trace, inside: pd.DataFrame) -> str:
+    groups = group_idle(inside)
+    idle_ns, capacity_ns = int(groups["time_ns"].sum()), measure_capacity(trace.kernels)
+    recoverable_ns = int(groups["recoverable_ns"].sum())
+    largest = groups.iloc[0]
+    name = _name(trace, largest["cause"])
+    idle = f"{format_time(idle_ns)} idle"
+    if not trace.is_host_only:
+        idle = f"{idle}, {format_share(idle_ns / capacity_ns)} of the window"
+    lead = f"{idle}; {format_share(largest['share'])} of it ({name}): {_meaning(name)}."
+    if recoverable_ns:
+        lead += f" Up to {format_time(recoverable_ns)} could be gained by mending all causes."
+    return lead
+
+
+def _by_cause(trace: Trace, inside: pd.DataFrame) -> Table:
+    groups = group_idle(inside)
+    times = [int(time_ns) for time_ns in groups["time_ns"]]
     rows = tuple(
-        (cause, share, format_time(time_ns), f"{number:,}", format_time(longest), _meaning(cause))
-        for cause, share, time_ns, number, longest in zip(
-            causes, round_shares(times), times, gaps["gaps"], gaps["longest_ns"], strict=True
+        (
+            name := _name(trace, cause),
+            share,
+            format_time(time_ns),
+            format_time(recoverable_ns),
+            f"{pieces:,}",
+            format_time(longest_ns),
+            _meaning(name),
+        )
+        for (cause, time_ns, _, recoverable_ns, pieces, longest_ns), share in zip(
+            groups.to_numpy(dtype=object), round_shares(times), strict=True
         )
     )
     columns = (
         Column("Cause"),
         Column("Share", "right"),
         Column("Time", "right"),
-        Column("Gaps", "right", essential=False),
+        Column("Recoverable", "right"),
+        Column("Pieces", "right", essential=False),
         Column("Longest", "right", essential=False),
         Column("Meaning", "prose", essential=False),
     )
-    lead = (
-        f"{format_time(sum(times))} in {format_count(int(gaps['gaps'].sum()), 'gap')}; "
-        f"{format_share(times[0] / sum(times))} of it ({causes[0]}): {_meaning(causes[0])}."
+    return Table(
+        columns,
+        rows,
+        caption="Idle time by cause: every nanosecond once, so the recoverable times may be added.",
+        share=tuple(time_ns / max(sum(times), 1) for time_ns in times),
     )
-    bars = tuple(time_ns / sum(times) for time_ns in times)
-    table = Table(columns, rows, caption="Idle time by cause.", share=bars)
-    return Section(TITLE, ORDER, (Text(lead), table, _longest(trace.kernels)), False)
 
 
-def _meaning(cause: str) -> str:
-    return CAUSES.get(cause, "no launch record tells what the host did")
+def _meaning(name: str) -> str:
+    return MEANINGS.get(name, NOT_TOLD)
 
 
-def _longest(kernels: pd.DataFrame) -> Table:
-    gap_ns = kernels["gap_before_ns"].to_numpy(np.int64, na_value=0)
-    number = min(LONGEST, int((gap_ns > 0).sum()))
-    largest = np.argsort(-gap_ns, kind="stable")[:number]
-    first_ns = int(kernels["start_ns"].min())
-    rows = tuple(
-        (
-            format_time(row.gap_before_ns),
-            or_missing(row.gap_cause),
-            str(row.name),
-            or_missing(row.op),
-            or_missing(row.phase),
-            MISSING if pd.isna(row.step) else str(row.step),
-            format_time(row.start_ns - first_ns),
-        )
-        for row in kernels.iloc[largest].itertuples(index=False)
-    )
+def _places(inside: pd.DataFrame) -> Table:
+    """List where each cause lies; Python's lines stand there where stacks were recorded."""
+    worst = worst_places(inside[inside["cause"].notna().to_numpy(bool)], PLACES)
+    told = {name: header for name, header in TOLD.items() if worst[name].notna().any()}
+    cells = [
+        [str(cause) for cause in worst["cause"]],
+        *([or_missing(value) for value in worst[name]] for name in ("place", *told)),
+        [format_time(time_ns) for time_ns in worst["time_ns"]],
+        [format_count(pieces, "time") for pieces in worst["pieces"]],
+    ]
     columns = (
-        Column("Gap", "right"),
+        Column("Cause"),
+        Column("Where", "name"),
+        *(Column(header) for header in told.values()),
+        Column("Time", "right"),
+        Column("How often", "right", essential=False),
+    )
+    caption = "Where to look: the operator, module or call that shows the cause."
+    return Table(columns, tuple(zip(*cells, strict=True)), caption=caption, terminal_rows=6)
+
+
+def _longest(trace: Trace, inside: pd.DataFrame) -> Table:
+    kernels = trace.kernels
+    longest = inside.sort_values("duration_ns", ascending=False, kind="stable").head(LONGEST)
+    first_ns = int(kernels["start_ns"].min())
+    rows = []
+    for piece in longest.itertuples(index=False):
+        ended = None if pd.isna(piece.kernel_row) else kernels.iloc[int(piece.kernel_row)]
+        rows.append(
+            (
+                format_time(piece.duration_ns),
+                _name(trace, piece.cause),
+                MISSING if ended is None else str(ended["name"]),
+                or_missing(piece.place),
+                MISSING if ended is None else or_missing(ended["phase"]),
+                MISSING if ended is None or pd.isna(ended["step"]) else str(ended["step"]),
+                format_time(piece.start_ns - first_ns),
+            )
+        )
+    columns = (
+        Column("Idle", "right"),
         Column("Cause"),
         Column("Before", "name"),
-        Column("Operator"),
+        Column("Where"),
         Column("Phase"),
         Column("Step", "right"),
         Column("At", "right"),
     )
-    return Table(columns, rows, caption="The longest gaps, and the activity that ended each.")
+    caption = "The longest pieces, and the activity that ended each gap."
+    return Table(columns, tuple(rows), caption=caption, terminal_rows=0)
+
+
+def _edges(trace: Trace) -> str:
+    """Say how long the devices were idle in the recorded steps, but outside the window."""
+    edges = trace.idle[trace.idle["edge"].notna().to_numpy(bool)]
+    if edges.empty:
+        return ""
+    total_ns = int(edges["duration_ns"].sum())
+    listed = ", ".join(
+        f"{_name(trace, cause)} {format_time(time_ns)}"
+        for cause, time_ns in group_idle(edges)[["cause", "time_ns"]].to_numpy(dtype=object)
+    )
+    return (
+        f"Besides, {format_time(total_ns)} of the recorded steps lie before the first activity "
+        f"or after the last, outside the window: {listed}."
+    )
+
+
+def _exposed(trace: Trace) -> str:
+    """Say how long collectives ran only to wait for a rank that came later."""
+    waits = find_exposed_waits(trace)
+    if not waits:
+        return ""
+    exposed = np.array([wait.exposed_ns for wait in waits])
+    most, least = int(exposed.argmax()), int(exposed.argmin())
+    return (
+        "Not idle, but waiting: collectives ran while other ranks had not begun them, with nothing "
+        f"else on the device, for {format_time(exposed[most])} on rank {waits[most].rank} and "
+        f"{format_time(exposed[least])} on rank {waits[least].rank}, which others waited for most."
+    )

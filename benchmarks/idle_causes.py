@@ -1,0 +1,145 @@
+"""Whether the causes of idle time are right: planted faults on a GPU, found or not.
+
+    python benchmarks/idle_causes.py
+
+runs every workload of `planted_faults.py` under `kprof run`, with its fault and without, and
+compares: what the GPU is idle for longer with the fault is the fault's, and its cause is known.
+Precision and recall of every cause, by time and by count, go into
+`results/idle_causes_<gpu>_<yyyy-mm>.json`. `--tiny` tries the way on a machine without a GPU, where
+there are no causes to judge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from evidence import RESULTS, ROOT, describe_gpu, row, write_evidence
+from planted_faults import CAUSES, WORKLOADS
+
+SCRIPT = "benchmarks/planted_faults.py"
+SOURCES = ("benchmarks/idle_causes.py", SCRIPT, "kprof/analyze/**/*.py", "kprof/collect/**/*.py")
+# The installed program, as users have it, not this working tree.
+KPROF = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
+OPTIONS = ("--skip", "5", "--steps", "5", "--force")
+REACH = 0.9
+# Idle time that nobody is to blame for.
+NOT_JUDGED = "between kernels"
+# A cause counts as found in a workload when it makes up this much more of a step than without.
+FOUND_SHARE = 0.02
+
+
+def record(name, folder, *, faulty, tiny):
+    """Run a workload under kprof; return its idle time by cause and its window, in ns a step."""
+    run = folder / f"{name}{'-faulty' if faulty else ''}.kprof"
+    stacks = ["--stacks"] if CAUSES[WORKLOADS[name]][1] else []
+    workload = [SCRIPT, name, *(["--faulty"] if faulty else []), *(["--tiny"] if tiny else [])]
+    command = [KPROF, "run", *OPTIONS, *stacks, "--out", str(run), *workload]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    opened = subprocess.run(
+        [KPROF, "open", "--json", str(run)], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    result = json.loads(opened.stdout)
+    steps = max(len(result["recording"]["steps_recorded"]), 1)
+    causes = {cause["cause"]: cause["time_ns"] // steps for cause in result["idle"]["causes"]}
+    return Counter(causes), result["ledger"]["window_ns"] // steps
+
+
+def judge(name, folder, tiny):
+    """Return what is known of one workload and its twin."""
+    (faulty, window_ns), (clean, _) = (
+        record(name, folder, faulty=is_faulty, tiny=tiny) for is_faulty in (True, False)
+    )
+    grown = Counter({cause: faulty[cause] - clean[cause] for cause in faulty})
+    grown = +grown
+    del grown[NOT_JUDGED]
+    planted = CAUSES[WORKLOADS[name]][0]
+    extra_ns = max(sum(faulty.values()) - sum(clean.values()), 0)
+    extra_ns += max(clean[NOT_JUDGED] - faulty[NOT_JUDGED], 0)
+    found = [cause for cause, ns in grown.items() if ns > FOUND_SHARE * window_ns]
+    right_ns = min(grown[planted], extra_ns)
+    share = right_ns / extra_ns if extra_ns else None
+    entry = row(
+        name,
+        share,
+        "share of the idle time that its fault makes",
+        "higher",
+        REACH,
+        planted=planted,
+        extra_idle_ns_per_step=extra_ns,
+        window_ns_per_step=window_ns,
+        found_ns_per_step={str(cause): ns for cause, ns in grown.items()},
+        clean_ns_per_step={str(cause): ns for cause, ns in clean.items()},
+    )
+    return entry, grown, found
+
+
+def scores(judged):
+    """Return the rows of precision and recall of every planted cause, by time and by count."""
+    planted, found, right = Counter(), Counter(), Counter()
+    for entry, grown, causes in judged:
+        cause = entry["planted"]
+        planted[cause, "time"] += entry["extra_idle_ns_per_step"]
+        planted[cause, "count"] += 1
+        right[cause, "time"] += min(grown[cause], entry["extra_idle_ns_per_step"])
+        right[cause, "count"] += cause in causes
+        for each, ns in grown.items():
+            found[each, "time"] += ns
+        for each in causes:
+            found[each, "count"] += 1
+    rows = []
+    for key in planted:
+        for score, out_of in (("precision", found[key]), ("recall", planted[key])):
+            value = right[key] / out_of if out_of else None
+            name = f"{score} of {key[0]} by {key[1]}"
+            rows.append(row(name, value, "share", "higher", REACH))
+    return rows
+
+
+def print_rows(rows):
+    """Print each row's name, its value and whether it reaches what it should."""
+    for entry in rows:
+        value = "-" if entry["value"] is None else f"{entry['value']:.3f}"
+        met = {True: "met", False: "NOT MET", None: ""}[entry["met"]]
+        print(f"{entry['name']:44s} {value:>8s}  {met}")
+
+
+def main():
+    """Run the chosen workloads one after the other; the answer is no where a reach is not met."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", default=list(WORKLOADS), metavar="NAME")
+    parser.add_argument("--out", type=Path, help="folder for the runs [default: none are kept]")
+    parser.add_argument("--tiny", action="store_true", help="small enough for a CPU; no result")
+    parser.add_argument("--result", type=Path, help="the file to write")
+    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (args.out or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        judged = [judge(name, folder, args.tiny) for name in args.names]
+    rows = [entry for entry, _, _ in judged] + scores(judged)
+    print_rows(rows)
+    gpu = describe_gpu()["gpu"]
+    if args.tiny or gpu is None:
+        print("no GPU, or tiny: the way was tried, nothing is judged")
+        return 0
+    month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
+    short = re.sub(r"nvidia|\W", "", gpu.lower())
+    path = args.result or RESULTS / f"idle_causes_{short}_{month}.json"
+    what = "planted faults that make a GPU wait: is each found, and nothing else"
+    write_evidence(path, what, rows, SOURCES, commit=args.commit)
+    return 0 if all(entry["met"] in (True, None) for entry in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

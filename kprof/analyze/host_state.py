@@ -1,0 +1,182 @@
+"""What the host was doing at every moment, as layers of evidence over the timeline of a thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze import causes
+from kprof.analyze.intervals import NOTHING, Intervals, Painting, disjoint, paint
+from kprof.analyze.nesting import nearest
+from kprof.trace import Trace
+
+# From the weakest evidence to the strongest: a call that blocks says more than the operator in it.
+# "others" are the other threads that launch work, asked where the launching thread shows nothing.
+LAYERS = (
+    *("step", "others ran", "others loaded", "others blocked"),
+    *("ran", "loaded kernels", "profiler", "waited", "loaded", "blocked"),
+)
+CAUSE_OF_LAYER = {
+    "others loaded": causes.DATA_LOADING,
+    "loaded": causes.DATA_LOADING,
+    "profiler": causes.PROFILER,
+    "waited": causes.NO_WORK,
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """The host's ranges, sorted out by what they prove."""
+
+    trace: Trace
+    blocking: pd.Series[Any]
+    """Cause that each blocking call proves, by its row in `ranges`."""
+
+    @cached_property
+    def start(self) -> np.ndarray:
+        """Starts of all ranges."""
+        return np.asarray(self.trace.ranges["start_ns"], dtype=np.int64)
+
+    @cached_property
+    def end(self) -> np.ndarray:
+        """Ends of all ranges."""
+        return np.asarray(self.start + self.trace.ranges["duration_ns"], dtype=np.int64)
+
+    @cached_property
+    def thread(self) -> np.ndarray:
+        """Thread of each range; threads of two ranks may have the same number."""
+        return self.trace.ranges["thread"].to_numpy(np.int64)
+
+    @cached_property
+    def rank(self) -> np.ndarray:
+        """Rank of each range."""
+        return self.trace.ranges["rank"].to_numpy(np.int64)
+
+    @cached_property
+    def rows(self) -> dict[str, np.ndarray]:
+        """Rows of `ranges` that are evidence of a kind."""
+        ranges = self.trace.ranges
+        overhead = matching(ranges, "overhead", r"")
+        drivers = matching(ranges, "overhead", causes.DRIVERS_OWN)
+        return {
+            "step": np.flatnonzero((ranges["kind"] == "step").to_numpy()),
+            "ran": _outermost(ranges),
+            "loaded kernels": matching(ranges, "overhead", causes.LOADING_OF_KERNELS),
+            "profiler": np.setdiff1d(overhead, drivers),
+            "waited": matching(ranges, "python", causes.WAITING_FUNCTION),
+            "loaded": np.concatenate(
+                [
+                    matching(ranges, "phase", r"^data$"),
+                    matching(ranges, "python", causes.LOADING_FUNCTION),
+                    matching(ranges, "range", causes.LOADING_RANGE),
+                    matching(ranges, "op", causes.LOADING_RANGE),
+                ]
+            ),
+            "blocked": self.blocking.index.to_numpy(np.int64),
+        }
+
+    @cached_property
+    def launching(self) -> set[tuple[int, int]]:
+        """Threads, as (rank, thread), that launch work or carry the phases of a step."""
+        launch = self.trace.kernels["launch_row"].dropna().to_numpy(np.int64)
+        marks = np.flatnonzero(self.trace.ranges["kind"].isin(["step", "phase"]).to_numpy())
+        rows = np.concatenate([np.unique(launch), marks])
+        pairs = np.unique(np.vstack([self.rank[rows], self.thread[rows]]), axis=1)
+        return {(int(rank), int(thread)) for rank, thread in pairs.T}
+
+    def waits(self) -> Intervals:
+        """Return when a launching thread was blocked in a call or waited for data."""
+        rows = np.unique(np.concatenate([self.rows["blocked"], self.rows["loaded"]]))
+        pairs = zip(self.rank[rows].tolist(), self.thread[rows].tolist(), strict=True)
+        rows = rows[np.array([pair in self.launching for pair in pairs], dtype=bool)]
+        return Intervals(self.start[rows], self.end[rows], rows)
+
+    def union(self, kind: str, rank: int, threads: set[int] | None = None) -> Intervals:
+        """Return when rows of this kind were open on these threads of a rank; None: on all."""
+        rows = self.rows[kind]
+        rows = rows[self.rank[rows] == rank]
+        if threads is not None:
+            rows = rows[np.isin(self.thread[rows], list(threads))]
+        return disjoint(Intervals(self.start[rows], self.end[rows], rows))
+
+    def paint(self, rank: int, thread: int) -> Painting:
+        """Paint what `thread` did, and where it shows nothing, what the rank's others did."""
+        own = {thread}
+        others = {t for r, t in self.launching if r == rank} - own
+        layers = {
+            "step": self.union("step", rank),
+            "loaded kernels": self.union("loaded kernels", rank),
+            "profiler": self.union("profiler", rank),
+        }
+        for kind in ("ran", "loaded", "blocked"):
+            layers[kind] = self.union(kind, rank, own)
+            layers[f"others {kind}"] = self.union(kind, rank, others)
+        layers["waited"] = self.union("waited", rank, own)
+        return paint([layers[name] for name in LAYERS])
+
+
+def find_host(trace: Trace) -> Host:
+    """Sort the host's ranges out; the trace has been attributed."""
+    return Host(trace, _blocking_calls(trace))
+
+
+def matching(ranges: pd.DataFrame, kind: str, pattern: str) -> np.ndarray:
+    """Return the rows of a kind whose name matches."""
+    name = ranges["name"].cat
+    # A row without a name has the code -1, which reads the last.
+    matches = np.append(np.asarray(name.categories.str.contains(pattern), dtype=bool), False)
+    is_kind = (ranges["kind"] == kind).to_numpy(bool)
+    return np.flatnonzero(is_kind & matches[name.codes.to_numpy()])
+
+
+def _outermost(ranges: pd.DataFrame) -> np.ndarray:
+    """Return the outermost ranges within the steps: when any is open, the thread runs something."""
+    kind = ranges["kind"]
+    is_step = (kind == "step").to_numpy(bool)
+    parent = ranges["parent"].to_numpy(np.int64, na_value=NOTHING)
+    is_top = (parent == NOTHING) | np.append(is_step, False)[parent]
+    return np.flatnonzero(is_top & ~kind.isin(["step", "python", "overhead"]).to_numpy(bool))
+
+
+def _blocking_calls(trace: Trace) -> pd.Series[Any]:
+    """Return the calls that block the host, with the cause that each proves.
+
+    A wait in the operator of a pageable upload belongs to that upload.
+    """
+    ranges, kernels = trace.ranges, trace.kernels
+    found: dict[int, str] = {}
+    for pattern, cause in (
+        (causes.ALLOCATING_CALL, causes.ALLOCATOR),
+        (causes.SYNCHRONIZING_CALL, causes.SYNCHRONIZATION),
+    ):
+        found.update(dict.fromkeys(matching(ranges, "runtime", pattern).tolist(), cause))
+    uploads = _launched(kernels, causes.PAGEABLE_UPLOAD)
+    found.update(
+        dict.fromkeys(_launched(kernels, causes.PAGEABLE_DOWNLOAD), causes.SYNCHRONIZATION)
+    )
+    parent = ranges["parent"].to_numpy(np.int64, na_value=NOTHING)
+    uploading = {int(parent[row]) for row in uploads} - {NOTHING}
+    is_op = (ranges["kind"] == "op").to_numpy(bool)
+    for row in found:
+        if int(parent[row]) in uploading and is_op[parent[row]]:
+            found[row] = causes.PAGEABLE_COPY
+    found.update(dict.fromkeys(uploads, causes.PAGEABLE_COPY))
+    calls = np.array(sorted(found), dtype=np.int64)
+    among_ranks = np.zeros(len(ranges), dtype=bool)
+    for kind in ("op", "range"):
+        among_ranks[matching(ranges, kind, causes.BLOCKING_COLLECTIVE)] = True
+    of_ranks = nearest(parent[calls], parent, among_ranks) != NOTHING
+    found.update(dict.fromkeys(calls[of_ranks].tolist(), causes.COLLECTIVE_WAIT))
+    return pd.Series([found[row] for row in calls.tolist()], index=calls, dtype=object)
+
+
+def _launched(kernels: pd.DataFrame, pattern: str) -> list[int]:
+    """Return the calls that launched activities of such a name."""
+    name = kernels["name"].cat
+    matches = np.append(np.asarray(name.categories.str.contains(pattern), dtype=bool), False)
+    rows = kernels["launch_row"][matches[name.codes.to_numpy()]].dropna()
+    return sorted(set(rows.to_numpy(np.int64).tolist()))

@@ -1,0 +1,107 @@
+"""Intervals of time as arrays: their union, layers painted over one another, and cuts of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+# Moments before and after every recording; half of an int64, so that differences never overflow.
+FIRST_NS, LAST_NS = -(2**62), 2**62
+NOTHING = -1
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Intervals [start, end), each with a row of the table that it comes from."""
+
+    start: np.ndarray
+    end: np.ndarray
+    row: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def take(self, chosen: np.ndarray) -> Intervals:
+        """Return the chosen ones, by position or by a mask."""
+        return Intervals(self.start[chosen], self.end[chosen], self.row[chosen])
+
+
+def disjoint(intervals: Intervals) -> Intervals:
+    """Return the union as intervals that never overlap, in order.
+
+    Where several cover a moment, it belongs to the one that started first.
+    """
+    order = np.lexsort([-intervals.end, intervals.start])
+    start, end, row = intervals.start[order], intervals.end[order], intervals.row[order]
+    if not len(order):
+        return intervals
+    covered_to = np.maximum.accumulate(end)
+    begin = np.maximum(start, np.concatenate([start[:1], covered_to[:-1]]))
+    keep = end > begin
+    return Intervals(begin[keep], end[keep], row[keep])
+
+
+def length_before(union: Intervals, moment: np.ndarray) -> np.ndarray:
+    """Return how much of a union lies before each moment, in ns."""
+    if not len(union):
+        return np.zeros(len(moment), dtype=np.int64)
+    before = np.concatenate([[0], np.cumsum(union.end - union.start)])
+    at = np.searchsorted(union.start, moment, side="right") - 1
+    inside = np.clip(moment - union.start[at], 0, (union.end - union.start)[at])
+    return np.where(at < 0, 0, before[np.maximum(at, 0)] + inside)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Parts of intervals, in order: `of` is the position of the interval, `segment` the paint's."""
+
+    of: np.ndarray
+    segment: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+
+@dataclass(frozen=True)
+class Painting:
+    """All of time in segments, one after another; `layer`: the topmost there, or `NOTHING`."""
+
+    edge: np.ndarray
+    """Where each segment begins, and the end of the last."""
+    layer: np.ndarray
+    row: np.ndarray
+
+    def lengths(self, cuts: Cuts) -> np.ndarray:
+        """Return how long each cut's segment is; that of the cut where the paint has no edge."""
+        is_open = np.isin(cuts.segment, [0, len(self.layer) - 1])
+        own = np.diff(self.edge)[cuts.segment]
+        return np.asarray(np.where(is_open, cuts.end - cuts.start, own))
+
+
+def paint(layers: list[Intervals]) -> Painting:
+    """Lay unions over one another, later ones over earlier ones."""
+    edges = [np.array([FIRST_NS, LAST_NS], dtype=np.int64)]
+    edge = np.unique(np.concatenate([*edges, *(part for u in layers for part in (u.start, u.end))]))
+    layer = np.full(len(edge) - 1, NOTHING, dtype=np.int8)
+    row = np.full(len(edge) - 1, NOTHING, dtype=np.int64)
+    for number, union in enumerate(layers):
+        if len(union):
+            at = np.searchsorted(union.start, edge[:-1], side="right") - 1
+            inside = (at >= 0) & (edge[:-1] < union.end[at])
+            layer[inside], row[inside] = number, union.row[at[inside]]
+    return Painting(edge, layer, row)
+
+
+def cut(start: np.ndarray, end: np.ndarray, painting: Painting) -> Cuts:
+    """Cut intervals that are not empty at the edges of a painting."""
+    first = np.searchsorted(painting.edge, start, side="right") - 1
+    number = np.searchsorted(painting.edge, end, side="left") - first
+    of = np.repeat(np.arange(len(start)), number)
+    begins = np.cumsum(number) - number
+    segment = np.arange(len(of)) - np.repeat(begins - first, number)
+    return Cuts(
+        of,
+        segment,
+        np.maximum(painting.edge[segment], start[of]),
+        np.minimum(painting.edge[segment + 1], end[of]),
+    )
