@@ -1,0 +1,131 @@
+"""The host's program: launches, waits and edges of steps, in order, and the time between them.
+
+The thread that runs the steps and those of autograd are one program: `backward()` holds its caller
+until autograd's threads are done. Every other thread that launches or waits is one of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze.autograd import is_evaluation, is_node
+from kprof.analyze.causes import SYNCHRONIZING_CALL
+from kprof.analyze.host_state import matching
+from kprof.analyze.intervals import NOTHING
+from kprof.trace import Trace
+
+# CUDA lets some 1,000 launches wait on a device; the next one holds the host until there is room.
+# (In a recording of a V100 never more than 1,018 were waiting.)
+QUEUE_HOLDS = 1_000
+HELD_NS = 50_000
+
+BEGIN, WAIT_END, MARK = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class HostProgram:
+    """Points in the host's time, by program and in order; every array has one entry a point."""
+
+    time_ns: np.ndarray
+    program: np.ndarray
+    """Number of the program; points of one run after one another."""
+    rank: np.ndarray
+    row: np.ndarray
+    """The call, or the step of a mark, in `ranges`."""
+    what: np.ndarray
+    """`BEGIN` of a call, `WAIT_END` of one that waits, or `MARK`: an edge of a step."""
+    awaits: np.ndarray
+    """Whether the call waits for the device, at its begin and its end."""
+
+    def begin_of(self, num_ranges: int) -> np.ndarray:
+        """Return for every row of `ranges` the point at which that call begins, or `NOTHING`."""
+        found = np.full(num_ranges, NOTHING, dtype=np.int64)
+        at = np.flatnonzero(self.what == BEGIN)
+        found[self.row[at]] = at
+        return found
+
+    def of_ranges(self, ranges: pd.DataFrame) -> np.ndarray:
+        """Return for every row of `ranges` the program of its thread, or `NOTHING`."""
+        thread = ranges.groupby(["rank", "thread"], sort=True).ngroup().to_numpy(np.int64)
+        program = np.full(int(thread.max(initial=0)) + 1, NOTHING, dtype=np.int64)
+        program[thread[self.row]] = self.program
+        return np.asarray(program[thread])
+
+
+def find_program(trace: Trace) -> HostProgram:
+    """Find the points of every program of an attributed trace."""
+    ranges, kernels = trace.ranges, trace.kernels
+    start = ranges["start_ns"].to_numpy(np.int64)
+    end = start + ranges["duration_ns"].to_numpy(np.int64)
+    launching = np.unique(kernels["launch_row"].dropna().to_numpy(np.int64))
+    waiting = np.concatenate(
+        [
+            matching(ranges, "runtime", SYNCHRONIZING_CALL),
+            _blocking(trace, end),
+            _held(trace, start, end),
+        ]
+    )
+    waiting = np.unique(waiting).astype(np.int64)
+    calls = np.union1d(launching, waiting).astype(np.int64)
+    steps = np.flatnonzero((ranges["kind"] == "step").to_numpy(bool))
+    row = np.concatenate([calls, waiting, steps, steps]).astype(np.int64)
+    sizes = [len(calls), len(waiting), 2 * len(steps)]
+    what = np.repeat(np.array([BEGIN, WAIT_END, MARK]), sizes)
+    time_ns = np.concatenate([start[calls], end[waiting], start[steps], end[steps]])
+    program = _programs(ranges, calls, steps)[row]
+    # A call begins after what ended at that moment, unless that is itself.
+    is_ending = (what == WAIT_END) & (end[row] > start[row])
+    order = np.lexsort([what, ~is_ending, time_ns, program])
+    return HostProgram(
+        time_ns[order],
+        program[order],
+        ranges["rank"].to_numpy(np.int64)[row[order]],
+        row[order],
+        what[order],
+        np.isin(row[order], waiting),
+    )
+
+
+def _blocking(trace: Trace, end: np.ndarray) -> np.ndarray:
+    """Return the copying calls that were not over before their copy: they wait for it."""
+    kernels = trace.kernels
+    row = kernels["launch_row"].to_numpy(np.int64, na_value=NOTHING)
+    finish = (kernels["start_ns"] + kernels["duration_ns"]).to_numpy(np.int64)
+    is_copy = (kernels["activity"] == "memcpy").to_numpy(bool) & (row != NOTHING)
+    rows: np.ndarray = np.unique(row[is_copy & (finish <= np.append(end, 0)[row])])
+    return rows
+
+
+def _held(trace: Trace, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return the launches that were held because the device's queue was full."""
+    kernels = trace.kernels
+    row = kernels["launch_row"].to_numpy(np.int64, na_value=NOTHING)
+    began, rank = kernels["start_ns"].to_numpy(np.int64), kernels["rank"].to_numpy()
+    found = [np.zeros(0, dtype=np.int64)]
+    for one in np.unique(rank):
+        mine = np.flatnonzero((rank == one) & (row != NOTHING))
+        calls, at = np.unique(row[mine], return_index=True)
+        launched, started = np.sort(start[calls]), np.sort(began[mine][at])
+        is_long = calls[end[calls] - start[calls] > HELD_NS]
+        waiting = np.searchsorted(launched, start[is_long])
+        waiting -= np.searchsorted(started, start[is_long])
+        found.append(is_long[waiting >= QUEUE_HOLDS])
+    return np.concatenate(found)
+
+
+def _programs(ranges: pd.DataFrame, calls: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Return for every row of `ranges` the program that its thread belongs to."""
+    threads = ranges.groupby(["rank", "thread"], sort=True).ngroup().to_numpy(np.int64)
+    rank = ranges["rank"].to_numpy(np.int64)
+    number = np.arange(int(threads.max(initial=0)) + 1)
+    of_autograd = np.unique(threads[is_node(ranges) | is_evaluation(ranges)])
+    for one in np.unique(rank[calls]):
+        marks = steps[rank[steps] == one]
+        votes = threads[marks] if len(marks) else threads[calls[rank[calls] == one]]
+        main = int(np.bincount(votes).argmax())
+        mine = np.unique(threads[rank == one])
+        number[np.intersect1d(of_autograd, mine)] = main
+    return np.asarray(number[threads])

@@ -1,0 +1,101 @@
+"""Replay: when everything would have run, if some of it took another time.
+
+A node is a point of the host's program or an activity of a device; an edge says that one begins no
+earlier than so long after another has ended. Everything begins as early as its edges allow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kprof.analyze.host_program import HostProgram
+
+HOST, LAUNCH, STREAM, ACROSS, WAIT = range(5)
+LONG_AGO_NS = -(2**62)
+
+Parts = tuple[np.ndarray, np.ndarray, np.ndarray, int]
+"""Edges of one kind as they are found: sources, targets, lags, and the kind."""
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Edges in the order of their targets; a lag counts from the end of the source."""
+
+    source: np.ndarray
+    target: np.ndarray
+    lag_ns: np.ndarray
+    kind: np.ndarray
+    """`HOST`, `LAUNCH`, `STREAM`, `ACROSS` streams or within a graph, or `WAIT`."""
+
+    def take(self, chosen: np.ndarray) -> Edges:
+        """Return the chosen ones, by position or by a mask."""
+        parts = (self.source, self.target, self.lag_ns, self.kind)
+        return Edges(*(part[chosen] for part in parts))
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The steps of every rank, or its whole window where it has none; one entry a span."""
+
+    rank: np.ndarray
+    of_node: np.ndarray
+    """Span whose end each node belongs to, or -1: the last of them ends it."""
+    mark: np.ndarray
+    """Node at which the first span of each entry's rank begins, or -1."""
+    begin_ns: np.ndarray
+    """When it begins where no node tells: at the first thing measured."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Points of the host, then a node for every row of `kernels`, and the edges between them."""
+
+    program: HostProgram
+    start_ns: np.ndarray
+    """As measured."""
+    duration_ns: np.ndarray
+    edges: Edges
+    is_root: np.ndarray
+    """Whether nothing tells what it came after: it stays where it was."""
+    spans: Spans
+
+    @property
+    def first_activity(self) -> int:
+        """Node of the first row of `kernels`."""
+        return len(self.program.time_ns)
+
+    def run(self) -> np.ndarray:
+        """Return when each node ends."""
+        edges = self.edges
+        # Activities of a stream may overlap, but none begins before the one it follows.
+        lag_ns = np.maximum(self.duration_ns[edges.source] + edges.lag_ns, 0)
+        start = np.where(self.is_root, self.start_ns, LONG_AGO_NS).tolist()
+        for source, target, lag in zip(
+            edges.source.tolist(), edges.target.tolist(), lag_ns.tolist(), strict=True
+        ):
+            moment = start[source] + lag
+            if moment > start[target]:
+                start[target] = moment
+        return np.asarray(np.array(start, dtype=np.int64) + self.duration_ns)
+
+    def measured(self) -> np.ndarray:
+        """Return when each node ended as measured."""
+        return np.asarray(self.start_ns + self.duration_ns)
+
+    def span_times(self, end_ns: np.ndarray) -> np.ndarray:
+        """Return how long each span lasts if the nodes end so.
+
+        It lasts from the end of the last activity of the one before; the first of a rank from the
+        host's entry into it.
+        """
+        rank, of_node = self.spans.rank, self.spans.of_node
+        end = np.full(len(rank), LONG_AGO_NS, dtype=np.int64)
+        known = of_node >= 0
+        np.maximum.at(end, of_node[known], end_ns[known])
+        is_first = np.append(True, np.diff(rank) != 0)[: len(rank)]
+        before = np.append(0, end[:-1])[: len(rank)]
+        mark = self.spans.mark
+        begin = np.where(mark >= 0, end_ns[mark], self.spans.begin_ns)
+        return np.asarray(end - np.where(is_first, begin, before))

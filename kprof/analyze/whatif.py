@@ -1,0 +1,161 @@
+"""What-if: a step's time after a change, by replaying the recording with it.
+
+Beside each prediction stands the plain Amdahl figure: the step less the time that the change takes
+off the activities. The two differ where something else bounds the step: the host that launches, a
+wait, another stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from kprof.analyze import causes
+from kprof.analyze.baseline import Baseline, find_baseline, means_of_ranks
+from kprof.analyze.changes import (
+    AVOIDABLE,
+    GRAPHED,
+    ROOFLINE,
+    WITHOUT,
+    Change,
+    apply,
+    durations_after,
+    segments,
+)
+from kprof.analyze.idle_summary import inside_window
+from kprof.analyze.intervals import NOTHING
+from kprof.analyze.replay import Replay
+from kprof.analyze.summary import measure_window
+from kprof.analyze.targets import Target, largest_names, rows_of
+from kprof.trace import Prediction, Trace
+
+NUM_TARGETS = 3
+# Less than this share of the step is not worth a line.
+LEAST_SAVING = 0.005
+# Some 20 µs an activity for all that is asked; a run of a few steps has fewer.
+MOST_UNASKED = 60_000
+
+
+def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
+    """Predict the step's time after all of `changes` together."""
+    trace = baseline.trace
+    duration = trace.kernels["duration_ns"].to_numpy(np.int64)
+    amdahl = _amdahl_ns(changes, baseline, duration - durations_after(changes, trace))
+    known = min((_known_share(one, trace, duration) for one in changes), default=1.0)
+    told = Prediction(
+        target=" + ".join(one.subject if len(changes) == 1 else str(one) for one in changes),
+        change=changes[0].words if len(changes) == 1 else "together",
+        step_ns=baseline.step_ns,
+        predicted_step_ns=None,
+        amdahl_step_ns=amdahl,
+        uncertainty_ns=None,
+        known_share=known,
+        is_without_recording=baseline.added_ns != 0,
+    )
+    reason = baseline.refusal or _obstacle(changes, baseline, known)
+    if reason is not None:
+        return replace(told, reason=reason, amdahl_step_ns=None if known == 0 else amdahl)
+    if baseline.replay is None:
+        return replace(told, predicted_step_ns=amdahl, uncertainty_ns=0)
+    predicted = _predicted_ns(apply(changes, baseline.replay, trace), baseline)
+    return replace(told, predicted_step_ns=predicted, uncertainty_ns=baseline.uncertainty_ns)
+
+
+def _predicted_ns(replay: Replay, baseline: Baseline) -> int:
+    """Return the measured step, less what the replay of the change gains on that of none."""
+    means = means_of_ranks(replay.span_times(replay.run()), replay.spans.rank)
+    return max(baseline.step_ns - baseline.replayed_ns + int(means.max()), 0)
+
+
+def _obstacle(changes: Sequence[Change], baseline: Baseline, known: float) -> str | None:
+    """Return why these changes cannot be predicted, or None."""
+    for one in changes:
+        if one.target is not None and not rows_of(one.target, baseline.trace).any():
+            return f"nothing that ran on the device belongs to {one.target}"
+    if known == 0:
+        return "the work of none of it is known, so neither is its roofline"
+    if baseline.replay is not None:
+        return None
+    if any(one.what in (GRAPHED, WITHOUT) for one in changes):
+        return "these are host operators: nothing was launched on a device"
+    return None
+
+
+def _amdahl_ns(changes: Sequence[Change], baseline: Baseline, saved_ns: np.ndarray) -> int:
+    """Return the step less the saved time of activities, and what idle causes would give back."""
+    where = ["rank", "device"]
+    kernels, idle = baseline.trace.kernels, inside_window(baseline.trace.idle)
+    saved = kernels[where].assign(ns=saved_ns).groupby(where)["ns"].sum()
+    for one in changes:
+        if one.what not in (GRAPHED, WITHOUT):
+            continue
+        cause = causes.LAUNCH_BOUND if one.what == GRAPHED else one.cause
+        mine = idle[(idle["cause"] == cause).to_numpy(bool)]
+        lost_ns = mine["recoverable_ns"].to_numpy(np.int64, na_value=0)
+        given = mine[where].assign(ns=lost_ns).groupby(where)["ns"].sum()
+        # What recording added to the host's time is not there to be gained.
+        added_ns = baseline.added_ns * baseline.num_steps if one.what == GRAPHED else 0
+        saved = saved.add((given - added_ns).clip(lower=0), fill_value=0)
+    return max(baseline.step_ns - int(saved.max()) // baseline.num_steps, 0)
+
+
+def _known_share(change: Change, trace: Trace, duration: np.ndarray) -> float:
+    """Return the share of a target's time whose roofline is known."""
+    if change.what != ROOFLINE or change.target is None:
+        return 1.0
+    rows = rows_of(change.target, trace)
+    known = rows & trace.kernels["limit_ns"].notna().to_numpy(bool)
+    return float(duration[known].sum() / max(int(duration[rows].sum()), 1))
+
+
+def add_predictions(trace: Trace) -> Trace:
+    """Note what is worth asking of a recording with it, so that a later run can score it."""
+    return replace(trace, meta=replace(trace.meta, what_if=tuple(find_predictions(trace))))
+
+
+def find_predictions(trace: Trace) -> list[Prediction]:
+    """Predict what is worth asking of a recording, largest saving first.
+
+    The kernels, operators and modules that would gain most at their roofline; launches in graphs;
+    the causes of idle time that can be avoided. What cannot be told stays, with its reason.
+    """
+    if not len(trace.kernels):
+        return []
+    if len(trace.kernels) > MOST_UNASKED and not trace.is_host_only:
+        many = Prediction("a step", "after any change", measure_window(trace.kernels))
+        reason = f"replaying {len(trace.kernels):,} activities takes long; ask with kprof whatif"
+        return [replace(many, reason=reason)]
+    baseline = find_baseline(trace)
+    if baseline.refusal is not None:
+        any_change = Prediction("a step", "after any change", baseline.step_ns)
+        return [replace(any_change, reason=baseline.refusal)]
+    found = [predict([change], baseline) for change in _questions(baseline)]
+    worth = [one for one in found if one.reason is not None or _saving(one) >= LEAST_SAVING]
+    return sorted(worth, key=_saving, reverse=True)
+
+
+def _saving(prediction: Prediction) -> float:
+    """Return the share of the step that is saved; nothing where that is not known."""
+    if prediction.predicted_step_ns is None:
+        return 0.0
+    return 1 - prediction.predicted_step_ns / max(prediction.step_ns, 1)
+
+
+def _questions(baseline: Baseline) -> list[Change]:
+    trace = baseline.trace
+    duration = trace.kernels["duration_ns"].to_numpy(np.int64)
+    limit = trace.kernels["limit_ns"].to_numpy(np.int64, na_value=NOTHING)
+    saved = np.where(limit != NOTHING, np.maximum(duration - limit, 0), 0)
+    asked = [
+        Change(ROOFLINE, Target(sort, name))
+        for sort in ("kernel", "op", "module")
+        for name in largest_names(sort, saved, trace, NUM_TARGETS)
+    ]
+    if baseline.replay is None:
+        return asked
+    if (segments(baseline.replay, trace) != NOTHING).any():
+        asked.append(Change(GRAPHED))
+    present = set(inside_window(trace.idle)["cause"].dropna())
+    return asked + [Change(WITHOUT, cause=cause) for cause in AVOIDABLE if cause in present]

@@ -1,0 +1,96 @@
+"""What-if: what a step would take after the changes that would gain most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kprof.report.section import Column, Part, Section, Table, Text
+from kprof.report.units import MISSING, format_share, format_time
+from kprof.trace import Prediction, Trace
+
+TITLE = "What if"
+ORDER = 78
+
+ROWS_IN_REPORT, ROWS_OF_ANSWER = 5, 20
+EXPLANATION = (
+    "Predicted: the recording replayed with the change, host, streams and waits included. Amdahl: "
+    "the step less the time that the change takes off the device, which is all that can be gained "
+    "where nothing else bounds the step. A roofline is where a perfect kernel would be, and none "
+    "is perfect. Collectives take the time that they took."
+)
+
+
+def render(trace: Trace) -> Section:
+    """Render what was predicted when the recording was analyzed, or asked for since."""
+    return section_of(trace.meta.what_if, ROWS_IN_REPORT)
+
+
+def section_of(predictions: Sequence[Prediction], rows: int = ROWS_OF_ANSWER) -> Section:
+    """Render predictions in their order, and why others could not be made."""
+    told = [one for one in predictions if one.predicted_step_ns is not None]
+    untold = [one for one in predictions if one.predicted_step_ns is None]
+    if not predictions:
+        nothing = "No change was found that would be worth a line."
+        return Section(TITLE, ORDER, (Text(nothing),), in_terminal=False)
+    parts: list[Part] = []
+    if told:
+        parts += [Text(_lead(told)), _table(told, rows)]
+    parts += [Text(f"Cannot tell: {text}.", "warning") for text in _reasons(untold)]
+    parts.append(Text(EXPLANATION, "muted"))
+    return Section(TITLE, ORDER, tuple(parts))
+
+
+def _lead(told: list[Prediction]) -> str:
+    best = max(told, key=saving)
+    error = (best.uncertainty_ns or 0) / max(best.step_ns, 1)
+    return (
+        f"{best.target} {best.change}: a step would take {format_time(best.predicted_step_ns)} "
+        f"instead of {format_time(best.step_ns)}. Replaying the recording as it is misses the "
+        f"measured time by {format_share(error)}."
+        + (
+            " What recording adds to the host's time is taken off."
+            if best.is_without_recording
+            else ""
+        )
+    )
+
+
+def _table(told: list[Prediction], num_rows: int) -> Table:
+    columns = (
+        Column("What", "name"),
+        Column("Change"),
+        Column("Step", "right"),
+        Column("Saves", "right"),
+        Column("Amdahl", "right"),
+        Column("Roofline known for", "right", essential=False),
+    )
+    rows = tuple(
+        (
+            one.target,
+            one.change,
+            format_time(one.predicted_step_ns),
+            format_share(saving(one)),
+            format_time(one.amdahl_step_ns),
+            format_share(one.known_share) if "roofline" in one.change else MISSING,
+        )
+        for one in told
+    )
+    caption = "Each change alone: their savings overlap, and do not add up."
+    return Table(columns, rows, caption=caption, terminal_rows=num_rows)
+
+
+def saving(prediction: Prediction) -> float:
+    """Return the share of the step that a prediction saves; below 0 where it costs."""
+    return 1 - (prediction.predicted_step_ns or 0) / max(prediction.step_ns, 1)
+
+
+def _reasons(untold: list[Prediction]) -> list[str]:
+    """Return each reason once, with what it concerns where that is not everything."""
+    reasons = dict.fromkeys(one.reason or "" for one in untold)
+    concerned = {
+        reason: [f"{one.target} {one.change}" for one in untold if one.reason == reason]
+        for reason in reasons
+    }
+    return [
+        reason if len(about) > 1 else f"{about[0]}: {reason}" for reason, about in concerned.items()
+    ]

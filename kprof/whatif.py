@@ -1,0 +1,87 @@
+"""`kprof whatif`: ask a recording what a step would take after a change, and keep the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import msgspec
+
+from kprof.analyze.baseline import find_baseline
+from kprof.analyze.changes import FASTER, GRAPHED, REMOVED, ROOFLINE, Change
+from kprof.analyze.ledger import balance
+from kprof.analyze.targets import parse_target
+from kprof.analyze.whatif import predict
+from kprof.errors import KprofError
+from kprof.open import Opened, Progress, open_trace
+from kprof.saved import META_FILE, is_saved, save_meta, whole_or_not_at_all
+from kprof.trace import Prediction, Trace
+
+GRAPHS = "graphs"
+
+HINT = "ask: kprof whatif RUN kind:gemm=2 module:NAME=roofline op:NAME=removed graphs"
+
+
+def ask(
+    run: Path, questions: Sequence[str], progress: Progress = lambda stage: None
+) -> list[Prediction]:
+    """Predict each change alone, and all of them together; a saved run keeps the answers.
+
+    Without a question, what the run was asked when it was analyzed, or since.
+
+    Raises:
+        KprofError: the run cannot be read, or a question cannot be understood or answered.
+    """
+    trace = open_trace(run, progress)
+    if not questions:
+        return list(trace.meta.what_if)
+    progress("replaying")
+    changes = [parse_change(text, trace) for text in questions]
+    baseline = find_baseline(trace)
+    together = [changes] if len(changes) > 1 else []
+    answers = [predict(asked, baseline) for asked in [*([one] for one in changes), *together]]
+    if is_saved(run):
+        _keep(answers, trace, run)
+    return answers
+
+
+def parse_change(text: str, trace: Trace) -> Change:
+    """Read `TARGET=2`, `TARGET=roofline`, `TARGET=removed` or `graphs`.
+
+    Raises:
+        KprofError: it is none of these, or nothing in the trace is the target.
+    """
+    if text == GRAPHS:
+        return Change(GRAPHED)
+    # Names of kernels may hold an equals sign of their own.
+    name, _, how = text.rpartition("=")
+    if name and how in (ROOFLINE, REMOVED):
+        return Change(how, parse_target(name, trace))
+    try:
+        factor = float(how)
+    except ValueError:
+        factor = 0.0
+    if not name or not 0 < factor < float("inf"):
+        raise KprofError(
+            f"{text!r} does not say what changes how",
+            fix="write kind:gemm=2, module:NAME=roofline, op:NAME=removed or graphs",
+        )
+    return Change(FASTER, parse_target(name, trace), factor)
+
+
+def _keep(answers: list[Prediction], trace: Trace, run: Path) -> None:
+    """Write the answers into the run, in place of earlier ones to the same questions."""
+    new = {(one.target, one.change): one for one in answers}
+    old = [one for one in trace.meta.what_if if (one.target, one.change) not in new]
+    meta = replace(trace.meta, what_if=(*old, *new.values()))
+    kept = replace(trace, meta=meta)
+    with whole_or_not_at_all(run) as unfinished:
+        opened = Opened(kept, balance(kept), [], run)
+        (unfinished / "summary.json").write_bytes(opened.json())
+        save_meta(meta, unfinished / META_FILE)
+
+
+def json_of(answers: list[Prediction]) -> bytes:
+    """Return the answers as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode([asdict(one) for one in answers]))

@@ -1,0 +1,119 @@
+"""A tiny machine: a host program runs against streams, and leaves the trace of what happened."""
+
+from dataclasses import dataclass, field, replace
+
+from kprof.analyze.attribute import add_attribution
+from tests.traces import trace_of
+
+LATENCY_NS, BETWEEN_NS, WAIT_NS, CALL_NS = 7_000, 1_400, 5_000, 3_000
+MAIN, BACKWARD = 1, 2
+QUEUE = 1_016
+
+
+@dataclass(frozen=True)
+class Do:
+    """One thing the host does, after `host_ns` of its own time."""
+
+    what: str
+    name: str = ""
+    ns: int = 0
+    host_ns: int = 2_000
+    stream: int = 7
+    after: int | None = None
+    """Another stream whose last kernel this one waits for, as through an event."""
+    thread: int = MAIN
+
+
+def kernel(name, ns, **more):
+    return Do("launch", name, ns, **more)
+
+
+def item(**more):
+    """Fetch a value: a copy that blocks."""
+    return Do("fetch", "Memcpy DtoH (Device -> Pageable)", 2_000, **more)
+
+
+def synchronize(what="Device", **more):
+    """Wait for the device, or with Stream or Event for what was launched into `stream`."""
+    return Do("synchronize", f"cuda{what}Synchronize", **more)
+
+
+@dataclass
+class Machine:
+    clock: int = 0
+    kernels: list = field(default_factory=list)
+    ranges: list = field(default_factory=list)
+    ended: dict = field(default_factory=dict)
+
+    def run(self, program):
+        begin = self.clock
+        for number, do in enumerate(program, start=1):
+            self.clock += do.host_ns
+            getattr(self, do.what)(do, number)
+        end = {"kind": "step", "name": "0", "thread": MAIN, "start_ns": begin}
+        self.ranges.append({**end, "duration_ns": self.clock - begin})
+        return trace_of(*self.kernels, ranges=self.ranges)
+
+    def launch(self, do, number):
+        """Launch a kernel, once there is room for it in the queue."""
+        at = len(self.kernels)
+        full = self.kernels[at - QUEUE] if at >= QUEUE else None
+        room = full["start_ns"] + full["duration_ns"] if full else 0
+        held = room > self.clock
+        self._start(do, number, "kernel")
+        end = max(room + WAIT_NS if held else 0, self.clock + CALL_NS)
+        self._call("cudaLaunchKernel", do, number, end)
+
+    def fetch(self, do, number):
+        end = self._start(do, number, "memcpy")
+        self._call("cudaMemcpyAsync", do, number, max(end, self.clock) + WAIT_NS)
+
+    def synchronize(self, do, number):
+        is_all = do.name == "cudaDeviceSynchronize"
+        last = max(self.ended.values(), default=0) if is_all else self.ended.get(do.stream, 0)
+        self._call(do.name, do, None, max(self.clock, last) + WAIT_NS)
+
+    def allocate(self, do, number):
+        self._call("cudaMalloc", do, None, self.clock + do.ns)
+
+    def load(self, do, number):
+        data = {"kind": "phase", "name": "data", "start_ns": self.clock, "duration_ns": do.ns}
+        self.ranges.append({**data, "thread": do.thread})
+        self.clock += do.ns
+
+    def think(self, do, number):
+        pass
+
+    def _start(self, do, number, activity):
+        before = self.ended.get(do.stream, -BETWEEN_NS) + BETWEEN_NS
+        start = max(self.clock + LATENCY_NS, before)
+        if do.after is not None:
+            start = max(start, self.ended.get(do.after, 0) + BETWEEN_NS)
+        self.ended[do.stream] = start + do.ns
+        row = {"name": do.name, "activity": activity, "stream": do.stream, "start_ns": start}
+        self.kernels.append({**row, "duration_ns": do.ns, "correlation": number})
+        return start + do.ns
+
+    def _call(self, name, do, number, end):
+        if do.thread == BACKWARD:
+            node = {"name": "autograd::engine::evaluate_function: B", "thread": BACKWARD}
+            self.ranges.append({**node, "start_ns": self.clock, "duration_ns": end - self.clock})
+        row = {"kind": "runtime", "name": name, "thread": do.thread, "correlation": number}
+        self.ranges.append({**row, "start_ns": self.clock, "duration_ns": end - self.clock})
+        self.clock = end
+
+
+def record(program):
+    """Return the attributed trace of a program."""
+    return add_attribution(Machine().run(program))
+
+
+def step_ns(program):
+    """Return how long the program's one step takes: till the last of host and devices is done."""
+    machine = Machine()
+    machine.run(program)
+    return max(machine.clock, *machine.ended.values())
+
+
+def faster(program, name, factor):
+    return [replace(do, ns=round(do.ns / factor)) if do.name == name else do for do in program]

@@ -1,0 +1,160 @@
+"""`kprof whatif`: what may be asked, what is answered, and what the run keeps."""
+
+import json
+
+import pytest
+
+from kprof.analyze.targets import Target, parse_target, rows_of
+from kprof.cli import run_command_line
+from kprof.errors import KprofError
+from kprof.report.sections.what_if import render, section_of
+from kprof.saved import load
+from kprof.trace import Prediction
+from tests import kineto_files as kineto
+from tests.traces import analyzed_trace_of
+
+LAUNCHED_US, TOOK_US = (10, 200, 210), (40, 40, 40)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """A saved run of three kernels; the second is launched late, the third waits for it."""
+    monkeypatch.chdir(tmp_path)
+    events = [kineto.operator(ts=0, dur=300)]
+    start = 0
+    for number, (launched, took) in enumerate(zip(LAUNCHED_US, TOOK_US, strict=True), start=1):
+        start = max(launched + 7, start + 1.4)
+        events.append(kineto.launch(ts=launched, dur=3, args={"correlation": number}))
+        where = {"correlation": number}
+        events.append(kineto.kernel(name=f"k{number}", ts=start, dur=took, args=where))
+        start += took
+    assert kprof("open", kineto.write(tmp_path, *events), "--out", "run.kprof") == 0
+    capsys.readouterr()
+    return tmp_path / "run.kprof"
+
+
+def kprof(*words):
+    with pytest.raises(SystemExit) as stopped:
+        run_command_line([str(word) for word in words])
+    return stopped.value.code
+
+
+def answers(capsys, *words):
+    assert kprof("whatif", *words, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_each_change_is_answered_alone_and_then_all_together(run, capsys):
+    found = answers(capsys, run, "kernel:k1=2", "op:aten::mm=removed")
+    assert [(one["target"], one["change"]) for one in found] == [
+        ("kernel:k1", "2x faster"),
+        ("op:aten::mm", "removed"),
+        ("kernel:k1 2x faster + op:aten::mm removed", "together"),
+    ]
+    assert [one["step_ns"] for one in found] == [278_400] * 3
+    # The second kernel is launched when it is, whatever becomes of the first.
+    assert found[0]["predicted_step_ns"] == 278_400
+    assert found[0]["amdahl_step_ns"] == 258_400
+
+
+def test_a_run_keeps_its_answers_and_the_latest_of_equal_questions(run, capsys):
+    answers(capsys, run, "kernel:k3=2")
+    answers(capsys, run, "kernel:k3=2", "graphs")
+    kept = [one.target for one in load(run).meta.what_if]
+    assert kept.count("kernel:k3") == 1
+    assert "launches" in kept
+    summary = json.loads((run / "summary.json").read_text())
+    assert [one["target"] for one in summary["what_if"]] == kept
+    assert [one["target"] for one in answers(capsys, run)] == kept
+
+
+def test_a_trace_that_is_not_a_run_is_answered_and_nothing_is_written(run, capsys, tmp_path):
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert (
+        answers(capsys, tmp_path / "trace.json", "kernel:k3=2")[0]["predicted_step_ns"] == 258_400
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_the_terminal_shows_both_figures(run, capsys):
+    assert kprof("whatif", run, "kernel:k3=2") == 0
+    shown = capsys.readouterr().out
+    assert "258 µs" in shown
+    assert "Amdahl" in shown
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("kernel:k1", "does not say what changes how"),
+        ("kernel:k1=0", "does not say what changes how"),
+        ("kernel:k1=nan", "does not say what changes how"),
+        ("kernel:k1=soon", "does not say what changes how"),
+        ("=2", "does not say what changes how"),
+        ("kernel:kk1=2", "the nearest names: kernel:k1"),
+        ("module:layers.0=2", "nothing in this trace has a name of that sort"),
+        ("aten::nn=2", "kernel:k1"),
+    ],
+)
+def test_a_question_that_cannot_be_read_is_a_clear_error(run, capsys, question, said):
+    assert kprof("whatif", run, question) == 2
+    assert said in capsys.readouterr().err
+
+
+TREE = analyzed_trace_of(
+    {"name": "gemm[1]", "module": "layers.0.attn", "kind": "gemm", "op_row": 1},
+    {"name": "gemm[2]", "module": "layers.0", "kind": "norm", "op_row": 0},
+    {"name": "add", "module": "layers.01", "kind": "gemm"},
+    ranges=[{"name": "aten::linear"}, {"name": "aten::mm", "parent": 0}],
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "rows"),
+    [
+        ("module:layers.0", Target("module", "layers.0"), [True, True, False]),
+        ("module:layers.*", Target("module", "layers.*"), [True, True, True]),
+        ("op:aten::linear", Target("op", "aten::linear"), [True, True, False]),
+        ("op:aten::mm", Target("op", "aten::mm"), [True, False, False]),
+        ("kernel:gemm[1]", Target("kernel", "gemm[1]"), [True, False, False]),
+        ("kernel:gemm[*", Target("kernel", "gemm[*"), [True, True, False]),
+        ("aten::mm", Target("op", "aten::mm"), [True, False, False]),
+        ("norm", Target("kind", "norm"), [False, True, False]),
+    ],
+)
+def test_a_target_has_all_that_runs_inside_it(text, target, rows):
+    assert parse_target(text, TREE) == target
+    assert rows_of(target, TREE).tolist() == rows
+
+
+def test_an_unknown_target_names_those_that_look_like_it():
+    with pytest.raises(KprofError, match=r"module:layers\.0\.attn"):
+        parse_target("module:layers.0.atn", TREE)
+
+
+def prediction(**changes):
+    told = {"step_ns": 100_000, "predicted_step_ns": 80_000, "amdahl_step_ns": 70_000}
+    return Prediction("kernel:mm", "2x faster", **{**told, "uncertainty_ns": 500, **changes})
+
+
+def test_the_report_leads_with_the_largest_saving():
+    lead, table, *_ = section_of([prediction(), prediction(predicted_step_ns=60_000)]).parts
+    assert "kernel:mm 2x faster: a step would take 60 µs instead of 100 µs" in lead.text
+    assert "misses the measured time by 0.5 %" in lead.text
+    assert [row[2:5] for row in table.rows] == [
+        ("80 µs", "20.0 %", "70 µs"),
+        ("60 µs", "40.0 %", "70 µs"),
+    ]
+
+
+def test_the_report_says_why_it_cannot_tell():
+    untold = prediction(predicted_step_ns=None, uncertainty_ns=None, reason="no shapes")
+    assert section_of([untold]).parts[0].text == "Cannot tell: kernel:mm 2x faster: no shapes."
+    assert section_of([untold, untold]).parts[0].text == "Cannot tell: no shapes."
+
+
+def test_the_report_of_a_run_without_predictions_says_so():
+    assert (
+        render(analyzed_trace_of({})).parts[0].text
+        == "No change was found that would be worth a line."
+    )
