@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kprof.errors import KprofError
+    from collections.abc import Callable
+
     from kprof.open import Opened
+    from kprof.report.section import Section
     from kprof.run import Form
 
 app = typer.Typer(
@@ -59,6 +61,17 @@ def run(
     memory: Annotated[bool, typer.Option("--memory", help="Record every allocation.")] = False,
     shapes: Annotated[bool, typer.Option(help="Record the operators' input shapes.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(metavar="S", min=0.1, help="End a window after S seconds [--trigger: 30]."),
+    ] = None,
+    trigger: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHEN", help="Record a service on demand: signal, file or requests=N."
+        ),
+    ] = None,
+    nsys: Annotated[bool, typer.Option("--nsys", help="Record with Nsight Systems.")] = False,
 ) -> None:
     """Run a workload unmodified, record some steps, report on them.
 
@@ -71,19 +84,28 @@ def run(
     from kprof.report.progress import Progress
     from kprof.run import RunOptions
     from kprof.run import run as run_workload
+    from kprof.service import run_service
 
     form = _form(words, ctx.obj, is_module=module)
-    options = RunOptions(tuple(words), form, out, skip, steps, stacks, memory, shapes, force)
-    progress = Progress()
-    outcome = run_workload(options, progress)
-    progress.close()
+    options = RunOptions(
+        tuple(words), form, out, skip, steps, stacks, memory, shapes, force, seconds, nsys
+    )
+    if trigger is not None:
+        outcome = run_service(options, trigger, _say)
+    else:
+        progress = Progress()
+        outcome = run_workload(options, progress)
+        progress.close()
     for message in outcome.messages:
-        typer.echo(f"kprof: {message}", err=True)
+        _say(message)
     if outcome.trouble is not None:
-        _complain(outcome.trouble)
+        _say(str(outcome.trouble))
         typer.echo(f"kprof: the recording, if any, is kept in {outcome.folder}", err=True)
     if outcome.opened is not None:
-        _show(outcome.opened)  # Whatever becomes of the output, the exit code is the workload's.
+        opened = outcome.opened
+        _write(
+            lambda: _print(opened, json=False)
+        )  # Whatever becomes of the output, the exit code is the workload's.
     raise typer.Exit(outcome.exit_code)
 
 
@@ -111,11 +133,59 @@ def open_(
         opened = open_run(paths, out, force=force, progress=progress)
     finally:
         progress.close()
-    if problem := _show(opened, json=json):
+    if problem := _write(lambda: _print(opened, json=json)):
         raise KprofError(
             f"the output cannot be written: {problem.strerror}",
             fix=f"see where it goes; the run itself is complete, in {opened.folder}",
         )
+
+
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run, a trace, or a folder of them.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="What to compare with it.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page of HTML as well.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
+) -> None:
+    """Compare two runs: what appeared, vanished and changed, down to the step's difference."""
+    from kprof.diff import diff_runs, json_of, write_page
+    from kprof.errors import KprofError
+    from kprof.report.difference import sections_of_difference
+    from kprof.report.progress import Progress
+
+    progress = Progress()
+    try:
+        compared = diff_runs(a, b, progress)
+    finally:
+        progress.close()
+    if out is not None:
+        write_page(compared, out, force=force)
+    result, sections = json_of(compared) if json else None, sections_of_difference(compared)
+    last = f"page: {out}" if out else "as a page: kprof diff A B --out difference.html"
+    if problem := _write(lambda: _show(compared.title, sections, result, last)):
+        raise KprofError(f"the output cannot be written: {problem}", fix="see where it goes")
+
+
+@app.command()
+def whatif(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a trace.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="TARGET=2, =roofline or =removed; or graphs.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
+) -> None:
+    """Predict a step's time after changes: each alone, then all together; the run keeps them.
+
+    A TARGET is kernel:, op:, module: or kind: and a name, with * for anything; =2 is twice as fast.
+    """
+    from kprof.report.sections.what_if import section_of
+    from kprof.whatif import HINT, ask, json_of
+
+    answers = ask(run, changes or [])
+    _write(lambda: _show(run.name, [section_of(answers)], json_of(answers) if json else None, HINT))
 
 
 @app.command()
@@ -164,10 +234,10 @@ def _form(words: list[str], arguments: list[str], *, is_module: bool) -> Form:
     return "module" if is_module else "script"
 
 
-def _show(opened: Opened, *, json: bool = False) -> OSError | None:
-    """Print the result; return why that was not possible, unless its reader had seen enough."""
+def _write(print_result: Callable[[], None]) -> OSError | None:
+    """Print a result; return why that was not possible, unless its reader had seen enough."""
     try:
-        _print(opened, json=json)
+        print_result()
         sys.stdout.flush()
     except SystemExit:  # How rich answers a reader that has gone.
         return None
@@ -179,20 +249,25 @@ def _show(opened: Opened, *, json: bool = False) -> OSError | None:
 
 
 def _print(opened: Opened, *, json: bool) -> None:
-    if json:
-        sys.stdout.buffer.write(opened.json() + b"\n")
+    last = f"report: {opened.report}"
+    _show(opened.trace.meta.source, opened.sections, opened.json() if json else None, last)
+
+
+def _show(title: str, sections: list[Section], json: bytes | None, last: str) -> None:
+    """Print sections and a last line, or the same as JSON."""
+    if json is not None:
+        sys.stdout.buffer.write(json + b"\n")
         return
     from rich.console import Console
 
     from kprof.report.terminal import print_summary
 
-    console = Console()
-    print_summary(opened.trace, opened.sections, console)
-    console.print(f"report: {opened.report}", soft_wrap=True, markup=False, highlight=False)
+    print_summary(title, sections, console := Console())
+    console.print(last, soft_wrap=True, markup=False, highlight=False)
 
 
-def _complain(error: KprofError) -> None:
-    typer.echo(f"kprof: {error}", err=True)
+def _say(message: str) -> None:
+    typer.echo(f"kprof: {message}", err=True)
 
 
 def run_command_line(args: list[str] | None = None) -> None:
@@ -204,7 +279,7 @@ def run_command_line(args: list[str] | None = None) -> None:
     try:
         app(arguments, obj=arguments)
     except KprofError as error:
-        _complain(error)
+        _say(str(error))
         sys.exit(error.exit_code)
 
 

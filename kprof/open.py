@@ -71,6 +71,13 @@ def open_run(
     return _finish(analyze(_with_device(trace)), folder, progress=progress)
 
 
+def open_trace(path: Path, progress: Progress = lambda stage: None) -> Trace:
+    """Return what `kprof open` analyzes of one path, or has analyzed; nothing is written."""
+    require_file_or_folder(path)
+    progress(f"reading {_name_of(path)}")
+    return load(path) if is_saved(path) else analyze(_with_device(read([path])))
+
+
 def open_recorded(folder: Path, progress: Progress = lambda stage: None) -> Opened:
     """Analyze what `kprof run` has just recorded into `folder`, on the machine it ran on.
 
@@ -132,7 +139,7 @@ def _folder_for(paths: list[Path]) -> Path:
     if first.suffix == ".kprof" and first.is_dir():
         return first.absolute()
     stem = _name_of(first)
-    for suffix in (".gz", ".json", ".trace", ".pt", ".kprof"):
+    for suffix in (".gz", ".json", ".sqlite", ".nsys-rep", ".trace", ".pt", ".kprof"):
         stem = stem.removesuffix(suffix)
     return Path.cwd() / f"{stem or 'trace'}.kprof"
 
@@ -182,5 +189,6 @@ def _finish(
                 save(trace, unfinished)
                 (unfinished / "summary.json").write_bytes(opened.json())
             progress("drawing")
-            write_html(trace, sections, unfinished / opened.report.name)
+            report = unfinished / opened.report.name
+            write_html(trace.meta.source, sections, report, trace.meta.command_line)
     return opened

@@ -37,7 +37,7 @@ def trace(tmp_path, monkeypatch):
 def test_open_writes_a_run_folder_beside_you(trace, tmp_path):
     assert kprof("open", trace) == 0
     names = {path.name for path in (tmp_path / "trace.kprof").iterdir()}
-    tables = {"kernels.parquet", "ranges.parquet", "samples.parquet"}
+    tables = {f"{name}.parquet" for name in ("kernels", "ranges", "samples", "idle")}
     assert names == tables | {"meta.json", "summary.json", "report.html"}
 
 

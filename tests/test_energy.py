@@ -6,6 +6,7 @@ import numpy as np
 
 from kprof.analyze.energy import (
     Series,
+    around,
     energy_between,
     readings,
     thin_out,
@@ -32,6 +33,16 @@ def test_readings_are_of_one_quantity_and_device_in_the_order_of_time():
         ]
     )
     assert readings(trace.samples, "nvml", "power_w", 0).value.tolist() == [1.0, 2.0]
+
+
+def test_around_a_span_stand_its_readings_and_the_nearest_on_either_side():
+    assert around(COUNTER, 110, 190).time_ns.tolist() == [100, 200]
+    assert around(COUNTER, 150, 250).time_ns.tolist() == [100, 200, 300]
+
+
+def test_beyond_the_last_reading_only_the_nearest_one_is_left():
+    assert around(COUNTER, 900, 950).time_ns.tolist() == [300]
+    assert around(COUNTER, -90, -50).time_ns.tolist() == [0]
 
 
 def test_energy_is_the_rise_of_the_counter_in_joules():

@@ -29,6 +29,10 @@ HOSTILE = analyzed_trace_of(
         "flops": 5,
         "bytes": 5,
     },
+    idle=[
+        {"start_ns": 100, "duration_ns": 400, "cause": ATTACK, "kernel_row": 1}
+        | {"place": ATTACK, "module": ATTACK, "line": ATTACK}
+    ],
     ranges=[{"kind": "step", "name": ATTACK}, {"kind": "module", "name": ATTACK}],
     source=ATTACK,
     command=("python", ATTACK),
@@ -45,7 +49,7 @@ def cache_folder(tmp_path, monkeypatch):
 
 
 def page_of(trace) -> str:
-    return render_page(trace, sections_of(trace))
+    return render_page(trace.meta.source, sections_of(trace), trace.meta.command_line)
 
 
 def policy_in(page: str) -> str:
@@ -60,13 +64,13 @@ def test_a_report_is_at_most_three_megabytes(tmp_path):
     trace = analyzed_trace_of(
         *({"name": f"kernel {i} " + "x" * 200, "start_ns": 200 * i} for i in range(5000))
     )
-    write_html(trace, sections_of(trace), tmp_path / "report.html")
+    write_html(trace.meta.source, sections_of(trace), tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size <= 3_000_000
 
 
 def test_the_same_data_give_the_same_bytes(tmp_path):
     for name in ("first.html", "second.html"):
-        write_html(HOSTILE, sections_of(HOSTILE), tmp_path / name)
+        write_html(ATTACK, sections_of(HOSTILE), tmp_path / name)
     assert (tmp_path / "first.html").read_bytes() == (tmp_path / "second.html").read_bytes()
 
 
@@ -95,7 +99,7 @@ def test_a_hostile_name_appears_only_escaped():
 
 
 def test_a_page_without_figures_carries_no_script():
-    page = render_page(analyzed_trace_of(), [Section("Empty", 1, (Text("Nothing."),))])
+    page = render_page("tiny.json", [Section("Empty", 1, (Text("Nothing."),))])
     assert "<script" not in page
 
 
@@ -107,9 +111,7 @@ def test_json_inside_a_page_cannot_end_its_element_and_reads_back_unchanged():
 
 
 def test_a_name_with_half_a_surrogate_pair_can_be_written(tmp_path):
-    write_html(
-        analyzed_trace_of(), [Section("Odd", 1, (Text("a\ud800b."),))], tmp_path / "report.html"
-    )
+    write_html("tiny.json", [Section("Odd", 1, (Text("a\ud800b."),))], tmp_path / "report.html")
     assert "a?b." in (tmp_path / "report.html").read_text()
 
 
@@ -141,7 +143,7 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
 def test_a_browser_draws_every_figure_runs_nothing_else_and_asks_for_nothing(tmp_path):
     sections = sections_of(HOSTILE)
     page = tmp_path / "report.html"
-    write_html(HOSTILE, sections, page)
+    write_html(ATTACK, sections, page, HOSTILE.meta.command_line)
     num_figures = sum(isinstance(part, Figure) for s in sections for part in s.parts)
     with browser(tmp_path / "profile", "--window-size=1280,9000") as session:
         session.visit(page.as_uri())

@@ -41,10 +41,22 @@ RICH = analyzed_trace_of(
         "phase": "backward",
         "module": "layers.1.mlp",
         "gap_before_ns": 50,
-        "gap_cause": "host",
+        "gap_cause": "launch-bound",
         "step": 3,
     },
     {"name": "strange_kernel", "start_ns": 250, "kind": "other", "gap_before_ns": 0},
+    idle=[
+        {
+            "start_ns": 100,
+            "duration_ns": 50,
+            "cause": "launch-bound",
+            "recoverable_ns": 49,
+            "kernel_row": 1,
+            "place": "aten::copy_",
+            "module": "layers.1.mlp",
+        },
+        {"start_ns": 350, "duration_ns": 50, "edge": "after"},
+    ],
     ranges=[
         {"input_shapes": "[[10, 10], [10, 10]]"},
         {"kind": "step", "name": "3", "duration_ns": 400},
@@ -124,12 +136,14 @@ def test_sections_come_in_their_order():
     assert titles == [
         "Run",
         "Utilisation",
+        "How far to trust this",
         "Where the time goes",
         "Roofline",
         "Top kernels",
         "Modules",
         "Timeline",
         "Idle time",
+        "What if",
         "Power and clocks",
         "Memory",
         "Ledger",
@@ -171,7 +185,9 @@ def test_recording_overhead_compares_median_steps_and_says_how_many():
 
 def test_overhead_of_a_foreign_trace_is_not_known():
     value, why = fact(section("Run", TRACES["one bare kernel"]), "Recording overhead")
-    assert (value, why) == ("not known", "kprof did not record this trace")
+    assert value == "not known"
+    assert why.startswith("kprof did not record this trace")
+    assert why.endswith("to know, record with `kprof run`")
 
 
 def test_the_run_says_which_rule_delimits_a_step():
@@ -192,12 +208,13 @@ def test_the_headline_divides_by_elapsed_time():
 def test_without_a_known_device_the_headline_says_why_it_is_missing():
     value, why = fact(section("Utilisation", TRACES["no device known"]), "MFU")
     assert value == "not known"
-    assert why == "the trace does not name its GPU, so its peaks are unknown"
+    assert why.startswith("the trace does not name its GPU, so its peaks are unknown; to know, ")
 
 
 def test_an_unknown_gpu_is_named_as_the_reason():
     trace = analyzed_trace_of({}, device=None, gpus=(Gpu(0, "Strange 9000"),))
-    assert fact(section("Utilisation", trace), "MBU")[1] == "kprof has no peaks for Strange 9000"
+    why = fact(section("Utilisation", trace), "MBU")[1]
+    assert why.startswith("kprof has no peaks for Strange 9000; to know, run `kprof roofline`")
 
 
 def test_a_share_of_work_that_is_known_in_part_is_a_lower_bound():
@@ -214,7 +231,7 @@ def test_the_time_table_adds_up_to_a_hundred_percent():
         ("copy", "28.6 %", "100 ns"),
         ("gemm", "28.6 %", "100 ns"),
         ("other", "28.5 %", "100 ns"),
-        ("idle (host)", "14.3 %", "50 ns"),
+        ("idle (launch-bound)", "14.3 %", "50 ns"),
         ("all", "100.0 %", "350 ns"),
     ]
 
@@ -256,8 +273,23 @@ def test_the_ledger_prints_its_three_identities():
 
 
 def test_the_longest_gap_names_what_ended_it():
-    longest = tables(section("Idle time"))[1]
-    assert longest.rows == (("50 ns", "host", "copy_kernel", "—", "backward", "3", "150 ns"),)
+    longest = tables(section("Idle time"))[2]
+    assert longest.rows == (
+        ("50 ns", "launch-bound", "copy_kernel", "aten::copy_", "backward", "3", "100 ns"),
+    )
+
+
+def test_idle_time_says_its_cause_what_could_be_gained_and_where_to_look():
+    causes, places, _ = tables(section("Idle time"))
+    assert causes.rows[0][:4] == ("launch-bound", "100.0 %", "50 ns", "49 ns")
+    assert places.rows == (("launch-bound", "aten::copy_", "layers.*.mlp", "50 ns", "1 time"),)
+    assert "50 ns idle, 14.3 % of the window" in texts(section("Idle time"))
+
+
+def test_idle_time_at_the_edges_of_the_steps_stands_apart():
+    assert "50 ns of the recorded steps lie before the first activity or after the last" in texts(
+        section("Idle time")
+    )
 
 
 def test_throttling_by_power_is_a_warning_and_energy_comes_from_the_counter():
@@ -355,3 +387,20 @@ def test_energy_is_unknown_where_gpus_were_sampled_that_the_run_did_not_use():
     value, why = fact(section("Power and clocks", trace), "Energy per step")
     assert value == "not known"
     assert "more GPUs were sampled" in why
+
+
+def test_launches_that_left_no_activity_are_a_caveat():
+    calls = [
+        {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": i, "start_ns": i}
+        for i in range(5)
+    ]
+    trace = analyzed_trace_of({"correlation": 2, "launch_row": 2}, ranges=calls)
+    assert (
+        "4 of 5 launches of kernels left no activity in the recording: 2 at its beginning, 2 at "
+        "its end, perhaps unfinished. Their time on the device is missing."
+    ) in texts(section("Caveats", trace))
+
+
+def test_the_clocks_of_several_ranks_are_told():
+    trace = analyzed_trace_of({}, num_ranks=2, clocks="They agree.")
+    assert fact(section("Run", trace), "Clocks") == ("2 ranks", "They agree.")

@@ -18,7 +18,7 @@ LONG_NAME = "void at::native::vectorized_elementwise_kernel<4, at::native::" + "
 def printed(parts, width=80, encoding="utf-8", in_terminal=True) -> str:
     buffer = io.BytesIO()
     console = Console(file=io.TextIOWrapper(buffer, encoding=encoding), width=width)
-    print_summary(analyzed_trace_of(), [Section("Title", 1, parts, in_terminal)], console)
+    print_summary("tiny.json", [Section("Title", 1, parts, in_terminal)], console)
     console.file.flush()
     return buffer.getvalue().decode(encoding)
 
@@ -41,7 +41,7 @@ def test_no_line_is_wider_than_the_terminal(width):
         caveats=(LONG_NAME,),
     )
     buffer = io.StringIO()
-    print_summary(trace, sections_of(trace), Console(file=buffer, width=width))
+    print_summary(trace.meta.source, sections_of(trace), Console(file=buffer, width=width))
     assert max(len(line) for line in buffer.getvalue().splitlines()) <= width
 
 
@@ -57,6 +57,12 @@ def test_a_long_name_keeps_both_its_ends():
     assert line.strip().startswith("vectorized_")
     assert "…" in line
     assert "xxx  50.0 %" in line
+
+
+def test_names_that_leave_no_room_for_a_number_give_way_to_it():
+    names = tuple(Column(header, "name") for header in ("Cause", "Where", "Module"))
+    table = Table((*names, Column("Time", "right")), (("a" * 30, "b" * 30, "c" * 30, "1.06 ms"),))
+    assert printed((table,)).rstrip().endswith("cccccc  1.06 ms")
 
 
 def test_rows_left_out_are_counted():

@@ -11,7 +11,6 @@ from kprof.analyze.summary import (
     allot_busy_time,
     collapse_layers,
     find_dominant,
-    group_gaps,
     group_kernels,
     group_modules,
     group_operators,
@@ -49,16 +48,20 @@ def test_the_window_splits_into_kinds_and_causes_of_idle_time():
             "kind": "norm",
             "phase": "backward",
             "gap_before_ns": 50,
-            "gap_cause": "data",
         },
         {"start_ns": 200, "kind": "gemm", "phase": "backward"},
         {"start_ns": 310},
+        idle=[
+            {"start_ns": 100, "duration_ns": 20, "cause": "allocator", "kernel_row": 1},
+            {"start_ns": 120, "duration_ns": 30, "cause": "data loading", "kernel_row": 1},
+        ],
     )
     split = split_window(trace).astype(object).fillna("?")
     assert sorted(split.itertuples(index=False, name=None)) == [
         ("?", "?", False, 100),
         ("?", "?", True, 10),
-        ("backward", "data", True, 50),
+        ("backward", "allocator", True, 20),
+        ("backward", "data loading", True, 30),
         ("backward", "gemm", False, 50),
         ("backward", "norm", False, 100),
         ("forward", "gemm", False, 100),
@@ -155,17 +158,3 @@ def test_operators_of_different_shapes_stay_apart():
     groups = group_operators(trace)
     assert groups["calls"].tolist() == [2, 2]
     assert groups["shapes"].astype(object).fillna("?").tolist() == ["[[1]]", "?"]
-
-
-def test_gaps_are_added_up_by_cause():
-    trace = analyzed_trace_of(
-        {},
-        {"gap_before_ns": 10, "gap_cause": "launch"},
-        {"gap_before_ns": 30, "gap_cause": "launch"},
-        {"gap_before_ns": 35},
-        {"gap_before_ns": 0},
-    )
-    gaps = group_gaps(trace.kernels)
-    assert gaps["time_ns"].tolist() == [40, 35]
-    assert gaps["gaps"].tolist() == [2, 1]
-    assert gaps["longest_ns"].tolist() == [30, 35]

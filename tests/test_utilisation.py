@@ -35,3 +35,15 @@ def test_mfu_and_mbu_are_of_the_datasheet_where_the_ceilings_were_measured():
     assert headline.mfu.value == pytest.approx(20e6 / (989.5e12 * 500e-9), rel=1e-3)
     assert headline.roofline.value == pytest.approx(0.4)
     assert measure_utilisation(unknown).mfu.value == pytest.approx(0.8)
+
+
+def test_work_that_is_only_known_from_below_makes_the_shares_lower_bounds():
+    from_below = {**GEMM, "start_ns": 500, "work_from": "bounds", "work_bound": "at least"}
+    exact = measure_utilisation(analyzed_trace_of(GEMM, {**GEMM, "start_ns": 500}))
+    bounded = measure_utilisation(analyzed_trace_of(GEMM, from_below))
+    assert (exact.mfu.is_lower_bound, bounded.mfu.is_lower_bound) == (False, True)
+
+
+def test_a_complex_product_counts_at_the_peak_of_its_parts():
+    product = {**GEMM, "dtype": "complex64"}
+    assert shares(product)[0] == pytest.approx(20e6 / (10e12 * 500e-9))

@@ -45,6 +45,7 @@ _DEFAULTS: dict[Table, dict[str, object]] = {
         "quantity": "power_w",
         "value": 0.0,
     },
+    "idle": {"rank": 0, "device": 0, "start_ns": 0, "duration_ns": 100},
 }
 
 
@@ -72,7 +73,7 @@ def table_of(table: Table, rows: Iterable[dict[str, object]], passes: Iterable[s
     )
 
 
-def trace_of(*kernels, ranges=(), samples=(), passes=(), **meta) -> Trace:
+def trace_of(*kernels, ranges=(), samples=(), idle=(), passes=(), **meta) -> Trace:
     """Build a trace from one dict per kernel; `meta` goes to `Meta`.
 
     Kernels have the columns of a reader, of the `passes` named, and those that a row mentions.
@@ -82,11 +83,12 @@ def trace_of(*kernels, ranges=(), samples=(), passes=(), **meta) -> Trace:
         kernels=table_of("kernels", kernels, passes),
         ranges=table_of("ranges", ranges, passes),
         samples=table_of("samples", samples),
+        idle=table_of("idle", idle, ["idle"]),
         meta=Meta(**{**defaults, **meta}),
     )
 
 
-def analyzed_trace_of(*kernels, ranges=(), samples=(), **meta) -> Trace:
+def analyzed_trace_of(*kernels, ranges=(), samples=(), idle=(), **meta) -> Trace:
     """Build a trace that has the columns of every pass, missing where a row leaves them out.
 
     Its device is `ROUND_DEVICE` (1 TB/s, 100 TFLOP/s in bf16) unless `meta` says otherwise, and
@@ -96,6 +98,7 @@ def analyzed_trace_of(*kernels, ranges=(), samples=(), **meta) -> Trace:
         *({"bucket": "unlinked", **row} for row in kernels),
         ranges=ranges,
         samples=samples,
+        idle=idle,
         passes=PASSES,
         **{"device": ROUND_DEVICE, **meta},
     )

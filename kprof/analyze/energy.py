@@ -27,6 +27,13 @@ def readings(samples: pd.DataFrame, source: str, quantity: str, device: int) -> 
     return Series(ordered["time_ns"].to_numpy(np.int64), ordered["value"].to_numpy(np.float64))
 
 
+def around(series: Series, start_ns: int, end_ns: int) -> Series:
+    """Return the readings between two moments, and the nearest one on either side of them."""
+    first = max(int(np.searchsorted(series.time_ns, start_ns, side="right")) - 1, 0)
+    last = int(np.searchsorted(series.time_ns, end_ns, side="left")) + 1
+    return Series(series.time_ns[first:last], series.value[first:last])
+
+
 def devices_in(samples: pd.DataFrame, source: str) -> list[int]:
     """Return the devices that `source` sampled."""
     mine = samples["device"][(samples["source"] == source).to_numpy()]

@@ -1,4 +1,4 @@
-"""The passes in their order: each adds columns to the trace."""
+"""The passes in their order: each adds columns to the trace; the last, what they foretell."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from kprof.analyze.classify import add_kind
 from kprof.analyze.host import add_host_activity
 from kprof.analyze.idle import add_idle
 from kprof.analyze.roofline import add_roofline
+from kprof.analyze.whatif import add_predictions
 from kprof.trace import Trace
 
-PASSES = (add_host_activity, add_attribution, add_kind, add_roofline, add_idle)
+PASSES = (add_host_activity, add_attribution, add_kind, add_roofline, add_idle, add_predictions)
 
 
 def analyze(trace: Trace) -> Trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,40 @@ def find_steps(trace: Trace) -> list[Step]:
             Step(number, int(row.rank), int(row.start_ns), int(row.duration_ns), device_end_ns)
         )
     return steps
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """How long each step took, in ns, and how that was told."""
+
+    recorded_ns: tuple[int, ...]
+    unrecorded_ns: tuple[int, ...]
+    """Of steps after the warm-up that were not recorded, on the same clock."""
+    clock: str
+
+
+def time_steps(trace: Trace) -> StepTimes:
+    """Return how long the steps of one rank took: by the recorder, else by what they left behind.
+
+    Then a step on a device lasts from the end of the last activity of the one before; the first
+    from the host's entry into it.
+    """
+    recording = trace.meta.recording
+    on_device = bool((trace.kernels["activity"] != "host").any())
+    is_timed = recording is not None and (recording.step_clock == "device" or not on_device)
+    if recording is not None and is_timed and recording.recorded_step_ns:
+        times = recording.recorded_step_ns, recording.unrecorded_step_ns
+        return StepTimes(*times, f"the {recording.step_clock}'s clock")
+    steps = find_steps(trace)
+    first = min((step.rank for step in steps), default=0)
+    steps = [step for step in steps if step.rank == first]
+    if not on_device:
+        return StepTimes(tuple(step.duration_ns for step in steps), (), "the host's clock")
+    # A step without work of its own is done when the one before it is.
+    ends_ns = list(accumulate((step.device_end_ns for step in steps), max))
+    begins_ns = [*(step.start_ns for step in steps[:1]), *ends_ns[:-1]]
+    times_ns = tuple(end - begin for begin, end in zip(begins_ns, ends_ns, strict=True))
+    return StepTimes(times_ns, (), "the ends of their activities")
 
 
 def median_step(steps: list[Step]) -> Step:

@@ -1,4 +1,4 @@
-"""Groupings of a trace's device time: by kind, phase, kernel, module, operator, cause of idleness.
+"""Groupings of a trace's device time: by kind, phase, kernel, module, operator.
 
 Everything here is a sum over rows of `kernels`; nothing is estimated. A group's `time_ns` is the
 sum of its durations, except in `split_window`, which splits the elapsed time and so counts every
@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kprof.analyze.idle import pieces_of_gaps
 from kprof.trace import Trace
 
 Int64s = NDArray[np.int64]
@@ -74,9 +75,11 @@ def split_window(trace: Trace) -> pd.DataFrame:
     kernels = trace.kernels
     allotted = allot_busy_time(kernels)
     busy = _sum_time(kernels, ["phase", "kind"], allotted).rename(columns={"kind": "part"})
-    gaps = kernels["gap_before_ns"].to_numpy(np.int64, na_value=0)
-    idle = _sum_time(kernels, ["phase", "gap_cause"], gaps).rename(columns={"gap_cause": "part"})
-    unexplained_ns = measure_window(kernels) - int(allotted.sum()) - int(gaps.sum())
+    gaps = pieces_of_gaps(kernels, trace.idle)
+    by_phase = kernels["phase"].iloc[gaps["kernel_row"]].array
+    named = pd.DataFrame({"phase": by_phase, "part": gaps["cause"].array})
+    idle = _sum_time(named, ["phase", "part"], gaps["time_ns"].to_numpy(np.int64))
+    unexplained_ns = measure_window(kernels) - int(allotted.sum()) - int(gaps["time_ns"].sum())
     rest = pd.DataFrame({"phase": [None], "part": [None], "time_ns": [unexplained_ns]})
     pieces = [busy.assign(is_idle=False), idle.assign(is_idle=True), rest.assign(is_idle=True)]
     rows = pd.concat([piece.astype({"phase": object, "part": object}) for piece in pieces])
@@ -84,8 +87,8 @@ def split_window(trace: Trace) -> pd.DataFrame:
     split: pd.DataFrame = groups["time_ns"].sum()
     nonzero = split[split["time_ns"] != 0].reset_index(drop=True)
     # A key that is missing everywhere comes out of the grouping as a column of floats.
-    named: pd.DataFrame = nonzero.astype({"phase": object, "part": object})
-    return named
+    plain: pd.DataFrame = nonzero.astype({"phase": object, "part": object})
+    return plain
 
 
 def _sum_time(kernels: pd.DataFrame, by: Sequence[str], time_ns: Int64s) -> pd.DataFrame:
@@ -195,15 +198,3 @@ def group_operators(trace: Trace) -> pd.DataFrame:
     signature = _from_codes(codes, shapes.categories.tolist(), kernels.index)
     by = ["name", "op", "shapes", "kind", "bound"]
     return group_kernels(kernels.assign(shapes=signature), by)
-
-
-def group_gaps(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Add up idle time by its cause, longest first.
-
-    Columns: `gap_cause`, `gaps` (their number), `time_ns`, `longest_ns`.
-    """
-    gap_ns = kernels["gap_before_ns"].to_numpy(np.int64, na_value=0)
-    idle = pd.DataFrame({"gap_cause": kernels["gap_cause"], "time_ns": gap_ns})[gap_ns > 0]
-    groups = idle.groupby("gap_cause", observed=True, dropna=False, sort=False)["time_ns"]
-    sums: pd.DataFrame = groups.agg(gaps="size", time_ns="sum", longest_ns="max")
-    return _longest_first(sums)

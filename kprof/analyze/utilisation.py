@@ -12,7 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kprof.analyze.element_type import computed_in
 from kprof.analyze.summary import allot_busy_time, measure_capacity, measure_window
+from kprof.analyze.unanswered import Unanswered, why_no_ceilings, why_no_work
 from kprof.device import Device, find_device
 from kprof.trace import Trace
 
@@ -53,14 +55,17 @@ def measure_utilisation(trace: Trace) -> Utilisation:
     busy_ns = int(allot_busy_time(kernels).sum())
     busy = Share(busy_ns / measure_window(kernels), "at least one activity was running")
     if peaks is None:
-        unknown = Share(None, _why_no_ceilings(trace))
+        why = why_no_ceilings(trace)
+        unknown = Share(None, why.reason if why else "the device's peaks are unknown")
         return Utilisation(unknown, unknown, unknown, busy)
-    known = share_of_time(kernels, has_work(kernels))
+    is_known = has_work(kernels) & (kernels["work_bound"] != "at least")
+    known = share_of_time(kernels, is_known)
+    no_work = why_no_work(trace)
     useful = kernels[~kernels["recomputed"].to_numpy(dtype=bool)]
     return Utilisation(
-        mfu=_bounded(_measure_mfu(useful, peaks, elapsed_ns), known),
-        mbu=_bounded(_measure_mbu(useful, peaks, elapsed_ns), known),
-        roofline=_bounded(_measure_roofline_share(useful, elapsed_ns), known),
+        mfu=_bounded(_measure_mfu(useful, peaks, elapsed_ns), known, no_work),
+        mbu=_bounded(_measure_mbu(useful, peaks, elapsed_ns), known, no_work),
+        roofline=_bounded(_measure_roofline_share(useful, elapsed_ns), known, no_work),
         busy=busy,
     )
 
@@ -73,9 +78,11 @@ def _peaks(trace: Trace) -> Device | None:
     return find_device(trace.gpus[0].name) or device
 
 
-def _bounded(share: Share, known: float) -> Share:
-    """Say so where the work of a good part of the device time is not known."""
-    if share.value is None or known >= ENOUGH_KNOWN:
+def _bounded(share: Share, known: float, why: Unanswered | None) -> Share:
+    """Say so where all of the work of a good part of the device time is not known, and why."""
+    if share.value is None:
+        return Share(None, f"{share.basis}: {why.reason}" if why else share.basis)
+    if known >= ENOUGH_KNOWN:
         return share
     basis = f"{share.basis}; the work of only {100 * known:.1f} % of device time is known"
     return Share(share.value, basis, is_lower_bound=True)
@@ -93,24 +100,17 @@ def share_of_time(kernels: pd.DataFrame, rows: pd.Series[bool] | NDArray[np.bool
     return chosen_ns / max(int(duration_ns.sum()), 1)
 
 
-def _why_no_ceilings(trace: Trace) -> str:
-    if trace.is_host_only:
-        return "no ceilings were measured for this host"
-    if not trace.gpus:
-        return "the trace does not name its GPU, so its peaks are unknown"
-    return f"kprof has no peaks for {trace.gpus[0].name}"
-
-
 def _measure_mfu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Share:
     """FLOPs of every row over what the device could do in the time, each type at its own peak."""
     flops = kernels["flops"].to_numpy(np.float64, na_value=0.0)
     types = kernels["dtype"].cat
     codes = types.codes.to_numpy()
-    peak = np.array([device.flops_per_s.get(str(name), 0.0) for name in types.categories] + [0.0])
+    in_types = [computed_in(str(name)) for name in types.categories]
+    peak = np.array([device.flops_per_s.get(name, 0.0) for name in in_types] + [0.0])
     # A row of unknown type has code -1: the peak of 0 appended at the end, which is not counted.
     counted = (flops > 0) & (peak[codes] > 0)
     if not counted.any():
-        return Share(None, "no operator's FLOPs are known: record shapes")
+        return Share(None, "no operator's FLOPs are known")
     by_type = np.bincount(codes[counted], weights=flops[counted], minlength=len(types.categories))
     at_peak_ns = float((by_type / np.where(peak[:-1] > 0, peak[:-1], np.inf)).sum()) * 1e9
     main = str(types.categories[int(by_type.argmax())])
@@ -124,7 +124,7 @@ def _measure_mfu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Shar
 def _measure_mbu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Share:
     num_bytes = kernels["bytes"].to_numpy(np.float64, na_value=0.0).sum()
     if not num_bytes:
-        return Share(None, "no operator's bytes are known: record shapes")
+        return Share(None, "no operator's bytes are known")
     could_move = device.memory_bytes_per_s * elapsed_ns / 1e9
     rate = "measured rate" if device.is_measured else "bandwidth by the datasheet"
     basis = f"least bytes of the operators over the memory's {rate}"
@@ -134,6 +134,6 @@ def _measure_mbu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Shar
 def _measure_roofline_share(kernels: pd.DataFrame, elapsed_ns: int) -> Share:
     known = kernels["limit_ns"].notna()
     if not known.any():
-        return Share(None, "no operator's work is known: record shapes")
+        return Share(None, "no operator's work is known")
     limit_ns = int(kernels["limit_ns"].to_numpy(np.int64, na_value=0).sum())
     return Share(limit_ns / elapsed_ns, "time at the roofline over elapsed time")

@@ -16,7 +16,6 @@ from markupsafe import Markup
 from kprof.report.plotly_script import pack_plotly
 from kprof.report.section import Column, Facts, Figure, Section, Table, Text
 from kprof.report.units import readable
-from kprof.trace import Trace
 
 # The page shows so many rows of a table (page.css), and the rest on demand; hiding fewer than
 # these would save no room.
@@ -26,16 +25,16 @@ ROWS_SPARED = 4
 _FOLDER = Path(__file__).parent
 
 
-def write_html(trace: Trace, sections: list[Section], path: Path) -> None:
+def write_html(title: str, sections: list[Section], path: Path, subtitle: str = "") -> None:
     """Write the report as one offline HTML file; the same data give the same bytes."""
     # A name may hold half a surrogate pair, which no encoding can write.
-    page = render_page(trace, sections).encode("utf-8", errors="replace")
+    page = render_page(title, sections, subtitle).encode("utf-8", errors="replace")
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(page)
     partial.replace(path)
 
 
-def render_page(trace: Trace, sections: list[Section]) -> str:
+def render_page(title: str, sections: list[Section], subtitle: str = "") -> str:
     """Return the text of the page."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True
@@ -43,10 +42,9 @@ def render_page(trace: Trace, sections: list[Section]) -> str:
     environment.filters["readable"] = readable
     plotly = pack_plotly()
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
-    meta = trace.meta
     return environment.get_template("page.html.jinja").render(
-        title=meta.source,
-        subtitle=meta.command_line,
+        title=title,
+        subtitle=subtitle,
         script_hashes=Markup(f"'{_hash_of(script)}' '{plotly.content_hash}'"),
         style=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),

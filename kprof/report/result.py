@@ -6,14 +6,24 @@ from dataclasses import asdict
 
 import pandas as pd
 
-from kprof.analyze.cost import measure_cost
+from kprof.analyze.audit import audit
+from kprof.analyze.idle_summary import (
+    find_exposed_waits,
+    group_idle,
+    inside_window,
+    worst_places,
+)
 from kprof.analyze.ledger import Ledger, truth_columns
+from kprof.analyze.overhead import measure_cost
+from kprof.analyze.roofline import SOURCES
 from kprof.analyze.summary import group_kernels, group_modules, split_window
+from kprof.analyze.unanswered import find_unanswered
 from kprof.analyze.utilisation import Share, has_work, measure_utilisation, share_of_time
 from kprof.trace import Trace
 
 SCHEMA = 1
 NUM_TOP = 20
+NUM_PLACES = 5
 
 
 def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
@@ -26,6 +36,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "gpus": [asdict(gpu) for gpu in trace.gpus],
         "versions": trace.meta.versions,
         "num_ranks": trace.meta.num_ranks,
+        "clocks": trace.meta.clocks,
         "ceilings": asdict(trace.meta.device) if trace.meta.device else None,
         "recording": _recording(trace),
         "ledger": truth_columns(trace, ledger) | {"buckets": ledger.buckets},
@@ -37,8 +48,12 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         },
         "coverage": _coverage(trace),
         "time": _records(split_window(trace)),
+        "idle": _idle(trace),
         "kernels": _records(group_kernels(trace.kernels, ["name", "kind", "dtype"]).head(NUM_TOP)),
         "modules": _records(group_modules(trace.kernels).head(NUM_TOP)),
+        "what_if": [asdict(one) for one in trace.meta.what_if],
+        "audit": [asdict(check) for check in audit(trace)],
+        "unanswered": [asdict(found) for found in find_unanswered(trace)],
         "caveats": list(trace.meta.caveats),
     }
 
@@ -56,18 +71,42 @@ def _recording(trace: Trace) -> dict[str, object] | None:
 
 
 def _coverage(trace: Trace) -> dict[str, object]:
-    """Return how much of the device time has a work model, and the largest names without one."""
+    """Return how much of the device time has known work, from where, and the largest without."""
     kernels = trace.kernels
     is_modelled = has_work(kernels)
-    without = group_kernels(kernels[~is_modelled.to_numpy()], ["name"]).head(NUM_TOP)
+    without = group_kernels(kernels[~is_modelled.to_numpy()], ["name", "op"]).head(NUM_TOP)
     attributed = (kernels["bucket"] == "attributed").to_numpy()
     return {
         "modelled_share": share_of_time(kernels, is_modelled),
         "modelled_share_of_attributed": share_of_time(kernels[attributed], is_modelled[attributed])
         if attributed.any()
         else None,
-        "largest_unmodelled": _records(without[["name", "calls", "time_ns"]]),
+        "share_by_source": {
+            source: share_of_time(kernels, kernels["work_from"] == source) for source in SOURCES
+        },
+        "largest_unmodelled": _records(without[["name", "op", "calls", "time_ns"]]),
     }
+
+
+def _idle(trace: Trace) -> dict[str, object]:
+    """Return the idle time of the devices by cause, inside the window and at its edges."""
+    inside = inside_window(trace.idle)
+    edges = trace.idle[trace.idle["edge"].notna().to_numpy(bool)]
+    worst = _records(worst_places(inside, NUM_PLACES))
+    waits = find_exposed_waits(trace)
+    return {
+        "time_ns": int(inside["duration_ns"].sum()),
+        "causes": [
+            {**group, "worst": [_placed(row) for row in worst if row["cause"] == group["cause"]]}
+            for group in _records(group_idle(inside))
+        ],
+        "at_the_edges": _records(group_idle(edges)),
+        "exposed_collective_waits": None if waits is None else [asdict(wait) for wait in waits],
+    }
+
+
+def _placed(row: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in row.items() if name != "cause"}
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, object]]:

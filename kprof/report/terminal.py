@@ -12,7 +12,6 @@ from rich.text import Text as Line
 
 from kprof.report.section import Column, Facts, Section, Table, Text
 from kprof.report.units import UNKNOWN, readable, shorten
-from kprof.trace import Trace
 
 INDENT = "  "
 NAME_WIDTH = 28
@@ -26,9 +25,9 @@ _STYLES = {"plain": "", "good": "green", "warning": "yellow", "muted": "dim"}
 _ASCII = str.maketrans({"µ": "u", "…": "~", "—": "-", "·": "-", "≤": "<", "→": ">"})
 
 
-def print_summary(trace: Trace, sections: list[Section], console: Console) -> None:
+def print_summary(title: str, sections: list[Section], console: Console) -> None:
     """Print the sections meant for a terminal, as wide as `console` is."""
-    console.print(Rule(_line(f"kprof · {trace.meta.source}", console), align="left"))
+    console.print(Rule(_line(f"kprof · {title}", console), align="left"))
     for section in sections:
         if section.in_terminal:
             console.print(_line(section.title, console, "bold"))
@@ -96,7 +95,10 @@ def _print_table(table: Table, console: Console) -> None:
 def _column_widths(
     columns: tuple[Column, ...], rows: list[tuple[str, ...]], room: int
 ) -> dict[int, int]:
-    """Return the columns that fit and their widths: names give way first, down to NAME_WIDTH."""
+    """Return the columns that fit and their widths: names give way first, down to NAME_WIDTH.
+
+    Where the essential ones do not fit even so, the longest names give way further.
+    """
     wanted = [
         min(max(len(column.header), *(len(row[i]) for row in rows)), NAME_MAX_WIDTH)
         for i, column in enumerate(columns)
@@ -109,6 +111,9 @@ def _column_widths(
     for i, column in enumerate(columns):
         if not column.essential and sum(least[j] + 2 for j in [*kept, i]) <= room:
             kept.append(i)
+    names = [i for i in kept if columns[i].align != "right"]
+    while names and sum(least[i] + 2 for i in kept) > room and max(least[i] for i in names) > 8:
+        least[max(names, key=lambda i: least[i])] -= 1
     spare = max(room - sum(least[i] + 2 for i in kept), 0)
     widths = {}
     for i in sorted(kept):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kprof.analyze.cost import NOTICEABLE_SLOWDOWN, measure_cost
+from kprof.analyze.launches import count_launches
+from kprof.analyze.overhead import NOTICEABLE_SLOWDOWN, measure_cost
 from kprof.analyze.roofline import beaten_ceilings
 from kprof.analyze.summary import group_kernels
 from kprof.analyze.utilisation import has_work, share_of_time
@@ -22,6 +23,7 @@ TITLE = "Caveats"
 ORDER = 110
 
 UNMODELLED_SHOWN = 8
+RANKS_NAMED = 8
 # Less than this share of device time is not worth a sentence.
 NEGLIGIBLE = 0.001
 
@@ -42,6 +44,7 @@ def _computed(trace: Trace) -> Iterator[str]:
     if kernels.empty:
         return
     time = whose_time(is_host_only=trace.is_host_only)
+    yield from _lost(trace)
     unattributed = share_of_time(kernels, kernels["bucket"] != "attributed")
     if unattributed > NEGLIGIBLE:
         yield (
@@ -65,6 +68,28 @@ def _computed(trace: Trace) -> Iterator[str]:
         yield "Operator shapes were not recorded: work is known only for copies."
     if trace.meta.device is not None and not trace.meta.device.is_measured:
         yield "Ceilings are datasheet peaks, not measured on this device: nothing reaches them."
+
+
+def _lost(trace: Trace) -> Iterator[str]:
+    """Say how many launches left no activity, and where in the recording."""
+    launches = count_launches(trace)
+    places = {
+        "at its beginning": sum(of_rank.lost_at_start for of_rank in launches),
+        "in between": sum(of_rank.lost_in_between for of_rank in launches),
+        "at its end, perhaps unfinished": sum(of_rank.lost_at_end for of_rank in launches),
+    }
+    if not any(places.values()):
+        return
+    number = sum(of_rank.number for of_rank in launches)
+    ranks = [str(of_rank.rank) for of_rank in launches if of_rank.num_lost]
+    more = f" and {len(ranks) - RANKS_NAMED} more" if len(ranks) > RANKS_NAMED else ""
+    named = f" on rank {', '.join(ranks[:RANKS_NAMED])}{more}"
+    where = ", ".join(f"{count:,} {place}" for place, count in places.items() if count)
+    yield (
+        f"{sum(places.values()):,} of {format_count(number, 'launch', 'launches')} of kernels"
+        f"{named if trace.meta.num_ranks > 1 else ''} left no activity in the recording: {where}. "
+        "Their time on the device is missing."
+    )
 
 
 def _beaten_ceilings(trace: Trace) -> str:

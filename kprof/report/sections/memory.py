@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kprof.analyze.energy import Series, readings, thin_out
+from kprof.analyze.unanswered import why_no_memory
 from kprof.report.section import Column, Figure, Section, Table, Text
 from kprof.report.units import MISSING, format_memory
 from kprof.trace import Trace
@@ -21,9 +22,8 @@ def render(trace: Trace) -> Section:
     """Render the allocator's bytes: the peaks of each device, and the curves of the fullest."""
     of_allocator = trace.samples[(trace.samples["source"] == "profiler").to_numpy()]
     places = sorted(set(zip(of_allocator["rank"], of_allocator["device"], strict=True)))
-    if not places:
-        why = "Not recorded: kprof run --memory records what the allocator holds."
-        return Section(TITLE, ORDER, (Text(why),), in_terminal=False)
+    if why := why_no_memory(trace):
+        return Section(TITLE, ORDER, (Text(why.sentence),), in_terminal=False)
     peaks = {place: _peaks(trace, place) for place in places}
     fullest = max(places, key=lambda place: peaks[place][0] or 0)
     lead = (
@@ -67,8 +67,8 @@ def _peaks(trace: Trace, place: Place) -> tuple[float | None, ...]:
 
 
 def _of_capacity(trace: Trace, place: Place) -> str:
-    sizes = {gpu.index: gpu.memory_bytes for gpu in trace.meta.gpus}
-    size = sizes.get(place[1])
+    sizes = {(gpu.rank, gpu.index): gpu.memory_bytes for gpu in trace.meta.gpus}
+    size = sizes.get(place) or sizes.get((None, place[1]))
     return f" on {_name(trace, place)}, which has {format_memory(size)}" if size else ""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from kprof.analyze.summary import collapse_layers, group_modules
+from kprof.analyze.unanswered import why_no_modules
 from kprof.analyze.utilisation import share_of_time
 from kprof.report.section import Column, Section, Table, Text
 from kprof.report.units import (
@@ -36,9 +37,8 @@ COLUMNS = (
 def render(trace: Trace) -> Section:
     """Render device time by module: layers of one kind together, then each by itself."""
     kernels = trace.kernels
-    if not kernels["module"].notna().any():
-        why = "No module is known: the trace does not record modules, or nothing ran in one."
-        return Section(TITLE, ORDER, (Text(why),), in_terminal=False)
+    if why := why_no_modules(trace):
+        return Section(TITLE, ORDER, (Text(why.sentence),), in_terminal=False)
     collapsed = collapse_layers(kernels["module"])
     parts = [_table(kernels.assign(module=collapsed), "Layers of one kind together (*).", 8)]
     if collapsed.nunique() < kernels["module"].nunique():

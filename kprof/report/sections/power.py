@@ -11,6 +11,7 @@ from kprof.analyze.energy import (
     throttle_shares,
 )
 from kprof.analyze.steps import Step, find_steps
+from kprof.analyze.unanswered import why_no_power
 from kprof.device import HARMLESS_REASONS, THROTTLE_REASONS
 from kprof.report.section import Column, Facts, Figure, Part, Section, Table, Text
 from kprof.report.units import MISSING, UNKNOWN, format_count, format_share
@@ -34,8 +35,9 @@ def render(trace: Trace) -> Section:
     """Render NVML's samples: figures for each GPU, the reasons of throttling, the curves."""
     devices = devices_in(trace.samples, "nvml")
     if not devices:
-        why = "Not measured: the recording has no samples of power or clocks."
-        return Section(TITLE, ORDER, (Text(why),), in_terminal=False)
+        why = why_no_power(trace)
+        text = why.sentence if why else "Power and clocks are a GPU's, and none was recorded."
+        return Section(TITLE, ORDER, (Text(text),), in_terminal=False)
     parts: list[Part] = [_lead(trace, devices), _energy(trace, devices), _table(trace, devices)]
     return Section(TITLE, ORDER, (*parts, _curves(trace, devices)), in_terminal=False)
 
@@ -58,20 +60,26 @@ def _energy(trace: Trace, devices: list[int]) -> Facts:
     label = "Energy per step"
     steps = find_steps(trace)
     if not steps:
-        return Facts(((label, UNKNOWN, "no step is marked"),))
+        return Facts(((label, UNKNOWN, 'no step is marked; name them: kprof.range("step")'),))
     start_ns = min(step.start_ns for step in steps)
     end_ns = max(step.device_end_ns for step in steps)
     counters = [readings(trace.samples, "nvml", "energy_mj", device) for device in devices]
     if not any(len(counter.value) for counter in counters):
-        return Facts(((label, UNKNOWN, "the GPU's energy counter was not read"),))
+        return Facts(((label, UNKNOWN, "the GPU has no energy counter that could be read"),))
     num_busy = len(trace.kernels[["rank", "device"]].drop_duplicates())
     if len(devices) > num_busy:
-        why = "more GPUs were sampled than the run used, and nothing tells which are its own"
+        why = (
+            "more GPUs were sampled than the run used, and nothing tells which are its own; to "
+            "know, show it those alone: CUDA_VISIBLE_DEVICES"
+        )
         return Facts(((label, UNKNOWN, why),))
     used = [energy_between(counter, start_ns, end_ns) for counter in counters]
     known = [joules for joules in used if joules is not None]
     if len(known) < len(used):
-        why = "the recorded steps are too short for the energy counter, or not all sampled"
+        why = (
+            "the recorded steps are too short for the energy counter, or not all sampled; to know, "
+            "record more: --steps 50"
+        )
         return Facts(((label, UNKNOWN, why),))
     return Facts(((label, f"{sum(known) / _per_rank(steps):.3g} J", _basis(steps, devices)),))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.summary import group_operators
+from kprof.analyze.unanswered import why_no_work
 from kprof.device import Device
 from kprof.report.figures import BOUND_COLOURS, CEILING_COLOUR, UNKNOWN_COLOUR, literal
 from kprof.report.section import Figure, Part, Section, Text
@@ -40,8 +41,9 @@ def render(trace: Trace) -> Section:
     # What took no time has no speed.
     groups = groups[(groups["bytes"].fillna(0) > 0) & (groups["time_ns"] > 0)]
     if groups.empty:
-        why = "No roofline can be drawn: no operator's work is known. Record shapes to have one."
-        return Section(TITLE, ORDER, (Text(why),), in_terminal=False)
+        why = why_no_work(trace)
+        text = why.sentence if why else "kprof has no work model of any operator that took time."
+        return Section(TITLE, ORDER, (Text(f"No roofline can be drawn. {text}"),), False)
     computing = groups[groups["flops"].fillna(0) > 0]
     moving = groups[groups["flops"].fillna(0) == 0]
     parts: list[Part] = [Text(_lead(trace, groups))]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kprof.analyze.cost import measure_cost
+from kprof.analyze.overhead import measure_cost
 from kprof.analyze.steps import find_steps
 from kprof.analyze.summary import measure_window
+from kprof.analyze.unanswered import why_no_cost, why_no_steps
 from kprof.analyze.utilisation import has_work, share_of_time
 from kprof.report.section import Facts, Part, Section, Text
 from kprof.report.units import (
@@ -30,6 +31,8 @@ def render(trace: Trace) -> Section:
     if trace.kernels.empty:
         parts.append(Text("The trace holds no activity, so there is nothing to report.", "warning"))
     facts = [_what(trace), _where(trace), _how_long(trace), _steps(trace), _overhead(trace)]
+    if trace.meta.clocks:
+        facts.append(("Clocks", format_count(trace.meta.num_ranks, "rank"), trace.meta.clocks))
     parts.append(Facts((*facts, _trust(trace))))
     if trace.meta.versions:
         parts.append(_versions(trace))
@@ -57,7 +60,9 @@ def _gpu_names(trace: Trace) -> str:
 def _what(trace: Trace) -> tuple[str, str, str]:
     meta = trace.meta
     read_from = f"{meta.source}, written by {meta.tool}"
-    return ("Command", meta.command_line or UNKNOWN, read_from)
+    if not meta.command:
+        return ("Command", UNKNOWN, f"{read_from}, which does not tell; `kprof run` does")
+    return ("Command", meta.command_line, read_from)
 
 
 def _where(trace: Trace) -> tuple[str, str, str]:
@@ -69,7 +74,10 @@ def _where(trace: Trace) -> tuple[str, str, str]:
     details = ", ".join(detail for detail in (sms, memory, ranks, host) if detail)
     if trace.is_host_only:
         return ("Device", "host CPU", details)
-    return ("GPU", _gpu_names(trace) if trace.gpus else UNKNOWN, details)
+    if not trace.gpus:
+        why = f"the trace does not name it; {details}" if details else "the trace does not name it"
+        return ("GPU", UNKNOWN, why)
+    return ("GPU", _gpu_names(trace), details)
 
 
 def _how_long(trace: Trace) -> tuple[str, str, str]:
@@ -88,7 +96,8 @@ def _steps(trace: Trace) -> tuple[str, str, str]:
     steps = find_steps(trace)
     number = len(recording.steps_recorded) if recording else len(steps)
     if not number:
-        return ("Steps", UNKNOWN, "nothing in the trace marks a step")
+        why = why_no_steps(trace)
+        return ("Steps", UNKNOWN, why.reason if why else "none was recorded")
     if recording is None:
         return ("Steps", f"{number:,}", "marked in the trace")
     seen = f"recorded of {recording.num_steps_seen:,} seen"
@@ -97,11 +106,9 @@ def _steps(trace: Trace) -> tuple[str, str, str]:
 
 def _overhead(trace: Trace) -> tuple[str, str, str]:
     label = "Recording overhead"
-    if trace.meta.recording is None:
-        return (label, UNKNOWN, "kprof did not record this trace")
-    cost = measure_cost(trace)
-    if cost is None:
-        return (label, UNKNOWN, "it takes recorded and unrecorded steps to compare")
+    cost, why = measure_cost(trace), why_no_cost(trace)
+    if cost is None or why is not None:
+        return (label, UNKNOWN, why.reason if why else "")
     return (
         label,
         f"{100 * cost.slowdown:+.1f} %",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kprof.analyze.cost import NOTICEABLE_SLOWDOWN, measure_cost
+from kprof.analyze.overhead import NOTICEABLE_SLOWDOWN, measure_cost
 from kprof.analyze.utilisation import Share, measure_utilisation
 from kprof.report.section import Facts, Part, Section, Text
 from kprof.report.units import UNKNOWN, format_share, format_time

@@ -1,0 +1,77 @@
+"""How far the capture can be trusted: what could make it lie, and what it cannot answer."""
+
+from __future__ import annotations
+
+from kprof.analyze.audit import audit
+from kprof.analyze.check import Check, Verdict
+from kprof.analyze.unanswered import Unanswered, find_unanswered
+from kprof.report.section import Column, Part, Section, Table, Text
+from kprof.report.units import format_count
+from kprof.trace import Trace
+
+TITLE = "How far to trust this"
+ORDER = 25
+
+# The worst first.
+VERDICTS: tuple[Verdict, ...] = ("bad", "limited", "unknown", "good")
+
+
+def render(trace: Trace) -> Section:
+    """Render the audit's verdicts, the evidence of each, and the questions left open."""
+    checks = audit(trace)
+    if not checks:
+        return Section(TITLE, ORDER, (Text("There is no activity to audit."),), in_terminal=False)
+    parts: list[Part] = [Text(_lead(checks))]
+    parts += [Text(_told(check), "warning") for check in checks if check.verdict == "bad"]
+    parts += [Text(_told(check)) for check in checks if check.verdict == "limited"]
+    parts.append(_check_table(checks))
+    questions = find_unanswered(trace)
+    if questions:
+        parts += [Text(_open(questions)), _question_table(questions)]
+    return Section(TITLE, ORDER, tuple(parts))
+
+
+def _lead(checks: list[Check]) -> str:
+    verdicts = [check.verdict for check in checks]
+    counts = [f"{verdicts.count(v)} {v}" for v in reversed(VERDICTS) if v in verdicts]
+    return f"{format_count(len(checks), 'check')} of what could make it lie: {', '.join(counts)}."
+
+
+def _told(check: Check) -> str:
+    return f"{check.name}, {check.verdict}: {check.evidence}. {_sentence(check.meaning)}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _check_table(checks: list[Check]) -> Table:
+    columns = (
+        Column("Check"),
+        Column("Verdict"),
+        Column("Found", "prose"),
+        Column("What that means", "prose"),
+        Column("To record better", "prose"),
+    )
+    ordered = sorted(checks, key=lambda check: VERDICTS.index(check.verdict))
+    rows = tuple((c.name, c.verdict, c.evidence, c.meaning, c.remedy) for c in ordered)
+    caption = (
+        "Good: it does no harm. Limited: read with care. Bad: do not build on what it touches."
+    )
+    return Table(columns, rows, caption, terminal_rows=0)
+
+
+def _open(questions: list[Unanswered]) -> str:
+    number = format_count(len(questions), "question")
+    listed = " ".join(found.question for found in questions)
+    return f"{number} this capture cannot answer; the report says why: {listed}"
+
+
+def _question_table(questions: list[Unanswered]) -> Table:
+    columns = (
+        Column("Question", "prose"),
+        Column("Cannot tell, because", "prose"),
+        Column("To know", "prose"),
+    )
+    rows = tuple((found.question, found.because, found.way_out) for found in questions)
+    return Table(columns, rows, "What nobody can tell from it, and how to know.", terminal_rows=0)
