@@ -27,11 +27,19 @@ from pathlib import Path
 from evidence import RESULTS, describe_gpu, row, write_evidence
 
 import kprof
-from kprof.analyze.baseline import find_baseline
-from kprof.analyze.changes import FASTER, GRAPHED, REMOVED, REPLACED, ROOFLINE, WITHOUT, Change
 from kprof.analyze.overhead import measure_cost
-from kprof.analyze.targets import Target, rows_of
-from kprof.analyze.whatif import predict
+from kprof.analyze.what_if.baseline import find_baseline
+from kprof.analyze.what_if.changes import (
+    FASTER,
+    GRAPHED,
+    REMOVED,
+    REPLACED,
+    ROOFLINE,
+    WITHOUT,
+    Change,
+)
+from kprof.analyze.what_if.predict import predict
+from kprof.analyze.what_if.targets import Target, rows_of
 
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "changes" / "loop.py"
 OPTIONS = ("--skip", "10", "--steps", "4", "--force")

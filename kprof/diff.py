@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from kprof.analyze.comparability import find_doubts, find_obstacle
-from kprof.analyze.differences import find_differences
+from kprof.analyze.difference.comparability import find_doubts, find_obstacle
+from kprof.analyze.difference.lay_out import find_differences
 from kprof.errors import KprofError
 from kprof.open import Progress, open_trace
 from kprof.report.difference import Compared, result_of_difference, sections_of_difference

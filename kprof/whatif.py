@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from kprof.analyze.baseline import find_baseline
-from kprof.analyze.changes import FASTER, GRAPHED, REMOVED, ROOFLINE, Change
 from kprof.analyze.ledger import balance
-from kprof.analyze.targets import parse_target
-from kprof.analyze.whatif import predict
+from kprof.analyze.what_if.baseline import find_baseline
+from kprof.analyze.what_if.changes import FASTER, GRAPHED, REMOVED, ROOFLINE, Change
+from kprof.analyze.what_if.predict import predict
+from kprof.analyze.what_if.targets import parse_target
 from kprof.errors import KprofError
 from kprof.open import Opened, Progress, open_trace
 from kprof.saved import META_FILE, is_saved, save_meta, whole_or_not_at_all

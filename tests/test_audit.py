@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kprof.analyze.audit import audit
 from kprof.analyze.passes import analyze
-from kprof.analyze.unanswered import find_unanswered
+from kprof.analyze.trust.audit import audit
+from kprof.analyze.trust.unanswered import find_unanswered
 from kprof.collect.merge import merge
 from kprof.report.section import Table, Text
 from kprof.report.sections.trust import render

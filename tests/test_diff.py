@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kprof.analyze.comparability import find_doubts, find_obstacle
-from kprof.analyze.differences import find_differences
+from kprof.analyze.difference.comparability import find_doubts, find_obstacle
+from kprof.analyze.difference.lay_out import find_differences
 from kprof.diff import diff_runs
 from kprof.errors import KprofError
 from kprof.report.difference import Compared, result_of_difference, sections_of_difference

@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kprof.analyze.differences import apportion, find_differences
-from kprof.analyze.matching import LAYOUTS, Cell, match, without_arguments, without_numbers
+from kprof.analyze.difference.lay_out import apportion, find_differences
+from kprof.analyze.difference.matching import (
+    LAYOUTS,
+    Cell,
+    match,
+    without_arguments,
+    without_numbers,
+)
 from kprof.analyze.passes import analyze
 from tests.traces import analyzed_trace_of, trace_of
 

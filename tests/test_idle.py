@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprof.analyze.attribute import add_attribution
-from kprof.analyze.causes import CAUSES
 from kprof.analyze.classify import add_kind
 from kprof.analyze.host import add_host_activity
-from kprof.analyze.idle import add_idle
+from kprof.analyze.idle.assign import add_idle
+from kprof.analyze.idle.causes import CAUSES
 from kprof.analyze.ledger import union_ns
 from kprof.trace import Recording
 from tests.traces import trace_of

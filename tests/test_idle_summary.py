@@ -1,6 +1,6 @@
 """Idle time added up by cause and place, and collectives that only waited."""
 
-from kprof.analyze.idle_summary import (
+from kprof.analyze.idle.summary import (
     find_exposed_waits,
     group_idle,
     inside_window,

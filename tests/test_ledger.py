@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kprof.analyze.attribute import add_attribution
 from kprof.analyze.classify import add_kind
-from kprof.analyze.idle import add_idle
+from kprof.analyze.idle.assign import add_idle
 from kprof.analyze.ledger import balance, union_ns
 from tests.traces import trace_of
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kprof.analyze.targets import Target, parse_target, rows_of
+from kprof.analyze.what_if.targets import Target, parse_target, rows_of
 from kprof.cli import run_command_line
 from kprof.errors import KprofError
 from kprof.report.sections.what_if import render, section_of

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kprof.analyze.idle import pieces_of_gaps
+from kprof.analyze.idle.assign import pieces_of_gaps
 from kprof.trace import Trace
 
 Int64s = NDArray[np.int64]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kprof.analyze.element_type import computed_in
 from kprof.analyze.summary import allot_busy_time, measure_capacity, measure_window
-from kprof.analyze.unanswered import Unanswered, why_no_ceilings, why_no_work
+from kprof.analyze.trust.unanswered import Unanswered, why_no_ceilings, why_no_work
 from kprof.device import Device, find_device
 from kprof.trace import Trace
 

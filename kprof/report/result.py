@@ -6,8 +6,7 @@ from dataclasses import asdict
 
 import pandas as pd
 
-from kprof.analyze.audit import audit
-from kprof.analyze.idle_summary import (
+from kprof.analyze.idle.summary import (
     find_exposed_waits,
     group_idle,
     inside_window,
@@ -17,7 +16,8 @@ from kprof.analyze.ledger import Ledger, truth_columns
 from kprof.analyze.overhead import measure_cost
 from kprof.analyze.roofline import SOURCES
 from kprof.analyze.summary import group_kernels, group_modules, split_window
-from kprof.analyze.unanswered import find_unanswered
+from kprof.analyze.trust.audit import audit
+from kprof.analyze.trust.unanswered import find_unanswered
 from kprof.analyze.utilisation import Share, has_work, measure_utilisation, share_of_time
 from kprof.trace import Trace
 

@@ -10,7 +10,7 @@ import random
 from contextlib import contextmanager
 
 US = 1_000
-# As measured on an H200 under CUPTI, see kprof/analyze/gaps.py.
+# As measured on an H200 under CUPTI, see kprof/analyze/idle/gaps.py.
 CALL_NS, LATENCY_NS, BETWEEN_NS = 4_400, 6_900, 1_100
 LONGEST_QUEUE = 1_000
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.idle_summary import (
+from kprof.analyze.idle.summary import (
     find_exposed_waits,
     group_idle,
     inside_window,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kprof.analyze.energy import Series, readings, thin_out
-from kprof.analyze.unanswered import why_no_memory
+from kprof.analyze.trust.unanswered import why_no_memory
 from kprof.report.section import Column, Figure, Section, Table, Text
 from kprof.report.units import MISSING, format_memory
 from kprof.trace import Trace

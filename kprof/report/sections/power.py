@@ -11,7 +11,7 @@ from kprof.analyze.energy import (
     throttle_shares,
 )
 from kprof.analyze.steps import Step, find_steps
-from kprof.analyze.unanswered import why_no_power
+from kprof.analyze.trust.unanswered import why_no_power
 from kprof.device import HARMLESS_REASONS, THROTTLE_REASONS
 from kprof.report.section import Column, Facts, Figure, Part, Section, Table, Text
 from kprof.report.units import MISSING, UNKNOWN, format_count, format_share

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kprof.analyze.overhead import measure_cost
 from kprof.analyze.steps import find_steps
 from kprof.analyze.summary import measure_window
-from kprof.analyze.unanswered import why_no_cost, why_no_steps
+from kprof.analyze.trust.unanswered import why_no_cost, why_no_steps
 from kprof.analyze.utilisation import has_work, share_of_time
 from kprof.report.section import Facts, Part, Section, Text
 from kprof.report.units import (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kprof.analyze.audit import audit
-from kprof.analyze.check import Check, Verdict
-from kprof.analyze.unanswered import Unanswered, find_unanswered
+from kprof.analyze.trust.audit import audit
+from kprof.analyze.trust.check import Check, Verdict
+from kprof.analyze.trust.unanswered import Unanswered, find_unanswered
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import format_count
 from kprof.trace import Trace

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kprof.analyze.host_program import HostProgram
+from kprof.analyze.what_if.host_program import HostProgram
 
 HOST, LAUNCH, STREAM, ACROSS, WAIT = range(5)
 LONG_AGO_NS = -(2**62)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kprof.analyze.host_program import HostProgram
 from kprof.analyze.intervals import NOTHING
+from kprof.analyze.what_if.host_program import HostProgram
 from kprof.trace import Trace
 
 

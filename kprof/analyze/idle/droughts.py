@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kprof.analyze import causes
-from kprof.analyze.gaps import BEFORE, INSIDE
-from kprof.analyze.idle_pieces import CODES, LATE, Evidence, Pieces, joined
+from kprof.analyze.idle import causes
+from kprof.analyze.idle.gaps import BEFORE, INSIDE
+from kprof.analyze.idle.pieces import CODES, LATE, Evidence, Pieces, joined
 from kprof.analyze.intervals import LAST_NS, NOTHING, Intervals, disjoint, length_before
 
 DRAINED = CODES[causes.PROFILER]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kprof.analyze import causes
-from kprof.analyze.host_state import Host
-from kprof.analyze.idle_pieces import CODES, LATE, Evidence, Pieces
+from kprof.analyze.idle import causes
+from kprof.analyze.idle.host_state import Host
+from kprof.analyze.idle.pieces import CODES, LATE, Evidence, Pieces
 from kprof.analyze.intervals import NOTHING
 from kprof.analyze.nesting import nearest, parents
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kprof.analyze.dependencies import find_replay
 from kprof.analyze.overhead import measure_cost
-from kprof.analyze.replay import HOST, Replay
 from kprof.analyze.steps import time_steps
 from kprof.analyze.summary import measure_window
+from kprof.analyze.what_if.dependencies import find_replay
+from kprof.analyze.what_if.replay import HOST, Replay
 from kprof.trace import Trace
 
 # A replay that misses the measured step by more than this tells nothing about another one.

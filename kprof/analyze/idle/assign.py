@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from kprof.analyze import causes
-from kprof.analyze.droughts import add_drain, add_droughts
-from kprof.analyze.gaps import between_kernels_ns, find_gaps, find_launches
-from kprof.analyze.host_state import find_host
-from kprof.analyze.idle_pieces import CODES, Evidence, Pieces, split_gaps
+from kprof.analyze.idle import causes
+from kprof.analyze.idle.droughts import add_drain, add_droughts
+from kprof.analyze.idle.gaps import between_kernels_ns, find_gaps, find_launches
+from kprof.analyze.idle.host_state import find_host
+from kprof.analyze.idle.pieces import CODES, Evidence, Pieces, split_gaps
+from kprof.analyze.idle.places import Places, find_places
 from kprof.analyze.intervals import NOTHING
-from kprof.analyze.places import Places, find_places
 from kprof.trace import Trace, columns_of
 
 CAUSES = pd.Index(causes.CAUSES)

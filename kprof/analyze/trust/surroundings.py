@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kprof.analyze.check import Check, Verdict, checked, graded, percent
 from kprof.analyze.energy import Series, around, devices_in, readings, throttle_shares
+from kprof.analyze.trust.check import Check, Verdict, checked, graded, percent
 from kprof.device import HARMLESS_REASONS, THROTTLE_REASONS
 from kprof.trace import Trace
 

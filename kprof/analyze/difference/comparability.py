@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kprof.analyze.audit import audit
 from kprof.analyze.energy import around, devices_in, readings
 from kprof.analyze.steps import find_steps, time_steps
 from kprof.analyze.summary import measure_window
+from kprof.analyze.trust.audit import audit
 from kprof.analyze.utilisation import ENOUGH_KNOWN, has_work, share_of_time
 from kprof.trace import Trace
 

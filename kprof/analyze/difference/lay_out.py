@@ -13,7 +13,7 @@ from typing import Literal
 
 import pandas as pd
 
-from kprof.analyze.matching import KEPT, LAYOUTS, Cell, Layout, Match, Names, match
+from kprof.analyze.difference.matching import KEPT, LAYOUTS, Cell, Layout, Match, Names, match
 from kprof.analyze.steps import find_steps
 from kprof.analyze.summary import (
     allot_busy_time,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kprof.analyze import causes
+from kprof.analyze.idle import causes
 from kprof.analyze.intervals import NOTHING, Intervals, Painting, disjoint, paint
 from kprof.analyze.nesting import nearest
 from kprof.trace import Trace

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kprof.analyze import causes
-from kprof.analyze.gaps import INSIDE, Gaps, Launch
-from kprof.analyze.host_state import CAUSE_OF_LAYER, LAYERS, Host
+from kprof.analyze.idle import causes
+from kprof.analyze.idle.gaps import INSIDE, Gaps, Launch
+from kprof.analyze.idle.host_state import CAUSE_OF_LAYER, LAYERS, Host
 from kprof.analyze.intervals import NOTHING, cut
 from kprof.trace import Trace
 

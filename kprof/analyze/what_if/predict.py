@@ -12,9 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from kprof.analyze import causes
-from kprof.analyze.baseline import Baseline, find_baseline, means_of_ranks
-from kprof.analyze.changes import (
+from kprof.analyze.idle import causes
+from kprof.analyze.idle.summary import inside_window
+from kprof.analyze.intervals import NOTHING
+from kprof.analyze.summary import measure_window
+from kprof.analyze.what_if.baseline import Baseline, find_baseline, means_of_ranks
+from kprof.analyze.what_if.changes import (
     AVOIDABLE,
     GRAPHED,
     ROOFLINE,
@@ -24,11 +27,8 @@ from kprof.analyze.changes import (
     durations_after,
     segments,
 )
-from kprof.analyze.idle_summary import inside_window
-from kprof.analyze.intervals import NOTHING
-from kprof.analyze.replay import Replay
-from kprof.analyze.summary import measure_window
-from kprof.analyze.targets import Target, largest_names, rows_of
+from kprof.analyze.what_if.replay import Replay
+from kprof.analyze.what_if.targets import Target, largest_names, rows_of
 from kprof.trace import Prediction, Trace
 
 NUM_TARGETS = 3

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.host_program import WAIT_END, HostProgram
 from kprof.analyze.intervals import NOTHING
-from kprof.analyze.launched import Activities
+from kprof.analyze.what_if.host_program import WAIT_END, HostProgram
+from kprof.analyze.what_if.launched import Activities
 from kprof.trace import Trace
 
 # A call that finds nothing to wait for, and the way back from the device to one that does.

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.autograd import is_evaluation, is_node
-from kprof.analyze.causes import SYNCHRONIZING_CALL
-from kprof.analyze.host_state import matching
+from kprof.analyze.idle.causes import SYNCHRONIZING_CALL
+from kprof.analyze.idle.host_state import matching
 from kprof.analyze.intervals import NOTHING
 from kprof.trace import Trace
 

@@ -12,13 +12,23 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.gaps import LAUNCH_LATENCY_NS
-from kprof.analyze.host_program import MARK, WAIT_END, HostProgram, find_program
+from kprof.analyze.idle.gaps import LAUNCH_LATENCY_NS
 from kprof.analyze.intervals import NOTHING
-from kprof.analyze.launched import Activities, find_activities
-from kprof.analyze.replay import ACROSS, HOST, LAUNCH, STREAM, WAIT, Edges, Parts, Replay, Spans
 from kprof.analyze.steps import number_in
-from kprof.analyze.waits import Waits, find_waits
+from kprof.analyze.what_if.host_program import MARK, WAIT_END, HostProgram, find_program
+from kprof.analyze.what_if.launched import Activities, find_activities
+from kprof.analyze.what_if.replay import (
+    ACROSS,
+    HOST,
+    LAUNCH,
+    STREAM,
+    WAIT,
+    Edges,
+    Parts,
+    Replay,
+    Spans,
+)
+from kprof.analyze.what_if.waits import Waits, find_waits
 from kprof.trace import Trace
 
 # From the begin of a graph's launch to its first node on an idle device: 15 to 18 µs, on an H200.

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from kprof.analyze.check import Check, Verdict, checked, graded, percent
 from kprof.analyze.launches import Launches, count_launches
 from kprof.analyze.overhead import NOTICEABLE_SLOWDOWN, measure_cost
 from kprof.analyze.steps import find_steps, time_steps
-from kprof.analyze.surroundings import (
+from kprof.analyze.trust.check import Check, Verdict, checked, graded, percent
+from kprof.analyze.trust.surroundings import (
     check_clock,
     check_others,
     check_rank_clocks,
     check_throttling,
 )
-from kprof.analyze.unanswered import Unanswered, why_no_cost, why_no_steps
+from kprof.analyze.trust.unanswered import Unanswered, why_no_cost, why_no_steps
 from kprof.analyze.utilisation import has_work, share_of_time
 from kprof.trace import Trace
 

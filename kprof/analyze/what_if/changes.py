@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kprof.analyze import causes
-from kprof.analyze.dependencies import GRAPH_LATENCY_NS
-from kprof.analyze.host_program import BEGIN, WAIT_END
-from kprof.analyze.host_state import find_host
+from kprof.analyze.idle import causes
+from kprof.analyze.idle.host_state import find_host
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_before
-from kprof.analyze.replay import HOST, LAUNCH, STREAM, WAIT, Replay
-from kprof.analyze.targets import Target, rows_of
+from kprof.analyze.what_if.dependencies import GRAPH_LATENCY_NS
+from kprof.analyze.what_if.host_program import BEGIN, WAIT_END
+from kprof.analyze.what_if.replay import HOST, LAUNCH, STREAM, WAIT, Replay
+from kprof.analyze.what_if.targets import Target, rows_of
 from kprof.trace import Trace
 
 # From node to node of a replayed graph: a median of 0.42 µs on an H200, torch 2.11.

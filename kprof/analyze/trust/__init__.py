@@ -1,0 +1,1 @@
+"""How far a capture can be trusted, and what it cannot answer."""
