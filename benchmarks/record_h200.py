@@ -104,12 +104,17 @@ def rewrite(path, rows):
 
 
 def keep(folder, name, out):
-    """Copy the report, and the largest raw trace packed as tightly as gzip can."""
+    """Copy the report and, packed as tightly as gzip can, the largest raw trace.
+
+    What lies beside the trace, of compiled code and of captured graphs, goes with it.
+    """
     shutil.copy(folder / "report.html", out / f"{name}.html")
     traces = sorted(folder.glob("raw/*/window-0.json.gz"), key=lambda path: path.stat().st_size)
-    content = gzip.decompress(traces[-1].read_bytes())
-    # No name and no time inside: the same trace gives the same bytes.
-    (out / f"{name}.json.gz").write_bytes(gzip.compress(content, compresslevel=9, mtime=0))
+    for path in sorted(traces[-1].parent.glob("*.json.gz")):
+        kept = f"{name}.json.gz" if path == traces[-1] else f"{name}.{path.name}"
+        content = gzip.decompress(path.read_bytes())
+        # No name and no time inside: the same trace gives the same bytes.
+        (out / kept).write_bytes(gzip.compress(content, compresslevel=9, mtime=0))
 
 
 def opened(folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -34,21 +35,22 @@ class Opened:
 
     trace: Trace
     ledger: Ledger
-    sections: list[Section]
     folder: Path
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        """The report's sections, computed where they are asked for."""
+        return sections_of(self.trace)
 
     @property
     def report(self) -> Path:
         """Where the HTML report lies."""
         return self.folder / "report.html"
 
-    def result(self) -> dict[str, object]:
-        """Return the machine-readable result."""
-        return result_of(self.trace, self.ledger)
-
+    @cached_property
     def json(self) -> bytes:
-        """Return the result as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self.result()))
+        """The machine-readable result as indented JSON."""
+        return msgspec.json.format(msgspec.json.encode(result_of(self.trace, self.ledger)))
 
 
 def open_run(
@@ -179,16 +181,14 @@ def _finish(
     progress: Progress = lambda stage: None,
 ) -> Opened:
     """Write tables, result and report; a run that is complete already keeps its files."""
-    ledger = balance(trace)
-    sections = sections_of(trace)
-    opened = Opened(trace, ledger, sections, folder)
+    opened = Opened(trace, balance(trace), folder)
     if save_tables or not opened.report.exists():
         with whole_or_not_at_all(folder) as unfinished:
             if save_tables:
                 progress("saving")
                 save(trace, unfinished)
-                (unfinished / "summary.json").write_bytes(opened.json())
+                (unfinished / "summary.json").write_bytes(opened.json)
             progress("drawing")
             report = unfinished / opened.report.name
-            write_html(trace.meta.source, sections, report, trace.meta.command_line)
+            write_html(trace.meta.source, opened.sections, report, trace.meta.command_line)
     return opened

@@ -77,8 +77,8 @@ def _keep(answers: list[Prediction], trace: Trace, run: Path) -> None:
     meta = replace(trace.meta, what_if=(*old, *new.values()))
     kept = replace(trace, meta=meta)
     with whole_or_not_at_all(run) as unfinished:
-        opened = Opened(kept, balance(kept), [], run)
-        (unfinished / "summary.json").write_bytes(opened.json())
+        opened = Opened(kept, balance(kept), run)
+        (unfinished / "summary.json").write_bytes(opened.json)
         save_meta(meta, unfinished / META_FILE)
 
 
