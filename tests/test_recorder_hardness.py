@@ -162,3 +162,14 @@ def test_only_what_torch_says_of_the_recorders_own_work_is_silenced(capfd):
     assert capfd.readouterr().err == ""
     torch._C._autograd._disable_profiler()
     assert "no active profiling session" in capfd.readouterr().err
+
+
+def test_a_recording_that_kineto_ended_by_itself_says_so(tmp_path):
+    script = "torch.autograd._is_kineto_stopped = lambda: True\ntorch.cuda.is_initialized = bool\n"
+    ending = """
+from kprof_recorder.capture import Capture
+Capture.has_cuda = property(lambda self: True, lambda self, value: None)
+train(12)
+"""
+    run = record(tmp_path, MODEL + TRAIN + script + ending)
+    assert any("buffers were full" in text for text in run.description["caveats"])

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile
-from torch.profiler import profiler as torch_profiler
 
-from .quiet import Quiet
+from .others import Others, Ours
 from .settings import Settings
 
 # Imported by the code of every kernel that Inductor compiled with Triton.
@@ -25,65 +23,6 @@ PROFILER_ERRORS = (RuntimeError, AssertionError, AttributeError, TypeError, Valu
 
 # Read by Kineto whenever a trace stops.
 DETACH = "TEARDOWN_CUPTI"
-
-
-class Others:
-    """Whether somebody else in this process uses torch's profiler."""
-
-    is_active = False
-    is_ours = 0
-    was_seen = False
-
-
-def watch_others(before_they_start: object) -> None:
-    """Call `before_they_start` whenever the workload itself is about to start torch's profiler."""
-    assert callable(before_they_start)
-    for name in ("_prepare_profiler", "_enable_profiler"):
-        setattr(
-            autograd_profiler, name, _starting(getattr(autograd_profiler, name), before_they_start)
-        )
-    disable = autograd_profiler._disable_profiler
-
-    def stop(*arguments: object, **options: object) -> object:
-        if not Others.is_ours:
-            Others.is_active = False
-        return disable(*arguments, **options)
-
-    autograd_profiler._disable_profiler = stop
-
-
-def _starting(start: object, before_they_start: object) -> object:
-    assert callable(start)
-    assert callable(before_they_start)
-
-    def start_after_notice(*arguments: object, **options: object) -> object:
-        if not Others.is_ours:
-            Others.is_active = Others.was_seen = True
-            before_they_start()
-        return start(*arguments, **options)
-
-    return start_after_notice
-
-
-class _Ours:
-    """Marks what happens inside it as the recorder's own use of the profiler.
-
-    What torch would warn about then is none of the workload's business. (Filters of `warnings`
-    would not do: to change them makes Python show old warnings again.)
-    """
-
-    quiet = Quiet()
-
-    def __enter__(self) -> None:
-        Others.is_ours += 1
-        self.quiet.__enter__()
-        self._warn = getattr(torch_profiler, "_warn_once", None)
-        torch_profiler._warn_once = lambda *message, **options: None
-
-    def __exit__(self, *exception: object) -> None:
-        Others.is_ours -= 1
-        self.quiet.__exit__()
-        torch_profiler._warn_once = self._warn
 
 
 @contextlib.contextmanager
@@ -146,6 +85,9 @@ class Capture:
 
     can_be_provisional = True
 
+    is_cut_short = False
+    """Whether Kineto stopped to record the GPU by itself before it was asked to."""
+
     def __init__(self, settings: Settings) -> None:
         self.has_cuda = torch.cuda.is_initialized()
         activities = [ProfilerActivity.CPU]
@@ -166,7 +108,7 @@ class Capture:
 
     def prepare(self) -> None:
         """Do what is slow about starting, which disturbs the step under way."""
-        with _Ours(), _without_inductor():
+        with Ours(), _without_inductor():
             self._profile.prepare_trace()
         self._is_prepared = True
 
@@ -175,7 +117,7 @@ class Capture:
         if not self._is_prepared:
             self.prepare()
         synchronize()
-        with _Ours():
+        with Ours():
             self._profile.start_trace()
         self._thread = threading.get_ident()
         self.is_running = True
@@ -188,9 +130,10 @@ class Capture:
     def stop(self, *, is_last: bool = False) -> None:
         """Record no more; the device has finished everything that was launched."""
         self.is_running = False
+        self.is_cut_short = self.has_cuda and has_stopped_early()
         try:
             synchronize()
-            with _Ours(), _detaching() if is_last else contextlib.nullcontext():
+            with Ours(), _detaching() if is_last else contextlib.nullcontext():
                 self._profile.stop_trace()
         except PROFILER_ERRORS as error:
             self._switch_off()
@@ -201,13 +144,13 @@ class Capture:
     def _switch_off(self) -> None:
         """Switch off what could not be stopped: left on, it crashes the interpreter at its end."""
         if self._profile.profiler.kineto_results is None:
-            with contextlib.suppress(*PROFILER_ERRORS), _Ours():
+            with contextlib.suppress(*PROFILER_ERRORS), Ours():
                 torch.autograd._disable_profiler()
 
     def cancel(self) -> None:
         """Give the profiler back, whatever state it is in, and forget what it recorded."""
         if self._is_prepared and not self.is_running:
-            with _Ours():
+            with Ours():
                 self._profile.start_trace()
             self.is_running = True
         if self.is_running:
@@ -219,7 +162,7 @@ class Capture:
         try:
             # Kineto complains on stderr where it cannot open a file.
             unfinished.touch()
-            with _Ours():
+            with Ours():
                 self._profile.export_chrome_trace(str(unfinished))
             if not _is_complete(unfinished):
                 raise OSError("torch wrote only a part of it: is the disk full?")
@@ -256,6 +199,11 @@ class Ahead:
         if self._capture is not None:
             self._capture.cancel()
             self._capture = None
+
+
+def has_stopped_early() -> bool:
+    """Whether Kineto says that it has stopped by itself; a torch that cannot tell says nothing."""
+    return bool(getattr(torch.autograd, "_is_kineto_stopped", bool)())
 
 
 def can_start() -> bool:

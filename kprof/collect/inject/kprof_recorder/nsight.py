@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch.autograd.profiler import emit_nvtx
 
-from .capture import Capture, _Ours, synchronize
+from .capture import Capture, synchronize
+from .others import Ours
 from .settings import NSIGHT, Settings
 
 
@@ -38,7 +39,7 @@ class NsightCapture(Capture):
         synchronize()
         if self._is_leader:
             torch.cuda.profiler.start()
-        with _Ours():
+        with Ours():
             self._operators.__enter__()
         self._thread = threading.get_ident()
         self.is_running = True
@@ -53,7 +54,7 @@ class NsightCapture(Capture):
         self.is_running = False
         synchronize()
         try:
-            with _Ours():
+            with Ours():
                 self._operators.__exit__(None, None, None)
         finally:
             if self._is_leader:

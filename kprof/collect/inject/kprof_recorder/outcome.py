@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from .capture import PROFILER_ERRORS, Others
+from .capture import PROFILER_ERRORS
 from .compiled import FILE, CompilerNotes
 from .graphs import Graphs
+from .others import Others
 from .ranks import local_rank, rank, started_by, world_size
 from .recorder import Recorder
 from .recording import Recording
@@ -23,6 +24,10 @@ from .steps import Rule
 DRAINED = (
     "The GPU was drained at the edges of the recording, so its first step lacks the head start "
     "that the host otherwise has over the GPU."
+)
+CUT_SHORT = (
+    "The profiler's buffers were full before the recording ended, so the last activities of the "
+    "GPU are missing. Record fewer steps: --steps 1."
 )
 COMPILED = (
     "Modules inside a compiled model have no ranges of their own. Its kernels are named by what "
@@ -208,6 +213,8 @@ class Outcome:
                 f"{len(recording.steps)} of {recorder.settings.steps} steps were recorded, "
                 "because the script ended within the window."
             )
+        if recording.capture.is_cut_short:
+            caveats.append(CUT_SHORT)
         if recording.capture.has_cuda:
             caveats.append(DRAINED)
         if recorder.models.has_compiled or self.notes.has_code:

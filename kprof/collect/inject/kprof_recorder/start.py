@@ -6,12 +6,13 @@ import contextlib
 
 import torch
 
-from .capture import PROFILER_ERRORS, watch_others
+from .capture import PROFILER_ERRORS
 from .compiler import keep_from_compiler
 from .ending import Deadline, Ending, leave_without_destructors, on_fork
 from .engines import listen_to_engines
 from .hooks import Hooks
 from .ondemand import OnDemand
+from .others import watch_others
 from .outcome import Outcome
 from .ranks import started_by
 from .recorder import Recorder
