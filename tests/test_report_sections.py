@@ -131,6 +131,15 @@ def check_part(part):
         assert all(value and explanation is not None for _, value, explanation in part.items)
 
 
+def test_the_window_of_several_ranks_is_that_of_the_longest():
+    trace = analyzed_trace_of(
+        {"duration_ns": 100}, {"rank": 1, "start_ns": 40, "duration_ns": 300}, num_ranks=2
+    )
+    window, why = fact(section("Run", trace), "Window")
+    assert window == "300 ns"
+    assert "on the rank that took longest; 400 ns of all ranks together" in why
+
+
 def test_sections_come_in_their_order():
     titles = [section.title for section in sections_of(RICH)]
     assert titles == [

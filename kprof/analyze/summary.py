@@ -58,6 +58,12 @@ def measure_window(kernels: pd.DataFrame) -> int:
     return sum(int(ends[rows].max() - starts[rows[0]]) for rows in _rows_by_rank(kernels))
 
 
+def measure_elapsed(kernels: pd.DataFrame) -> int:
+    """Return the elapsed time of the rank that took longest, from first start to last end."""
+    windows = (measure_window(kernels.iloc[rows]) for rows in _rows_by_rank(kernels))
+    return max(windows, default=0)
+
+
 def measure_capacity(kernels: pd.DataFrame) -> int:
     """Return the elapsed time of every GPU used: a rank's window once for each of its GPUs."""
     return sum(

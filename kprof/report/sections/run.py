@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kprof.analyze.overhead import measure_cost
 from kprof.analyze.steps import find_steps
-from kprof.analyze.summary import measure_window
+from kprof.analyze.summary import measure_elapsed, measure_window
 from kprof.analyze.trust.unanswered import why_no_cost, why_no_steps
 from kprof.analyze.utilisation import has_work, share_of_time
 from kprof.report.section import Facts, Part, Section, Text
@@ -41,7 +41,7 @@ def render(trace: Trace) -> Section:
 
 def _lead(trace: Trace) -> str:
     what = format_count(len(trace.kernels), "activity", "activities")
-    window = format_time(measure_window(trace.kernels))
+    window = format_time(measure_elapsed(trace.kernels))
     steps = find_steps(trace)
     if not steps:
         return f"{what} on {_gpu_names(trace)} in {window}; no step was marked."
@@ -84,10 +84,14 @@ def _how_long(trace: Trace) -> tuple[str, str, str]:
     recording = trace.meta.recording
     wall = recording.wall_ns if recording else None
     whole = f"; the whole run took {format_time(wall)}" if wall else ""
+    together = ""
+    if trace.meta.num_ranks > 1:
+        added_up = format_time(measure_window(trace.kernels))
+        together = f", on the rank that took longest; {added_up} of all ranks together"
     return (
         "Window",
-        format_time(measure_window(trace.kernels)),
-        f"from the first activity's start to the last one's end{whole}",
+        format_time(measure_elapsed(trace.kernels)),
+        f"from the first activity's start to the last one's end{together}{whole}",
     )
 
 

@@ -85,13 +85,14 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
         columns.append(Column("Per step", "right", essential=False))
         for row, time_ns in zip(rows, [*times, total_ns], strict=True):
             row.append(format_time(time_ns / num_steps))
-    per_step = f" Per step: over {format_count(num_steps, 'step')}." if num_steps else ""
+    of_all = " of all ranks together" if trace.meta.num_ranks > 1 else ""
+    per_step = f" Per step: over {format_count(num_steps, 'step')}{of_all}." if num_steps else ""
     return Table(
         columns=tuple(columns),
         rows=tuple(tuple(row) for row in rows),
         caption=(
-            f"Adds up to the window of {format_exact(total_ns)}. Where activities overlap, an "
-            f"instant belongs to the one that started first.{per_step}"
+            f"Adds up to the window of {format_exact(total_ns)}{of_all}. Where activities "
+            f"overlap, an instant belongs to the one that started first.{per_step}"
         ),
         share=(*(time_ns / total_ns for time_ns in times), 0.0),
         terminal_rows=20,

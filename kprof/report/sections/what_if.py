@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kprof.analyze.steps import find_steps
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_share, format_time
 from kprof.trace import Prediction, Trace
@@ -22,11 +23,16 @@ EXPLANATION = (
 
 def render(trace: Trace) -> Section:
     """Render what was predicted when the recording was analyzed, or asked for since."""
-    return section_of(trace.meta.what_if, ROWS_IN_REPORT)
+    whole = "a step" if find_steps(trace) else "the window"
+    return section_of(trace.meta.what_if, ROWS_IN_REPORT, whole)
 
 
-def section_of(predictions: Sequence[Prediction], rows: int = ROWS_OF_ANSWER) -> Section:
-    """Render predictions in their order, and why others could not be made."""
+def section_of(
+    predictions: Sequence[Prediction],
+    rows: int = ROWS_OF_ANSWER,
+    whole: str = "a step",
+) -> Section:
+    """Render predictions of what the `whole` takes, in their order, and why others are missing."""
     told = [one for one in predictions if one.predicted_step_ns is not None]
     untold = [one for one in predictions if one.predicted_step_ns is None]
     if not predictions:
@@ -34,17 +40,17 @@ def section_of(predictions: Sequence[Prediction], rows: int = ROWS_OF_ANSWER) ->
         return Section(TITLE, ORDER, (Text(nothing),), in_terminal=False)
     parts: list[Part] = []
     if told:
-        parts += [Text(_lead(told)), _table(told, rows)]
+        parts += [Text(_lead(told, whole)), _table(told, rows)]
     parts += [Text(f"Cannot tell: {text}.", "warning") for text in _reasons(untold)]
     parts.append(Text(EXPLANATION, "muted"))
     return Section(TITLE, ORDER, tuple(parts))
 
 
-def _lead(told: list[Prediction]) -> str:
+def _lead(told: list[Prediction], whole: str) -> str:
     best = max(told, key=saving)
     error = (best.uncertainty_ns or 0) / max(best.step_ns, 1)
     return (
-        f"{best.target} {best.change}: a step would take {format_time(best.predicted_step_ns)} "
+        f"{best.target} {best.change}: {whole} would take {format_time(best.predicted_step_ns)} "
         f"instead of {format_time(best.step_ns)}. Replaying the recording as it is misses the "
         f"measured time by {format_share(error)}."
         + (
