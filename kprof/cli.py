@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kprof.cost_command import add_cost
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -226,6 +228,9 @@ def doctor() -> None:
     print_checks(checks, Console())
 
 
+add_cost(app, lambda *shown: _write(lambda: _show(*shown)))
+
+
 def _form(words: list[str], arguments: list[str], *, is_module: bool) -> Form:
     """Tell a command by the `--` of ours before it, which the parser swallowed."""
     before = len(arguments) - len(words) - 1
@@ -249,8 +254,10 @@ def _write(print_result: Callable[[], None]) -> OSError | None:
 
 
 def _print(opened: Opened, *, json: bool) -> None:
-    last = f"report: {opened.report}"
-    _show(opened.trace.meta.source, opened.sections, opened.json() if json else None, last)
+    if json:
+        _show("", [], opened.json, "")
+        return
+    _show(opened.trace.meta.source, opened.sections, None, f"report: {opened.report}")
 
 
 def _show(title: str, sections: list[Section], json: bytes | None, last: str) -> None:

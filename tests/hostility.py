@@ -155,6 +155,9 @@ def _is_here(need, on_gpu):
         import torch
 
         return on_gpu and torch.cuda.device_count() >= int(number or 1)
+    if need == "srun" and shutil.which("sinfo"):
+        # Slurm's programs alone start nothing.
+        return subprocess.run(("sinfo",), capture_output=True).returncode == 0
     return shutil.which(need) is not None or importlib.util.find_spec(need) is not None
 
 

@@ -72,7 +72,9 @@ def why_no_ceilings(trace: Trace) -> Unanswered | None:
         why, way_out = "no ceilings were measured for this host", "record with `kprof run`"
     elif not trace.gpus:
         why = "the trace does not name its GPU, so its peaks are unknown"
-        way_out = "record with `kprof run`, or with a torch that writes deviceProperties"
+        way_out = "record with `kprof run`"
+        if trace.meta.tool == "kineto":
+            way_out += ", or with a torch that writes deviceProperties"
     else:
         why = f"kprof has no peaks for {trace.gpus[0].name}"
         way_out = "run `kprof roofline` on that GPU, then record there again"

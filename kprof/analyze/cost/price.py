@@ -1,0 +1,189 @@
+"""What a GPU-hour costs: dated quotes, the band that they make, rented or owned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from difflib import get_close_matches
+from fractions import Fraction
+from statistics import median
+
+from kprof.errors import KprofError
+
+STALE_AFTER_DAYS = 90
+HOURS_PER_YEAR = 8_760
+HOURS_PER_MONTH = 730
+ON_DEMAND = "on-demand"
+
+
+@dataclass(frozen=True)
+class Band:
+    """A quantity between what is low and what is high; all three the same where it is known."""
+
+    low: Fraction
+    mid: Fraction
+    high: Fraction
+
+    @classmethod
+    def known(cls, value: Fraction) -> Band:
+        """Return the band of a value that has no spread."""
+        return cls(value, value, value)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the band has no spread."""
+        return self.low == self.high
+
+    def map(self, function: Callable[[Fraction], Fraction]) -> Band:
+        """Return the band of a function that only rises, or only falls, over it."""
+        ends = function(self.low), function(self.high)
+        return Band(min(ends), function(self.mid), max(ends))
+
+
+@dataclass(frozen=True)
+class Quote:
+    """The price of one GPU for an hour, as one list had it on one day."""
+
+    gpu: str
+    usd_per_gpu_hour: Fraction
+    term: str
+    """on-demand, spot, reserved-3y, or owned (what it costs its owner)."""
+    price_list: str
+    """Whose list, with its tier: only prices of the same list can be divided by each other."""
+    source: str
+    date: date
+    region: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Price:
+    """The price of a GPU-hour that dollars are computed with, and where it comes from."""
+
+    name: str
+    usd_per_gpu_hour: Band
+    oldest: date
+    newest: date
+    sources: tuple[str, ...]
+
+    def is_stale(self, today: date) -> bool:
+        """Tell whether a price in it was read too long ago to stand for today's."""
+        return (today - self.oldest).days > STALE_AFTER_DAYS
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """What a GPU with its share of the server costs who owns it.
+
+    `availability` is the share of the year in which it can work; `kw_per_gpu` is drawn all-in.
+    """
+
+    capex_usd_per_gpu: Fraction
+    life_years: Fraction
+    interest_per_year: Fraction = Fraction(0)
+    opex_usd_per_gpu_year: Fraction = Fraction(0)
+    availability: Fraction = Fraction(1)
+    kw_per_gpu: Fraction = Fraction(0)
+    pue: Fraction = Fraction(1)
+    usd_per_kwh: Fraction = Fraction(0)
+
+
+def price_of(quotes: Sequence[Quote], gpu: str, term: str, price_list: str | None = None) -> Price:
+    """Return a GPU's price: the least, the median and the highest of the lists' newest quotes.
+
+    Raises:
+        KprofError: no quote is of that GPU, term and list; it names those that there are.
+    """
+    of_gpu = quotes_of(quotes, gpu, "--gpu")
+    of_term = [quote for quote in of_gpu if quote.term == term]
+    if not of_term:
+        raise _unknown(f"term for {gpu}", term, [quote.term for quote in of_gpu], "--term")
+    named = [q for q in of_term if price_list is None or q.price_list == price_list]
+    if not named:
+        known = [quote.price_list for quote in of_term]
+        raise _unknown(f"price list for {gpu}", str(price_list), known, "--price-list")
+    newest = list({q.price_list: q for q in sorted(named, key=lambda q: q.date)}.values())
+    amounts = [quote.usd_per_gpu_hour for quote in newest]
+    dates = [quote.date for quote in newest]
+    return Price(
+        name=f"{newest[0].gpu}, {term}",
+        usd_per_gpu_hour=Band(min(amounts), median(amounts), max(amounts)),
+        oldest=min(dates),
+        newest=max(dates),
+        sources=tuple(sorted(f"{q.price_list}: {q.source}" for q in newest)),
+    )
+
+
+def quotes_of(quotes: Sequence[Quote], gpu: str, option: str) -> list[Quote]:
+    """Return the quotes of a GPU, which `option` of the command line named.
+
+    Raises:
+        KprofError: there are none; it names the GPUs that are called most alike.
+    """
+    found = [quote for quote in quotes if quote.gpu.casefold() == gpu.casefold()]
+    if not found:
+        raise _unknown("GPU", gpu, [quote.gpu for quote in quotes], option)
+    return found
+
+
+def _unknown(what: str, name: str, known: Sequence[str], option: str) -> KprofError:
+    names = sorted(set(known))
+    by_folded = {one.casefold(): one for one in names}
+    near = [by_folded[one] for one in get_close_matches(name.casefold(), by_folded, cutoff=0.4)]
+    return KprofError(
+        f"no price is known for the {what} {name!r}",
+        fix=f"{option} takes {', '.join(near or names)}; or give the price itself",
+    )
+
+
+def owned_usd_per_gpu_hour(owned: Ownership) -> Fraction:
+    """Return what an hour costs an owner: capital, operation and current.
+
+    (capex * CRF + opex) / (8,760 * availability) + kW * PUE * $/kWh, where the capital recovery
+    factor CRF = r (1 + r)^n / ((1 + r)^n - 1) spreads the capital evenly over n years at interest
+    r, and is 1 / n without interest.
+    """
+    years, rate = owned.life_years, owned.interest_per_year
+    growth = Fraction((1 + rate) ** years)
+    recovery = rate * growth / (growth - 1) if rate else 1 / years
+    yearly = owned.capex_usd_per_gpu * recovery + owned.opex_usd_per_gpu_year
+    current = owned.kw_per_gpu * owned.pue * owned.usd_per_kwh
+    return yearly / (HOURS_PER_YEAR * owned.availability) + current
+
+
+def interrupted_usd_per_gpu_hour(
+    usd_per_gpu_hour: Fraction, interruptions_per_hour: Fraction, restart_hours: Fraction
+) -> Fraction:
+    """Return what an hour of work costs on GPUs that are taken away: P * (1 + r * t_restart)."""
+    return usd_per_gpu_hour * (1 + interruptions_per_hour * restart_hours)
+
+
+@dataclass(frozen=True)
+class ListedRatio:
+    """What one GPU costs over another on one list, by the quotes that lie nearest in time."""
+
+    price_list: str
+    term: str
+    ratio: Fraction
+    quotes: tuple[Quote, Quote]
+
+
+def ratios_by_list(quotes: Sequence[Quote], gpu: str, over: str) -> list[ListedRatio]:
+    """Return the price of `gpu` over that of `over` on every list that has both, least first.
+
+    Within a list alone: dividing one vendor's dear list by another's cheap one says nothing.
+    """
+    ratios: dict[tuple[str, str], ListedRatio] = {}
+    pairs = [
+        (a, b)
+        for a in quotes_of(quotes, gpu, "--baseline-gpu")
+        for b in quotes_of(quotes, over, "--gpu")
+        if (a.price_list, a.term) == (b.price_list, b.term)
+    ]
+    # The last one stays: nearest to each other, and of those the newest.
+    for a, b in sorted(pairs, key=lambda p: (-abs((p[0].date - p[1].date).days), p[0].date)):
+        ratio = a.usd_per_gpu_hour / b.usd_per_gpu_hour
+        found = ListedRatio(a.price_list, a.term, ratio, (a, b))
+        ratios[a.price_list, a.term] = found
+    return sorted(ratios.values(), key=lambda one: (one.ratio, one.price_list))
