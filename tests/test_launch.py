@@ -106,6 +106,17 @@ def test_a_full_disk_after_the_run_is_told_and_the_exit_code_stands(tmp_path, mo
     assert "No space left on device" in result.messages[-1]
 
 
+def test_how_a_helper_ended_is_no_news_where_the_run_has_steps(tmp_path, monkeypatch):
+    def work(command, environment, **_):
+        raw = tmp_path / "run.kprof/raw"
+        recorded_part(raw, 1, num_steps_seen=9)
+        recorded_part(raw, 2, started_by=1, num_steps_seen=2, problems=["It was killed."])
+        return 0
+
+    monkeypatch.setattr(kprof.collect.launch, "run_command", work)
+    assert launch(LaunchOptions(("true",), tmp_path / "run.kprof")).messages == ()
+
+
 def test_the_launch_is_described_before_the_workload_ends(tmp_path):
     launched = tmp_path / "run.kprof/raw/launch.json"
     code = f"import json; raise SystemExit(json.load(open({str(launched)!r}))['exit_code'] is None)"

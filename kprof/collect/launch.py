@@ -122,8 +122,9 @@ def launch(options: LaunchOptions) -> LaunchResult:
     finally:
         sampler.stop()
     times_ns = (started_ns, time.time_ns())
-    messages = messages_of(sampler, raw, exit_code)
     parts, troubles = complete(raw, options.command, times_ns, exit_code)
+    # Of those that remain: how a helper of theirs ended is no news.
+    messages = messages_of(sampler, raw, exit_code)
     if options.nsys:
         recorders = recorders_of(raw)
         is_explained = any(recorder["problems"] for recorder in recorders.values())
