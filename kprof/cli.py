@@ -257,7 +257,7 @@ def _print(opened: Opened, *, json: bool) -> None:
     if json:
         _show("", [], opened.json, "")
         return
-    _show(opened.trace.meta.source, opened.sections, None, f"report: {opened.report}")
+    _show(opened.trace.meta.source, opened.summary, None, f"report: {opened.report}")
 
 
 def _show(title: str, sections: list[Section], json: bytes | None, last: str) -> None:

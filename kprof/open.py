@@ -10,14 +10,12 @@ from pathlib import Path
 import msgspec
 
 from kprof.analyze.ledger import Ledger, balance
-from kprof.analyze.passes import analyze
 from kprof.collect.ceilings import find_gpu_ceilings, keep_ceilings, measure_host
 from kprof.collect.merge import merge
 from kprof.collect.sources import read_each, require_file_or_folder
 from kprof.device import find_device
 from kprof.errors import KprofError, TraceError
 from kprof.report import sections_of
-from kprof.report.html import write_html
 from kprof.report.result import result_of
 from kprof.report.section import Section
 from kprof.saved import META_FILE, is_saved, load, save, whole_or_not_at_all
@@ -27,6 +25,8 @@ from kprof.trace import Trace
 LONGEST_NS = 2.0**62
 
 Progress = Callable[[str], None]
+
+# What analyzes and what draws are imported where that is done: a saved run is shown without.
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,14 @@ class Opened:
 
     @cached_property
     def sections(self) -> list[Section]:
-        """The report's sections, computed where they are asked for."""
+        """The report's sections, rendered where they are asked for."""
         return sections_of(self.trace)
+
+    @property
+    def summary(self) -> list[Section]:
+        """Those of the sections that the terminal shows, or some more if there are all already."""
+        is_drawn = "sections" in vars(self)
+        return self.sections if is_drawn else sections_of(self.trace, for_page=False)
 
     @property
     def report(self) -> Path:
@@ -70,14 +76,14 @@ def open_run(
         return _finish(load(paths[0]), folder, save_tables=not is_in_place, progress=progress)
     trace = read(paths)
     progress("analyzing")
-    return _finish(analyze(_with_device(trace)), folder, progress=progress)
+    return _finish(_analyzed(trace), folder, progress=progress)
 
 
 def open_trace(path: Path, progress: Progress = lambda stage: None) -> Trace:
     """Return what `kprof open` analyzes of one path, or has analyzed; nothing is written."""
     require_file_or_folder(path)
     progress(f"reading {_name_of(path)}")
-    return load(path) if is_saved(path) else analyze(_with_device(read([path])))
+    return load(path) if is_saved(path) else _analyzed(read([path]))
 
 
 def open_recorded(folder: Path, progress: Progress = lambda stage: None) -> Opened:
@@ -93,7 +99,7 @@ def open_recorded(folder: Path, progress: Progress = lambda stage: None) -> Open
     if trace.meta.device is not None and trace.meta.device.is_measured:
         keep_ceilings(folder / "raw", trace.meta.device)
     progress("analyzing")
-    return _finish(analyze(trace), folder, progress=progress)
+    return _finish(_analyzed(trace), folder, progress=progress)
 
 
 def read(paths: list[Path]) -> Trace:
@@ -163,6 +169,12 @@ def _refuse_overwriting(folder: Path, paths: list[Path], *, force: bool) -> None
         raise KprofError(f"{folder} holds a run already", fix=f"{another}, or pass --force")
 
 
+def _analyzed(trace: Trace) -> Trace:
+    from kprof.analyze.passes import analyze
+
+    return analyze(_with_device(trace))
+
+
 def _with_device(trace: Trace) -> Trace:
     """Add the GPU's ceilings where the recording has none: measured here, or the datasheet's."""
     if trace.meta.device is not None or not trace.gpus or not len(trace.kernels):
@@ -183,6 +195,8 @@ def _finish(
     """Write tables, result and report; a run that is complete already keeps its files."""
     opened = Opened(trace, balance(trace), folder)
     if save_tables or not opened.report.exists():
+        from kprof.report.html import write_html
+
         with whole_or_not_at_all(folder) as unfinished:
             if save_tables:
                 progress("saving")

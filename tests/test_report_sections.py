@@ -413,3 +413,10 @@ def test_launches_that_left_no_activity_are_a_caveat():
 def test_the_clocks_of_several_ranks_are_told():
     trace = analyzed_trace_of({}, num_ranks=2, clocks="They agree.")
     assert fact(section("Run", trace), "Clocks") == ("2 ranks", "They agree.")
+
+
+def test_the_summary_is_rendered_without_what_only_the_page_shows():
+    of_page = [one.title for one in sections_of(RICH) if one.in_terminal]
+    summary = sections_of(RICH, for_page=False)
+    assert [one.title for one in summary if one.in_terminal] == of_page
+    assert len(summary) < len(sections_of(RICH))

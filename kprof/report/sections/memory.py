@@ -10,6 +10,8 @@ from kprof.trace import Trace
 
 TITLE = "Memory"
 ORDER = 90
+# Curves and points, which a terminal cannot show.
+FOR_PAGE_ONLY = True
 
 MAX_POINTS = 1500
 QUANTITIES = (("allocated_bytes", "allocated"), ("reserved_bytes", "reserved"))
@@ -21,7 +23,8 @@ Place = tuple[int, int]
 def render(trace: Trace) -> Section:
     """Render the allocator's bytes: the peaks of each device, and the curves of the fullest."""
     of_allocator = trace.samples[(trace.samples["source"] == "profiler").to_numpy()]
-    places = sorted(set(zip(of_allocator["rank"], of_allocator["device"], strict=True)))
+    pairs = of_allocator[["rank", "device"]].drop_duplicates().sort_values(["rank", "device"])
+    places = list(pairs.itertuples(index=False, name=None))
     if why := why_no_memory(trace):
         return Section(TITLE, ORDER, (Text(why.sentence),), in_terminal=False)
     peaks = {place: _peaks(trace, place) for place in places}

@@ -19,6 +19,8 @@ from kprof.trace import Trace
 
 TITLE = "Power and clocks"
 ORDER = 80
+# Curves and points, which a terminal cannot show.
+FOR_PAGE_ONLY = True
 
 MAX_POINTS = 1500
 DEVICES_DRAWN = 8

@@ -27,6 +27,8 @@ from kprof.trace import Trace
 
 TITLE = "Roofline"
 ORDER = 40
+# Curves and points, which a terminal cannot show.
+FOR_PAGE_ONLY = True
 
 MARKERS = 300
 BARS = 15

@@ -13,6 +13,8 @@ from kprof.trace import Trace
 
 TITLE = "Timeline"
 ORDER = 70
+# Curves and points, which a terminal cannot show.
+FOR_PAGE_ONLY = True
 
 MAX_ITEMS = 3000
 NO_KIND = "other"
