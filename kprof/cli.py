@@ -152,7 +152,7 @@ def diff(
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
 ) -> None:
-    """Compare two runs: what appeared, vanished and changed, down to the step's difference."""
+    """Lay two runs side by side, part by part."""
     from kprof.diff import diff_runs, json_of, write_page
     from kprof.errors import KprofError
     from kprof.report.difference import sections_of_difference
@@ -179,9 +179,10 @@ def whatif(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
-    """Predict a step's time after changes: each alone, then all together; the run keeps them.
+    """Predict a step's time after changes.
 
-    A TARGET is kernel:, op:, module: or kind: and a name, with * for anything; =2 is twice as fast.
+    Each alone, then all together. A TARGET is kernel:, op:, module: or kind: and a name, with *
+    for anything; =2 is twice as fast.
     """
     from kprof.report.sections.what_if import section_of
     from kprof.whatif import HINT, ask, json_of

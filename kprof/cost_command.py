@@ -97,10 +97,11 @@ def cost(
     ] = None,
     json: Annotated[bool, Option("--json", help="Print the figures as JSON.")] = False,
 ) -> Answer:
-    """Compute what tokens, fleets and training cost; alone, list the prices that are known.
+    """Compute what tokens, fleets and training cost.
 
-    Give what you know: each figure that follows is shown with its band, what else it takes is
-    named. Numbers may be written as 15.6T, 281/77, or LOW,MID,HIGH where a band is allowed.
+    Without options it lists the prices that are known. Give what you know: each figure that
+    follows is shown with its band, what else it takes is named. Numbers may be written as 15.6T,
+    281/77, or LOW,MID,HIGH where a band is allowed.
     """
     from kprof.cost import calculate, json_of, read_prices, section_of_quotes, sections_of_costs
 
