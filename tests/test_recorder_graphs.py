@@ -95,3 +95,16 @@ def test_a_capture_inside_the_window_is_recorded_with_it(tmp_path):
     assert run.recorded_steps() == [5, 6, 7]
     assert run.count("kprof.capture#0") == 1
     assert not list(run.result.parts[0].glob("graph-*"))
+
+
+def test_a_later_window_of_a_service_has_the_capture_as_well(tmp_path):
+    graphs = pytest.importorskip("kprof.collect.inject.kprof_recorder.graphs")
+    first, later = tmp_path / "first", tmp_path / "later"
+    first.mkdir()
+    later.mkdir()
+    (first / "graph-0.json.gz").write_text("compressed since")
+    kept = graphs.Graphs(None)
+    kept._written, kept._replayed = {0: first / "graph-0.json"}, {0}
+    kept.write(later)
+    assert (later / "graph-0.json.gz").read_text() == "compressed since"
+    assert kept.has_recorded

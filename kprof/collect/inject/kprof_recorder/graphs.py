@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,7 @@ class Graphs:
         self._numbers = Known(functools.partial(_next, itertools.count()))
         self._captures: dict[int, Capture] = {}
         self._replayed: set[int] = set()
+        self._written: dict[int, Path] = {}
         self._open: Recording | None = None
         self._range: Any = None
         self._num_left_out = 0
@@ -47,6 +49,11 @@ class Graphs:
     def lock(self) -> threading.RLock:
         """The recorder's own: both change what is being recorded."""
         return self.recorder.lock
+
+    @property
+    def has_recorded(self) -> bool:
+        """Whether torch's profiler was used for any of them."""
+        return bool(self._captures or self._written or self._open)
 
     def give_up(self, reason: str) -> None:
         """Record no more captures; all else goes on."""
@@ -77,8 +84,14 @@ class Graphs:
 
     def write(self, folder: Path) -> None:
         """Write the captures of the graphs that were replayed while something was recorded."""
-        for number in sorted(self._replayed & set(self._captures)):
-            self._captures.pop(number).export(folder / f"graph-{number}.json")
+        for number in sorted(self._replayed):
+            path = folder / f"graph-{number}.json"
+            if number in self._captures:
+                self._captures.pop(number).export(path)
+                self._written[number] = path
+            elif number in self._written:
+                _copy(self._written[number], path)
+        self._replayed.clear()
 
     def _around_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -146,6 +159,14 @@ class Graphs:
         recording.leave_step()
         recording.capture.stop()
         self._captures[self._numbers(graph)] = recording.capture
+
+
+def _copy(written: Path, path: Path) -> None:
+    """Copy what an earlier window of a service has, as it was written or compressed since."""
+    for suffix in ("", ".gz"):
+        source = written.with_name(written.name + suffix)
+        if source.is_file() and source.parent != path.parent:
+            shutil.copyfile(source, path.with_name(path.name + suffix))
 
 
 def _next(numbers: itertools.count[int], graph: Any) -> int:

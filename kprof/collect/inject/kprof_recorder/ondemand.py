@@ -75,7 +75,7 @@ class OnDemand:
 
     def follow_child(self) -> bool:
         """Go on in a forked child, unless its parent has used torch's profiler; say whether."""
-        if self._has_recorded:
+        if self._has_recorded or self.outcome.graphs.has_recorded:
             return False
         self.recorder.lock = threading.RLock()
         return True
