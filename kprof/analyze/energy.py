@@ -8,7 +8,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kprof.analyze.steps import find_steps
 from kprof.device import THROTTLE_REASONS
+from kprof.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,47 @@ def energy_between(counter: Series, start_ns: int, end_ns: int) -> float | None:
         return None
     at_start, at_end = np.interp([start_ns, end_ns], time_ns, counter.value)
     return float(at_end - at_start) / 1000
+
+
+@dataclass(frozen=True)
+class StepEnergy:
+    """What a step took on all GPUs of a run; `joules` is None where `why` says why."""
+
+    joules: float | None
+    num_steps: int
+    """Recorded steps of a rank that it is averaged over."""
+    num_gpus: int
+    why: str = ""
+
+
+def measure_step_energy(trace: Trace) -> StepEnergy:
+    """Return the energy of a step, from the GPUs' energy counters over all recorded steps."""
+    steps, devices = find_steps(trace), devices_in(trace.samples, "nvml")
+    if not steps:
+        why = 'no step is marked; name them: kprof.range("step")'
+        return StepEnergy(None, 0, len(devices), why)
+    num_steps = max(len(steps) // len({step.rank for step in steps}), 1)
+    counters = [readings(trace.samples, "nvml", "energy_mj", device) for device in devices]
+    if not any(len(counter.value) for counter in counters):
+        why = "the GPU has no energy counter that could be read"
+        return StepEnergy(None, num_steps, len(devices), why)
+    if len(devices) > len(trace.kernels[["rank", "device"]].drop_duplicates()):
+        why = (
+            "more GPUs were sampled than the run used, and nothing tells which are its own; to "
+            "know, show it those alone: CUDA_VISIBLE_DEVICES"
+        )
+        return StepEnergy(None, num_steps, len(devices), why)
+    start_ns = min(step.start_ns for step in steps)
+    end_ns = max(step.device_end_ns for step in steps)
+    used = [energy_between(counter, start_ns, end_ns) for counter in counters]
+    known = [joules for joules in used if joules is not None]
+    if len(known) < len(used):
+        why = (
+            "the recorded steps are too short for the energy counter, or not all sampled; to know, "
+            "record more: --steps 50"
+        )
+        return StepEnergy(None, num_steps, len(devices), why)
+    return StepEnergy(sum(known) / num_steps, num_steps, len(devices))
 
 
 def throttle_shares(reasons: Series) -> dict[str, float]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from statistics import median
 
-from kprof.analyze.energy import devices_in, energy_between, readings
-from kprof.analyze.steps import find_steps, time_steps
+from kprof.analyze.energy import measure_step_energy
+from kprof.analyze.steps import time_steps
 from kprof.device import find_device
 from kprof.trace import Trace
 
@@ -32,7 +32,7 @@ def measured_in(trace: Trace) -> Measured:
         return Measured(None, None, None, None, (why,))
     gpus = len(trace.kernels[["rank", "device"]].drop_duplicates())
     step_s, how = _step_s(trace)
-    joules = _joules_per_step(trace, gpus)
+    joules = measure_step_energy(trace).joules
     found = f"{trace.meta.source}: {gpus} GPU{'s' if gpus > 1 else ''}, {how}"
     energy = "its energy was not measured" if joules is None else f"{joules:.3g} J a step"
     return Measured(_gpu_name(trace), gpus, step_s, joules, (f"{found}; {energy}.",))
@@ -62,21 +62,3 @@ def _step_s(trace: Trace) -> tuple[Fraction | None, str]:
     kind = "steps not recorded" if times.unrecorded_ns else "recorded steps, which recording slows"
     text = f"{float(step_s) * 1000:.4g} ms a step by {times.clock} (median of {len(steps)} {kind})"
     return step_s, text
-
-
-def _joules_per_step(trace: Trace, gpus: int) -> float | None:
-    """Return the energy of a step on all GPUs, from their counters over all recorded steps."""
-    steps, devices = find_steps(trace), devices_in(trace.samples, "nvml")
-    if not steps or not devices or len(devices) > gpus:
-        return None
-    start_ns = min(step.start_ns for step in steps)
-    end_ns = max(step.device_end_ns for step in steps)
-    counters = [readings(trace.samples, "nvml", "energy_mj", device) for device in devices]
-    if not all(len(counter.value) for counter in counters):
-        return None
-    used = [energy_between(counter, start_ns, end_ns) for counter in counters]
-    known = [joules for joules in used if joules is not None]
-    if len(known) < len(used):
-        return None
-    per_rank = max(len(steps) // len({step.rank for step in steps}), 1)
-    return sum(known) / per_rank

@@ -5,12 +5,12 @@ from __future__ import annotations
 from kprof.analyze.energy import (
     Series,
     devices_in,
-    energy_between,
+    measure_step_energy,
     readings,
     thin_out,
     throttle_shares,
 )
-from kprof.analyze.steps import Step, find_steps
+from kprof.analyze.steps import find_steps
 from kprof.analyze.trust.unanswered import why_no_power
 from kprof.device import HARMLESS_REASONS, THROTTLE_REASONS
 from kprof.report.section import Column, Facts, Figure, Part, Section, Table, Text
@@ -40,7 +40,7 @@ def render(trace: Trace) -> Section:
         why = why_no_power(trace)
         text = why.sentence if why else "Power and clocks are a GPU's, and none was recorded."
         return Section(TITLE, ORDER, (Text(text),), in_terminal=False)
-    parts: list[Part] = [_lead(trace, devices), _energy(trace, devices), _table(trace, devices)]
+    parts: list[Part] = [_lead(trace, devices), _energy(trace), _table(trace, devices)]
     return Section(TITLE, ORDER, (*parts, _curves(trace, devices)), in_terminal=False)
 
 
@@ -58,41 +58,13 @@ def _lead(trace: Trace, devices: list[int]) -> Text:
     return Text(f"Clocks were held back: {listed} of the samples.", "warning")
 
 
-def _energy(trace: Trace, devices: list[int]) -> Facts:
-    label = "Energy per step"
-    steps = find_steps(trace)
-    if not steps:
-        return Facts(((label, UNKNOWN, 'no step is marked; name them: kprof.range("step")'),))
-    start_ns = min(step.start_ns for step in steps)
-    end_ns = max(step.device_end_ns for step in steps)
-    counters = [readings(trace.samples, "nvml", "energy_mj", device) for device in devices]
-    if not any(len(counter.value) for counter in counters):
-        return Facts(((label, UNKNOWN, "the GPU has no energy counter that could be read"),))
-    num_busy = len(trace.kernels[["rank", "device"]].drop_duplicates())
-    if len(devices) > num_busy:
-        why = (
-            "more GPUs were sampled than the run used, and nothing tells which are its own; to "
-            "know, show it those alone: CUDA_VISIBLE_DEVICES"
-        )
-        return Facts(((label, UNKNOWN, why),))
-    used = [energy_between(counter, start_ns, end_ns) for counter in counters]
-    known = [joules for joules in used if joules is not None]
-    if len(known) < len(used):
-        why = (
-            "the recorded steps are too short for the energy counter, or not all sampled; to know, "
-            "record more: --steps 50"
-        )
-        return Facts(((label, UNKNOWN, why),))
-    return Facts(((label, f"{sum(known) / _per_rank(steps):.3g} J", _basis(steps, devices)),))
-
-
-def _per_rank(steps: list[Step]) -> int:
-    return max(len(steps) // len({step.rank for step in steps}), 1)
-
-
-def _basis(steps: list[Step], devices: list[int]) -> str:
-    number = format_count(_per_rank(steps), "recorded step")
-    return f"from the energy counter of {format_count(len(devices), 'GPU')}, over {number}"
+def _energy(trace: Trace) -> Facts:
+    label, energy = "Energy per step", measure_step_energy(trace)
+    if energy.joules is None:
+        return Facts(((label, UNKNOWN, energy.why),))
+    gpus, steps = format_count(energy.num_gpus, "GPU"), energy.num_steps
+    basis = f"from the energy counter of {gpus}, over {format_count(steps, 'recorded step')}"
+    return Facts(((label, f"{energy.joules:.3g} J", basis),))
 
 
 def _table(trace: Trace, devices: list[int]) -> Table:
