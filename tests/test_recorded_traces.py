@@ -58,7 +58,11 @@ def test_nearly_all_device_time_has_a_work_model(name):
 def test_only_what_fits_in_the_cache_runs_faster_than_its_roofline(name):
     beaten = beaten_ceilings(opened(name))
     assert (beaten["bytes"] <= L2_BYTES).all()
-    assert share(opened(name), opened(name).kernels.index.isin(beaten.index)) <= 0.03
+    is_bound = beaten["work_from"] == "bounds"
+    known, bounded = beaten.index[~is_bound], beaten.index[is_bound]
+    assert share(opened(name), opened(name).kernels.index.isin(known)) <= 0.01
+    # 32 sums of 38 MB in the graph, whose operator nobody knows and whose operands the L2 holds.
+    assert share(opened(name), opened(name).kernels.index.isin(bounded)) <= 0.03
 
 
 @pytest.mark.parametrize("name", NAMES)
