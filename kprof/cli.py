@@ -187,8 +187,9 @@ def whatif(
     from kprof.report.sections.what_if import section_of
     from kprof.whatif import HINT, ask, json_of
 
-    answers = ask(run, changes or [])
-    _write(lambda: _show(run.name, [section_of(answers)], json_of(answers) if json else None, HINT))
+    answers, whole = ask(run, changes or [])
+    parts = [section_of(answers, whole=whole)]
+    _write(lambda: _show(run.name, parts, json_of(answers) if json else None, HINT))
 
 
 @app.command()

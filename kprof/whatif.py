@@ -15,6 +15,7 @@ from kprof.analyze.what_if.predict import predict
 from kprof.analyze.what_if.targets import parse_target
 from kprof.errors import KprofError
 from kprof.open import Opened, Progress, open_trace
+from kprof.report.sections.what_if import whole_of
 from kprof.saved import META_FILE, is_saved, save_meta, whole_or_not_at_all
 from kprof.trace import Prediction, Trace
 
@@ -25,17 +26,18 @@ HINT = "ask: kprof whatif RUN kind:gemm=2 module:NAME=roofline op:NAME=removed g
 
 def ask(
     run: Path, questions: Sequence[str], progress: Progress = lambda stage: None
-) -> list[Prediction]:
+) -> tuple[list[Prediction], str]:
     """Predict each change alone, and all of them together; a saved run keeps the answers.
 
-    Without a question, what the run was asked when it was analyzed, or since.
+    Without a question, what the run was asked when it was analyzed, or since. What is predicted
+    comes with it: a step, or the window.
 
     Raises:
         KprofError: the run cannot be read, or a question cannot be understood or answered.
     """
     trace = open_trace(run, progress)
     if not questions:
-        return list(trace.meta.what_if)
+        return list(trace.meta.what_if), whole_of(trace)
     progress("replaying")
     changes = [parse_change(text, trace) for text in questions]
     baseline = find_baseline(trace)
@@ -43,7 +45,7 @@ def ask(
     answers = [predict(asked, baseline) for asked in [*([one] for one in changes), *together]]
     if is_saved(run):
         _keep(answers, trace, run)
-    return answers
+    return answers, whole_of(trace)
 
 
 def parse_change(text: str, trace: Trace) -> Change:

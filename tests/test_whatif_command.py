@@ -158,3 +158,8 @@ def test_the_report_of_a_run_without_predictions_says_so():
         render(analyzed_trace_of({})).parts[0].text
         == "No change was found that would be worth a line."
     )
+
+
+def test_a_trace_without_steps_is_predicted_as_its_window():
+    lead, *_ = section_of([prediction()], whole="the window").parts
+    assert "the window would take" in lead.text

@@ -23,8 +23,12 @@ EXPLANATION = (
 
 def render(trace: Trace) -> Section:
     """Render what was predicted when the recording was analyzed, or asked for since."""
-    whole = "a step" if find_steps(trace) else "the window"
-    return section_of(trace.meta.what_if, ROWS_IN_REPORT, whole)
+    return section_of(trace.meta.what_if, ROWS_IN_REPORT, whole_of(trace))
+
+
+def whole_of(trace: Trace) -> str:
+    """Return what predictions are of: a step, or the window of a trace that marks none."""
+    return "a step" if find_steps(trace) else "the window"
 
 
 def section_of(
