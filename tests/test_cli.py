@@ -2,10 +2,14 @@
 
 import gzip
 import json
+import types
 
 import pytest
+import typer
 
-from kprof.cli import run_command_line
+from kprof.answer import Answer
+from kprof.cli import add_command, run_command_line
+from kprof.errors import KprofError
 
 EVENT = {
     "ph": "X",
@@ -130,3 +134,28 @@ def test_a_missing_script_exits_with_two(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert kprof("run", "nowhere.py") == 2
     assert "nowhere.py: no such script" in capfd.readouterr().err
+
+
+def app_with(answer):
+    """Return a command line whose one command gives this answer."""
+    module = types.ModuleType("kprof.commands.ask")
+    module.ask = lambda: answer
+    add_command(app := typer.Typer(), module)
+    return app
+
+
+def test_an_answer_that_cannot_be_written_is_an_error(monkeypatch):
+    monkeypatch.setattr("kprof.cli._print", full_disk)
+    with pytest.raises(KprofError, match="No space left on device"):
+        app_with(Answer("title", []))([])
+
+
+def test_the_exit_code_of_a_workload_stands_whether_or_not_its_answer_could_be_written(monkeypatch):
+    monkeypatch.setattr("kprof.cli._print", full_disk)
+    with pytest.raises(SystemExit) as stopped:
+        app_with(Answer("title", [], exit_code=7, if_unwritten=None))([])
+    assert stopped.value.code == 7
+
+
+def full_disk(answer):
+    raise OSError(28, "No space left on device")

@@ -10,13 +10,12 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-import typer
 
 from kprof.analyze.cost.facts import COMPANIONS, LIMITS, Facts, facts_of
 from kprof.analyze.cost.measured import measured_in
 from kprof.analyze.cost.price import Band
+from kprof.commands.cost import cost
 from kprof.cost import calculate, read_prices
-from kprof.cost_command import add_cost, cost
 from kprof.errors import KprofError
 from kprof.report.costs import sections_of_costs
 from kprof.report.html import render_page
@@ -368,13 +367,6 @@ def test_a_damaged_file_of_prices_is_refused(capsys, tmp_path, content, said):
     if content is not None:
         path.write_text(content)
     assert said in refusal(capsys, "--prices", path, *SERVING)
-
-
-def test_an_answer_that_cannot_be_written_is_an_error():
-    app = typer.Typer()
-    add_cost(app, lambda *shown: OSError(28, "No space left on device"))
-    with pytest.raises(KprofError, match="No space left on device"):
-        app([])
 
 
 def test_alone_it_lists_the_prices_with_date_and_source(capsys, monkeypatch):

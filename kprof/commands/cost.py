@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import date, datetime
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 from typer import Option
 
-from kprof.errors import KprofError
-
-if TYPE_CHECKING:
-    from kprof.report.section import Section
-
-
-class Answer(NamedTuple):
-    """What there is to show: a title, sections and a last line, or JSON instead."""
-
-    title: str
-    sections: list[Section]
-    json: bytes | None
-    last: str
-
-
-def add_cost(
-    app: typer.Typer, show: Callable[[str, list[Section], bytes | None, str], OSError | None]
-) -> None:
-    """Add `kprof cost` to the commands; `show` returns why it could not print."""
-
-    @app.command("cost")
-    @wraps(cost)
-    def command(*words: object, **options: object) -> None:
-        if problem := show(*cost(*words, **options)):  # type: ignore[arg-type]
-            raise KprofError(f"the output cannot be written: {problem}", fix="see where it goes")
+from kprof.answer import Answer
 
 
 def cost(

@@ -1,0 +1,38 @@
+"""The options of `kprof open`: which traces, where the run goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kprof.answer import Answer
+
+
+def open(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH", help="Traces, folders of them, or a run.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder [default: NAME.kprof].")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
+) -> Answer:
+    """Analyze a trace, or take a saved run, and write its report.
+
+    With --force a saved run is read again from its recording.
+    """
+    from kprof.open import open_run
+    from kprof.report.progress import Progress
+
+    progress = Progress()
+    try:
+        opened = open_run(paths, out, force=force, progress=progress)
+    finally:
+        progress.close()
+    fix = f"see where it goes; the run itself is complete, in {opened.folder}"
+    last = f"report: {opened.report}"
+    printed = opened.json if json else None
+    return Answer(opened.trace.meta.source, opened.summary, printed, last, if_unwritten=fix)

@@ -1,0 +1,91 @@
+"""The options of `kprof run`: what to start, what to record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kprof.answer import Answer, say
+
+if TYPE_CHECKING:
+    from kprof.run import Form
+
+# Options end at the first word that is not one: what follows belongs to the workload.
+SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+
+
+def run(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT", help="What to run, then its own arguments."),
+    ],
+    module: Annotated[
+        bool, typer.Option("-m", help="SCRIPT is a module, as in python -m.")
+    ] = False,
+    skip: Annotated[int, typer.Option(metavar="N", min=0, help="Warm-up steps to skip.")] = 5,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps to record.")] = 3,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder [default: SCRIPT.kprof].")
+    ] = None,
+    stacks: Annotated[bool, typer.Option("--stacks", help="Record Python stacks (slow).")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Record every allocation.")] = False,
+    shapes: Annotated[bool, typer.Option(help="Record the operators' input shapes.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(metavar="S", min=0.1, help="End a window after S seconds [--trigger: 30]."),
+    ] = None,
+    trigger: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHEN", help="Record a service on demand: signal, file or requests=N."
+        ),
+    ] = None,
+    nsys: Annotated[bool, typer.Option("--nsys", help="Record with Nsight Systems.")] = False,
+) -> Answer:
+    """Run a workload unmodified, record some steps, report on them.
+
+    A module: kprof run [OPTIONS] -m MODULE [ARGS]...
+
+    Any other command: kprof run [OPTIONS] -- COMMAND [ARGS]...
+
+    Options of kprof stand before the script. The exit code is the workload's own.
+    """
+    from kprof.report.progress import Progress
+    from kprof.run import RunOptions
+    from kprof.run import run as run_workload
+    from kprof.service import run_service
+
+    form = _form(words, ctx.obj, is_module=module)
+    options = RunOptions(
+        tuple(words), form, out, skip, steps, stacks, memory, shapes, force, seconds, nsys
+    )
+    if trigger is not None:
+        outcome = run_service(options, trigger, say)
+    else:
+        progress = Progress()
+        outcome = run_workload(options, progress)
+        progress.close()
+    for message in outcome.messages:
+        say(message)
+    if outcome.trouble is not None:
+        say(str(outcome.trouble))
+        typer.echo(f"kprof: the recording, if any, is kept in {outcome.folder}", err=True)
+    if outcome.opened is None:
+        raise typer.Exit(outcome.exit_code)
+    opened = outcome.opened
+    # Whatever becomes of the output, the exit code is the workload's.
+    last = f"report: {opened.report}"
+    source = opened.trace.meta.source
+    return Answer(source, opened.summary, None, last, outcome.exit_code, if_unwritten=None)
+
+
+def _form(words: list[str], arguments: list[str], *, is_module: bool) -> Form:
+    """Tell a command by the `--` of ours before it, which the parser swallowed."""
+    before = len(arguments) - len(words) - 1
+    if before >= 0 and arguments[before] == "--":
+        return "command"
+    return "module" if is_module else "script"
