@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = (
     *("kprof", "torch", "triton", "transformers", "torchvision"),
-    *("numpy", "pandas", "pyarrow", "msgspec", "isal"),
+    *("numpy", "scipy", "pandas", "pyarrow", "msgspec", "isal"),
 )
 
 

@@ -13,7 +13,12 @@ from pathlib import Path
 
 from evidence import RESULTS, row, write_evidence
 
-SOURCES = ("benchmarks/roofline.py", "kprof/timing.py", "kprof/collect/gpu_ceilings.py")
+SOURCES = (
+    "benchmarks/roofline.py",
+    "kprof/timing.py",
+    "kprof/stopwatch.py",
+    "kprof/collect/gpu_ceilings.py",
+)
 # The installed program, as users have it, not this working tree.
 KPROF = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
 # What others measured on an H200, in the units below.

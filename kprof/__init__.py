@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kprof.api import profile as profile
     from kprof.api import range as range
+    from kprof.callables import ab_test as ab_test
     from kprof.saved import load as load
+    from kprof.sla import measure_generation as measure_generation
 
-_HOME = {"profile": "kprof.api", "range": "kprof.api", "load": "kprof.saved"}
+_HOME = {
+    "ab_test": "kprof.callables",
+    "load": "kprof.saved",
+    "measure_generation": "kprof.sla",
+    "profile": "kprof.api",
+    "range": "kprof.api",
+}
 
-__all__ = ["load", "profile", "range"]
+__all__ = ["ab_test", "load", "measure_generation", "profile", "range"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,19 +1,23 @@
-"""The only timing loop in the repository: how long work takes on the GPU."""
+"""The only timing loop in the repository: warm up, then samples, of one work or of two in pairs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from random import Random
 from statistics import median, quantiles
-from typing import Any
 
-Work = Callable[[], object]
+from kprof.comparison import Pair
+from kprof.stopwatch import GpuStopwatch, Stopwatch, Work, wait_for_gpu
 
-# The GPU sleeps so long before each sample that everything timed is queued when it wakes: what is
-# measured is the GPU's time, not that of launching.
-SLEEP_CYCLES = 2_000_000
 MOST_CALLS = 400
+# A sample is so much longer than what its clock tells apart.
+LEAST_RESOLVED = 100
+# Warm-up goes on until two blocks of samples in a row agree so well, but not for ever.
+BLOCK = 5
+STABLE_WITHIN = 0.02
+LONGEST_WARM_UP = 10
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,19 @@ def time_on_gpu(
     Warm-up runs by time, so that clocks have settled; a sample holds as many calls as fill
     `sample_ns`. Work that is to find its data in DRAM must rotate among buffers larger than L2.
     """
-    num_calls = _warm_up(work, warm_up_s, sample_ns)
-    samples = [_sample(work, num_calls) for _ in range(num_samples)]
+    stopwatch = GpuStopwatch()
+    num_calls = warm_up((work,), stopwatch, warm_up_s, sample_ns).num_calls
+    samples = [stopwatch.time(work, num_calls) for _ in range(num_samples)]
     low, _, high = quantiles(samples, n=4)
     return GpuTime(median(samples), low, high, num_samples, num_calls)
 
 
 def captured(work: Work, num_calls: int) -> Work:
-    """Return the replay of a CUDA graph of `num_calls` calls: no launch cost between them."""
+    """Return the replay of a CUDA graph of `num_calls` calls: no launch cost between them.
+
+    `work` runs once before, on the stream that is captured then: a backward pass launches on the
+    stream of its forward pass.
+    """
     import torch
 
     torch.cuda.synchronize()
@@ -58,35 +67,94 @@ def captured(work: Work, num_calls: int) -> Work:
         work()
     aside.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=aside):
         for _ in range(num_calls):
             work()
     replay: Work = graph.replay
     return replay
 
 
-def _warm_up(work: Work, seconds: float, sample_ns: float) -> int:
-    """Run `work` for so long, and return how many calls fill a sample."""
-    import torch
+@dataclass(frozen=True)
+class WarmUp:
+    """How the warm-up ended: calls that fill a sample, and whether times had stopped to move."""
 
-    until = time.monotonic() + seconds
-    took_ns = _sample(work, 1)
-    while time.monotonic() < until:
-        took_ns = _sample(work, min(MOST_CALLS, max(1, int(sample_ns / max(took_ns, 1.0)))))
-    torch.cuda.synchronize()
-    return min(MOST_CALLS, max(1, int(sample_ns / max(took_ns, 1.0))))
+    num_calls: int
+    is_stable: bool
 
 
-def _sample(work: Work, num_calls: int) -> float:
-    """Return the time of one call in ns, from events around `num_calls` of them."""
-    import torch
+def warm_up(
+    works: tuple[Work, ...], stopwatch: Stopwatch, seconds: float, sample_ns: float
+) -> WarmUp:
+    """Run all `works` in turn for so long, and on until their times agree with those before."""
+    began_s = time.monotonic()
+    sample_ns = max(sample_ns, LEAST_RESOLVED * stopwatch.resolution_ns)
+    num_calls = 1
+    before = [0.0] * len(works)
+    while True:
+        now = []
+        for work in works:
+            samples = [stopwatch.time(work, num_calls) for _ in range(BLOCK)]
+            now.append(median(samples))
+        num_calls = min(MOST_CALLS, max(1, int(sample_ns / max(min(now), 1.0))))
+        is_stable = all(abs(a - b) <= STABLE_WITHIN * b for a, b in zip(before, now, strict=True))
+        before = now
+        took_s = time.monotonic() - began_s
+        if took_s >= seconds and (is_stable or took_s >= LONGEST_WARM_UP * seconds):
+            wait_for_gpu()
+            return WarmUp(num_calls, is_stable)
 
-    begin: Any = torch.cuda.Event(enable_timing=True)
-    end: Any = torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(SLEEP_CYCLES)
-    begin.record()
-    for _ in range(num_calls):
-        work()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) * 1e6 / num_calls
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a sample was taken under; missing where no sensor says."""
+
+    sm_clock_mhz: float | None = None
+    num_others: int | None = None
+    """Other processes on the same GPU."""
+    is_braked: bool | None = None
+    """Whether heat or a fault held the clock back."""
+
+    @property
+    def problem(self) -> str:
+        """Why a sample taken under these conditions does not count, or nothing."""
+        if self.num_others:
+            return "another process came onto the GPU"
+        return "heat or a power brake held the clock back" if self.is_braked else ""
+
+
+Watch = Callable[[], Conditions]
+
+
+def take_pairs(
+    a: Work, b: Work, stopwatch: Stopwatch, num_calls: int, order: Random, watch: Watch
+) -> Iterator[Pair]:
+    """Yield pairs of samples of `a` and `b` for ever, a fair coin deciding which comes first.
+
+    Before each sample one call of the same work, untimed, takes away what the other left behind.
+    The coin is thrown for every pair alone: that is what makes the verdict hold under any drift.
+    """
+    while True:
+        is_a_first = order.random() < 0.5
+        start_ns = time.time_ns()
+        first, second = (
+            _sample(work, stopwatch, num_calls, watch)
+            for work in ((a, b) if is_a_first else (b, a))
+        )
+        of_a, of_b = (first, second) if is_a_first else (second, first)
+        yield Pair(
+            a=(of_a[0],),
+            b=(of_b[0],),
+            is_a_first=is_a_first,
+            start_ns=start_ns,
+            problem=first[1].problem or second[1].problem,
+            clocks_mhz=(of_a[1].sm_clock_mhz, of_b[1].sm_clock_mhz),
+        )
+
+
+def _sample(
+    work: Work, stopwatch: Stopwatch, num_calls: int, watch: Watch
+) -> tuple[float, Conditions]:
+    work()
+    took_ns = stopwatch.time(work, num_calls)
+    # The driver's clock is that of the last milliseconds, so it is read right after the work.
+    return took_ns, watch()

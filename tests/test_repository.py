@@ -49,9 +49,14 @@ def commands_in(path):
 
 
 def functions_in(path):
-    """Return the functions and methods that `path` defines, nested ones included."""
+    """Return the functions and methods that `path` defines, but no kernels: those are no Python."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+    return [
+        node
+        for node in found
+        if not any("triton.jit" in ast.unparse(d) for d in node.decorator_list)
+    ]
 
 
 def lines_of(function, path):
@@ -64,9 +69,10 @@ def public_definitions_in(path):
     """Return what a module offers: its functions and classes, and the methods of those."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     found = [node for node in ast.parse(path.read_text()).body if isinstance(node, kinds)]
-    for node in [node for node in found if isinstance(node, ast.ClassDef)]:
-        found += [member for member in node.body if isinstance(member, kinds)]
-    return [node for node in found if not node.name.startswith("_")]
+    offered = [node for node in found if not node.name.startswith("_")]
+    for node in [node for node in offered if isinstance(node, ast.ClassDef)]:
+        offered += [m for m in node.body if isinstance(m, kinds) and not m.name.startswith("_")]
+    return offered
 
 
 def row_of(result, name):

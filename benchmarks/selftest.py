@@ -1,0 +1,141 @@
+"""How often the verdicts of `kprof ab` are right: on simulated noise, or on this machine.
+
+python benchmarks/selftest.py --simulate
+python benchmarks/selftest.py
+"""
+
+import argparse
+import datetime
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from evidence import RESULTS, row, write_evidence
+
+SIMULATED = (
+    "benchmarks/selftest.py",
+    "kprof/analyze/verdict/*.py",
+    "kprof/analyze/calibration/*.py",
+)
+MEASURED = (
+    *SIMULATED,
+    "kprof/selftest.py",
+    "kprof/timing.py",
+    "kprof/stopwatch.py",
+    "kprof/collect/known_effects.py",
+    "kprof/collect/disturbance.py",
+)
+# The installed program, as users have it, not this working tree.
+KPROF = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
+
+
+def self_test(words):
+    """Return what `kprof selftest` prints; a missed target is a result, too."""
+    done = subprocess.run([KPROF, "selftest", "--json", *words], stdout=subprocess.PIPE)
+    if done.returncode not in (0, 1):
+        sys.exit(done.returncode)
+    return json.loads(done.stdout)
+
+
+def slug(*words):
+    """Return a name that documents can refer to."""
+    return re.sub(r"\W+", "-", " ".join(words)).strip("-").lower()
+
+
+def percent_of(rate):
+    """Return the fields of a rate, in percent, with its exact 95 % interval."""
+    shares = {"value": rate["rate"], "low": rate["low"], "high": rate["high"]}
+    return {name: round(100 * share, 4) for name, share in shares.items()}
+
+
+def rate_row(name, rate, better):
+    """Return a row of one rate, None where nothing was counted."""
+    if not rate["of"]:
+        return None
+    fields = percent_of(rate)
+    counts = {"count": rate["count"], "of": rate["of"]}
+    return row(name, fields.pop("value"), "%", better, **fields, **counts)
+
+
+def rows_of_targets(result):
+    """Return a row for each target, with where it is worst."""
+    return [
+        row(
+            slug(target["name"]),
+            100 * target["value"],
+            "%",
+            target["better"],
+            100 * target["reach"],
+            where=target["where"],
+        )
+        for target in result["targets"]
+    ]
+
+
+def rows_of_scenario(scenario):
+    """Return every rate of one kind of noise, and the pairs that were taken."""
+    name, fixed, early = scenario["name"], scenario["fixed"], scenario["early"]
+    least = row(slug(name, "least found"), 100 * scenario["least_found"], "%", "lower")
+    rows = [least]
+    for way, judged in (("", fixed), ("stopping", early)):
+        rows += [
+            rate_row(slug(name, way, "false positives"), judged["false_positive"], "lower"),
+            rate_row(slug(name, way, "false verdicts"), judged["false_verdict"], "lower"),
+            rate_row(slug(name, way, "same"), judged["same"], "higher"),
+            rate_row(slug(name, way, "coverage"), judged["coverage"], "higher"),
+            rate_row(slug(name, way, "wrong direction"), judged["wrong_direction"], "lower"),
+        ]
+        for effect, rate in judged["power"].items():
+            at = f"at {100 * float(effect):g}"
+            rows.append(rate_row(slug(name, way, "power", at), rate, "higher"))
+    for effect, pairs in early["pairs"].items():
+        at = f"at {100 * float(effect):g}"
+        rows.append(row(slug(name, "stopping pairs", at), pairs, "pairs", "lower"))
+    rows += [rate_row(slug(name, rival), r, "lower") for rival, r in scenario["rivals"].items()]
+    return [found for found in rows if found is not None]
+
+
+def place_of(result):
+    """Return where the result is kept, by kind of machine and month."""
+    month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
+    device = {"simulated": "simulated_cpu", "host": "host_cpu"}.get(result["kind"])
+    return RESULTS / f"selftest_{device or slug(result['device'].split()[-1])}_{month}.json"
+
+
+def main():
+    """Test and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--simulate", action="store_true", help="on simulated noise, no GPU")
+    parser.add_argument("--comparisons", type=int, help="of each kind")
+    parser.add_argument("--result", type=Path)
+    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
+    args = parser.parse_args()
+    words = ["--simulate"] if args.simulate else []
+    words += ["--comparisons", str(args.comparisons)] if args.comparisons else []
+    result = self_test(words)
+    rows = rows_of_targets(result)
+    for scenario in result["scenarios"]:
+        rows += rows_of_scenario(scenario)
+    names = ("num_pairs", "num_comparisons", "seed", "smallest_effect", "alpha", "took_s")
+    protocol = {name: result[name] for name in names}
+    noises = {scenario["name"]: scenario["says"] for scenario in result["scenarios"]}
+    write_evidence(
+        args.result or place_of(result),
+        f"error rates of the verdicts, {result['device']}",
+        rows,
+        SIMULATED if args.simulate else MEASURED,
+        commit=args.commit,
+        protocol=protocol,
+        noises=noises,
+        doubts=result["doubts"],
+    )
+    for target in result["targets"]:
+        met = "met" if target["is_met"] else "NOT met"
+        print(f"{target['name']}: {target['value']:.4f}, reach {target['reach']:.4f}: {met}")
+
+
+if __name__ == "__main__":
+    main()

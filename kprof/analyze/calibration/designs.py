@@ -1,0 +1,42 @@
+"""The same samples as three designs: pairs in random order, ABBA, and A…A then B…B."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kprof.analyze.calibration.noise import Noise
+from kprof.analyze.verdict.ranks import Floats
+
+Orders = npt.NDArray[np.bool_]
+
+
+def differences_of(noise: Floats, is_a_first: Orders, effect: float, kind: Noise) -> Floats:
+    """Return ln(B/A) of neighbouring samples, where B takes `effect` longer than A."""
+    first, second = noise[:, 0::2], noise[:, 1::2]
+    a = _read(np.where(is_a_first, first, second), 0.0, kind)
+    b = _read(np.where(is_a_first, second, first), effect, kind)
+    return np.asarray(b - a)
+
+
+def random_order(num_comparisons: int, num_pairs: int, rng: np.random.Generator) -> Orders:
+    """Return a fair coin for each pair."""
+    return rng.random((num_comparisons, num_pairs)) < 0.5
+
+
+def alternating_order(num_comparisons: int, num_pairs: int) -> Orders:
+    """Return the order of ABBA ABBA …: balanced, but not random."""
+    return np.broadcast_to(np.arange(num_pairs) % 2 == 0, (num_comparisons, num_pairs))
+
+
+def blocks_of(noise: Floats, kind: Noise) -> tuple[Floats, Floats]:
+    """Return the logs of A's samples, the first half, and of B's; the two take the same time."""
+    half = noise.shape[1] // 2
+    return _read(noise[:, :half], 0.0, kind), _read(noise[:, half:], 0.0, kind)
+
+
+def _read(noise: Floats, effect: float, kind: Noise) -> Floats:
+    """Return the log of what the clock shows."""
+    if not kind.tick:
+        return np.asarray(noise + np.log1p(effect))
+    return np.asarray(np.log(np.round(np.exp(noise) * (1 + effect) / kind.tick) * kind.tick))

@@ -1,0 +1,93 @@
+"""What the instrument has to reach, and whether it does, in its worst scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kprof.analyze.calibration.result import Rate, Scenario, Target, pooled
+
+LEAST_POWER = {"0.01": 0.80, "0.02": 0.95, "0.05": 0.99}
+
+
+FALSE_POSITIVES, WRONG_DIRECTION = "false positives", "wrong direction"
+
+Of = Callable[[Scenario], float]
+
+
+def targets_of_simulation(
+    scenarios: Sequence[Scenario], smallest_effect: float
+) -> tuple[Target, ...]:
+    """Return the targets of simulated noise."""
+    margin = f"{smallest_effect:g}"
+
+    def saved(scenario: Scenario) -> float:
+        return 1 - scenario.early.pairs["0.02"] / scenario.fixed.pairs["0.02"]
+
+    return (
+        _lowest(scenarios, FALSE_POSITIVES, 0.05, lambda s: s.fixed.false_positive.share),
+        _lowest(scenarios, "false FASTER or SLOWER", 0.05, lambda s: s.fixed.false_verdict.share),
+        *_of_power(scenarios),
+        _highest(scenarios, "coverage, least", 0.93, lambda s: s.fixed.coverage.share),
+        _lowest(scenarios, "coverage, most", 0.97, lambda s: s.fixed.coverage.share),
+        _lowest(scenarios, WRONG_DIRECTION, 0.0, lambda s: s.fixed.wrong_direction.share),
+        _highest(scenarios, "SAME where it is", 0.90, lambda s: s.fixed.same.share),
+        _lowest(
+            scenarios, "SAME at the smallest effect", 0.06, lambda s: s.fixed.same_at[margin].share
+        ),
+        _lowest(
+            scenarios, "false positives, stopping", 0.05, lambda s: s.early.false_positive.share
+        ),
+        _highest(scenarios, "coverage, stopping", 0.95, lambda s: s.early.coverage.share),
+        _highest(scenarios, "pairs saved at 2 %, stopping", 0.5, saved),
+    )
+
+
+def targets_on_a_machine(scenarios: Sequence[Scenario]) -> tuple[Target, ...]:
+    """Return the targets of a machine; power and coverage where an effect was planted.
+
+    So few comparisons scatter: what 95 of 100 runs of a right instrument reach is enough.
+    """
+    planted = [scenario for scenario in scenarios if scenario.fixed.power]
+    worst = max(scenarios, key=lambda s: _excess(s.fixed.false_positive))
+    false = worst.fixed.false_positive
+    coverage = pooled([scenario.fixed.coverage for scenario in planted])
+    least, most = (quantile(level, coverage.of, p) for level, p in ((0.05, 0.93), (0.95, 0.97)))
+    return (
+        Target(FALSE_POSITIVES, false.share, "lower", quantile(0.95, false.of, 0.05), worst.name),
+        *_of_power(planted),
+        Target("coverage, least", coverage.share, "higher", least, "planted, together"),
+        Target("coverage, most", coverage.share, "lower", most, "planted, together"),
+        _lowest(planted, WRONG_DIRECTION, 0.0, lambda s: s.fixed.wrong_direction.share),
+    )
+
+
+def _excess(rate: Rate) -> float:
+    return rate.share - quantile(0.95, rate.of, 0.05)
+
+
+def quantile(level: float, num_comparisons: int, chance: float) -> float:
+    """Return the share that so many comparisons stay within; 27 of 400 for 95 % at 5 %."""
+    from scipy.stats import binom
+
+    return float(binom.ppf(level, num_comparisons, chance)) / num_comparisons
+
+
+def _of_power(scenarios: Sequence[Scenario]) -> list[Target]:
+    return [
+        _highest(scenarios, f"power at {100 * float(effect):g} %", reach, _power(effect))
+        for effect, reach in LEAST_POWER.items()
+    ]
+
+
+def _power(effect: str) -> Of:
+    return lambda scenario: scenario.fixed.power[effect].share
+
+
+def _lowest(scenarios: Sequence[Scenario], name: str, reach: float, of: Of) -> Target:
+    worst = max(scenarios, key=of)
+    return Target(name, of(worst), "lower", reach, worst.name)
+
+
+def _highest(scenarios: Sequence[Scenario], name: str, reach: float, of: Of) -> Target:
+    worst = min(scenarios, key=of)
+    return Target(name, of(worst), "higher", reach, worst.name)

@@ -1,0 +1,198 @@
+"""`kprof.ab_test`: two callables against each other, in pairs, inside this process."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+
+from kprof.analyze.verdict.judge import is_enough, judge
+from kprof.collect.conditions import Watcher
+from kprof.comparison import Claim, Comparison, Metric, Pair, Plan
+from kprof.errors import KprofError
+from kprof.outputs import difference_of, poison_free_memory
+from kprof.stopwatch import Clock, Stopwatch, stopwatch_for
+from kprof.timing import WarmUp, take_pairs, warm_up
+
+TIME = Metric("time per call", "ns")
+SAMPLE_NS = 2e7
+WARM_UP_S = 1.0
+# Outputs may differ so far, relative to A's: more than any rounding of 16-bit numbers, less than
+# a wrong answer. The quality gate judges more finely.
+DIFFERENT = 0.01
+
+Function = Callable[..., object]
+
+
+def ab_test(  # noqa: PLR0913 - options by name
+    a: Function,
+    b: Function,
+    *,
+    inputs: Sequence[tuple[object, ...]] = ((),),
+    clock: Clock = "wall",
+    plan: Plan | None = None,
+    floor_ns: float | None = None,
+    names: tuple[str, str] | None = None,
+) -> Comparison:
+    """Compare two callables that do the same; FASTER means that `b` takes less time.
+
+    Args:
+        a: What is done today.
+        b: What may replace it.
+        inputs: Arguments of one call each, taken in turn by both. Several sets, together larger
+            than L2, keep a kernel from finding its inputs there.
+        clock: "wall" from an idle GPU to an idle GPU; "gpu" for kernels, without the cost of
+            launching them; "cold gpu" with L2 flushed before every call.
+        plan: What is decided beforehand: the least effect that matters, pairs, confidence, seed.
+        floor_ns: Time that no call can undercut, such as its roofline.
+        names: What the two are called in the report.
+
+    What they return is compared before the first sample and, on inputs both have seen, after the
+    last; two that return None are compared by time alone. The comparison is INVALID where they
+    differ, or where one was faster than the floor.
+
+    Raises:
+        KprofError: there are no inputs, or that clock needs a GPU.
+    """
+    plan = plan or Plan((TIME,))
+    _check(inputs, clock)
+    arms = _Arm(a, inputs), _Arm(b, inputs)
+    first = difference_of(arms[0].call(), arms[1].call())
+    stopwatch, watcher = stopwatch_for(clock), Watcher()
+    try:
+        warmed = warm_up((arms[0].call, arms[1].call), stopwatch, WARM_UP_S, SAMPLE_NS)
+        pairs = _take(arms, plan, stopwatch, warmed, watcher)
+    finally:
+        watcher.close()
+    last = arms[1].difference_to(arms[0])
+    wrong = _find_wrong(pairs, (first, last), floor_ns)
+    claims = judge(plan, pairs)
+    if wrong:
+        claims = tuple(_invalid(claim, wrong) for claim in claims)
+    return Comparison(
+        name=" against ".join(names := names or (_name(a, "A"), _name(b, "B"))),
+        a=names[0],
+        b=names[1],
+        plan=plan,
+        pairs=pairs,
+        claims=claims,
+        protocol=(
+            f"Both in one process, pairs in random order: {stopwatch.name}, "
+            f"{warmed.num_calls} calls a sample."
+        ),
+        doubts=tuple(_doubts(warmed, stopwatch, watcher, outputs_seen=first is not None)),
+        facts={**_machine(), **_outputs(first, last)},
+    )
+
+
+class _Arm:
+    """One of the two with its turn among the inputs, and what it returned last."""
+
+    def __init__(self, function: Function, inputs: Sequence[tuple[object, ...]]) -> None:
+        self._function = function
+        self._inputs = inputs
+        self._turn = -1
+        self.last: object = None
+
+    def call(self) -> object:
+        """Call it with the inputs whose turn it is."""
+        self._turn = (self._turn + 1) % len(self._inputs)
+        self.last = self._function(*self._inputs[self._turn])
+        return self.last
+
+    def difference_to(self, other: _Arm) -> float | None:
+        """Return how far what it returned last, while timed, is from the other's on the same."""
+        return difference_of(other._function(*self._inputs[self._turn]), self.last)
+
+
+def _take(
+    arms: tuple[_Arm, _Arm], plan: Plan, stopwatch: Stopwatch, warmed: WarmUp, watcher: Watcher
+) -> tuple[Pair, ...]:
+    """Take pairs until the plan's number is reached or, if it says so, the verdict stands."""
+    taken: list[Pair] = []
+    order = Random(plan.seed)
+    works = arms[0].call, arms[1].call
+    for pair in take_pairs(*works, stopwatch, warmed.num_calls, order, watcher.read):
+        taken.append(pair)
+        # What is freed now is what the next call gets for its output: one that leaves part of it
+        # unwritten shall not find a right answer there.
+        poison_free_memory(arms[0].last)
+        if len(taken) >= plan.max_pairs or (plan.stops_early and is_enough(plan, taken)):
+            break
+    return tuple(taken)
+
+
+def _check(inputs: Sequence[tuple[object, ...]], clock: Clock) -> None:
+    if not inputs:
+        raise KprofError("no inputs to call with", fix="leave `inputs` out, or give a tuple a call")
+    if clock != "wall":
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_available():
+            raise KprofError(
+                f"the clock {clock!r} needs torch and a CUDA device", fix='use clock="wall"'
+            )
+
+
+def _find_wrong(
+    pairs: Sequence[Pair], differences: tuple[float | None, ...], floor_ns: float | None
+) -> str:
+    """Return why the samples are worth nothing, or nothing."""
+    worst = max((d for d in differences if d is not None), default=0.0)
+    if not worst <= DIFFERENT:
+        return (
+            f"The two do not return the same: they differ by {worst:.2g} of A's norm, where at "
+            f"most {DIFFERENT} is taken for rounding."
+        )
+    least = min(min(pair.a[0], pair.b[0]) for pair in pairs)
+    if floor_ns is not None and least < floor_ns:
+        return (
+            f"A call took {least:,.0f} ns, less than the {floor_ns:,.0f} ns that it needs at "
+            "least: not all the work was done, or not all of it was timed."
+        )
+    return ""
+
+
+def _invalid(claim: Claim, why: str) -> Claim:
+    return replace(claim, verdict="INVALID", why=why, is_material=False, pairs_needed=None)
+
+
+def _doubts(
+    warmed: WarmUp, stopwatch: Stopwatch, watcher: Watcher, *, outputs_seen: bool
+) -> list[str]:
+    """Return what a reader has to know before trusting the verdict."""
+    doubts = []
+    if not warmed.is_stable:
+        doubts.append("Times had not settled when the warm-up ended.")
+    if stopwatch.num_exposed:
+        doubts.append(
+            f"In {stopwatch.num_exposed} samples the GPU waited for launches, so that they are "
+            "part of the time: use the clock wall, or capture the work in a CUDA graph."
+        )
+    if watcher.num_neighbours:
+        doubts.append(f"{watcher.num_neighbours} other processes were on the GPU from the start.")
+    if not outputs_seen:
+        doubts.append("The two return nothing, so whether they do the same was not checked.")
+    return doubts
+
+
+def _outputs(first: float | None, last: float | None) -> dict[str, str]:
+    if first is None or last is None:
+        return {}
+    return {"outputs": f"differ by {first:.2g} before and {last:.2g} after timing, of A's norm"}
+
+
+def _machine() -> dict[str, str]:
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = str(torch.__version__)
+        if torch.cuda.is_initialized():
+            found["gpu"] = str(torch.cuda.get_device_name())
+    return found
+
+
+def _name(function: Function, otherwise: str) -> str:
+    name = getattr(function, "__name__", otherwise)
+    return otherwise if name == "<lambda>" else name

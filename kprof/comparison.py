@@ -1,0 +1,156 @@
+"""Comparison: variant A against variant B of one workload, from the plan to the verdict.
+
+The plan is fixed before the first sample; samples come in pairs; a claim judges one metric.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from kprof.errors import KprofError
+
+SCHEMA = 1
+FILE = "comparison.json"
+PAIRS_FILE = "pairs.json"
+
+Better = Literal["lower", "higher"]
+Verdict = Literal["FASTER", "SLOWER", "SAME", "INCONCLUSIVE", "INVALID"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is compared, such as `Metric("step", "ms")`."""
+
+    name: str
+    unit: str
+    better: Better = "lower"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was decided before anything was measured."""
+
+    metrics: tuple[Metric, ...]
+    smallest_effect: float = 0.01
+    """The least relative difference that matters: within it, two variants are the same."""
+    alpha: float = 0.05
+    """The error that all verdicts of the comparison together may make."""
+    max_pairs: int = 40
+    stops_early: bool = True
+    seed: int = 0
+    """Of the random order inside each pair."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the plan, so that a reader can tell that it was not changed afterwards."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Neighbouring samples of A and B, in random order: a value of each for every metric."""
+
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+    is_a_first: bool
+    start_ns: int
+    """Wall time at which the first of the two began."""
+    clocks_mhz: tuple[float | None, float | None] = (None, None)
+    """The GPU's clock during A's sample and during B's; missing where no sensor said."""
+    problem: str = ""
+    """Why the verdict leaves this pair out: one of the causes stated before; empty: it counts."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where B's value over A's lies, at this confidence: 0.5 is half of A's."""
+
+    ratio: float
+    low: float
+    high: float
+    level: float
+    kind: Literal["fixed", "sequence"]
+    """`fixed`: for a number of pairs set beforehand; `sequence`: valid whenever one stops."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The verdict on one metric, and what it rests on; FASTER means that B is better."""
+
+    metric: Metric
+    verdict: Verdict
+    num_pairs: int
+    interval: Interval | None = None
+    p_value: float | None = None
+    """Of the test that fits the interval, that A and B are alike, two-sided: Wilcoxon's signed
+    ranks or, after an early stop, the sequence's; corrected for the looks and, by Holm, for the
+    other metrics."""
+    is_material: bool = False
+    """Whether the whole interval lies beyond the smallest effect."""
+    pairs_needed: int | None = None
+    """Of an inconclusive verdict: so many more pairs would probably decide; None: cannot tell."""
+    why: str = ""
+    """A sentence: what decided, or what was in the way."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A against B: everything that its report shows."""
+
+    name: str
+    a: str
+    b: str
+    plan: Plan
+    pairs: tuple[Pair, ...]
+    claims: tuple[Claim, ...]
+    protocol: str
+    """A sentence: how samples were taken, in one process or in alternating ones."""
+    doubts: tuple[str, ...] = ()
+    steps_ns: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    """Times of single steps of A and of B, a tuple for each window or process."""
+    facts: dict[str, str] = field(default_factory=dict)
+    """Machine, versions, commands: what it takes to do it again."""
+    schema: int = SCHEMA
+
+    @property
+    def headline(self) -> Claim:
+        """The claim on the first metric."""
+        return self.claims[0]
+
+
+def save(comparison: Comparison, folder: Path) -> None:
+    """Write the comparison as JSON into `folder`, which exists."""
+    (folder / FILE).write_bytes(encode(comparison) + b"\n")
+    (folder / PAIRS_FILE).unlink(missing_ok=True)
+
+
+def encode(comparison: Comparison) -> bytes:
+    """Return the comparison as indented JSON; what is not a number becomes null."""
+    return msgspec.json.format(msgspec.json.encode(comparison))
+
+
+def save_pairs(plan: Plan, pairs: Sequence[Pair], folder: Path) -> None:
+    """Keep what was measured so far, in case that the comparison does not come to its end."""
+    content = {"schema": SCHEMA, "plan": plan, "pairs": pairs}
+    (folder / PAIRS_FILE).write_bytes(msgspec.json.encode(content))
+
+
+def load(folder: Path) -> Comparison:
+    """Read a comparison that `save` wrote.
+
+    Raises:
+        KprofError: there is none, or it is damaged.
+    """
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=Comparison)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise KprofError(
+            f"{folder} holds no complete comparison: {error}",
+            fix="name a folder that `kprof ab` wrote",
+        ) from error

@@ -1,0 +1,81 @@
+"""What two callables returned: how far apart it is, and memory that must not hold it already."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Number
+from typing import Any
+
+
+def difference_of(a: object, b: object) -> float | None:
+    """Return the norm of b - a over that of a, the largest over all their arrays and numbers.
+
+    Infinite where they do not match: in structure, shape, or where one holds NaN and the other
+    does not. None where neither holds a number to compare.
+    """
+    left, right = list(_leaves(a)), list(_leaves(b))
+    if not left and not right:
+        return None
+    if len(left) != len(right):
+        return math.inf
+    return max(_relative(x, y) for x, y in zip(left, right, strict=True))
+
+
+def poison_free_memory(output: object) -> None:
+    """Leave NaN where torch will next put tensors of the sizes that are in `output`.
+
+    The caching allocator gives a freed block to the next tensor of its size. On the host there is
+    no such cache, and nothing is done.
+    """
+    torch = sys.modules.get("torch")
+    for leaf in _leaves(output):
+        if torch is not None and isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+            block = torch.empty_like(leaf)
+            if leaf.is_floating_point():
+                block.fill_(math.nan)
+            del block
+
+
+def _leaves(value: object) -> Iterator[Any]:
+    """Yield the arrays and numbers in a nest of sequences and mappings."""
+    if value is None or isinstance(value, str | bytes):
+        return
+    if isinstance(value, Number) or hasattr(value, "shape"):
+        yield value
+    elif isinstance(value, Mapping):
+        for key in value:
+            yield from _leaves(value[key])
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _leaves(item)
+
+
+def _relative(a: Any, b: Any) -> float:  # noqa: ANN401 - arrays of torch or numpy
+    if getattr(a, "shape", ()) != getattr(b, "shape", ()):
+        return math.inf
+    left, right = _as_float(a), _as_float(b)
+    # NaN and infinity have to stand in the same places; the rest is measured.
+    is_special = (left != left) | (abs(left) == math.inf)
+    here, there = left[is_special], right[is_special]
+    if not bool(((here == there) | ((here != here) & (there != there))).all()):
+        return math.inf
+    left, right = left[~is_special], right[~is_special]
+    distance = float(((right - left) ** 2).sum()) ** 0.5
+    if distance == 0.0:
+        return 0.0
+    norm = float((left**2).sum()) ** 0.5
+    # A NaN only in b makes the distance one.
+    return distance / norm if norm and not math.isnan(distance) else math.inf
+
+
+def _as_float(value: Any) -> Any:  # noqa: ANN401
+    """Return a flat array of double precision, on the device where it was."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = torch.view_as_real(value) if value.is_complex() else value
+        return value.detach().double().reshape(-1)
+    import numpy as np
+
+    return np.asarray(value, dtype=np.float64).reshape(-1)

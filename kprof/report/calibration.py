@@ -1,0 +1,210 @@
+"""How often verdicts are right, as sections, as plain data, and as the sentence on each report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from kprof.analyze.calibration.result import EFFECTS, Calibration, Judged, Rate, Scenario
+from kprof.report.section import Column, Part, Section, Table, Text
+
+ORDER = 90
+IN_TEXT = tuple(f"{effect:g}" for effect in EFFECTS)
+
+
+def sections_of_calibration(calibration: Calibration) -> list[Section]:
+    """Render targets first, then rates by scenario: all pairs, stopping early, other tests."""
+    scenarios = calibration.scenarios
+    sections = [
+        _targets(calibration),
+        Section("With all pairs of the plan, %", ORDER, _with_all_pairs(scenarios)),
+        Section("Stopping early: rates in %, and pairs", ORDER, _stopping(scenarios)),
+    ]
+    if any(scenario.rivals for scenario in scenarios):
+        title = "False positives of other tests, on the same samples, %"
+        sections.append(Section(title, ORDER, _rivals(scenarios)))
+    lines = [Text(f"{s.name}: {s.says}.") for s in scenarios]
+    return [*sections, Section("The noises", ORDER, tuple(lines))]
+
+
+def describe(calibration: Calibration) -> str:
+    """Return the sentence that says how often this instrument was wrong, and where."""
+    by_name = {target.name: target for target in calibration.targets}
+    where = {
+        "simulated": "On simulated noise",
+        "gpu": f"On {calibration.device}, driver {calibration.driver}",
+        "host": f"On this host's clock ({calibration.device})",
+    }[calibration.kind]
+    missed = [target.name for target in calibration.targets if not target.is_met]
+    return (
+        f"{where}, {calibration.date}: of comparisons without a difference "
+        f"{_percent(by_name['false positives'].value)} % had an interval that leaves out 1, in the "
+        f"worst of {len(calibration.scenarios)} noises; four in five found differences from "
+        f"{_least(calibration.least_found)} % on, with {calibration.num_pairs} pairs."
+        + (f" Not reached: {', '.join(missed)}." if missed else "")
+    )
+
+
+def _targets(calibration: Calibration) -> Section:
+    columns = (
+        Column("Target", "name"),
+        Column("Worst", "right"),
+        Column("To reach", "right"),
+        Column("Met"),
+        Column("Where", "name"),
+    )
+    rows = tuple(
+        (
+            target.name,
+            f"{_percent(target.value)} %",
+            f"{'≤' if target.better == 'lower' else '≥'} {100 * target.reach:.3g} %",
+            "yes" if target.is_met else "NO",
+            target.where,
+        )
+        for target in calibration.targets
+    )
+    doubts = [Text(doubt, "warning") for doubt in calibration.doubts]
+    return Section(
+        "Targets, each in the noise that is worst for it",
+        ORDER,
+        (*doubts, Table(columns, rows, terminal_rows=len(rows)), Text(_how_many(calibration))),
+    )
+
+
+def _how_many(calibration: Calibration) -> str:
+    planted = next(s.fixed for s in calibration.scenarios if s.fixed.power)
+    number, each = planted.false_positive.of, planted.power[IN_TEXT[0]].of
+    with_effect = "and as many" if each == number else f"{each:,}"
+    return (
+        f"{number:,} comparisons of {calibration.num_pairs} pairs without a difference, "
+        f"{with_effect} with each, seed {calibration.seed}, in {calibration.took_s:.0f} s."
+    )
+
+
+def _with_all_pairs(scenarios: Sequence[Scenario]) -> tuple[Part, ...]:
+    columns = (
+        Column("Noise", "name"),
+        Column("False", "right"),
+        *(Column(f"{100 * effect:g} %", "right") for effect in EFFECTS),
+        Column("Same", "right"),
+        Column("at 1 %", "right"),
+        Column("Covers", "right"),
+        Column("Wrong", "right"),
+        Column("Least", "right"),
+    )
+    rows = []
+    for scenario in scenarios:
+        judged = scenario.fixed
+        rows.append(
+            (
+                scenario.name,
+                _rate(judged.false_positive),
+                *(_rate(judged.power.get(effect)) for effect in IN_TEXT),
+                _rate(judged.same),
+                _rate(judged.same_at.get("0.01")),
+                _rate(judged.coverage),
+                str(judged.wrong_direction.count),
+                _least(scenario.least_found),
+            )
+        )
+    legend = (
+        "False: no difference, yet the interval leaves out 1. 1, 2, 5 %: such a difference, found. "
+        "Same: SAME where there is none, and at 1 %. Wrong: FASTER for SLOWER, or the reverse. "
+        "Least: the least difference that four in five find."
+    )
+    return Table(columns, tuple(rows), terminal_rows=len(rows)), Text(legend)
+
+
+def _stopping(scenarios: Sequence[Scenario]) -> tuple[Part, ...]:
+    """Lay out how many pairs were taken, beside the rates that stopping could have spoilt."""
+    columns = (
+        Column("Noise", "name"),
+        Column("False", "right"),
+        Column("Covers", "right"),
+        Column("1 %", "right"),
+        *(Column(f"at {100 * effect:g} %", "right") for effect in (0.0, *EFFECTS)),
+    )
+    rows = []
+    for scenario in scenarios:
+        judged = scenario.early
+        pairs = [judged.pairs.get(effect) for effect in ("0", *IN_TEXT)]
+        rates = (judged.false_positive, judged.coverage, judged.power.get("0.01"))
+        taken = ("" if mean is None else f"{mean:.1f}" for mean in pairs)
+        rows.append((scenario.name, *(_rate(rate) for rate in rates), *taken))
+    legend = "At 0, 1, 2, 5 %: pairs that were taken on average with such a difference."
+    return Table(columns, tuple(rows), terminal_rows=len(rows)), Text(legend)
+
+
+def _rivals(scenarios: Sequence[Scenario]) -> tuple[Part, ...]:
+    names = list(dict.fromkeys(name for s in scenarios for name in s.rivals))
+    short = {"blocked, Mann-Whitney": "Mann-Whitney", "blocked, Welch": "Welch"}
+    columns = (
+        Column("Noise", "name"),
+        Column("kprof", "right"),
+        *(Column(short.get(name, name), "right") for name in names),
+    )
+    rows = tuple(
+        (s.name, _rate(s.fixed.false_positive), *(_rate(s.rivals.get(name)) for name in names))
+        for s in scenarios
+    )
+    legend = "Each at 5 %. Welch, Mann-Whitney: all of A, then all of B, and their test."
+    return Table(columns, rows, terminal_rows=len(rows)), Text(legend)
+
+
+def _rate(rate: Rate | None) -> str:
+    return "" if rate is None or not rate.of else _percent(rate.share)
+
+
+def _least(share: float) -> str:
+    return f"{100 * share:.2f}" if share < 1 else f"{100 * share:.0f}"
+
+
+def _percent(share: float) -> str:
+    if share == 1:
+        return "100"
+    # What is not all must not look like all.
+    return text if (text := f"{100 * share:.1f}") != "100.0" else "> 99.9"
+
+
+def result_of_calibration(calibration: Calibration) -> dict[str, object]:
+    """Return the calibration as plain data: the worst rates on top, then all of them."""
+    scenarios = calibration.scenarios
+    planted = [s.fixed for s in scenarios if s.fixed.power]
+    coverage = [judged.coverage.share for judged in planted]
+    return {
+        "schema": calibration.schema,
+        "what": (
+            "with all pairs of the plan, the worst of the scenarios; of wrong_direction the sum"
+        ),
+        "false_positive_rate": max(s.fixed.false_positive.share for s in scenarios),
+        "power": {
+            effect: min(judged.power[effect].share for judged in planted) for effect in IN_TEXT
+        },
+        # The one furthest from what is promised, whichever way.
+        "coverage": max(coverage, key=lambda share: abs(share - (1 - calibration.alpha))),
+        "wrong_direction": sum(judged.wrong_direction.count for judged in planted),
+        "least_found": calibration.least_found,
+        "is_met": calibration.is_met,
+        "targets": [{**asdict(t), "is_met": t.is_met} for t in calibration.targets],
+        **{
+            name: getattr(calibration, name)
+            for name in ("kind", "device", "driver", "date", "num_pairs", "num_comparisons")
+        },
+        **{name: getattr(calibration, name) for name in ("seed", "smallest_effect", "alpha")},
+        "took_s": round(calibration.took_s, 2),
+        "doubts": list(calibration.doubts),
+        "scenarios": [_plain(scenario) for scenario in scenarios],
+    }
+
+
+def _plain(value: object) -> object:
+    """Return dataclasses as dictionaries, and a rate with its share and its interval."""
+    if isinstance(value, Rate):
+        low, high = value.interval if value.of else (None, None)
+        share = value.share if value.of else None
+        return {"count": value.count, "of": value.of, "rate": share, "low": low, "high": high}
+    if isinstance(value, Scenario | Judged):
+        return {name: _plain(entry) for name, entry in vars(value).items()}
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return value

@@ -1,0 +1,135 @@
+"""`kprof.ab_test`: two callables, and what makes their comparison worth nothing."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from kprof.callables import TIME, ab_test
+from kprof.comparison import Plan
+from kprof.errors import KprofError
+
+PLAN = Plan((TIME,), max_pairs=12, seed=3)
+
+
+class SimulatedTime:
+    """A host clock that only work moves."""
+
+    def __init__(self):
+        self.now_ns = 0
+
+    def spend(self, time_ns):
+        """Let so much time go by, give or take a little, so that no two samples are alike."""
+        self.now_ns += time_ns + next(NOISE)
+
+
+NOISE = itertools.cycle(np.random.default_rng(0).integers(-300, 300, 997).tolist())
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    simulated = SimulatedTime()
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: simulated.now_ns)
+    monkeypatch.setattr(time, "monotonic", lambda: simulated.now_ns / 1e9)
+    return simulated
+
+
+def taking(clock, time_ns, result=1.0):
+    """Return a function that takes so long and returns this."""
+
+    def work(*inputs):
+        clock.spend(time_ns)
+        return result
+
+    return work
+
+
+def test_b_that_takes_less_time_is_faster(clock):
+    compared = ab_test(taking(clock, 1_000_000), taking(clock, 900_000), plan=PLAN)
+    assert compared.headline.verdict == "FASTER"
+    assert compared.headline.interval.ratio == pytest.approx(0.9, abs=0.005)
+
+
+def test_b_that_takes_more_time_is_slower(clock):
+    compared = ab_test(taking(clock, 1_000_000), taking(clock, 1_100_000), plan=PLAN)
+    assert compared.headline.verdict == "SLOWER"
+
+
+def test_twice_the_same_is_the_same(clock):
+    work = taking(clock, 1_000_000)
+    assert ab_test(work, work, plan=PLAN).headline.verdict == "SAME"
+
+
+def test_outputs_that_differ_are_no_comparison(clock):
+    a, b = taking(clock, 1_000_000, 1.0), taking(clock, 500_000, 1.5)
+    claim = ab_test(a, b, plan=PLAN).headline
+    assert claim.verdict == "INVALID"
+    assert "do not return the same" in claim.why
+
+
+def test_an_output_kept_from_other_inputs_is_noticed(clock):
+    def honest(x):
+        clock.spend(1_000_000)
+        return x * 2
+
+    kept = []
+
+    def cached(x):
+        clock.spend(1_000)
+        kept.append(x * 2)
+        return kept[0]
+
+    claim = ab_test(honest, cached, inputs=[(1.0,), (5.0,)], plan=PLAN).headline
+    assert claim.verdict == "INVALID"
+
+
+def test_a_time_below_what_the_work_needs_is_no_comparison(clock):
+    a, b = taking(clock, 1_000_000), taking(clock, 90_000)
+    claim = ab_test(a, b, plan=PLAN, floor_ns=100_000).headline
+    assert claim.verdict == "INVALID"
+    assert "100,000 ns that it needs at least" in claim.why
+
+
+def test_functions_that_return_nothing_are_compared_with_a_doubt(clock):
+    work = taking(clock, 1_000_000, None)
+    compared = ab_test(work, work, plan=PLAN)
+    assert compared.headline.verdict == "SAME"
+    assert any("was not checked" in doubt for doubt in compared.doubts)
+
+
+def test_every_input_has_its_turn_with_both(clock):
+    seen = {"a": set(), "b": set()}
+
+    def noting(name):
+        def work(x):
+            clock.spend(1_000_000)
+            seen[name].add(x)
+            return x
+
+        return work
+
+    ab_test(noting("a"), noting("b"), inputs=[(1.0,), (2.0,), (3.0,)], plan=PLAN)
+    assert seen == {"a": {1.0, 2.0, 3.0}, "b": {1.0, 2.0, 3.0}}
+
+
+def test_the_two_are_called_what_their_functions_are_called(clock):
+    work = taking(clock, 1_000_000)
+    compared = ab_test(work, lambda: work(), plan=PLAN)
+    assert (compared.a, compared.b) == ("work", "B")
+
+
+def test_a_plan_that_does_not_stop_early_takes_all_its_pairs(clock):
+    plan = Plan((TIME,), max_pairs=15, stops_early=False)
+    compared = ab_test(taking(clock, 1_000_000), taking(clock, 500_000), plan=plan)
+    assert len(compared.pairs) == 15
+
+
+def test_without_inputs_there_is_nothing_to_call_with():
+    with pytest.raises(KprofError, match="no inputs"):
+        ab_test(len, len, inputs=[])
+
+
+def test_the_clock_of_a_gpu_needs_one():
+    with pytest.raises(KprofError, match="needs torch and a CUDA device"):
+        ab_test(list, list, clock="gpu")

@@ -1,0 +1,236 @@
+"""`kprof selftest` on this machine: planted effects, disturbances, and what is kept of it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kprof import selftest
+from kprof.analyze.calibration.simulate import simulate
+from kprof.collect import known_effects, machine
+from kprof.collect.disturbance import disturbance, share_at
+from kprof.collect.known_effects import host_knobs
+from kprof.collect.machine import Machine
+from kprof.errors import KprofError
+from kprof.selftest import calibrate, describe_calibration, last_calibration
+from tests.test_cli import kprof
+
+HOST = Machine("host", "a processor", None)
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    """Keep what is measured in a folder of the test, as if on a host without a GPU."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(selftest, "this_machine", lambda: HOST)
+    monkeypatch.setattr(selftest, "this_host", lambda: HOST)
+    return tmp_path
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Warm up and calibrate for no time to speak of."""
+    monkeypatch.setattr(selftest, "WARM_UP_S", 0.0)
+    monkeypatch.setattr(selftest, "SAMPLE_NS", 1e5)
+    monkeypatch.setattr(known_effects, "WARM_UP_S", 0.0)
+    monkeypatch.setattr(known_effects, "CALIBRATION_SAMPLES", 15)
+
+
+class Counted:
+    """A clock on which a call takes 1,000 ns and as much as `amount` says."""
+
+    name, resolution_ns, num_exposed = "counted", 1.0, 0
+
+    def time(self, work, num_calls):
+        work()
+        (amount,) = work.args
+        return 1000.0 + amount
+
+
+def test_what_a_call_costs_beside_its_amount_is_no_part_of_the_effect(hasty):
+    work = known_effects._calibrated(lambda amount: None, (10_000, 20_000), Counted())
+    assert work(0.0).args == (10_000,)
+    # 1 % of 11,000 ns.
+    assert work(0.01).args == (10_110,)
+
+
+def test_the_host_is_made_slower_by_more_of_the_same(hasty):
+    (knob,) = host_knobs()
+    amounts = [knob.work(effect).args[0] for effect in (0.0, 0.01, 0.05)]
+    assert amounts == sorted(amounts)
+    assert amounts[1] > amounts[0] == known_effects.HOST_BYTES
+
+
+class CountedGpu:
+    """A GPU's clock on which 4 bytes take 1 ns, 2 cycles too, and a call 3 µs more."""
+
+    def time(self, work, num_calls):
+        (amount,) = work.args
+        is_copy = work.func.__name__ == "copy"
+        num_bytes, num_cycles = (amount, 0) if is_copy else (known_effects.GPU_BYTES, amount)
+        return 3_000 + num_bytes / 4 + num_cycles / 2
+
+    resolution_ns, num_exposed = 500.0, 0
+
+
+@pytest.fixture
+def pretended_gpu(hasty, monkeypatch):
+    """Have torch put on the host what should go to a GPU, and note what that should sleep."""
+    torch, slept = pytest.importorskip("torch"), []
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, device, **rest: zeros(*size, **rest))
+    monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
+    monkeypatch.setattr(known_effects, "GPU_BYTES", 1 << 20)
+    monkeypatch.setattr(known_effects, "GpuStopwatch", CountedGpu)
+    return slept
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_gpu_takes_as_much_longer_as_was_asked_for(pretended_gpu, number):
+    knob, clock = known_effects.gpu_knobs()[number], CountedGpu()
+    times = [clock.time(knob.work(effect), 1) for effect in (0.0, 0.01, 0.05)]
+    assert times[1] / times[0] == pytest.approx(1.01, abs=2e-5)
+    assert times[2] / times[0] == pytest.approx(1.05, abs=2e-5)
+
+
+def test_a_spin_on_the_gpu_follows_a_copy_in_both_variants(pretended_gpu):
+    _, knob = known_effects.gpu_knobs()
+    del pretended_gpu[:]
+    knob.work(0.0)()
+    knob.work(0.05)()
+    least, more = pretended_gpu
+    assert least == known_effects.SPIN_CYCLES[0] < more
+
+
+def test_a_calibration_is_taken_kept_and_found_again(home, hasty):
+    heard = []
+    found, path = calibrate(8, 10, 0, heard.append)
+    assert (found.kind, found.device, found.num_comparisons) == ("host", "a processor", 8)
+    assert [s.name for s in found.scenarios] == ["more bytes", "co-tenant", "ramp"]
+    planted, co_tenant, _ = found.scenarios
+    assert planted.fixed.false_positive.of == 8
+    assert planted.fixed.power["0.05"].of == 2
+    assert (co_tenant.fixed.power, co_tenant.fixed.wrong_direction.of) == ({}, 0)
+    assert heard[0] == "more bytes, the same twice: 8 comparisons of 10 pairs"
+    assert path.is_relative_to(home)
+    assert found.doubts[0].startswith("There is no GPU")
+    assert last_calibration() == found
+    assert describe_calibration().startswith("On this host's clock (a processor)")
+
+
+def kept(home, monkeypatch, **changes):
+    """Keep a calibration as if this machine had made it."""
+    made = replace(simulate(50, 40, 0, "2026-11-20"), **changes)
+    selftest._keep(made)
+    return made
+
+
+def test_before_a_self_test_nothing_is_known(home):
+    assert last_calibration() is None
+    assert "run kprof selftest" in describe_calibration()
+
+
+def test_what_another_driver_did_says_nothing_of_this_one(home, monkeypatch):
+    kept(home, monkeypatch, kind="gpu", device="NVIDIA H200", driver="580.1")
+    monkeypatch.setattr(selftest, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "590.2"))
+    assert last_calibration() is None
+    monkeypatch.setattr(selftest, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1"))
+    assert last_calibration().driver == "580.1"
+    assert "On NVIDIA H200, driver 580.1, 2026-11-20" in describe_calibration()
+
+
+def test_a_gpu_of_which_nothing_is_known_has_at_least_its_hosts_clock(home, monkeypatch):
+    kept(home, monkeypatch, kind="host", device="a processor", driver=None)
+    monkeypatch.setattr(selftest, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1"))
+    assert describe_calibration().startswith("On this host's clock (a processor)")
+
+
+def test_a_gpu_that_torch_cannot_use_leaves_the_host_and_a_word_about_it(home, monkeypatch):
+    monkeypatch.setattr(selftest, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1"))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    machine, doubts = selftest._usable_machine()
+    assert machine == HOST
+    assert doubts == ["There is a GPU, but torch is not installed: this is the host's clock."]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_gpu_is_made_slower_by_what_was_planted(number):
+    found, _ = calibrate(8, 20, 0, print)
+    planted = found.scenarios[number]
+    assert found.kind == "gpu"
+    assert planted.fixed.power["0.05"].count == 2
+    assert found.doubts == ()
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"kind": "gpu"}', "[]"])
+def test_a_damaged_file_is_no_calibration(home, text):
+    path = selftest._path_for(HOST)
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert last_calibration() is None
+
+
+def test_a_calibration_of_an_older_form_is_none(home, monkeypatch):
+    kept(home, monkeypatch, kind="host", device="a processor", schema=0)
+    assert last_calibration() is None
+
+
+def test_a_user_without_a_home_is_told_that_nothing_is_kept(home, hasty, monkeypatch, capsys):
+    monkeypatch.setattr(selftest, "cache_folder", lambda: None)
+    code = kprof("selftest", "--comparisons", "50", "--pairs", "10", "--json")
+    result = json.loads(capsys.readouterr().out)
+    assert code == (0 if result["is_met"] else 1)
+    assert result["kind"] == "host"
+
+
+def test_a_slow_down_that_did_not_come_as_planted_is_said(home):
+    bench = selftest._Bench(HOST, selftest.Plan((selftest.Metric("t", "ns"),)), None, print)
+    taken = np.random.default_rng(0).normal(0.005, 0.001, (20, 40))
+    assert bench._truth_of(taken, 0.01, "more bytes") == pytest.approx(0.005, rel=0.05)
+    assert bench.doubts == ["more bytes: 1 % were planted and 0.50 % came."]
+
+
+def test_others_work_for_the_share_of_time_that_they_are_given():
+    assert share_at(7.0, (0.3, 0.3), 4.0) == 0.3
+    assert share_at(5.0, (0.0, 1.0), 4.0) == 0.25
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Return the processes that are started meanwhile."""
+    found, popen = [], subprocess.Popen
+
+    def note(*words, **options):
+        found.append(popen(*words, **options))
+        return found[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", note)
+    return found
+
+
+def test_a_disturbance_ends_with_what_it_disturbs(started):
+    with disturbance("host", (0.3, 0.3), 1.0):
+        assert started and all(other.poll() is None for other in started)
+    assert [other.returncode for other in started] == [0] * len(started)
+
+
+def test_a_disturbance_that_cannot_start_is_no_quiet_measurement(started, monkeypatch):
+    monkeypatch.setattr("kprof.collect.disturbance.sys.executable", "/bin/false")
+    with pytest.raises(KprofError, match="did not start"), disturbance("host", (0.3, 0.3), 1.0):
+        pass
+    assert all(other.returncode for other in started)
+
+
+def test_work_that_takes_no_longer_when_doubled_cannot_be_slowed_down(hasty, monkeypatch):
+    monkeypatch.setattr(Counted, "time", lambda self, work, num_calls: 5.0)
+    with pytest.raises(KprofError, match="no slow-down can be planted"):
+        known_effects._calibrated(lambda amount: None, (10, 20), Counted())
+
+
+def test_a_host_has_a_name_even_where_no_file_tells_it(monkeypatch):
+    monkeypatch.setattr(machine.Path, "read_text", lambda self: "flags : none")
+    assert machine.processor()

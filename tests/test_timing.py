@@ -1,0 +1,152 @@
+"""The timing loop: how it warms up, and in which order it takes the samples of a pair."""
+
+import itertools
+import time
+from random import Random
+
+import pytest
+
+from kprof.stopwatch import WallStopwatch, stopwatch_for
+from kprof.timing import Conditions, take_pairs, warm_up
+
+
+class Recorded:
+    """A stopwatch that runs nothing: it gives each work the times planned for it."""
+
+    name = "as planned"
+    resolution_ns = 1.0
+    num_exposed = 0
+
+    def __init__(self, times):
+        self.times = {work: iter(values) for work, values in times.items()}
+        self.timed = []
+
+    def time(self, work, num_calls):
+        self.timed.append((work, num_calls))
+        return next(self.times[work])
+
+
+def work_a():
+    """Do nothing, as A."""
+
+
+def work_b():
+    """Do nothing, as B."""
+
+
+def no_sensor():
+    return Conditions()
+
+
+def pairs_of(num_pairs, stopwatch, watch=no_sensor, seed=0):
+    taken = take_pairs(work_a, work_b, stopwatch, 3, Random(seed), watch)
+    return list(itertools.islice(taken, num_pairs))
+
+
+def endless(value):
+    return itertools.repeat(value)
+
+
+def test_a_pair_holds_the_time_of_each_work_whichever_came_first():
+    pairs = pairs_of(20, Recorded({work_a: endless(7.0), work_b: endless(5.0)}))
+    assert {(pair.a, pair.b) for pair in pairs} == {((7.0,), (5.0,))}
+    assert {pair.is_a_first for pair in pairs} == {True, False}
+
+
+def test_the_order_is_that_of_the_seed():
+    stopwatch = Recorded({work_a: endless(1.0), work_b: endless(1.0)})
+    first = [pair.is_a_first for pair in pairs_of(30, stopwatch, seed=4)]
+    assert first == [pair.is_a_first for pair in pairs_of(30, stopwatch, seed=4)]
+    assert first != [pair.is_a_first for pair in pairs_of(30, stopwatch, seed=5)]
+
+
+def test_samples_are_taken_in_the_order_that_the_pair_states():
+    stopwatch = Recorded({work_a: endless(1.0), work_b: endless(1.0)})
+    pairs = pairs_of(10, stopwatch)
+    timed = [work for work, _ in stopwatch.timed]
+    stated = [(work_a, work_b) if pair.is_a_first else (work_b, work_a) for pair in pairs]
+    assert timed == list(itertools.chain(*stated))
+
+
+def test_one_untimed_call_of_the_same_work_comes_before_each_sample():
+    called = []
+    stopwatch = WallStopwatch()
+    taken = take_pairs(
+        lambda: called.append("A"), lambda: called.append("B"), stopwatch, 2, Random(0), no_sensor
+    )
+    pair = next(taken)
+    assert called == (["A"] * 3 + ["B"] * 3 if pair.is_a_first else ["B"] * 3 + ["A"] * 3)
+
+
+def test_the_clock_of_each_sample_is_kept_with_its_work():
+    readings = iter([Conditions(1500.0), Conditions(1900.0)])
+    stopwatch = Recorded({work_a: endless(1.0), work_b: endless(1.0)})
+    (pair,) = pairs_of(1, stopwatch, watch=lambda: next(readings))
+    assert pair.clocks_mhz == ((1500.0, 1900.0) if pair.is_a_first else (1900.0, 1500.0))
+
+
+def test_a_pair_beside_which_another_process_came_onto_the_gpu_is_left_out():
+    readings = iter([Conditions(), Conditions(num_others=1)])
+    stopwatch = Recorded({work_a: endless(1.0), work_b: endless(1.0)})
+    (pair,) = pairs_of(1, stopwatch, watch=lambda: next(readings))
+    assert pair.problem == "another process came onto the GPU"
+
+
+@pytest.fixture
+def a_second_a_look(monkeypatch):
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+
+
+def test_warm_up_goes_on_until_two_blocks_in_a_row_agree(a_second_a_look):
+    stopwatch = Recorded({work_a: iter([100.0] * 5 + [60.0] * 5 + [50.0] * 5 + [50.5] * 5)})
+    assert warm_up((work_a,), stopwatch, 1, 1000.0).is_stable
+    assert len(stopwatch.timed) == 20
+
+
+def test_warm_up_waits_for_the_work_that_settles_last(a_second_a_look):
+    settling = iter([100.0] * 5 + [60.0] * 10)
+    stopwatch = Recorded({work_a: endless(70.0), work_b: settling})
+    assert warm_up((work_a, work_b), stopwatch, 1, 1000.0).is_stable
+    assert len(stopwatch.timed) == 30
+
+
+def test_warm_up_of_what_never_settles_ends_and_says_so(a_second_a_look):
+    rising = (1.1**n for n in itertools.count())
+    stopwatch = Recorded({work_a: rising})
+    assert not warm_up((work_a,), stopwatch, 1, 1000.0).is_stable
+    assert len(stopwatch.timed) == 50
+
+
+def test_a_sample_holds_as_many_calls_as_fill_it():
+    slow = Recorded({work_a: endless(250.0)})
+    assert warm_up((work_a,), slow, 0.01, 1000.0).num_calls == 4
+
+
+def test_a_sample_is_long_for_its_clock():
+    coarse = Recorded({work_a: endless(1000.0)})
+    coarse.resolution_ns = 500.0
+    assert warm_up((work_a,), coarse, 0.01, 1.0).num_calls == 50
+
+
+def test_the_faster_of_two_works_decides_how_many_calls_fill_a_sample():
+    stopwatch = Recorded({work_a: endless(500.0), work_b: endless(100.0)})
+    assert warm_up((work_a, work_b), stopwatch, 0.01, 1000.0).num_calls == 10
+
+
+def test_the_wall_stopwatch_counts_what_a_call_takes(monkeypatch):
+    ticks = iter([1_000, 7_000])
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(ticks))
+    assert WallStopwatch().time(work_a, 3) == 2_000
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("clock", ["gpu", "cold gpu"])
+def test_a_gpu_stopwatch_sees_the_gpu_and_not_the_launch(clock):
+    import torch
+
+    one = torch.zeros(1, device="cuda")
+    stopwatch = stopwatch_for(clock)
+    stopwatch.time(lambda: one.add_(1), 100)
+    assert 500 < stopwatch.time(lambda: one.add_(1), 100) < 20_000
+    assert stopwatch.num_exposed == 0
