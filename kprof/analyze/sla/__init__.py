@@ -1,0 +1,1 @@
+"""Service levels: targets as text, percentiles with bounds, the verdict."""

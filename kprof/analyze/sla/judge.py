@@ -1,0 +1,158 @@
+"""All targets judged on all runs: times, rates, and the shares that count every request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kprof.analyze.sla.bounds import bound_share
+from kprof.analyze.sla.rates import (
+    LEAST_SLICES,
+    Counted,
+    answers_counted,
+    bound_rate,
+    find_window,
+    tokens_counted,
+)
+from kprof.analyze.sla.samples import measure_of, samples_of
+from kprof.analyze.sla.targets import Target, TargetError
+from kprof.analyze.sla.times import Range, time_to_end, total_tokens
+from kprof.analyze.sla.verdict import (
+    Judgement,
+    Verdict,
+    judge_rate,
+    judge_share,
+    judge_times,
+    not_measured,
+)
+from kprof.responses import Response, Responses, Times
+
+PER_REQUEST = ("ttft", "ttf", "tpot", "itl", "stall", "e2e")
+"""Times that one request has one of, so that it can keep or break their limit."""
+NO_STEADY_STATE = (
+    f"no steady state of {LEAST_SLICES} answers' time or more between the first answer and the "
+    "last request"
+)
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What is promised, and what was found of it."""
+
+    judgements: tuple[Judgement, ...]
+    doubts: tuple[str, ...] = ()
+    num_gpus: int | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Met if all targets are, missed if one is."""
+        verdicts = {judgement.verdict for judgement in self.judgements}
+        if "MISSED" in verdicts:
+            return "MISSED"
+        return "MET" if verdicts == {"MET"} else "NOT PROVEN"
+
+    @property
+    def exit_code(self) -> int:
+        """0 all proven met, 1 one proven missed, 3 neither."""
+        return {"MET": 0, "MISSED": 1}.get(self.verdict, 3)
+
+
+def judge(
+    runs: Sequence[Responses], targets: Sequence[Target], num_gpus: int | None = None
+) -> tuple[Judgement, ...]:
+    """Judge every target on the requests of all runs.
+
+    Raises:
+        TargetError: one counts requests within limits, and no target has a limit for a request.
+    """
+    limits = [target for target in targets if target.metric.name in PER_REQUEST]
+    for target in targets:
+        if target.metric.name in ("attainment", "goodput") and not limits:
+            problem = f"{target.text!r} counts requests within their limits, and there are none"
+            raise TargetError(problem, fix="add such a limit, as --target 'ttft_p95<=200ms'")
+    return tuple(_judge_one(target, runs, limits, num_gpus) for target in targets)
+
+
+def _judge_one(
+    target: Target, runs: Sequence[Responses], limits: list[Target], num_gpus: int | None
+) -> Judgement:
+    name = target.metric.name
+    if name == "step":
+        return not_measured(target, "steps are those of a recorded run, this is a result file")
+    if target.metric.kind == "time":
+        return judge_times(target, samples_of(target, runs))
+    rows = [row for run in runs for row in run.rows]
+    if name == "errors":
+        return _judge_errors(target, rows)
+    if name == "attainment":
+        return _judge_attainment(target, rows, limits)
+    return _judge_rate(target, runs, limits, num_gpus)
+
+
+def _judge_errors(target: Target, rows: list[Response]) -> Judgement:
+    failed = sum(row.outcome == "failed" for row in rows)
+    lost = sum(row.outcome != "answered" for row in rows)
+    bounds = bound_share(lost, len(rows))
+    # One that the client cancelled might have been answered.
+    return judge_share(target, bounds._replace(low=bound_share(failed, len(rows)).low), len(rows))
+
+
+def _judge_attainment(target: Target, rows: list[Response], limits: list[Target]) -> Judgement:
+    good = sum(keeps_limits(row, limits)[0] for row in rows)
+    perhaps = sum(keeps_limits(row, limits)[1] for row in rows)
+    bounds = bound_share(good, len(rows))
+    high = bound_share(perhaps, len(rows)).high
+    return judge_share(target, bounds._replace(high=high), len(rows))
+
+
+def keeps_limits(row: Response, limits: Sequence[Target]) -> tuple[bool, bool]:
+    """Tell whether a request surely kept every limit, and whether it may have.
+
+    An answer that was complete before N tokens keeps a limit on the time to N tokens if its end
+    does; what is undefined for a request is no limit to it.
+    """
+    times = [(_time_within(row, limit), limit.limit) for limit in limits]
+    surely = all(time.high <= limit for time, limit in times)
+    perhaps = all(time.low <= limit for time, limit in times)
+    return row.outcome == "answered" and surely, row.outcome != "failed" and perhaps
+
+
+def _time_within(row: Response, limit: Target) -> Range:
+    time = measure_of(limit)(row)
+    if time is None and limit.num_tokens is not None:
+        time = time_to_end(row)
+    return time or Range(0.0, 0.0)
+
+
+def _judge_rate(
+    target: Target, runs: Sequence[Responses], limits: list[Target], num_gpus: int | None
+) -> Judgement:
+    name = target.metric.name
+    if target.is_per_gpu and num_gpus is None:
+        return not_measured(target, "the number of GPUs is not known, give --gpus")
+    answered = [row for run in runs for row in run.rows if row.outcome == "answered"]
+    if name == "throughput" and any(total_tokens(row) is None for row in answered):
+        return not_measured(target, "the number of output tokens is not recorded for all answers")
+    windows = [find_window(run) for run in runs]
+    known = [window for window in windows if window is not None]
+    if len(known) < len(windows):
+        return not_measured(target, NO_STEADY_STATE)
+    rate, by_run = bound_rate(runs, known, _counted(name, limits))
+    share = 1 / num_gpus if target.is_per_gpu and num_gpus else 1.0
+    shown = (rate.low * share, rate.estimate * share, rate.high * share)
+    found = judge_rate(target, *shown, rate.num_slices)
+    return replace(found, by_run=tuple(r * share for r in by_run) if len(runs) > 1 else ())
+
+
+def _counted(name: str, limits: list[Target]) -> Counted:
+    if name == "throughput":
+        return tokens_counted
+    if name == "requests":
+        return answers_counted
+
+    def good_ones(row: Response, at_ns: Times) -> tuple[Times, Times]:
+        there, _ = answers_counted(row, at_ns)
+        surely, perhaps = keeps_limits(row, limits)
+        return there * surely, there * perhaps
+
+    return good_ones

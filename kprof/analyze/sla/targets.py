@@ -1,0 +1,186 @@
+"""Targets as text: `ttf64_p99<=100ms`, `throughput>=2000tok/s/gpu`, `attainment>=99%`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from kprof.errors import KprofError
+
+Kind = Literal["time", "rate", "share"]
+Relation = Literal["<=", ">="]
+
+TIME_NS = {
+    "ns": Fraction(1),
+    "us": Fraction(10**3),
+    "ms": Fraction(10**6),
+    "s": Fraction(10**9),
+    "min": Fraction(60 * 10**9),
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What can be promised, in which unit, and which way is better."""
+
+    name: str
+    kind: Kind
+    means: str
+    example: str
+    counts: str = ""
+    """Of a rate: what it counts, `tok` or `req`."""
+    is_pooled: bool = False
+    """Whether one answer has several values."""
+
+    @property
+    def relation(self) -> Relation:
+        """The relation that a promise about it has."""
+        return "<=" if self.kind == "time" or self.name == "errors" else ">="
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("ttft", "time", "time to the first chunk with content", "ttft_p95<=200ms"),
+        Metric("ttf", "time", "time to the first N tokens, any N", "ttf64_p99<=100ms"),
+        Metric("tpot", "time", "time per output token after the first", "tpot_p50<=10ms"),
+        Metric("itl", "time", "time per token after the first chunk", "itl_p99<=20ms"),
+        Metric(
+            "gap", "time", "gap between chunks, of all answers", "gap_p99<=50ms", is_pooled=True
+        ),
+        Metric("stall", "time", "longest gap between chunks of an answer", "stall_p99<=500ms"),
+        Metric("e2e", "time", "time to the whole answer", "e2e_p99<=2s"),
+        Metric("step", "time", "time of a step of a recorded run", "step_p50<=60ms"),
+        Metric("throughput", "rate", "output tokens", "throughput>=2000tok/s/gpu", "tok"),
+        Metric("requests", "rate", "requests answered", "requests>=10req/s", "req"),
+        Metric("goodput", "rate", "requests within every time limit", "goodput>=10req/s", "req"),
+        Metric("attainment", "share", "requests within every time limit", "attainment>=99%"),
+        Metric("errors", "share", "requests without a whole answer", "errors<=0.1%"),
+    )
+}
+
+_FORM = re.compile(
+    r"(?P<name>[a-z0-9]*[a-z][a-z0-9]*)(?:_(?P<statistic>[a-z0-9.]+))?"
+    r"\s*(?P<relation><=|>=)\s*"
+    r"(?P<number>[0-9][0-9,_]*(?:\.[0-9]+)?(?:e[0-9]+)?|\.[0-9]+)\s*(?P<unit>[a-z%][a-z/]*)?"
+)
+_TIME_TO_N = re.compile(r"ttf([0-9]+)")
+_PERCENTILE = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
+_RATE_UNIT = re.compile(r"(?P<counts>tok|req)(?:/(?P<per>s|min))(?P<gpu>/gpu)?")
+
+
+class TargetError(KprofError):
+    """A target that nobody can judge, because it is not one."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A promise: a metric, of times a percentile, and the limit that it keeps to.
+
+    `limit` is in ns, per second, or a share of one.
+    """
+
+    text: str
+    metric: Metric
+    limit: float
+    quantile: Fraction | None = None
+    num_tokens: int | None = None
+    """N, of the time to the first N tokens."""
+    is_per_gpu: bool = False
+
+
+def parse_target(text: str) -> Target:
+    """Read a target.
+
+    Raises:
+        TargetError: it is malformed; the message has the nearest valid spelling.
+    """
+    form = _FORM.fullmatch(_plain(text))
+    if form is None:
+        raise _malformed(text)
+    metric, num_tokens = _metric_of(form["name"], text)
+    if form["relation"] != metric.relation:
+        problem = f"{text!r}: {metric.means}: a promise says {metric.relation}"
+        raise TargetError(problem, fix=f"write {_with_relation(text, metric.relation)!r}")
+    quantile = _quantile_of(metric, form["statistic"], text)
+    number = Fraction(form["number"].replace(",", "").replace("_", ""))
+    limit, is_per_gpu = _limit_of(metric, number, form["unit"] or "", text)
+    return Target(text.strip(), metric, float(limit), quantile, num_tokens, is_per_gpu)
+
+
+def _plain(text: str) -> str:
+    for fancy, plain in (("≤", "<="), ("≥", ">="), ("µ", "u"), ("μ", "u")):
+        text = text.replace(fancy, plain)
+    return text.strip().lower()
+
+
+def _metric_of(name: str, text: str) -> tuple[Metric, int | None]:
+    if (to_n := _TIME_TO_N.fullmatch(name)) and 0 < int(to_n[1]) < 10**9:
+        return METRICS["ttf"], int(to_n[1])
+    if name in METRICS and name != "ttf":
+        return METRICS[name], None
+    if name == "ttf" or to_n:
+        raise TargetError(f"{text!r} names no number of tokens", fix="write it as in 'ttf64_p99'")
+    known = [metric for metric in METRICS if metric != "ttf"] + ["ttf64"]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise TargetError(f"{text!r}: there is no metric {name!r}", fix=f"{hint}{list_metrics()}")
+
+
+def _quantile_of(metric: Metric, statistic: str | None, text: str) -> Fraction | None:
+    if metric.kind != "time":
+        if statistic is not None:
+            problem = f"{text!r}: {metric.name} is one number of a run, it has no {statistic}"
+            raise TargetError(problem, fix=f"write it as in {metric.example!r}")
+        return None
+    percentile = _PERCENTILE.fullmatch(statistic or "")
+    if percentile is None or not 0 < Fraction(percentile[1]) < 100:
+        found = (
+            f"has {statistic!r} where a percentile belongs" if statistic else "has no percentile"
+        )
+        raise TargetError(f"{text!r} {found}", fix=f"write it as in {metric.example!r} (or p99.9)")
+    return Fraction(percentile[1]) / 100
+
+
+def _limit_of(metric: Metric, number: Fraction, unit: str, text: str) -> tuple[Fraction, bool]:
+    fix = f"write it as in {metric.example!r}"
+    if metric.kind == "time":
+        if unit not in TIME_NS or not number:
+            units = ", ".join(TIME_NS)
+            raise TargetError(f"{text!r}: the limit is no time in {units}", fix=fix)
+        return number * TIME_NS[unit], False
+    if metric.kind == "share":
+        share = number / 100 if unit == "%" else number
+        if unit not in ("%", "") or not 0 <= share <= 1:
+            raise TargetError(f"{text!r}: the limit is no share, 0 % to 100 %", fix=fix)
+        return share, False
+    rate = _RATE_UNIT.fullmatch(unit)
+    if rate is None or rate["counts"] != metric.counts:
+        units = ", ".join(f"{metric.counts}/{per}" for per in ("s", "min", "s/gpu"))
+        raise TargetError(f"{text!r}: the limit is no rate in {units}", fix=fix)
+    return number / (60 if rate["per"] == "min" else 1), rate["gpu"] is not None
+
+
+def _with_relation(text: str, relation: str) -> str:
+    return re.sub(r"<=|>=|≤|≥", relation, text.strip())
+
+
+def _malformed(text: str) -> TargetError:
+    """Say what a target looks like, with this one's own name where that is a metric's."""
+    word = re.match(r"[a-z0-9]*", _plain(text))
+    name = re.sub(r"[0-9]+$", "", word[0]) if word else ""
+    near = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.5) if name != "e" else ["e2e"]
+    example = METRICS[near[0]].example if near else METRICS["ttf"].example
+    with_equality = re.sub(r"([<>])(?!=)", r"\1=", _plain(text))
+    if with_equality != _plain(text) and _FORM.fullmatch(with_equality):
+        return TargetError(f"{text!r} is no target", fix=f"write {with_equality!r}")
+    fix = f"write it as in {example!r}: metric, percentile, <= or >=, limit, unit; {list_metrics()}"
+    return TargetError(f"{text!r} is no target", fix=fix)
+
+
+def list_metrics() -> str:
+    """Return a line that names every metric by an example."""
+    return "metrics: " + ", ".join(metric.example for metric in METRICS.values())

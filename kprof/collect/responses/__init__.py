@@ -1,0 +1,1 @@
+"""Readers of load generators' result files, one file each: `knows(path, head)`, `read(path)`."""

@@ -1,0 +1,185 @@
+"""AIPerf: `profile_export.jsonl` has a line for every request, the summary beside it the load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kprof.collect.result_json import (
+    RECORD_AGAIN,
+    ResultError,
+    arrivals,
+    decode,
+    in_ns,
+    read_bytes,
+    without_details,
+)
+from kprof.errors import KprofError
+from kprof.responses import NO_TIMES, Load, Response, Responses
+
+TOOL = "AIPerf"
+RECORDS = "profile_export.jsonl"
+SUMMARY = "profile_export_aiperf.json"
+OPTION = f"name the {RECORDS} beside it, which `--export-level records` writes"
+IN_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "sec": 1e9, "s": 1e9}
+
+
+class _Metric(msgspec.Struct):
+    value: Any
+    unit: str = ""
+
+
+class _Metadata(msgspec.Struct):
+    request_start_ns: int
+    request_end_ns: int | None = None
+    credit_issued_ns: int | None = None
+    benchmark_phase: str = "profiling"
+    was_cancelled: bool = False
+
+
+class _Error(msgspec.Struct):
+    message: str | None = None
+    type: str | None = None
+
+
+class _Record(msgspec.Struct):
+    metadata: _Metadata
+    metrics: dict[str, _Metric] = {}
+    error: _Error | None = None
+
+
+class _Phase(msgspec.Struct):
+    """A phase of the load, as version 0.9 and later write it."""
+
+    kind: str = "profiling"
+    type: str | None = None
+    rate: float | None = None
+    concurrency: float | None = None
+
+
+class _Generator(msgspec.Struct):
+    """The load, as versions before 0.9 write it."""
+
+    request_rate: float | None = None
+    request_rate_mode: str | None = None
+    arrival_pattern: str | None = None
+    concurrency: int | None = None
+
+
+class _Config(msgspec.Struct):
+    phases: list[_Phase] = []
+    loadgen: _Generator | None = None
+
+
+class _Summary(msgspec.Struct):
+    input_config: _Config | None = None
+
+
+def knows(path: Path, head: bytes) -> bool:
+    """Tell whether a path is AIPerf's records, its summary, or the folder of both."""
+    if path.is_dir():
+        return (path / RECORDS).is_file()
+    is_record = b'"metadata"' in head and b'"request_start_ns"' in head
+    return is_record or b'"aiperf_version"' in head or path.name == SUMMARY
+
+
+def read(path: Path) -> list[Responses]:
+    """Read the requests of the measured phase.
+
+    Raises:
+        KprofError: the file is damaged, or there is only a summary.
+    """
+    records = path / RECORDS if path.is_dir() else path
+    if records.suffix == ".json":
+        records = records.with_name(RECORDS)
+        if not records.is_file():
+            raise without_details(path, TOOL, OPTION)
+    rows, num_warm_up = [], 0
+    for number, line in enumerate(read_bytes(records).splitlines(), start=1):
+        if not line.strip():
+            continue
+        record = _decode_line(line, records, number)
+        if record.metadata.benchmark_phase == "warmup":
+            num_warm_up += 1
+        else:
+            rows.append(record)
+    if not rows:
+        raise without_details(records, TOOL, "record it again: no request of it was measured")
+    load = _load(records.with_name(SUMMARY))
+    responses = tuple(_response(record, load) for record in rows)
+    doubts = (f"{num_warm_up:,} requests of the warm-up are left out",) if num_warm_up else ()
+    return [Responses(records.name, TOOL, load, responses, doubts)]
+
+
+def _decode_line(line: bytes, path: Path, number: int) -> _Record:
+    return decode(line, path, _Record, f"{TOOL}, line {number}")
+
+
+def _response(record: _Record, load: Load) -> Response:
+    about, metrics = record.metadata, record.metrics
+    sent_ns = about.request_start_ns
+    first_ns = _time_ns(metrics, "time_to_first_token")
+    took_ns = _time_ns(metrics, "request_latency")
+    chunk_ns = NO_TIMES
+    if first_ns is not None:
+        gaps = metrics.get("inter_chunk_latency", _Metric([], "ms"))
+        chunk_ns = arrivals(sent_ns + first_ns, gaps.value, _unit_ns(gaps))
+    end_ns = about.request_end_ns if took_ns is None else sent_ns + took_ns
+    is_failed = record.error is not None or took_ns is None
+    error = (record.error.message or record.error.type or "error") if record.error else ""
+    outcome = "cancelled" if about.was_cancelled else "failed" if is_failed else "answered"
+    return Response(
+        sent_ns,
+        outcome,  # type: ignore[arg-type]
+        about.credit_issued_ns if load.kind == "open" else None,
+        chunk_ns,
+        end_ns=end_ns,
+        input_tokens=_count(metrics, "input_sequence_length"),
+        output_tokens=_count(metrics, "output_sequence_length"),
+        error=error or ("no time recorded" if is_failed else ""),
+    )
+
+
+def _time_ns(metrics: dict[str, _Metric], name: str) -> int | None:
+    metric = metrics.get(name)
+    return None if metric is None else in_ns(metric.value, _unit_ns(metric))
+
+
+def _unit_ns(metric: _Metric) -> float:
+    if metric.unit not in IN_NS:
+        raise ResultError(f"{metric.unit!r} stands where a unit of time belongs", fix=RECORD_AGAIN)
+    return IN_NS[metric.unit]
+
+
+def _count(metrics: dict[str, _Metric], name: str) -> int | None:
+    metric = metrics.get(name)
+    if metric is None:
+        return None
+    if not isinstance(metric.value, int | float):
+        raise ResultError(f"{metric.value!r} stands where a count belongs", fix=RECORD_AGAIN)
+    return int(metric.value)
+
+
+def _load(summary: Path) -> Load:
+    try:
+        config = decode(read_bytes(summary), summary, _Summary, TOOL).input_config
+    except KprofError:
+        config = None
+    why = "when a request was due is when AIPerf released it: had that been late, nobody would know"
+    for phase in config.phases if config else []:
+        if phase.kind != "profiling":
+            continue
+        capped = f", {phase.concurrency:g} at a time at most" if phase.concurrency else ""
+        if phase.rate is not None:
+            return Load("open", f"{phase.rate:g} requests/s, {phase.type}{capped}", why)
+        if phase.concurrency is not None:
+            return Load("closed", f"{phase.concurrency:g} at a time")
+    generator = config.loadgen if config else None
+    if generator and generator.request_rate:
+        pattern = generator.arrival_pattern or generator.request_rate_mode or "Poisson"
+        return Load("open", f"{generator.request_rate:g} requests/s, {pattern}", why)
+    if generator and generator.concurrency:
+        return Load("closed", f"{generator.concurrency} at a time")
+    return Load("unknown", f"load not recorded ({SUMMARY} is not beside the records)")

@@ -1,0 +1,51 @@
+"""The options of `kprof sla`: which results, which targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kprof.answer import Answer
+
+
+def sla(
+    results: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RESULT", help="Result files of a load generator, or a run for step times."
+        ),
+    ],
+    target: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TARGET", help="As ttf64_p99<=100ms; again for more."),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Targets of voice, chat, rag, mlperf-…")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="GPUs of the service.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page of HTML as well.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
+) -> Answer:
+    """Prove that a service keeps its targets, or that it does not.
+
+    RESULT is recorded by AIPerf, vllm bench serve --save-detailed or GuideLLM; several are runs
+    of one load, FILE#2 is the second load of a file. Exit code: 0 all targets are proven met, 1 one
+    is proven missed, 3 neither, 2 usage.
+    """
+    from kprof.report.sla import sections_of_sla
+    from kprof.sla import json_of, judge_results, read_targets, write_page
+
+    judged = judge_results(results, read_targets(target or [], preset), gpus)
+    if out is not None:
+        write_page(judged, out, force=force)
+    last = f"page: {out}" if out else "as a page with its curves: kprof sla ... --out sla.html"
+    result = json_of(judged) if json else None
+    code = judged.assessment.exit_code
+    return Answer(judged.source, sections_of_sla(judged), result, last, code)

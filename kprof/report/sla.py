@@ -1,0 +1,257 @@
+"""The verdict on a service as sections for the terminal and the page, and as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kprof.analyze.sla.curves import TokenCurve, distribution, token_curve
+from kprof.analyze.sla.doubts import lag_of
+from kprof.analyze.sla.judge import Assessment
+from kprof.analyze.sla.rates import find_window
+from kprof.analyze.sla.verdict import Judgement
+from kprof.report.section import Column, Facts, Part, Section, Table, Text
+from kprof.report.sla_figures import draw_distribution, draw_token_curve
+from kprof.report.units import MISSING, UNKNOWN, format_count, format_share, format_time
+from kprof.responses import Responses
+
+SCHEMA = 1
+TITLE = "Service level"
+ORDER = 5
+PERCENTILES = "inverted CDF"
+METHOD = (
+    "Percentiles by inverted CDF (nearest rank), bounds one-sided at 99 %. A time is met if its "
+    "upper bound keeps the limit, and missed if its lower one breaks it. Failed and cancelled "
+    "requests count as slower than any limit."
+)
+SENTENCES = {
+    "MET": "Every target is proven met.",
+    "MISSED": "At least one target is proven missed.",
+    "NOT PROVEN": "The targets are neither proven met nor proven missed.",
+}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An assessment with the requests that it rests on; none of a recorded run."""
+
+    source: str
+    assessment: Assessment
+    runs: tuple[Responses, ...] = ()
+
+
+def sections_of_sla(judged: Judged, *, for_page: bool = False) -> list[Section]:
+    """Render the verdict, the requests, what to know, and for the page the curves."""
+    assessment = judged.assessment
+    tone = {"MET": "good"}.get(assessment.verdict, "warning")
+    lead = Text(SENTENCES[assessment.verdict], tone)
+    parts: list[Part] = [lead, _table(assessment.judgements), *_reasons(assessment.judgements)]
+    sections = [Section(TITLE, ORDER, (*parts, Text(METHOD, "muted")))]
+    if judged.runs:
+        sections.append(Section("Requests", ORDER, (_requests(judged),)))
+    by_run = _by_run(judged)
+    if by_run is not None:
+        sections.append(Section("From run to run", ORDER, (by_run,)))
+    if for_page and judged.runs:
+        sections += _curves(judged)
+    if assessment.doubts:
+        notes = tuple(Text(_sentence(doubt)) for doubt in assessment.doubts)
+        sections.append(Section("To know", ORDER, notes))
+    return sections
+
+
+def _table(judgements: Sequence[Judgement]) -> Table:
+    columns = (
+        Column("Target", "name"),
+        Column("Verdict"),
+        Column("Measured", "right"),
+        Column("99 % bound", "right"),
+        Column("Samples", "right"),
+        Column("Left out", "right", essential=False),
+    )
+    rows = tuple(
+        (
+            judgement.target.text,
+            judgement.verdict.lower(),
+            _value(judgement, judgement.estimate),
+            _value(judgement, _bound(judgement)),
+            f"{judgement.num_samples:,}" if judgement.num_samples else MISSING,
+            f"{judgement.num_left_out:,}" if judgement.num_left_out else "",
+        )
+        for judgement in judgements
+    )
+    return Table(columns, rows, terminal_rows=len(rows))
+
+
+def _bound(judgement: Judgement) -> float | None:
+    """Return the bound that decides: the worse one, or of what is missed the better one."""
+    is_high = (judgement.target.metric.relation == "<=") is not (judgement.verdict == "MISSED")
+    return judgement.high if is_high else judgement.low
+
+
+def _value(judgement: Judgement, value: float | None) -> str:
+    if value is None:
+        return MISSING
+    if math.isinf(value):
+        return "no answer"
+    kind = judgement.target.metric.kind
+    if kind == "time":
+        return format_time(value)
+    if kind == "share":
+        return format_share(value)
+    per_gpu = "/gpu" if judgement.target.is_per_gpu else ""
+    return f"{value:,.4g} {judgement.target.metric.counts}/s{per_gpu}"
+
+
+def _reasons(judgements: Sequence[Judgement]) -> list[Text]:
+    reasons = []
+    for judgement in judgements:
+        needed = judgement.samples_needed
+        more = f"; about {needed:,} samples like these would prove it" if needed else ""
+        if judgement.verdict not in ("MET", "MISSED"):
+            reasons.append(Text(f"{judgement.target.text}: {judgement.why}{more}."))
+        if judgement.num_left_out and judgement.num_samples:
+            share = judgement.num_left_out / (judgement.num_left_out + judgement.num_samples)
+            reasons.append(
+                Text(
+                    f"{judgement.target.text}: {format_share(share)} of the answers are "
+                    f"{judgement.why_left_out} and have no such time; they are left out of it."
+                )
+            )
+    return reasons
+
+
+def _requests(judged: Judged) -> Facts:
+    rows = [row for run in judged.runs for row in run.rows]
+    outcomes = Counter(row.outcome for row in rows)
+    loads = list(dict.fromkeys(f"{run.load.name} ({run.load.kind} loop)" for run in judged.runs))
+    lag = lag_of(judged.runs)
+    windows = [find_window(run) for run in judged.runs]
+    steady = [window.duration_s for window in windows if window is not None]
+    tools = ", ".join(dict.fromkeys(run.tool for run in judged.runs))
+    gpus = judged.assessment.num_gpus
+    return Facts(
+        (
+            ("Sent", f"{len(rows):,}", f"{tools}, {format_count(len(judged.runs), 'run')}"),
+            ("Answered", f"{outcomes['answered']:,}", ""),
+            ("Failed", f"{outcomes['failed']:,}", _first_error(judged.runs)),
+            ("Cancelled", f"{outcomes['cancelled']:,}", "the client stopped waiting"),
+            ("Load", ", ".join(loads), ""),
+            ("Sent late", UNKNOWN if lag is None else format_time(lag), "p99, after it was due"),
+            ("Steady state", format_time(1e9 * sum(steady)) if steady else UNKNOWN, "of the rates"),
+            ("GPUs", f"{gpus}" if gpus else UNKNOWN, "as given" if gpus else "give --gpus"),
+        )
+    )
+
+
+def _first_error(runs: Sequence[Responses]) -> str:
+    errors = Counter(row.error for run in runs for row in run.rows if row.outcome == "failed")
+    if not errors:
+        return ""
+    error, _ = errors.most_common(1)[0]
+    return "most often: " + " ".join(error.split())[:80]
+
+
+def _by_run(judged: Judged) -> Table | None:
+    judgements = [j for j in judged.assessment.judgements if j.by_run]
+    if not judgements:
+        return None
+    columns = (Column("Target", "name"), Column("Least", "right"), Column("Most", "right"))
+    rows = tuple(
+        (j.target.text, _value(j, min(j.by_run)), _value(j, max(j.by_run))) for j in judgements
+    )
+    return Table(columns, rows, "What each run alone measured.", terminal_rows=len(rows))
+
+
+def _curves(judged: Judged) -> list[Section]:
+    drawn = [
+        draw_distribution(judgement, points, _bound(judgement))
+        for judgement in judged.assessment.judgements
+        if judgement.target.metric.kind == "time" and judgement.num_samples
+        if (points := distribution(judgement.target, judged.runs))
+    ]
+    sections = [Section("Distributions", ORDER, tuple(drawn))] if drawn else []
+    curve = token_curve(judged.runs)
+    if curve is not None:
+        parts = (draw_token_curve(curve), _token_table(curve))
+        sections.append(Section("Time to the first N tokens", ORDER, parts))
+    return sections
+
+
+def _token_table(curve: TokenCurve) -> Table:
+    columns = ("N", *curve.by_level, "p99, 99 % bound", "Shorter answers")
+    chosen = [i for i, n in enumerate(curve.num_tokens) if n & (n - 1) == 0]
+    rows = [
+        (
+            f"{curve.num_tokens[i]}",
+            *(format_time(points[i]) for points in curve.by_level.values()),
+            format_time(curve.high_p99[i]),
+            format_share(curve.share_short[i]),
+        )
+        for i in chosen
+    ]
+    return Table(tuple(Column(name, "right") for name in columns), tuple(rows))
+
+
+def _sentence(text: str) -> str:
+    word = text.partition(" ")[0]
+    begun = text[0].upper() + text[1:] if word.isalpha() else text  # A target keeps its spelling.
+    return begun + ("" if text.endswith(".") else ".")
+
+
+def result_of_sla(judged: Judged) -> dict[str, object]:
+    """Return the verdict as plain data: ns, per second, shares of one; unknown as None."""
+    assessment = judged.assessment
+    rows = [row for run in judged.runs for row in run.rows]
+    outcomes = Counter(row.outcome for row in rows)
+    return {
+        "schema": SCHEMA,
+        "source": judged.source,
+        "verdict": assessment.verdict,
+        "percentiles": PERCENTILES,
+        "confidence": 0.99,
+        "targets": [_judgement(judgement) for judgement in assessment.judgements],
+        "requests": {
+            "sent": len(rows),
+            **{name: outcomes[name] for name in ("answered", "failed", "cancelled")},
+        }
+        if judged.runs
+        else None,
+        "runs": [
+            {"source": run.source, "tool": run.tool, "loop": run.load.kind, "load": run.load.name}
+            for run in judged.runs
+        ],
+        "late_p99_ns": lag_of(judged.runs),
+        "gpus": assessment.num_gpus,
+        "doubts": list(assessment.doubts),
+    }
+
+
+def _judgement(judgement: Judgement) -> dict[str, object]:
+    """Return a judgement; a percentile that failed requests reach is "never"."""
+    target = judgement.target
+    unit = {"time": "ns", "share": "", "rate": f"{target.metric.counts}/s"}[target.metric.kind]
+    return {
+        "target": target.text,
+        "metric": target.metric.name,
+        "percentile": None if target.quantile is None else 100 * float(target.quantile),
+        "limit": target.limit,
+        "unit": unit + ("/gpu" if target.is_per_gpu else ""),
+        "verdict": judgement.verdict,
+        "why": judgement.why,
+        "estimate": _plain(judgement.estimate),
+        "low": _plain(judgement.low),
+        "high": _plain(judgement.high),
+        "samples": judgement.num_samples,
+        "independent_samples": judgement.num_independent,
+        "left_out": judgement.num_left_out,
+        "why_left_out": judgement.why_left_out if judgement.num_left_out else "",
+        "samples_needed": judgement.samples_needed,
+        "by_run": [_plain(value) for value in judgement.by_run],
+    }
+
+
+def _plain(value: float | None) -> float | str | None:
+    return "never" if value is not None and math.isinf(value) else value

@@ -1,0 +1,155 @@
+"""Genuine result files of AIPerf and GuideLLM (tests/data/responses/README.md)."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kprof.collect.results import is_result, read_result
+from kprof.errors import KprofError
+from tests.responses import MS, judged
+
+DATA = Path(__file__).parent / "data" / "responses"
+AIPERF = DATA / "aiperf"
+GUIDELLM = DATA / "guidellm.json"
+
+
+def outcomes(run):
+    """Return how every request ended, sorted."""
+    return sorted(row.outcome for row in run.rows)
+
+
+def records():
+    """Return AIPerf's records as plain data."""
+    lines = (AIPERF / "profile_export.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def edited(tmp_path):
+    """Write AIPerf's records after an edit of each, without the summary."""
+
+    def write(edit):
+        rows = records()
+        for row in rows:
+            edit(row)
+        path = tmp_path / "profile_export.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["", "profile_export.jsonl", "profile_export_aiperf.json"])
+def test_aiperf_is_read_from_its_folder_and_from_either_file(name):
+    run = read_result(str(AIPERF / name))
+    assert outcomes(run) == ["answered"] * 8 + ["cancelled"] * 2 + ["failed"] * 2
+    assert (run.load.kind, run.load.name) == ("open", "20 requests/s, poisson")
+
+
+def test_aiperfs_own_times_come_out_again():
+    for record, row in zip(records(), read_result(str(AIPERF)).rows, strict=True):
+        if row.outcome == "answered":
+            metrics = record["metrics"]
+            first, end = row.chunk_ns[0] - row.sent_ns, row.end_ns - row.sent_ns
+            assert first / MS == pytest.approx(metrics["time_to_first_token"]["value"], abs=1e-6)
+            assert end / MS == pytest.approx(metrics["request_latency"]["value"], abs=1e-6)
+            assert abs(row.chunk_ns[-1] - row.end_ns) <= 1
+            assert row.output_tokens == metrics["output_sequence_length"]["value"]
+
+
+def test_aiperf_tells_when_a_request_was_released():
+    first, row = records()[0]["metadata"], read_result(str(AIPERF)).rows[0]
+    assert row.scheduled_ns == first["credit_issued_ns"]
+
+
+def test_requests_of_aiperfs_warm_up_are_left_out_and_counted(edited):
+    def warm_up(row):
+        if row["metadata"]["session_num"] < 3:
+            row["metadata"]["benchmark_phase"] = "warmup"
+
+    run = read_result(edited(warm_up))
+    assert len(run.rows) == 9
+    assert run.doubts == ("3 requests of the warm-up are left out",)
+
+
+def test_without_its_summary_aiperfs_load_is_unknown(edited):
+    assert read_result(edited(lambda row: None)).load.kind == "unknown"
+
+
+def test_a_summary_without_records_says_what_to_name(tmp_path):
+    shutil.copy(AIPERF / "profile_export_aiperf.json", tmp_path)
+    with pytest.raises(KprofError, match=r"profile_export\.jsonl"):
+        read_result(str(tmp_path / "profile_export_aiperf.json"))
+
+
+def test_a_damaged_line_is_named(edited):
+    path = Path(edited(lambda row: None))
+    path.write_text(path.read_text()[:-30])
+    with pytest.raises(KprofError, match="line 12"):
+        read_result(str(path))
+
+
+def test_guidellms_loads_are_chosen_by_number():
+    with pytest.raises(KprofError, match="#2 40 requests/s, poisson"):
+        read_result(str(GUIDELLM))
+    run = read_result(f"{GUIDELLM}#2")
+    assert outcomes(run) == ["answered"] * 6 + ["failed"] * 2
+
+
+def test_guidellms_own_times_come_out_again():
+    report = json.loads(GUIDELLM.read_text())["benchmarks"][0]["requests"]["successful"]
+    for request, row in zip(report, read_result(f"{GUIDELLM}#1").rows, strict=True):
+        first = (row.chunk_ns[0] - row.sent_ns) / MS
+        assert first == pytest.approx(request["time_to_first_token_ms"], abs=1e-3)
+        assert row.output_tokens == request["output_tokens"]
+        timings = request["info"]["timings"]
+        late = timings["request_start"] - timings["targeted_start"]
+        assert (row.sent_ns - row.scheduled_ns) / 1e9 == pytest.approx(late, abs=1e-6)
+
+
+def test_guidellm_lists_the_first_and_the_last_chunk_so_gaps_are_not_known():
+    run = read_result(f"{GUIDELLM}#1")
+    assert judged("gap_p50<=1s", run).verdict == "NOT MEASURED"
+    assert judged("stall_p50<=1s", run).num_samples
+
+
+def test_a_sample_of_guidellms_requests_is_refused(tmp_path):
+    report = json.loads(GUIDELLM.read_text())
+    report["benchmarks"][0]["requests"]["successful"].pop()
+    path = tmp_path / "guidellm.json"
+    path.write_text(json.dumps(report))
+    with pytest.raises(KprofError, match="sample_requests"):
+        read_result(f"{path}#1")
+
+
+def test_what_another_tool_wrote_is_no_result(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text('{"traceEvents": []}')
+    assert not is_result(str(path))
+    assert is_result(f"{GUIDELLM}#2")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("metadata", "request_start_ns"), 10**25),
+        (("metadata", "request_start_ns"), "soon"),
+        (("metrics", "time_to_first_token"), {"value": 1e300, "unit": "ms"}),
+        (("metrics", "time_to_first_token"), {"value": -5, "unit": "ms"}),
+        (("metrics", "time_to_first_token"), {"value": "fast", "unit": "ms"}),
+        (("metrics", "time_to_first_token"), {"value": 5, "unit": "fortnights"}),
+        (("metrics", "inter_chunk_latency"), {"value": 5.0, "unit": "ms"}),
+        (("metrics", "inter_chunk_latency"), {"value": [-5.0], "unit": "ms"}),
+        (("metrics", "output_sequence_length"), {"value": [], "unit": "tokens"}),
+        (("metrics", "output_sequence_length"), {"value": -1, "unit": "tokens"}),
+    ],
+)
+def test_a_value_that_cannot_be_is_one_clear_error(edited, place, value):
+    def damage(row):
+        if row.get("error") is None:
+            row[place[0]][place[1]] = value
+
+    with pytest.raises(KprofError, match=r"profile_export\.jsonl"):
+        read_result(edited(damage))
