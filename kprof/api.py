@@ -17,6 +17,7 @@ from kprof.errors import LaunchError
 
 if TYPE_CHECKING:
     from kprof.collect.inject.kprof_recorder.start import Session
+    from kprof.collect.inject.kprof_recorder.trial import TrialSession
 
 PACKAGE = "kprof_recorder"
 
@@ -83,14 +84,12 @@ def _named(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _block(session: Session) -> Iterator[None]:
-    session.outcome.note_rank()
-    session.recorder.block_begins()
+def _block(session: Session | TrialSession) -> Iterator[None]:
+    session.block_begins()
     try:
         yield
     finally:
-        session.recorder.block_ends()
-        session.outcome.describe(session.recorder.problems)
+        session.block_ends()
 
 
 @contextlib.contextmanager
@@ -125,8 +124,11 @@ def _prepare(raw: Path) -> None:
 
 
 def _recorder_of_this_process() -> ModuleType | None:
-    module = sys.modules.get(f"{PACKAGE}.start")
-    return module if module is not None and module.session is not None else None
+    for name in (f"{PACKAGE}.start", f"{PACKAGE}.trial"):
+        module = sys.modules.get(name)
+        if module is not None and module.session is not None:
+            return module
+    return None
 
 
 def _load_recorder() -> ModuleType:

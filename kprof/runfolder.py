@@ -10,6 +10,8 @@ from pathlib import Path
 from kprof.errors import LaunchError
 
 SUFFIX = ".kprof"
+# What only kprof writes into a folder: one of them stands in every run and every comparison.
+OURS = ("raw/launch.json", "kernels.parquet", "comparison.json", "pairs.json", "raw/output.log")
 
 
 def make_folder(workload: str, out: Path | None, *, force: bool) -> Path:
@@ -68,7 +70,7 @@ def _named(folder: Path, *, force: bool) -> Path:
 def _remove_run(folder: Path) -> None:
     """Remove a former run; anything else in the way is not ours to delete."""
     # Data lies in folders called `raw` as well, so what only kprof writes has to be there.
-    if not any((folder / name).is_file() for name in ("raw/launch.json", "kernels.parquet")):
+    if not any((folder / name).is_file() for name in OURS):
         raise LaunchError(
             f"{folder} is not a run folder, so --force does not empty it",
             fix="name another --out",

@@ -31,6 +31,11 @@ def run_service(
             "--nsys records one window and --trigger many, so they do not go together",
             fix="leave one of them out",
         )
+    if options.ncu:
+        raise LaunchError(
+            "--ncu runs the workload once more, which a service does not end for",
+            fix="leave out --ncu; kprof ncu RUN counts for a workload that ends by itself",
+        )
     command = command_of(options)
     folder = make_folder(name_of(options), options.out, force=options.force)
     bounded = replace(options, seconds=SECONDS if options.seconds is None else options.seconds)

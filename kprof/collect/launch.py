@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Union
 
-from kprof.collect.inject.kprof_recorder.settings import NSIGHT, Settings
+from kprof.collect.inject.kprof_recorder.settings import NSIGHT, OPTIONAL, Settings
 from kprof.collect.nsys import EXPORT, ProfiledProcess, keep_window
 from kprof.collect.nvml import Sampler
 from kprof.collect.parts import compress_parts, leave_out_helpers, recorders_of
@@ -46,6 +46,7 @@ class LaunchOptions:
     stacks: bool = False
     memory: bool = False
     shapes: bool = True
+    counters: bool = False
     seconds: float | None = None
     """The longest that a window may take; None: as long as its steps take."""
     nsys: bool = False
@@ -159,15 +160,21 @@ def environment_for(
         shapes=options.shapes,
         stacks=options.stacks,
         memory=options.memory,
+        counters=options.counters,
         seconds=options.seconds,
         trigger=trigger,
         tracer=NSIGHT if options.nsys else Settings.tracer,
         # Where every rank is started under a kprof of its own, each is the leader.
         leader=os.environ.get("LOCAL_RANK", Settings.leader),
     )
-    path = os.environ.get("PYTHONPATH")
+    return injecting(settings, os.environ)
+
+
+def injecting(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` with what makes every Python of the workload do what `settings` say."""
+    path = environment.get("PYTHONPATH")
     return {
-        **os.environ,
+        **{name: value for name, value in environment.items() if name not in OPTIONAL},
         **settings.to_environment(),
         "PYTHONPATH": str(INJECT) + (os.pathsep + path if path else ""),
     }

@@ -99,8 +99,14 @@ def read_sample(nvml: Nvml, index: int) -> dict[str, Any]:
 class Sampler:
     """Writes a line a sample to `path` from a thread of its own, between `start` and `stop`."""
 
-    def __init__(self, path: Path, open_nvml: Callable[[], Nvml] = Nvml) -> None:
+    def __init__(
+        self,
+        path: Path,
+        open_nvml: Callable[[], Nvml] = Nvml,
+        read: Callable[[Nvml, int], dict[str, Any]] = read_sample,
+    ) -> None:
         self.path = path
+        self._read = read
         self._nvml = open_nvml()
         self.problem = self._nvml.problem
         self._is_over = threading.Event()
@@ -132,7 +138,7 @@ class Sampler:
             while True:
                 began_s = time.monotonic()
                 for index in sampled:
-                    file.write(json.dumps(read_sample(self._nvml, index)) + "\n")
+                    file.write(json.dumps(self._read(self._nvml, index)) + "\n")
                 file.flush()
                 rest_s = INTERVAL_S - (time.monotonic() - began_s)
                 if self._is_over.wait(max(0.0, rest_s)):

@@ -30,10 +30,17 @@ def follow_the_process() -> None:
     """Record this process to its end; where that cannot be, the workload must not feel it."""
     try:
         from .settings import Settings
-        from .start import start
 
         settings = Settings.from_environment(os.environ)
-        if settings is not None:
+        if settings is None:
+            return
+        if settings.schedule is not None:
+            from .trial import start as start_trial
+
+            start_trial(settings).follow_the_process()
+        else:
+            from .start import start
+
             start(settings).follow_the_process()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
         say_not_started(error)

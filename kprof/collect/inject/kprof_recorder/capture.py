@@ -230,13 +230,17 @@ def _is_complete(trace: Path) -> bool:
 
 def synchronize() -> None:
     """Wait for every GPU that this process uses; initializes none."""
+    for device in used_devices():
+        torch.cuda.synchronize(device)
+
+
+def used_devices() -> list[int]:
+    """Return the GPUs that this process uses; initializes none."""
     if not torch.cuda.is_initialized():
-        return
+        return []
     # Where no thread has worked, to wait would take up memory there for ever.
     is_used = getattr(torch._C, "_cuda_hasPrimaryContext", torch.cuda.memory_reserved)
-    for device in range(torch.cuda.device_count()):
-        if is_used(device):
-            torch.cuda.synchronize(device)
+    return [device for device in range(torch.cuda.device_count()) if is_used(device)]
 
 
 def is_capturing_a_graph() -> bool:

@@ -27,6 +27,12 @@ def is_compiler_watching() -> bool:
     return callable(_get_callback())
 
 
+def num_compiled() -> int:
+    """Return how many frames torch.compile has compiled in this process so far."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return int(utils.counters["frames"]["ok"]) if utils is not None else 0
+
+
 def keep_from_compiler(package: str) -> None:
     """Let torch.compile run all code of `package` as it is and compile only what that calls."""
     for name, module in list(sys.modules.items()):

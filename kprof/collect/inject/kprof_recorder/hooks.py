@@ -11,10 +11,9 @@ what is compiled.)
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
-from types import FunctionType
-from typing import Any, TypeGuard
+from threading import get_ident
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
@@ -24,8 +23,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .compiler import is_compiler_watching
 from .known import Known
+from .listener import Listener
 from .ranges import PHASE, Range
-from .recorder import Recorder
+from .replacing import is_plain, replace, subclasses
 from .steps import REPLAY, Source
 
 CALLS_BETWEEN_CHECKS = 256
@@ -38,10 +38,11 @@ class Hooks:
     counted or a trace is being recorded, so that a workload at rest pays one Python frame a call.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Listener) -> None:
         self.recorder = recorder
         self.describe = Known(_describe)
         self.depth = 0
+        self.stepping: set[tuple[int, int]] = set()
         self.on_call: Callable[..., Any] | None = None
         self.on_step: Callable[[Source], None] = recorder.optimizer_ends
         recorder.on_change = self.refresh
@@ -59,17 +60,17 @@ class Hooks:
 
     def install(self) -> None:
         """Replace what must be replaced in torch."""
-        _replace(Module, "__call__", self.around_module_call)
-        _replace(torch.autograd, "backward", self.around_backward)
-        _replace(torch.autograd, "grad", self.around_backward)
-        _replace(_BaseDataLoaderIter, "__next__", self.around_fetch)
-        _replace(Optimizer, "profile_hook_step", self.around_step_of, is_static=True)
-        _replace(torch.cuda.CUDAGraph, "replay", self.around_replay)
-        _replace(torch.cuda, "_lazy_init", self.around_cuda_init)
+        replace(Module, "__call__", self.around_module_call)
+        replace(torch.autograd, "backward", self.around_backward)
+        replace(torch.autograd, "grad", self.around_backward)
+        replace(_BaseDataLoaderIter, "__next__", self.around_fetch)
+        replace(Optimizer, "profile_hook_step", self.around_step_of, is_static=True)
+        replace(torch.cuda.CUDAGraph, "replay", self.around_replay)
+        replace(torch.cuda, "_lazy_init", self.around_cuda_init)
         Module.__init_subclass__ = classmethod(self.after_subclass)
-        for module_class in _subclasses(Module):
+        for module_class in subclasses(Module):
             self.listen_to_generate(module_class)
-        for optimizer_class in _subclasses(Optimizer):
+        for optimizer_class in subclasses(Optimizer):
             step = vars(optimizer_class).get("step")
             if hasattr(step, "hooked"):
                 optimizer_class.step = self.telling(step)
@@ -151,7 +152,7 @@ class Hooks:
             generate = vars(base).get("generate")
             if (
                 generate is not None
-                and _is_plain(generate)
+                and is_plain(generate)
                 and not hasattr(generate, "kprof_listens")
             ):
                 base.generate = self.around_generate(generate)  # type: ignore[attr-defined]
@@ -230,13 +231,29 @@ class Hooks:
 
         @functools.wraps(step)
         def step_and_tell(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+            # One that calls another of the same optimizer, as a subclass does, is one step.
+            inside = (get_ident(), id(optimizer))
+            if is_compiling() or inside in self.stepping:
                 return step(optimizer, *args, **kwargs)
-            result = self.in_phase("optimizer", step, (optimizer, *args), kwargs)
+            self.stepping.add(inside)
+            try:
+                result = self.in_phase("optimizer", step, (optimizer, *args), kwargs)
+            finally:
+                self.stepping.discard(inside)
             self.on_step(self.describe(optimizer))
             return result
 
+        step_and_tell.kprof_tells = True  # type: ignore[attr-defined]
         return step_and_tell
+
+    def listen_again(self) -> None:
+        """Listen to what steps are told by, where somebody has replaced it since."""
+        for module_class in subclasses(Module):
+            self.listen_to_generate(module_class)
+        for optimizer in self.describe.alive():
+            owner: Any = next(c for c in type(optimizer).__mro__ if "step" in vars(c))
+            if not hasattr(owner.step, "kprof_tells"):
+                owner.step = self.telling(owner.step)
 
     def in_phase(self, phase: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call something within the range of a phase, if a trace is being recorded."""
@@ -256,31 +273,6 @@ class Hooks:
             return result
 
         return initialize
-
-
-def _replace(
-    owner: Any,
-    name: str,
-    make: Callable[[Callable[..., Any]], Callable[..., Any]],
-    *,
-    is_static: bool = False,
-) -> None:
-    original = getattr(owner, name)
-    replacement = functools.wraps(original)(make(original))
-    setattr(owner, name, staticmethod(replacement) if is_static else replacement)
-
-
-def _subclasses(cls: Any) -> set[Any]:
-    below = set(cls.__subclasses__())
-    return below.union(*(_subclasses(c) for c in below))
-
-
-def _is_plain(function: object) -> TypeGuard[FunctionType]:
-    return (
-        isinstance(function, FunctionType)
-        and not inspect.isgeneratorfunction(function)
-        and not inspect.iscoroutinefunction(function)
-    )
 
 
 def _describe(optimizer: Optimizer) -> Source:

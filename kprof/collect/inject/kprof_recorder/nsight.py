@@ -10,6 +10,7 @@ import torch
 from torch.autograd.profiler import emit_nvtx
 
 from .capture import Capture, synchronize
+from .counters import CountedCapture
 from .others import Ours
 from .settings import NSIGHT, Settings
 
@@ -72,6 +73,12 @@ class NsightCapture(Capture):
 def new_capture(settings: Settings) -> Capture:
     """Return a capture by the tracer that the settings name."""
     return NsightCapture(settings) if settings.tracer == NSIGHT else Capture(settings)
+
+
+def new_window(settings: Settings) -> Capture:
+    """Return a capture for the window: with counters, where the settings ask for them."""
+    is_counted = settings.counters and settings.tracer != NSIGHT
+    return CountedCapture(settings) if is_counted else new_capture(settings)
 
 
 def is_in_sight(settings: Settings) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from .capture import PROFILER_ERRORS, Ahead, Capture, can_start, is_capturing_a_graph
 from .deviceclock import DeviceClock
-from .nsight import is_in_sight, new_capture
+from .nsight import is_in_sight, new_capture, new_window
 from .ranges import Models
 from .recording import Recording, Stage, now
 from .settings import Settings
@@ -43,7 +43,7 @@ class Recorder:
         self.on_window: Callable[[Recording], None] = lambda recording: None
         self.on_finished: Callable[[Recording], None] = lambda recording: None
         self._is_block = False
-        self._ahead = Ahead(new_capture)
+        self._ahead = Ahead(new_window)
         self._open_step: int | None = None
         self._num_counted = 0
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 # The tracer that is not torch's own profiler.
 NSIGHT = "nsys"
+# What is not set where nobody asks for it: a run inside another must not find the other's.
+OPTIONAL = ("KPROF_SECONDS", "KPROF_TRIGGER", "KPROF_SCHEDULE")
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Settings:
     skip: int = 5
     steps: int = 3
     shapes: bool = True
+    counters: bool = False
     stacks: bool = False
     memory: bool = False
     seconds: float | None = None
@@ -29,6 +32,8 @@ class Settings:
     """Who records: torch's profiler, or Nsight Systems around this process."""
     leader: str = "0"
     """The local rank that begins and ends a window of Nsight Systems."""
+    schedule: Path | None = None
+    """The file with windows to time, for which nothing is recorded."""
 
     @property
     def longest_ns(self) -> int | None:
@@ -48,23 +53,28 @@ class Settings:
             shapes=environment.get("KPROF_SHAPES", "1") == "1",
             stacks=environment.get("KPROF_STACKS", "0") == "1",
             memory=environment.get("KPROF_MEMORY", "0") == "1",
+            counters=environment.get("KPROF_COUNTERS", "0") == "1",
             seconds=float(environment["KPROF_SECONDS"]) if "KPROF_SECONDS" in environment else None,
             trigger=Path(environment["KPROF_TRIGGER"]) if "KPROF_TRIGGER" in environment else None,
             tracer=environment.get("KPROF_TRACER", cls.tracer),
             leader=environment.get("KPROF_LEADER", cls.leader),
+            schedule=Path(environment["KPROF_SCHEDULE"])
+            if "KPROF_SCHEDULE" in environment
+            else None,
         )
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables from which `from_environment` makes these settings again."""
-        optional = {"KPROF_SECONDS": self.seconds, "KPROF_TRIGGER": self.trigger}
+        optional = zip(OPTIONAL, (self.seconds, self.trigger, self.schedule), strict=True)
         return {
-            **{name: str(value) for name, value in optional.items() if value is not None},
+            **{name: str(value) for name, value in optional if value is not None},
             "KPROF_RAW": str(self.raw),
             "KPROF_SKIP": str(self.skip),
             "KPROF_STEPS": str(self.steps),
             "KPROF_SHAPES": str(int(self.shapes)),
             "KPROF_STACKS": str(int(self.stacks)),
             "KPROF_MEMORY": str(int(self.memory)),
+            "KPROF_COUNTERS": str(int(self.counters)),
             "KPROF_TRACER": self.tracer,
             "KPROF_LEADER": self.leader,
         }

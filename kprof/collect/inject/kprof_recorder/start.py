@@ -67,6 +67,16 @@ class Session:
         self.recorder.restart(settings, StepCounter())
         self.outcome.restart()
 
+    def block_begins(self) -> None:
+        """Record from here to `block_ends`, as the workload itself asks for."""
+        self.outcome.note_rank()
+        self.recorder.block_begins()
+
+    def block_ends(self) -> None:
+        """Write what was recorded of the block."""
+        self.recorder.block_ends()
+        self.outcome.describe(self.recorder.problems)
+
     def window_opens(self, recording: Recording) -> None:
         """Take care that a window outlives SIGTERM; multiprocessing's children must die of it."""
         if self.ending is not None and started_by() is None:

@@ -1,0 +1,179 @@
+"""A against B in alternating processes: a pair is a process of each, in random order."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from statistics import median
+
+from kprof.analyze.verdict.judge import is_enough
+from kprof.collect.trials import Schedule, Trial, Variant, Window, run_trial
+from kprof.comparison import Comparison, Metric, Pair, Plan, save_pairs
+from kprof.errors import KprofError
+from kprof.variants import AbOptions, Tell
+
+STEP = Metric("step time", "ns")
+RUN = Metric("run time", "ns")
+ENERGY = Metric("energy per step", "J")
+NUM_WINDOWS = 5
+# The energy counter is too coarse for less.
+ENERGY_WINDOW_S = 1.0
+PAIRS = 16
+
+
+def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -> Comparison:
+    """Take pairs of processes until the verdict stands, or all are taken.
+
+    A first process of each is not counted: it fills the caches of files and compilers, and shows
+    what can be measured, before the plan is made.
+    """
+    schedules = {label: _schedule(options, label) for label in "AB"}
+    tell("first process of each, not counted")
+    pilots = [_trial(v, schedules[v.label], folder / "raw" / "pilot") for v in (a, b)]
+    plan = _plan(options, pilots)
+    tell(f"comparing {plan.metrics[0].name} in at most {plan.max_pairs} pairs of processes")
+    order = Random(plan.seed)
+    taken: list[Pair] = []
+    steps: dict[str, list[tuple[int, ...]]] = {"A": [], "B": []}
+    while len(taken) < plan.max_pairs and not (plan.stops_early and is_enough(plan, taken)):
+        is_a_first = order.random() < 0.5
+        start_ns = time.time_ns()
+        where = folder / "raw" / f"{len(taken) + 1:03d}"
+        in_order = (a, b) if is_a_first else (b, a)
+        trials = {v.label: _trial(v, schedules[v.label], where) for v in in_order}
+        for label, trial in trials.items():
+            steps[label].append(tuple(one for w in trial.windows for one in w.steps_ns))
+        taken.append(_pair(plan, trials["A"], trials["B"], is_a_first, start_ns))
+        save_pairs(plan, taken, folder)
+        tell(_progress(taken, plan))
+    return Comparison(
+        name=Path(options.words[0]).name,
+        a=a.difference,
+        b=b.difference,
+        plan=plan,
+        pairs=tuple(taken),
+        claims=(),
+        protocol=_protocol(plan, schedules["A"]),
+        doubts=_doubts(plan, options, pilots),
+        steps_ns={label: tuple(runs) for label, runs in steps.items()},
+        facts=facts_of(a, b, pilots),
+    )
+
+
+def _schedule(options: AbOptions, label: str) -> Schedule:
+    window_s = max(options.window_s, ENERGY_WINDOW_S) if options.energy else options.window_s
+    return Schedule(label * NUM_WINDOWS, skip=options.skip, window_s=window_s)
+
+
+def _trial(variant: Variant, schedule: Schedule, folder: Path) -> Trial:
+    return run_trial(
+        variant,
+        schedule,
+        folder / variant.label,
+        is_enough=lambda windows: len(windows) >= NUM_WINDOWS,
+    )
+
+
+def _plan(options: AbOptions, pilots: Sequence[Trial]) -> Plan:
+    """Decide what is compared, from what the first processes showed.
+
+    Raises:
+        KprofError: one of the two took steps and the other did not.
+    """
+    stepped = [bool(trial.windows) for trial in pilots]
+    if stepped[0] != stepped[1]:
+        which = "A" if stepped[0] else "B"
+        raise KprofError(
+            f"only {which} took enough steps to be timed, so the two cannot be compared",
+            fix=f"see {pilots[0].log} and {pilots[1].log}; fewer warm-up steps: --skip",
+        )
+    metrics: tuple[Metric, ...] = (STEP,) if stepped[0] else (RUN,)
+    if options.energy and all(trial.joules_per_step is not None for trial in pilots):
+        metrics += (ENERGY,)
+    return Plan(
+        metrics,
+        smallest_effect=options.smallest_effect,
+        max_pairs=options.pairs or PAIRS,
+        stops_early=not options.fixed,
+        seed=options.seed,
+    )
+
+
+def _pair(plan: Plan, a: Trial, b: Trial, is_a_first: bool, start_ns: int) -> Pair:
+    problems = [w.problem for trial in (a, b) for w in trial.windows if w.problem]
+    is_bad = any(trial.windows and not _good(trial) for trial in (a, b))
+    return Pair(
+        a=tuple(_value(metric, a) for metric in plan.metrics),
+        b=tuple(_value(metric, b) for metric in plan.metrics),
+        is_a_first=is_a_first,
+        start_ns=start_ns,
+        clocks_mhz=(_clock(a), _clock(b)),
+        problem=problems[0] if is_bad else "",
+    )
+
+
+def _value(metric: Metric, trial: Trial) -> float:
+    if metric is RUN:
+        return float(trial.wall_ns)
+    if metric is ENERGY:
+        return float("nan") if trial.joules_per_step is None else trial.joules_per_step
+    windows = _good(trial) or trial.windows
+    return median(w.time_ns for w in windows) if windows else float("nan")
+
+
+def _good(trial: Trial) -> list[Window]:
+    return [window for window in trial.windows if not window.problem]
+
+
+def _clock(trial: Trial) -> float | None:
+    clocks = [w.sm_clock_mhz for w in trial.windows if w.sm_clock_mhz is not None]
+    return median(clocks) if clocks else None
+
+
+def _progress(taken: Sequence[Pair], plan: Plan) -> str:
+    last = taken[-1]
+    percent = 100 * (last.b[0] / last.a[0] - 1)
+    return f"pair {len(taken)} of at most {plan.max_pairs}: B {percent:+.1f} %"
+
+
+def _protocol(plan: Plan, schedule: Schedule) -> str:
+    how = "Alternating processes in random order, one of A and one of B a pair: "
+    if plan.metrics[0] is RUN:
+        return how + "the whole time of each, from its start to its end."
+    return (
+        f"{how}of each the median of {NUM_WINDOWS} windows of at least {schedule.window_s:g} s "
+        f"after {schedule.skip} steps, from an idle GPU to an idle GPU."
+    )
+
+
+def _doubts(plan: Plan, options: AbOptions, pilots: Sequence[Trial]) -> tuple[str, ...]:
+    doubts = list(dict.fromkeys(problem for trial in pilots for problem in trial.problems))
+    if plan.metrics[0] is RUN:
+        doubts.append(
+            "Neither took steps that kprof knows, so whole runs are compared, start-up included."
+        )
+    if options.energy and ENERGY not in plan.metrics:
+        why = next(trial.why_no_energy for trial in pilots if trial.joules_per_step is None)
+        doubts.append(f"Energy is not compared: {why}.")
+    return tuple(doubts)
+
+
+def facts_of(a: Variant, b: Variant, trials: Sequence[Trial]) -> dict[str, str]:
+    """Return what it takes to do the comparison again, and what it ran on."""
+    facts = {"command of A": shlex.join(a.command), "command of B": shlex.join(b.command)}
+    first = trials[0]
+    if first.device_name:
+        facts["GPU"] = first.device_name
+    if first.rule:
+        facts["step"] = first.rule
+    peaks = [_peak(trial) for trial in trials]
+    if None not in peaks:
+        facts["peak memory of A, B"] = " , ".join(f"{peak:,} B" for peak in peaks)
+    return facts
+
+
+def _peak(trial: Trial) -> int | None:
+    return max((w.peak_memory_bytes for w in trial.windows if w.peak_memory_bytes), default=None)

@@ -1,0 +1,104 @@
+"""The options of `kprof ab`: what A is, how B differs, how surely the two are to be told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from kprof.answer import Answer, say
+from kprof.errors import KprofError
+
+# Options end at the first word that is not one: what follows belongs to the workload.
+SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+
+
+def ab(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCRIPT", help="The workload, then its own arguments: A."),
+    ] = None,
+    module: Annotated[bool, Option("-m", help="SCRIPT is a module, as in python -m.")] = False,
+    env: Annotated[
+        list[str] | None, Option(metavar="K=V", help="B has this variable in its environment.")
+    ] = None,
+    arg: Annotated[list[str] | None, Option(metavar="WORD", help="B has this argument.")] = None,
+    python: Annotated[
+        tuple[Path, Path] | None, Option(metavar="A.py B.py", help="Two scripts; no SCRIPT then.")
+    ] = None,
+    patch: Annotated[
+        str | None,
+        Option(metavar="FILE.py:NAME", help="B runs inside this context manager, in one process."),
+    ] = None,
+    pairs: Annotated[int | None, Option(metavar="N", min=6, help="Most pairs to take.")] = None,
+    smallest_effect: Annotated[
+        str, Option(metavar="SHARE", help="Least difference that matters.")
+    ] = "1%",
+    fixed: Annotated[bool, Option("--fixed", help="Take all pairs, do not stop early.")] = False,
+    energy: Annotated[bool, Option("--energy", help="Judge the energy of a step as well.")] = False,
+    skip: Annotated[int, Option(metavar="N", min=0, help="Warm-up steps of a process.")] = 5,
+    window: Annotated[float, Option(metavar="S", min=0.01, help="Least seconds a sample.")] = 0.25,
+    target: Annotated[
+        list[str] | None, Option(metavar="T", help="To keep, such as 'step_p50<=60ms'.")
+    ] = None,
+    gpu: Annotated[str | None, Option(help="For costs: GPU, as price lists name it.")] = None,
+    price: Annotated[str | None, Option(help="For costs: $ per GPU-hour.")] = None,
+    gpus: Annotated[str | None, Option(help="For costs: GPUs of the workload [1].")] = None,
+    tokens_per_step: Annotated[str | None, Option(help="For costs: tokens of a step.")] = None,
+    tokens_per_month: Annotated[str | None, Option(help="For costs: tokens per month.")] = None,
+    seed: Annotated[int, Option(metavar="N", help="Seed of the random order.")] = 0,
+    out: Annotated[
+        Path | None, Option(metavar="DIR", help="Folder [default: SCRIPT-ab.kprof].")
+    ] = None,
+    json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace an existing comparison.")] = False,
+) -> Answer:
+    """Compare two variants of a workload, and say if B is faster, or that nobody can tell.
+
+    A is the script as it is, B the same with one of --env, --arg, --patch; or --python A.py B.py.
+    With none of them B is A: a test of the instrument.
+
+    Exit code 0: B is faster, or the same; 1: slower; 3: cannot tell.
+    """
+    from kprof.ab import compare
+    from kprof.variants import AbOptions, share_of
+
+    words = list(words or [])
+    if python is not None:
+        words.insert(0, str(python[0]))
+    if not words:
+        raise KprofError("nothing to compare", fix="name a script: kprof ab --env K=V train.py")
+    before = len(ctx.obj) - len(words) - 1
+    is_command = python is None and before >= 0 and ctx.obj[before] == "--"
+    options = AbOptions(
+        words=tuple(words),
+        form="command" if is_command else "module" if module else "script",
+        other=python[1] if python else None,
+        environment=tuple(env or ()),
+        arguments=tuple(arg or ()),
+        patch=patch,
+        pairs=pairs,
+        smallest_effect=share_of(smallest_effect),
+        fixed=fixed,
+        energy=energy,
+        skip=skip,
+        window_s=window,
+        seed=seed,
+        targets=tuple(target or ()),
+        facts={
+            "gpu": gpu,
+            "price": price,
+            "gpus": gpus,
+            "tokens_per_step": tokens_per_step,
+            "tokens_per_month": tokens_per_month,
+        },
+        out=out,
+        force=force,
+    )
+    compared = compare(options, say)
+    printed = compared.json if json else None
+    last = f"report: {compared.report}"
+    return Answer(compared.comparison.name, compared.sections, printed, last, compared.exit_code)

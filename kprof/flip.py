@@ -1,0 +1,93 @@
+"""A against B in one process: a change is switched on and off between steps, in random order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from kprof.alternate import STEP, facts_of
+from kprof.analyze.verdict.judge import is_enough
+from kprof.collect.trials import Schedule, Variant, Window, run_trial
+from kprof.comparison import Comparison, Pair, Plan, save_pairs
+from kprof.errors import KprofError
+from kprof.variants import AbOptions, Tell
+
+PAIRS = 40
+
+
+def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -> Comparison:
+    """Take pairs of neighbouring windows of one process until the verdict stands.
+
+    Raises:
+        KprofError: the process took too few steps for a single pair.
+    """
+    plan = Plan(
+        (STEP,),
+        smallest_effect=options.smallest_effect,
+        max_pairs=options.pairs or PAIRS,
+        stops_early=not options.fixed,
+        seed=options.seed,
+    )
+    letters = order_of(plan)
+    schedule = Schedule(letters, options.skip, options.window_s, patch=options.patch)
+    tell(f"comparing {STEP.name} in at most {plan.max_pairs} pairs of windows in one process")
+
+    def look(windows: Sequence[Window]) -> bool:
+        taken = pairs_of(windows)
+        save_pairs(plan, taken, folder)
+        if taken and len(windows) % 2 == 0:
+            percent = 100 * (taken[-1].b[0] / taken[-1].a[0] - 1)
+            tell(f"pair {len(taken)} of at most {plan.max_pairs}: B {percent:+.1f} %")
+        return plan.stops_early and is_enough(plan, taken)
+
+    trial = run_trial(a, schedule, folder / "raw", is_enough=look)
+    pairs = pairs_of(trial.windows)
+    if not pairs:
+        raise KprofError(
+            f"{a.command[-1]} ended before a pair of windows was taken",
+            fix=f"let it take more steps, or shorten --window or --skip; its output: {trial.log}",
+        )
+    doubts = list(trial.problems)
+    if len(pairs) < plan.max_pairs and not plan.stops_early:
+        doubts.append(f"The workload ended after {len(pairs)} of {plan.max_pairs} pairs.")
+    return Comparison(
+        name=Path(options.words[0]).name,
+        a=a.difference,
+        b=b.difference,
+        plan=plan,
+        pairs=pairs,
+        claims=(),
+        protocol=(
+            "In one process, the change switched on and off between steps, in random order: "
+            f"windows of {trial.windows[0].num_steps} steps, one step uncounted before each, from "
+            "an idle GPU to an idle GPU."
+        ),
+        doubts=tuple(doubts),
+        steps_ns={arm: tuple(w.steps_ns for w in trial.windows if w.arm == arm) for arm in "AB"},
+        facts=facts_of(a, b, [trial]),
+    )
+
+
+def order_of(plan: Plan) -> str:
+    """Return which variant each window belongs to: AB or BA for each pair, by a fair coin."""
+    order = Random(plan.seed)
+    return "".join("AB" if order.random() < 0.5 else "BA" for _ in range(plan.max_pairs))
+
+
+def pairs_of(windows: Sequence[Window]) -> tuple[Pair, ...]:
+    """Return the pairs of neighbouring windows; a last one without its partner is left over."""
+    return tuple(_pair(*windows[i : i + 2]) for i in range(0, len(windows) - 1, 2))
+
+
+def _pair(first: Window, second: Window) -> Pair:
+    is_a_first = first.arm == "A"
+    a, b = (first, second) if is_a_first else (second, first)
+    return Pair(
+        a=(float(a.time_ns),),
+        b=(float(b.time_ns),),
+        is_a_first=is_a_first,
+        start_ns=first.start_ns,
+        clocks_mhz=(a.sm_clock_mhz, b.sm_clock_mhz),
+        problem=a.problem or b.problem,
+    )

@@ -1,0 +1,107 @@
+"""What `kprof ab` compares: its options, and the two variants of a workload that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kprof.collect.trials import Variant
+from kprof.errors import KprofError
+from kprof.run import Form, RunOptions, command_of
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AbOptions:
+    """What to compare with what, and how surely."""
+
+    words: tuple[str, ...]
+    """A script and its arguments, a module and its arguments, or a whole command: variant A."""
+    form: Form = "script"
+    other: Path | None = None
+    """B is this script, with the same arguments."""
+    environment: tuple[str, ...] = ()
+    """B has these variables, each as K=V."""
+    arguments: tuple[str, ...] = ()
+    """B has these arguments at its end."""
+    patch: str | None = None
+    """B is inside this context manager: FILE.py:NAME, entered and left in one process."""
+    pairs: int | None = None
+    smallest_effect: float = 0.01
+    fixed: bool = False
+    """Whether all pairs are taken, even if the verdict stands before."""
+    energy: bool = False
+    """Whether the energy of a step is judged as well."""
+    skip: int = 5
+    """Warm-up steps of every process."""
+    window_s: float = 0.25
+    """A sample is as many steps as fill this time."""
+    seed: int = 0
+    targets: tuple[str, ...] = ()
+    """What A and B have to keep, such as step_p50<=60ms."""
+    facts: Mapping[str, str | None] = field(default_factory=dict)
+    """What `kprof cost` has to know to say what B saves; all missing: it is not asked."""
+    out: Path | None = None
+    force: bool = False
+
+
+def run_options(options: AbOptions) -> RunOptions:
+    """Return variant A as `kprof run` would start it."""
+    return RunOptions(options.words, options.form)
+
+
+def variants_of(options: AbOptions) -> tuple[Variant, Variant]:
+    """Return the two variants.
+
+    Raises:
+        KprofError: an option is malformed, or a script is not there.
+    """
+    command = command_of(run_options(options))
+    others = _other_command(options, command)
+    environment = dict(_split(text) for text in options.environment)
+    words = [f"--env {text}" for text in options.environment]
+    words += [f"--arg {text}" for text in options.arguments]
+    if options.other is not None:
+        words.insert(0, str(options.other))
+    if options.patch:
+        if words:
+            raise KprofError(
+                "--patch is switched inside one process, which has one environment and one "
+                "set of arguments",
+                fix="leave out --env, --arg and --python, or --patch",
+            )
+        words = [f"inside {options.patch}"]
+    a = Variant("A", command, {}, "as it is" if options.other is None else options.words[0])
+    b = Variant("B", others, environment, " ".join(words) or "the same: an A/A test")
+    return a, b
+
+
+def _other_command(options: AbOptions, command: tuple[str, ...]) -> tuple[str, ...]:
+    if options.other is not None:
+        words = (str(options.other), *options.words[1:])
+        command = command_of(RunOptions(words, options.form))
+    return (*command, *options.arguments)
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise KprofError(f"--env {text} sets nothing", fix="write --env NAME=VALUE")
+    return name, value
+
+
+def share_of(text: str) -> float:
+    """Return a share written as 1% or 0.01.
+
+    Raises:
+        KprofError: it is neither, or not between 0 and 1.
+    """
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise KprofError(f"{text} is no share between 0 and 1", fix="write 1% or 0.01")
+    return value

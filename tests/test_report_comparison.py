@@ -1,0 +1,146 @@
+"""What a reader is shown of a comparison."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from kprof.comparison import Claim, Comparison, Interval, Metric, Pair, Plan, load, save
+from kprof.errors import KprofError
+from kprof.report.comparison import format_interval, format_percent, sections_of_comparison
+from kprof.report.html import render_page
+from kprof.report.section import Figure, Table, Text
+from kprof.report.terminal import print_summary
+
+STEP = Metric("step time", "ns")
+ENERGY = Metric("energy per step", "J")
+HOSTILE = "</script><script>document.title='owned'</script>"
+
+
+def comparison_of(verdict="FASTER", ratio=0.9, metrics=(STEP,), **changes):
+    """Return a comparison of three pairs, one of them left out."""
+    interval = Interval(ratio, ratio - 0.01, ratio + 0.01, 0.95, "fixed")
+    values = tuple(2e6 if metric.unit == "ns" else 30.0 for metric in metrics)
+    pairs = (
+        Pair(values, tuple(v * ratio for v in values), True, 1_700_000_000_000_000_000),
+        Pair(values, tuple(v * ratio for v in values), False, 2, (1500.0, 1480.0)),
+        Pair(values, tuple(v * 9 for v in values), False, 3, (None, None), "another process"),
+    )
+    claims = tuple(Claim(metric, verdict, 2, interval, 0.01, why="Why.") for metric in metrics)
+    plan = Plan(metrics, max_pairs=40)
+    fields = {"name": "train.py", "a": "as it is", "b": "--env FAST=1", "plan": plan}
+    fields |= {"pairs": pairs, "claims": claims, "protocol": "In one process."}
+    return Comparison(**(fields | changes))
+
+
+def terminal(comparison, width=80):
+    console = Console(width=width, record=True, file=io.StringIO())
+    print_summary(comparison.name, sections_of_comparison(comparison, "Calibrated."), console)
+    return console.export_text()
+
+
+def tables(comparison):
+    sections = sections_of_comparison(comparison, "Calibrated.")
+    return [part for section in sections for part in section.parts if isinstance(part, Table)]
+
+
+def test_the_verdict_stands_first_with_the_change_and_its_interval():
+    text = terminal(comparison_of())
+    assert text.index("FASTER") < text.index("-10.0 %") < text.index("-11.0 % to -9.00 %")
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_both_variants_are_named_with_their_medians(width):
+    text = terminal(comparison_of(), width)
+    assert "2 ms" in text
+    assert "1.8 ms" in text
+    assert "--env FAST=1" in text
+
+
+def test_a_verdict_without_an_interval_shows_none():
+    claim = Claim(STEP, "INVALID", 2, why="The two do not return the same.")
+    text = terminal(comparison_of(claims=(claim,)))
+    assert "The two do not return the same." in text
+    assert "Interval" not in text
+
+
+def test_pairs_that_were_left_out_are_counted_and_shown_with_their_reason():
+    assert "1 more left out" in terminal(comparison_of())
+    (pairs,) = [table for table in tables(comparison_of()) if table.columns[0].header == "Pair"]
+    assert [row[-1] for row in pairs.rows] == ["", "", "another process"]
+    assert pairs.rows[1][5:7] == ("1,500", "1,480")
+
+
+def test_how_many_more_pairs_it_takes_is_said():
+    claim = Claim(STEP, "INCONCLUSIVE", 2, Interval(1, 0.9, 1.1, 0.95, "fixed"), pairs_needed=70)
+    assert "about 70 more" in terminal(comparison_of(claims=(claim,)))
+
+
+def test_doubts_and_the_instruments_own_error_stand_beside_the_verdict():
+    text = terminal(comparison_of(doubts=("Times had not settled.",)))
+    assert "Times had not settled." in text
+    assert "Calibrated." in text
+
+
+def test_every_metric_has_its_claim():
+    (claims,) = [
+        table
+        for table in tables(comparison_of(metrics=(STEP, ENERGY)))
+        if table.columns[0].header == "Metric"
+    ]
+    assert [row[0] for row in claims.rows] == ["step time", "energy per step"]
+
+
+def test_the_figure_has_a_dot_for_each_pair_and_marks_those_left_out():
+    sections = sections_of_comparison(comparison_of(), "")
+    (figure,) = [p for s in sections for p in s.parts if isinstance(p, Figure)]
+    assert [trace["x"] for trace in figure.data] == [[1, 2], [3]]
+    assert figure.data[0]["y"] == [0.9, 0.9]
+
+
+def test_the_plan_can_be_checked_by_its_hash():
+    comparison = comparison_of()
+    cells = [cell for table in tables(comparison) for row in table.rows for cell in row]
+    assert comparison.plan.digest in cells
+    assert Plan((STEP,), max_pairs=41).digest != comparison.plan.digest
+
+
+def test_no_name_becomes_markup():
+    comparison = comparison_of(name=HOSTILE, a=HOSTILE, b=HOSTILE, doubts=(HOSTILE,))
+    page = render_page(HOSTILE, sections_of_comparison(comparison, HOSTILE))
+    assert HOSTILE not in page
+
+
+def test_a_comparison_without_pairs_has_a_report():
+    claim = Claim(STEP, "INVALID", 0, why="No pairs.")
+    parts = [
+        p
+        for s in sections_of_comparison(comparison_of(pairs=(), claims=(claim,)), "")
+        for p in s.parts
+    ]
+    assert not any(isinstance(part, Figure) for part in parts)
+    assert any(isinstance(part, Text) and "No pairs." in part.text for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(0.9, "-10.0 %"), (1.0, "+0.00 %"), (1.0123, "+1.23 %"), (3.0, "+200.0 %")]
+)
+def test_a_ratio_is_shown_as_a_change_in_percent(ratio, text):
+    assert format_percent(ratio) == text
+
+
+def test_an_interval_says_how_sure_it_is():
+    interval = Interval(0.98, 0.97, 0.99, 0.975, "fixed")
+    assert format_interval(interval) == "-3.00 % to -1.00 % (97.5 % confidence)"
+
+
+def test_a_saved_comparison_is_read_as_it_was(tmp_path):
+    comparison = comparison_of()
+    save(comparison, tmp_path)
+    assert load(tmp_path) == comparison
+
+
+def test_a_damaged_comparison_is_one_clear_error(tmp_path):
+    (tmp_path / "comparison.json").write_text("{")
+    with pytest.raises(KprofError, match="no complete comparison"):
+        load(tmp_path)
