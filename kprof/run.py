@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -38,6 +38,10 @@ class RunOptions:
     """The longest that a window may take; None: as long as its steps take."""
     nsys: bool = False
     """Whether Nsight Systems records, instead of torch's profiler."""
+    ncu: bool = False
+    """Whether Nsight Compute counts what the most expensive kernels do, in another run."""
+    counters: bool = False
+    """Whether hardware counters are sampled in the same run."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +67,31 @@ def run(options: RunOptions, progress: Progress = lambda stage: None) -> RunOutc
     command = command_of(options)
     _check_tracer(options)
     folder = make_folder(name_of(options), options.out, force=options.force)
-    return report_on(launch(launch_options(options, command, folder)), folder, progress)
+    outcome = report_on(launch(launch_options(options, command, folder)), folder, progress)
+    return _counted(outcome, progress) if options.ncu else outcome
+
+
+def _counted(outcome: RunOutcome, progress: Progress) -> RunOutcome:
+    """Count what the most expensive kernels do; go on without where that cannot be done."""
+    if outcome.opened is None:
+        return outcome
+    from kprof.ncu import count
+
+    try:
+        return replace(outcome, opened=count(outcome.folder, progress=progress))
+    except KprofError as error:
+        told = f"Nothing was counted: {error.problem}. To mend that, {error.fix}."
+        return replace(outcome, messages=(*outcome.messages, told))
 
 
 def _check_tracer(options: RunOptions) -> None:
     """Refuse what Nsight Systems cannot do, before a run folder is made."""
     if not options.nsys:
         return
-    if options.stacks or options.memory:
+    if options.stacks or options.memory or options.counters:
         raise LaunchError(
-            "--nsys records neither Python stacks nor memory",
-            fix="leave out --stacks and --memory, or --nsys",
+            "--nsys records neither Python stacks nor memory nor counters",
+            fix="leave out --stacks, --memory and --counters, or --nsys",
         )
     find_program()
 
@@ -87,6 +105,7 @@ def launch_options(options: RunOptions, command: tuple[str, ...], folder: Path) 
         steps=options.steps,
         stacks=options.stacks,
         memory=options.memory,
+        counters=options.counters,
         shapes=options.shapes,
         seconds=options.seconds,
         nsys=options.nsys,

@@ -1,4 +1,4 @@
-"""A trace on disk: one Parquet file a table and `meta.json`, readable without kprof."""
+"""A trace on disk: a Parquet file a table, `meta.json`, `findings.json`, read without kprof."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kprof.errors import KprofError, TraceError
+from kprof.finding import Diagnosis
 from kprof.trace import SCHEMA, Meta, Table, Trace
 
 # Changes when a column changes its meaning; a saved run of another version is read again from raw.
-FORMAT = 2
+FORMAT = 3
 META_FILE = "meta.json"
+FINDINGS_FILE = "findings.json"
 
 
 def save(trace: Trace, folder: Path) -> None:
@@ -36,6 +38,9 @@ def save(trace: Trace, folder: Path) -> None:
                 use_dictionary=texts,
                 write_statistics=False,
             )
+    if trace.diagnosis is not None:
+        content = msgspec.json.encode(trace.diagnosis)
+        (folder / FINDINGS_FILE).write_bytes(msgspec.json.format(content))
     save_meta(trace.meta, folder / META_FILE)
 
 
@@ -98,12 +103,19 @@ def load(folder: str | os.PathLike[str]) -> Trace:
     try:
         meta = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Saved).meta
         tables = {name: _as_declared(folder, name) for name in SCHEMA}
+        diagnosis = _diagnosis_in(folder)
     except (OSError, ValueError, TypeError, msgspec.DecodeError, pa.ArrowException) as error:
         raise TraceError(
             f"{folder.name} is not a complete saved run: {error}",
             fix="open the trace it was made from again, with --force",
         ) from error
-    return Trace(**tables, meta=meta)
+    return Trace(**tables, meta=meta, diagnosis=diagnosis)
+
+
+def _diagnosis_in(folder: Path) -> Diagnosis | None:
+    """Read what the rules found; a run of before there were rules has no such file."""
+    path = folder / FINDINGS_FILE
+    return msgspec.json.decode(path.read_bytes(), type=Diagnosis) if path.exists() else None
 
 
 def _as_declared(folder: Path, name: Table) -> pd.DataFrame:

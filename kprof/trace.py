@@ -13,6 +13,7 @@ from typing import Literal
 import pandas as pd
 
 from kprof.device import Device
+from kprof.finding import Diagnosis
 
 Table = Literal["kernels", "ranges", "samples", "idle"]
 
@@ -45,6 +46,17 @@ KERNELS: tuple[Column, ...] = (
     Column("collective", "category", "", "reader", "What a kernel of a collective does, as recorded: allreduce, _allgather_base, …; missing for other kernels and in files that do not tell."),
     Column("group", "category", "", "reader", "Process group of that collective: its name and the ranks in it."),
     Column("group_sequence", "Int64", "", "reader", "Number of that collective in its process group, the same on every rank; missing in files of older versions of torch."),
+    Column("launches", "Int64", "", "reader", "How many launches the row adds up, where the recorder kept nothing but their sums; missing for a single one."),
+    Column("declared_flops", "Int64", "flop", "reader", "Floating-point operations of the row as the workload's author declared them to the recorder."),
+    Column("declared_type", "category", "", "reader", "Type at whose peak those run: fp8, fp16, fp32, fp64."),
+    Column("declared_bytes", "Int64", "B", "reader", "Bytes that the row moves as the author declared them."),
+    Column("dram_read_bytes", "Int64", "B", "reader", "What the row read from the device's memory, by hardware counters."),
+    Column("dram_written_bytes", "Int64", "B", "reader", "What it wrote to the device's memory, by hardware counters."),
+    Column("dram_percent", "float64", "%", "reader", "Throughput of the device's memory, of its peak, by hardware counters; NaN is missing, here and below."),
+    Column("sm_percent", "float64", "%", "reader", "Throughput of the SMs, that of their busiest part, of its peak."),
+    Column("tensor_percent", "float64", "%", "reader", "Throughput of the tensor cores, of its peak."),
+    Column("occupancy_percent", "float64", "%", "reader", "Warps that were active on an SM, of those that it can hold."),
+    Column("registers", "Int64", "", "reader", "Registers of a thread."),
     Column("launch_row", "Int64", "", "attribute", "Row in `ranges` of the runtime call that launched it."),
     Column("op_row", "Int64", "", "attribute", "Row in `ranges` of the innermost operator around the launch."),
     Column("op", "category", "", "attribute", "Name of that operator."),
@@ -60,7 +72,7 @@ KERNELS: tuple[Column, ...] = (
     Column("dtype", "category", "", "classify", "Type of the operands: bf16, fp16, fp32, tf32, fp8, int8, …; missing when nothing tells."),
     Column("flops", "Int64", "flop", "roofline", "This row's part of what its operator needs mathematically."),
     Column("bytes", "Int64", "B", "roofline", "This row's part of the least bytes its operator must move through memory."),
-    Column("work_from", "category", "", "roofline", "Source of flops and bytes: shapes (of its operator, or a collective's message), recorded (a copy's own size), bounds, alike (of launches of the same kernel over the same grid)."),
+    Column("work_from", "category", "", "roofline", "Source of flops and bytes: shapes (of its operator, or a collective's message), recorded (a copy's own size), declared (by the workload's author), counters (measured traffic), bounds, alike (of launches of the same kernel over the same grid)."),
     Column("work_bound", "category", "", "roofline", "Where work_from is bounds, whether the work is at least or at most this; missing elsewhere."),
     Column("limit_ns", "Int64", "ns", "roofline", "Time at the roofline: the larger of bytes and flops over their ceilings."),
     Column("bound", "category", "", "roofline", "memory, compute or latency; missing where no work is known."),
@@ -90,9 +102,9 @@ RANGES: tuple[Column, ...] = (
 SAMPLES: tuple[Column, ...] = (
     Column("time_ns", "int64", "ns", "reader", "When, on the recorder's clock."),
     Column("rank", "int32", "", "reader", "Rank; -1 for a sample of the whole machine."),
-    Column("device", "int32", "", "reader", "Index of the GPU in NVML's order (nvml) or the process's (profiler)."),
-    Column("source", "category", "", "reader", "nvml or profiler."),
-    Column("quantity", "category", "", "reader", "What was sampled, with its unit at the end: power_w, energy_mj, sm_clock_mhz, memory_clock_mhz, temperature_c, utilization_percent, memory_used_bytes, throttle_reasons (a bit set), allocated_bytes, reserved_bytes."),
+    Column("device", "int32", "", "reader", "Index of the GPU in NVML's order (nvml) or the process's (profiler, counters)."),
+    Column("source", "category", "", "reader", "nvml, profiler or counters."),
+    Column("quantity", "category", "", "reader", "What was sampled, with its unit at the end: power_w, energy_mj, sm_clock_mhz, memory_clock_mhz, temperature_c, utilization_percent, memory_used_bytes, throttle_reasons (a bit set), allocated_bytes, reserved_bytes; of the counters dram_read_bytes, dram_written_bytes and l2_bytes, in the time from this sample to the next."),
     Column("value", "float64", "", "reader", "The reading."),
 )
 
@@ -202,11 +214,14 @@ class Meta:
     source: str
     """Name of the file or folder that was read, without the folders above it."""
     tool: str
-    """kineto, nsys: what wrote the trace."""
+    """kineto, nsys, ncu, proton: what wrote the trace."""
     gpus: tuple[Gpu, ...] = ()
     command: tuple[str, ...] = ()
     host: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    untimed: str | None = None
+    """Why nobody knows when activities started: starts are then an arrangement, one activity after
+    another, and only durations were measured. None where starts were."""
     base_time_ns: int | None = None
     """Wall time (ns since 1970) at the clock's zero; None where the file does not say."""
     num_ranks: int = 1
@@ -240,6 +255,8 @@ class Trace:
     meta: Meta
     idle: pd.DataFrame = field(default_factory=lambda: empty("idle", "idle"))
     """The devices' idle time in pieces; empty before the pass that finds it."""
+    diagnosis: Diagnosis | None = None
+    """What the rules found; None before they were asked."""
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -252,6 +269,11 @@ class Trace:
     def is_host_only(self) -> bool:
         """Whether the activities are host operators because no device row was recorded."""
         return len(self.kernels) > 0 and bool((self.kernels["activity"] == "host").all())
+
+    @property
+    def has_timeline(self) -> bool:
+        """Whether it was recorded when activities started, so that idle time is known."""
+        return self.meta.untimed is None
 
     def with_kernels(self, **columns: object) -> Trace:
         """Return a trace whose `kernels` carry these further columns."""

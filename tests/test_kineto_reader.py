@@ -45,7 +45,8 @@ def test_a_kernel_is_an_activity_with_its_place_and_its_launch(tmp_path):
             "block": [128, 1, 1],
         },
     )
-    assert row(read(write(tmp_path, event)).kernels) == {
+    found = row(read(write(tmp_path, event)).kernels)
+    assert {name: value for name, value in found.items() if value is not None} == {
         "name": "gemm<&lt;>",
         "activity": "kernel",
         "rank": 0,
@@ -54,13 +55,8 @@ def test_a_kernel_is_an_activity_with_its_place_and_its_launch(tmp_path):
         "start_ns": 5001,
         "duration_ns": 2500,
         "correlation": 42,
-        "graph_node": None,
-        "copied_bytes": None,
         "grid": "8,1,2",
         "block": "128,1,1",
-        "collective": None,
-        "group": None,
-        "group_sequence": None,
     }
 
 

@@ -134,7 +134,7 @@ def test_a_saved_run_without_its_recording_cannot_be_analyzed_again(here, kprof)
     ("name", "content", "said"),
     [
         ("meta.json", b'{"format": 0}', "another version of kprof"),
-        ("meta.json", b'{"format": 2}', "not a complete saved run"),
+        ("meta.json", b'{"format": 3}', "not a complete saved run"),
         ("meta.json", None, "not to its end"),
         ("kernels.parquet", b"PAR1", "not a complete saved run"),
         ("ranges.parquet", None, "not a complete saved run"),

@@ -149,6 +149,7 @@ def test_sections_come_in_their_order():
         "Where the time goes",
         "Roofline",
         "Top kernels",
+        "Hardware counters",
         "Modules",
         "Timeline",
         "Idle time",

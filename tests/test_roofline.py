@@ -9,8 +9,8 @@ from kprof.analyze.roofline import (
     add_roofline,
     beaten_ceilings,
     decide_bound,
-    split_by_duration,
 )
+from kprof.analyze.row_work import split_by_duration
 from kprof.device import Device
 from kprof.trace import columns_of
 from tests.calls import recorded, tensor, tensors

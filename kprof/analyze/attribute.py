@@ -62,9 +62,9 @@ def add_attribution(trace: Trace) -> Trace:
     attributed_by[is_compiled] = "compiled"
     attributed_by[bucket != "attributed"] = None
     op = np.where(is_graph, NO_ROW, op)
-    # A graph may hold a whole step: where it was replayed does not tell the phase of its nodes.
+    # A graph may hold a whole step, and a sum all of a run: neither's place tells a phase.
     phase = _phases(ranges, tree, inner, maker)
-    phase[is_graph] = None
+    phase[is_graph | (not trace.has_timeline)] = None
     return trace.with_ranges(parent=_nullable(parent)).with_kernels(
         launch_row=_nullable(launch),
         op_row=_nullable(op),

@@ -64,7 +64,9 @@ def _node_sorts(ranges: pd.DataFrame) -> np.ndarray:
     for pattern, activity in reversed(_NODES):
         sort[:-1][np.asarray(names.categories.str.contains(pattern), dtype=bool)] = activity
     is_call = (ranges["kind"] == "runtime").to_numpy(dtype=bool)
-    return np.asarray(np.where(is_call, sort[names.codes.to_numpy()], None))
+    found = sort[names.codes.to_numpy()]
+    found[~is_call] = None
+    return np.asarray(found)
 
 
 def _calls_in(ranges: pd.DataFrame, capture: int, node: np.ndarray) -> np.ndarray:

@@ -10,6 +10,9 @@ import pandas as pd
 from kprof.analyze.launches import count_launches
 from kprof.trace import Trace
 
+# What it takes to know when activities ran.
+NEEDS_STARTS = ("gpu_busy_union_ns", "gpu_span_ns", "same_stream_overlaps")
+
 
 @dataclass(frozen=True)
 class Ledger:
@@ -42,6 +45,11 @@ class Ledger:
             and self.busy_ns == self.sum_ns - self.overlapped_ns
             and self.window_ns == self.busy_ns + self.idle_ns
         )
+
+
+def num_launches(kernels: pd.DataFrame) -> np.ndarray:
+    """Return how many launches each row stands for."""
+    return kernels["launches"].to_numpy(np.int64, na_value=1)
 
 
 def union_ns(start_ns: np.ndarray, end_ns: np.ndarray) -> int:
@@ -78,8 +86,8 @@ def balance(trace: Trace) -> Ledger:
         idle_ns=window_ns - busy_ns,
         window_ns=window_ns,
         buckets=buckets,
-        num_activities=len(kernels),
-        num_kernels=int((kernels["activity"] == "kernel").sum()),
+        num_activities=int(num_launches(kernels).sum()),
+        num_kernels=int(num_launches(kernels)[(kernels["activity"] == "kernel").to_numpy()].sum()),
         num_orphans=int((kernels["bucket"] == "orphan").sum()),
         num_graph_launches=int(_is_graph_launch(trace.ranges).sum()),
         num_graph_activities=int(is_graph.sum()),
@@ -108,6 +116,15 @@ def truth_columns(trace: Trace, ledger: Ledger) -> dict[str, int | str | None]:
     }
     if trace.is_host_only:
         on_device = dict.fromkeys(on_device)
+    of_timeline: dict[str, int | str | None] = {
+        "busy_ns": ledger.busy_ns,
+        "overlapped_ns": ledger.overlapped_ns,
+        "idle_ns": ledger.idle_ns,
+        "window_ns": ledger.window_ns,
+    }
+    if not trace.has_timeline:
+        of_timeline = dict.fromkeys(of_timeline)
+        on_device |= dict.fromkeys(NEEDS_STARTS)
     return {
         "file": trace.meta.source,
         "bytes": counts.get("file_bytes"),
@@ -122,12 +139,9 @@ def truth_columns(trace: Trace, ledger: Ledger) -> dict[str, int | str | None]:
         "seq_ops": counts.get("seq_ops"),
         "device": trace.gpus[0].name if trace.gpus else None,
         "sum_ns": ledger.sum_ns,
-        "busy_ns": ledger.busy_ns,
         "attributed_ns": ledger.attributed_ns,
         "unattributed_ns": ledger.unattributed_ns,
-        "overlapped_ns": ledger.overlapped_ns,
-        "idle_ns": ledger.idle_ns,
-        "window_ns": ledger.window_ns,
+        **of_timeline,
     }
 
 

@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.idle.assign import pieces_of_gaps
+from kprof.analyze.ledger import num_launches
 from kprof.trace import Trace
 
 Int64s = NDArray[np.int64]
@@ -118,7 +119,7 @@ def group_kernels(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     has_limit = kernels["limit_ns"].notna().to_numpy()
     limit_ns = kernels["limit_ns"].to_numpy(np.int64, na_value=0)
     values = kernels[list(by)].assign(
-        calls=_is_new_call(kernels),
+        calls=_count_calls(kernels),
         time_ns=time_ns,
         flops=kernels["flops"],
         bytes=kernels["bytes"],
@@ -133,10 +134,10 @@ def group_kernels(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return _longest_first(sums)
 
 
-def _is_new_call(kernels: pd.DataFrame) -> Int64s:
-    """Return 1 for every activity; in host mode only for the first piece of an operator."""
+def _count_calls(kernels: pd.DataFrame) -> Int64s:
+    """Return how many launches a row is; in host mode 1 for the first piece of an operator."""
     is_later_piece = (kernels["activity"] == "host") & kernels["op_row"].duplicated()
-    return (~is_later_piece).to_numpy(np.int64)
+    return np.where(is_later_piece, 0, num_launches(kernels))
 
 
 def _longest_first(groups: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from kprof.analyze.element_type import computed_in
 from kprof.analyze.summary import allot_busy_time, measure_capacity, measure_window
-from kprof.analyze.trust.unanswered import Unanswered, why_no_ceilings, why_no_work
+from kprof.analyze.trust.unanswered import (
+    Unanswered,
+    why_no_ceilings,
+    why_no_timeline,
+    why_no_work,
+)
 from kprof.device import Device, find_device
 from kprof.trace import Trace
 
@@ -52,6 +57,9 @@ def measure_utilisation(trace: Trace) -> Utilisation:
     if not elapsed_ns:
         nothing = Share(None, "nothing ran")
         return Utilisation(nothing, nothing, nothing, nothing)
+    if (untimed := why_no_timeline(trace)) is not None:
+        unknown = Share(None, untimed.reason)
+        return Utilisation(unknown, unknown, unknown, unknown)
     busy_ns = int(allot_busy_time(kernels).sum())
     busy = Share(busy_ns / measure_window(kernels), "at least one activity was running")
     if peaks is None:

@@ -26,9 +26,6 @@ class Foreign:
 RECORD = "record the workload with `kprof run`, or with torch.profiler and export_chrome_trace"
 
 FOREIGN = (
-    Foreign("a Proton profile", RECORD, magic=b'[{"frame":'),
-    Foreign("a Proton profile", RECORD, magic=b'[{"children":'),
-    Foreign("an Nsight Compute report", RECORD, suffix=".ncu-rep"),
     Foreign("a Perfetto trace", "export it as JSON (export_chrome_trace)", suffix=".pftrace"),
     Foreign("a zip archive", "unpack it and open the traces in it", magic=b"PK\x03\x04"),
 )
@@ -42,5 +39,5 @@ def refusal(path: Path, head: bytes) -> TraceError:
     return TraceError(
         f"{path.name} is not a trace that kprof can read",
         fix="open a Kineto (torch.profiler) trace: *.json or *.json.gz, an Nsight Systems export: "
-        "*.sqlite, or a *.kprof folder",
+        "*.sqlite, a CSV of Nsight Compute, a profile of Proton, or a *.kprof folder",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,7 @@ def merge(traces: list[Trace], source: str) -> Trace:
     if len(traces) == 1:
         return traces[0]
     _refuse_mixed_activity(traces)
+    _refuse_mixed_timelines(traces)
     ranks = [_ranks(trace) for trace in traces]
     caveats = [c for trace in traces for c in trace.meta.caveats]
     are_ranks = len({r for each in ranks for r in each}) == sum(len(each) for each in ranks)
@@ -73,6 +75,15 @@ def _refuse_mixed_activity(traces: list[Trace]) -> None:
         raise TraceError(
             f"{without} has no GPU activity, but other files opened with it have",
             fix="open the files with GPU activity together, and this one alone",
+        )
+
+
+def _refuse_mixed_timelines(traces: list[Trace]) -> None:
+    if len({trace.has_timeline for trace in traces}) > 1:
+        without = next(trace for trace in traces if not trace.has_timeline)
+        raise TraceError(
+            f"{without.meta.source} has no timeline, but other files opened with it have",
+            fix="open it alone",
         )
 
 
@@ -169,8 +180,14 @@ def concatenated(traces: list[Trace], table: Table) -> pd.DataFrame:
             continue
         series = [part[column.name] for part in parts]
         if column.dtype == "category":
-            columns[column.name] = union_categoricals(series)
+            columns[column.name] = union_categoricals([_of_texts(one) for one in series])
         else:
             columns[column.name] = pd.concat(series, ignore_index=True)
     merged: pd.DataFrame = pd.DataFrame(columns)
     return merged
+
+
+def _of_texts(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Return a categorical whose categories are texts, also where it holds none of them."""
+    names = column.cat.categories.astype(str)
+    return column.cat.rename_categories(names)  # type: ignore[arg-type]

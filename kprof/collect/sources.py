@@ -103,7 +103,7 @@ def _refuse_repeated(files: list[Path]) -> None:
 
 def _read_one(path: Path, *, named: Path) -> Trace:
     """Read a file; `named` is itself or the folder that was named in its stead."""
-    head = b"" if path.is_dir() else _head(path)
+    head = b"" if path.is_dir() else head_of(path)
     try:
         for reader in _readers():
             if reader.knows(path, head):
@@ -120,7 +120,7 @@ def _readers() -> list[ModuleType]:
     return modules_in("kprof.collect.readers")
 
 
-def _head(path: Path) -> bytes:
+def head_of(path: Path) -> bytes:
     """Return the beginning of a file, unpacked when it is a gzip file."""
     try:
         with path.open("rb") as file:

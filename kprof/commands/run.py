@@ -45,6 +45,12 @@ def run(
         ),
     ] = None,
     nsys: Annotated[bool, typer.Option("--nsys", help="Record with Nsight Systems.")] = False,
+    ncu: Annotated[
+        bool, typer.Option("--ncu", help="Run once more, for hardware counters (slow).")
+    ] = False,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Sample hardware counters as it runs.")
+    ] = False,
 ) -> Answer:
     """Run a workload unmodified, record some steps, report on them.
 
@@ -61,7 +67,19 @@ def run(
 
     form = _form(words, ctx.obj, is_module=module)
     options = RunOptions(
-        tuple(words), form, out, skip, steps, stacks, memory, shapes, force, seconds, nsys
+        tuple(words),
+        form,
+        out,
+        skip,
+        steps,
+        stacks,
+        memory,
+        shapes,
+        force,
+        seconds,
+        nsys,
+        ncu,
+        counters,
     )
     if trigger is not None:
         outcome = run_service(options, trigger, say)

@@ -33,6 +33,13 @@ def find_obstacle(a: Trace, b: Trace) -> tuple[str, str] | None:
             f"A is about {first} and B about {second}: their times are not of the same thing",
             "record both on a machine with a GPU, or both without",
         )
+    if a.has_timeline != b.has_timeline:
+        untimed, other = ("A", "B") if b.has_timeline else ("B", "A")
+        why = a.meta.untimed or b.meta.untimed
+        return (
+            f"{untimed} has no timeline and {other} has one: {why}",
+            "record both in the same way",
+        )
     marked = bool(find_steps(a)), bool(find_steps(b))
     if marked[0] != marked[1]:
         lacking, other = ("B", "A") if marked[0] else ("A", "B")
@@ -100,6 +107,8 @@ def _mean_clock(trace: Trace) -> float | None:
 
 
 def _steps(a: Trace, b: Trace) -> Iterator[str]:
+    if not a.has_timeline:
+        yield "Neither has a timeline: what is compared are sums of device time, without idle time."
     rules = [trace.meta.recording.step_rule if trace.meta.recording else "" for trace in (a, b)]
     if not find_steps(a):
         yield (

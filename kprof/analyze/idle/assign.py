@@ -14,7 +14,7 @@ from kprof.analyze.idle.host_state import find_host
 from kprof.analyze.idle.pieces import CODES, Evidence, Pieces, split_gaps
 from kprof.analyze.idle.places import Places, find_places
 from kprof.analyze.intervals import NOTHING
-from kprof.trace import Trace, columns_of
+from kprof.trace import Trace, columns_of, empty
 
 CAUSES = pd.Index(causes.CAUSES)
 EDGES = pd.Index(["before", "after"])
@@ -26,6 +26,8 @@ def add_idle(trace: Trace) -> Trace:
     The pieces of a device never overlap and add up to its idle time. The gap before an activity
     is time in which nothing of its whole rank ran; its cause is that of its longest part.
     """
+    if not trace.has_timeline:
+        return _unknown(trace)
     gaps, launch = find_gaps(trace), find_launches(trace)
     floor_ns = between_kernels_ns(gaps, launch)
     evidence = Evidence(trace, gaps, launch, find_host(trace), floor_ns)
@@ -39,6 +41,15 @@ def add_idle(trace: Trace) -> Trace:
     trace = trace.with_kernels(gap_before_ns=_gaps_before(trace.kernels))
     cause = _causes_of_gaps(trace.kernels, idle)
     return replace(trace.with_kernels(gap_cause=cause), idle=idle)
+
+
+def _unknown(trace: Trace) -> Trace:
+    """Return a trace in which nobody knows of idle time, since nobody knows what ran when."""
+    number = len(trace.kernels)
+    nobody_knows = np.full(number, NOTHING, dtype=np.int64)
+    causes_of_gaps = pd.Categorical.from_codes(nobody_knows, CAUSES)
+    known = trace.with_kernels(gap_before_ns=_nullable(nobody_knows), gap_cause=causes_of_gaps)
+    return replace(known, idle=empty("idle", "idle"))
 
 
 def _table(evidence: Evidence, pieces: Pieces, places: Places) -> pd.DataFrame:

@@ -101,7 +101,7 @@ def _gaps_of(
         keep = clipped[1] > clipped[0]
         columns = (*clipped, row, before, np.full(len(row), edge))
         parts.append(np.vstack([column[keep] for column in columns]))
-    gaps = np.concatenate(parts, axis=1)
+    gaps: np.ndarray = np.concatenate(parts, axis=1)
     return gaps[:, np.argsort(gaps[0], kind="stable")]
 
 

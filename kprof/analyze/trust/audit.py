@@ -15,7 +15,12 @@ from kprof.analyze.trust.surroundings import (
     check_rank_clocks,
     check_throttling,
 )
-from kprof.analyze.trust.unanswered import Unanswered, why_no_cost, why_no_steps
+from kprof.analyze.trust.unanswered import (
+    Unanswered,
+    why_no_cost,
+    why_no_steps,
+    why_no_timeline,
+)
 from kprof.analyze.utilisation import has_work, share_of_time
 from kprof.trace import Trace
 
@@ -35,12 +40,20 @@ def audit(trace: Trace) -> list[Check]:
     """Grade an analyzed trace on all that could make it lie; what cannot apply is left out."""
     if trace.kernels.empty:
         return []
-    return [check for find in CHECKS for check in find(trace)]
+    checks = CHECKS if trace.has_timeline else CHECKS_WITHOUT_TIMELINE
+    return [check for find in checks for check in find(trace)]
 
 
 def _unknown(name: str, why: Unanswered | None, meaning: str) -> Iterator[Check]:
     if why is not None:
         yield Check(name, "unknown", why.because, meaning, why.way_out)
+
+
+def _timeline(trace: Trace) -> Iterator[Check]:
+    why = why_no_timeline(trace)
+    if why is not None:
+        meaning = "durations add up, but nothing tells when and beside what anything ran"
+        yield Check("Timeline", "limited", why.because, meaning, why.way_out)
 
 
 def _device(trace: Trace) -> Iterator[Check]:
@@ -224,3 +237,4 @@ CHECKS: tuple[Callable[[Trace], Iterator[Check]], ...] = (
     check_others,
     check_rank_clocks,
 )
+CHECKS_WITHOUT_TIMELINE = (_timeline, _work)

@@ -37,6 +37,17 @@ def find_unanswered(trace: Trace) -> list[Unanswered]:
     return [found for why in QUESTIONS if (found := why(trace)) is not None]
 
 
+def why_no_timeline(trace: Trace) -> Unanswered | None:
+    """Say why nobody can tell what ran when, and so how long nothing did."""
+    if trace.meta.untimed is None:
+        return None
+    return Unanswered(
+        "What ran when, what beside it, and how long was the device idle?",
+        trace.meta.untimed,
+        "record the workload with `kprof run`",
+    )
+
+
 def why_no_steps(trace: Trace) -> Unanswered | None:
     """Say why nobody can tell how long a step takes."""
     if find_steps(trace):
@@ -152,6 +163,8 @@ def _again(trace: Trace, with_kprof: str, with_torch: str) -> str:
 
     `with_torch` is empty where torch's profiler alone cannot tell. Nsight has none of its options.
     """
+    if not trace.has_timeline:
+        return f"record the workload with `kprof run`, {with_kprof}"
     if trace.meta.tool == "nsys" and with_torch:
         return f"let torch's profiler record: `kprof run` without --nsys, {with_kprof}"
     if trace.meta.recording is not None:
@@ -162,6 +175,7 @@ def _again(trace: Trace, with_kprof: str, with_torch: str) -> str:
 
 
 QUESTIONS: tuple[Callable[[Trace], Unanswered | None], ...] = (
+    why_no_timeline,
     why_no_steps,
     why_no_cost,
     why_no_ceilings,

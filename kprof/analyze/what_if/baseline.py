@@ -49,6 +49,8 @@ class Baseline:
     @property
     def refusal(self) -> str | None:
         """Return why nothing can be predicted, or None."""
+        if self.trace.meta.untimed is not None:
+            return self.trace.meta.untimed
         if self.step_ns <= 0:
             return "the recorded steps hold no device time"
         if self.replay is None and not self.trace.is_host_only:
@@ -63,7 +65,8 @@ class Baseline:
 
 def find_baseline(trace: Trace) -> Baseline:
     """Replay an analyzed trace as it is, unless it is too large."""
-    if trace.is_host_only or not 0 < len(trace.kernels) <= MOST_ACTIVITIES:
+    is_replayed = trace.has_timeline and not trace.is_host_only
+    if not is_replayed or not 0 < len(trace.kernels) <= MOST_ACTIVITIES:
         steps = time_steps(trace).recorded_ns
         num = max(len(steps), 1)
         step_ns = sum(steps) // num if steps else measure_window(trace.kernels)

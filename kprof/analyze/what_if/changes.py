@@ -140,7 +140,13 @@ def _remove(change: Change, replay: Replay, trace: Trace) -> Replay:
     With them goes the host's time in their launches, and in operators of which nothing is left.
     """
     assert change.target is not None
-    rows = rows_of(change.target, trace) & ~_replaced_rows(change, trace)
+    return without_rows(
+        rows_of(change.target, trace) & ~_replaced_rows(change, trace), replay, trace
+    )
+
+
+def without_rows(rows: np.ndarray, replay: Replay, trace: Trace) -> Replay:
+    """Take rows of `kernels` out, a bool for each; their durations stay the caller's to change."""
     edges = replay.edges
     is_gone = np.append(np.zeros(replay.first_activity, dtype=bool), rows)[edges.target]
     lag_ns = np.where(is_gone & (edges.kind == STREAM), np.minimum(edges.lag_ns, 0), edges.lag_ns)

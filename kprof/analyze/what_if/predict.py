@@ -121,7 +121,7 @@ def find_predictions(trace: Trace) -> list[Prediction]:
     The kernels, operators and modules that would gain most at their roofline; launches in graphs;
     the causes of idle time that can be avoided. What cannot be told stays, with its reason.
     """
-    if not len(trace.kernels):
+    if not len(trace.kernels) or not trace.has_timeline:
         return []
     if len(trace.kernels) > MOST_UNASKED and not trace.is_host_only:
         many = Prediction("a step", "after any change", measure_window(trace.kernels))

@@ -28,8 +28,11 @@ MAX_RANKS = 1 << 20
 # How Kineto words it in its own messages, which it may write into the file.
 _DROPPED = re.compile(r"Dropped ([0-9]{1,18}) activity records")
 _BUFFERS_FULL = "Exceeded max GPU buffer count"
-# What Proton's tree begins with; it is JSON too.
-_PROTON = re.compile(rb'\s*\[\s*\{\s*"(?:children|frame|metrics)"')
+# What Proton's tree begins with, and its timeline; they are JSON too.
+_PROTON = re.compile(
+    rb'\s*\[\s*\{\s*"(?:children|frame|metrics)"'
+    rb'|\s*\{[^\[]{0,200}"traceEvents":\s*\[\s*\{\s*"args":\s*\{\s*"call_stack"'
+)
 
 
 def knows(path: Path, head: bytes) -> bool:

@@ -17,8 +17,10 @@ from kprof.collect.merge import merge
 from kprof.collect.nsys import EXPORT
 from kprof.collect.readers import kineto, nsys
 from kprof.collect.readers._compiled import add_notes
+from kprof.collect.readers._counters import with_samples
 from kprof.collect.readers._graphs import add_captures
 from kprof.collect.readers._kineto.damage import UNREADABLE
+from kprof.collect.readers._ncu.join import with_counters
 from kprof.collect.readers._windows import newest_windows
 from kprof.device import Device
 from kprof.errors import TraceError
@@ -116,7 +118,7 @@ def read(path: Path) -> Trace:
     if len(samples):
         both = pd.concat([trace.samples, samples], ignore_index=True)
         trace = replace(trace, samples=both.astype({"source": "category", "quantity": "category"}))
-    return replace(trace, meta=meta)
+    return with_counters(replace(trace, meta=meta), raw)
 
 
 def _of_torch(raw: Path, name: str) -> tuple[list[Trace], list[Recorder]]:
@@ -129,7 +131,10 @@ def _of_torch(raw: Path, name: str) -> tuple[list[Trace], list[Recorder]]:
         )
     recorders = [_decoded(part / "recorder.json", Recorder) for part, _ in windows]
     traces = [
-        _of_rank(add_captures(add_notes(kineto.read(window), part), part), recorder.rank or 0)
+        _of_rank(
+            with_samples(add_captures(add_notes(kineto.read(window), part), part), part),
+            recorder.rank or 0,
+        )
         for (part, window), recorder in zip(windows, recorders, strict=True)
     ]
     if others:

@@ -64,7 +64,7 @@ def _computed(trace: Trace) -> Iterator[str]:
     if beaten:
         yield beaten
     shapes = trace.ranges["input_shapes"]
-    if not shapes.notna().any():
+    if not shapes.notna().any() and trace.has_timeline:
         yield "Operator shapes were not recorded: work is known only for copies."
     if trace.meta.device is not None and not trace.meta.device.is_measured:
         yield "Ceilings are datasheet peaks, not measured on this device: nothing reaches them."

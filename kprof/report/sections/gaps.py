@@ -14,6 +14,7 @@ from kprof.analyze.idle.summary import (
     worst_places,
 )
 from kprof.analyze.summary import measure_capacity
+from kprof.analyze.trust.unanswered import why_no_timeline
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import (
     MISSING,
@@ -51,6 +52,8 @@ NOT_TOLD = "no launch record, or nothing in the recording tells what the host di
 
 def render(trace: Trace) -> Section:
     """Render idle time by cause, the places to look at and the longest pieces."""
+    if why := why_no_timeline(trace):
+        return Section(TITLE, ORDER, (Text(why.sentence),), in_terminal=False)
     inside = inside_window(trace.idle)
     if inside.empty:
         return Section(TITLE, ORDER, (Text("There is no gap between activities."),))

@@ -12,7 +12,7 @@ ORDER = 100
 
 BUCKETS = {
     "attributed": "traced to the operator or range that launched it",
-    "orphan": "no launch record: launched before the recording began",
+    "orphan": "no launch record: launched before the recording began, or none are kept",
     "graph": "replayed by a CUDA graph whose nodes have no names",
     "unlinked": "launched outside every operator and range",
 }
@@ -27,7 +27,7 @@ def render(trace: Trace) -> Section:
         if ledger.balances
         else "The books do not balance: this is a defect of kprof, please report it."
     )
-    identities = (
+    identities: tuple[str, ...] = (
         f"attributed {format_exact(ledger.attributed_ns)} + unattributed "
         f"{format_exact(ledger.unattributed_ns)} = sum {format_exact(ledger.sum_ns)}",
         f"sum {format_exact(ledger.sum_ns)} - overlapped {format_exact(ledger.overlapped_ns)} "
@@ -35,6 +35,9 @@ def render(trace: Trace) -> Section:
         f"busy {format_exact(ledger.busy_ns)} + idle {format_exact(ledger.idle_ns)} "
         f"= window {format_exact(ledger.window_ns)}",
     )
+    if not trace.has_timeline:
+        untold = "What overlapped, and how long the device was idle, is not known."
+        identities = (identities[0], untold)
     parts = (Text(verdict, tone), *(Text(identity) for identity in identities))
     return Section(TITLE, ORDER, (*parts, _bucket_table(ledger)))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from kprof.analyze.ledger import num_launches
 from kprof.analyze.overhead import measure_cost
 from kprof.analyze.steps import find_steps
 from kprof.analyze.summary import measure_elapsed, measure_window
-from kprof.analyze.trust.unanswered import why_no_cost, why_no_steps
+from kprof.analyze.trust.unanswered import why_no_cost, why_no_steps, why_no_timeline
 from kprof.analyze.utilisation import has_work, share_of_time
 from kprof.report.section import Facts, Part, Section, Text
 from kprof.report.units import (
@@ -40,7 +41,10 @@ def render(trace: Trace) -> Section:
 
 
 def _lead(trace: Trace) -> str:
-    what = format_count(len(trace.kernels), "activity", "activities")
+    what = format_count(int(num_launches(trace.kernels).sum()), "activity", "activities")
+    if not trace.has_timeline:
+        device_time = format_time(int(trace.kernels["duration_ns"].sum()))
+        return f"{what} on {_gpu_names(trace)}, {device_time} of device time in all."
     window = format_time(measure_elapsed(trace.kernels))
     steps = find_steps(trace)
     if not steps:
@@ -81,6 +85,8 @@ def _where(trace: Trace) -> tuple[str, str, str]:
 
 
 def _how_long(trace: Trace) -> tuple[str, str, str]:
+    if why := why_no_timeline(trace):
+        return ("Window", UNKNOWN, why.reason)
     recording = trace.meta.recording
     wall = recording.wall_ns if recording else None
     whole = f"; the whole run took {format_time(wall)}" if wall else ""

@@ -62,6 +62,8 @@ def _lead(trace: Trace, by_part: pd.DataFrame) -> str:
         f"{format_share(time_ns / total_ns)} {part}"
         for part, time_ns in zip(largest["part"], largest["time_ns"], strict=True)
     )
+    if not trace.has_timeline:
+        return f"Most of the device time: {listed}. Idle time is not known."
     idle_ns = int(by_part["time_ns"][by_part["is_idle"]].sum())
     device = "No operator ran" if trace.is_host_only else "The GPU was idle"
     return f"Most of the time: {listed}. {device} for {format_share(idle_ns / total_ns)} of it."
@@ -87,13 +89,14 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
             row.append(format_time(time_ns / num_steps))
     of_all = " of all ranks together" if trace.meta.num_ranks > 1 else ""
     per_step = f" Per step: over {format_count(num_steps, 'step')}{of_all}." if num_steps else ""
+    whole, overlap = "device time", ""
+    if trace.has_timeline:
+        overlap = " Where activities overlap, an instant belongs to the one that started first."
+        whole = "window"
     return Table(
         columns=tuple(columns),
         rows=tuple(tuple(row) for row in rows),
-        caption=(
-            f"Adds up to the window of {format_exact(total_ns)}{of_all}. Where activities "
-            f"overlap, an instant belongs to the one that started first.{per_step}"
-        ),
+        caption=(f"Adds up to the {whole} of {format_exact(total_ns)}{of_all}.{overlap}{per_step}"),
         share=(*(time_ns / total_ns for time_ns in times), 0.0),
         terminal_rows=20,
     )
@@ -144,7 +147,7 @@ def _bars(split: pd.DataFrame, by_part: pd.DataFrame, by_phase: pd.DataFrame) ->
         "legend": {"orientation": "h", "y": -0.16, "traceorder": "normal"},
         "hovermode": "closest",
     }
-    caption = "Share of the window: all of it, then phase by phase. Hatched: idle."
+    caption = "Share of all time: the whole of it, then phase by phase. Hatched: idle."
     return Figure(data, layout, caption, height_px=190 + 42 * len(bars))
 
 

@@ -6,6 +6,7 @@ import pandas as pd
 
 from kprof.analyze.lanes import device_rows, host_rows, merge_small
 from kprof.analyze.steps import find_steps, median_step
+from kprof.analyze.trust.unanswered import why_no_timeline
 from kprof.report.figures import UNKNOWN_COLOUR, colours_of, literal
 from kprof.report.section import Figure, Section, Text
 from kprof.report.units import format_count, format_time, readable, shorten
@@ -25,6 +26,8 @@ def render(trace: Trace) -> Section:
     """Render the step of median duration, or all of a trace that has no steps."""
     if trace.kernels.empty:
         return Section(TITLE, ORDER, (Text("Nothing ran, so there is nothing to draw."),), False)
+    if why := why_no_timeline(trace):
+        return Section(TITLE, ORDER, (Text(why.sentence),), False)
     rank, start_ns, end_ns, what = _extent(trace)
     span_ns = end_ns - start_ns
     host = host_rows(trace, rank, start_ns, end_ns)

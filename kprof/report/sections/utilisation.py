@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kprof.analyze.overhead import NOTICEABLE_SLOWDOWN, measure_cost
+from kprof.analyze.trust.unanswered import why_no_timeline
 from kprof.analyze.utilisation import Share, measure_utilisation
 from kprof.report.section import Facts, Part, Section, Text
 from kprof.report.units import UNKNOWN, format_share, format_time
@@ -21,8 +22,9 @@ def render(trace: Trace) -> Section:
         ("MBU", headline.mbu),
         ("Busy", headline.busy),
     )
-    facts = Facts(tuple((name, *_shown(share)) for name, share in named))
-    parts: list[Part] = [Text(_lead(trace, headline.roofline, headline.busy)), facts]
+    parts: list[Part] = [Text(_lead(trace, headline.roofline, headline.busy))]
+    if trace.has_timeline:
+        parts.append(Facts(tuple((name, *_shown(share)) for name, share in named)))
     unrecorded = _without_recording(trace, named)
     if unrecorded:
         parts.append(Text(unrecorded))
@@ -55,6 +57,8 @@ def _without_recording(trace: Trace, named: tuple[tuple[str, Share], ...]) -> st
 
 def _lead(trace: Trace, roofline: Share, busy: Share) -> str:
     device = "host" if trace.is_host_only else "GPU"
+    if why := why_no_timeline(trace):
+        return f"How much of the device was used is not known: {why.because}."
     if busy.value is None:
         return "Nothing ran, so there is nothing to measure."
     if roofline.value is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kprof.analyze.steps import find_steps
+from kprof.analyze.trust.unanswered import why_no_timeline
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_share, format_time
 from kprof.trace import Prediction, Trace
@@ -23,6 +24,8 @@ EXPLANATION = (
 
 def render(trace: Trace) -> Section:
     """Render what was predicted when the recording was analyzed, or asked for since."""
+    if why := why_no_timeline(trace):
+        return Section(TITLE, ORDER, (Text(why.sentence),), in_terminal=False)
     return section_of(trace.meta.what_if, ROWS_IN_REPORT, whole_of(trace))
 
 

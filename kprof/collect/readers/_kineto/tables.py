@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kprof.collect.readers._columns import as_declared
 from kprof.collect.readers._columns import category as _category
 from kprof.collect.readers._columns import nullable as _nullable
 from kprof.collect.readers._kineto.columns import INPUTS
@@ -46,7 +47,9 @@ def kernels_of(merger: Merger, rank: int) -> pd.DataFrame:
     graph_node = merger.numbers("device", "graph_node")
     graph_node[graph_node == 0] = MISSING  # how CUPTI says that no graph was replayed
     copied_bytes = np.where(role == Role.KERNEL, MISSING, merger.numbers("device", "copied_bytes"))
-    table: pd.DataFrame = pd.DataFrame(
+    return as_declared(
+        "kernels",
+        len(role),
         {
             "name": _category(*merger.words("device", "name", "device_name", str)),
             "activity": _category(role - int(Role.KERNEL), _ACTIVITIES),
@@ -64,9 +67,7 @@ def kernels_of(merger: Merger, rank: int) -> pd.DataFrame:
             "group": _category(*merger.words("device", "group", "group", _unquoted)),
             "group_sequence": _nullable(merger.numbers("device", "group_sequence")),
         },
-        copy=False,
     )
-    return table
 
 
 def ranges_of(merger: Merger, rank: int) -> pd.DataFrame:

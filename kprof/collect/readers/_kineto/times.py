@@ -48,7 +48,8 @@ def exact_ns(microseconds: Sequence[Any]) -> NDArray[np.int64]:
     if not np.abs(values).max() < EXACT_BELOW_US:  # also where one of them is not a number
         return _one_by_one(microseconds)
     whole = np.floor(values)
-    return whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(np.int64)
+    rest_ns: np.ndarray = np.rint((values - whole) * 1000)
+    return np.asarray(whole.astype(np.int64) * 1000 + rest_ns.astype(np.int64))
 
 
 def _one_by_one(microseconds: Sequence[Any]) -> NDArray[np.int64]:

@@ -1,0 +1,236 @@
+"""Check what kprof says bounds a kernel against hardware counters, on a GPU with Nsight Compute.
+
+    python benchmarks/classify_vs_ncu.py --out counted
+
+measures the ceilings (`kprof roofline`), records one workload of training, decoding, convolutions,
+attention, FP8 and fused kernels (`kprof run`), counts every kernel of a step of it (`kprof ncu`:
+clocks left alone, caches flushed before each launch), and writes
+`benchmarks/results/classify_vs_ncu_<gpu>_<yyyy-mm>.json`. On an H200 that takes minutes.
+
+Distinct launches are those of one kernel over one grid in one part of the workload; the first of
+each counts. The workload imports kprof: installed, or on PYTHONPATH. `--again` scores a run that is
+there; `--tiny` tries the way on a CPU, up to the counting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from evidence import RESULTS, describe_gpu, row, write_evidence
+
+import kprof
+from kprof.analyze.agreement import by_work, compare_bounds, is_borderline, traffic_ratio
+from kprof.analyze.counters import counted_bytes, counted_shares
+from kprof.analyze.roofline import BOUNDS, bound_by_counters
+from kprof.device import find_device
+
+WORKLOAD = Path(__file__).resolve().parent / "workloads" / "counted" / "loop.py"
+STEPS_BEFORE = 3
+EVERYTHING, MOST_LAUNCHES = "2000", "6000"
+# Of the second-level cache: what is smaller may be served, or kept, by it.
+L2_BYTES = {"H200 SXM": 50 << 20, "H200 NVL": 50 << 20, "H100 SXM": 50 << 20}
+PARTS = ("training", "decode", "convolution", "attention", "fp8", "fused", "moving")
+ENOUGH_LAUNCHES, AGREEING, BYTES_APART, BEATEN = 200, 0.95, 0.1, 0.02
+LISTED = 60
+MEASURED = (
+    "kprof/analyze/**/*.py",
+    "kprof/collect/**/*.py",
+    "kprof/ncu.py",
+    "benchmarks/classify_vs_ncu.py",
+    "benchmarks/workloads/counted/loop.py",
+)
+
+
+def record(out, tiny):
+    """Record and count the workload; return its run folder."""
+    folder = out / "counted.kprof"
+    command = [sys.executable, "-m", "kprof"]
+    script = [str(WORKLOAD), *(["--tiny"] if tiny else [])]
+    options = ["--skip", str(STEPS_BEFORE), "--steps", "1", "--force", "--out", str(folder)]
+    if not tiny:
+        subprocess.run([*command, "roofline"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, "run", *options, *script], check=True, stdout=subprocess.DEVNULL)
+    if tiny:
+        return folder
+    counting = ["ncu", str(folder), "--kernels", EVERYTHING, "--launches", MOST_LAUNCHES]
+    subprocess.run([*command, *counting], check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def distinct(trace):
+    """Return the first launch of each kernel, grid and part of the workload that was counted."""
+    kernels = trace.kernels.assign(part=parts_of(trace))
+    counted = kernels[bound_by_counters(kernels) >= 0].sort_values("start_ns", kind="stable")
+    return counted.drop_duplicates(["name", "grid", "block", "part"])
+
+
+def parts_of(trace):
+    """Return the part of the workload in which each launch was made, on whatever thread."""
+    ranges = trace.ranges
+    parts = ranges[ranges["name"].isin(PARTS).to_numpy(bool)].sort_values("start_ns")
+    begin = parts["start_ns"].to_numpy(np.int64)
+    end = begin + parts["duration_ns"].to_numpy(np.int64)
+    names = np.append(parts["name"].astype(object).to_numpy(), None)
+    launch = trace.kernels["launch_row"].to_numpy(np.int64, na_value=-1)
+    moment = np.append(ranges["start_ns"].to_numpy(np.int64), -1)[launch]
+    place = np.searchsorted(begin, moment, side="right") - 1
+    is_inside = (place >= 0) & (moment < np.append(end, -1)[place])
+    return names[np.where(is_inside, place, -1)]
+
+
+def score(trace):
+    """Return the rows of the result, and the launches whose verdicts need a look."""
+    launches = distinct(trace)
+    rows = [
+        row("distinct launches", len(launches), "launches", "higher", ENOUGH_LAUNCHES),
+        agreement("class agreement", launches, AGREEING),
+    ]
+    for part in PARTS:
+        of_part = launches[(launches["part"] == part).to_numpy(bool)]
+        rows.append(agreement(f"class agreement, {part}", of_part))
+    return [*rows, *about_memory(trace, launches)], listed(launches)
+
+
+def agreement(name, launches, reach=None):
+    """Return the share of launches off the borders on which work and counters agree."""
+    found = compare_bounds(launches)
+    more = {
+        "agreeing": found.num_agreeing,
+        "differing": found.num_differing,
+        "borderline": found.num_borderline,
+        "without_model": int((by_work(launches) < 0).sum()),
+    }
+    return row(name, found.share, "share", "higher", reach, **more)
+
+
+def about_memory(trace, launches):
+    """Return how far traffic is from the least bytes, and ceilings from being beaten."""
+    least = launches["bytes"].to_numpy(np.float64, na_value=0)
+    is_large = least > 2 * cache_bytes(trace)
+    apart = np.abs(traffic_ratio(launches)[is_large] - 1)
+    apart = apart[~np.isnan(apart)]
+    share = launches["limit_ns"].to_numpy(np.float64, na_value=np.nan) / launches["duration_ns"]
+    share = share.to_numpy(np.float64)
+    beaten = {"beaten_in_cache": int((share[~is_large] > 1 + BEATEN).sum())}
+    outside = share[is_large & ~np.isnan(share)]
+    largest = float(outside.max() - 1) if len(outside) else None
+    median = float(np.median(apart)) if len(apart) else None
+    return [
+        row(
+            "traffic off the least bytes, median, outside of the cache",
+            median,
+            "share",
+            "lower",
+            BYTES_APART,
+            launches=len(apart),
+        ),
+        row(
+            "ceiling beaten by at most, outside of the cache",
+            largest,
+            "share",
+            "lower",
+            BEATEN,
+            **beaten,
+        ),
+    ]
+
+
+def cache_bytes(trace):
+    """Return the size of the second-level cache of the GPU; nothing where it is not known."""
+    known = find_device(trace.gpus[0].name) if trace.gpus else None
+    return L2_BYTES.get(known.name, 0) if known else 0
+
+
+def listed(launches):
+    """Return launches whose verdicts differ, and borderline ones, apart."""
+    counters, work = bound_by_counters(launches), by_work(launches)
+    near = is_borderline(launches)
+    return {
+        "differing": _described(launches[(work >= 0) & ~near & (counters != work)]),
+        "on_a_border": _described(launches[(work >= 0) & near]),
+    }
+
+
+def _described(launches):
+    memory, compute = counted_shares(launches)
+    counters, work = bound_by_counters(launches), by_work(launches)
+    return [
+        {
+            "kernel": str(one.name)[:120],
+            "grid": str(one.grid),
+            "part": one.part,
+            "operator": str(one.op),
+            "by_counters": BOUNDS[counters[place]],
+            "by_work": BOUNDS[work[place]],
+            "dram_share": round(float(memory[place]), 4),
+            "compute_share": round(float(compute[place]), 4),
+            "share_of_limit": _share_of_limit(one),
+            "traffic_bytes": int(counted_bytes(launches)[place]),
+            "least_bytes": None if pd.isna(one.bytes) else int(one.bytes),
+        }
+        for place, one in enumerate(launches.astype(object).head(LISTED).itertuples(index=False))
+    ]
+
+
+def _share_of_limit(launch):
+    if pd.isna(launch.limit_ns):
+        return None
+    return round(launch.limit_ns / max(launch.duration_ns, 1), 4)
+
+
+def ncu_version():
+    """Return the version of Nsight Compute, None where it is not here."""
+    try:
+        said = subprocess.run(
+            ["ncu", "--version"], capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    found = re.search(r"Version (\S+)", said)
+    return found[1] if found else None
+
+
+def main():
+    """Record, count, score and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("counted"))
+    parser.add_argument("--tiny", action="store_true", help="small, up to the counting")
+    parser.add_argument("--again", action="store_true", help="score the run that is there")
+    chosen = parser.parse_args()
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    folder = chosen.out / "counted.kprof"
+    if not chosen.again:
+        folder = record(chosen.out, chosen.tiny)
+    trace = kprof.load(folder)
+    if chosen.tiny:
+        print(f"recorded {len(trace.kernels):,} activities; nothing was counted")
+        return
+    rows, differences = score(trace)
+    for one in rows:
+        print(f"{one['name']:60s} {one['value']} (reach {one['reach']})")
+    gpu = describe_gpu()["gpu"]
+    month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
+    short = re.sub(r"nvidia|\W", "", (gpu or "cpu").lower())
+    path = (RESULTS if gpu else chosen.out) / f"classify_vs_ncu_{short}_{month}.json"
+    write_evidence(
+        path,
+        "what bounds kernels, by work models and by hardware counters",
+        rows,
+        MEASURED,
+        versions={"ncu": ncu_version()},
+        cache_control="all: caches are flushed before each launch",
+        clock_control="none",
+        ceilings=trace.meta.device.source if trace.meta.device else None,
+        **differences,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What bounds a launch by its work, against what bounds it by hardware counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze.counters import NOT_COUNTED, counted_bytes, counted_shares
+from kprof.analyze.roofline import BOUND_SHARE, BOUNDS, bound_by_counters
+
+BORDER = 0.05
+"""How near to a border between two bounds a launch belongs to neither for sure."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Verdicts on launches of which both the work and the counters tell one."""
+
+    num_agreeing: int
+    num_differing: int
+    num_borderline: int
+    """Launches that counters put within 5 points of a border, whatever the work says."""
+
+    @property
+    def share(self) -> float | None:
+        """Return the share of the launches off the borders on which both agree."""
+        number = self.num_agreeing + self.num_differing
+        return self.num_agreeing / number if number else None
+
+
+def compare_bounds(kernels: pd.DataFrame) -> Agreement:
+    """Compare both verdicts on every launch that has two."""
+    counted, verdict = bound_by_counters(kernels), by_work(kernels)
+    has_both = (counted >= 0) & (verdict >= 0)
+    clear = has_both & ~is_borderline(kernels)
+    agrees = counted == verdict
+    return Agreement(
+        int((clear & agrees).sum()),
+        int((clear & ~agrees).sum()),
+        int((has_both & ~clear).sum()),
+    )
+
+
+def by_work(kernels: pd.DataFrame) -> np.ndarray:
+    """Return places in `BOUNDS` by the work of each row, -1 where counters alone tell a bound."""
+    place = {name: number for number, name in enumerate(BOUNDS)}
+    known = np.array([place.get(str(name), -1) for name in kernels["bound"].cat.categories] + [-1])
+    found = known[kernels["bound"].cat.codes.to_numpy()]
+    return np.where((kernels["work_from"] == "counters").to_numpy(bool), -1, found)
+
+
+def is_borderline(kernels: pd.DataFrame) -> np.ndarray:
+    """Tell which rows counters put within 5 points of a border between two bounds."""
+    memory, compute = counted_shares(kernels)
+    highest = np.fmax(memory, compute)
+    near_threshold = _is_near(highest, BOUND_SHARE)
+    near_each_other = (highest > BOUND_SHARE) & _is_near(memory, compute)
+    return np.asarray(near_threshold | near_each_other)
+
+
+def _is_near(one: np.ndarray, other: np.ndarray | float) -> np.ndarray:
+    # Shares of one carry an error that percents, as they were written, do not.
+    return np.asarray(np.round(np.abs(one - other), 9) <= BORDER)
+
+
+def traffic_ratio(kernels: pd.DataFrame) -> np.ndarray:
+    """Return measured traffic over the least bytes of each row's work, NaN where one is unknown."""
+    counted = counted_bytes(kernels)
+    least = kernels["bytes"].to_numpy(np.float64, na_value=np.nan)
+    has_work = (kernels["work_from"] != "counters").to_numpy(bool)
+    is_known = (counted != NOT_COUNTED) & has_work & (least > 0)
+    return np.where(is_known, counted / np.where(is_known, least, 1.0), np.nan)

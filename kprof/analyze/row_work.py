@@ -1,0 +1,216 @@
+"""Work of each device activity, from the best source that there is.
+
+Work belongs to an operator and is split over its activities by their durations. A copy's own
+size is recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze.alike import find_alike
+from kprof.analyze.bounds import bound_kernel
+from kprof.analyze.counters import NOT_COUNTED, counted_bytes
+from kprof.analyze.nesting import NO_ROW
+from kprof.analyze.operator_work import DTYPES, WORK_BOUNDS, find_work
+from kprof.trace import Trace
+
+SOURCES = ("shapes", "recorded", "bounds", "alike", "declared", "counters")
+_SHAPES, _RECORDED, _BOUNDS, _ALIKE, _DECLARED, COUNTERS = range(6)
+UNKNOWN = -1
+
+# Types without a peak of their own run on the vector units: integers, bf16 before Ampere.
+FALLBACK_DTYPE = "fp32"
+
+
+@dataclass(frozen=True)
+class RowWork:
+    """Work of each row of `kernels`."""
+
+    flops: np.ndarray
+    has_flops: np.ndarray
+    bytes: np.ndarray
+    """-1 where an author declared FLOPs alone."""
+    source: np.ndarray
+    """Place in `SOURCES`, `UNKNOWN` where no work is known."""
+    dtype: np.ndarray
+    """Place in `DTYPES` of the type whose peak limits the FLOPs, -1 for none."""
+    bound: np.ndarray
+    """Place in `WORK_BOUNDS`, `UNKNOWN` where the work is no bound."""
+    group: np.ndarray
+    """Rows with the same number share one operator's work, and so one bound."""
+
+
+def find_row_work(trace: Trace) -> RowWork:
+    """Return the work of every row from its best source: recorded, shapes, bounds."""
+    kernels = trace.kernels
+    operators = find_work(trace)
+    recorded = _recorded_bytes(kernels)
+    is_recorded = recorded >= 0
+    carrier = np.where(is_recorded, NO_ROW, operators.carrier)
+    is_shaped = carrier != NO_ROW
+    group, carrier_of = _calls(kernels, carrier)
+    duration = kernels["duration_ns"].to_numpy(dtype=np.int64)
+    num_bytes = split_by_duration(operators.bytes[carrier_of], group, duration)
+    num_bytes[is_recorded] = recorded[is_recorded]
+    has_flops = is_recorded.copy()
+    has_flops[is_shaped] = operators.has_flops[carrier[is_shaped]]
+    dtype = np.full(len(kernels), -1, dtype=np.int8)
+    dtype[is_shaped] = operators.dtype[carrier[is_shaped]]
+    bound = np.full(len(kernels), UNKNOWN, dtype=np.int8)
+    bound[is_shaped] = operators.bound[carrier[is_shaped]]
+    is_bounded = is_shaped & (bound != UNKNOWN)
+    # Rows that share no operator are groups of their own, numbered after the calls.
+    alone = len(carrier_of) + np.arange(len(kernels))
+    work = RowWork(
+        flops=split_by_duration(operators.flops[carrier_of], group, duration),
+        has_flops=has_flops,
+        bytes=num_bytes,
+        source=np.select(
+            [is_bounded, is_shaped, is_recorded], [_BOUNDS, _SHAPES, _RECORDED], UNKNOWN
+        ),
+        dtype=dtype,
+        bound=bound,
+        group=np.where(is_shaped, group, alone),
+    )
+    _fill_alike(kernels, work)
+    _fill_declared(kernels, work)
+    _fill_counted(kernels, work)
+    _fill_bounds(trace, work)
+    return work
+
+
+def _calls(kernels: pd.DataFrame, carrier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each row the number of the call whose work it shares, and each call's operator.
+
+    A call of an operator is that operator's row, but what a CUDA graph replays is another call
+    of it with every replay.
+    """
+    group = np.full(len(kernels), NO_ROW, dtype=np.int64)
+    rows = np.flatnonzero(carrier != NO_ROW)
+    launch = kernels["launch_row"].to_numpy(np.int64, na_value=NO_ROW)
+    is_replayed = kernels["graph_node"].notna().to_numpy()
+    replay = np.where(is_replayed, launch, NO_ROW)[rows]
+    calls = pd.DataFrame({"carrier": carrier[rows], "replay": replay})
+    group[rows] = calls.groupby(["carrier", "replay"], sort=False).ngroup().to_numpy()
+    _, first = np.unique(group[rows], return_index=True)
+    return group, carrier[rows][first]
+
+
+def split_by_duration(total: np.ndarray, group: np.ndarray, duration: np.ndarray) -> np.ndarray:
+    """Split `total[g]` over the rows of each group g in proportion to their durations.
+
+    Integers add up exactly: what rounding leaves goes to the group's longest row. Rows of group
+    `NO_ROW` get 0. Where all of a group lasted 0 ns its first row gets everything.
+    """
+    result = np.zeros(len(group), dtype=np.int64)
+    rows = np.flatnonzero(group != NO_ROW)
+    if not len(rows):
+        return result
+    groups, member = np.unique(group[rows], return_inverse=True)
+    wanted = total[groups]
+    time = np.zeros(len(groups), dtype=np.int64)
+    np.add.at(time, member, duration[rows])
+    share = duration[rows] / np.maximum(time, 1)[member]
+    part = np.minimum((wanted[member] * share).astype(np.int64), wanted[member])
+    given = np.zeros(len(groups), dtype=np.int64)
+    np.add.at(given, member, part)
+    by_duration = np.lexsort([-rows, duration[rows], member])
+    last = np.flatnonzero(np.append(np.diff(member[by_duration]) != 0, True))
+    longest = by_duration[last]
+    part[longest] += (wanted - given)[member[longest]]
+    result[rows] = part
+    return result
+
+
+def _recorded_bytes(kernels: pd.DataFrame) -> np.ndarray:
+    """Return what copies and sets moved through memory, -1 where that was not recorded.
+
+    A copy within a device reads and writes each byte.
+    """
+    copied = kernels["copied_bytes"].fillna(-1).to_numpy(dtype=np.int64)
+    is_copy = kernels["activity"].isin(["memcpy", "memset"]).to_numpy(dtype=bool)
+    twice = is_within_device(kernels) & (copied > 0)
+    return np.asarray(np.where(is_copy, np.where(twice, 2 * copied, copied), -1))
+
+
+def is_within_device(kernels: pd.DataFrame) -> np.ndarray:
+    """Tell which rows are copies from a device to itself, as their names say."""
+    is_copy = (kernels["activity"] == "memcpy").to_numpy(dtype=bool)
+    return np.asarray(is_copy & _name_holds(kernels["name"], "DtoD|DeviceToDevice"))
+
+
+def _fill_alike(kernels: pd.DataFrame, work: RowWork) -> None:
+    """Fill in the work of launches that are alike to one whose work is known."""
+    like = find_alike(kernels, work.source == _SHAPES, work.bytes)
+    like[work.source != UNKNOWN] = NO_ROW
+    rows = np.flatnonzero(like != NO_ROW)
+    for values in (work.flops, work.bytes, work.has_flops, work.dtype):
+        values[rows] = values[like[rows]]
+    work.source[rows] = _ALIKE
+
+
+def _fill_declared(kernels: pd.DataFrame, work: RowWork) -> None:
+    """Fill in the work that the workload's author declared to the recorder."""
+    flops, num_bytes = (
+        kernels[name].to_numpy(np.int64, na_value=-1)
+        for name in ("declared_flops", "declared_bytes")
+    )
+    is_declared = (work.source == UNKNOWN) & ((flops >= 0) | (num_bytes >= 0))
+    rows = np.flatnonzero(is_declared)
+    work.flops[rows], work.bytes[rows] = np.maximum(flops, 0)[rows], num_bytes[rows]
+    work.has_flops[rows], work.source[rows] = (flops >= 0)[rows], _DECLARED
+    types = kernels["declared_type"].cat
+    place = [DTYPES.index(name) if name in DTYPES else -1 for name in types.categories]
+    work.dtype[rows] = np.array([*place, -1], dtype=np.int8)[types.codes.to_numpy()][rows]
+
+
+def _fill_counted(kernels: pd.DataFrame, work: RowWork) -> None:
+    """Fill in the traffic that counters measured where nothing else tells the work."""
+    counted = counted_bytes(kernels)
+    rows = np.flatnonzero((work.source == UNKNOWN) & (counted != NOT_COUNTED))
+    work.bytes[rows], work.source[rows] = counted[rows], COUNTERS
+
+
+def _fill_bounds(trace: Trace, work: RowWork) -> None:
+    """Fill in bounds for launches whose work their kernel's name and blocks bound.
+
+    An upper bound that the device could not even have moved in the time tells nothing.
+    """
+    kernels, device = trace.kernels, trace.meta.device
+    most_bytes = np.full(len(kernels), np.inf)
+    if device is not None:
+        bytes_per_ns = device.memory_bytes_per_s / 1e9
+        most_bytes = bytes_per_ns * kernels["duration_ns"].to_numpy(dtype=float)
+    is_bounded = _name_holds(kernels["name"], "multi_tensor_apply|elementwise_kernel")
+    rows = np.flatnonzero(is_bounded & (work.source == UNKNOWN))
+    launches = kernels.iloc[rows].astype({"block": object}).fillna({"block": ""})
+    groups = launches.groupby(["name", "grid", "block"], observed=True).indices
+    for (name, grid, block), places in groups.items():
+        bound = bound_kernel(str(name), str(grid), str(block))
+        if bound is None:
+            continue
+        told = rows[places]
+        if bound.bound == "at most":
+            told = told[most_bytes[told] >= bound.bytes]
+        work.flops[told], work.bytes[told] = bound.flops or 0, bound.bytes
+        work.has_flops[told], work.source[told] = bound.flops is not None, _BOUNDS
+        work.bound[told] = WORK_BOUNDS.index(bound.bound or "at least")
+        work.dtype[told] = DTYPES.index(FALLBACK_DTYPE)
+
+
+def crosses_link(kernels: pd.DataFrame) -> np.ndarray:
+    """Tell which copies and collectives go between memories, so that a link limits them."""
+    is_copy = (kernels["activity"] == "memcpy").to_numpy(dtype=bool)
+    is_collective = (kernels["kind"] == "collective").to_numpy(dtype=bool)
+    return np.asarray((is_copy & ~is_within_device(kernels)) | is_collective)
+
+
+def _name_holds(names: pd.Series[str], pattern: str) -> np.ndarray:
+    """Tell which rows' names match, asking once per distinct name."""
+    holds = [re.search(pattern, str(name)) is not None for name in names.cat.categories]
+    return np.asarray(np.array([*holds, False])[names.cat.codes.to_numpy()])

@@ -1,0 +1,157 @@
+"""Hardware counters: what kernels moved, how busy they kept the device, and what bounds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze.agreement import by_work, compare_bounds, traffic_ratio
+from kprof.analyze.counters import NOT_COUNTED, counted_bytes, counted_shares, is_counted
+from kprof.analyze.roofline import BOUNDS, bound_by_counters
+from kprof.analyze.sampled import has_samples, interval_ns, share_out, traffic_of_modules
+from kprof.analyze.summary import collapse_layers
+from kprof.analyze.utilisation import share_of_time
+from kprof.report.section import Column, Part, Section, Table, Text
+from kprof.report.units import MISSING, format_amount, format_count, format_share, format_time
+from kprof.trace import Trace
+
+TITLE = "Hardware counters"
+ORDER = 55
+
+ROWS = 40
+NOT_RECORDED = (
+    "Nothing was counted by hardware. `kprof run --counters` samples the memory's traffic as it "
+    "runs; `kprof ncu RUN` counts what the most expensive kernels do, in another run."
+)
+COLUMNS = (
+    Column("Kernel", "name"),
+    Column("Counted", "right"),
+    Column("Each takes", "right"),
+    Column("Traffic", "right"),
+    Column("Of least", "right", essential=False),
+    Column("DRAM", "right"),
+    Column("SM", "right"),
+    Column("Tensor", "right", essential=False),
+    Column("Occupancy", "right", essential=False),
+    Column("Bound"),
+    Column("By work", essential=False),
+)
+
+
+def render(trace: Trace) -> Section:
+    """Render what was counted, by kernel and size, longest first."""
+    kernels = trace.kernels
+    counted = is_counted(kernels)
+    parts: list[Part] = []
+    if counted.any():
+        parts += [Text(_lead(kernels, counted)), _table(kernels[counted])]
+    if has_samples(trace):
+        parts += [Text(_sampled_lead(trace)), _sampled_table(trace)]
+    if not parts:
+        return Section(TITLE, ORDER, (Text(NOT_RECORDED),), in_terminal=False)
+    return Section(TITLE, ORDER, tuple(parts))
+
+
+def _sampled_lead(trace: Trace) -> str:
+    read, written = (share_out(trace, name) for name in ("dram_read_bytes", "dram_written_bytes"))
+    inside, beside = read.by_row.sum() + written.by_row.sum(), read.beside + written.beside
+    return (
+        f"Sampled every {format_time(interval_ns(trace))} while the workload ran: "
+        f"{format_amount(read.by_row.sum(), 'B')} read from the device's memory and "
+        f"{format_amount(written.by_row.sum(), 'B')} written to it by what was recorded; "
+        f"{format_share(beside / max(inside + beside, 1))} of all traffic was beside it."
+    )
+
+
+def _sampled_table(trace: Trace) -> Table:
+    groups = traffic_of_modules(trace)
+    groups = groups.assign(module=collapse_layers(groups["module"].astype("category")))
+    summed = groups.groupby("module", dropna=False, observed=True).sum()
+    shown = summed.sort_values("time_ns", ascending=False, kind="stable").head(ROWS)
+    device = trace.meta.device
+    rows = []
+    for name, time_ns, read, written in shown.itertuples(name=None):
+        rate = (read + written) / max(time_ns, 1) * 1e9
+        share = MISSING if device is None else format_share(rate / device.memory_bytes_per_s)
+        amounts = (format_amount(read, "B"), format_amount(written, "B"))
+        rows.append(
+            (_module(name), format_time(time_ns), *amounts, format_amount(rate, "B/s"), share)
+        )
+    columns = (
+        Column("Module", "name"),
+        *(Column(header, "right") for header in ("Time", "Read", "Written", "Rate", "Of memory")),
+    )
+    caption = (
+        "Traffic by module, layers of one kind together: samples shared out by time over what ran "
+        "in them. Of memory: the rate over the memory's bandwidth."
+    )
+    return Table(columns, tuple(rows), caption=caption)
+
+
+def _module(name: Any) -> str:  # noqa: ANN401 - a cell of a table
+    return "in no module" if pd.isna(name) else str(name) or "(the model itself)"
+
+
+def _lead(kernels: pd.DataFrame, counted: np.ndarray) -> str:
+    share = format_share(share_of_time(kernels, counted))
+    number = format_count(int(counted.sum()), "launch", "launches")
+    lead = f"{number} counted, {share} of the time."
+    found = compare_bounds(kernels)
+    if found.share is not None:
+        lead += (
+            f" What bounds a launch by its work is what bounds it by the counters for "
+            f"{format_share(found.share)} of {found.num_agreeing + found.num_differing:,}; "
+            f"{found.num_borderline:,} more lie within 5 points of a border."
+        )
+    return lead
+
+
+def _table(counted: pd.DataFrame) -> Table:
+    memory, compute = counted_shares(counted)
+    traffic = counted_bytes(counted)
+    values = counted[["name", "grid", "block", "duration_ns"]].assign(
+        traffic=np.where(traffic == NOT_COUNTED, np.nan, traffic),
+        ratio=traffic_ratio(counted),
+        memory=memory,
+        compute=compute,
+        tensor=counted["tensor_percent"].to_numpy(np.float64) / 100,
+        occupancy=counted["occupancy_percent"].to_numpy(np.float64) / 100,
+        counters=bound_by_counters(counted),
+        work=by_work(counted),
+    )
+    groups = values.groupby(["name", "grid", "block"], observed=True, dropna=False, sort=False)
+    total_ns = groups["duration_ns"].sum().sort_values(ascending=False, kind="stable")
+    rows = [_row(str(key[0]), groups.get_group(key)) for key in total_ns.index[:ROWS]]
+    cut = f"The {ROWS} longest of {len(total_ns):,}. " if len(total_ns) > ROWS else ""
+    caption = (
+        f"{cut}Launches of one kernel over one grid; shares are of the peak, medians of its "
+        "launches. Of least: traffic over the least bytes that the work needs; above 1 it is read "
+        "again, below 1 it came from a cache. Bound: by the counters."
+    )
+    return Table(COLUMNS, tuple(rows), caption=caption)
+
+
+def _row(name: str, launches: pd.DataFrame) -> tuple[str, ...]:
+    middle = launches.drop(columns=["name", "grid", "block"]).median()
+    return (
+        name,
+        f"{len(launches):,}",
+        format_time(middle["duration_ns"]),
+        MISSING if np.isnan(middle["traffic"]) else format_amount(middle["traffic"], "B"),
+        MISSING if np.isnan(middle["ratio"]) else f"{middle['ratio']:.2f}",
+        *(_share(middle[what]) for what in ("memory", "compute", "tensor", "occupancy")),
+        _bounds(launches["counters"]),
+        _bounds(launches["work"]),
+    )
+
+
+def _share(value: float) -> str:
+    return MISSING if np.isnan(value) else format_share(value)
+
+
+def _bounds(places: pd.Series[Any]) -> str:
+    """Return the most frequent bound; a dash where none is known."""
+    known = places[places >= 0]
+    return BOUNDS[int(known.mode().iloc[0])] if len(known) else MISSING

@@ -1,0 +1,279 @@
+"""Counters sampled as a workload runs: by a stand-in for CUPTI, laid out in time, shared out."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from kprof.analyze.sampled import share_out, traffic_of_modules
+from kprof.collect.inject.kprof_recorder.counters import QUANTITIES, Counters
+from kprof.collect.readers._counters import FILE, Sampled, busy_of, place, with_samples
+from kprof.errors import LaunchError
+from kprof.report.sections import counters as section
+from kprof.run import RunOptions, run
+from tests.traces import analyzed_trace_of, trace_of
+
+US = 1000
+
+
+class Collector:
+    """CUPTI's collector, with samples of its own; what `fails` names raises an error."""
+
+    made: ClassVar[list] = []
+    rows: ClassVar[list] = [(100, 50, 400), (0, 0, 0)]
+    fails: ClassVar[dict] = {}
+
+    def __init__(self, device_index):
+        self.calls = []
+        Collector.made.append(self)
+
+    def __getattr__(self, name):
+        if name not in ("enable", "configure", "start", "stop"):
+            raise AttributeError(name)
+
+        def call(**options):
+            self.calls.append(name)
+            if name in self.fails:
+                raise self.fails[name]
+
+        return call
+
+    def decode(self, max_samples):
+        if "decode" in self.fails:
+            raise self.fails["decode"]
+        samples = [SimpleNamespace(metric_values=[float(v) for v in row]) for row in self.rows]
+        return DecodedData(samples)
+
+
+class DecodedData(list):
+    """Samples, and how many there were."""
+
+    @property
+    def num_populated_samples(self):
+        return len(self) + 1
+
+
+@pytest.fixture
+def cupti(monkeypatch):
+    """A stand-in for CUPTI on a machine whose process uses a GPU."""
+    package, module = ModuleType("cupti"), ModuleType("cupti.pm_sampling")
+    module.Collector = package.pm_sampling = module
+    module.Collector = Collector
+    monkeypatch.setitem(sys.modules, "cupti", package)
+    monkeypatch.setitem(sys.modules, "cupti.pm_sampling", module)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(Collector, "made", [])
+    monkeypatch.setattr(Collector, "fails", {})
+    return Collector
+
+
+def sampled_into(folder):
+    counters = Counters()
+    counters.prepare()
+    counters.start()
+    counters.stop()
+    counters.write(folder)
+    return json.loads((folder / FILE).read_text())
+
+
+def test_a_window_leaves_its_samples_by_quantity(tmp_path, cupti):
+    told = sampled_into(tmp_path)
+    assert told["values"] == dict(zip(QUANTITIES, ([100, 0], [50, 0], [400, 0]), strict=True))
+    assert (told["device"], told["interval_ns"], told["num_populated"]) == (1, 20_000, 3)
+
+
+def test_a_second_window_does_not_set_the_counters_up_again(tmp_path, cupti):
+    counters = Counters()
+    for _ in range(2):
+        counters.prepare()
+        counters.start()
+        counters.stop()
+    (collector,) = cupti.made
+    assert collector.calls == ["enable", "configure", "start", "stop", "start", "stop"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        ("enable", PermissionError("no"), "only administrators"),
+        ("configure", ValueError("more than one pass"), "more than one pass"),
+        ("start", RuntimeError("started already"), "started already"),
+        ("decode", MemoryError(), "record fewer steps"),
+        ("stop", RuntimeError("lost"), "did not give the samples"),
+    ],
+)
+def test_whatever_fails_is_told_and_troubles_nobody(
+    call, error, said, tmp_path, cupti, monkeypatch
+):
+    monkeypatch.setattr(Collector, "fails", {call: error})
+    assert said in sampled_into(tmp_path)["problem"]
+
+
+def test_without_the_extra_the_way_to_it_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setitem(sys.modules, "cupti", None)
+    assert "pip install cupti-python" in sampled_into(tmp_path)["problem"]
+
+
+def test_a_workload_without_a_gpu_is_told(tmp_path):
+    assert sampled_into(tmp_path) == {"schema": 1, "problem": "the workload used no GPU"}
+
+
+def test_a_gpu_that_gave_nothing_is_told(tmp_path, cupti, monkeypatch):
+    monkeypatch.setattr(Collector, "rows", [])
+    assert sampled_into(tmp_path)["problem"] == "CUPTI gave no samples"
+
+
+def kernels_at(*spans, **columns):
+    """Return rows of kernels from starts and ends in microseconds."""
+    return [
+        {"start_ns": start * US, "duration_ns": (end - start) * US, **columns}
+        for start, end in spans
+    ]
+
+
+# Busy from 1,003 to 1,063 and from 1,103 to 1,143 µs.
+SPANS = ((1003, 1063), (1103, 1143))
+
+
+def activity_from(first_us, spans, number, interval_us=20):
+    """Return what a counter of all traffic shows: bytes in proportion to the time worked."""
+    edges = (first_us + np.arange(number + 1) * interval_us)[:, None]
+    starts, ends = (np.array(side) for side in zip(*spans, strict=True))
+    worked = (np.clip(edges, starts, ends) - starts).sum(axis=1)
+    return np.diff(worked) * 1000.0
+
+
+def test_time_worked_counts_once_where_activities_overlap():
+    busy = busy_of(trace_of(*kernels_at((0, 30), (10, 20), (25, 40))).kernels)
+    assert busy.until(np.array([5, 30, 99]) * US).tolist() == [5 * US, 30 * US, 40 * US]
+
+
+@pytest.mark.parametrize("first_us", [900, 905, 911, 918])
+def test_samples_are_placed_where_they_fit_the_activities(first_us):
+    busy = busy_of(trace_of(*kernels_at(*SPANS)).kernels)
+    activity = activity_from(first_us, SPANS, 20)
+    found = place(activity, Sampled(interval_ns=20 * US), busy)
+    assert abs(found - first_us * US) <= 1.5 * US
+
+
+def test_samples_that_last_longer_than_the_activities_are_not_placed():
+    busy = busy_of(trace_of(*kernels_at(*SPANS)).kernels)
+    activity = activity_from(900, [(1003, 1063), (1203, 1243)], 30)
+    assert "0.14 ms by the recording" in place(activity, Sampled(interval_ns=20 * US), busy)
+
+
+def test_counters_that_never_moved_are_not_placed():
+    busy = busy_of(trace_of(*kernels_at(*SPANS)).kernels)
+    assert "never" in place(np.zeros(9), Sampled(interval_ns=20 * US), busy)
+
+
+def write_samples(folder, **told):
+    (folder / FILE).write_text(json.dumps({"schema": 1, **told}))
+
+
+def test_samples_beside_a_trace_become_samples_of_it(tmp_path):
+    everything = activity_from(1003, SPANS, 7).tolist()
+    values = {name: [int(value) for value in everything] for name in QUANTITIES}
+    write_samples(tmp_path, device=0, interval_ns=20 * US, values=values, num_populated=9)
+    trace = with_samples(trace_of(*kernels_at(*SPANS)), tmp_path)
+    reads = trace.samples[trace.samples["quantity"] == "dram_read_bytes"]
+    assert set(reads["source"]) == {"counters"}
+    assert np.diff(reads["time_ns"]).tolist() == [20 * US] * 6
+    assert reads["value"].sum() == 100_000
+    assert any("did not complete: 2" in caveat for caveat in trace.meta.caveats)
+
+
+def test_why_nothing_was_sampled_is_a_caveat(tmp_path):
+    write_samples(tmp_path, problem="the driver lets only administrators read counters")
+    (caveat,) = with_samples(trace_of({}), tmp_path).meta.caveats
+    assert caveat.startswith("Counters were not sampled: the driver lets only administrators")
+
+
+def test_damaged_samples_are_left_out_and_the_trace_stays(tmp_path):
+    (tmp_path / FILE).write_text('{"values": [')
+    trace = with_samples(trace_of({}), tmp_path)
+    assert len(trace.kernels) == 1
+    assert "are left out" in trace.meta.caveats[0]
+
+
+def test_without_samples_nothing_is_added(tmp_path):
+    trace = trace_of({})
+    assert with_samples(trace, tmp_path) is trace
+
+
+def sample(at_us, value, quantity="dram_read_bytes"):
+    told = {"source": "counters", "quantity": quantity, "rank": 0, "device": 0}
+    return {"time_ns": at_us * US, "value": value, **told}
+
+
+def test_a_sample_belongs_to_what_ran_in_it_by_time():
+    trace = trace_of(
+        *kernels_at((0, 10), (10, 30)), samples=[sample(0, 80.0), sample(20, 20.0), sample(40, 7.0)]
+    )
+    shared = share_out(trace, "dram_read_bytes")
+    assert shared.by_row.tolist() == [40.0, 60.0]
+    assert shared.beside == 7.0
+
+
+def test_an_instant_is_shared_out_once_where_activities_overlap():
+    trace = trace_of(*kernels_at((0, 20), (10, 40)), samples=[sample(0, 80.0), sample(20, 20.0)])
+    assert share_out(trace, "dram_read_bytes").by_row.tolist() == [80.0, 20.0]
+
+
+def test_what_runs_outside_of_all_samples_gets_nothing():
+    kernels = kernels_at((0, 20), (30, 35), (90, 99))
+    trace = trace_of(*kernels, samples=[sample(0, 80.0), sample(20, 20.0)])
+    assert share_out(trace, "dram_read_bytes").by_row.tolist() == [80.0, 20.0, 0.0]
+
+
+def test_a_module_gets_the_traffic_of_its_activities():
+    trace = analyzed_trace_of(
+        *kernels_at((0, 20), module="attn"),
+        *kernels_at((20, 30), module="mlp"),
+        samples=[
+            sample(0, 80.0),
+            sample(20, 20.0),
+            sample(0, 4.0, "dram_written_bytes"),
+            sample(20, 2.0, "dram_written_bytes"),
+        ],
+    )
+    table = traffic_of_modules(trace)
+    assert table.to_numpy().tolist() == [["attn", 20 * US, 80.0, 4.0], ["mlp", 10 * US, 20.0, 2.0]]
+
+
+def test_the_section_tells_the_rate_of_each_module():
+    trace = analyzed_trace_of(
+        *kernels_at((0, 20), module="attn"),
+        samples=[sample(at, 8e6) for at in (0, 20)] + [sample(0, 2e6, "dram_written_bytes")],
+    )
+    text, table = section.render(trace).parts
+    assert text.text.startswith("Sampled every 20 µs")
+    assert table.rows == (("attn", "20 µs", "8 MB", "2 MB", "500 GB/s", "50.0 %"),)
+
+
+def test_counters_and_nsight_systems_do_not_go_together(tmp_path):
+    with pytest.raises(LaunchError, match="nor counters"):
+        run(RunOptions(("true",), form="command", nsys=True, counters=True))
+
+
+@pytest.mark.slow
+def test_a_run_without_a_gpu_says_that_nothing_was_sampled(tmp_path):
+    script = tmp_path / "work.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(9):\n"
+        "    model(torch.ones(2, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    outcome = run(RunOptions((str(script),), out=tmp_path / "out.kprof", skip=2, counters=True))
+    assert outcome.exit_code == 0
+    caveats = outcome.opened.trace.meta.caveats
+    assert "Counters were not sampled: the workload used no GPU." in caveats
