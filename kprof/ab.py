@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cycles import find_power_effect
 from kprof.analyze.sla.judge import Assessment
 from kprof.analyze.verdict.judge import judge
+from kprof.collect.launch import write_description
 from kprof.comparison import Comparison, save
 from kprof.flip import flip
 from kprof.report.comparison import sections_of_comparison
@@ -88,6 +90,8 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     targets = read_targets(options.targets) if options.targets else ()
     a, b = variants_of(options)
     folder = make_folder(f"{name_of(run_options(options))}-ab", options.out, force=options.force)
+    (folder / "raw").mkdir(exist_ok=True)
+    write_description(folder / "raw", a.command, (time.time_ns(), None), None)
     protocol = flip if options.patch else alternate
     taken = protocol(a, b, options, folder, tell)
     power = find_power_effect(taken.plan, taken.pairs)

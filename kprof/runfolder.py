@@ -11,7 +11,7 @@ from kprof.errors import LaunchError
 
 SUFFIX = ".kprof"
 # What only kprof writes into a folder: one of them stands in every run and every comparison.
-OURS = ("raw/launch.json", "kernels.parquet", "comparison.json", "pairs.json", "raw/output.log")
+OURS = ("raw/launch.json", "kernels.parquet")
 
 
 def make_folder(workload: str, out: Path | None, *, force: bool) -> Path:

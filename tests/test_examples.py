@@ -19,6 +19,8 @@ RECORDED = {
     "plain_tensors.py": ["--iterations", "5", "--size", "64"],
 }
 EDITED = {"api_profile.py": ["--steps", "6"]}
+# A change that `kprof ab` switches on and off in another example.
+PATCHES = {"fused_adamw.py": "fused"}
 # Runs until it is ended: recorded, with its client, in tests/test_service.py.
 ENDLESS = {"serve_tiny.py"}
 FILES_OF_A_RUN = {"meta.json", "kernels.parquet", "ranges.parquet", "report.html"}
@@ -48,6 +50,21 @@ def test_an_example_is_profiled_without_an_edit(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", PATCHES)
+def test_an_example_of_a_change_is_compared(name, tmp_path):
+    out = tmp_path / "ab.kprof"
+    patch = f"{EXAMPLES / name}:{PATCHES[name]}"
+    options = ["--patch", patch, "--pairs", "6", "--skip", "1", "--window", "0.01", "--out", out]
+    script = [EXAMPLES / "train_tiny.py", "--steps", "100000", "--layers", "1", "--tokens", "16"]
+    compared = start(["-m", "kprof", "ab", "--json", *options, *script], tmp_path)
+    assert compared.returncode in (0, 1, 3), compared.stderr
+    claim = json.loads(compared.stdout)["claims"][0]
+    # Which one depends on the machine; that it came of pairs does not.
+    assert claim["num_pairs"] == 6
+    assert names_in(out) >= {"comparison.json", "report.html"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EDITED)
 def test_an_example_that_uses_the_api_records_itself(name, tmp_path):
     run = tmp_path / "run.kprof"
@@ -59,4 +76,4 @@ def test_an_example_that_uses_the_api_records_itself(name, tmp_path):
 
 
 def test_every_example_is_run_here():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*RECORDED, *EDITED, *ENDLESS}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*RECORDED, *EDITED, *PATCHES, *ENDLESS}
