@@ -55,6 +55,12 @@ def check_machine(root: Path = Path("/")) -> tuple[Check, ...]:
                 "nsys", "`kprof run --nsys` and reports not yet exported", ("--version",)
             ),
             lambda: check_tool("ncu", "hardware counters of single kernels", ("--version",)),
+            lambda: check_package(
+                "cupti", "cupti-python", "`kprof run --counters`", "pip install 'kprof[counters]'"
+            ),
+            lambda: check_package(
+                "triton", "triton", "kprof's kernels", "it comes with a CUDA build of torch"
+            ),
             lambda: check_other_profilers(os.environ, parents_of(root)),
             lambda: check_sandbox(root),
         ]
@@ -215,6 +221,16 @@ def check_tool(name: str, purpose: str, arguments: tuple[str, ...]) -> Check:
         return Check(name, "limited", f"{path} does not answer ({error})", "reinstall it")
     lines = answer.stdout.strip().splitlines()
     return Check(name, "ok", f"{path}: {lines[-1] if lines else 'no version'}")
+
+
+def check_package(module: str, package: str, purpose: str, mend: str) -> Check:
+    """Look for an optional package in this interpreter."""
+    if importlib.util.find_spec(module) is None:
+        return Check(package, "missing", "not installed", f"optional, for {purpose}: {mend}")
+    try:
+        return Check(package, "ok", f"{version(package)}, for {purpose}")
+    except PackageNotFoundError:
+        return Check(package, "ok", f"of no known version, for {purpose}")
 
 
 def check_other_profilers(environment: Mapping[str, str], parents: tuple[str, ...]) -> Check:

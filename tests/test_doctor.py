@@ -8,6 +8,7 @@ from kprof.doctor import (
     check_gpus,
     check_machine,
     check_other_profilers,
+    check_package,
     check_sandbox,
     check_throttling,
     check_tool,
@@ -94,3 +95,9 @@ def test_with_everything_the_sum_is_ok():
 
 def test_every_check_that_is_not_ok_says_what_was_found():
     assert all(check.found for check in check_machine())
+
+
+def test_an_optional_package_is_named_with_what_it_is_for():
+    found = check_package("triton_of_nobody", "nothing", "kernels", "pip install nothing")
+    assert (found.state, found.mend) == ("missing", "optional, for kernels: pip install nothing")
+    assert check_package("rich", "rich", "terminals", "").state == "ok"
