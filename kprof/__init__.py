@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kprof.callables import ab_test as ab_test
     from kprof.saved import load as load
     from kprof.sla import measure_generation as measure_generation
+    from kprof.swap import swapped as swapped
 
 _HOME = {
     "ab_test": "kprof.callables",
@@ -18,9 +19,10 @@ _HOME = {
     "measure_generation": "kprof.sla",
     "profile": "kprof.api",
     "range": "kprof.api",
+    "swapped": "kprof.swap",
 }
 
-__all__ = ["ab_test", "load", "measure_generation", "profile", "range"]
+__all__ = ["ab_test", "load", "measure_generation", "profile", "range", "swapped"]
 
 
 def __getattr__(name: str) -> object:

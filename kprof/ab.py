@@ -16,16 +16,18 @@ from kprof.analyze.sla.judge import Assessment
 from kprof.analyze.verdict.judge import judge
 from kprof.collect.launch import write_description
 from kprof.comparison import Comparison, save
-from kprof.flip import flip
+from kprof.flip import SWAP_REPORT, flip
 from kprof.report.comparison import sections_of_comparison
 from kprof.report.costs import result_of_costs, sections_of_costs
 from kprof.report.html import write_html
 from kprof.report.section import Section
 from kprof.report.sla import Judged, result_of_sla
+from kprof.report.swap import sections_of_swap
 from kprof.run import name_of
 from kprof.runfolder import make_folder
 from kprof.selftest import describe_calibration
 from kprof.sla import read_targets
+from kprof.swap import read_report
 from kprof.variants import AbOptions, Tell, run_options, variants_of
 from kprof.worth import assess, no_price, price, sections_of_targets
 
@@ -55,6 +57,10 @@ class Compared:
         """All that is shown, in its order."""
         found = sections_of_comparison(self.comparison, self.calibration)
         found += sections_of_targets(self.assessed)
+        swapped = self.folder / SWAP_REPORT
+        if swapped.exists():
+            swap = sections_of_swap(read_report(swapped))
+            found += [replace(one, order=15) for one in swap]
         if self.costs is not None:
             found += [replace(one, order=30) for one in sections_of_costs(self.costs)]
         elif self.is_priced:
@@ -92,7 +98,7 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     folder = make_folder(f"{name_of(run_options(options))}-ab", options.out, force=options.force)
     (folder / "raw").mkdir(exist_ok=True)
     write_description(folder / "raw", a.command, (time.time_ns(), None), None)
-    protocol = flip if options.patch else alternate
+    protocol = flip if options.patch or options.swap else alternate
     taken = protocol(a, b, options, folder, tell)
     power = find_power_effect(taken.plan, taken.pairs)
     comparison = replace(

@@ -19,7 +19,21 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 # In the order of `kprof --help`.
-COMMANDS = ("run", "open", "diff", "whatif", "cost", "roofline", "doctor")
+COMMANDS = (
+    "run",
+    "open",
+    "diff",
+    "whatif",
+    "playbook",
+    "ncu",
+    "ab",
+    "kernels",
+    "sla",
+    "cost",
+    "roofline",
+    "selftest",
+    "doctor",
+)
 
 app = typer.Typer(
     name="kprof",

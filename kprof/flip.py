@@ -14,6 +14,7 @@ from kprof.errors import KprofError
 from kprof.variants import AbOptions, Tell
 
 PAIRS = 40
+SWAP, SWAP_REPORT = "kprof.swap:all_models", "swap.json"
 
 
 def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -> Comparison:
@@ -30,7 +31,13 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
         seed=options.seed,
     )
     letters = order_of(plan)
-    schedule = Schedule(letters, options.skip, options.window_s, patch=options.patch)
+    patch: str | None = options.patch
+    arguments: tuple[str, ...] = ()
+    if options.swap:
+        patch, arguments = SWAP, (options.swap, str((folder / SWAP_REPORT).resolve()))
+    schedule = Schedule(
+        letters, options.skip, options.window_s, patch=patch, patch_arguments=arguments
+    )
     tell(f"comparing {STEP.name} in at most {plan.max_pairs} pairs of windows in one process")
 
     def look(windows: Sequence[Window]) -> bool:

@@ -24,6 +24,22 @@ from kprof.trace import Trace
 # Half of what an int64 holds: sums and differences of times within it cannot overflow.
 LONGEST_NS = 2.0**62
 
+# What is left off a file's name to make its run's, in this order.
+SUFFIXES = (
+    ".gz",
+    ".json",
+    ".sqlite",
+    ".csv",
+    ".nsys-rep",
+    ".ncu-rep",
+    ".hatchet",
+    ".hatchet_msgpack",
+    ".chrome_trace",
+    ".trace",
+    ".pt",
+    ".kprof",
+)
+
 Progress = Callable[[str], None]
 
 # What analyzes and what draws are imported where that is done: a saved run is shown without.
@@ -147,7 +163,7 @@ def _folder_for(paths: list[Path]) -> Path:
     if first.suffix == ".kprof" and first.is_dir():
         return first.absolute()
     stem = _name_of(first)
-    for suffix in (".gz", ".json", ".sqlite", ".nsys-rep", ".trace", ".pt", ".kprof"):
+    for suffix in SUFFIXES:
         stem = stem.removesuffix(suffix)
     return Path.cwd() / f"{stem or 'trace'}.kprof"
 

@@ -28,6 +28,8 @@ class AbOptions:
     """B has these arguments at its end."""
     patch: str | None = None
     """B is inside this context manager: FILE.py:NAME, entered and left in one process."""
+    swap: str = ""
+    """B has these replacement kernels, separated by commas; switched in one process."""
     pairs: int | None = None
     smallest_effect: float = 0.01
     fixed: bool = False
@@ -65,14 +67,14 @@ def variants_of(options: AbOptions) -> tuple[Variant, Variant]:
     words += [f"--arg {text}" for text in options.arguments]
     if options.other is not None:
         words.insert(0, str(options.other))
-    if options.patch:
-        if words:
+    if options.patch or options.swap:
+        if words or (options.patch and options.swap):
             raise KprofError(
-                "--patch is switched inside one process, which has one environment and one "
-                "set of arguments",
-                fix="leave out --env, --arg and --python, or --patch",
+                "--patch and --swap are switched inside one process, which has one environment "
+                "and one set of arguments",
+                fix="leave out --env, --arg and --python, and one of the two",
             )
-        words = [f"inside {options.patch}"]
+        words = [f"--swap {options.swap}" if options.swap else f"inside {options.patch}"]
     a = Variant("A", command, {}, "as it is" if options.other is None else options.words[0])
     b = Variant("B", others, environment, " ".join(words) or "the same: an A/A test")
     return a, b

@@ -42,7 +42,7 @@ def test_open_writes_a_run_folder_beside_you(trace, tmp_path):
     assert kprof("open", trace) == 0
     names = {path.name for path in (tmp_path / "trace.kprof").iterdir()}
     tables = {f"{name}.parquet" for name in ("kernels", "ranges", "samples", "idle")}
-    assert names == tables | {"meta.json", "summary.json", "report.html"}
+    assert names == tables | {"meta.json", "findings.json", "summary.json", "report.html"}
 
 
 def test_json_goes_to_stdout_alone_and_balances(trace, capfdbinary):

@@ -8,7 +8,6 @@ import pytest
 from kprof.collect.conditions import Watcher
 from kprof.timing import Conditions
 
-
 REASONS = "nvmlDeviceGetCurrentClocksThrottleReasons"
 
 

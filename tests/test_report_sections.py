@@ -146,6 +146,7 @@ def test_sections_come_in_their_order():
         "Run",
         "Utilisation",
         "How far to trust this",
+        "Findings",
         "Where the time goes",
         "Roofline",
         "Top kernels",

@@ -78,7 +78,7 @@ def test_files_appear_together_and_nothing_partial_is_left(tmp_path):
         save(TRACE, unfinished)
         assert not (tmp_path / "run" / "meta.json").exists()
     tables = ["idle.parquet", "kernels.parquet", "ranges.parquet", "samples.parquet"]
-    assert names_in(tmp_path / "run") == sorted([*tables, "meta.json"])
+    assert names_in(tmp_path / "run") == sorted([*tables, "findings.json", "meta.json"])
 
 
 def test_a_new_folder_is_gone_again_when_writing_fails(tmp_path):

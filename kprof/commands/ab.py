@@ -33,6 +33,9 @@ def ab(
         str | None,
         Option(metavar="FILE.py:NAME", help="B runs inside this context manager, in one process."),
     ] = None,
+    swap: Annotated[
+        str | None, Option(metavar="NAMES", help="B has these kernels, as rmsnorm,swiglu.")
+    ] = None,
     pairs: Annotated[int | None, Option(metavar="N", min=6, help="Most pairs to take.")] = None,
     smallest_effect: Annotated[
         str, Option(metavar="SHARE", help="Least difference that matters.")
@@ -58,7 +61,8 @@ def ab(
 ) -> Answer:
     """Compare two variants of a workload, and say if B is faster, or that nobody can tell.
 
-    A is the script as it is, B the same with one of --env, --arg, --patch; or --python A.py B.py.
+    A is the script as it is, B the same with one of --env, --arg, --patch,
+    --swap; or --python A.py B.py.
     With none of them B is A: a test of the instrument.
 
     Exit code 0: B is faster, or the same; 1: slower; 3: cannot tell.
@@ -80,6 +84,7 @@ def ab(
         environment=tuple(env or ()),
         arguments=tuple(arg or ()),
         patch=patch,
+        swap=swap or "",
         pairs=pairs,
         smallest_effect=share_of(smallest_effect),
         fixed=fixed,

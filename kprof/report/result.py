@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import numpy as np
 import pandas as pd
 
+from kprof.analyze.agreement import compare_bounds, traffic_ratio
+from kprof.analyze.counters import is_counted
 from kprof.analyze.idle.summary import (
     find_exposed_waits,
     group_idle,
@@ -14,7 +17,7 @@ from kprof.analyze.idle.summary import (
 )
 from kprof.analyze.ledger import Ledger, truth_columns
 from kprof.analyze.overhead import measure_cost
-from kprof.analyze.roofline import SOURCES
+from kprof.analyze.row_work import SOURCES
 from kprof.analyze.summary import group_kernels, group_modules, split_window
 from kprof.analyze.trust.audit import audit
 from kprof.analyze.trust.unanswered import find_unanswered
@@ -37,6 +40,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "versions": trace.meta.versions,
         "num_ranks": trace.meta.num_ranks,
         "clocks": trace.meta.clocks,
+        "untimed": trace.meta.untimed,
         "ceilings": asdict(trace.meta.device) if trace.meta.device else None,
         "recording": _recording(trace),
         "ledger": truth_columns(trace, ledger) | {"buckets": ledger.buckets},
@@ -47,11 +51,13 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
             "busy_share": _share(utilisation.busy),
         },
         "coverage": _coverage(trace),
+        "counters": _counters(trace),
         "time": _records(split_window(trace)),
         "idle": _idle(trace),
         "kernels": _records(group_kernels(trace.kernels, ["name", "kind", "dtype"]).head(NUM_TOP)),
         "modules": _records(group_modules(trace.kernels).head(NUM_TOP)),
         "what_if": [asdict(one) for one in trace.meta.what_if],
+        "findings": _findings(trace),
         "audit": [asdict(check) for check in audit(trace)],
         "unanswered": [asdict(found) for found in find_unanswered(trace)],
         "caveats": list(trace.meta.caveats),
@@ -88,8 +94,27 @@ def _coverage(trace: Trace) -> dict[str, object]:
     }
 
 
-def _idle(trace: Trace) -> dict[str, object]:
+def _counters(trace: Trace) -> dict[str, object] | None:
+    """Return what hardware counted, and how far it agrees with the work models."""
+    kernels = trace.kernels
+    counted = is_counted(kernels)
+    if not counted.any():
+        return None
+    ratios = traffic_ratio(kernels)
+    known = ratios[~np.isnan(ratios)]
+    agreement = compare_bounds(kernels)
+    return {
+        "launches": int(counted.sum()),
+        "share_of_time": share_of_time(kernels, counted),
+        "bounds": {**asdict(agreement), "share_agreeing": agreement.share},
+        "median_traffic_over_least": float(np.median(known)) if len(known) else None,
+    }
+
+
+def _idle(trace: Trace) -> dict[str, object] | None:
     """Return the idle time of the devices by cause, inside the window and at its edges."""
+    if not trace.has_timeline:
+        return None
     inside = inside_window(trace.idle)
     edges = trace.idle[trace.idle["edge"].notna().to_numpy(bool)]
     worst = _records(worst_places(inside, NUM_PLACES))
@@ -107,6 +132,17 @@ def _idle(trace: Trace) -> dict[str, object]:
 
 def _placed(row: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in row.items() if name != "cause"}
+
+
+def _findings(trace: Trace) -> dict[str, object] | None:
+    """Return what the rules found; the rows that prove it stand in `findings.json`."""
+    if trace.diagnosis is None:
+        return None
+    told = asdict(trace.diagnosis)
+    for finding in told["findings"]:
+        for rows in ("rows", "idle_rows", "range_rows"):
+            del finding[rows]
+    return told
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, object]]:

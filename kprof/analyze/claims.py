@@ -1,0 +1,112 @@
+"""Claims: how findings put what they saw in words, and the command that would prove a gain."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from kprof.analyze.evidence import Int64s, count_steps, per_step, whole_of
+from kprof.analyze.idle.summary import worst_places
+from kprof.analyze.summary import collapse_layers
+from kprof.trace import Trace
+
+NUM_PLACES = 3
+LONGEST_NAME = 100
+TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1, "ns"))
+SCRIPT = "SCRIPT"
+
+
+def idle_places(trace: Trace, rows: Int64s) -> tuple[str, ...]:
+    """Return where pieces of idle time lie: line, operator and module, costliest first."""
+    worst = worst_places(trace.idle.iloc[rows], NUM_PLACES)
+    found = []
+    for row in worst.to_dict("records"):
+        known = (row[c] for c in ("line", "place", "module") if isinstance(row[c], str))
+        said = ", ".join(dict.fromkeys(clipped(name) for name in known))
+        found.append(f"{said}: {in_words(per_step(trace, row['time_ns']))} of {whole_of(trace)}")
+    return tuple(found)
+
+
+def work_places(trace: Trace, rows: Int64s) -> tuple[str, ...]:
+    """Return where activities lie: modules, alike layers as one, or operators; longest first."""
+    kernels = trace.kernels.iloc[rows]
+    column = "module" if kernels["module"].notna().any() else "op"
+    named = collapse_layers(kernels[column])
+    sums = kernels["duration_ns"].groupby(named, observed=True).agg(["sum", "size"])
+    sums = sums.sort_values("sum", ascending=False, kind="stable").head(NUM_PLACES)
+    steps, whole = count_steps(trace), whole_of(trace)
+    return tuple(
+        f"{clipped(name)}: {in_words(time_ns / steps)} of {whole}, "
+        f"{launches_in_words(count / steps)}"
+        for name, time_ns, count in zip(
+            sums.index.astype(str), sums["sum"], sums["size"], strict=True
+        )
+    )
+
+
+def clipped(name: str) -> str:
+    """Return a name, cut where it is longer than anybody reads: a file may hold any."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def launches_in_words(number: float) -> str:
+    """Return a number of launches with its noun."""
+    text = f"{number:,.0f}" if number >= 9.5 else f"{number:.3g}"
+    return f"{text} {'launch' if text == '1' else 'launches'}"
+
+
+def in_words(time_ns: float) -> str:
+    """Return a time with its unit, in three digits."""
+    for size, unit in TIME_UNITS:
+        if abs(time_ns) >= size:
+            return f"{_digits(time_ns / size)} {unit}"
+    return f"{time_ns:.0f} ns"
+
+
+def percent(share: float) -> str:
+    """Return a share of one in percent, in no more digits than such a share is worth."""
+    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
+
+
+def size_in_words(num_bytes: float) -> str:
+    """Return a size of memory in powers of 1024."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if num_bytes >= 2**power:
+            return f"{_digits(num_bytes / 2**power)} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
+def proof(trace: Trace, *difference: str) -> str:
+    """Return the command that would prove a change: the recorded one as A, with `difference` as B.
+
+    Where nobody knows the command, SCRIPT stands for it.
+    """
+    words, is_python = _recorded_words(trace)
+    return shlex.join(["kprof", "ab", *difference, *([] if is_python else ["--"]), *words])
+
+
+def proof_by_copy(trace: Trace, ending: str) -> str:
+    """Return the command that compares the script with a changed copy of it: `train_ENDING.py`.
+
+    Empty where what was recorded is no script.
+    """
+    words, is_python = _recorded_words(trace)
+    if not is_python or not (words[0] == SCRIPT or words[0].endswith(".py")):
+        return ""
+    other = f"{words[0].removesuffix('.py')}_{ending}.py"
+    return shlex.join(["kprof", "ab", "--python", words[0], other, *words[1:]])
+
+
+def _recorded_words(trace: Trace) -> tuple[list[str], bool]:
+    """Return the recorded command without its interpreter, and whether Python runs it."""
+    words = list(trace.meta.command)
+    if not words:
+        return [SCRIPT], True
+    if re.fullmatch(r"(python|pypy)[\d.]*(\.exe)?", Path(words[0]).name) and words[1:]:
+        return words[1:], True
+    return words, words[0].endswith(".py")

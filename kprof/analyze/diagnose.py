@@ -1,0 +1,121 @@
+"""Diagnose: ask every rule, price what it found, and keep what is worth saying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze.evidence import whole_of, why_no_device
+from kprof.analyze.saving import Pricer, find_pricer
+from kprof.analyze.trust.unanswered import Unanswered, why_no_timeline
+from kprof.discover import modules_in
+from kprof.finding import Diagnosis, Finding, Grade, Remedy, Unasked
+from kprof.trace import Trace
+
+RULES = "kprof.analyze.rules"
+# Less than this share of the step, even where it is mended fully, is not worth a card.
+LEAST_SAVING = 0.005
+# So many rows open a claim into its evidence; the counts beside them tell how many there were.
+MOST_ROWS = 500
+# How much of what is promised counts where it is ranked.
+SURE: dict[Grade, float] = {"high": 1.0, "medium": 0.7, "low": 0.4}
+
+Why = Callable[[Trace], Unanswered | None]
+
+
+def add_diagnosis(trace: Trace) -> Trace:
+    """Note what the rules find in an analyzed trace; it stays with the run."""
+    return replace(trace, diagnosis=diagnose(trace))
+
+
+def diagnose(trace: Trace) -> Diagnosis:
+    """Ask every rule of an analyzed trace; price the findings, alone and together."""
+    if trace.kernels.empty:
+        return Diagnosis()
+    found: list[Finding] = []
+    unasked: list[Unasked] = []
+    # What more particular rules explain, general ones do not see.
+    for rule in sorted(modules_in(RULES), key=is_general):
+        why = why_not(rule, trace)
+        if why is not None:
+            unasked.append(Unasked(name_of(rule), why.because, why.way_out))
+        else:
+            found += rule.check(_unexplained(trace, found) if is_general(rule) else trace)
+    if not found:
+        return Diagnosis(unasked=tuple(unasked), whole=whole_of(trace))
+    pricer = find_pricer(trace)
+    ranked = _ranked(found, pricer)
+    together = pricer.price(ranked) if len(ranked) > 1 else None
+    kept = tuple(_with_telling_rows(one, trace) for one in ranked)
+    return Diagnosis(kept, together, tuple(unasked), whole_of(trace))
+
+
+def name_of(rule: ModuleType) -> str:
+    """Return the name of a rule: its module's."""
+    return rule.__name__.rpartition(".")[2]
+
+
+def why_not(rule: ModuleType, trace: Trace) -> Unanswered | None:
+    """Say why a rule cannot be asked of a trace, or None.
+
+    A rule names what it needs in `NEEDS`; without, activities of a device and their times.
+    """
+    needs: tuple[Why, ...] = getattr(rule, "NEEDS", (why_no_device, why_no_timeline))
+    return next((why for need in needs if (why := need(trace)) is not None), None)
+
+
+def is_general(rule: ModuleType) -> bool:
+    """Tell whether what more particular rules say of the same activities is more to the point."""
+    return bool(getattr(rule, "IS_GENERAL", False))
+
+
+def _unexplained(trace: Trace, found: list[Finding]) -> Trace:
+    """Return the trace without the kinds of activities that findings with a remedy are about."""
+    is_told = np.zeros(len(trace.kernels), dtype=bool)
+    for one in found:
+        if one.remedy.best_ns is not None:
+            is_told[list(one.rows)] = True
+    return trace.with_kernels(kind=trace.kernels["kind"].where(~is_told))
+
+
+def _ranked(findings: list[Finding], pricer: Pricer) -> list[Finding]:
+    """Price each finding alone; leave out what would save next to nothing."""
+    priced = [replace(one, saving=pricer.price([one])) for one in findings]
+    worth = [one for one in priced if _is_worth(one)]
+    return sorted(worth, key=_promise, reverse=True)
+
+
+def _promise(finding: Finding) -> float:
+    """Return what a finding may be expected to save: the middle, weighed by how sure it is."""
+    return (finding.saving.middle_ns if finding.saving else 0) * SURE[finding.confidence]
+
+
+def _is_worth(finding: Finding) -> bool:
+    saving = finding.saving
+    if saving is None or saving.high_ns is None or finding.remedy == Remedy():
+        return True
+    return saving.high_ns >= LEAST_SAVING * saving.step_ns
+
+
+def _with_telling_rows(finding: Finding, trace: Trace) -> Finding:
+    """Keep of very many rows those that took longest, and how many there were."""
+    return replace(
+        finding,
+        rows=_longest(finding.rows, trace.kernels),
+        idle_rows=_longest(finding.idle_rows, trace.idle),
+        range_rows=_longest(finding.range_rows, trace.ranges),
+        num_rows=len(finding.rows),
+        num_idle_rows=len(finding.idle_rows),
+    )
+
+
+def _longest(rows: tuple[int, ...], table: pd.DataFrame) -> tuple[int, ...]:
+    if len(rows) <= MOST_ROWS:
+        return rows
+    at = np.array(rows, dtype=np.int64)
+    took = table["duration_ns"].to_numpy(np.int64)[at]
+    return tuple(np.sort(at[np.argsort(-took, kind="stable")[:MOST_ROWS]]).tolist())

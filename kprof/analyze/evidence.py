@@ -1,0 +1,175 @@
+"""Evidence: the questions that rules ask of a trace."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from kprof.analyze.intervals import LAST_NS
+from kprof.analyze.nesting import NO_ROW, nearest
+from kprof.analyze.summary import measure_elapsed
+from kprof.analyze.trust.unanswered import Unanswered
+from kprof.trace import Trace
+
+Bools = NDArray[np.bool_]
+Int64s = NDArray[np.int64]
+
+# No tensor has more; a damaged file may say so.
+MOST_ELEMENTS = 2**48
+
+
+def in_categories(column: pd.Series[Any], chosen: Bools) -> Bools:
+    """Tell which rows hold one of the chosen categories of a column; missing values do not."""
+    return np.asarray(np.append(chosen, False)[column.cat.codes.to_numpy()], dtype=bool)
+
+
+def is_one_of(column: pd.Series[Any], *values: str) -> Bools:
+    """Tell which rows hold one of these values; one that ends in `*` stands for its beginning."""
+    exact = {value for value in values if not value.endswith("*")}
+    begins = tuple(value[:-1] for value in values if value.endswith("*"))
+    names = [str(name) for name in column.cat.categories]
+    chosen = [name in exact or (bool(begins) and name.startswith(begins)) for name in names]
+    return in_categories(column, np.array(chosen, dtype=bool))
+
+
+def matches(column: pd.Series[Any], pattern: str) -> Bools:
+    """Tell which rows hold a name in which `pattern` occurs, asking once for each name."""
+    compiled = re.compile(pattern)
+    names = column.cat.categories
+    return in_categories(column, np.array([bool(compiled.search(str(n))) for n in names], bool))
+
+
+def durations(trace: Trace) -> Int64s:
+    """Return how long each activity took."""
+    return trace.kernels["duration_ns"].to_numpy(np.int64)
+
+
+def limits(trace: Trace) -> Int64s:
+    """Return each activity's time at the roofline; where that is not known, the time it took."""
+    limit = trace.kernels["limit_ns"].to_numpy(np.int64, na_value=NO_ROW)
+    took = durations(trace)
+    return np.where(limit == NO_ROW, took, np.minimum(limit, took))
+
+
+def total_ns(trace: Trace, rows: Bools | Int64s) -> int:
+    """Return the device time of some rows."""
+    return int(durations(trace)[rows].sum())
+
+
+def share_of_device(trace: Trace, rows: Bools | Int64s) -> float:
+    """Return the share of the device time that lies in some rows."""
+    return total_ns(trace, rows) / max(int(durations(trace).sum()), 1)
+
+
+def count_steps(trace: Trace) -> int:
+    """Return how many steps were recorded, of all ranks together; 1 where none is marked."""
+    return _count_marks(trace) or max(int(trace.kernels["rank"].nunique()), 1)
+
+
+def whole_of(trace: Trace) -> str:
+    """Return what times are of: a step, or the window where no step is marked."""
+    return "a step" if _count_marks(trace) else "the window"
+
+
+def _count_marks(trace: Trace) -> int:
+    return int((trace.ranges["kind"] == "step").sum())
+
+
+def per_step(trace: Trace, time_ns: float) -> float:
+    """Return the part of a time that falls on one step of one rank."""
+    return time_ns / count_steps(trace)
+
+
+def share_of_window(trace: Trace, time_ns: float) -> float:
+    """Return a time of all ranks as a share of their elapsed time."""
+    num_ranks = max(int(trace.kernels["rank"].nunique()), 1)
+    return time_ns / max(measure_elapsed(trace.kernels) * num_ranks, 1)
+
+
+def recoverable_idle(
+    trace: Trace, cause: str, least_ns: int = 0, most_ns: int = LAST_NS
+) -> tuple[Int64s, int]:
+    """Return the pieces of idle time of a cause within the window, and what could be gained.
+
+    Only pieces of at least `least_ns` and less than `most_ns` count.
+    """
+    idle = trace.idle
+    took = idle["duration_ns"].to_numpy(np.int64)
+    mine = (idle["cause"] == cause).to_numpy(bool) & idle["edge"].isna().to_numpy(bool)
+    rows = np.flatnonzero(mine & (took >= least_ns) & (took < most_ns))
+    return rows, int(idle["recoverable_ns"].to_numpy(np.int64, na_value=0)[rows].sum())
+
+
+def inside_op(trace: Trace, *names: str) -> Bools:
+    """Tell which activities were launched within an operator of one of these names."""
+    ranges = trace.ranges
+    if not len(ranges):
+        return np.zeros(len(trace.kernels), dtype=bool)
+    wanted = is_one_of(ranges["name"], *names)
+    if not wanted.any():
+        return np.zeros(len(trace.kernels), dtype=bool)
+    op = trace.kernels["op_row"].to_numpy(np.int64, na_value=NO_ROW)
+    parent = ranges["parent"].to_numpy(np.int64, na_value=NO_ROW)
+    return np.asarray(nearest(op, parent, wanted) != NO_ROW)
+
+
+def _decoded(text: str) -> list[object] | None:
+    try:
+        shapes = json.loads(text)
+    except ValueError:
+        return None
+    return shapes if isinstance(shapes, list) else None
+
+
+def by_shapes(
+    trace: Trace, rows: Int64s, measure: Callable[[list[object]], Sequence[int]], width: int
+) -> Int64s:
+    """Return `width` numbers for each row from its operator's shapes; zeros where unknown.
+
+    Each distinct text of shapes is measured once.
+    """
+    op = trace.kernels["op_row"].to_numpy(np.int64, na_value=NO_ROW)[rows]
+    column = trace.ranges["input_shapes"].cat
+    codes = np.append(column.codes.to_numpy(), -1)[op]
+    table = np.zeros((len(column.categories) + 1, width), dtype=np.int64)
+    for code in np.unique(codes[codes >= 0]).tolist():
+        shapes = _decoded(str(column.categories[code]))
+        if shapes is not None:
+            table[code] = [min(number, MOST_ELEMENTS) for number in measure(shapes)]
+    return np.asarray(table[codes])
+
+
+def elements_of(trace: Trace, rows: Int64s) -> Int64s:
+    """Return how many elements the first input of each row's operator has; 0 where unknown."""
+    return np.asarray(by_shapes(trace, rows, lambda shapes: [count_elements(shapes)], 1)[:, 0])
+
+
+def count_elements(shapes: list[object]) -> int:
+    """Return the elements of the first of an operator's inputs, 0 where that is not known."""
+    first = shape_of(shapes[0]) if shapes else ()
+    return math.prod(first) if first else 0
+
+
+def shape_of(recorded: object) -> tuple[int, ...]:
+    """Return what was recorded of an input as its dimensions; empty where it is no tensor."""
+    if not isinstance(recorded, list) or not all(type(n) is int and n >= 0 for n in recorded):
+        return ()
+    return tuple(recorded)
+
+
+def why_no_device(trace: Trace) -> Unanswered | None:
+    """Say why nothing can be told of a device: none was recorded."""
+    if not trace.is_host_only:
+        return None
+    return Unanswered(
+        "What does the GPU wait for, and which of its kernels are slow?",
+        "no GPU activity was recorded",
+        "record where the workload uses a GPU",
+    )

@@ -1,0 +1,46 @@
+"""Products: the sizes of matrix products, as their operators' shapes tell them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from kprof.analyze.evidence import Int64s, by_shapes, is_one_of, shape_of
+from kprof.trace import Trace
+
+OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
+
+
+@dataclass(frozen=True)
+class Products:
+    """Rows of `kernels` that multiply matrices of known sizes: (batch of) M x K times K x N."""
+
+    rows: Int64s
+    batch: Int64s
+    m: Int64s
+    n: Int64s
+    k: Int64s
+
+
+def find_products(trace: Trace) -> Products:
+    """Return the products whose sizes were recorded; what else operators launch is left out."""
+    kernels = trace.kernels
+    is_product = is_one_of(kernels["kind"], "gemm") & is_one_of(kernels["op"], *OPERATORS)
+    rows = np.flatnonzero(is_product)
+    sizes = by_shapes(trace, rows, _sizes, 4)
+    known = sizes.all(axis=1)
+    return Products(rows[known], *sizes[known].T)
+
+
+def _sizes(shapes: list[object]) -> tuple[int, int, int, int]:
+    """Return batch, M, N and K; zeros where the shapes do not tell."""
+    matrices = [shape for shape in map(shape_of, shapes) if len(shape) in (2, 3)]
+    # Of addmm the bias may come first as a matrix; of a scaled product scales come last.
+    pairs = [(a, b) for a, b in pairwise(matrices) if a[-1] == b[-2]]
+    if not pairs:
+        return 0, 0, 0, 0
+    left, right = pairs[-1]
+    return math.prod(left[:-2]), left[-2], right[-1], left[-1]

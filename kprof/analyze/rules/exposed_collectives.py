@@ -1,0 +1,72 @@
+"""exposed_collectives: the GPU does nothing but communicate."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kprof.analyze.claims import clipped, in_words, percent
+from kprof.analyze.evidence import (
+    durations,
+    is_one_of,
+    per_step,
+    share_of_window,
+    total_ns,
+    whole_of,
+)
+from kprof.analyze.intervals import Intervals, disjoint, length_before
+from kprof.finding import Finding, Remedy
+from kprof.trace import Trace
+
+# Frameworks hide all but the last bucket of gradients: a few percent remain in a good run.
+LEAST_SHARE = 0.05
+
+
+def check(trace: Trace) -> list[Finding]:
+    """Find collectives that nothing else runs beside; those hidden behind products are silent."""
+    is_collective = is_one_of(trace.kernels["kind"], "collective")
+    rows = np.flatnonzero(is_collective)
+    if not len(rows):
+        return []
+    exposed = exposed_ns(trace, is_collective)
+    share = share_of_window(trace, int(exposed.sum()))
+    if share < LEAST_SHARE:
+        return []
+    took_ns, exposed_in_all = total_ns(trace, rows), int(exposed.sum())
+    names = trace.kernels["name"].iloc[rows].astype(str)
+    sums = trace.kernels["duration_ns"].iloc[rows].groupby(names).sum().nlargest(3)
+    claim = (
+        f"Of the {in_words(per_step(trace, took_ns))} that collectives run in {whole_of(trace)}, "
+        f"nothing else runs beside them for {in_words(per_step(trace, exposed_in_all))} "
+        f"({percent(share)} of the time)"
+    )
+    return [
+        Finding(
+            rule="exposed_collectives",
+            claim=claim,
+            confidence="high",
+            effort="medium",
+            rows=tuple(rows.tolist()),
+            details=tuple(
+                f"{clipped(str(n))}: {in_words(per_step(trace, ns))}" for n, ns in sums.items()
+            ),
+            remedy=Remedy(
+                best_ns=took_ns - exposed_in_all, modest_ns=took_ns - exposed_in_all // 2
+            ),
+        )
+    ]
+
+
+def exposed_ns(trace: Trace, is_collective: np.ndarray) -> np.ndarray:
+    """Return for each collective how long nothing but collectives ran; each instant counts once."""
+    kernels, took = trace.kernels, durations(trace)
+    start = kernels["start_ns"].to_numpy(np.int64)
+    device = kernels.groupby(["rank", "device"], sort=False).ngroup().to_numpy()
+    total = np.zeros(len(kernels), dtype=np.int64)
+    for one in np.unique(device[is_collective]):
+        mine = np.flatnonzero(is_collective & (device == one))
+        others = np.flatnonzero(~is_collective & (device == one))
+        union = disjoint(Intervals(start[mine], start[mine] + took[mine], mine))
+        busy = disjoint(Intervals(start[others], start[others] + took[others], others))
+        hidden = length_before(busy, union.end) - length_before(busy, union.start)
+        np.add.at(total, union.row, union.end - union.start - hidden)
+    return np.asarray(total[is_collective])

@@ -1,0 +1,46 @@
+"""host_stalls: the GPU waits while the host does one long thing that launches nothing."""
+
+from __future__ import annotations
+
+from kprof.analyze.claims import idle_places, in_words, percent
+from kprof.analyze.evidence import (
+    count_steps,
+    per_step,
+    recoverable_idle,
+    share_of_window,
+    whole_of,
+)
+from kprof.analyze.idle.causes import LAUNCH_BOUND
+from kprof.analyze.what_if.changes import SILENCE_NS
+from kprof.finding import Finding, Remedy
+from kprof.trace import Trace
+
+# A run of a few steps may hold one such pause by accident; a twentieth of the time is none.
+LEAST_SHARE = 0.05
+
+
+def check(trace: Trace) -> list[Finding]:
+    """Find long silences of the host; many short ones are another rule's."""
+    idle_rows, lost_ns = recoverable_idle(trace, LAUNCH_BOUND, least_ns=SILENCE_NS)
+    share = share_of_window(trace, lost_ns)
+    if share < LEAST_SHARE:
+        return []
+    longest_ns = int(trace.idle["duration_ns"].iloc[idle_rows].max())
+    number = len(idle_rows) / count_steps(trace)
+    often = "Once" if len(idle_rows) == 1 else f"{number:.3g} times in {whole_of(trace)}"
+    claim = (
+        f"{often} the host launches nothing for {in_words(SILENCE_NS)} and more, at worst for "
+        f"{in_words(longest_ns)}, and the GPU idles for {in_words(per_step(trace, lost_ns))} of "
+        f"{whole_of(trace)} ({percent(share)} of the time)"
+    )
+    return [
+        Finding(
+            rule="host_stalls",
+            claim=claim,
+            confidence="medium",
+            effort="medium",
+            idle_rows=tuple(idle_rows.tolist()),
+            details=idle_places(trace, idle_rows),
+            remedy=Remedy(idle_cause=LAUNCH_BOUND),
+        )
+    ]

@@ -1,0 +1,50 @@
+"""no_cuda_graph_in_decode: tokens are made one by one, and each kernel is launched by the host."""
+
+from __future__ import annotations
+
+from kprof.analyze.claims import idle_places, in_words, percent, proof_by_copy
+from kprof.analyze.evidence import (
+    count_steps,
+    per_step,
+    recoverable_idle,
+    share_of_window,
+    whole_of,
+    why_no_device,
+)
+from kprof.analyze.idle.causes import LAUNCH_BOUND
+from kprof.analyze.rules._decode import is_decoding
+from kprof.analyze.trust.unanswered import why_no_timeline, why_no_work
+from kprof.analyze.what_if.changes import SILENCE_NS
+from kprof.finding import Finding, Remedy
+from kprof.trace import Trace
+
+NEEDS = (why_no_device, why_no_timeline, why_no_work)
+
+# What the recorder adds to the host's time is a few percent of a step, and never so much.
+LEAST_SHARE = 0.15
+
+
+def check(trace: Trace) -> list[Finding]:
+    """Find decoding whose time is the host's, launching kernel by kernel."""
+    idle_rows, lost_ns = recoverable_idle(trace, LAUNCH_BOUND, most_ns=SILENCE_NS)
+    share = share_of_window(trace, lost_ns)
+    if share < LEAST_SHARE or not is_decoding(trace):
+        return []
+    number = (trace.kernels["activity"] == "kernel").sum() / count_steps(trace)
+    claim = (
+        f"Decoding leaves the GPU idle for {in_words(per_step(trace, lost_ns))} of "
+        f"{whole_of(trace)} ({percent(share)} of the time), while the host launches "
+        f"{number:,.0f} kernels one by one; a CUDA graph replays those of a token with one launch"
+    )
+    return [
+        Finding(
+            rule="no_cuda_graph_in_decode",
+            claim=claim,
+            confidence="high",
+            effort="medium",
+            idle_rows=tuple(idle_rows.tolist()),
+            details=idle_places(trace, idle_rows),
+            remedy=Remedy(graphs=True),
+            command=proof_by_copy(trace, "static_cache"),
+        )
+    ]

@@ -1,0 +1,61 @@
+"""The options of `kprof kernels`: list, check, bench or explain, and which."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+from typer import Option
+
+from kprof.answer import Answer
+
+
+def kernels(
+    action: Annotated[
+        Literal["list", "check", "bench", "explain"], typer.Argument(help="What to do.")
+    ] = "list",
+    names: Annotated[list[str] | None, typer.Argument(help="Kernels [default: all].")] = None,
+    provider: Annotated[str | None, Option(help="Whom to check [default: kprof].")] = None,
+    shape: Annotated[str | None, Option(metavar="MxN", help="What to measure.")] = None,
+    dtype: Annotated[list[str] | None, Option(help="Such as bfloat16; may be repeated.")] = None,
+    backward: Annotated[
+        bool, Option("--backward", help="Measure backward passes as well.")
+    ] = False,
+    json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
+) -> Answer:
+    """List replacement kernels, check that they are right, measure who is fastest.
+
+    check runs the quality gate on the GPU, or without one in Triton's interpreter; bench measures
+    ours, torch's and the installed peers' and keeps the choice; explain shows it.
+    """
+    import msgspec
+
+    from kprof import library
+    from kprof.report import providers
+
+    def encoded(result: object) -> bytes | None:
+        return msgspec.json.format(msgspec.json.encode(result)) if json else None
+
+    chosen = names or []
+    if action == "list":
+        listed = library.list_kernels()
+        last = "next: kprof kernels check"
+        return Answer("kernels", [providers.section_of_kernels(listed)], encoded(listed), last)
+    if action == "check":
+        from kprof.report.gate import sections_of_gate
+
+        reports = library.check_kernels(chosen, provider)
+        sections = [section for report in reports for section in sections_of_gate(report)]
+        states = {report[level].state for report in reports for level in report.asked}
+        code = 1 if "failed" in states else 0 if states == {"passed"} else 3
+        last = "next: kprof kernels bench"
+        return Answer("kernels check", sections, encoded(reports), last, code)
+    if action == "bench":
+        directions: list[Literal["forward", "backward"]] = ["forward"]
+        directions += ["backward"] if backward else []
+        wanted = library.shape_of(shape) if shape else None
+        choices = library.bench_kernels(chosen, wanted, dtype or [], directions)
+    else:
+        choices = library.explain_choices(chosen)
+    sections = [providers.section_of_choice(one, library.ranked(one)) for one in choices]
+    return Answer(f"kernels {action}", sections, encoded(choices), "next: kprof kernels explain")

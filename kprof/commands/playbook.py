@@ -1,0 +1,36 @@
+"""The options of `kprof playbook`: which page."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from kprof.answer import Answer
+
+
+def playbook(
+    name: Annotated[str | None, typer.Argument(help="A rule's name [default: list all].")] = None,
+    json: Annotated[bool, Option("--json", help="Print it as JSON.")] = False,
+) -> Answer:
+    """Show how to confirm and mend what a rule finds, or list all rules.
+
+    Each says what the symptom is, why it happens, how to confirm and to mend it, what that gains,
+    and where the advice stops.
+    """
+    import msgspec
+
+    from kprof.playbook import all_playbooks, find_playbook
+    from kprof.report.playbooks import section_of_list, sections_of_page
+
+    def encoded(value: object) -> bytes | None:
+        return msgspec.json.format(msgspec.json.encode(value)) if json else None
+
+    if name is None:
+        pages = all_playbooks()
+        listed = [section_of_list([(page.name, page.title) for page in pages])]
+        return Answer("playbooks", listed, encoded(pages), "next: kprof playbook NAME")
+    page = find_playbook(name)
+    last = "next: kprof run, then kprof ab to prove the gain"
+    return Answer(page.title, sections_of_page(page.parts), encoded(page), last)

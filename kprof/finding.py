@@ -1,0 +1,98 @@
+"""Findings: what is wrong with a run, what proves it, and what mending it would save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Grade = Literal["low", "medium", "high"]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What a fix would change in the recording; its saving is predicted by replaying that.
+
+    A fix of work says how long the finding's `rows` would still take, all together, where it
+    succeeds fully and where it succeeds modestly. A fix of waiting takes a cause of idle time
+    away, or brings launches in CUDA graphs; succeeding modestly, it does half of it.
+    """
+
+    best_ns: int | None = None
+    modest_ns: int | None = None
+    launches: int | None = None
+    """How many launches take the place of those of the rows; None: as many as now."""
+    idle_cause: str | None = None
+    graphs: bool = False
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What a step would get shorter by, in ns, between `low_ns` and `high_ns`; None: unknown."""
+
+    step_ns: int
+    low_ns: int | None
+    high_ns: int | None
+    basis: str
+    """How the interval was found, or why nobody knows."""
+
+    @property
+    def middle_ns(self) -> int:
+        """The middle of the interval, 0 where it is not known."""
+        return ((self.low_ns or 0) + (self.high_ns or 0)) // 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that costs time or memory: a claim, the evidence, the remedy."""
+
+    rule: str
+    """The rule that found it; its playbook has the same name."""
+    claim: str
+    """One plain sentence with numbers and units."""
+    confidence: Grade
+    """How surely the claim is true and the remedy applies."""
+    effort: Grade
+    """low: a setting; medium: some lines; high: a project with a quality gate of its own."""
+    rows: tuple[int, ...] = ()
+    """Rows of `kernels` that prove it; of very many those that took longest."""
+    idle_rows: tuple[int, ...] = ()
+    """Rows of `idle` that prove it; of very many the longest."""
+    range_rows: tuple[int, ...] = ()
+    """Rows of `ranges` that prove it."""
+    details: tuple[str, ...] = ()
+    """Where to look, largest first; what else was seen."""
+    remedy: Remedy = Remedy()
+    saving: Saving | None = None
+    swap: str | None = None
+    """The kernel of the library that would take the place of this."""
+    command: str = ""
+    """What would prove the gain; empty where no command of kprof can."""
+    num_rows: int = 0
+    """How many rows of `kernels` there were, `num_idle_rows` of `idle`."""
+    num_idle_rows: int = 0
+
+    @property
+    def playbook(self) -> str:
+        """Name of the page that says how to confirm and mend it."""
+        return self.rule
+
+
+@dataclass(frozen=True)
+class Unasked:
+    """A rule that the recording could not be asked, and how to record so that it can."""
+
+    rule: str
+    because: str
+    way_out: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What all rules found in a run, most promising first."""
+
+    findings: tuple[Finding, ...] = ()
+    together: Saving | None = None
+    """All remedies at once: savings overlap, or help one another, so this is no sum."""
+    unasked: tuple[Unasked, ...] = ()
+    whole: str = "a step"
+    """What savings are of: a step, or the window of a run that marks none."""

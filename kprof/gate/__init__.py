@@ -1,0 +1,22 @@
+"""The quality gate: whether a replacement computes what the code it replaces computes.
+
+`check(subject)` runs levels L0 to L6 and says which class of equivalence was reached. Importing
+this package imports no torch; the modules of the levels do.
+"""
+
+from kprof.gate.check import check
+from kprof.gate.result import GateReport, Level, Measure
+from kprof.gate.subject import Case, Curve, Generation, Model, Subject, Timing
+
+__all__ = [
+    "Case",
+    "Curve",
+    "GateReport",
+    "Generation",
+    "Level",
+    "Measure",
+    "Model",
+    "Subject",
+    "Timing",
+    "check",
+]

@@ -1,0 +1,246 @@
+"""How far results lie from the truth: errors in ulps, pooled, and by how much they may differ.
+
+Errors count in ulps of the larger of the true value and a scale around it: next to a zero that
+cancellation made, any implementation is wrong by thousands of its own ulps. The scale of an output
+is the RMS of its row (of all of it, where rows are short); of a gradient, of which whole rows may
+be nothing but cancellation (those of a softmax that is one-hot), it is the RMS of all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kprof.gate.result import Measure
+
+SLACK = 1.05
+EDGE_SLACK = 4.0
+"""At an edge shape, with its few rows: what is wrong there is wrong by far more."""
+MAX_SLACK = 4.0
+"""Extremes of equal implementations differ by as much; a wrong value by hundreds of ulps."""
+PERCENTILE = 99.99
+LEAST_ABOVE = 100
+"""Values that must lie above a percentile for it to mean anything."""
+PRIOR_ROWS = 16.0
+SURE = 5.0
+MOST_CHANCE = 5.0
+SHORT_ROW = 16
+"""Rows shorter than this have no scale of their own: that of the whole result counts."""
+VANISHING = 1e-10
+"""A gradient so much smaller than the largest of its call is zero, but for float64's rounding."""
+NO_DIGITS = 1 / 16
+"""Relative error from which on the replaced code has no digits left that could be compared."""
+NO_DIGITS_SLACK = 10.0
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors where a comparison means something, zero elsewhere, in float64."""
+
+    new: Tensor
+    replaced: Tensor
+    truth: Tensor
+    unit: Tensor
+    """One ulp, for each value."""
+
+
+def errors_of(new: Tensor, replaced: Tensor, truth: Tensor, *, is_gradient: bool = False) -> Errors:
+    """Return both errors against the truth; infinite where only the new result is not finite."""
+    if not replaced.is_floating_point():
+        same = torch.zeros(truth.shape, dtype=torch.float64, device=truth.device)
+        one = torch.where(new == replaced, 0.0, math.inf).double()
+        return Errors(one, same, truth.double(), torch.ones_like(same))
+    dtype = replaced.dtype
+    # Eight-bit formats have no arithmetic of their own.
+    new, replaced, rounded = new.double(), replaced.double(), truth.to(dtype).double()
+    is_judged = rounded.isfinite() & replaced.isfinite()
+    is_judged &= new.isfinite() | ~_is_near_the_largest(truth, dtype)
+    truth = torch.where(is_judged, truth, 0.0)
+    error = torch.where(is_judged, new - truth, 0.0)
+    return Errors(
+        torch.nan_to_num(error, nan=math.inf, posinf=math.inf, neginf=math.inf),
+        torch.where(is_judged, replaced - truth, 0.0),
+        truth,
+        _ulps(truth, dtype, by_row=not is_gradient),
+    )
+
+
+def has_other_kinds(new: Tensor, replaced: Tensor, truth: Tensor) -> bool:
+    """Tell whether NaN, inf or -inf stands where neither the replaced code nor the truth has it."""
+    if not replaced.is_floating_point():
+        return False
+    kind, standard, exact = (_kinds(one) for one in (new, replaced, truth.to(replaced.dtype)))
+    is_odd = (kind != standard) & (kind != exact)
+    return bool((is_odd & ~_is_near_the_largest(truth, replaced.dtype)).any())
+
+
+def _kinds(tensor: Tensor) -> Tensor:
+    wide = tensor.double()
+    return wide.isnan() * 1 + wide.isposinf() * 2 + wide.isneginf() * 3
+
+
+def _is_near_the_largest(truth: Tensor, dtype: torch.dtype) -> Tensor:
+    """Tell where rounding decides between a large number and infinity."""
+    return truth.abs() > 0.98 * torch.finfo(dtype).max
+
+
+def vanishes(truth: Tensor, largest: float) -> bool:
+    """Tell whether a true gradient is zero by cancellation, beside the largest of the same call."""
+    size = root_mean_square(truth)
+    return truth.numel() > 0 and size <= VANISHING * largest
+
+
+def is_noise(new: Tensor, replaced: Tensor, largest: float) -> bool:
+    """Tell whether a gradient that should vanish is but rounding of what it was summed from."""
+    half_of_the_digits = math.sqrt(torch.finfo(replaced.dtype).eps) * largest
+    allowed = max(half_of_the_digits, NO_DIGITS_SLACK * root_mean_square(replaced))
+    return root_mean_square(new) <= allowed
+
+
+def root_mean_square(values: Tensor) -> float:
+    """Return the root mean square; of no values it is zero."""
+    return float(values.double().square().mean().sqrt()) if values.numel() else 0.0
+
+
+def _ulps(truth: Tensor, dtype: torch.dtype, *, by_row: bool) -> Tensor:
+    scale = truth.abs()
+    if truth.dim() and truth.numel():
+        squares = truth**2
+        has_rows = by_row and truth.shape[-1] >= SHORT_ROW
+        mean = squares.mean(-1, keepdim=True) if has_rows else squares.mean()
+        scale = torch.maximum(scale, mean.sqrt())
+    information = torch.finfo(dtype)
+    _, exponent = torch.frexp(scale.clamp(min=information.tiny))
+    return torch.ldexp(torch.full_like(scale, information.eps / 2), exponent)
+
+
+@dataclass
+class Pool:
+    """Errors of both implementations over the cases of one group, of one result and dtype."""
+
+    dtype: torch.dtype
+    new: list[Tensor] = field(default_factory=list)
+    """Sizes of the errors in ulps, case by case; with `rows`, the row of each value."""
+    replaced: list[Tensor] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+    num_rows: int = 0
+    squared_new: float = 0.0
+    squared_replaced: float = 0.0
+    squared_truth: float = 0.0
+    fourth_replaced: float = 0.0
+    """Sum over rows (a vector is one) of the squared summed squares."""
+
+    def add(self, errors: Errors) -> None:
+        """Add the errors of one case."""
+        squared = errors.replaced**2
+        by_row = squared.sum(-1) if squared.dim() else squared
+        self.squared_new += float((errors.new**2).sum())
+        self.squared_replaced += float(squared.sum())
+        self.squared_truth += float((errors.truth**2).sum())
+        self.fourth_replaced += float((by_row**2).sum())
+        self.new.append((errors.new / errors.unit).abs().reshape(-1).float().cpu())
+        self.replaced.append((errors.replaced / errors.unit).abs().reshape(-1).float().cpu())
+        length = max(squared.numel() // max(by_row.numel(), 1), 1)
+        self.rows.append(torch.arange(squared.numel()) // length + self.num_rows)
+        self.num_rows += by_row.numel()
+
+    @property
+    def relative_new(self) -> float:
+        """The new code's relative L2 error."""
+        return self._relative(self.squared_new)
+
+    @property
+    def relative_replaced(self) -> float:
+        """The replaced code's relative L2 error."""
+        return self._relative(self.squared_replaced)
+
+    def _relative(self, squared: float) -> float:
+        if self.squared_truth == 0:
+            return 0.0 if squared == 0 else math.inf
+        return math.sqrt(squared / self.squared_truth)
+
+    @property
+    def has_digits(self) -> bool:
+        """Whether the replaced code's results are more than rounding."""
+        return self.relative_replaced < NO_DIGITS
+
+    @property
+    def sampling(self) -> float:
+        """By which factor the error of an equal implementation may exceed this one by chance.
+
+        The values of a row share what went wrong with it, so rows are what is drawn: by how much
+        the replaced code's rows differ in their squared error says how sure its sum is, and five
+        standard deviations of the ratio of two such root mean squares are allowed (errors have
+        longer tails than normal numbers). With hundreds of rows alike that is 2 to 4 %; a scalar
+        loss, or a few rows that are most of the error, get more, five times at most. Of few rows
+        the differences say little, so a wide spread is taken for granted.
+        """
+        if self.fourth_replaced == 0:
+            return 1.0
+        variance = self.num_rows * self.fourth_replaced / self.squared_replaced**2 - 1
+        variance = max(variance, 0.0) + PRIOR_ROWS / self.num_rows
+        factor = math.exp(SURE * math.sqrt(variance / (2 * self.num_rows)))
+        return min(factor, MOST_CHANCE)
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether the results are large enough for their RMS to be a scale for each value."""
+        num_values = sum(one.numel() for one in self.new)
+        return bool(num_values >= SHORT_ROW * len(self.new))
+
+
+def measure_l2(
+    title: str, group: str, pool: Pool, *, stated: float | None = None, is_edge: bool = False
+) -> Measure:
+    """Return the relative L2 error beside what it may be; half an ulp is half of epsilon."""
+    replaced = pool.relative_replaced
+    half_ulp = float(torch.finfo(pool.dtype).eps) / 2 if pool.dtype.is_floating_point else 0.0
+    slack = (EDGE_SLACK if is_edge else SLACK) * pool.sampling
+    slack = slack if pool.has_digits else NO_DIGITS_SLACK
+    threshold = slack * replaced + half_ulp if stated is None else stated
+    name = f"{title}: relative L2 error"
+    return Measure(name, pool.relative_new, threshold, replaced, where=group)
+
+
+def measure_maximum(title: str, group: str, pool: Pool, *, is_edge: bool = False) -> Measure:
+    """Return the largest error beside what it may be: one wrong value in a million shows here."""
+    value, baseline = (
+        max((float(one.max()) for one in errors if one.numel()), default=0.0)
+        for errors in (pool.new, pool.replaced)
+    )
+    slack = MAX_SLACK * (EDGE_SLACK if is_edge else 1.0)
+    threshold = slack * baseline * pool.sampling + 1
+    return Measure(f"{title}: largest error", value, threshold, baseline, "ulp", where=group)
+
+
+def measure_percentile(title: str, pools: list[Pool]) -> Iterator[Measure]:
+    """Yield the 99.99th percentile over all pools, or the largest that so few values have."""
+    new = torch.cat([one for pool in pools for one in pool.new] or [torch.empty(0)])
+    above = max(round(new.numel() * (1 - PERCENTILE / 100)), LEAST_ABOVE)
+    if new.numel() < 10 * above:
+        return
+    replaced = torch.cat([one for pool in pools for one in pool.replaced])
+    value = float(new.topk(above).values[-1])
+    largest = replaced.topk(above)
+    # A percentile is as sure as the rows are many that lie above it: its upper bound, three
+    # standard deviations of the difference of two counts away, is what may be reached by chance.
+    num_rows = len(_row_numbers(pools)[largest.indices].unique())
+    rank = max(1, int(above * (1 - 3 * math.sqrt(2 / num_rows))))
+    bound = float(largest.values[rank - 1])
+    percentile = 100 * (1 - above / new.numel())
+    name = f"{title}: {percentile:.4g}th percentile"
+    baseline = float(largest.values[-1])
+    where = f"{new.numel():,} values"
+    yield Measure(name, value, SLACK * bound + 0.5, baseline, "ulp", where=where)
+
+
+def _row_numbers(pools: list[Pool]) -> Tensor:
+    numbers, start = [], 0
+    for pool in pools:
+        numbers += [rows + start for rows in pool.rows]
+        start += pool.num_rows
+    return torch.cat(numbers)

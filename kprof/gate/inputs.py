@@ -1,0 +1,231 @@
+"""Inputs: what values they have, how they lie in memory, and which cases are worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kprof.gate.memory import GUARD_BYTES, NAN_BYTE
+from kprof.gate.subject import Case, Shape, Subject
+
+OUTLIER_SHARE = 0.02
+OUTLIER_SCALE = 50.0
+SMALL = 1e-3
+OFFSET = 8.0
+FAR_ELEMENTS = 2**31
+
+
+class Draw:
+    """Draws the arguments of one case, the same whenever it is asked in the same order."""
+
+    def __init__(self, case: Case, subject: Subject) -> None:
+        self.case = case
+        self.subject = subject
+        self.dtype: torch.dtype = getattr(torch, case.dtype)
+        self._generator = torch.Generator().manual_seed(1_000_003 * subject.seed + case.seed)
+
+    def __call__(self, *shape: int) -> Tensor:
+        """Return data of the case's distribution, one row per last dimension."""
+        return self._place(_spread(self._normal(shape), self.case, self.subject, self._generator))
+
+    def plain(self, *shape: int, scale: float = 1.0, shift: float = 0.0) -> Tensor:
+        """Return normal values whatever the distribution: weights, and what else is tame."""
+        return self._place(self._normal(shape) * scale + shift)
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """Return integers from 0 to below `high`, or zeros where there is none."""
+        drawn = torch.randint(max(high, 1), shape, generator=self._generator)
+        return drawn.to(self.subject.device)
+
+    def _normal(self, shape: Shape) -> Tensor:
+        return torch.randn(shape, generator=self._generator)
+
+    def _place(self, values: Tensor) -> Tensor:
+        return values.to(self.dtype).to(self.subject.device)
+
+
+def _spread(values: Tensor, case: Case, subject: Subject, generator: torch.Generator) -> Tensor:
+    """Turn normal values into those of the case's distribution."""
+    name = case.distribution
+    if name in ("zeros", "half_zero"):
+        # Zeros come first, so that code which looks at the beginning only is led astray.
+        kept = values.reshape(-1).clone()
+        kept[: kept.numel() if name == "zeros" else (kept.numel() + 1) // 2] = 0
+        return kept.reshape(values.shape)
+    if name == "outliers" and values.dim():
+        is_outlier = torch.rand(values.shape[-1], generator=generator) < OUTLIER_SHARE
+        return torch.where(is_outlier, values * OUTLIER_SCALE, values)
+    if name == "uneven" and values.dim():
+        exponents = 4 * torch.rand((*values.shape[:-1], 1), generator=generator) - 3
+        return values * 10**exponents
+    if name == "nonfinite" and values.numel():
+        return _with_nonfinite(values, generator)
+    factor = {"large": subject.large, "small": SMALL}.get(name, 1.0)
+    return values * factor + (OFFSET if name == "offset" else 0.0)
+
+
+def _with_nonfinite(values: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the values with one NaN, one inf and one -inf, the last element among them."""
+    flat = values.reshape(-1).clone()
+    places = torch.randint(flat.numel(), (3,), generator=generator)
+    places[0] = flat.numel() - 1
+    flat[places] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+    return flat.reshape(values.shape)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A tensor laid out in a larger buffer, whose other bytes are poison."""
+
+    view: Tensor
+    buffer: Tensor | None
+    before: Tensor | None
+    """The buffer's bytes when it was placed."""
+
+    def was_changed(self) -> bool:
+        """Tell whether the tensor's own values differ from those that were placed."""
+        if self.before is None:
+            return False
+        was = self._same_view(self.before)
+        return not torch.equal(bytes_of(self.view), bytes_of(was))
+
+    def was_overrun(self) -> bool:
+        """Tell whether anything around the tensor was written."""
+        if self.before is None or self.buffer is None:
+            return False
+        expected = self.before.clone()
+        self._same_view(expected).copy_(self.view.detach())
+        return not torch.equal(expected, self.buffer)
+
+    def _same_view(self, buffer: Tensor) -> Tensor:
+        view = self.view
+        values = buffer.view(view.dtype)
+        return values.as_strided(view.shape, view.stride(), view.storage_offset())
+
+
+def place(tensor: Tensor, layout: str) -> Placed:
+    """Lay a tensor out so, between guard bands; its values stay what they are."""
+    if tensor.numel() == 0:
+        return Placed(tensor.clone(), None, None)
+    if layout == "far":
+        return _place_far(tensor)
+    stride = _strides(tensor.shape, layout)
+    band = GUARD_BYTES // tensor.element_size()
+    # An offset that is no multiple of 16 bytes finds loads that take their alignment for granted.
+    offset = band + (3 if layout == "padded" else 0)
+    span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, stride, strict=True))
+    num_bytes = (offset + span + band) * tensor.element_size()
+    num_bytes += -num_bytes % 16
+    buffer = torch.full((num_bytes,), NAN_BYTE, dtype=torch.uint8, device=tensor.device)
+    view = buffer.view(tensor.dtype).as_strided(tensor.shape, stride, offset)
+    view.copy_(tensor)
+    return Placed(view, buffer, buffer.clone())
+
+
+def _strides(shape: Shape, layout: str) -> Shape:
+    if layout == "transposed" and len(shape) == 1:
+        return (2,)
+    order = range(len(shape)) if layout == "transposed" else reversed(range(len(shape)))
+    strides, step = [0] * len(shape), 1
+    for dimension in order:
+        strides[dimension] = step
+        step *= shape[dimension]
+        if layout == "padded":
+            step += 5
+    return tuple(strides)
+
+
+def _place_far(tensor: Tensor) -> Placed:
+    """Lay the first dimension's entries so far apart that 32 bits do not reach the last one.
+
+    Only what is touched takes memory on a CPU; a GPU takes all of it.
+    """
+    if tensor.dim() < 2 or tensor.shape[0] < 2:
+        return place(tensor, "contiguous")
+    inner = torch.empty(tensor.shape[1:], device="meta").stride()
+    step = FAR_ELEMENTS // (tensor.shape[0] - 1) + 64
+    total = step * (tensor.shape[0] - 1) + tensor[0].numel()
+    buffer = torch.empty(total, dtype=tensor.dtype, device=tensor.device)
+    view = buffer.as_strided(tensor.shape, (step, *inner), 0)
+    view.copy_(tensor)
+    return Placed(view, None, None)
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return the tensor's bits, in which NaN equals itself and -0 is not 0."""
+    dense = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return dense.reshape(-1).view(torch.uint8)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors have the same shape, dtype and bits."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(torch.equal(bytes_of(one), bytes_of(other)))
+
+
+def edge_shapes(subject: Subject) -> list[Shape]:
+    """Return the subject's first shape with each free dimension at its edges.
+
+    One, one off the size itself, and one off the largest power of two below it: a tile's borders.
+    """
+    first = subject.shapes[0]
+    found = []
+    for dimension in subject.free:
+        size = first[dimension]
+        tile = 1 << (max(size, 1).bit_length() - 1)
+        sizes = {1, size - 1, size + 1, tile - 1, tile + 1} - {size}
+        for n in sorted(n for n in sizes if n > 0):
+            found.append((*first[:dimension], n, *first[dimension + 1 :]))
+    return list(dict.fromkeys(found))
+
+
+def empty_shape(subject: Subject) -> Shape | None:
+    """Return the first shape without any row, None where no dimension is free."""
+    if not subject.free:
+        return None
+    empty = list(subject.shapes[0])
+    empty[subject.free[0]] = 0
+    return tuple(empty)
+
+
+def bulk_cases(subject: Subject, dtype: str) -> Iterator[Case]:
+    """Yield cases without end: all distributions in turn, over the shapes, with new seeds."""
+    names = [name for name in subject.distributions if name != "nonfinite"]
+    layouts = [name for name in subject.layouts if name != "far"]
+    seed = 0
+    while True:
+        for name in names:
+            shape = subject.shapes[seed % len(subject.shapes)]
+            yield Case(shape, dtype, name, layouts[seed % len(layouts)], seed)
+        seed += 1
+
+
+def edge_cases(subject: Subject, dtype: str) -> Iterator[Case]:
+    """Yield every edge shape in all distributions but those of nothing and of no number."""
+    names = [n for n in subject.distributions if n not in ("nonfinite", "zeros")]
+    layouts = [name for name in subject.layouts if name != "far"]
+    for number, shape in enumerate(edge_shapes(subject)):
+        for i, name in enumerate(names):
+            yield Case(shape, dtype, name, layouts[(number + i) % len(layouts)], 1000 + i)
+    if "far" in subject.layouts and has_room_for_far(subject, dtype):
+        first = Case(subject.shapes[0], dtype, "normal", "far", 2000)
+        small = replace(first, shape=(min(first.shape[0], 3), *first.shape[1:]))
+        yield small if 0 in subject.free else first
+
+
+def has_room_for_far(subject: Subject, dtype: str) -> bool:
+    """Tell whether every argument can be laid out far: on a GPU in real memory, else in virtual."""
+    drawn = subject.inputs(subject.shapes[0], Draw(Case(subject.shapes[0], dtype), subject))
+    sizes = [a.element_size() for a in drawn if isinstance(a, Tensor) and a.dim() > 1]
+    if subject.device.startswith("cuda"):
+        # Half as much again, for results and for the blocks that the allocator rounds up.
+        return bool(torch.cuda.mem_get_info()[0] > 1.5 * FAR_ELEMENTS * sum(sizes))
+    try:
+        torch.empty((FAR_ELEMENTS + 2**20) * max(sizes, default=0), dtype=torch.uint8)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,163 @@
+"""L0: does the new code do what any function must, whatever it computes?
+
+Every check is made of the replaced code, too: what the customer's own code does as well is noted,
+and not held against the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from torch import Tensor
+
+from kprof.gate.honesty import find_dishonesty, find_patched_timers
+from kprof.gate.inputs import empty_shape, same_bits
+from kprof.gate.memory import LARGE_BYTE, poison_freed
+from kprof.gate.numerics import find_wrong
+from kprof.gate.observe import Observed, draw, observe, observe_truth
+from kprof.gate.result import Level, Measure, judge, not_run
+from kprof.gate.rows import count_variant_rows
+from kprof.gate.streams import find_stream_faults
+from kprof.gate.subject import Case, Function, Subject, Timing
+
+NUM_REPEATS = 4
+
+Check = Callable[[Subject, Function, Case], Iterator[str]]
+
+
+def check_integrity(subject: Subject, timing: Timing | None = None) -> Level:
+    """Look for everything that makes a result untrustworthy before its accuracy counts (L0)."""
+    cases = [case for case in integrity_cases(subject) if _is_accepted(subject, case)]
+    if not cases:
+        return not_run("L0", "the replaced code takes none of the cases")
+    notes: list[str] = []
+    measures = [_count(name, look, subject, cases, notes) for name, look in CHECKS.items()]
+    # What was patched stays so, whoever did it: no time that is measured now is one.
+    patched = find_patched_timers()
+    measures.append(
+        Measure("clocks are genuine", len(patched), 0, None, "faults", where=", ".join(patched))
+    )
+    variant = count_variant_rows(subject, cases)
+    if variant is not None:
+        measures += variant.measures()
+        notes.append(variant.sentence())
+    notes += _unseen(subject, timing)
+    if timing is not None:
+        floor = Measure(
+            "time against its floor", timing.measured_ns, timing.floor_ns, None, "ns", "higher"
+        )
+        measures.append(floor)
+    return judge("L0", measures, f"{len(cases)} cases", notes=notes)
+
+
+def integrity_cases(subject: Subject) -> list[Case]:
+    """Return the cases: every distribution, every layout, and no row at all, in every dtype."""
+    shape, empty = subject.shapes[0], empty_shape(subject)
+    cases = []
+    for dtype in subject.dtypes:
+        start = Case(shape, dtype, seed=17)
+        cases += [replace(start, distribution=name) for name in subject.distributions]
+        cases += [replace(start, layout=name) for name in subject.layouts if name != "far"]
+        cases += [replace(start, shape=empty)] if empty else []
+    return list(dict.fromkeys(cases))
+
+
+def _is_accepted(subject: Subject, case: Case) -> bool:
+    return observe(subject.replaced, subject, case, draw(subject, case)).raised is None
+
+
+def _count(
+    name: str, look: Check, subject: Subject, cases: list[Case], notes: list[str]
+) -> Measure:
+    """Return on how many cases the new code fails a check, beside the replaced code."""
+    new = [
+        f"{fault} ({case})"
+        for case in cases
+        for fault in _faults_of(look, subject, subject.new, case)
+    ]
+    if not new:
+        return Measure(name, 0, 0, None, "faults")
+    own = [fault for case in cases for fault in _faults_of(look, subject, subject.replaced, case)]
+    if own:
+        notes.append(f"{name}: the replaced code does so, too: {own[0]}")
+    return Measure(name, len(new), len(own), len(own), "faults", where=new[0])
+
+
+def _faults_of(look: Check, subject: Subject, function: Function, case: Case) -> list[str]:
+    try:
+        return list(look(subject, function, case))
+    except Exception as raised:  # noqa: BLE001 - whatever the function raises is a fault of its own
+        return [f"raises {type(raised).__name__}: {str(raised).splitlines()[0]}"]
+
+
+def _look_at_calls(subject: Subject, function: Function, case: Case) -> Iterator[str]:
+    """Find results that are wrong beyond any rounding, writes that are not allowed, and raising."""
+    arguments = draw(subject, case)
+    # Code for inference is often another path than that which keeps what a gradient needs.
+    ways = [replace(subject, differentiable=()), *([subject] if subject.differentiable else [])]
+    for way in ways:
+        observed = observe(function, way, case, arguments)
+        replaced = observe(subject.replaced, way, case, arguments)
+        fault = find_wrong(subject, observed, replaced, observe_truth(way, case, arguments))
+        if fault:
+            yield fault
+            return
+
+
+def _look_at_repeats(subject: Subject, function: Function, case: Case) -> Iterator[str]:
+    """Find results that are not the same every time."""
+    if not subject.is_deterministic:
+        return
+    arguments = draw(subject, case)
+    first = observe(function, subject, case, arguments)
+    for _ in range(NUM_REPEATS - 1):
+        other = _differing(first, observe(function, subject, case, arguments))
+        if other:
+            yield f"{other} differs from run to run"
+            return
+
+
+def _look_at_poison(subject: Subject, function: Function, case: Case) -> Iterator[str]:
+    """Find results that show what memory held before: elements that nobody wrote."""
+    arguments = draw(subject, case)
+    first = observe(function, subject, case, arguments)
+    poison_freed(first.results.values(), LARGE_BYTE)
+    other = observe(function, subject, case, arguments, byte=LARGE_BYTE)
+    if not subject.is_deterministic:
+        # Bits differ anyway; values beyond any rounding do not.
+        replaced = observe(subject.replaced, subject, case, arguments)
+        fault = find_wrong(subject, other, replaced, observe_truth(subject, case, arguments))
+        if fault:
+            yield f"{fault} in memory that held other values"
+        return
+    differing = _differing(first, other)
+    if differing and _differing(first, observe(function, subject, case, arguments)) is None:
+        yield f"{differing} shows uninitialised memory"
+
+
+def _differing(one: Observed, other: Observed) -> str | None:
+    """Return the first result whose bits differ, None where all are the same."""
+    pairs: Iterator[tuple[str, Tensor]] = iter(one.results.items())
+    return next(
+        (n for n, r in pairs if n not in other.results or not same_bits(r, other.results[n])), None
+    )
+
+
+CHECKS: dict[str, Check] = {
+    "right, and nothing else written": _look_at_calls,
+    "the same every time": _look_at_repeats,
+    "every element written": _look_at_poison,
+    "computes when called, on what it is given": find_dishonesty,
+    "streams and graphs": find_stream_faults,
+}
+
+
+def _unseen(subject: Subject, timing: Timing | None) -> Iterator[str]:
+    """Say what could not be looked at."""
+    if subject.device == "cpu":
+        yield "streams and CUDA graphs were not looked at: they need a CUDA device"
+    if timing is None:
+        yield "time was not held against its floor: none was given"
+    if not subject.is_deterministic:
+        yield "declared: results may differ from run to run"

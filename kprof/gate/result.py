@@ -1,0 +1,193 @@
+"""What the gate says: measures, levels, and the class of equivalence that they reach together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["passed", "failed", "undecided", "not run"]
+
+LEVELS = ("L0", "L1", "L2", "L3", "L4", "L5", "L6")
+TITLES = {
+    "L0": "integrity",
+    "L1": "kernel",
+    "L2": "layers",
+    "L3": "logits",
+    "L4": "generation",
+    "L5": "task",
+    "L6": "training",
+}
+
+BIT_EXACT = "BIT-EXACT"
+NUMERICAL = "NUMERICALLY EQUIVALENT"
+BEHAVIOURAL = "BEHAVIOURALLY EQUIVALENT"
+TASK = "TASK-EQUIVALENT"
+REJECT = "REJECT"
+
+# Strongest first: the levels that a class needs, all of them passed.
+NEEDS = {
+    BIT_EXACT: ("L0", "L1"),
+    NUMERICAL: ("L0", "L1", "L2"),
+    BEHAVIOURAL: ("L0", "L3", "L4"),
+    TASK: ("L0", "L5"),
+}
+# What must not have failed: everything weaker than the class, since the class claims it as well.
+VETOES = {
+    BIT_EXACT: LEVELS,
+    NUMERICAL: LEVELS,
+    BEHAVIOURAL: ("L0", "L3", "L4", "L5", "L6"),
+    TASK: ("L0", "L5", "L6"),
+}
+
+
+NUM_NAMED = 3
+"""Broken measures that the reason of a failure names."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number that a level looked at; `is_met` says on which side of its threshold it lies."""
+
+    name: str
+    value: float
+    threshold: float
+    baseline: float | None
+    """The same number of the replaced code against itself, or against the truth."""
+    unit: str = ""
+    better: Literal["lower", "higher"] = "lower"
+    where: str = ""
+    """What it was worst on."""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the value keeps to the threshold; NaN never does."""
+        if self.better == "lower":
+            return self.value <= self.threshold
+        return self.value >= self.threshold
+
+    def __str__(self) -> str:
+        if self.unit == "faults":
+            return self.where
+        sign = "≤" if self.better == "lower" else "≥"
+        where = f" ({self.where})" if self.where else ""
+        return f"{self.name} is {self.value:.4g}, not {sign} {self.threshold:.4g}{where}"
+
+    @property
+    def strain(self) -> float:
+        """How much of the threshold is used up: above 1 it is broken."""
+        low, high = self.value, self.threshold
+        if self.better == "higher":
+            low, high = high, low
+        if low != low or high != high:
+            return float("inf")
+        if high <= 0:
+            return 0.0 if low <= high else float("inf")
+        return low / high
+
+
+@dataclass(frozen=True)
+class Level:
+    """What one level found."""
+
+    name: str
+    state: State
+    why: str
+    """A sentence: what decided, or what was missing."""
+    measures: tuple[Measure, ...] = ()
+    looked_at: str = ""
+    """How much was looked at, in words."""
+    is_bit_exact: bool = False
+    """Of L1: every result had the bits of the replaced code's."""
+    notes: tuple[str, ...] = ()
+    """What was seen, but is not held against the replacement; what could not be looked at."""
+
+    @property
+    def title(self) -> str:
+        """The level's name in words."""
+        return TITLES[self.name]
+
+    @property
+    def worst(self) -> Measure | None:
+        """The measure that comes closest to its threshold, or breaks it most."""
+        return max(self.measures, key=lambda measure: measure.strain, default=None)
+
+
+def judge(
+    name: str,
+    measures: Iterable[Measure],
+    looked_at: str,
+    *,
+    notes: Sequence[str] = (),
+    is_bit_exact: bool = False,
+) -> Level:
+    """Return the level that passes when every measure keeps to its threshold."""
+    measures = tuple(measures)
+    broken = sorted((m for m in measures if not m.is_met), key=lambda m: m.strain, reverse=True)
+    why = "every measure keeps to its threshold"
+    if broken:
+        more = f"; and {len(broken) - NUM_NAMED} more" if len(broken) > NUM_NAMED else ""
+        why = "; ".join(str(measure) for measure in broken[:NUM_NAMED]) + more
+    state: State = "failed" if broken else "passed"
+    return Level(name, state, why, measures, looked_at, is_bit_exact, tuple(notes))
+
+
+def not_run(name: str, why: str) -> Level:
+    """Return the level as one that was not run, which is never as good as passed."""
+    return Level(name, "not run", why)
+
+
+@dataclass(frozen=True)
+class GateReport:
+    """All levels of one check."""
+
+    subject: str
+    levels: tuple[Level, ...]
+    asked: tuple[str, ...]
+    """The levels that were asked for."""
+    changes_precision: bool = False
+
+    def __getitem__(self, name: str) -> Level:
+        """Return the level with this name, such as `report["L1"]`."""
+        return next(level for level in self.levels if level.name == name)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every level that was asked for was run and passed."""
+        return bool(self.asked) and all(self[name].state == "passed" for name in self.asked)
+
+    @property
+    def reached(self) -> str | None:
+        """The strongest class that was shown; REJECT, or None where too little was run to say.
+
+        A level that failed rejects, unless levels that do not need it show a weaker class.
+        """
+        failed = {level.name for level in self.levels if level.state == "failed"}
+        passed = {level.name for level in self.levels if level.state == "passed"}
+        for name, needs in NEEDS.items():
+            is_shown = passed >= set(needs) and not failed & set(VETOES[name])
+            if is_shown and not self._is_barred(name):
+                return name
+        return REJECT if failed else None
+
+    def _is_barred(self, name: str) -> bool:
+        if name == BIT_EXACT and not self["L1"].is_bit_exact:
+            return True
+        return self.changes_precision and name != TASK
+
+    @property
+    def nearest(self) -> str | None:
+        """The class beyond what was reached of which the fewest levels are missing."""
+        failed = {level.name for level in self.levels if level.state == "failed"}
+        names = list(NEEDS)
+        stronger = names[: names.index(self.reached)] if self.reached in NEEDS else names
+        open_ones = [n for n in stronger if not self._is_barred(n) and not failed & set(VETOES[n])]
+        return min(open_ones, key=lambda name: len(self._missing(name)), default=None)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The levels that the nearest class still needs."""
+        return self._missing(self.nearest) if self.nearest else ()
+
+    def _missing(self, name: str) -> tuple[str, ...]:
+        return tuple(one for one in NEEDS[name] if self[one].state != "passed")

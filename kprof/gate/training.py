@@ -1,0 +1,87 @@
+"""L6: does a model train as it did?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from kprof.gate.result import Level, Measure, judge, not_run
+from kprof.gate.subject import Curve
+
+NUM_SEEDS = 3
+NUM_EARLY = 32
+"""Steps that are compared one by one; later ones part by chaos alone."""
+EARLY = {"float32": 2e-5, "float64": 2e-5}
+EARLY_LOW_PRECISION = 5e-2
+NUM_LONG = 100
+"""From so many steps on, where a run ends counts as well."""
+FINAL_GAP = 0.0025
+NORM_BAND = 0.02
+
+
+def check_training(
+    replaced: Curve,
+    again: Curve,
+    new: Curve,
+    seeds: Sequence[Curve],
+    *,
+    dtype: str = "bfloat16",
+) -> Level:
+    """Compare training runs from the same start (L6); `seeds` are runs of the replaced code, too.
+
+    The first steps one by one; a long run by where it ends: 0.25 % from the replaced code's, and
+    no further than other seeds lie from one another.
+    """
+    if len(seeds) + 1 < NUM_SEEDS:
+        return not_run("L6", f"{len(seeds) + 1} seeds are too few for a band: give {NUM_SEEDS}")
+    runs = (replaced, again, new, *seeds)
+    if len({len(run.losses) for run in runs}) > 1 or len(replaced.losses) < NUM_EARLY:
+        return not_run("L6", f"the runs must have the same {NUM_EARLY} steps at least")
+    early, own_early = (_early_gap(replaced, run) for run in (new, again))
+    bound = EARLY.get(dtype, EARLY_LOW_PRECISION)
+    name = f"loss, first {NUM_EARLY} steps: largest gap"
+    measures = [Measure(name, early, max(bound, 2 * own_early), own_early)]
+    if len(replaced.losses) >= NUM_LONG:
+        measures += _final_measures(replaced, again, new, seeds)
+    if replaced.gradient_norms and new.gradient_norms:
+        measures.append(_norms(replaced, again, new))
+    return judge("L6", measures, f"{len(replaced.losses)} steps, {len(seeds) + 1} seeds")
+
+
+def _early_gap(one: Curve, other: Curve) -> float:
+    """Return the largest relative gap of the first losses."""
+    pairs = zip(one.losses[:NUM_EARLY], other.losses[:NUM_EARLY], strict=True)
+    gaps = [_relative(a, b) for a, b in pairs]
+    return float("inf") if any(gap != gap for gap in gaps) else max(gaps)
+
+
+def _final_measures(
+    replaced: Curve, again: Curve, new: Curve, seeds: Sequence[Curve]
+) -> list[Measure]:
+    ends = [_end(run) for run in (replaced, *seeds)]
+    gap, own = (_relative(ends[0], _end(run)) for run in (new, again))
+    band = (max(ends) - min(ends)) / abs(ends[0])
+    return [
+        Measure("final loss: gap", gap, max(FINAL_GAP, 2 * own), own),
+        # The run whose seed it shares may lie at the band's edge: the band's width is what counts.
+        Measure("final loss: gap within the seeds' band", gap, max(band, own), own),
+    ]
+
+
+def _end(run: Curve) -> float:
+    """Return the mean loss over the last tenth."""
+    return fmean(run.losses[-max(len(run.losses) // 10, 1) :])
+
+
+def _norms(replaced: Curve, again: Curve, new: Curve) -> Measure:
+    """Return how far the mean gradient norm is from the replaced code's, as a share."""
+    standard = fmean(replaced.gradient_norms[:NUM_EARLY])
+    gap = abs(fmean(new.gradient_norms[:NUM_EARLY]) / standard - 1)
+    own = (
+        abs(fmean(again.gradient_norms[:NUM_EARLY]) / standard - 1) if again.gradient_norms else 0.0
+    )
+    return Measure("gradient norm: gap", gap, max(NORM_BAND, 2 * own), own)
+
+
+def _relative(one: float, other: float) -> float:
+    return abs(one - other) / max(abs(one), 1e-12)

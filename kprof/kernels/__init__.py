@@ -1,0 +1,109 @@
+"""Replacement kernels: each an operation with several providers, judged by one gate, one bench.
+
+Every public module of this folder holds one `KERNEL`; that is all that registration takes. A
+provider may be ours, torch's own or a peer's: which one runs is decided by measuring them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from kprof.discover import modules_in
+from kprof.errors import KprofError
+
+if TYPE_CHECKING:
+    from kprof.gate.inputs import Draw
+
+Function = Callable[..., Any]
+Shape = tuple[int, ...]
+OURS = "kprof"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call has to do at least: useful FLOPs, each input read and each output written."""
+
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Somebody's implementation of an operation, with the arguments of the reference."""
+
+    name: str
+    load: Callable[[], Function]
+    """Imports what it takes and returns the function; an ImportError says what is missing."""
+    distribution: str = "torch"
+    """The installed package whose version decides how fast it is."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An operation, what it computes, and who can do it."""
+
+    name: str
+    replaces: str
+    """The code that it takes the place of, in words."""
+    reference: Function
+    """That code, in eager torch: the standard of the gate, and the fallback."""
+    truth: Function
+    """The mathematics, on float64 arguments."""
+    providers: tuple[Provider, ...]
+    refuses: Callable[..., str | None]
+    """Why ours cannot take these arguments, which then go to the reference; None: it can."""
+    inputs: Callable[[Shape, Draw], tuple[Any, ...]]
+    """Makes the arguments of a call of this shape."""
+    work: Callable[..., Work]
+    """Counts the work of a call from its arguments, without its gradients."""
+    shapes: tuple[Shape, ...]
+    """What is measured when nobody names a shape."""
+    edges: tuple[Shape, ...] = ()
+    """Shapes that the gate has to see: around tiles, and the largest that are taken."""
+    dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
+    differentiable: tuple[int, ...] = ()
+    """Arguments that get gradients."""
+    backward_work: Callable[..., Work] | None = None
+    """Counts the work of the backward pass alone, from the same arguments."""
+    writes: tuple[int, ...] = ()
+    """Arguments that are written in place."""
+    rows: tuple[int, ...] = ()
+    """Arguments of which row i, and no other, decides row i of every result."""
+    needs_gpu: str = ""
+    """Why Triton's interpreter cannot check it; empty: it can."""
+    sources: tuple[str, ...] = ()
+    """Where the formulas and the ideas are from."""
+
+    def provider(self, name: str) -> Provider:
+        """Return the provider with this name.
+
+        Raises:
+            KprofError: there is none.
+        """
+        for one in self.providers:
+            if one.name == name:
+                return one
+        known = ", ".join(one.name for one in self.providers)
+        raise KprofError(f"{self.name} has no provider {name}", fix=f"choose among {known}")
+
+
+@cache
+def all_kernels() -> dict[str, Kernel]:
+    """Return every kernel by its name; needs torch."""
+    found = [module.KERNEL for module in modules_in("kprof.kernels")]
+    return {kernel.name: kernel for kernel in found}
+
+
+def kernel_named(name: str) -> Kernel:
+    """Return one kernel.
+
+    Raises:
+        KprofError: there is none of that name.
+    """
+    kernels = all_kernels()
+    if name not in kernels:
+        raise KprofError(f"there is no kernel {name}", fix=f"choose among {', '.join(kernels)}")
+    return kernels[name]

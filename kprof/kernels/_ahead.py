@@ -1,0 +1,82 @@
+"""Compiling kernels for a GPU that is not there, and reading what the assembler made of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from kprof.kernels._launch import Launcher
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One kernel as compiled for the target."""
+
+    name: str
+    num_registers: int
+    """Of a thread."""
+    spilled_bytes: int
+    """Of a thread's local memory; what does not fit the registers goes there, and is slow."""
+    shared_bytes: int
+
+
+def compile_ahead(call: Callable[[], object]) -> list[Binary]:
+    """Return what the kernels that `call` launches become on Hopper; nothing is run.
+
+    `call` gets tensors of the host, of which only shape, dtype and address count. Triton must not
+    have been imported for its interpreter.
+    """
+    compiled: list[Any] = []
+
+    def keep(
+        self: Launcher, key: object, grid: int, arguments: tuple[Any, ...], options: dict[str, int]
+    ) -> None:
+        compiled.append(self._kernel.warmup(*arguments, grid=(grid,), **options))
+
+    with (
+        patch.object(driver, "_active", _PretendedDriver()),
+        patch.object(Launcher, "__call__", keep),
+    ):
+        call()
+    return [_read(kernel) for kernel in compiled]
+
+
+class _PretendedDriver:
+    """Answers what Triton asks of a driver before it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _read(kernel: Any) -> Binary:
+    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [str(program), "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    figures = {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", told)}
+    return Binary(
+        name=kernel.metadata.name,
+        num_registers=figures["REG"],
+        spilled_bytes=figures["STACK"] + figures["LOCAL"],
+        shared_bytes=kernel.metadata.shared,
+    )

@@ -1,0 +1,278 @@
+"""How fast each provider of a kernel is, beside a copy of the same bytes in the same harness.
+
+GPU time is that of a CUDA graph's replay over sets of inputs that together are several times
+larger than L2, so that nobody finds data there or waits for a launch; what a call costs the host
+is measured apart. Every provider runs on the same random data.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kprof.gate import Case, Subject
+from kprof.gate.inputs import Draw
+from kprof.kernels import Kernel, Provider, Shape, Work
+from kprof.kernels._subject import subject_of
+from kprof.timing import captured, time_on_gpu
+
+# Training: a forward and a backward pass, with all gradients.
+Pass = Literal["forward", "backward", "training"]
+# All sets of inputs together are so many times larger than L2.
+BEYOND_L2 = 4
+MOST_SETS = 32
+HOST_CALLS = 200
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One provider on one shape; what could not be measured is missing, `problem` says why."""
+
+    kernel: str
+    provider: str
+    shape: Shape
+    dtype: str
+    direction: Pass
+    gpu_ns: float | None = None
+    spread: float | None = None
+    """Interquartile range of the samples over their median."""
+    host_ns: float | None = None
+    """What a call takes the host, without gradient."""
+    bytes_per_s: float | None = None
+    share_of_copy: float | None = None
+    """Rate over that of a copy of the same bytes."""
+    flops_per_s: float | None = None
+    """Useful ones."""
+    extra_bytes: int | None = None
+    """Most memory that one call holds beside its arguments, results included."""
+    problem: str = ""
+
+
+class DrawOnDevice(Draw):
+    """Draws normal values where they are needed: the host would take minutes for gigabytes."""
+
+    def __init__(self, case: Case, subject: Subject) -> None:
+        super().__init__(case, subject)
+        self._generator = torch.Generator(subject.device).manual_seed(case.seed)
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """Return integers from 0 to below `high`."""
+        device = self.subject.device
+        return torch.randint(high, shape, generator=self._generator, device=device)
+
+    def _normal(self, shape: Shape) -> Tensor:
+        device = self.subject.device
+        return torch.randn(shape, generator=self._generator, device=device)
+
+
+def bench(kernel: Kernel, shape: Shape, dtype: str, direction: Pass = "forward") -> Iterator[Timed]:
+    """Yield the times of every provider of a kernel that is installed, on one shape."""
+    copy_ns: float | None = None
+    for provider in kernel.providers:
+        about = (kernel.name, provider.name, shape, dtype, direction)
+        try:
+            function = provider.load()
+        except ImportError as error:
+            yield Timed(*about, problem=f"not installed: {error}")
+            continue
+        try:
+            timed, copy_ns = _measure(kernel, provider, function, about, copy_ns)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            # A peer's own limits, which are no failure of the bench.
+            timed = Timed(*about, problem=f"{type(error).__name__}: {error}")
+        # Graphs hold their memory until they are gone.
+        gc.collect()
+        torch.cuda.empty_cache()
+        yield timed
+
+
+def _measure(
+    kernel: Kernel,
+    provider: Provider,
+    function: Callable[..., Any],
+    about: tuple[str, str, Shape, str, Pass],
+    copy_ns: float | None,
+) -> tuple[Timed, float]:
+    _, _, shape, dtype, direction = about
+    sets = _inputs(kernel, shape, dtype)
+    work = _work_of(kernel, sets[0], direction)
+    make = {"forward": _forward, "backward": _backward, "training": _training}[direction]
+    run = make(kernel, function, sets)
+    extra_bytes = _extra_bytes(run)
+    took = time_on_gpu(captured(run, len(sets)))
+    gpu_ns = took.median_ns / len(sets)
+    if copy_ns is None:
+        copy_ns = copy_time_ns(work.bytes)
+    timed = Timed(
+        *about,
+        gpu_ns=gpu_ns,
+        spread=took.spread,
+        host_ns=_host_time_ns(kernel, function, dtype) if direction == "forward" else None,
+        bytes_per_s=work.bytes / gpu_ns * 1e9,
+        share_of_copy=copy_ns / gpu_ns,
+        flops_per_s=work.flops / gpu_ns * 1e9,
+        extra_bytes=extra_bytes,
+    )
+    return timed, copy_ns
+
+
+def _work_of(kernel: Kernel, arguments: tuple[Any, ...], direction: Pass) -> Work:
+    forward = kernel.work(*arguments)
+    if direction == "forward":
+        return forward
+    if kernel.backward_work is None:
+        raise ValueError(f"{kernel.name} has no backward pass")
+    backward = kernel.backward_work(*arguments)
+    if direction == "backward":
+        return backward
+    return Work(forward.flops + backward.flops, forward.bytes + backward.bytes)
+
+
+def _extra_bytes(run: Callable[[], None]) -> int:
+    """Return what one call allocates at most; the first call, which compiles, does not count."""
+    run()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated() - before)
+
+
+def copy_time_ns(num_bytes: int) -> float:
+    """Return how long a copy takes that reads half of `num_bytes` and writes the other half.
+
+    It is the faster of two: the driver's copy, which some sizes slow down, and a kernel's.
+    """
+    size, num_sets = max(num_bytes // 4, 1), _num_sets(num_bytes)
+    sources = [torch.randn(size, device="cuda").bfloat16() for _ in range(num_sets)]
+    pairs = [(source, torch.empty_like(source)) for source in sources]
+    by_driver, by_kernel = cycle(pairs), cycle(pairs)
+
+    def copy() -> None:
+        source, target = next(by_driver)
+        target.copy_(source)
+
+    def negate() -> None:
+        source, target = next(by_kernel)
+        torch.neg(source, out=target)
+
+    times = [time_on_gpu(captured(work, num_sets)).median_ns for work in (copy, negate)]
+    return min(times) / num_sets
+
+
+def _inputs(kernel: Kernel, shape: Shape, dtype: str) -> list[tuple[Any, ...]]:
+    """Return as many sets of arguments as L2 cannot hold, each drawn anew."""
+    subject = subject_of(kernel, device="cuda")
+    first = kernel.inputs(shape, DrawOnDevice(Case(shape, dtype), subject))
+    num_sets = _num_sets(kernel.work(*first).bytes)
+    return [
+        first,
+        *(
+            kernel.inputs(shape, DrawOnDevice(Case(shape, dtype, seed=seed), subject))
+            for seed in range(1, num_sets)
+        ),
+    ]
+
+
+def _num_sets(num_bytes: int) -> int:
+    l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    return min(MOST_SETS, max(2, -(-BEYOND_L2 * l2 // max(num_bytes, 1))))
+
+
+def _forward(
+    kernel: Kernel, function: Callable[..., Any], sets: list[tuple[Any, ...]]
+) -> Callable[[], None]:
+    turns = cycle(sets)
+
+    def run() -> None:
+        with torch.no_grad():
+            function(*next(turns))
+
+    return run
+
+
+def _backward(
+    kernel: Kernel, function: Callable[..., Any], sets: list[tuple[Any, ...]]
+) -> Callable[[], None]:
+    """Return the backward pass alone; the forward passes run once, when it is first called.
+
+    Autograd launches on the stream of the forward pass, so that has to be the caller's.
+    """
+    done: dict[int, Iterator[Any]] = {}
+
+    def run() -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        if stream not in done:
+            done.clear()
+            done[stream] = cycle([_with_graph(kernel, function, one) for one in sets])
+        outputs, inputs, gradients = next(done[stream])
+        torch.autograd.grad(outputs, inputs, gradients, retain_graph=True)
+
+    return run
+
+
+def _training(
+    kernel: Kernel, function: Callable[..., Any], sets: list[tuple[Any, ...]]
+) -> Callable[[], None]:
+    turns = cycle(sets)
+    gradients: list[Any] = []
+
+    def run() -> None:
+        outputs, inputs, drawn = _with_graph(kernel, function, next(turns), gradients)
+        torch.autograd.grad(outputs, inputs, drawn)
+
+    return run
+
+
+def _with_graph(
+    kernel: Kernel,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    kept: list[Any] | None = None,
+) -> tuple[Any, tuple[Any, ...], Any]:
+    """Return results of a forward pass, what gets gradients, and gradients of the results.
+
+    Those gradients are drawn once and `kept`; of a loss, one number, they are 1.
+    """
+    inputs = tuple(arguments[i].requires_grad_() for i in kernel.differentiable)
+    output = function(*arguments)
+    outputs = output if isinstance(output, tuple) else (output,)
+    outputs = tuple(one for one in outputs if one.requires_grad)
+    gradients = kept if kept is not None else []
+    if not gradients:
+        drawn = (torch.randn_like(one) if one.dim() else torch.ones_like(one) for one in outputs)
+        gradients.extend(drawn)
+    return outputs, inputs, tuple(gradients)
+
+
+def _host_time_ns(kernel: Kernel, function: Callable[..., Any], dtype: str) -> float:
+    """Return what a call takes the host: of many small ones in a row, which wait for no GPU."""
+    shape = min(kernel.edges or kernel.shapes, key=_size)
+    arguments = kernel.inputs(
+        shape, DrawOnDevice(Case(shape, dtype), subject_of(kernel, device="cuda"))
+    )
+    times = []
+    with torch.no_grad():
+        for _ in range(5):
+            torch.cuda.synchronize()
+            began_ns = time.perf_counter_ns()
+            for _ in range(HOST_CALLS):
+                function(*arguments)
+            times.append((time.perf_counter_ns() - began_ns) / HOST_CALLS)
+    torch.cuda.synchronize()
+    return min(times)
+
+
+def _size(shape: Shape) -> int:
+    total = 1
+    for length in shape:
+        total *= length
+    return total

@@ -1,0 +1,146 @@
+"""Which provider runs: the fastest of those that pass the gate, as measured on this GPU.
+
+A choice holds for a GPU, the versions that were measured, a dtype and a bucket of shapes; what has
+not been measured goes to the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from kprof.cache import cache_folder
+from kprof.kernels import Kernel, Provider, Shape
+from kprof.kernels._bench import Timed
+
+# Within this, the one that costs the host less is taken.
+ALIKE = 0.01
+FALLBACK = "eager"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who runs calls of one kernel in a bucket of shapes, and what that was decided on."""
+
+    kernel: str
+    dtype: str
+    bucket: Shape
+    direction: str
+    provider: str
+    gpu: str
+    date: str
+    versions: dict[str, str]
+    measured: tuple[Timed, ...]
+
+    @property
+    def why(self) -> str:
+        """A sentence: how much faster than the next, or that there was no other."""
+        ranked = ranking(self.measured)
+        if len(ranked) < 2 or ranked[0].gpu_ns is None or ranked[1].gpu_ns is None:
+            return "no other provider could be measured"
+        ratio = ranked[1].gpu_ns / ranked[0].gpu_ns
+        return f"{ratio:.2f} times as fast as {ranked[1].provider}, the next"
+
+
+def bucket_of(shape: Shape) -> Shape:
+    """Return what calls are measured together: rows to the next power of two, columns as they are.
+
+    Speed hardly depends on the exact number of rows; on that of columns it does.
+    """
+    *rows, columns = shape
+    total = 1
+    for length in rows:
+        total *= length
+    return (1 << max(total - 1, 0).bit_length(), columns)
+
+
+def ranking(measured: Iterable[Timed]) -> list[Timed]:
+    """Return those that could be measured, the fastest first; among equals the cheapest call."""
+    usable = [one for one in measured if one.gpu_ns is not None and not one.problem]
+    if not usable:
+        return []
+    best_ns = min(one.gpu_ns for one in usable if one.gpu_ns is not None)
+
+    def place(one: Timed) -> tuple[float, float]:
+        assert one.gpu_ns is not None
+        behind = one.gpu_ns / best_ns - 1
+        return (0.0 if behind < ALIKE else behind, one.host_ns or float("inf"))
+
+    return sorted(usable, key=place)
+
+
+def choose(kernel: Kernel, measured: Sequence[Timed], gpu: str, date: str) -> Choice:
+    """Return the choice that follows from measurements of one shape; they must not be empty."""
+    first = measured[0]
+    ranked = ranking(measured)
+    return Choice(
+        kernel=kernel.name,
+        dtype=first.dtype,
+        bucket=bucket_of(first.shape),
+        direction=first.direction,
+        provider=ranked[0].provider if ranked else FALLBACK,
+        gpu=gpu,
+        date=date,
+        versions=versions_of(kernel.providers),
+        measured=tuple(measured),
+    )
+
+
+def versions_of(providers: Iterable[Provider]) -> dict[str, str]:
+    """Return the installed version of every provider's package; those that are missing are not."""
+    found = {}
+    for name in sorted({provider.distribution for provider in providers}):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def file_of(gpu: str) -> Path | None:
+    """Return where choices for this GPU are kept; None for a user without a home."""
+    folder = cache_folder()
+    name = "".join(c if c.isalnum() else "-" for c in gpu)
+    return None if folder is None else folder / "kernels" / f"{name}.json"
+
+
+def load_choices(gpu: str) -> list[Choice]:
+    """Return what was chosen for this GPU before; a damaged file counts as none."""
+    path = file_of(gpu)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Choice]) if path else []
+    except (OSError, msgspec.MsgspecError):
+        return []
+
+
+def keep(choice: Choice) -> Path | None:
+    """Keep a choice in place of the former one for the same calls; return where."""
+    path = file_of(choice.gpu)
+    if path is None:
+        return None
+    others = [one for one in load_choices(choice.gpu) if _calls(one) != _calls(choice)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    content = [asdict(one) for one in (*others, choice)]
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(content)))
+    partial.replace(path)
+    return path
+
+
+def find_choice(
+    kernel: Kernel, gpu: str, dtype: str, shape: Shape, direction: str = "forward"
+) -> Choice | None:
+    """Return the choice for such a call; None where none was made with the versions of today."""
+    wanted = (kernel.name, dtype, bucket_of(shape), direction)
+    for one in load_choices(gpu):
+        if _calls(one) == wanted and one.versions == versions_of(kernel.providers):
+            return one
+    return None
+
+
+def _calls(choice: Choice) -> tuple[str, str, Shape, str]:
+    return (choice.kernel, choice.dtype, choice.bucket, choice.direction)

@@ -1,0 +1,24 @@
+"""A provider of a kernel as the quality gate wants it."""
+
+from __future__ import annotations
+
+from kprof.gate import Subject
+from kprof.kernels import OURS, Kernel
+
+
+def subject_of(kernel: Kernel, provider: str = OURS, device: str = "cpu") -> Subject:
+    """Return what the gate has to look at to let this provider take the reference's place."""
+    return Subject(
+        name=f"{kernel.name} by {provider}",
+        replaced=kernel.reference,
+        new=kernel.provider(provider).load(),
+        truth=kernel.truth,
+        inputs=kernel.inputs,
+        shapes=kernel.edges,
+        dtypes=kernel.dtypes,
+        device=device,
+        differentiable=kernel.differentiable,
+        writes=kernel.writes,
+        rows=kernel.rows,
+        is_batch_invariant=bool(kernel.rows),
+    )

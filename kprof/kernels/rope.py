@@ -1,0 +1,249 @@
+"""Rotary position embedding of queries and keys in one launch: each read once, written once.
+
+A program turns all heads of one token, so that cosine and sine are read once for them. Going
+back, the gradients are turned the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kprof.errors import KprofError
+from kprof.kernels import OURS, Kernel, Provider, Work
+from kprof.kernels._launch import Launcher, alignments, next_power_of_two
+from kprof.kernels._operator import define
+from kprof.kernels._rows import DTYPES, empty_like
+
+# Of the heads of one token, which one program holds in its registers.
+MOST_ELEMENTS = 32_768
+ELEMENTS_PER_WARP, MOST_WARPS = 256, 16
+
+
+@triton.jit
+def _rotate(
+    q_BHSD,
+    k_BHSD,
+    cos_BSD,
+    sin_BSD,
+    q_out_BHSD,
+    k_out_BHSD,
+    q_b: tl.int64,
+    q_h: tl.int64,
+    q_s: tl.int64,
+    k_b: tl.int64,
+    k_h: tl.int64,
+    k_s: tl.int64,
+    q_out_b: tl.int64,
+    q_out_h: tl.int64,
+    q_out_s: tl.int64,
+    k_out_b: tl.int64,
+    k_out_h: tl.int64,
+    k_out_s: tl.int64,
+    angle_b: tl.int64,
+    angle_s: tl.int64,
+    length: tl.int64,
+    Q_HEADS: tl.constexpr,
+    K_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    Q_BLOCK: tl.constexpr,
+    K_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_BACK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    b, s = token // length, token % length
+    places = tl.arange(0, BLOCK)[None, :]
+    is_place = places < HALF
+    angles = b * angle_b + s * angle_s + places
+    cos_1 = tl.load(cos_BSD + angles, is_place, other=0.0).to(tl.float32)
+    cos_2 = tl.load(cos_BSD + angles + HALF, is_place, other=0.0).to(tl.float32)
+    sin_1 = tl.load(sin_BSD + angles, is_place, other=0.0).to(tl.float32)
+    sin_2 = tl.load(sin_BSD + angles + HALF, is_place, other=0.0).to(tl.float32)
+    if IS_BACK:
+        sin_1, sin_2 = -sin_2, -sin_1
+    q_heads = tl.arange(0, Q_BLOCK)[:, None]
+    is_q = (q_heads < Q_HEADS) & is_place
+    q_from = q_BHSD + b * q_b + s * q_s + q_heads * q_h + places
+    q_1, q_2 = tl.load(q_from, is_q, other=0.0), tl.load(q_from + HALF, is_q, other=0.0)
+    k_heads = tl.arange(0, K_BLOCK)[:, None]
+    is_k = (k_heads < K_HEADS) & is_place
+    k_from = k_BHSD + b * k_b + s * k_s + k_heads * k_h + places
+    k_1, k_2 = tl.load(k_from, is_k, other=0.0), tl.load(k_from + HALF, is_k, other=0.0)
+    q_to = q_out_BHSD + b * q_out_b + s * q_out_s + q_heads * q_out_h + places
+    tl.store(q_to, _turn(q_1, cos_1, -q_2, sin_1), is_q)
+    tl.store(q_to + HALF, _turn(q_2, cos_2, q_1, sin_2), is_q)
+    k_to = k_out_BHSD + b * k_out_b + s * k_out_s + k_heads * k_out_h + places
+    tl.store(k_to, _turn(k_1, cos_1, -k_2, sin_1), is_k)
+    tl.store(k_to + HALF, _turn(k_2, cos_2, k_1, sin_2), is_k)
+
+
+@triton.jit
+def _turn(own, cos, other, sin):
+    # Hugging Face's order: both products are rounded before they are added.
+    kept = (own.to(tl.float32) * cos).to(own.dtype).to(tl.float32)
+    crossed = (other.to(tl.float32) * sin).to(own.dtype).to(tl.float32)
+    return (kept + crossed).to(own.dtype)
+
+
+_launch = Launcher(_rotate)
+
+
+def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """Return q and k with the halves of each head turned by the angles of their positions.
+
+    Args:
+        q: (B, Hq, S, D), in any order in memory; float32, float16 or bfloat16.
+        k: (B, Hk, S, D).
+        cos: (B or 1, S, D), of the same dtype; has no gradient.
+        sin: As cos.
+    """
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        return _WithGradient.apply(q, k, cos, sin)
+    return tuple(_operator(q, k, cos, sin, False))
+
+
+def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn q and k in place, and return them; refused where they want gradients."""
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        raise KprofError("q and k want gradients", fix="call `rope`, which writes new tensors")
+    _operator_in_place(q, k, cos, sin)
+    return q, k
+
+
+class _WithGradient(torch.autograd.Function):
+    """The operator with its gradients, outside the dispatcher, where that costs least."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(cos, sin)
+        return tuple(_operator(q, k, cos, sin, False))
+
+    @staticmethod
+    def backward(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        return *_operator(dq, dk, *ctx.saved_tensors, True), None, None
+
+
+def _empty(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> list[Tensor]:
+    """Return tensors in the order of q and k in memory, where that is one of whole heads."""
+    like = [torch.empty_like(one) for one in (q, k)]
+    return [one if one.stride(-1) == 1 else empty_like(one) for one in like]
+
+
+def _run(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> list[Tensor]:
+    results = _empty(q, k, cos, sin, is_back)
+    _launch_rotation(q, k, cos, sin, results, is_back)
+    return results
+
+
+def _run_in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+    if q.stride(-1) == k.stride(-1) == 1:
+        _launch_rotation(q, k, cos, sin, (q, k), False)
+        return
+    for one, turned in zip((q, k), _run(q, k, cos, sin, False), strict=True):
+        one.copy_(turned)
+
+
+def _launch_rotation(q, k, cos, sin, results: Sequence[Tensor], is_back: bool) -> None:
+    (batch, q_heads, length, columns), k_heads = q.shape, k.shape[1]
+    half = columns // 2
+    if not batch * length * half:
+        return
+    q, k = (one if one.stride(-1) == 1 else one.contiguous() for one in (q, k))
+    cos, sin = cos.contiguous(), sin.contiguous()
+    strides = [stride for one in (q, k, *results) for stride in one.stride()[:3]]
+    strides += [length * columns * (len(cos) > 1), columns]
+    blocks = next_power_of_two(q_heads), next_power_of_two(k_heads), next_power_of_two(half)
+    aligned = alignments((q, k, cos, sin, *results), *strides, length)
+    constants = (q_heads, k_heads, half, *blocks, is_back)
+    key = (q.device, q.dtype, constants, aligned)
+    arguments = (q, k, cos, sin, *results, *strides, length, *constants)
+    warps = min(MOST_WARPS, max(1, blocks[0] * blocks[2] // ELEMENTS_PER_WARP))
+    _launch(key, batch * length, arguments, {"num_warps": warps})
+
+
+_operator = define(
+    "rope(Tensor q, Tensor k, Tensor cos, Tensor sin, bool is_back) -> Tensor[]",
+    _run,
+    _empty,
+)
+_operator_in_place = define(
+    "rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin) -> ()",
+    _run_in_place,
+    lambda q, k, cos, sin: None,
+)
+
+
+def _reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Do what Hugging Face's `apply_rotary_pos_emb` does."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+
+    def turn(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+    return turn(q), turn(k)
+
+
+def _refuses(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> str | None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, cos {tuple(cos.shape)}"
+    if q.dim() != 4 or k.dim() != 4 or cos.dim() != 3 or cos.shape != sin.shape:
+        return f"not (B, H, S, D) with (B, S, D): {shapes}"
+    batch, heads, length, columns = q.shape
+    same = k.shape[0] == batch and k.shape[2:] == q.shape[2:]
+    if not same or cos.shape[0] not in (1, batch) or cos.shape[1:] != (length, columns):
+        return f"shapes that do not fit each other: {shapes}"
+    if columns % 2 or next_power_of_two(max(heads, k.shape[1])) * columns > MOST_ELEMENTS:
+        return f"heads that are odd, or too many for one program: {shapes}"
+    if q.dtype not in DTYPES or any(one.dtype != q.dtype for one in (k, cos, sin)):
+        return f"dtypes {q.dtype}, {k.dtype}, {cos.dtype}, {sin.dtype}: not one of {DTYPES}"
+    return "cos and sin get no gradients" if cos.requires_grad or sin.requires_grad else None
+
+
+def _work(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Work:
+    turned = q.numel() + k.numel()
+    return Work(3 * turned, q.element_size() * (2 * turned + cos.numel() + sin.numel()))
+
+
+def _inputs(shape: tuple[int, ...], draw: Any) -> tuple[Tensor, ...]:
+    batch, length, *heads, columns = shape
+    q, k = (draw(batch, length, n, columns).transpose(1, 2) for n in heads)
+    angles = draw.plain(1, length, columns)
+    return q, k, angles.cos(), angles.sin()
+
+
+def _liger() -> Any:
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    return LigerRopeFunction.apply
+
+
+KERNEL = Kernel(
+    name="rope",
+    replaces="apply_rotary_pos_emb of Hugging Face's models, in its form of rotated halves",
+    reference=_reference,
+    truth=_reference,
+    providers=(
+        Provider(OURS, lambda: rope, "kprof"),
+        Provider("eager", lambda: _reference),
+        Provider("inductor", lambda: torch.compile(_reference, dynamic=False)),
+        Provider("liger", _liger, "liger-kernel"),
+    ),
+    refuses=_refuses,
+    inputs=_inputs,
+    work=_work,
+    shapes=((4, 2_048, 32, 8, 64), (4, 2_048, 32, 8, 128), (1, 32_768, 32, 8, 128)),
+    edges=((3, 5, 3, 1, 12), (2, 3, 28, 4, 128), (1, 2, 64, 8, 80)),
+    differentiable=(0, 1),
+    backward_work=_work,
+    rows=(0, 1),
+    sources=(
+        "Su et al., RoFormer, arXiv 2104.09864",
+        "transformers, apply_rotary_pos_emb: the halves, and the order in which it rounds",
+    ),
+)

@@ -1,0 +1,249 @@
+"""Softmax over the last dimension: one read and one write where a row fits the registers.
+
+Longer rows are read twice, a part at a time; the second read mostly finds them in the L2 cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kprof.kernels import OURS, Kernel, Provider, Work
+from kprof.kernels._exact import divide, exp
+from kprof.kernels._launch import Launcher, alignments
+from kprof.kernels._operator import define
+from kprof.kernels._rows import (
+    DTYPES,
+    MOST_WARPS,
+    count_rows,
+    empty_like,
+    is_widened,
+    rows_of,
+    tile_of,
+)
+
+ELEMENTS = 4_096
+# Of a row that is read once: more does not fit the registers.
+FORWARD_BYTES, BACKWARD_COLUMNS = 65_536, 16_384
+PART = 16_384
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _forward(
+    x_MN,
+    y_MN,
+    x_stride: tl.int64,
+    num_rows,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_rows)[:, None] & (columns < COLUMNS)
+    x = tl.load(x_MN + rows[:, None] * x_stride + columns, mask, other=float("-inf"))
+    x32 = x.to(tl.float32)
+    # Rows past the last one are all -inf; none of theirs is stored.
+    powers = exp(x32 - tl.max(x32, axis=1)[:, None], x.dtype == tl.float32)
+    y = divide(powers, tl.sum(powers, axis=1)[:, None], x.dtype == tl.float32)
+    tl.store(y_MN + rows[:, None] * COLUMNS + columns, y.to(x.dtype), mask)
+
+
+@triton.jit
+def _forward_in_parts(x_MN, y_MN, x_stride: tl.int64, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    x_MN += row * x_stride
+    y_MN += row * COLUMNS
+    IS_EXACT: tl.constexpr = x_MN.dtype.element_ty == tl.float32
+    largest = float("-inf")
+    total = 0.0
+    for first in tl.range(0, COLUMNS, BLOCK, num_stages=2):
+        columns = tl.arange(0, BLOCK) + first
+        x = tl.load(x_MN + columns, columns < COLUMNS, other=float("-inf")).to(tl.float32)
+        before = largest
+        largest = tl.maximum(largest, tl.max(x, axis=0))
+        # As long as all are -inf nothing is added up: -inf less itself would not be a number.
+        shift = tl.where(largest == float("-inf"), 0.0, largest)
+        total = total * tl.exp(before - shift) + tl.sum(exp(x - shift, IS_EXACT), axis=0)
+    for first in tl.range(0, COLUMNS, BLOCK, num_stages=2):
+        columns = tl.arange(0, BLOCK) + first
+        x = tl.load(x_MN + columns, columns < COLUMNS, other=0.0)
+        y = divide(exp(x.to(tl.float32) - largest, IS_EXACT), total, IS_EXACT)
+        tl.store(y_MN + columns, y.to(x.dtype), columns < COLUMNS)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _backward(
+    dy_MN,
+    y_MN,
+    dx_MN,
+    dy_stride: tl.int64,
+    y_stride: tl.int64,
+    num_rows,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_rows)[:, None] & (columns < COLUMNS)
+    y = tl.load(y_MN + rows[:, None] * y_stride + columns, mask, other=0.0)
+    dy = tl.load(dy_MN + rows[:, None] * dy_stride + columns, mask, other=0.0).to(tl.float32)
+    y32 = y.to(tl.float32)
+    dx = y32 * (dy - tl.sum(dy * y32, axis=1)[:, None])
+    tl.store(dx_MN + rows[:, None] * COLUMNS + columns, dx.to(y.dtype), mask)
+
+
+@triton.jit
+def _backward_in_parts(
+    dy_MN,
+    y_MN,
+    dx_MN,
+    dy_stride: tl.int64,
+    y_stride: tl.int64,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    dy_MN += row * dy_stride
+    y_MN += row * y_stride
+    dx_MN += row * COLUMNS
+    total = 0.0
+    for first in tl.range(0, COLUMNS, BLOCK, num_stages=2):
+        columns = tl.arange(0, BLOCK) + first
+        dy = tl.load(dy_MN + columns, columns < COLUMNS, other=0.0).to(tl.float32)
+        y = tl.load(y_MN + columns, columns < COLUMNS, other=0.0).to(tl.float32)
+        total += tl.sum(dy * y, axis=0)
+    for first in tl.range(0, COLUMNS, BLOCK, num_stages=2):
+        columns = tl.arange(0, BLOCK) + first
+        dy = tl.load(dy_MN + columns, columns < COLUMNS, other=0.0).to(tl.float32)
+        y = tl.load(y_MN + columns, columns < COLUMNS, other=0.0)
+        dx = y.to(tl.float32) * (dy - total)
+        tl.store(dx_MN + columns, dx.to(y.dtype), columns < COLUMNS)
+
+
+_launch_forward = Launcher(_forward)
+_launch_forward_in_parts = Launcher(_forward_in_parts)
+_launch_backward = Launcher(_backward)
+_launch_backward_in_parts = Launcher(_backward_in_parts)
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Return exp(x) / sum(exp(x)) over the last dimension, computed in float32, rounded once.
+
+    Args:
+        x: (..., N); float32, float16 or bfloat16.
+    """
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _WithGradient.apply(x)
+    return _operator(x)
+
+
+class _WithGradient(torch.autograd.Function):
+    """The operator with its gradients, outside the dispatcher, where that costs least."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = _operator(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return _operator_backward(dy, *ctx.saved_tensors)
+
+
+def _run_forward(x: Tensor) -> Tensor:
+    y = empty_like(x)
+    num_rows, columns = count_rows(x), x.shape[-1]
+    if not num_rows:
+        return y
+    rows, stride = rows_of(x)
+    key = (x.device, x.dtype, columns, alignments((rows,), stride))
+    if columns * x.element_size() > FORWARD_BYTES:
+        parts = (rows, y, stride, columns, PART)
+        _launch_forward_in_parts(key, num_rows, parts, {"num_warps": MOST_WARPS})
+        return y
+    rows_each, block, warps = tile_of(columns, ELEMENTS)
+    arguments = (rows, y, stride, num_rows, columns, rows_each, block)
+    _launch_forward(key, -(-num_rows // rows_each), arguments, {"num_warps": warps})
+    return y
+
+
+def _run_backward(dy: Tensor, y: Tensor) -> Tensor:
+    dx = empty_like(y)
+    num_rows, columns = count_rows(y), y.shape[-1]
+    if not num_rows:
+        return dx
+    (rows, stride), (dys, dy_stride) = rows_of(y), rows_of(dy)
+    key = (y.device, y.dtype, columns, alignments((rows, dys), stride, dy_stride))
+    if columns > BACKWARD_COLUMNS:
+        parts = (dys, rows, dx, dy_stride, stride, columns, PART)
+        _launch_backward_in_parts(key, num_rows, parts, {"num_warps": MOST_WARPS})
+        return dx
+    rows_each, block, warps = tile_of(columns, ELEMENTS)
+    arguments = (dys, rows, dx, dy_stride, stride, num_rows, columns, rows_each, block)
+    _launch_backward(key, -(-num_rows // rows_each), arguments, {"num_warps": warps})
+    return dx
+
+
+_operator = define("softmax(Tensor x) -> Tensor", _run_forward, empty_like)
+_operator_backward = define(
+    "softmax_backward(Tensor dy, Tensor y) -> Tensor",
+    _run_backward,
+    lambda dy, y: empty_like(y),
+)
+
+
+def _reference(x: Tensor) -> Tensor:
+    return torch.softmax(x, dim=-1)
+
+
+def _refuses(x: Tensor) -> str | None:
+    if x.dtype not in DTYPES or x.dim() == 0:
+        return f"{x.dtype} of {x.dim()} dimensions: not float32, float16 or bfloat16, or no rows"
+    return "autocast is on, and makes this float32" if is_widened(x) else None
+
+
+def _backward_work(x: Tensor) -> Work:
+    return Work(4 * x.numel(), 3 * x.numel() * x.element_size())
+
+
+def _liger() -> Any:
+    from liger_kernel.ops.softmax import LigerSoftmaxFunction
+
+    return LigerSoftmaxFunction.apply
+
+
+def _quack() -> Any:
+    from quack import softmax as quack_softmax
+
+    return lambda x: quack_softmax(x.reshape(-1, x.shape[-1])).reshape(x.shape)
+
+
+KERNEL = Kernel(
+    name="softmax",
+    replaces="torch.softmax over the last dimension",
+    reference=_reference,
+    truth=_reference,
+    providers=(
+        Provider(OURS, lambda: softmax, "kprof"),
+        Provider("aten", lambda: _reference),
+        Provider("inductor", lambda: torch.compile(_reference, dynamic=False)),
+        Provider("liger", _liger, "liger-kernel"),
+        Provider("quack", _quack, "quack-kernels"),
+    ),
+    refuses=_refuses,
+    inputs=lambda shape, draw: (draw(*shape),),
+    work=lambda x: Work(5 * x.numel(), 2 * x.numel() * x.element_size()),
+    shapes=((32_768, 2_048), (8_192, 4_096), (16_384, 8_192), (4_096, 32_000), (8_192, 128_256)),
+    edges=((5, 127), (3, 4_097), (2, 32_769)),
+    differentiable=(0,),
+    backward_work=_backward_work,
+    rows=(0,),
+    sources=("Milakov and Gimelshein, Online normalizer calculation, arXiv 1805.02867",),
+)

@@ -1,0 +1,172 @@
+"""`kprof kernels`: what there is to swap in, whether it is right, how fast, and who was chosen."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import date
+from typing import TYPE_CHECKING
+
+from kprof.errors import KprofError
+from kprof.report.providers import Listed
+
+if TYPE_CHECKING:
+    from kprof.gate import GateReport
+    from kprof.kernels import Kernel, Shape
+    from kprof.kernels._bench import Pass, Timed
+    from kprof.kernels._choice import Choice
+
+# What the interpreter computes as a GPU does; it cuts bfloat16 off instead of rounding it.
+INTERPRETED_DTYPES = ("float16", "float32")
+
+
+def list_kernels() -> list[Listed]:
+    """Return every kernel with its providers.
+
+    Raises:
+        KprofError: there is no torch, or no Triton, to load them with.
+    """
+    from kprof.kernels._choice import versions_of
+
+    listed = []
+    for kernel in _named(()):
+        versions = versions_of(kernel.providers)
+        providers = tuple((one.name, versions.get(one.distribution)) for one in kernel.providers)
+        listed.append(Listed(kernel.name, kernel.replaces, providers, kernel.dtypes))
+    return listed
+
+
+def check_kernels(names: Sequence[str], provider: str | None) -> list[GateReport]:
+    """Run levels L0 and L1 of the quality gate: on the GPU, else in Triton's interpreter.
+
+    Raises:
+        KprofError: no such kernel or provider, or Triton was loaded without its interpreter.
+    """
+    device = _device_to_check_on()
+    from kprof.gate import GateReport, check
+    from kprof.gate.result import LEVELS, not_run
+    from kprof.kernels import OURS
+    from kprof.kernels._subject import subject_of
+
+    reports = []
+    for kernel in _named(names):
+        if device == "cpu" and kernel.needs_gpu:
+            levels = tuple(not_run(name, kernel.needs_gpu) for name in LEVELS)
+            reports.append(GateReport(f"{kernel.name} by {provider or OURS}", levels, ("L0", "L1")))
+            continue
+        subject = subject_of(kernel, provider or OURS, device)
+        if device == "cpu":
+            known = tuple(one for one in subject.dtypes if one in INTERPRETED_DTYPES)
+            subject = replace(subject, dtypes=known)
+        reports.append(check(subject, ("L0", "L1")))
+    return reports
+
+
+def bench_kernels(
+    names: Sequence[str], shape: Shape | None, dtypes: Sequence[str], directions: Sequence[Pass]
+) -> list[Choice]:
+    """Measure every provider on every shape; keep and return who runs such calls from now on.
+
+    Raises:
+        KprofError: there is no GPU, or no such kernel.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise KprofError(
+            "kernels are measured on a GPU, and there is none here",
+            fix="run it on a GPU machine; kprof kernels check works without one",
+        )
+    from kprof.kernels._bench import bench
+    from kprof.kernels._choice import choose, keep
+
+    gpu = torch.cuda.get_device_name()
+    choices = []
+    for kernel in _named(names):
+        for wanted in (shape,) if shape else kernel.shapes:
+            for dtype in dtypes or kernel.dtypes[:1]:
+                for direction in directions:
+                    if direction == "backward" and kernel.backward_work is None:
+                        continue
+                    measured = list(bench(kernel, wanted, dtype, direction))
+                    choices.append(choose(kernel, measured, gpu, date.today().isoformat()))
+                    keep(choices[-1])
+    return choices
+
+
+def explain_choices(names: Sequence[str]) -> list[Choice]:
+    """Return the choices that were made for this machine's GPU, and on what they rest.
+
+    Raises:
+        KprofError: none was made yet, or there is no GPU to have made it for.
+    """
+    import torch
+
+    from kprof.kernels._choice import load_choices
+
+    known = {kernel.name for kernel in _named(names)}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    found = [choice for choice in load_choices(gpu) if choice.kernel in known] if gpu else []
+    if not found:
+        raise KprofError(
+            "nothing was measured on this machine's GPU yet" if gpu else "there is no GPU here",
+            fix="kprof kernels bench, on the GPU that is to run them",
+        )
+    return found
+
+
+def shape_of(text: str) -> Shape:
+    """Return a shape written as 8192x4096.
+
+    Raises:
+        KprofError: it is none.
+    """
+    lengths = text.lower().split("x")
+    if not all(length.isdigit() for length in lengths):
+        raise KprofError(f"{text} is no shape", fix="write its lengths as 8192x4096")
+    return tuple(int(length) for length in lengths)
+
+
+def _named(names: Iterable[str]) -> list[Kernel]:
+    try:
+        from kprof.kernels import all_kernels, kernel_named
+
+        return [kernel_named(name) for name in names] or list(all_kernels().values())
+    except ModuleNotFoundError as error:
+        raise KprofError(
+            f"the kernels need {error.name}, which is not installed here",
+            fix="run kprof in the workload's environment, with its torch and Triton",
+        ) from error
+
+
+def _device_to_check_on() -> str:
+    """Return the GPU, or the host with Triton's interpreter switched on.
+
+    Raises:
+        KprofError: Triton is loaded already, without its interpreter.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        if "triton" in sys.modules:
+            raise KprofError(
+                "there is no GPU here, and Triton was loaded without its interpreter",
+                fix="set TRITON_INTERPRET=1 before it is imported",
+            )
+        os.environ["TRITON_INTERPRET"] = "1"
+    # NaN and infinity are among the inputs; numpy warns of each.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
+    return "cpu"
+
+
+def ranked(choice: Choice) -> list[Timed]:
+    """Return what was measured for a choice: the winner first, what could not be measured last."""
+    from kprof.kernels._choice import ranking
+
+    order = ranking(choice.measured)
+    return [*order, *(one for one in choice.measured if one not in order)]

@@ -1,0 +1,165 @@
+"""Findings: what the rules say is wrong, what proves it, what mending it would save."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from kprof.analyze.summary import collapse_layers
+from kprof.finding import Diagnosis, Finding, Saving
+from kprof.report.section import Column, Part, Section, Table, Text
+from kprof.report.units import MISSING, UNKNOWN, format_count, format_share, format_time, or_missing
+from kprof.trace import Trace
+
+TITLE = "Findings"
+ORDER = 27
+
+# What a terminal shows in words; the page shows all.
+NUM_TOLD = 3
+ROWS_OF_EVIDENCE = 5
+NOT_ASKED = (
+    "This run was analyzed before there were rules; to ask them, open it again with --force."
+)
+
+
+def render(trace: Trace) -> Section:
+    """Render the findings, the best first in words, and the evidence of each."""
+    diagnosis = trace.diagnosis
+    if diagnosis is None:
+        return Section(TITLE, ORDER, (Text(NOT_ASKED),), in_terminal=False)
+    if not diagnosis.findings:
+        parts = [Text("No rule found anything that would be worth a change."), *_unasked(diagnosis)]
+        return Section(TITLE, ORDER, tuple(parts), in_terminal=False)
+    told = [_card(number, one, diagnosis) for number, one in enumerate(diagnosis.findings, 1)]
+    parts = [Text(_lead(diagnosis)), *[Text(text) for text in told[:NUM_TOLD]]]
+    parts += [_savings(diagnosis), _claims(diagnosis), _evidence(trace, diagnosis)]
+    parts += _unasked(diagnosis)
+    return Section(TITLE, ORDER, tuple(parts))
+
+
+def _lead(diagnosis: Diagnosis) -> str:
+    number = format_count(len(diagnosis.findings), "finding")
+    if diagnosis.together is None:
+        return f"{number}."
+    return (
+        f"{number}, most promising first. All mended together would save "
+        f"{format_saving(diagnosis.together)} of {diagnosis.whole}."
+    )
+
+
+def format_saving(saving: Saving | None) -> str:
+    """Format the interval of a saving in time and as a share, or that nobody knows it."""
+    if saving is None or saving.high_ns is None:
+        return UNKNOWN
+    time, share = _interval(saving)
+    return f"{time} ({share})"
+
+
+def _interval(saving: Saving | None) -> tuple[str, str]:
+    """Return a saving's interval in time, and as a share of the step."""
+    if saving is None or saving.high_ns is None:
+        return UNKNOWN, MISSING
+    low_ns, high_ns, step_ns = saving.low_ns or 0, saving.high_ns, max(saving.step_ns, 1)
+    time, share = format_time(high_ns), format_share(high_ns / step_ns)
+    if low_ns <= 0:
+        return f"up to {time}", f"up to {share}"
+    return f"{format_time(low_ns)} to {time}", f"{format_share(low_ns / step_ns)} to {share}"
+
+
+def _card(number: int, finding: Finding, diagnosis: Diagnosis) -> str:
+    how = f"How: kprof playbook {finding.playbook}"
+    if finding.saving is None or finding.saving.high_ns is None:
+        return f"{number}. {finding.claim}. What mending it saves is not known. {how}"
+    saves = f"{format_saving(finding.saving)} of {diagnosis.whole}"
+    return f"{number}. {finding.claim}. Mending it saves {saves}. {how}"
+
+
+def _savings(diagnosis: Diagnosis) -> Table:
+    columns = (
+        Column("Finding"),
+        Column("Saves"),
+        Column(f"Of {diagnosis.whole}"),
+        Column("How sure"),
+        Column("Effort"),
+        Column("Swap"),
+    )
+    rows = tuple(
+        (one.rule, *_interval(one.saving), one.confidence, one.effort, one.swap or MISSING)
+        for one in diagnosis.findings
+    )
+    caption = (
+        "Predicted by replaying the recording: from a modest success to a full one, give or take "
+        "what the replay itself misses. Savings do not add up: some overlap, some count only once "
+        "another is mended. Each has a playbook: kprof playbook NAME"
+    )
+    return Table(columns, rows, caption, terminal_rows=0)
+
+
+def _claims(diagnosis: Diagnosis) -> Table:
+    columns = (
+        Column("Finding"),
+        Column("What was found", "prose"),
+        Column("Where", "prose"),
+        Column("To prove the gain", "prose"),
+    )
+    rows = tuple(
+        (one.rule, f"{one.claim}.", "; ".join(one.details) or MISSING, one.command or MISSING)
+        for one in diagnosis.findings
+    )
+    return Table(columns, rows, "What was found, and where.", terminal_rows=0)
+
+
+def _evidence(trace: Trace, diagnosis: Diagnosis) -> Table:
+    """Return for each finding the activities, or pieces of idle time, that prove it."""
+    columns = (
+        Column("Finding"),
+        Column("What", "name"),
+        Column("Operator"),
+        Column("Module"),
+        Column("Times", "right"),
+        Column("Time", "right"),
+    )
+    rows = [row for one in diagnosis.findings for row in _proofs(trace, one)]
+    caption = "What proves each: kernels by name, idle time by place, alike layers as one."
+    return Table(columns, tuple(rows), caption, terminal_rows=0)
+
+
+def _proofs(trace: Trace, finding: Finding) -> list[tuple[str, ...]]:
+    kernels = trace.kernels.iloc[list(finding.rows)]
+    layers = collapse_layers(kernels["module"])
+    found = _grouped(finding.rule, kernels.assign(module=layers), "")
+    idle = trace.idle.iloc[list(finding.idle_rows)]
+    place, layers = (collapse_layers(idle[name]) for name in ("place", "module"))
+    found += _grouped(
+        finding.rule, idle.assign(name=idle["cause"], op=place, module=layers), "idle: "
+    )
+    if not found:
+        ranges = trace.ranges.iloc[list(finding.range_rows)]
+        found = _grouped(finding.rule, ranges.assign(op=None, module=None), "host: ")
+    return found
+
+
+def _grouped(rule: str, rows: pd.DataFrame, before: str) -> list[tuple[str, ...]]:
+    keys = [rows[name].astype(object) for name in ("name", "op", "module")]
+    groups = rows["duration_ns"].groupby(keys, dropna=False, sort=False).agg(["size", "sum"])
+    longest = groups.sort_values("sum", ascending=False, kind="stable").head(ROWS_OF_EVIDENCE)
+    return [
+        (
+            rule,
+            f"{before}{or_missing(key[0])}",
+            or_missing(key[1]),
+            or_missing(key[2]),
+            f"{times:,}",
+            format_time(took),
+        )
+        for key, times, took in zip(longest.index, longest["size"], longest["sum"], strict=True)
+    ]
+
+
+def _unasked(diagnosis: Diagnosis) -> list[Part]:
+    if not diagnosis.unasked:
+        return []
+    columns = (Column("Rule"), Column("Cannot tell, because", "prose"), Column("To know", "prose"))
+    rows = tuple((one.rule, one.because, one.way_out) for one in diagnosis.unasked)
+    number = format_count(len(rows), "rule")
+    caption = f"{number} could not be asked of this recording."
+    return [Table(columns, rows, caption, terminal_rows=0)]

@@ -1,0 +1,101 @@
+"""What a swap did: how many sites, whose kernels ran there, what was left as it was, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from kprof.report.section import Column, Facts, Section, Table, Text
+from kprof.sites import SiteReport, SwapReport
+
+ORDER = 5
+MOST_NAMES = 3
+
+
+def sections_of_swap(report: SwapReport) -> list[Section]:
+    """Return what the terminal and the page show."""
+    parts: list[Text | Facts | Table] = [_headline(report)]
+    parts += [Text(note, "warning") for note in report.notes]
+    if not report.sites:
+        parts.append(Text("No site was found where these kernels could take over.", "warning"))
+    if report.replaced:
+        parts.append(_table_of_replaced(report))
+    if report.skipped:
+        parts.append(_table_of_skipped(report))
+    return [Section("Swap", ORDER, tuple(parts))]
+
+
+def _headline(report: SwapReport) -> Facts:
+    replaced = sum(site.num_replaced for site in report.sites)
+    away = sum(site.num_fallen_back for site in report.sites)
+    compiled = sum(1 for site in report.replaced if any(one.is_compiled for one in site.calls))
+    items = [
+        ("sites", str(len(report.replaced)), "places where a kernel takes over"),
+        ("left alone", str(len(report.skipped)), "places that look like it, and why is below"),
+        ("calls", f"{replaced:,}", "that a kernel ran"),
+        ("fallen back", f"{away:,}", "calls that the original had to run"),
+    ]
+    if compiled:
+        items.append(
+            ("compiled", str(compiled), "sites in compiled graphs, whose runs none counts")
+        )
+    return Facts(tuple(items))
+
+
+def _table_of_replaced(report: SwapReport) -> Table:
+    rows = []
+    for (kernel, what), sites in _grouped(report.replaced).items():
+        ways: Counter[tuple[str, str, bool]] = Counter()
+        for site in sites:
+            for one in site.calls:
+                ways[one.provider or "original", one.why or "", one.is_compiled] += one.num_calls
+        shown = _names(sites)
+        if not ways:
+            rows.append((shown, what, kernel, "", "0", "never called"))
+        for (provider, why, is_compiled), number in ways.items():
+            calls = "compiled" if is_compiled else f"{number:,}"
+            rows.append((shown, what, kernel, provider, calls, why))
+    columns = (
+        Column("site", "name"),
+        Column("what was there", essential=False),
+        Column("kernel"),
+        Column("ran"),
+        Column("calls", "right"),
+        Column("why", "prose"),
+    )
+    return Table(columns, tuple(rows), terminal_rows=30)
+
+
+def _table_of_skipped(report: SwapReport) -> Table:
+    grouped: dict[tuple[str, str, str], list[SiteReport]] = {}
+    for site in report.skipped:
+        grouped.setdefault((site.kernel, site.what, site.skipped or ""), []).append(site)
+    rows = tuple(
+        (_names(sites), what, kernel, why) for (kernel, what, why), sites in grouped.items()
+    )
+    columns = (
+        Column("left alone", "name"),
+        Column("what is there", essential=False),
+        Column("kernel"),
+        Column("why", "prose"),
+    )
+    return Table(columns, rows, terminal_rows=30)
+
+
+def _grouped(sites: Iterable[SiteReport]) -> dict[tuple[str, str], list[SiteReport]]:
+    found: dict[tuple[str, str], list[SiteReport]] = {}
+    for site in sites:
+        found.setdefault((site.kernel, site.what), []).append(site)
+    return found
+
+
+def _names(sites: list[SiteReport]) -> str:
+    """Return one name for sites that differ in numbers only, and how many they are."""
+    patterns = Counter(_pattern(site.name) for site in sites)
+    shown = [f"{name} ({n})" if n > 1 else name for name, n in patterns.items()]
+    rest = len(shown) - MOST_NAMES
+    return ", ".join(shown[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _pattern(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))

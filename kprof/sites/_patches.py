@@ -1,0 +1,49 @@
+"""Who has patched a module already: a swap never stacks on what somebody else has put there."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+# Set on every method that a swap binds, so that it knows its own.
+MARK = "kprof_site"
+# Packages whose modules are replacements themselves.
+FUSED = ("apex", "flash_attn", "liger_kernel", "quack", "transformer_engine", "unsloth", "xformers")
+
+
+def why_foreign(module: Module) -> str | None:
+    """Return why this module's forward is not its author's any more; None: it is."""
+    own = module.__dict__.get("forward")
+    if own is not None:
+        function = getattr(own, "__func__", own)
+        if hasattr(function, MARK):
+            # A copy of a swapped module: what it carries goes to the original by itself.
+            return None if not is_on(module) else "it is swapped already"
+        return f"its forward was replaced by {_origin(function)}"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is compiled by TorchScript"
+    cls = type(module)
+    package = cls.__module__.partition(".")[0]
+    if package in FUSED:
+        return f"{cls.__name__} of {package} is a replacement already"
+    owner = next((c for c in cls.__mro__ if "forward" in vars(c)), cls)
+    function = inspect.unwrap(vars(owner).get("forward", cls.forward))
+    if getattr(function, "__module__", owner.__module__) != owner.__module__:
+        return f"the forward of {owner.__name__} was replaced by {_origin(function)}"
+    return None
+
+
+def is_on(module: Module) -> bool:
+    """Tell whether a swap runs this very module now."""
+    function = getattr(module.__dict__.get("forward"), "__func__", None)
+    switch = getattr(function, MARK, None)
+    return switch is not None and switch.owner is module
+
+
+def _origin(function: Any) -> str:
+    module = getattr(function, "__module__", None) or type(function).__module__
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{module}.{name}"

@@ -1,0 +1,156 @@
+"""Probes: a module's own code on random data, without touching the module.
+
+What runs is a stand-in: the same class and plain attributes, with parameters and children of its
+own, and no hooks. So a probe needs no weights that are there (they may be sharded, or on no device
+at all), and sees a weight that is multiplied even where the module's own is still all ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+# What somebody else's forward may raise on data that it was not made for.
+CANNOT = (
+    *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),
+    *(NotImplementedError, ArithmeticError),
+)
+# Differences that other orders of summation make, in units of the last place.
+MOST_ULPS = {torch.bfloat16: 2.0, torch.float16: 2.0, torch.float32: 32.0}
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# A dtype that arrives, and that of autocast where it is on.
+Setting = tuple[torch.dtype, torch.dtype | None]
+SETTINGS: tuple[Setting, ...] = tuple(
+    (dtype, cast) for cast in (None, torch.bfloat16, torch.float16) for dtype in DTYPES
+)
+_CONTAINERS = (list, dict, set)
+_PLAIN = (bool, int, float, str, type(None), tuple)
+# A number that differs from layer to layer and changes nothing.
+_NUMBERS = ("layer_idx", "layer_id")
+
+
+def stand_in(
+    module: Module, parameters: Mapping[str, Tensor | None], children: Mapping[str, Module | None]
+) -> Module:
+    """Return a module of the same code, with these parameters and children, and without hooks."""
+    clone: Module = object.__new__(type(module))
+    for name, value in module.__dict__.items():
+        if name.endswith("_hooks") or "_hooks_" in name:
+            value = OrderedDict()
+        clone.__dict__[name] = copy.copy(value) if isinstance(value, _CONTAINERS) else value
+    clone.__dict__.pop("forward", None)
+    clone.__dict__["_parameters"] = dict(parameters)
+    clone.__dict__["_modules"] = dict(children)
+    return clone
+
+
+class Direct(Module):
+    """A child in a stand-in: its own code on its own data, in the mode asked for, without hooks."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__()
+        children = {
+            name: None if child is None else Direct(child)
+            for name, child in module._modules.items()
+        }
+        self.__dict__["module"] = stand_in(module, module._parameters, children)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the child's code, past what is hung on the calls of modules."""
+        module = self.__dict__["module"]
+        return type(module).forward(module, *args, **kwargs)
+
+
+def set_mode(module: Module, is_training: bool) -> None:
+    """Let a stand-in and its children train, or not."""
+    module.__dict__["training"] = is_training
+    for child in module._modules.values():
+        if isinstance(child, Direct):
+            set_mode(child.__dict__["module"], is_training)
+
+
+@contextmanager
+def probing(device: torch.device) -> Iterator[torch.Generator]:
+    """Leave no trace: no gradients, no autocast of the caller's, no random numbers of theirs."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.no_grad(), warnings.catch_warnings():
+        # torch may say that settings which nobody uses are slow.
+        warnings.simplefilter("ignore")
+        with torch.autocast(device.type, enabled=False):
+            yield torch.Generator().manual_seed(20)
+
+
+def kind_of(module: Module) -> tuple[Hashable, ...]:
+    """Return what decides what a module computes, besides the values of its parameters."""
+    plain = (
+        (name, value if isinstance(value, _PLAIN) else id(value))
+        for name, value in module.__dict__.items()
+        if name[0] != "_" and name not in _NUMBERS
+    )
+    tensors = (
+        (name, None if one is None else (one.shape, one.dtype, one.device))
+        for name, one in (*module._parameters.items(), *module._buffers.items())
+    )
+    children = (
+        (name, None if one is None else kind_of(one)) for name, one in module._modules.items()
+    )
+    return (type(module), type(module).forward, *plain, *tensors, *children)
+
+
+def place_of(module: Module) -> torch.device:
+    """Return the device to probe on: that of the parameters, the host where they have no data."""
+    parameter = next(module.parameters(), None)
+    if parameter is None or parameter.device.type not in ("cuda", "cpu"):
+        return torch.device("cpu")
+    return parameter.device
+
+
+def autocast_of(device: torch.device, cast: torch.dtype | None) -> Any:
+    """Return the autocast of a setting."""
+    return nullcontext() if cast is None else torch.autocast(device.type, dtype=cast)
+
+
+def distance(new: object, old: object) -> float:
+    """Return the largest difference of two results in units of the last place of their row.
+
+    Infinite where they are not alike: in shape, dtype, or in what is no number.
+    """
+    if isinstance(new, (tuple, list)) and isinstance(old, (tuple, list)) and len(new) == len(old):
+        return max((distance(a, b) for a, b in zip(new, old, strict=True)), default=0.0)
+    if not isinstance(new, Tensor) or not isinstance(old, Tensor):
+        return float("inf")
+    if new.shape != old.shape or new.dtype != old.dtype or not old.dtype.is_floating_point:
+        return float("inf")
+    a, b = new.double(), old.double()
+    scale = torch.maximum(b.abs(), b.pow(2).mean(-1, keepdim=True).sqrt() if b.dim() else b.abs())
+    apart = (a - b).abs() / (scale * torch.finfo(old.dtype).eps).clamp_min(1e-300)
+    worst = float(apart.max()) if apart.numel() else 0.0
+    return float("inf") if worst != worst else worst
+
+
+def are_alike(new: object, old: object) -> bool:
+    """Tell whether two results differ by no more than an order of summation can explain."""
+    dtype = old.dtype if isinstance(old, Tensor) else torch.float32
+    if isinstance(old, (tuple, list)) and old and isinstance(old[0], Tensor):
+        dtype = old[0].dtype
+    return distance(new, old) <= MOST_ULPS.get(dtype, 0.0)
+
+
+def settings_where(agrees: Callable[[Setting], bool]) -> frozenset[Setting]:
+    """Return the settings in which original and replacement agree; who cannot run does not."""
+    found = set()
+    for setting in SETTINGS:
+        try:
+            if agrees(setting):
+                found.add(setting)
+        except CANNOT:
+            continue
+    return frozenset(found)

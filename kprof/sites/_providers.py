@@ -1,0 +1,126 @@
+"""Whose code runs: who was asked for, else who was measured to be the fastest, else ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kprof.errors import KprofError
+from kprof.kernels import OURS, Kernel, kernel_named
+from kprof.kernels._choice import Choice, bucket_of, find_choice
+from kprof.kernels._launch import IS_INTERPRETED
+
+# Providers that run wherever torch does; the others take a GPU.
+ANYWHERE = ("aten", "eager", "inductor")
+# The names under which the replaced code itself is measured.
+ORIGINAL = ("eager", "inductor")
+NEEDS_GPU = "its tensors are not on a GPU"
+AS_FAST = "nobody was measured to be faster than the original"
+
+Chosen = tuple[Callable[..., Any] | None, str | None, str | None]
+
+
+class Providers:
+    """Chooses a function for calls of a kernel: it, its provider; or none, and why."""
+
+    def __init__(self, kernels: Mapping[str, Kernel], forced: Mapping[str, str]) -> None:
+        self._forced = forced
+        self._chosen: dict[Hashable, str | None] = {}
+        self._loaded: dict[tuple[str, str], Callable[..., Any] | str] = {}
+        for kernel in kernels.values():
+            self._check(kernel)
+
+    def _check(self, kernel: Kernel) -> None:
+        name = self._forced.get(kernel.name, OURS)
+        function = self._load(kernel, name)
+        if isinstance(function, str):
+            raise KprofError(
+                f"{kernel.name} by {name} cannot be loaded: {function}",
+                fix="install it, or name another provider: kprof kernels list",
+            )
+
+    def choose(
+        self, kernel: Kernel, x: Tensor, shape: tuple[int, ...], *, is_default: bool
+    ) -> Chosen:
+        """Choose for calls with such a first argument.
+
+        Args:
+            kernel: Of these calls.
+            x: Its first tensor.
+            shape: As the kernel's bench counts shapes.
+            is_default: Whether the options are those that were measured; else it is ours or None.
+        """
+        name = self._forced.get(kernel.name)
+        if name is None:
+            name = self._fastest(kernel, x, shape) or OURS
+            if name in ORIGINAL:
+                return None, None, AS_FAST
+            name = name if is_default else OURS
+        if not self._runs(name, x.device.type):
+            return None, None, NEEDS_GPU
+        function = self._load(kernel, name)
+        if isinstance(function, str):
+            return None, None, f"{name} cannot be loaded: {function}"
+        return function, name, None
+
+    def compiled(self, kernel: Kernel) -> dict[str, Callable[..., Any]]:
+        """Return what to compile a kernel's calls into, by type of device; else the original."""
+        name = self.name(kernel.name)
+        function = self._load(kernel, name)
+        # Inside a graph that is compiled anyway, Inductor's is what the original becomes.
+        if isinstance(function, str) or name == "inductor":
+            return {}
+        return {one: function for one in ("cuda", "cpu") if self._runs(name, one)}
+
+    def name(self, kernel: str) -> str:
+        """Return who runs a kernel's calls where nothing was measured."""
+        return self._forced.get(kernel, OURS)
+
+    def _runs(self, name: str, device: str) -> bool:
+        return device == "cuda" or (device == "cpu" and (name in ANYWHERE or IS_INTERPRETED))
+
+    def _load(self, kernel: Kernel, name: str) -> Callable[..., Any] | str:
+        if (kernel.name, name) not in self._loaded:
+            try:
+                self._loaded[kernel.name, name] = kernel.provider(name).load()
+            except ImportError as error:
+                self._loaded[kernel.name, name] = str(error)
+        return self._loaded[kernel.name, name]
+
+    def _fastest(self, kernel: Kernel, x: Tensor, shape: tuple[int, ...]) -> str | None:
+        if x.device.type != "cuda":
+            return None
+        has_gradient = torch.is_grad_enabled()
+        key = (kernel.name, x.device, x.dtype, bucket_of(shape), has_gradient)
+        if key not in self._chosen:
+            gpu = torch.cuda.get_device_name(x.device)
+            dtype = str(x.dtype).removeprefix("torch.")
+            directions = ("forward", "backward") if has_gradient else ("forward",)
+            found = [find_choice(kernel, gpu, dtype, shape, one) for one in directions]
+            self._chosen[key] = fastest_of([one for one in found if one is not None])
+        return self._chosen[key]
+
+
+def fastest_of(choices: list[Choice]) -> str | None:
+    """Return who takes the least time for all these passes together; None: nobody knows."""
+    if len(choices) < 2:
+        return choices[0].provider if choices else None
+    totals: dict[str, list[float]] = {}
+    for choice in choices:
+        for timed in choice.measured:
+            if timed.gpu_ns is not None and not timed.problem:
+                totals.setdefault(timed.provider, []).append(timed.gpu_ns)
+    whole = {name: sum(times) for name, times in totals.items() if len(times) == len(choices)}
+    return min(whole, key=lambda name: whole[name]) if whole else choices[0].provider
+
+
+def kernels_named(names: Mapping[str, str | None]) -> dict[str, Kernel]:
+    """Return the kernels of these names; a provider that a kernel does not have is an error."""
+    found = {name: kernel_named(name) for name in names}
+    for name, provider in names.items():
+        if provider is not None:
+            found[name].provider(provider)
+    return found

@@ -1,0 +1,157 @@
+"""One place of a model: what is put there, and the way that each of its calls goes."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kprof.kernels import Kernel
+from kprof.sites import SiteReport
+from kprof.sites._patches import MARK
+from kprof.sites._providers import Providers
+from kprof.sites._ways import Ways
+
+_ABSENT = object()
+
+
+@dataclass
+class Request:
+    """What a swap was asked for, and what it has found out about modules of the same kind."""
+
+    kernels: Mapping[str, Kernel]
+    providers: Providers
+    recognised: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, key: Hashable, find: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what `find` finds for these arguments, and the same for the same key."""
+        if key not in self.recognised:
+            self.recognised[key] = find(*arguments)
+        return self.recognised[key]
+
+
+@dataclass
+class Skip:
+    """A place that is left as it is, and why."""
+
+    name: str
+    kernel: str
+    what: str
+    why: str
+
+    @property
+    def place(self) -> Hashable:
+        """What there is only one of."""
+        return (self.name, self.kernel, self.what)
+
+    def reports(self) -> Iterator[SiteReport]:
+        """Yield it as plain data."""
+        yield SiteReport(self.name, self.kernel, self.what, self.why)
+
+
+class Switch:
+    """Whose calls are replaced now: one object's, or, while it is off, None's.
+
+    A copy of that object carries the same method; its calls find that it is not the one.
+    """
+
+    __slots__ = ("owner",)
+
+    def __init__(self) -> None:
+        self.owner: Any = None
+
+
+class Site:
+    """An attribute of an object that is another one while a swap is on."""
+
+    def __init__(
+        self,
+        name: str,
+        owner: Any,
+        put: Callable[[Any], Any],
+        ways: Ways | dict[str, Ways],
+        *,
+        attribute: str = "forward",
+        switch: Switch,
+        may_stand: Callable[[object], bool] = lambda own: False,
+    ) -> None:
+        """Describe the place.
+
+        Args:
+            name: Qualified.
+            owner: Whose attribute it is; held weakly.
+            put: Makes the new value for the owner.
+            ways: Of its calls; or by what they call, where that is not one thing.
+            attribute: Its name.
+            switch: Turned on for the owner.
+            may_stand: Whether a value that comes to be there later may be replaced, too.
+        """
+        self.name = name
+        self.parts = ways if isinstance(ways, dict) else {type(owner).__name__: ways}
+        self.problem: str | None = None
+        self._owner = weakref.ref(owner)
+        self._put = put
+        self._attribute = attribute
+        self._switch = switch
+        self._may_stand = may_stand
+        self._found = self._previous = owner.__dict__.get(attribute, _ABSENT)
+        self._value: object = _ABSENT
+
+    @property
+    def owner(self) -> Any:
+        """Whose attribute it is; None where that is gone."""
+        return self._owner()
+
+    @property
+    def place(self) -> Hashable:
+        """What there is only one of."""
+        return (id(self.owner), self._attribute)
+
+    def enter(self) -> None:
+        """Put the new value there, unless somebody else put one there meanwhile."""
+        owner = self._owner()
+        if owner is None:
+            return
+        previous = owner.__dict__.get(self._attribute, _ABSENT)
+        if previous is not self._found and not self._may_stand(previous):
+            self.problem = "somebody else has replaced it since"
+            return
+        self._previous = previous
+        self._value = owner.__dict__[self._attribute] = self._put(owner)
+        self._switch.owner = owner
+
+    def leave(self) -> None:
+        """Take it away; what somebody has put around it stays, and runs the original."""
+        owner, value = self._owner(), self._value
+        self._switch.owner = None
+        self._value = _ABSENT
+        if owner is None or value is _ABSENT:
+            return
+        if owner.__dict__.get(self._attribute) is not value:
+            self.problem = "somebody replaced it in between: it was left so, and runs the original"
+        elif self._previous is _ABSENT:
+            del owner.__dict__[self._attribute]
+        else:
+            owner.__dict__[self._attribute] = self._previous
+
+    def reports(self) -> Iterator[SiteReport]:
+        """Yield what became of it, as plain data."""
+        for what, ways in self.parts.items():
+            yield SiteReport(self.name, ways.kernel.name, what, self.problem, ways.calls())
+
+
+def bound(function: Callable[..., Any], original: Callable[..., Any], switch: Switch) -> Any:
+    """Return what binds a method to its owner, for `Site`.
+
+    It has the name and the signature of the original, so that who inspects or pickles the owner
+    finds what would be there without it.
+    """
+    function.__name__ = "forward"
+    function.__qualname__ = getattr(original, "__qualname__", "forward")
+    function.__module__ = original.__module__
+    function.__doc__ = original.__doc__
+    function.__wrapped__ = original  # type: ignore[attr-defined]
+    setattr(function, MARK, switch)
+    return lambda owner: types.MethodType(function, owner)

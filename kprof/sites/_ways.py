@@ -1,0 +1,187 @@
+"""The way that each call at a site goes: to which provider's function, or why to the original."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
+from torch._C._functorch import maybe_current_level
+
+from kprof.kernels import Kernel
+from kprof.sites import Calls
+from kprof.sites._probe import Setting
+from kprof.sites._providers import Providers
+
+PLAIN = (Tensor, torch.nn.Parameter)
+# Beyond, what was found out is found out again: shapes that never come back must not pile up.
+MOST_KEYS = 512
+
+
+class Way:
+    """Where calls of one sort go, and how many went there."""
+
+    __slots__ = ("function", "num_calls", "provider", "why")
+
+    def __init__(
+        self, function: Callable[..., Any] | None, provider: str | None, why: str | None
+    ) -> None:
+        self.function = function
+        self.provider = provider
+        self.why = why
+        self.num_calls = 0
+
+
+class Ways:
+    """The ways of the calls at one site, found once for each sort of call."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        providers: Providers,
+        settings: frozenset[Setting],
+        *,
+        is_default: bool = True,
+    ) -> None:
+        """Let calls in these `settings` go to a kernel; `is_default`: any provider knows how."""
+        self.kernel = kernel
+        self.known: dict[Hashable, Way] = {}
+        self.settings = settings
+        self._providers = providers
+        self._is_default = is_default
+        self._all: dict[tuple[str | None, str | None], Way] = {}
+        self._num_traced = [0, 0]
+
+    def decide(
+        self,
+        key: Hashable,
+        arguments: tuple[Any, ...],
+        shape: tuple[int, ...] | None = None,
+        *,
+        is_default: bool = True,
+    ) -> Way:
+        """Find the way of a call with these arguments of the kernel; remember it for the key.
+
+        `shape`: as the kernel's bench counts shapes [that of the first argument]. `is_default`:
+        whether any provider knows these options.
+        """
+        shape = arguments[0].shape if shape is None else shape
+        return self.settle(key, self._why_not(arguments), arguments[0], shape, is_default)
+
+    def settle(
+        self,
+        key: Hashable,
+        why: str | None,
+        x: Tensor,
+        shape: tuple[int, ...],
+        is_default: bool,
+    ) -> Way:
+        """Find the way of calls that the kernel takes, unless there is a reason why it does not."""
+        function, provider = None, None
+        if why is None:
+            is_default = is_default and self._is_default
+            function, provider, why = self._providers.choose(
+                self.kernel, x, shape, is_default=is_default
+            )
+        way = self._way(function, provider, why)
+        if len(self.known) >= MOST_KEYS:
+            self.known.clear()
+        self.known[key] = way
+        return way
+
+    def leave_out(self, why: str) -> None:
+        """Count a call that goes to the original."""
+        self._way(None, None, why).num_calls += 1
+
+    def tracing(self) -> Callable[..., Callable[..., Any] | None]:
+        """Return the decision for calls that are being compiled, as a compiler can read it."""
+        settings, refuses = self.settings, self.kernel.refuses
+        functions = self._providers.compiled(self.kernel)
+        note = self.noting()
+
+        def trace(*arguments: Any) -> Callable[..., Any] | None:
+            x = arguments[0]
+            if torch.compiler.is_exporting() or type(x) not in PLAIN:
+                return None
+            device = x.device.type
+            cast = None
+            if torch.is_autocast_enabled(device):
+                cast = torch.get_autocast_dtype(device)
+            function = functions.get(device)
+            is_taken = function is not None and (x.dtype, cast) in settings
+            is_taken = is_taken and refuses(*arguments) is None
+            note(is_taken)
+            return function if is_taken else None
+
+        return trace
+
+    def noting(self) -> Callable[[bool], bool]:
+        """Return what counts a call that is being compiled: replaced or not."""
+        num_traced = self._num_traced
+
+        @torch.compiler.assume_constant_result
+        def note(is_replaced: bool) -> bool:
+            num_traced[is_replaced] += 1
+            return is_replaced
+
+        return note
+
+    def calls(self) -> tuple[Calls, ...]:
+        """Return how many calls went each way so far."""
+        counted = [Calls(w.num_calls, w.provider, w.why) for w in self._all.values()]
+        away, replaced = self._num_traced
+        provider = self._providers.name(self.kernel.name)
+        traced = (
+            Calls(replaced, provider, None, True),
+            Calls(away, None, "refused while it was compiled", True),
+        )
+        return tuple(one for one in (*counted, *traced) if one.num_calls)
+
+    def _why_not(self, arguments: tuple[Any, ...]) -> str | None:
+        if maybe_current_level() is not None:
+            return "inside a transform of torch.func"
+        tensors = [one for one in arguments if isinstance(one, Tensor)]
+        for one in tensors:
+            if type(one) not in PLAIN:
+                return f"a {type(one).__name__} is no plain tensor"
+        if len({one.device for one in tensors if one.dim()}) > 1:
+            return "its tensors are on several devices"
+        dtype, cast = tensors[0].dtype, cast_of(tensors[0])
+        if (dtype, cast) not in self.settings:
+            under = f" under autocast to {_short(cast)}" if cast else ""
+            return f"with {_short(dtype)}{under}, the original computes something else"
+        return self.kernel.refuses(*arguments)
+
+    def _way(
+        self, function: Callable[..., Any] | None, provider: str | None, why: str | None
+    ) -> Way:
+        if (provider, why) not in self._all:
+            self._all[provider, why] = Way(function, provider, why)
+        return self._all[provider, why]
+
+
+def key_of(x: Tensor, other: Tensor | None = None) -> Hashable:
+    """Return what the way of a call depends on, as far as these tensors and torch's modes tell."""
+    return (
+        x.shape,
+        x.dtype,
+        x.get_device(),
+        type(x),
+        None if other is None else other.dtype,
+        type(other),
+        is_grad_enabled(),
+        is_any_autocast_enabled() and cast_of(x),
+        maybe_current_level(),
+    )
+
+
+def cast_of(x: Tensor) -> torch.dtype | None:
+    """Return the dtype of the autocast that is on for this tensor's device, None where none is."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _short(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")

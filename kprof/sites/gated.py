@@ -1,0 +1,166 @@
+"""Gated MLPs: modules that compute down(activation(gate(x)) * up(x)), or the same with gate and up
+in one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.nn import Module
+
+from kprof.sites import Family
+from kprof.sites._gates import (
+    GEGLU,
+    SWIGLU,
+    Given,
+    Probe,
+    Recognised,
+    layers_of,
+    recognise,
+)
+from kprof.sites._patches import why_foreign
+from kprof.sites._probe import are_alike, kind_of, place_of, probing, stand_in
+from kprof.sites._site import Request, Site, Skip, Switch, bound
+from kprof.sites._ways import Ways, key_of
+
+
+def find(root: object, request: Request) -> Iterator[Site | Skip]:
+    """Yield the gated MLPs below a module."""
+    if not isinstance(root, Module):
+        return
+    for name, module in root.named_modules():
+        if _holds_experts(module) and SWIGLU in request.kernels:
+            why = "its experts share one module, which multiplies inside a loop over them"
+            yield Skip(name or type(module).__name__, SWIGLU, type(module).__name__, why)
+        if len(layers_of(module)) not in (2, 3):
+            continue
+        found = request.once(("gated", *kind_of(module)), recognise, module)
+        if found is not None:
+            yield from _sites(name or type(module).__name__, module, found, request)
+
+
+def _sites(
+    name: str, module: Module, found: Recognised | str, request: Request
+) -> Iterator[Site | Skip]:
+    asked = [one for one in (SWIGLU, GEGLU) if one in request.kernels]
+    kernel = asked[0] if isinstance(found, str) else found.kernel
+    if kernel not in asked:
+        return
+    why = why_foreign(module)
+    if isinstance(found, str):
+        yield Skip(name, kernel, type(module).__name__, why or found)
+        return
+    why = why or request.once(("checked", *kind_of(module)), _check, module, found, request)
+    if why is not None:
+        yield Skip(name, kernel, type(module).__name__, why)
+    else:
+        yield _site(name, module, found, request)
+
+
+def _holds_experts(module: Module) -> bool:
+    """Tell whether its own parameters are the layers of many gated MLPs."""
+    own = [one for one in module._parameters.values() if one is not None]
+    return len(own) > 1 and all(one.dim() == 3 for one in own) and hasattr(module, "act_fn")
+
+
+def _check(module: Module, found: Recognised, request: Request) -> str | None:
+    """Let the kernel itself run on the data; a sentence says what is wrong with it."""
+    device = place_of(module)
+    parameter = next(module.parameters(), None)
+    dtype = torch.float32 if parameter is None else parameter.dtype
+    if (dtype, None) not in found.settings:
+        return None
+    with probing(device) as generator:
+        probe = Probe(module, device, generator)
+        tensors = probe.tensors((dtype, None), found.gate, found.up)
+        function, provider, _ = request.providers.choose(
+            request.kernels[found.kernel],
+            tensors[0],
+            tuple(tensors[0].shape),
+            is_default=_is_default(found),
+        )
+        if function is None:
+            return None
+        if not are_alike(
+            function(*tensors, *_options(found)), probe.given_to_last((dtype, None), False)
+        ):
+            return f"the kernel of {provider} does not agree with it on random data"
+    return None
+
+
+def _is_default(found: Recognised) -> bool:
+    """Tell whether every provider knows how: two tensors, and tanh."""
+    return found.up is not None and found.options in ((), ("tanh",))
+
+
+def _options(found: Recognised) -> tuple[str, ...]:
+    return () if found.options in ((), ("tanh",)) else found.options
+
+
+def _site(name: str, module: Module, found: Recognised, request: Request) -> Site:
+    kernel = request.kernels[found.kernel]
+    ways = Ways(kernel, request.providers, found.settings, is_default=_is_default(found))
+    switch = Switch()
+    original = type(module).forward
+    put = bound(_gated(original, found, ways, switch), original, switch)
+    return Site(name, module, put, ways, switch=switch)
+
+
+def _gated(
+    original: Callable[..., Any], found: Recognised, ways: Ways, switch: Switch
+) -> Callable[..., Any]:
+    known, decide, trace = ways.known, ways.decide, ways.tracing()
+    first, second, last = found.gate, found.up, found.down
+    passed_over, options = found.passed_over, _options(found)
+
+    def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
+        if switch.owner is not self or args or kwargs or x is None:
+            return original(self, *(() if x is None else (x,)), *args, **kwargs)
+        children = self._modules
+        for name in passed_over:
+            if has_hooks(children[name]):
+                return original(self, x)
+        if is_compiling():
+            gate = children[first](x)
+            up = None if second is None else children[second](x)
+            function = trace(gate, up, *options)
+            if function is None:
+                return original(self, x)
+            return children[last](function(gate, up, *options))
+        gate = children[first](x)
+        up = None if second is None else children[second](x)
+        key = key_of(gate, up)
+        way = known.get(key) or decide(key, (gate, up, *options))
+        way.num_calls += 1
+        if way.function is None:
+            return original(_with_results(self, {first: gate, second: up}), x)
+        return children[last](way.function(gate, up, *options))
+
+    return forward
+
+
+def has_hooks(module: Module) -> bool:
+    """Tell whether somebody wants to see the calls of this module."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def _with_results(module: Module, results: dict[str | None, Tensor | None]) -> Module:
+    """Return the module for a call of its own code that need not run these layers again."""
+    children = dict(module._modules)
+    for name, result in results.items():
+        if name is not None:
+            children[name] = layer = Given(children[name])
+            layer.result = result
+    return stand_in(module, module._parameters, children)
+
+
+FAMILY = Family(kernels=(SWIGLU, GEGLU), find=find)

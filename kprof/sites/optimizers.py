@@ -1,0 +1,95 @@
+"""Optimizers: the step of an AdamW."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.optim import AdamW
+
+from kprof.kernels import OURS
+from kprof.sites import Family
+from kprof.sites._patches import MARK
+from kprof.sites._site import Request, Site, Skip, Switch
+from kprof.sites._ways import Ways
+
+KERNEL = "adamw"
+# What a scheduler of torch's leaves on the step that it counts.
+COUNTED = "_wrapped_by_lr_sched"
+
+
+def find(root: object, request: Request) -> Iterator[Site | Skip]:
+    """Yield an AdamW."""
+    if not isinstance(root, AdamW):
+        return
+    cls = type(root)
+    why = _why_foreign(root)
+    provider = request.providers.name(KERNEL)
+    if why is None and provider != OURS:
+        why = f"{provider} can be measured, but takes no whole optimizer"
+    if why is not None:
+        yield Skip(cls.__name__, KERNEL, cls.__name__, why)
+        return
+    ways = Ways(request.kernels[KERNEL], request.providers, frozenset())
+    switch = Switch()
+    yield Site(
+        cls.__name__,
+        root,
+        lambda owner: types.MethodType(_step(owner, ways, switch), owner),
+        ways,
+        attribute="step",
+        switch=switch,
+        may_stand=lambda own: hasattr(own, COUNTED),
+    )
+
+
+def _why_foreign(optimizer: AdamW) -> str | None:
+    own = optimizer.__dict__.get("step")
+    if hasattr(getattr(own, "__func__", own), MARK):
+        return "it is swapped already"
+    if own is not None and not hasattr(own, COUNTED):
+        return f"its step was replaced by {getattr(own, '__module__', type(own).__name__)}"
+    if type(optimizer).step is not AdamW.step:
+        return f"{type(optimizer).__name__} has a step of its own"
+    return None
+
+
+def _step(optimizer: AdamW, ways: Ways, switch: Switch) -> Callable[..., Any]:
+    from kprof.kernels.adamw import adamw_step, refuses_group
+
+    # Whether a scheduler counts the steps, whose wrapper this one takes the place of.
+    is_counted = "step" in optimizer.__dict__
+
+    def step(self: Any, closure: Any = None) -> Any:
+        if switch.owner is not self:
+            return type(self).step(self, closure)
+        if is_counted:
+            self._opt_called = True
+        if closure is not None:
+            ways.leave_out("its step computes the loss anew")
+            return type(self).step(self, closure)
+        key = tuple(
+            (len(group["params"]), group["amsgrad"], group["differentiable"])
+            for group in self.param_groups
+        )
+        way = ways.known.get(key)
+        if way is None:
+            reasons = (refuses_group(group) for group in self.param_groups)
+            why = next((reason for reason in reasons if reason), None)
+            first = self.param_groups[0]["params"][0]
+            way = ways.settle(key, why, first, (_count(self),), False)
+        way.num_calls += 1
+        return type(self).step(self) if way.function is None else adamw_step(self)
+
+    setattr(step, MARK, switch)
+    if is_counted:
+        setattr(step, COUNTED, True)
+    return step
+
+
+def _count(optimizer: AdamW) -> int:
+    return sum(one.numel() for group in optimizer.param_groups for one in group["params"])
+
+
+FAMILY = Family(kernels=(KERNEL,), find=find)

@@ -1,0 +1,131 @@
+"""Functions that a module's forward calls by a global name: rotary embeddings, norms and losses.
+
+The module gets its own copy of its forward, in which that name is another function; other modules
+of the class, and the function itself, stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch.compiler import is_compiling
+from torch.nn import Module
+
+from kprof.sites import Family
+from kprof.sites._patches import why_foreign
+from kprof.sites._rewire import Path, Rewired, calls_in, why_not_rewired
+from kprof.sites._site import Request, Site, Skip, Switch, bound
+from kprof.sites._translate import (
+    CROSS_ENTROPY,
+    LAYERNORM,
+    RMSNORM,
+    ROPE,
+    Translation,
+    settings_of,
+    translation_of,
+)
+from kprof.sites._ways import Ways
+
+
+def find(root: object, request: Request) -> Iterator[Site | Skip]:
+    """Yield the modules below one whose forward calls a function that a kernel can replace."""
+    if not isinstance(root, Module):
+        return
+    for name, module in root.named_modules():
+        forward = type(module).forward
+        calls = request.once(("calls", forward), _known_calls, forward, request)
+        if calls:
+            yield from _sites(name or type(module).__name__, module, calls, request)
+
+
+def _known_calls(
+    forward: Callable[..., Any], request: Request
+) -> dict[Path, tuple[Any, Translation]]:
+    known = {}
+    for path, function in calls_in(forward):
+        translation = translation_of(function)
+        if translation is not None and translation.kernel in request.kernels:
+            known[path] = (function, translation)
+    return known
+
+
+def _sites(
+    name: str,
+    module: Module,
+    calls: Mapping[Path, tuple[Any, Translation]],
+    request: Request,
+) -> Iterator[Site | Skip]:
+    original = type(module).forward
+    why = why_foreign(module) or why_not_rewired(original)
+    ways: dict[Path, Ways] = {}
+    for path, (function, translation) in calls.items():
+        settings = request.once(("settings", function), settings_of, function, translation)
+        if why or not settings:
+            skipped = why or f"{'.'.join(path)} computes something else"
+            yield Skip(name, translation.kernel, _what(module, path), skipped)
+        else:
+            kernel = request.kernels[translation.kernel]
+            ways[path] = Ways(kernel, request.providers, settings)
+    if ways:
+        yield _site(name, module, calls, ways)
+
+
+def _site(
+    name: str, module: Module, calls: Mapping[Path, tuple[Any, Translation]], ways: dict[Path, Ways]
+) -> Site:
+    original = type(module).forward
+    others = {path: replacement_of(*calls[path], one) for path, one in ways.items()}
+    rewired, switch = Rewired(original, others), Switch()
+    put = bound(_calling(original, rewired.function, switch), original, switch)
+
+    def put_anew(owner: Module) -> object:
+        rewired.refresh()
+        return put(owner)
+
+    parts = {_what(module, path): one for path, one in ways.items()}
+    return Site(name, module, put_anew, parts, switch=switch)
+
+
+def _what(module: Module, path: Path) -> str:
+    return f"{type(module).__name__}: {'.'.join(path)}"
+
+
+def _calling(
+    original: Callable[..., Any], rewired: Callable[..., Any], switch: Switch
+) -> Callable[..., Any]:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if switch.owner is not self:
+            return original(self, *args, **kwargs)
+        return rewired(self, *args, **kwargs)
+
+    return forward
+
+
+def replacement_of(function: Any, translation: Translation, ways: Ways) -> Callable[..., Any]:
+    """Return what is called in the place of a function."""
+    known, decide, trace = ways.known, ways.decide, ways.tracing()
+    translate, key_of, shape_of = translation.arguments, translation.key, translation.shape
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        arguments = translate(*args, **kwargs)
+        if arguments is None:
+            if not is_compiling():
+                ways.leave_out("it is called with options that the kernel does not have")
+            return function(*args, **kwargs)
+        if is_compiling():
+            run = trace(*arguments)
+        else:
+            key = key_of(*arguments)
+            way = known.get(key)
+            if way is None:
+                is_default = translation.is_default(arguments)
+                way = decide(key, arguments, shape_of(*arguments), is_default=is_default)
+            way.num_calls += 1
+            run = way.function
+        return function(*args, **kwargs) if run is None else run(*arguments)
+
+    return replacement
+
+
+FAMILY = Family(kernels=(CROSS_ENTROPY, LAYERNORM, RMSNORM, ROPE), find=find, is_last=True)

@@ -1,0 +1,268 @@
+"""The swap: kernels take over in a model, and go again, and leave it bit for bit as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch.nn import DataParallel, Module
+
+from kprof.errors import KprofError
+from kprof.sites import SiteReport, SwapReport, all_families
+from kprof.sites._process import all_roots, process_site
+from kprof.sites._providers import Providers, kernels_named
+from kprof.sites._site import Request, Site, Skip
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class SwapError(KprofError):
+    """A swap that cannot be made or taken back in this way."""
+
+
+class Swap:
+    """A swap of a model's sites: a context manager, and the report of what became of them.
+
+    What is to be put where is found out when it is entered first; to enter it again, and to leave
+    it, takes microseconds.
+    """
+
+    def __init__(self, roots: Iterable[object] | None, names: Iterable[str]) -> None:
+        """Prepare to swap these kernels.
+
+        Args:
+            roots: Modules and optimizers, held until it is entered; None: all of this process.
+            names: KERNEL, or KERNEL=PROVIDER.
+
+        Raises:
+            KprofError: there is no such kernel or provider.
+        """
+        asked = dict(_parsed(name) for name in names)
+        if not asked:
+            raise SwapError("no kernel to swap", fix="name some: kprof kernels list")
+        kernels = kernels_named(asked)
+        forced = {name: provider for name, provider in asked.items() if provider is not None}
+        self._request = Request(kernels, Providers(kernels, forced))
+        self._roots = None if roots is None else list(roots)
+        self._found: list[Site | Skip] | None = None
+        self._is_everything = roots is None
+        self._on: list[Site] = []
+        # Identities, not references: what was swapped once may go.
+        self._members: set[int] = set()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the kernels have taken over now."""
+        return self in _entered
+
+    @property
+    def report(self) -> SwapReport:
+        """What became of every site, so far."""
+        found = self._found or ()
+        sites = tuple(report for one in found for report in one.reports())
+        return SwapReport(tuple(self._request.kernels), sites)
+
+    @property
+    def sites(self) -> tuple[SiteReport, ...]:
+        """What became of every site, so far."""
+        return self.report.sites
+
+    @property
+    def replaced(self) -> tuple[SiteReport, ...]:
+        """The sites where a kernel takes over."""
+        return self.report.replaced
+
+    @property
+    def skipped(self) -> tuple[SiteReport, ...]:
+        """The sites that are left as they were, and why."""
+        return self.report.skipped
+
+    def __enter__(self) -> Swap:
+        """Let the kernels take over."""
+        if self.is_on:
+            raise SwapError("this swap is on already", fix="leave it before you enter it again")
+        if self._found is None:
+            self._found = list(self._find())
+            self._roots = []
+        self._on = [one for one in self._found if isinstance(one, Site)]
+        for site in self._on:
+            site.enter()
+        _entered.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave everything as it was.
+
+        Raises:
+            SwapError: one that was entered later is on in the same model.
+        """
+        later = _entered[_entered.index(self) + 1 :]
+        if any(self._members & other._members for other in later):
+            raise SwapError(
+                "a swap was to be left before another of the same modules that came after it",
+                fix="leave the inner one first, as with blocks do",
+            )
+        _entered.remove(self)
+        for site in reversed(self._on):
+            site.leave()
+        self._on = []
+
+    def _find(self) -> Iterator[Site | Skip]:
+        roots = all_roots() if self._roots is None else self._roots
+        taken: set[Hashable] = set()
+        for root, one in self._find_in(roots):
+            _name(one, root, is_one_of_many=len(roots) > 1)
+            if one.place not in taken:
+                taken.add(one.place)
+                yield one
+
+    def _find_in(self, roots: list[Any]) -> Iterator[tuple[object, Site | Skip]]:
+        if self._is_everything:
+            site = process_site(self._request)
+            if site is not None:
+                yield None, site
+        asked = set(self._request.kernels)
+        families = [family for family in all_families() if asked & set(family.kernels)]
+        for root in roots:
+            check_root(root)
+            modules = root.modules() if isinstance(root, Module) else [root]
+            self._members.update(id(one) for one in modules)
+            for family in families:
+                for one in family.find(root, self._request):
+                    yield root, one
+
+
+# Those that are on, in the order in which they were entered.
+_entered: list[Swap] = []
+
+
+def swapped(model: object, *names: str) -> Swap:
+    """Return a swap to enter: `with kprof.swapped(model, "rmsnorm", "swiglu=liger") as swap:`.
+
+    Args:
+        model: A module or an optimizer, several in a list, or None: all of this process.
+        names: KERNEL, or KERNEL=PROVIDER.
+
+    Raises:
+        KprofError: there is no such kernel or provider.
+    """
+    if model is None:
+        return Swap(None, names)
+    roots = list(model) if isinstance(model, (list, tuple)) else [model]
+    for root in roots:
+        if not isinstance(root, (Module, torch.optim.Optimizer)):
+            raise SwapError(
+                f"a {type(root).__name__} cannot be swapped", fix="give a module or an optimizer"
+            )
+    return Swap(roots, names)
+
+
+def _parsed(name: str) -> tuple[str, str | None]:
+    kernel, separator, provider = name.strip().partition("=")
+    return kernel, provider if separator else None
+
+
+def check_root(root: object) -> None:
+    """Make sure that what is put into a root stays there.
+
+    Raises:
+        SwapError: it does not.
+    """
+    if isinstance(root, Module) and any(type(one) is DataParallel for one in root.modules()):
+        raise SwapError(
+            "DataParallel copies modules to other GPUs, and would take their methods along",
+            fix="use DistributedDataParallel",
+        )
+
+
+def _name(one: Site | Skip, root: object, *, is_one_of_many: bool) -> None:
+    """Take compilers' wrappers out of a qualified name, and tell models apart."""
+    one.name = one.name.replace("_orig_mod.", "")
+    title = type(getattr(root, "_orig_mod", root)).__name__
+    if root is not None and is_one_of_many and one.name != title:
+        one.name = f"{title}.{one.name}"
+
+
+_prepared: dict[tuple[str, ...], Swap] = {}
+
+
+def all_models(names: str, path: str | None = None) -> Leaving:
+    """Return a context manager that swaps kernels in all models of this process.
+
+    What is to be put where is found out once; after that it takes microseconds to enter and leave.
+    Models that are made later are left alone.
+
+    Args:
+        names: "KERNEL,KERNEL=PROVIDER,…".
+        path: Where to write the report when it is left.
+
+    Raises:
+        KprofError: there is no such kernel or provider.
+    """
+    asked = tuple(names.split(","))
+    if asked not in _prepared:
+        _prepared[asked] = Swap(None, asked)
+    return Leaving(_prepared[asked], None if path is None else Path(path))
+
+
+class Leaving:
+    """A swap that tells what became of it in a file, when it is left, at most once a second."""
+
+    def __init__(self, swap: Swap, path: Path | None) -> None:
+        self._swap, self._path = swap, path
+
+    def __enter__(self) -> Swap:
+        """Let the kernels take over."""
+        return self._swap.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave everything as it was."""
+        self._swap.__exit__(kind, error, trace)
+        now_s = time.monotonic()
+        if self._path is not None and now_s - _written_s.get(self._path, 0.0) >= LEAST_S:
+            _written_s[self._path] = now_s
+            write_report(self._swap.report, self._path)
+
+
+LEAST_S = 1.0
+_written_s: dict[Path, float] = {}
+
+
+def write_report(report: SwapReport, path: Path) -> None:
+    """Write a report as JSON, whole or not at all."""
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(json.dumps(asdict(report), indent=2))
+    partial.replace(path)
+
+
+def read_report(path: Path) -> SwapReport:
+    """Read a report.
+
+    Raises:
+        SwapError: there is none, or the file is damaged.
+    """
+    try:
+        report: SwapReport = msgspec.json.decode(path.read_bytes(), type=SwapReport)
+        return report
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SwapError(
+            f"{path} is no report of a swap: {error}", fix="see whether the workload was swapped"
+        ) from error

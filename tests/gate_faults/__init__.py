@@ -1,0 +1,73 @@
+"""Operations with their honest rewritings, their seeded faults, and cheats: the gate's own test."""
+
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from kprof.gate import Subject, check
+
+from . import attentions, cheats, norms, optimizers, products, softmaxes, streams
+
+SUBJECTS = {
+    subject.name: subject
+    for subject in (
+        *(norms.RMSNORM, norms.LAYERNORM, softmaxes.SOFTMAX, softmaxes.CROSS_ENTROPY),
+        *(products.LINEAR, products.SWIGLU, attentions.ATTENTION, attentions.ROPE),
+        optimizers.ADAMW,
+    )
+}
+MODULES = (norms, softmaxes, products, attentions, optimizers)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One implementation of an operation."""
+
+    operation: str
+    name: str
+    make: Callable[[], Callable]
+    """Returns the function, with nothing remembered."""
+    device: str = "cpu"
+
+    @property
+    def subject(self) -> Subject:
+        """The subject with this implementation as the new one."""
+        return replace(SUBJECTS[self.operation], new=self.make(), device=self.device)
+
+
+def _variants(table: str) -> list[Variant]:
+    return [
+        Variant(operation, function.__name__, lambda function=function: function)
+        for module in MODULES
+        for operation, functions in getattr(module, table).items()
+        for function in functions
+    ]
+
+
+HONEST = _variants("HONEST")
+SAME = [Variant(n, "the same", lambda s=s: s.replaced) for n, s in SUBJECTS.items()]
+FAULTS = _variants("WRONG")
+ON_A_GPU = [Variant("rmsnorm", fault.__name__, fault, "cuda") for fault in streams.FAULTS]
+CHEATS = [Variant("rmsnorm", cheat.__name__, cheat) for cheat in cheats.CHEATS]
+
+
+@contextlib.contextmanager
+def restored():
+    """Put back what a cheat patches, and start chance from the beginning."""
+    clock, elapsed = time.perf_counter, torch.cuda.Event.elapsed_time
+    random.seed(5)
+    try:
+        yield
+    finally:
+        time.perf_counter = clock
+        torch.cuda.Event.elapsed_time = elapsed
+
+
+def judge(subject):
+    """Return the gate's report at the levels that look at functions."""
+    with restored():
+        return check(subject, ("L0", "L1"))

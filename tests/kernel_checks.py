@@ -1,0 +1,142 @@
+"""What the tests of every kernel ask: the gate, the same when compiled, no spills ahead of time."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kprof.gate import check
+from kprof.kernels._subject import subject_of
+
+# Of Triton's interpreter, where a loop's bounds are its tensors.
+INTERPRETED = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+# Dynamo's own, where it meets an autograd function.
+COMPILED = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+DISTRIBUTIONS = ("normal", "outliers", "offset", "zeros", "nonfinite")
+
+
+@pytest.fixture(autouse=True)
+def quiet_numpy():
+    """The interpreter computes with numpy, which warns of what a GPU does without a word."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+class Plain:
+    """Draws normal values where the gate draws those of a case."""
+
+    def __init__(self, dtype=torch.float32):
+        self._dtype = dtype
+        self._generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, *shape):
+        return torch.randn(shape, generator=self._generator).to(self._dtype)
+
+    def plain(self, *shape, scale=1.0, shift=0.0):
+        return self(*shape) * scale + shift
+
+
+def why_not(level, kernel, shape, dtypes, num_values=0):
+    """Return why this level of the gate does not pass on these small cases; "" where it does."""
+    small = {"shapes": (shape,), "dtypes": dtypes, "distributions": DISTRIBUTIONS}
+    subject = replace(subject_of(kernel), **small, num_values=num_values)
+    found = next(one for one in check(subject, (level,)).levels if one.name == level)
+    return "" if found.state == "passed" else found.why
+
+
+def why_untrusted(kernel, shape, dtypes=("float16",)):
+    """Return why the gate's first level does not pass."""
+    return why_not("L0", kernel, shape, dtypes)
+
+
+def why_inaccurate(kernel, shape, dtypes=("float16", "float32"), num_values=2_000):
+    """Return why the gate's second level does not pass."""
+    return why_not("L1", kernel, shape, dtypes, num_values)
+
+
+def results_of(function, arguments, differentiable=()):
+    """Return the outputs of a call, then the gradients for the same random gradients of them."""
+    given = [one.detach().clone() if torch.is_tensor(one) else one for one in arguments]
+    for i in differentiable:
+        given[i].requires_grad_()
+    outputs = function(*given)
+    outputs = [outputs] if torch.is_tensor(outputs) else list(outputs)
+    if not differentiable:
+        return outputs
+    generator = torch.Generator().manual_seed(0)
+    arriving = [torch.randn(one.shape, generator=generator).to(one.dtype) for one in outputs]
+    return outputs + list(
+        torch.autograd.grad(outputs, [given[i] for i in differentiable], arriving)
+    )
+
+
+def compiled(function, dynamic=False):
+    """Return the function compiled in one graph, without generating code for it."""
+    torch._dynamo.reset()
+    return torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+
+
+def are_same(some, others):
+    """Tell whether all these tensors have the same values, NaN equal to itself."""
+    pairs = zip(some, others, strict=True)
+    return all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs)
+
+
+def errors_of(found, expected):
+    """Return the largest of the relative L2 errors of these tensors, against float64 ones."""
+    pairs = zip(found, expected, strict=True)
+    errors = [
+        float((a.detach().double() - b.detach()).norm() / b.detach().norm()) for a, b in pairs
+    ]
+    return max(errors)
+
+
+def errors_against_truth(kernel, function, arguments):
+    """Return the errors of outputs and gradients against the truth in float64."""
+    exact = [one.double() if torch.is_tensor(one) else one for one in arguments]
+    expected = results_of(kernel.truth, exact, kernel.differentiable)
+    return errors_of(results_of(function, arguments, kernel.differentiable), expected)
+
+
+def spills_of(kernel, *cases):
+    """Return what spills of what these (shape, dtype) launch, forward and backward, on Hopper."""
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", AHEAD, f"kprof.kernels.{kernel.name}", json.dumps(cases)]
+    ran = subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    binaries = json.loads(ran.stdout)
+    assert len(binaries) >= len(cases)
+    return [one for one in binaries if one["spilled_bytes"]]
+
+
+AHEAD = """
+import importlib, json, sys
+from dataclasses import asdict
+import torch
+from kprof.gate.inputs import Draw
+from kprof.gate.subject import Case
+from kprof.kernels._ahead import compile_ahead
+from kprof.kernels._subject import subject_of
+
+kernel = importlib.import_module(sys.argv[1]).KERNEL
+subject, found = subject_of(kernel), []
+for shape, dtype in json.loads(sys.argv[2]):
+    given = kernel.inputs(tuple(shape), Draw(Case(tuple(shape), dtype), subject))
+    for i in kernel.differentiable:
+        given[i].requires_grad_()
+
+    def call():
+        outputs = subject.new(*given)
+        outputs = [outputs] if torch.is_tensor(outputs) else outputs
+        if kernel.differentiable:
+            sum(one.sum() for one in outputs).backward()
+
+    for one in compile_ahead(call):
+        found.append({"shape": shape, "dtype": dtype, **asdict(one)})
+print(json.dumps(found))
+"""

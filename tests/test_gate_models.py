@@ -1,0 +1,319 @@
+"""Levels L2 to L6: what a model does with a swap in it, on a tiny model and on plain numbers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kprof.gate import Curve, Generation, Model, check
+from kprof.gate.generation import check_generation, log_rank
+from kprof.gate.layers import check_layers
+from kprof.gate.logits import check_logits
+from kprof.gate.task import check_task, difference, mcnemar
+from kprof.gate.training import check_training
+from tests.gate_faults import attentions, llama, norms, products
+
+HONEST = llama.Parts(norms.fused, attentions.online, products.rounded_once)
+SAME = llama.Parts()
+
+
+def tokens_of(seed, rows=40, length=32):
+    return torch.randint(
+        llama.VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed)
+    )
+
+
+def model_with(parts, *, dtype=torch.float32, tokens=None):
+    """Return a model to observe, with these parts as the new ones."""
+    weights = llama.weights(dtype)
+    exact = llama.weights(torch.float64)
+    for wide, narrow in zip(exact["layers"], weights["layers"], strict=True):
+        wide.update({name: tensor.double() for name, tensor in narrow.items()})
+    exact |= {name: weights[name].double() for name in ("embedding", "head")}
+    tokens = tokens_of(1) if tokens is None else tokens
+    truth = llama.Parts(norms.exact_rmsnorm, attentions.plain, products.exact_swiglu)
+
+    def part(arm):
+        return parts if arm == "new" else SAME
+
+    def in_batches(arm, observe):
+        """Observe the A/A arm in other batch shapes."""
+        batches = tokens.split(7) if arm == "again" else [tokens]
+        return [observe(batch) for batch in batches]
+
+    def hidden(arm):
+        runs = in_batches(arm, lambda batch: llama.hidden(weights, batch, part(arm)))
+        return [torch.cat(layers) for layers in zip(*runs, strict=True)]
+
+    def logits(arm):
+        runs = in_batches(arm, lambda batch: llama.logits(weights, batch, part(arm)))
+        return torch.cat(runs).flatten(0, 1).float()
+
+    def generate(arm):
+        runs = in_batches(arm, lambda batch: llama.generate(weights, batch[:, :8], part(arm)))
+        return [one for run in runs for one in run]
+
+    def answers(arm):
+        right = logits("replaced").argmax(-1)
+        right[::3] = -1
+        return (logits(arm).argmax(-1) == right).tolist()
+
+    return Model(
+        "tiny llama",
+        hidden=hidden,
+        hidden_truth=lambda: llama.hidden(exact, tokens, truth),
+        logits=logits,
+        generate=generate,
+        answers=answers,
+        train=lambda arm, seed: llama.train(part(arm), seed),
+        training_dtype="float32",
+    )
+
+
+MODEL_LEVELS = ("L2", "L3", "L4", "L5")
+
+
+def test_honest_parts_pass_at_every_level_of_a_model():
+    report = check(levels=MODEL_LEVELS, model=model_with(HONEST))
+    assert {report[name].why for name in MODEL_LEVELS} == {"every measure keeps to its threshold"}
+
+
+def test_honest_parts_keep_the_residual_stream_in_sixteen_bits():
+    report = check(levels=("L2",), model=model_with(HONEST, dtype=torch.bfloat16))
+    assert report["L2"].state == "passed", report["L2"].why
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("dropped mask", replace(SAME, attention=attentions.dropped_mask)),
+        ("head mapping", replace(SAME, attention=attentions.wrong_head_mapping)),
+        ("missing residual", replace(SAME, residual=0.0)),
+        ("activation", replace(SAME, swiglu=products.gelu_instead)),
+        ("tail", replace(SAME, norm=norms.tail_off_by_one)),
+    ],
+)
+def test_a_fault_in_a_layer_fails_in_the_residual_stream_and_the_logits(name, parts):
+    report = check(levels=("L2", "L3"), model=model_with(parts))
+    assert [report["L2"].state, report["L3"].state] == ["failed", "failed"]
+
+
+def test_a_model_that_was_broken_generates_other_texts_and_answers_worse():
+    parts = replace(SAME, attention=attentions.dropped_mask, swiglu=products.swapped_halves)
+    report = check(levels=("L4", "L5"), model=model_with(parts))
+    assert [report["L4"].state, report["L5"].state] == ["failed", "failed"]
+
+
+def test_honest_parts_train_as_the_replaced_ones_do():
+    report = check(levels=("L6",), model=model_with(HONEST))
+    assert report["L6"].state == "passed", report["L6"].why
+
+
+def test_a_gradient_that_is_wrong_shows_in_training():
+    parts = replace(SAME, norm=norms.weight_gradient_of_one_row_block, residual=0.9)
+    assert check(levels=("L6",), model=model_with(parts))["L6"].state == "failed"
+
+
+# L2
+
+
+def streams(*scales, size=1000):
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(size, generator=generator)
+    noise = torch.randn(size, generator=generator)
+    return [base + scale * noise for scale in scales]
+
+
+def test_an_error_twice_that_of_the_replaced_code_is_the_most_that_passes():
+    truth, replaced = streams(0, 0), streams(1e-3, 1e-3)
+    assert check_layers(replaced, replaced, streams(1.9e-3, 1.9e-3), truth=truth).state == "passed"
+    assert check_layers(replaced, replaced, streams(2.1e-3, 2.1e-3), truth=truth).state == "failed"
+
+
+def test_an_error_that_grows_with_the_layers_fails():
+    truth, replaced = streams(*[0] * 6), streams(*[1e-3] * 6)
+    new = streams(1e-4, 1e-4, 1e-4, 1e-4, 1e-4, 2.5e-3)
+    level = check_layers(replaced, replaced, new, truth=truth)
+    assert "growth" in level.why
+
+
+def test_without_a_truth_the_distance_is_held_against_that_of_a_second_run():
+    replaced, again = streams(0), streams(1e-3)
+    assert check_layers(replaced, again, streams(1.9e-3)).state == "passed"
+    assert check_layers(replaced, replaced, streams(1.9e-3)).state == "failed"
+
+
+def test_a_stream_that_is_not_a_number_fails():
+    replaced = streams(0)
+    assert check_layers(replaced, replaced, [replaced[0] * float("nan")]).state == "failed"
+
+
+# L3
+
+
+def logits_of(noise, positions=2000):
+    generator = torch.Generator().manual_seed(0)
+    base = 4 * torch.randn(positions, 50, generator=generator)
+    return base + noise * torch.randn(positions, 50, generator=generator)
+
+
+def test_rounding_of_the_logits_passes_and_a_coarser_one_fails():
+    base = logits_of(0)
+    assert check_logits(base, base, logits_of(0.005)).state == "passed"
+    assert check_logits(base, base, logits_of(0.1)).state == "failed"
+
+
+def test_a_change_of_precision_may_diverge_more():
+    base = logits_of(0)
+    assert check_logits(base, base, logits_of(0.02)).state == "failed"
+    assert check_logits(base, base, logits_of(0.02), precision="lower").state == "passed"
+
+
+def test_what_the_replaced_code_does_to_itself_is_allowed():
+    base = logits_of(0)
+    again = logits_of(0.1).flip(0).flip(0)
+    assert check_logits(base, again, logits_of(0.1)).state == "passed"
+
+
+def test_too_few_positions_are_not_judged():
+    few = logits_of(0, positions=999)
+    assert check_logits(few, few, few).state == "not run"
+
+
+def test_logits_that_are_not_numbers_fail():
+    base = logits_of(0)
+    broken = base.clone()
+    broken[7] = float("nan")
+    assert check_logits(base, base, broken).state == "failed"
+
+
+# L4
+
+
+def generation(tokens, margin=0.1):
+    """Return a text whose second-likeliest token, 99, is that far behind everywhere."""
+    return Generation(tokens, [{token: -1.0, 99: -1.0 - margin} for token in tokens])
+
+
+def other(tokens, at, margin=0.1):
+    """Return the same text with 99 at one place, which sees the other's pick as close."""
+    changed = [*tokens[:at], 99, *tokens[at + 1 :]]
+    top = [{a: -1.0, b: -1.0 - margin} for a, b in zip(changed, tokens, strict=True)]
+    return Generation(changed, top)
+
+
+TEXT = list(range(10))
+ALIKE = [generation(TEXT)] * 30
+
+
+def test_texts_that_part_at_a_near_tie_pass():
+    assert check_generation(ALIKE, ALIKE, [other(TEXT, 5)] * 30).state == "passed"
+
+
+def test_texts_that_part_where_one_token_was_clearly_likelier_fail():
+    far = [generation(TEXT, margin=0.6)] * 30
+    new = [other(TEXT, 5, margin=0.6), *far[1:]]
+    assert "margin" in check_generation(far, far, new).why
+
+
+def test_a_token_that_the_other_run_did_not_expect_at_all_fails():
+    new = [Generation([*TEXT[:5], 77, *TEXT[6:]], [{t: -1.0, 77: -1.0} for t in TEXT])]
+    level = check_generation(ALIKE, ALIKE, new + ALIKE[1:])
+    assert level.measures[0].value == float("inf")
+
+
+def test_texts_that_part_earlier_than_the_models_own_fail():
+    again, new = [other(TEXT, 8)] * 30, [other(TEXT, 1)] * 30
+    assert "earlier" in check_generation(ALIKE, again, new).why
+
+
+def test_texts_that_are_longer_fail():
+    longer = [generation([*TEXT, 10, 11])] * 30
+    assert "length" in check_generation(ALIKE, ALIKE, longer).why
+
+
+def test_the_log_rank_test_gives_the_textbook_value():
+    # Surplus 1/2 + 3/5 + 3/4, variance 1/4 + 6/25 + 3/16: z = 2.248.
+    early, late = ([(t, True) for t in times] for times in ((1, 2, 3), (4, 5, 6)))
+    assert log_rank(late, early) == pytest.approx(0.0123, abs=1e-4)
+    assert log_rank(early, late) == pytest.approx(0.9877, abs=1e-4)
+
+
+# L5
+
+
+def answers(right, wrong):
+    return [True] * right + [False] * wrong
+
+
+def test_the_same_answers_pass_where_there_are_enough_of_them():
+    many = answers(800, 200)
+    assert check_task(many, many, many).state == "passed"
+
+
+def test_few_items_leave_it_undecided_and_say_how_many_would_do():
+    few = answers(80, 20)
+    level = check_task(few, few, few)
+    assert level.state == "undecided"
+    assert "items would decide" in level.why
+
+
+def test_a_loss_of_five_percent_fails():
+    replaced = answers(8000, 2000)
+    assert check_task(replaced, replaced, answers(7600, 2400)).state == "failed"
+
+
+def test_what_a_second_run_loses_is_not_asked_of_the_swap():
+    replaced, again = answers(8000, 2000), answers(7800, 2200)
+    assert check_task(replaced, again, answers(7850, 2150)).state == "passed"
+
+
+def test_the_interval_is_that_of_bonett_and_price():
+    # 10 lost, 5 won of 98: (6 - 11) / 100 -+ 1.96 * sqrt((0.17 - 0.0025) / 100).
+    one = [True] * 10 + [False] * 88
+    two = [False] * 10 + [True] * 5 + [False] * 83
+    low, _, high = difference(one, two)
+    assert (low, high) == pytest.approx((-0.05 - 0.0802, -0.05 + 0.0802), abs=1e-4)
+
+
+def test_mcnemars_test_counts_the_ways():
+    # (1 + 8 + 28) of 256 ways to lose at most 2 of 8, twice.
+    assert mcnemar(2, 6) == pytest.approx(74 / 256)
+
+
+# L6
+
+
+def curve(offset=0.0, steps=120):
+    return Curve([2.0 + offset] * steps, [1.0] * steps)
+
+
+SEEDS = [curve(0.01), curve(-0.01)]
+
+
+def test_a_run_that_ends_where_the_replaced_one_does_passes():
+    level = check_training(curve(), curve(), curve(1e-3), SEEDS)
+    assert level.state == "passed", level.why
+
+
+def test_a_run_that_ends_half_a_percent_off_fails():
+    assert "final" in check_training(curve(), curve(), curve(0.012), SEEDS).why
+
+
+def test_in_float32_the_first_steps_must_agree_to_five_digits():
+    level = check_training(curve(), curve(), curve(1e-4), SEEDS, dtype="float32")
+    assert "first 32 steps" in level.why
+
+
+def test_gradients_of_another_size_fail():
+    new = Curve(curve().losses, [1.03] * 120)
+    assert "gradient norm" in check_training(curve(), curve(), new, SEEDS).why
+
+
+def test_a_run_that_loses_its_loss_fails():
+    broken = Curve([2.0] * 40 + [float("nan")] * 80, [1.0] * 120)
+    assert check_training(curve(), curve(), broken, SEEDS).state == "failed"
+
+
+def test_two_seeds_make_no_band():
+    assert check_training(curve(), curve(), curve(), SEEDS[:1]).state == "not run"

@@ -1,0 +1,173 @@
+"""What a finding saves: against simulated programs, and as an honest interval."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kprof.analyze import saving
+from kprof.analyze.claims import proof, proof_by_copy
+from kprof.analyze.diagnose import _ranked, diagnose
+from kprof.analyze.remedies import fused
+from kprof.analyze.saving import find_pricer
+from kprof.finding import Finding, Remedy
+from tests.rule_cases import CASES, LOGITS, RMS_NORM, loss_of
+from tests.rule_traces import US, ran, rest, trace_of_work
+from tests.simulated import faster, item, kernel, record, step_ns
+from tests.traces import analyzed_trace_of, trace_of
+
+BUSY = [kernel("mm", 100_000), kernel("norm", 60_000), kernel("mm", 100_000)]
+
+
+def about(rows, **remedy):
+    return Finding("a_rule", "A claim", "high", "low", rows=tuple(rows), remedy=Remedy(**remedy))
+
+
+def priced(program, *findings):
+    return find_pricer(record(program)).price(findings)
+
+
+def test_faster_kernels_of_a_busy_device_save_what_they_take_less():
+    found = priced(BUSY, about([1], best_ns=20_000, modest_ns=50_000))
+    assert (found.step_ns, found.low_ns, found.high_ns) == (step_ns(BUSY), 10_000, 40_000)
+
+
+def test_the_simulated_program_with_faster_kernels_takes_what_was_predicted():
+    found = priced(BUSY, about([1], best_ns=20_000, modest_ns=20_000))
+    assert found.step_ns - found.high_ns == step_ns(faster(BUSY, "norm", 3))
+
+
+def test_fewer_launches_save_the_hosts_time_where_it_is_the_limit():
+    late = [kernel("mm", 4_000, host_ns=50_000) for _ in range(10)]
+    found = priced(late, about(range(10), best_ns=8_000, modest_ns=8_000, launches=2))
+    # Eight launches of 3 µs go, and the last kernel takes as long as before. Of modest success six
+    # launches are left, and the last kernel is shorter.
+    assert found.high_ns == 8 * 3_000
+    assert found.low_ns == 4 * 3_000 + 4_000 - 1_333
+
+
+def test_of_a_wait_the_lower_end_is_half_of_what_the_upper_one_gains():
+    program = [kernel("mm", 400_000), item(), *[kernel("norm", 30_000, host_ns=9_000)] * 9]
+    found = priced(program, about([], idle_cause="synchronization"))
+    assert found.high_ns > 0
+    assert found.low_ns == pytest.approx(found.high_ns / 2, abs=1)
+
+
+def test_savings_of_the_same_rows_are_not_added():
+    alone = priced(BUSY, about([1], best_ns=20_000, modest_ns=20_000))
+    both = priced(BUSY, *[about([1], best_ns=20_000, modest_ns=20_000)] * 2)
+    assert both == alone
+
+
+def test_savings_of_other_rows_are_replayed_together():
+    first = about([1], best_ns=20_000, modest_ns=20_000)
+    second = about([0, 2], best_ns=100_000, modest_ns=100_000)
+    assert priced(BUSY, first, second).high_ns == 140_000
+
+
+def test_what_the_replay_misses_widens_the_interval():
+    pricer = find_pricer(record(BUSY))
+    unsure = replace(pricer, baseline=replace(pricer.baseline, uncertainty_ns=5_000))
+    found = unsure.price([about([1], best_ns=20_000, modest_ns=50_000)])
+    assert (found.low_ns, found.high_ns) == (5_000, 45_000)
+
+
+def test_without_a_replay_the_saving_is_between_nothing_and_all_of_it(monkeypatch):
+    monkeypatch.setattr(saving, "MOST_REPLAYED", 1)
+    found = priced(BUSY, about([1], best_ns=20_000, modest_ns=20_000))
+    assert (found.low_ns, found.high_ns) == (0, 40_000)
+    assert "3 activities are many" in found.basis
+
+
+def test_an_unknown_remedy_has_an_unknown_saving():
+    found = priced(BUSY, about([1]))
+    assert (found.low_ns, found.high_ns) == (None, None)
+
+
+def test_what_saves_next_to_nothing_is_left_out():
+    tiny = about([1], best_ns=59_900, modest_ns=59_900)
+    assert _ranked([tiny], find_pricer(record(BUSY))) == []
+
+
+def test_a_sure_finding_comes_before_an_unsure_one_that_promises_a_little_more():
+    sure = about([1], best_ns=20_000, modest_ns=20_000)
+    unsure = replace(about([0], best_ns=55_000, modest_ns=55_000), confidence="low")
+    assert _ranked([unsure, sure], find_pricer(record(BUSY)))[0].confidence == "high"
+
+
+def test_together_is_never_more_than_the_sum_nor_less_than_the_best():
+    told = diagnose(trace_of_work(*RMS_NORM, rest(), *loss_of(LOGITS)))
+    highs = [one.saving.high_ns for one in told.findings if one.saving.high_ns is not None]
+    assert len(highs) > 1
+    assert max(highs) <= told.together.high_ns + 1
+    assert told.together.high_ns <= sum(highs)
+
+
+def test_a_general_finding_is_left_out_where_a_particular_one_explains_it():
+    rules = {one.rule for one in diagnose(CASES["unfused_norm"].faulty()).findings}
+    assert "unfused_norm" in rules
+    assert "elementwise_chains" not in rules
+
+
+def test_the_proof_is_the_recorded_command_with_the_difference():
+    command = ("/usr/bin/python3.11", "train.py", "--name", "a b")
+    trace = trace_of(command=command)
+    assert proof(trace, "--swap", "rmsnorm") == "kprof ab --swap rmsnorm train.py --name 'a b'"
+    assert proof_by_copy(trace, "compiled") == (
+        "kprof ab --python train.py train_compiled.py --name 'a b'"
+    )
+
+
+def test_a_module_and_a_foreign_command_are_compared_as_they_were_started():
+    module = trace_of(command=("python", "-m", "package.train"))
+    assert proof(module, "--env", "A=1") == "kprof ab --env A=1 -m package.train"
+    assert proof_by_copy(module, "compiled") == ""
+    launched = trace_of(command=("torchrun", "--nproc-per-node", "8", "train.py"))
+    assert proof(launched, "--env", "A=1") == (
+        "kprof ab --env A=1 -- torchrun --nproc-per-node 8 train.py"
+    )
+
+
+def test_without_a_recorded_command_script_stands_for_it():
+    assert proof(analyzed_trace_of({}), "--swap", "rope") == "kprof ab --swap rope SCRIPT"
+
+
+def test_a_bound_counts_the_pieces_of_idle_time_that_a_finding_is_about():
+    pieces = [
+        {"cause": "launch-bound", "start_ns": 100 + at, "duration_ns": ns, "recoverable_ns": ns}
+        for at, ns in ((0, 300), (500, 70))
+    ]
+    trace = analyzed_trace_of({}, {"start_ns": 900}, idle=pieces)
+    untimed = replace(trace, meta=replace(trace.meta, untimed="only sums"))
+    found = replace(about([], graphs=True), idle_rows=(1,))
+    assert find_pricer(untimed).price([found]).high_ns == 70
+    assert find_pricer(untimed).price([found, found]).high_ns == 70
+
+
+def test_of_two_remedies_for_the_same_rows_the_first_counts():
+    first = about([1], best_ns=50_000, modest_ns=50_000)
+    second = about([1], best_ns=20_000, modest_ns=20_000)
+    assert priced(BUSY, first, second).high_ns == 10_000
+
+
+def test_a_fused_kernel_moves_its_bytes_well_or_modestly_and_some_work_is_left():
+    # 400 MB take 100 µs at 4 TB/s: 111 µs at nine tenths of it, 300 µs at a third; the rows move
+    # 1 GB in 500 µs, so 400 MB as well as they do in 200 µs. A tenth of the 500 µs is left over.
+    row = ran("aten::mul", 250 * US, bytes=500_000_000)
+    trace = trace_of_work(row, row)
+    remedy = fused(trace, np.array([0, 1]), 400e6, launches=1)
+    assert remedy == Remedy(best_ns=111_111, modest_ns=350_000, launches=1)
+
+
+def test_a_fused_kernel_of_unknown_bytes_gains_anything_from_nothing_to_nearly_all():
+    trace = trace_of_work(ran("aten::mul", 250 * US))
+    assert fused(trace, np.array([0]), 0, launches=1) == Remedy(860, 250_000, 1)
+
+
+def test_of_very_many_rows_the_longest_are_kept_and_all_are_counted(monkeypatch):
+    monkeypatch.setattr("kprof.analyze.diagnose.MOST_ROWS", 3)
+    trace = CASES["unfused_norm"].faulty()
+    (found,) = diagnose(trace).findings
+    assert (len(found.rows), found.num_rows) == (3, 14)
+    took = trace.kernels["duration_ns"]
+    assert set(took.iloc[list(found.rows)]) == set(took[took < 500_000].nlargest(3))

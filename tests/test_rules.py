@@ -1,0 +1,154 @@
+"""Each rule fires on its fault, and is silent on the clean twin and on a near miss."""
+
+import pandas as pd
+import pytest
+
+from kprof.analyze.diagnose import RULES, diagnose, name_of, why_not
+from kprof.discover import modules_in
+from kprof.trace import Gpu
+from tests.rule_cases import CASES, GATE, RMS_NORM, compiling, joined, loss_of, updated
+from tests.rule_traces import US, X, product, ran, repeated, rest, trace_of_work, work
+
+# Rules that weigh what they find by its share of the device time, or of the window.
+WEIGHED = (
+    *("channels_last", "elementwise_chains", "exposed_collectives", "fp32_products"),
+    *("fp8_opportunity", "gemm_shapes", "kv_cache_layout", "low_dram_bandwidth"),
+    *("low_occupancy", "math_attention", "needless_checkpointing", "tiny_kernels"),
+    *("unfused_activation", "unfused_loss", "unfused_norm", "unfused_rope"),
+)
+MODULES = {name_of(module): module for module in modules_in(RULES)}
+
+
+def findings(rule, trace):
+    """Return what a rule says of a trace that it can be asked of."""
+    module = MODULES[rule]
+    assert why_not(module, trace) is None
+    return module.check(trace)
+
+
+def test_every_rule_has_a_case():
+    assert CASES.keys() == MODULES.keys()
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_fires_on_its_fault(rule):
+    assert [found.rule for found in findings(rule, CASES[rule].faulty())] == [rule]
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_is_silent_without_its_fault(rule):
+    assert findings(rule, CASES[rule].clean()) == []
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_is_silent_on_a_near_miss(rule):
+    assert findings(rule, CASES[rule].near()) == []
+
+
+def outweighed(trace):
+    """Return the trace with ten seconds more of work that nothing is wrong with."""
+    kernels = trace.kernels
+    is_rest = (kernels["name"] == "aten::_scaled_mm_kernel").to_numpy(bool)
+    assert is_rest.any()
+    longer = kernels["duration_ns"] + 10**10 * is_rest
+    return trace.with_kernels(duration_ns=longer)
+
+
+@pytest.mark.parametrize("rule", WEIGHED)
+def test_a_rule_is_silent_on_a_fault_that_costs_next_to_nothing(rule):
+    assert findings(rule, outweighed(CASES[rule].faulty())) == []
+
+
+def test_an_optimizer_of_a_few_long_launches_is_found_as_well():
+    rows = repeated([rest(10 * US)], 20)
+    trace = trace_of_work(*rows, *updated("aten::_foreach_addcdiv_", 100 * US, number=2))
+    assert [found.swap for found in findings("unfused_optimizer", trace)] == ["adamw"]
+
+
+def test_an_optimizer_without_second_moments_is_no_adam():
+    trace = trace_of_work(rest(), *updated("aten::_foreach_add_", 50 * US))
+    assert [found.swap for found in findings("unfused_optimizer", trace)] == [None]
+
+
+def test_logits_of_a_gibibyte_count_where_nobody_knows_how_large_the_memory_is():
+    gpus = (Gpu(0, "Unknown GPU"),)
+    small = trace_of_work(rest(), *loss_of([4096, 64000]), gpus=gpus)
+    large = trace_of_work(rest(), *loss_of([4096, 66000]), gpus=gpus)
+    assert findings("logits_materialised", small) == []
+    assert len(findings("logits_materialised", large)) == 1
+
+
+def test_three_compiled_versions_of_one_region_are_many():
+    names = [f"Torch-Compiled Region: 7/{version}" for version in range(3)]
+    (found,) = findings("recompilation", compiling(*names))
+    assert found.claim.startswith("Compiled region 7 runs in 3 versions")
+
+
+def test_a_layer_norm_is_told_from_an_rms_norm():
+    rows = [
+        work("aten::mean", 12 * US, "reduction", 0.6, shapes=[X, []]),
+        work("aten::sub", 25 * US, "elementwise", 0.5, shapes=[X, []]),
+        work("aten::mean", 12 * US, "reduction", 0.6, shapes=[X, []]),
+        ran("aten::rsqrt", 1 * US, shapes=[[4, 1024, 1]]),
+        work("aten::mul", 25 * US, "elementwise", 0.5, shapes=[X, []]),
+    ]
+    (found,) = findings("unfused_norm", trace_of_work(*rows, rest()))
+    assert (found.swap, found.num_rows, len(found.rows)) == ("layernorm", 0, 5)
+
+
+def test_the_backward_pass_of_a_norm_belongs_to_it():
+    back = [{**row, "phase": "backward"} for row in RMS_NORM[:4]]
+    (found,) = findings("unfused_norm", trace_of_work(*RMS_NORM, rest(), *back))
+    assert len(found.rows) == len(RMS_NORM) + 4
+
+
+def test_geglu_has_a_kernel_of_its_own():
+    trace = trace_of_work(
+        work("aten::gelu", 40 * US, "elementwise", 0.8, shapes=[GATE]),
+        work("aten::mul", 60 * US, "elementwise", 0.8, shapes=[GATE, GATE]),
+        rest(),
+    )
+    assert [found.swap for found in findings("unfused_activation", trace)] == ["geglu"]
+
+
+def test_tiles_that_fill_a_wave_and_a_bit_are_found_and_whole_waves_are_not():
+    # 12 x 12 tiles of 128 are 144 on 132 SMs: two waves, of which the second is nearly empty.
+    name = "nvjet_sm90_tst_128x128_64x6_2x1_v_bz_TNT"
+    partial = product(200 * US, m=1536, n=1536, share=0.4, name=name)
+    whole = product(200 * US, m=1408, n=1536, share=0.4, name=name)
+    (found,) = findings("gemm_shapes", trace_of_work(rest(), partial))
+    assert "fill 55 % of the SMs" in found.claim
+    assert findings("gemm_shapes", trace_of_work(rest(), whole)) == []
+
+
+def test_attention_inside_torchs_fallback_is_found_by_its_name():
+    math = {
+        "name": "aten::_scaled_dot_product_attention_math",
+        "duration_ns": 5_000,
+        "start_ns": 501_000,
+    }
+    trace = trace_of_work(rest(), ran("aten::bmm", 200 * US, "gemm"), ranges=[math])
+    number = len(trace.ranges)
+    parents = [None] * number
+    parents[1] = number - 1
+    inside = trace.with_ranges(parent=pd.array(parents, dtype="Int64"))
+    (found,) = findings("math_attention", inside)
+    assert found.rows == (1,)
+    assert findings("math_attention", trace) == []
+
+
+def test_shapes_that_are_damaged_are_no_error():
+    hostile = ["x", None, [["a", 2]], [[-1, 10**40]], [[[1]]], {"a": 1}, [[10**40, 4], [4, 10**40]]]
+    for op in ("aten::mm", "aten::cat", "aten::silu", "aten::_softmax", "aten::mul"):
+        rows = [ran(op, 100 * US, "gemm", shapes=shapes) for shapes in hostile]
+        assert diagnose(trace_of_work(*rows)) is not None
+
+
+def test_a_prompt_that_is_appended_to_a_cache_is_no_growing_cache():
+    assert findings("kv_cache_layout", trace_of_work(*joined([128, 256, 384], new=64))) == []
+
+
+def test_operators_of_unknown_size_are_no_chain():
+    row = {**work("aten::mul", 60 * US, "elementwise", 0.8), "shapes": None}
+    trace = trace_of_work(*repeated([row], 3), rest(100 * US))
+    assert findings("elementwise_chains", trace) == []

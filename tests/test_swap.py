@@ -1,0 +1,443 @@
+"""The swap: kernels take over in one model, count what they do, and leave nothing behind."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
+
+import copy
+import gc
+import io
+import operator
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from kprof.errors import KprofError
+from kprof.kernels._bench import Timed
+from kprof.kernels._choice import choose
+from kprof.kernels.rmsnorm import KERNEL
+from kprof.sites import _providers
+from kprof.sites._providers import Providers, fastest_of
+from kprof.swap import swapped
+from tests.swap_models import (
+    NAMES,
+    Attention,
+    DroppingNorm,
+    Mlp,
+    Model,
+    Norm,
+    snapshot,
+    tokens,
+)
+
+
+def site_named(swap, name):
+    return next(site for site in swap.sites if site.name == name)
+
+
+def test_every_site_of_a_model_is_replaced_and_counted():
+    model = Model()
+    with swapped(model, *NAMES) as swap:
+        model(tokens(), tokens())
+    found = sorted({(site.kernel, site.what) for site in swap.replaced})
+    assert found == [
+        ("cross_entropy", "Model: functional.cross_entropy"),
+        ("layernorm", "LayerNorm"),
+        ("rmsnorm", "Norm"),
+        ("rope", "Attention: apply_rotary_pos_emb"),
+        ("swiglu", "Mlp"),
+    ]
+    assert [site.num_replaced for site in swap.replaced] == [1] * 10
+    assert swap.skipped == ()
+
+
+def test_a_model_computes_the_same_within_a_swap_forward_and_backward():
+    model = Model()
+    wanted = model(tokens(), tokens())
+    wanted.backward()
+    gradients = [one.grad.clone() for one in model.parameters()]
+    model.zero_grad()
+    with swapped(model, *NAMES):
+        loss = model(tokens(), tokens())
+        loss.backward()
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close([one.grad for one in model.parameters()], gradients)
+
+
+def test_leaving_leaves_everything_as_it_was():
+    model = Model()
+    model.layers[0].before.register_forward_hook(lambda *_: None)
+    before = snapshot(model)
+    with swapped(model, *NAMES):
+        assert snapshot(model) != before
+        assert list(model.state_dict()) == before[1]
+    assert snapshot(model) == before
+
+
+def test_an_error_inside_leaves_everything_as_it_was():
+    model = Model()
+    before = snapshot(model)
+    with pytest.raises(ZeroDivisionError), swapped(model, *NAMES):
+        _ = 1 / 0
+    assert snapshot(model) == before
+
+
+def test_a_swap_is_entered_again_with_the_same_sites():
+    model = Model()
+    swap = swapped(model, *NAMES)
+    for _ in range(3):
+        with swap:
+            model(tokens())
+        model(tokens())
+    assert site_named(swap, "layers.0.before").num_replaced == 3
+
+
+def test_another_model_of_the_same_class_is_not_touched():
+    student, teacher = Model(), Model()
+    before = snapshot(teacher)
+    with swapped(student, *NAMES) as swap:
+        assert snapshot(teacher) == before
+        teacher(tokens(), tokens())
+    assert [site.num_replaced for site in swap.replaced] == [0] * 10
+
+
+def test_a_part_of_a_model_can_be_swapped():
+    model = Model()
+    with swapped(model.layers[1], "rmsnorm=eager") as swap:
+        assert "forward" not in model.layers[0].before.__dict__
+    assert [site.name for site in swap.replaced] == ["before", "after"]
+
+
+def test_swaps_of_one_model_nest_and_the_inner_one_leaves_the_outers_sites():
+    model = Model()
+    before = snapshot(model)
+    with swapped(model, "rmsnorm=eager") as outer:
+        with swapped(model, "rmsnorm=eager", "swiglu=eager") as inner:
+            model(tokens())
+        model(tokens())
+    assert snapshot(model) == before
+    assert site_named(inner, "layers.0.before").skipped == "it is swapped already"
+    assert site_named(inner, "layers.0.mlp").num_replaced == 1
+    assert site_named(outer, "layers.0.before").num_replaced == 2
+
+
+def test_leaving_the_outer_swap_first_is_refused():
+    model = Model()
+    outer, inner = swapped(model, "rmsnorm=eager"), swapped(model, "swiglu=eager")
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(KprofError, match="inner"):
+        outer.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
+    outer.__exit__(None, None, None)
+    assert "forward" not in model.layers[0].before.__dict__
+
+
+def test_swaps_of_different_models_may_be_left_in_any_order():
+    first, second = swapped(Model(), "rmsnorm=eager"), swapped(Model(), "rmsnorm=eager")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+
+
+def test_a_swap_cannot_be_entered_twice_at_once():
+    with swapped(Model(), "rmsnorm=eager") as swap, pytest.raises(KprofError, match="on already"):
+        swap.__enter__()
+
+
+def test_a_forward_that_somebody_else_replaced_is_left_alone():
+    norm = Norm(16)
+    norm.forward = lambda x: x
+    with swapped(nn.Sequential(norm), "rmsnorm=eager") as swap:
+        (site,) = swap.sites
+    assert "replaced by tests.test_swap" in site.skipped
+    assert norm.forward(3) == 3
+
+
+def test_a_class_whose_forward_was_replaced_is_left_alone():
+    class Patched(Norm):
+        forward = operator.methodcaller("abs")
+
+        def __init__(self):
+            super().__init__(8)
+
+    Patched.forward = nn.Identity.forward
+    with swapped(nn.Sequential(Patched()), "rmsnorm=eager") as swap:
+        (site,) = swap.sites
+    assert "was replaced by torch.nn" in site.skipped
+
+
+def test_a_module_of_another_library_of_kernels_is_left_alone():
+    class LigerRMSNorm(Norm):
+        __module__ = "liger_kernel.transformers.rms_norm"
+
+    with swapped(nn.Sequential(LigerRMSNorm(8)), "rmsnorm=eager") as swap:
+        (site,) = swap.sites
+    assert site.skipped == "LigerRMSNorm of liger_kernel is a replacement already"
+
+
+def test_what_somebody_puts_around_a_replacement_stays_and_runs_the_original():
+    model = nn.Sequential(Norm(16))
+    with swapped(model, "rmsnorm=eager") as swap:
+        inner = model[0].forward
+        model[0].forward = lambda x: inner(x)
+    model(torch.ones(2, 16))
+    (site,) = swap.sites
+    assert "left so" in site.skipped
+    assert site.num_replaced == 0
+
+
+def test_who_replaces_a_forward_between_two_entries_keeps_it():
+    model = nn.Sequential(Norm(16))
+    swap = swapped(model, "rmsnorm=eager")
+    with swap:
+        pass
+    theirs = model[0].forward = lambda x: x
+    with swap:
+        assert model[0].forward is theirs
+    assert "somebody else" in swap.sites[0].skipped
+
+
+def test_hooks_fire_as_often_and_in_the_same_order():
+    model = Model(layers=1)
+    seen = []
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(lambda *_, name=name: seen.append(("before", name)))
+        module.register_forward_hook(lambda *_, name=name: seen.append(("after", name)))
+    model(tokens())
+    wanted, seen[:] = list(seen), []
+    with swapped(model, *NAMES):
+        model(tokens())
+    assert seen == wanted
+
+
+def test_without_a_hook_on_it_an_activation_is_passed_over():
+    mlp = Mlp(16)
+    with swapped(mlp, "swiglu=eager") as swap:
+        mlp(torch.ones(2, 16))
+        mlp.act_fn.register_forward_hook(lambda *_: None)
+        mlp(torch.ones(2, 16))
+    (site,) = swap.sites
+    assert site.num_replaced == 1
+
+
+def test_hooks_on_backward_passes_fire():
+    model = nn.Sequential(nn.Linear(16, 16), Norm(16))
+    seen = []
+    model[1].register_full_backward_hook(lambda *_: seen.append("norm"))
+    with swapped(model, "rmsnorm=eager"):
+        model(torch.ones(2, 16)).sum().backward()
+    assert seen == ["norm"]
+
+
+def test_what_the_kernel_refuses_goes_to_the_original_and_is_counted():
+    model = nn.Sequential(Norm(16))
+    with swapped(model, "rmsnorm=eager") as swap:
+        result = model(torch.ones(2, 16, dtype=torch.float64))
+    (site,) = swap.sites
+    assert result.dtype == torch.float64
+    assert (site.num_replaced, site.num_fallen_back) == (0, 1)
+    assert "float64" in site.calls[0].why
+
+
+def test_an_mlp_that_falls_back_runs_each_layer_once():
+    mlp = Mlp(16).double()
+    seen = []
+    for layer in (mlp.gate_proj, mlp.up_proj, mlp.act_fn, mlp.down_proj):
+        layer.register_forward_hook(lambda module, *_: seen.append(module))
+    mlp.act_fn._forward_hooks.clear()
+    x = torch.ones(2, 16, dtype=torch.float64)
+    wanted = mlp(x)
+    seen.clear()
+    with swapped(mlp, "swiglu=eager") as swap:
+        assert torch.equal(mlp(x), wanted)
+    assert seen == [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    assert swap.sites[0].num_fallen_back == 1
+
+
+def test_a_kernel_that_needs_a_gpu_falls_back_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(_providers, "IS_INTERPRETED", False)
+    model = nn.Sequential(Norm(16))
+    with swapped(model, "rmsnorm") as swap:
+        model(torch.ones(2, 16))
+    (call,) = swap.sites[0].calls
+    assert (call.provider, call.why) == (None, "its tensors are not on a GPU")
+
+
+def test_without_a_gpu_the_kernel_runs_in_tritons_interpreter():
+    model, x = nn.Sequential(Norm(16)), torch.randn(2, 16)
+    wanted = model(x)
+    with swapped(model, "rmsnorm") as swap:
+        torch.testing.assert_close(model(x), wanted)
+    assert swap.sites[0].calls[0].provider == "kprof"
+
+
+def test_who_was_measured_to_be_the_fastest_runs(monkeypatch):
+    monkeypatch.setattr(Providers, "_fastest", lambda self, *_: "aten")
+    model = nn.Sequential(Norm(16))
+    with swapped(model, "rmsnorm") as swap:
+        model(torch.ones(2, 16))
+    assert swap.sites[0].calls[0].provider == "aten"
+
+
+def test_where_nobody_is_faster_the_original_runs_and_the_report_says_so(monkeypatch):
+    monkeypatch.setattr(Providers, "_fastest", lambda self, *_: "eager")
+    model = nn.Sequential(Norm(16))
+    with swapped(model, "rmsnorm") as swap:
+        model(torch.ones(2, 16))
+    assert swap.sites[0].calls[0].why == "nobody was measured to be faster than the original"
+
+
+def test_the_fastest_takes_the_least_time_forward_and_backward_together():
+    def choice(direction, **gpu_ns):
+        measured = [
+            Timed("rmsnorm", name, (8, 8), "float32", direction, gpu_ns=time)
+            for name, time in gpu_ns.items()
+        ]
+        return choose(KERNEL, measured, "GPU", "2026-01-01")
+
+    both = [choice("forward", kprof=10.0, quack=9.0), choice("backward", kprof=20.0, quack=30.0)]
+    assert fastest_of(both) == "kprof"
+    assert fastest_of(both[:1]) == "quack"
+    assert fastest_of([]) is None
+
+
+def test_calls_with_other_arguments_go_to_the_original():
+    model = nn.Sequential(Norm(16))
+    with swapped(model, "rmsnorm=eager"):
+        torch.testing.assert_close(model[0](x=torch.ones(2, 16)), model[0](torch.ones(2, 16)))
+        with pytest.raises(TypeError):
+            model[0]()
+
+
+def test_mixed_precision_gives_the_dtype_that_it_gave():
+    model = Model()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = model(tokens())
+        with swapped(model, *NAMES):
+            got = model(tokens())
+    assert got.dtype == wanted.dtype
+    torch.testing.assert_close(got, wanted)
+
+
+def test_gradient_checkpointing_runs_the_replacement_again():
+    model = nn.Sequential(nn.Linear(16, 16), Norm(16))
+    with swapped(model, "rmsnorm=eager") as swap:
+        checkpoint(model, torch.ones(2, 16), use_reentrant=False).sum().backward()
+    assert swap.sites[0].num_replaced == 2
+
+
+def test_frozen_parameters_get_no_gradients():
+    model = nn.Sequential(nn.Linear(16, 16), Norm(16))
+    model[1].weight.requires_grad_(False)
+    with swapped(model, "rmsnorm=eager"):
+        model(torch.ones(2, 16)).sum().backward()
+    assert model[1].weight.grad is None
+    assert model[0].weight.grad is not None
+
+
+def test_a_parameter_that_is_exchanged_meanwhile_is_used():
+    model = nn.Sequential(Norm(16))
+    with swapped(model, "rmsnorm=eager"):
+        model[0].weight = nn.Parameter(torch.full((16,), 2.0))
+        assert model(torch.ones(1, 16))[0, 0].item() == pytest.approx(2.0, rel=1e-5)
+
+
+def test_transforms_of_functions_go_to_the_original():
+    norm = nn.Sequential(Norm(4))
+    x = torch.randn(3, 4)
+    wanted = torch.func.vmap(norm)(x)
+    with swapped(norm, "rmsnorm=eager") as swap:
+        torch.testing.assert_close(torch.func.vmap(norm)(x), wanted)
+    assert swap.sites[0].calls[0].why == "inside a transform of torch.func"
+
+
+def test_a_copy_of_a_swapped_model_computes_with_its_own_weights_and_is_not_swapped():
+    model = Model()
+    with swapped(model, *NAMES) as swap:
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            other.layers[0].before.weight.fill_(3.0)
+        assert not torch.equal(other(tokens()), model(tokens()))
+    assert site_named(swap, "layers.0.before").num_replaced == 1
+    plain = copy.deepcopy(model)
+    with torch.no_grad():
+        plain.layers[0].before.weight.fill_(3.0)
+    assert torch.equal(other(tokens()), plain(tokens()))
+
+
+def test_a_copy_of_a_swapped_model_can_be_swapped_itself():
+    model = nn.Sequential(Norm(16))
+    with swapped(model, "rmsnorm=eager"):
+        other = copy.deepcopy(model)
+    with swapped(other, "rmsnorm=eager") as swap:
+        other(torch.ones(2, 16))
+    assert swap.sites[0].num_replaced == 1
+
+
+def test_a_swapped_model_is_saved_as_if_it_were_not():
+    model = Model()
+    with swapped(model, *NAMES):
+        file = io.BytesIO()
+        torch.save(model, file)
+    file.seek(0)
+    read = torch.load(file, weights_only=False)
+    assert torch.equal(read(tokens()), model(tokens()))
+    assert read.layers[0].before.forward.__func__ is Norm.forward
+
+
+def test_a_model_is_freed_although_it_was_swapped():
+    model = Model()
+    swap = swapped(model, *NAMES)
+    with swap:
+        model(tokens())
+    del model
+    gc.collect()
+    with swap:
+        assert all(site.num_replaced == 1 for site in swap.replaced[:1])
+
+
+def test_the_random_numbers_of_the_workload_stay_the_same():
+    torch.manual_seed(3)
+    wanted = torch.rand(4)
+    model = nn.Sequential(Model(), DroppingNorm(16))
+    torch.manual_seed(3)
+    with swapped(model, *NAMES):
+        assert torch.equal(torch.rand(4), wanted)
+
+
+def test_a_swap_in_another_thread_counts_too():
+    model = nn.Sequential(Norm(16))
+    with swapped(model, "rmsnorm=eager") as swap:
+        thread = threading.Thread(target=model, args=(torch.ones(2, 16),))
+        thread.start()
+        thread.join()
+    assert swap.sites[0].num_replaced == 1
+
+
+def test_a_model_in_data_parallel_is_refused():
+    with pytest.raises(KprofError, match="DataParallel"):
+        swapped(nn.DataParallel(Model()), "rmsnorm=eager").__enter__()
+
+
+def test_what_does_not_exist_is_an_error_that_says_what_does():
+    with pytest.raises(KprofError, match=r"choose among.*rmsnorm"):
+        swapped(Model(), "rmsnrom")
+    with pytest.raises(KprofError, match=r"choose among.*eager"):
+        swapped(Model(), "rmsnorm=nobody")
+    with pytest.raises(KprofError, match="no kernel"):
+        swapped(Model())
+    with pytest.raises(KprofError, match="cannot be swapped"):
+        swapped("model", "rmsnorm")
+
+
+def test_only_the_asked_for_attention_gets_another_rotation():
+    swapped_one, other = Attention(16), Attention(16)
+    angles = torch.ones(1, 3, 8)
+    with swapped(swapped_one, "rope=eager") as swap:
+        other(torch.ones(2, 3, 16), angles, angles)
+        assert swap.sites[0].num_replaced == 0
+        swapped_one(torch.ones(2, 3, 16), angles, angles)
+    assert swap.sites[0].num_replaced == 1

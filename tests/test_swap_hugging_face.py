@@ -1,0 +1,99 @@
+"""The models of Hugging Face themselves, where transformers is installed."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
+
+from collections import Counter
+
+import pytest
+import torch
+
+from kprof.swap import swapped
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+NAMES = (
+    *("rmsnorm=eager", "layernorm=aten", "swiglu=eager", "geglu=eager"),
+    *("rope=eager", "cross_entropy=eager"),
+)
+IDS = torch.arange(18).reshape(2, 9)
+
+
+def made(kind, **options):
+    torch.manual_seed(6)
+    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **options})
+    return transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "sites"),
+    [
+        ("llama", {}, {"rmsnorm": 5, "swiglu": 2, "rope": 2}),
+        ("qwen2", {}, {"rmsnorm": 5, "swiglu": 2, "rope": 2}),
+        ("qwen3", {"head_dim": 16}, {"rmsnorm": 9, "swiglu": 2, "rope": 2}),
+        ("mistral", {}, {"rmsnorm": 5, "swiglu": 2, "rope": 2}),
+        ("gemma", {"head_dim": 16}, {"rmsnorm": 5, "geglu": 2, "rope": 2}),
+        ("gemma2", {"head_dim": 16}, {"rmsnorm": 9, "geglu": 2, "rope": 2}),
+        ("phi", {}, {"layernorm": 3, "rope": 2}),
+        ("phi3", {}, {"rmsnorm": 5, "swiglu": 2, "rope": 2}),
+        ("mixtral", {"num_local_experts": 4}, {"rmsnorm": 5, "rope": 2}),
+        ("olmo2", {}, {"rmsnorm": 9, "swiglu": 2, "rope": 2}),
+    ],
+)
+def test_the_sites_of_a_model_give_the_same_bits(kind, options, sites):
+    model = made(kind, **options)
+    with torch.no_grad():
+        wanted = model(IDS).logits
+        with swapped(model, *NAMES) as swap:
+            got = model(IDS).logits
+    assert torch.equal(got, wanted)
+    assert Counter(site.kernel for site in swap.replaced) == {**sites, "cross_entropy": 1}
+
+
+@pytest.mark.parametrize("kernel", ["cross_entropy=eager", "linear_cross_entropy=eager"])
+def test_a_llama_trains_with_the_same_loss(kernel):
+    model = made("llama").train()
+    wanted = model(IDS, labels=IDS).loss
+    with swapped(model, kernel) as swap:
+        torch.testing.assert_close(model(IDS, labels=IDS).loss, wanted)
+    assert [site.num_replaced for site in swap.replaced] == [1]
+
+
+def test_a_gemma_caps_its_logits_and_keeps_its_head():
+    with swapped(made("gemma2", head_dim=16), "linear_cross_entropy=eager") as swap:
+        pass
+    assert swap.sites[0].skipped == "it changes its logits before the loss"
+
+
+def test_a_rotation_of_other_pairs_is_left_alone():
+    with swapped(made("cohere"), "rope=eager") as swap:
+        pass
+    assert {site.skipped for site in swap.sites} == {"apply_rotary_pos_emb computes something else"}
+
+
+def test_a_llama_generates_the_same_tokens():
+    model = made("llama")
+    options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+    wanted = model.generate(IDS, **options)
+    with swapped(model, *NAMES):
+        assert torch.equal(model.generate(IDS, **options), wanted)
+
+
+def test_a_llama_compiles_whole():
+    torch.compiler.reset()
+    model = made("llama")
+    with swapped(model, *NAMES):
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        loss = compiled(IDS, labels=IDS).loss
+    torch.testing.assert_close(loss, model(IDS, labels=IDS).loss)

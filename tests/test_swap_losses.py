@@ -1,0 +1,191 @@
+"""The losses of models of Hugging Face, with and without their head, by stand-ins of theirs."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
+
+import copy
+import io
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kprof.swap import swapped
+
+V, H = 13, 8
+TOKENS = torch.arange(10).reshape(2, 5)
+LABELS = torch.tensor([[1, 2, -100, 4, 5], [6, 7, 8, -100, 10]])
+
+
+def causal_loss(
+    logits, labels, vocab_size, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **_
+):
+    logits = logits.float()
+    if shift_labels is None:
+        shift_labels = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:].contiguous()
+    rows, targets = logits.view(-1, vocab_size), shift_labels.view(-1)
+    if num_items_in_batch is None:
+        return functional.cross_entropy(rows, targets, ignore_index=ignore_index)
+    total = functional.cross_entropy(rows, targets, ignore_index=ignore_index, reduction="sum")
+    return total / num_items_in_batch
+
+
+def unshifted_loss(logits, labels, vocab_size, num_items_in_batch=None, **_):
+    return functional.cross_entropy(logits.float().view(-1, vocab_size), labels.view(-1))
+
+
+class Output(OrderedDict):
+    def __getattr__(self, name):
+        return self.get(name)
+
+
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(V, H)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, input_ids):
+        return Output(last_hidden_state=self.drop(self.embed(input_ids)))
+
+
+class CausalLM(nn.Module):
+    loss = staticmethod(causal_loss)
+
+    def __init__(self):
+        super().__init__()
+        self.model = Body()
+        self.lm_head = nn.Linear(H, V, bias=False)
+        self.lm_head.weight = self.model.embed.weight
+
+    @property
+    def loss_function(self):
+        return self.__dict__.get("_loss_function", type(self).loss)
+
+    def capped(self, logits):
+        return logits
+
+    def forward(self, input_ids, labels=None, **kwargs):
+        hidden = self.model(input_ids).last_hidden_state
+        logits = self.capped(self.lm_head(hidden))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=V, **kwargs)
+        return Output(loss=loss, logits=logits)
+
+
+class Capped(CausalLM):
+    def capped(self, logits):
+        return 5 * torch.tanh(logits / 5)
+
+
+def trained(model, **kwargs):
+    model.zero_grad()
+    torch.manual_seed(4)
+    labels = LABELS.clamp_min(0) if "ignore_index" in kwargs else LABELS
+    output = model(TOKENS, labels=labels, **kwargs)
+    output.loss.backward()
+    return output.loss.detach(), model.lm_head.weight.grad.clone()
+
+
+@pytest.mark.parametrize("kernel", ["cross_entropy=eager", "linear_cross_entropy=eager"])
+@pytest.mark.parametrize("kwargs", [{}, {"num_items_in_batch": 6}, {"ignore_index": 4}])
+def test_the_loss_and_its_gradients_are_what_they_were(kernel, kwargs):
+    model = CausalLM()
+    wanted = trained(model, **kwargs)
+    with swapped(model, kernel) as swap:
+        torch.testing.assert_close(trained(model, **kwargs), wanted)
+    assert [site.num_replaced for site in swap.sites] == [1]
+
+
+def test_a_loss_that_is_not_a_causal_one_is_left_alone():
+    class Other(CausalLM):
+        loss = staticmethod(unshifted_loss)
+
+    with swapped(Other(), "cross_entropy=eager", "linear_cross_entropy=eager") as swap:
+        pass
+    assert [site.skipped for site in swap.sites] == [
+        "its loss is not that of a causal language model",
+        "it is not the loss of a causal language model",
+    ]
+
+
+def test_a_step_of_training_makes_no_logits():
+    model = CausalLM()
+    with swapped(model, "linear_cross_entropy=eager"):
+        output = model(TOKENS, labels=LABELS)
+    assert list(output) == ["loss"]
+    assert output.logits is None
+
+
+def test_logits_are_there_for_who_does_not_train():
+    model = CausalLM()
+    with swapped(model, "linear_cross_entropy=eager") as swap:
+        assert model(TOKENS).logits.shape == (2, 5, V)
+        with torch.no_grad():
+            assert model(TOKENS, labels=LABELS).logits is not None
+        model.eval()
+        assert model(TOKENS, labels=LABELS).logits is not None
+    assert swap.sites[0].num_fallen_back == 2
+
+
+def test_a_model_that_changes_its_logits_keeps_its_head():
+    with swapped(Capped(), "linear_cross_entropy=eager") as swap:
+        pass
+    assert swap.sites[0].skipped == "it changes its logits before the loss"
+
+
+def test_a_head_that_somebody_watches_runs():
+    model, seen = CausalLM(), []
+    model.lm_head.register_forward_hook(lambda *_: seen.append(1))
+    with swapped(model, "linear_cross_entropy=eager") as swap:
+        assert model(TOKENS, labels=LABELS).logits is not None
+    assert (seen, swap.sites[0].calls[0].why) == ([1], "there are hooks on its head")
+
+
+def test_a_head_that_is_no_linear_layer_is_left_alone():
+    class Head(nn.Linear):
+        pass
+
+    model = CausalLM()
+    model.lm_head = Head(H, V)
+    with swapped(model, "linear_cross_entropy=eager") as swap:
+        pass
+    assert swap.sites[0].skipped == "its head is a Head, no Linear"
+
+
+def test_where_the_kernel_refuses_the_logits_come_back():
+    model = CausalLM().double()
+    with swapped(model, "linear_cross_entropy=eager") as swap:
+        output = model(TOKENS, labels=LABELS)
+    assert output.logits.dtype == torch.float64
+    assert "float64" in swap.sites[0].calls[0].why
+
+
+def test_a_compiled_model_keeps_its_logits():
+    torch.compiler.reset()
+    model = CausalLM().eval()
+    wanted = model(TOKENS, labels=LABELS)
+    with swapped(model, "linear_cross_entropy=eager") as swap:
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        got = compiled(TOKENS, labels=LABELS)
+    torch.testing.assert_close(got.logits, wanted.logits)
+    assert swap.sites[0].calls[0].is_compiled
+
+
+@pytest.mark.parametrize("kernel", ["cross_entropy=eager", "linear_cross_entropy=eager"])
+def test_copies_and_files_carry_the_original(kernel):
+    model = CausalLM()
+    before = set(model.__dict__)
+    with swapped(model, kernel) as swap:
+        other = copy.deepcopy(model)
+        file = io.BytesIO()
+        torch.save(model, file)
+        assert other(TOKENS, labels=LABELS).logits is not None
+    file.seek(0)
+    read = torch.load(file, weights_only=False)
+    assert read.loss_function is causal_loss
+    assert read(TOKENS, labels=LABELS).logits is not None
+    assert swap.sites[0].num_replaced == 0
+    assert set(model.__dict__) == before

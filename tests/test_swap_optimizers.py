@@ -1,0 +1,113 @@
+"""The step of an AdamW, by the kernel in Triton's interpreter."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from kprof.swap import swapped
+
+
+def made():
+    torch.manual_seed(5)
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for one in model.parameters():
+        one.grad = torch.randn_like(one)
+    return model, optimizer
+
+
+def test_a_step_by_the_kernel_is_a_step_by_torch_and_keeps_its_states():
+    (model, optimizer), (other, theirs) = made(), made()
+    with swapped(optimizer, "adamw") as swap:
+        optimizer.step()
+    optimizer.step()
+    for _ in range(2):
+        theirs.step()
+    torch.testing.assert_close(list(model.parameters()), list(other.parameters()))
+    torch.testing.assert_close(optimizer.state_dict(), theirs.state_dict())
+    assert swap.sites[0].num_replaced == 1
+    assert "step" not in optimizer.__dict__
+
+
+def test_a_scheduler_counts_steps_and_warns_about_none():
+    _, optimizer = made()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    wrapper = optimizer.__dict__["step"]
+    with swapped(optimizer, "adamw") as swap:
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.__dict__["step"] is wrapper
+    assert swap.sites[0].num_replaced == 1
+
+
+def test_hooks_on_steps_fire():
+    _, optimizer = made()
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    with swapped(optimizer, "adamw"):
+        optimizer.step()
+    assert seen == ["before", "after"]
+
+
+def test_a_step_that_computes_the_loss_anew_is_torchs():
+    _, optimizer = made()
+    with swapped(optimizer, "adamw") as swap:
+        assert optimizer.step(lambda: 3.0) == 3.0
+    assert swap.sites[0].num_fallen_back == 1
+
+
+def test_what_the_kernel_does_not_do_is_torchs():
+    model, _ = made()
+    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    with swapped(optimizer, "adamw") as swap:
+        optimizer.step()
+    assert "amsgrad" in swap.sites[0].calls[0].why
+    assert "max_exp_avg_sq" in optimizer.state[model.weight]
+
+
+def test_a_step_that_somebody_else_replaced_is_left_alone():
+    _, optimizer = made()
+    optimizer.step = lambda: 1
+    with swapped(optimizer, "adamw") as swap:
+        assert optimizer.step() == 1
+    assert "was replaced by" in swap.sites[0].skipped
+
+
+def test_a_class_with_a_step_of_its_own_is_left_alone():
+    class Own(torch.optim.AdamW):
+        def step(self, closure=None):
+            return None
+
+    with swapped(Own([torch.zeros(2, requires_grad=True)]), "adamw") as swap:
+        pass
+    assert swap.sites[0].skipped == "Own has a step of its own"
+
+
+def test_a_copy_of_a_swapped_optimizer_steps_as_torch_does():
+    _, optimizer = made()
+    with swapped(optimizer, "adamw") as swap:
+        other = copy.deepcopy(optimizer)
+        other.step()
+    assert swap.sites[0].num_replaced == 0
+
+
+@pytest.mark.parametrize("names", [("adamw=aten",), ("adamw=eager",)])
+def test_providers_that_take_no_optimizer_leave_it_alone(names):
+    _, optimizer = made()
+    with swapped(optimizer, *names) as swap:
+        optimizer.step()
+    assert "takes no whole optimizer" in swap.sites[0].skipped
+
+
+def test_norms_run_in_the_interpreter_within_a_model():
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.RMSNorm(8, eps=1e-6))
+    x = torch.randn(3, 8)
+    wanted = model(x)
+    with swapped(model, "rmsnorm", "layernorm") as swap:
+        torch.testing.assert_close(model(x), wanted)
+    assert [site.calls[0].provider for site in swap.replaced] == ["kprof", "kprof"]
