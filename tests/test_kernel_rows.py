@@ -4,9 +4,9 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 
 import torch
 
-from kprof.kernels._launch import Launcher
+from kprof.kernels._launch import Launcher, alignments
 from kprof.kernels._norm import plan_backward
-from kprof.kernels._rows import alignments, rows_of, tile_of
+from kprof.kernels._rows import rows_of, tile_of
 from kprof.kernels.swiglu import swiglu
 
 

@@ -459,7 +459,8 @@ if __name__ == "__main__":
             train(1)
 """
     )
-    trial = run(tmp_path, script)
+    # Every epoch starts a worker, which imports torch.
+    trial = run(tmp_path, script, most_s=240)
     assert len(list((tmp_path / "trial/raw").glob("rank*"))) == 1
     assert (len(trial.windows), trial.problems) == (2, ())
 

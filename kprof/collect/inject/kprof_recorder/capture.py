@@ -133,8 +133,13 @@ class Capture:
         self.is_cut_short = self.has_cuda and has_stopped_early()
         try:
             synchronize()
-            with Ours(), _detaching() if is_last else contextlib.nullcontext():
+            # Kineto lets go at the next call into CUDA, and where none comes, it waits for ever:
+            # the process would hang in its exit.
+            lets_go = is_last and bool(used_devices())
+            with Ours(), _detaching() if lets_go else contextlib.nullcontext():
                 self._profile.stop_trace()
+            if lets_go:
+                synchronize()
         except PROFILER_ERRORS as error:
             self._switch_off()
             raise RuntimeError(
