@@ -4,6 +4,7 @@ import pytest
 
 from kprof.analyze.attribute import add_attribution
 from kprof.analyze.ledger import balance
+from kprof.collect.readers._graphs import _timed
 from tests.traces import trace_of
 
 CALL = {"kind": "runtime", "duration_ns": 5}
@@ -97,3 +98,39 @@ def test_the_capture_of_another_rank_names_nothing():
     other = tuple({**row, "rank": 1} for row in CAPTURE)
     found = attributed(*replayed(5_100, 9), ranges=other + replay(5_000, 9))
     assert found["op"].isna().all()
+
+
+def untimed_capture():
+    """Return a capture whose calls have no time: two launches before it, three in it."""
+    own = {"rank": 0, "thread": 1}
+    called = {**own, "kind": "runtime", "start_ns": 0, "duration_ns": 0, "thread": 9}
+    return trace_of(
+        ranges=[
+            {**own, "kind": "capture", "name": "0", "start_ns": 1000, "duration_ns": 900},
+            {**own, "kind": "op", "name": "outer", "start_ns": 1100, "duration_ns": 500}
+            | {"external_id": 7},
+            {**own, "kind": "op", "name": "inner", "start_ns": 1200, "duration_ns": 100}
+            | {"external_id": 8},
+            {**called, "name": "cudaLaunchKernel", "correlation": 50, "external_id": 7},
+            {**called, "name": "cudaStreamBeginCapture", "correlation": 51},
+            {**called, "name": "cudaLaunchKernel", "correlation": 54, "external_id": 7},
+            {**called, "name": "cudaLaunchKernel", "correlation": 53, "external_id": 8},
+            {**called, "name": "cudaLaunchKernel", "correlation": 52, "external_id": 7},
+        ]
+    )
+
+
+def test_calls_of_a_capture_without_times_lie_in_their_operators_in_their_order():
+    calls = _timed(untimed_capture()).ranges.iloc[[7, 6, 5]]
+    assert calls["start_ns"].tolist() == [1100, 1200, 1300]
+    assert set(calls["thread"]) == {1}
+
+
+def test_a_launch_before_the_capture_is_none_of_its_calls():
+    assert _timed(untimed_capture()).ranges["start_ns"].iloc[3] == 0
+
+
+def test_calls_that_have_times_keep_them():
+    timed = untimed_capture()
+    timed = timed.with_ranges(start_ns=timed.ranges["start_ns"].replace(0, 1150))
+    assert _timed(timed).ranges["start_ns"].tolist() == timed.ranges["start_ns"].tolist()

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from kprof.collect.merge import concatenated, shifted
 from kprof.collect.readers import kineto
 from kprof.trace import Trace
+
+BEGIN = "cudaStreamBeginCapture"
 
 
 def add_captures(trace: Trace, part: Path) -> Trace:
@@ -17,7 +20,7 @@ def add_captures(trace: Trace, part: Path) -> Trace:
 
     Ids that Kineto counts anew in every recording are left out of them.
     """
-    captures = [kineto.read(path) for path in sorted(part.glob("graph-*.json*"))]
+    captures = [_timed(kineto.read(path)) for path in sorted(part.glob("graph-*.json*"))]
     if not captures:
         return trace
     base_time_ns = trace.meta.base_time_ns
@@ -30,3 +33,38 @@ def add_captures(trace: Trace, part: Path) -> Trace:
         missing = pd.array([pd.NA] * len(moved.ranges), dtype="Int64")
         traces.append(moved.with_ranges(external_id=missing))
     return replace(trace, ranges=concatenated(traces, "ranges"))
+
+
+def _timed(capture: Trace) -> Trace:
+    """Give calls into CUDA a time, where the profiler gave them none (torch 2.11 in a capture).
+
+    A call's operator is recorded, and so is the order of calls. A call gets the earliest moment
+    that fits both: inside its operator, behind the call before, and behind the operator of that
+    one where it lies inside this one's. What else it did there is not told.
+    """
+    ranges = capture.ranges
+    is_call = (ranges["kind"] == "runtime").to_numpy(bool)
+    start = ranges["start_ns"].to_numpy().copy()
+    is_operator = (ranges["kind"] == "op").to_numpy(bool)
+    is_lost = is_call & (start < start[is_operator].min(initial=np.iinfo(np.int64).max))
+    operators = ranges.index[is_operator & ranges["external_id"].notna().to_numpy()]
+    row_of = dict(zip(ranges["external_id"].loc[operators], operators, strict=True))
+    lost = ranges[is_lost & ranges["external_id"].isin(row_of.keys()).to_numpy(bool)]
+    # What was launched just before is in the recording, but not in the graph.
+    begins = ranges.loc[(ranges["name"] == BEGIN).to_numpy(bool), "correlation"]
+    if begins.notna().any():
+        lost = lost[(lost["correlation"] > begins.min()).to_numpy(bool)]
+    if lost.empty:
+        return capture
+    end = start + ranges["duration_ns"].to_numpy()
+    thread = ranges["thread"].to_numpy().copy()
+    now, before = 0, -1
+    for call, identity in lost.sort_values("correlation")["external_id"].items():
+        operator = row_of[identity]
+        is_inside = (
+            before >= 0 and start[operator] <= start[before] and end[before] <= end[operator]
+        )
+        behind = end[before] if is_inside and before != operator else 0
+        now = max(now + 1, start[operator], behind)
+        start[call], thread[call], before = now, thread[operator], operator
+    return capture.with_ranges(start_ns=start, thread=thread)
