@@ -66,9 +66,8 @@ def main():
     if len(names) > 1:
         # Each in a process of its own: a failed capture of a peer's would spoil the others.
         common = ["--out", str(args.out), *(["--commit", args.commit] if args.commit else [])]
-        for name in names:
-            subprocess.run([sys.executable, __file__, name, *common], check=False)
-        return
+        done = [subprocess.run([sys.executable, __file__, name, *common]) for name in names]
+        sys.exit(max(abs(one.returncode) for one in done))
     for name in names:
         rows = losses() if name == "linear_cross_entropy" else shares(name)
         path = args.out / f"{name}_h200_{month}.json"
@@ -147,9 +146,11 @@ def rows_of(reach, shape, measured):
 
 def losses():
     """Return the rows of linear + cross-entropy: time and memory of each, the product's rate."""
+    # First: after a peer's capture that failed, nothing random can be drawn in this process.
+    product = rate_of_product()
     measured = list(bench(kernel_named("linear_cross_entropy"), LOSS, "bfloat16", "training"))
     by_name = {one.provider: one for one in measured}
-    eager, product = by_name["eager"], rate_of_product()
+    eager = by_name["eager"]
     logits_bytes = 2 * LOSS[0] * LOSS[2]
     rows = [row("product", product, "FLOP/s", "higher")]
     for one in measured:
