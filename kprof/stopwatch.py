@@ -75,6 +75,9 @@ class GpuStopwatch:
     def time(self, work: Work, num_calls: int) -> float:
         """Return the time of one call in ns, as the mean of `num_calls` in a row."""
         took_ns, is_hidden = self._sample(work, num_calls)
+        if is_hidden:
+            # A disturbance that has passed must not make every later sample wait.
+            self._sleep_cycles = max(SLEEP_CYCLES, self._sleep_cycles // 2)
         while not is_hidden and self._sleep_cycles < LONGEST_SLEEP_CYCLES:
             self._sleep_cycles *= 2
             took_ns, is_hidden = self._sample(work, num_calls)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from kprof.stopwatch import WallStopwatch, stopwatch_for
+from kprof.stopwatch import SLEEP_CYCLES, GpuStopwatch, WallStopwatch, stopwatch_for
 from kprof.timing import Conditions, take_pairs, warm_up
 
 
@@ -149,4 +149,26 @@ def test_a_gpu_stopwatch_sees_the_gpu_and_not_the_launch(clock):
     stopwatch = stopwatch_for(clock)
     stopwatch.time(lambda: one.add_(1), 100)
     assert 500 < stopwatch.time(lambda: one.add_(1), 100) < 20_000
+    assert stopwatch.num_exposed == 0
+
+
+class Sleepy(GpuStopwatch):
+    """A GPU's stopwatch whose samples are hidden or not as planned; it keeps what was slept."""
+
+    def __init__(self, *are_hidden):
+        self._sleep_cycles = SLEEP_CYCLES
+        self.num_exposed = 0
+        self.are_hidden = iter(are_hidden)
+        self.slept = []
+
+    def _sample(self, work, num_calls):
+        self.slept.append(self._sleep_cycles // SLEEP_CYCLES)
+        return 1.0, next(self.are_hidden)
+
+
+def test_the_gpu_sleeps_longer_until_launches_are_hidden_and_shorter_again_afterwards():
+    stopwatch = Sleepy(False, False, True, True, True, True)
+    for _ in range(4):
+        stopwatch.time(work_a, 1)
+    assert stopwatch.slept == [1, 2, 4, 4, 2, 1]
     assert stopwatch.num_exposed == 0
