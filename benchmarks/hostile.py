@@ -63,6 +63,7 @@ def main():
     parser.add_argument("--at-once", type=int, default=1, help="workloads at the same time")
     where = "RESULTS/hostile_<gpu|cpu>_2026-11.json"
     parser.add_argument("--result", type=Path, help=f"[default: {where}]")
+    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
     environment = None if args.gpu else WITHOUT_GPU
     chosen = [w for w in workloads() if w.name.startswith(tuple(args.names) or "")]
@@ -75,7 +76,8 @@ def main():
         return
     rows.append(row("alike", same, "workloads", "higher", len(run)))
     path = args.result or RESULTS / f"hostile_{'gpu' if args.gpu else 'cpu'}_2026-11.json"
-    write_evidence(path, "what hostile workloads feel of the recorder", rows, SOURCES)
+    title = "what hostile workloads feel of the recorder"
+    write_evidence(path, title, rows, SOURCES, commit=args.commit)
 
 
 if __name__ == "__main__":

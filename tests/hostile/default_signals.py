@@ -4,8 +4,10 @@
 # command: {python} {script} SIGINT
 # command: {python} {script} SIGKILL
 # exits: 143
-# exits: 130
+# exits: 130 or 1
 # exits: 137
+
+# (What torch executes at its end with a GPU lets Python forget that it was an interrupt: 1.)
 
 import os
 import signal

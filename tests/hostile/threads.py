@@ -6,8 +6,8 @@ import threading
 
 import torch
 
-if torch.cuda.is_available():
-    torch.set_default_device("cuda")
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.set_default_device(device)
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
@@ -20,13 +20,13 @@ fetched = threading.Barrier(3)
 def infer(number):
     with torch.no_grad():
         for _ in range(40):
-            found[number] = small(torch.full((2, 4), float(number))).sum().item()
+            found[number] = small(torch.full((2, 4), float(number), device=device)).sum().item()
     fetched.wait()
 
 
 def train(num_steps):
     for _ in range(num_steps):
-        loss = model(torch.ones(2, 4)).square().mean()
+        loss = model(torch.ones(2, 4, device=device)).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
