@@ -1,6 +1,9 @@
-"""Whether `kprof roofline` repeats itself: two measurements of one GPU, figure by figure.
+"""Whether kprof's ceilings repeat themselves: a GPU measured again and again, figure by figure.
 
 python benchmarks/roofline.py
+
+`kprof roofline` gives the time it takes and the figures; then one process measures three times.
+The first warms it up, the second and the third are compared.
 """
 
 import argparse
@@ -12,6 +15,8 @@ import sys
 from pathlib import Path
 
 from evidence import RESULTS, row, write_evidence
+
+from kprof.collect.gpu_ceilings import measure_gpu
 
 SOURCES = (
     "benchmarks/roofline.py",
@@ -32,22 +37,29 @@ def measured():
     return json.loads(done.stdout)
 
 
+def by_name(ceilings):
+    """Return the figures of one measurement."""
+    return {figure.name: figure.value for figure in ceilings.figures}
+
+
 def main():
     """Measure twice and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--result", type=Path)
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
-    first, second = measured(), measured()
-    again = {figure["name"]: figure["value"] for figure in second["figures"]}
+    first = measured()
+    _, one, other = (by_name(measure_gpu()) for _ in range(3))
     rows = [row("time of kprof roofline", first["took_s"], "s", "lower", REACH_TOOK_S)]
     for figure in first["figures"]:
         name, value = figure["name"], figure["value"]
         better = "lower" if figure["unit"] == "ns" else "higher"
         peer = {"peer": "earlier figure", "peer_value": PEERS[name]} if name in PEERS else {}
         rows.append(row(name, value, figure["unit"], better, **peer, spread=figure["spread"]))
-        difference = abs(again[name] / value - 1)
-        rows.append(row(f"{name}, repeated", difference, "share apart", "lower", REACH_REPEAT))
+        difference = abs(other[name] / one[name] - 1)
+        values = {"second": one[name], "third": other[name]}
+        repeated = f"{name}, repeated"
+        rows.append(row(repeated, difference, "share apart", "lower", REACH_REPEAT, **values))
         print(f"{name}: {value:.4g} {figure['unit']}, repeated {100 * difference:.2f} % apart")
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     path = args.result or RESULTS / f"roofline_h200_{month}.json"

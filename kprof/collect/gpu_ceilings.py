@@ -59,7 +59,7 @@ def measure_gpu() -> Ceilings:
 
 def _measure(torch: Any) -> tuple[Figure, ...]:  # noqa: ANN401
     """Measure part by part; a GPU that others fill cannot be measured."""
-    parts = (_dram, _l2, _products, _latencies, _peer_to_peer)
+    parts = (_dram, _l2, _products, _latencies, _peer_to_peer, _all_reduce)
     try:
         return tuple(figure for part in parts for figure in part(torch))
     except torch.cuda.OutOfMemoryError as error:
@@ -175,3 +175,16 @@ def _peer_to_peer(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
     target = torch.empty(GIB // 4, device="cuda:1")
     took = time_on_gpu(lambda: target.copy_(source))
     yield Figure("peer copy", GIB / took.median_ns * 1e9, "B/s", "GPU 0 to 1", took.spread)
+
+
+def _all_reduce(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
+    """Measure NCCL's sum over all visible GPUs, as bytes that each of them has to pass on."""
+    count = torch.cuda.device_count()
+    if count < 2 or not torch.cuda.nccl.is_available([torch.empty(1, device="cuda")]):
+        return
+    each = [torch.randn(GIB // 8, device=f"cuda:{index}") for index in range(count)]
+    results = [torch.empty_like(one) for one in each]
+    num_bytes = 2 * (count - 1) / count * each[0].nbytes
+    took = time_on_gpu(lambda: torch.cuda.nccl.all_reduce(each, results))
+    detail = f"NCCL, {count} GPUs, 512 MiB each, bytes on the bus"
+    yield Figure("all-reduce", num_bytes / took.median_ns * 1e9, "B/s", detail, took.spread)
