@@ -23,6 +23,11 @@ def train(num, at_step=lambda step: None):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
     return weakref.ref(model), weakref.ref(optimizer)
+def infer(num, at_step=lambda step: None):
+    model.eval()
+    for step in range(num):
+        at_step(step)
+        model(torch.ones(2, 4))
 """
 
 LOOKING = """
@@ -53,7 +58,7 @@ def test_a_script_that_looks_around_sees_nothing_of_the_recorder(tmp_path, capfd
 
 
 def test_a_complete_window_outlives_a_process_that_is_killed(tmp_path):
-    killed = "train(20, lambda step: os.kill(os.getpid(), 9) if step == 15 else None)\n"
+    killed = "infer(20, lambda step: os.kill(os.getpid(), 9) if step == 15 else None)\n"
     run = record(tmp_path, MODEL + TRAIN + killed)
     assert run.result.exit_code == 137
     assert run.recorded_steps() == [5, 6, 7]
@@ -61,7 +66,7 @@ def test_a_complete_window_outlives_a_process_that_is_killed(tmp_path):
 
 
 def test_a_process_that_leaves_amid_its_window_is_told_how_to_record_sooner(tmp_path):
-    leaving = "train(20, lambda step: os._exit(5) if step == 7 else None)\n"
+    leaving = "infer(20, lambda step: os._exit(5) if step == 7 else None)\n"
     result = record(tmp_path, MODEL + TRAIN + leaving).result
     assert (result.exit_code, result.parts) == (5, ())
     assert "os._exit, SIGKILL or a crash" in result.messages[0]
@@ -73,8 +78,8 @@ def test_a_profiler_that_will_not_stop_is_told_and_the_script_goes_on(tmp_path):
 from torch.profiler import profile
 def fail(self):
     raise RuntimeError("CUPTI is gone")
-train(7, lambda step: setattr(profile, "stop_trace", fail) if step == 5 else None)
-train(9)
+infer(7, lambda step: setattr(profile, "stop_trace", fail) if step == 5 else None)
+infer(9)
 """
     result = record(tmp_path, MODEL + TRAIN + sabotage).result
     assert result.exit_code == 0
@@ -83,7 +88,7 @@ train(9)
 
 
 def test_a_script_that_profiles_itself_all_the_time_is_told_why_nothing_is_recorded(tmp_path):
-    profiled = "with torch.profiler.profile(): train(12)\n"
+    profiled = "with torch.profiler.profile(): infer(12)\n"
     result = record(tmp_path, MODEL + TRAIN + profiled).result
     assert result.parts == ()
     assert "The script ran torch's profiler itself" in result.messages[0]
@@ -169,7 +174,7 @@ def test_a_recording_that_kineto_ended_by_itself_says_so(tmp_path):
     ending = """
 from kprof_recorder.capture import Capture
 Capture.has_cuda = property(lambda self: True, lambda self, value: None)
-train(12)
+infer(12)
 """
     run = record(tmp_path, MODEL + TRAIN + script + ending)
     assert any("buffers were full" in text for text in run.description["caveats"])

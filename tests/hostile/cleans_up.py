@@ -8,11 +8,9 @@ import shutil
 
 import torch
 
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = torch.nn.Linear(4, 4).eval()
 for step in range(12):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
+    model(torch.ones(2, 4))
     if step in (4, 10):
         shutil.rmtree(os.environ.get("KPROF_RAW", "nowhere"), ignore_errors=True)
 print(model.weight.shape)

@@ -7,11 +7,9 @@ import sys
 
 import torch
 
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = torch.nn.Linear(4, 4).eval()
 with open("found.txt", "w") as file:
     for _ in range(9):
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
+        model(torch.ones(2, 4))
     print(sys.stdin, sys.stdout, sys.stderr, file=file)
 print("nobody reads this")

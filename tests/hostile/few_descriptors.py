@@ -11,11 +11,9 @@ import torch
 if torch.cuda.is_available():
     torch.set_default_device("cuda")
 
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = torch.nn.Linear(4, 4).eval()
 for _ in range(3):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
+    model(torch.ones(2, 4))
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 held = []
 try:
@@ -24,6 +22,5 @@ try:
 except OSError as error:
     print(error.strerror)
 for _ in range(12):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
+    model(torch.ones(2, 4))
 print(len(held) > 20)

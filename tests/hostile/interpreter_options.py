@@ -9,12 +9,9 @@ import sys
 
 import torch
 
-model = torch.nn.Linear(4, 4)
+model = torch.nn.Linear(4, 4).eval()
 torch.nn.init.ones_(model.weight)
 torch.nn.init.ones_(model.bias)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(9):
-    loss = model(torch.ones(2, 4)).sum()
-    loss.backward()
-    optimizer.step()
-print(loss.item(), sys.argv, sys.path[0], sys.flags, sys.warnoptions, __name__, __debug__)
+    y = model(torch.ones(2, 4))
+print(y.sum().item(), sys.argv, sys.path[0], sys.flags, sys.warnoptions, __name__, __debug__)

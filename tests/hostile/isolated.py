@@ -11,9 +11,7 @@ import sys
 
 import torch
 
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = torch.nn.Linear(4, 4).eval()
 for _ in range(9):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
+    model(torch.ones(2, 4))
 print(sys.flags.isolated, sys.flags.ignore_environment)

@@ -9,14 +9,10 @@ import sys
 import torch
 
 rows = [[float(word) for word in line.split()] for line in sys.stdin]
-model = torch.nn.Linear(4, 1)
+model = torch.nn.Linear(4, 1).eval()
 torch.nn.init.ones_(model.weight)
 torch.nn.init.ones_(model.bias)
-optimizer = torch.optim.Adam(model.parameters())
 for _ in range(5):
     for row in rows:
-        loss = model(torch.tensor(row)).square().sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-print(loss.item(), sys.stdin.read() == "")
+        y = model(torch.tensor(row))
+print(y.item(), sys.stdin.read() == "")

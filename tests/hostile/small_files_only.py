@@ -11,11 +11,9 @@ if torch.cuda.is_available():
     torch.set_default_device("cuda")
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = torch.nn.Linear(4, 4).eval()
 for _ in range(20):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
+    model(torch.ones(2, 4))
 try:
     with open("weights.bin", "wb") as file:
         file.write(bytes(10_000))

@@ -16,11 +16,9 @@ if torch.cuda.is_available():
     torch.set_default_device("cuda")
 
 torch.manual_seed(0)
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = torch.nn.Linear(4, 4).eval()
 for _ in range(9):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
+    model(torch.ones(2, 4))
 print(model.weight.sum().item(), flush=True)
 how = sys.argv[1]
 if how.isdigit():

@@ -9,9 +9,7 @@ import torch
 
 from .model import Net
 
-net = Net()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+net = Net().eval()
 for _ in range(9):
-    net(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
+    net(torch.ones(2, 4))
 print(sys.argv, __name__, __package__, __spec__.name, sys.path[0], net.inner.weight.shape)

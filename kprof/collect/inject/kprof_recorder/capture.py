@@ -8,18 +8,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from .alongside import hears_all_threads, is_main_thread, let_others_leave, of_all_threads
 from .others import Others, Ours
+from .quiet import unheard
 from .settings import Settings
 
-# Imported by the code of every kernel that Inductor compiled with Triton.
-COMPILED_KERNELS = "torch._inductor.runtime.triton_heuristics"
 # What torch raises when a profiler cannot do what it is asked for; the workload must not feel it.
 PROFILER_ERRORS = (RuntimeError, AssertionError, AttributeError, TypeError, ValueError, OSError)
+
+# What NVIDIA's driver shows of itself: on Linux, and on Windows' own.
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 # Read by Kineto whenever a trace stops.
 DETACH = "TEARDOWN_CUPTI"
@@ -48,20 +50,6 @@ def _without_inductor() -> Iterator[None]:
         torch.__getattr__ = find
 
 
-def of_all_threads(*, memory: bool) -> Any:  # noqa: ANN401 - torch's own has no type
-    """Return what makes a trace hold every thread, and lets any of them end it.
-
-    None where more would be lost than gained: with all threads torch leaves out the memory (seen
-    with 2.13) and the shapes of compiled Triton kernels' inputs (2.11). None before torch has it.
-    """
-    if memory or COMPILED_KERNELS in sys.modules:
-        return None
-    try:
-        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    except TypeError:
-        return None
-
-
 @contextlib.contextmanager
 def _detaching() -> Iterator[None]:
     """Let Kineto leave CUPTI where it stops: else every later launch would stay slower.
@@ -84,6 +72,7 @@ class Capture:
     """A trace in the making. CUDA is part of it only if the workload has initialized CUDA."""
 
     can_be_provisional = True
+    is_of_all_threads = False
 
     is_cut_short = False
     """Whether Kineto stopped to record the GPU by itself before it was asked to."""
@@ -108,7 +97,9 @@ class Capture:
 
     def prepare(self) -> None:
         """Do what is slow about starting, which disturbs the step under way."""
-        with Ours(), _without_inductor():
+        # Kineto says on stderr that this thread is not the one that has imported torch.
+        is_odd = not is_main_thread()
+        with Ours(), _without_inductor(), unheard() if is_odd else contextlib.nullcontext():
             self._profile.prepare_trace()
         self._is_prepared = True
 
@@ -121,6 +112,11 @@ class Capture:
             self._profile.start_trace()
         self._thread = threading.get_ident()
         self.is_running = True
+
+    @property
+    def can_start_here(self) -> bool:
+        """Whether this thread may start it: one that may end must not have a trace of its own."""
+        return self.is_of_all_threads or is_main_thread()
 
     @property
     def can_be_stopped_here(self) -> bool:
@@ -137,6 +133,8 @@ class Capture:
             # the process would hang in its exit.
             lets_go = is_last and bool(used_devices())
             with Ours(), _detaching() if lets_go else contextlib.nullcontext():
+                if self.is_of_all_threads:
+                    let_others_leave()
                 self._profile.stop_trace()
             if lets_go:
                 synchronize()
@@ -196,8 +194,11 @@ class Ahead:
 
     def take(self, settings: Settings) -> Capture:
         """Return the capture that was set up, or a new one."""
-        capture, self._capture = self._capture or self._make(settings), None
-        return capture
+        capture, self._capture = self._capture, None
+        if capture is not None and not capture.can_start_here:
+            capture.cancel()
+            capture = None
+        return capture or self._make(settings)
 
     def cancel(self) -> None:
         """Give the profiler back."""
@@ -212,8 +213,12 @@ def has_stopped_early() -> bool:
 
 
 def can_start() -> bool:
-    """Whether nobody else uses the profiler, the GPU may be waited for, and files be opened."""
-    return not Others.is_active and not is_capturing_a_graph() and _can_open_files()
+    """Whether nobody else uses the profiler, the GPU may be waited for, and files be opened.
+
+    And whether the trace will outlive this thread.
+    """
+    is_free = not Others.is_active and not is_capturing_a_graph() and _can_open_files()
+    return is_free and (is_main_thread() or hears_all_threads())
 
 
 def _can_open_files() -> bool:
@@ -246,6 +251,19 @@ def used_devices() -> list[int]:
     # Where no thread has worked, to wait would take up memory there for ever.
     is_used = getattr(torch._C, "_cuda_hasPrimaryContext", torch.cuda.memory_reserved)
     return [device for device in range(torch.cuda.device_count()) if is_used(device)]
+
+
+def would_wake_a_gpu() -> bool:
+    """Whether to start torch's profiler now would be the first use of a GPU in this process.
+
+    It asks CUDA for its GPUs whatever it is to record, and after that CUDA fails in every child
+    that is forked.
+    """
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    is_there = any(Path(device).exists() for device in GPU_DEVICES)
+    return (
+        bool(torch.version.cuda) and is_there and not is_hidden and not torch.cuda.is_initialized()
+    )
 
 
 def is_capturing_a_graph() -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .capture import is_capturing_a_graph
+from .others import Others
 
 # Enough to compare recorded steps with unrecorded ones; an event is never freed before the end.
 MOST_STEPS = 256
@@ -57,7 +58,8 @@ class DeviceClock:
 
 
 def _can_mark() -> bool:
-    return torch.cuda.is_initialized() and not is_capturing_a_graph()
+    """Whether a mark is safe, and nobody else's profiler would show it as the workload's."""
+    return not Others.is_active and torch.cuda.is_initialized() and not is_capturing_a_graph()
 
 
 def _mark() -> torch.cuda.Event:

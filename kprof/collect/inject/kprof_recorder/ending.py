@@ -74,9 +74,14 @@ class Ending:
         return signal.SIG_DFL if handler == self._finish_then_die else handler
 
 
-def on_fork(*, before: Callable[[], None], in_child: Callable[[], None]) -> None:
-    """Call `before` in the parent and `in_child` in every child."""
-    os.register_at_fork(before=before, after_in_child=in_child)
+def on_fork(
+    *,
+    in_child: Callable[[], None],
+    before: Callable[[], None] = lambda: None,
+    in_parent: Callable[[], None] = lambda: None,
+) -> None:
+    """Call `before` and `in_parent` in the parent, around the fork, and `in_child` in the child."""
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
 
 
 def leave_without_destructors() -> None:
@@ -90,6 +95,22 @@ def leave_without_destructors() -> None:
         # The last one comes first; neither takes more than the exit code.
         libc.on_exit(libc._exit, None)
         libc.on_exit(libc.fcloseall, None)
+
+
+class OnMainThread:
+    """Calls `action` on the main thread, once that next runs Python."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        def run(_: object) -> int:
+            action()
+            return 0
+
+        # Held here: the interpreter calls it when it likes.
+        self._call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(run)
+
+    def ask(self) -> None:
+        """Let the main thread call it; who asks does not wait."""
+        ctypes.pythonapi.Py_AddPendingCall(self._call, None)
 
 
 class Deadline:
@@ -107,15 +128,9 @@ class Deadline:
         *,
         is_for_any_thread: bool = False,
     ) -> None:
-        def run(_: object) -> int:
-            action()
-            return 0
-
-        # Held here: the interpreter calls it when it likes.
-        self._call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(run)
         self._seconds = seconds
         self._is_due = is_due
-        self._action = action if is_for_any_thread else self._ask_main_thread
+        self._action = action if is_for_any_thread else OnMainThread(action).ask
         self._is_off = threading.Event()
         self._gate = threading.Lock()
         self._is_acting = False
@@ -141,6 +156,3 @@ class Deadline:
             self._is_acting = not self._is_off.is_set()
         if self._is_acting:
             self._action()
-
-    def _ask_main_thread(self) -> None:
-        ctypes.pythonapi.Py_AddPendingCall(self._call, None)

@@ -21,8 +21,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from .asking import Asking
 from .compiler import is_compiler_watching
-from .known import Known
 from .listener import Listener
 from .ranges import PHASE, Range
 from .replacing import is_plain, replace, subclasses
@@ -40,7 +40,7 @@ class Hooks:
 
     def __init__(self, recorder: Listener) -> None:
         self.recorder = recorder
-        self.describe = Known(_describe)
+        self.asking = Asking(recorder)
         self.depth = 0
         self.stepping: set[tuple[int, int]] = set()
         self.on_call: Callable[..., Any] | None = None
@@ -67,7 +67,7 @@ class Hooks:
         replace(Optimizer, "profile_hook_step", self.around_step_of, is_static=True)
         replace(torch.cuda.CUDAGraph, "replay", self.around_replay)
         replace(torch.cuda, "_lazy_init", self.around_cuda_init)
-        Module.__init_subclass__ = classmethod(self.after_subclass)
+        Module.__init_subclass__ = self.after_subclass()
         for module_class in subclasses(Module):
             self.listen_to_generate(module_class)
         for optimizer_class in subclasses(Optimizer):
@@ -98,9 +98,10 @@ class Hooks:
         """Call a module from outside every other, which may be a step."""
         if torch.jit.is_tracing():
             return call(module, *args, **kwargs)
-        model = self.recorder.models.describe(module)
-        is_training = model.could_train and module.training and torch.is_grad_enabled()
-        return self.in_step(model.source, is_training, self.call_root, call, module, args, kwargs)
+        found = self.asking.about_call(module)
+        if found is None:
+            return call(module, *args, **kwargs)
+        return self.in_step(*found, self.call_root, call, module, args, kwargs)
 
     def in_step(
         self, source: Source, is_training: bool, call: Callable[..., Any], *args: Any
@@ -135,16 +136,24 @@ class Hooks:
         running.num_module_calls += 1
         if running.num_module_calls % CALLS_BETWEEN_CHECKS == 0:
             self.recorder.check_bounds()
-        models = self.recorder.models
-        with Range(models.range_names.get(id(module)) or models.range_name_of(module)):
+        name = self.recorder.models.range_names.get(id(module)) or self.asking.range_name(module)
+        if name is None:
+            return call(module, *args, **kwargs)
+        with Range(name):
             return call(module, *args, **kwargs)
 
     # Whole generations and replays of graphs.
 
-    def after_subclass(self, cls: type[Module], /, **options: Any) -> None:
-        """Listen to the `generate` of a new class of modules."""
-        super(Module, cls).__init_subclass__(**options)
-        self.listen_to_generate(cls)
+    def after_subclass(self) -> Any:
+        """Return what listens to the `generate` of a new class of modules."""
+        listen = self.listen_to_generate
+
+        # A function: before Python 3.11, a method would not be told the class.
+        def init_subclass(cls: type[Module], /, **options: Any) -> None:
+            super(Module, cls).__init_subclass__(**options)
+            listen(cls)
+
+        return classmethod(init_subclass)
 
     def listen_to_generate(self, cls: type[Module]) -> None:
         """Replace the `generate` of a class where it is defined, which may be a mixin."""
@@ -166,9 +175,9 @@ class Hooks:
             is_outermost = not is_compiling() and hooks.depth == 0 and isinstance(self, Module)
             if not is_outermost or not hooks.recorder.is_counting:
                 return original(self, *args, **kwargs)
-            model = hooks.recorder.models.describe(self).source
-            # One more than the model's own calls, so that whole generations win over them.
-            source = Source(("generate", model.key), f"{model.name}.generate", model.size + 1)
+            source = hooks.asking.about_generate(self)
+            if source is None:
+                return original(self, *args, **kwargs)
             return hooks.in_step(source, False, lambda: original(self, *args, **kwargs))
 
         generate.kprof_listens = True  # type: ignore[attr-defined]
@@ -240,7 +249,9 @@ class Hooks:
                 result = self.in_phase("optimizer", step, (optimizer, *args), kwargs)
             finally:
                 self.stepping.discard(inside)
-            self.on_step(self.describe(optimizer))
+            source = self.asking.about_step(optimizer)
+            if source is not None:
+                self.on_step(source)
             return result
 
         step_and_tell.kprof_tells = True  # type: ignore[attr-defined]
@@ -250,7 +261,7 @@ class Hooks:
         """Listen to what steps are told by, where somebody has replaced it since."""
         for module_class in subclasses(Module):
             self.listen_to_generate(module_class)
-        for optimizer in self.describe.alive():
+        for optimizer in self.asking.optimizers():
             owner: Any = next(c for c in type(optimizer).__mro__ if "step" in vars(c))
             if not hasattr(owner.step, "kprof_tells"):
                 owner.step = self.telling(owner.step)
@@ -273,10 +284,3 @@ class Hooks:
             return result
 
         return initialize
-
-
-def _describe(optimizer: Optimizer) -> Source:
-    # Without the workload's own kinds of tensors and modes.
-    with torch._C.DisableTorchFunction():
-        size = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-    return Source(id(optimizer), f"{type(optimizer).__name__}, {size:,} parameters", size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,6 +19,7 @@ class Listener(Protocol):
 
     on_change: Callable[[], None]
     models: Models
+    lock: threading.RLock
     is_broken: bool
     """Whether nothing needs to be told any more."""
 
@@ -32,6 +34,9 @@ class Listener(Protocol):
     @property
     def is_counting(self) -> bool:
         """Whether outermost calls still have to be told."""
+
+    def give_up(self, reason: str) -> None:
+        """Do nothing more; the workload goes on."""
 
     def activity(self) -> None:
         """Note that there is work: a batch is fetched or a model is called."""

@@ -46,6 +46,11 @@ class NsightCapture(Capture):
         self.is_running = True
 
     @property
+    def can_start_here(self) -> bool:
+        """Whether this thread may start it: every one may."""
+        return True
+
+    @property
     def can_be_stopped_here(self) -> bool:
         """Whether this thread may stop it: torch refuses to end another thread's own ranges."""
         return threading.get_ident() == self._thread

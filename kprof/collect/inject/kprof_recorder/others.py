@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import profiler as torch_profiler
 
-from .quiet import Quiet
+from .quiet import Quiet, Warnings
 
 
 class Others:
@@ -54,14 +54,20 @@ class Ours:
     """
 
     quiet = Quiet()
+    warnings = Warnings()
+    has_begun = False
+    """Whether the recorder has used the profiler, of which a thread stays."""
 
     def __enter__(self) -> None:
+        Ours.has_begun = True
         Others.is_ours += 1
         self.quiet.__enter__()
+        self._warned = self.warnings.send_to_log()
         self._warn = getattr(torch_profiler, "_warn_once", None)
         torch_profiler._warn_once = lambda *message, **options: None
 
     def __exit__(self, *exception: object) -> None:
         Others.is_ours -= 1
+        self.warnings.send_to(self._warned)
         self.quiet.__exit__()
         torch_profiler._warn_once = self._warn

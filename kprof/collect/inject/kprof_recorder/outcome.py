@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .alongside import hears_all_threads
 from .capture import PROFILER_ERRORS
 from .compiled import FILE, CompilerNotes
 from .graphs import Graphs
@@ -47,6 +48,15 @@ OTHERS = (
     "The script ran torch's profiler itself during every step that was to be recorded, and one "
     "profiler at a time can record. Switch the script's own off, or open its trace: "
     "kprof open TRACE."
+)
+
+OTHER_THREADS = (
+    "The model was called in other threads than the main one, which torch cannot record before "
+    "version 2.7."
+)
+NO_MEMORY = (
+    "Allocations are not in the trace, because the model was called in another thread than the "
+    "main one, where torch records either all threads or the memory."
 )
 
 
@@ -129,10 +139,8 @@ class Outcome:
         if self.exported and not is_nsight and not self.window.exists():
             problems.append("Its trace was deleted while the workload ran.")
             self.exported = None
-        if recorder.counter.num_counted and Others.was_seen and not self.exported:
-            problems.append(OTHERS)
-        if is_nsight and recorder.counter.num_counted and not self.exported:
-            problems.append(self._why_without_window())
+        if recorder.counter.num_counted and not self.exported:
+            problems += self._why_nothing(is_told=bool(problems))
         if self.exported or problems:
             self.describe(problems)
         elif self.folder.is_dir():
@@ -217,9 +225,20 @@ class Outcome:
             caveats.append(CUT_SHORT)
         if recording.capture.has_cuda:
             caveats.append(DRAINED)
+        if recorder.settings.memory and recording.capture.is_of_all_threads:
+            caveats.append(NO_MEMORY)
         if recorder.models.has_compiled or self.notes.has_code:
             caveats.append(COMPILED)
         return [*caveats, *self.notes.caveats(), *self.graphs.caveats()]
+
+    def _why_nothing(self, *, is_told: bool) -> list[str]:
+        """Return why no step was recorded, if there is more to say than was told already."""
+        why = [OTHERS] if Others.was_seen else []
+        if self.recorder.settings.tracer == NSIGHT:
+            return [*why, self._why_without_window()]
+        if not (why or is_told or hears_all_threads()):
+            return [OTHER_THREADS]
+        return why
 
     def _why_without_window(self) -> str:
         num_steps, skip = self.recorder.counter.num_counted, self.recorder.settings.skip

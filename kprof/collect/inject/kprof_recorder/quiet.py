@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -11,6 +14,7 @@ import torch
 NOTHING = 99
 # torch's own: only what ends the process.
 FATAL = 3
+TORCH_LOG = "FLAGS_caffe2_log_level"
 
 
 class Level:
@@ -37,6 +41,59 @@ class Level:
             self._variable.value = self._before
 
 
+def hush() -> None:
+    """Let torch's log say nothing more; for a process in which no more of the workload runs."""
+    Level(TORCH_LOG, FATAL).lower()
+
+
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Let what C prints on stderr lead nowhere, as one message of Kineto's that is in no log.
+
+    Without a file, which would take a descriptor, and for good: another thread may be writing.
+    """
+    libc = ctypes.CDLL(None)
+    try:
+        stderr = ctypes.c_void_p.in_dll(libc, "stderr")
+        libc.fmemopen.restype = ctypes.c_void_p
+    except (ValueError, AttributeError):
+        yield
+        return
+    before, stderr.value = stderr.value, libc.fmemopen(None, ctypes.c_size_t(4096), b"w")
+    try:
+        yield
+    finally:
+        stderr.value = before
+
+
+class Warnings:
+    """Who gets what torch's C++ code warns of in a thread: Python's `warnings`, or torch's log.
+
+    Python gets it where the recorder is called from inside such code, as from an
+    `autograd.Function`: when that code returns, long after the recorder is done.
+    """
+
+    def __init__(self) -> None:
+        self._get: Any = lambda: None
+        self._set: Any = lambda handler: None
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(torch._C.__file__)
+            get = library._ZN3c1012WarningUtils19get_warning_handlerEv
+            give = library._ZN3c1012WarningUtils19set_warning_handlerEPNS_14WarningHandlerE
+            get.restype, give.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+            self._get, self._set = get, give
+
+    def send_to_log(self) -> int | None:
+        """Let the log get them, and return who got them before."""
+        before: int | None = self._get()
+        self._set(None)
+        return before
+
+    def send_to(self, handler: int | None) -> None:
+        """Let `handler` get them."""
+        self._set(handler)
+
+
 class Quiet:
     """Silence inside `with`, which may be nested; what the workload's own profiler says is heard.
 
@@ -45,7 +102,7 @@ class Quiet:
 
     def __init__(self) -> None:
         kineto = Level("_ZN9libkineto6Logger14severityLevel_E", NOTHING)
-        self._levels = (kineto, Level("FLAGS_caffe2_log_level", FATAL))
+        self._levels = (kineto, Level(TORCH_LOG, FATAL))
         self._depth = 0
         if not kineto.is_known:
             # Read when Kineto is used for the first time, and for good: the workload's own

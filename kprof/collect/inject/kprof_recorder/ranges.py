@@ -171,7 +171,8 @@ def _modules_in(root: Module) -> Iterator[tuple[str, Module]]:
             continue
         seen.add(id(module))
         yield path, module
-        below = [(name, m) for name, m in module._modules.items() if m is not None]
+        # A workload may have put anything there.
+        below = [(name, m) for name, m in module._modules.items() if isinstance(m, Module)]
         rest.extend((f"{path}.{name}" if path else name, m) for name, m in reversed(below))
 
 
@@ -190,5 +191,7 @@ def _describe(module: Module) -> Model:
     with torch._C.DisableTorchFunction():
         size = sum(p.numel() for p in parameters)
         could_train = size == 0 or any(p.requires_grad for p in parameters)
-    class_name = type(getattr(module, "_orig_mod", module)).__name__
+    # Not by attribute, which a workload may have its own way to find.
+    inner = next((m for name, m in module._modules.items() if name == "_orig_mod"), module)
+    class_name = type(inner).__name__
     return Model(Source(id(module), f"outermost call of {class_name}", size), could_train)

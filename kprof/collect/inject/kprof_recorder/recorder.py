@@ -8,41 +8,46 @@ steps is kept until the window has a step of its own.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 
 import torch
 
-from .capture import PROFILER_ERRORS, Ahead, Capture, can_start, is_capturing_a_graph
+from .capture import (
+    PROFILER_ERRORS,
+    Ahead,
+    Capture,
+    can_start,
+    is_capturing_a_graph,
+    would_wake_a_gpu,
+)
 from .deviceclock import DeviceClock
+from .follower import Follower
 from .nsight import is_in_sight, new_capture, new_window
-from .ranges import Models
 from .recording import Recording, Stage, now
 from .settings import Settings
 from .softly import softly
-from .steps import Rule, Source, StepCounter
+from .steps import Rule, StepCounter
 
 
-class Recorder:
+class Recorder(Follower):
     """The state of recording in this process."""
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__()
         self.settings = settings
-        self.counter = StepCounter()
-        self.models = Models()
         self.device_clock = DeviceClock()
         self.stage = Stage.BEGINNING
-        self.lock = threading.RLock()
-        self.is_broken = False
         self.problems: list[str] = []
         self.kept: Recording | None = None
         self.running: Recording | None = None
         self.window_rule: Rule | None = None
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_begun: Callable[[], None] = lambda: None
         self.on_activity: Callable[[], None] = lambda: None
         self.on_window: Callable[[Recording], None] = lambda recording: None
         self.on_finished: Callable[[Recording], None] = lambda recording: None
+        self.on_elsewhere: Callable[[], None] = lambda: None
         self._is_block = False
+        self._waits_for_cuda = False
         self._ahead = Ahead(new_window)
         self._open_step: int | None = None
         self._num_counted = 0
@@ -63,13 +68,23 @@ class Recorder:
 
     @softly
     def begin(self) -> None:
-        """Record provisionally from here, where torch has just been imported."""
-        self._start(new_capture(self.settings), is_window=False)
+        """Record provisionally from here, where torch has just been imported.
+
+        From CUDA's initialization on, where to record sooner would be to initialize it.
+        """
+        if would_wake_a_gpu():
+            self._waits_for_cuda = True
+        else:
+            self._begin()
 
     @softly
     def cuda_is_ready(self) -> None:
-        """Begin the provisional capture again, now that it can see the GPU."""
-        if self.stage in (Stage.BEGINNING, Stage.EARLY) and self.running is not None:
+        """Begin the provisional capture, or begin it again, now that it can see the GPU."""
+        is_awaited, self._waits_for_cuda = self._waits_for_cuda, False
+        if self.stage is Stage.BEGINNING and (is_awaited or self.running is not None):
+            self._drop()
+            self._begin()
+        elif self.stage is Stage.EARLY and self.running is not None:
             self._drop()
             self._start(new_capture(self.settings), is_window=False)
 
@@ -85,47 +100,10 @@ class Recorder:
         self.check_bounds()
 
     @softly
-    def call_begins(self, source: Source, is_training: bool) -> None:
-        """Note the beginning of an outermost call."""
-        self.activity()
-        self.counter.call_begins(source, now(), is_training=is_training)
-        self._follow_counter()
-
-    @softly
-    def call_ends(self, source: Source) -> None:
-        """Note the end of an outermost call."""
-        self.counter.call_ends(source, now())
-        self._follow_counter()
-
-    @softly
-    def backward(self) -> None:
-        """Note a backward pass."""
-        self.activity()
-        self.counter.backward()
-
-    @softly
-    def optimizer_ends(self, source: Source) -> None:
-        """Note the end of an optimizer's step."""
-        self.activity()
-        self.counter.optimizer_ends(source, now())
-        self._follow_counter()
-
-    @softly
-    def range_begins(self) -> None:
-        """Note the beginning of a range that the user named "step"."""
-        self.activity()
-        self.counter.range_begins(now())
-        self._follow_counter()
-
-    @softly
-    def range_ends(self) -> None:
-        """Note the end of a range that the user named "step"."""
-        self.counter.range_ends(now())
-        self._follow_counter()
-
-    @softly
     def check_bounds(self) -> None:
         """End a recording that has grown too large."""
+        if not self._can_stop_here():
+            return
         if self.running is not None and (overrun := self.running.find_overrun(now())):
             self.running.caveats.append(overrun)
             self.end_capture()
@@ -134,6 +112,8 @@ class Recorder:
     def make_way(self) -> None:
         """Stop recording, because the workload starts torch's profiler itself."""
         self._ahead.cancel()
+        if not self._can_stop_here():
+            raise RuntimeError("another thread has started the recording and cannot be asked")
         if self.stage is Stage.WINDOW and self.running is not None and not self.running.steps:
             self._drop()
             self.stage = Stage.WAITING
@@ -179,7 +159,7 @@ class Recorder:
     def end_capture(self) -> None:
         """Stop the capture that is running and keep what it recorded."""
         recording = self.running
-        if recording is None or is_capturing_a_graph():
+        if recording is None or is_capturing_a_graph() or not self._can_stop_here():
             return
         recording.leave_step()
         self.running = None
@@ -211,8 +191,25 @@ class Recorder:
         self.running = None
         self.on_change()
 
+    @softly
+    def drop_beginning(self) -> None:
+        """Forget what was recorded before any work, which another thread than this has begun."""
+        if self.stage is Stage.BEGINNING:
+            self._drop()
+
+    def _can_stop_here(self) -> bool:
+        return self.running is None or self.running.capture.can_be_stopped_here
+
+    def _begin(self) -> None:
+        self._start(new_capture(self.settings), is_window=False)
+        if self.running is not None:
+            self.on_begun()
+
     def _leave_beginning(self) -> None:
         self._drop()
+        if not self._can_stop_here():
+            self.on_elsewhere()
+            return
         self.kept = None
         self.stage = Stage.IDLE if self.settings.trigger else Stage.EARLY
         if self.settings.trigger:
@@ -289,7 +286,7 @@ class Recorder:
             self.on_window(self.running)
 
     def _drop(self) -> None:
-        if is_capturing_a_graph():
+        if is_capturing_a_graph() or not self._can_stop_here():
             return
         self._ahead.cancel()
         running, self.running = self.running, None

@@ -57,8 +57,12 @@ class Recording:
         self._step_range.__enter__()
 
     def end_step(self, index: int, *, is_completed: bool) -> None:
-        """Close the range of a step, which is recorded if it lay in here from end to end."""
-        if self._step_range is not None and is_completed:
+        """Close the range of a step, which is recorded if it lay in here from end to end.
+
+        A capture of one thread alone does not hear what others do.
+        """
+        is_heard = self.capture.can_be_stopped_here
+        if self._step_range is not None and is_completed and is_heard:
             self.steps.append(index)
         self.leave_step()
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 
 import torch
 
 from .capture import PROFILER_ERRORS
 from .compiler import keep_from_compiler
-from .ending import Deadline, Ending, leave_without_destructors, on_fork
+from .ending import Deadline, Ending, OnMainThread, leave_without_destructors, on_fork
 from .engines import listen_to_engines
+from .forking import ForkWarning
 from .hooks import Hooks
 from .ondemand import OnDemand
 from .others import watch_others
 from .outcome import Outcome
+from .quiet import hush
 from .ranks import started_by
 from .recorder import Recorder
 from .recording import EARLY_NS, Recording
@@ -45,13 +48,18 @@ class Session:
         self.ending: Ending | None = None
         self.is_following = False
         self.inherited: Recording | None = None
+        self.fork_warning = ForkWarning()
 
     def follow_the_process(self) -> None:
         """Record from here to the process's end."""
         self.is_following = True
         hide_from_tracebacks()
         self.ending = Ending(self.finish, self.recorder.is_busy)
-        on_fork(before=self.forget_deadline, in_child=self.in_forked_child)
+        on_fork(
+            before=self.before_fork,
+            in_parent=self.fork_warning.in_parent,
+            in_child=self.in_forked_child,
+        )
         self.recorder.on_activity = self.begin
         self.recorder.on_window, self.recorder.on_finished = self.window_opens, self.window_ends
         if self.recorder.settings.trigger is not None:
@@ -59,8 +67,9 @@ class Session:
             return
         if started_by() is None:
             self.ending.listen()
+        self.recorder.on_begun = self.bound_beginning
+        self.recorder.on_elsewhere = OnMainThread(self.recorder.drop_beginning).ask
         self.recorder.begin()
-        self.deadline = Deadline(EARLY_NS / 1e9, self.recorder.end_capture)
 
     def restart(self, settings: Settings) -> None:
         """Record as `settings` say from here on, counting steps anew."""
@@ -103,6 +112,11 @@ class Session:
         self.forget_deadline()
         self.outcome.announce()
 
+    def bound_beginning(self) -> None:
+        """Let what is recorded before any work end after a while."""
+        self.forget_deadline()
+        self.deadline = Deadline(EARLY_NS / 1e9, self.recorder.end_capture)
+
     def forget_deadline(self) -> None:
         """Let the provisional recording be bounded by the hooks alone."""
         if self.deadline is not None:
@@ -111,12 +125,21 @@ class Session:
         if self.on_demand is not None:
             self.on_demand.forget_deadline()
 
+    def before_fork(self) -> None:
+        """Take what threads there are out of sight of the fork."""
+        self.forget_deadline()
+        self.fork_warning.before_fork()
+
     def in_forked_child(self) -> None:
         """Record nothing of a forked child, except in a service that has not been recorded yet."""
+        self.fork_warning.in_child()
         if self.on_demand is not None and self.on_demand.follow_child():
             return
         self.inherited = self.recorder.running or self.inherited
         leave_without_destructors()
+        if self.inherited is not None and not self.inherited.capture.is_of_all_threads:
+            # What started in this thread complains at its end that nobody has stopped it.
+            atexit.register(hush)
         if self.ending is not None:
             self.ending.forget()
         self.recorder.abandon()

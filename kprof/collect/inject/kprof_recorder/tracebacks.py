@@ -26,7 +26,7 @@ def hide_from_tracebacks() -> None:
         kind: type[BaseException], error: BaseException, entries: TracebackType | None
     ) -> None:
         _strip(error, set())
-        show(kind, error, error.__traceback__)
+        show(kind, error, _without_recorder(entries))
 
     def show_in_thread_without_recorder(end: threading.ExceptHookArgs) -> None:
         error = end.exc_value
@@ -40,9 +40,15 @@ def hide_from_tracebacks() -> None:
         told = (ignored.exc_type, ignored.exc_value, entries, ignored.err_msg, ignored.object)
         show_ignored(type(ignored)(told))  # type: ignore[call-arg]
 
-    sys.excepthook = show_without_recorder
-    sys.unraisablehook = show_ignored_without_recorder
-    threading.excepthook = show_in_thread_without_recorder
+    for owner, name, hook in (
+        (sys, "excepthook", show_without_recorder),
+        (sys, "unraisablehook", show_ignored_without_recorder),
+        (threading, "excepthook", show_in_thread_without_recorder),
+    ):
+        # Some look whether anybody has replaced Python's own.
+        if getattr(owner, name) is getattr(owner, f"__{name}__", None):
+            setattr(owner, f"__{name}__", hook)
+        setattr(owner, name, hook)
     # From Python 3.11 on, the second is what `traceback` walks itself.
     for name in ("walk_tb", "_walk_tb_with_full_positions"):
         if hasattr(traceback, name):

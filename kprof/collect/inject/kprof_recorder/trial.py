@@ -39,7 +39,7 @@ class TrialSession:
         self.hooks.install()
         keep_from_compiler(__package__)
         hide_from_tracebacks()
-        on_fork(before=lambda: None, in_child=self.in_forked_child)
+        on_fork(in_child=self.in_forked_child)
         self.recorder.on_activity = self.begin
         self.recorder.on_turn = self.hooks.listen_again
         atexit.register(self.recorder.end)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 
 from .capture import is_capturing_a_graph
 from .compiler import num_compiled
+from .follower import Follower
 from .patch import Patch, PatchError
-from .ranges import Models
 from .ranks import rank, world_size
 from .recording import now
 from .schedule import Block, Schedule
 from .settings import Settings
 from .sheet import Sheet, describe_process
 from .softly import softly
-from .steps import REPLAY, Rule, Source, StepCounter
+from .steps import REPLAY, Rule, Source
 from .stopwatch import Stopwatch
 from .turns import Turns, turns_of
 
@@ -34,20 +33,16 @@ NOT_COMPILED_ANEW = (
 )
 
 
-class WindowTimer:
+class WindowTimer(Follower):
     """Follows the steps of this process, and times windows of them as the schedule says."""
 
     running = None
     is_capturing = False
 
     def __init__(self, settings: Settings, schedule: Schedule) -> None:
+        super().__init__()
         self.settings = settings
-        self.counter = StepCounter()
-        self.models = Models()
-        self.lock = threading.RLock()
-        self.is_broken = False
         self.is_counting = True
-        self.on_change: Callable[[], None] = lambda: None
         self.on_activity: Callable[[], None] | None = None
         self.on_turn: Callable[[], None] = lambda: None
         self._schedule = schedule
@@ -78,47 +73,6 @@ class WindowTimer:
             self._begins_to_work(self.on_activity)
 
     @softly
-    def call_begins(self, source: Source, is_training: bool) -> None:
-        """Note the beginning of an outermost call."""
-        self.activity()
-        self._look_for_successor(source)
-        self.counter.call_begins(source, now(), is_training=is_training)
-        self._follow_counter()
-
-    @softly
-    def call_ends(self, source: Source) -> None:
-        """Note the end of an outermost call."""
-        self.counter.call_ends(source, now())
-        self._follow_counter()
-
-    @softly
-    def backward(self) -> None:
-        """Note a backward pass."""
-        self.activity()
-        self.counter.backward()
-
-    @softly
-    def optimizer_ends(self, source: Source) -> None:
-        """Note the end of an optimizer's step."""
-        self.activity()
-        self._look_for_successor(source)
-        self.counter.optimizer_ends(source, now())
-        self._follow_counter()
-
-    @softly
-    def range_begins(self) -> None:
-        """Note the beginning of a range that the user named "step"."""
-        self.activity()
-        self.counter.range_begins(now())
-        self._follow_counter()
-
-    @softly
-    def range_ends(self) -> None:
-        """Note the end of a range that the user named "step"."""
-        self.counter.range_ends(now())
-        self._follow_counter()
-
-    @softly
     def end(self) -> None:
         """Let arm A hold, where the process ends."""
         try:
@@ -147,7 +101,7 @@ class WindowTimer:
         self.on_activity = None
         look()
 
-    def _look_for_successor(self, source: Source) -> None:
+    def _look_at(self, source: Source) -> None:
         """Let the counter follow one that is just like its leader, should that be gone."""
         leader = self.counter.leader
         if source.key != leader.key and source.name == leader.name:

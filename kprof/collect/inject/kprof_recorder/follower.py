@@ -1,0 +1,78 @@
+"""Counts the steps of a process by what the hooks tell."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from .ranges import Models
+from .recording import now
+from .softly import softly
+from .steps import Source, StepCounter
+
+
+class Follower:
+    """Follows the steps of this process; what that is good for says `_follow_counter`."""
+
+    def __init__(self) -> None:
+        self.counter = StepCounter()
+        self.models = Models()
+        self.lock = threading.RLock()
+        self.is_broken = False
+        self.on_change: Callable[[], None] = lambda: None
+
+    def activity(self) -> None:
+        """Note that there is work: a batch is fetched or a model is called."""
+        raise NotImplementedError
+
+    def give_up(self, reason: str) -> None:
+        """Do nothing more; the workload goes on."""
+        raise NotImplementedError
+
+    def _follow_counter(self) -> None:
+        """Do what there is to do where a step begins or ends."""
+        raise NotImplementedError
+
+    def _look_at(self, source: Source) -> None:
+        """Look at what a step may be counted by, before it is."""
+
+    @softly
+    def call_begins(self, source: Source, is_training: bool) -> None:
+        """Note the beginning of an outermost call."""
+        self.activity()
+        self._look_at(source)
+        self.counter.call_begins(source, now(), is_training=is_training)
+        self._follow_counter()
+
+    @softly
+    def call_ends(self, source: Source) -> None:
+        """Note the end of an outermost call."""
+        self.counter.call_ends(source, now())
+        self._follow_counter()
+
+    @softly
+    def backward(self) -> None:
+        """Note a backward pass."""
+        self.activity()
+        self.counter.backward()
+
+    @softly
+    def optimizer_ends(self, source: Source) -> None:
+        """Note the end of an optimizer's step."""
+        self.activity()
+        self._look_at(source)
+        self.counter.optimizer_ends(source, now())
+        self._follow_counter()
+
+    @softly
+    def range_begins(self) -> None:
+        """Note the beginning of a range that the user named "step"."""
+        self.activity()
+        self.counter.range_begins(now())
+        self._follow_counter()
+
+    @softly
+    def range_ends(self) -> None:
+        """Note the end of a range that the user named "step"."""
+        self.counter.range_ends(now())
+        self._follow_counter()
