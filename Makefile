@@ -8,6 +8,8 @@ WORKERS ?= 2
 
 BIN := .venv/bin
 READY := .venv/.ready
+# Each process takes whole files, whose tests share what they set up, and helps when it has done.
+TOGETHER = -n $(WORKERS) --dist worksteal
 SOURCES := kprof tests examples benchmarks
 
 .DEFAULT_GOAL := help
@@ -33,10 +35,10 @@ demo: $(READY)  ## profile examples/train_tiny.py and say where the report lies
 	@echo "The report: $(CURDIR)/demo.kprof/report.html"
 
 test: $(READY)  ## run the tests that need no GPU
-	$(BIN)/python -m pytest -m "not gpu and not hostile" -n $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not hostile" $(TOGETHER) $(PYTEST_ARGS)
 
 hostile: $(READY)  ## run hostile workloads without and with the recorder (about 4 minutes)
-	$(BIN)/python -m pytest -m hostile -n $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m hostile tests/test_hostile.py $(TOGETHER) $(PYTEST_ARGS)
 
 check: $(READY)  ## format, lint, types, layers, tests: what every commit passes
 	$(BIN)/ruff format --check $(SOURCES)

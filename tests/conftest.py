@@ -1,10 +1,15 @@
-"""How the property tests run: the same examples each time, or new ones where FUZZ is set."""
+"""How tests run: on one thread each, and property tests on the same examples each time."""
 
 import os
 
 from hypothesis import settings
 
-# Speed belongs in benchmarks: a slow machine is no failure. New examples are for those who look.
+# Before anything imports torch or NumPy: several test processes whose threads wait for each
+# other's take many times as long. Processes that the tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Speed belongs in benchmarks: a slow machine is no failure. New examples, where FUZZ is set, are
+# for those who look.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("fuzz", deadline=None, max_examples=1000)
 settings.load_profile("fuzz" if os.environ.get("FUZZ") else "repeatable")

@@ -62,13 +62,18 @@ PRODUCTS = ["head", "layers.0.down", "layers.0.up", "layers.1.down", "layers.1.u
 def _shared_cache(tmp_path_factory):
     """Let all tests of this file share what Inductor compiles of C++ only once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
-        yield
+        cache = tmp_path_factory.mktemp("inductor")
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        yield cache
 
 
-def record_again(folder, script):
-    shutil.rmtree(folder / "run.kprof", ignore_errors=True)
-    return record(folder, script)
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory, _shared_cache):
+    """The folder of the first recording, which finds nothing that was compiled before."""
+    folder = tmp_path_factory.mktemp("cold")
+    assert list(_shared_cache.iterdir()) == []
+    assert record(folder, NET + COMPILE + TRAIN + COUNT).result.exit_code == 0
+    return folder
 
 
 def modules_of(folder, phase):
@@ -79,28 +84,28 @@ def modules_of(folder, phase):
     return sorted(found["module"].astype(str).unique())
 
 
-def test_compiling_makes_the_same_keys_and_graphs_with_and_without_the_recorder(tmp_path, capfd):
-    script = NET + COMPILE + TRAIN + COUNT
-    cold = record(tmp_path, script)
-    assert cold.result.exit_code == 0
-    assert "'fxgraph_cache_miss': 2" in capfd.readouterr().out
-    assert modules_of(tmp_path, "forward") == modules_of(tmp_path, "backward") == PRODUCTS
+def test_products_have_their_modules_when_all_is_compiled_anew(cold):
+    assert modules_of(cold, "forward") == modules_of(cold, "backward") == PRODUCTS
 
-    bare = run_bare(tmp_path)
+
+def test_compiling_makes_the_same_keys_and_graphs_with_and_without_the_recorder(
+    cold, tmp_path, capfd
+):
+    bare = run_bare(cold)
     assert b"'fxgraph_cache_hit': 2" in bare.stdout
     assert b"'autograd_cache_hit': 1" in bare.stdout
 
-    warm = record_again(tmp_path, script)
+    warm = record(tmp_path, NET + COMPILE + TRAIN + COUNT)
     seen = capfd.readouterr()
     assert (seen.out.encode(), seen.err.encode()) == (bare.stdout, bare.stderr)
     assert modules_of(tmp_path, "forward") == modules_of(tmp_path, "backward") == PRODUCTS
     assert any("out of torch's cache" in caveat for caveat in warm.description["caveats"])
 
 
+@pytest.mark.usefixtures("cold")
 def test_code_out_of_inductors_own_cache_has_its_modules_too(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
     record(tmp_path, NET + COMPILE + TRAIN + COUNT)
-    record_again(tmp_path, NET + COMPILE + TRAIN + COUNT)
     assert "'fxgraph_cache_hit': 2" in capfd.readouterr().out
     assert modules_of(tmp_path, "forward") == modules_of(tmp_path, "backward") == PRODUCTS
 

@@ -1,69 +1,33 @@
 """`kprof cost`: what it takes from the line, a file and a run, and how it answers."""
 
 import inspect
-import json
 import shlex
 from dataclasses import fields
-from datetime import date
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from kprof.analyze.cost.facts import COMPANIONS, LIMITS, Facts, facts_of
-from kprof.analyze.cost.measured import measured_in
+from kprof.analyze.cost.facts import COMPANIONS, LIMITS, Facts
 from kprof.analyze.cost.price import Band
 from kprof.commands.cost import cost
-from kprof.cost import calculate, read_prices
+from kprof.cost import calculate
 from kprof.errors import KprofError
 from kprof.report.costs import sections_of_costs
 from kprof.report.html import render_page
-from kprof.trace import Gpu, Recording
+from tests.cost_answers import (
+    DAY,
+    SERVING,
+    TODAY,
+    answer,
+    figures,
+    mid,
+    refusal,
+)
 from tests.test_cli import kprof
-from tests.traces import analyzed_trace_of
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "cost.md"
-H200_TRAIN = Path(__file__).parent / "data" / "h200" / "llama_train.json.gz"
-TODAY = date(2026, 11, 20)
-DAY = ("--as-of", "2026-11-20")
-SERVING = ("--gpu", "H100", "--tokens-per-s", "5000")
-OWN_LINE = {
-    "gpu": "H100",
-    "usd_per_gpu_hour": 2.5,
-    "term": "on-demand",
-    "price_list": "our contract",
-    "source": "contract 7",
-    "date": "2026-11-01",
-}
-
-
-def own_file(tmp_path, **changes):
-    """Write a file of one price."""
-    path = tmp_path / "own.json"
-    path.write_text(json.dumps({"quotes": [{**OWN_LINE, **changes}]}))
-    return path
-
-
-def answer(capsys, *words):
-    """Return the JSON that `kprof cost` prints."""
-    assert kprof("cost", *words, *DAY, "--json") == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def figures(result, topic):
-    """Return the figures of a topic, by name and unit."""
-    return {(f["name"], f["unit"]): f for f in result["figures"] if f["topic"] == topic}
-
-
-def mid(result, topic, name, unit):
-    return figures(result, topic)[name, unit]["mid"]
-
-
-def refusal(capsys, *words):
-    """Return what `kprof cost` says when it refuses."""
-    assert kprof("cost", *words, *DAY) == 2
-    return capsys.readouterr().err
 
 
 def test_every_option_is_a_fact_and_every_fact_an_option():
@@ -156,11 +120,6 @@ def test_the_interval_of_a_speedup_becomes_that_of_the_saving(capsys):
     assert [saved[end] for end in ("low", "mid", "high")] == [0.5, 1.0, 2.0]
 
 
-def test_two_gpus_that_no_list_has_both_of_need_a_price(capsys):
-    result = answer(capsys, "--gpu", "A10", "--baseline-gpu", "MI300X", "--speedup", "2")
-    assert "no list has MI300X and A10" in result["missing"][0]["give"][0]
-
-
 def test_the_same_gpu_at_the_same_price_gains_its_speedup(capsys):
     result = answer(capsys, "--speedup", "2")
     assert mid(result, "Gain of a token", "a token gets cheaper by", "times") == 2
@@ -244,28 +203,6 @@ def test_training_takes_the_peak_of_the_gpu_unless_one_is_given(capsys):
     assert mid(own, "Training", "tokens per second of a GPU", "tokens/s") == 1000
 
 
-def test_an_own_gpu_has_a_price_of_its_own(capsys):
-    words = ("--capex", "35040", "--life", "4", "--tokens-per-s", "1000")
-    result = answer(capsys, *words)
-    assert result["price"]["usd_per_gpu_hour"]["mid"] == 1
-    assert "current out" in " ".join(result["notes"])
-    powered = answer(capsys, *words, "--kw", "2", "--kwh-price", "0.1", "--pue", "1.5")
-    assert powered["price"]["usd_per_gpu_hour"]["mid"] == pytest.approx(1.3)
-
-
-def test_capital_without_a_life_is_no_price(capsys):
-    result = answer(capsys, "--capex", "35040", "--tokens-per-s", "1000")
-    assert result["price"] is None
-    assert {"topic": "Price of an own GPU", "give": ["--life"]} in result["missing"]
-
-
-def test_interruptions_make_spot_dearer(capsys):
-    words = ("--price", "2", "--interruptions", "0.1", "--tokens-per-s", "1000")
-    spot = answer(capsys, *words, "--restart", "0.5")
-    assert spot["price"]["usd_per_gpu_hour"]["mid"] == 2.1
-    assert answer(capsys, *words)["price"] is None
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -314,95 +251,6 @@ def test_every_companion_is_a_fact():
     assert {*COMPANIONS, *chain(*COMPANIONS.values())} <= names
 
 
-def test_a_run_that_knows_nothing_says_why(capsys, tmp_path):
-    path = tmp_path / "host.json"
-    operator = {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": "aten::mm",
-        "pid": 1,
-        "tid": 1,
-        "ts": 1,
-        "dur": 5,
-    }
-    path.write_text(json.dumps({"traceEvents": [operator]}))
-    assert "host.json ran on no GPU" in refusal(capsys, path)
-
-
-def test_an_unknown_gpu_is_answered_with_the_nearest_names(capsys):
-    assert "--gpu takes H100, H200, H100 NVL" in refusal(capsys, "--gpu", "H1000")
-
-
-def test_old_prices_are_warned_of_on_the_day_they_are_used(capsys, tmp_path):
-    own = ("--prices", own_file(tmp_path), *SERVING, "--json")
-    assert kprof("cost", *own, "--as-of", "2027-01-30") == 0
-    assert json.loads(capsys.readouterr().out)["warnings"] == []
-    assert kprof("cost", *own, "--as-of", "2027-01-31") == 0
-    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
-    assert "of 2026-11-01, 91 days ago: H100, on-demand" in warning
-
-
-def test_a_file_of_ones_own_replaces_the_prices_of_its_gpus(capsys, tmp_path):
-    own = own_file(tmp_path)
-    price = answer(capsys, "--prices", own, *SERVING)["price"]
-    assert price["usd_per_gpu_hour"] == {"low": 2.5, "mid": 2.5, "high": 2.5}
-    assert price["sources"] == ["our contract: contract 7"]
-    other = answer(capsys, "--prices", own, "--gpu", "B200")["price"]
-    assert other == answer(capsys, "--gpu", "B200")["price"]
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "cannot be read"),
-        ("{", "no table of prices"),
-        ("{}", "no table of prices"),
-        (json.dumps({"quotes": [{**OWN_LINE, "date": "yesterday"}]}), "no table of prices"),
-        (json.dumps({"quotes": [{**OWN_LINE, "currency": "EUR"}]}), "no table of prices"),
-        (json.dumps({"quotes": [{**OWN_LINE, "usd_per_gpu_hour": 0}]}), "H100 costs 0.0"),
-    ],
-)
-def test_a_damaged_file_of_prices_is_refused(capsys, tmp_path, content, said):
-    path = tmp_path / "own.json"
-    if content is not None:
-        path.write_text(content)
-    assert said in refusal(capsys, "--prices", path, *SERVING)
-
-
-def test_alone_it_lists_the_prices_with_date_and_source(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    assert kprof("cost") == 0
-    lines = capsys.readouterr().out.splitlines()
-    (line,) = [line for line in lines if "6.88" in line]
-    assert all(part in line for part in ("H100", "AWS", "us-east-1", "2026-11-09", "https://"))
-
-
-def test_every_price_of_the_table_has_a_source_and_a_day_that_was():
-    quotes = read_prices()
-    assert len(quotes) > 50
-    assert all(quote.source.startswith("https://") for quote in quotes)
-    assert all(date(2026, 1, 1) < quote.date <= TODAY for quote in quotes)
-    assert len({(q.gpu, q.price_list, q.term, q.date) for q in quotes}) == len(quotes)
-
-
-def test_a_price_is_exact_as_it_is_written():
-    (aws,) = [q for q in read_prices() if (q.gpu, q.price_list) == ("H100", "AWS")]
-    assert aws.usd_per_gpu_hour == Fraction("6.88")
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("15.6T", 15_600_000_000_000),
-        ("100k", 100_000),
-        ("281/77", Fraction(281, 77)),
-        ("1e9", 10**9),
-    ],
-)
-def test_numbers_are_read_exactly_as_people_write_them(text, number):
-    assert facts_of({"tokens_per_month": text}).tokens_per_month == number
-
-
 def test_python_gives_facts_as_numbers():
     costs = calculate({"price": 3.99, "tokens_per_s": 5000, "utilisation": 0.6}, TODAY)
     (as_paid,) = [figure for figure in costs.figures if figure.name == "as paid"]
@@ -419,82 +267,6 @@ def test_costs_render_on_a_page_with_their_sources():
     page = render_page("cost", sections_of_costs(costs))
     assert "https://www.coreweave.com/pricing" in page
     assert "P * overhead / (T * 3,600 / 10^6 * utilisation)" in page
-
-
-# What a run knows.
-
-
-def test_a_run_gives_its_gpus_and_step_and_the_line_gives_the_tokens(capsys):
-    result = answer(capsys, H200_TRAIN, "--tokens-per-step", "8192")
-    assert result["price"]["name"] == "H200, on-demand"
-    price = result["price"]["usd_per_gpu_hour"]["mid"]
-    thousand = mid(result, "Steps", "a thousand steps", "$")
-    assert thousand == pytest.approx(price * 40.3 / 3600, rel=0.005)
-    paid = mid(result, "Serving", "as paid", "$/M tokens")
-    assert paid == pytest.approx(thousand / 1000 / 8192 * 10**6)
-    assert "its energy was not measured" in result["notes"][0]
-
-
-def test_what_is_given_goes_before_what_the_run_knows(capsys):
-    result = answer(capsys, H200_TRAIN, "--step-s", "3600", "--price", "2")
-    assert mid(result, "Steps", "a thousand steps", "$") == 2000
-
-
-def test_a_step_tells_the_rate_of_a_gpu_and_the_energy_of_a_token(capsys):
-    words = ("--tokens-per-step", "8000", "--step-s", "2", "--gpus", "4", "--price", "3.6")
-    result = answer(capsys, *words, "--joules-per-step", "4000")
-    # 1,000 tokens/s of a GPU, at a thousandth of a dollar a second.
-    assert mid(result, "Serving", "as paid", "$/M tokens") == 1
-    assert mid(result, "Energy", "measured", "J/token") == 0.5
-    assert mid(result, "Energy", "a step on all GPUs", "J/step") == 4000
-
-
-def test_tokens_of_a_step_without_a_step_are_not_guessed(capsys):
-    result = answer(capsys, "--gpu", "H100", "--tokens-per-step", "8192", "--gpus", "8")
-    assert result["missing"] == [{"topic": "Tokens per second", "give": ["--step-s"]}]
-
-
-def measured(*kernels, **meta):
-    defaults = {
-        "gpus": (Gpu(0, "NVIDIA H100 80GB HBM3", rank=0), Gpu(0, "NVIDIA H100 80GB HBM3", rank=1))
-    }
-    return measured_in(analyzed_trace_of(*kernels, **{**defaults, **meta}))
-
-
-def test_a_run_counts_the_gpus_of_all_ranks_and_names_them_as_price_lists_do():
-    found = measured({"rank": 0}, {"rank": 1})
-    assert (found.gpu, found.gpus, found.step_s) == ("H100", 2, None)
-
-
-def test_unrecorded_steps_go_before_recorded_ones():
-    timed = Recording("a rule", 9, (5,), "device", (300_000_000,), (100_000_000, 120_000_000))
-    assert measured({}, recording=timed).step_s == Fraction(11, 100)
-    alone = Recording("a rule", 9, (5,), "device", (300_000_000,))
-    assert measured({}, recording=alone).step_s == Fraction(3, 10)
-
-
-def test_the_energy_of_a_step_comes_from_the_counter():
-    steps = [
-        {"kind": "step", "name": str(i), "start_ns": 200 * i, "duration_ns": 200} for i in range(2)
-    ]
-    samples = [
-        {"quantity": "energy_mj", "time_ns": 100 * i, "value": 2_000.0 * i} for i in range(5)
-    ]
-    found = measured({}, ranges=steps, samples=samples)
-    assert found.joules_per_step == 4.0
-    assert measured({}, ranges=steps, samples=samples[:2]).joules_per_step is None
-    assert measured({}, ranges=steps).joules_per_step is None
-
-
-def test_gpus_of_different_kinds_have_no_one_price():
-    gpus = (Gpu(0, "NVIDIA H100 80GB HBM3", rank=0), Gpu(0, "NVIDIA H200", rank=1))
-    assert measured({"rank": 0}, {"rank": 1}, gpus=gpus).gpu is None
-
-
-def test_a_run_without_a_gpu_says_nothing_of_its_cost():
-    found = measured({"activity": "host"}, source="host.json")
-    assert (found.gpu, found.gpus, found.step_s, found.joules_per_step) == (None,) * 4
-    assert "host.json ran on no GPU" in found.notes[0]
 
 
 # The document.

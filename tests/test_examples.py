@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_cli import kprof
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 # Small enough for a CPU, long enough that two steps lie between the skipped ones and the end.
@@ -31,13 +33,6 @@ ENDLESS = {"serve_tiny.py"}
 FILES_OF_A_RUN = {"meta.json", "kernels.parquet", "ranges.parquet", "report.html"}
 
 
-def start(arguments, folder):
-    """Run Python with these arguments in `folder` and return the finished process."""
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=folder, capture_output=True, text=True
-    )
-
-
 def names_in(folder):
     """Return the names of the files directly in `folder`."""
     return {path.name for path in folder.iterdir()}
@@ -45,27 +40,27 @@ def names_in(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECORDED)
-def test_an_example_is_profiled_without_an_edit(name, tmp_path):
+def test_an_example_is_profiled_without_an_edit(name, tmp_path, capfd):
     if name in OF_TRANSFORMERS:
         pytest.importorskip("transformers")
     run = tmp_path / "run.kprof"
     options = ["--skip", "1", "--steps", "2", "--out", run]
-    finished = start(["-m", "kprof", "run", *options, EXAMPLES / name, *RECORDED[name]], tmp_path)
-    assert finished.returncode == 0, finished.stderr
+    assert kprof("run", *options, EXAMPLES / name, *RECORDED[name]) == 0, capfd.readouterr().err
     assert names_in(run) >= FILES_OF_A_RUN
     assert json.loads((run / "meta.json").read_text())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PATCHES)
-def test_an_example_of_a_change_is_compared(name, tmp_path):
+def test_an_example_of_a_change_is_compared(name, tmp_path, capfdbinary):
     out = tmp_path / "ab.kprof"
     patch = f"{EXAMPLES / name}:{PATCHES[name]}"
     options = ["--patch", patch, "--pairs", "6", "--skip", "1", "--window", "0.01", "--out", out]
     script = [EXAMPLES / "train_tiny.py", "--steps", "100000", "--layers", "1", "--tokens", "16"]
-    compared = start(["-m", "kprof", "ab", "--json", *options, *script], tmp_path)
-    assert compared.returncode in (0, 1, 3), compared.stderr
-    claim = json.loads(compared.stdout)["claims"][0]
+    exit_code = kprof("ab", "--json", *options, *script)
+    told = capfdbinary.readouterr()
+    assert exit_code in (0, 1, 3), told.err
+    claim = json.loads(told.out)["claims"][0]
     # Which one depends on the machine; that it came of pairs does not.
     assert claim["num_pairs"] == 6
     assert names_in(out) >= {"comparison.json", "report.html"}
@@ -75,10 +70,10 @@ def test_an_example_of_a_change_is_compared(name, tmp_path):
 @pytest.mark.parametrize("name", EDITED)
 def test_an_example_that_uses_the_api_records_itself(name, tmp_path):
     run = tmp_path / "run.kprof"
-    recorded = start([EXAMPLES / name, *EDITED[name], "--out", run], tmp_path)
+    command = [sys.executable, EXAMPLES / name, *EDITED[name], "--out", run]
+    recorded = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert recorded.returncode == 0, recorded.stderr
-    opened = start(["-m", "kprof", "open", run], tmp_path)
-    assert opened.returncode == 0, opened.stderr
+    assert kprof("open", run) == 0
     assert names_in(run) >= FILES_OF_A_RUN
 
 

@@ -1,0 +1,86 @@
+"""What the gate gives to functions: values, layouts, shapes, and memory that is watched."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kprof.gate.inputs import Draw, edge_shapes, place
+from kprof.gate.memory import LARGE_BYTE, Guarded
+from kprof.gate.observe import draw
+from kprof.gate.subject import Case
+from tests.doubling import DOUBLED
+
+# Memory
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "padded", "transposed"])
+def test_a_placed_tensor_keeps_its_values_between_guards(layout):
+    tensor = torch.arange(12.0).view(3, 4)
+    placed = place(tensor, layout)
+    assert torch.equal(placed.view, tensor)
+    assert not placed.was_changed() and not placed.was_overrun()
+
+
+def test_a_write_beside_a_placed_tensor_is_an_overrun_and_one_inside_a_change():
+    beside, inside = place(torch.ones(4), "contiguous"), place(torch.ones(4), "contiguous")
+    beside.view.as_strided((1,), (1,), beside.view.storage_offset() + 4).zero_()
+    inside.view[3] = 0
+    assert (beside.was_overrun(), beside.was_changed()) == (True, False)
+    assert (inside.was_overrun(), inside.was_changed()) == (False, True)
+
+
+def test_a_padded_layout_is_neither_dense_nor_aligned():
+    view = place(torch.ones(3, 4), "padded").view
+    assert view.stride() == (25, 5) or not view.is_contiguous()
+    assert view.storage_offset() * view.element_size() % 16
+
+
+def test_a_far_layout_has_offsets_that_32_bits_do_not_reach():
+    view = place(torch.ones(3, 4), "far").view
+    assert 2 * view.stride(0) >= 2**31
+    assert torch.equal(view, torch.ones(3, 4))
+
+
+def test_uninitialised_memory_comes_poisoned_and_guarded():
+    with Guarded() as guarded:
+        assert torch.empty(3).isnan().all()
+        assert torch.empty_like(torch.ones(2, dtype=torch.int64)).eq(-1).all()
+    assert not guarded.was_overrun()
+
+
+def test_a_write_past_the_end_of_what_was_allocated_is_noticed():
+    with Guarded(LARGE_BYTE) as guarded:
+        made = torch.empty(3)
+        made.as_strided((4,), (1,), made.storage_offset()).zero_()
+    assert guarded.was_overrun()
+
+
+# Inputs
+
+
+def test_a_case_draws_the_same_values_every_time_and_another_seed_others():
+    case = Case((4, 8), "bfloat16", seed=3)
+    one, two = draw(DOUBLED, case)[0], draw(DOUBLED, case)[0]
+    assert torch.equal(one, two)
+    assert not torch.equal(one, draw(replace(DOUBLED, seed=1), case)[0])
+
+
+def test_edge_shapes_are_one_and_one_off_the_size_and_off_the_tile_below_it():
+    subject = replace(DOUBLED, shapes=((100, 7),), free=(0,))
+    assert edge_shapes(subject) == [(1, 7), (63, 7), (65, 7), (99, 7), (101, 7)]
+
+
+@pytest.mark.parametrize(
+    ("distribution", "holds"),
+    [
+        ("zeros", lambda x: x.eq(0).all()),
+        ("half_zero", lambda x: x[:16].eq(0).all() and x[16:].ne(0).all()),
+        ("large", lambda x: x.abs().mean() > 500),
+        ("small", lambda x: x.abs().max() < 0.01),
+        ("offset", lambda x: x.mean() > 7),
+        ("nonfinite", lambda x: not x.flatten()[-1].isfinite()),
+    ],
+)
+def test_a_distribution_is_what_its_name_says(distribution, holds):
+    assert holds(Draw(Case((32, 64), "float32", distribution), DOUBLED)(32, 64))
