@@ -2,18 +2,20 @@
 
 python benchmarks/selftest.py --simulate
 python benchmarks/selftest.py
+
+The result is written after every stage: what has not been taken by then is listed as missing.
 """
 
 import argparse
 import datetime
-import json
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from evidence import RESULTS, row, write_evidence
+
+from kprof.report.calibration import result_of_calibration
+from kprof.selftest import COMPARISONS, calibrate, simulate_noise
 
 SIMULATED = (
     "benchmarks/selftest.py",
@@ -28,16 +30,6 @@ MEASURED = (
     "kprof/collect/known_effects.py",
     "kprof/collect/disturbance.py",
 )
-# The installed program, as users have it, not this working tree.
-KPROF = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
-
-
-def self_test(words):
-    """Return what `kprof selftest` prints; a missed target is a result, too."""
-    done = subprocess.run([KPROF, "selftest", "--json", *words], stdout=subprocess.PIPE)
-    if done.returncode not in (0, 1):
-        sys.exit(done.returncode)
-    return json.loads(done.stdout)
 
 
 def slug(*words):
@@ -105,6 +97,38 @@ def place_of(result):
     return RESULTS / f"selftest_{device or slug(result['device'].split()[-1])}_{month}.json"
 
 
+def calibrations(args):
+    """Yield the result again and again, each time with more of it."""
+    if args.simulate:
+        yield simulate_noise(args.comparisons or 4_000, 40, 0)
+    else:
+        yield from calibrate(args.comparisons or COMPARISONS, 40, 0, tell)
+
+
+def tell(message):
+    """Say how far it is."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def write(result, args):
+    """Write what is known so far."""
+    rows = rows_of_targets(result)
+    for scenario in result["scenarios"]:
+        rows += rows_of_scenario(scenario)
+    names = ("num_pairs", "num_comparisons", "seed", "smallest_effect", "alpha", "took_s")
+    write_evidence(
+        args.result or place_of(result),
+        f"error rates of the verdicts, {result['device']}",
+        rows,
+        SIMULATED if args.simulate else MEASURED,
+        commit=args.commit,
+        protocol={name: result[name] for name in names},
+        noises={scenario["name"]: scenario["says"] for scenario in result["scenarios"]},
+        doubts=result["doubts"],
+        missing=result["missing"],
+    )
+
+
 def main():
     """Test and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -113,28 +137,14 @@ def main():
     parser.add_argument("--result", type=Path)
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
-    words = ["--simulate"] if args.simulate else []
-    words += ["--comparisons", str(args.comparisons)] if args.comparisons else []
-    result = self_test(words)
-    rows = rows_of_targets(result)
-    for scenario in result["scenarios"]:
-        rows += rows_of_scenario(scenario)
-    names = ("num_pairs", "num_comparisons", "seed", "smallest_effect", "alpha", "took_s")
-    protocol = {name: result[name] for name in names}
-    noises = {scenario["name"]: scenario["says"] for scenario in result["scenarios"]}
-    write_evidence(
-        args.result or place_of(result),
-        f"error rates of the verdicts, {result['device']}",
-        rows,
-        SIMULATED if args.simulate else MEASURED,
-        commit=args.commit,
-        protocol=protocol,
-        noises=noises,
-        doubts=result["doubts"],
-    )
+    for calibration in calibrations(args):
+        result = result_of_calibration(calibration)
+        write(result, args)
     for target in result["targets"]:
         met = "met" if target["is_met"] else "NOT met"
         print(f"{target['name']}: {target['value']:.4f}, reach {target['reach']:.4f}: {met}")
+    for what in (*result["missing"], *result["doubts"]):
+        print(f"missing or in doubt: {what}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Why the confidence sequence is made as it is: other designs on the same simulated pairs.
+"""Why the confidence sequence is made as it is, and plans as long as they are.
+
+Other designs on the same simulated pairs; then plans of 40, 80 and 160 pairs that stop early.
 
 python benchmarks/sequence_designs.py
 """
@@ -12,16 +14,21 @@ from evidence import RESULTS, row, write_evidence
 
 from kprof.analyze.calibration.designs import differences_of, random_order
 from kprof.analyze.calibration.noise import NOISES
+from kprof.analyze.calibration.tally import Known, tally
+from kprof.analyze.verdict.rule import MOST_PAIRS, levels_of
 from kprof.analyze.verdict.sequence import BETS_AT_40_PAIRS, CLIP, scales
+from kprof.comparison import Metric, Plan
 
 SOURCES = (
     "benchmarks/sequence_designs.py",
     "kprof/analyze/calibration/*.py",
+    "kprof/analyze/verdict/rule.py",
     "kprof/analyze/verdict/sequence.py",
 )
 ALPHA, MARGIN, NUM_PAIRS = 0.01, float(np.log(1.01)), 40
 EFFECTS = (0.0, 0.01, 0.02, 0.05)
 CLIPS, STAKES = (1.0, 1.5, 2.0, 2.5), ((0.7,), (1.0,), (0.4, 1.0), (0.6, 1.2), (0.5, 1.5), (0.7, 2))
+PLANS, SPREADS = (40, 80, 160), (0.01, 0.02, 0.03)
 MIXTURES = ((0.6, 3.0), (1.0, 2.0), (1.0, 3.0), (1.5, 2.0))
 
 
@@ -88,6 +95,28 @@ def figures_of(design, parameter, clip, samples):
     return {effect: float(np.mean(means)) for effect, means in taken.items()}, max(errors)
 
 
+def rows_of_plans(num_comparisons):
+    """Yield how often a plan that stops early has no answer where A and B are alike.
+
+    Spreads are those of a pair's log ratio, normal.
+    """
+    rng = np.random.default_rng(0)
+    for spread in SPREADS:
+        none = rng.normal(0.0, spread, (num_comparisons, max(PLANS)))
+        for most in PLANS:
+            levels = levels_of(Plan((Metric("time", "ms"),), max_pairs=most))
+            found = [Known(e, float(np.log1p(e)), none[:, :most] + np.log1p(e)) for e in EFFECTS]
+            _, early = tally(found, levels)
+            decided = early.same.count + early.false_verdict.count
+            pairs = {f"at_{100 * float(e):g}": round(n, 2) for e, n in early.pairs.items()}
+            name = f"at most {most} pairs that scatter by {100 * spread:g}".replace(" ", "-")
+            label = name + (" (kprof)" if most == MOST_PAIRS else "")
+            share = 100 * (1 - decided / early.same.of)
+            errs = round(100 * early.false_positive.share, 3)
+            print(f"{label}: {share:.1f} % without an answer, {errs} % false, {pairs}")
+            yield row(name, share, "%", "lower", **pairs, error_percent=errs)
+
+
 def main():
     """Try all designs on the same samples and write how many pairs each takes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -115,6 +144,7 @@ def main():
             )
         )
         print(f"{label}: {mean:.2f} pairs, error {100 * error:.2f} %, {by_effect}")
+    rows += rows_of_plans(min(args.comparisons, 1_000))
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     path = args.result or RESULTS / f"sequence_designs_cpu_{month}.json"
     write_evidence(path, "designs of the confidence sequence", rows, SOURCES)

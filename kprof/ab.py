@@ -13,9 +13,10 @@ from kprof.alternate import alternate
 from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cycles import find_power_effect
 from kprof.analyze.sla.judge import Assessment
-from kprof.analyze.verdict.judge import judge
+from kprof.calibrations import describe_calibration
 from kprof.collect.launch import write_description
-from kprof.comparison import Comparison, save
+from kprof.comparison import PAIRS_FILE, Comparison, save
+from kprof.errors import KprofError
 from kprof.flip import SWAP_REPORT, flip
 from kprof.report.comparison import sections_of_comparison
 from kprof.report.costs import result_of_costs, sections_of_costs
@@ -25,11 +26,10 @@ from kprof.report.sla import Judged, result_of_sla
 from kprof.report.swap import sections_of_swap
 from kprof.run import name_of
 from kprof.runfolder import make_folder
-from kprof.selftest import describe_calibration
 from kprof.sla import read_targets
-from kprof.swap import read_report
+from kprof.swap import Swap, read_report
 from kprof.variants import AbOptions, Tell, run_options, variants_of
-from kprof.worth import assess, no_price, price, sections_of_targets
+from kprof.worth import assess, check_worth, no_price, price, sections_of_targets
 
 EXIT_CODES = {"FASTER": 0, "SAME": 0, "SLOWER": 1, "INCONCLUSIVE": 3, "INVALID": 3}
 
@@ -94,18 +94,22 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
         KprofError: a variant cannot be started, crashed, or took no steps that can be compared.
     """
     targets = read_targets(options.targets) if options.targets else ()
+    check_worth(targets, options.facts)
+    if options.swap:
+        Swap((), options.swap.split(","))
     a, b = variants_of(options)
     folder = make_folder(f"{name_of(run_options(options))}-ab", options.out, force=options.force)
     (folder / "raw").mkdir(exist_ok=True)
     write_description(folder / "raw", a.command, (time.time_ns(), None), None)
     protocol = flip if options.patch or options.swap else alternate
-    taken = protocol(a, b, options, folder, tell)
+    try:
+        taken = protocol(a, b, options, folder, tell)
+    except (KprofError, KeyboardInterrupt):
+        if (folder / PAIRS_FILE).exists():
+            tell(f"the pairs taken before are kept in {folder / PAIRS_FILE}")
+        raise
     power = find_power_effect(taken.plan, taken.pairs)
-    comparison = replace(
-        taken,
-        claims=judge(taken.plan, taken.pairs),
-        doubts=(*taken.doubts, *([power] if power else [])),
-    )
+    comparison = replace(taken, doubts=(*taken.doubts, *([power] if power else [])))
     save(comparison, folder)
     is_priced = any(options.facts.values())
     compared = Compared(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from statistics import median
 
-from kprof.analyze.verdict.judge import is_enough
+from kprof.analyze.verdict.judge import is_enough, judge
+from kprof.analyze.verdict.rule import FIXED_PAIRS
 from kprof.collect.trials import Schedule, Trial, Variant, Window, run_trial
 from kprof.comparison import Comparison, Metric, Pair, Plan, save_pairs
 from kprof.errors import KprofError
@@ -21,7 +21,6 @@ ENERGY = Metric("energy per step", "J")
 NUM_WINDOWS = 5
 # The energy counter is too coarse for less.
 ENERGY_WINDOW_S = 1.0
-PAIRS = 16
 
 
 def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -> Comparison:
@@ -38,12 +37,19 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
     order = Random(plan.seed)
     taken: list[Pair] = []
     steps: dict[str, list[tuple[int, ...]]] = {"A": [], "B": []}
-    while len(taken) < plan.max_pairs and not (plan.stops_early and is_enough(plan, taken)):
+    doubts = _doubts(plan, options, pilots)
+    while not is_enough(plan, taken):
         is_a_first = order.random() < 0.5
         start_ns = time.time_ns()
         where = folder / "raw" / f"{len(taken) + 1:03d}"
         in_order = (a, b) if is_a_first else (b, a)
-        trials = {v.label: _trial(v, schedules[v.label], where) for v in in_order}
+        try:
+            trials = {v.label: _trial(v, schedules[v.label], where) for v in in_order}
+        except KeyboardInterrupt:
+            if not taken:
+                raise
+            doubts += (f"It was stopped by hand after {len(taken)} of {plan.max_pairs} pairs.",)
+            break
         for label, trial in trials.items():
             steps[label].append(tuple(one for w in trial.windows for one in w.steps_ns))
         taken.append(_pair(plan, trials["A"], trials["B"], is_a_first, start_ns))
@@ -55,9 +61,9 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
         b=b.difference,
         plan=plan,
         pairs=tuple(taken),
-        claims=(),
+        claims=judge(plan, taken),
         protocol=_protocol(plan, schedules["A"]),
-        doubts=_doubts(plan, options, pilots),
+        doubts=doubts,
         steps_ns={label: tuple(runs) for label, runs in steps.items()},
         facts=facts_of(a, b, pilots),
     )
@@ -96,7 +102,7 @@ def _plan(options: AbOptions, pilots: Sequence[Trial]) -> Plan:
     return Plan(
         metrics,
         smallest_effect=options.smallest_effect,
-        max_pairs=options.pairs or PAIRS,
+        max_pairs=options.pairs or FIXED_PAIRS,
         stops_early=not options.fixed,
         seed=options.seed,
     )
@@ -163,7 +169,7 @@ def _doubts(plan: Plan, options: AbOptions, pilots: Sequence[Trial]) -> tuple[st
 
 def facts_of(a: Variant, b: Variant, trials: Sequence[Trial]) -> dict[str, str]:
     """Return what it takes to do the comparison again, and what it ran on."""
-    facts = {"command of A": shlex.join(a.command), "command of B": shlex.join(b.command)}
+    facts = {"command of A": a.line, "command of B": b.line}
     first = trials[0]
     if first.device_name:
         facts["GPU"] = first.device_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 from collections.abc import Callable, Sequence
@@ -9,11 +10,12 @@ from dataclasses import replace
 from random import Random
 
 from kprof.analyze.verdict.judge import is_enough, judge
+from kprof.analyze.verdict.rule import FEWEST_PAIRS, MOST_PAIRS
 from kprof.collect.conditions import Watcher
 from kprof.comparison import Claim, Comparison, Metric, Pair, Plan
 from kprof.errors import KprofError
-from kprof.outputs import difference_of, poison_free_memory
-from kprof.stopwatch import Clock, Stopwatch, stopwatch_for
+from kprof.outputs import difference_of, holds_nan, poison_free_memory
+from kprof.stopwatch import CLOCKS, Clock, Stopwatch, stopwatch_for
 from kprof.timing import WarmUp, take_pairs, warm_up
 
 TIME = Metric("time per call", "ns")
@@ -22,6 +24,15 @@ WARM_UP_S = 1.0
 # Outputs may differ so far, relative to A's: more than any rounding of 16-bit numbers, less than
 # a wrong answer. The quality gate judges more finely.
 DIFFERENT = 0.01
+
+
+class AbTestError(KprofError):
+    """One of the two raised while it was timed; `pairs` has what was measured before."""
+
+    def __init__(self, problem: str, *, fix: str, pairs: tuple[Pair, ...]) -> None:
+        super().__init__(problem, fix=fix)
+        self.pairs = pairs
+
 
 Function = Callable[..., object]
 
@@ -51,13 +62,14 @@ def ab_test(  # noqa: PLR0913 - options by name
 
     What they return is compared before the first sample and, on inputs both have seen, after the
     last; two that return None are compared by time alone. The comparison is INVALID where they
-    differ, or where one was faster than the floor.
+    differ or are no numbers, or where one was faster than the floor.
 
     Raises:
-        KprofError: there are no inputs, or that clock needs a GPU.
+        KprofError: there are no inputs, that clock needs a GPU, or the plan decides nothing.
+        AbTestError: one of the two raised while it was timed.
     """
-    plan = plan or Plan((TIME,))
-    _check(inputs, clock)
+    plan = plan or Plan((TIME,), max_pairs=MOST_PAIRS)
+    _check(inputs, clock, plan)
     arms = _Arm(a, inputs), _Arm(b, inputs)
     first = difference_of(arms[0].call(), arms[1].call())
     stopwatch, watcher = stopwatch_for(clock), Watcher()
@@ -67,7 +79,7 @@ def ab_test(  # noqa: PLR0913 - options by name
     finally:
         watcher.close()
     last = arms[1].difference_to(arms[0])
-    wrong = _find_wrong(pairs, (first, last), floor_ns)
+    wrong = _find_wrong(pairs, (first, last), floor_ns) or _find_nan(arms)
     claims = judge(plan, pairs)
     if wrong:
         claims = tuple(_invalid(claim, wrong) for claim in claims)
@@ -95,11 +107,15 @@ class _Arm:
         self._inputs = inputs
         self._turn = -1
         self.last: object = None
+        self.is_inside = False
+        """Whether it was called and has not returned."""
 
     def call(self) -> object:
         """Call it with the inputs whose turn it is."""
         self._turn = (self._turn + 1) % len(self._inputs)
+        self.is_inside = True
         self.last = self._function(*self._inputs[self._turn])
+        self.is_inside = False
         return self.last
 
     def difference_to(self, other: _Arm) -> float | None:
@@ -114,25 +130,46 @@ def _take(
     taken: list[Pair] = []
     order = Random(plan.seed)
     works = arms[0].call, arms[1].call
-    for pair in take_pairs(*works, stopwatch, warmed.num_calls, order, watcher.read):
-        taken.append(pair)
-        # What is freed now is what the next call gets for its output: one that leaves part of it
-        # unwritten shall not find a right answer there.
-        poison_free_memory(arms[0].last)
-        if len(taken) >= plan.max_pairs or (plan.stops_early and is_enough(plan, taken)):
-            break
+    try:
+        for pair in take_pairs(*works, stopwatch, warmed.num_calls, order, watcher.read):
+            taken.append(pair)
+            # What is freed now is what the next call gets for its output: one that leaves part of
+            # it unwritten shall not find a right answer there.
+            poison_free_memory(arms[0].last)
+            if is_enough(plan, taken):
+                break
+    except Exception as error:
+        raise AbTestError(
+            f"{'B' if arms[1].is_inside else 'A'} raised {type(error).__name__} after "
+            f"{len(taken)} pairs: {error}",
+            fix="see its traceback; `pairs` of this error has what was measured",
+            pairs=tuple(taken),
+        ) from error
     return tuple(taken)
 
 
-def _check(inputs: Sequence[tuple[object, ...]], clock: Clock) -> None:
+def _check(inputs: Sequence[tuple[object, ...]], clock: Clock, plan: Plan) -> None:
     if not inputs:
         raise KprofError("no inputs to call with", fix="leave `inputs` out, or give a tuple a call")
+    if clock not in CLOCKS:
+        raise KprofError(f"there is no clock {clock!r}", fix=f"choose among {', '.join(CLOCKS)}")
     if clock != "wall":
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_available():
             raise KprofError(
                 f"the clock {clock!r} needs torch and a CUDA device", fix='use clock="wall"'
             )
+    if len(plan.metrics) != 1:
+        raise KprofError(
+            f"the plan has {len(plan.metrics)} metrics, and ab_test measures one: time",
+            fix="use Plan((kprof.callables.TIME,), …)",
+        )
+    if plan.max_pairs < FEWEST_PAIRS or not 0 < plan.smallest_effect < 1 or not 0 < plan.alpha < 1:
+        raise KprofError(
+            f"no verdict can come of {plan.max_pairs} pairs, a smallest effect of "
+            f"{plan.smallest_effect:g} and an error of {plan.alpha:g}",
+            fix=f"plan at least {FEWEST_PAIRS} pairs, and shares between 0 and 1",
+        )
 
 
 def _find_wrong(
@@ -140,6 +177,11 @@ def _find_wrong(
 ) -> str:
     """Return why the samples are worth nothing, or nothing."""
     worst = max((d for d in differences if d is not None), default=0.0)
+    if worst == math.inf:
+        return (
+            "The two do not return the same: in another structure or shape, or with NaN or "
+            "infinity where the other has none."
+        )
     if not worst <= DIFFERENT:
         return (
             f"The two do not return the same: they differ by {worst:.2g} of A's norm, where at "
@@ -152,6 +194,11 @@ def _find_wrong(
             "least: not all the work was done, or not all of it was timed."
         )
     return ""
+
+
+def _find_nan(arms: Sequence[_Arm]) -> str:
+    is_nan = all(holds_nan(arm.last) for arm in arms)
+    return "Both return NaN, so nobody can tell that they do the same." if is_nan else ""
 
 
 def _invalid(claim: Claim, why: str) -> Claim:
@@ -173,7 +220,9 @@ def _doubts(
     if watcher.num_neighbours:
         doubts.append(f"{watcher.num_neighbours} other processes were on the GPU from the start.")
     if not outputs_seen:
-        doubts.append("The two return nothing, so whether they do the same was not checked.")
+        doubts.append(
+            "The two return nothing that can be compared: whether they do the same is not known."
+        )
     return doubts
 
 

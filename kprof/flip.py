@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
 from kprof.alternate import STEP, facts_of
-from kprof.analyze.verdict.judge import is_enough
-from kprof.collect.trials import Schedule, Variant, Window, run_trial
+from kprof.analyze.verdict.judge import is_enough, judge
+from kprof.analyze.verdict.rule import FIXED_PAIRS, MOST_PAIRS
+from kprof.collect.trials import Schedule, Trial, TrialInterrupted, Variant, Window, run_trial
 from kprof.comparison import Comparison, Pair, Plan, save_pairs
 from kprof.errors import KprofError
 from kprof.variants import AbOptions, Tell
 
-PAIRS = 40
 SWAP, SWAP_REPORT = "kprof.swap:all_models", "swap.json"
 
 
@@ -23,13 +23,7 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
     Raises:
         KprofError: the process took too few steps for a single pair.
     """
-    plan = Plan(
-        (STEP,),
-        smallest_effect=options.smallest_effect,
-        max_pairs=options.pairs or PAIRS,
-        stops_early=not options.fixed,
-        seed=options.seed,
-    )
+    plan = _plan(options)
     letters = order_of(plan)
     patch: str | None = options.patch
     arguments: tuple[str, ...] = ()
@@ -48,23 +42,27 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
             tell(f"pair {len(taken)} of at most {plan.max_pairs}: B {percent:+.1f} %")
         return plan.stops_early and is_enough(plan, taken)
 
-    trial = run_trial(a, schedule, folder / "raw", is_enough=look)
+    trial, is_interrupted = _take(a, schedule, folder, look)
     pairs = pairs_of(trial.windows)
     if not pairs:
         raise KprofError(
             f"{a.command[-1]} ended before a pair of windows was taken",
             fix=f"let it take more steps, or shorten --window or --skip; its output: {trial.log}",
         )
-    doubts = list(trial.problems)
-    if len(pairs) < plan.max_pairs and not plan.stops_early:
-        doubts.append(f"The workload ended after {len(pairs)} of {plan.max_pairs} pairs.")
+    # What ended by itself, and not because of what was seen, is judged like a plan of that length.
+    has_ended = not is_interrupted and not is_enough(plan, pairs)
+    how = "The workload ended" if has_ended else "It was stopped by hand"
+    after = f"{how} after {len(pairs)} of {plan.max_pairs} pairs."
+    doubts = [*trial.problems, *([after] if has_ended or is_interrupted else [])]
+    if options.energy:
+        doubts.append(f"Energy is not compared: {trial.why_no_energy}.")
     return Comparison(
         name=Path(options.words[0]).name,
         a=a.difference,
         b=b.difference,
         plan=plan,
         pairs=pairs,
-        claims=(),
+        claims=judge(plan, pairs, are_all=has_ended),
         protocol=(
             "In one process, the change switched on and off between steps, in random order: "
             f"windows of {trial.windows[0].num_steps} steps, one step uncounted before each, from "
@@ -74,6 +72,28 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
         steps_ns={arm: tuple(w.steps_ns for w in trial.windows if w.arm == arm) for arm in "AB"},
         facts=facts_of(a, b, [trial]),
     )
+
+
+def _plan(options: AbOptions) -> Plan:
+    return Plan(
+        (STEP,),
+        smallest_effect=options.smallest_effect,
+        max_pairs=options.pairs or (FIXED_PAIRS if options.fixed else MOST_PAIRS),
+        stops_early=not options.fixed,
+        seed=options.seed,
+    )
+
+
+def _take(
+    a: Variant, schedule: Schedule, folder: Path, look: Callable[[Sequence[Window]], bool]
+) -> tuple[Trial, bool]:
+    """Return the trial, and whether it was stopped by hand after the first pair."""
+    try:
+        return run_trial(a, schedule, folder / "raw", is_enough=look), False
+    except TrialInterrupted as stop:
+        if not pairs_of(stop.trial.windows):
+            raise
+        return stop.trial, True
 
 
 def order_of(plan: Plan) -> str:

@@ -15,12 +15,18 @@ def difference_of(a: object, b: object) -> float | None:
     Infinite where they do not match: in structure, shape, or where one holds NaN and the other
     does not. None where neither holds a number to compare.
     """
-    left, right = list(_leaves(a)), list(_leaves(b))
+    left, right = dict(_leaves(a)), dict(_leaves(b))
     if not left and not right:
         return None
-    if len(left) != len(right):
+    if left.keys() != right.keys():
         return math.inf
-    return max(_relative(x, y) for x, y in zip(left, right, strict=True))
+    return max(_relative(left[place], right[place]) for place in left)
+
+
+def holds_nan(output: object) -> bool:
+    """Tell whether some value in `output` is no number."""
+    leaves = (_as_float(leaf) for _, leaf in _leaves(output))
+    return any(bool((values != values).any()) for values in leaves)
 
 
 def poison_free_memory(output: object) -> None:
@@ -30,7 +36,7 @@ def poison_free_memory(output: object) -> None:
     no such cache, and nothing is done.
     """
     torch = sys.modules.get("torch")
-    for leaf in _leaves(output):
+    for _, leaf in _leaves(output):
         if torch is not None and isinstance(leaf, torch.Tensor) and leaf.is_cuda:
             block = torch.empty_like(leaf)
             if leaf.is_floating_point():
@@ -38,18 +44,18 @@ def poison_free_memory(output: object) -> None:
             del block
 
 
-def _leaves(value: object) -> Iterator[Any]:
-    """Yield the arrays and numbers in a nest of sequences and mappings."""
+def _leaves(value: object, place: tuple[object, ...] = ()) -> Iterator[tuple[object, Any]]:
+    """Yield the arrays and numbers in a nest of sequences and mappings, each with its place."""
     if value is None or isinstance(value, str | bytes):
         return
     if isinstance(value, Number) or hasattr(value, "shape"):
-        yield value
+        yield place, value
     elif isinstance(value, Mapping):
         for key in value:
-            yield from _leaves(value[key])
+            yield from _leaves(value[key], (*place, key))
     elif isinstance(value, Sequence):
-        for item in value:
-            yield from _leaves(item)
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*place, index))
 
 
 def _relative(a: Any, b: Any) -> float:  # noqa: ANN401 - arrays of torch or numpy

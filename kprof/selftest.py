@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import islice
-from pathlib import Path
 from random import Random
 
-import msgspec
 import numpy as np
 
-from kprof.analyze.calibration.result import EFFECTS, SCHEMA, Calibration, Scenario
+from kprof.analyze.calibration.designs import Orders, ratios_of
+from kprof.analyze.calibration.result import EFFECTS, Calibration, Rate, Scenario
+from kprof.analyze.calibration.rivals import false_positives_of_rivals
 from kprof.analyze.calibration.simulate import simulate
 from kprof.analyze.calibration.tally import Known, look_at_all, scenario_of
 from kprof.analyze.calibration.targets import targets_on_a_machine
 from kprof.analyze.verdict.ranks import Floats
 from kprof.analyze.verdict.rule import Levels, levels_of
-from kprof.cache import cache_folder
 from kprof.collect.disturbance import disturbance
 from kprof.collect.known_effects import Knob, gpu_knobs, host_knobs
 from kprof.collect.machine import Machine, this_host, this_machine
-from kprof.comparison import Metric, Plan
-from kprof.report.calibration import describe, result_of_calibration
+from kprof.comparison import Metric, Pair, Plan
+from kprof.errors import KprofError
 from kprof.stopwatch import Stopwatch, stopwatch_for
 from kprof.timing import Conditions, take_pairs, warm_up
 
@@ -35,6 +35,10 @@ SAMPLE_NS = 1e6
 WARM_UP_S = 1.0
 RAMP_S = 4.0
 CO_TENANT_DUTY = 0.3
+# A stage ends after so long with the comparisons that it has: one without an effect, undisturbed,
+# and any other.
+LONGEST_SAME_S, LONGEST_S = 120.0, 40.0
+TELL_EVERY_S = 10.0
 
 Tell = Callable[[str], None]
 
@@ -46,35 +50,39 @@ def simulate_noise(num_comparisons: int, num_pairs: int, seed: int) -> Calibrati
 
 def calibrate(
     num_comparisons: int | None, num_pairs: int, seed: int, tell: Tell, *, quick: bool = False
-) -> tuple[Calibration, Path | None]:
-    """Judge comparisons taken on this machine, and keep what was found for later reports.
+) -> Iterator[Calibration]:
+    """Judge comparisons taken on this machine: on the GPU at hand, else on the host's clock.
 
-    On the GPU that is at hand, else on the host's clock. Return also where it is kept.
+    Yield what is known after every stage, the last time with all of them. What has not been
+    taken, or not been possible, is in `missing`.
     """
     number = num_comparisons or (QUICK_COMPARISONS if quick else COMPARISONS)
     begin_s = time.monotonic()
     machine, doubts = _usable_machine()
     plan = Plan((Metric("time per call", "ns"),), max_pairs=num_pairs, seed=seed)
-    knobs = gpu_knobs() if machine.kind == "gpu" else host_knobs()
+    tell("planting slow-downs of a known size")
+    stages = _stages(gpu_knobs() if machine.kind == "gpu" else host_knobs(), number)
     bench = _Bench(machine, plan, Random(seed), tell)
-    scenarios = [bench.with_effects(knob, number) for knob in knobs]
-    scenarios += bench.disturbed(knobs[0], max(number // PART_WITH_EFFECT, 1))
-    found = Calibration(
-        kind=machine.kind,
-        device=machine.name,
-        driver=machine.driver,
-        date=_today(),
-        num_pairs=num_pairs,
-        num_comparisons=number,
-        seed=seed,
-        smallest_effect=plan.smallest_effect,
-        alpha=plan.alpha,
-        scenarios=tuple(scenarios),
-        targets=targets_on_a_machine(scenarios),
-        took_s=time.monotonic() - begin_s,
-        doubts=(*doubts, *bench.doubts),
-    )
-    return found, _keep(found)
+    for position, stage in enumerate(stages, 1):
+        tell(f"stage {position} of {len(stages)}: {stage.title}: {stage.number} comparisons")
+        bench.run(stage)
+        scenarios = bench.scenarios()
+        yield Calibration(
+            kind=machine.kind,
+            device=machine.name,
+            driver=machine.driver,
+            date=_today(),
+            num_pairs=num_pairs,
+            num_comparisons=number,
+            seed=seed,
+            smallest_effect=plan.smallest_effect,
+            alpha=plan.alpha,
+            scenarios=scenarios,
+            targets=targets_on_a_machine(scenarios),
+            took_s=time.monotonic() - begin_s,
+            doubts=(*doubts, *bench.doubts),
+            missing=tuple(stage.title for stage in stages if stage not in bench.found),
+        )
 
 
 def _usable_machine() -> tuple[Machine, list[str]]:
@@ -93,6 +101,48 @@ def _usable_machine() -> tuple[Machine, list[str]]:
     return this_host(), [f"There is a GPU, but {why}: this is the host's clock."]
 
 
+@dataclass(frozen=True)
+class _Stage:
+    """So many comparisons of a work with itself, or with itself made slower."""
+
+    name: str
+    """Of the scenario that it is a part of."""
+    says: str
+    knob: Knob
+    number: int
+    effect: float = 0.0
+    duty: tuple[float, float] | None = None
+    """For what share of the time others are in the way, as in `disturbance`."""
+
+    @property
+    def title(self) -> str:
+        """What is done, in a few words."""
+        what = f"{100 * self.effect:g} % slower" if self.effect else "the same twice"
+        return f"{self.name}, {what}"
+
+    @property
+    def longest_s(self) -> float:
+        """When it ends, whatever it has by then."""
+        return LONGEST_S if self.effect or self.duty else LONGEST_SAME_S
+
+
+def _stages(knobs: Sequence[Knob], number: int) -> list[_Stage]:
+    """Return what there is to do, each scenario's comparisons without an effect first."""
+    part = max(number // PART_WITH_EFFECT, 1)
+    stages = []
+    for knob in knobs:
+        stages.append(_Stage(knob.name, knob.says, knob, number))
+        stages += [_Stage(knob.name, knob.says, knob, part, effect) for effect in EFFECTS]
+    share = CO_TENANT_DUTY
+    often = f"others busy {100 * share:g} % of the time"
+    rising = f"others busy 0 to 100 % of the time, every {RAMP_S:g} s"
+    return [
+        *stages,
+        _Stage("co-tenant", often, knobs[0], part, duty=(share, share)),
+        _Stage("ramp", rising, knobs[0], part, duty=(0.0, 1.0)),
+    ]
+
+
 class _Bench:
     """Takes comparisons of work whose truth is known, one after the other."""
 
@@ -100,47 +150,80 @@ class _Bench:
         self._machine, self._plan, self._order, self._tell = machine, plan, order, tell
         self._levels: Levels = levels_of(plan)
         self._stopwatch: Stopwatch = stopwatch_for("gpu" if machine.kind == "gpu" else "wall")
+        self._rivals: dict[str, dict[str, Rate]] = {}
+        self.found: dict[_Stage, Known] = {}
         self.doubts: list[str] = []
 
-    def with_effects(self, knob: Knob, number: int) -> Scenario:
-        """Return what became of work that is the same, and of work that is slower."""
-        found = [Known(0.0, 0.0, self._take(knob, 0.0, number, knob.name))]
-        for effect in EFFECTS:
-            taken = self._take(knob, effect, max(number // PART_WITH_EFFECT, 1), knob.name)
-            truth = self._truth_of(taken, effect, knob.name)
-            found.append(Known(effect, truth, taken))
-        return scenario_of(knob.name, knob.says, found, self._levels, {})
+    def run(self, stage: _Stage) -> None:
+        """Take a stage's comparisons; one that cannot be taken is found nowhere, and told."""
+        try:
+            with _others(self._machine, stage):
+                samples, orders = self._take(stage)
+        except KprofError as error:
+            self.doubts.append(f"{stage.title}: {error.problem}.")
+            return
+        if len(samples) < stage.number:
+            self.doubts.append(
+                f"{stage.title}: {len(samples)} of {stage.number} comparisons ended within the "
+                f"{stage.longest_s:g} s that they may take."
+            )
+        if not len(samples):
+            return
+        taken = ratios_of(samples, orders)
+        truth = self._truth_of(taken, stage.effect, stage.name) if stage.effect else 0.0
+        self.found[stage] = Known(stage.effect, truth, taken)
+        if not stage.effect:
+            self._rivals[stage.name] = false_positives_of_rivals(samples, self._levels)
 
-    def disturbed(self, knob: Knob, number: int) -> list[Scenario]:
-        """Return what became of work that is the same while others are in the way."""
-        share = CO_TENANT_DUTY
-        ways = (
-            ("co-tenant", f"others busy {100 * share:g} % of the time", (share, share)),
-            ("ramp", f"others busy 0 to 100 % of the time, every {RAMP_S:g} s", (0.0, 1.0)),
+    def scenarios(self) -> tuple[Scenario, ...]:
+        """Return what is known of each scenario whose comparisons without an effect are there."""
+        return tuple(
+            scenario_of(
+                first.name,
+                first.says,
+                [known for stage, known in self.found.items() if stage.name == first.name],
+                self._levels,
+                self._rivals[first.name],
+            )
+            for first in self.found
+            if not first.effect
         )
-        found = []
-        for name, says, duty in ways:
-            with disturbance(self._machine.kind, duty, RAMP_S):
-                none = [Known(0.0, 0.0, self._take(knob, 0.0, number, name))]
-            found.append(scenario_of(name, says, none, self._levels, {}))
-        return found
 
-    def _take(self, knob: Knob, effect: float, number: int, name: str) -> Floats:
-        """Return the log ratios of so many comparisons, a row each."""
-        what = f"{100 * effect:g} % slower" if effect else "the same twice"
-        self._tell(f"{name}, {what}: {number} comparisons of {self._plan.max_pairs} pairs")
-        a, b = knob.work(0.0), knob.work(effect)
+    def _take(self, stage: _Stage) -> tuple[Floats, Orders]:
+        """Return the logs of all samples in time, a row a comparison, and which were of A first."""
+        begin_s = time.monotonic()
+        a, b = stage.knob.work(0.0), stage.knob.work(stage.effect)
         num_calls = warm_up((a, b), self._stopwatch, WARM_UP_S, SAMPLE_NS).num_calls
         pairs = take_pairs(a, b, self._stopwatch, num_calls, self._order, Conditions)
-        values = [(pair.a[0], pair.b[0]) for pair in islice(pairs, number * self._plan.max_pairs)]
+        taken = list(self._until_done(pairs, stage, begin_s))
         if self._stopwatch.num_exposed:
             self.doubts.append(
-                f"{name}, {what}: the GPU waited for launches in {self._stopwatch.num_exposed} "
+                f"{stage.title}: the GPU waited for launches in {self._stopwatch.num_exposed} "
                 "samples, so that they are part of the time."
             )
             self._stopwatch.num_exposed = 0
-        logs = np.log(np.array(values))
-        return np.asarray((logs[:, 1] - logs[:, 0]).reshape(number, -1))
+        number = len(taken) // self._plan.max_pairs
+        whole = taken[: number * self._plan.max_pairs]
+        in_time = [(p.a[0], p.b[0]) if p.is_a_first else (p.b[0], p.a[0]) for p in whole]
+        orders = np.array([pair.is_a_first for pair in whole], dtype=bool)
+        samples = np.log(np.array(in_time, dtype=float))
+        return (
+            samples.reshape(number, 2 * self._plan.max_pairs),
+            orders.reshape(number, self._plan.max_pairs),
+        )
+
+    def _until_done(self, pairs: Iterator[Pair], stage: _Stage, begin_s: float) -> Iterator[Pair]:
+        """Pass on the pairs of a stage, as many as it is to have or has time for."""
+        told_s = begin_s
+        for taken, pair in enumerate(islice(pairs, stage.number * self._plan.max_pairs), 1):
+            yield pair
+            now_s = time.monotonic()
+            if now_s - begin_s > stage.longest_s:
+                return
+            if now_s - told_s > TELL_EVERY_S:
+                told_s = now_s
+                done = taken // self._plan.max_pairs
+                self._tell(f"{done} of {stage.number} comparisons, {now_s - begin_s:.0f} s")
 
     def _truth_of(self, taken: Floats, effect: float, name: str) -> float:
         """Return the slow-down that was there, from all comparisons of it together."""
@@ -152,53 +235,10 @@ class _Bench:
         return truth
 
 
-def describe_calibration() -> str:
-    """Return the sentence on how often verdicts err on this machine, for the reports."""
-    found = last_calibration()
-    if found is None:
-        return "How often such verdicts err on this machine is not known yet: run kprof selftest."
-    return describe(found)
-
-
-def last_calibration() -> Calibration | None:
-    """Return the latest calibration of this GPU and driver, else of this host, else None."""
-    return _read(this_machine()) or _read(this_host())
-
-
-def _read(machine: Machine) -> Calibration | None:
-    path = _path_for(machine)
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=Calibration) if path else None
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return found if found is not None and found.schema == SCHEMA else None
-
-
-def json_of(calibration: Calibration) -> bytes:
-    """Return the calibration as indented JSON, the worst rates on top."""
-    return msgspec.json.format(msgspec.json.encode(result_of_calibration(calibration)))
-
-
-def _keep(calibration: Calibration) -> Path | None:
-    machine = Machine(calibration.kind, calibration.device, calibration.driver)  # type: ignore[arg-type]
-    path = _path_for(machine)
-    if path is None:
-        return None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(calibration)))
-        partial.replace(path)
-    except OSError:
-        return None
-    return path
-
-
-def _path_for(machine: Machine) -> Path | None:
-    folder = cache_folder()
-    text = f"{machine.name} {machine.driver or ''}"
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-").lower()
-    return folder / "calibration" / f"{name}.json" if folder else None
+def _others(machine: Machine, stage: _Stage) -> AbstractContextManager[None]:
+    if stage.duty is None:
+        return nullcontext()
+    return disturbance(machine.kind, stage.duty, RAMP_S)
 
 
 def _today() -> str:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 Work = Callable[[], object]
 Clock = Literal["wall", "gpu", "cold gpu"]
+CLOCKS: tuple[Clock, ...] = get_args(Clock)
 
 # The GPU sleeps before each sample so that all that is timed is queued when it wakes: what is
 # measured is then the GPU's time, not that of launching.
-SLEEP_CYCLES = 2_000_000
+SLEEP_CYCLES = 1_000_000
 LONGEST_SLEEP_CYCLES = 64_000_000
+# By how much it sleeps less after a sample in which all was queued in time. Slowly: where it has
+# to be long, each attempt to do with less costs a sample.
+SHRINK = 0.95
 # What is written between two calls so that the second finds nothing in L2, times its size.
 FLUSHED = 2
 
@@ -77,7 +81,7 @@ class GpuStopwatch:
         took_ns, is_hidden = self._sample(work, num_calls)
         if is_hidden:
             # A disturbance that has passed must not make every later sample wait.
-            self._sleep_cycles = max(SLEEP_CYCLES, self._sleep_cycles // 2)
+            self._sleep_cycles = max(SLEEP_CYCLES, int(SHRINK * self._sleep_cycles))
         while not is_hidden and self._sleep_cycles < LONGEST_SLEEP_CYCLES:
             self._sleep_cycles *= 2
             took_ns, is_hidden = self._sample(work, num_calls)

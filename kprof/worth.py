@@ -16,6 +16,7 @@ from kprof.analyze.sla.targets import Target
 from kprof.analyze.sla.verdict import judge_times, not_measured
 from kprof.comparison import Comparison
 from kprof.cost import calculate
+from kprof.errors import KprofError
 from kprof.report.section import Section, Text
 from kprof.report.sla import Judged, sections_of_sla
 
@@ -35,6 +36,27 @@ def assess(comparison: Comparison, targets: Sequence[Target]) -> dict[str, Asses
         ]
         assessed[arm] = Assessment(tuple(judged))
     return assessed
+
+
+def check_worth(targets: Sequence[Target], given: Mapping[str, str | None]) -> None:
+    """See that targets can be judged and costs be computed, before hours are spent on samples.
+
+    Raises:
+        KprofError: a target is not one of steps, or a fact of the costs cannot be true.
+    """
+    for target in targets:
+        if target.metric.name != "step":
+            raise KprofError(
+                f"{target.text!r}: kprof ab times steps, and no requests",
+                fix="give a target such as step_p50<=60ms; of requests, a result file to kprof sla",
+            )
+    if any(given.values()):
+        _costs({**given, "step_s": "1", "speedup": "1"})
+
+
+def _costs(given: Mapping[str, str | None]) -> Costs:
+    known = {name: value for name, value in given.items() if value is not None}
+    return calculate({"gpus": "1", **known}, date.today())
 
 
 def sections_of_targets(assessed: Mapping[str, Assessment]) -> list[Section]:
@@ -59,10 +81,7 @@ def price(comparison: Comparison, given: Mapping[str, str | None]) -> Costs | No
     step_s = median(pair.b[place] for pair in comparison.pairs if not pair.problem) / 1e9
     interval = claim.interval
     speedup = ",".join(repr(1 / ratio) for ratio in (interval.high, interval.ratio, interval.low))
-    known = {name: value for name, value in given.items() if value is not None}
-    return calculate(
-        {"gpus": "1", **known, "step_s": repr(step_s), "speedup": speedup}, date.today()
-    )
+    return _costs({**given, "step_s": repr(step_s), "speedup": speedup})
 
 
 PROVEN = ("FASTER", "SLOWER")

@@ -6,9 +6,10 @@ import time
 import numpy as np
 import pytest
 
-from kprof.callables import TIME, ab_test
-from kprof.comparison import Plan
+from kprof.callables import TIME, AbTestError, ab_test
+from kprof.comparison import Metric, Plan
 from kprof.errors import KprofError
+from kprof.timing import WarmUp
 
 PLAN = Plan((TIME,), max_pairs=12, seed=3)
 
@@ -95,7 +96,7 @@ def test_functions_that_return_nothing_are_compared_with_a_doubt(clock):
     work = taking(clock, 1_000_000, None)
     compared = ab_test(work, work, plan=PLAN)
     assert compared.headline.verdict == "SAME"
-    assert any("was not checked" in doubt for doubt in compared.doubts)
+    assert any("whether they do the same is not known" in doubt for doubt in compared.doubts)
 
 
 def test_every_input_has_its_turn_with_both(clock):
@@ -133,3 +134,55 @@ def test_without_inputs_there_is_nothing_to_call_with():
 def test_the_clock_of_a_gpu_needs_one():
     with pytest.raises(KprofError, match="needs torch and a CUDA device"):
         ab_test(list, list, clock="gpu")
+
+
+def test_an_error_in_one_arm_names_it_and_keeps_the_pairs_before(clock, monkeypatch):
+    # Called once for its output, then twice a pair.
+    monkeypatch.setattr("kprof.callables.warm_up", lambda *rest: WarmUp(1, is_stable=True))
+    work, calls = taking(clock, 1_000_000), itertools.count()
+
+    def failing():
+        work()
+        if next(calls) == 11:
+            raise ValueError("no more memory")
+
+    with pytest.raises(AbTestError, match="B raised ValueError after 5 pairs: no more memory") as e:
+        ab_test(work, failing, plan=PLAN)
+    assert len(e.value.pairs) == 5
+    assert e.value.pairs[0].a[0] == pytest.approx(1_000_000, rel=0.01)
+    assert isinstance(e.value.__cause__, ValueError)
+
+
+def test_two_that_return_nan_are_no_proof_that_they_do_the_same(clock):
+    work = taking(clock, 1_000_000, np.array([1.0, np.nan]))
+    claim = ab_test(work, work, plan=PLAN).headline
+    assert (claim.verdict, claim.why[:15]) == ("INVALID", "Both return NaN")
+
+
+def test_what_does_not_match_is_told_in_words_and_not_as_infinity(clock):
+    a, b = taking(clock, 1_000_000, 1.0), taking(clock, 1_000_000, [1.0])
+    claim = ab_test(a, b, plan=PLAN).headline
+    assert claim.verdict == "INVALID"
+    assert "in another structure or shape" in claim.why
+
+
+def test_a_clock_that_there_is_not_is_answered_with_those_that_there_are():
+    with pytest.raises(KprofError, match="no clock 'sun'"):
+        ab_test(int, int, clock="sun")
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan((TIME,), max_pairs=5),
+        Plan((TIME,), smallest_effect=0.0),
+        Plan((TIME,), smallest_effect=1.0),
+        Plan((TIME,), alpha=0.0),
+        Plan((TIME,), alpha=1.0),
+        Plan(()),
+        Plan((TIME, Metric("energy", "J"))),
+    ],
+)
+def test_a_plan_that_can_decide_nothing_is_refused_before_anything_is_called(plan):
+    with pytest.raises(KprofError):
+        ab_test(pytest.fail, pytest.fail, plan=plan)

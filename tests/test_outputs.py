@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kprof.outputs import difference_of
+from kprof.outputs import difference_of, holds_nan
 
 
 def test_the_difference_is_relative_to_the_norm_of_the_first():
@@ -32,6 +32,8 @@ def test_nothing_to_compare_is_no_difference_of_zero(nothing):
         (torch.ones(2, 3), torch.ones(3, 2)),
         ([1.0], [1.0, 2.0]),
         (None, 1.0),
+        ([1.0], 1.0),
+        ({"a": 1.0}, {"b": 1.0}),
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, math.nan])),
         (torch.tensor([1.0, math.nan]), torch.tensor([1.0, 2.0])),
         (torch.tensor([1.0, math.nan]), torch.tensor([math.nan, 1.0])),
@@ -48,6 +50,15 @@ def test_what_does_not_match_is_infinitely_far_apart(a, b):
 def test_special_values_in_the_same_places_are_no_difference():
     values = torch.tensor([1.0, math.nan, math.inf, -math.inf])
     assert difference_of(values, values.clone()) == 0.0
+
+
+def test_the_order_of_keys_is_no_difference():
+    assert difference_of({"a": 1.0, "b": 2.0}, {"b": 2.0, "a": 1.0}) == 0.0
+
+
+def test_nan_is_found_wherever_it_is():
+    assert holds_nan({"a": torch.ones(2), "b": [torch.tensor([1.0, math.nan])]})
+    assert not holds_nan([torch.tensor([1.0, math.inf]), torch.tensor([1, 2]), None, "nan"])
 
 
 def test_zeros_are_like_zeros():

@@ -1,6 +1,7 @@
 """What a reader is shown of a comparison."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -129,9 +130,9 @@ def test_a_ratio_is_shown_as_a_change_in_percent(ratio, text):
     assert format_percent(ratio) == text
 
 
-def test_an_interval_says_how_sure_it_is():
+def test_an_interval_is_told_as_changes():
     interval = Interval(0.98, 0.97, 0.99, 0.975, "fixed")
-    assert format_interval(interval) == "-3.00 % to -1.00 % (97.5 % confidence)"
+    assert format_interval(interval) == "-3.00 % to -1.00 %"
 
 
 def test_a_saved_comparison_is_read_as_it_was(tmp_path):
@@ -144,3 +145,19 @@ def test_a_damaged_comparison_is_one_clear_error(tmp_path):
     (tmp_path / "comparison.json").write_text("{")
     with pytest.raises(KprofError, match="no complete comparison"):
         load(tmp_path)
+
+
+def test_a_table_of_pairs_has_no_column_of_which_nothing_is_known():
+    whole = comparison_of()
+    without_gpu = [replace(pair, clocks_mhz=(None, None), problem="") for pair in whole.pairs]
+    (pairs,) = [
+        table
+        for table in tables(comparison_of(pairs=tuple(without_gpu)))
+        if table.columns[0].header == "Pair"
+    ]
+    assert [column.header for column in pairs.columns] == ["Pair", "First", "A", "B", "Change"]
+    assert pairs.rows[0] == ("1", "A", "2 ms", "1.8 ms", "-10.0 %")
+
+
+def test_the_confidence_of_the_interval_stands_beside_it():
+    assert "95 % confidence, pairs set before" in terminal(comparison_of(), 200)

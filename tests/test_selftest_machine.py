@@ -4,18 +4,27 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import count
 
+import msgspec
 import numpy as np
 import pytest
 
-from kprof import selftest
+from kprof import calibrations, selftest
+from kprof.analyze.calibration.result import Rate
+from kprof.analyze.calibration.rivals import false_positives_of_rivals
 from kprof.analyze.calibration.simulate import simulate
+from kprof.analyze.verdict.rule import levels_of
+from kprof.calibrations import describe_calibration, keep, last_calibration
 from kprof.collect import known_effects, machine
 from kprof.collect.disturbance import disturbance, share_at
 from kprof.collect.known_effects import host_knobs
 from kprof.collect.machine import Machine
+from kprof.comparison import Metric, Plan
 from kprof.errors import KprofError
-from kprof.selftest import calibrate, describe_calibration, last_calibration
+from kprof.report.calibration import describe, result_of_calibration, sections_of_calibration
+from kprof.selftest import calibrate
+from kprof.timing import WarmUp
 from tests.test_cli import kprof
 
 HOST = Machine("host", "a processor", None)
@@ -25,8 +34,9 @@ HOST = Machine("host", "a processor", None)
 def home(monkeypatch, tmp_path):
     """Keep what is measured in a folder of the test, as if on a host without a GPU."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(selftest, "this_machine", lambda: HOST)
-    monkeypatch.setattr(selftest, "this_host", lambda: HOST)
+    for module in (selftest, calibrations):
+        monkeypatch.setattr(module, "this_machine", lambda: HOST)
+        monkeypatch.setattr(module, "this_host", lambda: HOST)
     return tmp_path
 
 
@@ -69,8 +79,8 @@ class CountedGpu:
 
     def time(self, work, num_calls):
         (amount,) = work.args
-        is_copy = work.func.__name__ == "copy"
-        num_bytes, num_cycles = (amount, 0) if is_copy else (known_effects.GPU_BYTES, amount)
+        is_spun = work.func.__name__ == "negate_and_spin"
+        num_bytes, num_cycles = (amount, 0) if not is_spun else (known_effects.GPU_BYTES, amount)
         return 3_000 + num_bytes / 4 + num_cycles / 2
 
     resolution_ns, num_exposed = 500.0, 0
@@ -96,7 +106,7 @@ def test_a_gpu_takes_as_much_longer_as_was_asked_for(pretended_gpu, number):
     assert times[2] / times[0] == pytest.approx(1.05, abs=2e-5)
 
 
-def test_a_spin_on_the_gpu_follows_a_copy_in_both_variants(pretended_gpu):
+def test_a_spin_on_the_gpu_follows_the_same_bytes_in_both_variants(pretended_gpu):
     _, knob = known_effects.gpu_knobs()
     del pretended_gpu[:]
     knob.work(0.0)()
@@ -107,24 +117,97 @@ def test_a_spin_on_the_gpu_follows_a_copy_in_both_variants(pretended_gpu):
 
 def test_a_calibration_is_taken_kept_and_found_again(home, hasty):
     heard = []
-    found, path = calibrate(8, 10, 0, heard.append)
+    *_, found = calibrate(8, 10, 0, heard.append)
+    path = keep(found)
     assert (found.kind, found.device, found.num_comparisons) == ("host", "a processor", 8)
     assert [s.name for s in found.scenarios] == ["more bytes", "co-tenant", "ramp"]
     planted, co_tenant, _ = found.scenarios
     assert planted.fixed.false_positive.of == 8
     assert planted.fixed.power["0.05"].of == 2
     assert (co_tenant.fixed.power, co_tenant.fixed.wrong_direction.of) == ({}, 0)
-    assert heard[0] == "more bytes, the same twice: 8 comparisons of 10 pairs"
+    assert (planted.fixed.power.keys(), found.missing) == ({"0.01", "0.02", "0.05"}, ())
+    assert "stage 1 of 6: more bytes, the same twice: 8 comparisons" in heard
     assert path.is_relative_to(home)
     assert found.doubts[0].startswith("There is no GPU")
     assert last_calibration() == found
     assert describe_calibration().startswith("On this host's clock (a processor)")
 
 
+def test_after_every_stage_there_is_a_calibration_that_says_what_it_lacks(home, hasty):
+    course = list(calibrate(8, 10, 0, print))
+    assert [len(found.missing) for found in course] == [5, 4, 3, 2, 1, 0]
+    first = course[0]
+    assert (first.scenarios[0].fixed.false_positive.of, first.scenarios[0].fixed.power) == (8, {})
+    assert [target.name for target in first.targets] == ["false positives"]
+    assert result_of_calibration(first)["power"] == {"0.01": None, "0.02": None, "0.05": None}
+    assert result_of_calibration(first)["wrong_direction"] is None
+    assert first.is_met in (None, False)
+    assert "co-tenant, the same twice" in first.missing
+    text = str(sections_of_calibration(first))
+    assert "Not measured: more bytes, 5 % slower." in text
+
+
+def test_an_unfinished_calibration_is_kept_beside_the_last_whole_one(home, hasty):
+    *_, almost, found = calibrate(8, 10, 0, print)
+    whole = keep(found)
+    beside = keep(almost, is_complete=False)
+    assert beside != whole
+    assert msgspec.json.decode(beside.read_bytes())["missing"] == ["ramp, the same twice"]
+    assert last_calibration() == found
+    keep(found)
+    assert not beside.exists()
+
+
+def test_a_stage_ends_in_time_with_whole_comparisons_and_says_how_many(home, hasty, monkeypatch):
+    seconds = count()
+    monkeypatch.setattr(selftest.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(selftest, "warm_up", lambda *rest: WarmUp(1, is_stable=True))
+    monkeypatch.setattr(known_effects, "_calibrated", lambda run, *rest: lambda effect: int)
+    *_, found = calibrate(50, 10, 0, print)
+    same, ramp = found.scenarios[0].fixed, found.scenarios[-1].fixed
+    # A second is over with every pair: 120 of them without an effect, 40 with one.
+    assert (same.false_positive.of, same.power["0.01"].of, ramp.false_positive.of) == (12, 4, 4)
+    assert "ramp, the same twice: 4 of 12 comparisons ended within the 40 s" in found.doubts[-1]
+    assert found.missing == ()
+
+
+def test_a_stage_too_short_for_one_comparison_is_missing_and_not_none_of_none(
+    home, hasty, monkeypatch
+):
+    monkeypatch.setattr(selftest, "LONGEST_S", 0.0)
+    *_, found = calibrate(8, 10, 0, print)
+    assert [scenario.name for scenario in found.scenarios] == ["more bytes"]
+    assert found.missing[-1] == "ramp, the same twice"
+    assert len(found.missing) == 5
+    assert "Not measured: more bytes, 1 % slower;" in describe(found)
+
+
+def test_a_co_tenant_that_cannot_start_costs_its_stages_and_not_the_rest(home, hasty, monkeypatch):
+    monkeypatch.setattr("kprof.collect.disturbance.sys.executable", "/bin/false")
+    *_, found = calibrate(8, 10, 0, print)
+    assert found.missing == ("co-tenant, the same twice", "ramp, the same twice")
+    assert "did not start" in found.doubts[-1]
+    assert found.scenarios[0].fixed.power["0.05"].of == 2
+
+
+def test_how_far_it_is_is_told_within_a_stage(home, hasty, monkeypatch):
+    monkeypatch.setattr(selftest, "TELL_EVERY_S", 0.0)
+    heard = []
+    next(calibrate(8, 10, 0, heard.append))
+    assert any(line.startswith("3 of 8 comparisons, ") for line in heard)
+
+
+def test_blocks_and_abba_stand_beside_on_the_machines_own_samples():
+    rising = np.log(1000.0 + np.arange(80.0))[None, :].repeat(3, axis=0)
+    found = false_positives_of_rivals(rising, levels_of(Plan((Metric("t", "ns"),))))
+    assert found["blocked, Welch"] == Rate(3, 3)
+    assert found["ABBA, signed ranks"] == Rate(0, 3)
+
+
 def kept(home, monkeypatch, **changes):
     """Keep a calibration as if this machine had made it."""
     made = replace(simulate(50, 40, 0, "2026-11-20"), **changes)
-    selftest._keep(made)
+    keep(made)
     return made
 
 
@@ -135,16 +218,22 @@ def test_before_a_self_test_nothing_is_known(home):
 
 def test_what_another_driver_did_says_nothing_of_this_one(home, monkeypatch):
     kept(home, monkeypatch, kind="gpu", device="NVIDIA H200", driver="580.1")
-    monkeypatch.setattr(selftest, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "590.2"))
+    monkeypatch.setattr(
+        calibrations, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "590.2")
+    )
     assert last_calibration() is None
-    monkeypatch.setattr(selftest, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1"))
+    monkeypatch.setattr(
+        calibrations, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1")
+    )
     assert last_calibration().driver == "580.1"
     assert "On NVIDIA H200, driver 580.1, 2026-11-20" in describe_calibration()
 
 
 def test_a_gpu_of_which_nothing_is_known_has_at_least_its_hosts_clock(home, monkeypatch):
     kept(home, monkeypatch, kind="host", device="a processor", driver=None)
-    monkeypatch.setattr(selftest, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1"))
+    monkeypatch.setattr(
+        calibrations, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1")
+    )
     assert describe_calibration().startswith("On this host's clock (a processor)")
 
 
@@ -159,7 +248,7 @@ def test_a_gpu_that_torch_cannot_use_leaves_the_host_and_a_word_about_it(home, m
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_gpu_is_made_slower_by_what_was_planted(number):
-    found, _ = calibrate(8, 20, 0, print)
+    *_, found = calibrate(8, 20, 0, print)
     planted = found.scenarios[number]
     assert found.kind == "gpu"
     assert planted.fixed.power["0.05"].count == 2
@@ -168,7 +257,7 @@ def test_a_gpu_is_made_slower_by_what_was_planted(number):
 
 @pytest.mark.parametrize("text", ["", "{", '{"kind": "gpu"}', "[]"])
 def test_a_damaged_file_is_no_calibration(home, text):
-    path = selftest._path_for(HOST)
+    path = calibrations._path_for(HOST)
     path.parent.mkdir(parents=True)
     path.write_text(text)
     assert last_calibration() is None
@@ -180,7 +269,7 @@ def test_a_calibration_of_an_older_form_is_none(home, monkeypatch):
 
 
 def test_a_user_without_a_home_is_told_that_nothing_is_kept(home, hasty, monkeypatch, capsys):
-    monkeypatch.setattr(selftest, "cache_folder", lambda: None)
+    monkeypatch.setattr(calibrations, "cache_folder", lambda: None)
     code = kprof("selftest", "--comparisons", "50", "--pairs", "10", "--json")
     result = json.loads(capsys.readouterr().out)
     assert code == (0 if result["is_met"] else 1)

@@ -162,7 +162,7 @@ class Sleepy(GpuStopwatch):
         self.slept = []
 
     def _sample(self, work, num_calls):
-        self.slept.append(self._sleep_cycles // SLEEP_CYCLES)
+        self.slept.append(self._sleep_cycles / SLEEP_CYCLES)
         return 1.0, next(self.are_hidden)
 
 
@@ -170,5 +170,12 @@ def test_the_gpu_sleeps_longer_until_launches_are_hidden_and_shorter_again_after
     stopwatch = Sleepy(False, False, True, True, True, True)
     for _ in range(4):
         stopwatch.time(work_a, 1)
-    assert stopwatch.slept == [1, 2, 4, 4, 2, 1]
+    assert stopwatch.slept == pytest.approx([1, 2, 4, 4, 3.8, 3.61])
     assert stopwatch.num_exposed == 0
+
+
+def test_a_long_sleep_goes_back_to_where_it_began_and_no_further():
+    stopwatch = Sleepy(False, False, *[True] * 60)
+    for _ in range(59):
+        stopwatch.time(work_a, 1)
+    assert stopwatch.slept[-1] == 1

@@ -325,6 +325,15 @@ def test_one_open_metric_keeps_the_others_going():
     assert not is_enough(plan_of(TIME, RATE), pairs[:30])
 
 
+def test_a_workload_that_ended_by_itself_is_judged_like_a_plan_of_that_length():
+    plan, pairs = plan_of(max_pairs=160), pairs_with(1.0, spread=0.011)
+    (open_,) = judge(plan, pairs)
+    (ended,) = judge(plan, pairs, are_all=True)
+    assert (open_.verdict, open_.interval.kind) == ("INCONCLUSIVE", "sequence")
+    assert (ended.verdict, ended.interval.kind) == ("SAME", "fixed")
+    assert ended == judge(plan_of(), pairs)[0]
+
+
 def test_a_value_that_is_none_is_no_reason_to_stop():
     pairs = [replace(pair, a=(float("nan"),)) for pair in pairs_with(0.5)]
     assert not is_enough(plan_of(), pairs[:20])

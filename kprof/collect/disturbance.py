@@ -18,7 +18,10 @@ from typing import Any
 
 from kprof.errors import KprofError
 
-SLICE_S = 0.02
+# On a GPU two processes take turns, of a millisecond or more while both have work. Bursts far
+# shorter than that come in between without making every sample wait for a turn of the other.
+SLICE_S = 0.002
+SIDE, BURST = 2048, 4
 LONGEST_END_S = 20.0
 DATA = bytes(64 << 10)
 
@@ -90,10 +93,10 @@ def _host_work() -> None:
 def _gpu_work() -> Callable[[], None]:
     import torch
 
-    matrix: Any = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    matrix: Any = torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16)
 
     def work() -> None:
-        for _ in range(4):
+        for _ in range(BURST):
             matrix @ matrix
         torch.cuda.synchronize()
 

@@ -22,7 +22,15 @@ from kprof.collect.stepenergy import energy_of
 from kprof.collect.windows import Sheets, Timed, Window
 from kprof.errors import KprofError, LaunchError
 
-__all__ = ["Schedule", "Trial", "TrialError", "Variant", "Window", "run_trial"]
+__all__ = [
+    "Schedule",
+    "Trial",
+    "TrialError",
+    "TrialInterrupted",
+    "Variant",
+    "Window",
+    "run_trial",
+]
 
 LOG = "output.log"
 NUM_LAST_LINES = 15
@@ -38,6 +46,12 @@ class Variant:
     environment: Mapping[str, str] = field(default_factory=dict)
     """What is added to kprof's own environment."""
     difference: str = ""
+
+    @property
+    def line(self) -> str:
+        """What one types to run it: its variables, then its command."""
+        added = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*added, shlex.join(self.command)])
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,14 @@ class TrialError(KprofError):
         self.trial = trial
 
 
+class TrialInterrupted(KeyboardInterrupt):
+    """Somebody pressed Ctrl-C; `trial` has what was measured before."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self.trial = trial
+
+
 def run_trial(
     variant: Variant,
     schedule: Schedule,
@@ -88,6 +110,7 @@ def run_trial(
     Raises:
         LaunchError: it cannot be started, or the folder holds another trial.
         TrialError: it crashed, or the patch of its arm B did.
+        TrialInterrupted: somebody pressed Ctrl-C.
     """
     raw = folder.resolve() / "raw"
     if raw.exists():
@@ -102,6 +125,9 @@ def run_trial(
     sampler.start()
     try:
         course.run(environment, is_enough, most_s)
+    except KeyboardInterrupt:
+        sampler.stop()
+        raise TrialInterrupted(course.judge(sampler.problem)) from None
     finally:
         sampler.stop()
     return course.judge(sampler.problem)
@@ -194,6 +220,7 @@ class Course:
                     fix="mend the patch: a function that returns a context manager",
                     trial=trial,
                 )
+        # Where it was ended from outside there is no exit code of its own.
         if self._exit_code and not self._has_enough:
             raise self._crash(trial, leading)
         return trial
@@ -219,11 +246,10 @@ class Course:
                 how = f"{signal.Signals(code - 128).name} (exit code {code})"
         lines = self._log.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:]
         shown = "".join(f"\n    {line}" for line in lines) or " nothing"
-        command = shlex.join(self._variant.command)
         return TrialError(
             f"{arm}: the workload ended with {how} after {len(trial.windows)} windows. "
             f"The last that it printed:{shown}",
-            fix=f"see that it runs by itself: {command}; all its output is in {self._log}",
+            fix=f"see that it runs by itself: {self._variant.line}; its output is in {self._log}",
             trial=trial,
         )
 

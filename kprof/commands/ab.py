@@ -36,7 +36,10 @@ def ab(
     swap: Annotated[
         str | None, Option(metavar="NAMES", help="B has these kernels, as rmsnorm,swiglu.")
     ] = None,
-    pairs: Annotated[int | None, Option(metavar="N", min=6, help="Most pairs to take.")] = None,
+    pairs: Annotated[
+        int | None,
+        Option(metavar="N", min=6, help="Most pairs to take [160; 40 of processes, or --fixed]."),
+    ] = None,
     smallest_effect: Annotated[
         str, Option(metavar="SHARE", help="Least difference that matters.")
     ] = "1%",

@@ -23,7 +23,10 @@ def sections_of_calibration(calibration: Calibration) -> list[Section]:
     if any(scenario.rivals for scenario in scenarios):
         title = "False positives of other tests, on the same samples, %"
         sections.append(Section(title, ORDER, _rivals(scenarios)))
-    lines = [Text(f"{s.name}: {s.says}.") for s in scenarios]
+    lines = [
+        Text(f"{s.name}: {s.says}; {s.fixed.false_positive.of:,} comparisons without a difference.")
+        for s in scenarios
+    ]
     return [*sections, Section("The noises", ORDER, tuple(lines))]
 
 
@@ -35,13 +38,17 @@ def describe(calibration: Calibration) -> str:
         "gpu": f"On {calibration.device}, driver {calibration.driver}",
         "host": f"On this host's clock ({calibration.device})",
     }[calibration.kind]
+    if "false positives" not in by_name:
+        return f"{where}, {calibration.date}: kprof selftest could not measure how often they err."
     missed = [target.name for target in calibration.targets if not target.is_met]
+    least = calibration.least_found
     return (
         f"{where}, {calibration.date}: of comparisons without a difference "
         f"{_percent(by_name['false positives'].value)} % had an interval that leaves out 1, in the "
-        f"worst of {len(calibration.scenarios)} noises; four in five found differences from "
-        f"{_least(calibration.least_found)} % on, with {calibration.num_pairs} pairs."
+        f"worst of {len(calibration.scenarios)} noises, with {calibration.num_pairs} pairs"
+        + (f"; four in five found differences from {_least(least)} % on." if least else ".")
         + (f" Not reached: {', '.join(missed)}." if missed else "")
+        + (f" Not measured: {'; '.join(calibration.missing)}." if calibration.missing else "")
     )
 
 
@@ -64,6 +71,7 @@ def _targets(calibration: Calibration) -> Section:
         for target in calibration.targets
     )
     doubts = [Text(doubt, "warning") for doubt in calibration.doubts]
+    doubts += [Text(f"Not measured: {what}.", "warning") for what in calibration.missing]
     return Section(
         "Targets, each in the noise that is worst for it",
         ORDER,
@@ -72,13 +80,18 @@ def _targets(calibration: Calibration) -> Section:
 
 
 def _how_many(calibration: Calibration) -> str:
-    planted = next(s.fixed for s in calibration.scenarios if s.fixed.power)
-    number, each = planted.false_positive.of, planted.power[IN_TEXT[0]].of
-    with_effect = "and as many" if each == number else f"{each:,}"
+    judged = [scenario.fixed for scenario in calibration.scenarios]
+    each = _least_to_most([rate.of for one in judged for rate in one.power.values()])
     return (
-        f"{number:,} comparisons of {calibration.num_pairs} pairs without a difference, "
-        f"{with_effect} with each, seed {calibration.seed}, in {calibration.took_s:.0f} s."
+        f"In each noise {_least_to_most([one.false_positive.of for one in judged])} comparisons of "
+        f"{calibration.num_pairs} pairs without a difference, {each} with each; "
+        f"seed {calibration.seed}, in {calibration.took_s:.0f} s."
     )
+
+
+def _least_to_most(numbers: Sequence[int]) -> str:
+    least, most = min(numbers, default=0), max(numbers, default=0)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _with_all_pairs(scenarios: Sequence[Scenario]) -> tuple[Part, ...]:
@@ -155,7 +168,9 @@ def _rate(rate: Rate | None) -> str:
     return "" if rate is None or not rate.of else _percent(rate.share)
 
 
-def _least(share: float) -> str:
+def _least(share: float | None) -> str:
+    if share is None:
+        return ""
     return f"{100 * share:.2f}" if share < 1 else f"{100 * share:.0f}"
 
 
@@ -171,18 +186,20 @@ def result_of_calibration(calibration: Calibration) -> dict[str, object]:
     scenarios = calibration.scenarios
     planted = [s.fixed for s in scenarios if s.fixed.power]
     coverage = [judged.coverage.share for judged in planted]
+    power = {
+        effect: [judged.power[effect].share for judged in planted if effect in judged.power]
+        for effect in IN_TEXT
+    }
     return {
         "schema": calibration.schema,
         "what": (
             "with all pairs of the plan, the worst of the scenarios; of wrong_direction the sum"
         ),
-        "false_positive_rate": max(s.fixed.false_positive.share for s in scenarios),
-        "power": {
-            effect: min(judged.power[effect].share for judged in planted) for effect in IN_TEXT
-        },
+        "false_positive_rate": max((s.fixed.false_positive.share for s in scenarios), default=None),
+        "power": {effect: min(shares, default=None) for effect, shares in power.items()},
         # The one furthest from what is promised, whichever way.
-        "coverage": max(coverage, key=lambda share: abs(share - (1 - calibration.alpha))),
-        "wrong_direction": sum(judged.wrong_direction.count for judged in planted),
+        "coverage": max(coverage, key=lambda c: abs(c - 1 + calibration.alpha), default=None),
+        "wrong_direction": sum(j.wrong_direction.count for j in planted) if planted else None,
         "least_found": calibration.least_found,
         "is_met": calibration.is_met,
         "targets": [{**asdict(t), "is_met": t.is_met} for t in calibration.targets],
@@ -193,6 +210,7 @@ def result_of_calibration(calibration: Calibration) -> dict[str, object]:
         **{name: getattr(calibration, name) for name in ("seed", "smallest_effect", "alpha")},
         "took_s": round(calibration.took_s, 2),
         "doubts": list(calibration.doubts),
+        "missing": list(calibration.missing),
         "scenarios": [_plain(scenario) for scenario in scenarios],
     }
 

@@ -53,9 +53,8 @@ def format_percent(ratio: float) -> str:
 
 
 def format_interval(interval: Interval) -> str:
-    """Return an interval as changes in percent, with its confidence."""
-    span = f"{format_percent(interval.low)} to {format_percent(interval.high)}"
-    return f"{span} ({100 * interval.level:.3g} % confidence)"
+    """Return an interval as changes in percent."""
+    return f"{format_percent(interval.low)} to {format_percent(interval.high)}"
 
 
 def _verdict(comparison: Comparison, calibration: str) -> Section:
@@ -81,7 +80,8 @@ def _facts(comparison: Comparison, claim: Claim) -> Facts:
         what = "B's against A's, median over pairs of pairs (Hodges-Lehmann)"
         items.append(("Change", format_percent(interval.ratio), what))
         kind = "valid whenever one stops" if interval.kind == "sequence" else "pairs set before"
-        items.append(("Interval", format_interval(interval), kind))
+        how = f"{100 * interval.level:.3g} % confidence, {kind}"
+        items.append(("Interval", format_interval(interval), how))
     if claim.p_value is not None and interval is not None:
         test = TESTS[interval.kind]
         items.append(("p", f"{claim.p_value:.2g}", f"{test}, two-sided, corrected"))
@@ -150,8 +150,11 @@ def _pairs(comparison: Comparison) -> Section:
         Column("Clock of B, MHz", "right"),
         Column("Left out", "prose"),
     )
-    rows = tuple(_row(i, pair, metric) for i, pair in enumerate(comparison.pairs, 1))
-    table = Table(columns, rows, terminal_rows=0)
+    rows = [_row(i, pair, metric) for i, pair in enumerate(comparison.pairs, 1)]
+    # A column in which nothing is known of any pair would only push the others off the page.
+    kept = [i for i in range(len(columns)) if any(row[i] not in ("", MISSING) for row in rows)]
+    shown = tuple(tuple(row[i] for i in kept) for row in rows)
+    table = Table(tuple(columns[i] for i in kept), shown, terminal_rows=0)
     parts = (_figure(comparison, caption), table)
     return Section("Every pair", 10, parts, in_terminal=False)
 

@@ -14,9 +14,15 @@ Orders = npt.NDArray[np.bool_]
 def differences_of(noise: Floats, is_a_first: Orders, effect: float, kind: Noise) -> Floats:
     """Return ln(B/A) of neighbouring samples, where B takes `effect` longer than A."""
     first, second = noise[:, 0::2], noise[:, 1::2]
-    a = _read(np.where(is_a_first, first, second), 0.0, kind)
-    b = _read(np.where(is_a_first, second, first), effect, kind)
+    a = shown(np.where(is_a_first, first, second), 0.0, kind)
+    b = shown(np.where(is_a_first, second, first), effect, kind)
     return np.asarray(b - a)
+
+
+def ratios_of(samples: Floats, is_a_first: Orders) -> Floats:
+    """Return ln(B/A) of neighbouring samples, from the logs of what the clock showed."""
+    later = samples[:, 1::2] - samples[:, 0::2]
+    return np.where(is_a_first, later, -later)
 
 
 def random_order(num_comparisons: int, num_pairs: int, rng: np.random.Generator) -> Orders:
@@ -29,13 +35,7 @@ def alternating_order(num_comparisons: int, num_pairs: int) -> Orders:
     return np.broadcast_to(np.arange(num_pairs) % 2 == 0, (num_comparisons, num_pairs))
 
 
-def blocks_of(noise: Floats, kind: Noise) -> tuple[Floats, Floats]:
-    """Return the logs of A's samples, the first half, and of B's; the two take the same time."""
-    half = noise.shape[1] // 2
-    return _read(noise[:, :half], 0.0, kind), _read(noise[:, half:], 0.0, kind)
-
-
-def _read(noise: Floats, effect: float, kind: Noise) -> Floats:
+def shown(noise: Floats, effect: float, kind: Noise) -> Floats:
     """Return the log of what the clock shows."""
     if not kind.tick:
         return np.asarray(noise + np.log1p(effect))

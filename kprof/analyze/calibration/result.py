@@ -102,7 +102,7 @@ class Calibration:
     date: str
     num_pairs: int
     num_comparisons: int
-    """In each scenario, with each effect."""
+    """In each scenario without an effect, as planned; each rate says of how many it is."""
     seed: int
     smallest_effect: float
     alpha: float
@@ -110,14 +110,19 @@ class Calibration:
     targets: tuple[Target, ...]
     took_s: float
     doubts: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    """What was to be taken and has no result, or none yet."""
     schema: int = SCHEMA
 
     @property
-    def least_found(self) -> float:
+    def least_found(self) -> float | None:
         """The least difference that four in five find in the worst scenario with planted ones."""
-        return max(scenario.least_found for scenario in self.scenarios if scenario.fixed.power)
+        planted = [scenario.least_found for scenario in self.scenarios if scenario.fixed.power]
+        return max(planted, default=None)
 
     @property
-    def is_met(self) -> bool:
-        """Whether every target is met."""
-        return all(target.is_met for target in self.targets)
+    def is_met(self) -> bool | None:
+        """Whether every target is met; missing where something else is, and none is missed."""
+        if not all(target.is_met for target in self.targets):
+            return False
+        return None if self.missing else True

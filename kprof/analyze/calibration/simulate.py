@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 
-from kprof.analyze.calibration.designs import (
-    alternating_order,
-    blocks_of,
-    differences_of,
-    random_order,
-)
+from kprof.analyze.calibration.designs import differences_of, random_order, shown
 from kprof.analyze.calibration.noise import NOISES, Noise
-from kprof.analyze.calibration.result import EFFECTS, Calibration, Rate, Scenario
-from kprof.analyze.calibration.tally import Known, look_at_all, scenario_of
+from kprof.analyze.calibration.result import EFFECTS, Calibration, Scenario
+from kprof.analyze.calibration.rivals import false_positives_of_rivals
+from kprof.analyze.calibration.tally import Known, scenario_of
 from kprof.analyze.calibration.targets import targets_of_simulation
-from kprof.analyze.verdict.ranks import Floats
 from kprof.analyze.verdict.rule import Levels, levels_of
 from kprof.comparison import Metric, Plan
 
-NOMINAL = 0.05
 ENOUGH = 2_000
 TOO_FEW = f"Fewer than {ENOUGH:,} comparisons scatter: chance alone may miss a target."
 
@@ -64,21 +57,6 @@ def _scenario(
         order = random_order(num_comparisons, num_pairs, rng)
         differences = differences_of(made, order, effect, noise)
         found.append(Known(effect, float(np.log1p(effect)), differences))
-        samples = made if effect == 0 else samples
-    rivals = _rivals(samples, noise, levels)
+        samples = shown(made, 0.0, noise) if effect == 0 else samples
+    rivals = false_positives_of_rivals(samples, levels)
     return scenario_of(noise.name, noise.says, found, levels, rivals)
-
-
-def _rivals(samples: Floats, noise: Noise, levels: Levels) -> dict[str, Rate]:
-    """Return the false positives of other designs on samples in which A and B are alike."""
-    from scipy.stats import mannwhitneyu, ttest_ind
-
-    a, b = blocks_of(samples, noise)
-    order = alternating_order(len(samples), samples.shape[1] // 2)
-    look = look_at_all(differences_of(samples, order, 0.0, noise), replace(levels, fixed=NOMINAL))
-    found = {
-        "blocked, Welch": ttest_ind(a, b, axis=1, equal_var=False).pvalue <= NOMINAL,
-        "blocked, Mann-Whitney": mannwhitneyu(a, b, axis=1, method="asymptotic").pvalue <= NOMINAL,
-        "ABBA, signed ranks": (look.low > 0) | (look.high < 0),
-    }
-    return {name: Rate(int(flags.sum()), int(flags.size)) for name, flags in found.items()}

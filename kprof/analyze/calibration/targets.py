@@ -45,20 +45,26 @@ def targets_of_simulation(
 def targets_on_a_machine(scenarios: Sequence[Scenario]) -> tuple[Target, ...]:
     """Return the targets of a machine; power and coverage where an effect was planted.
 
-    So few comparisons scatter: what 95 of 100 runs of a right instrument reach is enough.
+    So few comparisons scatter: what 95 of 100 runs of a right instrument reach is enough. There
+    is no target of what is missing.
     """
-    planted = [scenario for scenario in scenarios if scenario.fixed.power]
+    if not scenarios:
+        return ()
     worst = max(scenarios, key=lambda s: _excess(s.fixed.false_positive))
     false = worst.fixed.false_positive
-    coverage = pooled([scenario.fixed.coverage for scenario in planted])
-    least, most = (quantile(level, coverage.of, p) for level, p in ((0.05, 0.93), (0.95, 0.97)))
-    return (
-        Target(FALSE_POSITIVES, false.share, "lower", quantile(0.95, false.of, 0.05), worst.name),
-        *_of_power(planted),
-        Target("coverage, least", coverage.share, "higher", least, "planted, together"),
-        Target("coverage, most", coverage.share, "lower", most, "planted, together"),
-        _lowest(planted, WRONG_DIRECTION, 0.0, lambda s: s.fixed.wrong_direction.share),
-    )
+    reach = quantile(0.95, false.of, 0.05)
+    found = [Target(FALSE_POSITIVES, false.share, "lower", reach, worst.name)]
+    planted = [scenario for scenario in scenarios if scenario.fixed.power]
+    if planted:
+        coverage = pooled([scenario.fixed.coverage for scenario in planted])
+        least, most = (quantile(level, coverage.of, p) for level, p in ((0.05, 0.93), (0.95, 0.97)))
+        found += [
+            *_of_power(planted),
+            Target("coverage, least", coverage.share, "higher", least, "planted, together"),
+            Target("coverage, most", coverage.share, "lower", most, "planted, together"),
+            _lowest(planted, WRONG_DIRECTION, 0.0, lambda s: s.fixed.wrong_direction.share),
+        ]
+    return tuple(found)
 
 
 def _excess(rate: Rate) -> float:
@@ -73,10 +79,13 @@ def quantile(level: float, num_comparisons: int, chance: float) -> float:
 
 
 def _of_power(scenarios: Sequence[Scenario]) -> list[Target]:
-    return [
-        _highest(scenarios, f"power at {100 * float(effect):g} %", reach, _power(effect))
-        for effect, reach in LEAST_POWER.items()
-    ]
+    found = []
+    for effect, reach in LEAST_POWER.items():
+        planted = [scenario for scenario in scenarios if effect in scenario.fixed.power]
+        if planted:
+            name = f"power at {100 * float(effect):g} %"
+            found.append(_highest(planted, name, reach, _power(effect)))
+    return found
 
 
 def _power(effect: str) -> Of:

@@ -24,14 +24,18 @@ from kprof.analyze.verdict.wording import say_why
 from kprof.comparison import Claim, Interval, Metric, Pair, Plan, Verdict
 
 
-def judge(plan: Plan, pairs: Sequence[Pair]) -> tuple[Claim, ...]:
+def judge(plan: Plan, pairs: Sequence[Pair], *, are_all: bool = False) -> tuple[Claim, ...]:
     """Return a claim for each metric of the plan, in its order.
 
     With all pairs of the plan in, the interval is that of the signed ranks; with fewer (or more)
     it is the confidence sequence, so that it holds however one came to stop there. All intervals
     of a comparison hold together with `1 - plan.alpha`.
+
+    `are_all` says that there could be no more, for a reason that has nothing to do with what they
+    showed: the workload came to its own end. Then they are judged as a plan of so many would be.
     """
-    claims = [_claim(plan, pairs, index) for index in range(len(plan.metrics))]
+    are_all |= len(pairs) == plan.max_pairs
+    claims = [_claim(plan, pairs, index, are_all=are_all) for index in range(len(plan.metrics))]
     return _corrected(claims)
 
 
@@ -71,15 +75,14 @@ class _Decision:
     p_value: float
 
 
-def _claim(plan: Plan, pairs: Sequence[Pair], index: int) -> Claim:
+def _claim(plan: Plan, pairs: Sequence[Pair], index: int, *, are_all: bool) -> Claim:
     metric, counting = plan.metrics[index], [pair for pair in pairs if not pair.problem]
     values = _values(counting, index)
     claim = Claim(metric, "INVALID", len(counting))
     if reason := reason_to_refuse(metric, values, pairs, plan.smallest_effect):
         return replace(claim, why=f"{reason}.")
     differences, levels = _differences(values), levels_of(plan)
-    is_complete = len(pairs) == plan.max_pairs
-    decide = _decide_once if is_complete else _decide_early
+    decide = _decide_once if are_all else _decide_early
     decision = decide(differences, levels)
     if decision.low > decision.high:
         return replace(claim, why="No one ratio fits: it changed while the pairs were taken.")
@@ -88,7 +91,7 @@ def _claim(plan: Plan, pairs: Sequence[Pair], index: int) -> Claim:
     claim = replace(
         claim,
         verdict=verdict,
-        interval=_interval(decision, levels, is_complete) if bounded else None,
+        interval=_interval(decision, levels, are_all) if bounded else None,
         p_value=decision.p_value,
         is_material=decision.low > levels.margin or decision.high < -levels.margin,
         pairs_needed=pairs_needed(differences, levels) if verdict == "INCONCLUSIVE" else None,
@@ -132,9 +135,9 @@ def _verdict(metric: Metric, decision: _Decision) -> Verdict:
     return "FASTER" if is_more == (metric.better == "higher") else "SLOWER"
 
 
-def _interval(decision: _Decision, levels: Levels, is_complete: bool) -> Interval:
+def _interval(decision: _Decision, levels: Levels, are_all: bool) -> Interval:
     ratio, low, high = np.exp([decision.estimate, decision.low, decision.high])
-    kind = "fixed" if is_complete else "sequence"
+    kind = "fixed" if are_all else "sequence"
     return Interval(float(ratio), float(low), float(high), 1 - levels.both, kind)  # type: ignore[arg-type]
 
 
