@@ -17,7 +17,7 @@ from kprof.calibrations import describe_calibration
 from kprof.collect.launch import write_description
 from kprof.comparison import PAIRS_FILE, Comparison, save
 from kprof.errors import KprofError
-from kprof.flip import SWAP_REPORT, flip
+from kprof.flip import flip
 from kprof.report.comparison import sections_of_comparison
 from kprof.report.costs import result_of_costs, sections_of_costs
 from kprof.report.html import write_html
@@ -26,8 +26,9 @@ from kprof.report.sla import Judged, result_of_sla
 from kprof.report.swap import sections_of_swap
 from kprof.run import name_of
 from kprof.runfolder import make_folder
+from kprof.sites._saved import SWAP_REPORT, read_report
 from kprof.sla import read_targets
-from kprof.swap import Swap, read_report
+from kprof.swap import Swap
 from kprof.variants import AbOptions, Tell, run_options, variants_of
 from kprof.worth import assess, check_worth, no_price, price, sections_of_targets
 

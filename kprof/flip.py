@@ -12,9 +12,10 @@ from kprof.analyze.verdict.rule import FIXED_PAIRS, MOST_PAIRS
 from kprof.collect.trials import Schedule, Trial, TrialInterrupted, Variant, Window, run_trial
 from kprof.comparison import Comparison, Pair, Plan, save_pairs
 from kprof.errors import KprofError
+from kprof.sites._saved import SWAP_REPORT
 from kprof.variants import AbOptions, Tell
 
-SWAP, SWAP_REPORT = "kprof.swap:all_models", "swap.json"
+SWAP = "kprof.swap:all_models"
 
 
 def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -> Comparison:

@@ -18,7 +18,9 @@ from kprof.errors import KprofError, TraceError
 from kprof.report import sections_of
 from kprof.report.result import result_of
 from kprof.report.section import Section
+from kprof.report.swap import sections_of_swap
 from kprof.saved import META_FILE, is_saved, load, save, whole_or_not_at_all
+from kprof.sites._saved import SWAP_REPORT, read_report
 from kprof.trace import Trace
 
 # Half of what an int64 holds: sums and differences of times within it cannot overflow.
@@ -56,13 +58,21 @@ class Opened:
     @cached_property
     def sections(self) -> list[Section]:
         """The report's sections, rendered where they are asked for."""
-        return sections_of(self.trace)
+        return self._with_swap(sections_of(self.trace))
 
     @property
     def summary(self) -> list[Section]:
         """Those of the sections that the terminal shows, or some more if there are all already."""
         is_drawn = "sections" in vars(self)
-        return self.sections if is_drawn else sections_of(self.trace, for_page=False)
+        if is_drawn:
+            return self.sections
+        return self._with_swap(sections_of(self.trace, for_page=False))
+
+    def _with_swap(self, sections: list[Section]) -> list[Section]:
+        """Add what the kernels did that took over in it, if any did."""
+        path = self.folder / SWAP_REPORT
+        added = sections_of_swap(read_report(path)) if path.exists() else []
+        return sorted([*sections, *added], key=lambda section: section.order)
 
     @property
     def report(self) -> Path:

@@ -10,12 +10,17 @@ from kprof.collect.launch import LaunchOptions, LaunchResult, command_for, launc
 from kprof.collect.nsys import find_program
 from kprof.errors import KprofError, LaunchError
 from kprof.runfolder import make_folder, remove_empty
+from kprof.sites._saved import SWAP_REPORT
 
 if TYPE_CHECKING:
     from kprof.open import Opened, Progress
 
 
 Form = Literal["script", "module", "command"]
+NOT_SWAPPED = (
+    "No kernel took over: the workload took no second step, or ended before it could tell. What "
+    "was recorded is its own code."
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class RunOptions:
     """Whether Nsight Compute counts what the most expensive kernels do, in another run."""
     counters: bool = False
     """Whether hardware counters are sampled in the same run."""
+    swap: str | None = None
+    """Kernels that take over after the first step: "KERNEL,KERNEL=PROVIDER,…"."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,11 @@ def run(options: RunOptions, progress: Progress = lambda stage: None) -> RunOutc
     """
     command = command_of(options)
     _check_tracer(options)
+    _check_swap(options)
     folder = make_folder(name_of(options), options.out, force=options.force)
     outcome = report_on(launch(launch_options(options, command, folder)), folder, progress)
+    if options.swap and not (folder / SWAP_REPORT).exists():
+        outcome = replace(outcome, messages=(*outcome.messages, NOT_SWAPPED))
     return _counted(outcome, progress) if options.ncu else outcome
 
 
@@ -96,6 +106,26 @@ def _check_tracer(options: RunOptions) -> None:
     find_program()
 
 
+def _check_swap(options: RunOptions) -> None:
+    """Refuse kernels that there are not, before the workload starts."""
+    if not options.swap:
+        return
+    if options.ncu:
+        raise LaunchError(
+            "--ncu counts in another run, in which no kernel would take over",
+            fix="leave out --ncu, or --swap",
+        )
+    if not options.skip:
+        raise LaunchError(
+            "kernels take over after the first step, which --skip 0 would record",
+            fix="let it skip a few: --skip 5",
+        )
+    # Not without need: it imports torch.
+    from kprof.swap import Swap
+
+    Swap((), options.swap.split(","))
+
+
 def launch_options(options: RunOptions, command: tuple[str, ...], folder: Path) -> LaunchOptions:
     """Return what the launcher has to know of a run into `folder`."""
     return LaunchOptions(
@@ -109,6 +139,7 @@ def launch_options(options: RunOptions, command: tuple[str, ...], folder: Path) 
         shapes=options.shapes,
         seconds=options.seconds,
         nsys=options.nsys,
+        swap=options.swap,
     )
 
 

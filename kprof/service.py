@@ -36,6 +36,11 @@ def run_service(
             "--ncu runs the workload once more, which a service does not end for",
             fix="leave out --ncu; kprof ncu RUN counts for a workload that ends by itself",
         )
+    if options.swap:
+        raise LaunchError(
+            "--swap makes kernels take over after the first step, and --trigger records no steps",
+            fix="call kprof.swapped(model, ...) in the service itself",
+        )
     command = command_of(options)
     folder = make_folder(name_of(options), options.out, force=options.force)
     bounded = replace(options, seconds=SECONDS if options.seconds is None else options.seconds)

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 from torch.nn import DataParallel, Module
 
-from kprof.errors import KprofError
 from kprof.sites import SiteReport, SwapReport, all_families
-from kprof.sites._process import all_roots, process_site
+from kprof.sites._process import all_roots, process_sites
 from kprof.sites._providers import Providers, kernels_named
+from kprof.sites._saved import SwapError, write_report
 from kprof.sites._site import Request, Site, Skip
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-
-class SwapError(KprofError):
-    """A swap that cannot be made or taken back in this way."""
 
 
 class Swap:
@@ -131,8 +123,7 @@ class Swap:
 
     def _find_in(self, roots: list[Any]) -> Iterator[tuple[object, Site | Skip]]:
         if self._is_everything:
-            site = process_site(self._request)
-            if site is not None:
+            for site in process_sites(self._request):
                 yield None, site
         asked = set(self._request.kernels)
         families = [family for family in all_families() if asked & set(family.kernels)]
@@ -236,33 +227,15 @@ class Leaving:
     ) -> None:
         """Leave everything as it was."""
         self._swap.__exit__(kind, error, trace)
-        now_s = time.monotonic()
-        if self._path is not None and now_s - _written_s.get(self._path, 0.0) >= LEAST_S:
-            _written_s[self._path] = now_s
+        if self._path is None or time.monotonic() - _written_s.get(self._path, 0.0) >= LEAST_S:
+            self.tell()
+
+    def tell(self) -> None:
+        """Write what became of the swap so far."""
+        if self._path is not None:
+            _written_s[self._path] = time.monotonic()
             write_report(self._swap.report, self._path)
 
 
 LEAST_S = 1.0
 _written_s: dict[Path, float] = {}
-
-
-def write_report(report: SwapReport, path: Path) -> None:
-    """Write a report as JSON, whole or not at all."""
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps(asdict(report), indent=2))
-    partial.replace(path)
-
-
-def read_report(path: Path) -> SwapReport:
-    """Read a report.
-
-    Raises:
-        SwapError: there is none, or the file is damaged.
-    """
-    try:
-        report: SwapReport = msgspec.json.decode(path.read_bytes(), type=SwapReport)
-        return report
-    except (OSError, msgspec.MsgspecError) as error:
-        raise SwapError(
-            f"{path} is no report of a swap: {error}", fix="see whether the workload was swapped"
-        ) from error

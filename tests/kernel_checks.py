@@ -1,10 +1,12 @@
 """What the tests of every kernel ask: the gate, the same when compiled, no spills ahead of time."""
 
+import atexit
 import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -39,6 +41,11 @@ class Plain:
 
     def plain(self, *shape, scale=1.0, shift=0.0):
         return self(*shape) * scale + shift
+
+
+def rows(*shape, dtype=torch.float32, seed=0):
+    """Return normal values, the same for the same seed."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def why_not(level, kernel, shape, dtypes, num_values=0):
@@ -105,17 +112,27 @@ def errors_against_truth(kernel, function, arguments):
 
 def spills_of(kernel, *cases):
     """Return what spills of what these (shape, dtype) launch, forward and backward, on Hopper."""
+    process = compiling()
+    process.stdin.write(json.dumps([f"kprof.kernels.{kernel.name}", cases]) + "\n")
+    process.stdin.flush()
+    answer = json.loads(process.stdout.readline() or '{"failed": "it ended"}')
+    assert "failed" not in answer, answer["failed"]
+    assert len(answer["binaries"]) >= len(cases)
+    return [one for one in answer["binaries"] if one["spilled_bytes"]]
+
+
+@cache
+def compiling():
+    """Start the process that compiles for all tests: one with Triton's interpreter cannot."""
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", AHEAD, f"kprof.kernels.{kernel.name}", json.dumps(cases)]
-    ran = subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    binaries = json.loads(ran.stdout)
-    assert len(binaries) >= len(cases)
-    return [one for one in binaries if one["spilled_bytes"]]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", AHEAD], env=clean, text=True, **pipes)
+    atexit.register(process.communicate)
+    return process
 
 
 AHEAD = """
-import importlib, json, sys
+import importlib, json, sys, traceback
 from dataclasses import asdict
 import torch
 from kprof.gate.inputs import Draw
@@ -123,20 +140,28 @@ from kprof.gate.subject import Case
 from kprof.kernels._ahead import compile_ahead
 from kprof.kernels._subject import subject_of
 
-kernel = importlib.import_module(sys.argv[1]).KERNEL
-subject, found = subject_of(kernel), []
-for shape, dtype in json.loads(sys.argv[2]):
-    given = kernel.inputs(tuple(shape), Draw(Case(tuple(shape), dtype), subject))
-    for i in kernel.differentiable:
-        given[i].requires_grad_()
+def binaries_of(kernel, cases):
+    subject, found = subject_of(kernel), []
+    for shape, dtype in cases:
+        given = kernel.inputs(tuple(shape), Draw(Case(tuple(shape), dtype), subject))
+        for i in kernel.differentiable:
+            given[i].requires_grad_()
 
-    def call():
-        outputs = subject.new(*given)
-        outputs = [outputs] if torch.is_tensor(outputs) else outputs
-        if kernel.differentiable:
-            sum(one.sum() for one in outputs).backward()
+        def call():
+            outputs = subject.new(*given)
+            outputs = [outputs] if torch.is_tensor(outputs) else outputs
+            if kernel.differentiable:
+                sum(one.sum() for one in outputs).backward()
 
-    for one in compile_ahead(call):
-        found.append({"shape": shape, "dtype": dtype, **asdict(one)})
-print(json.dumps(found))
+        for one in compile_ahead(call):
+            found.append({"shape": shape, "dtype": dtype, **asdict(one)})
+    return found
+
+for line in sys.stdin:
+    module, cases = json.loads(line)
+    try:
+        answer = {"binaries": binaries_of(importlib.import_module(module).KERNEL, cases)}
+    except Exception:
+        answer = {"failed": traceback.format_exc()}
+    print(json.dumps(answer), flush=True)
 """

@@ -23,7 +23,7 @@ def test_which_tensor_or_stride_is_not_aligned_makes_another_binary():
 
 def test_a_binary_for_one_odd_argument_is_not_taken_for_another(monkeypatch):
     keys = []
-    monkeypatch.setattr(Launcher, "__call__", lambda self, key, *rest: keys.append(key))
+    monkeypatch.setattr(Launcher, "__call__", lambda self, key, *rest, **known: keys.append(key))
     x = torch.zeros(4, 40)
     swiglu(x[:, :32], x[:, 1:33])
     swiglu(x[:, 1:33], x[:, :32])
@@ -48,8 +48,9 @@ def test_short_rows_share_a_program_and_long_ones_have_all_its_warps():
 
 
 def test_rows_loaded_ahead_fit_the_shared_memory():
-    assert plan_backward(4_096, 4 * 4_096, False) == (1, 4_096, 8, 3, 4)
-    assert plan_backward(4_096, 4 * 4_096, True) == (1, 4_096, 8, 3, 2)
-    assert plan_backward(16_384, 4 * 16_384, False) == (1, 16_384, 32, 3, 1)
-    assert plan_backward(16_384, 6 * 16_384, False).stages == 2
-    assert plan_backward(16_384, 12 * 16_384, True).stages == 1
+    assert plan_backward(2_048, 4 * 2_048) == (2, 2_048, 8, 3, 2)
+    assert plan_backward(4_096, 4 * 4_096) == (1, 4_096, 8, 3, 2)
+    assert plan_backward(8_192, 4 * 8_192) == (1, 8_192, 16, 3, 1)
+    assert plan_backward(16_384, 4 * 16_384) == (1, 16_384, 32, 3, 1)
+    assert plan_backward(16_384, 6 * 16_384).stages == 2
+    assert plan_backward(16_384, 12 * 16_384).stages == 1

@@ -17,6 +17,7 @@ from tests.kernel_checks import (
     errors_against_truth,
     quiet_numpy,  # noqa: F401
     results_of,
+    rows,
     spills_of,
     why_inaccurate,
     why_untrusted,
@@ -24,10 +25,6 @@ from tests.kernel_checks import (
 
 pytestmark = INTERPRETED
 INFINITY = math.inf
-
-
-def rows(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.fixture(params=["at once", "in parts"])

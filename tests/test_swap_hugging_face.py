@@ -97,3 +97,56 @@ def test_a_llama_compiles_whole():
         compiled = torch.compile(model, backend="eager", fullgraph=True)
         loss = compiled(IDS, labels=IDS).loss
     torch.testing.assert_close(loss, model(IDS, labels=IDS).loss)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "kernel"),
+    [
+        ("llama", {}, "add_rmsnorm"),
+        ("qwen2", {}, "add_rmsnorm"),
+        ("qwen3", {"head_dim": 16}, "add_rmsnorm"),
+        ("mistral", {}, "add_rmsnorm"),
+        ("gemma", {"head_dim": 16}, "add_rmsnorm"),
+        ("gemma2", {"head_dim": 16}, "add_rmsnorm"),
+        ("mixtral", {"num_local_experts": 4}, "add_rmsnorm"),
+        ("phi3", {}, "add_rmsnorm"),
+        ("gpt2", {"n_embd": 64, "n_head": 4, "n_layer": 2}, "add_layernorm"),
+    ],
+)
+def test_the_sum_in_front_of_a_norm_is_one_with_it(kind, options, kernel):
+    model = made(kind, **options).train()
+    wanted = _loss_and_gradients(model)
+    with swapped(model, "add_rmsnorm=eager", "add_layernorm=eager") as swap:
+        got = _loss_and_gradients(model)
+    for one, other in zip(got, wanted, strict=True):
+        assert torch.equal(one, other)
+    assert [(site.kernel, site.num_replaced) for site in swap.replaced] == [(kernel, 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("phi", {}), ("olmo2", {}), ("granite", {"residual_multiplier": 0.5})]
+)
+def test_layers_that_norm_no_sum_are_no_sites(kind, options):
+    with swapped(made(kind, **options), "add_rmsnorm=eager", "add_layernorm=eager") as swap:
+        pass
+    assert swap.replaced == ()
+
+
+def test_a_checkpointed_llama_trains_the_same_with_its_sums_swapped():
+    model = made("llama").train()
+    model.gradient_checkpointing_enable()
+    wanted = _loss_and_gradients(model)
+    with swapped(model, "add_rmsnorm=eager", "rmsnorm=eager", "swiglu=eager") as swap:
+        got = _loss_and_gradients(model)
+    for one, other in zip(got, wanted, strict=True):
+        assert torch.equal(one, other)
+    sums = [site for site in swap.replaced if site.kernel == "add_rmsnorm"]
+    assert [site.num_replaced for site in sums] == [2, 2]
+
+
+def _loss_and_gradients(model):
+    # Dropout has to drop the same.
+    torch.manual_seed(3)
+    loss = model(IDS, labels=IDS).loss
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    return [loss, *torch.autograd.grad(loss, parameters)]

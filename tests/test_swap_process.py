@@ -10,7 +10,8 @@ from torch.nn import functional
 from kprof.errors import KprofError
 from kprof.report.swap import sections_of_swap
 from kprof.sites import Calls, SiteReport, SwapReport
-from kprof.swap import all_models, read_report, swapped
+from kprof.sites._saved import read_report
+from kprof.swap import all_models, swapped
 from tests.swap_models import Model, Norm, WithoutRootNorm, tokens
 
 

@@ -51,6 +51,8 @@ class LaunchOptions:
     """The longest that a window may take; None: as long as its steps take."""
     nsys: bool = False
     """Whether Nsight Systems records, instead of torch's profiler."""
+    swap: str | None = None
+    """The kernels that take over in it."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ def environment_for(
         tracer=NSIGHT if options.nsys else Settings.tracer,
         # Where every rank is started under a kprof of its own, each is the leader.
         leader=os.environ.get("LOCAL_RANK", Settings.leader),
+        swap=options.swap,
     )
     return injecting(settings, os.environ)
 

@@ -51,6 +51,10 @@ def run(
     counters: Annotated[
         bool, typer.Option("--counters", help="Sample hardware counters as it runs.")
     ] = False,
+    swap: Annotated[
+        str | None,
+        typer.Option(metavar="KERNELS", help="Let these kernels take over: rmsnorm,swiglu=liger,…"),
+    ] = None,
 ) -> Answer:
     """Run a workload unmodified, record some steps, report on them.
 
@@ -80,6 +84,7 @@ def run(
         nsys,
         ncu,
         counters,
+        swap,
     )
     if trigger is not None:
         outcome = run_service(options, trigger, say)

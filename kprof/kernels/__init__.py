@@ -39,6 +39,8 @@ class Provider:
     """Imports what it takes and returns the function; an ImportError says what is missing."""
     distribution: str = "torch"
     """The installed package whose version decides how fast it is."""
+    is_varying: bool = False
+    """Whether a row's bits depend on how many rows stand around it."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,12 @@ def compile_ahead(call: Callable[[], object]) -> list[Binary]:
     compiled: list[Any] = []
 
     def keep(
-        self: Launcher, key: object, grid: int, arguments: tuple[Any, ...], options: dict[str, int]
+        self: Launcher,
+        key: object,
+        grid: int,
+        arguments: tuple[Any, ...],
+        options: dict[str, int],
+        **known: Any,
     ) -> None:
         compiled.append(self._kernel.warmup(*arguments, grid=(grid,), **options))
 

@@ -8,8 +8,9 @@ is measured apart. Every provider runs on the same random data.
 from __future__ import annotations
 
 import gc
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, Literal
@@ -52,6 +53,10 @@ class Timed:
     """Useful ones."""
     extra_bytes: int | None = None
     """Most memory that one call holds beside its arguments, results included."""
+    copy_ns: float | None = None
+    """What that copy took."""
+    is_in_graph: bool = True
+    """Whether GPU time is that of a graph's replay; else of calls in a row, launches included."""
     problem: str = ""
 
 
@@ -72,10 +77,28 @@ class DrawOnDevice(Draw):
         return torch.randn(shape, generator=self._generator, device=device)
 
 
-def bench(kernel: Kernel, shape: Shape, dtype: str, direction: Pass = "forward") -> Iterator[Timed]:
-    """Yield the times of every provider of a kernel that is installed, on one shape."""
+def bench(
+    kernel: Kernel,
+    shape: Shape,
+    dtype: str,
+    direction: Pass = "forward",
+    providers: Sequence[Provider] | None = None,
+    *,
+    is_in_graph: bool = True,
+) -> Iterator[Timed]:
+    """Yield the times of every provider of a kernel that is installed, on one shape.
+
+    Args:
+        kernel: What to do.
+        shape: Of its inputs.
+        dtype: Of its inputs.
+        direction: Which pass.
+        providers: Who does it; left out, all.
+        is_in_graph: Whether calls are captured. Some providers wait for the GPU, and break that;
+            and after a capture that broke, nothing random can be drawn in the process.
+    """
     copy_ns: float | None = None
-    for provider in kernel.providers:
+    for provider in kernel.providers if providers is None else providers:
         about = (kernel.name, provider.name, shape, dtype, direction)
         try:
             function = provider.load()
@@ -83,7 +106,8 @@ def bench(kernel: Kernel, shape: Shape, dtype: str, direction: Pass = "forward")
             yield Timed(*about, problem=f"not installed: {error}")
             continue
         try:
-            timed, copy_ns = _measure(kernel, provider, function, about, copy_ns)
+            timed = _measure(kernel, function, about, copy_ns, is_in_graph)
+            copy_ns = timed.copy_ns
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             # A peer's own limits, which are no failure of the bench.
             timed = Timed(*about, problem=f"{type(error).__name__}: {error}")
@@ -95,22 +119,23 @@ def bench(kernel: Kernel, shape: Shape, dtype: str, direction: Pass = "forward")
 
 def _measure(
     kernel: Kernel,
-    provider: Provider,
     function: Callable[..., Any],
     about: tuple[str, str, Shape, str, Pass],
     copy_ns: float | None,
-) -> tuple[Timed, float]:
+    is_in_graph: bool,
+) -> Timed:
     _, _, shape, dtype, direction = about
     sets = _inputs(kernel, shape, dtype)
     work = _work_of(kernel, sets[0], direction)
     make = {"forward": _forward, "backward": _backward, "training": _training}[direction]
     run = make(kernel, function, sets)
     extra_bytes = _extra_bytes(run)
-    took = time_on_gpu(captured(run, len(sets)))
-    gpu_ns = took.median_ns / len(sets)
+    calls = len(sets) if is_in_graph else 1
+    took = time_on_gpu(captured(run, calls) if is_in_graph else run)
+    gpu_ns = took.median_ns / calls
     if copy_ns is None:
         copy_ns = copy_time_ns(work.bytes)
-    timed = Timed(
+    return Timed(
         *about,
         gpu_ns=gpu_ns,
         spread=took.spread,
@@ -119,8 +144,9 @@ def _measure(
         share_of_copy=copy_ns / gpu_ns,
         flops_per_s=work.flops / gpu_ns * 1e9,
         extra_bytes=extra_bytes,
+        copy_ns=copy_ns,
+        is_in_graph=is_in_graph,
     )
-    return timed, copy_ns
 
 
 def _work_of(kernel: Kernel, arguments: tuple[Any, ...], direction: Pass) -> Work:
@@ -255,7 +281,7 @@ def _with_graph(
 
 def _host_time_ns(kernel: Kernel, function: Callable[..., Any], dtype: str) -> float:
     """Return what a call takes the host: of many small ones in a row, which wait for no GPU."""
-    shape = min(kernel.edges or kernel.shapes, key=_size)
+    shape = min(kernel.edges or kernel.shapes, key=math.prod)
     arguments = kernel.inputs(
         shape, DrawOnDevice(Case(shape, dtype), subject_of(kernel, device="cuda"))
     )
@@ -269,10 +295,3 @@ def _host_time_ns(kernel: Kernel, function: Callable[..., Any], dtype: str) -> f
             times.append((time.perf_counter_ns() - began_ns) / HOST_CALLS)
     torch.cuda.synchronize()
     return min(times)
-
-
-def _size(shape: Shape) -> int:
-    total = 1
-    for length in shape:
-        total *= length
-    return total

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kprof.kernels._cross_entropy_ahead import losses_ahead_kernel
 from kprof.kernels._cross_entropy_device import gradients_kernel, losses_kernel, merge_kernel
-from kprof.kernels._launch import Launcher, alignments, next_power_of_two
+from kprof.kernels._launch import Launcher, alignments, kind_of, next_power_of_two
 
 VECTOR_BYTES = 16
 VECTORS_PER_THREAD = 4
@@ -18,6 +19,10 @@ WARPS_PER_SM = 32
 MOST_ROWS_PER_SM = 16
 # Of the L2 cache, for rows between their two sweeps; the rest is for what is written.
 SHARE_OF_L2 = 0.6
+# Loading ahead, two rows keep an SM busy, of so many tiles that it is worth the while.
+WARPS_AHEAD, ROWS_AHEAD, LEAST_TILES_AHEAD = 16, 2, 4
+# A sum about something else than the maximum has fewer digits, of which float32 would show.
+DTYPES_AHEAD = (torch.bfloat16, torch.float16)
 # Where there is no GPU: what an H200 has.
 SMS_WITHOUT_GPU = 132
 L2_BYTES_WITHOUT_GPU = 60 * 2**20
@@ -43,6 +48,7 @@ class _Plan(NamedTuple):
 _Kind = tuple[Hashable, ...]
 
 _launch_losses = Launcher(losses_kernel)
+_launch_losses_ahead = Launcher(losses_ahead_kernel)
 _launch_gradients = Launcher(gradients_kernel)
 _launch_merge = Launcher(merge_kernel)
 
@@ -67,33 +73,30 @@ def write_losses(
         state: (2 M + 1,) float32; gets maxima, sums and the divisor.
         dlogits: (M, V), the columns side by side.
     """
+    tensors = (logits, targets, divisor, losses, state, dlogits)
+    call = kind_of(*tensors), options
+    if _launch_losses.again(call, tensors) or _launch_losses_ahead.again(call, tensors):
+        return
     num_rows, num_columns = logits.shape
     kind = _kind_of(logits, logits if dlogits is None else dlogits)
-    plan = _plan(*kind)
-    programs = min(num_rows, plan.rows_at_once)
     is_mean, is_smoothed = options.reduction == "mean", options.smoothing != 0
+    ahead = None if is_smoothed else _plan_ahead(*kind)
+    plan = ahead or _plan(*kind)
+    programs = min(num_rows, plan.rows_at_once)
     are_given = divisor is not None, dlogits is not None
-    key = (
-        kind,
-        are_given,
-        is_mean,
-        is_smoothed,
-        alignments(
-            (
-                targets,
-                divisor,
-                losses,
-                state,
-            )
-        ),
-    )
-    arguments = (
-        *(logits, targets, divisor, losses, state, dlogits),
-        *(logits.stride(0), logits.stride(0) if dlogits is None else dlogits.stride(0)),
-        *(num_rows, num_columns, programs, options.ignore_index),
-        *(options.smoothing, options.z_loss, is_mean, is_smoothed, *plan.tile),
-    )
-    _launch_losses(key, programs, arguments, {"num_warps": plan.num_warps})
+    alignment = alignments((targets, divisor, losses, state))
+    key = kind, are_given, is_mean, is_smoothed, alignment
+    strides = logits.stride(0), logits.stride(0) if dlogits is None else dlogits.stride(0)
+    warps, known = {"num_warps": plan.num_warps}, {"call": call, "tensors": tensors}
+    if ahead:
+        numbers = (num_rows, programs, options.ignore_index, options.z_loss)
+        constants: tuple[Any, ...] = (is_mean, num_columns, *plan.tile[:2])
+        arguments = (*tensors, *strides, *numbers, *constants)
+        _launch_losses_ahead(key, programs, arguments, warps, **known)
+        return
+    sizes = (num_rows, num_columns, programs, options.ignore_index)
+    constants = (options.smoothing, options.z_loss, is_mean, is_smoothed, *plan.tile)
+    _launch_losses(key, programs, (*tensors, *strides, *sizes, *constants), warps, **known)
 
 
 def write_gradients(
@@ -120,17 +123,7 @@ def write_gradients(
     kind = _kind_of(logits, dlogits)
     plan = _plan(*kind)
     programs = min(num_rows, plan.rows_at_once)
-    key = (
-        kind,
-        dloss.dtype,
-        alignments(
-            (
-                dloss,
-                targets,
-                state,
-            )
-        ),
-    )
+    key = kind, dloss.dtype, alignments((dloss, targets, state))
     arguments = (
         *(dloss, logits, targets, state, dlogits, dloss.stride(0) if dloss.dim() else 0),
         *(logits.stride(0), dlogits.stride(0), num_rows, num_columns, programs),
@@ -155,16 +148,7 @@ def merge_piece(
     num_rows, num_columns = logits.shape
     kind = _kind_of(logits, logits)
     plan = _plan(*kind)
-    key = (
-        kind,
-        is_smoothed,
-        alignments(
-            (
-                targets,
-                state,
-            )
-        ),
-    )
+    key = kind, is_smoothed, alignments((targets, state))
     arguments = (
         *(logits, targets, state, logits.stride(0), num_rows, num_columns, first_column),
         *(is_smoothed, *plan.tile),
@@ -180,12 +164,7 @@ def _kind_of(logits: Tensor, dlogits: Tensor) -> _Kind:
         logits.dtype,
         logits.shape[1],
         *strides,
-        alignments(
-            (
-                logits,
-                dlogits,
-            )
-        ),
+        alignments((logits, dlogits)),
     )
 
 
@@ -199,16 +178,48 @@ def _plan(
     alignment: Hashable,
 ) -> _Plan:
     """Return how rows are swept; no number of rows has a say in that."""
-    num_sms, l2_bytes = _limits(device)
-    rows_per_sm = int(SHARE_OF_L2 * l2_bytes / (num_columns * dtype.itemsize * num_sms))
+    rows_per_sm = _rows_per_sm(device, dtype, num_columns)
     rows_per_sm = 1 << (min(max(rows_per_sm, 1), MOST_ROWS_PER_SM).bit_length() - 1)
     vector = VECTOR_BYTES // dtype.itemsize
-    is_even = alignment == 0 and not any(n % vector for n in (num_columns, stride, dstride))
+    is_even = _is_even(dtype, num_columns, stride, dstride, alignment)
     vectors = next_power_of_two(-(-num_columns // vector))
     num_warps = max(1, min(WARPS_PER_SM // rows_per_sm, vectors // 32))
     each = VECTORS_PER_THREAD if is_even else VECTORS_PER_THREAD // 2
     lanes = min(vectors, 32 * num_warps * each)
-    return _Plan(num_warps, rows_per_sm * num_sms, (lanes, vector, is_even))
+    return _Plan(num_warps, rows_per_sm * _limits(device)[0], (lanes, vector, is_even))
+
+
+@cache
+def _plan_ahead(
+    device: torch.device,
+    dtype: torch.dtype,
+    num_columns: int,
+    stride: int,
+    dstride: int,
+    alignment: Hashable,
+) -> _Plan | None:
+    """Return how rows are swept without a maximum; None where that is not faster."""
+    lanes, vector = 32 * WARPS_AHEAD, VECTOR_BYTES // dtype.itemsize
+    is_fit = _rows_per_sm(device, dtype, num_columns) >= ROWS_AHEAD
+    is_long = num_columns >= LEAST_TILES_AHEAD * lanes * vector
+    is_even = _is_even(dtype, num_columns, stride, dstride, alignment)
+    if is_fit and is_long and is_even and dtype in DTYPES_AHEAD:
+        return _Plan(WARPS_AHEAD, ROWS_AHEAD * _limits(device)[0], (lanes, vector, True))
+    return None
+
+
+def _rows_per_sm(device: torch.device, dtype: torch.dtype, num_columns: int) -> int:
+    """Return how many rows every SM can have in the L2 cache."""
+    num_sms, l2_bytes = _limits(device)
+    return int(SHARE_OF_L2 * l2_bytes / (num_columns * dtype.itemsize * num_sms))
+
+
+def _is_even(
+    dtype: torch.dtype, num_columns: int, stride: int, dstride: int, alignment: Hashable
+) -> bool:
+    """Tell whether all vectors of all rows are aligned."""
+    vector = VECTOR_BYTES // dtype.itemsize
+    return alignment == 0 and not any(n % vector for n in (num_columns, stride, dstride))
 
 
 @cache

@@ -9,25 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kprof.kernels._cross_entropy_sweeps import LOG2_E, sweep_sums, sweep_zeros, write_gradient
-
-
-@triton.jit
-def _divisor(
-    divisor_1, targets_M, num_rows, ignore_index, IS_MEAN: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Return what was given, else for a mean how many targets count, as a float."""
-    divisor = 1.0
-    if divisor_1 is not None:
-        divisor = tl.load(divisor_1).to(tl.float32)
-    elif IS_MEAN:
-        counts = tl.zeros((BLOCK,), tl.int32)
-        for first in range(0, num_rows, BLOCK):
-            rows = tl.arange(0, BLOCK) + first
-            targets = tl.load(targets_M + rows, rows < num_rows, other=ignore_index)
-            counts += (targets != ignore_index).to(tl.int32)
-        divisor = tl.sum(counts, axis=0).to(tl.float32)
-    return divisor
+from kprof.kernels._cross_entropy_sweeps import (
+    LOG2_E,
+    divisor_of,
+    sweep_sums,
+    sweep_zeros,
+    write_gradient,
+)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_programs", "ignore_index"])
@@ -54,7 +42,7 @@ def losses_kernel(
 ):
     """Write the loss of every row, its maximum and sum, and the gradient if there is a place."""
     program = tl.program_id(0)
-    divisor = _divisor(divisor_1, targets_M, num_rows, ignore_index, IS_MEAN, LANES)
+    divisor = divisor_of(divisor_1, targets_M, num_rows, ignore_index, IS_MEAN, LANES)
     if program == 0:
         tl.store(state_M21 + 2 * num_rows, divisor)
     for number in range(program, num_rows, num_programs):

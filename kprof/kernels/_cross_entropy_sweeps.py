@@ -13,7 +13,25 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _tile(LANES: tl.constexpr, VECTOR: tl.constexpr, IS_EVEN: tl.constexpr):
+def divisor_of(
+    divisor_1, targets_M, num_rows, ignore_index, IS_MEAN: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return what was given, else for a mean how many targets count, as a float."""
+    divisor = 1.0
+    if divisor_1 is not None:
+        divisor = tl.load(divisor_1).to(tl.float32)
+    elif IS_MEAN:
+        counts = tl.zeros((BLOCK,), tl.int32)
+        for first in range(0, num_rows, BLOCK):
+            rows = tl.arange(0, BLOCK) + first
+            targets = tl.load(targets_M + rows, rows < num_rows, other=ignore_index)
+            counts += (targets != ignore_index).to(tl.int32)
+        divisor = tl.sum(counts, axis=0).to(tl.float32)
+    return divisor
+
+
+@triton.jit
+def tile_columns(LANES: tl.constexpr, VECTOR: tl.constexpr, IS_EVEN: tl.constexpr):
     """Return the columns of the first tile; those of one lane belong to one thread.
 
     A lane's columns lie side by side where they can be loaded at once; else the lanes do.
@@ -34,7 +52,7 @@ def sweep_sums(
     IS_EVEN: tl.constexpr,
 ):
     """Return the row's maximum (0 for -inf), the sum of exponentials about it, and its sum."""
-    lanes = _tile(LANES, VECTOR, IS_EVEN)
+    lanes = tile_columns(LANES, VECTOR, IS_EVEN)
     maximum = tl.full((LANES,), float("-inf"), tl.float32)
     total = tl.zeros((LANES,), tl.float32)
     plain = tl.zeros((LANES,), tl.float32)
@@ -69,7 +87,7 @@ def _sweep_gradient(
     IS_EVEN: tl.constexpr,
 ):
     """Write exp(x - about) * factor - each; from the end, of which most is still in the cache."""
-    lanes = _tile(LANES, VECTOR, IS_EVEN)
+    lanes = tile_columns(LANES, VECTOR, IS_EVEN)
     num_tiles = tl.cdiv(num_columns, LANES * VECTOR)
     for done in range(num_tiles):
         columns = lanes + (num_tiles - 1 - done) * (LANES * VECTOR)
@@ -85,7 +103,7 @@ def sweep_zeros(
     drow_V, num_columns, LANES: tl.constexpr, VECTOR: tl.constexpr, IS_EVEN: tl.constexpr
 ):
     """Write zeros over the row."""
-    lanes = _tile(LANES, VECTOR, IS_EVEN)
+    lanes = tile_columns(LANES, VECTOR, IS_EVEN)
     zeros = tl.zeros((LANES, VECTOR), drow_V.dtype.element_ty)
     for first in range(0, num_columns, LANES * VECTOR):
         columns = lanes + first

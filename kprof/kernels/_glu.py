@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kprof.kernels import Work
 from kprof.kernels._exact import divide, exp
-from kprof.kernels._launch import Launcher, alignments, next_power_of_two
-from kprof.kernels._operator import define
+from kprof.kernels._launch import Launcher, alignments, kind_of, next_power_of_two
+from kprof.kernels._operator import applied, define
 from kprof.kernels._rows import DTYPES, count_rows, empty_like, rows_of
 
 SILU: tl.constexpr = tl.constexpr(0)
@@ -116,7 +116,7 @@ def gated(gate: Tensor, up: Tensor | None, activation: str) -> Tensor:
     """
     kind = ACTIVATIONS[activation]
     if torch.is_grad_enabled() and (gate.requires_grad or (up is not None and up.requires_grad)):
-        return _WithGradient.apply(gate, up, kind)
+        return _with_gradient(gate, up, kind)
     return _operator_forward(*_halves(gate, up), kind)
 
 
@@ -143,8 +143,14 @@ class _WithGradient(torch.autograd.Function):
         return (gradient[0], gradient[1], None) if up is not None else (gradient[0], None, None)
 
 
+_with_gradient = applied(_WithGradient)
+
+
 def _run_forward(gate: Tensor, up: Tensor, kind: int) -> Tensor:
     y = empty_like(gate)
+    call, tensors = (kind_of(gate, up), kind), (gate, up, y)
+    if _launch_forward.again(call, tensors):
+        return y
     num_rows, columns = count_rows(gate), gate.shape[-1]
     if not num_rows:
         return y
@@ -156,7 +162,8 @@ def _run_forward(gate: Tensor, up: Tensor, kind: int) -> Tensor:
     arguments = (gates, ups, y, gate_stride, up_stride, columns, blocks, kind, block)
     aligned = alignments((gates, ups), gate_stride, up_stride, columns)
     key = (gate.device, gate.dtype, kind, block, aligned)
-    _launch_forward(key, num_rows * blocks, arguments, {"num_warps": _num_warps(block)})
+    options = {"num_warps": _num_warps(block)}
+    _launch_forward(key, num_rows * blocks, arguments, options, call=call, tensors=tensors)
     return y
 
 
@@ -170,21 +177,28 @@ def _empty_gradients(dy, gate, up, kind, packs) -> list[Tensor]:
 
 def _run_backward(dy, gate, up, kind, packs) -> list[Tensor]:
     gradients = _empty_gradients(dy, gate, up, kind, packs)
-    num_rows, columns = count_rows(gate), gate.shape[-1]
-    if not num_rows:
-        return gradients
-    parts = [rows_of(one) for one in (dy, gate, up)]
-    tensors, strides = [part[0] for part in parts], [part[1] for part in parts]
     dgate, dup = _halves(gradients[0], None) if packs else gradients
+    call, tensors = (kind_of(dy, gate, up), kind, packs), (dy, gate, up, dgate, dup)
+    if not _launch_backward.again(call, tensors) and count_rows(gate):
+        _launch_backward_first(call, tensors, kind, packs)
+    return gradients
+
+
+def _launch_backward_first(call, tensors, kind, packs) -> None:
+    """Launch what was not launched for such tensors before."""
+    dy, gate, up, dgate, dup = tensors
+    num_rows, columns = count_rows(gate), gate.shape[-1]
+    parts = [rows_of(one) for one in (dy, gate, up)]
+    given, strides = [part[0] for part in parts], [part[1] for part in parts]
     strides.append(2 * columns if packs else columns)
     if all(stride == columns for stride in strides):
         num_rows, columns = 1, num_rows * columns
     block = min(MOST_ELEMENTS, next_power_of_two(columns))
     blocks = -(-columns // block)
-    arguments = (*tensors, dgate, dup, *strides, columns, blocks, kind, block)
-    key = (gate.device, gate.dtype, kind, block, alignments((*tensors, dup), *strides, columns))
-    _launch_backward(key, num_rows * blocks, arguments, {"num_warps": _num_warps(block)})
-    return gradients
+    arguments = (*given, dgate, dup, *strides, columns, blocks, kind, block)
+    key = (gate.device, gate.dtype, kind, block, alignments((*given, dup), *strides, columns))
+    options = {"num_warps": _num_warps(block)}
+    _launch_backward(key, num_rows * blocks, arguments, options, call=call, tensors=tensors)
 
 
 def _num_warps(block: int) -> int:

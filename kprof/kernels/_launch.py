@@ -1,22 +1,40 @@
 """Launching a Triton kernel at the cost of a call into C.
 
 Triton looks at every argument of every launch to find the binary that fits, which takes longer
-than many kernels run. Here the caller names what its binary depends on, once.
+than many kernels run. Here the caller names what its binary depends on, once; and a call like one
+before, with other tensors, repeats its launch without working out anything again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
+import triton
+from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
 # Read where Triton reads it: when a kernel is decorated.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ALIGNMENT = 16
+# Of one kernel; shapes that never come back would fill the memory.
+MOST_CALLS = 1_024
+# Where Triton's own launcher does nothing before its C function but pass these on.
+HAS_KNOWN_LAUNCHER = triton.__version__.startswith("3.6.")
+
+
+class _Binary(NamedTuple):
+    """A compiled kernel, and what a launch of it takes beside its arguments."""
+
+    launch: Callable[..., None]
+    head: tuple[Any, ...]
+    """What stands between stream and arguments."""
+    current_device: Callable[[], int]
+    current_stream: Callable[[int], int]
 
 
 class Launcher:
@@ -24,25 +42,96 @@ class Launcher:
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self._compiled: dict[Hashable, Any] = {}
+        self._binaries: dict[Hashable, _Binary] = {}
+        self._calls: dict[Hashable, tuple[_Binary, int, tuple[Any, ...]]] = {}
 
     def __call__(
-        self, key: Hashable, grid: int, arguments: tuple[Any, ...], options: dict[str, int]
+        self,
+        key: Hashable,
+        grid: int,
+        arguments: tuple[Any, ...],
+        options: dict[str, int],
+        *,
+        call: Hashable = None,
+        tensors: tuple[Tensor | None, ...] = (),
     ) -> None:
-        """Launch `grid` programs on the current stream.
+        """Launch `grid` programs on the current stream of the first argument's device.
 
-        `key` has to differ wherever Triton would compile anew: for other dtypes, constants,
-        alignments or multiples of 16, or another device.
+        Args:
+            key: Differs wherever Triton would compile anew: for other dtypes, constants,
+                alignments or multiples of 16, or another device.
+            grid: Number of programs.
+            arguments: In the kernel's order, constants included; a tensor first.
+            options: Triton's, such as `num_warps`.
+            call: What `again` will be asked for; it decides all arguments but `tensors`.
+            tensors: Those that `again` will be given. Where they are no longer the first arguments,
+                as one had to be copied, the call is not kept.
         """
-        compiled = self._compiled.get(key)
-        if compiled is None or _is_watched():
-            self._compiled[key] = self._kernel[(grid,)](*arguments, **options)
+        binary = self._binaries.get(key)
+        if binary is None or _is_watched():
+            with _on(arguments[0].get_device()):
+                compiled = self._kernel[(grid,)](*arguments, **options)
+            # The interpreter has none.
+            if compiled is not None:
+                self._binaries[key] = _binary_of(compiled)
             return
-        device = driver.active.get_current_device()
-        stream = driver.active.get_current_stream(device)
-        metadata = compiled.packed_metadata
-        hooks = (None, None, None)
-        compiled.run(grid, 1, 1, stream, compiled.function, metadata, *hooks, *arguments)
+        if call is not None and _are_same(tensors, arguments):
+            if len(self._calls) >= MOST_CALLS:
+                self._calls.clear()
+            self._calls[call] = binary, grid, arguments[len(tensors) :]
+        _launch(binary, grid, arguments)
+
+    def again(self, call: Hashable, tensors: tuple[Tensor | None, ...]) -> bool:
+        """Launch with these tensors as before for the same `call`; False: there was no such."""
+        known = self._calls.get(call)
+        if known is None or _is_watched():
+            return False
+        binary, grid, others = known
+        _launch(binary, grid, tensors + others)
+        return True
+
+    def forget(self) -> None:
+        """Drop all binaries and calls, as after what decides them has changed."""
+        self._binaries.clear()
+        self._calls.clear()
+
+
+def _binary_of(compiled: Any) -> _Binary:
+    active = driver.active
+    current_device = active.get_current_device
+    if current_device is torch.cuda.current_device:
+        # The same without asking first whether CUDA has started, which it has.
+        current_device = torch._C._cuda_getDevice
+    known = current_device, active.get_current_stream
+    run, hooks = compiled.run, (compiled.packed_metadata, None, None, None)
+    takes_scratch = not HAS_KNOWN_LAUNCHER or run.global_scratch_size or run.profile_scratch_size
+    if takes_scratch:
+        return _Binary(run, (compiled.function, *hooks), *known)
+    options = run.launch_cooperative_grid, run.launch_pdl, None, None
+    return _Binary(run.launch, (compiled.function, *options, *hooks), *known)
+
+
+def _launch(binary: _Binary, grid: int, arguments: tuple[Any, ...]) -> None:
+    launch, head, current_device, current_stream = binary
+    device = arguments[0].get_device()
+    if device == current_device():
+        launch(grid, 1, 1, current_stream(device), *head, *arguments)
+        return
+    with _on(device):
+        launch(grid, 1, 1, current_stream(device), *head, *arguments)
+
+
+def _on(device: int) -> Any:
+    """Make a device the current one: no driver takes a launch for another."""
+    return nullcontext() if device < 0 else torch.cuda.device(device)
+
+
+def _are_same(tensors: Sequence[Tensor | None], arguments: Sequence[Any]) -> bool:
+    """Tell whether the arguments begin with these tensors, or others at the same addresses."""
+    return all(
+        ours is theirs or (ours is not None and ours.data_ptr() == theirs.data_ptr())
+        for ours, theirs in zip(tensors, arguments, strict=False)
+    )
 
 
 def _is_watched() -> bool:
@@ -52,7 +141,26 @@ def _is_watched() -> bool:
     return bool(getattr(hook, "calls", hook))
 
 
-def alignments(tensors: Sequence[torch.Tensor | None], *steps: int) -> int | tuple[bool | int, ...]:
+def kind_of(*tensors: Tensor | None) -> Hashable:
+    """Return all that a launch depends on of its inputs; the first one tells the device."""
+    kind: list[Hashable] = []
+    addresses = 0
+    for tensor in tensors:
+        if tensor is None:
+            kind.append(None)
+            continue
+        addresses |= tensor.data_ptr()
+        kind.append(tensor.dtype)
+        kind.append(tensor.shape)
+        if not tensor.is_contiguous():
+            kind.append(tensor.stride())
+    if addresses % ALIGNMENT:
+        kind += (0 if one is None else one.data_ptr() % ALIGNMENT for one in tensors)
+    kind.append(None if tensors[0] is None else tensors[0].get_device())
+    return tuple(kind)
+
+
+def alignments(tensors: Sequence[Tensor | None], *steps: int) -> int | tuple[bool | int, ...]:
     """Return what Triton compiles for of these tensors and strides: 0 where all is aligned.
 
     Else which of them are, and which strides are 1, a constant to Triton: a binary that takes one

@@ -6,15 +6,14 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from kprof.kernels import Work
-from kprof.kernels._launch import Launcher, alignments
+from kprof.kernels._launch import Launcher, alignments, kind_of
 from kprof.kernels._norm_device import GEMMA, LAYER, LLAMA, TORCH, add_up, backward, forward
-from kprof.kernels._operator import define
+from kprof.kernels._operator import applied, define
 from kprof.kernels._rows import (
     DTYPES,
-    MOST_WARPS,
     count_rows,
     empty_like,
     is_widened,
@@ -24,24 +23,25 @@ from kprof.kernels._rows import (
 )
 
 FORMS = {"llama": LLAMA.value, "torch": TORCH.value, "gemma": GEMMA.value, "layer": LAYER.value}
+LLAMA_FORM, LAYER_FORM = LLAMA.value, LAYER.value
 # Beyond, a row and the sums of its gradients do not fit the registers of one program.
 MOST_COLUMNS = {"llama": 16_384, "torch": 16_384, "gemma": 16_384, "layer": 8_192}
-FORWARD_ELEMENTS, BACKWARD_ELEMENTS = 4_096, 2_048
-# Threads of an SM in the backward pass, as many as its registers allow: enough to hide what is
-# not hidden by loading rows ahead, and few programs, whose shares have to be added up.
-BACKWARD_THREADS = 1_024
-# Rows so long that one program has the SM for itself.
-WHOLE_SM = 8_192
+# Of a program; up to so many columns, so few warps that most sums stay within one. Where they do
+# not, and many threads wait for the sum, the weight is loaded before it.
+FORWARD_ELEMENTS, FEW_WARPS, FEW_COLUMNS = 2_048, 4, 4_096
+# Two programs of 8 warps fill an SM in the backward pass: rows that are loaded ahead hide the
+# waiting, and there are few programs, whose shares have to be added up.
+BACKWARD_ELEMENTS, BACKWARD_ELEMENTS_PER_SM = 4_096, 8_192
 # Of an SM's shared memory, for the rows that are loaded ahead.
 AHEAD_BYTES = 192 * 1024
-TILE, BLOCK_OF_SUM = 64, 32
+TILE, BLOCK_OF_SUM, WARPS_OF_SUM = 256, 16, 8
 
 _launch_forward = Launcher(forward)
 _launch_backward = Launcher(backward)
 _launch_sum = Launcher(add_up)
 
 
-class Plan(NamedTuple):
+class BackwardPlan(NamedTuple):
     """How rows are shared out; it depends on the columns alone, so that rows do not change bits."""
 
     rows: int
@@ -50,29 +50,27 @@ class Plan(NamedTuple):
     """Columns that a program sees: the next power of two."""
     warps: int
     stages: int
-    """How far rows are loaded ahead; 0 (forward alone): a program does its rows, and ends."""
-    programs_per_sm: int | None
-    """Where they go on to other rows; None with 0 stages."""
+    """How far rows are loaded ahead."""
+    programs_per_sm: int
+    """They go on to other rows."""
 
 
 @functools.cache
-def plan_forward(columns: int, row_bytes: int) -> Plan:
+def plan_forward(columns: int) -> tuple[int, int, int]:
+    """Return the rows of a program, the columns that it sees, and its warps."""
+    rows, block, warps = tile_of(columns, FORWARD_ELEMENTS)
+    return rows, block, warps if block > FEW_COLUMNS else min(warps, FEW_WARPS)
+
+
+@functools.cache
+def plan_backward(columns: int, row_bytes: int) -> BackwardPlan:
     """Return the plan for rows of so many bytes read."""
-    return Plan(*tile_of(columns, FORWARD_ELEMENTS), stages=0, programs_per_sm=None)
-
-
-@functools.cache
-def plan_backward(columns: int, row_bytes: int, is_heavy: bool) -> Plan:
-    """Return the plan for rows of so many bytes read; heavy ones take twice the registers."""
     rows, block, warps = tile_of(columns, BACKWARD_ELEMENTS)
-    threads = BACKWARD_THREADS // (2 if is_heavy or rows > 1 else 1)
-    if block >= WHOLE_SM and not is_heavy:
-        warps, threads = MOST_WARPS, 32 * MOST_WARPS
-    programs = max(1, threads // (32 * warps))
+    programs = max(1, BACKWARD_ELEMENTS_PER_SM // (rows * block))
     ahead_bytes = programs * rows * row_bytes
     # 3 stages keep three rows of each program in shared memory, 2 stages up to one and a half.
     stages = 3 if 3 * ahead_bytes <= AHEAD_BYTES else 2 if 3 * ahead_bytes < 2 * AHEAD_BYTES else 1
-    return Plan(rows, block, warps, stages, programs)
+    return BackwardPlan(rows, block, warps, stages, programs)
 
 
 def norm(
@@ -94,8 +92,10 @@ def norm(
         eps: Added to the mean of squares.
     """
     parts = (x, residual, weight, bias)
-    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in parts):
-        return _WithGradient.apply(*parts, eps, FORMS[form])
+    if is_grad_enabled():
+        for one in parts:
+            if one is not None and one.requires_grad:
+                return _with_gradient(*parts, eps, FORMS[form])
     return tuple(_forward(*parts, eps, FORMS[form], False))
 
 
@@ -104,8 +104,11 @@ class _WithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x, residual, weight, bias, eps: float, form: int) -> tuple[Tensor, ...]:
-        *results, rstd, mean = _forward(x, residual, weight, bias, eps, form, True)
-        ctx.save_for_backward(x if residual is None else results[1], weight, rstd, mean)
+        made = _forward(x, residual, weight, bias, eps, form, True)
+        results, statistics = (made[:1], made[1:]) if residual is None else (made[:2], made[2:])
+        # Those of LayerNorm are two.
+        mean = statistics[1] if form == LAYER_FORM else None
+        ctx.save_for_backward(x if residual is None else results[1], weight, statistics[0], mean)
         ctx.set_materialize_grads(False)
         ctx.form, ctx.has_bias, ctx.has_residual = form, bias is not None, residual is not None
         return tuple(results)
@@ -118,98 +121,125 @@ class _WithGradient(torch.autograd.Function):
             # Only the sum was used.
             return dsum, dsum, None, None, None, None
         x, weight, rstd, mean = ctx.saved_tensors
-        is_wanted = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
-        num_parameters = (1 + ctx.has_bias) * is_wanted
-        dx, dparameters = _backward(dy, dsum, x, weight, rstd, mean, ctx.form, num_parameters)
+        _, _, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        num_parameters = (1 + ctx.has_bias) * (wants_weight or wants_bias)
+        dx, *dparameters = _backward(dy, dsum, x, weight, rstd, mean, ctx.form, num_parameters)
         dweight = dparameters[0] if num_parameters and weight is not None else None
         dbias = dparameters[1] if num_parameters > 1 else None
         return dx, dx if ctx.has_residual else None, dweight, dbias, None, None
 
 
+_with_gradient = applied(_WithGradient)
+
+
 def _empty_results(x, residual, weight, bias, eps, form, keeps) -> list[Tensor]:
     """Return y; with a residual, the sum; kept for gradients, rstd, and the mean in two parts."""
-    is_wider = weight is not None and form == FORMS["llama"] and weight.dtype != x.dtype
-    y = torch.empty(x.shape, dtype=torch.float32, device=x.device) if is_wider else empty_like(x)
-    results = [y] if residual is None else [y, empty_like(x)]
+    if weight is not None and form == LLAMA_FORM and weight.dtype != x.dtype:
+        results = [torch.empty(x.shape, dtype=torch.float32, device=x.device)]
+    else:
+        results = [empty_like(x)]
+    if residual is not None:
+        results.append(empty_like(x))
     if keeps:
         rows = x.shape[:-1]
-        for shape in (rows, (2, *rows) if form == FORMS["layer"] else (0,)):
-            results.append(torch.empty(shape, dtype=torch.float32, device=x.device))
+        results.append(torch.empty(rows, dtype=torch.float32, device=x.device))
+        if form == LAYER_FORM:
+            results.append(torch.empty((2, *rows), dtype=torch.float32, device=x.device))
     return results
 
 
 def _run_forward(x, residual, weight, bias, eps, form, keeps) -> list[Tensor]:
     results = _empty_results(x, residual, weight, bias, eps, form, keeps)
+    mean = rstd = None
+    if keeps:
+        rstd, mean = (results[-2], results[-1]) if form == LAYER_FORM else (results[-1], None)
+    added = None if residual is None else results[1]
+    tensors = (x, residual, weight, bias, results[0], added, mean, rstd)
+    call = kind_of(x, residual, weight, bias), eps, form, keeps
+    if not _launch_forward.again(call, tensors) and count_rows(x):
+        _launch_first(call, tensors, eps, form)
+    return results
+
+
+def _launch_first(call, tensors, eps, form) -> None:
+    """Launch what was not launched for such tensors before."""
+    x, residual, weight, bias, *results = tensors
     num_rows, columns = count_rows(x), x.shape[-1]
-    if not num_rows:
-        return results
     rows, stride = rows_of(x)
     others, other_stride = (None, stride) if residual is None else rows_of(residual)
     weight, bias = _side_by_side(weight), _side_by_side(bias)
-    rstd, mean = results[-2:] if keeps else (None, None)
-    plan = plan_forward(columns, columns * x.element_size() * (1 + (residual is not None)))
+    rows_each, block, warps = plan_forward(columns)
     key = (
-        *(x.device, x.dtype, columns, form, keeps, residual is None, bias is None),
+        *(x.device, x.dtype, columns, form, results[-1] is None, residual is None, bias is None),
         None if weight is None else weight.dtype,
         alignments((rows, others, weight, bias), stride, other_stride),
     )
     arguments = (
-        *(rows, others, weight, bias, results[0], None if residual is None else results[1]),
-        *(mean if form == FORMS["layer"] else None, rstd),
-        *(stride, other_stride, num_rows, eps, form, columns, plan.rows, plan.block, plan.stages),
+        *(rows, others, weight, bias, *results, stride, other_stride, num_rows, eps),
+        *(form, columns, rows_each, block, block > FEW_COLUMNS),
     )
-    programs = _num_programs(plan, num_rows, x.device)
-    _launch_forward(key, programs, arguments, {"num_warps": plan.warps})
-    return results
+    programs, options = -(-num_rows // rows_each), {"num_warps": warps}
+    _launch_forward(key, programs, arguments, options, call=call, tensors=tensors)
 
 
-def _empty_gradients(
-    dy, dsum, x, weight, rstd, mean, form, num_parameters
-) -> tuple[Tensor, Tensor]:
+def _empty_gradients(dy, dsum, x, weight, rstd, mean, form, num_parameters) -> list[Tensor]:
     """Return the gradients of x (and of the residual), and of the weight and the bias."""
-    dtype = x.dtype if weight is None else weight.dtype
-    dparameters = torch.empty((num_parameters, x.shape[-1]), dtype=dtype, device=x.device)
-    return empty_like(x), dparameters
+    gradients = [empty_like(x)]
+    for _ in range(num_parameters):
+        # A bias may come without a weight.
+        gradients.append(x.new_empty(x.shape[-1:]) if weight is None else empty_like(weight))
+    return gradients
 
 
-def _run_backward(dy, dsum, x, weight, rstd, mean, form, num_parameters) -> tuple[Tensor, Tensor]:
-    dx, dparameters = _empty_gradients(dy, dsum, x, weight, rstd, mean, form, num_parameters)
+def _run_backward(dy, dsum, x, weight, rstd, mean, form, num_parameters) -> list[Tensor]:
+    dx, *dparameters = _empty_gradients(dy, dsum, x, weight, rstd, mean, form, num_parameters)
     num_rows, columns = count_rows(x), x.shape[-1]
     if not num_rows:
-        return dx, dparameters.zero_()
+        return [dx, *(one.zero_() for one in dparameters)]
+    element_bytes = x.element_size() * (1 + (dsum is not None)) + dy.element_size()
+    plan = plan_backward(columns, columns * element_bytes)
+    programs = min(-(-num_rows // plan.rows), plan.programs_per_sm * num_sms(x.device))
+    shares = None
+    if num_parameters:
+        shape = (num_parameters, programs, columns)
+        shares = torch.empty(shape, dtype=torch.float32, device=x.device)
+    tensors = (dy, dsum, x, weight, mean, rstd, dx, shares)
+    call = kind_of(*tensors[:6]), form, num_parameters
+    if not _launch_backward.again(call, tensors):
+        _launch_backward_first(call, tensors, form, num_parameters, plan, programs)
+    if num_parameters:
+        _add_up(shares, *dparameters)
+    return [dx, *dparameters]
+
+
+def _launch_backward_first(call, tensors, form, num_parameters, plan, programs) -> None:
+    """Launch what was not launched for such tensors before."""
+    dy, dsum, x, weight, *others = tensors
+    num_rows, columns = count_rows(x), x.shape[-1]
     (rows, stride), (dys, dy_stride), weight = rows_of(x), rows_of(dy), _side_by_side(weight)
     dsums, dsum_stride = (None, dy_stride) if dsum is None else rows_of(dsum)
-    element_bytes = x.element_size() * (1 + (dsum is not None)) + dy.element_size()
-    is_heavy = x.dtype == torch.float32 or form == FORMS["layer"]
-    plan = plan_backward(columns, columns * element_bytes, is_heavy)
-    programs = _num_programs(plan, num_rows, x.device)
-    shares = torch.empty((num_parameters, programs, columns), dtype=torch.float32, device=x.device)
     key = (
         *(x.device, x.dtype, dy.dtype, columns, form, num_parameters, dsum is None),
         None if weight is None else weight.dtype,
-        alignments((rows, dys, dsums, weight), stride, dy_stride, dsum_stride),
+        alignments((rows, dys, dsums, weight, *others[:2]), stride, dy_stride, dsum_stride),
     )
     arguments = (
-        *(dys, dsums, rows, weight, mean if form == FORMS["layer"] else None, rstd, dx, shares),
-        *(dy_stride, dsum_stride, stride, num_rows),
+        *(dys, dsums, rows, weight, *others, dy_stride, dsum_stride, stride, num_rows),
         *(form, num_parameters, columns, plan.rows, plan.block, plan.stages),
     )
-    _launch_backward(key, programs, arguments, {"num_warps": plan.warps})
-    if num_parameters:
-        _add_up(shares, dparameters)
-    return dx, dparameters
+    options = {"num_warps": plan.warps}
+    _launch_backward(key, programs, arguments, options, call=call, tensors=tensors)
 
 
-def _num_programs(plan: Plan, num_rows: int, device: torch.device) -> int:
-    needed = -(-num_rows // plan.rows)
-    return min(needed, plan.programs_per_sm * num_sms(device)) if plan.programs_per_sm else needed
-
-
-def _add_up(shares: Tensor, total: Tensor) -> None:
+def _add_up(shares: Tensor, dweight: Tensor, dbias: Tensor | None = None) -> None:
+    tensors, call = (shares, dweight, dbias), (shares.shape, dweight.dtype, shares.device)
+    if _launch_sum.again(call, tensors):
+        return
     num_parameters, programs, columns = shares.shape
-    arguments = (shares, total, programs, columns, TILE, BLOCK_OF_SUM)
-    grid = num_parameters * -(-columns // BLOCK_OF_SUM)
-    _launch_sum((total.device, total.dtype, columns), grid, arguments, {"num_warps": 4})
+    key = shares.device, dweight.dtype, columns, num_parameters
+    arguments = (*tensors, programs, columns, TILE, BLOCK_OF_SUM)
+    grid, options = num_parameters * -(-columns // BLOCK_OF_SUM), {"num_warps": WARPS_OF_SUM}
+    _launch_sum(key, grid, arguments, options, call=call, tensors=tensors)
 
 
 def _side_by_side(vector: Tensor | None) -> Tensor | None:
@@ -223,8 +253,8 @@ _forward = define(
     _empty_results,
 )
 _backward = define(
-    "norm_backward(Tensor dy, Tensor? dsum, Tensor x, Tensor? weight, Tensor rstd, Tensor mean,"
-    " int form, int num_parameters) -> (Tensor, Tensor)",
+    "norm_backward(Tensor dy, Tensor? dsum, Tensor x, Tensor? weight, Tensor rstd,"
+    " Tensor? mean, int form, int num_parameters) -> Tensor[]",
     _run_backward,
     _empty_gradients,
 )

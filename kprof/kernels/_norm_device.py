@@ -1,7 +1,8 @@
 """What runs on the GPU for all norms of rows: RMSNorm and LayerNorm, with or without a sum first.
 
-M rows, N columns, P programs, K parameters (the weight, then the bias). A program walks over rows,
-each whole in its registers between the statistics and the product, and loads the next ones ahead.
+M rows, N columns, P programs, K parameters (the weight, then the bias). A row is whole in registers
+between the statistics and the product. In the backward pass programs walk over rows, and load the
+next ones ahead.
 """
 
 from __future__ import annotations
@@ -35,35 +36,11 @@ def forward(
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
+    IS_WEIGHT_EARLY: tl.constexpr,
 ):
     """Normalise rows; where there is a residual, after adding it."""
     columns = tl.arange(0, BLOCK)[None, :]
-    row = tl.program_id(0) * ROWS
-    tensors = (x_MN, residual_MN, weight_N, bias_N, y_MN, sum_MN, mean_2M, rstd_M)
-    strides = (x_stride, residual_stride)
-    if STAGES == 0:
-        _normalise(row, columns, tensors, strides, num_rows, eps, FORM, COLUMNS, ROWS)
-    else:
-        for next_row in tl.range(row, num_rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-            _normalise(next_row, columns, tensors, strides, num_rows, eps, FORM, COLUMNS, ROWS)
-
-
-@triton.jit
-def _normalise(
-    row,
-    columns,
-    tensors,
-    strides,
-    num_rows,
-    eps,
-    FORM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    x_MN, residual_MN, weight_N, bias_N, y_MN, sum_MN, mean_2M, rstd_M = tensors
-    x_stride, residual_stride = strides
-    rows = tl.arange(0, ROWS).to(tl.int64) + row
+    rows = tl.arange(0, ROWS).to(tl.int64) + tl.program_id(0) * ROWS
     is_row, is_column = rows < num_rows, columns < COLUMNS
     mask = is_row[:, None] & is_column
     x = tl.load(x_MN + rows[:, None] * x_stride + columns, mask, other=0.0)
@@ -71,26 +48,35 @@ def _normalise(
         residual = tl.load(residual_MN + rows[:, None] * residual_stride + columns, mask, other=0.0)
         x = (residual.to(tl.float32) + x.to(tl.float32)).to(x.dtype)
         tl.store(sum_MN + rows[:, None] * COLUMNS + columns, x, mask)
+    if IS_WEIGHT_EARLY and weight_N is not None:
+        weight = tl.load(weight_N + columns, is_column, other=0.0)
     y = x.to(tl.float32)
     if FORM == LAYER:
-        centre = tl.sum(y, axis=1) * (1.0 / COLUMNS)
-        # What rounding left of a large mean is not little: it is taken off, and kept, too.
-        rest = tl.sum(tl.where(is_column, y - centre[:, None], 0.0), axis=1) * (1.0 / COLUMNS)
-        y = tl.where(is_column, y - centre[:, None] - rest[:, None], 0.0)
-        if mean_2M is not None:
-            tl.store(mean_2M + rows, centre, is_row)
-            tl.store(mean_2M + num_rows + rows, rest, is_row)
+        y = _centred(y, mean_2M, rows, num_rows, is_column, COLUMNS)
     rstd = tl.rsqrt(tl.sum(y * y, axis=1) * (1.0 / COLUMNS) + eps)
     if rstd_M is not None:
         tl.store(rstd_M + rows, rstd, is_row)
-    y *= rstd[:, None]
-    if FORM == LLAMA:
-        y = y.to(x.dtype).to(tl.float32)
-    y = _times_weight(y, weight_N, columns, is_column, FORM)
+    y = _rounded(y * rstd[:, None], x.dtype, FORM)
+    if weight_N is not None:
+        if not IS_WEIGHT_EARLY:
+            weight = tl.load(weight_N + columns, is_column, other=0.0)
+        y *= _factor(weight, FORM)
     if bias_N is not None:
         y += tl.load(bias_N + columns, is_column, other=0.0).to(tl.float32)
     y = y.to(y_MN.dtype.element_ty)
     tl.store(y_MN + rows[:, None] * COLUMNS + columns, y, mask)
+
+
+@triton.jit
+def _centred(y, mean_2M, rows, num_rows, is_column, COLUMNS: tl.constexpr):
+    """Take the mean off, and keep it."""
+    centre = tl.sum(y, axis=1) * (1.0 / COLUMNS)
+    # What rounding left of a large mean is not little: it is taken off, and kept, too.
+    rest = tl.sum(tl.where(is_column, y - centre[:, None], 0.0), axis=1) * (1.0 / COLUMNS)
+    if mean_2M is not None:
+        tl.store(mean_2M + rows, centre, rows < num_rows)
+        tl.store(mean_2M + num_rows + rows, rest, rows < num_rows)
+    return tl.where(is_column, y - centre[:, None] - rest[:, None], 0.0)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -132,7 +118,11 @@ def backward(
             normed -= tl.load(mean_2M + rows, is_row, other=0.0)[:, None]
             normed -= tl.load(mean_2M + num_rows + rows, is_row, other=0.0)[:, None]
         normed *= rstd
-        dnormed = _times_weight(dy, weight_N, columns, is_column, FORM)
+        dnormed = dy
+        if weight_N is not None:
+            # Loaded where it is used: it comes from a cache, and registers are what is short.
+            weight = tl.load(weight_N + columns, is_column, other=0.0)
+            dnormed *= _factor(weight, FORM)
         # Without a parameter nobody stores these: the compiler leaves them out.
         dweight += dy * normed
         dbias += dy
@@ -144,11 +134,11 @@ def backward(
             dx += tl.load(dsum_MN + rows[:, None] * dsum_stride + columns, mask, other=0.0)
         dx = dx.to(dx_MN.dtype.element_ty)
         tl.store(dx_MN + rows[:, None] * COLUMNS + columns, dx, mask)
-    shares = dparameters_KPN + tl.program_id(0).to(tl.int64) * COLUMNS + columns
     if PARAMETERS > 0:
+        shares = dparameters_KPN + tl.program_id(0).to(tl.int64) * COLUMNS + columns
         _store_sum(shares, dweight, is_column)
-    if PARAMETERS > 1:
-        _store_sum(shares + tl.num_programs(0).to(tl.int64) * COLUMNS, dbias, is_column)
+        if PARAMETERS > 1:
+            _store_sum(shares + tl.num_programs(0).to(tl.int64) * COLUMNS, dbias, is_column)
 
 
 @triton.jit
@@ -157,18 +147,21 @@ def _store_sum(places, values, is_column):
 
 
 @triton.jit
-def _times_weight(values, weight_N, columns, is_column, FORM: tl.constexpr):
-    # Loaded where it is used: it comes from a cache, and registers are what is short.
-    if weight_N is not None:
-        weight = tl.load(weight_N + columns, is_column, other=0.0).to(tl.float32)
-        values *= weight + 1.0 if FORM == GEMMA else weight
-    return values
+def _rounded(y, dtype: tl.constexpr, FORM: tl.constexpr):
+    return y.to(dtype).to(tl.float32) if FORM == LLAMA else y
+
+
+@triton.jit
+def _factor(weight, FORM: tl.constexpr):
+    weight = weight.to(tl.float32)
+    return weight + 1.0 if FORM == GEMMA else weight
 
 
 @triton.jit(do_not_specialize=["num_programs"])
 def add_up(
     partial_KPN,
-    total_KN,
+    dweight_N,
+    dbias_N,
     num_programs,
     COLUMNS: tl.constexpr,
     TILE: tl.constexpr,
@@ -185,5 +178,8 @@ def add_up(
         places = (parameter * num_programs + programs)[:, None] * COLUMNS + columns[None, :]
         mask = (programs < num_programs)[:, None] & is_column[None, :]
         total += tl.load(partial_KPN + places, mask, other=0.0)
-    summed = tl.sum(total, axis=0).to(total_KN.dtype.element_ty)
-    tl.store(total_KN + parameter * COLUMNS + columns, summed, is_column)
+    summed = tl.sum(total, axis=0).to(dweight_N.dtype.element_ty)
+    if parameter == 0:
+        tl.store(dweight_N + columns, summed, is_column)
+    elif dbias_N is not None:
+        tl.store(dbias_N + columns, summed, is_column)

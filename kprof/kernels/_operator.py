@@ -1,21 +1,28 @@
 """Operators of torch, registered the cheap way: define and impl, with a fake for the compiler.
 
-`torch.library.custom_op` costs several microseconds a call; this costs the dispatcher alone.
+`torch.library.custom_op` costs several microseconds a call; this costs the dispatcher alone, and
+not even that where it would do nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor, is_grad_enabled
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
+from torch._C._autograd import _profiler_enabled
+from torch._C._functorch import peek_interpreter_stack
+from torch.compiler import is_compiling
 
 NAMESPACE = "kprof"
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _library = torch.library.Library(NAMESPACE, "DEF")
 
 
-def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Register an operator and return it.
+def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Register an operator and return a function that calls it, or directly what it runs.
 
     Args:
         schema: As torch writes it, such as "silu(Tensor x) -> Tensor".
@@ -27,4 +34,56 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> An
     for key in ("CUDA", "CPU"):
         _library.impl(name, run, key)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
+    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+    num_tensors = _count_tensors(operator)
+    if num_tensors is None:
+        return cast("Callable[..., Any]", operator)
+
+    def call(*arguments: Any) -> Any:
+        if is_compiling() or _is_dispatched(arguments[:num_tensors]):
+            return operator(*arguments)
+        return run(*arguments)
+
+    return call
+
+
+def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return what applies an autograd function; torch's way there costs a call several checks."""
+    run = super(torch.autograd.Function, function).apply
+
+    def call(*arguments: Any) -> Any:
+        if is_compiling() or peek_interpreter_stack() is not None:
+            return function.apply(*arguments)
+        return run(*arguments)
+
+    return call
+
+
+def _count_tensors(operator: Any) -> int | None:
+    """Return how many tensors the arguments begin with; None where one is elsewhere, or a list."""
+    types = [str(one.type) for one in operator._schema.arguments]
+    count = next((i for i, one in enumerate(types) if "Tensor" not in one), len(types))
+    if any("Tensor" in one for one in types[count:]) or any("List" in one for one in types[:count]):
+        return None
+    return count
+
+
+def _is_dispatched(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Tell whether the dispatcher would do anything but call the implementation.
+
+    It would record gradients, tell a mode, a transform, a tracer or a profiler, or know better
+    what to do with a tensor.
+    """
+    if (
+        is_grad_enabled()
+        or _len_torch_dispatch_stack()
+        or _len_torch_function_stack()
+        or _get_tracing_state() is not None
+        or peek_interpreter_stack() is not None
+        or _profiler_enabled()
+    ):
+        return True
+    for one in tensors:
+        if one is not None and (type(one) not in PLAIN or one.is_meta or one.is_neg()):
+            return True
+    return False

@@ -36,6 +36,9 @@ def count_rows(x: Tensor) -> int:
 
 def empty_like(x: Tensor) -> Tensor:
     """Return a contiguous tensor of the same shape and dtype; `torch.empty` takes twice as long."""
+    # What like it is anyway need not be asked for, which takes time, too.
+    if x.is_contiguous():
+        return torch.empty_like(x)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 

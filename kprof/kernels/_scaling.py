@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.errors import KprofError
-from kprof.kernels._launch import Launcher, alignments
+from kprof.kernels._launch import Launcher, alignments, kind_of
 from kprof.kernels._operator import define
 
 ELEMENTS_PER_SUM = 1_024
@@ -56,18 +56,13 @@ _launch_scaled = Launcher(scaled_kernel)
 
 def write_reduced(losses: Tensor, state: Tensor, loss: Tensor) -> None:
     """Write the sum of the losses over the divisor that is in `state`."""
-    key = (
-        losses.device,
-        alignments(
-            (
-                losses,
-                state,
-                loss,
-            )
-        ),
-    )
-    arguments = (losses, state, loss, losses.shape[0], ELEMENTS_PER_SUM)
-    _launch_reduced(key, 1, arguments, {"num_warps": 4})
+    tensors = (losses, state, loss)
+    call = kind_of(*tensors)
+    if _launch_reduced.again(call, tensors):
+        return
+    key = losses.device, alignments(tensors)
+    arguments = (*tensors, losses.shape[0], ELEMENTS_PER_SUM)
+    _launch_reduced(key, 1, arguments, {"num_warps": 4}, call=call, tensors=tensors)
 
 
 def scale_once(gradient: Tensor, dloss: Tensor) -> Tensor:
@@ -116,28 +111,17 @@ def _run_scale(x: Tensor, factor: Tensor) -> None:
 
 def _write_scaled(x: Tensor, factor: Tensor, y: Tensor) -> None:
     """Write x times one factor into y, which may be x: times one, that takes no time then."""
+    tensors, is_in_place = (x, factor, y), x is y
+    call = kind_of(*tensors), is_in_place
     size = x.numel()
-    if not size:
+    if _launch_scaled.again(call, tensors) or not size:
         return
     programs = min(-(-size // ELEMENTS_PER_PROGRAM), MOST_PROGRAMS)
-    is_in_place = x is y
     kind = size % 16 == 0, size == 1
-    key = (
-        x.device,
-        x.dtype,
-        factor.dtype,
-        is_in_place,
-        kind,
-        alignments(
-            (
-                x,
-                factor,
-                y,
-            )
-        ),
-    )
-    arguments = (x, factor, y, size, programs, is_in_place, ELEMENTS_PER_PROGRAM)
-    _launch_scaled(key, programs, arguments, {"num_warps": 8})
+    key = x.device, x.dtype, factor.dtype, is_in_place, kind, alignments(tensors)
+    arguments = (*tensors, size, programs, is_in_place, ELEMENTS_PER_PROGRAM)
+    options = {"num_warps": 8}
+    _launch_scaled(key, programs, arguments, options, call=call, tensors=tensors)
 
 
 _operator_scaled = define(

@@ -8,10 +8,11 @@ from kprof.kernels import OURS, Kernel
 
 def subject_of(kernel: Kernel, provider: str = OURS, device: str = "cpu") -> Subject:
     """Return what the gate has to look at to let this provider take the reference's place."""
+    by = kernel.provider(provider)
     return Subject(
         name=f"{kernel.name} by {provider}",
         replaced=kernel.reference,
-        new=kernel.provider(provider).load(),
+        new=by.load(),
         truth=kernel.truth,
         inputs=kernel.inputs,
         shapes=kernel.edges,
@@ -20,5 +21,5 @@ def subject_of(kernel: Kernel, provider: str = OURS, device: str = "cpu") -> Sub
         differentiable=kernel.differentiable,
         writes=kernel.writes,
         rows=kernel.rows,
-        is_batch_invariant=bool(kernel.rows),
+        is_batch_invariant=bool(kernel.rows) and not by.is_varying,
     )

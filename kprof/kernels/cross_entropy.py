@@ -24,6 +24,7 @@ from kprof.kernels._cross_entropy_operators import (
     operator_gradient_over,
     operator_loss,
 )
+from kprof.kernels._operator import applied
 from kprof.kernels._scaling import is_graph_kept, refuse_second_order, scale_once
 
 Reduction = Literal["mean", "sum", "none"]
@@ -63,8 +64,8 @@ def cross_entropy(
         return operator_loss(logits, targets, divisor, *options)[0]
     is_known = reduction != "none" and logits.dtype != torch.float16
     if is_known and not torch.compiler.is_compiling():
-        return _InOnePass.apply(logits, targets, divisor, options, may_overwrite)
-    return _InTwoPasses.apply(logits, targets, divisor, options, may_overwrite)
+        return _in_one_pass(logits, targets, divisor, options, may_overwrite)
+    return _in_two_passes(logits, targets, divisor, options, may_overwrite)
 
 
 class _InOnePass(torch.autograd.Function):
@@ -122,6 +123,9 @@ class _InTwoPasses(torch.autograd.Function):
             torch.autograd.graph.increment_version(logits)
             return logits, None, None, None, None
         return operator_gradient(*arguments), None, None, None, None
+
+
+_in_one_pass, _in_two_passes = applied(_InOnePass), applied(_InTwoPasses)
 
 
 def _reference(

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels._launch import Launcher, alignments, next_power_of_two
-from kprof.kernels._operator import define
+from kprof.kernels._launch import Launcher, alignments, kind_of, next_power_of_two
+from kprof.kernels._operator import applied, define
 from kprof.kernels._rows import DTYPES, empty_like
 
 # Of the heads of one token, which one program holds in its registers.
@@ -104,7 +104,7 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         sin: As cos.
     """
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
-        return _WithGradient.apply(q, k, cos, sin)
+        return _with_gradient(q, k, cos, sin)
     return tuple(_operator(q, k, cos, sin, False))
 
 
@@ -129,6 +129,9 @@ class _WithGradient(torch.autograd.Function):
         return *_operator(dq, dk, *ctx.saved_tensors, True), None, None
 
 
+_with_gradient = applied(_WithGradient)
+
+
 def _empty(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> list[Tensor]:
     """Return tensors in the order of q and k in memory, where that is one of whole heads."""
     like = [torch.empty_like(one) for one in (q, k)]
@@ -150,6 +153,10 @@ def _run_in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def _launch_rotation(q, k, cos, sin, results: Sequence[Tensor], is_back: bool) -> None:
+    tensors = (q, k, cos, sin, *results)
+    call = kind_of(q, k, cos, sin), is_back, results[0] is q
+    if _launch.again(call, tensors):
+        return
     (batch, q_heads, length, columns), k_heads = q.shape, k.shape[1]
     half = columns // 2
     if not batch * length * half:
@@ -164,7 +171,8 @@ def _launch_rotation(q, k, cos, sin, results: Sequence[Tensor], is_back: bool) -
     key = (q.device, q.dtype, constants, aligned)
     arguments = (q, k, cos, sin, *results, *strides, length, *constants)
     warps = min(MOST_WARPS, max(1, blocks[0] * blocks[2] // ELEMENTS_PER_WARP))
-    _launch(key, batch * length, arguments, {"num_warps": warps})
+    options = {"num_warps": warps}
+    _launch(key, batch * length, arguments, options, call=call, tensors=tensors)
 
 
 _operator = define(

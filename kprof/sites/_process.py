@@ -1,9 +1,10 @@
-"""A whole process as what is swapped: its models and optimizers, and torch's own loss function."""
+"""A whole process as what is swapped: its models and optimizers, and torch's own functions."""
 
 from __future__ import annotations
 
 import functools
 import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.compiler import is_compiling
@@ -13,12 +14,12 @@ from torch.optim import Optimizer
 
 from kprof.sites._providers import ORIGINAL
 from kprof.sites._site import Request, Site, Switch
-from kprof.sites._translate import CROSS_ENTROPY, settings_of, translation_of
+from kprof.sites._translate import Translation, settings_of, translation_of
 from kprof.sites._ways import Ways
 from kprof.sites.rewired import replacement_of
 
 # Taken when this was imported: what is there later may be a swap's.
-_cross_entropy = functional.cross_entropy
+FUNCTIONS = (functional.cross_entropy, functional.scaled_dot_product_attention)
 
 
 def all_roots() -> list[Any]:
@@ -36,24 +37,29 @@ def all_roots() -> list[Any]:
     return [*roots, *(one for one in found if isinstance(one, Optimizer))]
 
 
-def process_site(request: Request) -> Site | None:
-    """Return the site for all calls of torch's cross_entropy, wherever a script makes them."""
-    translation = translation_of(_cross_entropy)
-    if CROSS_ENTROPY not in request.kernels or translation is None:
-        return None
-    settings = settings_of(_cross_entropy, translation)
-    ways = Ways(request.kernels[CROSS_ENTROPY], request.providers, settings)
-    replacement, switch = replacement_of(_cross_entropy, translation, ways), Switch()
-    calls_itself = request.providers.name(CROSS_ENTROPY) in ORIGINAL
+def process_sites(request: Request) -> Iterator[Site]:
+    """Yield the sites for all calls of functions of torch, wherever a script makes them."""
+    for function in FUNCTIONS:
+        translation = translation_of(function)
+        if translation is not None and translation.kernel in request.kernels:
+            yield _site(function, translation, request)
 
-    @functools.wraps(_cross_entropy)
-    def cross_entropy(*args: Any, **kwargs: Any) -> Any:
+
+def _site(function: Callable[..., Any], translation: Translation, request: Request) -> Site:
+    name = function.__name__
+    settings = settings_of(function, translation)
+    ways = Ways(request.kernels[translation.kernel], request.providers, settings)
+    replacement, switch = replacement_of(function, translation, ways), Switch()
+    calls_itself = request.providers.name(translation.kernel) in ORIGINAL
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
-            run = _cross_entropy if calls_itself else replacement
+            run = function if calls_itself else replacement
             return run(*args, **kwargs)
         owner = switch.owner
         if owner is None:
-            return _cross_entropy(*args, **kwargs)
+            return function(*args, **kwargs)
         # A provider may call this function itself.
         switch.owner = None
         try:
@@ -64,8 +70,8 @@ def process_site(request: Request) -> Site | None:
     return Site(
         "torch.nn.functional",
         functional,
-        lambda owner: cross_entropy,
-        {CROSS_ENTROPY: ways},
-        attribute=CROSS_ENTROPY,
+        lambda owner: call,
+        {name: ways},
+        attribute=name,
         switch=switch,
     )

@@ -17,7 +17,7 @@ Path = tuple[str, ...]
 
 
 def calls_in(function: Callable[..., Any]) -> Iterator[tuple[Path, object]]:
-    """Yield what a function's code reaches from a global name, and the names."""
+    """Yield what a function's code reaches from a global name, modules aside, and the names."""
     inner = innermost(function)
     if inner is None:
         return
@@ -29,7 +29,7 @@ def calls_in(function: Callable[..., Any]) -> Iterator[tuple[Path, object]]:
                 if not isinstance(value, types.ModuleType):
                     break
                 value = getattr(value, path[length - 1], None)
-            if path[:length] not in seen and isinstance(value, types.FunctionType):
+            if path[:length] not in seen and not isinstance(value, types.ModuleType):
                 seen.add(path[:length])
                 yield path[:length], value
 

@@ -59,9 +59,9 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
     if not isinstance(root, Module):
         return
     for name, module in root.named_modules():
-        if not _looks_like_a_norm(module):
+        found = norm_of(module, request)
+        if found is None:
             continue
-        found = request.once(kind_of(module), _recognise, module)
         asked = [one for one in (RMSNORM, LAYERNORM) if one in request.kernels]
         kernel = found.kernel if isinstance(found, Recognised) else asked[0] if asked else ""
         if kernel not in request.kernels:
@@ -72,8 +72,16 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
             why = request.once((*kind_of(module), kernel), _check, module, found, request)
         if why is not None:
             yield Skip(label, kernel, type(module).__name__, why)
-        else:
+        elif isinstance(found, Recognised):
             yield _site(label, module, found, request)
+
+
+def norm_of(module: Module, request: Request) -> Recognised | str | None:
+    """Return what a norm computes, or why it is none that is known; None: it looks like none."""
+    if not _looks_like_a_norm(module):
+        return None
+    found: Recognised | str = request.once(kind_of(module), _recognise, module)
+    return found
 
 
 def _looks_like_a_norm(module: Module) -> bool:
@@ -190,7 +198,7 @@ def _check(module: Module, found: Recognised, request: Request) -> str | None:
         dtype = next(one.dtype for one in module._parameters.values() if one is not None)
         rows = probe._rows.to(dtype)
         function, provider, _ = request.providers.choose(
-            kernel, rows, tuple(rows.shape), is_default=_is_default(found)
+            kernel, rows, tuple(rows.shape), is_default=is_default(found)
         )
         if function is None:
             # Calls may come from another device, and are looked at one by one.
@@ -201,13 +209,14 @@ def _check(module: Module, found: Recognised, request: Request) -> str | None:
     return None
 
 
-def _is_default(found: Recognised) -> bool:
+def is_default(found: Recognised) -> bool:
+    """Tell whether it rounds as every provider does."""
     return found.form in (None, FORMS[0])
 
 
 def _site(name: str, module: Module, found: Recognised, request: Request) -> Site:
     kernel = request.kernels[found.kernel]
-    ways = Ways(kernel, request.providers, found.settings, is_default=_is_default(found))
+    ways = Ways(kernel, request.providers, found.settings, is_default=is_default(found))
     switch = Switch()
     original = type(module).forward
     make = _rmsnorm if found.kernel == RMSNORM else _layernorm
@@ -220,7 +229,7 @@ def _rmsnorm(
 ) -> Callable[..., Any]:
     known, decide, trace = ways.known, ways.decide, ways.tracing()
     constant, eps_name = found.eps, found.eps_name
-    options = () if _is_default(found) else (found.form,)
+    options = () if is_default(found) else (found.form,)
 
     def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self or args or kwargs or x is None:

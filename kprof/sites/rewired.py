@@ -1,4 +1,4 @@
-"""Functions that a module's forward calls by a global name: rotary embeddings, norms and losses.
+"""Functions that a module's forward calls by a global name: attention, rotations, norms, losses.
 
 The module gets its own copy of its forward, in which that name is another function; other modules
 of the class, and the function itself, stay what they are.
@@ -13,15 +13,18 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 
 from kprof.sites import Family
+from kprof.sites._attention import Interface, is_mask, remembering
 from kprof.sites._patches import why_foreign
 from kprof.sites._rewire import Path, Rewired, calls_in, why_not_rewired
 from kprof.sites._site import Request, Site, Skip, Switch, bound
 from kprof.sites._translate import (
     CROSS_ENTROPY,
+    DECODE_ATTENTION,
     LAYERNORM,
     RMSNORM,
     ROPE,
     Translation,
+    is_interface,
     settings_of,
     translation_of,
 )
@@ -35,8 +38,11 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
     for name, module in root.named_modules():
         forward = type(module).forward
         calls = request.once(("calls", forward), _known_calls, forward, request)
+        masks = request.once(("masks", forward), _masks_of, forward, request)
         if calls:
             yield from _sites(name or type(module).__name__, module, calls, request)
+        elif masks and not (why_foreign(module) or why_not_rewired(forward)):
+            yield _site(name or type(module).__name__, module, {}, {}, masks)
 
 
 def _known_calls(
@@ -50,6 +56,13 @@ def _known_calls(
     return known
 
 
+def _masks_of(forward: Callable[..., Any], request: Request) -> dict[Path, Any]:
+    """Return what makes masks for attention in a forward, as it is to be for a kernel's."""
+    if DECODE_ATTENTION not in request.kernels:
+        return {}
+    return {path: remembering(one) for path, one in calls_in(forward) if is_mask(one)}
+
+
 def _sites(
     name: str,
     module: Module,
@@ -60,7 +73,7 @@ def _sites(
     why = why_foreign(module) or why_not_rewired(original)
     ways: dict[Path, Ways] = {}
     for path, (function, translation) in calls.items():
-        settings = request.once(("settings", function), settings_of, function, translation)
+        settings = request.once(("settings", id(function)), settings_of, function, translation)
         if why or not settings:
             skipped = why or f"{'.'.join(path)} computes something else"
             yield Skip(name, translation.kernel, _what(module, path), skipped)
@@ -68,14 +81,20 @@ def _sites(
             kernel = request.kernels[translation.kernel]
             ways[path] = Ways(kernel, request.providers, settings)
     if ways:
-        yield _site(name, module, calls, ways)
+        masks = request.once(("masks", original), _masks_of, original, request)
+        yield _site(name, module, calls, ways, masks)
 
 
 def _site(
-    name: str, module: Module, calls: Mapping[Path, tuple[Any, Translation]], ways: dict[Path, Ways]
+    name: str,
+    module: Module,
+    calls: Mapping[Path, tuple[Any, Translation]],
+    ways: dict[Path, Ways],
+    masks: Mapping[Path, Any],
 ) -> Site:
     original = type(module).forward
     others = {path: replacement_of(*calls[path], one) for path, one in ways.items()}
+    others.update(masks)
     rewired, switch = Rewired(original, others), Switch()
     put = bound(_calling(original, rewired.function, switch), original, switch)
 
@@ -102,8 +121,10 @@ def _calling(
     return forward
 
 
-def replacement_of(function: Any, translation: Translation, ways: Ways) -> Callable[..., Any]:
+def replacement_of(function: Any, translation: Translation, ways: Ways) -> Any:
     """Return what is called in the place of a function."""
+    if is_interface(function):
+        return Interface(function, ways)
     known, decide, trace = ways.known, ways.decide, ways.tracing()
     translate, key_of, shape_of = translation.arguments, translation.key, translation.shape
 
@@ -128,4 +149,6 @@ def replacement_of(function: Any, translation: Translation, ways: Ways) -> Calla
     return replacement
 
 
-FAMILY = Family(kernels=(CROSS_ENTROPY, LAYERNORM, RMSNORM, ROPE), find=find, is_last=True)
+FAMILY = Family(
+    kernels=(CROSS_ENTROPY, DECODE_ATTENTION, LAYERNORM, RMSNORM, ROPE), find=find, is_last=True
+)

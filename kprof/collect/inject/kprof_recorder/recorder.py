@@ -46,6 +46,7 @@ class Recorder(Follower):
         self.on_window: Callable[[Recording], None] = lambda recording: None
         self.on_finished: Callable[[Recording], None] = lambda recording: None
         self.on_elsewhere: Callable[[], None] = lambda: None
+        self.on_own_steps: Callable[[], None] = lambda: None
         self._is_block = False
         self._waits_for_cuda = False
         self._ahead = Ahead(new_window)
@@ -249,6 +250,8 @@ class Recorder(Follower):
             self._ahead.prepare(self.settings)
 
     def _step_has_begun(self, index: int) -> None:
+        if self.counter.num_counted:
+            self.on_own_steps()
         is_warm = self.counter.num_counted >= self.settings.skip
         if self.stage in (Stage.EARLY, Stage.WAITING) and self.counter.rule and is_warm:
             self._open_window()

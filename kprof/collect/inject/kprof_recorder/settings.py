@@ -9,7 +9,7 @@ from pathlib import Path
 # The tracer that is not torch's own profiler.
 NSIGHT = "nsys"
 # What is not set where nobody asks for it: a run inside another must not find the other's.
-OPTIONAL = ("KPROF_SECONDS", "KPROF_TRIGGER", "KPROF_SCHEDULE")
+OPTIONAL = ("KPROF_SECONDS", "KPROF_TRIGGER", "KPROF_SCHEDULE", "KPROF_SWAP")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Settings:
     """The local rank that begins and ends a window of Nsight Systems."""
     schedule: Path | None = None
     """The file with windows to time, for which nothing is recorded."""
+    swap: str | None = None
+    """The kernels that take over after a step: "KERNEL,KERNEL=PROVIDER,…"."""
 
     @property
     def longest_ns(self) -> int | None:
@@ -61,11 +63,14 @@ class Settings:
             schedule=Path(environment["KPROF_SCHEDULE"])
             if "KPROF_SCHEDULE" in environment
             else None,
+            swap=environment.get("KPROF_SWAP"),
         )
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables from which `from_environment` makes these settings again."""
-        optional = zip(OPTIONAL, (self.seconds, self.trigger, self.schedule), strict=True)
+        optional = zip(
+            OPTIONAL, (self.seconds, self.trigger, self.schedule, self.swap), strict=True
+        )
         return {
             **{name: str(value) for name, value in optional if value is not None},
             "KPROF_RAW": str(self.raw),

@@ -22,6 +22,7 @@ from .recorder import Recorder
 from .recording import EARLY_NS, Recording
 from .settings import Settings
 from .steps import Source, StepCounter
+from .swapping import Swapping
 from .tracebacks import hide_from_tracebacks
 
 FORKED = (
@@ -49,6 +50,7 @@ class Session:
         self.is_following = False
         self.inherited: Recording | None = None
         self.fork_warning = ForkWarning()
+        self.swapping: Swapping | None = None
 
     def follow_the_process(self) -> None:
         """Record from here to the process's end."""
@@ -62,7 +64,11 @@ class Session:
         )
         self.recorder.on_activity = self.begin
         self.recorder.on_window, self.recorder.on_finished = self.window_opens, self.window_ends
-        if self.recorder.settings.trigger is not None:
+        settings = self.recorder.settings
+        if settings.swap:
+            self.swapping = Swapping(settings.swap, settings.raw.parent, self.recorder.problems)
+            self.recorder.on_own_steps = self.swapping.make
+        if settings.trigger is not None:
             self.on_demand = OnDemand(self.recorder, self.outcome, self.recorder.settings)
             return
         if started_by() is None:
@@ -96,6 +102,8 @@ class Session:
     def window_ends(self, recording: Recording) -> None:
         """Write the window, after which there is nothing to lose."""
         self.outcome.export(recording)
+        if self.swapping is not None:
+            self.swapping.tell()
         if self.on_demand is not None:
             self.on_demand.window_ends()
         if self.ending is not None:
