@@ -30,8 +30,11 @@ COMMANDS = (
     "kernels",
     "sla",
     "cost",
+    "report",
     "roofline",
     "selftest",
+    "engage",
+    "gate",
     "doctor",
 )
 

@@ -16,6 +16,13 @@ ORDER = 27
 # What a terminal shows in words; the page shows all.
 NUM_TOLD = 3
 ROWS_OF_EVIDENCE = 5
+PROOF = (
+    Column("What", "name"),
+    Column("Operator"),
+    Column("Module"),
+    Column("Times", "right"),
+    Column("Time", "right"),
+)
 NOT_ASKED = (
     "This run was analyzed before there were rules; to ask them, open it again with --force."
 )
@@ -110,41 +117,36 @@ def _claims(diagnosis: Diagnosis) -> Table:
 
 def _evidence(trace: Trace, diagnosis: Diagnosis) -> Table:
     """Return for each finding the activities, or pieces of idle time, that prove it."""
-    columns = (
-        Column("Finding"),
-        Column("What", "name"),
-        Column("Operator"),
-        Column("Module"),
-        Column("Times", "right"),
-        Column("Time", "right"),
-    )
-    rows = [row for one in diagnosis.findings for row in _proofs(trace, one)]
+    columns = (Column("Finding"), *PROOF)
+    rows = [(one.rule, *row) for one in diagnosis.findings for row in _proofs(trace, one)]
     caption = "What proves each: kernels by name, idle time by place, alike layers as one."
     return Table(columns, tuple(rows), caption, terminal_rows=0)
+
+
+def evidence_of(trace: Trace, finding: Finding) -> Table:
+    """Return what proves one finding."""
+    return Table(PROOF, tuple(_proofs(trace, finding)), "What proves it.", terminal_rows=0)
 
 
 def _proofs(trace: Trace, finding: Finding) -> list[tuple[str, ...]]:
     kernels = trace.kernels.iloc[list(finding.rows)]
     layers = collapse_layers(kernels["module"])
-    found = _grouped(finding.rule, kernels.assign(module=layers), "")
+    found = _grouped(kernels.assign(module=layers), "")
     idle = trace.idle.iloc[list(finding.idle_rows)]
     place, layers = (collapse_layers(idle[name]) for name in ("place", "module"))
-    found += _grouped(
-        finding.rule, idle.assign(name=idle["cause"], op=place, module=layers), "idle: "
-    )
+    found += _grouped(idle.assign(name=idle["cause"], op=place, module=layers), "idle: ")
     if not found:
         ranges = trace.ranges.iloc[list(finding.range_rows)]
-        found = _grouped(finding.rule, ranges.assign(op=None, module=None), "host: ")
+        found = _grouped(ranges.assign(op=None, module=None), "host: ")
     return found
 
 
-def _grouped(rule: str, rows: pd.DataFrame, before: str) -> list[tuple[str, ...]]:
+def _grouped(rows: pd.DataFrame, before: str) -> list[tuple[str, ...]]:
     keys = [rows[name].astype(object) for name in ("name", "op", "module")]
     groups = rows["duration_ns"].groupby(keys, dropna=False, sort=False).agg(["size", "sum"])
     longest = groups.sort_values("sum", ascending=False, kind="stable").head(ROWS_OF_EVIDENCE)
     return [
         (
-            rule,
             f"{before}{or_missing(key[0])}",
             or_missing(key[1]),
             or_missing(key[2]),

@@ -1,0 +1,273 @@
+"""An engagement: what was measured, predicted, tried and decided for one workload, by entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from kprof.comparison import Comparison
+
+SCHEMA = 1
+
+When = Literal["before", "after"]
+Content = TypeVar("Content", bound="Holding")
+
+
+class Holding(msgspec.Struct, frozen=True, tag_field="kind"):
+    """What an entry holds: one of the kinds below."""
+
+
+class Opened(Holding, frozen=True, tag="opened"):
+    """The engagement began."""
+
+    name: str
+
+
+class Predicted(msgspec.Struct, frozen=True):
+    """What a step would get shorter by, as it was written down before anything was changed."""
+
+    name: str
+    """A rule's name, `all-findings`, the target and change of a what-if question, or any other."""
+    source: Literal["finding", "all findings", "what-if", "own"]
+    claim: str
+    step_ns: int
+    low_ns: int | None
+    high_ns: int | None
+    """None: nobody knows."""
+    basis: str
+    confidence: str = ""
+    effort: str = ""
+    swap: str = ""
+    command: str = ""
+
+    @property
+    def shares(self) -> tuple[float, float] | None:
+        """The interval as shares of the step, low and high; None where it is not known."""
+        if self.low_ns is None or self.high_ns is None or self.step_ns <= 0:
+            return None
+        return self.low_ns / self.step_ns, self.high_ns / self.step_ns
+
+
+class TimeSpent(msgspec.Struct, frozen=True):
+    """A part of the window: of a phase and a kind of work, or idle."""
+
+    phase: str | None
+    part: str | None
+    is_idle: bool
+    time_ns: int
+
+
+class RunAdded(Holding, frozen=True, tag="run"):
+    """A recorded run in short, with all that it predicts."""
+
+    when: When
+    command: str
+    gpus: tuple[str, ...]
+    versions: dict[str, str]
+    step_ns: int | None
+    """Median of the recorded steps; None where the run marks none."""
+    unrecorded_step_ns: int | None
+    """Median of steps that were only timed, which recording slows; None: there were none."""
+    num_steps: int
+    window_ns: int
+    time: tuple[TimeSpent, ...]
+    utilisation: dict[str, float | None]
+    predictions: tuple[Predicted, ...]
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def true_step_ns(self) -> int | None:
+        """What a step takes, as far as the run can tell."""
+        return self.unrecorded_step_ns or self.step_ns
+
+
+class PredictionAdded(Holding, frozen=True, tag="prediction"):
+    """What somebody predicts of a change that no rule proposes."""
+
+    predicted: Predicted
+
+
+class Bet(msgspec.Struct, frozen=True):
+    """The prediction that a comparison tests."""
+
+    entry: int
+    name: str
+
+
+class ComparisonAdded(Holding, frozen=True, tag="comparison"):
+    """An A/B with all its pairs; the times of single steps stay where it lies."""
+
+    comparison: Comparison
+    calibration: str = ""
+    """What it was told of how often such verdicts err."""
+    bet: Bet | None = None
+
+
+class TargetJudged(msgspec.Struct, frozen=True):
+    """A target of a service level with what was measured; "never": failed requests reach it."""
+
+    target: str
+    verdict: str
+    why: str
+    unit: str
+    estimate: float | str | None
+    samples: int
+
+
+class ServiceLevelAdded(Holding, frozen=True, tag="service-level"):
+    """What `kprof sla --json` said."""
+
+    when: When
+    said: dict[str, Any]
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on all targets."""
+        return str(self.said["verdict"])
+
+    @property
+    def targets(self) -> tuple[TargetJudged, ...]:
+        """The verdict on each of them."""
+        return msgspec.convert(self.said["targets"], type=tuple[TargetJudged, ...])
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A figure of `kprof cost` with its band."""
+
+    topic: str
+    name: str
+    unit: str
+    low: float
+    mid: float
+    high: float
+
+
+class CostAdded(Holding, frozen=True, tag="cost"):
+    """What `kprof cost --json` said."""
+
+    when: When
+    said: dict[str, Any]
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Every figure with its band."""
+        return msgspec.convert(self.said["figures"], type=tuple[Figure, ...])
+
+
+class LevelChecked(msgspec.Struct, frozen=True):
+    """A level of the quality gate: passed, failed, undecided or not run."""
+
+    name: str
+    state: str
+
+
+class SubjectChecked(msgspec.Struct, frozen=True):
+    """What the quality gate found of one replacement."""
+
+    subject: str
+    asked: tuple[str, ...]
+    levels: tuple[LevelChecked, ...]
+
+    @property
+    def states(self) -> dict[str, str]:
+        """The state of every level that was asked for."""
+        return {one.name: one.state for one in self.levels if one.name in self.asked}
+
+
+class GateAdded(Holding, frozen=True, tag="gate"):
+    """What `kprof kernels check --json` said, of each replacement."""
+
+    said: tuple[dict[str, Any], ...]
+
+    @property
+    def subjects(self) -> dict[str, SubjectChecked]:
+        """What was found, by replacement."""
+        found = msgspec.convert(self.said, type=tuple[SubjectChecked, ...])
+        return {one.subject: one for one in found}
+
+
+class CalibrationAdded(Holding, frozen=True, tag="calibration"):
+    """What `kprof selftest --json` said: how often verdicts err on this machine."""
+
+    said: dict[str, Any]
+
+
+class Decided(Holding, frozen=True, tag="decision"):
+    """What was decided, in words."""
+
+    text: str
+
+
+AnyContent = (
+    Opened
+    | RunAdded
+    | PredictionAdded
+    | ComparisonAdded
+    | ServiceLevelAdded
+    | CostAdded
+    | GateAdded
+    | CalibrationAdded
+    | Decided
+)
+
+
+class Source(msgspec.Struct, frozen=True):
+    """What an entry summarises: the name of a file or folder, and the SHA-256 of its content."""
+
+    name: str
+    sha256: str
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One thing that happened, with its date."""
+
+    number: int
+    date: str
+    """UTC, to the second, as in 2026-11-20T15:00:00Z."""
+    content: AnyContent
+    previous: str
+    """The digest of the entry before; empty for the first."""
+    digest: str
+    source: Source | None = None
+    schema: int = SCHEMA
+
+    @property
+    def when_s(self) -> float:
+        """The date in seconds since 1970."""
+        return datetime.fromisoformat(self.date.replace("Z", "+00:00")).timestamp()
+
+    @property
+    def predictions(self) -> tuple[Predicted, ...]:
+        """What was predicted here."""
+        if isinstance(self.content, PredictionAdded):
+            return (self.content.predicted,)
+        return self.content.predictions if isinstance(self.content, RunAdded) else ()
+
+
+@dataclass(frozen=True)
+class Engagement:
+    """All entries in their order, and what is wrong with them."""
+
+    folder: Path
+    entries: tuple[Entry, ...]
+    problems: tuple[str, ...] = ()
+    """Sentences: entries that were changed, or are missing; empty: they are as they were."""
+
+    @property
+    def name(self) -> str:
+        """Its name, as given in the beginning."""
+        first = self.entries[0].content
+        return first.name if isinstance(first, Opened) else self.folder.name
+
+    @property
+    def seal(self) -> str:
+        """The digest of the last entry: whoever has noted it can tell that nothing was changed."""
+        return self.entries[-1].digest
+
+    def of(self, kind: type[Content]) -> list[tuple[Entry, Content]]:
+        """Return the entries of one kind, each with its content."""
+        return [(one, one.content) for one in self.entries if isinstance(one.content, kind)]

@@ -1,0 +1,103 @@
+"""Evidence: everything that a partner report is made from, as the parts of kprof left it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timezone
+from typing import TypeVar
+
+from kprof.analyze.calibration.result import Calibration
+from kprof.analyze.cost.answer import Costs
+from kprof.comparison import Comparison, Interval
+from kprof.gate.result import GateReport
+from kprof.report.sla import Judged
+from kprof.trace import Trace
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file or folder that was read: its name, what it holds, and the SHA-256 of its content."""
+
+    name: str
+    what: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A gain that was predicted before a change, and what was measured after it.
+
+    The prediction is a share of the step, as is what `measured` leaves of 1.
+    """
+
+    finding: str
+    low: float
+    high: float
+    recorded_on: date
+    measured: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided on a day, and why."""
+
+    day: date
+    text: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a finding is called in plain words, and how it is mended, a sentence each."""
+
+    title: str
+    how: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a workload. Of each kind in the order of time: before first, after last.
+
+    Nothing is looked up beside it, so that the same evidence gives the same bytes.
+    """
+
+    title: str
+    runs: tuple[Trace, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    """The first is what the report's verdict is about."""
+    service_levels: tuple[Judged, ...] = ()
+    costs: tuple[Costs, ...] = ()
+    gates: tuple[GateReport, ...] = ()
+    calibration: Calibration | None = None
+    calibration_text: str = ""
+    """What a comparison was told of its calibration, where `calibration` itself is not at hand."""
+    predictions: tuple[Scored, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    sources: tuple[Source, ...] = ()
+    advice: Mapping[str, Advice] = field(default_factory=dict)
+    """By the name of the rule that found something."""
+
+    @property
+    def headline(self) -> Comparison | None:
+        """The comparison that the verdict is about."""
+        return self.comparisons[0] if self.comparisons else None
+
+    @property
+    def day(self) -> date | None:
+        """The day of the newest thing in it that has one."""
+        days = [_day_of(pair.start_ns) for c in self.comparisons for pair in c.pairs]
+        days += [_day_of(run.meta.base_time_ns) for run in self.runs if run.meta.base_time_ns]
+        days += [costs.as_of for costs in self.costs]
+        days += [one.day for one in self.decisions]
+        return max(days, default=None)
+
+
+def first_and_last(things: Sequence[T]) -> tuple[T | None, T | None]:
+    """Return what was before and what is after; of a single thing no before."""
+    return (things[0] if len(things) > 1 else None, things[-1] if things else None)
+
+
+def _day_of(time_ns: int) -> date:
+    return datetime.fromtimestamp(time_ns / 1e9, tz=timezone.utc).date()

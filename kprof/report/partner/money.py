@@ -1,0 +1,142 @@
+"""Money before and after, out of what `kprof cost` computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from kprof.analyze.cost.answer import Costs
+from kprof.analyze.cost.price import Band
+from kprof.analyze.cost.sheet import Figure
+from kprof.report.partner.digits import dollars
+from kprof.report.partner.evidence import Evidence, first_and_last
+from kprof.report.units import MISSING
+
+MILLION, MONTH, STEPS = "A million tokens", "A month", "A thousand steps"
+KEPT = "A month, all GPUs kept"
+PROVEN = ("FASTER", "SLOWER")
+
+COMPARED = (
+    (MILLION, ("Serving", "as paid", "$/M tokens")),
+    (MONTH, ("Fleet", "kept at the peak", "$/month")),
+    (KEPT, ("Serving", "all GPUs, kept for a month", "$/month")),
+    (STEPS, ("Steps", "a thousand steps", "$")),
+)
+"""Figures of which a before and an after can be compared, each with its topic, name and unit."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """What something costs before and after, and what is saved; missing where nobody knows."""
+
+    name: str
+    before: Band | None
+    after: Band | None
+    saved: Band | None
+
+    def written(self) -> tuple[str, str, str]:
+        """Return before, after and what is saved, each with its band."""
+        return written(self.before), written(self.after), written(self.saved)
+
+
+def written(band: Band | None) -> str:
+    """Write a band of dollars."""
+    if band is None:
+        return MISSING
+    return dollars(float(band.low), float(band.mid), float(band.high))
+
+
+def is_credited(evidence: Evidence) -> bool:
+    """Tell whether the difference that money rests on is proven, or nothing was compared."""
+    comparison = evidence.headline
+    return comparison is None or comparison.headline.verdict in PROVEN
+
+
+def money_in(evidence: Evidence) -> list[Line]:
+    """Return the lines of money that follow from the costs, the most telling first."""
+    before, after = first_and_last(evidence.costs)
+    if after is None:
+        return []
+    lines = _from_two(before, after) if before is not None else _from_one(after)
+    return [line for line in lines if line.after is not None or line.saved is not None]
+
+
+def find_figure(costs: Costs, topic: str, name: str, unit: str = "") -> Figure | None:
+    """Return a figure by its topic, name and unit, any unit where none is named."""
+    found = (f for f in costs.figures if (f.topic, f.name) == (topic, name))
+    return next((f for f in found if unit in ("", f.unit)), None)
+
+
+def _band(costs: Costs, topic: str, name: str, unit: str = "") -> Band | None:
+    figure = find_figure(costs, topic, name, unit)
+    return figure.values if figure else None
+
+
+def _from_two(before: Costs, after: Costs) -> list[Line]:
+    lines = [
+        Line(name, old, new, _difference(old, new) if old else None)
+        for name, where in COMPARED
+        if (new := _band(after, *where)) is not None
+        for old in [_band(before, *where)]
+    ]
+    if lines and lines[0].name == MILLION and (volume := _volume(after)):
+        lines.insert(1, _times(lines[0], MONTH, volume))
+    names = [line.name for line in lines]
+    # Of what a month costs the first line says most.
+    is_known = MONTH in names
+    lines = [line for line in lines if not (is_known and line.name == KEPT)]
+    return [line for i, line in enumerate(lines) if line.name not in names[:i]]
+
+
+def _from_one(costs: Costs) -> list[Line]:
+    """Return the lines where the gain stands in the costs: before is after and what is saved."""
+    million = _band(costs, "Serving", "as paid", "$/M tokens")
+    saved = _band(costs, "Gain of a token", "saved", "$/M tokens")
+    lines = [Line(MILLION, _sum(million, saved), million, saved)]
+    cash = _band(costs, "Gain in cash", "saved", "$/month")
+    monthly = _band(costs, "Gain of a token", "saved", "$/month")
+    volume = _volume(costs)
+    if million is not None and volume:
+        lines.append(_times(lines[0], MONTH, volume))
+    elif (kept := _band(costs, "Serving", "all GPUs, kept for a month")) is not None:
+        lines.append(Line(KEPT, None, kept, cash))
+    elif cash or monthly:
+        lines.append(Line(MONTH, None, None, cash or monthly))
+    steps, gain = (
+        _band(costs, "Steps", "a thousand steps"),
+        _band(costs, "Gain of a token", "a token gets cheaper by"),
+    )
+    if steps is not None and million is None:
+        more = gain.map(lambda times: steps.mid * (times - 1)) if gain else None
+        lines.append(Line(STEPS, _sum(steps, more), steps, more))
+    return lines
+
+
+def _volume(costs: Costs) -> float | None:
+    """Return how many million tokens a month the savings were computed for."""
+    of_million = _band(costs, "Gain of a token", "saved", "$/M tokens")
+    of_month = _band(costs, "Gain of a token", "saved", "$/month")
+    if of_million is None or of_month is None or not of_million.mid:
+        return None
+    return float(of_month.mid / of_million.mid)
+
+
+def _times(line: Line, name: str, factor: float) -> Line:
+    by = Fraction(factor)
+    bands = (
+        b.map(lambda usd: usd * by) if b else None for b in (line.before, line.after, line.saved)
+    )
+    return Line(name, *bands)
+
+
+def _sum(after: Band | None, saved: Band | None) -> Band | None:
+    """Return before: over the band of the price where that is the wider, at its middle else."""
+    if after is None or saved is None or not after.mid:
+        return None
+    share = saved.mid / after.mid
+    return after.map(lambda usd: usd * (1 + share))
+
+
+def _difference(old: Band, new: Band) -> Band:
+    ends = (old.low - new.low, old.high - new.high)
+    return Band(min(ends), old.mid - new.mid, max(ends))

@@ -1,0 +1,169 @@
+"""The outcome of the evidence in one sentence, and what to do next."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from kprof.comparison import Claim, Comparison
+from kprof.gate.result import REJECT
+from kprof.report.partner.digits import gain_range
+from kprof.report.partner.evidence import Evidence, first_and_last
+from kprof.report.partner.money import is_credited, money_in, written
+from kprof.report.partner.parts import Verdict
+from kprof.report.partner.wording import VERDICTS, change_in_words
+
+UNCHECKED = "Adopt the change once the quality gate has shown that results stay right."
+NOTHING = "There is nothing to report on: no run, no comparison, no service level and no cost."
+
+
+def outcome_of(evidence: Evidence) -> Verdict:
+    """Return the verdict: of the comparison if there is one, else of the run, else of the SLA."""
+    comparison = evidence.headline
+    if comparison is not None:
+        return _of_comparison(evidence, comparison)
+    if evidence.runs:
+        return _of_run(evidence)
+    _, level = first_and_last(evidence.service_levels)
+    if level is not None:
+        words = {
+            "MET": ("Kept, proven", "The service keeps every target, and this is proven.", "good"),
+            "MISSED": ("Broken, proven", "The service breaks at least one target.", "warning"),
+        }
+        unproven = "The measurement proves neither that the service keeps its targets nor that not."
+        return Verdict(*words.get(level.assessment.verdict, ("Not proven", unproven, "plain")))
+    if lines := money_in(evidence):
+        return Verdict("Cost", f"{lines[0].name} costs {written(lines[0].after)}.", "plain")
+    return Verdict("No data", NOTHING, "plain")
+
+
+def _of_comparison(evidence: Evidence, comparison: Comparison) -> Verdict:
+    claim = comparison.headline
+    word, tone = VERDICTS[claim.verdict], "plain"
+    if claim.interval is None:
+        return Verdict(word, f"{word}: {claim.why or 'no pair could be used.'}", tone)
+    change = change_in_words(claim.interval, claim.metric)
+    what = f"one {claim.metric.name.removesuffix(' time')}" if claim.metric.unit == "ns" else "it"
+    if claim.verdict == "FASTER":
+        verb = "is" if change.endswith(")") and " times as fast" in change else "takes"
+        sentence, tone = f"With the change, {what} {verb} {change}", "good"
+    elif claim.verdict == "SLOWER":
+        sentence, tone = f"With the change, {what} takes {change}: it is a loss", "warning"
+    elif claim.verdict == "SAME":
+        effect = 100 * comparison.plan.smallest_effect
+        sentence = f"The change makes no difference of {effect:g} % or more: {change}"
+    elif claim.verdict == "INVALID":
+        sentence = f"The comparison is not valid, so nothing is claimed: {claim.why}"
+    else:
+        sentence = f"It is not known yet whether the change helps: {change}"
+    if (bad := _rejected(evidence)) and claim.verdict == "FASTER":
+        return Verdict("Faster, but rejected", f"{sentence}; but {bad}.", "warning")
+    if claim.verdict in ("FASTER", "SLOWER") and (saved := _saving(evidence)):
+        sentence += f"; {saved}"
+    return Verdict(word, f"{sentence.rstrip('.')}.", tone)
+
+
+def _rejected(evidence: Evidence) -> str:
+    """Return what forbids a faster change: a failed quality gate or a broken target."""
+    if any(gate.reached == REJECT for gate in evidence.gates):
+        return "its results are not good enough: the quality gate rejects it"
+    _, level = first_and_last(evidence.service_levels)
+    if level is not None and level.assessment.verdict == "MISSED":
+        return "a promised service level is still broken"
+    return ""
+
+
+def _saving(evidence: Evidence) -> str:
+    if not is_credited(evidence):
+        return ""
+    lines = {line.name: line for line in money_in(evidence) if line.saved}
+    for name, words in (("A month", "a month"), ("A million tokens", "per million tokens")):
+        if (line := lines.get(name)) and line.saved and line.saved.mid:
+            verb = "saves" if line.saved.mid >= 0 else "costs another"
+            return f"that {verb} {written(line.saved).lstrip('-')} {words}"
+    return ""
+
+
+def _of_run(evidence: Evidence) -> Verdict:
+    run = evidence.runs[-1]
+    diagnosis = run.diagnosis
+    if diagnosis is None or not diagnosis.findings:
+        nothing = "Nothing was changed, and no rule found anything that is worth a change."
+        return Verdict("Measured", nothing, "plain")
+    best = diagnosis.findings[0]
+    together = diagnosis.together
+    if together is None or not together.high_ns:
+        return Verdict(
+            "Measured", f"Nothing was changed yet; first to look at: {best.claim}.", "plain"
+        )
+    step = max(together.step_ns, 1)
+    saving = gain_range((together.low_ns or 0) / step, together.high_ns / step)
+    sentence = f"Nothing was changed yet; a prediction says that {saving} of the time can be saved."
+    return Verdict("Predicted, not proven", sentence, "plain")
+
+
+def medians_of(comparison: Comparison, claim: Claim) -> tuple[float, float] | None:
+    """Return the median of A and of B over the pairs that count."""
+    place = comparison.plan.metrics.index(claim.metric)
+    good = [pair for pair in comparison.pairs if not pair.problem]
+    if not good:
+        return None
+    return median(p.a[place] for p in good), median(p.b[place] for p in good)
+
+
+def next_steps(evidence: Evidence) -> list[str]:
+    """Return what to do next, the most urgent first, at most five things."""
+    steps = [*_about_comparison(evidence), *_about_gaps(evidence), *_about_findings(evidence)]
+    return steps[:5] or ["Nothing follows from this evidence alone; record a run: kprof run."]
+
+
+def _about_comparison(evidence: Evidence) -> list[str]:
+    comparison = evidence.headline
+    if comparison is None:
+        return []
+    claim = comparison.headline
+    if claim.verdict == "FASTER":
+        if bad := _rejected(evidence):
+            return [f"Do not adopt the change as it is: {bad}."]
+        is_shown = evidence.gates and all(gate.reached for gate in evidence.gates)
+        return ["Adopt the change." if is_shown else UNCHECKED]
+    if claim.verdict == "SLOWER":
+        return ["Drop the change: it is proven slower."]
+    if claim.verdict == "SAME":
+        return ["Do not spend more on this change: it makes no difference that matters."]
+    more = f"about {claim.pairs_needed:,} more pairs" if claim.pairs_needed else "more pairs"
+    if claim.verdict == "INCONCLUSIVE":
+        return [f"Measure longer before deciding: {more} would probably tell."]
+    return ["Measure again: this comparison is not valid."]
+
+
+def _about_gaps(evidence: Evidence) -> list[str]:
+    steps = []
+    comparison = evidence.headline
+    verdict = comparison.headline.verdict if comparison else None
+    if verdict == "FASTER" and not evidence.gates:
+        steps.append("Check that results stay right: kprof kernels check NAME --json > gate.json")
+    if comparison is not None and evidence.calibration is None and not evidence.calibration_text:
+        steps.append(
+            "Find out how often such verdicts err on this machine: kprof selftest --json > "
+            "selftest.json"
+        )
+    return steps
+
+
+def _about_findings(evidence: Evidence) -> list[str]:
+    if not evidence.runs or evidence.runs[-1].diagnosis is None:
+        return []
+    found = [one for one in evidence.runs[-1].diagnosis.findings if one.saving is not None]
+    steps = []
+    for one in found[:2]:
+        assert one.saving is not None
+        if not one.saving.high_ns:
+            continue
+        step = max(one.saving.step_ns, 1)
+        gain = gain_range((one.saving.low_ns or 0) / step, one.saving.high_ns / step)
+        proof = f"; to prove it: {one.command}" if one.command else ""
+        how = f" of the time{proof or f'; how: kprof playbook {one.playbook}'}"
+        advice = evidence.advice.get(one.rule)
+        title = advice.title if advice else one.rule.replace("_", " ")
+        steps.append(f"{title}: mending it may save {gain}{how}")
+    return steps

@@ -1,0 +1,142 @@
+"""Redaction: what a reader of a report may not see, taken out of every text before it is drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import Literal, TypeVar
+
+from kprof.report.partner.evidence import Evidence
+from kprof.report.units import shorten
+
+Level = Literal["internal", "partner", "public"]
+LEVELS: tuple[Level, ...] = ("internal", "partner", "public")
+MARKS = {
+    "internal": "Internal: paths, host names and commands are shown",
+    "partner": "Confidential, for the partner: without paths, host names and prompts",
+    "public": "Public: without paths, host names, prompts and prices",
+}
+
+LONGEST_TEXT = 1_200
+LEFT_OUT = "[left out]"
+HOST = "[host]"
+
+# An option, or a name with a value; both are bounded, so that they take no longer than a text.
+_NAMED = (
+    r"(?i)((?:(?<![\w-])--?[\w-]{0,40}(?:%s)[\w-]{0,40}(?:\s*[=:]\s*|\s+))"
+    r"|(?:(?:%s)[\w-]{0,40}\s*[=:]\s*))"
+)
+_SECRETS = "api[_-]?key|secret|password|passwd|access[_-]?key|auth[_-]?token|hf_token"
+_PROMPTS = "prompt|system[_-]message|instruction|input[_-]text|question"
+_SECRET = re.compile(_NAMED % (_SECRETS, _SECRETS) + r"(\"[^\"]*\"|'[^']*'|\S+)")
+_PROMPT = re.compile(
+    _NAMED % (_PROMPTS, _PROMPTS)
+    + r"(\"(?:\\.|[^\"])*\"|'(?:\\.|[^'])*'|(?:(?!\s-{1,2}[a-zA-Z]).)+)"
+)
+_WORD = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{1,15}://[^\s\"'`<>|;,]+|[^\s\"'`<>|;,()\[\]{}=]+")
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+_EXTENSION = re.compile(r"\.[A-Za-z]\w{0,7}$")
+_ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}")
+_NETWORKS = (".internal", ".local", ".lan", ".corp", ".intra", ".localdomain")
+_MONEY = re.compile(
+    r"(?:US)?[$€£]\s?[\d.,]+(?:\s?(?:k|M|B|T|million|billion)\b)?"
+    r"|(?i:--?(?:baseline-|api-|kwh-)?price|--capex|--opex|--fee)[\s=]+[\d.,]+"
+    r"|[\d.,]+\s?(?:USD|EUR|dollars?)\b"
+)
+
+T = TypeVar("T")
+
+
+def reduced(evidence: Evidence, level: Level) -> Evidence:
+    """Return the evidence without what a level leaves out as a whole: of the public one, costs."""
+    return dataclasses.replace(evidence, costs=()) if level == "public" else evidence
+
+
+class Redactor:
+    """Takes out of texts what a level forbids, and what no reader could read."""
+
+    def __init__(self, level: Level, evidence: Evidence) -> None:
+        """Learn the host names that the evidence mentions."""
+        self._level = level
+        hosts = sorted({name for name in _hosts(evidence) if name}, key=lambda n: (-len(n), n))
+        # A host may be called gpu, and then GPU is another word.
+        names = "|".join(f"{'(?i:' if len(n) > 4 else '(?:'}{re.escape(n)})" for n in hosts)
+        self._hosts = re.compile(rf"(?<![\w-])(?:{names})(?![\w-])") if names else None
+
+    def clean(self, text: str) -> str:
+        """Return a text as this level may show it."""
+        text = _SECRET.sub(rf"\1{LEFT_OUT}", "".join(map(_visible, text)))
+        if self._level != "internal":
+            text = _PROMPT.sub(rf"\1{LEFT_OUT}", text)
+            text = _WORD.sub(self._public_part, text)
+            if self._hosts:
+                text = self._hosts.sub(HOST, text)
+        if self._level == "public":
+            text = _MONEY.sub(LEFT_OUT, text)
+        return shorten(text, LONGEST_TEXT)
+
+    def _public_part(self, found: re.Match[str]) -> str:
+        """Return a word without the folders above a file, and without an address."""
+        word = found[0]
+        if "://" in word:
+            is_kept = self._level == "partner" and word.startswith(("https://", "http://"))
+            return _without_query(word) if is_kept else LEFT_OUT
+        if _DRIVE.match(word) or word.startswith("\\\\"):
+            return re.split(r"[\\/]+", word)[-1] or LEFT_OUT
+        return ":".join(_without_place(piece) for piece in word.split(":"))
+
+    def apply(self, thing: T) -> T:
+        """Return plain data with every text in it cleaned."""
+        if isinstance(thing, str):
+            return self.clean(thing)  # type: ignore[return-value]
+        if isinstance(thing, tuple):
+            return tuple(self.apply(one) for one in thing)  # type: ignore[return-value]
+        if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+            changed = {
+                f.name: self.apply(getattr(thing, f.name)) for f in dataclasses.fields(thing)
+            }
+            return dataclasses.replace(thing, **changed)
+        return thing
+
+
+def _without_query(address: str) -> str:
+    """Return an address on the web as far as it is public."""
+    scheme, _, rest = address.partition("?")[0].partition("://")
+    if "@" in rest.partition("/")[0]:
+        return LEFT_OUT
+    host = rest.partition("/")[0].partition(":")[0]
+    return f"{scheme}://{HOST}" if _without_place(host) == HOST else f"{scheme}://{rest}"
+
+
+def _without_place(word: str) -> str:
+    """Return the last part of a path, and a mark in place of an address of the network."""
+    if _ADDRESS.fullmatch(word) or word.lower().endswith(_NETWORKS):
+        return HOST
+    parts = [part for part in re.split(r"[\\/]+", word) if part not in ("", ".", "..", "~")]
+    is_rooted = word.startswith(("/", "~/", "./", "../"))
+    is_deep = len(parts) > 2 and all(len(part) > 1 and not part.isdigit() for part in parts)
+    if parts and (is_rooted or is_deep or (len(parts) > 1 and _EXTENSION.search(parts[-1]))):
+        return parts[-1]
+    return word
+
+
+def _visible(character: str) -> str:
+    """Return a character that cannot hide or turn around its neighbours."""
+    kind = unicodedata.category(character)
+    if character in "\n\t":
+        return " "
+    return (
+        "\N{REPLACEMENT CHARACTER}" if kind in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else character
+    )
+
+
+def _hosts(evidence: Evidence) -> Iterable[str]:
+    for run in evidence.runs:
+        if run.meta.host:
+            yield run.meta.host
+    for comparison in evidence.comparisons:
+        for name, text in comparison.facts.items():
+            if "host" in name.lower() or "node" in name.lower():
+                yield text

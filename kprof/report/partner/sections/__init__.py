@@ -1,0 +1,1 @@
+"""The sections of a partner report, one file each."""

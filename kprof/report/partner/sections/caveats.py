@@ -1,0 +1,73 @@
+"""What the reader has to keep in mind: doubts, gaps of the recording, notes."""
+
+from __future__ import annotations
+
+from kprof.analyze.trust.audit import audit
+from kprof.analyze.trust.unanswered import find_unanswered
+from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.parts import Block, Chapter, Folded
+from kprof.report.section import Column, Table, Text
+from kprof.report.units import format_count
+
+TITLE = "What to keep in mind"
+
+DOUBTFUL = ("bad", "limited")
+
+
+def render(evidence: Evidence) -> Chapter:
+    """Render every doubt with what it is about, and the questions that stay open."""
+    rows = _doubts(evidence)
+    questions = [
+        (one.question, one.because, one.way_out)
+        for run in evidence.runs[-1:]
+        for one in find_unanswered(run)
+    ]
+    blocks: list[Block] = []
+    if rows:
+        blocks.append(Text(f"{format_count(len(rows), 'thing')} to keep in mind."))
+        columns = (Column("About"), Column("Keep in mind", "prose"))
+        blocks.append(Table(columns, tuple(rows), "Doubts and limits, by what they are about."))
+    else:
+        blocks.append(Text("Nothing is known to be doubtful.", "good"))
+    if questions:
+        headers = ("Question", "Not answered because", "To know")
+        title = f"{format_count(len(questions), 'question')} that the recording cannot answer"
+        blocks.append(
+            Folded(
+                title,
+                Table(
+                    tuple(Column(header, "prose") for header in headers), tuple(questions), title
+                ),
+            )
+        )
+    return Chapter(TITLE, tuple(blocks))
+
+
+def _doubts(evidence: Evidence) -> list[tuple[str, str]]:
+    rows = []
+    for comparison in evidence.comparisons:
+        rows += [("Comparison", doubt) for doubt in comparison.doubts]
+    for judged in evidence.service_levels:
+        rows += [("Service level", _sentence(doubt)) for doubt in judged.assessment.doubts]
+    for costs in evidence.costs:
+        rows += [("Cost", warning) for warning in costs.warnings]
+    if evidence.calibration is not None:
+        calibration = evidence.calibration
+        rows += [("Instrument", doubt) for doubt in calibration.doubts]
+        rows += [("Instrument", f"Not measured: {what}.") for what in calibration.missing]
+        rows += [
+            ("Instrument", f"Not reached: {target.name}, {target.where}.")
+            for target in calibration.targets
+            if not target.is_met
+        ]
+    for run in evidence.runs:
+        rows += [("Recording", caveat) for caveat in run.meta.caveats]
+        for check in audit(run):
+            if check.verdict in DOUBTFUL:
+                found = f"{_sentence(f'{check.name}: {check.evidence}')} {_sentence(check.meaning)}"
+                rows.append(("Recording", found.strip()))
+    return list(dict.fromkeys(rows))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""

@@ -1,0 +1,151 @@
+"""Cost and energy, with the price, its source and its date under every dollar."""
+
+from __future__ import annotations
+
+from kprof.analyze.cost.answer import Costs
+from kprof.analyze.cost.price import Price
+from kprof.analyze.energy import measure_step_energy
+from kprof.report.partner.digits import within
+from kprof.report.partner.drawings import Range, both, ranges
+from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.money import is_credited, money_in, written
+from kprof.report.partner.parts import Block, Chapter, Folded, Missing, Picture
+from kprof.report.partner.sections.time import stages_of
+from kprof.report.section import Column, Facts, Table, Text
+from kprof.report.units import MISSING
+
+TITLE = "Cost and energy"
+
+HOW = "kprof cost RUN --gpu H100 --tokens-per-step 4096 --json > cost.json, then name cost.json"
+NO_CREDIT = "The difference between before and after is not proven, so no saving is credited."
+ENERGY_IS_PAID = "Energy is part of what a GPU-hour costs: do not add it."
+
+
+def render(evidence: Evidence) -> Chapter | Missing:
+    """Render money before and after, what it stands on, what moves it, and the energy."""
+    energy = _energy(evidence)
+    lines = money_in(evidence)
+    if not evidence.costs and not energy:
+        return Missing("What it costs and saves", HOW)
+    blocks: list[Block] = []
+    for costs in evidence.costs:
+        blocks += [Text(warning, "warning") for warning in costs.warnings]
+    if evidence.costs and not is_credited(evidence):
+        blocks.append(Text(NO_CREDIT, "warning"))
+    if lines:
+        blocks.append(_table(evidence))
+        if picture := _picture(evidence):
+            blocks.append(picture)
+    if evidence.costs:
+        blocks += _basis(evidence.costs[-1])
+    if energy:
+        blocks.append(Facts(tuple(energy)))
+        blocks.append(Text(ENERGY_IS_PAID, "muted"))
+    return Chapter(TITLE, tuple(blocks))
+
+
+def _table(evidence: Evidence) -> Table:
+    columns = (
+        Column("What"),
+        Column("Before"),
+        Column("After"),
+        Column("Saved"),
+    )
+    is_proven = is_credited(evidence)
+    rows = []
+    for line in money_in(evidence):
+        before, after, saved = line.written()
+        rows.append((line.name, before, after, saved if is_proven else "not proven"))
+    caption = "In US dollars: the middle, and from the lowest to the highest in brackets."
+    return Table(columns, tuple(rows), caption)
+
+
+def _picture(evidence: Evidence) -> Picture | None:
+    line = next((one for one in money_in(evidence) if one.after is not None), None)
+    if line is None or line.after is None or (line.after.is_known and line.before is None):
+        return None
+    rows = []
+    for name, band, style in (("Before", line.before, "k7"), ("After", line.after, "k0")):
+        if band is not None and is_credited(evidence):
+            low, middle, high = float(band.low), float(band.mid), float(band.high)
+            symbol = "circle" if name == "After" else "diamond"
+            rows.append(Range(name, written(band), middle, low, high, style, symbol))  # type: ignore[arg-type]
+    if not rows:
+        return None
+    wide, narrow = both(lambda width: ranges(rows, width, "$"))
+    table = Table(
+        (Column("When"), Column(line.name, "right")), tuple((r.name, r.value) for r in rows)
+    )
+    caption = "The mark is the middle price, the band reaches from the lowest to the highest."
+    return Picture(f"{line.name}, in US dollars", wide, narrow, caption, table)
+
+
+def _basis(costs: Costs) -> list[Block]:
+    blocks: list[Block] = []
+    if costs.price is not None:
+        blocks.append(Text(_price_in_words(costs.price)))
+        sources = Table(
+            (Column("Price list and source", "prose"),),
+            tuple((source,) for source in costs.price.sources),
+        )
+        blocks.append(Folded("Where the price is from", sources))
+    blocks.append(Folded("Every figure, with its formula", _figures(costs)))
+    blocks += [Text(note, "muted") for note in costs.notes]
+    if costs.missing:
+        topics = "; ".join(f"{m.topic}: {', '.join(m.facts)}" for m in costs.missing)
+        blocks.append(Text(f"Not computed, for lack of facts: {topics}.", "muted"))
+    return blocks
+
+
+def _price_in_words(price: Price) -> str:
+    band = price.usd_per_gpu_hour
+    dates = f"{price.oldest}"
+    if price.oldest != price.newest:
+        dates = f"{price.oldest} to {price.newest}"
+    # Prices are read off lists, not measured: they keep their cents.
+    low, middle, high = (f"${float(usd):,.2f}" for usd in (band.low, band.mid, band.high))
+    spread = "" if band.is_known else f" (from {low} to {high})"
+    return f"Price of a GPU-hour: {middle}{spread}, {price.name}, of {dates}."
+
+
+def _figures(costs: Costs) -> Table:
+    columns = (
+        Column("Topic"),
+        Column("What", "prose"),
+        Column("Low", "right"),
+        Column("Middle", "right"),
+        Column("High", "right"),
+        Column("Unit"),
+        Column("Oldest price"),
+        Column("How", "prose"),
+    )
+    rows = []
+    for figure in costs.figures:
+        band = figure.values
+        low, middle, high = within(float(band.low), float(band.mid), float(band.high), 4)
+        ends = ("", "") if band.is_known else (low, high)
+        oldest = min((price.oldest for price in figure.prices), default=None)
+        day = oldest.isoformat() if oldest else MISSING
+        what = (figure.topic, figure.name, ends[0], middle, ends[1], figure.unit, day)
+        rows.append((*what, figure.formula))
+    return Table(columns, tuple(rows), f"Computed for {costs.as_of}.")
+
+
+def _energy(evidence: Evidence) -> list[tuple[str, str, str]]:
+    facts = []
+    for name, run in stages_of(evidence):
+        energy = measure_step_energy(run)
+        if energy.joules is None:
+            continue
+        label = (
+            "Energy of a step" if len(evidence.runs) == 1 else f"Energy of a step, {name.lower()}"
+        )
+        how = f"by the energy counter, over {energy.num_steps} steps"
+        facts.append((label, f"{energy.joules:.2g} J" if energy.joules < 100 else
+                      f"{energy.joules:,.0f} J", how))  # fmt: skip
+    if evidence.costs:
+        for figure in evidence.costs[-1].figures:
+            if figure.topic == "Energy" and figure.unit == "J/token":
+                amount = f"{float(figure.values.mid):.3g} J"
+                facts.append((f"Energy of a token, {figure.name}", amount, figure.formula))
+    return facts

@@ -1,0 +1,103 @@
+"""The cover: one sentence, what it is about, and how often the instrument is wrong."""
+
+from __future__ import annotations
+
+from kprof.analyze.calibration.result import Calibration
+from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.outcome import outcome_of
+from kprof.report.partner.parts import Block, Chapter
+from kprof.report.partner.wording import share_in_words
+from kprof.report.section import Facts, Text
+
+TITLE = "Verdict"
+
+UNCALIBRATED = (
+    "How often such verdicts err on this machine was not measured. To know: kprof selftest --json "
+    "> selftest.json, and name that file as well."
+)
+
+
+def render(evidence: Evidence) -> Chapter:
+    """Render the sentence, what was looked at, and the badge of the calibration."""
+    blocks: list[Block] = [outcome_of(evidence)]
+    if facts := _about(evidence):
+        blocks.append(Facts(tuple(facts)))
+    if evidence.comparisons:
+        blocks += _badge(evidence)
+    return Chapter(TITLE, tuple(blocks))
+
+
+def _about(evidence: Evidence) -> list[tuple[str, str, str]]:
+    facts = []
+    comparison = evidence.headline
+    run = evidence.runs[-1] if evidence.runs else None
+    if comparison is not None:
+        facts.append(("What was changed", comparison.b, f"before: {comparison.a}"))
+    gpu = _gpu(evidence)
+    if gpu:
+        facts.append(("Measured on", gpu, ""))
+    elif run is not None and run.is_host_only:
+        facts.append(("Measured on", "host CPU", "no GPU took part"))
+    if comparison is not None and comparison.headline.interval is not None:
+        claim = comparison.headline
+        assert claim.interval is not None
+        level = f"{100 * claim.interval.level:.3g} %"
+        why = f"confidence of the interval, from {claim.num_pairs} pairs of measurements"
+        facts.append(("How sure", level, why))
+    return facts
+
+
+def _gpu(evidence: Evidence) -> str:
+    names = [gpu.name for run in evidence.runs for gpu in run.gpus if not run.is_host_only]
+    for comparison in evidence.comparisons:
+        names += [text for name, text in comparison.facts.items() if name.lower() == "gpu"]
+    return ", ".join(dict.fromkeys(names))
+
+
+def _badge(evidence: Evidence) -> list[Block]:
+    calibration = evidence.calibration
+    if calibration is None:
+        text = evidence.calibration_text
+        return [
+            Text(f"Instrument: {text}" if text else UNCALIBRATED, "plain" if text else "warning")
+        ]
+    blocks: list[Block] = [Facts(tuple(_figures(calibration)))]
+    if doubt := _doubt(calibration, evidence):
+        blocks.append(Text(doubt, "warning"))
+    return blocks
+
+
+def _figures(calibration: Calibration) -> list[tuple[str, str, str]]:
+    worst = max(
+        (s.fixed.false_positive for s in calibration.scenarios if s.fixed.false_positive.of),
+        key=lambda rate: rate.share,
+        default=None,
+    )
+    least = calibration.least_found
+    where = {
+        "simulated": "on simulated noise",
+        "gpu": f"on {calibration.device}",
+        "host": "on the clock of the host",
+    }[calibration.kind]
+    rate = share_in_words(worst.share) if worst else "not known"
+    of = f"of {worst.of:,} comparisons without a difference, in the worst noise" if worst else ""
+    finds = share_in_words(least) if least and least < 1 else "not known"
+    met = {True: "✓ Keeps its targets", False: "✗ Misses targets", None: "? Not all measured"}
+    return [
+        ("Instrument", met[calibration.is_met], f"{where}, {calibration.date}"),
+        ("Sees a difference by mistake", rate, of),
+        (
+            "Finds differences from",
+            finds,
+            f"on, four times in five, with {calibration.num_pairs} pairs",
+        ),
+    ]
+
+
+def _doubt(calibration: Calibration, evidence: Evidence) -> str:
+    if calibration.kind == "simulated":
+        return "This calibration is of simulated noise; the machine's own may be worse."
+    gpu = _gpu(evidence)
+    if calibration.kind == "gpu" and gpu and calibration.device not in gpu:
+        return f"The instrument was calibrated on {calibration.device}, not on {gpu}."
+    return ""

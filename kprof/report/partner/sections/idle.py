@@ -1,0 +1,15 @@
+"""The idle time of the last run by cause and place, for engineers."""
+
+from __future__ import annotations
+
+from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.parts import Chapter, Missing
+from kprof.report.partner.sections._run import tables_of
+from kprof.report.sections import gaps
+
+TITLE = "Idle time"
+
+
+def render(evidence: Evidence) -> Chapter | Missing:
+    """Render the text and the tables of the run's own section."""
+    return tables_of(evidence, TITLE, gaps.render, "What the device waited for")

@@ -1,0 +1,179 @@
+"""The executive summary: before, after, difference, promises, money, and what next."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from kprof.analyze.steps import time_steps
+from kprof.analyze.utilisation import measure_utilisation
+from kprof.comparison import Claim, Comparison
+from kprof.report.comparison import format_value
+from kprof.report.partner.digits import gain_range, time_within
+from kprof.report.partner.evidence import Evidence, first_and_last
+from kprof.report.partner.money import is_credited, money_in
+from kprof.report.partner.outcome import medians_of, next_steps
+from kprof.report.partner.parts import Block, Chapter, Steps
+from kprof.report.partner.sections.quality import tone_of
+from kprof.report.partner.sections.time import idle_share
+from kprof.report.partner.wording import SLA_VERDICTS, change_in_words, marked, share_in_words
+from kprof.report.section import Column, Table, Text
+from kprof.report.sla import Judged
+from kprof.report.units import MISSING
+from kprof.trace import Trace
+
+TITLE = "Summary"
+
+Row = tuple[str, str, str, str, str]
+TONES = {"FASTER": "good", "SAME": "good", "SLOWER": "warning"}
+WORDS = {
+    "FASTER": "better",
+    "SAME": "the same",
+    "SLOWER": "worse",
+    "INCONCLUSIVE": "cannot tell",
+    "INVALID": "not valid",
+}
+SLA_TONES = {"MET": "good", "MISSED": "warning"}
+
+
+def render(evidence: Evidence) -> Chapter:
+    """Render a table of a few rows, what it warns of, and the next steps."""
+    rows = [*_measured(evidence), *_promised(evidence), *_gated(evidence), *_paid(evidence)]
+    blocks: list[Block] = [Text(warning, "warning") for warning in _warnings(evidence)]
+    if rows:
+        blocks.append(_table(rows))
+    blocks.append(Text("What next", "heading"))
+    blocks.append(Steps(tuple(next_steps(evidence))))
+    return Chapter(TITLE, tuple(blocks))
+
+
+def _table(rows: list[Row]) -> Table:
+    headers = ("What", "Before", "After", "Difference", "Result")
+    columns = [Column(name) for name in headers]
+    kept = [i for i in range(len(headers)) if i in (0, 2) or any(r[i] != MISSING for r in rows)]
+    shown = tuple(tuple(row[i] for i in kept) for row in rows)
+    columns = [Column("Now") if i == 2 and 1 not in kept else columns[i] for i in kept]
+    caption = "Differences with the range in which they lie." if 3 in kept else ""
+    return Table(tuple(columns), shown, caption)
+
+
+def _measured(evidence: Evidence) -> list[Row]:
+    comparison = evidence.headline
+    if comparison is not None:
+        return [_claim(comparison, claim) for claim in comparison.claims]
+    rows = []
+    for name, measure in (
+        ("Time of a step", _step),
+        ("Idle", _idle),
+        ("Used of what is possible", _used),
+    ):
+        before, after = first_and_last([measure(run) for run in evidence.runs])
+        if (before or MISSING) != MISSING or (after or MISSING) != MISSING:
+            rows.append((name, before or MISSING, after or MISSING, MISSING, MISSING))
+    if evidence.runs and (could := _possible(evidence.runs[-1])):
+        rows.append(("Could be saved, predicted", MISSING, could, MISSING, "? not proven"))
+    return rows
+
+
+def _step(run: Trace) -> str:
+    times = time_steps(run)
+    steps = times.unrecorded_ns or times.recorded_ns
+    if not steps:
+        return MISSING
+    return f"{time_within(median(steps), 0.01)}{'' if times.unrecorded_ns else ', recorded'}"
+
+
+def _idle(run: Trace) -> str:
+    share = idle_share(run)
+    return MISSING if share is None else f"{share_in_words(share)} of the time"
+
+
+def _used(run: Trace) -> str:
+    used = measure_utilisation(run).roofline
+    if used.value is None:
+        return MISSING
+    return f"{'at least ' if used.is_lower_bound else ''}{share_in_words(used.value)}"
+
+
+def _possible(run: Trace) -> str:
+    together = run.diagnosis.together if run.diagnosis else None
+    if together is None or not together.high_ns:
+        return ""
+    step = max(together.step_ns, 1)
+    return f"{gain_range((together.low_ns or 0) / step, together.high_ns / step)} of the time"
+
+
+def _claim(comparison: Comparison, claim: Claim) -> Row:
+    name = f"{claim.metric.name[:1].upper()}{claim.metric.name[1:]}"
+    medians = medians_of(comparison, claim)
+    interval = claim.interval
+    result = marked(TONES.get(claim.verdict, "plain"), WORDS[claim.verdict])
+    if medians is None:
+        return (name, MISSING, MISSING, MISSING, result)
+    share = (interval.high - interval.low) / 2 / interval.ratio if interval else 0.05
+    if claim.metric.unit == "ns":
+        a, b = (time_within(value, min(share, 0.5)) for value in medians)
+    else:
+        a, b = (format_value(value, claim.metric) for value in medians)
+    change = change_in_words(interval, claim.metric) if interval else MISSING
+    return (name, a, b, change, result)
+
+
+def _promised(evidence: Evidence) -> list[Row]:
+    before, after = first_and_last(evidence.service_levels)
+    if after is None:
+        return []
+    result = after.assessment.verdict
+    tone = SLA_TONES.get(result, "plain")
+    told = [_level(before) if before else MISSING, _level(after)]
+    return [
+        ("Service level", told[0], told[1], MISSING, marked(tone, SLA_VERDICTS[result].lower()))
+    ]
+
+
+def _level(judged: Judged) -> str:
+    verdicts = [judgement.verdict for judgement in judged.assessment.judgements]
+    return f"{verdicts.count('MET')} of {len(verdicts)} targets proven"
+
+
+def _gated(evidence: Evidence) -> list[Row]:
+    if not evidence.gates:
+        return []
+    tones = [tone_of(gate) for gate in evidence.gates]
+    tone = next(one for one in ("warning", "plain", "good") if one in tones)
+    words = {"warning": "rejected", "plain": "not shown yet", "good": "shown"}[tone]
+    told = f"{tones.count('good')} of {len(tones)} shown to be equivalent"
+    return [("Quality of results", MISSING, told, MISSING, marked(tone, words))]
+
+
+def _paid(evidence: Evidence) -> list[Row]:
+    rows: list[Row] = []
+    for line in money_in(evidence):
+        before, after, saved = line.written()
+        if not is_credited(evidence):
+            rows.append(
+                (line.name, MISSING, after if line.before is None else before, MISSING, MISSING)
+            )
+            continue
+        if line.saved is None:
+            rows.append((line.name, before, after, MISSING, MISSING))
+            continue
+        if not line.saved.mid:
+            rows.append((line.name, before, after, "none", marked("plain", "the same")))
+            continue
+        is_less = line.saved.mid > 0
+        result = marked("good" if is_less else "warning", "cheaper" if is_less else "dearer")
+        verb = "saves" if is_less else "costs more:"
+        rows.append((line.name, before, after, f"{verb} {saved}".replace("-$", "$"), result))
+    return rows
+
+
+def _warnings(evidence: Evidence) -> list[str]:
+    """Return what must be known before the numbers are believed."""
+    comparison = evidence.headline
+    found = list(comparison.doubts[:2]) if comparison else []
+    if evidence.costs and not is_credited(evidence):
+        found.append("The difference is not proven, so no saving is credited to the change.")
+    found += [warning for costs in evidence.costs for warning in costs.warnings[:1]]
+    if evidence.runs and evidence.runs[-1].is_host_only:
+        found.append("No GPU took part: times are those of the host's operators.")
+    return list(dict.fromkeys(found))[:3]

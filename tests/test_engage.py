@@ -1,0 +1,256 @@
+"""An engagement is a folder of entries that are only ever added, and that show it if not."""
+
+import json
+import subprocess
+
+import msgspec
+import pytest
+
+from kprof import engage
+from kprof.engagement import Decided, RunAdded
+from kprof.engagement_report import write_report
+from kprof.entries import read_engagement
+from kprof.errors import KprofError
+from tests.engagements import finding, write_comparison, write_run
+from tests.test_cli import kprof
+
+
+@pytest.fixture
+def begun(tmp_path):
+    engage.init(tmp_path / "engagement", "Tiny")
+    return tmp_path / "engagement"
+
+
+def entries(folder):
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("0*.json"))]
+
+
+def rewrite(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_an_engagement_begins_with_its_name_and_the_day(begun):
+    (first,) = entries(begun)
+    assert first["content"] == {"kind": "opened", "name": "Tiny"}
+    assert first["schema"] == 1
+    assert first["date"].endswith("Z")
+
+
+def test_without_a_name_it_has_the_folders(tmp_path):
+    assert engage.init(tmp_path / "acme").name == "acme"
+
+
+def test_a_folder_holds_one_engagement(begun):
+    with pytest.raises(KprofError, match="holds an engagement already"):
+        engage.init(begun)
+
+
+def test_a_folder_without_one_says_how_to_begin(tmp_path):
+    with pytest.raises(KprofError, match="kprof engage init"):
+        read_engagement(tmp_path)
+
+
+def test_a_run_is_kept_in_short_with_its_findings_and_without_its_folders(begun, tmp_path):
+    engage.add(begun, [write_run(tmp_path / "run.kprof", finding())])
+    text = (begun / "0002-run-run-kprof.json").read_text()
+    assert "/home/ada" not in text
+    assert str(tmp_path) not in text
+    assert len(text) < 20_000
+    _, run = read_engagement(begun).of(RunAdded)[0]
+    assert run.command == "python train.py"
+    assert run.when == "before"
+    assert run.predictions[0].shares == (0.1, 0.2)
+
+
+def test_a_step_takes_what_it_takes_while_nobody_records(begun, tmp_path):
+    engage.add(begun, [write_run(tmp_path / "run.kprof")])
+    _, run = read_engagement(begun).of(RunAdded)[0]
+    timed = msgspec.structs.replace(run, step_ns=120, unrecorded_step_ns=100)
+    assert timed.true_step_ns == 100
+    assert msgspec.structs.replace(timed, unrecorded_step_ns=None).true_step_ns == 120
+
+
+def test_an_address_on_the_web_keeps_its_slashes(begun):
+    engage.decide(begun, "see https://example.org/a/b, tokens/s, and /data/x/y.json")
+    assert entries(begun)[1]["content"]["text"] == (
+        "see https://example.org/a/b, tokens/s, and y.json"
+    )
+
+
+def test_the_same_thing_is_not_added_twice(begun, tmp_path):
+    run = write_run(tmp_path / "run.kprof")
+    engage.add(begun, [run])
+    with pytest.raises(KprofError, match="is entry 2 already"):
+        engage.add(begun, [run])
+
+
+def test_what_cannot_be_read_leaves_nothing_behind(begun, tmp_path):
+    run = write_run(tmp_path / "run.kprof")
+    with pytest.raises(KprofError, match="does not exist"):
+        engage.add(begun, [run, tmp_path / "nowhere"])
+    assert len(entries(begun)) == 1
+
+
+def test_a_file_that_nobody_knows_is_refused_with_what_is_known(begun, tmp_path):
+    (tmp_path / "x.json").write_text("[1, 2]")
+    with pytest.raises(KprofError, match="kprof sla"):
+        engage.add(begun, [tmp_path / "x.json"])
+
+
+def test_a_run_of_before_there_were_findings_is_refused(begun, tmp_path):
+    run = write_run(tmp_path / "run.kprof")
+    (run / "findings.json").unlink()
+    with pytest.raises(KprofError, match="--force"):
+        engage.add(begun, [run])
+
+
+def test_a_changed_entry_is_found_and_nothing_is_added_after_it(begun, tmp_path):
+    engage.add(begun, [write_run(tmp_path / "run.kprof", finding())])
+    path = begun / "0002-run-run-kprof.json"
+
+    def promise_less(content):
+        content["content"]["predictions"][0]["low_ns"] = 1
+
+    rewrite(path, promise_less)
+    assert read_engagement(begun).problems == (
+        "0002-run-run-kprof.json was changed after it was written.",
+    )
+    with pytest.raises(KprofError, match="was changed after it was written"):
+        engage.decide(begun, "Go on.")
+
+
+def test_a_field_that_kprof_does_not_know_is_a_change_as_well(begun):
+    rewrite(begun / "0001-opened.json", lambda content: content.update(extra=1))
+    assert "was changed" in read_engagement(begun).problems[0]
+
+
+def test_another_layout_of_the_same_json_is_no_change(begun):
+    engage.decide(begun, "Go on.")
+    for path in begun.glob("*.json"):
+        turned = dict(reversed(json.loads(path.read_text()).items()))
+        path.write_bytes(json.dumps(turned).replace(",", ",\r\n").encode())
+    assert read_engagement(begun).problems == ()
+
+
+def test_an_entry_that_was_exchanged_as_a_whole_is_found(begun, tmp_path, monkeypatch):
+    engage.decide(begun, "Stop.")
+    engage.decide(begun, "It is over.")
+    monkeypatch.setattr(engage, "now", lambda: "2000-01-01T00:00:00Z")
+    other = tmp_path / "other"
+    engage.init(other, "Tiny")
+    engage.decide(other, "Go on.")
+    (begun / "0002-decision.json").write_bytes((other / "0002-decision.json").read_bytes())
+    assert any("does not follow" in problem for problem in read_engagement(begun).problems)
+
+
+def test_an_entry_that_is_missing_is_found(begun):
+    engage.decide(begun, "Stop.")
+    engage.decide(begun, "Go on.")
+    (begun / "0002-decision.json").unlink()
+    assert "stands in place 2" in read_engagement(begun).problems[0]
+
+
+def test_entries_stand_in_the_order_of_their_dates(begun, monkeypatch):
+    monkeypatch.setattr(engage, "now", lambda: "2000-01-01T00:00:00Z")
+    with pytest.raises(KprofError, match="clock"):
+        engage.decide(begun, "Long ago.")
+
+
+def test_an_entry_of_a_later_schema_is_refused(begun):
+    rewrite(begun / "0001-opened.json", lambda content: content.update(schema=2))
+    with pytest.raises(KprofError, match="of schema 2"):
+        read_engagement(begun)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1}'])
+def test_a_damaged_entry_is_one_message(begun, text):
+    (begun / "0002-x.json").write_text(text)
+    with pytest.raises(KprofError, match=r"0002-x\.json is no entry"):
+        read_engagement(begun)
+
+
+def test_reports_in_the_folder_are_no_entries(begun):
+    write_report(read_engagement(begun))
+    assert len(read_engagement(begun).entries) == 1
+
+
+def test_a_decision_has_words(begun):
+    engage.decide(begun, "Adopt the swap.")
+    assert [one.text for _, one in read_engagement(begun).of(Decided)] == ["Adopt the swap."]
+    with pytest.raises(KprofError, match="no decision"):
+        engage.decide(begun, " ")
+
+
+def test_git_may_change_the_ends_of_lines(begun, tmp_path):
+    engage.decide(begun, "Adopt it.")
+    git = ["git", "-c", "core.autocrlf=true", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], cwd=begun, check=True, capture_output=True)
+    clone = [*git, "clone", "-q", str(begun), str(tmp_path / "clone")]
+    subprocess.run(clone, check=True, capture_output=True)
+    assert b"\r\n" in (tmp_path / "clone" / "0001-opened.json").read_bytes()
+    assert read_engagement(tmp_path / "clone").problems == ()
+
+
+def test_the_command_goes_from_the_first_entry_to_the_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run.kprof", finding(swap="rmsnorm"))
+    write_comparison(tmp_path / "ab.kprof")
+    for words in (
+        ("init", "e", "Tiny"),
+        ("add", "e", "run.kprof"),
+        ("add", "e", "ab.kprof"),
+        ("decide", "e", "Adopt the swap."),
+        ("status", "e"),
+        ("report", "e"),
+    ):
+        assert kprof("engage", *words) == 0
+    out = capsys.readouterr().out
+    assert "1 scored" in out
+    assert "Adopt the swap." in out
+    assert {path.name for path in (tmp_path / "e").glob("report.*")} == {
+        *("report.html", "report.json", "report.md", "report.xml")
+    }
+
+
+def test_who_noted_a_seal_sees_that_the_last_entries_were_taken_away(begun):
+    first = read_engagement(begun).seal
+    engage.decide(begun, "Stop.")
+    noted = read_engagement(begun).seal
+    assert kprof("engage", "status", str(begun), "--seal", noted[:16]) == 0
+    (begun / "0002-decision.json").unlink()
+    assert read_engagement(begun).problems == ()
+    assert kprof("engage", "status", str(begun), "--seal", noted[:16]) == 1
+    assert kprof("engage", "status", str(begun), "--seal", first[:16].upper()) == 0
+    assert kprof("engage", "status", str(begun), "--seal", first[:4]) == 2
+
+
+def test_secrets_of_a_command_line_are_left_out(begun, tmp_path):
+    command = ("python", "train.py", "--api-key=hunter2", "--steps", "3")
+    engage.add(begun, [write_run(tmp_path / "run.kprof", command=command)])
+    _, run = read_engagement(begun).of(RunAdded)[0]
+    assert run.command == "python train.py --api-key=[left out] --steps 3"
+
+
+def test_status_of_a_changed_engagement_says_so_and_exits_with_1(begun, capsys):
+    rewrite(begun / "0001-opened.json", lambda content: content["content"].update(name="Other"))
+    assert kprof("engage", "status", str(begun)) == 1
+    assert "was changed after it was written" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status", "extra"),
+        ("decide", "two", "words"),
+        ("decide", "one", "--after"),
+        ("add",),
+        ("predict", "x", "--gain", "1"),
+    ],
+)
+def test_words_and_options_that_an_action_would_pass_over_are_refused(begun, words):
+    action, *rest = words
+    assert kprof("engage", action, str(begun), *rest) == 2
+    assert len(entries(begun)) == 1
