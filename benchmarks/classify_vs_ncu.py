@@ -5,28 +5,39 @@
 measures the ceilings (`kprof roofline`), records one workload of training, decoding, convolutions,
 attention, FP8 and fused kernels (`kprof run`), counts every kernel of a step of it (`kprof ncu`:
 clocks left alone, caches flushed before each launch), and writes
-`benchmarks/results/classify_vs_ncu_<gpu>_<yyyy-mm>.json`. On an H200 that takes minutes.
+`benchmarks/results/classify_vs_ncu_<gpu>_<yyyy-mm>.json`. On an H200 that takes minutes; after
+`--minutes` the step being counted leaves out the parts that it has not begun.
 
 Distinct launches are those of one kernel over one grid in one part of the workload; the first of
-each counts. The workload imports kprof: installed, or on PYTHONPATH. `--again` scores a run that is
-there; `--tiny` tries the way on a CPU, up to the counting.
+each counts. Where a cache kept part of a launch's least bytes, the counters of the memory cannot
+tell what bounds it: agreement is given without such launches, and with them. The workload imports
+kprof: installed, or on PYTHONPATH. `--again RESULT` analyzes and scores the run of an earlier
+result anew, anywhere; `--tiny` tries the way on a CPU, up to the counting.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from evidence import RESULTS, describe_gpu, row, write_evidence
+from evidence import RESULTS, describe_gpu, measured_by, row, write_evidence
 
 import kprof
-from kprof.analyze.agreement import by_work, compare_bounds, is_borderline, traffic_ratio
+from kprof.analyze.agreement import (
+    by_work,
+    compare_bounds,
+    is_borderline,
+    is_kept_in_cache,
+    traffic_ratio,
+)
 from kprof.analyze.counters import counted_bytes, counted_shares
 from kprof.analyze.roofline import BOUNDS, bound_by_counters
 from kprof.device import find_device
@@ -34,8 +45,12 @@ from kprof.device import find_device
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "counted" / "loop.py"
 STEPS_BEFORE = 3
 EVERYTHING, MOST_LAUNCHES = "2000", "6000"
+# What the workload calls the moment, in seconds since 1970, after which it begins no other part.
+UNTIL = "COUNTED_UNTIL"
+# What is left to do after the last part: writing, exporting and reading the report.
+AFTERWARDS_S = 45
 # Of the second-level cache: what is smaller may be served, or kept, by it.
-L2_BYTES = {"H200 SXM": 50 << 20, "H200 NVL": 50 << 20, "H100 SXM": 50 << 20}
+L2_BYTES = {"H200 SXM": 60 << 20, "H200 NVL": 60 << 20, "H100 SXM": 50 << 20}
 PARTS = ("training", "decode", "convolution", "attention", "fp8", "fused", "moving")
 ENOUGH_LAUNCHES, AGREEING, BYTES_APART, BEATEN = 200, 0.95, 0.1, 0.02
 LISTED = 60
@@ -48,20 +63,35 @@ MEASURED = (
 )
 
 
-def record(out, tiny):
+def record(out, tiny, minutes):
     """Record and count the workload; return its run folder."""
+    began = time.time()
     folder = out / "counted.kprof"
-    command = [sys.executable, "-m", "kprof"]
     script = [str(WORKLOAD), *(["--tiny"] if tiny else [])]
     options = ["--skip", str(STEPS_BEFORE), "--steps", "1", "--force", "--out", str(folder)]
     if not tiny:
-        subprocess.run([*command, "roofline"], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run([*command, "run", *options, *script], check=True, stdout=subprocess.DEVNULL)
+        kprof_does("roofline")
+    kprof_does("run", *options, *script)
     if tiny:
         return folder
+    until = began + 60 * minutes - AFTERWARDS_S
     counting = ["ncu", str(folder), "--kernels", EVERYTHING, "--launches", MOST_LAUNCHES]
-    subprocess.run([*command, *counting], check=True, stdout=subprocess.DEVNULL)
+    kprof_does(*counting, until=until)
     return folder
+
+
+def kprof_does(*words, until=None):
+    """Run a command of kprof, which must not fail; say what it took."""
+    began = time.monotonic()
+    environment = os.environ | ({} if until is None else {UNTIL: str(until)})
+    subprocess.run(
+        [sys.executable, "-m", "kprof", *words],
+        env=environment,
+        check=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    print(f"kprof {words[0]}: {time.monotonic() - began:.0f} s", flush=True)
 
 
 def distinct(trace):
@@ -88,13 +118,17 @@ def parts_of(trace):
 def score(trace):
     """Return the rows of the result, and the launches whose verdicts need a look."""
     launches = distinct(trace)
+    kept = is_kept_in_cache(launches)
+    outside = launches[~kept]
     rows = [
         row("distinct launches", len(launches), "launches", "higher", ENOUGH_LAUNCHES),
-        agreement("class agreement", launches, AGREEING),
+        row("distinct launches, all traffic in memory", len(outside), "launches", "higher"),
+        agreement("class agreement, all traffic in memory", outside, AGREEING),
+        agreement("class agreement, with what a cache kept", launches, AGREEING),
     ]
     for part in PARTS:
-        of_part = launches[(launches["part"] == part).to_numpy(bool)]
-        rows.append(agreement(f"class agreement, {part}", of_part))
+        of_part = outside[(outside["part"] == part).to_numpy(bool)]
+        rows.append(agreement(f"class agreement, all traffic in memory, {part}", of_part))
     return [*rows, *about_memory(trace, launches)], listed(launches)
 
 
@@ -151,9 +185,11 @@ def cache_bytes(trace):
 def listed(launches):
     """Return launches whose verdicts differ, and borderline ones, apart."""
     counters, work = bound_by_counters(launches), by_work(launches)
-    near = is_borderline(launches)
+    near, kept = is_borderline(launches), is_kept_in_cache(launches)
+    differs = (work >= 0) & ~near & (counters != work)
     return {
-        "differing": _described(launches[(work >= 0) & ~near & (counters != work)]),
+        "differing": _described(launches[differs & ~kept]),
+        "differing_in_a_cache": _described(launches[differs & kept]),
         "on_a_border": _described(launches[(work >= 0) & near]),
     }
 
@@ -202,12 +238,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("counted"))
     parser.add_argument("--tiny", action="store_true", help="small, up to the counting")
-    parser.add_argument("--again", action="store_true", help="score the run that is there")
+    parser.add_argument("--again", type=Path, help="an earlier result of the run that is there")
+    parser.add_argument("--minutes", type=float, default=30, help="after which no part is begun")
+    parser.add_argument("--result", type=Path, help="the file to write")
+    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     folder = chosen.out / "counted.kprof"
-    if not chosen.again:
-        folder = record(chosen.out, chosen.tiny)
+    if chosen.again:
+        kprof_does("open", "--force", str(folder))
+    else:
+        folder = record(chosen.out, chosen.tiny, chosen.minutes)
     trace = kprof.load(folder)
     if chosen.tiny:
         print(f"recorded {len(trace.kernels):,} activities; nothing was counted")
@@ -215,20 +256,24 @@ def main():
     rows, differences = score(trace)
     for one in rows:
         print(f"{one['name']:60s} {one['value']} (reach {one['reach']})")
-    gpu = describe_gpu()["gpu"]
+    before = measured_by(chosen.again)
+    gpu = {**describe_gpu(), **before}["gpu"]
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     short = re.sub(r"nvidia|\W", "", (gpu or "cpu").lower())
-    path = (RESULTS if gpu else chosen.out) / f"classify_vs_ncu_{short}_{month}.json"
+    usual = (RESULTS if gpu else chosen.out) / f"classify_vs_ncu_{short}_{month}.json"
+    path = chosen.result or usual
     write_evidence(
         path,
         "what bounds kernels, by work models and by hardware counters",
         rows,
         MEASURED,
-        versions={"ncu": ncu_version()},
+        commit=chosen.commit,
+        versions=before.pop("versions", {"ncu": ncu_version()}),
         cache_control="all: caches are flushed before each launch",
         clock_control="none",
         ceilings=trace.meta.device.source if trace.meta.device else None,
         **differences,
+        **before,
     )
 
 

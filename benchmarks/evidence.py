@@ -49,6 +49,18 @@ def _arguments():
     return ["…" if word.startswith("/") else word for word in sys.argv[1:]]
 
 
+def measured_by(result):
+    """Return what an earlier result says of when, where and with what it was measured.
+
+    For one that scores the same recordings again, perhaps elsewhere; nothing without a result.
+    """
+    if result is None:
+        return {}
+    told = json.loads(result.read_text())
+    kept = ("date", "gpu", "driver", "clocks", "machine", "versions")
+    return {"measured_at_commit": told["commit"], **{key: told[key] for key in kept}}
+
+
 def describe_gpu():
     """Return name, driver and clocks of the first GPU, as its driver gives them."""
     fields = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit")

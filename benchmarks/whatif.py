@@ -9,7 +9,8 @@ and writes `benchmarks/results/whatif_<gpu>_<yyyy-mm>.json` with two scores for 
 * predicted: told only what kind of change it is (a roofline, removed, graphs), nothing measured.
 
 Beside each stands the plain Amdahl figure. `--tiny` runs the way on the CPU, where a prediction is
-Amdahl's; `--again` scores runs that are there already; `--only NAME` takes one change.
+Amdahl's; `--again` scores runs that are there already; `--only NAME` takes one change. The result
+is written anew after every change, and after `--minutes` no further one is begun.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,10 +42,12 @@ from kprof.analyze.what_if.changes import (
 )
 from kprof.analyze.what_if.predict import predict
 from kprof.analyze.what_if.targets import Target, rows_of
+from kprof.errors import KprofError
 
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "changes" / "loop.py"
 OPTIONS = ("--skip", "10", "--steps", "4", "--force")
 REACH = 0.05
+MOST_SECONDS = 240
 MEASURED = (
     "kprof/analyze/**/*.py",
     "kprof/collect/**/*.py",
@@ -109,7 +113,13 @@ def record(case, side, out, tiny):
     folder = out / f"{case.name}-{side}.kprof"
     program = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
     words = [program, "run", *OPTIONS, "--out", str(folder), str(WORKLOAD), case.name, side]
-    subprocess.run([*words, *(["--tiny"] if tiny else [])], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*words, *(["--tiny"] if tiny else [])],
+        check=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        timeout=MOST_SECONDS,
+    )
     return folder
 
 
@@ -224,28 +234,50 @@ def main():
     parser.add_argument("--tiny", action="store_true", help="small, and no result is kept")
     parser.add_argument("--again", action="store_true", help="score the runs that are there")
     parser.add_argument("--only", action="append", help="take this change only")
+    parser.add_argument("--minutes", type=float, default=30, help="after which none is begun")
+    parser.add_argument("--result", type=Path, help="the file to write")
+    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    scores = {}
-    for case in CASES:
-        if chosen.only and case.name not in chosen.only:
-            continue
-        sides = ("before", "after")
-        folders = [chosen.out / f"{case.name}-{side}.kprof" for side in sides]
-        if not chosen.again:
-            folders = [record(case, side, chosen.out, chosen.tiny) for side in sides]
-        scores[case.name] = one = score(case, folders)
-        print(
-            f"{case.name:20s} {one['before_ms']:9.2f} -> {one['after_ms']:9.2f} ms",
-            *(f"{way} {_percent(one[way]['error'])}" for way in ("given", "predicted")),
-            flush=True,
-        )
     gpu = describe_gpu()["gpu"]
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     short = re.sub(r"nvidia|\W", "", (gpu or "cpu").lower())
     folder = chosen.out if chosen.tiny or gpu is None else RESULTS
-    path = folder / f"whatif_{short}_{month}.json"
-    write_evidence(path, "what-if predictions against real changes", rows_from(scores), MEASURED)
+    path = chosen.result or folder / f"whatif_{short}_{month}.json"
+    what = "what-if predictions against real changes"
+    scores = {}
+    for case, one in score_all(chosen):
+        scores[case.name] = one
+        print(
+            f"{case.name:20s} {one['before_ms']:9.2f} -> {one['after_ms']:9.2f} ms",
+            *(f"{way} {_percent(one[way]['error'])}" for way in ("given", "predicted")),
+            f"  replay {_percent(one['replay_error'])}",
+            flush=True,
+        )
+        write_evidence(path, what, rows_from(scores), MEASURED, commit=chosen.commit)
+    for entry in rows_from(scores)[:: len(scores) + 1]:
+        print(f"{entry['name']}: {entry['value']}, Amdahl {entry['peer_value']}")
+    return 0 if scores else 1
+
+
+def score_all(chosen):
+    """Yield each change that was asked for with its score; what fails is told and left out."""
+    began = time.monotonic()
+    for case in CASES:
+        if chosen.only and case.name not in chosen.only:
+            continue
+        if time.monotonic() - began > 60 * chosen.minutes:
+            print(f"{case.name}: no time was left for it", flush=True)
+            continue
+        folders = [chosen.out / f"{case.name}-{side}.kprof" for side in ("before", "after")]
+        try:
+            if not chosen.again:
+                folders = [
+                    record(case, side, chosen.out, chosen.tiny) for side in ("before", "after")
+                ]
+            yield case, score(case, folders)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired, KprofError) as error:
+            print(f"{case.name}: {error}", flush=True)
 
 
 def _percent(error):
@@ -253,4 +285,4 @@ def _percent(error):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -67,7 +67,7 @@ KERNELS: tuple[Column, ...] = (
     Column("step", "Int64", "", "attribute", "Number of the step as the workload counts them, from 0."),
     Column("range", "category", "", "attribute", "Innermost range that a user or a library named."),
     Column("bucket", "category", "", "attribute", "attributed, orphan (no launch record), graph (replayed, node not named) or unlinked (launched outside every operator and range)."),
-    Column("attributed_by", "category", "", "attribute", "How the operator or range was found: nesting (open on the thread that launched it), external id (recorded), capture (nesting where its CUDA graph was captured), or nesting with the module out of the compiler's notes (compiled); missing when not attributed."),
+    Column("attributed_by", "category", "", "attribute", "How the operator or range was found: nesting (open on the thread that launched it), external id (recorded), capture (nesting where its CUDA graph was captured), or the compiler's notes: of the module, and of the operator too where a CUDA graph replayed it (compiled); missing when not attributed."),
     Column("kind", "category", "", "classify", "gemm, attention, convolution, norm, softmax, elementwise, reduction, embedding, indexing, copy, set, optimizer, collective, loss, sort, random, other."),
     Column("dtype", "category", "", "classify", "Type of the operands: bf16, fp16, fp32, tf32, fp8, int8, …; missing when nothing tells."),
     Column("flops", "Int64", "flop", "roofline", "This row's part of what its operator needs mathematically."),
@@ -104,7 +104,7 @@ SAMPLES: tuple[Column, ...] = (
     Column("rank", "int32", "", "reader", "Rank; -1 for a sample of the whole machine."),
     Column("device", "int32", "", "reader", "Index of the GPU in NVML's order (nvml) or the process's (profiler, counters)."),
     Column("source", "category", "", "reader", "nvml, profiler or counters."),
-    Column("quantity", "category", "", "reader", "What was sampled, with its unit at the end: power_w, energy_mj, sm_clock_mhz, memory_clock_mhz, temperature_c, utilization_percent, memory_used_bytes, throttle_reasons (a bit set), allocated_bytes, reserved_bytes; of the counters dram_read_bytes, dram_written_bytes and l2_bytes, in the time from this sample to the next."),
+    Column("quantity", "category", "", "reader", "What was sampled, with its unit at the end: power_w, energy_mj, sm_clock_mhz, memory_clock_mhz, temperature_c, utilization_percent, memory_used_bytes, throttle_reasons (a bit set), allocated_bytes, reserved_bytes; of the counters dram_read_bytes, dram_written_bytes, l2_bytes, sm_active_cycles and tensor_active_cycles, in the time from this sample to the next."),
     Column("value", "float64", "", "reader", "The reading."),
 )
 

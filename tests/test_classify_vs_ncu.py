@@ -62,10 +62,20 @@ def test_verdicts_that_differ_are_listed_and_those_on_a_border_apart(benchmark):
     differing = counted(name="slow", bound="latency")
     near = counted(name="near", bound="latency", dram_percent=58.0)
     rows, told = rows_of(benchmark, counted(), differing, near)
-    assert rows["class agreement"]["value"] == 0.5
-    assert rows["class agreement"]["borderline"] == 1
+    agreement = rows["class agreement, all traffic in memory"]
+    assert (agreement["value"], agreement["borderline"]) == (0.5, 1)
     assert [one["kernel"] for one in told["differing"]] == ["slow"]
     assert [one["kernel"] for one in told["on_a_border"]] == ["near"]
+
+
+def test_launches_of_which_a_cache_kept_a_part_are_counted_apart(benchmark):
+    kept = counted(name="kept", dram_percent=20.0, dram_read_bytes=LARGE // 2)
+    rows, told = rows_of(benchmark, counted(), kept)
+    assert rows["distinct launches, all traffic in memory"]["value"] == 1
+    assert rows["class agreement, all traffic in memory"]["value"] == 1.0
+    assert rows["class agreement, with what a cache kept"]["value"] == 0.5
+    assert [one["kernel"] for one in told["differing_in_a_cache"]] == ["kept"]
+    assert told["differing"] == []
 
 
 def test_traffic_is_compared_where_the_cache_is_too_small(benchmark):

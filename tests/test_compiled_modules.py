@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kprof.analyze.attribute import add_attribution
+from kprof.analyze.ledger import balance
 from kprof.collect.readers._compiled import add_notes
 from kprof.trace import CompiledCode, CompiledLaunch
 from tests.test_recorded_traces import opened
@@ -179,15 +180,20 @@ IN_A_GRAPH = code(
 )
 
 
-def replayed(*names, noted=IN_A_GRAPH):
+def replays(*names, noted=IN_A_GRAPH, more=()):
     ranges = [
+        *more,
         {"kind": "module", "name": "Net", "duration_ns": 1000},
         {"kind": "range", "name": CALL, "start_ns": 1, "duration_ns": 900},
         {"kind": "runtime", "name": "cudaGraphLaunch", "start_ns": 5, "correlation": 1},
     ]
     kernels = [{"name": n, "correlation": 1, "start_ns": 100 * i} for i, n in enumerate(names)]
     trace = trace_of(*kernels, ranges=ranges, compiled=(noted,))
-    return add_attribution(trace).kernels["module"].tolist()
+    return add_attribution(trace)
+
+
+def replayed(*names, noted=IN_A_GRAPH):
+    return replays(*names, noted=noted).kernels["module"].tolist()
 
 
 def test_what_a_graph_replays_between_two_known_kernels_is_the_one_launch_between_them():
@@ -203,6 +209,64 @@ def test_a_replay_in_another_order_is_known_by_its_unique_names_only():
 def test_of_two_launches_between_known_kernels_a_replay_does_not_tell_which_ran():
     noted = code(("aten::mm", (MLP,)), ("aten::bmm", (HEAD,)), ("triton_norm", (NORM,)))
     assert replayed("gemm_sm90", "triton_norm", noted=noted) == ["Net", "layers.0.norm"]
+
+
+TWO_PRODUCTS = code(
+    ("triton_norm", (NORM,)), ("aten::mm", (MLP,)), ("aten::bmm", (HEAD,)), ("triton_add", (MLP,))
+)
+
+
+def test_what_a_graph_replays_has_the_operators_that_the_code_launches():
+    trace = replays("triton_norm", "gemm_sm90", "triton_add", "gemm_sm90")
+    kernels = trace.kernels
+    assert kernels["op"].tolist() == ["triton_norm", "aten::mm", "triton_add", "aten::mm"]
+    assert set(kernels["attributed_by"]) == {"compiled"}
+    assert set(kernels["bucket"]) == {"attributed"}
+    assert balance(trace).balances
+
+
+def test_the_range_of_a_graph_does_not_hide_the_call_that_replays_it():
+    graph = {"kind": "graph", "name": "kprof.graph#0", "start_ns": 4, "duration_ns": 20}
+    kernels = replays("triton_norm", "gemm_sm90", "triton_add", more=(graph,)).kernels
+    assert kernels["op"].tolist() == ["triton_norm", "aten::mm", "triton_add"]
+    assert kernels["module"].tolist() == ["layers.0.norm", "layers.0", "layers.0"]
+
+
+def test_what_was_captured_has_its_operator_from_there_and_its_module_from_the_code():
+    captured = (
+        {"kind": "capture", "name": "kprof.graph#0", "start_ns": -100, "duration_ns": 50},
+        {"name": "aten::norm", "start_ns": -90, "duration_ns": 30},
+        {"kind": "runtime", "name": "cuLaunchKernel", "start_ns": -80, "duration_ns": 5},
+        {"kind": "graph", "name": "kprof.graph#0", "start_ns": 4, "duration_ns": 20},
+    )
+    noted = code(("triton_norm", (NORM,)))
+    (kernel,) = replays("triton_norm", noted=noted, more=captured).kernels.itertuples()
+    assert (kernel.op, kernel.module) == ("aten::norm", "layers.0.norm")
+
+
+def test_what_the_code_does_not_tell_of_a_graph_has_no_operator():
+    kernels = replays("triton_add", "gemm_sm90", "triton_norm", "gemm_sm90").kernels
+    assert kernels["op"].isna().tolist() == [False, True, False, True]
+    assert kernels["bucket"].tolist() == ["attributed", "graph", "attributed", "graph"]
+
+
+def test_several_launches_between_known_kernels_made_one_each_where_there_are_as_many():
+    names = ("triton_norm", "gemm", "gemm", "triton_add")
+    kernels = replays(*names, noted=TWO_PRODUCTS).kernels
+    assert kernels["op"].tolist()[1:3] == ["aten::mm", "aten::bmm"]
+    assert kernels["module"].tolist()[1:3] == ["layers.0", "head"]
+
+
+def test_what_adds_up_the_parts_of_a_product_belongs_to_it():
+    names = ("triton_norm", "gemm", "cublasLt::splitKreduce_kernel<32>", "gemm", "triton_add")
+    kernels = replays(*names, noted=TWO_PRODUCTS).kernels
+    assert kernels["op"].tolist()[1:4] == ["aten::mm", "aten::mm", "aten::bmm"]
+
+
+def test_of_more_kernels_than_launches_between_known_ones_nothing_tells_whose_they_are():
+    names = ("triton_norm", "gemm", "other", "gemm", "triton_add")
+    kernels = replays(*names, noted=TWO_PRODUCTS).kernels
+    assert kernels["op"].isna().tolist() == [False, True, True, True, False]
 
 
 def test_what_a_call_launches_itself_between_two_operators_is_none_of_the_codes_launches():

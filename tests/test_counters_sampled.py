@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from kprof.analyze.sampled import share_out, traffic_of_modules
-from kprof.collect.inject.kprof_recorder.counters import QUANTITIES, Counters
+from kprof.analyze.sampled import sampled_by, share_out
+from kprof.collect.inject.kprof_recorder import ahead
+from kprof.collect.inject.kprof_recorder.counters import QUANTITIES, TRAFFIC, Counters
 from kprof.collect.readers._counters import FILE, Sampled, busy_of, place, with_samples
 from kprof.errors import LaunchError
 from kprof.report.sections import counters as section
@@ -24,8 +26,9 @@ class Collector:
     """CUPTI's collector, with samples of its own; what `fails` names raises an error."""
 
     made: ClassVar[list] = []
-    rows: ClassVar[list] = [(100, 50, 400), (0, 0, 0)]
+    rows: ClassVar[list] = [(100, 50, 400, 7, 9), (0, 0, 0, 0, 0)]
     fails: ClassVar[dict] = {}
+    most: ClassVar[int] = 5
 
     def __init__(self, device_index):
         self.calls = []
@@ -39,6 +42,8 @@ class Collector:
             self.calls.append(name)
             if name in self.fails:
                 raise self.fails[name]
+            if len(options.get("metrics", ())) > self.most:
+                raise ValueError("more than one pass")
 
         return call
 
@@ -83,8 +88,14 @@ def sampled_into(folder):
 
 def test_a_window_leaves_its_samples_by_quantity(tmp_path, cupti):
     told = sampled_into(tmp_path)
-    assert told["values"] == dict(zip(QUANTITIES, ([100, 0], [50, 0], [400, 0]), strict=True))
+    columns = ([100, 0], [50, 0], [400, 0], [7, 0], [9, 0])
+    assert told["values"] == dict(zip(QUANTITIES[0], columns, strict=True))
     assert (told["device"], told["interval_ns"], told["num_populated"]) == (1, 20_000, 3)
+
+
+def test_a_gpu_that_counts_less_in_one_pass_is_asked_for_less(tmp_path, cupti, monkeypatch):
+    monkeypatch.setattr(Collector, "most", 3)
+    assert list(sampled_into(tmp_path)["values"]) == list(TRAFFIC)
 
 
 def test_a_second_window_does_not_set_the_counters_up_again(tmp_path, cupti):
@@ -118,6 +129,31 @@ def test_without_the_extra_the_way_to_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setitem(sys.modules, "cupti", None)
     assert "pip install cupti-python" in sampled_into(tmp_path)["problem"]
+
+
+def test_the_cupti_beside_the_extra_is_loaded_first_and_what_it_needs_before_it(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "cupti").mkdir()
+    (tmp_path / "cupti" / "__init__.py").touch()
+    libraries = tmp_path / "nvidia" / "cu13" / "lib"
+    libraries.mkdir(parents=True)
+    for name in ("libcupti.so.13", "libnvperf_host.so", "libnvperf_target.so", "libother.so"):
+        (libraries / name).touch()
+    loaded = []
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(ahead.ctypes, "CDLL", lambda path: loaded.append(Path(path).name))
+    ahead.load_cupti()
+    assert loaded == ["libnvperf_host.so", "libnvperf_target.so", "libcupti.so.13"]
+
+
+def test_a_library_that_cannot_be_loaded_is_left_to_torch(tmp_path, monkeypatch):
+    (tmp_path / "cupti").mkdir()
+    (tmp_path / "cupti" / "__init__.py").touch()
+    (tmp_path / "nvidia" / "cu13" / "lib").mkdir(parents=True)
+    (tmp_path / "nvidia" / "cu13" / "lib" / "libcupti.so.13").write_text("no library")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ahead.load_cupti()
 
 
 def test_a_workload_without_a_gpu_is_told(tmp_path):
@@ -162,6 +198,25 @@ def test_samples_are_placed_where_they_fit_the_activities(first_us):
     assert abs(found - first_us * US) <= 1.5 * US
 
 
+def test_what_had_been_counted_before_the_first_sample_is_no_activity():
+    busy = busy_of(trace_of(*kernels_at(*SPANS)).kernels)
+    activity = activity_from(900, SPANS, 20)
+    activity[0] = 1e9
+    assert abs(place(activity, Sampled(interval_ns=20 * US), busy) - 900 * US) <= 1.5 * US
+
+
+def test_edges_with_less_work_than_a_sample_may_leave_no_trace():
+    busy = busy_of(trace_of(*kernels_at((700, 701), *SPANS)).kernels)
+    found = place(activity_from(900, SPANS, 20), Sampled(interval_ns=20 * US), busy)
+    assert abs(found - 900 * US) <= 1.5 * US
+
+
+def test_edges_with_more_work_than_a_sample_leave_one():
+    busy = busy_of(trace_of(*kernels_at((700, 722), *SPANS)).kernels)
+    told = place(activity_from(900, SPANS, 20), Sampled(interval_ns=20 * US), busy)
+    assert "0.44 ms by the recording" in told
+
+
 def test_samples_that_last_longer_than_the_activities_are_not_placed():
     busy = busy_of(trace_of(*kernels_at(*SPANS)).kernels)
     activity = activity_from(900, [(1003, 1063), (1203, 1243)], 30)
@@ -178,9 +233,9 @@ def write_samples(folder, **told):
 
 
 def test_samples_beside_a_trace_become_samples_of_it(tmp_path):
-    everything = activity_from(1003, SPANS, 7).tolist()
-    values = {name: [int(value) for value in everything] for name in QUANTITIES}
-    write_samples(tmp_path, device=0, interval_ns=20 * US, values=values, num_populated=9)
+    everything = activity_from(983, SPANS, 8).tolist()
+    values = {name: [int(value) for value in everything] for name in TRAFFIC}
+    write_samples(tmp_path, device=0, interval_ns=20 * US, values=values, num_populated=10)
     trace = with_samples(trace_of(*kernels_at(*SPANS)), tmp_path)
     reads = trace.samples[trace.samples["quantity"] == "dram_read_bytes"]
     assert set(reads["source"]) == {"counters"}
@@ -243,8 +298,33 @@ def test_a_module_gets_the_traffic_of_its_activities():
             sample(20, 2.0, "dram_written_bytes"),
         ],
     )
-    table = traffic_of_modules(trace)
-    assert table.to_numpy().tolist() == [["attn", 20 * US, 80.0, 4.0], ["mlp", 10 * US, 20.0, 2.0]]
+    table = sampled_by(trace, trace.kernels["module"])
+    assert table["label"].tolist() == ["attn", "mlp"]
+    assert table["time_ns"].tolist() == [20 * US, 10 * US]
+    assert table["read_bytes"].tolist() == [80.0, 20.0]
+    assert table["written_bytes"].tolist() == [4.0, 2.0]
+
+
+def test_activity_is_a_share_of_the_busiest_samples_cycles_and_of_those_of_the_sms():
+    trace = analyzed_trace_of(
+        *kernels_at((0, 20), name="full"),
+        *kernels_at((20, 40), name="half"),
+        samples=[
+            sample(0, 1000.0, "sm_active_cycles"),
+            sample(20, 500.0, "sm_active_cycles"),
+            sample(0, 3000.0, "tensor_active_cycles"),
+            sample(20, 0.0, "tensor_active_cycles"),
+        ],
+    )
+    table = sampled_by(trace, trace.kernels["name"]).set_index("label")
+    assert table["sm_share"].to_dict() == {"full": 1.0, "half": 0.5}
+    assert table["tensor_share"].to_dict() == {"full": 0.75, "half": 0.0}
+
+
+def test_activity_that_was_not_sampled_has_no_share():
+    trace = analyzed_trace_of(*kernels_at((0, 20)), samples=[sample(0, 8.0), sample(20, 8.0)])
+    table = sampled_by(trace, trace.kernels["name"])
+    assert table[["sm_share", "tensor_share"]].isna().all(axis=None)
 
 
 def test_the_section_tells_the_rate_of_each_module():
@@ -252,9 +332,19 @@ def test_the_section_tells_the_rate_of_each_module():
         *kernels_at((0, 20), module="attn"),
         samples=[sample(at, 8e6) for at in (0, 20)] + [sample(0, 2e6, "dram_written_bytes")],
     )
-    text, table = section.render(trace).parts
+    text, table, _ = section.render(trace).parts
     assert text.text.startswith("Sampled every 20 µs")
-    assert table.rows == (("attn", "20 µs", "8 MB", "2 MB", "500 GB/s", "50.0 %"),)
+    row = ("attn", "20 µs", "8 MB", "2 MB", "500 GB/s", "50.0 %", "—", "—")
+    assert table.rows == (row,)
+
+
+def test_of_kernels_only_those_that_last_a_sample_are_told():
+    trace = analyzed_trace_of(
+        *kernels_at((0, 20), name="long"),
+        *kernels_at((20, 25), name="short"),
+        samples=[sample(at, 8e6) for at in (0, 20)],
+    )
+    assert [row[0] for row in section.render(trace).parts[-1].rows] == ["long"]
 
 
 def test_counters_and_nsight_systems_do_not_go_together(tmp_path):

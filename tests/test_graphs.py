@@ -3,8 +3,11 @@
 import pytest
 
 from kprof.analyze.attribute import add_attribution
+from kprof.analyze.launches import count_launches
 from kprof.analyze.ledger import balance
-from kprof.collect.readers._graphs import _timed
+from kprof.collect.readers import kineto
+from kprof.collect.readers._graphs import _timed, add_captures
+from tests import kineto_files
 from tests.traces import trace_of
 
 CALL = {"kind": "runtime", "duration_ns": 5}
@@ -134,3 +137,17 @@ def test_calls_that_have_times_keep_them():
     timed = untimed_capture()
     timed = timed.with_ranges(start_ns=timed.ranges["start_ns"].replace(0, 1150))
     assert _timed(timed).ranges["start_ns"].tolist() == timed.ranges["start_ns"].tolist()
+
+
+def test_what_was_captured_is_no_launch_that_left_no_activity(tmp_path):
+    captured = (
+        kineto_files.annotation("kprof.capture#0", ts=1, dur=9),
+        kineto_files.launch(ts=2, args={"correlation": 7}),
+    )
+    kineto_files.write(tmp_path, *captured, name="graph-0.json", baseTimeNanoseconds=0)
+    ran = (kineto_files.launch(ts=20), kineto_files.kernel(ts=30))
+    window = kineto_files.write(tmp_path, *ran, baseTimeNanoseconds=0)
+    trace = add_captures(kineto.read(window), tmp_path)
+    assert len(trace.ranges) == 3
+    (launches,) = count_launches(add_attribution(trace))
+    assert (launches.number, launches.num_lost) == (1, 0)

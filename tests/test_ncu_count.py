@@ -25,6 +25,8 @@ here, words = os.path.dirname(__file__), sys.argv[1:]
 if words == ["--query-metrics"]:
     print("sm__pipe_tensor_op_hmma_cycles_active   cycle   of the pipe")
     print("sm__pipe_tensor_op_hmma_cycles_active_realtime   cycle   of the pipe")
+    if os.path.exists(f"{here}/counts_all_pipes"):
+        print("sm__pipe_tensor_cycles_active   cycle   of all of them")
     sys.exit()
 if words[0] == "--import":
     sys.exit(print(open(words[1]).read(), end=""))
@@ -145,6 +147,16 @@ def test_the_tensor_pipes_of_this_gpu_are_asked_for(tmp_path, ncu):
     (metrics,) = [word for word in said(ncu)["words"] if word.startswith("--metrics=")]
     pipes = [name for name in metrics.split(",") if "tensor" in name]
     assert pipes == ["sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed"]
+
+
+def test_where_one_metric_is_of_all_tensor_pipes_no_other_is_asked_for(tmp_path, ncu):
+    (ncu / "counts_all_pipes").touch()
+    folder = run_in(tmp_path, on_gpu(NAME, 10))
+    report(ncu, launch("add_kernel", metrics=COUNTED))
+    count(folder)
+    (metrics,) = [word for word in said(ncu)["words"] if word.startswith("--metrics=")]
+    pipes = [name for name in metrics.split(",") if "tensor" in name]
+    assert pipes == ["sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"]
 
 
 def test_a_recording_without_steps_is_profiled_from_its_start(tmp_path, ncu):

@@ -80,6 +80,26 @@ def test_of_thousands_of_captures_the_first_are_recorded_and_the_rest_told(tmp_p
     assert run.recorded_steps() == [5, 6, 7]
 
 
+def test_a_capture_that_cannot_be_recorded_leaves_those_of_other_graphs_alone(tmp_path):
+    failing = "\n".join(
+        [
+            "from kprof_recorder.graphs import Capture",
+            "start = Capture.start",
+            "def fail(capture):",
+            "    Capture.start = start",
+            "    raise RuntimeError('it is not running')",
+            "first = captured()",
+            "Capture.start = fail",
+            "second, third = captured(), captured()",
+            "second.replay()",
+        ]
+    )
+    run = record(tmp_path, MODEL + CAPTURING + failing + "\ntrain(12, third)\n")
+    assert [path.name for path in run.result.parts[0].glob("graph-*")] == ["graph-2.json.gz"]
+    assert any("What 1 CUDA graphs hold" in text for text in run.description["caveats"])
+    assert any("it is not running" in text for text in run.description["caveats"])
+
+
 def test_a_capture_inside_the_window_is_recorded_with_it(tmp_path):
     late = "\n".join(
         [

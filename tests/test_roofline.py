@@ -408,6 +408,26 @@ def test_split_work_adds_up_to_the_last_flop(total, rows):
     assert sums == {g: total[g] for g in sums}
 
 
+def chunked(num_blocks, duration_ns):
+    grid = None if num_blocks is None else f"{num_blocks},1,1"
+    return {"name": LIST_KERNEL, "op_row": 0, "grid": grid, "duration_ns": duration_ns}
+
+
+DECAY = {"name": "aten::_foreach_mul_", **recorded(tensors((1000, 600), (1000, 400)), 0.9)}
+
+
+def test_launches_over_lists_share_the_work_by_their_blocks():
+    # 4 MB read and written: 8 us at 1 TB/s, of which the second launch has a tenth.
+    trace = measured(chunked(9, 10_000), chunked(1, 10_000), ranges=[DECAY])
+    found = columns(trace, "bytes", "limit_ns", "bound")
+    assert found == [(7_200_000, 7_200, "memory"), (800_000, 800, "latency")]
+
+
+def test_launches_over_lists_whose_blocks_were_not_recorded_share_by_duration():
+    trace = measured(chunked(9, 10_000), chunked(None, 10_000), ranges=[DECAY])
+    assert columns(trace, "bytes") == [(4_000_000,), (4_000_000,)]
+
+
 def test_what_rounding_leaves_goes_to_the_longest():
     part = split_by_duration(np.array([10]), np.array([0, 0, 0]), np.array([3, 3, 4]))
     assert part.tolist() == [3, 3, 4]

@@ -60,9 +60,10 @@ def backward(mask):
 
 def test_backward_counts_the_gradients_that_were_asked_for():
     grad, x, weight = 4 * 128, 4 * 384, 4 * 108
-    assert backward([True, True, False]) == Work(2 * FLOPS, grad + 2 * (x + weight), "fp32")
+    assert backward([True, True, False]) == Work(2 * FLOPS, 2 * (grad + x + weight), "fp32")
     assert backward([False, True, False]) == Work(FLOPS, grad + x + weight, "fp32")
-    assert backward([True, True, True]).bytes == grad + 2 * (x + weight) + 16
+    assert backward([True, True, True]).bytes == 2 * (grad + x + weight) + 16
+    assert backward([False, False, True]).bytes == grad + 16
 
 
 def test_without_a_stride_the_work_is_unknown():

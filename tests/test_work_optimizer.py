@@ -1,4 +1,5 @@
 from kprof.analyze.bounds import bound_list_kernel
+from kprof.analyze.element_type import type_in_name
 from kprof.analyze.work import Work
 from tests.calls import tensors, work_of
 
@@ -29,6 +30,15 @@ def test_a_launch_over_lists_has_at_most_a_full_chunk_for_each_block():
     chunk = 65536
     work = bound_list_kernel(ADAM, "10,1,1")
     assert work == Work(14 * 10 * chunk, 7 * 2 * 10 * chunk, "fp32", "at most")
+
+
+def test_scalars_in_a_list_have_another_type_than_the_tensors():
+    divide = KERNEL + (
+        "TensorListScalarListMetadata<float, 1>, "
+        "at::native::BinaryOpScalarListFunctor<c10::BFloat16, 1, 1, 0>, std::divides<float> >"
+    )
+    assert type_in_name(divide) == "bf16"
+    assert bound_list_kernel(divide, "1,1,1").bytes == 2 * 2 * 65536
 
 
 def test_the_functor_says_how_many_lists_are_read():

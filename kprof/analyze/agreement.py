@@ -13,6 +13,9 @@ from kprof.analyze.roofline import BOUND_SHARE, BOUNDS, bound_by_counters
 BORDER = 0.05
 """How near to a border between two bounds a launch belongs to neither for sure."""
 
+KEPT = 0.9
+"""Share of the least bytes below which the memory did not see all of a launch's traffic."""
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -63,6 +66,16 @@ def is_borderline(kernels: pd.DataFrame) -> np.ndarray:
 def _is_near(one: np.ndarray, other: np.ndarray | float) -> np.ndarray:
     # Shares of one carry an error that percents, as they were written, do not.
     return np.asarray(np.round(np.abs(one - other), 9) <= BORDER)
+
+
+def is_kept_in_cache(kernels: pd.DataFrame) -> np.ndarray:
+    """Tell which rows moved less through the memory than their least bytes.
+
+    The rest came out of a cache, or stayed there, to be written when the launch was over. So how
+    busy the memory was in the meantime does not tell what bounds them.
+    """
+    # Nothing is less than what is not known.
+    return np.asarray(traffic_ratio(kernels) < KEPT)
 
 
 def traffic_ratio(kernels: pd.DataFrame) -> np.ndarray:

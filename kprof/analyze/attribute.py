@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.autograd import is_evaluation, is_node, made_by
-from kprof.analyze.compiled import Places, find_compiled
+from kprof.analyze.compiled import Compiled, Places, find_compiled
 from kprof.analyze.graphs import captured_calls
 from kprof.analyze.ledger import is_graph_launch_name
 from kprof.analyze.nesting import NO_ROW, look_up, nearest, parents
@@ -51,12 +51,16 @@ def add_attribution(trace: Trace) -> Trace:
 
     is_graph = _is_graph_launch(ranges, maker)
     is_named = (op != NO_ROW) | (module != NO_ROW) | (user_range != NO_ROW)
-    bucket = np.select(
-        [launch == NO_ROW, is_graph, is_named], ["orphan", "graph", "attributed"], "unlinked"
-    )
     around = _names(ranges, module)
-    compiled = find_compiled(trace, Places(parent, maker, inner), around)
-    is_compiled = pd.notna(compiled.module)
+    compiled = _find_compiled(trace, tree, launch, np.where(captured == NO_ROW, inner, launch))
+    launched = compiled.launched.copy()
+    launched[~is_graph] = None
+    is_compiled = pd.notna(compiled.module) | pd.notna(launched)
+    bucket = np.select(
+        [launch == NO_ROW, is_graph & pd.isna(launched), is_named | is_graph],
+        ["orphan", "graph", "attributed"],
+        "unlinked",
+    )
     attributed_by = np.where(by_external_id, "external id", "nesting").astype(object)
     attributed_by[captured != NO_ROW] = "capture"
     attributed_by[is_compiled] = "compiled"
@@ -68,8 +72,8 @@ def add_attribution(trace: Trace) -> Trace:
     return trace.with_ranges(parent=_nullable(parent)).with_kernels(
         launch_row=_nullable(launch),
         op_row=_nullable(op),
-        op=_names(ranges, op),
-        module=pd.Categorical(np.where(is_compiled, compiled.module, around)),
+        op=_or_launched(_names(ranges, op), launched),
+        module=pd.Categorical(np.where(pd.notna(compiled.module), compiled.module, around)),
         fused_modules=pd.Categorical(compiled.fused),
         phase=phase,
         step=_steps(ranges, launch),
@@ -95,6 +99,14 @@ def _launch_rows(trace: Trace) -> np.ndarray:
         calls,
         _keys(trace.kernels["rank"], trace.kernels["correlation"]),
     )
+
+
+def _find_compiled(trace: Trace, tree: _Tree, launch: np.ndarray, inner: np.ndarray) -> Compiled:
+    """Find what compiled code launched, replays of CUDA graphs where they are replayed."""
+    is_place = ~_has_kind(trace.ranges, "runtime") & ~_has_kind(trace.ranges, "graph")
+    inner = nearest(inner, tree.parent, is_place)
+    around = _names(trace.ranges, _module_rows(tree, inner))
+    return find_compiled(trace, Places(tree.parent, launch, inner), around)
 
 
 def _innermost(
@@ -261,6 +273,13 @@ def _names(ranges: pd.DataFrame, rows: np.ndarray) -> pd.Categorical:
     used = np.unique(codes[codes >= 0])
     compact = np.where(codes < 0, -1, np.searchsorted(used, codes))
     return pd.Categorical.from_codes(compact, categories=ranges["name"].cat.categories[used])
+
+
+def _or_launched(op: pd.Categorical, launched: np.ndarray) -> pd.Categorical:
+    """Return the operators, and what generated code launched where a graph's replay hides them."""
+    if pd.isna(launched).all():
+        return op
+    return pd.Categorical(np.where(pd.notna(launched), launched, op))
 
 
 def _nullable(rows: np.ndarray) -> pd.arrays.IntegerArray:

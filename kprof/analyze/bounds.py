@@ -22,7 +22,7 @@ _UPDATES: tuple[tuple[str, int, int], ...] = (
     ("LAMB", 0, ADAM_FLOPS),
 )
 _LIST_KERNEL = re.compile(r"at::native|^void multi_tensor_apply_kernel<TensorListMetadata")
-_NUM_LISTS = re.compile(r"TensorList\w*Metadata<(\d+)")
+_NUM_LISTS = re.compile(r"TensorList\w*Metadata<(?:\w+, )?(\d+)")
 
 
 # PyTorch's kernels on every element: how many each thread has stands in front of the functor, for

@@ -21,6 +21,8 @@ from kprof.analyze.nesting import NO_ROW, nearest
 from kprof.trace import CompiledCode, CompiledLaunch, Trace
 
 _CALL = re.compile(r"## Call CompiledFxGraph (\S+) ##")
+# Kernels of libraries that add up what the one before has left in parts.
+_FINISHES = re.compile(r"split_?[kK]_?[rR]educe")
 # The key of code that Inductor did not cache.
 NO_KEY = "None"
 
@@ -38,6 +40,8 @@ class Compiled:
     """The innermost module that holds all it serves, as an object; None where not known."""
     fused: np.ndarray
     """All modules it serves, as JSON text; None where not known."""
+    launched: np.ndarray
+    """The name of the launch in the generated code: what a CUDA graph's replay does not show."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,12 @@ class Places:
 def find_compiled(trace: Trace, places: Places, around: pd.Categorical) -> Compiled:
     """Find the modules of compiled kernels; `around` holds each one's whole compiled call."""
     module = np.full(len(trace.kernels), None, dtype=object)
-    fused = module.copy()
+    fused, launched = module.copy(), module.copy()
     launches, of_kernel = _match(trace, places)
     found = np.flatnonzero(of_kernel != NO_ROW)
+    names = [{launch.name for launch in candidates} for candidates in launches]
+    told = np.array([each.pop() if len(each) == 1 else None for each in names], dtype=object)
+    launched[found] = told[of_kernel[found]]
     known: dict[tuple[int, int], tuple[str | None, str | None]] = {}
     for row, place, code in zip(
         found.tolist(), of_kernel[found].tolist(), around.codes[found].tolist(), strict=True
@@ -66,7 +73,7 @@ def find_compiled(trace: Trace, places: Places, around: pd.Categorical) -> Compi
             name = str(around.categories[code]) if code >= 0 else None
             known[place, code] = _modules_of(launches[place], name)
         module[row], fused[row] = known[place, code]
-    return Compiled(module, fused)
+    return Compiled(module, fused, launched)
 
 
 def _modules_of(candidates: _Launches, around: str | None) -> tuple[str | None, str | None]:
@@ -198,20 +205,27 @@ def _in_order(ran: _Ran, code: CompiledCode, *, all_show: bool) -> list[int] | N
         return None
     rest = iter(shown)
     found = [next(rest) if name in launched else NO_ROW for name in names]
-    return _fill_replayed(found, [is_replayed for _, is_replayed in ran], len(code.launches))
+    return _fill_replayed(found, ran, len(code.launches))
 
 
-def _fill_replayed(found: list[int], is_replayed: list[bool], num_launches: int) -> list[int]:
-    """Name what a CUDA graph replayed between two known launches, if only one lies between them.
+def _fill_replayed(found: list[int], ran: _Ran, num_launches: int) -> list[int]:
+    """Name what a CUDA graph replayed between two known launches, where it is clear what it is.
 
-    A replay does not show which operator a kernel is of.
+    A replay does not show which operator a kernel is of. But a single launch made all that lies
+    between, and several made one kernel each where there are as many, each with what finishes it.
     """
     filled = list(found)
     known = [i for i, place in enumerate(found) if place != NO_ROW]
     edges = [(-1, -1), *((i, found[i]) for i in known), (len(found), num_launches)]
     for (begin, before), (end, after) in itertools.pairwise(edges):
-        if after - before == 2 and all(is_replayed[begin + 1 : end]):
-            filled[begin + 1 : end] = [before + 1] * (end - begin - 1)
+        between = ran[begin + 1 : end]
+        if not all(is_replayed for _, is_replayed in between):
+            continue
+        number = np.cumsum([not _FINISHES.search(name) for name, _ in between])
+        if after - before == 2:
+            filled[begin + 1 : end] = [before + 1] * len(between)
+        elif len(number) and number[0] == 1 and number[-1] == after - before - 1:
+            filled[begin + 1 : end] = (before + number).tolist()
     return filled
 
 

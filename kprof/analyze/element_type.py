@@ -108,6 +108,8 @@ _IN_NAMES: tuple[tuple[str, str], ...] = (
 _FLOATS_IN_NAMES = re.compile("|".join(f"(?P<{t}>{p})" for t, p in _IN_NAMES[:7]), re.IGNORECASE)
 _INTEGERS_IN_NAMES = re.compile("|".join(f"(?P<{t}>{p})" for t, p in _IN_NAMES[7:]), re.IGNORECASE)
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
+# PyTorch's lists of scalars, whose type stands before that of the tensors.
+_SCALARS = re.compile(r"ScalarListMetadata<\w+, ")
 
 
 def type_of(recorded: str) -> str | None:
@@ -130,6 +132,7 @@ def type_in_name(kernel: str) -> str | None:
     """Return the operands' type that a kernel's name tells, or None."""
     if _OPAQUE.search(kernel):
         return None
+    kernel = _SCALARS.sub("", kernel)
     match = _FLOATS_IN_NAMES.search(kernel) or _INTEGERS_IN_NAMES.search(kernel)
     return match.lastgroup if match else None
 

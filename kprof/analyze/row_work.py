@@ -1,7 +1,8 @@
 """Work of each device activity, from the best source that there is.
 
-Work belongs to an operator and is split over its activities by their durations. A copy's own
-size is recorded.
+Work belongs to an operator and is split over its activities: by their durations, but where they
+work through lists of tensors by their blocks, of which each has one chunk. A copy's own size is
+recorded.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def find_row_work(trace: Trace) -> RowWork:
     carrier = np.where(is_recorded, NO_ROW, operators.carrier)
     is_shaped = carrier != NO_ROW
     group, carrier_of = _calls(kernels, carrier)
-    duration = kernels["duration_ns"].to_numpy(dtype=np.int64)
-    num_bytes = split_by_duration(operators.bytes[carrier_of], group, duration)
+    is_chunked = _name_holds(kernels["name"], "multi_tensor_apply")
+    weight = _weights(kernels, group, is_chunked)
+    num_bytes = split_by_duration(operators.bytes[carrier_of], group, weight)
     num_bytes[is_recorded] = recorded[is_recorded]
     has_flops = is_recorded.copy()
     has_flops[is_shaped] = operators.has_flops[carrier[is_shaped]]
@@ -67,7 +69,7 @@ def find_row_work(trace: Trace) -> RowWork:
     # Rows that share no operator are groups of their own, numbered after the calls.
     alone = len(carrier_of) + np.arange(len(kernels))
     work = RowWork(
-        flops=split_by_duration(operators.flops[carrier_of], group, duration),
+        flops=split_by_duration(operators.flops[carrier_of], group, weight),
         has_flops=has_flops,
         bytes=num_bytes,
         source=np.select(
@@ -75,7 +77,8 @@ def find_row_work(trace: Trace) -> RowWork:
         ),
         dtype=dtype,
         bound=bound,
-        group=np.where(is_shaped, group, alone),
+        # Of chunks it is known which launch has how many.
+        group=np.where(is_shaped & ~is_chunked, group, alone),
     )
     _fill_alike(kernels, work)
     _fill_declared(kernels, work)
@@ -99,6 +102,26 @@ def _calls(kernels: pd.DataFrame, carrier: np.ndarray) -> tuple[np.ndarray, np.n
     group[rows] = calls.groupby(["carrier", "replay"], sort=False).ngroup().to_numpy()
     _, first = np.unique(group[rows], return_index=True)
     return group, carrier[rows][first]
+
+
+def _weights(kernels: pd.DataFrame, group: np.ndarray, is_chunked: np.ndarray) -> np.ndarray:
+    """Return durations, in which each group's chunked launches share theirs by their blocks."""
+    duration: np.ndarray = kernels["duration_ns"].to_numpy(dtype=np.int64)
+    rows = np.flatnonzero(is_chunked & (group != NO_ROW))
+    if not len(rows):
+        return duration
+    grids = kernels["grid"].cat
+    lengths = [str(grid).partition(",")[0] for grid in grids.categories]
+    sizes = np.array([int(text) if text.isdigit() else 0 for text in lengths] + [0])
+    blocks = sizes[grids.codes.to_numpy()[rows]]
+    _, member = np.unique(group[rows], return_inverse=True)
+    of_group = np.bincount(member, weights=blocks)[member]
+    time_ns = np.bincount(member, weights=duration[rows].astype(float))[member]
+    is_told = np.bincount(member, weights=blocks == 0)[member] == 0
+    weight: np.ndarray = duration.copy()
+    shared = np.rint(time_ns * blocks / np.maximum(of_group, 1)).astype(np.int64)
+    weight[rows[is_told]] = shared[is_told]
+    return weight
 
 
 def split_by_duration(total: np.ndarray, group: np.ndarray, duration: np.ndarray) -> np.ndarray:

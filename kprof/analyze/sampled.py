@@ -11,6 +11,9 @@ from kprof.analyze.intervals import Intervals, disjoint, length_before
 from kprof.trace import Trace
 
 SOURCE = "counters"
+SM = "sm_active_cycles"
+# Each counts its own cycles (H200: a product that fills them counts four in one cycle of an SM).
+TENSOR_CORES_OF_SM = 4
 
 
 @dataclass(frozen=True)
@@ -78,17 +81,42 @@ def _share(kernels: pd.DataFrame, samples: pd.DataFrame, length: int) -> tuple[n
     return parts, float(values.sum() - parts.sum())
 
 
-def traffic_of_modules(trace: Trace) -> pd.DataFrame:
-    """Return what each module read and wrote by sampled counters, longest first.
+def sampled_by(trace: Trace, label: pd.Series[str]) -> pd.DataFrame:
+    """Return what was sampled by label, longest first; `label` has one for each row of `kernels`.
 
-    Columns: `module` (missing where there is none), `time_ns`, `read_bytes`, `written_bytes`.
+    Columns: `label` (missing where there is none), `number` of activities, `time_ns`,
+    `read_bytes`, `written_bytes`, `sm_share` of the cycles that all SMs have, and `tensor_share`
+    of the cycles in which SMs were active; shares are NaN where they were not sampled.
     """
-    values = trace.kernels[["module"]].assign(
-        time_ns=trace.kernels["duration_ns"],
-        read_bytes=share_out(trace, "dram_read_bytes").by_row,
-        written_bytes=share_out(trace, "dram_written_bytes").by_row,
+    values = pd.DataFrame(
+        {
+            "label": label.set_axis(trace.kernels.index),
+            "number": 1,
+            "time_ns": trace.kernels["duration_ns"],
+            "read_bytes": share_out(trace, "dram_read_bytes").by_row,
+            "written_bytes": share_out(trace, "dram_written_bytes").by_row,
+            "sm": share_out(trace, SM).by_row,
+            "tensor": share_out(trace, "tensor_active_cycles").by_row,
+        }
     )
-    groups = values.groupby("module", observed=True, dropna=False).sum()
-    ordered = groups.sort_values("time_ns", ascending=False, kind="stable")
-    named: pd.DataFrame = ordered.reset_index()
-    return named
+    groups = values.groupby("label", observed=True, dropna=False).sum()
+    ordered = groups.sort_values("time_ns", ascending=False, kind="stable").reset_index()
+    all_cycles = ordered["time_ns"] * _cycles_per_ns(trace)
+    shares: pd.DataFrame = ordered.assign(
+        sm_share=_share_of(ordered["sm"], all_cycles),
+        tensor_share=_share_of(ordered["tensor"] / TENSOR_CORES_OF_SM, ordered["sm"]),
+    ).drop(columns=["sm", "tensor"])
+    return shares
+
+
+def _cycles_per_ns(trace: Trace) -> float:
+    """Return the cycles of all SMs in a nanosecond: those of the busiest sample."""
+    samples = trace.samples
+    chosen = (samples["source"] == SOURCE) & (samples["quantity"] == SM)
+    highest = samples.loc[chosen.to_numpy(bool), "value"].max()
+    return float(highest) / max(interval_ns(trace), 1)
+
+
+def _share_of(part: pd.Series[float], whole: pd.Series[float]) -> pd.Series[float]:
+    share: pd.Series[float] = part / whole.where(whole > 0)
+    return share

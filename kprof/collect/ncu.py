@@ -27,8 +27,10 @@ METRICS = (
     "sm__warps_active.avg.pct_of_peak_sustained_active",
     "launch__registers_per_thread",
 )
-# The pipes of the tensor cores have other names in every generation.
+# The pipes of the tensor cores have other names in every generation. Where one metric is of all of
+# them, the others would only cost more passes over every launch.
 _TENSOR = re.compile(r"^(sm__pipe_tensor\w*cycles_active)\s", re.MULTILINE)
+_ALL_TENSOR = "sm__pipe_tensor_cycles_active"
 _PERMISSION = "ERR_NVGPUCTRPERM"
 
 
@@ -113,6 +115,7 @@ def _tensor_metrics(program: str) -> list[str]:
         check=False,
     )
     found = dict.fromkeys(_TENSOR.findall(asked.stdout))
+    found = {_ALL_TENSOR: None} if _ALL_TENSOR in found else found
     return [f"{name}.avg.pct_of_peak_sustained_elapsed" for name in found]
 
 

@@ -132,8 +132,9 @@ def _extents(inputs: Inputs, index: int | None, num_dims: int) -> Sequence[int] 
 def _backward(inputs: Inputs) -> Work | None:
     """Model the gradients that the mask asks for: of the input, of the weight, of the bias.
 
-    Each of the first two is as many products as the forward operation. Without a recorded mask
-    all three are asked for.
+    Each of the first two is as many products as the forward operation, and an operation of its
+    own that reads the result's gradient, as both products of a linear layer's backward pass do.
+    Without a recorded mask all three are asked for.
     """
     grad, x, weight = inputs.tensor(0), inputs.tensor(1), inputs.tensor(2)
     if grad is None or x is None or weight is None or len(grad.shape) < 3:
@@ -143,7 +144,7 @@ def _backward(inputs: Inputs) -> Work | None:
     is_transposed = bool(inputs.value(7))
     meets = math.prod((x if is_transposed else grad).shape[2:])
     one_product = multiply_add_flops(x.dtype) * x.shape[0] * meets * weight.numel
-    moved = grad.bytes
+    moved = grad.bytes * max(bool(to_input) + bool(to_weight), 1)
     moved += (weight.bytes + x.written_as()) * bool(to_input)
     read = x.bytes if is_transposed else _read_bytes(inputs, _BACKWARD, x, weight)
     moved += (read + weight.written_as()) * bool(to_weight)

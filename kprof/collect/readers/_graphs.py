@@ -18,7 +18,8 @@ BEGIN = "cudaStreamBeginCapture"
 def add_captures(trace: Trace, part: Path) -> Trace:
     """Add the host's ranges of every capture to the process's own, on its clock.
 
-    Ids that Kineto counts anew in every recording are left out of them.
+    Ids that Kineto counts anew in every recording are left out of them, and those of activities:
+    what is captured runs nothing.
     """
     captures = [_timed(kineto.read(path)) for path in sorted(part.glob("graph-*.json*"))]
     if not captures:
@@ -31,7 +32,7 @@ def add_captures(trace: Trace, part: Path) -> Trace:
             continue
         moved = shifted(capture, capture_base_ns - base_time_ns)
         missing = pd.array([pd.NA] * len(moved.ranges), dtype="Int64")
-        traces.append(moved.with_ranges(external_id=missing))
+        traces.append(moved.with_ranges(external_id=missing, correlation=missing))
     return replace(trace, ranges=concatenated(traces, "ranges"))
 
 

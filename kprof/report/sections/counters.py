@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.agreement import by_work, compare_bounds, traffic_ratio
+from kprof.analyze.agreement import (
+    by_work,
+    compare_bounds,
+    is_kept_in_cache,
+    traffic_ratio,
+)
 from kprof.analyze.counters import NOT_COUNTED, counted_bytes, counted_shares, is_counted
 from kprof.analyze.roofline import BOUNDS, bound_by_counters
-from kprof.analyze.sampled import has_samples, interval_ns, share_out, traffic_of_modules
+from kprof.analyze.sampled import has_samples, interval_ns, sampled_by, share_out
 from kprof.analyze.summary import collapse_layers
 from kprof.analyze.utilisation import share_of_time
 from kprof.report.section import Column, Part, Section, Table, Text
@@ -48,7 +54,7 @@ def render(trace: Trace) -> Section:
     if counted.any():
         parts += [Text(_lead(kernels, counted)), _table(kernels[counted])]
     if has_samples(trace):
-        parts += [Text(_sampled_lead(trace)), _sampled_table(trace)]
+        parts += [Text(_sampled_lead(trace)), *_sampled_tables(trace)]
     if not parts:
         return Section(TITLE, ORDER, (Text(NOT_RECORDED),), in_terminal=False)
     return Section(TITLE, ORDER, tuple(parts))
@@ -65,29 +71,51 @@ def _sampled_lead(trace: Trace) -> str:
     )
 
 
-def _sampled_table(trace: Trace) -> Table:
-    groups = traffic_of_modules(trace)
-    groups = groups.assign(module=collapse_layers(groups["module"].astype("category")))
-    summed = groups.groupby("module", dropna=False, observed=True).sum()
-    shown = summed.sort_values("time_ns", ascending=False, kind="stable").head(ROWS)
+def _sampled_tables(trace: Trace) -> Iterator[Table]:
+    """Yield what was sampled by module, by range of the workload's own, and by kernel."""
+    kernels = trace.kernels
+    modules = sampled_by(trace, collapse_layers(kernels["module"]))
+    yield _sampled_table(trace, "Module", modules, "Layers of one kind together. ")
+    ranges = sampled_by(trace, kernels["range"]).dropna(subset=["label"])
+    if len(ranges):
+        yield _sampled_table(trace, "Range", ranges, "")
+    names = sampled_by(trace, kernels["name"])
+    is_long = names["time_ns"] >= interval_ns(trace) * names["number"]
+    if is_long.any():
+        lead = "Kernels that last a sample or more; shorter ones cannot be told apart. "
+        yield _sampled_table(trace, "Kernel", names[is_long], lead)
+
+
+def _sampled_table(trace: Trace, header: str, groups: pd.DataFrame, lead: str) -> Table:
     device = trace.meta.device
     rows = []
-    for name, time_ns, read, written in shown.itertuples(name=None):
-        rate = (read + written) / max(time_ns, 1) * 1e9
+    for one in groups.head(ROWS).itertuples(index=False):
+        rate = (one.read_bytes + one.written_bytes) / max(one.time_ns, 1) * 1e9
         share = MISSING if device is None else format_share(rate / device.memory_bytes_per_s)
-        amounts = (format_amount(read, "B"), format_amount(written, "B"))
+        amounts = (format_amount(one.read_bytes, "B"), format_amount(one.written_bytes, "B"))
         rows.append(
-            (_module(name), format_time(time_ns), *amounts, format_amount(rate, "B/s"), share)
+            (
+                _named(one.label, header),
+                format_time(one.time_ns),
+                *amounts,
+                format_amount(rate, "B/s"),
+                share,
+                _share(one.sm_share),
+                _share(one.tensor_share),
+            )
         )
-    columns = (
-        Column("Module", "name"),
-        *(Column(header, "right") for header in ("Time", "Read", "Written", "Rate", "Of memory")),
-    )
+    headers = ("Time", "Read", "Written", "Rate", "Of memory", "SM", "Tensor")
+    columns = (Column(header, "name"), *(Column(header, "right") for header in headers))
     caption = (
-        "Traffic by module, layers of one kind together: samples shared out by time over what ran "
-        "in them. Of memory: the rate over the memory's bandwidth."
+        f"{lead}Samples shared out by time over what ran in them. Of memory: the rate over the "
+        "memory's bandwidth. SM: cycles in which SMs were active, over those of all SMs at the "
+        "busiest sample's clock. Tensor: cycles of their tensor cores in these."
     )
     return Table(columns, tuple(rows), caption=caption)
+
+
+def _named(name: Any, header: str) -> str:  # noqa: ANN401 - a cell of a table
+    return _module(name) if header == "Module" else str(name)
 
 
 def _module(name: Any) -> str:  # noqa: ANN401 - a cell of a table
@@ -98,13 +126,15 @@ def _lead(kernels: pd.DataFrame, counted: np.ndarray) -> str:
     share = format_share(share_of_time(kernels, counted))
     number = format_count(int(counted.sum()), "launch", "launches")
     lead = f"{number} counted, {share} of the time."
-    found = compare_bounds(kernels)
+    kept = is_kept_in_cache(kernels)
+    found = compare_bounds(kernels[~kept])
     if found.share is not None:
         lead += (
             f" What bounds a launch by its work is what bounds it by the counters for "
             f"{format_share(found.share)} of {found.num_agreeing + found.num_differing:,}; "
-            f"{found.num_borderline:,} more lie within 5 points of a border."
+            f"{found.num_borderline:,} more lie within 5 points of a border"
         )
+        lead += f", and of {int(kept.sum()):,} a cache kept a part." if kept.any() else "."
     return lead
 
 

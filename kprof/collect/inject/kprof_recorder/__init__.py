@@ -23,6 +23,10 @@ def install() -> None:
     if not os.environ.get("KPROF_RAW"):
         return
 
+    if os.environ.get("KPROF_COUNTERS") == "1":
+        from .ahead import load_cupti
+
+        load_cupti()
     when_imported("torch", lambda torch: follow_the_process())
 
 

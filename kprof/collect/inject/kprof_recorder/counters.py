@@ -18,8 +18,11 @@ from .capture import Capture, synchronize
 
 FILE = "counters.json"
 INTERVAL_NS = 20_000
-# As many as fit one pass. The traffic of the second-level cache shows when anything runs at all.
-QUANTITIES = ("dram__bytes_read.sum", "dram__bytes_write.sum", "lts__t_bytes.sum")
+# The traffic of the second-level cache shows when anything runs at all.
+TRAFFIC = ("dram__bytes_read.sum", "dram__bytes_write.sum", "lts__t_bytes.sum")
+WORKING = ("sm__cycles_active.sum", "sm__pipe_tensor_cycles_active_realtime.sum")
+# The first that the GPU can count in one pass; seen on an H200: all of them.
+QUANTITIES = ((*TRAFFIC, *WORKING), TRAFFIC)
 SPARE_SAMPLES = 1_000
 # Four seconds; decoding more would keep the workload waiting at the end of the window.
 MOST_SAMPLES = 200_000
@@ -32,6 +35,7 @@ class Counters:
         self.problem: str | None = None
         """Why nothing was sampled; None while all is well."""
         self._collector: Any = None
+        self._quantities: tuple[str, ...] = ()
         self._content: dict[str, object] = {}
         self._started_ns = 0
 
@@ -45,7 +49,7 @@ class Counters:
             device = torch.cuda.current_device()
             collector = pm_sampling.Collector(device_index=device)
             collector.enable()
-            collector.configure(metrics=list(QUANTITIES), sampling_interval=INTERVAL_NS)
+            self._quantities = _configured(collector)
         except ImportError as error:
             self.problem = f"cupti-python cannot be imported ({error}): pip install cupti-python"
         except PermissionError:
@@ -99,7 +103,8 @@ class Counters:
             self.problem = "CUPTI gave no samples"
         self._content["num_populated"] = data.num_populated_samples
         self._content["values"] = {
-            name: [round(values[place]) for values in rows] for place, name in enumerate(QUANTITIES)
+            name: [round(values[place]) for values in rows]
+            for place, name in enumerate(self._quantities)
         }
 
     def _give_up(self, problem: str) -> None:
@@ -134,6 +139,17 @@ class CountedCapture(Capture):
 
 # One for the process: CUPTI can be set up once.
 counters = Counters()
+
+
+def _configured(collector: Any) -> tuple[str, ...]:  # noqa: ANN401 - no types of its own
+    """Let CUPTI count as much as it can in one pass; return what that is."""
+    *more, least = QUANTITIES
+    for quantities in more:
+        with contextlib.suppress(Exception):
+            collector.configure(metrics=list(quantities), sampling_interval=INTERVAL_NS)
+            return quantities
+    collector.configure(metrics=list(least), sampling_interval=INTERVAL_NS)
+    return least
 
 
 def _said(error: Exception) -> str:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import shutil
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .capture import Capture, can_start
+from .capture import PROFILER_ERRORS, Capture, can_start
 from .known import Known
 from .ranges import CAPTURE, GRAPH, Range
 from .recorder import Recorder
@@ -44,6 +45,7 @@ class Graphs:
         self._open: Recording | None = None
         self._range: Any = None
         self._num_left_out = 0
+        self._failures: list[str] = []
 
     @property
     def lock(self) -> threading.RLock:
@@ -79,6 +81,11 @@ class Graphs:
             caveats.append(
                 f"What {self._num_left_out} CUDA graphs hold is not known, because they were "
                 f"captured after {MOST_GRAPHS} others or under another profiler."
+            )
+        if self._failures:
+            caveats.append(
+                f"What {len(self._failures)} CUDA graphs hold is not known, because torch's "
+                f"profiler failed where they were captured ({self._failures[0]})."
             )
         return caveats
 
@@ -134,14 +141,29 @@ class Graphs:
             return
         if recorder.stage is not Stage.WINDOW:
             recorder.end_capture()
-        if recorder.running is None:
-            capture = Capture(recorder.settings)
-            capture.start()
-            self._open = Recording(capture, recorder.settings, now(), is_window=False)
-            recorder.running = self._open
-            recorder.on_change()
+        if recorder.running is None and not self._start():
+            return
         self._range = Range(f"{CAPTURE}{number}")
         self._range.__enter__()
+
+    def _start(self) -> bool:
+        """Start the recording of a capture; one that fails leaves those of other graphs alone."""
+        recorder = self.recorder
+        capture = Capture(recorder.settings)
+        try:
+            capture.start()
+        except PROFILER_ERRORS as error:
+            self._note(error)
+            with contextlib.suppress(*PROFILER_ERRORS):
+                capture.cancel()
+            return False
+        self._open = Recording(capture, recorder.settings, now(), is_window=False)
+        recorder.running = self._open
+        recorder.on_change()
+        return True
+
+    def _note(self, error: Exception) -> None:
+        self._failures.append(f"{type(error).__name__}: {error}")
 
     @softly
     def end(self, graph: Any) -> None:
@@ -157,7 +179,11 @@ class Graphs:
             self.recorder.running = None
             self.recorder.on_change()
         recording.leave_step()
-        recording.capture.stop()
+        try:
+            recording.capture.stop()
+        except PROFILER_ERRORS as error:
+            self._note(error)
+            return
         self._captures[self._numbers(graph)] = recording.capture
 
 
