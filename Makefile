@@ -13,7 +13,7 @@ TOGETHER = -n $(WORKERS) --dist worksteal
 SOURCES := kprof tests examples benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test hostile check format gpu clean
+.PHONY: help install demo test hostile chromium browser check format gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,18 @@ test: $(READY)  ## run the tests that need no GPU
 
 hostile: $(READY)  ## run hostile workloads without and with the recorder (about 4 minutes)
 	$(BIN)/python -m pytest -m hostile tests/test_hostile.py $(TOGETHER) $(PYTEST_ARGS)
+
+chromium:  ## install headless Chromium where it is missing and can be
+	@command -v chromedriver >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; } \
+		|| { echo "NO REPORT IS OPENED: this needs chromium and chromedriver, and cannot install" \
+		"them. On Debian, as root: apt-get install chromium chromium-driver"; exit 2; }
+
+# Of that package only the script of axe is used, not what it would bring with it.
+browser: $(READY) chromium  ## open the reports in headless Chromium
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps \
+		axe-playwright-python==0.1.8
+	KPROF_BROWSER=required $(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
 
 check: $(READY)  ## format, lint, types, layers, tests: what every commit passes
 	$(BIN)/ruff format --check $(SOURCES)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kprof.comparison import FILE as COMPARISON_FILE
-from kprof.comparison import Comparison, load
+from kprof.comparison import Comparison
 from kprof.errors import KprofError
 from kprof.open import Progress, open_trace
 from kprof.playbook import all_playbooks
@@ -23,6 +23,7 @@ from kprof.report.partner.parts import Steps
 from kprof.report.partner.redaction import LEVELS, Level, Redactor, reduced
 from kprof.report.partner.saved_answers import (
     calibration_in,
+    comparison_in,
     costs_in,
     gate_in,
     service_level_in,
@@ -76,7 +77,7 @@ def read_evidence(
     found = _Found()
     for path in paths:
         if path.is_dir() and (path / COMPARISON_FILE).exists():
-            found.comparisons.append(load(path))
+            _add(found, _json_in(path / COMPARISON_FILE), path)
             found.sources.append(_source(path.name, "comparison", path / COMPARISON_FILE))
         elif path.is_file() and (content := _json_in(path)) is not None:
             what = _add(found, content, path)
@@ -189,7 +190,7 @@ def _add_known(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 
 
 def _add_compared(found: _Found, content: Mapping[str, Any]) -> None:
     """Add what `kprof ab --json` printed: the comparison, its targets, costs and calibration."""
-    found.comparisons.append(msgspec.convert(content, Comparison))
+    found.comparisons.append(comparison_in(content))
     for arm, judged in (content.get("targets") or {}).items():
         found.service_levels.append(service_level_in(judged, arm))
     if content.get("costs"):

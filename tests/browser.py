@@ -56,6 +56,34 @@ class Browser:
         """Return what a script in the page returns; the page's own policy does not bind it."""
         return self._send("POST", "/execute/sync", {"script": script, "args": []})
 
+    def command(self, name, **options):
+        """Send a command of the browser's own protocol, and return its answer."""
+        return self._send("POST", "/goog/cdp/execute", {"cmd": name, "params": options})
+
+    def resize(self, width, height=900):
+        """Give the page so much room, in pixels."""
+        self.command(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
+    def print_pdf(self, **options):
+        """Return the page as PDF."""
+        return base64.b64decode(self.command("Page.printToPDF", **options)["data"])
+
+    def picture(self, path, width):
+        """Take a picture of the whole page."""
+        self.resize(width)
+        height = self.run("return document.documentElement.scrollHeight")
+        area = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        options = {"format": "png", "captureBeyondViewport": True, "clip": area}
+        path.write_bytes(
+            base64.b64decode(self.command("Page.captureScreenshot", **options)["data"])
+        )
+
     def wait_until(self, script, seconds=30.0):
         """Wait until a script returns something true, and say whether it did."""
         deadline = time.monotonic() + seconds

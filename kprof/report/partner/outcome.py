@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import median
 
 from kprof.comparison import Claim, Comparison
@@ -104,10 +105,11 @@ def _of_run(evidence: Evidence) -> Verdict:
 def medians_of(comparison: Comparison, claim: Claim) -> tuple[float, float] | None:
     """Return the median of A and of B over the pairs that count."""
     place = comparison.plan.metrics.index(claim.metric)
-    good = [pair for pair in comparison.pairs if not pair.problem]
+    values = [(p.a[place], p.b[place]) for p in comparison.pairs if not p.problem]
+    good = [pair for pair in values if all(map(math.isfinite, pair))]
     if not good:
         return None
-    return median(p.a[place] for p in good), median(p.b[place] for p in good)
+    return median(a for a, _ in good), median(b for _, b in good)
 
 
 def next_steps(evidence: Evidence) -> list[str]:

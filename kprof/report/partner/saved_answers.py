@@ -1,4 +1,4 @@
-"""What commands printed with --json, read back: service levels, costs, gates, calibrations."""
+"""What commands kept or printed with --json, read back as what it was."""
 
 from __future__ import annotations
 
@@ -17,10 +17,20 @@ from kprof.analyze.cost.sheet import Figure, Missing
 from kprof.analyze.sla.judge import Assessment
 from kprof.analyze.sla.targets import parse_target
 from kprof.analyze.sla.verdict import Judgement
+from kprof.comparison import Comparison
 from kprof.gate.result import GateReport
 from kprof.report.sla import Judged
 
 Plain = Mapping[str, Any]
+
+
+def comparison_in(content: Plain) -> Comparison:
+    """Read a comparison as `kprof ab` keeps it; a value that was no number is none again."""
+    pairs = [
+        {**pair, **{arm: [math.nan if v is None else v for v in pair[arm]] for arm in ("a", "b")}}
+        for pair in content["pairs"]
+    ]
+    return msgspec.convert({**content, "pairs": pairs}, Comparison)
 
 
 def service_level_in(content: Plain, source: str = "") -> Judged:

@@ -107,7 +107,7 @@ def _claim(comparison: Comparison, claim: Claim) -> Row:
     medians = medians_of(comparison, claim)
     interval = claim.interval
     result = marked(TONES.get(claim.verdict, "plain"), WORDS[claim.verdict])
-    if medians is None:
+    if medians is None or claim.verdict == "INVALID":
         return (name, MISSING, MISSING, MISSING, result)
     share = (interval.high - interval.low) / 2 / interval.ratio if interval else 0.05
     if claim.metric.unit == "ns":
