@@ -1,0 +1,205 @@
+"""Decode attention in the place of torch's, as scripts and Hugging Face's models call it."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kprof.swap import swapped
+from tests.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+
+pytestmark = INTERPRETED
+KERNEL = "decode_attention"
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
+
+
+def call_of(tokens=1, keys=20, query_heads=4, heads=2, dim=64):
+    return (
+        drawn(1, query_heads, tokens, dim),
+        drawn(1, heads, keys, dim, seed=1),
+        drawn(1, heads, keys, dim, seed=2),
+    )
+
+
+class Attention(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.options = {"enable_gqa": True, **options}
+
+    def forward(self, q, k, v, **more):
+        return functional.scaled_dot_product_attention(q, k, v, **self.options, **more)
+
+
+def ways_of(swap):
+    return [(one.num_calls, one.provider, one.why) for site in swap.sites for one in site.calls]
+
+
+def test_a_module_that_calls_torchs_attention_decodes_with_the_kernel():
+    module, call = Attention(), call_of()
+    wanted = module(*call)
+    with torch.no_grad(), swapped(module, KERNEL) as swap:
+        torch.testing.assert_close(module(*call), wanted, rtol=1e-3, atol=1e-3)
+        module(*call_of(keys=21))
+    assert ways_of(swap) == [(2, "kprof", None)]
+    assert torch.equal(module(*call), wanted)
+
+
+def test_every_call_of_a_process_is_replaced_and_given_back():
+    original, call = functional.scaled_dot_product_attention, call_of(heads=4)
+    wanted = original(*call)
+    with torch.no_grad(), swapped(None, KERNEL) as swap:
+        found = functional.scaled_dot_product_attention(*call)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    assert functional.scaled_dot_product_attention is original
+    assert [site.name for site in swap.replaced if site.num_replaced] == ["torch.nn.functional"]
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({"attn_mask": torch.ones(1, 20, dtype=torch.bool)}, {}),
+        ({"dropout_p": 0.5}, {}),
+        ({"scale": 0.3}, {}),
+        # Its first token would see the first key alone.
+        ({"is_causal": True}, {}),
+        ({}, {"tokens": 2}),
+        ({}, {"tokens": 20}),
+    ],
+)
+def test_calls_with_what_the_kernel_does_not_have_go_to_torch(options, shape):
+    module, call = Attention(**options), call_of(**shape)
+    torch.manual_seed(3)
+    wanted = module(*call)
+    with torch.no_grad(), swapped(module, KERNEL) as swap:
+        torch.manual_seed(3)
+        assert torch.equal(module(*call), wanted)
+    assert ways_of(swap) == [(1, None, "it is called with options that the kernel does not have")]
+
+
+def test_calls_that_the_kernel_refuses_go_to_torch_with_the_reason():
+    module = Attention()
+    with torch.no_grad(), swapped(module, KERNEL) as swap:
+        module(*call_of(dim=48))
+    ((_, provider, why),) = ways_of(swap)
+    assert provider is None
+    assert "heads of 48" in why
+
+
+def test_gradients_are_torchs():
+    module, (q, k, v) = Attention(), call_of()
+    with swapped(module, KERNEL) as swap:
+        module(q.requires_grad_(), k, v).float().sum().backward()
+    assert "gradients" in ways_of(swap)[0][2]
+
+
+SMALL = {
+    "hidden_size": 256,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+IDS = torch.arange(24).reshape(2, 12)
+REPLACED = [(1, None, "more than 8 tokens"), (1, "kprof", None)]
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    return pytest.importorskip("transformers")
+
+
+def made(transformers, kind="llama", **options):
+    torch.manual_seed(6)
+    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **options})
+    model = transformers.AutoModelForCausalLM.from_config(config).half().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 if parameter.dim() < 2 else 6)
+    return model
+
+
+def decoded(transformers, model, cache="dynamic", tokens=3, padding=None):
+    """Return the logits of the last tokens, which see nine others in a cache."""
+    if cache == "dynamic":
+        kept = transformers.DynamicCache(config=model.config)
+    else:
+        kept = transformers.StaticCache(config=model.config, max_cache_len=20)
+    parts = [IDS[:, :9], IDS[:, 9 : 9 + tokens]]
+    with torch.no_grad():
+        for part in parts:
+            end = kept.get_seq_length() + part.shape[1]
+            mask = None if padding is None else padding[:, : int(end)]
+            logits = model(part, past_key_values=kept, attention_mask=mask).logits
+    return logits
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_model_decodes_with_the_kernel_from_every_cache(transformers, kind, cache, tokens):
+    model = made(transformers, kind)
+    wanted = decoded(transformers, model, cache, tokens)
+    for padding in (None, torch.ones(2, 12, dtype=torch.long)):
+        with swapped(model, KERNEL) as swap:
+            found = decoded(transformers, model, cache, tokens, padding)
+        assert ways_of(swap) == 2 * REPLACED
+        torch.testing.assert_close(found, wanted, rtol=0.01, atol=0.03)
+    assert torch.equal(decoded(transformers, model, cache, tokens), wanted)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_padded_batch_goes_to_the_original(transformers, cache):
+    model, padding = made(transformers), torch.ones(2, 12, dtype=torch.long)
+    padding[0, :3] = 0
+    wanted = decoded(transformers, model, cache, padding=padding)
+    with swapped(model, KERNEL) as swap:
+        assert torch.equal(decoded(transformers, model, cache, padding=padding), wanted)
+    assert ways_of(swap)[1] == (1, None, "a mask that is not plainly causal")
+
+
+@pytest.mark.parametrize("window", [4, 10, 30])
+def test_a_sliding_window_is_kept(transformers, window):
+    model = made(transformers, "mistral", sliding_window=window)
+    wanted = decoded(transformers, model, "static")
+    with swapped(model, KERNEL):
+        found = decoded(transformers, model, "static")
+    torch.testing.assert_close(found, wanted, rtol=0.01, atol=0.03)
+
+
+def test_a_mask_that_somebody_wrote_to_is_odd(transformers):
+    model = made(transformers)
+
+    def hide_a_key(module, args, kwargs):
+        if kwargs["attention_mask"] is not None:
+            kwargs["attention_mask"][:1, :, :, 2] = False
+
+    wanted = decoded(transformers, model)
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(hide_a_key, with_kwargs=True)
+    with swapped(model, KERNEL) as swap:
+        found = decoded(transformers, model)
+    assert not torch.allclose(found, wanted, rtol=0.01, atol=0.03)
+    assert ways_of(swap)[1] == (1, None, "a mask that is not plainly causal")
+
+
+def test_a_model_that_attends_otherwise_is_left_to_it(transformers):
+    model = made(transformers, attn_implementation="eager")
+    wanted = decoded(transformers, model)
+    with swapped(model, KERNEL) as swap:
+        assert torch.equal(decoded(transformers, model), wanted)
+    assert ways_of(swap)[0] == (2, None, "the model does not use torch's attention")
+
+
+def test_rotations_and_attention_of_one_module_are_swapped_together(transformers):
+    model = made(transformers)
+    with swapped(model, KERNEL, "rope=eager") as swap:
+        decoded(transformers, model)
+    assert {site.kernel: site.num_replaced for site in swap.sites} == {KERNEL: 1, "rope": 2}
