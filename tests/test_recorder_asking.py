@@ -1,6 +1,7 @@
 """What the recorder asks of the workload's own things: it may fail, and must not change them."""
 
 import inspect
+import sys
 import threading
 
 import pytest
@@ -9,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from kprof.collect.inject.kprof_recorder import capture  # noqa: E402
 from kprof.collect.inject.kprof_recorder.alongside import (  # noqa: E402
+    COMPILED_KERNELS,
     let_others_leave,
     of_all_threads,
 )
@@ -55,7 +57,8 @@ def test_a_new_class_reaches_a_plain_function_as_python_3_10_needs_it(recorder):
     assert inspect.isfunction(listener.__func__)
 
 
-def test_the_main_threads_trace_is_its_own_where_that_holds_more():
+def test_the_main_threads_trace_is_its_own_where_that_holds_more(monkeypatch):
+    monkeypatch.delitem(sys.modules, COMPILED_KERNELS, raising=False)
     assert of_all_threads(memory=True) is None
     assert of_all_threads(memory=False) is not None
 
