@@ -284,6 +284,18 @@ def test_the_date_is_that_of_the_evidence():
     assert "Evidence up to 2026-12-24" in said(everything(decisions=(later,)))
 
 
+def test_a_run_is_of_the_day_of_its_first_activity_not_of_its_clocks_base():
+    first = {"name": "gemm", "start_ns": 50 * 24 * 3600 * 10**9}
+    run = analyzed_trace_of(first, base_time_ns=1_790_812_800 * 10**9)  # 2026-10-01
+    assert Evidence("Net", runs=(run,)).day == date(2026, 11, 20)
+
+
+def test_a_run_without_findings_asks_for_no_other_run():
+    found = said(Evidence("Net", runs=(run_of(),)))
+    assert "kprof whatif" in found
+    assert "record a run" not in found
+
+
 def test_every_template_of_kprof_can_be_read():
     assert list_templates() == ["engineer", "partner"]
     assert all(read_template(name).sections for name in list_templates())

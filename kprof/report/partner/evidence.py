@@ -88,7 +88,7 @@ class Evidence:
     def day(self) -> date | None:
         """The day of the newest thing in it that has one."""
         days = [_day_of(pair.start_ns) for c in self.comparisons for pair in c.pairs]
-        days += [_day_of(run.meta.base_time_ns) for run in self.runs if run.meta.base_time_ns]
+        days += [day for run in self.runs if (day := _day_of_run(run)) is not None]
         days += [costs.as_of for costs in self.costs]
         days += [one.day for one in self.decisions]
         return max(days, default=None)
@@ -97,6 +97,14 @@ class Evidence:
 def first_and_last(things: Sequence[T]) -> tuple[T | None, T | None]:
     """Return what was before and what is after; of a single thing no before."""
     return (things[0] if len(things) > 1 else None, things[-1] if things else None)
+
+
+def _day_of_run(run: Trace) -> date | None:
+    """Return when the first activity began; a recorder's base may lie months before."""
+    starts = run.kernels["start_ns"] if len(run.kernels) else run.ranges["start_ns"]
+    if run.meta.base_time_ns is None or not len(starts):
+        return None
+    return _day_of(run.meta.base_time_ns + int(starts.min()))
 
 
 def _day_of(time_ns: int) -> date:

@@ -115,7 +115,11 @@ def medians_of(comparison: Comparison, claim: Claim) -> tuple[float, float] | No
 def next_steps(evidence: Evidence) -> list[str]:
     """Return what to do next, the most urgent first, at most five things."""
     steps = [*_about_comparison(evidence), *_about_gaps(evidence), *_about_findings(evidence)]
-    return steps[:5] or ["Nothing follows from this evidence alone; record a run: kprof run."]
+    if steps:
+        return steps[:5]
+    if evidence.runs:
+        return ["Nothing here asks for a change. What one would gain: kprof whatif RUN."]
+    return ["Nothing follows from this evidence alone; record a run: kprof run."]
 
 
 def _about_comparison(evidence: Evidence) -> list[str]:
