@@ -178,3 +178,27 @@ infer(12)
 """
     run = record(tmp_path, MODEL + TRAIN + script + ending)
     assert any("buffers were full" in text for text in run.description["caveats"])
+
+
+SPAWNING = """
+import multiprocessing, torch
+def is_term_caught():
+    status = open("/proc/self/status").read()
+    caught = int(status.split("SigCgt:")[1].split()[0], 16)
+    return bool(caught >> 14 & 1)
+def tell(pipe):
+    pipe.send(is_term_caught())
+if __name__ == "__main__":
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=tell, args=(there,))
+    process.start()
+    print(is_term_caught(), here.recv())
+    process.join()
+"""
+
+
+def test_sigterm_ends_a_spawned_process_at_once_as_it_may_wait_where_python_hears_nothing(
+    tmp_path, capfd
+):
+    record(tmp_path, SPAWNING)
+    assert capfd.readouterr().out == "True False\n"

@@ -16,8 +16,14 @@ LOCAL_RANK_NAMES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK",
 def started_by() -> int | None:
     """Return the process whose `multiprocessing` started this one, None if that is not how."""
     multiprocessing = sys.modules.get("multiprocessing.process")
-    parent = multiprocessing.parent_process() if multiprocessing is not None else None
-    return parent.pid if parent is not None else None
+    if multiprocessing is None:
+        return None
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        return int(parent.pid)
+    # A spawned process imports the script before it learns of its parent.
+    is_beginning = getattr(multiprocessing.current_process(), "_inheriting", False)
+    return os.getppid() if is_beginning else None
 
 
 def rank() -> int:
