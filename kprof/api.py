@@ -68,13 +68,16 @@ def _named(name: str) -> Iterator[None]:
     import torch
 
     running = _recorder_of_this_process() if name == "step" else None
+    recorders = sys.modules.get(f"{PACKAGE}.ranges")
+    # The recorder's own knows what to do where a recording begins or ends inside.
+    make = torch._C._profiler._RecordFunctionFast if recorders is None else recorders.TorchRange
     is_nvtx = torch.cuda.is_initialized()
     if running is not None:
         running.session.recorder.range_begins()
     if is_nvtx:
         torch.cuda.nvtx.range_push(name)
     try:
-        with torch._C._profiler._RecordFunctionFast(name):
+        with make(name):
             yield
     finally:
         if is_nvtx:

@@ -9,9 +9,15 @@ from tests.recorded import MODEL, record, run_bare
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-from kprof.collect.inject.kprof_recorder.capture import _detaching, _is_complete  # noqa: E402
+from kprof.collect.inject.kprof_recorder.capture import (  # noqa: E402
+    Capture,
+    _detaching,
+    _is_complete,
+)
 from kprof.collect.inject.kprof_recorder.quiet import Quiet  # noqa: E402
+from kprof.collect.inject.kprof_recorder.ranges import TorchRange  # noqa: E402
 from kprof.collect.inject.kprof_recorder.ranks import rank, world_size  # noqa: E402
+from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402
 
 TRAIN = """
 import os, threading, weakref
@@ -109,6 +115,39 @@ def test_steps_on_another_thread_than_the_first_are_recorded(tmp_path, capfd):
     assert capfd.readouterr().err == ""
     assert len(run.recorded_steps()) == 3
     assert run.count("aten::addmm") == 3 * 2
+
+
+POOLED = """
+from concurrent.futures import ThreadPoolExecutor
+model.eval()
+with ThreadPoolExecutor(2) as pool:
+    for _ in range(9):
+        pool.submit(model, torch.ones(3, 4)).result()
+"""
+
+
+def test_threads_begin_the_work_where_the_trace_is_the_main_threads_alone(tmp_path, capfd):
+    run = record(tmp_path, MODEL + POOLED, memory=True)
+    assert capfd.readouterr().err == ""
+    assert run.description["problems"] == []
+    assert run.recorded_steps() == [5, 6, 7]
+
+
+def ended_after(change, capture):
+    """Return how many more ranges are left open when one ends after `change`."""
+    num_before = len(TorchRange.left_open)
+    with TorchRange("around"):
+        change()
+    capture.cancel()
+    return len(TorchRange.left_open) - num_before
+
+
+def test_a_range_is_not_ended_in_another_trace_than_it_began_in(tmp_path):
+    first, second = (Capture(Settings(tmp_path)) for _ in range(2))
+    assert ended_after(first.start, first) == 1
+    second.start()
+    assert ended_after(second.stop, second) == 1
+    assert ended_after(lambda: None, second) == 0
 
 
 def test_a_trace_without_its_end_is_noticed(tmp_path):

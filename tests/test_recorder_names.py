@@ -115,7 +115,7 @@ def test_before_the_window_names_are_given_anew_to_the_largest_model_first():
 def test_nvtx_is_spoken_only_where_a_tool_listens(monkeypatch):
     monkeypatch.setattr(ranges, "_has_nvtx", lambda: True)
     assert ranges.range_type({"NVTX_INJECTION64_PATH": "/nsys.so"}) is ranges.NvtxRange
-    assert ranges.range_type({}) is torch._C._profiler._RecordFunctionFast
+    assert ranges.range_type({}) is ranges.TorchRange
 
 
 def test_importing_the_recorders_package_imports_no_torch_of_its_own():

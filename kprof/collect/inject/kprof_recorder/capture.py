@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from .alongside import hears_all_threads, is_main_thread, let_others_leave, of_all_threads
 from .others import Others, Ours
 from .quiet import unheard
+from .ranges import TorchRange
 from .settings import Settings
 
 # What torch raises when a profiler cannot do what it is asked for; the workload must not feel it.
@@ -108,6 +109,7 @@ class Capture:
         if not self._is_prepared:
             self.prepare()
         synchronize()
+        TorchRange.num_changes += 1
         with Ours():
             self._profile.start_trace()
         self._thread = threading.get_ident()
@@ -125,7 +127,8 @@ class Capture:
 
     def stop(self, *, is_last: bool = False) -> None:
         """Record no more; the device has finished everything that was launched."""
-        self.is_running = False
+        self.is_running = self._is_prepared = False
+        TorchRange.num_changes += 1
         self.is_cut_short = self.has_cuda and has_stopped_early()
         try:
             synchronize()

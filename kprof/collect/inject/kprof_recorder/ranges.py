@@ -7,7 +7,7 @@ import re
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import Module, UninitializedParameter
@@ -36,21 +36,49 @@ WRAPPED = re.compile(r"(^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapp
 LISTENERS = ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 
 
-class NvtxRange:
-    """A range in torch's trace and in NVTX, open inside `with`."""
+class TorchRange:
+    """A range in torch's trace, open inside `with`.
 
-    __slots__ = ("_function", "name")
+    `_RecordFunctionFast` costs 0.5 us in a trace, where `record_function` costs 4 us. But torch
+    writes the end of a range to where the trace lay in which it began, and raises where it began
+    in none: so a range is left open for ever if torch's profiler was started or stopped within it,
+    which another thread may do at any time.
+    """
+
+    __slots__ = ("_function", "_num_changes")
+    num_changes = 0
+    left_open: ClassVar[list[object]] = []
 
     def __init__(self, name: str) -> None:
-        self.name = name
         self._function = torch._C._profiler._RecordFunctionFast(name)
 
     def __enter__(self) -> None:
-        torch.cuda.nvtx.range_push(self.name)
+        self._num_changes = TorchRange.num_changes
         self._function.__enter__()
 
     def __exit__(self, *exception: object) -> None:
-        self._function.__exit__(*exception)
+        if self._num_changes == TorchRange.num_changes:
+            self._function.__exit__(*exception)
+        else:
+            # Its destructor would end it as well.
+            TorchRange.left_open.append(self._function)
+
+
+class NvtxRange(TorchRange):
+    """A range in torch's trace and in NVTX, open inside `with`."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(name)
+
+    def __enter__(self) -> None:
+        torch.cuda.nvtx.range_push(self.name)
+        super().__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
         torch.cuda.nvtx.range_pop()
 
 
@@ -70,14 +98,11 @@ class PlainNvtxRange:
 
 
 def range_type(environment: Mapping[str, str]) -> Any:  # noqa: ANN401 - torch's own has no type
-    """Return what opens a named range inside `with`, as cheaply as this process allows.
-
-    torch's `_RecordFunctionFast` costs 0.5 us in a trace, where `record_function` costs 4 us.
-    """
+    """Return what opens a named range inside `with`, wherever this process is listened to."""
     if environment.get("KPROF_TRACER") == NSIGHT and _has_nvtx():
         return PlainNvtxRange
     is_heard = any(name in environment for name in LISTENERS)
-    return NvtxRange if is_heard and _has_nvtx() else torch._C._profiler._RecordFunctionFast
+    return NvtxRange if is_heard and _has_nvtx() else TorchRange
 
 
 def _has_nvtx() -> bool:

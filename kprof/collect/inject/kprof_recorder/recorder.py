@@ -292,8 +292,8 @@ class Recorder(Follower):
         if is_capturing_a_graph() or not self._can_stop_here():
             return
         self._ahead.cancel()
-        running, self.running = self.running, None
-        if running is not None:
-            running.leave_step()
+        if self.running is not None:
+            self.running.leave_step()
+            running, self.running = self.running, None
             running.capture.cancel()
         self.on_change()

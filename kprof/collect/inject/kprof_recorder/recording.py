@@ -52,17 +52,22 @@ class Recording:
     _step_range: Any = None
 
     def begin_step(self, index: int) -> None:
-        """Open the range of a step of the workload."""
-        self._step_range = Range(f"{STEP}{index}")
-        self._step_range.__enter__()
+        """Open the range of a step of the workload.
+
+        Not where a capture of one thread alone does not hear it: torch fails where such a range is
+        left in a thread that it does hear.
+        """
+        if self.capture.can_be_stopped_here:
+            self._step_range = Range(f"{STEP}{index}")
+            self._step_range.__enter__()
 
     def end_step(self, index: int, *, is_completed: bool) -> None:
-        """Close the range of a step, which is recorded if it lay in here from end to end.
-
-        A capture of one thread alone does not hear what others do.
-        """
-        is_heard = self.capture.can_be_stopped_here
-        if self._step_range is not None and is_completed and is_heard:
+        """Close the range of a step, which is recorded if it lay in here from end to end."""
+        if not self.capture.can_be_stopped_here:
+            # It has ended where the capture hears nothing, and torch must not be told there.
+            self._step_range = None
+            return
+        if self._step_range is not None and is_completed:
             self.steps.append(index)
         self.leave_step()
 
