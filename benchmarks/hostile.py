@@ -4,14 +4,16 @@
     python benchmarks/hostile.py --gpu      the same scripts on the GPUs, and those that need them
 
 The workloads are those of `tests/hostile/`; what is compared says `tests/hostility.py`. Names of
-workloads after the options run only those, and write no result.
+workloads after the options run only those, and write no result where none is named. The result is
+written again after every workload, and lists what is missing of it.
 """
 
 import argparse
+import contextlib
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from evidence import RESULTS, ROOT, row, write_evidence
@@ -67,17 +69,35 @@ def main():
     args = parser.parse_args()
     environment = None if args.gpu else WITHOUT_GPU
     chosen = [w for w in workloads() if w.name.startswith(tuple(args.names) or "")]
+    path = args.result
+    if path is None and not args.names:
+        path = RESULTS / f"hostile_{'gpu' if args.gpu else 'cpu'}_2026-11.json"
+    rows = []
     with ThreadPoolExecutor(args.at_once) as pool:
-        rows = list(pool.map(lambda workload: judge(workload, environment), chosen))
+        for done in as_completed([pool.submit(judge, w, environment) for w in chosen]):
+            rows.append(done.result())
+            if path is not None:
+                write_result(path, rows, chosen, args.commit)
     run = [one for one in rows if one["value"] is not None]
     same = sum(one["value"] == 0 for one in run)
     print(f"{same} of {len(run)} workloads behave alike; {len(rows) - len(run)} cannot run here")
-    if args.names:
-        return
-    rows.append(row("alike", same, "workloads", "higher", len(run)))
-    path = args.result or RESULTS / f"hostile_{'gpu' if args.gpu else 'cpu'}_2026-11.json"
+    if path is not None:
+        print(f"result: {path}")
+
+
+def write_result(path, rows, chosen, commit):
+    """Write the rows so far, in the workloads' order, and the names of those still to come."""
+    names = [workload.name for workload in chosen]
+    ordered = sorted(rows, key=lambda one: names.index(one["name"]))
+    same = sum(one["value"] == 0 for one in rows)
+    num_run = sum(one["value"] is not None for one in rows)
+    alike = row("alike", same, "workloads", "higher", num_run)
+    still_to_come = sorted(set(names) - {one["name"] for one in rows})
     title = "what hostile workloads feel of the recorder"
-    write_evidence(path, title, rows, SOURCES, commit=args.commit)
+    with contextlib.redirect_stdout(None):
+        write_evidence(
+            path, title, [*ordered, alike], SOURCES, commit=commit, still_to_come=still_to_come
+        )
 
 
 if __name__ == "__main__":

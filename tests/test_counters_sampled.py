@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kprof.analyze.sampled import sampled_by, share_out
-from kprof.collect.inject.kprof_recorder import ahead
+from kprof.collect.inject.kprof_recorder import newest_cupti
 from kprof.collect.inject.kprof_recorder.counters import QUANTITIES, TRAFFIC, Counters
 from kprof.collect.readers._counters import FILE, Sampled, busy_of, place, with_samples
 from kprof.errors import LaunchError
@@ -142,8 +142,8 @@ def test_the_cupti_beside_the_extra_is_loaded_first_and_what_it_needs_before_it(
         (libraries / name).touch()
     loaded = []
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(ahead.ctypes, "CDLL", lambda path: loaded.append(Path(path).name))
-    ahead.load_cupti()
+    monkeypatch.setattr(newest_cupti.ctypes, "CDLL", lambda path: loaded.append(Path(path).name))
+    newest_cupti.load_cupti()
     assert loaded == ["libnvperf_host.so", "libnvperf_target.so", "libcupti.so.13"]
 
 
@@ -153,7 +153,7 @@ def test_a_library_that_cannot_be_loaded_is_left_to_torch(tmp_path, monkeypatch)
     (tmp_path / "nvidia" / "cu13" / "lib").mkdir(parents=True)
     (tmp_path / "nvidia" / "cu13" / "lib" / "libcupti.so.13").write_text("no library")
     monkeypatch.syspath_prepend(str(tmp_path))
-    ahead.load_cupti()
+    newest_cupti.load_cupti()
 
 
 def test_a_workload_without_a_gpu_is_told(tmp_path):

@@ -117,6 +117,23 @@ def test_a_capture_inside_the_window_is_recorded_with_it(tmp_path):
     assert not list(run.result.parts[0].glob("graph-*"))
 
 
+def test_a_capture_right_before_the_window_borrows_what_is_set_up_for_it(tmp_path):
+    late = "\n".join(
+        [
+            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+            "graph = None",
+            "for step in range(12):",
+            "    graph = captured() if step == 4 else graph",
+            "    graph and graph.replay()",
+            "    optimizer.step()",
+        ]
+    )
+    run = record(tmp_path, MODEL + CAPTURING + late + "\n")
+    assert run.recorded_steps() == [5, 6, 7]
+    assert "kprof.capture#0" in names_in(run.result.parts[0] / "graph-0.json.gz")
+    assert not any("CUDA graphs hold is not known" in text for text in run.description["caveats"])
+
+
 def test_a_later_window_of_a_service_has_the_capture_as_well(tmp_path):
     graphs = pytest.importorskip("kprof.collect.inject.kprof_recorder.graphs")
     first, later = tmp_path / "first", tmp_path / "later"

@@ -24,7 +24,7 @@ def install() -> None:
         return
 
     if os.environ.get("KPROF_COUNTERS") == "1":
-        from .ahead import load_cupti
+        from .newest_cupti import load_cupti
 
         load_cupti()
     when_imported("torch", lambda torch: follow_the_process())

@@ -104,6 +104,11 @@ class Capture:
             self._profile.prepare_trace()
         self._is_prepared = True
 
+    def take_over(self, prepared: Capture) -> None:
+        """Start with what another capture has set up: Kineto has one at a time, and says no."""
+        self._profile, self.has_cuda = prepared._profile, prepared.has_cuda
+        self.is_of_all_threads, self._is_prepared = prepared.is_of_all_threads, True
+
     def start(self) -> None:
         """Record from here on; the device has finished everything that came before."""
         if not self._is_prepared:
@@ -202,6 +207,13 @@ class Ahead:
             capture.cancel()
             capture = None
         return capture or self._make(settings)
+
+    def hand_over(self, capture: Capture) -> bool:
+        """Let `capture` start with what was set up; tell whether anything was."""
+        prepared, self._capture = self._capture, None
+        if prepared is not None:
+            capture.take_over(prepared)
+        return prepared is not None
 
     def cancel(self) -> None:
         """Give the profiler back."""

@@ -44,6 +44,7 @@ class Graphs:
         self._written: dict[int, Path] = {}
         self._open: Recording | None = None
         self._range: Any = None
+        self._has_borrowed = False
         self._num_left_out = 0
         self._failures: list[str] = []
 
@@ -150,6 +151,8 @@ class Graphs:
         """Start the recording of a capture; one that fails leaves those of other graphs alone."""
         recorder = self.recorder
         capture = Capture(recorder.settings)
+        # What was set up for the window would be in the way.
+        self._has_borrowed = recorder.ahead.hand_over(capture)
         try:
             capture.start()
         except PROFILER_ERRORS as error:
@@ -185,6 +188,8 @@ class Graphs:
             self._note(error)
             return
         self._captures[self._numbers(graph)] = recording.capture
+        if self._has_borrowed:
+            self.recorder.ahead.prepare(self.recorder.settings)
 
 
 def _copy(written: Path, path: Path) -> None:

@@ -49,7 +49,7 @@ class Recorder(Follower):
         self.on_own_steps: Callable[[], None] = lambda: None
         self._is_block = False
         self._waits_for_cuda = False
-        self._ahead = Ahead(new_window)
+        self.ahead = Ahead(new_window)
         self._open_step: int | None = None
         self._num_counted = 0
 
@@ -112,7 +112,7 @@ class Recorder(Follower):
     @softly
     def make_way(self) -> None:
         """Stop recording, because the workload starts torch's profiler itself."""
-        self._ahead.cancel()
+        self.ahead.cancel()
         if not self._can_stop_here():
             raise RuntimeError("another thread has started the recording and cannot be asked")
         if self.stage is Stage.WINDOW and self.running is not None and not self.running.steps:
@@ -247,7 +247,7 @@ class Recorder(Follower):
         if self.running is not None and self.running.has_all_steps:
             self.end_capture()
         if self.stage is Stage.WAITING and self.counter.num_counted == self.settings.skip - 1:
-            self._ahead.prepare(self.settings)
+            self.ahead.prepare(self.settings)
 
     def _step_has_begun(self, index: int) -> None:
         if self.counter.num_counted:
@@ -271,7 +271,7 @@ class Recorder(Follower):
             return
         if self.running is not None:
             self.end_capture()
-        capture = self._ahead.take(self.settings)
+        capture = self.ahead.take(self.settings)
         self.models.name_known()
         self.window_rule = self.counter.rule
         self.stage = Stage.WINDOW
@@ -291,7 +291,7 @@ class Recorder(Follower):
     def _drop(self) -> None:
         if is_capturing_a_graph() or not self._can_stop_here():
             return
-        self._ahead.cancel()
+        self.ahead.cancel()
         if self.running is not None:
             self.running.leave_step()
             running, self.running = self.running, None
