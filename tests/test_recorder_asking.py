@@ -111,3 +111,11 @@ def test_a_capture_that_was_set_up_in_another_thread_is_given_back():
     ahead.prepare(None)
     assert ahead.take(None) is second
     assert first.is_cancelled
+
+
+def test_what_is_set_up_already_is_not_set_up_again():
+    made = []
+    ahead = Ahead(lambda settings: made.append(Prepared(True)) or made[-1])
+    ahead.prepare(None)
+    ahead.prepare(None)
+    assert len(made) == 1

@@ -85,12 +85,27 @@ from torch.profiler import profile
 def fail(self):
     raise RuntimeError("CUPTI is gone")
 infer(7, lambda step: setattr(profile, "stop_trace", fail) if step == 5 else None)
-infer(9)
+infer(19)
 """
     result = record(tmp_path, MODEL + TRAIN + sabotage).result
     assert result.exit_code == 0
     assert "torch's profiler could not be stopped" in result.messages[0]
     assert "CUPTI is gone" in result.messages[0]
+
+
+def test_a_window_that_the_profiler_loses_is_recorded_again(tmp_path):
+    once = """
+from torch.profiler import profile
+stop = profile.stop_trace
+def fail_once(self):
+    profile.stop_trace = stop
+    stop(self)
+    raise RuntimeError("inserted.second")
+infer(19, lambda step: setattr(profile, "stop_trace", fail_once) if step == 5 else None)
+"""
+    run = record(tmp_path, MODEL + TRAIN + once)
+    assert run.recorded_steps() == [8, 9, 10]
+    assert "inserted.second" in run.description["caveats"][0]
 
 
 def test_a_script_that_profiles_itself_all_the_time_is_told_why_nothing_is_recorded(tmp_path):

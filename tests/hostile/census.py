@@ -5,6 +5,7 @@
 import gc
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -25,10 +26,8 @@ for _ in range(9):
 print(threading.active_count(), threading.enumerate() == [threading.main_thread()])
 # The driver's own are kept by CUPTI, as after any use of torch's profiler.
 files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-print(
-    sum(not name.startswith("/dev/nvidia") for name in files),
-    os.path.exists(f"/proc/{os.getpid()}/task/0/children"),
-)
+print(sorted(re.sub(r"\d+", "N", name) for name in files if not name.startswith("/dev/nvidia")))
+print(os.path.exists(f"/proc/{os.getpid()}/task/0/children"))
 print([signal.getsignal(number) for number in sorted(signal.valid_signals())])
 print(sys.path, len(sys.path_hooks), sys.flags, sys.getrecursionlimit())
 print(sys.gettrace(), sys.getprofile(), gc.get_threshold(), gc.callbacks, os.getcwd())

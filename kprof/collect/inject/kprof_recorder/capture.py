@@ -133,7 +133,6 @@ class Capture:
     def stop(self, *, is_last: bool = False) -> None:
         """Record no more; the device has finished everything that was launched."""
         self.is_running = self._is_prepared = False
-        TorchRange.num_changes += 1
         self.is_cut_short = self.has_cuda and has_stopped_early()
         try:
             synchronize()
@@ -151,6 +150,8 @@ class Capture:
             raise RuntimeError(
                 f"torch's profiler could not be stopped, and what it recorded is lost: {error}"
             ) from error
+        finally:
+            TorchRange.num_changes += 1
 
     def _switch_off(self) -> None:
         """Switch off what could not be stopped: left on, it crashes the interpreter at its end."""
@@ -195,8 +196,8 @@ class Ahead:
         self._capture: Capture | None = None
 
     def prepare(self, settings: Settings) -> None:
-        """Set one up if nothing is in the way."""
-        if can_start():
+        """Set one up if none is and nothing is in the way."""
+        if self._capture is None and can_start():
             self._capture = self._make(settings)
             self._capture.prepare()
 

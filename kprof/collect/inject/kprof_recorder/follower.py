@@ -21,6 +21,10 @@ class Follower:
         self.is_broken = False
         self.on_change: Callable[[], None] = lambda: None
 
+    def is_busy(self) -> bool:
+        """Whether a signal's handler, which calls this, has come amid the recorder's own work."""
+        return bool(self.lock._is_owned())  # type: ignore[attr-defined]
+
     def activity(self) -> None:
         """Note that there is work: a batch is fetched or a model is called."""
         raise NotImplementedError

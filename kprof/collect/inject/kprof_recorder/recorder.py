@@ -47,8 +47,7 @@ class Recorder(Follower):
         self.on_finished: Callable[[Recording], None] = lambda recording: None
         self.on_elsewhere: Callable[[], None] = lambda: None
         self.on_own_steps: Callable[[], None] = lambda: None
-        self._is_block = False
-        self._waits_for_cuda = False
+        self._is_block = self._waits_for_cuda = self._has_tried_again = False
         self.ahead = Ahead(new_window)
         self._open_step: int | None = None
         self._num_counted = 0
@@ -63,16 +62,9 @@ class Recorder(Follower):
         """Whether outermost calls still have to be told."""
         return self.stage is not Stage.DONE or self.counter.rule is Rule.CALL
 
-    def is_busy(self) -> bool:
-        """Whether a signal's handler, which calls this, has come amid the recorder's own work."""
-        return bool(self.lock._is_owned())  # type: ignore[attr-defined]
-
     @softly
     def begin(self) -> None:
-        """Record provisionally from here, where torch has just been imported.
-
-        From CUDA's initialization on, where to record sooner would be to initialize it.
-        """
+        """Record provisionally from here, or from CUDA's initialization on if this would be it."""
         if would_wake_a_gpu():
             self._waits_for_cuda = True
         else:
@@ -165,7 +157,15 @@ class Recorder(Follower):
         recording.leave_step()
         self.running = None
         self.on_change()
-        recording.capture.stop(is_last=recording.is_window and not self._is_block)
+        try:
+            recording.capture.stop(is_last=recording.is_window and not self._is_block)
+        except RuntimeError as error:
+            if self._has_tried_again or self._is_block or self.settings.trigger is not None:
+                raise
+            self._has_tried_again = True
+            self.problems.append(f"The first recording was lost ({error}), so there was another.")
+            self.stage = Stage.WAITING
+            return
         if recording.steps or self.kept is None:
             self.kept = recording
         if recording.is_window:
