@@ -26,7 +26,8 @@ for _ in range(9):
 print(threading.active_count(), threading.enumerate() == [threading.main_thread()])
 # The driver's own are kept by CUPTI, as after any use of torch's profiler.
 files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-print(sorted(re.sub(r"\d+", "N", name) for name in files if not name.startswith("/dev/nvidia")))
+shown = (name for name in files if not name.startswith("/dev/nvidia"))
+print(sorted("a file" if os.path.isfile(name) else re.sub(r"\d+", "N", name) for name in shown))
 print(os.path.exists(f"/proc/{os.getpid()}/task/0/children"))
 print([signal.getsignal(number) for number in sorted(signal.valid_signals())])
 print(sys.path, len(sys.path_hooks), sys.flags, sys.getrecursionlimit())
