@@ -28,6 +28,7 @@ from planted_faults import CAUSES, WORKLOADS
 
 import kprof
 from kprof.analyze.ledger import balance
+from kprof.errors import KprofError
 from kprof.report.result import result_of
 
 SCRIPT = "benchmarks/planted_faults.py"
@@ -149,7 +150,7 @@ def judge_all(names, folder, tiny, minutes):
             continue
         try:
             yield judge(name, folder, tiny)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired, KprofError) as error:
             print(f"{name}: could not be recorded: {error}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""How much of the time that CUDA graphs replay gets the name of its operator and its module.
+"""How much of the time that CUDA graphs replay gets its operator's name, module and work.
 
     python benchmarks/replayed.py
 
@@ -75,7 +75,7 @@ def replayed_rows(trace):
 
 
 def score(name, trace):
-    """Return the rows of a recording: shares of the replayed time with a name, of both sorts."""
+    """Return the rows of a recording: shares of the replayed time with a name, and with work."""
     kernels = trace.kernels
     replayed = kernels[replayed_rows(trace)]
     time_ns = replayed["duration_ns"].to_numpy(np.int64)
@@ -93,10 +93,10 @@ def score(name, trace):
         "caveats": list(trace.meta.caveats),
     }
     rows = []
-    for column, reach in (("op", REACH), ("module", None)):
+    for column, reach in (("op", REACH), ("module", None), ("bytes", REACH)):
         named_ns = int(time_ns[replayed[column].notna().to_numpy(bool)].sum())
         share = named_ns / total_ns if total_ns else None
-        title = {"op": "operator", "module": "module"}[column]
+        title = {"op": "operator", "module": "module", "bytes": "known work"}[column]
         rows.append(row(f"{name}: {title}", share, "share of time", "higher", reach, **more))
         more = {}
     return rows
@@ -138,7 +138,7 @@ def main():
                 print(f"{entry['name']:44s} {entry['value']}  {told}  {how}", flush=True)
             if gpu is not None and not args.tiny:
                 write_evidence(path, what, rows, SOURCES, commit=args.commit, **before)
-    return 0 if len(rows) == 2 * len(args.names) else 1
+    return 0 if len(rows) == 3 * len(args.names) else 1
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ and writes `benchmarks/results/whatif_<gpu>_<yyyy-mm>.json` with two scores for 
 * predicted: told only what kind of change it is (a roofline, removed, graphs), nothing measured.
 
 Beside each stands the plain Amdahl figure. `--tiny` runs the way on the CPU, where a prediction is
-Amdahl's; `--again` scores runs that are there already; `--only NAME` takes one change. The result
-is written anew after every change, and after `--minutes` no further one is begun.
+Amdahl's; `--again` analyzes and scores runs that are there already; `--only NAME` takes one change.
+The result is written anew after every change, and after `--minutes` no further one is begun.
 """
 
 from __future__ import annotations
@@ -89,32 +89,35 @@ NO_SYNC = (Change(WITHOUT, cause="synchronization"),)
 NO_PAGEABLE = (Change(WITHOUT, cause="pageable copy"),)
 GRAPHS = (Change(GRAPHED),)
 FETCHED = ("op:aten::linalg_vector_norm", "op:aten::item")
+# One of every sort comes first, for time may be short; what compiles comes last.
 CASES = (
     Case("attention", ATTENTION, roofline(*ATTENTION)),
     Case("fused_optimizer", ("phase:optimizer",), roofline("phase:optimizer")),
-    Case("foreach_optimizer", ("phase:optimizer",), roofline("phase:optimizer")),
+    Case("no_item", FETCHED, (*removed(*FETCHED), *NO_SYNC), NO_SYNC),
     Case("graphs", ("kernel:*",), GRAPHS, GRAPHS),
     Case("channels_last", ("kind:convolution", "kernel:*nchw*"), removed("kernel:*nchw*")),
     Case("fused_norm", ("module:*_norm",), roofline("module:*_norm")),
+    Case("pinned_copy", ("kernel:Memcpy HtoD*",), NO_PAGEABLE, NO_PAGEABLE),
     Case("fused_activation", ("module:*.activation",), roofline("module:*.activation")),
     Case("no_dropout", ("op:aten::native_dropout*",), removed("op:aten::native_dropout*")),
-    Case("no_item", FETCHED, (*removed(*FETCHED), *NO_SYNC), NO_SYNC),
-    Case("pinned_copy", ("kernel:Memcpy HtoD*",), NO_PAGEABLE, NO_PAGEABLE),
-    Case("zero_grad", ("op:aten::_foreach_zero_",), removed("op:aten::_foreach_zero_")),
     Case("joined_projections", ("module:*.qkv",), roofline("module:*.qkv")),
     Case("bf16", ("kernel:*",), (Change(FASTER, Target("kernel", "*"), 2.0),)),
     Case("tf32", ("kind:gemm",), (Change(FASTER, Target("kind", "gemm"), 8.0),)),
+    Case("foreach_optimizer", ("phase:optimizer",), roofline("phase:optimizer")),
+    Case("zero_grad", ("op:aten::_foreach_zero_",), removed("op:aten::_foreach_zero_")),
     Case("compiled", ("kernel:*",), roofline("kind:elementwise", "kind:norm")),
 )
 
 
-def record(case, side, out, tiny):
-    """Run one side under kprof; return its run folder."""
-    folder = out / f"{case.name}-{side}.kprof"
+def record(case, side, chosen):
+    """Run one side under kprof, or analyze its recording again; return its run folder."""
+    folder = chosen.out / f"{case.name}-{side}.kprof"
     program = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
-    words = [program, "run", *OPTIONS, "--out", str(folder), str(WORKLOAD), case.name, side]
+    script = [str(WORKLOAD), case.name, side, *(["--tiny"] if chosen.tiny else [])]
+    run = ["run", *OPTIONS, "--out", str(folder), *script]
+    again = ["open", "--force", str(folder)]
     subprocess.run(
-        [*words, *(["--tiny"] if tiny else [])],
+        [program, *(again if chosen.again else run)],
         check=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -269,13 +272,8 @@ def score_all(chosen):
         if time.monotonic() - began > 60 * chosen.minutes:
             print(f"{case.name}: no time was left for it", flush=True)
             continue
-        folders = [chosen.out / f"{case.name}-{side}.kprof" for side in ("before", "after")]
         try:
-            if not chosen.again:
-                folders = [
-                    record(case, side, chosen.out, chosen.tiny) for side in ("before", "after")
-                ]
-            yield case, score(case, folders)
+            yield case, score(case, [record(case, side, chosen) for side in ("before", "after")])
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired, KprofError) as error:
             print(f"{case.name}: {error}", flush=True)
 

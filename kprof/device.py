@@ -37,6 +37,10 @@ class Device:
     is_measured: bool = False
     num_sms: int | None = None
     memory_bytes: int | None = None
+    cache_bytes: int | None = None
+    """Size of the last cache before the memory; None where nobody told."""
+    cached_copies: tuple[tuple[int, float], ...] = ()
+    """Bytes read and written, and ns, of copies that stay in that cache; empty if unmeasured."""
 
 
 def find_device(name: str) -> Device | None:
@@ -52,6 +56,18 @@ def find_device(name: str) -> Device | None:
     return None
 
 
+# Second-level caches: of the H200 as CUDA tells it (cudaDevAttrL2CacheSize), of the others as
+# their architecture's white paper does.
+_CACHE_BYTES = {
+    "H200 SXM": 60 << 20,
+    "H200 NVL": 60 << 20,
+    "H100 SXM": 50 << 20,
+    "A100 SXM 80GB": 40 << 20,
+    "A100 PCIe 80GB": 40 << 20,
+    "A100 40GB": 40 << 20,
+}
+
+
 def _listed(
     name: str,
     gb_per_s: float,
@@ -62,6 +78,7 @@ def _listed(
     """Return an entry from the units of datasheets: GB/s, dense Tflop/s, SMs and GiB."""
     num_sms, gib = sms_and_gib
     return Device(
+        cache_bytes=_CACHE_BYTES.get(name),
         name=name,
         memory_bytes_per_s=gb_per_s * 1e9,
         flops_per_s={dtype: rate * 1e12 for dtype, rate in teraflops.items()},

@@ -70,3 +70,15 @@ def test_measured_ceilings_are_kept_with_the_recording(tmp_path):
 
 def test_a_recording_without_ceilings_has_none(tmp_path):
     assert kept_ceilings(tmp_path) is None
+
+
+def test_copies_that_fit_the_cache_are_kept_with_the_time_that_they_took():
+    larger = (*MEASURED.figures, Figure("L2 copy 64 MiB", 4e12, "B/s"))
+    device = replace(MEASURED, figures=larger).as_device()
+    assert device.cache_bytes == 60 << 20
+    assert device.cached_copies == (((8 << 20), (8 << 20) / 9e12 * 1e9),)
+
+
+def test_a_cache_that_was_measured_counts_more_than_the_catalogues():
+    device = replace(MEASURED, cache_bytes=4 << 20).as_device()
+    assert (device.cache_bytes, device.cached_copies) == (4 << 20, ())

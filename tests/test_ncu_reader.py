@@ -47,6 +47,7 @@ def test_a_launch_has_its_place_its_duration_and_what_was_counted(tmp_path):
         "duration_ns": 2500,
         "grid": "8,1,1",
         "block": "128,1,1",
+        "counted_ns": 2500,
         "dram_read_bytes": 4096,
         "dram_written_bytes": 1024,
         "dram_percent": 71.25,

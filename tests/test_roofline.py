@@ -107,6 +107,14 @@ def test_a_sum_inside_a_mean_carries_the_work_alone():
     assert columns(trace, "bytes") == [(None,), (4_004,)]
 
 
+def test_a_product_of_elements_inside_the_backward_of_a_softmax_is_a_part_of_its_work():
+    x = tensor("fp32", 100, 100)
+    backward = {"name": "aten::_softmax_backward_data", **recorded(x, x, -1, 6)}
+    inside = {"name": "aten::mul", "parent": 0, **recorded(x, x)}
+    trace = measured({"op_row": 1}, {"op_row": 0}, ranges=[backward, inside])
+    assert columns(trace, "flops", "bytes") == [(20_000, 60_000)] * 2
+
+
 def test_without_shapes_the_work_is_missing():
     trace = measured({"op_row": 0}, ranges=[{"name": "aten::mm"}])
     found = columns(trace, "flops", "bytes", "work_from", "limit_ns", "bound")
@@ -219,6 +227,12 @@ def test_a_bound_says_which_way_it_holds():
     assert found == [("bounds", "at least"), ("bounds", "at most"), ("shapes", None)]
 
 
+@pytest.mark.parametrize(("duration_ns", "bound"), [(60_000, None), (56, "memory")])
+def test_what_did_at_least_so_much_is_not_said_to_do_too_little(duration_ns, bound):
+    kernel = {"name": VECTORIZED, "grid": "10,1,1", "block": "128,1,1"}
+    assert columns(measured({**kernel, "duration_ns": duration_ns}), "bound") == [(bound,)]
+
+
 def test_the_time_that_it_took_limits_a_bound_from_above():
     tokens, choices = tensor("bf16", 2, 1000), tensor("int32", 2, 4)
     matrices = tensor("bf16", 64, 1000, 1000)
@@ -254,8 +268,9 @@ def test_a_collective_has_work_but_no_limit_because_links_limit_it():
     assert columns(trace, "flops", "bytes", "limit_ns", "bound") == [(50, 800, None, None)]
 
 
-def test_every_replay_of_an_operator_does_its_work_again():
-    replayed = {"op_row": 0, "graph_node": 5}
+@pytest.mark.parametrize("graph_node", [5, None])
+def test_every_replay_of_an_operator_does_its_work_again(graph_node):
+    replayed = {"op_row": 0, "graph_node": graph_node}
     ranges = [PRODUCT, *({"kind": "runtime", "name": "cudaGraphLaunch"} for _ in range(2))]
     trace = measured({**replayed, "launch_row": 1}, {**replayed, "launch_row": 2}, ranges=ranges)
     assert columns(trace, "flops") == [(2_000_000_000,), (2_000_000_000,)]

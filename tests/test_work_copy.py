@@ -4,7 +4,7 @@ from tests.calls import tensor, tensors, work_of
 
 def test_a_copy_reads_one_type_and_writes_another():
     work = work_of("aten::copy_", tensor("fp32", 4, 8), tensor("bf16", 4, 8), False)
-    assert work == Work(0, 128 + 64)
+    assert work == Work(0, 128 + 64, written=128)
 
 
 def test_an_expanded_source_is_read_once():
@@ -13,8 +13,8 @@ def test_an_expanded_source_is_read_once():
 
 
 def test_filling_only_writes():
-    assert work_of("aten::fill_", tensor("bf16", 4, 8), 0) == Work(0, 64)
-    assert work_of("aten::zero_", tensor("fp32", 4, 8)) == Work(0, 128)
+    assert work_of("aten::fill_", tensor("bf16", 4, 8), 0) == Work(0, 64, written=64)
+    assert work_of("aten::zero_", tensor("fp32", 4, 8)) == Work(0, 128, written=128)
 
 
 def test_a_range_writes_its_numbers():

@@ -60,8 +60,10 @@ def test_doubles_are_computed_as_doubles():
 
 def test_lists_of_tensors_are_added_up():
     lists = [tensors((2, 3), (4,)), tensors((2, 3), (4,))]
-    assert work_of("aten::_foreach_add_", *lists, 1, element_bytes=2) == Work(10, 60, "fp32")
-    assert work_of("aten::_foreach_mul_", lists[0], 0.9, element_bytes=4) == Work(10, 80, "fp32")
+    added = work_of("aten::_foreach_add_", *lists, 1, element_bytes=2)
+    assert added == Work(10, 60, "fp32", written=20)
+    scaled = work_of("aten::_foreach_mul_", lists[0], 0.9, element_bytes=4)
+    assert scaled == Work(10, 80, "fp32", written=40)
     assert work_of("aten::_foreach_norm", lists[0], 2, element_bytes=4).bytes == 40
 
 

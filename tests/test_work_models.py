@@ -1,7 +1,7 @@
 import pytest
 
 from kprof.analyze.operator_work import find_model
-from kprof.analyze.work import Inputs, Tensor, Work, broadcast, promote
+from kprof.analyze.work import Inputs, Tensor, Work, broadcast, promote, written_by
 from kprof.discover import modules_in
 from tests.calls import inputs, tensor, tensors, work_of
 
@@ -85,3 +85,17 @@ def test_a_list_of_tensors_is_no_tensor():
 
 def test_a_list_without_its_shapes_has_unknown_work():
     assert work_of("aten::cat", tensors(), 0, element_bytes=2) is None
+
+
+def test_what_the_inputs_leave_of_the_bytes_is_written():
+    one = inputs(tensor("fp32", 4, 8), tensor("bf16", 4, 8), 1)
+    assert written_by(Work(0, 128 + 64 + 128), one) == 128
+    assert written_by(Work(0, 100), one) == 0
+
+
+def test_a_model_may_say_itself_what_is_written():
+    assert written_by(Work(0, 100, written=100), inputs(tensor("fp32", 4, 8))) == 100
+
+
+def test_lists_of_tensors_are_read_too():
+    assert inputs(tensors((2, 3), (4,)), element_bytes=2).bytes == 20

@@ -13,7 +13,7 @@ ADAM = KERNEL + (
 
 def test_adam_reads_four_lists_and_writes_three():
     work = work_of("aten::_fused_adamw_", LIST, LIST, LIST, LIST, EMPTY, LIST, element_bytes=2)
-    assert work == Work(14 * 10, 7 * 20, "fp32")
+    assert work == Work(14 * 10, 7 * 20, "fp32", written=3 * 20)
 
 
 def test_amsgrad_keeps_one_more_moment():

@@ -33,9 +33,10 @@ class Agreement:
         return self.num_agreeing / number if number else None
 
 
-def compare_bounds(kernels: pd.DataFrame) -> Agreement:
-    """Compare both verdicts on every launch that has two."""
-    counted, verdict = bound_by_counters(kernels), by_work(kernels)
+def compare_bounds(kernels: pd.DataFrame, verdict: np.ndarray | None = None) -> Agreement:
+    """Compare both verdicts on every launch that has two; `verdict` is `by_work` unless given."""
+    counted = bound_by_counters(kernels)
+    verdict = by_work(kernels) if verdict is None else verdict
     has_both = (counted >= 0) & (verdict >= 0)
     clear = has_both & ~is_borderline(kernels)
     agrees = counted == verdict
@@ -47,11 +48,24 @@ def compare_bounds(kernels: pd.DataFrame) -> Agreement:
 
 
 def by_work(kernels: pd.DataFrame) -> np.ndarray:
-    """Return places in `BOUNDS` by the work of each row, -1 where counters alone tell a bound."""
+    """Return places in `BOUNDS` by the work of each row, -1 where counters alone tell a bound.
+
+    Of the run in which counters were read, where there was one; else of the recorded run.
+    """
+    counted = _places(kernels["counted_bound"])
+    return np.where(counted >= 0, counted, as_recorded(kernels))
+
+
+def as_recorded(kernels: pd.DataFrame) -> np.ndarray:
+    """Return places in `BOUNDS` by the work of each row in the recorded run, as kprof shows it."""
+    by_counters = (kernels["work_from"] == "counters").to_numpy(bool)
+    return np.where(by_counters, -1, _places(kernels["bound"]))
+
+
+def _places(bounds: pd.Series[str]) -> np.ndarray:
     place = {name: number for number, name in enumerate(BOUNDS)}
-    known = np.array([place.get(str(name), -1) for name in kernels["bound"].cat.categories] + [-1])
-    found = known[kernels["bound"].cat.codes.to_numpy()]
-    return np.where((kernels["work_from"] == "counters").to_numpy(bool), -1, found)
+    known = np.array([place.get(str(name), -1) for name in bounds.cat.categories] + [-1])
+    return np.asarray(known[bounds.cat.codes.to_numpy()])
 
 
 def is_borderline(kernels: pd.DataFrame) -> np.ndarray:

@@ -8,7 +8,7 @@ count twice: `aten::addmm` carries it, and the `aten::linear` around it carries 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import get_args
 
@@ -18,7 +18,7 @@ import pandas as pd
 from kprof.analyze.arguments import described_by, element_sizes, has_list, is_kernels_name
 from kprof.analyze.element_type import SIZE_BYTES
 from kprof.analyze.nesting import NO_ROW, nearest
-from kprof.analyze.work import Bound, Inputs, Model, Work, parse_inputs
+from kprof.analyze.work import Bound, Inputs, Model, Work, parse_inputs, written_by
 from kprof.analyze.work.triton import hand_written
 from kprof.discover import modules_in
 from kprof.trace import Trace
@@ -37,6 +37,9 @@ HEAVY_FAMILIES = frozenset(
 )
 # A device activity that such an operator launched is not explained by it.
 HOST_FAMILIES = frozenset({"view"})
+# What such an operator has done by another inside it is a part of its own work, not the whole:
+# the backward pass of a softmax multiplies first.
+ABSORBING = ("softmax", "elementwise")
 PREPARING_FAMILIES = frozenset({"copy", "offsets", "random", "view"})
 
 # What a model meets in a record that does not fit its operator (another version's arguments).
@@ -47,6 +50,8 @@ WORK_BOUNDS: tuple[Bound, ...] = get_args(Bound)
 
 _SIGNATURE = ("name", "input_shapes", "input_dtypes", "input_strides", "input_values", "message")
 _MAX_COUNT = 2**62
+# No family, and not that of operators without one.
+_NOWHERE = -2
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,8 @@ class OperatorWork:
     """For each row of `ranges`, meaningful where `has_flops`."""
     has_flops: np.ndarray
     bytes: np.ndarray
+    written: np.ndarray
+    """How many of the bytes are written, the others are read."""
     dtype: np.ndarray
     """Place in `DTYPES` of the type whose peak limits the FLOPs, -1 for none."""
     bound: np.ndarray
@@ -104,6 +111,7 @@ def find_work(trace: Trace) -> OperatorWork:
     is_bound = np.zeros(len(ranges), dtype=bool)
     is_bound[asked] = np.array([w is not None and w.bound is not None for w in works])[work_of]
     has_work &= ~_yields(asked, parent, has_work, family, is_bound)
+    has_work &= ~_absorbed(asked, parent, has_work, family, family_names)
     carrier_of_used = nearest(used, parent, has_work)
     displaced = _displaced(carrier_of_used, parent, has_work, family, family_names)
     kept = (carrier_of_used != NO_ROW) & ~displaced[carrier_of_used]
@@ -170,12 +178,13 @@ def _work(
         return None
     given = shapes or "[]", dtypes or "[]", strides, values, element_bytes, message
     try:
-        work = model(parse_inputs(*given))
+        inputs = parse_inputs(*given)
+        work = model(inputs)
     except _MISFITS:
         return None
     if work is None or not 0 <= work.bytes < _MAX_COUNT or not 0 <= (work.flops or 0) < _MAX_COUNT:
         return None
-    return work
+    return replace(work, written=min(written_by(work, inputs), work.bytes))
 
 
 def _yields(
@@ -192,6 +201,22 @@ def _yields(
     inner, around = inner[around != NO_ROW], around[around != NO_ROW]
     yields[inner] = ~is_bound[around] & (family[around] == family[inner])
     return yields
+
+
+def _absorbed(
+    asked: np.ndarray,
+    parent: np.ndarray,
+    has_work: np.ndarray,
+    family: np.ndarray,
+    family_names: list[str],
+) -> np.ndarray:
+    """Tell which operators do a part of the work of the one around them."""
+    outer, inner = (family_names.index(n) if n in family_names else _NOWHERE for n in ABSORBING)
+    absorbed = np.zeros(len(parent), dtype=bool)
+    parts = asked[family[asked] == inner]
+    around = nearest(parent[parts], parent, has_work)
+    absorbed[parts[(around != NO_ROW) & (family[around] == outer)]] = True
+    return absorbed
 
 
 def _displaced(
@@ -228,7 +253,7 @@ def _collect(
 ) -> OperatorWork:
     """Spread the work of distinct calls over the rows of `ranges`."""
     known = [w or Work(None, 0) for w in works]
-    flops, num_bytes = np.zeros(num_ranges, np.int64), np.zeros(num_ranges, np.int64)
+    flops, num_bytes, written = (np.zeros(num_ranges, np.int64) for _ in range(3))
     has_flops = np.zeros(num_ranges, dtype=bool)
     dtype = np.full(num_ranges, -1, dtype=np.int8)
     bound = np.full(num_ranges, -1, dtype=np.int8)
@@ -236,8 +261,9 @@ def _collect(
         flops[asked] = np.array([w.flops or 0 for w in known], dtype=np.int64)[work_of]
         num_bytes[asked] = np.array([w.bytes for w in known], dtype=np.int64)[work_of]
         has_flops[asked] = np.array([w.flops is not None for w in known], dtype=bool)[work_of]
+        written[asked] = np.array([w.written or 0 for w in known], dtype=np.int64)[work_of]
         codes = [DTYPES.index(w.dtype) if w.dtype else -1 for w in known]
         dtype[asked] = np.array(codes, dtype=np.int8)[work_of]
         bounds = [WORK_BOUNDS.index(w.bound) if w.bound else -1 for w in known]
         bound[asked] = np.array(bounds, dtype=np.int8)[work_of]
-    return OperatorWork(carrier, flops, has_flops, num_bytes, dtype, bound)
+    return OperatorWork(carrier, flops, has_flops, num_bytes, written, dtype, bound)

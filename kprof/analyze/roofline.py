@@ -11,16 +11,25 @@ measured time T:
 * compute: FLOPs / (peak of their type · T) reaches it, and is above the memory share
 * latency: both are below: too little work to fill the device, it waits, or does more than it needs
 
+Where all of it fits into the cache before the memory, and it took no longer than a copy within
+that cache would take, over `BOUND_SHARE`, the memory had no part in it: the cache is its ceiling,
+and of the memory it reached nothing.
+
 Counters see all traffic, the shares only least bytes: memory and compute are certain where they
 are found, and some of latency may be an operator that reads its input twice. Where nothing but
-counters tells, the same rule is asked of the throughputs that they measured.
+counters tells, the same rule is asked of the throughputs that they measured. What is compared with
+counters is the bound of the run in which they counted: over its durations, with nothing in the
+caches when a launch begins, and with what it wrote last still in them when it ends.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
+from kprof.analyze.cached import copy_ns, is_served, kept_bytes
 from kprof.analyze.counters import counted_shares
 from kprof.analyze.operator_work import DTYPES, WORK_BOUNDS
 from kprof.analyze.row_work import (
@@ -50,6 +59,7 @@ def add_roofline(trace: Trace) -> Trace:
     work = find_row_work(trace)
     is_known = work.source != UNKNOWN
     limit_ns, has_limit, bound = _limits(trace, work)
+    counted_bound = _bound_when_counted(trace, work)
     _limit_by_counters(trace.kernels, work, limit_ns, has_limit, bound)
     index = trace.kernels.index
     return trace.with_kernels(
@@ -59,6 +69,7 @@ def add_roofline(trace: Trace) -> Trace:
         work_bound=_named(work.bound, WORK_BOUNDS).set_axis(index),
         limit_ns=_nullable(limit_ns, has_limit),
         bound=_named(bound, BOUNDS).set_axis(index),
+        counted_bound=_named(counted_bound, BOUNDS).set_axis(index),
     )
 
 
@@ -75,32 +86,83 @@ def beaten_ceilings(trace: Trace) -> pd.DataFrame:
     return beaten
 
 
+@dataclass(frozen=True)
+class _Calls:
+    """What whole operators do: for each row of `kernels` its operator's sum."""
+
+    moved: np.ndarray
+    """Bytes."""
+    written: np.ndarray
+    compute_ns: np.ndarray
+    time_ns: np.ndarray
+
+
+def _calls(work: RowWork, duration_ns: np.ndarray, compute_ns: np.ndarray) -> _Calls:
+    member, _ = pd.factorize(work.group)
+    parts = np.maximum(work.bytes, 0), work.written, compute_ns, duration_ns
+    return _Calls(*(np.bincount(member, weights=part.astype(float))[member] for part in parts))
+
+
 def _limits(trace: Trace, work: RowWork) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return each row's time at the roofline, whether it has one, and its operator's bound."""
     num_rows = len(trace.kernels)
     device = trace.meta.device
     bound = np.full(num_rows, UNKNOWN, dtype=np.int8)
-    has_limit = ~np.isin(work.source, (UNKNOWN, COUNTERS)) & ~crosses_link(trace.kernels)
+    has_limit = _has_limit(trace, work)
     if device is None or not has_limit.any():
         return np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=bool), bound
-    memory_ns = np.maximum(work.bytes, 0) / device.memory_bytes_per_s * 1e9
+    duration_ns = trace.kernels["duration_ns"].to_numpy(dtype=np.int64)
     compute_ns = _compute_ns(trace, work, device)
-    limit_ns = np.rint(np.maximum(memory_ns, compute_ns))
+    calls = _calls(work, duration_ns, compute_ns)
+    read = calls.moved - calls.written
+    is_cached = is_served(device, read, calls.moved, calls.time_ns, BOUND_SHARE)
+    is_cached &= work.bound == UNKNOWN
+    memory_ns = np.maximum(work.bytes, 0) / device.memory_bytes_per_s * 1e9
+    cache_ns = copy_ns(device, calls.moved) * work.bytes / np.maximum(calls.moved, 1)
+    slowest_ns = np.where(is_cached, np.fmin(memory_ns, cache_ns), memory_ns)
+    limit_ns = np.rint(np.maximum(slowest_ns, compute_ns))
     limit_ns[(limit_ns == 0) & ((work.bytes > 0) | (work.flops > 0))] = 1
     is_upper = work.bound == WORK_BOUNDS.index("at most")
-    duration_ns = trace.kernels["duration_ns"].to_numpy(dtype=np.int64)
     # The time that it took bounds the limit, too.
     limit_ns = np.where(is_upper, np.minimum(limit_ns, duration_ns), limit_ns)
-
-    member, _ = pd.factorize(work.group)
-    time_ns = np.bincount(member, weights=trace.kernels["duration_ns"].to_numpy(dtype=float))
-    measurable = has_limit & (time_ns[member] > 0)
-    time_ns = np.maximum(time_ns, 1)
-    memory_share = (np.bincount(member, weights=memory_ns) / time_ns)[member]
-    compute_share = (np.bincount(member, weights=compute_ns) / time_ns)[member]
-    decided = decide_bound(memory_share, compute_share)
+    from_memory = np.where(is_cached, 0, calls.moved)
+    decided = _decide(calls, from_memory, device)
+    # Of what did at least so much nobody knows that it did too little.
+    is_open = (work.bound == WORK_BOUNDS.index("at least")) & (decided == _LATENCY)
+    measurable = has_limit & (calls.time_ns > 0) & ~is_open
     bound[measurable] = decided[measurable]
     return limit_ns.astype(np.int64), has_limit, bound
+
+
+def _bound_when_counted(trace: Trace, work: RowWork) -> np.ndarray:
+    """Return the bounds by work of launches that ran once more, alone, to be counted.
+
+    Caches were flushed before each, so that all that is read came from the memory.
+    """
+    counted_ns = trace.kernels["counted_ns"].to_numpy(np.int64, na_value=UNKNOWN)
+    device = trace.meta.device
+    bound = np.full(len(counted_ns), UNKNOWN, dtype=np.int8)
+    is_counted = (counted_ns > 0) & _has_limit(trace, work)
+    if device is None or not is_counted.any():
+        return bound
+    duration_ns = trace.kernels["duration_ns"].to_numpy(dtype=np.int64)
+    time_ns = np.where(counted_ns > 0, counted_ns, duration_ns)
+    calls = _calls(work, time_ns, _compute_ns(trace, work, device))
+    kept = kept_bytes(device, calls.written, calls.moved)
+    decided = _decide(calls, calls.moved - kept, device)
+    bound[is_counted] = decided[is_counted]
+    return bound
+
+
+def _has_limit(trace: Trace, work: RowWork) -> np.ndarray:
+    is_told = ~np.isin(work.source, (UNKNOWN, COUNTERS))
+    return np.asarray(is_told & ~crosses_link(trace.kernels))
+
+
+def _decide(calls: _Calls, from_memory: np.ndarray, device: Device) -> np.ndarray:
+    time_ns = np.maximum(calls.time_ns, 1)
+    memory_share = from_memory / device.memory_bytes_per_s * 1e9 / time_ns
+    return decide_bound(memory_share, calls.compute_ns / time_ns)
 
 
 def decide_bound(memory_share: np.ndarray, compute_share: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Work of each device activity, from the best source that there is.
 
 Work belongs to an operator and is split over its activities: by their durations, but where they
-work through lists of tensors by their blocks, of which each has one chunk. A copy's own size is
-recorded.
+work through lists of tensors by their blocks, of which each has one chunk. What adds up the partial
+sums of a split product has no part in it: no operator needs them. A copy's own size is recorded.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ import pandas as pd
 from kprof.analyze.alike import find_alike
 from kprof.analyze.bounds import bound_kernel
 from kprof.analyze.counters import NOT_COUNTED, counted_bytes
+from kprof.analyze.ledger import is_graph_launch_name
 from kprof.analyze.nesting import NO_ROW
 from kprof.analyze.operator_work import DTYPES, WORK_BOUNDS, find_work
+from kprof.analyze.recurring import find_recurring
 from kprof.trace import Trace
 
 SOURCES = ("shapes", "recorded", "bounds", "alike", "declared", "counters")
 _SHAPES, _RECORDED, _BOUNDS, _ALIKE, _DECLARED, COUNTERS = range(6)
 UNKNOWN = -1
+
+# What adds up the partial sums of a product that a library split: cuBLASLt, cuDNN, CUTLASS.
+_FINISHING = r"(?i)split_?k_?reduce|reduce_?split_?k|reduce_wgrad"
 
 # Types without a peak of their own run on the vector units: integers, bf16 before Ampere.
 FALLBACK_DTYPE = "fp32"
@@ -36,6 +41,8 @@ class RowWork:
     has_flops: np.ndarray
     bytes: np.ndarray
     """-1 where an author declared FLOPs alone."""
+    written: np.ndarray
+    """How many of the bytes are written; 0 where nobody knows which."""
     source: np.ndarray
     """Place in `SOURCES`, `UNKNOWN` where no work is known."""
     dtype: np.ndarray
@@ -54,11 +61,15 @@ def find_row_work(trace: Trace) -> RowWork:
     is_recorded = recorded >= 0
     carrier = np.where(is_recorded, NO_ROW, operators.carrier)
     is_shaped = carrier != NO_ROW
-    group, carrier_of = _calls(kernels, carrier)
+    group, carrier_of = _calls(trace, carrier)
     is_chunked = _name_holds(kernels["name"], "multi_tensor_apply")
     weight = _weights(kernels, group, is_chunked)
+    is_finishing = _finishing(kernels, group)
+    weight = np.where(is_finishing, 0, weight)
     num_bytes = split_by_duration(operators.bytes[carrier_of], group, weight)
     num_bytes[is_recorded] = recorded[is_recorded]
+    written = split_by_duration(operators.written[carrier_of], group, weight)
+    written[is_recorded] = _recorded_writes(kernels, recorded)[is_recorded]
     has_flops = is_recorded.copy()
     has_flops[is_shaped] = operators.has_flops[carrier[is_shaped]]
     dtype = np.full(len(kernels), -1, dtype=np.int8)
@@ -72,13 +83,14 @@ def find_row_work(trace: Trace) -> RowWork:
         flops=split_by_duration(operators.flops[carrier_of], group, weight),
         has_flops=has_flops,
         bytes=num_bytes,
+        written=np.minimum(written, num_bytes),
         source=np.select(
             [is_bounded, is_shaped, is_recorded], [_BOUNDS, _SHAPES, _RECORDED], UNKNOWN
         ),
         dtype=dtype,
         bound=bound,
         # Of chunks it is known which launch has how many.
-        group=np.where(is_shaped & ~is_chunked, group, alone),
+        group=np.where(is_shaped & ~is_chunked & ~is_finishing, group, alone),
     )
     _fill_alike(kernels, work)
     _fill_declared(kernels, work)
@@ -87,16 +99,20 @@ def find_row_work(trace: Trace) -> RowWork:
     return work
 
 
-def _calls(kernels: pd.DataFrame, carrier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _calls(trace: Trace, carrier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return for each row the number of the call whose work it shares, and each call's operator.
 
     A call of an operator is that operator's row, but what a CUDA graph replays is another call
     of it with every replay.
     """
+    kernels, names = trace.kernels, trace.ranges["name"].cat
     group = np.full(len(kernels), NO_ROW, dtype=np.int64)
     rows = np.flatnonzero(carrier != NO_ROW)
     launch = kernels["launch_row"].to_numpy(np.int64, na_value=NO_ROW)
-    is_replayed = kernels["graph_node"].notna().to_numpy()
+    # Recorders do not all number the nodes of graphs, so the launching call tells, too.
+    of_name = np.append(is_graph_launch_name(names.categories), False)
+    is_launch = np.append(of_name[names.codes.to_numpy()], False)
+    is_replayed = kernels["graph_node"].notna().to_numpy() | is_launch[launch]
     replay = np.where(is_replayed, launch, NO_ROW)[rows]
     calls = pd.DataFrame({"carrier": carrier[rows], "replay": replay})
     group[rows] = calls.groupby(["carrier", "replay"], sort=False).ngroup().to_numpy()
@@ -122,6 +138,13 @@ def _weights(kernels: pd.DataFrame, group: np.ndarray, is_chunked: np.ndarray) -
     shared = np.rint(time_ns * blocks / np.maximum(of_group, 1)).astype(np.int64)
     weight[rows[is_told]] = shared[is_told]
     return weight
+
+
+def _finishing(kernels: pd.DataFrame, group: np.ndarray) -> np.ndarray:
+    """Tell which launches only finish what others of their group did."""
+    finishes = _name_holds(kernels["name"], _FINISHING) & (group != NO_ROW)
+    does = (kernels["duration_ns"].to_numpy(dtype=np.int64) > 0) & ~finishes
+    return np.asarray(finishes & np.isin(group, group[does & (group != NO_ROW)]))
 
 
 def split_by_duration(total: np.ndarray, group: np.ndarray, duration: np.ndarray) -> np.ndarray:
@@ -161,6 +184,13 @@ def _recorded_bytes(kernels: pd.DataFrame) -> np.ndarray:
     return np.asarray(np.where(is_copy, np.where(twice, 2 * copied, copied), -1))
 
 
+def _recorded_writes(kernels: pd.DataFrame, recorded: np.ndarray) -> np.ndarray:
+    """Return what copies within a device and sets write of what they moved, 0 for other copies."""
+    is_set = (kernels["activity"] == "memset").to_numpy(dtype=bool)
+    halved = np.where(is_within_device(kernels), recorded // 2, 0)
+    return np.where(is_set, recorded, halved)
+
+
 def is_within_device(kernels: pd.DataFrame) -> np.ndarray:
     """Tell which rows are copies from a device to itself, as their names say."""
     is_copy = (kernels["activity"] == "memcpy").to_numpy(dtype=bool)
@@ -168,11 +198,22 @@ def is_within_device(kernels: pd.DataFrame) -> np.ndarray:
 
 
 def _fill_alike(kernels: pd.DataFrame, work: RowWork) -> None:
-    """Fill in the work of launches that are alike to one whose work is known."""
-    like = find_alike(kernels, work.source == _SHAPES, work.bytes)
+    """Fill in the work of launches that are alike to one whose work is known.
+
+    In the same place of what repeats comes first: of a collective nothing else tells the message.
+    """
+    is_known = (work.source == _SHAPES) | (work.source == _RECORDED)
+    is_seen = (kernels["bucket"] == "attributed").to_numpy(dtype=bool)
+    member, _ = pd.factorize(work.group)
+    # How an operator's work falls on its launches changes with their durations.
+    whole = np.bincount(member, weights=work.bytes)[member]
+    like = find_recurring(kernels, is_seen, np.where(is_known, whole, UNKNOWN))
+    like[(like != NO_ROW) & ~is_known[like]] = NO_ROW
+    alike = find_alike(kernels, work.source == _SHAPES, work.bytes)
+    like = np.where(like == NO_ROW, alike, like)
     like[work.source != UNKNOWN] = NO_ROW
     rows = np.flatnonzero(like != NO_ROW)
-    for values in (work.flops, work.bytes, work.has_flops, work.dtype):
+    for values in (work.flops, work.bytes, work.written, work.has_flops, work.dtype):
         values[rows] = values[like[rows]]
     work.source[rows] = _ALIKE
 

@@ -49,6 +49,8 @@ class Ceilings:
     before: dict[str, float]
     after: dict[str, float]
     figures: tuple[Figure, ...]
+    cache_bytes: int | None = None
+    """Size of the second-level cache."""
 
     def best(self, name: str) -> float | None:
         """Return the highest of the figures whose name is, or begins with, `name`."""
@@ -65,6 +67,7 @@ class Ceilings:
         memory = [self.best(name) for name in ("DRAM read", "DRAM write", "DRAM copy")]
         listed = find_device(self.gpu)
         dtypes = sorted({f.name.split()[0] for f in self.figures if f.unit == "FLOP/s"})
+        cache_bytes = self.cache_bytes or (listed.cache_bytes if listed else None)
         source = f"memory measured on {self.date} with driver {self.driver}"
         return Device(
             name=self.gpu,
@@ -74,7 +77,15 @@ class Ceilings:
             is_measured=True,
             num_sms=self.num_sms,
             memory_bytes=self.memory_bytes,
+            cache_bytes=cache_bytes,
+            cached_copies=self._cached_copies(cache_bytes or 0),
         )
+
+    def _cached_copies(self, cache_bytes: int) -> tuple[tuple[int, float], ...]:
+        """Return bytes and ns of the copies whose source and target fit into the cache together."""
+        sized = [(re.match(r"L2 copy (\d+) MiB", f.name), f.value) for f in self.figures]
+        copies = [(int(found[1]) << 20, rate) for found, rate in sized if found]
+        return tuple((n, n / rate * 1e9) for n, rate in sorted(copies) if n <= cache_bytes)
 
 
 def keep_gpu_ceilings(ceilings: Ceilings) -> Path | None:

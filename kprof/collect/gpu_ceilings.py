@@ -52,6 +52,7 @@ def measure_gpu() -> Ceilings:
         before=before,
         after=_state(nvml, sensor),
         figures=figures,
+        cache_bytes=getattr(properties, "L2_cache_size", None),
     )
     nvml.close()
     return ceilings

@@ -102,6 +102,13 @@ class Inputs:
         shapes = self.shapes[index]
         return tuple(tuple(s) for s in shapes) if all(isinstance(s, tuple) for s in shapes) else ()
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors, those of lists too where an element's size is known."""
+        lists = (shape for i in range(len(self.shapes)) for shape in self.list_shapes(i))
+        listed = sum(math.prod(shape) for shape in lists) * (self.element_bytes or 0)
+        return sum(t.bytes for t in self.tensors()) + math.ceil(listed)
+
     def value(self, index: int) -> Any:  # noqa: ANN401 - a recorded scalar has any type
         """Return the argument at `index` as a Python value, or None where it was not recorded."""
         text = self.values[index] if index < len(self.values) else ""
@@ -123,6 +130,15 @@ class Work:
     """The type whose peak limits the FLOPs."""
     bound: Bound | None = None
     """Whether it is only a bound, where the arguments do not tell all; None where it is exact."""
+    written: int | None = None
+    """Of the bytes those that are written, where they are not what all inputs leave of them."""
+
+
+def written_by(work: Work, inputs: Inputs) -> int:
+    """Return how many of the bytes are written: all but the inputs' own, if nobody says more."""
+    if work.written is not None:
+        return work.written
+    return max(work.bytes - inputs.bytes, 0)
 
 
 def at_least(work: Work | None) -> Work | None:

@@ -13,13 +13,14 @@ def _copy(inputs: Inputs) -> Work | None:
     destination, source = inputs.tensor(0), inputs.tensor(1)
     if destination is None or source is None:
         return None
-    return Work(0, source.bytes + destination.written_as())
+    written = destination.written_as()
+    return Work(0, source.bytes + written, written=written)
 
 
 def _set(inputs: Inputs) -> Work | None:
     """Model an operator that writes its first tensor and reads none."""
     target = inputs.tensor(0)
-    return None if target is None else Work(0, target.bytes)
+    return None if target is None else Work(0, target.bytes, written=target.bytes)
 
 
 def _same_size(inputs: Inputs) -> Work | None:

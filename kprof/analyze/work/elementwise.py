@@ -98,8 +98,9 @@ def foreach_work(inputs: Inputs, num_read: int, num_written: int, flops_each: in
     if not shapes or inputs.element_bytes is None:
         return None
     num_elements = sum(math.prod(s) for s in shapes)
-    moved = math.ceil(num_elements * inputs.element_bytes) * (num_read + num_written)
-    return Work(num_elements * flops_each, moved, "fp32")
+    each = math.ceil(num_elements * inputs.element_bytes)
+    written = each * num_written
+    return Work(num_elements * flops_each, each * num_read + written, "fp32", written=written)
 
 
 def _foreach(inputs: Inputs, num_read: int | None, num_written: int) -> Work | None:

@@ -15,7 +15,7 @@ from kprof.analyze.work import Inputs, Model, Tensor, Work, at_least
 def _lookup(table: Tensor, index: Tensor, num_out: int) -> Work:
     """Return the work of reading `num_out` elements by `index` and writing them together."""
     moved = math.ceil(num_out * table.element_bytes)
-    return Work(0, index.bytes + min(moved, table.bytes) + moved)
+    return Work(0, index.bytes + min(moved, table.bytes) + moved, written=moved)
 
 
 def _embedding(inputs: Inputs) -> Work | None:

@@ -11,7 +11,9 @@ from kprof.analyze.work import Inputs, Model, Work, vector_dtype
 def _draw(inputs: Inputs) -> Work | None:
     """Model filling a tensor."""
     target = inputs.tensor(0)
-    return None if target is None else Work(0, target.written_as())
+    if target is None:
+        return None
+    return Work(0, target.written_as(), written=target.written_as())
 
 
 def _drop(inputs: Inputs) -> Work | None:

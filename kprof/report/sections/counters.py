@@ -127,7 +127,7 @@ def _lead(kernels: pd.DataFrame, counted: np.ndarray) -> str:
     number = format_count(int(counted.sum()), "launch", "launches")
     lead = f"{number} counted, {share} of the time."
     kept = is_kept_in_cache(kernels)
-    found = compare_bounds(kernels[~kept])
+    found = compare_bounds(kernels)
     if found.share is not None:
         lead += (
             f" What bounds a launch by its work is what bounds it by the counters for "

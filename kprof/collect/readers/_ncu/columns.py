@@ -10,6 +10,7 @@ from kprof.collect.readers._ncu.launches import PERCENTS, Launch
 def counted_columns(launches: list[Launch]) -> dict[str, pd.Series]:
     """Return a column for each quantity, with a row for each launch."""
     whole = {
+        "counted_ns": [launch.duration_ns for launch in launches],
         "dram_read_bytes": [launch.dram_read_bytes for launch in launches],
         "dram_written_bytes": [launch.dram_written_bytes for launch in launches],
         "registers": [launch.registers for launch in launches],
