@@ -14,9 +14,11 @@ from evidence import RESULTS, row, write_evidence
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import kprof
+from kprof.comparison import save
 
 SOURCES = (
-    *("benchmarks/ab_known.py", "kprof/callables.py", "kprof/timing.py", "kprof/stopwatch.py"),
+    *("benchmarks/ab_known.py", "kprof/callables.py", "kprof/outputs.py", "kprof/timing.py"),
+    *("kprof/stopwatch.py", "kprof/collect/conditions.py"),
     "kprof/analyze/verdict/*.py",
 )
 CYCLES_PER_S = 1.98e9
@@ -107,6 +109,7 @@ def main():
     """Run every comparison and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--result", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder for every comparison, with all its pairs")
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
     rows = []
@@ -115,6 +118,9 @@ def main():
         began_s = time.monotonic()
         found = kprof.ab_test(a, b, clock=clock)
         claim, took_s = found.headline, time.monotonic() - began_s
+        if args.keep:
+            (args.keep / name).mkdir(parents=True, exist_ok=True)
+            save(found, args.keep / name)
         ratio = claim.interval.ratio if claim.interval else None
         span = [claim.interval.low, claim.interval.high] if claim.interval else None
         print(f"{name:26} {claim.verdict:12} {ratio} {span} {claim.num_pairs} pairs {took_s:.1f} s")

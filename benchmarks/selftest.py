@@ -14,6 +14,7 @@ from pathlib import Path
 
 from evidence import RESULTS, row, write_evidence
 
+from kprof.calibrations import keep
 from kprof.report.calibration import result_of_calibration
 from kprof.selftest import COMPARISONS, calibrate, simulate_noise
 
@@ -76,6 +77,7 @@ def rows_of_scenario(scenario):
         rows += [
             rate_row(slug(name, way, "false positives"), judged["false_positive"], "lower"),
             rate_row(slug(name, way, "false verdicts"), judged["false_verdict"], "lower"),
+            rate_row(slug(name, way, "false and material"), judged["false_material"], "lower"),
             rate_row(slug(name, way, "same"), judged["same"], "higher"),
             rate_row(slug(name, way, "coverage"), judged["coverage"], "higher"),
             rate_row(slug(name, way, "wrong direction"), judged["wrong_direction"], "lower"),
@@ -140,6 +142,9 @@ def main():
     for calibration in calibrations(args):
         result = result_of_calibration(calibration)
         write(result, args)
+    if not args.simulate:
+        # Comparisons that this machine makes later carry it.
+        keep(calibration)
     for target in result["targets"]:
         met = "met" if target["is_met"] else "NOT met"
         print(f"{target['name']}: {target['value']:.4f}, reach {target['reach']:.4f}: {met}")

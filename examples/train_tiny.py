@@ -82,12 +82,16 @@ def main():
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=128, help="tokens in each of 4 sequences")
+    parser.add_argument(
+        "--no-fused", action="store_true", help="AdamW tensor by tensor or by lists"
+    )
     args = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model = TinyLlama(2048, args.width, num_heads=4, num_layers=args.layers).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=device == "cuda")
+    is_fused = device == "cuda" and not args.no_fused
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=is_fused)
     for _ in range(args.steps):
         tokens = torch.randint(2048, (4, args.tokens + 1), device=device)
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):

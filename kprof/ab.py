@@ -10,16 +10,23 @@ from pathlib import Path
 import msgspec
 
 from kprof.alternate import alternate
+from kprof.analyze.calibration.result import Calibration
 from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cycles import find_power_effect
+from kprof.analyze.per_token import per_token
 from kprof.analyze.sla.judge import Assessment
-from kprof.calibrations import describe_calibration
+from kprof.calibrations import (
+    describe_calibration,
+    doubt_resolution,
+    last_calibration,
+    parts_of_calibration,
+)
 from kprof.collect.launch import write_description
-from kprof.comparison import PAIRS_FILE, Comparison, save
+from kprof.comparison import PAIRS_FILE, Comparison, encode, save
 from kprof.errors import KprofError
 from kprof.flip import flip
 from kprof.report.comparison import sections_of_comparison
-from kprof.report.costs import result_of_costs, sections_of_costs
+from kprof.report.costs import result_of_costs
 from kprof.report.html import write_html
 from kprof.report.section import Section
 from kprof.report.sla import Judged, result_of_sla
@@ -30,7 +37,16 @@ from kprof.sites._saved import SWAP_REPORT, read_report
 from kprof.sla import read_targets
 from kprof.swap import Swap
 from kprof.variants import AbOptions, Tell, run_options, variants_of
-from kprof.worth import assess, check_worth, no_price, price, sections_of_targets
+from kprof.worth import (
+    assess,
+    check_worth,
+    is_asked_for_costs,
+    no_price,
+    price,
+    section_of_costs,
+    section_of_targets,
+    tokens_per_step,
+)
 
 EXIT_CODES = {"FASTER": 0, "SAME": 0, "SLOWER": 1, "INCONCLUSIVE": 3, "INVALID": 3}
 
@@ -41,7 +57,8 @@ class Compared:
 
     comparison: Comparison
     folder: Path
-    calibration: str
+    calibration: Calibration | None
+    """How often such verdicts err on this machine, where that was measured."""
     assessed: Mapping[str, Assessment] = field(default_factory=dict)
     """How A and B keep the targets, where some were given."""
     costs: Costs | None = None
@@ -56,14 +73,16 @@ class Compared:
     @property
     def sections(self) -> list[Section]:
         """All that is shown, in its order."""
-        found = sections_of_comparison(self.comparison, self.calibration)
-        found += sections_of_targets(self.assessed)
+        said = parts_of_calibration(self.calibration)
+        found = sections_of_comparison(self.comparison, said)
+        if self.assessed:
+            found.append(section_of_targets(self.assessed))
         swapped = self.folder / SWAP_REPORT
         if swapped.exists():
             swap = sections_of_swap(read_report(swapped))
             found += [replace(one, order=15) for one in swap]
         if self.costs is not None:
-            found += [replace(one, order=30) for one in sections_of_costs(self.costs)]
+            found.append(section_of_costs(self.costs))
         elif self.is_priced:
             found.append(no_price(self.comparison))
         return sorted(found, key=lambda section: section.order)
@@ -76,16 +95,24 @@ class Compared:
         return 1 if is_missed else EXIT_CODES[self.comparison.headline.verdict]
 
     @property
-    def json(self) -> bytes:
-        """Everything, as indented JSON."""
-        content = msgspec.to_builtins(self.comparison)
-        content["calibration"] = self.calibration
+    def besides(self) -> dict[str, object]:
+        """What the comparison means, as plain data: it is kept and printed with it."""
+        told: dict[str, object] = {"calibration": describe_calibration(self.calibration)}
+        if self.calibration is not None:
+            told["calibrated"] = msgspec.to_builtins(self.calibration)
+        if derived := per_token(self.comparison):
+            told["per_token"] = msgspec.to_builtins(derived)
         if self.assessed:
             judged = {arm: Judged(arm, found) for arm, found in self.assessed.items()}
-            content["targets"] = {arm: result_of_sla(one) for arm, one in judged.items()}
+            told["targets"] = {arm: result_of_sla(one) for arm, one in judged.items()}
         if self.is_priced:
-            content["costs"] = None if self.costs is None else result_of_costs(self.costs)
-        return msgspec.json.format(msgspec.json.encode(content))
+            told["costs"] = None if self.costs is None else result_of_costs(self.costs)
+        return told
+
+    @property
+    def json(self) -> bytes:
+        """Everything, as indented JSON: what the folder holds as well."""
+        return encode(self.comparison, self.besides)
 
 
 def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
@@ -105,21 +132,29 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     protocol = flip if options.patch or options.swap else alternate
     try:
         taken = protocol(a, b, options, folder, tell)
-    except (KprofError, KeyboardInterrupt):
+    except (KprofError, KeyboardInterrupt, SystemExit) as stop:
         if (folder / PAIRS_FILE).exists():
             tell(f"the pairs taken before are kept in {folder / PAIRS_FILE}")
+        elif not isinstance(stop, KprofError):
+            tell(f"stopped before the first pair; what was printed is in {folder / 'raw'}")
         raise
-    power = find_power_effect(taken.plan, taken.pairs)
-    comparison = replace(taken, doubts=(*taken.doubts, *([power] if power else [])))
-    save(comparison, folder)
-    is_priced = any(options.facts.values())
+    calibration = last_calibration()
+    more = find_power_effect(taken.plan, taken.pairs), doubt_resolution(calibration, taken.plan)
+    comparison = replace(
+        taken,
+        doubts=(*taken.doubts, *(doubt for doubt in more if doubt)),
+        facts={**({"made by": options.line} if options.line else {}), **taken.facts},
+        tokens_per_step=tokens_per_step(options.facts),
+    )
+    is_priced = is_asked_for_costs(options)
     compared = Compared(
         comparison,
         folder,
-        describe_calibration(),
+        calibration,
         assess(comparison, targets) if targets else {},
         price(comparison, options.facts) if is_priced else None,
         is_priced,
     )
+    save(comparison, folder, compared.besides)
     write_html(f"{comparison.name}: A against B", compared.sections, compared.report)
     return compared

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -37,6 +39,7 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
     order = Random(plan.seed)
     taken: list[Pair] = []
     steps: dict[str, list[tuple[int, ...]]] = {"A": [], "B": []}
+    reasons: list[str] = []
     doubts = _doubts(plan, options, pilots)
     while not is_enough(plan, taken):
         is_a_first = order.random() < 0.5
@@ -52,9 +55,12 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
             break
         for label, trial in trials.items():
             steps[label].append(tuple(one for w in trial.windows for one in w.steps_ns))
+            reasons.append(trial.why_no_energy)
         taken.append(_pair(plan, trials["A"], trials["B"], is_a_first, start_ns))
         save_pairs(plan, taken, folder)
         tell(_progress(taken, plan))
+    if ENERGY in plan.metrics:
+        doubts += _doubts_of_energy(reasons)
     return Comparison(
         name=Path(options.words[0]).name,
         a=a.difference,
@@ -141,8 +147,9 @@ def _clock(trial: Trial) -> float | None:
 
 def _progress(taken: Sequence[Pair], plan: Plan) -> str:
     last = taken[-1]
-    percent = 100 * (last.b[0] / last.a[0] - 1)
-    return f"pair {len(taken)} of at most {plan.max_pairs}: B {percent:+.1f} %"
+    change = 100 * (last.b[0] / last.a[0] - 1)
+    said = f"B {change:+.1f} %" if isfinite(change) else "no step was timed in one of the two"
+    return f"pair {len(taken)} of at most {plan.max_pairs}: {said}"
 
 
 def _protocol(plan: Plan, schedule: Schedule) -> str:
@@ -167,6 +174,15 @@ def _doubts(plan: Plan, options: AbOptions, pilots: Sequence[Trial]) -> tuple[st
     return tuple(doubts)
 
 
+def _doubts_of_energy(reasons: Sequence[str]) -> tuple[str, ...]:
+    """Say why the energy of some processes is missing; each reason is empty where it is not."""
+    counts = Counter(reason for reason in reasons if reason)
+    return tuple(
+        f"The energy of {number} of {len(reasons)} processes is missing: {reason}."
+        for reason, number in counts.items()
+    )
+
+
 def facts_of(a: Variant, b: Variant, trials: Sequence[Trial]) -> dict[str, str]:
     """Return what it takes to do the comparison again, and what it ran on."""
     facts = {"command of A": a.line, "command of B": b.line}
@@ -175,6 +191,7 @@ def facts_of(a: Variant, b: Variant, trials: Sequence[Trial]) -> dict[str, str]:
         facts["GPU"] = first.device_name
     if first.rule:
         facts["step"] = first.rule
+    facts |= first.versions
     peaks = [_peak(trial) for trial in trials]
     if None not in peaks:
         facts["peak memory of A, B"] = " , ".join(f"{peak:,} B" for peak in peaks)

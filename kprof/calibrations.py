@@ -10,15 +10,37 @@ import msgspec
 from kprof.analyze.calibration.result import SCHEMA, Calibration
 from kprof.cache import cache_folder
 from kprof.collect.machine import Machine, this_host, this_machine
-from kprof.report.calibration import describe, result_of_calibration
+from kprof.comparison import Plan
+from kprof.report.calibration import badge_of, describe, result_of_calibration
+from kprof.report.section import Part, Text
+
+UNKNOWN = "How often such verdicts err on this machine is not known yet: run kprof selftest."
 
 
-def describe_calibration() -> str:
+def describe_calibration(found: Calibration | None) -> str:
     """Return the sentence on how often verdicts err on this machine, for the reports."""
-    found = last_calibration()
+    return UNKNOWN if found is None else describe(found)
+
+
+def parts_of_calibration(found: Calibration | None) -> tuple[Part, ...]:
+    """Return what stands of it beside a verdict."""
     if found is None:
-        return "How often such verdicts err on this machine is not known yet: run kprof selftest."
-    return describe(found)
+        return (Text(UNKNOWN, "warning"),)
+    return (badge_of(found), Text(describe(found), "muted"))
+
+
+def doubt_resolution(found: Calibration | None, plan: Plan) -> str:
+    """Say where this machine cannot see the least effect that matters; nothing where it can."""
+    if found is None or found.device != this_machine().name:
+        return ""
+    least = found.least_found
+    if least is None or least <= plan.smallest_effect:
+        return ""
+    return (
+        f"On this machine {found.num_pairs} pairs find only differences from {100 * least:.2g} % "
+        f"on, and {100 * plan.smallest_effect:g} % is what matters: smaller ones mostly end "
+        "INCONCLUSIVE."
+    )
 
 
 def last_calibration() -> Calibration | None:

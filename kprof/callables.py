@@ -14,7 +14,13 @@ from kprof.analyze.verdict.rule import FEWEST_PAIRS, MOST_PAIRS
 from kprof.collect.conditions import Watcher
 from kprof.comparison import Claim, Comparison, Metric, Pair, Plan
 from kprof.errors import KprofError
-from kprof.outputs import difference_of, holds_nan, poison_free_memory
+from kprof.outputs import (
+    copy_numbers,
+    difference_of,
+    has_changed,
+    holds_nan,
+    poison_free_memory,
+)
 from kprof.stopwatch import CLOCKS, Clock, Stopwatch, stopwatch_for
 from kprof.timing import WarmUp, take_pairs, warm_up
 
@@ -24,6 +30,12 @@ WARM_UP_S = 1.0
 # Outputs may differ so far, relative to A's: more than any rounding of 16-bit numbers, less than
 # a wrong answer. The quality gate judges more finely.
 DIFFERENT = 0.01
+IN_PAIRS = "Both in one process, pairs in random order"
+CHANGES_INPUTS = {
+    "A": "A changes its inputs and B does not, so the two do not do the same.",
+    "B": "B changes its inputs and A does not, so the two do not do the same.",
+}
+BOTH_CHANGE = "Both change their inputs, so each call works on what the one before it has left."
 
 
 class AbTestError(KprofError):
@@ -62,7 +74,8 @@ def ab_test(  # noqa: PLR0913 - options by name
 
     What they return is compared before the first sample and, on inputs both have seen, after the
     last; two that return None are compared by time alone. The comparison is INVALID where they
-    differ or are no numbers, or where one was faster than the floor.
+    differ or are no numbers, where one of them alone changes its inputs, or was faster than the
+    floor.
 
     Raises:
         KprofError: there are no inputs, that clock needs a GPU, or the plan decides nothing.
@@ -71,7 +84,7 @@ def ab_test(  # noqa: PLR0913 - options by name
     plan = plan or Plan((TIME,), max_pairs=MOST_PAIRS)
     _check(inputs, clock, plan)
     arms = _Arm(a, inputs), _Arm(b, inputs)
-    first = difference_of(arms[0].call(), arms[1].call())
+    changing, first = _call_first(arms, inputs[0])
     stopwatch, watcher = stopwatch_for(clock), Watcher()
     try:
         warmed = warm_up((arms[0].call, arms[1].call), stopwatch, WARM_UP_S, SAMPLE_NS)
@@ -81,7 +94,7 @@ def ab_test(  # noqa: PLR0913 - options by name
     last = arms[1].difference_to(arms[0])
     wrong = _find_wrong(pairs, (first, last), floor_ns) or _find_nan(arms)
     claims = judge(plan, pairs)
-    if wrong:
+    if wrong := wrong or CHANGES_INPUTS.get(changing, ""):
         claims = tuple(_invalid(claim, wrong) for claim in claims)
     return Comparison(
         name=" against ".join(names := names or (_name(a, "A"), _name(b, "B"))),
@@ -90,11 +103,8 @@ def ab_test(  # noqa: PLR0913 - options by name
         plan=plan,
         pairs=pairs,
         claims=claims,
-        protocol=(
-            f"Both in one process, pairs in random order: {stopwatch.name}, "
-            f"{warmed.num_calls} calls a sample."
-        ),
-        doubts=tuple(_doubts(warmed, stopwatch, watcher, outputs_seen=first is not None)),
+        protocol=f"{IN_PAIRS}: {stopwatch.name}, {warmed.num_calls} calls a sample.",
+        doubts=tuple(_doubts(warmed, stopwatch, watcher, first, changing)),
         facts={**_machine(), **_outputs(first, last)},
     )
 
@@ -121,6 +131,16 @@ class _Arm:
     def difference_to(self, other: _Arm) -> float | None:
         """Return how far what it returned last, while timed, is from the other's on the same."""
         return difference_of(other._function(*self._inputs[self._turn]), self.last)
+
+
+def _call_first(arms: tuple[_Arm, _Arm], inputs: tuple[object, ...]) -> tuple[str, float | None]:
+    """Call A, then B, on the first inputs; return which change those, and how far both differ."""
+    changing, returned = "", []
+    for label, arm in zip("AB", arms, strict=True):
+        kept = copy_numbers(inputs)
+        returned.append(arm.call())
+        changing += label if has_changed(kept, inputs) else ""
+    return changing, difference_of(*returned)
 
 
 def _take(
@@ -206,7 +226,11 @@ def _invalid(claim: Claim, why: str) -> Claim:
 
 
 def _doubts(
-    warmed: WarmUp, stopwatch: Stopwatch, watcher: Watcher, *, outputs_seen: bool
+    warmed: WarmUp,
+    stopwatch: Stopwatch,
+    watcher: Watcher,
+    difference: float | None,
+    changing: str,
 ) -> list[str]:
     """Return what a reader has to know before trusting the verdict."""
     doubts = []
@@ -219,7 +243,9 @@ def _doubts(
         )
     if watcher.num_neighbours:
         doubts.append(f"{watcher.num_neighbours} other processes were on the GPU from the start.")
-    if not outputs_seen:
+    if changing == "AB":
+        doubts.append(BOTH_CHANGE)
+    if difference is None:
         doubts.append(
             "The two return nothing that can be compared: whether they do the same is not known."
         )

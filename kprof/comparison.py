@@ -6,10 +6,11 @@ The plan is fixed before the first sample; samples come in pairs; a claim judges
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -116,6 +117,8 @@ class Comparison:
     """Times of single steps of A and of B, a tuple for each window or process."""
     facts: dict[str, str] = field(default_factory=dict)
     """Machine, versions, commands: what it takes to do it again."""
+    tokens_per_step: float | None = None
+    """Of A and of B alike, as the user told; missing where nobody did."""
     schema: int = SCHEMA
 
     @property
@@ -124,15 +127,18 @@ class Comparison:
         return self.claims[0]
 
 
-def save(comparison: Comparison, folder: Path) -> None:
-    """Write the comparison as JSON into `folder`, which exists."""
-    (folder / FILE).write_bytes(encode(comparison) + b"\n")
+def save(comparison: Comparison, folder: Path, besides: Mapping[str, object] | None = None) -> None:
+    """Write the comparison as JSON into `folder`, which exists, with what stands `besides` it."""
+    partial = folder / f"{FILE}.partial"
+    partial.write_bytes(encode(comparison, besides) + b"\n")
+    partial.replace(folder / FILE)
     (folder / PAIRS_FILE).unlink(missing_ok=True)
 
 
-def encode(comparison: Comparison) -> bytes:
+def encode(comparison: Comparison, besides: Mapping[str, object] | None = None) -> bytes:
     """Return the comparison as indented JSON; what is not a number becomes null."""
-    return msgspec.json.format(msgspec.json.encode(comparison))
+    content = {**msgspec.to_builtins(comparison), **(besides or {})}
+    return msgspec.json.format(msgspec.json.encode(content))
 
 
 def save_pairs(plan: Plan, pairs: Sequence[Pair], folder: Path) -> None:
@@ -145,12 +151,40 @@ def load(folder: Path) -> Comparison:
     """Read a comparison that `save` wrote.
 
     Raises:
-        KprofError: there is none, or it is damaged.
+        KprofError: there is none, or it is damaged, or a newer kprof wrote it.
     """
     try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=Comparison)
+        return read(msgspec.json.decode((folder / FILE).read_bytes(), type=dict[str, Any]))
     except (OSError, msgspec.MsgspecError) as error:
         raise KprofError(
             f"{folder} holds no complete comparison: {error}",
             fix="name a folder that `kprof ab` wrote",
         ) from error
+
+
+def read(content: Mapping[str, Any]) -> Comparison:
+    """Return the comparison in the JSON that `encode` wrote; what stands besides is passed over.
+
+    Raises:
+        msgspec.ValidationError: it is none.
+        KprofError: a newer kprof wrote it.
+    """
+    if content.get("schema", SCHEMA) != SCHEMA:
+        raise KprofError(
+            f"the comparison is of schema {content['schema']}, and this kprof knows {SCHEMA}",
+            fix="use the version of kprof that wrote it, or a newer one",
+        )
+    return msgspec.convert(with_nan(content), type=Comparison)
+
+
+def with_nan(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a comparison in which a value that was no number is none again."""
+    pairs = content.get("pairs")
+    if not isinstance(pairs, list) or not all(isinstance(pair, dict) for pair in pairs):
+        return dict(content)
+    return {**content, "pairs": [_with_nan(pair) for pair in pairs]}
+
+
+def _with_nan(pair: dict[str, Any]) -> dict[str, Any]:
+    values = {arm: pair[arm] for arm in ("a", "b") if isinstance(pair.get(arm), list)}
+    return {**pair, **{arm: [nan if v is None else v for v in vs] for arm, vs in values.items()}}

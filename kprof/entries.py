@@ -10,9 +10,11 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from kprof.comparison import with_nan
 from kprof.engagement import SCHEMA, AnyContent, Engagement, Entry, Source
 from kprof.errors import KprofError
 
@@ -42,7 +44,7 @@ def append(
     previous = engagement.seal if engagement else ""
     entry = Entry(number, at, content, previous, "", source)
     plain = _portable(msgspec.to_builtins(entry))
-    entry = msgspec.convert({**plain, "digest": _digest_of(plain)}, type=Entry)
+    entry = _converted({**plain, "digest": _digest_of(plain)})
     kind = msgspec.inspect.type_info(type(content)).tag  # type: ignore[attr-defined]
     path = folder / f"{number:04d}-{kind}{_slug(source)}.json"
     try:
@@ -93,9 +95,17 @@ def _entry(path: Path, raw: dict[str, object]) -> Entry:
             fix="use the version of kprof that wrote it, or a newer one",
         )
     try:
-        return msgspec.convert(raw, type=Entry)
+        return _converted(raw)
     except msgspec.MsgspecError as error:
         raise _damaged(path, error) from error
+
+
+def _converted(plain: dict[str, Any]) -> Entry:
+    """Return an entry; in the pairs of a comparison what is null was no number."""
+    content = plain.get("content")
+    if isinstance(content, dict) and isinstance(content.get("comparison"), dict):
+        content = {**content, "comparison": with_nan(content["comparison"])}
+    return msgspec.convert({**plain, "content": content}, type=Entry)
 
 
 def _damaged(path: Path, error: Exception) -> KprofError:

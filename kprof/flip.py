@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite, nan
 from pathlib import Path
 from random import Random
 
-from kprof.alternate import STEP, facts_of
+from kprof.alternate import ENERGY, STEP, facts_of
 from kprof.analyze.verdict.judge import is_enough, judge
 from kprof.analyze.verdict.rule import FIXED_PAIRS, MOST_PAIRS
+from kprof.collect.stepenergy import can_count_energy
 from kprof.collect.trials import Schedule, Trial, TrialInterrupted, Variant, Window, run_trial
-from kprof.comparison import Comparison, Pair, Plan, save_pairs
+from kprof.comparison import Claim, Comparison, Metric, Pair, Plan, save_pairs
 from kprof.errors import KprofError
 from kprof.sites._saved import SWAP_REPORT
 from kprof.variants import AbOptions, Tell
 
 SWAP = "kprof.swap:all_models"
+# The energy counter needs 2 s, and a window is as long as its steps were expected to take.
+ENERGY_WINDOW_S = 2.5
+NO_COUNTER = "no GPU of this machine has an energy counter that can be read"
 
 
 def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -> Comparison:
@@ -30,40 +35,39 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
     arguments: tuple[str, ...] = ()
     if options.swap:
         patch, arguments = SWAP, (options.swap, str((folder / SWAP_REPORT).resolve()))
-    schedule = Schedule(
-        letters, options.skip, options.window_s, patch=patch, patch_arguments=arguments
-    )
+    window_s = max(options.window_s, ENERGY_WINDOW_S if ENERGY in plan.metrics else 0)
+    schedule = Schedule(letters, options.skip, window_s, patch=patch, patch_arguments=arguments)
     tell(f"comparing {STEP.name} in at most {plan.max_pairs} pairs of windows in one process")
 
     def look(windows: Sequence[Window]) -> bool:
-        taken = pairs_of(windows)
+        taken = pairs_of(windows, plan)
         save_pairs(plan, taken, folder)
         if taken and len(windows) % 2 == 0:
             percent = 100 * (taken[-1].b[0] / taken[-1].a[0] - 1)
             tell(f"pair {len(taken)} of at most {plan.max_pairs}: B {percent:+.1f} %")
-        return plan.stops_early and is_enough(plan, taken)
+        # The counter is read a moment after a window has ended: until then its energy is missing.
+        is_whole = taken and isfinite(sum(taken[-1].a + taken[-1].b))
+        return plan.stops_early and is_enough(plan, taken if is_whole else taken[:-1])
 
     trial, is_interrupted = _take(a, schedule, folder, look)
-    pairs = pairs_of(trial.windows)
+    pairs = pairs_of(trial.windows, plan)
     if not pairs:
-        raise KprofError(
-            f"{a.command[-1]} ended before a pair of windows was taken",
-            fix=f"let it take more steps, or shorten --window or --skip; its output: {trial.log}",
-        )
+        raise _too_few(options.words[0], trial)
     # What ended by itself, and not because of what was seen, is judged like a plan of that length.
     has_ended = not is_interrupted and not is_enough(plan, pairs)
     how = "The workload ended" if has_ended else "It was stopped by hand"
     after = f"{how} after {len(pairs)} of {plan.max_pairs} pairs."
     doubts = [*trial.problems, *([after] if has_ended or is_interrupted else [])]
-    if options.energy:
-        doubts.append(f"Energy is not compared: {trial.why_no_energy}.")
+    if options.energy and ENERGY not in plan.metrics:
+        doubts.append(f"Energy is not compared: {trial.why_no_energy or NO_COUNTER}.")
+    claims = judge(plan, pairs, are_all=has_ended)
     return Comparison(
         name=Path(options.words[0]).name,
         a=a.difference,
         b=b.difference,
         plan=plan,
         pairs=pairs,
-        claims=judge(plan, pairs, are_all=has_ended),
+        claims=tuple(_believed(claim, trial) for claim in claims),
         protocol=(
             "In one process, the change switched on and off between steps, in random order: "
             f"windows of {trial.windows[0].num_steps} steps, one step uncounted before each, from "
@@ -75,9 +79,30 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
     )
 
 
+def _too_few(name: str, trial: Trial) -> KprofError:
+    if not trial.rule:
+        return KprofError(
+            f"{name} took no steps that kprof knows, so there is nothing to switch between",
+            fix='name its steps: with kprof.range("step"); or compare whole runs, with --env, '
+            f"--arg or --python; its output: {trial.log}",
+        )
+    return KprofError(
+        f"{name} ended before a pair of windows was taken",
+        fix=f"let it take more steps, or shorten --window or --skip; its output: {trial.log}",
+    )
+
+
+def _believed(claim: Claim, trial: Trial) -> Claim:
+    """Return a claim; on energy that the sensors contradict, none."""
+    if claim.metric != ENERGY or not trial.why_no_energy:
+        return claim
+    why = f"{trial.why_no_energy[0].upper()}{trial.why_no_energy[1:]}."
+    return Claim(claim.metric, "INVALID", claim.num_pairs, why=why)
+
+
 def _plan(options: AbOptions) -> Plan:
     return Plan(
-        (STEP,),
+        (STEP, ENERGY) if options.energy and can_count_energy() else (STEP,),
         smallest_effect=options.smallest_effect,
         max_pairs=options.pairs or (FIXED_PAIRS if options.fixed else MOST_PAIRS),
         stops_early=not options.fixed,
@@ -92,7 +117,7 @@ def _take(
     try:
         return run_trial(a, schedule, folder / "raw", is_enough=look), False
     except TrialInterrupted as stop:
-        if not pairs_of(stop.trial.windows):
+        if len(stop.trial.windows) < 2:
             raise
         return stop.trial, True
 
@@ -103,19 +128,25 @@ def order_of(plan: Plan) -> str:
     return "".join("AB" if order.random() < 0.5 else "BA" for _ in range(plan.max_pairs))
 
 
-def pairs_of(windows: Sequence[Window]) -> tuple[Pair, ...]:
+def pairs_of(windows: Sequence[Window], plan: Plan) -> tuple[Pair, ...]:
     """Return the pairs of neighbouring windows; a last one without its partner is left over."""
-    return tuple(_pair(*windows[i : i + 2]) for i in range(0, len(windows) - 1, 2))
+    return tuple(_pair(windows[i], windows[i + 1], plan) for i in range(0, len(windows) - 1, 2))
 
 
-def _pair(first: Window, second: Window) -> Pair:
+def _pair(first: Window, second: Window, plan: Plan) -> Pair:
     is_a_first = first.arm == "A"
     a, b = (first, second) if is_a_first else (second, first)
     return Pair(
-        a=(float(a.time_ns),),
-        b=(float(b.time_ns),),
+        a=tuple(_value(metric, a) for metric in plan.metrics),
+        b=tuple(_value(metric, b) for metric in plan.metrics),
         is_a_first=is_a_first,
         start_ns=first.start_ns,
         clocks_mhz=(a.sm_clock_mhz, b.sm_clock_mhz),
         problem=a.problem or b.problem,
     )
+
+
+def _value(metric: Metric, window: Window) -> float:
+    if metric != ENERGY:
+        return float(window.time_ns)
+    return nan if window.joules is None else window.joules / window.num_steps

@@ -44,6 +44,26 @@ def poison_free_memory(output: object) -> None:
             del block
 
 
+def copy_numbers(value: object) -> dict[object, Any]:
+    """Return a copy of every array and number in `value`, by its place."""
+    return {place: _copied(leaf) for place, leaf in _leaves(value)}
+
+
+def has_changed(kept: Mapping[object, Any], value: object) -> bool:
+    """Tell whether `value` holds something else than when `copy_numbers` saw it."""
+    now = dict(_leaves(value))
+    if now.keys() != kept.keys():
+        return True
+    return any(_relative(leaf, now[place]) != 0.0 for place, leaf in kept.items())
+
+
+def _copied(leaf: Any) -> Any:  # noqa: ANN401 - arrays of torch or numpy
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(leaf, torch.Tensor):
+        return leaf.detach().clone()
+    return leaf.copy() if hasattr(leaf, "shape") else leaf
+
+
 def _leaves(value: object, place: tuple[object, ...] = ()) -> Iterator[tuple[object, Any]]:
     """Yield the arrays and numbers in a nest of sequences and mappings, each with its place."""
     if value is None or isinstance(value, str | bytes):

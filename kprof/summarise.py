@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 
 from kprof.analyze.calibration.result import Calibration
+from kprof.benched import KEYS as BENCH_KEYS
 from kprof.comparison import FILE as COMPARISON_FILE
-from kprof.comparison import Comparison
+from kprof.comparison import read
 from kprof.engagement import (
     AnyContent,
+    BenchAdded,
     CalibrationAdded,
     ComparisonAdded,
     CostAdded,
@@ -32,12 +34,12 @@ from kprof.finding import Diagnosis, Finding, Saving
 from kprof.saved import FINDINGS_FILE, is_saved, load
 from kprof.trace import SCHEMA, Prediction, Trace
 
-ALL_FINDINGS = "all-findings"
+ALL_FINDINGS, ALL_SWAPS = "all-findings", "all-swaps"
 BLOCK_BYTES = 1 << 20
 LARGEST_BYTES = 1 << 26
 KNOWN = (
     "a run (folder of kprof run), a comparison (folder of kprof ab), or the output of "
-    "kprof sla, cost, ab, selftest or kernels check with --json, in a file"
+    "kprof sla, cost, ab, selftest, kernels check or kernels bench with --json, in a file"
 )
 
 
@@ -86,7 +88,7 @@ def _of_json(path: Path, name: str, when: When) -> Recognised:
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise KprofError(f"{path} cannot be used: {error}", fix="write it again") from error
     if not contents:
-        raise KprofError(f"{path} holds nothing that an engagement knows", fix=f"name {KNOWN}")
+        raise KprofError(f"{path} holds nothing that kprof saves or prints", fix=f"name {KNOWN}")
     return Recognised(contents[0], Source(name, hashlib.sha256(content).hexdigest()), contents[1:])
 
 
@@ -106,17 +108,21 @@ def _contents(found: Any, when: When) -> Iterator[AnyContent]:  # noqa: ANN401 -
         yield CalibrationAdded(found)
     elif reports and all(isinstance(one, dict) and one.keys() >= _OF_GATE for one in reports):
         yield _of_gate(reports)
+    elif reports and all(isinstance(one, dict) and one.keys() >= BENCH_KEYS for one in reports):
+        benched = BenchAdded(tuple(reports))
+        _require(benched.calls)
+        yield benched
 
 
 def _of_comparison(found: dict[str, Any]) -> ComparisonAdded:
-    comparison = msgspec.convert(found, type=Comparison)
-    return ComparisonAdded(replace(comparison, steps_ns={}), str(found.get("calibration", "")))
+    comparison = replace(read(found), steps_ns={})
+    return ComparisonAdded(comparison, str(found.get("calibration", "")))
 
 
 def _besides(found: dict[str, Any]) -> Iterator[AnyContent]:
     """Yield what `kprof ab --json` tells of targets and costs, where it was asked for them."""
     arms: dict[str, When] = {"A": "before", "B": "after"}
-    for arm, level in found.get("targets", {}).items():
+    for arm, level in (found.get("targets") or {}).items():
         yield _of_service_level(level, arms[arm])
     if found.get("costs") is not None:
         yield _of_cost(found["costs"], "after")
@@ -205,6 +211,19 @@ def _predictions(diagnosis: Diagnosis, what_if: tuple[Prediction, ...]) -> Itera
             "all findings",
             f"All {len(diagnosis.findings)} findings mended together",
             *_interval(saving),
+            worth=saving.worth,
+        )
+    if diagnosis.swapped is not None:
+        kernels = dict.fromkeys(one.swap for one in diagnosis.findings if one.swap)
+        claim = f"What {len(kernels)} kernels would take over, swapped in together"
+        saving = diagnosis.swapped
+        yield Predicted(
+            ALL_SWAPS,
+            "finding",
+            claim,
+            *_interval(saving),
+            swap=",".join(kernels),
+            worth=saving.worth,
         )
     for asked in what_if:
         if asked.predicted_step_ns is not None:
@@ -226,6 +245,7 @@ def _of_finding(finding: Finding, name: str) -> Predicted:
         finding.effort,
         finding.swap or "",
         finding.command,
+        saving.worth,
     )
 
 

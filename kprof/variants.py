@@ -47,6 +47,8 @@ class AbOptions:
     """What `kprof cost` has to know to say what B saves; all missing: it is not asked."""
     out: Path | None = None
     force: bool = False
+    line: str = ""
+    """What was typed, to do it again."""
 
 
 def run_options(options: AbOptions) -> RunOptions:

@@ -10,6 +10,7 @@ from statistics import median
 import numpy as np
 
 from kprof.analyze.cost.answer import Costs
+from kprof.analyze.cost.facts import facts_of
 from kprof.analyze.sla.judge import Assessment
 from kprof.analyze.sla.samples import Sample
 from kprof.analyze.sla.targets import Target
@@ -17,9 +18,14 @@ from kprof.analyze.sla.verdict import judge_times, not_measured
 from kprof.comparison import Comparison
 from kprof.cost import calculate
 from kprof.errors import KprofError
-from kprof.report.section import Section, Text
-from kprof.report.sla import Judged, sections_of_sla
+from kprof.report.costs import MISSING_FACTS, sections_of_costs
+from kprof.report.section import Part, Section, Table, Text
+from kprof.report.sla import METHOD, NOTES, Judged, sections_of_sla
+from kprof.report.sla import TITLE as TARGETS
+from kprof.variants import AbOptions
 
+HOW_JUDGED = Text(METHOD, "muted")
+OF_B = "What steps as long as B's median cost, and what they save against A's."
 ONLY_STEPS = "a comparison has steps, and no requests: give a result file to kprof sla"
 
 
@@ -59,13 +65,36 @@ def _costs(given: Mapping[str, str | None]) -> Costs:
     return calculate({"gpus": "1", **known}, date.today())
 
 
-def sections_of_targets(assessed: Mapping[str, Assessment]) -> list[Section]:
-    """Render the targets of each arm."""
-    sections = []
+def section_of_targets(assessed: Mapping[str, Assessment]) -> Section:
+    """Render the targets of A and of B."""
+    parts: list[Part] = []
     for arm, assessment in assessed.items():
         for section in sections_of_sla(Judged(arm, assessment)):
-            sections.append(replace(section, title=f"{section.title} of {arm}", order=20))
-    return sections
+            # A window alone holds too few steps to say more than noise.
+            if section.title in (TARGETS, NOTES):
+                parts += [_of_arm(part, arm) for part in section.parts if part != HOW_JUDGED]
+    return Section("Targets", 20, (*parts, HOW_JUDGED))
+
+
+def _of_arm(part: Part, arm: str) -> Part:
+    """Say whose a part is, where it speaks."""
+    return replace(part, text=f"{arm}: {part.text}") if isinstance(part, Text) else part
+
+
+def section_of_costs(costs: Costs) -> Section:
+    """Render what B costs and saves, topic by topic."""
+    first, *others = sections_of_costs(costs)
+    parts: list[Part] = [Text(OF_B), *first.parts]
+    for section in others:
+        where = ", for kprof cost to tell" if section.title == MISSING_FACTS else ""
+        parts.append(Text(f"{section.title}{where}:"))
+        is_first = not any(isinstance(part, Table) for part in parts)
+        # What the caption of every table says is said above the first.
+        parts += [
+            replace(part, caption="") if isinstance(part, Table) and not is_first else part
+            for part in section.parts
+        ]
+    return Section(first.title, 30, tuple(parts))
 
 
 def price(comparison: Comparison, given: Mapping[str, str | None]) -> Costs | None:
@@ -77,14 +106,36 @@ def price(comparison: Comparison, given: Mapping[str, str | None]) -> Costs | No
     claim = comparison.headline
     if claim.metric.unit != "ns" or claim.interval is None or claim.verdict not in PROVEN:
         return None
-    place = comparison.plan.metrics.index(claim.metric)
-    step_s = median(pair.b[place] for pair in comparison.pairs if not pair.problem) / 1e9
     interval = claim.interval
     speedup = ",".join(repr(1 / ratio) for ratio in (interval.high, interval.ratio, interval.low))
-    return _costs({**given, "step_s": repr(step_s), "speedup": speedup})
+    measured = {"step_s": repr(_median_of_b(comparison, 0) / 1e9), "speedup": speedup}
+    for place, other in enumerate(comparison.claims):
+        if other.metric.unit == "J" and other.verdict != "INVALID":
+            measured["joules_per_step"] = repr(_median_of_b(comparison, place))
+    return _costs({**given, **measured})
+
+
+def _median_of_b(comparison: Comparison, place: int) -> float:
+    return median(pair.b[place] for pair in comparison.pairs if not pair.problem)
 
 
 PROVEN = ("FASTER", "SLOWER")
+
+
+def is_asked_for_costs(options: AbOptions) -> bool:
+    """Tell whether costs are wanted; tokens of a step may be told for the energy of a token."""
+    told = {name for name, value in options.facts.items() if value is not None}
+    return bool(told - {"tokens_per_step"} if options.energy else told)
+
+
+def tokens_per_step(given: Mapping[str, str | None]) -> float | None:
+    """Return how many tokens a step has, if that was told.
+
+    Raises:
+        KprofError: it is no number above 0.
+    """
+    tokens = facts_of({"tokens_per_step": given.get("tokens_per_step")}).tokens_per_step
+    return None if tokens is None else float(tokens)
 
 
 def no_price(comparison: Comparison) -> Section:

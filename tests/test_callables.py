@@ -186,3 +186,38 @@ def test_a_clock_that_there_is_not_is_answered_with_those_that_there_are():
 def test_a_plan_that_can_decide_nothing_is_refused_before_anything_is_called(plan):
     with pytest.raises(KprofError):
         ab_test(pytest.fail, pytest.fail, plan=plan)
+
+
+def adding(clock, time_ns, is_in_place):
+    """Return a function that returns its input plus nothing, and may leave a change in it."""
+
+    def work(x):
+        clock.spend(time_ns)
+        before = x.copy()
+        if is_in_place:
+            x += 1
+        return before * 0
+
+    return work
+
+
+@pytest.mark.parametrize(("a", "b", "label"), [(False, True, "B"), (True, False, "A")])
+def test_one_that_alone_changes_its_inputs_makes_no_verdict(clock, a, b, label):
+    functions = adding(clock, 1_000_000, a), adding(clock, 900_000, b)
+    compared = ab_test(*functions, inputs=[(np.ones(4),)], plan=PLAN)
+    assert compared.headline.verdict == "INVALID"
+    assert compared.headline.why.startswith(f"{label} changes its inputs")
+    assert len(compared.pairs) > 0
+
+
+def test_two_that_both_change_their_inputs_are_compared_with_a_doubt(clock):
+    functions = adding(clock, 1_000_000, True), adding(clock, 900_000, True)
+    compared = ab_test(*functions, inputs=[(np.ones(4),)], plan=PLAN)
+    assert compared.headline.verdict == "FASTER"
+    assert any(doubt.startswith("Both change their inputs") for doubt in compared.doubts)
+
+
+def test_inputs_that_nobody_changes_are_not_spoken_of(clock):
+    functions = adding(clock, 1_000_000, False), adding(clock, 900_000, False)
+    compared = ab_test(*functions, inputs=[(np.ones(4),)], plan=PLAN)
+    assert (compared.headline.verdict, compared.doubts) == ("FASTER", ())

@@ -1,20 +1,26 @@
 """What a reader is shown of a comparison."""
 
 import io
+import json
+import math
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from kprof.analyze.per_token import per_token
 from kprof.comparison import Claim, Comparison, Interval, Metric, Pair, Plan, load, save
 from kprof.errors import KprofError
-from kprof.report.comparison import format_interval, format_percent, sections_of_comparison
+from kprof.report.changes import format_interval, format_percent
+from kprof.report.comparison import sections_of_comparison
+from kprof.report.comparison_pairs import conditions_of
 from kprof.report.html import render_page
 from kprof.report.section import Figure, Table, Text
 from kprof.report.terminal import print_summary
 
 STEP = Metric("step time", "ns")
 ENERGY = Metric("energy per step", "J")
+SAID = (Text("Calibrated."),)
 HOSTILE = "</script><script>document.title='owned'</script>"
 
 
@@ -36,12 +42,12 @@ def comparison_of(verdict="FASTER", ratio=0.9, metrics=(STEP,), **changes):
 
 def terminal(comparison, width=80):
     console = Console(width=width, record=True, file=io.StringIO())
-    print_summary(comparison.name, sections_of_comparison(comparison, "Calibrated."), console)
+    print_summary(comparison.name, sections_of_comparison(comparison, SAID), console)
     return console.export_text()
 
 
 def tables(comparison):
-    sections = sections_of_comparison(comparison, "Calibrated.")
+    sections = sections_of_comparison(comparison, SAID)
     return [part for section in sections for part in section.parts if isinstance(part, Table)]
 
 
@@ -93,8 +99,8 @@ def test_every_metric_has_its_claim():
 
 
 def test_the_figure_has_a_dot_for_each_pair_and_marks_those_left_out():
-    sections = sections_of_comparison(comparison_of(), "")
-    (figure,) = [p for s in sections for p in s.parts if isinstance(p, Figure)]
+    sections = sections_of_comparison(comparison_of())
+    figure = next(p for s in sections for p in s.parts if isinstance(p, Figure))
     assert [trace["x"] for trace in figure.data] == [[1, 2], [3]]
     assert figure.data[0]["y"] == [0.9, 0.9]
 
@@ -108,16 +114,14 @@ def test_the_plan_can_be_checked_by_its_hash():
 
 def test_no_name_becomes_markup():
     comparison = comparison_of(name=HOSTILE, a=HOSTILE, b=HOSTILE, doubts=(HOSTILE,))
-    page = render_page(HOSTILE, sections_of_comparison(comparison, HOSTILE))
+    page = render_page(HOSTILE, sections_of_comparison(comparison, (Text(HOSTILE),)))
     assert HOSTILE not in page
 
 
 def test_a_comparison_without_pairs_has_a_report():
     claim = Claim(STEP, "INVALID", 0, why="No pairs.")
     parts = [
-        p
-        for s in sections_of_comparison(comparison_of(pairs=(), claims=(claim,)), "")
-        for p in s.parts
+        p for s in sections_of_comparison(comparison_of(pairs=(), claims=(claim,))) for p in s.parts
     ]
     assert not any(isinstance(part, Figure) for part in parts)
     assert any(isinstance(part, Text) and "No pairs." in part.text for part in parts)
@@ -161,3 +165,88 @@ def test_a_table_of_pairs_has_no_column_of_which_nothing_is_known():
 
 def test_the_confidence_of_the_interval_stands_beside_it():
     assert "95 % confidence, pairs set before" in terminal(comparison_of(), 200)
+
+
+def figures(comparison):
+    sections = sections_of_comparison(comparison)
+    return [part for section in sections for part in section.parts if isinstance(part, Figure)]
+
+
+def test_the_samples_of_both_are_drawn_and_the_clocks_of_pairs_that_have_both():
+    _, samples, clocks = figures(comparison_of())
+    assert [trace["y"] for trace in samples.data] == [[2.0, 2.0, 2.0], [1.8, 1.8, 18.0]]
+    assert [(trace["x"], trace["y"]) for trace in clocks.data] == [([2], [1500.0]), ([2], [1480.0])]
+
+
+def test_without_a_sensor_no_clock_is_drawn_and_it_is_said():
+    blind = [replace(pair, clocks_mhz=(None, None)) for pair in comparison_of().pairs]
+    comparison = comparison_of(pairs=tuple(blind))
+    assert len(figures(comparison)) == 2
+    assert conditions_of(comparison.pairs).startswith("No sensor told a GPU's clock")
+
+
+def test_what_left_pairs_out_is_counted_beside_the_clocks():
+    assert conditions_of(comparison_of().pairs) == (
+        "The GPU's clock: 1,480 to 1,500 MHz. 1 pair left out: another process."
+    )
+
+
+def test_a_dot_tells_when_it_was_taken_and_what_came_first():
+    text = figures(comparison_of())[0].data[1]["text"]
+    assert text[0].startswith("A 2 ms, B 18 ms; B first, ")
+    assert text[0].endswith("left out: another process")
+
+
+def test_a_value_that_is_none_leaves_the_rest_of_its_row_and_of_the_page():
+    whole = comparison_of()
+    spoilt = replace(whole.pairs[0], b=(math.nan,))
+    claim = Claim(STEP, "INVALID", 2, why="1 of 4 values are no finite number.")
+    comparison = comparison_of(pairs=(spoilt, *whole.pairs[1:]), claims=(claim,))
+    (pairs,) = [table for table in tables(comparison) if table.columns[0].header == "Pair"]
+    assert pairs.rows[0][:5] == ("1", "A", "2 ms", "—", "—")
+    assert figures(comparison)[0].data[0]["x"] == [2]
+    assert "1.8 ms" in terminal(comparison)
+
+
+def test_of_a_step_whose_tokens_are_known_a_token_has_its_energy_and_its_interval():
+    comparison = comparison_of(metrics=(STEP, ENERGY), tokens_per_step=1000.0)
+    (claims,) = [table for table in tables(comparison) if table.columns[0].header == "Metric"]
+    rows = {row[0]: row[1:] for row in claims.rows}
+    assert rows["energy per token"][:4] == ("30 mJ → 27 mJ", "-10.0 %", "-11.0 %", "-9.00 %")
+    assert rows["throughput"][0] == "500 ktok/s → 556 ktok/s"
+    assert rows["throughput"][1:4] == ("+11.1 %", "+9.89 %", "+12.4 %")
+
+
+def test_without_its_tokens_nothing_is_said_of_a_token():
+    assert per_token(comparison_of(metrics=(STEP, ENERGY))) == ()
+
+
+def test_no_value_of_a_token_comes_of_one_that_is_none():
+    whole = comparison_of(metrics=(STEP, ENERGY), tokens_per_step=1000.0)
+    spoilt = replace(whole.pairs[0], b=(1.8e6, math.nan))
+    found = per_token(replace(whole, pairs=(spoilt, *whole.pairs[1:])))
+    assert [one.claim.metric.name for one in found] == ["throughput"]
+
+
+def test_a_value_that_was_none_is_none_again_when_it_is_read(tmp_path):
+    whole = comparison_of()
+    spoilt = replace(whole, pairs=(replace(whole.pairs[0], b=(math.nan,)), *whole.pairs[1:]))
+    save(spoilt, tmp_path)
+    found = load(tmp_path)
+    assert math.isnan(found.pairs[0].b[0])
+    assert found.pairs[0].a == whole.pairs[0].a
+    assert found.pairs[1:] == whole.pairs[1:]
+
+
+def test_what_stands_beside_a_comparison_is_kept_with_it(tmp_path):
+    comparison = comparison_of()
+    save(comparison, tmp_path, {"calibration": "Calibrated.", "costs": None})
+    content = json.loads((tmp_path / "comparison.json").read_text())
+    assert (content["calibration"], content["costs"], content["schema"]) == ("Calibrated.", None, 1)
+    assert load(tmp_path) == comparison
+
+
+def test_a_comparison_of_a_newer_kprof_is_refused(tmp_path):
+    save(comparison_of(), tmp_path, {"schema": 2})
+    with pytest.raises(KprofError, match="schema 2, and this kprof knows 1"):
+        load(tmp_path)

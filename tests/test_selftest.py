@@ -83,6 +83,17 @@ def test_the_interval_at_the_stop_is_the_one_that_is_counted():
     assert early.coverage.count - alone.coverage.count == covered
 
 
+def test_a_claim_that_is_material_is_counted_where_there_is_no_difference():
+    """Ratios of 1.015 that are called no difference: as many are material as `judge` says."""
+    found = differences("heavy tails", 0.01) + np.log(1.005)
+    fixed, early = tally([Known(0.0, 0.0, found)], levels_of(PLAN))
+    claims = [judge(PLAN, pairs_of(row))[0] for row in found]
+    at_stop = [judge(PLAN, stopped(pairs_of(row)))[0] for row in found]
+    assert 0 < sum(claim.is_material for claim in claims) < len(claims)
+    assert fixed.false_material.count == sum(claim.is_material for claim in claims)
+    assert early.false_material.count == sum(claim.is_material for claim in at_stop)
+
+
 def test_random_pairs_keep_to_their_error_under_every_noise(calibration):
     worst = max(s.fixed.false_positive.share for s in calibration.scenarios)
     # 4 % allowed: as many of 400 only once in a thousand, in any of nine noises.

@@ -15,7 +15,12 @@ from kprof.analyze.calibration.result import Rate
 from kprof.analyze.calibration.rivals import false_positives_of_rivals
 from kprof.analyze.calibration.simulate import simulate
 from kprof.analyze.verdict.rule import levels_of
-from kprof.calibrations import describe_calibration, keep, last_calibration
+from kprof.calibrations import (
+    describe_calibration,
+    doubt_resolution,
+    keep,
+    last_calibration,
+)
 from kprof.collect import known_effects, machine
 from kprof.collect.disturbance import disturbance, share_at
 from kprof.collect.known_effects import host_knobs
@@ -130,7 +135,7 @@ def test_a_calibration_is_taken_kept_and_found_again(home, hasty):
     assert path.is_relative_to(home)
     assert found.doubts[0].startswith("There is no GPU")
     assert last_calibration() == found
-    assert describe_calibration().startswith("On this host's clock (a processor)")
+    assert describe_calibration(last_calibration()).startswith("On this host's clock (a processor)")
 
 
 def test_after_every_stage_there_is_a_calibration_that_says_what_it_lacks(home, hasty):
@@ -138,7 +143,7 @@ def test_after_every_stage_there_is_a_calibration_that_says_what_it_lacks(home, 
     assert [len(found.missing) for found in course] == [5, 4, 3, 2, 1, 0]
     first = course[0]
     assert (first.scenarios[0].fixed.false_positive.of, first.scenarios[0].fixed.power) == (8, {})
-    assert [target.name for target in first.targets] == ["false positives"]
+    assert [target.name for target in first.targets] == ["false positives", "false and material"]
     assert result_of_calibration(first)["power"] == {"0.01": None, "0.02": None, "0.05": None}
     assert result_of_calibration(first)["wrong_direction"] is None
     assert first.is_met in (None, False)
@@ -213,7 +218,7 @@ def kept(home, monkeypatch, **changes):
 
 def test_before_a_self_test_nothing_is_known(home):
     assert last_calibration() is None
-    assert "run kprof selftest" in describe_calibration()
+    assert "run kprof selftest" in describe_calibration(last_calibration())
 
 
 def test_what_another_driver_did_says_nothing_of_this_one(home, monkeypatch):
@@ -226,7 +231,7 @@ def test_what_another_driver_did_says_nothing_of_this_one(home, monkeypatch):
         calibrations, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1")
     )
     assert last_calibration().driver == "580.1"
-    assert "On NVIDIA H200, driver 580.1, 2026-11-20" in describe_calibration()
+    assert "On NVIDIA H200, driver 580.1, 2026-11-20" in describe_calibration(last_calibration())
 
 
 def test_a_gpu_of_which_nothing_is_known_has_at_least_its_hosts_clock(home, monkeypatch):
@@ -234,7 +239,21 @@ def test_a_gpu_of_which_nothing_is_known_has_at_least_its_hosts_clock(home, monk
     monkeypatch.setattr(
         calibrations, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1")
     )
-    assert describe_calibration().startswith("On this host's clock (a processor)")
+    assert describe_calibration(last_calibration()).startswith("On this host's clock (a processor)")
+
+
+@pytest.mark.parametrize(
+    ("least", "device", "is_doubted"),
+    [(0.016, "NVIDIA H200", True), (0.009, "NVIDIA H200", False), (0.016, "a processor", False)],
+)
+def test_a_machine_that_cannot_see_what_matters_is_told_of(
+    home, monkeypatch, least, device, is_doubted
+):
+    made = kept(home, monkeypatch, kind="gpu", device="NVIDIA H200", driver="580.1")
+    coarse = tuple(replace(scenario, least_found=least) for scenario in made.scenarios)
+    monkeypatch.setattr(calibrations, "this_machine", lambda: Machine("gpu", device, "580.1"))
+    doubt = doubt_resolution(replace(made, scenarios=coarse), Plan((Metric("step time", "ns"),)))
+    assert ("find only differences from 1.6 % on" in doubt) is is_doubted
 
 
 def test_a_gpu_that_torch_cannot_use_leaves_the_host_and_a_word_about_it(home, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from kprof.collect.inject.kprof_recorder.schedule import Schedule
 from kprof.collect.samples import Samples, Tail, read_with_processes
-from kprof.collect.stepenergy import Span, energy_of, spans_of
+from kprof.collect.stepenergy import Span, can_count_energy, energy_of, spans_of
 from kprof.collect.windows import Sheets, Window
 
 S = 10**9
@@ -216,12 +216,63 @@ def test_energy_of_short_windows_is_refused(tmp_path):
     )
 
 
-def test_energy_of_two_arms_in_one_process_is_refused(tmp_path):
+def test_of_two_arms_in_one_process_each_window_has_its_own_energy(tmp_path):
     nvml(tmp_path, COUNTER)
+    lines = [window(1, 3), window(3, 5.5, arm="B", first_step=11)]
+    sheets = sheets_of(tmp_path, begin(), *lines)
+    assert energy_of(sheets.windows(), Schedule("AB"), sheets) == (None, "")
+    assert [w.joules for w in sheets.windows()] == [pytest.approx(1000), pytest.approx(1250)]
+
+
+def test_one_short_window_of_two_arms_is_one_too_many(tmp_path):
+    nvml(tmp_path, COUNTER)
+    lines = [window(1, 3.5), window(3.5, 5, arm="B", first_step=11)]
+    sheets = sheets_of(tmp_path, begin(), *lines)
+    why = "the windows do not last 2 s, which the energy counter needs"
+    assert energy_of(sheets.windows(), Schedule("AB"), sheets) == (None, why)
+
+
+@pytest.mark.parametrize(("power_w", "is_believed"), [(480, True), (460, False)])
+def test_energy_of_two_arms_is_checked_over_all_of_their_turns(tmp_path, power_w, is_believed):
+    nvml(tmp_path, sensors(power_w))
+    lines = [window(1, 3), window(3, 5.5, arm="B", first_step=11)]
+    sheets = sheets_of(tmp_path, begin(), *lines)
+    _, why = energy_of(sheets.windows(), Schedule("AB"), sheets)
+    assert ("differ by 8 %" not in why) is is_believed
+
+
+def test_energy_of_a_partitioned_gpu_is_refused(tmp_path):
+    write(
+        tmp_path / "nvml.jsonl",
+        {"devices": [{"index": 0, "uuid": "GPU-aaaa-bbbb", "is_mig": True}]},
+    )
+    write(tmp_path / "nvml.jsonl", *({"time_ns": int(s * S), "device": 0, **t} for s, t in COUNTER))
     sheets = sheets_of(tmp_path, begin(), window(1, 5))
-    joules, why = energy_of(sheets.windows(), Schedule("AB"), sheets)
+    joules, why = energy_of(sheets.windows(), Schedule("A"), sheets)
     assert joules is None
-    assert "both arms take turns" in why
+    assert "partitioned" in why
+
+
+class Counting:
+    """An NVML of so many GPUs, with energy counters or without."""
+
+    def __init__(self, *counters_mj):
+        self.handles = dict(enumerate(counters_mj))
+        self.is_closed = False
+
+    def ask(self, name, handle):
+        assert name == "nvmlDeviceGetTotalEnergyConsumption"
+        return handle
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(("counters", "can"), [((), False), ((None,), False), ((None, 7), True)])
+def test_energy_can_be_counted_where_one_gpu_tells_it(counters, can):
+    nvml = Counting(*counters)
+    assert can_count_energy(lambda: nvml) is can
+    assert nvml.is_closed
 
 
 def test_energy_without_a_counter_is_missing(tmp_path):

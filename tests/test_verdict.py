@@ -339,6 +339,14 @@ def test_a_value_that_is_none_is_no_reason_to_stop():
     assert not is_enough(plan_of(), pairs[:20])
 
 
+def test_nobody_waits_for_a_metric_that_gets_no_verdict_any_more():
+    plan = replace(plan_of(), metrics=(TIME, RATE))
+    whole = [replace(pair, a=pair.a * 2, b=pair.b * 2) for pair in pairs_with(0.5)]
+    spoilt = [replace(whole[0], b=(*whole[0].b[:1], float("nan"))), *whole[1:20]]
+    assert is_enough(plan, spoilt)
+    assert [claim.verdict for claim in judge(plan, spoilt)] == ["FASTER", "INVALID"]
+
+
 RATIOS = st.lists(st.floats(0.8, 1.25), min_size=6, max_size=30)
 
 

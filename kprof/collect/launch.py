@@ -79,8 +79,8 @@ def command_for(arguments: Sequence[str], *, is_module: bool = False) -> tuple[s
     target = arguments[0]
     if target.startswith("-"):
         raise LaunchError(
-            f"kprof run has no option {target}",
-            fix="a script's options stand after it, kprof's own before it: see kprof run --help",
+            f"kprof has no option {target} here",
+            fix="a script's options stand after it, kprof's own before it: see --help",
         )
     if is_module:
         _check_module(target)
@@ -90,7 +90,7 @@ def command_for(arguments: Sequence[str], *, is_module: bool = False) -> tuple[s
         if not Path(target).is_file():
             raise LaunchError(
                 f"{target}: no such script",
-                fix="check the path; a module is run with `kprof run -m package.module`",
+                fix="check the path; a module is named with -m, as in -m package.module",
             )
         return (sys.executable, *arguments)
     if shutil.which(target) is None:

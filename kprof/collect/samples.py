@@ -71,6 +71,15 @@ class Samples:
         visible = visible_devices(self._devices, os.environ)
         return visible[gpu["number"]] if gpu["number"] < len(visible) else None
 
+    @property
+    def driver(self) -> str | None:
+        """The driver's version; None where NVML has told nothing."""
+        return next((one.get("driver") for one in self._devices), None)
+
+    def is_partitioned(self, index: int | None) -> bool:
+        """Tell whether a GPU is divided into instances (MIG): it is sampled as a whole."""
+        return any(one["index"] == index and one.get("is_mig") for one in self._devices)
+
     def first(self, index: int) -> Sample:
         """Return the first sample of a GPU, from before the workload came to it."""
         return next(iter(self._of.get(index, [])), {})
@@ -92,7 +101,7 @@ class Samples:
 
     def counted_joules(self, index: int | None, span_ns: tuple[int, int]) -> float | None:
         """Return by how much the energy counter rose in a span, however short."""
-        known = self._with(index, "energy_mj")
+        known = self._around(index, span_ns, "energy_mj")
         if not known or known[0]["time_ns"] > span_ns[0] or known[-1]["time_ns"] < span_ns[1]:
             return None
         return (_energy_at(known, span_ns[1]) - _energy_at(known, span_ns[0])) / 1000
@@ -102,8 +111,8 @@ class Samples:
 
         A second way to the energy, coarser than the counter: to check that with.
         """
-        known = self._with(index, "power_w")
-        inside = [sample for sample in known if span_ns[0] <= sample["time_ns"] <= span_ns[1]]
+        around = self._around(index, span_ns, "power_w")
+        inside = [sample for sample in around if span_ns[0] <= sample["time_ns"] <= span_ns[1]]
         if len(inside) < 2:
             return None
         pairs = pairwise(inside)
@@ -113,9 +122,12 @@ class Samples:
             return None
         return float(total / 2e9 * (span_ns[1] - span_ns[0]) / covered_ns)
 
-    def _with(self, index: int | None, quantity: str) -> list[Sample]:
+    def _around(self, index: int | None, span_ns: tuple[int, int], quantity: str) -> list[Sample]:
+        """Return the samples of a quantity in a span, and the last before and the first after."""
         samples = self._of.get(index, []) if index is not None else []
-        return [sample for sample in samples if quantity in sample]
+        first = bisect_right(samples, span_ns[0], key=_time) - 1
+        last = bisect_left(samples, span_ns[1], key=_time) + 1
+        return [sample for sample in samples[max(first, 0) : last] if quantity in sample]
 
 
 def _time(sample: Sample) -> int:

@@ -77,6 +77,8 @@ class Trial:
     """Why it is missing, as the end of a sentence."""
     problems: tuple[str, ...] = ()
     """Sentences that a reader of the numbers has to know."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of torch and of the driver, where they are known."""
 
 
 class TrialError(KprofError):
@@ -212,6 +214,7 @@ class Course:
             joules_per_step=joules,
             why_no_energy=why,
             problems=(*self._problems, *self._sheets.problems()),
+            versions=self._sheets.versions(),
         )
         for timed in self._sheets.all:
             if timed.is_patch_broken:

@@ -153,6 +153,11 @@ class Sheets:
         is_patch_broken = any(timed.is_patch_broken for timed in self.all)
         return is_patch_broken or (self.leading is not None and self.leading.is_over)
 
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether a GPU of the workload is shared by instances (MIG), which its sensors are not."""
+        return any(self.samples.is_partitioned(index) for index in self._gpus())
+
     def joules(self, span_ns: tuple[int, int]) -> float | None:
         """Return what all GPUs of the workload took in a span; None of one shorter than 2 s."""
         return _sum(self.samples.joules(i, span_ns) for i in self._gpus())
@@ -173,6 +178,12 @@ class Sheets:
         if any(about["host"] != platform.node() for about in abouts):
             return []
         return list({self.samples.index_of(gpu) for about in abouts for gpu in about["gpus"]})
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of torch and of the driver that the leading process ran on."""
+        about = self.leading.about if self.leading is not None else {}
+        told = {"torch": about.get("torch"), "driver": self.samples.driver if about else None}
+        return {name: version for name, version in told.items() if version}
 
     def problems(self) -> tuple[str, ...]:
         """Return what a reader of the windows has to know, as sentences."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -105,6 +106,7 @@ def ab(
         },
         out=out,
         force=force,
+        line=shlex.join(["kprof", *ctx.obj]),
     )
     compared = compare(options, say)
     printed = compared.json if json else None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from kprof.analyze.calibration.result import EFFECTS, Calibration, Judged, Rate, Scenario
-from kprof.report.section import Column, Part, Section, Table, Text
+from kprof.report.section import Column, Facts, Part, Section, Table, Text
 
 ORDER = 90
 IN_TEXT = tuple(f"{effect:g}" for effect in EFFECTS)
@@ -28,6 +28,25 @@ def sections_of_calibration(calibration: Calibration) -> list[Section]:
         for s in scenarios
     ]
     return [*sections, Section("The noises", ORDER, tuple(lines))]
+
+
+def badge_of(calibration: Calibration) -> Facts:
+    """Return how often verdicts err, from which difference on they find, and when that was seen."""
+    by_name = {target.name: target for target in calibration.targets}
+    items = []
+    if false := by_name.get("false positives"):
+        noises = (
+            f"of comparisons without a difference, in the worst of {len(calibration.scenarios)}"
+        )
+        items.append(("False alarms", f"{_percent(false.value)} %", f"{noises} noises"))
+    if calibration.least_found:
+        found = f"found by four in five comparisons of {calibration.num_pairs} pairs"
+        items.append(("Finds from", f"{_least(calibration.least_found)} %", found))
+    where = f"{calibration.device}, driver {calibration.driver}"
+    items.append(
+        ("Calibrated", calibration.date, where if calibration.driver else calibration.device)
+    )
+    return Facts(tuple(items))
 
 
 def describe(calibration: Calibration) -> str:

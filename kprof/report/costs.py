@@ -14,7 +14,7 @@ from kprof.analyze.cost.tokens import in_micro_dollars
 from kprof.report.section import Column, Part, Section, Table, Text
 
 SCHEMA = 1
-TITLE = "Cost"
+TITLE, MISSING_FACTS = "Cost", "Missing"
 ORDER = 95
 BAND = (
     "Low, mid and high follow the band of the price; where a gain is uncertain, that of the gain."
@@ -31,7 +31,7 @@ def sections_of_costs(costs: Costs) -> list[Section]:
         sections.append(Section(topic, ORDER, (_table(list(figures)),)))
     if costs.missing:
         lines = [Text(f"{m.topic}: give {', '.join(m.facts)}.") for m in costs.missing]
-        sections.append(Section("Missing", ORDER, tuple(lines)))
+        sections.append(Section(MISSING_FACTS, ORDER, tuple(lines)))
     if costs.notes:
         sections.append(Section("To know", ORDER, tuple(Text(note) for note in costs.notes)))
     return sections

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from kprof.analyze.sla.curves import TokenCurve, distribution, token_curve
+from kprof.analyze.sla.curves import Curves, TokenCurve, curves_of, distribution, token_curve
 from kprof.analyze.sla.doubts import lag_of
 from kprof.analyze.sla.judge import Assessment
 from kprof.analyze.sla.rates import find_window
@@ -18,7 +19,7 @@ from kprof.report.units import MISSING, UNKNOWN, format_count, format_share, for
 from kprof.responses import Responses
 
 SCHEMA = 1
-TITLE = "Service level"
+TITLE, NOTES = "Service level", "To know"
 ORDER = 5
 PERCENTILES = "inverted CDF"
 METHOD = (
@@ -40,6 +41,8 @@ class Judged:
     source: str
     assessment: Assessment
     runs: tuple[Responses, ...] = ()
+    curves: Curves | None = None
+    """What was kept of the requests, where they themselves are not at hand."""
 
 
 def sections_of_sla(judged: Judged, *, for_page: bool = False) -> list[Section]:
@@ -58,7 +61,7 @@ def sections_of_sla(judged: Judged, *, for_page: bool = False) -> list[Section]:
         sections += _curves(judged)
     if assessment.doubts:
         notes = tuple(Text(_sentence(doubt)) for doubt in assessment.doubts)
-        sections.append(Section("To know", ORDER, notes))
+        sections.append(Section(NOTES, ORDER, notes))
     return sections
 
 
@@ -226,7 +229,16 @@ def result_of_sla(judged: Judged) -> dict[str, object]:
         "late_p99_ns": lag_of(judged.runs),
         "gpus": assessment.num_gpus,
         "doubts": list(assessment.doubts),
+        "curves": _curves_kept(judged),
     }
+
+
+def _curves_kept(judged: Judged) -> dict[str, Any] | None:
+    """Return what of the requests can be drawn again; None: there were none."""
+    if not judged.runs:
+        return None
+    targets = [judgement.target for judgement in judged.assessment.judgements]
+    return asdict(curves_of(judged.runs, targets))
 
 
 def _judgement(judgement: Judgement) -> dict[str, object]:

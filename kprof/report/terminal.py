@@ -31,22 +31,31 @@ def print_summary(title: str, sections: list[Section], console: Console) -> None
     for section in sections:
         if section.in_terminal:
             console.print(_line(section.title, console, "bold"))
-            for number, part in enumerate(section.parts):
-                if isinstance(part, Table) and number and part.terminal_rows:
+            shown = [part for part in section.parts if _is_shown(part)]
+            for number, part in enumerate(shown):
+                if number and (isinstance(part, Table) or isinstance(shown[number - 1], Table)):
                     console.print()
                 _print_part(part, console)
             console.print()
 
 
+def _is_shown(part: object) -> bool:
+    """Tell whether a part has something for a terminal."""
+    if isinstance(part, Text):
+        return part.tone != "muted"
+    is_table = isinstance(part, Table) and bool(part.rows and part.terminal_rows)
+    return is_table or isinstance(part, Facts)
+
+
 def _print_part(part: object, console: Console) -> None:
-    if isinstance(part, Text) and part.tone != "muted":
+    if isinstance(part, Text):
         line = _line(part.text, console, _STYLES.get(part.tone, ""))
         for row in line.wrap(console, console.width - len(INDENT)):
             row.rstrip()
             console.print(Line(INDENT) + row)
     elif isinstance(part, Facts):
         console.print(Padding(_facts_grid(part, console), (0, 0, 0, 2), expand=False))
-    elif isinstance(part, Table) and part.rows and part.terminal_rows:
+    elif isinstance(part, Table):
         _print_table(part, console)
 
 

@@ -57,6 +57,8 @@ class Judged:
     """The interval holds the truth, over all effects."""
     pairs: dict[str, float]
     """How many pairs were taken, on average, by effect."""
+    false_material: Rate = Rate(0, 0)
+    """No difference, and an interval that lies beyond the smallest effect."""
 
 
 @dataclass(frozen=True)

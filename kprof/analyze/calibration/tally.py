@@ -43,6 +43,8 @@ class _Outcome:
     is_less: Flags
     is_alike: Flags
     holds_truth: Flags
+    is_material: Flags
+    """The whole interval lies beyond the smallest effect, on one side or the other."""
     num_pairs: float
 
     def says(self, flags: Flags) -> Rate:
@@ -93,7 +95,9 @@ def _with_all_pairs(known: Known, levels: Levels) -> _Outcome:
     holds_truth = (look.low <= known.truth) & (known.truth <= look.high)
     num_pairs = float(known.differences.shape[1])
     is_more, is_less = look.low > 0, look.high < 0
-    return _Outcome(known.effect, is_more, is_less, look.is_alike, holds_truth, num_pairs)
+    is_material = (look.low > levels.margin) | (look.high < -levels.margin)
+    is_alike = look.is_alike
+    return _Outcome(known.effect, is_more, is_less, is_alike, holds_truth, is_material, num_pairs)
 
 
 def _stopped(known: Known, levels: Levels, with_all: _Outcome) -> _Outcome:
@@ -104,6 +108,8 @@ def _stopped(known: Known, levels: Levels, with_all: _Outcome) -> _Outcome:
     is_early = decided.any(axis=1)
     stop = np.where(is_early, decided.argmax(axis=1), decided.shape[1])
     above, below = exclusion(course, levels, known.truth)
+    beyond = exclusion(course, levels, levels.margin)[0]
+    beyond |= exclusion(course, levels, -levels.margin)[1]
 
     def there(flags: Flags, otherwise: Flags) -> Flags:
         return np.where(is_early, _at(flags, stop), otherwise)
@@ -114,6 +120,7 @@ def _stopped(known: Known, levels: Levels, with_all: _Outcome) -> _Outcome:
         there(looks.is_below, with_all.is_less),
         there(looks.is_alike, with_all.is_alike),
         there(~(above | below), with_all.holds_truth),
+        there(beyond, with_all.is_material),
         float(stop.mean()) + 1,
     )
 
@@ -136,6 +143,7 @@ def _judged(found: Sequence[_Outcome]) -> Judged:
         wrong_direction=pooled([o.says(flags) for o, flags in zip(some, wrong, strict=True)]),
         coverage=pooled([_rate(o.holds_truth) for o in found]),
         pairs={f"{o.effect:g}": o.num_pairs for o in found},
+        false_material=_rate(none.is_material),
     )
 
 

@@ -10,6 +10,7 @@ LEAST_POWER = {"0.01": 0.80, "0.02": 0.95, "0.05": 0.99}
 
 
 FALSE_POSITIVES, WRONG_DIRECTION = "false positives", "wrong direction"
+FALSE_MATERIAL = "false and material"
 
 Of = Callable[[Scenario], float]
 
@@ -26,6 +27,7 @@ def targets_of_simulation(
     return (
         _lowest(scenarios, FALSE_POSITIVES, 0.05, lambda s: s.fixed.false_positive.share),
         _lowest(scenarios, "false FASTER or SLOWER", 0.05, lambda s: s.fixed.false_verdict.share),
+        _lowest(scenarios, FALSE_MATERIAL, 0.01, lambda s: s.fixed.false_material.share),
         *_of_power(scenarios),
         _highest(scenarios, "coverage, least", 0.93, lambda s: s.fixed.coverage.share),
         _lowest(scenarios, "coverage, most", 0.97, lambda s: s.fixed.coverage.share),
@@ -53,7 +55,12 @@ def targets_on_a_machine(scenarios: Sequence[Scenario]) -> tuple[Target, ...]:
     worst = max(scenarios, key=lambda s: _excess(s.fixed.false_positive))
     false = worst.fixed.false_positive
     reach = quantile(0.95, false.of, 0.05)
-    found = [Target(FALSE_POSITIVES, false.share, "lower", reach, worst.name)]
+    of_material = max((s.fixed.false_material for s in scenarios), key=lambda rate: rate.share)
+    most = quantile(0.95, max(of_material.of, 1), 0.01)
+    found = [
+        Target(FALSE_POSITIVES, false.share, "lower", reach, worst.name),
+        _lowest(scenarios, FALSE_MATERIAL, most, lambda s: s.fixed.false_material.share),
+    ]
     planted = [scenario for scenario in scenarios if scenario.fixed.power]
     if planted:
         coverage = pooled([scenario.fixed.coverage for scenario in planted])

@@ -40,7 +40,10 @@ def judge(plan: Plan, pairs: Sequence[Pair], *, are_all: bool = False) -> tuple[
 
 
 def is_enough(plan: Plan, pairs: Sequence[Pair]) -> bool:
-    """Tell whether sampling may end: the plan is done, or every metric is decided early."""
+    """Tell whether sampling may end: the plan is done, or every metric is decided early.
+
+    One with a value that is none gets no verdict any more, and nobody waits for it.
+    """
     if len(pairs) >= plan.max_pairs:
         return True
     counting = [pair for pair in pairs if not pair.problem]
@@ -48,10 +51,10 @@ def is_enough(plan: Plan, pairs: Sequence[Pair]) -> bool:
         return False
     levels = levels_of(plan)
     every = [_values(counting, index) for index in range(len(plan.metrics))]
-    if not all((np.isfinite(values) & (values > 0)).all() for values in every):
-        return False
-    courses = [Course.of(_differences(values), plan.max_pairs) for values in every]
-    return all(look_always(course, levels).has_decided[-1] for course in courses)
+    sound = [values for values in every if (np.isfinite(values) & (values > 0)).all()]
+    courses = [Course.of(_differences(values), plan.max_pairs) for values in sound]
+    decided = [look_always(course, levels).has_decided[-1] for course in courses]
+    return bool(decided) and all(decided)
 
 
 def _values(pairs: Sequence[Pair], index: int) -> Floats:
