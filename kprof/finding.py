@@ -26,6 +26,15 @@ class Remedy:
 
 
 @dataclass(frozen=True)
+class Worth:
+    """Dollars a month: the least saving at the least price, the middle ones, the most of both."""
+
+    low_usd: float
+    middle_usd: float
+    high_usd: float
+
+
+@dataclass(frozen=True)
 class Saving:
     """What a step would get shorter by, in ns, between `low_ns` and `high_ns`; None: unknown."""
 
@@ -34,6 +43,8 @@ class Saving:
     high_ns: int | None
     basis: str
     """How the interval was found, or why nobody knows."""
+    worth: Worth | None = None
+    """Of a month in which the run's GPUs do nothing else; None: unknown, or no price is."""
 
     @property
     def middle_ns(self) -> int:
@@ -93,6 +104,10 @@ class Diagnosis:
     findings: tuple[Finding, ...] = ()
     together: Saving | None = None
     """All remedies at once: savings overlap, or help one another, so this is no sum."""
+    swapped: Saving | None = None
+    """The same of those that are swaps, where there are several."""
     unasked: tuple[Unasked, ...] = ()
     whole: str = "a step"
     """What savings are of: a step, or the window of a run that marks none."""
+    price: str = ""
+    """What the worth of savings rests on: GPUs, price, its lists' dates. Empty: nothing has one."""

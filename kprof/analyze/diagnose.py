@@ -49,9 +49,15 @@ def diagnose(trace: Trace) -> Diagnosis:
         return Diagnosis(unasked=tuple(unasked), whole=whole_of(trace))
     pricer = find_pricer(trace)
     ranked = _ranked(found, pricer)
-    together = pricer.price(ranked) if len(ranked) > 1 else None
     kept = tuple(_with_telling_rows(one, trace) for one in ranked)
-    return Diagnosis(kept, together, tuple(unasked), whole_of(trace))
+    swaps = [one for one in ranked if one.swap is not None]
+    return Diagnosis(
+        kept,
+        pricer.price(ranked) if len(ranked) > 1 else None,
+        pricer.price(swaps) if len(swaps) > 1 else None,
+        tuple(unasked),
+        whole_of(trace),
+    )
 
 
 def name_of(rule: ModuleType) -> str:

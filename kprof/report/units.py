@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
+
+from kprof.finding import Worth
 
 MISSING = "—"
 UNKNOWN = "not known"
@@ -61,6 +64,23 @@ def format_share(share: float | None) -> str:
     if 0 < share < 0.001:
         return f"{100 * share:.2f} %"
     return f"{100 * share:.1f} %"
+
+
+def format_worth(worth: Worth | None) -> str:
+    """Format dollars a month from the least to the most, in two digits; missing as a dash."""
+    if worth is None:
+        return MISSING
+    most = _two_digits(worth.high_usd)
+    return f"{_two_digits(worth.low_usd)} to {most}" if worth.low_usd > 0 else f"up to {most}"
+
+
+def _two_digits(usd: float) -> str:
+    if usd <= 0:
+        return "$0"
+    place = math.floor(math.log10(usd))
+    # Dollars and cents, never dimes.
+    decimals = max(1 - place, 0)
+    return f"${round(usd, 1 - place):,.{2 if decimals == 1 else decimals}f}"
 
 
 def format_share_of_limit(limit_ns: float | None, limited_time_ns: int) -> str:

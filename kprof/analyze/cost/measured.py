@@ -30,12 +30,17 @@ def measured_in(trace: Trace) -> Measured:
     if trace.is_host_only or trace.kernels.empty:
         why = f"{trace.meta.source} ran on no GPU, so it says nothing of a GPU's cost."
         return Measured(None, None, None, None, (why,))
-    gpus = len(trace.kernels[["rank", "device"]].drop_duplicates())
+    name, gpus = gpus_in(trace)
     step_s, how = _step_s(trace)
     joules = measure_step_energy(trace).joules
     found = f"{trace.meta.source}: {gpus} GPU{'s' if gpus > 1 else ''}, {how}"
     energy = "its energy was not measured" if joules is None else f"{joules:.3g} J a step"
-    return Measured(_gpu_name(trace), gpus, step_s, joules, (f"{found}; {energy}.",))
+    return Measured(name, gpus, step_s, joules, (f"{found}; {energy}.",))
+
+
+def gpus_in(trace: Trace) -> tuple[str | None, int]:
+    """Return the GPUs' name as price lists have it, None where they differ, and how many worked."""
+    return _gpu_name(trace), len(trace.kernels[["rank", "device"]].drop_duplicates())
 
 
 def listed_name(device_name: str) -> str:

@@ -16,6 +16,8 @@ from kprof.responses import Response, Responses, Times
 
 MOST_TOKENS = 256
 MOST_POINTS = 500
+# Of what is kept with a verdict, not drawn for the engineer who just measured it.
+FEW_POINTS = 64
 LEVELS = (Fraction(1, 2), Fraction(95, 100), Fraction(99, 100))
 
 
@@ -29,6 +31,36 @@ class TokenCurve:
     """The 99 % bound of p99; None: too few samples."""
     share_short: tuple[float, ...]
     """Share of the requests whose answers were complete with fewer tokens."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What can be drawn without the requests themselves: few points, times in ns."""
+
+    tokens: TokenCurve | None
+    by_target: dict[str, tuple[tuple[float, float], ...]]
+    """By a target's text: times, and the share of all samples at or below each."""
+
+
+def curves_of(runs: Sequence[Responses], targets: Sequence[Target]) -> Curves:
+    """Return the curves of the requests, and for each target on a time its distribution."""
+    found = token_curve(runs)
+    times = [target for target in targets if target.metric.kind == "time"]
+    drawn = {one.text: tuple(distribution(one, runs, FEW_POINTS)) for one in times}
+    return Curves(
+        found and _thinned(found), {text: points for text, points in drawn.items() if points}
+    )
+
+
+def _thinned(curve: TokenCurve) -> TokenCurve:
+    last = len(curve.num_tokens) - 1
+    kept = np.unique(np.linspace(0, last, min(last + 1, FEW_POINTS)).astype(int)).tolist()
+    return TokenCurve(
+        tuple(curve.num_tokens[i] for i in kept),
+        {name: tuple(points[i] for i in kept) for name, points in curve.by_level.items()},
+        tuple(curve.high_p99[i] for i in kept),
+        tuple(curve.share_short[i] for i in kept),
+    )
 
 
 def token_curve(runs: Sequence[Responses], most: int = MOST_TOKENS) -> TokenCurve | None:
@@ -51,7 +83,9 @@ def token_curve(runs: Sequence[Responses], most: int = MOST_TOKENS) -> TokenCurv
     return TokenCurve(tuple(places.tolist()), levels, tuple(high), tuple(short))
 
 
-def distribution(target: Target, runs: Sequence[Responses]) -> list[tuple[float, float]]:
+def distribution(
+    target: Target, runs: Sequence[Responses], most: int = MOST_POINTS
+) -> list[tuple[float, float]]:
     """Return (time in ns, share of the samples at or below it), thinned out to draw.
 
     What failed has no time, so the shares end below one where something did.
@@ -60,7 +94,7 @@ def distribution(target: Target, runs: Sequence[Responses]) -> list[tuple[float,
     finite = values[np.isfinite(values)]
     if not len(finite):
         return []
-    places = np.unique(np.linspace(0, len(finite) - 1, min(len(finite), MOST_POINTS)).astype(int))
+    places = np.unique(np.linspace(0, len(finite) - 1, min(len(finite), most)).astype(int))
     return [(float(finite[i]), (i + 1) / len(values)) for i in places.tolist()]
 
 

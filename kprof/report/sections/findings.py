@@ -7,7 +7,15 @@ import pandas as pd
 from kprof.analyze.summary import collapse_layers
 from kprof.finding import Diagnosis, Finding, Saving
 from kprof.report.section import Column, Part, Section, Table, Text
-from kprof.report.units import MISSING, UNKNOWN, format_count, format_share, format_time, or_missing
+from kprof.report.units import (
+    MISSING,
+    UNKNOWN,
+    format_count,
+    format_share,
+    format_time,
+    format_worth,
+    or_missing,
+)
 from kprof.trace import Trace
 
 TITLE = "Findings"
@@ -15,6 +23,7 @@ ORDER = 27
 
 # What a terminal shows in words; the page shows all.
 NUM_TOLD = 3
+MONTH = "A month"
 ROWS_OF_EVIDENCE = 5
 PROOF = (
     Column("What", "name"),
@@ -77,6 +86,8 @@ def _card(number: int, finding: Finding, diagnosis: Diagnosis) -> str:
     if finding.saving is None or finding.saving.high_ns is None:
         return f"{number}. {finding.claim}. What mending it saves is not known. {how}"
     saves = f"{format_saving(finding.saving)} of {diagnosis.whole}"
+    if finding.saving.worth is not None:
+        saves += f", {format_worth(finding.saving.worth)} a month at list prices"
     return f"{number}. {finding.claim}. Mending it saves {saves}. {how}"
 
 
@@ -85,20 +96,31 @@ def _savings(diagnosis: Diagnosis) -> Table:
         Column("Finding"),
         Column("Saves"),
         Column(f"Of {diagnosis.whole}"),
+        Column(MONTH),
         Column("How sure"),
         Column("Effort"),
         Column("Swap"),
     )
     rows = tuple(
-        (one.rule, *_interval(one.saving), one.confidence, one.effort, one.swap or MISSING)
+        (
+            one.rule,
+            *_interval(one.saving),
+            format_worth(one.saving.worth if one.saving else None),
+            one.confidence,
+            one.effort,
+            one.swap or MISSING,
+        )
         for one in diagnosis.findings
     )
+    money = f" A month: in dollars, of {diagnosis.price}." if diagnosis.price else ""
     caption = (
         "Predicted by replaying the recording: from a modest success to a full one, give or take "
         "what the replay itself misses. Savings do not add up: some overlap, some count only once "
         "another is mended. Each has a playbook: kprof playbook NAME"
     )
-    return Table(columns, rows, caption, terminal_rows=0)
+    kept = [i for i in range(len(columns)) if diagnosis.price or columns[i].header != MONTH]
+    shown = tuple(tuple(row[i] for i in kept) for row in rows)
+    return Table(tuple(columns[i] for i in kept), shown, caption + money, terminal_rows=0)
 
 
 def _claims(diagnosis: Diagnosis) -> Table:
