@@ -147,11 +147,11 @@ def _bet(promises: list[Promise], added: ComparisonAdded, tests: str | None) -> 
     if tests == NOTHING or (tests is None and not promises):
         return None
     tried = added.comparison.b.removeprefix("--swap ")
-    is_swap = tried != added.comparison.b
+    kernels = set(tried.split(",")) if tried != added.comparison.b else None
     fits = [
         one
         for one in promises
-        if (one.predicted.name == tests if tests else is_swap and one.predicted.swap == tried)
+        if (one.predicted.name == tests if tests else set(one.predicted.swap.split(",")) == kernels)
     ]
     if len(fits) == 1:
         return Bet(fits[0].entry.number, fits[0].predicted.name)

@@ -9,7 +9,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from kprof.benched import Benched, read_benched
 from kprof.comparison import Comparison
+from kprof.finding import Worth
 
 SCHEMA = 1
 
@@ -42,7 +44,9 @@ class Predicted(msgspec.Struct, frozen=True):
     confidence: str = ""
     effort: str = ""
     swap: str = ""
+    """The kernel that would take over, or several, separated by commas."""
     command: str = ""
+    worth: Worth | None = None
 
     @property
     def shares(self) -> tuple[float, float] | None:
@@ -190,6 +194,17 @@ class GateAdded(Holding, frozen=True, tag="gate"):
         return {one.subject: one for one in found}
 
 
+class BenchAdded(Holding, frozen=True, tag="bench"):
+    """What `kprof kernels bench --json` said, of each call that was measured."""
+
+    said: tuple[dict[str, Any], ...]
+
+    @property
+    def calls(self) -> tuple[Benched, ...]:
+        """What was measured, by call."""
+        return read_benched(self.said)
+
+
 class CalibrationAdded(Holding, frozen=True, tag="calibration"):
     """What `kprof selftest --json` said: how often verdicts err on this machine."""
 
@@ -210,6 +225,7 @@ AnyContent = (
     | ServiceLevelAdded
     | CostAdded
     | GateAdded
+    | BenchAdded
     | CalibrationAdded
     | Decided
 )

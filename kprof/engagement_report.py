@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from kprof.analyze.score import score
 from kprof.engagement import (
+    BenchAdded,
     CalibrationAdded,
     ComparisonAdded,
     CostAdded,
@@ -106,6 +107,7 @@ def evidence_of(engagement: Engagement) -> tuple[Evidence, tuple[str, ...]]:
         tuple(_predictions(engagement)),
         tuple(Decision(_day_of(entry), one.text) for entry, one in engagement.of(Decided)),
         tuple(_sources(engagement)),
+        tuple(call for _, one in engagement.of(BenchAdded) for call in one.calls),
     )
     return evidence, tuple(missing)
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
+from kprof.benched import KEYS as BENCH_KEYS
+from kprof.benched import Benched, read_benched
 from kprof.comparison import FILE as COMPARISON_FILE
-from kprof.comparison import Comparison
+from kprof.comparison import Comparison, read
 from kprof.errors import KprofError
 from kprof.open import Progress, open_trace
 from kprof.playbook import all_playbooks
@@ -23,7 +25,6 @@ from kprof.report.partner.parts import Steps
 from kprof.report.partner.redaction import LEVELS, Level, Redactor, reduced
 from kprof.report.partner.saved_answers import (
     calibration_in,
-    comparison_in,
     costs_in,
     gate_in,
     service_level_in,
@@ -61,6 +62,7 @@ class _Found:
     service_levels: list[Any] = field(default_factory=list)
     costs: list[Any] = field(default_factory=list)
     gates: list[Any] = field(default_factory=list)
+    benches: list[Benched] = field(default_factory=list)
     calibration: Any = None
     calibration_text: str = ""
     sources: list[Source] = field(default_factory=list)
@@ -98,6 +100,7 @@ def read_evidence(
         found.calibration,
         found.calibration_text,
         sources=tuple(found.sources),
+        benches=tuple(found.benches),
     )
     return replace(evidence, advice=_advice_for(evidence))
 
@@ -166,8 +169,7 @@ def _add(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 - any 
 
 def _add_known(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 - any JSON
     if isinstance(content, list) and content and all(isinstance(o, Mapping) for o in content):
-        found.gates += [gate_in(one) for one in content]
-        return "quality gate"
+        return _add_kernels(found, content)
     if not isinstance(content, Mapping):
         raise KprofError(f"{path} holds nothing that a report could show", fix=FIX)
     if {"plan", "pairs", "claims"} <= content.keys():
@@ -188,14 +190,25 @@ def _add_known(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 
     raise KprofError(f"{path} holds nothing that a report could show", fix=FIX)
 
 
+def _add_kernels(found: _Found, content: list[Any]) -> str:
+    """Add what `kprof kernels check` or `bench` printed of several kernels."""
+    if content[0].keys() >= BENCH_KEYS:
+        found.benches += read_benched(content)
+        return "kernels beside their peers"
+    found.gates += [gate_in(one) for one in content]
+    return "quality gate"
+
+
 def _add_compared(found: _Found, content: Mapping[str, Any]) -> None:
     """Add what `kprof ab --json` printed: the comparison, its targets, costs and calibration."""
-    found.comparisons.append(comparison_in(content))
+    found.comparisons.append(read(content))
     for arm, judged in (content.get("targets") or {}).items():
         found.service_levels.append(service_level_in(judged, arm))
     if content.get("costs"):
         found.costs.append(costs_in(content["costs"]))
     found.calibration_text = content.get("calibration") or found.calibration_text
+    if content.get("calibrated") and found.calibration is None:
+        found.calibration = calibration_in(content["calibrated"])
 
 
 def _source(name: str, what: str, path: Path) -> Source:
@@ -222,4 +235,4 @@ def sections_of_summary(evidence: Evidence, level: Level = "partner") -> list[Se
 
 
 def _line_of(row: tuple[str, ...]) -> str:
-    return f"{row[0]}: {'; '.join(cell for cell in row[1:] if cell != MISSING)}"
+    return f"{row[0]}: {'; '.join(cell for cell in row[1:] if cell not in ('', MISSING))}"

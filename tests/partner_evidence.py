@@ -11,9 +11,11 @@ from kprof.analyze.calibration.result import Target as Aim
 from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cost.price import Band, Price
 from kprof.analyze.cost.sheet import Figure
+from kprof.analyze.sla.curves import Curves, TokenCurve
 from kprof.analyze.sla.judge import Assessment
 from kprof.analyze.sla.targets import parse_target
 from kprof.analyze.sla.verdict import Judgement
+from kprof.benched import Benched, Timing
 from kprof.comparison import Claim, Comparison, Interval, Metric, Pair, Plan
 from kprof.finding import Diagnosis, Finding, Saving
 from kprof.gate.result import GateReport, Level, Measure, not_run
@@ -81,7 +83,17 @@ def run_of(*findings, kernel="gemm_kernel", **meta):
 def level_of(verdict="MET", text="ttf64_p99<=100ms", high=95e6, **more):
     """Build a service level of one target, measured at 90 ms."""
     judgement = Judgement(parse_target(text), verdict, "so it is", 90e6, 85e6, high, 1200, 1200)
-    return JudgedLevel("result.json", Assessment((judgement,), more.get("doubts", ())))
+    assessment = Assessment((judgement,), more.get("doubts", ()))
+    return JudgedLevel("result.json", assessment, curves=curves_of(text))
+
+
+def curves_of(text):
+    """Build the curves of 64 tokens, the last of which come after 90 ms."""
+    places = (1, 16, 32, 64)
+    times = (10e6, 30e6, 50e6, 90e6)
+    by_level = dict.fromkeys(("p50", "p95", "p99"), times)
+    tokens = TokenCurve(places, by_level, (11e6, 33e6, 55e6, None), (0.0,) * 4)
+    return Curves(tokens, {text: tuple(zip(times, (0.25, 0.5, 0.75, 1.0), strict=True))})
 
 
 def price_of(usd="4.29"):
@@ -121,6 +133,13 @@ def gate_of(state="passed", is_bit_exact=True):
     return GateReport("rmsnorm by kprof", levels, ("L0", "L1"))
 
 
+def bench_of(kernel="rmsnorm"):
+    """Build a kernel that is half as fast again as the best of its peers."""
+    shape = (8192, 4096)
+    timings = (Timing("kprof", shape, 20e3, 0.9), Timing("liger", shape, 30e3, 0.6))
+    return Benched(kernel, "bfloat16", "forward", "kprof", "Round GPU", "2026-11-20", timings)
+
+
 def calibration_of(**more):
     """Build a calibration: 4 of 100 comparisons without a difference saw one."""
     rate = Rate(4, 100)
@@ -145,6 +164,7 @@ def everything(**more):
             "costs": (costs_of("0.50"), costs_of("0.40")),
             "gates": (gate_of(),),
             "calibration": calibration_of(),
+            "benches": (bench_of(),),
             **more,
         }
     )

@@ -10,7 +10,7 @@ from kprof.analyze.score import score
 from kprof.comparison import Metric
 from kprof.entries import read_engagement
 from kprof.errors import KprofError
-from kprof.finding import Saving
+from kprof.finding import Saving, Worth
 from kprof.saved import load, save
 from kprof.trace import Prediction
 from tests.engagements import LATER_NS, STEP_NS, finding, write_comparison, write_run
@@ -109,6 +109,20 @@ def test_status_prints_mean_error_count_and_how_many_were_inside(begun, capsys):
 
 def test_a_swap_is_of_the_one_finding_that_proposes_it(begun):
     assert [one.name for one in added(begun, 0.87).scored] == ["unfused_norm"]
+
+
+def test_a_swap_of_several_kernels_is_of_the_promise_that_names_them_all(tmp_path):
+    engage.init(tmp_path / "two")
+    swaps = finding(swap="rmsnorm"), finding("unfused_rope", swap="rope")
+    both = Saving(STEP_NS, 1_500_000, 2_500_000, "replayed", Worth(500.0, 700.0, 900.0))
+    engage.add(tmp_path / "two", [write_run(tmp_path / "run.kprof", *swaps, swapped=both)])
+    (scored,) = added(tmp_path / "two", 0.8, b="--swap rope,rmsnorm").scored
+    assert scored.name == "all-swaps"
+    assert scored.predicted == (0.15, 0.25)
+    promised = read_engagement(tmp_path / "two").entries[1].predictions[-1]
+    assert promised.worth == Worth(500.0, 700.0, 900.0)
+    with pytest.raises(KprofError, match="which prediction"):
+        added(tmp_path / "two", 0.8, b="--swap rope,swiglu")
 
 
 def test_any_other_change_has_to_say_what_it_tests(begun):

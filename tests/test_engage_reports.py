@@ -11,12 +11,14 @@ from kprof import engage
 from kprof.analyze.sla.judge import Assessment
 from kprof.analyze.sla.targets import parse_target
 from kprof.analyze.sla.verdict import Judgement
+from kprof.benched import Benched
 from kprof.cost import calculate, json_of
 from kprof.engagement import CostAdded, ServiceLevelAdded
 from kprof.engagement_report import evidence_of, write_report
 from kprof.entries import read_engagement
 from kprof.errors import KprofError
 from kprof.gate.result import LEVELS, GateReport, Level
+from kprof.partner import read_evidence
 from kprof.report.junit import Case, render_junit
 from kprof.report.markdown import render_markdown
 from kprof.report.section import Column, Facts, Figure, Section, Table, Text
@@ -93,6 +95,31 @@ def test_a_cost_from_which_nothing_follows_is_refused(folder, tmp_path):
     content = json.loads(json_of(price_of("3"))) | {"figures": []}
     with pytest.raises(KprofError, match="nothing follows from it"):
         engage.add(folder, [written(tmp_path / "cost.json", content)])
+
+
+def test_kernels_stand_beside_their_peers_and_who_did_not_run_is_no_peer(folder, tmp_path):
+    times = {"kprof": 2_000.0, "liger": 3_000.0, "eager": 8_000.0}
+    measured = [
+        {"provider": name, "shape": [8192, 4096], "gpu_ns": time, "share_of_copy": 0.9}
+        for name, time in times.items()
+    ]
+    measured.append({"provider": "quack", "shape": [8192, 4096], "gpu_ns": 1.0, "problem": "wrong"})
+    choice = {"kernel": "rmsnorm", "dtype": "bfloat16", "bucket": [8192, 4096], "gpu": "H200"}
+    choice |= {"direction": "forward", "provider": "kprof", "date": "2026-11-20", "versions": {}}
+    path = written(tmp_path / "bench.json", [{**choice, "measured": measured}])
+    engage.add(folder, [path])
+    (row,) = rows_of(folder, "Beside peers")
+    assert "rmsnorm forward, 8192x4096 bfloat16 | 2 µs | 3 µs | liger | 1.50 times as fast" in row
+    page = (folder / "report.html").read_text()
+    assert "Kernels beside their peers" in page
+    assert "1.50 times as fast" in page
+    assert read_evidence([path]).benches == evidence_of(read_engagement(folder))[0].benches
+
+
+def test_a_kernel_without_a_peer_has_no_ratio():
+    alone = Benched("rope", "bfloat16", "forward", "kprof", "H200", "2026-11-20", ())
+    assert alone.ratio is None
+    assert alone.ours is None
 
 
 def test_the_page_is_made_of_the_entries_and_of_the_runs_beside_them(folder, tmp_path):

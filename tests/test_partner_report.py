@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import date
 from fractions import Fraction
 from html import unescape
@@ -14,6 +15,7 @@ import pytest
 from kprof.analyze.cost.price import Band
 from kprof.analyze.cost.sheet import Figure
 from kprof.comparison import Interval, Pair, save
+from kprof.finding import Saving, Worth
 from kprof.partner import read_evidence, write_partner_report
 from kprof.report.calibration import result_of_calibration
 from kprof.report.costs import result_of_costs
@@ -21,6 +23,7 @@ from kprof.report.gate import result_of_gate
 from kprof.report.partner import render_report
 from kprof.report.partner.evidence import Decision, Evidence, Scored
 from kprof.report.partner.template import Template, all_sections, list_templates, read_template
+from kprof.report.partner.wording import changed_in_words
 from kprof.report.sla import result_of_sla
 from tests.partner_evidence import (
     calibration_of,
@@ -53,12 +56,54 @@ def said(evidence, **more):
 def test_the_cover_says_in_one_sentence_what_changed_and_what_it_saves():
     found = said(everything())
     assert "✓ Faster, proven With the change, one step takes 20.0 % less time" in found
-    assert "(19.0 % to 21.0 %); that saves $0.10 ($0.05 to $0.20) per million tokens." in found
+    assert "(19.0 % to 21.0 %); every promise of the service is kept now" in found
+    assert "it saves $0.10 ($0.05 to $0.20) per million tokens." in found
 
 
 def test_a_much_faster_change_is_said_as_a_multiple():
     found = said(everything(comparisons=(comparison_of(low=0.049, ratio=0.050, high=0.051),)))
     assert "one step is 20.0 times as fast (19.6 to 20.4)" in found
+
+
+def test_a_promise_that_was_kept_before_is_no_gain():
+    kept = everything(service_levels=(level_of("MET"), level_of("MET")))
+    assert "kept now, and was not before" not in said(kept)
+
+
+def test_what_a_loss_costs_is_a_sum_and_its_range_goes_upwards():
+    slower = comparison_of("SLOWER", 1.04, 1.05, 1.06)
+    dearer = everything(comparisons=(slower,), costs=(costs_of("4.00"), costs_of("4.20")))
+    found = said(dearer)
+    assert "it costs another $0.20 ($0.10 to $0.40) per million tokens" in found
+    assert "costs $0.20 ($0.10 to $0.40) more" in found
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [
+        ("--swap rmsnorm,rope", "kernels swapped in: rmsnorm, rope"),
+        ("inside agent.py:graphs", "graphs, switched on by agent.py"),
+        ("--arg --workers --arg 8", "with the arguments --workers 8"),
+        ("--env A=1 --env B=2", "with the variables A=1 B=2"),
+        ("--env A=1 --arg x", "--env A=1 --arg x"),
+        ("after.py", "after.py"),
+    ],
+)
+def test_what_was_changed_is_said_in_plain_words(difference, words):
+    assert changed_in_words(difference) == words
+
+
+def test_what_was_swapped_in_is_no_next_step_any_more():
+    found = said(Evidence("T", (run_of(finding_of(swap="rmsnorm")),), (comparison_of(),)))
+    steps = found[found.index("What next") : found.index("Where the time goes", 400)]
+    assert "kprof ab --swap rmsnorm t.py" not in steps
+    other = run_of(finding_of(swap="rope"))
+    assert "unfused norm: mending it may save" in said(Evidence("T", (other,), (comparison_of(),)))
+
+
+def test_energy_that_no_counter_told_reads_missing_with_the_reason():
+    found = said(everything())
+    assert "Energy of a step missing no step is marked" in found
 
 
 def test_a_slower_change_is_called_a_loss():
@@ -145,14 +190,40 @@ def test_many_kinds_of_work_are_folded_and_still_add_up_to_all():
     assert "Everything else 25.0 %" in table
 
 
-def test_a_prediction_that_is_no_longer_one_is_not_priced():
-    found = said(everything())
-    assert "In money" not in found
+def test_a_saving_is_priced_by_what_the_state_that_it_was_found_in_costs():
+    before, after = run_of(finding_of()), run_of(finding_of("unfused_rope"))
+    found = said(Evidence("T", runs=(before, after), costs=(costs_of("0.40"), costs_of("0.20"))))
+    assert "In money $0.020 to $0.040 of a million tokens" in found
+    assert "In money $0.010 to $0.020 of a million tokens" in found
 
 
-def test_a_saving_is_priced_where_nothing_was_changed_since():
-    found = said(everything(comparisons=(), costs=(costs_of("0.40"),)))
-    assert "In money $0.030 ($0.020 to $0.040) of a million tokens" in found
+def test_a_saving_is_worth_a_share_of_its_gpus_where_no_costs_were_given():
+    worth = Saving(1000, 50, 100, "replayed", Worth(131.0, 274.0, 460.4))
+    found = said(Evidence("T", runs=(priced_run(worth),)))
+    assert "In money $130 to $460 a month; that is of 1 GPU at $5.00 an hour" in found
+
+
+def test_a_saving_without_a_price_says_so_and_is_no_nothing():
+    found = said(Evidence("T", runs=(run_of(finding_of()),)))
+    assert "In money not known: no price list has this GPU" in found
+
+
+def test_a_saving_that_nobody_knows_has_no_money_either():
+    unknown = priced_run(Saving(1000, None, None, "nobody knows"))
+    assert "In money not known How sure" in said(Evidence("T", runs=(unknown,)))
+
+
+def test_what_savings_are_worth_is_not_public():
+    worth = Saving(1000, 50, 100, "replayed", Worth(131.0, 274.0, 460.4))
+    found = said(Evidence("T", runs=(priced_run(worth),)), level="public")
+    assert "In money [left out] How sure" in found
+    assert "$" not in found
+
+
+def priced_run(saving):
+    """Return a run with a finding of this saving, priced by a list."""
+    run = run_of(finding_of(saving=saving))
+    return replace(run, diagnosis=replace(run.diagnosis, price="1 GPU at $5.00 an hour"))
 
 
 def test_a_promise_is_told_in_words_with_its_bound_before_and_after():
@@ -164,7 +235,7 @@ def test_a_promise_is_told_in_words_with_its_bound_before_and_after():
 
 def test_a_bound_that_no_number_of_samples_gave_is_missing_and_not_zero():
     found = said(Evidence("T", service_levels=(level_of("NOT PROVEN", high=None),)))
-    assert "now 90.0 ms — ? Not proven 1,200" in found
+    assert "now 90.0 ms missing ? Not proven 1,200" in found
 
 
 def test_money_stands_with_its_price_its_source_and_its_date():
@@ -347,8 +418,8 @@ def test_a_comparison_with_values_that_are_no_numbers_is_read_and_shown(tmp_path
     save(invalid, tmp_path / "ab.kprof")
     found = said(read_evidence([tmp_path / "ab.kprof"]))
     assert "Not a valid measurement: A value is no number." in found
-    assert "9 before 40 ms — —" in found
-    assert "Step time — ? not valid" in found
+    assert "9 before 40 ms missing missing" in found
+    assert "Step time missing ? not valid" in found
 
 
 def test_a_calibration_is_read_from_what_selftest_printed(tmp_path):

@@ -1,6 +1,7 @@
 """Playbooks: one for each rule, all of one form, shown by a command from anywhere."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import typer
 from kprof.cli import app, run_command_line
 from kprof.discover import modules_in
 from kprof.errors import KprofError
+from kprof.partner import _sentences
 from kprof.playbook import HEADINGS, all_playbooks, find_playbook
 
 ROOT = Path(__file__).parent.parent
@@ -85,9 +87,17 @@ def test_pages_are_found_from_another_folder(tmp_path):
 def test_every_kernel_that_a_rule_would_swap_in_is_one_of_the_library():
     library = {path.stem for path in (ROOT / "kprof" / "kernels").glob("[a-z]*.py")}
     text = "".join(Path(module.__file__).read_text() for module in modules_in(RULES_PACKAGE))
-    named = {line.split('"')[1] for line in text.split("swap=")[1:] if line.startswith('"')}
+    named = set(re.findall(r'(?:swap=|remedy, )"(\w+)"', text))
     assert named >= {"rope", "cross_entropy", "linear_cross_entropy"}
     assert named | {"rmsnorm", "layernorm", "swiglu", "geglu", "adamw"} <= library
 
 
 RULES_PACKAGE = "kprof.analyze.rules"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_fix_says_in_words_what_to_do_first(page):
+    # A card of the partner report shows the first sentence, and no commands.
+    (first, *_) = _sentences(dict(page.parts)["Fix"])
+    assert len(first) > 25
+    assert not first.startswith(("For GeGLU", "Both are needed"))

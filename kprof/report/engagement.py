@@ -7,6 +7,7 @@ from typing import Any
 
 from kprof.analyze.score import Promise, Score, Scores, score
 from kprof.engagement import (
+    BenchAdded,
     CalibrationAdded,
     ComparisonAdded,
     CostAdded,
@@ -19,8 +20,8 @@ from kprof.engagement import (
     RunAdded,
     ServiceLevelAdded,
 )
-from kprof.report.comparison import format_interval, format_percent
-from kprof.report.engagement_sides import section_of_gates, section_of_sides
+from kprof.report.changes import format_interval, format_percent
+from kprof.report.engagement_sides import section_of_benches, section_of_gates, section_of_sides
 from kprof.report.section import Column, Facts, Part, Section, Table, Text
 from kprof.report.units import MISSING, UNKNOWN, format_count
 
@@ -38,7 +39,8 @@ def sections_of_engagement(engagement: Engagement) -> list[Section]:
     scores = score(engagement)
     sections = [_overview(engagement, scores), _predictions(scores)]
     sections += [part for part in (_tried(engagement), section_of_sides(engagement)) if part]
-    sections += [part for part in (section_of_gates(engagement), _decisions(engagement)) if part]
+    sections += [part for part in (section_of_gates(engagement),) if part]
+    sections += [part for part in (section_of_benches(engagement), _decisions(engagement)) if part]
     return [*sections, _entries(engagement)]
 
 
@@ -227,6 +229,7 @@ WORDS: dict[type, Callable[[Any], str]] = {
     ServiceLevelAdded: lambda one: f"service level {one.when}: {one.verdict.lower()}",
     CostAdded: lambda one: f"cost {one.when}",
     GateAdded: lambda one: f"quality gate of {', '.join(one.subjects)}",
+    BenchAdded: lambda one: f"{format_count(len(one.calls), 'call')} beside their peers",
     CalibrationAdded: lambda one: "calibration: how often verdicts err",
     Decided: lambda one: f"decision: {one.text}",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kprof.engagement import (
+    BenchAdded,
     CostAdded,
     Engagement,
     Figure,
@@ -105,3 +106,28 @@ def section_of_gates(engagement: Engagement) -> Section | None:
         for one in found
     )
     return Section("Quality gate", 40, (Table(columns, rows, terminal_rows=len(rows)),))
+
+
+def section_of_benches(engagement: Engagement) -> Section | None:
+    """Show every call beside the best of its peers; None: none was measured."""
+    calls = [call for _, bench in engagement.of(BenchAdded) for call in bench.calls]
+    if not calls:
+        return None
+    columns = (
+        Column("Kernel alone", "name"),
+        Column("Ours", "right"),
+        Column("Best other", "right"),
+        Column("Which"),
+        Column("Ours is", "right"),
+    )
+    rows = tuple(
+        (
+            one.what,
+            format_time(one.ours.gpu_ns if one.ours else None),
+            format_time(one.best_other.gpu_ns if one.best_other else None),
+            one.best_other.provider if one.best_other else MISSING,
+            MISSING if one.ratio is None else f"{one.ratio:.2f} times as fast",
+        )
+        for one in calls
+    )
+    return Section("Beside peers", 42, (Table(columns, rows, terminal_rows=len(rows)),))

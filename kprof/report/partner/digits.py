@@ -101,6 +101,8 @@ def dollars(low: float, middle: float, high: float) -> str:
         return _dollar_sign(rounded(middle, _decimals_of_money(middle)))
     least = _limit(middle, 2)
     decimals = min(max(decimals_for((high - low) / 2), least), _limit(middle, 3))
+    # Dollars and cents, never dimes.
+    decimals = 2 if decimals == 1 else decimals
     few, shown, many = (_dollar_sign(rounded(value, decimals)) for value in (low, middle, high))
     return shown if few == many else f"{shown} ({few} to {many})"
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from kprof.analyze.calibration.result import Calibration
 from kprof.analyze.cost.answer import Costs
+from kprof.benched import Benched
 from kprof.comparison import Comparison, Interval
 from kprof.gate.result import GateReport
 from kprof.report.sla import Judged
@@ -76,6 +77,8 @@ class Evidence:
     predictions: tuple[Scored, ...] = ()
     decisions: tuple[Decision, ...] = ()
     sources: tuple[Source, ...] = ()
+    benches: tuple[Benched, ...] = ()
+    """Kernels alone beside their peers."""
     advice: Mapping[str, Advice] = field(default_factory=dict)
     """By the name of the rule that found something."""
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from kprof.analyze.cost.answer import Costs
+from kprof.analyze.cost.of_findings import worth_of
 from kprof.analyze.cost.price import Band
 from kprof.analyze.cost.sheet import Figure
+from kprof.finding import Saving
 from kprof.report.partner.digits import dollars
 from kprof.report.partner.evidence import Evidence, first_and_last
-from kprof.report.units import MISSING
+from kprof.report.units import MISSING, UNKNOWN, format_worth
 
 MILLION, MONTH, STEPS = "A million tokens", "A month", "A thousand steps"
 KEPT = "A month, all GPUs kept"
@@ -44,6 +46,11 @@ def written(band: Band | None) -> str:
     if band is None:
         return MISSING
     return dollars(float(band.low), float(band.mid), float(band.high))
+
+
+def negated(band: Band) -> Band:
+    """Return what a saving costs, or a cost saves."""
+    return Band(-band.high, -band.mid, -band.low)
 
 
 def is_credited(evidence: Evidence) -> bool:
@@ -140,3 +147,19 @@ def _sum(after: Band | None, saved: Band | None) -> Band | None:
 def _difference(old: Band, new: Band) -> Band:
     ends = (old.low - new.low, old.high - new.high)
     return Band(min(ends), old.mid - new.mid, max(ends))
+
+
+def worth_in_words(saving: Saving | None, price: str, is_before: bool, evidence: Evidence) -> str:
+    """Return what a saving is worth: of the costs that were given, else of the run's GPUs."""
+    if saving is None or saving.high_ns is None:
+        return UNKNOWN
+    lines = {line.name: line.before if is_before else line.after for line in money_in(evidence)}
+    known = {name: band for name, band in lines.items() if band is not None}
+    if known:
+        name = next((one for one in (MONTH, KEPT) if one in known), next(iter(known)))
+        told = format_worth(worth_of(saving, Band.known(known[name].mid)))
+        of_what = "" if name in (MONTH, KEPT) else "of "
+        return f"{told} {of_what}{name[:1].lower()}{name[1:]}, at the middle price"
+    if saving.worth is None:
+        return price or "not known: no price list has this GPU"
+    return f"{format_worth(saving.worth)} a month; that is of {price}"

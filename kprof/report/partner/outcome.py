@@ -9,11 +9,12 @@ from kprof.comparison import Claim, Comparison
 from kprof.gate.result import REJECT
 from kprof.report.partner.digits import gain_range
 from kprof.report.partner.evidence import Evidence, first_and_last
-from kprof.report.partner.money import is_credited, money_in, written
+from kprof.report.partner.money import is_credited, money_in, negated, written
 from kprof.report.partner.parts import Verdict
 from kprof.report.partner.wording import VERDICTS, change_in_words
 
 UNCHECKED = "Adopt the change once the quality gate has shown that results stay right."
+KEPT_NOW = "every promise of the service is kept now, and was not before"
 NOTHING = "There is nothing to report on: no run, no comparison, no service level and no cost."
 
 
@@ -58,9 +59,16 @@ def _of_comparison(evidence: Evidence, comparison: Comparison) -> Verdict:
         sentence = f"It is not known yet whether the change helps: {change}"
     if (bad := _rejected(evidence)) and claim.verdict == "FASTER":
         return Verdict("Faster, but rejected", f"{sentence}; but {bad}.", "warning")
-    if claim.verdict in ("FASTER", "SLOWER") and (saved := _saving(evidence)):
-        sentence += f"; {saved}"
+    if claim.verdict in ("FASTER", "SLOWER"):
+        sentence = "; ".join([sentence, *_besides(evidence)])
     return Verdict(word, f"{sentence.rstrip('.')}.", tone)
+
+
+def _besides(evidence: Evidence) -> list[str]:
+    """Return what a proven difference means for promises and for money."""
+    told = [KEPT_NOW] if _is_kept_now(evidence) else []
+    saved = _saving(evidence)
+    return [*told, saved] if saved else told
 
 
 def _rejected(evidence: Evidence) -> str:
@@ -73,14 +81,23 @@ def _rejected(evidence: Evidence) -> str:
     return ""
 
 
+def _is_kept_now(evidence: Evidence) -> bool:
+    """Tell whether a service level is proven kept that was proven broken before."""
+    before, after = first_and_last(evidence.service_levels)
+    if before is None or after is None:
+        return False
+    return (before.assessment.verdict, after.assessment.verdict) == ("MISSED", "MET")
+
+
 def _saving(evidence: Evidence) -> str:
     if not is_credited(evidence):
         return ""
     lines = {line.name: line for line in money_in(evidence) if line.saved}
     for name, words in (("A month", "a month"), ("A million tokens", "per million tokens")):
         if (line := lines.get(name)) and line.saved and line.saved.mid:
-            verb = "saves" if line.saved.mid >= 0 else "costs another"
-            return f"that {verb} {written(line.saved).lstrip('-')} {words}"
+            if line.saved.mid >= 0:
+                return f"it saves {written(line.saved)} {words}"
+            return f"it costs another {written(negated(line.saved))} {words}"
     return ""
 
 
@@ -156,10 +173,20 @@ def _about_gaps(evidence: Evidence) -> list[str]:
     return steps
 
 
+def _swapped(evidence: Evidence) -> set[str | None]:
+    """Return the kernels that were swapped in to be compared."""
+    comparison = evidence.headline
+    _, is_swap, kernels = (comparison.b if comparison else "").partition("--swap ")
+    return {one.partition("=")[0] for one in kernels.split(",")} if is_swap else set()
+
+
 def _about_findings(evidence: Evidence) -> list[str]:
     if not evidence.runs or evidence.runs[-1].diagnosis is None:
         return []
     found = [one for one in evidence.runs[-1].diagnosis.findings if one.saving is not None]
+    # What a single run shows was there before the change that was compared with it.
+    tried = _swapped(evidence) if len(evidence.runs) == 1 else set()
+    found = [one for one in found if one.swap not in tried]
     steps = []
     for one in found[:2]:
         assert one.saving is not None

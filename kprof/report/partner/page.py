@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from kprof.report.partner import parts as nouns
 from kprof.report.partner.svg import bar_svg, swatch_svg, to_svg
 from kprof.report.section import Facts, Table, Text
-from kprof.report.units import readable, shorten
+from kprof.report.units import MISSING, readable, shorten
 
 ROWS_SHOWN = 12
 LONGEST_NAME = 160
@@ -44,7 +44,9 @@ def render_page(title: str, subtitle: str, mark: str, chapters: Sequence[nouns.C
         lstrip_blocks=True,
     )
     environment.filters.update(keep=_keep_units, name=_name, has_long_word=_has_long_word)
-    environment.globals.update(svg=to_svg, bar=bar_svg, swatch=swatch_svg, ROWS=ROWS_SHOWN)
+    environment.globals.update(
+        svg=to_svg, bar=bar_svg, swatch=swatch_svg, ROWS=ROWS_SHOWN, MISSING=MISSING
+    )
     style, script = (_read(f"page.{kind}") for kind in ("css", "js"))
     return environment.get_template("page.html.jinja").render(
         title=title,

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from kprof.report.partner.evidence import Evidence
 from kprof.report.units import shorten
+from kprof.trace import Trace
 
 Level = Literal["internal", "partner", "public"]
 LEVELS: tuple[Level, ...] = ("internal", "partner", "public")
@@ -50,8 +51,23 @@ T = TypeVar("T")
 
 
 def reduced(evidence: Evidence, level: Level) -> Evidence:
-    """Return the evidence without what a level leaves out as a whole: of the public one, costs."""
-    return dataclasses.replace(evidence, costs=()) if level == "public" else evidence
+    """Return the evidence without what a level leaves out as a whole: of the public one, money."""
+    if level != "public":
+        return evidence
+    runs = tuple(map(_without_money, evidence.runs))
+    return dataclasses.replace(evidence, costs=(), runs=runs)
+
+
+def _without_money(run: Trace) -> Trace:
+    diagnosis = run.diagnosis
+    if diagnosis is None:
+        return run
+    findings = tuple(
+        dataclasses.replace(one, saving=one.saving and dataclasses.replace(one.saving, worth=None))
+        for one in diagnosis.findings
+    )
+    kept = dataclasses.replace(diagnosis, findings=findings, price=LEFT_OUT)
+    return dataclasses.replace(run, diagnosis=kept)
 
 
 class Redactor:

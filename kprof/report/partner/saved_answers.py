@@ -14,30 +14,27 @@ from kprof.analyze.calibration.result import Calibration
 from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cost.price import Band, Price
 from kprof.analyze.cost.sheet import Figure, Missing
+from kprof.analyze.sla.curves import Curves
 from kprof.analyze.sla.judge import Assessment
 from kprof.analyze.sla.targets import parse_target
 from kprof.analyze.sla.verdict import Judgement
-from kprof.comparison import Comparison
 from kprof.gate.result import GateReport
 from kprof.report.sla import Judged
 
 Plain = Mapping[str, Any]
 
 
-def comparison_in(content: Plain) -> Comparison:
-    """Read a comparison as `kprof ab` keeps it; a value that was no number is none again."""
-    pairs = [
-        {**pair, **{arm: [math.nan if v is None else v for v in pair[arm]] for arm in ("a", "b")}}
-        for pair in content["pairs"]
-    ]
-    return msgspec.convert({**content, "pairs": pairs}, Comparison)
-
-
 def service_level_in(content: Plain, source: str = "") -> Judged:
     """Read what `kprof sla --json` printed."""
     judgements = tuple(_judgement(one) for one in content["targets"])
     doubts = tuple(str(doubt) for doubt in content["doubts"])
-    return Judged(source or content["source"], Assessment(judgements, doubts, content["gpus"]))
+    # What an older kprof printed has no curves.
+    kept = content.get("curves")
+    return Judged(
+        source or content["source"],
+        Assessment(judgements, doubts, content["gpus"]),
+        curves=None if kept is None else msgspec.convert(kept, Curves),
+    )
 
 
 def _judgement(content: Plain) -> Judgement:

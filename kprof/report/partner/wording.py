@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kprof.comparison import Interval, Metric
+import re
+
+from kprof.comparison import Claim, Interval, Metric
 from kprof.report.partner.digits import across, rounded, within
 
 KINDS = {
@@ -48,6 +50,8 @@ VERDICTS = {
     "INCONCLUSIVE": "Cannot tell yet",
     "INVALID": "Not a valid measurement",
 }
+OF_OTHERS = {"FASTER": "Better, proven", "SLOWER": "Worse, proven"}
+"""What the verdicts are called on what is no time."""
 SLA_VERDICTS = {
     "MET": "Kept, proven",
     "MISSED": "Broken, proven",
@@ -64,11 +68,19 @@ SYMBOLS = {"good": "✓", "warning": "✗", "plain": "?"}
 GRADES = {"low": "low", "medium": "medium", "high": "high"}
 
 MANY_TIMES = 1.5
+_SWAP, _INSIDE = re.compile(r"--swap (\S+)"), re.compile(r"inside (\S+):(\w+)")
 
 
 def marked(tone: str, text: str) -> str:
     """Put the symbol of a tone before a text, so that colour is never all there is."""
     return f"{SYMBOLS[tone]} {text}"
+
+
+def verdict_in_words(claim: Claim) -> str:
+    """Say a verdict on time, or on energy or a rate, which are not faster but better."""
+    is_time = claim.metric.unit == "ns"
+    words = VERDICTS[claim.verdict]
+    return words if is_time else OF_OTHERS.get(claim.verdict, words)
 
 
 def change_in_words(interval: Interval, metric: Metric) -> str:
@@ -95,6 +107,19 @@ def _signed(percent: str) -> str:
     if percent.startswith("-"):
         return f"{percent[1:]} % less"
     return f"{percent} % more"
+
+
+def changed_in_words(difference: str) -> str:
+    """Say how B differs from A in plain words; what is not known stays as it was typed."""
+    if swapped := _SWAP.fullmatch(difference):
+        return f"kernels swapped in: {swapped[1].replace(',', ', ')}"
+    if inside := _INSIDE.fullmatch(difference):
+        return f"{inside[2]}, switched on by {inside[1]}"
+    words = difference.split()
+    for option, what in (("--arg", "with the arguments"), ("--env", "with the variables")):
+        if words[::2] and set(words[::2]) == {option} and len(words) % 2 == 0:
+            return f"{what} {' '.join(words[1::2])}"
+    return difference
 
 
 def share_in_words(share: float) -> str:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from kprof.analyze.per_token import per_token
 from kprof.comparison import Comparison, Pair
-from kprof.report.comparison import format_value
+from kprof.report.changes import format_value
 from kprof.report.partner.digits import rounded
 from kprof.report.partner.drawings import Band, Dot, both, pairs
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Block, Chapter, Folded, Missing, Picture
-from kprof.report.partner.wording import VERDICTS, change_in_words, marked
+from kprof.report.partner.wording import (
+    VERDICTS,
+    change_in_words,
+    changed_in_words,
+    marked,
+    verdict_in_words,
+)
 from kprof.report.section import Column, Table, Text
 from kprof.report.units import MISSING
 
@@ -30,7 +37,7 @@ def render(evidence: Evidence) -> Chapter | Missing:
     blocks: list[Block] = [Text(MEANING)]
     for comparison in evidence.comparisons:
         if len(evidence.comparisons) > 1:
-            blocks.append(Text(f"{comparison.name}: {comparison.b}", "heading"))
+            blocks.append(Text(f"{comparison.name}: {changed_in_words(comparison.b)}", "heading"))
         blocks += _blocks(comparison)
     return Chapter(TITLE, tuple(blocks))
 
@@ -68,13 +75,13 @@ def _claims(comparison: Comparison) -> Table:
     rows = tuple(
         (
             claim.metric.name,
-            marked(TONES.get(claim.verdict, "plain"), VERDICTS[claim.verdict]),
+            marked(TONES.get(claim.verdict, "plain"), verdict_in_words(claim)),
             change_in_words(claim.interval, claim.metric) if claim.interval else MISSING,
             f"{100 * claim.interval.level:.3g} %" if claim.interval else MISSING,
             f"{claim.num_pairs:,}",
             MISSING if claim.p_value is None else f"{claim.p_value:.1g}",
         )
-        for claim in comparison.claims
+        for claim in (*comparison.claims, *(one.claim for one in per_token(comparison)))
     )
     caption = (
         "The p-value: how likely a difference as clear as this is if there were none. Its range "

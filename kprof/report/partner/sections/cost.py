@@ -10,38 +10,45 @@ from kprof.report.partner.drawings import Range, both, ranges
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.money import is_credited, money_in, written
 from kprof.report.partner.parts import Block, Chapter, Folded, Missing, Picture
+from kprof.report.partner.sections.summary import format_joules
 from kprof.report.partner.sections.time import stages_of
 from kprof.report.section import Column, Facts, Table, Text
-from kprof.report.units import MISSING
 
 TITLE = "Cost and energy"
 
 HOW = "kprof cost RUN --gpu H100 --tokens-per-step 4096 --json > cost.json, then name cost.json"
 NO_CREDIT = "The difference between before and after is not proven, so no saving is credited."
+GAP = "missing"
 ENERGY_IS_PAID = "Energy is part of what a GPU-hour costs: do not add it."
 
 
 def render(evidence: Evidence) -> Chapter | Missing:
     """Render money before and after, what it stands on, what moves it, and the energy."""
     energy = _energy(evidence)
-    lines = money_in(evidence)
-    if not evidence.costs and not energy:
+    is_measured = any(value != GAP for _, value, _ in energy)
+    if not evidence.costs and not is_measured:
         return Missing("What it costs and saves", HOW)
+    blocks = _money(evidence)
+    if energy:
+        blocks.append(Facts(tuple(energy)))
+    if is_measured:
+        blocks.append(Text(ENERGY_IS_PAID, "muted"))
+    return Chapter(TITLE, tuple(blocks))
+
+
+def _money(evidence: Evidence) -> list[Block]:
     blocks: list[Block] = []
     for costs in evidence.costs:
         blocks += [Text(warning, "warning") for warning in costs.warnings]
     if evidence.costs and not is_credited(evidence):
         blocks.append(Text(NO_CREDIT, "warning"))
-    if lines:
+    if money_in(evidence):
         blocks.append(_table(evidence))
         if picture := _picture(evidence):
             blocks.append(picture)
     if evidence.costs:
         blocks += _basis(evidence.costs[-1])
-    if energy:
-        blocks.append(Facts(tuple(energy)))
-        blocks.append(Text(ENERGY_IS_PAID, "muted"))
-    return Chapter(TITLE, tuple(blocks))
+    return blocks
 
 
 def _table(evidence: Evidence) -> Table:
@@ -125,7 +132,7 @@ def _figures(costs: Costs) -> Table:
         low, middle, high = within(float(band.low), float(band.mid), float(band.high), 4)
         ends = ("", "") if band.is_known else (low, high)
         oldest = min((price.oldest for price in figure.prices), default=None)
-        day = oldest.isoformat() if oldest else MISSING
+        day = oldest.isoformat() if oldest else ""
         what = (figure.topic, figure.name, ends[0], middle, ends[1], figure.unit, day)
         rows.append((*what, figure.formula))
     return Table(columns, tuple(rows), f"Computed for {costs.as_of}.")
@@ -134,15 +141,17 @@ def _figures(costs: Costs) -> Table:
 def _energy(evidence: Evidence) -> list[tuple[str, str, str]]:
     facts = []
     for name, run in stages_of(evidence):
-        energy = measure_step_energy(run)
-        if energy.joules is None:
+        if run.is_host_only:
             continue
+        energy = measure_step_energy(run)
         label = (
             "Energy of a step" if len(evidence.runs) == 1 else f"Energy of a step, {name.lower()}"
         )
+        if energy.joules is None:
+            facts.append((label, GAP, energy.why))
+            continue
         how = f"by the energy counter, over {energy.num_steps} steps"
-        facts.append((label, f"{energy.joules:.2g} J" if energy.joules < 100 else
-                      f"{energy.joules:,.0f} J", how))  # fmt: skip
+        facts.append((label, f"{format_joules(energy.joules)} J", how))
     if evidence.costs:
         for figure in evidence.costs[-1].figures:
             if figure.topic == "Energy" and figure.unit == "J/token":

@@ -6,7 +6,7 @@ from kprof.analyze.calibration.result import Calibration
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.outcome import outcome_of
 from kprof.report.partner.parts import Block, Chapter
-from kprof.report.partner.wording import share_in_words
+from kprof.report.partner.wording import changed_in_words, share_in_words
 from kprof.report.section import Facts, Text
 
 TITLE = "Verdict"
@@ -32,7 +32,9 @@ def _about(evidence: Evidence) -> list[tuple[str, str, str]]:
     comparison = evidence.headline
     run = evidence.runs[-1] if evidence.runs else None
     if comparison is not None:
-        facts.append(("What was changed", comparison.b, f"before: {comparison.a}"))
+        facts.append(
+            ("What was changed", changed_in_words(comparison.b), f"before: {comparison.a}")
+        )
     gpu = _gpu(evidence)
     if gpu:
         facts.append(("Measured on", gpu, ""))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from kprof.finding import Finding, Saving
 from kprof.report.partner.digits import percent_range, time_within
 from kprof.report.partner.evidence import Advice, Evidence
-from kprof.report.partner.money import money_in, written
+from kprof.report.partner.money import worth_in_words
 from kprof.report.partner.parts import Block, Card, Chapter, Missing
 from kprof.report.partner.wording import share_in_words
 from kprof.report.section import Table, Text
 from kprof.report.sections.findings import evidence_of
+from kprof.report.units import UNKNOWN
 from kprof.trace import Trace
 
 TITLE = "What was found"
@@ -54,6 +55,8 @@ def _cards(evidence: Evidence) -> list[Card]:
     is_one = first is last
     shown = []
     seen = set()
+    # What a single run shows is what is there now, unless a change was compared with it.
+    is_before = not is_one or bool(evidence.comparisons)
     for run, when in ((first, ""), (last, "only after the change")):
         if run.diagnosis is None or (is_one and when):
             continue
@@ -65,14 +68,20 @@ def _cards(evidence: Evidence) -> list[Card]:
             if not is_one and not when and remaining is not None:
                 is_gone = finding.rule not in remaining
                 status = "✓ no longer found after the change" if is_gone else "still found after it"
-            shown.append(_card(finding, run, run.diagnosis.whole, status, evidence))
+            money = worth_in_words(
+                finding.saving, run.diagnosis.price, is_before and not when, evidence
+            )
+            facts = [
+                ("Saves", saving_in_words(finding.saving, run.diagnosis.whole)),
+                *([] if run.is_host_only else [("In money", money)]),
+            ]
+            shown.append(_card(finding, run, facts, status, evidence))
     return shown
 
 
-def _card(finding: Finding, run: Trace, whole: str, status: str, evidence: Evidence) -> Card:
-    facts = [("Saves", saving_in_words(finding.saving, whole))]
-    if money := _money(finding.saving, evidence):
-        facts.append(("In money", money))
+def _card(
+    finding: Finding, run: Trace, facts: list[tuple[str, str]], status: str, evidence: Evidence
+) -> Card:
     facts += [("How sure", finding.confidence), ("Effort", EFFORT[finding.effort])]
     if status:
         facts.append(("Status", status))
@@ -126,34 +135,12 @@ def grade_of(finding: Finding) -> str:
 def saving_in_words(saving: Saving | None, whole: str) -> str:
     """Write a saving as a share and in time, or that nobody knows it."""
     if saving is None or saving.high_ns is None:
-        return "not known"
+        return UNKNOWN
     step, low, high = max(saving.step_ns, 1), max(saving.low_ns or 0, 0), saving.high_ns
     if low <= 0:
         return f"up to {share_in_words(high / step)} of {whole} ({time_within(high, 0.1)})"
     times = f"{time_within(low, 0.1)} to {time_within(high, 0.1)}"
     return f"{percent_range(low / step, high / step)} of {whole} ({times})"
-
-
-def _money(saving: Saving | None, evidence: Evidence) -> str:
-    """Return what the share of the step is of the costs after; empty where one is not known."""
-    if saving is None or not saving.high_ns or len(evidence.runs) > 1 or evidence.comparisons:
-        # What things cost is known of the state after, and the finding may be of the one before.
-        return ""
-    lines = [line for line in money_in(evidence) if line.after is not None]
-    if not lines:
-        return ""
-    line = lines[-1] if lines[-1].name == "A month" else lines[0]
-    assert line.after is not None
-    from fractions import Fraction
-
-    from kprof.analyze.cost.price import Band
-
-    step = max(saving.step_ns, 1)
-    low, high = Fraction(max(saving.low_ns or 0, 0), step), Fraction(saving.high_ns, step)
-    usd = line.after.mid
-    band = Band(usd * low, usd * (low + high) / 2, usd * high)
-    what = line.name[:1].lower() + line.name[1:]
-    return f"{written(band)} of {what}, at the middle price"
 
 
 def _together(run: Trace) -> str:

@@ -9,6 +9,7 @@ from kprof.report.partner.digits import exact_time, time_within
 from kprof.report.partner.drawings import Range, both, ranges
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Block, Chapter, Missing, Picture
+from kprof.report.partner.service_curves import pictures_of
 from kprof.report.partner.wording import SLA_VERDICTS, marked
 from kprof.report.section import Column, Table, Text
 from kprof.report.sla import SENTENCES, Judged
@@ -35,6 +36,7 @@ def render(evidence: Evidence) -> Chapter | Missing:
     blocks: list[Block] = [Text(lead, tone), _table(evidence)]
     if picture := _picture(evidence):
         blocks.append(picture)
+    blocks += pictures_of(_stages(evidence))
     blocks.append(Text(METHOD, "muted"))
     reasons = [
         f"{j.target.text}: {j.why}."

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from statistics import median
 
+from kprof.analyze.energy import measure_step_energy
 from kprof.analyze.steps import time_steps
 from kprof.analyze.utilisation import measure_utilisation
 from kprof.comparison import Claim, Comparison
-from kprof.report.comparison import format_value
+from kprof.report.changes import format_value
 from kprof.report.partner.digits import gain_range, time_within
 from kprof.report.partner.evidence import Evidence, first_and_last
-from kprof.report.partner.money import is_credited, money_in
+from kprof.report.partner.money import (
+    is_credited,
+    money_in,
+    negated,
+    worth_in_words,
+    written,
+)
 from kprof.report.partner.outcome import medians_of, next_steps
 from kprof.report.partner.parts import Block, Chapter, Steps
 from kprof.report.partner.sections.quality import tone_of
@@ -24,6 +31,7 @@ from kprof.trace import Trace
 TITLE = "Summary"
 
 Row = tuple[str, str, str, str, str]
+EMPTY = ("", MISSING)
 TONES = {"FASTER": "good", "SAME": "good", "SLOWER": "warning"}
 WORDS = {
     "FASTER": "better",
@@ -37,10 +45,13 @@ SLA_TONES = {"MET": "good", "MISSED": "warning"}
 
 def render(evidence: Evidence) -> Chapter:
     """Render a table of a few rows, what it warns of, and the next steps."""
-    rows = [*_measured(evidence), *_promised(evidence), *_gated(evidence), *_paid(evidence)]
+    rows = [*_measured(evidence), *_promised(evidence), *_gated(evidence)]
+    rows += [*_paid(evidence), *_used_energy(evidence)]
     blocks: list[Block] = [Text(warning, "warning") for warning in _warnings(evidence)]
     if rows:
         blocks.append(_table(rows))
+    if step := step_of(evidence):
+        blocks.append(Text(step, "muted"))
     blocks.append(Text("What next", "heading"))
     blocks.append(Steps(tuple(next_steps(evidence))))
     return Chapter(TITLE, tuple(blocks))
@@ -49,7 +60,7 @@ def render(evidence: Evidence) -> Chapter:
 def _table(rows: list[Row]) -> Table:
     headers = ("What", "Before", "After", "Difference", "Result")
     columns = [Column(name) for name in headers]
-    kept = [i for i in range(len(headers)) if i in (0, 2) or any(r[i] != MISSING for r in rows)]
+    kept = [i for i in range(len(headers)) if i in (0, 2) or any(r[i] not in EMPTY for r in rows)]
     shown = tuple(tuple(row[i] for i in kept) for row in rows)
     columns = [Column("Now") if i == 2 and 1 not in kept else columns[i] for i in kept]
     caption = "Differences with the range in which they lie." if 3 in kept else ""
@@ -68,10 +79,36 @@ def _measured(evidence: Evidence) -> list[Row]:
     ):
         before, after = first_and_last([measure(run) for run in evidence.runs])
         if (before or MISSING) != MISSING or (after or MISSING) != MISSING:
-            rows.append((name, before or MISSING, after or MISSING, MISSING, MISSING))
-    if evidence.runs and (could := _possible(evidence.runs[-1])):
-        rows.append(("Could be saved, predicted", MISSING, could, MISSING, "? not proven"))
+            rows.append((name, before or MISSING, after or MISSING, "", ""))
+    if evidence.runs and (could := _possible(evidence)):
+        rows.append(("Could be saved, predicted", "", could, "", "? not proven"))
     return rows
+
+
+def step_of(evidence: Evidence) -> str:
+    """Say what a step is, as whoever measured it found; empty where nobody did."""
+    comparison = evidence.headline
+    runs = [run.meta.recording.step_rule for run in evidence.runs[-1:] if run.meta.recording]
+    found = [comparison.facts.get("step", "")] if comparison else runs
+    return next((text for text in found if text), "")
+
+
+def _used_energy(evidence: Evidence) -> list[Row]:
+    """Return the energy of a step in each run, where a comparison has not measured it already."""
+    comparison = evidence.headline
+    if comparison is not None and any(claim.metric.unit == "J" for claim in comparison.claims):
+        return []
+    before, after = first_and_last([measure_step_energy(run).joules for run in evidence.runs])
+    if before is None and after is None:
+        return []
+    is_pair = len(evidence.runs) > 1
+    old, new = (MISSING if j is None else f"{format_joules(j)} J" for j in (before, after))
+    return [("Energy of a step", old, new, "", "? one recording each" if is_pair else "")]
+
+
+def format_joules(joules: float) -> str:
+    """Write an amount of energy in two digits, or whole joules: more a counter does not know."""
+    return f"{joules:.2g}" if joules < 100 else f"{joules:,.0f}"
 
 
 def _step(run: Trace) -> str:
@@ -94,12 +131,16 @@ def _used(run: Trace) -> str:
     return f"{'at least ' if used.is_lower_bound else ''}{share_in_words(used.value)}"
 
 
-def _possible(run: Trace) -> str:
-    together = run.diagnosis.together if run.diagnosis else None
-    if together is None or not together.high_ns:
+def _possible(evidence: Evidence) -> str:
+    diagnosis = evidence.runs[-1].diagnosis
+    together = diagnosis.together if diagnosis else None
+    if diagnosis is None or together is None or not together.high_ns:
         return ""
     step = max(together.step_ns, 1)
-    return f"{gain_range((together.low_ns or 0) / step, together.high_ns / step)} of the time"
+    share = f"{gain_range((together.low_ns or 0) / step, together.high_ns / step)} of the time"
+    worth, _, basis = worth_in_words(together, diagnosis.price, False, evidence).partition(";")
+    told = f"{share}: {worth}{', at list prices' if basis else ''}"
+    return told if worth.count("$") else share
 
 
 def _claim(comparison: Comparison, claim: Claim) -> Row:
@@ -108,7 +149,7 @@ def _claim(comparison: Comparison, claim: Claim) -> Row:
     interval = claim.interval
     result = marked(TONES.get(claim.verdict, "plain"), WORDS[claim.verdict])
     if medians is None or claim.verdict == "INVALID":
-        return (name, MISSING, MISSING, MISSING, result)
+        return (name, MISSING, MISSING, "", result)
     share = (interval.high - interval.low) / 2 / interval.ratio if interval else 0.05
     if claim.metric.unit == "ns":
         a, b = (time_within(value, min(share, 0.5)) for value in medians)
@@ -125,9 +166,7 @@ def _promised(evidence: Evidence) -> list[Row]:
     result = after.assessment.verdict
     tone = SLA_TONES.get(result, "plain")
     told = [_level(before) if before else MISSING, _level(after)]
-    return [
-        ("Service level", told[0], told[1], MISSING, marked(tone, SLA_VERDICTS[result].lower()))
-    ]
+    return [("Service level", told[0], told[1], "", marked(tone, SLA_VERDICTS[result].lower()))]
 
 
 def _level(judged: Judged) -> str:
@@ -142,7 +181,7 @@ def _gated(evidence: Evidence) -> list[Row]:
     tone = next(one for one in ("warning", "plain", "good") if one in tones)
     words = {"warning": "rejected", "plain": "not shown yet", "good": "shown"}[tone]
     told = f"{tones.count('good')} of {len(tones)} shown to be equivalent"
-    return [("Quality of results", MISSING, told, MISSING, marked(tone, words))]
+    return [("Quality of results", "", told, "", marked(tone, words))]
 
 
 def _paid(evidence: Evidence) -> list[Row]:
@@ -150,20 +189,18 @@ def _paid(evidence: Evidence) -> list[Row]:
     for line in money_in(evidence):
         before, after, saved = line.written()
         if not is_credited(evidence):
-            rows.append(
-                (line.name, MISSING, after if line.before is None else before, MISSING, MISSING)
-            )
+            rows.append((line.name, MISSING, after if line.before is None else before, "", ""))
             continue
         if line.saved is None:
-            rows.append((line.name, before, after, MISSING, MISSING))
+            rows.append((line.name, before, after, "", ""))
             continue
         if not line.saved.mid:
             rows.append((line.name, before, after, "none", marked("plain", "the same")))
             continue
         is_less = line.saved.mid > 0
         result = marked("good" if is_less else "warning", "cheaper" if is_less else "dearer")
-        verb = "saves" if is_less else "costs more:"
-        rows.append((line.name, before, after, f"{verb} {saved}".replace("-$", "$"), result))
+        told = f"saves {saved}" if is_less else f"costs {written(negated(line.saved))} more"
+        rows.append((line.name, before, after, told, result))
     return rows
 
 

@@ -11,7 +11,7 @@ from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Block, Chapter, Missing, Picture
 from kprof.report.partner.wording import KINDS, WAITS, share_in_words
 from kprof.report.section import Column, Table, Text
-from kprof.report.units import MISSING, format_time, round_shares
+from kprof.report.units import format_time, round_shares
 from kprof.trace import Trace
 
 TITLE = "Where the time goes"
@@ -20,6 +20,7 @@ MOST_PARTS = 9
 UNKNOWN_KIND, UNKNOWN_WAIT = "Work of no known kind", "Idle: cause unknown"
 REST = "Everything else"
 HOST_IDLE = "Between operators"
+NONE = "none"
 HOW = "kprof run train.py, then name the run's folder"
 
 
@@ -153,7 +154,7 @@ def _table(
             Column(f"{stage}: {what}" if len(stages) > 1 else what.capitalize(), "right")
         )
         for row, share, time_ns in zip(cells, round_shares(times), times, strict=False):
-            row += [share if time_ns else MISSING, _time(time_ns, steps)]
+            row += [share if time_ns else NONE, _time(time_ns, steps)]
         cells[-1] += ["100.0 %", _time(sum(times), steps)]
     last = folded[stages[-1][0]]
     total = sum(last.values())
@@ -163,7 +164,7 @@ def _table(
 
 
 def _time(time_ns: int, steps: int) -> str:
-    return format_time(time_ns / max(steps, 1)) if time_ns else MISSING
+    return format_time(time_ns / max(steps, 1)) if time_ns else NONE
 
 
 def _recorded(run: Trace) -> str:

@@ -1,0 +1,101 @@
+"""What the partner report draws of a service: the time to N tokens, and distributions."""
+
+import json
+import re
+
+from kprof.report.partner import render_report
+from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.saved_answers import service_level_in
+from kprof.report.partner.sections import service_level
+from kprof.report.partner.service_curves import pictures_of
+from kprof.report.partner.template import read_template
+from kprof.sla import json_of, judge_responses, read_targets
+from tests.responses import MS, answer, failure, service
+
+TTF4, TTFT = "ttf4_p99<=100ms", "ttft_p99<=60ms"
+
+
+def kept(*texts, rows):
+    """Return a verdict as it comes back from what kprof sla printed."""
+    judged = judge_responses([service(*rows)], read_targets(texts))
+    return service_level_in(json.loads(json_of(judged)))
+
+
+def of_four_tokens(number, gap_ms=20):
+    return [answer(10, sent_ms=20 * i, gaps_ms=(gap_ms,) * 3) for i in range(number)]
+
+
+def rows_by_name(picture):
+    return {row[0]: row[1:] for row in picture.table.rows}
+
+
+def test_the_curve_has_the_time_of_every_n_and_its_bound():
+    (picture,) = pictures_of([("now", kept(TTF4, rows=of_four_tokens(500)))])
+    assert [column.header for column in picture.table.columns][1:] == ["1", "2", "4"]
+    rows = rows_by_name(picture)
+    assert rows["half of the requests"] == ("10.00 ms", "30.0 ms", "70.0 ms")
+    assert rows["99 % of them, at worst"] == ("10.00 ms", "30.0 ms", "70.0 ms")
+
+
+def test_a_bound_that_too_few_requests_allow_is_missing_and_not_drawn():
+    (picture,) = pictures_of([("now", kept(TTF4, rows=of_four_tokens(20)))])
+    assert rows_by_name(picture)["99 % of them, at worst"] == ("—", "—", "—")
+    assert [name for _, name in picture.legend] == ["half of the requests", "99 % of the requests"]
+
+
+def test_before_and_after_are_told_apart_by_name_and_each_level_by_its_symbol():
+    before, after = (kept(TTF4, rows=of_four_tokens(500, gap)) for gap in (90, 20))
+    (picture,) = pictures_of([("before", before), ("after", after)])
+    rows = rows_by_name(picture)
+    assert rows["99 % of the requests, before"][-1] == "280 ms"
+    assert rows["99 % of the requests, after"][-1] == "70.0 ms"
+    assert len({style for style, _ in picture.legend}) == len(picture.legend) == 6
+
+
+def test_the_limit_lies_at_its_height_and_names_its_tokens():
+    (picture,) = pictures_of([("now", kept(TTF4, rows=of_four_tokens(500)))])
+    words = [shape.text for shape in picture.wide.shapes if hasattr(shape, "text")]
+    assert "limit for 4 tokens" in words
+    assert "100 ms" in words
+
+
+def test_a_distribution_ends_below_100_percent_where_requests_failed():
+    rows = [*of_four_tokens(3), failure(sent_ms=90)]
+    (tokens, times) = pictures_of([("now", kept(TTFT, rows=rows))])
+    assert tokens.title == "Time to the first N tokens"
+    # Three of four were answered, so nobody knows within which time 90 % were.
+    assert times.table.rows == (("now", "10.00 ms", "—", "—", "—", "—"),)
+
+
+def test_a_distribution_shows_the_bound_of_what_was_promised():
+    (_, times) = pictures_of([("now", kept(TTFT, rows=of_four_tokens(500)))])
+    assert ("k0 triangle", "99 % bound, now") in times.legend
+    (_, unknown) = pictures_of([("now", kept(TTFT, rows=of_four_tokens(20)))])
+    assert len(unknown.legend) == 1
+
+
+def test_what_an_older_kprof_printed_has_no_curves_and_is_shown_without():
+    told = json.loads(json_of(judge_responses([service(*of_four_tokens(9))], read_targets([TTF4]))))
+    del told["curves"]
+    assert pictures_of([("now", service_level_in(told))]) == []
+
+
+def test_few_points_are_kept_and_the_last_is_among_them():
+    long = [answer(10, gaps_ms=(1,) * 199) for _ in range(3)]
+    curve = kept(TTF4, rows=long).curves.tokens
+    assert len(curve.num_tokens) == 64
+    assert curve.num_tokens[-1] == 200
+    assert curve.by_level["p50"][-1] == 209 * MS
+
+
+def test_the_section_holds_its_curves():
+    evidence = Evidence("T", service_levels=(kept(TTF4, TTFT, rows=of_four_tokens(500)),))
+    titles = [
+        block.title for block in service_level.render(evidence).blocks if hasattr(block, "legend")
+    ]
+    assert titles[1:] == [
+        "Time to the first N tokens",
+        "How long it takes: time to the first chunk with content",
+    ]
+    page = render_report(evidence, read_template("partner"), "partner")
+    assert len(re.findall(r'<polyline class="line k0"', page)) == 8
