@@ -35,7 +35,7 @@ demo: $(READY)  ## profile examples/train_tiny.py and say where the report lies
 	@echo "The report: $(CURDIR)/demo.kprof/report.html"
 
 test: $(READY)  ## run the tests that need no GPU
-	$(BIN)/python -m pytest -m "not gpu and not hostile" $(TOGETHER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not hostile and not browser" $(TOGETHER) $(PYTEST_ARGS)
 
 hostile: $(READY)  ## run hostile workloads without and with the recorder (about 4 minutes)
 	$(BIN)/python -m pytest -m hostile tests/test_hostile.py $(TOGETHER) $(PYTEST_ARGS)

@@ -35,7 +35,6 @@ from kprof.run import name_of
 from kprof.runfolder import make_folder
 from kprof.sites._saved import SWAP_REPORT, read_report
 from kprof.sla import read_targets
-from kprof.swap import Swap
 from kprof.variants import AbOptions, Tell, run_options, variants_of
 from kprof.worth import (
     assess,
@@ -124,6 +123,9 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     targets = read_targets(options.targets) if options.targets else ()
     check_worth(targets, options.facts)
     if options.swap:
+        # Not without need: it imports torch and Triton.
+        from kprof.swap import Swap
+
         Swap((), options.swap.split(","))
     a, b = variants_of(options)
     folder = make_folder(f"{name_of(run_options(options))}-ab", options.out, force=options.force)

@@ -10,8 +10,8 @@ from kprof.analyze.difference.comparability import find_doubts, find_obstacle
 from kprof.analyze.difference.lay_out import find_differences
 from kprof.errors import KprofError
 from kprof.open import Progress, open_trace
+from kprof.report import html
 from kprof.report.difference import Compared, result_of_difference, sections_of_difference
-from kprof.report.html import write_html
 
 ROWS_ON_PAGE = 60
 
@@ -32,16 +32,8 @@ def diff_runs(a: Path, b: Path, progress: Progress = lambda stage: None) -> Comp
 
 def write_page(compared: Compared, path: Path, *, force: bool) -> None:
     """Write the difference as one offline HTML page."""
-    another = "name another file with --out"
-    if path.is_dir():
-        raise KprofError(f"{path} is a folder, so the page cannot be written there", fix=another)
-    if path.exists() and not force:
-        raise KprofError(f"{path} exists already", fix=f"{another}, or pass --force")
-    try:
-        write_html(compared.title, sections_of_difference(compared, ROWS_ON_PAGE), path)
-    except OSError as error:
-        problem = f"{path} cannot be written: {error.strerror or error}"
-        raise KprofError(problem, fix=another) from error
+    sections = sections_of_difference(compared, ROWS_ON_PAGE)
+    html.write_page(compared.title, sections, path, force=force)
 
 
 def json_of(compared: Compared) -> bytes:

@@ -39,6 +39,8 @@ def count(
         KprofError: `run` is no recording that could be run again, or nothing could be counted.
     """
     raw = run / "raw"
+    if not run.exists():
+        raise KprofError(f"{run} does not exist", fix="check the path")
     if not (raw / "launch.json").is_file():
         raise KprofError(
             f"{run} is no recording of kprof, so nothing says what to run again",

@@ -104,7 +104,7 @@ def load(folder: str | os.PathLike[str]) -> Trace:
         meta = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Saved).meta
         tables = {name: _as_declared(folder, name) for name in SCHEMA}
         diagnosis = _diagnosis_in(folder)
-    except (OSError, ValueError, TypeError, msgspec.DecodeError, pa.ArrowException) as error:
+    except (OSError, ValueError, TypeError, msgspec.DecodeError) as error:
         raise TraceError(
             f"{folder.name} is not a complete saved run: {error}",
             fix="open the trace it was made from again, with --force",
@@ -121,8 +121,12 @@ def _diagnosis_in(folder: Path) -> Diagnosis | None:
 def _as_declared(folder: Path, name: Table) -> pd.DataFrame:
     """Read one table; a column in which everything is missing forgets its dtype in Parquet."""
     with (folder / f"{name}.parquet").open("rb") as file:
-        # A million ranges are not copied once more only to lie side by side.
-        frame: pd.DataFrame = pq.read_table(file).to_pandas(split_blocks=True, self_destruct=True)
+        try:
+            table = pq.read_table(file)
+        except pa.ArrowException as error:
+            raise ValueError(f"{name}.parquet is damaged: {error}") from error
+    # A million ranges are not copied once more only to lie side by side.
+    frame: pd.DataFrame = table.to_pandas(split_blocks=True, self_destruct=True)
     if lacking := [c.name for c in SCHEMA[name] if c.name not in frame]:
         raise ValueError(f"{name}.parquet has no column {lacking[0]}")
     lost = {c.name: c.dtype for c in SCHEMA[name] if str(frame[c.name].dtype) != c.dtype}

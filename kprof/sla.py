@@ -14,7 +14,7 @@ from kprof.analyze.sla.targets import Target, list_metrics, parse_target
 from kprof.collect.generation import measure_generation
 from kprof.collect.results import is_result, read_result
 from kprof.errors import KprofError
-from kprof.report.html import write_html
+from kprof.report import html
 from kprof.report.sla import Judged, result_of_sla, sections_of_sla
 from kprof.responses import Responses
 
@@ -88,18 +88,8 @@ def json_of(judged: Judged) -> bytes:
 
 def write_page(judged: Judged, path: Path, *, force: bool) -> None:
     """Write the verdict as one offline HTML page."""
-    another = "name another file with --out"
-    if path.is_dir():
-        raise KprofError(f"{path} is a folder, so the page cannot be written there", fix=another)
-    if path.exists() and not force:
-        raise KprofError(f"{path} exists already", fix=f"{another}, or pass --force")
-    try:
-        write_html(
-            f"Service level of {judged.source}", sections_of_sla(judged, for_page=True), path
-        )
-    except OSError as error:
-        problem = f"{path} cannot be written: {error.strerror or error}"
-        raise KprofError(problem, fix=another) from error
+    title = f"Service level of {judged.source}"
+    html.write_page(title, sections_of_sla(judged, for_page=True), path, force=force)
 
 
 def _judge_run(path: Path, targets: Sequence[Target]) -> Judged | None:

@@ -7,6 +7,9 @@ from hypothesis import settings
 # Before anything imports torch or NumPy: several test processes whose threads wait for each
 # other's take many times as long. Processes that the tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Inductor's C++ goes without vector instructions: to find those that the machine has, it compiles
+# a program for each set of them, which takes longer than what the tests compile.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 # Speed belongs in benchmarks: a slow machine is no failure. New examples, where FUZZ is set, are
 # for those who look.

@@ -76,10 +76,10 @@ def cold(tmp_path_factory, _shared_cache):
     return folder
 
 
-def modules_of(folder, phase):
+def modules_of(folder, phase, operators=("aten::mm", "aten::addmm")):
     """Return the modules that the matrix products of a phase are attributed to, each once."""
     kernels = analyze(read([folder / "run.kprof"])).kernels
-    is_product = kernels["op"].isin(["aten::mm", "aten::addmm"])
+    is_product = kernels["op"].isin(operators)
     found = kernels[is_product & (kernels["phase"] == phase)]
     return sorted(found["module"].astype(str).unique())
 
@@ -118,7 +118,12 @@ WAYS = {
     "OnePart": "net.layers[1] = torch.compile(net.layers[1]); step = net",
     "EachLayer": "for layer in net.layers: layer.compile()\nstep = net",
     "InFunction": "step = torch.compile(lambda x: net(x) * 2)",
+    "Residual": "Block.forward = residual; step = torch.compile(net)",
 }
+RESIDUAL = """
+def residual(self, x):
+    return x + self.down(torch.relu(self.up(x)))
+"""
 # Of several models the largest is named first, and has no prefix.
 NAMED_FIRST = "WithoutGraphs"
 # Each way has models and code of its own: else one would find what another has compiled.
@@ -136,17 +141,28 @@ def step(x):
 """
 
 
-def test_products_have_their_modules_however_a_model_is_compiled(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
-    sources = {name: NET.replace("Net", name) + way for name, way in WAYS.items()}
-    run = record(tmp_path, ALL_WAYS.format(sources=sources) + TRAIN)
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory):
+    """The folder of a recording of models that are compiled in every way."""
+    folder = tmp_path_factory.mktemp("ways")
+    sources = {name: NET.replace("Net", name) + RESIDUAL + way for name, way in WAYS.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
+        run = record(folder, ALL_WAYS.format(sources=sources) + TRAIN)
     assert run.result.exit_code == 0
-    prefixes = [f"{name}." if name != NAMED_FIRST else "" for name in WAYS]
-    expected = sorted(prefix + path for prefix in prefixes for path in PRODUCTS)
-    assert modules_of(tmp_path, "forward") == modules_of(tmp_path, "backward") == expected
+    return folder
 
 
-def test_a_product_that_the_compiler_gave_an_addend_serves_the_products_module(tmp_path):
-    residual = NET.replace("return self.down", "return x + self.down")
-    record(tmp_path, residual + COMPILE + TRAIN)
-    assert modules_of(tmp_path, "backward") == PRODUCTS
+def products_of(name):
+    return [path if name == NAMED_FIRST else f"{name}.{path}" for path in PRODUCTS]
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_products_have_their_modules_however_a_model_is_compiled(ways, phase):
+    expected = sorted(product for name in WAYS for product in products_of(name))
+    assert modules_of(ways, phase) == expected
+
+
+def test_a_product_that_the_compiler_gave_an_addend_serves_the_products_module(ways):
+    found = modules_of(ways, "backward", ["aten::addmm"])
+    assert [path for path in found if path.startswith("Residual.")] == ["Residual.layers.1.up"]

@@ -232,6 +232,11 @@ def test_a_folder_that_kprof_did_not_record_is_refused(tmp_path):
         count(tmp_path)
 
 
+def test_a_folder_that_is_not_there_is_said_not_to_exist(tmp_path):
+    with pytest.raises(KprofError, match="does not exist"):
+        count(tmp_path / "elsewhere")
+
+
 @pytest.mark.slow
 def test_a_run_without_counters_goes_on_and_says_why(tmp_path, monkeypatch):
     """Without a GPU there is nothing to count, and the report is there all the same."""

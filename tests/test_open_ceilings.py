@@ -7,18 +7,8 @@ import pytest
 
 from kprof.collect.ceilings import keep_gpu_ceilings, kept_ceilings
 from kprof.open import open_recorded, open_run
+from tests.kineto_files import kernel
 from tests.test_ceilings import MEASURED
-
-KERNEL = {
-    "ph": "X",
-    "cat": "kernel",
-    "name": "gemm",
-    "pid": 0,
-    "tid": 7,
-    "ts": 1.0,
-    "dur": 2.0,
-    "args": {"device": 0, "stream": 7, "correlation": 1},
-}
 
 
 @pytest.fixture
@@ -31,7 +21,7 @@ def run(tmp_path, monkeypatch):
     (part.parent / "nvml.jsonl").write_text('{"devices": [{"index": 0, "driver": "580.1"}]}\n')
     (part / "recorder.json").write_text('{"rank": 0}')
     gpus = [{"id": 0, "name": "NVIDIA H200"}]
-    content = {"deviceProperties": gpus, "baseTimeNanoseconds": 5, "traceEvents": [KERNEL]}
+    content = {"deviceProperties": gpus, "baseTimeNanoseconds": 5, "traceEvents": [kernel()]}
     (part / "window-0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
     return part.parents[1]
 

@@ -136,7 +136,7 @@ def test_a_saved_run_without_its_recording_cannot_be_analyzed_again(here, kprof)
         ("meta.json", b'{"format": 0}', "another version of kprof"),
         ("meta.json", b'{"format": 3}', "not a complete saved run"),
         ("meta.json", None, "not to its end"),
-        ("kernels.parquet", b"PAR1", "not a complete saved run"),
+        ("kernels.parquet", b"PAR1", "kernels.parquet is damaged"),
         ("ranges.parquet", None, "not a complete saved run"),
     ],
 )

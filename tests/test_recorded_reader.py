@@ -7,17 +7,8 @@ import pytest
 
 from kprof.collect.readers import recorded
 from kprof.errors import TraceError
+from tests.kineto_files import kernel
 
-KERNEL = {
-    "ph": "X",
-    "cat": "kernel",
-    "name": "gemm",
-    "pid": 0,
-    "tid": 7,
-    "ts": 1.0,
-    "dur": 2.0,
-    "args": {"device": 0, "stream": 7, "correlation": 1},
-}
 BASE_NS = 1_790_000_000_000_000_000
 
 
@@ -34,7 +25,7 @@ def run(tmp_path):
     part.mkdir(parents=True)
     launch = {"command": ["python", "train.py"], "host": "box", "started_ns": 1, "ended_ns": 5}
     (folder / "raw" / "launch.json").write_text(json.dumps({**launch, "exit_code": 3}))
-    content = {"baseTimeNanoseconds": BASE_NS, "traceEvents": [KERNEL]}
+    content = {"baseTimeNanoseconds": BASE_NS, "traceEvents": [kernel()]}
     (part / "window-0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
 
     def write(**recorder):
@@ -91,7 +82,7 @@ def test_nvml_samples_come_onto_the_traces_clock(run):
 
 def test_samples_that_cannot_be_placed_are_a_caveat(run):
     folder = run()
-    content = {"traceEvents": [KERNEL]}
+    content = {"traceEvents": [kernel()]}
     part = folder / "raw" / "rank0-pid9"
     (part / "window-0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
     (folder / "raw" / "nvml.jsonl").write_text('{"time_ns": 5, "device": 0, "power_w": 80}\n')
@@ -138,7 +129,7 @@ def test_a_process_without_gpu_activity_is_left_out_beside_others(run):
     folder = run(caveats=["of the main process"])
     part = folder / "raw" / "rank1-pid10"
     part.mkdir()
-    host = {**KERNEL, "cat": "cpu_op"}
+    host = kernel(cat="cpu_op")
     content = {"baseTimeNanoseconds": BASE_NS, "traceEvents": [host]}
     (part / "window-0.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
     (part / "recorder.json").write_text('{"rank": 1}')
@@ -155,7 +146,7 @@ def test_a_command_of_bytes_that_are_no_text_is_kept(run):
 
 def window_of(folder, part, number, *, ts=1.0):
     (folder / "raw" / part).mkdir(exist_ok=True)
-    content = {"baseTimeNanoseconds": BASE_NS, "traceEvents": [{**KERNEL, "ts": ts}]}
+    content = {"baseTimeNanoseconds": BASE_NS, "traceEvents": [kernel(ts=ts)]}
     path = folder / "raw" / part / f"window-{number}.json.gz"
     path.write_bytes(gzip.compress(json.dumps(content).encode()))
 

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import importlib.util
 import json
 import re
 import shlex
@@ -145,6 +146,14 @@ def test_everything_public_has_a_docstring():
 
 def test_importing_kprof_imports_nothing_heavy():
     code = "import sys, kprof; print({'torch', 'pandas', 'numpy', 'plotly'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_no_verb_imports_torch_or_triton_before_it_needs_them():
+    verbs = [path.stem for path in (ROOT / "kprof" / "commands").glob("[a-z]*.py")]
+    modules = [f"kprof.{verb}" for verb in verbs if importlib.util.find_spec(f"kprof.{verb}")]
+    code = f"import sys, {', '.join(modules)}; print({{'torch', 'triton'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -11,7 +11,8 @@ from kprof.analyze.diagnose import _ranked, diagnose
 from kprof.analyze.remedies import fused
 from kprof.analyze.saving import find_pricer
 from kprof.finding import Finding, Remedy
-from tests.rule_cases import CASES, LOGITS, RMS_NORM, loss_of
+from tests.rule_cases import CASES
+from tests.rule_faults import LOGITS, RMS_NORM, loss_of
 from tests.rule_traces import US, ran, rest, trace_of_work
 from tests.simulated import faster, item, kernel, record, step_ns
 from tests.traces import analyzed_trace_of, trace_of

@@ -6,7 +6,8 @@ import pytest
 from kprof.analyze.diagnose import RULES, diagnose, name_of, why_not
 from kprof.discover import modules_in
 from kprof.trace import Gpu
-from tests.rule_cases import CASES, GATE, RMS_NORM, compiling, joined, loss_of, updated
+from tests.rule_cases import CASES
+from tests.rule_faults import GATE, RMS_NORM, compiling, joined, loss_of, updated
 from tests.rule_traces import US, X, product, ran, repeated, rest, trace_of_work, work
 
 # Rules that weigh what they find by its share of the device time, or of the window.

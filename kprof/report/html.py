@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from kprof.errors import KprofError
 from kprof.report.plotly_script import pack_plotly
 from kprof.report.section import Column, Facts, Figure, Section, Table, Text
 from kprof.report.units import readable
@@ -32,6 +33,24 @@ def write_html(title: str, sections: list[Section], path: Path, subtitle: str = 
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(page)
     partial.replace(path)
+
+
+def write_page(title: str, sections: list[Section], path: Path, *, force: bool) -> None:
+    """Write the page where a user asked for it.
+
+    Raises:
+        KprofError: something is there already and `force` is not given, or it cannot be written.
+    """
+    another = "name another file with --out"
+    if path.is_dir():
+        raise KprofError(f"{path} is a folder, so the page cannot be written there", fix=another)
+    if path.exists() and not force:
+        raise KprofError(f"{path} exists already", fix=f"{another}, or pass --force")
+    try:
+        write_html(title, sections, path)
+    except OSError as error:
+        problem = f"{path} cannot be written: {error.strerror or error}"
+        raise KprofError(problem, fix=another) from error
 
 
 def render_page(title: str, sections: list[Section], subtitle: str = "") -> str:

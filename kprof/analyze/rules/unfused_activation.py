@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kprof.analyze.claims import in_words, percent, proof, work_places
+from kprof.analyze.claims import in_words, percent
 from kprof.analyze.evidence import (
     Bools,
     Int64s,
@@ -18,11 +18,10 @@ from kprof.analyze.evidence import (
 )
 from kprof.analyze.neighbours import launch_order
 from kprof.analyze.remedies import fused, item_size
+from kprof.analyze.rules._unfused import finding_of, matter
 from kprof.finding import Finding
 from kprof.trace import Trace
 
-# Below this share of the device time even a perfect kernel saves less than a run varies.
-LEAST_SHARE = 0.01
 # (activation, its backward operator, the library's kernel).
 GATED = (
     ("aten::silu", "aten::silu_backward", "swiglu"),
@@ -54,7 +53,7 @@ def _find(trace: Trace, forward: str, backward: str, swap: str) -> list[Finding]
     anchors = is_one_of(kernels["op"], backward)
     back = _partners(trace, anchors, is_product, range(-1, -REACH_BACKWARD - 1, -1), 2)
     rows = np.unique(np.concatenate([*pairs, *back]))
-    if not len(pairs[0]) or share_of_device(trace, rows) < LEAST_SHARE:
+    if not len(pairs[0]) or not matter(trace, rows):
         return []
     of_pairs, of_back = (int(elements_of(trace, found[0]).sum()) for found in (pairs, back))
     num_bytes = (FORWARD * of_pairs + BACKWARD * of_back) * item_size(trace, rows)
@@ -67,19 +66,8 @@ def _find(trace: Trace, forward: str, backward: str, swap: str) -> list[Finding]
     )
     if not len(back[0]):
         claim = claim.replace("with the backward pass ", "")
-    return [
-        Finding(
-            rule="unfused_activation",
-            claim=claim,
-            confidence="high",
-            effort="low",
-            rows=tuple(rows.tolist()),
-            details=work_places(trace, rows),
-            remedy=fused(trace, rows, num_bytes, len(pairs[0]) + len(back[0])),
-            swap=swap,
-            command=proof(trace, "--swap", swap),
-        )
-    ]
+    remedy = fused(trace, rows, num_bytes, len(pairs[0]) + len(back[0]))
+    return [finding_of(trace, "unfused_activation", claim, rows, remedy, swap)]
 
 
 def _partners(

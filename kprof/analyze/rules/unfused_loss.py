@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kprof.analyze.claims import in_words, percent, proof, work_places
+from kprof.analyze.claims import in_words, percent
 from kprof.analyze.evidence import (
     count_steps,
     elements_of,
@@ -14,18 +14,17 @@ from kprof.analyze.evidence import (
 )
 from kprof.analyze.remedies import fused
 from kprof.analyze.rules._logits import ANCHORS, rows_of_logits
+from kprof.analyze.rules._unfused import finding_of, matter
 from kprof.finding import Finding
 from kprof.trace import Trace
 
-# Below this share of the device time even a perfect kernel saves less than a run varies.
-LEAST_SHARE = 0.01
 HALF_BYTES = 2
 
 
 def check(trace: Trace) -> list[Finding]:
     """Find cross-entropy made of casts, a softmax, a choice and their backward passes."""
     rows, _, _ = rows_of_logits(trace)
-    if not len(rows) or share_of_device(trace, rows) < LEAST_SHARE:
+    if not len(rows) or not matter(trace, rows):
         return []
     is_softmax = is_one_of(trace.kernels["op"], *ANCHORS)[rows]
     elements = int(elements_of(trace, rows[is_softmax]).sum())
@@ -39,16 +38,5 @@ def check(trace: Trace) -> list[Finding]:
         f"{percent(share_of_device(trace, rows))} of the device time; one read of the logits and "
         "one write of their gradient would do"
     )
-    return [
-        Finding(
-            rule="unfused_loss",
-            claim=claim,
-            confidence="high",
-            effort="low",
-            rows=tuple(rows.tolist()),
-            details=work_places(trace, rows),
-            remedy=fused(trace, rows, elements * item, int(is_softmax.sum())),
-            swap="cross_entropy",
-            command=proof(trace, "--swap", "cross_entropy"),
-        )
-    ]
+    remedy = fused(trace, rows, elements * item, int(is_softmax.sum()))
+    return [finding_of(trace, "unfused_loss", claim, rows, remedy, "cross_entropy")]

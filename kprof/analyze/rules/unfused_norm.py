@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kprof.analyze.claims import in_words, percent, proof, work_places
+from kprof.analyze.claims import in_words, percent
 from kprof.analyze.evidence import (
     Int64s,
     count_steps,
@@ -17,11 +17,10 @@ from kprof.analyze.evidence import (
 )
 from kprof.analyze.neighbours import with_neighbours
 from kprof.analyze.remedies import fused, item_size
+from kprof.analyze.rules._unfused import finding_of, matter
 from kprof.finding import Finding
 from kprof.trace import Trace
 
-# Below this share of the device time even a perfect kernel saves less than a run varies.
-LEAST_SHARE = 0.01
 PARTS = (
     *("aten::copy_", "aten::pow", "aten::square", "aten::mean", "aten::var", "aten::var_mean"),
     *("aten::sub", "aten::add", "aten::mul", "aten::div", "aten::rsqrt"),
@@ -49,7 +48,7 @@ def check(trace: Trace) -> list[Finding]:
     forward = groups.rows
     backward = backward_of(trace, forward)
     rows = np.sort(np.concatenate([forward, backward]))
-    if share_of_device(trace, rows) < LEAST_SHARE:
+    if not matter(trace, rows):
         return []
     is_centred = is_one_of(kernels["op"], *CENTRES)[forward].any()
     name = "LayerNorm" if is_centred else "RMSNorm"
@@ -65,19 +64,8 @@ def check(trace: Trace) -> list[Finding]:
         f"{in_words(per_step(trace, total_ns(trace, rows)))} of {whole_of(trace)}, "
         f"{percent(share_of_device(trace, rows))} of the device time"
     )
-    return [
-        Finding(
-            rule="unfused_norm",
-            claim=claim,
-            confidence="high",
-            effort="low",
-            rows=tuple(rows.tolist()),
-            details=work_places(trace, rows),
-            remedy=fused(trace, rows, num_bytes, launches),
-            swap=swap,
-            command=proof(trace, "--swap", swap),
-        )
-    ]
+    remedy = fused(trace, rows, num_bytes, launches)
+    return [finding_of(trace, "unfused_norm", claim, rows, remedy, swap)]
 
 
 def backward_of(trace: Trace, forward: Int64s) -> Int64s:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kprof.analyze.claims import in_words, percent, proof, work_places
+from kprof.analyze.claims import in_words, percent
 from kprof.analyze.evidence import (
     count_steps,
     elements_of,
@@ -16,11 +16,10 @@ from kprof.analyze.evidence import (
 )
 from kprof.analyze.neighbours import with_neighbours
 from kprof.analyze.remedies import fused, item_size
+from kprof.analyze.rules._unfused import finding_of, matter
 from kprof.finding import Finding
 from kprof.trace import Trace
 
-# Below this share of the device time even a perfect kernel saves less than a run varies.
-LEAST_SHARE = 0.01
 FORWARD_PARTS = ("aten::mul", "aten::neg", "aten::cat", "aten::add")
 BACKWARD_PARTS = (
     "aten::mul",
@@ -56,7 +55,7 @@ def check(trace: Trace) -> list[Finding]:
     is_near = np.isin(modules, np.unique(modules[forward.rows]))
     backward = with_neighbours(trace, negated & is_backward & is_near, parts, REACH_BACKWARD)
     rows = np.sort(np.concatenate([forward.rows, backward.rows]))
-    if share_of_device(trace, rows) < LEAST_SHARE:
+    if not matter(trace, rows):
         return []
     halves = rows[negated[rows]]
     num_bytes = TIMES_HALF * int(elements_of(trace, halves).sum()) * item_size(trace, rows)
@@ -67,17 +66,6 @@ def check(trace: Trace) -> list[Finding]:
         f"{in_words(per_step(trace, total_ns(trace, rows)))}, "
         f"{percent(share_of_device(trace, rows))} of the device time"
     )
-    return [
-        Finding(
-            rule="unfused_rope",
-            claim=claim,
-            confidence="high",
-            effort="low",
-            rows=tuple(rows.tolist()),
-            details=work_places(trace, rows),
-            # Queries and keys are turned in one launch.
-            remedy=fused(trace, rows, num_bytes, (number + 1) // 2),
-            swap="rope",
-            command=proof(trace, "--swap", "rope"),
-        )
-    ]
+    # Queries and keys are turned in one launch.
+    remedy = fused(trace, rows, num_bytes, (number + 1) // 2)
+    return [finding_of(trace, "unfused_rope", claim, rows, remedy, "rope")]
