@@ -32,17 +32,19 @@ class Swap:
 
         Args:
             roots: Modules and optimizers, held until it is entered; None: all of this process.
-            names: KERNEL, or KERNEL=PROVIDER.
+            names: KERNEL, or KERNEL=PROVIDER, each with @PATTERN;!PATTERN behind it or without.
 
         Raises:
             KprofError: there is no such kernel or provider.
         """
-        asked = dict(_parsed(name) for name in names)
+        given = [name.partition("@") for name in names]
+        asked = dict(_parsed(name) for name, _, _ in given)
+        patterns = {_parsed(name)[0]: tuple(of.split(";")) for name, _, of in given if of}
         if not asked:
             raise SwapError("no kernel to swap", fix="name some: kprof kernels list")
         kernels = kernels_named(asked)
         forced = {name: provider for name, provider in asked.items() if provider is not None}
-        self._request = Request(kernels, Providers(kernels, forced))
+        self._request = Request(kernels, Providers(kernels, forced), patterns=patterns)
         self._roots = None if roots is None else list(roots)
         self._found: list[Site | Skip] | None = None
         self._is_everything = roots is None
@@ -119,7 +121,19 @@ class Swap:
             _name(one, root, is_one_of_many=len(roots) > 1)
             if one.place not in taken:
                 taken.add(one.place)
-                yield one
+                yield self._if_wanted(one)
+
+    def _if_wanted(self, one: Site | Skip) -> Site | Skip:
+        """Return a site, or that it is left alone as nobody wants any of its kernels there."""
+        if isinstance(one, Skip):
+            return one
+        kernels = {what: ways.kernel.name for what, ways in one.parts.items()}
+        # What makes masks has no calls of its own, and serves those of others.
+        is_wanted = (self._request.is_wanted(kernel, one.name) for kernel in kernels.values())
+        if not kernels or any(is_wanted):
+            return one
+        what, kernel = next(iter(kernels.items()))
+        return Skip(one.name, kernel, what, "its name is not among those that were asked for")
 
     def _find_in(self, roots: list[Any]) -> Iterator[tuple[object, Site | Skip]]:
         if self._is_everything:
@@ -145,7 +159,8 @@ def swapped(model: object, *names: str) -> Swap:
 
     Args:
         model: A module or an optimizer, several in a list, or None: all of this process.
-        names: KERNEL, or KERNEL=PROVIDER.
+        names: KERNEL, or KERNEL=PROVIDER; with the names of sites behind an @, such as
+            "fp8_linear@*.mlp.*;!*.down_proj", it is for these alone.
 
     Raises:
         KprofError: there is no such kernel or provider.

@@ -175,6 +175,18 @@ def test_a_key_that_is_no_number_spoils_the_heads_that_see_it_alone(cutting, bad
     assert lse.isnan().flatten().tolist() == [*4 * [False], True, True, False, False]
 
 
+@pytest.mark.parametrize("step", [65, 66])
+def test_keys_in_fp8_may_lie_an_odd_number_of_bytes_apart(step):
+    q, k, v = call_of(batch=1, keys=20)
+    k, v = k.to(FP8), v.to(FP8)
+    expected = decode_attention(q, k, v)
+    apart = torch.zeros(2, 1, 2, 20, step, dtype=torch.uint8)
+    for there, cache in zip(apart, (k, v), strict=True):
+        there[..., 1:65] = cache.view(torch.uint8)
+    found = decode_attention(q, *(one.view(FP8)[..., 1:65] for one in apart))
+    assert are_same(found, expected)
+
+
 def test_a_sequence_has_the_same_bits_in_every_batch_where_that_is_asked_for(monkeypatch):
     monkeypatch.setattr(host, "schedule_of", lambda *about: Schedule(16, 3, 4, 1))
     monkeypatch.setattr(host, "INVARIANT_PARTS", 3)
@@ -190,7 +202,7 @@ def test_a_sequence_has_the_same_bits_in_every_batch_where_that_is_asked_for(mon
 
 @pytest.mark.parametrize(
     ("batch", "keys", "parts", "block"),
-    [(1, 1_024, 16, 64), (1, 4_096, 33, 32), (1, 16_384, 16, 128), (8, 4_096, 2, 128)],
+    [(1, 1_024, 16, 64), (1, 4_096, 16, 64), (1, 16_384, 16, 128), (8, 4_096, 2, 128)],
 )
 def test_a_cache_is_cut_by_what_each_sm_reads_of_it(batch, keys, parts, block):
     q, k = torch.empty(batch, 32, 1, 128).half(), torch.empty(1, 8, keys, 128).half()
@@ -199,10 +211,10 @@ def test_a_cache_is_cut_by_what_each_sm_reads_of_it(batch, keys, parts, block):
 
 
 @pytest.mark.parametrize("batch", [16, 32, 128])
-def test_many_sequences_are_read_in_small_tiles_by_two_programs_on_an_sm(batch):
+def test_many_sequences_are_read_by_two_programs_on_an_sm(batch):
     q, k = torch.empty(batch, 32, 1, 128).half(), torch.empty(1, 8, 4_096, 128).half()
     cut = host.cut_of(q, k.expand(batch, -1, -1, -1), None, False)
-    assert (cut.schedule.block, cut.schedule.programs) == (32, 2)
+    assert (cut.schedule.block, cut.schedule.programs) == (64, 2)
 
 
 def test_how_a_sequence_is_cut_does_not_depend_on_the_batch_where_that_is_asked_for():
@@ -252,6 +264,21 @@ def test_no_key_gives_nothing():
     assert lse.eq(-math.inf).all()
 
 
+def test_torch_gets_rows_that_begin_at_multiples_of_16_bytes(monkeypatch):
+    seen = []
+
+    def attention(q, k, v, **options):
+        seen.extend(
+            one for x in (q, k, v) for one in (x.data_ptr(), *x.stride()[:-1], x.stride(-1))
+        )
+        return q
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", attention)
+    wide = torch.zeros(3, 2, 4, 5, 69).half()[..., 3:67]
+    KERNEL.reference(wide[0, :, :, :1], wide[1], wide[2])
+    assert all(one == 1 or one % 8 == 0 for one in seen)
+
+
 @COMPILED
 def test_it_is_the_same_when_compiled_in_one_graph():
     q, k, v = call_of(batch=1, keys=20)
@@ -264,6 +291,7 @@ def test_what_it_cannot_do_it_refuses():
     assert "heads of 48" in KERNEL.refuses(q[..., :48], k[..., :48], v[..., :48])
     assert "float32" in KERNEL.refuses(q.float(), k.float(), v.float())
     assert "do not share" in KERNEL.refuses(q[:, :3], k, v)
+    assert "a grid" in KERNEL.refuses(*(one[:1].expand(65_536, -1, -1, -1) for one in (q, k, v)))
     assert "too many to decode" in KERNEL.refuses(q.expand(2, 4, 40, 64), k, v)
     assert "gradients" in KERNEL.refuses(q.requires_grad_(), k, v)
 

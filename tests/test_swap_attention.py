@@ -203,3 +203,63 @@ def test_rotations_and_attention_of_one_module_are_swapped_together(transformers
     with swapped(model, KERNEL, "rope=eager") as swap:
         decoded(transformers, model)
     assert {site.kernel: site.num_replaced for site in swap.sites} == {KERNEL: 1, "rope": 2}
+
+
+def generated(model, static="static", **options):
+    """Return tokens and logits of `generate`, with a cache of this kind."""
+    kept = {"cache_implementation": static, "max_new_tokens": 4, "do_sample": False}
+    found = model.generate(
+        IDS + 1, **kept, **options, output_logits=True, return_dict_in_generate=True
+    )
+    return found.sequences, torch.stack(found.logits)
+
+
+def eager_or_compiled(transformers, is_compiled):
+    """Return options of `generate`: torch.compile on this machine, too, or not at all."""
+    if not is_compiled:
+        return {"disable_compile": True}
+    config = transformers.CompileConfig(backend="aot_eager", mode=None)
+    config._compile_all_devices = True
+    return {"compile_config": config}
+
+
+UNENDING = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_generating_with_a_static_cache_decodes_with_the_kernel(transformers, is_compiled):
+    torch.compiler.reset()
+    model = made(transformers, **UNENDING)
+    options = eager_or_compiled(transformers, is_compiled)
+    wanted = generated(model, **options)
+    with swapped(model, KERNEL) as swap:
+        found = generated(model, **options)
+    ours = [one for site in swap.sites for one in site.calls if one.provider == "kprof"]
+    # A graph is counted when it is compiled, its runs are not.
+    assert [(one.num_calls, one.is_compiled) for one in ours] == (
+        2 * [(1, True)] if is_compiled else 2 * [(3, False)]
+    )
+    assert torch.equal(found[0], wanted[0])
+    torch.testing.assert_close(found[1], wanted[1], rtol=0.01, atol=0.05)
+    assert "create_masks_for_generate" not in model.__dict__
+    assert torch.equal(generated(model, **options)[1], wanted[1])
+
+
+def test_generating_with_padding_goes_to_the_original(transformers):
+    model, padding = made(transformers, **UNENDING), torch.ones(2, 12, dtype=torch.long)
+    padding[0, :3] = 0
+    wanted = generated(model, attention_mask=padding, disable_compile=True)
+    with swapped(model, KERNEL) as swap:
+        found = generated(model, attention_mask=padding, disable_compile=True)
+    assert torch.equal(found[1], wanted[1])
+    assert ways_of(swap)[1] == (3, None, "a mask that is not plainly causal")
+
+
+@pytest.mark.parametrize("window", [8, 12, 14])
+def test_generating_past_a_window_decodes_with_the_kernel(transformers, window):
+    model = made(transformers, "mistral", **UNENDING, sliding_window=window)
+    wanted = generated(model, disable_compile=True)
+    with swapped(model, KERNEL) as swap:
+        found = generated(model, disable_compile=True)
+    assert ways_of(swap)[1] == (3, "kprof", None)
+    torch.testing.assert_close(found[1], wanted[1], rtol=0.01, atol=0.05)

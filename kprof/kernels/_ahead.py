@@ -17,7 +17,7 @@ from triton.runtime import driver
 
 from kprof.kernels._launch import Launcher
 
-HOPPER = GPUTarget("cuda", 90, 32)
+HOPPER, BLACKWELL = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 100, 32)
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Binary:
     shared_bytes: int
 
 
-def compile_ahead(call: Callable[[], object]) -> list[Binary]:
-    """Return what the kernels that `call` launches become on Hopper; nothing is run.
+def compile_ahead(call: Callable[[], object], target: GPUTarget = HOPPER) -> list[Binary]:
+    """Return what the kernels that `call` launches become on such a GPU; nothing is run.
 
     `call` gets tensors of the host, of which only shape, dtype and address count. Triton must not
     have been imported for its interpreter.
@@ -43,15 +43,16 @@ def compile_ahead(call: Callable[[], object]) -> list[Binary]:
     def keep(
         self: Launcher,
         key: object,
-        grid: int,
+        grid: object,
         arguments: tuple[Any, ...],
         options: dict[str, int],
         **known: Any,
     ) -> None:
-        compiled.append(self._kernel.warmup(*arguments, grid=(grid,), **options))
+        # Nothing compiled depends on how many programs there will be.
+        compiled.append(self._kernel.warmup(*arguments, grid=(1,), **options))
 
     with (
-        patch.object(driver, "_active", _PretendedDriver()),
+        patch.object(driver, "_active", _PretendedDriver(target)),
         patch.object(Launcher, "__call__", keep),
     ):
         call()
@@ -61,8 +62,11 @@ def compile_ahead(call: Callable[[], object]) -> list[Binary]:
 class _PretendedDriver:
     """Answers what Triton asks of a driver before it compiles."""
 
+    def __init__(self, target: GPUTarget = HOPPER) -> None:
+        self._target = target
+
     def get_current_target(self) -> GPUTarget:
-        return HOPPER
+        return self._target
 
     def get_current_device(self) -> int:
         return 0

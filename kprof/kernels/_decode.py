@@ -26,8 +26,12 @@ FP8 = torch.float8_e4m3fn
 LOG2_E = 1.4426950408889634
 # Of keys in one tile, and of parts that are merged at a time: bounded by what registers hold.
 TILE_ELEMENTS, MERGED_ELEMENTS = 8_192, 8_192
-# What an SM reads of a short cache, and of one that is not long.
-LITTLE_BYTES, MANY_BYTES = 1 << 15, 1 << 18
+# What a tile's addresses may be apart, to be known when it is compiled.
+MOST_STEP = 1 << 20
+# Of a thread, where the compiler would rather spill than use as many.
+REGISTERS_OF_TWO_WARPS, REGISTERS_OF_PAGES = 240, 168
+# What an SM reads of a short cache, of one that is not long, and of a long one.
+LITTLE_BYTES, MANY_BYTES, MOST_BYTES = 1 << 15, 1 << 18, 3 << 19
 # Triton's least tile of a product.
 LEAST_ROWS = 16
 # Rows times columns of a sum that so many warps hold.
@@ -70,25 +74,40 @@ class Cut(NamedTuple):
 
 
 def schedule_of(
-    dim: int, rows: int, key_bytes: int, is_paged: bool, bytes_of_sm: int | None = None
+    dim: int,
+    rows: int,
+    key_bytes: int,
+    is_paged: bool,
+    bytes_of_sm: int | None = None,
+    is_crowded: bool = False,
 ) -> Schedule:
     """Return the schedule for heads of this dimension, such rows and such keys.
 
-    What each SM reads decides, where that is known: little is best in few parts, more with as much
-    in flight as there is, and a lot in large tiles. As measured on an H200.
+    What each SM reads decides, where that is known, and whether it is crowded: with more than half
+    as many heads of keys as there are SMs, by two programs on each. As measured on an H200.
     """
     is_small = max(rows, LEAST_ROWS) * dim <= ELEMENTS_OF_TWO_WARPS
-    if bytes_of_sm is None or is_paged or key_bytes == 1 or not is_small:
-        block = max(LEAST_ROWS, 2 * TILE_ELEMENTS // (dim * key_bytes))
+    block = TILE_ELEMENTS // (dim * key_bytes)
+    if bytes_of_sm is None or is_paged or not is_small:
         warps = 4 if rows * dim <= ELEMENTS_OF_FOUR_WARPS else 8
         # The table's entries are on their way for two more tiles before the keys are.
-        return Schedule(block, 5 if is_paged else 3, warps)
-    block = TILE_ELEMENTS // (dim * key_bytes)
+        return Schedule(max(LEAST_ROWS, 2 * block), 5 if is_paged else 3, warps)
+    if key_bytes == 1:
+        return _schedule_of_bytes(block, bytes_of_sm)
+    if is_crowded:
+        return Schedule(2 * block, 3, 4)
     if bytes_of_sm <= LITTLE_BYTES:
         return Schedule(2 * block, 2, 4, 1)
-    if bytes_of_sm <= MANY_BYTES:
-        return Schedule(block, 4, 2)
-    return Schedule(4 * block, 3, 4, 1)
+    if MANY_BYTES < bytes_of_sm <= MOST_BYTES:
+        return Schedule(4 * block, 3, 4, 1)
+    return Schedule(2 * block, 4, 4, 1)
+
+
+def _schedule_of_bytes(block: int, bytes_of_sm: int) -> Schedule:
+    """Return the schedule for keys in e4m3, which instructions hold up more than memory."""
+    if bytes_of_sm <= LITTLE_BYTES:
+        return Schedule(block, 2, 4, 1)
+    return Schedule(block, 3, 4, 1) if bytes_of_sm <= MANY_BYTES // 2 else Schedule(block, 4, 2)
 
 
 def cut_of(q: Tensor, k: Tensor, table: Tensor | None, is_invariant: bool) -> Cut:
@@ -96,15 +115,13 @@ def cut_of(q: Tensor, k: Tensor, table: Tensor | None, is_invariant: bool) -> Cu
     batch, query_heads, tokens, dim = q.shape
     heads, key_bytes = k.shape[1], k.element_size()
     rows = query_heads // heads * tokens
-    places, sms, most_keys = batch * heads, sms_of(q.device), _most_keys(k, table)
+    places, most_keys = batch * heads, _most_keys(k, table)
+    sms = sms_of(q.device)
     read = None if is_invariant else 2 * places * most_keys * dim * key_bytes // max(sms, 1)
-    if read is not None and 2 * places > sms:
-        # Large tiles are for those that are cut in parts.
-        read = min(read, MANY_BYTES)
-    schedule = schedule_of(dim, rows, key_bytes, table is not None, read)
+    schedule = schedule_of(dim, rows, key_bytes, table is not None, read, 2 * places > sms)
     most = INVARIANT_PARTS if is_invariant else max(1, schedule.programs * sms // places)
-    blocks = -(-most_keys // schedule.block)
-    return Cut(schedule, places, max(1, min(most, blocks)), most)
+    parts = max(1, min(most, -(-most_keys // schedule.block)))
+    return Cut(schedule, places, parts, most)
 
 
 def _most_keys(k: Tensor, table: Tensor | None) -> int:
@@ -141,6 +158,7 @@ def _run(
     lengths = None if lengths is None else lengths.contiguous()
     table = table if table is None or table.stride(1) == 1 else table.contiguous()
     if k.dtype == FP8:
+        k, v = (one if _is_in_pairs(one) else one.clone() for one in (k, v))
         k_scale, v_scale = (_of_every_head(one, q, k) for one in (k_scale, v_scale))
     call = kind_of(q, k, v, lengths, table, k_scale, v_scale), options
     cut = _cuts.get(call) or _cut_first(call, q, k, table)
@@ -174,24 +192,48 @@ def _launch_first(
     assert q is not None and k is not None and v is not None
     heads, tokens, dim = k.shape[1], q.shape[2], q.shape[3]
     group = q.shape[1] // heads
-    most_rows = next_power_of_two(group * tokens)
+    rows = next_power_of_two(group * tokens)
     table_step = q.shape[3] if table is None else table.stride(0)
     steps = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], table_step)
+    is_known = table is None and max(k.stride(2), v.stride(2)) <= MOST_STEP
     constants = (
-        *(tokens, group, dim, max(LEAST_ROWS, most_rows), lengths is not None),
+        *(tokens, group, dim, max(LEAST_ROWS, rows), lengths is not None),
         # One token is the last, and sees everything.
         *(options.is_causal and tokens > 1, options.window > 0, k.dtype == FP8),
-        *(0 if table is None else k.shape[2], cut.schedule.block, cut.schedule.stages),
-        *(most_rows, max(1, MERGED_ELEMENTS // (most_rows * dim))),
+        0 if table is None else k.shape[2],
+        *((k.stride(2), v.stride(2)) if is_known else (0, 0)),
+        *(cut.schedule.block, cut.schedule.stages),
+        *(rows, max(1, MERGED_ELEMENTS // (rows * dim)), IS_INTERPRETED),
     )
     types = tuple(None if one is None else one.dtype for one in tensors)
-    warps = cut.schedule.warps
     inputs = (q, k, v, lengths, table, k_scale, v_scale)
-    key = (q.device, types, constants, warps, alignments(inputs, *steps))
-    numbers = (_most_keys(k, table), cut.parts, cut.most_parts, options.window, heads)
+    launching = _launching(cut.schedule, table is not None)
+    key = (q.device, types, constants, cut.schedule.warps, alignments(inputs, *steps))
+    most_keys = _most_keys(k, table)
+    each = _part_length(most_keys, cut)
+    numbers = (most_keys, cut.most_parts, each, max(1, -(-most_keys // each)), options.window, 0)
     arguments = (*tensors, *steps, options.scale * LOG2_E, *numbers, *constants)
-    grid = cut.places * cut.parts
-    _launch(key, grid, arguments, {"num_warps": warps}, call=call, tensors=tensors)
+    grid = (cut.parts, heads, q.shape[0])
+    _launch(key, grid, arguments, launching, call=call, tensors=tensors)
+
+
+def _launching(schedule: Schedule, is_paged: bool) -> dict[str, int]:
+    """Return what Triton compiles with."""
+    if schedule.warps == 2:
+        return {"num_warps": 2, "maxnreg": REGISTERS_OF_TWO_WARPS}
+    return {"num_warps": schedule.warps} | ({"maxnreg": REGISTERS_OF_PAGES} if is_paged else {})
+
+
+def _part_length(most_keys: int, cut: Cut) -> int:
+    """Return how many keys a part has, as the kernel would count them."""
+    block = cut.schedule.block
+    of_part = -(-most_keys // cut.most_parts)
+    return block * max(1, -(-of_part // block))
+
+
+def _is_in_pairs(cache: Tensor) -> bool:
+    """Tell whether a cache of bytes can be read two at a time."""
+    return not any(one % 2 for one in (cache.data_ptr(), *cache.stride()[:-1]))
 
 
 def _of_every_head(scale: Tensor | None, q: Tensor, k: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import triton
@@ -25,6 +25,8 @@ ALIGNMENT = 16
 MOST_CALLS = 1_024
 # Where Triton's own launcher does nothing before its C function but pass these on.
 HAS_KNOWN_LAUNCHER = triton.__version__.startswith("3.6.")
+
+Grid: TypeAlias = "tuple[int, int, int]"
 
 
 class _Binary(NamedTuple):
@@ -43,12 +45,12 @@ class Launcher:
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._binaries: dict[Hashable, _Binary] = {}
-        self._calls: dict[Hashable, tuple[_Binary, int, tuple[Any, ...]]] = {}
+        self._calls: dict[Hashable, tuple[_Binary, Grid, tuple[Any, ...]]] = {}
 
     def __call__(
         self,
         key: Hashable,
-        grid: int,
+        grid: int | Grid,
         arguments: tuple[Any, ...],
         options: dict[str, int],
         *,
@@ -60,17 +62,18 @@ class Launcher:
         Args:
             key: Differs wherever Triton would compile anew: for other dtypes, constants,
                 alignments or multiples of 16, or another device.
-            grid: Number of programs.
+            grid: Number of programs, or of those in each of three dimensions.
             arguments: In the kernel's order, constants included; a tensor first.
             options: Triton's, such as `num_warps`.
             call: What `again` will be asked for; it decides all arguments but `tensors`.
             tensors: Those that `again` will be given. Where they are no longer the first arguments,
                 as one had to be copied, the call is not kept.
         """
+        grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         binary = self._binaries.get(key)
         if binary is None or _is_watched():
             with _on(arguments[0].get_device()):
-                compiled = self._kernel[(grid,)](*arguments, **options)
+                compiled = self._kernel[grid](*arguments, **options)
             # The interpreter has none.
             if compiled is not None:
                 self._binaries[key] = _binary_of(compiled)
@@ -111,14 +114,14 @@ def _binary_of(compiled: Any) -> _Binary:
     return _Binary(run.launch, (compiled.function, *options, *hooks), *known)
 
 
-def _launch(binary: _Binary, grid: int, arguments: tuple[Any, ...]) -> None:
+def _launch(binary: _Binary, grid: Grid, arguments: tuple[Any, ...]) -> None:
     launch, head, current_device, current_stream = binary
     device = arguments[0].get_device()
     if device == current_device():
-        launch(grid, 1, 1, current_stream(device), *head, *arguments)
+        launch(*grid, current_stream(device), *head, *arguments)
         return
     with _on(device):
-        launch(grid, 1, 1, current_stream(device), *head, *arguments)
+        launch(*grid, current_stream(device), *head, *arguments)
 
 
 def _on(device: int) -> Any:

@@ -6,6 +6,8 @@ second launch is needed. Who is last differs from run to run; what it computes d
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 import triton
 import triton.language as tl
@@ -53,7 +55,10 @@ class Counters:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._arena = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device)
+        # While Inductor warms a CUDA graph up, what this thread allocates lies in the graph's pool,
+        # which may hold nothing that stays.
+        with ThreadPoolExecutor(1) as other:
+            self._arena = other.submit(_zeros, NUM_COUNTERS, device).result()
         self._num_given = 0
         self._of_stream: dict[int, torch.Tensor] = {}
 
@@ -61,7 +66,7 @@ class Counters:
         """Return counters for one launch on the current stream."""
         if IS_INTERPRETED or self._device.type != "cuda":
             return self._arena
-        if torch.cuda.is_current_stream_capturing():
+        if _is_capturing():
             return self._give(count)
         stream = torch.cuda.current_stream(self._device).cuda_stream
         kept = self._of_stream.get(stream)
@@ -72,10 +77,26 @@ class Counters:
     def _give(self, count: int) -> torch.Tensor:
         first = self._num_given
         if first + count > NUM_COUNTERS:
-            # In a capture this becomes a node of the graph, which zeroes them in each replay.
-            return torch.zeros(count, dtype=torch.int32, device=self._device)
+            return _nodes_zeros(count, self._device)
         self._num_given += -(-count // STEP) * STEP
         return self._arena[first : first + count]
+
+
+def _zeros(count: int, device: torch.device) -> torch.Tensor:
+    """Return zeros that every stream finds to be zeros."""
+    zeros = torch.zeros(count, dtype=torch.int32, device=device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return zeros
+
+
+def _nodes_zeros(count: int, device: torch.device) -> torch.Tensor:
+    """Return what in a capture becomes a node of the graph, and zeroes them in each replay."""
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+def _is_capturing() -> bool:
+    return bool(torch.cuda.is_current_stream_capturing())
 
 
 _counters: dict[torch.device, Counters] = {}
@@ -84,6 +105,8 @@ _counters: dict[torch.device, Counters] = {}
 def counters(count: int, device: torch.device) -> torch.Tensor:
     """Return zeros for `count` groups of programs of one launch to count in."""
     known = _counters.get(device)
+    if known is None and device.type == "cuda" and _is_capturing():
+        return _nodes_zeros(count, device)
     if known is None:
         known = _counters[device] = Counters(device)
     return known.take(count)

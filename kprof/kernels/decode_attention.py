@@ -21,6 +21,8 @@ DTYPES = (torch.float16, torch.bfloat16)
 DIMS = (64, 128, 256)
 # Query heads of a head of keys times query tokens: the rows of a tile.
 MOST_ROWS = 64
+# Of a grid's second and third dimension.
+MOST_PLACES = 65_535
 
 
 def decode_attention(
@@ -77,9 +79,20 @@ def _reference(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, window: int = 0
 ) -> Tensor:
     """Do as Hugging Face does: torch's own attention, with a mask where it needs one."""
+    q, k, v = (_as_torch_reads(one) for one in (q, k, v))
     is_plain = lengths is None and q.shape[2] == 1 and (not window or window >= k.shape[2])
     is_seen = None if is_plain else _seen(q, k, lengths, window)
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=is_seen, enable_gqa=True)
+
+
+def _as_torch_reads(x: Tensor) -> Tensor:
+    """Return a tensor whose rows begin at multiples of 16 bytes.
+
+    Torch's kernels take that for granted; elsewhere they end the process's use of the GPU.
+    """
+    starts = (x.data_ptr(), *(step * x.element_size() for step in x.stride()[:-1]))
+    is_aligned = x.stride(-1) == 1 and not any(one % 16 for one in starts)
+    return x if is_aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 def _seen(q: Tensor, k: Tensor, lengths: Tensor | None, window: int) -> Tensor:
@@ -119,6 +132,8 @@ def _refuses(
         return f"heads of {q.shape[-1]}, not of {', '.join(map(str, DIMS))}"
     if not k.shape[1] or q.shape[1] % k.shape[1]:
         return f"{q.shape[1]} query heads do not share {k.shape[1]} heads of keys"
+    if max(q.shape[0], k.shape[1]) > MOST_PLACES:
+        return f"{q.shape[0]} sequences of {k.shape[1]} heads: more than a grid has room for"
     if q.shape[1] // k.shape[1] * q.shape[2] > MOST_ROWS:
         return f"{q.shape[2]} tokens: too many to decode"
     if torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v)):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from kprof.sites._rewire import Rewired, calls_in, innermost
 from kprof.sites._translate import (
     MOST_TOKENS,
     Arguments,
@@ -26,7 +27,9 @@ from kprof.sites._translate import (
 from kprof.sites._ways import Ways
 
 SEEN = "kprof_seen"
+# What makes masks, and the setting that holds their window.
 MASKS = {"create_causal_mask": None, "create_sliding_window_causal_mask": "sliding_window"}
+GENERATION = "create_masks_for_generate"
 
 
 class Seen(NamedTuple):
@@ -51,6 +54,7 @@ class Interface:
         self._original = original
         self._ways = ways
         self._replaced: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._compiled = _attending_compiled(ways)
 
     def get_interface(self, name: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
         """Return the attention of this name."""
@@ -67,10 +71,10 @@ class Interface:
         return name in self._original
 
     def _instead_of(self, function: Any) -> Any:
-        # A compiler makes something else of the original.
+        is_torchs = getattr(function, "__name__", "") == "sdpa_attention_forward"
         if is_compiling():
-            return function
-        if getattr(function, "__name__", "") != "sdpa_attention_forward":
+            return self._compiled(function) if is_torchs else function
+        if not is_torchs:
             self._ways.leave_out("the model does not use torch's attention")
             return function
         if function not in self._replaced:
@@ -107,6 +111,33 @@ def _attending(function: Callable[..., Any], ways: Ways) -> Callable[..., Any]:
     return attend
 
 
+def _attending_compiled(ways: Ways) -> Callable[..., Callable[..., Any]]:
+    """Return what makes the same of a function, in a form that a compiler can read."""
+    trace, note = ways.tracing(), ways.noting()
+
+    def attending(function: Callable[..., Any]) -> Callable[..., Any]:
+        def attend(
+            module: Any,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            attention_mask: Tensor | None,
+            **options: Any,
+        ) -> Any:
+            arguments = _arguments(module, query, key, value, attention_mask, options)
+            if isinstance(arguments, str):
+                note(False)
+                return function(module, query, key, value, attention_mask, **options)
+            run = trace(*arguments)
+            if run is None:
+                return function(module, query, key, value, attention_mask, **options)
+            return run(*arguments).transpose(1, 2).contiguous(), None
+
+        return attend
+
+    return attending
+
+
 def _arguments(
     module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]
 ) -> Arguments | str:
@@ -121,8 +152,9 @@ def _arguments(
         return "another scale"
     if mask is not None:
         seen: Seen | None = getattr(mask, SEEN, None)
-        fits = mask.shape[2:] == (q.shape[2], k.shape[2])
-        if seen is None or seen.version != mask._version or not fits:
+        fits = mask.shape[2] == q.shape[2] and mask.shape[3] == k.shape[2]
+        # A compiler cannot ask whether somebody wrote to it.
+        if seen is None or not fits or not (is_compiling() or seen.version == mask._version):
             return "a mask that is not plainly causal"
         return q, k, v, seen.lengths, seen.window
     is_causal = options.get("is_causal")
@@ -130,6 +162,39 @@ def _arguments(
     if q.shape[2] > 1 and not (is_causal and q.shape[2] == k.shape[2]):
         return "several tokens without a mask"
     return q, k, v, None, 0
+
+
+def generation_masks(model: object) -> types.FunctionType | None:
+    """Return what makes the masks of a model of Hugging Face's for `generate`.
+
+    With a static cache they are made before the model is called. None where a class makes its own.
+    """
+    if hasattr(type(model), GENERATION):
+        return None
+    for one in type(model).__mro__:
+        prepare = innermost(one.__dict__.get("prepare_inputs_for_generation"))
+        found = prepare.__globals__.get(GENERATION) if prepare is not None else None
+        if inspect.isfunction(found) and is_of_hugging_face(found):
+            return found
+    return None
+
+
+def remembering_all(function: types.FunctionType) -> Callable[..., Any]:
+    """Return what makes the same masks, which carry what `remembering` makes them carry."""
+    used = {path: _remembered(value) for path, value in calls_in(function)}
+    others = {path: value for path, value in used.items() if value is not None}
+    return Rewired(function, others).function
+
+
+def _remembered(value: object) -> Any:
+    """Return what is used in the place of this; None: it makes no masks."""
+    if is_mask(value):
+        return remembering(value)
+    if not isinstance(value, dict):
+        return None
+    others = {key: _remembered(one) for key, one in value.items()}
+    others = {key: one for key, one in others.items() if one is not None}
+    return {**value, **others} if others else None
 
 
 def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,12 +236,18 @@ def _seen_by(mask: Tensor, given: dict[str, Any], setting: str | None) -> Seen |
     layer = is_sliding.index(setting is not None) if (setting is not None) in is_sliding else 0
     num_tokens, cache = mask.shape[2], cast("Any", cache)
     num_keys, first = cache.get_mask_sizes(num_tokens, layer)
-    if num_keys != mask.shape[3] or not isinstance(first, int) or first:
+    if num_keys != mask.shape[3] or not isinstance(first, int):
+        return None
+    # Of a window that has moved on, the cache keeps what one new token sees.
+    has_moved = first > 0
+    if has_moved and not (num_tokens == 1 and num_keys <= cast("int", window)):
         return None
     # Hugging Face asks the same of a mask of one token; who captures a graph cannot ask.
     is_captured = mask.is_cuda and torch.cuda.is_current_stream_capturing()
     if padding is not None and (is_captured or not bool(padding.all())):
         return None
+    if has_moved:
+        return Seen(None, 0, mask._version)
     end = cache.get_query_offset(layer) + num_tokens
     if isinstance(end, int):
         lengths = None if end == num_keys else torch.full((mask.shape[0],), end, device=mask.device)

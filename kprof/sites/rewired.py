@@ -13,7 +13,14 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 
 from kprof.sites import Family
-from kprof.sites._attention import Interface, is_mask, remembering
+from kprof.sites._attention import (
+    GENERATION,
+    Interface,
+    generation_masks,
+    is_mask,
+    remembering,
+    remembering_all,
+)
 from kprof.sites._patches import why_foreign
 from kprof.sites._rewire import Path, Rewired, calls_in, why_not_rewired
 from kprof.sites._site import Request, Site, Skip, Switch, bound
@@ -43,6 +50,15 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
             yield from _sites(name or type(module).__name__, module, calls, request)
         elif masks and not (why_foreign(module) or why_not_rewired(forward)):
             yield _site(name or type(module).__name__, module, {}, {}, masks)
+        makes = generation_masks(module) if DECODE_ATTENTION in request.kernels else None
+        if makes is not None:
+            make = request.once(("generation", makes), remembering_all, makes)
+            yield _generation_site(name or type(module).__name__, module, make)
+
+
+def _generation_site(name: str, module: Module, make: Callable[..., Any]) -> Site:
+    """Return the place where Hugging Face lets a model make its masks for `generate` itself."""
+    return Site(name, module, lambda owner: make, {}, attribute=GENERATION, switch=Switch())
 
 
 def _known_calls(
