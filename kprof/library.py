@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kprof.errors import KprofError
@@ -16,8 +17,9 @@ from kprof.report.providers import Listed
 if TYPE_CHECKING:
     from kprof.gate import GateReport
     from kprof.kernels import Kernel, Shape
-    from kprof.kernels._bench import Pass, Timed
+    from kprof.kernels._bench import Timed
     from kprof.kernels._choice import Choice
+    from kprof.kernels._passes import Pass
 
 # What the interpreter computes as a GPU does; it cuts bfloat16 off instead of rounding it.
 INTERPRETED_DTYPES = ("float16", "float32")
@@ -39,13 +41,25 @@ def list_kernels() -> list[Listed]:
     return listed
 
 
-def check_kernels(names: Sequence[str], provider: str | None) -> list[GateReport]:
+def check_kernels(
+    names: Sequence[str], provider: str | None, *, sanitizes: bool = False
+) -> list[GateReport]:
     """Run levels L0 and L1 of the quality gate: on the GPU, else in Triton's interpreter.
+
+    Args:
+        names: Of the kernels; none: all.
+        provider: Whose code is checked; None: ours.
+        sanitizes: Whether compute-sanitizer watches the edges, too; it takes a GPU.
 
     Raises:
         KprofError: no such kernel or provider, or Triton was loaded without its interpreter.
     """
     device = _device_to_check_on()
+    if sanitizes and device == "cpu":
+        raise KprofError(
+            "compute-sanitizer watches what runs on a GPU, and there is none here",
+            fix="leave out --sanitizer, or run it on a GPU machine",
+        )
     from kprof.gate import GateReport, check
     from kprof.gate.result import LEVELS, not_run
     from kprof.kernels import OURS
@@ -62,13 +76,24 @@ def check_kernels(names: Sequence[str], provider: str | None) -> list[GateReport
             known = tuple(one for one in subject.dtypes if one in INTERPRETED_DTYPES)
             subject = replace(subject, dtypes=known)
         reports.append(check(subject, ("L0", "L1")))
+        if sanitizes:
+            reports[-1] = _sanitized(reports[-1], kernel, provider or OURS)
     return reports
+
+
+def _sanitized(report: GateReport, kernel: Kernel, provider: str) -> GateReport:
+    from kprof.kernels._sanitize import sanitized
+
+    first, *others = report.levels
+    return replace(report, levels=(sanitized(first, kernel.name, provider), *others))
 
 
 def bench_kernels(
     names: Sequence[str], shape: Shape | None, dtypes: Sequence[str], directions: Sequence[Pass]
 ) -> list[Choice]:
     """Measure every provider on every shape; keep and return who runs such calls from now on.
+
+    Who fails the quality gate runs none, however fast.
 
     Raises:
         KprofError: there is no GPU, or no such kernel.
@@ -81,20 +106,39 @@ def bench_kernels(
             fix="run it on a GPU machine; kprof kernels check works without one",
         )
     from kprof.kernels._bench import bench
-    from kprof.kernels._choice import choose, keep
+    from kprof.kernels._choice import choose, keep, without_rejected
 
-    gpu = torch.cuda.get_device_name()
+    gpu, today = torch.cuda.get_device_name(), date.today().isoformat()
     choices = []
     for kernel in _named(names):
+        known: dict[tuple[str, str], str] = {}
         for wanted in (shape,) if shape else kernel.shapes:
             for dtype in dtypes or kernel.dtypes[:1]:
-                for direction in directions:
-                    if direction == "backward" and kernel.backward_work is None:
-                        continue
-                    measured = list(bench(kernel, wanted, dtype, direction))
-                    choices.append(choose(kernel, measured, gpu, date.today().isoformat()))
+                measured = [
+                    list(bench(kernel, wanted, dtype, direction))
+                    for direction in directions
+                    if direction == "forward" or kernel.backward_work is not None
+                ]
+                judge = partial(_why_rejected, kernel, known)
+                for one in without_rejected(measured, judge):
+                    choices.append(choose(kernel, one, gpu, today))
                     keep(choices[-1])
     return choices
+
+
+def _why_rejected(
+    kernel: Kernel, known: dict[tuple[str, str], str], provider: str, dtype: str
+) -> str:
+    """Return which level of the gate a provider fails in a dtype, and why; empty: none."""
+    from kprof.gate import check
+    from kprof.kernels._subject import subject_of
+
+    if (provider, dtype) not in known:
+        subject = replace(subject_of(kernel, provider, "cuda"), dtypes=(dtype,))
+        levels = check(subject, ("L0", "L1")).levels
+        failed = [f"{one.name}: {one.why}" for one in levels if one.state == "failed"]
+        known[provider, dtype] = failed[0] if failed else ""
+    return known[provider, dtype]
 
 
 def explain_choices(names: Sequence[str]) -> list[Choice]:

@@ -19,6 +19,8 @@ from kprof.kernels._subject import subject_of
 INTERPRETED = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 # Dynamo's own, where it meets an autograd function.
 COMPILED = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+# That a program may have on Hopper.
+SHARED_BYTES = 227 * 1024
 DISTRIBUTIONS = ("normal", "outliers", "offset", "zeros", "nonfinite")
 
 
@@ -118,6 +120,7 @@ def spills_of(kernel, *cases):
     answer = json.loads(process.stdout.readline() or '{"failed": "it ended"}')
     assert "failed" not in answer, answer["failed"]
     assert len(answer["binaries"]) >= len(cases)
+    assert max(one["shared_bytes"] for one in answer["binaries"]) <= SHARED_BYTES
     return [one for one in answer["binaries"] if one["spilled_bytes"]]
 
 

@@ -14,6 +14,7 @@ from kprof.kernels._choice import (
     keep,
     load_choices,
     ranking,
+    without_rejected,
 )
 from kprof.kernels.rmsnorm import KERNEL
 
@@ -57,6 +58,32 @@ def test_who_could_not_be_measured_does_not_run():
 def test_where_nobody_could_be_measured_the_reference_runs():
     assert choice_of(timed("kprof", None)).provider == "eager"
     assert ranking([]) == []
+
+
+def test_the_fastest_that_fails_the_gate_does_not_run_and_the_reason_is_kept():
+    measured = [timed("quack", 10_000.0), timed("kprof", 40_000.0), timed("eager", 90_000.0)]
+    reasons = {"quack": "L1: output, bfloat16"}
+    (left,) = without_rejected([measured], lambda name, dtype: reasons.get(name, ""))
+    assert choice_of(*left).provider == "kprof"
+    assert "fails the quality gate, L1: output" in left[0].problem
+    assert left[0].gpu_ns == 10_000.0
+
+
+def test_where_all_fail_the_gate_the_replaced_code_stays():
+    (left,) = without_rejected([[timed("kprof", 40_000.0)]], lambda name, dtype: "L0: writes")
+    assert choice_of(*left).provider == "eager"
+
+
+def test_only_who_might_win_a_pass_or_all_of_them_is_judged():
+    forward = [timed("quack", 10.0), timed("kprof", 20.0), timed("liger", 30.0)]
+    backward = [timed("quack", 90.0), timed("kprof", 50.0), timed("liger", 40.0)]
+    forward.append(timed("eager", 300.0))
+    backward.append(timed("eager", 300.0))
+    judged = []
+    without_rejected([forward, backward], lambda name, dtype: judged.append((name, dtype)) or "")
+    # The fastest forward, the fastest backward, and the fastest of both together.
+    everyone = ("kprof", "liger", "quack")
+    assert sorted(judged) == [(name, "bfloat16") for name in everyone]
 
 
 def test_a_choice_says_by_how_much_it_won():

@@ -82,3 +82,11 @@ def test_nothing_spills_on_hopper_for_the_default_shapes(kernel):
     assert (
         spills_of(kernel, *[((8, n), dtype) for n, dtype in pairs if (n, dtype) != TOO_LONG]) == []
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [add_layernorm.KERNEL, add_rmsnorm.KERNEL], ids=lambda k: k.name)
+def test_rows_that_are_no_power_of_two_are_loaded_ahead_as_far_as_shared_memory_goes(kernel):
+    spilled = spills_of(kernel, ((3, 4_099), "float32"), ((3, 4_099), "bfloat16"))
+    # A little, beside what is read and written.
+    assert all(one["spilled_bytes"] < 100 for one in spilled)

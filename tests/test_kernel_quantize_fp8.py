@@ -9,13 +9,18 @@ Those elements are left to tests on a GPU.
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from kprof.gate import check
+from kprof.kernels import rmsnorm_quantize_fp8, swiglu_quantize_fp8
+from kprof.kernels._subject import subject_of
 from kprof.kernels.quantize_fp8 import KERNEL, LARGEST, dequantize_fp8, quantize_fp8
 from tests.kernel_checks import (
     INTERPRETED,
+    Plain,
     compiled,
     quiet_numpy,  # noqa: F401
     spills_of,
@@ -146,3 +151,17 @@ def test_what_it_cannot_take_is_refused_with_a_reason():
 def test_ahead_of_time_nothing_spills_on_the_default_shapes():
     cases = [((64, columns), dtype) for _, columns in KERNEL.shapes for dtype in KERNEL.dtypes]
     assert spills_of(KERNEL, *cases) == []
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [KERNEL, rmsnorm_quantize_fp8.KERNEL, swiglu_quantize_fp8.KERNEL],
+    ids=lambda one: one.name,
+)
+def test_the_gate_can_judge_values_in_eight_bits_by_a_truth_that_is_not_rounded(kernel):
+    small = {"shapes": ((3, 40),), "dtypes": ("float16",), "num_values": 1_000}
+    subject = replace(subject_of(kernel, "eager"), **small)
+    levels = check(subject, ("L0", "L1")).levels[:2]
+    assert [(one.state, one.why) for one in levels if one.state != "passed"] == []
+    truth = kernel.truth(*(one.double() for one in kernel.inputs((3, 40), Plain())))
+    assert [one.dtype for one in truth] == [torch.float64, torch.float64]

@@ -18,6 +18,9 @@ def kernels(
     provider: Annotated[str | None, Option(help="Whom to check [default: kprof].")] = None,
     shape: Annotated[str | None, Option(metavar="MxN", help="What to measure.")] = None,
     dtype: Annotated[list[str] | None, Option(help="Such as bfloat16; may be repeated.")] = None,
+    sanitizer: Annotated[
+        bool, Option("--sanitizer", help="Let compute-sanitizer check as well, on a GPU.")
+    ] = False,
     backward: Annotated[
         bool, Option("--backward", help="Measure backward passes as well.")
     ] = False,
@@ -42,14 +45,15 @@ def kernels(
         last = "next: kprof kernels check"
         return Answer("kernels", [providers.section_of_kernels(listed)], encoded(listed), last)
     if action == "check":
-        from kprof.report.gate import sections_of_gate
+        from kprof.report.gate import result_of_gate, sections_of_gate
 
-        reports = library.check_kernels(chosen, provider)
+        reports = library.check_kernels(chosen, provider, sanitizes=sanitizer)
         sections = [section for report in reports for section in sections_of_gate(report)]
         states = {report[level].state for report in reports for level in report.asked}
         code = 1 if "failed" in states else 0 if states == {"passed"} else 3
         last = "next: kprof kernels bench"
-        return Answer("kernels check", sections, encoded(reports), last, code)
+        found = encoded([result_of_gate(report) for report in reports])
+        return Answer("kernels check", sections, found, last, code)
     if action == "bench":
         directions: list[Literal["forward", "backward"]] = ["forward"]
         directions += ["backward"] if backward else []

@@ -134,7 +134,9 @@ def _find_remembered(subject: Subject, function: Function, case: Case) -> Iterat
     """Find results of earlier inputs, at the same address, with the same sum, or alike at first."""
     buffers = copy_of(draw(subject, case))
     function(*buffers)
-    fresh = draw(subject, replace(case, seed=case.seed + 1))
+    drawn = draw(subject, replace(case, seed=case.seed + 1))
+    kept = copy_of(buffers)
+    fresh = tuple(kept[i] if i in subject.constant else one for i, one in enumerate(drawn))
     for name, values in (("fresh values", fresh), ("two values changed", _nudged(fresh))):
         _refill(buffers, values)
         expected = call_plainly(subject.replaced, subject, values)

@@ -39,9 +39,12 @@ def find_stream_faults(subject: Subject, function: Function, case: Case) -> Iter
             yield f"{fault} {where}"
 
 
-def _stale(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return copies of the arguments that hold zeros."""
-    return tuple(torch.zeros_like(a) if isinstance(a, Tensor) else a for a in arguments)
+def _stale(subject: Subject, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return copies of the arguments that hold zeros, but for those that stay what they are."""
+    return tuple(
+        a.clone() if i in subject.constant else torch.zeros_like(a) if isinstance(a, Tensor) else a
+        for i, a in enumerate(arguments)
+    )
 
 
 def _fill(buffers: tuple[Any, ...], values: tuple[Any, ...]) -> None:
@@ -53,7 +56,7 @@ def _fill(buffers: tuple[Any, ...], values: tuple[Any, ...]) -> None:
 def _on_a_stream(function: Function, subject: Subject, case: Case) -> Observed:
     """Run on a new stream, on which the inputs are made just before, late."""
     values = draw(subject, case)
-    given = _stale(values)
+    given = _stale(subject, values)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -68,7 +71,7 @@ def _on_a_stream(function: Function, subject: Subject, case: Case) -> Observed:
 def _in_a_graph(function: Function, subject: Subject, case: Case) -> Observed:
     """Capture a call on other inputs, then replay it on these."""
     values = draw(subject, case)
-    given = _stale(values)
+    given = _stale(subject, values)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

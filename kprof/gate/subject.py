@@ -71,6 +71,8 @@ class Subject:
     """Arguments that are written in place, and are results; no other may change."""
     rows: tuple[int, ...] = ()
     """Arguments of which row i, and no other, decides row i of every result."""
+    constant: tuple[int, ...] = ()
+    """Arguments that nobody writes to behind torch's back: weights, of which something is kept."""
     precision: Precision = "same"
     stated_error: float | None = None
     """Of a lower precision: the relative L2 error against the truth that it promises."""

@@ -74,6 +74,12 @@ class Kernel:
     """Arguments that are written in place."""
     rows: tuple[int, ...] = ()
     """Arguments of which row i, and no other, decides row i of every result."""
+    stated_error: float | None = None
+    """Of a lower precision than what it replaces: the relative error that it promises."""
+    constant: tuple[int, ...] = ()
+    """Arguments that nobody writes to behind torch's back: weights, of which something is kept."""
+    exact: int = 1
+    """How many of a shape's last numbers decide who is fastest; those before them are rows."""
     needs_gpu: str = ""
     """Why Triton's interpreter cannot check it; empty: it can."""
     sources: tuple[str, ...] = ()

@@ -53,20 +53,13 @@ def step_kernel(
 def _update(
     elements,
     is_element,
-    param_N,
-    gradient_N,
-    average_N,
-    square_N,
-    scale,
-    step_size,
-    second_root,
-    decay,
-    beta1,
-    beta2,
-    eps,
+    tensors,
+    numbers,
     IS_SCALED: tl.constexpr,
     MAXIMIZE: tl.constexpr,
 ):
+    param_N, gradient_N, average_N, square_N = tensors
+    scale, step_size, second_root, decay, beta1, beta2, eps = numbers
     param = tl.load(param_N + elements, is_element, other=0.0)
     gradient = tl.load(gradient_N + elements, is_element, other=0.0)
     average = tl.load(average_N + elements, is_element, other=0.0)
@@ -146,45 +139,19 @@ def update_kernel(
         if grad_scale_1 is not None:
             scale = tl.load(grad_scale_1).to(tl.float32)
         decay = lr * weight_decay
+        common = (
+            (param_N, gradient_N, average_N, square_N),
+            (scale, step_size, second_root, decay, beta1, beta2, eps),
+            grad_scale_1 is not None,
+            MAXIMIZE,
+        )
         # Multiples of 16 are loaded 16 bytes at a time; the few elements after them are not.
         even = length // 16 * 16
         end = tl.minimum(first + CHUNK, even)
         for start in range(0, CHUNK, BLOCK):
             elements = first + start + tl.arange(0, BLOCK)
             if first + start < end:
-                _update(
-                    elements,
-                    elements < even,
-                    param_N,
-                    gradient_N,
-                    average_N,
-                    square_N,
-                    scale,
-                    step_size,
-                    second_root,
-                    decay,
-                    beta1,
-                    beta2,
-                    eps,
-                    grad_scale_1 is not None,
-                    MAXIMIZE,
-                )
+                _update(elements, elements < even, *common)
         if (length > even) & (first + CHUNK >= length):
             elements = even + tl.arange(0, 16)
-            _update(
-                elements,
-                elements < length,
-                param_N,
-                gradient_N,
-                average_N,
-                square_N,
-                scale,
-                step_size,
-                second_root,
-                decay,
-                beta1,
-                beta2,
-                eps,
-                grad_scale_1 is not None,
-                MAXIMIZE,
-            )
+            _update(elements, elements < length, *common)

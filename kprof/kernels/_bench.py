@@ -11,9 +11,10 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,15 +22,17 @@ from torch import Tensor
 from kprof.gate import Case, Subject
 from kprof.gate.inputs import Draw
 from kprof.kernels import Kernel, Provider, Shape, Work
+from kprof.kernels._passes import Pass, pass_of
 from kprof.kernels._subject import subject_of
 from kprof.timing import captured, time_on_gpu
 
-# Training: a forward and a backward pass, with all gradients.
-Pass = Literal["forward", "backward", "training"]
 # All sets of inputs together are so many times larger than L2.
 BEYOND_L2 = 4
 MOST_SETS = 32
 HOST_CALLS = 200
+# What ran just before has kept the clocks up.
+WARM_UP_S = 0.15
+MOST_COMPILED = 128
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ def bench(
     providers: Sequence[Provider] | None = None,
     *,
     is_in_graph: bool = True,
+    copy_ns: float | None = None,
 ) -> Iterator[Timed]:
     """Yield the times of every provider of a kernel that is installed, on one shape.
 
@@ -96,8 +100,8 @@ def bench(
         providers: Who does it; left out, all.
         is_in_graph: Whether calls are captured. Some providers wait for the GPU, and break that;
             and after a capture that broke, nothing random can be drawn in the process.
+        copy_ns: What a copy of the same bytes takes, where that is known.
     """
-    copy_ns: float | None = None
     for provider in kernel.providers if providers is None else providers:
         about = (kernel.name, provider.name, shape, dtype, direction)
         try:
@@ -106,7 +110,8 @@ def bench(
             yield Timed(*about, problem=f"not installed: {error}")
             continue
         try:
-            timed = _measure(kernel, function, about, copy_ns, is_in_graph)
+            with _compiling_each_shape():
+                timed = _measure(kernel, function, about, copy_ns, is_in_graph)
             copy_ns = timed.copy_ns
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             # A peer's own limits, which are no failure of the bench.
@@ -115,6 +120,29 @@ def bench(
         gc.collect()
         torch.cuda.empty_cache()
         yield timed
+
+
+def run_once(kernel: Kernel, provider: Provider, shape: Shape, dtype: str, direction: Pass) -> None:
+    """Run all of a provider that `bench` runs once, so that it is compiled."""
+    function = provider.load()
+    with _compiling_each_shape():
+        pass_of(kernel, function, [_drawn(kernel, shape, dtype)], direction)()
+        if direction == "forward":
+            with torch.no_grad():
+                function(*_drawn(kernel, _smallest_shape(kernel), dtype))
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _compiling_each_shape() -> AbstractContextManager[None]:
+    """Let torch compile for every shape; by itself it goes back to eager after eight."""
+    import torch._dynamo.config as settings
+
+    # Its name before torch 2.6.
+    name = "recompile_limit" if hasattr(settings, "recompile_limit") else "cache_size_limit"
+    patched: AbstractContextManager[None] = settings.patch({name: MOST_COMPILED})
+    return patched
 
 
 def _measure(
@@ -127,11 +155,14 @@ def _measure(
     _, _, shape, dtype, direction = about
     sets = _inputs(kernel, shape, dtype)
     work = _work_of(kernel, sets[0], direction)
-    make = {"forward": _forward, "backward": _backward, "training": _training}[direction]
-    run = make(kernel, function, sets)
+    run = pass_of(kernel, function, sets, direction)
+    # What is made once of an argument, such as weights in less precision, is no part of a call.
+    for _ in sets:
+        run()
     extra_bytes = _extra_bytes(run)
     calls = len(sets) if is_in_graph else 1
-    took = time_on_gpu(captured(run, calls) if is_in_graph else run)
+    timed = captured(run, calls) if is_in_graph else run
+    took = time_on_gpu(timed, warm_up_s=WARM_UP_S)
     gpu_ns = took.median_ns / calls
     if copy_ns is None:
         copy_ns = copy_time_ns(work.bytes)
@@ -196,16 +227,14 @@ def copy_time_ns(num_bytes: int) -> float:
 
 def _inputs(kernel: Kernel, shape: Shape, dtype: str) -> list[tuple[Any, ...]]:
     """Return as many sets of arguments as L2 cannot hold, each drawn anew."""
-    subject = subject_of(kernel, device="cuda")
-    first = kernel.inputs(shape, DrawOnDevice(Case(shape, dtype), subject))
+    first = _drawn(kernel, shape, dtype)
     num_sets = _num_sets(kernel.work(*first).bytes)
-    return [
-        first,
-        *(
-            kernel.inputs(shape, DrawOnDevice(Case(shape, dtype, seed=seed), subject))
-            for seed in range(1, num_sets)
-        ),
-    ]
+    return [first, *(_drawn(kernel, shape, dtype, seed) for seed in range(1, num_sets))]
+
+
+def _drawn(kernel: Kernel, shape: Shape, dtype: str, seed: int = 0) -> tuple[Any, ...]:
+    case = Case(shape, dtype, seed=seed)
+    return kernel.inputs(shape, DrawOnDevice(case, subject_of(kernel, device="cuda")))
 
 
 def _num_sets(num_bytes: int) -> int:
@@ -213,78 +242,13 @@ def _num_sets(num_bytes: int) -> int:
     return min(MOST_SETS, max(2, -(-BEYOND_L2 * l2 // max(num_bytes, 1))))
 
 
-def _forward(
-    kernel: Kernel, function: Callable[..., Any], sets: list[tuple[Any, ...]]
-) -> Callable[[], None]:
-    turns = cycle(sets)
-
-    def run() -> None:
-        with torch.no_grad():
-            function(*next(turns))
-
-    return run
-
-
-def _backward(
-    kernel: Kernel, function: Callable[..., Any], sets: list[tuple[Any, ...]]
-) -> Callable[[], None]:
-    """Return the backward pass alone; the forward passes run once, when it is first called.
-
-    Autograd launches on the stream of the forward pass, so that has to be the caller's.
-    """
-    done: dict[int, Iterator[Any]] = {}
-
-    def run() -> None:
-        stream = torch.cuda.current_stream().cuda_stream
-        if stream not in done:
-            done.clear()
-            done[stream] = cycle([_with_graph(kernel, function, one) for one in sets])
-        outputs, inputs, gradients = next(done[stream])
-        torch.autograd.grad(outputs, inputs, gradients, retain_graph=True)
-
-    return run
-
-
-def _training(
-    kernel: Kernel, function: Callable[..., Any], sets: list[tuple[Any, ...]]
-) -> Callable[[], None]:
-    turns = cycle(sets)
-    gradients: list[Any] = []
-
-    def run() -> None:
-        outputs, inputs, drawn = _with_graph(kernel, function, next(turns), gradients)
-        torch.autograd.grad(outputs, inputs, drawn)
-
-    return run
-
-
-def _with_graph(
-    kernel: Kernel,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    kept: list[Any] | None = None,
-) -> tuple[Any, tuple[Any, ...], Any]:
-    """Return results of a forward pass, what gets gradients, and gradients of the results.
-
-    Those gradients are drawn once and `kept`; of a loss, one number, they are 1.
-    """
-    inputs = tuple(arguments[i].requires_grad_() for i in kernel.differentiable)
-    output = function(*arguments)
-    outputs = output if isinstance(output, tuple) else (output,)
-    outputs = tuple(one for one in outputs if one.requires_grad)
-    gradients = kept if kept is not None else []
-    if not gradients:
-        drawn = (torch.randn_like(one) if one.dim() else torch.ones_like(one) for one in outputs)
-        gradients.extend(drawn)
-    return outputs, inputs, tuple(gradients)
+def _smallest_shape(kernel: Kernel) -> Shape:
+    return min(kernel.edges or kernel.shapes, key=math.prod)
 
 
 def _host_time_ns(kernel: Kernel, function: Callable[..., Any], dtype: str) -> float:
     """Return what a call takes the host: of many small ones in a row, which wait for no GPU."""
-    shape = min(kernel.edges or kernel.shapes, key=math.prod)
-    arguments = kernel.inputs(
-        shape, DrawOnDevice(Case(shape, dtype), subject_of(kernel, device="cuda"))
-    )
+    arguments = _drawn(kernel, _smallest_shape(kernel), dtype)
     times = []
     with torch.no_grad():
         for _ in range(5):

@@ -6,8 +6,8 @@ not been measured goes to the reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -46,16 +46,16 @@ class Choice:
         return f"{ratio:.2f} times as fast as {ranked[1].provider}, the next"
 
 
-def bucket_of(shape: Shape) -> Shape:
+def bucket_of(shape: Shape, exact: int = 1) -> Shape:
     """Return what calls are measured together: rows to the next power of two, columns as they are.
 
-    Speed hardly depends on the exact number of rows; on that of columns it does.
+    Speed hardly depends on the exact number of rows; on that of columns it does, or on the last
+    `exact` numbers of a shape.
     """
-    *rows, columns = shape
     total = 1
-    for length in rows:
+    for length in shape[:-exact]:
         total *= length
-    return (1 << max(total - 1, 0).bit_length(), columns)
+    return (1 << max(total - 1, 0).bit_length(), *shape[-exact:])
 
 
 def ranking(measured: Iterable[Timed]) -> list[Timed]:
@@ -80,7 +80,7 @@ def choose(kernel: Kernel, measured: Sequence[Timed], gpu: str, date: str) -> Ch
     return Choice(
         kernel=kernel.name,
         dtype=first.dtype,
-        bucket=bucket_of(first.shape),
+        bucket=bucket_of(first.shape, kernel.exact),
         direction=first.direction,
         provider=ranked[0].provider if ranked else FALLBACK,
         gpu=gpu,
@@ -88,6 +88,51 @@ def choose(kernel: Kernel, measured: Sequence[Timed], gpu: str, date: str) -> Ch
         versions=versions_of(kernel.providers),
         measured=tuple(measured),
     )
+
+
+def without_rejected(
+    passes: Sequence[Sequence[Timed]], why_rejected: Callable[[str, str], str]
+) -> list[list[Timed]]:
+    """Return what was measured, with a problem for each who might win and fails the gate.
+
+    Only who might win is judged: the fastest of each pass, and of all passes together.
+
+    Args:
+        passes: Forward and backward of the same calls, or one of the two.
+        why_rejected: Of a provider and a dtype, what the gate has against it; empty: nothing.
+    """
+    left, judged = [list(measured) for measured in passes], set[str]()
+    while True:
+        first = [ranking(measured)[:1] for measured in left]
+        might_win = {one.provider: one.dtype for ranked in first for one in ranked}
+        whole = fastest_of(left)
+        if whole is not None:
+            might_win[whole] = left[0][0].dtype
+        if might_win.keys() <= judged:
+            return left
+        for name in might_win.keys() - judged:
+            judged.add(name)
+            why = why_rejected(name, might_win[name])
+            if why:
+                left = [
+                    [_rejected(one, why) if one.provider == name else one for one in measured]
+                    for measured in left
+                ]
+
+
+def _rejected(one: Timed, why: str) -> Timed:
+    return replace(one, problem=one.problem or f"fails the quality gate, {why}")
+
+
+def fastest_of(passes: Sequence[Sequence[Timed]]) -> str | None:
+    """Return who takes the least time for all these passes together; None: nobody does them all."""
+    totals: dict[str, list[float]] = {}
+    for measured in passes:
+        for timed in measured:
+            if timed.gpu_ns is not None and not timed.problem:
+                totals.setdefault(timed.provider, []).append(timed.gpu_ns)
+    whole = {name: sum(times) for name, times in totals.items() if len(times) == len(passes)}
+    return min(whole, key=lambda name: whole[name]) if whole else None
 
 
 def versions_of(providers: Iterable[Provider]) -> dict[str, str]:
@@ -135,7 +180,7 @@ def find_choice(
     kernel: Kernel, gpu: str, dtype: str, shape: Shape, direction: str = "forward"
 ) -> Choice | None:
     """Return the choice for such a call; None where none was made with the versions of today."""
-    wanted = (kernel.name, dtype, bucket_of(shape), direction)
+    wanted = (kernel.name, dtype, bucket_of(shape, kernel.exact), direction)
     for one in load_choices(gpu):
         if _calls(one) == wanted and one.versions == versions_of(kernel.providers):
             return one

@@ -87,7 +87,8 @@ def write_losses(
     alignment = alignments((targets, divisor, losses, state))
     key = kind, are_given, is_mean, is_smoothed, alignment
     strides = logits.stride(0), logits.stride(0) if dlogits is None else dlogits.stride(0)
-    warps, known = {"num_warps": plan.num_warps}, {"call": call, "tensors": tensors}
+    warps: dict[str, int] = {"num_warps": plan.num_warps}
+    known: dict[str, Any] = {"call": call, "tensors": tensors}
     if ahead:
         numbers = (num_rows, programs, options.ignore_index, options.z_loss)
         constants: tuple[Any, ...] = (is_mean, num_columns, *plan.tile[:2])

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kprof.kernels._launch import next_power_of_two
+from kprof.kernels._launch import Launcher, alignments, kind_of, next_power_of_two
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -77,3 +77,34 @@ def rows_of_program(num_columns: int, group: str) -> tuple[tuple[int, float, flo
     rows_each = max(1, ELEMENTS_PER_PROGRAM // block)
     num_warps = min(MOST_WARPS, max(1, rows_each * block // ELEMENTS_PER_WARP))
     return (block if group == "row" else SIDE, LARGEST, LEAST, rows_each, block), num_warps
+
+
+def quantize_rows(
+    launch: Launcher, inputs: tuple[Tensor, ...], group: str, *numbers: float
+) -> tuple[Tensor, Tensor]:
+    """Return values and scales that a kernel stores which ends with `store_quantized`.
+
+    Args:
+        launch: Of that kernel. It takes inputs, values, scales, the strides of the matrices among
+            the inputs, rows, columns, numbers, and the constants of `rows_of_program`.
+        inputs: Matrices (M, N), the first of which tells the shape, and vectors.
+        group: "row" or "1x128".
+        numbers: What else the kernel takes.
+    """
+    num_rows, num_columns = inputs[0].shape
+    results = empty_quantized(num_rows, num_columns, group, inputs[0])
+    tensors, call = (*inputs, *results), (kind_of(*inputs), group, numbers)
+    if launch.again(call, tensors) or not inputs[0].numel():
+        return results
+    inputs = tuple(one if one.stride(-1) == 1 else one.contiguous() for one in inputs)
+    strides = [one.stride(0) for one in inputs if one.dim() == 2]
+    options, num_warps = rows_of_program(num_columns, group)
+    key = (
+        *(inputs[0].device, *(one.dtype for one in inputs), num_columns, group),
+        tuple((stride % 16 == 0, stride == 1) for stride in strides),
+        alignments((*inputs, *results)),
+    )
+    arguments = (*inputs, *results, *strides, num_rows, num_columns, *numbers, *options)
+    programs, warps = -(-num_rows // options[3]), {"num_warps": num_warps}
+    launch(key, programs, arguments, warps, call=call, tensors=tensors)
+    return results

@@ -217,7 +217,7 @@ _operator_backward = define(
 )
 
 
-def why_not(gate: Tensor, up: Tensor | None) -> str | None:
+def why_not(gate: Tensor, up: Tensor | None = None, *options: Any) -> str | None:
     """Return why these tensors are not taken."""
     if gate.dtype not in DTYPES:
         return f"{gate.dtype} is none of float32, float16 and bfloat16"
@@ -229,7 +229,9 @@ def why_not(gate: Tensor, up: Tensor | None) -> str | None:
     return None
 
 
-def work_of(tensors: int, flops: int, gate: Tensor, up: Tensor | None) -> Work:
+def work_of(
+    tensors: int, flops: int, gate: Tensor, up: Tensor | None = None, *options: Any
+) -> Work:
     """Count so many tensors like the gate; FLOPs are those of an element."""
     numel = gate.numel() // (2 if up is None else 1)
     return Work(flops * numel, tensors * numel * gate.element_size())

@@ -21,7 +21,10 @@ from kprof.kernels._cross_entropy import (
     write_losses,
 )
 
-ROWS_PER_BLOCK = 2_048
+ROWS_PER_BLOCK, ROWS_OF_TILE = 2_048, 128
+# Blocks of rows that a gradient in 16 bits is added up over: one more rounding than in one go, and
+# far less than what rounding the logits costs.
+MOST_ROUNDED = 2
 # Of the logits, for one piece of them and a float32 gradient of the hidden rows.
 SHARE_OF_LOGITS = 1 / 20.5
 LEAST_ROWS = 1_024
@@ -42,25 +45,30 @@ def run_by_rows(
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss, and the gradients of hidden, weight and bias that are wanted."""
-    num_rows = hidden.shape[0]
-    divisor, targets = find_divisor(targets, divisor, options), targets.contiguous()
-    losses, state = empty_rows(hidden)
-    step = _rows_per_block(hidden, weight)
-    sums = _Sums(hidden, weight, bias, wanted, is_whole=step >= num_rows)
-    for first in range(0, num_rows, step):
-        rows = slice(first, min(first + step, num_rows))
-        logits = torch.nn.functional.linear(hidden[rows], weight, bias)
-        part = state[: 2 * logits.shape[0] + 1]
-        dlogits = logits if any(wanted) else None
-        summed = options._replace(reduction="sum")
-        write_losses(logits, targets[rows], divisor, summed, losses[rows], part, dlogits)
-        if dlogits is not None:
-            sums.add(dlogits, rows)
+    divisor = find_divisor(targets, divisor, options)
+    sums = _Sums(hidden, weight, bias, wanted)
+    losses = _sweep_rows(hidden, weight, bias, targets, divisor, options, sums)
     return reduce_losses(losses, divisor, options), *sums.finish()
 
 
+def _sweep_rows(hidden, weight, bias, targets, divisor, options, sums) -> Tensor:
+    """Return the loss of each row, and add up the gradients; all logits pass through one buffer."""
+    losses, state = empty_rows(hidden)
+    targets, summed = targets.contiguous(), options._replace(reduction="sum")
+    columns = slice(0, weight.shape[0])
+    buffer = hidden.new_empty(min(sums.rows_per_block, hidden.shape[0]) * weight.shape[0])
+    for rows in _slices(hidden.shape[0], sums.rows_per_block):
+        logits = _logits(hidden, weight, bias, rows, columns, buffer)
+        part = state[: 2 * logits.shape[0] + 1]
+        dlogits = logits if sums.is_wanted else None
+        write_losses(logits, targets[rows], divisor, summed, losses[rows], part, dlogits)
+        if dlogits is not None:
+            sums.add(dlogits, rows)
+    return losses
+
+
 class _Sums:
-    """The gradients as they come together; over several blocks they are added up in float32."""
+    """The gradients as they come together; over more than two blocks, added up in float32."""
 
     def __init__(
         self,
@@ -68,15 +76,15 @@ class _Sums:
         weight: Tensor,
         bias: Tensor | None,
         wanted: tuple[bool, bool, bool],
-        *,
-        is_whole: bool,
     ) -> None:
+        self.rows_per_block = _rows_per_block(hidden, weight)
+        self.is_wanted = any(wanted)
         self._hidden, self._weight, self._wanted = hidden, weight, wanted
-        self._is_whole = is_whole or weight.dtype == torch.float32
         self._dhidden = torch.empty_like(hidden) if wanted[0] else hidden.new_empty(0)
         self._dweight = weight.new_empty(0)
         if wanted[1]:
-            dtype = weight.dtype if self._is_whole else torch.float32
+            is_rounded = len(hidden) <= MOST_ROUNDED * self.rows_per_block
+            dtype = weight.dtype if is_rounded else torch.float32
             make = torch.empty if len(hidden) else torch.zeros
             self._dweight = make(weight.shape, dtype=dtype, device=weight.device)
         self._dbias = hidden.new_empty(0, dtype=torch.float32)
@@ -112,11 +120,13 @@ def add_product(sums: Tensor, left: Tensor, right: Tensor, *, is_first: bool) ->
 
 
 def _rows_per_block(hidden: Tensor, weight: Tensor) -> int:
-    """Return all rows, where their logits take no more than adding up in float32 would."""
-    num_rows, num_columns = hidden.shape[0], weight.shape[0]
-    size = hidden.element_size()
-    is_whole = (num_rows - ROWS_PER_BLOCK) * size <= 4 * weight.shape[1]
-    return max(num_rows, 1) if is_whole or not num_columns else ROWS_PER_BLOCK
+    """Return half of many rows, where their logits take no more than a sum in float32 would."""
+    num_rows = max(hidden.shape[0], 1)
+    if num_rows <= ROWS_PER_BLOCK:
+        return num_rows
+    half = -(-num_rows // (MOST_ROUNDED * ROWS_OF_TILE)) * ROWS_OF_TILE
+    is_small = half * hidden.element_size() <= 4 * weight.shape[1]
+    return half if is_small else ROWS_PER_BLOCK
 
 
 def find_losses_by_pieces(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from kprof.kernels import Work
-from kprof.kernels._launch import Launcher, alignments, kind_of
+from kprof.kernels._launch import Launcher, alignments, kind_of, next_power_of_two
 from kprof.kernels._norm_device import GEMMA, LAYER, LLAMA, TORCH, add_up, backward, forward
 from kprof.kernels._operator import applied, define
 from kprof.kernels._rows import (
@@ -64,7 +64,7 @@ def plan_forward(columns: int) -> tuple[int, int, int]:
 
 @functools.cache
 def plan_backward(columns: int, row_bytes: int) -> BackwardPlan:
-    """Return the plan for rows of so many bytes read."""
+    """Return the plan for rows of so many bytes read, as long as what a program sees of them."""
     rows, block, warps = tile_of(columns, BACKWARD_ELEMENTS)
     programs = max(1, BACKWARD_ELEMENTS_PER_SM // (rows * block))
     ahead_bytes = programs * rows * row_bytes
@@ -197,7 +197,7 @@ def _run_backward(dy, dsum, x, weight, rstd, mean, form, num_parameters) -> list
     if not num_rows:
         return [dx, *(one.zero_() for one in dparameters)]
     element_bytes = x.element_size() * (1 + (dsum is not None)) + dy.element_size()
-    plan = plan_backward(columns, columns * element_bytes)
+    plan = plan_backward(columns, next_power_of_two(columns) * element_bytes)
     programs = min(-(-num_rows // plan.rows), plan.programs_per_sm * num_sms(x.device))
     shares = None
     if num_parameters:

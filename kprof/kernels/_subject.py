@@ -21,5 +21,8 @@ def subject_of(kernel: Kernel, provider: str = OURS, device: str = "cpu") -> Sub
         differentiable=kernel.differentiable,
         writes=kernel.writes,
         rows=kernel.rows,
+        constant=kernel.constant,
+        precision="same" if kernel.stated_error is None else "lower",
+        stated_error=kernel.stated_error,
         is_batch_invariant=bool(kernel.rows) and not by.is_varying,
     )

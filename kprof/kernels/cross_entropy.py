@@ -72,14 +72,7 @@ class _InOnePass(torch.autograd.Function):
     """The gradient is made with the loss, for an arriving gradient of one."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        targets: Tensor,
-        divisor: Tensor | None,
-        options: Options,
-        may_overwrite: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, logits, targets, divisor, options, may_overwrite: bool) -> Tensor:
         if may_overwrite and has_side_by_side_columns(logits):
             loss, gradient = operator_both_over(logits, targets, divisor, *options), logits
             torch.autograd.graph.increment_version(logits)
@@ -99,14 +92,7 @@ class _InTwoPasses(torch.autograd.Function):
     """The gradient is made when it is known what it is multiplied by."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        targets: Tensor,
-        divisor: Tensor | None,
-        options: Options,
-        may_overwrite: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, logits, targets, divisor, options, may_overwrite: bool) -> Tensor:
         loss, state = operator_loss(logits, targets, divisor, *options)
         ctx.save_for_backward(logits, targets, state)
         ctx.options, ctx.may_overwrite = options, may_overwrite

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kprof.kernels import OURS, Kernel, Provider, Work
+from kprof.kernels import OURS, Kernel, Provider
 from kprof.kernels._glu import gated, why_not, work_of
 
 Approximation = Literal["tanh", "none"]
@@ -36,22 +37,6 @@ def _truth(gate: Tensor, up: Tensor, approximate: Approximation = "tanh") -> Ten
     return torch.nn.functional.gelu(gate, approximate=approximate) * up
 
 
-def _refuses(
-    gate: Tensor, up: Tensor | None = None, approximate: Approximation = "tanh"
-) -> str | None:
-    return why_not(gate, up)
-
-
-def _work(gate: Tensor, up: Tensor | None = None, approximate: Approximation = "tanh") -> Work:
-    return work_of(3, 10, gate, up)
-
-
-def _backward_work(
-    gate: Tensor, up: Tensor | None = None, approximate: Approximation = "tanh"
-) -> Work:
-    return work_of(5, 20, gate, up)
-
-
 def _liger() -> Any:
     from liger_kernel.ops.geglu import LigerGELUMulFunction
 
@@ -70,13 +55,13 @@ KERNEL = Kernel(
         Provider("inductor", lambda: torch.compile(_reference, dynamic=False)),
         Provider("liger", _liger, "liger-kernel"),
     ),
-    refuses=_refuses,
+    refuses=why_not,
     inputs=lambda shape, draw: (draw(*shape), draw(*shape)),
-    work=_work,
+    work=partial(work_of, 3, 10),
     shapes=((8_192, 8_192), (8_192, 14_336), (8_192, 24_576)),
     edges=((5, 127), (3, 4_097), (2, 16_384)),
     differentiable=(0, 1),
-    backward_work=_backward_work,
+    backward_work=partial(work_of, 5, 20),
     rows=(0, 1),
     sources=(
         "Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202",

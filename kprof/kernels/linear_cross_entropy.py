@@ -54,8 +54,9 @@ def linear_cross_entropy(
         reduction: As in torch.
         z_loss: As of `cross_entropy`.
         divisor: As of `cross_entropy`.
-        saves: "time": 6 M H V FLOPs, and all logits of 2,048 rows at least in memory, beside the
-            gradients. "memory": 8 M H V FLOPs, and a twentieth of the logits.
+        saves: "time": 6 M H V FLOPs, and half of the logits in memory beside the gradients (of many
+            rows those of 2,048, and a gradient in float32). "memory": 8 M H V FLOPs, and a
+            twentieth of the logits.
     """
     hidden, weight, bias = _autocast(hidden, weight, bias)
     options = Options(ignore_index, label_smoothing, z_loss, reduction)
@@ -81,15 +82,7 @@ class _ByRows(torch.autograd.Function):
     """The gradients are made with the loss, for an arriving gradient of one."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        divisor: Tensor | None,
-        options: Options,
-    ) -> Tensor:
+    def forward(ctx: Any, hidden, weight, bias, targets, divisor, options: Options) -> Tensor:
         wanted = ctx.needs_input_grad[:3]
         loss, *gradients = operator_by_rows(
             hidden, weight, bias, targets, divisor, wanted, *options
@@ -112,15 +105,7 @@ class _ByPieces(torch.autograd.Function):
     """The gradients are made when it is known what they are multiplied by."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        divisor: Tensor | None,
-        options: Options,
-    ) -> Tensor:
+    def forward(ctx: Any, hidden, weight, bias, targets, divisor, options: Options) -> Tensor:
         loss, state = operator_loss(hidden, weight, bias, targets, divisor, *options)
         ctx.save_for_backward(hidden, weight, bias, targets, state)
         ctx.options = options

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels._fp8 import MOST_COLUMNS, empty_quantized, rows_of_program, store_quantized
-from kprof.kernels._launch import Launcher, alignments
+from kprof.kernels._fp8 import MOST_COLUMNS, empty_quantized, quantize_rows, store_quantized
+from kprof.kernels._launch import Launcher
 from kprof.kernels._operator import define
 from kprof.kernels.quantize_fp8 import KERNEL as QUANTIZE
 from kprof.kernels.rmsnorm import KERNEL as RMSNORM
@@ -80,27 +80,7 @@ def rmsnorm_quantize_fp8(
 
 
 def _run(x: Tensor, weight: Tensor, eps: float, group: str) -> tuple[Tensor, Tensor]:
-    num_rows, num_columns = x.shape
-    values, scales = empty_quantized(num_rows, num_columns, group, x)
-    if not x.numel():
-        return values, scales
-    x, weight = (x if x.stride(1) == 1 else x.contiguous()), weight.contiguous()
-    stride = x.stride(0)
-    options, num_warps = rows_of_program(num_columns, group)
-    key = (
-        *(x.device, x.dtype, num_columns, group, stride % 16 == 0, stride == 1),
-        alignments(
-            (
-                x,
-                weight,
-                values,
-                scales,
-            )
-        ),
-    )
-    arguments = (x, weight, values, scales, stride, num_rows, num_columns, eps, *options)
-    _launch(key, -(-num_rows // options[3]), arguments, {"num_warps": num_warps})
-    return values, scales
+    return quantize_rows(_launch, (x, weight), group, eps)
 
 
 _operator = define(
@@ -115,6 +95,13 @@ def _reference(
 ) -> tuple[Tensor, Tensor]:
     """Norm as Hugging Face does, then quantise."""
     values, scales = QUANTIZE.reference(RMSNORM.reference(x, weight, eps), group)
+    return values, scales
+
+
+def _truth(
+    x: Tensor, weight: Tensor, eps: float = 1e-6, group: Group = "row"
+) -> tuple[Tensor, Tensor]:
+    values, scales = QUANTIZE.truth(RMSNORM.truth(x, weight, eps), group)
     return values, scales
 
 
@@ -136,7 +123,7 @@ KERNEL = Kernel(
     name="rmsnorm_quantize_fp8",
     replaces="an RMSNorm of Hugging Face, and the quantisation of its result to float8_e4m3fn",
     reference=_reference,
-    truth=_reference,
+    truth=_truth,
     providers=(
         Provider(OURS, lambda: rmsnorm_quantize_fp8, "kprof"),
         Provider("eager", lambda: _reference),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kprof.kernels import OURS, Kernel, Provider, Work
+from kprof.kernels import OURS, Kernel, Provider
 from kprof.kernels._glu import gated, why_not, work_of
 
 
@@ -31,18 +32,6 @@ def _truth(gate: Tensor, up: Tensor) -> Tensor:
     return gate * torch.sigmoid(gate) * up
 
 
-def _refuses(gate: Tensor, up: Tensor | None = None) -> str | None:
-    return why_not(gate, up)
-
-
-def _work(gate: Tensor, up: Tensor | None = None) -> Work:
-    return work_of(3, 5, gate, up)
-
-
-def _backward_work(gate: Tensor, up: Tensor | None = None) -> Work:
-    return work_of(5, 11, gate, up)
-
-
 def _liger() -> Any:
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
@@ -60,13 +49,13 @@ KERNEL = Kernel(
         Provider("inductor", lambda: torch.compile(_reference, dynamic=False)),
         Provider("liger", _liger, "liger-kernel"),
     ),
-    refuses=_refuses,
+    refuses=why_not,
     inputs=lambda shape, draw: (draw(*shape), draw(*shape)),
-    work=_work,
+    work=partial(work_of, 3, 5),
     shapes=((8_192, 8_192), (8_192, 14_336), (16_384, 11_008), (4_096, 28_672)),
     edges=((5, 127), (3, 4_097), (2, 16_384)),
     differentiable=(0, 1),
-    backward_work=_backward_work,
+    backward_work=partial(work_of, 5, 11),
     rows=(0, 1),
     sources=(
         "Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202",

@@ -10,10 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels._fp8 import MOST_COLUMNS, empty_quantized, rows_of_program, store_quantized
-from kprof.kernels._launch import Launcher, alignments
+from kprof.kernels._fp8 import MOST_COLUMNS, empty_quantized, quantize_rows, store_quantized
+from kprof.kernels._launch import Launcher
 from kprof.kernels._operator import define
 from kprof.kernels.quantize_fp8 import KERNEL as QUANTIZE
+from kprof.kernels.swiglu import KERNEL as SWIGLU
 
 Group = Literal["row", "1x128"]
 
@@ -74,26 +75,7 @@ def swiglu_quantize_fp8(gate: Tensor, up: Tensor, group: Group = "row") -> tuple
 
 
 def _run(gate: Tensor, up: Tensor, group: str) -> tuple[Tensor, Tensor]:
-    num_rows, num_columns = gate.shape
-    values, scales = empty_quantized(num_rows, num_columns, group, gate)
-    if not gate.numel():
-        return values, scales
-    gate, up = (one if one.stride(1) == 1 else one.contiguous() for one in (gate, up))
-    strides = gate.stride(0), up.stride(0)
-    options, num_warps = rows_of_program(num_columns, group)
-    kinds = tuple((stride % 16 == 0, stride == 1) for stride in strides)
-    is_aligned = alignments(
-        (
-            gate,
-            up,
-            values,
-            scales,
-        )
-    )
-    key = (gate.device, gate.dtype, num_columns, group, kinds, is_aligned)
-    arguments = (gate, up, values, scales, *strides, num_rows, num_columns, *options)
-    _launch(key, -(-num_rows // options[3]), arguments, {"num_warps": num_warps})
-    return values, scales
+    return quantize_rows(_launch, (gate, up), group)
 
 
 _operator = define(
@@ -106,6 +88,11 @@ _operator = define(
 def _reference(gate: Tensor, up: Tensor, group: Group = "row") -> tuple[Tensor, Tensor]:
     """Gate as Hugging Face does, then quantise."""
     values, scales = QUANTIZE.reference(torch.nn.functional.silu(gate) * up, group)
+    return values, scales
+
+
+def _truth(gate: Tensor, up: Tensor, group: Group = "row") -> tuple[Tensor, Tensor]:
+    values, scales = QUANTIZE.truth(SWIGLU.truth(gate, up), group)
     return values, scales
 
 
@@ -129,7 +116,7 @@ KERNEL = Kernel(
     name="swiglu_quantize_fp8",
     replaces="silu(gate) * up of Hugging Face, and its quantisation to float8_e4m3fn",
     reference=_reference,
-    truth=_reference,
+    truth=_truth,
     providers=(
         Provider(OURS, lambda: swiglu_quantize_fp8, "kprof"),
         Provider("eager", lambda: _reference),

@@ -54,7 +54,7 @@ def section_of_choice(choice: Choice, ranked: list[Timed]) -> Section:
         Column("Rate", "right"),
         Column("Of a copy", "right"),
         Column("Host", "right"),
-        Column("Not measured because", "prose", essential=False),
+        Column("Does not run because", "prose", essential=False),
     )
     rows = tuple(_row(one) for one in ranked)
     title = f"{choice.kernel} {choice.direction}, {shape} {choice.dtype}"

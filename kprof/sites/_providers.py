@@ -11,6 +11,7 @@ from torch import Tensor
 from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, kernel_named
 from kprof.kernels._choice import Choice, bucket_of, find_choice
+from kprof.kernels._choice import fastest_of as fastest_of_passes
 from kprof.kernels._launch import IS_INTERPRETED
 
 # Providers that run wherever torch does; the others take a GPU.
@@ -94,7 +95,8 @@ class Providers:
         if x.device.type != "cuda":
             return None
         has_gradient = torch.is_grad_enabled()
-        key = (kernel.name, x.device, x.dtype, bucket_of(shape), has_gradient)
+        bucket = bucket_of(shape, kernel.exact)
+        key = (kernel.name, x.device, x.dtype, bucket, has_gradient)
         if key not in self._chosen:
             gpu = torch.cuda.get_device_name(x.device)
             dtype = str(x.dtype).removeprefix("torch.")
@@ -108,13 +110,7 @@ def fastest_of(choices: list[Choice]) -> str | None:
     """Return who takes the least time for all these passes together; None: nobody knows."""
     if len(choices) < 2:
         return choices[0].provider if choices else None
-    totals: dict[str, list[float]] = {}
-    for choice in choices:
-        for timed in choice.measured:
-            if timed.gpu_ns is not None and not timed.problem:
-                totals.setdefault(timed.provider, []).append(timed.gpu_ns)
-    whole = {name: sum(times) for name, times in totals.items() if len(times) == len(choices)}
-    return min(whole, key=lambda name: whole[name]) if whole else choices[0].provider
+    return fastest_of_passes([one.measured for one in choices]) or choices[0].provider
 
 
 def kernels_named(names: Mapping[str, str | None]) -> dict[str, Kernel]:

@@ -6,6 +6,7 @@ import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from kprof.kernels import Kernel
@@ -24,6 +25,20 @@ class Request:
     kernels: Mapping[str, Kernel]
     providers: Providers
     recognised: dict[Hashable, Any] = field(default_factory=dict)
+    patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of names, by kernel: which of its sites are wanted; those with ! before them are not."""
+
+    def is_wanted(self, kernel: str, name: str) -> bool:
+        """Tell whether a kernel is wanted at the site of this name; without patterns, at all."""
+        patterns = self.patterns.get(kernel, ())
+        wanted = [one for one in patterns if not one.startswith("!")]
+        unwanted = [one[1:] for one in patterns if one.startswith("!")]
+        is_in = not wanted or any(fnmatchcase(name, one) for one in wanted)
+        return is_in and not any(fnmatchcase(name, one) for one in unwanted)
+
+    def is_named_in_full(self, kernel: str, name: str) -> bool:
+        """Tell whether somebody asked for just this site."""
+        return name in self.patterns.get(kernel, ())
 
     def once(self, key: Hashable, find: Callable[..., Any], *arguments: Any) -> Any:
         """Return what `find` finds for these arguments, and the same for the same key."""

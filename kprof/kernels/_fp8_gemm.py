@@ -1,0 +1,206 @@
+"""FP8 products on the host: how the work is cut, and the operator that launches it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from kprof.kernels._fp8 import FP8, SIDE
+from kprof.kernels._fp8_device import narrow
+from kprof.kernels._fp8_tiles import tiled
+from kprof.kernels._launch import (
+    MOST_CALLS,
+    Launcher,
+    alignments,
+    kind_of,
+    next_power_of_two,
+)
+from kprof.kernels._operator import define
+from kprof.kernels._rows import num_sms
+from kprof.kernels._tile_splits import counters
+
+# The least tile of a product on tensor cores: rows of x.
+LEAST_ROWS = 8
+# More rows are read too often by programs that each have few columns.
+MOST_NARROW_ROWS = 16
+# What cuBLASLt asks for, too.
+MULTIPLE = 16
+# Beyond, they fill the GPU without being cut.
+MANY_TILES = 2.0
+MOST_ROWS_OF_A_TILE, MANY_ROWS = 128, 512
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """Few rows: N columns for a program, whose warps share out K; tiles in flight."""
+
+    n: int = 16
+    k: int = 128
+    warps: int = 4
+    stages: int = 6
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """A tile of M rows and N columns, K at a time, by so many programs that each sum a part."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    splits: int = 1
+
+
+Schedule = Narrow | Tiled
+
+
+@lru_cache(MOST_CALLS)
+def schedule_of(
+    num_rows: int, num_columns: int, depth: int, is_wide: bool, is_blocked: bool, sms: int
+) -> Schedule:
+    """Return how a product is cut, as measured on an H200.
+
+    Args:
+        num_rows: Of x.
+        num_columns: Of the result.
+        depth: What is summed over.
+        is_wide: Whether x has 16 bits.
+        is_blocked: Whether squares of weights have scales of their own.
+        sms: Multiprocessors of the GPU.
+    """
+    # Of 64 columns, for each multiprocessor.
+    tiles = -(-num_columns // 64) / sms
+    if num_rows > MOST_ROWS_OF_A_TILE:
+        if num_rows <= MANY_ROWS:
+            return Tiled(64, 128, SIDE, 4, 4)
+        return Tiled(128, 128, SIDE, 8, 4) if is_blocked else Tiled(128, 256, SIDE, 8, 3)
+    is_large = tiles > MANY_TILES and not is_wide
+    if num_rows <= (MOST_NARROW_ROWS if is_wide else LEAST_ROWS) and not is_large:
+        return Narrow(stages=4 if is_wide else 6)
+    m = max(16, next_power_of_two(num_rows))
+    if is_large and m <= 64:
+        return Tiled(m, 128, SIDE, 8, 4)
+    splits = 1 if tiles > MANY_TILES else 4 if m <= 32 and tiles < 0.6 else 2
+    splits = max(1, min(splits, depth // (4 * SIDE)))
+    if is_wide:
+        return Tiled(m, 64, SIDE, 4 if m <= 64 else 8, 4 if m <= 64 else 3, splits)
+    return Tiled(m, 64, SIDE, 4, 6 if m <= 64 else 4, splits)
+
+
+_launch_narrow, _launch_tiled = Launcher(narrow), Launcher(tiled)
+
+
+def multiply(
+    x: Tensor,
+    w: Tensor,
+    x_scale: Tensor | None,
+    w_scale: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    schedule: Schedule | None = None,
+) -> Tensor:
+    """Return activation(x w' + bias) on a schedule; left out, on the one that is known as best."""
+    y = _empty(x, w)
+    if not y.numel():
+        return y
+    x = x if x.stride(1) == 1 and x.stride(0) % MULTIPLE == 0 else x.contiguous()
+    w, w_scale = w.contiguous(), w_scale.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    if x_scale is not None and x_scale.stride(0) != 1:
+        # Side by side for a group of columns, as the quantising kernels leave them.
+        x_scale = x_scale.t().contiguous().t()
+    tensors = (x, w, y, x_scale, w_scale, bias)
+    (num_rows, depth), num_columns = x.shape, w.shape[0]
+    is_blocked = tuple(w_scale.shape) != (num_columns, 1)
+    if schedule is None:
+        sms = num_sms(x.device)
+        schedule = schedule_of(num_rows, num_columns, depth, x_scale is None, is_blocked, sms)
+    x_scale_step = num_rows if x_scale is None else x_scale.stride(1)
+    sizes = (num_rows, num_columns, depth, x.stride(0), x_scale_step)
+    kinds = x_scale is not None, is_blocked
+    call = kind_of(*tensors), activation, schedule
+    if isinstance(schedule, Narrow):
+        _run_narrow(call, tensors, sizes, kinds, activation, schedule)
+    else:
+        _run_tiled(call, tensors, sizes, kinds, activation, schedule)
+    return y
+
+
+def _run_narrow(
+    call: Hashable,
+    tensors: tuple[Tensor | None, ...],
+    sizes: tuple[int, ...],
+    kinds: tuple[bool, bool],
+    activation: str,
+    schedule: Narrow,
+) -> None:
+    if _launch_narrow.again(call, tensors):
+        return
+    num_rows, num_columns, depth, *_ = sizes
+    m = max(LEAST_ROWS, next_power_of_two(num_rows))
+    is_even = depth % (schedule.k * schedule.warps) == 0
+    cut = (m, schedule.n, schedule.k, schedule.warps, schedule.stages)
+    constants = (*kinds, is_even, activation, *cut)
+    key = _key_of(tensors, sizes, constants)
+    options = {"num_warps": schedule.warps}
+    grid = -(-num_columns // schedule.n)
+    arguments = (*tensors, *sizes, *constants)
+    _launch_narrow(key, grid, arguments, options, call=call, tensors=tensors)
+
+
+def _run_tiled(
+    call: Hashable,
+    tensors: tuple[Tensor | None, ...],
+    sizes: tuple[int, ...],
+    kinds: tuple[bool, bool],
+    activation: str,
+    schedule: Tiled,
+) -> None:
+    (num_rows, num_columns, depth, *_), x = sizes, tensors[0]
+    assert x is not None
+    tiles = -(-num_rows // schedule.m) * -(-num_columns // schedule.n)
+    programs = tiles * schedule.splits
+    # Never looked at where a program has all of a sum.
+    partial, counter = tensors[4], tensors[4]
+    if schedule.splits > 1:
+        size = programs * schedule.m * schedule.n
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+        counter = counters(tiles, x.device)
+    given = (*tensors, partial, counter)
+    if _launch_tiled.again(call, given):
+        return
+    is_even = depth % schedule.k == 0
+    cut = (schedule.m, schedule.n, schedule.k, schedule.splits, schedule.stages)
+    constants = (*kinds, is_even, activation, *cut)
+    key = _key_of(given, sizes, constants)
+    options = {"num_warps": schedule.warps}
+    arguments = (*given, *sizes, *constants)
+    _launch_tiled(key, programs, arguments, options, call=call, tensors=given)
+
+
+def _key_of(
+    tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...], constants: tuple[object, ...]
+) -> Hashable:
+    dtypes = tuple(None if one is None else one.dtype for one in tensors)
+    _, num_columns, depth, x_step, _ = sizes
+    steps = alignments(tensors, num_columns, depth, x_step)
+    device = None if tensors[0] is None else tensors[0].device
+    return device, dtypes, steps, constants
+
+
+def _empty(x: Tensor, w: Tensor) -> Tensor:
+    dtype = torch.bfloat16 if x.dtype == FP8 else x.dtype
+    return torch.empty(x.shape[0], w.shape[0], dtype=dtype, device=x.device)
+
+
+operator = define(
+    "fp8_gemm(Tensor x, Tensor w, Tensor? x_scale, Tensor w_scale, Tensor? bias, str activation) "
+    "-> Tensor",
+    multiply,
+    lambda x, w, *others: _empty(x, w),
+)

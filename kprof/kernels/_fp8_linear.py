@@ -1,0 +1,127 @@
+"""The linear layer in FP8: which way each product goes, and the operators for it.
+
+x is quantised by rows; few rows meet the weights in our kernel, many in cuBLASLt. In float16, which
+cuBLASLt does not give, x stays as it is, and the weights are widened as they are read.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kprof.kernels._fp8 import MOST_COLUMNS
+from kprof.kernels._fp8_across import quantize_across
+from kprof.kernels._fp8_gemm import MULTIPLE, multiply
+from kprof.kernels._fp8_weights import quantized
+from kprof.kernels._operator import define
+from kprof.kernels.quantize_fp8 import quantize_fp8
+
+Route = Literal["wide", "tiles", "library", "plain"]
+# Up to so many rows our kernel is faster than cuBLASLt; the second where few columns and a long sum
+# keep that from filling the GPU.
+MOST_TILED_ROWS, MOST_DEEP_ROWS = 64, 128
+DEEP = 2
+# With more weights, FP8 is faster than 16 bits at 65 to 128 rows as well.
+MANY_WEIGHTS = 1 << 24
+# What a gradient needs is turned round and quantised first, which few rows do not pay for.
+LEAST_ROWS_ACROSS = 4_096
+# Of weights (N, K), N K / (N + K): what is gained over what both matrices turned round cost.
+LEAST_BREADTH = 3_072
+
+
+def route_of(num_rows: int, num_columns: int, depth: int, x: Tensor) -> Route:
+    """Return which way a product of such a size goes, as measured on an H200."""
+    if depth > MOST_COLUMNS:
+        return "plain"
+    is_few = num_rows <= MOST_TILED_ROWS
+    is_few |= num_rows <= MOST_DEEP_ROWS and depth > DEEP * num_columns
+    if x.dtype != torch.bfloat16 or not x.is_cuda:
+        return "wide" if is_few or not x.is_cuda else "plain"
+    if is_few:
+        return "tiles"
+    is_small = num_rows <= MOST_DEEP_ROWS and num_columns * depth <= MANY_WEIGHTS
+    is_odd = num_columns % MULTIPLE or depth % MULTIPLE
+    return "plain" if is_small or is_odd else "library"
+
+
+def _route_across(num_tokens: int, num_rows: int, num_columns: int, depth: int, x: Tensor) -> Route:
+    """Return which way a product of a backward pass goes."""
+    is_large = num_tokens >= LEAST_ROWS_ACROSS
+    return route_of(num_rows, num_columns, depth, x) if is_large else "plain"
+
+
+Quantized = tuple[Tensor, Tensor]
+
+
+def product(x: Tensor, w: Quantized, bias: Tensor | None, route: Route) -> Tensor:
+    """Return x times quantised weights (N, K), by rows, on a route other than "plain"."""
+    if route == "wide":
+        return multiply(x, w[0], None, w[1], bias, "none")
+    return _product_of_both(quantize_fp8(x), w, bias, route)
+
+
+def _product_of_both(x: Quantized, w: Quantized, bias: Tensor | None, route: Route) -> Tensor:
+    if route == "library":
+        options = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+        y: Tensor = torch._scaled_mm(x[0], w[0].t(), x[1], w[1].t(), bias=bias, **options)
+        return y
+    return multiply(x[0], w[0], x[1], w[1], bias, "none")
+
+
+def _run(x: Tensor, weight: Tensor, bias: Tensor | None, is_kept: bool) -> Tensor:
+    return run_on(None, x, weight, bias, is_kept)
+
+
+def run_on(
+    route: Route | None, x: Tensor, weight: Tensor, bias: Tensor | None, is_kept: bool
+) -> Tensor:
+    """Return the linear layer's result on a route; None: the one that is known as best."""
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    (num_rows, depth), num_columns = rows.shape, weight.shape[0]
+    route = route or route_of(num_rows, num_columns, depth, x)
+    if route == "plain" or not num_rows:
+        return functional.linear(x, weight, bias)
+    y = product(rows, quantized(weight, is_kept=is_kept), bias, route)
+    return y if x is rows else y.view(*x.shape[:-1], num_columns)
+
+
+def _run_to_input(dy: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of x: a product over the weights' rows."""
+    rows = dy.reshape(-1, dy.shape[-1])
+    num_rows, (num_columns, depth) = rows.shape[0], weight.shape
+    route = _route_across(num_rows, num_rows, depth, num_columns, dy)
+    if route == "plain":
+        return (rows @ weight).view(*dy.shape[:-1], depth)
+    return product(rows, quantize_across(weight), None, route).view(*dy.shape[:-1], depth)
+
+
+def _run_to_weight(dy: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of the weights: a product over rows, in FP8 where that pays."""
+    dy, x = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+    num_tokens, num_rows = dy.shape
+    depth = x.shape[1]
+    route = _route_across(num_tokens, num_rows, depth, num_tokens, x)
+    if route == "plain" or num_rows * depth < LEAST_BREADTH * (num_rows + depth):
+        return dy.t() @ x
+    y = _product_of_both(quantize_across(dy), quantize_across(x), None, route)
+    return y.to(x.dtype)
+
+
+forward = define(
+    "fp8_linear(Tensor x, Tensor weight, Tensor? bias, bool is_kept) -> Tensor",
+    _run,
+    lambda x, weight, bias, is_kept: x.new_empty((*x.shape[:-1], weight.shape[0])),
+)
+to_input = define(
+    "fp8_linear_to_input(Tensor dy, Tensor weight) -> Tensor",
+    _run_to_input,
+    lambda dy, weight: dy.new_empty((*dy.shape[:-1], weight.shape[1])),
+)
+to_weight = define(
+    "fp8_linear_to_weight(Tensor dy, Tensor x) -> Tensor",
+    _run_to_weight,
+    lambda dy, x: dy.new_empty((dy.shape[-1], x.shape[-1])),
+)

@@ -1,0 +1,78 @@
+"""Weights in FP8: quantised once for each version of a parameter, and kept as long as it lives."""
+
+from __future__ import annotations
+
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kprof.kernels.quantize_fp8 import quantize_fp8
+
+
+class _Kept(NamedTuple):
+    """A weight in FP8, and what shows that it is still that weight."""
+
+    weight: weakref.ref[Tensor]
+    version: int
+    address: int
+    values: Tensor
+    scales: Tensor
+
+    def is_of(self, weight: Tensor) -> bool:
+        """Tell whether it is this weight as it is now."""
+        marks = weight._version, weight.data_ptr()
+        return self.weight() is weight and marks == (self.version, self.address)
+
+    def has_room_for(self, weight: Tensor) -> bool:
+        """Tell whether it is of this weight, as that was or is."""
+        return self.values.shape == weight.shape and self.weight() is weight
+
+
+# No version of any weight.
+NONE = -1
+# By identity: to compare tensors takes a kernel, and torch's own dictionary several microseconds.
+_kept: dict[int, _Kept] = {}
+
+
+def quantized(weight: Tensor, *, is_kept: bool) -> tuple[Tensor, Tensor]:
+    """Return a weight of shape (N, K) in FP8, and its scales, one for each row.
+
+    A new version is put where the last one was: a captured graph reads from there.
+
+    Args:
+        weight: As it is; what is written into it counts as a new version, unless it is written
+            past torch's counting, through `.data`: then `forget` it.
+        is_kept: Whether to keep the result for the next call with this version. Where gradients
+            are recorded it must not be, as some optimizers write past the counting, too; what was
+            kept before does not count any more then.
+    """
+    key = id(weight)
+    known = _kept.get(key)
+    if not is_kept or weight.is_inference():
+        _let_go(key)
+        return quantize_fp8(weight.detach())
+    if known is not None and known.is_of(weight):
+        return known.values, known.scales
+    values, scales = quantize_fp8(weight.detach())
+    # What is made while a graph is captured holds nothing until a replay.
+    if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+        return values, scales
+    if known is not None and known.has_room_for(weight):
+        values, scales = known.values.copy_(values), known.scales.copy_(scales)
+    mark = weakref.ref(weight, lambda _: _kept.pop(key, None))
+    _kept[key] = _Kept(mark, weight._version, weight.data_ptr(), values, scales)
+    return values, scales
+
+
+def forget(module: torch.nn.Module | None = None) -> None:
+    """Quantise a module's parameters anew when they are met next, or all."""
+    keys = list(_kept) if module is None else [id(one) for one in module.parameters()]
+    for key in keys:
+        _let_go(key)
+
+
+def _let_go(key: int) -> None:
+    if key in _kept:
+        _kept[key] = _kept[key]._replace(version=NONE)

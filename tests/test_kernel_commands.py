@@ -1,0 +1,65 @@
+"""`kprof kernels`: what it says of checks and measurements, on stand-ins for both."""
+
+import json
+
+import pytest
+import torch
+
+from kprof import library
+from kprof.commands.kernels import kernels
+from kprof.errors import KprofError
+from kprof.gate import GateReport, Measure
+from kprof.gate.result import LEVELS, judge, not_run
+from kprof.kernels import _bench
+from kprof.kernels._bench import Timed
+
+
+def report(*, is_right):
+    fault = Measure("right", 0 if is_right else 2, 0, None, "faults", where="raises")
+    done = [judge("L0", [fault], "4 cases"), judge("L1", [], "9 cases", is_bit_exact=True)]
+    others = [not_run(name, "not asked for") for name in LEVELS[2:]]
+    return GateReport("rmsnorm by kprof", (*done, *others), ("L0", "L1"))
+
+
+@pytest.mark.parametrize(
+    ("is_right", "reached", "exit_code"), [(True, "BIT-EXACT", 0), (False, "REJECT", 1)]
+)
+def test_a_check_as_json_tells_the_class_that_was_reached(
+    monkeypatch, is_right, reached, exit_code
+):
+    found = [report(is_right=is_right)]
+    monkeypatch.setattr(library, "check_kernels", lambda *words, **options: found)
+    answer = kernels("check", ["rmsnorm"], json=True)
+    (told,) = json.loads(answer.json)
+    assert (told["reached"], told["passed"]) == (reached, is_right)
+    assert [one["name"] for one in told["levels"]] == list(LEVELS)
+    assert answer.exit_code == exit_code
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to watch")
+def test_the_sanitizer_is_refused_where_nothing_runs_on_a_gpu():
+    with pytest.raises(KprofError, match="compute-sanitizer"):
+        kernels("check", ["relu_squared"], sanitizer=True)
+
+
+def test_whoever_fails_the_gate_is_not_chosen_however_fast(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "NVIDIA H200")
+
+    def bench(kernel, shape, dtype, direction):
+        for name, gpu_ns in (("inductor", 10_000.0), ("kprof", 20_000.0)):
+            yield Timed(kernel.name, name, shape, dtype, direction, gpu_ns=gpu_ns)
+
+    def reject(kernel, known, provider, dtype):
+        return "L1: output" if provider == "inductor" else ""
+
+    monkeypatch.setattr(_bench, "bench", bench)
+    monkeypatch.setattr(library, "_why_rejected", reject)
+    answer = kernels("bench", ["relu_squared"], shape="8x8", backward=True, json=True)
+    told = json.loads(answer.json)
+    assert [(one["direction"], one["provider"]) for one in told] == [
+        ("forward", "kprof"),
+        ("backward", "kprof"),
+    ]
+    assert "fails the quality gate, L1: output" in told[0]["measured"][0]["problem"]

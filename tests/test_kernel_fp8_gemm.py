@@ -1,0 +1,189 @@
+"""Products with FP8 weights, in Triton's interpreter and ahead of time for Hopper."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
+
+import json
+
+import pytest
+import torch
+
+from kprof.kernels._fp8_gemm import Narrow, Tiled, multiply, schedule_of
+from kprof.kernels.fp8_gemm import KERNEL, fp8_gemm
+from tests.kernel_checks import (
+    INTERPRETED,
+    compiled,
+    quiet_numpy,  # noqa: F401
+    rows,
+)
+from tests.kernel_hopper import on_hopper
+
+pytestmark = INTERPRETED
+FP8 = torch.float8_e4m3fn
+# The interpreter truncates to bfloat16.
+OF_BFLOAT16, OF_FLOAT16 = 6e-3, 5e-4
+SMALL_NARROW = Narrow(16, 32, 2, 2)
+SMALL_TILED = Tiled(16, 16, 128, 4, 2, 3)
+BLOCKED_TILED = Tiled(16, 32, 128, 4, 2, 2)
+
+
+def scales(*shape, seed):
+    return rows(*shape, seed=seed).abs() + 0.5
+
+
+def given(num_rows, num_columns, depth, dtype=FP8, is_blocked=False):
+    x = rows(num_rows, depth, seed=1).to(dtype)
+    w = rows(num_columns, depth, seed=2).to(FP8)
+    groups = -(-depth // 128)
+    if is_blocked:
+        w_scale = scales(-(-num_columns // 128), groups, seed=3)
+        x_scale = scales(groups, num_rows, seed=4).t()
+    else:
+        w_scale, x_scale = scales(num_columns, 1, seed=3), scales(num_rows, 1, seed=4)
+    return x, w, x_scale if dtype == FP8 else None, w_scale
+
+
+def exact(x, w, x_scale, w_scale, *others):
+    x_scale = None if x_scale is None else x_scale.double()
+    return KERNEL.truth(x.double(), w.double(), x_scale, w_scale.double(), *others)
+
+
+def error_of(found, expected):
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("schedule", [SMALL_NARROW, SMALL_TILED], ids=["narrow", "tiled"])
+@pytest.mark.parametrize("shape", [(1, 16, 64), (5, 40, 208), (16, 17, 33)], ids=str)
+@pytest.mark.parametrize("dtype", [FP8, torch.float16], ids=["fp8", "wide"])
+def test_every_schedule_gives_the_product(schedule, shape, dtype):
+    arguments = given(*shape, dtype)
+    found = multiply(*arguments, None, "none", schedule)
+    assert found.dtype == (torch.bfloat16 if dtype == FP8 else dtype)
+    assert error_of(found, exact(*arguments)) < (OF_BFLOAT16 if dtype == FP8 else OF_FLOAT16)
+
+
+@pytest.mark.parametrize("schedule", [Narrow(16, 64, 4, 2), BLOCKED_TILED], ids=["narrow", "tiled"])
+@pytest.mark.parametrize("dtype", [FP8, torch.float16], ids=["fp8", "wide"])
+def test_blocks_may_have_scales_of_their_own(schedule, dtype):
+    arguments = given(6, 144, 272, dtype, is_blocked=True)
+    found = multiply(*arguments, None, "none", schedule)
+    assert error_of(found, exact(*arguments)) < (OF_BFLOAT16 if dtype == FP8 else OF_FLOAT16)
+
+
+def test_more_rows_than_a_tile_has_are_several_tiles():
+    arguments = given(40, 144, 64, torch.float16)
+    found = multiply(*arguments, None, "none", Tiled(16, 16, 32, 4, 2, 1))
+    assert error_of(found, exact(*arguments)) < OF_FLOAT16
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "silu", "gelu"])
+@pytest.mark.parametrize("num_rows", [3, 20])
+def test_bias_and_activation_come_behind_the_product(activation, num_rows):
+    arguments, bias = given(num_rows, 48, 64, torch.float16), rows(48, seed=5).half()
+    expected = exact(*arguments, bias.double(), activation)
+    assert error_of(fp8_gemm(*arguments, bias, activation), expected) < 2 * OF_FLOAT16
+
+
+def test_a_nan_stays_in_its_row():
+    x, w, _, w_scale = given(3, 16, 64, torch.float16)
+    x[1, 5] = torch.nan
+    y = multiply(x, w, None, w_scale, None, "none", SMALL_NARROW)
+    assert y.isnan().any(1).tolist() == [False, True, False]
+
+
+def test_matrices_that_lie_apart_are_read_where_they_are():
+    x, w, _, w_scale = given(5, 32, 64, torch.float16)
+    expected = fp8_gemm(x, w, None, w_scale)
+    apart = torch.full((5, 80), torch.nan, dtype=torch.float16)
+    apart[:, 16:] = x
+    turned = w.t().contiguous().t()
+    assert torch.equal(fp8_gemm(apart[:, 16:], turned, None, w_scale), expected)
+
+
+def test_no_rows_give_no_results():
+    x, w, x_scale, w_scale = given(0, 32, 64)
+    assert fp8_gemm(x, w, x_scale, w_scale).shape == (0, 32)
+
+
+def test_it_compiles_without_a_graph_break_to_the_same_bits():
+    x, *others = given(4, 32, 64, torch.float16)
+    assert torch.equal(compiled(lambda x: fp8_gemm(x * 2, *others))(x), fp8_gemm(x * 2, *others))
+
+
+def test_what_it_cannot_take_is_refused_with_a_reason():
+    x, w, x_scale, w_scale = given(4, 32, 256)
+    assert KERNEL.refuses(x, w, x_scale, w_scale) is None
+    assert "scales" in KERNEL.refuses(x, w, None, w_scale)
+    assert "scales" in KERNEL.refuses(x.half(), w, x_scale, w_scale)
+    assert "weights" in KERNEL.refuses(x, w, x_scale, w_scale[:31])
+    assert "of x" in KERNEL.refuses(x, w, x_scale[:3], w_scale)
+    assert "tanh" in KERNEL.refuses(x, w, x_scale, w_scale, None, "tanh")
+    assert KERNEL.refuses(x[:, :9], w, x_scale, w_scale) is not None
+
+
+@pytest.mark.parametrize("is_blocked", [False, True])
+def test_the_reference_takes_the_kernels_own_inputs(is_blocked):
+    shape = (5, 144, 272, 1) if is_blocked else (5, 48, 80)
+    arguments = KERNEL.inputs(shape, Plain())
+    assert KERNEL.refuses(*arguments) is None
+    assert error_of(KERNEL.reference(*arguments), exact(*arguments)) < OF_BFLOAT16
+
+
+class Plain:
+    """Draws normal values."""
+
+    def __call__(self, *shape):
+        return rows(*shape).bfloat16()
+
+    def plain(self, *shape, scale):
+        return rows(*shape).bfloat16() * scale
+
+
+def test_few_rows_are_cut_so_that_all_multiprocessors_read():
+    for _, num_columns, depth in {shape[:3] for shape in KERNEL.shapes}:
+        for num_rows in (1, 8, 64, 128):
+            cut = schedule_of(num_rows, num_columns, depth, False, False, 132)
+            programs = -(-num_columns // cut.n) * (cut.splits if isinstance(cut, Tiled) else 1)
+            assert programs >= 0.9 * 132
+
+
+@pytest.mark.slow
+def test_ahead_of_time_nothing_spills_and_tensor_cores_multiply_fp8():
+    told = on_hopper(AHEAD)
+    found = [json.loads(line) for line in told.splitlines()]
+    assert len(found) == 24
+    assert [one for one in found if one["spilled"]] == []
+    # 16 bytes at a time, past the registers; widened weights go there.
+    assert all("cp.async.cg.shared.global" in one["ptx"] for one in found)
+    kinds = {(one["rows"] > 16, one["is_wide"]): one["ptx"] for one in found}
+    assert "wgmma" in kinds[True, False]
+    assert "e4m3.e4m3" in kinds[True, False]
+    assert "wgmma" in kinds[True, True]
+    assert "mma.sync" in kinds[False, True]
+
+
+AHEAD = """
+import json, re, torch
+from kprof.kernels import _ahead
+from kprof.kernels.fp8_gemm import KERNEL, LLAMA, fp8_gemm
+
+read, kept = _ahead._read, []
+_ahead._read = lambda kernel: (read(kernel), kernel.asm["ptx"])
+FP8 = torch.float8_e4m3fn
+for num_rows in (1, 16, 64, 128, 512, 4096):
+    for shape in LLAMA[:2] if num_rows == 64 else LLAMA[3:]:
+        for is_wide in (True, False):
+            for is_blocked in (True, False):
+                n, k = shape
+                x = torch.empty(num_rows, k, dtype=torch.bfloat16 if is_wide else FP8)
+                w = torch.empty(n, k, dtype=FP8)
+                w_scale = torch.empty(n // 128, k // 128) if is_blocked else torch.empty(n, 1)
+                x_scale = torch.empty(k // 128 if is_blocked else 1, num_rows).t()
+                x_scale = None if is_wide else x_scale
+                if num_rows > 128 and is_wide:
+                    continue
+                call = lambda: fp8_gemm(x, w, x_scale, w_scale)
+                for binary, ptx in _ahead.compile_ahead(call):
+                    seen = set(re.findall(r"wgmma\\S*|mma\\.sync\\S*|cp\\.async\\.cg\\S*", ptx))
+                    print(json.dumps({"rows": num_rows, "is_wide": is_wide,
+                        "spilled": binary.spilled_bytes, "ptx": " ".join(sorted(seen))}))
+"""

@@ -1,0 +1,237 @@
+"""The linear layer in FP8: its routes, its gradients, and what it keeps of its weights."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
+
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from kprof.kernels import _fp8_linear, _fp8_weights
+from kprof.kernels._choice import bucket_of
+from kprof.kernels._fp8_across import quantize_across
+from kprof.kernels._fp8_linear import route_of, run_on, to_input, to_weight
+from kprof.kernels._subject import subject_of
+from kprof.kernels.fp8_linear import KERNEL, STATED_ERROR, fp8_linear
+from kprof.kernels.quantize_fp8 import KERNEL as QUANTIZE
+from tests.kernel_checks import (
+    COMPILED,
+    INTERPRETED,
+    compiled,
+    quiet_numpy,  # noqa: F401
+    rows,
+    why_untrusted,
+)
+
+pytestmark = INTERPRETED
+# The interpreter's cast halves what rounds up to a power of two, here in two matrices.
+WITH_ROUGH_CASTS = 0.07
+
+
+def given(num_rows=4, num_columns=32, depth=64):
+    x = rows(num_rows, depth, seed=1).half()
+    weight = (rows(num_columns, depth, seed=2) / depth**0.5).half()
+    return x, weight, rows(num_columns, seed=3).half()
+
+
+def error_of(found, expected):
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept():
+    _fp8_weights._kept.clear()
+
+
+@pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 3, 64)], ids=str)
+def test_its_error_is_what_it_states(shape):
+    _, weight, bias = given()
+    x = rows(*shape, seed=4).half()
+    found = fp8_linear(x, weight, bias)
+    assert found.shape == (*shape[:-1], 32)
+    assert error_of(found, functional.linear(x.double(), weight.double(), bias.double())) > 0.005
+    assert error_of(found, functional.linear(x, weight, bias)) < STATED_ERROR
+
+
+@pytest.mark.parametrize("least", [1, 4_096], ids=["quantised", "plain"])
+def test_gradients_are_those_of_the_layer(least, monkeypatch):
+    monkeypatch.setattr(_fp8_linear, "LEAST_ROWS_ACROSS", least)
+    monkeypatch.setattr(_fp8_linear, "LEAST_BREADTH", 1)
+    some = [one.requires_grad_() for one in given(16)]
+    others = [one.detach().clone().requires_grad_() for one in some]
+    dy = rows(16, 32, seed=5).half()
+    fp8_linear(*some).backward(dy)
+    functional.linear(*others).backward(dy)
+    errors = [error_of(a.grad, b.grad) for a, b in zip(some, others, strict=True)]
+    assert max(errors) < WITH_ROUGH_CASTS
+    assert (min(errors[:2]) > 0.005) == (least == 1)
+
+
+def test_only_gradients_that_are_wanted_are_made():
+    x, weight, bias = given()
+    fp8_linear(x, weight.requires_grad_(), bias).sum().backward()
+    assert x.grad is None
+    assert bias.grad is None
+    assert weight.grad.shape == weight.shape
+
+
+def test_a_weight_is_quantised_once_for_each_version():
+    x, weight, _ = given()
+    first = fp8_linear(x, weight)
+    kept = _fp8_weights.quantized(weight, is_kept=True)[0]
+    fp8_linear(x, weight)
+    assert _fp8_weights.quantized(weight, is_kept=True)[0] is kept
+    weight.mul_(2)
+    assert torch.equal(fp8_linear(x, weight), 2 * first)
+
+
+def test_where_gradients_of_weights_are_recorded_they_are_quantised_in_every_call():
+    x, weight, _ = given()
+    before = fp8_linear(x, weight)
+    weight.requires_grad_()
+    weight.data.zero_()
+    assert not fp8_linear(x, weight).any()
+    with torch.no_grad():
+        assert not fp8_linear(x, weight).any()
+    assert before.any()
+
+
+def test_a_new_version_is_put_where_a_captured_graph_reads_the_last_one():
+    x, weight, _ = given()
+    fp8_linear(x, weight)
+    first = _fp8_weights.quantized(weight, is_kept=True)
+    weight.mul_(2)
+    second = _fp8_weights.quantized(weight, is_kept=True)
+    assert [one.data_ptr() for one in first] == [one.data_ptr() for one in second]
+
+
+def test_what_is_written_past_torchs_counting_can_be_forgotten():
+    layer = torch.nn.Linear(64, 32).half().requires_grad_(False)
+    x = given()[0]
+    before = fp8_linear(x, layer.weight)
+    layer.weight.data.zero_()
+    assert torch.equal(fp8_linear(x, layer.weight), before)
+    _fp8_weights.forget(layer)
+    assert not fp8_linear(x, layer.weight).any()
+
+
+def test_what_is_kept_goes_with_the_weight():
+    x, weight, _ = given()
+    fp8_linear(x, weight)
+    assert len(_fp8_weights._kept) == 1
+    del weight
+    gc.collect()
+    assert len(_fp8_weights._kept) == 0
+
+
+def test_tensors_made_in_inference_mode_are_quantised_in_every_call():
+    with torch.inference_mode():
+        x, weight, _ = given()
+        first = fp8_linear(x, weight)
+        weight.mul_(2)
+        assert torch.equal(fp8_linear(x, weight), 2 * first)
+
+
+class OnGpu:
+    """As much of a tensor on a GPU as a route depends on."""
+
+    is_cuda = True
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "shape", "dtype", "route"),
+    [
+        (1, (4_096, 4_096), torch.bfloat16, "tiles"),
+        (1, (4_096, 4_096), torch.float16, "wide"),
+        (128, (4_096, 4_096), torch.bfloat16, "plain"),
+        (128, (4_096, 14_336), torch.bfloat16, "tiles"),
+        (128, (28_672, 4_096), torch.bfloat16, "library"),
+        (4_096, (4_096, 4_096), torch.bfloat16, "library"),
+        (4_096, (4_090, 4_096), torch.bfloat16, "plain"),
+        (4_096, (4_096, 4_096), torch.float16, "plain"),
+        (4_096, (4_096, 131_072), torch.bfloat16, "plain"),
+        (1, (4_096, 131_072), torch.bfloat16, "plain"),
+    ],
+)
+def test_a_product_goes_the_way_that_suits_its_size(num_rows, shape, dtype, route):
+    assert route_of(num_rows, *shape, OnGpu(dtype)) == route
+
+
+def test_a_route_may_be_forced():
+    x, weight, bias = given()
+    assert torch.equal(run_on("plain", x, weight, bias, True), functional.linear(x, weight, bias))
+    assert not torch.equal(
+        run_on("wide", x, weight, bias, True), functional.linear(x, weight, bias)
+    )
+
+
+def test_no_rows_give_no_results_and_no_gradients():
+    x, weight, bias = (one.requires_grad_() for one in given(0))
+    y = fp8_linear(x, weight, bias)
+    y.sum().backward()
+    assert y.shape == (0, 32)
+    assert not weight.grad.any()
+
+
+@COMPILED
+def test_it_compiles_without_a_graph_break_forward_and_backward():
+    x, weight, bias = (one.requires_grad_() for one in given())
+    expected = fp8_linear(x * 2, weight, bias)
+    found = compiled(lambda x, weight, bias: fp8_linear(x * 2, weight, bias))(x, weight, bias)
+    assert torch.equal(found, expected)
+    wanted = torch.autograd.grad(expected.sum(), (x, weight, bias))
+    for one, other in zip(torch.autograd.grad(found.sum(), (x, weight, bias)), wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (5, 16), (300, 70)], ids=str)
+def test_a_matrix_is_turned_round_and_scaled_by_its_columns(shape):
+    x = rows(*shape)
+    x[0, 2] = torch.nan if shape[0] == 300 else 0
+    values, scales = quantize_across(x)
+    expected, expected_scales = QUANTIZE.reference(x.t().contiguous())
+    assert values.shape == expected.shape
+    torch.testing.assert_close(scales, expected_scales, equal_nan=True)
+    assert (values.float() == expected.float()).float().mean() > 0.95
+    assert scales.isnan().flatten().tolist().count(True) == (shape[0] == 300)
+
+
+def test_columns_that_lie_apart_are_turned_where_they_are():
+    wide = rows(40, 60)
+    found, expected = quantize_across(wide[:, 7:39]), quantize_across(wide[:, 7:39].contiguous())
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, expected, strict=True))
+
+
+def test_products_of_the_backward_pass_keep_their_shapes():
+    assert to_input(rows(2, 3, 32).half(), rows(32, 64).half()).shape == (2, 3, 64)
+    assert to_weight(rows(2, 3, 32).half(), rows(2, 3, 64).half()).shape == (32, 64)
+
+
+def test_a_choice_holds_for_rows_up_to_a_power_of_two_and_for_these_weights_alone():
+    assert bucket_of((5, 48, 80), KERNEL.exact) == (8, 48, 80)
+    assert bucket_of((8, 48, 80), KERNEL.exact) != bucket_of((8, 80, 48), KERNEL.exact)
+
+
+def test_the_gate_judges_it_as_a_lower_precision():
+    subject = subject_of(KERNEL)
+    assert (subject.precision, subject.stated_error) == ("lower", STATED_ERROR)
+    assert subject_of(QUANTIZE).precision == "same"
+
+
+def test_what_it_cannot_take_is_refused_with_a_reason():
+    x, weight, bias = given()
+    assert KERNEL.refuses(x, weight, bias) is None
+    assert "float32" in KERNEL.refuses(x.float(), weight, bias)
+    assert "float32" in KERNEL.refuses(x, weight, bias.float())
+    assert KERNEL.refuses(x[:, :9], weight, bias) is not None
+    assert "no weights" in KERNEL.refuses(x, weight[:0], None)
+
+
+def test_the_gate_trusts_it_as_long_as_nobody_writes_to_its_weights_in_secret():
+    assert why_untrusted(KERNEL, (5, 16, 64)) == ""
+    assert "in the same memory" in why_untrusted(replace(KERNEL, constant=()), (5, 16, 64))
