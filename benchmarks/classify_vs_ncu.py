@@ -15,6 +15,9 @@ as kprof shows it, whose caches the workload had filled. Agreement is also given
 the launches, drawn by a hash of their names, and for those of which no cache kept any part.
 The workload imports kprof: installed, or on PYTHONPATH. `--again RESULT` analyzes and scores the
 run of an earlier result anew, anywhere; `--tiny` tries the way on a CPU, up to the counting.
+Counting may end before every part was reached; `--parts` names those to count, and
+`--out A --again A.json --out B --again B.json` scores several runs together. What more than one of
+them counted is taken from the last.
 """
 
 from __future__ import annotations
@@ -54,10 +57,15 @@ UNTIL = "COUNTED_UNTIL"
 # What is left to do after the last part: writing, exporting and reading the report.
 AFTERWARDS_S = 45
 PARTS = ("training", "decode", "convolution", "attention", "fp8", "fused", "moving")
+LAUNCH = ["name", "grid", "block", "part"]
 ENOUGH_LAUNCHES, AGREEING, BYTES_APART, BEATEN = 200, 0.95, 0.1, 0.02
 LISTED = 60
+RUN = "counted.kprof"
+# What an earlier result says of its run.
+OF_A_RUN = ("measured_at_commit", "date", "driver", "clocks")
 MEASURED = (
-    "kprof/analyze/**/*.py",
+    "kprof/analyze/*.py",
+    "kprof/analyze/work/*.py",
     "kprof/collect/**/*.py",
     "kprof/ncu.py",
     "benchmarks/classify_vs_ncu.py",
@@ -65,11 +73,11 @@ MEASURED = (
 )
 
 
-def record(out, tiny, minutes):
+def record(out, tiny, minutes, parts):
     """Record and count the workload; return its run folder."""
     began = time.time()
-    folder = out / "counted.kprof"
-    script = [str(WORKLOAD), *(["--tiny"] if tiny else [])]
+    folder = out / RUN
+    script = [str(WORKLOAD), *(["--tiny"] if tiny else []), "--parts", *parts]
     options = ["--skip", str(STEPS_BEFORE), "--steps", "1", "--force", "--out", str(folder)]
     if not tiny:
         kprof_does("roofline")
@@ -100,7 +108,7 @@ def distinct(trace):
     """Return the first launch of each kernel, grid and part of the workload that was counted."""
     kernels = trace.kernels.assign(part=parts_of(trace))
     counted = kernels[bound_by_counters(kernels) >= 0].sort_values("start_ns", kind="stable")
-    return counted.drop_duplicates(["name", "grid", "block", "part"])
+    return counted.drop_duplicates(LAUNCH)
 
 
 def parts_of(trace):
@@ -117,9 +125,15 @@ def parts_of(trace):
     return names[np.where(is_inside, place, -1)]
 
 
-def score(trace):
+def of_all(traces):
+    """Return the distinct launches of all runs; of those in more than one run, the last's."""
+    launches = pd.concat([distinct(trace) for trace in traces], ignore_index=True)
+    return launches.drop_duplicates(LAUNCH, keep="last")
+
+
+def score(traces):
     """Return the rows of the result, and the launches whose verdicts need a look."""
-    launches = distinct(trace)
+    launches = of_all(traces)
     kept = is_kept_in_cache(launches)
     half = half_by_hash(launches)
     shown = as_recorded(launches)
@@ -135,7 +149,7 @@ def score(trace):
     for part in PARTS:
         of_part = launches[(launches["part"] == part).to_numpy(bool)]
         rows.append(agreement(f"class agreement, {part}", of_part))
-    return [*rows, *about_memory(trace, launches)], listed(launches)
+    return [*rows, *about_memory(traces[-1], launches)], listed(launches)
 
 
 def half_by_hash(launches):
@@ -251,45 +265,64 @@ def ncu_version():
 def main():
     """Record, count, score and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("counted"))
+    parser.add_argument("--out", type=Path, action="append", help="where runs are, or will be")
     parser.add_argument("--tiny", action="store_true", help="small, up to the counting")
-    parser.add_argument("--again", type=Path, help="an earlier result of the run that is there")
+    parser.add_argument("--again", type=Path, action="append", help="an earlier result of each")
     parser.add_argument("--minutes", type=float, default=30, help="after which no part is begun")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="all of them")
     parser.add_argument("--result", type=Path, help="the file to write")
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     chosen = parser.parse_args()
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    folder = chosen.out / "counted.kprof"
-    if chosen.again:
-        kprof_does("open", "--force", str(folder))
+    places = chosen.out or [Path("counted")]
+    results = chosen.again or []
+    if len(places) != max(len(results), 1):
+        parser.error("there must be one --again for each --out; only one run is recorded at a time")
+    if results:
+        for place in places:
+            kprof_does("open", "--force", str(place / RUN))
     else:
-        folder = record(chosen.out, chosen.tiny, chosen.minutes)
-    trace = kprof.load(folder)
+        places[0].mkdir(parents=True, exist_ok=True)
+        record(places[0], chosen.tiny, chosen.minutes, chosen.parts)
+    traces = [kprof.load(place / RUN) for place in places]
     if chosen.tiny:
-        print(f"recorded {len(trace.kernels):,} activities; nothing was counted")
+        print(f"recorded {len(traces[0].kernels):,} activities; nothing was counted")
         return
-    rows, differences = score(trace)
+    write(traces, results, chosen)
+
+
+def write(traces, results, chosen):
+    """Score runs, whose earlier results, if any, tell what measured them; print and write it."""
+    rows, differences = score(traces)
     for one in rows:
         print(f"{one['name']:60s} {one['value']} (reach {one['reach']})")
-    before = measured_by(chosen.again)
-    gpu = {**describe_gpu(), **before}["gpu"]
+    before = [measured_by(result) for result in results] or [{}]
+    last = before[-1]
+    gpu = {**describe_gpu(), **last}["gpu"]
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     short = re.sub(r"nvidia|\W", "", (gpu or "cpu").lower())
-    usual = (RESULTS if gpu else chosen.out) / f"classify_vs_ncu_{short}_{month}.json"
-    path = chosen.result or usual
     write_evidence(
-        path,
+        chosen.result or RESULTS / f"classify_vs_ncu_{short}_{month}.json",
         "what bounds kernels, by work models and by hardware counters",
         rows,
         MEASURED,
         commit=chosen.commit,
-        versions=before.pop("versions", {"ncu": ncu_version()}),
+        versions=last.pop("versions", {"ncu": ncu_version()}),
         cache_control="all: caches are flushed before each launch",
         clock_control="none",
-        ceilings=trace.meta.device.source if trace.meta.device else None,
+        runs=[of_a_run(*one) for one in zip(traces, before, strict=True)],
         **differences,
-        **before,
+        **last,
     )
+
+
+def of_a_run(trace, before):
+    """Return what is worth knowing of one run: its parts, its ceilings, what measured it."""
+    reached = set(distinct(trace)["part"])
+    return {
+        "parts": [part for part in PARTS if part in reached],
+        "ceilings": trace.meta.device.source if trace.meta.device else None,
+        **{key: before[key] for key in OF_A_RUN if key in before},
+    }
 
 
 if __name__ == "__main__":

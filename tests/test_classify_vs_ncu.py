@@ -39,7 +39,7 @@ def trace_of(*kernels):
 
 
 def rows_of(benchmark, *kernels):
-    rows, differences = benchmark.score(trace_of(*kernels))
+    rows, differences = benchmark.score([trace_of(*kernels)])
     return {row["name"]: row for row in rows}, differences
 
 
@@ -105,3 +105,19 @@ def test_two_halves_of_the_launches_are_scored_apart_and_are_all_of_them(benchma
     rows, _ = rows_of(benchmark, *(counted(name=f"kernel {n}") for n in range(16)))
     names = ("class agreement, one half of the launches", "class agreement, the other half")
     assert sorted(rows[name]["agreeing"] for name in names) == [7, 9]
+
+
+def test_runs_are_scored_together_and_the_last_tells_of_what_several_counted(benchmark):
+    first = trace_of(counted(name="again", bound="latency"), counted(name="training's"))
+    last = trace_of(counted(name="again"), counted(3, name="decode's"))
+    rows, told = benchmark.score([first, last])
+    named = {row["name"]: row["value"] for row in rows}
+    assert named["distinct launches"] == 3
+    assert named["class agreement"] == 1.0
+    assert told["differing"] == []
+
+
+def test_each_run_tells_its_parts_and_when_it_was_measured(benchmark):
+    told = benchmark.of_a_run(trace_of(counted(3), counted(2)), {"date": "2026-11-20", "gpu": "G"})
+    assert (told["parts"], told["date"]) == (["training", "decode"], "2026-11-20")
+    assert "gpu" not in told

@@ -107,12 +107,23 @@ def test_a_sum_inside_a_mean_carries_the_work_alone():
     assert columns(trace, "bytes") == [(None,), (4_004,)]
 
 
-def test_a_product_of_elements_inside_the_backward_of_a_softmax_is_a_part_of_its_work():
+def test_a_product_of_elements_inside_the_backward_of_a_softmax_is_one_more_kernels_work():
     x = tensor("fp32", 100, 100)
     backward = {"name": "aten::_softmax_backward_data", **recorded(x, x, -1, 6)}
     inside = {"name": "aten::mul", "parent": 0, **recorded(x, x)}
     trace = measured({"op_row": 1}, {"op_row": 0}, ranges=[backward, inside])
-    assert columns(trace, "flops", "bytes") == [(20_000, 60_000)] * 2
+    assert columns(trace, "flops", "bytes") == [(10_000, 120_000), (40_000, 120_000)]
+
+
+def test_what_stands_around_a_softmax_has_its_own_work_inside_one_that_only_calls_it():
+    x = tensor("fp32", 100, 100)
+    safe = {"name": "aten::_safe_softmax", **recorded(x, -1, None)}
+    inside = [
+        {"name": "aten::_softmax", "parent": 0, **recorded(x, -1, False)},
+        {"name": "aten::isneginf", "parent": 0, **recorded(x)},
+    ]
+    trace = measured({"op_row": 1}, {"op_row": 2}, {"op_row": 0}, ranges=[safe, *inside])
+    assert columns(trace, "bytes") == [(80_000,), (50_000,), (None,)]
 
 
 def test_without_shapes_the_work_is_missing():

@@ -5,11 +5,11 @@ X = tensor("bf16", 4, 8)
 
 
 def test_one_result_is_written_for_every_element_read():
-    assert work_of("aten::silu", X) == Work(32, 128, "fp32")
+    assert work_of("aten::silu", X) == Work(32, 128, "fp32", written=64)
 
 
 def test_both_operands_are_read():
-    assert work_of("aten::add", X, X, 1) == Work(32, 192, "fp32")
+    assert work_of("aten::add", X, X, 1) == Work(32, 192, "fp32", written=64)
 
 
 def test_a_broadcast_operand_is_read_once():
@@ -20,7 +20,7 @@ def test_a_broadcast_operand_is_read_once():
 
 def test_both_operands_may_be_broadcast():
     assert work_of("aten::mul", tensor("fp32", 4, 1), tensor("fp32", 1, 8)) == Work(
-        32, 4 * (4 + 8 + 32), "fp32"
+        32, 4 * (4 + 8 + 32), "fp32", written=128
     )
 
 
@@ -29,7 +29,7 @@ def test_the_result_has_the_promoted_type():
 
 
 def test_a_comparison_writes_one_byte_for_each_element():
-    assert work_of("aten::eq", X, 0) == Work(32, 64 + 32, "fp32")
+    assert work_of("aten::eq", X, 0) == Work(32, 64 + 32, "fp32", written=32)
 
 
 def test_in_place_the_result_has_the_operands_type():
@@ -37,12 +37,18 @@ def test_in_place_the_result_has_the_operands_type():
 
 
 def test_a_given_result_is_written_and_not_read():
-    assert work_of("aten::mul", X, X, tensor("fp32", 4, 8)).bytes == 64 + 64 + 128
+    work = work_of("aten::mul", X, X, tensor("fp32", 4, 8))
+    assert (work.bytes, work.written) == (64 + 64 + 128, 128)
+
+
+def test_a_given_result_without_elements_is_resized():
+    assert work_of("aten::abs", X, tensor("bf16", 0)) == Work(32, 128, "fp32", written=64)
+    assert work_of("aten::abs", X, tensor("fp32", 0)).bytes == 64 + 128
 
 
 def test_a_condition_is_read_but_gives_no_type():
     work = work_of("aten::where", tensor("bool", 4, 8), X, X)
-    assert work == Work(0, 32 + 64 + 64 + 64, "fp32")
+    assert work == Work(0, 32 + 64 + 64 + 64, "fp32", written=64)
 
 
 def test_masked_fill_reads_its_mask():
@@ -85,8 +91,8 @@ def test_rotary_embedding_turns_query_and_key_in_place():
 
 def test_a_product_of_complex_numbers_is_six_flops_and_a_sum_two():
     x = tensor("complex64", 10)
-    assert work_of("aten::mul", x, x) == Work(60, 240, "fp32")
-    assert work_of("aten::add", x, x, 1) == Work(20, 240, "fp32")
+    assert work_of("aten::mul", x, x) == Work(60, 240, "fp32", written=80)
+    assert work_of("aten::add", x, x, 1) == Work(20, 240, "fp32", written=80)
 
 
 def test_two_real_numbers_make_a_complex_one():

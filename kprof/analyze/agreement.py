@@ -64,8 +64,9 @@ def as_recorded(kernels: pd.DataFrame) -> np.ndarray:
 
 def _places(bounds: pd.Series[str]) -> np.ndarray:
     place = {name: number for number, name in enumerate(BOUNDS)}
-    known = np.array([place.get(str(name), -1) for name in bounds.cat.categories] + [-1])
-    return np.asarray(known[bounds.cat.codes.to_numpy()])
+    named = bounds.astype("category").cat
+    known = np.array([place.get(str(name), -1) for name in named.categories] + [-1])
+    return np.asarray(known[named.codes.to_numpy()])
 
 
 def is_borderline(kernels: pd.DataFrame) -> np.ndarray:

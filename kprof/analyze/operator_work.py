@@ -37,9 +37,9 @@ HEAVY_FAMILIES = frozenset(
 )
 # A device activity that such an operator launched is not explained by it.
 HOST_FAMILIES = frozenset({"view"})
-# What such an operator has done by another inside it is a part of its own work, not the whole:
-# the backward pass of a softmax multiplies first.
-ABSORBING = ("softmax", "elementwise")
+# What it has done element by element comes before or after its own work: the backward pass of a
+# softmax multiplies first, a safe softmax looks for infinities.
+BETWEEN_FAMILIES = frozenset({"softmax"})
 PREPARING_FAMILIES = frozenset({"copy", "offsets", "random", "view"})
 
 # What a model meets in a record that does not fit its operator (another version's arguments).
@@ -50,8 +50,7 @@ WORK_BOUNDS: tuple[Bound, ...] = get_args(Bound)
 
 _SIGNATURE = ("name", "input_shapes", "input_dtypes", "input_strides", "input_values", "message")
 _MAX_COUNT = 2**62
-# No family, and not that of operators without one.
-_NOWHERE = -2
+_PREPARING, _USUAL = 0, 1
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,6 @@ def find_work(trace: Trace) -> OperatorWork:
     is_bound = np.zeros(len(ranges), dtype=bool)
     is_bound[asked] = np.array([w is not None and w.bound is not None for w in works])[work_of]
     has_work &= ~_yields(asked, parent, has_work, family, is_bound)
-    has_work &= ~_absorbed(asked, parent, has_work, family, family_names)
     carrier_of_used = nearest(used, parent, has_work)
     displaced = _displaced(carrier_of_used, parent, has_work, family, family_names)
     kept = (carrier_of_used != NO_ROW) & ~displaced[carrier_of_used]
@@ -203,22 +201,6 @@ def _yields(
     return yields
 
 
-def _absorbed(
-    asked: np.ndarray,
-    parent: np.ndarray,
-    has_work: np.ndarray,
-    family: np.ndarray,
-    family_names: list[str],
-) -> np.ndarray:
-    """Tell which operators do a part of the work of the one around them."""
-    outer, inner = (family_names.index(n) if n in family_names else _NOWHERE for n in ABSORBING)
-    absorbed = np.zeros(len(parent), dtype=bool)
-    parts = asked[family[asked] == inner]
-    around = nearest(parent[parts], parent, has_work)
-    absorbed[parts[(around != NO_ROW) & (family[around] == outer)]] = True
-    return absorbed
-
-
 def _displaced(
     carriers: np.ndarray,
     parent: np.ndarray,
@@ -229,19 +211,25 @@ def _displaced(
     """Tell which operators' work is done by another carrier inside them.
 
     A heavy operator is displaced by a heavy one only: what adds up a bias gradient inside a
-    convolution's backward is not the convolution. Others are displaced by all but preparation.
+    convolution's backward is not the convolution. Preparation displaces nothing.
     """
-    is_heavy = np.array([f in HEAVY_FAMILIES for f in family_names] + [False])[family]
-    prepares = np.array([f in PREPARING_FAMILIES for f in family_names] + [False])[family]
+    weight = np.array([_weight(f) for f in family_names] + [_USUAL])[family]
     displaced = np.zeros(len(parent), dtype=bool)
     inner = np.unique(carriers[carriers != NO_ROW])
     outer = parent[inner]
     while len(inner := inner[outer != NO_ROW]):
         outer = outer[outer != NO_ROW]
-        replaces = is_heavy[inner] | (~is_heavy[outer] & ~prepares[inner])
+        replaces = (weight[inner] >= weight[outer]) & (weight[inner] > _PREPARING)
         displaced[outer[replaces & has_work[outer]]] = True
         outer = parent[outer]
     return displaced
+
+
+def _weight(family: str) -> int:
+    """Return how much of the work around it an operator of a family does."""
+    if family in PREPARING_FAMILIES:
+        return _PREPARING
+    return _USUAL + (family in BETWEEN_FAMILIES) + 2 * (family in HEAVY_FAMILIES)
 
 
 def _collect(

@@ -8,7 +8,8 @@ The bound follows from the shares of the two ceilings that the whole operator re
 measured time T:
 
 * memory: least bytes / (bandwidth · T) reaches `BOUND_SHARE`, and the compute share is not above
-* compute: FLOPs / (peak of their type · T) reaches it, and is above the memory share
+* compute: FLOPs / (peak of their type · T) reaches it, and is above the memory share; or the share
+  of T that the SMs issue instructions, where it is known how many those are
 * latency: both are below: too little work to fill the device, it waits, or does more than it needs
 
 Where all of it fits into the cache before the memory, and it took no longer than a copy within
@@ -31,6 +32,7 @@ import pandas as pd
 
 from kprof.analyze.cached import copy_ns, is_served, kept_bytes
 from kprof.analyze.counters import counted_shares
+from kprof.analyze.instructions import issue_ns
 from kprof.analyze.operator_work import DTYPES, WORK_BOUNDS
 from kprof.analyze.row_work import (
     COUNTERS,
@@ -93,13 +95,14 @@ class _Calls:
     moved: np.ndarray
     """Bytes."""
     written: np.ndarray
-    compute_ns: np.ndarray
+    busy_ns: np.ndarray
+    """At the peak of the arithmetic, or issuing what instructions are known, if that is longer."""
     time_ns: np.ndarray
 
 
-def _calls(work: RowWork, duration_ns: np.ndarray, compute_ns: np.ndarray) -> _Calls:
+def _calls(work: RowWork, duration_ns: np.ndarray, busy_ns: np.ndarray) -> _Calls:
     member, _ = pd.factorize(work.group)
-    parts = np.maximum(work.bytes, 0), work.written, compute_ns, duration_ns
+    parts = np.maximum(work.bytes, 0), work.written, busy_ns, duration_ns
     return _Calls(*(np.bincount(member, weights=part.astype(float))[member] for part in parts))
 
 
@@ -113,7 +116,7 @@ def _limits(trace: Trace, work: RowWork) -> tuple[np.ndarray, np.ndarray, np.nda
         return np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=bool), bound
     duration_ns = trace.kernels["duration_ns"].to_numpy(dtype=np.int64)
     compute_ns = _compute_ns(trace, work, device)
-    calls = _calls(work, duration_ns, compute_ns)
+    calls = _calls(work, duration_ns, np.maximum(compute_ns, issue_ns(trace, device)))
     read = calls.moved - calls.written
     is_cached = is_served(device, read, calls.moved, calls.time_ns, BOUND_SHARE)
     is_cached &= work.bound == UNKNOWN
@@ -147,7 +150,8 @@ def _bound_when_counted(trace: Trace, work: RowWork) -> np.ndarray:
         return bound
     duration_ns = trace.kernels["duration_ns"].to_numpy(dtype=np.int64)
     time_ns = np.where(counted_ns > 0, counted_ns, duration_ns)
-    calls = _calls(work, time_ns, _compute_ns(trace, work, device))
+    busy_ns = np.maximum(_compute_ns(trace, work, device), issue_ns(trace, device))
+    calls = _calls(work, time_ns, busy_ns)
     kept = kept_bytes(device, calls.written, calls.moved)
     decided = _decide(calls, calls.moved - kept, device)
     bound[is_counted] = decided[is_counted]
@@ -162,7 +166,7 @@ def _has_limit(trace: Trace, work: RowWork) -> np.ndarray:
 def _decide(calls: _Calls, from_memory: np.ndarray, device: Device) -> np.ndarray:
     time_ns = np.maximum(calls.time_ns, 1)
     memory_share = from_memory / device.memory_bytes_per_s * 1e9 / time_ns
-    return decide_bound(memory_share, calls.compute_ns / time_ns)
+    return decide_bound(memory_share, calls.busy_ns / time_ns)
 
 
 def decide_bound(memory_share: np.ndarray, compute_share: np.ndarray) -> np.ndarray:

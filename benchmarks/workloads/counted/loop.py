@@ -234,10 +234,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     args = parser.parse_args()
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    parts = {name: part(device, args.tiny) for name, part in PARTS.items()}
+    parts = {name: PARTS[name](device, args.tiny) for name in args.parts}
     until = float(os.environ.get("COUNTED_UNTIL", "inf"))
     for _ in range(args.steps):
         with kprof.range("step"):

@@ -49,7 +49,8 @@ _PRODUCTS = frozenset({"mul", "div", "addcmul", "addcdiv"})
 def elementwise_work(read: Sequence[Tensor], written_bytes: int, num_flops: int) -> Work:
     """Return the work of reading tensors and writing a result."""
     dtype = vector_dtype(promote(read)) if read else "fp32"
-    return Work(num_flops, sum(t.bytes for t in read) + written_bytes, dtype)
+    moved = sum(t.bytes for t in read) + written_bytes
+    return Work(num_flops, moved, dtype, written=written_bytes)
 
 
 def _elementwise(inputs: Inputs, name: str, num_arguments: int, in_place: bool) -> Work | None:
@@ -58,17 +59,18 @@ def _elementwise(inputs: Inputs, name: str, num_arguments: int, in_place: bool) 
     read = [t for t in given if t is not None]
     if not read:
         return None
+    shape = broadcast([t.shape for t in read])
     out = inputs.tensor(num_arguments)
     if in_place:
         out = read[0]
     if name in _MAKES_COMPLEX and not in_place:
-        out = Tensor(
-            broadcast([t.shape for t in read]), _MAKES_COMPLEX_OF.get(read[0].dtype, "complex64")
-        )
+        out = Tensor(shape, _MAKES_COMPLEX_OF.get(read[0].dtype, "complex64"))
     if out is None:
         operands = read[1:] if name == "where" and len(read) > 1 else read
-        dtype = "bool" if name in _TO_BOOL.split() else promote(operands)
-        out = Tensor(broadcast([t.shape for t in read]), dtype)
+        out = Tensor(shape, "bool" if name in _TO_BOOL.split() else promote(operands))
+    elif not out.numel:
+        # An empty tensor for the result grows to what there is, after it was recorded.
+        out = Tensor(shape, out.dtype)
     flops_each = _FLOPS.get(name, 1)
     if out.dtype in COMPLEX:
         flops_each *= 6 if name in _PRODUCTS else 2
