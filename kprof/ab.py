@@ -22,6 +22,7 @@ from kprof.calibrations import (
     parts_of_calibration,
 )
 from kprof.collect.launch import write_description
+from kprof.collect.trials import Variant
 from kprof.comparison import PAIRS_FILE, Comparison, encode, save
 from kprof.errors import KprofError
 from kprof.flip import flip
@@ -131,15 +132,7 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     folder = make_folder(f"{name_of(run_options(options))}-ab", options.out, force=options.force)
     (folder / "raw").mkdir(exist_ok=True)
     write_description(folder / "raw", a.command, (time.time_ns(), None), None)
-    protocol = flip if options.patch or options.swap else alternate
-    try:
-        taken = protocol(a, b, options, folder, tell)
-    except (KprofError, KeyboardInterrupt, SystemExit) as stop:
-        if (folder / PAIRS_FILE).exists():
-            tell(f"the pairs taken before are kept in {folder / PAIRS_FILE}")
-        elif not isinstance(stop, KprofError):
-            tell(f"stopped before the first pair; what was printed is in {folder / 'raw'}")
-        raise
+    taken = _take(a, b, options, folder, tell)
     calibration = last_calibration()
     more = find_power_effect(taken.plan, taken.pairs), doubt_resolution(calibration, taken.plan)
     comparison = replace(
@@ -160,3 +153,16 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     save(comparison, folder, compared.besides)
     write_html(f"{comparison.name}: A against B", compared.sections, compared.report)
     return compared
+
+
+def _take(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -> Comparison:
+    """Return what was taken and judged; where there is no verdict, say what is kept."""
+    protocol = flip if options.patch or options.swap else alternate
+    try:
+        return protocol(a, b, options, folder, tell)
+    except (KprofError, KeyboardInterrupt, SystemExit) as stop:
+        if (folder / PAIRS_FILE).exists():
+            tell(f"the pairs taken before are kept in {folder / PAIRS_FILE}")
+        elif not isinstance(stop, KprofError):
+            tell(f"stopped before the first pair; what was printed is in {folder / 'raw'}")
+        raise

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from random import Random
 from statistics import median
 
+from kprof.analyze.verdict.fewest import fewest_pairs
 from kprof.analyze.verdict.judge import is_enough, judge
 from kprof.analyze.verdict.rule import FIXED_PAIRS
 from kprof.collect.trials import Schedule, Trial, Variant, Window, run_trial
@@ -35,7 +37,10 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
     tell("first process of each, not counted")
     pilots = [_trial(v, schedules[v.label], folder / "raw" / "pilot") for v in (a, b)]
     plan = _plan(options, pilots)
-    tell(f"comparing {plan.metrics[0].name} in at most {plan.max_pairs} pairs of processes")
+    tell(
+        f"comparing {plan.metrics[0].name} in at most {plan.max_pairs} pairs of processes, "
+        f"{fewest_pairs(plan)} at the least"
+    )
     order = Random(plan.seed)
     taken: list[Pair] = []
     steps: dict[str, list[tuple[int, ...]]] = {"A": [], "B": []}
@@ -51,7 +56,7 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
         except KeyboardInterrupt:
             if not taken:
                 raise
-            doubts += (f"It was stopped by hand after {len(taken)} of {plan.max_pairs} pairs.",)
+            doubts += (say_stopped(plan, len(taken)),)
             break
         for label, trial in trials.items():
             steps[label].append(tuple(one for w in trial.windows for one in w.steps_ns))
@@ -172,6 +177,14 @@ def _doubts(plan: Plan, options: AbOptions, pilots: Sequence[Trial]) -> tuple[st
         why = next(trial.why_no_energy for trial in pilots if trial.joules_per_step is None)
         doubts.append(f"Energy is not compared: {why}.")
     return tuple(doubts)
+
+
+def say_stopped(plan: Plan, num_taken: int) -> str:
+    """Say that somebody stopped the sampling, and where it was too soon for any verdict."""
+    said = f"It was stopped by hand after {num_taken} of {plan.max_pairs} pairs"
+    # Stopped, a plan of all pairs is judged like one that looks after each.
+    least = fewest_pairs(replace(plan, stops_early=True))
+    return f"{said}." if num_taken >= least else f"{said}: no verdict comes before {least}."
 
 
 def _doubts_of_energy(reasons: Sequence[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ The plan is fixed before the first sample; samples come in pairs; a claim judges
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
@@ -33,6 +34,15 @@ class Metric:
     better: Better = "lower"
 
 
+def draw_seed() -> int:
+    """Return a seed for one comparison.
+
+    A workload's slow steps are often the same ones in every run. With the same order as well they
+    would fall on the same variant each time, and doing it again would confirm a wrong verdict.
+    """
+    return secrets.randbits(32)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What was decided before anything was measured."""
@@ -44,7 +54,7 @@ class Plan:
     """The error that all verdicts of the comparison together may make."""
     max_pairs: int = 40
     stops_early: bool = True
-    seed: int = 0
+    seed: int = field(default_factory=draw_seed)
     """Of the random order inside each pair."""
 
     @property

@@ -7,7 +7,8 @@ from math import isfinite, nan
 from pathlib import Path
 from random import Random
 
-from kprof.alternate import ENERGY, STEP, facts_of
+from kprof.alternate import ENERGY, STEP, facts_of, say_stopped
+from kprof.analyze.verdict.fewest import fewest_pairs
 from kprof.analyze.verdict.judge import is_enough, judge
 from kprof.analyze.verdict.rule import FIXED_PAIRS, MOST_PAIRS
 from kprof.collect.stepenergy import can_count_energy
@@ -30,14 +31,13 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
         KprofError: the process took too few steps for a single pair.
     """
     plan = _plan(options)
-    letters = order_of(plan)
-    patch: str | None = options.patch
-    arguments: tuple[str, ...] = ()
-    if options.swap:
-        patch, arguments = SWAP, (options.swap, str((folder / SWAP_REPORT).resolve()))
-    window_s = max(options.window_s, ENERGY_WINDOW_S if ENERGY in plan.metrics else 0)
-    schedule = Schedule(letters, options.skip, window_s, patch=patch, patch_arguments=arguments)
-    tell(f"comparing {STEP.name} in at most {plan.max_pairs} pairs of windows in one process")
+    schedule = _schedule(plan, options, folder)
+    least = fewest_pairs(plan)
+    least_s = 2 * least * schedule.window_s
+    tell(
+        f"comparing {STEP.name} in one process, in at most {plan.max_pairs} pairs of windows of "
+        f"{schedule.window_s:g} s: {least} pairs, {least_s:.0f} s at the least"
+    )
 
     def look(windows: Sequence[Window]) -> bool:
         taken = pairs_of(windows, plan)
@@ -55,9 +55,7 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
         raise _too_few(options.words[0], trial)
     # What ended by itself, and not because of what was seen, is judged like a plan of that length.
     has_ended = not is_interrupted and not is_enough(plan, pairs)
-    how = "The workload ended" if has_ended else "It was stopped by hand"
-    after = f"{how} after {len(pairs)} of {plan.max_pairs} pairs."
-    doubts = [*trial.problems, *([after] if has_ended or is_interrupted else [])]
+    doubts = [*trial.problems, _say_end(plan, len(pairs), has_ended, is_interrupted)]
     if options.energy and ENERGY not in plan.metrics:
         doubts.append(f"Energy is not compared: {trial.why_no_energy or NO_COUNTER}.")
     claims = judge(plan, pairs, are_all=has_ended)
@@ -73,10 +71,25 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
             f"windows of {trial.windows[0].num_steps} steps, one step uncounted before each, from "
             "an idle GPU to an idle GPU."
         ),
-        doubts=tuple(doubts),
+        doubts=tuple(doubt for doubt in doubts if doubt),
         steps_ns={arm: tuple(w.steps_ns for w in trial.windows if w.arm == arm) for arm in "AB"},
         facts=facts_of(a, b, [trial]),
     )
+
+
+def _schedule(plan: Plan, options: AbOptions, folder: Path) -> Schedule:
+    window_s = max(options.window_s, ENERGY_WINDOW_S if ENERGY in plan.metrics else 0)
+    patch: str | None = options.patch
+    arguments: tuple[str, ...] = ()
+    if options.swap:
+        patch, arguments = SWAP, (options.swap, str((folder / SWAP_REPORT).resolve()))
+    return Schedule(order_of(plan), options.skip, window_s, patch=patch, patch_arguments=arguments)
+
+
+def _say_end(plan: Plan, num_pairs: int, has_ended: bool, is_interrupted: bool) -> str:
+    if has_ended:
+        return f"The workload ended after {num_pairs} of {plan.max_pairs} pairs."
+    return say_stopped(plan, num_pairs) if is_interrupted else ""
 
 
 def _too_few(name: str, trial: Trial) -> KprofError:
@@ -101,10 +114,13 @@ def _believed(claim: Claim, trial: Trial) -> Claim:
 
 
 def _plan(options: AbOptions) -> Plan:
+    has_energy = options.energy and can_count_energy()
+    # Samples of seconds take too long for many, and need fewer: they scatter less.
+    most = FIXED_PAIRS if options.fixed or has_energy else MOST_PAIRS
     return Plan(
-        (STEP, ENERGY) if options.energy and can_count_energy() else (STEP,),
+        (STEP, ENERGY) if has_energy else (STEP,),
         smallest_effect=options.smallest_effect,
-        max_pairs=options.pairs or (FIXED_PAIRS if options.fixed else MOST_PAIRS),
+        max_pairs=options.pairs or most,
         stops_early=not options.fixed,
         seed=options.seed,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kprof.collect.trials import Variant
+from kprof.comparison import draw_seed
 from kprof.errors import KprofError
 from kprof.run import Form, RunOptions, command_of
 
@@ -40,7 +41,7 @@ class AbOptions:
     """Warm-up steps of every process."""
     window_s: float = 0.25
     """A sample is as many steps as fill this time."""
-    seed: int = 0
+    seed: int = field(default_factory=draw_seed)
     targets: tuple[str, ...] = ()
     """What A and B have to keep, such as step_p50<=60ms."""
     facts: Mapping[str, str | None] = field(default_factory=dict)

@@ -38,7 +38,7 @@ def comparison_of(ratio=0.85, width=0.01, verdict="FASTER", **changes):
     pair = Pair((float(STEP_NS),), (ratio * STEP_NS,), True, start_ns)
     claim = Claim(metric, verdict, 1, interval, 0.01, why="Why.")
     fields = {"name": "train.py", "a": "as it is", "b": "--swap rmsnorm"}
-    fields |= {"plan": Plan((metric,)), "pairs": (pair,), "claims": (claim,)}
+    fields |= {"plan": Plan((metric,), seed=0), "pairs": (pair,), "claims": (claim,)}
     fields |= {"protocol": "In one process.", "facts": {"command of A": "python train.py"}}
     return Comparison(**(fields | changes))
 

@@ -40,7 +40,7 @@ def comparison_of(verdict="FASTER", low=0.79, ratio=0.80, high=0.81, **more):
             "name": "train.py",
             "a": "as it is",
             "b": "--swap rmsnorm",
-            "plan": Plan((STEP,)),
+            "plan": Plan((STEP,), seed=0),
             "pairs": pairs,
             "claims": (claim,),
             "protocol": "In one process, in random order.",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kprof import ab, alternate, calibrations, flip
+from kprof import ab, alternate, calibrations, comparison, flip
 from kprof.analyze.calibration.simulate import simulate
 from kprof.collect.machine import Machine
 from kprof.collect.trials import Trial, TrialError, TrialInterrupted, Variant, Window
@@ -20,6 +20,8 @@ def script(tmp_path, monkeypatch):
     (tmp_path / "patch.py").touch()
     path = tmp_path / "train.py"
     path.touch()
+    # The order is another one each time, and how many pairs a verdict takes with it.
+    monkeypatch.setattr(comparison, "draw_seed", lambda: 0)
     return str(path)
 
 
@@ -105,7 +107,8 @@ def test_ctrl_c_gives_the_verdict_of_what_was_taken(script, monkeypatch, capsys)
     assert kprof("ab", "--patch", "patch.py:f", "--json", script) in (1, 3)
     result = json.loads(capsys.readouterr().out)
     assert len(result["pairs"]) == 8
-    assert "It was stopped by hand after 8 of 160 pairs." in result["doubts"]
+    stopped = "It was stopped by hand after 8 of 160 pairs: no verdict comes before 11."
+    assert stopped in result["doubts"]
 
 
 def test_a_stop_by_hand_is_never_judged_as_if_the_plan_were_complete(script, monkeypatch, capsys):
@@ -127,7 +130,8 @@ def test_ctrl_c_between_processes_gives_the_verdict_of_the_pairs_before(
     assert kprof("ab", "--env", "K=V", "--json", script) in (1, 3)
     result = json.loads(capsys.readouterr().out)
     assert len(result["pairs"]) == 7
-    assert "It was stopped by hand after 7 of 40 pairs." in result["doubts"]
+    stopped = "It was stopped by hand after 7 of 40 pairs: no verdict comes before 9."
+    assert stopped in result["doubts"]
 
 
 def test_a_crash_in_the_fifth_pair_leaves_the_four_before(script, monkeypatch, capsys):
@@ -401,3 +405,57 @@ def test_the_calibration_of_the_machine_goes_with_the_comparison(script, monkeyp
     assert any("find only differences from 1.6 % on" in doubt for doubt in kept(script)["doubts"])
     kprof("report", "train-ab.kprof")
     assert "Finds differences from" in Path("report.html").read_text()
+
+
+def test_what_is_stopped_after_enough_pairs_has_its_verdict_also_where_all_were_wanted(
+    script, monkeypatch, capsys
+):
+    def interrupted(variant, schedule, folder, *, is_enough):
+        windows = [
+            window_of(arm, 1000 + 100 * (arm == "B") + i % 3, i)
+            for i, arm in enumerate(schedule.letters[:40])
+        ]
+        raise TrialInterrupted(trial_of("A", windows))
+
+    monkeypatch.setattr(flip, "run_trial", interrupted)
+    assert kprof("ab", "--patch", "patch.py:f", "--fixed", "--json", script) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["doubts"] == ["It was stopped by hand after 20 of 40 pairs."]
+
+
+def test_the_order_is_another_one_in_each_comparison_unless_its_seed_is_named(
+    script, monkeypatch, capsys
+):
+    monkeypatch.undo()
+    monkeypatch.chdir(Path(script).parent)
+    stand_in(monkeypatch, b=0.9)
+    seeds = []
+    for number, named in enumerate(([], [], ["--seed", "7"])):
+        command = ["ab", "--patch", "patch.py:f", "--json", "--out", f"{number}.kprof", *named]
+        assert kprof(*command, script) == 0
+        seeds.append(json.loads(capsys.readouterr().out)["plan"]["seed"])
+    assert seeds[0] != seeds[1]
+    assert seeds[2] == 7
+    assert ab.AbOptions((script,)).seed != ab.AbOptions((script,)).seed
+
+
+def test_more_pairs_than_can_be_judged_are_refused_before_anything_runs(
+    script, monkeypatch, capsys
+):
+    workload = stand_in(monkeypatch)
+    assert kprof("ab", "--patch", "patch.py:f", "--pairs", "1001", script) == 2
+    assert workload.started == []
+    assert kprof("ab", "--patch", "patch.py:f", "--pairs", "1000", "--fixed", "--json", script) == 0
+    assert json.loads(capsys.readouterr().out)["claims"][0]["num_pairs"] == 1000
+
+
+def test_with_energy_fewer_pairs_are_planned_and_the_least_time_is_told(
+    script, monkeypatch, capsys
+):
+    monkeypatch.setattr(flip, "can_count_energy", lambda: True)
+    stand_in(monkeypatch, b=0.9, watts={"A": 100.0, "B": 100.0}, why="")
+    assert kprof("ab", "--patch", "patch.py:f", "--energy", "--json", script) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["plan"]["max_pairs"] == 40
+    least = "in at most 40 pairs of windows of 2.5 s: 10 pairs, 50 s at the least"
+    assert least in said.err

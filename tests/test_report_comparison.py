@@ -34,7 +34,7 @@ def comparison_of(verdict="FASTER", ratio=0.9, metrics=(STEP,), **changes):
         Pair(values, tuple(v * 9 for v in values), False, 3, (None, None), "another process"),
     )
     claims = tuple(Claim(metric, verdict, 2, interval, 0.01, why="Why.") for metric in metrics)
-    plan = Plan(metrics, max_pairs=40)
+    plan = Plan(metrics, max_pairs=40, seed=0)
     fields = {"name": "train.py", "a": "as it is", "b": "--env FAST=1", "plan": plan}
     fields |= {"pairs": pairs, "claims": claims, "protocol": "In one process."}
     return Comparison(**(fields | changes))
@@ -109,13 +109,25 @@ def test_the_plan_can_be_checked_by_its_hash():
     comparison = comparison_of()
     cells = [cell for table in tables(comparison) for row in table.rows for cell in row]
     assert comparison.plan.digest in cells
-    assert Plan((STEP,), max_pairs=41).digest != comparison.plan.digest
+    assert Plan((STEP,), max_pairs=41, seed=0).digest != comparison.plan.digest
 
 
 def test_no_name_becomes_markup():
     comparison = comparison_of(name=HOSTILE, a=HOSTILE, b=HOSTILE, doubts=(HOSTILE,))
     page = render_page(HOSTILE, sections_of_comparison(comparison, (Text(HOSTILE),)))
     assert HOSTILE not in page
+
+
+def test_ratios_over_decades_are_marked_in_full_and_narrow_ones_as_plotly_likes():
+    def axis_of(comparison):
+        (pairs,) = (s for s in sections_of_comparison(comparison, SAID) if s.title == "Every pair")
+        return pairs.parts[0].layout["yaxis"]
+
+    wide = axis_of(comparison_of())
+    assert dict(zip(wide["tickvals"], wide["ticktext"], strict=True))[5.0] == "5"
+    assert "0.2" in wide["ticktext"]
+    narrow = axis_of(comparison_of(pairs=comparison_of().pairs[:2]))
+    assert "tickvals" not in narrow
 
 
 def test_a_comparison_without_pairs_has_a_report():
@@ -164,7 +176,7 @@ def test_a_table_of_pairs_has_no_column_of_which_nothing_is_known():
 
 
 def test_the_confidence_of_the_interval_stands_beside_it():
-    assert "95 % confidence, pairs set before" in terminal(comparison_of(), 200)
+    assert "95 % confidence, number of pairs set beforehand" in terminal(comparison_of(), 200)
 
 
 def figures(comparison):

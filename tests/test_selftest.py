@@ -16,7 +16,13 @@ from kprof.analyze.calibration.targets import quantile
 from kprof.analyze.verdict import is_enough, judge, rule
 from kprof.analyze.verdict.rule import levels_of, look_once
 from kprof.comparison import Metric, Pair, Plan
-from kprof.report.calibration import describe, result_of_calibration, sections_of_calibration
+from kprof.report.calibration import (
+    badge_of,
+    describe,
+    most_false,
+    result_of_calibration,
+    sections_of_calibration,
+)
 from kprof.report.section import Table
 from tests.test_cli import kprof
 
@@ -203,8 +209,19 @@ def test_targets_say_in_which_noise_they_are_worst(calibration):
 
 def test_the_sentence_for_reports_has_rate_least_difference_and_date(calibration):
     sentence = describe(calibration)
-    assert sentence.startswith("On simulated noise, 2026-11-20: of comparisons without")
+    assert sentence.startswith("On simulated noise, 2026-11-20: of 400 comparisons without")
     assert f"differences from {100 * calibration.least_found:.2f} % on" in sentence
+
+
+def test_the_rate_on_reports_is_that_of_the_worst_noise_however_few_its_comparisons(calibration):
+    many, few = calibration.scenarios[:2]
+    many = replace(many, fixed=replace(many.fixed, false_positive=Rate(20, 400)))
+    few = replace(few, fixed=replace(few.fixed, false_positive=Rate(6, 100)))
+    none = replace(few, fixed=replace(few.fixed, false_positive=Rate(0, 0)))
+    found = replace(calibration, scenarios=(many, few, none))
+    assert most_false(found) == Rate(6, 100)
+    assert "of 100 comparisons without a difference 6.0 % had" in describe(found)
+    assert badge_of(found).items[0][1] == "6.0 %"
 
 
 def test_the_command_prints_the_result_and_exits_with_whether_it_is_met(capsys):

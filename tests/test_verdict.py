@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kprof.analyze.verdict import is_enough, judge
+from kprof.analyze.verdict.fewest import fewest_pairs
 from kprof.analyze.verdict.rule import levels_of, look_once
 from kprof.comparison import Metric, Pair, Plan
 
@@ -402,3 +403,22 @@ def test_a_verdict_never_contradicts_the_interval_beside_it(ratios, more):
     assert claim.verdict != "INCONCLUSIVE" or low <= 1 <= high
     assert claim.verdict != "SAME" or 1 / 1.01 < claim.interval.ratio < 1.01
     assert (claim.p_value <= 0.05) == (low > 1 or high < 1)
+
+
+@pytest.mark.parametrize(("num_metrics", "most", "fewest"), [(1, 160, 11), (1, 40, 9), (2, 40, 10)])
+def test_the_clearest_difference_is_decided_at_the_fewest_pairs_and_not_before(
+    num_metrics, most, fewest
+):
+    metrics = tuple(Metric(f"metric {i}", "ns") for i in range(num_metrics))
+    asked = Plan(metrics, max_pairs=most)
+    assert fewest_pairs(asked) == fewest
+    pairs = [
+        Pair((1e6 + i,) * num_metrics, (2e6 + 3 * i,) * num_metrics, i % 2 == 0, i)
+        for i in range(fewest)
+    ]
+    assert is_enough(asked, pairs)
+    assert not is_enough(asked, pairs[:-1])
+
+
+def test_a_plan_without_early_stopping_takes_all_its_pairs():
+    assert fewest_pairs(Plan((TIME,), max_pairs=40, stops_early=False)) == 40

@@ -39,7 +39,12 @@ def ab(
     ] = None,
     pairs: Annotated[
         int | None,
-        Option(metavar="N", min=6, help="Most pairs to take [160; 40 of processes, or --fixed]."),
+        Option(
+            metavar="N",
+            min=6,
+            max=1000,
+            help="Most pairs to take [160; 40 of processes, --fixed or --energy].",
+        ),
     ] = None,
     smallest_effect: Annotated[
         str, Option(metavar="SHARE", help="Least difference that matters.")
@@ -56,14 +61,16 @@ def ab(
     gpus: Annotated[str | None, Option(help="For costs: GPUs of the workload [1].")] = None,
     tokens_per_step: Annotated[str | None, Option(help="For costs: tokens of a step.")] = None,
     tokens_per_month: Annotated[str | None, Option(help="For costs: tokens per month.")] = None,
-    seed: Annotated[int, Option(metavar="N", help="Seed of the random order.")] = 0,
+    seed: Annotated[
+        int | None, Option(metavar="N", help="Seed of the random order [drawn anew].")
+    ] = None,
     out: Annotated[
         Path | None, Option(metavar="DIR", help="Folder [default: SCRIPT-ab.kprof].")
     ] = None,
     json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
     force: Annotated[bool, Option("--force", help="Replace an existing comparison.")] = False,
 ) -> Answer:
-    """Compare two variants of a workload, and say if B is faster, or that nobody can tell.
+    """Say whether B is faster than A, or that nobody can tell.
 
     A is the script as it is, B the same with one of --env, --arg, --patch,
     --swap; or --python A.py B.py.
@@ -72,6 +79,7 @@ def ab(
     Exit code 0: B is faster, or the same; 1: slower; 3: cannot tell.
     """
     from kprof.ab import compare
+    from kprof.comparison import draw_seed
     from kprof.variants import AbOptions, share_of
 
     words = list(words or [])
@@ -95,7 +103,7 @@ def ab(
         energy=energy,
         skip=skip,
         window_s=window,
-        seed=seed,
+        seed=draw_seed() if seed is None else seed,
         targets=tuple(target or ()),
         facts={
             "gpu": gpu,

@@ -30,15 +30,22 @@ def sections_of_calibration(calibration: Calibration) -> list[Section]:
     return [*sections, Section("The noises", ORDER, tuple(lines))]
 
 
+def most_false(calibration: Calibration) -> Rate | None:
+    """Return how often a difference was seen where there is none, in the worst noise.
+
+    Of few comparisons the share may be higher than that of the target, which allows for chance.
+    """
+    rates = [scenario.fixed.false_positive for scenario in calibration.scenarios]
+    return max((rate for rate in rates if rate.of), key=lambda rate: rate.share, default=None)
+
+
 def badge_of(calibration: Calibration) -> Facts:
     """Return how often verdicts err, from which difference on they find, and when that was seen."""
-    by_name = {target.name: target for target in calibration.targets}
     items = []
-    if false := by_name.get("false positives"):
-        noises = (
-            f"of comparisons without a difference, in the worst of {len(calibration.scenarios)}"
-        )
-        items.append(("False alarms", f"{_percent(false.value)} %", f"{noises} noises"))
+    if false := most_false(calibration):
+        noises = f"in the worst of {len(calibration.scenarios)} noises"
+        what = f"of {false.of:,} comparisons without a difference, {noises}"
+        items.append(("False alarms", f"{_percent(false.share)} %", what))
     if calibration.least_found:
         found = f"found by four in five comparisons of {calibration.num_pairs} pairs"
         items.append(("Finds from", f"{_least(calibration.least_found)} %", found))
@@ -51,20 +58,20 @@ def badge_of(calibration: Calibration) -> Facts:
 
 def describe(calibration: Calibration) -> str:
     """Return the sentence that says how often this instrument was wrong, and where."""
-    by_name = {target.name: target for target in calibration.targets}
     where = {
         "simulated": "On simulated noise",
         "gpu": f"On {calibration.device}, driver {calibration.driver}",
         "host": f"On this host's clock ({calibration.device})",
     }[calibration.kind]
-    if "false positives" not in by_name:
+    false = most_false(calibration)
+    if false is None:
         return f"{where}, {calibration.date}: kprof selftest could not measure how often they err."
     missed = [target.name for target in calibration.targets if not target.is_met]
     least = calibration.least_found
     return (
-        f"{where}, {calibration.date}: of comparisons without a difference "
-        f"{_percent(by_name['false positives'].value)} % had an interval that leaves out 1, in the "
-        f"worst of {len(calibration.scenarios)} noises, with {calibration.num_pairs} pairs"
+        f"{where}, {calibration.date}: of {false.of:,} comparisons without a difference "
+        f"{_percent(false.share)} % had an interval that leaves out 1, in the worst of "
+        f"{len(calibration.scenarios)} noises, with {calibration.num_pairs} pairs"
         + (f"; four in five found differences from {_least(least)} % on." if least else ".")
         + (f" Not reached: {', '.join(missed)}." if missed else "")
         + (f" Not measured: {'; '.join(calibration.missing)}." if calibration.missing else "")
@@ -209,12 +216,13 @@ def result_of_calibration(calibration: Calibration) -> dict[str, object]:
         effect: [judged.power[effect].share for judged in planted if effect in judged.power]
         for effect in IN_TEXT
     }
+    false = most_false(calibration)
     return {
         "schema": calibration.schema,
         "what": (
             "with all pairs of the plan, the worst of the scenarios; of wrong_direction the sum"
         ),
-        "false_positive_rate": max((s.fixed.false_positive.share for s in scenarios), default=None),
+        "false_positive_rate": false.share if false else None,
         "power": {effect: min(shares, default=None) for effect, shares in power.items()},
         # The one furthest from what is promised, whichever way.
         "coverage": max(coverage, key=lambda c: abs(c - 1 + calibration.alpha), default=None),

@@ -59,7 +59,8 @@ def _facts(comparison: Comparison, claim: Claim) -> Facts:
     if interval is not None:
         what = "B's against A's, median over pairs of pairs (Hodges-Lehmann)"
         items.append(("Change", format_percent(interval.ratio), what))
-        kind = "valid whenever one stops" if interval.kind == "sequence" else "pairs set before"
+        is_sequence = interval.kind == "sequence"
+        kind = "valid whenever one stops" if is_sequence else "number of pairs set beforehand"
         how = f"{100 * interval.level:.3g} % confidence, {kind}"
         items.append(("Interval", format_interval(interval), how))
     if claim.p_value is not None and interval is not None:

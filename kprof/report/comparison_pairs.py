@@ -15,6 +15,8 @@ from kprof.report.units import MISSING, format_count, format_time
 OF_A, OF_B, BAND, LEFT_OUT = "#4c78a8", "#f58518", "#8c8c94", "#d8443c"
 SYMBOLS = {"A": "circle", "B": "diamond"}
 MARGIN = {"l": 70, "r": 20, "t": 10, "b": 46}
+WIDE = 3.0
+"""From this ratio of the largest to the least on, a logarithmic axis has decades to mark."""
 LEGEND = {"orientation": "h", "y": 1.12, "x": 0}
 
 
@@ -78,10 +80,22 @@ def _ratios(comparison: Comparison) -> Figure:
         "showlegend": len(data) > 1,
         "legend": LEGEND,
         "xaxis": {"title": {"text": "pair"}, "zeroline": False},
-        "yaxis": {"title": {"text": literal(f"B's {what} over A's")}, "type": "log", "nticks": 8},
+        "yaxis": {
+            "title": {"text": literal(f"B's {what} over A's")},
+            "type": "log",
+            **_ticks([pair.b[0] / pair.a[0] for _, pair in _numbered(comparison)]),
+        },
         "shapes": _marks(comparison),
     }
     return Figure(data, layout, caption, height_px=360)
+
+
+def _ticks(ratios: list[float]) -> dict[str, object]:
+    """Mark a wide range by 1, 2, 5, 10 and so on: plotly would write the digits between alone."""
+    if not ratios or max(ratios) < WIDE * min(ratios):
+        return {"nticks": 8}
+    values = [digit * 10.0**power for power in range(-6, 7) for digit in (1, 2, 5)]
+    return {"tickvals": values, "ticktext": [f"{value:,.6g}" for value in values]}
 
 
 def _told(comparison: Comparison, pair: Pair) -> str:

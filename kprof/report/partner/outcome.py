@@ -44,7 +44,8 @@ def _of_comparison(evidence: Evidence, comparison: Comparison) -> Verdict:
     if claim.interval is None:
         return Verdict(word, f"{word}: {claim.why or 'no pair could be used.'}", tone)
     change = change_in_words(claim.interval, claim.metric)
-    what = f"one {claim.metric.name.removesuffix(' time')}" if claim.metric.unit == "ns" else "it"
+    timed = claim.metric.name.removesuffix(" time").removeprefix("time per ")
+    what = f"one {timed}" if claim.metric.unit == "ns" else "it"
     if claim.verdict == "FASTER":
         verb = "is" if change.endswith(")") and " times as fast" in change else "takes"
         sentence, tone = f"With the change, {what} {verb} {change}", "good"

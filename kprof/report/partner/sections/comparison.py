@@ -65,7 +65,7 @@ def _blocks(comparison: Comparison) -> list[Block]:
 
 def _claims(comparison: Comparison) -> Table:
     columns = (
-        Column("Measured", "prose"),
+        Column("Measured"),
         Column("Result"),
         Column("After against before", "prose"),
         Column("Confidence", "right"),
@@ -79,7 +79,7 @@ def _claims(comparison: Comparison) -> Table:
             change_in_words(claim.interval, claim.metric) if claim.interval else MISSING,
             f"{100 * claim.interval.level:.3g} %" if claim.interval else MISSING,
             f"{claim.num_pairs:,}",
-            MISSING if claim.p_value is None else f"{claim.p_value:.1g}",
+            MISSING if claim.p_value is None else f"{claim.p_value:.2g}",
         )
         for claim in (*comparison.claims, *(one.claim for one in per_token(comparison)))
     )

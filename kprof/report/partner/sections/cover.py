@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kprof.analyze.calibration.result import Calibration
+from kprof.report.calibration import most_false
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.outcome import outcome_of
 from kprof.report.partner.parts import Block, Chapter
@@ -70,11 +71,7 @@ def _badge(evidence: Evidence) -> list[Block]:
 
 
 def _figures(calibration: Calibration) -> list[tuple[str, str, str]]:
-    worst = max(
-        (s.fixed.false_positive for s in calibration.scenarios if s.fixed.false_positive.of),
-        key=lambda rate: rate.share,
-        default=None,
-    )
+    worst = most_false(calibration)
     least = calibration.least_found
     where = {
         "simulated": "on simulated noise",

@@ -1,0 +1,51 @@
+"""The example of a comparison: its verdict follows from its pairs, and its page from its files."""
+
+import hashlib
+import html
+import re
+from pathlib import Path
+
+import pytest
+
+from kprof.analyze.verdict import judge
+from kprof.comparison import load
+from kprof.partner import read_evidence, write_partner_report
+from kprof.report.partner.outcome import outcome_of
+
+EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
+KEPT = sorted(path.parent for path in EXAMPLES.glob("ab_*/comparison.json"))
+LARGEST_BYTES = 300_000
+
+
+def words_of(page):
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
+
+
+@pytest.fixture(params=KEPT, ids=lambda folder: folder.name)
+def folder(request):
+    return request.param
+
+
+def test_the_verdict_of_an_example_follows_from_its_pairs_by_the_rule_of_today(folder):
+    kept = load(folder)
+    (claim,), (now,) = kept.claims, judge(kept.plan, kept.pairs)
+    assert (now.verdict, now.num_pairs, now.why) == (claim.verdict, claim.num_pairs, claim.why)
+    ends = (claim.interval.low, claim.interval.ratio, claim.interval.high)
+    assert (now.interval.low, now.interval.ratio, now.interval.high) == pytest.approx(ends)
+
+
+def test_the_page_of_an_example_is_small_needs_no_network_and_names_its_files(folder):
+    page = (folder / "report.html").read_text()
+    assert len(page.encode()) <= LARGEST_BYTES
+    assert not re.search(r"""(?:src|href)=["']?https?:""", page)
+    for name in ("comparison.json", "calibration.json"):
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() in page
+
+
+def test_the_page_of_an_example_says_what_its_files_say(folder, tmp_path):
+    evidence = read_evidence([folder / "comparison.json", folder / "calibration.json"])
+    assert evidence.calibration.device == evidence.comparisons[0].facts["gpu"]
+    again = tmp_path / "again.html"
+    write_partner_report(evidence, again, "partner", "public")
+    for page in (folder / "report.html", again):
+        assert outcome_of(evidence).sentence in words_of(page.read_text())
