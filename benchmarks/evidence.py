@@ -58,7 +58,8 @@ def measured_by(result):
         return {}
     told = json.loads(result.read_text())
     kept = ("date", "gpu", "driver", "clocks", "machine", "versions")
-    return {"measured_at_commit": told["commit"], **{key: told[key] for key in kept}}
+    commit = told.get("measured_at_commit", told["commit"])
+    return {"measured_at_commit": commit, **{key: told[key] for key in kept}}
 
 
 def describe_gpu():

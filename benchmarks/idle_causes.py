@@ -6,7 +6,8 @@ runs every workload of `planted_faults.py` under `kprof run`, with its fault and
 compares: what the GPU is idle for longer with the fault is the fault's, and its cause is known.
 Precision and recall of every cause, by time and by count, go into
 `results/idle_causes_<gpu>_<yyyy-mm>.json`, which is written anew after every workload. One of each
-cause comes first, and after `--minutes` no further one is begun. `--tiny` tries the way on a
+cause comes first, and after `--minutes` no further one is begun. `--again RESULT` analyzes and
+scores the runs in `--out` again, which that result is of. `--tiny` tries the way on a
 machine without a GPU, where there are no causes to judge.
 """
 
@@ -23,7 +24,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from evidence import RESULTS, ROOT, describe_gpu, row, write_evidence
+from evidence import RESULTS, ROOT, describe_gpu, measured_by, row, write_evidence
 from planted_faults import CAUSES, WORKLOADS
 
 import kprof
@@ -46,20 +47,30 @@ NOISE_SHARE = 0.001
 MOST_SECONDS = 120
 
 
-def record(name, folder, *, faulty, tiny):
-    """Run a workload under kprof; return its idle time by cause and its window, in ns a step."""
-    run = folder / f"{name}{'-faulty' if faulty else ''}.kprof"
+def folder_of(name, folder, *, faulty):
+    """Return the run folder of a workload or its twin."""
+    return folder / f"{name}{'-faulty' if faulty else ''}.kprof"
+
+
+def record(name, args, *, faulty):
+    """Run a workload under kprof, or analyze its recording again; return the run folder."""
+    run = folder_of(name, args.out, faulty=faulty)
     stacks = ["--stacks"] if CAUSES[WORKLOADS[name]][1] else []
-    workload = [SCRIPT, name, *(["--faulty"] if faulty else []), *(["--tiny"] if tiny else [])]
-    command = [KPROF, "run", *OPTIONS, *stacks, "--out", str(run), *workload]
+    workload = [SCRIPT, name, *(["--faulty"] if faulty else []), *(["--tiny"] if args.tiny else [])]
+    command = ["run", *OPTIONS, *stacks, "--out", str(run), *workload]
     subprocess.run(
-        command,
+        [KPROF, *(["open", "--force", str(run)] if args.again else command)],
         cwd=ROOT,
         check=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         timeout=MOST_SECONDS,
     )
+    return run
+
+
+def idle_of(run):
+    """Return a run's idle time by cause and its window, in ns a step."""
     trace = kprof.load(run)
     result = result_of(trace, balance(trace))
     steps = max(len(result["recording"]["steps_recorded"]), 1)
@@ -67,10 +78,10 @@ def record(name, folder, *, faulty, tiny):
     return Counter(causes), result["ledger"]["window_ns"] // steps
 
 
-def judge(name, folder, tiny):
+def judge(name, args):
     """Return what is known of one workload and its twin."""
     (faulty, window_ns), (clean, _) = (
-        record(name, folder, faulty=is_faulty, tiny=tiny) for is_faulty in (True, False)
+        idle_of(record(name, args, faulty=is_faulty)) for is_faulty in (True, False)
     )
     grown = Counter({cause: faulty[cause] - clean[cause] for cause in faulty})
     grown = +grown
@@ -141,15 +152,18 @@ def one_of_each_first(names):
     return sorted(names, key=place.__getitem__)
 
 
-def judge_all(names, folder, tiny, minutes):
+def judge_all(args):
     """Yield what is known of each workload; begin none after so many minutes."""
     began = time.monotonic()
-    for name in one_of_each_first(names):
-        if time.monotonic() - began > 60 * minutes:
+    for name in one_of_each_first(args.names):
+        if time.monotonic() - began > 60 * args.minutes:
             print(f"{name}: no time was left for it", flush=True)
             continue
+        if args.again and not folder_of(name, args.out, faulty=False).is_dir():
+            print(f"{name}: no run is there", flush=True)
+            continue
         try:
-            yield judge(name, folder, tiny)
+            yield judge(name, args)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired, KprofError) as error:
             print(f"{name}: could not be recorded: {error}", flush=True)
 
@@ -162,25 +176,27 @@ def main():
     parser.add_argument("names", nargs="*", default=list(WORKLOADS), metavar="NAME")
     parser.add_argument("--out", type=Path, help="folder for the runs [default: none are kept]")
     parser.add_argument("--tiny", action="store_true", help="small enough for a CPU; no result")
+    parser.add_argument("--again", type=Path, help="an earlier result of the runs in --out")
     parser.add_argument("--result", type=Path, help="the file to write")
     parser.add_argument("--minutes", type=float, default=30, help="after which none is begun")
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
-    gpu = describe_gpu()["gpu"]
+    before = measured_by(args.again)
+    gpu = {**describe_gpu(), **before}["gpu"]
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     short = re.sub(r"nvidia|\W", "", (gpu or "cpu").lower())
     path = args.result or RESULTS / f"idle_causes_{short}_{month}.json"
     what = "planted faults that make a GPU wait: is each found, and nothing else"
     judged = []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = (args.out or Path(temporary)).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        for one in judge_all(args.names, folder, args.tiny, args.minutes):
+        args.out = (args.out or Path(temporary)).resolve()
+        args.out.mkdir(parents=True, exist_ok=True)
+        for one in judge_all(args):
             judged.append(one)
             print_rows([one[0]])
             rows = [entry for entry, _, _ in judged] + scores(judged)
             if not args.tiny and gpu is not None:
-                write_evidence(path, what, rows, SOURCES, commit=args.commit)
+                write_evidence(path, what, rows, SOURCES, commit=args.commit, **before)
     if not judged:
         return 1
     print_rows(scores(judged))

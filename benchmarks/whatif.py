@@ -9,7 +9,8 @@ and writes `benchmarks/results/whatif_<gpu>_<yyyy-mm>.json` with two scores for 
 * predicted: told only what kind of change it is (a roofline, removed, graphs), nothing measured.
 
 Beside each stands the plain Amdahl figure. `--tiny` runs the way on the CPU, where a prediction is
-Amdahl's; `--again` analyzes and scores runs that are there already; `--only NAME` takes one change.
+Amdahl's; `--again RESULT` analyzes and scores the runs in `--out` again, which that result is of;
+`--only NAME` takes one change.
 The result is written anew after every change, and after `--minutes` no further one is begun.
 """
 
@@ -26,7 +27,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from evidence import RESULTS, describe_gpu, row, write_evidence
+from evidence import RESULTS, describe_gpu, measured_by, row, write_evidence
 
 import kprof
 from kprof.analyze.overhead import measure_cost
@@ -109,9 +110,14 @@ CASES = (
 )
 
 
+def folder_of(case, side, chosen):
+    """Return the run folder of one side."""
+    return chosen.out / f"{case.name}-{side}.kprof"
+
+
 def record(case, side, chosen):
     """Run one side under kprof, or analyze its recording again; return its run folder."""
-    folder = chosen.out / f"{case.name}-{side}.kprof"
+    folder = folder_of(case, side, chosen)
     program = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
     script = [str(WORKLOAD), case.name, side, *(["--tiny"] if chosen.tiny else [])]
     run = ["run", *OPTIONS, "--out", str(folder), *script]
@@ -235,14 +241,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("whatif-runs"))
     parser.add_argument("--tiny", action="store_true", help="small, and no result is kept")
-    parser.add_argument("--again", action="store_true", help="score the runs that are there")
+    parser.add_argument("--again", type=Path, help="an earlier result of the runs in --out")
     parser.add_argument("--only", action="append", help="take this change only")
     parser.add_argument("--minutes", type=float, default=30, help="after which none is begun")
     parser.add_argument("--result", type=Path, help="the file to write")
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    gpu = describe_gpu()["gpu"]
+    before = measured_by(chosen.again)
+    gpu = {**describe_gpu(), **before}["gpu"]
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     short = re.sub(r"nvidia|\W", "", (gpu or "cpu").lower())
     folder = chosen.out if chosen.tiny or gpu is None else RESULTS
@@ -257,7 +264,7 @@ def main():
             f"  replay {_percent(one['replay_error'])}",
             flush=True,
         )
-        write_evidence(path, what, rows_from(scores), MEASURED, commit=chosen.commit)
+        write_evidence(path, what, rows_from(scores), MEASURED, commit=chosen.commit, **before)
     for entry in rows_from(scores)[:: len(scores) + 1]:
         print(f"{entry['name']}: {entry['value']}, Amdahl {entry['peer_value']}")
     return 0 if scores else 1
@@ -271,6 +278,9 @@ def score_all(chosen):
             continue
         if time.monotonic() - began > 60 * chosen.minutes:
             print(f"{case.name}: no time was left for it", flush=True)
+            continue
+        if chosen.again and not folder_of(case, "after", chosen).is_dir():
+            print(f"{case.name}: no run is there", flush=True)
             continue
         try:
             yield case, score(case, [record(case, side, chosen) for side in ("before", "after")])

@@ -15,9 +15,9 @@ def intervals(*rows):
 
 def droughts(waits, pieces, launched=(), busy=((0, 100, 0),)):
     start, end = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))
-    found = find_droughts(
-        intervals(*waits), intervals(*busy), np.array(launched, dtype=np.int64), start, end
-    )
+    held, worked = intervals(*waits), intervals(*busy)
+    held_ns = length_before(worked, held.end) - length_before(worked, held.start)
+    found = find_droughts(held, held_ns, np.array(launched, dtype=np.int64), start, end)
     columns = (found.piece, found.taken_ns, found.row)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 

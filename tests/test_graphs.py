@@ -151,3 +151,21 @@ def test_what_was_captured_is_no_launch_that_left_no_activity(tmp_path):
     assert len(trace.ranges) == 3
     (launches,) = count_launches(add_attribution(trace))
     assert (launches.number, launches.num_lost) == (1, 0)
+
+
+def test_a_step_within_a_capture_is_none(tmp_path):
+    captured = (
+        kineto_files.annotation("kprof.capture#0", ts=1, dur=9),
+        kineto_files.annotation("kprof.step#1", ts=2, dur=7),
+        kineto_files.annotation("kprof.phase#forward", ts=3, dur=5),
+    )
+    kineto_files.write(tmp_path, *captured, name="graph-0.json", baseTimeNanoseconds=0)
+    ran = (
+        kineto_files.annotation("kprof.step#12", ts=20, dur=20),
+        kineto_files.launch(ts=21),
+        kineto_files.kernel(ts=30),
+    )
+    window = kineto_files.write(tmp_path, *ran, baseTimeNanoseconds=0)
+    ranges = add_captures(kineto.read(window), tmp_path).ranges
+    assert ranges["name"][ranges["kind"] == "step"].tolist() == ["12"]
+    assert ranges["name"][ranges["kind"] == "phase"].tolist() == ["forward"]

@@ -162,6 +162,40 @@ def test_a_first_step_like_the_later_ones_lost_nothing_to_the_drain():
     assert late_in_each_step(90, 90, 90) == [("launch-bound", 90)] * 3
 
 
+def late_after_a_wait(names, **meta):
+    """Return what the host launches 90 µs late after waits of such names, one in each step.
+
+    The device is drained when the first of them begins; the others wait for 300 µs of work.
+    """
+    kernels = [{"start_ns": 0, "duration_ns": 2 * US, "correlation": 90}]
+    ranges = []
+    for number, name in enumerate(names):
+        now = 400 * number
+        ranges += [
+            spent(now - 7, now + 395, kind="step", name=str(number)),
+            spent(now - 295 if number else -3, now + 3, kind="runtime", name=name),
+            {**LAUNCH, "start_ns": (now + 85) * US, "correlation": number},
+        ]
+        kernels.append({"start_ns": (now + 92) * US, "duration_ns": 310 * US})
+        kernels[-1]["correlation"] = number
+    idle = analyzed(*kernels, ranges=ranges, **meta).idle
+    return idle[idle["edge"].isna() & (idle["duration_ns"] > 3 * US)]["cause"].tolist()
+
+
+def test_a_wait_that_the_drain_left_nothing_to_wait_for_costs_the_lead_that_it_costs_later():
+    steps = Recording("a rule", 3, (0, 1, 2))
+    waits = [WAIT["name"]] * 3
+    assert late_after_a_wait(waits, recording=steps) == ["synchronization"] * 3
+    # Without a drain nothing hid what it waited for.
+    assert late_after_a_wait(waits) == ["launch-bound", *["synchronization"] * 2]
+
+
+def test_what_another_call_waits_for_later_says_nothing_of_the_first_one():
+    steps = Recording("a rule", 3, (0, 1, 2))
+    waits = ["cudaDeviceSynchronize", *[WAIT["name"]] * 2]
+    assert late_after_a_wait(waits, recording=steps)[0] == "launch-bound"
+
+
 def test_a_wait_names_its_operator_its_module_and_the_workloads_line():
     idle = idle_of(
         spent(100, 700, **WAIT),

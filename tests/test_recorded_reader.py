@@ -58,11 +58,18 @@ def test_the_devices_clock_times_steps_where_it_was_read(run):
     steps = [
         step(1, 5, is_recorded=True, device_ns=20),
         step(2, 5, device_ns=70),
-        step(3, 5, device_ns=10),
+        step(3, 6, device_ns=10),
+        step(4, 7),
     ]
     recording = recorded.read(run(steps=steps)).meta.recording
     assert recording.step_clock == "device"
     assert (recording.recorded_step_ns, recording.unrecorded_step_ns) == ((20,), (10,))
+    assert recording.unrecorded_host_ns == (6,)
+
+
+def test_the_hosts_time_stands_beside_no_other_clock_than_the_devices(run):
+    steps = [step(1, 5, is_recorded=True), step(2, 70), step(3, 10)]
+    assert recorded.read(run(steps=steps)).meta.recording.unrecorded_host_ns == ()
 
 
 def test_nvml_samples_come_onto_the_traces_clock(run):

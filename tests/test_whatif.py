@@ -76,9 +76,9 @@ def test_a_fused_kernel_replaces_several_of_every_step():
 def test_launches_in_a_graph_run_back_to_back_between_the_waits():
     program = [*(kernel("mm", 4_000, host_ns=50_000) for _ in range(10)), item()]
     found = ask(program, GRAPHS)
-    # 50 µs to the first launch, 17 to the first node, ten nodes 0.42 apart; the host's time behind
+    # 50 µs to the first launch, 17 to the first node, ten nodes 0.22 apart; the host's time behind
     # the last launch stays, so that the copy is launched before they are done.
-    assert found.predicted_step_ns == 50_000 + 17_000 + 40_000 + 9 * 420 + 1_400 + 2_000 + 5_000
+    assert found.predicted_step_ns == 50_000 + 17_000 + 40_000 + 9 * 220 + 1_400 + 2_000 + 5_000
 
 
 def test_silence_between_launches_is_not_launching():

@@ -89,7 +89,7 @@ def test_without_loading_or_allocating_the_host_has_that_time(what, cause):
     found = ask(program, Change(WITHOUT, cause=cause))
     assert found.predicted_step_ns == step_ns([program[0], Do("think"), program[2]])
     # No graph loads data, and none allocates.
-    graphed = {"load": found.step_ns, "allocate": 2_000 + 17_000 + 9_000 + 420 + 9_000}
+    graphed = {"load": found.step_ns, "allocate": 2_000 + 17_000 + 9_000 + 220 + 9_000}
     assert ask(program, GRAPHS).predicted_step_ns == graphed[what]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from kprof.analyze.evidence import count_steps
 from kprof.analyze.summary import measure_elapsed
-from kprof.analyze.what_if.baseline import Baseline, find_baseline, means_of_ranks
+from kprof.analyze.what_if.baseline import Baseline, find_baseline
 from kprof.analyze.what_if.changes import (
     AVOIDABLE,
     GRAPHED,
@@ -24,7 +24,6 @@ from kprof.analyze.what_if.changes import (
     with_durations,
     without_rows,
 )
-from kprof.analyze.what_if.replay import Replay
 from kprof.finding import Finding, Remedy, Saving
 from kprof.trace import Trace
 
@@ -102,7 +101,7 @@ class Pricer:
             replay = apply(_changes(findings), replay, self.trace)
         if gone.any():
             replay = without_rows(gone, replay, self.trace)
-        return baseline.replayed_ns - _longest(with_durations(replay, after))
+        return baseline.replayed_ns - with_durations(replay, after).step_ns()
 
     def _stalls_ns(self, findings: Sequence[Finding]) -> float:
         """Return the idle time of a step that no replay can take away: the host's long silences."""
@@ -130,10 +129,6 @@ def find_pricer(trace: Trace) -> Pricer:
     """Replay a trace as it is, unless it is too large, to price its findings by."""
     is_small = len(trace.kernels) <= MOST_REPLAYED or trace.is_host_only
     return Pricer(trace, find_baseline(trace) if is_small and trace.has_timeline else None)
-
-
-def _longest(replay: Replay) -> float:
-    return float(means_of_ranks(replay.span_times(replay.run()), replay.spans.rank).max())
 
 
 def _changes(findings: Sequence[Finding]) -> list[Change]:

@@ -16,6 +16,7 @@ from kprof.analyze.idle import causes
 from kprof.analyze.idle.gaps import BEFORE, INSIDE
 from kprof.analyze.idle.pieces import CODES, LATE, Evidence, Pieces, joined
 from kprof.analyze.intervals import LAST_NS, NOTHING, Intervals, disjoint, length_before
+from kprof.trace import Trace
 
 DRAINED = CODES[causes.PROFILER]
 # CUDA queues about this many launches and then blocks the host: no lead is longer.
@@ -34,14 +35,14 @@ class Drought:
 
 
 def find_droughts(
-    waits: Intervals, busy: Intervals, launched: np.ndarray, start: np.ndarray, end: np.ndarray
+    waits: Intervals, held_ns: np.ndarray, launched: np.ndarray, start: np.ndarray, end: np.ndarray
 ) -> Drought:
     """Find which pieces [start, end), in order, follow a wait for which the host lost its lead.
 
-    `busy` is when the device worked; `launched` are the moments, in order, at which what the host
-    launched began. The wait that cost most explains a piece first, from the piece's begin on.
+    `held_ns` is how much of each wait the device worked; `launched` are the moments, in order, at
+    which what the host launched began. The wait that cost most explains a piece first, from the
+    piece's begin on.
     """
-    held_ns = length_before(busy, waits.end) - length_before(busy, waits.start)
     first = np.searchsorted(start, waits.end, side="left")
     queued = np.searchsorted(launched, waits.end, side="left") + LONGEST_QUEUE
     until = np.append(launched, LAST_NS)[np.minimum(queued, len(launched))]
@@ -71,9 +72,11 @@ def add_droughts(evidence: Evidence, pieces: Pieces) -> Pieces:
     for one in evidence.devices():
         mine = (rank == one[0]) & (device == one[1])
         late = np.flatnonzero(evidence.of_device(pieces, one) & (pieces.cause == LATE))
+        busy = disjoint(Intervals(start[mine], end[mine], np.flatnonzero(mine)))
+        of_rank = waits.take(host.rank[waits.row] == one[0])
         found = find_droughts(
-            waits.take(host.rank[waits.row] == one[0]),
-            disjoint(Intervals(start[mine], end[mine], np.flatnonzero(mine))),
+            of_rank,
+            _held_ns(of_rank, busy, evidence.trace),
             np.sort(start[mine & launch.is_first]),
             pieces.start[late],
             pieces.end[late],
@@ -82,6 +85,26 @@ def add_droughts(evidence: Evidence, pieces: Pieces) -> Pieces:
         cause = np.array([CODES[name] for name in names], dtype=np.int64)
         pieces = _given(pieces, late[found.piece], found.taken_ns, cause, found.row)
     return pieces
+
+
+def _held_ns(waits: Intervals, busy: Intervals, trace: Trace) -> np.ndarray:
+    """Return how long each wait held the host while the device worked, or would have.
+
+    The recorder had drained the device: a wait before its first activity ended found little to
+    wait for. It is taken to hold the host as long as the same call does later, in the median.
+    """
+    held_ns = np.asarray(length_before(busy, waits.end) - length_before(busy, waits.start))
+    if trace.meta.recording is None or not len(busy.end):
+        return held_ns
+    name = trace.ranges["name"].cat.codes.to_numpy(np.int64)
+    around = trace.ranges["parent"].to_numpy(np.int64, na_value=NOTHING)[waits.row]
+    call = np.vstack([name[waits.row], np.where(around == NOTHING, NOTHING, name[around])])
+    is_drained = waits.start < busy.end[0]
+    for at in np.flatnonzero(is_drained).tolist():
+        later = held_ns[~is_drained & (call == call[:, [at]]).all(axis=0)]
+        if len(later):
+            held_ns[at] = max(held_ns[at], int(np.median(later)))
+    return held_ns
 
 
 def add_drain(evidence: Evidence, pieces: Pieces) -> Pieces:

@@ -6,20 +6,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kprof.analyze.overhead import measure_cost
 from kprof.analyze.steps import time_steps
 from kprof.analyze.summary import measure_window
 from kprof.analyze.what_if.dependencies import find_replay
-from kprof.analyze.what_if.replay import HOST, Replay
+from kprof.analyze.what_if.replay import Replay, means_of_ranks
+from kprof.analyze.what_if.unrecorded import take_recording_off, unrecorded_step_ns
 from kprof.trace import Trace
 
 # A replay that misses the measured step by more than this tells nothing about another one.
 WORST_REPLAY = 0.03
-# Recording that costs less than this is left in.
-NEGLIGIBLE_SLOWDOWN = 0.01
-# The recorder makes the host's work at most so much of it longer.
-LEAST_HOST_SHARE = 0.2
-HALVINGS = 14
 # A replay takes some microseconds an activity.
 MOST_ACTIVITIES = 1_000_000
 
@@ -92,46 +87,23 @@ def find_baseline(trace: Trace) -> Baseline:
 
 
 def _without_recording(recorded: Baseline, replay: Replay) -> Baseline:
-    """Shorten the host's time until the replay takes as long as a step that nobody recorded.
+    """Return the baseline of a step that nobody records, where such steps were timed.
 
-    Recording lengthens what the host does, about everywhere; the device's work stays as it is.
-    Where no such share of the host's time explains the difference, the recorded step stands.
+    Where nothing that recording adds explains the difference, the recorded step stands.
     """
-    cost = measure_cost(recorded.trace)
-    if cost is None or abs(cost.slowdown) < NEGLIGIBLE_SLOWDOWN:
+    wanted_ns = unrecorded_step_ns(recorded.step_ns, recorded.trace)
+    if wanted_ns is None:
         return recorded
-    wanted = recorded.step_ns / (1 + cost.slowdown)
-    longest = wanted * (1 + NEGLIGIBLE_SLOWDOWN)
-    is_host = replay.edges.kind == HOST
-
-    def scaled(share: float) -> Replay:
-        lag_ns = np.where(is_host, np.rint(replay.edges.lag_ns * share), replay.edges.lag_ns)
-        return replace(replay, edges=replace(replay.edges, lag_ns=lag_ns.astype(np.int64)))
-
-    def took(one: Replay) -> float:
-        return float(means_of_ranks(one.span_times(one.run()), one.spans.rank).max())
-
-    # Where the device bounds the step, many shares explain it; the largest claims least.
-    low, high = LEAST_HOST_SHARE, 1.0
-    for _ in range(HALVINGS):
-        share = (low + high) / 2
-        low, high = (share, high) if took(scaled(share)) <= longest else (low, share)
-    shorter = scaled(low)
-    step_ns = took(shorter)
-    missed = abs(step_ns - wanted)
-    if missed > WORST_REPLAY * wanted:
+    shorter = take_recording_off(replay, recorded.trace, wanted_ns)
+    replayed_ns = int(shorter.step_ns())
+    missed_ns = abs(replayed_ns - wanted_ns)
+    if missed_ns > WORST_REPLAY * wanted_ns:
         return recorded
     return replace(
         recorded,
         replay=shorter,
-        step_ns=int(wanted),
-        replayed_ns=int(step_ns),
-        uncertainty_ns=recorded.uncertainty_ns + int(missed),
-        added_ns=recorded.step_ns - int(wanted),
+        step_ns=wanted_ns,
+        replayed_ns=replayed_ns,
+        uncertainty_ns=recorded.uncertainty_ns + missed_ns,
+        added_ns=recorded.step_ns - wanted_ns,
     )
-
-
-def means_of_ranks(times: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Return the mean of each rank's spans."""
-    ranks, of = np.unique(rank, return_inverse=True)
-    return np.asarray(np.bincount(of, times, len(ranks)) / np.bincount(of, minlength=len(ranks)))

@@ -16,7 +16,7 @@ from kprof.analyze.idle import causes
 from kprof.analyze.idle.summary import inside_window
 from kprof.analyze.intervals import NOTHING
 from kprof.analyze.summary import measure_window
-from kprof.analyze.what_if.baseline import Baseline, find_baseline, means_of_ranks
+from kprof.analyze.what_if.baseline import Baseline, find_baseline
 from kprof.analyze.what_if.changes import (
     AVOIDABLE,
     GRAPHED,
@@ -64,9 +64,11 @@ def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
 
 
 def _predicted_ns(replay: Replay, baseline: Baseline) -> int:
-    """Return the measured step, less what the replay of the change gains on that of none."""
-    means = means_of_ranks(replay.span_times(replay.run()), replay.spans.rank)
-    return max(baseline.step_ns - baseline.replayed_ns + int(means.max()), 0)
+    """Return the step as measured, longer or shorter as the change makes the replayed one.
+
+    What the replay misses the measured step by is taken to lie everywhere in it.
+    """
+    return max(baseline.step_ns * int(replay.step_ns()) // max(baseline.replayed_ns, 1), 0)
 
 
 def _obstacle(changes: Sequence[Change], baseline: Baseline, known: float) -> str | None:
@@ -96,7 +98,7 @@ def _amdahl_ns(changes: Sequence[Change], baseline: Baseline, saved_ns: np.ndarr
         lost_ns = mine["recoverable_ns"].to_numpy(np.int64, na_value=0)
         given = mine[where].assign(ns=lost_ns).groupby(where)["ns"].sum()
         # What recording added to the host's time is not there to be gained.
-        added_ns = baseline.added_ns * baseline.num_steps if one.what == GRAPHED else 0
+        added_ns = max(baseline.added_ns, 0) * baseline.num_steps if one.what == GRAPHED else 0
         saved = saved.add((given - added_ns).clip(lower=0), fill_value=0)
     return max(baseline.step_ns - int(saved.max()) // baseline.num_steps, 0)
 

@@ -6,7 +6,7 @@ earlier than so long after another has ended. Everything begins as early as its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -80,6 +80,17 @@ class Replay:
                 start[target] = moment
         return np.asarray(np.array(start, dtype=np.int64) + self.duration_ns)
 
+    def scaled(self, kind: int, share: float) -> Replay:
+        """Return the replay with the lags of one kind of edges at a share of what they are."""
+        lag_ns = self.edges.lag_ns
+        is_longer = (self.edges.kind == kind) & (lag_ns > 0)
+        lag_ns = np.where(is_longer, np.rint(lag_ns * share), lag_ns).astype(np.int64)
+        return replace(self, edges=replace(self.edges, lag_ns=lag_ns))
+
+    def step_ns(self) -> float:
+        """Return what a step takes: of the rank in which it takes longest, on average."""
+        return float(means_of_ranks(self.span_times(self.run()), self.spans.rank).max())
+
     def measured(self) -> np.ndarray:
         """Return when each node ended as measured."""
         return np.asarray(self.start_ns + self.duration_ns)
@@ -99,3 +110,9 @@ class Replay:
         mark = self.spans.mark
         begin = np.where(mark >= 0, end_ns[mark], self.spans.begin_ns)
         return np.asarray(end - np.where(is_first, begin, before))
+
+
+def means_of_ranks(times: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """Return the mean of each rank's spans."""
+    ranks, of = np.unique(rank, return_inverse=True)
+    return np.asarray(np.bincount(of, times, len(ranks)) / np.bincount(of, minlength=len(ranks)))

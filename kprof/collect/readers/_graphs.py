@@ -19,7 +19,7 @@ def add_captures(trace: Trace, part: Path) -> Trace:
     """Add the host's ranges of every capture to the process's own, on its clock.
 
     Ids that Kineto counts anew in every recording are left out of them, and those of activities:
-    what is captured runs nothing.
+    what is captured runs nothing, so that a step among them is none either.
     """
     captures = [_timed(kineto.read(path)) for path in sorted(part.glob("graph-*.json*"))]
     if not captures:
@@ -31,6 +31,8 @@ def add_captures(trace: Trace, part: Path) -> Trace:
         if base_time_ns is None or capture_base_ns is None:
             continue
         moved = shifted(capture, capture_base_ns - base_time_ns)
+        is_step = (moved.ranges["kind"] == "step").to_numpy(bool)
+        moved = replace(moved, ranges=moved.ranges[~is_step].reset_index(drop=True))
         missing = pd.array([pd.NA] * len(moved.ranges), dtype="Int64")
         traces.append(moved.with_ranges(external_id=missing, correlation=missing))
     return replace(trace, ranges=concatenated(traces, "ranges"))

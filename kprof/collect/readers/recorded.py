@@ -230,6 +230,7 @@ def _recording(launch: Launch, recorder: Recorder) -> Recording:
     recorded = [step for step in recorder.steps if step.recorded]
     reference = _reference_steps(recorder.steps, skip=recorder.skip or 0)
     on_device = all(any(s.device_ns is not None for s in steps) for steps in (recorded, reference))
+    timed = [step for step in reference if on_device and step.device_ns is not None]
     started, ended, seen = launch.started_ns, launch.ended_ns, recorder.num_steps_seen
     return Recording(
         step_rule=recorder.step_rule or "",
@@ -240,6 +241,7 @@ def _recording(launch: Launch, recorder: Recorder) -> Recording:
         unrecorded_step_ns=_durations(reference, on_device=on_device),
         wall_ns=ended - started if started is not None and ended is not None else None,
         exit_code=launch.exit_code,
+        unrecorded_host_ns=_durations(timed, on_device=False),
     )
 
 

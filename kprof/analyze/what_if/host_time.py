@@ -1,0 +1,80 @@
+"""The host's time that goes with what it no longer launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_before
+from kprof.analyze.what_if.replay import HOST, Replay
+from kprof.trace import Trace
+
+# What Python does from one operator to the next takes some µs, or tens of them under a recorder.
+# Longer than this it did something of its own.
+CALL_NS = 50_000
+
+
+def emptied(rows: np.ndarray, trace: Trace) -> np.ndarray:
+    """Return the calls and operators of which all activities are among `rows` of `kernels`."""
+    ranges = trace.ranges
+    parent = np.append(ranges["parent"].to_numpy(np.int64, na_value=NOTHING), NOTHING)
+    is_call = ranges["kind"].isin(["op", "runtime"]).to_numpy(bool)
+    found = np.zeros(len(ranges), dtype=bool)
+    for column in ("launch_row", "op_row"):
+        of = trace.kernels[column].to_numpy(np.int64, na_value=NOTHING)
+        found |= _within(of[rows], parent) & ~_within(of[~rows], parent)
+    return np.flatnonzero(found & is_call)
+
+
+def _within(rows: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """Tell of every range whether one of `rows` stands in it, or is it."""
+    found = np.zeros(len(parent), dtype=bool)
+    rows = np.unique(rows[rows != NOTHING])
+    while len(rows):
+        found[rows] = True
+        rows = np.unique(parent[rows])
+        rows = rows[(rows != NOTHING) & ~found[rows]]
+    return found[:-1]
+
+
+def without_host_time(replay: Replay, trace: Trace, gone: np.ndarray) -> Replay:
+    """Take the host's time within the ranges `gone` out of their programs.
+
+    Of operators with nothing between them also what Python needed to get from one to the next.
+    """
+    edges, program = replay.edges, replay.program
+    start, end, row = _spans_of(gone, trace.ranges)
+    of_range = program.of_ranges(trace.ranges)[row]
+    lag_ns = edges.lag_ns.astype(float)
+    is_host = edges.kind == HOST
+    for one in np.unique(of_range[of_range != NOTHING]).tolist():
+        mine = of_range == one
+        union = disjoint(Intervals(start[mine], end[mine], row[mine]))
+        at = np.flatnonzero(is_host)
+        at = at[program.program[edges.target[at]] == one]
+        until, since = (program.time_ns[node[at]] for node in (edges.target, edges.source))
+        # Of a lag that is no longer as recorded the same share goes.
+        removed_ns = length_before(union, until) - length_before(union, since)
+        lag_ns[at] *= 1 - removed_ns / np.maximum(until - since, 1)
+    return replace(replay, edges=replace(edges, lag_ns=np.rint(lag_ns).astype(np.int64)))
+
+
+def _spans_of(gone: np.ndarray, ranges: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return starts, ends and rows of ranges, operators up to a next one that follows at once."""
+    start = ranges["start_ns"].to_numpy(np.int64)
+    end = start + ranges["duration_ns"].to_numpy(np.int64)
+    parent = ranges["parent"].to_numpy(np.int64, na_value=NOTHING)
+    thread = ranges.groupby(["rank", "thread"], sort=True).ngroup().to_numpy(np.int64)
+    shown = np.flatnonzero(~ranges["kind"].isin(["python", "overhead"]).to_numpy(bool))
+    order = shown[np.lexsort([start[shown], parent[shown], thread[shown]])]
+    this, following = order[:-1], order[1:]
+    is_gone = np.zeros(len(ranges), dtype=bool)
+    is_gone[gone] = True
+    is_gone &= (ranges["kind"] == "op").to_numpy(bool)
+    joins = is_gone[this] & is_gone[following] & (thread[this] == thread[following])
+    joins &= (parent[this] == parent[following]) & (start[following] - end[this] <= CALL_NS)
+    until = end.copy()
+    until[this[joins]] = np.maximum(end[this[joins]], start[following[joins]])
+    return start[gone], until[gone], gone

@@ -1,0 +1,73 @@
+"""What recording adds to a step is taken off before anything is predicted."""
+
+from dataclasses import replace
+
+import pytest
+
+from kprof.analyze.what_if.baseline import find_baseline
+from kprof.analyze.what_if.changes import FASTER, REMOVED, Change
+from kprof.analyze.what_if.predict import predict
+from kprof.analyze.what_if.targets import Target
+from kprof.trace import Recording
+from tests.simulated import kernel, record
+from tests.whatif_questions import MM, NORM, doubled
+
+# The device needs 47 + 10 x 50 + 9 x 1.4 µs; the host is done after 430.
+DEVICE_BOUND = [kernel("mm", 50_000, host_ns=40_000) for _ in range(10)]
+# 7 + 20 x 10 + 19 x 1.4 µs; the host is done after 98.
+QUEUED = [kernel("mm", 10_000, host_ns=0)]
+QUEUED += [kernel(name, 10_000) for name in [*["norm", "mm"] * 9, "norm"]]
+
+
+def told(program, change, *, step_ns, host_ns=(), recorded_ns=None):
+    """Predict a change to a program of which unrecorded steps took `step_ns`."""
+    trace = record(program)
+    recorded_ns = recorded_ns or find_baseline(trace).step_ns
+    steps = ((recorded_ns,), (step_ns,) * max(len(host_ns), 1))
+    recording = Recording("steps", 9, (5,), "device", *steps, unrecorded_host_ns=host_ns)
+    meta = replace(trace.meta, recording=recording)
+    found = predict([change], find_baseline(replace(trace, meta=meta)))
+    assert found.is_without_recording
+    assert found.step_ns == step_ns
+    return found.predicted_step_ns
+
+
+def test_a_host_that_ran_ahead_unrecorded_shows_its_own_time():
+    fast = Change(FASTER, MM, 10.0)
+    # Half of 427 µs to the last launch, its latency, and the kernel.
+    after_ns = told(DEVICE_BOUND, fast, step_ns=539_600, host_ns=(215_000, 539_000, 539_000))
+    assert after_ns == pytest.approx(213_500 + 7_000 + 5_000, rel=0.003)
+
+
+def test_a_host_that_a_full_queue_held_does_not():
+    fast = Change(FASTER, MM, 10.0)
+    after_ns = told(DEVICE_BOUND, fast, step_ns=559_000, host_ns=(530_000, 540_000))
+    assert after_ns == pytest.approx(427_000 + 7_000 + 5_000, rel=0.003)
+
+
+def test_what_the_device_took_longer_for_lay_between_its_activities():
+    # Half of 19 x 1.4 µs less, of which nine are left.
+    after_ns = told(QUEUED, Change(REMOVED, NORM), step_ns=233_600 - 13_300)
+    assert after_ns == pytest.approx(7_000 + 100_000 + 9 * 700, rel=0.003)
+
+
+def test_what_the_replay_misses_lies_everywhere_in_the_step():
+    # Unrecorded 2 % longer: at a lower clock, say.
+    after_ns = told(QUEUED, doubled(MM), step_ns=round(1.02 * 233_600), recorded_ns=233_600)
+    assert after_ns == pytest.approx(1.02 * 183_600, rel=0.001)
+
+
+def test_the_host_is_not_taken_to_be_faster_than_the_device_leaves_room_for():
+    # The device alone still takes too long, however fast the host is.
+    fast = Change(FASTER, Target("kernel", "*"), 10.0)
+    after_ns = told(QUEUED, fast, step_ns=233_600 - 13_300)
+    assert after_ns == pytest.approx(95_000 + 7_000 + 1_000, rel=0.003)
+
+
+def test_the_mean_of_the_recorded_steps_is_held_against_their_own_mean():
+    trace = record([kernel("mm", 4_000, host_ns=50_000) for _ in range(10)])
+    # One of three steps was much slower, and a replay of all of them takes their mean.
+    recorded_ns = (400_000, 400_000, 3 * 538_000 - 800_000)
+    recording = Recording("steps", 9, (4, 5, 6), "device", recorded_ns, (269_000,))
+    baseline = find_baseline(replace(trace, meta=replace(trace.meta, recording=recording)))
+    assert baseline.step_ns == 269_000
