@@ -6,18 +6,30 @@ A row is a service with a known percentile and a limit a hair below it, so that 
 false. `naive` compares the sample's percentile with the limit; `bound` takes the bound for
 independent samples; `kprof` weighs slow answers that come in clumps as well. `true met` is how
 often kprof proves a limit that is a third beyond the true percentile.
+
+Writes `results/sla_error_rates_cpu_<yyyy-mm>.json`, whose value is the share of `kprof`.
 """
 
 import argparse
+import datetime
 from fractions import Fraction
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
+from evidence import RESULTS, row, write_evidence
 
 from kprof.analyze.sla.bounds import ranks_of
 from kprof.analyze.sla.samples import Sample
 from kprof.analyze.sla.verdict import bound_percentile
 
+SOURCES = (
+    "benchmarks/sla_error_rates.py",
+    "kprof/analyze/sla/bounds.py",
+    "kprof/analyze/sla/samples.py",
+    "kprof/analyze/sla/verdict.py",
+)
+MOST_WRONG_PERCENT = 1.0
 SIGMA = 0.35
 WARM_UP = 2_000
 
@@ -94,7 +106,9 @@ def main():
     """Print a row for every service, percentile and number of requests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("repeats", type=int, nargs="?", default=20)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--result", type=Path)
+    args = parser.parse_args()
+    repeats, rows = args.repeats, []
     rng = np.random.default_rng(0)
     print(f"{'service':15} {'':4} {'n':>6} {'naive':>7} {'bound':>7} {'kprof':>7} {'true met':>9}")
     for percentile, sizes in (
@@ -107,6 +121,17 @@ def main():
                 found = rates(name, Fraction(percentile) / 100, num, repeats, rng)
                 cells = " ".join(f"{rate:6.1f}%" for rate in found[:3])
                 print(f"{name:15} p{percentile:3} {num:6} {cells} {found[3]:8.1f}%", flush=True)
+                rows.append(_row(f"{name}-p{percentile}-{num}", found))
+    month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
+    path = args.result or RESULTS / f"sla_error_rates_cpu_{month}.json"
+    write_evidence(path, "how often kprof sla calls a missed limit met", rows, SOURCES)
+
+
+def _row(name, found):
+    naive, bound, kprof, true_met = (round(float(rate), 2) for rate in found)
+    label = name.replace(" %", "").replace(" ", "-").replace(".", "_")
+    others = {"naive": naive, "bound": bound, "true_met": true_met}
+    return row(label, kprof, "%", "lower", MOST_WRONG_PERCENT, **others)
 
 
 if __name__ == "__main__":

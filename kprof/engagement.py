@@ -14,6 +14,8 @@ from kprof.comparison import Comparison
 from kprof.finding import Worth
 
 SCHEMA = 1
+# Names of predictions that are about several findings at once.
+ALL_FINDINGS, ALL_SWAPS = "all-findings", "all-swaps"
 
 When = Literal["before", "after"]
 Content = TypeVar("Content", bound="Holding")

@@ -50,7 +50,10 @@ def _read(path: Path) -> list[Quote]:
     try:
         lines = msgspec.json.decode(path.read_bytes(), type=_File).quotes
     except OSError as error:
-        raise KprofError(f"{path} cannot be read: {error.strerror}", fix="see --prices") from error
+        raise KprofError(
+            f"{path} cannot be read: {error.strerror}",
+            fix="name a file of prices that exists, or none for kprof's own table",
+        ) from error
     except msgspec.MsgspecError as error:
         raise KprofError(f"{path} is no table of prices: {error}", fix=fix) from error
     for line in lines:

@@ -16,6 +16,8 @@ from kprof.benched import KEYS as BENCH_KEYS
 from kprof.comparison import FILE as COMPARISON_FILE
 from kprof.comparison import read
 from kprof.engagement import (
+    ALL_FINDINGS,
+    ALL_SWAPS,
     AnyContent,
     BenchAdded,
     CalibrationAdded,
@@ -34,7 +36,6 @@ from kprof.finding import Diagnosis, Finding, Saving
 from kprof.saved import FINDINGS_FILE, is_saved, load
 from kprof.trace import SCHEMA, Prediction, Trace
 
-ALL_FINDINGS, ALL_SWAPS = "all-findings", "all-swaps"
 BLOCK_BYTES = 1 << 20
 LARGEST_BYTES = 1 << 26
 KNOWN = (

@@ -138,6 +138,13 @@ def test_recording_overhead_is_graded_by_what_it_adds_to_a_step(step_ns, verdict
     assert check(recorded((step_ns,), (100, 100)), "Recording overhead").verdict == verdict
 
 
+def test_overhead_is_in_device_times_of_nothing_but_in_all_times_of_the_host():
+    trace = recorded((130,), (100,))
+    assert "device times are not" in check(trace, "Recording overhead").meaning
+    host = analyzed_trace_of({"activity": "host", "device": -1}, recording=trace.meta.recording)
+    assert check(host, "Recording overhead").meaning == "all times are too long by as much"
+
+
 def test_overhead_by_the_hosts_clock_of_a_gpus_steps_is_unknown():
     found = check(recorded((130,), (100,), clock="host"), "Recording overhead")
     assert (found.verdict, "runs ahead" in found.evidence) == ("unknown", True)

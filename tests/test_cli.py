@@ -30,6 +30,12 @@ def kprof(*words):
     return stopped.value.code
 
 
+def test_the_list_of_commands_says_of_each_in_full_what_it_does(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert kprof("--help") == 0
+    assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
+
+
 @pytest.fixture
 def trace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

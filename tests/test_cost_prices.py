@@ -64,7 +64,7 @@ def test_a_file_of_ones_own_replaces_the_prices_of_its_gpus(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "cannot be read"),
+        (None, "name a file of prices that exists"),
         ("{", "no table of prices"),
         ("{}", "no table of prices"),
         (json.dumps({"quotes": [{**OWN_LINE, "date": "yesterday"}]}), "no table of prices"),

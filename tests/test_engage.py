@@ -11,6 +11,7 @@ from kprof.engagement import Decided, RunAdded
 from kprof.engagement_report import write_report
 from kprof.entries import read_engagement
 from kprof.errors import KprofError
+from kprof.finding import Saving
 from tests.engagements import finding, write_comparison, write_run
 from tests.test_cli import kprof
 
@@ -50,6 +51,22 @@ def test_a_folder_holds_one_engagement(begun):
 def test_a_folder_without_one_says_how_to_begin(tmp_path):
     with pytest.raises(KprofError, match="kprof engage init"):
         read_engagement(tmp_path)
+
+
+def test_adding_a_run_tells_how_many_findings_it_has(begun, tmp_path, capsys):
+    both = Saving(10_000_000, 1_000_000, 2_000_000, "replayed")
+    found = finding(swap="rmsnorm"), finding("unfused_rope", swap="rope")
+    run = write_run(tmp_path / "run.kprof", *found, together=both, swapped=both)
+    assert kprof("engage", "add", begun, run) == 0
+    assert "run before, 2 findings;" in capsys.readouterr().out
+
+
+def test_adding_several_tells_of_each(begun, tmp_path, capsys):
+    runs = [write_run(tmp_path / f"{i}.kprof", *[finding()] * i) for i in range(2)]
+    assert kprof("engage", "add", begun, *runs) == 0
+    told = capsys.readouterr().out
+    assert "entry 2: run before, 0 findings" in told
+    assert "entry 3: run before, 1 finding; next" in told
 
 
 def test_a_run_is_kept_in_short_with_its_findings_and_without_its_folders(begun, tmp_path):

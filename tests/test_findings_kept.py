@@ -65,7 +65,7 @@ def test_the_best_findings_are_told_in_words_and_all_in_the_table():
         f"{i + 1}. It is slow. Mending it saves 1 ms to 2 ms (10.0 % to 20.0 %) of a step. "
         f"How: kprof playbook rule_{i}"
         for i in range(3)
-    ]
+    ] + ["2 more in the report's tables: rule_3, rule_4."]
     assert [row[0] for row in tables(section)[0].rows] == [f"rule_{i}" for i in range(5)]
 
 
@@ -102,8 +102,22 @@ def test_a_finding_of_the_hosts_ranges_shows_these_as_its_evidence():
 
 def test_rules_that_could_not_be_asked_are_listed_with_the_way_out():
     section = render(told(unasked=(Unasked("stragglers", "one rank was recorded", "record all"),)))
-    assert not section.in_terminal
     assert tables(section)[0].rows == (("stragglers", "one rank was recorded", "record all"),)
+
+
+def test_rules_that_could_not_be_asked_for_one_reason_stand_together():
+    unasked = tuple(Unasked(name, "no GPU", "use one") for name in ("stragglers", "throttling"))
+    section = render(told(unasked=unasked))
+    assert tables(section)[0].rows == (("stragglers, throttling", "no GPU", "use one"),)
+
+
+def test_no_finding_is_no_clean_bill_where_rules_could_not_be_asked():
+    section = render(told(unasked=(Unasked("stragglers", "one rank was recorded", "record all"),)))
+    assert section.in_terminal
+    assert texts(section) == [
+        "No rule found anything worth a change; 1 rule could not be asked of this recording."
+    ]
+    assert texts(render(told())) == ["No rule found anything worth a change."]
 
 
 def test_findings_stand_in_the_report_before_where_the_time_goes():

@@ -36,6 +36,28 @@ def test_a_check_as_json_tells_the_class_that_was_reached(
     assert answer.exit_code == exit_code
 
 
+@pytest.mark.parametrize(
+    ("action", "option", "given"),
+    [
+        ("check", "--shape", {"shape": "axb"}),
+        ("check", "--backward", {"backward": True}),
+        ("bench", "--provider", {"provider": "liger"}),
+        ("list", "--sanitizer", {"sanitizer": True}),
+        ("explain", "--dtype", {"dtype": ["bfloat16"]}),
+    ],
+)
+def test_an_option_that_the_action_does_not_use_is_refused_before_anything_runs(
+    action, option, given
+):
+    with pytest.raises(KprofError, match=f"{action} takes no {option}"):
+        kernels(action, **given)
+
+
+def test_a_list_of_named_kernels_is_refused_and_their_choices_pointed_to():
+    with pytest.raises(KprofError, match="kprof kernels explain rmsnorm"):
+        kernels("list", ["rmsnorm"])
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to watch")
 def test_the_sanitizer_is_refused_where_nothing_runs_on_a_gpu():
     with pytest.raises(KprofError, match="compute-sanitizer"):

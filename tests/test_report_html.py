@@ -52,6 +52,12 @@ def page_of(trace) -> str:
     return render_page(trace.meta.source, sections_of(trace), trace.meta.command_line)
 
 
+def test_commands_between_backticks_are_set_as_code_and_nothing_in_them_is_markup():
+    sections = [Section("One", 1, (Text("try `kprof <b>run</b>`, `now"),))]
+    page = render_page("a", sections)
+    assert "try <code>kprof &lt;b&gt;run&lt;/b&gt;</code>, `now</p>" in page
+
+
 def policy_in(page: str) -> str:
     return re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1]
 

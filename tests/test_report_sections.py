@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -143,7 +144,7 @@ def test_a_share_of_work_that_is_known_in_part_is_a_lower_bound():
     trace = analyzed_trace_of(known, {"start_ns": 100, "duration_ns": 300})
     value, basis = fact(section("Utilisation", trace), "MFU")
     assert value == "≥ 2.5 %"
-    assert "25.0 % of device time" in basis
+    assert "the work of only 25.0 % of what ran is known" in basis
 
 
 def test_the_time_table_adds_up_to_a_hundred_percent():
@@ -262,7 +263,8 @@ def test_a_crowded_timeline_is_merged_and_says_how_much():
     rows = [{"start_ns": 200 * i} for i in range(4000)]
     figure = section("Timeline", analyzed_trace_of(*rows)).parts[1]
     assert sum(len(data["x"]) for data in figure.data) <= 3000
-    assert "of 4,000 are too short to see and were merged." in figure.caption
+    assert "of 4,000 are too short to see and were merged" in figure.caption
+    assert "holds the idle time between them" in figure.caption
 
 
 def test_a_name_in_a_figure_cannot_be_markup():
@@ -298,6 +300,27 @@ def test_the_headline_is_given_for_an_unrecorded_step_too_where_recording_slowed
 def test_in_host_mode_nothing_tells_how_much_recording_slowed_the_operators():
     trace = slowed(activity="host", device=-1)
     assert "unrecorded" not in texts(section("Utilisation", trace))
+
+
+def test_in_host_mode_the_top_operators_are_named_once_and_no_device_is_spoken_of():
+    table = tables(section("Top operators of the host", HOST_ONLY))[0]
+    assert [column.header for column in table.columns].count("Operator") == 1
+    assert "of all the operators' own time" in table.caption
+    headers = [column.header for column in tables(section("Top kernels"))[0].columns]
+    assert headers[:5] == ["Kernel", "Share", "Time", "Of roofline", "Bound"]
+    assert headers[5] == "Operator"
+
+
+def test_bandwidth_is_drawn_with_its_unit_and_says_what_a_bar_is():
+    figure = section("Roofline", analyzed_trace_of({"bytes": 9, "limit_ns": 1})).parts[-1]
+    assert figure.layout["xaxis"]["ticksuffix"] == "B/s"
+    assert "1 group of one kernel, operator, shapes and bound" in figure.caption
+
+
+def test_the_source_of_measured_ceilings_is_said_once():
+    measured = replace(ROUND_DEVICE, is_measured=True, source="measured after the run")
+    said = texts(section("Utilisation", analyzed_trace_of({}, device=measured)))
+    assert f"Ceilings of the roofline: {ROUND_DEVICE.name}, measured after the run." in said
 
 
 def test_energy_is_unknown_where_gpus_were_sampled_that_the_run_did_not_use():

@@ -161,5 +161,7 @@ def test_the_report_of_a_run_without_predictions_says_so():
 
 
 def test_a_trace_without_steps_is_predicted_as_its_window():
-    lead, *_ = section_of([prediction()], whole="the window").parts
+    lead, table, *_ = section_of([prediction()], whole="the window").parts
     assert "the window would take" in lead.text
+    assert table.columns[2].header == "Window"
+    assert section_of([prediction()]).parts[1].columns[2].header == "Step"

@@ -92,7 +92,7 @@ def _bounded(share: Share, known: float, why: Unanswered | None) -> Share:
         return Share(None, f"{share.basis}: {why.reason}" if why else share.basis)
     if known >= ENOUGH_KNOWN:
         return share
-    basis = f"{share.basis}; the work of only {100 * known:.1f} % of device time is known"
+    basis = f"{share.basis}; the work of only {100 * known:.1f} % of what ran is known"
     return Share(share.value, basis, is_lower_bound=True)
 
 

@@ -9,10 +9,11 @@ import typer
 from typer import Option
 
 from kprof.answer import Answer, say
+from kprof.commands import refuse_idle_options
 from kprof.errors import KprofError
 
 if TYPE_CHECKING:
-    from kprof.engagement import Engagement
+    from kprof.engagement import Engagement, Entry
     from kprof.partner import Level
 
 Action = Literal["init", "add", "predict", "decide", "status", "report"]
@@ -52,7 +53,7 @@ def engage(
     ] = None,
     json: Annotated[bool, Option("--json", help="status: print it as JSON.")] = False,
 ) -> Answer:
-    """Keep what was found, predicted, tried, measured and decided for one workload.
+    """Keep one workload's evidence, and score what was predicted.
 
     add takes runs, comparisons of kprof ab, and what kprof sla, kprof cost and kprof kernels check
     printed with --json. What a run's findings predict is written down when it is added, and scored
@@ -72,11 +73,17 @@ def engage(
         "seal": seal,
     }
     options |= {"out": out, "template": template, "redact": redact, "force": force}
-    _refuse_idle_words(action, given, {f"--{name}" for name, value in options.items() if value})
+    most, known = TAKES[action]
+    refuse_idle_options(action, options, known)
+    if len(given) > most:
+        fix = "put a sentence in quotes" if most else "leave it out"
+        raise KprofError(f"{given[-1]!r} is one word too many for {action}", fix=fix)
+    added: list[Entry] = []
     if action == "init":
         verbs.init(folder, *given)
     elif action == "add":
-        verbs.add(folder, [Path(word) for word in given], "after" if after else "before", tests)
+        paths = [Path(word) for word in given]
+        added = verbs.add(folder, paths, "after" if after else "before", tests)
     elif action == "predict":
         verbs.predict(folder, " ".join(given), verbs.gain_of(gain or ""))
     elif action == "decide":
@@ -89,9 +96,9 @@ def engage(
         printed = json_of_engagement(found) if json else None
         last = f"next: kprof engage report {folder}"
         return Answer(found.name, sections_of_engagement(found), printed, last, code)
-    last_one = found.entries[-1]
-    following = "add DIR RUN" if action == "init" else f"status {folder}"
-    last = f"entry {last_one.number}: {describe(last_one)}; next: kprof engage {following}"
+    new = "\n".join(f"entry {one.number}: {describe(one)}" for one in added or found.entries[-1:])
+    following = f"add {folder} RUN" if action == "init" else f"status {folder}"
+    last = f"{new}; next: kprof engage {following}"
     return Answer(found.name, [], None, last)
 
 
@@ -115,13 +122,3 @@ TAKES: dict[Action, tuple[float, set[str]]] = {
     "status": (0, {"--json", "--seal"}),
     "report": (0, {"--out", "--template", "--redact", "--force"}),
 }
-
-
-def _refuse_idle_words(action: Action, words: list[str], options: set[str]) -> None:
-    """Refuse what an action would pass over."""
-    most, known = TAKES[action]
-    if len(words) > most:
-        fix = "put a sentence in quotes" if most else "leave it out"
-        raise KprofError(f"{words[-1]!r} is one word too many for {action}", fix=fix)
-    if unknown := sorted(options - known):
-        raise KprofError(f"{action} takes no {unknown[0]}", fix="leave it out")

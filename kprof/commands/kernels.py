@@ -8,25 +8,29 @@ import typer
 from typer import Option
 
 from kprof.answer import Answer
+from kprof.commands import refuse_idle_options
+from kprof.errors import KprofError
+
+Action = Literal["list", "check", "bench", "explain"]
 
 
 def kernels(
-    action: Annotated[
-        Literal["list", "check", "bench", "explain"], typer.Argument(help="What to do.")
-    ] = "list",
+    action: Annotated[Action, typer.Argument(help="What to do.")] = "list",
     names: Annotated[list[str] | None, typer.Argument(help="Kernels [default: all].")] = None,
-    provider: Annotated[str | None, Option(help="Whom to check [default: kprof].")] = None,
-    shape: Annotated[str | None, Option(metavar="MxN", help="What to measure.")] = None,
-    dtype: Annotated[list[str] | None, Option(help="Such as bfloat16; may be repeated.")] = None,
+    provider: Annotated[str | None, Option(help="check: whose code [default: kprof].")] = None,
+    shape: Annotated[str | None, Option(metavar="MxN", help="bench: what to measure.")] = None,
+    dtype: Annotated[
+        list[str] | None, Option(help="bench: such as bfloat16; may be repeated.")
+    ] = None,
     sanitizer: Annotated[
-        bool, Option("--sanitizer", help="Let compute-sanitizer check as well, on a GPU.")
+        bool, Option("--sanitizer", help="check: let compute-sanitizer check as well, on a GPU.")
     ] = False,
     backward: Annotated[
-        bool, Option("--backward", help="Measure backward passes as well.")
+        bool, Option("--backward", help="bench: measure backward passes as well.")
     ] = False,
     json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
 ) -> Answer:
-    """List replacement kernels, check that they are right, measure who is fastest.
+    """List replacement kernels, check them, measure who is fastest.
 
     check runs the quality gate on the GPU, or without one in Triton's interpreter; bench measures
     ours, torch's and the installed peers' and keeps the choice; explain shows it.
@@ -40,7 +44,14 @@ def kernels(
         return msgspec.json.format(msgspec.json.encode(result)) if json else None
 
     chosen = names or []
+    options = {"provider": provider, "shape": shape, "dtype": dtype}
+    refuse_idle_options(
+        action, options | {"sanitizer": sanitizer, "backward": backward}, TAKES[action]
+    )
     if action == "list":
+        if chosen:
+            fix = f"kprof kernels explain {chosen[0]}"
+            raise KprofError(f"list takes no names, but {chosen[0]!r} is given", fix=fix)
         listed = library.list_kernels()
         last = "next: kprof kernels check"
         return Answer("kernels", [providers.section_of_kernels(listed)], encoded(listed), last)
@@ -63,3 +74,12 @@ def kernels(
         choices = library.explain_choices(chosen)
     sections = [providers.section_of_choice(one, library.ranked(one)) for one in choices]
     return Answer(f"kernels {action}", sections, encoded(choices), "next: kprof kernels explain")
+
+
+# The options that each action takes, besides --json.
+TAKES: dict[Action, set[str]] = {
+    "list": set(),
+    "check": {"--provider", "--sanitizer"},
+    "bench": {"--shape", "--dtype", "--backward"},
+    "explain": set(),
+}

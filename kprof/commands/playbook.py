@@ -14,7 +14,7 @@ def playbook(
     name: Annotated[str | None, typer.Argument(help="A rule's name [default: list all].")] = None,
     json: Annotated[bool, Option("--json", help="Print it as JSON.")] = False,
 ) -> Answer:
-    """Show how to confirm and mend what a rule finds, or list all rules.
+    """Show how to confirm and mend a finding, or list all rules.
 
     Each says what the symptom is, why it happens, how to confirm and to mend it, what that gains,
     and where the advice stops.

@@ -31,7 +31,7 @@ def report(
     ),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
 ) -> Answer:
-    """Write one page for whoever decides: verdict, money, and how sure it is.
+    """Write one page for whoever decides: verdict, money, how sure.
 
     Of what is named twice, such as two runs, the first is before and the last after.
     """

@@ -7,6 +7,7 @@ from typing import Any
 
 from kprof.analyze.score import Promise, Score, Scores, score
 from kprof.engagement import (
+    ALL_SWAPS,
     BenchAdded,
     CalibrationAdded,
     ComparisonAdded,
@@ -72,7 +73,7 @@ def _scored_in_words(scores: Scores) -> str:
 def _error_in_words(scores: Scores) -> str:
     """Return the mean errors and their count, or how many predictions wait for an A/B."""
     waiting = sum(one.predicted.source != "what-if" for one in scores.untested)
-    wait = f"{format_count(waiting, 'prediction')} not tested yet"
+    wait = f"{format_count(waiting, 'prediction')} not tested yet, answers to what-if apart"
     absolute, signed = scores.mean_absolute_error, scores.mean_error
     if absolute is None or signed is None:
         return wait
@@ -217,7 +218,8 @@ def describe(entry: Entry) -> str:
 
 
 def _of_run(run: RunAdded) -> str:
-    counted = sum(one.source == "finding" for one in run.predictions)
+    # What all swaps would save together is promised besides, and named after no rule.
+    counted = sum(one.source == "finding" and one.name != ALL_SWAPS for one in run.predictions)
     return f"run {run.when}, {format_count(counted, 'finding')}"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from kprof.errors import KprofError
 from kprof.report.plotly_script import pack_plotly
@@ -59,6 +59,7 @@ def render_page(title: str, sections: list[Section], subtitle: str = "") -> str:
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True
     )
     environment.filters["readable"] = readable
+    environment.filters["with_code"] = _with_code
     plotly = pack_plotly()
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html.jinja").render(
@@ -103,6 +104,11 @@ def _parts(section: Section, anchor: str) -> Iterator[dict[str, Any]]:
             yield {"is_table": True, "anchor": here, **_table(part)}
         else:
             yield {"is_figure": True, "anchor": here, **_figure(part)}
+
+
+def _with_code(text: str) -> Markup:
+    """Set what stands between backticks as code; all else is escaped."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _keep_units(text: str) -> str:

@@ -29,15 +29,15 @@ def section_of_kernels(listed: list[Listed]) -> Section:
     columns = (
         Column("Kernel"),
         Column("Can do it here"),
-        Column("Not installed"),
         Column("Takes the place of", "prose", essential=False),
+        Column("Not installed", essential=False),
     )
     rows = tuple(
         (
             one.name,
             ", ".join(name for name, version in one.providers if version),
-            ", ".join(name for name, version in one.providers if not version) or MISSING,
             one.replaces,
+            ", ".join(name for name, version in one.providers if not version) or MISSING,
         )
         for one in listed
     )

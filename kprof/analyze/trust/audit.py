@@ -166,12 +166,15 @@ def _overhead(trace: Trace) -> Iterator[Check]:
             "idle time and the host's times may in part be the profiler's",
         )
         return
+    meaning = "idle time and the host's times are too long by as much; device times are not"
+    if trace.is_host_only:
+        meaning = "all times are too long by as much"
     yield from checked(
         "Recording overhead",
         graded(cost.slowdown, SLOWED),
         f"a recorded step takes {100 * cost.slowdown:+.1f} %, over {cost.num_recorded} recorded "
         f"and {cost.num_unrecorded} unrecorded ones",
-        "idle time and the host's times are too long by as much; device times are not",
+        meaning,
         "record less: --no-shapes, without --stacks and --memory",
     )
 

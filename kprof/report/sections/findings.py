@@ -32,6 +32,7 @@ PROOF = (
     Column("Times", "right"),
     Column("Time", "right"),
 )
+ANSWERS_MISSING = (Column("Cannot tell, because", "prose"), Column("To know", "prose"))
 NOT_ASKED = (
     "This run was analyzed before there were rules; to ask them, open it again with --force."
 )
@@ -43,13 +44,21 @@ def render(trace: Trace) -> Section:
     if diagnosis is None:
         return Section(TITLE, ORDER, (Text(NOT_ASKED),), in_terminal=False)
     if not diagnosis.findings:
-        parts = [Text("No rule found anything that would be worth a change."), *_unasked(diagnosis)]
-        return Section(TITLE, ORDER, tuple(parts), in_terminal=False)
+        parts = [Text(_why_none(diagnosis)), *_unasked(diagnosis)]
+        return Section(TITLE, ORDER, tuple(parts))
     told = [_card(number, one, diagnosis) for number, one in enumerate(diagnosis.findings, 1)]
     parts = [Text(_lead(diagnosis)), *[Text(text) for text in told[:NUM_TOLD]]]
+    if more := [one.rule for one in diagnosis.findings[NUM_TOLD:]]:
+        parts.append(Text(f"{len(more)} more in the report's tables: {', '.join(more)}."))
     parts += [_savings(diagnosis), _claims(diagnosis), _evidence(trace, diagnosis)]
     parts += _unasked(diagnosis)
     return Section(TITLE, ORDER, tuple(parts))
+
+
+def _why_none(diagnosis: Diagnosis) -> str:
+    unasked = format_count(len(diagnosis.unasked), "rule")
+    asked = f"; {unasked} could not be asked of this recording" if diagnosis.unasked else ""
+    return f"No rule found anything worth a change{asked}."
 
 
 def _lead(diagnosis: Diagnosis) -> str:
@@ -112,15 +121,15 @@ def _savings(diagnosis: Diagnosis) -> Table:
         )
         for one in diagnosis.findings
     )
-    money = f" A month: in dollars, of {diagnosis.price}." if diagnosis.price else ""
+    money = f"A month: in dollars, of {diagnosis.price}. " if diagnosis.price else ""
     caption = (
         "Predicted by replaying the recording: from a modest success to a full one, give or take "
         "what the replay itself misses. Savings do not add up: some overlap, some count only once "
-        "another is mended. Each has a playbook: kprof playbook NAME"
+        f"another is mended. {money}Each has a playbook: `kprof playbook NAME`."
     )
     kept = [i for i in range(len(columns)) if diagnosis.price or columns[i].header != MONTH]
     shown = tuple(tuple(row[i] for i in kept) for row in rows)
-    return Table(tuple(columns[i] for i in kept), shown, caption + money, terminal_rows=0)
+    return Table(tuple(columns[i] for i in kept), shown, caption, terminal_rows=0)
 
 
 def _claims(diagnosis: Diagnosis) -> Table:
@@ -182,8 +191,11 @@ def _grouped(rows: pd.DataFrame, before: str) -> list[tuple[str, ...]]:
 def _unasked(diagnosis: Diagnosis) -> list[Part]:
     if not diagnosis.unasked:
         return []
-    columns = (Column("Rule"), Column("Cannot tell, because", "prose"), Column("To know", "prose"))
-    rows = tuple((one.rule, one.because, one.way_out) for one in diagnosis.unasked)
-    number = format_count(len(rows), "rule")
+    columns = (Column("Rules", "prose"), *ANSWERS_MISSING)
+    rules: dict[tuple[str, str], list[str]] = {}
+    for one in diagnosis.unasked:
+        rules.setdefault((one.because, one.way_out), []).append(one.rule)
+    rows = tuple((", ".join(names), *why) for why, names in rules.items())
+    number = format_count(len(diagnosis.unasked), "rule")
     caption = f"{number} could not be asked of this recording."
     return [Table(columns, rows, caption, terminal_rows=0)]

@@ -15,6 +15,7 @@ from kprof.report.units import (
     or_missing,
     readable,
     shorten,
+    whose_time,
 )
 from kprof.trace import Trace
 
@@ -22,13 +23,14 @@ TITLE = "Top kernels"
 ORDER = 50
 
 ROWS = 50
+OPERATOR = Column("Operator", essential=False)
 # After the name, in the order in which a narrow terminal keeps them.
 COLUMNS = (
     Column("Share", "right"),
     Column("Time", "right"),
     Column("Of roofline", "right", essential=False),
     Column("Bound", essential=False),
-    Column("Operator", essential=False),
+    OPERATOR,
     Column("Saving", "right", essential=False),
     Column("Kind", essential=False),
     Column("Calls", "right", essential=False),
@@ -63,9 +65,14 @@ def render(trace: Trace) -> Section:
         )
         for row in shown.itertuples(index=False)
     ]
-    first = Column("Operator" if trace.is_host_only else "Kernel", "name")
+    columns = (Column("Operator" if trace.is_host_only else "Kernel", "name"), *COLUMNS)
+    # On the host an activity is an operator: another column of them would say nothing new.
+    kept = [i for i, one in enumerate(columns) if one is not OPERATOR or not trace.is_host_only]
     table = Table(
-        (first, *COLUMNS), tuple(rows), caption=_caption(len(groups)), share=_shares(shown)
+        tuple(columns[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in rows),
+        _caption(len(groups), is_host_only=trace.is_host_only),
+        _shares(shown),
     )
     return Section(title, ORDER, (lead, table))
 
@@ -91,10 +98,11 @@ def _lead(groups: pd.DataFrame, noun: str) -> str:
     )
 
 
-def _caption(number: int) -> str:
+def _caption(number: int, *, is_host_only: bool) -> str:
     shown = f"The {ROWS} longest of {number:,}. " if number > ROWS else ""
+    operator = "" if is_host_only else " Operator: the one behind most of the kernel's time."
     return (
-        f"{shown}Share: of all device time. Of roofline: time at the roofline over time taken. "
-        "Saving: what reaching it would save; a dash where no work model applies. Operator: the "
-        "one behind most of the kernel's time."
+        f"{shown}Share: of all {whose_time(is_host_only=is_host_only)}. Of roofline: time at the "
+        "roofline over time taken. Saving: what reaching it would save; a dash where no work model "
+        f"applies.{operator}"
     )

@@ -22,6 +22,7 @@ from kprof.report.units import (
     format_time,
     readable,
     shorten,
+    whose_time,
 )
 from kprof.trace import Trace
 
@@ -67,7 +68,8 @@ def _lead(trace: Trace, groups: pd.DataFrame) -> str:
         for bound, time_ns in by_bound.sort_values(ascending=False).items()
     )
     ending = f": {listed}." if listed else "."
-    return f"The work of {covered} of the time is known{ending}"
+    time = whose_time(is_host_only=trace.is_host_only)
+    return f"{covered} of {time} is work that moves a known number of bytes{ending}"
 
 
 def _roofline_figure(trace: Trace, points: pd.DataFrame, number: int) -> Figure:
@@ -84,8 +86,8 @@ def _roofline_figure(trace: Trace, points: pd.DataFrame, number: int) -> Figure:
             data.append(_markers(bound, points.iloc[rows], intensity[rows], speed[rows]))
     cut = f" the {MARKERS} longest of {number:,};" if number > MARKERS else ""
     caption = (
-        f"A marker is a kernel with its operator and shapes;{cut} its area is its share of "
-        "device time. The lines are the device's ceilings: the closer, the better used."
+        f"A marker is a kernel with its operator and shapes;{cut} its area is its share of the "
+        "time. The lines are the device's ceilings: the closer, the better used."
     )
     return Figure(data, _roofline_layout(), caption, height_px=520)
 
@@ -144,7 +146,7 @@ def _hover_text(group: Any, achieved: str) -> str:  # noqa: ANN401 - a named tup
         shorten(readable(str(group.name)), 80),
         f"{op}{shapes}",
         f"{format_count(group.calls, 'call')}, {format_time(group.time_ns)}, "
-        f"{format_share(group.share)} of device time",
+        f"{format_share(group.share)} of the time",
         f"{achieved}; {limit} of the roofline",
     )
     return "<br>".join(literal(line) for line in lines)
@@ -215,7 +217,7 @@ def _bandwidth_figure(device: Device | None, moving: pd.DataFrame) -> Figure:
     layout: dict[str, object] = {
         "margin": {"l": 250, "r": 20, "t": 24, "b": 46},
         "xaxis": {
-            "title": {"text": "bytes per second"},
+            "ticksuffix": "B/s",
             "exponentformat": "SI",
             "rangemode": "tozero",
         },
@@ -233,7 +235,8 @@ def _bandwidth_figure(device: Device | None, moving: pd.DataFrame) -> Figure:
         ceiling = f" The line is the memory's {format_amount(device.memory_bytes_per_s, 'B/s')}."
     caption = (
         f"Bandwidth of what only moves data: the {len(shown)} longest of "
-        f"{format_count(len(moving), 'group')}.{ceiling}"
+        f"{format_count(len(moving), 'group')} of one kernel, operator, shapes and bound; bars "
+        f"with one label differ in the others.{ceiling}"
     )
     return Figure(data, layout, caption, height_px=110 + 24 * len(shown))
 

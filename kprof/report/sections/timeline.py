@@ -64,7 +64,10 @@ def _caption(number: int, num_alone: int) -> str:
     caption = "Drag to zoom in, double-click to zoom out."
     if number == num_alone:
         return caption
-    return f"{caption} {number - num_alone:,} of {number:,} are too short to see and were merged."
+    return (
+        f"{caption} {number - num_alone:,} of {number:,} are too short to see and were merged with "
+        "what is beside them; such a block holds the idle time between them as well."
+    )
 
 
 def _labelled(rows: pd.DataFrame, source: pd.DataFrame) -> pd.DataFrame:

@@ -30,10 +30,9 @@ def render(trace: Trace) -> Section:
         parts.append(Text(unrecorded))
     if trace.meta.device is not None:
         device = trace.meta.device
-        how = "measured" if device.is_measured else "datasheet"
-        parts.append(
-            Text(f"Ceilings of the roofline: {device.name}, {how} ({device.source}).", "muted")
-        )
+        # What was measured says so itself.
+        source = device.source if device.is_measured else f"datasheet ({device.source})"
+        parts.append(Text(f"Ceilings of the roofline: {device.name}, {source}.", "muted"))
     return Section(TITLE, ORDER, tuple(parts))
 
 

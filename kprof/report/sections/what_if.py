@@ -47,7 +47,7 @@ def section_of(
         return Section(TITLE, ORDER, (Text(nothing),), in_terminal=False)
     parts: list[Part] = []
     if told:
-        parts += [Text(_lead(told, whole)), _table(told, rows)]
+        parts += [Text(_lead(told, whole)), _table(told, rows, whole)]
     parts += [Text(f"Cannot tell: {text}.", "warning") for text in _reasons(untold)]
     parts.append(Text(EXPLANATION, "muted"))
     return Section(TITLE, ORDER, tuple(parts))
@@ -68,11 +68,11 @@ def _lead(told: list[Prediction], whole: str) -> str:
     )
 
 
-def _table(told: list[Prediction], num_rows: int) -> Table:
+def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
     columns = (
         Column("What", "name"),
         Column("Change"),
-        Column("Step", "right"),
+        Column(whole.split()[-1].capitalize(), "right"),
         Column("Saves", "right"),
         Column("Amdahl", "right"),
         Column("Roofline known for", "right", essential=False),
