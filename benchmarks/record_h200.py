@@ -89,7 +89,9 @@ def analyzed_again(entry, out):
     folder = out / f"{entry['name']}.kprof"
     subprocess.run([KPROF, "open", "--force", str(folder)], check=True, stdout=subprocess.DEVNULL)
     result = opened(folder)
-    return {**entry, **figures_of(result), "ceilings": result["ceilings"]["source"]}
+    figures = figures_of(result)
+    told = {"value": figures["attributed_percent"], "ceilings": result["ceilings"]["source"]}
+    return {**entry, **figures, **told}
 
 
 def rewrite(path, rows):
