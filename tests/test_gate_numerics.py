@@ -105,6 +105,22 @@ def test_the_same_code_is_bit_exact_and_another_order_is_not():
     assert not check_numerics(few(subject)).is_bit_exact
 
 
+def test_offsets_beyond_32_bits_are_for_the_new_code_alone():
+    steps = {"replaced": [], "new": []}
+
+    def watched(name):
+        def double(x):
+            steps[name].append(x.stride(0))
+            return x * 2
+
+        return double
+
+    subject = new_is(watched("new"), replaced=watched("replaced"))
+    assert check_numerics(few(subject)).state == "passed"
+    assert max(steps["new"]) > 2**29
+    assert max(steps["replaced"]) < 100
+
+
 def test_a_lower_precision_is_judged_by_the_error_that_it_states():
     rounded = new_is(lambda x: (x * 2).bfloat16().float(), precision="lower")
     assert check_numerics(rounded).state == "not run"

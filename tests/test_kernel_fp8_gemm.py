@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from kprof.gate.inputs import place
 from kprof.kernels._fp8_gemm import Narrow, Tiled, multiply, schedule_of
 from kprof.kernels.fp8_gemm import KERNEL, fp8_gemm
 from tests.kernel_checks import (
@@ -49,6 +50,15 @@ def exact(x, w, x_scale, w_scale, *others):
 
 def error_of(found, expected):
     return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("schedule", [SMALL_NARROW, SMALL_TILED], ids=["narrow", "tiled"])
+def test_rows_that_32_bits_do_not_reach_give_the_same(schedule):
+    x, w, _, w_scale = given(3, 16, 64, torch.float16)
+    expected = multiply(x, w, None, w_scale, None, "none", schedule)
+    apart = place(x, "far").view
+    assert apart.stride(0) > 2**30
+    assert torch.equal(multiply(apart, w, None, w_scale, None, "none", schedule), expected)
 
 
 @pytest.mark.parametrize("schedule", [SMALL_NARROW, SMALL_TILED], ids=["narrow", "tiled"])

@@ -3,12 +3,18 @@
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
 import gc
+import sys
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from kprof.gate.inputs import place
+from kprof.gate.subject import LAYOUTS
 from kprof.kernels import _fp8_linear, _fp8_weights
 from kprof.kernels._choice import bucket_of
 from kprof.kernels._fp8_across import quantize_across
@@ -16,6 +22,7 @@ from kprof.kernels._fp8_linear import route_of, run_on, to_input, to_weight
 from kprof.kernels._subject import subject_of
 from kprof.kernels.fp8_linear import KERNEL, STATED_ERROR, fp8_linear
 from kprof.kernels.quantize_fp8 import KERNEL as QUANTIZE
+from kprof.kernels.quantize_fp8 import quantize_fp8
 from tests.kernel_checks import (
     COMPILED,
     INTERPRETED,
@@ -134,10 +141,119 @@ def test_tensors_made_in_inference_mode_are_quantised_in_every_call():
         assert torch.equal(fp8_linear(x, weight), 2 * first)
 
 
+def test_a_weight_on_another_device_than_before_is_not_put_where_it_was():
+    weight = given()[1]
+    _fp8_weights.quantized(weight, is_kept=True)
+    known = _fp8_weights._kept[id(weight)]
+    away = {"values": known.values.to("meta"), "scales": known.scales.to("meta")}
+    _fp8_weights._kept[id(weight)] = known._replace(version=-1, **away)
+    assert _fp8_weights.quantized(weight, is_kept=True)[0].device == weight.device
+
+
+def test_what_is_kept_is_no_part_of_what_this_thread_allocates_and_ready_for_every_stream(
+    monkeypatch,
+):
+    seen = []
+    quantize, main = _fp8_weights.quantize_fp8, threading.get_ident()
+
+    def quantize_seen(weight):
+        seen.append("here" if threading.get_ident() == main else "apart")
+        return quantize(weight)
+
+    monkeypatch.setattr(_fp8_weights, "quantize_fp8", quantize_seen)
+    monkeypatch.setattr(_fp8_weights, "_wait_for", lambda weight: seen.append("waited"))
+    weight = given()[1]
+    _fp8_weights.quantized(weight, is_kept=True)
+    assert seen == ["waited", "waited", "apart", "waited", "waited"]
+    _fp8_weights.quantized(weight.mul_(2), is_kept=True)
+    assert seen[5:] == ["here", "waited"]
+    _fp8_weights.quantized(weight, is_kept=True)
+    assert len(seen) == 7
+
+
+@pytest.mark.parametrize("is_used", [True, False], ids=["used", "imported"])
+def test_weights_that_fsdp_gathers_are_quantised_in_every_call(is_used, monkeypatch):
+    sharded = type("FSDPModule", (), {})
+    others = [type("FSDPBlock", (sharded,), {})] if is_used else []
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", SimpleNamespace(FSDPModule=sharded))
+    x, weight, _ = given()
+    before = fp8_linear(x, weight)
+    weight.data.zero_()
+    assert fp8_linear(x, weight).any() == (not others)
+    assert before.any()
+
+
+class Products(TorchDispatchMode):
+    """Notes how far the elements of every product's matrices reach."""
+
+    def __init__(self):
+        super().__init__()
+        self.spans = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            matrices = [one for one in args if one.dim() == 2]
+            self.spans += [
+                sum((n - 1) * step for n, step in zip(one.shape, one.stride(), strict=True))
+                for one in matrices
+            ]
+        return func(*args, **(kwargs or {}))
+
+
+def far(*shape):
+    """Return a matrix whose last row 32 bits do not reach, without any data."""
+    step = 2**31 // (shape[0] - 1) + 64
+    whole = torch.empty((shape[0] - 1) * step + shape[1], dtype=torch.float16, device="meta")
+    return whole.as_strided(shape, (step, 1))
+
+
+def test_no_product_of_torchs_gets_a_matrix_that_32_bits_do_not_reach():
+    x, weight, dy = far(3, 80), far(48, 80), far(3, 48)
+    with Products() as products:
+        assert run_on(x, weight, None, True, "plain").shape == (3, 48)
+        assert _fp8_linear._run_to_input(dy, weight).shape == (3, 80)
+        assert _fp8_linear._run_to_weight(dy, x).shape == (48, 80)
+    assert len(products.spans) == 6
+    assert max(products.spans) < 2**31
+
+
+def test_what_lies_apart_within_reach_is_not_copied():
+    wide = torch.empty(64, 256, dtype=torch.float16, device="meta")
+    views = (wide, wide[:, 3:80], wide.t(), wide[:1].expand(64, 256))
+    assert all(_fp8_linear.near(one) is one for one in views)
+    contiguous = torch.empty(2**17, 2**15, dtype=torch.float16, device="meta")
+    assert _fp8_linear.near(contiguous) is contiguous
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_however_matrices_lie_cublaslt_gets_them_whole_and_aligned(layout, monkeypatch):
+    given = []
+
+    def note(x, w, x_scale, w_scale, **options):
+        given.extend((x, w.t(), x_scale, w_scale))
+        return torch.empty(x.shape[0], w.shape[1], dtype=torch.bfloat16)
+
+    monkeypatch.setattr(torch, "_scaled_mm", note)
+    x, weight = (place(rows(n, 64).bfloat16(), layout).view for n in (130, 48))
+    run_on(x, weight, None, True, "library")
+    _fp8_linear._product_of_both(quantize_across(x), quantize_across(x), None, "library")
+    found = [(tuple(one.shape), one.is_contiguous(), one.data_ptr() % 16) for one in given]
+    shapes = (130, 64), (48, 64), (130, 1), (1, 48), (64, 130), (64, 130), (64, 1), (1, 64)
+    assert found == [(shape, True, 0) for shape in shapes]
+
+
+def test_sizes_that_do_not_go_together_are_told_as_torch_does():
+    x, weight, bias = given()
+    for route in (None, "wide"):
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            run_on(x, weight[:, :32].contiguous(), bias, True, route)
+
+
 class OnGpu:
     """As much of a tensor on a GPU as a route depends on."""
 
     is_cuda = True
+    device = torch.device("cuda", 0)
 
     def __init__(self, dtype):
         self.dtype = dtype
@@ -158,16 +274,36 @@ class OnGpu:
         (1, (4_096, 131_072), torch.bfloat16, "plain"),
     ],
 )
-def test_a_product_goes_the_way_that_suits_its_size(num_rows, shape, dtype, route):
+def test_a_product_goes_the_way_that_suits_its_size(num_rows, shape, dtype, route, monkeypatch):
+    monkeypatch.setattr(_fp8_linear, "has_library", lambda device: True)
     assert route_of(num_rows, *shape, OnGpu(dtype)) == route
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "route"),
+    [
+        ("13.0", (9, 0), "library"),
+        ("12.9", (9, 0), "library"),
+        ("12.8", (9, 0), "plain"),
+        ("13.0", (8, 9), "plain"),
+        ("13.0", (10, 0), "plain"),
+    ],
+)
+def test_many_rows_meet_fp8_where_that_is_cublaslts_alone(version, capability, route, monkeypatch):
+    has_library = _fp8_linear.has_library.__wrapped__
+    monkeypatch.setattr(_fp8_linear, "has_library", has_library)
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert route_of(4_096, 4_096, 4_096, OnGpu(torch.bfloat16)) == route
 
 
 def test_a_route_may_be_forced():
     x, weight, bias = given()
-    assert torch.equal(run_on("plain", x, weight, bias, True), functional.linear(x, weight, bias))
-    assert not torch.equal(
-        run_on("wide", x, weight, bias, True), functional.linear(x, weight, bias)
-    )
+    assert torch.equal(run_on(x, weight, bias, True, "plain"), functional.linear(x, weight, bias))
+    for route in ("wide", "tiles"):
+        found = run_on(x, weight, bias, True, route)
+        assert found.dtype == x.dtype
+        assert not torch.equal(found, functional.linear(x, weight, bias))
 
 
 def test_no_rows_give_no_results_and_no_gradients():
@@ -205,6 +341,13 @@ def test_columns_that_lie_apart_are_turned_where_they_are():
     wide = rows(40, 60)
     found, expected = quantize_across(wide[:, 7:39]), quantize_across(wide[:, 7:39].contiguous())
     assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("quantize", [quantize_across, quantize_fp8], ids=["across", "by rows"])
+def test_rows_that_32_bits_do_not_reach_are_quantised_as_others(quantize):
+    x = rows(3, 70).half()
+    pairs = zip(quantize(place(x, "far").view), quantize(x), strict=True)
+    assert all(torch.equal(a.float(), b.float()) for a, b in pairs)
 
 
 def test_products_of_the_backward_pass_keep_their_shapes():

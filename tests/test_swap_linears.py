@@ -3,10 +3,12 @@
 import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
 
 import copy
+import pickle
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from kprof.sites import linears
 from kprof.swap import swapped
@@ -89,6 +91,15 @@ def test_a_head_that_is_named_in_full_is_taken(model):
     assert names(swap.replaced) == ["lm_head"]
 
 
+def test_a_router_stays_as_precise_as_it_is(model):
+    model.blocks[0].gate = nn.Linear(32, 16).half()
+    model.blocks[1].gate_proj = nn.Linear(32, 16).half()
+    with swapped(model, "fp8_linear") as swap:
+        pass
+    assert "routers stay" in why(swap, "blocks.0.gate")
+    assert "blocks.1.gate_proj" in names(swap.replaced)
+
+
 def test_weights_shared_with_an_embedding_are_spared(model):
     model.last = nn.Linear(32, 16, bias=False)
     model.last.weight = model.embed.weight
@@ -123,6 +134,65 @@ def test_layers_that_are_more_than_linear_are_left_alone(model):
     assert names(swap.replaced) == ["blocks.0.down", "blocks.1.down"]
     assert "plain Linear" in why(swap, "blocks.0.up")
     assert "plain Linear" in why(swap, "blocks.1.up")
+
+
+class Elsewhere(torch.Tensor):
+    pass
+
+
+def test_weights_that_are_no_plain_tensors_are_left_alone(model):
+    weight = model.blocks[0].up.weight.detach().as_subclass(Elsewhere)
+    model.blocks[0].up.weight = nn.Parameter(weight, requires_grad=False)
+    with swapped(model, "fp8_linear") as swap:
+        pass
+    assert "Elsewhere" in why(swap, "blocks.0.up")
+
+
+def test_a_layer_that_is_pruned_while_it_is_swapped_runs_the_original(model):
+    layer, x = model.blocks[0].up, torch.randn(3, 32).half()
+    with swapped(model, "fp8_linear@blocks.0.up") as swap, torch.no_grad():
+        prune.l1_unstructured(layer, "bias", 8)
+        found = layer(x)
+    assert torch.equal(found, nn.functional.linear(x, layer.weight, layer.bias))
+    (site,) = swap.replaced
+    assert "no parameters of its own" in site.calls[0].why
+
+
+def test_weights_written_past_torchs_counting_are_seen_by_the_next_swap(model):
+    layer, x = model.blocks[0].down, torch.randn(3, 64).half()
+    with torch.no_grad():
+        with swapped(model, "fp8_linear"):
+            assert layer(x).any()
+        layer.weight.data.zero_()
+        with swapped(model, "fp8_linear"):
+            assert not layer(x).any()
+
+
+def test_new_weights_of_another_shape_raise_as_they_do_without_it(model):
+    layer, x = model.blocks[0].down, torch.randn(3, 64).half()
+    with swapped(model, "fp8_linear"), torch.no_grad():
+        layer(x)
+        layer.weight = nn.Parameter(torch.randn(32, 48).half())
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            layer(x)
+
+
+def test_a_copy_of_a_swapped_model_computes_as_before_and_can_be_swapped_itself(model):
+    plain = model(TOKENS)
+    with swapped(model, "fp8_linear"):
+        copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+        for one in copies:
+            assert torch.equal(one(TOKENS), plain)
+    for one in copies:
+        with swapped(one, "fp8_linear") as swap, torch.no_grad():
+            assert not torch.equal(one(TOKENS), plain)
+        assert [site.num_replaced for site in swap.replaced] == [1] * 4
+
+
+def test_on_a_device_without_autocast_the_original_runs(model):
+    with swapped(model.to("meta"), "fp8_linear") as swap:
+        assert model(TOKENS.to("meta")).shape == (2, 3, 16)
+    assert [site.num_fallen_back for site in swap.replaced] == [1] * 4
 
 
 def test_training_goes_through_it_and_gradients_arrive(model):

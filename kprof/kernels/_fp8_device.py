@@ -28,19 +28,18 @@ def _activated(y, ACTIVATION: tl.constexpr) -> tl.tensor:
 @triton.jit
 def finish(
     sum_NM,
-    y_MN,
-    x_scale,
-    w_scale,
-    bias_N,
     n_N,
     m_M,
-    num_rows,
-    num_columns,
+    into,
     HAS_X_SCALE: tl.constexpr,
     IS_BLOCKED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ) -> None:
-    """Store what the sums become: scaled where whole rows share a scale, biased, activated."""
+    """Store what the sums become: scaled where whole rows share a scale, biased, activated.
+
+    `into` holds the result, the scales of x and of the weights, the bias, and the result's size.
+    """
+    y_MN, x_scale, w_scale, bias_N, num_rows, num_columns = into
     is_n_N, is_m_M = n_N < num_columns, m_M < num_rows
     if not IS_BLOCKED:
         sum_NM *= tl.load(w_scale + n_N, is_n_N, other=0.0)[:, None]
@@ -86,7 +85,7 @@ def narrow(
     k_WK = part_W[:, None] + tl.arange(0, K)[None, :]
     row_N = tl.minimum(n_N, num_columns - 1).to(tl.int64)
     w_at = w_NK + row_N[None, :, None] * depth + k_WK[:, None, :]
-    x_at = x_MK + m_M[None, None, :] * x_step + k_WK[:, :, None]
+    x_at = x_MK + m_M[None, None, :].to(tl.int64) * x_step + k_WK[:, :, None]
     is_m_M = m_M < num_rows
     sum_WNM = tl.zeros([W, N, M], tl.float32)
     for start in tl.range(0, depth, W * K, num_stages=STAGES):
@@ -104,24 +103,12 @@ def narrow(
             w_at_W = w_scale + (tl.program_id(0) * N // SIDE) * groups + group_W
             scale_WM = tl.load(w_at_W, is_group_W, other=0.0)[:, None]
             if HAS_X_SCALE:
-                at_WM = group_W[:, None] * x_scale_step + m_M[None, :]
+                at_WM = group_W[:, None].to(tl.int64) * x_scale_step + m_M[None, :]
                 is_WM = is_group_W[:, None] & is_m_M[None, :]
                 scale_WM *= tl.load(x_scale + at_WM, is_WM, other=0.0)
             sum_WNM += tl.dot(w.to(x.dtype), x) * scale_WM[:, None, :]
         else:
             sum_WNM = tl.dot(w.to(x.dtype), x, sum_WNM)
     sum_NM = tl.sum(sum_WNM, axis=0)
-    finish(
-        sum_NM,
-        y_MN,
-        x_scale,
-        w_scale,
-        bias_N,
-        n_N,
-        m_M,
-        num_rows,
-        num_columns,
-        HAS_X_SCALE,
-        IS_BLOCKED,
-        ACTIVATION,
-    )
+    into = (y_MN, x_scale, w_scale, bias_N, num_rows, num_columns)
+    finish(sum_NM, n_N, m_M, into, HAS_X_SCALE, IS_BLOCKED, ACTIVATION)

@@ -6,6 +6,7 @@ cuBLASLt does not give, x stays as it is, and the weights are widened as they ar
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 import torch
@@ -30,6 +31,8 @@ MANY_WEIGHTS = 1 << 24
 LEAST_ROWS_ACROSS = 4_096
 # Of weights (N, K), N K / (N + K): what is gained over what both matrices turned round cost.
 LEAST_BREADTH = 3_072
+# cuBLAS counts elements in 32 bits, and beyond reads what is not there (pytorch/pytorch#31708).
+MOST_SPAN = 2**31
 
 
 def route_of(num_rows: int, num_columns: int, depth: int, x: Tensor) -> Route:
@@ -44,13 +47,32 @@ def route_of(num_rows: int, num_columns: int, depth: int, x: Tensor) -> Route:
         return "tiles"
     is_small = num_rows <= MOST_DEEP_ROWS and num_columns * depth <= MANY_WEIGHTS
     is_odd = num_columns % MULTIPLE or depth % MULTIPLE
-    return "plain" if is_small or is_odd else "library"
+    return "plain" if is_small or is_odd or not has_library(x.device) else "library"
+
+
+@cache
+def has_library(device: torch.device) -> bool:
+    """Tell whether torch leaves products with scales for rows to cuBLASLt.
+
+    Else they are CUTLASS's, some of which read past the scales (pytorch/pytorch#133334) or run on
+    another stream than the current one (pytorch/pytorch#177651).
+    """
+    version = tuple(map(int, (torch.version.cuda or "0").split(".")[:2]))
+    return version >= (12, 9) and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _route_across(num_tokens: int, num_rows: int, num_columns: int, depth: int, x: Tensor) -> Route:
     """Return which way a product of a backward pass goes."""
     is_large = num_tokens >= LEAST_ROWS_ACROSS
     return route_of(num_rows, num_columns, depth, x) if is_large else "plain"
+
+
+def near(x: Tensor) -> Tensor:
+    """Return a tensor as cuBLAS takes it: a copy where gaps put its last element out of reach."""
+    if x.is_contiguous():
+        return x
+    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return x if last < MOST_SPAN else x.contiguous()
 
 
 Quantized = tuple[Tensor, Tensor]
@@ -60,7 +82,8 @@ def product(x: Tensor, w: Quantized, bias: Tensor | None, route: Route) -> Tenso
     """Return x times quantised weights (N, K), by rows, on a route other than "plain"."""
     if route == "wide":
         return multiply(x, w[0], None, w[1], bias, "none")
-    return _product_of_both(quantize_fp8(x), w, bias, route)
+    y = _product_of_both(quantize_fp8(x), w, bias, route)
+    return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
 def _product_of_both(x: Quantized, w: Quantized, bias: Tensor | None, route: Route) -> Tensor:
@@ -71,19 +94,17 @@ def _product_of_both(x: Quantized, w: Quantized, bias: Tensor | None, route: Rou
     return multiply(x[0], w[0], x[1], w[1], bias, "none")
 
 
-def _run(x: Tensor, weight: Tensor, bias: Tensor | None, is_kept: bool) -> Tensor:
-    return run_on(None, x, weight, bias, is_kept)
-
-
 def run_on(
-    route: Route | None, x: Tensor, weight: Tensor, bias: Tensor | None, is_kept: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, is_kept: bool, route: Route | None = None
 ) -> Tensor:
     """Return the linear layer's result on a route; None: the one that is known as best."""
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    (num_rows, depth), num_columns = rows.shape, weight.shape[0]
+    (num_rows, depth), (num_columns, met_depth) = rows.shape, weight.shape
+    # What does not go together, torch tells best; our kernels would read past the end of it.
+    is_wrong = met_depth != depth or weight.device != x.device
     route = route or route_of(num_rows, num_columns, depth, x)
-    if route == "plain" or not num_rows:
-        return functional.linear(x, weight, bias)
+    if route == "plain" or not num_rows or is_wrong:
+        return functional.linear(near(x), near(weight), bias)
     y = product(rows, quantized(weight, is_kept=is_kept), bias, route)
     return y if x is rows else y.view(*x.shape[:-1], num_columns)
 
@@ -94,7 +115,7 @@ def _run_to_input(dy: Tensor, weight: Tensor) -> Tensor:
     num_rows, (num_columns, depth) = rows.shape[0], weight.shape
     route = _route_across(num_rows, num_rows, depth, num_columns, dy)
     if route == "plain":
-        return (rows @ weight).view(*dy.shape[:-1], depth)
+        return (near(rows) @ near(weight)).view(*dy.shape[:-1], depth)
     return product(rows, quantize_across(weight), None, route).view(*dy.shape[:-1], depth)
 
 
@@ -105,14 +126,14 @@ def _run_to_weight(dy: Tensor, x: Tensor) -> Tensor:
     depth = x.shape[1]
     route = _route_across(num_tokens, num_rows, depth, num_tokens, x)
     if route == "plain" or num_rows * depth < LEAST_BREADTH * (num_rows + depth):
-        return dy.t() @ x
+        return near(dy).t() @ near(x)
     y = _product_of_both(quantize_across(dy), quantize_across(x), None, route)
     return y.to(x.dtype)
 
 
 forward = define(
     "fp8_linear(Tensor x, Tensor weight, Tensor? bias, bool is_kept) -> Tensor",
-    _run,
+    run_on,
     lambda x, weight, bias, is_kept: x.new_empty((*x.shape[:-1], weight.shape[0])),
 )
 to_input = define(

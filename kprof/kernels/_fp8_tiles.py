@@ -16,30 +16,12 @@ PROMOTED = tl.constexpr(128)
 
 
 @triton.jit
-def _put_together(
-    sum_NM,
-    parts,
-    counter,
-    part,
-    first_n,
-    y_MN,
-    x_scale,
-    w_scale,
-    bias_N,
-    m_M,
-    num_rows,
-    num_columns,
-    HAS_X_SCALE: tl.constexpr,
-    IS_BLOCKED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    SPLITS: tl.constexpr,
-) -> None:
-    """Add up the parts of a tile, which the last program does, and store what they become."""
-    N: tl.constexpr = sum_NM.shape[0]
-    M: tl.constexpr = sum_NM.shape[1]
+def _put_together(sum_NM, parts, counter, part, SPLITS: tl.constexpr) -> tuple[tl.tensor, bool]:
+    """Return the sum of a tile's parts, and whether it is this program that has it: the last."""
     is_mine = True
-    n_N = first_n + tl.arange(0, N)
     if SPLITS > 1:
+        N: tl.constexpr = sum_NM.shape[0]
+        M: tl.constexpr = sum_NM.shape[1]
         at_NM = tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :]
         tl.store(parts + part * (N * M) + at_NM, sum_NM)
         is_mine = is_last_to_arrive(counter, SPLITS)
@@ -47,21 +29,7 @@ def _put_together(
             sum_NM = tl.zeros([N, M], tl.float32)
             for other in tl.range(SPLITS):
                 sum_NM += tl.load(parts + other * (N * M) + at_NM)
-    if is_mine:
-        finish(
-            sum_NM,
-            y_MN,
-            x_scale,
-            w_scale,
-            bias_N,
-            n_N,
-            m_M,
-            num_rows,
-            num_columns,
-            HAS_X_SCALE,
-            IS_BLOCKED,
-            ACTIVATION,
-        )
+    return sum_NM, is_mine
 
 
 @triton.jit
@@ -109,7 +77,7 @@ def tiled(
     first = part * each
     end = tl.minimum(first + each, depth)
     w_at = w_NK + tl.minimum(n_N, num_columns - 1)[:, None].to(tl.int64) * depth
-    x_at = x_MK + m_M[:, None] * x_step
+    x_at = x_MK + m_M[:, None].to(tl.int64) * x_step
     is_m_M = m_M < num_rows
     sum_NM = tl.zeros([N, M], tl.float32)
     for start in tl.range(first, end, K, num_stages=STAGES):
@@ -131,21 +99,8 @@ def tiled(
             sum_NM += tl.dot(w.to(x.dtype), x.T) * scale_M[None, :]
         else:
             sum_NM = tl.dot(w.to(x.dtype), x.T, sum_NM, max_num_imprecise_acc=PROMOTED)
-    _put_together(
-        sum_NM,
-        partial + tile.to(tl.int64) * (SPLITS * N * M),
-        counter + tile,
-        part,
-        band * N,
-        y_MN,
-        x_scale,
-        w_scale,
-        bias_N,
-        m_M,
-        num_rows,
-        num_columns,
-        HAS_X_SCALE,
-        IS_BLOCKED,
-        ACTIVATION,
-        SPLITS,
-    )
+    parts = partial + tile.to(tl.int64) * (SPLITS * N * M)
+    sum_NM, is_mine = _put_together(sum_NM, parts, counter + tile, part, SPLITS)
+    if is_mine:
+        into = (y_MN, x_scale, w_scale, bias_N, num_rows, num_columns)
+        finish(sum_NM, n_N, m_M, into, HAS_X_SCALE, IS_BLOCKED, ACTIVATION)

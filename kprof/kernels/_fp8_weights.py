@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -27,7 +29,8 @@ class _Kept(NamedTuple):
 
     def has_room_for(self, weight: Tensor) -> bool:
         """Tell whether it is of this weight, as that was or is."""
-        return self.values.shape == weight.shape and self.weight() is weight
+        is_alike = (self.values.shape, self.values.device) == (weight.shape, weight.device)
+        return is_alike and self.weight() is weight
 
 
 # No version of any weight.
@@ -50,20 +53,54 @@ def quantized(weight: Tensor, *, is_kept: bool) -> tuple[Tensor, Tensor]:
     """
     key = id(weight)
     known = _kept.get(key)
-    if not is_kept or weight.is_inference():
+    if not is_kept or weight.is_inference() or _are_gathered():
         _let_go(key)
         return quantize_fp8(weight.detach())
     if known is not None and known.is_of(weight):
         return known.values, known.scales
-    values, scales = quantize_fp8(weight.detach())
     # What is made while a graph is captured holds nothing until a replay.
     if weight.is_cuda and torch.cuda.is_current_stream_capturing():
-        return values, scales
+        return quantize_fp8(weight.detach())
     if known is not None and known.has_room_for(weight):
+        values, scales = quantize_fp8(weight.detach())
         values, scales = known.values.copy_(values), known.scales.copy_(scales)
+    else:
+        values, scales = _quantized_to_stay(weight)
+    # Once for each version: the next call may be on any stream, and waits for none.
+    _wait_for(weight)
     mark = weakref.ref(weight, lambda _: _kept.pop(key, None))
     _kept[key] = _Kept(mark, weight._version, weight.data_ptr(), values, scales)
     return values, scales
+
+
+def _quantized_to_stay(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what outlives a CUDA graph's pool, which this thread's memory may be coming from."""
+    _wait_for(weight)
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(_quantized_here, weight.detach()).result()
+
+
+def _quantized_here(weight: Tensor) -> tuple[Tensor, Tensor]:
+    # A new thread has no CUDA context to launch in before CUDA's runtime has been asked something.
+    if weight.is_cuda:
+        torch.cuda.set_device(weight.device)
+    _wait_for(weight)
+    # What a thread turns on is off in a new one: modes of torch, and another current stream.
+    with torch.no_grad():
+        values, scales = quantize_fp8(weight)
+    _wait_for(weight)
+    return values, scales
+
+
+def _are_gathered() -> bool:
+    """Tell whether FSDP2 is in use: it puts new weights where the last were, uncounted."""
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return sharded is not None and bool(sharded.__subclasses__())
+
+
+def _wait_for(weight: Tensor) -> None:
+    if weight.is_cuda:
+        torch.cuda.current_stream(weight.device).synchronize()
 
 
 def forget(module: torch.nn.Module | None = None) -> None:
@@ -74,5 +111,6 @@ def forget(module: torch.nn.Module | None = None) -> None:
 
 
 def _let_go(key: int) -> None:
-    if key in _kept:
-        _kept[key] = _kept[key]._replace(version=NONE)
+    known = _kept.get(key)
+    if known is not None:
+        _kept[key] = known._replace(version=NONE)

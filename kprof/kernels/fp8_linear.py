@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels._fp8_linear import Route, forward, run_on, to_input, to_weight
+from kprof.kernels._fp8_weights import forget as forget
 from kprof.kernels._operator import applied
 from kprof.kernels.fp8_gemm import LLAMA, WIDE
 from kprof.kernels.quantize_fp8 import quantize_fp8
@@ -77,7 +78,7 @@ def _on(route: Route) -> Any:
     """Return the layer on one route, forward alone."""
 
     def call(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return run_on(route, x, weight, bias, True)
+        return run_on(x, weight, bias, True, route)
 
     return call
 

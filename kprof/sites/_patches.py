@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ FUSED = ("apex", "flash_attn", "liger_kernel", "quack", "transformer_engine", "u
 def why_foreign(module: Module) -> str | None:
     """Return why this module's forward is not its author's any more; None: it is."""
     own = module.__dict__.get("forward")
-    if own is not None:
+    # A swapped module that was pickled carries its class's own, bound to it.
+    if own is not None and own != types.MethodType(type(module).forward, module):
         function = getattr(own, "__func__", own)
         if hasattr(function, MARK):
             # A copy of a swapped module: what it carries goes to the original by itself.

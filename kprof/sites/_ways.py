@@ -180,7 +180,9 @@ def key_of(x: Tensor, other: Tensor | None = None) -> Hashable:
 def cast_of(x: Tensor) -> torch.dtype | None:
     """Return the dtype of the autocast that is on for this tensor's device, None where none is."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    # On what has no autocast, such as meta, torch raises.
+    is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_on else None
 
 
 def _short(dtype: torch.dtype | None) -> str:

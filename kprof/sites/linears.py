@@ -1,7 +1,7 @@
 """Linear layers: products whose weights can be in FP8.
 
-Less precise than what is there, so that some are left alone unless they are named in full: heads,
-whose small errors decide between tokens, and layers too small to gain anything.
+Less precise than what is there, so that some are left alone unless they are named in full: heads
+and routers, whose small errors decide between tokens and experts, and layers too small to gain.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from torch.compiler import is_compiling
 from torch.nn import Embedding, Linear, Module
 
 from kprof.kernels.fp8_gemm import WIDE
+from kprof.kernels.fp8_linear import forget
 from kprof.sites import Family
 from kprof.sites._patches import why_foreign
 from kprof.sites._probe import Setting
 from kprof.sites._site import Request, Site, Skip, Switch, bound
-from kprof.sites._ways import Ways, key_of
+from kprof.sites._ways import PLAIN, Ways, key_of
 
 KERNEL = "fp8_linear"
-# What the last layer of a model is called, whose results are logits.
-HEADS = ("classifier", "embed_out", "lm_head", "output_projection", "qa_outputs", "score")
+# What layers are called whose results are compared with each other.
+DECIDING = {
+    "heads": ("classifier", "embed_out", "lm_head", "output_projection", "qa_outputs", "score"),
+    "routers": ("gate", "router"),
+}
 # Of weights; with fewer, a call takes the time of a launch in any precision.
 LEAST_WEIGHTS = 1 << 20
 MULTIPLE = 16
@@ -57,6 +61,8 @@ def _why_not(module: Linear) -> str | None:
     if type(module) is not Linear or "weight" not in module._parameters:
         return "it is no plain Linear with a weight of its own"
     weight = module.weight
+    if type(weight) not in PLAIN:
+        return f"its weights are a {type(weight).__name__}, no plain tensor"
     if weight.dtype not in WIDE:
         return f"its weights are in {str(weight.dtype).removeprefix('torch.')}, not in 16 bits"
     if weight.is_cuda and torch.cuda.get_device_capability(weight.device) < LEAST_CAPABILITY:
@@ -66,8 +72,9 @@ def _why_not(module: Linear) -> str | None:
 
 def _why_spared(name: str, module: Linear, *, is_tied: bool) -> str | None:
     """Return why a layer had better not be in FP8, which a filter can overrule."""
-    if name.rpartition(".")[2] in HEADS:
-        return f"heads stay as precise as they are: {KERNEL}@{name} takes it all the same"
+    for sort, names in DECIDING.items():
+        if name.rpartition(".")[2] in names:
+            return f"{sort} stay as precise as they are: {KERNEL}@{name} takes it all the same"
     if is_tied:
         return "it shares its weights with an embedding, which needs them as they are"
     shape = tuple(module.weight.shape)
@@ -80,7 +87,13 @@ def _site(name: str, module: Linear, request: Request) -> Site:
     ways = Ways(request.kernels[KERNEL], request.providers, SETTINGS)
     switch = Switch()
     original = type(module).forward
-    put = bound(_linear(original, ways, switch), original, switch)
+    bind = bound(_linear(original, ways, switch), original, switch)
+
+    def put(owner: Any) -> Any:
+        # Nobody counted what was written to its weights since another swap.
+        forget(owner)
+        return bind(owner)
+
     return Site(name, module, put, ways, switch=switch)
 
 
@@ -91,9 +104,14 @@ def _linear(original: Callable[..., Any], ways: Ways, switch: Switch) -> Callabl
         if switch.owner is not self or kwargs or x is None:
             return original(self, *(() if x is None else (x,)), **kwargs)
         parameters = self._parameters
+        if "weight" not in parameters or "bias" not in parameters:
+            # Pruned, parametrized or sharded since.
+            if not is_compiling():
+                ways.leave_out("its weights are no parameters of its own any more")
+            return original(self, x)
         weight, bias = parameters["weight"], parameters["bias"]
         if is_compiling():
-            function = trace(x, weight, bias)
+            function = trace(x, weight, bias) if type(weight) in PLAIN else None
             return original(self, x) if function is None else function(x, weight, bias)
         key = key_of(x, weight)
         way = known.get(key)
