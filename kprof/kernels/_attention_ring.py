@@ -1,0 +1,191 @@
+"""Attention of many queries on Hopper, on the host: descriptors of memory, and who does which tile.
+
+Programs stay, one on each multiprocessor, and work one tile off after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kprof.kernels._attention import LOG2_E, Options, empty_results, run_tiled
+from kprof.kernels._launch import IS_INTERPRETED, MOST_CALLS, Launcher
+from kprof.kernels._operator import define
+from kprof.kernels._rows import num_sms
+
+HOPPER = 9
+ALIGNMENT = 16
+# Of a warpgroup.
+ROWS = 64
+# Registers of a thread, by warpgroups that compute: as compiled for, and of those that compute.
+REGISTERS = {2: (168, 240), 3: (128, 160)}
+# What a tile takes beside its blocks of keys, in such blocks: an estimate.
+TILE_COST = 1.2
+# Of L2, for the keys and values of heads that are worked off together.
+KEPT_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Keys of a block, blocks in flight, whether warpgroups take turns, and room for results."""
+
+    keys: int
+    stages: int
+    takes_turns: bool = True
+    has_room: bool = True
+    stays: bool = True
+    """Whether programs take one tile after the other."""
+    groups: int = 2
+    """Warpgroups that compute."""
+
+
+def ring_for(dim: int) -> Ring:
+    """Return the schedule for heads of this dimension; none was measured."""
+    if dim <= 64:
+        return Ring(128, 4)
+    return Ring(128, 2) if dim <= 128 else Ring(64, 2, has_room=False)
+
+
+def why_not_here() -> str:
+    """Return why this cannot run here; empty: it can, or may at least be compiled."""
+    if IS_INTERPRETED:
+        return "Gluon has no interpreter"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != HOPPER:
+        return "written for Hopper"
+    return ""
+
+
+@cache
+def _launcher() -> Launcher:
+    from kprof.kernels._attention_hopper import attend
+
+    return Launcher(attend)
+
+
+def run_ring(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_starts: Tensor | None,
+    k_starts: Tensor | None,
+    options: Options,
+    ring: Ring | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attend on Hopper; what a descriptor cannot say goes to plain Triton."""
+    if q_starts is not None or not k.numel() or not q.numel():
+        return run_tiled(q, k, v, q_starts, k_starts, options)
+    batch, heads, num_queries, dim = q.shape
+    ring = ring or ring_for(dim)
+    y, lse = empty_results(q)
+    left, right = options.bounds(num_queries, k.shape[2])
+    group, num_heads = heads // k.shape[1], batch * heads
+    registers, most_registers = REGISTERS[ring.groups]
+    constants = (
+        *(group, left is not None, right is not None),
+        *(ring.keys, ring.stages, ring.groups, ring.takes_turns, ring.has_room, most_registers),
+    )
+    numbers = (num_queries, k.shape[2], left or 0, right or 0, num_heads)
+    together = _together(k, group, num_heads)
+    rows = (ROWS, ring.keys, ring.keys, ROWS)
+    descs = tuple(_describe(x, n) for x, n in zip((q, k, v, y), rows, strict=True))
+    of_tile = (ROWS * ring.groups, ring.keys, left, right)
+    lengths = lengths_of(num_queries, k.shape[2], *of_tile)
+    grid = len(lengths) * num_heads
+    if ring.stays:
+        grid = programs_for(lengths, num_heads, together, num_sms(q.device))
+    arguments = (lse, *descs, options.scale * LOG2_E, *numbers, together, heads, *constants)
+    key = (q.device, q.dtype, dim, constants)
+    _launcher()(key, grid, arguments, {"num_warps": 4, "maxnreg": registers})
+    return y, lse
+
+
+def _together(k: Tensor, group: int, num_heads: int) -> int:
+    """Return how many heads are worked off together, so that L2 holds what they read."""
+    bytes_of_head = 2 * k.shape[2] * k.shape[3] * k.element_size()
+    return min(num_heads, group * max(1, KEPT_BYTES // bytes_of_head))
+
+
+@lru_cache(MOST_CALLS)
+def lengths_of(
+    num_queries: int, num_keys: int, rows: int, block: int, left: int | None, right: int | None
+) -> tuple[int, ...]:
+    """Return how many blocks of keys each tile of queries sees; the kernel counts the same way."""
+    found = []
+    for first in range(0, num_queries, rows):
+        own = first + num_keys - num_queries
+        begin = 0 if left is None else max(own - left, 0) // block
+        end = num_keys if right is None else min(max(own + rows + right, 0), num_keys)
+        found.append(max(-(-end // block) - begin, 1))
+    return tuple(found)
+
+
+@lru_cache(MOST_CALLS)
+def programs_for(lengths: tuple[int, ...], num_heads: int, together: int, sms: int) -> int:
+    """Return how many programs end soonest, where each takes every n-th tile to and fro.
+
+    That is not always as many as there are multiprocessors: sections of heads, and turns of all
+    programs, may fall out of step, and some programs then get the longest tile of each.
+    """
+    tiles = []
+    for first in range(0, num_heads, together):
+        width = min(together, num_heads - first)
+        tiles += [length + TILE_COST for length in reversed(lengths) for _ in range(width)]
+    if len(tiles) <= sms or len(set(tiles)) == 1:
+        return min(len(tiles), sms)
+    return min(range(sms, sms * 7 // 8, -1), key=lambda count: _longest(tiles, count))
+
+
+def _longest(tiles: list[float], count: int) -> float:
+    """Return how long the program works that works longest."""
+    totals = [0.0] * count
+    for turn, first in enumerate(range(0, len(tiles), count)):
+        places = range(count - 1, -1, -1) if turn % 2 else range(count)
+        for place, length in zip(places, tiles[first : first + count], strict=False):
+            totals[place] += length
+    return max(totals)
+
+
+def _describe(x: Tensor, rows: int) -> Any:
+    """Return what the copying hardware is told of a tensor, of which it copies so many rows."""
+    from kprof.kernels._gluon import TensorDescriptor, gl
+
+    x = x if _is_described(x) else x.contiguous()
+    dtype = gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16
+    block = [1, 1, rows, x.shape[3]]
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+    # Where there is one, nothing is a step away; but a step has to be a multiple.
+    sized = zip(x.shape, x.stride(), strict=True)
+    steps = [step if length > 1 else ALIGNMENT for length, step in sized]
+    return TensorDescriptor(x, list(x.shape), [*steps[:3], 1], block, layout)
+
+
+def _is_described(x: Tensor) -> bool:
+    """Tell whether rows begin at multiples of 16 bytes, and none is another."""
+    sized = zip(x.shape[:3], x.stride()[:3], strict=True)
+    steps = [step for length, step in sized if length > 1]
+    numbers = (x.data_ptr(), *(step * x.element_size() for step in steps))
+    return x.stride(3) == 1 and all(steps) and not any(one % ALIGNMENT for one in numbers)
+
+
+def _run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_starts: Tensor | None,
+    k_starts: Tensor | None,
+    *given: float,
+) -> tuple[Tensor, Tensor]:
+    return run_ring(q, k, v, q_starts, k_starts, Options(*given))  # type: ignore[arg-type]
+
+
+run_on_hopper = define(
+    "attention_forward_on_hopper(Tensor q, Tensor k, Tensor v, Tensor? q_starts, "
+    "Tensor? k_starts, float scale, bool is_causal, int window, int most_queries) "
+    "-> (Tensor, Tensor)",
+    _run,
+    lambda q, *others: empty_results(q),
+)

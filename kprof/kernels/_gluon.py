@@ -1,0 +1,76 @@
+"""What is taken of Triton's Gluon, which is experimental: names that change are changed here.
+
+Of Triton 3.6. Gluon has no interpreter; it compiles ahead of time like the rest.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+__all__ = [
+    "TensorDescriptor",
+    "fence_async_shared",
+    "gl",
+    "gluon",
+    "mbarrier",
+    "pack",
+    "tma",
+    "turn_over_to",
+    "unpack",
+    "wait_for_turn",
+    "warpgroup_mma",
+    "warpgroup_mma_wait",
+]
+
+
+@gluon.jit
+def wait_for_turn(barrier: gl.constexpr, THREADS: gl.constexpr) -> None:
+    """Wait at one of the hardware's barriers until THREADS are there, with those that passed by."""
+    code: gl.constexpr = f"bar.sync {barrier}, {THREADS}; mov.u32 $0, 0;"
+    gl.inline_asm_elementwise(code, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def turn_over_to(barrier: gl.constexpr, THREADS: gl.constexpr) -> None:
+    """Count this thread at such a barrier, without waiting."""
+    code: gl.constexpr = f"bar.arrive {barrier}, {THREADS}; mov.u32 $0, 0;"
+    gl.inline_asm_elementwise(code, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def pack(x_MN, DTYPE: gl.constexpr):
+    """Round to 16 bits, two columns into one number of 32.
+
+    A loop that carries halves takes them apart and puts them together in every step.
+    """
+    M: gl.constexpr = x_MN.shape[0]
+    N: gl.constexpr = x_MN.shape[1]
+    low_MN, high_MN = gl.split(x_MN.reshape([M, N // 2, 2]))
+    kind: gl.constexpr = "bf16" if gl.bfloat16 == DTYPE else "f16"
+    code: gl.constexpr = "cvt.rn." + kind + "x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(
+        code, "=r,f,f", [low_MN, high_MN], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def unpack(pair_MN, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return in this layout what was packed."""
+    M: gl.constexpr = pair_MN.shape[0]
+    N: gl.constexpr = pair_MN.shape[1]
+    BOTH: gl.constexpr = (
+        (gl.bfloat16, gl.bfloat16) if gl.bfloat16 == DTYPE else (gl.float16, gl.float16)
+    )
+    low_MN, high_MN = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pair_MN], dtype=BOTH, is_pure=True, pack=1
+    )
+    return gl.convert_layout(gl.join(low_MN, high_MN).reshape([M, 2 * N]), LAYOUT)

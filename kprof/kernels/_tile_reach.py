@@ -1,0 +1,63 @@
+"""Which keys a tile of queries sees: where its keys begin and end, and where a mask is needed.
+
+Row i of a sequence of T queries over N keys stands at the key i + N - T, its own. It sees from
+`left` keys before that to `right` keys after; a bound that is not there sees all.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def reach_of(
+    first_own,
+    rows,
+    num_keys,
+    left,
+    right,
+    BLOCK: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+) -> tl.tensor:
+    """Return the ends of three ranges of keys: masked, seen by all of these rows, masked.
+
+    They come as `begin`, `inner_begin`, `inner_end` and `end`. All but the last are multiples of
+    BLOCK; nobody sees anything outside, and a range may be empty.
+
+    Args:
+        first_own: The first row's own key.
+        rows: How many rows follow one another.
+        num_keys: Of the sequence.
+        left: How many keys before its own a row sees.
+        right: How many keys after its own a row sees.
+        BLOCK: Keys of a block.
+        HAS_LEFT: Whether there is a bound on the left.
+        HAS_RIGHT: Whether there is one on the right.
+    """
+    begin = num_keys * 0
+    inner_begin, inner_end, end = begin, num_keys, num_keys
+    if HAS_LEFT:
+        begin = tl.maximum(first_own - left, 0) // BLOCK * BLOCK
+        inner_begin = tl.cdiv(tl.maximum(first_own + rows - 1 - left, 0), BLOCK) * BLOCK
+    if HAS_RIGHT:
+        end = tl.minimum(tl.maximum(first_own + rows + right, 0), num_keys)
+        inner_end = tl.minimum(tl.maximum(first_own + right + 1, 0), num_keys)
+    end = tl.maximum(end, begin)
+    inner_begin = tl.minimum(inner_begin, tl.cdiv(end, BLOCK) * BLOCK)
+    inner_end = tl.maximum(inner_end // BLOCK * BLOCK, inner_begin)
+    return begin, inner_begin, inner_end, end
+
+
+@triton.jit
+def is_in_reach(
+    own_M, key_N, num_keys, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr
+) -> tl.tensor:
+    """Return which of these keys each row sees, whose own keys are `own_M`."""
+    is_seen_MN = (key_N < num_keys)[None, :] & (own_M == own_M)[:, None]
+    if HAS_LEFT:
+        is_seen_MN &= key_N[None, :] >= (own_M - left)[:, None]
+    if HAS_RIGHT:
+        is_seen_MN &= key_N[None, :] <= (own_M + right)[:, None]
+    return is_seen_MN

@@ -1,0 +1,245 @@
+"""Attention of many queries, as in training and prefill: forward, with the log-sum-exp.
+
+Scores never leave the chip: a tile of queries stays while its keys and values pass by. In plain
+Triton for every GPU, and for Hopper with warps that load, two warpgroups that take turns, and
+products that run beside the softmax.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kprof.kernels import OURS, Kernel, Provider, Work
+from kprof.kernels._attention import run_attention
+from kprof.kernels._attention_ring import run_on_hopper, why_not_here
+
+DTYPES = (torch.float16, torch.bfloat16)
+DIMS = (64, 128, 256)
+# Of a grid's second and third dimension.
+MOST_PLACES = 65_535
+MOST_KEYS = 1 << 30
+
+
+def attention_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_starts: Tensor | None = None,
+    k_starts: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = True,
+    window: int = 0,
+    most_queries: int = 0,
+    is_for_hopper: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return what each query gets of the values, and the log-sum-exp of its scores.
+
+    With fewer queries than keys, queries are the last ones. One that sees no key gets 0, and -inf.
+    A value that a query does not see counts with a weight of 0, as in torch: where it is no number,
+    so may the result be.
+
+    Args:
+        q: (B, query heads, T, D) in float16 or bfloat16, D 64, 128 or 256.
+        k: (B, heads, N, D), as q.
+        v: As k.
+        q_starts: (sequences + 1,) of integers: where each sequence begins in T, of a batch of one,
+            and where the last one ends.
+        k_starts: The same of keys, in N; both or none.
+        scale: Of the scores, above 0; None: 1 / sqrt(D).
+        is_causal: Whether a query sees no later key.
+        window: How near to its own a key has to be that a query sees, its own counted; 0: all are.
+        most_queries: Of a sequence, where they have starts; 0: T.
+        is_for_hopper: Whether the kernel for Hopper runs.
+    """
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    run = run_on_hopper if is_for_hopper else run_attention
+    options = (scale, is_causal, window, most_queries or q.shape[2])
+    results: tuple[Tensor, Tensor] = run(q, k, v, q_starts, k_starts, *options)
+    return results
+
+
+def _ours(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
+    return attention_forward(q, k, v, is_causal=is_causal, window=window)[0]
+
+
+def _for_hopper() -> Any:
+    why = why_not_here()
+    if why:
+        raise ImportError(why)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
+        y, _ = attention_forward(q, k, v, is_causal=is_causal, window=window, is_for_hopper=True)
+        return y
+
+    return call
+
+
+def _reference(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
+    """Do as Hugging Face does: torch's own attention, with a mask where it needs one."""
+    q, k, v = (_as_torch_reads(one) for one in (q, k, v))
+    options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]}
+    if is_causal and not _is_masked(q, k, is_causal, window):
+        options["is_causal"] = True
+    elif _is_masked(q, k, is_causal, window):
+        options["attn_mask"] = _seen(q, k, is_causal, window)
+    return functional.scaled_dot_product_attention(q, k, v, **options)
+
+
+def _as_torch_reads(x: Tensor) -> Tensor:
+    """Return a tensor whose rows begin at multiples of 16 bytes, as torch's kernels expect."""
+    starts = (x.data_ptr(), *(step * x.element_size() for step in x.stride()[:-1]))
+    is_aligned = x.stride(-1) == 1 and not any(one % 16 for one in starts)
+    return x if is_aligned else x.clone(memory_format=torch.contiguous_format)
+
+
+def _is_masked(q: Tensor, k: Tensor, is_causal: bool, window: int) -> bool:
+    """Tell whether torch takes a mask for this: not where all is seen, or all that is earlier."""
+    most = max(q.shape[2], k.shape[2])
+    return 0 < window < most or (is_causal and q.shape[2] != k.shape[2])
+
+
+def _seen(q: Tensor, k: Tensor, is_causal: bool, window: int) -> Tensor:
+    """Return which keys each query sees, (T, N)."""
+    num_queries, num_keys = q.shape[2], k.shape[2]
+    own = torch.arange(num_queries, device=q.device)[:, None] + num_keys - num_queries
+    ahead = torch.arange(num_keys, device=q.device) - own
+    is_seen = ahead <= 0 if is_causal else ahead <= num_keys + num_queries
+    return is_seen & (ahead.abs() < window) if window else is_seen
+
+
+def _truth(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) / math.sqrt(q.shape[-1])
+    is_seen = _seen(q, k, is_causal, window)
+    scores = scores.masked_fill(~is_seen, -math.inf)
+    # A query that sees nothing has the mean of nothing, which is 0.
+    weights = torch.softmax(scores, -1).masked_fill(~is_seen.any(-1, keepdim=True), 0.0)
+    return weights @ v.repeat_interleave(group, 1)
+
+
+def _refuses(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0
+) -> str | None:
+    if q.dim() != 4 or k.dim() != 4 or v.shape != k.shape or q.shape[0] != k.shape[0]:
+        return f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)}"
+    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        return f"queries in {q.dtype}, keys in {k.dtype}: not all float16 or all bfloat16"
+    if q.shape[-1] not in DIMS or k.shape[-1] != q.shape[-1]:
+        return f"heads of {q.shape[-1]}, not of {', '.join(map(str, DIMS))}"
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
+        return f"{q.shape[1]} query heads do not share {k.shape[1]} heads of keys"
+    if max(q.shape[:2]) > MOST_PLACES or max(q.shape[2], k.shape[2]) > MOST_KEYS:
+        return f"{tuple(q.shape)}: more than a grid has room for"
+    if torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v)):
+        return "gradients are asked for"
+    return None
+
+
+def _work(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Work:
+    batch, heads, num_queries, dim = q.shape
+    pairs = _count_pairs(num_queries, k.shape[2], is_causal, window)
+    moved = 2 * q.numel() + 2 * k.numel()
+    return Work(4 * batch * heads * dim * pairs, moved * q.element_size())
+
+
+def _count_pairs(num_queries: int, num_keys: int, is_causal: bool, window: int) -> int:
+    """Return how many keys all queries of a head see together."""
+    own = torch.arange(num_queries) + num_keys - num_queries
+    reach = window or num_queries + num_keys
+    first = (own - reach + 1).clamp(0, num_keys)
+    end = (own + (1 if is_causal else reach)).clamp(0, num_keys)
+    return int((end - first).clamp(min=0).sum())
+
+
+def _of_torch(backend: str) -> Any:
+    """Return torch's attention by one of its ways."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            return _reference(q, k, v, is_causal, window)
+
+    return call
+
+
+def _bounds(q: Tensor, k: Tensor, is_causal: bool, window: int) -> tuple[int, int]:
+    """Return how far a query sees, as FlashAttention counts; -1: everything."""
+    side = window - 1 if 0 < window < max(q.shape[2], k.shape[2]) else -1
+    return side, 0 if is_causal else side
+
+
+def _flash(module: str) -> Any:
+    """Return FlashAttention as a module has it."""
+    attend = importlib.import_module(module).flash_attn_func
+
+    def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Any:
+        left, right = _bounds(q, k, is_causal, window)
+        given = (one.transpose(1, 2) for one in (q, k, v))
+        options: dict[str, Any] = {"window_size": (left, right)} if left >= 0 else {}
+        y = attend(*given, causal=is_causal, **options)
+        return (y[0] if isinstance(y, tuple) else y).transpose(1, 2)
+
+    return call
+
+
+def _inputs(shape: tuple[int, ...], draw: Any) -> tuple[Any, ...]:
+    """Make a call of (B, query heads, heads, T, N, window, D); window 0: every key is seen.
+
+    With another one it is causal, with N as a window nothing else.
+    """
+    batch, query_heads, heads, queries, keys, window, dim = shape
+    q = draw(batch, query_heads, queries, dim)
+    k, v = (draw(batch, heads, keys, dim) for _ in range(2))
+    if window:
+        # Under a mask, the reference makes NaN of an infinity that the mask hides.
+        q, k, v = (one.where(one.isfinite(), 0) for one in (q, k, v))
+    return q, k, v, window > 0, 0 if window >= max(queries, keys) else window
+
+
+KERNEL = Kernel(
+    name="attention_forward",
+    replaces="torch's scaled_dot_product_attention, of many queries, without gradients",
+    reference=_reference,
+    truth=_truth,
+    providers=(
+        Provider(OURS, lambda: _ours, "kprof"),
+        Provider(f"{OURS}-hopper", _for_hopper, "kprof"),
+        Provider("eager", lambda: _reference, is_varying=True),
+        Provider("sdpa-flash", partial(_of_torch, "FLASH_ATTENTION"), is_varying=True),
+        Provider("sdpa-cudnn", partial(_of_torch, "CUDNN_ATTENTION"), is_varying=True),
+        Provider("sdpa-math", partial(_of_torch, "MATH"), is_varying=True),
+        Provider("flash-attn-3", partial(_flash, "fa3_fwd_interface"), "fa3-fwd", is_varying=True),
+        Provider(
+            "flash-attn-4", partial(_flash, "flash_attn.cute"), "flash-attn-4", is_varying=True
+        ),
+    ),
+    refuses=_refuses,
+    inputs=_inputs,
+    work=_work,
+    shapes=(
+        *((16_384 // n, 16, 16, n, n, n, 128) for n in (512, 2_048, 8_192, 16_384)),
+        *((16_384 // n, 16, 16, n, n, 0, 128) for n in (2_048, 8_192)),
+        *((2, 32, 32, 8_192, 8_192, 8_192, 64), (2, 8, 8, 8_192, 8_192, 8_192, 256)),
+        (1, 32, 8, 8_192, 8_192, 8_192, 128),
+    ),
+    edges=(
+        *((3, 4, 2, 70, 70, 70, 64), (2, 2, 1, 40, 150, 150, 64), (2, 2, 2, 140, 30, 140, 64)),
+        *((2, 2, 1, 1, 70, 0, 128), (2, 2, 1, 90, 90, 17, 64), (1, 2, 1, 20, 40, 0, 256)),
+    ),
+    dtypes=("bfloat16", "float16"),
+    rows=(0, 1, 2),
+    exact=2,
+    sources=(
+        "Milakov and Gimelshein, Online normalizer calculation, arXiv 1805.02867",
+        "Dao, FlashAttention-2, arXiv 2307.08691: tiles of queries, keys pass by",
+        "Shah and others, FlashAttention-3, arXiv 2407.08608: two warpgroups take turns",
+    ),
+)

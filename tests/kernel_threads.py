@@ -1,0 +1,260 @@
+"""Runs a kernel in Gluon, which has no interpreter: numpy for tensors, a thread for each partition.
+
+What is asynchronous happens as late as it may: copies arrive after a while, products and stores are
+made when they are waited for. So what is read too early or overwritten too early comes out wrong,
+and who waits for ever is found out.
+"""
+
+import itertools
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+import kprof.kernels
+
+FOLDER = Path(kprof.kernels.__file__).parent
+LONGEST_S = 5.0
+
+
+class Tile(np.ndarray):
+    """A tensor of a kernel."""
+
+    @property
+    def type(self):
+        return SimpleNamespace(layout=None)
+
+    def to(self, dtype):
+        return self if dtype is None else self.astype(dtype)
+
+    def permute(self, order):
+        return self.transpose(order)
+
+    def index(self, place):
+        return self[int(place)]
+
+    def reshape(self, shape):
+        return super().reshape(shape)
+
+    def store(self, value):
+        self[...] = value
+
+
+def tile(values):
+    return np.asarray(values).view(Tile)
+
+
+class Barrier:
+    """One in shared memory, that counts arrivals and bytes, and has phases."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self.phase = 0
+
+    def init(self, count):
+        self._count = self._left = count
+        self._bytes = 0
+
+    def arrive(self, num_bytes=0):
+        with self._changed:
+            self._left -= 1
+            self._bytes += num_bytes
+            self._end()
+
+    def receive(self, num_bytes):
+        with self._changed:
+            self._bytes -= num_bytes
+            self._end()
+
+    def _end(self):
+        assert self._left >= 0
+        if self._left == 0 and self._bytes == 0:
+            self._left, self.phase = self._count, self.phase + 1
+            self._changed.notify_all()
+
+    def wait(self, parity):
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.phase % 2 != parity, LONGEST_S):
+                raise TimeoutError("nobody came to a barrier in shared memory")
+
+
+class Turn:
+    """One of the hardware's barriers, where threads come or pass by."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._count = self._round = 0
+
+    def come(self, threads, waits):
+        with self._changed:
+            mine = self._round
+            self._count += 128
+            assert self._count <= threads
+            if self._count == threads:
+                self._count, self._round = 0, self._round + 1
+                self._changed.notify_all()
+            elif waits and not self._changed.wait_for(lambda: self._round != mine, LONGEST_S):
+                raise TimeoutError("nobody came to a barrier of the hardware")
+
+
+class Barriers(list):
+    def index(self, place):
+        return self[int(place)]
+
+
+class Descriptor:
+    """What the copying hardware knows of a tensor."""
+
+    def __init__(self, values, rows):
+        self.values, self.dtype, self.layout = values, values.dtype, None
+        shape = [1, 1, rows, values.shape[3]]
+        nbytes = rows * values.shape[3] * values.dtype.itemsize
+        self.block_type = SimpleNamespace(shape=shape, nbytes=nbytes)
+
+
+class Device:
+    """All that Gluon offers, for one program at a time."""
+
+    def __init__(self, program, num_programs):
+        self._turns = {}
+        self._own = threading.local()
+        self._random = random.Random(program)
+        number = {"maximum": np.maximum, "minimum": np.minimum, "exp2": np.exp2, "log2": np.log2}
+        self.gl = SimpleNamespace(
+            constexpr=lambda value: value,
+            program_id=lambda axis: program,
+            num_programs=lambda axis: num_programs,
+            cdiv=lambda a, b: -(-a // b),
+            arange=lambda start, end, layout=None: tile(np.arange(start, end)),
+            zeros=lambda shape, dtype, layout=None: tile(np.zeros(shape, np.float32)),
+            full=lambda shape, value, dtype, layout=None: tile(np.full(shape, value, np.float32)),
+            where=lambda a, b, c: tile(np.where(a, b, c)),
+            max=lambda x, axis: tile(np.max(x, axis)),
+            sum=lambda x, axis: tile(np.sum(x, axis)),
+            convert_layout=lambda x, layout: x,
+            store=self._store,
+            static_range=range,
+            allocate_shared_memory=self._allocate,
+            warp_specialize=self._specialize,
+            float32=np.float32,
+            int64="barrier",
+            bfloat16=None,
+            **dict.fromkeys(("SliceLayout", "NVMMADistributedLayout"), lambda *about: None),
+            DotOperandLayout=lambda *about: None,
+            **number,
+        )
+        self.mbarrier = SimpleNamespace(
+            MBarrierLayout=lambda: None,
+            init=lambda barrier, count: barrier.init(count),
+            wait=lambda barrier, phase: barrier.wait(phase),
+            expect=lambda barrier, num_bytes: barrier.arrive(num_bytes),
+            arrive=lambda barrier, count: barrier.arrive(),
+        )
+        self.tma = SimpleNamespace(
+            async_copy_global_to_shared=self._load,
+            async_copy_shared_to_global=self._begin_to_store,
+            store_wait=lambda most: self._end_stores(),
+        )
+
+    def names(self):
+        """Return the names that a kernel's modules import."""
+        jit = SimpleNamespace(jit=lambda f=None, **about: f if f else lambda g: g)
+        return {
+            "gl": self.gl,
+            "tl": self.gl,
+            "gluon": jit,
+            "triton": jit,
+            "mbarrier": self.mbarrier,
+            "tma": self.tma,
+            "fence_async_shared": lambda: None,
+            "wait_for_turn": lambda number, threads: self._turn(number).come(threads, True),
+            "turn_over_to": lambda number, threads: self._turn(number).come(threads, False),
+            "warpgroup_mma": self._multiply,
+            "warpgroup_mma_wait": lambda most, given: given[0](),
+            "pack": lambda x, dtype: x.astype(dtype),
+            "unpack": lambda x, dtype, layout: x,
+        }
+
+    def _turn(self, number):
+        return self._turns.setdefault(number, Turn())
+
+    def _allocate(self, dtype, shape, layout):
+        if dtype == "barrier":
+            return Barriers(Barrier() for _ in range(shape[0]))
+        return tile(np.full(shape, np.nan, dtype))
+
+    def _load(self, desc, at, barrier, block):
+        block[...] = np.nan
+
+        def arrive():
+            time.sleep(self._random.random() * 2e-4)
+            batch, head, row, _ = (int(one) for one in at)
+            found = desc.values[batch, head, row : row + block.shape[2]]
+            block[...] = 0
+            block[0, 0, : len(found)] = found
+            barrier.receive(desc.block_type.nbytes)
+
+        threading.Thread(target=arrive).start()
+
+    def _begin_to_store(self, desc, at, block):
+        self._own.pending = [*getattr(self._own, "pending", []), (desc, at, block)]
+
+    def _end_stores(self):
+        for desc, at, block in getattr(self._own, "pending", []):
+            batch, head, row, _ = (int(one) for one in at)
+            place = desc.values[batch, head, row : row + block.shape[2]]
+            place[...] = block[0, 0, : len(place)]
+        self._own.pending = []
+
+    def _multiply(self, a, b, sums, use_acc=True, is_async=False):
+        def product():
+            found = np.matmul(a.astype(np.float32), b.astype(np.float32))
+            return tile(found + sums if use_acc else found)
+
+        return product
+
+    def _store(self, at, values, mask):
+        values_at, places = at
+        values_at[places[mask]] = values[mask]
+
+    def _specialize(self, partitions, warps, registers):
+        def run(function, arguments):
+            # Which holds for a thread alone.
+            with np.errstate(all="ignore"):
+                function(*arguments)
+
+        with ThreadPoolExecutor(len(partitions)) as pool:
+            for done in [pool.submit(run, *one) for one in partitions]:
+                done.result()
+        assert all(turn._count == 0 for turn in self._turns.values())
+
+
+class Results:
+    """Where single numbers are stored: adding to it is an address."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def __add__(self, places):
+        return self._values, places
+
+
+def run_in_threads(modules, name, num_programs, *arguments):
+    """Run every program of the kernel `name`, found in the last of these modules."""
+    for program in range(num_programs):
+        names = Device(program, num_programs).names()
+        for module in modules:
+            exec(compile(_body_of(module), f"{module}.py", "exec"), names)
+        names[name](*arguments)
+
+
+def _body_of(module):
+    """Return a module without its imports; of numbers that are Python's there is no type."""
+    lines = (FOLDER / f"{module}.py").read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(("@", "# ")))
+    kept = itertools.chain(["from __future__ import annotations"], lines[first:])
+    return "\n".join(kept).replace(".to(gl.int64)", "")

@@ -1,0 +1,381 @@
+"""Attention of many queries: numbers, masks, lengths, order of tiles, refusals, what compiles."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
+
+import json
+import math
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import kprof.kernels._attention as host
+from kprof.gate import Case
+from kprof.gate.inputs import Draw
+from kprof.gate.rows import count_variant_rows
+from kprof.kernels._attention import Options, Tiled
+from kprof.kernels._attention_ring import lengths_of, programs_for
+from kprof.kernels._subject import subject_of
+from kprof.kernels._tile_order import tile_at, turn_of, turns_of
+from kprof.kernels._tile_reach import reach_of
+from kprof.kernels.attention_forward import KERNEL, attention_forward
+from tests.kernel_checks import (
+    COMPILED,
+    INTERPRETED,
+    are_same,
+    compiled,
+    errors_of,
+    quiet_numpy,  # noqa: F401
+    spills_of,
+    why_inaccurate,
+    why_untrusted,
+)
+from tests.kernel_hopper import on_hopper
+
+pytestmark = INTERPRETED
+CLOSE = 5e-4
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """A GPU's tiles would hold all of these calls."""
+    monkeypatch.setattr(host, "tiled_for", lambda *about: Tiled(32, 16, 4, 2))
+
+
+def drawn(*shape, seed=0, dtype=torch.float16):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def call_of(queries=70, keys=None, batch=2, query_heads=2, heads=1, dim=64):
+    keys = queries if keys is None else keys
+    return (
+        drawn(batch, query_heads, queries, dim),
+        drawn(batch, heads, keys, dim, seed=1),
+        drawn(batch, heads, keys, dim, seed=2),
+    )
+
+
+def expected_of(q, k, v, is_causal=True, window=0):
+    return KERNEL.truth(q.double(), k.double(), v.double(), is_causal, window)
+
+
+def error_of(call, **options):
+    return errors_of([attention_forward(*call, **options)[0]], [expected_of(*call, **options)])
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("queries", [1, 15, 16, 17, 33])
+def test_a_query_has_the_weighted_mean_of_the_values_that_it_sees(queries, is_causal):
+    assert error_of(call_of(queries), is_causal=is_causal) < CLOSE
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 50), (20, 50), (33, 34), (50, 33)])
+def test_queries_are_the_last_ones_where_there_are_more_keys(queries, keys, is_causal):
+    assert error_of(call_of(queries, keys), is_causal=is_causal) < CLOSE
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_heads_of_every_dimension_are_right(dim):
+    call = call_of(20, batch=1, dim=dim)
+    assert error_of(call) < CLOSE
+
+
+@pytest.mark.parametrize(("query_heads", "heads"), [(3, 3), (6, 2), (4, 1)])
+def test_query_heads_share_heads_of_keys_in_order(query_heads, heads):
+    assert error_of(call_of(20, query_heads=query_heads, heads=heads)) < CLOSE
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("window", [1, 2, 16, 17, 40, 69])
+def test_a_window_hides_what_is_not_near(window, is_causal):
+    assert error_of(call_of(70), is_causal=is_causal, window=window) < CLOSE
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(10, 60), (60, 10)])
+def test_a_window_is_about_a_querys_own_key_whatever_the_lengths(queries, keys):
+    assert error_of(call_of(queries, keys), window=20) < CLOSE
+    call = call_of(queries, keys)
+    found, expected = (
+        attention_forward(*call, is_causal=False, window=20)[0],
+        expected_of(*call, False, 20),
+    )
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_a_window_larger_than_the_sequence_hides_nothing(is_causal):
+    call = call_of(40)
+    wide = attention_forward(*call, is_causal=is_causal, window=1_000)
+    assert are_same(wide, attention_forward(*call, is_causal=is_causal))
+
+
+def test_a_query_that_sees_no_key_gets_nothing():
+    call = call_of(50, 33)
+    y, lse = attention_forward(*call)
+    assert y[:, :, :17].eq(0).all()
+    assert lse.isinf().sum(-1).tolist() == [[17, 17], [17, 17]]
+    assert lse[:, :, :17].eq(-math.inf).all()
+    assert y[:, :, 17:].ne(0).any(-1).all()
+
+
+def test_no_key_gives_nothing():
+    y, lse = attention_forward(*call_of(5, 0))
+    assert y.eq(0).all()
+    assert lse.eq(-math.inf).all()
+
+
+@pytest.mark.parametrize(("batch", "queries"), [(0, 5), (2, 0)])
+def test_no_query_gives_no_result(batch, queries):
+    y, lse = attention_forward(*call_of(queries, 9, batch=batch))
+    assert (y.shape, lse.shape) == ((batch, 2, queries, 64), (batch, 2, queries))
+
+
+def test_the_log_sum_exp_is_that_of_the_scaled_scores():
+    q, k, v = call_of(40, heads=2)
+    scores = 0.3 * q.double() @ k.double().transpose(-1, -2)
+    found = attention_forward(q, k, v, scale=0.3, is_causal=False)[1]
+    torch.testing.assert_close(found.double(), scores.logsumexp(-1), rtol=0, atol=1e-5)
+
+
+def test_scores_too_large_for_a_power_are_right():
+    q, k, v = call_of(40)
+    assert error_of((100 * q, 100 * k, v)) < CLOSE
+
+
+def test_sequences_of_several_lengths_lie_one_after_another():
+    q, k, v = call_of(batch=1, queries=60, keys=80)
+    q_starts, k_starts = torch.tensor([0, 20, 20, 21, 60]), torch.tensor([0, 20, 35, 66, 80])
+    starts = {"q_starts": q_starts.int(), "k_starts": k_starts.int(), "most_queries": 39}
+    y, lse = attention_forward(q, k, v, **starts)
+    for i in (0, 2, 3):
+        a, b = q_starts[i], q_starts[i + 1]
+        c, d = k_starts[i], k_starts[i + 1]
+        alone = attention_forward(q[:, :, a:b], k[:, :, c:d], v[:, :, c:d])
+        assert are_same((y[:, :, a:b], lse[:, :, a:b]), alone)
+
+
+# Of the interpreter's maximum, for queries of which every score is no number.
+@pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
+def test_nothing_of_the_next_sequence_gets_into_this_one():
+    q, k, v = call_of(batch=1, queries=30)
+    starts = torch.tensor([0, 9, 30], dtype=torch.int32)
+    alone = attention_forward(q[:, :, :9], k[:, :, :9], v[:, :, :9])[0]
+    k[:, :, 9:] = v[:, :, 9:] = math.nan
+    found = attention_forward(q, k, v, starts, starts, most_queries=21)[0]
+    assert are_same([found[:, :, :9]], [alone])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_key_that_is_no_number_spoils_the_queries_that_see_it_alone(bad):
+    q, k, v = call_of(40)
+    k[1, 0, 25, 3] = bad
+    y, lse = attention_forward(q.abs(), k, v)
+    expected = torch.zeros(2, 2, 40, dtype=torch.bool)
+    expected[1, :, 25:] = True
+    assert torch.equal(y.isnan().all(-1), expected)
+    assert torch.equal(y.isnan().any(-1), expected)
+    assert torch.equal(lse.isnan(), expected)
+
+
+def test_a_value_that_is_no_number_spoils_all_who_see_it():
+    q, k, v = call_of(40)
+    v[0, 0, 25, 3] = math.nan
+    y = attention_forward(q, k, v)[0]
+    assert y[0, :, 25:, 3].isnan().all()
+    assert not y[0, :, :, 4:].isnan().any()
+    assert not y[1].isnan().any()
+
+
+def test_tensors_may_lie_in_memory_in_any_way():
+    q, k, v = call_of(20, heads=2)
+    expected = attention_forward(q, k, v)
+    apart = drawn(2, 20, 2, 3 * 64 + 5)
+    views = [apart[..., 5 + i * 64 : 69 + i * 64].transpose(1, 2) for i in range(3)]
+    for view, x in zip(views, (q, k, v), strict=True):
+        view.copy_(x)
+    assert are_same(attention_forward(*views), expected)
+    swapped = [one.transpose(2, 3).contiguous().transpose(2, 3) for one in (q, k, v)]
+    assert are_same(attention_forward(*swapped), expected)
+
+
+def test_results_lie_as_the_next_layer_reads_them():
+    y, _ = attention_forward(*call_of(20))
+    assert y.transpose(1, 2).is_contiguous()
+
+
+def test_a_sequence_has_the_same_bits_in_every_batch():
+    subject = subject_of(KERNEL)
+    assert subject.is_batch_invariant
+    found = count_variant_rows(subject, [Case((4, 4, 2, 40, 40, 40, 64), "float16")])
+    assert (found.num_rows, found.new) == (3, 0)
+
+
+@COMPILED
+def test_it_is_the_same_when_compiled_in_one_graph():
+    call = call_of(20, batch=1)
+    assert are_same(compiled(attention_forward)(*call), attention_forward(*call))
+
+
+@pytest.mark.parametrize(
+    ("window", "is_causal", "bounds"),
+    [(0, True, (None, 0)), (0, False, (None, None)), (9, True, (8, 0)), (9, False, (8, 8))],
+)
+def test_a_query_sees_so_many_keys_before_and_after_its_own(window, is_causal, bounds):
+    assert Options(1.0, is_causal, window, 0).bounds(30, 30) == bounds
+
+
+def test_a_bound_beyond_both_lengths_is_none():
+    assert Options(1.0, False, 30, 0).bounds(30, 5) == (None, None)
+    assert Options(1.0, False, 29, 0).bounds(30, 5) == (28, 28)
+
+
+@triton.jit
+def _list_tiles(found, num_tiles, num_blocks, heads, together, FALLS: tl.constexpr):
+    for turn in range(turns_of(num_tiles, tl.program_id(0), tl.num_programs(0))):
+        place = turn_of(turn, tl.program_id(0), tl.num_programs(0))
+        block, head = tile_at(place, num_blocks, heads, together, FALLS)
+        at = found + 3 * place
+        tl.store(at, tl.load(at) + 1)
+        tl.store(at + 1, head * num_blocks + block)
+        tl.store(at + 2, tl.program_id(0))
+
+
+@pytest.mark.parametrize(("heads", "together"), [(5, 5), (5, 2), (1, 1), (7, 3)])
+@pytest.mark.parametrize("falls", [True, False])
+def test_every_tile_has_one_program(heads, together, falls):
+    found = torch.zeros(heads * 3, 3, dtype=torch.int32)
+    _list_tiles[(4,)](found, heads * 3, 3, heads, together, falls)
+    assert found[:, 0].eq(1).all()
+    assert sorted(found[:, 1].tolist()) == list(range(heads * 3))
+
+
+def test_the_longest_tiles_come_first_and_programs_share_them_out_evenly():
+    found = torch.zeros(32, 3, dtype=torch.int32)
+    _list_tiles[(8,)](found, 32, 8, 4, 4, True)
+    lengths = found[:, 1] % 8 + 1
+    assert lengths.tolist() == sorted(lengths.tolist(), reverse=True)
+    totals = torch.zeros(8, dtype=torch.int32).index_add_(0, found[:, 2].long(), lengths)
+    assert totals.tolist() == 8 * [18]
+
+
+@triton.jit
+def _store_reach(found, own, keys, left, right, HAS: tl.constexpr):
+    begin, inner_begin, inner_end, end = reach_of(own, 32, keys, left, right, 16, HAS[0], HAS[1])
+    tl.store(found, begin)
+    tl.store(found + 1, inner_begin)
+    tl.store(found + 2, inner_end)
+    tl.store(found + 3, end)
+
+
+@pytest.mark.parametrize(
+    ("own", "keys", "left", "right", "expected"),
+    [
+        *((0, 100, None, None, [0, 0, 96, 100]), (32, 100, None, 0, [0, 0, 32, 64])),
+        *((90, 100, None, 0, [0, 0, 80, 100]), (-50, 100, None, 0, [0, 0, 0, 0])),
+        *((64, 200, 40, 0, [16, 64, 64, 96]), (64, 200, 3, 3, [48, 96, 96, 99])),
+        (300, 100, 10, 0, [288, 288, 288, 288]),
+    ],
+)
+def test_masks_are_needed_where_not_all_rows_see_a_block(own, keys, left, right, expected):
+    found = torch.zeros(4, dtype=torch.int32)
+    has = (left is not None, right is not None)
+    _store_reach[(1,)](found, own, keys, left or 0, right or 0, has)
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "left", "right", "lengths"),
+    [
+        *((300, 400, None, 0, (8, 12, 13)), (300, 400, None, None, (13, 13, 13))),
+        *((300, 400, 40, 0, (7, 7, 4)), (200, 5, None, 0, (1, 1))),
+    ],
+)
+def test_a_tile_is_as_long_as_the_blocks_of_keys_that_it_sees(queries, keys, left, right, lengths):
+    assert lengths_of(queries, keys, 128, 32, left, right) == lengths
+
+
+def test_as_many_programs_run_as_end_soonest():
+    # In turns of 8, sections of 4 heads and 4 lengths are to and fro alike; not in turns of 9.
+    assert programs_for((1, 2, 3, 4), 16, 4, 9) == 8
+    assert programs_for((4, 4, 4, 4), 16, 4, 9) == 9
+    assert programs_for((1, 2), 2, 2, 9) == 4
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "window", "pairs"),
+    [(4, 4, 4, 10), (4, 4, 0, 16), (2, 4, 4, 7), (4, 2, 4, 3), (4, 4, 2, 7)],
+)
+def test_the_work_is_that_of_the_keys_that_are_seen(queries, keys, window, pairs):
+    call = KERNEL.inputs(
+        (1, 1, 1, queries, keys, window, 64),
+        Draw(Case((1,), "float16"), subject_of(KERNEL)),
+    )
+    assert KERNEL.work(*call).flops == 4 * 64 * pairs
+
+
+def test_what_it_cannot_do_it_refuses():
+    q, k, v = call_of(20)
+    assert KERNEL.refuses(q, k, v) is None
+    assert "heads of 48" in KERNEL.refuses(q[..., :48], k[..., :48], v[..., :48])
+    assert "float32" in KERNEL.refuses(q.float(), k.float(), v.float())
+    assert "do not share" in KERNEL.refuses(*call_of(20, query_heads=3, heads=2))
+    assert "a grid" in KERNEL.refuses(*(one[:1].expand(65_536, -1, -1, -1) for one in (q, k, v)))
+    assert "gradients" in KERNEL.refuses(q.requires_grad_(), k, v)
+
+
+def test_the_kernel_for_hopper_says_why_it_is_not_here():
+    with pytest.raises(ImportError, match="Gluon has no interpreter"):
+        KERNEL.provider("kprof-hopper").load()
+
+
+def test_the_gate_passes_in_the_interpreter():
+    assert why_untrusted(KERNEL, (2, 2, 1, 36, 36, 36, 64)) == ""
+    assert why_inaccurate(KERNEL, (2, 2, 1, 36, 36, 0, 64), ("float16",)) == ""
+
+
+@pytest.mark.slow
+def test_nothing_spills_on_hopper_for_the_default_shapes():
+    shapes = [
+        (1, 2, 1, queries, 256, window, dim)
+        for dim in (64, 128, 256)
+        for queries, window in ((256, 256), (40, 256), (256, 0), (256, 100))
+    ]
+    cases = [(shape, "bfloat16") for shape in shapes]
+    assert spills_of(KERNEL, *cases) == []
+
+
+ON_HOPPER = """
+import json, torch
+from unittest.mock import patch
+from kprof.kernels import _ahead
+from kprof.kernels.attention_forward import KERNEL
+
+read, found = _ahead._read, []
+
+def kept(kernel):
+    binary = read(kernel)
+    ptx = kernel.asm["ptx"]
+    kinds = ("wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg.dec", "bar.sync 9, 256")
+    counts = [ptx.count(kind) > 0 for kind in kinds]
+    found.append([binary.num_registers, binary.spilled_bytes, binary.shared_bytes, counts])
+    return binary
+
+attend = KERNEL.provider("kprof-hopper").load()
+calls = [(dim, torch.bfloat16, c, 0) for dim in (64, 128, 256) for c in (True, False)]
+for dim, dtype, causal, window in (*calls, (128, torch.float16, True, 100)):
+    q, k = torch.zeros(1, 4, 300, dim, dtype=dtype), torch.zeros(1, 2, 300, dim, dtype=dtype)
+    with patch.object(_ahead, "_read", kept):
+        _ahead.compile_ahead(lambda: attend(q, k, k, causal, window))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_on_hopper_warps_are_specialised_and_nothing_spills():
+    found = json.loads(on_hopper(ON_HOPPER))
+    assert len(found) == 7
+    for num_registers, spilled_bytes, shared_bytes, has in found:
+        assert (num_registers, spilled_bytes, has) == (168, 0, 4 * [True])
+        assert shared_bytes <= 227 * 1024
