@@ -25,6 +25,8 @@ class Binary:
     """One kernel as compiled for the target."""
 
     name: str
+    capability: int
+    """Ten times the compute capability that it was compiled for."""
     num_registers: int
     """Of a thread."""
     spilled_bytes: int
@@ -69,7 +71,8 @@ class _PretendedDriver:
         return self._target
 
     def get_current_device(self) -> int:
-        return 0
+        # Triton keeps what it has compiled by device, and one has one target.
+        return int(self._target.arch)
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -85,6 +88,7 @@ def _read(kernel: Any) -> Binary:
     figures = {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", told)}
     return Binary(
         name=kernel.metadata.name,
+        capability=kernel.metadata.target.arch,
         num_registers=figures["REG"],
         spilled_bytes=figures["STACK"] + figures["LOCAL"],
         shared_bytes=kernel.metadata.shared,
