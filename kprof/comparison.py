@@ -18,6 +18,8 @@ import msgspec
 from kprof.errors import KprofError
 
 SCHEMA = 1
+# The chance of an order, 0.5 to their number, is no float much beyond.
+MOST_PLANNED_PAIRS = 1000
 FILE = "comparison.json"
 PAIRS_FILE = "pairs.json"
 
@@ -56,6 +58,14 @@ class Plan:
     stops_early: bool = True
     seed: int = field(default_factory=draw_seed)
     """Of the random order inside each pair."""
+
+    def __post_init__(self) -> None:
+        """Refuse a plan that no verdict can come of."""
+        if self.max_pairs > MOST_PLANNED_PAIRS:
+            raise KprofError(
+                f"a plan of {self.max_pairs} pairs is too long",
+                fix=f"plan at most {MOST_PLANNED_PAIRS}",
+            )
 
     @property
     def digest(self) -> str:

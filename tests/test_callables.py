@@ -221,3 +221,8 @@ def test_inputs_that_nobody_changes_are_not_spoken_of(clock):
     functions = adding(clock, 1_000_000, False), adding(clock, 900_000, False)
     compared = ab_test(*functions, inputs=[(np.ones(4),)], plan=PLAN)
     assert (compared.headline.verdict, compared.doubts) == ("FASTER", ())
+
+
+def test_a_plan_longer_than_chances_can_be_told_of_is_refused():
+    with pytest.raises(KprofError, match="1024 pairs is too long"):
+        Plan((TIME,), max_pairs=1024)
