@@ -34,5 +34,5 @@ def open(
         progress.close()
     fix = f"see where it goes; the run itself is complete, in {opened.folder}"
     last = f"report: {opened.report}"
-    printed = opened.json if json else None
-    return Answer(opened.trace.meta.source, opened.summary, printed, last, if_unwritten=fix)
+    printed, sections = (opened.json, []) if json else (None, opened.summary)
+    return Answer(opened.trace.meta.source, sections, printed, last, if_unwritten=fix)
