@@ -112,7 +112,8 @@ def _products(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
             work = _product(torch, dtype, size)
             if work is None:
                 continue
-            took = time_on_gpu(work, sample_ns=2e7)
+            # Under the power limit the clock swings by percents: a sample lasts several swings.
+            took = time_on_gpu(work, sample_ns=8e7)
             torch.backends.cuda.matmul.allow_tf32 = False
             rate = 2 * size**3 / took.median_ns * 1e9
             yield Figure(f"{dtype} {size}", rate, "FLOP/s", f"{size}³", took.spread)
