@@ -3,13 +3,14 @@
     python benchmarks/planted_faults.py item_every_step --faulty
 
 Nothing here knows of kprof; `idle_causes.py` runs each twice under it. Without its fault each
-keeps a large GPU busy: two dozen square products a step, launched far ahead.
+keeps a large GPU busy: two dozen square products a step, launched far ahead. Those that share a
+file as `--turn` use the GPU one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import fcntl
 import queue
 import threading
 import time
@@ -266,9 +267,8 @@ def waits_for_requests(sizes, faulty):
 
 def barrier_every_step(sizes, faulty):
     """Wait for the other ranks at the end of every step; one rank is enough to see the wait."""
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29573")
-    torch.distributed.init_process_group("nccl" if HAS_GPU else "gloo", rank=0, world_size=1)
+    backend, store = "nccl" if HAS_GPU else "gloo", torch.distributed.HashStore()
+    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
 
     def barrier(loss):
         if faulty:
@@ -308,9 +308,14 @@ def main():
     parser.add_argument("name", choices=WORKLOADS)
     parser.add_argument("--faulty", action="store_true", help="with its fault")
     parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
+    parser.add_argument("--turn", type=argparse.FileType("a"), help="wait for this file's lock")
     args = parser.parse_args()
+    if args.turn:
+        fcntl.flock(args.turn, fcntl.LOCK_EX)
     torch.manual_seed(0)
     WORKLOADS[args.name](TINY if args.tiny else LARGE, args.faulty)
+    if args.turn:
+        fcntl.flock(args.turn, fcntl.LOCK_UN)
 
 
 if __name__ == "__main__":
