@@ -1,7 +1,8 @@
 """A voice agent: a language model whose caller must hear the first 64 tokens within 100 ms.
 
 It has the shape of Llama-3.2-1B, random weights, and answers one prompt at a time. `--serve` says
-how; each way is also a function here, for `kprof ab --patch voice_agent.py:graphs voice_agent.py`.
+how; each way is also a function here, for
+`kprof ab --patch voice_agent.py:cuda_graphs voice_agent.py`.
 """
 
 import argparse
@@ -260,11 +261,11 @@ TUNED = {"coordinate_descent_tuning": True}
 WAYS = {
     "eager": growing_answers,
     "static": StaticAnswers,
-    "graphs": partial(StaticAnswers, is_captured=True),
-    "swapped": swapped_answers,
-    "compiled": compiled_answers,
+    "cuda_graphs": partial(StaticAnswers, is_captured=True),
+    "graphs_of_swapped_kernels": swapped_answers,
+    "graphs_of_compiled_layers": compiled_answers,
     "tuned": partial(compiled_answers, options=TUNED),
-    "tuned_ours": partial(compiled_answers, look=look_ours, options=TUNED),
+    "tuned_with_our_attention": partial(compiled_answers, look=look_ours, options=TUNED),
 }
 
 
@@ -332,7 +333,8 @@ if __name__ == "__main__":
     args = parse()
     agent, prompts = build(args)
     if args.sla:
-        run = measure_generation(agent.generate, prompts, num_warm_up=3)
+        warm_up = max(3, args.requests // 20)
+        run = measure_generation(agent.generate, prompts, num_warm_up=warm_up)
         judged = judge_responses([run], read_targets([args.target]), num_gpus=1)
         args.sla.write_bytes(json_of(judged))
         print(judged.assessment.judgements[0].why)
