@@ -11,6 +11,7 @@ from kprof.analyze.verdict import judge
 from kprof.comparison import load
 from kprof.partner import read_evidence, write_partner_report
 from kprof.report.partner.outcome import outcome_of
+from kprof.report.partner.redaction import LEVELS, MARKS, reduced
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 KEPT = sorted(path.parent for path in EXAMPLES.glob("ab_*/comparison.json"))
@@ -28,10 +29,10 @@ def folder(request):
 
 def test_the_verdict_of_an_example_follows_from_its_pairs_by_the_rule_of_today(folder):
     kept = load(folder)
-    (claim,), (now,) = kept.claims, judge(kept.plan, kept.pairs)
-    assert (now.verdict, now.num_pairs, now.why) == (claim.verdict, claim.num_pairs, claim.why)
-    ends = (claim.interval.low, claim.interval.ratio, claim.interval.high)
-    assert (now.interval.low, now.interval.ratio, now.interval.high) == pytest.approx(ends)
+    for claim, now in zip(kept.claims, judge(kept.plan, kept.pairs), strict=True):
+        assert (now.verdict, now.num_pairs, now.why) == (claim.verdict, claim.num_pairs, claim.why)
+        ends = (claim.interval.low, claim.interval.ratio, claim.interval.high)
+        assert (now.interval.low, now.interval.ratio, now.interval.high) == pytest.approx(ends)
 
 
 def test_the_page_of_an_example_is_small_needs_no_network_and_names_its_files(folder):
@@ -44,8 +45,10 @@ def test_the_page_of_an_example_is_small_needs_no_network_and_names_its_files(fo
 
 def test_the_page_of_an_example_says_what_its_files_say(folder, tmp_path):
     evidence = read_evidence([folder / "comparison.json", folder / "calibration.json"])
-    assert evidence.calibration.device == evidence.comparisons[0].facts["gpu"]
-    again = tmp_path / "again.html"
-    write_partner_report(evidence, again, "partner", "public")
-    for page in (folder / "report.html", again):
-        assert outcome_of(evidence).sentence in words_of(page.read_text())
+    facts = {name.lower(): text for name, text in evidence.comparisons[0].facts.items()}
+    assert evidence.calibration.device == facts["gpu"]
+    kept, again = (folder / "report.html").read_text(), tmp_path / "again.html"
+    (level,) = [level for level in LEVELS if MARKS[level] in kept]
+    write_partner_report(evidence, again, "partner", level)
+    for page in (kept, again.read_text()):
+        assert outcome_of(reduced(evidence, level)).sentence in words_of(page)

@@ -14,8 +14,10 @@ import pytest
 
 from kprof.analyze.cost.price import Band
 from kprof.analyze.cost.sheet import Figure
+from kprof.analyze.sla.judge import Assessment
 from kprof.comparison import Interval, Pair, save
 from kprof.finding import Saving, Worth
+from kprof.gate.result import not_run
 from kprof.partner import read_evidence, write_partner_report
 from kprof.report.calibration import result_of_calibration
 from kprof.report.costs import result_of_costs
@@ -82,7 +84,7 @@ def test_what_a_loss_costs_is_a_sum_and_its_range_goes_upwards():
     ("difference", "words"),
     [
         ("--swap rmsnorm,rope", "kernels swapped in: rmsnorm, rope"),
-        ("inside agent.py:graphs", "graphs, switched on by agent.py"),
+        ("inside agent.py:cuda_graphs", "CUDA graphs, switched on by agent.py"),
         ("--arg --workers --arg 8", "with the arguments --workers 8"),
         ("--env A=1 --env B=2", "with the variables A=1 B=2"),
         ("--env A=1 --arg x", "--env A=1 --arg x"),
@@ -91,6 +93,53 @@ def test_what_a_loss_costs_is_a_sum_and_its_range_goes_upwards():
 )
 def test_what_was_changed_is_said_in_plain_words(difference, words):
     assert changed_in_words(difference) == words
+
+
+def test_what_was_swapped_in_is_to_be_checked_by_name_and_another_change_by_no_kernel():
+    swapped = comparison_of(b="--swap rope,rmsnorm=liger")
+    found = said(Evidence("T", comparisons=(swapped,)))
+    assert "once the quality gate has shown that results stay right." in found
+    assert "Check that they do: kprof kernels check rope rmsnorm --json > gate.json" in found
+    other = said(Evidence("T", comparisons=(comparison_of(b="--arg --workers --arg 8"),)))
+    assert "Check that they do" not in other
+
+
+def test_before_a_class_is_shown_the_next_step_says_which_levels_were_passed():
+    checked = gate_of(is_bit_exact=False)
+    first, _, *others = checked.levels
+    only_first = replace(checked, levels=(first, not_run("L1", "too slow"), *others))
+    one = Evidence("T", comparisons=(comparison_of(),), gates=(checked,))
+    assert "that results stay right; so far L0 and L1 passed." in said(one)
+    two = replace(one, gates=(checked, only_first))
+    assert "that results stay right; so far L0 passed." in said(two)
+
+
+def test_of_one_target_the_summary_shows_what_was_measured_and_of_several_how_many_hold():
+    levels = (level_of("MISSED"), level_of("MET"))
+    found = said(Evidence("T", service_levels=levels))
+    assert "Service level 90.0 ms (limit 100 ms) 90.0 ms (limit 100 ms) ✓ kept, proven" in found
+    nothing = level_of("MET")
+    judgement = nothing.assessment.judgements[0]
+    two = replace(nothing, assessment=Assessment((judgement, judgement), ()))
+    assert "Service level 2 of 2 targets proven" in said(Evidence("T", service_levels=(two,)))
+
+
+def test_comparisons_of_one_script_are_headed_by_their_change_alone():
+    graphs = comparison_of(b="inside train.py:cuda_graphs")
+    found = said(Evidence("T", comparisons=(comparison_of(b="--arg --fast"), graphs)))
+    assert "train.py: with the arguments --fast ✓ Faster" in found
+    assert "CUDA graphs, switched on by train.py ✓ Faster" in found
+
+
+def test_the_gpu_of_a_run_is_not_named_again_for_the_comparison_on_it():
+    run = run_of()
+    gpu = replace(run.gpus[0], name="Round GPU", memory_bytes=1 << 30)
+    run = replace(run, meta=replace(run.meta, gpus=(gpu,)))
+    found = said(Evidence("T", (run,), (comparison_of(),)))
+    found = found[found.index("What it ran on.") : found.index("To do it again.")]
+    assert found.count("GPU Round GPU") == 1
+    alone = said(Evidence("T", comparisons=(comparison_of(),)))
+    assert "GPU Round GPU" in alone[alone.index("What it ran on.") :]
 
 
 def test_what_was_swapped_in_is_no_next_step_any_more():
@@ -252,7 +301,19 @@ def test_a_month_follows_from_the_volume_that_savings_were_computed_for():
         Figure("Gain of a token", "saved", "$/month", monthly, ""),
     )
     found = said(everything(costs=(costs_of("0.40", figures=figures),)))
-    assert "A month $1,000 ($500 to $2,000) $800 ($400 to $1,600) saves $200 ✓ cheaper" in found
+    # The price is half to twice the middle one, and so is all that follows from it.
+    assert (
+        "A month $1,000 ($500 to $2,000) $800 ($400 to $1,600) saves $200 ($100 to $400)" in found
+    )
+    assert "A month is 2,000 million tokens." in found
+
+
+def test_a_saving_has_the_range_of_the_price_and_that_of_the_gain():
+    saved = Band(Fraction("0.08"), Fraction("0.10"), Fraction("0.12"))
+    figures = (Figure("Gain of a token", "saved", "$/M tokens", saved, ""),)
+    found = said(everything(costs=(costs_of("0.40", figures=figures),)))
+    # From 8 cents at half the price to 12 cents at twice the price.
+    assert "saves $0.10 ($0.04 to $0.24)" in found
 
 
 def test_costs_that_do_not_change_are_no_saving():
@@ -320,6 +381,10 @@ def test_a_prediction_is_scored_by_what_was_measured():
     assert "1 of 2 predictions came true; 1 not measured yet." in found
     assert "unfused norm 2026-11-02 12 to 18 % 13 to 15 % ✓ Came true" in found
     assert "sync in loop 2026-11-03 12 to 18 % 0 to 2 % ✗ Was off" in found
+    assert "Nothing of 1 prediction was measured yet." in said(everything(predictions=(still,)))
+    together = replace(right, finding="all-swaps")
+    words = "all kernels that findings propose, together 2026-11-02 12 to 18 %"
+    assert words in said(everything(predictions=(together,)))
 
 
 def test_decisions_stand_in_the_order_of_their_days():

@@ -79,7 +79,8 @@ def _end(scale: Scale, values: Sequence[float], limit: float | None) -> float:
 def _limit(limit: Limits, x_axis: Axis, y_axis: Axis) -> list[Shape]:
     if limit.height is not None:
         y = y_axis(limit.height)
-        name = Words(x_axis.start + 6, y - 6, limit.name, "start", "limit")
+        # A line that breaks the limit does so early, and the other end is free.
+        name = Words(x_axis.end - 6, y - 6, limit.name, "end", "limit")
         return [Stroke(((x_axis.start, y), (x_axis.end, y)), "limit"), name]
     if limit.place is None:
         return []

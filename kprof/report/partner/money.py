@@ -86,7 +86,7 @@ def _from_two(before: Costs, after: Costs) -> list[Line]:
         if (new := _band(after, *where)) is not None
         for old in [_band(before, *where)]
     ]
-    if lines and lines[0].name == MILLION and (volume := _volume(after)):
+    if lines and lines[0].name == MILLION and (volume := volume_in(after)):
         lines.insert(1, _times(lines[0], MONTH, volume))
     names = [line.name for line in lines]
     # Of what a month costs the first line says most.
@@ -98,11 +98,11 @@ def _from_two(before: Costs, after: Costs) -> list[Line]:
 def _from_one(costs: Costs) -> list[Line]:
     """Return the lines where the gain stands in the costs: before is after and what is saved."""
     million = _band(costs, "Serving", "as paid", "$/M tokens")
-    saved = _band(costs, "Gain of a token", "saved", "$/M tokens")
+    saved = _over_prices(_band(costs, "Gain of a token", "saved", "$/M tokens"), million)
     lines = [Line(MILLION, _sum(million, saved), million, saved)]
     cash = _band(costs, "Gain in cash", "saved", "$/month")
     monthly = _band(costs, "Gain of a token", "saved", "$/month")
-    volume = _volume(costs)
+    volume = volume_in(costs)
     if million is not None and volume:
         lines.append(_times(lines[0], MONTH, volume))
     elif (kept := _band(costs, "Serving", "all GPUs, kept for a month")) is not None:
@@ -115,11 +115,12 @@ def _from_one(costs: Costs) -> list[Line]:
     )
     if steps is not None and million is None:
         more = gain.map(lambda times: steps.mid * (times - 1)) if gain else None
+        more = _over_prices(more, steps)
         lines.append(Line(STEPS, _sum(steps, more), steps, more))
     return lines
 
 
-def _volume(costs: Costs) -> float | None:
+def volume_in(costs: Costs) -> float | None:
     """Return how many million tokens a month the savings were computed for."""
     of_million = _band(costs, "Gain of a token", "saved", "$/M tokens")
     of_month = _band(costs, "Gain of a token", "saved", "$/month")
@@ -134,6 +135,18 @@ def _times(line: Line, name: str, factor: float) -> Line:
         b.map(lambda usd: usd * by) if b else None for b in (line.before, line.after, line.saved)
     )
     return Line(name, *bands)
+
+
+def _over_prices(saved: Band | None, after: Band | None) -> Band | None:
+    """Return what is saved at the middle price over the band of the price as well."""
+    if saved is None or after is None or not after.mid:
+        return saved
+    ends = [
+        share * usd / after.mid
+        for share in (saved.low, saved.high)
+        for usd in (after.low, after.high)
+    ]
+    return Band(min(ends), saved.mid, max(ends))
 
 
 def _sum(after: Band | None, saved: Band | None) -> Band | None:

@@ -13,7 +13,7 @@ from kprof.report.partner.money import is_credited, money_in, negated, written
 from kprof.report.partner.parts import Verdict
 from kprof.report.partner.wording import VERDICTS, change_in_words
 
-UNCHECKED = "Adopt the change once the quality gate has shown that results stay right."
+UNCHECKED = "Adopt the change once the quality gate has shown that results stay right"
 KEPT_NOW = "every promise of the service is kept now, and was not before"
 NOTHING = "There is nothing to report on: no run, no comparison, no service level and no cost."
 
@@ -149,7 +149,7 @@ def _about_comparison(evidence: Evidence) -> list[str]:
         if bad := _rejected(evidence):
             return [f"Do not adopt the change as it is: {bad}."]
         is_shown = evidence.gates and all(gate.reached for gate in evidence.gates)
-        return ["Adopt the change." if is_shown else UNCHECKED]
+        return ["Adopt the change." if is_shown else f"{UNCHECKED}{_checked_so_far(evidence)}."]
     if claim.verdict == "SLOWER":
         return ["Drop the change: it is proven slower."]
     if claim.verdict == "SAME":
@@ -160,12 +160,22 @@ def _about_comparison(evidence: Evidence) -> list[str]:
     return ["Measure again: this comparison is not valid."]
 
 
+def _checked_so_far(evidence: Evidence) -> str:
+    """Say which levels of the gate everything that was swapped in has passed."""
+    passed = [
+        {level.name for level in gate.levels if level.state == "passed"} for gate in evidence.gates
+    ]
+    by_all = sorted(set.intersection(*passed)) if passed else []
+    return f"; so far {' and '.join(by_all)} passed" if by_all else ""
+
+
 def _about_gaps(evidence: Evidence) -> list[str]:
     steps = []
     comparison = evidence.headline
     verdict = comparison.headline.verdict if comparison else None
-    if verdict == "FASTER" and not evidence.gates:
-        steps.append("Check that results stay right: kprof kernels check NAME --json > gate.json")
+    if verdict == "FASTER" and not evidence.gates and (swapped := _swapped(evidence)):
+        names = " ".join(swapped)
+        steps.append(f"Check that they do: kprof kernels check {names} --json > gate.json")
     if comparison is not None and evidence.calibration is None and not evidence.calibration_text:
         steps.append(
             "Find out how often such verdicts err on this machine: kprof selftest --json > "
@@ -174,11 +184,11 @@ def _about_gaps(evidence: Evidence) -> list[str]:
     return steps
 
 
-def _swapped(evidence: Evidence) -> set[str | None]:
+def _swapped(evidence: Evidence) -> list[str]:
     """Return the kernels that were swapped in to be compared."""
     comparison = evidence.headline
     _, is_swap, kernels = (comparison.b if comparison else "").partition("--swap ")
-    return {one.partition("=")[0] for one in kernels.split(",")} if is_swap else set()
+    return [one.partition("=")[0] for one in kernels.split(",")] if is_swap else []
 
 
 def _about_findings(evidence: Evidence) -> list[str]:
@@ -186,7 +196,7 @@ def _about_findings(evidence: Evidence) -> list[str]:
         return []
     found = [one for one in evidence.runs[-1].diagnosis.findings if one.saving is not None]
     # What a single run shows was there before the change that was compared with it.
-    tried = _swapped(evidence) if len(evidence.runs) == 1 else set()
+    tried = _swapped(evidence) if len(evidence.runs) == 1 else []
     found = [one for one in found if one.swap not in tried]
     steps = []
     for one in found[:2]:

@@ -114,7 +114,8 @@ def changed_in_words(difference: str) -> str:
     if swapped := _SWAP.fullmatch(difference):
         return f"kernels swapped in: {swapped[1].replace(',', ', ')}"
     if inside := _INSIDE.fullmatch(difference):
-        return f"{inside[2]}, switched on by {inside[1]}"
+        name = inside[2].replace("_", " ").replace("cuda", "CUDA")
+        return f"{name}, switched on by {inside[1]}"
     words = difference.split()
     for option, what in (("--arg", "with the arguments"), ("--env", "with the variables")):
         if words[::2] and set(words[::2]) == {option} and len(words) % 2 == 0:

@@ -68,8 +68,11 @@ def _environment(evidence: Evidence) -> list[tuple[str, str]]:
             device = run.meta.device
             how = "measured" if device.is_measured else "datasheet"
             rows.append(("ceilings", f"{device.name}, {how}: {device.source}"))
+    gpus = [text for name, text in rows if name == "GPU"]
     for comparison in evidence.comparisons:
-        rows += comparison.facts.items()
+        facts = comparison.facts.items()
+        # The GPU of a run stands there already, with its memory.
+        rows += [one for one in facts if one[0] != "GPU" or not any(one[1] in g for g in gpus)]
     return list(dict.fromkeys(rows))
 
 

@@ -37,9 +37,17 @@ def render(evidence: Evidence) -> Chapter | Missing:
     blocks: list[Block] = [Text(MEANING)]
     for comparison in evidence.comparisons:
         if len(evidence.comparisons) > 1:
-            blocks.append(Text(f"{comparison.name}: {changed_in_words(comparison.b)}", "heading"))
+            blocks.append(Text(_heading(comparison), "heading"))
         blocks += _blocks(comparison)
     return Chapter(TITLE, tuple(blocks))
+
+
+def _heading(comparison: Comparison) -> str:
+    """Say what was changed of what, whose name stands in the change already where that is in it."""
+    changed = changed_in_words(comparison.b)
+    if comparison.name in changed:
+        return f"{changed[:1].upper()}{changed[1:]}"
+    return f"{comparison.name}: {changed}"
 
 
 def _blocks(comparison: Comparison) -> list[Block]:

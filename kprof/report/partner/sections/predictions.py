@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kprof.engagement import ALL_FINDINGS, ALL_SWAPS
 from kprof.report.partner.digits import percent_range
 from kprof.report.partner.evidence import Evidence, Scored
 from kprof.report.partner.parts import Chapter
@@ -10,6 +11,10 @@ from kprof.report.section import Column, Table, Text
 from kprof.report.units import format_count
 
 TITLE = "What was predicted, and what came of it"
+TOGETHER = {
+    ALL_FINDINGS: "all findings together",
+    ALL_SWAPS: "all kernels that findings propose, together",
+}
 
 
 def render(evidence: Evidence) -> Chapter | None:
@@ -21,6 +26,8 @@ def render(evidence: Evidence) -> Chapter | None:
     lead = f"{right} of {format_count(len(scored), 'prediction')} came true"
     open_ones = len(evidence.predictions) - len(scored)
     lead += f"; {open_ones} not measured yet." if open_ones else "."
+    if not scored:
+        lead = f"Nothing of {format_count(open_ones, 'prediction')} was measured yet."
     columns = (
         Column("Finding"),
         Column("Predicted on"),
@@ -44,7 +51,7 @@ def came_true(one: Scored) -> bool | None:
 
 
 def _row(one: Scored) -> tuple[str, ...]:
-    name = one.finding.replace("_", " ")
+    name = TOGETHER.get(one.finding, one.finding.replace("_", " "))
     predicted = percent_range(one.low, one.high)
     if one.measured is None:
         return (name, one.recorded_on.isoformat(), predicted, "not measured yet", "? Open")

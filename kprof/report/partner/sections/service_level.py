@@ -62,13 +62,13 @@ def promise_of(judgement: Judgement) -> str:
         what = f"time to the first {target.num_tokens} tokens"
     if target.quantile is None:
         relation = "at most" if metric.relation == "<=" else "at least"
-        return f"{what}: {relation} {_limit_of(judgement)}"
+        return f"{what}: {relation} {limit_of(judgement)}"
     percent = f"{100 * float(target.quantile):g}"
     of_what = "steps" if metric.name == "step" else "gaps" if metric.is_pooled else "requests"
-    return f"{what}: at most {_limit_of(judgement)} for {percent} % of {of_what}"
+    return f"{what}: at most {limit_of(judgement)} for {percent} % of {of_what}"
 
 
-def _limit_of(judgement: Judgement) -> str:
+def limit_of(judgement: Judgement) -> str:
     """Write the limit as it was set: it is no measurement, and is exact."""
     target = judgement.target
     if target.metric.kind == "time":

@@ -21,6 +21,7 @@ from kprof.report.partner.money import (
 from kprof.report.partner.outcome import medians_of, next_steps
 from kprof.report.partner.parts import Block, Chapter, Steps
 from kprof.report.partner.sections.quality import tone_of
+from kprof.report.partner.sections.service_level import limit_of, value_of
 from kprof.report.partner.sections.time import idle_share
 from kprof.report.partner.wording import SLA_VERDICTS, change_in_words, marked, share_in_words
 from kprof.report.section import Column, Table, Text
@@ -170,7 +171,12 @@ def _promised(evidence: Evidence) -> list[Row]:
 
 
 def _level(judged: Judged) -> str:
-    verdicts = [judgement.verdict for judgement in judged.assessment.judgements]
+    """Write what was measured of the one target that there is, else how many are proven."""
+    judgements = judged.assessment.judgements
+    if len(judgements) == 1 and judgements[0].estimate is not None:
+        measured = value_of(judgements[0], judgements[0].estimate)
+        return f"{measured} (limit {limit_of(judgements[0])})"
+    verdicts = [judgement.verdict for judgement in judgements]
     return f"{verdicts.count('MET')} of {len(verdicts)} targets proven"
 
 
