@@ -6,8 +6,7 @@ runs every workload of `planted_faults.py` under `kprof run`, with its fault and
 compares: what the GPU is idle for longer with the fault is the fault's, and its cause is known.
 Precision and recall of every cause, by time and by count, go into
 `results/idle_causes_<gpu>_<yyyy-mm>.json`, which is written anew after every workload. One of each
-cause comes first, and after `--minutes` no further one is begun. Several runs go on at a time, of
-which one uses the GPU: the others start up, or are analyzed. `--again RESULT` analyzes and
+cause comes first, and after `--minutes` no further one is begun. `--again RESULT` analyzes and
 scores the runs in `--out` again, which that result is of. `--tiny` tries the way on a
 machine without a GPU, where there are no causes to judge.
 """
@@ -23,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from evidence import RESULTS, ROOT, describe_gpu, measured_by, row, write_evidence
@@ -46,8 +44,7 @@ NOT_JUDGED = "between kernels"
 FOUND_SHARE = 0.25
 # Of a step: two recordings of the same differ by as much.
 NOISE_SHARE = 0.001
-MOST_SECONDS = 240
-AT_ONCE = 4
+MOST_SECONDS = 120
 
 
 def folder_of(name, folder, *, faulty):
@@ -59,8 +56,7 @@ def record(name, args, *, faulty):
     """Run a workload under kprof, or analyze its recording again; return the run folder."""
     run = folder_of(name, args.out, faulty=faulty)
     stacks = ["--stacks"] if CAUSES[WORKLOADS[name]][1] else []
-    workload = [SCRIPT, name, "--turn", str(args.out / "turn")]
-    workload += [*(["--faulty"] if faulty else []), *(["--tiny"] if args.tiny else [])]
+    workload = [SCRIPT, name, *(["--faulty"] if faulty else []), *(["--tiny"] if args.tiny else [])]
     command = ["run", *OPTIONS, *stacks, "--out", str(run), *workload]
     subprocess.run(
         [KPROF, *(["open", "--force", str(run)] if args.again else command)],
@@ -82,9 +78,11 @@ def idle_of(run):
     return Counter(causes), result["ledger"]["window_ns"] // steps
 
 
-def judge(name, runs):
-    """Return what is known of one workload from its run and its twin's."""
-    (faulty, window_ns), (clean, _) = (idle_of(run) for run in runs)
+def judge(name, args):
+    """Return what is known of one workload and its twin."""
+    (faulty, window_ns), (clean, _) = (
+        idle_of(record(name, args, faulty=is_faulty)) for is_faulty in (True, False)
+    )
     grown = Counter({cause: faulty[cause] - clean[cause] for cause in faulty})
     grown = +grown
     del grown[NOT_JUDGED]
@@ -155,27 +153,19 @@ def one_of_each_first(names):
 
 
 def judge_all(args):
-    """Yield what is known of each workload; what fails is told and left out."""
-    ends = time.monotonic() + 60 * args.minutes
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        runs = {
-            name: [pool.submit(record_until, ends, name, args, faulty) for faulty in (True, False)]
-            for name in one_of_each_first(args.names)
-        }
-        for name, both in runs.items():
-            try:
-                yield judge(name, [run.result() for run in both])
-            except (subprocess.CalledProcessError, subprocess.TimeoutExpired, KprofError) as error:
-                print(f"{name}: could not be recorded: {error}", flush=True)
-
-
-def record_until(ends, name, args, faulty):
-    """Record a workload, if it is not too late; or analyze what was recorded, if anything was."""
-    if time.monotonic() > ends:
-        raise KprofError("no time was left for it")
-    if args.again and not folder_of(name, args.out, faulty=faulty).is_dir():
-        raise KprofError("no run is there")
-    return record(name, args, faulty=faulty)
+    """Yield what is known of each workload; begin none after so many minutes."""
+    began = time.monotonic()
+    for name in one_of_each_first(args.names):
+        if time.monotonic() - began > 60 * args.minutes:
+            print(f"{name}: no time was left for it", flush=True)
+            continue
+        if args.again and not folder_of(name, args.out, faulty=False).is_dir():
+            print(f"{name}: no run is there", flush=True)
+            continue
+        try:
+            yield judge(name, args)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired, KprofError) as error:
+            print(f"{name}: could not be recorded: {error}", flush=True)
 
 
 def main():

@@ -3,14 +3,12 @@
     python benchmarks/planted_faults.py item_every_step --faulty
 
 Nothing here knows of kprof; `idle_causes.py` runs each twice under it. Without its fault each
-keeps a large GPU busy: two dozen square products a step, launched far ahead. Those that share a
-file as `--turn` use the GPU one after the other.
+keeps a large GPU busy: two dozen square products a step, launched far ahead.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import queue
 import threading
 import time
@@ -308,14 +306,9 @@ def main():
     parser.add_argument("name", choices=WORKLOADS)
     parser.add_argument("--faulty", action="store_true", help="with its fault")
     parser.add_argument("--tiny", action="store_true", help="small enough for a CPU")
-    parser.add_argument("--turn", type=argparse.FileType("a"), help="wait for this file's lock")
     args = parser.parse_args()
-    if args.turn:
-        fcntl.flock(args.turn, fcntl.LOCK_EX)
     torch.manual_seed(0)
     WORKLOADS[args.name](TINY if args.tiny else LARGE, args.faulty)
-    if args.turn:
-        fcntl.flock(args.turn, fcntl.LOCK_UN)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Beside each stands the plain Amdahl figure. `--tiny` runs the way on the CPU, wh
 Amdahl's; `--again RESULT` analyzes and scores the runs in `--out` again, which that result is of;
 `--only NAME` takes one change.
 The result is written anew after every change, and after `--minutes` no further one is begun.
-Several runs go on at a time, of which one uses the GPU: the others start up, or are analyzed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import statistics
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +47,6 @@ from kprof.errors import KprofError
 
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "changes" / "loop.py"
 OPTIONS = ("--skip", "10", "--steps", "4", "--force")
-AT_ONCE = 4
 REACH = 0.05
 MOST_SECONDS = 240
 MEASURED = (
@@ -58,9 +55,6 @@ MEASURED = (
     "benchmarks/whatif.py",
     "benchmarks/workloads/changes/loop.py",
 )
-
-
-SIDES = ("before", "after")
 
 
 @dataclass(frozen=True)
@@ -126,7 +120,7 @@ def record(case, side, chosen):
     folder = folder_of(case, side, chosen)
     program = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
     script = [str(WORKLOAD), case.name, side, *(["--tiny"] if chosen.tiny else [])]
-    run = ["run", *OPTIONS, "--out", str(folder), *script, "--turn", str(chosen.out / "turn")]
+    run = ["run", *OPTIONS, "--out", str(folder), *script]
     again = ["open", "--force", str(folder)]
     subprocess.run(
         [program, *(again if chosen.again else run)],
@@ -278,27 +272,20 @@ def main():
 
 def score_all(chosen):
     """Yield each change that was asked for with its score; what fails is told and left out."""
-    ends = time.monotonic() + 60 * chosen.minutes
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        runs = {
-            case: [pool.submit(record_until, ends, case, side, chosen) for side in SIDES]
-            for case in CASES
-            if not chosen.only or case.name in chosen.only
-        }
-        for case, sides in runs.items():
-            try:
-                yield case, score(case, [side.result() for side in sides])
-            except (subprocess.CalledProcessError, subprocess.TimeoutExpired, KprofError) as error:
-                print(f"{case.name}: {error}", flush=True)
-
-
-def record_until(ends, case, side, chosen):
-    """Record one side, if it is not too late; or analyze what was recorded, if anything was."""
-    if time.monotonic() > ends:
-        raise KprofError("no time was left for it")
-    if chosen.again and not folder_of(case, side, chosen).is_dir():
-        raise KprofError("no run is there")
-    return record(case, side, chosen)
+    began = time.monotonic()
+    for case in CASES:
+        if chosen.only and case.name not in chosen.only:
+            continue
+        if time.monotonic() - began > 60 * chosen.minutes:
+            print(f"{case.name}: no time was left for it", flush=True)
+            continue
+        if chosen.again and not folder_of(case, "after", chosen).is_dir():
+            print(f"{case.name}: no run is there", flush=True)
+            continue
+        try:
+            yield case, score(case, [record(case, side, chosen) for side in ("before", "after")])
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired, KprofError) as error:
+            print(f"{case.name}: {error}", flush=True)
 
 
 def _percent(error):

@@ -2,13 +2,11 @@
 
     python benchmarks/workloads/changes/loop.py CHANGE before|after [--tiny]
 
-Everything else is the same on both sides; without a GPU it runs on the CPU, to try the way. Those
-that share a file as `--turn` use the GPU one after the other.
+Everything else is the same on both sides; without a GPU it runs on the CPU, to try the way.
 """
 
 import argparse
 import contextlib
-import fcntl
 
 import torch
 import torch.nn.functional as F
@@ -195,10 +193,7 @@ def main():
     parser.add_argument("side", choices=["before", "after"])
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--turn", type=argparse.FileType("a"), help="wait for this file's lock")
     chosen = parser.parse_args()
-    if chosen.turn:
-        fcntl.flock(chosen.turn, fcntl.LOCK_EX)
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size = TINY if chosen.tiny else FULL
@@ -206,8 +201,6 @@ def main():
     loop(size, chosen.change, chosen.side == "after", device, chosen.steps)
     if device == "cuda":
         torch.cuda.synchronize()
-    if chosen.turn:
-        fcntl.flock(chosen.turn, fcntl.LOCK_UN)
 
 
 if __name__ == "__main__":
