@@ -33,6 +33,11 @@ def item(**more):
     return Do("fetch", "Memcpy DtoH (Device -> Pageable)", 2_000, **more)
 
 
+def upload(ns, **more):
+    """Copy from memory that is not pinned: the call returns just before the copy has ended."""
+    return Do("stage", "Memcpy HtoD (Pageable -> Device)", ns, **more)
+
+
 def synchronize(what="Device", **more):
     """Wait for the device, or with Stream or Event for what was launched into `stream`."""
     return Do("synchronize", f"cuda{what}Synchronize", **more)
@@ -67,6 +72,10 @@ class Machine:
     def fetch(self, do, number):
         end = self._start(do, number, "memcpy")
         self._call("cudaMemcpyAsync", do, number, max(end, self.clock) + WAIT_NS)
+
+    def stage(self, do, number):
+        end = self._start(do, number, "memcpy")
+        self._call("cudaMemcpyAsync", do, number, end - 1_000)
 
     def synchronize(self, do, number):
         is_all = do.name == "cudaDeviceSynchronize"

@@ -162,10 +162,11 @@ def test_a_first_step_like_the_later_ones_lost_nothing_to_the_drain():
     assert late_in_each_step(90, 90, 90) == [("launch-bound", 90)] * 3
 
 
-def late_after_a_wait(names, **meta):
+def late_after_a_wait(names, first=-3, **meta):
     """Return what the host launches 90 µs late after waits of such names, one in each step.
 
     The device is drained when the first of them begins; the others wait for 300 µs of work.
+    `first` is when the first begins, in µs from the device's first activity, which takes 2.
     """
     kernels = [{"start_ns": 0, "duration_ns": 2 * US, "correlation": 90}]
     ranges = []
@@ -173,7 +174,7 @@ def late_after_a_wait(names, **meta):
         now = 400 * number
         ranges += [
             spent(now - 7, now + 395, kind="step", name=str(number)),
-            spent(now - 295 if number else -3, now + 3, kind="runtime", name=name),
+            spent(now - 295 if number else first, now + 3, kind="runtime", name=name),
             {**LAUNCH, "start_ns": (now + 85) * US, "correlation": number},
         ]
         kernels.append({"start_ns": (now + 92) * US, "duration_ns": 310 * US})
@@ -186,6 +187,8 @@ def test_a_wait_that_the_drain_left_nothing_to_wait_for_costs_the_lead_that_it_c
     steps = Recording("a rule", 3, (0, 1, 2))
     waits = [WAIT["name"]] * 3
     assert late_after_a_wait(waits, recording=steps) == ["synchronization"] * 3
+    # Whether or not the device's first activity has just ended.
+    assert late_after_a_wait(waits, first=2.5, recording=steps) == ["synchronization"] * 3
     # Without a drain nothing hid what it waited for.
     assert late_after_a_wait(waits) == ["launch-bound", *["synchronization"] * 2]
 

@@ -19,6 +19,7 @@ from tests.simulated import (
     record,
     step_ns,
     synchronize,
+    upload,
 )
 from tests.whatif_questions import GRAPHS, MM, NORM, ask, doubled
 
@@ -91,6 +92,16 @@ def test_without_loading_or_allocating_the_host_has_that_time(what, cause):
     # No graph loads data, and none allocates.
     graphed = {"load": found.step_ns, "allocate": 2_000 + 17_000 + 9_000 + 220 + 9_000}
     assert ask(program, GRAPHS).predicted_step_ns == graphed[what]
+
+
+def test_a_copy_from_pinned_memory_holds_the_host_no_more():
+    program = [kernel("mm", 9_000), upload(80_000, stream=20), kernel("mm", 9_000)]
+    trace = analyze(Machine().run(program))
+    found = predict([Change(WITHOUT, cause="pageable copy")], find_baseline(trace))
+    # Two launches and the copy's begin; its call ends 1 µs before it, then comes the last launch.
+    assert found.step_ns == 14_000 + 80_000 - 1_000 + 9_000 + 9_000
+    # The copy itself still takes its time, on a stream of its own.
+    assert found.predicted_step_ns == 14_000 + 80_000
 
 
 def test_data_that_another_thread_loads_is_not_the_launching_threads_time():

@@ -90,16 +90,20 @@ def add_droughts(evidence: Evidence, pieces: Pieces) -> Pieces:
 def _held_ns(waits: Intervals, busy: Intervals, trace: Trace) -> np.ndarray:
     """Return how long each wait held the host while the device worked, or would have.
 
-    The recorder had drained the device: a wait before its first activity ended found little to
-    wait for. It is taken to hold the host as long as the same call does later, in the median.
+    The recorder had drained the device: a wait in the first step found less to wait for. It is
+    taken to hold the host at least as long as the same call does later, in the median.
     """
     held_ns = np.asarray(length_before(busy, waits.end) - length_before(busy, waits.start))
-    if trace.meta.recording is None or not len(busy.end):
+    if trace.meta.recording is None or not len(busy.end) or not len(waits.row):
         return held_ns
     name = trace.ranges["name"].cat.codes.to_numpy(np.int64)
     around = trace.ranges["parent"].to_numpy(np.int64, na_value=NOTHING)[waits.row]
     call = np.vstack([name[waits.row], np.where(around == NOTHING, NOTHING, name[around])])
     is_drained = waits.start < busy.end[0]
+    steps = trace.ranges[(trace.ranges["kind"] == "step").to_numpy(bool)]
+    steps = steps[(steps["rank"] == trace.ranges["rank"].iloc[waits.row[0]]).to_numpy(bool)]
+    if len(steps) > 1:
+        is_drained |= waits.end <= (steps["start_ns"] + steps["duration_ns"]).min()
     for at in np.flatnonzero(is_drained).tolist():
         later = held_ns[~is_drained & (call == call[:, [at]]).all(axis=0)]
         if len(later):

@@ -198,8 +198,10 @@ def _avoid(change: Change, replay: Replay, trace: Trace) -> Replay:
     if change.cause == causes.DATA_LOADING:
         return without_host_time(replay, trace, host.rows["loaded"])
     calls = host.blocking.index[host.blocking == change.cause].to_numpy(np.int64)
-    if change.cause == causes.ALLOCATOR:
-        return without_host_time(replay, trace, calls)
+    if change.cause in (causes.ALLOCATOR, causes.PAGEABLE_COPY):
+        # A copy from memory that is not pinned returns before its end, when its last part is
+        # staged: then it is no wait, but all of it was the host's time.
+        replay = without_host_time(replay, trace, calls)
     program, edges = replay.program, replay.edges
     ends = np.flatnonzero((program.what == WAIT_END) & np.isin(program.row, calls))
     is_wait = (edges.kind == WAIT) & np.isin(edges.target, ends)
