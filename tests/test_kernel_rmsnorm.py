@@ -2,6 +2,10 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -162,6 +166,41 @@ def test_its_operators_keep_torchs_rules():
     torch.library.opcheck(forward, (x, y, weight, None, 1e-6, 0, True))
     rstd = torch.rand(3)
     torch.library.opcheck(backward, (y, y, x, weight, rstd, None, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("tiles", "most", "programs"),
+    [(4_096, 264, 256), (264, 264, 264), (265, 264, 133), (3, 264, 3)],
+)
+def test_no_more_programs_add_up_than_end_sooner(monkeypatch, tiles, most, programs):
+    monkeypatch.setattr(_norm, "IS_EVEN", True)
+    assert _norm._share_out(tiles, most) == programs
+
+
+OVERLAPPING = """
+import torch
+from kprof.kernels import _ahead, _norm
+from kprof.kernels.rmsnorm import rmsnorm
+
+_norm._overlaps = lambda device: True
+_ahead._read = lambda kernel: kernel
+x, weight = (torch.zeros(*shape, requires_grad=True) for shape in ((8, 2048), (2048,)))
+for one in _ahead.compile_ahead(lambda: rmsnorm(x, weight).sum().backward()):
+    words = ("launch_dependents", "wait")
+    found = [word for word in words if f"griddepcontrol.{word}" in one.asm["ptx"]]
+    print(one.metadata.name, one.metadata.launch_pdl, *found)
+"""
+
+
+def test_a_sum_that_is_launched_early_waits_for_its_terms():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", OVERLAPPING]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "forward False",
+        "backward False launch_dependents",
+        "add_up True wait",
+    ]
 
 
 @pytest.mark.parametrize(

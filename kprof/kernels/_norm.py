@@ -35,6 +35,8 @@ BACKWARD_ELEMENTS, BACKWARD_ELEMENTS_PER_SM = 4_096, 8_192
 # Of an SM's shared memory, for the rows that are loaded ahead.
 AHEAD_BYTES = 192 * 1024
 TILE, BLOCK_OF_SUM, WARPS_OF_SUM = 256, 16, 8
+# Whether that sum comes before its terms are stored, and as few programs as do not take longer.
+OVERLAPS, IS_EVEN = False, False
 
 _launch_forward = Launcher(forward)
 _launch_backward = Launcher(backward)
@@ -198,7 +200,7 @@ def _run_backward(dy, dsum, x, weight, rstd, mean, form, num_parameters) -> list
         return [dx, *(one.zero_() for one in dparameters)]
     element_bytes = x.element_size() * (1 + (dsum is not None)) + dy.element_size()
     plan = plan_backward(columns, next_power_of_two(columns) * element_bytes)
-    programs = min(-(-num_rows // plan.rows), plan.programs_per_sm * num_sms(x.device))
+    programs = _share_out(-(-num_rows // plan.rows), plan.programs_per_sm * num_sms(x.device))
     shares = None
     if num_parameters:
         shape = (num_parameters, programs, columns)
@@ -226,6 +228,7 @@ def _launch_backward_first(call, tensors, form, num_parameters, plan, programs) 
     arguments = (
         *(dys, dsums, rows, weight, *others, dy_stride, dsum_stride, stride, num_rows),
         *(form, num_parameters, columns, plan.rows, plan.block, plan.stages),
+        num_parameters > 0 and _overlaps(x.device),
     )
     options = {"num_warps": plan.warps}
     _launch_backward(key, programs, arguments, options, call=call, tensors=tensors)
@@ -237,9 +240,24 @@ def _add_up(shares: Tensor, dweight: Tensor, dbias: Tensor | None = None) -> Non
         return
     num_parameters, programs, columns = shares.shape
     key = shares.device, dweight.dtype, columns, num_parameters
-    arguments = (*tensors, programs, columns, TILE, BLOCK_OF_SUM)
-    grid, options = num_parameters * -(-columns // BLOCK_OF_SUM), {"num_warps": WARPS_OF_SUM}
+    overlaps = _overlaps(shares.device)
+    arguments = (*tensors, programs, columns, TILE, BLOCK_OF_SUM, overlaps)
+    grid = num_parameters * -(-columns // BLOCK_OF_SUM)
+    options = {"num_warps": WARPS_OF_SUM, **({"launch_pdl": True} if overlaps else {})}
     _launch_sum(key, grid, arguments, options, call=call, tensors=tensors)
+
+
+@functools.cache
+def _overlaps(device: torch.device) -> bool:
+    """Tell whether a launch may begin before the one that it depends on has ended: from Hopper."""
+    is_able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return OVERLAPS and is_able
+
+
+def _share_out(tiles: int, most: int) -> int:
+    """Return how many programs walk over so many tiles; fewer where no more would end sooner."""
+    programs = min(tiles, most)
+    return -(-tiles // -(-tiles // programs)) if IS_EVEN else programs
 
 
 def _side_by_side(vector: Tensor | None) -> Tensor | None:

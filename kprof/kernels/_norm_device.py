@@ -99,8 +99,10 @@ def backward(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Return gradients for rows, and each program's share of those of weight and bias."""
+    _let_in(OVERLAPS)
     columns = tl.arange(0, BLOCK)[None, :]
     is_column = columns < COLUMNS
     dweight = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -142,6 +144,13 @@ def backward(
 
 
 @triton.jit
+def _let_in(OVERLAPS: tl.constexpr):
+    """Let programs of the next launch come, and wait, as soon as there is room for them."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def _store_sum(places, values, is_column):
     tl.store(places, tl.sum(values, axis=0)[None, :], is_column)
 
@@ -166,8 +175,12 @@ def add_up(
     COLUMNS: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Add the shares of all programs, in their order."""
+    if OVERLAPS:
+        # They came before the programs that store the shares had ended.
+        tl.extra.cuda.gdc_wait()
     blocks: tl.constexpr = (COLUMNS + BLOCK - 1) // BLOCK
     parameter = (tl.program_id(0) // blocks).to(tl.int64)
     columns = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
