@@ -177,6 +177,23 @@ def test_the_table_is_made_again_only_when_something_moved():
     assert tables._keep_table.cache_info().hits == 1
 
 
+def test_tensors_that_moved_are_not_cut_into_chunks_anew():
+    tables._keep_chunks.cache_clear()
+    tensors = one_tensor()
+    adamw(*tensors)
+    tensors[1] = tensors[1].clone()
+    adamw(*tensors)
+    assert tables._keep_chunks.cache_info().misses == 1
+
+
+def test_a_chunk_tells_its_tensor_and_its_place_there():
+    chunks = tables._make_chunks(torch.device("cpu"), (5, 0, 7), 3).tolist()
+    assert [(one >> 32, one & 0xFFFFFFFF) for one in chunks] == [
+        *((0, 0), (0, 1)),
+        *((2, 0), (2, 1), (2, 2)),
+    ]
+
+
 def test_steps_on_the_host_give_what_steps_on_the_device_give():
     found, expected = one_tensor(), one_tensor()
     numbers = tables.Numbers(1e-3, 0.9, 0.999, 1e-2, 1e-8, False)

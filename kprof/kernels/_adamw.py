@@ -117,7 +117,8 @@ def _correct_on_host(steps: list[Tensor], numbers: Numbers, table: Table) -> Non
     torch._foreach_add_(steps, 1)
     counts = [float(step) for step in steps]
     rows = [[1 - numbers.beta1**n, (1 - numbers.beta2**n) ** 0.5] for n in counts]
-    corrections = _send(rows, torch.float64, table.corrections_T2.device)
+    values = torch.tensor(rows, dtype=torch.float64, device="cpu")
+    corrections = _send(values, table.corrections_T2.device)
     table.corrections_T2.copy_(corrections, non_blocking=True)
 
 
@@ -139,24 +140,35 @@ def _make_table(
 ) -> Table:
     none = (0,) * len(lengths)
     fields = [*addresses, none, lengths] if len(addresses) == STEP else [*addresses, lengths]
-    rows = [list(row) for row in zip(*fields, strict=True)]
-    chunks = [(i << 32) + c for i, n in enumerate(lengths) for c in range(-(-n // CHUNK))]
+    rows = torch.tensor(list(zip(*fields, strict=True)), dtype=torch.int64, device="cpu")
+    make_chunks = _make_chunks if _is_captured(device) else _keep_chunks
     return Table(
-        _send(rows, torch.int64, device),
+        _send(rows, device),
         torch.empty(len(rows), 2, dtype=torch.float64, device=device),
-        _send(chunks, torch.int64, device),
+        make_chunks(device, lengths, CHUNK),
         all(a % ALIGNMENT == 0 for group in addresses[:STEP] for a in group),
     )
 
 
+def _make_chunks(device: torch.device, lengths: tuple[int, ...], chunk: int) -> Tensor:
+    """Return the number of the tensor times 2^32, plus that of the chunk in it, of every chunk."""
+    counts = torch.tensor([-(-length // chunk) for length in lengths], device="cpu")
+    firsts = counts.cumsum(0) - counts
+    tensors = torch.arange(len(lengths), device="cpu").repeat_interleave(counts)
+    places = torch.arange(len(tensors), device="cpu") - firsts[tensors]
+    return _send((tensors << 32) + places, device)
+
+
+# Tensors that move, as gradients do, keep their lengths.
 _keep_table = lru_cache(maxsize=TABLES_KEPT)(_make_table)
+_keep_chunks = lru_cache(maxsize=TABLES_KEPT)(_make_chunks)
 
 
-def _send(values: list[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the values on the device, without waiting for it."""
+def _send(values: Tensor, device: torch.device) -> Tensor:
+    """Return the host's values on the device, without waiting for it."""
     if device.type != "cuda":
-        return torch.tensor(values, dtype=dtype)
-    on_host = torch.tensor(values, dtype=dtype, pin_memory=True)
+        return values
+    on_host = values.pin_memory()
     if _is_captured(device):
         _captured.append(on_host)
     return on_host.to(device, non_blocking=True)
