@@ -114,73 +114,56 @@ def multiply(
     if x_scale is not None and x_scale.stride(0) != 1:
         # Side by side for a group of columns, as the quantising kernels leave them.
         x_scale = x_scale.t().contiguous().t()
-    tensors = (x, w, y, x_scale, w_scale, bias)
-    (num_rows, depth), num_columns = x.shape, w.shape[0]
-    is_blocked = tuple(w_scale.shape) != (num_columns, 1)
+    is_blocked = tuple(w_scale.shape) != (w.shape[0], 1)
     if schedule is None:
-        sms = num_sms(x.device)
-        schedule = schedule_of(num_rows, num_columns, depth, x_scale is None, is_blocked, sms)
-    x_scale_step = num_rows if x_scale is None else x_scale.stride(1)
-    sizes = (num_rows, num_columns, depth, x.stride(0), x_scale_step)
-    kinds = x_scale is not None, is_blocked
-    call = kind_of(*tensors), activation, schedule
-    if isinstance(schedule, Narrow):
-        _run_narrow(call, tensors, sizes, kinds, activation, schedule)
-    else:
-        _run_tiled(call, tensors, sizes, kinds, activation, schedule)
+        sizes = (x.shape[0], w.shape[0], x.shape[1])
+        schedule = schedule_of(*sizes, x_scale is None, is_blocked, num_sms(x.device))
+    _run((x, w, y, x_scale, w_scale, bias), is_blocked, activation, schedule)
     return y
 
 
-def _run_narrow(
-    call: Hashable,
-    tensors: tuple[Tensor | None, ...],
-    sizes: tuple[int, ...],
-    kinds: tuple[bool, bool],
-    activation: str,
-    schedule: Narrow,
+def _run(
+    tensors: tuple[Tensor | None, ...], is_blocked: bool, activation: str, schedule: Schedule
 ) -> None:
-    if _launch_narrow.again(call, tensors):
+    x, w, _, x_scale, *_ = tensors
+    assert x is not None and w is not None
+    call = kind_of(*tensors), activation, schedule
+    (num_rows, depth), num_columns = x.shape, w.shape[0]
+    launch, programs = _launch_narrow, -(-num_columns // schedule.n)
+    if isinstance(schedule, Tiled):
+        launch, tiles = _launch_tiled, programs * -(-num_rows // schedule.m)
+        programs = tiles * schedule.splits
+        tensors = (*tensors, *_places_of_parts(tensors, schedule, tiles))
+    if launch.again(call, tensors):
         return
-    num_rows, num_columns, depth, *_ = sizes
-    m = max(LEAST_ROWS, next_power_of_two(num_rows))
-    is_even = depth % (schedule.k * schedule.warps) == 0
-    cut = (m, schedule.n, schedule.k, schedule.warps, schedule.stages)
-    constants = (*kinds, is_even, activation, *cut)
+    cut, step = _cut_of(schedule, num_rows)
+    constants = (x_scale is not None, is_blocked, depth % step == 0, activation, *cut)
+    x_scale_step = num_rows if x_scale is None else x_scale.stride(1)
+    sizes = (num_rows, num_columns, depth, x.stride(0), x_scale_step)
     key = _key_of(tensors, sizes, constants)
-    options = {"num_warps": schedule.warps}
-    grid = -(-num_columns // schedule.n)
-    arguments = (*tensors, *sizes, *constants)
-    _launch_narrow(key, grid, arguments, options, call=call, tensors=tensors)
+    arguments, options = (*tensors, *sizes, *constants), {"num_warps": schedule.warps}
+    launch(key, programs, arguments, options, call=call, tensors=tensors)
 
 
-def _run_tiled(
-    call: Hashable,
-    tensors: tuple[Tensor | None, ...],
-    sizes: tuple[int, ...],
-    kinds: tuple[bool, bool],
-    activation: str,
-    schedule: Tiled,
-) -> None:
-    (num_rows, num_columns, depth, *_), x = sizes, tensors[0]
-    assert x is not None
-    tiles = -(-num_rows // schedule.m) * -(-num_columns // schedule.n)
-    programs = tiles * schedule.splits
-    # Never looked at where a program has all of a sum.
-    partial, counter = tensors[4], tensors[4]
-    if schedule.splits > 1:
-        size = programs * schedule.m * schedule.n
-        partial = torch.empty(size, dtype=torch.float32, device=x.device)
-        counter = counters(tiles, x.device)
-    given = (*tensors, partial, counter)
-    if _launch_tiled.again(call, given):
-        return
-    is_even = depth % schedule.k == 0
-    cut = (schedule.m, schedule.n, schedule.k, schedule.splits, schedule.stages)
-    constants = (*kinds, is_even, activation, *cut)
-    key = _key_of(given, sizes, constants)
-    options = {"num_warps": schedule.warps}
-    arguments = (*given, *sizes, *constants)
-    _launch_tiled(key, programs, arguments, options, call=call, tensors=given)
+def _cut_of(schedule: Schedule, num_rows: int) -> tuple[tuple[int, ...], int]:
+    """Return the kernel's constants of a schedule, and how much of K it takes in one step."""
+    n, k, stages = schedule.n, schedule.k, schedule.stages
+    if isinstance(schedule, Tiled):
+        return (schedule.m, n, k, schedule.splits, stages), k
+    m = max(LEAST_ROWS, next_power_of_two(num_rows))
+    return (m, n, k, schedule.warps, stages), k * schedule.warps
+
+
+def _places_of_parts(
+    tensors: tuple[Tensor | None, ...], schedule: Tiled, tiles: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return where parts of sums lie, and what counts them; one part alone looks at neither."""
+    x, *_, w_scale, _ = tensors
+    if schedule.splits == 1 or x is None:
+        return w_scale, w_scale
+    size = tiles * schedule.splits * schedule.m * schedule.n
+    parts = torch.empty(size, dtype=torch.float32, device=x.device)
+    return parts, counters(tiles, x.device)
 
 
 def _key_of(

@@ -62,8 +62,7 @@ def _reference(
     """Multiply by the scales first, then in the dtype that they have."""
     dtype = w_scale.dtype
     wide_x = x.to(dtype) if x_scale is None else _scaled(x, x_scale)
-    y = wide_x @ _scaled(w, w_scale).t()
-    y = ACTIVATIONS[activation](y if bias is None else y + bias.to(dtype))
+    y = _ended(wide_x @ _scaled(w, w_scale).t(), bias, activation)
     return y.to(torch.bfloat16 if x.dtype == FP8 else x.dtype)
 
 
@@ -99,20 +98,16 @@ def _deep_gemm() -> Any:
 def _finished(multiply: Callable[..., Tensor], *, is_blocked: bool) -> Callable[..., Tensor]:
     """Return a peer's product with what it leaves out behind it; it takes one sort of scales."""
 
-    def call(
-        x: Tensor,
-        w: Tensor,
-        x_scale: Tensor | None,
-        w_scale: Tensor,
-        bias: Tensor | None = None,
-        activation: str = "none",
-    ) -> Tensor:
+    def call(x: Tensor, w: Tensor, x_scale: Tensor | None, w_scale: Tensor, *ending: Any) -> Tensor:
         if x_scale is None or is_blocked != (tuple(w_scale.shape) != (w.shape[0], 1)):
             raise NotImplementedError("scales of this sort")
-        y = multiply(x, w, x_scale, w_scale)
-        return ACTIVATIONS[activation](y if bias is None else y + bias)
+        return _ended(multiply(x, w, x_scale, w_scale), *ending)
 
     return call
+
+
+def _ended(y: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
+    return ACTIVATIONS[activation](y if bias is None else y + bias.to(y.dtype))
 
 
 def _refuses(
