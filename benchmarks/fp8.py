@@ -2,9 +2,11 @@
 
 python benchmarks/fp8.py [fp8_linear | fp8_gemm ...] [--minutes 6]
 
-Each provider is measured in a process of its own, by replays of a CUDA graph over weights that L2
-cannot hold. What counts for the linear layer: that it is never slower than whoever is fastest, how
-much faster it is than the better of DeepGEMM, cast included, and torchao compiled, and than bf16.
+Each provider is measured in processes of its own, which compile beside each other, then measure one
+after the other, shape by shape: by replays of a CUDA graph over weights that L2 cannot hold. What
+counts for the linear layer: that it is never slower than whoever is fastest, how much faster it is
+than the better of DeepGEMM, cast included, and torchao compiled, and than bf16. The product alone
+is measured with scales for rows and, where a shape has a fourth number, in squares of 128.
 """
 
 import argparse
@@ -12,20 +14,22 @@ import dataclasses
 import datetime
 import json
 import math
-import subprocess
-import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from evidence import RESULTS, row, write_evidence
+from workers import Worker, questions, say
 
 from kprof.kernels import OURS, kernel_named
-from kprof.kernels._bench import Timed, bench
+from kprof.kernels._bench import Timed, bench, run_once
 from kprof.kernels._choice import versions_of
 
 SOURCES = (
-    *("benchmarks/fp8.py", "kprof/kernels/*fp8*.py", "kprof/kernels/_bench.py"),
-    *("kprof/timing.py", "kprof/stopwatch.py"),
+    *("benchmarks/fp8.py", "benchmarks/workers.py"),
+    *("kprof/kernels/*fp8*.py", "kprof/kernels/_bench.py", "kprof/kernels/_launch.py"),
+    *("kprof/kernels/_tile_splits.py", "kprof/timing.py", "kprof/stopwatch.py"),
 )
 KERNELS = ("fp8_linear", "fp8_gemm")
 # Of the fastest provider's speed, on any shape; of the better peer's, over all shapes.
@@ -35,6 +39,14 @@ OF_BF16, MANY_ROWS = 1.6, 2_048
 FASTEST_SHARE, FEW_ROWS = 0.5, 128
 PEERS = ("deep-gemm", "torchao")
 OWN = (OURS, f"{OURS}-wide", f"{OURS}-tiles")
+# What a call takes the host is measured on this, which every provider takes.
+SMALL = (16, 256, 512)
+BLOCKED = 1
+# Processes of a provider that compiles for every shape, so that nobody waits for it.
+PARTS = {"torchao": 7, "deep-gemm": 5, OURS: 3}
+# No share of a copy's rate is asked for, so that no copy need be measured.
+NO_COPY = 1.0
+CANNOT = (ImportError, RuntimeError, TypeError, ValueError, NotImplementedError)
 
 
 def main():
@@ -43,11 +55,13 @@ def main():
     parser.add_argument("kernels", nargs="*", default=KERNELS)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--minutes", type=float, default=6.0, help="of all kernels together")
+    parser.add_argument("--at-once", type=int, default=16, help="processes that compile")
+    parser.add_argument("--shapes", nargs="*", help="such as 8x4096x4096; left out, all")
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
-    parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--work", default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        work_off(*args.work)
+        work_off(**json.loads(args.work))
         return
     ends_s = time.monotonic() + 60 * args.minutes
     for number, name in enumerate(args.kernels):
@@ -55,44 +69,94 @@ def main():
         measure(name, args, time.monotonic() + share_s)
 
 
+def shapes_of(name, wanted=None):
+    """Return the shapes that are measured, fewest rows first; of products, both sorts of scales."""
+    shapes = sorted(kernel_named(name).shapes)
+    if wanted:
+        shapes = [tuple(map(int, one.split("x"))) for one in wanted]
+    return shapes + ([(*one, BLOCKED) for one in shapes] if name == "fp8_gemm" else [])
+
+
 def measure(name, args, ends_s):
-    """Measure all providers of one kernel; its result is written anew after each."""
-    kernel = kernel_named(name)
+    """Measure all providers of one kernel, shape by shape, and write its result."""
+    kernel, shapes = kernel_named(name), shapes_of(name, args.shapes)
+    workers = started(kernel, shapes, args.at_once, ends_s)
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
-    done = {}
-    for number, provider in enumerate(kernel.providers):
-        share_s = (ends_s - time.monotonic()) / (len(kernel.providers) - number)
-        for one in measured_apart(name, provider.name, share_s):
-            done[one.shape, one.provider] = one
-            time_of = one.problem[:100] or f"{one.gpu_ns / 1e3:8.2f} us"
-            print(f"{name} {'x'.join(map(str, one.shape)):18} {one.provider:12} {time_of}")
-        path = args.out / f"{name}_h200_{month}.json"
-        rows = rows_of(kernel, done)
-        versions = versions_of(kernel.providers)
+    path, versions = args.out / f"{name}_h200_{month}.json", versions_of(kernel.providers)
+    done, written_s = {}, time.monotonic()
+
+    def write():
+        rows = rows_of(kernel, shapes, done)
         write_evidence(path, name, rows, SOURCES, commit=args.commit, versions=versions)
+        return rows
+
+    for shape in shapes:
+        for provider in kernel.providers:
+            told = workers[shape, provider.name].ask(shape, ends_s)
+            done[shape, provider.name] = timed_of(told, name, provider.name, shape)
+        print(line_of(shape, done, kernel.providers), flush=True)
+        if time.monotonic() - written_s > 10:
+            write()
+            written_s = time.monotonic()
+    for one in write():
+        if one["reach"] is not None:
+            print(f"{name} {one['name']}: {one['value']} {one['unit']}, to reach {one['reach']}")
+    for worker in set(workers.values()):
+        worker.stop()
 
 
-def measured_apart(name, provider, limit_s):
-    """Yield what a process of its own measured of one provider."""
-    command = ["timeout", "--kill-after=5", f"{max(limit_s, 1):.0f}", sys.executable, __file__]
-    command += ["--work", name, provider]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    for line in process.stdout:
-        if line.startswith("{"):
-            told = json.loads(line)
-            yield Timed(**{**told, "shape": tuple(told["shape"])})
-    process.wait()
+def started(kernel, shapes, at_once, ends_s):
+    """Return for each shape and provider the process that measures it, compiled and waiting."""
+    workers = {}
+    # Those that compile longest begin first.
+    for provider in sorted(kernel.providers, key=lambda one: -PARTS.get(one.name, 1)):
+        parts = PARTS.get(provider.name, 1)
+        for part in range(parts):
+            of_part = shapes[part::parts]
+            work = {"name": kernel.name, "provider": provider.name, "shapes": of_part}
+            # One process each compiles: together they fill the host.
+            worker = Worker(work, TORCHINDUCTOR_COMPILE_THREADS="1")
+            workers |= {(shape, provider.name): worker for shape in of_part}
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(lambda one: one.start(ends_s), dict.fromkeys(workers.values())))
+    return workers
 
 
-def work_off(name, provider):
-    """Measure one provider on all shapes, fewest rows first, and say it, a line each."""
+def timed_of(told, name, provider, shape):
+    """Return what a process told; one that told nothing ran out of time, or ended."""
+    if told is None:
+        about = (name, provider, shape, "bfloat16", "forward")
+        return Timed(*about, problem="out of time, or the process ended early")
+    return Timed(**{**told, "shape": tuple(told["shape"])})
+
+
+def work_off(name, provider, shapes):
+    """Compile one provider for some shapes; then measure it on those that are asked for."""
     kernel = kernel_named(name)
-    for shape in sorted(kernel.shapes):
-        for one in bench(kernel, shape, "bfloat16", "forward", [kernel.provider(provider)]):
-            print(json.dumps(dataclasses.asdict(one)), flush=True)
+    chosen = kernel.provider(provider)
+    for shape in shapes:
+        # What it cannot do is told when it is asked.
+        with suppress(*CANNOT):
+            run_once(with_edge(kernel, shape), chosen, tuple(shape), "bfloat16", "forward")
+    say({"ready": True})
+    for asked in questions():
+        about = (with_edge(kernel, asked), tuple(asked), "bfloat16", "forward", [chosen])
+        say(dataclasses.asdict(next(bench(*about, copy_ns=NO_COPY))))
 
 
-def rows_of(kernel, done):
+def with_edge(kernel, shape):
+    """Return the kernel with a small shape of the same sort, on which the host is timed."""
+    return dataclasses.replace(kernel, edges=((*SMALL, *shape[3:]),))
+
+
+def line_of(shape, done, providers):
+    """Return what is known of one shape in a line: microseconds, or a dash."""
+    times = {one.name: done[shape, one.name].gpu_ns for one in providers}
+    shown = (f"{name} {ns / 1e3:.2f}" if ns else f"{name} -" for name, ns in times.items())
+    return f"{'x'.join(map(str, shape)):18} us: {', '.join(shown)}"
+
+
+def rows_of(kernel, shapes, done):
     """Return a row for each measurement, then what they come to together."""
     times = {key: one.gpu_ns for key, one in done.items() if one.gpu_ns}
     rows = [
@@ -105,16 +169,16 @@ def rows_of(kernel, done):
             spread=one.spread,
             flops_per_s=one.flops_per_s,
             bytes_per_s=one.bytes_per_s,
-            problem=one.problem,
+            problem=one.problem[:300],
         )
         for (shape, provider), one in done.items()
     ]
-    return rows + rows_of_reach(kernel, times)
+    return rows + rows_of_reach(kernel, shapes, times)
 
 
-def rows_of_reach(kernel, times):
-    """Return how far ours is from what it has to reach, over the shapes that all have measured."""
-    shapes = [shape for shape in kernel.shapes if (shape, OURS) in times]
+def rows_of_reach(kernel, shapes, times):
+    """Return how far ours is from what it has to reach, over the shapes where it was measured."""
+    shapes = [shape for shape in shapes if (shape, OURS) in times]
 
     def of(shape, names):
         return min((times[shape, one] for one in names if (shape, one) in times), default=None)
@@ -133,7 +197,8 @@ def rows_of_reach(kernel, times):
         where = "x".join(map(str, worst))
         rows.append(row("to-best", to_best[worst], "x", "higher", NEVER_BELOW, shape=where))
     if to_peers:
-        rows.append(row("to-peers", mean_of(to_peers), "x", "higher", OF_PEERS, peers=PEERS))
+        about = {"peers": PEERS, "num_shapes": len(to_peers)}
+        rows.append(row("to-peers", mean_of(to_peers), "x", "higher", OF_PEERS, **about))
     if to_bf16 and kernel.name == "fp8_linear":
         rows.append(row("to-bf16", min(to_bf16), "x", "higher", OF_BF16))
     if own:

@@ -22,9 +22,10 @@ RECORDED = {
         *("--steps", "6", "--layers", "1", "--width", "64", "--vocabulary", "100"),
         *("--batch", "1", "--tokens", "8"),
     ],
+    "serve_llama.py": ["decode", "--tiny", "--steps", "6", "--batch", "2", "--prompt", "16"],
     "plain_tensors.py": ["--iterations", "5", "--size", "64"],
 }
-OF_TRANSFORMERS = {"train_llama.py"}
+OF_TRANSFORMERS = {"train_llama.py", "serve_llama.py"}
 EDITED = {"api_profile.py": ["--steps", "6"]}
 # A change that `kprof ab` switches on and off in another example.
 PATCHES = {"fused_adamw.py": "fused"}

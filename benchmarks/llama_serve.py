@@ -1,0 +1,292 @@
+"""A Llama of Hugging Face that serves, with kernels swapped in against as it is, by `kprof ab`.
+
+python benchmarks/llama_serve.py [prefill | decode ...] [--minutes 4] [--layers 8]
+
+The shape is that of Llama-3.1-8B in bfloat16, with random weights and so many of its 32 layers, as
+in examples/serve_llama.py: head and embedding are whole. Prefill reads 4 x 2048 tokens. Decoding
+takes a token for each of 8 sequences over 4096 cached ones: by replays of CUDA graphs over a static
+cache, and as `generate` calls the model by itself, over one that grows. The quality gate compares
+the logits of the same model with and without the kernels, which a trained one would round as well.
+"""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from evidence import RESULTS, ROOT, row, write_evidence
+
+SOURCES = (
+    *("benchmarks/llama_serve.py", "examples/serve_llama.py", "kprof/swap.py"),
+    *("kprof/sites/*.py", "kprof/kernels/*fp8*.py", "kprof/kernels/*decode*.py"),
+    *("kprof/kernels/_tile_*.py", "kprof/kernels/_launch.py"),
+)
+EXAMPLE = ROOT / "examples" / "serve_llama.py"
+KERNELS = ("fp8_linear", "decode_attention")
+GPU = "H200"
+# Of energy, each of which takes five seconds: a clear difference is proven by nine.
+PAIRS = "12"
+# Of the gate: sequences and their tokens, the last of which are decoded one by one.
+GATED = {"prefill": (2, 1_024, 0), "decode": (8, 1_152, 128)}
+TINY_GATED = {"prefill": (2, 48, 0), "decode": (2, 40, 8)}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One comparison: how B differs, what is served, and what both have to keep."""
+
+    name: str
+    change: tuple[str, ...]
+    batch: int
+    prompt: int
+    target: str
+    options: tuple[str, ...] = ()
+    is_energy: bool = False
+    """Judge it as well; windows take seconds then."""
+
+
+COMPARISONS = {
+    "prefill": (
+        Asked("prefill", ("--swap", KERNELS[0]), 4, 2_048, "step_p50<=50ms", is_energy=True),
+    ),
+    "decode": (
+        Asked(
+            *("graphs", ("--patch", f"{EXAMPLE}:kernels"), 8, 4_096, "step_p50<=5ms"),
+            options=("--graphs",),
+            is_energy=True,
+        ),
+        Asked("eager", ("--swap", ",".join(KERNELS)), 8, 4_096, "step_p50<=10ms"),
+    ),
+}
+
+
+def main():
+    """Compare what is asked for and write a result for each, anew after every part."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="*", default=[*COMPARISONS])
+    parser.add_argument("--minutes", type=float, default=4.0, help="at most, of all together")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--tiny", action="store_true", help="a small model, for a CPU")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
+    parser.add_argument("--gate", default=None, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.gate:
+        print(json.dumps(gate(args.gate, args.layers, is_tiny=args.tiny)))
+        return
+    ends_s = time.monotonic() + 60 * args.minutes
+    parts = [(what, one) for what in args.what for one in (*COMPARISONS[what], "gate")]
+    weights = [1.0 if one == "gate" else 3.5 if one.is_energy else 1.4 for _, one in parts]
+    found = {what: {} for what in args.what}
+    for number, (what, one) in enumerate(parts):
+        left_s = ends_s - time.monotonic()
+        share_s = left_s * weights[number] / sum(weights[number:])
+        if one == "gate":
+            found[what]["gate"] = gated(what, args, share_s)
+        else:
+            found[what][one.name] = compared(one, what, args, share_s)
+        write(what, found[what], args)
+
+
+def compared(asked, what, args, limit_s):
+    """Return what `kprof ab` says, as plain data; or why there is nothing."""
+    script = [str(EXAMPLE), what, "--steps", "1000000", "--layers", str(args.layers)]
+    script += ["--batch", str(asked.batch), "--prompt", str(40 if args.tiny else asked.prompt)]
+    script += [*asked.options, *(["--tiny"] if args.tiny else [])]
+    tokens = asked.batch * (asked.prompt if what == "prefill" else 1)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "kprof", "ab", "--json", *asked.change]
+        command += ["--tokens-per-step", str(tokens), "--gpu", GPU, "--target", asked.target]
+        command += ["--energy", "--pairs", PAIRS] if asked.is_energy and not args.tiny else []
+        command += ["--out", f"{folder}/ab.kprof", *script]
+        # As by Ctrl-C: what was taken until then is judged.
+        limited = ["timeout", "-s", "INT", "-k", "10", f"{max(limit_s - 8, 1):.0f}"]
+        done = subprocess.run([*limited, *command], capture_output=True, text=True)
+        with suppress(ValueError, KeyError):
+            return kept(json.loads(done.stdout), Path(folder) / "ab.kprof")
+        told = [path.read_text()[-1_000:] for path in Path(folder).glob("ab.kprof/raw/**/*.log")]
+    return {"problem": "\n".join([done.stderr[-1_500:], *told])}
+
+
+def kept(told, folder):
+    """Return what of a comparison is worth keeping: all but single steps and where things lie."""
+    names = ("a", "plan", "claims", "protocol", "doubts", "per_token", "targets", "costs")
+    found = {name: told.get(name) for name in names}
+    found["pairs"] = [{"a": one["a"], "b": one["b"]} for one in told["pairs"]]
+    found["facts"] = {name: fact for name, fact in told["facts"].items() if "/" not in fact}
+    for of_arm in (found["targets"] or {}).values():
+        for target in of_arm["targets"]:
+            target.pop("by_run", None)
+    swap = folder / "swap.json"
+    if swap.exists():
+        found["swap"] = summary_of_swap(json.loads(swap.read_text()))
+    output = [path.read_text() for path in folder.glob("raw/**/output.log")]
+    found["said"] = [
+        line
+        for one in output
+        for line in one.splitlines()
+        if "kernels" in line or "elsewhere" in line
+    ][:5]
+    return found
+
+
+def summary_of_swap(report):
+    """Return how many calls of how many sites went to kernels, and why others did not."""
+    sites = report["sites"]
+    taken = [one for one in sites if any(not call["why"] for call in one["calls"])]
+    why = sorted({call["why"] for one in sites for call in one["calls"] if call["why"]})
+    skipped = sorted({one["skipped"] for one in sites if one["skipped"]})
+    return {"sites": len(sites), "replaced": len(taken), "fallen_back": why, "skipped": skipped}
+
+
+def gated(what, args, limit_s):
+    """Return what the gate says, from a process of its own."""
+    command = [sys.executable, __file__, "--gate", what, "--layers", str(args.layers)]
+    command += ["--tiny"] if args.tiny else []
+    limited = ["timeout", "-k", "5", f"{max(limit_s, 1):.0f}"]
+    done = subprocess.run([*limited, *command], capture_output=True, text=True)
+    with suppress(ValueError, IndexError):
+        return json.loads(done.stdout.splitlines()[-1])
+    return {"problem": done.stderr[-1_500:]}
+
+
+def gate(what, layers, *, is_tiny):
+    """Judge the kernels by the logits of the model: of whole texts, or of tokens decoded."""
+    sys.path.insert(0, str(EXAMPLE.parent))
+    import serve_llama
+
+    import kprof
+    from kprof.gate import Model, check
+    from kprof.report.gate import result_of_gate
+
+    tiny = serve_llama.TINY
+    size = tiny if is_tiny else {"layers": layers, "width": 4_096, "vocabulary": 128_256}
+    model = serve_llama.built(**size)
+    batch, length, decoded = (TINY_GATED if is_tiny else GATED)[what]
+    torch.manual_seed(2)
+    texts = torch.randint(size["vocabulary"], (batch, length), device=model.device)
+    swap = kprof.swapped(model, *KERNELS)
+
+    def logits(arm):
+        with torch.no_grad():
+            if arm == "new":
+                with swap:
+                    return logits_of(model, texts, decoded)
+            if arm == "replaced":
+                return logits_of(model, texts, decoded)
+            # The same texts in other batches.
+            halves = texts.split(batch // 2)
+            return torch.cat([logits_of(model, one, decoded) for one in halves])
+
+    report = check(model=Model(f"Llama, {what}", logits=logits, precision="lower"), levels=("L3",))
+    calls = [call for site in swap.sites for call in site.calls]
+    return {
+        "reached": report.reached,
+        **{k: v for k, v in result_of_gate(report).items() if k in ("passed", "missing")},
+        "level": next(o for o in result_of_gate(report)["levels"] if o["name"] == "L3"),
+        "num_taken": sum(call.num_calls for call in calls if not call.why),
+        "fallen_back": sorted({call.why for call in calls if call.why}),
+    }
+
+
+def logits_of(model, texts, decoded):
+    """Return the logits behind every token, or behind each of the last, read one by one."""
+    if not decoded:
+        return model(texts).logits.flatten(0, 1)
+    from transformers import DynamicCache
+
+    cache, first = DynamicCache(config=model.config), texts.shape[1] - decoded
+    model(texts[:, :first], past_key_values=cache, logits_to_keep=1)
+    found = [
+        model(texts[:, place : place + 1], past_key_values=cache).logits
+        for place in range(first, texts.shape[1])
+    ]
+    return torch.cat(found, 1).flatten(0, 1)
+
+
+def write(what, found, args):
+    """Write what there is of one result, and print it."""
+    month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
+    path = args.out / f"ab_llama8b_{what}_h200_{month}.json"
+    rows = [one for name, told in found.items() for one in rows_of(name, told)]
+    size = {"layers": args.layers, "of_layers": 32, "is_tiny": args.tiny}
+    write_evidence(
+        path, f"ab_llama8b_{what}", rows, SOURCES, commit=args.commit, size=size, **found
+    )
+    for one in rows:
+        shown = {key: one[key] for key in ("interval", "verdict", "problem") if one.get(key)}
+        print(f"{what} {one['name']:24} {one['value']} {one['unit']} {shown}", flush=True)
+
+
+def rows_of(name, told):
+    """Return the rows of one comparison, or of the gate."""
+    if "problem" in told:
+        return [row(name, None, "x tokens/s", "higher", problem=told["problem"])]
+    if name == "gate":
+        state = told["level"]["state"]
+        return [row(name, None, "class", "higher", verdict=told["reached"] or "none", L3=state)]
+    return [*rows_of_claims(name, told), *rows_of_tokens(name, told), *rows_of_targets(name, told)]
+
+
+def rows_of_claims(name, told):
+    """Return the rows of the verdicts: B's value over A's."""
+    rows = []
+    for claim in told["claims"]:
+        what, between = claim["metric"]["name"].replace(" ", "-"), claim["interval"]
+        about = {"verdict": claim["verdict"], "num_pairs": claim["num_pairs"]}
+        if between is not None:
+            about["interval"] = [between["low"], between["high"]]
+        value = between and between["ratio"]
+        rows.append(row(f"{name}-{what}", value, "of A's", "lower", **about))
+    return rows
+
+
+def rows_of_tokens(name, told):
+    """Return the rows of each arm's tokens: their rate, what they cost, and their energy."""
+    rows = []
+    for one in told["per_token"] or ():
+        metric = one["claim"]["metric"]
+        for arm in ("a", "b"):
+            what = f"{name}-{metric['name'].replace(' ', '-')}-{arm}"
+            rows.append(row(what, one[arm], metric["unit"], metric["better"]))
+            if metric["unit"] == "tok/s":
+                rows.append(row_of_cost(f"{name}-cost-{arm}", one[arm]))
+    return rows
+
+
+def rows_of_targets(name, told):
+    """Return the rows of how each arm keeps its target."""
+    return [
+        row(
+            f"{name}-target-{arm}",
+            one["estimate"],
+            "ns",
+            "lower",
+            target=one["target"],
+            verdict=one["verdict"],
+        )
+        for arm, judged in (told["targets"] or {}).items()
+        for one in judged["targets"]
+    ]
+
+
+def row_of_cost(name, tokens_per_s):
+    """Return what a million tokens cost at this rate, by the price lists, as `kprof cost` does."""
+    from kprof.cost import calculate
+
+    asked = {"gpu": GPU, "tokens_per_s": repr(tokens_per_s), "utilisation": "1"}
+    costs = calculate(asked, datetime.datetime.now(tz=datetime.timezone.utc).date())
+    figure = next(one for one in costs.figures if one.name == "as paid")
+    low, middle, high = (float(getattr(figure.values, one)) for one in ("low", "mid", "high"))
+    return row(name, middle, "$/M tokens", "lower", low=low, high=high)
+
+
+if __name__ == "__main__":
+    main()

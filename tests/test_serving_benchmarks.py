@@ -1,0 +1,136 @@
+"""`benchmarks/fp8.py` and `benchmarks/llama_serve.py`: what counts, and what of it is kept."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from kprof.kernels import kernel_named
+from kprof.kernels._bench import Timed
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+FEW, MANY = (8, 4_096, 4_096), (4_096, 4_096, 4_096)
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+def timed(name, shape, gpu_ns, problem=""):
+    about = ("fp8_linear", name, shape, "bfloat16", "forward")
+    return Timed(*about, gpu_ns=gpu_ns, problem=problem)
+
+
+def rows_by_name(benchmark, times):
+    done = {(shape, name): timed(name, shape, ns) for (shape, name), ns in times.items()}
+    shapes = list(dict.fromkeys(shape for shape, _ in times))
+    rows = benchmark("fp8").rows_of(kernel_named("fp8_linear"), shapes, done)
+    return {one["name"]: one for one in rows}
+
+
+def test_ours_is_held_against_the_fastest_of_each_shape(benchmark):
+    times = {(FEW, "kprof"): 10.0, (FEW, "scaled-mm"): 9.0, (MANY, "kprof"): 10.0}
+    found = rows_by_name(benchmark, times)["to-best"]
+    assert (found["value"], found["met"], found["shape"]) == (0.9, False, "8x4096x4096")
+
+
+def test_peers_count_by_the_better_one_where_it_was_measured(benchmark):
+    times = {
+        (FEW, "kprof"): 10.0,
+        (FEW, "deep-gemm"): 20.0,
+        (FEW, "torchao"): 30.0,
+        (MANY, "kprof"): 10.0,
+        (MANY, "deep-gemm"): None,
+        (MANY, "torchao"): 12.5,
+    }
+    found = rows_by_name(benchmark, times)["to-peers"]
+    assert (found["value"], found["num_shapes"]) == (pytest.approx((2 * 1.25) ** 0.5, rel=1e-3), 2)
+
+
+def test_bf16_is_the_standard_for_many_rows_alone(benchmark):
+    times = {(FEW, "kprof"): 10.0, (FEW, "eager"): 10.0, (MANY, "kprof"): 10.0}
+    found = rows_by_name(benchmark, {**times, (MANY, "eager"): 17.0})
+    assert (found["to-bf16"]["value"], found["to-bf16"]["met"]) == (1.7, True)
+    assert found["own-fastest"]["value"] == 1.0
+
+
+def test_a_process_that_said_nothing_leaves_a_time_that_is_missing(benchmark):
+    one = benchmark("fp8").timed_of(None, "fp8_gemm", "deep-gemm", FEW)
+    assert one.gpu_ns is None
+    assert "ended early" in one.problem
+
+
+def test_products_are_measured_with_both_sorts_of_scales(benchmark):
+    of_linear, of_product = (benchmark("fp8").shapes_of(n) for n in ("fp8_linear", "fp8_gemm"))
+    assert [*of_linear, *((*one, 1) for one in of_linear)] == of_product
+
+
+COMPARED = {
+    "a": "as it is",
+    "b": "inside /somewhere/serve_llama.py:kernels",
+    "plan": {},
+    "claims": [
+        {
+            "metric": {"name": "step time"},
+            "verdict": "FASTER",
+            "num_pairs": 9,
+            "interval": {"ratio": 0.5, "low": 0.45, "high": 0.55},
+        }
+    ],
+    "protocol": "",
+    "doubts": [],
+    "pairs": [{"a": [2.0], "b": [1.0], "problem": ""}],
+    "per_token": [
+        {
+            "claim": {"metric": {"name": "throughput", "unit": "tok/s", "better": "higher"}},
+            "a": 1_000.0,
+            "b": 2_000.0,
+        }
+    ],
+    "targets": {
+        "B": {
+            "targets": [
+                {"target": "step_p50<=5ms", "estimate": 4e6, "verdict": "MET", "by_run": [4e6]}
+            ]
+        }
+    },
+    "costs": None,
+    "facts": {"step": "a call", "command of A": "python /somewhere/serve_llama.py"},
+}
+
+
+def test_a_comparison_is_kept_without_single_steps_and_places(benchmark, tmp_path):
+    found = benchmark("llama_serve").kept(json.loads(json.dumps(COMPARED)), tmp_path)
+    assert "/somewhere" not in json.dumps(found)
+    assert "by_run" not in found["targets"]["B"]["targets"][0]
+
+
+def test_a_comparison_becomes_ratio_rate_cost_and_target(benchmark):
+    rows = benchmark("llama_serve").rows_of("graphs", COMPARED)
+    found = {one["name"]: one for one in rows}
+    assert found["graphs-step-time"]["interval"] == [0.45, 0.55]
+    assert found["graphs-throughput-b"]["value"] == 2_000
+    cost_a, cost_b = (found[f"graphs-cost-{arm}"]["value"] for arm in "ab")
+    assert cost_a == pytest.approx(2 * cost_b, rel=1e-3)
+    assert found["graphs-target-B"]["verdict"] == "MET"
+
+
+def test_what_went_wrong_is_told_in_the_place_of_a_figure(benchmark):
+    (one,) = benchmark("llama_serve").rows_of("eager", {"problem": "no GPU"})
+    assert (one["value"], one["problem"]) == (None, "no GPU")
+
+
+def test_calls_that_fell_back_are_counted_with_their_reasons(benchmark):
+    sites = [
+        {"skipped": "", "calls": [{"why": ""}, {"why": "dropout"}]},
+        {"skipped": "a head", "calls": []},
+    ]
+    assert benchmark("llama_serve").summary_of_swap({"sites": sites}) == {
+        "sites": 2,
+        "replaced": 1,
+        "fallen_back": ["dropout"],
+        "skipped": ["a head"],
+    }
