@@ -6,9 +6,11 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import date
 from functools import partial
+from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 from kprof.errors import KprofError
@@ -54,31 +56,50 @@ def check_kernels(
     Raises:
         KprofError: no such kernel or provider, or Triton was loaded without its interpreter.
     """
-    device = _device_to_check_on()
-    if sanitizes and device == "cpu":
+    import torch
+
+    if sanitizes and not torch.cuda.is_available():
         raise KprofError(
             "compute-sanitizer watches what runs on a GPU, and there is none here",
             fix="leave out --sanitizer, or run it on a GPU machine",
         )
-    from kprof.gate import GateReport, check
-    from kprof.gate.result import LEVELS, not_run
+    device = _device_to_check_on()
     from kprof.kernels import OURS
-    from kprof.kernels._subject import subject_of
 
+    kernels = _named(names)
     reports = []
-    for kernel in _named(names):
-        if device == "cpu" and kernel.needs_gpu:
-            levels = tuple(not_run(name, kernel.needs_gpu) for name in LEVELS)
-            reports.append(GateReport(f"{kernel.name} by {provider or OURS}", levels, ("L0", "L1")))
-            continue
-        subject = subject_of(kernel, provider or OURS, device)
-        if device == "cpu":
-            known = tuple(one for one in subject.dtypes if one in INTERPRETED_DTYPES)
-            subject = replace(subject, dtypes=known)
-        reports.append(check(subject, ("L0", "L1")))
+    for place, kernel in enumerate(kernels):
+        reports.append(_checked(kernel, provider or OURS, device))
         if sanitizes:
             reports[-1] = _sanitized(reports[-1], kernel, provider or OURS)
+        rest = [one.name for one in kernels[place + 1 :]]
+        if reports[-1].is_gpu_broken and rest:
+            return reports + _check_in_a_fresh_process(rest, provider, sanitizes)
     return reports
+
+
+def _checked(kernel: Kernel, provider: str, device: str) -> GateReport:
+    from kprof.gate import GateReport, check
+    from kprof.gate.result import LEVELS, not_run
+    from kprof.kernels._subject import subject_of
+
+    asked = ("L0", "L1")
+    if device == "cpu" and kernel.needs_gpu:
+        levels = tuple(not_run(name, kernel.needs_gpu) for name in LEVELS)
+        return GateReport(f"{kernel.name} by {provider}", levels, asked)
+    subject = subject_of(kernel, provider, device)
+    if device == "cpu":
+        known = tuple(one for one in subject.dtypes if one in INTERPRETED_DTYPES)
+        subject = replace(subject, dtypes=known)
+    return check(subject, asked)
+
+
+def _check_in_a_fresh_process(
+    names: Sequence[str], provider: str | None, sanitizes: bool
+) -> list[GateReport]:
+    """Check where the GPU still answers; here it refuses all work."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(check_kernels, names, provider, sanitizes=sanitizes).result()
 
 
 def _sanitized(report: GateReport, kernel: Kernel, provider: str) -> GateReport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kprof.errors import KprofError
+from kprof.gate.broken import GpuBrokenError
 from kprof.gate.result import LEVELS, GateReport, Level, not_run
 from kprof.gate.subject import Model, Subject, Timing
 
@@ -34,16 +35,26 @@ def check(
     if subject is None and model is None:
         raise GateError("there is nothing to check", fix="give a subject, a model, or both")
     asked = tuple(name for name in LEVELS if name in levels)
-    found = tuple(
-        _run(name, subject, model, timing) if name in asked else not_run(name, "not asked for")
-        for name in LEVELS
-    )
+    found: list[Level] = []
+    broken: GpuBrokenError | None = None
+    for name in LEVELS:
+        if name not in asked:
+            found.append(not_run(name, "not asked for"))
+        elif broken:
+            found.append(not_run(name, "the GPU refuses all work since then"))
+        else:
+            try:
+                found.append(_run(name, subject, model, timing))
+            except GpuBrokenError as error:
+                broken = error
+                found.append(error.level(name))
     parts = [part for part in (subject, model) if part is not None]
     return GateReport(
         subject=parts[0].name,
-        levels=found,
+        levels=tuple(found),
         asked=asked,
         changes_precision=any(part.precision == "lower" for part in parts),
+        is_gpu_broken=broken is not None,
     )
 
 

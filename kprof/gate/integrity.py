@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from kprof.gate.broken import GpuBrokenError
 from kprof.gate.honesty import find_dishonesty, find_patched_timers
 from kprof.gate.inputs import empty_shape, same_bits
 from kprof.gate.memory import LARGE_BYTE, poison_freed
@@ -87,6 +88,8 @@ def _count(
 def _faults_of(look: Check, subject: Subject, function: Function, case: Case) -> list[str]:
     try:
         return list(look(subject, function, case))
+    except GpuBrokenError:
+        raise
     except Exception as raised:  # noqa: BLE001 - whatever the function raises is a fault of its own
         return [f"raises {type(raised).__name__}: {str(raised).splitlines()[0]}"]
 

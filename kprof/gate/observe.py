@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kprof.gate.broken import blaming, is_sticky
 from kprof.gate.inputs import Draw, Placed, place
 from kprof.gate.memory import NAN_BYTE, Guarded
 from kprof.gate.subject import Case, Function, Subject
@@ -41,7 +42,18 @@ def observe(
     *,
     byte: int = NAN_BYTE,
 ) -> Observed:
-    """Call `function` on copies of the arguments, laid out as the case says; then its gradients."""
+    """Call `function` on copies of the arguments, laid out as the case says; then its gradients.
+
+    Raises:
+        GpuBrokenError: the call left a GPU on which nothing runs any more.
+    """
+    with blaming(function, subject, str(case)):
+        return _observe(function, subject, case, arguments, byte)
+
+
+def _observe(
+    function: Function, subject: Subject, case: Case, arguments: tuple[Any, ...], byte: int
+) -> Observed:
     placed = {i: place(a, case.layout) for i, a in enumerate(arguments) if isinstance(a, Tensor)}
     given = [placed[i].view if i in placed else a for i, a in enumerate(arguments)]
     _require_gradients(given, subject)
@@ -53,7 +65,9 @@ def observe(
             arriving = draw_arriving(outputs, case)
             if not faults:
                 results |= _gradients(outputs, given, subject, arriving)
-        except Exception as raised:  # noqa: BLE001 - whatever the function raises is its result
+        except Exception as raised:
+            if is_sticky(raised):
+                raise
             return Observed(raised=raised)
     results |= name_written(given, subject)
     faults += _find_damage(placed, subject, guarded)
@@ -74,7 +88,8 @@ def snapshot(returned: object, given: Sequence[Any], subject: Subject) -> Observ
 def call_plainly(function: Function, subject: Subject, arguments: Sequence[Any]) -> Observed:
     """Call `function` on copies of the arguments, without guards, poison or gradients."""
     given = copy_of(arguments)
-    return snapshot(function(*given), given, subject)
+    with blaming(function, subject, "plainly called"):
+        return snapshot(function(*given), given, subject)
 
 
 def copy_of(arguments: Sequence[Any]) -> tuple[Any, ...]:

@@ -146,6 +146,8 @@ class GateReport:
     asked: tuple[str, ...]
     """The levels that were asked for."""
     changes_precision: bool = False
+    is_gpu_broken: bool = False
+    """Nothing runs on the GPU any more in the process that checked."""
 
     def __getitem__(self, name: str) -> Level:
         """Return the level with this name, such as `report["L1"]`."""

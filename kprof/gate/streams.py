@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kprof.gate.broken import blaming
 from kprof.gate.numerics import find_wrong
 from kprof.gate.observe import Observed, call_plainly, draw, observe_truth, snapshot
 from kprof.gate.subject import Case, Function, Subject
@@ -28,7 +29,8 @@ def find_stream_faults(subject: Subject, function: Function, case: Case) -> Iter
     runs = {"on a stream of its own": _on_a_stream, "in a replayed CUDA graph": _in_a_graph}
     for where, run in runs.items():
         try:
-            new = run(function, subject, case)
+            with blaming(function, subject, f"{case}, {where}"):
+                new = run(function, subject, case)
         except RuntimeError as error:
             yield f"{where} raises: {error}"
             continue
