@@ -80,6 +80,8 @@ class Kernel:
     """Arguments that nobody writes to behind torch's back: weights, of which something is kept."""
     exact: int = 1
     """How many of a shape's last numbers decide who is fastest; those before them are rows."""
+    unmeasured: str = OURS
+    """The provider that runs in a swap where nobody was measured on this GPU."""
     needs_gpu: str = ""
     """Why Triton's interpreter cannot check it; empty: it can."""
     sources: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Attention of a few tokens over a cache: as torch calls it, and as the models of Hugging Face do.
+"""Attention as the models of Hugging Face call it: of many tokens, or of a few over a cache.
 
 Those look their attention up by a name, and make a mask for it by the same name. A mask of a plain
 causal shape carries what it was made of, so that the kernel need not read it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import torch
@@ -17,14 +17,16 @@ from torch.compiler import is_compiling
 
 from kprof.sites._rewire import Rewired, calls_in, innermost
 from kprof.sites._translate import (
+    ATTENTION_FORWARD,
+    DECODE_ATTENTION,
+    FEW_TOKENS,
     MOST_TOKENS,
     Arguments,
-    attention_key,
-    attention_shape,
+    Route,
     is_of_hugging_face,
     is_own_scale,
+    many_queries,
 )
-from kprof.sites._ways import Ways
 
 SEEN = "kprof_seen"
 # What makes masks, and the setting that holds their window.
@@ -50,11 +52,11 @@ def is_mask(value: object) -> TypeGuard[types.FunctionType]:
 class Interface:
     """Hugging Face's attention, by name, with a kernel where it would call torch's."""
 
-    def __init__(self, original: Any, ways: Ways) -> None:
+    def __init__(self, original: Any, routes: Sequence[Route]) -> None:
         self._original = original
-        self._ways = ways
+        self._routes = routes
         self._replaced: dict[Callable[..., Any], Callable[..., Any]] = {}
-        self._compiled = _attending_compiled(ways)
+        self._compiled = _attending_compiled(routes)
 
     def get_interface(self, name: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
         """Return the attention of this name."""
@@ -75,14 +77,15 @@ class Interface:
         if is_compiling():
             return self._compiled(function) if is_torchs else function
         if not is_torchs:
-            self._ways.leave_out("the model does not use torch's attention")
+            for one in self._routes:
+                one.ways.leave_out("the model does not use torch's attention")
             return function
         if function not in self._replaced:
-            self._replaced[function] = _attending(function, self._ways)
+            self._replaced[function] = _attending(function, self._routes)
         return self._replaced[function]
 
 
-def _attending(function: Callable[..., Any], ways: Ways) -> Callable[..., Any]:
+def _attending(function: Callable[..., Any], routes: Sequence[Route]) -> Callable[..., Any]:
     """Return what is called in the place of Hugging Face's way to torch's attention."""
 
     def attend(
@@ -93,27 +96,30 @@ def _attending(function: Callable[..., Any], ways: Ways) -> Callable[..., Any]:
         attention_mask: Tensor | None,
         **options: Any,
     ) -> Any:
-        arguments = _arguments(module, query, key, value, attention_mask, options)
-        if isinstance(arguments, str):
-            ways.leave_out(arguments)
-            run = None
-        else:
-            sort = attention_key(*arguments)
+        for translation, ways in routes:
+            asked = ARGUMENTS[translation.kernel]
+            arguments = asked(module, query, key, value, attention_mask, options)
+            if isinstance(arguments, str):
+                ways.leave_out(arguments)
+                continue
+            sort = translation.key(*arguments)
             way = ways.known.get(sort)
             if way is None:
-                way = ways.decide(sort, arguments, attention_shape(*arguments), is_default=True)
+                shape = translation.shape(*arguments)
+                way = ways.decide(sort, arguments, shape, is_default=True)
             way.num_calls += 1
-            run = way.function
-        if run is None or isinstance(arguments, str):
-            return function(module, query, key, value, attention_mask, **options)
-        return run(*arguments).transpose(1, 2).contiguous(), None
+            if way.function is not None:
+                return way.function(*arguments).transpose(1, 2).contiguous(), None
+        return function(module, query, key, value, attention_mask, **options)
 
     return attend
 
 
-def _attending_compiled(ways: Ways) -> Callable[..., Callable[..., Any]]:
+def _attending_compiled(routes: Sequence[Route]) -> Callable[..., Callable[..., Any]]:
     """Return what makes the same of a function, in a form that a compiler can read."""
-    trace, note = ways.tracing(), ways.noting()
+    traced = tuple(
+        (ARGUMENTS[one.translation.kernel], one.ways.tracing(), one.ways.noting()) for one in routes
+    )
 
     def attending(function: Callable[..., Any]) -> Callable[..., Any]:
         def attend(
@@ -124,44 +130,83 @@ def _attending_compiled(ways: Ways) -> Callable[..., Callable[..., Any]]:
             attention_mask: Tensor | None,
             **options: Any,
         ) -> Any:
-            arguments = _arguments(module, query, key, value, attention_mask, options)
-            if isinstance(arguments, str):
-                note(False)
-                return function(module, query, key, value, attention_mask, **options)
-            run = trace(*arguments)
-            if run is None:
-                return function(module, query, key, value, attention_mask, **options)
-            return run(*arguments).transpose(1, 2).contiguous(), None
+            for asked, trace, note in traced:
+                arguments = asked(module, query, key, value, attention_mask, options)
+                if isinstance(arguments, str):
+                    note(False)
+                    continue
+                run = trace(*arguments)
+                if run is not None:
+                    return run(*arguments).transpose(1, 2).contiguous(), None
+            return function(module, query, key, value, attention_mask, **options)
 
         return attend
 
     return attending
 
 
-def _arguments(
+def _decoding(
     module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]
 ) -> Arguments | str:
-    """Return the kernel's arguments of a call, or why it has none."""
+    """Return the arguments of a call for `decode_attention`, or why it has none."""
     if q.shape[2] > MOST_TOKENS:
         return f"more than {MOST_TOKENS} tokens"
+    why = _why_odd(q, k, mask, options)
+    if why:
+        return why
+    if mask is not None:
+        seen: Seen = getattr(mask, SEEN)
+        return q, k, v, seen.lengths, seen.window
+    if q.shape[2] > 1 and not (_is_causal(module, options) and q.shape[2] == k.shape[2]):
+        return "several tokens without a mask"
+    return q, k, v, None, 0
+
+
+def _many(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]
+) -> Arguments | str:
+    """Return the arguments of a call for `attention_forward`, or why it has none."""
+    if q.shape[2] <= MOST_TOKENS:
+        return FEW_TOKENS
+    why = _why_odd(q, k, mask, options)
+    if why:
+        return why
+    if mask is None:
+        return many_queries(q, k, v, _is_causal(module, options))
+    seen: Seen = getattr(mask, SEEN)
+    if seen.lengths is not None:
+        return "a cache with room for more tokens"
+    return q, k, v, True, seen.window
+
+
+# By kernel: takes what Hugging Face's attention is called with; returns the kernel's arguments, or
+# why it has none.
+ARGUMENTS: dict[str, Callable[..., Arguments | str]] = {
+    DECODE_ATTENTION: _decoding,
+    ATTENTION_FORWARD: _many,
+}
+
+
+def _why_odd(q: Tensor, k: Tensor, mask: Tensor | None, options: dict[str, Any]) -> str:
+    """Return why no kernel takes such a call; empty: one may."""
     if options.get("dropout"):
         return "dropout"
     if options.get("position_bias") is not None or options.get("output_attentions"):
         return "a bias, or weights to return"
     if not is_own_scale(options.get("scaling"), q):
         return "another scale"
-    if mask is not None:
-        seen: Seen | None = getattr(mask, SEEN, None)
-        fits = mask.shape[2] == q.shape[2] and mask.shape[3] == k.shape[2]
-        # A compiler cannot ask whether somebody wrote to it.
-        if seen is None or not fits or not (is_compiling() or seen.version == mask._version):
-            return "a mask that is not plainly causal"
-        return q, k, v, seen.lengths, seen.window
+    if mask is None:
+        return ""
+    seen: Seen | None = getattr(mask, SEEN, None)
+    fits = mask.shape[2] == q.shape[2] and mask.shape[3] == k.shape[2]
+    # A compiler cannot ask whether somebody wrote to it.
+    is_known = seen is not None and fits and (is_compiling() or seen.version == mask._version)
+    return "" if is_known else "a mask that is not plainly causal"
+
+
+def _is_causal(module: Any, options: dict[str, Any]) -> bool:
     is_causal = options.get("is_causal")
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if q.shape[2] > 1 and not (is_causal and q.shape[2] == k.shape[2]):
-        return "several tokens without a mask"
-    return q, k, v, None, 0
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
 def generation_masks(model: object) -> types.FunctionType | None:
@@ -229,8 +274,7 @@ def _seen_by(mask: Tensor, given: dict[str, Any], setting: str | None) -> Seen |
     window = 0 if setting is None else getattr(config, setting, None)
     is_causal = window is not None and getattr(config, "is_causal", True)
     is_plain = is_causal and all(given.get(one) is None for one in ADDED)
-    is_decoding = type(cache).__name__ in CACHES and mask.shape[2] <= MOST_TOKENS
-    if mask is padding or not (is_plain and is_decoding):
+    if mask is padding or not (is_plain and type(cache).__name__ in CACHES):
         return None
     is_sliding = list(getattr(cache, "is_sliding", ()))
     layer = is_sliding.index(setting is not None) if (setting is not None) in is_sliding else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.compiler import is_compiling
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from kprof.sites._providers import ORIGINAL
 from kprof.sites._site import Request, Site, Switch
-from kprof.sites._translate import Translation, settings_of, translation_of
+from kprof.sites._translate import Route, Translation, settings_of, translations_of
 from kprof.sites._ways import Ways
 from kprof.sites.rewired import replacement_of
 
@@ -40,23 +40,29 @@ def all_roots() -> list[Any]:
 def process_sites(request: Request) -> Iterator[Site]:
     """Yield the sites for all calls of functions of torch, wherever a script makes them."""
     for function in FUNCTIONS:
-        translation = translation_of(function)
-        if translation is not None and translation.kernel in request.kernels:
-            yield _site(function, translation, request)
+        translations = translations_of(function, request.kernels)
+        if translations:
+            yield _site(function, translations, request)
 
 
-def _site(function: Callable[..., Any], translation: Translation, request: Request) -> Site:
-    name = function.__name__
-    settings = settings_of(function, translation)
-    ways = Ways(request.kernels[translation.kernel], request.providers, settings)
-    replacement, switch = replacement_of(function, translation, ways), Switch()
-    calls_itself = request.providers.name(translation.kernel) in ORIGINAL
+def _site(
+    function: Callable[..., Any], translations: Sequence[Translation], request: Request
+) -> Site:
+    name, routes = function.__name__, []
+    for one in translations:
+        settings = settings_of(function, one)
+        ways = Ways(request.kernels[one.kernel], request.providers, settings)
+        routes.append(Route(one, ways))
+    replacement, switch = replacement_of(function, routes), Switch()
+    # What calls this function itself cannot be compiled into its place.
+    name_of = request.providers.name
+    others = [one for one in routes if name_of(one.translation.kernel) not in ORIGINAL]
+    compiled = replacement_of(function, others)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
-            run = function if calls_itself else replacement
-            return run(*args, **kwargs)
+            return compiled(*args, **kwargs)
         owner = switch.owner
         if owner is None:
             return function(*args, **kwargs)
@@ -71,7 +77,7 @@ def _site(function: Callable[..., Any], translation: Translation, request: Reque
         "torch.nn.functional",
         functional,
         lambda owner: call,
-        {name: ways},
+        {one.translation.titled(name): one.ways for one in routes},
         attribute=name,
         switch=switch,
     )

@@ -20,6 +20,7 @@ ANYWHERE = ("aten", "eager", "inductor")
 ORIGINAL = ("eager", "inductor")
 NEEDS_GPU = "its tensors are not on a GPU"
 AS_FAST = "nobody was measured to be faster than the original"
+UNMEASURED = "nobody was measured on such calls: kprof kernels bench"
 
 Chosen = tuple[Callable[..., Any] | None, str | None, str | None]
 
@@ -29,6 +30,7 @@ class Providers:
 
     def __init__(self, kernels: Mapping[str, Kernel], forced: Mapping[str, str]) -> None:
         self._forced = forced
+        self._unmeasured = {name: kernel.unmeasured for name, kernel in kernels.items()}
         self._chosen: dict[Hashable, str | None] = {}
         self._loaded: dict[tuple[str, str], Callable[..., Any] | str] = {}
         for kernel in kernels.values():
@@ -48,6 +50,10 @@ class Providers:
     ) -> Chosen:
         """Choose for calls with such a first argument.
 
+        Where nothing was measured it is the kernel's `unmeasured`, ours by default: who names a
+        kernel asks for it, and on a new machine a swap would else do nothing. Where ours is slower,
+        `kprof kernels bench` finds out and calls go to who is faster; `kprof ab` tells.
+
         Args:
             kernel: Of these calls.
             x: Its first tensor.
@@ -56,9 +62,10 @@ class Providers:
         """
         name = self._forced.get(kernel.name)
         if name is None:
-            name = self._fastest(kernel, x, shape) or OURS
+            fastest = self._fastest(kernel, x, shape)
+            name = fastest or kernel.unmeasured
             if name in ORIGINAL:
-                return None, None, AS_FAST
+                return None, None, UNMEASURED if fastest is None else AS_FAST
             name = name if is_default else OURS
         if not self._runs(name, x.device.type):
             return None, None, NEEDS_GPU
@@ -72,13 +79,14 @@ class Providers:
         name = self.name(kernel.name)
         function = self._load(kernel, name)
         # Inside a graph that is compiled anyway, Inductor's is what the original becomes.
-        if isinstance(function, str) or name == "inductor":
+        is_left = name == "inductor" or (name in ORIGINAL and kernel.name not in self._forced)
+        if isinstance(function, str) or is_left:
             return {}
         return {one: function for one in ("cuda", "cpu") if self._runs(name, one)}
 
     def name(self, kernel: str) -> str:
         """Return who runs a kernel's calls where nothing was measured."""
-        return self._forced.get(kernel, OURS)
+        return self._forced.get(kernel, self._unmeasured[kernel])
 
     def _runs(self, name: str, device: str) -> bool:
         return device == "cuda" or (device == "cpu" and (name in ANYWHERE or IS_INTERPRETED))

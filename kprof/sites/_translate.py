@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Container, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,13 +14,15 @@ from torch.nn import functional
 
 from kprof.kernels import kernel_named
 from kprof.kernels._launch import next_power_of_two
+from kprof.kernels.attention_forward import shape_of as shape_of_many
 from kprof.sites._probe import Setting, are_alike, autocast_of, probing, settings_where
-from kprof.sites._ways import key_of
+from kprof.sites._ways import Ways, key_of
 
 CROSS_ENTROPY, LAYERNORM, RMSNORM, ROPE = "cross_entropy", "layernorm", "rmsnorm", "rope"
-DECODE_ATTENTION = "decode_attention"
+DECODE_ATTENTION, ATTENTION_FORWARD = "decode_attention", "attention_forward"
 # With more tokens it is no longer decoding.
 MOST_TOKENS = 8
+FEW_TOKENS = f"{MOST_TOKENS} tokens or fewer"
 Arguments = tuple[Any, ...]
 PLAIN_LOSS = (-100, 0.0, "mean")
 # Taken when this was imported: what is there later may be a swap's.
@@ -32,8 +34,8 @@ class Translation:
     """How a call of a function becomes one of a kernel."""
 
     kernel: str
-    arguments: Callable[..., Arguments | None]
-    """Takes the function's arguments; returns the kernel's, None where it has no such call."""
+    arguments: Callable[..., Arguments | str | None]
+    """Takes the function's arguments; returns the kernel's, or why it has no such call, or None."""
     key: Callable[..., Hashable]
     """Takes the kernel's arguments; returns what the way of the call depends on."""
     probe: Callable[[Callable[..., Tensor], torch.dtype], Arguments]
@@ -42,17 +44,34 @@ class Translation:
     """Takes the kernel's arguments; returns the shape as its bench counts it."""
     is_default: Callable[[Arguments], bool] = lambda arguments: True
     """Whether these options are those that every provider knows."""
+    calls: str = ""
+    """Which calls of the function these are, where others go to another kernel."""
+
+    def titled(self, name: str) -> str:
+        """Return what a report calls these calls of a function."""
+        return f"{name}, {self.calls}" if self.calls else name
 
 
-def translation_of(function: object) -> Translation | None:
-    """Return how calls of this function become calls of a kernel; None: nobody knows."""
+class Route(NamedTuple):
+    """How a function's calls get to a kernel, and the ways that they went."""
+
+    translation: Translation
+    ways: Ways
+
+
+def translations_of(function: object, kernels: Container[str]) -> tuple[Translation, ...]:
+    """Return how calls of this function become calls of these kernels."""
+    return tuple(one for one in _all_of(function) if one.kernel in kernels)
+
+
+def _all_of(function: object) -> tuple[Translation, ...]:
     if is_interface(function):
         return _KNOWN[_attention]
-    known = _KNOWN.get(function) if callable(function) else None
-    if known is not None or not inspect.isfunction(function):
+    known = _KNOWN.get(function, ()) if callable(function) else ()
+    if known or not inspect.isfunction(function):
         return known
     names = list(inspect.signature(function).parameters)
-    return _ROTATION if names[:4] == ["q", "k", "cos", "sin"] else None
+    return (_ROTATION,) if names[:4] == ["q", "k", "cos", "sin"] else ()
 
 
 def is_interface(value: object) -> bool:
@@ -81,7 +100,7 @@ def settings_of(function: Callable[..., Any], translation: Translation) -> froze
 
         given = translation.probe(draw, dtype)
         arguments = translation.arguments(*given)
-        if arguments is None:
+        if not isinstance(arguments, tuple):
             return False
         with autocast_of(device, cast):
             original = function(*given)
@@ -153,6 +172,39 @@ def _attend(
     return (query, key, value, None, 0) if is_own_scale(scale, query) else None
 
 
+def _attend_to_many(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Arguments | str | None:
+    if attn_mask is not None or dropout_p or query.dim() != 4 or key.dim() != 4:
+        return None
+    if query.shape[2] <= MOST_TOKENS:
+        return FEW_TOKENS
+    if not (enable_gqa or query.shape[1] == key.shape[1]) or not is_own_scale(scale, query):
+        return None
+    return many_queries(query, key, value, is_causal)
+
+
+def many_queries(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Arguments | str:
+    """Return the arguments of `attention_forward` for attention of torch's without a mask.
+
+    Torch's first query sees the first key alone, the kernel's last one sees the last key: the same
+    where there are no keys that nobody sees.
+    """
+    tokens, keys = q.shape[2], k.shape[2]
+    if not is_causal or tokens == keys:
+        return q, k, v, is_causal, 0
+    if tokens > keys:
+        return "more tokens than keys"
+    return q, k[:, :, :tokens], v[:, :, :tokens], True, 0
+
+
 def is_own_scale(scale: float | None, q: Tensor) -> bool:
     """Tell whether scores are scaled as usual."""
     return scale is None or math.isclose(scale, q.shape[-1] ** -0.5)
@@ -172,6 +224,19 @@ def attention_shape(
     return q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3]
 
 
+def many_key(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, window: int) -> Hashable:
+    """Return what the way of a call of `attention_forward` depends on."""
+    has_gradient = q.requires_grad or k.requires_grad or v.requires_grad
+    return key_of(q, k), k.shape, v.shape, v.dtype, type(v), is_causal, window, has_gradient
+
+
+def _probe_attention(tokens: int) -> Callable[..., Arguments]:
+    return lambda draw, dtype: (
+        *(draw(2, 3, tokens, 16).to(dtype), draw(2, 3, tokens + 6, 16).to(dtype)),
+        draw(2, 3, tokens + 6, 16).to(dtype),
+    )
+
+
 _ROTATION = Translation(
     ROPE,
     _rotate,
@@ -182,44 +247,53 @@ _ROTATION = Translation(
     ),
     shape=lambda q, k, *_: (q.shape[0], q.shape[2], q.shape[1], k.shape[1], q.shape[3]),
 )
-_KNOWN: dict[object, Translation] = {
-    _attention: Translation(
-        DECODE_ATTENTION,
-        _attend,
-        key=attention_key,
-        probe=lambda draw, dtype: (
-            *(draw(2, 3, 1, 16).to(dtype), draw(2, 3, 7, 16).to(dtype)),
-            draw(2, 3, 7, 16).to(dtype),
-        ),
-        shape=attention_shape,
+_DECODING = Translation(
+    DECODE_ATTENTION,
+    _attend,
+    key=attention_key,
+    probe=_probe_attention(1),
+    shape=attention_shape,
+)
+_MANY = Translation(
+    ATTENTION_FORWARD,
+    _attend_to_many,
+    key=many_key,
+    probe=_probe_attention(MOST_TOKENS + 1),
+    shape=shape_of_many,
+    calls=f"more than {MOST_TOKENS} tokens",
+)
+_LOSS = Translation(
+    CROSS_ENTROPY,
+    _lose,
+    key=lambda x, targets, *options: (key_of(x, targets), targets.shape, options),
+    probe=lambda draw, dtype: (
+        (3 * draw(6, 50)).to(dtype),
+        (100 * draw(6)).long().abs() % 50,
     ),
-    functional.cross_entropy: Translation(
-        CROSS_ENTROPY,
-        _lose,
-        key=lambda x, targets, *options: (key_of(x, targets), targets.shape, options),
-        probe=lambda draw, dtype: (
-            (3 * draw(6, 50)).to(dtype),
-            (100 * draw(6)).long().abs() % 50,
-        ),
-        shape=lambda x, *_: x.shape,
-        is_default=lambda arguments: arguments[2:] == PLAIN_LOSS,
+    shape=lambda x, *_: x.shape,
+    is_default=lambda arguments: arguments[2:] == PLAIN_LOSS,
+)
+_RMS_NORM = Translation(
+    RMSNORM,
+    _norm,
+    key=lambda x, weight, *_: key_of(x, weight),
+    probe=lambda draw, dtype: (draw(6, 64).to(dtype), (64,), (draw(64) + 1).to(dtype), 1e-2),
+    shape=lambda x, *_: x.shape,
+    is_default=lambda arguments: False,
+)
+_LAYER_NORM = Translation(
+    LAYERNORM,
+    _layer_norm,
+    key=lambda x, weight, *_: key_of(x, weight),
+    probe=lambda draw, dtype: (
+        *(draw(6, 64).to(dtype), (64,)),
+        *((draw(64) + 1).to(dtype), draw(64).to(dtype), 1e-2),
     ),
-    functional.rms_norm: Translation(
-        RMSNORM,
-        _norm,
-        key=lambda x, weight, *_: key_of(x, weight),
-        probe=lambda draw, dtype: (draw(6, 64).to(dtype), (64,), (draw(64) + 1).to(dtype), 1e-2),
-        shape=lambda x, *_: x.shape,
-        is_default=lambda arguments: False,
-    ),
-    functional.layer_norm: Translation(
-        LAYERNORM,
-        _layer_norm,
-        key=lambda x, weight, *_: key_of(x, weight),
-        probe=lambda draw, dtype: (
-            *(draw(6, 64).to(dtype), (64,)),
-            *((draw(64) + 1).to(dtype), draw(64).to(dtype), 1e-2),
-        ),
-        shape=lambda x, *_: x.shape,
-    ),
+    shape=lambda x, *_: x.shape,
+)
+_KNOWN: dict[object, tuple[Translation, ...]] = {
+    _attention: (_DECODING, _MANY),
+    functional.cross_entropy: (_LOSS,),
+    functional.rms_norm: (_RMS_NORM,),
+    functional.layer_norm: (_LAYER_NORM,),
 }

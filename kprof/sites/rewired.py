@@ -6,7 +6,7 @@ of the class, and the function itself, stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.compiler import is_compiling
@@ -25,17 +25,23 @@ from kprof.sites._patches import why_foreign
 from kprof.sites._rewire import Path, Rewired, calls_in, why_not_rewired
 from kprof.sites._site import Request, Site, Skip, Switch, bound
 from kprof.sites._translate import (
+    ATTENTION_FORWARD,
     CROSS_ENTROPY,
     DECODE_ATTENTION,
     LAYERNORM,
     RMSNORM,
     ROPE,
+    Route,
     Translation,
     is_interface,
     settings_of,
-    translation_of,
+    translations_of,
 )
 from kprof.sites._ways import Ways
+
+ATTENTION = {ATTENTION_FORWARD, DECODE_ATTENTION}
+# A function, and how its calls become calls of kernels.
+Known = tuple[Any, tuple[Translation, ...]]
 
 
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
@@ -50,7 +56,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
             yield from _sites(name or type(module).__name__, module, calls, request)
         elif masks and not (why_foreign(module) or why_not_rewired(forward)):
             yield _site(name or type(module).__name__, module, {}, {}, masks)
-        makes = generation_masks(module) if DECODE_ATTENTION in request.kernels else None
+        makes = generation_masks(module) if ATTENTION & set(request.kernels) else None
         if makes is not None:
             make = request.once(("generation", makes), remembering_all, makes)
             yield _generation_site(name or type(module).__name__, module, make)
@@ -61,20 +67,18 @@ def _generation_site(name: str, module: Module, make: Callable[..., Any]) -> Sit
     return Site(name, module, lambda owner: make, {}, attribute=GENERATION, switch=Switch())
 
 
-def _known_calls(
-    forward: Callable[..., Any], request: Request
-) -> dict[Path, tuple[Any, Translation]]:
+def _known_calls(forward: Callable[..., Any], request: Request) -> dict[Path, Known]:
     known = {}
     for path, function in calls_in(forward):
-        translation = translation_of(function)
-        if translation is not None and translation.kernel in request.kernels:
-            known[path] = (function, translation)
+        translations = translations_of(function, request.kernels)
+        if translations:
+            known[path] = (function, translations)
     return known
 
 
 def _masks_of(forward: Callable[..., Any], request: Request) -> dict[Path, Any]:
     """Return what makes masks for attention in a forward, as it is to be for a kernel's."""
-    if DECODE_ATTENTION not in request.kernels:
+    if not ATTENTION & set(request.kernels):
         return {}
     return {path: remembering(one) for path, one in calls_in(forward) if is_mask(one)}
 
@@ -82,34 +86,36 @@ def _masks_of(forward: Callable[..., Any], request: Request) -> dict[Path, Any]:
 def _sites(
     name: str,
     module: Module,
-    calls: Mapping[Path, tuple[Any, Translation]],
+    calls: Mapping[Path, Known],
     request: Request,
 ) -> Iterator[Site | Skip]:
     original = type(module).forward
     why = why_foreign(module) or why_not_rewired(original)
-    ways: dict[Path, Ways] = {}
-    for path, (function, translation) in calls.items():
-        settings = request.once(("settings", id(function)), settings_of, function, translation)
-        if why or not settings:
-            skipped = why or f"{'.'.join(path)} computes something else"
-            yield Skip(name, translation.kernel, _what(module, path), skipped)
-        else:
-            kernel = request.kernels[translation.kernel]
-            ways[path] = Ways(kernel, request.providers, settings)
-    if ways:
+    routes: dict[Path, list[Route]] = {}
+    for path, (function, translations) in calls.items():
+        for one in translations:
+            sort = ("settings", id(function), one.kernel)
+            settings = request.once(sort, settings_of, function, one)
+            if why or not settings:
+                skipped = why or f"{'.'.join(path)} computes something else"
+                yield Skip(name, one.kernel, _what(module, path, one), skipped)
+            else:
+                ways = Ways(request.kernels[one.kernel], request.providers, settings)
+                routes.setdefault(path, []).append(Route(one, ways))
+    if routes:
         masks = request.once(("masks", original), _masks_of, original, request)
-        yield _site(name, module, calls, ways, masks)
+        yield _site(name, module, calls, routes, masks)
 
 
 def _site(
     name: str,
     module: Module,
-    calls: Mapping[Path, tuple[Any, Translation]],
-    ways: dict[Path, Ways],
+    calls: Mapping[Path, Known],
+    routes: Mapping[Path, list[Route]],
     masks: Mapping[Path, Any],
 ) -> Site:
     original = type(module).forward
-    others = {path: replacement_of(*calls[path], one) for path, one in ways.items()}
+    others = {path: replacement_of(calls[path][0], found) for path, found in routes.items()}
     others.update(masks)
     rewired, switch = Rewired(original, others), Switch()
     put = bound(_calling(original, rewired.function, switch), original, switch)
@@ -118,12 +124,16 @@ def _site(
         rewired.refresh()
         return put(owner)
 
-    parts = {_what(module, path): one for path, one in ways.items()}
+    parts = {
+        _what(module, path, one.translation): one.ways
+        for path, found in routes.items()
+        for one in found
+    }
     return Site(name, module, put_anew, parts, switch=switch)
 
 
-def _what(module: Module, path: Path) -> str:
-    return f"{type(module).__name__}: {'.'.join(path)}"
+def _what(module: Module, path: Path, translation: Translation) -> str:
+    return translation.titled(f"{type(module).__name__}: {'.'.join(path)}")
 
 
 def _calling(
@@ -137,18 +147,26 @@ def _calling(
     return forward
 
 
-def replacement_of(function: Any, translation: Translation, ways: Ways) -> Any:
-    """Return what is called in the place of a function."""
+def replacement_of(function: Any, routes: Sequence[Route]) -> Any:
+    """Return what is called in the place of a function; what no kernel takes goes there."""
     if is_interface(function):
-        return Interface(function, ways)
+        return Interface(function, routes)
+    for one in routes:
+        function = _routed(function, one)
+    return function
+
+
+def _routed(function: Callable[..., Any], route: Route) -> Callable[..., Any]:
+    translation, ways = route
     known, decide, trace = ways.known, ways.decide, ways.tracing()
     translate, key_of, shape_of = translation.arguments, translation.key, translation.shape
 
     def replacement(*args: Any, **kwargs: Any) -> Any:
         arguments = translate(*args, **kwargs)
-        if arguments is None:
+        if not isinstance(arguments, tuple):
             if not is_compiling():
-                ways.leave_out("it is called with options that the kernel does not have")
+                why = arguments or "it is called with options that the kernel does not have"
+                ways.leave_out(why)
             return function(*args, **kwargs)
         if is_compiling():
             run = trace(*arguments)
@@ -166,5 +184,7 @@ def replacement_of(function: Any, translation: Translation, ways: Ways) -> Any:
 
 
 FAMILY = Family(
-    kernels=(CROSS_ENTROPY, DECODE_ATTENTION, LAYERNORM, RMSNORM, ROPE), find=find, is_last=True
+    kernels=(ATTENTION_FORWARD, CROSS_ENTROPY, DECODE_ATTENTION, LAYERNORM, RMSNORM, ROPE),
+    find=find,
+    is_last=True,
 )
