@@ -135,6 +135,7 @@ class Device:
             where=lambda a, b, c: tile(np.where(a, b, c)),
             max=lambda x, axis: tile(np.max(x, axis)),
             sum=lambda x, axis: tile(np.sum(x, axis)),
+            split=lambda x: (x[..., 0], x[..., 1]),
             convert_layout=lambda x, layout: x,
             store=self._store,
             static_range=range,
@@ -175,6 +176,7 @@ class Device:
             "turn_over_to": lambda number, threads: self._turn(number).come(threads, False),
             "warpgroup_mma": self._multiply,
             "warpgroup_mma_wait": lambda most, given: given[0](),
+            "hold": lambda x: None,
             "pack": lambda x, dtype: x.astype(dtype),
             "unpack": lambda x, dtype, layout: x,
         }

@@ -9,7 +9,7 @@ from tests.kernel_threads import Descriptor, Results, run_in_threads, tile
 
 MODULES = (
     *("_tile_reach", "_tile_order", "_tile_softmax", "_tile_scores", "_tile_ring"),
-    "_attention_hopper",
+    *("_attention_results", "_attention_hopper"),
 )
 CLOSE = 2e-3
 BLOCK = 32
@@ -29,7 +29,13 @@ def attend(queries, keys, left=None, right=0, **how):
     descs = [Descriptor(x, rows) for x, rows in ((q, 64), (k, BLOCK), (v, BLOCK), (y, 64))]
     bounds = (left or 0, right or 0, batch * heads, how.get("together", 2), heads)
     constants = (group, left is not None, right is not None, BLOCK, how.get("stages", 2))
-    ways = (how.get("groups", 2), how.get("takes_turns", True), how.get("has_room", True), 240)
+    ways = (
+        how.get("groups", 2),
+        how.get("takes_turns", True),
+        how.get("has_room", True),
+        True,
+        240,
+    )
     scale = 0.25 * math.log2(math.e)
     given = (Results(lse), *descs, scale, queries, keys, *bounds, *constants, *ways)
     run_in_threads(MODULES, "attend", how.get("programs", 3), *given)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kprof.kernels._tile_reach import is_in_reach, reach_of
-from kprof.kernels._tile_scores import weigh_scores
+from kprof.kernels._tile_scores import largest_of, parts_of, weigh_scores
 from kprof.kernels._tile_softmax import finish
 
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -38,7 +38,7 @@ def _attend(
     STAGES: tl.constexpr,
 ) -> tl.tensor:
     """Take the keys from `begin` to `end` in, and return the state after them."""
-    sum_MD, largest_M, total_M = state
+    sum_MD, largest_M, total_M4 = state
     column_D = tl.arange(0, q_MD.shape[1])
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
         key_N = tl.arange(0, BLOCK) + start
@@ -58,9 +58,12 @@ def _attend(
             v = tl.load(at_v, is_key_ND, other=0.0)
         else:
             v = tl.load(at_v)
-        weight_MN, shrink_M, largest_M, total_M = weigh_scores(score_MN, largest_M, total_M, scale)
+        weight_MN, shrink_M, largest_M = weigh_scores(
+            score_MN, largest_of(score_MN), largest_M, scale
+        )
+        total_M4 = total_M4 * shrink_M[:, None] + parts_of(weight_MN)
         sum_MD = tl.dot(weight_MN.to(v.dtype), v, sum_MD * shrink_M[:, None])
-    return sum_MD, largest_M, total_M
+    return sum_MD, largest_M, total_M4
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "left", "right"])
@@ -127,7 +130,7 @@ def attend(
         state = (
             tl.zeros([M, D], tl.float32),
             tl.full([M], float("-inf"), tl.float32),
-            tl.zeros([M], tl.float32),
+            tl.zeros([M, 4], tl.float32),
         )
         # fmt: off
         if HAS_LEFT:
@@ -144,8 +147,8 @@ def attend(
             left, right, scale, HAS_LEFT, HAS_RIGHT, True, N, STAGES,
         )
         # fmt: on
-        sum_MD, largest_M, total_M = state
-        mean_MD, lse_M = finish(sum_MD, largest_M * scale, total_M)
+        sum_MD, largest_M, total_M4 = state
+        mean_MD, lse_M = finish(sum_MD, largest_M * scale, tl.sum(total_M4, axis=1))
         y_at_M = row_M.to(tl.int64) * y_token
         y_at_MD = y_BTHD + y_first + head * D + (y_at_M[:, None] + column_D[None, :])
         tl.store(y_at_MD, mean_MD.to(y_BTHD.dtype.element_ty), is_row_M[:, None])

@@ -4,16 +4,17 @@ While one warpgroup weighs its scores, the tensor cores multiply for another. Wi
 of one block are multiplied beside the values of the block before. B, H, T, D, M and N as in
 `_attention_device`; of the M queries of a tile, each warpgroup has 64. Of what is passed on,
 `sizes` are queries, keys, what is seen on the left and on the right, all heads, those worked off
-together, and heads of a sequence; `HOW` is N, whether there is a left and
-a right bound, and the number of warpgroups.
+together, and heads of a sequence; `HOW` is N, whether there is a left and a right bound, the number
+of warpgroups, and whether powers are held before the wait for the values before them.
 """
 
 from __future__ import annotations
 
+from kprof.kernels._attention_results import store
 from kprof.kernels._gluon import (
-    fence_async_shared,
     gl,
     gluon,
+    hold,
     mbarrier,
     pack,
     tma,
@@ -26,15 +27,13 @@ from kprof.kernels._gluon import (
 from kprof.kernels._tile_order import tile_at, turn_of, turns_of
 from kprof.kernels._tile_reach import is_in_reach, reach_of
 from kprof.kernels._tile_ring import load, loaded, ring_of, room_for
-from kprof.kernels._tile_scores import weigh_scores
-from kprof.kernels._tile_softmax import finish
+from kprof.kernels._tile_scores import largest_of, parts_of, weigh_scores
 
 # Rows of a warpgroup, and threads of two.
 ROWS = gl.constexpr(64)
 THREADS = gl.constexpr(256)
 # The first of the hardware's barriers that is the warpgroups' own; Triton counts from 0.
 BARRIER = gl.constexpr(9)
-LN_2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
@@ -127,7 +126,7 @@ def _steps(
 ):
     """Take the blocks of keys from before `end` down to `start` in, and return the state."""
     q, k_ring, v_ring, own_M, sizes, scale = given
-    sum_MD, largest_M, total_M, weight_MN, count = state
+    sum_MD, largest_M, total_M4, weight_MN, count = state
     for back in range(end - start):
         count += 1
         k, k_free = loaded(k_ring, count)
@@ -140,12 +139,29 @@ def _steps(
         mbarrier.arrive(k_free, count=1)
         if IS_MASKED:
             score_MN = _hide(score_MN, end - 1 - back, own_M, sizes, HOW)
-        weight_MN, shrink_M, largest_M, total_M = weigh_scores(score_MN, largest_M, total_M, scale)
+        weight_MN, shrink_M, largest_M = _weigh(score_MN, largest_M, scale)
+        part_M4 = parts_of(weight_MN)
+        total_M4 = total_M4 * _each_row(shrink_M, part_M4) + part_M4
         weight_MN = pack(weight_MN, q.dtype)
+        if HOW[4]:
+            hold(total_M4)
         sum_MD = warpgroup_mma_wait(0, [sum_MD])
         mbarrier.arrive(v_free, count=1)
-        sum_MD *= gl.convert_layout(shrink_M, gl.SliceLayout(1, sum_MD.type.layout))[:, None]
-    return sum_MD, largest_M, total_M, weight_MN, count
+        sum_MD *= _each_row(shrink_M, sum_MD)
+    return sum_MD, largest_M, total_M4, weight_MN, count
+
+
+@gluon.jit
+def _weigh(score_MN, largest_M, scale):
+    """Return the weights of scores, how sums so far shrink, and the largest scores."""
+    top_M = gl.convert_layout(largest_of(score_MN), gl.SliceLayout(1, score_MN.type.layout))
+    return weigh_scores(score_MN, top_M, largest_M, scale)
+
+
+@gluon.jit
+def _each_row(x_M, like_MN):
+    """Return a number of each row as a column beside another tile."""
+    return gl.convert_layout(x_M, gl.SliceLayout(1, like_MN.type.layout))[:, None]
 
 
 @gluon.jit
@@ -159,30 +175,11 @@ def _begin(given, HOW: gl.constexpr, block, count, WHO: gl.constexpr, TAKES: gl.
     score_MN = warpgroup_mma_wait(0, [score_MN])
     mbarrier.arrive(k_free, count=1)
     score_MN = _hide(score_MN, block, own_M, sizes, HOW)
-    R: gl.constexpr = gl.SliceLayout(1, score_MN.type.layout)
-    largest_M, total_M = (
-        gl.full([ROWS], float("-inf"), gl.float32, R),
-        gl.zeros([ROWS], gl.float32, R),
-    )
-    weighed = weigh_scores(score_MN, largest_M, total_M, scale)
+    nothing_M = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, score_MN.type.layout))
+    weight_MN, _, largest_M = _weigh(score_MN, nothing_M, scale)
     D: gl.constexpr = q.shape[1]
     sum_MD = gl.zeros([ROWS, D], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16]))
-    return sum_MD, weighed[2], weighed[3], pack(weighed[0], q.dtype), count
-
-
-@gluon.jit
-def _store(sum_MD, largest_M, total_M, y, y_desc, lse_BHT, sizes, batch, head, row):
-    """Store the results of these rows, by way of shared memory."""
-    R: gl.constexpr = gl.SliceLayout(1, sum_MD.type.layout)
-    largest_M, total_M = gl.convert_layout(largest_M, R), gl.convert_layout(total_M, R)
-    mean_MD, lse_M = finish(sum_MD, largest_M, total_M)
-    tma.store_wait(0)
-    y.reshape([ROWS, sum_MD.shape[1]]).store(mean_MD.to(y.dtype))
-    fence_async_shared()
-    tma.async_copy_shared_to_global(y_desc, [batch, head, row, 0], y)
-    row_M = row + gl.arange(0, ROWS, R)
-    lse_at_M = (batch * sizes[6] + head).to(gl.int64) * sizes[0] + row_M
-    gl.store(lse_BHT + lse_at_M, lse_M * LN_2, row_M < sizes[0])
+    return sum_MD, largest_M, parts_of(weight_MN), pack(weight_MN, q.dtype), count
 
 
 @gluon.jit
@@ -212,7 +209,7 @@ def _consume(
         state = _steps(state, given, HOW, inner_first, inner_last, WHO, TAKES, False)
         if HOW[1]:
             state = _steps(state, given, HOW, first, inner_first, WHO, TAKES, True)
-        sum_MD, largest_M, total_M, weight_MN, count = state
+        sum_MD, largest_M, total_M4, weight_MN, count = state
         if HAS_ROOM:
             mbarrier.arrive(q_free, count=1)
         v, v_free = loaded(v_ring, count)
@@ -220,7 +217,8 @@ def _consume(
         mbarrier.arrive(v_free, count=1)
         count += 1
         y = y_smem.index(WHO)
-        _store(sum_MD, largest_M * scale, total_M, y, y_desc, lse_BHT, sizes, batch, head, row)
+        total_M = gl.sum(total_M4, 1)
+        store(sum_MD, largest_M * scale, total_M, y, y_desc, lse_BHT, sizes, batch, head, row)
         if not HAS_ROOM:
             # The result lies where the queries did.
             tma.store_wait(0)
@@ -256,6 +254,7 @@ def attend(
     GROUPS: gl.constexpr,
     TAKES_TURNS: gl.constexpr,
     HAS_ROOM: gl.constexpr,
+    HOLDS: gl.constexpr,
     REGISTERS: gl.constexpr,
 ) -> None:
     """Attend with every tile that is this program's."""
@@ -266,7 +265,7 @@ def attend(
     filled = (q_ring, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
     rings = (filled[0], filled[1], filled[2], y_smem)
     sizes = (num_queries, num_keys, left, right, num_heads, together, heads)
-    HOW: gl.constexpr = (N, HAS_LEFT, HAS_RIGHT, GROUPS)
+    HOW: gl.constexpr = (N, HAS_LEFT, HAS_RIGHT, GROUPS, HOLDS)
     given = (y_desc, lse_BHT, rings, sizes, scale)
     if GROUPS == 2:
         gl.warp_specialize(

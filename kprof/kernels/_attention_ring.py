@@ -41,6 +41,8 @@ class Ring:
     """Whether programs take one tile after the other."""
     groups: int = 2
     """Warpgroups that compute."""
+    holds: bool = True
+    """Whether powers are computed before the wait for the values before them."""
 
 
 def ring_for(dim: int) -> Ring:
@@ -86,7 +88,8 @@ def run_ring(
     registers, most_registers = REGISTERS[ring.groups]
     constants = (
         *(group, left is not None, right is not None),
-        *(ring.keys, ring.stages, ring.groups, ring.takes_turns, ring.has_room, most_registers),
+        *(ring.keys, ring.stages, ring.groups, ring.takes_turns, ring.has_room, ring.holds),
+        most_registers,
     )
     numbers = (num_queries, k.shape[2], left or 0, right or 0, num_heads)
     together = _together(k, group, num_heads)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -18,9 +19,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 __all__ = [
     "TensorDescriptor",
+    "async_copy",
     "fence_async_shared",
     "gl",
     "gluon",
+    "hold",
     "mbarrier",
     "pack",
     "tma",
@@ -44,6 +47,22 @@ def turn_over_to(barrier: gl.constexpr, THREADS: gl.constexpr) -> None:
     """Count this thread at such a barrier, without waiting."""
     code: gl.constexpr = f"bar.arrive {barrier}, {THREADS}; mov.u32 $0, 0;"
     gl.inline_asm_elementwise(code, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def hold(x_M) -> None:
+    """Keep what numbers of 0 and above are made of before the waits that follow.
+
+    The assembler moves a wait for products ahead of all that does not need them, so that nothing is
+    left to do beside them. It does not move it past a store to shared memory; this one is never
+    made, which the assembler cannot know.
+    """
+    code: gl.constexpr = (
+        "{ .reg .pred is_below; .reg .b32 place; mov.b32 place, 0; "
+        "setp.lt.f32 is_below, $1, 0f00000000; @is_below st.shared.f32 [place], $1; "
+        "mov.u32 $0, 0; }"
+    )
+    gl.inline_asm_elementwise(code, "=r,f", [x_M], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
