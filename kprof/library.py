@@ -156,8 +156,15 @@ def _why_rejected(
 
     if (provider, dtype) not in known:
         subject = replace(subject_of(kernel, provider, "cuda"), dtypes=(dtype,))
-        levels = check(subject, ("L0", "L1")).levels
-        failed = [f"{one.name}: {one.why}" for one in levels if one.state == "failed"]
+        report = check(subject, ("L0", "L1"))
+        failed = [f"{one.name}: {one.why}" for one in report.levels if one.state == "failed"]
+        if report.is_gpu_broken:
+            why = next(one.why for one in report.levels if one.state != "passed")
+            raise KprofError(
+                f"{kernel.name} by {provider}: {why}",
+                fix="kprof kernels explain shows what was measured until then; take "
+                f"{provider} out of this environment, or measure the other kernels by name",
+            )
         known[provider, dtype] = failed[0] if failed else ""
     return known[provider, dtype]
 

@@ -85,3 +85,17 @@ def test_whoever_fails_the_gate_is_not_chosen_however_fast(monkeypatch, tmp_path
         ("backward", "kprof"),
     ]
     assert "fails the quality gate, L1: output" in told[0]["measured"][0]["problem"]
+
+
+def test_a_provider_that_breaks_the_gpu_ends_the_measuring_with_its_name(monkeypatch):
+    broken = not_run("L1", "the replaced code broke the GPU (8x8): misaligned address")
+    levels = (
+        judge("L0", [], "4 cases"),
+        broken,
+        *(not_run(n, "not asked for") for n in LEVELS[2:]),
+    )
+    found = GateReport("relu_squared by eager", levels, ("L0", "L1"), is_gpu_broken=True)
+    monkeypatch.setattr("kprof.gate.check", lambda *words: found)
+    (kernel,) = library._named(["relu_squared"])
+    with pytest.raises(KprofError, match="relu_squared by eager: the replaced code broke the GPU"):
+        library._why_rejected(kernel, {}, "eager", "float16")
