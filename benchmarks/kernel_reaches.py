@@ -103,7 +103,7 @@ def rows_of(reach, shape, measured):
     if ours is None:
         return rows
     ranked = ranking(measured)
-    best = next((one for one in ranked if one.provider != OURS), None)
+    best = next((one for one in ranked if not one.provider.startswith(OURS)), None)
     rows.append(
         row(
             what,

@@ -6,12 +6,15 @@ Those with a trailing underscore write the gradient over the logits.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kprof.kernels._cross_entropy import Options, write_gradients, write_losses
+from kprof.kernels._cross_entropy_groups import write_losses_shared
 from kprof.kernels._operator import define
 from kprof.kernels._scaling import write_reduced
 
@@ -39,6 +42,7 @@ def _run(
     divisor: Tensor | None,
     options: Options,
     dlogits: Tensor | None,
+    write: Callable[..., None] = write_losses,
 ) -> tuple[Tensor, Tensor]:
     """Write the gradient, if there is a place; return the loss, and what the rows left behind."""
     loss, state = _empty_results(logits, options.reduction)
@@ -47,7 +51,7 @@ def _run(
     losses = loss
     if options.reduction != "none":
         losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
-    write_losses(logits, targets.contiguous(), divisor, options, losses, state, dlogits)
+    write(logits, targets.contiguous(), divisor, options, losses, state, dlogits)
     if options.reduction != "none":
         write_reduced(losses, state, loss)
     return loss, state
@@ -60,17 +64,25 @@ def _run_loss(
 
 
 def _run_both(
-    logits: Tensor, targets: Tensor, divisor: Tensor | None, *options: Any
+    write: Callable[..., None],
+    logits: Tensor,
+    targets: Tensor,
+    divisor: Tensor | None,
+    *options: Any,
 ) -> tuple[Tensor, Tensor]:
     gradient = _empty_gradient(logits)
-    loss, _ = _run(_as_rows(logits), targets, divisor, Options(*options), gradient)
+    loss, _ = _run(_as_rows(logits), targets, divisor, Options(*options), gradient, write)
     return loss, gradient
 
 
 def _run_both_over(
-    logits: Tensor, targets: Tensor, divisor: Tensor | None, *options: Any
+    write: Callable[..., None],
+    logits: Tensor,
+    targets: Tensor,
+    divisor: Tensor | None,
+    *options: Any,
 ) -> Tensor:
-    return _run(logits, targets, divisor, Options(*options), logits)[0]
+    return _run(logits, targets, divisor, Options(*options), logits, write)[0]
 
 
 def _run_gradient(
@@ -101,18 +113,29 @@ operator_loss = define(
     _run_loss,
     lambda logits, targets, divisor, *options: _empty_results(logits, options[-1]),
 )
-operator_both = define(
-    f"cross_entropy_with_gradient(Tensor logits, {_INPUTS}) -> (Tensor, Tensor)",
-    _run_both,
-    lambda logits, targets, divisor, *options: (
-        _empty_results(logits, options[-1])[0],
-        _empty_gradient(logits),
-    ),
-)
-operator_both_over = define(
-    f"cross_entropy_with_gradient_(Tensor(a!) logits, {_INPUTS}) -> Tensor",
-    _run_both_over,
-    lambda logits, targets, divisor, *options: _empty_results(logits, options[-1])[0],
+
+
+def _define_both(name: str, write: Callable[..., None]) -> tuple[Callable[..., Any], ...]:
+    """Define loss and gradient in one pass; the gradient apart, and over the logits."""
+    apart = define(
+        f"{name}(Tensor logits, {_INPUTS}) -> (Tensor, Tensor)",
+        partial(_run_both, write),
+        lambda logits, targets, divisor, *options: (
+            _empty_results(logits, options[-1])[0],
+            _empty_gradient(logits),
+        ),
+    )
+    over = define(
+        f"{name}_(Tensor(a!) logits, {_INPUTS}) -> Tensor",
+        partial(_run_both_over, write),
+        lambda logits, targets, divisor, *options: _empty_results(logits, options[-1])[0],
+    )
+    return apart, over
+
+
+operator_both, operator_both_over = _define_both("cross_entropy_with_gradient", write_losses)
+operator_both_shared, operator_both_shared_over = _define_both(
+    "cross_entropy_with_gradient_shared", write_losses_shared
 )
 _BACKWARD_INPUTS = f"Tensor targets, Tensor state, {_OPTIONS}"
 operator_gradient = define(

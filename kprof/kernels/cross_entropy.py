@@ -8,6 +8,7 @@ torch.compile), the logits are read again in the backward pass.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,10 +17,13 @@ from torch.nn import functional
 
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels._cross_entropy import Options
+from kprof.kernels._cross_entropy_groups import why_not_here
 from kprof.kernels._cross_entropy_operators import (
     has_side_by_side_columns,
     operator_both,
     operator_both_over,
+    operator_both_shared,
+    operator_both_shared_over,
     operator_gradient,
     operator_gradient_over,
     operator_loss,
@@ -41,6 +45,7 @@ def cross_entropy(
     z_loss: float = 0.0,
     divisor: Tensor | float | None = None,
     may_overwrite: bool = False,
+    shares_rows: bool = False,
 ) -> Tensor:
     """Return the cross-entropy in float32, as of logits that were cast to it before.
 
@@ -56,6 +61,9 @@ def cross_entropy(
         divisor: What to divide the sum by, such as the number of targets of all micro-batches:
             better here than afterwards, where it takes one more pass over the gradient.
         may_overwrite: Whether the logits may become their own gradient. Nobody may read them then.
+        shares_rows: Whether several SMs of a Hopper GPU share a row, which each reads once, where
+            loss and gradient are made together. Label smoothing, float32, and rows that are not
+            multiples of 16 columns apart are swept as ever.
     """
     options = Options(ignore_index, label_smoothing, z_loss, reduction)
     if divisor is not None and not isinstance(divisor, Tensor):
@@ -64,7 +72,7 @@ def cross_entropy(
         return operator_loss(logits, targets, divisor, *options)[0]
     is_known = reduction != "none" and logits.dtype != torch.float16
     if is_known and not torch.compiler.is_compiling():
-        return _in_one_pass(logits, targets, divisor, options, may_overwrite)
+        return _in_one_pass(logits, targets, divisor, options, may_overwrite, shares_rows)
     return _in_two_passes(logits, targets, divisor, options, may_overwrite)
 
 
@@ -72,12 +80,16 @@ class _InOnePass(torch.autograd.Function):
     """The gradient is made with the loss, for an arriving gradient of one."""
 
     @staticmethod
-    def forward(ctx: Any, logits, targets, divisor, options, may_overwrite: bool) -> Tensor:
+    def forward(
+        ctx: Any, logits, targets, divisor, options, may_overwrite: bool, shares_rows: bool
+    ) -> Tensor:
         if may_overwrite and has_side_by_side_columns(logits):
-            loss, gradient = operator_both_over(logits, targets, divisor, *options), logits
+            over = operator_both_shared_over if shares_rows else operator_both_over
+            loss, gradient = over(logits, targets, divisor, *options), logits
             torch.autograd.graph.increment_version(logits)
         else:
-            loss, gradient = operator_both(logits, targets, divisor, *options)
+            both = operator_both_shared if shares_rows else operator_both
+            loss, gradient = both(logits, targets, divisor, *options)
         ctx.save_for_backward(gradient)
         return loss
 
@@ -85,7 +97,7 @@ class _InOnePass(torch.autograd.Function):
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order()
         (gradient,) = ctx.saved_tensors
-        return scale_once(gradient, dloss), None, None, None, None
+        return scale_once(gradient, dloss), None, None, None, None, None
 
 
 class _InTwoPasses(torch.autograd.Function):
@@ -170,6 +182,13 @@ def _backward_work(logits: Tensor, *others: Any) -> Work:
     return Work(4 * logits.numel(), logits.element_size() * logits.numel())
 
 
+def _sharing() -> Any:
+    why = why_not_here()
+    if why:
+        raise ImportError(why)
+    return partial(cross_entropy, shares_rows=True)
+
+
 def _inductor() -> Any:
     return torch.compile(_reference, dynamic=False)
 
@@ -206,6 +225,7 @@ KERNEL = Kernel(
     truth=_truth,
     providers=(
         Provider(OURS, lambda: cross_entropy, "kprof"),
+        Provider(f"{OURS}-shared", _sharing, "kprof"),
         Provider("eager", lambda: _reference),
         Provider("inductor", _inductor),
         Provider("liger", _liger, "liger-kernel"),
@@ -215,7 +235,7 @@ KERNEL = Kernel(
     inputs=lambda shape, draw: (draw(*shape), draw.integers(shape[1], shape[0])),
     work=_work,
     shapes=((8_192, 128_256), (8_192, 32_000), (8_192, 151_936), (4_096, 262_144)),
-    edges=((5, 127), (3, 8_209), (2, 32_000)),
+    edges=((5, 144), (5, 127), (3, 8_209), (2, 32_000), (2, 98_288)),
     differentiable=(0,),
     backward_work=_backward_work,
     sources=(

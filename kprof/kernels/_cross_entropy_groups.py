@@ -1,0 +1,89 @@
+"""Launching cross-entropy where several SMs share a row: where that can be, and how many do.
+
+Programs of a group wait for one another, so all of them have to run at once: the launch is a
+cooperative one, which begins when there is room for all, one on an SM.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from kprof.kernels._cross_entropy import Options, write_losses
+from kprof.kernels._launch import IS_INTERPRETED, Launcher, alignments
+from kprof.kernels._rows import num_sms
+
+HOPPER = 9
+DTYPES = (torch.bfloat16, torch.float16)
+WARPS = 32
+LANES = 32 * WARPS
+# What a thread loads at once, and how often it does so for one row at most: three rows then take
+# 192 of the 227 KB that a program may have.
+VECTOR, MOST_TILES = 8, 4
+# So that rows of any length are shared, the short ones that the gate looks at, too.
+LEAST_PROGRAMS = 2
+
+
+def why_not_here() -> str:
+    """Return why rows cannot be shared here; empty: they can, or may at least be compiled for."""
+    if IS_INTERPRETED:
+        return "Gluon has no interpreter"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != HOPPER:
+        return "written for Hopper"
+    return ""
+
+
+def programs_of_row(num_columns: int) -> int:
+    """Return how many programs share a row: as few as have room for it."""
+    return max(LEAST_PROGRAMS, -(-num_columns // (LANES * VECTOR * MOST_TILES)))
+
+
+def write_losses_shared(
+    logits: Tensor,
+    targets: Tensor,
+    divisor: Tensor | None,
+    options: Options,
+    losses: Tensor,
+    state: Tensor,
+    dlogits: Tensor | None,
+) -> None:
+    """Do what `write_losses` does; only with a gradient, without smoothing, of aligned rows.
+
+    All else goes to `write_losses`.
+    """
+    if dlogits is None or not _can_share(logits, dlogits, options):
+        write_losses(logits, targets, divisor, options, losses, state, dlogits)
+        return
+    num_rows, num_columns = logits.shape
+    group = programs_of_row(num_columns)
+    groups = min(num_rows, max(1, num_sms(logits.device) // group))
+    # What programs tell each other, one word each for a row; zeros are none.
+    letters = torch.zeros(num_rows * group, dtype=torch.int64, device=logits.device)
+    tensors = (logits, targets, divisor, losses, state, dlogits, letters)
+    strides = logits.stride(0), dlogits.stride(0)
+    constants = options.reduction == "mean", num_columns, group, LANES
+    types = logits.device, logits.dtype, None if divisor is None else divisor.dtype
+    key = types, *strides, constants, alignments((targets, divisor, losses, state))
+    chosen = options.ignore_index, options.z_loss
+    arguments = (*tensors, *strides, num_rows, groups, *chosen, *constants)
+    how = {"num_warps": WARPS, "launch_cooperative_grid": True}
+    _launcher()(key, groups * group, arguments, how)
+
+
+def _can_share(logits: Tensor, dlogits: Tensor, options: Options) -> bool:
+    """Tell whether all vectors of all rows are aligned, and all programs of a row can run."""
+    num_columns = logits.shape[1]
+    steps = num_columns, logits.stride(0), dlogits.stride(0)
+    is_aligned = alignments((logits, dlogits), *steps) == 0
+    is_here = logits.device.type == "cuda"
+    has_room = not is_here or programs_of_row(num_columns) <= num_sms(logits.device)
+    return is_aligned and has_room and not options.smoothing and logits.dtype in DTYPES
+
+
+@cache
+def _launcher() -> Launcher:
+    from kprof.kernels._cross_entropy_shared import losses_shared_kernel
+
+    return Launcher(losses_shared_kernel)

@@ -1,0 +1,233 @@
+"""Cross-entropy where several SMs share a row, its programs run by threads; float16."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
+
+import numpy as np
+import pytest
+import torch
+
+import kprof.kernels._cross_entropy_groups as groups_module
+from kprof.kernels._cross_entropy_groups import programs_of_row
+from kprof.kernels._cross_entropy_operators import (
+    operator_both,
+    operator_both_shared,
+    operator_both_shared_over,
+)
+from kprof.kernels.cross_entropy import KERNEL, cross_entropy
+from tests.kernel_checks import INTERPRETED, SHARED_BYTES, are_same, quiet_numpy  # noqa: F401
+from tests.kernel_groups import run_together
+from tests.kernel_hopper import on_hopper
+
+pytestmark = INTERPRETED
+MODULES = "_cross_entropy_pieces", "_cross_entropy_shared"
+# Rows, columns, programs of a row, groups of programs.
+SIZES = [(7, 1_024, 4, 1), (9, 2_056, 3, 2), (1, 1_024, 2, 1), (12, 520, 1, 4), (4, 3_000, 5, 2)]
+
+
+def drawn(rows, columns):
+    generator = np.random.default_rng(rows * columns)
+    logits = (3 * generator.standard_normal((rows, columns))).astype(np.float16)
+    return logits, generator.integers(0, columns, rows)
+
+
+def losses_of(logits, targets, group, groups, over=True, **options):
+    """Return losses, the gradient and the divisor; `over`: the gradient is written over logits."""
+    rows, columns = logits.shape
+    divisor = options.get("divisor")
+    given = logits.ravel().copy()
+    gradient = given if over else np.full_like(given, np.nan)
+    losses, state = np.full(rows, np.nan, np.float32), np.full(2 * rows + 1, np.nan, np.float32)
+    letters = np.zeros(rows * group, np.int64)
+    tensors = given, targets, divisor, losses, state, gradient, letters
+    numbers = columns, columns, rows, groups
+    chosen = options.get("ignore_index", -100), options.get("z_loss", 0.0)
+    constants = divisor is None, columns, group, 32
+    name = "losses_shared_kernel"
+    run_together(MODULES, name, group * groups, *tensors, *numbers, *chosen, *constants)
+    return losses, gradient.reshape(rows, columns), state[-1]
+
+
+def expected_of(logits, targets, ignore_index=-100, z_loss=0.0, divisor=None):
+    x = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor(targets)
+    losses = torch.nn.functional.cross_entropy(
+        x, targets, ignore_index=ignore_index, reduction="none"
+    )
+    counts = targets != ignore_index
+    if z_loss:
+        losses = losses + torch.where(counts, z_loss * x.logsumexp(1) ** 2, 0.0)
+    divisor = int(counts.sum()) if divisor is None else float(divisor[0])
+    (losses.sum() / divisor).backward()
+    return losses.detach().numpy(), x.grad.numpy(), divisor
+
+
+def check(logits, targets, group, groups, over=True, **options):
+    losses, gradient, divisor = losses_of(logits, targets, group, groups, over=over, **options)
+    expected_losses, expected, expected_divisor = expected_of(logits, targets, **options)
+    np.testing.assert_allclose(losses, expected_losses, rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(gradient.astype(np.float64), expected, rtol=2e-3, atol=1e-6)
+    assert divisor == expected_divisor
+
+
+@pytest.mark.parametrize("over", [True, False])
+@pytest.mark.parametrize(("rows", "columns", "group", "groups"), SIZES)
+def test_losses_and_gradients_are_those_of_torch(rows, columns, group, groups, over):
+    check(*drawn(rows, columns), group, groups, over)
+
+
+@pytest.mark.parametrize("ignored", [slice(0, None, 2), slice(1, None, 2), slice(0, 5)], ids=str)
+def test_ignored_rows_get_no_loss_and_a_gradient_of_zero(ignored):
+    logits, targets = drawn(9, 1_024)
+    targets[ignored] = -100
+    check(logits, targets, 2, 2)
+
+
+def test_the_target_that_is_ignored_may_be_one_of_the_vocabulary():
+    logits, targets = drawn(9, 1_024)
+    targets[::3] = 5
+    check(logits, targets, 2, 2, ignore_index=5)
+
+
+def test_a_given_divisor_takes_the_place_of_the_count_and_the_z_loss_is_added():
+    check(*drawn(4, 520), 2, 1, z_loss=1e-2, divisor=np.array([16.0], np.float32))
+
+
+def test_a_target_outside_the_vocabulary_makes_its_row_nan():
+    logits, targets = drawn(4, 520)
+    targets[1], targets[2] = 520, -3
+    losses, gradient, _ = losses_of(logits, targets, 2, 1)
+    assert np.isnan(losses).tolist() == [False, True, True, False]
+    assert np.isnan(gradient).all(1).tolist() == [False, True, True, False]
+
+
+def test_masked_columns_add_nothing():
+    logits, targets = drawn(4, 520)
+    logits[:, 100:] = -np.inf
+    logits[:2, :50] = np.finfo(np.float16).min
+    check(logits, targets % 50 + 50, 3, 1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_one_logit_that_is_no_number_makes_its_row_nan(bad):
+    logits, targets = drawn(4, 520)
+    logits[2, 7] = bad
+    losses, gradient, _ = losses_of(logits, targets, 2, 2)
+    assert np.isnan(losses).tolist() == [False, False, True, False]
+    assert np.isnan(gradient).all(1).tolist() == [False, False, True, False]
+
+
+def test_a_row_of_nothing_but_masked_logits_is_nan_as_in_torch():
+    logits, targets = drawn(4, 520)
+    logits[1] = -np.inf
+    losses, gradient, _ = losses_of(logits, targets, 2, 1)
+    assert np.isnan(losses).tolist() == [False, True, False, False]
+    assert np.isnan(gradient[1]).all()
+
+
+def test_losses_keep_their_digits_far_from_zero():
+    logits, targets = drawn(4, 520)
+    shifted = (np.round(logits * 4) / 4 + np.float16(1_000)).astype(np.float16)
+    losses, _, _ = losses_of(shifted, targets, 2, 1)
+    np.testing.assert_allclose(losses, expected_of(shifted, targets)[0], rtol=3e-7)
+
+
+def test_gradients_keep_their_digits_far_from_zero():
+    logits = np.full((1, 520), 50_000, np.float16)
+    logits[0, [7, 300]] = 60_000
+    _, gradient, _ = losses_of(logits, np.array([7]), 2, 1)
+    assert gradient[0, [7, 300]].tolist() == [-0.5, 0.5]
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    logits, targets = drawn(7, 1_024)
+    divisor = np.array([1.0], np.float32)
+    _, whole, _ = losses_of(logits, targets, 4, 2, divisor=divisor)
+    _, part, _ = losses_of(logits[:3], targets[:3], 4, 1, divisor=divisor)
+    assert np.array_equal(whole[:3], part)
+
+
+@pytest.mark.parametrize(
+    ("columns", "programs"),
+    [(16, 2), (32_000, 2), (65_536, 2), (65_552, 3), (128_256, 4), (151_936, 5), (262_144, 8)],
+)
+def test_as_few_programs_share_a_row_as_have_room_and_two_at_least(columns, programs):
+    assert programs_of_row(columns) == programs
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Grids and options of launches with rows shared, which do nothing here."""
+    noted = []
+
+    def launch(key, grid, arguments, options):
+        noted.append((grid, options))
+
+    monkeypatch.setattr(groups_module, "_launcher", lambda: launch)
+    return noted
+
+
+@pytest.mark.parametrize("operator", [operator_both_shared, operator_both_shared_over])
+def test_all_programs_of_whole_groups_begin_together(launched, operator):
+    logits = torch.zeros(7, 144, dtype=torch.bfloat16)
+    operator(logits, torch.zeros(7, dtype=torch.int64), None, -100, 0.0, 0.0, "none")
+    # Of the four SMs that there are without a GPU.
+    assert launched == [(4, {"num_warps": 32, "launch_cooperative_grid": True})]
+
+
+@pytest.mark.parametrize("odd", ["float32", "smoothing", "columns", "rows apart", "address"])
+def test_what_cannot_be_shared_is_swept_as_ever(launched, odd):
+    rows = torch.randn(3, 160, generator=torch.Generator().manual_seed(0))
+    rows = rows.to(torch.float32 if odd == "float32" else torch.float16)
+    logits = {
+        "columns": rows[:, :136].contiguous(),
+        "rows apart": rows.flatten()[:456].view(3, 152)[:, :144],
+        "address": rows.flatten()[1:433].view(3, 144),
+    }.get(odd, rows)
+    options = (-100, 0.1 if odd == "smoothing" else 0.0, 0.0, "sum")
+    targets = torch.tensor([5, 0, 100])
+    expected = operator_both(logits, targets, None, *options)
+    assert are_same(operator_both_shared(logits, targets, None, *options), expected)
+    assert not launched
+
+
+def test_a_loss_without_a_gradient_is_swept_as_ever(launched):
+    logits, targets = torch.randn(3, 160), torch.tensor([5, 0, 100])
+    loss = cross_entropy(logits, targets, shares_rows=True)
+    assert torch.equal(loss, cross_entropy(logits, targets))
+    assert not launched
+
+
+def test_the_provider_says_that_gluon_has_no_interpreter():
+    with pytest.raises(ImportError, match="Gluon has no interpreter"):
+        KERNEL.provider("kprof-shared").load()
+
+
+def test_rows_are_shared_only_where_that_is_asked_for(launched):
+    logits = torch.zeros(2, 144, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.zeros(2, dtype=torch.int64)
+    cross_entropy(logits, targets)
+    assert not launched
+    cross_entropy(logits, targets, shares_rows=True)
+    assert len(launched) == 1
+
+
+@pytest.mark.slow
+def test_it_compiles_for_hopper_without_spilling_and_fits_an_sm():
+    told = on_hopper("""
+import torch
+from kprof.kernels._ahead import compile_ahead
+from kprof.kernels.cross_entropy import KERNEL
+
+cross_entropy = KERNEL.provider("kprof-shared").load()
+for columns in (144, 32_000, 128_256, 151_936, 262_144):
+    x = torch.zeros(2, columns, dtype=torch.bfloat16, requires_grad=True)
+    call = lambda: cross_entropy(x, torch.zeros(2, dtype=torch.int64))
+    (one,) = (one for one in compile_ahead(call) if "shared" in one.name)
+    print(one.spilled_bytes, one.shared_bytes, one.num_registers)
+""")
+    figures = [tuple(map(int, line.split())) for line in told.splitlines()]
+    assert len(figures) == 5
+    assert {spilled for spilled, _, _ in figures} == {0}
+    assert max(shared for _, shared, _ in figures) <= SHARED_BYTES
+    # More than that, and 32 warps do not fit an SM.
+    assert max(registers for _, _, registers in figures) <= 64
