@@ -87,7 +87,13 @@ def _checked(kernel: Kernel, provider: str, device: str) -> GateReport:
     if device == "cpu" and kernel.needs_gpu:
         levels = tuple(not_run(name, kernel.needs_gpu) for name in LEVELS)
         return GateReport(f"{kernel.name} by {provider}", levels, asked)
-    subject = subject_of(kernel, provider, device)
+    try:
+        subject = subject_of(kernel, provider, device)
+    except ImportError as error:
+        raise KprofError(
+            f"{kernel.name} by {provider} cannot run here: {error}",
+            fix="kprof kernels list says who can be had, and of which version",
+        ) from error
     if device == "cpu":
         known = tuple(one for one in subject.dtypes if one in INTERPRETED_DTYPES)
         subject = replace(subject, dtypes=known)

@@ -99,3 +99,13 @@ def test_a_provider_that_breaks_the_gpu_ends_the_measuring_with_its_name(monkeyp
     (kernel,) = library._named(["relu_squared"])
     with pytest.raises(KprofError, match="relu_squared by eager: the replaced code broke the GPU"):
         library._why_rejected(kernel, {}, "eager", "float16")
+
+
+def test_a_provider_that_cannot_run_here_is_a_clear_error(monkeypatch):
+    def missing(*words):
+        raise ImportError("No module named 'quack'")
+
+    monkeypatch.setattr(library, "_device_to_check_on", lambda: "cpu")
+    monkeypatch.setattr("kprof.kernels._subject.subject_of", missing)
+    with pytest.raises(KprofError, match="rmsnorm by quack cannot run here"):
+        library.check_kernels(["rmsnorm"], "quack")

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from kprof.gate.result import Level, not_run
 from kprof.gate.subject import Function, Subject
 
@@ -47,6 +45,8 @@ def blaming(function: Function, subject: Subject, where: str) -> Iterator[None]:
     Raises:
         GpuBrokenError: it did.
     """
+    import torch
+
     try:
         yield
         if subject.device.startswith("cuda"):
