@@ -146,7 +146,7 @@ def test_a_gradient_of_another_kind_is_no_repetition(kernel, dy):
     calls = len(_norm._launch_backward._calls)
     for _ in range(2):
         _gradient(x, weight, dy)
-    backwards = [arguments for _, arguments in kernel.launched if len(arguments) == 18]
+    backwards = [arguments for _, arguments in kernel.launched if len(arguments) == 19]
     assert backwards[-1][0].is_contiguous()
     assert torch.equal(backwards[-1][0], dy)
     assert len(_norm._launch_backward._calls) == calls + dy.is_contiguous()
@@ -232,7 +232,9 @@ def test_the_dispatcher_is_left_out_only_where_it_would_do_nothing():
             assert _is_dispatched((x,))
         with torch.profiler.profile():
             assert _is_dispatched((x,))
-    assert _is_dispatched((x,))
+        assert not _is_dispatched((x.clone().requires_grad_(),))
+    assert not _is_dispatched((x,))
+    assert _is_dispatched((x.requires_grad_(),))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")

@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.kernels._adamw_device import step_kernel, update_kernel
-from kprof.kernels._launch import ALIGNMENT, Launcher, alignments
+from kprof.kernels._launch import Launcher, alignments
+from kprof.kernels._repeated import ALIGNMENT
 
 CHUNK = 16_384
 BLOCK = 2_048

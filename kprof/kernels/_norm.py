@@ -93,12 +93,11 @@ def norm(
         bias: (N,), of the weight's dtype.
         eps: Added to the mean of squares.
     """
-    parts = (x, residual, weight, bias)
     if is_grad_enabled():
-        for one in parts:
+        for one in (x, residual, weight, bias):
             if one is not None and one.requires_grad:
-                return _with_gradient(*parts, eps, FORMS[form])
-    return tuple(_forward(*parts, eps, FORMS[form], False))
+                return _with_gradient(x, residual, weight, bias, eps, FORMS[form])
+    return tuple(_forward(x, residual, weight, bias, eps, FORMS[form], False))
 
 
 class _WithGradient(torch.autograd.Function):
@@ -150,7 +149,7 @@ def _empty_results(x, residual, weight, bias, eps, form, keeps) -> list[Tensor]:
     return results
 
 
-def _run_forward(x, residual, weight, bias, eps, form, keeps) -> list[Tensor]:
+def _run_forward(x, residual, weight, bias, eps, form, keeps) -> tuple[Tensor, ...]:
     results = _empty_results(x, residual, weight, bias, eps, form, keeps)
     mean = rstd = None
     if keeps:
@@ -160,7 +159,7 @@ def _run_forward(x, residual, weight, bias, eps, form, keeps) -> list[Tensor]:
     call = kind_of(x, residual, weight, bias), eps, form, keeps
     if not _launch_forward.again(call, tensors) and count_rows(x):
         _launch_first(call, tensors, eps, form)
-    return results
+    return tuple(results)
 
 
 def _launch_first(call, tensors, eps, form) -> None:
@@ -269,6 +268,7 @@ _forward = define(
     " bool keeps) -> Tensor[]",
     _run_forward,
     _empty_results,
+    is_one_launch=True,
 )
 _backward = define(
     "norm_backward(Tensor dy, Tensor? dsum, Tensor x, Tensor? weight, Tensor rstd,"
