@@ -199,3 +199,13 @@ def test_names_print_where_only_ascii_is_known(here):
     words = command(["tr\udcffce.json"])
     done = subprocess.run(words, env=ascii_only, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_two_saved_runs_are_not_taken_for_one_job_and_written_over_the_first(here, kprof):
+    write(here, *EVENTS, name="other.json")
+    for name in ("good", "other"):
+        assert kprof(f"{name}.json")[0] == 0
+    before = (here / "good.kprof" / "kernels.parquet").read_bytes()
+    err = one_clear_error(kprof("good.kprof", "other.kprof"))
+    assert "kprof diff good.kprof other.kprof" in err
+    assert (here / "good.kprof" / "kernels.parquet").read_bytes() == before

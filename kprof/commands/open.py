@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kprof.answer import Answer
+from kprof.errors import KprofError
 
 
 def open(
@@ -24,6 +25,7 @@ def open(
 
     With --force a saved run is read again from its recording.
     """
+    _refuse_to_lose_a_run(paths, out, force=force)
     from kprof.open import open_run
     from kprof.report.progress import Progress
 
@@ -36,3 +38,15 @@ def open(
     last = f"report: {opened.report}"
     printed, sections = (opened.json, []) if json else (None, opened.summary)
     return Answer(opened.trace.meta.source, sections, printed, last, if_unwritten=fix)
+
+
+def _refuse_to_lose_a_run(paths: list[Path], out: Path | None, *, force: bool) -> None:
+    """Refuse to write several paths over the first of them, where that is a saved run."""
+    from kprof.saved import is_saved
+
+    if len(paths) > 1 and out is None and not force and is_saved(paths[0]):
+        first, second, *_ = paths
+        raise KprofError(
+            f"{first} is a run, and all of them taken for one job would replace it",
+            fix=f"to compare two: kprof diff {first} {second}; for ranks of one job: --out DIR",
+        )
