@@ -99,3 +99,11 @@ def test_the_section_holds_its_curves():
     ]
     page = render_report(evidence, read_template("partner"), "partner")
     assert len(re.findall(r'<polyline class="line k0"', page)) == 8
+
+
+def test_the_reason_of_an_unprovable_target_names_all_samples_and_those_that_count():
+    in_a_spell = [answer(t, sent_ms=20 * i) for i, t in enumerate([20] * 490 + [30, 40] * 5)]
+    chapter = service_level.render(Evidence("t", service_levels=(kept(TTFT, rows=in_a_spell),)))
+    (reason,) = [part.text for part in chapter.blocks if "unprovable" in getattr(part, "text", "")]
+    assert "unprovable with 500 samples, which count as " in reason
+    assert "because slow ones come in clumps; it takes 459 of those at least." in reason

@@ -9,7 +9,8 @@ from kprof.analyze.sla.steps import judge_steps
 from kprof.analyze.sla.targets import parse_target
 from kprof.errors import KprofError
 from kprof.report.html import render_page
-from kprof.report.sla import sections_of_sla
+from kprof.report.section import Text
+from kprof.report.sla import result_of_sla, sections_of_sla
 from kprof.report.units import format_time
 from kprof.responses import Load
 from kprof.sla import json_of, judge_responses, read_targets
@@ -60,6 +61,31 @@ def test_the_terminal_shows_every_target_with_its_bound(capsys):
     shown = capsys.readouterr().out
     assert "neither proven met nor proven missed" in shown
     assert "unprovable with 12 samples, it takes 44 at least" in " ".join(shown.split())
+
+
+def why_shown(text, run):
+    """Return the reason that the terminal shows, which --json and the partner report share."""
+    found = judged(text, runs=[run])
+    (kept,) = result_of_sla(found)["targets"]
+    shown = [part.text for part in sections_of_sla(found)[0].parts if isinstance(part, Text)]
+    assert any(kept["why"] in one for one in shown)
+    return kept["why"]
+
+
+def test_many_samples_that_count_as_few_are_told_with_both_numbers_and_why():
+    in_a_spell = run_of([50] * 490 + list(range(110, 120)))
+    assert why_shown("ttft_p99<=1s", in_a_spell) == (
+        "unprovable with 500 samples, which count as 53 independent ones because slow ones come "
+        "in clumps; it takes 459 of those at least"
+    )
+
+
+def test_gaps_of_few_answers_are_told_with_both_numbers_and_why():
+    few = service(*(answer(50, sent_ms=i, gaps_ms=[5] * 100) for i in range(10)))
+    assert why_shown("gap_p99<=20ms", few) == (
+        "unprovable with 1,000 samples, which count as 10 independent ones because those of one "
+        "answer belong together; it takes 459 of those at least"
+    )
 
 
 def test_the_json_names_the_method_and_holds_every_figure(capfdbinary):

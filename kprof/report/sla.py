@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kprof.analyze.sla.bounds import least_samples
 from kprof.analyze.sla.curves import Curves, TokenCurve, curves_of, distribution, token_curve
 from kprof.analyze.sla.doubts import lag_of
 from kprof.analyze.sla.judge import Assessment
@@ -114,7 +115,7 @@ def _reasons(judgements: Sequence[Judgement]) -> list[Text]:
         needed = judgement.samples_needed
         more = f"; about {needed:,} samples like these would prove it" if needed else ""
         if judgement.verdict not in ("MET", "MISSED"):
-            reasons.append(Text(f"{judgement.target.text}: {judgement.why}{more}."))
+            reasons.append(Text(f"{judgement.target.text}: {why_of(judgement)}{more}."))
         if judgement.num_left_out and judgement.num_samples:
             share = judgement.num_left_out / (judgement.num_left_out + judgement.num_samples)
             reasons.append(
@@ -124,6 +125,23 @@ def _reasons(judgements: Sequence[Judgement]) -> list[Text]:
                 )
             )
     return reasons
+
+
+def why_of(judgement: Judgement) -> str:
+    """Say why a target is judged so; of too few samples how many there are, and what they count."""
+    target, num_samples, num = judgement.target, judgement.num_samples, judgement.num_independent
+    if judgement.verdict != "NOT PROVEN" or target.quantile is None or num == num_samples:
+        return judgement.why
+    least = least_samples(target.quantile)
+    if num >= least:
+        return judgement.why
+    cause = "slow ones come in clumps"
+    if target.metric.is_pooled:
+        cause = "those of one answer belong together"
+    return (
+        f"unprovable with {num_samples:,} samples, which count as {num:,} independent ones because "
+        f"{cause}; it takes {least:,} of those at least"
+    )
 
 
 def _requests(judged: Judged) -> Facts:
@@ -252,7 +270,7 @@ def _judgement(judgement: Judgement) -> dict[str, object]:
         "limit": target.limit,
         "unit": unit + ("/gpu" if target.is_per_gpu else ""),
         "verdict": judgement.verdict,
-        "why": judgement.why,
+        "why": why_of(judgement),
         "estimate": _plain(judgement.estimate),
         "low": _plain(judgement.low),
         "high": _plain(judgement.high),

@@ -12,7 +12,7 @@ from kprof.report.partner.parts import Block, Chapter, Missing, Picture
 from kprof.report.partner.service_curves import pictures_of
 from kprof.report.partner.wording import SLA_VERDICTS, marked
 from kprof.report.section import Column, Table, Text
-from kprof.report.sla import SENTENCES, Judged
+from kprof.report.sla import SENTENCES, Judged, why_of
 from kprof.report.units import MISSING, format_share
 
 TITLE = "Service level"
@@ -39,7 +39,7 @@ def render(evidence: Evidence) -> Chapter | Missing:
     blocks += pictures_of(_stages(evidence))
     blocks.append(Text(METHOD, "muted"))
     reasons = [
-        f"{j.target.text}: {j.why}."
+        f"{j.target.text}: {why_of(j)}."
         for j in last.assessment.judgements
         if j.verdict not in ("MET", "MISSED")
     ]
