@@ -265,9 +265,15 @@ def test_status_of_a_changed_engagement_says_so_and_exits_with_1(begun, capsys):
         ("decide", "one", "--after"),
         ("add",),
         ("predict", "x", "--gain", "1"),
+        ("predict", "x"),
     ],
 )
 def test_words_and_options_that_an_action_would_pass_over_are_refused(begun, words):
     action, *rest = words
     assert kprof("engage", action, str(begun), *rest) == 2
     assert len(entries(begun)) == 1
+
+
+def test_a_prediction_without_a_gain_is_asked_for_it(begun, capsys):
+    kprof("engage", "predict", str(begun), "x")
+    assert "a prediction needs its gain" in capsys.readouterr().err

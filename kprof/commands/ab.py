@@ -71,8 +71,8 @@ def ab(
 ) -> Answer:
     """Say whether B is faster than A, or that nobody can tell.
 
-    A is the script as it is, B the same with one of --env, --arg, --patch,
-    --swap; or --python A.py B.py.
+    A is the script as it is, B the same with --env, --arg or both, with --patch,
+    or with --swap; or --python A.py B.py.
     With none of them B is A: a test of the instrument.
 
     Exit code 0: B is faster, or the same; 1: slower; 3: cannot tell.

@@ -20,7 +20,7 @@ Action = Literal["init", "add", "predict", "decide", "status", "report"]
 
 
 def engage(
-    action: Annotated[Action, typer.Argument(help="What to do.")],
+    action: Annotated[Action, typer.Argument(metavar="ACTION", help="What to do.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The engagement's folder.")],
     words: Annotated[
         list[str] | None,
@@ -85,7 +85,7 @@ def engage(
         paths = [Path(word) for word in given]
         added = verbs.add(folder, paths, "after" if after else "before", tests)
     elif action == "predict":
-        verbs.predict(folder, " ".join(given), verbs.gain_of(gain or ""))
+        verbs.predict(folder, " ".join(given), verbs.gain_of(_given(gain)))
     elif action == "decide":
         verbs.decide(folder, " ".join(given))
     found = read_engagement(folder, seal)
@@ -100,6 +100,13 @@ def engage(
     following = f"add {folder} RUN" if action == "init" else f"status {folder}"
     last = f"{new}; next: kprof engage {following}"
     return Answer(found.name, [], None, last)
+
+
+def _given(gain: str | None) -> str:
+    if gain is None:
+        fix = "say the least and the most, as shares of a step: --gain 2%,10%"
+        raise KprofError("a prediction needs its gain", fix=fix)
+    return gain
 
 
 def _report(

@@ -15,8 +15,10 @@ Action = Literal["list", "check", "bench", "explain"]
 
 
 def kernels(
-    action: Annotated[Action, typer.Argument(help="What to do.")] = "list",
-    names: Annotated[list[str] | None, typer.Argument(help="Kernels [default: all].")] = None,
+    action: Annotated[Action, typer.Argument(metavar="ACTION", help="What to do.")] = "list",
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="KERNEL", help="Kernels [default: all].")
+    ] = None,
     provider: Annotated[str | None, Option(help="check: whose code [default: kprof].")] = None,
     shape: Annotated[str | None, Option(metavar="MxN", help="bench: what to measure.")] = None,
     dtype: Annotated[
