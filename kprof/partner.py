@@ -226,7 +226,8 @@ def sections_of_summary(evidence: Evidence, level: Level = "partner") -> list[Se
         if isinstance(block, Text):
             parts.append(block)
         elif isinstance(block, Table):
-            parts += [Text(_line_of(row)) for row in block.rows]
+            names = [column.header for column in block.columns]
+            parts += [Text(_line_of(row, names)) for row in block.rows]
         elif isinstance(block, Steps):
             parts += [Text(f"{i}. {item}") for i, item in enumerate(block.items, 1)]
     return [
@@ -234,5 +235,11 @@ def sections_of_summary(evidence: Evidence, level: Level = "partner") -> list[Se
     ]
 
 
-def _line_of(row: tuple[str, ...]) -> str:
-    return f"{row[0]}: {'; '.join(cell for cell in row[1:] if cell not in ('', MISSING))}"
+def _line_of(row: tuple[str, ...], names: Sequence[str]) -> str:
+    """Return a row in a line; which of two figures was before, the column's name says."""
+    cells = [
+        f"{name.lower()} {cell}" if name in ("Before", "After", "Now") else cell
+        for name, cell in zip(names[1:], row[1:], strict=True)
+        if cell not in ("", MISSING)
+    ]
+    return f"{row[0]}: {'; '.join(cells)}"

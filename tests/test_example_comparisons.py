@@ -9,7 +9,7 @@ import pytest
 
 from kprof.analyze.verdict import judge
 from kprof.comparison import load
-from kprof.partner import read_evidence, write_partner_report
+from kprof.partner import read_evidence, sections_of_summary, write_partner_report
 from kprof.report.partner.outcome import outcome_of
 from kprof.report.partner.redaction import LEVELS, MARKS, reduced
 
@@ -52,3 +52,10 @@ def test_the_page_of_an_example_says_what_its_files_say(folder, tmp_path):
     write_partner_report(evidence, again, "partner", level)
     for page in (kept, again.read_text()):
         assert outcome_of(reduced(evidence, level)).sentence in words_of(page)
+
+
+def test_the_terminal_says_which_figure_was_before():
+    evidence = read_evidence([EXAMPLES / "ab_llama_swap" / "comparison.json"])
+    (section,) = sections_of_summary(evidence)
+    lines = [part.text for part in section.parts]
+    assert any(line.startswith("Step time: before 86.2 ms; after 63.4 ms; ") for line in lines)
