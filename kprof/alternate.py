@@ -17,6 +17,7 @@ from kprof.analyze.verdict.rule import FIXED_PAIRS
 from kprof.collect.trials import Schedule, Trial, Variant, Window, run_trial
 from kprof.comparison import Comparison, Metric, Pair, Plan, save_pairs
 from kprof.errors import KprofError
+from kprof.report.units import format_count
 from kprof.variants import AbOptions, Tell
 
 STEP = Metric("step time", "ns")
@@ -163,7 +164,7 @@ def _protocol(plan: Plan, schedule: Schedule) -> str:
         return how + "the whole time of each, from its start to its end."
     return (
         f"{how}of each the median of {NUM_WINDOWS} windows of at least {schedule.window_s:g} s "
-        f"after {schedule.skip} steps, from an idle GPU to an idle GPU."
+        f"after {format_count(schedule.skip, 'step')}, from an idle GPU to an idle GPU."
     )
 
 

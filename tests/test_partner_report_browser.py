@@ -13,7 +13,8 @@ from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.page import ROWS_SHOWN
 from tests.browser import IS_AVAILABLE, browser
 from tests.partner_evidence import comparison_of, everything, finding_of, run_of
-from tests.test_partner_report_safety import ATTACK, LONG, TURNED, hostile, page_of
+from tests.partner_pages import page_of
+from tests.test_partner_report_safety import ATTACK, LONG, TURNED, hostile
 
 # `make browser` wants all of it to run: what is missing there is a failure, not a reason to skip.
 IS_REQUIRED = os.environ.get("KPROF_BROWSER") == "required"

@@ -15,7 +15,6 @@ from kprof.comparison import save
 from kprof.errors import KprofError
 from kprof.gate.result import GateReport
 from kprof.partner import read_evidence, write_partner_report
-from kprof.report.partner import render_report
 from kprof.report.partner.evidence import Evidence, Source
 from kprof.report.partner.redaction import LEVELS, Redactor
 from kprof.report.partner.template import read_template
@@ -28,6 +27,7 @@ from tests.partner_evidence import (
     level_of,
     run_of,
 )
+from tests.partner_pages import page_of
 
 ATTACK = "</script><img src=x onerror=\"document.title='owned'\"></style><script>owned=1</script>'"
 TURNED = "safe\u202egnp.exe\u2066"
@@ -37,10 +37,6 @@ HOST = "gpu-node-17"
 PATHS = ("/home/alice/secret_project/train.py", "/srv/models/llama", "C:\\Users\\alice\\run.bat")
 PROMPT = "tell me about the merger"
 USD = "7.7731"
-
-
-def page_of(evidence, level="partner", template="partner"):
-    return render_report(evidence, read_template(template), level)
 
 
 def hostile(name):

@@ -1,0 +1,98 @@
+"""Money in the partner report: what a change saves or costs, from which price, for whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from kprof.analyze.cost.price import Band
+from kprof.analyze.cost.sheet import Figure
+from kprof.finding import Saving, Worth
+from kprof.report.partner.evidence import Evidence
+from tests.partner_evidence import (
+    comparison_of,
+    costs_of,
+    everything,
+    finding_of,
+    run_of,
+)
+from tests.partner_pages import said
+
+
+def test_what_a_loss_costs_is_a_sum_and_its_range_goes_upwards():
+    slower = comparison_of("SLOWER", 1.04, 1.05, 1.06)
+    dearer = everything(comparisons=(slower,), costs=(costs_of("4.00"), costs_of("4.20")))
+    found = said(dearer)
+    assert "it costs another $0.20 ($0.10 to $0.40) per million tokens" in found
+    assert "costs $0.20 ($0.10 to $0.40) more" in found
+
+
+def test_a_saving_is_priced_by_what_the_state_that_it_was_found_in_costs():
+    before, after = run_of(finding_of()), run_of(finding_of("unfused_rope"))
+    found = said(Evidence("T", runs=(before, after), costs=(costs_of("0.40"), costs_of("0.20"))))
+    assert "In money $0.020 to $0.040 of a million tokens" in found
+    assert "In money $0.010 to $0.020 of a million tokens" in found
+
+
+def test_a_saving_is_worth_a_share_of_its_gpus_where_no_costs_were_given():
+    worth = Saving(1000, 50, 100, "replayed", Worth(131.0, 274.0, 460.4))
+    found = said(Evidence("T", runs=(priced_run(worth),)))
+    assert "In money $130 to $460 a month; that is of 1 GPU at $5.00 an hour" in found
+
+
+def test_a_saving_without_a_price_says_so_and_is_no_nothing():
+    found = said(Evidence("T", runs=(run_of(finding_of()),)))
+    assert "In money not known: no price list has this GPU" in found
+
+
+def test_a_saving_that_nobody_knows_has_no_money_either():
+    unknown = priced_run(Saving(1000, None, None, "nobody knows"))
+    assert "In money not known How sure" in said(Evidence("T", runs=(unknown,)))
+
+
+def test_what_savings_are_worth_is_not_public():
+    worth = Saving(1000, 50, 100, "replayed", Worth(131.0, 274.0, 460.4))
+    found = said(Evidence("T", runs=(priced_run(worth),)), level="public")
+    assert "In money [left out] How sure" in found
+    assert "$" not in found
+
+
+def priced_run(saving):
+    """Return a run with a finding of this saving, priced by a list."""
+    run = run_of(finding_of(saving=saving))
+    return replace(run, diagnosis=replace(run.diagnosis, price="1 GPU at $5.00 an hour"))
+
+
+def test_money_stands_with_its_price_its_source_and_its_date():
+    found = said(everything())
+    assert "$4.29 (from $2.15 to $8.58), H100, on-demand, of 2026-08-26 to 2026-11-09" in found
+    assert "Cloud: price list" in found
+
+
+def test_a_month_follows_from_the_volume_that_savings_were_computed_for():
+    saved = Band.known(Fraction(1, 10))
+    monthly = Band.known(Fraction(200))
+    figures = (
+        Figure("Gain of a token", "saved", "$/M tokens", saved, ""),
+        Figure("Gain of a token", "saved", "$/month", monthly, ""),
+    )
+    found = said(everything(costs=(costs_of("0.40", figures=figures),)))
+    # The price is half to twice the middle one, and so is all that follows from it.
+    assert (
+        "A month $1,000 ($500 to $2,000) $800 ($400 to $1,600) saves $200 ($100 to $400)" in found
+    )
+    assert "A month is 2,000 million tokens." in found
+
+
+def test_a_saving_has_the_range_of_the_price_and_that_of_the_gain():
+    saved = Band(Fraction("0.08"), Fraction("0.10"), Fraction("0.12"))
+    figures = (Figure("Gain of a token", "saved", "$/M tokens", saved, ""),)
+    found = said(everything(costs=(costs_of("0.40", figures=figures),)))
+    # From 8 cents at half the price to 12 cents at twice the price.
+    assert "saves $0.10 ($0.04 to $0.24)" in found
+
+
+def test_costs_that_do_not_change_are_no_saving():
+    found = said(everything(costs=(costs_of("0.40"), costs_of("0.40"))))
+    assert "; that saves" not in found
+    assert "✓ cheaper" not in found

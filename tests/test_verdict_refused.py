@@ -1,0 +1,143 @@
+"""Pairs about which nothing may be claimed, and pairs that do not count."""
+
+from dataclasses import replace
+
+import pytest
+
+from kprof.analyze.verdict import judge
+from kprof.comparison import Metric
+from tests.verdict_pairs import (
+    MEMORY,
+    TIME,
+    numbered,
+    pair_of,
+    pairs_with,
+    plan_of,
+    verdict_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "words"),
+    [
+        (float("nan"), "no finite number"),
+        (float("inf"), "no finite number"),
+        (0.0, "zero or negative"),
+        (-1.0, "zero or negative"),
+    ],
+)
+def test_a_value_that_is_none_makes_no_verdict(spoilt, words):
+    pairs = pairs_with(0.5)
+    pairs[7] = replace(pairs[7], b=(spoilt,))
+    claim = verdict_of(pairs)
+    assert (claim.verdict, claim.interval, claim.p_value) == ("INVALID", None, None)
+    assert words in claim.why
+
+
+def test_five_pairs_make_no_verdict_and_six_do():
+    assert verdict_of(pairs_with(0.5, 5), max_pairs=5).verdict == "INVALID"
+    assert "it takes 6" in verdict_of(pairs_with(0.5, 5), max_pairs=5).why
+    assert verdict_of(pairs_with(0.5, 6), max_pairs=6).verdict == "FASTER"
+
+
+def test_no_pairs_make_no_verdict():
+    assert verdict_of([]).verdict == "INVALID"
+
+
+def test_pairs_with_a_problem_do_not_count():
+    pairs = pairs_with(1.0)
+    spoilt = [
+        replace(p, b=(99.0,), problem="throttled") if n < 5 else p for n, p in enumerate(pairs)
+    ]
+    claim = verdict_of(spoilt)
+    assert (claim.verdict, claim.num_pairs) == ("SAME", 35)
+
+
+def test_where_pairs_left_out_would_change_the_ratio_both_are_given():
+    pairs = pairs_with(1.0)
+    spoilt = [
+        replace(p, b=(11.0,), problem="throttled") if n < 8 else p for n, p in enumerate(pairs)
+    ]
+    assert "With the 8 pairs left out, B over A is 1.0" in verdict_of(spoilt).why
+
+
+def test_where_pairs_left_out_change_nothing_they_are_not_spoken_of():
+    pairs = [
+        replace(p, problem="throttled" if n < 3 else "") for n, p in enumerate(pairs_with(1.0))
+    ]
+    assert "left out" not in verdict_of(pairs).why
+
+
+def test_more_than_a_fifth_left_out_makes_no_verdict():
+    pairs = [
+        replace(p, problem="throttled" if n < 9 else "") for n, p in enumerate(pairs_with(0.5))
+    ]
+    claim = verdict_of(pairs)
+    assert claim.verdict == "INVALID"
+    assert claim.why == "9 of 40 pairs are left out (throttled: 9)."
+
+
+def test_pairs_that_are_always_in_one_order_make_no_verdict():
+    pairs = [replace(pair, is_a_first=True) for pair in pairs_with(0.9)]
+    claim = verdict_of(pairs)
+    assert claim.verdict == "INVALID"
+    assert "A came first in 40 of 40" in claim.why
+
+
+def test_a_clock_that_stands_still_makes_no_verdict():
+    claim = verdict_of([pair_of(1.0, 1.0, n) for n in range(40)])
+    assert claim.verdict == "INVALID"
+    assert "every value is 1 ms" in claim.why
+
+
+def test_what_is_counted_may_well_be_the_same_every_time():
+    claim = verdict_of([pair_of(1000.0, 800.0, n) for n in range(40)], MEMORY)
+    assert (claim.verdict, claim.is_material) == ("FASTER", True)
+
+
+def test_ticks_larger_than_the_effect_make_no_verdict_where_most_pairs_fall_into_one():
+    """B is 1 % slower on a clock of 10 %: nine in ten of its samples read as A's do."""
+    pairs = [pair_of(1.0, 1.1 if n % 10 == 0 else 1.0, n) for n in range(40)]
+    claim = verdict_of(pairs)
+    assert claim.verdict == "INVALID"
+    assert "steps of 0.1 ms" in claim.why
+
+
+def test_ticks_that_noise_evens_out_do_no_harm():
+    pairs = [
+        replace(p, a=(round(p.a[0] / 0.05) * 0.05,), b=(round(p.b[0] / 0.05) * 0.05,))
+        for p in pairs_with(1.02, spread=0.01)
+    ]
+    assert verdict_of(pairs).verdict == "SLOWER"
+
+
+def test_a_ratio_that_is_another_in_the_second_half_makes_no_verdict():
+    pairs = numbered([*pairs_with(0.97, 20, 0.002), *pairs_with(1.0, 20, 0.002)])
+    claim = verdict_of(pairs)
+    assert claim.verdict == "INVALID"
+    assert (
+        claim.why == "B over A was 0.9705 in the first half of the pairs and 1.0005 in the second."
+    )
+
+
+def test_halves_apart_by_less_than_what_matters_do_no_harm():
+    pairs = numbered([*pairs_with(0.97, 20, 0.001), *pairs_with(0.976, 20, 0.001)])
+    assert verdict_of(pairs).verdict == "FASTER"
+
+
+def test_noise_that_grows_is_no_change_of_the_ratio():
+    pairs = numbered([*pairs_with(0.97, 20, 0.001), *pairs_with(0.97, 20, 0.02)])
+    assert verdict_of(pairs).verdict == "FASTER"
+
+
+def test_a_sequence_that_has_left_out_every_ratio_makes_no_verdict():
+    pairs = [*pairs_with(0.8, 12, 0.002), *pairs_with(1.2, 60, 0.002)]
+    claim = verdict_of(numbered(pairs), max_pairs=80)
+    assert (claim.verdict, claim.interval) == ("INVALID", None)
+    assert "it changed while" in claim.why
+
+
+def test_a_claim_of_one_metric_that_cannot_be_judged_leaves_the_other():
+    pairs = [replace(p, a=(*p.a, float("nan")), b=(*p.b, 1.0)) for p in pairs_with(0.9)]
+    time, energy = judge(plan_of(TIME, Metric("energy", "J")), pairs)
+    assert (time.verdict, energy.verdict) == ("FASTER", "INVALID")
