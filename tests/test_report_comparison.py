@@ -56,6 +56,13 @@ def test_the_verdict_stands_first_with_the_change_and_its_interval():
     assert text.index("FASTER") < text.index("-10.0 %") < text.index("-11.0 % to -9.00 %")
 
 
+def test_a_change_that_is_not_proven_is_said_to_be_chance_perhaps():
+    assert "B takes 10.0 % less, which may be chance. Why." in terminal(
+        comparison_of("INCONCLUSIVE")
+    )
+    assert "chance" not in terminal(comparison_of("FASTER"))
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_both_variants_are_named_with_their_medians(width):
     text = terminal(comparison_of(), width)

@@ -105,6 +105,17 @@ def test_recording_overhead_compares_median_steps_and_says_how_many():
     )
 
 
+def test_an_overhead_below_zero_is_said_to_be_the_spread_of_steps():
+    recording = Recording(
+        "a rule", 9, (5,), "device", recorded_step_ns=(100,), unrecorded_step_ns=(200,)
+    )
+    value, why = fact(
+        section("Run", analyzed_trace_of({}, recording=recording)), "Recording overhead"
+    )
+    assert value == "-50.0 %"
+    assert why.endswith("; below zero: steps differ by more than recording costs")
+
+
 def test_overhead_of_a_foreign_trace_is_not_known():
     value, why = fact(section("Run", TRACES["one bare kernel"]), "Recording overhead")
     assert value == "not known"
@@ -300,6 +311,15 @@ def test_the_headline_is_given_for_an_unrecorded_step_too_where_recording_slowed
 def test_in_host_mode_nothing_tells_how_much_recording_slowed_the_operators():
     trace = slowed(activity="host", device=-1)
     assert "unrecorded" not in texts(section("Utilisation", trace))
+
+
+def test_in_host_mode_the_time_between_operators_is_told_once():
+    rows = ({"duration_ns": 40, "kind": "gemm"}, {"start_ns": 100, "duration_ns": 20})
+    trace = analyzed_trace_of(*({"activity": "host", "device": -1, **row} for row in rows))
+    lead = section("Where the time goes", trace).parts[0].text
+    assert lead.startswith("Most of the time: 33.3 % gemm, ")
+    assert lead.endswith("No operator ran for 50.0 % of it.")
+    assert "between operators" not in lead
 
 
 def test_in_host_mode_the_top_operators_are_named_once_and_no_device_is_spoken_of():

@@ -69,6 +69,24 @@ def test_rows_left_out_are_counted():
     assert "5 more in the report" in printed((kernel_table(15),))
 
 
+def test_a_line_does_not_break_between_a_number_and_its_unit():
+    text = printed((Text("the share of it is 19.8 % now, after 7 ms"),), width=25)
+    assert [line.strip() for line in text.splitlines()[2:5]] == [
+        "the share of it is",
+        "19.8 % now, after 7 ms",
+        "",
+    ]
+
+
+def test_short_values_stand_below_each_other_beside_a_long_one():
+    facts = Facts((("A", "9 ms", "first"), ("B", "12.5 ms", "next"), ("C", "x" * 20, "last")))
+    assert [line.rstrip() for line in printed((facts,)).splitlines()[2:5]] == [
+        "  A  9 ms     first",
+        "  B  12.5 ms  next",
+        "  C  xxxxxxxxxxxxxxxxxxxx  last",
+    ]
+
+
 def test_figures_asides_and_sections_for_the_page_stay_out():
     parts = (Figure([], {}, "A figure."), Text("An aside.", "muted"), Text("The point."))
     assert "A figure" not in printed(parts)

@@ -36,7 +36,9 @@ def headline(claim: Claim) -> str:
     what = f"{claim.verdict} in {claim.metric.name}"
     if claim.interval is None:
         return f"{what}. {claim.why}".strip()
-    return f"{what}: B {format_change(claim.interval.ratio, claim.metric)}. {claim.why}".strip()
+    chance = ", which may be chance" if claim.verdict == "INCONCLUSIVE" else ""
+    change = format_change(claim.interval.ratio, claim.metric)
+    return f"{what}: B {change}{chance}. {claim.why}".strip()
 
 
 def _verdict(comparison: Comparison, calibration: Sequence[Part]) -> Section:

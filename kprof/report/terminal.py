@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 from rich.console import Console
@@ -20,6 +21,10 @@ NAME_MAX_WIDTH = 80
 SHORT_VALUE = 14
 BAR_WIDTH = 16
 BAR_MIN_CONSOLE = 100
+
+UNIT_OF_A_NUMBER = re.compile(r"(?<=\d) (?=%|[nuµm]?s\b)")
+JOINED = "\ufdd0"
+"""Stands between a number and its unit while lines are broken; no text holds it."""
 
 _STYLES = {"plain": "", "good": "green", "warning": "yellow", "muted": "dim"}
 _ASCII = str.maketrans({"µ": "u", "…": "~", "—": "-", "·": "-", "≤": "<", "→": ">"})
@@ -50,8 +55,7 @@ def _is_shown(part: object) -> bool:
 def _print_part(part: object, console: Console) -> None:
     if isinstance(part, Text):
         line = _line(part.text, console, _STYLES.get(part.tone, ""))
-        for row in line.wrap(console, console.width - len(INDENT)):
-            row.rstrip()
+        for row in _broken(line, console, console.width - len(INDENT)):
             console.print(Line(INDENT) + row)
     elif isinstance(part, Facts):
         console.print(Padding(_facts_grid(part, console), (0, 0, 0, 2), expand=False))
@@ -59,16 +63,29 @@ def _print_part(part: object, console: Console) -> None:
         _print_table(part, console)
 
 
+def _broken(line: Line, console: Console, width: int) -> list[Line]:
+    """Break a line where words end, but not between a number and its unit."""
+    line.plain = UNIT_OF_A_NUMBER.sub(JOINED, line.plain)
+    rows = list(line.wrap(console, width))
+    for row in rows:
+        row.plain = row.plain.replace(JOINED, " ")
+        row.rstrip()
+    return rows
+
+
 def _facts_grid(facts: Facts, console: Console) -> Grid:
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
-    width = max(len(value) for _, value, _ in facts.items)
+    room = console.width - len(INDENT) - 2 - max(len(label) for label, _, _ in facts.items)
+    # Short values stand in a column of their own; a long one is followed by its explanation.
+    short = [len(value) for _, value, _ in facts.items if len(value) <= SHORT_VALUE]
+    width = max(short, default=0)
     for label, value, explanation in facts.items:
         what = _line(value, console, "yellow" if value == UNKNOWN else "bold")
-        # Short values stand in a column of their own; a long one is followed by its explanation.
-        what.pad_right(width - len(value) if width <= SHORT_VALUE else 0)
+        what.pad_right(max(width - len(value), 0))
         what.append("  ").append_text(_line(explanation, console, "dim"))
-        grid.add_row(_line(label, console), what)
+        rows = _broken(what, console, max(room, 1))
+        grid.add_row(_line(label, console), Line("\n").join(rows))
     return grid
 
 

@@ -22,6 +22,7 @@ from kprof.trace import Trace
 TITLE = "Run"
 ORDER = 10
 
+VARIES = "; below zero: steps differ by more than recording costs"
 HOST_ONLY = "No GPU activity was recorded; this report is about the host's operators."
 
 
@@ -124,7 +125,7 @@ def _overhead(trace: Trace) -> tuple[str, str, str]:
         f"{100 * cost.slowdown:+.1f} %",
         f"median step {format_time(cost.recorded_ns)} recorded ({cost.num_recorded}) against "
         f"{format_time(cost.unrecorded_ns)} unrecorded ({cost.num_unrecorded}), by the "
-        f"{cost.clock}'s clock",
+        f"{cost.clock}'s clock{VARIES if cost.slowdown < 0 else ''}",
     )
 
 

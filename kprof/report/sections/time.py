@@ -22,7 +22,7 @@ ORDER = 30
 
 NO_KIND = "of no known kind"
 NO_CAUSE = "cause unknown"
-HOST_IDLE = "no operator ran"
+HOST_IDLE = "between operators"
 NO_PHASE = "no phase known"
 
 
@@ -57,11 +57,14 @@ def _sum_by(split: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 def _lead(trace: Trace, by_part: pd.DataFrame) -> str:
     total_ns = int(by_part["time_ns"].sum())
-    largest = by_part.head(3)
-    listed = ", ".join(
-        f"{format_share(time_ns / total_ns)} {part}"
-        for part, time_ns in zip(largest["part"], largest["time_ns"], strict=True)
-    )
+    shares = round_shares([int(time_ns) for time_ns in by_part["time_ns"]])
+    parts = [
+        f"{share} {part}"
+        for part, share in zip(by_part["part"], shares, strict=True)
+        # In host mode a sentence of its own tells it.
+        if part != HOST_IDLE
+    ]
+    listed = ", ".join(parts[:3])
     if not trace.has_timeline:
         return f"Most of the device time: {listed}. Idle time is not known."
     idle_ns = int(by_part["time_ns"][by_part["is_idle"]].sum())

@@ -69,7 +69,7 @@ def _lead(told: list[Prediction], whole: str) -> str:
 
 
 def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
-    columns = (
+    columns: tuple[Column, ...] = (
         Column("What", "name"),
         Column("Change"),
         Column(whole.split()[-1].capitalize(), "right"),
@@ -77,7 +77,7 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
         Column("Amdahl", "right"),
         Column("Roofline known for", "right", essential=False),
     )
-    rows = tuple(
+    rows: tuple[tuple[str, ...], ...] = tuple(
         (
             one.target,
             one.change,
@@ -88,6 +88,8 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
         )
         for one in told
     )
+    if not any("roofline" in one.change for one in told):
+        columns, rows = columns[:-1], tuple(row[:-1] for row in rows)
     caption = "Each change alone: their savings overlap, and do not add up."
     return Table(columns, rows, caption=caption, terminal_rows=num_rows)
 

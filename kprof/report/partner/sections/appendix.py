@@ -66,8 +66,9 @@ def _environment(evidence: Evidence) -> list[tuple[str, str]]:
             rows.append(("clocks", run.meta.clocks))
         if run.meta.device is not None:
             device = run.meta.device
-            how = "measured" if device.is_measured else "datasheet"
-            rows.append(("ceilings", f"{device.name}, {how}: {device.source}"))
+            how = "measured: " if device.is_measured else "datasheet: "
+            how = "" if device.source.startswith("measured") else how
+            rows.append(("ceilings", f"{device.name}, {how}{device.source}"))
     gpus = [text for name, text in rows if name == "GPU"]
     for comparison in evidence.comparisons:
         facts = comparison.facts.items()

@@ -73,7 +73,8 @@ def _lead(run: Trace, groups: pd.DataFrame) -> list[str]:
     if device is not None and not device.is_measured:
         sentences.append(f"The limits are the datasheet's ({device.source}), not measured here.")
     elif device is not None:
-        sentences.append(f"The limits were measured: {device.source}.")
+        how = "" if device.source.startswith("measured") else "measured: "
+        sentences.append(f"The limits were {how}{device.source}.")
     return sentences
 
 

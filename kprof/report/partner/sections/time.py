@@ -182,8 +182,7 @@ def _unattributed(run: Trace) -> str:
     if run.kernels.empty:
         return ""
     share = share_of_time(run.kernels, run.kernels["bucket"] != "attributed")
+    whose = "the operators' own time" if run.is_host_only else "the device time"
     if share < 0.0005:
-        return "All of the device time is traced to the operator that caused it."
-    return (
-        f"{share_in_words(share)} of the device time is not traced to an operator; it is counted."
-    )
+        return f"All of {whose} is traced to the operator that caused it."
+    return f"{share_in_words(share)} of {whose} is not traced to an operator; it is counted."

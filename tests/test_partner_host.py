@@ -1,0 +1,38 @@
+"""What the partner report says of a run without a GPU: whose time, and whose limits."""
+
+from dataclasses import replace
+
+from kprof.device import Device
+from kprof.report.partner.evidence import Evidence
+from tests.partner_pages import said
+from tests.section_traces import HOST_ONLY, RICH
+
+HOST = Device("host, 2 cores", 4e9, {"fp32": 5e10}, "measured after the run: copy", True)
+
+
+def told_of(trace, device):
+    """Return what the whole page says of a run on a device."""
+    meta = replace(trace.meta, device=device)
+    return said(Evidence("t", runs=(replace(trace, meta=meta),)), level="internal")
+
+
+def test_of_a_host_the_operators_time_is_traced_and_no_devices():
+    text = told_of(HOST_ONLY, HOST)
+    assert "of the operators' own time is" in text
+    assert "of the device time is" not in text
+
+
+def test_of_a_gpu_the_devices_time_is_traced():
+    assert "of the device time is" in told_of(RICH, RICH.meta.device)
+
+
+def test_limits_are_said_to_be_measured_once():
+    text = told_of(RICH, HOST)
+    assert "The limits were measured after the run: copy." in text
+    assert "host, 2 cores, measured after the run: copy" in text
+    assert "measured: measured" not in text
+
+
+def test_limits_whose_source_does_not_say_so_are_said_to_be_measured():
+    device = replace(HOST, source="memory measured on a day")
+    assert "The limits were measured: memory measured on a day." in told_of(RICH, device)
