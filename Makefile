@@ -50,7 +50,8 @@ chromium:  ## install headless Chromium where it is missing and can be
 browser: $(READY) chromium  ## open the reports in headless Chromium
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps \
 		axe-playwright-python==0.1.8
-	KPROF_BROWSER=required $(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
+	KPROF_BROWSER=required $(BIN)/python -m pytest -m browser \
+		$(shell grep -l 'mark\.browser' tests/test_*.py) $(PYTEST_ARGS)
 
 check: $(READY)  ## format, lint, types, layers, tests: what every commit passes
 	$(BIN)/ruff format --check $(SOURCES)

@@ -206,10 +206,13 @@ def test_a_difference_opens_runs_and_traces_alike(tmp_path, monkeypatch, capfdbi
     assert [path.name for path in tmp_path.iterdir()] == ["a.kprof"]
 
 
-def test_a_page_is_written_where_it_is_asked_for_and_never_over_another(tmp_path, capfd):
+def test_a_page_is_written_where_it_is_asked_for_and_never_over_another(
+    tmp_path, monkeypatch, capfd
+):
     page = tmp_path / "difference.html"
     assert kprof("diff", EAGER, COMPILED, "--out", page) == 0
     assert "By kernel" in page.read_text()
+    monkeypatch.setattr("kprof.diff.open_trace", lambda path, progress: run_of({}))
     assert kprof("diff", EAGER, COMPILED, "--out", page) == 2
     assert "pass --force" in capfd.readouterr().err
     assert kprof("diff", EAGER, COMPILED, "--out", tmp_path) == 2

@@ -14,8 +14,7 @@ from kprof.analyze.difference.matching import (
     without_arguments,
     without_numbers,
 )
-from kprof.analyze.passes import analyze
-from tests.traces import analyzed_trace_of, trace_of
+from tests.traces import analyzed_trace_of, measured, trace_of
 
 KERNELS = st.builds(
     dict,
@@ -34,7 +33,7 @@ def run_of(kernels, num_steps):
     steps = [
         {"kind": "step", "name": str(i), "start_ns": i, "duration_ns": 1} for i in range(num_steps)
     ]
-    return analyze(trace_of(*kernels, ranges=steps))
+    return measured(trace_of(*kernels, ranges=steps))
 
 
 RUNS = st.builds(run_of, st.lists(KERNELS, min_size=1, max_size=12), NUM_STEPS)
@@ -56,7 +55,7 @@ def row_of(difference, layout, name):
     return found
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(a=RUNS, b=RUNS)
 def test_every_layout_adds_up_to_the_difference_of_the_steps(a, b):
     difference = find_differences(a, b)
@@ -68,14 +67,14 @@ def test_every_layout_adds_up_to_the_difference_of_the_steps(a, b):
     assert {sum(row.b.time_ns for row in layout) for layout in rows} == {difference.b.window_ns}
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 @given(run=RUNS)
 def test_a_run_does_not_differ_from_itself(run):
     difference = find_differences(run, run)
     assert [difference.changes(layout) for layout in LAYOUTS] == [()] * len(LAYOUTS)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(a=RUNS, b=RUNS)
 def test_the_other_way_round_every_difference_changes_its_sign(a, b):
     there, back = find_differences(a, b), find_differences(b, a)
@@ -218,7 +217,7 @@ def test_a_replacement_in_many_places_is_one_row():
 
 def test_idle_time_is_a_part_of_every_layout():
     def run(gap_ns):
-        return analyze(trace_of({"name": "gemm"}, {"name": "gemm", "start_ns": 100 + gap_ns}))
+        return measured(trace_of({"name": "gemm"}, {"name": "gemm", "start_ns": 100 + gap_ns}))
 
     difference = find_differences(run(20), run(50))
     changes = {layout: difference.changes(layout) for layout in ("part", "module", "kernel")}
@@ -226,7 +225,7 @@ def test_idle_time_is_a_part_of_every_layout():
 
 
 def test_an_unnamed_kernel_is_no_idle_time():
-    a = analyze(trace_of({"name": "gemm"}, {"name": "gemm", "start_ns": 150}))
+    a = measured(trace_of({"name": "gemm"}, {"name": "gemm", "start_ns": 150}))
     rows = find_differences(a, a).layouts["module"]
     assert sorted((row.names[0], row.is_idle, row.a.time_ns) for row in rows) == [
         ((None,), False, 200),

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kprof.analyze.passes import analyze
 from kprof.collect.readers.kineto import read
 from tests.planted import workloads
 from tests.planted.machine import US, Machine
 from tests.planted.workloads import PLANTED, train
+from tests.traces import measured
 
 GOOD_ENOUGH = 0.9
 # What the device needs between kernels is below this, in every workload.
@@ -21,7 +21,7 @@ GAP_NS = 5 * US
 
 def analyzed(machine):
     with tempfile.TemporaryDirectory() as folder:
-        return analyze(read(machine.write(Path(folder) / "trace.json")))
+        return measured(read(machine.write(Path(folder) / "trace.json")))
 
 
 def recorded(run, seed, *, stacks=False):

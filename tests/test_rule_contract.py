@@ -11,9 +11,9 @@ from kprof.analyze.diagnose import MOST_ROWS, RULES, diagnose, name_of
 from kprof.discover import modules_in
 from kprof.finding import Remedy
 from kprof.playbook import all_playbooks
-from kprof.report import sections_of
 from kprof.report.html import render_page
 from kprof.report.section import Table
+from kprof.report.sections import findings
 from kprof.trace import Gpu
 from tests.rule_cases import CASES
 from tests.rule_traces import trace_of_work
@@ -24,9 +24,13 @@ HOSTILE = "</script><b>\"'&\n\u202eevil" + "x" * 10_000
 
 
 @cache
+def faulty(rule):
+    return CASES[rule].faulty()
+
+
+@cache
 def diagnosed(rule):
-    trace = CASES[rule].faulty()
-    return replace(trace, diagnosis=diagnose(trace))
+    return replace(faulty(rule), diagnosis=diagnose(faulty(rule)))
 
 
 @cache
@@ -35,14 +39,17 @@ def finding_of(rule):
     return found
 
 
-def renamed(trace):
-    """Return the trace with hostile text at the end of every name of a kernel or module."""
+@cache
+def of_hostile_names(rule):
+    """Return the trace, diagnosed, with hostile text at the end of kernels' and modules' names."""
+    trace = faulty(rule)
     columns = {}
     for column in ("name", "module"):
         values = trace.kernels[column]
         names = {old: f"{old}{HOSTILE}" for old in values.cat.categories}
         columns[column] = values.cat.rename_categories(names)
-    return trace.with_kernels(**columns)
+    renamed = trace.with_kernels(**columns)
+    return replace(renamed, diagnosis=diagnose(renamed))
 
 
 def test_rules_and_playbooks_correspond_one_to_one():
@@ -106,22 +113,18 @@ def test_a_remedy_never_costs_time(rule):
 
 @pytest.mark.parametrize("rule", CASES)
 def test_asked_again_the_rules_say_the_same(rule):
-    assert diagnose(CASES[rule].faulty()) == diagnosed(rule).diagnosis
+    assert diagnose(faulty(rule)) == diagnosed(rule).diagnosis
 
 
 @pytest.mark.parametrize("rule", CASES)
 def test_hostile_names_stay_text(rule):
-    trace = renamed(CASES[rule].faulty())
-    told = replace(trace, diagnosis=diagnose(trace))
-    sections = [one for one in sections_of(told) if one.title == "Findings"]
-    page = render_page("hostile", sections)
+    page = render_page("hostile", [findings.render(of_hostile_names(rule))])
     assert "</script><b>" not in page
 
 
 @pytest.mark.parametrize("rule", CASES)
 def test_the_page_shows_the_evidence_of_every_finding(rule):
-    trace = diagnosed(rule)
-    (section,) = [one for one in sections_of(trace) if one.title == "Findings"]
+    section = findings.render(diagnosed(rule))
     evidence = [part for part in section.parts if isinstance(part, Table)][2]
     assert rule in {row[0] for row in evidence.rows}
 
@@ -158,7 +161,7 @@ def test_a_trace_without_times_is_asked_for_nothing_that_needs_them():
 
 
 def test_a_gpu_of_unknown_size_is_no_error():
-    trace = replace(CASES["low_occupancy"].faulty(), meta=trace_of().meta)
+    trace = replace(faulty("low_occupancy"), meta=trace_of().meta)
     assert diagnose(replace(trace, meta=replace(trace.meta, gpus=(Gpu(0, "?"),)))).findings == ()
 
 
@@ -179,7 +182,7 @@ def test_of_sums_without_times_a_saving_is_an_upper_bound():
 
 
 def test_rules_about_kernels_are_not_asked_of_a_hosts_operators():
-    trace = CASES["low_dram_bandwidth"].faulty()
+    trace = faulty("low_dram_bandwidth")
     host = pd.Series(["host"] * len(trace.kernels), dtype="category")
     assert diagnose(trace).findings != ()
     assert diagnose(trace.with_kernels(activity=host)).findings == ()
@@ -200,5 +203,5 @@ def test_on_a_host_alone_a_slow_loader_is_found_and_its_waiting_bounds_the_savin
 
 @pytest.mark.parametrize("rule", CASES)
 def test_long_names_are_cut_in_what_is_told(rule):
-    told = diagnose(renamed(CASES[rule].faulty()))
+    told = of_hostile_names(rule).diagnosis
     assert max(len(detail) for one in told.findings for detail in ("", *one.details)) < 400

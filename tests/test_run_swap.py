@@ -3,7 +3,6 @@
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +16,7 @@ from kprof.run import RunOptions, run
 from kprof.service import run_service
 from kprof.sites import SwapReport
 from kprof.sites._saved import SWAP_REPORT, write_report
+from tests.test_cli import kprof
 
 TRAIN = """
 import torch
@@ -39,17 +39,17 @@ for _ in range(6):
 """
 
 
-def test_kernels_take_over_after_a_step_and_the_report_says_where(tmp_path):
+def test_kernels_take_over_after_a_step_and_the_report_says_where(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(TRAIN)
-    words = ["run", "--skip", "2", "--steps", "2", "--swap", "rmsnorm=eager", "train.py"]
-    command = [sys.executable, "-m", "kprof", *words]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    told = json.loads((tmp_path / "train.kprof" / SWAP_REPORT).read_text())
-    (site,) = told["sites"]
+    words = ["--skip", "2", "--steps", "2", "--swap", "rmsnorm=eager"]
+    exit_code = kprof("run", *words, "train.py")
+    told = capfd.readouterr()
+    assert exit_code == 0, told.err
+    assert "places where a kernel takes over" in told.out
+    (site,) = json.loads((tmp_path / "train.kprof" / SWAP_REPORT).read_text())["sites"]
     assert (site["name"], site["calls"][0]["provider"]) == ("Sequential.1", "eager")
     assert site["calls"][0]["num_calls"] == 5
-    assert "places where a kernel takes over" in ran.stdout
     assert "places where a kernel takes over" in (tmp_path / "train.kprof/report.html").read_text()
 
 

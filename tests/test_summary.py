@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kprof.analyze.ledger import balance
@@ -79,7 +79,6 @@ KERNEL = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(KERNEL, max_size=12))
 def test_the_split_adds_up_to_the_window_to_the_nanosecond(rows):
     trace = analyzed_trace_of(*rows)

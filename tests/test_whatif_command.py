@@ -1,6 +1,7 @@
 """`kprof whatif`: what may be asked, what is answered, and what the run keeps."""
 
 import json
+import shutil
 
 import pytest
 
@@ -16,10 +17,10 @@ from tests.traces import analyzed_trace_of
 LAUNCHED_US, TOOK_US = (10, 200, 210), (40, 40, 40)
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """A saved run of three kernels; the second is launched late, the third waits for it."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with a run of three kernels; the second is launched late, the third waits for it."""
+    folder = tmp_path_factory.mktemp("saved")
     events = [kineto.operator(ts=0, dur=300)]
     start = 0
     for number, (launched, took) in enumerate(zip(LAUNCHED_US, TOOK_US, strict=True), start=1):
@@ -28,7 +29,15 @@ def run(tmp_path, monkeypatch, capsys):
         where = {"correlation": number}
         events.append(kineto.kernel(name=f"k{number}", ts=start, dur=took, args=where))
         start += took
-    assert kprof("open", kineto.write(tmp_path, *events), "--out", "run.kprof") == 0
+    assert kprof("open", kineto.write(folder, *events), "--out", folder / "run.kprof") == 0
+    return folder
+
+
+@pytest.fixture
+def run(saved, tmp_path, monkeypatch, capsys):
+    """A copy of the saved run, in the folder to work in."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     return tmp_path / "run.kprof"
 
@@ -135,6 +144,16 @@ def test_an_unknown_target_names_those_that_look_like_it():
 def prediction(**changes):
     told = {"step_ns": 100_000, "predicted_step_ns": 80_000, "amdahl_step_ns": 70_000}
     return Prediction("kernel:mm", "2x faster", **{**told, "uncertainty_ns": 500, **changes})
+
+
+def test_how_much_of_a_roofline_is_known_stands_only_beside_rooflines():
+    at_its_roofline = Prediction("kernel:mm", "at its roofline", 100, 80, 70, 5, known_share=0.9)
+    headers = [
+        [column.header for column in section_of(told).parts[1].columns]
+        for told in ([prediction()], [prediction(), at_its_roofline])
+    ]
+    assert headers[0] == ["What", "Change", "Step", "Saves", "Amdahl"]
+    assert headers[1] == [*headers[0], "Roofline known for"]
 
 
 def test_the_report_leads_with_the_largest_saving():

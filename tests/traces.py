@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from kprof.analyze import passes as every
+from kprof.analyze.diagnose import add_diagnosis
+from kprof.analyze.what_if.predict import add_predictions
 from kprof.device import Device
 from kprof.trace import SCHEMA, Gpu, Meta, Table, Trace
 
@@ -102,3 +105,11 @@ def analyzed_trace_of(*kernels, ranges=(), samples=(), idle=(), **meta) -> Trace
         passes=PASSES,
         **{"device": ROUND_DEVICE, **meta},
     )
+
+
+def measured(trace: Trace) -> Trace:
+    """Run every pass but those that foretell, which take most of the time."""
+    for add in every.PASSES:
+        if add not in (add_predictions, add_diagnosis):
+            trace = add(trace)
+    return trace
