@@ -15,6 +15,7 @@ def test_the_cost_compares_median_steps():
     )
     cost = measure_cost(trace)
     assert (cost.recorded_ns, cost.unrecorded_ns, cost.slowdown) == (150, 100, 0.5)
+    assert cost.difference == "50.0 % longer"
 
 
 def test_without_unrecorded_steps_the_cost_is_unknown():

@@ -178,7 +178,7 @@ def test_steps_that_were_not_recorded_are_judged():
     )
     assert found.verdict == "MET"
     assert found.judgements[0].num_samples == 9
-    assert any("+60.0 %" in doubt for doubt in found.doubts)
+    assert any("60.0 % longer" in doubt for doubt in found.doubts)
 
 
 def test_recorded_steps_alone_can_meet_a_target_and_miss_none():

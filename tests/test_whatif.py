@@ -152,6 +152,15 @@ def test_a_host_recording_is_predicted_by_amdahl():
     assert predict([GRAPHS], find_baseline(trace)).reason.startswith("these are host operators")
 
 
+def test_on_the_host_an_operator_is_asked_about_once():
+    host = {"activity": "host", "device": -1, "name": "aten::mm", "op": "aten::mm", "op_row": 0}
+    trace = analyzed_trace_of(
+        {**host, "duration_ns": 100_000, "limit_ns": 20_000},
+        ranges=[{"name": "aten::mm", "duration_ns": 100_000}],
+    )
+    assert [one.target for one in find_predictions(trace)] == ["op:aten::mm"]
+
+
 def test_what_recording_adds_to_the_host_is_taken_off():
     program = [kernel("mm", 4_000, host_ns=50_000) for _ in range(10)]
     recording = Recording("steps", 9, (5,), "device", (538_000,), (269_000,))

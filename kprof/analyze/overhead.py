@@ -26,6 +26,11 @@ class RecordingCost:
         """How much longer a recorded step took, as a share of an unrecorded one."""
         return self.recorded_ns / self.unrecorded_ns - 1
 
+    @property
+    def difference(self) -> str:
+        """How a recorded step differs from an unrecorded one, in words."""
+        return f"{100 * abs(self.slowdown):.1f} % {'shorter' if self.slowdown < 0 else 'longer'}"
+
     def without_recording(self, share_of_elapsed: float) -> float:
         """Return what a share of the elapsed time would be in an unrecorded step, at most all.
 

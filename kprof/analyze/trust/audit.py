@@ -172,7 +172,7 @@ def _overhead(trace: Trace) -> Iterator[Check]:
     yield from checked(
         "Recording overhead",
         graded(cost.slowdown, SLOWED),
-        f"a recorded step takes {100 * cost.slowdown:+.1f} %, over {cost.num_recorded} recorded "
+        f"a recorded step is {cost.difference}, over {cost.num_recorded} recorded "
         f"and {cost.num_unrecorded} unrecorded ones",
         meaning,
         "record less: --no-shapes, without --stacks and --memory",

@@ -150,9 +150,11 @@ def _questions(baseline: Baseline) -> list[Change]:
     duration = trace.kernels["duration_ns"].to_numpy(np.int64)
     limit = trace.kernels["limit_ns"].to_numpy(np.int64, na_value=NOTHING)
     saved = np.where(limit != NOTHING, np.maximum(duration - limit, 0), 0)
+    # On the host the activities are operators: each is asked about once, under its own name.
+    sorts = ("op", "module") if trace.is_host_only else ("kernel", "op", "module")
     asked = [
         Change(ROOFLINE, Target(sort, name))
-        for sort in ("kernel", "op", "module")
+        for sort in sorts
         for name in largest_names(sort, saved, trace, NUM_TARGETS)
     ]
     if baseline.replay is None:
