@@ -7,18 +7,13 @@ import math
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 import kprof.kernels._attention as host
 from kprof.gate import Case
 from kprof.gate.inputs import Draw
 from kprof.gate.rows import count_variant_rows
-from kprof.kernels._attention import Options, Tiled
-from kprof.kernels._attention_ring import lengths_of, programs_for
+from kprof.kernels._attention import Tiled
 from kprof.kernels._subject import subject_of
-from kprof.kernels._tile_order import tile_at, turn_of, turns_of
-from kprof.kernels._tile_reach import reach_of
 from kprof.kernels.attention_forward import KERNEL, attention_forward, shape_of
 from tests.kernel_checks import (
     COMPILED,
@@ -216,91 +211,6 @@ def test_a_sequence_has_the_same_bits_in_every_batch():
 def test_it_is_the_same_when_compiled_in_one_graph():
     call = call_of(20, batch=1)
     assert are_same(compiled(attention_forward)(*call), attention_forward(*call))
-
-
-@pytest.mark.parametrize(
-    ("window", "is_causal", "bounds"),
-    [(0, True, (None, 0)), (0, False, (None, None)), (9, True, (8, 0)), (9, False, (8, 8))],
-)
-def test_a_query_sees_so_many_keys_before_and_after_its_own(window, is_causal, bounds):
-    assert Options(1.0, is_causal, window, 0).bounds(30, 30) == bounds
-
-
-def test_a_bound_beyond_both_lengths_is_none():
-    assert Options(1.0, False, 30, 0).bounds(30, 5) == (None, None)
-    assert Options(1.0, False, 29, 0).bounds(30, 5) == (28, 28)
-
-
-@triton.jit
-def _list_tiles(found, num_tiles, num_blocks, heads, together, FALLS: tl.constexpr):
-    for turn in range(turns_of(num_tiles, tl.program_id(0), tl.num_programs(0))):
-        place = turn_of(turn, tl.program_id(0), tl.num_programs(0))
-        block, head = tile_at(place, num_blocks, heads, together, FALLS)
-        at = found + 3 * place
-        tl.store(at, tl.load(at) + 1)
-        tl.store(at + 1, head * num_blocks + block)
-        tl.store(at + 2, tl.program_id(0))
-
-
-@pytest.mark.parametrize(("heads", "together"), [(5, 5), (5, 2), (1, 1), (7, 3)])
-@pytest.mark.parametrize("falls", [True, False])
-def test_every_tile_has_one_program(heads, together, falls):
-    found = torch.zeros(heads * 3, 3, dtype=torch.int32)
-    _list_tiles[(4,)](found, heads * 3, 3, heads, together, falls)
-    assert found[:, 0].eq(1).all()
-    assert sorted(found[:, 1].tolist()) == list(range(heads * 3))
-
-
-def test_the_longest_tiles_come_first_and_programs_share_them_out_evenly():
-    found = torch.zeros(32, 3, dtype=torch.int32)
-    _list_tiles[(8,)](found, 32, 8, 4, 4, True)
-    lengths = found[:, 1] % 8 + 1
-    assert lengths.tolist() == sorted(lengths.tolist(), reverse=True)
-    totals = torch.zeros(8, dtype=torch.int32).index_add_(0, found[:, 2].long(), lengths)
-    assert totals.tolist() == 8 * [18]
-
-
-@triton.jit
-def _store_reach(found, own, keys, left, right, HAS: tl.constexpr):
-    begin, inner_begin, inner_end, end = reach_of(own, 32, keys, left, right, 16, HAS[0], HAS[1])
-    tl.store(found, begin)
-    tl.store(found + 1, inner_begin)
-    tl.store(found + 2, inner_end)
-    tl.store(found + 3, end)
-
-
-@pytest.mark.parametrize(
-    ("own", "keys", "left", "right", "expected"),
-    [
-        *((0, 100, None, None, [0, 0, 96, 100]), (32, 100, None, 0, [0, 0, 32, 64])),
-        *((90, 100, None, 0, [0, 0, 80, 100]), (-50, 100, None, 0, [0, 0, 0, 0])),
-        *((64, 200, 40, 0, [16, 64, 64, 96]), (64, 200, 3, 3, [48, 96, 96, 99])),
-        (300, 100, 10, 0, [288, 288, 288, 288]),
-    ],
-)
-def test_masks_are_needed_where_not_all_rows_see_a_block(own, keys, left, right, expected):
-    found = torch.zeros(4, dtype=torch.int32)
-    has = (left is not None, right is not None)
-    _store_reach[(1,)](found, own, keys, left or 0, right or 0, has)
-    assert found.tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("queries", "keys", "left", "right", "lengths"),
-    [
-        *((300, 400, None, 0, (8, 12, 13)), (300, 400, None, None, (13, 13, 13))),
-        *((300, 400, 40, 0, (7, 7, 4)), (200, 5, None, 0, (1, 1))),
-    ],
-)
-def test_a_tile_is_as_long_as_the_blocks_of_keys_that_it_sees(queries, keys, left, right, lengths):
-    assert lengths_of(queries, keys, 128, 32, left, right) == lengths
-
-
-def test_as_many_programs_run_as_end_soonest():
-    # In turns of 8, sections of 4 heads and 4 lengths are to and fro alike; not in turns of 9.
-    assert programs_for((1, 2, 3, 4), 16, 4, 9) == 8
-    assert programs_for((4, 4, 4, 4), 16, 4, 9) == 9
-    assert programs_for((1, 2), 2, 2, 9) == 4
 
 
 @pytest.mark.parametrize(
