@@ -7,7 +7,8 @@ compares: what the GPU is idle for longer with the fault is the fault's, and its
 Precision and recall of every cause, by time and by count, go into
 `results/idle_causes_<gpu>_<yyyy-mm>.json`, which is written anew after every workload. One of each
 cause comes first, and after `--minutes` no further one is begun. `--again RESULT` analyzes and
-scores the runs in `--out` again, which that result is of. `--tiny` tries the way on a
+scores the runs in `--out` again, which that result is of; given more than once, for runs of several
+days, each row says when its own was made. `--tiny` tries the way on a
 machine without a GPU, where there are no causes to judge.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import re
 import shutil
 import subprocess
@@ -104,8 +106,18 @@ def judge(name, args):
         window_ns_per_step=window_ns,
         found_ns_per_step={str(cause): ns for cause, ns in grown.items()},
         clean_ns_per_step={str(cause): ns for cause, ns in clean.items()},
+        **made_by(name, args.again),
     )
     return entry, grown, found
+
+
+def made_by(name, results):
+    """Return when a workload's runs were made and at which commit, if an earlier result says."""
+    for result in results:
+        if name in {entry["name"] for entry in json.loads(result.read_text())["rows"]}:
+            told = measured_by(result)
+            return {key: told[key] for key in ("date", "measured_at_commit")}
+    return {}
 
 
 def scores(judged):
@@ -176,12 +188,14 @@ def main():
     parser.add_argument("names", nargs="*", default=list(WORKLOADS), metavar="NAME")
     parser.add_argument("--out", type=Path, help="folder for the runs [default: none are kept]")
     parser.add_argument("--tiny", action="store_true", help="small enough for a CPU; no result")
-    parser.add_argument("--again", type=Path, help="an earlier result of the runs in --out")
+    parser.add_argument(
+        "--again", type=Path, action="append", default=[], help="an earlier result of runs in --out"
+    )
     parser.add_argument("--result", type=Path, help="the file to write")
     parser.add_argument("--minutes", type=float, default=30, help="after which none is begun")
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
-    before = measured_by(args.again)
+    before = measured_by(args.again[-1] if args.again else None)
     gpu = {**describe_gpu(), **before}["gpu"]
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     short = re.sub(r"nvidia|\W", "", (gpu or "cpu").lower())

@@ -142,7 +142,7 @@ def _latencies(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
     """Measure what the smallest launch costs: eagerly on the host, and between graph nodes."""
     one = torch.zeros(1, device="cuda")
     times = []
-    for _ in range(5):
+    for _ in range(25):
         torch.cuda.synchronize()
         began_ns = time.perf_counter_ns()
         for _ in range(NUM_LAUNCHES):
