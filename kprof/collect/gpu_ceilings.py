@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ DRAM_BYTES = 4 * GIB
 L2_FOOTPRINTS_MIB = (4, 8, 16, 32, 64, 128)
 MATRIX_SIZES = (4096, 8192, 16384)
 NUM_LAUNCHES = 2000
+# Read by Kineto whenever a trace stops.
+DETACH = "TEARDOWN_CUPTI"
 
 
 def measure_gpu() -> Ceilings:
@@ -112,8 +115,10 @@ def _products(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
             work = _product(torch, dtype, size)
             if work is None:
                 continue
-            # Under the power limit the clock swings by percents: a sample lasts several swings.
-            took = time_on_gpu(work, sample_ns=8e7)
+            # Under the power limit the clock swings by percents: a sample lasts several swings,
+            # and the shortest products, which fill none so long, get more samples.
+            num_samples = 36 if size == MATRIX_SIZES[0] else 12
+            took = time_on_gpu(work, num_samples=num_samples, sample_ns=8e7)
             torch.backends.cuda.matmul.allow_tf32 = False
             rate = 2 * size**3 / took.median_ns * 1e9
             yield Figure(f"{dtype} {size}", rate, "FLOP/s", f"{size}³", took.spread)
@@ -159,7 +164,7 @@ def _latencies(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
 
 def _shortest_kernel_ns(torch: Any, one: Any) -> float | None:  # noqa: ANN401
     """Return what CUPTI says, None where another profiler or the driver keeps it from that."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _leaving_cupti(torch):
         warnings.simplefilter("ignore")  # about cycles, of which there is one
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(100):
@@ -167,6 +172,23 @@ def _shortest_kernel_ns(torch: Any, one: Any) -> float | None:  # noqa: ANN401
             torch.cuda.synchronize()
     times_us = [float(e.device_time) for e in profile.events() if e.device_time > 0]
     return min(times_us) * 1e3 if times_us else None
+
+
+@contextmanager
+def _leaving_cupti(torch: Any) -> Iterator[None]:  # noqa: ANN401
+    """Let Kineto leave CUPTI where its trace stops: else every later launch would stay slower.
+
+    Not before CUDA 12.6, where attaching once more may crash in CUDA graphs.
+    """
+    version = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
+    if DETACH in os.environ or version < (12, 6):
+        yield
+        return
+    os.environ[DETACH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[DETACH]
 
 
 def _peer_to_peer(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
