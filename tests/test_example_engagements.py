@@ -24,6 +24,8 @@ PLACES = re.compile(
     r"|\b(?:10\.\d{1,3}|127\.0|192\.168|172\.(?:1[6-9]|2\d|3[01]))\.\d{1,3}\.\d{1,3}\b"
     r"|\b[\w-]+\.(?:internal|localdomain|corp|lan)\b"
 )
+# The command, with all of its commands: it takes long to build.
+KPROF = typer.main.get_command(app)
 OF_HOSTS = {"host", "hostname", "node", "user"}
 
 
@@ -64,7 +66,7 @@ class Noting:
 
     def __call__(self, *words, into=None):
         name, *rest = map(str, words)
-        command = typer.main.get_command(app).commands[name]
+        command = KPROF.commands[name]
         command.make_context(name, list(rest), obj=[name, *rest]).close()
         self.said.append((name, *rest))
 

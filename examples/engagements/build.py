@@ -252,6 +252,8 @@ def decision_on(kprof, besides):
     *_, promise = ["", *(one["verdict"] for one in found if "percentiles" in one)]
     if promise == "MISSED":
         return "Do not adopt the change: it is FASTER, but the target is still missed."
+    if promise == "NOT PROVEN":
+        besides += " That the target is kept is not proven yet: measure more answers."
     return f"Adopt the change: it is FASTER. {besides}"
 
 
