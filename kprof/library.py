@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import date
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
@@ -115,12 +115,11 @@ def _sanitized(report: GateReport, kernel: Kernel, provider: str) -> GateReport:
     return replace(report, levels=(sanitized(first, kernel.name, provider), *others))
 
 
-def bench_kernels(
-    names: Sequence[str], shape: Shape | None, dtypes: Sequence[str], directions: Sequence[Pass]
-) -> list[Choice]:
+def bench_kernels(names: Sequence[str], shape: Shape | None, dtypes: Sequence[str]) -> list[Choice]:
     """Measure every provider on every shape; keep and return who runs such calls from now on.
 
-    Who fails the quality gate runs none, however fast.
+    Calls without gradients and those with them are measured, and run, apart. Who fails the quality
+    gate runs none, however fast.
 
     Raises:
         KprofError: there is no GPU, or no such kernel.
@@ -133,46 +132,40 @@ def bench_kernels(
             fix="run it on a GPU machine; kprof kernels check works without one",
         )
     from kprof.kernels._bench import bench
-    from kprof.kernels._choice import choose, keep, without_rejected
+    from kprof.kernels._choice import choose, keep, passes_of, without_rejected
 
     gpu, today = torch.cuda.get_device_name(), date.today().isoformat()
     choices = []
     for kernel in _named(names):
-        known: dict[tuple[str, str], str] = {}
+        why_rejected = cache(partial(_why_rejected, kernel))
         for wanted in (shape,) if shape else kernel.shapes:
             for dtype in dtypes or kernel.dtypes[:1]:
-                measured = [
-                    list(bench(kernel, wanted, dtype, direction))
-                    for direction in directions
-                    if direction == "forward" or kernel.backward_work is not None
-                ]
-                judge = partial(_why_rejected, kernel, known)
-                for one in without_rejected(measured, judge):
-                    choices.append(choose(kernel, one, gpu, today))
+                for direction in passes_of(kernel):
+                    measured = list(bench(kernel, wanted, dtype, direction))
+                    measured = without_rejected(measured, why_rejected)
+                    choices.append(choose(kernel, measured, gpu, today))
                     keep(choices[-1])
     return choices
 
 
-def _why_rejected(
-    kernel: Kernel, known: dict[tuple[str, str], str], provider: str, dtype: str
-) -> str:
-    """Return which level of the gate a provider fails in a dtype, and why; empty: none."""
+def _why_rejected(kernel: Kernel, provider: str, dtype: str, direction: Pass) -> str:
+    """Return which level of the gate a provider fails in a pass, and why; empty: none."""
     from kprof.gate import check
     from kprof.kernels._subject import subject_of
 
-    if (provider, dtype) not in known:
-        subject = replace(subject_of(kernel, provider, "cuda"), dtypes=(dtype,))
-        report = check(subject, ("L0", "L1"))
-        failed = [f"{one.name}: {one.why}" for one in report.levels if one.state == "failed"]
-        if report.is_gpu_broken:
-            why = next(one.why for one in report.levels if one.state != "passed")
-            raise KprofError(
-                f"{kernel.name} by {provider}: {why}",
-                fix="kprof kernels explain shows what was measured until then; take "
-                f"{provider} out of this environment, or measure the other kernels by name",
-            )
-        known[provider, dtype] = failed[0] if failed else ""
-    return known[provider, dtype]
+    subject = replace(subject_of(kernel, provider, "cuda"), dtypes=(dtype,))
+    if direction == "forward":
+        subject = replace(subject, differentiable=())
+    report = check(subject, ("L0", "L1"))
+    failed = [f"{one.name}: {one.why}" for one in report.levels if one.state == "failed"]
+    if report.is_gpu_broken:
+        why = next(one.why for one in report.levels if one.state != "passed")
+        raise KprofError(
+            f"{kernel.name} by {provider}: {why}",
+            fix="kprof kernels explain shows what was measured until then; take "
+            f"{provider} out of this environment, or measure the other kernels by name",
+        )
+    return failed[0] if failed else ""
 
 
 def explain_choices(names: Sequence[str]) -> list[Choice]:

@@ -1,10 +1,11 @@
-"""Which provider of a kernel runs, and how that is remembered."""
+"""Which provider of a kernel runs in which pass, and how that is remembered."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from kprof.kernels import Provider
+from kprof.kernels import Provider, kernel_named
 from kprof.kernels._bench import Timed
 from kprof.kernels._choice import (
     bucket_of,
@@ -13,20 +14,21 @@ from kprof.kernels._choice import (
     find_choice,
     keep,
     load_choices,
+    passes_of,
     ranking,
     without_rejected,
 )
 from kprof.kernels.rmsnorm import KERNEL
 
 
-def timed(provider, gpu_ns, host_ns=5_000.0, problem=""):
+def timed(provider, gpu_ns, host_ns=5_000.0, problem="", direction="forward"):
     about = {"kernel": "rmsnorm", "shape": (8192, 4096), "dtype": "bfloat16"}
     return Timed(
         provider=provider,
         gpu_ns=gpu_ns,
         host_ns=host_ns,
         problem=problem,
-        direction="forward",
+        direction=direction,
         **about,
     )
 
@@ -49,6 +51,12 @@ def test_among_equals_the_one_that_costs_the_host_less_runs():
     assert choice_of(*measured).provider == "kprof"
 
 
+def test_among_equals_whose_cost_to_the_host_nobody_knows_the_fastest_runs():
+    assert choice_of(timed("kprof", 40_200.0, None), timed("quack", 40_000.0, None)).provider == (
+        "quack"
+    )
+
+
 def test_who_could_not_be_measured_does_not_run():
     assert choice_of(timed("kprof", 40_000.0), timed("liger", None)).provider == "kprof"
     wrong = timed("liger", 10_000.0, problem="failed the gate")
@@ -62,28 +70,62 @@ def test_where_nobody_could_be_measured_the_reference_runs():
 
 def test_the_fastest_that_fails_the_gate_does_not_run_and_the_reason_is_kept():
     measured = [timed("quack", 10_000.0), timed("kprof", 40_000.0), timed("eager", 90_000.0)]
-    reasons = {"quack": "L1: output, bfloat16"}
-    (left,) = without_rejected([measured], lambda name, dtype: reasons.get(name, ""))
+    reasons = {("quack", "bfloat16", "forward"): "L1: output, bfloat16"}
+    left = without_rejected(measured, lambda *asked: reasons.get(asked, ""))
     assert choice_of(*left).provider == "kprof"
     assert "fails the quality gate, L1: output" in left[0].problem
     assert left[0].gpu_ns == 10_000.0
 
 
 def test_where_all_fail_the_gate_the_replaced_code_stays():
-    (left,) = without_rejected([[timed("kprof", 40_000.0)]], lambda name, dtype: "L0: writes")
+    left = without_rejected([timed("kprof", 40_000.0)], lambda *asked: "L0: writes")
     assert choice_of(*left).provider == "eager"
 
 
-def test_only_who_might_win_a_pass_or_all_of_them_is_judged():
-    forward = [timed("quack", 10.0), timed("kprof", 20.0), timed("liger", 30.0)]
-    backward = [timed("quack", 90.0), timed("kprof", 50.0), timed("liger", 40.0)]
-    forward.append(timed("eager", 300.0))
-    backward.append(timed("eager", 300.0))
+def test_only_who_would_win_is_judged():
+    measured = [timed("quack", 10.0), timed("kprof", 20.0), timed("liger", 30.0)]
     judged = []
-    without_rejected([forward, backward], lambda name, dtype: judged.append((name, dtype)) or "")
-    # The fastest forward, the fastest backward, and the fastest of both together.
-    everyone = ("kprof", "liger", "quack")
-    assert sorted(judged) == [(name, "bfloat16") for name in everyone]
+
+    def judge(name, dtype, direction):
+        judged.append(name)
+        return "L0: writes" if name == "quack" else ""
+
+    without_rejected(measured, judge)
+    assert judged == ["quack", "kprof"]
+
+
+def test_calls_without_gradients_and_with_them_are_chosen_for_apart():
+    forward = [timed("liger", 10.0), timed("kprof", 20.0)]
+    training = [timed("liger", 50.0), timed("kprof", 40.0)]
+    keep(choice_of(*forward))
+    keep(choice_of(*[replace(one, direction="training") for one in training]))
+    asked = (KERNEL, "NVIDIA H200", "bfloat16", (8192, 4096))
+    assert find_choice(*asked, "forward").provider == "liger"
+    assert find_choice(*asked, "training").provider == "kprof"
+
+
+def test_what_has_no_backward_pass_is_chosen_for_without_gradients_only():
+    assert passes_of(kernel_named("cross_entropy")) == ("forward", "training")
+    assert passes_of(kernel_named("decode_attention")) == ("forward",)
+
+
+def test_who_has_no_backward_pass_is_not_chosen_for_calls_with_gradients():
+    measured = [timed("liger", None, problem="no backward pass"), timed("kprof", 40.0)]
+    measured = [replace(one, direction="training") for one in measured]
+    assert choice_of(*measured).provider == "kprof"
+
+
+def test_choices_for_a_backward_pass_alone_count_as_none_and_the_others_stay():
+    keep(choice_of(timed("kprof", 40_000.0)))
+    path = file_of("NVIDIA H200")
+    (forward,) = json.loads(path.read_text())
+    backward = {**forward, "direction": "backward"}
+    backward["measured"] = [{**one, "direction": "backward"} for one in forward["measured"]]
+    path.write_text(json.dumps([forward, backward]))
+    assert [one.direction for one in load_choices("NVIDIA H200")] == ["forward"]
+    assert find_choice(KERNEL, "NVIDIA H200", "bfloat16", (8192, 4096), "training") is None
+    keep(choice_of(timed("liger", 30_000.0, direction="training")))
+    assert [one["direction"] for one in json.loads(path.read_text())] == ["forward", "training"]
 
 
 def test_a_choice_says_by_how_much_it_won():

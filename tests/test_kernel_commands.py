@@ -40,7 +40,7 @@ def test_a_check_as_json_tells_the_class_that_was_reached(
     ("action", "option", "given"),
     [
         ("check", "--shape", {"shape": "axb"}),
-        ("check", "--backward", {"backward": True}),
+        ("check", "--dtype", {"dtype": ["bfloat16"]}),
         ("bench", "--provider", {"provider": "liger"}),
         ("list", "--sanitizer", {"sanitizer": True}),
         ("explain", "--dtype", {"dtype": ["bfloat16"]}),
@@ -64,27 +64,81 @@ def test_the_sanitizer_is_refused_where_nothing_runs_on_a_gpu():
         kernels("check", ["relu_squared"], sanitizer=True)
 
 
-def test_whoever_fails_the_gate_is_not_chosen_however_fast(monkeypatch, tmp_path):
+@pytest.fixture
+def h200(monkeypatch, tmp_path):
+    """Pretend that there is a GPU, on which nothing was measured yet; measure with what it takes.
+
+    It is given times by pass and provider, and who fails the gate in which pass.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "NVIDIA H200")
 
-    def bench(kernel, shape, dtype, direction):
-        for name, gpu_ns in (("inductor", 10_000.0), ("kprof", 20_000.0)):
-            yield Timed(kernel.name, name, shape, dtype, direction, gpu_ns=gpu_ns)
+    def measuring(times_ns, rejected=()):
+        def bench(kernel, shape, dtype, direction):
+            for name, gpu_ns in times_ns[direction].items():
+                yield Timed(kernel.name, name, shape, dtype, direction, gpu_ns=gpu_ns)
 
-    def reject(kernel, known, provider, dtype):
-        return "L1: output" if provider == "inductor" else ""
+        def reject(kernel, provider, dtype, direction):
+            return "L1: output" if (provider, direction) in rejected else ""
 
-    monkeypatch.setattr(_bench, "bench", bench)
-    monkeypatch.setattr(library, "_why_rejected", reject)
-    answer = kernels("bench", ["relu_squared"], shape="8x8", backward=True, json=True)
-    told = json.loads(answer.json)
-    assert [(one["direction"], one["provider"]) for one in told] == [
-        ("forward", "kprof"),
-        ("backward", "kprof"),
-    ]
-    assert "fails the quality gate, L1: output" in told[0]["measured"][0]["problem"]
+        monkeypatch.setattr(_bench, "bench", bench)
+        monkeypatch.setattr(library, "_why_rejected", reject)
+
+    return measuring
+
+
+def told_of(answer):
+    return [(one["direction"], one["provider"]) for one in json.loads(answer.json)]
+
+
+def test_a_gradient_made_beside_the_result_counts_in_the_pass_that_is_paid_for(h200):
+    h200({"forward": {"kprof": 2e4, "inductor": 1e4}, "training": {"kprof": 3e4, "inductor": 5e4}})
+    answer = kernels("bench", ["relu_squared"], shape="8x8", json=True)
+    assert told_of(answer) == [("forward", "inductor"), ("training", "kprof")]
+    assert told_of(kernels("explain", json=True)) == told_of(answer)
+
+
+def test_a_choice_is_explained_with_its_pass(h200):
+    h200({"forward": {"kprof": 2e4, "inductor": 1e4}, "training": {"kprof": 3e4, "inductor": 6e4}})
+    kernels("bench", ["relu_squared"], shape="8x8")
+    forward, training = kernels("explain", ["relu_squared"]).sections
+    assert forward.title == "relu_squared forward, 8x8 bfloat16"
+    assert "inductor runs such calls without gradients on NVIDIA H200: 2.00 times as fast as" in (
+        forward.parts[0].text
+    )
+    assert training.title == "relu_squared training, 8x8 bfloat16"
+    assert "kprof runs such calls with gradients on NVIDIA H200" in training.parts[0].text
+    assert "Forward and backward pass as one." in training.parts[1].caption
+
+
+def test_what_has_no_backward_pass_is_measured_without_gradients_only(h200):
+    h200({"forward": {"kprof": 2e4}})
+    answer = kernels("bench", ["quantize_fp8"], shape="8x128", json=True)
+    assert told_of(answer) == [("forward", "kprof")]
+
+
+def test_whoever_fails_the_gate_in_a_pass_is_not_chosen_for_it_however_fast(h200):
+    times_ns = {"inductor": 1e4, "kprof": 2e4}
+    h200({"forward": times_ns, "training": times_ns}, {("inductor", "training")})
+    answer = kernels("bench", ["relu_squared"], shape="8x8", json=True)
+    assert told_of(answer) == [("forward", "inductor"), ("training", "kprof")]
+    inductor, _ = json.loads(answer.json)[1]["measured"]
+    assert "fails the quality gate, L1: output" in inductor["problem"]
+
+
+@pytest.mark.parametrize(("direction", "asked"), [("forward", ()), ("training", (0,))])
+def test_who_has_no_backward_pass_may_run_calls_without_gradients(monkeypatch, direction, asked):
+    subjects = []
+
+    def check(subject, levels):
+        subjects.append(subject)
+        return report(is_right=True)
+
+    monkeypatch.setattr("kprof.gate.check", check)
+    (kernel,) = library._named(["relu_squared"])
+    assert library._why_rejected(kernel, "eager", "float16", direction) == ""
+    assert (subjects[0].differentiable, subjects[0].dtypes) == (asked, ("float16",))
 
 
 def test_a_provider_that_breaks_the_gpu_ends_the_measuring_with_its_name(monkeypatch):
@@ -98,7 +152,7 @@ def test_a_provider_that_breaks_the_gpu_ends_the_measuring_with_its_name(monkeyp
     monkeypatch.setattr("kprof.gate.check", lambda *words: found)
     (kernel,) = library._named(["relu_squared"])
     with pytest.raises(KprofError, match="relu_squared by eager: the replaced code broke the GPU"):
-        library._why_rejected(kernel, {}, "eager", "float16")
+        library._why_rejected(kernel, "eager", "float16", "training")
 
 
 def test_a_provider_that_cannot_run_here_is_a_clear_error(monkeypatch):

@@ -190,6 +190,17 @@ def test_a_mask_that_somebody_wrote_to_is_odd(transformers):
     assert ways_of(swap)[1] == (1, None, "a mask that is not plainly causal")
 
 
+@pytest.mark.parametrize(
+    ("cache", "way"),
+    [("dynamic", (1, "kprof", None)), ("static", (1, None, "a mask that is not plainly causal"))],
+)
+def test_masks_of_inference_mode_go_to_the_original(transformers, cache, way):
+    model = made(transformers)
+    with torch.inference_mode(), swapped(model, KERNEL) as swap:
+        decoded(transformers, model, cache, tokens=1)
+    assert ways_of(swap)[1] == way
+
+
 def test_a_model_that_attends_otherwise_is_left_to_it(transformers):
     model = made(transformers, attn_implementation="eager")
     wanted = decoded(transformers, model)

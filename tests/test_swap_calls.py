@@ -2,16 +2,18 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from kprof.kernels._bench import Timed
-from kprof.kernels._choice import choose
+from kprof.kernels._choice import choose, keep
 from kprof.kernels.rmsnorm import KERNEL
 from kprof.sites import _providers
-from kprof.sites._providers import Providers, fastest_of
+from kprof.sites._providers import Providers
 from kprof.swap import swapped
 from tests.swap_models import NAMES, Mlp, Model, Norm, tokens
 
@@ -74,18 +76,18 @@ def test_where_nobody_is_faster_the_original_runs_and_the_report_says_so(monkeyp
     assert swap.sites[0].calls[0].why == "nobody was measured to be faster than the original"
 
 
-def test_the_fastest_takes_the_least_time_forward_and_backward_together():
-    def choice(direction, **gpu_ns):
-        measured = [
-            Timed("rmsnorm", name, (8, 8), "float32", direction, gpu_ns=time)
-            for name, time in gpu_ns.items()
-        ]
-        return choose(KERNEL, measured, "GPU", "2026-01-01")
-
-    both = [choice("forward", kprof=10.0, quack=9.0), choice("backward", kprof=20.0, quack=30.0)]
-    assert fastest_of(both) == "kprof"
-    assert fastest_of(both[:1]) == "quack"
-    assert fastest_of([]) is None
+def test_calls_with_and_without_gradients_go_to_whoever_is_the_fastest_there(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "GPU")
+    for direction, name in (("forward", "eager"), ("training", "aten")):
+        timed = Timed("rmsnorm", name, (8, 8), "float32", direction, gpu_ns=9.0)
+        keep(choose(KERNEL, [timed], "GPU", "2026-01-01"))
+    on_gpu = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32)
+    providers = Providers({"rmsnorm": KERNEL}, {})
+    assert providers._fastest(KERNEL, on_gpu, (8, 8)) == "aten"
+    with torch.no_grad():
+        assert providers._fastest(KERNEL, on_gpu, (8, 8)) == "eager"
+        assert providers._fastest(KERNEL, on_gpu, (8, 9)) is None
 
 
 def test_calls_with_other_arguments_go_to_the_original():

@@ -27,15 +27,13 @@ def kernels(
     sanitizer: Annotated[
         bool, Option("--sanitizer", help="check: let compute-sanitizer check as well, on a GPU.")
     ] = False,
-    backward: Annotated[
-        bool, Option("--backward", help="bench: measure backward passes as well.")
-    ] = False,
     json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
 ) -> Answer:
     """List replacement kernels, check them, measure who is fastest.
 
     check runs the quality gate on the GPU, or without one in Triton's interpreter; bench measures
-    ours, torch's and the installed peers' and keeps the choice; explain shows it.
+    ours, torch's and the installed peers', without gradients and with them, and keeps both choices;
+    explain shows them.
     """
     import msgspec
 
@@ -47,9 +45,7 @@ def kernels(
 
     chosen = names or []
     options = {"provider": provider, "shape": shape, "dtype": dtype}
-    refuse_idle_options(
-        action, options | {"sanitizer": sanitizer, "backward": backward}, TAKES[action]
-    )
+    refuse_idle_options(action, options | {"sanitizer": sanitizer}, TAKES[action])
     if action == "list":
         if chosen:
             fix = f"kprof kernels explain {chosen[0]}"
@@ -68,10 +64,8 @@ def kernels(
         found = encoded([result_of_gate(report) for report in reports])
         return Answer("kernels check", sections, found, last, code)
     if action == "bench":
-        directions: list[Literal["forward", "backward"]] = ["forward"]
-        directions += ["backward"] if backward else []
         wanted = library.shape_of(shape) if shape else None
-        choices = library.bench_kernels(chosen, wanted, dtype or [], directions)
+        choices = library.bench_kernels(chosen, wanted, dtype or [])
     else:
         choices = library.explain_choices(chosen)
     sections = [providers.section_of_choice(one, library.ranked(one)) for one in choices]
@@ -82,6 +76,6 @@ def kernels(
 TAKES: dict[Action, set[str]] = {
     "list": set(),
     "check": {"--provider", "--sanitizer"},
-    "bench": {"--shape", "--dtype", "--backward"},
+    "bench": {"--shape", "--dtype"},
     "explain": set(),
 }

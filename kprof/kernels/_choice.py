@@ -1,7 +1,7 @@
 """Which provider runs: the fastest of those that pass the gate, as measured on this GPU.
 
-A choice holds for a GPU, the versions that were measured, a dtype and a bucket of shapes; what has
-not been measured goes to the reference.
+A choice holds for a GPU, the versions that were measured, a dtype, a bucket of shapes, and one of
+the two passes that users pay for.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ import msgspec
 from kprof.cache import cache_folder
 from kprof.kernels import Kernel, Provider, Shape
 from kprof.kernels._bench import Timed
+from kprof.kernels._passes import Pass
 
 # Within this, the one that costs the host less is taken.
 ALIKE = 0.01
 FALLBACK = "eager"
+# What users pay for: calls without gradients; with them, forward and backward pass as one, since a
+# gradient may be made beside the result.
+PASSES: tuple[Pass, ...] = ("forward", "training")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,11 @@ class Choice:
         return f"{ratio:.2f} times as fast as {ranked[1].provider}, the next"
 
 
+def passes_of(kernel: Kernel) -> tuple[Pass, ...]:
+    """Return the passes that are paid for: without gradients, and then with them if there are."""
+    return PASSES[:1] if kernel.backward_work is None else PASSES
+
+
 def bucket_of(shape: Shape, exact: int = 1) -> Shape:
     """Return what calls are measured together: rows to the next power of two, columns as they are.
 
@@ -59,16 +68,20 @@ def bucket_of(shape: Shape, exact: int = 1) -> Shape:
 
 
 def ranking(measured: Iterable[Timed]) -> list[Timed]:
-    """Return those that could be measured, the fastest first; among equals the cheapest call."""
+    """Return those that could be measured, the fastest first; among equals the cheapest call.
+
+    Among equals whose calls cost the host nobody knows what, the fastest is first, too.
+    """
     usable = [one for one in measured if one.gpu_ns is not None and not one.problem]
     if not usable:
         return []
     best_ns = min(one.gpu_ns for one in usable if one.gpu_ns is not None)
 
-    def place(one: Timed) -> tuple[float, float]:
+    def place(one: Timed) -> tuple[float, float, float]:
         assert one.gpu_ns is not None
         behind = one.gpu_ns / best_ns - 1
-        return (0.0 if behind < ALIKE else behind, one.host_ns or float("inf"))
+        host_ns = float("inf") if one.host_ns is None else one.host_ns
+        return (0.0 if behind < ALIKE else behind, host_ns, behind)
 
     return sorted(usable, key=place)
 
@@ -91,48 +104,25 @@ def choose(kernel: Kernel, measured: Sequence[Timed], gpu: str, date: str) -> Ch
 
 
 def without_rejected(
-    passes: Sequence[Sequence[Timed]], why_rejected: Callable[[str, str], str]
-) -> list[list[Timed]]:
-    """Return what was measured, with a problem for each who might win and fails the gate.
+    measured: Sequence[Timed], why_rejected: Callable[[str, str, Pass], str]
+) -> list[Timed]:
+    """Return what was measured of a pass, with a problem for each who would win and fails the gate.
 
-    Only who might win is judged: the fastest of each pass, and of all passes together.
+    Only who would win is judged.
 
     Args:
-        passes: Forward and backward of the same calls, or one of the two.
-        why_rejected: Of a provider and a dtype, what the gate has against it; empty: nothing.
+        measured: Of one pass and shape.
+        why_rejected: Of a provider, a dtype and a pass, what the gate has against it; empty:
+            nothing.
     """
-    left, judged = [list(measured) for measured in passes], set[str]()
-    while True:
-        first = [ranking(measured)[:1] for measured in left]
-        might_win = {one.provider: one.dtype for ranked in first for one in ranked}
-        whole = fastest_of(left)
-        if whole is not None:
-            might_win[whole] = left[0][0].dtype
-        if might_win.keys() <= judged:
-            return left
-        for name in might_win.keys() - judged:
-            judged.add(name)
-            why = why_rejected(name, might_win[name])
-            if why:
-                left = [
-                    [_rejected(one, why) if one.provider == name else one for one in measured]
-                    for measured in left
-                ]
-
-
-def _rejected(one: Timed, why: str) -> Timed:
-    return replace(one, problem=one.problem or f"fails the quality gate, {why}")
-
-
-def fastest_of(passes: Sequence[Sequence[Timed]]) -> str | None:
-    """Return who takes the least time for all these passes together; None: nobody does them all."""
-    totals: dict[str, list[float]] = {}
-    for measured in passes:
-        for timed in measured:
-            if timed.gpu_ns is not None and not timed.problem:
-                totals.setdefault(timed.provider, []).append(timed.gpu_ns)
-    whole = {name: sum(times) for name, times in totals.items() if len(times) == len(passes)}
-    return min(whole, key=lambda name: whole[name]) if whole else None
+    left = list(measured)
+    while ranked := ranking(left):
+        first = ranked[0]
+        why = why_rejected(first.provider, first.dtype, first.direction)
+        if not why:
+            break
+        left[left.index(first)] = replace(first, problem=f"fails the quality gate, {why}")
+    return left
 
 
 def versions_of(providers: Iterable[Provider]) -> dict[str, str]:
@@ -154,12 +144,16 @@ def file_of(gpu: str) -> Path | None:
 
 
 def load_choices(gpu: str) -> list[Choice]:
-    """Return what was chosen for this GPU before; a damaged file counts as none."""
+    """Return what was chosen for this GPU before; a damaged file counts as none.
+
+    So does what an older kprof chose for a backward pass alone, which nobody pays for.
+    """
     path = file_of(gpu)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[Choice]) if path else []
+        found = msgspec.json.decode(path.read_bytes(), type=list[Choice]) if path else []
     except (OSError, msgspec.MsgspecError):
         return []
+    return [one for one in found if one.direction in PASSES]
 
 
 def keep(choice: Choice) -> Path | None:

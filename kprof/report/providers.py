@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from kprof.kernels._choice import Choice
 
 
+# Of which calls the time of a pass is what users pay.
+OF_CALLS = {"forward": "without gradients", "training": "with gradients"}
+
+
 @dataclass(frozen=True)
 class Listed:
     """One kernel of the library, as a reader wants to see it."""
@@ -45,9 +49,10 @@ def section_of_kernels(listed: list[Listed]) -> Section:
 
 
 def section_of_choice(choice: Choice, ranked: list[Timed]) -> Section:
-    """Show the times of every provider on one shape, the chosen one first."""
+    """Show the times of every provider on one shape in one pass, the chosen one first."""
     shape = "x".join(str(length) for length in ranked[0].shape)
-    lead = f"{choice.provider} runs such calls on {choice.gpu}: {choice.why} ({choice.date})."
+    calls = f"such calls {OF_CALLS[choice.direction]}"
+    lead = f"{choice.provider} runs {calls} on {choice.gpu}: {choice.why} ({choice.date})."
     columns = (
         Column("Provider"),
         Column("GPU time", "right"),
@@ -59,6 +64,8 @@ def section_of_choice(choice: Choice, ranked: list[Timed]) -> Section:
     rows = tuple(_row(one) for one in ranked)
     title = f"{choice.kernel} {choice.direction}, {shape} {choice.dtype}"
     caption = "Of a copy: the time of a copy of the same bytes in the same harness, over this time."
+    if choice.direction == "training":
+        caption = f"Forward and backward pass as one. {caption}"
     return Section(title, 0, (Text(lead), Table(columns, rows, caption, terminal_rows=len(rows))))
 
 

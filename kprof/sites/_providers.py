@@ -10,8 +10,7 @@ from torch import Tensor
 
 from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, kernel_named
-from kprof.kernels._choice import Choice, bucket_of, find_choice
-from kprof.kernels._choice import fastest_of as fastest_of_passes
+from kprof.kernels._choice import bucket_of, find_choice, passes_of
 from kprof.kernels._launch import IS_INTERPRETED
 
 # Providers that run wherever torch does; the others take a GPU.
@@ -102,23 +101,15 @@ class Providers:
     def _fastest(self, kernel: Kernel, x: Tensor, shape: tuple[int, ...]) -> str | None:
         if x.device.type != "cuda":
             return None
-        has_gradient = torch.is_grad_enabled()
+        direction = passes_of(kernel)[-1 if torch.is_grad_enabled() else 0]
         bucket = bucket_of(shape, kernel.exact)
-        key = (kernel.name, x.device, x.dtype, bucket, has_gradient)
+        key = (kernel.name, x.device, x.dtype, bucket, direction)
         if key not in self._chosen:
             gpu = torch.cuda.get_device_name(x.device)
             dtype = str(x.dtype).removeprefix("torch.")
-            directions = ("forward", "backward") if has_gradient else ("forward",)
-            found = [find_choice(kernel, gpu, dtype, shape, one) for one in directions]
-            self._chosen[key] = fastest_of([one for one in found if one is not None])
+            choice = find_choice(kernel, gpu, dtype, shape, direction)
+            self._chosen[key] = None if choice is None else choice.provider
         return self._chosen[key]
-
-
-def fastest_of(choices: list[Choice]) -> str | None:
-    """Return who takes the least time for all these passes together; None: nobody knows."""
-    if len(choices) < 2:
-        return choices[0].provider if choices else None
-    return fastest_of_passes([one.measured for one in choices]) or choices[0].provider
 
 
 def kernels_named(names: Mapping[str, str | None]) -> dict[str, Kernel]:
