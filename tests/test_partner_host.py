@@ -36,3 +36,22 @@ def test_limits_are_said_to_be_measured_once():
 def test_limits_whose_source_does_not_say_so_are_said_to_be_measured():
     device = replace(HOST, source="memory measured on a day")
     assert "The limits were measured: memory measured on a day." in told_of(RICH, device)
+
+
+def timed(trace, recorded_ns, unrecorded_ns):
+    """Return the run with steps that took so long while recorded, and so long otherwise."""
+    recording = replace(
+        trace.meta.recording,
+        recorded_step_ns=(recorded_ns,),
+        unrecorded_step_ns=(unrecorded_ns,),
+        step_clock="device",
+    )
+    return replace(trace, meta=replace(trace.meta, recording=recording))
+
+
+def test_each_run_that_recording_slowed_says_by_how_much():
+    slowed, not_slowed = timed(RICH, 9_000_000, 4_000_000), timed(RICH, 2_050_000, 2_000_000)
+    text = said(Evidence("t", runs=(slowed, not_slowed)))
+    assert "Recording slows the host, not the GPU: before, a step takes 9 ms recorded" in text
+    assert "after, a step takes" not in text
+    assert "These are recorded steps." not in said(Evidence("t", runs=(not_slowed,)))

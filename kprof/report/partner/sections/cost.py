@@ -13,6 +13,7 @@ from kprof.report.partner.parts import Block, Chapter, Folded, Missing, Picture
 from kprof.report.partner.sections.summary import format_joules
 from kprof.report.partner.sections.time import stages_of
 from kprof.report.section import Column, Facts, Table, Text
+from kprof.report.units import format_count
 
 TITLE = "Cost and energy"
 
@@ -152,7 +153,7 @@ def _energy(evidence: Evidence) -> list[tuple[str, str, str]]:
         if energy.joules is None:
             facts.append((label, GAP, energy.why))
             continue
-        how = f"by the energy counter, over {energy.num_steps} steps"
+        how = f"by the energy counter, over {format_count(energy.num_steps, 'step')}"
         facts.append((label, f"{format_joules(energy.joules)} J", how))
     if evidence.costs:
         for figure in evidence.costs[-1].figures:

@@ -34,7 +34,7 @@ def render(evidence: Evidence) -> Chapter | Missing:
     last_name, last = stages[-1]
     blocks: list[Block] = [Text(_lead(last, times[last_name]))]
     blocks.append(_picture(stages, times, parts))
-    blocks += [Text(text, "muted") for text in (_recorded(last), _unattributed(last)) if text]
+    blocks += [Text(text, "muted") for text in (_recorded(stages), _unattributed(last)) if text]
     return Chapter(TITLE, tuple(blocks))
 
 
@@ -167,15 +167,18 @@ def _time(time_ns: int, steps: int) -> str:
     return format_time(time_ns / max(steps, 1)) if time_ns else NONE
 
 
-def _recorded(run: Trace) -> str:
-    """Say that a step took longer while it was recorded, where it did."""
-    cost = measure_cost(run)
-    if cost is None or cost.slowdown < NOTICEABLE_SLOWDOWN:
+def _recorded(stages: list[tuple[str, Trace]]) -> str:
+    """Say of which runs a step took longer while it was recorded, and how much."""
+    costs = {name: measure_cost(run) for name, run in stages}
+    told = [
+        f"{f'{name.lower()}, ' if len(stages) > 1 else ''}a step takes "
+        f"{format_time(cost.recorded_ns)} recorded and {format_time(cost.unrecorded_ns)} otherwise"
+        for name, cost in costs.items()
+        if cost is not None and cost.slowdown >= NOTICEABLE_SLOWDOWN
+    ]
+    if not told:
         return ""
-    return (
-        f"These are recorded steps. Recording slows the host, not the GPU: a step takes "
-        f"{format_time(cost.recorded_ns)} recorded and {format_time(cost.unrecorded_ns)} otherwise."
-    )
+    return f"These are recorded steps. Recording slows the host, not the GPU: {'; '.join(told)}."
 
 
 def _unattributed(run: Trace) -> str:
