@@ -1,9 +1,15 @@
 """Launches whose work and ceilings are easy to reckon, and what the roofline says of them."""
 
+from dataclasses import replace
+
 from kprof.analyze.roofline import add_roofline
 from tests.calls import recorded, tensor
 from tests.traces import ROUND_DEVICE, trace_of
 
+# 1 us for whatever, and 4 TB/s more; the memory of ROUND_DEVICE does 1 TB/s.
+CACHED = replace(
+    ROUND_DEVICE, cache_bytes=16_000_000, cached_copies=((4_000_000, 2000.0), (8_000_000, 3000.0))
+)
 # In bf16: 2*1000*1000*1000 = 2e9 FLOPs, 20 us at 100 TFLOP/s; 6 MB, 6 us at 1 TB/s.
 SQUARE = tensor("bf16", 1000, 1000)
 PRODUCT = {"name": "aten::mm", **recorded(SQUARE, SQUARE)}

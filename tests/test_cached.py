@@ -9,12 +9,9 @@ from kprof.analyze.agreement import as_recorded, by_work
 from kprof.analyze.cached import copy_ns, is_served, kept_bytes
 from kprof.analyze.roofline import BOUNDS, add_roofline
 from tests.calls import recorded, tensor
+from tests.roofline_rows import CACHED
 from tests.traces import ROUND_DEVICE, trace_of
 
-# 1 us for whatever, and 4 TB/s more; the memory of ROUND_DEVICE does 1 TB/s.
-CACHED = replace(
-    ROUND_DEVICE, cache_bytes=16_000_000, cached_copies=((4_000_000, 2000.0), (8_000_000, 3000.0))
-)
 HALF = tensor("bf16", 1000, 1000)
 # 2 MB read and 2 MB written: 4 us at the bandwidth of the memory, 2 us within the cache.
 COPY = {"name": "aten::copy_", **recorded(HALF, HALF, False)}
@@ -80,6 +77,43 @@ def test_what_took_its_time_has_the_ceiling_of_the_memory():
     assert (found["limit_ns"][0], found["bound"][0]) == (4000, "memory")
 
 
+# 20 MB read and 20 MB written, of which 8 MB can have been left in the cache.
+LARGE_COPY = {
+    "name": "aten::copy_",
+    **recorded(tensor("bf16", 2500, 4000), tensor("bf16", 2500, 4000), False),
+}
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "limit_ns"), [(39_300, 40_000), (39_200, 32_000), (33_000, 32_000)]
+)
+def test_of_what_was_faster_than_the_memory_the_cache_served_all_that_it_can_hold(
+    time_ns, limit_ns
+):
+    found = measured({"op_row": 0, "duration_ns": time_ns}, ranges=[LARGE_COPY])
+    assert (found["limit_ns"][0], found["bound"][0]) == (limit_ns, "memory")
+
+
+def test_the_cache_had_nothing_of_what_is_only_written():
+    fill = {"name": "aten::fill_", **recorded(tensor("bf16", 4000, 4000), 0)}
+    found = measured({"op_row": 0, "duration_ns": 30_000}, ranges=[fill])
+    assert found["limit_ns"].tolist() == [32_000]
+
+
+def test_no_help_of_the_cache_is_faster_than_a_copy_within_it():
+    # 10 MB read, too much to be left whole: 2 us for the rest, 3.5 us in the cache.
+    total = {"name": "aten::sum", **recorded(tensor("int8", 10_000, 1000), None)}
+    found = measured({"op_row": 0, "duration_ns": 5000}, ranges=[total])
+    assert found["limit_ns"].tolist() == [3500]
+
+
+def test_what_beats_the_memory_keeps_its_ceiling_where_no_copy_in_the_cache_was_measured():
+    unmeasured = replace(CACHED, cached_copies=())
+    row = {"op_row": 0, "duration_ns": 33_000}
+    found = measured(row, ranges=[LARGE_COPY], device=unmeasured)
+    assert found["limit_ns"].tolist() == [40_000]
+
+
 def test_without_a_measured_cache_what_beats_the_memory_stays_bound_by_it():
     found = measured({"op_row": 0, "duration_ns": 2500}, ranges=[COPY], device=ROUND_DEVICE)
     assert (found["limit_ns"][0], found["bound"][0]) == (4000, "memory")
@@ -97,7 +131,8 @@ def test_what_adds_up_a_split_product_has_no_part_in_its_work():
 
 
 def test_what_finishes_alone_keeps_its_operators_work():
-    found = measured({"name": "splitKreduce_kernel", "op_row": 0}, ranges=[PRODUCT])
+    alone = {"name": "splitKreduce_kernel", "op_row": 0, "duration_ns": 30_000}
+    found = measured(alone, ranges=[PRODUCT])
     assert found["bytes"].tolist() == [6_000_000]
 
 

@@ -40,6 +40,11 @@ def is_served(
     return np.asarray(fits & (moved > 0) & (copy_ns(device, moved) >= share * time_ns))
 
 
+def least_from_memory(device: Device, read: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """Return what of the bytes moved cannot have been in the cache when the launch began."""
+    return np.asarray(moved - np.minimum(read, LEFT_SHARE * (device.cache_bytes or 0)))
+
+
 def kept_bytes(device: Device, written: np.ndarray, moved: np.ndarray) -> np.ndarray:
     """Return what a launch had not yet written to the memory when it ended, of what it wrote.
 

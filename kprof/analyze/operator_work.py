@@ -18,7 +18,7 @@ import pandas as pd
 from kprof.analyze.arguments import described_by, element_sizes, has_list, is_kernels_name
 from kprof.analyze.element_type import SIZE_BYTES
 from kprof.analyze.nesting import NO_ROW, nearest
-from kprof.analyze.work import Bound, Inputs, Model, Work, parse_inputs, written_by
+from kprof.analyze.work import Bound, Inputs, Model, Work, may_repeat, parse_inputs, written_by
 from kprof.analyze.work.triton import hand_written
 from kprof.discover import modules_in
 from kprof.trace import Trace
@@ -65,6 +65,8 @@ class OperatorWork:
     bytes: np.ndarray
     written: np.ndarray
     """How many of the bytes are written, the others are read."""
+    may_repeat: np.ndarray
+    """How many of those read are none if operands that look alike are one tensor."""
     dtype: np.ndarray
     """Place in `DTYPES` of the type whose peak limits the FLOPs, -1 for none."""
     bound: np.ndarray
@@ -182,7 +184,8 @@ def _work(
         return None
     if work is None or not 0 <= work.bytes < _MAX_COUNT or not 0 <= (work.flops or 0) < _MAX_COUNT:
         return None
-    return replace(work, written=min(written_by(work, inputs), work.bytes))
+    written = min(written_by(work, inputs), work.bytes)
+    return replace(work, written=written, may_repeat=may_repeat(work, inputs))
 
 
 def _yields(
@@ -241,7 +244,7 @@ def _collect(
 ) -> OperatorWork:
     """Spread the work of distinct calls over the rows of `ranges`."""
     known = [w or Work(None, 0) for w in works]
-    flops, num_bytes, written = (np.zeros(num_ranges, np.int64) for _ in range(3))
+    flops, num_bytes, written, repeat = (np.zeros(num_ranges, np.int64) for _ in range(4))
     has_flops = np.zeros(num_ranges, dtype=bool)
     dtype = np.full(num_ranges, -1, dtype=np.int8)
     bound = np.full(num_ranges, -1, dtype=np.int8)
@@ -250,8 +253,9 @@ def _collect(
         num_bytes[asked] = np.array([w.bytes for w in known], dtype=np.int64)[work_of]
         has_flops[asked] = np.array([w.flops is not None for w in known], dtype=bool)[work_of]
         written[asked] = np.array([w.written or 0 for w in known], dtype=np.int64)[work_of]
+        repeat[asked] = np.array([w.may_repeat for w in known], dtype=np.int64)[work_of]
         codes = [DTYPES.index(w.dtype) if w.dtype else -1 for w in known]
         dtype[asked] = np.array(codes, dtype=np.int8)[work_of]
         bounds = [WORK_BOUNDS.index(w.bound) if w.bound else -1 for w in known]
         bound[asked] = np.array(bounds, dtype=np.int8)[work_of]
-    return OperatorWork(carrier, flops, has_flops, num_bytes, written, dtype, bound)
+    return OperatorWork(carrier, flops, has_flops, num_bytes, written, repeat, dtype, bound)

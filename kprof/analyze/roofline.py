@@ -14,7 +14,7 @@ measured time T:
 
 Where all of it fits into the cache before the memory, and it took no longer than a copy within
 that cache would take, over `BOUND_SHARE`, the memory had no part in it: the cache is its ceiling,
-and of the memory it reached nothing.
+and of the memory it reached nothing. What else was faster than the memory had a part from there.
 
 Counters see all traffic, the shares only least bytes: memory and compute are certain where they
 are found, and some of latency may be an operator that reads its input twice. Where nothing but
@@ -25,12 +25,12 @@ caches when a launch begins, and with what it wrote last still in them when it e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.cached import copy_ns, is_served, kept_bytes
+from kprof.analyze.cached import copy_ns, is_served, kept_bytes, least_from_memory
 from kprof.analyze.counters import counted_shares
 from kprof.analyze.instructions import issue_ns
 from kprof.analyze.operator_work import DTYPES, WORK_BOUNDS
@@ -52,13 +52,16 @@ BOUND_SHARE = 0.6
 BEATEN_SHARE = 1.05
 """Limit over duration above which the work or the ceiling cannot be right."""
 
+CERTAIN_SHARE = 1.02
+"""Limit over duration above which noise is no explanation: not all came from the memory."""
+
 BOUNDS = ("memory", "compute", "latency")
 _MEMORY, _COMPUTE, _LATENCY = range(3)
 
 
 def add_roofline(trace: Trace) -> Trace:
     """Add flops, bytes, their source, the time at the roofline and the bound."""
-    work = find_row_work(trace)
+    work = _count_repeated_once(trace, find_row_work(trace))
     is_known = work.source != UNKNOWN
     limit_ns, has_limit, bound = _limits(trace, work)
     counted_bound = _bound_when_counted(trace, work)
@@ -86,6 +89,28 @@ def beaten_ceilings(trace: Trace) -> pd.DataFrame:
     is_beaten = limit_ns > BEATEN_SHARE * kernels["duration_ns"].to_numpy(dtype=np.int64)
     beaten: pd.DataFrame = kernels.iloc[np.flatnonzero(is_beaten)]
     return beaten
+
+
+def _count_repeated_once(trace: Trace, work: RowWork) -> RowWork:
+    """Count operands that look alike once where they cannot all be distinct.
+
+    Had they been, the memory would have had to move more in the time than it can, whatever the
+    cache held. Where the cache's size is not known that is not either.
+    """
+    device = trace.meta.device
+    if device is None or device.cache_bytes is None:
+        return work
+    duration_ns = trace.kernels["duration_ns"].to_numpy(dtype=np.int64)
+    calls = _calls(work, duration_ns, duration_ns)
+    distinct = least_from_memory(device, calls.moved - calls.written, calls.moved)
+    cannot_be = _is_beaten(distinct, calls.time_ns, device)
+    return replace(work, bytes=work.bytes - np.where(cannot_be, work.may_repeat, 0))
+
+
+def _is_beaten(from_memory: np.ndarray, time_ns: np.ndarray, device: Device) -> np.ndarray:
+    """Tell where the memory cannot have moved so many bytes; of no time nothing is told."""
+    least_ns = from_memory / device.memory_bytes_per_s * 1e9
+    return np.asarray((time_ns > 0) & (least_ns > CERTAIN_SHARE * time_ns))
 
 
 @dataclass(frozen=True)
@@ -117,13 +142,8 @@ def _limits(trace: Trace, work: RowWork) -> tuple[np.ndarray, np.ndarray, np.nda
     duration_ns = trace.kernels["duration_ns"].to_numpy(dtype=np.int64)
     compute_ns = _compute_ns(trace, work, device)
     calls = _calls(work, duration_ns, np.maximum(compute_ns, issue_ns(trace, device)))
-    read = calls.moved - calls.written
-    is_cached = is_served(device, read, calls.moved, calls.time_ns, BOUND_SHARE)
-    is_cached &= work.bound == UNKNOWN
-    memory_ns = np.maximum(work.bytes, 0) / device.memory_bytes_per_s * 1e9
-    cache_ns = copy_ns(device, calls.moved) * work.bytes / np.maximum(calls.moved, 1)
-    slowest_ns = np.where(is_cached, np.fmin(memory_ns, cache_ns), memory_ns)
-    limit_ns = np.rint(np.maximum(slowest_ns, compute_ns))
+    moving_ns, is_cached = _moving_ns(work, calls, device)
+    limit_ns = np.rint(np.maximum(moving_ns, compute_ns))
     limit_ns[(limit_ns == 0) & ((work.bytes > 0) | (work.flops > 0))] = 1
     is_upper = work.bound == WORK_BOUNDS.index("at most")
     # The time that it took bounds the limit, too.
@@ -135,6 +155,27 @@ def _limits(trace: Trace, work: RowWork) -> tuple[np.ndarray, np.ndarray, np.nda
     measurable = has_limit & (calls.time_ns > 0) & ~is_open
     bound[measurable] = decided[measurable]
     return limit_ns.astype(np.int64), has_limit, bound
+
+
+def _moving_ns(work: RowWork, calls: _Calls, device: Device) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least time in which each row's bytes move, and what the cache served whole.
+
+    What was faster than the memory had help from the cache: at most as much as that holds, and no
+    faster than a copy within it. Where no such copy was measured nobody knows how much that helps.
+    """
+    read = calls.moved - calls.written
+    is_exact = work.bound == UNKNOWN
+    is_cached = is_exact & is_served(device, read, calls.moved, calls.time_ns, BOUND_SHARE)
+    is_helped = is_exact & _is_beaten(calls.moved, calls.time_ns, device)
+    is_helped &= bool(device.cached_copies)
+    num_bytes = np.maximum(work.bytes, 0)
+    memory_ns = num_bytes / device.memory_bytes_per_s * 1e9
+    part = num_bytes / np.maximum(calls.moved, 1)
+    cache_ns = part * copy_ns(device, calls.moved)
+    rest = part * least_from_memory(device, read, calls.moved)
+    rest_ns = rest / device.memory_bytes_per_s * 1e9
+    served_ns, helped_ns = np.fmin(memory_ns, cache_ns), np.fmax(rest_ns, cache_ns)
+    return np.select([is_cached, is_helped], [served_ns, helped_ns], memory_ns), is_cached
 
 
 def _bound_when_counted(trace: Trace, work: RowWork) -> np.ndarray:

@@ -43,6 +43,8 @@ class RowWork:
     """-1 where an author declared FLOPs alone."""
     written: np.ndarray
     """How many of the bytes are written; 0 where nobody knows which."""
+    may_repeat: np.ndarray
+    """How many of those read are none if operands that look alike are one tensor."""
     source: np.ndarray
     """Place in `SOURCES`, `UNKNOWN` where no work is known."""
     dtype: np.ndarray
@@ -70,6 +72,7 @@ def find_row_work(trace: Trace) -> RowWork:
     num_bytes[is_recorded] = recorded[is_recorded]
     written = split_by_duration(operators.written[carrier_of], group, weight)
     written[is_recorded] = _recorded_writes(kernels, recorded)[is_recorded]
+    repeat = split_by_duration(operators.may_repeat[carrier_of], group, weight)
     has_flops = is_recorded.copy()
     has_flops[is_shaped] = operators.has_flops[carrier[is_shaped]]
     dtype = np.full(len(kernels), -1, dtype=np.int8)
@@ -84,6 +87,8 @@ def find_row_work(trace: Trace) -> RowWork:
         has_flops=has_flops,
         bytes=num_bytes,
         written=np.minimum(written, num_bytes),
+        # Blocks tell about how much of a list is one launch's: too little to prove anything.
+        may_repeat=np.where(is_chunked, 0, repeat),
         source=np.select(
             [is_bounded, is_shaped, is_recorded], [_BOUNDS, _SHAPES, _RECORDED], UNKNOWN
         ),
@@ -213,7 +218,8 @@ def _fill_alike(kernels: pd.DataFrame, work: RowWork) -> None:
     like = np.where(like == NO_ROW, alike, like)
     like[work.source != UNKNOWN] = NO_ROW
     rows = np.flatnonzero(like != NO_ROW)
-    for values in (work.flops, work.bytes, work.written, work.has_flops, work.dtype):
+    known = work.flops, work.bytes, work.written, work.may_repeat, work.has_flops, work.dtype
+    for values in known:
         values[rows] = values[like[rows]]
     work.source[rows] = _ALIKE
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -105,9 +105,19 @@ class Inputs:
     @property
     def bytes(self) -> int:
         """Bytes of all tensors, those of lists too where an element's size is known."""
-        lists = (shape for i in range(len(self.shapes)) for shape in self.list_shapes(i))
-        listed = sum(math.prod(shape) for shape in lists) * (self.element_bytes or 0)
-        return sum(t.bytes for t in self.tensors()) + math.ceil(listed)
+        return self._bytes_of(self.tensors(), self._listed())
+
+    @property
+    def repeated(self) -> int:
+        """Bytes of tensors that look like one before: in shape, type and, where known, strides."""
+        return self.bytes - self._bytes_of(set(self.tensors()), set(self._listed()))
+
+    def _listed(self) -> list[Shape]:
+        return [shape for i in range(len(self.shapes)) for shape in self.list_shapes(i)]
+
+    def _bytes_of(self, tensors: Iterable[Tensor], listed: Iterable[Shape]) -> int:
+        num_listed = sum(math.prod(shape) for shape in listed)
+        return sum(t.bytes for t in tensors) + math.ceil(num_listed * (self.element_bytes or 0))
 
     def value(self, index: int) -> Any:  # noqa: ANN401 - a recorded scalar has any type
         """Return the argument at `index` as a Python value, or None where it was not recorded."""
@@ -132,6 +142,8 @@ class Work:
     """Whether it is only a bound, where the arguments do not tell all; None where it is exact."""
     written: int | None = None
     """Of the bytes those that are written, where they are not what all inputs leave of them."""
+    may_repeat: int = 0
+    """Of the bytes those that no memory moves if operands that look alike are one tensor."""
 
 
 def written_by(work: Work, inputs: Inputs) -> int:
@@ -139,6 +151,17 @@ def written_by(work: Work, inputs: Inputs) -> int:
     if work.written is not None:
         return work.written
     return max(work.bytes - inputs.bytes, 0)
+
+
+def may_repeat(work: Work, inputs: Inputs) -> int:
+    """Return how many of the bytes are read in vain if operands that look alike are one tensor.
+
+    No record tells where tensors lie, so nobody sees that `x + x` has one operand. 0 where the work
+    is a bound, or is not to read every input once: which of them it reads is not known then.
+    """
+    written = written_by(work, inputs)
+    reads_each_once = written > 0 and work.bytes - written == inputs.bytes
+    return inputs.repeated if work.bound is None and reads_each_once else 0
 
 
 def at_least(work: Work | None) -> Work | None:
