@@ -84,7 +84,7 @@ def test_a_helper_that_a_stepping_process_started_does_not_count(tmp_path):
     write(helper, begin(pid=2, started_by=1), window(0, 9), window(9, 18))
     sheets = sheets_of(tmp_path, begin(), window(0, 1))
     assert [w.end_ns for w in sheets.windows()] == [S]
-    assert "1 other processes took steps as well" in sheets.problems()[0]
+    assert "1 other process took steps as well" in sheets.problems()[0]
 
 
 def test_the_clock_of_a_window_is_the_mean_of_the_samples_inside(tmp_path):
@@ -126,10 +126,13 @@ def test_a_window_beside_another_process_has_a_problem(tmp_path):
     assert [w.problem for w in windows] == ["", "another process came onto the GPU", "", ""]
 
 
-def test_processes_that_were_there_before_are_told(tmp_path):
-    nvml(tmp_path, [(0, {"num_processes": 2}), (1.5, {"num_processes": 3})])
+@pytest.mark.parametrize(
+    ("number", "told"), [(1, "1 other process was"), (2, "2 other processes were")]
+)
+def test_processes_that_were_there_before_are_told(tmp_path, number, told):
+    nvml(tmp_path, [(0, {"num_processes": number}), (1.5, {"num_processes": number + 1})])
     sheets = sheets_of(tmp_path, begin(), window(1, 2))
-    assert sheets.problems() == ("2 other processes were on the GPU before it began.",)
+    assert sheets.problems() == (f"{told} on the GPU before it began.",)
     assert sheets.windows()[0].problem == ""
 
 

@@ -198,7 +198,7 @@ class Sheets:
             told.append(f"{about['world_size']} ranks took part; the windows are those of rank 0.")
         elif num_others := sum(1 for t in self.all if t.about and t is not leading):
             told.append(
-                f"{num_others} other processes took steps as well; the windows are those of "
+                f"{_others(num_others)} took steps as well; the windows are those of "
                 f"process {about['pid']}."
             )
         if leading.num_left_out:
@@ -208,7 +208,8 @@ class Sheets:
         index = self.samples.index_of(gpus[0]) if gpus else None
         num_before = self.samples.first(index).get("num_processes", 0) if index is not None else 0
         if num_before:
-            told.append(f"{num_before} other processes were on the GPU before it began.")
+            were = "was" if num_before == 1 else "were"
+            told.append(f"{_others(num_before)} {were} on the GPU before it began.")
         return tuple(dict.fromkeys(told))
 
     def _mean_clock(self, index: int | None, span_ns: tuple[int, int]) -> float | None:
@@ -221,6 +222,10 @@ class Sheets:
             seen |= int(reasons) & BRAKES
         names = [name for bit, name in THROTTLE_REASONS.items() if seen & bit]
         return f"the GPU slowed down: {', '.join(names)}" if names else ""
+
+
+def _others(number: int) -> str:
+    return "1 other process" if number == 1 else f"{number} other processes"
 
 
 def _usual(arms: Sequence[str], clocks: Sequence[float | None]) -> dict[str, float]:
