@@ -3,10 +3,12 @@
 Where another test of the same process imported Triton for a GPU, these tests are skipped.
 """
 
+import dataclasses
 import inspect
+import math
 import os
 import sys
-from functools import cache
+from functools import cache, cached_property
 
 import pytest
 
@@ -20,25 +22,97 @@ if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
 os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from triton.language.core import is_builtin
+import triton.language as tl
+from triton.language import core
 from triton.runtime import interpreter
+
+# Nearly all of a kernel's time is what Triton does in Python at each operation, whatever its size.
+# What follows does the same once, or only where somebody looks at it, and takes half of the time.
+
+# Each operation on integers would be done again in 64 bits, for an assertion about overflow that
+# is left out where nothing is debugged, as here.
+_builder = interpreter.interpreter_builder
+assert not _builder.options.debug
+_builder.options = dataclasses.replace(_builder.options, sanitize_overflow=False)
 
 
 @cache
 def _builtins_of(part):
-    return [name for name, member in inspect.getmembers(part) if is_builtin(member)]
+    return [name for name, member in inspect.getmembers(part) if core.is_builtin(member)]
 
 
 def _replace_builtins(part, builder, scope):
-    """Replace what a part of Triton's language has built in, as Triton's own function does.
-
-    Triton does it at each call of one function by another and looks the names up each time, which
-    takes a third of a kernel's time.
-    """
+    """Replace what a part of Triton's language has built in, as Triton's own function does."""
     members = [(name, getattr(part, name)) for name in _builtins_of(part)]
     for name, member in members:
-        if is_builtin(member):
+        if core.is_builtin(member):
             interpreter._patch_attr(part, name, member, builder, scope)
 
 
+_replaced = set()
+"""The modules in which the language is replaced now."""
+
+
+class _Scope(interpreter._LangPatchScope):
+    def restore(self):
+        super().restore()
+        _replaced.clear()
+
+
+@cache
+def _language_of(function):
+    return {tl, core}.intersection(filter(inspect.ismodule, function.__globals__.values()))
+
+
+def _replace_language(function, replace=interpreter._patch_lang):
+    """Replace the language that a function sees, unless who calls it had it replaced already."""
+    modules = _language_of(function)
+    if modules and modules <= _replaced:
+        return None
+    scope = replace(function)
+    _replaced.update(modules)
+    return scope
+
+
+_numpy_dtypes = {}
+
+
+def _numpy_dtype_of(dtype, look_up=interpreter._get_np_dtype):
+    name = dtype.scalar.name
+    if name not in _numpy_dtypes:
+        _numpy_dtypes[name] = look_up(dtype)
+    return _numpy_dtypes[name]
+
+
+def _new_tuple(self, values, type=None, initialise=core.tuple.__init__):
+    """Leave a tuple's type to who asks for it: that is hardly anybody."""
+    if type is None:
+        self.values = list(values)
+    else:
+        initialise(self, values, type)
+
+
+def _sizes_of(shape, unwrap=core._unwrap_shape):
+    are_plain = type(shape) is not core.constexpr and all(type(one) is int for one in shape)
+    return list(shape) if are_plain else unwrap(shape)
+
+
+@cache
+def _shape_and_size(*sizes):
+    return core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
+
+
+def _new_tensor(self, handle, type):
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = _shape_and_size(*(type.shape if type.is_block() else ()))
+
+
 interpreter._patch_builtin = _replace_builtins
+interpreter._LangPatchScope = _Scope
+interpreter._patch_lang = _replace_language
+interpreter._get_np_dtype = _numpy_dtype_of
+core.tuple.__init__ = _new_tuple
+core.tuple.type = cached_property(lambda self: core._type_for_tuple_values(self.values))
+core.tuple.type.__set_name__(core.tuple, "type")
+core.tensor.__init__ = _new_tensor
+core._unwrap_shape = _sizes_of
