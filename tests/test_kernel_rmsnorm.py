@@ -2,10 +2,6 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -24,6 +20,7 @@ from tests.kernel_checks import (
     results_of,
     rows,
 )
+from tests.kernel_hopper import on_hopper
 
 pytestmark = INTERPRETED
 KERNELS = pytest.mark.parametrize("kernel", [KERNEL, ADD_KERNEL], ids=lambda one: one.name)
@@ -193,10 +190,7 @@ for one in _ahead.compile_ahead(lambda: rmsnorm(x, weight).sum().backward()):
 
 
 def test_a_sum_that_is_launched_early_waits_for_its_terms():
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", OVERLAPPING]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
+    assert on_hopper(OVERLAPPING).splitlines() == [
         "forward False",
         "backward False launch_dependents",
         "add_up True wait",

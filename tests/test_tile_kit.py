@@ -4,9 +4,6 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 
 import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,6 +13,7 @@ import triton.language as tl
 from kprof.kernels._tile_softmax import finish, merge, store_part, weigh
 from kprof.kernels._tile_splits import Counters, is_last_to_arrive, part_length
 from tests.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
+from tests.kernel_hopper import on_hopper
 
 pytestmark = INTERPRETED
 
@@ -117,7 +115,4 @@ print(json.dumps([[one.capability, one.spilled_bytes] for one in found]))
 
 @pytest.mark.slow
 def test_the_same_sources_spill_nothing_on_blackwell():
-    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", AHEAD]
-    done = subprocess.run(command, env=clean, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [[90, 0], [100, 0], [100, 0], [100, 0]]
+    assert json.loads(on_hopper(AHEAD)) == [[90, 0], [100, 0], [100, 0], [100, 0]]
