@@ -6,6 +6,7 @@ wall time. Passes add columns and never rewrite a measured one. Unknown is missi
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -224,8 +225,7 @@ class Meta:
     host: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     untimed: str | None = None
-    """Why nobody knows when activities started: starts are then an arrangement, one activity after
-    another, and only durations were measured. None where starts were."""
+    """Why starts were not measured, only durations: activities then lie one after another."""
     base_time_ns: int | None = None
     """Wall time (ns since 1970) at the clock's zero; None where the file does not say."""
     num_ranks: int = 1
@@ -245,8 +245,8 @@ class Meta:
 
     @property
     def command_line(self) -> str:
-        """The command as people write it: where the program lies is left out."""
-        return " ".join([*(Path(word).name for word in self.command[:1]), *self.command[1:]])
+        """The command as people write it in a shell: where the program lies is left out."""
+        return shlex.join([*(Path(word).name for word in self.command[:1]), *self.command[1:]])
 
 
 @dataclass(frozen=True)

@@ -123,10 +123,32 @@ def test_overhead_of_a_foreign_trace_is_not_known():
     assert why.endswith("to know, record with `kprof run`")
 
 
+def test_the_command_can_be_copied_into_a_shell():
+    command = ("/usr/bin/python", "my train.py", "--name", "")
+    run = section("Run", analyzed_trace_of({}, command=command))
+    assert fact(run, "Command")[0] == "python 'my train.py' --name ''"
+
+
 def test_the_run_says_which_rule_delimits_a_step():
     value, why = fact(section("Run"), "Steps")
     assert value == "1"
     assert why == "recorded of 10 seen. Training: from one optimizer step's end to the next."
+
+
+@pytest.mark.parametrize("exit_code", [0, None])
+def test_a_workload_that_ended_well_or_is_not_known_to_have_ended_needs_no_line(exit_code):
+    recording = Recording("a rule", 9, (5,), exit_code=exit_code)
+    run = section("Run", analyzed_trace_of({}, recording=recording))
+    assert not [part for part in run.parts if isinstance(part, Text) and part.tone == "warning"]
+
+
+def test_the_run_says_that_its_workload_failed():
+    recording = Recording("a rule", 9, (5,), exit_code=1)
+    _, ended, *_ = section("Run", analyzed_trace_of({}, recording=recording)).parts
+    assert ended.tone == "warning"
+    assert ended.text == (
+        "The workload ended with exit code 1; what was recorded before that stands here."
+    )
 
 
 def test_the_headline_divides_by_elapsed_time():

@@ -23,6 +23,7 @@ TITLE = "Run"
 ORDER = 10
 
 VARIES = "; below zero: steps differ by more than recording costs"
+ENDED = "The workload ended with exit code {}; what was recorded before that stands here."
 HOST_ONLY = "No GPU activity was recorded; this report is about the host's operators."
 
 
@@ -30,6 +31,9 @@ def render(trace: Trace) -> Section:
     """Render the command, the machine, the steps, the cost of recording and the trust."""
     lead = Text(HOST_ONLY, "warning") if trace.is_host_only else Text(_lead(trace))
     parts: list[Part] = [lead]
+    recording = trace.meta.recording
+    if recording and recording.exit_code:
+        parts.append(Text(ENDED.format(recording.exit_code), "warning"))
     if trace.kernels.empty:
         parts.append(Text("The trace holds no activity, so there is nothing to report.", "warning"))
     facts = [_what(trace), _where(trace), _how_long(trace), _steps(trace), _overhead(trace)]
