@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,12 +25,16 @@ HINT = "ask: kprof whatif RUN kind:gemm=2 module:NAME=roofline op:NAME=removed g
 
 
 def ask(
-    run: Path, questions: Sequence[str], progress: Progress = lambda stage: None
+    run: Path,
+    questions: Sequence[str],
+    progress: Progress = lambda stage: None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> tuple[list[Prediction], str]:
     """Predict each change alone, and all of them together; a saved run keeps the answers.
 
     Without a question, what the run was asked when it was analyzed, or since. What is predicted
-    comes with it: a step, or the window.
+    comes with it: a step, or the window. `say` is told when a run cannot be written, and so
+    does not keep them.
 
     Raises:
         KprofError: the run cannot be read, or a question cannot be understood or answered.
@@ -44,7 +48,10 @@ def ask(
     together = [changes] if len(changes) > 1 else []
     answers = [predict(asked, baseline) for asked in [*([one] for one in changes), *together]]
     if is_saved(run):
-        _keep(answers, trace, run)
+        try:
+            _keep(answers, trace, run)
+        except KprofError as error:
+            say(f"{error.problem}; the answers stand here only")
     return answers, whole_of(trace)
 
 

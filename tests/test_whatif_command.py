@@ -146,6 +146,21 @@ def prediction(**changes):
     return Prediction("kernel:mm", "2x faster", **{**told, "uncertainty_ns": 500, **changes})
 
 
+def test_a_run_that_cannot_be_written_is_answered_and_keeps_nothing(run, capsys, monkeypatch):
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    before = (run / "meta.json").read_bytes()
+    monkeypatch.setattr("tempfile.TemporaryDirectory", refuse)
+    assert kprof("whatif", run, "kernel:k1=2", "--json") == 0
+    told = capsys.readouterr()
+    assert [one["target"] for one in json.loads(told.out)] == ["kernel:k1"]
+    assert told.err == (
+        f"kprof: {run} cannot be written: Permission denied; the answers stand here only\n"
+    )
+    assert (run / "meta.json").read_bytes() == before
+
+
 def test_how_much_of_a_roofline_is_known_stands_only_beside_rooflines():
     at_its_roofline = Prediction("kernel:mm", "at its roofline", 100, 80, 70, 5, known_share=0.9)
     headers = [

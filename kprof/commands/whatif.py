@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kprof.answer import Answer
+from kprof.answer import Answer, say
 
 
 def whatif(
@@ -25,6 +25,6 @@ def whatif(
     from kprof.report.sections.what_if import section_of
     from kprof.whatif import HINT, ask, json_of
 
-    answers, whole = ask(run, changes or [])
+    answers, whole = ask(run, changes or [], say=say)
     parts = [section_of(answers, whole=whole)]
     return Answer(run.name, parts, json_of(answers) if json else None, HINT)
