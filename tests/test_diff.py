@@ -102,6 +102,16 @@ def test_what_replaced_a_kernel_stands_beside_it():
     assert "operator and module" in text
 
 
+def test_two_runs_on_hosts_name_idle_time_as_their_reports_do_and_list_operators_once():
+    host = {"activity": "host", "device": -1}
+    both = compared(*(run_of(host, {**host, "start_ns": gap}, gpus=()) for gap in (100, 350)))
+    titles = [section.title for section in sections_of_difference(both, 8)]
+    assert titles[-1] == "By operator"
+    told = printed(both, 100)
+    assert "between operators" in told
+    assert "cause unknown" not in told
+
+
 def test_a_gpu_and_a_host_are_not_compared():
     host = run_of({"activity": "host", "device": -1}, gpus=())
     problem, fix = find_obstacle(run_of({}), host)

@@ -10,6 +10,7 @@ from kprof.analyze.difference.lay_out import Difference, Fate, Row, Side, apport
 from kprof.analyze.difference.matching import NAME, Layout, Names
 from kprof.analyze.steps import time_steps
 from kprof.report.section import Column, Facts, Section, Table, Text
+from kprof.report.sections.time import HOST_IDLE, NO_CAUSE
 from kprof.report.units import (
     format_count,
     format_exact,
@@ -57,6 +58,11 @@ class Compared:
         return f"{self.a.meta.source} (A) against {self.b.meta.source} (B)"
 
     @property
+    def is_host_only(self) -> bool:
+        """Whether both are about the host's operators; with a GPU's run none is compared."""
+        return self.a.is_host_only
+
+    @property
     def unit(self) -> str:
         """What is compared: a step, or a whole window where none is marked."""
         return "step" if self.difference.a.num_steps else "window"
@@ -69,6 +75,9 @@ def sections_of_difference(compared: Compared, num_rows: int = ROWS_ON_TERMINAL)
     """
     sections = [_summary(compared)]
     for layout, title in TITLES.items():
+        # What a host ran is operators: once is enough.
+        if layout == "kernel" and compared.is_host_only:
+            continue
         sections.append(_layout_section(compared, layout, title, num_rows))
     return sections
 
@@ -247,8 +256,8 @@ def _formatted(a: int, b: int) -> tuple[str, str, str]:
 def _cells(compared: Compared, layout: Layout, row: Row) -> tuple[str, str, str, str, str]:
     """Return a row's name, fate and calls, its name in the first run if another, and the match."""
     names_a, names_b = row.names
-    name = _named(layout, names_b or names_a, is_idle=row.is_idle)
-    before = _named(layout, names_a, is_idle=row.is_idle) if names_a and names_b else ""
+    name = _name(compared, layout, row, names_b or names_a)
+    before = _name(compared, layout, row, names_a) if names_a and names_b else ""
     matched_by = "" if row.matched_by == NAME else row.matched_by
     difference = compared.difference
     calls = [
@@ -259,11 +268,15 @@ def _cells(compared: Compared, layout: Layout, row: Row) -> tuple[str, str, str,
     return name, row.fate, number, before if names_a != names_b else "", matched_by
 
 
-def _named(layout: Layout, names: Names, *, is_idle: bool) -> str:
+def _name(compared: Compared, layout: Layout, row: Row, names: Names) -> str:
     """Name a part by the longest of its names, and say how many more it has."""
     first = names[0]
-    if is_idle:
-        text = "idle" if layout != "part" else f"idle ({first or 'cause unknown'})"
+    if row.is_idle and layout != "part":
+        text = "idle"
+    elif row.is_idle and first is None and compared.is_host_only:
+        text = HOST_IDLE
+    elif row.is_idle:
+        text = f"idle ({first or NO_CAUSE})"
     elif first is None:
         text = NAMELESS[layout]
     else:
