@@ -15,8 +15,6 @@ class Block(torch.nn.Module):
         super().__init__()
         self.attn = torch.nn.Linear(4, 4)
     def forward(self, x):
-        if x.shape[0] == 9:
-            raise ValueError("nine rows")
         return self.attn(x)
 class Llama(torch.nn.Module):
     def __init__(self):

@@ -1,10 +1,10 @@
-"""The recorder under scripts that make it hard: they look, die, profile and thread themselves."""
+"""The recorder under scripts that make it hard: they die, profile and thread themselves."""
 
 import os
 
 import pytest
 
-from tests.recorded import MODEL, record, run_bare
+from tests.recorded import MODEL, record
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ from kprof.collect.inject.kprof_recorder.ranks import rank, world_size  # noqa: 
 from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402
 
 TRAIN = """
-import os, threading, weakref
+import os, threading
 def train(num, at_step=lambda step: None):
     model = Llama()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -28,39 +28,12 @@ def train(num, at_step=lambda step: None):
         at_step(step)
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-    return weakref.ref(model), weakref.ref(optimizer)
 def infer(num, at_step=lambda step: None):
     model.eval()
     for step in range(num):
         at_step(step)
         model(torch.ones(2, 4))
 """
-
-LOOKING = """
-import gc, logging, traceback
-try:
-    model(torch.ones(9, 4))
-except ValueError:
-    traceback.print_exc()
-    logging.exception("by logging")
-thread = threading.Thread(target=model, args=(torch.ones(9, 4),))
-thread.start()
-thread.join()
-alive = train(12)
-gc.collect()
-print([reference() for reference in alive], threading.active_count())
-print([name for name in sys.modules if name.startswith("torch._inductor")])
-print(torch.jit.trace(model, torch.ones(2, 4)).code)
-"""
-
-
-def test_a_script_that_looks_around_sees_nothing_of_the_recorder(tmp_path, capfd):
-    run = record(tmp_path, MODEL + TRAIN + LOOKING)
-    seen = capfd.readouterr()
-    bare = run_bare(tmp_path)
-    assert seen.err.encode() == bare.stderr
-    assert seen.out.encode() == bare.stdout
-    assert run.recorded_steps() == [5, 6, 7]
 
 
 def test_a_complete_window_outlives_a_process_that_is_killed(tmp_path):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.recorded import MODEL, record, record_command, run_bare
+from tests.recorded import MODEL, record, record_command
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -61,31 +61,19 @@ def test_shapes_are_recorded_with_the_operators(training):
     assert addmm["args"]["Input Dims"][1] == [2, 4]
 
 
-def test_each_generation_is_one_step_whatever_it_calls_inside(tmp_path):
+COMPILERS = (
+    'print([name for name in sys.modules if name.startswith(("torch._dyn", "torch._ind"))])\n'
+)
+
+
+def test_each_generation_is_one_step_whatever_it_calls_inside(tmp_path, capfd):
     script = MODEL + "for _ in range(9): model.generate(torch.ones(1, 4), 4)\n"
-    run = record(tmp_path, script)
+    run = record(tmp_path, script + COMPILERS)
     assert "Llama.generate" in run.description["step_rule"]
     assert run.description["num_steps_seen"] == 9
     assert run.count("kprof.module#Llama") == 3 * 4
-
-
-INFERENCE_THAT_FAILS = """
-print("argv", sys.argv[1:], __name__, flush=True)
-model.eval()
-with torch.no_grad():
-    for rows in range(1, 12):
-        model(torch.ones(rows, 4))
-"""
-
-
-def test_a_script_that_fails_looks_the_same_and_is_recorded_up_to_there(tmp_path, capfd):
-    run = record(tmp_path, MODEL + INFERENCE_THAT_FAILS, "a b", "--c")
-    seen = capfd.readouterr()
-    bare = run_bare(tmp_path, "a b", "--c")
-    assert seen.out.encode() == bare.stdout
-    assert seen.err.encode() == bare.stderr
-    assert run.result.exit_code == bare.returncode == 1
-    assert run.recorded_steps() == [5, 6, 7]
+    # Importing torch's compilers takes as long as torch: the recorder does without.
+    assert capfd.readouterr().out == "[]\n"
 
 
 def test_a_script_shorter_than_its_warm_up_is_recorded_from_the_beginning(tmp_path):
@@ -100,50 +88,6 @@ def test_a_script_without_steps_is_recorded_from_the_beginning(tmp_path):
     run = record(tmp_path, "import torch\na = torch.ones(8, 8)\nprint((a @ a).sum())\n")
     assert run.count("aten::mm") == 1
     assert any("no step was seen" in text for text in run.description["caveats"])
-
-
-OWN_PROFILER = """
-from torch.profiler import ProfilerActivity, profile
-model.eval()
-for _ in range(3): model(torch.ones(2, 4))
-with profile(activities=[ProfilerActivity.CPU]) as own:
-    for _ in range(4): model(torch.ones(2, 4))
-assert any(row.key == "aten::addmm" for row in own.key_averages())
-for _ in range(9): model(torch.ones(2, 4))
-"""
-
-
-def test_a_script_with_its_own_profiler_gets_it_and_is_recorded_afterwards(tmp_path):
-    run = record(tmp_path, MODEL + OWN_PROFILER)
-    assert run.result.exit_code == 0
-    assert run.recorded_steps() == [7, 8, 9]
-
-
-COMPILED = """
-import warnings
-warnings.simplefilter("error")
-from torch._dynamo.testing import CompileCounterWithBackend
-torch.manual_seed(0)
-counter = CompileCounterWithBackend("aot_eager")
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
-compiled = torch.compile(model, backend=counter, fullgraph=True)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(10):
-    loss = compiled(torch.ones(2, 4)).sum()
-    loss.backward()
-    optimizer.step()
-print(counter.frame_count, counter.op_count, loss.item())
-"""
-
-
-def test_a_compiled_model_compiles_to_the_same_graph_and_computes_the_same(tmp_path, capfd):
-    run = record(tmp_path, MODEL + COMPILED)
-    seen = capfd.readouterr()
-    assert seen.out.encode() == run_bare(tmp_path).stdout
-    assert seen.err == ""
-    assert run.recorded_steps() == [5, 6, 7]
-    assert "Sequential" in run.ranges("kprof.module#")
-    assert any("compiled" in text for text in run.description["caveats"])
 
 
 TERMINATED = """
