@@ -1,8 +1,12 @@
 """How tests run: on one thread each, and property tests on the same examples each time."""
 
+import gc
 import os
 
 from hypothesis import settings
+
+# Until all tests are collected nothing is garbage, and a million things would be looked at.
+gc.disable()
 
 # Before anything imports torch or NumPy: several test processes whose threads wait for each
 # other's take many times as long. Processes that the tests start inherit it.
@@ -16,3 +20,8 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("fuzz", deadline=None, max_examples=1000)
 settings.load_profile("fuzz" if os.environ.get("FUZZ") else "repeatable")
+
+
+def pytest_collection_finish():
+    """Let the garbage collector do its work from here on."""
+    gc.enable()
