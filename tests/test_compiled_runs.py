@@ -8,9 +8,9 @@ pytest.importorskip("torch")
 if shutil.which("g++") is None:
     pytest.skip("Inductor needs a C++ compiler", allow_module_level=True)
 
-from kprof.analyze.passes import analyze
 from kprof.open import read
 from tests.recorded import record, run_bare
+from tests.traces import measured
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ def cold(tmp_path_factory, _shared_cache):
 
 def modules_of(folder, phase, operators=("aten::mm", "aten::addmm")):
     """Return the modules that the matrix products of a phase are attributed to, each once."""
-    kernels = analyze(read([folder / "run.kprof"])).kernels
+    kernels = measured(read([folder / "run.kprof"])).kernels
     is_product = kernels["op"].isin(operators)
     found = kernels[is_product & (kernels["phase"] == phase)]
     return sorted(found["module"].astype(str).unique())

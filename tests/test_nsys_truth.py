@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from kprof.analyze.ledger import balance, union_ns
-from kprof.analyze.passes import analyze
 from kprof.open import read
+from tests.traces import measured
 
 FOLDER = Path(__file__).parents[2] / "shared" / "traces" / "public"
 TRUTH = FOLDER / "TRUTH.csv"
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def test_a_public_export_is_counted_exactly(row):
-    trace = analyze(read([FOLDER / row["file"]]))
+    trace = measured(read([FOLDER / row["file"]]))
     # The reference counts kernels and runtime calls alone, of all processes together.
     kernels = trace.kernels[trace.kernels["activity"] == "kernel"]
     start = kernels["start_ns"].to_numpy()
@@ -53,7 +53,7 @@ def test_copies_sets_and_whole_replays_are_not_lost(row):
 
 
 def test_no_kernel_is_given_to_another_process(row):
-    trace = analyze(read([FOLDER / row["file"]]))
+    trace = measured(read([FOLDER / row["file"]]))
     launched = trace.kernels[trace.kernels["launch_row"].notna()]
     ranks = trace.ranges["rank"].to_numpy()[launched["launch_row"].to_numpy(dtype=np.int64)]
     assert (ranks == launched["rank"].to_numpy()).all()

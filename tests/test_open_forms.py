@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kprof.analyze.ledger import balance, truth_columns
-from kprof.analyze.passes import analyze
 from kprof.errors import KprofError
 from kprof.open import open_run, read
 from tests.kineto_files import annotation, kernel, launch, operator
+from tests.traces import measured
 
 EVENTS = [
     annotation("ProfilerStep#1", ts=0.5, dur=90),
@@ -38,7 +38,7 @@ OF_THE_FILE = {"file", "bytes", "raw_json_bytes"}
 def books_of(folder, content, name="trace.json"):
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    trace = analyze(read([path]))
+    trace = measured(read([path]))
     columns = truth_columns(trace, balance(trace))
     return {name: columns[name] for name in columns.keys() - OF_THE_FILE}
 
@@ -219,6 +219,6 @@ def test_any_damage_to_the_bytes_balances_or_is_one_clear_error(tmp_path_factory
     path = tmp_path_factory.mktemp("damage") / f"trace.json{'.gz' if is_packed else ''}"
     path.write_bytes(content)
     try:
-        assert balance(analyze(read([path]))).balances
+        assert balance(measured(read([path]))).balances
     except KprofError as error:
         assert error.fix

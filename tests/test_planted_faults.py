@@ -2,6 +2,7 @@
 
 import tempfile
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,7 @@ def found_gaps(trace):
     return Counter(kernels["gap_cause"].astype(object).fillna("unknown"))
 
 
+@cache
 def twins(name, seed):
     """Run a workload with and without its fault; both with the same jitter."""
     planted = PLANTED[name]

@@ -18,6 +18,8 @@ from kprof.playbook import HEADINGS, all_playbooks, find_playbook
 
 ROOT = Path(__file__).parent.parent
 PAGES = all_playbooks()
+# The command, with all of its commands: it takes long to build.
+KPROF = typer.main.get_command(app)
 NAMES = [page.name for page in PAGES]
 
 
@@ -40,7 +42,7 @@ def test_a_page_has_all_parts_in_their_order_and_none_is_empty(page):
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_of_a_page_is_one_that_kprof_understands(line):
     _, name, *words = shlex.split(line)
-    command = typer.main.get_command(app).commands[name]
+    command = KPROF.commands[name]
     context = command.make_context(name, words, ignore_unknown_options=True)
     assert context.info_name == name
 

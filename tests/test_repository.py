@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import requires
 from itertools import pairwise
 from pathlib import Path
@@ -49,6 +50,13 @@ def commands_in(path):
     return [line for line in lines if line.startswith("kprof ")]
 
 
+@cache
+def kprof_command():
+    """Return the command `kprof`, which takes long to build, with all of its commands."""
+    return typer.main.get_command(app)
+
+
+@cache
 def functions_in(path):
     """Return the functions and methods that `path` defines, but no kernels: those are no Python."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -190,7 +198,7 @@ def test_a_link_leads_to_a_file_of_the_repository(path):
 @pytest.mark.parametrize("line", sorted({line for path in DOCUMENTS for line in commands_in(path)}))
 def test_a_documented_command_is_one_that_kprof_understands(line):
     _, name, *words = shlex.split(line)
-    command = typer.main.get_command(app).commands[name]
+    command = kprof_command().commands[name]
     assert command.make_context(name, words).args == []
 
 

@@ -19,7 +19,7 @@ def note(self, x):
     print(torch.nn.ReLU.forward.__name__, flush=True)
     return forward(self, x)
 torch.nn.Linear.forward = note
-train(10 ** 9)
+serve(10 ** 9)
 """
     )
     trial = run(tmp_path, script, "AB", patch="slow", window_s=1e-9)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kprof.analyze.ledger import balance, truth_columns
-from kprof.analyze.passes import analyze
 from kprof.open import read
+from tests.traces import measured
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces" / "public"
 TRUTH = TRACES / "TRUTH.csv"
@@ -31,7 +31,7 @@ def as_written(value):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: Path(row["file"]).name[:40])
 def test_a_public_trace_is_counted_exactly(row):
-    trace = analyze(read([TRACES / row["file"]]))
+    trace = measured(read([TRACES / row["file"]]))
     ledger = balance(trace)
     columns = truth_columns(trace, ledger)
     expected = {

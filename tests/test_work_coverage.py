@@ -14,7 +14,7 @@ from kprof.device import find_device
 from kprof.open import read
 from kprof.report.result import result_of
 from tests.calls import recorded, tensor
-from tests.traces import trace_of
+from tests.traces import measured, trace_of
 
 OWN = sorted((Path(__file__).parent / "data" / "h200").glob("*.json.gz"))
 SHARED = Path(__file__).parents[2] / "shared" / "traces"
@@ -30,7 +30,7 @@ IN_CACHE_BYTES = 120 << 20
 def opened(path):
     trace = read([path])
     device = find_device(trace.gpus[0].name) if trace.gpus else None
-    return analyze(replace(trace, meta=replace(trace.meta, device=device)))
+    return measured(replace(trace, meta=replace(trace.meta, device=device)))
 
 
 def time_of(kernels, rows):
