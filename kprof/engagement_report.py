@@ -68,10 +68,10 @@ def write_report(
     evidence, missing = evidence_of(engagement)
     write_partner_report(evidence, page, template, level)
     sections = sections_of_engagement(engagement)
-    suite = f"Engagement {engagement.name}"
+    suite, title = f"Engagement {engagement.name}", f"Engagement: {engagement.name}"
     try:
         beside[".json"].write_bytes(json_of_engagement(engagement) + b"\n")
-        beside[".md"].write_text(render_markdown(suite, sections), encoding="utf-8")
+        beside[".md"].write_text(render_markdown(title, sections), encoding="utf-8")
         beside[".xml"].write_bytes(render_junit(suite, cases_of_engagement(engagement)))
     except OSError as error:
         problem = f"{error.filename} cannot be written: {error.strerror or error}"
@@ -125,12 +125,13 @@ def _predictions(engagement: Engagement) -> Iterator[Scored]:
         added = compared[one.entry]
         bet, interval = added.bet, added.comparison.headline.interval
         assert bet is not None
-        day = _day_of(engagement.entries[bet.entry - 1])
-        yield Scored(one.name, *one.predicted, day, interval)
+        made_in = engagement.entries[bet.entry - 1]
+        yield Scored(one.name, *one.predicted, _day_of(made_in), interval, _name_of(made_in))
     for promise in scores.untested:
         shares = promise.predicted.shares
         if shares is not None and promise.predicted.source != "what-if":
-            yield Scored(promise.predicted.name, *shares, _day_of(promise.entry))
+            day, source = _day_of(promise.entry), _name_of(promise.entry)
+            yield Scored(promise.predicted.name, *shares, day, source=source)
 
 
 def _sources(engagement: Engagement) -> Iterator[Source]:
@@ -139,6 +140,10 @@ def _sources(engagement: Engagement) -> Iterator[Source]:
             yield Source(entry.source.name, describe(entry), entry.source.sha256)
     number = len(engagement.entries)
     yield Source(engagement.name, f"engagement up to entry {number}: its seal", engagement.seal)
+
+
+def _name_of(entry: Entry) -> str:
+    return entry.source.name if entry.source is not None else ""
 
 
 def _day_of(entry: Entry) -> date:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import msgspec
 
+from kprof.analyze.cycles import find_power_effect
 from kprof.comparison import Pair, save
 from kprof.partner import read_evidence
 from kprof.report.calibration import result_of_calibration
@@ -75,3 +77,12 @@ def test_a_calibration_is_read_from_what_selftest_printed(tmp_path):
     printed = result_of_calibration(calibration_of())
     (tmp_path / "selftest.json").write_bytes(msgspec.json.encode(printed))
     assert read_evidence([tmp_path / "selftest.json"]).calibration == calibration_of()
+
+
+def test_the_sides_of_a_comparison_are_called_as_the_page_calls_them():
+    pairs = tuple(replace(one, clocks_mhz=(1800, 1600)) for one in comparison_of().pairs)
+    doubt = find_power_effect(comparison_of().plan, pairs)
+    found = said(everything(comparisons=(comparison_of(doubts=(doubt,)),)))
+    assert found.count("With the change the GPU's clock was 11.1 % lower than without: part") == 3
+    assert "While B" not in found
+    assert "under A" not in found

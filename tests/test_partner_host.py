@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+from kprof.analyze.energy import StepEnergy
 from kprof.device import Device
 from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.sections.cost import energy_in_words
+from tests.partner_evidence import comparison_of
 from tests.partner_pages import said
 from tests.section_traces import HOST_ONLY, RICH
 
@@ -55,3 +58,22 @@ def test_each_run_that_recording_slowed_says_by_how_much():
     assert "Recording slows the host, not the GPU: before, a step takes 9 ms recorded" in text
     assert "after, a step takes" not in text
     assert "These are recorded steps." not in said(Evidence("t", runs=(not_slowed,)))
+
+
+def test_a_step_that_took_another_time_in_the_comparison_is_said():
+    runs = timed(RICH, 9_000_000, 4_000_000), timed(RICH, 33_000_000, 32_000_000)
+    text = said(Evidence("t", runs=runs, comparisons=(comparison_of(),)))
+    assert "before, 4.00 ms around the recording and 40.0 ms in the comparison." in text
+    alike = (timed(RICH, 40_000_000, 39_000_000), runs[1])
+    told = said(Evidence("t", runs=alike, comparisons=(comparison_of(),)))
+    assert "from run to run" not in told
+
+
+def test_energy_of_steps_that_recording_made_longer_says_so():
+    joules = StepEnergy(5.0, 1, 1)
+    told = energy_in_words(timed(RICH, 9_000_000, 4_000_000), joules)
+    assert told == "by the energy counter, over 1 step, which recording made 125.0 % longer: " + (
+        "it takes less otherwise"
+    )
+    calm = timed(RICH, 2_050_000, 2_000_000)
+    assert energy_in_words(calm, joules) == "by the energy counter, over 1 step"

@@ -14,6 +14,7 @@ from tests.partner_evidence import (
     costs_of,
     everything,
     finding_of,
+    price_of,
     run_of,
 )
 from tests.partner_pages import said
@@ -88,11 +89,39 @@ def test_a_saving_has_the_range_of_the_price_and_that_of_the_gain():
     saved = Band(Fraction("0.08"), Fraction("0.10"), Fraction("0.12"))
     figures = (Figure("Gain of a token", "saved", "$/M tokens", saved, ""),)
     found = said(everything(costs=(costs_of("0.40", figures=figures),)))
-    # From 8 cents at half the price to 12 cents at twice the price.
-    assert "saves $0.10 ($0.04 to $0.24)" in found
+    # From 8 cents at half the price to 12 cents at twice the price; so nothing saves more than
+    # it cost, which was 40 cents and 8 to 12 more, at half to twice the price.
+    assert "$0.50 ($0.24 to $1.04) $0.40 ($0.20 to $0.80) saves $0.10 ($0.04 to $0.24)" in found
 
 
 def test_costs_that_do_not_change_are_no_saving():
     found = said(everything(costs=(costs_of("0.40"), costs_of("0.40"))))
     assert "; that saves" not in found
     assert "✓ cheaper" not in found
+
+
+def test_what_is_saved_of_a_thousand_steps_stands_in_the_verdict_where_nothing_else_is_known():
+    price = price_of()
+    steps = Figure("Steps", "a thousand steps", "$", Band.known(Fraction(2)), "", (price,))
+    gain = Figure(
+        "Gain of a token", "a token gets cheaper by", "times", Band.known(Fraction(3)), ""
+    )
+    found = said(everything(costs=(replace(costs_of(), figures=(steps, gain)),)))
+    assert "it saves $4.00 per thousand steps." in found[: found.index("What was changed")]
+    # Nobody said how many tokens a step has.
+    assert "a step gets cheaper by" in found
+    assert "Gain of a token" not in found
+
+
+def test_gpus_that_are_kept_cost_what_they_cost_before_where_the_gain_is_of_time_alone():
+    kept = Band.known(Fraction(3600))
+    figures = (Figure("Serving", "all GPUs, kept for a month", "$/month", kept, ""),)
+    # A step takes 80 % of the time in the comparison.
+    same, other = (
+        (*figures, Figure("Gain of a token", "a token gets cheaper by", "times", gain, ""))
+        for gain in (Band.known(Fraction(5, 4)), Band.known(Fraction(2)))
+    )
+    found = said(everything(costs=(costs_of(figures=same),)))
+    assert "A month, all GPUs kept $3,600 $3,600 none ? the same" in found
+    found = said(everything(costs=(costs_of(figures=other),)))
+    assert "A month, all GPUs kept missing $3,600" in found

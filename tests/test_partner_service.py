@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 from kprof.report.partner import render_report
 from kprof.report.partner.evidence import Evidence
@@ -10,6 +11,8 @@ from kprof.report.partner.sections import service_level
 from kprof.report.partner.service_curves import pictures_of
 from kprof.report.partner.template import read_template
 from kprof.sla import json_of, judge_responses, read_targets
+from tests.partner_evidence import everything, level_of
+from tests.partner_pages import said
 from tests.responses import MS, answer, failure, service
 
 TTF4, TTFT = "ttf4_p99<=100ms", "ttft_p99<=60ms"
@@ -104,6 +107,44 @@ def test_the_section_holds_its_curves():
 def test_the_reason_of_an_unprovable_target_names_all_samples_and_those_that_count():
     in_a_spell = [answer(t, sent_ms=20 * i) for i, t in enumerate([20] * 490 + [30, 40] * 5)]
     chapter = service_level.render(Evidence("t", service_levels=(kept(TTFT, rows=in_a_spell),)))
-    (reason,) = [part.text for part in chapter.blocks if "unprovable" in getattr(part, "text", "")]
-    assert "unprovable with 500 samples, which count as " in reason
+    (reason,) = [part.text for part in chapter.blocks if "Unprovable" in getattr(part, "text", "")]
+    assert "Unprovable with 500 samples, which count as " in reason
     assert "because slow ones come in clumps; it takes 459 of those at least." in reason
+    assert reason.startswith("Time to the first chunk with content: at most 60 ms for 99 % of")
+
+
+def test_no_bound_is_drawn_that_counts_clumps_as_independent_and_so_contradicts_the_verdict():
+    calm = of_four_tokens(490)
+    spell = [answer(30 + i % 2, sent_ms=9800 + 20 * i, gaps_ms=(20,) * 3) for i in range(10)]
+    judged = kept(TTF4, rows=[*calm, *spell])
+    assert judged.assessment.judgements[0].high is None
+    (picture,) = pictures_of([("now", judged)])
+    assert rows_by_name(picture)["99 % of them, at worst"] == ("—", "—", "—")
+
+
+def test_a_doubt_about_a_target_names_its_promise_in_words():
+    doubt = "ttf64_p99<=100ms: slow answers come in clumps"
+    found = said(Evidence("t", service_levels=(level_of(doubts=(doubt,)),)))
+    told = "Time to the first 64 tokens: at most 100 ms for 99 % of requests. Slow answers come in"
+    assert told in found
+    assert "Ttf64" not in found
+
+
+def test_a_faster_change_whose_promises_are_not_proven_says_so_and_what_would_tell():
+    level = level_of("NOT PROVEN", high=None)
+    (judgement,) = level.assessment.judgements
+    judgements = (replace(judgement, samples_needed=1910),)
+    level = replace(level, assessment=replace(level.assessment, judgements=judgements))
+    found = said(everything(service_levels=(level,)))
+    sentence = found[: found.index("What was changed")]
+    assert "; whether the service keeps its promises is not proven; it saves" in sentence
+    assert "about 1,910 measurements like these would prove it." in found
+    assert "promises is not proven" not in said(everything())
+
+
+def test_a_first_token_that_comes_later_than_before_is_said():
+    soon, late = (kept(TTF4, rows=[answer(ttft) for _ in range(9)]) for ttft in (10, 12))
+    found = said(Evidence("t", service_levels=(soon, late)))
+    assert "comes later than before: after 12.0 ms instead of 10.0 ms, for half" in found
+    assert "comes later than before" not in said(Evidence("t", service_levels=(late, soon)))
+    assert "comes later than before" not in said(Evidence("t", service_levels=(soon, soon)))

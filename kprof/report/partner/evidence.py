@@ -39,6 +39,8 @@ class Scored:
     high: float
     recorded_on: date
     measured: Interval | None = None
+    source: str = ""
+    """The run that it was predicted of, where that is known."""
 
 
 @dataclass(frozen=True)

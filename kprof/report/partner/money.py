@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -65,7 +66,26 @@ def money_in(evidence: Evidence) -> list[Line]:
     if after is None:
         return []
     lines = _from_two(before, after) if before is not None else _from_one(after)
+    if _is_same_gpu(after, evidence):
+        # What is kept costs what it cost: that much is known without any other figure.
+        lines = [
+            Line(KEPT, line.after, line.after, Band.known(Fraction(0)))
+            if line.name == KEPT and line.before is None and line.saved is None
+            else line
+            for line in lines
+        ]
     return [line for line in lines if line.after is not None or line.saved is not None]
+
+
+def _is_same_gpu(costs: Costs, evidence: Evidence) -> bool:
+    """Tell whether the gain is that of the comparison's time alone, at one price of the GPU."""
+    gain = _band(costs, "Gain of a token", "a token gets cheaper by")
+    interval = evidence.headline.headline.interval if evidence.headline else None
+    return (
+        gain is not None
+        and interval is not None
+        and math.isclose(float(gain.mid) * interval.ratio, 1, rel_tol=1e-6)
+    )
 
 
 def find_figure(costs: Costs, topic: str, name: str, unit: str = "") -> Figure | None:
@@ -98,8 +118,8 @@ def _from_two(before: Costs, after: Costs) -> list[Line]:
 def _from_one(costs: Costs) -> list[Line]:
     """Return the lines where the gain stands in the costs: before is after and what is saved."""
     million = _band(costs, "Serving", "as paid", "$/M tokens")
-    saved = _over_prices(_band(costs, "Gain of a token", "saved", "$/M tokens"), million)
-    lines = [Line(MILLION, _sum(million, saved), million, saved)]
+    saved = _band(costs, "Gain of a token", "saved", "$/M tokens")
+    lines = [Line(MILLION, _before(million, saved), million, _over_prices(saved, million))]
     cash = _band(costs, "Gain in cash", "saved", "$/month")
     monthly = _band(costs, "Gain of a token", "saved", "$/month")
     volume = volume_in(costs)
@@ -115,8 +135,7 @@ def _from_one(costs: Costs) -> list[Line]:
     )
     if steps is not None and million is None:
         more = gain.map(lambda times: steps.mid * (times - 1)) if gain else None
-        more = _over_prices(more, steps)
-        lines.append(Line(STEPS, _sum(steps, more), steps, more))
+        lines.append(Line(STEPS, _before(steps, more), steps, _over_prices(more, steps)))
     return lines
 
 
@@ -149,12 +168,15 @@ def _over_prices(saved: Band | None, after: Band | None) -> Band | None:
     return Band(min(ends), saved.mid, max(ends))
 
 
-def _sum(after: Band | None, saved: Band | None) -> Band | None:
-    """Return before: over the band of the price where that is the wider, at its middle else."""
+def _before(after: Band | None, saved: Band | None) -> Band | None:
+    """Return what it cost, over the bands of the price and of the gain: no saving exceeds it.
+
+    `saved` is at the middle price, over the band of the gain.
+    """
     if after is None or saved is None or not after.mid:
         return None
-    share = saved.mid / after.mid
-    return after.map(lambda usd: usd * (1 + share))
+    ends = zip((after.low, after.mid, after.high), (saved.low, saved.mid, saved.high), strict=True)
+    return Band(*(usd * (1 + gained / after.mid) for usd, gained in ends))
 
 
 def _difference(old: Band, new: Band) -> Band:

@@ -7,14 +7,30 @@ from statistics import median
 
 from kprof.comparison import Claim, Comparison
 from kprof.gate.result import REJECT
-from kprof.report.partner.digits import gain_range
+from kprof.report.changes import format_value
+from kprof.report.partner.digits import gain_range, time_within
 from kprof.report.partner.evidence import Evidence, first_and_last
-from kprof.report.partner.money import is_credited, money_in, negated, written
+from kprof.report.partner.money import (
+    MILLION,
+    MONTH,
+    STEPS,
+    is_credited,
+    money_in,
+    negated,
+    written,
+)
 from kprof.report.partner.parts import Verdict
 from kprof.report.partner.wording import VERDICTS, change_in_words
 
 UNCHECKED = "Adopt the change once the quality gate has shown that results stay right"
 KEPT_NOW = "every promise of the service is kept now, and was not before"
+UNPROVEN = "whether the service keeps its promises is not proven"
+SAVINGS = (
+    (MONTH, "a month"),
+    (MILLION, "per million tokens"),
+    (STEPS, "per thousand steps"),
+)
+"""What a saving may be said of in the verdict, the most telling first."""
 NOTHING = "There is nothing to report on: no run, no comparison, no service level and no cost."
 
 
@@ -68,6 +84,7 @@ def _of_comparison(evidence: Evidence, comparison: Comparison) -> Verdict:
 def _besides(evidence: Evidence) -> list[str]:
     """Return what a proven difference means for promises and for money."""
     told = [KEPT_NOW] if _is_kept_now(evidence) else []
+    told += [UNPROVEN] if _is_unproven(evidence) else []
     saved = _saving(evidence)
     return [*told, saved] if saved else told
 
@@ -90,11 +107,17 @@ def _is_kept_now(evidence: Evidence) -> bool:
     return (before.assessment.verdict, after.assessment.verdict) == ("MISSED", "MET")
 
 
+def _is_unproven(evidence: Evidence) -> bool:
+    """Tell whether the newest service level is proven neither kept nor broken."""
+    _, level = first_and_last(evidence.service_levels)
+    return level is not None and level.assessment.verdict == "NOT PROVEN"
+
+
 def _saving(evidence: Evidence) -> str:
     if not is_credited(evidence):
         return ""
     lines = {line.name: line for line in money_in(evidence) if line.saved}
-    for name, words in (("A month", "a month"), ("A million tokens", "per million tokens")):
+    for name, words in SAVINGS:
         if (line := lines.get(name)) and line.saved and line.saved.mid:
             if line.saved.mid >= 0:
                 return f"it saves {written(line.saved)} {words}"
@@ -128,6 +151,18 @@ def medians_of(comparison: Comparison, claim: Claim) -> tuple[float, float] | No
     if not good:
         return None
     return median(a for a, _ in good), median(b for _, b in good)
+
+
+def medians_in_words(comparison: Comparison, claim: Claim) -> tuple[str, str] | None:
+    """Write the median of A and of B with the digits that the interval of the claim allows."""
+    medians = medians_of(comparison, claim)
+    if medians is None or claim.verdict == "INVALID":
+        return None
+    if claim.metric.unit != "ns":
+        return format_value(medians[0], claim.metric), format_value(medians[1], claim.metric)
+    interval = claim.interval
+    share = (interval.high - interval.low) / 2 / interval.ratio if interval else 0.05
+    return time_within(medians[0], min(share, 0.5)), time_within(medians[1], min(share, 0.5))
 
 
 def next_steps(evidence: Evidence) -> list[str]:
@@ -171,6 +206,11 @@ def _checked_so_far(evidence: Evidence) -> str:
 
 def _about_gaps(evidence: Evidence) -> list[str]:
     steps = []
+    if _is_unproven(evidence):
+        judgements = evidence.service_levels[-1].assessment.judgements
+        needed = max((one.samples_needed or 0 for one in judgements), default=0)
+        enough = f": about {needed:,} measurements like these would prove it" if needed else ""
+        steps.append(f"Measure the service longer, as {UNPROVEN}{enough}.")
     comparison = evidence.headline
     verdict = comparison.headline.verdict if comparison else None
     if verdict == "FASTER" and not evidence.gates and (swapped := _swapped(evidence)):

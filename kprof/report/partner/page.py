@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,21 @@ _FOLDER = Path(__file__).parent
 
 def render_page(title: str, subtitle: str, mark: str, chapters: Sequence[nouns.Chapter]) -> str:
     """Return the text of the page; every text is escaped here, whatever it says."""
+    style, script = (_read(f"page.{kind}") for kind in ("css", "js"))
+    return _template().render(
+        title=title,
+        subtitle=subtitle,
+        mark=mark,
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=Markup(_hash_of(style)),
+        script_hash=Markup(_hash_of(script)),
+        chapters=_numbered(chapters),
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -47,17 +63,7 @@ def render_page(title: str, subtitle: str, mark: str, chapters: Sequence[nouns.C
     environment.globals.update(
         svg=to_svg, bar=bar_svg, swatch=swatch_svg, ROWS=ROWS_SHOWN, MISSING=MISSING
     )
-    style, script = (_read(f"page.{kind}") for kind in ("css", "js"))
-    return environment.get_template("page.html.jinja").render(
-        title=title,
-        subtitle=subtitle,
-        mark=mark,
-        style=Markup(style),
-        script=Markup(script),
-        style_hash=Markup(_hash_of(style)),
-        script_hash=Markup(_hash_of(script)),
-        chapters=_numbered(chapters),
-    )
+    return environment.get_template("page.html.jinja")
 
 
 def _read(name: str) -> str:

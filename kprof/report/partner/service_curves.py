@@ -17,11 +17,13 @@ from kprof.report.units import MISSING, format_share
 
 NS_PER_MS = 1e6
 MOST_DISTRIBUTIONS = 3
+LATER = 1.1
+"""From this ratio to the time before on, a first token that comes later is worth saying."""
 HALF, TAIL, BOUND = "half of the requests", "99 % of the requests", "99 % of them, at worst"
 TOKENS = (
     "How long the first N tokens take. At worst: the 99 % bound, the largest time that the "
-    "measurements still allow; where it is missing they are too few to tell. Lines that leave the "
-    "chart at its top go on."
+    "measurements still allow; where it is missing they are too few to tell, or slow ones come in "
+    "clumps. Lines that leave the chart at its top go on."
 )
 DISTRIBUTION = (
     "The share of all requests that had an answer within a time. What failed never had one. The "
@@ -37,9 +39,27 @@ def pictures_of(stages: Sequence[tuple[str, Judged]]) -> list[Picture]:
     return [*drawn, *[one for one in times if one is not None][:MOST_DISTRIBUTIONS]]
 
 
+def later_in_words(stages: Sequence[tuple[str, Judged]]) -> str:
+    """Say that the first token comes later after the change; empty where it does not."""
+    firsts = [
+        dict(zip(curve.num_tokens, curve.by_level.get("p50", ()), strict=False)).get(1)
+        for _, judged in stages
+        if judged.curves is not None and (curve := judged.curves.tokens) is not None
+    ]
+    if len(firsts) < 2 or firsts[0] is None or firsts[-1] is None:
+        return ""
+    if firsts[-1] <= LATER * firsts[0]:
+        return ""
+    before, after = time_within(firsts[0], 0.01), time_within(firsts[-1], 0.01)
+    return (
+        f"The first token comes later than before: after {after} instead of {before}, for half of "
+        "the requests."
+    )
+
+
 def _tokens(stages: Sequence[tuple[str, Judged]]) -> Picture | None:
     curves = [
-        (when, judged.curves.tokens)
+        (when, judged.curves.tokens, _is_bounded(judged))
         for when, judged in stages
         if judged.curves is not None and judged.curves.tokens is not None
     ]
@@ -47,8 +67,8 @@ def _tokens(stages: Sequence[tuple[str, Judged]]) -> Picture | None:
         return None
     named = [
         (f"{name}, {when}" if len(stages) > 1 else name, points, curve, style, symbol)
-        for (when, curve), style in zip(reversed(curves), ("k0", "k7"), strict=False)
-        for name, points, symbol in _levels(curve)
+        for (when, curve, is_bounded), style in zip(reversed(curves), ("k0", "k7"), strict=False)
+        for name, points, symbol in _levels(curve, is_bounded=is_bounded)
     ]
     lines = [
         Line(name, _milliseconds(curve.num_tokens, points), style, symbol)
@@ -67,12 +87,27 @@ def _tokens(stages: Sequence[tuple[str, Judged]]) -> Picture | None:
     return Picture("Time to the first N tokens", wide, narrow, TOKENS, table, legend=legend)
 
 
-def _levels(curve: TokenCurve) -> list[tuple[str, tuple[float | None, ...], Symbol]]:
+def _levels(
+    curve: TokenCurve, *, is_bounded: bool
+) -> list[tuple[str, tuple[float | None, ...], Symbol]]:
     return [
         (HALF, curve.by_level.get("p50", ()), "circle"),
         (TAIL, curve.by_level.get("p99", ()), "square"),
-        (BOUND, curve.high_p99, "triangle"),
+        (BOUND, curve.high_p99 if is_bounded else (), "triangle"),
     ]
+
+
+def _is_bounded(judged: Judged) -> bool:
+    """Tell whether the bound of the curve holds, which counts every request as independent.
+
+    Where the slow ones of a target on tokens come in clumps, its verdict counts fewer, and what
+    the curve says of its N would contradict that.
+    """
+    return all(
+        judgement.num_independent >= judgement.num_samples
+        for judgement in judged.assessment.judgements
+        if judgement.target.num_tokens is not None
+    )
 
 
 def _milliseconds(

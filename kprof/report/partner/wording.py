@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from kprof.comparison import Claim, Interval, Metric
 from kprof.report.partner.digits import across, rounded, within
@@ -131,3 +132,15 @@ def share_in_words(share: float) -> str:
     if abs(percent) < 0.01:
         return "less than 0.01 %"
     return f"{rounded(percent, 0 if abs(percent) >= 9.5 else 1 if abs(percent) >= 0.95 else 2)} %"
+
+
+def gained(name: str, units: Iterable[str]) -> str:
+    """Name a gain: of a step where no figure beside it is of tokens, as then nobody gave them."""
+    return name if any("token" in unit for unit in units) else name.replace("token", "step")
+
+
+def without_letters(doubt: str) -> str:
+    """Name the sides of a comparison as the page does: a reader has not met A and B yet."""
+    return doubt.replace("While B ran ", "With the change ").replace(
+        " than under A", " than without"
+    )

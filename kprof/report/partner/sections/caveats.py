@@ -6,7 +6,10 @@ from kprof.analyze.trust.audit import audit
 from kprof.analyze.trust.unanswered import find_unanswered
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Block, Chapter, Folded
+from kprof.report.partner.sections.service_level import promise_of
+from kprof.report.partner.wording import without_letters
 from kprof.report.section import Column, Table, Text
+from kprof.report.sla import Judged
 from kprof.report.units import format_count
 
 TITLE = "What to keep in mind"
@@ -46,9 +49,9 @@ def render(evidence: Evidence) -> Chapter:
 def _doubts(evidence: Evidence) -> list[tuple[str, str]]:
     rows = []
     for comparison in evidence.comparisons:
-        rows += [("Comparison", doubt) for doubt in comparison.doubts]
+        rows += [("Comparison", without_letters(doubt)) for doubt in comparison.doubts]
     for judged in evidence.service_levels:
-        rows += [("Service level", _sentence(doubt)) for doubt in judged.assessment.doubts]
+        rows += [("Service level", _doubt(doubt, judged)) for doubt in judged.assessment.doubts]
     for costs in evidence.costs:
         rows += [("Cost", warning) for warning in costs.warnings]
     if evidence.calibration is not None:
@@ -60,13 +63,31 @@ def _doubts(evidence: Evidence) -> list[tuple[str, str]]:
             for target in calibration.targets
             if not target.is_met
         ]
-    for run in evidence.runs:
-        rows += [("Recording", caveat) for caveat in run.meta.caveats]
+    for number, run in enumerate(evidence.runs):
+        about = _name_of(number, len(evidence.runs))
+        rows += [(about, caveat) for caveat in run.meta.caveats]
         for check in audit(run):
             if check.verdict in DOUBTFUL:
                 found = f"{_sentence(f'{check.name}: {check.evidence}')} {_sentence(check.meaning)}"
-                rows.append(("Recording", found.strip()))
+                rows.append((about, found.strip()))
     return list(dict.fromkeys(rows))
+
+
+def _name_of(number: int, num_runs: int) -> str:
+    """Name the recording that a doubt is about, as the other sections do."""
+    if num_runs == 1:
+        return "Recording"
+    between = f"Recording {number + 1}"
+    return {0: "Recording before", num_runs - 1: "Recording after"}.get(number, between)
+
+
+def _doubt(text: str, judged: Judged) -> str:
+    """Say a doubt about a target with its promise in words, in the place of what was typed."""
+    for judgement in judged.assessment.judgements:
+        target, colon, doubt = text.partition(": ")
+        if colon and target == judgement.target.text:
+            return f"{_sentence(promise_of(judgement))} {_sentence(doubt)}"
+    return _sentence(text)
 
 
 def _sentence(text: str) -> str:

@@ -15,6 +15,7 @@ from kprof.report.partner.wording import (
     changed_in_words,
     marked,
     verdict_in_words,
+    without_letters,
 )
 from kprof.report.section import Column, Table, Text
 from kprof.report.units import MISSING
@@ -63,7 +64,7 @@ def _blocks(comparison: Comparison) -> list[Block]:
     if claim.pairs_needed:
         said.append(f"About {claim.pairs_needed:,} more pairs would probably decide.")
     blocks: list[Block] = [Text(" ".join(said), tone)]
-    blocks += [Text(doubt, "warning") for doubt in comparison.doubts]
+    blocks += [Text(without_letters(doubt), "warning") for doubt in comparison.doubts]
     blocks.append(_claims(comparison))
     if any(_change(pair) is not None for pair in comparison.pairs):
         blocks.append(_picture(comparison))

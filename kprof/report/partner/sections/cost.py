@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cost.price import Price
-from kprof.analyze.energy import measure_step_energy
+from kprof.analyze.energy import StepEnergy, measure_step_energy
+from kprof.analyze.overhead import NOTICEABLE_SLOWDOWN, measure_cost
 from kprof.report.partner.digits import within
 from kprof.report.partner.drawings import Range, both, ranges
 from kprof.report.partner.evidence import Evidence
@@ -12,8 +13,10 @@ from kprof.report.partner.money import is_credited, money_in, volume_in, written
 from kprof.report.partner.parts import Block, Chapter, Folded, Missing, Picture
 from kprof.report.partner.sections.summary import format_joules
 from kprof.report.partner.sections.time import stages_of
+from kprof.report.partner.wording import gained
 from kprof.report.section import Column, Facts, Table, Text
 from kprof.report.units import format_count
+from kprof.trace import Trace
 
 TITLE = "Cost and energy"
 
@@ -130,13 +133,15 @@ def _figures(costs: Costs) -> Table:
         Column("How", "prose"),
     )
     rows = []
+    units = [figure.unit for figure in costs.figures]
     for figure in costs.figures:
         band = figure.values
         low, middle, high = within(float(band.low), float(band.mid), float(band.high), 4)
         ends = ("", "") if band.is_known else (low, high)
         oldest = min((price.oldest for price in figure.prices), default=None)
         day = oldest.isoformat() if oldest else ""
-        what = (figure.topic, figure.name, ends[0], middle, ends[1], figure.unit, day)
+        named = (gained(figure.topic, units), gained(figure.name, units))
+        what = (*named, ends[0], middle, ends[1], figure.unit, day)
         rows.append((*what, figure.formula))
     return Table(columns, tuple(rows), f"Computed for {costs.as_of}.")
 
@@ -148,12 +153,14 @@ def _energy(evidence: Evidence) -> list[tuple[str, str, str]]:
             continue
         energy = measure_step_energy(run)
         label = (
-            "Energy of a step" if len(evidence.runs) == 1 else f"Energy of a step, {name.lower()}"
+            "Energy of a recorded step"
+            if len(evidence.runs) == 1
+            else f"Energy of a recorded step, {name.lower()}"
         )
         if energy.joules is None:
             facts.append((label, GAP, energy.why))
             continue
-        how = f"by the energy counter, over {format_count(energy.num_steps, 'step')}"
+        how = energy_in_words(run, energy)
         facts.append((label, f"{format_joules(energy.joules)} J", how))
     if evidence.costs:
         for figure in evidence.costs[-1].figures:
@@ -161,3 +168,12 @@ def _energy(evidence: Evidence) -> list[tuple[str, str, str]]:
                 amount = f"{float(figure.values.mid):.3g} J"
                 facts.append((f"Energy of a token, {figure.name}", amount, figure.formula))
     return facts
+
+
+def energy_in_words(run: Trace, energy: StepEnergy) -> str:
+    """Say how the energy of a step was measured, and whether recording added to it."""
+    how = f"by the energy counter, over {format_count(energy.num_steps, 'step')}"
+    cost = measure_cost(run)
+    if cost is None or cost.slowdown < NOTICEABLE_SLOWDOWN:
+        return how
+    return f"{how}, which recording made {cost.difference}: it takes less otherwise"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from kprof.analyze.steps import find_steps
 from kprof.finding import Finding, Saving
 from kprof.report.partner.digits import percent_range, time_within
 from kprof.report.partner.evidence import Advice, Evidence
 from kprof.report.partner.money import worth_in_words
 from kprof.report.partner.parts import Block, Card, Chapter, Missing
+from kprof.report.partner.sections.time import untraced_share, wait_share
 from kprof.report.partner.wording import share_in_words
 from kprof.report.section import Table, Text
 from kprof.report.sections.findings import evidence_of
-from kprof.report.units import UNKNOWN
+from kprof.report.units import UNKNOWN, format_count
 from kprof.trace import Trace
 
 TITLE = "What was found"
@@ -28,11 +32,13 @@ SAVINGS = (
     "or more. P3: less, or nobody knows. Savings are predicted by replaying the recording. They "
     "do not add up, as some overlap."
 )
+UNTRACED = 0.1
+"""From this share of the device time without an operator on, what rules do not see may be there."""
 HOW = "kprof run train.py, then name the run's folder"
 
 
 def render(evidence: Evidence) -> Chapter | Missing:
-    """Render a card for every finding of the first run, and for those new in the last one."""
+    """Render a card for every finding of the first run and of the last one."""
     if not evidence.runs or all(run.diagnosis is None for run in evidence.runs):
         return Missing("What costs time, and what to do about it", HOW)
     cards = _cards(evidence)
@@ -51,32 +57,65 @@ def render(evidence: Evidence) -> Chapter | Missing:
 
 def _cards(evidence: Evidence) -> list[Card]:
     first, last = evidence.runs[0], evidence.runs[-1]
-    remaining = {one.rule for one in last.diagnosis.findings} if last.diagnosis else None
-    is_one = first is last
-    shown = []
-    seen = set()
     # What a single run shows is what is there now, unless a change was compared with it.
-    is_before = not is_one or bool(evidence.comparisons)
-    for run, when in ((first, ""), (last, "only after the change")):
-        if run.diagnosis is None or (is_one and when):
-            continue
-        for finding in run.diagnosis.findings:
-            if finding.rule in seen:
-                continue
-            seen.add(finding.rule)
-            status = when
-            if not is_one and not when and remaining is not None:
-                is_gone = finding.rule not in remaining
-                status = "✓ no longer found after the change" if is_gone else "still found after it"
-            money = worth_in_words(
-                finding.saving, run.diagnosis.price, is_before and not when, evidence
-            )
-            facts = [
-                ("Saves", saving_in_words(finding.saving, run.diagnosis.whole)),
-                *([] if run.is_host_only else [("In money", money)]),
-            ]
-            shown.append(_card(finding, run, facts, status, evidence))
-    return shown
+    is_changed = first is not last or bool(evidence.comparisons)
+    cards = []
+    for finding, run, status in _stated(first, last):
+        assert run.diagnosis is not None
+        is_before = run is first and is_changed
+        money = worth_in_words(finding.saving, run.diagnosis.price, is_before, evidence)
+        facts = [
+            ("Saves", saving_in_words(finding.saving, run.diagnosis.whole)),
+            *([] if run.is_host_only else [("In money", money)]),
+        ]
+        cards.append(_card(finding, run, facts, status, evidence))
+    return cards
+
+
+def _stated(first: Trace, last: Trace) -> list[tuple[Finding, Trace, str]]:
+    """Return the findings of the first run, then those new in the last: with run and status.
+
+    What both show is told as it is in the last: that is what mending it would save now.
+    """
+    before, after = _found_in(first), _found_in(last)
+    if first is last:
+        return [(one, first, "") for one in before.values()]
+    new = [rule for rule in after if rule not in before]
+    return [
+        *(
+            (after[rule], last, "still found after it")
+            if rule in after
+            else (one, first, _gone(one, first, last))
+            for rule, one in before.items()
+        ),
+        *((after[rule], last, "only after the change") for rule in new),
+    ]
+
+
+def _found_in(run: Trace) -> dict[str, Finding]:
+    """Return what was found, by the name of its rule."""
+    found: dict[str, Finding] = {}
+    for one in run.diagnosis.findings if run.diagnosis else ():
+        found.setdefault(one.rule, one)
+    return found
+
+
+def _gone(finding: Finding, first: Trace, last: Trace) -> str:
+    """Say that a finding is gone, or why the last run cannot tell."""
+    if last.diagnosis is None:
+        return ""
+    unasked = {one.rule: one.because for one in last.diagnosis.unasked}
+    if finding.rule in unasked:
+        return f"? not looked for after the change: {unasked[finding.rule]}"
+    untraced = untraced_share(last)
+    rests_on_operators = first.kernels["op"].iloc[list(finding.rows)].notna().any()
+    if untraced >= UNTRACED and rests_on_operators:
+        share = share_in_words(untraced)
+        return f"? not seen after the change, where {share} of the device time has no operator"
+    waits = wait_share(last, finding.remedy.idle_cause)
+    if waits >= LARGE:
+        return f"? less of it, but {share_in_words(waits)} of the time is still spent so"
+    return "✓ no longer found after the change"
 
 
 def _card(
@@ -93,7 +132,7 @@ def _card(
     details += [Text(detail) for detail in finding.details]
     if finding.saving is not None:
         details.append(Text(f"How the saving was predicted: {finding.saving.basis}."))
-    details.append(evidence_of(run, finding))
+    details.append(_proof(finding, run))
     return Card(
         title_of(finding, evidence),
         grade_of(finding),
@@ -102,6 +141,16 @@ def _card(
         tuple(details),
         middle_of(finding.saving),
     )
+
+
+def _proof(finding: Finding, run: Trace) -> Table:
+    """Return what proves a finding, and say over how many steps, as its claim is of one."""
+    steps = len(find_steps(run)) if run.meta.num_ranks == 1 else 0
+    span = f", in {format_count(steps, 'recorded step')} together" if steps else ""
+    kept = len(finding.rows) + len(finding.idle_rows)
+    of = finding.num_rows + finding.num_idle_rows
+    which = f": the {kept:,} that took longest, of {of:,}" if of > kept else ""
+    return replace(evidence_of(run, finding), caption=f"What proves it{span}{which}.")
 
 
 def title_of(finding: Finding, evidence: Evidence) -> str:
@@ -148,4 +197,4 @@ def _together(run: Trace) -> str:
     if together is None or not together.high_ns or run.diagnosis is None:
         return ""
     saves = saving_in_words(together, run.diagnosis.whole)
-    return f"All of what is still to be found here, mended together, would save {saves}."
+    return f"All that is found now, mended together, would save {saves}."

@@ -24,6 +24,8 @@ def render(evidence: Evidence) -> Chapter | None:
     scored = [one for one in evidence.predictions if one.measured is not None]
     right = sum(came_true(one) is True for one in scored)
     lead = f"{right} of {format_count(len(scored), 'prediction')} came true"
+    surely = sum(came_true(one) is True and is_sure(one) for one in scored)
+    lead += f", {surely} of them surely" if surely < right else ""
     open_ones = len(evidence.predictions) - len(scored)
     lead += f"; {open_ones} not measured yet." if open_ones else "."
     if not scored:
@@ -35,10 +37,11 @@ def render(evidence: Evidence) -> Chapter | None:
         Column("Measured saving", "right"),
         Column("Result"),
     )
-    rows = tuple(_row(one) for one in evidence.predictions)
+    rows = tuple(_row(one, evidence) for one in evidence.predictions)
     caption = (
         "Savings as shares of the step. A prediction came true where the middle of what was "
-        "measured lies in its range."
+        "measured lies in its range; not surely, where the range of what was measured reaches "
+        "across an end of it."
     )
     return Chapter(TITLE, (Text(lead), Table(columns, rows, caption)))
 
@@ -50,12 +53,26 @@ def came_true(one: Scored) -> bool | None:
     return one.low <= 1 - one.measured.ratio <= one.high
 
 
-def _row(one: Scored) -> tuple[str, ...]:
-    name = TOGETHER.get(one.finding, one.finding.replace("_", " "))
+def is_sure(one: Scored) -> bool:
+    """Tell whether all that may have been measured lies on one side of the predicted ends."""
+    if one.measured is None:
+        return False
+    least, most = 1 - one.measured.high, 1 - one.measured.low
+    if came_true(one):
+        return one.low <= least and most <= one.high
+    return most < one.low or one.high < least
+
+
+def _row(one: Scored, evidence: Evidence) -> tuple[str, ...]:
+    advice = evidence.advice.get(one.finding)
+    plain = advice.title if advice and advice.title else one.finding.replace("_", " ")
+    name = TOGETHER.get(one.finding, plain)
+    when = f"{one.recorded_on.isoformat()}{one.source and f', from {one.source}'}"
     predicted = percent_range(one.low, one.high)
     if one.measured is None:
-        return (name, one.recorded_on.isoformat(), predicted, "not measured yet", "? Open")
+        return (name, when, predicted, "not measured yet", "? Open")
     measured = percent_range(1 - one.measured.high, 1 - one.measured.low)
-    is_right = bool(came_true(one))
-    result = marked("good" if is_right else "warning", "Came true" if is_right else "Was off")
-    return (name, one.recorded_on.isoformat(), predicted, measured, result)
+    tone, told = ("good", "Came true") if came_true(one) else ("warning", "Was off")
+    if not is_sure(one):
+        tone, told = "plain", f"{told}, not surely"
+    return (name, when, predicted, measured, marked(tone, told))

@@ -9,7 +9,7 @@ from kprof.report.partner.digits import exact_time, time_within
 from kprof.report.partner.drawings import Range, both, ranges
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Block, Chapter, Missing, Picture
-from kprof.report.partner.service_curves import pictures_of
+from kprof.report.partner.service_curves import later_in_words, pictures_of
 from kprof.report.partner.wording import SLA_VERDICTS, marked
 from kprof.report.section import Column, Table, Text
 from kprof.report.sla import SENTENCES, Judged, why_of
@@ -37,13 +37,19 @@ def render(evidence: Evidence) -> Chapter | Missing:
     if picture := _picture(evidence):
         blocks.append(picture)
     blocks += pictures_of(_stages(evidence))
+    if later := later_in_words(_stages(evidence)):
+        blocks.append(Text(later, "warning"))
     blocks.append(Text(METHOD, "muted"))
     reasons = [
-        f"{j.target.text}: {why_of(j)}."
+        f"{_capital(promise_of(j))}. {_capital(why_of(j))}."
         for j in last.assessment.judgements
         if j.verdict not in ("MET", "MISSED")
     ]
     return Chapter(TITLE, (*blocks, *(Text(reason) for reason in reasons)))
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _stages(evidence: Evidence) -> list[tuple[str, Judged]]:

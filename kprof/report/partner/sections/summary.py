@@ -8,7 +8,6 @@ from kprof.analyze.energy import measure_step_energy
 from kprof.analyze.steps import time_steps
 from kprof.analyze.utilisation import measure_utilisation
 from kprof.comparison import Claim, Comparison
-from kprof.report.changes import format_value
 from kprof.report.partner.digits import gain_range, time_within
 from kprof.report.partner.evidence import Evidence, first_and_last
 from kprof.report.partner.money import (
@@ -18,12 +17,18 @@ from kprof.report.partner.money import (
     worth_in_words,
     written,
 )
-from kprof.report.partner.outcome import medians_of, next_steps
+from kprof.report.partner.outcome import medians_in_words, next_steps
 from kprof.report.partner.parts import Block, Chapter, Steps
 from kprof.report.partner.sections.quality import tone_of
 from kprof.report.partner.sections.service_level import limit_of, value_of
 from kprof.report.partner.sections.time import idle_share
-from kprof.report.partner.wording import SLA_VERDICTS, change_in_words, marked, share_in_words
+from kprof.report.partner.wording import (
+    SLA_VERDICTS,
+    change_in_words,
+    marked,
+    share_in_words,
+    without_letters,
+)
 from kprof.report.section import Column, Table, Text
 from kprof.report.sla import Judged
 from kprof.report.units import MISSING
@@ -102,9 +107,9 @@ def _used_energy(evidence: Evidence) -> list[Row]:
     before, after = first_and_last([measure_step_energy(run).joules for run in evidence.runs])
     if before is None and after is None:
         return []
-    is_pair = len(evidence.runs) > 1
     old, new = (MISSING if j is None else f"{format_joules(j)} J" for j in (before, after))
-    return [("Energy of a step", old, new, "", "? one recording each" if is_pair else "")]
+    result = "? one recording each" if len(evidence.runs) > 1 else ""
+    return [("Energy of a recorded step", old, new, "", result)]
 
 
 def format_joules(joules: float) -> str:
@@ -146,18 +151,12 @@ def _possible(evidence: Evidence) -> str:
 
 def _claim(comparison: Comparison, claim: Claim) -> Row:
     name = f"{claim.metric.name[:1].upper()}{claim.metric.name[1:]}"
-    medians = medians_of(comparison, claim)
-    interval = claim.interval
+    medians = medians_in_words(comparison, claim)
     result = marked(TONES.get(claim.verdict, "plain"), WORDS[claim.verdict])
-    if medians is None or claim.verdict == "INVALID":
+    if medians is None:
         return (name, MISSING, MISSING, "", result)
-    share = (interval.high - interval.low) / 2 / interval.ratio if interval else 0.05
-    if claim.metric.unit == "ns":
-        a, b = (time_within(value, min(share, 0.5)) for value in medians)
-    else:
-        a, b = (format_value(value, claim.metric) for value in medians)
-    change = change_in_words(interval, claim.metric) if interval else MISSING
-    return (name, a, b, change, result)
+    change = change_in_words(claim.interval, claim.metric) if claim.interval else MISSING
+    return (name, *medians, change, result)
 
 
 def _promised(evidence: Evidence) -> list[Row]:
@@ -213,7 +212,7 @@ def _paid(evidence: Evidence) -> list[Row]:
 def _warnings(evidence: Evidence) -> list[str]:
     """Return what must be known before the numbers are believed."""
     comparison = evidence.headline
-    found = list(comparison.doubts[:2]) if comparison else []
+    found = [without_letters(one) for one in comparison.doubts[:2]] if comparison else []
     if evidence.costs and not is_credited(evidence):
         found.append("The difference is not proven, so no saving is credited to the change.")
     found += [warning for costs in evidence.costs for warning in costs.warnings[:1]]

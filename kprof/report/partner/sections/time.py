@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from kprof.analyze.overhead import NOTICEABLE_SLOWDOWN, measure_cost
-from kprof.analyze.steps import find_steps
+from kprof.analyze.score import SAME_STEP
+from kprof.analyze.steps import find_steps, time_steps
 from kprof.analyze.summary import split_window
 from kprof.analyze.utilisation import share_of_time
+from kprof.report.partner.digits import time_within
 from kprof.report.partner.drawings import Part, both, stack
 from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.outcome import medians_in_words, medians_of
 from kprof.report.partner.parts import Block, Chapter, Missing, Picture
 from kprof.report.partner.wording import KINDS, WAITS, share_in_words
 from kprof.report.section import Column, Table, Text
@@ -20,6 +25,7 @@ MOST_PARTS = 9
 UNKNOWN_KIND, UNKNOWN_WAIT = "Work of no known kind", "Idle: cause unknown"
 REST = "Everything else"
 HOST_IDLE = "Between operators"
+STEP_TIME = "step time"
 NONE = "none"
 HOW = "kprof run train.py, then name the run's folder"
 
@@ -34,7 +40,8 @@ def render(evidence: Evidence) -> Chapter | Missing:
     last_name, last = stages[-1]
     blocks: list[Block] = [Text(_lead(last, times[last_name]))]
     blocks.append(_picture(stages, times, parts))
-    blocks += [Text(text, "muted") for text in (_recorded(stages), _unattributed(last)) if text]
+    told = (_recorded(stages), _compared(stages, evidence), _unattributed(last))
+    blocks += [Text(text, "muted") for text in told if text]
     return Chapter(TITLE, tuple(blocks))
 
 
@@ -86,6 +93,13 @@ def idle_share(run: Trace) -> float | None:
     times = _by_part(run) if run.has_timeline else {}
     total = sum(times.values())
     return sum(time for name, time in times.items() if is_wait(name)) / total if total else None
+
+
+def wait_share(run: Trace, cause: str | None) -> float:
+    """Return the share of the time that was idle for a cause; 0 where nobody knows."""
+    times = _by_part(run) if cause is not None and run.has_timeline else {}
+    total = sum(times.values())
+    return times.get(WAITS.get(cause or "", ""), 0) / total if total else 0.0
 
 
 def _folded(times: dict[str, int], parts: list[str]) -> dict[str, int]:
@@ -178,13 +192,45 @@ def _recorded(stages: list[tuple[str, Trace]]) -> str:
     ]
     if not told:
         return ""
-    return f"These are recorded steps. Recording slows the host, not the GPU: {'; '.join(told)}."
+    return (
+        "These are recorded steps. Recording slows the host, not the GPU: "
+        f"{'; '.join(told)}, in the median."
+    )
+
+
+def _compared(stages: list[tuple[str, Trace]], evidence: Evidence) -> str:
+    """Say of which runs a step took another time than in the comparison, and how long."""
+    comparison = evidence.headline
+    if comparison is None or comparison.headline.metric.name != STEP_TIME or len(stages) < 2:
+        return ""
+    claim = comparison.headline
+    medians, words = medians_of(comparison, claim), medians_in_words(comparison, claim)
+    told = []
+    for (name, run), of, shown in zip(stages, medians or (), words or (), strict=False):
+        times = time_steps(run)
+        steps = times.unrecorded_ns or times.recorded_ns
+        own = median(steps) if steps else of
+        if abs(own / of - 1) > SAME_STEP:
+            where = "around" if times.unrecorded_ns else "in"
+            own_in_words = f"{time_within(own, 0.01)} {where} the recording"
+            told.append(f"{name.lower()}, {own_in_words} and {shown} in the comparison")
+    if not told:
+        return ""
+    lead = "Steps take other times from run to run, and shares of the time vary with them"
+    return f"{lead}: {'; '.join(told)}."
+
+
+def untraced_share(run: Trace) -> float:
+    """Return the share of the device time, or the operators' own, that no operator caused."""
+    if run.kernels.empty:
+        return 0.0
+    return share_of_time(run.kernels, run.kernels["bucket"] != "attributed")
 
 
 def _unattributed(run: Trace) -> str:
     if run.kernels.empty:
         return ""
-    share = share_of_time(run.kernels, run.kernels["bucket"] != "attributed")
+    share = untraced_share(run)
     whose = "the operators' own time" if run.is_host_only else "the device time"
     if share < 0.0005:
         return f"All of {whose} is traced to the operator that caused it."
