@@ -155,7 +155,9 @@ def _bet(promises: list[Promise], added: ComparisonAdded, tests: str | None) -> 
     ]
     if len(fits) == 1:
         return Bet(fits[0].entry.number, fits[0].predicted.name)
-    names = ", ".join(repr(one.predicted.name) for one in promises) or "none"
+    # Answers to what-if are many, and named after whole kernels.
+    named = [one.predicted for one in promises if one.predicted.source != "what-if"]
+    names = ", ".join(repr(one.name) for one in named) or "answers to what-if alone"
     raise KprofError(
         f"nothing of the name {tests!r} was predicted"
         if tests

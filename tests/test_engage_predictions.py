@@ -201,6 +201,10 @@ def test_what_if_answers_are_promises_with_what_the_replay_misses(tmp_path):
     (one,) = scores(tmp_path / "e").untested
     assert one.predicted.name == "kind:gemm 2x faster"
     assert one.predicted.shares == (0.15, 0.25)
+    # They are many, and named after kernels, so an error does not list them.
+    with pytest.raises(KprofError, match="which prediction") as error:
+        added(tmp_path / "e", 0.9, b="--env X=1")
+    assert "predicted were: answers to what-if alone" in error.value.fix
 
 
 @pytest.mark.parametrize("gain", ["", "5%", "a,b", "1%,2%,3%", "5%,1%", "1,2", "nan,nan"])

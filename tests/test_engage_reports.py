@@ -63,6 +63,27 @@ def rows_of(folder, title):
     return [line for line in text.splitlines() if line.startswith("|")][2:]
 
 
+def test_a_page_for_a_pull_request_begins_with_its_name_and_cuts_names_of_kernels(folder, tmp_path):
+    kernel = f"kernel:void at::native::{'deep::' * 50}last at its roofline"
+    engage.add(folder, [write_run(tmp_path / "run.kprof")])
+    engage.predict(folder, kernel, (0.01, 0.02))
+    (row,) = [one for one in rows_of(folder, "Predictions") if "at its roofline" in one]
+    assert row.startswith("| kernel:void at::native::deep") and len(row) < 200
+    assert (folder / "report.md").read_text().startswith("# Engagement: Tiny\n")
+
+
+def test_money_has_the_digits_that_its_band_allows_and_no_tokens_where_nobody_named_any(
+    folder, tmp_path
+):
+    asked = {"gpu": "H100", "price": "2,3,4", "step_s": "0.05", "gpus": "1", "speedup": "1.5"}
+    (tmp_path / "cost.json").write_bytes(json_of(calculate(asked, TODAY)))
+    engage.add(folder, [tmp_path / "cost.json"], "after")
+    rows = " ".join(rows_of(folder, "Before and after"))
+    assert "a thousand steps, \\$ | — | 0.042 (0.028 to 0.056)" in rows
+    assert "a step gets cheaper by" in rows
+    assert "token" not in rows
+
+
 def test_before_and_after_stand_side_by_side(folder, tmp_path):
     before = written(tmp_path / "before.json", level_of("MISSED", 3e8))
     after = written(tmp_path / "after.json", level_of("MET", 1e8))

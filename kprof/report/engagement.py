@@ -24,11 +24,12 @@ from kprof.engagement import (
 from kprof.report.changes import format_interval, format_percent
 from kprof.report.engagement_sides import section_of_benches, section_of_gates, section_of_sides
 from kprof.report.section import Column, Facts, Part, Section, Table, Text
-from kprof.report.units import MISSING, UNKNOWN, format_count
+from kprof.report.units import MISSING, UNKNOWN, format_count, shorten
 
 NONE_SCORED = "none scored yet"
 SEAL_DIGITS = 16
 DAY = 10
+LONGEST_NAME = 100
 ERROR = (
     "Error: the middle of the predicted interval less what was measured, in points: hundredths of "
     "A's step. Above 0, too much was promised."
@@ -148,7 +149,7 @@ def _promise_table(promises: Sequence[Promise]) -> Table:
     ordered = sorted(promises, key=lambda one: one.predicted.source == "what-if")
     rows = tuple(
         (
-            one.predicted.name,
+            shorten(one.predicted.name, LONGEST_NAME),
             UNKNOWN if one.predicted.shares is None else _gains(one.predicted.shares),
             one.entry.date[:DAY],
             str(one.entry.number),

@@ -16,9 +16,13 @@ from kprof.engagement import (
     TargetJudged,
     When,
 )
+from kprof.report.partner.digits import within
 from kprof.report.partner.saved_answers import gate_in
+from kprof.report.partner.wording import gained
 from kprof.report.section import Column, Section, Table
 from kprof.report.units import MISSING, UNKNOWN, format_time
+
+MOST_DIGITS = 4
 
 
 def section_of_sides(engagement: Engagement) -> Section | None:
@@ -80,15 +84,15 @@ def _measured(target: TargetJudged) -> str:
 def _cost_rows(engagement: Engagement) -> list[tuple[str, str, str]]:
     def told(cost: Holding) -> dict[str, str]:
         assert isinstance(cost, CostAdded)
-        return {f"{one.name}, {one.unit}": _banded(one) for one in cost.figures}
+        units = [one.unit for one in cost.figures]
+        return {f"{gained(one.name, units)}, {one.unit}": _banded(one) for one in cost.figures}
 
     return _sides(engagement, CostAdded, told)
 
 
 def _banded(figure: Figure) -> str:
-    if figure.low == figure.high:
-        return f"{figure.mid:.4g}"
-    return f"{figure.mid:.4g} ({figure.low:.4g} to {figure.high:.4g})"
+    low, middle, high = within(figure.low, figure.mid, figure.high, MOST_DIGITS)
+    return middle if figure.low == figure.high else f"{middle} ({low} to {high})"
 
 
 def section_of_gates(engagement: Engagement) -> Section | None:
