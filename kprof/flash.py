@@ -7,6 +7,7 @@ operators that were there.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from kprof.errors import KprofError
 from kprof.kernels import OURS
+from kprof.kernels._attention_back import run_attention_back
+from kprof.kernels._attention_back_ring import run_attention_back_on_hopper
 from kprof.kernels.attention_forward import KERNEL, attention_forward, shape_of
 from kprof.sites import SiteReport, SwapReport
 from kprof.sites._probe import DTYPES
@@ -36,7 +39,8 @@ SITE = "torch.nn.attention"
 # What arrives at an operator, autocast has cast already.
 SETTINGS = frozenset((dtype, None) for dtype in DTYPES)
 # Our providers, and whether they are the kernel for Hopper.
-IS_FOR_HOPPER = {OURS: False, f"{OURS}-hopper": True}
+UNORDERED = f"{OURS}-hopper-unordered"
+IS_FOR_HOPPER = {OURS: False, f"{OURS}-hopper": True, UNORDERED: True}
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,8 @@ class Operator:
     """Under which torch's dispatcher finds it."""
     asked: Callable[..., Arguments | str]
     """Takes what it is called with; returns the kernel's arguments, or why it has none."""
-    results: Callable[[Arguments, Tensor, Tensor], tuple[Any, ...]]
-    """Makes its results of arguments, results and log-sum-exps of the kernel."""
+    results: Callable[[Arguments, Tensor, Tensor], tuple[Any, ...]] | None
+    """Makes its results of arguments, results and log-sum-exps of the kernel; None: gradients."""
 
 
 class FlashAttention:
@@ -95,16 +99,20 @@ class FlashAttention:
         if isinstance(arguments, str):
             self._ways.leave_out(arguments)
             return original.call_boxed(keys, *args, **kwargs)
-        sort = many_key(*arguments)
-        way = self._ways.known.get(sort)
-        if way is None:
-            way = self._ways.decide(sort, arguments, shape_of(*arguments))
+        # A backward pass is of training, although no gradients of its own are asked for.
+        with torch.set_grad_enabled(operator.results is None or torch.is_grad_enabled()):
+            sort = many_key(*arguments)
+            way = self._ways.known.get(sort)
+            if way is None:
+                way = self._ways.decide(sort, arguments, shape_of(*arguments))
         if way.provider is not None and way.provider not in IS_FOR_HOPPER:
             self._ways.leave_out(f"{way.provider} was measured to be the fastest")
             return original.call_boxed(keys, *args, **kwargs)
         way.num_calls += 1
         if way.provider is None:
             return original.call_boxed(keys, *args, **kwargs)
+        if operator.results is None:
+            return _gradients(way.provider, arguments, *args[:6])
         q, k, v, is_causal, window = arguments
         is_for_hopper = IS_FOR_HOPPER[way.provider]
         with torch.no_grad():
@@ -184,6 +192,48 @@ def _flash_results(arguments: Arguments, y: Tensor, lse: Tensor) -> tuple[Any, .
     return y, lse, None, None, q.shape[2], k.shape[2], state, offset, q.new_empty(0)
 
 
+def _flash_back(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> Arguments | str:
+    if not all(one.transpose(1, 2).is_contiguous() for one in (key, value)):
+        return "keys that do not lie tokens first"
+    return _asked(query, key, value, dropout_p, is_causal, scale)
+
+
+def _gradients(
+    provider: str,
+    arguments: Arguments,
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    lse: Tensor,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of queries, keys and values, whoever made results and log-sum-exps."""
+    is_causal, window = arguments[3:]
+    options = (1.0 / math.sqrt(q.shape[3]), is_causal, window, q.shape[2], k.shape[2])
+    run = run_attention_back_on_hopper if provider == UNORDERED else run_attention_back
+    with torch.no_grad():
+        gradients: tuple[Tensor, ...] = run(dy, None, q, k, v, y, lse, None, None, *options)
+    return gradients
+
+
 def _cudnn(
     query: Tensor,
     key: Tensor,
@@ -213,5 +263,6 @@ def _cudnn_results(arguments: Arguments, y: Tensor, lse: Tensor) -> tuple[Any, .
 # cuDNN's is the one that torch prefers on Hopper.
 OPERATORS = (
     Operator("_scaled_dot_product_flash_attention", "CUDA", _flash, _flash_results),
+    Operator("_scaled_dot_product_flash_attention_backward", "CUDA", _flash_back, None),
     Operator("_scaled_dot_product_cudnn_attention", "CUDA", _cudnn, _cudnn_results),
 )

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,14 @@ import kprof.kernels
 
 FOLDER = Path(kprof.kernels.__file__).parent
 LONGEST_S = 5.0
+# The hardware adds to memory as if nothing came between.
+LOCK = threading.Lock()
+
+
+LAYOUTS = (
+    *("SliceLayout", "NVMMADistributedLayout", "DotOperandLayout"),
+    *("BlockedLayout", "SwizzledSharedLayout"),
+)
 
 
 class Tile(np.ndarray):
@@ -43,6 +52,12 @@ class Tile(np.ndarray):
     def store(self, value):
         self[...] = value
 
+    def load(self, layout):
+        return self.copy()
+
+    def slice(self, start, length, dim=0):
+        return self[(slice(None),) * dim + (slice(start, start + length),)]
+
 
 def tile(values):
     return np.asarray(values).view(Tile)
@@ -58,6 +73,11 @@ class Barrier:
     def init(self, count):
         self._count = self._left = count
         self._bytes = 0
+
+    def expect_more(self, count):
+        with self._changed:
+            assert self._left > 0
+            self._left += count
 
     def arrive(self, num_bytes=0):
         with self._changed:
@@ -109,10 +129,10 @@ class Barriers(list):
 class Descriptor:
     """What the copying hardware knows of a tensor."""
 
-    def __init__(self, values, rows):
+    def __init__(self, values, rows, columns=None):
         self.values, self.dtype, self.layout = values, values.dtype, None
-        shape = [1, 1, rows, values.shape[3]]
-        nbytes = rows * values.shape[3] * values.dtype.itemsize
+        shape = [1, 1, rows, columns or values.shape[3]]
+        nbytes = rows * shape[3] * values.dtype.itemsize
         self.block_type = SimpleNamespace(shape=shape, nbytes=nbytes)
 
 
@@ -144,8 +164,8 @@ class Device:
             float32=np.float32,
             int64="barrier",
             bfloat16=None,
-            **dict.fromkeys(("SliceLayout", "NVMMADistributedLayout"), lambda *about: None),
-            DotOperandLayout=lambda *about: None,
+            **dict.fromkeys(LAYOUTS, lambda *about: None),
+            NVMMASharedLayout=SimpleNamespace(get_default_for=lambda *about: None),
             **number,
         )
         self.mbarrier = SimpleNamespace(
@@ -160,6 +180,10 @@ class Device:
             async_copy_shared_to_global=self._begin_to_store,
             store_wait=lambda most: self._end_stores(),
         )
+        self.async_copy = SimpleNamespace(
+            async_copy_global_to_shared=self._copy,
+            mbarrier_arrive=self._arrive_when_copied,
+        )
 
     def names(self):
         """Return the names that a kernel's modules import."""
@@ -171,11 +195,13 @@ class Device:
             "triton": jit,
             "mbarrier": self.mbarrier,
             "tma": self.tma,
+            "async_copy": self.async_copy,
+            "add_shared_to_global": partial(self._begin_to_store, adds=True),
             "fence_async_shared": lambda: None,
             "wait_for_turn": lambda number, threads: self._turn(number).come(threads, True),
             "turn_over_to": lambda number, threads: self._turn(number).come(threads, False),
             "warpgroup_mma": self._multiply,
-            "warpgroup_mma_wait": lambda most, given: given[0](),
+            "warpgroup_mma_wait": self._wait,
             "hold": lambda x: None,
             "pack": lambda x, dtype: x.astype(dtype),
             "unpack": lambda x, dtype, layout: x,
@@ -202,22 +228,46 @@ class Device:
 
         threading.Thread(target=arrive).start()
 
-    def _begin_to_store(self, desc, at, block):
-        self._own.pending = [*getattr(self._own, "pending", []), (desc, at, block)]
+    def _copy(self, block, at):
+        block[...] = np.nan
+        self._own.copied = [*getattr(self._own, "copied", []), (block, at)]
+
+    def _arrive_when_copied(self, barrier):
+        copied, self._own.copied = self._own.copied, []
+        barrier.expect_more(32)
+
+        def arrive():
+            time.sleep(self._random.random() * 2e-4)
+            for block, at in copied:
+                block[...] = at.values[at.places]
+            for _ in range(32):
+                barrier.arrive()
+
+        threading.Thread(target=arrive).start()
+
+    def _begin_to_store(self, desc, at, block, adds=False):
+        self._own.pending = [*getattr(self._own, "pending", []), (desc, at, block, adds)]
 
     def _end_stores(self):
-        for desc, at, block in getattr(self._own, "pending", []):
-            batch, head, row, _ = (int(one) for one in at)
-            place = desc.values[batch, head, row : row + block.shape[2]]
-            place[...] = block[0, 0, : len(place)]
+        for desc, at, block, adds in getattr(self._own, "pending", []):
+            batch, head, row, column = (int(one) for one in at)
+            columns = slice(column, column + block.shape[3])
+            with LOCK:
+                place = desc.values[batch, head, row : row + block.shape[2], columns]
+                place[...] = block[0, 0, : len(place)] + (place if adds else 0)
         self._own.pending = []
 
     def _multiply(self, a, b, sums, use_acc=True, is_async=False):
         def product():
             found = np.matmul(a.astype(np.float32), b.astype(np.float32))
-            return tile(found + sums if use_acc else found)
+            before = sums() if callable(sums) else sums
+            return tile(found + before if use_acc else found)
 
         return product
+
+    def _wait(self, most, given):
+        found = tuple(one() if callable(one) else one for one in given)
+        return found if len(found) > 1 else found[0]
 
     def _store(self, at, values, mask):
         values_at, places = at
@@ -233,6 +283,16 @@ class Device:
             for done in [pool.submit(run, *one) for one in partitions]:
                 done.result()
         assert all(turn._count == 0 for turn in self._turns.values())
+
+
+class Address:
+    """Where numbers are read."""
+
+    def __init__(self, values, places=0):
+        self.values, self.places = values, places
+
+    def __add__(self, places):
+        return Address(self.values, self.places + places)
 
 
 class Results:

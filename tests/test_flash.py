@@ -2,6 +2,8 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -27,9 +29,18 @@ def _asked(q, k, v, dropout_p=0.0, is_causal=False, **options):
     return kprof.flash._asked(q, k, v, dropout_p, is_causal, options.get("scale"))
 
 
+def _asked_back(dy, q, k, v, *others, **options):
+    y, lse, dropout_p, is_causal = others
+    about = (None, None, q.shape[2], k.shape[2], dropout_p, is_causal, None, None)
+    return kprof.flash._flash_back(dy, q, k, v, y, lse, *about, scale=options.get("scale"))
+
+
 # What torch calls on this machine.
-ON_CPU = Operator(
-    "_scaled_dot_product_flash_attention_for_cpu", "CPU", _asked, lambda call, y, lse: (y, lse)
+ON_CPU = (
+    Operator(
+        "_scaled_dot_product_flash_attention_for_cpu", "CPU", _asked, lambda call, y, lse: (y, lse)
+    ),
+    Operator("_scaled_dot_product_flash_attention_for_cpu_backward", "CPU", _asked_back, None),
 )
 
 
@@ -38,7 +49,7 @@ OF_CUDA = kprof.flash.OPERATORS
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
-    monkeypatch.setattr(kprof.flash, "OPERATORS", (ON_CPU,))
+    monkeypatch.setattr(kprof.flash, "OPERATORS", ON_CPU)
     yield
     attention.restore_flash_attention_impl(_raise_warn=False)
 
@@ -123,13 +134,55 @@ def test_what_it_does_not_take_goes_where_it_went_and_is_counted(call, options, 
     assert ways_of(registered) == [(1, None, why)]
 
 
-def test_gradients_are_torchs():
+def gradients_of(call, attend=functional.scaled_dot_product_attention):
+    call = [one.detach().requires_grad_() for one in call]
+    y = attend(*call, is_causal=True)
+    # Of a sum of squares, so that what arrives depends on the result.
+    return torch.autograd.grad(y, call, y.detach())
+
+
+def test_gradients_are_ours_too():
+    call, registered = call_of(), register_flash_attention("kprof")
+    wanted = gradients_of(call)
+    attention.activate_flash_attention_impl("kprof")
+    found = gradients_of(call)
+    attention.restore_flash_attention_impl()
+    assert ways_of(registered) == [(2, "kprof", None)]
+    for ours, torchs in zip(found, wanted, strict=True):
+        assert ours.stride() == torchs.stride()
+        assert not torch.equal(ours, torchs)
+        torch.testing.assert_close(ours, torchs, rtol=1e-2, atol=1e-2)
+    assert all(torch.equal(a, b) for a, b in zip(gradients_of(call), wanted, strict=True))
+
+
+def test_keys_that_lie_otherwise_leave_the_gradients_to_torch():
     (q, k, v), registered = call_of(), register_flash_attention("kprof")
     attention.activate_flash_attention_impl("kprof")
-    q.requires_grad_()
-    functional.scaled_dot_product_attention(q, k, v).float().sum().backward()
-    assert ways_of(registered) == [(1, None, "gradients are asked for")]
-    assert q.grad is not None
+    found = gradients_of((q, k.contiguous(), v))
+    torch.testing.assert_close(found[1], gradients_of((q, k, v))[1], rtol=1e-2, atol=1e-2)
+    assert ways_of(registered) == [
+        *[(3, "kprof", None), (1, None, "keys that do not lie tokens first")]
+    ]
+
+
+def test_gradients_that_nobody_measured_are_torchs():
+    call, registered = call_of(), register_flash_attention()
+    wanted = gradients_of(call)
+    attention.activate_flash_attention_impl("kprof")
+    found = gradients_of(call)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert ways_of(registered) == [(2, None, UNMEASURED)]
+
+
+def test_training_is_ours_in_a_compiled_graph():
+    call, registered = call_of(), register_flash_attention("kprof")
+    attention.activate_flash_attention_impl("kprof")
+    wanted = gradients_of(call)
+    torch._dynamo.reset()
+    compiled = torch.compile(functional.scaled_dot_product_attention, backend="aot_eager")
+    found = gradients_of(call, compiled)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert ways_of(registered) == [(4, "kprof", None)]
 
 
 def test_a_provider_that_is_faster_leaves_the_call_to_torch(monkeypatch):
@@ -145,6 +198,8 @@ def test_results_are_those_of_torchs_operators():
     call = (*call_of(), True, 0)
     y, lse = attention_forward(*call[:3])
     for operator in OF_CUDA:
+        if operator.results is None:
+            continue
         function = getattr(torch.ops.aten, operator.name).default
         more = (None, False) if "cudnn" in operator.name else ()
         wanted = function(*(x.to("meta") for x in call[:3]), *more, 0.0, True)
@@ -155,6 +210,13 @@ def test_results_are_those_of_torchs_operators():
             if isinstance(theirs, torch.Tensor):
                 assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         assert found[0].stride() == wanted[0].stride()
+
+
+@pytest.mark.parametrize("operator", OF_CUDA, ids=lambda one: one.name)
+def test_calls_are_read_by_the_names_that_torch_has(operator):
+    schema = getattr(torch.ops.aten, operator.name).default._schema
+    ours = list(inspect.signature(operator.asked).parameters)
+    assert ours == [one.name for one in schema.arguments]
 
 
 @pytest.mark.parametrize(

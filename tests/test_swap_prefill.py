@@ -120,13 +120,16 @@ def test_calls_with_what_the_kernel_does_not_have_go_to_torch(options, shape, wh
     assert why in found
 
 
-def test_gradients_are_torchs():
-    module, (q, k, v) = Attention(), call_of()
+def test_calls_that_want_gradients_are_replaced_too():
+    module, call = Attention(is_causal=True), call_of()
+    call = [one.requires_grad_() for one in call]
+    wanted = torch.autograd.grad(module(*call).float().square().sum(), call)
     with swapped(module, KERNEL) as swap:
-        module(q, k, v)
-        module(q.requires_grad_(), k, v).float().sum().backward()
-    assert ways_of(swap) == [(1, "kprof", None), (1, None, "gradients are asked for")]
-    assert q.grad is not None
+        found = torch.autograd.grad(module(*call).float().square().sum(), call)
+    assert ways_of(swap) == [(1, "kprof", None)]
+    for ours, torchs in zip(found, wanted, strict=True):
+        assert not torch.equal(ours, torchs)
+        torch.testing.assert_close(ours, torchs, rtol=1e-2, atol=1e-2)
 
 
 def test_causal_calls_and_others_are_chosen_for_apart(monkeypatch):
@@ -286,8 +289,26 @@ def test_sequences_in_one_row_go_to_the_original(transformers):
     assert ways_of(swap) == 2 * [(1, None, "a mask that is not plainly causal")]
 
 
-def test_training_is_torchs_and_counted(transformers):
+def gradients_of(model):
+    model.zero_grad()
+    model(IDS).last_hidden_state.float().square().sum().backward()
+    return [one.grad for one in model.parameters()]
+
+
+def test_training_is_ours_and_counted(transformers):
     model = made(transformers)
+    wanted = gradients_of(model)
     with swapped(model, KERNEL) as swap:
-        model(IDS).last_hidden_state.float().sum().backward()
-    assert ways_of(swap) == 2 * [(1, None, "gradients are asked for")]
+        found = gradients_of(model)
+    assert ways_of(swap) == 2 * [(1, "kprof", None)]
+    for ours, torchs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-2, atol=1e-2 * float(torchs.abs().max()))
+
+
+def test_training_that_nobody_measured_is_torchs(transformers):
+    model = made(transformers)
+    wanted = gradients_of(model)
+    with swapped(model, "attention_forward") as swap:
+        found = gradients_of(model)
+    assert ways_of(swap) == 2 * [(1, None, UNMEASURED)]
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))

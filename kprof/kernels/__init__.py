@@ -41,6 +41,8 @@ class Provider:
     """The installed package whose version decides how fast it is."""
     is_varying: bool = False
     """Whether a row's bits depend on how many rows stand around it."""
+    repeats: bool = True
+    """Whether the same call has the same bits every time, gradients included."""
 
 
 @dataclass(frozen=True)

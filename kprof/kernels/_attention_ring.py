@@ -94,7 +94,7 @@ def run_ring(
     numbers = (num_queries, k.shape[2], left or 0, right or 0, num_heads)
     together = _together(k, group, num_heads)
     rows = (ROWS, ring.keys, ring.keys, ROWS)
-    descs = tuple(_describe(x, n) for x, n in zip((q, k, v, y), rows, strict=True))
+    descs = tuple(describe(x, n) for x, n in zip((q, k, v, y), rows, strict=True))
     of_tile = (ROWS * ring.groups, ring.keys, left, right)
     lengths = lengths_of(num_queries, k.shape[2], *of_tile)
     grid = len(lengths) * num_heads
@@ -152,14 +152,17 @@ def _longest(tiles: list[float], count: int) -> float:
     return max(totals)
 
 
-def _describe(x: Tensor, rows: int) -> Any:
-    """Return what the copying hardware is told of a tensor, of which it copies so many rows."""
+def describe(x: Tensor, rows: int, columns: int = 0) -> Any:
+    """Return what the copying hardware is told of a tensor: blocks of so many rows; 0: all columns.
+
+    Of one to be written to, rows begin at multiples of 16 bytes; of others there may be a copy.
+    """
     from kprof.kernels._gluon import TensorDescriptor, gl
 
     x = x if _is_described(x) else x.contiguous()
-    dtype = gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16
-    block = [1, 1, rows, x.shape[3]]
-    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+    dtypes = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+    block = [1, 1, rows, columns or x.shape[3]]
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtypes[x.dtype])
     # Where there is one, nothing is a step away; but a step has to be a multiple.
     sized = zip(x.shape, x.stride(), strict=True)
     steps = [step if length > 1 else ALIGNMENT for length, step in sized]

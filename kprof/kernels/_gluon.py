@@ -5,8 +5,10 @@ Of Triton 3.6. Gluon has no interpreter; it compiles ahead of time like the rest
 
 from __future__ import annotations
 
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -19,6 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 __all__ = [
     "TensorDescriptor",
+    "add_shared_to_global",
     "async_copy",
     "fence_async_shared",
     "gl",
@@ -33,6 +36,18 @@ __all__ = [
     "warpgroup_mma",
     "warpgroup_mma_wait",
 ]
+
+
+@builtin
+def add_shared_to_global(tensor_desc, coord, src, _semantic=None) -> None:
+    """Begin to add a block of shared memory to a tensor; waited for as a copy that way is.
+
+    The hardware does it, and Gluon has no name for it. In which order programs' blocks are added is
+    not said.
+    """
+    at = _semantic._convert_to_ir_values(coord, require_i64=False)
+    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, at, src.handle)
 
 
 @gluon.jit

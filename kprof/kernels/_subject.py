@@ -24,5 +24,6 @@ def subject_of(kernel: Kernel, provider: str = OURS, device: str = "cpu") -> Sub
         constant=kernel.constant,
         precision="same" if kernel.stated_error is None else "lower",
         stated_error=kernel.stated_error,
+        is_deterministic=by.repeats,
         is_batch_invariant=bool(kernel.rows) and not by.is_varying,
     )

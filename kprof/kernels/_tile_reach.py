@@ -61,3 +61,10 @@ def is_in_reach(
     if HAS_RIGHT:
         is_seen_MN &= key_N[None, :] <= (own_M + right)[:, None]
     return is_seen_MN
+
+
+@triton.jit
+def sequence_at(starts, place) -> tl.tensor:
+    """Return where a sequence begins among those that lie one after another, and its length."""
+    start = tl.load(starts + place).to(tl.int64)
+    return start, (tl.load(starts + place + 1) - start).to(tl.int32)

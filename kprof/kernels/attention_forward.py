@@ -1,8 +1,8 @@
-"""Attention of many queries, as in training and prefill: forward, with the log-sum-exp.
+"""Attention of many queries, as in training and prefill: with the log-sum-exp, and gradients.
 
 Scores never leave the chip: a tile of queries stays while its keys and values pass by. In plain
 Triton for every GPU, and for Hopper with warps that load, two warpgroups that take turns, and
-products that run beside the softmax.
+products that run beside the softmax. Gradients are computed from scores that are computed again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels._attention import run_attention
+from kprof.kernels._attention_gradients import attend_with_gradient
 from kprof.kernels._attention_ring import run_on_hopper, why_not_here
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -25,6 +26,14 @@ DIMS = (64, 128, 256)
 # Of a grid's second and third dimension.
 MOST_PLACES = 65_535
 MOST_KEYS = 1 << 30
+# Ways of torch's, of which gradients may have other bits every time.
+BACKENDS = (("sdpa-flash", "FLASH_ATTENTION"), ("sdpa-cudnn", "CUDNN_ATTENTION"))
+# Peers: name, module and package. FlashAttention-3 as it is published has no backward pass.
+PEERS = (
+    ("flash-attn-3", "fa3_fwd_interface", "fa3-fwd"),
+    ("flash-attn-3-built", "flash_attn_interface", "flash_attn_3"),
+    ("flash-attn-4", "flash_attn.cute", "flash-attn-4"),
+)
 # The window of a shape where queries see all keys up to their own.
 ALL_EARLIER = 1
 
@@ -40,7 +49,9 @@ def attention_forward(
     is_causal: bool = True,
     window: int = 0,
     most_queries: int = 0,
+    most_keys: int = 0,
     is_for_hopper: bool = False,
+    is_ordered: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Return what each query gets of the values, and the log-sum-exp of its scores.
 
@@ -59,11 +70,20 @@ def attention_forward(
         is_causal: Whether a query sees no later key.
         window: How near to its own a key has to be that a query sees, its own counted; 0: all are.
         most_queries: Of a sequence, where they have starts; 0: T.
+        most_keys: Likewise; 0: N. Gradients alone need it.
         is_for_hopper: Whether the kernel for Hopper runs.
+        is_ordered: Whether gradients are added up in one order, to the same bits every time; else
+            the kernel for Hopper does it, in any.
     """
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    run = run_on_hopper if is_for_hopper else run_attention
     options = (scale, is_causal, window, most_queries or q.shape[2])
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        most_keys = most_keys or k.shape[2]
+        with_gradient: tuple[Tensor, Tensor] = attend_with_gradient(
+            *(q, k, v, q_starts, k_starts, options, most_keys, is_for_hopper, is_ordered)
+        )
+        return with_gradient
+    run = run_on_hopper if is_for_hopper else run_attention
     results: tuple[Tensor, Tensor] = run(q, k, v, q_starts, k_starts, *options)
     return results
 
@@ -72,14 +92,14 @@ def _ours(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int =
     return attention_forward(q, k, v, is_causal=is_causal, window=window)[0]
 
 
-def _for_hopper() -> Any:
+def _for_hopper(*, is_ordered: bool) -> Any:
     why = why_not_here()
     if why:
         raise ImportError(why)
 
     def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
-        y, _ = attention_forward(q, k, v, is_causal=is_causal, window=window, is_for_hopper=True)
-        return y
+        how = {"is_causal": is_causal, "is_for_hopper": True, "is_ordered": is_ordered}
+        return attention_forward(q, k, v, window=window, **how)[0]
 
     return call
 
@@ -140,8 +160,6 @@ def _refuses(
         return f"{q.shape[1]} query heads do not share {k.shape[1]} heads of keys"
     if max(q.shape[:2]) > MOST_PLACES or max(q.shape[2], k.shape[2]) > MOST_KEYS:
         return f"{tuple(q.shape)}: more than a grid has room for"
-    if torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v)):
-        return "gradients are asked for"
     return None
 
 
@@ -150,6 +168,14 @@ def _work(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int =
     pairs = _count_pairs(num_queries, k.shape[2], is_causal, window)
     moved = 2 * q.numel() + 2 * k.numel()
     return Work(4 * batch * heads * dim * pairs, moved * q.element_size())
+
+
+def _backward_work(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0
+) -> Work:
+    """Count five products for the two of the forward pass; results and their gradients are read."""
+    moved = 4 * q.numel() + 4 * k.numel()
+    return Work(_work(q, k, v, is_causal, window).flops * 5 // 2, moved * q.element_size())
 
 
 def _count_pairs(num_queries: int, num_keys: int, is_causal: bool, window: int) -> int:
@@ -187,7 +213,10 @@ def _flash(module: str) -> Any:
         given = (one.transpose(1, 2) for one in (q, k, v))
         options: dict[str, Any] = {"window_size": (left, right)} if left >= 0 else {}
         y = attend(*given, causal=is_causal, **options)
-        return (y[0] if isinstance(y, tuple) else y).transpose(1, 2)
+        y = y[0] if isinstance(y, tuple) else y
+        if torch.is_grad_enabled() and q.requires_grad and not y.requires_grad:
+            raise NotImplementedError(f"{module} has no gradients")
+        return y.transpose(1, 2)
 
     return call
 
@@ -217,19 +246,25 @@ def shape_of(
 
 KERNEL = Kernel(
     name="attention_forward",
-    replaces="torch's scaled_dot_product_attention, of many queries, without gradients",
+    replaces="torch's scaled_dot_product_attention, of many queries",
     reference=_reference,
     truth=_truth,
     providers=(
         Provider(OURS, lambda: _ours, "kprof"),
-        Provider(f"{OURS}-hopper", _for_hopper, "kprof"),
-        Provider("eager", lambda: _reference, is_varying=True),
-        Provider("sdpa-flash", partial(_of_torch, "FLASH_ATTENTION"), is_varying=True),
-        Provider("sdpa-cudnn", partial(_of_torch, "CUDNN_ATTENTION"), is_varying=True),
-        Provider("sdpa-math", partial(_of_torch, "MATH"), is_varying=True),
-        Provider("flash-attn-3", partial(_flash, "fa3_fwd_interface"), "fa3-fwd", is_varying=True),
+        Provider(f"{OURS}-hopper", partial(_for_hopper, is_ordered=True), "kprof"),
         Provider(
-            "flash-attn-4", partial(_flash, "flash_attn.cute"), "flash-attn-4", is_varying=True
+            *(f"{OURS}-hopper-unordered", partial(_for_hopper, is_ordered=False), "kprof"),
+            repeats=False,
+        ),
+        Provider("eager", lambda: _reference, is_varying=True, repeats=False),
+        *(
+            Provider(name, partial(_of_torch, backend), is_varying=True, repeats=False)
+            for name, backend in BACKENDS
+        ),
+        Provider("sdpa-math", partial(_of_torch, "MATH"), is_varying=True),
+        *(
+            Provider(name, partial(_flash, module), package, is_varying=True, repeats=False)
+            for name, module, package in PEERS
         ),
     ),
     refuses=_refuses,
@@ -246,12 +281,14 @@ KERNEL = Kernel(
         *((2, 2, 1, 1, 70, 0, 128), (2, 2, 1, 90, 90, 17, 64), (1, 2, 1, 20, 40, 0, 256)),
     ),
     dtypes=("bfloat16", "float16"),
+    differentiable=(0, 1, 2),
+    backward_work=_backward_work,
     rows=(0, 1, 2),
     exact=2,
     unmeasured="eager",
     sources=(
         "Milakov and Gimelshein, Online normalizer calculation, arXiv 1805.02867",
-        "Dao, FlashAttention-2, arXiv 2307.08691: tiles of queries, keys pass by",
+        "Dao, FlashAttention-2, arXiv 2307.08691: tiles of queries, keys pass by; and backward",
         "Shah and others, FlashAttention-3, arXiv 2407.08608: two warpgroups take turns",
     ),
 )
