@@ -225,6 +225,7 @@ def test_training_takes_the_peak_of_the_gpu_unless_one_is_given(capsys):
         (("--price", "1,2"), "not one number or LOW,MID,HIGH"),
         (("--kw", "1,2,3"), "not one number"),
         (("--demand", "0,0"), "--demand is 0 in every hour"),
+        (("--demand", "2M/month"), "--demand 2M/month: not a rate of at least 0 in tokens/s"),
         (("--price", "1", "--capex", "9"), "two prices of the same hour"),
         (("--cached-share", "1"), "looking it up costs nothing"),
         (("--gpu", "H1000"), "no price is known for the GPU 'H1000'"),

@@ -1,5 +1,6 @@
 """Targets as text: what they mean, and what is said of those that mean nothing."""
 
+import re
 from fractions import Fraction
 
 import pytest
@@ -68,6 +69,9 @@ def test_a_preset_holds_targets_and_says_where_they_are_from(name):
         ("ttft_p100<=1ms", "ttft_p95<=200ms"),
         ("ttft_p99<1ms", "write 'ttft_p99<=1ms'"),
         ("ttft_p99>=1ms", "write 'ttft_p99<=1ms'"),
+        ("step_p50<60", "write it as in 'step_p50<=60ms'"),
+        ("step_p50>=60", "write it as in 'step_p50<=60ms'"),
+        ("ttft>=1ms", "write it as in 'ttft_p95<=200ms'"),
         ("ttft_p99<=100", "ttft_p95<=200ms"),
         ("ttft_p99<=0ms", "ttft_p95<=200ms"),
         ("ttf_p99<=1ms", "ttf64"),
@@ -90,6 +94,20 @@ def test_a_malformed_target_is_refused_with_a_valid_spelling(text, hint):
 def test_an_unknown_metric_is_refused_with_the_list_of_metrics():
     with pytest.raises(TargetError, match=r"ttf64_p99<=100ms.*attainment>=99%"):
         parse_target("happiness_p99<=1ms")
+
+
+@given(
+    st.sampled_from([*METRICS, "ttf64"]),
+    st.sampled_from(["", "_p50", "_p99"]),
+    st.sampled_from(["<", ">", "<=", ">="]),
+    st.sampled_from(["60", "60ms", "10tok/s", "10req/s", "1%"]),
+)
+def test_what_a_refused_target_is_to_be_written_as_is_a_target(name, statistic, relation, limit):
+    try:
+        parse_target(f"{name}{statistic}{relation}{limit}")
+    except TargetError as error:
+        for written in re.findall(r"write '([^']*)'", error.fix):
+            parse_target(written)
 
 
 @given(st.text(max_size=30))

@@ -92,6 +92,7 @@ class Limits:
 
 POSITIVE = Limits("a number above 0", "2.5", may_be_least=False)
 NOT_NEGATIVE = Limits("a number of at least 0", "0.1")
+DEMAND = Limits("a rate of at least 0 in tokens/s", "2000,5000,3000")
 USED_SHARE = Limits("a share above 0 and at most 1", "0.6", most=1, may_be_least=False)
 SHARE = Limits("a share from 0 to 1", "0.4", most=1)
 FACTOR = Limits("a factor of at least 1", "1.5", least=1)
@@ -107,8 +108,9 @@ LIMITS: dict[str, Limits] = {
     **dict.fromkeys(("interest", "cached_share", "cached_weight"), SHARE),
     **dict.fromkeys(("overhead", "pue", "headroom"), FACTOR),
     **dict.fromkeys(("gpus", "replica_gpus"), WHOLE),
-    **dict.fromkeys(("opex", "kwh_price", "cold_start", "decode_gpu_s", "demand"), NOT_NEGATIVE),
+    **dict.fromkeys(("opex", "kwh_price", "cold_start", "decode_gpu_s"), NOT_NEGATIVE),
     **dict.fromkeys(("interruptions", "restart"), NOT_NEGATIVE),
+    "demand": DEMAND,
     "min_replicas": COUNT,
     "life": YEARS,
 }
@@ -213,7 +215,7 @@ def _check_together(facts: Facts) -> None:
             fix="give --price for GPUs that are rented, --capex and --life for your own",
         )
     if facts.demand is not None and not any(facts.demand):
-        raise KprofError("--demand is 0 in every hour", fix="as in --demand 2000,5000,3000")
+        raise KprofError("--demand is 0 in every hour", fix=f"as in --demand {DEMAND.example}")
     if facts.cached_share == 1 and not facts.cached_weight:
         raise KprofError(
             "all input comes from the cache and looking it up costs nothing, yet prefill took time",

@@ -104,7 +104,7 @@ def parse_target(text: str) -> Target:
     metric, num_tokens = _metric_of(form["name"], text)
     if form["relation"] != metric.relation:
         problem = f"{text!r}: {metric.means}: a promise says {metric.relation}"
-        raise TargetError(problem, fix=f"write {_with_relation(text, metric.relation)!r}")
+        raise _instead(problem, _with_relation(text, metric.relation))
     quantile = _quantile_of(metric, form["statistic"], text)
     number = Fraction(form["number"].replace(",", "").replace("_", ""))
     limit, is_per_gpu = _limit_of(metric, number, form["unit"] or "", text)
@@ -164,6 +164,15 @@ def _limit_of(metric: Metric, number: Fraction, unit: str, text: str) -> tuple[F
     return number / (60 if rate["per"] == "min" else 1), rate["gpu"] is not None
 
 
+def _instead(problem: str, spelling: str) -> TargetError:
+    """Advise a spelling, or what it takes besides where that alone makes no target either."""
+    try:
+        parse_target(spelling)
+    except TargetError as error:
+        return TargetError(problem, fix=error.fix)
+    return TargetError(problem, fix=f"write {spelling!r}")
+
+
 def _with_relation(text: str, relation: str) -> str:
     return re.sub(r"<=|>=|≤|≥", relation, text.strip())
 
@@ -176,7 +185,7 @@ def _malformed(text: str) -> TargetError:
     example = METRICS[near[0]].example if near else METRICS["ttf"].example
     with_equality = re.sub(r"([<>])(?!=)", r"\1=", _plain(text))
     if with_equality != _plain(text) and _FORM.fullmatch(with_equality):
-        return TargetError(f"{text!r} is no target", fix=f"write {with_equality!r}")
+        return _instead(f"{text!r} is no target", with_equality)
     fix = f"write it as in {example!r}: metric, percentile, <= or >=, limit, unit; {list_metrics()}"
     return TargetError(f"{text!r} is no target", fix=fix)
 
