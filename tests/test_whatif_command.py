@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -179,6 +180,15 @@ def test_the_report_leads_with_the_largest_saving():
         ("80 µs", "20.0 %", "70 µs"),
         ("60 µs", "40.0 %", "70 µs"),
     ]
+
+
+def test_the_report_says_what_an_operator_counts_where_it_has_one():
+    captions = [
+        section_of([replace(prediction(), target=target)]).parts[1].caption
+        for target in ("op:aten::_convolution", "kernel:mm")
+    ]
+    assert "An operator counts with all that runs inside it" in captions[0]
+    assert "inside" not in captions[1]
 
 
 def test_the_report_says_why_it_cannot_tell():

@@ -21,6 +21,8 @@ EXPLANATION = (
     "is perfect. Collectives take the time that they took."
 )
 
+INSIDE = "An operator counts with all that runs inside it, not with its own time alone."
+
 
 def render(trace: Trace) -> Section:
     """Render what was predicted when the recording was analyzed, or asked for since."""
@@ -91,6 +93,8 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
     if not any("roofline" in one.change for one in told):
         columns, rows = columns[:-1], tuple(row[:-1] for row in rows)
     caption = "Each change alone: their savings overlap, and do not add up."
+    if any(one.target.startswith("op:") for one in told):
+        caption += f" {INSIDE}"
     return Table(columns, rows, caption=caption, terminal_rows=num_rows)
 
 
