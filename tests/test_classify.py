@@ -171,7 +171,10 @@ def test_a_kernel_over_tensor_lists_updates_parameters_only_in_the_optimizer():
 def test_in_host_mode_the_operators_own_name_tells_the_kind():
     assert kind_of("aten::mkldnn_convolution", activity="host") == "convolution"
     assert kind_of("aten::addmv_", activity="host") == "gemm"
+    assert kind_of("aten::mkldnn_rnn_layer_backward", activity="host") == "gemm"
     assert kind_of("aten::ne", activity="host") == "elementwise"
+    for operator in ("aten::lerp_", "aten::reciprocal", "aten::maximum", "aten::leaky_relu"):
+        assert kind_of(operator, activity="host") == "elementwise"
     for view in ("aten::empty", "aten::new_empty", "aten::expand"):
         assert kind_of(view, activity="host") == "other"
 

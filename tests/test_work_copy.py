@@ -27,6 +27,10 @@ def test_concatenation_moves_every_element_twice():
     assert work == Work(0, 2 * 2 * 18)
 
 
+def test_concatenation_of_elements_of_unknown_size_is_unknown():
+    assert work_of("aten::cat", tensors((2, 3), (4, 3)), 0) is None
+
+
 def test_a_triangle_reads_half_and_writes_all():
     assert work_of("aten::tril", tensor("fp32", 4, 4), 0) == Work(0, 32 + 64)
     assert work_of("aten::triu_", tensor("fp32", 4, 4), 0) == Work(0, 32)

@@ -67,3 +67,16 @@ def test_a_layer_of_the_host_is_given_its_matrices():
     weights = tensor("fp32", 24, 4), tensor("fp32", 24, 6), tensor("fp32", 24), tensor("fp32", 24)
     work = work_of("aten::mkldnn_rnn_layer", X, *weights, STATE, STATE, False, [], LSTM)
     assert work == Work(2 * 240 * 10, 4 * (40 + 240 + 48 + 60 + 2 * 24), "fp32")
+
+
+def test_the_gradients_of_a_layer_of_the_host_take_twice_its_products():
+    weights = tensor("fp32", 24, 4), tensor("fp32", 24, 6), tensor("fp32", 24), tensor("fp32", 24)
+    result, state = tensor("fp32", 5, 2, 6), tensor("fp32", 2, 6)
+    call = [X, *weights, state, state, result, state, state, result, None, None, False, LSTM]
+    work = work_of("aten::mkldnn_rnn_layer_backward", *call)
+    # Input, matrices and states are read, and their gradients written; the result and its gradient.
+    moved = 4 * (2 * (40 + 240 + 2 * 12) + 2 * 60)
+    assert work == Work(2 * 2 * 240 * 10, moved, "fp32")
+    call[11] = state
+    assert work_of("aten::mkldnn_rnn_layer_backward", *call).bytes == moved + 4 * 12
+    assert work_of("aten::mkldnn_rnn_layer_backward", *call[:7], None, *call[8:]) is None

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.element_type import FLOATING, type_in_name, type_of
+from kprof.analyze.work.elementwise import MODELS as ELEMENTWISE
 from kprof.trace import Trace
 
 OTHER = "other"
@@ -83,6 +84,8 @@ OP_RULES: tuple[tuple[str, str], ...] = (
     ("norm", r"(layer|batch|group|rms|instance|weight)_?norm"),
     ("embedding", r"embedding|index_select|split_embedding"),
     ("gemm", r"::(_scaled_|_int_|_grouped_)?(mm|bmm|addmm|baddbmm|matmul|linear|addmv|mv|dot)_?\b"),
+    # What a recurrent layer of the host takes is its products.
+    ("gemm", r"::(mkldnn_(rnn_layer|linear)|_mkl_linear|_linear_pointwise)"),
     ("sort", r"::(sort|argsort|topk|msort|kthvalue|unique)"),
     ("random", r"::(rand|normal_|uniform_|bernoulli|multinomial|native_dropout|exponential_)"),
     ("indexing", r"::(index|gather|scatter|masked_select|nonzero|take|_index_put|repeat_interl)"),
@@ -156,15 +159,21 @@ def find_kind(name: str, activity: str, op: str | None, phase: str | None) -> st
     if activity == "memset":
         return "set"
     if activity == "host":
-        return _match(OP_RULES, name) or OTHER
+        return _of_operator(name) or OTHER
     if re.search("multi_tensor_apply|foreach|^triton_for_", name):
         is_update = phase == "optimizer" or _UPDATE.search(f"{name} {op}")
         return "optimizer" if is_update else "elementwise"
     kind = _match(KERNEL_RULES, name)
-    of_op = _match(OP_RULES, op) if op else None
+    of_op = _of_operator(op) if op else None
     if kind == "gemm" and of_op == "convolution":
         return "convolution"  # Libraries do some convolutions as a matrix product.
     return kind or of_op or OTHER
+
+
+def _of_operator(name: str) -> str | None:
+    """Return the kind that an operator's name tells, or None."""
+    # Known names come before patterns: `maximum` is no reduction.
+    return "elementwise" if name in ELEMENTWISE else _match(OP_RULES, name)
 
 
 def find_dtype(name: str, activity: str, kind: str, input_types: str | None) -> str | None:

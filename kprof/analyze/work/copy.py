@@ -40,7 +40,11 @@ def _range(inputs: Inputs) -> Work | None:
 
 
 def _concatenate(inputs: Inputs) -> Work | None:
-    """Model `cat` and `stack`: each element read once and written once."""
+    """Model `cat` and `stack`: each element read once and written once.
+
+    None where nothing tells the elements' size: recorders leave out the types in lists, and only a
+    kernel's name makes up for it.
+    """
     shapes = inputs.list_shapes(0)
     if not shapes or inputs.element_bytes is None:
         return None

@@ -114,6 +114,22 @@ def _given_matrices(inputs: Inputs) -> Work | None:
     return Work(2 * num_weights * positions, moved, x.dtype)
 
 
+def _backward_given_matrices(inputs: Inputs) -> Work | None:
+    """Model all gradients of such a layer, given its result too, and gradients of what it returned.
+
+    The last states are left out: they are part of the result, or of what was kept.
+    """
+    forward = _given_matrices(inputs)
+    x, to_gates, between, result = (inputs.tensor(i) for i in (0, 1, 2, 7))
+    if forward is None or x is None or to_gates is None or between is None or result is None:
+        return None
+    states, gradients = ([inputs.tensor(i) for i in places] for places in ((5, 6), (10, 11, 12)))
+    wanted = [t for t in (x, to_gates, between, *states) if t is not None]
+    read = [*wanted, result, *(t for t in gradients if t is not None)]
+    written = sum(t.written_as() for t in wanted)
+    return Work(2 * (forward.flops or 0), sum(t.bytes for t in read) + written, x.dtype)
+
+
 def _fused_cell(inputs: Inputs, num_kept: int) -> Work | None:
     """Model what follows a cell's products: both gates and the state read, the new state written.
 
@@ -138,6 +154,7 @@ MODELS: dict[str, Model] = {
     "aten::_cudnn_rnn_backward": partial(_backward, layout=_CUDNN_BACKWARD, mask=21),
     "aten::miopen_rnn": partial(_forward, layout=_MIOPEN),
     "aten::mkldnn_rnn_layer": _given_matrices,
+    "aten::mkldnn_rnn_layer_backward": _backward_given_matrices,
     "aten::_thnn_fused_gru_cell": partial(_fused_cell, num_kept=5),
     "aten::_thnn_fused_lstm_cell": partial(_fused_cell, num_kept=5),
 }
