@@ -139,10 +139,22 @@ def test_recording_overhead_is_graded_by_what_it_adds_to_a_step(step_ns, verdict
 
 
 def test_overhead_is_in_device_times_of_nothing_but_in_all_times_of_the_host():
-    trace = recorded((130,), (100,))
+    trace = recorded((130,), (100, 100))
     assert "device times are not" in check(trace, "Recording overhead").meaning
     host = analyzed_trace_of({"activity": "host", "device": -1}, recording=trace.meta.recording)
     assert check(host, "Recording overhead").meaning == "all times are too long by as much"
+
+
+def test_overhead_that_the_spread_of_steps_hides_is_unknown():
+    trace = recorded((80, 90, 92), (20, 70, 75, 80, 85, 90, 93))
+    found = check(trace, "Recording overhead")
+    assert found.verdict == "unknown"
+    assert found.evidence == (
+        "recorded steps are 12.5 % longer in the median, and steps of one kind lie 25.0 % apart"
+    )
+    assert "too long by as much" not in found.meaning
+    one_each = check(recorded((130,), (100,)), "Recording overhead")
+    assert (one_each.verdict, "one recorded step" in one_each.evidence) == ("unknown", True)
 
 
 def test_overhead_by_the_hosts_clock_of_a_gpus_steps_is_unknown():
@@ -170,9 +182,19 @@ def test_steps_that_differ_are_graded_by_how_far(last, verdict):
     assert check(stepped(100, 100, last), "Steps alike").verdict == verdict
 
 
+def test_the_steps_that_lie_apart_are_those_after_the_first():
+    three = check(stepped(500, 100, 120), "Steps alike").evidence
+    assert three == "the 2 steps after the first lie 18.2 % of their median apart"
+    two = check(stepped(100, 120), "Steps alike").evidence
+    assert two == "2 steps lie 18.2 % of their median apart"
+
+
 def test_a_longer_first_step_is_a_check_of_its_own():
     trace = stepped(150, 100, 100)
     assert check(trace, "First step").verdict == "limited"
+    assert check(trace, "First step").evidence == (
+        "the first recorded step is 50.0 % longer than the others"
+    )
     assert check(trace, "Steps alike").verdict == "good"
 
 
@@ -363,6 +385,24 @@ def test_a_capture_that_tells_everything_leaves_no_question_open():
             {"kind": "python", "name": "train.py(3): step"},
         ],
         samples=[{"quantity": "power_w"}, {"source": "profiler", "quantity": "allocated_bytes"}],
-        recording=recorded((100,), (100,)).meta.recording,
+        recording=recorded((100,), (100, 100)).meta.recording,
     )
     assert find_unanswered(trace) == []
+
+
+def test_what_was_recorded_by_kprof_run_is_not_advised_to_be():
+    own = questions(recorded((100,), (100, 100)))["How long is a step?"]
+    assert own.way_out == 'name the steps: kprof.range("step")'
+    other = questions(analyzed_trace_of({}))["How long is a step?"]
+    assert other.way_out == 'record with `kprof run`, or name the steps: kprof.range("step")'
+
+
+def test_a_window_of_a_service_says_why_the_hosts_speed_was_not_measured():
+    def speed_of(**meta):
+        trace = analyzed_trace_of({"activity": "host", "device": -1}, gpus=(), device=None, **meta)
+        return questions(trace)["How much of the device is used: MFU, MBU, bounds?"]
+
+    window = speed_of(recording=recorded((100,), (100, 100)).meta.recording)
+    assert "a window of a service" in window.because
+    assert "without --trigger" in window.way_out
+    assert speed_of().way_out == "record with `kprof run`"

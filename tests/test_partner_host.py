@@ -45,8 +45,8 @@ def timed(trace, recorded_ns, unrecorded_ns):
     """Return the run with steps that took so long while recorded, and so long otherwise."""
     recording = replace(
         trace.meta.recording,
-        recorded_step_ns=(recorded_ns,),
-        unrecorded_step_ns=(unrecorded_ns,),
+        recorded_step_ns=(recorded_ns,) * 2,
+        unrecorded_step_ns=(unrecorded_ns,) * 2,
         step_clock="device",
     )
     return replace(trace, meta=replace(trace.meta, recording=recording))

@@ -107,7 +107,7 @@ def test_recording_overhead_compares_median_steps_and_says_how_many():
 
 def test_an_overhead_below_zero_is_said_to_be_the_spread_of_steps():
     recording = Recording(
-        "a rule", 9, (5,), "device", recorded_step_ns=(100,), unrecorded_step_ns=(200,)
+        "a rule", 9, (5,), "device", recorded_step_ns=(100,), unrecorded_step_ns=(200, 200)
     )
     value, why = fact(
         section("Run", analyzed_trace_of({}, recording=recording)), "Recording overhead"
@@ -316,9 +316,9 @@ def test_only_gpus_that_did_something_are_named():
     assert fact(section("Run", trace), "GPU")[0] == "Busy GPU"
 
 
-def slowed(**kernel):
+def slowed(unrecorded_step_ns=(200, 200), **kernel):
     recording = Recording(
-        "a rule", 9, (5,), "device", recorded_step_ns=(300,), unrecorded_step_ns=(200,)
+        "a rule", 9, (5,), "device", recorded_step_ns=(300,), unrecorded_step_ns=unrecorded_step_ns
     )
     rows = ({"duration_ns": 50, **kernel}, {"start_ns": 150, **kernel})
     return analyzed_trace_of(*rows, recording=recording)
@@ -328,6 +328,17 @@ def test_the_headline_is_given_for_an_unrecorded_step_too_where_recording_slowed
     # Busy for 150 of 250 ns: 60 % of a recorded step, 90 % of one that takes two thirds as long.
     assert "In an unrecorded step: Busy 90.0 %." in texts(section("Utilisation", slowed()))
     assert "Recording slowed a step by 50.0 %" in texts(section("Caveats", slowed()))
+
+
+def test_a_slowdown_that_the_spread_of_steps_hides_is_no_fact():
+    trace = slowed(unrecorded_step_ns=(100, 200, 310))
+    value, why = fact(section("Run", trace), "Recording overhead")
+    assert value == "not known"
+    assert "median step 300 ns recorded (1) against 200 ns unrecorded (3)" in why
+    assert "recorded steps are 50.0 % longer in the median" in why
+    assert "steps of one kind lie 105.0 % apart" in why
+    assert "unrecorded" not in texts(section("Utilisation", trace))
+    assert "Recording slowed" not in texts(section("Caveats", trace))
 
 
 def test_in_host_mode_nothing_tells_how_much_recording_slowed_the_operators():

@@ -181,6 +181,15 @@ def test_steps_that_were_not_recorded_are_judged():
     assert any("60.0 % longer" in doubt for doubt in found.doubts)
 
 
+def test_how_much_longer_recorded_steps_are_is_left_out_where_nobody_can_tell():
+    found = steps(
+        "step_p50<=60ms",
+        unrecorded_step_ns=(20 * MS, 50 * MS, 90 * MS),
+        recorded_step_ns=(80 * MS,) * 3,
+    )
+    assert "left out: 3 steps that were recorded" in found.doubts
+
+
 def test_recorded_steps_alone_can_meet_a_target_and_miss_none():
     assert steps("step_p50<=60ms", recorded_step_ns=(50 * MS,) * 9).verdict == "MET"
     slow = steps("step_p50<=60ms", recorded_step_ns=(80 * MS,) * 9)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 
 from kprof.trace import Trace
 
@@ -20,11 +21,29 @@ class RecordingCost:
     num_recorded: int
     num_unrecorded: int
     clock: str
+    spread_ns: float | None
+    """How far steps of one kind lie apart; None where one of each kind does not tell."""
 
     @property
     def slowdown(self) -> float:
         """How much longer a recorded step took, as a share of an unrecorded one."""
         return self.recorded_ns / self.unrecorded_ns - 1
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the steps tell: they differ by more than their spread, or hardly even with it."""
+        if self.spread_ns is None:
+            return False
+        differ_ns = abs(self.recorded_ns - self.unrecorded_ns)
+        return (
+            differ_ns > self.spread_ns
+            or differ_ns + self.spread_ns <= NOTICEABLE_SLOWDOWN * self.unrecorded_ns
+        )
+
+    @property
+    def is_noticeable(self) -> bool:
+        """Whether recorded steps are known to be so much longer that shares mislead."""
+        return self.is_known and self.slowdown >= NOTICEABLE_SLOWDOWN
 
     @property
     def difference(self) -> str:
@@ -52,4 +71,17 @@ def measure_cost(trace: Trace) -> RecordingCost | None:
         num_recorded=len(recording.recorded_step_ns),
         num_unrecorded=len(recording.unrecorded_step_ns),
         clock=recording.step_clock,
+        spread_ns=_spread(recording.recorded_step_ns, recording.unrecorded_step_ns),
     )
+
+
+def _spread(*kinds: Sequence[int]) -> float | None:
+    """Return how far the middle half of the steps of a kind lies apart, of the wider kind.
+
+    Steps close in time are alike, so many of them do not make a small difference certain. A single
+    step may be any of its kind: then it is the whole range of the others.
+    """
+    several = [times for times in kinds if len(times) > 1]
+    if len(several) < len(kinds):
+        return max((max(times) - min(times) for times in several), default=None)
+    return max(upper - lower for lower, _, upper in (quantiles(times, n=4) for times in several))

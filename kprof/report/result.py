@@ -73,7 +73,7 @@ def _recording(trace: Trace) -> dict[str, object] | None:
     if recording is None:
         return None
     cost = measure_cost(trace)
-    return {**asdict(recording), "overhead": cost.slowdown if cost else None}
+    return {**asdict(recording), "overhead": cost.slowdown if cost and cost.is_known else None}
 
 
 def _coverage(trace: Trace) -> dict[str, object]:

@@ -37,7 +37,7 @@ def _sample(trace: Trace, times: StepTimes) -> tuple[Sample, tuple[str, ...]]:
     if times.unrecorded_ns:
         values = np.array(times.unrecorded_ns, np.float64)
         cost = measure_cost(trace)
-        slower = f", each {cost.difference}" if cost else ""
+        slower = f", each {cost.difference}" if cost and cost.is_known else ""
         recorded = f"left out: {len(times.recorded_ns)} steps that were recorded{slower}"
         return Sample(values, values), (by_whom, recorded)
     values = np.array(times.recorded_ns, np.float64)

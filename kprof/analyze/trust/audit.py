@@ -205,23 +205,26 @@ def _steps(trace: Trace) -> Iterator[Check]:
 def _alike(trace: Trace) -> Iterator[Check]:
     """Grade how much steps differ, and whether the first does from the others."""
     times = time_steps(trace).recorded_ns
-    later = times[1:] if len(times) >= ENOUGH_STEPS else times
+    later, which = times, f"{len(times)} steps"
+    if len(times) >= ENOUGH_STEPS:
+        later, which = times[1:], f"the {len(times) - 1} steps after the first"
     if len(later) < 2:
         return
     spread = (max(later) - min(later)) / max(median(later), 1)
     yield from checked(
         "Steps alike",
         graded(spread, APART),
-        f"{len(later)} steps lie {percent(spread)} of their median apart",
+        f"{which} lie {percent(spread)} of their median apart",
         "a mean step stands for none of them: look at the timeline of one",
         "skip more of the warm-up (--skip 20), and record more steps",
     )
     if len(times) >= ENOUGH_STEPS and not trace.is_host_only:
         longer = times[0] / max(median(later), 1) - 1
+        how = "longer" if longer >= 0 else "shorter"
         yield from checked(
             "First step",
             "limited" if longer > LONGER_FIRST else "good",
-            f"the first recorded step took {100 * longer:+.1f} % of the others",
+            f"the first recorded step is {percent(abs(longer))} {how} than the others",
             "the GPU is drained before it, so it lacks the head start that the host has otherwise",
             "record more steps, of which it is a smaller part: --steps 10",
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kprof.analyze.energy import devices_in
-from kprof.analyze.overhead import measure_cost
+from kprof.analyze.overhead import RecordingCost, measure_cost
 from kprof.analyze.steps import find_steps
 from kprof.trace import Trace
 
@@ -52,18 +52,18 @@ def why_no_steps(trace: Trace) -> Unanswered | None:
     """Say why nobody can tell how long a step takes."""
     if find_steps(trace):
         return None
-    return Unanswered(
-        "How long is a step?",
-        "nothing in the trace marks a step",
-        'record with `kprof run`, or name the steps: kprof.range("step")',
-    )
+    way_out = 'name the steps: kprof.range("step")'
+    if trace.meta.recording is None:
+        way_out = f"record with `kprof run`, or {way_out}"
+    return Unanswered("How long is a step?", "nothing in the trace marks a step", way_out)
 
 
 def why_no_cost(trace: Trace) -> Unanswered | None:
     """Say why nobody can tell what recording cost."""
     recording, question = trace.meta.recording, "What did recording cost?"
-    if measure_cost(trace) is not None:
-        return None
+    cost = measure_cost(trace)
+    if cost is not None:
+        return None if cost.is_known else _untold(question, cost)
     if recording is None:
         why = "kprof did not record this trace, so no unrecorded step was timed"
         return Unanswered(question, why, "record with `kprof run`")
@@ -74,12 +74,28 @@ def why_no_cost(trace: Trace) -> Unanswered | None:
     return Unanswered(question, why, "record without --nsys: torch's profiler lets both be timed")
 
 
+def _untold(question: str, cost: RecordingCost) -> Unanswered:
+    """Say how a difference hides in the spread of steps."""
+    if cost.spread_ns is None:
+        why = "one recorded step and one unrecorded one do not tell how much steps differ anyway"
+        return Unanswered(question, why, "record more steps, and let the script run on after them")
+    apart = cost.spread_ns / cost.unrecorded_ns
+    why = (
+        f"recorded steps are {cost.difference} in the median, and steps of one kind lie "
+        f"{100 * apart:.1f} % apart"
+    )
+    return Unanswered(question, why, "record steps that repeat, on a calm machine")
+
+
 def why_no_ceilings(trace: Trace) -> Unanswered | None:
     """Say why nobody can tell what the device could do at best."""
     question = "How much of the device is used: MFU, MBU, bounds?"
     if trace.meta.device is not None:
         return None
-    if trace.is_host_only:
+    if trace.is_host_only and trace.meta.recording is not None:
+        why = "a window of a service is analyzed beside it, so the host's speed was not measured"
+        way_out = "record without --trigger: `kprof run` measures once the workload has ended"
+    elif trace.is_host_only:
         why, way_out = "no ceilings were measured for this host", "record with `kprof run`"
     elif not trace.gpus:
         why = "the trace does not name its GPU, so its peaks are unknown"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kprof.analyze.launches import count_launches
-from kprof.analyze.overhead import NOTICEABLE_SLOWDOWN, measure_cost
+from kprof.analyze.overhead import measure_cost
 from kprof.analyze.roofline import beaten_ceilings
 from kprof.analyze.summary import group_kernels
 from kprof.analyze.utilisation import has_work, share_of_time
@@ -55,7 +55,7 @@ def _computed(trace: Trace) -> Iterator[str]:
     if unmodelled > NEGLIGIBLE:
         yield f"{format_share(unmodelled)} of {time} has no work model, so no roofline."
     cost = measure_cost(trace)
-    if cost is not None and cost.slowdown > NOTICEABLE_SLOWDOWN:
+    if cost is not None and cost.is_noticeable:
         yield (
             f"Recording slowed a step by {format_share(cost.slowdown)}, all of it on the host: "
             "what the host did took longer than it does unrecorded; what a GPU did, did not."

@@ -122,15 +122,17 @@ def _steps(trace: Trace) -> tuple[str, str, str]:
 def _overhead(trace: Trace) -> tuple[str, str, str]:
     label = "Recording overhead"
     cost, why = measure_cost(trace), why_no_cost(trace)
-    if cost is None or why is not None:
+    if cost is None:
         return (label, UNKNOWN, why.reason if why else "")
-    return (
-        label,
-        f"{100 * cost.slowdown:+.1f} %",
+    medians = (
         f"median step {format_time(cost.recorded_ns)} recorded ({cost.num_recorded}) against "
         f"{format_time(cost.unrecorded_ns)} unrecorded ({cost.num_unrecorded}), by the "
-        f"{cost.clock}'s clock{VARIES if cost.slowdown < 0 else ''}",
+        f"{cost.clock}'s clock"
     )
+    if why is not None:
+        return (label, UNKNOWN, f"{medians}; {why.reason}")
+    slowdown = f"{100 * cost.slowdown:+.1f} %"
+    return (label, slowdown, f"{medians}{VARIES if cost.slowdown < 0 else ''}")
 
 
 def _trust(trace: Trace) -> tuple[str, str, str]:

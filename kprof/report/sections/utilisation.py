@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kprof.analyze.overhead import NOTICEABLE_SLOWDOWN, measure_cost
+from kprof.analyze.overhead import measure_cost
 from kprof.analyze.trust.unanswered import why_no_timeline
 from kprof.analyze.utilisation import Share, measure_utilisation
 from kprof.report.section import Facts, Part, Section, Text
@@ -40,7 +40,7 @@ def _without_recording(trace: Trace, named: tuple[tuple[str, Share], ...]) -> st
     """Return the headline for a step that nobody records, where that differs noticeably."""
     cost = measure_cost(trace)
     # Host operators are themselves slower while they are recorded: nothing tells by how much.
-    if trace.is_host_only or cost is None or cost.slowdown < NOTICEABLE_SLOWDOWN:
+    if trace.is_host_only or cost is None or not cost.is_noticeable:
         return ""
     shares = ", ".join(
         f"{name} {'≥ ' if share.is_lower_bound else ''}"

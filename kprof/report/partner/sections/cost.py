@@ -5,7 +5,7 @@ from __future__ import annotations
 from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cost.price import Price
 from kprof.analyze.energy import StepEnergy, measure_step_energy
-from kprof.analyze.overhead import NOTICEABLE_SLOWDOWN, measure_cost
+from kprof.analyze.overhead import measure_cost
 from kprof.report.partner.digits import within
 from kprof.report.partner.drawings import Range, both, ranges
 from kprof.report.partner.evidence import Evidence
@@ -174,6 +174,6 @@ def energy_in_words(run: Trace, energy: StepEnergy) -> str:
     """Say how the energy of a step was measured, and whether recording added to it."""
     how = f"by the energy counter, over {format_count(energy.num_steps, 'step')}"
     cost = measure_cost(run)
-    if cost is None or cost.slowdown < NOTICEABLE_SLOWDOWN:
+    if cost is None or not cost.is_noticeable:
         return how
     return f"{how}, which recording made {cost.difference}: it takes less otherwise"

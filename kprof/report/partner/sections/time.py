@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from kprof.analyze.overhead import NOTICEABLE_SLOWDOWN, measure_cost
+from kprof.analyze.overhead import measure_cost
 from kprof.analyze.score import SAME_STEP
 from kprof.analyze.steps import find_steps, time_steps
 from kprof.analyze.summary import split_window
@@ -188,7 +188,7 @@ def _recorded(stages: list[tuple[str, Trace]]) -> str:
         f"{f'{name.lower()}, ' if len(stages) > 1 else ''}a step takes "
         f"{format_time(cost.recorded_ns)} recorded and {format_time(cost.unrecorded_ns)} otherwise"
         for name, cost in costs.items()
-        if cost is not None and cost.slowdown >= NOTICEABLE_SLOWDOWN
+        if cost is not None and cost.is_noticeable
     ]
     if not told:
         return ""
