@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kprof.analyze.roofline import CERTAIN_SHARE
@@ -103,6 +103,8 @@ def test_no_time_proves_nothing():
     assert found_after(0, ADD)[0] == 96_000_000
 
 
+# Each of them is a whole analysis.
+@settings(deadline=None, max_examples=15)
 @given(rows=st.integers(3000, 20_000), duration_ns=st.integers(1, 200_000))
 def test_the_limit_never_rises_and_is_beaten_only_where_one_operand_beats_it(rows, duration_ns):
     shape = rows, 1000
