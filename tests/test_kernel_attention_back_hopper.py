@@ -39,6 +39,7 @@ def gradients_of(queries, keys, left=None, right=0, **how):
     block = QUERIES[dim]
     q, dy = (drawn(batch, heads, queries, dim, seed=seed) for seed in (0, 3))
     k, v = (drawn(batch, heads // group, keys, dim, seed=seed) for seed in (1, 2))
+    q, k = q + np.float16(how.get("apart", 0)), k - np.float16(how.get("apart", 0))
     expected, lse, share = exact((q, k, v, dy), group, left, right)
     dq = np.zeros(q.shape, np.float32)
     dk, dv = (np.full_like(k, np.nan) for _ in range(2))
@@ -104,6 +105,14 @@ def test_queries_are_the_last_ones_where_lengths_differ(queries, keys):
 def test_a_window_hides_what_is_not_near(left, right):
     check(260, 260, left, right)
     check(140, 260, left, right, dim=64)
+
+
+@pytest.mark.parametrize(("dim", "apart"), [(64, 2.0), (128, 1.5)])
+@pytest.mark.parametrize(("left", "right"), [(None, None), (None, 0), (40, 40)])
+def test_keys_that_are_not_there_weigh_nothing_however_low_the_scores_are(dim, apart, left, right):
+    # Beside scores of about -28, the 0 of a key that is not there has a power no half can hold.
+    check(140, 200, left, right, dim=dim, apart=apart)
+    check(200, 70, left, right, dim=dim, apart=apart)
 
 
 @pytest.mark.parametrize("together", [1, 3])

@@ -50,6 +50,9 @@ def _tile(sizes, HOW: gl.constexpr):
     begin, inner_begin, inner_end, end = reach_of(
         own, 2 * ROWS, sizes[0], sizes[3], sizes[2], M, HOW[1], HOW[0]
     )
+    # Keys that are not there are 0 but weigh without bound: in 16 bits that may be infinite, and
+    # times 0 no number. So where there are such, masks are everywhere.
+    inner_end = gl.where(key + 2 * ROWS > sizes[1], inner_begin, inner_end)
     blocks = (begin // M, inner_begin // M, inner_end // M, gl.cdiv(end, M))
     return head // sizes[4], head % sizes[4], key, blocks
 
@@ -163,6 +166,8 @@ def _step(state, given, block, member, masks, HOW: gl.constexpr, WHO: gl.constex
     if masks:
         row_M = block * M + gl.arange(0, M, C)
         is_seen_NM = is_in_reach(keys[2], row_M, sizes[0], sizes[3], sizes[2], HOW[1], HOW[0])
+        # Where no mask depends on them, keys behind the last one would be seen.
+        is_seen_NM &= (keys[2] < sizes[0])[:, None]
         weight_NM = gl.where(is_seen_NM, weight_NM, 0.0)
     dv_ND = warpgroup_mma(_as_operand(weight_NM, dv_ND, q.dtype), dy, dv_ND, is_async=True)
     score_NM = weight_NM * warpgroup_mma_wait(1, [score_NM])
