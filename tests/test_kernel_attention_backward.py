@@ -138,6 +138,15 @@ def test_scores_may_be_scaled_otherwise():
     assert errors_of(found, expected) < CLOSE
 
 
+def test_a_whole_scale_is_a_number_like_others(monkeypatch):
+    given = []
+    take = lambda *about: given.append(about[5][0])  # noqa: E731
+    monkeypatch.setattr("kprof.kernels.attention_forward.attend_with_gradient", take)
+    attention_forward(*(one.requires_grad_() for one in call_of(4)), scale=1)
+    # What Triton compiles for a 1 that is no float holds for no other scale.
+    assert [type(one) for one in given] == [float]
+
+
 def test_scores_too_large_for_a_power_are_as_near_as_torchs():
     q, k, v = call_of(40, heads=2)
     call = [one.requires_grad_() for one in (4 * q, 4 * k, v)]
@@ -288,6 +297,20 @@ def test_a_block_of_queries_has_its_numbers_side_by_side(dim, block):
     torch.testing.assert_close(numbers[:, :, 0, :70], -lse * math.log2(math.e))
     torch.testing.assert_close(numbers[:, :, 1, :70], -share, rtol=1e-4, atol=1e-4)
     assert not numbers[..., 70:].any()
+
+
+def test_a_query_that_sees_nothing_gives_nothing_whatever_its_log_sum_exp_gets():
+    q, k, v = call_of(50, 33)
+    y, lse = attention_forward(q, k, v)
+    assert lse[:, :, :17].isneginf().all()
+    dlse = torch.zeros_like(lse).index_fill_(2, torch.arange(17), math.nan)
+    dy = drawn(*y.shape, seed=3)
+    share = ring._numbers_of(Given(dy, dlse, q, k, v, y, lse, None, None))[:, :, 0, 1]
+    assert not share[..., :17].any()
+    assert share[..., 18:50].all()
+    assert not share.isnan().any()
+    found, expected = (gradients_of((q, k, v), dy=dy, dlse=one) for one in (dlse, 0 * lse.exp()))
+    assert are_same(found, expected)
 
 
 def test_a_peer_without_gradients_says_so(monkeypatch):

@@ -46,9 +46,11 @@ def prepare(
     from_M = place * num_queries + row_M
     if dlse_BHT is not None:
         share_M -= tl.load(dlse_BHT + from_M, is_row_M, other=0.0)
+    lse_M = tl.load(lse_BHT + from_M, is_row_M, other=0.0)
+    # Who sees nothing gives nothing, even where its log-sum-exp gets no number.
+    share_M = tl.where(lse_M == float("-inf"), 0.0, share_M)
     # Of each block the one, then the other.
     to_M = numbers_BHTS + place * 2 * step + (row_M // BLOCK * 2 * BLOCK + row_M % BLOCK)
     is_place_M = row_M < step
-    lse_M = tl.load(lse_BHT + from_M, is_row_M, other=0.0)
     tl.store(to_M, lse_M * -LOG2_E, is_place_M)
     tl.store(to_M + BLOCK, -share_M, is_place_M)

@@ -75,7 +75,8 @@ def attention_forward(
         is_ordered: Whether gradients are added up in one order, to the same bits every time; else
             the kernel for Hopper does it, in any.
     """
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    # To Triton, an integer of 1 is a constant; of numbers with a point it makes none.
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     options = (scale, is_causal, window, most_queries or q.shape[2])
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         most_keys = most_keys or k.shape[2]
