@@ -93,6 +93,8 @@ def norm(
         bias: (N,), of the weight's dtype.
         eps: Added to the mean of squares.
     """
+    # What Triton compiles for a whole number holds for no other.
+    eps = float(eps)
     if is_grad_enabled():
         for one in (x, residual, weight, bias):
             if one is not None and one.requires_grad:

@@ -65,7 +65,7 @@ def cross_entropy(
             loss and gradient are made together. Label smoothing, float32, and rows that are not
             multiples of 16 columns apart are swept as ever.
     """
-    options = Options(ignore_index, label_smoothing, z_loss, reduction)
+    options = Options(ignore_index, float(label_smoothing), float(z_loss), reduction)
     if divisor is not None and not isinstance(divisor, Tensor):
         divisor = torch.full((), divisor, dtype=torch.float32, device=logits.device)
     if not (torch.is_grad_enabled() and logits.requires_grad):

@@ -59,7 +59,7 @@ def linear_cross_entropy(
             twentieth of the logits.
     """
     hidden, weight, bias = _autocast(hidden, weight, bias)
-    options = Options(ignore_index, label_smoothing, z_loss, reduction)
+    options = Options(ignore_index, float(label_smoothing), float(z_loss), reduction)
     if divisor is not None and not isinstance(divisor, Tensor):
         divisor = torch.full((), divisor, dtype=torch.float32, device=hidden.device)
     leaves = [one for one in (hidden, weight, bias) if one is not None]

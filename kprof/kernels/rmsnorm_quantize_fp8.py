@@ -75,7 +75,7 @@ def rmsnorm_quantize_fp8(
         eps: Added to the mean of squares.
         group: As of `quantize_fp8`.
     """
-    values, scales = _operator(x, weight, eps, group)
+    values, scales = _operator(x, weight, float(eps), group)
     return values, scales
 
 
