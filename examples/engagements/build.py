@@ -9,7 +9,9 @@ without a GPU, to try the way.
 
 import argparse
 import json
+import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -137,7 +139,8 @@ def voice_agent(kprof, is_tiny, way):
     sizes = ("--layers", 1, "--width", 128, "--vocabulary", 100, "--context", 16, "--tokens", 64)
     agent = EXAMPLES / "engagements" / "voice_agent.py"
     script = (agent, *(sizes if is_tiny else ()))
-    fewest = (5, 5) if is_tiny else (20, 470)  # 459 is what it takes to prove a p99.
+    # A p99 takes 459 independent answers to prove, and slow ones come in clumps.
+    fewest = (5, 5) if is_tiny else (20, 2_000)
     endless = ("--requests", 10_000)
     # Eager, an answer takes half a second, and eight pairs prove a difference as large as this.
     pairs = few_pairs(is_tiny, 8, "--fixed", "--skip", 2)
@@ -146,7 +149,9 @@ def voice_agent(kprof, is_tiny, way):
     kprof.engage("init", "A voice agent: 64 tokens within 100 ms")
     kprof.engage("add", "before.kprof")
     judge(kprof, script, "eager", fewest[0], "before")
-    for tried, name in {"cuda_graphs": "no_cuda_graph_in_decode", way: "all-findings"}.items():
+    # A static cache alone saves nothing; it is what a graph can hold.
+    steps = {"static": "nothing", "cuda_graphs": "no_cuda_graph_in_decode", way: "all-findings"}
+    for tried, name in steps.items():
         tested = kprof.first_predicted(name)
         patch = ("--patch", f"{agent}:{tried}", *pairs, "--out", f"{tried}.kprof")
         kprof("ab", *patch, "--json", *script, *endless, into=f"{tried}.json")
@@ -230,6 +235,9 @@ def main():
         "--calibration", type=Path, help="what kprof selftest --json said of this GPU"
     )
     args = parser.parse_args()
+    if args.tiny and shutil.which("nvidia-smi") is None:
+        # Without a GPU kprof's kernels run in Triton's interpreter.
+        os.environ.setdefault("TRITON_INTERPRET", "1")
     folder = (args.out or Path(args.name)).resolve()
     folder.mkdir(parents=True)
     kprof = Kprof(folder, not args.ungated, args.checked and args.checked.resolve())
