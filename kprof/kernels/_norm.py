@@ -93,13 +93,11 @@ def norm(
         bias: (N,), of the weight's dtype.
         eps: Added to the mean of squares.
     """
-    # What Triton compiles for a whole number holds for no other.
-    eps = float(eps)
     if is_grad_enabled():
         for one in (x, residual, weight, bias):
             if one is not None and one.requires_grad:
-                return _with_gradient(x, residual, weight, bias, eps, FORMS[form])
-    return tuple(_forward(x, residual, weight, bias, eps, FORMS[form], False))
+                return _with_gradient(x, residual, weight, bias, float(eps), FORMS[form])
+    return tuple(_forward(x, residual, weight, bias, float(eps), FORMS[form], False))
 
 
 class _WithGradient(torch.autograd.Function):
