@@ -97,60 +97,6 @@ def test_a_host_only_trace_says_so_in_the_first_line():
     )
 
 
-def test_recording_overhead_compares_median_steps_and_says_how_many():
-    value, why = fact(section("Run"), "Recording overhead")
-    assert value == "+10.0 %"
-    assert why == (
-        "median step 110 ms recorded (1) against 100 ms unrecorded (3), by the device's clock"
-    )
-
-
-def test_an_overhead_below_zero_is_said_to_be_the_spread_of_steps():
-    recording = Recording(
-        "a rule", 9, (5,), "device", recorded_step_ns=(100,), unrecorded_step_ns=(200, 200)
-    )
-    value, why = fact(
-        section("Run", analyzed_trace_of({}, recording=recording)), "Recording overhead"
-    )
-    assert value == "-50.0 %"
-    assert why.endswith("; below zero: steps differ by more than recording costs")
-
-
-def test_overhead_of_a_foreign_trace_is_not_known():
-    value, why = fact(section("Run", TRACES["one bare kernel"]), "Recording overhead")
-    assert value == "not known"
-    assert why.startswith("kprof did not record this trace")
-    assert why.endswith("to know, record with `kprof run`")
-
-
-def test_the_command_can_be_copied_into_a_shell():
-    command = ("/usr/bin/python", "my train.py", "--name", "")
-    run = section("Run", analyzed_trace_of({}, command=command))
-    assert fact(run, "Command")[0] == "python 'my train.py' --name ''"
-
-
-def test_the_run_says_which_rule_delimits_a_step():
-    value, why = fact(section("Run"), "Steps")
-    assert value == "1"
-    assert why == "recorded of 10 seen. Training: from one optimizer step's end to the next."
-
-
-@pytest.mark.parametrize("exit_code", [0, None])
-def test_a_workload_that_ended_well_or_is_not_known_to_have_ended_needs_no_line(exit_code):
-    recording = Recording("a rule", 9, (5,), exit_code=exit_code)
-    run = section("Run", analyzed_trace_of({}, recording=recording))
-    assert not [part for part in run.parts if isinstance(part, Text) and part.tone == "warning"]
-
-
-def test_the_run_says_that_its_workload_failed():
-    recording = Recording("a rule", 9, (5,), exit_code=1)
-    _, ended, *_ = section("Run", analyzed_trace_of({}, recording=recording)).parts
-    assert ended.tone == "warning"
-    assert ended.text == (
-        "The workload ended with exit code 1; what was recorded before that stands here."
-    )
-
-
 def test_the_headline_divides_by_elapsed_time():
     utilisation = section("Utilisation")
     # 350 ns elapsed; 5 MFLOP at 100 TFLOP/s is 50 ns; 60 kB at 1 TB/s is 60 ns.

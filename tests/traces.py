@@ -10,7 +10,7 @@ from kprof.analyze import passes as every
 from kprof.analyze.diagnose import add_diagnosis
 from kprof.analyze.what_if.predict import add_predictions
 from kprof.device import Device
-from kprof.trace import SCHEMA, Gpu, Meta, Table, Trace
+from kprof.trace import SCHEMA, Gpu, Meta, Recording, Table, Trace
 
 PASSES = ("attribute", "classify", "roofline", "idle")
 
@@ -113,3 +113,16 @@ def measured(trace: Trace) -> Trace:
         if add not in (add_predictions, add_diagnosis):
             trace = add(trace)
     return trace
+
+
+def recorded(recorded_ns, unrecorded_ns, clock="device"):
+    """Return the trace of a recording whose steps took so long with the recorder and without."""
+    recording = Recording(
+        step_rule="Training.",
+        num_steps_seen=9,
+        steps_recorded=tuple(range(len(recorded_ns))),
+        step_clock=clock,
+        recorded_step_ns=recorded_ns,
+        unrecorded_step_ns=unrecorded_ns,
+    )
+    return analyzed_trace_of({}, recording=recording)

@@ -1,0 +1,66 @@
+"""Questions that a capture cannot answer, why, and how to know."""
+
+from kprof.analyze.trust.unanswered import find_unanswered
+from tests.traces import analyzed_trace_of, recorded
+
+
+def questions(trace):
+    return {found.question: found for found in find_unanswered(trace)}
+
+
+def test_a_question_that_the_capture_cannot_answer_says_why_and_how_to_know():
+    (memory,) = [q for name, q in questions(analyzed_trace_of({})).items() if "memory" in name]
+    assert memory.sentence == (
+        "Cannot tell, because the recording has no samples of the allocator. To know, record again "
+        "with profile_memory=True, or with `kprof run`."
+    )
+
+
+def test_a_run_of_kprofs_own_is_recorded_again_with_its_own_options():
+    found = questions(recorded((100,), (100,)))
+    assert {q.way_out for q in found.values()} >= {
+        "record again with --memory",
+        "record again without --no-shapes",
+        "record again with --stacks (slower)",
+    }
+
+
+def test_what_nsight_cannot_record_torchs_profiler_can():
+    (memory,) = [
+        q for name, q in questions(analyzed_trace_of({}, tool="nsys")).items() if "memory" in name
+    ]
+    assert memory.way_out == (
+        "let torch's profiler record: `kprof run` without --nsys, with --memory"
+    )
+
+
+def test_a_capture_that_tells_everything_leaves_no_question_open():
+    trace = analyzed_trace_of(
+        {"op": "aten::mm", "module": "mlp", "step": 0},
+        ranges=[
+            {"input_shapes": "[[2, 2]]"},
+            {"kind": "step", "name": "0"},
+            {"kind": "python", "name": "train.py(3): step"},
+        ],
+        samples=[{"quantity": "power_w"}, {"source": "profiler", "quantity": "allocated_bytes"}],
+        recording=recorded((100,), (100, 100)).meta.recording,
+    )
+    assert find_unanswered(trace) == []
+
+
+def test_what_was_recorded_by_kprof_run_is_not_advised_to_be():
+    own = questions(recorded((100,), (100, 100)))["How long is a step?"]
+    assert own.way_out == 'name the steps: kprof.range("step")'
+    other = questions(analyzed_trace_of({}))["How long is a step?"]
+    assert other.way_out == 'record with `kprof run`, or name the steps: kprof.range("step")'
+
+
+def test_a_window_of_a_service_says_why_the_hosts_speed_was_not_measured():
+    def speed_of(**meta):
+        trace = analyzed_trace_of({"activity": "host", "device": -1}, gpus=(), device=None, **meta)
+        return questions(trace)["How much of the device is used: MFU, MBU, bounds?"]
+
+    window = speed_of(recording=recorded((100,), (100, 100)).meta.recording)
+    assert "a window of a service" in window.because
+    assert "without --trigger" in window.way_out
+    assert speed_of().way_out == "record with `kprof run`"
