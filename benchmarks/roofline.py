@@ -2,16 +2,13 @@
 
 python benchmarks/roofline.py
 
-`kprof roofline` gives the time it takes and the figures; then one process measures three times.
-The first warms it up, the second and the third are compared. `--once` leaves that out.
+One process measures three times. The first gives the time that it takes and the figures, as
+`kprof roofline` does, and warms the process up; the second and the third are compared. `--once`
+leaves those out.
 """
 
 import argparse
 import datetime
-import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -25,17 +22,16 @@ SOURCES = (
     "kprof/stopwatch.py",
     "kprof/collect/gpu_ceilings.py",
 )
-# The installed program, as users have it, not this working tree.
-KPROF = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")
 # What others measured on an H200, in the units below.
 PEERS = {"DRAM read": 4.37e12, "DRAM write": 4.68e12, "DRAM copy": 4.31e12}
 REACH_REPEAT, REACH_TOOK_S = 0.02, 60
 
 
 def measured():
-    """Return what one call of kprof roofline prints."""
-    done = subprocess.run([KPROF, "roofline", "--json"], capture_output=True, check=True)
-    return json.loads(done.stdout)
+    """Measure all, and say how long it took."""
+    ceilings = measure_gpu()
+    print(f"measured in {ceilings.took_s:.1f} s", flush=True)
+    return ceilings
 
 
 def by_name(ceilings):
@@ -51,16 +47,14 @@ def main():
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
     first = measured()
-    one, other = {}, {}
-    if not args.once:
-        _, one, other = (by_name(measure_gpu()) for _ in range(3))
-    rows = [row("time of kprof roofline", first["took_s"], "s", "lower", REACH_TOOK_S)]
-    for figure in first["figures"]:
-        name, value = figure["name"], figure["value"]
-        better = "lower" if figure["unit"] == "ns" else "higher"
+    one, other = ({}, {}) if args.once else (by_name(measured()) for _ in range(2))
+    rows = [row("time of kprof roofline", first.took_s, "s", "lower", REACH_TOOK_S)]
+    for figure in first.figures:
+        name, value, unit = figure.name, figure.value, figure.unit
+        better = "lower" if unit == "ns" else "higher"
         peer = {"peer": "earlier figure", "peer_value": PEERS[name]} if name in PEERS else {}
-        rows.append(row(name, value, figure["unit"], better, **peer, spread=figure["spread"]))
-        print(f"{name}: {value:.4g} {figure['unit']}", flush=True)
+        rows.append(row(name, value, unit, better, **peer, spread=figure.spread))
+        print(f"{name}: {value:.4g} {unit}", flush=True)
         if args.once:
             continue
         difference = abs(other[name] / one[name] - 1)
@@ -71,7 +65,7 @@ def main():
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     gpus = "" if torch.cuda.device_count() == 1 else f"x{torch.cuda.device_count()}"
     path = args.result or RESULTS / f"roofline_h200{gpus}_{month}.json"
-    state = {"before": first["before"], "after": first["after"]}
+    state = {"before": first.before, "after": first.after}
     write_evidence(path, "ceilings of a GPU", rows, SOURCES, commit=args.commit, state=state)
 
 
