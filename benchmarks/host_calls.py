@@ -14,7 +14,6 @@ import types
 from functools import partial
 
 os.environ["TRITON_INTERPRET"] = "1"
-os.environ["KPROF_CALLS_IN_C"] = "1"
 
 import torch
 import triton.backends.nvidia.driver as triton_driver

@@ -145,7 +145,6 @@ def pretend(monkeypatch):
     for module in (_launch, _repeated):
         monkeypatch.setattr(module, "driver", types.SimpleNamespace(active=active))
         monkeypatch.setattr(module, "HAS_KNOWN_LAUNCHER", True)
-    monkeypatch.setattr(_repeated, "IS_ON", True)
     monkeypatch.setattr(triton_driver, "CudaLauncher", Run)
 
     def address():

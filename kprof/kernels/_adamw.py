@@ -17,8 +17,8 @@ from kprof.kernels._adamw_device import step_kernel, update_kernel
 from kprof.kernels._launch import Launcher, alignments
 from kprof.kernels._repeated import ALIGNMENT
 
-CHUNK = 16_384
-BLOCK = 2_048
+# One step for each program: its neighbours in time are then its neighbours in memory.
+CHUNK = 4_096
 NUM_WARPS = 8
 TENSORS_PER_PROGRAM = 64
 # Bits of the largest step that float32 counts exactly.
@@ -108,7 +108,7 @@ def launch(
     arguments = (
         *(*table[:3], lr, grad_scale, found_inf, 0.0 if lr is not None else numbers.lr),
         *(numbers.beta1, numbers.beta2, numbers.weight_decay, numbers.eps, numbers.maximize),
-        *(*dtypes, alignment, NUM_FIELDS, CHUNK, BLOCK),
+        *(*dtypes, alignment, NUM_FIELDS, CHUNK),
     )
     _launch_update(key, table.chunks_C.numel(), arguments, {"num_warps": NUM_WARPS})
 

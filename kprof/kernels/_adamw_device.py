@@ -116,7 +116,6 @@ def update_kernel(
     ALIGNED: tl.constexpr,
     FIELDS: tl.constexpr,
     CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Update one chunk of one tensor, unless an infinity was found."""
     is_good = True
@@ -147,11 +146,8 @@ def update_kernel(
         )
         # Multiples of 16 are loaded 16 bytes at a time; the few elements after them are not.
         even = length // 16 * 16
-        end = tl.minimum(first + CHUNK, even)
-        for start in range(0, CHUNK, BLOCK):
-            elements = first + start + tl.arange(0, BLOCK)
-            if first + start < end:
-                _update(elements, elements < even, *common)
+        elements = first + tl.arange(0, CHUNK)
+        _update(elements, elements < even, *common)
         if (length > even) & (first + CHUNK >= length):
-            elements = even + tl.arange(0, 16)
-            _update(elements, elements < length, *common)
+            last = even + tl.arange(0, 16)
+            _update(last, last < length, *common)

@@ -35,8 +35,6 @@ BACKWARD_ELEMENTS, BACKWARD_ELEMENTS_PER_SM = 4_096, 8_192
 # Of an SM's shared memory, for the rows that are loaded ahead.
 AHEAD_BYTES = 192 * 1024
 TILE, BLOCK_OF_SUM, WARPS_OF_SUM = 256, 16, 8
-# Whether that sum comes before its terms are stored, and as few programs as do not take longer.
-OVERLAPS, IS_EVEN = False, False
 
 _launch_forward = Launcher(forward)
 _launch_backward = Launcher(backward)
@@ -249,14 +247,13 @@ def _add_up(shares: Tensor, dweight: Tensor, dbias: Tensor | None = None) -> Non
 @functools.cache
 def _overlaps(device: torch.device) -> bool:
     """Tell whether a launch may begin before the one that it depends on has ended: from Hopper."""
-    is_able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    return OVERLAPS and is_able
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _share_out(tiles: int, most: int) -> int:
     """Return how many programs walk over so many tiles; fewer where no more would end sooner."""
     programs = min(tiles, most)
-    return -(-tiles // -(-tiles // programs)) if IS_EVEN else programs
+    return -(-tiles // -(-tiles // programs))
 
 
 def _side_by_side(vector: Tensor | None) -> Tensor | None:

@@ -2,14 +2,12 @@
 
 What a call depends on is compared at once, by what torch compiles its own guards to; results are
 made, and the driver is called, without a step in Python. Whatever differs, or cannot be had, is
-left to the caller, which does the same the long way. Not proven on a GPU yet, so off, unless the
-environment has KPROF_CALLS_IN_C=1.
+left to the caller, which does the same the long way.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +24,6 @@ from triton.runtime import driver
 
 from kprof.kernels._repeated_source import SOURCE
 
-IS_ON = os.environ.get("KPROF_CALLS_IN_C") == "1"
 # Whose launcher hands over parameters as `_parameters` does, and after them two scratch buffers.
 HAS_KNOWN_LAUNCHER = triton.__version__.startswith("3.6.")
 ALIGNMENT = 16
@@ -109,7 +106,7 @@ def _prepared(
     made: Sequence[Tensor] = (),
     guards: tuple[Any, ...] = ((), (), None),
 ) -> Again | None:
-    prepare = _prepare() if IS_ON and _is_plain(compiled) else None
+    prepare = _prepare() if _is_plain(compiled) else None
     parameters = None if prepare is None else _parameters(compiled, launched, places)
     if prepare is None or parameters is None:
         return None
