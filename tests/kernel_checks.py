@@ -111,14 +111,19 @@ def errors_against_truth(kernel, function, arguments):
     return errors_of(results_of(function, arguments, kernel.differentiable), expected)
 
 
-def spills_of(kernel, *cases):
-    """Return what spills of what these (shape, dtype) launch, forward and backward, on Hopper."""
+def binaries_of(kernel, *cases):
+    """Return all that these (shape, dtype) launch, forward and backward, as on Hopper."""
     module, differentiable = f"kprof.kernels.{kernel.name}", kernel.differentiable
     told = on_hopper(AHEAD, module=module, differentiable=differentiable, cases=cases)
     binaries = json.loads(told)
     assert len(binaries) >= len(cases)
     assert max(one["shared_bytes"] for one in binaries) <= SHARED_BYTES
-    return [one for one in binaries if one["spilled_bytes"]]
+    return binaries
+
+
+def spills_of(kernel, *cases):
+    """Return what spills of them."""
+    return [one for one in binaries_of(kernel, *cases) if one["spilled_bytes"]]
 
 
 AHEAD = """

@@ -147,7 +147,9 @@ def update_kernel(
         # Multiples of 16 are loaded 16 bytes at a time; the few elements after them are not.
         even = length // 16 * 16
         elements = first + tl.arange(0, CHUNK)
-        _update(elements, elements < even, *common)
+        # Within this branch it takes 63 registers, without it 72: four programs on an SM, or three.
+        if first < even:
+            _update(elements, elements < even, *common)
         if (length > even) & (first + CHUNK >= length):
             last = even + tl.arange(0, 16)
             _update(last, last < length, *common)
