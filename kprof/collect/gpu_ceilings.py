@@ -20,7 +20,7 @@ GIB = 1 << 30
 DRAM_BYTES = 4 * GIB
 L2_FOOTPRINTS_MIB = (4, 8, 16, 32, 64, 128)
 MATRIX_SIZES = (4096, 8192, 16384)
-NUM_LAUNCHES = 2000
+NUM_LAUNCHES, NUM_ROUNDS = 2000, 3
 # Read by Kineto whenever a trace stops.
 DETACH = "TEARDOWN_CUPTI"
 
@@ -64,8 +64,15 @@ def measure_gpu() -> Ceilings:
 def _measure(torch: Any) -> tuple[Figure, ...]:  # noqa: ANN401
     """Measure part by part; a GPU that others fill cannot be measured."""
     parts = (_dram, _l2, _products, _latencies, _peer_to_peer, _all_reduce)
+    figures, launches_ns = [], []
     try:
-        return tuple(figure for part in parts for figure in part(torch))
+        for part in parts:
+            for figure in part(torch):
+                figures.append(figure)
+                # The host is as fast as it can be for a second, then not for some.
+                launches_ns.append(_launch_ns(torch))
+        eager = Figure("launch eager", min(launches_ns), "ns", "add_ on one element, from Python")
+        return (*figures, eager)
     except torch.cuda.OutOfMemoryError as error:
         raise KprofError(
             "the GPU has too little free memory to be measured: 13 GiB are needed",
@@ -143,18 +150,23 @@ def _product(torch: Any, dtype: str, size: int) -> Any:  # noqa: ANN401
     return lambda: torch.mm(a, b, out=out)
 
 
-def _latencies(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
-    """Measure what the smallest launch costs: eagerly on the host, and between graph nodes."""
+def _launch_ns(torch: Any) -> float:  # noqa: ANN401
+    """Return what the smallest launch costs the host now; the best of a few rounds."""
     one = torch.zeros(1, device="cuda")
     times = []
-    for _ in range(25):
+    for _ in range(NUM_ROUNDS):
         torch.cuda.synchronize()
         began_ns = time.perf_counter_ns()
         for _ in range(NUM_LAUNCHES):
             one.add_(1)
         torch.cuda.synchronize()
         times.append((time.perf_counter_ns() - began_ns) / NUM_LAUNCHES)
-    yield Figure("launch eager", min(times), "ns", "add_ on one element, from Python")
+    return min(times)
+
+
+def _latencies(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
+    """Measure what the smallest launch costs between the nodes of a graph, and how long it runs."""
+    one = torch.zeros(1, device="cuda")
     took = time_on_gpu(captured(lambda: one.add_(1), 200))
     yield Figure("launch in a graph", took.median_ns / 200, "ns", "from node to node", took.spread)
     shortest_ns = _shortest_kernel_ns(torch, one)
