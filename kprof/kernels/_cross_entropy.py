@@ -9,9 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kprof.kernels._cross_entropy_ahead import losses_ahead_kernel
 from kprof.kernels._cross_entropy_device import gradients_kernel, losses_kernel, merge_kernel
-from kprof.kernels._launch import Launcher, alignments, kind_of, next_power_of_two
+from kprof.kernels._cross_entropy_held import losses_held_kernel
+from kprof.kernels._launch import (
+    IS_INTERPRETED,
+    Launcher,
+    alignments,
+    kind_of,
+    next_power_of_two,
+)
 
 VECTOR_BYTES = 16
 VECTORS_PER_THREAD = 4
@@ -19,10 +25,12 @@ WARPS_PER_SM = 32
 MOST_ROWS_PER_SM = 16
 # Of the L2 cache, for rows between their two sweeps; the rest is for what is written.
 SHARE_OF_L2 = 0.6
-# Loading ahead, two rows keep an SM busy, of so many tiles that it is worth the while.
-WARPS_AHEAD, ROWS_AHEAD, LEAST_TILES_AHEAD = 16, 2, 4
+# Two rows that are held keep an SM busy, of so many tiles that it is worth the while. A thread has
+# 64 registers then: the four of each tile fit them eight times, or six where others are read, too.
+WARPS_HELD, ROWS_HELD, LEAST_TILES_HELD = 16, 2, 4
+MOST_TILES_HELD, TILES_HELD_OF_MORE, REGISTERS_HELD = 8, 6, 64
 # A sum about something else than the maximum has fewer digits, of which float32 would show.
-DTYPES_AHEAD = (torch.bfloat16, torch.float16)
+DTYPES_HELD = (torch.bfloat16, torch.float16)
 # Where there is no GPU: what an H200 has.
 SMS_WITHOUT_GPU = 132
 L2_BYTES_WITHOUT_GPU = 60 * 2**20
@@ -48,7 +56,7 @@ class _Plan(NamedTuple):
 _Kind = tuple[Hashable, ...]
 
 _launch_losses = Launcher(losses_kernel)
-_launch_losses_ahead = Launcher(losses_ahead_kernel)
+_launch_losses_held = Launcher(losses_held_kernel)
 _launch_gradients = Launcher(gradients_kernel)
 _launch_merge = Launcher(merge_kernel)
 
@@ -75,13 +83,13 @@ def write_losses(
     """
     tensors = (logits, targets, divisor, losses, state, dlogits)
     call = kind_of(*tensors), options
-    if _launch_losses.again(call, tensors) or _launch_losses_ahead.again(call, tensors):
+    if _launch_losses.again(call, tensors) or _launch_losses_held.again(call, tensors):
         return
     num_rows, num_columns = logits.shape
     kind = _kind_of(logits, logits if dlogits is None else dlogits)
     is_mean, is_smoothed = options.reduction == "mean", options.smoothing != 0
-    ahead = None if is_smoothed else _plan_ahead(*kind)
-    plan = ahead or _plan(*kind)
+    held = None if is_smoothed else _plan_held(*kind)
+    plan = held or _plan(*kind)
     programs = min(num_rows, plan.rows_at_once)
     are_given = divisor is not None, dlogits is not None
     alignment = alignments((targets, divisor, losses, state))
@@ -89,11 +97,15 @@ def write_losses(
     strides = logits.stride(0), logits.stride(0) if dlogits is None else dlogits.stride(0)
     warps: dict[str, int] = {"num_warps": plan.num_warps}
     known: dict[str, Any] = {"call": call, "tensors": tensors}
-    if ahead:
+    if held:
         numbers = (num_rows, programs, options.ignore_index, options.z_loss)
-        constants: tuple[Any, ...] = (is_mean, num_columns, *plan.tile[:2])
+        lanes, vector, _ = plan.tile
+        num_tiles = -(-num_columns // (lanes * vector))
+        num_held = num_tiles if num_tiles <= MOST_TILES_HELD else TILES_HELD_OF_MORE
+        tile = num_held, lanes, vector
+        constants: tuple[Any, ...] = (is_mean, num_columns, *tile, IS_INTERPRETED)
         arguments = (*tensors, *strides, *numbers, *constants)
-        _launch_losses_ahead(key, programs, arguments, warps, **known)
+        _launch_losses_held(key, programs, arguments, warps | {"maxnreg": REGISTERS_HELD}, **known)
         return
     sizes = (num_rows, num_columns, programs, options.ignore_index)
     constants = (options.smoothing, options.z_loss, is_mean, is_smoothed, *plan.tile)
@@ -191,7 +203,7 @@ def _plan(
 
 
 @cache
-def _plan_ahead(
+def _plan_held(
     device: torch.device,
     dtype: torch.dtype,
     num_columns: int,
@@ -199,13 +211,13 @@ def _plan_ahead(
     dstride: int,
     alignment: Hashable,
 ) -> _Plan | None:
-    """Return how rows are swept without a maximum; None where that is not faster."""
-    lanes, vector = 32 * WARPS_AHEAD, VECTOR_BYTES // dtype.itemsize
-    is_fit = _rows_per_sm(device, dtype, num_columns) >= ROWS_AHEAD
-    is_long = num_columns >= LEAST_TILES_AHEAD * lanes * vector
+    """Return how rows are held and summed without a maximum; None where that is not faster."""
+    lanes, vector = 32 * WARPS_HELD, VECTOR_BYTES // dtype.itemsize
+    is_fit = _rows_per_sm(device, dtype, num_columns) >= ROWS_HELD
+    is_long = num_columns >= LEAST_TILES_HELD * lanes * vector
     is_even = _is_even(dtype, num_columns, stride, dstride, alignment)
-    if is_fit and is_long and is_even and dtype in DTYPES_AHEAD:
-        return _Plan(WARPS_AHEAD, ROWS_AHEAD * _limits(device)[0], (lanes, vector, True))
+    if is_fit and is_long and is_even and dtype in DTYPES_HELD:
+        return _Plan(WARPS_HELD, ROWS_HELD * _limits(device)[0], (lanes, vector, True))
     return None
 
 

@@ -1,4 +1,4 @@
-"""Cross-entropy of rows that are loaded ahead, and summed about the target's logit."""
+"""Cross-entropy of rows that are held in registers, and summed about the target's logit."""
 
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kprof.kernels._cross_entropy as launching
-from kprof.kernels._cross_entropy_ahead import losses_ahead_kernel
+from kprof.kernels._cross_entropy_held import losses_held_kernel
 from kprof.kernels._cross_entropy_operators import (
     operator_both,
     operator_both_over,
@@ -27,18 +27,20 @@ PLAIN = (-100, 0.0, 0.0, "sum")
 
 @pytest.fixture(autouse=True)
 def short_rows(monkeypatch):
-    """Load rows of a few hundred columns ahead, in tiles of 128, with two programs in all."""
-    monkeypatch.setattr(launching, "WARPS_AHEAD", 1)
-    monkeypatch.setattr(launching, "LEAST_TILES_AHEAD", 2)
+    """Hold up to four of a row's tiles of 128, or two of more, with two programs in all."""
+    monkeypatch.setattr(launching, "WARPS_HELD", 1)
+    monkeypatch.setattr(launching, "LEAST_TILES_HELD", 2)
+    monkeypatch.setattr(launching, "MOST_TILES_HELD", 4)
+    monkeypatch.setattr(launching, "TILES_HELD_OF_MORE", 2)
     monkeypatch.setattr(launching, "SMS_WITHOUT_GPU", 1)
-    monkeypatch.setattr(launching, "DTYPES_AHEAD", (torch.float32, torch.float16))
+    monkeypatch.setattr(launching, "DTYPES_HELD", (torch.float32, torch.float16))
     _forget()
     yield
     _forget()
 
 
 def _forget():
-    for one in (launching._plan, launching._plan_ahead, launching._limits):
+    for one in (launching._plan, launching._plan_held, launching._limits):
         one.cache_clear()
 
 
@@ -46,7 +48,7 @@ class _NotingLauncher(Launcher):
     """Notes its launches."""
 
     def __init__(self):
-        super().__init__(losses_ahead_kernel)
+        super().__init__(losses_held_kernel)
         self.noted = []
 
     def __call__(self, *given, **known):
@@ -56,9 +58,9 @@ class _NotingLauncher(Launcher):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The launches of the kernel that loads ahead."""
+    """The launches of the kernel that holds rows."""
     launcher = _NotingLauncher()
-    monkeypatch.setattr(launching, "_launch_losses_ahead", launcher)
+    monkeypatch.setattr(launching, "_launch_losses_held", launcher)
     return launcher.noted
 
 
@@ -185,20 +187,19 @@ def test_what_cannot_be_loaded_in_whole_vectors_or_needs_plain_sums_is_left_out(
 
 
 @pytest.mark.parametrize(
-    ("columns", "is_ahead"),
+    ("columns", "is_held"),
     [(8_192, False), (16_384, True), (32_000, True), (65_536, True), (128_256, False)],
 )
-def test_an_h200_loads_ahead_what_fits_its_cache_twice(monkeypatch, columns, is_ahead):
+def test_an_h200_holds_rows_that_fit_its_cache_twice(monkeypatch, columns, is_held):
     monkeypatch.undo()
     _forget()
-    plan = launching._plan_ahead(H200, torch.bfloat16, columns, columns, columns, 0)
-    assert plan == ((16, 2 * 132, (512, 8, True)) if is_ahead else None)
-    assert launching._plan_ahead(H200, torch.float32, columns, columns, columns, 0) is None
+    plan = launching._plan_held(H200, torch.bfloat16, columns, columns, columns, 0)
+    assert plan == ((16, 2 * 132, (512, 8, True)) if is_held else None)
+    assert launching._plan_held(H200, torch.float32, columns, columns, columns, 0) is None
 
 
 @pytest.mark.slow
-def test_ahead_of_time_nothing_spills_of_what_is_loaded_ahead():
-    cases = [
-        ((64, n), dtype) for n in (16_384, 50_304, 65_536) for dtype in ("bfloat16", "float16")
-    ]
+def test_ahead_of_time_nothing_spills_of_rows_that_are_held():
+    lengths = (16_384, 32_000, 32_768, 50_304, 65_536)
+    cases = [((64, n), dtype) for n in lengths for dtype in ("bfloat16", "float16")]
     assert spills_of(KERNEL, *cases) == []
