@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kprof.kernels._bench import Timed
     from kprof.kernels._choice import Choice
     from kprof.kernels._passes import Pass
+    from kprof.open import Progress
 
 # What the interpreter computes as a GPU does; it cuts bfloat16 off instead of rounding it.
 INTERPRETED_DTYPES = ("float16", "float32")
@@ -44,13 +45,18 @@ def list_kernels() -> list[Listed]:
 
 
 def check_kernels(
-    names: Sequence[str], provider: str | None, *, sanitizes: bool = False
+    names: Sequence[str],
+    provider: str | None,
+    progress: Progress = lambda stage: None,
+    *,
+    sanitizes: bool = False,
 ) -> list[GateReport]:
     """Run levels L0 and L1 of the quality gate: on the GPU, else in Triton's interpreter.
 
     Args:
         names: Of the kernels; none: all.
         provider: Whose code is checked; None: ours.
+        progress: Told which kernel is next.
         sanitizes: Whether compute-sanitizer watches the edges, too; it takes a GPU.
 
     Raises:
@@ -69,6 +75,7 @@ def check_kernels(
     kernels = _named(names)
     reports = []
     for place, kernel in enumerate(kernels):
+        progress(f"checking {kernel.name}")
         reports.append(_checked(kernel, provider or OURS, device))
         if sanitizes:
             reports[-1] = _sanitized(reports[-1], kernel, provider or OURS)
@@ -115,11 +122,22 @@ def _sanitized(report: GateReport, kernel: Kernel, provider: str) -> GateReport:
     return replace(report, levels=(sanitized(first, kernel.name, provider), *others))
 
 
-def bench_kernels(names: Sequence[str], shape: Shape | None, dtypes: Sequence[str]) -> list[Choice]:
+def bench_kernels(
+    names: Sequence[str],
+    shape: Shape | None,
+    dtypes: Sequence[str],
+    progress: Progress = lambda stage: None,
+) -> list[Choice]:
     """Measure every provider on every shape; keep and return who runs such calls from now on.
 
     Calls without gradients and those with them are measured, and run, apart. Who fails the quality
     gate runs none, however fast.
+
+    Args:
+        names: Of the kernels; none: all.
+        shape: Of the inputs; None: all that a kernel measures.
+        dtypes: Of the inputs; none: a kernel's first.
+        progress: Told what is next.
 
     Raises:
         KprofError: there is no GPU, or no such kernel.
@@ -141,7 +159,10 @@ def bench_kernels(names: Sequence[str], shape: Shape | None, dtypes: Sequence[st
         for wanted in (shape,) if shape else kernel.shapes:
             for dtype in dtypes or kernel.dtypes[:1]:
                 for direction in passes_of(kernel):
+                    what = f"{kernel.name} {direction}, {'x'.join(map(str, wanted))} {dtype}"
+                    progress(f"{what}: measuring")
                     measured = list(bench(kernel, wanted, dtype, direction))
+                    progress(f"{what}: checking who is fastest")
                     measured = without_rejected(measured, why_rejected)
                     choices.append(choose(kernel, measured, gpu, today))
                     keep(choices[-1])

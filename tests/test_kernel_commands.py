@@ -112,6 +112,17 @@ def test_a_choice_is_explained_with_its_pass(h200):
     assert "Forward and backward pass as one." in training.parts[1].caption
 
 
+def test_what_takes_long_says_what_it_is_at(h200):
+    h200({"forward": {"kprof": 2e4}, "training": {"kprof": 3e4}})
+    stages = []
+    library.bench_kernels(["relu_squared"], (8, 8), [], stages.append)
+    assert stages == [
+        f"relu_squared {direction}, 8x8 bfloat16: {doing}"
+        for direction in ("forward", "training")
+        for doing in ("measuring", "checking who is fastest")
+    ]
+
+
 def test_what_has_no_backward_pass_is_measured_without_gradients_only(h200):
     h200({"forward": {"kprof": 2e4}})
     answer = kernels("bench", ["quantize_fp8"], shape="8x128", json=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated, Literal
 
 import typer
@@ -39,6 +40,7 @@ def kernels(
 
     from kprof import library
     from kprof.report import providers
+    from kprof.report.progress import Progress
 
     def encoded(result: object) -> bytes | None:
         return msgspec.json.format(msgspec.json.encode(result)) if json else None
@@ -56,7 +58,8 @@ def kernels(
     if action == "check":
         from kprof.report.gate import result_of_gate, sections_of_gate
 
-        reports = library.check_kernels(chosen, provider, sanitizes=sanitizer)
+        with closing(Progress()) as progress:
+            reports = library.check_kernels(chosen, provider, progress, sanitizes=sanitizer)
         sections = [section for report in reports for section in sections_of_gate(report)]
         states = {report[level].state for report in reports for level in report.asked}
         code = 1 if "failed" in states else 0 if states == {"passed"} else 3
@@ -65,7 +68,8 @@ def kernels(
         return Answer("kernels check", sections, found, last, code)
     if action == "bench":
         wanted = library.shape_of(shape) if shape else None
-        choices = library.bench_kernels(chosen, wanted, dtype or [])
+        with closing(Progress()) as progress:
+            choices = library.bench_kernels(chosen, wanted, dtype or [], progress)
     else:
         choices = library.explain_choices(chosen)
     sections = [providers.section_of_choice(one, library.ranked(one)) for one in choices]
