@@ -74,16 +74,29 @@ def rows_of_all(kernel, done, product=None):
     for reach, shape in _reaches_by_shape(kernel):
         here = (reach.direction, shape)
         rows += rows_of(reach, shape, [one for key, one in done.items() if key[:2] == here])
-    return rows
+    return rows + rows_of_host(kernel, done)
 
 
 def _reaches_by_shape(kernel):
     return [(one, shape) for one in reaches_of(kernel) for shape in one.shapes or kernel.shapes]
 
 
+def rows_of_host(kernel, done):
+    """Return what a call costs the host at best, which no shape changes; nothing: not measured."""
+    times_ns = [one.host_ns for (*_, name), one in done.items() if name == OURS and one.host_ns]
+    if not times_ns:
+        return []
+    return [row(f"{kernel.name}-host", min(times_ns), "ns", "lower", HOST_NS, times_ns=times_ns)]
+
+
 def rows_of(reach, shape, measured):
-    """Return the rows of one shape: each peer's, ours, the best peer over ours, our host time."""
+    """Return the rows of one shape: everybody else's, the fastest of ours, the best peer over it.
+
+    That of ours has the name of what is done; the others' names end in theirs.
+    """
     what = f"{reach.kernel}-{reach.direction}-{'x'.join(map(str, shape))}"
+    ranked = ranking(measured)
+    ours = next((one for one in [*ranked, *measured] if one.provider.startswith(OURS)), None)
     rows = [
         row(
             f"{what}-{one.provider}",
@@ -97,12 +110,10 @@ def rows_of(reach, shape, measured):
             problem=one.problem,
         )
         for one in measured
-        if one.provider != OURS
+        if one is not ours
     ]
-    ours = next((one for one in measured if one.provider == OURS), None)
     if ours is None:
         return rows
-    ranked = ranking(measured)
     best = next((one for one in ranked if not one.provider.startswith(OURS)), None)
     rows.append(
         row(
@@ -116,6 +127,7 @@ def rows_of(reach, shape, measured):
             spread=ours.spread,
             copy_ns=ours.copy_ns,
             problem=ours.problem,
+            provider=ours.provider,
             shape=list(shape),
             # Who would run such calls.
             router=ranked[0].provider if ranked else None,
@@ -125,8 +137,6 @@ def rows_of(reach, shape, measured):
         about = {"peer": best.provider, "peer_value": best.share_of_copy}
         ratio = best.gpu_ns / ours.gpu_ns
         rows.append(row(f"{what}-to-best", ratio, "x", "higher", reach.of_best_peer, **about))
-    if ours.host_ns is not None:
-        rows.append(row(f"{what}-host", ours.host_ns, "ns", "lower", HOST_NS))
     return rows
 
 

@@ -80,6 +80,44 @@ def test_the_rows_of_a_shape_hold_ours_against_copy_and_the_best_peer(benchmark)
     assert (best["value"], best["met"], best["peer"]) == (0.95, False, "aten")
 
 
+def test_the_fastest_of_ours_is_held_against_the_others(benchmark):
+    reaches = benchmark("kernel_reaches")
+    times = {"kprof": 140.0, "kprof-shared": 120.0, "liger": 180.0}
+    found = [
+        Timed(
+            "cross_entropy", name, SHAPE, "bfloat16", "training", gpu_ns=ns, share_of_copy=90 / ns
+        )
+        for name, ns in times.items()
+    ]
+    about = reaches.Reach("cross_entropy", "training", 0.7)
+    rows = {one["name"]: one for one in reaches.rows_of(about, SHAPE, found)}
+    what = "cross_entropy-training-8192x4096"
+    assert (rows[what]["value"], rows[what]["provider"]) == (0.75, "kprof-shared")
+    assert rows[f"{what}-to-best"]["value"] == 1.5
+    assert set(rows) == {what, f"{what}-kprof", f"{what}-liger", f"{what}-to-best"}
+
+
+def test_ours_has_a_row_where_it_could_not_be_measured(benchmark):
+    reaches = benchmark("kernel_reaches")
+    failed = Timed("rmsnorm", "kprof", SHAPE, "bfloat16", "forward", problem="out of time")
+    rows = reaches.rows_of(reaches.Reach("rmsnorm", "forward", 0.93), SHAPE, [failed])
+    assert [(one["value"], one["problem"], one["met"]) for one in rows] == [
+        (None, "out of time", None)
+    ]
+
+
+def test_what_a_call_costs_the_host_is_the_best_of_all_shapes(benchmark):
+    kernel = kernel_named("rmsnorm")
+    done = {
+        ("forward", (rows, 64), "kprof"): Timed(
+            "rmsnorm", "kprof", (rows, 64), "bfloat16", "forward", gpu_ns=1.0, host_ns=host_ns
+        )
+        for rows, host_ns in ((8, 16_300.0), (16, 7_700.0), (32, 9_000.0))
+    }
+    (row,) = benchmark("kernel_reaches").rows_of_host(kernel, done)
+    assert (row["name"], row["value"], row["met"]) == ("rmsnorm-host", 7_700.0, True)
+
+
 def test_only_what_a_kernel_imports_makes_its_result_stale(benchmark):
     sources = benchmark("kernels").sources_of("rmsnorm")
     assert "kprof/kernels/_norm_device.py" in sources
