@@ -68,6 +68,18 @@ def test_where_more_is_better_less_is_a_regression(capsys, compared):
     assert told["rulings"][0]["low"] == pytest.approx(1 / 0.91)
 
 
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        ((0.74, 0.01, FASTER), "between 27.00 % better and 25.00 % better"),
+        ((1.01, 0.02, UNCLEAR), "between 1.00 % better and 3.00 % worse"),
+    ],
+)
+def test_what_became_better_is_not_called_worse_by_less_than_nothing(capsys, compared, claim, said):
+    _, told = gate(capsys, compared(*claim))
+    assert told["rulings"][0]["why"].startswith(f"{said}, at 95 % confidence")
+
+
 def test_another_smallest_effect_may_be_asked_for(capsys, compared):
     candidate = compared(1.05, 0.02, SLOWER)
     assert gate(capsys, candidate, "--smallest-effect", "10%")[1]["verdict"] == "PASSED"

@@ -116,8 +116,8 @@ def _worse(claim: Claim, low: float, high: float, level: float) -> _Worse:
 
 
 def _ruled(claim: Claim, worse: _Worse, effect: float, *, is_same: bool) -> Ruling:
-    ends = f"{100 * (worse.low - 1):+.2f} % to {100 * (worse.high - 1):+.2f} %"
-    where = f"worse by {ends}, at {100 * worse.level:.3g} % confidence"
+    where = f"between {_said(worse.low)} and {_said(worse.high)}"
+    where += f", at {100 * worse.level:.3g} % confidence"
     numbers = (worse.low, worse.high, worse.level)
     matters = f"the {100 * effect:g} % that matters"
     if worse.low > 1 + effect:
@@ -128,6 +128,11 @@ def _ruled(claim: Claim, worse: _Worse, effect: float, *, is_same: bool) -> Ruli
         return Ruling(claim.metric.name, "PASSED", why, "", *numbers)
     why = f"{where}: a part of it is beyond {matters}, and a part is not"
     return Ruling(claim.metric.name, "INCONCLUSIVE", why, _settled_by(claim), *numbers)
+
+
+def _said(ratio: float) -> str:
+    """Say how much worse or better that many times is."""
+    return f"{100 * abs(ratio - 1):.2f} % {'better' if ratio < 1 else 'worse'}"
 
 
 def _open(claim: Claim, why: str) -> Ruling:

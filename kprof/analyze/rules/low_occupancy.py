@@ -100,6 +100,6 @@ def _places(trace: Trace, rows: np.ndarray, blocks: np.ndarray) -> tuple[str, ..
     sums = groups.agg(ns=("duration_ns", "sum"), blocks=("blocks", "median")).nlargest(3, "ns")
     return tuple(
         f"{clipped(' in '.join(filter(None, map(str, where))))}: {in_words(per_step(trace, ns))}, "
-        f"{number:,.0f} blocks in the median"
+        f"{number:,.0f} {'block' if number == 1 else 'blocks'} in the median"
         for where, ns, number in zip(sums.index, sums["ns"], sums["blocks"], strict=True)
     )
