@@ -49,7 +49,9 @@ class Progress:
             if not console.is_terminal:
                 return
             self._bar = Bar(console=console, transient=True)
-            self._bar.add_task(self._stage, total=len(STAGES))
+            # Of other stages nobody knows how many come: something moves, and no share is shown.
+            total = len(STAGES) if self._stage in STAGES else None
+            self._bar.add_task(self._stage, total=total)
             self._update()
             self._bar.start()
 
