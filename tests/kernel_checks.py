@@ -128,7 +128,6 @@ def spills_of(kernel, *cases):
 
 AHEAD = """
 import importlib, json
-from dataclasses import asdict
 from kprof.gate.inputs import Draw
 from kprof.gate.subject import Case
 from kprof.kernels._ahead import compile_ahead
@@ -148,6 +147,7 @@ for shape, dtype in cases:
             sum(one.sum() for one in outputs).backward()
 
     for one in compile_ahead(call):
-        found.append({"shape": shape, "dtype": dtype, **asdict(one)})
+        sizes = {"spilled_bytes": one.spilled_bytes, "shared_bytes": one.shared_bytes}
+        found.append({"shape": shape, "dtype": dtype, "name": one.name, **sizes})
 print(json.dumps(found))
 """

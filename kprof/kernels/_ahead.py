@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,6 +32,8 @@ class Binary:
     spilled_bytes: int
     """Of a thread's local memory; what does not fit the registers goes there, and is slow."""
     shared_bytes: int
+    cubin: bytes = field(repr=False)
+    """What the GPU would load."""
 
 
 def compile_ahead(call: Callable[[], object], target: GPUTarget = HOPPER) -> list[Binary]:
@@ -61,6 +63,11 @@ def compile_ahead(call: Callable[[], object], target: GPUTarget = HOPPER) -> lis
     return [_read(kernel) for kernel in compiled]
 
 
+def disassemble(binary: Binary) -> str:
+    """Return what the kernel is in the GPU's own language: labels, and an instruction a line."""
+    return _told(binary.cubin, "nvdisasm", "--print-code")
+
+
 class _PretendedDriver:
     """Answers what Triton asks of a driver before it compiles."""
 
@@ -79,12 +86,8 @@ class _PretendedDriver:
 
 
 def _read(kernel: Any) -> Binary:
-    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        command = [str(program), "--dump-resource-usage", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    cubin = kernel.asm["cubin"]
+    told = _told(cubin, "cuobjdump", "--dump-resource-usage")
     figures = {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", told)}
     return Binary(
         name=kernel.metadata.name,
@@ -92,4 +95,15 @@ def _read(kernel: Any) -> Binary:
         num_registers=figures["REG"],
         spilled_bytes=figures["STACK"] + figures["LOCAL"],
         shared_bytes=kernel.metadata.shared,
+        cubin=cubin,
     )
+
+
+def _told(cubin: bytes, program: str, option: str) -> str:
+    """Return what one of Triton's own programs tells about a binary."""
+    path = Path(triton.__file__).parent / "backends/nvidia/bin" / program
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(path), option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
