@@ -2,7 +2,7 @@
 
 What is asynchronous happens as late as it may: a copy into shared memory is made when it is waited
 for, with zeros for what is masked; until then there is nothing but NaN. Programs run in any order,
-a store at a time.
+half a store at a time.
 """
 
 import __future__
@@ -19,10 +19,13 @@ import kprof.kernels
 
 FOLDER = Path(kprof.kernels.__file__).parent
 LONGEST_S = 20.0
+NUM_WARPS = 4
 
 
 class Values(np.ndarray):
     """A tensor of a kernel, or a piece of shared memory."""
+
+    type = SimpleNamespace(layout=None)
 
     def index(self, place):
         return self[int(place)]
@@ -78,7 +81,7 @@ class Device:
             constexpr=lambda value: value,
             program_id=lambda axis: program,
             num_programs=lambda axis: num_programs,
-            num_warps=lambda: 4,
+            num_warps=lambda: NUM_WARPS,
             arange=lambda start, end, layout: values(np.arange(start, end)),
             zeros=lambda shape, dtype, layout: values(np.zeros(shape, dtype)),
             full=lambda shape, value, dtype, layout: values(np.full(shape, value, dtype)),
@@ -137,8 +140,12 @@ class Device:
 
     def _store(self, pointer, given, mask=True, eviction_policy=""):
         at, mask = np.broadcast_arrays(pointer.at, mask)
-        given = np.broadcast_to(given, at.shape)
-        pointer.array[at[mask]] = given[mask].astype(pointer.array.dtype)
+        given = np.broadcast_to(given, at.shape)[mask].astype(pointer.array.dtype)
+        for half, values_of_half in zip(
+            np.array_split(at[mask], 2), np.array_split(given, 2), strict=True
+        ):
+            pointer.array[half] = values_of_half
+            time.sleep(0)
 
     def _request(self, place, pointer, mask):
         at, mask = np.broadcast_arrays(pointer.at, mask)

@@ -2,6 +2,9 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
+import json
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -15,13 +18,14 @@ from kprof.kernels._cross_entropy_operators import (
 )
 from kprof.kernels.cross_entropy import KERNEL, cross_entropy
 from tests.kernel_checks import INTERPRETED, SHARED_BYTES, are_same, quiet_numpy  # noqa: F401
-from tests.kernel_groups import run_together
+from tests.kernel_groups import NUM_WARPS, run_together
 from tests.kernel_hopper import on_hopper
 
 pytestmark = INTERPRETED
 MODULES = "_cross_entropy_pieces", "_cross_entropy_shared"
+LANES = 32 * NUM_WARPS
 # Rows, columns, programs of a row, groups of programs.
-SIZES = [(7, 1_024, 4, 1), (9, 2_056, 3, 2), (1, 1_024, 2, 1), (12, 520, 1, 4), (4, 3_000, 5, 2)]
+SIZES = [(7, 1_024, 4, 1), (9, 8_200, 3, 2), (1, 1_024, 2, 1), (12, 520, 1, 4), (4, 12_000, 5, 2)]
 
 
 def drawn(rows, columns):
@@ -32,19 +36,24 @@ def drawn(rows, columns):
 
 def losses_of(logits, targets, group, groups, over=True, **options):
     """Return losses, the gradient and the divisor; `over`: the gradient is written over logits."""
+    return run(logits, targets, group, groups, over, **options)[:3]
+
+
+def run(logits, targets, group, groups, over=True, **options):
+    """Return letters, too: (rows, programs of a row, warps)."""
     rows, columns = logits.shape
     divisor = options.get("divisor")
     given = logits.ravel().copy()
     gradient = given if over else np.full_like(given, np.nan)
     losses, state = np.full(rows, np.nan, np.float32), np.full(2 * rows + 1, np.nan, np.float32)
-    letters = np.zeros(rows * group, np.int64)
-    tensors = given, targets, divisor, losses, state, gradient, letters
+    letters = np.zeros((rows, group, NUM_WARPS), np.int64)
+    tensors = given, targets, divisor, losses, state, gradient, letters.ravel()
     numbers = columns, columns, rows, groups
     chosen = options.get("ignore_index", -100), options.get("z_loss", 0.0)
-    constants = divisor is None, columns, group, 32
+    constants = divisor is None, columns, group, LANES
     name = "losses_shared_kernel"
     run_together(MODULES, name, group * groups, *tensors, *numbers, *chosen, *constants)
-    return losses, gradient.reshape(rows, columns), state[-1]
+    return losses, gradient.reshape(rows, columns), state[-1], letters
 
 
 def expected_of(logits, targets, ignore_index=-100, z_loss=0.0, divisor=None):
@@ -138,6 +147,26 @@ def test_gradients_keep_their_digits_far_from_zero():
     assert gradient[0, [7, 300]].tolist() == [-0.5, 0.5]
 
 
+def test_every_warp_leaves_a_letter_of_its_own():
+    logits, targets = drawn(3, 1_032)
+    logits[0, :256] = -np.inf
+    targets[1] = -100
+    *_, letters = run(logits, targets, 2, 1)
+    # Two pieces of 65 and 64 vectors of 8 logits: two warps each, and another with one vector.
+    shares = np.full((3, 2, NUM_WARPS, 256), -np.inf)
+    pieces = shares.reshape(3, 2, -1)
+    pieces[:, 0, :520], pieces[:, 1, :512] = logits[:, :520], logits[:, 520:]
+    highest = (letters >> 32).astype(np.int32).view(np.float32)
+    total = -letters.astype(np.int32).view(np.float32)
+    assert not letters[1].any()
+    assert (letters[[0, 2]].astype(np.int32) != 0).all()
+    for row in 0, 2:
+        assert np.array_equal(highest[row], shares[row].max(-1))
+        about = np.where(np.isinf(highest[row]), 0, highest[row])
+        expected = np.exp(shares[row] - about[..., None]).sum(-1)
+        np.testing.assert_allclose(total[row], expected, rtol=1e-5)
+
+
 def test_a_row_does_not_depend_on_its_neighbours():
     logits, targets = drawn(7, 1_024)
     divisor = np.array([1.0], np.float32)
@@ -171,7 +200,7 @@ def test_all_programs_of_whole_groups_begin_together(launched, operator):
     logits = torch.zeros(7, 144, dtype=torch.bfloat16)
     operator(logits, torch.zeros(7, dtype=torch.int64), None, -100, 0.0, 0.0, "none")
     # Of the four SMs that there are without a GPU.
-    assert launched == [(4, {"num_warps": 32, "launch_cooperative_grid": True})]
+    assert launched == [(4, {"num_warps": 32, "launch_cooperative_grid": True, "maxnreg": 64})]
 
 
 @pytest.mark.parametrize("odd", ["float32", "smoothing", "columns", "rows apart", "address"])
@@ -211,23 +240,92 @@ def test_rows_are_shared_only_where_that_is_asked_for(launched):
     assert len(launched) == 1
 
 
-@pytest.mark.slow
-def test_it_compiles_for_hopper_without_spilling_and_fits_an_sm():
-    told = on_hopper("""
-import torch
-from kprof.kernels._ahead import compile_ahead
+WIDTHS = [144, 32_000, 128_256, 151_936, 262_144]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """For each of the widths: spilled bytes, those of shared memory, registers, machine code."""
+    told = on_hopper(
+        """
+import json, torch
+from kprof.kernels._ahead import compile_ahead, disassemble
 from kprof.kernels.cross_entropy import KERNEL
 
 cross_entropy = KERNEL.provider("kprof-shared").load()
-for columns in (144, 32_000, 128_256, 151_936, 262_144):
+for columns in widths:
     x = torch.zeros(2, columns, dtype=torch.bfloat16, requires_grad=True)
     call = lambda: cross_entropy(x, torch.zeros(2, dtype=torch.int64))
     (one,) = (one for one in compile_ahead(call) if "shared" in one.name)
-    print(one.spilled_bytes, one.shared_bytes, one.num_registers)
-""")
-    figures = [tuple(map(int, line.split())) for line in told.splitlines()]
-    assert len(figures) == 5
-    assert {spilled for spilled, _, _ in figures} == {0}
-    assert max(shared for _, shared, _ in figures) <= SHARED_BYTES
+    figures = one.spilled_bytes, one.shared_bytes, one.num_registers
+    print(json.dumps([*figures, disassemble(one)]))
+""",
+        widths=WIDTHS,
+    )
+    return dict(zip(WIDTHS, map(json.loads, told.splitlines()), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_it_compiles_for_hopper_without_spilling_and_fits_an_sm(compiled, columns):
+    spilled_bytes, shared_bytes, num_registers, _ = compiled[columns]
+    assert spilled_bytes == 0
+    assert shared_bytes <= SHARED_BYTES
     # More than that, and 32 warps do not fit an SM.
-    assert max(registers for _, _, registers in figures) <= 64
+    assert num_registers <= 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_warps_wait_for_each_other_twice_a_row_and_never_to_add_up(compiled, columns):
+    row = longest_loop(compiled[columns][-1])
+    assert sum("BAR.SYNC" in one for one in row) == 2
+    # Nothing goes from warp to warp through shared memory: it is read, but only copied into.
+    assert not any(one.startswith("STS") for one in row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_the_targets_gradient_and_another_row_follow_when_all_are_through_with_one(
+    compiled, columns
+):
+    row = longest_loop(compiled[columns][-1])
+    through = next(place for place, one in enumerate(row) if one.startswith("BAR.SYNC"))
+    assert min(places(row, "STG.E.U16")) > through > max(places(row, "STG.E.EF.128"))
+    assert min(places(row, "LDGSTS")) > through > max(places(row, "LDS.128"))
+
+
+def places(row, begin):
+    return [place for place, one in enumerate(row) if one.startswith(begin)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_nothing_that_is_loaded_is_waited_for_before_the_next_row_is_summed(compiled, columns):
+    row = longest_loop(compiled[columns][-1])
+    begin = next(place for place, one in enumerate(row) if one.startswith("BRA"))
+    loads = [one for one in row[:begin] if one.startswith("LDG.")]
+    last = max(place for place in range(begin) if row[place] in loads)
+    # Letters of each program, the target of a row to come, and the next target's logit.
+    assert sum(".STRONG." in one for one in loads) == len(loads) - 2 == programs_of_row(columns)
+    names = [int(re.search(r" R(\d+),", one)[1]) for one in loads]
+    is_used = re.compile("|".join(rf"\bR{name}\b" for name in names)).search
+    used = next(place for place in range(last + 1, len(row)) if is_used(row[place]))
+    vectors = -(-columns // 8 // programs_of_row(columns))
+    assert exponentials_in(row[last:used]) >= 8 * -(-vectors // 1_024)
+
+
+def exponentials_in(instructions):
+    return sum(one.startswith("MUFU.EX2") for one in instructions)
+
+
+def longest_loop(code):
+    """Return the instructions of the longest loop, without predicates."""
+    lines = re.findall(r"^(\.L\w+):|^\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+ )?\s*(.*?) *;", code, re.M)
+    begins = {label: place for place, (label, _) in enumerate(lines) if label}
+    loops = [
+        lines[begins[to[1]] : place + 1]
+        for place, (_, one) in enumerate(lines)
+        if (to := re.match(r"BRA `\((\.L\w+)\)", one)) and begins[to[1]] < place
+    ]
+    return [one for label, one in max(loops, key=len) if not label]

@@ -19,6 +19,8 @@ HOPPER = 9
 DTYPES = (torch.bfloat16, torch.float16)
 WARPS = 32
 LANES = 32 * WARPS
+# All that so many threads can have; else the assembler may make do with half, for a second program.
+REGISTERS = 65_536 // LANES
 # What a thread loads at once, and how often it does so for one row at most: three rows then take
 # 192 of the 227 KB that a program may have.
 VECTOR, MOST_TILES = 8, 4
@@ -59,8 +61,8 @@ def write_losses_shared(
     num_rows, num_columns = logits.shape
     group = programs_of_row(num_columns)
     groups = min(num_rows, max(1, num_sms(logits.device) // group))
-    # What programs tell each other, one word each for a row; zeros are none.
-    letters = torch.zeros(num_rows * group, dtype=torch.int64, device=logits.device)
+    # What warps tell each other, one word each for a row; zeros are none.
+    letters = torch.zeros(num_rows * group * WARPS, dtype=torch.int64, device=logits.device)
     tensors = (logits, targets, divisor, losses, state, dlogits, letters)
     strides = logits.stride(0), dlogits.stride(0)
     constants = options.reduction == "mean", num_columns, group, LANES
@@ -68,7 +70,7 @@ def write_losses_shared(
     key = types, *strides, constants, alignments((targets, divisor, losses, state))
     chosen = options.ignore_index, options.z_loss
     arguments = (*tensors, *strides, num_rows, groups, *chosen, *constants)
-    how = {"num_warps": WARPS, "launch_cooperative_grid": True}
+    how = {"num_warps": WARPS, "launch_cooperative_grid": True, "maxnreg": REGISTERS}
     _launcher()(key, groups * group, arguments, how)
 
 

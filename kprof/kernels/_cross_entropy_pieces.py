@@ -1,8 +1,8 @@
 """Pieces of rows of logits in shared memory: read once, summed, and turned into gradients.
 
 A program's pieces go through a ring: one is written while the next is summed, and the one after is
-on its way. L is lanes, one to a thread, and V the columns that a lane loads at once, of which
-`count` are a piece's; TILES of all lanes hold it.
+on its way. L is lanes, one to a thread, T to a warp, W the warps, and V the columns that a lane
+loads at once, of which `count` are a piece's; TILES of all lanes hold it.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ def request(ring, stage, pieces_M, row, stride, is_needed, count, LANES: gl.cons
 
 @gluon.jit
 def wait_for_all_but(NUMBER: gl.constexpr):
-    """Wait until of all requests only the last so many are left."""
+    """Wait until of all requests only the last so many are left, and for all threads."""
     async_copy.wait_group(NUMBER)
+    gl.thread_barrier()
 
 
 @gluon.jit
-def sum_of(ring, stage, count, LEAST: gl.constexpr, TILES: gl.constexpr, LANES: gl.constexpr):
-    """Return a piece's maximum, and the sum of exponentials about it (about 0 for -inf).
+def sums_of(ring, stage, count, LEAST: gl.constexpr, TILES: gl.constexpr, LANES: gl.constexpr):
+    """Return each warp's maximum in a piece, and sum of exponentials about it (about 0 for -inf).
 
-    No piece has fewer than LEAST vectors.
+    No piece has fewer than LEAST vectors, and no warp waits for another.
     """
     highest_LV = _tile_in(ring, stage, 0, count, LEAST, LANES)
     for number in gl.static_range(1, TILES):
@@ -65,11 +66,13 @@ def sum_of(ring, stage, count, LEAST: gl.constexpr, TILES: gl.constexpr, LANES: 
     scale_L, shift_L, correction_L = _exponent_about(finite(highest_L))
     sum_L = gl.zeros([LANES], gl.float32, gl.SliceLayout(1, layout_of(LANES)))
     for number in gl.static_range(TILES):
-        x_LV = _tile_in(ring, stage, number, count, LEAST, LANES).to(gl.float32)
+        x_LV = _wide(_tile_in(ring, stage, number, count, LEAST, LANES))
         sum_L += gl.sum(gl.exp2(gl.fma(x_LV, scale_L[:, None], shift_L[:, None])), 1)
-    highest = gl.max(highest_L, 0)
-    sum_L *= correction_L * gl.exp2((highest_L - finite(highest)) * LOG2_E)
-    return highest, gl.sum(sum_L, 0)
+    highest_WT = highest_L.reshape([LANES // 32, 32])
+    highest_W = gl.max(highest_WT, 1)
+    share_WT = gl.exp2((highest_WT - finite(highest_W)[:, None]) * LOG2_E)
+    sum_WT = (sum_L * correction_L).reshape([LANES // 32, 32])
+    return highest_W, gl.sum(sum_WT * share_WT, 1)
 
 
 @gluon.jit
@@ -82,17 +85,15 @@ def finite(maximum):
 def write_gradient(
     ring, stage, dpiece_V, count, about, factor, TILES: gl.constexpr, LANES: gl.constexpr
 ):
-    """Write exp(x - about) * factor; all threads begin together, and go on together."""
+    """Write exp(x - about) * factor."""
     dpiece_V = gl.multiple_of(dpiece_V, 16)
-    gl.thread_barrier()
     scale, shift, correction = _exponent_about(about)
     factor *= correction
     for number in gl.static_range(TILES):
         columns_LV, is_in_L1 = _columns(number * LANES, count, LANES, LANES)
-        x_LV = _tile(ring, stage, number, LANES).to(gl.float32)
+        x_LV = _wide(_tile(ring, stage, number, LANES))
         dx_LV = (gl.exp2(gl.fma(x_LV, scale, shift)) * factor).to(dpiece_V.dtype.element_ty)
         gl.store(dpiece_V + columns_LV, dx_LV, is_in_L1, eviction_policy="evict_first")
-    gl.thread_barrier()
 
 
 @gluon.jit
@@ -134,6 +135,17 @@ def _higher(x, y):
     kind: gl.constexpr = "bf16" if gl.bfloat16 == x.dtype else "f16"
     code: gl.constexpr = "max." + kind + "x2 $0, $1, $2;"
     return gl.inline_asm_elementwise(code, "=r,r,r", [x, y], dtype=x.dtype, is_pure=True, pack=2)
+
+
+@gluon.jit
+def _wide(x):
+    """Return numbers of 16 bits as float32; of two bfloat16, one is shifted, the other masked."""
+    if gl.bfloat16 == x.dtype:
+        code: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+        return gl.inline_asm_elementwise(
+            code, "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2
+        )
+    return x.to(gl.float32)
 
 
 @gluon.jit
