@@ -147,7 +147,8 @@ for shape, dtype in cases:
             sum(one.sum() for one in outputs).backward()
 
     for one in compile_ahead(call):
-        sizes = {"spilled_bytes": one.spilled_bytes, "shared_bytes": one.shared_bytes}
-        found.append({"shape": shape, "dtype": dtype, "name": one.name, **sizes})
+        sizes = ("name", "num_registers", "spilled_bytes", "shared_bytes")
+        about = {name: getattr(one, name) for name in sizes}
+        found.append({"shape": shape, "dtype": dtype, **about})
 print(json.dumps(found))
 """

@@ -75,36 +75,30 @@ def losses_shared_kernel(
     logit = _own_logit(logits_MV, row, stride, target, first, count)
     share = 1.0 / _divisor_of(divisor_1, targets_M, state_M21, num_rows, ignore_index, IS_MEAN)
     wait_for_all_but(STAGES - 2)
-    _send(ring, 0, letters_MGW, row, target != IGNORED, count, GROUP, LEAST, TILES, LANES)
+    _send(ring, 0, letters_MGW, row, target, count, GROUP, LEAST, TILES, LANES)
     while row < num_rows:
         # What is loaded here arrives while the next row is summed. Between the load of a logit and
         # what is written over it lies a barrier.
         last = _target(targets_M, row + STAGES * step, num_rows, ignore_index)
         words_GW = _receive(letters_MGW, row, target != IGNORED, GROUP)
         following_logit = _own_logit(logits_MV, row + step, stride, following, first, count)
-        next_stage = gl.where(stage == STAGES - 1, 0, stage + 1)
-        is_next = following != IGNORED
-        _send(ring, next_stage, letters_MGW, row + step, is_next, count, GROUP, LEAST, TILES, LANES)
+        coming = gl.where(stage == STAGES - 1, 0, stage + 1)
+        _send(ring, coming, letters_MGW, row + step, following, count, GROUP, LEAST, TILES, LANES)
         about, total = _merge(letters_MGW, row, words_GW, GROUP)
-        scale = gl.where(target == NOWHERE, float("nan"), share)
-        factor, dtarget = _differentiate(logit, about, total, scale, z_loss)
+        factor, dtarget = _differentiate(logit, about, total, target, share, z_loss)
         is_own = _is_own(target, first, count)
         # The first program tells of a row whose target is in no piece.
         if is_own | ((member == 0) & (target < 0)):
             _tell(losses_M, state_M21, row, num_rows, logit, about, total, z_loss, target)
         drow_V = dlogits_MV + row.to(tl.int64) * dstride
-        if target == IGNORED:
-            write_zeros(drow_V + first, count, TILES, LANES)
-        else:
-            write_gradient(ring, stage, drow_V + first, count, about, factor, TILES, LANES)
+        _write(ring, stage, drow_V + first, target, count, about, factor, TILES, LANES)
         # All warps are through with the row: its target's gradient may follow, and another row.
         gl.thread_barrier()
         gl.store(drow_V + target, dtarget.to(drow_V.dtype.element_ty), is_own)
         fourth = _place(last, ignore_index, COLUMNS)
-        is_fourth = fourth != IGNORED
-        request(ring, stage, pieces_M, row + STAGES * step, stride, is_fourth, count, LANES)
+        request(ring, stage, pieces_M, row + STAGES * step, stride, fourth != IGNORED, count, LANES)
         wait_for_all_but(STAGES - 2)
-        row, stage, logit = row + step, next_stage, following_logit
+        row, stage, logit = row + step, coming, following_logit
         target, following, third = following, third, fourth
 
 
@@ -143,6 +137,17 @@ def _tell(losses_M, state_M21, row, num_rows, logit, about, total, z_loss, targe
     gl.store(losses_M + row, gl.where(target == IGNORED, 0.0, loss))
     gl.store(state_M21 + row, about)
     gl.store(state_M21 + num_rows + row, gl.where(target == IGNORED, 1.0, total))
+
+
+@gluon.jit
+def _write(
+    ring, stage, dpiece_V, target, count, about, factor, TILES: gl.constexpr, LANES: gl.constexpr
+):
+    """Write a piece of the gradient: zeros for a row that does not count."""
+    if target == IGNORED:
+        write_zeros(dpiece_V, count, TILES, LANES)
+    else:
+        write_gradient(ring, stage, dpiece_V, count, about, factor, TILES, LANES)
 
 
 @gluon.jit
@@ -191,8 +196,9 @@ def _divisor_of(divisor_1, targets_M, state_M21, num_rows, ignore_index, IS_MEAN
 
 
 @gluon.jit
-def _differentiate(logit, about, total, scale, z_loss):
+def _differentiate(logit, about, total, target, share, z_loss):
     """Return what a row's exponentials are multiplied by, and its target's gradient."""
+    scale = gl.where(target == NOWHERE, float("nan"), share)
     factor = scale / total
     if z_loss != 0:
         factor *= 1 + 2 * z_loss * (about + gl.log(total))
@@ -205,7 +211,7 @@ def _send(
     stage,
     letters_MGW,
     row,
-    is_needed,
+    target,
     count,
     GROUP: gl.constexpr,
     LEAST: gl.constexpr,
@@ -216,7 +222,7 @@ def _send(
 
     The sum is sent with a minus, so that none is all zeros.
     """
-    if is_needed:
+    if target != IGNORED:
         highest_W, total_W = sums_of(ring, stage, count, LEAST, TILES, LANES)
         word_W = highest_W.to(gl.int32, bitcast=True).to(gl.int64) << 32
         word_W |= (total_W * -1.0).to(gl.uint32, bitcast=True).to(gl.int64)
