@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kprof.kernels import kernel_named
+from kprof.kernels import _bench, kernel_named
 from kprof.kernels._bench import Timed
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -143,3 +143,11 @@ def test_the_table_writes_each_number_with_a_marker_that_leads_to_it(benchmark, 
     ]
     assert "older" not in text
     assert (text.partition("\n")[0], text.split()[-1]) == ("before", "after")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("rmsnorm", (2, 16_384)), ("cross_entropy", (5, 144)), ("softmax", (5, 127))],
+)
+def test_the_host_is_timed_on_few_rows_of_whole_vectors_where_there_are_such(name, shape):
+    assert _bench._small_shape(kernel_named(name)) == shape

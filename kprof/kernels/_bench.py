@@ -30,6 +30,8 @@ from kprof.timing import captured, time_on_gpu
 BEYOND_L2 = 4
 MOST_SETS = 32
 HOST_CALLS = 200
+# Of the smallest dtype, in 16 bytes.
+ELEMENTS = 16
 # What ran just before has kept the clocks up.
 WARM_UP_S = 0.15
 MOST_COMPILED = 128
@@ -129,7 +131,7 @@ def run_once(kernel: Kernel, provider: Provider, shape: Shape, dtype: str, direc
         pass_of(kernel, function, [_drawn(kernel, shape, dtype)], direction)()
         if direction == "forward":
             with torch.no_grad():
-                function(*_drawn(kernel, _smallest_shape(kernel), dtype))
+                function(*_drawn(kernel, _small_shape(kernel), dtype))
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()
@@ -242,13 +244,15 @@ def _num_sets(num_bytes: int) -> int:
     return min(MOST_SETS, max(2, -(-BEYOND_L2 * l2 // max(num_bytes, 1))))
 
 
-def _smallest_shape(kernel: Kernel) -> Shape:
-    return min(kernel.edges or kernel.shapes, key=math.prod)
+def _small_shape(kernel: Kernel) -> Shape:
+    """Return a shape whose calls wait for no GPU; of whole vectors, as some peers take no other."""
+    shapes = kernel.edges or kernel.shapes
+    return min(shapes, key=lambda shape: (shape[-1] % ELEMENTS != 0, math.prod(shape)))
 
 
 def _host_time_ns(kernel: Kernel, function: Callable[..., Any], dtype: str) -> float:
     """Return what a call takes the host: of many small ones in a row, which wait for no GPU."""
-    arguments = _drawn(kernel, _smallest_shape(kernel), dtype)
+    arguments = _drawn(kernel, _small_shape(kernel), dtype)
     times = []
     with torch.no_grad():
         for _ in range(5):
