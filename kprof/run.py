@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -72,6 +73,7 @@ def run(options: RunOptions, progress: Progress = lambda stage: None) -> RunOutc
     exit code stands, and kprof's own trouble is in the outcome.
     """
     command = command_of(options)
+    _check_program(command[0])
     _check_tracer(options)
     _check_swap(options)
     folder = make_folder(name_of(options), options.out, force=options.force)
@@ -92,6 +94,15 @@ def _counted(outcome: RunOutcome, progress: Progress) -> RunOutcome:
     except KprofError as error:
         told = f"Nothing was counted: {error.problem}. To mend that, {error.fix}."
         return replace(outcome, messages=(*outcome.messages, told))
+
+
+def _check_program(program: str) -> None:
+    """Refuse what cannot be started, before a run folder is made."""
+    if shutil.which(program) is None:
+        raise LaunchError(
+            f"{program}: command not found",
+            fix="check that the program exists and may be executed",
+        )
 
 
 def _check_tracer(options: RunOptions) -> None:

@@ -7,7 +7,7 @@ import pytest
 import kprof.open
 from kprof.collect.launch import LaunchResult
 from kprof.errors import LaunchError
-from kprof.run import RunOptions, command_of, name_of, report_on
+from kprof.run import RunOptions, command_of, name_of, report_on, run
 from kprof.runfolder import make_folder, remove_empty
 
 
@@ -108,3 +108,10 @@ def test_a_run_that_recorded_nothing_leaves_no_folder_but_whatever_else_lies_the
     remove_empty(tmp_path / "empty.kprof")
     remove_empty(tmp_path / "kept.kprof")
     assert [path.name for path in tmp_path.iterdir()] == ["kept.kprof"]
+
+
+def test_a_program_that_there_is_not_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LaunchError, match="no_such_program: command not found"):
+        run(RunOptions(("no_such_program",), "command"))
+    assert not list(tmp_path.iterdir())
