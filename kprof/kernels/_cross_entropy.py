@@ -31,6 +31,8 @@ WARPS_HELD, ROWS_HELD, LEAST_TILES_HELD = 16, 2, 4
 MOST_TILES_HELD, TILES_HELD_OF_MORE, REGISTERS_HELD = 8, 6, 64
 # A sum about something else than the maximum has fewer digits, of which float32 would show.
 DTYPES_HELD = (torch.bfloat16, torch.float16)
+# Neither the interpreter nor another maker's GPU knows instructions, or counts registers, by name.
+HAS_PTX = not IS_INTERPRETED and torch.version.hip is None
 # Where there is no GPU: what an H200 has.
 SMS_WITHOUT_GPU = 132
 L2_BYTES_WITHOUT_GPU = 60 * 2**20
@@ -103,9 +105,11 @@ def write_losses(
         num_tiles = -(-num_columns // (lanes * vector))
         num_held = num_tiles if num_tiles <= MOST_TILES_HELD else TILES_HELD_OF_MORE
         tile = num_held, lanes, vector
-        constants: tuple[Any, ...] = (is_mean, num_columns, *tile, IS_INTERPRETED)
+        constants: tuple[Any, ...] = (is_mean, num_columns, *tile, HAS_PTX)
         arguments = (*tensors, *strides, *numbers, *constants)
-        _launch_losses_held(key, programs, arguments, warps | {"maxnreg": REGISTERS_HELD}, **known)
+        if HAS_PTX:
+            warps["maxnreg"] = REGISTERS_HELD
+        _launch_losses_held(key, programs, arguments, warps, **known)
         return
     sizes = (num_rows, num_columns, programs, options.ignore_index)
     constants = (options.smoothing, options.z_loss, is_mean, is_smoothed, *plan.tile)

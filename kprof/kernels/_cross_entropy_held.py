@@ -46,7 +46,7 @@ def losses_held_kernel(
     HELD: tl.constexpr,
     LANES: tl.constexpr,
     VECTOR: tl.constexpr,
-    IS_INTERPRETED: tl.constexpr,
+    HAS_PTX: tl.constexpr,
 ):
     """Write the loss of every row, what its sum is about, the sum, and maybe the gradient.
 
@@ -78,7 +78,7 @@ def losses_held_kernel(
                 # No row has so high a number, which the compiler does not know.
                 nothing = (row >> 62).to(tl.int16)
                 places = row_V, drow_V, nothing
-                _write_row(places, held, about, factor, COLUMNS, LANES, VECTOR, IS_INTERPRETED)
+                _write_row(places, held, about, factor, COLUMNS, LANES, VECTOR, HAS_PTX)
                 dx = tl.exp2((logit - about) * LOG2_E) * factor - scale
                 # Over what a thread has just written there.
                 tl.debug_barrier()
@@ -154,7 +154,7 @@ def _write_row(
     COLUMNS: tl.constexpr,
     LANES: tl.constexpr,
     VECTOR: tl.constexpr,
-    IS_INTERPRETED: tl.constexpr,
+    HAS_PTX: tl.constexpr,
 ):
     """Write exp(x - about) * factor: what is held while the last of the others is on its way."""
     row_V, drow_V, nothing = places
@@ -163,7 +163,7 @@ def _write_row(
     if HELD < TILES:
         x = _tile(row_V, TILES - 1, COLUMNS, LANES, VECTOR, "evict_first")
     for number in tl.static_range(HELD):
-        again = _unknown(held[number], nothing, IS_INTERPRETED)
+        again = _unknown(held[number], nothing, HAS_PTX)
         _write(drow_V, number, again, about, factor, COLUMNS, LANES, VECTOR)
     if HELD < TILES:
         for done in range(TILES - HELD - 1):
@@ -175,12 +175,12 @@ def _write_row(
 
 
 @triton.jit
-def _unknown(x, nothing, IS_INTERPRETED: tl.constexpr):
+def _unknown(x, nothing, HAS_PTX: tl.constexpr):
     """Return x, of which the compiler does not know that it is x.
 
     Else it would keep exponentials, twice as many registers as x, instead of taking them again.
     """
-    if IS_INTERPRETED:
+    if not HAS_PTX:
         return x
     nothings = tl.zeros_like(x.to(tl.int16, bitcast=True)) + nothing
     code: tl.constexpr = "xor.b32 $0, $1, $2;"
