@@ -37,7 +37,7 @@ demo: $(READY)  ## profile examples/train_tiny.py and say where the report lies
 test: $(READY)  ## run the tests that need no GPU
 	$(BIN)/python -m pytest -m "not gpu and not hostile and not browser" $(TOGETHER) $(PYTEST_ARGS)
 
-hostile: $(READY)  ## run hostile workloads without and with the recorder (4 minutes; fewer: HOSTILE_SAMPLE=16)
+hostile: $(READY)  ## run hostile workloads without and with the recorder (4 minutes; one in six: SAMPLE=6)
 	$(BIN)/python -m pytest -m hostile tests/test_hostile.py $(TOGETHER) $(PYTEST_ARGS)
 
 chromium:  ## install headless Chromium where it is missing and can be

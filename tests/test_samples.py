@@ -1,0 +1,99 @@
+"""A sample of cases leaves out only what a committed result speaks for."""
+
+import re
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests import samples
+from tests.samples import GATE, HOSTILE, VERSIONS, benchmark, draw, sample, sources_of
+
+COMMIT = "635d03b000000000000000000000000000000000"
+FIVE = ("fork", "thread", "signal", "exit", "wait")
+LAUNCH = "kprof/collect/launch.py"
+
+
+@pytest.fixture(autouse=True)
+def unchanged_files(monkeypatch):
+    monkeypatch.setattr(samples, "_differs", lambda name, commit: commit == COMMIT)
+
+
+def measured_today(**different):
+    """Return a result of today's sources and versions, with other values where it says so."""
+    return {
+        "commit": "HEAD",
+        "sources": sources_of(HOSTILE),
+        "versions": benchmark("evidence").installed_versions(),
+        "rows": [{"name": name, "met": True} for name in FIVE],
+        **different,
+    }
+
+
+def drawn_from(names=FIVE, every=5, commit=COMMIT, **different):
+    return draw(HOSTILE, measured_today(**different), names, every, commit)
+
+
+@pytest.mark.parametrize(("every", "num_run"), [(1, 5), (2, 3), (3, 2), (5, 1), (6, 1)])
+def test_where_nothing_changed_one_of_as_many_runs_as_are_asked_for(every, num_run):
+    drawn = drawn_from(every=every)
+    assert len(drawn.left_out) == 5 - num_run
+    assert f"only {num_run} of 5 run, drawn by commit 635d03b" in drawn.reason
+
+
+def test_the_same_commit_draws_the_same_and_other_commits_draw_every_case():
+    run = [set(FIVE) - drawn_from(commit=str(number)).left_out for number in range(50)]
+    assert run[0] == set(FIVE) - drawn_from(commit="0").left_out
+    assert set.union(*run) == set(FIVE)
+
+
+@pytest.mark.parametrize("met", [False, None])
+def test_what_did_not_run_or_not_as_it_should_is_not_left_out(met):
+    rows = [{"name": "fork", "met": met}, *({"name": name, "met": True} for name in FIVE[1:])]
+    assert all("fork" not in drawn_from(commit=str(c), rows=rows).left_out for c in range(20))
+
+
+def test_what_is_new_is_not_left_out():
+    assert all("new" not in drawn_from((*FIVE, "new"), commit=str(c)).left_out for c in range(20))
+
+
+def test_all_run_where_a_source_is_another_than_was_measured():
+    drawn = drawn_from(sources={**sources_of(HOSTILE), LAUNCH: "another"})
+    assert not drawn.left_out and drawn.reason.endswith(f".json: {LAUNCH}")
+
+
+def test_all_run_where_a_source_is_new():
+    sources = sources_of(HOSTILE)
+    del sources[LAUNCH]
+    drawn = drawn_from(sources=sources)
+    assert not drawn.left_out and drawn.reason.endswith(f".json: {LAUNCH}")
+
+
+def test_all_run_where_a_source_is_gone():
+    drawn = drawn_from(sources={**sources_of(HOSTILE), "kprof/gone.py": "0"})
+    assert not drawn.left_out and drawn.reason.endswith(".json: kprof/gone.py")
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_all_run_with_another_version(name):
+    versions = {**measured_today()["versions"], name: "0"}
+    drawn = drawn_from(versions=versions)
+    assert not drawn.left_out and drawn.reason.endswith(f".json: {name}")
+
+
+def test_all_run_where_a_file_without_a_hash_is_not_that_of_the_commit():
+    drawn = draw(HOSTILE, measured_today(commit=COMMIT), FIVE, 5, "HEAD")
+    assert not drawn.left_out and "kprof/errors.py" in drawn.reason
+
+
+def test_all_run_where_nobody_asks_for_fewer():
+    assert not sample(HOSTILE, FIVE, None).left_out
+
+
+@pytest.mark.parametrize("kept", [HOSTILE, GATE], ids=["hostile", "gate"])
+def test_every_module_that_cases_import_is_looked_at(kept):
+    looked_at = {*kept.unhashed, *sources_of(kept)}
+    texts = [(samples.ROOT / name).read_text() for name in looked_at if name.startswith("kprof/")]
+    imported = re.findall(r"^ *from (kprof\.\S+) import", "\n".join(texts), flags=re.MULTILINE)
+    assert imported
+    assert {f"{module.replace('.', '/')}.py" for module in imported} <= looked_at
