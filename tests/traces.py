@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 import pandas as pd
 
@@ -68,12 +69,21 @@ def table_of(table: Table, rows: Iterable[dict[str, object]], passes: Iterable[s
         if column.added_by in {"reader", *passes} or column.name in mentioned
     ]
     filled = [{**_DEFAULTS[table], **row} for row in rows]
+    told = mentioned | _DEFAULTS[table].keys()
     return pd.DataFrame(
         {
-            column.name: pd.Series([row.get(column.name) for row in filled], dtype=column.dtype)
+            column.name: pd.array([row.get(column.name) for row in filled], column.dtype)
+            if rows and column.name in told
+            else _missing(column.dtype, len(rows))
             for column in wanted
         }
     )
+
+
+@cache
+def _missing(dtype, num_rows):
+    """Return a column without a value, of which most tables have most: the same one each time."""
+    return pd.array([None] * num_rows, dtype)
 
 
 def trace_of(*kernels, ranges=(), samples=(), idle=(), passes=(), **meta) -> Trace:
