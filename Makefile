@@ -19,12 +19,13 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The stamp is as old as the last complete installation: an interrupted one is taken up again.
+# Python compiles what is imported, once; pip would compile all that is installed, which is far more.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "kprof needs Python 3.10 or later: make PYTHON=python3.12 ..."; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
-		-c constraints.txt -e '.[dev,torch]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
+		$(PIP_ARGS) -c constraints.txt -e '.[dev,torch]'
 	@touch $@
 
 install: $(READY)  ## create .venv and install kprof with everything for development
