@@ -8,8 +8,17 @@ from dataclasses import dataclass
 
 from kprof.collect.launch import LaunchOptions, launch
 
-MODEL = """
-import sys, torch
+# An optimizer's first step imports all of Dynamo, which takes as long as importing torch.
+WITHOUT_DYNAMO = """
+import torch
+from torch.optim import SGD, AdamW, Optimizer
+for name in ("add_param_group", "zero_grad"):
+    setattr(Optimizer, name, getattr(Optimizer, name).__wrapped__)
+for one in (SGD, AdamW):
+    one.step = torch.no_grad()(one.step.__wrapped__)
+"""
+MODEL = f"""{WITHOUT_DYNAMO}
+import sys
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()

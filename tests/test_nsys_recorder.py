@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from kprof.collect.inject.kprof_recorder import ranges  # noqa: E402
 from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402
 from kprof.collect.launch import INJECT  # noqa: E402
+from tests.recorded import WITHOUT_DYNAMO  # noqa: E402
 
 # A GPU that does nothing and says what it is asked for.
 PRETENCE = """
@@ -108,7 +109,7 @@ def test_a_window_in_which_the_process_dies_is_said_to_be_cut_off(tmp_path):
 
 
 def test_a_window_before_the_training_is_followed_by_another(tmp_path):
-    text = """
+    text = f"""{WITHOUT_DYNAMO}
 for _ in range(6): call()
 model.train()
 optimizer = torch.optim.SGD(model.parameters())

@@ -12,11 +12,11 @@ import pytest
 
 import kprof.api
 from kprof.errors import LaunchError
+from tests.recorded import WITHOUT_DYNAMO
 
 ROOT = Path(__file__).parent.parent
 
-BLOCKS = """
-import torch
+BLOCKS = f"""{WITHOUT_DYNAMO}
 from kprof.api import profile, range as named
 layer = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)

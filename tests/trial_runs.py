@@ -3,9 +3,10 @@
 import sys
 
 from kprof.collect.trials import Schedule, Variant, run_trial
+from tests.recorded import WITHOUT_DYNAMO
 
-MODEL = """
-import sys, time, torch
+MODEL = f"""{WITHOUT_DYNAMO}
+import sys, time
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
 def serve(num_calls):
