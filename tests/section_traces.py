@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from kprof.analyze.passes import analyze
 from kprof.report import sections_of
 from kprof.report.section import Facts, Section, Table, Text
@@ -89,8 +91,14 @@ HOST_ONLY = analyze(
 )
 
 
+@cache
+def sections_of_rich():
+    return sections_of(RICH)
+
+
 def section(title, trace=RICH) -> Section:
-    return next(section for section in sections_of(trace) if section.title == title)
+    sections = sections_of_rich() if trace is RICH else sections_of(trace)
+    return next(section for section in sections if section.title == title)
 
 
 def texts(section: Section) -> str:
