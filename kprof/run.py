@@ -73,7 +73,6 @@ def run(options: RunOptions, progress: Progress = lambda stage: None) -> RunOutc
     exit code stands, and kprof's own trouble is in the outcome.
     """
     command = command_of(options)
-    _check_program(command[0])
     _check_tracer(options)
     _check_swap(options)
     folder = make_folder(name_of(options), options.out, force=options.force)
@@ -94,15 +93,6 @@ def _counted(outcome: RunOutcome, progress: Progress) -> RunOutcome:
     except KprofError as error:
         told = f"Nothing was counted: {error.problem}. To mend that, {error.fix}."
         return replace(outcome, messages=(*outcome.messages, told))
-
-
-def _check_program(program: str) -> None:
-    """Refuse what cannot be started, before a run folder is made."""
-    if shutil.which(program) is None:
-        raise LaunchError(
-            f"{program}: command not found",
-            fix="check that the program exists and may be executed",
-        )
 
 
 def _check_tracer(options: RunOptions) -> None:
@@ -155,8 +145,17 @@ def launch_options(options: RunOptions, command: tuple[str, ...], folder: Path) 
 
 
 def command_of(options: RunOptions) -> tuple[str, ...]:
-    """Return the command line that starts the workload, its arguments untouched."""
+    """Return the command line that starts the workload, its arguments untouched.
+
+    Raises:
+        LaunchError: there is no such script, module or program.
+    """
     if options.form == "command":
+        if shutil.which(options.words[0]) is None:
+            raise LaunchError(
+                f"{options.words[0]}: command not found",
+                fix="check that the program exists and may be executed",
+            )
         return options.words
     return command_for(options.words, is_module=options.form == "module")
 

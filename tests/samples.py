@@ -97,7 +97,7 @@ def draw(kept, result, names, every, commit):
 @cache
 def sample(kept, names, every):
     """Return the sample of the commit that is checked out: one of `every`, None for all."""
-    if every is None:
+    if not every:
         return Sample(frozenset(), "")
     commit = benchmark("evidence").current_commit()
     return draw(kept, kept.read(), names, int(every), commit)

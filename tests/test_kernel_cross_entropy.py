@@ -285,3 +285,26 @@ def test_what_it_can_take_is_not_refused():
 def test_ahead_of_time_nothing_spills_on_the_default_shapes():
     cases = [((64, columns), dtype) for _, columns in KERNEL.shapes for dtype in KERNEL.dtypes]
     assert spills_of(KERNEL, *cases) == []
+
+
+@pytest.mark.parametrize("columns", [144, 32_000])
+def test_a_divisor_of_another_dtype_has_a_binary_of_its_own(monkeypatch, columns):
+    keys = []
+
+    class Noting(launching.Launcher):
+        """Notes what a binary is kept by."""
+
+        def __call__(self, key, *given, **known):
+            keys.append(key)
+
+    for name in ("_launch_losses", "_launch_losses_held"):
+        monkeypatch.setattr(launching, name, Noting(None))
+    logits, targets = (
+        torch.zeros(2, columns, dtype=torch.bfloat16),
+        torch.zeros(2, dtype=torch.int64),
+    )
+    for dtype in (torch.int64, torch.float32, torch.bfloat16):
+        results = torch.empty(2), torch.empty(5), None
+        options = launching.Options(-100, 0.0, 0.0, "sum")
+        launching.write_losses(logits, targets, torch.ones((), dtype=dtype), options, *results)
+    assert len(set(keys)) == 3

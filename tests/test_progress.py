@@ -1,5 +1,7 @@
 """What a terminal shows of what takes long."""
 
+import sys
+
 import pytest
 from rich.console import Console
 
@@ -46,3 +48,23 @@ def test_where_there_is_no_terminal_nothing_shows(monkeypatch):
     shown._timer.join()
     assert shown._bar is None
     shown.close()
+
+
+def test_a_bar_that_would_begin_after_the_end_does_not(monkeypatch):
+    monkeypatch.setattr(Console, "is_terminal", True)
+    shown = Progress()
+    shown("analyzing")
+    shown.close()
+    # The timer had fired already, and waited.
+    shown._show()
+    assert shown._bar is None
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_is_printed_meanwhile_goes_where_it_should(capsys):
+    shown = Progress()
+    shown("analyzing")
+    bar_of(shown)
+    sys.stdout.write("a result\n")
+    shown.close()
+    assert capsys.readouterr().out == "a result\n"

@@ -24,8 +24,8 @@ def test_a_module_runs_as_python_runs_it():
 
 
 def test_a_command_runs_as_it_is():
-    options = RunOptions(("torchrun", "train.py"), form="command")
-    assert command_of(options) == ("torchrun", "train.py")
+    options = RunOptions((sys.executable, "train.py"), form="command")
+    assert command_of(options) == (sys.executable, "train.py")
 
 
 def test_a_missing_script_is_an_error_before_anything_starts(tmp_path, monkeypatch):

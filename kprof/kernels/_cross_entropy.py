@@ -93,9 +93,9 @@ def write_losses(
     held = None if is_smoothed else _plan_held(*kind)
     plan = held or _plan(*kind)
     programs = min(num_rows, plan.rows_at_once)
-    are_given = divisor is not None, dlogits is not None
+    types = targets.dtype, None if divisor is None else divisor.dtype, dlogits is None
     alignment = alignments((targets, divisor, losses, state))
-    key = kind, are_given, is_mean, is_smoothed, alignment
+    key = kind, types, is_mean, is_smoothed, alignment
     strides = logits.stride(0), logits.stride(0) if dlogits is None else dlogits.stride(0)
     warps: dict[str, int] = {"num_warps": plan.num_warps}
     known: dict[str, Any] = {"call": call, "tensors": tensors}

@@ -133,7 +133,7 @@ def current_device_of(active: Any) -> Callable[[], int]:
 
 def _is_plain(compiled: Any) -> bool:
     """Tell whether a launch is nothing but a grid of programs, by the launcher that is known."""
-    if not HAS_KNOWN_LAUNCHER:
+    if not HAS_KNOWN_LAUNCHER or torch.version.hip is not None:
         return False
     from triton.backends.nvidia.driver import CudaLauncher
 

@@ -20,6 +20,7 @@ class Progress:
         self._stage = STAGES[0]
         self._timer: threading.Timer | None = None
         self._bar: Bar | None = None
+        self._is_closed = False
 
     def __call__(self, stage: str) -> None:
         """Say that `stage` begins."""
@@ -34,6 +35,8 @@ class Progress:
     def close(self) -> None:
         """Remove the bar."""
         with self._lock:
+            # The timer may have fired, and wait for the lock.
+            self._is_closed = True
             if self._timer is not None:
                 self._timer.cancel()
             if self._bar is not None:
@@ -46,9 +49,9 @@ class Progress:
 
         with self._lock:
             console = Console(stderr=True)
-            if not console.is_terminal:
+            if self._is_closed or not console.is_terminal:
                 return
-            self._bar = Bar(console=console, transient=True)
+            self._bar = Bar(console=console, transient=True, redirect_stdout=False)
             # Of other stages nobody knows how many come: something moves, and no share is shown.
             total = len(STAGES) if self._stage in STAGES else None
             self._bar.add_task(self._stage, total=total)
