@@ -104,7 +104,7 @@ def test_nothing_is_written_too_small_to_read(session, show, width):
 def test_without_script_every_section_drawing_and_number_is_there(session, show):
     session.command("Emulation.setScriptExecutionDisabled", value=True)
     show(many_findings())
-    page = session.command("DOM.getOuterHTML", nodeId=document_of(session))["outerHTML"]
+    page = session.command("DOM.getOuterHTML", backendNodeId=document_of(session))["outerHTML"]
     assert "Unfold all" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
     figures = re.findall(r"<figure>.*?</figure>", page, re.DOTALL)
     assert len(figures) >= 4
@@ -113,8 +113,11 @@ def test_without_script_every_section_drawing_and_number_is_there(session, show)
 
 
 def document_of(session):
-    """Return the number that the browser's protocol has for the document."""
-    return session.command("DOM.getDocument")["root"]["nodeId"]
+    """Return the number that the browser has for the document.
+
+    Those of its protocol are void as soon as the document is told of anew, as after loading.
+    """
+    return session.command("DOM.getDocument")["root"]["backendNodeId"]
 
 
 def test_with_script_a_long_table_shows_its_rest_on_demand(session, show):
