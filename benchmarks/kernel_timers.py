@@ -81,8 +81,7 @@ def work_off(name, provider, wanted):
         # What it cannot do is told when it is measured.
         with suppress(Exception):
             run_once(kernel, who, tuple(shape), "bfloat16", direction)
-    # What is there by now stays: looking through it for garbage after every measurement takes as
-    # long as the measurement.
+    # What is there by now stays, and need not be searched for garbage after every measurement.
     gc.collect()
     gc.freeze()
     say({"ready": True})
