@@ -50,7 +50,13 @@ class Browser:
             return json.load(answer)["value"]
 
     def visit(self, address):
+        """Open a page, and return when it is there to its end."""
         self._send("POST", "/url", {"url": address})
+        # The driver answers too early now and then, after pages whose scripts were switched off.
+        complete = f"return location.href === {json.dumps(address)}"
+        complete += " && document.readyState === 'complete'"
+        if not self.wait_until(complete):
+            raise TimeoutError(f"{address} was not loaded to its end")
 
     def run(self, script):
         """Return what a script in the page returns; the page's own policy does not bind it."""
