@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kprof.kernels._cross_entropy as launching
-from kprof.kernels._scaling import DifferentiationError
+from kprof.kernels._operator import DifferentiationError
 from kprof.kernels.cross_entropy import KERNEL, cross_entropy
 from tests.kernel_checks import (
     COMPILED,

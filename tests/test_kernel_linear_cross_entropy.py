@@ -9,7 +9,7 @@ import torch
 
 import kprof.kernels._linear_cross_entropy as ways
 from kprof.kernels import Provider
-from kprof.kernels._scaling import DifferentiationError
+from kprof.kernels._operator import DifferentiationError
 from kprof.kernels.linear_cross_entropy import KERNEL, linear_cross_entropy, logits_and_loss
 from tests.kernel_checks import (
     COMPILED,

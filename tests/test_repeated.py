@@ -10,11 +10,13 @@ import torch
 import triton.backends.nvidia.driver as triton_driver
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
 
 from kprof.kernels import _launch, _operator, _repeated
+from kprof.kernels._operator import DifferentiationError
 from tests.repeated_calls import SIGNATURE, Case, Run, pretend
 
 
@@ -122,6 +124,20 @@ def test_the_operator_is_seen_by_whom_it_has_to_be(case, is_known):
     assert case.told[0] == "run"
     with pytest.raises(RuntimeError, match="Batching rule not implemented for kprof"):
         torch.vmap(lambda x: case.call(x, None, 2.0)[0].sum())(_x(2, 4, 8))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_derivative_in_forward_mode_goes_the_long_way(case):
+    case.learn(_x(), None, 2.0)
+    with forward_ad.dual_level():
+        case.told.clear()
+        case.call(_x(), None, 2.0)
+        assert case.told[0] == "run"
+        with pytest.raises(DifferentiationError):
+            case.call(forward_ad.make_dual(_x(), _x()), None, 2.0)
+    case.told.clear()
+    case.call(_x(), None, 2.0)
+    assert case.told == ["driver"]
 
 
 @pytest.mark.parametrize("is_known", [False, True])

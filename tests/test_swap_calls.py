@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from kprof.kernels._bench import Timed
@@ -138,3 +139,17 @@ def test_transforms_of_functions_go_to_the_original():
     with swapped(norm, "rmsnorm=eager") as swap:
         torch.testing.assert_close(torch.func.vmap(norm)(x), wanted)
     assert swap.sites[0].calls[0].why == "inside a transform of torch.func"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_derivatives_in_forward_mode_go_to_the_original():
+    norm = nn.Sequential(Norm(4))
+    x = torch.randn(3, 4)
+    _, wanted = torch.func.jvp(norm, (x,), (x,))
+    with swapped(norm, "rmsnorm=eager") as swap:
+        norm(x)
+        with forward_ad.dual_level():
+            got = forward_ad.unpack_dual(norm(forward_ad.make_dual(x, x))).tangent
+    torch.testing.assert_close(got, wanted)
+    reasons = [calls.why for calls in swap.sites[0].calls]
+    assert "derivatives are computed in forward mode" in reasons

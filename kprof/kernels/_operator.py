@@ -14,8 +14,10 @@ from torch import Tensor, is_grad_enabled
 from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C._autograd import _profiler_enabled
 from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from kprof.errors import KprofError
 from kprof.kernels._launch import called, recent_calls
 from kprof.kernels._repeated import Again
 
@@ -24,6 +26,10 @@ MOST_RECENT, PAUSE = 8, 32
 NAMESPACE = "kprof"
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _library = torch.library.Library(NAMESPACE, "DEF")
+
+
+class DifferentiationError(KprofError):
+    """A derivative that the operators do not have, and that would be 0 if nobody said so."""
 
 
 def define(
@@ -106,7 +112,11 @@ class _Recent:
 
 
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return what applies an autograd function; torch's way there costs a call several checks."""
+    """Return what applies an autograd function; torch's way there costs a call several checks.
+
+    Its gradients have none themselves: to ask for a graph of them raises DifferentiationError.
+    """
+    function.backward = staticmethod(_last(function.backward))
     run = super(torch.autograd.Function, function).apply
 
     def call(*arguments: Any) -> Any:
@@ -115,6 +125,29 @@ def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
         return run(*arguments)
 
     return call
+
+
+def _last(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a backward pass that raises where it is to be differentiated itself."""
+
+    def run(ctx: Any, *gradients: Tensor | None) -> Any:
+        if is_grad_enabled() and not is_compiling():
+            raise DifferentiationError(
+                "this kernel has no gradient of its gradient",
+                fix="leave out create_graph=True, or leave the original in its place",
+            )
+        return backward(ctx, *gradients)
+
+    return run
+
+
+def is_forward_mode() -> bool:
+    """Tell whether derivatives are computed forwards, along with what they are of."""
+    return forward_ad._current_level >= 0
+
+
+def _has_derivative(tensor: Tensor | None) -> bool:
+    return tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def _count_tensors(operator: Any) -> int | None:
@@ -131,7 +164,15 @@ def _is_dispatched(tensors: tuple[Tensor | None, ...]) -> bool:
 
     It would record gradients, tell a mode, a transform, a tracer or a profiler, or know better
     what to do with a tensor.
+
+    Raises:
+        DifferentiationError: a tensor has a derivative with it, which the results would lack.
     """
+    if is_forward_mode() and any(_has_derivative(one) for one in tensors):
+        raise DifferentiationError(
+            "this kernel has no derivative in forward mode",
+            fix="differentiate backwards, or leave the original in its place",
+        )
     if (
         _len_torch_dispatch_stack()
         or _len_torch_function_stack()

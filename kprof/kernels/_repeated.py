@@ -19,6 +19,7 @@ import triton
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C._autograd import _profiler_enabled
+from torch.autograd import forward_ad
 from triton import knobs
 from triton.runtime import driver
 
@@ -173,12 +174,17 @@ def _parameters(
 
 
 def _hooks() -> tuple[tuple[Any, str, Any, list[Any]], ...] | None:
-    """Return where Triton's hooks of launches are, and what they are while nobody is told."""
+    """Return what is looked up in every call, and what it is while a call is nothing but a launch.
+
+    That are Triton's hooks of launches, which tell nobody, and torch's level of derivatives in
+    forward mode, which is outside of all.
+    """
     runtime, names = knobs.runtime, ("launch_enter_hook", "launch_exit_hook")
     chains = [(runtime, name, getattr(runtime, name)) for name in names]
     if any(getattr(chain, "calls", None) != [] for _, _, chain in chains):
         return None
-    return tuple((*one, one[-1].calls) for one in chains)
+    forward: tuple[Any, str, Any, list[Any]] = forward_ad, "_current_level", -1, []
+    return *((*one, one[-1].calls) for one in chains), forward
 
 
 def _check(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:

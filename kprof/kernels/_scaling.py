@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kprof.errors import KprofError
 from kprof.kernels._launch import Launcher, alignments, kind_of
 from kprof.kernels._operator import define
 
@@ -71,23 +70,6 @@ def scale_once(gradient: Tensor, dloss: Tensor) -> Tensor:
         return _operator_scaled(gradient, dloss)
     _operator_scale(gradient, dloss)
     return gradient
-
-
-class DifferentiationError(KprofError):
-    """A gradient of a gradient, which is not computed."""
-
-
-def refuse_second_order() -> None:
-    """Raise where the running backward pass is to be differentiated itself.
-
-    Raises:
-        DifferentiationError: it is, and what was left out would not be missed.
-    """
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise DifferentiationError(
-            "this loss has no gradient of its gradient",
-            fix="leave out create_graph=True, or leave the loss as it is",
-        )
 
 
 def is_graph_kept() -> bool:

@@ -29,7 +29,7 @@ from kprof.kernels._cross_entropy_operators import (
     operator_loss,
 )
 from kprof.kernels._operator import applied
-from kprof.kernels._scaling import is_graph_kept, refuse_second_order, scale_once
+from kprof.kernels._scaling import is_graph_kept, scale_once
 
 Reduction = Literal["mean", "sum", "none"]
 IGNORE_INDEX = -100
@@ -95,7 +95,6 @@ class _InOnePass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_order()
         (gradient,) = ctx.saved_tensors
         return scale_once(gradient, dloss), None, None, None, None, None
 
@@ -112,7 +111,6 @@ class _InTwoPasses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_order()
         logits, targets, state = ctx.saved_tensors
         arguments = dloss, logits, targets, state, *ctx.options
         is_last = not torch.compiler.is_compiling() and not is_graph_kept()

@@ -19,7 +19,8 @@ from kprof.kernels._linear_cross_entropy_operators import (
     operator_gradients,
     operator_loss,
 )
-from kprof.kernels._scaling import refuse_second_order, scale_once
+from kprof.kernels._operator import applied
+from kprof.kernels._scaling import scale_once
 from kprof.kernels.cross_entropy import IGNORE_INDEX, Reduction, cross_entropy
 
 Saves = Literal["time", "memory"]
@@ -66,8 +67,9 @@ def linear_cross_entropy(
     if not (torch.is_grad_enabled() and any(one.requires_grad for one in leaves)):
         return operator_loss(hidden, weight, bias, targets, divisor, *options)[0]
     is_known = reduction != "none" and hidden.dtype != torch.float16
-    way = _ByRows if is_known and saves == "time" else _ByPieces
-    return way.apply(hidden, weight, bias, targets, divisor, options)
+    way = _by_rows if is_known and saves == "time" else _by_pieces
+    loss: Tensor = way(hidden, weight, bias, targets, divisor, options)
+    return loss
 
 
 def logits_and_loss(
@@ -92,7 +94,6 @@ class _ByRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_order()
         needs = ctx.needs_input_grad
         found = [
             (scale_once(gradient, dloss) if is_needed else None)
@@ -113,11 +114,13 @@ class _ByPieces(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_order()
         needs = ctx.needs_input_grad[:3]
         found = operator_gradients(dloss, *ctx.saved_tensors, needs, *ctx.options)
         pairs = zip(found, needs, strict=True)
         return *(one if is_needed else None for one, is_needed in pairs), None, None, None
+
+
+_by_rows, _by_pieces = applied(_ByRows), applied(_ByPieces)
 
 
 def _autocast(

@@ -11,6 +11,7 @@ from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 from torch._C._functorch import maybe_current_level
 
 from kprof.kernels import Kernel
+from kprof.kernels._operator import is_forward_mode
 from kprof.sites import Calls
 from kprof.sites._probe import Setting
 from kprof.sites._providers import Providers
@@ -142,6 +143,8 @@ class Ways:
     def _why_not(self, arguments: tuple[Any, ...]) -> str | None:
         if maybe_current_level() is not None:
             return "inside a transform of torch.func"
+        if is_forward_mode():
+            return "derivatives are computed in forward mode"
         tensors = [one for one in arguments if isinstance(one, Tensor)]
         for one in tensors:
             if type(one) not in PLAIN:
@@ -174,6 +177,7 @@ def key_of(x: Tensor, other: Tensor | None = None) -> Hashable:
         is_grad_enabled(),
         is_any_autocast_enabled() and cast_of(x),
         maybe_current_level(),
+        is_forward_mode(),
     )
 
 
