@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 
 import kprof.kernels
 
@@ -37,7 +38,9 @@ class Tile(np.ndarray):
     def type(self):
         return SimpleNamespace(layout=None)
 
-    def to(self, dtype):
+    def to(self, dtype, bitcast=False):
+        if bitcast:
+            return tile(torch.from_numpy(self.view(np.ndarray).copy()).view(dtype).float().numpy())
         return self if dtype is None else self.astype(dtype)
 
     def permute(self, order):
@@ -61,6 +64,27 @@ class Tile(np.ndarray):
 
 def tile(values):
     return np.asarray(values).view(Tile)
+
+
+def _round_or_move(code, constraints, numbers, **about):
+    """Return four numbers rounded to 8 bits each in one of 32, or what is only moved."""
+    if len(numbers) == 1:
+        assert "cvt" not in code
+        return numbers[0]
+    assert code.count("cvt.rn.satfinite.e4m3x2.f32") == 2
+    four = torch.from_numpy(np.stack(numbers, -1).astype(np.float32))
+    return tile(four.to(torch.float8_e4m3fn).view(torch.int32).squeeze(-1).numpy())
+
+
+def _narrowing(gluon, gl):
+    """Return the functions for 8 bits as they are, with these names for what they are made of."""
+    source = (FOLDER / "_gluon.py").read_text()
+    names = {"gluon": gluon, "gl": gl}
+    exec(
+        "from __future__ import annotations\n" + source[source.index("@gluon.jit\ndef pack_nar") :],
+        names,
+    )
+    return {name: names[name] for name in ("pack_narrow", "unpack_narrow")}
 
 
 class Barrier:
@@ -156,6 +180,12 @@ class Device:
             max=lambda x, axis: tile(np.max(x, axis)),
             sum=lambda x, axis: tile(np.sum(x, axis)),
             split=lambda x: (x[..., 0], x[..., 1]),
+            join=lambda a, b: tile(np.stack([a, b], -1)),
+            load=lambda at: at.values[at.places],
+            inline_asm_elementwise=_round_or_move,
+            int8=np.int8,
+            int32=np.int32,
+            float8e4nv=torch.float8_e4m3fn,
             convert_layout=lambda x, layout: x,
             store=self._store,
             static_range=range,
@@ -188,6 +218,7 @@ class Device:
     def names(self):
         """Return the names that a kernel's modules import."""
         jit = SimpleNamespace(jit=lambda f=None, **about: f if f else lambda g: g)
+        jit.constexpr_function = jit.jit
         return {
             "gl": self.gl,
             "tl": self.gl,
@@ -205,7 +236,7 @@ class Device:
             "hold": lambda x: None,
             "pack": lambda x, dtype: x.astype(dtype),
             "unpack": lambda x, dtype, layout: x,
-        }
+        } | _narrowing(jit, self.gl)
 
     def _turn(self, number):
         return self._turns.setdefault(number, Turn())

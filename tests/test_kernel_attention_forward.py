@@ -271,33 +271,14 @@ def test_nothing_spills_on_hopper_for_the_default_shapes():
     assert spills_of(replace(KERNEL, differentiable=()), *cases) == []
 
 
-ON_HOPPER = '''
-import json, subprocess, tempfile, torch, triton
-from pathlib import Path
+ON_HOPPER = """
+import json, torch
 from unittest.mock import patch
 from kprof.kernels import _ahead
 from kprof.kernels.attention_forward import KERNEL
+from tests.kernel_code import powers_beside_values
 
 read, found = _ahead._read, []
-
-def powers_beside_values(kernel):
-    """Return the powers that each loop computes after it began to add values, before it waits."""
-    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        command = [str(program), "-sass", file.name]
-        lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-    counts, count = [], None
-    for line in lines:
-        if "DEPBAR.LE gsb0, 0x1" in line:
-            count = 0
-        elif "DEPBAR.LE gsb0, 0x0" in line and count is not None:
-            counts.append(count)
-            count = None
-        elif "MUFU.EX2" in line and count is not None:
-            count += 1
-    return counts
 
 def kept(kernel):
     binary = read(kernel)
@@ -305,7 +286,7 @@ def kept(kernel):
     kinds = ("wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg.dec", "bar.sync 9, 256")
     counts = [ptx.count(kind) > 0 for kind in kinds]
     about = [binary.num_registers, binary.spilled_bytes, binary.shared_bytes, counts]
-    found.append([*about, powers_beside_values(kernel)])
+    found.append([*about, powers_beside_values(binary)])
     return binary
 
 attend = KERNEL.provider("kprof-hopper").load()
@@ -315,7 +296,7 @@ for dim, dtype, causal, window in (*calls, (128, torch.float16, True, 100)):
     with patch.object(_ahead, "_read", kept):
         _ahead.compile_ahead(lambda: attend(q, k, k, causal, window))
 print(json.dumps(found))
-'''
+"""
 
 
 @pytest.mark.slow

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from tests.kernel_threads import Descriptor, Results, run_in_threads, tile
+from tests.kernel_threads import Address, Descriptor, Results, run_in_threads, tile
 
 MODULES = (
     *("_tile_reach", "_tile_order", "_tile_softmax", "_tile_scores", "_tile_ring"),
-    *("_attention_results", "_attention_hopper"),
+    *("_attention_results", "_attention_roles", "_attention_hopper"),
 )
 CLOSE = 2e-3
 BLOCK = 32
@@ -33,11 +33,10 @@ def attend(queries, keys, left=None, right=0, **how):
         how.get("groups", 2),
         how.get("takes_turns", True),
         how.get("has_room", True),
-        True,
-        240,
+        *(True, False, 240),
     )
     scale = 0.25 * math.log2(math.e)
-    given = (Results(lse), *descs, scale, queries, keys, *bounds, *constants, *ways)
+    given = (Results(lse), None, *descs, scale, queries, keys, *bounds, *constants, *ways)
     run_in_threads(MODULES, "attend", how.get("programs", 3), *given)
     return y, lse.reshape(batch, heads, queries), *expected(q, k, v, group, left, right)
 
@@ -105,3 +104,77 @@ def test_it_is_right_whatever_the_schedule(stages, takes_turns, has_room):
 def test_three_warpgroups_may_take_turns(queries, left, programs):
     check(queries, 400, left, groups=3, programs=programs)
     check(queries, 400, left, groups=3, programs=programs, takes_turns=False)
+
+
+def order_of(keys):
+    """Return which key stands where, of whole groups of sixteen."""
+    group = [8 * half + 2 * pair + one for pair in range(4) for half in (0, 1) for one in (0, 1)]
+    return [16 * (place // 16) + group[place % 16] for place in range(keys)]
+
+
+def turned_over(v):
+    """Return values in blocks of keys, columns first, in the order in which weights are packed."""
+    batch, heads, keys, columns = v.shape
+    blocks = -(-keys // BLOCK)
+    whole = np.zeros((batch, heads, blocks * BLOCK, columns), v.dtype)
+    whole[:, :, :keys] = v
+    ordered = whole[:, :, order_of(blocks * BLOCK)].reshape(batch, heads, blocks, BLOCK, columns)
+    return tile(ordered.swapaxes(3, 4).reshape(batch, heads, blocks * columns, BLOCK))
+
+
+def attend_narrow(queries, keys, left=None, right=0, group=1, batch=1, **how):
+    """Return results and log-sum-exps of 8 bits, and what they are exactly.
+
+    Scores are whole, and powers of 2, so that nothing is rounded but the results.
+    """
+    heads, columns, draw = 4, 16, np.random.default_rng(3)
+    q = draw.integers(0, 2, (batch, heads, queries, columns)) * (np.arange(columns) < 2)
+    shape = (batch, heads // group, keys, columns)
+    k, v = draw.integers(-2, 3, shape), draw.integers(-4, 5, shape)
+    q, k, v = (one.astype(np.float32) for one in (q, k, v))
+    scales = 2.0 ** draw.integers(-1, 2, (batch, heads + 2 * heads // group))
+    # Scores stay whole.
+    scales[:, : heads + heads // group] = np.maximum(scales[:, : heads + heads // group], 1)
+    if how.get("zeros"):
+        k[:, 1], scales[:, heads + 1] = 0, 0
+    if how.get("nan"):
+        scales[:, 1] = np.nan
+    y = tile(np.full(q.shape, np.nan, np.float16))
+    lse = np.full(batch * heads * queries, np.nan, np.float32)
+    into = ((tile(q), 64), (tile(k), BLOCK), (turned_over(v), columns), (y, 64))
+    descs = [Descriptor(x, rows) for x, rows in into]
+    bounds = (left or 0, right or 0, batch * heads, 2, heads)
+    constants = (group, left is not None, right is not None, BLOCK, 2, how.get("groups", 2))
+    ways = (how.get("takes_turns", True), True, True, True, 240)
+    largest = Address(448 * scales.astype(np.float32).reshape(-1))
+    given = (Results(lse), largest, *descs, 1.0, queries, keys, *bounds, *constants, *ways)
+    run_in_threads(MODULES, "attend", 3, *given)
+    of_q, of_k, of_v = np.split(scales, [heads, heads + heads // group], axis=1)
+    # By powers of 2, where `expected` takes those of e, and by its scale.
+    q, k, v = (x * s[..., None, None] for x, s in ((q, of_q), (k, of_k), (v, of_v)))
+    wanted = expected(q * 4 * math.log(2), k, v, group, left, right)
+    return y, lse.reshape(batch, heads, queries), *wanted
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize(
+    ("queries", "keys", "left", "right"),
+    [
+        *((1, 1, None, 0), (65, 65, None, 0), (130, 200, None, 0), (200, 130, None, 0)),
+        *((100, 100, None, None), (140, 260, 20, 0), (90, 90, 9, 9)),
+    ],
+)
+def test_of_8_bits_values_meet_their_own_weights(queries, keys, left, right, group):
+    for how in ({}, {"groups": 3, "batch": 2}, {"takes_turns": False}):
+        y, lse, wanted_y, wanted_lse = attend_narrow(queries, keys, left, right, group=group, **how)
+        np.testing.assert_allclose(y.astype(np.float64), wanted_y, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(lse, wanted_lse, rtol=0, atol=1e-4)
+
+
+def test_of_8_bits_heads_of_zeros_are_means_and_nan_is_not_lost():
+    y, lse, wanted_y, wanted_lse = attend_narrow(70, 70, zeros=True)
+    np.testing.assert_allclose(y[0, 1].astype(np.float64), wanted_y[0, 1], rtol=0, atol=2e-3)
+    np.testing.assert_allclose(lse[0, 1], wanted_lse[0, 1], rtol=0, atol=1e-4)
+    y, *_ = attend_narrow(70, 70, nan=True)
+    assert np.isnan(y[0, 1]).all()
+    assert not np.isnan(y[0, 0]).any()

@@ -59,6 +59,13 @@ def test_every_call_of_a_process_is_replaced_and_given_back():
     assert [site.name for site in swap.replaced if site.num_replaced] == ["torch.nn.functional"]
 
 
+def test_many_tokens_go_to_torch_for_that_reason():
+    module, call = Attention(), call_of(tokens=20)
+    with torch.no_grad(), swapped(module, KERNEL) as swap:
+        module(*call)
+    assert ways_of(swap) == [(1, None, "more than 8 tokens")]
+
+
 @pytest.mark.parametrize(
     ("options", "shape"),
     [
@@ -68,7 +75,6 @@ def test_every_call_of_a_process_is_replaced_and_given_back():
         # Its first token would see the first key alone.
         ({"is_causal": True}, {}),
         ({}, {"tokens": 2}),
-        ({}, {"tokens": 20}),
     ],
 )
 def test_calls_with_what_the_kernel_does_not_have_go_to_torch(options, shape):

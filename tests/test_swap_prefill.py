@@ -55,6 +55,20 @@ def test_a_module_that_calls_torchs_attention_calls_the_kernel(is_causal, keys):
     assert torch.equal(module(*call), wanted)
 
 
+def test_less_precision_is_asked_for_by_name_and_refused_where_gradients_are_wanted():
+    module, call = Attention(), call_of()
+    wanted = module(*call)
+    with torch.no_grad(), swapped(module, "attention_fp8=eager", KERNEL) as swap:
+        torch.testing.assert_close(module(*call), wanted, rtol=1e-3, atol=1e-3)
+    assert ways_of(swap, "attention_fp8") == [(1, "eager", None)]
+    assert ways_of(swap) == []
+    call[0].requires_grad_()
+    with swapped(module, "attention_fp8=eager", KERNEL) as swap:
+        module(*call).sum().backward()
+    assert ways_of(swap, "attention_fp8") == [(1, None, "gradients are asked for")]
+    assert ways_of(swap) == [(1, "kprof", None)]
+
+
 def test_what_nobody_measured_goes_to_torch():
     module, call = Attention(), call_of()
     wanted = module(*call)
@@ -92,8 +106,11 @@ def test_few_and_many_tokens_go_to_two_kernels():
             call = call_of(tokens, 30)
             wanted = Attention()(*call)
             torch.testing.assert_close(module(*call), wanted, rtol=1e-3, atol=1e-3)
-    assert ways_of(swap) == [(1, None, "8 tokens or fewer"), (2, "kprof", None)]
-    assert ways_of(swap, "decode_attention") == [(1, "kprof", None)]
+    assert ways_of(swap) == [(2, "kprof", None)]
+    assert ways_of(swap, "decode_attention") == [
+        (1, "kprof", None),
+        (2, None, "more than 8 tokens"),
+    ]
 
 
 @pytest.mark.parametrize(

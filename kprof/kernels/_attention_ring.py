@@ -80,30 +80,56 @@ def run_ring(
     """Attend on Hopper; what a descriptor cannot say goes to plain Triton."""
     if q_starts is not None or not k.numel() or not q.numel():
         return run_tiled(q, k, v, q_starts, k_starts, options)
-    batch, heads, num_queries, dim = q.shape
-    ring = ring or ring_for(dim)
     y, lse = empty_results(q)
+    attend_in_ring(q, k, v, None, y, lse, options, ring or ring_for(q.shape[3]))
+    return y, lse
+
+
+def attend_in_ring(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    largest: Tensor | None,
+    y: Tensor,
+    lse: Tensor,
+    options: Options,
+    ring: Ring,
+) -> None:
+    """Launch the kernel for Hopper.
+
+    Args:
+        q: (B, H, T, D), of 16 bits, or of 8 where there are `largest` numbers.
+        k: (B, heads, N, D), as q.
+        v: As k; of 8 bits as `_attention_narrow` lays them out.
+        largest: Of each head, as `_attention_narrow` finds them.
+        y: For results.
+        lse: (B, H, T) in float32, for the log-sum-exp.
+        options: Of the call.
+        ring: The schedule.
+    """
+    batch, heads, num_queries, dim = q.shape
     left, right = options.bounds(num_queries, k.shape[2])
     group, num_heads = heads // k.shape[1], batch * heads
     registers, most_registers = REGISTERS[ring.groups]
+    is_narrow = largest is not None
     constants = (
         *(group, left is not None, right is not None),
         *(ring.keys, ring.stages, ring.groups, ring.takes_turns, ring.has_room, ring.holds),
-        most_registers,
+        *(is_narrow, most_registers),
     )
     numbers = (num_queries, k.shape[2], left or 0, right or 0, num_heads)
     together = _together(k, group, num_heads)
-    rows = (ROWS, ring.keys, ring.keys, ROWS)
+    rows = (ROWS, ring.keys, dim if is_narrow else ring.keys, ROWS)
     descs = tuple(describe(x, n) for x, n in zip((q, k, v, y), rows, strict=True))
     of_tile = (ROWS * ring.groups, ring.keys, left, right)
     lengths = lengths_of(num_queries, k.shape[2], *of_tile)
     grid = len(lengths) * num_heads
     if ring.stays:
         grid = programs_for(lengths, num_heads, together, num_sms(q.device))
-    arguments = (lse, *descs, options.scale * LOG2_E, *numbers, together, heads, *constants)
-    key = (q.device, q.dtype, dim, constants)
+    scale = options.scale * LOG2_E
+    arguments = (lse, largest, *descs, scale, *numbers, together, heads, *constants)
+    key = (q.device, q.dtype, y.dtype, dim, constants)
     _launcher()(key, grid, arguments, {"num_warps": 4, "maxnreg": registers})
-    return y, lse
 
 
 def _together(k: Tensor, group: int, num_heads: int) -> int:
@@ -161,6 +187,7 @@ def describe(x: Tensor, rows: int, columns: int = 0) -> Any:
 
     x = x if _is_described(x) else x.contiguous()
     dtypes = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+    dtypes[torch.float8_e4m3fn] = gl.float8e4nv
     block = [1, 1, rows, columns or x.shape[3]]
     layout = gl.NVMMASharedLayout.get_default_for(block, dtypes[x.dtype])
     # Where there is one, nothing is a step away; but a step has to be a multiple.

@@ -12,17 +12,17 @@ from kprof.kernels._tile_softmax import shift_of
 
 
 @triton.jit
-def weigh_scores(score_MN, top_M, largest_M, scale) -> tl.tensor:
+def weigh_scores(score_MN, top_M, largest_M, scale, RAISE: tl.constexpr = 0) -> tl.tensor:
     """Do as `weigh` of `_tile_softmax` with scores to be multiplied by a scale above 0.
 
     Scaling and subtracting are one instruction then. `top_M` is the largest of these scores in each
     row. The weights, how sums so far shrink, and the largest scores are returned; adding weights up
-    is for `parts_of`.
+    is for `parts_of`. Weights are multiplied by two to the power of RAISE.
     """
     larger_M = tl.maximum(largest_M, top_M)
     shift_M = shift_of(larger_M) * scale
     shrink_M = tl.exp2(largest_M * scale - shift_M)
-    weight_MN = tl.exp2(score_MN * scale - shift_M[:, None])
+    weight_MN = tl.exp2(score_MN * scale - (shift_M - RAISE)[:, None])
     return weight_MN, shrink_M, larger_M
 
 

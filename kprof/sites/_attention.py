@@ -18,8 +18,10 @@ from torch.compiler import is_compiling
 from kprof.sites._rewire import Rewired, calls_in, innermost
 from kprof.sites._translate import (
     ATTENTION_FORWARD,
+    ATTENTION_FP8,
     DECODE_ATTENTION,
     FEW_TOKENS,
+    MANY_TOKENS,
     MOST_TOKENS,
     Arguments,
     Route,
@@ -150,7 +152,7 @@ def _decoding(
 ) -> Arguments | str:
     """Return the arguments of a call for `decode_attention`, or why it has none."""
     if q.shape[2] > MOST_TOKENS:
-        return f"more than {MOST_TOKENS} tokens"
+        return MANY_TOKENS
     why = _why_odd(q, k, mask, options)
     if why:
         return why
@@ -181,10 +183,8 @@ def _many(
 
 # By kernel: takes what Hugging Face's attention is called with; returns the kernel's arguments, or
 # why it has none.
-ARGUMENTS: dict[str, Callable[..., Arguments | str]] = {
-    DECODE_ATTENTION: _decoding,
-    ATTENTION_FORWARD: _many,
-}
+ARGUMENTS: dict[str, Callable[..., Arguments | str]] = {DECODE_ATTENTION: _decoding}
+ARGUMENTS |= {ATTENTION_FORWARD: _many, ATTENTION_FP8: _many}
 
 
 def _why_odd(q: Tensor, k: Tensor, mask: Tensor | None, options: dict[str, Any]) -> str:

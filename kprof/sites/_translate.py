@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Container, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +20,10 @@ from kprof.sites._ways import Ways, key_of
 
 CROSS_ENTROPY, LAYERNORM, RMSNORM, ROPE = "cross_entropy", "layernorm", "rmsnorm", "rope"
 DECODE_ATTENTION, ATTENTION_FORWARD = "decode_attention", "attention_forward"
+ATTENTION_FP8 = "attention_fp8"
 # With more tokens it is no longer decoding.
 MOST_TOKENS = 8
-FEW_TOKENS = f"{MOST_TOKENS} tokens or fewer"
+FEW_TOKENS, MANY_TOKENS = f"{MOST_TOKENS} tokens or fewer", f"more than {MOST_TOKENS} tokens"
 Arguments = tuple[Any, ...]
 PLAIN_LOSS = (-100, 0.0, "mean")
 # Taken when this was imported: what is there later may be a swap's.
@@ -88,8 +89,7 @@ def settings_of(function: Callable[..., Any], translation: Translation) -> froze
     """Return the settings in which the kernel's reference computes what the function does."""
     reference = kernel_named(translation.kernel).reference
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if is_interface(function):
-        function = _attention
+    function = _attention if is_interface(function) else function
 
     def agrees(setting: Setting) -> bool:
         dtype, cast = setting
@@ -161,14 +161,14 @@ def _attend(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Arguments | None:
+) -> Arguments | str | None:
     if attn_mask is not None or dropout_p or query.dim() != 4 or key.dim() != 4:
         return None
     tokens, keys = query.shape[2], key.shape[2]
     # The first token sees all keys, or one; the kernel's sees all but those of later tokens.
     is_plain = tokens == keys <= MOST_TOKENS if is_causal else tokens == 1
     if not is_plain or not (enable_gqa or query.shape[1] == key.shape[1]):
-        return None
+        return MANY_TOKENS if tokens > MOST_TOKENS else None
     return (query, key, value, None, 0) if is_own_scale(scale, query) else None
 
 
@@ -260,8 +260,9 @@ _MANY = Translation(
     key=many_key,
     probe=_probe_attention(MOST_TOKENS + 1),
     shape=shape_of_many,
-    calls=f"more than {MOST_TOKENS} tokens",
+    calls=MANY_TOKENS,
 )
+_MANY_NARROW = replace(_MANY, kernel=ATTENTION_FP8, calls=f"{_MANY.calls}, in FP8")
 _LOSS = Translation(
     CROSS_ENTROPY,
     _lose,
@@ -292,7 +293,7 @@ _LAYER_NORM = Translation(
     shape=lambda x, *_: x.shape,
 )
 _KNOWN: dict[object, tuple[Translation, ...]] = {
-    _attention: (_DECODING, _MANY),
+    _attention: (_DECODING, _MANY_NARROW, _MANY),
     functional.cross_entropy: (_LOSS,),
     functional.rms_norm: (_RMS_NORM,),
     functional.layer_norm: (_LAYER_NORM,),

@@ -26,6 +26,7 @@ from kprof.sites._rewire import Path, Rewired, calls_in, why_not_rewired
 from kprof.sites._site import Request, Site, Skip, Switch, bound
 from kprof.sites._translate import (
     ATTENTION_FORWARD,
+    ATTENTION_FP8,
     CROSS_ENTROPY,
     DECODE_ATTENTION,
     LAYERNORM,
@@ -148,10 +149,13 @@ def _calling(
 
 
 def replacement_of(function: Any, routes: Sequence[Route]) -> Any:
-    """Return what is called in the place of a function; what no kernel takes goes there."""
+    """Return what is called in the place of a function; what no kernel takes goes there.
+
+    The first kernel of these that takes a call gets it.
+    """
     if is_interface(function):
         return Interface(function, routes)
-    for one in routes:
+    for one in reversed(routes):
         function = _routed(function, one)
     return function
 
@@ -184,7 +188,10 @@ def _routed(function: Callable[..., Any], route: Route) -> Callable[..., Any]:
 
 
 FAMILY = Family(
-    kernels=(ATTENTION_FORWARD, CROSS_ENTROPY, DECODE_ATTENTION, LAYERNORM, RMSNORM, ROPE),
+    kernels=(
+        *(ATTENTION_FORWARD, ATTENTION_FP8, CROSS_ENTROPY, DECODE_ATTENTION),
+        *(LAYERNORM, RMSNORM, ROPE),
+    ),
     find=find,
     is_last=True,
 )
