@@ -169,14 +169,23 @@ def test_ahead_of_time_nothing_spills_and_tensor_cores_multiply_fp8():
     assert "e4m3.e4m3" in kinds[True, False]
     assert "wgmma" in kinds[True, True]
     assert "mma.sync" in kinds[False, True]
+    # Products of 8 bits begin together, and are waited for once: not one after the other.
+    loops = [
+        loop for one in found if one["rows"] > 16 and not one["is_wide"] for loop in one["loops"]
+    ]
+    assert len(loops) == 10
+    assert all(loop["WARPGROUP"] == 2 <= loop["QGMMA"] for loop in loops)
+    # Outside of the tensor cores they are added up.
+    assert all(loop.get("FADD", 0) + loop.get("FFMA", 0) >= 16 for loop in loops)
 
 
 AHEAD = """
 import json, re, torch
 from kprof.kernels import _ahead
 from kprof.kernels.fp8_gemm import KERNEL, LLAMA, fp8_gemm
+from tests.kernel_code import product_loops_of
 
-read, kept = _ahead._read, []
+read = _ahead._read
 _ahead._read = lambda kernel: (read(kernel), kernel.asm["ptx"])
 FP8 = torch.float8_e4m3fn
 for num_rows in (1, 16, 64, 128, 512, 4096):
@@ -195,5 +204,6 @@ for num_rows in (1, 16, 64, 128, 512, 4096):
                 for binary, ptx in _ahead.compile_ahead(call):
                     seen = set(re.findall(r"wgmma\\S*|mma\\.sync\\S*|cp\\.async\\.cg\\S*", ptx))
                     print(json.dumps({"rows": num_rows, "is_wide": is_wide,
-                        "spilled": binary.spilled_bytes, "ptx": " ".join(sorted(seen))}))
+                        "spilled": binary.spilled_bytes, "ptx": " ".join(sorted(seen)),
+                        "loops": product_loops_of(binary)}))
 """

@@ -63,7 +63,7 @@ Schedule = Narrow | Tiled
 def schedule_of(
     num_rows: int, num_columns: int, depth: int, is_wide: bool, is_blocked: bool, sms: int
 ) -> Schedule:
-    """Return how a product is cut, as measured on an H200.
+    """Return how a product is cut, as measured on an H200 up to 512 rows.
 
     Args:
         num_rows: Of x.
@@ -78,7 +78,7 @@ def schedule_of(
     if num_rows > MOST_ROWS_OF_A_TILE:
         if num_rows <= MANY_ROWS:
             return Tiled(64, 128, SIDE, 4, 4)
-        return Tiled(128, 128, SIDE, 8, 4) if is_blocked else Tiled(128, 256, SIDE, 8, 3)
+        return Tiled(128, 128, SIDE, 8, 4)
     is_large = tiles > MANY_TILES and not is_wide
     if num_rows <= (MOST_NARROW_ROWS if is_wide else LEAST_ROWS) and not is_large:
         return Narrow(stages=4 if is_wide else 6)

@@ -11,8 +11,8 @@ import triton.language as tl
 from kprof.kernels._fp8_device import SIDE, finish
 from kprof.kernels._tile_splits import is_last_to_arrive, part_length
 
-# Hopper's tensor cores sum FP8 products in 14 bits: after so many, they go to sums in 32.
-PROMOTED = tl.constexpr(128)
+# So many products of 8 bits are summed in tensor cores.
+MOST_IMPRECISE = tl.constexpr(128)
 
 
 @triton.jit
@@ -97,8 +97,12 @@ def tiled(
             if HAS_X_SCALE:
                 scale_M *= tl.load(x_scale + group * x_scale_step + m_M, is_m_M, other=0.0)
             sum_NM += tl.dot(w.to(x.dtype), x.T) * scale_M[None, :]
+        elif x.dtype == tl.float8e4nv:
+            # Hopper's tensor cores sum such products in 14 bits: each step's go to sums in 32.
+            tl.static_assert(K <= MOST_IMPRECISE)
+            sum_NM += tl.dot(w, x.T)
         else:
-            sum_NM = tl.dot(w.to(x.dtype), x.T, sum_NM, max_num_imprecise_acc=PROMOTED)
+            sum_NM = tl.dot(w.to(x.dtype), x.T, sum_NM)
     parts = partial + tile.to(tl.int64) * (SPLITS * N * M)
     sum_NM, is_mine = _put_together(sum_NM, parts, counter + tile, part, SPLITS)
     if is_mine:
