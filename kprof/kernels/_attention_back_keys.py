@@ -36,7 +36,9 @@ def _to_keys(
 ) -> tl.tensor:
     """Add what queries from `begin` to `end` of all heads give to the gradients of a tile of keys.
 
-    One loop for all of these heads: two, one within the other, spill.
+    One loop for all of these heads: two, one within the other, spill. It counts heads along, of a
+    single one, too, and there are always three ranges of queries where it does: in other forms the
+    assembler makes every product wait for the one before.
     """
     dk_ND, dv_ND = state
     k_ND, v_ND, own_N = keys
@@ -59,9 +61,8 @@ def _to_keys(
         else:
             q, dy = tl.load(at_q), tl.load(at_dy)
             lse_M, share_M = tl.load(lse_at + row_M), tl.load(share_at + row_M)
-        # What is taken off of products is where they begin: it needs no registers beside them.
-        less_NM = tl.broadcast_to((lse_M * (-1.0 / scale))[None, :], [k_ND.shape[0], BLOCK])
-        weight_NM = tl.exp2(tl.dot(k_ND, q.T, less_NM) * (scale * LOG2_E))
+        weight_NM = tl.exp2(tl.dot(k_ND, q.T) * (scale * LOG2_E) - (lse_M * LOG2_E)[None, :])
+        # What is taken off of a product is where it begins: it needs no registers beside it.
         less_NM = tl.broadcast_to(-share_M[None, :], [k_ND.shape[0], BLOCK])
         score_NM = weight_NM * tl.dot(v_ND, dy.T, less_NM)
         if IS_MASKED:
@@ -73,7 +74,7 @@ def _to_keys(
         dv_ND = tl.dot(weight_NM.to(dy.dtype), dy, dv_ND)
         dk_ND = tl.dot(score_NM.to(q.dtype), q, dk_ND)
         start += BLOCK
-        if GROUP > 1:
+        if GROUP > 1 or HAS_BEFORE:
             member += tl.where(start >= end, 1, 0)
             start = tl.where(start >= end, begin, start)
     return dk_ND, dv_ND
@@ -157,7 +158,7 @@ def attend_back_to_keys(
         queries = (q_TD, dy_TD, lse_BHT + lse_at, share_BHT + lse_at)
         steps = (q_head, q_token, dy_head, dy_token, lse_head)
         # fmt: off
-        if HAS_RIGHT:
+        if GROUP > 1 or HAS_RIGHT:
             state = _to_keys(
                 state, keys, queries, steps, begin, inner_begin, num_queries, right, left, scale,
                 GROUP, HAS_RIGHT, HAS_LEFT, True, M, STAGES,
