@@ -72,10 +72,18 @@ def measured(call, wide):
         for name, one in wide.items()
     }
     others["kprof"] = lambda: attention_fp8(q, k, v, is_causal=bool(call.is_causal))[0]
-    others["kprof-attend"] = attending(call, given)
-    others["flash-attn-3"] = flash_3(call, given)
+    others["kprof-attend"] = prepared(attending, call, given)
+    others["flash-attn-3"] = prepared(flash_3, call, given)
     with torch.no_grad():
         return {name: one_of(function, expected) for name, function in others.items()}
+
+
+def prepared(prepare, call, given):
+    """Return what one prepares, or why it cannot."""
+    try:
+        return prepare(call, given)
+    except (ImportError, RuntimeError) as problem:
+        return f"{type(problem).__name__}: {str(problem)[:200]}"
 
 
 def one_of(function, expected):
@@ -113,10 +121,8 @@ def attending(call, given):
 
 def flash_3(call, given):
     """Return FlashAttention-3's kernel alone."""
-    try:
-        from fa3_fwd_interface import flash_attn_func
-    except ImportError as problem:
-        return f"not installed: {problem}"
+    from fa3_fwd_interface import flash_attn_func
+
     rounded, scales = [], {}
     for name, x in zip("qkv", given, strict=True):
         # Query heads that share keys share a scale there.

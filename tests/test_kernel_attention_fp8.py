@@ -162,6 +162,20 @@ def test_what_is_refused_is_said(changed, why):
     assert KERNEL.refuses(*given(**changed)) == why
 
 
+def test_more_heads_than_a_grid_has_room_for_are_refused():
+    q = torch.zeros(1, 30_000, 1, 64, dtype=torch.bfloat16)
+    assert KERNEL.refuses(q, q, q) == "30000 heads and twice 30000: more than a grid has room for"
+    assert KERNEL.refuses(q, q[:, :10], q[:, :10]) is None
+
+
+@INTERPRETED
+def test_each_dtype_has_a_binary_of_its_own():
+    q, k, v = given()
+    found = narrowed(q, k.half(), v.float())
+    for one, other in zip(found, narrowed(q, k, v), strict=True):
+        assert torch.equal(one.float(), other.float())
+
+
 def test_gradients_are_refused_where_they_are_recorded(pretended):
     q, k, v = given()
     q.requires_grad_()

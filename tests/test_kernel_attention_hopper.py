@@ -139,7 +139,9 @@ def attend_narrow(queries, keys, left=None, right=0, group=1, batch=1, **how):
         k[:, 1], scales[:, heads + 1] = 0, 0
     if how.get("nan"):
         scales[:, 1] = np.nan
-    y = tile(np.full(q.shape, np.nan, np.float16))
+    # Values below the least have its scale.
+    scales[:, heads + heads // group :] *= how.get("value_scale", 1)
+    y = tile(np.full(q.shape, np.nan, np.float16 if "value_scale" not in how else np.float32))
     lse = np.full(batch * heads * queries, np.nan, np.float32)
     into = ((tile(q), 64), (tile(k), BLOCK), (turned_over(v), columns), (y, 64))
     descs = [Descriptor(x, rows) for x, rows in into]
@@ -169,6 +171,14 @@ def test_of_8_bits_values_meet_their_own_weights(queries, keys, left, right, gro
         y, lse, wanted_y, wanted_lse = attend_narrow(queries, keys, left, right, group=group, **how)
         np.testing.assert_allclose(y.astype(np.float64), wanted_y, rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(lse, wanted_lse, rtol=0, atol=1e-4)
+
+
+def test_of_8_bits_values_that_are_nearly_0_have_the_least_scale():
+    y, *_ = attend_narrow(70, 70, value_scale=1e-18)
+    usual, *_ = attend_narrow(70, 70, value_scale=1.0)
+    largest = np.abs(y[0, 0]).max() / np.abs(usual[0, 0]).max()
+    assert 1e-12 / 896 <= largest <= 1e-12 / 224
+    assert np.isfinite(y).all()
 
 
 def test_of_8_bits_heads_of_zeros_are_means_and_nan_is_not_lost():

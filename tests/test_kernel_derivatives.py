@@ -50,6 +50,22 @@ def test_a_derivative_in_forward_mode_is_refused(name, is_recorded):
     assert function(x).shape == x.shape
 
 
+def test_compiled_code_does_not_lose_a_derivative_in_forward_mode():
+    x = torch.randn(3, 8)
+
+    def derived(x):
+        return torch.func.jvp(relu_squared, (x,), (x,))[1]
+
+    torch._dynamo.reset()
+    with pytest.raises(DifferentiationError, match="no derivative in forward mode"):
+        torch.compile(derived, backend="eager")(x)
+    compiled = torch.compile(relu_squared, backend="eager")
+    assert torch.equal(compiled(x), relu_squared(x))
+    with forward_ad.dual_level(), pytest.raises(DifferentiationError):
+        compiled(forward_ad.make_dual(x, x))
+    assert torch.equal(compiled(x), relu_squared(x))
+
+
 def test_no_kernel_forgets_to_refuse():
     sources = [path.read_text() for path in Path(kprof.kernels.__path__[0]).glob("*.py")]
     functions = [re.findall(r"class (\w+)\(torch.autograd.Function\)", one) for one in sources]

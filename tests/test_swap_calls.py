@@ -153,3 +153,14 @@ def test_derivatives_in_forward_mode_go_to_the_original():
     torch.testing.assert_close(got, wanted)
     reasons = [calls.why for calls in swap.sites[0].calls]
     assert "derivatives are computed in forward mode" in reasons
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_compiled_derivatives_in_forward_mode_go_to_the_original():
+    norm = nn.Sequential(Norm(4))
+    x = torch.randn(3, 4)
+    _, wanted = torch.func.jvp(norm, (x,), (x,))
+    torch._dynamo.reset()
+    derived = torch.compile(lambda x: torch.func.jvp(norm, (x,), (x,))[1], backend="eager")
+    with swapped(norm, "rmsnorm=kprof"):
+        torch.testing.assert_close(derived(x), wanted)

@@ -161,7 +161,8 @@ def narrowed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, T
     steps = tuple(step for one in (q, k, v) for step in one.stride()[:3])
     numbers = (*steps, num_queries, num_keys, heads, key_heads, dim, ROWS)
     grid = (-(-max(num_queries, num_keys) // ROWS), heads + 2 * key_heads, batch)
-    key = (q.device, q.dtype, heads, key_heads, dim, alignments((q, k, v), *steps))
+    dtypes = (q.dtype, k.dtype, v.dtype)
+    key = (q.device, *dtypes, heads, key_heads, dim, alignments((q, k, v), *steps))
     options = {"num_warps": WARPS}
     _launch_find(key, grid, (largest.view(torch.int32), q, k, v, *numbers), options)
     _launch_narrow(key, grid, (largest, q, k, v, *made, *numbers, LARGEST, LEAST), options)

@@ -86,8 +86,8 @@ def score_scale(largest_BH, batch, head, scale, sizes, HOW: gl.constexpr):
 @gluon.jit
 def value_scale(largest_BH, batch, head, sizes, HOW: gl.constexpr):
     """Return by what to multiply sums of values of 8 bits."""
-    values = largest_at(largest_BH, batch, head, sizes, HOW)[2]
-    return gl.load(values) * (1 / LARGEST)
+    v_most = gl.load(largest_at(largest_BH, batch, head, sizes, HOW)[2])
+    return gl.where(v_most < LEAST, LEAST, v_most) * (1 / LARGEST)
 
 
 @gluon.jit

@@ -78,7 +78,9 @@ def schedule_of(
     if num_rows > MOST_ROWS_OF_A_TILE:
         if num_rows <= MANY_ROWS:
             return Tiled(64, 128, SIDE, 4, 4)
-        return Tiled(128, 128, SIDE, 8, 4)
+        # With sums beside each step's products, 256 columns would spill.
+        columns, stages = (256, 3) if is_wide and not is_blocked else (128, 4)
+        return Tiled(128, columns, SIDE, 8, stages)
     is_large = tiles > MANY_TILES and not is_wide
     if num_rows <= (MOST_NARROW_ROWS if is_wide else LEAST_ROWS) and not is_large:
         return Narrow(stages=4 if is_wide else 6)

@@ -61,7 +61,10 @@ def define(
         return _repeating(operator, run, num_tensors)
 
     def call(*arguments: Any) -> Any:
-        if is_compiling() or _is_dispatched(arguments[:num_tensors]):
+        if is_compiling():
+            _refuse_forward_mode()
+            return operator(*arguments)
+        if _is_dispatched(arguments[:num_tensors]):
             return operator(*arguments)
         return run(*arguments)
 
@@ -75,6 +78,7 @@ def _repeating(operator: Any, run: Callable[..., Any], num_tensors: int) -> Call
 
     def call(*arguments: Any) -> Any:
         if is_dynamo_compiling():
+            _refuse_forward_mode()
             return operator(*arguments)
         for again in calls:
             results = again(*arguments)
@@ -146,6 +150,14 @@ def is_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def _refuse_forward_mode() -> None:
+    if is_forward_mode():
+        raise DifferentiationError(
+            "this kernel has no derivative in forward mode",
+            fix="differentiate backwards, or leave the original in its place",
+        )
+
+
 def _has_derivative(tensor: Tensor | None) -> bool:
     return tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
 
@@ -169,10 +181,7 @@ def _is_dispatched(tensors: tuple[Tensor | None, ...]) -> bool:
         DifferentiationError: a tensor has a derivative with it, which the results would lack.
     """
     if is_forward_mode() and any(_has_derivative(one) for one in tensors):
-        raise DifferentiationError(
-            "this kernel has no derivative in forward mode",
-            fix="differentiate backwards, or leave the original in its place",
-        )
+        _refuse_forward_mode()
     if (
         _len_torch_dispatch_stack()
         or _len_torch_function_stack()

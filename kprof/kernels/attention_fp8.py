@@ -18,6 +18,7 @@ from kprof.kernels._attention_narrow import attend_narrow
 from kprof.kernels._attention_ring import why_not_here
 from kprof.kernels._operator import DifferentiationError
 from kprof.kernels.attention_forward import KERNEL as WIDE
+from kprof.kernels.attention_forward import MOST_PLACES
 
 DIMS = (64, 128)
 # Of results, where scores spread as much as those of normal queries and keys: see `_inputs`.
@@ -81,7 +82,10 @@ def _refuses(
         return f"heads of {q.shape[-1]}, not of {' or '.join(map(str, DIMS))}"
     if _wants_gradient(q, k, v):
         return "gradients are asked for"
-    return WIDE.refuses(q, k, v, is_causal, window)
+    why = WIDE.refuses(q, k, v, is_causal, window)
+    if why is None and q.shape[1] + 2 * k.shape[1] > MOST_PLACES:
+        why = f"{q.shape[1]} heads and twice {k.shape[1]}: more than a grid has room for"
+    return why
 
 
 def _work(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Work:
@@ -120,10 +124,7 @@ KERNEL = Kernel(
         *((2, 16, 16, 8_192, 8_192, 0, 128), (2, 32, 32, 8_192, 8_192, 1, 64)),
         (1, 32, 8, 8_192, 8_192, 1, 128),
     ),
-    edges=(
-        *((3, 4, 2, 70, 70, 1, 64), (2, 2, 1, 40, 150, 1, 64), (2, 2, 2, 140, 30, 1, 64)),
-        *((2, 2, 1, 1, 70, 0, 128), (2, 2, 1, 90, 90, 17, 64)),
-    ),
+    edges=tuple(shape for shape in WIDE.edges if shape[-1] in DIMS),
     dtypes=("bfloat16", "float16"),
     stated_error=STATED_ERROR,
     rows=(0, 1, 2),

@@ -104,7 +104,7 @@ class Ways:
 
         def trace(*arguments: Any) -> Callable[..., Any] | None:
             x = arguments[0]
-            if torch.compiler.is_exporting() or type(x) not in PLAIN:
+            if torch.compiler.is_exporting() or is_forward_mode() or type(x) not in PLAIN:
                 return None
             device = x.device.type
             cast = None

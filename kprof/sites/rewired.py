@@ -14,6 +14,7 @@ from torch.nn import Module
 
 from kprof.sites import Family
 from kprof.sites._attention import (
+    ARGUMENTS,
     GENERATION,
     Interface,
     generation_masks,
@@ -40,7 +41,6 @@ from kprof.sites._translate import (
 )
 from kprof.sites._ways import Ways
 
-ATTENTION = {ATTENTION_FORWARD, DECODE_ATTENTION}
 # A function, and how its calls become calls of kernels.
 Known = tuple[Any, tuple[Translation, ...]]
 
@@ -57,7 +57,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
             yield from _sites(name or type(module).__name__, module, calls, request)
         elif masks and not (why_foreign(module) or why_not_rewired(forward)):
             yield _site(name or type(module).__name__, module, {}, {}, masks)
-        makes = generation_masks(module) if ATTENTION & set(request.kernels) else None
+        makes = generation_masks(module) if ARGUMENTS.keys() & request.kernels.keys() else None
         if makes is not None:
             make = request.once(("generation", makes), remembering_all, makes)
             yield _generation_site(name or type(module).__name__, module, make)
@@ -79,7 +79,7 @@ def _known_calls(forward: Callable[..., Any], request: Request) -> dict[Path, Kn
 
 def _masks_of(forward: Callable[..., Any], request: Request) -> dict[Path, Any]:
     """Return what makes masks for attention in a forward, as it is to be for a kernel's."""
-    if not ATTENTION & set(request.kernels):
+    if not ARGUMENTS.keys() & request.kernels.keys():
         return {}
     return {path: remembering(one) for path, one in calls_in(forward) if is_mask(one)}
 
