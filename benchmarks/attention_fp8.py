@@ -32,7 +32,7 @@ CALLS = (
     *(
         Call(128, n, is_causal, 16, 16, 16_384 // n)
         for n in (8_192, 16_384)
-        for is_causal in (1, 0)
+        for is_causal in (True, False)
     ),
     *(Call(128, 2_048, True, 16, 16, 8), Call(64, 8_192, True, 32, 32, 2)),
     Call(128, 16_384, True, 32, 8, 1),
@@ -68,10 +68,10 @@ def measured(call, wide):
     q, k, v = given = drawn(call)
     expected = in_float32(call, *given)
     others = {
-        f"bf16-{name}": one if isinstance(one, str) else partial(one, *given, bool(call.is_causal))
+        f"bf16-{name}": one if isinstance(one, str) else partial(one, *given, call.is_causal)
         for name, one in wide.items()
     }
-    others["kprof"] = lambda: attention_fp8(q, k, v, is_causal=bool(call.is_causal))[0]
+    others["kprof"] = lambda: attention_fp8(q, k, v, is_causal=call.is_causal)[0]
     others["kprof-attend"] = prepared(attending, call, given)
     others["flash-attn-3"] = prepared(flash_3, call, given)
     with torch.no_grad():
@@ -108,12 +108,11 @@ def one_of(function, expected):
 def attending(call, given):
     """Return our kernel alone."""
     q, k, v, largest = _attention_narrow.narrowed(*given)
-    options = Options(call.dim**-0.5, bool(call.is_causal), 0, call.length)
+    options = Options(call.dim**-0.5, call.is_causal, 0, call.length)
     y, lse = empty_results(given[0])
-    ring = _attention_narrow.narrow_ring_for(call.dim)
 
     def attend():
-        attend_in_ring(q, k, v, largest, y, lse, options, ring)
+        attend_in_ring(q, k, v, largest, y, lse, options, _attention_narrow.RING)
         return y
 
     return attend
@@ -133,7 +132,7 @@ def flash_3(call, given):
         scales[f"{name}_descale"] = largest / LARGEST
 
     def attend():
-        y = flash_attn_func(*rounded, causal=bool(call.is_causal), **scales)
+        y = flash_attn_func(*rounded, causal=call.is_causal, **scales)
         return (y[0] if isinstance(y, tuple) else y).transpose(1, 2)
 
     return attend

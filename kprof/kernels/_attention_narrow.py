@@ -21,6 +21,8 @@ from kprof.kernels._launch import Launcher, alignments
 from kprof.kernels._operator import define
 
 ROWS, WARPS = 128, 8
+# The schedule, of blocks as values lie in; none was measured.
+RING = Ring(ROWS, 4)
 
 
 @triton.jit
@@ -169,21 +171,13 @@ def narrowed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, T
     return *made, largest
 
 
-def narrow_ring_for(dim: int) -> Ring:
-    """Return the schedule for heads of this dimension; none was measured."""
-    return Ring(ROWS, 4)
-
-
-def run_narrow(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, ring: Ring | None = None
-) -> tuple[Tensor, Tensor]:
+def run_narrow(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """Attend in FP8."""
     y, lse = empty_results(q)
     if not q.numel() or not k.numel():
         return y.zero_(), lse.fill_(-math.inf)
     narrow_q, narrow_k, narrow_v, largest = narrowed(q, k, v)
-    ring = ring or narrow_ring_for(q.shape[3])
-    attend_in_ring(narrow_q, narrow_k, narrow_v, largest, y, lse, options, ring)
+    attend_in_ring(narrow_q, narrow_k, narrow_v, largest, y, lse, options, RING)
     return y, lse
 
 
