@@ -16,7 +16,7 @@ from kprof.timing import time_on_gpu
 # These fill the GPU's memory, and so do not compile beside others.
 LARGE = ("linear_cross_entropy", "adamw")
 # How often a process that ended is started anew.
-MOST_STARTS = 2
+MOST_STARTS = 4
 # Should time run out, then for those that are known to be slow.
 LAST = ("inductor", "eager")
 # What others are held against is no peer that can be left out.
@@ -40,6 +40,11 @@ class Timer(Worker):
         if told is None:
             problem = "out of time" if time.monotonic() >= ends_s else "the process ended early"
             self._num_ended += 1
+            if self.work["wanted"]:
+                # One shape that ends it takes no other along: each is compiled when its turn comes.
+                self.work["wanted"] = []
+                self._renew(ends_s)
+                return self.measure(direction, shape, copy_ns, ends_s)
             self._renew(ends_s)
             return Timed(self.kernel, self.provider, shape, "bfloat16", direction, problem=problem)
         one = Timed(**{**told, "shape": tuple(told["shape"])})

@@ -181,9 +181,10 @@ def sources_of(name):
 def line_of(one):
     """Return what a provider reached, in a line."""
     what = f"{one.kernel}-{one.direction}-{'x'.join(map(str, one.shape))}"
+    host = "" if one.host_ns is None else f"host {one.host_ns / 1e3:5.1f} us, "
     shown = one.problem or (
         f"{one.gpu_ns / 1e3:9.1f} us {one.bytes_per_s / 1e12:6.3f} TB/s "
-        f"{one.share_of_copy:6.3f} of copy, host {(one.host_ns or 0) / 1e3:5.1f} us, "
+        f"{one.share_of_copy:6.3f} of copy, {host}"
         f"extra {one.extra_bytes / 1e9:.2f} GB{'' if one.is_in_graph else ', not in a graph'}"
     )
     return f"{what:40} {one.provider:10} {shown[:140]}"

@@ -13,14 +13,20 @@ class Worker:
     """A process of this script, started with `--work`, that says something once it is ready."""
 
     def __init__(self, work, **environment):
-        self._command = [sys.executable, sys.argv[0], "--work", json.dumps(work)]
+        self.work = work
         self._environment = {**os.environ, **environment}
         self._process = None
 
     def start(self, ends_s):
-        """Start it and return what it says then; None when time runs out, or it ends before."""
+        """Start it and return what it says then; None when time runs out, or it ends before.
+
+        What ended it, were it a signal, is in its error output.
+        """
+        command = [sys.executable, "-X", "faulthandler", sys.argv[0], "--work"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen(self._command, text=True, env=self._environment, **pipes)
+        self._process = subprocess.Popen(
+            [*command, json.dumps(self.work)], text=True, env=self._environment, **pipes
+        )
         return self._read(ends_s)
 
     def ask(self, what, ends_s):

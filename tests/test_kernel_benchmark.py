@@ -1,8 +1,10 @@
 """`benchmarks/kernels.py`: what is measured again, what counts, and the table in the documents."""
 
+import dataclasses
 import importlib
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,35 @@ def test_a_peer_that_is_far_behind_is_measured_once(benchmark):
     timers = (Timer("kprof", 100.0), Timer("eager", 200.0))
     measured(benchmark, *timers)
     assert [one.num_asked for one in timers] == [1, 1]
+
+
+def test_a_shape_that_ends_a_process_leaves_the_others_to_be_measured(
+    benchmark, monkeypatch, tmp_path, capfd
+):
+    wide = (8_192, 16_384)
+    about = Timed("rmsnorm", "quack", SHAPE, "bfloat16", "forward", gpu_ns=100.0)
+    script = tmp_path / "peer.py"
+    script.write_text(
+        f"""
+import json, os, sys
+if {list(wide)} in [shape for _, shape in json.loads(sys.argv[-1])["wanted"]]:
+    os.abort()
+print('{{"ready": true}}', flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["shape"] == {list(wide)}:
+        os.abort()
+    print(json.dumps({{**{dataclasses.asdict(about)}, "shape": asked["shape"]}}), flush=True)
+"""
+    )
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    wanted = [("forward", SHAPE), ("forward", wide)]
+    timer, ends_s = benchmark("kernel_timers").Timer("rmsnorm", "quack", wanted), 1e9
+    timer.start(ends_s)
+    found = [timer.measure("forward", shape, None, ends_s) for shape in (SHAPE, wide, SHAPE)]
+    timer.stop()
+    assert [one.problem for one in found] == ["", "the process ended early", ""]
+    assert "Fatal Python error: Aborted" in capfd.readouterr().err
 
 
 def test_whose_copy_took_another_time_than_the_others_is_measured_again(benchmark):
