@@ -24,8 +24,6 @@ REGISTERS = 65_536 // LANES
 # What a thread loads at once, and how often it does so for one row at most: three rows then take
 # 192 of the 227 KB that a program may have.
 VECTOR, MOST_TILES = 8, 4
-# So that rows of any length are shared, the short ones that the gate looks at, too.
-LEAST_PROGRAMS = 2
 
 
 def why_not_here() -> str:
@@ -39,7 +37,7 @@ def why_not_here() -> str:
 
 def programs_of_row(num_columns: int) -> int:
     """Return how many programs share a row: as few as have room for it."""
-    return max(LEAST_PROGRAMS, -(-num_columns // (LANES * VECTOR * MOST_TILES)))
+    return -(-num_columns // (LANES * VECTOR * MOST_TILES))
 
 
 def write_losses_shared(
@@ -61,8 +59,10 @@ def write_losses_shared(
     num_rows, num_columns = logits.shape
     group = programs_of_row(num_columns)
     groups = min(num_rows, max(1, num_sms(logits.device) // group))
-    # What warps tell each other, one word each for a row; zeros are none.
-    letters = torch.zeros(num_rows * group * WARPS, dtype=torch.int64, device=logits.device)
+    # What programs tell each other, one word each for a row; zeros are none.
+    letters = None
+    if group > 1:
+        letters = torch.zeros(num_rows * group, dtype=torch.int64, device=logits.device)
     tensors = (logits, targets, divisor, losses, state, dlogits, letters)
     strides = logits.stride(0), dlogits.stride(0)
     constants = options.reduction == "mean", num_columns, group, LANES

@@ -16,6 +16,8 @@ STAGES = gl.constexpr(3)
 VECTOR = gl.constexpr(8)
 HUGE = gl.constexpr(2.0**100)
 TINY = gl.constexpr(2.0**-20)
+# All bits of an integer but its sign.
+REST = gl.constexpr((1 << 31) - 1)
 
 
 @gluon.constexpr_function
@@ -69,10 +71,21 @@ def sums_of(ring, stage, count, LEAST: gl.constexpr, TILES: gl.constexpr, LANES:
         x_LV = _wide(_tile_in(ring, stage, number, count, LEAST, LANES))
         sum_L += gl.sum(gl.exp2(gl.fma(x_LV, scale_L[:, None], shift_L[:, None])), 1)
     highest_WT = highest_L.reshape([LANES // 32, 32])
-    highest_W = gl.max(highest_WT, 1)
+    highest_W = highest_of(highest_WT, 1)
     share_WT = gl.exp2((highest_WT - finite(highest_W)[:, None]) * LOG2_E)
     sum_WT = (sum_L * correction_L).reshape([LANES // 32, 32])
     return highest_W, gl.sum(sum_WT * share_WT, 1)
+
+
+@gluon.jit
+def highest_of(x, AXIS: gl.constexpr):
+    """Return the maximum of float32: as integers in the same order, which a warp asks for at once.
+
+    NaN is the highest, or the lowest.
+    """
+    bits = x.to(gl.int32, bitcast=True)
+    highest = gl.max(bits ^ ((bits >> 31) & REST), AXIS)
+    return (highest ^ ((highest >> 31) & REST)).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
