@@ -7,9 +7,9 @@ best peer's time over ours; each number with the marker that a test holds agains
 was not measured stays empty. `SHOWN` says which shapes; all others are in the results.
 """
 
+import argparse
 import json
 import sys
-from pathlib import Path
 
 from evidence import RESULTS, ROOT
 
@@ -67,8 +67,10 @@ def cell_of(path, row):
     """Return a row's value with its marker, nothing where it was not measured."""
     if row is None or row["value"] is None:
         return ""
-    return f"{row['value']:.2f} <!-- result: {path.name}#{row['name']}.value -->"
+    launched = "" if row.get("is_in_graph", True) else " ¹"
+    return f"{row['value']:.2f} <!-- result: {path.name}#{row['name']}.value -->{launched}"
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    main()
