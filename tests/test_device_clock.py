@@ -134,6 +134,22 @@ def test_counters_move_along_and_what_the_host_sampled_stays():
     assert moved.samples["time_ns"].tolist() == [20 * MS + 40 * US, 20 * MS]
 
 
+def test_launches_of_another_process_move_nothing():
+    launch_ns = np.arange(0, 100 * MS, MS)
+    trace = launched(launch_ns + 5_000 * MS, launch_ns)
+    moved = on_the_hosts_clock(trace)
+    assert (starts(moved) == launch_ns).all()
+    (caveat,) = moved.meta.caveats
+    assert caveat.endswith("5,000,000 µs: more than a clock is off, so nothing was moved.")
+
+
+def test_of_two_launches_with_one_number_neither_tells():
+    launch_ns = np.arange(0, 100 * MS, MS)
+    calls = [*launches(launch_ns), *launches(launch_ns + 80 * MS)]
+    trace = trace_of(*activities(launch_ns + 9 * US), ranges=calls)
+    assert on_the_hosts_clock(trace) is trace
+
+
 def test_times_that_are_damaged_are_left_to_be_refused():
     trace = launched([0, 2**62], [-(2**62), 2**62])
     assert on_the_hosts_clock(trace) is trace

@@ -20,6 +20,8 @@ from kprof.trace import Trace
 TOLERANCE_NS = 1_000
 # No clock drifts by more than this, as a share of the time.
 MOST_DRIFT = 1e-3
+# Nor is any off by more: launches are then another process's, with the same numbers.
+MOST_OFF_NS = 1_000_000_000
 # Of so many stretches of time the activity that contradicts its launch most decides.
 STRETCHES = 4_096
 # Times farther apart are damaged, and their differences may overflow.
@@ -49,12 +51,26 @@ def on_the_hosts_clock(trace: Trace) -> Trace:
     """
     lateness = _lateness_of_launches(trace)
     for (rank, device), rows in lateness.groupby(["rank", "device"], observed=True):
-        if (rows["late_ns"] > TOLERANCE_NS).any():
-            trace = _moved(trace, rank, device, rows)
+        num_early = int((rows["late_ns"] > TOLERANCE_NS).sum())
+        if not num_early:
+            continue
+        whose = f"GPU {device}" + (f" of rank {rank}" if trace.meta.num_ranks > 1 else "")
+        told = (
+            f"By the clocks {num_early:,} of {len(rows):,} activities of {whose} began before they "
+            f"were launched, by up to {rows['late_ns'].max() / 1e3:,.0f} µs"
+        )
+        if rows["late_ns"].max() > MOST_OFF_NS:
+            trace = _noted(trace, f"{told}: more than a clock is off, so nothing was moved.")
+        else:
+            trace = _moved(trace, rank, device, rows, told)
     return trace
 
 
-def _moved(trace: Trace, rank: object, device: object, rows: pd.DataFrame) -> Trace:
+def _noted(trace: Trace, caveat: str) -> Trace:
+    return replace(trace, meta=replace(trace.meta, caveats=(*trace.meta.caveats, caveat)))
+
+
+def _moved(trace: Trace, rank: object, device: object, rows: pd.DataFrame, told: str) -> Trace:
     kernels, samples = trace.kernels, trace.samples
     line = _lowest_line(rows["start_ns"].to_numpy(), rows["late_ns"].to_numpy())
     is_activity = (kernels["rank"] == rank) & (kernels["device"] == device)
@@ -63,18 +79,12 @@ def _moved(trace: Trace, rank: object, device: object, rows: pd.DataFrame) -> Tr
     is_counted &= samples["source"] == "counters"
     start_ns, added_ns = _later(kernels["start_ns"], is_activity, line)
     time_ns, _ = _later(samples["time_ns"], is_counted, line)
-    whose = f"GPU {device}" + (f" of rank {rank}" if trace.meta.num_ranks > 1 else "")
-    num_early = int((rows["late_ns"] > TOLERANCE_NS).sum())
-    caveat = (
-        f"By the clocks {num_early:,} of {len(rows):,} activities of {whose} began before they "
-        f"were launched, by up to {rows['late_ns'].max() / 1e3:,.0f} µs. All of its activities "
-        f"count as {added_ns.min() / 1e3:,.0f} to {added_ns.max() / 1e3:,.0f} µs later, so that "
-        "none does; between host and GPU times may be off by some µs more."
-    )
-    return replace(
-        trace.with_kernels(start_ns=start_ns),
-        samples=samples.assign(time_ns=time_ns),
-        meta=replace(trace.meta, caveats=(*trace.meta.caveats, caveat)),
+    moved = replace(trace.with_kernels(start_ns=start_ns), samples=samples.assign(time_ns=time_ns))
+    return _noted(
+        moved,
+        f"{told}. All of its activities count as {added_ns.min() / 1e3:,.0f} to "
+        f"{added_ns.max() / 1e3:,.0f} µs later, so that none does; between host and GPU times may "
+        "be off by some µs more.",
     )
 
 
@@ -93,7 +103,8 @@ def _lateness_of_launches(trace: Trace) -> pd.DataFrame:
     kernels, ranges = trace.kernels, trace.ranges
     keys = ["rank", "correlation"]
     is_launch = (ranges["kind"] == "runtime") & ranges["correlation"].notna()
-    launches = ranges.loc[is_launch, [*keys, "start_ns"]].drop_duplicates(keys)
+    # Of two launches with one number nobody can tell whose an activity is.
+    launches = ranges.loc[is_launch, [*keys, "start_ns"]].drop_duplicates(keys, keep=False)
     is_launched = (kernels["activity"] != "host") & kernels["correlation"].notna()
     activities = kernels.loc[is_launched, [*keys, "device", "start_ns"]]
     both: pd.DataFrame = activities.merge(launches, on=keys, suffixes=("", "_of_launch"))
