@@ -82,7 +82,14 @@ def test_a_month_follows_from_the_volume_that_savings_were_computed_for():
     assert (
         "A month $1,000 ($500 to $2,000) $800 ($400 to $1,600) saves $200 ($100 to $400)" in found
     )
-    assert "A month is 2,000 million tokens." in found
+    assert found.count("A month is 2,000 million tokens.") == 2  # the summary's and the table's
+
+
+def test_how_much_of_the_time_that_is_paid_serves_stands_beside_the_money():
+    used = Figure("Serving", "of use alone", "$/M tokens", Band.known(Fraction("0.16")), "")
+    found = said(everything(costs=(costs_of("0.40", figures=(used,)),)))
+    assert "GPUs serve in 40 % of the time that is paid." in found
+    assert "of the time that is paid" not in said(everything())
 
 
 def test_a_saving_has_the_range_of_the_price_and_that_of_the_gain():

@@ -133,13 +133,28 @@ def test_a_doubt_about_a_target_names_its_promise_in_words():
 def test_a_faster_change_whose_promises_are_not_proven_says_so_and_what_would_tell():
     level = level_of("NOT PROVEN", high=None)
     (judgement,) = level.assessment.judgements
-    judgements = (replace(judgement, samples_needed=1910),)
+    judgements = (replace(judgement, samples_needed=1910, num_samples=1200),)
     level = replace(level, assessment=replace(level.assessment, judgements=judgements))
     found = said(everything(service_levels=(level,)))
     sentence = found[: found.index("What was changed")]
     assert "; whether the service keeps its promises is not proven; it saves" in sentence
-    assert "about 1,910 measurements like these would prove it." in found
+    assert "about 1,910 measurements like these would prove it, instead of 1,200." in found
     assert "promises is not proven" not in said(everything())
+
+
+def test_why_a_promise_is_not_proven_stands_before_its_numbers():
+    chapter = service_level.render(Evidence("t", service_levels=(level_of("NOT PROVEN"),)))
+    lead, reason, table, method = chapter.blocks[:4]
+    assert lead.text == "? The targets are neither proven met nor proven missed."
+    assert reason.text.startswith("Time to the first 64 tokens: at most 100 ms for 99 % of")
+    assert table.rows[0][4] == "? Not proven"
+    assert method.text == service_level.METHOD
+
+
+def test_the_bound_of_a_broken_promise_is_the_best_value_that_is_left_and_is_called_so():
+    found = said(Evidence("t", service_levels=(level_of("MISSED", high=120e6),)))
+    assert "99 % of requests now 90.0 ms 85.0 ms ✗ Broken, proven" in found
+    assert "with a confidence of 99 %; of a broken promise it is the best one." in found
 
 
 def test_a_first_token_that_comes_later_than_before_is_said():

@@ -148,6 +148,18 @@ def volume_in(costs: Costs) -> float | None:
     return float(of_month.mid / of_million.mid)
 
 
+def load_in_words(costs: Costs) -> str:
+    """Say of how many tokens a month is, and how much of the time paid serves; empty if unknown."""
+    volume = volume_in(costs)
+    paid = _band(costs, "Serving", "as paid", "$/M tokens")
+    of_use = _band(costs, "Serving", "of use alone", "$/M tokens")
+    told = [f"A month is {volume:,.4g} million tokens"] if volume else []
+    if paid is not None and of_use is not None and paid.mid:
+        used = 100 * float(of_use.mid / paid.mid)
+        told.append(f"GPUs serve in {used:.3g} % of the time that is paid")
+    return f"{'; '.join(told)}." if told else ""
+
+
 def _times(line: Line, name: str, factor: float) -> Line:
     by = Fraction(factor)
     bands = (

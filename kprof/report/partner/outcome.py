@@ -207,10 +207,7 @@ def _checked_so_far(evidence: Evidence) -> str:
 def _about_gaps(evidence: Evidence) -> list[str]:
     steps = []
     if _is_unproven(evidence):
-        judgements = evidence.service_levels[-1].assessment.judgements
-        needed = max((one.samples_needed or 0 for one in judgements), default=0)
-        enough = f": about {needed:,} measurements like these would prove it" if needed else ""
-        steps.append(f"Measure the service longer, as {UNPROVEN}{enough}.")
+        steps.append(f"Measure the service longer, as {UNPROVEN}{_enough_to_prove(evidence)}.")
     comparison = evidence.headline
     verdict = comparison.headline.verdict if comparison else None
     if verdict == "FASTER" and not evidence.gates and (swapped := _swapped(evidence)):
@@ -222,6 +219,16 @@ def _about_gaps(evidence: Evidence) -> list[str]:
             "selftest.json"
         )
     return steps
+
+
+def _enough_to_prove(evidence: Evidence) -> str:
+    """Say how many measurements would prove the promise that takes most, and how many there are."""
+    judgements = evidence.service_levels[-1].assessment.judgements
+    most = max(judgements, key=lambda one: one.samples_needed or 0, default=None)
+    if most is None or not most.samples_needed:
+        return ""
+    enough = f": about {most.samples_needed:,} measurements like these would prove it"
+    return f"{enough}, instead of {most.num_samples:,}" if most.num_samples else enough
 
 
 def _swapped(evidence: Evidence) -> list[str]:

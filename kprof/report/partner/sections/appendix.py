@@ -13,7 +13,11 @@ TITLE = "Appendix"
 
 WORDS = (
     ("A/B, before and after", "The same work without (A) and with the change (B), in pairs."),
-    ("Bound, 99 %", "The worst value that the measurements still allow, with 99 % confidence."),
+    (
+        "Bound, 99 %",
+        "The worst value that the measurements still allow, with 99 % confidence; of a broken "
+        "promise the best one.",
+    ),
     ("Calibration", "A test of the instrument itself: how often it sees what is not there."),
     ("Confidence", "How often a range found in this way holds the truth: 95 % is 19 in 20."),
     ("FLOP", "One floating-point operation, such as an addition."),

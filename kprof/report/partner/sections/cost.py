@@ -9,7 +9,7 @@ from kprof.analyze.overhead import measure_cost
 from kprof.report.partner.digits import within
 from kprof.report.partner.drawings import Range, both, ranges
 from kprof.report.partner.evidence import Evidence
-from kprof.report.partner.money import is_credited, money_in, volume_in, written
+from kprof.report.partner.money import is_credited, load_in_words, money_in, written
 from kprof.report.partner.parts import Block, Chapter, Folded, Missing, Picture
 from kprof.report.partner.sections.summary import format_joules
 from kprof.report.partner.sections.time import stages_of
@@ -68,8 +68,8 @@ def _table(evidence: Evidence) -> Table:
         before, after, saved = line.written()
         rows.append((line.name, before, after, saved if is_proven else "not proven"))
     caption = "In US dollars: the middle, and from the lowest to the highest in brackets."
-    if volume := volume_in(evidence.costs[-1]):
-        caption += f" A month is {volume:,.4g} million tokens."
+    if load := load_in_words(evidence.costs[-1]):
+        caption += f" {load}"
     return Table(columns, tuple(rows), caption)
 
 

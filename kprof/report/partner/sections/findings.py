@@ -29,8 +29,8 @@ EFFORT = {
 }
 SAVINGS = (
     "P1: saves 5 % of the time or more, in the middle of its range, and is not in doubt. P2: 1 % "
-    "or more. P3: less, or nobody knows. Savings are predicted by replaying the recording. They "
-    "do not add up, as some overlap."
+    "or more. P3: less, or nobody knows. Savings are predicted from the recording, in the "
+    "way that stands in the details of a card. They do not add up, as some overlap."
 )
 UNTRACED = 0.1
 """From this share of the device time without an operator on, what rules do not see may be there."""

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kprof.analyze.overhead import measure_cost
 from kprof.analyze.summary import group_operators
 from kprof.analyze.utilisation import measure_utilisation
 from kprof.report.partner.drawings import Ceiling, Dot, both, roofline
 from kprof.report.partner.evidence import Evidence
-from kprof.report.partner.parts import Block, Chapter, Missing, Picture, Symbol
+from kprof.report.partner.parts import Chapter, Missing, Picture, Symbol
+from kprof.report.partner.sections.time import stages_of
 from kprof.report.partner.wording import BOUNDS, KINDS, share_in_words
 from kprof.report.section import Column, Table, Text
 from kprof.report.units import (
@@ -32,23 +34,25 @@ LOOKS: dict[str, tuple[Symbol, str]] = {
     "latency": ("triangle", "k7"),
 }
 UNKNOWN: tuple[Symbol, str] = ("diamond", "k9")
+EARLIER = (
+    "This is the run before the change. After it nobody knows what was computed, as where a CUDA "
+    "graph replays the work."
+)
 HOW = "record the operators' shapes with kprof run, on a GPU that kprof knows or has measured"
 
 
 def render(evidence: Evidence) -> Chapter | Missing:
     """Render the shares of the limits, the drawing, and the groups that take longest."""
-    missing = Missing("How close the work comes to the device's limits", HOW)
-    if not evidence.runs:
-        return missing
-    run = evidence.runs[-1]
-    groups = group_operators(run)
-    groups = groups[(groups["bytes"].fillna(0) > 0) & (groups["time_ns"] > 0)]
-    computing = groups[groups["flops"].fillna(0) > 0]
-    if computing.empty:
-        return missing
-    blocks: list[Block] = [Text(text) for text in _lead(run, groups)]
-    blocks.append(_picture(run, computing.head(MOST_DOTS), len(computing)))
-    return Chapter(TITLE, tuple(blocks))
+    runs = [run for _, run in reversed(stages_of(evidence))]
+    for run in runs:
+        groups = group_operators(run)
+        groups = groups[(groups["bytes"].fillna(0) > 0) & (groups["time_ns"] > 0)]
+        computing = groups[groups["flops"].fillna(0) > 0]
+        if not computing.empty:
+            told = [*([EARLIER] if run is not runs[0] else []), *_lead(run, groups)]
+            picture = _picture(run, computing.head(MOST_DOTS), len(computing))
+            return Chapter(TITLE, (*map(Text, told), picture))
+    return Missing("How close the work comes to the device's limits", HOW)
 
 
 def _lead(run: Trace, groups: pd.DataFrame) -> list[str]:
@@ -59,7 +63,8 @@ def _lead(run: Trace, groups: pd.DataFrame) -> list[str]:
         share = share_in_words(used.value)
         sentences.append(
             f"The same work at the full speed of the device's memory and arithmetic would take "
-            f"{least}{share} of the time that it took. Real programs reach 30 to 50 %."
+            f"{least}{share} of the time that it took{_unrecorded(run, used.value)}. Real programs "
+            "reach 30 to 50 %."
         )
     total = max(int(run.kernels["duration_ns"].sum()), 1)
     by_bound = groups.groupby(groups["bound"].astype(object))["time_ns"].sum()
@@ -76,6 +81,14 @@ def _lead(run: Trace, groups: pd.DataFrame) -> list[str]:
         how = "" if device.source.startswith("measured") else "measured: "
         sentences.append(f"The limits were {how}{device.source}.")
     return sentences
+
+
+def _unrecorded(run: Trace, share: float) -> str:
+    """Say the share of a step that nobody records, where recording made steps much longer."""
+    cost = measure_cost(run)
+    if run.is_host_only or cost is None or not cost.is_noticeable:
+        return ""
+    return f" while it was recorded, and {share_in_words(cost.without_recording(share))} otherwise"
 
 
 def _picture(run: Trace, points: pd.DataFrame, number: int) -> Picture:

@@ -18,8 +18,9 @@ from kprof.report.units import MISSING, format_share
 TITLE = "Service level"
 
 METHOD = (
-    "A bound is the worst value that the measurements still allow, with a confidence of 99 %. A "
-    "target counts as kept only if its bound keeps it, not if the measured value alone does."
+    "A bound is the worst value that the measurements still allow, with a confidence of 99 %; of a "
+    "broken promise it is the best one. A target counts as kept only if its bound keeps it, not if "
+    "the measured value alone does."
 )
 TONES = {"MET": "good", "MISSED": "warning"}
 HOW = "kprof sla RESULTS --target 'ttft_p95<=200ms' --json > sla.json, then name sla.json"
@@ -33,19 +34,23 @@ def render(evidence: Evidence) -> Chapter | Missing:
     verdict = last.assessment.verdict
     tone = TONES.get(verdict, "plain")
     lead = marked(tone, SENTENCES[verdict])
-    blocks: list[Block] = [Text(lead, tone), _table(evidence)]
+    blocks: list[Block] = [Text(lead, tone), *_reasons(last)]
+    blocks += [_table(evidence), Text(METHOD, "muted")]
     if picture := _picture(evidence):
         blocks.append(picture)
     blocks += pictures_of(_stages(evidence))
     if later := later_in_words(_stages(evidence)):
         blocks.append(Text(later, "warning"))
-    blocks.append(Text(METHOD, "muted"))
-    reasons = [
-        f"{_capital(promise_of(j))}. {_capital(why_of(j))}."
-        for j in last.assessment.judgements
+    return Chapter(TITLE, tuple(blocks))
+
+
+def _reasons(judged: Judged) -> list[Text]:
+    """Say of every target that nobody can judge why not."""
+    return [
+        Text(f"{_capital(promise_of(j))}. {_capital(why_of(j))}.")
+        for j in judged.assessment.judgements
         if j.verdict not in ("MET", "MISSED")
     ]
-    return Chapter(TITLE, (*blocks, *(Text(reason) for reason in reasons)))
 
 
 def _capital(text: str) -> str:

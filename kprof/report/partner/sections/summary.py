@@ -12,6 +12,7 @@ from kprof.report.partner.digits import gain_range, time_within
 from kprof.report.partner.evidence import Evidence, first_and_last
 from kprof.report.partner.money import (
     is_credited,
+    load_in_words,
     money_in,
     negated,
     worth_in_words,
@@ -56,8 +57,7 @@ def render(evidence: Evidence) -> Chapter:
     blocks: list[Block] = [Text(warning, "warning") for warning in _warnings(evidence)]
     if rows:
         blocks.append(_table(rows))
-    if step := step_of(evidence):
-        blocks.append(Text(step, "muted"))
+    blocks += [Text(told, "muted") for told in (step_of(evidence), _load(evidence)) if told]
     blocks.append(Text("What next", "heading"))
     blocks.append(Steps(tuple(next_steps(evidence))))
     return Chapter(TITLE, tuple(blocks))
@@ -97,6 +97,11 @@ def step_of(evidence: Evidence) -> str:
     runs = [run.meta.recording.step_rule for run in evidence.runs[-1:] if run.meta.recording]
     found = [comparison.facts.get("step", "")] if comparison else runs
     return next((text for text in found if text), "")
+
+
+def _load(evidence: Evidence) -> str:
+    """Say what load the money is for, where there is money."""
+    return load_in_words(evidence.costs[-1]) if money_in(evidence) else ""
 
 
 def _used_energy(evidence: Evidence) -> list[Row]:
