@@ -8,12 +8,15 @@ import pytest
 from kprof.analyze.passes import analyze
 from kprof.analyze.trust.audit import audit
 from kprof.collect.merge import merge
+from kprof.open import read
 from kprof.report.section import Table, Text
 from kprof.report.sections.trust import render
 from tests.collectives import recordings
-from tests.traces import analyzed_trace_of, recorded
+from tests.kineto_files import kernel, launch, write
+from tests.traces import analyzed_trace_of, measured, recorded
 
 SECOND = 1_000_000_000
+HOST_AND_GPU = "Clocks of host and GPU"
 
 
 def check(trace, name):
@@ -291,7 +294,63 @@ def test_memory_that_never_rises_may_be_the_workloads_own():
 def test_a_run_without_a_gpu_has_no_checks_of_one():
     trace = analyzed_trace_of({"activity": "host", "device": -1, "bucket": "attributed"}, gpus=())
     assert check(trace, "GPU activity").verdict == "limited"
-    assert not names_of(trace) & {"Throttling", "Clock", "Other processes", "Orphans"}
+    assert not names_of(trace) & {
+        "Throttling",
+        "Clock",
+        "Other processes",
+        "Orphans",
+        HOST_AND_GPU,
+    }
+
+
+def opened(folder, *early_us):
+    """Open a file of launches a millisecond apart, whose kernels begin so much before them."""
+    numbers = range(1, len(early_us) + 1)
+    calls = [launch(ts=1e3 * n, args={"correlation": n}) for n in numbers]
+    kernels = [
+        kernel(ts=1e3 * n - early, args={"correlation": n})
+        for n, early in zip(numbers, early_us, strict=True)
+    ]
+    return measured(read([write(folder, *calls, *kernels)]))
+
+
+def test_kernels_that_begin_after_their_launches_show_clocks_that_agree(tmp_path):
+    found = check(opened(tmp_path, -5, -8, -5), HOST_AND_GPU)
+    assert (found.verdict, found.evidence) == (
+        "good",
+        "0 of 3 activities whose launch was recorded began before it",
+    )
+
+
+def test_what_rounding_does_to_times_is_no_clock(tmp_path):
+    assert check(opened(tmp_path, 1, -5), HOST_AND_GPU).verdict == "good"
+
+
+def test_kernels_that_were_put_behind_their_launches_limit_what_lies_beside_the_host(tmp_path):
+    found = check(opened(tmp_path, 200, 180, -9), HOST_AND_GPU)
+    assert found.verdict == "limited"
+    assert found.evidence.startswith(
+        "2 of 3 activities whose launch was recorded began before it, which was put right"
+    )
+
+
+def test_kernels_farther_before_their_launches_than_clocks_are_off_are_bad(tmp_path):
+    found = check(opened(tmp_path, -5, 2e6, -5), HOST_AND_GPU)
+    assert (found.verdict, found.evidence) == (
+        "bad",
+        "1 of 3 activities whose launch was recorded began before it, by up to 2,000,000 µs",
+    )
+
+
+def test_without_launches_nothing_tells_whether_clocks_agree(tmp_path):
+    trace = measured(read([write(tmp_path, kernel(), kernel(ts=900))]))
+    assert check(trace, HOST_AND_GPU).verdict == "unknown"
+
+
+def test_of_two_launches_with_one_number_neither_tells_of_the_clock(tmp_path):
+    calls = [launch(ts=ts) for ts in (10, 5_000)]
+    trace = measured(read([write(tmp_path, *calls, kernel(ts=20))]))
+    assert check(trace, HOST_AND_GPU).verdict == "unknown"
 
 
 def test_one_rank_has_no_clocks_to_compare():

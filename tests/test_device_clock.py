@@ -134,6 +134,14 @@ def test_counters_move_along_and_what_the_host_sampled_stays():
     assert moved.samples["time_ns"].tolist() == [20 * MS + 40 * US, 20 * MS]
 
 
+def test_how_many_were_early_is_counted_over_all_that_were_moved():
+    launch_ns = np.arange(0, 100 * MS, MS)
+    first = activities(launch_ns[:60] - 40 * US)
+    second = activities(launch_ns[60:] - 70 * US, first=60, device=1)
+    moved = on_the_hosts_clock(trace_of(*first, *second, ranges=launches(launch_ns)))
+    assert moved.meta.counts["early_activities"] == 100
+
+
 def test_launches_of_another_process_move_nothing():
     launch_ns = np.arange(0, 100 * MS, MS)
     trace = launched(launch_ns + 5_000 * MS, launch_ns)

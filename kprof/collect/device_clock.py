@@ -62,12 +62,19 @@ def on_the_hosts_clock(trace: Trace) -> Trace:
         if rows["late_ns"].max() > MOST_OFF_NS:
             trace = _noted(trace, f"{told}: more than a clock is off, so nothing was moved.")
         else:
-            trace = _moved(trace, rank, device, rows, told)
+            trace = _counted(_moved(trace, rank, device, rows, told), num_early)
     return trace
 
 
 def _noted(trace: Trace, caveat: str) -> Trace:
     return replace(trace, meta=replace(trace.meta, caveats=(*trace.meta.caveats, caveat)))
+
+
+def _counted(trace: Trace, num_early: int) -> Trace:
+    """Count what began before its launch, which the times no longer tell."""
+    number = trace.meta.counts.get("early_activities", 0) + num_early
+    counts = {**trace.meta.counts, "early_activities": number}
+    return replace(trace, meta=replace(trace.meta, counts=counts))
 
 
 def _moved(trace: Trace, rank: object, device: object, rows: pd.DataFrame, told: str) -> Trace:

@@ -11,6 +11,7 @@ from kprof.analyze.steps import find_steps, time_steps
 from kprof.analyze.trust.check import Check, Verdict, checked, graded, percent
 from kprof.analyze.trust.surroundings import (
     check_clock,
+    check_host_clock,
     check_others,
     check_rank_clocks,
     check_throttling,
@@ -241,6 +242,7 @@ CHECKS: tuple[Callable[[Trace], Iterator[Check]], ...] = (
     check_throttling,
     check_clock,
     check_others,
+    check_host_clock,
     check_rank_clocks,
 )
 CHECKS_WITHOUT_TIMELINE = (_timeline, _work)

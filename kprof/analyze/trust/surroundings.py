@@ -1,10 +1,13 @@
-"""What went on around the workload while it was recorded: its GPU's clock, others, other ranks."""
+"""What surrounded the workload while it was recorded: its GPU's speed, others, whose clock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from kprof.analyze.energy import Series, around, devices_in, readings, throttle_shares
+from kprof.analyze.nesting import NO_ROW
 from kprof.analyze.trust.check import Check, Verdict, checked, graded, percent
 from kprof.device import HARMLESS_REASONS, THROTTLE_REASONS
 from kprof.trace import Trace
@@ -17,6 +20,8 @@ NEAR_NS = 500_000_000
 DRIVERS_BYTES = 2 << 30
 CONTEXT_BYTES = 64 << 20
 SOME_UTILIZATION = 5.0
+# What traces round their times to.
+ROUNDED_NS = 1_000
 
 NO_SAMPLES = "no sample of the GPU lies near the window"
 SAMPLE = "record with `kprof run`, which samples the GPU through NVML"
@@ -129,6 +134,51 @@ def _before_the_workload(trace: Trace, device: int) -> tuple[float, float] | Non
     utilization = readings(trace.samples, "nvml", "utilization_percent", device)
     busy = utilization.value[utilization.time_ns < until_ns]
     return float(used.value[0]), float(busy.max(initial=0.0))
+
+
+def check_host_clock(trace: Trace) -> Iterator[Check]:
+    """Grade whether activities begin before the calls that launched them, or did as recorded."""
+    if trace.is_host_only:
+        return
+    name = "Clocks of host and GPU"
+    meaning = (
+        "what the host did beside an activity is not known for sure, and with it causes of idle "
+        "time and predictions; durations hold"
+    )
+    late_ns = _lateness_of_launches(trace)
+    if not len(late_ns):
+        why = "of no activity the launch is known, so nothing tells whether it began before"
+        yield Check(name, "unknown", why, meaning, "record the host, too: activities=[CPU, CUDA]")
+        return
+    num_early = int((late_ns > ROUNDED_NS).sum())
+    # Of those that were put right none is early any more.
+    num_moved = trace.meta.counts.get("early_activities", 0)
+    verdict: Verdict = "bad" if num_early else "limited" if num_moved else "good"
+    told = (
+        f"{num_early or num_moved:,} of {len(late_ns):,} activities whose launch was recorded "
+        "began before it"
+    )
+    if num_early:
+        told += f", by up to {late_ns.max() / 1e3:,.0f} µs"
+    elif num_moved:
+        told += ", which was put right to within some µs: see the caveats"
+    remedy = "record once more, with `kprof run`, which keeps processes apart"
+    yield from checked(name, verdict, told, meaning, remedy)
+
+
+def _lateness_of_launches(trace: Trace) -> np.ndarray:
+    """Return how much later than an activity its launch began, in ns, of all that have one.
+
+    Of two launches with one number nobody can tell whose an activity is.
+    """
+    kernels, ranges = trace.kernels, trace.ranges
+    is_launch = (ranges["kind"] == "runtime") & ranges["correlation"].notna()
+    is_shared = ranges.loc[is_launch, ["rank", "correlation"]].duplicated(keep=False)
+    launches = np.flatnonzero(is_launch)[~is_shared.to_numpy()]
+    row = kernels["launch_row"].to_numpy(np.int64, na_value=NO_ROW)
+    is_launched = np.isin(row, launches)
+    launch_ns = ranges["start_ns"].to_numpy(np.int64)[row[is_launched]]
+    return np.asarray(launch_ns - kernels["start_ns"].to_numpy(np.int64)[is_launched])
 
 
 def check_rank_clocks(trace: Trace) -> Iterator[Check]:
