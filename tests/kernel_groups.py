@@ -1,8 +1,8 @@
 """Runs a kernel in Gluon whose programs wait for one another: numpy for tensors, a thread for each.
 
-What is asynchronous happens as late as it may: a copy into shared memory is made when it is waited
-for, with zeros for what is masked; until then there is nothing but NaN. Programs run in any order,
-half a store at a time.
+What is asynchronous happens as late as it may: a copy to or from shared memory is made when it is
+waited for, with zeros behind a tensor's end; until then there is nothing but NaN. Programs run in
+any order, half a store at a time.
 """
 
 import __future__
@@ -30,8 +30,8 @@ class Values(np.ndarray):
     def index(self, place):
         return self[int(place)]
 
-    def slice(self, start, length):
-        return self[start : start + length]
+    def slice(self, start, length, dim=0):
+        return self[(slice(None),) * dim + (slice(start, start + length),)]
 
     def load(self, layout):
         return self.copy()
@@ -55,6 +55,53 @@ class Pointer:
         return Pointer(self.array, self.at + step)
 
 
+class Described:
+    """What the copying hardware knows of rows of numbers: boxes of (1, rows, width) of them."""
+
+    layout = None
+
+    def __init__(self, rows, num_columns, box):
+        self.boxes = rows.reshape(-1, num_columns // box[-1], box[-1])
+        self.dtype = rows.dtype
+        nbytes = int(np.prod(box)) * rows.dtype.itemsize
+        self.block_type = SimpleNamespace(shape=list(box), nbytes=nbytes)
+
+    def at(self, place, num_rows):
+        row, first, _ = (int(one) for one in place)
+        return self.boxes[row, first : first + num_rows]
+
+
+class Barrier:
+    """One in shared memory, that counts bytes, and has phases."""
+
+    def __init__(self):
+        self.phase, self._bytes, self._copies = 0, 0, []
+
+    def expect(self, num_bytes):
+        assert not self._bytes, "what was requested here was not waited for"
+        self._bytes = num_bytes
+
+    def request(self, desc, place, block):
+        block[...] = np.nan
+        self._bytes -= desc.block_type.nbytes
+        self._copies.append((desc, place, block))
+
+    def wait(self, parity):
+        if self.phase % 2 != parity:
+            return
+        assert self._copies and not self._bytes, "waits for ever"
+        for desc, place, block in self._copies:
+            found = desc.at(place, block.shape[1])
+            block[...] = 0
+            block[0, : len(found)] = found
+        self.phase, self._copies = self.phase + 1, []
+
+
+class Barriers(list):
+    def index(self, place):
+        return self[int(place)]
+
+
 def _to(value, dtype, bitcast=False):
     value = np.asarray(value)
     return values(value.view(dtype) if bitcast else value.astype(dtype))
@@ -76,7 +123,7 @@ class Device:
 
     def __init__(self, program, num_programs, began):
         self._began = began
-        self._pending, self._groups = [], []
+        self._stores = []
         self.gl = SimpleNamespace(
             constexpr=lambda value: value,
             program_id=lambda axis: program,
@@ -99,9 +146,8 @@ class Device:
             thread_barrier=lambda: None,
             load=self._load,
             store=self._store,
-            allocate_shared_memory=lambda dtype, shape, layout: values(
-                np.full(shape, np.nan, dtype)
-            ),
+            allocate_shared_memory=self._allocate,
+            convert_layout=lambda x, layout: x,
             inline_asm_elementwise=lambda code, kinds, given, **about: values(np.fmax(*given)),
             float32=np.float32,
             int32=np.int32,
@@ -110,10 +156,18 @@ class Device:
             bfloat16=None,
             **dict.fromkeys(("SliceLayout", "BlockedLayout", "SwizzledSharedLayout"), _no_layout),
         )
-        self._copies = SimpleNamespace(
-            async_copy_global_to_shared=self._request,
-            commit_group=self._commit,
-            wait_group=self._wait,
+        self._mbarrier = SimpleNamespace(
+            MBarrierLayout=lambda: "barriers",
+            init=lambda barrier, count: None,
+            expect=lambda barrier, num_bytes: barrier.expect(num_bytes),
+            wait=lambda barrier, parity: barrier.wait(parity),
+        )
+        self._tma = SimpleNamespace(
+            async_copy_global_to_shared=lambda desc, at, barrier, smem: barrier.request(
+                desc, at, smem
+            ),
+            async_copy_shared_to_global=lambda *given: self._stores.append(given),
+            store_wait=self._end_stores,
         )
 
     def names(self):
@@ -125,7 +179,9 @@ class Device:
             "gl": self.gl,
             "tl": self.gl,
             "gluon": gluon,
-            "async_copy": self._copies,
+            "mbarrier": self._mbarrier,
+            "tma": self._tma,
+            "fence_async_shared": lambda: None,
             "_to": _to,
         }
 
@@ -147,20 +203,20 @@ class Device:
             pointer.array[half] = values_of_half
             time.sleep(0)
 
-    def _request(self, place, pointer, mask):
-        at, mask = np.broadcast_arrays(pointer.at, mask)
-        place[...] = np.nan
-        self._pending.append((place, pointer.array, at, mask))
+    def _allocate(self, dtype, shape, layout):
+        if layout == "barriers":
+            return Barriers(Barrier() for _ in range(shape[0]))
+        return values(np.full(shape, np.nan, dtype))
 
-    def _commit(self):
-        self._groups.append(self._pending)
-        self._pending = []
+    def _end_stores(self, most):
+        assert most == 0
+        for desc, at, block in self._stores:
+            place = desc.at(at, block.shape[1])
+            place[...] = block[0, : len(place)]
+        self._stores = []
 
-    def _wait(self, most):
-        while len(self._groups) > most:
-            for place, array, at, mask in self._groups.pop(0):
-                place[...] = 0
-                place[mask] = array[at[mask]]
+    def end(self):
+        assert not self._stores, "a program ends before its copies have begun to leave"
 
 
 def _no_layout(*about):
@@ -177,11 +233,13 @@ def run_together(modules, name, num_programs, *arguments):
     began = time.monotonic()
 
     def run(program):
-        names = Device(program, num_programs, began).names()
+        device = Device(program, num_programs, began)
+        names = device.names()
         with np.errstate(all="ignore"):
             for one in code:
                 exec(one, names)
             names[name](*given)
+        device.end()
 
     with ThreadPoolExecutor(num_programs) as pool:
         for done in [pool.submit(run, program) for program in range(num_programs)]:

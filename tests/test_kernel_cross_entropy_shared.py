@@ -16,16 +16,19 @@ from kprof.kernels._cross_entropy_operators import (
     operator_both_shared,
     operator_both_shared_over,
 )
+from kprof.kernels._launch import next_power_of_two
 from kprof.kernels.cross_entropy import KERNEL, cross_entropy
 from tests.kernel_checks import INTERPRETED, SHARED_BYTES, are_same, quiet_numpy  # noqa: F401
-from tests.kernel_groups import NUM_WARPS, run_together
+from tests.kernel_groups import NUM_WARPS, Described, run_together
 from tests.kernel_hopper import on_hopper
 
 pytestmark = INTERPRETED
-MODULES = "_cross_entropy_pieces", "_cross_entropy_letters", "_cross_entropy_shared"
+MODULES = "_tile_ring", *(f"_cross_entropy_{one}" for one in ("pieces", "letters", "shared"))
 LANES = 32 * NUM_WARPS
 # Rows, columns, programs of a row, groups of programs.
-SIZES = [(7, 1_024, 4, 1), (9, 8_200, 3, 2), (1, 1_024, 2, 1), (12, 520, 1, 4), (4, 12_000, 5, 2)]
+SIZES = [(7, 1_024, 4, 1), (9, 8_256, 3, 2), (1, 1_024, 2, 1), (12, 576, 1, 4), (4, 12_032, 5, 2)]
+# Of as many rows targets are read at once.
+SIZES += [(70, 512, 1, 1), (35, 1_024, 2, 1)]
 
 
 def drawn(rows, columns):
@@ -48,11 +51,14 @@ def run(logits, targets, group, groups, over=True, **options):
     losses, state = np.full(rows, np.nan, np.float32), np.full(2 * rows + 1, np.nan, np.float32)
     letters = np.zeros((rows, group), np.int64)
     tensors = given, targets, divisor, losses, state, gradient, letters.ravel()
+    tiles = next_power_of_two(-(-columns // (group * LANES * 8)))
+    described = (Described(given, columns, (1, tiles * LANES // 8, 64)),)
+    described += (Described(gradient, columns, (1, LANES // 8, 64)),)
     numbers = columns, columns, rows, groups
     chosen = options.get("ignore_index", -100), options.get("z_loss", 0.0)
-    constants = divisor is None, columns, group, LANES
+    constants = divisor is None, columns, group
     name = "losses_shared_kernel"
-    run_together(MODULES, name, group * groups, *tensors, *numbers, *chosen, *constants)
+    run_together(MODULES, name, group * groups, *tensors, *described, *numbers, *chosen, *constants)
     return losses, gradient.reshape(rows, columns), state[-1], letters
 
 
@@ -91,6 +97,17 @@ def test_ignored_rows_get_no_loss_and_a_gradient_of_zero(ignored):
     check(logits, targets, 2, 2)
 
 
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("before", [np.nan, np.inf, -np.inf, -1_000, 60_000], ids=str)
+def test_an_ignored_row_is_zeros_whatever_the_row_before_was(before, group):
+    logits, targets = drawn(6, 1_024)
+    logits[[0, 2]] = before
+    targets[[1, 3]] = -100
+    losses, gradient, _ = losses_of(logits, targets, group, 1, z_loss=1e-3)
+    assert not losses[[1, 3]].any()
+    assert not gradient[[1, 3]].any()
+
+
 def test_the_target_that_is_ignored_may_be_one_of_the_vocabulary():
     logits, targets = drawn(9, 1_024)
     targets[::3] = 5
@@ -98,19 +115,19 @@ def test_the_target_that_is_ignored_may_be_one_of_the_vocabulary():
 
 
 def test_a_given_divisor_takes_the_place_of_the_count_and_the_z_loss_is_added():
-    check(*drawn(4, 520), 2, 1, z_loss=1e-2, divisor=np.array([16.0], np.float32))
+    check(*drawn(4, 576), 2, 1, z_loss=1e-2, divisor=np.array([16.0], np.float32))
 
 
 def test_a_target_outside_the_vocabulary_makes_its_row_nan():
-    logits, targets = drawn(4, 520)
-    targets[1], targets[2] = 520, -3
+    logits, targets = drawn(4, 576)
+    targets[1], targets[2] = 576, -3
     losses, gradient, _ = losses_of(logits, targets, 2, 1)
     assert np.isnan(losses).tolist() == [False, True, True, False]
     assert np.isnan(gradient).all(1).tolist() == [False, True, True, False]
 
 
 def test_masked_columns_add_nothing():
-    logits, targets = drawn(4, 520)
+    logits, targets = drawn(4, 576)
     logits[:, 100:] = -np.inf
     logits[:2, :50] = np.finfo(np.float16).min
     check(logits, targets % 50 + 50, 3, 1)
@@ -118,7 +135,7 @@ def test_masked_columns_add_nothing():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_one_logit_that_is_no_number_makes_its_row_nan(bad):
-    logits, targets = drawn(4, 520)
+    logits, targets = drawn(4, 576)
     logits[2, 7] = bad
     losses, gradient, _ = losses_of(logits, targets, 2, 2)
     assert np.isnan(losses).tolist() == [False, False, True, False]
@@ -126,7 +143,7 @@ def test_one_logit_that_is_no_number_makes_its_row_nan(bad):
 
 
 def test_a_row_of_nothing_but_masked_logits_is_nan_as_in_torch():
-    logits, targets = drawn(4, 520)
+    logits, targets = drawn(4, 576)
     logits[1] = -np.inf
     losses, gradient, _ = losses_of(logits, targets, 2, 1)
     assert np.isnan(losses).tolist() == [False, True, False, False]
@@ -134,25 +151,25 @@ def test_a_row_of_nothing_but_masked_logits_is_nan_as_in_torch():
 
 
 def test_losses_keep_their_digits_far_from_zero():
-    logits, targets = drawn(4, 520)
+    logits, targets = drawn(4, 576)
     shifted = (np.round(logits * 4) / 4 + np.float16(1_000)).astype(np.float16)
     losses, _, _ = losses_of(shifted, targets, 2, 1)
     np.testing.assert_allclose(losses, expected_of(shifted, targets)[0], rtol=3e-7)
 
 
 def test_gradients_keep_their_digits_far_from_zero():
-    logits = np.full((1, 520), 50_000, np.float16)
+    logits = np.full((1, 576), 50_000, np.float16)
     logits[0, [7, 300]] = 60_000
     _, gradient, _ = losses_of(logits, np.array([7]), 2, 1)
     assert gradient[0, [7, 300]].tolist() == [-0.5, 0.5]
 
 
 def test_every_program_leaves_one_letter_about_its_piece():
-    logits, targets = drawn(3, 1_032)
-    logits[0, :520] = -np.inf
+    logits, targets = drawn(3, 1_088)
+    logits[0, :576] = -np.inf
     targets[0], targets[1] = 600, -100
     *_, letters = run(logits, targets, 2, 1)
-    pieces = logits[:, :520].astype(np.float64), logits[:, 520:].astype(np.float64)
+    pieces = logits[:, :576].astype(np.float64), logits[:, 576:].astype(np.float64)
     assert not letters[1].any()
     for row in 0, 2:
         for member, piece in enumerate(pieces):
@@ -196,7 +213,7 @@ def launched(monkeypatch):
 
 @pytest.mark.parametrize("operator", [operator_both_shared, operator_both_shared_over])
 def test_all_programs_of_whole_groups_begin_together(launched, operator):
-    logits = torch.zeros(7, 144, dtype=torch.bfloat16)
+    logits = torch.zeros(7, 192, dtype=torch.bfloat16)
     operator(logits, torch.zeros(7, dtype=torch.int64), None, -100, 0.0, 0.0, "none")
     # Of the four SMs that there are without a GPU.
     assert launched == [(4, {"num_warps": 32, "launch_cooperative_grid": True, "maxnreg": 64})]
@@ -204,12 +221,12 @@ def test_all_programs_of_whole_groups_begin_together(launched, operator):
 
 @pytest.mark.parametrize("odd", ["float32", "smoothing", "columns", "rows apart", "address"])
 def test_what_cannot_be_shared_is_swept_as_ever(launched, odd):
-    rows = torch.randn(3, 160, generator=torch.Generator().manual_seed(0))
+    rows = torch.randn(3, 192, generator=torch.Generator().manual_seed(0))
     rows = rows.to(torch.float32 if odd == "float32" else torch.float16)
     logits = {
-        "columns": rows[:, :136].contiguous(),
-        "rows apart": rows.flatten()[:456].view(3, 152)[:, :144],
-        "address": rows.flatten()[1:433].view(3, 144),
+        "columns": rows[:, :160].contiguous(),
+        "rows apart": rows.flatten()[:408].view(3, 136)[:, :128],
+        "address": rows.flatten()[1:385].view(3, 128),
     }.get(odd, rows)
     options = (-100, 0.1 if odd == "smoothing" else 0.0, 0.0, "sum")
     targets = torch.tensor([5, 0, 100])
@@ -219,7 +236,7 @@ def test_what_cannot_be_shared_is_swept_as_ever(launched, odd):
 
 
 def test_a_loss_without_a_gradient_is_swept_as_ever(launched):
-    logits, targets = torch.randn(3, 160), torch.tensor([5, 0, 100])
+    logits, targets = torch.randn(3, 192), torch.tensor([5, 0, 100])
     loss = cross_entropy(logits, targets, shares_rows=True)
     assert torch.equal(loss, cross_entropy(logits, targets))
     assert not launched
@@ -231,7 +248,7 @@ def test_the_provider_says_that_gluon_has_no_interpreter():
 
 
 def test_rows_are_shared_only_where_that_is_asked_for(launched):
-    logits = torch.zeros(2, 144, dtype=torch.bfloat16, requires_grad=True)
+    logits = torch.zeros(2, 192, dtype=torch.bfloat16, requires_grad=True)
     targets = torch.zeros(2, dtype=torch.int64)
     cross_entropy(logits, targets)
     assert not launched
@@ -239,7 +256,7 @@ def test_rows_are_shared_only_where_that_is_asked_for(launched):
     assert len(launched) == 1
 
 
-WIDTHS = [144, 32_000, 128_256, 151_936, 262_144]
+WIDTHS = [192, 32_000, 128_256, 151_936, 262_144]
 
 
 @pytest.fixture(scope="module")
@@ -277,23 +294,33 @@ def test_it_compiles_for_hopper_without_spilling_and_fits_an_sm(compiled, column
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_warps_wait_for_each_other_three_times_a_row_once_to_add_up(compiled, columns):
-    row = longest_loop(compiled[columns][-1])
+    row = row_of(compiled[columns][-1])
     barriers = places(row, "BAR.SYNC")
     assert len(barriers) == 3
-    # A warp's share goes to all others through shared memory, and nothing else; rows are copied.
-    (left,), (taken,) = places(row, "STS"), places(row, "LDS.64")
+    # A warp's share goes to all others through shared memory.
+    (left,), (taken,) = places(row, "STS.64"), places(row, "LDS.64")
     assert left < barriers[0] < taken < barriers[1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", WIDTHS)
-def test_the_targets_gradient_and_another_row_follow_when_all_are_through_with_one(
-    compiled, columns
-):
-    row = longest_loop(compiled[columns][-1])
-    through = places(row, "BAR.SYNC")[1]
-    assert min(places(row, "STG.E.U16")) > through > max(places(row, "STG.E.EF.128"))
-    assert min(places(row, "LDGSTS")) > through > max(places(row, "LDS.128"))
+def test_rows_come_and_most_of_their_gradients_leave_by_the_copying_hardware(compiled, columns):
+    row = row_of(compiled[columns][-1])
+    summed, requested, written = places(row, "BAR.SYNC")
+    # A row's place is free when all have summed it, not when its gradient has been written.
+    (request,) = places(row, "UTMALDG")
+    assert max(places(row, "LDS.128")) < summed < requested < request < min(places(row, "STS.128"))
+    boxes = places(row, "UTMASTG")
+    assert len(boxes) == len(places(row, "STS.128"))
+    assert max(places(row, "STS.128")) < places(row, "FENCE")[-1] < written < min(boxes)
+    # What they leave from is written again when it has been read, by all who copy.
+    assert places(row, "DEPBAR.LE SB0, 0x0")[0] < summed
+    # The last tile's gradient goes from registers where another piece follows.
+    vectors = -(-columns // 8 // programs_of_row(columns))
+    tiles = -(-vectors // 1_024)
+    assert len(boxes) + len(places(row, "STG.E.EF.128")) == tiles
+    assert len(boxes) >= tiles - 1
+    assert not places(row, "LDGSTS")
 
 
 def places(row, begin):
@@ -301,33 +328,43 @@ def places(row, begin):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [one for one in WIDTHS if programs_of_row(one) > 1])
-def test_nothing_that_is_loaded_is_waited_for_before_the_next_row_is_summed(compiled, columns):
-    row = longest_loop(compiled[columns][-1])
-    begin = next(place for place, one in enumerate(row) if one.startswith("BRA"))
-    loads = [one for one in row[:begin] if one.startswith("LDG.")]
-    last = max(place for place in range(begin) if row[place] in loads)
-    # Letters, one in a lane, and the next target's logit; the target of a row to come can be late.
-    assert sum(".STRONG." in one for one in loads) == 1
-    assert sum(".U16" in one for one in loads) == 1
-    names = [int(re.search(r" R(\d+),", one)[1]) for one in loads]
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_nothing_that_is_loaded_is_waited_for_before_a_row_is_summed(compiled, columns):
+    row = row_of(compiled[columns][-1])
+    begin = places(row, "SYNCS.PHASECHK")[0]
+    loads = [place for place in places(row, "LDG.") if place < begin]
+    # The next target's logit, and letters, one in a lane; targets only once in 32 rows.
+    loads = [place for place in loads if row[place].split()[0] != "LDG.E.64"]
+    assert len(loads) == (2 if programs_of_row(columns) > 1 else 1)
+    into = [re.match(r"(\S+) R(\d+),", row[place]) for place in loads]
+    names = [int(one[2]) + half for one in into for half in range(1 + (".64" in one[1]))]
     is_used = re.compile("|".join(rf"\bR{name}\b" for name in names)).search
-    used = next(place for place in range(last + 1, len(row)) if is_used(row[place]))
+    used = next(place for place in range(max(loads) + 1, len(row)) if is_used(row[place]))
     vectors = -(-columns // 8 // programs_of_row(columns))
-    assert exponentials_in(row[last:used]) >= 8 * -(-vectors // 1_024)
+    assert exponentials_in(row[max(loads) : used]) >= 8 * -(-vectors // 1_024)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_every_exponential_is_taken_once(compiled, columns):
+    row = row_of(compiled[columns][-1])
+    vectors = -(-columns // 8 // programs_of_row(columns))
+    # And a few for a lane, a warp, a program and the target.
+    assert 0 <= exponentials_in(row) - 8 * -(-vectors // 1_024) <= 8
 
 
 def exponentials_in(instructions):
     return sum(one.startswith("MUFU.EX2") for one in instructions)
 
 
-def longest_loop(code):
-    """Return the instructions of the longest loop, without predicates."""
+def row_of(code):
+    """Return the instructions of the loop over rows, without predicates.
+
+    It ends at the first branch behind the last copy; what waits in vain is outside.
+    """
     lines = re.findall(r"^(\.L\w+):|^\s+/\*[0-9a-f]{4,}\*/\s+(?:@\S+ )?\s*(.*?) *;", code, re.M)
     begins = {label: place for place, (label, _) in enumerate(lines) if label}
-    loops = [
-        lines[begins[to[1]] : place + 1]
-        for place, (_, one) in enumerate(lines)
-        if (to := re.match(r"BRA `\((\.L\w+)\)", one)) and begins[to[1]] < place
-    ]
-    return [one for label, one in max(loops, key=len) if not label]
+    sent = max(place for place, (_, one) in enumerate(lines) if one == "UTMACMDFLUSH")
+    end = next(place for place in range(sent, len(lines)) if lines[place][1].startswith("BRA"))
+    begin = begins[re.search(r"\.L\w+", lines[end][1])[0]]
+    return [one for label, one in lines[begin : end + 1] if not label]

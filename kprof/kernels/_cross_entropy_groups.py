@@ -7,12 +7,13 @@ cooperative one, which begins when there is room for all, one on an SM.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kprof.kernels._cross_entropy import Options, write_losses
-from kprof.kernels._launch import IS_INTERPRETED, Launcher, alignments
+from kprof.kernels._launch import IS_INTERPRETED, Launcher, alignments, next_power_of_two
 from kprof.kernels._rows import num_sms
 
 HOPPER = 9
@@ -21,9 +22,11 @@ WARPS = 32
 LANES = 32 * WARPS
 # All that so many threads can have; else the assembler may make do with half, for a second program.
 REGISTERS = 65_536 // LANES
-# What a thread loads at once, and how often it does so for one row at most: three rows then take
-# 192 of the 227 KB that a program may have.
+# What a thread loads at once, and how often it does so for one row at most: two rows, and the
+# gradient of one, then take 192 of the 227 KB that a program may have.
 VECTOR, MOST_TILES = 8, 4
+# Columns of a row of a box, in which gradients are copied: 128 bytes.
+WIDTH = 64
 
 
 def why_not_here() -> str:
@@ -63,9 +66,12 @@ def write_losses_shared(
     letters = None
     if group > 1:
         letters = torch.zeros(num_rows * group, dtype=torch.int64, device=logits.device)
-    tensors = (logits, targets, divisor, losses, state, dlogits, letters)
+    # A piece in a power of two of boxes.
+    boxes = next_power_of_two(-(-num_columns // (group * LANES * VECTOR)))
+    described = _describe(logits, boxes), _describe(dlogits, 1)
+    tensors = (logits, targets, divisor, losses, state, dlogits, letters, *described)
     strides = logits.stride(0), dlogits.stride(0)
-    constants = options.reduction == "mean", num_columns, group, LANES
+    constants = options.reduction == "mean", num_columns, group
     types = logits.device, logits.dtype, None if divisor is None else divisor.dtype
     key = types, *strides, constants, alignments((targets, divisor, losses, state))
     chosen = options.ignore_index, options.z_loss
@@ -75,13 +81,25 @@ def write_losses_shared(
 
 
 def _can_share(logits: Tensor, dlogits: Tensor, options: Options) -> bool:
-    """Tell whether all vectors of all rows are aligned, and all programs of a row can run."""
+    """Tell whether rows are of whole boxes, and aligned, and all programs of a row can run."""
     num_columns = logits.shape[1]
     steps = num_columns, logits.stride(0), dlogits.stride(0)
-    is_aligned = alignments((logits, dlogits), *steps) == 0
+    is_aligned = alignments((logits, dlogits), *steps) == 0 and num_columns % WIDTH == 0
     is_here = logits.device.type == "cuda"
     has_room = not is_here or programs_of_row(num_columns) <= num_sms(logits.device)
     return is_aligned and has_room and not options.smoothing and logits.dtype in DTYPES
+
+
+def _describe(rows: Tensor, boxes: int) -> Any:
+    """Return what the copying hardware is told of rows: so many boxes at a time."""
+    from kprof.kernels._gluon import TensorDescriptor, gl
+
+    num_rows, num_columns = rows.shape
+    dtype = gl.bfloat16 if rows.dtype == torch.bfloat16 else gl.float16
+    box = [1, boxes * LANES * VECTOR // WIDTH, WIDTH]
+    layout = gl.NVMMASharedLayout.get_default_for(box, dtype)
+    shape, strides = [num_rows, num_columns // WIDTH, WIDTH], [rows.stride(0), WIDTH, 1]
+    return TensorDescriptor(rows, shape, strides, box, layout)
 
 
 @cache

@@ -16,19 +16,18 @@ import triton.language as tl
 
 from kprof.kernels._cross_entropy_pieces import (
     LOG2_E,
-    STAGES,
     finite,
     highest_of,
+    nothing_left,
     sums_of,
-    wait_for_all_but,
 )
-from kprof.kernels._gluon import gl, gluon
+from kprof.kernels._gluon import gl, gluon, mbarrier, tma
 
 # A letter from nobody: a maximum of -inf, and a sum of -0.
 NOBODY = gl.constexpr(-(1 << 55) + (1 << 31))
 MINUS = gl.constexpr(1 << 31)
-# In the place of a target that does not count.
-IGNORED = gl.constexpr(-1)
+# In the place of a target that does not count; less than all others.
+IGNORED = gl.constexpr(-2)
 FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
@@ -50,21 +49,27 @@ def begin_letters(
     TILES: gl.constexpr,
     LANES: gl.constexpr,
 ):
-    """Wait for the first row's piece, leave a letter if it is shared; return where shares lie."""
+    """Where rows are shared, sum the first one's piece, and leave a letter.
+
+    Returns where shares lie, and what is left of the piece.
+    """
     shares_W = gl.allocate_shared_memory(gl.int64, [gl.num_warps()], FLAT)
-    wait_for_all_but(STAGES - 2)
+    left, phases = nothing_left(ring, TILES, LANES), 0
     if GROUP > 1:
-        sums = _sum(ring, 0, shares_W, target, count, LEAST, TILES, LANES)
-        _send(letters_MG, row, target, sums, GROUP)
+        highest, total, left, phases = _sum(
+            ring, 0, phases, shares_W, target, count, LEAST, TILES, LANES
+        )
+        _send(letters_MG, row, target, highest, total, GROUP)
         # What was read of the shares may be written over.
         gl.thread_barrier()
-    return shares_W
+    return shares_W, left, phases
 
 
 @gluon.jit
 def sums_of_row(
     ring,
-    stages,
+    stage,
+    phases,
     shares_W,
     letters_MG,
     rows,
@@ -75,28 +80,34 @@ def sums_of_row(
     TILES: gl.constexpr,
     LANES: gl.constexpr,
 ):
-    """Return a row's maximum and the sum about it; where it is shared, sum the next one meanwhile.
+    """Return a row's maximum, the sum about it, and what is left of the piece that is summed.
 
-    Of `stages`, `rows` and `targets` the first is this row's, the second the next one's.
+    That is this row's; where rows are shared, the next one's, summed while letters arrive. Of
+    `rows` and `targets` the first is this row's, the second the next one's.
     """
     if GROUP > 1:
         words_G = _receive(letters_MG, rows[0], targets[0] != IGNORED, GROUP)
-        sums = _sum(ring, stages[1], shares_W, targets[1], count, LEAST, TILES, LANES)
-        _send(letters_MG, rows[1], targets[1], sums, GROUP)
+        highest, total, left, phases = _sum(
+            ring, stage, phases, shares_W, targets[1], count, LEAST, TILES, LANES
+        )
+        _send(letters_MG, rows[1], targets[1], highest, total, GROUP)
         # Over the lanes: what a lane does alone, the assembler would do, and wait for the words,
         # before the next row is summed.
         while gl.min(words_G.to(gl.uint32), 0) == 0:
             words_G = _receive(letters_MG, rows[0], True, GROUP)
-        sums = _merge(words_G)
+        highest, total = _merge(words_G)
     else:
-        sums = _sum(ring, stages[0], shares_W, targets[0], count, LEAST, TILES, LANES)
-    return sums
+        highest, total, left, phases = _sum(
+            ring, stage, phases, shares_W, targets[0], count, LEAST, TILES, LANES
+        )
+    return highest, total, left, phases
 
 
 @gluon.jit
 def _sum(
     ring,
     stage,
+    phases,
     shares_W,
     target,
     count,
@@ -104,16 +115,22 @@ def _sum(
     TILES: gl.constexpr,
     LANES: gl.constexpr,
 ):
-    """Return the maximum of a row's piece, and the sum about it, if the row counts.
+    """Return the maximum of a row's piece, the sum about it, and what is left, if the row counts.
 
     No warp waits for another but once, when each has left its share.
     """
+    left = nothing_left(ring, TILES, LANES)
     if target != IGNORED:
-        highest_W, total_W = sums_of(ring, stage, count, LEAST, TILES, LANES)
+        mbarrier.wait(ring[1].index(stage), phases >> stage & 1)
+        phases ^= 1 << stage
+        highest_W, total_W, left = sums_of(ring, stage, count, LEAST, TILES, LANES)
         shares_W.store(_word(highest_W, total_W))
+    # Behind the barrier the boxes may be written again.
+    tma.store_wait(0)
     gl.thread_barrier()
     # Each warp reads all, one of each in a lane.
-    return _merge(shares_W.load(alike(gl.num_warps())))
+    highest, total = _merge(shares_W.load(alike(gl.num_warps())))
+    return highest, total, left, phases
 
 
 @gluon.jit
@@ -133,10 +150,10 @@ def _merge(words):
 
 
 @gluon.jit
-def _send(letters_MG, row, target, sums, GROUP: gl.constexpr):
+def _send(letters_MG, row, target, highest, total, GROUP: gl.constexpr):
     """Leave a letter about a row's piece for the other programs, if the row counts."""
     place = row.to(tl.int64) * GROUP + gl.program_id(0) % GROUP
-    gl.store(letters_MG + place, _word(sums[0], sums[1]), target != IGNORED)
+    gl.store(letters_MG + place, _word(highest, total), target != IGNORED)
 
 
 @gluon.jit

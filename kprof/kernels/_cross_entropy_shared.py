@@ -14,19 +14,20 @@ from kprof.kernels._cross_entropy_pieces import (
     LOG2_E,
     STAGES,
     VECTOR,
+    WIDTH,
+    empty_boxes,
     empty_ring,
     finite,
     request,
-    wait_for_all_but,
+    send_boxes,
     write_gradient,
-    write_zeros,
 )
-from kprof.kernels._gluon import gl, gluon
+from kprof.kernels._gluon import gl, gluon, tma
 
 # That a program counts at a time: so many that it seldom has to wait for them.
 TARGETS = gl.constexpr(4_096)
 # In the place of a target outside the vocabulary.
-NOWHERE = gl.constexpr(-2)
+NOWHERE = gl.constexpr(-1)
 
 
 @gluon.jit(do_not_specialize=["num_rows", "step", "ignore_index"])
@@ -38,6 +39,8 @@ def losses_shared_kernel(
     state_M21,
     dlogits_MV,
     letters_MG,
+    logits_desc,
+    dlogits_desc,
     stride: tl.int64,
     dstride: tl.int64,
     num_rows,
@@ -47,135 +50,172 @@ def losses_shared_kernel(
     IS_MEAN: gl.constexpr,
     COLUMNS: gl.constexpr,
     GROUP: gl.constexpr,
-    LANES: gl.constexpr,
 ):
-    """Write the loss of every row, its maximum and sum, and its gradient."""
-    VECTORS: gl.constexpr = (COLUMNS // VECTOR + GROUP - 1) // GROUP
-    TILES: gl.constexpr = (VECTORS + LANES - 1) // LANES
+    """Write the loss of every row, its maximum and sum, and its gradient.
+
+    `logits_desc` and `dlogits_desc` are boxes of (M, V // WIDTH, WIDTH).
+    """
+    VECTORS: gl.constexpr = _vectors_of(COLUMNS, GROUP)
     LEAST: gl.constexpr = COLUMNS // VECTOR - (GROUP - 1) * VECTORS
-    row, member, stage = gl.program_id(0) // GROUP, gl.program_id(0) % GROUP, 0
-    first, count = _piece(member, VECTORS, COLUMNS)
-    ring = empty_ring(logits_MV.dtype.element_ty, TILES, LANES)
-    pieces_M = logits_MV + first
-    target, following, third = _request_first(
-        ring, pieces_M, targets_M, row, step, stride, num_rows, ignore_index, count, COLUMNS, LANES
+    member = gl.program_id(0) % GROUP
+    count = gl.minimum(VECTORS, COLUMNS // VECTOR - member * VECTORS)
+    piece = (member * VECTORS * VECTOR, count)
+    logits = (logits_MV, stride, logits_desc)
+    gradient = (dlogits_MV, dstride, dlogits_desc)
+    how = (targets_M, num_rows, step, ignore_index, z_loss)
+    ring = empty_ring(logits_desc)
+    places_T = _places(how, gl.program_id(0) // GROUP, COLUMNS)
+    targets = _request_first(ring, logits_desc, places_T, how, piece, GROUP)
+    divisor = _divisor_of(divisor_1, targets_M, state_M21, num_rows, ignore_index, IS_MEAN)
+    results = (losses_M, state_M21, _scale_of(divisor))
+    places = (places_T, targets)
+    _walk(ring, letters_MG, logits, gradient, how, results, piece, places, COLUMNS, GROUP, LEAST)
+
+
+@gluon.jit
+def _walk(
+    ring,
+    letters_MG,
+    logits,
+    gradient,
+    how,
+    results,
+    piece,
+    places,
+    COLUMNS: gl.constexpr,
+    GROUP: gl.constexpr,
+    LEAST: gl.constexpr,
+):
+    """Sum this program's piece of every row and write it, of which the first are requested."""
+    LANES: gl.constexpr = 32 * gl.num_warps()
+    TILES: gl.constexpr = (_vectors_of(COLUMNS, GROUP) + LANES - 1) // LANES
+    # Rows that are summed ahead of the one that is written.
+    AHEAD: gl.constexpr = 1 if GROUP > 1 else 0
+    _, num_rows, step, _, _ = how
+    first, count = piece
+    places_T, targets = places
+    row = gl.program_id(0) // GROUP
+    # What lies behind a row is not written, but behind a piece lies another.
+    boxes = empty_boxes(gradient[2], TILES if GROUP == 1 else LEAST // LANES)
+    logit = _own_logit(logits, row, targets[0], piece)
+    shares_W, left, phases = begin_letters(
+        ring, letters_MG, row, targets[0], count, GROUP, LEAST, TILES, LANES
     )
-    logit = _own_logit(logits_MV, row, stride, target, first, count)
-    scale_1 = _scale_of(divisor_1, targets_M, state_M21, num_rows, ignore_index, IS_MEAN)
-    shares_W = begin_letters(ring, letters_MG, row, target, count, GROUP, LEAST, TILES, LANES)
+    if AHEAD:
+        targets += (_place(places_T, STAGES),)
+        request(ring, 0, logits[2], row + STAGES * step, first, targets[STAGES] != IGNORED)
+    # Else the compiler, which does not know that it is not needed, puts one into the loop.
+    gl.thread_barrier()
+    stage, turn = AHEAD, STAGES + AHEAD
     while row < num_rows:
-        # What is loaded here arrives while a row is summed. Between the load of a logit and what is
-        # written over it lies a barrier.
-        last = _target(targets_M, row + STAGES * step, num_rows, ignore_index)
-        following_logit = _own_logit(logits_MV, row + step, stride, following, first, count)
-        coming = gl.where(stage == STAGES - 1, 0, stage + 1)
-        highest, total = sums_of_row(
-            *(ring, (stage, coming), shares_W, letters_MG, (row, row + step), (target, following)),
+        coming = row + (STAGES + AHEAD) * step
+        if turn % 32 == 0:
+            places_T = _places(how, coming, COLUMNS)
+        # Arrives while a row is summed.
+        following_logit = _own_logit(logits, row + step, targets[1], piece)
+        highest, total, following_left, phases = sums_of_row(
+            *(ring, stage, phases, shares_W, letters_MG, (row, row + step), targets),
             *(count, GROUP, LEAST, TILES, LANES),
         )
-        about, is_own = finite(highest), _is_own(target, first, count)
-        factor, dtarget = _differentiate(logit, about, total, target, scale_1, z_loss)
-        # The first program tells of a row whose target is in no piece.
-        if is_own | ((member == 0) & (target < 0)):
-            _tell(losses_M, state_M21, row, num_rows, logit, about, total, z_loss, target)
-        drow_V = dlogits_MV + row.to(tl.int64) * dstride
-        _write(ring, stage, drow_V + first, target, count, about, factor, TILES, LANES)
-        # All warps are through with the row: its target's gradient may follow, and another row.
+        # All warps are through with what was summed: another row may take its place.
+        targets += (_place(places_T, turn % 32),)
+        request(ring, stage, logits[2], coming, first, targets[STAGES + AHEAD] != IGNORED)
+        if not AHEAD:
+            left = following_left
+        by = _conclude(results, row, how, targets[0], piece, logit, highest, total)
+        write_gradient(boxes, left, gradient, row, piece, targets[0] - first, by, TILES)
         gl.thread_barrier()
-        gl.store(drow_V + target, dtarget.to(drow_V.dtype.element_ty), is_own)
-        fourth = _place(last, ignore_index, COLUMNS)
-        request(ring, stage, pieces_M, row + STAGES * step, stride, fourth != IGNORED, count, LANES)
-        wait_for_all_but(STAGES - 2)
-        row, stage, logit = row + step, coming, following_logit
-        target, following, third = following, third, fourth
+        send_boxes(boxes, gradient[2], row, first)
+        row, stage, turn = row + step, (stage + 1) % STAGES, turn + 1
+        logit, left, targets = following_logit, following_left, targets[1:]
+    tma.store_wait(0)
+
+
+@gluon.constexpr_function
+def _vectors_of(columns, group):
+    """Return the vectors of all pieces but the last one, which may be shorter: rows of boxes."""
+    each = WIDTH // VECTOR
+    return -(-columns // (VECTOR * group * each)) * each
 
 
 @gluon.jit
-def _piece(member, VECTORS: gl.constexpr, COLUMNS: gl.constexpr):
-    """Return a piece's first column, and its vectors; the last one may be the shortest."""
-    count = gl.minimum(VECTORS, COLUMNS // VECTOR - member * VECTORS)
-    return member * VECTORS * VECTOR, count
+def _places(how, row, COLUMNS: gl.constexpr):
+    """Return where in the vocabulary targets are, or why nowhere: of this row and the next 31.
+
+    One in a lane; behind the last row there is none that counts.
+    """
+    targets_M, num_rows, step, ignore_index, _ = how
+    row_T = row + step * gl.arange(0, 32, alike(gl.num_warps()))
+    target_T = gl.load(targets_M + row_T, row_T < num_rows, other=ignore_index)
+    is_inside = (target_T >= 0) & (target_T < COLUMNS)
+    place_T = gl.where(is_inside, target_T.to(gl.int32), NOWHERE)
+    return gl.where(target_T == ignore_index, IGNORED, place_T)
 
 
 @gluon.jit
-def _request_first(
-    ring,
-    pieces_M,
-    targets_M,
-    row,
-    step,
-    stride,
-    num_rows,
-    ignore_index,
-    count,
-    COLUMNS: gl.constexpr,
-    LANES: gl.constexpr,
-):
-    """Begin to copy the pieces of the first three rows; return the places of their targets."""
-    target = _target(targets_M, row, num_rows, ignore_index)
-    following = _target(targets_M, row + step, num_rows, ignore_index)
-    third = _target(targets_M, row + 2 * step, num_rows, ignore_index)
-    request(ring, 0, pieces_M, row, stride, target != ignore_index, count, LANES)
-    request(ring, 1, pieces_M, row + step, stride, following != ignore_index, count, LANES)
-    request(ring, 2, pieces_M, row + 2 * step, stride, third != ignore_index, count, LANES)
-    target = _place(target, ignore_index, COLUMNS)
-    following = _place(following, ignore_index, COLUMNS)
-    return target, following, _place(third, ignore_index, COLUMNS)
+def _request_first(ring, logits_desc, places_T, how, piece, GROUP):
+    """Begin to copy the first rows' pieces; return where their targets are."""
+    targets = ()
+    for stage in gl.static_range(STAGES):
+        row = gl.program_id(0) // GROUP + stage * how[2]
+        targets += (_place(places_T, stage),)  # type: ignore[assignment]
+        request(ring, stage, logits_desc, row, piece[0], targets[stage] != IGNORED)
+    return targets
+
+
+@gluon.jit
+def _place(places_T, lane):
+    """Return what a lane holds; no other place is below `IGNORED`."""
+    lane_T = gl.arange(0, 32, alike(gl.num_warps()))
+    return gl.max(gl.where(lane_T == lane, places_T, IGNORED), 0)
+
+
+@gluon.jit
+def _conclude(results, row, how, target, piece, logit, highest, total):
+    """Store what is told of a row; return what its sum is about, and its derivatives.
+
+    Of a row that does not count nothing was summed: zeros about 0 whose sum is 1.
+    """
+    losses_M, state_M21, scale_1 = results
+    _, num_rows, _, _, z_loss = how
+    about = gl.where(target == IGNORED, 0.0, finite(highest))
+    total = gl.where(target == IGNORED, 1.0, total)
+    # The first program tells of a row whose target is in no piece.
+    if _is_own(target, piece) | ((piece[0] == 0) & (target < 0)):
+        _tell(losses_M, state_M21, row, num_rows, logit, about, total, z_loss, target)
+    factor, dtarget = _differentiate(logit, about, total, target, scale_1, z_loss)
+    return about, factor, dtarget
 
 
 @gluon.jit
 def _tell(losses_M, state_M21, row, num_rows, logit, about, total, z_loss, target):
-    """Store a row's loss, what its sum is about, and the sum; 0 and 1 if it does not count."""
+    """Store a row's loss, what its sum is about, and the sum."""
     log_total = gl.log(total)
     log_sum = about + log_total
     loss = log_total - (logit.to(gl.float32) - about) + z_loss * log_sum * log_sum
     gl.store(losses_M + row, gl.where(target == IGNORED, 0.0, loss))
     gl.store(state_M21 + row, about)
-    gl.store(state_M21 + num_rows + row, gl.where(target == IGNORED, 1.0, total))
+    gl.store(state_M21 + num_rows + row, total)
 
 
 @gluon.jit
-def _write(
-    ring, stage, dpiece_V, target, count, about, factor, TILES: gl.constexpr, LANES: gl.constexpr
-):
-    """Write a piece of the gradient: zeros for a row that does not count."""
-    if target == IGNORED:
-        write_zeros(dpiece_V, count, TILES, LANES)
-    else:
-        write_gradient(ring, stage, dpiece_V, count, about, factor, TILES, LANES)
-
-
-@gluon.jit
-def _target(targets_M, row, num_rows, ignore_index):
-    """Return a row's target; behind the last row there is none that counts."""
-    return gl.load(targets_M + row, row < num_rows, other=ignore_index)
-
-
-@gluon.jit
-def _place(target, ignore_index, COLUMNS: gl.constexpr):
-    """Return where in the vocabulary a target is, or why nowhere."""
-    is_inside = (target >= 0) & (target < COLUMNS)
-    place = gl.where(is_inside, target.to(gl.int32), NOWHERE)
-    return gl.where(target == ignore_index, IGNORED, place)
-
-
-@gluon.jit
-def _is_own(target, first, count):
+def _is_own(target, piece):
     """Tell whether a target is in this program's piece."""
+    first, count = piece
     return (target >= first) & (target < first + count * VECTOR)
 
 
 @gluon.jit
-def _own_logit(logits_MV, row, stride, target, first, count):
+def _own_logit(logits, row, target, piece):
     """Return the target's logit if it is in this program's piece, else NaN."""
+    logits_MV, stride, _ = logits
     row_V = logits_MV + row.to(tl.int64) * stride
-    return gl.load(row_V + target, _is_own(target, first, count), other=float("nan"))
+    return gl.load(row_V + target, _is_own(target, piece), other=float("nan"))
 
 
 @gluon.jit
-def _scale_of(divisor_1, targets_M, state_M21, num_rows, ignore_index, IS_MEAN: gl.constexpr):
+def _scale_of(divisor):
     """Return 1 / divisor in shared memory: a register for it would be one too many."""
-    divisor = _divisor_of(divisor_1, targets_M, state_M21, num_rows, ignore_index, IS_MEAN)
     scale_1 = gl.allocate_shared_memory(gl.float32, [1], FLAT)
     scale_1.store(gl.full([1], 1.0 / divisor, gl.float32, alike(gl.num_warps())))
     return scale_1
