@@ -22,7 +22,7 @@ from kprof.kernels._fp8_linear import route_of, run_on, to_input, to_weight
 from kprof.kernels._subject import subject_of
 from kprof.kernels.fp8_linear import KERNEL, STATED_ERROR, fp8_linear
 from kprof.kernels.quantize_fp8 import KERNEL as QUANTIZE
-from kprof.kernels.quantize_fp8 import quantize_fp8
+from kprof.kernels.quantize_fp8 import dequantize_fp8, quantize_fp8
 from tests.kernel_checks import (
     COMPILED,
     INTERPRETED,
@@ -131,6 +131,32 @@ def test_what_is_kept_goes_with_the_weight():
     del weight
     gc.collect()
     assert len(_fp8_weights._kept) == 0
+
+
+def test_a_peer_keeps_weights_by_their_version():
+    weight, made = given()[1], []
+    quantized = _fp8_weights.of_version(lambda one: made.append(one) or len(made))
+    assert [quantized(weight), quantized(weight)] == [1, 1]
+    weight.mul_(2)
+    assert quantized(weight) == 2
+    with torch.inference_mode():
+        passing = given()[1]
+        assert [quantized(passing), quantized(passing)] == [3, 4]
+
+
+def multiply_in_blocks(x, w, y):
+    (x, x_scale), (w, w_scale) = x, w
+    y.copy_(dequantize_fp8(x, x_scale, "1x128") @ dequantize_fp8(w, w_scale, "128x128").t())
+
+
+def test_deep_gemm_takes_all_that_a_layer_gets(monkeypatch):
+    fake = SimpleNamespace(fp8_gemm_nt=multiply_in_blocks)
+    monkeypatch.setitem(sys.modules, "deep_gemm", fake)
+    _, weight, bias = given()
+    x = rows(2, 3, 64, seed=4).half()
+    found = KERNEL.provider("deep-gemm").load()(x, weight, bias)
+    assert (found.shape, found.dtype) == ((2, 3, 32), torch.float16)
+    assert error_of(found, functional.linear(x, weight, bias)) < WITH_ROUGH_CASTS
 
 
 def test_tensors_made_in_inference_mode_are_quantised_in_every_call():

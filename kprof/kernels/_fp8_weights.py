@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from kprof.kernels.quantize_fp8 import quantize_fp8
+
+T = TypeVar("T")
 
 
 class _Kept(NamedTuple):
@@ -114,3 +118,23 @@ def _let_go(key: int) -> None:
     known = _kept.get(key)
     if known is not None:
         _kept[key] = known._replace(version=NONE)
+
+
+def of_version(make: Callable[[Tensor], T]) -> Callable[[Tensor], T]:
+    """Return `make` of a weight, called once for each version of it: peers' ways to keep weights.
+
+    What is made while a graph is captured, or of a weight without versions, is not kept.
+    """
+    kept = WeakIdKeyDictionary()
+
+    def made(weight: Tensor) -> T:
+        is_passing = weight.is_cuda and torch.cuda.is_current_stream_capturing()
+        if weight.is_inference() or is_passing:
+            return make(weight.detach())
+        mark = weight._version, weight.data_ptr()
+        known: tuple[object, T] | None = kept.get(weight)
+        if known is None or known[0] != mark:
+            kept[weight] = known = mark, make(weight.detach())
+        return known[1]
+
+    return made

@@ -6,7 +6,6 @@ are not needed, and its one bit less of mantissa would double the error.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn import functional
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels._fp8_linear import Route, forward, run_on, to_input, to_weight
 from kprof.kernels._fp8_weights import forget as forget
+from kprof.kernels._fp8_weights import of_version
 from kprof.kernels._operator import applied
 from kprof.kernels.fp8_gemm import LLAMA, WIDE
 from kprof.kernels.quantize_fp8 import quantize_fp8
@@ -96,12 +96,13 @@ def _torchao() -> Any:
     # What is written in C is not compiled.
     multiply = torch.compile(_reference, dynamic=False)
 
-    @cache
-    def quantized(weight: Tensor) -> Tensor:
+    def quantize(weight: Tensor) -> Tensor:
         layer = torch.nn.Linear(*reversed(weight.shape), bias=False, device="meta")
-        layer.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
         quantize_(layer, config)
         return layer.weight
+
+    quantized = of_version(quantize)
 
     def call(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         return multiply(x, quantized(weight), bias)
@@ -112,16 +113,14 @@ def _torchao() -> Any:
 def _deep_gemm() -> Any:
     from deep_gemm import fp8_gemm_nt
 
-    @cache
-    def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-        return quantize_fp8(weight.detach(), "128x128")
+    quantized = of_version(lambda weight: quantize_fp8(weight, "128x128"))
 
     def call(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if bias is not None:
-            raise NotImplementedError("a bias")
-        y = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
-        fp8_gemm_nt(quantize_fp8(x, "1x128"), quantized(weight), y)
-        return y
+        rows = x.reshape(-1, x.shape[-1])
+        y = torch.empty(rows.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
+        fp8_gemm_nt(quantize_fp8(rows, "1x128"), quantized(weight), y)
+        y = y if bias is None else y + bias
+        return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
 
     return call
 
