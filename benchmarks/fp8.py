@@ -1,25 +1,28 @@
 """FP8 products and linear layers beside torch's own and the installed peers', on one GPU.
 
 python benchmarks/fp8.py [fp8_linear | fp8_gemm ...] [--minutes 6]
+python benchmarks/fp8.py fp8_linear --again RESULT --gates GATES.json ...
 
 Each provider is measured in processes of its own, which compile beside each other, then measure one
 after the other, shape by shape: by replays of a CUDA graph over weights that L2 cannot hold. What
 counts for the linear layer: that it is never slower than whoever is fastest, how much faster it is
-than the better of DeepGEMM, cast included, and torchao compiled, and than bf16. The product alone
-is measured with scales for rows and, where a shape has a fourth number, in squares of 128.
+than the better of DeepGEMM, cast included, and torchao compiled, and than bf16; of our provider
+alone, and of the one that kprof would choose. The product alone is measured with scales for rows
+and, where a shape has a fourth number, in squares of 128. `--gates` are what `kprof kernels check
+KERNEL --provider NAME --json` told; `--again` sums an earlier result up anew, on any machine.
 """
 
 import argparse
 import dataclasses
 import datetime
 import json
-import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from evidence import RESULTS, row, write_evidence
+from evidence import RESULTS, hash_sources, row, write_evidence
+from fp8_reaches import gates_of, rows_of_reach
 from workers import Worker, questions, say
 
 from kprof.kernels import OURS, kernel_named
@@ -31,14 +34,9 @@ SOURCES = (
     *("kprof/kernels/*fp8*.py", "kprof/kernels/_bench.py", "kprof/kernels/_launch.py"),
     *("kprof/kernels/_tile_splits.py", "kprof/timing.py", "kprof/stopwatch.py"),
 )
+# Those that sum up: they may change behind a measurement.
+SUMS = ("benchmarks/fp8_reaches.py",)
 KERNELS = ("fp8_linear", "fp8_gemm")
-# Of the fastest provider's speed, on any shape; of the better peer's, over all shapes.
-NEVER_BELOW, OF_PEERS = 0.98, 1.25
-# Of bf16, for many rows; and the share of shapes with few rows where our own kernel is fastest.
-OF_BF16, MANY_ROWS = 1.6, 2_048
-FASTEST_SHARE, FEW_ROWS = 0.5, 128
-PEERS = ("deep-gemm", "torchao")
-OWN = (OURS, f"{OURS}-wide", f"{OURS}-tiles")
 # What a call takes the host is measured on this, which every provider takes.
 SMALL = (16, 256, 512)
 BLOCKED = 1
@@ -56,6 +54,8 @@ def main():
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--minutes", type=float, default=6.0, help="of all kernels together")
     parser.add_argument("--at-once", type=int, default=16, help="processes that compile")
+    parser.add_argument("--gates", nargs="*", type=Path, default=[], help="reports of the gate")
+    parser.add_argument("--again", type=Path, help="a result to sum up anew: nothing is measured")
     parser.add_argument("--shapes", nargs="*", help="such as 8x4096x4096; left out, all")
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     parser.add_argument("--work", default=None, help=argparse.SUPPRESS)
@@ -63,10 +63,33 @@ def main():
     if args.work:
         work_off(**json.loads(args.work))
         return
+    if args.again:
+        sum_up(args.again, args.gates)
+        return
     ends_s = time.monotonic() + 60 * args.minutes
     for number, name in enumerate(args.kernels):
         share_s = (ends_s - time.monotonic()) / (len(args.kernels) - number)
         measure(name, args, time.monotonic() + share_s)
+
+
+def sum_up(path, gates):
+    """Put a result's summary anew behind what was measured, and with its sources who summed up."""
+    result = json.loads(path.read_text())
+    name = result["what"]
+    rows = [one for one in result["rows"] if one["unit"] == "ns"]
+    summary = rows_of_reach(name, rows, gates_of(name, gates))
+    result |= {"rows": rows + summary, "sources": {**result["sources"], **hash_sources(SUMS)}}
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    print_reaches(name, summary)
+
+
+def print_reaches(name, rows):
+    """Print how far it is to what is to be reached, or why nothing can be."""
+    for one in rows:
+        if one["unit"] != "ns":
+            unjudged = ", ".join(one.get("not_judged", ()))
+            told = f"no gate of {unjudged}" if unjudged else f"to reach {one['reach']}"
+            print(f"{name} {one['name']}: {one['value']} {one['unit']}, {told}")
 
 
 def shapes_of(name, wanted=None):
@@ -83,11 +106,12 @@ def measure(name, args, ends_s):
     workers = started(kernel, shapes, args.at_once, ends_s)
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     path, versions = args.out / f"{name}_h200_{month}.json", versions_of(kernel.providers)
-    done, written_s = {}, time.monotonic()
+    done, written_s, gates = {}, time.monotonic(), gates_of(name, args.gates)
 
     def write():
-        rows = rows_of(kernel, shapes, done)
-        write_evidence(path, name, rows, SOURCES, commit=args.commit, versions=versions)
+        rows = rows_of(name, done, gates)
+        sources = SOURCES + SUMS
+        write_evidence(path, name, rows, sources, commit=args.commit, versions=versions)
         return rows
 
     for shape in shapes:
@@ -98,9 +122,7 @@ def measure(name, args, ends_s):
         if time.monotonic() - written_s > 10:
             write()
             written_s = time.monotonic()
-    for one in write():
-        if one["reach"] is not None:
-            print(f"{name} {one['name']}: {one['value']} {one['unit']}, to reach {one['reach']}")
+    print_reaches(name, write())
     for worker in set(workers.values()):
         worker.stop()
 
@@ -156,9 +178,8 @@ def line_of(shape, done, providers):
     return f"{'x'.join(map(str, shape)):18} us: {', '.join(shown)}"
 
 
-def rows_of(kernel, shapes, done):
+def rows_of(name, done, gates):
     """Return a row for each measurement, then what they come to together."""
-    times = {key: one.gpu_ns for key, one in done.items() if one.gpu_ns}
     rows = [
         row(
             f"{'x'.join(map(str, shape))}-{provider}",
@@ -173,43 +194,7 @@ def rows_of(kernel, shapes, done):
         )
         for (shape, provider), one in done.items()
     ]
-    return rows + rows_of_reach(kernel, shapes, times)
-
-
-def rows_of_reach(kernel, shapes, times):
-    """Return how far ours is from what it has to reach, over the shapes where it was measured."""
-    shapes = [shape for shape in shapes if (shape, OURS) in times]
-
-    def of(shape, names):
-        return min((times[shape, one] for one in names if (shape, one) in times), default=None)
-
-    everyone = [one.name for one in kernel.providers]
-    to_best = {shape: of(shape, everyone) / times[shape, OURS] for shape in shapes}
-    to_peers = [of(shape, PEERS) / times[shape, OURS] for shape in shapes if of(shape, PEERS)]
-    many = [shape for shape in shapes if shape[0] >= MANY_ROWS and (shape, "eager") in times]
-    to_bf16 = [times[shape, "eager"] / times[shape, OURS] for shape in many]
-    few = [shape for shape in shapes if shape[0] <= FEW_ROWS]
-    others = [one for one in everyone if one not in OWN]
-    own = [of(shape, OWN) <= (of(shape, others) or math.inf) for shape in few]
-    rows = []
-    if to_best:
-        worst = min(to_best, key=to_best.get)
-        where = "x".join(map(str, worst))
-        rows.append(row("to-best", to_best[worst], "x", "higher", NEVER_BELOW, shape=where))
-    if to_peers:
-        about = {"peers": PEERS, "num_shapes": len(to_peers)}
-        rows.append(row("to-peers", mean_of(to_peers), "x", "higher", OF_PEERS, **about))
-    if to_bf16 and kernel.name == "fp8_linear":
-        rows.append(row("to-bf16", min(to_bf16), "x", "higher", OF_BF16))
-    if own:
-        share = sum(own) / len(own)
-        rows.append(row("own-fastest", share, "of shapes", "higher", FASTEST_SHARE))
-    return rows
-
-
-def mean_of(ratios):
-    """Return their geometric mean."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return rows + rows_of_reach(name, rows, gates)
 
 
 if __name__ == "__main__":

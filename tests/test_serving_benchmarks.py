@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kprof.kernels import kernel_named
 from kprof.kernels._bench import Timed
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 FEW, MANY = (8, 4_096, 4_096), (4_096, 4_096, 4_096)
+JUDGED = dict.fromkeys(("kprof", "scaled-mm", "deep-gemm", "torchao"), True)
 
 
 @pytest.fixture
@@ -24,17 +24,33 @@ def timed(name, shape, gpu_ns, problem=""):
     return Timed(*about, gpu_ns=gpu_ns, problem=problem)
 
 
-def rows_by_name(benchmark, times):
+def rows_by_name(benchmark, times, gates=JUDGED):
     done = {(shape, name): timed(name, shape, ns) for (shape, name), ns in times.items()}
-    shapes = list(dict.fromkeys(shape for shape, _ in times))
-    rows = benchmark("fp8").rows_of(kernel_named("fp8_linear"), shapes, done)
+    rows = benchmark("fp8").rows_of("fp8_linear", done, gates)
     return {one["name"]: one for one in rows}
 
 
 def test_ours_is_held_against_the_fastest_of_each_shape(benchmark):
     times = {(FEW, "kprof"): 10.0, (FEW, "scaled-mm"): 9.0, (MANY, "kprof"): 10.0}
-    found = rows_by_name(benchmark, times)["to-best"]
+    found = rows_by_name(benchmark, times)["own-to-best"]
     assert (found["value"], found["met"], found["shape"]) == (0.9, False, "8x4096x4096")
+
+
+def test_the_routed_one_is_the_fastest_that_passes_the_gate(benchmark):
+    times = {(FEW, "kprof"): 10.0, (FEW, "scaled-mm"): 9.0, (MANY, "kprof"): 10.0}
+    found = rows_by_name(benchmark, times)["routed-to-best"]
+    assert (found["value"], found["met"]) == (1.0, True)
+    assert found["routed_to"] == {"scaled-mm": 1, "kprof": 1}
+    rejected = rows_by_name(benchmark, times, {"kprof": True, "scaled-mm": False})
+    assert rejected["routed-to-best"]["value"] == 0.9
+    assert rejected["routed-to-best"]["routed_to"] == {"kprof": 2}
+
+
+def test_who_is_chosen_without_a_gate_reaches_nothing(benchmark):
+    times = {(FEW, "kprof"): 10.0, (FEW, "scaled-mm"): 9.0}
+    found = rows_by_name(benchmark, times, {"kprof": True})["routed-to-best"]
+    assert (found["value"], found["reach"], found["met"]) == (1.0, None, None)
+    assert found["not_judged"] == ["scaled-mm"]
 
 
 def test_peers_count_by_the_better_one_where_it_was_measured(benchmark):
@@ -46,15 +62,33 @@ def test_peers_count_by_the_better_one_where_it_was_measured(benchmark):
         (MANY, "deep-gemm"): None,
         (MANY, "torchao"): 12.5,
     }
-    found = rows_by_name(benchmark, times)["to-peers"]
+    found = rows_by_name(benchmark, times)["own-to-peers"]
     assert (found["value"], found["num_shapes"]) == (pytest.approx((2 * 1.25) ** 0.5, rel=1e-3), 2)
 
 
 def test_bf16_is_the_standard_for_many_rows_alone(benchmark):
     times = {(FEW, "kprof"): 10.0, (FEW, "eager"): 10.0, (MANY, "kprof"): 10.0}
     found = rows_by_name(benchmark, {**times, (MANY, "eager"): 17.0})
-    assert (found["to-bf16"]["value"], found["to-bf16"]["met"]) == (1.7, True)
+    assert (found["own-to-bf16"]["value"], found["own-to-bf16"]["met"]) == (1.7, True)
     assert found["own-fastest"]["value"] == 1.0
+
+
+def test_a_result_is_summed_up_anew_from_what_was_measured(benchmark, tmp_path, capsys):
+    done = {(FEW, "kprof"): timed("kprof", FEW, 10.0), (FEW, "torchao"): timed("torchao", FEW, 8.0)}
+    rows = benchmark("fp8").rows_of("fp8_linear", done, {})
+    path, report = tmp_path / "result.json", tmp_path / "gate.json"
+    sources = {"kprof/kernels/fp8_linear.py": "as measured"}
+    path.write_text(json.dumps({"what": "fp8_linear", "sources": sources, "rows": rows}))
+    report.write_text(json.dumps([{"subject": "fp8_linear by torchao", "passed": False}]))
+    benchmark("fp8").sum_up(path, [report])
+    found = json.loads(path.read_text())
+    assert found["rows"][:2] == rows[:2]
+    assert len(found["rows"]) == len(rows)
+    routed = next(one for one in found["rows"] if one["name"] == "routed-to-peers")
+    assert (routed["routed_to"], routed["value"]) == ({"kprof": 1}, 0.8)
+    assert found["sources"]["kprof/kernels/fp8_linear.py"] == "as measured"
+    assert "benchmarks/fp8_reaches.py" in found["sources"]
+    assert "routed-to-peers: 0.8 x" in capsys.readouterr().out
 
 
 def test_a_process_that_said_nothing_leaves_a_time_that_is_missing(benchmark):
