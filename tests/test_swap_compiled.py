@@ -115,6 +115,18 @@ def test_an_exported_model_needs_no_kernels():
         assert "rms_norm" not in str(program.graph)
 
 
+def test_a_compiler_that_says_it_exports_every_graph_compiles_the_kernel(monkeypatch):
+    def is_exporting():
+        return torch.compiler.is_dynamo_compiling()
+
+    # As torch 2.11 does, whose `is_exporting` is true inside of all that it compiles.
+    monkeypatch.setattr(torch.compiler, "is_exporting", is_exporting)
+    model = nn.Sequential(Norm(8))
+    with swapped(model, "rmsnorm=aten") as swap:
+        torch.compile(model, backend="eager", fullgraph=True)(torch.ones(2, 8))
+    assert [one.provider for one in swap.sites[0].calls if one.is_compiled] == ["aten"]
+
+
 def test_a_copy_of_a_forward_does_not_get_the_graphs_of_the_original():
     model = nn.CrossEntropyLoss()
     x, y = torch.randn(3, 5), torch.tensor([1, 2, 3])

@@ -104,7 +104,7 @@ class Ways:
 
         def trace(*arguments: Any) -> Callable[..., Any] | None:
             x = arguments[0]
-            if torch.compiler.is_exporting() or is_forward_mode() or type(x) not in PLAIN:
+            if _is_exporting() or is_forward_mode() or type(x) not in PLAIN:
                 return None
             device = x.device.type
             cast = None
@@ -187,6 +187,12 @@ def cast_of(x: Tensor) -> torch.dtype | None:
     # On what has no autocast, such as meta, torch raises.
     is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if is_on else None
+
+
+@torch.compiler.assume_constant_result
+def _is_exporting() -> bool:
+    """Tell whether a graph is made to be exported; inside graphs, torch 2.11 says so of all."""
+    return torch.compiler.is_exporting()
 
 
 def _short(dtype: torch.dtype | None) -> str:
