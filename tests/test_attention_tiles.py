@@ -7,8 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
+import kprof.kernels._attention_ring as ring
 from kprof.kernels._attention import Options
-from kprof.kernels._attention_ring import lengths_of, programs_for
+from kprof.kernels._attention_ring import lengths_of, programs_for, ring_for
 from kprof.kernels._tile_order import tile_at, turn_of, turns_of
 from kprof.kernels._tile_reach import reach_of
 from tests.kernel_checks import INTERPRETED
@@ -99,3 +100,23 @@ def test_as_many_programs_run_as_end_soonest():
     assert programs_for((1, 2, 3, 4), 16, 4, 9) == 8
     assert programs_for((4, 4, 4, 4), 16, 4, 9) == 9
     assert programs_for((1, 2), 2, 2, 9) == 4
+
+
+def test_three_warpgroups_compute_long_narrow_heads_that_do_not_see_all():
+    assert [ring_for(64, queries, False).groups for queries in (8_191, 8_192)] == [2, 3]
+    assert [ring_for(dim, 8_192, True).groups for dim in (64, 128)] == [2, 2]
+    assert ring_for(128, 8_192, False).groups == 2
+
+
+def test_fewer_heads_share_the_cache_where_every_query_sees_every_key():
+    assert ring_for(128, 2_048, True).kept_bytes < ring_for(128, 2_048, False).kept_bytes
+    assert (ring_for(128, 2_048, True).holds, ring_for(128, 2_048, False).holds) == (False, True)
+
+
+def test_a_call_gets_the_schedule_for_what_its_queries_see(monkeypatch):
+    found = []
+    monkeypatch.setattr(ring, "attend_in_ring", lambda *about: found.append(about[-1]))
+    q = torch.zeros(1, 2, 70, 128)
+    for is_causal, window in ((True, 0), (False, 0), (False, 9), (False, 70)):
+        ring.run_ring(q, q, q, None, None, Options(1.0, is_causal, window, 70))
+    assert found == [ring_for(128, 70, sees_all) for sees_all in (False, True, False, True)]

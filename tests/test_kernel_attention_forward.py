@@ -275,6 +275,7 @@ ON_HOPPER = """
 import json, torch
 from unittest.mock import patch
 from kprof.kernels import _ahead
+from kprof.kernels._attention_ring import REGISTERS, ring_for
 from kprof.kernels.attention_forward import KERNEL
 from tests.kernel_code import powers_beside_values
 
@@ -285,14 +286,18 @@ def kept(kernel):
     ptx = kernel.asm["ptx"]
     kinds = ("wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg.dec", "bar.sync 9, 256")
     counts = [ptx.count(kind) > 0 for kind in kinds]
-    about = [binary.num_registers, binary.spilled_bytes, binary.shared_bytes, counts]
-    found.append([*about, powers_beside_values(binary)])
+    spared = REGISTERS[ring.groups][0] - binary.num_registers
+    about = [spared, binary.spilled_bytes, binary.shared_bytes, counts]
+    found.append([*about, ring.holds, powers_beside_values(binary)])
     return binary
 
 attend = KERNEL.provider("kprof-hopper").load()
-calls = [(dim, torch.bfloat16, c, 0) for dim in (64, 128, 256) for c in (True, False)]
-for dim, dtype, causal, window in (*calls, (128, torch.float16, True, 100)):
-    q, k = torch.zeros(1, 4, 300, dim, dtype=dtype), torch.zeros(1, 2, 300, dim, dtype=dtype)
+calls = [(300, dim, torch.bfloat16, c, 0) for dim in (64, 128, 256) for c in (True, False)]
+calls += [(300, 128, torch.float16, True, 100), (8192, 64, torch.bfloat16, True, 0)]
+for queries, dim, dtype, causal, window in calls:
+    q = torch.zeros(1, 4, queries, dim, dtype=dtype)
+    k = torch.zeros(1, 2, 300, dim, dtype=dtype)
+    ring = ring_for(dim, queries, not (causal or window))
     with patch.object(_ahead, "_read", kept):
         _ahead.compile_ahead(lambda: attend(q, k, k, causal, window))
 print(json.dumps(found))
@@ -302,10 +307,10 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_on_hopper_warps_are_specialised_and_nothing_spills():
     found = json.loads(on_hopper(ON_HOPPER))
-    assert len(found) == 7
-    for num_registers, spilled_bytes, shared_bytes, has, powers in found:
-        assert (num_registers, spilled_bytes, has) == (168, 0, 4 * [True])
+    assert [one[4] for one in found] == [True, True, True, False, True, True, True, False]
+    for spared, spilled_bytes, shared_bytes, has, holds, powers in found:
+        assert (spared, spilled_bytes, has) == (0, 0, 4 * [True])
         assert shared_bytes <= 227 * 1024
         # A thread's: half of a block of 64 or 128 keys, and what two rows shrink by.
         assert len(powers) >= 2
-        assert all(one in (34, 66) for one in powers)
+        assert all(one in (34, 66) for one in powers) or not holds

@@ -25,8 +25,11 @@ ROWS = 64
 REGISTERS = {2: (168, 240), 3: (128, 160)}
 # What a tile takes beside its blocks of keys, in such blocks: an estimate.
 TILE_COST = 1.2
-# Of L2, for the keys and values of heads that are worked off together.
+# Of L2, for the keys and values of heads that are worked off together; and where all are as long.
 KEPT_BYTES = 32 << 20
+FEW_KEPT_BYTES = 4 << 20
+# Queries from which on three warpgroups are faster, for heads of 64, where later keys are not seen.
+MANY_QUERIES = 8_192
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,24 @@ class Ring:
     """Warpgroups that compute."""
     holds: bool = True
     """Whether powers are computed before the wait for the values before them."""
+    kept_bytes: int = KEPT_BYTES
 
 
-def ring_for(dim: int) -> Ring:
-    """Return the schedule for heads of this dimension; none was measured."""
+def ring_for(dim: int, num_queries: int, sees_all: bool) -> Ring:
+    """Return the schedule that was the fastest on an H200, of those that were tried.
+
+    Args:
+        dim: Of a head.
+        num_queries: Of a sequence.
+        sees_all: Whether every query sees every key, so that all tiles are as long.
+    """
+    # Three are faster where all is seen, too, but spill there.
+    if dim <= 64 and num_queries >= MANY_QUERIES and not sees_all:
+        return Ring(128, 4, groups=3, holds=False)
     if dim <= 64:
         return Ring(128, 4)
+    if dim <= 128 and sees_all:
+        return Ring(128, 2, holds=False, kept_bytes=FEW_KEPT_BYTES)
     return Ring(128, 2) if dim <= 128 else Ring(64, 2, has_room=False)
 
 
@@ -81,7 +96,10 @@ def run_ring(
     if q_starts is not None or not k.numel() or not q.numel():
         return run_tiled(q, k, v, q_starts, k_starts, options)
     y, lse = empty_results(q)
-    attend_in_ring(q, k, v, None, y, lse, options, ring or ring_for(q.shape[3]))
+    if ring is None:
+        bounds = options.bounds(q.shape[2], k.shape[2])
+        ring = ring_for(q.shape[3], q.shape[2], bounds == (None, None))
+    attend_in_ring(q, k, v, None, y, lse, options, ring)
     return y, lse
 
 
@@ -118,7 +136,7 @@ def attend_in_ring(
         *(is_narrow, most_registers),
     )
     numbers = (num_queries, k.shape[2], left or 0, right or 0, num_heads)
-    together = _together(k, group, num_heads)
+    together = _together(k, group, num_heads, ring.kept_bytes)
     rows = (ROWS, ring.keys, dim if is_narrow else ring.keys, ROWS)
     descs = tuple(describe(x, n) for x, n in zip((q, k, v, y), rows, strict=True))
     of_tile = (ROWS * ring.groups, ring.keys, left, right)
@@ -132,10 +150,10 @@ def attend_in_ring(
     _launcher()(key, grid, arguments, {"num_warps": 4, "maxnreg": registers})
 
 
-def _together(k: Tensor, group: int, num_heads: int) -> int:
+def _together(k: Tensor, group: int, num_heads: int, kept_bytes: int) -> int:
     """Return how many heads are worked off together, so that L2 holds what they read."""
     bytes_of_head = 2 * k.shape[2] * k.shape[3] * k.element_size()
-    return min(num_heads, group * max(1, KEPT_BYTES // bytes_of_head))
+    return min(num_heads, group * max(1, kept_bytes // bytes_of_head))
 
 
 @lru_cache(MOST_CALLS)
