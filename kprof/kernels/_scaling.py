@@ -10,7 +10,8 @@ from torch import Tensor
 from kprof.kernels._launch import Launcher, alignments, kind_of
 from kprof.kernels._operator import define
 
-ELEMENTS_PER_SUM = 1_024
+# As many as most calls have, so that a program waits for memory once.
+ELEMENTS_PER_SUM = 8_192
 ELEMENTS_PER_PROGRAM = 4_096
 # Enough to be fast, and few where there is nothing to do.
 MOST_PROGRAMS = 1_056
@@ -61,7 +62,7 @@ def write_reduced(losses: Tensor, state: Tensor, loss: Tensor) -> None:
         return
     key = losses.device, alignments(tensors)
     arguments = (*tensors, losses.shape[0], ELEMENTS_PER_SUM)
-    _launch_reduced(key, 1, arguments, {"num_warps": 4}, call=call, tensors=tensors)
+    _launch_reduced(key, 1, arguments, {"num_warps": 16}, call=call, tensors=tensors)
 
 
 def scale_once(gradient: Tensor, dloss: Tensor) -> Tensor:
