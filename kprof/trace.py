@@ -15,6 +15,7 @@ import pandas as pd
 
 from kprof.device import Device
 from kprof.finding import Diagnosis
+from kprof.notes import CompiledCode, NodeNote
 
 Table = Literal["kernels", "ranges", "samples", "idle"]
 
@@ -69,7 +70,7 @@ KERNELS: tuple[Column, ...] = (
     Column("step", "Int64", "", "attribute", "Number of the step as the workload counts them, from 0."),
     Column("range", "category", "", "attribute", "Innermost range that a user or a library named."),
     Column("bucket", "category", "", "attribute", "attributed, orphan (no launch record), graph (replayed, node not named) or unlinked (launched outside every operator and range)."),
-    Column("attributed_by", "category", "", "attribute", "How the operator or range was found: nesting (open on the thread that launched it), external id (recorded), capture (nesting where its CUDA graph was captured), or the compiler's notes: of the module, and of the operator too where a CUDA graph replayed it (compiled); missing when not attributed."),
+    Column("attributed_by", "category", "", "attribute", "How the operator or range was found: nesting (open on the thread that launched it), external id (recorded), capture (nesting where its CUDA graph was captured), annotation (range or module, by what torch noted of the graph's node), or the compiler's notes: of the module, and of the operator too where a CUDA graph replayed it (compiled); missing when not attributed."),
     Column("kind", "category", "", "classify", "gemm, attention, convolution, norm, softmax, elementwise, reduction, embedding, indexing, copy, set, optimizer, collective, loss, sort, random, other."),
     Column("dtype", "category", "", "classify", "Type of the operands: bf16, fp16, fp32, tf32, fp8, int8, …; missing when nothing tells."),
     Column("flops", "Int64", "flop", "roofline", "This row's part of what its operator needs mathematically."),
@@ -193,26 +194,6 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class CompiledLaunch:
-    """A kernel or an operator that generated code launches."""
-
-    name: str
-    stacks: tuple[tuple[tuple[str, ...], ...], ...] = ()
-    """For each operator in it the modules around it, outermost first: once for each module that the
-    code may serve, as one piece does for all layers of a class. Empty where nothing was noted."""
-
-
-@dataclass(frozen=True)
-class CompiledCode:
-    """What a compiler generated of one graph; ranges around its calls name it by a key."""
-
-    keys: tuple[str, ...]
-    launches: tuple[CompiledLaunch, ...]
-    is_in_order: bool
-    """Whether a call launches all of them, one after another as listed."""
-
-
-@dataclass(frozen=True)
 class Meta:
     """What was recorded, on what, by whom, and what this trace cannot answer."""
 
@@ -236,6 +217,8 @@ class Meta:
     recording: Recording | None = None
     compiled: tuple[CompiledCode, ...] = ()
     """What the workload's compiler noted of the code that it generated."""
+    graph_notes: tuple[NodeNote, ...] = ()
+    """What torch noted of the nodes of CUDA graphs, where the trace tells it."""
     device: Device | None = None
     """Ceilings that the roofline is drawn against; None where nobody knows the device."""
     what_if: tuple[Prediction, ...] = ()

@@ -1,12 +1,16 @@
 """What CUDA graphs replay is named by what was captured into them."""
 
+from dataclasses import replace
+
 import pytest
 
 from kprof.analyze.attribute import add_attribution
 from kprof.analyze.launches import count_launches
 from kprof.analyze.ledger import balance
+from kprof.collect.merge import merge
 from kprof.collect.readers import kineto
 from kprof.collect.readers._graphs import _timed, add_captures
+from kprof.notes import NodeNote
 from tests import kineto_files
 from tests.traces import trace_of
 
@@ -129,6 +133,16 @@ def test_calls_of_a_capture_without_times_lie_in_their_operators_in_their_order(
     assert set(calls["thread"]) == {1}
 
 
+def test_a_call_without_a_time_lies_in_no_operator_inside_its_own():
+    """The call before it is one of `innermost`, which ends before `inner` does."""
+    trace = untimed_capture()
+    innermost = {"rank": 0, "thread": 1, "kind": "op", "name": "innermost", "external_id": 9}
+    innermost |= {"start_ns": 1210, "duration_ns": 10}
+    rows = [*trace.ranges.to_dict("records"), innermost]
+    rows[6]["external_id"] = 9
+    assert _timed(trace_of(ranges=rows)).ranges["start_ns"].iloc[[6, 5]].tolist() == [1210, 1300]
+
+
 def test_a_launch_before_the_capture_is_none_of_its_calls():
     assert _timed(untimed_capture()).ranges["start_ns"].iloc[3] == 0
 
@@ -169,3 +183,60 @@ def test_a_step_within_a_capture_is_none(tmp_path):
     ranges = add_captures(kineto.read(window), tmp_path).ranges
     assert ranges["name"][ranges["kind"] == "step"].tolist() == ["12"]
     assert ranges["name"][ranges["kind"] == "phase"].tolist() == ["forward"]
+
+
+def noted(graph_node, **said):
+    return kineto_files.kernel(ts=30, args={"graph node id": graph_node, **said})
+
+
+def texts(column):
+    return column.astype(object).fillna("").tolist()
+
+
+def annotated(folder, *kernels, **around):
+    launch = kineto_files.launch(ts=20, name="cudaGraphLaunch")
+    return kineto.read(kineto_files.write(folder, launch, *kernels, **around))
+
+
+@pytest.mark.parametrize("key", ["name", "str"], ids=["since torch 2.14", "torch 2.12 and 2.13"])
+def test_a_replay_is_in_the_ranges_and_modules_that_torch_noted_of_its_nodes(tmp_path, key):
+    kernels = add_attribution(
+        annotated(
+            tmp_path,
+            noted(8, **{key: "phase A"}),
+            noted(9, module_fqn="layers.0"),
+            noted(10),
+        )
+    ).kernels
+    assert texts(kernels["range"]) == ["phase A", "", ""]
+    assert texts(kernels["module"]) == ["", "layers.0", ""]
+    assert texts(kernels["attributed_by"]) == ["annotation", "annotation", ""]
+    assert kernels["bucket"].tolist() == ["attributed", "attributed", "graph"]
+    assert kernels["op"].isna().all()
+
+
+def test_what_looks_like_a_note_and_is_none_of_a_graphs_node_names_nothing(tmp_path):
+    trace = annotated(tmp_path, noted(0, name="phase A"), noted(8, name=5), noted(9, name=None))
+    assert trace.meta.graph_notes == ()
+    assert not any("streams" in caveat for caveat in trace.meta.caveats)
+
+
+def test_a_caveat_tells_that_torch_lays_what_it_noted_on_other_streams(tmp_path):
+    caveats = annotated(tmp_path, noted(8, name="phase A")).meta.caveats
+    assert any("streams of its own choice" in caveat for caveat in caveats)
+
+
+def test_nodes_of_several_ranks_that_share_a_number_keep_their_own_notes(tmp_path):
+    traces = [
+        annotated(tmp_path, noted(8, name=name), name=f"{name}.json") for name in ("one", "two")
+    ]
+    kernels = add_attribution(merge(traces, "both")).kernels
+    assert kernels["range"].tolist() == ["one", "two"]
+
+
+def test_what_the_capture_names_is_not_named_by_notes():
+    trace = trace_of(*replayed(5_100, 9, graph_node=3), ranges=CAPTURE + replay(5_000, 9))
+    notes = (NodeNote(rank=0, node=3, range="phase A"),)
+    kernels = add_attribution(replace(trace, meta=replace(trace.meta, graph_notes=notes))).kernels
+    assert set(kernels["attributed_by"]) == {"capture"}
+    assert kernels["range"].isna().all()

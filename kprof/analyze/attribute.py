@@ -14,7 +14,7 @@ import pandas as pd
 
 from kprof.analyze.autograd import is_evaluation, is_node, made_by
 from kprof.analyze.compiled import Compiled, Places, find_compiled
-from kprof.analyze.graphs import captured_calls
+from kprof.analyze.graphs import captured_calls, noted_names
 from kprof.analyze.ledger import is_graph_launch_name
 from kprof.analyze.nesting import NO_ROW, look_up, nearest, parents
 from kprof.analyze.steps import number_in
@@ -56,14 +56,17 @@ def add_attribution(trace: Trace) -> Trace:
     launched = compiled.launched.copy()
     launched[~is_graph] = None
     is_compiled = pd.notna(compiled.module) | pd.notna(launched)
+    noted_range, noted_module = noted_names(trace, is_graph & pd.isna(launched))
+    is_noted = pd.notna(noted_range) | pd.notna(noted_module)
     bucket = np.select(
-        [launch == NO_ROW, is_graph & pd.isna(launched), is_named | is_graph],
+        [launch == NO_ROW, is_graph & pd.isna(launched) & ~is_noted, is_named | is_graph],
         ["orphan", "graph", "attributed"],
         "unlinked",
     )
     attributed_by = np.where(by_external_id, "external id", "nesting").astype(object)
     attributed_by[captured != NO_ROW] = "capture"
     attributed_by[is_compiled] = "compiled"
+    attributed_by[is_noted] = "annotation"
     attributed_by[bucket != "attributed"] = None
     op = np.where(is_graph, NO_ROW, op)
     # A graph may hold a whole step, and a sum all of a run: neither's place tells a phase.
@@ -72,13 +75,13 @@ def add_attribution(trace: Trace) -> Trace:
     return trace.with_ranges(parent=_nullable(parent)).with_kernels(
         launch_row=_nullable(launch),
         op_row=_nullable(op),
-        op=_or_launched(_names(ranges, op), launched),
-        module=pd.Categorical(np.where(pd.notna(compiled.module), compiled.module, around)),
+        op=_or_told(_names(ranges, op), launched),
+        module=_or_told(_or_told(around, compiled.module), noted_module),
         fused_modules=pd.Categorical(compiled.fused),
         phase=phase,
         step=_steps(ranges, launch),
         recomputed=_is_recomputed(tree, inner),
-        range=_names(ranges, user_range),
+        range=_or_told(_names(ranges, user_range), noted_range),
         bucket=pd.Categorical(bucket),
         attributed_by=pd.Categorical(attributed_by),
     )
@@ -275,11 +278,11 @@ def _names(ranges: pd.DataFrame, rows: np.ndarray) -> pd.Categorical:
     return pd.Categorical.from_codes(compact, categories=ranges["name"].cat.categories[used])
 
 
-def _or_launched(op: pd.Categorical, launched: np.ndarray) -> pd.Categorical:
-    """Return the operators, and what generated code launched where a graph's replay hides them."""
-    if pd.isna(launched).all():
-        return op
-    return pd.Categorical(np.where(pd.notna(launched), launched, op))
+def _or_told(names: pd.Categorical, told: np.ndarray) -> pd.Categorical:
+    """Return the names, and where the compiler or torch told another, that one."""
+    if pd.isna(told).all():
+        return names
+    return pd.Categorical(np.where(pd.notna(told), told, names))
 
 
 def _nullable(rows: np.ndarray) -> pd.arrays.IntegerArray:

@@ -18,7 +18,8 @@ import pandas as pd
 
 from kprof.analyze.ledger import is_graph_launch_name
 from kprof.analyze.nesting import NO_ROW, nearest
-from kprof.trace import CompiledCode, CompiledLaunch, Trace
+from kprof.notes import CompiledCode, CompiledLaunch
+from kprof.trace import Trace
 
 _CALL = re.compile(r"## Call CompiledFxGraph (\S+) ##")
 # Kernels of libraries that add up what the one before has left in parts.

@@ -1,8 +1,9 @@
-"""CUDA graphs: which call put each replayed activity into its graph, while that was captured.
+"""CUDA graphs: what put each replayed activity into its graph, while that was captured.
 
 A replay is one call that launches all of a graph, so it names nothing in it. Where the capture was
 recorded as well, the calls that added its nodes lie in it, inside their operators and modules, in
-the order in which the graph runs them on one stream.
+the order in which the graph runs them on one stream. Where torch noted what was marked around each
+node, the trace tells that by the node's number.
 """
 
 from __future__ import annotations
@@ -50,6 +51,19 @@ def captured_calls(trace: Trace, parent: np.ndarray, launch: np.ndarray) -> np.n
         if ordered is not None and _agree(trace.kernels, ordered, node[known[capture]]):
             found[ordered] = known[capture]
     return found
+
+
+def noted_names(trace: Trace, is_asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return range and module that torch noted of each activity's node, None where it did not."""
+    note_of = {(note.rank, note.node): note for note in trace.meta.graph_notes}
+    ranges = np.full(len(trace.kernels), None, dtype=object)
+    modules = ranges.copy()
+    rows = np.flatnonzero(is_asked & trace.kernels["graph_node"].notna() & bool(note_of))
+    nodes = trace.kernels[["rank", "graph_node"]].iloc[rows].itertuples(index=False, name=None)
+    for row, node in zip(rows.tolist(), nodes, strict=True):
+        if (note := note_of.get(node)) is not None:
+            ranges[row], modules[row] = note.range, note.module
+    return ranges, modules
 
 
 def _graph(ranges: pd.DataFrame, row: int) -> tuple[int, str]:

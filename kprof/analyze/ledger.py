@@ -75,7 +75,7 @@ def balance(trace: Trace) -> Ledger:
     buckets = _time_by_bucket(kernels)
     sum_ns = int(duration_ns.sum())
     attributed_ns = buckets.get("attributed", 0)
-    is_graph = _launched_by_graph(trace)
+    is_graph = launched_by_graph(trace)
     launches = count_launches(trace)
     return Ledger(
         sum_ns=sum_ns,
@@ -100,7 +100,7 @@ def balance(trace: Trace) -> Ledger:
 def truth_columns(trace: Trace, ledger: Ledger) -> dict[str, int | str | None]:
     """Return what was counted in the trace and its books; what host mode cannot know is None."""
     counts = trace.meta.counts
-    is_graph = _launched_by_graph(trace)
+    is_graph = launched_by_graph(trace)
     duration_ns = trace.kernels["duration_ns"].to_numpy()
     on_device: dict[str, int | None] = {
         "gpu_sum_ns": ledger.sum_ns,
@@ -159,7 +159,8 @@ def _is_graph_launch(ranges: pd.DataFrame) -> np.ndarray:
     return np.asarray(named & (ranges["kind"] == "runtime").to_numpy())
 
 
-def _launched_by_graph(trace: Trace) -> np.ndarray:
+def launched_by_graph(trace: Trace) -> np.ndarray:
+    """Tell which device activities a replay of a graph launched."""
     launch = trace.kernels["launch_row"]
     row = launch.fillna(-1).to_numpy(dtype=np.int64)
     if not len(trace.ranges):

@@ -58,6 +58,7 @@ def merge(traces: list[Trace], source: str) -> Trace:
         num_ranks=len({r for trace in traces for r in _ranks(trace)}),
         counts=counts,
         compiled=tuple(dict.fromkeys(code for trace in traces for code in trace.meta.compiled)),
+        graph_notes=tuple(note for trace in traces for note in trace.meta.graph_notes),
         caveats=tuple(dict.fromkeys(caveats)),
     )
     return Trace(
@@ -100,14 +101,15 @@ def _renumbered(trace: Trace, first: int) -> Trace:
         return (first + np.searchsorted(ranks, table["rank"])).astype(np.int32)
 
     samples, meta = trace.samples, trace.meta
+    number = {rank: first + place for place, rank in enumerate(ranks.tolist())}
     gpus = tuple(
-        gpu if gpu.rank is None else replace(gpu, rank=first + _ranks(trace).index(gpu.rank))
-        for gpu in meta.gpus
+        gpu if gpu.rank is None else replace(gpu, rank=number[gpu.rank]) for gpu in meta.gpus
     )
+    notes = tuple(replace(note, rank=number[note.rank]) for note in meta.graph_notes)
     return replace(
         trace.with_kernels(rank=anew(trace.kernels)).with_ranges(rank=anew(trace.ranges)),
         samples=samples.assign(rank=samples["rank"].where(samples["rank"] < 0, anew(samples))),
-        meta=replace(meta, gpus=gpus),
+        meta=replace(meta, gpus=gpus, graph_notes=notes),
     )
 
 

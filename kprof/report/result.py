@@ -17,6 +17,7 @@ from kprof.analyze.idle.summary import (
 )
 from kprof.analyze.ledger import Ledger, truth_columns
 from kprof.analyze.overhead import measure_cost
+from kprof.analyze.replayed import how_named
 from kprof.analyze.row_work import SOURCES
 from kprof.analyze.summary import group_kernels, group_modules, split_window
 from kprof.analyze.trust.audit import audit
@@ -51,6 +52,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
             "busy_share": _share(utilisation.busy),
         },
         "coverage": _coverage(trace),
+        "replayed": [asdict(one) for one in how_named(trace)],
         "counters": _counters(trace),
         "time": _records(split_window(trace)),
         "idle": _idle(trace),

@@ -21,7 +21,8 @@ from pathlib import Path
 import msgspec
 
 from kprof.collect.readers._kineto.damage import UNREADABLE
-from kprof.trace import CompiledCode, CompiledLaunch, Trace
+from kprof.notes import CompiledCode, CompiledLaunch
+from kprof.trace import Trace
 
 # The modules around an operator, outermost first, for each module that the code may serve.
 Stacks = tuple[tuple[str, ...], ...]

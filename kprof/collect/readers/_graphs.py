@@ -42,8 +42,8 @@ def _timed(capture: Trace) -> Trace:
     """Give calls into CUDA a time, where the profiler gave them none (torch 2.11 in a capture).
 
     A call's operator is recorded, and so is the order of calls. A call gets the earliest moment
-    that fits both: inside its operator, behind the call before, and behind the operator of that
-    one where it lies inside this one's. What else it did there is not told.
+    that fits both: inside its operator but in none inside that, and behind the call before. What
+    else it did there is not told.
     """
     ranges = capture.ranges
     is_call = (ranges["kind"] == "runtime").to_numpy(bool)
@@ -61,13 +61,23 @@ def _timed(capture: Trace) -> Trace:
         return capture
     end = start + ranges["duration_ns"].to_numpy()
     thread = ranges["thread"].to_numpy().copy()
-    now, before = 0, -1
+    rows = np.flatnonzero(is_operator)
+    now = 0
     for call, identity in lost.sort_values("correlation")["external_id"].items():
         operator = row_of[identity]
-        is_inside = (
-            before >= 0 and start[operator] <= start[before] and end[before] <= end[operator]
-        )
-        behind = end[before] if is_inside and before != operator else 0
-        now = max(now + 1, start[operator], behind)
-        start[call], thread[call], before = now, thread[operator], operator
+        within = rows[
+            (thread[rows] == thread[operator])
+            & (start[rows] >= start[operator])
+            & (end[rows] <= end[operator])
+            & (end[rows] - start[rows] < end[operator] - start[operator])
+        ]
+        now = _outside(max(now + 1, start[operator]), start[within], end[within])
+        start[call], thread[call] = now, thread[operator]
     return capture.with_ranges(start_ns=start, thread=thread)
+
+
+def _outside(moment: int, start: np.ndarray, end: np.ndarray) -> int:
+    """Return the first moment from this one on that lies in no range from `start` to `end`."""
+    while (is_around := (start <= moment) & (moment < end)).any():
+        moment = int(end[is_around].max())
+    return moment

@@ -15,6 +15,7 @@ from kprof.collect.readers._kineto.merge import Merger
 from kprof.collect.readers._kineto.source import json_text_of
 from kprof.collect.readers._kineto.tables import (
     kernels_of,
+    notes_of,
     num_module_ranges,
     ranges_of,
     samples_of,
@@ -28,6 +29,10 @@ MAX_RANKS = 1 << 20
 # How Kineto words it in its own messages, which it may write into the file.
 _DROPPED = re.compile(r"Dropped ([0-9]{1,18}) activity records")
 _BUFFERS_FULL = "Exceeded max GPU buffer count"
+LANES = (
+    "torch's tool noted names in what CUDA graphs replayed, and laid it on streams of its own "
+    "choice: what ran beside what in a replay is not as recorded."
+)
 # What Proton's tree begins with, and its timeline; they are JSON too.
 _PROTON = re.compile(
     rb'\s*\[\s*\{\s*"(?:children|frame|metrics)"'
@@ -112,9 +117,11 @@ def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, 
     counts["nn_module_events"] = counts.get("nn_module_events", 0) + num_module_ranges(merger)
     if dropped := _num_dropped(document.around):
         counts["dropped_records"] = dropped
+    notes = notes_of(merger, rank)
     meta = Meta(
         source=path.name,
         tool="kineto",
+        graph_notes=notes,
         gpus=_gpus(document.around.get("deviceProperties")),
         versions=_versions(document.around),
         base_time_ns=_whole(document.around.get("baseTimeNanoseconds")),
@@ -122,6 +129,7 @@ def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, 
         caveats=(
             *_caveats(kernels, ranges, counts.get("device_events_not_timed", 0)),
             *_losses(document.around),
+            *((LANES,) if notes else ()),
         ),
     )
     return Trace(kernels, ranges, samples_of(merger, rank), meta)

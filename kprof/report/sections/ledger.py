@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kprof.analyze.ledger import Ledger, balance
-from kprof.report.section import Column, Section, Table, Text
-from kprof.report.units import format_exact, format_share
+from kprof.analyze.replayed import Named, how_named
+from kprof.report.section import Column, Part, Section, Table, Text
+from kprof.report.units import MISSING, format_exact, format_share
 from kprof.trace import Trace
 
 TITLE = "Ledger"
@@ -19,7 +20,7 @@ BUCKETS = {
 
 
 def render(trace: Trace) -> Section:
-    """Render the three identities in nanoseconds and the buckets of device time."""
+    """Render the three identities in nanoseconds, the buckets, and how replays were named."""
     ledger = balance(trace)
     tone = "good" if ledger.balances else "warning"
     verdict = (
@@ -38,8 +39,11 @@ def render(trace: Trace) -> Section:
     if not trace.has_timeline:
         untold = "What overlapped, and how long the device was idle, is not known."
         identities = (identities[0], untold)
-    parts = (Text(verdict, tone), *(Text(identity) for identity in identities))
-    return Section(TITLE, ORDER, (*parts, _bucket_table(ledger)))
+    parts: list[Part] = [Text(verdict, tone), *map(Text, identities), _bucket_table(ledger)]
+    if named := how_named(trace):
+        tone = "warning" if any(one.confidence == "low" for one in named) else "plain"
+        parts += [Text(_replayed(named), tone), _replayed_table(named)]
+    return Section(TITLE, ORDER, tuple(parts))
 
 
 def _bucket_table(ledger: Ledger) -> Table:
@@ -62,4 +66,40 @@ def _bucket_table(ledger: Ledger) -> Table:
         share=tuple(time_ns / total_ns for _, time_ns in buckets),
         # One bucket alone says nothing that the identities don't.
         terminal_rows=len(rows) if len(rows) > 1 else 0,
+    )
+
+
+def _replayed(named: list[Named]) -> str:
+    parts = [
+        f"{format_share(one.share)} by {one.way}"
+        + (f" (confidence {one.confidence})" if one.confidence else "")
+        for one in named
+    ]
+    return f"What CUDA graphs replayed is named: {', '.join(parts)}."
+
+
+def _replayed_table(named: list[Named]) -> Table:
+    rows = tuple(
+        (
+            one.way,
+            one.confidence or MISSING,
+            format_share(one.share),
+            format_exact(one.time_ns),
+            one.because,
+        )
+        for one in named
+    )
+    columns = (
+        Column("Named by"),
+        Column("Confidence"),
+        Column("Share", "right"),
+        Column("Device time", "right"),
+        Column("Because", "prose"),
+    )
+    return Table(
+        columns,
+        rows,
+        caption="What CUDA graphs replayed, by how it got its operator, range or module.",
+        share=tuple(one.share for one in named),
+        terminal_rows=0,
     )

@@ -61,7 +61,7 @@ class BlockDecoder:
             name: Vocabulary()
             for name in (
                 *("category", "host_name", "device_name", "pid", "tid"),
-                *("grid", "block", "collective", "group", "message", *INPUTS),
+                *("grid", "block", "collective", "group", "message", "note", *INPUTS),
             )
         }
     )
@@ -144,6 +144,7 @@ class BlockDecoder:
             **_times_of(device),
             "correlation": ids_of([a.correlation for a in args]),
             "graph_node": ids_of([a.graph_node for a in args]),
+            "note": self.words["note"].codes(map(_note, args)),
             "copied_bytes": ids_of([a.bytes for a in args]),
             "grid": self.words["grid"].codes([bytes(a.grid) for a in args]),
             "block": self.words["block"].codes([bytes(a.block) for a in args]),
@@ -217,6 +218,20 @@ def _group(args: Args) -> bytes:
     """Return the texts of a process group's name and ranks; a name alone may stand for several."""
     name, ranks = bytes(args.group_name), bytes(args.group_ranks)
     return name + b" " + ranks if name and _DIGIT.search(ranks) else b""
+
+
+def _note(args: Args) -> bytes:
+    """Return the range and the module that torch noted of a graph's node, as a JSON list.
+
+    Its tool writes them into the event: a marked text as `name`, before torch 2.14 as `str`, and
+    whatever else was marked under its own key, as torchtitan does a module.
+    """
+    if not args.graph_node or args.graph_node == MISSING:
+        return b""
+    parts = args.noted_range or args.noted_range_before_2_14, args.noted_module
+    if not any(map(bytes, parts)):
+        return b""
+    return b"[" + b",".join(bytes(part) or b"null" for part in parts) + b"]"
 
 
 def _or_else(ids: NDArray[np.int64], names: list[object]) -> NDArray[np.int64]:

@@ -86,6 +86,9 @@ class Args(msgspec.Struct, gc=False):
     device_id: Any = msgspec.field(name="Device Id", default=MISSING)
     device_type: Any = msgspec.field(name="Device Type", default=MISSING)
     old_external_id: Any = msgspec.field(name="external id", default=MISSING)
+    noted_range: msgspec.Raw = msgspec.field(name="name", default=_NOTHING)
+    noted_range_before_2_14: msgspec.Raw = msgspec.field(name="str", default=_NOTHING)
+    noted_module: msgspec.Raw = msgspec.field(name="module_fqn", default=_NOTHING)
 
 
 class Event(msgspec.Struct, gc=False):

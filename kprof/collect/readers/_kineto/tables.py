@@ -17,6 +17,7 @@ from kprof.collect.readers._kineto.events import MISSING, OPERATOR_ROLES, Role
 from kprof.collect.readers._kineto.merge import Merger
 from kprof.collect.readers._kineto.threads import thread_table
 from kprof.collect.readers._marks import mark_in
+from kprof.notes import NodeNote
 
 _MODULE_PREFIX = "nn.Module: "
 _KINDS = [
@@ -68,6 +69,15 @@ def kernels_of(merger: Merger, rank: int) -> pd.DataFrame:
             "group_sequence": _nullable(merger.numbers("device", "group_sequence")),
         },
     )
+
+
+def notes_of(merger: Merger, rank: int) -> tuple[NodeNote, ...]:
+    """Return what torch noted of the nodes of CUDA graphs, each node once."""
+    code, texts = merger.words("device", "note", "note", _json_text)
+    said = [[text if isinstance(text, str) else None for text in _list_in(t)] for t in texts]
+    at = np.flatnonzero(code >= 0)
+    pairs = zip(merger.numbers("device", "graph_node")[at].tolist(), code[at].tolist(), strict=True)
+    return tuple(NodeNote(rank, node, *said[c]) for node, c in dict(pairs).items() if any(said[c]))
 
 
 def ranges_of(merger: Merger, rank: int) -> pd.DataFrame:
@@ -177,6 +187,11 @@ def _json_text(word: object) -> str | None:
     if not isinstance(word, bytes) or word == b"null":
         return None
     return msgspec.json.format(word, indent=0).decode(errors="replace")
+
+
+def _list_in(text: str) -> list[object]:
+    found: list[object] = msgspec.json.decode(text, type=list)
+    return found
 
 
 def _unquoted(word: object) -> str | None:
