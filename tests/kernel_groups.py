@@ -56,19 +56,19 @@ class Pointer:
 
 
 class Described:
-    """What the copying hardware knows of rows of numbers: boxes of (1, rows, width) of them."""
+    """What the copying hardware knows of rows of numbers: boxes of (1, 1, rows, width) of them."""
 
     layout = None
 
-    def __init__(self, rows, num_columns, box):
-        self.boxes = rows.reshape(-1, num_columns // box[-1], box[-1])
+    def __init__(self, rows, num_columns, pieces, box):
+        self.boxes = rows.reshape(-1, pieces, num_columns // (pieces * box[-1]), box[-1])
         self.dtype = rows.dtype
         nbytes = int(np.prod(box)) * rows.dtype.itemsize
         self.block_type = SimpleNamespace(shape=list(box), nbytes=nbytes)
 
     def at(self, place, num_rows):
-        row, first, _ = (int(one) for one in place)
-        return self.boxes[row, first : first + num_rows]
+        row, piece, first, _ = (int(one) for one in place)
+        return self.boxes[row, piece, first : first + num_rows]
 
 
 class Barrier:
@@ -91,9 +91,9 @@ class Barrier:
             return
         assert self._copies and not self._bytes, "waits for ever"
         for desc, place, block in self._copies:
-            found = desc.at(place, block.shape[1])
+            found = desc.at(place, block.shape[2])
             block[...] = 0
-            block[0, : len(found)] = found
+            block[0, 0, : len(found)] = found
         self.phase, self._copies = self.phase + 1, []
 
 
@@ -211,8 +211,8 @@ class Device:
     def _end_stores(self, most):
         assert most == 0
         for desc, at, block in self._stores:
-            place = desc.at(at, block.shape[1])
-            place[...] = block[0, : len(place)]
+            place = desc.at(at, block.shape[2])
+            place[...] = block[0, 0, : len(place)]
         self._stores = []
 
     def end(self):

@@ -68,7 +68,7 @@ def write_losses_shared(
         letters = torch.zeros(num_rows * group, dtype=torch.int64, device=logits.device)
     # A piece in a power of two of boxes.
     boxes = next_power_of_two(-(-num_columns // (group * LANES * VECTOR)))
-    described = _describe(logits, boxes), _describe(dlogits, 1)
+    described = _describe(logits, group, boxes), _describe(dlogits, group, 1)
     tensors = (logits, targets, divisor, losses, state, dlogits, letters, *described)
     strides = logits.stride(0), dlogits.stride(0)
     constants = options.reduction == "mean", num_columns, group
@@ -90,15 +90,20 @@ def _can_share(logits: Tensor, dlogits: Tensor, options: Options) -> bool:
     return is_aligned and has_room and not options.smoothing and logits.dtype in DTYPES
 
 
-def _describe(rows: Tensor, boxes: int) -> Any:
-    """Return what the copying hardware is told of rows: so many boxes at a time."""
+def _describe(rows: Tensor, group: int, boxes: int) -> Any:
+    """Return what the copying hardware is told of rows: so many boxes at a time.
+
+    Nothing beyond a piece is copied where all pieces are alike.
+    """
     from kprof.kernels._gluon import TensorDescriptor, gl
 
     num_rows, num_columns = rows.shape
     dtype = gl.bfloat16 if rows.dtype == torch.bfloat16 else gl.float16
-    box = [1, boxes * LANES * VECTOR // WIDTH, WIDTH]
+    box = [1, 1, boxes * LANES * VECTOR // WIDTH, WIDTH]
     layout = gl.NVMMASharedLayout.get_default_for(box, dtype)
-    shape, strides = [num_rows, num_columns // WIDTH, WIDTH], [rows.stride(0), WIDTH, 1]
+    pieces = group if num_columns % (group * WIDTH) == 0 else 1
+    shape = [num_rows, pieces, num_columns // (pieces * WIDTH), WIDTH]
+    strides = [rows.stride(0), num_columns // pieces, WIDTH, 1]
     return TensorDescriptor(rows, shape, strides, box, layout)
 
 

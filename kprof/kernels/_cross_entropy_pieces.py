@@ -33,8 +33,8 @@ def layout_of(lanes):
 
 @gluon.constexpr_function
 def _layout_of_box(lanes):
-    """Return the same of a box: (1, lanes // 8, 64)."""
-    return gl.BlockedLayout([1, 1, 8], [1, 4, 8], [1, lanes // 32, 1], [2, 1, 0])
+    """Return the same of a box: (1, 1, lanes // 8, 64)."""
+    return gl.BlockedLayout([1, 1, 1, 8], [1, 1, 4, 8], [1, 1, lanes // 32, 1], [3, 2, 1, 0])
 
 
 @gluon.jit
@@ -56,12 +56,12 @@ def empty_boxes(dlogits_desc, NUMBER: gl.constexpr):
 
 
 @gluon.jit
-def request(ring, stage, logits_desc, row, first, is_needed):
+def request(ring, stage, logits_desc, row, piece, is_needed):
     """Begin to copy a row's piece, if it is needed."""
     smem, ready = ring
     if is_needed:
         mbarrier.expect(ready.index(stage), logits_desc.block_type.nbytes)
-        at = [row, first // WIDTH, 0]
+        at = [row, piece[2], piece[3], 0]
         tma.async_copy_global_to_shared(logits_desc, at, ready.index(stage), smem.index(stage))
 
 
@@ -123,8 +123,7 @@ def write_gradient(boxes, left, gradient, row, piece, column, by, TILES: gl.cons
     """Write exp(x - about) * factor, of what `sums_of` left, and `dtarget` in a piece's column."""
     LANES: gl.constexpr = left[0].shape[0]
     about, factor, dtarget = by
-    first, count = piece
-    dpiece_V = gl.multiple_of(gradient[0] + row.to(tl.int64) * gradient[1] + first, 16)
+    dpiece_V = gl.multiple_of(gradient[0] + row.to(tl.int64) * gradient[1] + piece[0], 16)
     highest_L = left[0]
     _, _, correction_L = _exponent_about(finite(highest_L))
     factor_L = gl.exp2((highest_L - about) * LOG2_E) * correction_L * factor
@@ -134,7 +133,7 @@ def write_gradient(boxes, left, gradient, row, piece, column, by, TILES: gl.cons
         boxes[number].store(gl.convert_layout(dx, _layout_of_box(LANES)))
     fence_async_shared()
     for number in gl.static_range(len(boxes), TILES):
-        columns_LV, is_in_L1 = _columns(number * LANES, count, LANES, LANES)
+        columns_LV, is_in_L1 = _columns(number * LANES, piece[1], LANES, LANES)
         dx_LV = _gradient(left[1 + number], factor_L, number, column, dtarget)
         gl.store(dpiece_V + columns_LV, dx_LV, is_in_L1, eviction_policy="evict_first")
 
@@ -151,10 +150,10 @@ def _gradient(exponential_LV, factor_L, number: gl.constexpr, column, dtarget):
 
 
 @gluon.jit
-def send_boxes(boxes, dlogits_desc, row, first):
+def send_boxes(boxes, dlogits_desc, row, piece):
     """Begin to copy a gradient's boxes to where a piece of this row begins."""
     for number in gl.static_range(len(boxes)):
-        at = [row, first // WIDTH + number * boxes[number].shape[1], 0]
+        at = [row, piece[2], piece[3] + number * boxes[number].shape[2], 0]
         tma.async_copy_shared_to_global(dlogits_desc, at, boxes[number])
 
 
@@ -187,7 +186,7 @@ def _tiles_in(ring, stage, count, LEAST: gl.constexpr, TILES: gl.constexpr, LANE
     ROWS: gl.constexpr = LANES * VECTOR // WIDTH
     tiles = ()
     for number in gl.static_range(TILES):
-        x_LV = ring[0].index(stage).slice(number * ROWS, ROWS, 1).load(_layout_of_box(LANES))
+        x_LV = ring[0].index(stage).slice(number * ROWS, ROWS, 2).load(_layout_of_box(LANES))
         x_LV = gl.convert_layout(x_LV.reshape([LANES, VECTOR]), layout_of(LANES))
         if (number + 1) * LANES > LEAST:
             _, is_in_L1 = _columns(number * LANES, count, LANES, LANES)

@@ -53,13 +53,17 @@ def losses_shared_kernel(
 ):
     """Write the loss of every row, its maximum and sum, and its gradient.
 
-    `logits_desc` and `dlogits_desc` are boxes of (M, V // WIDTH, WIDTH).
+    `logits_desc` and `dlogits_desc` are boxes of (M, P, V // P // WIDTH, WIDTH): P pieces that are
+    alike, or 1 where they are not.
     """
     VECTORS: gl.constexpr = _vectors_of(COLUMNS, GROUP)
     LEAST: gl.constexpr = COLUMNS // VECTOR - (GROUP - 1) * VECTORS
     member = gl.program_id(0) % GROUP
     count = gl.minimum(VECTORS, COLUMNS // VECTOR - member * VECTORS)
-    piece = (member * VECTORS * VECTOR, count)
+    first = member * VECTORS * VECTOR
+    # The first column, the vectors, and in which piece of the boxes and where in it that is.
+    IS_EVEN: gl.constexpr = COLUMNS % (GROUP * WIDTH) == 0
+    piece = (first, count, member, 0) if IS_EVEN else (first, count, 0, first // WIDTH)
     logits = (logits_MV, stride, logits_desc)
     gradient = (dlogits_MV, dstride, dlogits_desc)
     how = (targets_M, num_rows, step, ignore_index, z_loss)
@@ -92,18 +96,18 @@ def _walk(
     # Rows that are summed ahead of the one that is written.
     AHEAD: gl.constexpr = 1 if GROUP > 1 else 0
     _, num_rows, step, _, _ = how
-    first, count = piece
+    first, count, _, _ = piece
     places_T, targets = places
     row = gl.program_id(0) // GROUP
-    # What lies behind a row is not written, but behind a piece lies another.
-    boxes = empty_boxes(gradient[2], TILES if GROUP == 1 else LEAST // LANES)
+    # Half of a gradient leaves from registers: the two ways beside each other take the least time.
+    boxes = empty_boxes(gradient[2], _least(TILES // 2, LEAST // LANES))
     logit = _own_logit(logits, row, targets[0], piece)
     shares_W, left, phases = begin_letters(
         ring, letters_MG, row, targets[0], count, GROUP, LEAST, TILES, LANES
     )
     if AHEAD:
         targets += (_place(places_T, STAGES),)
-        request(ring, 0, logits[2], row + STAGES * step, first, targets[STAGES] != IGNORED)
+        request(ring, 0, logits[2], row + STAGES * step, piece, targets[STAGES] != IGNORED)
     # Else the compiler, which does not know that it is not needed, puts one into the loop.
     gl.thread_barrier()
     stage, turn = AHEAD, STAGES + AHEAD
@@ -119,16 +123,21 @@ def _walk(
         )
         # All warps are through with what was summed: another row may take its place.
         targets += (_place(places_T, turn % 32),)
-        request(ring, stage, logits[2], coming, first, targets[STAGES + AHEAD] != IGNORED)
+        request(ring, stage, logits[2], coming, piece, targets[STAGES + AHEAD] != IGNORED)
         if not AHEAD:
             left = following_left
         by = _conclude(results, row, how, targets[0], piece, logit, highest, total)
         write_gradient(boxes, left, gradient, row, piece, targets[0] - first, by, TILES)
         gl.thread_barrier()
-        send_boxes(boxes, gradient[2], row, first)
+        send_boxes(boxes, gradient[2], row, piece)
         row, stage, turn = row + step, (stage + 1) % STAGES, turn + 1
         logit, left, targets = following_logit, following_left, targets[1:]
     tma.store_wait(0)
+
+
+@gluon.constexpr_function
+def _least(a, b):
+    return min(a, b)
 
 
 @gluon.constexpr_function
@@ -159,7 +168,7 @@ def _request_first(ring, logits_desc, places_T, how, piece, GROUP):
     for stage in gl.static_range(STAGES):
         row = gl.program_id(0) // GROUP + stage * how[2]
         targets += (_place(places_T, stage),)  # type: ignore[assignment]
-        request(ring, stage, logits_desc, row, piece[0], targets[stage] != IGNORED)
+        request(ring, stage, logits_desc, row, piece, targets[stage] != IGNORED)
     return targets
 
 
@@ -201,7 +210,7 @@ def _tell(losses_M, state_M21, row, num_rows, logit, about, total, z_loss, targe
 @gluon.jit
 def _is_own(target, piece):
     """Tell whether a target is in this program's piece."""
-    first, count = piece
+    first, count, _, _ = piece
     return (target >= first) & (target < first + count * VECTOR)
 
 
