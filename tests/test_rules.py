@@ -1,5 +1,8 @@
 """Each rule fires on its fault, and is silent on the clean twin and on a near miss."""
 
+import re
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -44,6 +47,25 @@ def test_a_rule_is_silent_without_its_fault(rule):
 @pytest.mark.parametrize("rule", CASES)
 def test_a_rule_is_silent_on_a_near_miss(rule):
     assert findings(rule, CASES[rule].near()) == []
+
+
+PLAYBOOKS = Path(__file__).parents[1] / "playbooks"
+SWAPS = {
+    rule: re.findall(r"kprof ab --swap (\S+)", (PLAYBOOKS / f"{rule}.md").read_text())
+    for rule in CASES
+}
+
+
+@pytest.mark.parametrize("rule", [rule for rule, swaps in SWAPS.items() if swaps])
+def test_what_a_swap_would_mend_comes_with_the_command_that_proves_it(rule):
+    (found,) = findings(rule, CASES[rule].faulty())
+    assert any(found.command.startswith(f"kprof ab --swap {swap} ") for swap in SWAPS[rule])
+
+
+def test_products_in_fp8_are_not_among_all_swaps():
+    # Whether a model's quality allows them nobody knows before.
+    (found,) = findings("fp8_opportunity", CASES["fp8_opportunity"].faulty())
+    assert found.swap is None
 
 
 def outweighed(trace):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kprof.analyze.claims import in_words, percent, work_places
+from kprof.analyze.claims import in_words, percent, proof, work_places
 from kprof.analyze.evidence import (
     is_one_of,
     per_step,
@@ -57,5 +57,7 @@ def check(trace: Trace) -> list[Finding]:
             rows=tuple(rows.tolist()),
             details=work_places(trace, rows),
             remedy=Remedy(best_ns=round(BEST * took), modest_ns=round(MODEST * took)),
+            # No `swap`, which would make it part of all swaps: quality has to allow it first.
+            command=proof(trace, "--swap", "fp8_linear"),
         )
     ]
