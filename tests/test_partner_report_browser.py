@@ -21,6 +21,7 @@ IS_REQUIRED = os.environ.get("KPROF_BROWSER") == "required"
 AXE = importlib.util.find_spec("axe_playwright_python")
 A4, LETTER = (8.27, 11.69), (8.5, 11.0)
 WIDTHS = (400, 1000, 1600)
+EXAMPLES = sorted(Path(__file__).parents[1].glob("docs/examples/*/report.html"))
 
 pytestmark = [
     pytest.mark.browser,
@@ -186,6 +187,36 @@ def test_axe_finds_nothing_that_keeps_anybody_out(session, show, width, scheme, 
     violations = "return found.violations.map((v) => `${v.id}: ${v.nodes[0].html}`)"
     assert session.run(violations) == []
     assert session.run("return found.passes.length") > 20
+
+
+def huge():
+    """Return evidence with hundreds of findings and thousands of pairs."""
+    findings = [finding_of(rule=f"rule_{i}", high_ns=60 + 40 * i) for i in range(300)]
+    comparison = comparison_of(pairs=comparison_of().pairs * 500)
+    return everything(runs=(run_of(*findings),) * 3, comparisons=(comparison,))
+
+
+@pytest.mark.parametrize(
+    "of", [huge, lambda: Evidence("Tiny", runs=(run_of(),))], ids=["huge", "tiny"]
+)
+def test_huge_and_tiny_runs_are_pages_that_fit_and_complain_of_nothing(session, show, of):
+    session.complaints()
+    address = show(of(), width=400)
+    assert session.run("return document.documentElement.scrollWidth <= innerWidth")
+    assert session.complaints() == []
+    assert session.requests(address) == [address]
+    assert Path(address.removeprefix("file://")).stat().st_size <= 3_000_000
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.parent.name)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_examples_fit_and_ask_for_nothing(session, page, width):
+    session.complaints()
+    session.resize(width)
+    session.visit(page.as_uri())
+    assert session.run("return document.documentElement.scrollWidth <= innerWidth")
+    assert session.complaints() == []
+    assert session.requests(page.as_uri()) == [page.as_uri()]
 
 
 def test_an_empty_report_is_a_page_too(session, show):
