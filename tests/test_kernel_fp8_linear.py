@@ -159,6 +159,25 @@ def test_deep_gemm_takes_all_that_a_layer_gets(monkeypatch):
     assert error_of(found, functional.linear(x, weight, bias)) < WITH_ROUGH_CASTS
 
 
+def test_products_of_a_forward_pass_and_of_x_overlap_the_cast(monkeypatch):
+    told = []
+
+    def multiply(x, w, x_scale, w_scale, *others, is_behind_cast=False):
+        told.append(is_behind_cast)
+        return torch.zeros(x.shape[0], w.shape[0], dtype=torch.bfloat16)
+
+    monkeypatch.setattr(_fp8_linear, "multiply", multiply)
+    monkeypatch.setattr(_fp8_linear, "LEAST_ROWS_ACROSS", 1)
+    monkeypatch.setattr(_fp8_linear, "LEAST_BREADTH", 1)
+    monkeypatch.setattr(_fp8_linear, "route_of", lambda *sizes: "tiles")
+    x, weight, _ = given(16)
+    run_on(x, weight, None, True)
+    to_input(rows(16, 32, seed=5).half(), weight)
+    # There the last launch made the other operand, which is read first.
+    to_weight(rows(16, 32, seed=5).half(), x)
+    assert told == [True, True, False]
+
+
 def test_tensors_made_in_inference_mode_are_quantised_in_every_call():
     with torch.inference_mode():
         x, weight, _ = given()

@@ -105,6 +105,13 @@ def test_scales_of_strips_lie_column_by_column():
     assert scales.stride() == (1, 32)
 
 
+def test_columns_of_scales_begin_at_multiples_of_16_bytes():
+    x = drawn((5, 300))
+    _, scales = quantize_fp8(x, "1x128")
+    assert (scales.shape, scales.stride()) == ((5, 3), (1, 8))
+    assert torch.equal(scales, KERNEL.reference(x, "1x128")[1])
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_rows_that_lie_apart_or_across_are_read_where_they_are(group):
     x = drawn((20, 140))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kprof.kernels._fp8_overlap import fetch_and_wait
+
 SIDE = tl.constexpr(128)
 
 
@@ -74,6 +76,8 @@ def narrow(
     K: tl.constexpr,
     W: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+    FETCHED: tl.constexpr,
 ) -> None:
     """Multiply few rows of x by N rows of the weights; each of W warps sums a part of K.
 
@@ -87,6 +91,8 @@ def narrow(
     w_at = w_NK + row_N[None, :, None] * depth + k_WK[:, None, :]
     x_at = x_MK + m_M[None, None, :].to(tl.int64) * x_step + k_WK[:, :, None]
     is_m_M = m_M < num_rows
+    if OVERLAPS:
+        fetch_and_wait(w_NK, tl.program_id(0) * N, num_columns, depth, 0, depth, N, FETCHED)
     sum_WNM = tl.zeros([W, N, M], tl.float32)
     for start in tl.range(0, depth, W * K, num_stages=STAGES):
         if IS_EVEN:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
-from kprof.kernels._fp8 import FP8, SIDE
+from kprof.kernels._fp8 import FP8, SIDE, rows_of_program
 from kprof.kernels._fp8_device import narrow
+from kprof.kernels._fp8_overlap import FETCHED, MOST_FETCHED, gains, overlaps
 from kprof.kernels._fp8_tiles import tiled
 from kprof.kernels._launch import (
     MOST_CALLS,
@@ -32,6 +34,8 @@ MULTIPLE = 16
 # Beyond, they fill the GPU without being cut.
 MANY_TILES = 2.0
 MOST_ROWS_OF_A_TILE, MANY_ROWS = 128, 512
+# Shared memory in bytes: what a program may have on Hopper, and what each has taken from it.
+ROOM_OF_HOPPER, RESERVED = 232_448, 1_024
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,12 @@ class Narrow:
     k: int = 128
     warps: int = 4
     stages: int = 6
+
+    def ring_bytes(self, num_rows: int) -> int:
+        """Return what tiles in flight take of shared memory, of operands in FP8."""
+        m = max(LEAST_ROWS, next_power_of_two(num_rows))
+        # The tile that is multiplied is in registers.
+        return (self.stages - 1) * self.warps * self.k * (self.n + m)
 
 
 @dataclass(frozen=True)
@@ -55,13 +65,23 @@ class Tiled:
     stages: int
     splits: int = 1
 
+    def ring_bytes(self, num_rows: int) -> int:
+        """Return what tiles in flight take of shared memory, of operands in FP8."""
+        return self.stages * self.k * (self.n + self.m)
+
 
 Schedule = Narrow | Tiled
 
 
 @lru_cache(MOST_CALLS)
 def schedule_of(
-    num_rows: int, num_columns: int, depth: int, is_wide: bool, is_blocked: bool, sms: int
+    num_rows: int,
+    num_columns: int,
+    depth: int,
+    is_wide: bool,
+    is_blocked: bool,
+    sms: int,
+    room: int = ROOM_OF_HOPPER,
 ) -> Schedule:
     """Return how a product is cut, as measured on an H200 up to 512 rows.
 
@@ -72,6 +92,7 @@ def schedule_of(
         is_wide: Whether x has 16 bits.
         is_blocked: Whether squares of weights have scales of their own.
         sms: Multiprocessors of the GPU.
+        room: Bytes of shared memory that a program may have.
     """
     # Of 64 columns, for each multiprocessor.
     tiles = -(-num_columns // 64) / sms
@@ -87,11 +108,24 @@ def schedule_of(
     m = max(16, next_power_of_two(num_rows))
     if is_large and m <= 64:
         return Tiled(m, 128, SIDE, 8, 4)
+    if m == 64 and tiles <= 1 and not is_wide:
+        return _one_for_each(tiles, depth, room)
     splits = 1 if tiles > MANY_TILES else 4 if m <= 32 and tiles < 0.6 else 2
     splits = max(1, min(splits, depth // (4 * SIDE)))
     if is_wide:
         return Tiled(m, 64, SIDE, 4 if m <= 64 else 8, 4 if m <= 64 else 3, splits)
     return Tiled(m, 64, SIDE, 4, 6 if m <= 64 else 4, splits)
+
+
+def _one_for_each(tiles: float, depth: int, room: int) -> Tiled:
+    """Return how 33 to 64 rows are cut where each multiprocessor has one program at most.
+
+    Its ring then has most of the shared memory, so that no two programs meet on one, either.
+    """
+    splits = 2 if tiles <= 0.5 and depth >= 8 * SIDE else 1
+    one = Tiled(64, 64, SIDE, 4, 12 if splits == 1 else 10, splits)
+    most = room * one.stages // one.ring_bytes(64)
+    return replace(one, stages=min(one.stages, most))
 
 
 _launch_narrow, _launch_tiled = Launcher(narrow), Launcher(tiled)
@@ -105,11 +139,17 @@ def multiply(
     bias: Tensor | None,
     activation: str,
     schedule: Schedule | None = None,
+    is_behind_cast: bool = False,
 ) -> Tensor:
-    """Return activation(x w' + bias) on a schedule; left out, on the one that is known as best."""
+    """Return activation(x w' + bias) on a schedule; left out, on the one that is known as best.
+
+    Where the last launch was the cast of x by rows, as is then said, it need not have ended.
+    """
     y = _empty(x, w)
     if not y.numel():
         return y
+    # The last launch is another one where there is nothing to cast, or weights are copied here.
+    is_behind_cast &= w.is_contiguous() and x.numel() > 0 and overlaps(x.device)
     x = x if x.stride(1) == 1 and x.stride(0) % MULTIPLE == 0 else x.contiguous()
     w, w_scale = w.contiguous(), w_scale.contiguous()
     bias = None if bias is None else bias.contiguous()
@@ -119,17 +159,22 @@ def multiply(
     is_blocked = tuple(w_scale.shape) != (w.shape[0], 1)
     if schedule is None:
         sizes = (x.shape[0], w.shape[0], x.shape[1])
-        schedule = schedule_of(*sizes, x_scale is None, is_blocked, num_sms(x.device))
-    _run((x, w, y, x_scale, w_scale, bias), is_blocked, activation, schedule)
+        limits = num_sms(x.device), _room_of(x.device)
+        schedule = schedule_of(*sizes, x_scale is None, is_blocked, *limits)
+    _run((x, w, y, x_scale, w_scale, bias), is_blocked, activation, schedule, is_behind_cast)
     return y
 
 
 def _run(
-    tensors: tuple[Tensor | None, ...], is_blocked: bool, activation: str, schedule: Schedule
+    tensors: tuple[Tensor | None, ...],
+    is_blocked: bool,
+    activation: str,
+    schedule: Schedule,
+    is_behind_cast: bool,
 ) -> None:
     x, w, _, x_scale, *_ = tensors
     assert x is not None and w is not None
-    call = kind_of(*tensors), activation, schedule
+    call = kind_of(*tensors), activation, schedule, is_behind_cast
     (num_rows, depth), num_columns = x.shape, w.shape[0]
     launch, programs = _launch_narrow, -(-num_columns // schedule.n)
     if isinstance(schedule, Tiled):
@@ -139,11 +184,15 @@ def _run(
     if launch.again(call, tensors):
         return
     cut, step = _cut_of(schedule, num_rows)
-    constants = (x_scale is not None, is_blocked, depth % step == 0, activation, *cut)
+    is_early = is_behind_cast and _gains(schedule, programs, x)
+    is_fetched = is_early and programs * schedule.n * FETCHED <= MOST_FETCHED
+    overlap = (is_early, FETCHED if is_fetched else 0)
+    constants = (x_scale is not None, is_blocked, depth % step == 0, activation, *cut, *overlap)
     x_scale_step = num_rows if x_scale is None else x_scale.stride(1)
     sizes = (num_rows, num_columns, depth, x.stride(0), x_scale_step)
     key = _key_of(tensors, sizes, constants)
-    arguments, options = (*tensors, *sizes, *constants), {"num_warps": schedule.warps}
+    options = {"num_warps": schedule.warps, **({"launch_pdl": True} if is_early else {})}
+    arguments = (*tensors, *sizes, *constants)
     launch(key, programs, arguments, options, call=call, tensors=tensors)
 
 
@@ -154,6 +203,23 @@ def _cut_of(schedule: Schedule, num_rows: int) -> tuple[tuple[int, ...], int]:
         return (schedule.m, n, k, schedule.splits, stages), k
     m = max(LEAST_ROWS, next_power_of_two(num_rows))
     return (m, n, k, schedule.warps, stages), k * schedule.warps
+
+
+def _gains(schedule: Schedule, programs: int, x: Tensor) -> bool:
+    """Tell whether a product is faster for being launched before the cast of x has ended."""
+    num_rows, depth = x.shape
+    (*_, rows_each, _), _ = rows_of_program(depth, "row")
+    room = _room_of(x.device) + RESERVED
+    fit = room // (schedule.ring_bytes(num_rows) + RESERVED)
+    return gains(programs, x.numel(), -(-num_rows // rows_each), fit, num_sms(x.device))
+
+
+@cache
+def _room_of(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program may have; Hopper's without a GPU."""
+    if device.type != "cuda":
+        return ROOM_OF_HOPPER
+    return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
 
 
 def _places_of_parts(

@@ -82,16 +82,18 @@ def product(x: Tensor, w: Quantized, bias: Tensor | None, route: Route) -> Tenso
     """Return x times quantised weights (N, K), by rows, on a route other than "plain"."""
     if route == "wide":
         return multiply(x, w[0], None, w[1], bias, "none")
-    y = _product_of_both(quantize_fp8(x), w, bias, route)
+    y = _product_of_both(quantize_fp8(x), w, bias, route, is_behind_cast=True)
     return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
-def _product_of_both(x: Quantized, w: Quantized, bias: Tensor | None, route: Route) -> Tensor:
+def _product_of_both(
+    x: Quantized, w: Quantized, bias: Tensor | None, route: Route, *, is_behind_cast: bool = False
+) -> Tensor:
     if route == "library":
         options = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
         y: Tensor = torch._scaled_mm(x[0], w[0].t(), x[1], w[1].t(), bias=bias, **options)
         return y
-    return multiply(x[0], w[0], x[1], w[1], bias, "none")
+    return multiply(x[0], w[0], x[1], w[1], bias, "none", is_behind_cast=is_behind_cast)
 
 
 def run_on(

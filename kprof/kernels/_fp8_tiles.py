@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kprof.kernels._fp8_device import SIDE, finish
+from kprof.kernels._fp8_overlap import fetch_and_wait
 from kprof.kernels._tile_splits import is_last_to_arrive, part_length
 
 # So many products of 8 bits are summed in tensor cores.
@@ -68,6 +69,8 @@ def tiled(
     K: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+    FETCHED: tl.constexpr,
 ) -> None:
     """Multiply M rows of x by N of the weights over one of SPLITS parts of K; the last adds up."""
     tile, part = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
@@ -79,6 +82,8 @@ def tiled(
     w_at = w_NK + tl.minimum(n_N, num_columns - 1)[:, None].to(tl.int64) * depth
     x_at = x_MK + m_M[:, None].to(tl.int64) * x_step
     is_m_M = m_M < num_rows
+    if OVERLAPS:
+        fetch_and_wait(w_NK, band * N, num_columns, depth, first, end, N, FETCHED)
     sum_NM = tl.zeros([N, M], tl.float32)
     for start in tl.range(first, end, K, num_stages=STAGES):
         k_K = start + tl.arange(0, K)

@@ -14,21 +14,22 @@ from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels._fp8 import (
-    ELEMENTS_PER_PROGRAM,
-    ELEMENTS_PER_WARP,
     FP8,
     LARGEST,
     LEAST,
     MOST_COLUMNS,
-    MOST_WARPS,
     SIDE,
     largest_of,
+    rows_of_program,
 )
-from kprof.kernels._launch import Launcher, alignments, kind_of, next_power_of_two
+from kprof.kernels._fp8_overlap import let_in, overlaps
+from kprof.kernels._launch import Launcher, alignments, kind_of
 from kprof.kernels._operator import define
 
 Group = Literal["row", "1x128", "128x128"]
 ROWS_PER_PROGRAM = 32
+# Scales in 16 bytes: where columns of them begin elsewhere, TMA cannot read them.
+TOGETHER = 4
 
 
 @triton.jit
@@ -43,7 +44,9 @@ def _rows(
     LEAST: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    let_in(OVERLAPS)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     is_row = rows < num_rows
@@ -65,6 +68,7 @@ def _blocks(
     x_stride: tl.int64,
     num_rows,
     num_columns,
+    scale_step,
     IS_SQUARE: tl.constexpr,
     LARGEST: tl.constexpr,
     LEAST: tl.constexpr,
@@ -89,7 +93,7 @@ def _blocks(
         y = x32 * tl.div_rn(LARGEST, largest)
     else:
         largest = tl.where(largest < LEAST, LEAST, largest)
-        at = scale_BM + block.to(tl.int64) * num_rows + rows
+        at = scale_BM + block.to(tl.int64) * scale_step + rows
         tl.store(at, largest * (1.0 / LARGEST), is_row)
         y = x32 * tl.div_rn(LARGEST, largest)[:, None]
     tl.store(y_MN + rows[:, None] * num_columns + columns[None, :], y.to(tl.float8e4nv), mask)
@@ -107,7 +111,8 @@ def quantize_fp8(x: Tensor, group: Group = "row") -> tuple[Tensor, Tensor]:
     Args:
         x: (M, N); float32, float16 or bfloat16.
         group: What shares a scale. Scales are float32 of shape (M, 1); for "1x128" (M, N / 128),
-            each column of them side by side; for "128x128" (M / 128, N / 128).
+            each column of them side by side, at a multiple of 16 bytes; for "128x128"
+            (M / 128, N / 128).
     """
     values, scales = _operator(x, group)
     return values, scales
@@ -124,23 +129,20 @@ def _run(x: Tensor, group: str) -> tuple[Tensor, Tensor]:
     stride = x.stride(0)
     key = (
         *(x.device, x.dtype, group, num_columns, num_rows % 16 == 0, num_rows == 1),
-        *(stride % 16 == 0, stride == 1, alignments((x, values, scales))),
+        *(stride % 16 == 0, stride == 1, alignments((x, values, scales), scales.stride(1))),
     )
     tensors = (x, values, scales, stride, num_rows, num_columns)
     if group == "row":
-        block = next_power_of_two(num_columns)
-        rows_each = max(1, ELEMENTS_PER_PROGRAM // block)
-        num_warps = min(MOST_WARPS, max(1, rows_each * block // ELEMENTS_PER_WARP))
-        options = (LARGEST, LEAST, rows_each, block)
-        grid = -(-num_rows // rows_each)
-        launch(key, grid, (*tensors, *options), {"num_warps": num_warps}, **known)
+        (_, *options), num_warps = rows_of_program(num_columns, group)
+        grid, is_let_in = -(-num_rows // options[2]), overlaps(x.device)
+        launch(key, grid, (*tensors, *options, is_let_in), {"num_warps": num_warps}, **known)
         return values, scales
     is_square = group == "128x128"
     rows_each = SIDE if is_square else ROWS_PER_PROGRAM
     num_warps = 16 if is_square else 8
     grid = -(-num_rows // rows_each) * -(-num_columns // SIDE)
     squares = (is_square, LARGEST, LEAST, rows_each, SIDE)
-    launch(key, grid, (*tensors, *squares), {"num_warps": num_warps}, **known)
+    launch(key, grid, (*tensors, scales.stride(1), *squares), {"num_warps": num_warps}, **known)
     return values, scales
 
 
@@ -149,7 +151,8 @@ def _empty(x: Tensor, group: str) -> tuple[Tensor, Tensor]:
     values = torch.empty(num_rows, num_columns, dtype=FP8, device=x.device)
     blocks = 1 if group == "row" else -(-num_columns // SIDE)
     if group == "1x128":
-        scales = torch.empty(blocks, num_rows, dtype=torch.float32, device=x.device).t()
+        step = -(-num_rows // TOGETHER) * TOGETHER
+        scales = torch.empty(blocks, step, dtype=torch.float32, device=x.device).t()[:num_rows]
     else:
         strips = -(-num_rows // SIDE) if group == "128x128" else num_rows
         scales = torch.empty(strips, blocks, dtype=torch.float32, device=x.device)
