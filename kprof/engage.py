@@ -16,6 +16,7 @@ from kprof.engagement import (
     Decided,
     Engagement,
     Entry,
+    Holding,
     Opened,
     Predicted,
     PredictionAdded,
@@ -27,7 +28,7 @@ from kprof.entries import append, read_engagement, without_folders
 from kprof.errors import KprofError
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.redaction import Redactor
-from kprof.summarise import recognise
+from kprof.summarise import Recognised, recognise
 
 NOTHING = "nothing"
 
@@ -70,10 +71,7 @@ def add(
     added = []
     # All are read before the first is written.
     for found in [recognise(path, when) for path in paths]:
-        earlier = [one.number for one in engagement.entries if one.source == found.source]
-        if earlier:
-            problem = f"{found.source.name} is entry {earlier[0]} already"
-            raise KprofError(problem, fix="add something else; entries are never replaced")
+        _refuse_again(engagement, found)
         content = found.content
         if isinstance(content, ComparisonAdded):
             by_s = began_s(content.comparison)
@@ -140,6 +138,30 @@ def decide(folder: Path, text: str) -> Entry:
     if not text.strip():
         raise KprofError("there is no decision to write down", fix="say what was decided")
     return _append(read_engagement(folder), folder, Decided(text.strip()))
+
+
+def _refuse_again(engagement: Engagement, found: Recognised) -> None:
+    """Refuse what an entry holds already: the same file, or the same A/B out of another one."""
+    pairs = _measured(found.content)
+    for one in engagement.entries:
+        if one.source == found.source or (pairs and pairs == _measured(one.content)):
+            named = one.source.name if one.source else ""
+            known = f", as {named}" if named and named != found.source.name else ""
+            raise KprofError(
+                f"{found.source.name} is entry {one.number} already{known}",
+                fix="add something else; entries are never replaced",
+            )
+
+
+def _measured(content: Holding) -> str:
+    """Return what tells an A/B from every other: all that its pairs measured, and when.
+
+    Other tools write whole numbers of this size as floats, so starts are compared as these.
+    """
+    if not isinstance(content, ComparisonAdded):
+        return ""
+    pairs = content.comparison.pairs
+    return ";".join(f"{float(one.start_ns)} {one.a} {one.b}" for one in pairs)
 
 
 def _bet(promises: list[Promise], added: ComparisonAdded, tests: str | None) -> Bet | None:

@@ -34,6 +34,8 @@ def scores(folder):
 
 def added(folder, ratio, tests=None, **changes):
     number = len(list(folder.parent.glob("ab*")))
+    # Each is an A/B of its own, however much they look alike.
+    changes.setdefault("start_ns", LATER_NS + number * 10**9)
     path = write_comparison(folder.parent / f"ab{number}.kprof", ratio, **changes)
     engage.add(folder, [path], tests=tests)
     return scores(folder)
