@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
-from itertools import pairwise
-from pathlib import Path
-
 from kprof.analyze.trust.audit import audit
 from kprof.analyze.trust.unanswered import find_unanswered
 from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.mixed import say_mixed
 from kprof.report.partner.parts import Block, Chapter, Folded
 from kprof.report.partner.sections.service_level import promise_of
 from kprof.report.partner.wording import without_letters
@@ -52,7 +48,7 @@ def render(evidence: Evidence) -> Chapter:
 
 
 def _doubts(evidence: Evidence) -> list[tuple[str, str]]:
-    rows = [("Report", text) for text in _say_mixed(_workloads(evidence))]
+    rows = [("Report", text) for text in say_mixed(evidence)]
     for comparison in evidence.comparisons:
         rows += [("Comparison", without_letters(doubt)) for doubt in comparison.doubts]
     for judged in evidence.service_levels:
@@ -76,40 +72,6 @@ def _doubts(evidence: Evidence) -> list[tuple[str, str]]:
                 found = f"{_sentence(f'{check.name}: {check.evidence}')} {_sentence(check.meaning)}"
                 rows.append((about, found.strip()))
     return list(dict.fromkeys(rows))
-
-
-def _say_mixed(workloads: list[set[str]]) -> list[str]:
-    """Warn where the page is put together of more than one workload."""
-    if len(workloads) < 2:
-        return []
-    listed = "; ".join(", ".join(sorted(scripts)) for scripts in workloads)
-    return [
-        f"This was measured of different workloads: {listed}. What is said of one of them "
-        "need not hold for another."
-    ]
-
-
-def _workloads(evidence: Evidence) -> list[set[str]]:
-    """Return the scripts that were recorded and compared; those of one comparison are together."""
-    of_runs: list[list[Sequence[str]]] = [[run.meta.command] for run in evidence.runs]
-    of_comparisons: list[list[Sequence[str]]] = [
-        [shlex.split(line) for name in "AB" if (line := comparison.facts.get(f"command of {name}"))]
-        for comparison in evidence.comparisons
-    ]
-    found: list[set[str]] = []
-    for commands in (*of_runs, *of_comparisons):
-        scripts = {_script(words) for words in commands if words}
-        if scripts:
-            scripts = scripts.union(*(one for one in found if one & scripts))
-            found = [*(one for one in found if not one & scripts), scripts]
-    return found
-
-
-def _script(words: Sequence[str]) -> str:
-    """Return the name of a command's script or module; of any other command, its program's."""
-    pairs = pairwise(words)
-    named = (word for before, word in pairs if before == "-m" or word.endswith(".py"))
-    return Path(next(named, words[0])).name
 
 
 def _name_of(number: int, num_runs: int) -> str:

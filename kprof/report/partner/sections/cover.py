@@ -5,6 +5,7 @@ from __future__ import annotations
 from kprof.analyze.calibration.result import Calibration
 from kprof.report.calibration import most_false
 from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.mixed import gpu_of
 from kprof.report.partner.outcome import outcome_of
 from kprof.report.partner.parts import Block, Chapter
 from kprof.report.partner.wording import changed_in_words, share_in_words
@@ -31,7 +32,6 @@ def render(evidence: Evidence) -> Chapter:
 def _about(evidence: Evidence) -> list[tuple[str, str, str]]:
     facts = []
     comparison = evidence.headline
-    run = evidence.runs[-1] if evidence.runs else None
     if comparison is not None:
         facts.append(
             ("What was changed", changed_in_words(comparison.b), f"before: {comparison.a}")
@@ -39,7 +39,7 @@ def _about(evidence: Evidence) -> list[tuple[str, str, str]]:
     gpu = _gpu(evidence)
     if gpu:
         facts.append(("Measured on", gpu, ""))
-    elif run is not None and run.is_host_only:
+    elif evidence.runs and all(run.is_host_only for run in evidence.runs):
         facts.append(("Measured on", "host CPU", "no GPU took part"))
     if comparison is not None and comparison.headline.interval is not None:
         claim = comparison.headline
@@ -51,9 +51,10 @@ def _about(evidence: Evidence) -> list[tuple[str, str, str]]:
 
 
 def _gpu(evidence: Evidence) -> str:
+    """Return the GPU of what the verdict is about; a run beside a comparison may have another."""
+    if evidence.headline is not None:
+        return gpu_of(evidence.headline)
     names = [gpu.name for run in evidence.runs for gpu in run.gpus if not run.is_host_only]
-    for comparison in evidence.comparisons:
-        names += [text for name, text in comparison.facts.items() if name.lower() == "gpu"]
     return ", ".join(dict.fromkeys(names))
 
 

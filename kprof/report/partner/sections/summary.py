@@ -10,6 +10,7 @@ from kprof.analyze.utilisation import measure_utilisation
 from kprof.comparison import Claim, Comparison
 from kprof.report.partner.digits import gain_range, time_within
 from kprof.report.partner.evidence import Evidence, first_and_last
+from kprof.report.partner.mixed import gpu_of
 from kprof.report.partner.money import (
     is_credited,
     load_in_words,
@@ -221,6 +222,7 @@ def _warnings(evidence: Evidence) -> list[str]:
     if evidence.costs and not is_credited(evidence):
         found.append("The difference is not proven, so no saving is credited to the change.")
     found += [warning for costs in evidence.costs for warning in costs.warnings[:1]]
-    if evidence.runs and evidence.runs[-1].is_host_only:
+    on_gpu = comparison is not None and gpu_of(comparison)
+    if evidence.runs and evidence.runs[-1].is_host_only and not on_gpu:
         found.append("No GPU took part: times are those of the host's operators.")
     return list(dict.fromkeys(found))[:3]

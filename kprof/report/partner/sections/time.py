@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from kprof.analyze.overhead import measure_cost
 from kprof.analyze.score import SAME_STEP
-from kprof.analyze.steps import find_steps, time_steps
+from kprof.analyze.steps import find_steps
 from kprof.analyze.summary import split_window
 from kprof.analyze.utilisation import share_of_time
 from kprof.report.partner.digits import time_within
 from kprof.report.partner.drawings import Part, both, stack
 from kprof.report.partner.evidence import Evidence
-from kprof.report.partner.outcome import medians_in_words, medians_of
+from kprof.report.partner.mixed import step_in, steps_compared
 from kprof.report.partner.parts import Block, Chapter, Missing, Picture
 from kprof.report.partner.wording import KINDS, WAITS, share_in_words
 from kprof.report.section import Column, Table, Text
@@ -25,7 +23,6 @@ MOST_PARTS = 9
 UNKNOWN_KIND, UNKNOWN_WAIT = "Work of no known kind", "Idle: cause unknown"
 REST = "Everything else"
 HOST_IDLE = "Between operators"
-STEP_TIME = "step time"
 NONE = "none"
 HOW = "kprof run train.py, then name the run's folder"
 
@@ -200,20 +197,21 @@ def _recorded(stages: list[tuple[str, Trace]]) -> str:
 
 def _compared(stages: list[tuple[str, Trace]], evidence: Evidence) -> str:
     """Say of which runs a step took another time than in the comparison, and how long."""
-    comparison = evidence.headline
-    if comparison is None or comparison.headline.metric.name != STEP_TIME or len(stages) < 2:
-        return ""
-    claim = comparison.headline
-    medians, words = medians_of(comparison, claim), medians_in_words(comparison, claim)
+    compared = steps_compared(evidence)
+    if len(stages) == 1 and compared:
+        # Which of the two was recorded, nobody says.
+        shown = " before and ".join(shown for _, shown in compared)
+        sides = [([of for of, _ in compared], f"{shown} after the change")]
+    else:
+        sides = [([of], shown) for of, shown in compared]
     told = []
-    for (name, run), of, shown in zip(stages, medians or (), words or (), strict=False):
-        times = time_steps(run)
-        steps = times.unrecorded_ns or times.recorded_ns
-        own = median(steps) if steps else of
-        if abs(own / of - 1) > SAME_STEP:
-            where = "around" if times.unrecorded_ns else "in"
-            own_in_words = f"{time_within(own, 0.01)} {where} the recording"
-            told.append(f"{name.lower()}, {own_in_words} and {shown} in the comparison")
+    for (name, run), (medians, shown) in zip(stages, sides, strict=False):
+        found = step_in(run)
+        if found is None or any(abs(found[0] / of - 1) <= SAME_STEP for of in medians):
+            continue
+        about = f"{name.lower()}, " if len(stages) > 1 else ""
+        own_in_words = f"{time_within(found[0], 0.01)} {found[1]}"
+        told.append(f"{about}{own_in_words} and {shown} in the comparison")
     if not told:
         return ""
     lead = "Steps take other times from run to run, and shares of the time vary with them"
