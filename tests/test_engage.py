@@ -96,6 +96,13 @@ def test_an_address_on_the_web_keeps_its_slashes(begun):
     )
 
 
+def test_a_secret_does_not_get_into_the_folder(begun):
+    engage.decide(begun, "run t.py --hf-token s3cret --db postgres://bob:s3cret@db/x --host node7")
+    assert entries(begun)[1]["content"]["text"] == (
+        "run t.py --hf-token [left out] --db postgres://[left out]@db/x --host node7"
+    )
+
+
 def test_the_same_thing_is_not_added_twice(begun, tmp_path):
     run = write_run(tmp_path / "run.kprof")
     engage.add(begun, [run])

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Literal, TypeVar
 
 from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.settings import without_hosts, without_secrets
 from kprof.report.units import shorten
 from kprof.trace import Trace
 
@@ -29,14 +30,15 @@ _NAMED = (
     r"(?i)((?:(?<![\w-])--?[\w-]{0,40}(?:%s)[\w-]{0,40}(?:\s*[=:]\s*|\s+))"
     r"|(?:(?:%s)[\w-]{0,40}\s*[=:]\s*))"
 )
-_SECRETS = "api[_-]?key|secret|password|passwd|access[_-]?key|auth[_-]?token|hf_token"
 _PROMPTS = "prompt|system[_-]message|instruction|input[_-]text|question"
-_SECRET = re.compile(_NAMED % (_SECRETS, _SECRETS) + r"(\"[^\"]*\"|'[^']*'|\S+)")
 _PROMPT = re.compile(
     _NAMED % (_PROMPTS, _PROMPTS)
     + r"(\"(?:\\.|[^\"])*\"|'(?:\\.|[^'])*'|(?:(?!\s-{1,2}[a-zA-Z]).)+)"
 )
-_WORD = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{1,15}://[^\s\"'`<>|;,]+|[^\s\"'`<>|;,()\[\]{}=]+")
+_WORD = re.compile(
+    r"[a-zA-Z][a-zA-Z0-9+.-]{1,15}://(?:\[left out\]|[^\s\"'`<>|;,])+"
+    r"|[^\s\"'`<>|;,()\[\]{}=]+"
+)
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 _EXTENSION = re.compile(r"\.[A-Za-z]\w{0,7}$")
 _ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}")
@@ -74,8 +76,10 @@ class Redactor:
     """Takes out of texts what a level forbids, and what no reader could read."""
 
     def __init__(self, level: Level, evidence: Evidence) -> None:
-        """Learn the host names that the evidence mentions."""
+        """Learn the host names that the evidence mentions, and which texts name price lists."""
         self._level = level
+        prices = [costs.price for costs in evidence.costs if costs.price]
+        self._sources = {source for price in prices for source in price.sources}
         hosts = sorted({name for name in _hosts(evidence) if name}, key=lambda n: (-len(n), n))
         # A host may be called gpu, and then GPU is another word.
         names = "|".join(f"{'(?i:' if len(n) > 4 else '(?:'}{re.escape(n)})" for n in hosts)
@@ -83,25 +87,18 @@ class Redactor:
 
     def clean(self, text: str) -> str:
         """Return a text as this level may show it."""
-        text = _SECRET.sub(rf"\1{LEFT_OUT}", "".join(map(_visible, text)))
+        is_source = text in self._sources
+        text = without_secrets("".join(map(_visible, text)), LEFT_OUT)
         if self._level != "internal":
             text = _PROMPT.sub(rf"\1{LEFT_OUT}", text)
-            text = _WORD.sub(self._public_part, text)
+            text = without_hosts(text, HOST)
+            keeps = is_source and self._level == "partner"
+            text = _WORD.sub(lambda found: _public_part(found[0], keeps_address=keeps), text)
             if self._hosts:
                 text = self._hosts.sub(HOST, text)
         if self._level == "public":
             text = _MONEY.sub(LEFT_OUT, text)
         return shorten(text, LONGEST_TEXT)
-
-    def _public_part(self, found: re.Match[str]) -> str:
-        """Return a word without the folders above a file, and without an address."""
-        word = found[0]
-        if "://" in word:
-            is_kept = self._level == "partner" and word.startswith(("https://", "http://"))
-            return _without_query(word) if is_kept else LEFT_OUT
-        if _DRIVE.match(word) or word.startswith("\\\\"):
-            return re.split(r"[\\/]+", word)[-1] or LEFT_OUT
-        return ":".join(_without_place(piece) for piece in word.split(":"))
 
     def apply(self, thing: T) -> T:
         """Return plain data with every text in it cleaned."""
@@ -115,6 +112,16 @@ class Redactor:
             }
             return dataclasses.replace(thing, **changed)
         return thing
+
+
+def _public_part(word: str, *, keeps_address: bool) -> str:
+    """Return a word without the folders above a file, and without an address."""
+    if "://" in word:
+        is_kept = keeps_address and word.startswith(("https://", "http://"))
+        return _without_query(word) if is_kept else LEFT_OUT
+    if _DRIVE.match(word) or word.startswith("\\\\"):
+        return re.split(r"[\\/]+", word)[-1] or LEFT_OUT
+    return ":".join(_without_place(piece) for piece in word.split(":"))
 
 
 def _without_query(address: str) -> str:
