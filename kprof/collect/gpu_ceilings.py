@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from statistics import quantiles
 from typing import Any
 
 from kprof.collect.ceilings import Ceilings, Figure
@@ -19,6 +20,8 @@ from kprof.timing import captured, time_on_gpu
 GIB = 1 << 30
 DRAM_BYTES = 4 * GIB
 L2_FOOTPRINTS_MIB = (4, 8, 16, 32, 64, 128)
+# Copies within a footprint are timed at so many places, of which each has its own graph.
+NUM_PLACES, COPIES_PER_GRAPH = 16, 20
 MATRIX_SIZES = (4096, 8192, 16384)
 NUM_LAUNCHES, NUM_ROUNDS = 2000, 3
 # Read by Kineto whenever a trace stops.
@@ -104,13 +107,25 @@ def _dram(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
 
 
 def _l2(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
-    """Measure copies within small footprints; replayed from a graph, so launches don't count."""
+    """Measure copies within small footprints, as the median over places all over the memory.
+
+    A copy of microseconds differs by percents from place to place and from graph to graph.
+    """
+    places = torch.randn(DRAM_BYTES // 4, device="cuda").view(NUM_PLACES, -1)
+    detail = f"read and written, median of {NUM_PLACES} places"
     for mib in L2_FOOTPRINTS_MIB:
-        half = torch.randn((mib << 20) // 8, device="cuda")
-        other = torch.empty_like(half)
-        took = time_on_gpu(captured(partial(other.copy_, half), 20), warm_up_s=0.1)
-        rate = 20 * (mib << 20) / took.median_ns * 1e9
-        yield Figure(f"L2 copy {mib} MiB", rate, "B/s", "read and written", took.spread)
+        num_bytes = mib << 20
+        pairs = places[:, : num_bytes // 4].unflatten(1, (2, -1))
+        rates = [num_bytes / _copy_ns(source, target) * 1e9 for source, target in pairs]
+        low, middle, high = quantiles(rates, n=4)
+        yield Figure(f"L2 copy {mib} MiB", middle, "B/s", detail, (high - low) / middle)
+
+
+def _copy_ns(source: Any, target: Any) -> float:  # noqa: ANN401
+    """Return what a copy takes; replayed from a graph, so launches don't count."""
+    replay = captured(partial(target.copy_, source), COPIES_PER_GRAPH)
+    took = time_on_gpu(replay, num_samples=6, sample_ns=1e6, warm_up_s=0.01)
+    return took.median_ns / COPIES_PER_GRAPH
 
 
 def _products(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
