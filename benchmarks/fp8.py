@@ -9,7 +9,8 @@ counts for the linear layer: that it is never slower than whoever is fastest, ho
 than the better of DeepGEMM, cast included, and torchao compiled, and than bf16; of our provider
 alone, and of the one that kprof would choose. The product alone is measured with scales for rows
 and, where a shape has a fourth number, in squares of 128. `--gates` are what `kprof kernels check
-KERNEL --provider NAME --json` told; `--again` sums an earlier result up anew, on any machine.
+KERNEL --provider NAME --forward --dtype bfloat16 --json` told; `--again` sums an earlier result up
+anew, on any machine.
 """
 
 import argparse

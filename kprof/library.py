@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, partial
 from multiprocessing import get_context
@@ -17,7 +17,7 @@ from kprof.errors import KprofError
 from kprof.report.providers import Listed
 
 if TYPE_CHECKING:
-    from kprof.gate import GateReport
+    from kprof.gate import GateReport, Subject
     from kprof.kernels import Kernel, Shape
     from kprof.kernels._bench import Timed
     from kprof.kernels._choice import Choice
@@ -26,6 +26,23 @@ if TYPE_CHECKING:
 
 # What the interpreter computes as a GPU does; it cuts bfloat16 off instead of rounding it.
 INTERPRETED_DTYPES = ("float16", "float32")
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls that are judged: in which dtypes (none: all), and only those without gradients."""
+
+    dtypes: tuple[str, ...] = ()
+    are_forward: bool = False
+
+    def name(self, kernel: Kernel, provider: str) -> str:
+        """Return what is judged, such as "fp8_linear forward in bfloat16 by torchao"."""
+        forward = " forward" if self.are_forward else ""
+        dtypes = f" in {' and '.join(self.dtypes)}" if self.dtypes else ""
+        return f"{kernel.name}{forward}{dtypes} by {provider}"
+
+
+ALL_CALLS = Calls()
 
 
 def list_kernels() -> list[Listed]:
@@ -49,6 +66,7 @@ def check_kernels(
     provider: str | None,
     progress: Progress = lambda stage: None,
     *,
+    calls: Calls = ALL_CALLS,
     sanitizes: bool = False,
 ) -> list[GateReport]:
     """Run levels L0 and L1 of the quality gate: on the GPU, else in Triton's interpreter.
@@ -57,18 +75,20 @@ def check_kernels(
         names: Of the kernels; none: all.
         provider: Whose code is checked; None: ours.
         progress: Told which kernel is next.
-        sanitizes: Whether compute-sanitizer watches the edges, too; it takes a GPU.
+        calls: Those that are judged.
+        sanitizes: Whether compute-sanitizer watches the edges, too, of all calls; it takes a GPU.
 
     Raises:
-        KprofError: no such kernel or provider, or Triton was loaded without its interpreter.
+        KprofError: no such kernel, provider or dtype, or Triton was loaded without its interpreter.
     """
     import torch
 
+    if sanitizes and calls != ALL_CALLS:
+        why = "compute-sanitizer watches calls of every dtype, with gradients and without"
+        raise KprofError(why, fix="leave out --sanitizer, or --forward and --dtype")
     if sanitizes and not torch.cuda.is_available():
-        raise KprofError(
-            "compute-sanitizer watches what runs on a GPU, and there is none here",
-            fix="leave out --sanitizer, or run it on a GPU machine",
-        )
+        why = "compute-sanitizer watches what runs on a GPU, and there is none here"
+        raise KprofError(why, fix="leave out --sanitizer, or run it on a GPU machine")
     device = _device_to_check_on()
     from kprof.kernels import OURS
 
@@ -76,26 +96,31 @@ def check_kernels(
     reports = []
     for place, kernel in enumerate(kernels):
         progress(f"checking {kernel.name}")
-        reports.append(_checked(kernel, provider or OURS, device))
+        reports.append(_checked(kernel, provider or OURS, device, calls))
         if sanitizes:
             reports[-1] = _sanitized(reports[-1], kernel, provider or OURS)
         rest = [one.name for one in kernels[place + 1 :]]
         if reports[-1].is_gpu_broken and rest:
-            return reports + _check_in_a_fresh_process(rest, provider, sanitizes)
+            return reports + _check_in_a_fresh_process(rest, provider, calls, sanitizes)
     return reports
 
 
-def _checked(kernel: Kernel, provider: str, device: str) -> GateReport:
+def _checked(kernel: Kernel, provider: str, device: str, calls: Calls) -> GateReport:
     from kprof.gate import GateReport, check
     from kprof.gate.result import LEVELS, not_run
-    from kprof.kernels._subject import subject_of
 
     asked = ("L0", "L1")
-    if device == "cpu" and kernel.needs_gpu:
-        levels = tuple(not_run(name, kernel.needs_gpu) for name in LEVELS)
-        return GateReport(f"{kernel.name} by {provider}", levels, asked)
+    if unknown := sorted(set(calls.dtypes) - set(kernel.dtypes)):
+        fix = f"choose among {', '.join(kernel.dtypes)}"
+        raise KprofError(f"{kernel.name} is not for {unknown[0]}", fix=fix)
+    why_not = kernel.needs_gpu
+    if set(calls.dtypes) - set(INTERPRETED_DTYPES):
+        why_not = why_not or "Triton's interpreter does not round to bfloat16"
+    if device == "cpu" and why_not:
+        levels = tuple(not_run(name, why_not) for name in LEVELS)
+        return GateReport(calls.name(kernel, provider), levels, asked)
     try:
-        subject = subject_of(kernel, provider, device)
+        subject = _subject_of(kernel, provider, device, calls)
     except ImportError as error:
         raise KprofError(
             f"{kernel.name} by {provider} cannot run here: {error}",
@@ -107,12 +132,26 @@ def _checked(kernel: Kernel, provider: str, device: str) -> GateReport:
     return check(subject, asked)
 
 
+def _subject_of(kernel: Kernel, provider: str, device: str, calls: Calls) -> Subject:
+    """Return a provider as the gate wants it, for these calls alone."""
+    from kprof.kernels._subject import subject_of
+
+    subject = replace(subject_of(kernel, provider, device), name=calls.name(kernel, provider))
+    if calls.dtypes:
+        subject = replace(subject, dtypes=calls.dtypes)
+    if calls.are_forward:
+        # Of those who say that bits may differ, gradients alone do.
+        subject = replace(subject, differentiable=(), is_deterministic=True)
+    return subject
+
+
 def _check_in_a_fresh_process(
-    names: Sequence[str], provider: str | None, sanitizes: bool
+    names: Sequence[str], provider: str | None, calls: Calls, sanitizes: bool
 ) -> list[GateReport]:
     """Check where the GPU still answers; here it refuses all work."""
+    check = partial(check_kernels, names, provider, calls=calls, sanitizes=sanitizes)
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(check_kernels, names, provider, sanitizes=sanitizes).result()
+        return pool.submit(check).result()
 
 
 def _sanitized(report: GateReport, kernel: Kernel, provider: str) -> GateReport:
@@ -172,13 +211,9 @@ def bench_kernels(
 def _why_rejected(kernel: Kernel, provider: str, dtype: str, direction: Pass) -> str:
     """Return which level of the gate a provider fails in a pass, and why; empty: none."""
     from kprof.gate import check
-    from kprof.kernels._subject import subject_of
 
-    subject = replace(subject_of(kernel, provider, "cuda"), dtypes=(dtype,))
-    if direction == "forward":
-        # Of those who say that bits may differ, gradients alone do.
-        subject = replace(subject, differentiable=(), is_deterministic=True)
-    report = check(subject, ("L0", "L1"))
+    calls = Calls((dtype,), are_forward=direction == "forward")
+    report = check(_subject_of(kernel, provider, "cuda", calls), ("L0", "L1"))
     failed = [f"{one.name}: {one.why}" for one in report.levels if one.state == "failed"]
     if report.is_gpu_broken:
         why = next(one.why for one in report.levels if one.state != "passed")

@@ -1,6 +1,7 @@
 """`kprof kernels`: what it says of checks and measurements, on stand-ins for both."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def test_a_check_as_json_tells_the_class_that_was_reached(
     ("action", "option", "given"),
     [
         ("check", "--shape", {"shape": "axb"}),
-        ("check", "--dtype", {"dtype": ["bfloat16"]}),
+        ("bench", "--forward", {"forward": True}),
         ("bench", "--provider", {"provider": "liger"}),
         ("list", "--sanitizer", {"sanitizer": True}),
         ("explain", "--dtype", {"dtype": ["bfloat16"]}),
@@ -51,6 +52,58 @@ def test_an_option_that_the_action_does_not_use_is_refused_before_anything_runs(
 ):
     with pytest.raises(KprofError, match=f"{action} takes no {option}"):
         kernels(action, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "differentiable", "dtypes"),
+    [
+        ({}, "relu_squared by eager", (0,), ("float16", "float32")),
+        ({"forward": True}, "relu_squared forward by eager", (), ("float16", "float32")),
+        (
+            {"forward": True, "dtype": ["float16"]},
+            "relu_squared forward in float16 by eager",
+            (),
+            ("float16",),
+        ),
+    ],
+    ids=["all", "forward", "forward in float16"],
+)
+def test_a_check_judges_the_calls_that_are_asked_for_and_names_them(
+    monkeypatch, given, name, differentiable, dtypes
+):
+    subjects = []
+
+    def check(subject, levels):
+        subjects.append(subject)
+        return replace(report(is_right=True), subject=subject.name)
+
+    monkeypatch.setattr(library, "_device_to_check_on", lambda: "cpu")
+    monkeypatch.setattr("kprof.gate.check", check)
+    answer = kernels("check", ["relu_squared"], provider="eager", json=True, **given)
+    assert json.loads(answer.json)[0]["subject"] == name
+    assert (subjects[0].differentiable, subjects[0].dtypes) == (differentiable, dtypes)
+
+
+def test_what_the_interpreter_does_not_compute_as_a_gpu_is_not_run(monkeypatch):
+    monkeypatch.setattr(library, "_device_to_check_on", lambda: "cpu")
+    answer = kernels("check", ["relu_squared"], dtype=["bfloat16"], json=True)
+    (told,) = json.loads(answer.json)
+    assert {one["state"] for one in told["levels"]} == {"not run"}
+    assert "bfloat16" in told["levels"][0]["why"]
+    assert answer.exit_code == 3
+
+
+def test_a_dtype_that_a_kernel_does_not_have_is_refused(monkeypatch):
+    monkeypatch.setattr(library, "_device_to_check_on", lambda: "cpu")
+    with pytest.raises(KprofError, match="relu_squared is not for float64"):
+        kernels("check", ["relu_squared"], dtype=["float64"])
+
+
+@pytest.mark.parametrize("given", [{"forward": True}, {"dtype": ["float16"]}], ids=str)
+def test_the_sanitizer_watches_all_calls_or_none(monkeypatch, given):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(KprofError, match="of every dtype"):
+        kernels("check", ["relu_squared"], sanitizer=True, **given)
 
 
 def test_a_list_of_named_kernels_is_refused_and_their_choices_pointed_to():

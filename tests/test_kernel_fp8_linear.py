@@ -49,7 +49,7 @@ def error_of(found, expected):
 
 @pytest.fixture(autouse=True)
 def nothing_kept():
-    _fp8_weights._kept.clear()
+    _fp8_weights.quantized._kept.clear()
 
 
 @pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 3, 64)], ids=str)
@@ -127,21 +127,61 @@ def test_what_is_written_past_torchs_counting_can_be_forgotten():
 def test_what_is_kept_goes_with_the_weight():
     x, weight, _ = given()
     fp8_linear(x, weight)
-    assert len(_fp8_weights._kept) == 1
+    assert len(_fp8_weights.quantized._kept) == 1
     del weight
     gc.collect()
-    assert len(_fp8_weights._kept) == 0
+    assert len(_fp8_weights.quantized._kept) == 0
 
 
-def test_a_peer_keeps_weights_by_their_version():
-    weight, made = given()[1], []
-    quantized = _fp8_weights.of_version(lambda one: made.append(one) or len(made))
-    assert [quantized(weight), quantized(weight)] == [1, 1]
+class Doubled(_fp8_weights.ByVersion):
+    """What a peer keeps of weights, and how often it made that."""
+
+    def __init__(self):
+        super().__init__(self._double)
+        self.num_made = 0
+
+    def _double(self, weight):
+        self.num_made += 1
+        return 2 * weight
+
+
+def test_a_peer_keeps_weights_by_their_version_in_the_same_place():
+    weight, doubled = given()[1], Doubled()
+    first = doubled(weight)
+    assert (doubled(weight) is first, doubled.num_made) == (True, 1)
     weight.mul_(2)
-    assert quantized(weight) == 2
+    assert (doubled(weight) is first, doubled.num_made) == (True, 2)
+    assert torch.equal(first, 2 * weight)
+
+
+def test_a_peer_makes_weights_without_versions_in_every_call():
+    doubled = Doubled()
     with torch.inference_mode():
-        passing = given()[1]
-        assert [quantized(passing), quantized(passing)] == [3, 4]
+        weight = given()[1]
+        assert doubled(weight) is not doubled(weight)
+    assert doubled.num_made == 2
+
+
+def test_a_weight_that_is_kept_is_not_made_again_while_a_graph_is_captured(monkeypatch):
+    known, unknown, doubled = given()[1], given()[1], Doubled()
+    first = doubled(known)
+    monkeypatch.setattr(_fp8_weights, "_is_captured", lambda weight: True)
+    assert (doubled(known) is first, doubled.num_made) == (True, 1)
+    # What is first met there holds nothing yet.
+    assert doubled(unknown) is not doubled(unknown)
+    monkeypatch.setattr(_fp8_weights, "_is_captured", lambda weight: False)
+    assert doubled(unknown) is doubled(unknown)
+    assert doubled.num_made == 4
+
+
+def test_what_peers_made_of_a_module_is_forgotten_with_ours():
+    layer, doubled = torch.nn.Linear(64, 32), Doubled()
+    kept = doubled(layer.weight)
+    layer.weight.data.zero_()
+    assert doubled(layer.weight).any()
+    _fp8_weights.forget(layer)
+    assert doubled(layer.weight) is kept
+    assert not kept.any()
 
 
 def multiply_in_blocks(x, w, y):
@@ -189,9 +229,11 @@ def test_tensors_made_in_inference_mode_are_quantised_in_every_call():
 def test_a_weight_on_another_device_than_before_is_not_put_where_it_was():
     weight = given()[1]
     _fp8_weights.quantized(weight, is_kept=True)
-    known = _fp8_weights._kept[id(weight)]
-    away = {"values": known.values.to("meta"), "scales": known.scales.to("meta")}
-    _fp8_weights._kept[id(weight)] = known._replace(version=-1, **away)
+    known = _fp8_weights.quantized._kept[id(weight)]
+    away = tuple(one.to("meta") for one in known.made)
+    sort = (weight.shape, weight.dtype, torch.device("meta"))
+    kept = replace(known, version=-1, sort=sort, made=away)
+    _fp8_weights.quantized._kept[id(weight)] = kept
     assert _fp8_weights.quantized(weight, is_kept=True)[0].device == weight.device
 
 
@@ -199,20 +241,19 @@ def test_what_is_kept_is_no_part_of_what_this_thread_allocates_and_ready_for_eve
     monkeypatch,
 ):
     seen = []
-    quantize, main = _fp8_weights.quantize_fp8, threading.get_ident()
+    main = threading.get_ident()
 
     def quantize_seen(weight):
         seen.append("here" if threading.get_ident() == main else "apart")
-        return quantize(weight)
+        return quantize_fp8(weight)
 
-    monkeypatch.setattr(_fp8_weights, "quantize_fp8", quantize_seen)
     monkeypatch.setattr(_fp8_weights, "_wait_for", lambda weight: seen.append("waited"))
-    weight = given()[1]
-    _fp8_weights.quantized(weight, is_kept=True)
+    quantized, weight = _fp8_weights.ByVersion(quantize_seen), given()[1]
+    quantized(weight)
     assert seen == ["waited", "waited", "apart", "waited", "waited"]
-    _fp8_weights.quantized(weight.mul_(2), is_kept=True)
+    quantized(weight.mul_(2))
     assert seen[5:] == ["here", "waited"]
-    _fp8_weights.quantized(weight, is_kept=True)
+    quantized(weight)
     assert len(seen) == 7
 
 

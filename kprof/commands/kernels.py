@@ -23,8 +23,11 @@ def kernels(
     provider: Annotated[str | None, Option(help="check: whose code [default: kprof].")] = None,
     shape: Annotated[str | None, Option(metavar="MxN", help="bench: what to measure.")] = None,
     dtype: Annotated[
-        list[str] | None, Option(help="bench: such as bfloat16; may be repeated.")
+        list[str] | None, Option(help="check, bench: such as bfloat16; may be repeated.")
     ] = None,
+    forward: Annotated[
+        bool, Option("--forward", help="check: calls without gradients alone.")
+    ] = False,
     sanitizer: Annotated[
         bool, Option("--sanitizer", help="check: let compute-sanitizer check as well, on a GPU.")
     ] = False,
@@ -46,8 +49,9 @@ def kernels(
         return msgspec.json.format(msgspec.json.encode(result)) if json else None
 
     chosen = names or []
-    options = {"provider": provider, "shape": shape, "dtype": dtype}
-    refuse_idle_options(action, options | {"sanitizer": sanitizer}, TAKES[action])
+    options: dict[str, object] = {"provider": provider, "shape": shape, "dtype": dtype}
+    options |= {"forward": forward, "sanitizer": sanitizer}
+    refuse_idle_options(action, options, TAKES[action])
     if action == "list":
         if chosen:
             fix = f"kprof kernels explain {chosen[0]}"
@@ -58,8 +62,11 @@ def kernels(
     if action == "check":
         from kprof.report.gate import result_of_gate, sections_of_gate
 
+        judged = library.Calls(tuple(dtype or ()), forward)
         with closing(Progress()) as progress:
-            reports = library.check_kernels(chosen, provider, progress, sanitizes=sanitizer)
+            reports = library.check_kernels(
+                chosen, provider, progress, calls=judged, sanitizes=sanitizer
+            )
         sections = [section for report in reports for section in sections_of_gate(report)]
         states = {report[level].state for report in reports for level in report.asked}
         code = 1 if "failed" in states else 0 if states == {"passed"} else 3
@@ -79,7 +86,7 @@ def kernels(
 # The options that each action takes, besides --json.
 TAKES: dict[Action, set[str]] = {
     "list": set(),
-    "check": {"--provider", "--sanitizer"},
+    "check": {"--provider", "--dtype", "--forward", "--sanitizer"},
     "bench": {"--shape", "--dtype"},
     "explain": set(),
 }

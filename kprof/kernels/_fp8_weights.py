@@ -1,4 +1,4 @@
-"""Weights in FP8: quantised once for each version of a parameter, and kept as long as it lives."""
+"""Weights in FP8: made once for each version of a parameter, and kept as long as it lives."""
 
 from __future__ import annotations
 
@@ -6,94 +6,127 @@ import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils._pytree import tree_leaves
 
 from kprof.kernels.quantize_fp8 import quantize_fp8
 
 T = TypeVar("T")
+# No version of any weight.
+NONE = -1
 
 
-class _Kept(NamedTuple):
-    """A weight in FP8, and what shows that it is still that weight."""
+@dataclass(frozen=True)
+class _Kept(Generic[T]):
+    """What was made of a weight, and what shows that it is still that weight."""
 
     weight: weakref.ref[Tensor]
     version: int
     address: int
-    values: Tensor
-    scales: Tensor
+    sort: tuple[object, ...]
+    made: T
 
     def is_of(self, weight: Tensor) -> bool:
-        """Tell whether it is this weight as it is now."""
-        marks = weight._version, weight.data_ptr()
-        return self.weight() is weight and marks == (self.version, self.address)
+        """Tell whether it is of this weight as it is now."""
+        is_same = self.weight() is weight
+        return is_same and (self.version, self.address) == (weight._version, weight.data_ptr())
 
     def has_room_for(self, weight: Tensor) -> bool:
         """Tell whether it is of this weight, as that was or is."""
-        is_alike = (self.values.shape, self.values.device) == (weight.shape, weight.device)
-        return is_alike and self.weight() is weight
+        return self.weight() is weight and self.sort == _sort_of(weight)
 
 
-# No version of any weight.
-NONE = -1
-# By identity: to compare tensors takes a kernel, and torch's own dictionary several microseconds.
-_kept: dict[int, _Kept] = {}
+def _sort_of(weight: Tensor) -> tuple[object, ...]:
+    return weight.shape, weight.dtype, weight.device
 
 
-def quantized(weight: Tensor, *, is_kept: bool) -> tuple[Tensor, Tensor]:
-    """Return a weight of shape (N, K) in FP8, and its scales, one for each row.
+class ByVersion(Generic[T]):
+    """Makes something of a weight once for each version of it, and keeps that.
 
-    A new version is put where the last one was: a captured graph reads from there.
-
-    Args:
-        weight: As it is; what is written into it counts as a new version, unless it is written
-            past torch's counting, through `.data`: then `forget` it.
-        is_kept: Whether to keep the result for the next call with this version. Where gradients
-            are recorded it must not be, as some optimizers write past the counting, too; what was
-            kept before does not count any more then.
+    In every call it makes it anew of a tensor made in inference mode, which counts no versions; of
+    all where FSDP2 gathers weights, uncounted; and what is met first while a graph is captured, as
+    that holds nothing until a replay.
     """
-    key = id(weight)
-    known = _kept.get(key)
-    if not is_kept or weight.is_inference() or _are_gathered():
-        _let_go(key)
-        return quantize_fp8(weight.detach())
-    if known is not None and known.is_of(weight):
-        return known.values, known.scales
-    # What is made while a graph is captured holds nothing until a replay.
-    if weight.is_cuda and torch.cuda.is_current_stream_capturing():
-        return quantize_fp8(weight.detach())
-    if known is not None and known.has_room_for(weight):
-        values, scales = quantize_fp8(weight.detach())
-        values, scales = known.values.copy_(values), known.scales.copy_(scales)
-    else:
-        values, scales = _quantized_to_stay(weight)
-    # Once for each version: the next call may be on any stream, and waits for none.
-    _wait_for(weight)
-    mark = weakref.ref(weight, lambda _: _kept.pop(key, None))
-    _kept[key] = _Kept(mark, weight._version, weight.data_ptr(), values, scales)
-    return values, scales
+
+    _all: ClassVar[weakref.WeakSet[ByVersion[Any]]] = weakref.WeakSet()
+
+    def __init__(self, make: Callable[[Tensor], T]) -> None:
+        """Take what makes a tensor of a weight, or several."""
+        self._make = make
+        # By identity: to compare tensors takes a kernel, and torch's own dictionary microseconds.
+        self._kept: dict[int, _Kept[T]] = {}
+        self._all.add(self)
+
+    def __call__(self, weight: Tensor, *, is_kept: bool = True) -> T:
+        """Return what is made of a weight.
+
+        A new version is put where the last one was: a captured graph reads from there.
+
+        Args:
+            weight: As it is; what is written into it counts as a new version, unless it is written
+                past torch's counting, through `.data`: then `forget` it.
+            is_kept: Whether to keep the result for the next call with this version. Where gradients
+                are recorded it must not be, as some optimizers write past the counting, too; what
+                was kept before does not count any more then.
+        """
+        is_kept = is_kept and not _are_gathered()
+        known = self._kept.get(id(weight))
+        # Looked up first: what is kept already is as good in a capture as elsewhere.
+        if is_kept and known is not None and known.is_of(weight):
+            return known.made
+        if not is_kept:
+            self.let_go(id(weight))
+        if not is_kept or weight.is_inference() or _is_captured(weight):
+            return self._make(weight.detach())
+        return self._keep(weight, known)
+
+    def _keep(self, weight: Tensor, known: _Kept[T] | None) -> T:
+        if known is not None and known.has_room_for(weight):
+            made, fresh = known.made, self._make(weight.detach())
+            for place, values in zip(tree_leaves(made), tree_leaves(fresh), strict=True):
+                place.copy_(values)
+        else:
+            made = _made_to_stay(self._make, weight)
+        # Once for each version: the next call may be on any stream, and waits for none.
+        _wait_for(weight)
+        key, kept = id(weight), self._kept
+        mark = weakref.ref(weight, lambda _: kept.pop(key, None))
+        kept[key] = _Kept(mark, weight._version, weight.data_ptr(), _sort_of(weight), made)
+        return made
+
+    def let_go(self, key: int | None = None) -> None:
+        """Make anew of the weight with this identity, or of all, when it is met next."""
+        for one in list(self._kept) if key is None else [key]:
+            known = self._kept.get(one)
+            if known is not None:
+                self._kept[one] = replace(known, version=NONE)
 
 
-def _quantized_to_stay(weight: Tensor) -> tuple[Tensor, Tensor]:
+def _is_captured(weight: Tensor) -> bool:
+    return weight.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _made_to_stay(make: Callable[[Tensor], T], weight: Tensor) -> T:
     """Return what outlives a CUDA graph's pool, which this thread's memory may be coming from."""
     _wait_for(weight)
     with ThreadPoolExecutor(1) as other:
-        return other.submit(_quantized_here, weight.detach()).result()
+        return other.submit(_made_here, make, weight.detach()).result()
 
 
-def _quantized_here(weight: Tensor) -> tuple[Tensor, Tensor]:
+def _made_here(make: Callable[[Tensor], T], weight: Tensor) -> T:
     # A new thread has no CUDA context to launch in before CUDA's runtime has been asked something.
     if weight.is_cuda:
         torch.cuda.set_device(weight.device)
     _wait_for(weight)
     # What a thread turns on is off in a new one: modes of torch, and another current stream.
     with torch.no_grad():
-        values, scales = quantize_fp8(weight)
+        made = make(weight)
     _wait_for(weight)
-    return values, scales
+    return made
 
 
 def _are_gathered() -> bool:
@@ -108,33 +141,12 @@ def _wait_for(weight: Tensor) -> None:
 
 
 def forget(module: torch.nn.Module | None = None) -> None:
-    """Quantise a module's parameters anew when they are met next, or all."""
-    keys = list(_kept) if module is None else [id(one) for one in module.parameters()]
-    for key in keys:
-        _let_go(key)
+    """Make anew of a module's parameters when they are met next, or of all: ours and peers'."""
+    keys = [None] if module is None else [id(one) for one in module.parameters()]
+    for made in list(ByVersion._all):
+        for key in keys:
+            made.let_go(key)
 
 
-def _let_go(key: int) -> None:
-    known = _kept.get(key)
-    if known is not None:
-        _kept[key] = known._replace(version=NONE)
-
-
-def of_version(make: Callable[[Tensor], T]) -> Callable[[Tensor], T]:
-    """Return `make` of a weight, called once for each version of it: peers' ways to keep weights.
-
-    What is made while a graph is captured, or of a weight without versions, is not kept.
-    """
-    kept = WeakIdKeyDictionary()
-
-    def made(weight: Tensor) -> T:
-        is_passing = weight.is_cuda and torch.cuda.is_current_stream_capturing()
-        if weight.is_inference() or is_passing:
-            return make(weight.detach())
-        mark = weight._version, weight.data_ptr()
-        known: tuple[object, T] | None = kept.get(weight)
-        if known is None or known[0] != mark:
-            kept[weight] = known = mark, make(weight.detach())
-        return known[1]
-
-    return made
+# Of a weight (N, K): its values in FP8, and its scales, one for each row.
+quantized = ByVersion(quantize_fp8)

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels._fp8_linear import Route, forward, run_on, to_input, to_weight
+from kprof.kernels._fp8_weights import ByVersion
 from kprof.kernels._fp8_weights import forget as forget
-from kprof.kernels._fp8_weights import of_version
 from kprof.kernels._operator import applied
 from kprof.kernels.fp8_gemm import LLAMA, WIDE
 from kprof.kernels.quantize_fp8 import quantize_fp8
@@ -102,7 +102,7 @@ def _torchao() -> Any:
         quantize_(layer, config)
         return layer.weight
 
-    quantized = of_version(quantize)
+    quantized = ByVersion(quantize)
 
     def call(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         return multiply(x, quantized(weight), bias)
@@ -113,14 +113,15 @@ def _torchao() -> Any:
 def _deep_gemm() -> Any:
     from deep_gemm import fp8_gemm_nt
 
-    quantized = of_version(lambda weight: quantize_fp8(weight, "128x128"))
+    quantized = ByVersion(lambda weight: quantize_fp8(weight, "128x128"))
 
     def call(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         y = torch.empty(rows.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
         fp8_gemm_nt(quantize_fp8(rows, "1x128"), quantized(weight), y)
         y = y if bias is None else y + bias
-        return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
+        y = y if y.dtype == x.dtype else y.to(x.dtype)
+        return y if x is rows else y.view(*x.shape[:-1], weight.shape[0])
 
     return call
 
