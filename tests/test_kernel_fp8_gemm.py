@@ -177,27 +177,25 @@ def test_rings_are_as_long_as_a_gpu_has_room_for():
 
 
 @pytest.mark.parametrize(
-    ("programs", "x_size", "num_casting", "fit", "is_gain"),
+    ("programs", "num_casting", "fit", "is_gain"),
     [
         # 256 programs, two for each of 132 multiprocessors: three where 8 or 16 are taken.
-        (256, 8 * 14_336, 8, 3, False),
-        (256, 16 * 4_096, 16, 3, False),
+        (256, 8, 3, False),
+        (256, 16, 3, False),
         # Two, where no more have room.
-        (256, 8 * 14_336, 8, 2, True),
+        (256, 8, 2, True),
         # One is taken: still two for each.
-        (256, 14_336, 1, 3, True),
-        # So little is cast before it matters.
-        (256, 8 * 4_096, 8, 3, True),
+        (256, 1, 3, True),
         # 192 programs: two for some, whether or not 32 are taken.
-        (192, 32 * 4_096, 32, 3, True),
+        (192, 32, 3, True),
         # More programs cast than there are multiprocessors.
-        (256, 140 * 4_096, 140, 3, False),
+        (256, 140, 3, False),
     ],
 )
 def test_a_launch_before_the_cast_ends_gains_where_programs_still_spread_evenly(
-    programs, x_size, num_casting, fit, is_gain
+    programs, num_casting, fit, is_gain
 ):
-    assert gains(programs, x_size, num_casting, fit, 132) == is_gain
+    assert gains(programs, num_casting, fit, 132) == is_gain
 
 
 def launched(monkeypatch, *arguments, schedule=SMALL_NARROW):
@@ -231,8 +229,9 @@ def test_no_more_weights_are_fetched_than_the_cast_leaves_time_for(
     assert arguments[-2:] == (True, fetched)
 
 
-def test_a_product_whose_programs_would_crowd_waits_for_the_cast(monkeypatch):
-    arguments, options = launched(monkeypatch, *empty(8, 4_096, 14_336), schedule=None)
+@pytest.mark.parametrize("depth", [4_096, 14_336])
+def test_a_product_whose_programs_would_crowd_waits_for_the_cast(monkeypatch, depth):
+    arguments, options = launched(monkeypatch, *empty(8, 4_096, depth), schedule=None)
     assert "launch_pdl" not in options
     assert arguments[-2:] == (False, 0)
 

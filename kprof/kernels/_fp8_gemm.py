@@ -211,7 +211,7 @@ def _gains(schedule: Schedule, programs: int, x: Tensor) -> bool:
     (*_, rows_each, _), _ = rows_of_program(depth, "row")
     room = _room_of(x.device) + RESERVED
     fit = room // (schedule.ring_bytes(num_rows) + RESERVED)
-    return gains(programs, x.numel(), -(-num_rows // rows_each), fit, num_sms(x.device))
+    return gains(programs, -(-num_rows // rows_each), fit, num_sms(x.device))
 
 
 @cache

@@ -20,15 +20,13 @@ def overlaps(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-# Elements of x: so few are cast before it matters where programs go.
-MOST_UNEVEN = 32_768
 # Of each row of weights that a program reads, in bytes; a power of two.
 FETCHED = 512
 # Of all programs: fetching more takes longer than the cast, and what is read first waits for it.
 MOST_FETCHED = 6 << 20
 
 
-def gains(programs: int, x_size: int, num_casting: int, fit: int, sms: int) -> bool:
+def gains(programs: int, num_casting: int, fit: int, sms: int) -> bool:
     """Tell whether a product gains by being launched before the cast ends, as seen on an H200.
 
     Its programs go where there is most room: to other multiprocessors than the cast's. Where these
@@ -36,13 +34,12 @@ def gains(programs: int, x_size: int, num_casting: int, fit: int, sms: int) -> b
 
     Args:
         programs: Of the product.
-        x_size: Elements that are cast.
         num_casting: Programs of the cast.
         fit: Programs of the product that one multiprocessor has room for.
         sms: Multiprocessors of the GPU.
     """
     evenly, besides = -(-programs // sms), -(-programs // max(1, sms - num_casting))
-    return x_size <= MOST_UNEVEN or min(besides, fit) <= evenly
+    return min(besides, fit) <= evenly
 
 
 @triton.jit
