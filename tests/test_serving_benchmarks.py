@@ -3,9 +3,12 @@
 import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kprof.gate import GateReport
+from kprof.gate.result import LEVELS, Level, not_run
 from kprof.kernels._bench import Timed
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -51,6 +54,27 @@ def test_who_is_chosen_without_a_gate_reaches_nothing(benchmark):
     found = rows_by_name(benchmark, times, {"kprof": True})["routed-to-best"]
     assert (found["value"], found["reach"], found["met"]) == (1.0, None, None)
     assert found["not_judged"] == ["scaled-mm"]
+
+
+@pytest.mark.parametrize(
+    ("told", "passed"),
+    [
+        ({"": True}, True),
+        ({"": False}, False),
+        ({"": False, " forward in bfloat16": True}, True),
+        ({" forward in bfloat16": False, "": True}, False),
+        ({" in bfloat16": True, " forward": False}, True),
+        ({" in float16": True, " forward in float16": True}, None),
+    ],
+    ids=str,
+)
+def test_the_gate_counts_for_calls_without_gradients_in_bfloat16(benchmark, tmp_path, told, passed):
+    reports = [{"subject": f"fp8_linear{c} by torchao", "passed": p} for c, p in told.items()]
+    reports.append({"subject": "fp8_gemm by torchao", "passed": True})
+    path = tmp_path / "gates.json"
+    path.write_text(json.dumps(reports))
+    found = benchmark("fp8_reaches").gates_of("fp8_linear", [path])
+    assert found == ({} if passed is None else {"torchao": passed})
 
 
 def test_peers_count_by_the_better_one_where_it_was_measured(benchmark):
@@ -150,6 +174,47 @@ def test_a_comparison_becomes_ratio_rate_cost_and_target(benchmark):
     cost_a, cost_b = (found[f"graphs-cost-{arm}"]["value"] for arm in "ab")
     assert cost_a == pytest.approx(2 * cost_b, rel=1e-3)
     assert found["graphs-target-B"]["verdict"] == "MET"
+
+
+def test_the_gates_class_is_told_with_the_levels_it_rests_on(benchmark):
+    levels = [{"name": "L3", "state": "failed"}, {"name": "L5", "state": "passed"}]
+    told = {"reached": "TASK-EQUIVALENT", "levels": levels}
+    (one,) = benchmark("llama_serve").rows_of("gate", told)
+    assert (one["verdict"], one["L3"], one["L5"]) == ("TASK-EQUIVALENT", "failed", "passed")
+
+
+def test_a_gate_without_an_answer_is_a_problem_of_each_part(benchmark, monkeypatch):
+    monkeypatch.setattr(benchmark("llama_serve"), "GATE", "nowhere.py")
+    found = benchmark("llama_serve").gated(SimpleNamespace(what=["decode"], tiny=True), 20)
+    assert "nowhere.py" in found["decode"]["gate"]["problem"]
+
+
+def test_a_tenth_of_the_files_is_held_out(benchmark, tmp_path):
+    for number in range(20):
+        (tmp_path / f"{number:02}.py").write_text(chr(ord("a") + number))
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "other.py").write_text("!")
+    seen, held_out = benchmark("llama_gate").texts_of(tmp_path)
+    assert bytes(held_out.tolist()) == b"ak"
+    assert sorted(seen.tolist()) == sorted(b"bcdefghijlmnopqrst")
+
+
+def level(name, state):
+    return Level(name, state, "said so")
+
+
+@pytest.mark.parametrize("state", ["passed", "failed"])
+def test_a_kernel_that_fails_alone_fails_in_its_model(benchmark, monkeypatch, state):
+    others = [not_run(name, "not asked for") for name in LEVELS[2:]]
+    reports = [
+        GateReport(str(one), (level("L0", one), level("L1", "passed"), *others), ("L0", "L1"))
+        for one in ("passed", state)
+    ]
+    module = benchmark("llama_gate")
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(module.library, "check_kernels", lambda *words, **options: reports)
+    found = module.judged_alone()
+    assert (found["L0"].state, found["L1"].state) == (state, "passed")
 
 
 def test_what_went_wrong_is_told_in_the_place_of_a_figure(benchmark):
