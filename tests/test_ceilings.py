@@ -53,6 +53,19 @@ def test_a_gpus_ceilings_are_found_again_by_name_and_driver(tmp_path, monkeypatc
     assert find_gpu_ceilings("NVIDIA H200", "590.2") is None
 
 
+def test_each_days_ceilings_are_kept_and_the_last_ones_that_can_be_read_count(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    later = keep_gpu_ceilings(replace(MEASURED, date="2026-12-01", took_s=40.0))
+    earlier = keep_gpu_ceilings(MEASURED)
+    keep_gpu_ceilings(replace(MEASURED, driver="580.1.2", date="2027-01-01"))
+    assert find_gpu_ceilings("NVIDIA H200", "580.1").took_s == 40.0
+    later.write_text("")
+    assert earlier.exists()
+    assert find_gpu_ceilings("NVIDIA H200", "580.1") == MEASURED
+
+
 def test_damaged_ceilings_are_as_good_as_none(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     keep_gpu_ceilings(MEASURED).write_text('{"gpu": ')

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,8 +90,8 @@ class Ceilings:
 
 
 def keep_gpu_ceilings(ceilings: Ceilings) -> Path | None:
-    """Keep the figures for later runs on this GPU; None where there is no folder for it."""
-    path = _path_for(ceilings.gpu, ceilings.driver)
+    """Keep the figures of this GPU, driver and day for later runs; None where no folder is."""
+    path = _path_for(ceilings.gpu, ceilings.driver, ceilings.date)
     if path is None:
         return None
     try:
@@ -104,20 +105,18 @@ def keep_gpu_ceilings(ceilings: Ceilings) -> Path | None:
 
 
 def find_gpu_ceilings(gpu: str, driver: str) -> Ceilings | None:
-    """Return what was measured on a GPU of this name under this driver, or None."""
-    path = _path_for(gpu, driver)
-    try:
-        if path is None:
-            return None
-        return msgspec.json.decode(path.read_bytes(), type=Ceilings)
-    except (OSError, msgspec.DecodeError):
-        return None
+    """Return what was last measured on a GPU of this name under this driver, or None."""
+    days = _path_for(gpu, driver, "????-??-??")
+    for path in sorted(days.parent.glob(days.name), reverse=True) if days else ():
+        with suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode(path.read_bytes(), type=Ceilings)
+    return None
 
 
-def _path_for(gpu: str, driver: str) -> Path | None:
+def _path_for(gpu: str, driver: str, day: str) -> Path | None:
     folder = cache_folder()
     name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{gpu} {driver}").strip("-").lower()
-    return folder / "ceilings" / f"{name}.json" if folder else None
+    return folder / "ceilings" / f"{name}-{day}.json" if folder else None
 
 
 def keep_ceilings(raw: Path, device: Device) -> None:
