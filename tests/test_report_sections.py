@@ -118,6 +118,12 @@ def test_an_unknown_gpu_is_named_as_the_reason():
     assert why.startswith("kprof has no peaks for Strange 9000; to know, run `kprof roofline`")
 
 
+def test_a_gpu_that_the_trace_lists_without_a_name_is_none_that_it_names():
+    trace = analyzed_trace_of({}, device=None, gpus=(Gpu(0, ""),))
+    why = fact(section("Utilisation", trace), "MBU")[1]
+    assert why.startswith("the trace does not name its GPU, so its peaks are unknown; to know, ")
+
+
 def test_a_share_of_work_that_is_known_in_part_is_a_lower_bound():
     known = {"flops": 1_000_000, "bytes": 100, "dtype": "bf16", "limit_ns": 10, "kind": "gemm"}
     trace = analyzed_trace_of(known, {"start_ns": 100, "duration_ns": 300})
@@ -147,6 +153,13 @@ def test_top_kernels_show_their_distance_to_the_roofline():
         *("33.3 %", "100 ns", "—", "—", "—"),
         *("—", "other", "1", "—"),
     )
+
+
+def test_where_the_work_is_at_least_so_much_the_share_is_at_least_and_the_saving_at_most():
+    known = {"bytes": 100, "limit_ns": 10, "work_from": "bounds", "work_bound": "at least"}
+    kernels = section("Top kernels", analyzed_trace_of({**known, "duration_ns": 40}))
+    assert tables(kernels)[0].rows[0][3:7:3] == ("≥ 25.0 %", "≤ 30 ns")
+    assert "reaching it would save at most 30 ns" in texts(kernels)
 
 
 def test_layers_of_one_kind_stand_together_before_each_by_itself():

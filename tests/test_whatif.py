@@ -100,6 +100,19 @@ def test_nothing_is_faster_than_its_roofline():
     assert found[1].reason == "the work of none of it is known, so neither is its roofline"
 
 
+def test_work_of_at_least_so_much_tells_no_roofline():
+    least = {"work_from": "bounds", "work_bound": "at least", "limit_ns": 1_000}
+    trace = analyzed_trace_of(
+        {"duration_ns": 100_000, "limit_ns": 20_000, "name": "mm"},
+        {"start_ns": 101_400, "duration_ns": 100_000, "name": "experts", **least},
+    )
+    baseline = find_baseline(trace)
+    both, one = (predict([Change(ROOFLINE, Target("kernel", n))], baseline) for n in ("*", "exp*"))
+    assert (both.predicted_step_ns, both.known_share) == (201_400 - 80_000, 0.5)
+    assert (one.predicted_step_ns, one.known_share) == (None, 0.0)
+    assert "kernel:experts" not in [told.target for told in find_predictions(trace)]
+
+
 def test_a_replay_that_misses_the_recording_predicts_nothing():
     launch = {"kind": "runtime", "name": "cudaLaunchKernel", "duration_ns": 3_000}
     trace = trace_of(

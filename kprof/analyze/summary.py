@@ -113,7 +113,9 @@ def group_kernels(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
     Columns: `calls`, `time_ns`, `share` (of all rows' time), `flops`, `bytes`, `limit_ns` (each
     missing where no row of the group has one), `limited_time_ns` (time of the rows that have a
-    limit), `saving_ns` (what reaching the limit would save on them).
+    limit), `saving_ns` (what reaching the limit would save on them), `is_least` (whether the limit
+    of any of them is of work that is at least so much: so is the limit then, and the saving at
+    most).
     """
     time_ns = kernels["duration_ns"].to_numpy(np.int64)
     has_limit = kernels["limit_ns"].notna().to_numpy()
@@ -126,10 +128,12 @@ def group_kernels(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
         limit_ns=kernels["limit_ns"],
         limited_time_ns=np.where(has_limit, time_ns, 0),
         saving_ns=np.where(has_limit, np.maximum(time_ns - limit_ns, 0), 0),
+        is_least=has_limit & (kernels["work_bound"] == "at least").to_numpy(bool),
     )
     groups = values.groupby(list(by), observed=True, dropna=False, sort=False)
     sums: pd.DataFrame = groups[["calls", "time_ns", "limited_time_ns", "saving_ns"]].sum()
     sums = sums.join(groups[["flops", "bytes", "limit_ns"]].sum(min_count=1))
+    sums["is_least"] = groups["is_least"].any()
     sums["share"] = sums["time_ns"] / max(int(time_ns.sum()), 1)
     return _longest_first(sums)
 

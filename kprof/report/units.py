@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -83,11 +84,20 @@ def _two_digits(usd: float) -> str:
     return f"${round(usd, 1 - place):,.{2 if decimals == 1 else decimals}f}"
 
 
-def format_share_of_limit(limit_ns: float | None, limited_time_ns: int) -> str:
-    """Format time at the roofline over the time taken by the rows that have a limit."""
-    if not limited_time_ns or limit_ns is None or pd.isna(limit_ns):
+def format_share_of_limit(group: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
+    """Format time at the roofline over the time taken by the rows of a group that have a limit."""
+    if not group.limited_time_ns or pd.isna(group.limit_ns):
         return MISSING
-    return format_share(limit_ns / limited_time_ns)
+    share = format_share(group.limit_ns / group.limited_time_ns)
+    return f"≥ {share}" if group.is_least else share
+
+
+def format_saving(group: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
+    """Format what a group would save at its roofline."""
+    if not group.limited_time_ns:
+        return MISSING
+    saving = format_time(group.saving_ns)
+    return f"≤ {saving}" if group.is_least and group.saving_ns else saving
 
 
 def format_count(count: int, noun: str, plural: str = "") -> str:

@@ -97,7 +97,7 @@ def why_no_ceilings(trace: Trace) -> Unanswered | None:
         way_out = "record without --trigger: `kprof run` measures once the workload has ended"
     elif trace.is_host_only:
         why, way_out = "no ceilings were measured for this host", "record with `kprof run`"
-    elif not trace.gpus:
+    elif not trace.gpus or not trace.gpus[0].name:
         why = "the trace does not name its GPU, so its peaks are unknown"
         way_out = "record with `kprof run`"
         if trace.meta.tool == "kineto":

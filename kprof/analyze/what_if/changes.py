@@ -73,6 +73,16 @@ class Change:
         }[self.what]
 
 
+def rooflines_ns(trace: Trace) -> np.ndarray:
+    """Return each row's time at its roofline; `NOTHING` where that is not known.
+
+    Nor is it where the work is at least so much: with more of it, it takes longer.
+    """
+    kernels = trace.kernels
+    is_least = (kernels["work_bound"] == "at least").to_numpy(bool)
+    return np.where(is_least, NOTHING, kernels["limit_ns"].to_numpy(np.int64, na_value=NOTHING))
+
+
 def new_durations(change: Change, trace: Trace) -> np.ndarray:
     """Return how long each row of `kernels` would take."""
     duration = trace.kernels["duration_ns"].to_numpy(np.int64)
@@ -82,10 +92,9 @@ def new_durations(change: Change, trace: Trace) -> np.ndarray:
     if change.what == FASTER:
         return np.where(rows, np.rint(duration / change.factor).astype(np.int64), duration)
     if change.what == ROOFLINE:
-        limit = trace.kernels["limit_ns"]
-        least = np.maximum(limit.to_numpy(np.int64, na_value=0), SHORTEST_KERNEL_NS)
-        known = rows & limit.notna().to_numpy(bool)
-        return np.where(known, np.minimum(duration, least), duration)
+        roofline = rooflines_ns(trace)
+        least = np.minimum(duration, np.maximum(roofline, SHORTEST_KERNEL_NS))
+        return np.where(rows & (roofline != NOTHING), least, duration)
     kept = _replaced_rows(change, trace)
     each_ns = change.total_ns // max(change.launches, 1)
     return np.where(kept, each_ns, np.where(rows, 0, duration))

@@ -25,6 +25,7 @@ from kprof.analyze.what_if.changes import (
     Change,
     apply,
     durations_after,
+    rooflines_ns,
     segments,
 )
 from kprof.analyze.what_if.replay import Replay
@@ -108,7 +109,7 @@ def _known_share(change: Change, trace: Trace, duration: np.ndarray) -> float:
     if change.what != ROOFLINE or change.target is None:
         return 1.0
     rows = rows_of(change.target, trace)
-    known = rows & trace.kernels["limit_ns"].notna().to_numpy(bool)
+    known = rows & (rooflines_ns(trace) != NOTHING)
     return float(duration[known].sum() / max(int(duration[rows].sum()), 1))
 
 
@@ -148,8 +149,8 @@ def _saving(prediction: Prediction) -> float:
 def _questions(baseline: Baseline) -> list[Change]:
     trace = baseline.trace
     duration = trace.kernels["duration_ns"].to_numpy(np.int64)
-    limit = trace.kernels["limit_ns"].to_numpy(np.int64, na_value=NOTHING)
-    saved = np.where(limit != NOTHING, np.maximum(duration - limit, 0), 0)
+    roofline = rooflines_ns(trace)
+    saved = np.where(roofline != NOTHING, np.maximum(duration - roofline, 0), 0)
     # On the host the activities are operators: each is asked about once, under its own name.
     sorts = ("op", "module") if trace.is_host_only else ("kernel", "op", "module")
     asked = [

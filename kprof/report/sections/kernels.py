@@ -7,8 +7,8 @@ import pandas as pd
 from kprof.analyze.summary import find_dominant, group_kernels
 from kprof.report.section import Column, Section, Table, Text
 from kprof.report.units import (
-    MISSING,
     format_count,
+    format_saving,
     format_share,
     format_share_of_limit,
     format_time,
@@ -55,10 +55,10 @@ def render(trace: Trace) -> Section:
             str(row.name),
             format_share(row.share),
             format_time(row.time_ns),
-            format_share_of_limit(row.limit_ns, row.limited_time_ns),
+            format_share_of_limit(row),
             or_missing(bounds.get(row.name)),
             or_missing(ops.get(row.name)),
-            format_time(row.saving_ns) if row.limited_time_ns else MISSING,
+            format_saving(row),
             or_missing(kinds.get(row.name)),
             f"{row.calls:,}",
             or_missing(dtypes.get(row.name)),
@@ -94,7 +94,8 @@ def _lead(groups: pd.DataFrame, noun: str) -> str:
         return lead
     return (
         f"{lead} The largest distance to the roofline is in {shorten(readable(best['name']), 60)}: "
-        f"reaching it would save {format_time(best['saving_ns'])}."
+        f"reaching it would save {'at most ' if best['is_least'] else ''}"
+        f"{format_time(best['saving_ns'])}."
     )
 
 
@@ -104,5 +105,5 @@ def _caption(number: int, *, is_host_only: bool) -> str:
     return (
         f"{shown}Share: of all {whose_time(is_host_only=is_host_only)}. Of roofline: time at the "
         "roofline over time taken. Saving: what reaching it would save; a dash where no work model "
-        f"applies.{operator}"
+        f"applies, ≥ and ≤ where the work is at least so much.{operator}"
     )

@@ -76,6 +76,6 @@ def _row(group: Any) -> tuple[str, ...]:  # noqa: ANN401 - a named tuple of pand
         format_time(group.time_ns),
         format_time(group.forward_ns or None),
         format_time(group.backward_ns or None),
-        format_share_of_limit(group.limit_ns, group.limited_time_ns),
+        format_share_of_limit(group),
         or_missing(group.op),
     )

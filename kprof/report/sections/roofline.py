@@ -141,7 +141,7 @@ def _markers(
 def _hover_text(group: Any, achieved: str) -> str:  # noqa: ANN401 - a named tuple of pandas
     shapes = "" if pd.isna(group.shapes) else f" {shorten(str(group.shapes), 70)}"
     op = "operator not known" if pd.isna(group.op) else str(group.op)
-    limit = format_share_of_limit(group.limit_ns, group.limited_time_ns)
+    limit = format_share_of_limit(group)
     lines = (
         shorten(readable(str(group.name)), 80),
         f"{op}{shapes}",

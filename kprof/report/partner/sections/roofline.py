@@ -116,7 +116,7 @@ def _dot(group: Any) -> Dot:  # noqa: ANN401 - a named tuple of pandas
     symbol, style = LOOKS.get(bound or "", UNKNOWN)
     speed = float(group.flops) / (float(group.time_ns) / 1e9)
     size = float(np.clip(60 * np.sqrt(float(group.share)), 6, 44))
-    limit = format_share_of_limit(group.limit_ns, group.limited_time_ns)
+    limit = format_share_of_limit(group)
     tip = (
         f"{_name(group)}: {format_share(group.share)} of the time, "
         f"{format_amount(speed, 'FLOP/s')}, {limit} of its limit"
@@ -159,7 +159,7 @@ def _table(points: pd.DataFrame) -> Table:
             "not known" if pd.isna(row.kind) else KINDS.get(str(row.kind), str(row.kind)),
             format_share(float(row.share)),
             format_amount(float(row.flops) / (float(row.time_ns) / 1e9), "FLOP/s"),
-            format_share_of_limit(row.limit_ns, row.limited_time_ns),
+            format_share_of_limit(row),
             "not known"
             if pd.isna(row.bound)
             else BOUNDS[str(row.bound)].removeprefix("limited by "),
