@@ -114,7 +114,7 @@ def check_others(trace: Trace) -> Iterator[Check]:
     num_bytes, busy = max(b for b, _ in known), max(u for _, u in known)
     told = (
         f"before the workload took memory, {num_bytes / 2**30:.1f} GiB were in use and the GPU was "
-        f"up to {busy:.0f} % busy"
+        f"up to {busy:.0f} % busy; who came later shows in no sample"
     )
     is_busy, is_full = busy > SOME_UTILIZATION, num_bytes > DRIVERS_BYTES
     verdict: Verdict = "bad" if is_busy else "limited" if is_full else "good"
