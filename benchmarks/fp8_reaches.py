@@ -2,7 +2,8 @@
 
 *Own* is our provider alone, what a user without peers gets. *Routed* is the provider that
 `kprof kernels bench` would choose on the same times: the fastest who passes the gate. Where nobody
-ran the gate for one who is chosen, the row says for whom, and nothing counts as reached.
+ran the gate for one who is chosen, the row says for whom, and nothing counts as reached. The
+product alone is in nobody's place: nobody is chosen for it, and its ratios have nothing to reach.
 """
 
 import json
@@ -21,6 +22,8 @@ NEVER_BELOW, OF_PEERS = 0.98, 1.25
 OF_BF16, MANY_ROWS = 1.6, 2_048
 FASTEST_SHARE, FEW_ROWS = 0.5, 128
 PEERS = ("deep-gemm", "torchao")
+# What takes another's place.
+ROUTED = "fp8_linear"
 OWN = (OURS, f"{OURS}-wide", f"{OURS}-tiles")
 
 
@@ -76,6 +79,8 @@ def rows_of_reach(name, rows, gates):
     if few:
         share = sum(min(here, key=here.get) in OWN for here in few) / len(few)
         found.append(row("own-fastest", share, "of shapes", "higher", FASTEST_SHARE))
+    if name != ROUTED:
+        return found
     # What is replaced need not be judged against itself.
     judged = {FALLBACK, *gates}
     unjudged = sorted(set(chosen.values()) - judged)
@@ -101,14 +106,14 @@ def _rows_of(who, name, times, chosen, **about):
     many = [shape for shape in times if shape[0] >= MANY_ROWS and "eager" in times[shape]]
 
     def reached(what, value, reach, **more):
-        reach = None if about.get("not_judged") else reach
+        reach = None if about.get("not_judged") or name != ROUTED else reach
         return row(f"{who}-{what}", value, "x", "higher", reach, **more, **about)
 
     found = [reached("to-best", to_best[worst], NEVER_BELOW, shape="x".join(map(str, worst)))]
     if peers:
         mean = math.exp(sum(map(math.log, peers.values())) / len(peers))
         found.append(reached("to-peers", mean, OF_PEERS, peers=PEERS, num_shapes=len(peers)))
-    if many and name == "fp8_linear":
+    if many and name == ROUTED:
         slowest = min(times[shape]["eager"] / took[shape] for shape in many)
         found.append(reached("to-bf16", slowest, OF_BF16))
     return found

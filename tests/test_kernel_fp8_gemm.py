@@ -13,6 +13,7 @@ from kprof.kernels._fp8_gemm import Narrow, Tiled, multiply, schedule_of
 from kprof.kernels._fp8_overlap import FETCHED, gains
 from kprof.kernels._launch import Launcher
 from kprof.kernels.fp8_gemm import KERNEL, fp8_gemm
+from kprof.kernels.quantize_fp8 import quantize_fp8
 from tests.kernel_checks import (
     INTERPRETED,
     compiled,
@@ -139,6 +140,18 @@ def test_the_reference_takes_the_kernels_own_inputs(is_blocked):
     arguments = KERNEL.inputs(shape, Plain())
     assert KERNEL.refuses(*arguments) is None
     assert error_of(KERNEL.reference(*arguments), exact(*arguments)) < OF_BFLOAT16
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 64])
+def test_scales_in_blocks_lie_as_the_cast_leaves_them(num_rows):
+    x, _, scales, _ = KERNEL.inputs((num_rows, 144, 272, 1), Plain())
+    assert scales.stride() == quantize_fp8(x.float(), "1x128")[1].stride()
+
+
+def test_scales_that_lie_otherwise_give_the_same():
+    x, w, x_scale, w_scale = given(6, 144, 272, is_blocked=True)
+    found = fp8_gemm(x, w, x_scale.contiguous(), w_scale)
+    assert torch.equal(found, fp8_gemm(x, w, x_scale, w_scale))
 
 
 class Plain:
@@ -341,3 +354,26 @@ for m, (n, k), is_wide, is_blocked in product(
             "spilled": binary.spilled_bytes, "ptx": " ".join(sorted(seen)),
             "loops": product_loops_of(binary)}))
 """
+
+
+ON_BLACKWELL = """
+import json, torch
+from kprof.kernels import _fp8_gemm
+from kprof.kernels._ahead import BLACKWELL, compile_ahead
+from kprof.kernels.fp8_gemm import fp8_gemm
+
+_fp8_gemm.num_sms = lambda device: 148
+FP8 = torch.float8_e4m3fn
+for m, n in ((1, 4096), (16, 4096), (64, 4096), (64, 28672), (512, 4096), (4096, 4096)):
+    x, w = torch.empty(m, 4096, dtype=FP8), torch.empty(n, 4096, dtype=FP8)
+    wide, s = torch.empty(m, 4096, dtype=torch.bfloat16), torch.empty(n, 1)
+    for arguments in ((x, w, torch.empty(m, 1), s), (wide, w, None, s)):
+        found = compile_ahead(lambda: fp8_gemm(*arguments), BLACKWELL)
+        print(json.dumps([[one.capability, one.spilled_bytes] for one in found]))
+"""
+
+
+@pytest.mark.slow
+def test_the_same_sources_spill_nothing_on_blackwell():
+    told = [json.loads(line) for line in on_hopper(ON_BLACKWELL).splitlines()]
+    assert told == 12 * [[[100, 0]]]

@@ -90,6 +90,17 @@ def test_peers_count_by_the_better_one_where_it_was_measured(benchmark):
     assert (found["value"], found["num_shapes"]) == (pytest.approx((2 * 1.25) ** 0.5, rel=1e-3), 2)
 
 
+def test_the_product_alone_is_compared_and_nobody_is_chosen_for_it(benchmark):
+    done = {(FEW, name): timed(name, FEW, ns) for name, ns in (("kprof", 10.0), ("deep-gemm", 9.0))}
+    rows = benchmark("fp8").rows_of("fp8_gemm", done, JUDGED)
+    found = {one["name"]: (one["value"], one["reach"]) for one in rows if one["unit"] != "ns"}
+    assert found == {
+        "own-to-best": (0.9, None),
+        "own-to-peers": (0.9, None),
+        "own-fastest": (0.0, 0.5),
+    }
+
+
 def test_bf16_is_the_standard_for_many_rows_alone(benchmark):
     times = {(FEW, "kprof"): 10.0, (FEW, "eager"): 10.0, (MANY, "kprof"): 10.0}
     found = rows_by_name(benchmark, {**times, (MANY, "eager"): 17.0})

@@ -17,6 +17,7 @@ from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels._fp8 import FP8, SIDE
 from kprof.kernels._fp8_gemm import operator
 from kprof.kernels.quantize_fp8 import KERNEL as QUANTIZE
+from kprof.kernels.quantize_fp8 import TOGETHER
 
 Activation = Literal["none", "relu", "silu", "gelu"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -152,7 +153,16 @@ def _inputs(shape: tuple[int, ...], draw: Any) -> tuple[Any, ...]:
     if kind == [2]:
         return x, w, None, w_scale
     x, x_scale = quantize(x, "1x128" if is_blocked else "row")
-    return x, w, x_scale, w_scale
+    return x, w, _side_by_side(x_scale), w_scale
+
+
+def _side_by_side(scales: Tensor) -> Tensor:
+    """Return scales as our cast leaves them: otherwise DeepGEMM and we would copy them first."""
+    num_rows, num_groups = scales.shape
+    if num_groups == 1:
+        return scales
+    room = scales.new_empty(num_groups, -(-num_rows // TOGETHER) * TOGETHER)
+    return room.t()[:num_rows].copy_(scales)
 
 
 LLAMA = ((6_144, 4_096), (4_096, 4_096), (28_672, 4_096), (4_096, 14_336))
