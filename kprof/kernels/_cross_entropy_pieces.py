@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from kprof.kernels._gluon import fence_async_shared, gl, gluon, mbarrier, tma
+from kprof.kernels._gluon import fence_async_shared, gl, gluon, mbarrier, tma, warp
 from kprof.kernels._tile_ring import room_for
 
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -152,9 +152,10 @@ def _gradient(exponential_LV, factor_L, number: gl.constexpr, column, dtarget):
 @gluon.jit
 def send_boxes(boxes, dlogits_desc, row, piece):
     """Begin to copy a gradient's boxes to where a piece of this row begins."""
-    for number in gl.static_range(len(boxes)):
-        at = [row, piece[2], piece[3] + number * boxes[number].shape[2], 0]
-        tma.async_copy_shared_to_global(dlogits_desc, at, boxes[number])
+    if warp() == 0:
+        for number in gl.static_range(len(boxes)):
+            at = [row, piece[2], piece[3] + number * boxes[number].shape[2], 0]
+            tma.async_copy_shared_to_global(dlogits_desc, at, boxes[number])
 
 
 @gluon.jit

@@ -1,8 +1,9 @@
 """What runs on the GPU for cross-entropy where rows lie in shared memory, and are read once.
 
-M is rows, V the vocabulary, G the programs of a group, which take the same rows, `step` apart, and
-W the warps of each; all have a share of every row. Where several programs share a row, all have to
-run at once, as they wait for one another.
+M is rows, V the vocabulary, G the programs of a group, which take the same rows, and W the warps of
+each; all have a share of every row. Where several programs share a row, all have to run at once, as
+they wait for one another, and rows are `step` apart. Where a row has one program, only its first
+rows are: SMs are not equally fast, so who is through takes the next row that nobody has.
 """
 
 from __future__ import annotations
@@ -68,12 +69,10 @@ def losses_shared_kernel(
     gradient = (dlogits_MV, dstride, dlogits_desc)
     how = (targets_M, num_rows, step, ignore_index, z_loss)
     ring = empty_ring(logits_desc)
-    places_T = _places(how, gl.program_id(0) // GROUP, COLUMNS)
-    targets = _request_first(ring, logits_desc, places_T, how, piece, GROUP)
+    targets = _request_first(ring, logits_desc, how, piece, COLUMNS, GROUP)
     divisor = _divisor_of(divisor_1, targets_M, state_M21, num_rows, ignore_index, IS_MEAN)
     results = (losses_M, state_M21, _scale_of(divisor))
-    places = (places_T, targets)
-    _walk(ring, letters_MG, logits, gradient, how, results, piece, places, COLUMNS, GROUP, LEAST)
+    _walk(ring, letters_MG, logits, gradient, how, results, piece, targets, COLUMNS, GROUP, LEAST)
 
 
 @gluon.jit
@@ -85,7 +84,7 @@ def _walk(
     how,
     results,
     piece,
-    places,
+    targets,
     COLUMNS: gl.constexpr,
     GROUP: gl.constexpr,
     LEAST: gl.constexpr,
@@ -95,42 +94,48 @@ def _walk(
     TILES: gl.constexpr = (_vectors_of(COLUMNS, GROUP) + LANES - 1) // LANES
     # Rows that are summed ahead of the one that is written.
     AHEAD: gl.constexpr = 1 if GROUP > 1 else 0
-    _, num_rows, step, _, _ = how
-    first, count, _, _ = piece
-    places_T, targets = places
-    row = gl.program_id(0) // GROUP
-    # Half of a gradient leaves from registers: the two ways beside each other take the least time.
+    _, num_rows, step, ignore_index, _ = how
+    row, count = gl.program_id(0) // GROUP, piece[1]
+    following = row + step
     boxes = empty_boxes(gradient[2], _least(TILES // 2, LEAST // LANES))
     logit = _own_logit(logits, row, targets[0], piece)
+    coming = row + STAGES * step
+    if not AHEAD:
+        tickets = gl.allocate_shared_memory(gl.int32, [LANES], FLAT)
+        ticket = _draw(letters_MG, LANES)
     shares_W, left, phases = begin_letters(
         ring, letters_MG, row, targets[0], count, GROUP, LEAST, TILES, LANES
     )
     if AHEAD:
-        targets += (_place(places_T, STAGES),)
-        request(ring, 0, logits[2], row + STAGES * step, piece, targets[STAGES] != IGNORED)
+        targets += (_place(_target(how, coming), ignore_index, COLUMNS),)
+        request(ring, 0, logits[2], coming, piece, targets[STAGES] != IGNORED)
     # Else the compiler, which does not know that it is not needed, puts one into the loop.
     gl.thread_barrier()
-    stage, turn = AHEAD, STAGES + AHEAD
+    stage = AHEAD
     while row < num_rows:
-        coming = row + (STAGES + AHEAD) * step
-        if turn % 32 == 0:
-            places_T = _places(how, coming, COLUMNS)
-        # Arrives while a row is summed.
-        following_logit = _own_logit(logits, row + step, targets[1], piece)
+        if AHEAD:
+            following, coming = row + step, row + (STAGES + AHEAD) * step
+        # Arrive while a row is summed.
+        coming_target = _target(how, coming)
+        following_logit = _own_logit(logits, following, targets[1], piece)
+        if not AHEAD:
+            tickets.store(ticket)
+            ticket = _draw(letters_MG, LANES)
         highest, total, following_left, phases = sums_of_row(
-            *(ring, stage, phases, shares_W, letters_MG, (row, row + step), targets),
+            *(ring, stage, phases, shares_W, letters_MG, (row, following), targets),
             *(count, GROUP, LEAST, TILES, LANES),
         )
         # All warps are through with what was summed: another row may take its place.
-        targets += (_place(places_T, turn % 32),)
+        targets += (_place(coming_target, ignore_index, COLUMNS),)
         request(ring, stage, logits[2], coming, piece, targets[STAGES + AHEAD] != IGNORED)
         if not AHEAD:
+            later = (STAGES + 1) * step + _drawn(tickets)
             left = following_left
-        by = _conclude(results, row, how, targets[0], piece, logit, highest, total)
-        write_gradient(boxes, left, gradient, row, piece, targets[0] - first, by, TILES)
-        gl.thread_barrier()
-        send_boxes(boxes, gradient[2], row, piece)
-        row, stage, turn = row + step, (stage + 1) % STAGES, turn + 1
+        sums = logit, highest, total
+        _finish(results, boxes, left, gradient, row, how, targets[0], piece, sums, TILES)
+        row, stage = following, (stage + 1) % STAGES
+        if not AHEAD:
+            following, coming = coming, later
         logit, left, targets = following_logit, following_left, targets[1:]
     tma.store_wait(0)
 
@@ -148,35 +153,56 @@ def _vectors_of(columns, group):
 
 
 @gluon.jit
-def _places(how, row, COLUMNS: gl.constexpr):
-    """Return where in the vocabulary targets are, or why nowhere: of this row and the next 31.
-
-    One in a lane; behind the last row there is none that counts.
-    """
-    targets_M, num_rows, step, ignore_index, _ = how
-    row_T = row + step * gl.arange(0, 32, alike(gl.num_warps()))
-    target_T = gl.load(targets_M + row_T, row_T < num_rows, other=ignore_index)
-    is_inside = (target_T >= 0) & (target_T < COLUMNS)
-    place_T = gl.where(is_inside, target_T.to(gl.int32), NOWHERE)
-    return gl.where(target_T == ignore_index, IGNORED, place_T)
+def _draw(count_1, LANES: gl.constexpr):
+    """Begin to take the next row that nobody has; the answer is in the first lane."""
+    lane = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [LANES // 32], [0]))
+    is_first = lane == 0
+    drawn = gl.atomic_add(count_1 + lane * 0, is_first.to(gl.int64), is_first, sem="relaxed")
+    return drawn.to(gl.int32)
 
 
 @gluon.jit
-def _request_first(ring, logits_desc, places_T, how, piece, GROUP):
+def _drawn(tickets):
+    """Return what the first lane has left for all."""
+    WARP: gl.constexpr = alike(gl.num_warps())
+    ticket = tickets.slice(0, 32).load(WARP)
+    return gl.max(gl.where(gl.arange(0, 32, WARP) == 0, ticket, 0), 0)
+
+
+@gluon.jit
+def _target(how, row):
+    """Return a row's target; behind the last row there is none that counts."""
+    targets_M, num_rows, _, ignore_index, _ = how
+    return gl.load(targets_M + row, row < num_rows, other=ignore_index)
+
+
+@gluon.jit
+def _place(target, ignore_index, COLUMNS: gl.constexpr):
+    """Return where in the vocabulary a target is, or why nowhere."""
+    is_inside = (target >= 0) & (target < COLUMNS)
+    place = gl.where(is_inside, target.to(gl.int32), NOWHERE)
+    return gl.where(target == ignore_index, IGNORED, place)
+
+
+@gluon.jit
+def _request_first(ring, logits_desc, how, piece, COLUMNS: gl.constexpr, GROUP: gl.constexpr):
     """Begin to copy the first rows' pieces; return where their targets are."""
     targets = ()
     for stage in gl.static_range(STAGES):
         row = gl.program_id(0) // GROUP + stage * how[2]
-        targets += (_place(places_T, stage),)  # type: ignore[assignment]
+        targets += (_place(_target(how, row), how[3], COLUMNS),)  # type: ignore[assignment]
         request(ring, stage, logits_desc, row, piece, targets[stage] != IGNORED)
     return targets
 
 
 @gluon.jit
-def _place(places_T, lane):
-    """Return what a lane holds; no other place is below `IGNORED`."""
-    lane_T = gl.arange(0, 32, alike(gl.num_warps()))
-    return gl.max(gl.where(lane_T == lane, places_T, IGNORED), 0)
+def _finish(results, boxes, left, gradient, row, how, target, piece, sums, TILES: gl.constexpr):
+    """Store what is told of a row, and begin to write what is left of its piece as its gradient."""
+    logit, highest, total = sums
+    by = _conclude(results, row, how, target, piece, logit, highest, total)
+    write_gradient(boxes, left, gradient, row, piece, target - piece[0], by, TILES)
+    gl.thread_barrier()
+    send_boxes(boxes, gradient[2], row, piece)
 
 
 @gluon.jit

@@ -35,6 +35,7 @@ __all__ = [
     "unpack",
     "unpack_narrow",
     "wait_for_turn",
+    "warp",
     "warpgroup_mma",
     "warpgroup_mma_wait",
 ]
@@ -50,6 +51,17 @@ def add_shared_to_global(tensor_desc, coord, src, _semantic=None) -> None:
     at = _semantic._convert_to_ir_values(coord, require_i64=False)
     kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
     _semantic.builder.create_async_tma_reduce(kind, tensor_desc.handle, at, src.handle)
+
+
+@gluon.jit
+def warp():
+    """Return which of its program's warps a thread is in, which the compiler thinks all agree on.
+
+    Of what one warp begins, such as copies, the others else take the instructions as well, one warp
+    after the other. There may be no barrier where only some are.
+    """
+    code: gl.constexpr = "{ .reg .b32 thread; mov.u32 thread, %tid.x; shr.u32 $0, thread, 5; }"
+    return gl.inline_asm_elementwise(code, "=r", [], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
