@@ -66,6 +66,11 @@ def tile(values):
     return np.asarray(values).view(Tile)
 
 
+def _multiply_and_add(x, y, z):
+    """Round once, as the hardware does: in 64 bits, products of 32 are exact."""
+    return tile((np.float64(x) * np.float64(y) + np.float64(z)).astype(np.float32))
+
+
 def _round_or_move(code, constraints, numbers, **about):
     """Return four numbers rounded to 8 bits each in one of 32, or what is only moved."""
     if len(numbers) == 1:
@@ -179,6 +184,7 @@ class Device:
             where=lambda a, b, c: tile(np.where(a, b, c)),
             max=lambda x, axis: tile(np.max(x, axis)),
             sum=lambda x, axis: tile(np.sum(x, axis)),
+            fma=_multiply_and_add,
             split=lambda x: (x[..., 0], x[..., 1]),
             join=lambda a, b: tile(np.stack([a, b], -1)),
             load=lambda at: at.values[at.places],

@@ -6,8 +6,10 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 import kprof.kernels._attention as host
 from kprof.gate import Case
@@ -138,6 +140,19 @@ def test_the_log_sum_exp_is_that_of_the_scaled_scores():
 def test_scores_too_large_for_a_power_are_right():
     q, k, v = call_of(40)
     assert error_of((100 * q, 100 * k, v)) < CLOSE
+
+
+def test_a_query_for_which_one_key_counts_has_its_value_to_the_last_bit(monkeypatch):
+    round_once = lambda x, y, z: (np.float64(x) * y + z).astype(np.float32)  # noqa: E731
+    monkeypatch.setattr(
+        InterpreterBuilder,
+        "create_fma",
+        lambda self, x, y, z: TensorHandle(round_once(x.data, y.data, z.data), z.dtype.scalar),
+    )
+    q, k, v = call_of()
+    expected = expected_of(1000 * q, 1000 * k, v).half()
+    found = attention_forward(1000 * q, 1000 * k, v)[0]
+    assert are_same([found], [expected])
 
 
 def test_sequences_of_several_lengths_lie_one_after_another():

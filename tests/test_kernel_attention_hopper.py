@@ -24,6 +24,7 @@ def attend(queries, keys, left=None, right=0, **how):
     heads, group, batch = how.get("heads", 2), how.get("group", 1), how.get("batch", 1)
     q = drawn(batch, heads, queries, 16, seed=0)
     k, v = (drawn(batch, heads // group, keys, 16, seed=seed) for seed in (1, 2))
+    q, k = q * how.get("times", 1), k * how.get("times", 1)
     y = np.full_like(q, np.nan)
     lse = np.full(batch * heads * queries, np.nan, np.float32)
     descs = [Descriptor(x, rows) for x, rows in ((q, 64), (k, BLOCK), (v, BLOCK), (y, 64))]
@@ -52,10 +53,12 @@ def expected(q, k, v, group, left, right):
         is_seen &= ahead >= -left
     if right is not None:
         is_seen &= ahead <= right
-    powers = np.where(is_seen, np.exp(scores), 0.0)
+    largest = np.where(is_seen, scores, -1e9).max(-1, keepdims=True)
+    powers = np.where(is_seen, np.exp(np.minimum(scores - largest, 0)), 0.0)
     totals = powers.sum(-1, keepdims=True)
     with np.errstate(all="ignore"):
-        return powers @ v / np.where(totals == 0, 1, totals), np.log(totals[..., 0])
+        lse = np.log(totals[..., 0]) + largest[..., 0]
+        return powers @ v / np.where(totals == 0, 1, totals), lse
 
 
 def check(*about, **how):
@@ -104,6 +107,14 @@ def test_it_is_right_whatever_the_schedule(stages, takes_turns, has_room):
 def test_three_warpgroups_may_take_turns(queries, left, programs):
     check(queries, 400, left, groups=3, programs=programs)
     check(queries, 400, left, groups=3, programs=programs, takes_turns=False)
+
+
+@pytest.mark.parametrize("right", [None, 0])
+def test_a_query_for_which_one_key_counts_has_its_value_to_the_last_bit(right):
+    y, _, expected_y, _ = attend(200, 200, right=right, times=1000)
+    is_value = (expected_y == expected_y.astype(np.float16)).all(-1)
+    assert is_value.mean() > 0.99
+    np.testing.assert_array_equal(y[is_value], expected_y[is_value])
 
 
 def order_of(keys):

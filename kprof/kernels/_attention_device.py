@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kprof.kernels._tile_reach import is_in_reach, reach_of
-from kprof.kernels._tile_scores import largest_of, parts_of, weigh_scores
+from kprof.kernels._tile_scores import largest_of, parts_of, settle, weigh_scores
 from kprof.kernels._tile_softmax import finish
 
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -148,7 +148,8 @@ def attend(
         )
         # fmt: on
         sum_MD, largest_M, total_M4 = state
-        mean_MD, lse_M = finish(sum_MD, largest_M * scale, tl.sum(total_M4, axis=1))
+        total_M = settle(tl.sum(total_M4, axis=1), largest_M, scale, v_BHND.dtype.element_ty)
+        mean_MD, lse_M = finish(sum_MD, largest_M * scale, total_M)
         y_at_M = row_M.to(tl.int64) * y_token
         y_at_MD = y_BTHD + y_first + head * D + (y_at_M[:, None] + column_D[None, :])
         tl.store(y_at_MD, mean_MD.to(y_BTHD.dtype.element_ty), is_row_M[:, None])

@@ -42,7 +42,7 @@ from kprof.kernels._gluon import (
     warpgroup_mma_wait,
 )
 from kprof.kernels._tile_ring import loaded, ring_of, room_for
-from kprof.kernels._tile_scores import parts_of
+from kprof.kernels._tile_scores import parts_of, settle
 
 
 @gluon.jit
@@ -108,16 +108,22 @@ def _begin(given, HOW: gl.constexpr, block, count, WHO: gl.constexpr, TAKES: gl.
 
 
 @gluon.jit
-def _last_values(state, v_ring, DTYPE: gl.constexpr, HOW: gl.constexpr):
-    """Add the values that are left; return sums, largest scores, totals and the count of blocks."""
+def _last_values(state, v_ring, scale, DTYPE: gl.constexpr, HOW: gl.constexpr):
+    """Add the values that are left; return sums, largest scores, totals and the count of blocks.
+
+    Those scores are scaled.
+    """
     sum_MD, largest_M, total_M4, weight_MN, shrink_M, count = state
     v, v_free = loaded(v_ring, count)
     added_MD = add_values(weight_MN, v, sum_MD, DTYPE, HOW[6] != 0)
     added_MD = warpgroup_mma_wait(0, [added_MD])
     mbarrier.arrive(v_free, count=1)
+    total_M = gl.convert_layout(gl.sum(total_M4, 1), largest_M.type.layout)
     if HOW[6]:
         added_MD += sum_MD * each_row(shrink_M, sum_MD)
-    return added_MD, largest_M, gl.sum(total_M4, 1), count + 1
+    else:
+        total_M = settle(total_M, largest_M, scale, DTYPE)
+    return added_MD, largest_M * scale, total_M, count + 1
 
 
 @gluon.jit
@@ -150,8 +156,7 @@ def _consume(
             state = _steps(state, given, HOW, first, inner_first, WHO, TAKES, True)
         if HAS_ROOM:
             mbarrier.arrive(q_free, count=1)
-        sum_MD, largest_M, total_M, count = _last_values(state, v_ring, q.dtype, HOW)
-        largest_M *= scale
+        sum_MD, largest_M, total_M, count = _last_values(state, v_ring, scale, q.dtype, HOW)
         if HOW[6]:
             sum_MD *= value_scale(largest_BH, batch, head, sizes, HOW)
             largest_M -= HOW[6]

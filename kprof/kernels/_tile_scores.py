@@ -20,10 +20,24 @@ def weigh_scores(score_MN, top_M, largest_M, scale, RAISE: tl.constexpr = 0) -> 
     is for `parts_of`. Weights are multiplied by two to the power of RAISE.
     """
     larger_M = tl.maximum(largest_M, top_M)
-    shift_M = shift_of(larger_M) * scale
-    shrink_M = tl.exp2(largest_M * scale - shift_M)
-    weight_MN = tl.exp2(score_MN * scale - (shift_M - RAISE)[:, None])
+    lowered_M = shift_of(larger_M)
+    # Exactly 1 where no score was larger.
+    shrink_M = tl.exp2((largest_M - lowered_M) * scale)
+    weight_MN = tl.exp2(tl.fma(score_MN, scale, (RAISE - lowered_M * scale)[:, None]))
     return weight_MN, shrink_M, larger_M
+
+
+@triton.jit
+def settle(total_M, largest_M, scale, DTYPE: tl.constexpr) -> tl.tensor:
+    """Return the totals of weights with the largest of each row as it was rounded to be multiplied.
+
+    Where scores are in the thousands, that is not quite 1: what it is lowered by was rounded, and
+    the products of its row were not. A query that sees little but one key has that key's value all
+    the same, to the last bit; its gradient then is 0, as it should be, and not a rounding error
+    times scores.
+    """
+    weight_M = tl.exp2(tl.fma(largest_M, scale, -shift_of(largest_M) * scale))
+    return total_M + (weight_M.to(DTYPE).to(tl.float32) - weight_M)
 
 
 @triton.jit

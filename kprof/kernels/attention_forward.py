@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels._attention import run_attention
 from kprof.kernels._attention_gradients import attend_with_gradient
+from kprof.kernels._attention_reference import reference, truth
 from kprof.kernels._attention_ring import run_on_hopper, why_not_here
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -105,49 +105,6 @@ def _for_hopper(*, is_ordered: bool) -> Any:
     return call
 
 
-def _reference(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
-    """Do as Hugging Face does: torch's own attention, with a mask where it needs one."""
-    q, k, v = (_as_torch_reads(one) for one in (q, k, v))
-    options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]}
-    if is_causal and not _is_masked(q, k, is_causal, window):
-        options["is_causal"] = True
-    elif _is_masked(q, k, is_causal, window):
-        options["attn_mask"] = _seen(q, k, is_causal, window)
-    return functional.scaled_dot_product_attention(q, k, v, **options)
-
-
-def _as_torch_reads(x: Tensor) -> Tensor:
-    """Return a tensor whose rows begin at multiples of 16 bytes, as torch's kernels expect."""
-    starts = (x.data_ptr(), *(step * x.element_size() for step in x.stride()[:-1]))
-    is_aligned = x.stride(-1) == 1 and not any(one % 16 for one in starts)
-    return x if is_aligned else x.clone(memory_format=torch.contiguous_format)
-
-
-def _is_masked(q: Tensor, k: Tensor, is_causal: bool, window: int) -> bool:
-    """Tell whether torch takes a mask for this: not where all is seen, or all that is earlier."""
-    most = max(q.shape[2], k.shape[2])
-    return 0 < window < most or (is_causal and q.shape[2] != k.shape[2])
-
-
-def _seen(q: Tensor, k: Tensor, is_causal: bool, window: int) -> Tensor:
-    """Return which keys each query sees, (T, N)."""
-    num_queries, num_keys = q.shape[2], k.shape[2]
-    own = torch.arange(num_queries, device=q.device)[:, None] + num_keys - num_queries
-    ahead = torch.arange(num_keys, device=q.device) - own
-    is_seen = ahead <= 0 if is_causal else ahead <= num_keys + num_queries
-    return is_seen & (ahead.abs() < window) if window else is_seen
-
-
-def _truth(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
-    group = q.shape[1] // k.shape[1]
-    scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) / math.sqrt(q.shape[-1])
-    is_seen = _seen(q, k, is_causal, window)
-    scores = scores.masked_fill(~is_seen, -math.inf)
-    # A query that sees nothing has the mean of nothing, which is 0.
-    weights = torch.softmax(scores, -1).masked_fill(~is_seen.any(-1, keepdim=True), 0.0)
-    return weights @ v.repeat_interleave(group, 1)
-
-
 def _refuses(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0
 ) -> str | None:
@@ -194,7 +151,7 @@ def _of_torch(backend: str) -> Any:
 
     def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
         with sdpa_kernel(getattr(SDPBackend, backend)):
-            return _reference(q, k, v, is_causal, window)
+            return reference(q, k, v, is_causal, window)
 
     return call
 
@@ -248,8 +205,8 @@ def shape_of(
 KERNEL = Kernel(
     name="attention_forward",
     replaces="torch's scaled_dot_product_attention, of many queries",
-    reference=_reference,
-    truth=_truth,
+    reference=reference,
+    truth=truth,
     providers=(
         Provider(OURS, lambda: _ours, "kprof"),
         Provider(f"{OURS}-hopper", partial(_for_hopper, is_ordered=True), "kprof"),
@@ -257,7 +214,7 @@ KERNEL = Kernel(
             *(f"{OURS}-hopper-unordered", partial(_for_hopper, is_ordered=False), "kprof"),
             repeats=False,
         ),
-        Provider("eager", lambda: _reference, is_varying=True, repeats=False),
+        Provider("eager", lambda: reference, is_varying=True, repeats=False),
         *(
             Provider(name, partial(_of_torch, backend), is_varying=True, repeats=False)
             for name, backend in BACKENDS
