@@ -25,8 +25,10 @@ ROWS = 64
 REGISTERS = {2: (168, 240), 3: (128, 160)}
 # What a tile takes beside its blocks of keys, in such blocks: an estimate.
 TILE_COST = 1.2
-# Of L2, for the keys and values of heads that are worked off together; and where all are as long.
+# Of L2, for the keys and values of heads that are worked off together; of those with fewer queries
+# than many, for which queries and results take as much; and where all are as long.
 KEPT_BYTES = 32 << 20
+SHORT_KEPT_BYTES = 16 << 20
 FEW_KEPT_BYTES = 4 << 20
 # Queries from which on three warpgroups are faster, for heads of 64, where later keys are not seen.
 MANY_QUERIES = 8_192
@@ -57,14 +59,16 @@ def ring_for(dim: int, num_queries: int, sees_all: bool) -> Ring:
         num_queries: Of a sequence.
         sees_all: Whether every query sees every key, so that all tiles are as long.
     """
-    # Three are faster where all is seen, too, but spill there.
-    if dim <= 64 and num_queries >= MANY_QUERIES and not sees_all:
-        return Ring(128, 4, groups=3, holds=False)
+    is_short = num_queries < MANY_QUERIES and not sees_all
+    kept_bytes = SHORT_KEPT_BYTES if is_short else KEPT_BYTES
     if dim <= 64:
-        return Ring(128, 4)
+        # Three are faster where all is seen, too, but spill there.
+        if is_short or sees_all:
+            return Ring(128, 4, kept_bytes=kept_bytes)
+        return Ring(128, 4, groups=3, holds=False)
     if dim <= 128 and sees_all:
         return Ring(128, 2, holds=False, kept_bytes=FEW_KEPT_BYTES)
-    return Ring(128, 2) if dim <= 128 else Ring(64, 2, has_room=False)
+    return Ring(128, 2, kept_bytes=kept_bytes) if dim <= 128 else Ring(64, 2, has_room=False)
 
 
 def why_not_here() -> str:
