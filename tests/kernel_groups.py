@@ -8,7 +8,6 @@ any order, half a store at a time.
 import __future__
 
 import ast
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,6 @@ import kprof.kernels
 
 FOLDER = Path(kprof.kernels.__file__).parent
 LONGEST_S = 20.0
-ATOMIC = threading.Lock()
 NUM_WARPS = 4
 
 
@@ -146,7 +144,6 @@ class Device:
             multiple_of=lambda x, divisor: x,
             static_range=range,
             thread_barrier=lambda: None,
-            atomic_add=self._add,
             load=self._load,
             store=self._store,
             allocate_shared_memory=self._allocate,
@@ -189,14 +186,6 @@ class Device:
             "warp": lambda: 0,
             "_to": _to,
         }
-
-    def _add(self, pointer, given, mask, sem):
-        at, mask = np.broadcast_arrays(pointer.at, mask)
-        found = np.full(at.shape, -1, pointer.array.dtype)
-        with ATOMIC:
-            found[mask] = pointer.array[at[mask]]
-            np.add.at(pointer.array, at[mask], given[mask])
-        return values(found)
 
     def _load(self, pointer, mask=True, other=0, volatile=False):
         assert time.monotonic() - self._began < LONGEST_S, "waits for ever"

@@ -27,7 +27,7 @@ MODULES = "_tile_ring", *(f"_cross_entropy_{one}" for one in ("pieces", "letters
 LANES = 32 * NUM_WARPS
 # Rows, columns, programs of a row, groups of programs.
 SIZES = [(7, 1_024, 4, 1), (9, 8_256, 3, 2), (1, 1_024, 2, 1), (12, 576, 1, 4), (4, 12_032, 5, 2)]
-# Many rows for each program, which takes those that nobody has.
+# Many rows for each program.
 SIZES += [(70, 512, 1, 1), (35, 1_024, 2, 1), (41, 512, 1, 3)]
 
 
@@ -335,7 +335,7 @@ def test_nothing_that_is_loaded_is_waited_for_before_a_row_is_summed(compiled, c
     row = row_of(compiled[columns][-1])
     begin = places(row, "SYNCS.PHASECHK")[0]
     loads = [place for place in places(row, "LDG.") if place < begin]
-    # The next target's logit, and letters, one in a lane; targets only once in 32 rows.
+    # The next target's logit, and letters, one in a lane; a target to come may be waited for.
     loads = [place for place in loads if row[place].split()[0] != "LDG.E.64"]
     assert len(loads) == (2 if programs_of_row(columns) > 1 else 1)
     into = [re.match(r"(\S+) R(\d+),", row[place]) for place in loads]

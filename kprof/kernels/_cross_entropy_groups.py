@@ -62,10 +62,10 @@ def write_losses_shared(
     num_rows, num_columns = logits.shape
     group = programs_of_row(num_columns)
     groups = min(num_rows, max(1, num_sms(logits.device) // group))
-    # What programs tell each other, one word each for a row; zeros are none. Where rows have one
-    # program, how many rows were taken.
-    words = num_rows * group if group > 1 else 1
-    letters = torch.zeros(words, dtype=torch.int64, device=logits.device)
+    # What programs tell each other, one word each for a row; zeros are none.
+    letters = None
+    if group > 1:
+        letters = torch.zeros(num_rows * group, dtype=torch.int64, device=logits.device)
     # A piece in a power of two of boxes.
     boxes = next_power_of_two(-(-num_columns // (group * LANES * VECTOR)))
     described = _describe(logits, group, boxes), _describe(dlogits, group, 1)

@@ -1,9 +1,8 @@
 """What runs on the GPU for cross-entropy where rows lie in shared memory, and are read once.
 
-M is rows, V the vocabulary, G the programs of a group, which take the same rows, and W the warps of
-each; all have a share of every row. Where several programs share a row, all have to run at once, as
-they wait for one another, and rows are `step` apart. Where a row has one program, only its first
-rows are: SMs are not equally fast, so who is through takes the next row that nobody has.
+M is rows, V the vocabulary, G the programs of a group, which take the same rows, `step` apart, and
+W the warps of each; all have a share of every row. Where several programs share a row, all have to
+run at once, as they wait for one another.
 """
 
 from __future__ import annotations
@@ -96,31 +95,23 @@ def _walk(
     AHEAD: gl.constexpr = 1 if GROUP > 1 else 0
     _, num_rows, step, ignore_index, _ = how
     row, count = gl.program_id(0) // GROUP, piece[1]
-    following = row + step
+    # Half of a gradient leaves from registers: the two ways beside each other take the least time.
     boxes = empty_boxes(gradient[2], _least(TILES // 2, LEAST // LANES))
     logit = _own_logit(logits, row, targets[0], piece)
-    coming = row + STAGES * step
-    if not AHEAD:
-        tickets = gl.allocate_shared_memory(gl.int32, [LANES], FLAT)
-        ticket = _draw(letters_MG, LANES)
     shares_W, left, phases = begin_letters(
         ring, letters_MG, row, targets[0], count, GROUP, LEAST, TILES, LANES
     )
     if AHEAD:
-        targets += (_place(_target(how, coming), ignore_index, COLUMNS),)
-        request(ring, 0, logits[2], coming, piece, targets[STAGES] != IGNORED)
+        targets += (_place(_target(how, row + STAGES * step), ignore_index, COLUMNS),)
+        request(ring, 0, logits[2], row + STAGES * step, piece, targets[STAGES] != IGNORED)
     # Else the compiler, which does not know that it is not needed, puts one into the loop.
     gl.thread_barrier()
     stage = AHEAD
     while row < num_rows:
-        if AHEAD:
-            following, coming = row + step, row + (STAGES + AHEAD) * step
+        following, coming = row + step, row + (STAGES + AHEAD) * step
         # Arrive while a row is summed.
         coming_target = _target(how, coming)
         following_logit = _own_logit(logits, following, targets[1], piece)
-        if not AHEAD:
-            tickets.store(ticket)
-            ticket = _draw(letters_MG, LANES)
         highest, total, following_left, phases = sums_of_row(
             *(ring, stage, phases, shares_W, letters_MG, (row, following), targets),
             *(count, GROUP, LEAST, TILES, LANES),
@@ -129,13 +120,10 @@ def _walk(
         targets += (_place(coming_target, ignore_index, COLUMNS),)
         request(ring, stage, logits[2], coming, piece, targets[STAGES + AHEAD] != IGNORED)
         if not AHEAD:
-            later = (STAGES + 1) * step + _drawn(tickets)
             left = following_left
         sums = logit, highest, total
         _finish(results, boxes, left, gradient, row, how, targets[0], piece, sums, TILES)
         row, stage = following, (stage + 1) % STAGES
-        if not AHEAD:
-            following, coming = coming, later
         logit, left, targets = following_logit, following_left, targets[1:]
     tma.store_wait(0)
 
@@ -150,23 +138,6 @@ def _vectors_of(columns, group):
     """Return the vectors of all pieces but the last one, which may be shorter: rows of boxes."""
     each = WIDTH // VECTOR
     return -(-columns // (VECTOR * group * each)) * each
-
-
-@gluon.jit
-def _draw(count_1, LANES: gl.constexpr):
-    """Begin to take the next row that nobody has; the answer is in the first lane."""
-    lane = gl.arange(0, LANES, gl.BlockedLayout([1], [32], [LANES // 32], [0]))
-    is_first = lane == 0
-    drawn = gl.atomic_add(count_1 + lane * 0, is_first.to(gl.int64), is_first, sem="relaxed")
-    return drawn.to(gl.int32)
-
-
-@gluon.jit
-def _drawn(tickets):
-    """Return what the first lane has left for all."""
-    WARP: gl.constexpr = alike(gl.num_warps())
-    ticket = tickets.slice(0, 32).load(WARP)
-    return gl.max(gl.where(gl.arange(0, 32, WARP) == 0, ticket, 0), 0)
 
 
 @gluon.jit
