@@ -1,11 +1,13 @@
 """A Llama of Hugging Face that serves, with kernels swapped in against as it is, by `kprof ab`.
 
-python benchmarks/llama_serve.py [prefill | decode ...] [--minutes 5] [--layers 32]
+python benchmarks/llama_serve.py [prefill | decode | decode_energy ...] [--minutes 4.1]
 
 The shape is that of Llama-3.1-8B in bfloat16, with random weights, as in examples/serve_llama.py.
 Prefill reads 4 x 2048 tokens. Decoding takes a token for each of 8 sequences over 4096 cached ones:
 by replays of CUDA graphs over a static cache, and as `generate` calls the model by itself, over one
-that grows. The quality gate judges the kernels in a model of fewer such layers that has learnt:
+that grows. The joules of decoding by graphs are a part of their own, which nobody gets unasked: a
+window has as many steps of either arm as take 2.5 s in the faster one, and the other takes four
+times as long. The quality gate judges the kernels in a model of fewer such layers that has learnt:
 benchmarks/llama_gate.py.
 """
 
@@ -18,6 +20,7 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from evidence import RESULTS, ROOT, row, write_evidence
@@ -32,10 +35,14 @@ EXAMPLE = ROOT / "examples" / "serve_llama.py"
 GATE = ROOT / "benchmarks" / "llama_gate.py"
 KERNELS = ("fp8_linear", "decode_attention")
 GPU = "H200"
-# Of energy, each of which takes five seconds: a clear difference is proven by nine.
-PAIRS = "12"
-# Of the time, where a comparison with energy takes 3.5.
-OF_GATE = 4.5
+# At most, of a quarter of a second each, and of seconds: a clear difference is proven by nine.
+PAIRS, PAIRS_OF_ENERGY = "20", "9"
+# Seconds, from the interrupt of a comparison until it has judged what it has.
+ENDING_S = 8
+# What `timeout` ends with.
+OUT_OF_TIME = 124
+# Parts of the time; it is the last, and has what the others leave.
+OF_GATE = 46
 
 
 @dataclass(frozen=True)
@@ -47,31 +54,33 @@ class Asked:
     batch: int
     prompt: int
     target: str
+    share: int
+    """Parts of the time: about as many seconds, with all 32 layers on an H200."""
     options: tuple[str, ...] = ()
     is_energy: bool = False
     """Judge it as well; windows take seconds then."""
 
 
+GRAPHS = ("graphs", ("--patch", f"{EXAMPLE}:kernels"), 8, 4_096, "step_p50<=5ms")
 COMPARISONS = {
     "prefill": (
-        Asked("prefill", ("--swap", KERNELS[0]), 4, 2_048, "step_p50<=200ms", is_energy=True),
+        Asked("prefill", ("--swap", KERNELS[0]), 4, 2_048, "step_p50<=200ms", 110, is_energy=True),
     ),
     "decode": (
-        Asked(
-            *("graphs", ("--patch", f"{EXAMPLE}:kernels"), 8, 4_096, "step_p50<=5ms"),
-            options=("--graphs",),
-            is_energy=True,
-        ),
-        Asked("eager", ("--swap", ",".join(KERNELS)), 8, 4_096, "step_p50<=30ms"),
+        Asked(*GRAPHS, 46, ("--graphs",)),
+        Asked("eager", ("--swap", ",".join(KERNELS)), 8, 4_096, "step_p50<=30ms", 48),
     ),
+    "decode_energy": (Asked(*GRAPHS, 155, ("--graphs",), is_energy=True),),
 }
+# What is compared unless something else is asked for: it has texts for the gate.
+JUDGED = ("prefill", "decode")
 
 
 def main():
     """Compare what is asked for and write a result for each, anew after every part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", default=[*COMPARISONS])
-    parser.add_argument("--minutes", type=float, default=5.0, help="at most, of all together")
+    parser.add_argument("what", nargs="*", default=JUDGED, metavar="WHAT")
+    parser.add_argument("--minutes", type=float, default=4.1, help="at most, of all together")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--tiny", action="store_true", help="a small model, for a CPU")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -79,36 +88,66 @@ def main():
     args = parser.parse_args()
     ends_s = time.monotonic() + 60 * args.minutes
     parts = [(what, one) for what in args.what for one in COMPARISONS[what]]
-    weights = [3.5 if one.is_energy else 1.4 for _, one in parts] + [OF_GATE]
+    is_judged = any(what in JUDGED for what in args.what)
+    shares = [one.share for _, one in parts] + [OF_GATE] * is_judged
     found = {what: {} for what in args.what}
     for number, (what, one) in enumerate(parts):
         left_s = ends_s - time.monotonic()
-        share_s = left_s * weights[number] / sum(weights[number:])
+        share_s = left_s * shares[number] / sum(shares[number:])
         found[what][one.name] = compared(one, what, args, share_s)
         write(what, found[what], args)
-    for what, told in gated(args, ends_s - time.monotonic()).items():
-        found[what] |= told
-        write(what, found[what], args)
+    if is_judged:
+        for what, told in gated(args, ends_s - time.monotonic()).items():
+            found[what] |= told
+            write(what, found[what], args)
 
 
 def compared(asked, what, args, limit_s):
     """Return what `kprof ab` says, as plain data; or why there is nothing."""
-    script = [str(EXAMPLE), what, "--steps", "1000000", "--layers", str(args.layers)]
-    script += ["--batch", str(asked.batch), "--prompt", str(40 if args.tiny else asked.prompt)]
+    script = [str(EXAMPLE), what.partition("_")[0], "--steps", "1000000"]
+    script += ["--layers", str(args.layers), "--batch", str(asked.batch)]
+    script += ["--prompt", str(40 if args.tiny else asked.prompt)]
     script += [*asked.options, *(["--tiny"] if args.tiny else [])]
     tokens = asked.batch * (asked.prompt if what == "prefill" else 1)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "kprof", "ab", "--json", *asked.change]
         command += ["--tokens-per-step", str(tokens), "--gpu", GPU, "--target", asked.target]
-        command += ["--energy", "--pairs", PAIRS] if asked.is_energy and not args.tiny else []
+        command += ["--pairs", PAIRS_OF_ENERGY if asked.is_energy else PAIRS]
+        command += ["--energy"] if asked.is_energy and not args.tiny else []
         command += ["--out", f"{folder}/ab.kprof", *script]
         # As by Ctrl-C: what was taken until then is judged.
-        limited = ["timeout", "-s", "INT", "-k", "10", f"{max(limit_s - 8, 1):.0f}"]
+        limited = ["timeout", "-s", "INT", "-k", "10", f"{max(limit_s - ENDING_S, 1):.0f}"]
+        asked_s, asked_ns = time.monotonic(), time.time_ns()
         done = subprocess.run([*limited, *command], capture_output=True, text=True)
+        spent = {"spent_s": spent_s(Path(folder), asked_ns, time.monotonic() - asked_s)}
         with suppress(ValueError, KeyError):
-            return kept(json.loads(done.stdout), Path(folder) / "ab.kprof")
+            return kept(json.loads(done.stdout), Path(folder) / "ab.kprof") | spent
         told = [path.read_text()[-1_000:] for path in Path(folder).glob("ab.kprof/raw/**/*.log")]
-    return {"problem": "\n".join([done.stderr[-1_500:], *told])}
+    return {"problem": "\n".join([done.stderr[-1_500:], *told]), **spent}
+
+
+def spent_s(folder, asked_ns, whole_s):
+    """Return the seconds until the first step, those of each arm's first, of warm-up and windows.
+
+    The first step of an arm makes what it keeps: weights in FP8, and what is compiled.
+    """
+    sheets = sorted(folder.glob("ab.kprof/raw/**/windows.jsonl"))
+    told = sheets[0].read_text().splitlines() if sheets else []
+    # The last line of a process that was ended may be a part of one.
+    lines = [json.loads(line) for line in told if line.endswith("}")]
+    found = {"whole": whole_s}
+    for turn, block in pairwise(lines):
+        if turn["kind"] == "turn" and "start_ns" in block:
+            first_s = (block["start_ns"] - turn["time_ns"]) / 1e9
+            found.setdefault(f"first step of {turn['arm']}", first_s)
+    turns_ns = [one["time_ns"] for one in lines if one["kind"] == "turn"]
+    windows = [one for one in lines if one["kind"] == "window"]
+    if turns_ns:
+        found["until the first step"] = (turns_ns[0] - asked_ns) / 1e9
+    if windows:
+        found["warm-up"] = (windows[0]["start_ns"] - turns_ns[0]) / 1e9
+        found["windows"] = (windows[-1]["end_ns"] - windows[0]["start_ns"]) / 1e9
+    return {name: round(value, 2) for name, value in found.items()}
 
 
 def kept(told, folder):
@@ -144,13 +183,17 @@ def summary_of_swap(report):
 
 def gated(args, limit_s):
     """Return what the gate says of each part and swap, from a process of its own."""
-    command = [sys.executable, str(GATE), *args.what, *(["--tiny"] if args.tiny else [])]
+    asked = [what for what in args.what if what in JUDGED]
+    command = [sys.executable, str(GATE), *asked, *(["--tiny"] if args.tiny else [])]
     limited = ["timeout", "-k", "5", f"{max(limit_s, 1):.0f}"]
     done = subprocess.run([*limited, *command], capture_output=True, text=True)
+    told = {}
     with suppress(ValueError, IndexError):
-        return json.loads(done.stdout.splitlines()[-1])
-    problem = done.stderr[-1_500:] or "out of time"
-    return {what: {"gate": {"problem": problem}} for what in args.what}
+        # Each line holds what those before it had.
+        told = json.loads(done.stdout.splitlines()[-1])
+    is_late = done.returncode == OUT_OF_TIME
+    problem = {"gate": {"problem": "out of time" if is_late else done.stderr[-1_500:]}}
+    return {what: told.get(what, problem) for what in asked}
 
 
 def write(what, found, args):

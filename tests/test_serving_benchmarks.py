@@ -200,6 +200,56 @@ def test_a_gate_without_an_answer_is_a_problem_of_each_part(benchmark, monkeypat
     assert "nowhere.py" in found["decode"]["gate"]["problem"]
 
 
+def test_a_gate_out_of_time_has_judged_what_it_has_told(benchmark, monkeypatch, tmp_path):
+    gate = tmp_path / "gate.py"
+    told = "import time; print('{\"prefill\": {}}', flush=True); time.sleep(9)"
+    gate.write_text(told)
+    monkeypatch.setattr(benchmark("llama_serve"), "GATE", gate)
+    what = ["prefill", "decode", "decode_energy"]
+    found = benchmark("llama_serve").gated(SimpleNamespace(what=what, tiny=True), 2)
+    assert found == {"prefill": {}, "decode": {"gate": {"problem": "out of time"}}}
+
+
+def sheet_of(*events):
+    about = {"turn": ("arm", "time_ns"), "begin": ("host",)}
+    times = ("arm", "start_ns", "end_ns")
+    return "\n".join(
+        json.dumps({"kind": kind, **dict(zip(about.get(kind, times), values, strict=True))})
+        for kind, *values in events
+    )
+
+
+def test_where_the_time_of_a_comparison_went_is_told(benchmark, tmp_path):
+    second = 1_000_000_000
+    raw = tmp_path / "ab.kprof" / "raw" / "raw" / "process"
+    raw.mkdir(parents=True)
+    (raw / "windows.jsonl").write_text(
+        sheet_of(
+            ("begin", "host"),
+            ("turn", "B", 10 * second),
+            ("warm-up", "B", 14 * second, 15 * second),
+            ("turn", "A", 15 * second),
+            ("warm-up", "A", 16 * second, 18 * second),
+            ("turn", "B", 18 * second),
+            ("window", "B", 20 * second, 23 * second),
+            ("turn", "A", 23 * second),
+        )
+        + '\n{"kind": "wind'
+    )
+    assert benchmark("llama_serve").spent_s(tmp_path, 2 * second, 30.0) == {
+        "whole": 30.0,
+        "until the first step": 8.0,
+        "first step of B": 4.0,
+        "first step of A": 1.0,
+        "warm-up": 10.0,
+        "windows": 3.0,
+    }
+
+
+def test_of_a_comparison_without_a_step_the_whole_time_is_told(benchmark, tmp_path):
+    assert benchmark("llama_serve").spent_s(tmp_path, 0, 30.0) == {"whole": 30.0}
+
+
 def test_a_tenth_of_the_files_is_held_out(benchmark, tmp_path):
     for number in range(20):
         (tmp_path / f"{number:02}.py").write_text(chr(ord("a") + number))
