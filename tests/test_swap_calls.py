@@ -91,6 +91,21 @@ def test_calls_with_and_without_gradients_go_to_whoever_is_the_fastest_there(mon
         assert providers._fastest(KERNEL, on_gpu, (8, 9)) is None
 
 
+def test_inductor_runs_where_it_was_measured_and_compiles_for_no_other_rows(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "GPU")
+    timed = Timed("rmsnorm", "inductor", (8, 8), "float32", "forward", gpu_ns=9.0)
+    keep(choose(KERNEL, [timed], "GPU", "2026-01-01"))
+    # Nothing is compiled here.
+    monkeypatch.setattr(Providers, "_load", lambda self, kernel, name: torch.rsqrt)
+    on_gpu = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32)
+    providers = Providers({"rmsnorm": KERNEL}, {})
+    with torch.no_grad():
+        for shape, wanted in (((8, 8), "inductor"), ((2, 4, 8), "inductor"), ((7, 8), "kprof")):
+            _, name, why = providers.choose(KERNEL, on_gpu, shape, is_default=True)
+            assert (name, why) == (wanted, None)
+
+
 def test_calls_with_other_arguments_go_to_the_original():
     model = nn.Sequential(Norm(16))
     with swapped(model, "rmsnorm=eager"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from kprof.sites._providers import Providers
 from kprof.swap import swapped
 
 
@@ -102,6 +103,26 @@ def test_providers_that_take_no_optimizer_leave_it_alone(names):
     with swapped(optimizer, *names) as swap:
         optimizer.step()
     assert "takes no whole optimizer" in swap.sites[0].skipped
+
+
+@pytest.mark.parametrize("fastest", ["inductor", "aten"])
+def test_who_is_faster_and_takes_no_optimizer_does_not_give_it_to_torch(monkeypatch, fastest):
+    _, optimizer = made()
+    monkeypatch.setattr(Providers, "_fastest", lambda self, *_: fastest)
+    with swapped(optimizer, "adamw") as swap:
+        optimizer.step()
+    assert [(one.provider, one.why) for one in swap.sites[0].calls] == [("kprof", None)]
+
+
+def test_parameters_that_become_of_a_dtype_that_is_not_taken_are_torchs():
+    model, optimizer = made()
+    with swapped(optimizer, "adamw") as swap:
+        optimizer.step()
+        optimizer.state.clear()
+        model.double()
+        optimizer.step()
+    assert [one.num_calls for one in swap.sites[0].calls] == [1, 1]
+    assert "torch.float64" in swap.sites[0].calls[1].why
 
 
 def test_norms_run_in_the_interpreter_within_a_model():

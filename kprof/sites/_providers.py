@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -10,13 +11,15 @@ from torch import Tensor
 
 from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, kernel_named
-from kprof.kernels._choice import bucket_of, find_choice, passes_of
+from kprof.kernels._choice import FALLBACK, Choice, bucket_of, find_choice, passes_of
 from kprof.kernels._launch import IS_INTERPRETED
 
 # Providers that run wherever torch does; the others take a GPU.
 ANYWHERE = ("aten", "eager", "inductor")
-# The names under which the replaced code itself is measured.
-ORIGINAL = ("eager", "inductor")
+# It compiles for each shape anew.
+INDUCTOR = "inductor"
+# The names under which the replaced code itself is measured, as it is and compiled.
+ORIGINAL = (FALLBACK, INDUCTOR)
 NEEDS_GPU = "its tensors are not on a GPU"
 AS_FAST = "nobody was measured to be faster than the original"
 UNMEASURED = "nobody was measured on such calls: kprof kernels bench"
@@ -30,7 +33,7 @@ class Providers:
     def __init__(self, kernels: Mapping[str, Kernel], forced: Mapping[str, str]) -> None:
         self._forced = forced
         self._unmeasured = {name: kernel.unmeasured for name, kernel in kernels.items()}
-        self._chosen: dict[Hashable, str | None] = {}
+        self._chosen: dict[Hashable, Choice | None] = {}
         self._loaded: dict[tuple[str, str], Callable[..., Any] | str] = {}
         for kernel in kernels.values():
             self._check(kernel)
@@ -63,7 +66,7 @@ class Providers:
         if name is None:
             fastest = self._fastest(kernel, x, shape)
             name = fastest or kernel.unmeasured
-            if name in ORIGINAL:
+            if name == FALLBACK:
                 return None, None, UNMEASURED if fastest is None else AS_FAST
             name = name if is_default else OURS
         if not self._runs(name, x.device.type):
@@ -78,7 +81,7 @@ class Providers:
         name = self.name(kernel.name)
         function = self._load(kernel, name)
         # Inside a graph that is compiled anyway, Inductor's is what the original becomes.
-        is_left = name == "inductor" or (name in ORIGINAL and kernel.name not in self._forced)
+        is_left = name == INDUCTOR or (name in ORIGINAL and kernel.name not in self._forced)
         if isinstance(function, str) or is_left:
             return {}
         return {one: function for one in ("cuda", "cpu") if self._runs(name, one)}
@@ -107,9 +110,15 @@ class Providers:
         if key not in self._chosen:
             gpu = torch.cuda.get_device_name(x.device)
             dtype = str(x.dtype).removeprefix("torch.")
-            choice = find_choice(kernel, gpu, dtype, shape, direction)
-            self._chosen[key] = None if choice is None else choice.provider
-        return self._chosen[key]
+            self._chosen[key] = find_choice(kernel, gpu, dtype, shape, direction)
+        choice = self._chosen[key]
+        return None if choice is None or _compiles_anew(choice, shape) else choice.provider
+
+
+def _compiles_anew(choice: Choice, shape: tuple[int, ...]) -> bool:
+    """Tell whether calls of a bucket would be compiled for, beside those that were measured."""
+    measured = choice.measured[0].shape
+    return choice.provider == INDUCTOR and math.prod(shape) != math.prod(measured)
 
 
 def kernels_named(names: Mapping[str, str | None]) -> dict[str, Kernel]:

@@ -70,7 +70,10 @@ def _step(optimizer: AdamW, ways: Ways, switch: Switch) -> Callable[..., Any]:
             ways.leave_out("its step computes the loss anew")
             return type(self).step(self, closure)
         key = tuple(
-            (len(group["params"]), group["amsgrad"], group["differentiable"])
+            (
+                *(len(group["params"]), group["amsgrad"], group["differentiable"]),
+                frozenset((type(one), one.dtype) for one in group["params"]),
+            )
             for group in self.param_groups
         )
         way = ways.known.get(key)
