@@ -1,0 +1,114 @@
+"""Levels L0 and L1 of the quality gate for our kernels on one GPU, with compute-sanitizer if asked.
+
+python benchmarks/kernel_gate.py [KERNEL ...] [--sanitizer] [--minutes 8]
+
+Each of our providers is judged in a process of its own, which is `kprof kernels check`; some run
+beside each other, as nothing here is timed. One that does not end in time has no verdict, and the
+result, which is written anew with every verdict, says so.
+"""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from evidence import RESULTS, ROOT, row, write_evidence
+from kernels import sources_of
+
+from kprof.kernels import all_kernels, kernel_named
+
+SOURCES = ("benchmarks/kernel_gate.py", "kprof/library.py", "kprof/gate/*.py")
+LEVELS = ("L0", "L1")
+
+
+def main():
+    """Judge the kernels named, or all, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kernels", nargs="*")
+    parser.add_argument("--sanitizer", action="store_true", help="let compute-sanitizer look, too")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of all together, at most")
+    parser.add_argument("--at-once", type=int, default=4, help="processes beside each other")
+    parser.add_argument("--result", type=Path)
+    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
+    args = parser.parse_args()
+    ends_s = time.monotonic() + 60 * args.minutes
+    month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
+    path = args.result or RESULTS / f"kernel_gate_h200_{month}.json"
+    rows, subjects = [], ours_of(args.kernels)
+    sources = {one for name, _ in subjects for one in sources_of(name) if "kprof/kernels" in one}
+    sources |= {*SOURCES, "kprof/kernels/_subject.py", "kprof/kernels/_sanitize.py"}
+    with ThreadPoolExecutor(args.at_once) as pool:
+        asked = [
+            pool.submit(check, name, provider, args.sanitizer, ends_s)
+            for name, provider in subjects
+        ]
+        for one in as_completed(asked):
+            rows += one.result()
+            ordered = sorted(rows, key=lambda one: one["name"])
+            write_evidence(path, "kernel_gate", ordered, sources, commit=args.commit)
+    for one in ordered:
+        print(f"{one['name']:44} {one['state']:10} {one['why'][:120]}")
+    sys.exit(int(not all(one["met"] for one in rows)))
+
+
+def ours_of(names):
+    """Return kernel and provider of all that is ours among these kernels; none: among all."""
+    kernels = [kernel_named(name) for name in names] or all_kernels().values()
+    return [
+        (kernel.name, one.name)
+        for kernel in kernels
+        for one in kernel.providers
+        if one.distribution == "kprof"
+    ]
+
+
+def check(name, provider, sanitizes, ends_s):
+    """Return the rows of one provider."""
+    command = [sys.executable, "-m", "kprof", "kernels", "check", name, "--provider", provider]
+    command += ["--json", *(["--sanitizer"] if sanitizes else [])]
+    left_s = max(ends_s - time.monotonic(), 1)
+    began_s = time.monotonic()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=left_s, cwd=ROOT)
+        (report,) = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        return rows_of(name, provider, None, "it did not end in time")
+    except ValueError:
+        return rows_of(name, provider, None, done.stderr.strip()[-300:])
+    print(f"{name} by {provider}: {time.monotonic() - began_s:.0f} s", flush=True)
+    return rows_of(name, provider, report)
+
+
+def rows_of(name, provider, report, problem=""):
+    """Return a row for each level: whether it passed, on what that rests, and what it tells."""
+    if report is None:
+        return [_row(name, provider, level, "not run", problem) for level in LEVELS]
+    return [
+        _row(
+            name,
+            provider,
+            one["name"],
+            one["state"],
+            one["why"],
+            reached=report["reached"],
+            looked_at=one["looked_at"],
+            measures=len(one["measures"]),
+            notes=one["notes"],
+        )
+        for one in report["levels"]
+        if one["name"] in LEVELS
+    ]
+
+
+def _row(name, provider, level, state, why, **more):
+    value = {"passed": 1, "failed": 0}.get(state)
+    named = f"{name}-{provider}-{level}"
+    return row(named, value, "passed", "higher", reach=1, state=state, why=why, **more)
+
+
+if __name__ == "__main__":
+    main()

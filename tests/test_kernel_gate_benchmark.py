@@ -1,0 +1,37 @@
+"""`benchmarks/kernel_gate.py`: who is judged, and what its rows say."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("kernel_gate")
+
+
+def level(name, state):
+    return {"name": name, "state": state, "why": "so", "looked_at": "", "measures": [], "notes": []}
+
+
+def test_every_provider_of_ours_is_judged_and_no_other(benchmark):
+    judged = benchmark.ours_of(["swiglu", "cross_entropy"])
+    assert judged == [
+        ("swiglu", "kprof"),
+        ("cross_entropy", "kprof"),
+        ("cross_entropy", "kprof-shared"),
+    ]
+
+
+def test_what_failed_is_not_met_and_what_did_not_run_has_no_value(benchmark):
+    report = {"reached": "REJECT", "levels": [level("L0", "passed"), level("L1", "failed")]}
+    found = [(one["name"], one["met"]) for one in benchmark.rows_of("rope", "kprof", report)]
+    assert found == [("rope-kprof-L0", True), ("rope-kprof-L1", False)]
+    late = benchmark.rows_of("rope", "kprof", None, "it did not end in time")
+    assert [(one["value"], one["met"], one["state"]) for one in late] == [
+        (None, None, "not run")
+    ] * 2
