@@ -1,10 +1,8 @@
-"""The linear layer in FP8: its routes, its gradients, and what it keeps of its weights."""
+"""The linear layer in FP8: its error, its gradients, its routes, and what each of them gets."""
 
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
-import gc
 import sys
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kprof.gate.inputs import place
 from kprof.gate.subject import LAYOUTS
-from kprof.kernels import _fp8_linear, _fp8_weights
+from kprof.kernels import _fp8_linear
 from kprof.kernels._choice import bucket_of
 from kprof.kernels._fp8_across import quantize_across
 from kprof.kernels._fp8_linear import route_of, run_on, to_input, to_weight
@@ -23,6 +21,7 @@ from kprof.kernels._subject import subject_of
 from kprof.kernels.fp8_linear import KERNEL, STATED_ERROR, fp8_linear
 from kprof.kernels.quantize_fp8 import KERNEL as QUANTIZE
 from kprof.kernels.quantize_fp8 import dequantize_fp8, quantize_fp8
+from tests.fp8_layers import given, nothing_kept  # noqa: F401
 from tests.kernel_checks import (
     COMPILED,
     INTERPRETED,
@@ -37,19 +36,8 @@ pytestmark = INTERPRETED
 WITH_ROUGH_CASTS = 0.07
 
 
-def given(num_rows=4, num_columns=32, depth=64):
-    x = rows(num_rows, depth, seed=1).half()
-    weight = (rows(num_columns, depth, seed=2) / depth**0.5).half()
-    return x, weight, rows(num_columns, seed=3).half()
-
-
 def error_of(found, expected):
     return float((found.double() - expected.double()).norm() / expected.double().norm())
-
-
-@pytest.fixture(autouse=True)
-def nothing_kept():
-    _fp8_weights.quantized._kept.clear()
 
 
 @pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 3, 64)], ids=str)
@@ -84,106 +72,6 @@ def test_only_gradients_that_are_wanted_are_made():
     assert weight.grad.shape == weight.shape
 
 
-def test_a_weight_is_quantised_once_for_each_version():
-    x, weight, _ = given()
-    first = fp8_linear(x, weight)
-    kept = _fp8_weights.quantized(weight, is_kept=True)[0]
-    fp8_linear(x, weight)
-    assert _fp8_weights.quantized(weight, is_kept=True)[0] is kept
-    weight.mul_(2)
-    assert torch.equal(fp8_linear(x, weight), 2 * first)
-
-
-def test_where_gradients_of_weights_are_recorded_they_are_quantised_in_every_call():
-    x, weight, _ = given()
-    before = fp8_linear(x, weight)
-    weight.requires_grad_()
-    weight.data.zero_()
-    assert not fp8_linear(x, weight).any()
-    with torch.no_grad():
-        assert not fp8_linear(x, weight).any()
-    assert before.any()
-
-
-def test_a_new_version_is_put_where_a_captured_graph_reads_the_last_one():
-    x, weight, _ = given()
-    fp8_linear(x, weight)
-    first = _fp8_weights.quantized(weight, is_kept=True)
-    weight.mul_(2)
-    second = _fp8_weights.quantized(weight, is_kept=True)
-    assert [one.data_ptr() for one in first] == [one.data_ptr() for one in second]
-
-
-def test_what_is_written_past_torchs_counting_can_be_forgotten():
-    layer = torch.nn.Linear(64, 32).half().requires_grad_(False)
-    x = given()[0]
-    before = fp8_linear(x, layer.weight)
-    layer.weight.data.zero_()
-    assert torch.equal(fp8_linear(x, layer.weight), before)
-    _fp8_weights.forget(layer)
-    assert not fp8_linear(x, layer.weight).any()
-
-
-def test_what_is_kept_goes_with_the_weight():
-    x, weight, _ = given()
-    fp8_linear(x, weight)
-    assert len(_fp8_weights.quantized._kept) == 1
-    del weight
-    gc.collect()
-    assert len(_fp8_weights.quantized._kept) == 0
-
-
-class Doubled(_fp8_weights.ByVersion):
-    """What a peer keeps of weights, and how often it made that."""
-
-    def __init__(self):
-        super().__init__(self._double)
-        self.num_made = 0
-
-    def _double(self, weight):
-        self.num_made += 1
-        return 2 * weight
-
-
-def test_a_peer_keeps_weights_by_their_version_in_the_same_place():
-    weight, doubled = given()[1], Doubled()
-    first = doubled(weight)
-    assert (doubled(weight) is first, doubled.num_made) == (True, 1)
-    weight.mul_(2)
-    assert (doubled(weight) is first, doubled.num_made) == (True, 2)
-    assert torch.equal(first, 2 * weight)
-
-
-def test_a_peer_makes_weights_without_versions_in_every_call():
-    doubled = Doubled()
-    with torch.inference_mode():
-        weight = given()[1]
-        assert doubled(weight) is not doubled(weight)
-    assert doubled.num_made == 2
-
-
-def test_a_weight_that_is_kept_is_not_made_again_while_a_graph_is_captured(monkeypatch):
-    known, unknown, doubled = given()[1], given()[1], Doubled()
-    first = doubled(known)
-    monkeypatch.setattr(_fp8_weights, "_is_captured", lambda weight: True)
-    assert (doubled(known) is first, doubled.num_made) == (True, 1)
-    # What is first met there holds nothing yet.
-    assert doubled(unknown) is not doubled(unknown)
-    monkeypatch.setattr(_fp8_weights, "_is_captured", lambda weight: False)
-    assert doubled(unknown) is doubled(unknown)
-    assert doubled.num_made == 4
-
-
-def test_what_peers_made_of_a_module_is_forgotten_with_ours():
-    layer, doubled = torch.nn.Linear(64, 32), Doubled()
-    kept = doubled(layer.weight)
-    layer.weight.data.zero_()
-    assert doubled(layer.weight).any()
-    _fp8_weights.forget(layer)
-    assert doubled(layer.weight) is kept
-    assert not kept.any()
-
-
 def multiply_in_blocks(x, w, y):
     (x, x_scale), (w, w_scale) = x, w
     y.copy_(dequantize_fp8(x, x_scale, "1x128") @ dequantize_fp8(w, w_scale, "128x128").t())
@@ -216,57 +104,6 @@ def test_products_of_a_forward_pass_and_of_x_overlap_the_cast(monkeypatch):
     # There the last launch made the other operand, which is read first.
     to_weight(rows(16, 32, seed=5).half(), x)
     assert told == [True, True, False]
-
-
-def test_tensors_made_in_inference_mode_are_quantised_in_every_call():
-    with torch.inference_mode():
-        x, weight, _ = given()
-        first = fp8_linear(x, weight)
-        weight.mul_(2)
-        assert torch.equal(fp8_linear(x, weight), 2 * first)
-
-
-def test_a_weight_on_another_device_than_before_is_not_put_where_it_was():
-    weight = given()[1]
-    _fp8_weights.quantized(weight, is_kept=True)
-    known = _fp8_weights.quantized._kept[id(weight)]
-    away = tuple(one.to("meta") for one in known.made)
-    sort = (weight.shape, weight.dtype, torch.device("meta"))
-    kept = replace(known, version=-1, sort=sort, made=away)
-    _fp8_weights.quantized._kept[id(weight)] = kept
-    assert _fp8_weights.quantized(weight, is_kept=True)[0].device == weight.device
-
-
-def test_what_is_kept_is_no_part_of_what_this_thread_allocates_and_ready_for_every_stream(
-    monkeypatch,
-):
-    seen = []
-    main = threading.get_ident()
-
-    def quantize_seen(weight):
-        seen.append("here" if threading.get_ident() == main else "apart")
-        return quantize_fp8(weight)
-
-    monkeypatch.setattr(_fp8_weights, "_wait_for", lambda weight: seen.append("waited"))
-    quantized, weight = _fp8_weights.ByVersion(quantize_seen), given()[1]
-    quantized(weight)
-    assert seen == ["waited", "waited", "apart", "waited", "waited"]
-    quantized(weight.mul_(2))
-    assert seen[5:] == ["here", "waited"]
-    quantized(weight)
-    assert len(seen) == 7
-
-
-@pytest.mark.parametrize("is_used", [True, False], ids=["used", "imported"])
-def test_weights_that_fsdp_gathers_are_quantised_in_every_call(is_used, monkeypatch):
-    sharded = type("FSDPModule", (), {})
-    others = [type("FSDPBlock", (sharded,), {})] if is_used else []
-    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", SimpleNamespace(FSDPModule=sharded))
-    x, weight, _ = given()
-    before = fp8_linear(x, weight)
-    weight.data.zero_()
-    assert fp8_linear(x, weight).any() == (not others)
-    assert before.any()
 
 
 class Products(TorchDispatchMode):
