@@ -38,6 +38,11 @@ def make_next(folder: Path) -> Path:
     return _numbered(folder.absolute().parent, folder.name.removesuffix(SUFFIX), first=2)
 
 
+def is_run(folder: Path) -> bool:
+    """Tell whether kprof keeps a run or a comparison in this folder, whole or not."""
+    return any((folder / name).is_file() for name in OURS)
+
+
 def remove_empty(folder: Path) -> None:
     """Remove the folder of a workload that recorded nothing; whatever else lies there stays."""
     raw = folder / "raw"
@@ -70,7 +75,7 @@ def _named(folder: Path, *, force: bool) -> Path:
 def _remove_run(folder: Path) -> None:
     """Remove a former run; anything else in the way is not ours to delete."""
     # Data lies in folders called `raw` as well, so what only kprof writes has to be there.
-    if not any((folder / name).is_file() for name in OURS):
+    if not is_run(folder):
         raise LaunchError(
             f"{folder} is not a run folder, so --force does not empty it",
             fix="name another --out",

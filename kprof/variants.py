@@ -77,6 +77,8 @@ def variants_of(options: AbOptions) -> tuple[Variant, Variant]:
                 "and one set of arguments",
                 fix="leave out --env, --arg and --python, and one of the two",
             )
+        if options.patch:
+            _check_patch(options.patch)
         words = [f"--swap {options.swap}" if options.swap else f"inside {options.patch}"]
     a = Variant("A", command, {}, "as it is" if options.other is None else options.words[0])
     b = Variant("B", others, environment, " ".join(words) or "the same: an A/A test")
@@ -95,6 +97,15 @@ def _split(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise KprofError(f"--env {text} sets nothing", fix="write --env NAME=VALUE")
     return name, value
+
+
+def _check_patch(patch: str) -> None:
+    place, _, name = patch.rpartition(":")
+    if not place or not name:
+        fix = "write FILE.py:NAME or MODULE:NAME"
+        raise KprofError(f"--patch {patch} names no function", fix=fix)
+    if place.endswith(".py") and not Path(place).is_file():
+        raise KprofError(f"--patch {patch}: there is no {place}", fix="check the path of the patch")
 
 
 def share_of(text: str) -> float:

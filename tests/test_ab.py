@@ -35,6 +35,8 @@ def test_a_clear_difference_takes_a_dozen_of_160_pairs(script, monkeypatch, caps
         (("--target", "step_p99<="), "is no target"),
         (("--swap", "nosuch"), "there is no kernel nosuch"),
         (("--env", "X"), "--env X sets nothing"),
+        (("--patch", "nosuch.py:f"), "there is no nosuch.py"),
+        (("--patch", "patch"), "--patch patch names no function"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_before_anything_runs(
@@ -44,6 +46,7 @@ def test_what_cannot_be_answered_is_refused_before_anything_runs(
     assert kprof("ab", *words, script) == 2
     assert problem in capsys.readouterr().err
     assert workload.started == []
+    assert not list(Path(script).parent.glob("*.kprof"))
 
 
 def test_how_b_differs_stands_in_the_command_that_repeats_it(script, monkeypatch, capsys):

@@ -93,6 +93,39 @@ def test_a_script_of_too_few_steps_is_named_and_not_its_last_argument(script, mo
     assert f"{script} ended before a pair of windows was taken" in capsys.readouterr().err
 
 
+def patch_broken(monkeypatch, *windows, printed=""):
+    """Let the patch be one that cannot be entered, after these windows and this output."""
+
+    def stopped(variant, schedule, folder, *, is_enough):
+        log = folder / "output.log"
+        log.write_text(printed)
+        trial = replace(trial_of("A", windows), log=log)
+        raise TrialError("The patch cannot be entered.", fix="mend the patch", trial=trial)
+
+    monkeypatch.setattr(flip, "run_trial", stopped)
+
+
+def test_a_broken_patch_leaves_nothing_behind_where_nothing_was_timed_or_printed(
+    script, monkeypatch
+):
+    patch_broken(monkeypatch)
+    assert kprof("ab", "--patch", "patch.py:f", script) == 2
+    assert not list(Path(script).parent.glob("*.kprof"))
+
+
+@pytest.mark.parametrize(
+    ("windows", "printed"), [([window_of("A", 1000, 0)], ""), ([], "step 1\n")]
+)
+def test_where_something_was_timed_or_printed_it_is_kept_and_named(
+    script, monkeypatch, capsys, windows, printed
+):
+    patch_broken(monkeypatch, *windows, printed=printed)
+    assert kprof("ab", "--patch", "patch.py:f", script) == 2
+    folder = Path(script).with_name("train-ab.kprof")
+    assert f"is kept in {folder}\n" in capsys.readouterr().err
+    assert (folder / "raw" / "output.log").read_text() == printed
+
+
 def test_a_stop_before_the_first_pair_says_where_the_output_is(script, monkeypatch, capsys):
     def stopped(variant, schedule, folder, *, is_enough):
         raise TrialInterrupted(trial_of("A", []))

@@ -78,7 +78,9 @@ def ab(
     Exit code 0: B is faster, or the same; 1: slower; 3: cannot tell.
     """
     from kprof.ab import compare
+    from kprof.collect.trials import TrialError
     from kprof.comparison import draw_seed
+    from kprof.leftovers import tidy
     from kprof.variants import AbOptions, share_of
 
     words = list(words or [])
@@ -115,7 +117,11 @@ def ab(
         force=force,
         line=shlex.join(["kprof", *ctx.obj]),
     )
-    compared = compare(options, say)
+    try:
+        compared = compare(options, say)
+    except TrialError as error:
+        tidy(error, say)
+        raise
     printed = compared.json if json else None
     last = f"report: {compared.report}"
     return Answer(compared.comparison.name, compared.sections, printed, last, compared.exit_code)
