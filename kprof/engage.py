@@ -24,7 +24,7 @@ from kprof.engagement import (
     Source,
     When,
 )
-from kprof.entries import append, read_engagement, without_folders
+from kprof.entries import read_engagement, seal, without_folders, write
 from kprof.errors import KprofError
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.redaction import Redactor
@@ -65,13 +65,12 @@ def add(
         KprofError: a path holds nothing that is known, was added before, or a comparison tests
             a prediction that nobody made.
     """
-    engagement = read_engagement(folder)
+    before = engagement = read_engagement(folder)
     if not paths:
         raise KprofError("nothing to add", fix=f"kprof engage add {folder} RUN.kprof")
-    added = []
-    # All are read before the first is written.
+    # All are read and checked before the first is written.
     for found in [recognise(path, when) for path in paths]:
-        _refuse_again(engagement, found)
+        _refuse_again(engagement, found, len(before.entries))
         content = found.content
         if isinstance(content, ComparisonAdded):
             by_s = began_s(content.comparison)
@@ -81,8 +80,10 @@ def add(
             problem = f"{found.source.name} is no comparison, so it tests no prediction"
             raise KprofError(problem, fix="leave out --tests")
         for one in (content, *found.besides):
-            added.append(_append(engagement, folder, one, found.source))
-            engagement = read_engagement(folder)
+            engagement = _with(engagement, folder, one, found.source)
+    added = list(engagement.entries[len(before.entries) :])
+    for entry in added:
+        write(entry, folder)
     return added
 
 
@@ -140,13 +141,17 @@ def decide(folder: Path, text: str) -> Entry:
     return _append(read_engagement(folder), folder, Decided(text.strip()))
 
 
-def _refuse_again(engagement: Engagement, found: Recognised) -> None:
+def _refuse_again(engagement: Engagement, found: Recognised, num_written: int) -> None:
     """Refuse what an entry holds already: the same file, or the same A/B out of another one."""
     pairs = _measured(found.content)
     for one in engagement.entries:
         if one.source == found.source or (pairs and pairs == _measured(one.content)):
             named = one.source.name if one.source else ""
             known = f", as {named}" if named and named != found.source.name else ""
+            if one.number > num_written:
+                raise KprofError(
+                    f"{found.source.name} is named twice{known}", fix="name it once; none was added"
+                )
             raise KprofError(
                 f"{found.source.name} is entry {one.number} already{known}",
                 fix="add something else; entries are never replaced",
@@ -188,10 +193,20 @@ def _bet(promises: list[Promise], added: ComparisonAdded, tests: str | None) -> 
     )
 
 
-def _append(
+def _append(engagement: Engagement | None, folder: Path, content: AnyContent) -> Entry:
+    """Write the next entry, or the first; return it."""
+    entry = _with(engagement, folder, content).entries[-1]
+    write(entry, folder)
+    return entry
+
+
+def _with(
     engagement: Engagement | None, folder: Path, content: AnyContent, source: Source | None = None
-) -> Entry:
-    """Add an entry without the secrets that its texts may hold: the folder may live in git."""
+) -> Engagement:
+    """Return an engagement with an entry more, not yet written.
+
+    It is without the secrets that its texts may hold: the folder may live in git.
+    """
     redactor = Redactor("internal", Evidence(""))
 
     def cleaned(value: object) -> object:
@@ -202,4 +217,4 @@ def _append(
         return redactor.clean(value) if isinstance(value, str) else value
 
     plain = cleaned(msgspec.to_builtins(content))
-    return append(engagement, folder, msgspec.convert(plain, type=AnyContent), source, now())
+    return seal(engagement, folder, msgspec.convert(plain, type=AnyContent), source, now())

@@ -22,31 +22,41 @@ LONGEST_SLUG = 40
 SHORTEST_SEAL = 8
 
 
-def append(
+def seal(
     engagement: Engagement | None, folder: Path, content: AnyContent, source: Source | None, at: str
-) -> Entry:
-    """Write the next entry, or into a new folder the first; return it.
+) -> Engagement:
+    """Return the engagement with one more entry, or a new one with its first; write nothing.
 
     Raises:
-        KprofError: an entry was changed after it was written, or nothing can be written there.
+        KprofError: an entry was changed after it was written, or the clock has gone back.
     """
     if engagement is not None and engagement.problems:
         raise KprofError(
             f"{folder}: {engagement.problems[0]}",
             fix="restore the entries as they were, for example from git; see kprof engage status",
         )
-    if engagement is not None and at < engagement.entries[-1].date:
+    before = engagement.entries if engagement is not None else ()
+    if before and at < before[-1].date:
         raise KprofError(
-            f"it is {at} here, and the last entry is of {engagement.entries[-1].date}",
+            f"it is {at} here, and the last entry is of {before[-1].date}",
             fix="set this machine's clock, or wait: entries stand in the order of their dates",
         )
-    number = len(engagement.entries) + 1 if engagement else 1
-    previous = engagement.seal if engagement else ""
-    entry = Entry(number, at, content, previous, "", source)
-    plain = _portable(msgspec.to_builtins(entry))
+    previous = before[-1].digest if before else ""
+    plain = _portable(
+        msgspec.to_builtins(Entry(len(before) + 1, at, content, previous, "", source))
+    )
     entry = _converted({**plain, "digest": _digest_of(plain)})
-    kind = msgspec.inspect.type_info(type(content)).tag  # type: ignore[attr-defined]
-    path = folder / f"{number:04d}-{kind}{_slug(source)}.json"
+    return Engagement(folder, (*before, entry))
+
+
+def write(entry: Entry, folder: Path) -> None:
+    """Write an entry that was sealed, where none of its number and name is.
+
+    Raises:
+        KprofError: nothing can be written there.
+    """
+    kind = msgspec.inspect.type_info(type(entry.content)).tag  # type: ignore[attr-defined]
+    path = folder / f"{entry.number:04d}-{kind}{_slug(entry.source)}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:
@@ -54,7 +64,6 @@ def append(
     except OSError as error:
         problem = f"{path} cannot be written: {error.strerror or error}"
         raise KprofError(problem, fix="free some space, or mend the permissions") from error
-    return entry
 
 
 def read_engagement(folder: Path, seal: str | None = None) -> Engagement:

@@ -7,7 +7,7 @@ import pytest
 from kprof import engage
 from kprof.entries import read_engagement
 from kprof.errors import KprofError
-from tests.engagements import LATER_NS, write_comparison
+from tests.engagements import LATER_NS, finding, write_comparison, write_run
 from tests.test_cli import kprof
 
 
@@ -47,10 +47,24 @@ def test_the_same_comparison_is_not_added_twice_whatever_file_it_lies_in(
     assert len(read_engagement(begun).entries) == 2
 
 
-def test_the_same_comparison_twice_in_one_command_is_refused(begun, tmp_path):
+def test_the_same_comparison_twice_in_one_command_adds_nothing(begun, tmp_path):
     first = write_comparison(tmp_path / "ab.kprof")
-    with pytest.raises(KprofError, match="is entry 2 already, as ab"):
+    with pytest.raises(KprofError, match=r"ab.json is named twice, as ab.kprof"):
         engage.add(begun, [first, again(first, "ab.json", tmp_path)])
+    assert len(read_engagement(begun).entries) == 1
+    with pytest.raises(KprofError, match=r"ab.kprof is named twice\n"):
+        engage.add(begun, [first, first])
+    assert len(read_engagement(begun).entries) == 1
+
+
+def test_nothing_is_added_where_the_last_that_is_named_is_refused(begun, tmp_path):
+    run = write_run(tmp_path / "run.kprof", finding())
+    engage.add(begun, [run])
+    tried = write_comparison(tmp_path / "ab.kprof")
+    unclear = write_comparison(tmp_path / "unclear.kprof", ratio=0.9, b="--env K=V")
+    with pytest.raises(KprofError, match="which prediction does B"):
+        engage.add(begun, [tried, unclear])
+    assert len(read_engagement(begun).entries) == 2
 
 
 def test_a_comparison_done_again_is_another_even_with_the_same_plan_and_result(begun, tmp_path):
