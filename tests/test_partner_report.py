@@ -84,6 +84,9 @@ def test_of_one_target_the_summary_shows_what_was_measured_and_of_several_how_ma
     judgement = nothing.assessment.judgements[0]
     two = replace(nothing, assessment=Assessment((judgement, judgement), ()))
     assert "Service level 2 of 2 targets proven" in said(Evidence("T", service_levels=(two,)))
+    unknown = replace(judgement, estimate=None)
+    one = replace(nothing, assessment=Assessment((unknown,), ()))
+    assert "Service level 1 of 1 target proven" in said(Evidence("T", service_levels=(one,)))
 
 
 def test_comparisons_of_one_script_are_headed_by_their_change_alone():

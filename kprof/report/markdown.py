@@ -31,7 +31,8 @@ def _block(part: Text | Facts | Table | Figure) -> str:
         return _grid(columns, part.items)
     if isinstance(part, Table) and part.rows:
         left_out = len(part.rows) - MOST_ROWS
-        more = [f"{left_out:,} more rows are in the report."] if left_out > 0 else []
+        are = "more row is" if left_out == 1 else "more rows are"
+        more = [f"{left_out:,} {are} in the report."] if left_out > 0 else []
         caption = [_plain(part.caption)] if part.caption else []
         return "\n\n".join([_grid(part.columns, part.rows[:MOST_ROWS]), *more, *caption])
     return ""

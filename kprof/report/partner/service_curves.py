@@ -13,7 +13,7 @@ from kprof.report.partner.lines import Limits, Line, Scale, chart
 from kprof.report.partner.parts import Picture, Symbol
 from kprof.report.section import Column, Table
 from kprof.report.sla import Judged
-from kprof.report.units import MISSING, format_share
+from kprof.report.units import MISSING, format_count, format_share
 
 NS_PER_MS = 1e6
 MOST_DISTRIBUTIONS = 3
@@ -78,7 +78,7 @@ def _tokens(stages: Sequence[tuple[str, Judged]]) -> Picture | None:
     limit = next((j for j in stages[-1][1].assessment.judgements if j.target.num_tokens), None)
     limits = Limits("")
     if limit is not None:
-        promised = f"limit for {limit.target.num_tokens} tokens"
+        promised = f"limit for {format_count(limit.target.num_tokens or 0, 'token')}"
         limits = Limits(promised, height=limit.target.limit / NS_PER_MS)
     scales = Scale("first N tokens"), Scale("time since the request", " ms")
     wide, narrow = both(lambda width: chart(drawn, width, *scales, limits))

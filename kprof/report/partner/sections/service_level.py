@@ -70,7 +70,8 @@ def promise_of(judgement: Judgement) -> str:
     metric = target.metric
     what = metric.means
     if target.num_tokens is not None:
-        what = f"time to the first {target.num_tokens} tokens"
+        number = target.num_tokens
+        what = f"time to the first {f'{number} tokens' if number > 1 else 'token'}"
     if target.quantile is None:
         relation = "at most" if metric.relation == "<=" else "at least"
         return f"{what}: {relation} {limit_of(judgement)}"

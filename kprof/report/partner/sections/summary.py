@@ -33,7 +33,7 @@ from kprof.report.partner.wording import (
 )
 from kprof.report.section import Column, Table, Text
 from kprof.report.sla import Judged
-from kprof.report.units import MISSING
+from kprof.report.units import MISSING, format_count
 from kprof.trace import Trace
 
 TITLE = "Summary"
@@ -182,7 +182,7 @@ def _level(judged: Judged) -> str:
         measured = value_of(judgements[0], judgements[0].estimate)
         return f"{measured} (limit {limit_of(judgements[0])})"
     verdicts = [judgement.verdict for judgement in judgements]
-    return f"{verdicts.count('MET')} of {len(verdicts)} targets proven"
+    return f"{verdicts.count('MET')} of {format_count(len(verdicts), 'target')} proven"
 
 
 def _gated(evidence: Evidence) -> list[Row]:
