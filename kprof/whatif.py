@@ -21,7 +21,7 @@ from kprof.trace import Prediction, Trace
 
 GRAPHS = "graphs"
 
-HINT = "ask: kprof whatif RUN kind:gemm=2 module:NAME=roofline op:NAME=removed graphs"
+EXAMPLES = "kind:gemm=2 module:NAME=roofline op:NAME=removed graphs"
 
 
 def ask(

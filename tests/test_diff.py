@@ -228,6 +228,15 @@ def test_a_page_is_written_where_it_is_asked_for_and_never_over_another(
     assert kprof("diff", EAGER, COMPILED, "--out", tmp_path) == 2
 
 
+def test_the_last_line_is_the_command_that_writes_the_page(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("kprof.diff.open_trace", lambda path, progress: run_of({}))
+    assert kprof("diff", tmp_path / "a", tmp_path / "b c") == 0
+    line = capfd.readouterr().out.splitlines()[-1]
+    assert line == (
+        f"as a page: kprof diff {tmp_path / 'a'} '{tmp_path / 'b c'}' --out difference.html"
+    )
+
+
 def test_what_cannot_be_compared_is_one_error_with_a_way_out(tmp_path, monkeypatch, capfd):
     host = run_of({"activity": "host", "device": -1}, gpus=())
     monkeypatch.setattr(

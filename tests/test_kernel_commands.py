@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
 from kprof import library
 from kprof.commands.kernels import kernels
@@ -13,6 +14,7 @@ from kprof.gate import GateReport, Measure
 from kprof.gate.result import LEVELS, judge, not_run
 from kprof.kernels import _bench
 from kprof.kernels._bench import Timed
+from kprof.report.terminal import print_summary
 
 
 def report(*, is_right):
@@ -174,6 +176,23 @@ def test_what_takes_long_says_what_it_is_at(h200):
         for direction in ("forward", "training")
         for doing in ("measuring", "checking who is fastest")
     ]
+
+
+def test_without_a_terminal_each_step_is_a_line(h200, capsys):
+    h200({"forward": {"kprof": 2e4}, "training": {"kprof": 3e4}})
+    kernels("bench", ["relu_squared"], shape="8x8")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "kprof: relu_squared forward, 8x8 bfloat16: measuring"
+    assert len(lines) == 4
+
+
+def test_80_columns_hold_what_each_kernel_takes_the_place_of(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    print_summary("kernels", kernels("list").sections, Console())
+    shown = capsys.readouterr().out
+    assert "scaled_dot_product_attention," in shown
+    assert "…" not in shown
+    assert max(len(line) for line in shown.splitlines()) <= 80
 
 
 def test_what_has_no_backward_pass_is_measured_without_gradients_only(h200):

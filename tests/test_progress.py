@@ -50,6 +50,25 @@ def test_where_there_is_no_terminal_nothing_shows(monkeypatch):
     shown.close()
 
 
+def test_where_there_is_no_terminal_whoever_is_named_hears_of_every_stage():
+    heard = []
+    shown = Progress(heard.append)
+    shown("checking rmsnorm")
+    shown("checking swiglu")
+    shown.close()
+    assert heard == ["checking rmsnorm", "checking swiglu"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_where_a_bar_shows_a_stage_nobody_else_hears_of_it():
+    heard = []
+    shown = Progress(heard.append)
+    shown("checking rmsnorm")
+    assert bar_of(shown).description == "checking rmsnorm"
+    shown.close()
+    assert heard == []
+
+
 def test_a_bar_that_would_begin_after_the_end_does_not(monkeypatch):
     monkeypatch.setattr(Console, "is_terminal", True)
     shown = Progress()

@@ -52,6 +52,13 @@ def test_a_narrow_terminal_drops_the_columns_that_are_not_essential():
     assert "Something long" in wide
 
 
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_what_a_kernel_could_save_stands_beside_it_at_every_width(width):
+    trace = analyzed_trace_of({"name": LONG_NAME, "op": "aten::" + "y" * 40})
+    (kernels,) = [one for one in sections_of(trace) if one.title == "Top kernels"]
+    assert "Saving" in printed(kernels.parts, width=width)
+
+
 def test_a_long_name_keeps_both_its_ends():
     line = printed((kernel_table(),)).splitlines()[3]
     assert line.strip().startswith("vectorized_")
@@ -63,6 +70,25 @@ def test_names_that_leave_no_room_for_a_number_give_way_to_it():
     names = tuple(Column(header, "name") for header in ("Cause", "Where", "Module"))
     table = Table((*names, Column("Time", "right")), (("a" * 30, "b" * 30, "c" * 30, "1.06 ms"),))
     assert printed((table,)).rstrip().endswith("cccccc  1.06 ms")
+
+
+def test_prose_takes_more_lines_and_is_never_cut():
+    why = "no wheel of deep-gemm for this torch, and none of the 12 ms can be had without"
+    columns = (Column("Provider"), Column("Time", "right"), Column("Why", "prose", essential=False))
+    lines = printed((Table(columns, (("ours", "7 ms", ""), ("peer", "—", why))),), width=50)
+    assert [line.rstrip() for line in lines.splitlines()[2:7]] == [
+        "  Provider  Time  Why",
+        "  ours      7 ms",
+        "  peer         —  no wheel of deep-gemm for this",
+        "                  torch, and none of the 12 ms",
+        "                  can be had without",
+    ]
+
+
+def test_what_room_is_left_goes_to_the_narrowest_that_wants_more():
+    names = tuple(Column(header, "name") for header in ("Where", "Module"))
+    line = printed((Table(names, (("a" * 60, "b" * 60),)),)).splitlines()[3]
+    assert [len(cell) for cell in line.split()] == [37, 37]
 
 
 def test_rows_left_out_are_counted():

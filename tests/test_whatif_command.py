@@ -91,6 +91,7 @@ def test_the_terminal_shows_both_figures(run, capsys):
     shown = capsys.readouterr().out
     assert "258 µs" in shown
     assert "Amdahl" in shown
+    assert f"ask: kprof whatif {run} kind:gemm=2" in shown
 
 
 @pytest.mark.parametrize(

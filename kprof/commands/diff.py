@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -32,5 +33,6 @@ def diff(
     if out is not None:
         write_page(compared, out, force=force)
     result, sections = json_of(compared) if json else None, sections_of_difference(compared)
-    last = f"page: {out}" if out else "as a page: kprof diff A B --out difference.html"
+    both = shlex.join([str(a), str(b)])
+    last = f"page: {out}" if out else f"as a page: kprof diff {both} --out difference.html"
     return Answer(compared.title, sections, result, last)

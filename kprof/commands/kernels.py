@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Option
 
-from kprof.answer import Answer
+from kprof.answer import Answer, say
 from kprof.commands import refuse_idle_options
 from kprof.errors import KprofError
 
@@ -63,7 +63,7 @@ def kernels(
         from kprof.report.gate import result_of_gate, sections_of_gate
 
         judged = library.Calls(tuple(dtype or ()), forward)
-        with closing(Progress()) as progress:
+        with closing(Progress(say)) as progress:
             reports = library.check_kernels(
                 chosen, provider, progress, calls=judged, sanitizes=sanitizer
             )
@@ -75,7 +75,7 @@ def kernels(
         return Answer("kernels check", sections, found, last, code)
     if action == "bench":
         wanted = library.shape_of(shape) if shape else None
-        with closing(Progress()) as progress:
+        with closing(Progress(say)) as progress:
             choices = library.bench_kernels(chosen, wanted, dtype or [], progress)
     else:
         choices = library.explain_choices(chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -23,8 +24,9 @@ def whatif(
     for anything; =2 is twice as fast.
     """
     from kprof.report.sections.what_if import section_of
-    from kprof.whatif import HINT, ask, json_of
+    from kprof.whatif import EXAMPLES, ask, json_of
 
     answers, whole = ask(run, changes or [], say=say)
     parts = [section_of(answers, whole=whole)]
-    return Answer(run.name, parts, json_of(answers) if json else None, HINT)
+    last = f"ask: kprof whatif {shlex.quote(str(run))} {EXAMPLES}"
+    return Answer(run.name, parts, json_of(answers) if json else None, last)

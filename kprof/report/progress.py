@@ -6,6 +6,8 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.progress import Progress as Bar
 
 PATIENCE_S = 2.0
@@ -13,9 +15,13 @@ STAGES = ("reading", "analyzing", "saving", "drawing")
 
 
 class Progress:
-    """Call it with the name of each stage as it begins; nothing shows for the first two seconds."""
+    """Call it with the name of each stage as it begins; nothing shows for the first two seconds.
 
-    def __init__(self) -> None:
+    Where stderr is no terminal there is no bar; `otherwise` then hears of every stage at once.
+    """
+
+    def __init__(self, otherwise: Callable[[str], None] | None = None) -> None:
+        self._otherwise = otherwise
         self._lock = threading.Lock()
         self._stage = STAGES[0]
         self._timer: threading.Timer | None = None
@@ -24,6 +30,9 @@ class Progress:
 
     def __call__(self, stage: str) -> None:
         """Say that `stage` begins."""
+        if self._otherwise is not None and not _is_terminal():
+            self._otherwise(stage)
+            return
         with self._lock:
             self._stage = stage
             if self._timer is None:
@@ -63,3 +72,9 @@ class Progress:
             done = STAGES.index(self._stage) if self._stage in STAGES else 0
             task = self._bar.task_ids[0]
             self._bar.update(task, completed=done, description=self._stage)
+
+
+def _is_terminal() -> bool:
+    from rich.console import Console
+
+    return Console(stderr=True).is_terminal

@@ -32,9 +32,9 @@ def section_of_kernels(listed: list[Listed]) -> Section:
     """List the kernels with who can do them here."""
     columns = (
         Column("Kernel"),
-        Column("Can do it here"),
-        Column("Takes the place of", "prose", essential=False),
-        Column("Not installed", essential=False),
+        Column("Can do it here", "prose"),
+        Column("Takes the place of", "prose"),
+        Column("Not installed", "prose", essential=False),
     )
     rows = tuple(
         (

@@ -17,6 +17,8 @@ from kprof.report.units import UNKNOWN, readable, shorten
 INDENT = "  "
 NAME_WIDTH = 28
 """A column of names is not made narrower than this to keep a column that is not essential."""
+PROSE_WIDTH = 20
+"""Nor one of essential prose than this, or than its longest word; prose is broken, never cut."""
 NAME_MAX_WIDTH = 80
 SHORT_VALUE = 14
 BAR_WIDTH = 16
@@ -109,7 +111,10 @@ def _print_table(table: Table, console: Console) -> None:
     if has_bars:
         grid.add_column("", width=BAR_WIDTH)
     for number, row in enumerate(rows):
-        cells = [_line(shorten(row[i], width), console) for i, width in widths.items()]
+        cells = [
+            _cell(row[i], width, console, is_cut=table.columns[i].align != "prose")
+            for i, width in widths.items()
+        ]
         bar = [_bar(table, number, console)] if has_bars else []
         grid.add_row(*cells, *bar)
     console.print(Padding(grid, (0, 0, 0, 2), expand=False))
@@ -118,19 +123,26 @@ def _print_table(table: Table, console: Console) -> None:
         console.print(_line(f"  {left_out:,} more in the report", console, "dim"))
 
 
+def _cell(text: str, width: int, console: Console, *, is_cut: bool) -> Line:
+    if is_cut:
+        return _line(shorten(text, width), console)
+    return Line("\n").join(_broken(_line(text, console), console, width))
+
+
 def _column_widths(
     columns: tuple[Column, ...], rows: list[tuple[str, ...]], room: int
 ) -> dict[int, int]:
-    """Return the columns that fit and their widths: names give way first, down to NAME_WIDTH.
+    """Return the columns that fit and their widths: names and prose give way first, so far.
 
-    Where the essential ones do not fit even so, the longest names give way further.
+    Where the essential ones do not fit even so, the longest give way further; what room is left
+    goes to the narrowest that want more.
     """
     wanted = [
         min(max(len(column.header), *(len(row[i]) for row in rows)), NAME_MAX_WIDTH)
         for i, column in enumerate(columns)
     ]
     least = [
-        min(wanted[i], NAME_WIDTH) if column.align != "right" else wanted[i]
+        min(wanted[i], _least_width(column, [row[i] for row in rows]))
         for i, column in enumerate(columns)
     ]
     kept = [i for i, column in enumerate(columns) if column.essential]
@@ -140,13 +152,21 @@ def _column_widths(
     names = [i for i in kept if columns[i].align != "right"]
     while names and sum(least[i] + 2 for i in kept) > room and max(least[i] for i in names) > 8:
         least[max(names, key=lambda i: least[i])] -= 1
-    spare = max(room - sum(least[i] + 2 for i in kept), 0)
-    widths = {}
-    for i in sorted(kept):
-        extra = min(wanted[i] - least[i], spare)
-        widths[i] = least[i] + extra
-        spare -= extra
+    widths = {i: least[i] for i in sorted(kept)}
+    for _ in range(room - sum(width + 2 for width in widths.values())):
+        wider = [i for i in widths if widths[i] < wanted[i]]
+        if not wider:
+            break
+        widths[min(wider, key=lambda i: widths[i])] += 1
     return widths
+
+
+def _least_width(column: Column, cells: list[str]) -> int:
+    """Return the width from which a column gives way no further without need."""
+    if column.align == "prose":
+        least = PROSE_WIDTH if column.essential else NAME_WIDTH
+        return max(least, *(len(word) for cell in cells for word in cell.split() or [""]))
+    return NAME_MAX_WIDTH if column.align == "right" else NAME_WIDTH
 
 
 def _bar(table: Table, number: int, console: Console) -> Line:
