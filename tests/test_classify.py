@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from kprof.analyze.classify import add_kind, find_dtype, find_kind
@@ -140,6 +143,43 @@ TENSORRT_LLM = "void tensorrt_llm::kernels::"
 )
 def test_kernels_of_well_known_libraries_are_told_by_name(name, kind):
     assert kind_of(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "kind"),
+    [
+        ("decode", None, "attention"),
+        ("attend", None, "attention"),
+        ("attend_back_to_keys", None, "attention"),
+        ("losses_kernel", None, "loss"),
+        ("_rotate", None, "elementwise"),
+        ("forward", "kprof::norm", "norm"),
+        ("add_up", "kprof::norm_backward", "norm"),
+        ("_forward", "kprof::glu", "elementwise"),
+        ("_forward", "kprof::softmax", "softmax"),
+        ("step_kernel", "kprof::adamw_", "optimizer"),
+        ("tiled", "kprof::fp8_linear", "gemm"),
+        ("_rows", "kprof::fp8_linear", "elementwise"),
+        ("_rows", "kprof::quantize_fp8", "elementwise"),
+        ("narrow", "kprof::attention_fp8", "attention"),
+        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "kprof::fp8_linear", "gemm"),
+    ],
+)
+def test_kprofs_own_kernels_are_told_by_name_or_else_by_operator(name, op, kind):
+    assert kind_of(name, op) == kind
+
+
+def test_every_operator_of_kprofs_own_tells_a_kind():
+    sources = (Path(__file__).parent.parent / "kprof" / "kernels").glob("*.py")
+    defined = [re.findall(r'define\(\s*f?"(\w+)', path.read_text()) for path in sources]
+    names = {name for found in defined for name in found}
+    assert {"decode_attention", "fp8_linear", "glu", "norm"} < names
+    assert [name for name in names if kind_of("k", f"kprof::{name}") == "other"] == []
+
+
+@pytest.mark.parametrize("name", ["forward", "_forward", "decode_kernel", "attend_to", "_rows"])
+def test_a_name_that_others_may_have_tells_nothing_by_itself(name):
+    assert kind_of(name) == "other"
 
 
 def test_a_convolution_done_as_a_product_is_a_convolution():

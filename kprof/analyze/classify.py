@@ -33,9 +33,25 @@ INDUCTOR_RULES: tuple[tuple[str, str], ...] = (
     ("reduction", r"^triton_(red|per|spl)_"),
 )
 
+# kprof's own whose whole names tell it; of the others (forward, _kernel) their operators do.
+OWN_RULES: tuple[tuple[str, str], ...] = (
+    ("attention", r"^(decode|attend(_back(_to_(keys|queries))?)?)$"),
+    ("loss", r"^losses_((held|shared)_)?kernel$"),
+    ("elementwise", r"^_rotate$"),
+)
+OWN_OP_RULES: tuple[tuple[str, str], ...] = (
+    ("norm", r"^kprof::norm"),
+    ("optimizer", r"^kprof::adamw"),
+    ("gemm", r"^kprof::fp8_(gemm|linear)"),
+    ("elementwise", r"^kprof::(glu|rope|scale|(swiglu_)?quantize)"),
+)
+# By which a linear layer in FP8 casts its operands, before their product.
+OWN_CASTS = {"_rows", "_blocks", "_largest", "_turned"}
+
 # First match wins, so specific names come before general ones.
 KERNEL_RULES: tuple[tuple[str, str], ...] = (
     *INDUCTOR_RULES,
+    *OWN_RULES,
     ("collective", r"nccl|rccl|msccl|nvshmem|deep_ep::|multimem|cross_device_reduce|userbuffers"),
     ("collective", r"all_?reduce(?!d)|all_?gather|reduce_?scatter|all_?to_?all"),
     ("copy", r"(reshape|concat)_and_cache|AppendPagedKV|nchwToNhwc|nhwcToNchw|batched_transpose"),
@@ -75,6 +91,7 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
 
 # For kernels whose names say nothing; matched against the operator's name.
 OP_RULES: tuple[tuple[str, str], ...] = (
+    *OWN_OP_RULES,
     ("collective", r"^(nccl|c10d|record_param_comms|_c10d)|allreduce|all_reduce|allgather"),
     ("attention", r"attention|flash_attn|fmha"),
     ("convolution", r"conv"),
@@ -167,6 +184,8 @@ def find_kind(name: str, activity: str, op: str | None, phase: str | None) -> st
     of_op = _of_operator(op) if op else None
     if kind == "gemm" and of_op == "convolution":
         return "convolution"  # Libraries do some convolutions as a matrix product.
+    if kind is None and name in OWN_CASTS and of_op == "gemm":
+        return "elementwise"
     return kind or of_op or OTHER
 
 
