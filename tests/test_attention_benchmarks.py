@@ -1,5 +1,7 @@
 """`benchmarks/attention_ab.py` and its gate: what is asked of whom, and what the arms differ in."""
 
+import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
+
 import importlib
 import json
 from pathlib import Path
