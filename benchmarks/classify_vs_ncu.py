@@ -145,6 +145,11 @@ def score(traces):
         agreement("class agreement, verdict of the recorded run", launches, AGREEING, shown),
         row("distinct launches, all traffic in memory", (~kept).sum(), "launches", "higher"),
         agreement("class agreement, all traffic in memory", launches[~kept], AGREEING),
+        agreement(
+            "class agreement, all traffic in memory, verdict of the recorded run",
+            launches[~kept],
+            verdict=shown[~kept],
+        ),
     ]
     for part in PARTS:
         of_part = launches[(launches["part"] == part).to_numpy(bool)]

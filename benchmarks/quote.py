@@ -3,7 +3,8 @@
     python benchmarks/quote.py
 
 rewrites those before a marker `<!-- result: FILE.json#ROW.FIELD -->` that differ from the result,
-and lists them. What a sentence makes of a number is for a person to read again.
+and lists them, and what is not known any more. What a sentence makes of a number is for a person
+to read again.
 """
 
 import json
@@ -38,7 +39,11 @@ def main():
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
 
         def renewed(claim, path=path):
-            now = as_written(claim["number"], value_of(claim))
+            value = value_of(claim)
+            if value is None:
+                print(f"{path.name}: {claim['number']} is not known any more: {claim['row']}")
+                return claim.group()
+            now = as_written(claim["number"], value)
             if now != claim["number"]:
                 print(f"{path.name}: {claim['number']} -> {now}  {claim['row']}.{claim['field']}")
             return now + claim["between"]
