@@ -23,15 +23,15 @@ from kprof.kernels._attention_back import run_attention_back
 from kprof.kernels._attention_back_ring import run_attention_back_on_hopper
 from kprof.kernels.attention_forward import KERNEL, attention_forward, shape_of
 from kprof.sites import SiteReport, SwapReport
-from kprof.sites._probe import DTYPES
-from kprof.sites._providers import Providers
-from kprof.sites._translate import (
+from kprof.sites._attention_calls import (
     FEW_TOKENS,
     MOST_TOKENS,
     Arguments,
     is_own_scale,
     many_key,
 )
+from kprof.sites._probe import DTYPES
+from kprof.sites._providers import Providers
 from kprof.sites._ways import Ways
 
 NAME = "kprof"

@@ -149,6 +149,37 @@ def test_calls_that_want_gradients_are_replaced_too():
         torch.testing.assert_close(ours, torchs, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize(
+    "mode", ["eager", pytest.param("aot_eager", marks=COMPILED)], ids=["eager", "compiled"]
+)
+def test_under_autocast_the_kernel_computes_in_the_dtype_that_torch_would(mode):
+    torch.compiler.reset()
+    module, (q, k, v) = Attention(is_causal=True), call_of()
+    # As rotary embeddings leave them.
+    call = [q.float().requires_grad_(), k.float().requires_grad_(), v.requires_grad_()]
+    with torch.autocast("cpu", torch.float16):
+        wanted = module(*call)
+        with swapped(module, KERNEL) as swap:
+            run = module if mode == "eager" else torch.compile(module, backend=mode, fullgraph=True)
+            found = run(*call)
+    assert [one[:2] for one in ways_of(swap)] == [(1, "kprof")]
+    assert found.dtype == wanted.dtype == torch.float16
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    gradients = [torch.autograd.grad(one.float().square().sum(), call) for one in (found, wanted)]
+    for ours, torchs in zip(*gradients, strict=True):
+        assert ours.dtype == torchs.dtype
+        torch.testing.assert_close(ours, torchs, rtol=1e-2, atol=1e-2)
+
+
+def test_under_autocast_what_no_kernel_takes_gets_the_same_from_torch():
+    module, call = Attention(scale=0.3), [one.float() for one in call_of()]
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        wanted = module(*call)
+        with swapped(module, KERNEL) as swap:
+            assert torch.equal(module(*call), wanted)
+    assert ways_of(swap) == [(1, None, OTHERWISE)]
+
+
 def test_causal_calls_and_others_are_chosen_for_apart(monkeypatch):
     def fastest(self, kernel, x, shape):
         return "kprof" if shape == (1, 4, 2, 20, 20, 1, 64) else None
@@ -308,7 +339,9 @@ def test_sequences_in_one_row_go_to_the_original(transformers):
 
 def gradients_of(model):
     model.zero_grad()
-    model(IDS).last_hidden_state.float().square().sum().backward()
+    hidden = model(IDS).last_hidden_state.float()
+    # The squares would add up to the same whatever the weights are: hidden states are normalised.
+    (hidden * drawn(*hidden.shape).float()).sum().backward()
     return [one.grad for one in model.parameters()]
 
 
@@ -329,3 +362,14 @@ def test_training_that_nobody_measured_is_torchs(transformers):
         found = gradients_of(model)
     assert ways_of(swap) == 2 * [(1, None, UNMEASURED)]
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_training_under_autocast_is_ours(transformers):
+    model = made(transformers).float()
+    with torch.autocast("cpu", torch.float16):
+        wanted = gradients_of(model)
+        with swapped(model, KERNEL) as swap:
+            found = gradients_of(model)
+    assert ways_of(swap) == OURS
+    for ours, torchs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-2, atol=1e-2 * float(torchs.abs().max()))

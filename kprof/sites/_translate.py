@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Container, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -13,21 +12,28 @@ from torch import Tensor
 from torch.nn import functional
 
 from kprof.kernels import kernel_named
-from kprof.kernels._launch import next_power_of_two
 from kprof.kernels.attention_forward import shape_of as shape_of_many
+from kprof.sites._attention_calls import (
+    ATTENTION_FORWARD,
+    ATTENTION_FP8,
+    DECODE_ATTENTION,
+    MANY_TOKENS,
+    MOST_TOKENS,
+    Arguments,
+    attend,
+    attend_to_many,
+    attention_key,
+    attention_shape,
+    many_key,
+    probe_attention,
+)
 from kprof.sites._probe import Setting, are_alike, autocast_of, probing, settings_where
 from kprof.sites._ways import Ways, key_of
 
 CROSS_ENTROPY, LAYERNORM, RMSNORM, ROPE = "cross_entropy", "layernorm", "rmsnorm", "rope"
-DECODE_ATTENTION, ATTENTION_FORWARD = "decode_attention", "attention_forward"
-ATTENTION_FP8 = "attention_fp8"
-# With more tokens it is no longer decoding.
-MOST_TOKENS = 8
-FEW_TOKENS, MANY_TOKENS = f"{MOST_TOKENS} tokens or fewer", f"more than {MOST_TOKENS} tokens"
-Arguments = tuple[Any, ...]
 PLAIN_LOSS = (-100, 0.0, "mean")
 # Taken when this was imported: what is there later may be a swap's.
-_attention = functional.scaled_dot_product_attention
+attention = functional.scaled_dot_product_attention
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ def translations_of(function: object, kernels: Container[str]) -> tuple[Translat
 
 def _all_of(function: object) -> tuple[Translation, ...]:
     if is_interface(function):
-        return _KNOWN[_attention]
+        return _KNOWN[attention]
     known = _KNOWN.get(function, ()) if callable(function) else ()
     if known or not inspect.isfunction(function):
         return known
@@ -89,7 +95,7 @@ def settings_of(function: Callable[..., Any], translation: Translation) -> froze
     """Return the settings in which the kernel's reference computes what the function does."""
     reference = kernel_named(translation.kernel).reference
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    function = _attention if is_interface(function) else function
+    function = attention if is_interface(function) else function
 
     def agrees(setting: Setting) -> bool:
         dtype, cast = setting
@@ -152,91 +158,6 @@ def _layer_norm(
     return (input, weight, bias, eps) if len(normalized_shape) == 1 else None
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Arguments | str | None:
-    if attn_mask is not None or dropout_p or query.dim() != 4 or key.dim() != 4:
-        return None
-    tokens, keys = query.shape[2], key.shape[2]
-    # The first token sees all keys, or one; the kernel's sees all but those of later tokens.
-    is_plain = tokens == keys <= MOST_TOKENS if is_causal else tokens == 1
-    if not is_plain or not (enable_gqa or query.shape[1] == key.shape[1]):
-        return MANY_TOKENS if tokens > MOST_TOKENS else None
-    return (query, key, value, None, 0) if is_own_scale(scale, query) else None
-
-
-def _attend_to_many(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Arguments | str | None:
-    if attn_mask is not None or dropout_p or query.dim() != 4 or key.dim() != 4:
-        return None
-    if query.shape[2] <= MOST_TOKENS:
-        return FEW_TOKENS
-    if not (enable_gqa or query.shape[1] == key.shape[1]) or not is_own_scale(scale, query):
-        return None
-    return many_queries(query, key, value, is_causal)
-
-
-def many_queries(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Arguments | str:
-    """Return the arguments of `attention_forward` for attention of torch's without a mask.
-
-    Torch's first query sees the first key alone, the kernel's last one sees the last key: the same
-    where there are no keys that nobody sees.
-    """
-    tokens, keys = q.shape[2], k.shape[2]
-    if not is_causal or tokens == keys:
-        return q, k, v, is_causal, 0
-    if tokens > keys:
-        return "more tokens than keys"
-    return q, k[:, :, :tokens], v[:, :, :tokens], True, 0
-
-
-def is_own_scale(scale: float | None, q: Tensor) -> bool:
-    """Tell whether scores are scaled as usual."""
-    return scale is None or math.isclose(scale, q.shape[-1] ** -0.5)
-
-
-def attention_key(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, window: int) -> Hashable:
-    """Return what the way of a call depends on; a cache grows, and the way stays the same."""
-    has_gradient = q.requires_grad or k.requires_grad or v.requires_grad
-    cache = (*k.shape[:2], next_power_of_two(k.shape[2]), k.shape[3], v.shape == k.shape)
-    return key_of(q, k), cache, v.dtype, type(v), lengths is None, window > 0, has_gradient
-
-
-def attention_shape(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, window: int
-) -> tuple[int, ...]:
-    """Return the shape as the bench of attention counts it."""
-    return q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3]
-
-
-def many_key(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, window: int) -> Hashable:
-    """Return what the way of a call of `attention_forward` depends on."""
-    has_gradient = q.requires_grad or k.requires_grad or v.requires_grad
-    return key_of(q, k), k.shape, v.shape, v.dtype, type(v), is_causal, window, has_gradient
-
-
-def _probe_attention(tokens: int) -> Callable[..., Arguments]:
-    return lambda draw, dtype: (
-        *(draw(2, 3, tokens, 16).to(dtype), draw(2, 3, tokens + 6, 16).to(dtype)),
-        draw(2, 3, tokens + 6, 16).to(dtype),
-    )
-
-
 _ROTATION = Translation(
     ROPE,
     _rotate,
@@ -249,16 +170,16 @@ _ROTATION = Translation(
 )
 _DECODING = Translation(
     DECODE_ATTENTION,
-    _attend,
+    attend,
     key=attention_key,
-    probe=_probe_attention(1),
+    probe=probe_attention(1),
     shape=attention_shape,
 )
 _MANY = Translation(
     ATTENTION_FORWARD,
-    _attend_to_many,
+    attend_to_many,
     key=many_key,
-    probe=_probe_attention(MOST_TOKENS + 1),
+    probe=probe_attention(MOST_TOKENS + 1),
     shape=shape_of_many,
     calls=MANY_TOKENS,
 )
@@ -293,7 +214,7 @@ _LAYER_NORM = Translation(
     shape=lambda x, *_: x.shape,
 )
 _KNOWN: dict[object, tuple[Translation, ...]] = {
-    _attention: (_DECODING, _MANY_NARROW, _MANY),
+    attention: (_DECODING, _MANY_NARROW, _MANY),
     functional.cross_entropy: (_LOSS,),
     functional.rms_norm: (_RMS_NORM,),
     functional.layer_norm: (_LAYER_NORM,),

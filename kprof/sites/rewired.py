@@ -13,10 +13,15 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 
 from kprof.sites import Family
-from kprof.sites._attention import (
-    ARGUMENTS,
+from kprof.sites._attention import ARGUMENTS, Interface
+from kprof.sites._attention_calls import (
+    ATTENTION_FORWARD,
+    ATTENTION_FP8,
+    DECODE_ATTENTION,
+    casting,
+)
+from kprof.sites._masks import (
     GENERATION,
-    Interface,
     generation_masks,
     is_mask,
     remembering,
@@ -26,15 +31,13 @@ from kprof.sites._patches import why_foreign
 from kprof.sites._rewire import Path, Rewired, calls_in, why_not_rewired
 from kprof.sites._site import Request, Site, Skip, Switch, bound
 from kprof.sites._translate import (
-    ATTENTION_FORWARD,
-    ATTENTION_FP8,
     CROSS_ENTROPY,
-    DECODE_ATTENTION,
     LAYERNORM,
     RMSNORM,
     ROPE,
     Route,
     Translation,
+    attention,
     is_interface,
     settings_of,
     translations_of,
@@ -155,9 +158,10 @@ def replacement_of(function: Any, routes: Sequence[Route]) -> Any:
     """
     if is_interface(function):
         return Interface(function, routes)
+    replacement = function
     for one in reversed(routes):
-        function = _routed(function, one)
-    return function
+        replacement = _routed(replacement, one)
+    return casting(replacement) if function is attention else replacement
 
 
 def _routed(function: Callable[..., Any], route: Route) -> Callable[..., Any]:
