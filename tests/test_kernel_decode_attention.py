@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import kprof.kernels._decode as host
+from kprof.errors import KprofError
 from kprof.gate import Case
 from kprof.gate.rows import count_variant_rows
-from kprof.kernels._decode import Schedule
+from kprof.kernels._decode_schedule import Schedule
+from kprof.kernels._operator import DifferentiationError
 from kprof.kernels._subject import subject_of
 from kprof.kernels.decode_attention import KERNEL, decode_attention
 from tests.kernel_checks import (
@@ -23,6 +25,7 @@ from tests.kernel_checks import (
     quiet_numpy,  # noqa: F401
     spills_of,
 )
+from tests.kernel_hopper import on_hopper
 
 pytestmark = INTERPRETED
 FP8 = torch.float8_e4m3fn
@@ -296,6 +299,41 @@ def test_what_it_cannot_do_it_refuses():
     assert "gradients" in KERNEL.refuses(q.requires_grad_(), k, v)
 
 
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ({"q": (2, 3, 1, 64)}, "do not share"),
+        ({"q": (3, 4, 1, 64)}, "3 sequences of queries, 2 of keys"),
+        ({"q": (4, 1, 64)}, "queries"),
+        ({"v": (2, 2, 69, 64)}, "values"),
+        ({"k": (2, 2, 70, 128), "v": (2, 2, 70, 128)}, "heads of 64 and 128"),
+        ({"lengths": (1,)}, "for 2 sequences"),
+        ({"table": (1, 2)}, "for 2 sequences"),
+        ({"k_scale": ()}, "scales of keys"),
+    ],
+)
+def test_a_call_that_would_read_elsewhere_or_leave_results_unwritten_raises(others, why):
+    q, k, v = call_of()
+    call = {"q": q, "k": k, "v": v}
+    call |= {name: torch.ones(shape, dtype=torch.float16) for name, shape in others.items()}
+    call |= {name: call[name].int() for name in ("lengths", "table") if name in call}
+    with pytest.raises(KprofError, match=why):
+        decode_attention(**call)
+
+
+def test_lengths_are_integers():
+    with pytest.raises(KprofError, match="not in integers"):
+        decode_attention(*call_of(), torch.tensor([70.0, 3.0]))
+
+
+def test_gradients_that_nobody_would_compute_are_refused():
+    q, k, v = call_of()
+    with pytest.raises(DifferentiationError, match="no gradients"):
+        decode_attention(q.requires_grad_(), k, v)
+    with torch.no_grad():
+        assert decode_attention(q, k, v)[0].shape == q.shape
+
+
 @pytest.mark.slow
 def test_nothing_spills_on_hopper_for_the_default_shapes():
     shapes = [
@@ -304,3 +342,28 @@ def test_nothing_spills_on_hopper_for_the_default_shapes():
         *((1, 32, 8, 1, keys, dim) for keys in (512, 16_384) for dim in (64, 128)),
     ]
     assert spills_of(KERNEL, *[(shape, "bfloat16") for shape in shapes]) == []
+
+
+AHEAD = """
+import itertools, json, torch
+from kprof.kernels._ahead import compile_ahead
+from kprof.kernels.decode_attention import decode_attention
+
+keys = 4_096
+for dim, dtype, page in itertools.product((64, 128, 256), ("bfloat16", "float8_e4m3fn"), (0, 64)):
+    for heads, tokens in ((8, 1), (8, 4), (8, 8), (4, 8)):
+        q = torch.empty(1, 32, tokens, dim, dtype=torch.bfloat16)
+        k = torch.empty(1, heads, keys, dim).to(getattr(torch, dtype))
+        how = {"is_invariant": tokens == 1}
+        if page:
+            k = k.view(keys // page, heads, page, dim)
+            how = {"table": torch.zeros(1, keys // page, dtype=torch.int32)}
+        for one in compile_ahead(lambda: decode_attention(q, k, k, **how)):
+            if one.spilled_bytes:
+                print(json.dumps([dim, dtype, page, heads, tokens, one.spilled_bytes]))
+"""
+
+
+@pytest.mark.slow
+def test_nothing_spills_on_hopper_with_pages_fp8_several_tokens_or_the_same_bits_in_every_batch():
+    assert on_hopper(AHEAD) == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -11,6 +10,8 @@ import torch
 from torch import Tensor
 
 from kprof.kernels._decode_device import decode
+from kprof.kernels._decode_limits import FP8, refusal, why_refused
+from kprof.kernels._decode_schedule import LEAST_ROWS, Schedule, schedule_of
 from kprof.kernels._launch import (
     IS_INTERPRETED,
     MOST_CALLS,
@@ -22,34 +23,15 @@ from kprof.kernels._launch import (
 from kprof.kernels._operator import define
 from kprof.kernels._tile_splits import counters
 
-FP8 = torch.float8_e4m3fn
 LOG2_E = 1.4426950408889634
-# Of keys in one tile, and of parts that are merged at a time: bounded by what registers hold.
-TILE_ELEMENTS, MERGED_ELEMENTS = 8_192, 8_192
+# Of parts that are merged at a time: bounded by what registers hold.
+MERGED_ELEMENTS = 8_192
 # What a tile's addresses may be apart, to be known when it is compiled.
 MOST_STEP = 1 << 20
-# Of a thread, where the compiler would rather spill than use as many.
-REGISTERS_OF_TWO_WARPS, REGISTERS_OF_PAGES = 240, 168
-# What an SM reads of a short cache, of one that is not long, and of a long one.
-LITTLE_BYTES, MANY_BYTES, MOST_BYTES = 1 << 15, 1 << 18, 3 << 19
-# Triton's least tile of a product.
-LEAST_ROWS = 16
-# Rows times columns of a sum that so many warps hold.
-ELEMENTS_OF_TWO_WARPS, ELEMENTS_OF_FOUR_WARPS = 2_048, 4_096
 # Batch-invariant: a sequence has so many parts, whatever else is in the batch.
 INVARIANT_PARTS = 32
 # Of an H200, where there is no GPU to ask.
 SMS = 132
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How a cache is read: keys of a tile, tiles in flight, warps, and programs on an SM."""
-
-    block: int
-    stages: int
-    warps: int
-    programs: int = 2
 
 
 class Options(NamedTuple):
@@ -71,43 +53,6 @@ class Cut(NamedTuple):
     """Of a sequence, as many programs as there are for it."""
     most_parts: int
     """What decides how long a part is."""
-
-
-def schedule_of(
-    dim: int,
-    rows: int,
-    key_bytes: int,
-    is_paged: bool,
-    bytes_of_sm: int | None = None,
-    is_crowded: bool = False,
-) -> Schedule:
-    """Return the schedule for heads of this dimension, such rows and such keys.
-
-    What each SM reads decides, where that is known, and whether it is crowded: with more than half
-    as many heads of keys as there are SMs, by two programs on each. As measured on an H200.
-    """
-    is_small = max(rows, LEAST_ROWS) * dim <= ELEMENTS_OF_TWO_WARPS
-    block = TILE_ELEMENTS // (dim * key_bytes)
-    if bytes_of_sm is None or is_paged or not is_small:
-        warps = 4 if rows * dim <= ELEMENTS_OF_FOUR_WARPS else 8
-        # The table's entries are on their way for two more tiles before the keys are.
-        return Schedule(max(LEAST_ROWS, 2 * block), 5 if is_paged else 3, warps)
-    if key_bytes == 1:
-        return _schedule_of_bytes(block, bytes_of_sm)
-    if is_crowded:
-        return Schedule(2 * block, 3, 4)
-    if bytes_of_sm <= LITTLE_BYTES:
-        return Schedule(2 * block, 2, 4, 1)
-    if MANY_BYTES < bytes_of_sm <= MOST_BYTES:
-        return Schedule(4 * block, 3, 4, 1)
-    return Schedule(2 * block, 4, 4, 1)
-
-
-def _schedule_of_bytes(block: int, bytes_of_sm: int) -> Schedule:
-    """Return the schedule for keys in e4m3, which instructions hold up more than memory."""
-    if bytes_of_sm <= LITTLE_BYTES:
-        return Schedule(block, 2, 4, 1)
-    return Schedule(block, 3, 4, 1) if bytes_of_sm <= MANY_BYTES // 2 else Schedule(block, 4, 2)
 
 
 def cut_of(q: Tensor, k: Tensor, table: Tensor | None, is_invariant: bool) -> Cut:
@@ -151,6 +96,8 @@ def _run(
     *given: float,
 ) -> tuple[Tensor, Tensor]:
     options = Options(*given)  # type: ignore[arg-type]
+    if q.dim() != 4 or k.dim() != 4:
+        raise refusal(why_refused(q, k, v))
     y, lse = _empty_results(q)
     if not y.numel():
         return y, lse
@@ -161,7 +108,14 @@ def _run(
         k, v = (one if _is_in_pairs(one) else one.clone() for one in (k, v))
         k_scale, v_scale = (_of_every_head(one, q, k) for one in (k_scale, v_scale))
     call = kind_of(q, k, v, lengths, table, k_scale, v_scale), options
-    cut = _cuts.get(call) or _cut_first(call, q, k, table)
+    cut = _cuts.get(call)
+    if cut is None:
+        # What comes again was asked before.
+        has_scale = not (k_scale is None and v_scale is None)
+        why = why_refused(q, k, v, lengths, table, has_scale)
+        if why is not None:
+            raise refusal(why)
+        cut = _cut_first(call, q, k, table)
     partial = lse
     if cut.parts > 1:
         rows = y.numel() // (cut.places * y.shape[-1])
@@ -207,8 +161,8 @@ def _launch_first(
     )
     types = tuple(None if one is None else one.dtype for one in tensors)
     inputs = (q, k, v, lengths, table, k_scale, v_scale)
-    launching = _launching(cut.schedule, table is not None)
-    key = (q.device, types, constants, cut.schedule.warps, alignments(inputs, *steps))
+    launching = _launching(cut.schedule)
+    key = (q.device, types, constants, *launching.values(), alignments(inputs, *steps))
     most_keys = _most_keys(k, table)
     each = _part_length(most_keys, cut)
     numbers = (most_keys, cut.most_parts, each, max(1, -(-most_keys // each)), options.window, 0)
@@ -217,11 +171,10 @@ def _launch_first(
     _launch(key, grid, arguments, launching, call=call, tensors=tensors)
 
 
-def _launching(schedule: Schedule, is_paged: bool) -> dict[str, int]:
+def _launching(schedule: Schedule) -> dict[str, int]:
     """Return what Triton compiles with."""
-    if schedule.warps == 2:
-        return {"num_warps": 2, "maxnreg": REGISTERS_OF_TWO_WARPS}
-    return {"num_warps": schedule.warps} | ({"maxnreg": REGISTERS_OF_PAGES} if is_paged else {})
+    registers = {} if schedule.registers is None else {"maxnreg": schedule.registers}
+    return {"num_warps": schedule.warps} | registers
 
 
 def _part_length(most_keys: int, cut: Cut) -> int:

@@ -15,14 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels._decode import FP8, attend
-
-DTYPES = (torch.float16, torch.bfloat16)
-DIMS = (64, 128, 256)
-# Query heads of a head of keys times query tokens: the rows of a tile.
-MOST_ROWS = 64
-# Of a grid's second and third dimension.
-MOST_PLACES = 65_535
+from kprof.kernels._decode import attend
+from kprof.kernels._decode_limits import why_refused
+from kprof.kernels._operator import DifferentiationError
 
 
 def decode_attention(
@@ -56,11 +51,23 @@ def decode_attention(
         k_scale: What keys in e4m3 are multiplied by, for all, for each head, or (B, heads).
         v_scale: As k_scale, of values.
         is_invariant: Whether a sequence gets the same bits in every batch, which costs some time.
+
+    Raises:
+        KprofError: shapes or dtypes that it does not take.
+        DifferentiationError: gradients are recorded; there are none.
     """
+    if _wants_gradient(q, k, v):
+        raise DifferentiationError(
+            "decode attention has no gradients", fix="call it within torch.no_grad()"
+        )
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     options = (scale, is_causal, window, is_invariant)
     results: tuple[Tensor, Tensor] = attend(q, k, v, lengths, table, k_scale, v_scale, *options)
     return results
+
+
+def _wants_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
 
 
 def _ours(
@@ -124,21 +131,9 @@ def _truth(
 def _refuses(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, window: int = 0
 ) -> str | None:
-    if q.dim() != 4 or k.dim() != 4 or v.shape != k.shape:
-        return f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)}"
-    if q.dtype not in DTYPES or k.dtype not in (q.dtype, FP8) or v.dtype != k.dtype:
-        return f"queries in {q.dtype}, keys in {k.dtype}: not float16 or bfloat16, and keys as they"
-    if q.shape[-1] not in DIMS or k.shape[-1] != q.shape[-1]:
-        return f"heads of {q.shape[-1]}, not of {', '.join(map(str, DIMS))}"
-    if not k.shape[1] or q.shape[1] % k.shape[1]:
-        return f"{q.shape[1]} query heads do not share {k.shape[1]} heads of keys"
-    if max(q.shape[0], k.shape[1]) > MOST_PLACES:
-        return f"{q.shape[0]} sequences of {k.shape[1]} heads: more than a grid has room for"
-    if q.shape[1] // k.shape[1] * q.shape[2] > MOST_ROWS:
-        return f"{q.shape[2]} tokens: too many to decode"
-    if torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v)):
+    if _wants_gradient(q, k, v):
         return "gradients are asked for"
-    return None
+    return why_refused(q, k, v, lengths)
 
 
 def _work(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, window: int = 0) -> Work:
