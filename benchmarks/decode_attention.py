@@ -3,9 +3,10 @@
 python benchmarks/decode_attention.py [--seconds 100]
 
 GPU time is that of a CUDA graph's replay over caches that L2 cannot hold, of 32 query heads and 8
-heads of keys of 128 columns; a share of read is a share of the rate at which torch adds up 4 GiB
-in the same process. Every provider's result is compared with one in float32. Peers that are not
-installed are missing, and so is what they do not do; `problem` says why.
+heads of keys of 128 columns, and of one query token unless a row says of how many; a share of read
+is a share of the rate at which torch adds up 4 GiB in the same process. Every provider's result is
+compared with one in float32. Peers that are not installed are missing, and so is what they do not
+do; `problem` says why.
 """
 
 import argparse
@@ -26,7 +27,9 @@ from kprof.timing import captured, time_on_gpu
 
 SOURCES = (
     "benchmarks/decode_attention.py",
-    *("kprof/kernels/*decode*.py", "kprof/kernels/_tile_*.py", "kprof/kernels/_launch.py"),
+    *("kprof/kernels/*decode*.py", "kprof/kernels/_tile_cache.py"),
+    *("kprof/kernels/_tile_softmax.py", "kprof/kernels/_tile_splits.py"),
+    *("kprof/kernels/_launch.py", "kprof/kernels/_operator.py", "kprof/kernels/_repeated*.py"),
     *("kprof/timing.py", "kprof/stopwatch.py"),
 )
 QUERY_HEADS, HEADS, DIM, PAGE = 32, 8, 128, 64
@@ -41,17 +44,19 @@ SHORTEST_SAMPLE_NS = 2e6
 
 @dataclass(frozen=True)
 class Call:
-    """One call: sequences, keys of each, and how the cache lies."""
+    """One call: sequences, keys of each, how the cache lies, and new tokens of each sequence."""
 
     batch: int
     keys: int
     is_paged: bool = False
     is_fp8: bool = False
+    tokens: int = 1
 
     @property
     def name(self):
         """Return what rows are called by."""
         how = ("-paged" if self.is_paged else "") + ("-fp8" if self.is_fp8 else "")
+        how += f"-{self.tokens}tokens" if self.tokens > 1 else ""
         return f"{self.batch}x{self.keys}{how}"
 
     @property
@@ -72,6 +77,8 @@ CALLS = (
     *(Call(1, keys, is_paged=True) for keys in (4_096, 16_384, LONG[0])),
     Call(32, 4_096, is_paged=True),
     Call(32, 4_096, is_paged=True, is_fp8=True),
+    *(Call(1, keys, tokens=4) for keys in (4_096, 16_384)),
+    Call(32, 4_096, tokens=4),
 )
 
 
@@ -108,7 +115,7 @@ def rate_of_reading():
 def rows_of_host():
     """Return what a call without gradients takes the host, of ours and of torch's."""
     q, k, v = sets_of(Call(1, 1_024), 1)[0]
-    calls = {OURS: decode_attention, "sdpa": sdpa(None)}
+    calls = {OURS: decode_attention, "sdpa": sdpa(Call(1, 1_024))}
     rows = []
     for name, call in calls.items():
         with torch.no_grad():
@@ -127,7 +134,7 @@ def sets_of(call, most=48):
     """Return as many sets of queries, keys and values as L2 cannot hold."""
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     num_sets = min(most, max(2, -(-4 * l2_bytes // call.num_bytes)))
-    shapes = (call.batch, QUERY_HEADS, 1, DIM), *2 * [(call.batch, HEADS, call.keys, DIM)]
+    shapes = (call.batch, QUERY_HEADS, call.tokens, DIM), *2 * [(call.batch, HEADS, call.keys, DIM)]
     made = []
     for _ in range(num_sets):
         q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
@@ -175,14 +182,20 @@ def gpu_ns_of(run, given, expected):
 
 
 def in_float32(q, k, v):
-    """Return the attention of the first set, a sequence at a time."""
-    group = QUERY_HEADS // HEADS
-    results = []
+    """Return the attention of the first set, a sequence at a time; the last token sees all keys."""
+    tokens, results = q.shape[2], []
+    is_hidden = ~seen_by_last(tokens, k.shape[2], q.device)
     for q_of_one, k_of_one, v_of_one in zip(q, k, v, strict=True):
-        q_of_heads = q_of_one.float().view(HEADS, group, DIM)
-        weights = torch.softmax(q_of_heads @ k_of_one.float().mT / math.sqrt(DIM), -1)
-        results.append(weights @ v_of_one.float())
+        q_of_heads = q_of_one.float().view(HEADS, -1, tokens, DIM)
+        scores = q_of_heads @ k_of_one.float().mT[:, None] / math.sqrt(DIM)
+        weights = torch.softmax(scores.masked_fill(is_hidden, -math.inf), -1)
+        results.append(weights @ v_of_one.float()[:, None])
     return torch.stack(results).view(q.shape)
+
+
+def seen_by_last(tokens, keys, device):
+    """Return which keys the last tokens of a sequence see, (tokens, keys)."""
+    return torch.ones(tokens, keys, dtype=torch.bool, device=device).tril(keys - tokens)
 
 
 def providers_of(call):
@@ -204,8 +217,10 @@ def ours_of(call, sets, **options):
 
 
 def sdpa(call):
-    """Return torch's own."""
-    return functools.partial(functional.scaled_dot_product_attention, enable_gqa=True)
+    """Return torch's own, with a mask where there are several tokens: it lets all see all."""
+    mask = None if call.tokens == 1 else seen_by_last(call.tokens, call.keys, "cuda")
+    options = {"enable_gqa": True, "attn_mask": mask}
+    return functools.partial(functional.scaled_dot_product_attention, **options)
 
 
 def sdpa_of(call, sets):
@@ -226,13 +241,20 @@ def flash_3_of(call, sets):
     given = [tuple(one.transpose(1, 2).contiguous() for one in each) for each in sets]
     if call.is_fp8:
         given = [(q.to(FP8), k, v) for q, k, v in given]
-    return functools.partial(flash_attn_with_kvcache, **options), given
+
+    def run(*tensors):
+        y = flash_attn_with_kvcache(*tensors, **options)
+        return (y[0] if isinstance(y, tuple) else y).transpose(1, 2)
+
+    return run, given
 
 
 def flashinfer_of(call, sets):
     """Prepare FlashInfer: one sequence at once, several in pages with a plan made before."""
     import flashinfer
 
+    if call.tokens > 1:
+        raise NotImplementedError("several tokens: its kernels for prefill, which are not compiled")
     if call.batch == 1 and not call.is_paged:
         options = {"kv_layout": "HND", "use_tensor_cores": True}
         run = functools.partial(flashinfer.single_decode_with_kv_cache, **options)
