@@ -91,3 +91,13 @@ def test_compiled_sites_and_sites_that_nobody_called_are_named():
     facts, table = section.parts
     assert facts.items[-1][:2] == ("compiled", "1")
     assert [row[3:] for row in table.rows] == [("kprof", "compiled", ""), ("", "0", "never called")]
+
+
+def test_layers_that_found_their_input_in_fp8_are_told_with_how_often():
+    calls = Calls(4, "kprof", num_joined=3), Calls(2, None, "with float64, it is refused")
+    sites = (SiteReport("a", "fp8_linear", "Linear", calls=calls),)
+    (section,) = sections_of_swap(SwapReport(("fp8_linear",), sites))
+    assert [row[3:] for row in section.parts[1].rows] == [
+        ("kprof", "4", "3 of them found x in FP8 already"),
+        ("original", "2", "with float64, it is refused"),
+    ]

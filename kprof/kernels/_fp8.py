@@ -31,6 +31,29 @@ def largest_of(x32, axis: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def store_rows(
+    x32,
+    y_MN,
+    scale_M,
+    rows,
+    num_rows,
+    num_columns,
+    LARGEST: tl.constexpr,
+    LEAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Store whole rows as FP8, each with a scale."""
+    columns = tl.arange(0, BLOCK)
+    is_row = rows < num_rows
+    mask = is_row[:, None] & (columns < num_columns)[None, :]
+    largest = largest_of(x32, 1)
+    largest = tl.where(largest < LEAST, LEAST, largest)
+    y = x32 * tl.div_rn(LARGEST, largest)[:, None]
+    tl.store(y_MN + rows[:, None] * num_columns + columns[None, :], y.to(tl.float8e4nv), mask)
+    tl.store(scale_M + rows, largest * (1.0 / LARGEST), is_row)
+
+
+@triton.jit
 def store_quantized(
     x32,
     y_MN,

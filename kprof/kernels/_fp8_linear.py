@@ -111,6 +111,30 @@ def run_on(
     return y if x is rows else y.view(*x.shape[:-1], num_columns)
 
 
+def route_by_rows(x: Tensor, weight: Tensor, route: Route | None = None) -> Route | None:
+    """Return the route of a forward pass on which rows of x are quantised; None: they are not.
+
+    Args:
+        x: (..., K).
+        weight: (N, K).
+        route: One that is given; None: the one that is known as best.
+    """
+    num_columns, depth = weight.shape
+    if x.shape[-1] != depth or weight.device != x.device or not x.numel():
+        return None
+    route = route or route_of(x.numel() // depth, num_columns, depth, x)
+    return route if route in ("tiles", "library") else None
+
+
+def _run_of_twin(
+    x: Tensor, values: Tensor, scales: Tensor, weight: Tensor, bias: Tensor | None, route: Route
+) -> Tensor:
+    """Return what `run_on` does on this route, of rows of x that were quantised before."""
+    y = _product_of_both((values, scales), quantized(weight), bias, route)
+    y = y if y.dtype == x.dtype else y.to(x.dtype)
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
 def _run_to_input(dy: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient of x: a product over the weights' rows."""
     rows = dy.reshape(-1, dy.shape[-1])
@@ -137,6 +161,12 @@ forward = define(
     "fp8_linear(Tensor x, Tensor weight, Tensor? bias, bool is_kept) -> Tensor",
     run_on,
     lambda x, weight, bias, is_kept: x.new_empty((*x.shape[:-1], weight.shape[0])),
+)
+of_twin = define(
+    "fp8_linear_of_twin(Tensor x, Tensor values, Tensor scales, Tensor weight, Tensor? bias,"
+    " str route) -> Tensor",
+    _run_of_twin,
+    lambda x, values, scales, weight, bias, route: x.new_empty((*x.shape[:-1], weight.shape[0])),
 )
 to_input = define(
     "fp8_linear_to_input(Tensor dy, Tensor weight) -> Tensor",

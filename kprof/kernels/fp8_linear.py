@@ -83,6 +83,11 @@ def _on(route: Route) -> Any:
     return call
 
 
+# Providers that quantise rows of x, which therefore take a twin, and the route of each; None: the
+# one that is known as best.
+BY_ROWS: dict[str, Route | None] = {OURS: None, f"{OURS}-tiles": "tiles", "scaled-mm": "library"}
+
+
 def _library() -> Any:
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
         raise ImportError("a GPU that multiplies FP8")

@@ -21,6 +21,7 @@ from kprof.kernels._fp8 import (
     SIDE,
     largest_of,
     rows_of_program,
+    store_rows,
 )
 from kprof.kernels._fp8_overlap import let_in, overlaps
 from kprof.kernels._launch import Launcher, alignments, kind_of
@@ -53,11 +54,7 @@ def _rows(
     mask = is_row[:, None] & (columns < num_columns)[None, :]
     x = tl.load(x_MN + rows[:, None] * x_stride + columns[None, :], mask, other=0.0)
     x32 = x.to(tl.float32)
-    largest = largest_of(x32, 1)
-    largest = tl.where(largest < LEAST, LEAST, largest)
-    y = x32 * tl.div_rn(LARGEST, largest)[:, None]
-    tl.store(y_MN + rows[:, None] * num_columns + columns[None, :], y.to(tl.float8e4nv), mask)
-    tl.store(scale_M + rows, largest * (1.0 / LARGEST), is_row)
+    store_rows(x32, y_MN, scale_M, rows, num_rows, num_columns, LARGEST, LEAST, BLOCK)
 
 
 @triton.jit

@@ -46,14 +46,18 @@ def _table_of_replaced(report: SwapReport) -> Table:
     rows = []
     for (kernel, what), sites in _grouped(report.replaced).items():
         ways: Counter[tuple[str, str, bool]] = Counter()
+        joined: Counter[str] = Counter()
         for site in sites:
             for one in site.calls:
                 ways[one.provider or "original", one.why or "", one.is_compiled] += one.num_calls
+                joined[one.provider or "original"] += one.num_joined
         shown = _names(sites)
         if not ways:
             rows.append((shown, what, kernel, "", "0", "never called"))
         for (provider, why, is_compiled), number in ways.items():
             calls = "compiled" if is_compiled else f"{number:,}"
+            if joined[provider] and not is_compiled:
+                why = f"{joined[provider]:,} of them found x in FP8 already"
             rows.append((shown, what, kernel, provider, calls, why))
     columns = (
         Column("site", "name"),

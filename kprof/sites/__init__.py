@@ -40,6 +40,8 @@ class Calls:
     """Why it was the original; None where the kernel ran."""
     is_compiled: bool = False
     """Whether calls were traced for a compiled graph, whose runs nobody counts."""
+    num_joined: int = 0
+    """Of a layer in FP8: those whose input came with its rows in FP8, from what made it."""
 
 
 @dataclass(frozen=True)

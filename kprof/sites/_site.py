@@ -10,11 +10,14 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from kprof.kernels import Kernel
+from kprof.kernels._fp8_twins import Maker
 from kprof.sites import SiteReport
 from kprof.sites._patches import MARK
 from kprof.sites._providers import Providers
 from kprof.sites._ways import Ways
 
+# The kernel whose layers read twins.
+FP8_LINEAR = "fp8_linear"
 _ABSENT = object()
 
 
@@ -39,6 +42,10 @@ class Request:
     def is_named_in_full(self, kernel: str, name: str) -> bool:
         """Tell whether somebody asked for just this site."""
         return name in self.patterns.get(kernel, ())
+
+    def new_maker(self) -> Maker | None:
+        """Return what lets a site write twins of its results; None: nobody here would read them."""
+        return Maker() if FP8_LINEAR in self.kernels else None
 
     def once(self, key: Hashable, find: Callable[..., Any], *arguments: Any) -> Any:
         """Return what `find` finds for these arguments, and the same for the same key."""

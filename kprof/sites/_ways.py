@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, is_grad_enabled
@@ -16,6 +16,9 @@ from kprof.sites import Calls
 from kprof.sites._probe import Setting
 from kprof.sites._providers import Providers
 
+if TYPE_CHECKING:
+    from kprof.kernels._fp8_twins import Maker
+
 PLAIN = (Tensor, torch.nn.Parameter)
 # Beyond, what was found out is found out again: shapes that never come back must not pile up.
 MOST_KEYS = 512
@@ -24,7 +27,7 @@ MOST_KEYS = 512
 class Way:
     """Where calls of one sort go, and how many went there."""
 
-    __slots__ = ("function", "num_calls", "provider", "why")
+    __slots__ = ("function", "num_calls", "num_joined", "provider", "why")
 
     def __init__(
         self, function: Callable[..., Any] | None, provider: str | None, why: str | None
@@ -33,6 +36,8 @@ class Way:
         self.provider = provider
         self.why = why
         self.num_calls = 0
+        self.num_joined = 0
+        """Of these: layers in FP8 whose input came with its rows in FP8."""
 
 
 class Ways:
@@ -45,13 +50,18 @@ class Ways:
         settings: frozenset[Setting],
         *,
         is_default: bool = True,
+        maker: Maker | None = None,
     ) -> None:
-        """Let calls in these `settings` go to a kernel; `is_default`: any provider knows how."""
+        """Let calls in these `settings` go to a kernel.
+
+        `is_default`: any provider knows how. `maker`: remembers what the kernel makes.
+        """
         self.kernel = kernel
         self.known: dict[Hashable, Way] = {}
         self.settings = settings
         self._providers = providers
         self._is_default = is_default
+        self._maker = maker
         self._all: dict[tuple[str | None, str | None], Way] = {}
         self._num_traced = [0, 0]
 
@@ -131,7 +141,10 @@ class Ways:
 
     def calls(self) -> tuple[Calls, ...]:
         """Return how many calls went each way so far."""
-        counted = [Calls(w.num_calls, w.provider, w.why) for w in self._all.values()]
+        counted = [
+            Calls(w.num_calls, w.provider, w.why, num_joined=w.num_joined)
+            for w in self._all.values()
+        ]
         away, replaced = self._num_traced
         provider = self._providers.name(self.kernel.name)
         traced = (
@@ -161,6 +174,8 @@ class Ways:
         self, function: Callable[..., Any] | None, provider: str | None, why: str | None
     ) -> Way:
         if (provider, why) not in self._all:
+            if function is not None and self._maker is not None:
+                function = self._maker.around(function)
             self._all[provider, why] = Way(function, provider, why)
         return self._all[provider, why]
 

@@ -103,7 +103,8 @@ def _options(found: Recognised) -> tuple[str, ...]:
 
 def _site(name: str, module: Module, found: Recognised, request: Request) -> Site:
     kernel = request.kernels[found.kernel]
-    ways = Ways(kernel, request.providers, found.settings, is_default=_is_default(found))
+    maker, settings = request.new_maker(), found.settings
+    ways = Ways(kernel, request.providers, settings, is_default=_is_default(found), maker=maker)
     switch = Switch()
     original = type(module).forward
     put = bound(_gated(original, found, ways, switch), original, switch)

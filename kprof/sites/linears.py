@@ -10,18 +10,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Embedding, Linear, Module
 
+from kprof.kernels._fp8_linear import of_twin, route_by_rows
+from kprof.kernels._fp8_twins import Made, find_made
 from kprof.kernels.fp8_gemm import WIDE
-from kprof.kernels.fp8_linear import forget
+from kprof.kernels.fp8_linear import BY_ROWS, forget
 from kprof.sites import Family
 from kprof.sites._patches import why_foreign
 from kprof.sites._probe import Setting
-from kprof.sites._site import Request, Site, Skip, Switch, bound
-from kprof.sites._ways import PLAIN, Ways, key_of
+from kprof.sites._site import FP8_LINEAR, Request, Site, Skip, Switch, bound
+from kprof.sites._ways import PLAIN, Way, Ways, key_of
 
-KERNEL = "fp8_linear"
+KERNEL = FP8_LINEAR
 # What layers are called whose results are compared with each other.
 DECIDING = {
     "heads": ("classifier", "embed_out", "lm_head", "output_projection", "qa_outputs", "score"),
@@ -121,9 +124,24 @@ def _linear(original: Callable[..., Any], ways: Ways, switch: Switch) -> Callabl
         way.num_calls += 1
         if way.function is None:
             return original(self, x)
-        return way.function(x, weight, bias)
+        made = find_made(id(x))
+        return (
+            way.function(x, weight, bias) if made is None else _joined(way, made, x, weight, bias)
+        )
 
     return forward
+
+
+def _joined(way: Way, made: Made, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+    """Return a layer's result, by the twin of x where its provider takes one and x has one."""
+    if way.provider in BY_ROWS and made.tensor() is x:
+        route = route_by_rows(x, weight, BY_ROWS[way.provider])
+        twin = None if route is None else made.twin_of(x)
+        if twin is not None:
+            way.num_joined += 1
+            return of_twin(x, *twin, weight, bias, route)
+    assert way.function is not None
+    return way.function(x, weight, bias)
 
 
 FAMILY = Family(kernels=(KERNEL,), find=find)

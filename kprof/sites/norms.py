@@ -216,7 +216,8 @@ def is_default(found: Recognised) -> bool:
 
 def _site(name: str, module: Module, found: Recognised, request: Request) -> Site:
     kernel = request.kernels[found.kernel]
-    ways = Ways(kernel, request.providers, found.settings, is_default=is_default(found))
+    maker, settings = request.new_maker(), found.settings
+    ways = Ways(kernel, request.providers, settings, is_default=is_default(found), maker=maker)
     switch = Switch()
     original = type(module).forward
     make = _rmsnorm if found.kernel == RMSNORM else _layernorm

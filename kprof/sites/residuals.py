@@ -203,7 +203,8 @@ class _Norm:
 
 def _site(name: str, module: Module, joint: Joint, found: Recognised, request: Request) -> Site:
     kernel = request.kernels[KERNELS[found.kernel]]
-    ways = Ways(kernel, request.providers, found.settings, is_default=is_default(found))
+    maker, settings = request.new_maker(), found.settings
+    ways = Ways(kernel, request.providers, settings, is_default=is_default(found), maker=maker)
     switch = Switch()
     original = type(module).forward
     note = ways.noting()
