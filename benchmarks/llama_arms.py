@@ -10,13 +10,14 @@ from workers import questions, say
 import kprof
 
 KERNELS = ("rmsnorm", "add_rmsnorm", "swiglu", "rope", "cross_entropy")
-LINEAR = (*KERNELS[:-1], "linear_cross_entropy")
+# Without logits, and without the products that layers of MLPs keep for gradients.
+LEAN = ("rmsnorm", "add_rmsnorm", "swiglu=kprof-lean", "rope", "adamw")
 PLAIN = "huggingface"
 SWAPS = {
     "swap": KERNELS,
     "swap-adamw": (*KERNELS, "adamw"),
-    "swap-linear": LINEAR,
-    "swap-lean": (*LINEAR[:-1], "linear_cross_entropy=kprof-lean", "adamw"),
+    "swap-linear": (*LEAN, "linear_cross_entropy"),
+    "swap-lean": (*LEAN, "linear_cross_entropy=kprof-lean"),
 }
 LIGERS = {
     "liger": {},

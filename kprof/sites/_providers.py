@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kprof.errors import KprofError
-from kprof.kernels import OURS, Kernel, kernel_named
+from kprof.kernels import OURS, Kernel, Provider, kernel_named
 from kprof.kernels._choice import FALLBACK, Choice, bucket_of, find_choice, passes_of
 from kprof.kernels._launch import IS_INTERPRETED
 
@@ -18,6 +18,9 @@ from kprof.kernels._launch import IS_INTERPRETED
 ANYWHERE = ("aten", "eager", "inductor")
 # It compiles for each shape anew.
 INDUCTOR = "inductor"
+# Ours, around which a site keeps less for gradients: nothing to measure, but something to ask for.
+LEAN = "kprof-lean"
+LEAN_SITES = ("swiglu", "geglu")
 # The names under which the replaced code itself is measured, as it is and compiled.
 ORIGINAL = (FALLBACK, INDUCTOR)
 NEEDS_GPU = "its tensors are not on a GPU"
@@ -96,7 +99,7 @@ class Providers:
     def _load(self, kernel: Kernel, name: str) -> Callable[..., Any] | str:
         if (kernel.name, name) not in self._loaded:
             try:
-                self._loaded[kernel.name, name] = kernel.provider(name).load()
+                self._loaded[kernel.name, name] = _provider_of(kernel, name).load()
             except ImportError as error:
                 self._loaded[kernel.name, name] = str(error)
         return self._loaded[kernel.name, name]
@@ -126,5 +129,14 @@ def kernels_named(names: Mapping[str, str | None]) -> dict[str, Kernel]:
     found = {name: kernel_named(name) for name in names}
     for name, provider in names.items():
         if provider is not None:
-            found[name].provider(provider)
+            _provider_of(found[name], provider)
     return found
+
+
+def _provider_of(kernel: Kernel, name: str) -> Provider:
+    """Return whose code runs for this name.
+
+    Raises:
+        KprofError: the kernel has no such provider.
+    """
+    return kernel.provider(OURS if name == LEAN and kernel.name in LEAN_SITES else name)

@@ -5,6 +5,7 @@ in one layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from kprof.sites._gates import (
 )
 from kprof.sites._patches import why_foreign
 from kprof.sites._probe import are_alike, kind_of, place_of, probing, stand_in
+from kprof.sites._providers import LEAN
+from kprof.sites._recomputed import run_on, run_without_keeping
 from kprof.sites._site import Request, Site, Skip, Switch, bound
 from kprof.sites._ways import Ways, key_of
 
@@ -139,7 +142,8 @@ def _gated(
         way.num_calls += 1
         if way.function is None:
             return original(_with_results(self, {first: gate, second: up}), x)
-        return children[last](way.function(gate, up, *options))
+        run = run_without_keeping if way.provider == LEAN else run_on
+        return run(children[last], partial(way.function, gate, up, *options))
 
     return forward
 
