@@ -4,7 +4,7 @@ python benchmarks/llama_gate.py [prefill | decode ...] [--tiny]
 
 Random weights will not do: their logits hardly differ from token to token, and no task can be asked
 of them. So two layers of the size of Llama-3.1-8B's read the Python standard library, byte by byte.
-L0 and L1 are those of the kernels, without gradients in bfloat16: another process finds them out
+L0 and L1 are those of the kernels, without gradients in bfloat16: other processes find them out
 while the layers learn. L3 compares the logits on files that were held out, and L5 whether the
 likeliest byte is the right one: of whole texts, or of bytes decoded one by one; with FP8 in all
 layers, and in those between attention alone.
@@ -30,9 +30,11 @@ from kprof.gate import Model, check
 from kprof.gate.result import not_run
 from kprof.report.gate import result_of_gate
 
-KERNELS = ("fp8_linear", "decode_attention")
+KERNELS = ("fp8_linear", "rmsnorm", "add_rmsnorm", "swiglu", "decode_attention")
 # All layers in FP8, as the comparisons have it; and three quarters of their weights.
-SWAPS = {"gate": KERNELS, "gate-mlp": ("fp8_linear@*.mlp.*", KERNELS[1])}
+SWAPS = {"gate": KERNELS, "gate-mlp": ("fp8_linear@*.mlp.*", *KERNELS[1:])}
+# Judged at once, each part in a process.
+PARTS = (KERNELS[:1], KERNELS[1:3], KERNELS[3:])
 SIZE = {"layers": 2, "width": 4_096, "vocabulary": 256}
 TINY = {"layers": 2, "width": 256, "vocabulary": 256}
 # Steps of training, and the sequences and bytes of each.
@@ -57,12 +59,12 @@ def main():
     def note(what):
         spent_s[what] = round(time.monotonic() - began_s, 2)
 
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
-        alone = other.submit(judged_alone)
+    with ProcessPoolExecutor(len(PARTS), multiprocessing.get_context("spawn")) as others:
+        alone = [others.submit(judged_alone, part) for part in PARTS]
         seen, held_out = texts_of(Path(sysconfig.get_paths()["stdlib"]))
         model, loss = taught(seen, args.tiny)
         note("until it has learnt")
-        of_kernels = alone.result()
+        of_kernels = worst_of([one.result() for one in alone])
         note("until the kernels are judged")
     told = {}
     for what in args.what:
@@ -75,12 +77,16 @@ def main():
         )
 
 
-def judged_alone():
-    """Return the worse of the kernels' levels L0 and L1, for calls as a model that serves makes."""
+def judged_alone(kernels=KERNELS):
+    """Return the worst of the kernels' levels L0 and L1, for calls as a model that serves makes."""
     if not torch.cuda.is_available():
         return {name: not_run(name, "there is no GPU") for name in LEVELS[:2]}
     calls = library.Calls(("bfloat16",), are_forward=True)
-    reports = library.check_kernels(KERNELS, None, calls=calls)
+    return worst_of(library.check_kernels(kernels, None, calls=calls))
+
+
+def worst_of(reports):
+    """Return the worst of several reports' levels L0 and L1."""
     return {
         name: min((one[name] for one in reports), key=lambda level: level.state == "passed")
         for name in LEVELS[:2]
@@ -144,6 +150,8 @@ def judged(what, model, text, of_kernels, is_tiny):
         again = [logits_of(model, one, decoded) for one in given.split(batch // 2)]
         for name, kernels in SWAPS.items():
             with kprof.swapped(model, *kernels) as swap:
+                # From the second call on, norms and SwiGLU cast for the layers in FP8.
+                logits_of(model, given[:1], 0)
                 new = logits_of(model, given, decoded)
             arms = {"replaced": replaced, "again": torch.cat(again), "new": new}
             found[name] = {**levels_of(what, arms, right, of_kernels), **calls_of(swap)}

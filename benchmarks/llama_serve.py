@@ -29,11 +29,14 @@ SOURCES = (
     *("benchmarks/llama_serve.py", "benchmarks/llama_gate.py"),
     *("examples/serve_llama.py", "kprof/swap.py"),
     *("kprof/sites/*.py", "kprof/kernels/*fp8*.py", "kprof/kernels/*decode*.py"),
+    *("kprof/kernels/_norm*.py", "kprof/kernels/_glu.py"),
     *("kprof/kernels/_tile_*.py", "kprof/kernels/_launch.py"),
 )
 EXAMPLE = ROOT / "examples" / "serve_llama.py"
 GATE = ROOT / "benchmarks" / "llama_gate.py"
-KERNELS = ("fp8_linear", "decode_attention")
+# Norms and SwiGLU are there as they cast for the layers in FP8 that read them.
+OF_PREFILL = ("fp8_linear", "rmsnorm", "add_rmsnorm", "swiglu")
+KERNELS = (*OF_PREFILL, "decode_attention")
 GPU = "H200"
 # At most, of a quarter of a second each, and of seconds: a clear difference is proven by nine.
 PAIRS, PAIRS_OF_ENERGY = "20", "9"
@@ -64,7 +67,10 @@ class Asked:
 GRAPHS = ("graphs", ("--patch", f"{EXAMPLE}:kernels"), 8, 4_096, "step_p50<=5ms")
 COMPARISONS = {
     "prefill": (
-        Asked("prefill", ("--swap", KERNELS[0]), 4, 2_048, "step_p50<=200ms", 110, is_energy=True),
+        Asked(
+            *("prefill", ("--swap", ",".join(OF_PREFILL)), 4, 2_048, "step_p50<=200ms", 110),
+            is_energy=True,
+        ),
     ),
     "decode": (
         Asked(*GRAPHS, 46, ("--graphs",)),
@@ -173,12 +179,17 @@ def kept(told, folder):
 
 
 def summary_of_swap(report):
-    """Return how many calls of how many sites went to kernels, and why others did not."""
+    """Return how many calls of how many sites went to kernels, and why others did not.
+
+    Of layers in FP8 also how many calls found x in FP8 already.
+    """
     sites = report["sites"]
     taken = [one for one in sites if any(not call["why"] for call in one["calls"])]
     why = sorted({call["why"] for one in sites for call in one["calls"] if call["why"]})
     skipped = sorted({one["skipped"] for one in sites if one["skipped"]})
-    return {"sites": len(sites), "replaced": len(taken), "fallen_back": why, "skipped": skipped}
+    joined = sum(call.get("num_joined", 0) for one in sites for call in one["calls"])
+    told = {"sites": len(sites), "replaced": len(taken), "joined": joined}
+    return {**told, "fallen_back": why, "skipped": skipped}
 
 
 def gated(args, limit_s):

@@ -3,7 +3,7 @@
 By default it has the shape of Llama-3.1-8B. A step reads a batch of prompts, or decodes a token for
 each sequence of a batch, whose cache holds a prompt; the cache is as it was before the next step.
 
-kprof ab --swap fp8_linear examples/serve_llama.py prefill
+kprof ab --swap fp8_linear,rmsnorm,add_rmsnorm,swiglu examples/serve_llama.py prefill
 kprof ab --swap fp8_linear,decode_attention examples/serve_llama.py decode
 kprof ab --patch examples/serve_llama.py:kernels examples/serve_llama.py decode --graphs
 """
@@ -17,7 +17,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 import kprof
 
-KERNELS = ("fp8_linear", "decode_attention")
+# Norms and SwiGLU are there as they cast for the layers in FP8 that read them.
+KERNELS = ("fp8_linear", "rmsnorm", "add_rmsnorm", "swiglu", "decode_attention")
 TINY = {"layers": 2, "width": 256, "vocabulary": 512}
 # Which of two captured graphs is replayed; `kernels` changes it.
 replayed = "plain"

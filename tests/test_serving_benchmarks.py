@@ -285,12 +285,13 @@ def test_what_went_wrong_is_told_in_the_place_of_a_figure(benchmark):
 
 def test_calls_that_fell_back_are_counted_with_their_reasons(benchmark):
     sites = [
-        {"skipped": "", "calls": [{"why": ""}, {"why": "dropout"}]},
+        {"skipped": "", "calls": [{"why": "", "num_joined": 3}, {"why": "dropout"}]},
         {"skipped": "a head", "calls": []},
     ]
     assert benchmark("llama_serve").summary_of_swap({"sites": sites}) == {
         "sites": 2,
         "replaced": 1,
+        "joined": 3,
         "fallen_back": ["dropout"],
         "skipped": ["a head"],
     }
