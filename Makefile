@@ -20,10 +20,12 @@ help:  ## list the targets
 
 # The stamp is as old as the last complete installation: an interrupted one is taken up again.
 # Python compiles what is imported, once; pip would compile all that is installed, which is far more.
+# The pip that comes with Python 3.11 takes longer to choose versions than to get one that does not.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "kprof needs Python 3.10 or later: make PYTHON=python3.12 ..."; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
 		$(PIP_ARGS) -c constraints.txt -e '.[dev,torch]'
 	@touch $@
