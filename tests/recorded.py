@@ -8,16 +8,22 @@ from dataclasses import dataclass
 
 from kprof.collect.launch import LaunchOptions, launch
 
-# An optimizer's first step imports all of Dynamo, which takes as long as importing torch.
-WITHOUT_DYNAMO = """
+# torch for scripts that do little else than start. No garbage is looked for among what it brings,
+# neither as it is imported nor at the end. An optimizer's first step would import all of Dynamo,
+# which takes as long as torch.
+LEAN_TORCH = """
+import gc
+gc.disable()
 import torch
 from torch.optim import SGD, AdamW, Optimizer
 for name in ("add_param_group", "zero_grad"):
     setattr(Optimizer, name, getattr(Optimizer, name).__wrapped__)
 for one in (SGD, AdamW):
     one.step = torch.no_grad()(one.step.__wrapped__)
+gc.freeze()
+gc.enable()
 """
-MODEL = f"""{WITHOUT_DYNAMO}
+MODEL = f"""{LEAN_TORCH}
 import sys
 class Block(torch.nn.Module):
     def __init__(self):

@@ -14,10 +14,15 @@ from tests.traces import measured
 
 pytestmark = pytest.mark.slow
 
+# No garbage is looked for among what torch and its compiler bring with them.
 NET = """
+import gc
+gc.disable()
 import sys, torch
 import torch._dynamo
 from torch._dynamo.utils import counters
+gc.freeze()
+gc.enable()
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()

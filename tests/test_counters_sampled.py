@@ -17,7 +17,7 @@ from kprof.collect.readers._counters import FILE, Sampled, busy_of, place, with_
 from kprof.errors import LaunchError
 from kprof.report.sections import counters as section
 from kprof.run import RunOptions, run
-from tests.recorded import WITHOUT_DYNAMO
+from tests.recorded import LEAN_TORCH
 from tests.traces import analyzed_trace_of, trace_of
 
 US = 1000
@@ -357,7 +357,7 @@ def test_counters_and_nsight_systems_do_not_go_together(tmp_path):
 def test_a_run_without_a_gpu_says_that_nothing_was_sampled(tmp_path):
     script = tmp_path / "work.py"
     script.write_text(
-        f"{WITHOUT_DYNAMO}\n"
+        f"{LEAN_TORCH}\n"
         "model = torch.nn.Linear(4, 4)\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "for _ in range(9):\n"

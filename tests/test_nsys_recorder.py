@@ -13,11 +13,11 @@ torch = pytest.importorskip("torch")
 from kprof.collect.inject.kprof_recorder import ranges  # noqa: E402
 from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402
 from kprof.collect.launch import INJECT  # noqa: E402
-from tests.recorded import WITHOUT_DYNAMO  # noqa: E402
+from tests.recorded import LEAN_TORCH  # noqa: E402
 
 # A GPU that does nothing and says what it is asked for.
-PRETENCE = """
-import contextlib, torch
+PRETENCE = f"""{LEAN_TORCH}
+import contextlib
 from kprof_recorder import hooks, nsight, ranges, recording
 from types import SimpleNamespace
 
@@ -109,7 +109,7 @@ def test_a_window_in_which_the_process_dies_is_said_to_be_cut_off(tmp_path):
 
 
 def test_a_window_before_the_training_is_followed_by_another(tmp_path):
-    text = f"""{WITHOUT_DYNAMO}
+    text = """
 for _ in range(6): call()
 model.train()
 optimizer = torch.optim.SGD(model.parameters())

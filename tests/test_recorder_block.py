@@ -12,11 +12,11 @@ import pytest
 
 import kprof.api
 from kprof.errors import LaunchError
-from tests.recorded import WITHOUT_DYNAMO
+from tests.recorded import LEAN_TORCH
 
 ROOT = Path(__file__).parent.parent
 
-BLOCKS = f"""{WITHOUT_DYNAMO}
+BLOCKS = f"""{LEAN_TORCH}
 from kprof.api import profile, range as named
 layer = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)

@@ -3,9 +3,9 @@
 import sys
 
 from kprof.collect.trials import Schedule, Variant, run_trial
-from tests.recorded import WITHOUT_DYNAMO
+from tests.recorded import LEAN_TORCH
 
-MODEL = f"""{WITHOUT_DYNAMO}
+MODEL = f"""{LEAN_TORCH}
 import sys, time
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
