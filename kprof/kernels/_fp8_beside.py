@@ -59,6 +59,7 @@ def norm_and_twin(
     LARGEST: tl.constexpr,
     LEAST: tl.constexpr,
 ):
+    """Normalise rows, and quantise what that stored, a scale for each row."""
     forward(
         x_MN,
         residual_MN,
@@ -104,6 +105,7 @@ def swiglu_and_twin(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Gate rows by SwiGLU, and quantise what that stored, a scale for each row."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
