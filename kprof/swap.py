@@ -129,11 +129,12 @@ class Swap:
             return one
         kernels = {what: ways.kernel.name for what, ways in one.parts.items()}
         # What makes masks has no calls of its own, and serves those of others.
-        is_wanted = (self._request.is_wanted(kernel, one.name) for kernel in kernels.values())
+        names = kernels.values()
+        is_wanted = (self._request.is_wanted(kernel, one.name, one.shape) for kernel in names)
         if not kernels or any(is_wanted):
             return one
         what, kernel = next(iter(kernels.items()))
-        return Skip(one.name, kernel, what, "its name is not among those that were asked for")
+        return Skip(one.name, kernel, what, "it is not among those that were asked for")
 
     def _find_in(self, roots: list[Any]) -> Iterator[tuple[object, Site | Skip]]:
         if self._is_everything:
@@ -160,7 +161,8 @@ def swapped(model: object, *names: str) -> Swap:
     Args:
         model: A module or an optimizer, several in a list, or None: all of this process.
         names: KERNEL, or KERNEL=PROVIDER; with the names of sites behind an @, such as
-            "fp8_linear@*.mlp.*;!*.down_proj", it is for these alone.
+            "fp8_linear@*.mlp.*;!*.down_proj", it is for these alone; "fp8_linear@14336x*" is for
+            linear layers of 14,336 outputs.
 
     Raises:
         KprofError: there is no such kernel or provider.

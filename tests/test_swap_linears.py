@@ -85,6 +85,33 @@ def test_a_filter_takes_and_leaves_layers_by_their_names(model):
     assert "not among" in why(swap, "blocks.0.down")
 
 
+@pytest.mark.parametrize(
+    ("patterns", "taken"),
+    [
+        ("64x*", ["blocks.0.up", "blocks.1.up"]),
+        ("*x64", ["blocks.0.down", "blocks.1.down"]),
+        ("!64x32", ["blocks.0.down", "blocks.1.down"]),
+        ("blocks.1.*;!32x*", ["blocks.1.up"]),
+        ("6?x32;blocks.0.*", ["blocks.0.up", "blocks.0.down", "blocks.1.up"]),
+        ("128x*", []),
+    ],
+)
+def test_a_filter_takes_and_leaves_layers_by_their_shapes(model, patterns, taken):
+    with swapped(model, f"fp8_linear@{patterns}") as swap:
+        pass
+    assert names(swap.replaced) == taken
+
+
+def test_a_pattern_of_names_may_contain_an_x(model):
+    model.blocks[0].x2 = nn.Linear(32, 64).half()
+    with swapped(model, "fp8_linear@*x2") as swap:
+        pass
+    assert names(swap.replaced) == []
+    with swapped(model, "fp8_linear@*.x2") as swap:
+        pass
+    assert names(swap.replaced) == ["blocks.0.x2"]
+
+
 def test_a_head_that_is_named_in_full_is_taken(model):
     with swapped(model, "fp8_linear@lm_head") as swap:
         pass

@@ -29,15 +29,21 @@ class Request:
     providers: Providers
     recognised: dict[Hashable, Any] = field(default_factory=dict)
     patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of names, by kernel: which of its sites are wanted; those with ! before them are not."""
+    """Of names or shapes, by kernel: its sites that are wanted; those with ! before are not."""
 
-    def is_wanted(self, kernel: str, name: str) -> bool:
-        """Tell whether a kernel is wanted at the site of this name; without patterns, at all."""
+    def is_wanted(self, kernel: str, name: str, shape: str = "") -> bool:
+        """Tell whether a kernel is wanted at the site of this name; without patterns, at all.
+
+        `shape`: that of its weights, such as "14336x4096"; empty: it has none.
+        """
+
+        def matches(pattern: str) -> bool:
+            return fnmatchcase(shape if _is_of_shapes(pattern) else name, pattern)
+
         patterns = self.patterns.get(kernel, ())
         wanted = [one for one in patterns if not one.startswith("!")]
         unwanted = [one[1:] for one in patterns if one.startswith("!")]
-        is_in = not wanted or any(fnmatchcase(name, one) for one in wanted)
-        return is_in and not any(fnmatchcase(name, one) for one in unwanted)
+        return (not wanted or any(map(matches, wanted))) and not any(map(matches, unwanted))
 
     def is_named_in_full(self, kernel: str, name: str) -> bool:
         """Tell whether somebody asked for just this site."""
@@ -52,6 +58,13 @@ class Request:
         if key not in self.recognised:
             self.recognised[key] = find(*arguments)
         return self.recognised[key]
+
+
+def _is_of_shapes(pattern: str) -> bool:
+    """Tell whether a pattern is one of shapes, such as "14336x*"."""
+    rows, _, columns = pattern.partition("x")
+    are_lengths = all(side and set(side) <= set("0123456789*?") for side in (rows, columns))
+    return are_lengths and any(map(str.isdigit, pattern))
 
 
 @dataclass
@@ -98,6 +111,7 @@ class Site:
         attribute: str = "forward",
         switch: Switch,
         may_stand: Callable[[object], bool] = lambda own: False,
+        shape: str = "",
     ) -> None:
         """Describe the place.
 
@@ -109,8 +123,10 @@ class Site:
             attribute: Its name.
             switch: Turned on for the owner.
             may_stand: Whether a value that comes to be there later may be replaced, too.
+            shape: Of its weights, "rows x columns" without the blanks, for filters; empty: none.
         """
         self.name = name
+        self.shape = shape
         self.parts = ways if isinstance(ways, dict) else {type(owner).__name__: ways}
         self.problem: str | None = None
         self._owner = weakref.ref(owner)

@@ -97,7 +97,8 @@ def _site(name: str, module: Linear, request: Request) -> Site:
         forget(owner)
         return bind(owner)
 
-    return Site(name, module, put, ways, switch=switch)
+    rows, columns = module.weight.shape
+    return Site(name, module, put, ways, switch=switch, shape=f"{rows}x{columns}")
 
 
 def _linear(original: Callable[..., Any], ways: Ways, switch: Switch) -> Callable[..., Any]:
