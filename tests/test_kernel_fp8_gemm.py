@@ -83,6 +83,18 @@ def test_blocks_may_have_scales_of_their_own(schedule, dtype):
     assert error_of(found, exact(*arguments)) < (OF_BFLOAT16 if dtype == FP8 else OF_FLOAT16)
 
 
+@pytest.mark.parametrize("schedule", [SMALL_NARROW, SMALL_TILED], ids=["narrow", "tiled"])
+def test_what_is_launched_for_one_call_is_good_for_none_that_lies_otherwise(schedule):
+    x, w, _, w_scale = given(5, 32, 64, torch.float16)
+    wide, bias = torch.zeros(5, 96, dtype=torch.float16), rows(40, seed=5).half()
+    wide[:, :64] = x
+    calls = [(one, bias[first : first + 32]) for one in (x, wide[:, :64]) for first in (0, 1, 8)]
+    for one, added in (*calls, *calls):
+        y = multiply(one, w, None, w_scale, added, "none", schedule)
+        expected = exact(x, w, None, w_scale, added.double(), "none")
+        assert error_of(y, expected) < 2 * OF_FLOAT16
+
+
 def test_more_rows_than_a_tile_has_are_several_tiles():
     arguments = given(40, 144, 64, torch.float16)
     found = multiply(*arguments, None, "none", Tiled(16, 16, 32, 4, 2, 1))
@@ -214,6 +226,7 @@ def test_a_launch_before_the_cast_ends_gains_where_programs_still_spread_evenly(
 def launched(monkeypatch, *arguments, schedule=SMALL_NARROW):
     """Return the arguments and options with which a product behind the cast is launched."""
     found = []
+    monkeypatch.setattr(_fp8_gemm, "_fits", {})
     monkeypatch.setattr(_fp8_gemm, "overlaps", lambda device: True)
     monkeypatch.setattr(_fp8_gemm, "num_sms", lambda device: 132)
     monkeypatch.setattr(Launcher, "__call__", lambda *given, **known: found.append(given[3:5]))

@@ -95,6 +95,7 @@ def test_products_of_a_forward_pass_and_of_x_overlap_the_cast(monkeypatch):
         return torch.zeros(x.shape[0], w.shape[0], dtype=torch.bfloat16)
 
     monkeypatch.setattr(_fp8_linear, "multiply", multiply)
+    monkeypatch.setattr(_fp8_linear, "operator", multiply)
     monkeypatch.setattr(_fp8_linear, "LEAST_ROWS_ACROSS", 1)
     monkeypatch.setattr(_fp8_linear, "LEAST_BREADTH", 1)
     monkeypatch.setattr(_fp8_linear, "route_of", lambda *sizes: "tiles")

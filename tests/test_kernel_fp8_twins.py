@@ -241,6 +241,11 @@ def test_weights_of_another_dtype_make_no_twin(maker):
     assert find_made(id(y)).twin is None
 
 
+def test_in_float32_where_last_bits_would_differ_there_is_no_twin(maker):
+    y = made(maker, torch.ones(3, 64), torch.ones(64))
+    assert find_made(id(y)).twin is None
+
+
 def test_a_twin_ends_with_its_activation(maker):
     gc.collect()
     before = len(_fp8_twins._made)

@@ -1,7 +1,8 @@
 """Norms and SwiGLU that write, beside their result, its rows in FP8: its twin.
 
-The result is what the kernel without a twin writes, and the twin is what `quantize_fp8` makes of
-that, both to the bit: the norm is that very kernel, followed by the end of the quantising one.
+In 16 bits the result is what the kernel without a twin writes, and the twin is what `quantize_fp8`
+makes of that, both to the bit: the norm is that very kernel, followed by the end of the quantising
+one. In float32, which no layer in FP8 takes, last bits differ: the compiler fuses other products.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -130,6 +131,9 @@ def _one_for_each(tiles: float, depth: int, room: int) -> Tiled:
 
 _launch_narrow, _launch_tiled = Launcher(narrow), Launcher(tiled)
 
+# x, w, the scales of both, and the bias.
+Operands: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]"
+
 
 def multiply(
     x: Tensor,
@@ -145,55 +149,99 @@ def multiply(
 
     Where the last launch was the cast of x by rows, as is then said, it need not have ended.
     """
-    y = _empty(x, w)
-    if not y.numel():
-        return y
-    # The last launch is another one where there is nothing to cast, or weights are copied here.
-    is_behind_cast &= w.is_contiguous() and x.numel() > 0 and overlaps(x.device)
+    operands: Operands = (x, w, x_scale, w_scale, bias)
+    fit = _fits.get((kind_of(*operands), activation, schedule, is_behind_cast))
+    if fit is None:
+        if not (x.shape[0] and w.shape[0]):
+            return _empty(x, w)
+        operands = _placed(*operands)
+        # The last launch is another one where there was nothing to cast, or weights are copied.
+        is_behind_cast &= operands[1] is w and x.numel() > 0
+        fit = _fit_of(operands, activation, schedule, is_behind_cast)
+    return fit(*operands)
+
+
+def _placed(
+    x: Tensor, w: Tensor, x_scale: Tensor | None, w_scale: Tensor, bias: Tensor | None
+) -> Operands:
+    """Return operands that lie as the kernels read them: themselves, or copies."""
     x = x if x.stride(1) == 1 and x.stride(0) % MULTIPLE == 0 else x.contiguous()
-    w, w_scale = w.contiguous(), w_scale.contiguous()
-    bias = None if bias is None else bias.contiguous()
     if x_scale is not None and x_scale.stride(0) != 1:
         # Side by side for a group of columns, as the quantising kernels leave them.
         x_scale = x_scale.t().contiguous().t()
-    is_blocked = tuple(w_scale.shape) != (w.shape[0], 1)
+    bias = None if bias is None else bias.contiguous()
+    return x, w.contiguous(), x_scale, w_scale.contiguous(), bias
+
+
+class _Fit:
+    """How products of one kind are launched: worked out once, for all operands of that kind."""
+
+    def __init__(
+        self, operands: Operands, activation: str, schedule: Schedule, is_behind_cast: bool
+    ) -> None:
+        x, w, x_scale, w_scale, _ = operands
+        (num_rows, depth), num_columns = x.shape, w.shape[0]
+        self._launch, programs = _launch_narrow, -(-num_columns // schedule.n)
+        # Of parts of sums, and of what counts them; None: the kernel asks for neither.
+        self._parts: tuple[int, int] | None = None
+        self._is_tiled = isinstance(schedule, Tiled)
+        if isinstance(schedule, Tiled):
+            tiles = programs * -(-num_rows // schedule.m)
+            self._launch, programs = _launch_tiled, tiles * schedule.splits
+            if schedule.splits > 1:
+                self._parts = programs * schedule.m * schedule.n, tiles
+        cut, step = _cut_of(schedule, num_rows)
+        is_early = is_behind_cast and overlaps(x.device) and _gains(schedule, programs, x)
+        is_fetched = is_early and programs * schedule.n * FETCHED <= MOST_FETCHED
+        is_blocked, is_even = tuple(w_scale.shape) != (num_columns, 1), depth % step == 0
+        overlap = (is_early, FETCHED if is_fetched else 0)
+        x_scale_step = num_rows if x_scale is None else x_scale.stride(1)
+        self._sizes = (num_rows, num_columns, depth, x.stride(0), x_scale_step)
+        self._constants = (x_scale is not None, is_blocked, is_even, activation, *cut, *overlap)
+        self._options = {"num_warps": schedule.warps, **({"launch_pdl": True} if is_early else {})}
+        self._programs = programs
+
+    def __call__(
+        self, x: Tensor, w: Tensor, x_scale: Tensor | None, w_scale: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """Return the product."""
+        y = _empty(x, w)
+        tensors: tuple[Tensor | None, ...] = (x, w, y, x_scale, w_scale, bias)
+        if self._parts is not None:
+            size, tiles = self._parts
+            parts = torch.empty(size, dtype=torch.float32, device=x.device)
+            tensors = (*tensors, parts, counters(tiles, x.device))
+        elif self._is_tiled:
+            # One part alone looks at neither.
+            tensors = (*tensors, w_scale, w_scale)
+        if not self._launch.again(self, tensors):
+            key = _key_of(tensors, self._sizes, self._constants)
+            arguments = (*tensors, *self._sizes, *self._constants)
+            self._launch(key, self._programs, arguments, self._options, call=self, tensors=tensors)
+        return y
+
+
+_fits: dict[Hashable, _Fit] = {}
+
+
+def _fit_of(
+    operands: Operands, activation: str, schedule: Schedule | None, is_behind_cast: bool
+) -> _Fit:
+    """Return how products like this are launched, and remember it."""
+    kind = kind_of(*operands), activation, schedule, is_behind_cast
+    known = _fits.get(kind)
+    if known is not None:
+        return known
+    x, w, x_scale, w_scale, _ = operands
     if schedule is None:
-        sizes = (x.shape[0], w.shape[0], x.shape[1])
+        is_blocked = tuple(w_scale.shape) != (w.shape[0], 1)
         limits = num_sms(x.device), _room_of(x.device)
+        sizes = x.shape[0], w.shape[0], x.shape[1]
         schedule = schedule_of(*sizes, x_scale is None, is_blocked, *limits)
-    _run((x, w, y, x_scale, w_scale, bias), is_blocked, activation, schedule, is_behind_cast)
-    return y
-
-
-def _run(
-    tensors: tuple[Tensor | None, ...],
-    is_blocked: bool,
-    activation: str,
-    schedule: Schedule,
-    is_behind_cast: bool,
-) -> None:
-    x, w, _, x_scale, *_ = tensors
-    assert x is not None and w is not None
-    call = kind_of(*tensors), activation, schedule, is_behind_cast
-    (num_rows, depth), num_columns = x.shape, w.shape[0]
-    launch, programs = _launch_narrow, -(-num_columns // schedule.n)
-    if isinstance(schedule, Tiled):
-        launch, tiles = _launch_tiled, programs * -(-num_rows // schedule.m)
-        programs = tiles * schedule.splits
-        tensors = (*tensors, *_places_of_parts(tensors, schedule, tiles))
-    if launch.again(call, tensors):
-        return
-    cut, step = _cut_of(schedule, num_rows)
-    is_early = is_behind_cast and _gains(schedule, programs, x)
-    is_fetched = is_early and programs * schedule.n * FETCHED <= MOST_FETCHED
-    overlap = (is_early, FETCHED if is_fetched else 0)
-    constants = (x_scale is not None, is_blocked, depth % step == 0, activation, *cut, *overlap)
-    x_scale_step = num_rows if x_scale is None else x_scale.stride(1)
-    sizes = (num_rows, num_columns, depth, x.stride(0), x_scale_step)
-    key = _key_of(tensors, sizes, constants)
-    options = {"num_warps": schedule.warps, **({"launch_pdl": True} if is_early else {})}
-    arguments = (*tensors, *sizes, *constants)
-    launch(key, programs, arguments, options, call=call, tensors=tensors)
+    if len(_fits) >= MOST_CALLS:
+        _fits.clear()
+    _fits[kind] = fit = _Fit(operands, activation, schedule, is_behind_cast)
+    return fit
 
 
 def _cut_of(schedule: Schedule, num_rows: int) -> tuple[tuple[int, ...], int]:
@@ -222,18 +270,6 @@ def _room_of(device: torch.device) -> int:
     return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
 
 
-def _places_of_parts(
-    tensors: tuple[Tensor | None, ...], schedule: Tiled, tiles: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return where parts of sums lie, and what counts them; one part alone looks at neither."""
-    x, *_, w_scale, _ = tensors
-    if schedule.splits == 1 or x is None:
-        return w_scale, w_scale
-    size = tiles * schedule.splits * schedule.m * schedule.n
-    parts = torch.empty(size, dtype=torch.float32, device=x.device)
-    return parts, counters(tiles, x.device)
-
-
 def _key_of(
     tensors: tuple[Tensor | None, ...], sizes: tuple[int, ...], constants: tuple[object, ...]
 ) -> Hashable:
@@ -254,4 +290,5 @@ operator = define(
     "-> Tensor",
     multiply,
     lambda x, w, *others: _empty(x, w),
+    is_one_launch=True,
 )

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from kprof.kernels._fp8 import MOST_COLUMNS
 from kprof.kernels._fp8_across import quantize_across
-from kprof.kernels._fp8_gemm import MULTIPLE, multiply
+from kprof.kernels._fp8_gemm import MULTIPLE, multiply, operator
 from kprof.kernels._fp8_weights import quantized
 from kprof.kernels._operator import define
 from kprof.kernels.quantize_fp8 import quantize_fp8
@@ -93,7 +93,9 @@ def _product_of_both(
         options = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
         y: Tensor = torch._scaled_mm(x[0], w[0].t(), x[1], w[1].t(), bias=bias, **options)
         return y
-    return multiply(x[0], w[0], x[1], w[1], bias, "none", is_behind_cast=is_behind_cast)
+    if is_behind_cast:
+        return multiply(x[0], w[0], x[1], w[1], bias, "none", is_behind_cast=True)
+    return operator(x[0], w[0], x[1], w[1], bias, "none")
 
 
 def run_on(
