@@ -1,6 +1,7 @@
 """Which provider of a kernel runs in which pass, and how that is remembered."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -146,7 +147,33 @@ def test_a_choice_says_by_how_much_it_won():
     ],
 )
 def test_rows_are_measured_by_powers_of_two_and_columns_exactly(shape, bucket):
-    assert bucket_of(shape) == bucket
+    assert bucket_of(KERNEL, shape) == bucket
+
+
+@pytest.mark.parametrize(
+    ("kernel", "measured", "alike", "other"),
+    [
+        # Of decoding: many sequences over few keys are as many keys as one over many.
+        (
+            "decode_attention",
+            (128, 32, 8, 1, 2048, 128),
+            (100, 32, 8, 1, 1500, 128),
+            (1, 32, 8, 1, 262_144, 128),
+        ),
+        (
+            "attention_forward",
+            (32, 16, 16, 512, 512, 1, 128),
+            (30, 16, 16, 500, 512, 1, 128),
+            (1, 16, 16, 16_384, 512, 1, 128),
+        ),
+        ("linear_cross_entropy", (8192, 4096, 32_000), (5000, 4096, 32_000), (4096, 8192, 32_000)),
+    ],
+)
+def test_what_a_kernels_shapes_tell_apart_stays_apart(kernel, measured, alike, other):
+    kernel = kernel_named(kernel)
+    assert bucket_of(kernel, alike) == bucket_of(kernel, measured)
+    assert bucket_of(kernel, other) != bucket_of(kernel, measured)
+    assert math.prod(other) == pytest.approx(math.prod(measured), rel=0.01)
 
 
 def test_a_choice_is_found_again_for_calls_like_those_measured():

@@ -280,8 +280,8 @@ def test_products_of_the_backward_pass_keep_their_shapes():
 
 
 def test_a_choice_holds_for_rows_up_to_a_power_of_two_and_for_these_weights_alone():
-    assert bucket_of((5, 48, 80), KERNEL.exact) == (8, 48, 80)
-    assert bucket_of((8, 48, 80), KERNEL.exact) != bucket_of((8, 80, 48), KERNEL.exact)
+    assert bucket_of(KERNEL, (5, 48, 80)) == (8, 48, 80)
+    assert bucket_of(KERNEL, (8, 48, 80)) != bucket_of(KERNEL, (8, 80, 48))
 
 
 def test_the_gate_judges_it_as_a_lower_precision():

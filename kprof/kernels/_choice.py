@@ -6,6 +6,7 @@ the two passes that users pay for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -55,16 +56,17 @@ def passes_of(kernel: Kernel) -> tuple[Pass, ...]:
     return PASSES[:1] if kernel.backward_work is None else PASSES
 
 
-def bucket_of(shape: Shape, exact: int = 1) -> Shape:
+def bucket_of(kernel: Kernel, shape: Shape) -> Shape:
     """Return what calls are measured together: rows to the next power of two, columns as they are.
 
     Speed hardly depends on the exact number of rows; on that of columns it does, or on the last
-    `exact` numbers of a shape.
+    `exact` numbers of a shape. What counts as rows in one number is one, however many dimensions
+    a call has; what the kernel's own shapes tell apart, such as batch, heads and keys, stays apart.
     """
-    total = 1
-    for length in shape[:-exact]:
-        total *= length
-    return (1 << max(total - 1, 0).bit_length(), *shape[-exact:])
+    lengths, exact = shape[: -kernel.exact], shape[-kernel.exact :]
+    if len(kernel.shapes[0]) <= kernel.exact + 1:
+        lengths = (math.prod(lengths),)
+    return (*(1 << max(one - 1, 0).bit_length() for one in lengths), *exact)
 
 
 def ranking(measured: Iterable[Timed]) -> list[Timed]:
@@ -93,7 +95,7 @@ def choose(kernel: Kernel, measured: Sequence[Timed], gpu: str, date: str) -> Ch
     return Choice(
         kernel=kernel.name,
         dtype=first.dtype,
-        bucket=bucket_of(first.shape, kernel.exact),
+        bucket=bucket_of(kernel, first.shape),
         direction=first.direction,
         provider=ranked[0].provider if ranked else FALLBACK,
         gpu=gpu,
@@ -174,7 +176,7 @@ def find_choice(
     kernel: Kernel, gpu: str, dtype: str, shape: Shape, direction: str = "forward"
 ) -> Choice | None:
     """Return the choice for such a call; None where none was made with the versions of today."""
-    wanted = (kernel.name, dtype, bucket_of(shape, kernel.exact), direction)
+    wanted = (kernel.name, dtype, bucket_of(kernel, shape), direction)
     for one in load_choices(gpu):
         if _calls(one) == wanted and one.versions == versions_of(kernel.providers):
             return one

@@ -108,7 +108,7 @@ class Providers:
         if x.device.type != "cuda":
             return None
         direction = passes_of(kernel)[-1 if torch.is_grad_enabled() else 0]
-        bucket = bucket_of(shape, kernel.exact)
+        bucket = bucket_of(kernel, shape)
         key = (kernel.name, x.device, x.dtype, bucket, direction)
         if key not in self._chosen:
             gpu = torch.cuda.get_device_name(x.device)
