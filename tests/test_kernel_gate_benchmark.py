@@ -1,6 +1,7 @@
 """`benchmarks/kernel_gate.py`: who is judged, and what its rows say."""
 
 import importlib
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,28 @@ def test_every_provider_of_ours_is_judged_and_no_other(benchmark):
 
 
 def test_what_failed_is_not_met_and_what_did_not_run_has_no_value(benchmark):
-    report = {"reached": "REJECT", "levels": [level("L0", "passed"), level("L1", "failed")]}
+    about = {"subject": "rope by kprof", "reached": "REJECT"}
+    report = {**about, "levels": [level("L0", "passed"), level("L1", "failed")]}
     found = [(one["name"], one["met"]) for one in benchmark.rows_of("rope", "kprof", report)]
     assert found == [("rope-kprof-L0", True), ("rope-kprof-L1", False)]
     late = benchmark.rows_of("rope", "kprof", None, "it did not end in time")
     assert [(one["value"], one["met"], one["state"]) for one in late] == [
         (None, None, "not run")
     ] * 2
+
+
+def test_who_has_no_gradients_is_judged_without(benchmark, monkeypatch):
+    asked = []
+
+    def run(command, **known):
+        asked.append((command[5], command[7], "--forward" in command))
+        raise subprocess.TimeoutExpired(command, 1)
+
+    monkeypatch.setattr(benchmark.subprocess, "run", run)
+    for one in benchmark.ours_of(["fp8_linear"]):
+        benchmark.check(*one, sanitizes=False, ends_s=0.0)
+    assert asked == [
+        ("fp8_linear", "kprof", False),
+        ("fp8_linear", "kprof-wide", True),
+        ("fp8_linear", "kprof-tiles", True),
+    ]
