@@ -30,7 +30,9 @@ SOURCES = (
     *("examples/serve_llama.py", "kprof/swap.py"),
     *("kprof/sites/*.py", "kprof/kernels/*fp8*.py", "kprof/kernels/*decode*.py"),
     *("kprof/kernels/_norm*.py", "kprof/kernels/_glu.py"),
-    *("kprof/kernels/_tile_*.py", "kprof/kernels/_launch.py"),
+    *("kprof/kernels/_tile_cache.py", "kprof/kernels/_tile_softmax.py"),
+    *("kprof/kernels/_tile_splits.py", "kprof/kernels/_launch.py"),
+    *("kprof/kernels/_operator.py", "kprof/kernels/_repeated*.py"),
 )
 EXAMPLE = ROOT / "examples" / "serve_llama.py"
 GATE = ROOT / "benchmarks" / "llama_gate.py"
