@@ -13,7 +13,7 @@ from kprof.gate.numerics import check_numerics
 from kprof.gate.observe import draw
 from kprof.kernels._subject import subject_of
 from kprof.kernels.paged_attention import KERNEL
-from tests.kernel_checks import INTERPRETED, errors_of, quiet_numpy, spills_of  # noqa: F401
+from tests.kernel_checks import INTERPRETED, errors_of, quiet_numpy  # noqa: F401
 
 pytestmark = INTERPRETED
 FP8 = torch.float8_e4m3fn
@@ -129,10 +129,11 @@ def test_a_call_of_the_gate_tells_a_fault_from_rounding(fault, shape):
     assert errors_of([found], [truth_of(call)]) > 0.02
 
 
-@pytest.mark.slow
-def test_the_gate_finds_scales_of_other_heads():
+def test_the_gate_passes_it_and_finds_scales_of_other_heads():
     ours = KERNEL.provider("kprof").load()
-    subject = replace(subject_of(KERNEL), shapes=(IN_FP8,), dtypes=("float16",))
+    few = {"distributions": ("normal",), "num_values": 20_000}
+    subject = replace(subject_of(KERNEL), shapes=(IN_FP8,), dtypes=("float16",), **few)
+    assert check_numerics(subject).state == "passed"
     faulty = partial(with_the_scales_of_other_heads, ours)
     assert check_numerics(replace(subject, new=faulty)).state == "failed"
 
@@ -152,9 +153,3 @@ def test_what_it_cannot_do_it_refuses():
     assert "scales of keys" in KERNEL.refuses(q, k.half(), v.half(), lengths, table, *scales)
     assert "a table of shape" in KERNEL.refuses(q, k, v, lengths, table[:1], *scales)
     assert "gradients" in KERNEL.refuses(q.requires_grad_(), *call[1:])
-
-
-@pytest.mark.slow
-def test_nothing_spills_on_hopper():
-    shapes = [*KERNEL.shapes, (3, 6, 2, 2, 75, 64, 16, 33, 1)]
-    assert spills_of(KERNEL, *[(shape, "bfloat16") for shape in shapes]) == []
