@@ -65,8 +65,7 @@ def compile_ahead(call: Callable[[], object], target: GPUTarget = HOPPER) -> lis
 
 def disassemble(binary: Binary) -> str:
     """Return what the kernel is in the GPU's own language: labels, and an instruction a line."""
-    # Where a jump through a register may lead is not told, which takes a third of the time.
-    return _told(binary.cubin, "nvdisasm", "--print-code", "--no-dataflow")
+    return _told(binary.cubin, "nvdisasm", "--print-code")
 
 
 class _PretendedDriver:
@@ -100,11 +99,11 @@ def _read(kernel: Any) -> Binary:
     )
 
 
-def _told(cubin: bytes, program: str, *options: str) -> str:
+def _told(cubin: bytes, program: str, option: str) -> str:
     """Return what one of Triton's own programs tells about a binary."""
     path = Path(triton.__file__).parent / "backends/nvidia/bin" / program
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(path), *options, file.name]
+        command = [str(path), option, file.name]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
