@@ -2,10 +2,7 @@
 
 import gc
 import os
-from functools import cache
-from importlib import import_module
 
-import pytest
 from hypothesis import settings
 
 # Until all tests are collected nothing is garbage, and a million things would be looked at.
@@ -29,12 +26,3 @@ def pytest_collection_finish():
     """Let the garbage collector do its work from here on, less often than it would."""
     gc.set_threshold(20_000, 10, 10)
     gc.enable()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _host_measured_once():
-    """Measure the host's ceilings once in a process, not after every run: a second each time."""
-    opening = import_module("kprof.open")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "measure_host", cache(opening.measure_host))
-        yield

@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from kprof.collect.launch import LaunchOptions, launch
 
 # torch for scripts that do little else than start. No garbage is looked for among what it brings,
-# neither as it is imported nor at the end. What operators do to tensors without data, which no
-# script has, is a third of its import. An optimizer's first step would import all of Dynamo,
+# neither as it is imported nor at the end. An optimizer's first step would import all of Dynamo,
 # which takes as long as torch.
 LEAN_TORCH = """
-import gc, sys, types
+import gc
 gc.disable()
-for name in ("torch._meta_registrations", "torch.distributed._meta_registrations"):
-    sys.modules[name] = types.ModuleType(name)
 import torch
 from torch.optim import SGD, AdamW, Optimizer
 for name in ("add_param_group", "zero_grad"):
