@@ -176,6 +176,42 @@ def test_what_a_kernels_shapes_tell_apart_stays_apart(kernel, measured, alike, o
     assert math.prod(other) == pytest.approx(math.prod(measured), rel=0.01)
 
 
+def decode_choice():
+    measured = timed("flash-attn-3", 40_000.0)
+    measured = replace(measured, kernel="decode_attention", shape=(128, 32, 8, 1, 2048, 128))
+    return choose(kernel_named("decode_attention"), [measured], "NVIDIA H200", "2026-11-23")
+
+
+@pytest.mark.parametrize(
+    ("shape", "provider"),
+    [
+        ((100, 32, 8, 1, 1500, 128), "flash-attn-3"),
+        ((64, 32, 8, 1, 2048, 128), None),
+        ((128, 32, 8, 1, 2049, 128), None),
+        ((1, 32, 8, 1, 262_144, 128), None),
+        ((128, 32, 8, 1, 2048, 64), None),
+    ],
+)
+def test_a_choice_decides_for_no_batch_or_context_of_another_power_of_two(shape, provider):
+    keep(decode_choice())
+    found = find_choice(kernel_named("decode_attention"), "NVIDIA H200", "bfloat16", shape)
+    assert getattr(found, "provider", None) == provider
+
+
+def test_a_choice_that_an_older_kprof_kept_for_all_of_a_shape_at_once_decides_nothing():
+    keep(replace(decode_choice(), bucket=(1 << 26, 128)))
+    asked = (kernel_named("decode_attention"), "NVIDIA H200", "bfloat16")
+    assert find_choice(*asked, (128, 32, 8, 1, 2048, 128)) is None
+
+
+def test_all_of_the_numbers_that_decide_are_told_apart():
+    gemm, attention = kernel_named("fp8_gemm"), kernel_named("attention_forward")
+    assert bucket_of(gemm, (5, 48, 80)) == (8, 48, 80)
+    causal, whole = (2, 16, 16, 2048, 2048, 1, 128), (2, 16, 16, 2048, 2048, 0, 128)
+    window = (2, 16, 16, 2048, 2048, 100, 128)
+    assert len({bucket_of(attention, shape) for shape in (causal, whole, window)}) == 3
+
+
 def test_a_choice_is_found_again_for_calls_like_those_measured():
     keep(choice_of(timed("kprof", 40_000.0)))
     found = find_choice(KERNEL, "NVIDIA H200", "bfloat16", (2, 4000, 4096))

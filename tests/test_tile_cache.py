@@ -28,19 +28,21 @@ def copy_blocks(  # noqa: PLR0913 - as many as it reads and writes
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
+    IS_FP8: tl.constexpr = False,
 ):
-    """Copy every block of one head of one sequence, keys in order."""
-    x = start_of(cache, page_step, head_step, PAGE, False)
+    """Copy every block of one head of one sequence, keys in order; of e4m3, pairs of columns."""
+    x = start_of(cache, page_step, head_step, PAGE, IS_FP8)
+    PAIR: tl.constexpr = 2 if IS_FP8 else 1
     head, sequence = tl.program_id(1), tl.program_id(2)
     place = (sequence * tl.num_programs(1) + head) * num_keys
     for start in range(0, num_keys, BLOCK):
         key_N = start + tl.arange(0, BLOCK)
         is_key_N = key_N < num_keys
         at = block_of(
-            *(x, table + sequence * table_step, start, is_key_N, page_step, step),
-            *(STEP, PAGE, BLOCK, COLUMNS),
+            *(x, table + sequence * table_step, start, is_key_N, page_step // PAIR, step // PAIR),
+            *(STEP // PAIR, PAGE, BLOCK, COLUMNS),
         )
-        values = tl.load(at, is_key_N[:, None], other=0.0)
+        values = tl.load(at, is_key_N[:, None], other=0)
         to = y + (place + key_N)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         tl.store(to, values, is_key_N[:, None])
 
@@ -87,6 +89,28 @@ def test_pages_are_read_in_the_order_of_the_table(page, num_keys):
     pages[order] = of_sequences.reshape(2 * each, HEADS, page, COLUMNS)
     found = copied(pages, num_keys, order.view(2, each), page)
     assert torch.equal(found, cache[:, :, :num_keys])
+
+
+@pytest.mark.parametrize(
+    ("page", "is_step_known"),
+    [(0, False), (0, True), (8, False), (2, False)],
+    ids=["one piece", "a known step", "pages of a block", "small pages"],
+)
+def test_a_cache_in_e4m3_is_read_two_columns_at_a_time(page, is_step_known):
+    bytes_BHND = (torch.arange(512) % 251).to(torch.uint8).reshape(2, HEADS, 16, 2 * COLUMNS)
+    size = page or 16
+    of_sequences = bytes_BHND.reshape(2, HEADS, 16 // size, size, 2 * COLUMNS).transpose(1, 2)
+    # The last page comes first.
+    pages = of_sequences.reshape(-1, HEADS, size, 2 * COLUMNS).flip(0).contiguous()
+    table = torch.arange(pages.shape[0]).flip(0).view(2, -1)
+    cache = (pages if page else bytes_BHND).view(torch.float8_e4m3fn)
+    y = torch.zeros(2, HEADS, 13, COLUMNS, dtype=torch.int16)
+    known_step = is_step_known * cache.stride(2)
+    copy_blocks[1, HEADS, 2](
+        *(cache, table, y, 13, *cache.stride()[:3], table.stride(0)),
+        *(known_step, page, BLOCK, COLUMNS, True),
+    )
+    assert torch.equal(y.view(torch.uint8), bytes_BHND[:, :, :13])
 
 
 @triton.jit
@@ -154,3 +178,11 @@ def test_queries_that_float16_has_no_room_for_fit_by_a_power_of_two_of_their_row
     assert y.abs().max() < 2
     assert power[:3].log2().frac().eq(0).all()
     torch.testing.assert_close(y.float() * power[:, None], q, rtol=1e-3, atol=0)
+
+
+def test_an_infinite_query_stays_infinite_and_its_power_is_a_number():
+    q = torch.tensor([[torch.inf, 1.0], [1.0, -torch.inf], [1.0, 1.0], [0.0, 0.0]])
+    y, power = torch.empty(4, 2, dtype=torch.float16), torch.empty(4)
+    fit[1,](q, y, power)
+    assert power.isfinite().all()
+    assert torch.equal(y[:2].float(), torch.tensor([[torch.inf, 0.0], [0.0, -torch.inf]]))
