@@ -14,10 +14,9 @@ from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels import decode_attention as whole
-from kprof.kernels._decode_limits import FP8, why_refused
+from kprof.kernels._decode_limits import why_refused
+from kprof.kernels._fp8 import FP8, LARGEST
 
-# Of e4m3.
-LARGEST = 448.0
 # The last two numbers of a shape: a window of that many keys, 0: none; whether the cache is in FP8.
 PLAIN = (0, 0)
 IN_FP8 = (0, 1)
@@ -69,33 +68,18 @@ def _in_order(pages: Tensor, scale: Tensor | None, table: Tensor, q: Tensor) -> 
 
 
 def _refuses(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: Tensor,
-    table: Tensor,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    window: int = 0,
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor, *others: Any
 ) -> str | None:
     if torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v)):
         return "gradients are asked for"
-    has_scale = not (k_scale is None and v_scale is None)
+    has_scale = any(isinstance(one, Tensor) for one in others)
     return why_refused(q, k, v, lengths, table, has_scale)
 
 
-def _work(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: Tensor,
-    table: Tensor,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    window: int = 0,
-) -> Work:
+def _work(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor, *others: Any) -> Work:
     """Count as many keys as a sequence's pages hold: how many it has, the host does not know."""
     _, heads, size, dim = k.shape
+    *_, window = others
     num_keys = table.shape[1] * size
     num_keys = min(num_keys, window) if window else num_keys
     read = 2 * q.shape[0] * heads * num_keys * dim * k.element_size()
@@ -133,8 +117,6 @@ def _in_fp8(pages: Tensor) -> tuple[Tensor, Tensor]:
     scale = torch.where(largest > 0, largest / LARGEST, 1.0)
     return (pages.float() / scale[:, None, None]).to(FP8), scale
 
-
-_reference = partial(_gathered, whole.KERNEL.reference)
 
 _reference = partial(_gathered, whole.KERNEL.reference)
 
