@@ -18,11 +18,14 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from evidence import RESULTS, ROOT, row, write_evidence
-from kernels import sources_of
+from kernel_sources import sources_of_kernels
 
 from kprof.kernels import all_kernels, kernel_named
 
-SOURCES = ("benchmarks/kernel_gate.py", "kprof/library.py", "kprof/gate/*.py")
+SOURCES = (
+    *("benchmarks/kernel_gate.py", "kprof/library.py", "kprof/gate/*.py"),
+    *("kprof/kernels/_subject.py", "kprof/kernels/_sanitize.py"),
+)
 LEVELS = ("L0", "L1")
 # Routes of a layer, which a swap takes for calls without gradients alone: they have none.
 FORWARD_ALONE = (("fp8_linear", "kprof-wide"), ("fp8_linear", "kprof-tiles"))
@@ -42,8 +45,7 @@ def main():
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     path = args.result or RESULTS / f"kernel_gate_h200_{month}.json"
     rows, subjects = [], ours_of(args.kernels)
-    sources = {one for name, _ in subjects for one in sources_of(name) if "kprof/kernels" in one}
-    sources |= {*SOURCES, "kprof/kernels/_subject.py", "kprof/kernels/_sanitize.py"}
+    sources = {*SOURCES, *sources_of_kernels({name for name, _ in subjects})}
     with ThreadPoolExecutor(args.at_once) as pool:
         asked = [
             pool.submit(check, name, provider, args.sanitizer, ends_s)

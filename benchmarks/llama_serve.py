@@ -24,21 +24,20 @@ from itertools import pairwise
 from pathlib import Path
 
 from evidence import RESULTS, ROOT, row, write_evidence
+from kernel_sources import sources_of_kernels
 
-SOURCES = (
-    *("benchmarks/llama_serve.py", "benchmarks/llama_gate.py"),
-    *("examples/serve_llama.py", "kprof/swap.py"),
-    *("kprof/sites/*.py", "kprof/kernels/*fp8*.py", "kprof/kernels/*decode*.py"),
-    *("kprof/kernels/_norm*.py", "kprof/kernels/_glu.py"),
-    *("kprof/kernels/_tile_cache.py", "kprof/kernels/_tile_softmax.py"),
-    *("kprof/kernels/_tile_splits.py", "kprof/kernels/_launch.py"),
-    *("kprof/kernels/_operator.py", "kprof/kernels/_repeated*.py"),
-)
 EXAMPLE = ROOT / "examples" / "serve_llama.py"
 GATE = ROOT / "benchmarks" / "llama_gate.py"
 # Norms and SwiGLU are there as they cast for the layers in FP8 that read them.
 OF_PREFILL = ("fp8_linear", "rmsnorm", "add_rmsnorm", "swiglu")
 KERNELS = (*OF_PREFILL, "decode_attention")
+SOURCES = (
+    *("benchmarks/llama_serve.py", "benchmarks/llama_gate.py"),
+    *("examples/serve_llama.py", "kprof/swap.py"),
+    *("kprof/sites/*.py", "kprof/kernels/_choice.py"),
+    *("kprof/kernels/_fp8_beside.py", "kprof/kernels/_fp8_twins.py"),
+    *sources_of_kernels(KERNELS),
+)
 GPU = "H200"
 # At most, of a quarter of a second each, and of seconds: a clear difference is proven by nine.
 PAIRS, PAIRS_OF_ENERGY = "20", "9"
