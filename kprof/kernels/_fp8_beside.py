@@ -1,8 +1,9 @@
 """Norms and SwiGLU that write, beside their result, its rows in FP8: its twin.
 
-In 16 bits the result is what the kernel without a twin writes, and the twin is what `quantize_fp8`
+In bfloat16 the result is what the kernel without a twin writes, and the twin is what `quantize_fp8`
 makes of that, both to the bit: the norm is that very kernel, followed by the end of the quantising
-one. In float32, which no layer in FP8 takes, last bits differ: the compiler fuses other products.
+one. Elsewhere the compiler fuses other products: last bits of LayerNorm differ in float16, and of
+all in float32, which no layer in FP8 takes.
 """
 
 from __future__ import annotations

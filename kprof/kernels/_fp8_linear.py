@@ -128,10 +128,13 @@ def route_by_rows(x: Tensor, weight: Tensor, route: Route | None = None) -> Rout
     return route if route in ("tiles", "library") else None
 
 
-def _run_of_twin(
+def of_twin(
     x: Tensor, values: Tensor, scales: Tensor, weight: Tensor, bias: Tensor | None, route: Route
 ) -> Tensor:
-    """Return what `run_on` does on this route, of rows of x that were quantised before."""
+    """Return what `run_on` does on this route, of rows of x that were quantised before.
+
+    Without gradients. No operator by itself: both products that it may be are.
+    """
     y = _product_of_both((values, scales), quantized(weight), bias, route)
     y = y if y.dtype == x.dtype else y.to(x.dtype)
     return y.view(*x.shape[:-1], weight.shape[0])
@@ -163,12 +166,6 @@ forward = define(
     "fp8_linear(Tensor x, Tensor weight, Tensor? bias, bool is_kept) -> Tensor",
     run_on,
     lambda x, weight, bias, is_kept: x.new_empty((*x.shape[:-1], weight.shape[0])),
-)
-of_twin = define(
-    "fp8_linear_of_twin(Tensor x, Tensor values, Tensor scales, Tensor weight, Tensor? bias,"
-    " str route) -> Tensor",
-    _run_of_twin,
-    lambda x, values, scales, weight, bias, route: x.new_empty((*x.shape[:-1], weight.shape[0])),
 )
 to_input = define(
     "fp8_linear_to_input(Tensor dy, Tensor weight) -> Tensor",
