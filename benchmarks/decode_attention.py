@@ -250,12 +250,10 @@ def flash_3_of(call, sets):
 
 
 def flashinfer_of(call, sets):
-    """Prepare FlashInfer: one sequence at once, several in pages with a plan made before."""
+    """Prepare FlashInfer: one token of one sequence at once, more in pages by a plan."""
     import flashinfer
 
-    if call.tokens > 1:
-        raise NotImplementedError("several tokens: its kernels for prefill, which are not compiled")
-    if call.batch == 1 and not call.is_paged:
+    if call.batch == 1 and call.tokens == 1 and not call.is_paged:
         options = {"kv_layout": "HND", "use_tensor_cores": True}
         run = functools.partial(flashinfer.single_decode_with_kv_cache, **options)
         return run, [(q[0, :, 0], k[0], v[0]) for q, k, v in sets]
@@ -275,11 +273,18 @@ def flashinfer_of(call, sets):
         paged_kv_indices_buffer=index,
         paged_kv_last_page_len_buffer=last,
     )
-    types = {"q_data_type": sets[0][0].dtype, "kv_data_type": sets[0][1].dtype}
+    options = {"q_data_type": sets[0][0].dtype, "kv_data_type": sets[0][1].dtype}
+    options["q_len_per_req"] = call.tokens
     heads = (QUERY_HEADS, HEADS, DIM, PAGE)
-    wrapper.plan(first.clone(), index.clone(), last.clone(), *heads, **types)
-    given = [(q[:, :, 0], (in_pages(k), in_pages(v))) for q, k, v in sets]
-    return wrapper.run, given
+    wrapper.plan(first.clone(), index.clone(), last.clone(), *heads, **options)
+    # Tokens first, which costs nothing where there is one.
+    given = [(q.transpose(1, 2).flatten(0, 1), (in_pages(k), in_pages(v))) for q, k, v in sets]
+
+    def run(*tensors):
+        y = wrapper.run(*tensors)
+        return y.unflatten(0, (call.batch, call.tokens)).transpose(1, 2)
+
+    return run, given
 
 
 def rows_of(call, found, read):

@@ -155,6 +155,21 @@ def test_what_the_replaced_code_does_as_well_is_noted_and_not_held_against_the_n
     assert any("the replaced code does so, too: changes its input x" in n for n in level.notes)
 
 
+def doubled_in_a_mess(x):
+    y = x * 2
+    x += 1
+    return y
+
+
+def test_where_the_replaced_code_spoils_its_input_the_new_one_is_held_against_the_truth():
+    honest = new_is(lambda x: x + x, replaced=doubled_in_a_mess, differentiable=())
+    assert check_integrity(honest).state == "passed"
+    wrong = check_integrity(replace(honest, new=lambda x: x * 3))
+    assert wrong.state == "failed"
+    assert "output is wrong by" in wrong.why
+    assert check_numerics(honest).state == "not run"
+
+
 def test_a_declared_difference_from_run_to_run_is_no_fault():
     subject = next(v for v in FAULTS if v.name == "order_race").subject
     once = replace(subject, dtypes=("float32",))

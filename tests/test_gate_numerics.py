@@ -85,6 +85,24 @@ def test_where_the_replaced_code_has_no_digits_only_ten_times_its_error_fails():
     assert measure_l2("gradient of x", "large", pool).threshold == pytest.approx(1.0)
 
 
+def off_by_half(x):
+    return x * 3
+
+
+def right_in_offsets(x):
+    return x * 2 if x.mean() > 5 else x * 3
+
+
+@pytest.mark.parametrize(
+    ("replaced", "state"), [(off_by_half, "undecided"), (right_in_offsets, "passed")]
+)
+def test_code_without_a_digit_in_any_distribution_proves_nothing(replaced, state):
+    subject = new_is(lambda x: x * 2, replaced=replaced, differentiable=())
+    level = check_numerics(few(subject))
+    assert level.state == state
+    assert (state == "passed") != ("no correct digit in any distribution" in level.why)
+
+
 def test_an_infinite_error_is_never_within_a_threshold():
     pool = Pool(torch.float32)
     truth = torch.ones(4, dtype=torch.float64)

@@ -367,3 +367,21 @@ for dim, dtype, page in itertools.product((64, 128, 256), ("bfloat16", "float8_e
 @pytest.mark.slow
 def test_nothing_spills_on_hopper_with_pages_fp8_several_tokens_or_the_same_bits_in_every_batch():
     assert on_hopper(AHEAD) == ""
+
+
+def test_no_token_without_a_key_reaches_torch_whose_ways_differ_in_what_they_make_of_it(
+    monkeypatch,
+):
+    attend, masks = torch.nn.functional.scaled_dot_product_attention, []
+
+    def noting(*tensors, attn_mask=None, **options):
+        masks.append(attn_mask)
+        return attend(*tensors, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noting)
+    q, k, v = call_of(batch=3, tokens=2)
+    y = KERNEL.reference(q, k, v, torch.tensor([70, 1, 0]), 0)
+    assert masks[0].any(-1).all()
+    # A sequence of one key has it before its last token alone.
+    assert y[2].eq(0).all() and y[1, :, 0].eq(0).all() and y[1, :, 1].ne(0).any()
+    assert KERNEL.reference(q[:, :, :1], k, v) is not None and masks[1] is None

@@ -37,6 +37,8 @@ from kprof.gate.subject import DISTRIBUTIONS, Case, Subject
 ENOUGH_VALUES = 1_000_000
 UNSTATED_ERROR = 0.1
 """Relative, of a lower precision that states none: enough to tell it from another result."""
+_TELLING = tuple(name for name in DISTRIBUTIONS if name not in ("zeros", "nonfinite"))
+"""Of nothing but zeros, and of what has no value, any code is right."""
 GROSS = 4.0
 """A single call is called wrong from so many times the threshold on: the rest is L1's to judge."""
 
@@ -55,13 +57,18 @@ def check_numerics(subject: Subject) -> Level:
                 break
     if not survey.num_cases:
         return not_run("L1", "the replaced code takes none of the cases")
-    return judge(
+    level = judge(
         "L1",
         survey.measures(),
         f"{survey.num_cases} cases, {survey.num_values:,} values",
         notes=list(survey.notes()),
         is_bit_exact=not survey.faults and survey.num_different == 0,
     )
+    blank = survey.without_digits()
+    if level.state == "passed" and blank and not level.is_bit_exact:
+        why = f"{', '.join(blank)}: the replaced code has no correct digit in any distribution"
+        return replace(level, state="undecided", why=f"{why}, so its errors allow anything")
+    return level
 
 
 class Survey:
@@ -101,7 +108,7 @@ class Survey:
         # process where 32 bits do not reach.
         at_hand = replace(case, layout="contiguous") if case.layout == "far" else case
         replaced = observe(self.subject.replaced, self.subject, at_hand, arguments)
-        if replaced.raised is not None:
+        if replaced.raised is not None or replaced.faults:
             self.num_refused += 1
             return
         new = observe(self.subject.new, self.subject, case, arguments)
@@ -151,6 +158,16 @@ class Survey:
                     for g, pool in judged.items()
                 )
 
+    def without_digits(self) -> list[str]:
+        """Return the results of which nothing was compared with a correct digit."""
+        if self.subject.stated_error is not None:
+            return []
+        return [
+            f"{name}, {dtype}"
+            for (name, dtype), groups in self.pools.items()
+            if not any(groups[g].has_digits for g in _TELLING if g in groups)
+        ]
+
     def notes(self) -> Iterator[str]:
         """Yield what could not be judged as the rest."""
         if self.subject.num_values < ENOUGH_VALUES:
@@ -159,7 +176,7 @@ class Survey:
             if "far" in self.subject.layouts and not has_room_for_far(self.subject, dtype):
                 yield f"{dtype}: no memory for offsets beyond 32 bits, which were not looked at"
         if self.num_refused:
-            yield f"the replaced code refuses {self.num_refused} cases"
+            yield f"the replaced code refuses or spoils {self.num_refused} cases"
         for (name, dtype), groups in self.pools.items():
             for group, pool in groups.items():
                 if not pool.has_digits:
@@ -177,13 +194,16 @@ def find_wrong(
 
     The rule is that of the largest error, with what one call has (of a lower precision, that of
     the error it states); NaN and infinity must stand where the replaced code or the truth has them.
+    Where the replaced code itself does what it should not, its results count for nothing: the
+    truth, rounded, stands in for them.
     """
     mismatch = find_mismatch(new, replaced)
     if mismatch:
         return mismatch
     largest = largest_gradient(truth)
     for name, exact in truth.items():
-        one, other = new.results[name], replaced.results[name]
+        one = new.results[name]
+        other = replaced.results.get(name, exact.to(one.dtype))
         if has_other_kinds(one, other, exact):
             return f"{name} has NaN or infinity, or hides it, where the replaced code does not"
         if name.startswith(GRADIENT) and vanishes(exact, largest):

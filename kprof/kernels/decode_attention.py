@@ -85,11 +85,20 @@ def _invariant(
 def _reference(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, window: int = 0
 ) -> Tensor:
-    """Do as Hugging Face does: torch's own attention, with a mask where it needs one."""
+    """Do as Hugging Face does: torch's own attention, with a mask where it needs one.
+
+    Of a token that sees nothing, each of torch's ways makes something else: it is let see all, and
+    gets 0 afterwards.
+    """
     q, k, v = (_as_torch_reads(one) for one in (q, k, v))
     is_plain = lengths is None and q.shape[2] == 1 and (not window or window >= k.shape[2])
     is_seen = None if is_plain else _seen(q, k, lengths, window)
-    return functional.scaled_dot_product_attention(q, k, v, attn_mask=is_seen, enable_gqa=True)
+    is_blind = None
+    if is_seen is not None and (lengths is not None or q.shape[2] > k.shape[2]):
+        is_blind = ~is_seen.any(-1, keepdim=True)
+        is_seen |= is_blind
+    y = functional.scaled_dot_product_attention(q, k, v, attn_mask=is_seen, enable_gqa=True)
+    return y if is_blind is None else y.masked_fill(is_blind, 0.0)
 
 
 def _as_torch_reads(x: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ def _joined(way: Way, made: Made, x: Tensor, weight: Tensor, bias: Tensor | None
     if way.provider in BY_ROWS and made.tensor() is x:
         route = route_by_rows(x, weight, BY_ROWS[way.provider])
         twin = None if route is None else made.twin_of(x)
-        if twin is not None:
+        if route is not None and twin is not None:
             way.num_joined += 1
             return of_twin(x, *twin, weight, bias, route)
     assert way.function is not None
