@@ -2,6 +2,8 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
+from itertools import pairwise
+
 import pytest
 import torch
 import triton
@@ -9,7 +11,15 @@ import triton.language as tl
 
 import kprof.kernels._attention_ring as ring
 from kprof.kernels._attention import Options
-from kprof.kernels._attention_ring import lengths_of, programs_for, ring_for
+from kprof.kernels._attention_ring import ring_for
+from kprof.kernels._attention_shares import (
+    TILE_COST,
+    _longest,
+    dealt,
+    lengths_of,
+    programs_for,
+    table_of,
+)
 from kprof.kernels._tile_order import tile_at, turn_of, turns_of
 from kprof.kernels._tile_reach import reach_of
 from tests.kernel_checks import INTERPRETED
@@ -112,7 +122,8 @@ def test_fewer_heads_share_the_cache_where_they_are_short_or_every_query_sees_ev
     calls = (2_048, True), (8_191, False), (8_192, False)
     kept = [ring_for(128, queries, sees_all).kept_bytes for queries, sees_all in calls]
     assert kept == sorted(set(kept))
-    assert (ring_for(128, 2_048, True).holds, ring_for(128, 2_048, False).holds) == (False, True)
+    held = [ring_for(128, 2_048, sees_all).held for sees_all in (True, False)]
+    assert held == ["nothing", "powers"]
 
 
 def test_a_call_gets_the_schedule_for_what_its_queries_see(monkeypatch):
@@ -122,3 +133,50 @@ def test_a_call_gets_the_schedule_for_what_its_queries_see(monkeypatch):
     for is_causal, window in ((True, 0), (False, 0), (False, 9), (False, 70)):
         ring.run_ring(q, q, q, None, None, Options(1.0, is_causal, window, 70))
     assert found == [ring_for(128, 70, sees_all) for sees_all in (False, True, False, True)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "heads", "together", "programs"),
+    [((1, 2, 3, 4), 16, 4, 9), (tuple(range(1, 65)), 32, 8, 132), ((2, 5), 1, 1, 4)],
+)
+def test_tiles_that_are_dealt_out_all_have_one_program_and_end_as_soon_as_any_order_could(
+    lengths, heads, together, programs
+):
+    each = dealt(lengths, heads, together, programs)
+    assert sorted(place for one in each for place in one) == list(range(len(lengths) * heads))
+    assert all(one == sorted(one) for one in each)
+    ordered = [
+        n
+        for first in range(0, heads, together)
+        for n in section_of(lengths, first, heads, together)
+    ]
+    totals = [sum(ordered[place] + TILE_COST for place in one) for one in each]
+    even = sum(n + TILE_COST for n in ordered) / programs
+    assert max(totals) <= even + max(lengths) + TILE_COST
+
+
+def section_of(lengths, first, heads, together):
+    """Return the lengths of a section's tiles, as the kernel counts their places."""
+    return [n for n in reversed(lengths) for _ in range(min(together, heads - first))]
+
+
+def test_causal_tiles_dealt_out_end_sooner_than_to_and_fro():
+    lengths = lengths_of(8_192, 8_192, 128, 128, None, 0)
+    each = dealt(lengths, 32, 8, 132)
+    ordered = [n for first in range(0, 32, 8) for n in section_of(lengths, first, 32, 8)]
+    last = max(sum(ordered[place] + TILE_COST for place in one) for one in each)
+    tiles = [n + TILE_COST for n in ordered]
+    assert last < 0.98 * _longest(tiles, programs_for(lengths, 32, 8, 132))
+
+
+def test_a_table_says_where_each_programs_tiles_begin():
+    cpu = torch.device("cpu")
+    table = table_of((1, 2, 3), 4, 2, 5, cpu).tolist()
+    begins, each = table[:6], dealt((1, 2, 3), 4, 2, 5)
+    parts = [table[a:b] for a, b in pairwise(begins)]
+    assert parts == each
+    # The turn behind the last one of the last program asks for a place, too.
+    assert len(table) == begins[-1] + 1
+    # As long as each other, or too few: nothing to deal.
+    assert table_of((2, 2, 2), 4, 2, 5, cpu) is None
+    assert table_of((1, 2), 2, 2, 5, cpu) is None

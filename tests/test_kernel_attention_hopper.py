@@ -1,10 +1,14 @@
 """Attention's kernel for Hopper, run by threads: who waits for whom, which keys, which rows."""
 
+import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
+
 import math
 
 import numpy as np
 import pytest
+import torch
 
+from kprof.kernels._attention_shares import lengths_of, table_of
 from tests.kernel_threads import Address, Descriptor, Results, run_in_threads, tile
 
 MODULES = (
@@ -34,10 +38,22 @@ def attend(queries, keys, left=None, right=0, **how):
         how.get("groups", 2),
         how.get("takes_turns", True),
         how.get("has_room", True),
-        *(True, False, 240),
+        *(how.get("held", 2), False, 240),
     )
     scale = 0.25 * math.log2(math.e)
-    given = (Results(lse), None, *descs, scale, queries, keys, *bounds, *constants, *ways)
+    table = how.get("dealt")
+    given = (
+        Results(lse),
+        None,
+        table if table is None else Address(table),
+        *descs,
+        scale,
+        queries,
+        keys,
+        *bounds,
+        *constants,
+        *ways,
+    )
     run_in_threads(MODULES, "attend", how.get("programs", 3), *given)
     return y, lse.reshape(batch, heads, queries), *expected(q, k, v, group, left, right)
 
@@ -102,6 +118,21 @@ def test_it_is_right_whatever_the_schedule(stages, takes_turns, has_room):
     check(300, 300, stages=stages, takes_turns=takes_turns, has_room=has_room)
 
 
+@pytest.mark.parametrize("held", [0, 1, 2])
+def test_it_is_right_whatever_is_held_before_the_values_are_waited_for(held):
+    check(300, 300, held=held)
+    check(300, 300, 40, held=held, groups=3)
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize(("heads", "together", "left"), [(4, 4, None), (6, 4, None), (4, 1, 70)])
+def test_tiles_may_be_dealt_out(heads, together, left, groups):
+    lengths = lengths_of(500, 500, 64 * groups, BLOCK, left, 0)
+    table = table_of(lengths, heads, together, 5, torch.device("cpu")).numpy()
+    how = {"heads": heads, "together": together, "groups": groups}
+    check(500, 500, left, dealt=table, programs=5, **how)
+
+
 @pytest.mark.parametrize("programs", [1, 3])
 @pytest.mark.parametrize(("queries", "left"), [(1, None), (192, None), (400, None), (400, 50)])
 def test_three_warpgroups_may_take_turns(queries, left, programs):
@@ -158,9 +189,9 @@ def attend_narrow(queries, keys, left=None, right=0, group=1, batch=1, **how):
     descs = [Descriptor(x, rows) for x, rows in into]
     bounds = (left or 0, right or 0, batch * heads, 2, heads)
     constants = (group, left is not None, right is not None, BLOCK, 2, how.get("groups", 2))
-    ways = (how.get("takes_turns", True), True, True, True, 240)
+    ways = (how.get("takes_turns", True), True, how.get("held", 2), True, 240)
     largest = Address(448 * scales.astype(np.float32).reshape(-1))
-    given = (Results(lse), largest, *descs, 1.0, queries, keys, *bounds, *constants, *ways)
+    given = (Results(lse), largest, None, *descs, 1.0, queries, keys, *bounds, *constants, *ways)
     run_in_threads(MODULES, "attend", 3, *given)
     of_q, of_k, of_v = np.split(scales, [heads, heads + heads // group], axis=1)
     # By powers of 2, where `expected` takes those of e, and by its scale.
@@ -178,7 +209,7 @@ def attend_narrow(queries, keys, left=None, right=0, group=1, batch=1, **how):
     ],
 )
 def test_of_8_bits_values_meet_their_own_weights(queries, keys, left, right, group):
-    for how in ({}, {"groups": 3, "batch": 2}, {"takes_turns": False}):
+    for how in ({}, {"groups": 3, "batch": 2}, {"takes_turns": False, "held": 1}, {"held": 0}):
         y, lse, wanted_y, wanted_lse = attend_narrow(queries, keys, left, right, group=group, **how)
         np.testing.assert_allclose(y.astype(np.float64), wanted_y, rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(lse, wanted_lse, rtol=0, atol=1e-4)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kprof.kernels._tile_reach import is_in_reach, reach_of
-from kprof.kernels._tile_scores import largest_of, parts_of, settle, weigh_scores
+from kprof.kernels._tile_scores import largest_of, parts_of, raise_largest, settle, weigh_scores
 from kprof.kernels._tile_softmax import finish
 
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -58,9 +58,8 @@ def _attend(
             v = tl.load(at_v, is_key_ND, other=0.0)
         else:
             v = tl.load(at_v)
-        weight_MN, shrink_M, largest_M = weigh_scores(
-            score_MN, largest_of(score_MN), largest_M, scale
-        )
+        shrink_M, largest_M = raise_largest(largest_of(score_MN), largest_M, scale)
+        weight_MN = weigh_scores(score_MN, largest_M, scale)
         total_M4 = total_M4 * shrink_M[:, None] + parts_of(weight_MN)
         sum_MD = tl.dot(weight_MN.to(v.dtype), v, sum_MD * shrink_M[:, None])
     return sum_MD, largest_M, total_M4

@@ -5,9 +5,10 @@ of one block are multiplied beside the values of the block before. B, H, T, D, M
 `_attention_device`; of the M queries of a tile, each warpgroup has 64. Of what is passed on,
 `sizes` are queries, keys, what is seen on the left and on the right, all heads, those worked off
 together, and heads of a sequence; `HOW` is N, whether there is a left and a right bound, the number
-of warpgroups, whether powers are held before the wait for the values before them, how many heads
-share keys, and by what weights are raised: 0, unless queries, keys and values are of 8 bits. Then
-`largest_BH` holds, of each sequence, the largest numbers of heads of queries, of keys, of values.
+of warpgroups, what is held before the wait for the values of the block before (nothing: 0, the
+largest scores: 1, powers: 2), how many heads share keys, by what weights are raised (0, unless
+queries, keys and values are of 8 bits; then `largest_BH` holds, of each sequence, the largest
+numbers of heads of queries, of keys, of values), and whether tiles are dealt out by a table.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from kprof.kernels._attention_roles import (
     add_values,
     each_row,
     hide,
+    largest,
     packed,
+    place_of,
     produce,
     product_layout,
     score,
@@ -29,7 +32,6 @@ from kprof.kernels._attention_roles import (
     tile_of,
     turns,
     value_scale,
-    weigh,
 )
 from kprof.kernels._gluon import (
     gl,
@@ -42,7 +44,11 @@ from kprof.kernels._gluon import (
     warpgroup_mma_wait,
 )
 from kprof.kernels._tile_ring import loaded, ring_of, room_for
-from kprof.kernels._tile_scores import parts_of, settle
+from kprof.kernels._tile_scores import parts_of, settle, weigh_scores
+
+# Of what is held.
+BY_LARGEST = gl.constexpr(1)
+BY_POWERS = gl.constexpr(2)
 
 
 @gluon.jit
@@ -72,14 +78,20 @@ def _steps(
         mbarrier.arrive(k_free, count=1)
         if IS_MASKED:
             score_MN = hide(score_MN, end - 1 - back, own_M, sizes, HOW)
-        weight_MN, next_M, largest_M = weigh(score_MN, largest_M, scale, HOW[6])
-        part_M4 = parts_of(weight_MN)
-        total_M4 = total_M4 * each_row(next_M, part_M4) + part_M4
+        next_M, largest_M = largest(score_MN, largest_M, scale)
+        total_M4 *= each_row(next_M, total_M4)
+        if HOW[4] < BY_POWERS:
+            if HOW[4] == BY_LARGEST:
+                hold(total_M4)
+            added_MD = warpgroup_mma_wait(0, [added_MD])
+            mbarrier.arrive(v_free, count=1)
+        weight_MN = weigh_scores(score_MN, largest_M, scale, HOW[6])
+        total_M4 += parts_of(weight_MN)
         weight_MN = packed(weight_MN, q.dtype, IS_NARROW)
-        if HOW[4]:
+        if HOW[4] == BY_POWERS:
             hold(total_M4)
-        added_MD = warpgroup_mma_wait(0, [added_MD])
-        mbarrier.arrive(v_free, count=1)
+            added_MD = warpgroup_mma_wait(0, [added_MD])
+            mbarrier.arrive(v_free, count=1)
         if IS_NARROW:
             sum_MD = sum_MD * each_row(shrink_M, sum_MD) + added_MD
         else:
@@ -100,7 +112,8 @@ def _begin(given, HOW: gl.constexpr, block, count, WHO: gl.constexpr, TAKES: gl.
     mbarrier.arrive(k_free, count=1)
     score_MN = hide(score_MN, block, own_M, sizes, HOW)
     nothing_M = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, score_MN.type.layout))
-    weight_MN, shrink_M, largest_M = weigh(score_MN, nothing_M, scale, HOW[6])
+    shrink_M, largest_M = largest(score_MN, nothing_M, scale)
+    weight_MN = weigh_scores(score_MN, largest_M, scale, HOW[6])
     D: gl.constexpr = q.shape[1]
     sum_MD = gl.zeros([ROWS, D], gl.float32, product_layout(D, HOW))
     weight = packed(weight_MN, q.dtype, HOW[6] != 0)
@@ -135,15 +148,19 @@ def _consume(
     HAS_ROOM: gl.constexpr,
 ):
     """Attend with 64 rows of each tile."""
-    y_desc, lse_BHT, largest_BH, rings, sizes, given_scale = common
+    y_desc, lse_BHT, largest_BH, dealt, rings, sizes, given_scale = common
     q_ring, k_ring, v_ring, y_smem = rings
     N: gl.constexpr = HOW[0]
     S: gl.constexpr = product_layout(N, HOW)
     count = 0
     if TAKES and HOW[3] - 1 == WHO:
         turn_over_to(BARRIER, THREADS)
-    for turn in range(turns(sizes, HOW)):
-        batch, head, row, first, inner_first, inner_last, last = tile_of(turn, sizes, HOW)
+    num_turns, begin = turns(dealt, sizes, HOW)
+    place = place_of(0, begin, dealt, HOW)
+    for turn in range(num_turns):
+        batch, head, row, first, inner_first, inner_last, last = tile_of(place, sizes, HOW)
+        # On its way while this tile is worked off.
+        place = place_of(turn + 1, begin, dealt, HOW)
         scale = score_scale(largest_BH, batch, head, given_scale, sizes, HOW)
         row += WHO * ROWS
         own_M = row + gl.arange(0, ROWS, gl.SliceLayout(1, S)) + (sizes[1] - sizes[0])
@@ -178,6 +195,7 @@ def _consume(
 def attend(
     lse_BHT,
     largest_BH,
+    dealt,
     q_desc,
     k_desc,
     v_desc,
@@ -211,14 +229,14 @@ def attend(
     rings = (filled[0], filled[1], filled[2], y_smem)
     sizes = (num_queries, num_keys, left, right, num_heads, together, heads)
     RAISE: gl.constexpr = RAISED if IS_NARROW else 0
-    HOW: gl.constexpr = (N, HAS_LEFT, HAS_RIGHT, GROUPS, HOLDS, GROUP, RAISE)
-    given = (y_desc, lse_BHT, largest_BH, rings, sizes, scale)
+    HOW: gl.constexpr = (N, HAS_LEFT, HAS_RIGHT, GROUPS, HOLDS, GROUP, RAISE, dealt is not None)
+    given = (y_desc, lse_BHT, largest_BH, dealt, rings, sizes, scale)
     if GROUPS == 2:
         gl.warp_specialize(
             [
                 (_consume, (0, given, HOW, TAKES_TURNS, HAS_ROOM)),
                 (_consume, (1, given, HOW, TAKES_TURNS, HAS_ROOM)),
-                (produce, ((q_desc, k_desc, v_desc), filled, sizes, HOW)),
+                (produce, ((q_desc, k_desc, v_desc), filled, dealt, sizes, HOW)),
             ],
             [4, 1],
             [REGISTERS, 24],
@@ -229,7 +247,7 @@ def attend(
                 (_consume, (0, given, HOW, TAKES_TURNS, HAS_ROOM)),
                 (_consume, (1, given, HOW, TAKES_TURNS, HAS_ROOM)),
                 (_consume, (2, given, HOW, TAKES_TURNS, HAS_ROOM)),
-                (produce, ((q_desc, k_desc, v_desc), filled, sizes, HOW)),
+                (produce, ((q_desc, k_desc, v_desc), filled, dealt, sizes, HOW)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, 24],

@@ -1,4 +1,4 @@
-"""Attention of many queries on Hopper, on the host: descriptors of memory, and who does which tile.
+"""Attention of many queries on Hopper, on the host: schedules, and descriptors of memory.
 
 Programs stay, one on each multiprocessor, and work one tile off after the other.
 """
@@ -6,14 +6,15 @@ Programs stay, one on each multiprocessor, and work one tile off after the other
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Any
+from functools import cache
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from kprof.kernels._attention import LOG2_E, Options, empty_results, run_tiled
-from kprof.kernels._launch import IS_INTERPRETED, MOST_CALLS, Launcher
+from kprof.kernels._attention_shares import heads_together, lengths_of, programs_for, table_of
+from kprof.kernels._launch import IS_INTERPRETED, Launcher
 from kprof.kernels._operator import define
 from kprof.kernels._rows import num_sms
 
@@ -23,8 +24,6 @@ ALIGNMENT = 16
 ROWS = 64
 # Registers of a thread, by warpgroups that compute: as compiled for, and of those that compute.
 REGISTERS = {2: (168, 240), 3: (128, 160)}
-# What a tile takes beside its blocks of keys, in such blocks: an estimate.
-TILE_COST = 1.2
 # Of L2, for the keys and values of heads that are worked off together; of those with fewer queries
 # than many, for which queries and results take as much; and where all are as long.
 KEPT_BYTES = 32 << 20
@@ -32,6 +31,11 @@ SHORT_KEPT_BYTES = 16 << 20
 FEW_KEPT_BYTES = 4 << 20
 # Queries from which on three warpgroups are faster, for heads of 64, where later keys are not seen.
 MANY_QUERIES = 8_192
+
+
+# As the kernel counts them.
+Held = Literal["nothing", "largest", "powers"]
+HELD: tuple[Held, ...] = get_args(Held)
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,11 @@ class Ring:
     """Whether programs take one tile after the other."""
     groups: int = 2
     """Warpgroups that compute."""
-    holds: bool = True
-    """Whether powers are computed before the wait for the values before them."""
+    held: Held = "powers"
+    """What is computed before the wait for the values of the block before."""
     kept_bytes: int = KEPT_BYTES
+    is_dealt: bool = False
+    """Whether a table says which tiles are whose; else each takes every n-th, to and fro."""
 
 
 def ring_for(dim: int, num_queries: int, sees_all: bool) -> Ring:
@@ -65,9 +71,9 @@ def ring_for(dim: int, num_queries: int, sees_all: bool) -> Ring:
         # Three are faster where all is seen, too, but spill there.
         if is_short or sees_all:
             return Ring(128, 4, kept_bytes=kept_bytes)
-        return Ring(128, 4, groups=3, holds=False)
+        return Ring(128, 4, groups=3, held="nothing")
     if dim <= 128 and sees_all:
-        return Ring(128, 2, holds=False, kept_bytes=FEW_KEPT_BYTES)
+        return Ring(128, 2, held="nothing", kept_bytes=FEW_KEPT_BYTES)
     return Ring(128, 2, kept_bytes=kept_bytes) if dim <= 128 else Ring(64, 2, has_room=False)
 
 
@@ -134,70 +140,34 @@ def attend_in_ring(
     group, num_heads = heads // k.shape[1], batch * heads
     registers, most_registers = REGISTERS[ring.groups]
     is_narrow = largest is not None
+    grid, together, table = _shared_out(q, k, (left, right), ring)
     constants = (
         *(group, left is not None, right is not None),
-        *(ring.keys, ring.stages, ring.groups, ring.takes_turns, ring.has_room, ring.holds),
-        *(is_narrow, most_registers),
+        *(ring.keys, ring.stages, ring.groups, ring.takes_turns, ring.has_room),
+        *(HELD.index(ring.held), is_narrow, most_registers),
     )
     numbers = (num_queries, k.shape[2], left or 0, right or 0, num_heads)
-    together = _together(k, group, num_heads, ring.kept_bytes)
     rows = (ROWS, ring.keys, dim if is_narrow else ring.keys, ROWS)
     descs = tuple(describe(x, n) for x, n in zip((q, k, v, y), rows, strict=True))
-    of_tile = (ROWS * ring.groups, ring.keys, left, right)
-    lengths = lengths_of(num_queries, k.shape[2], *of_tile)
-    grid = len(lengths) * num_heads
-    if ring.stays:
-        grid = programs_for(lengths, num_heads, together, num_sms(q.device))
     scale = options.scale * LOG2_E
-    arguments = (lse, largest, *descs, scale, *numbers, together, heads, *constants)
-    key = (q.device, q.dtype, y.dtype, dim, constants)
+    arguments = (lse, largest, table, *descs, scale, *numbers, together, heads, *constants)
+    key = (q.device, q.dtype, y.dtype, dim, table is None, constants)
     _launcher()(key, grid, arguments, {"num_warps": 4, "maxnreg": registers})
 
 
-def _together(k: Tensor, group: int, num_heads: int, kept_bytes: int) -> int:
-    """Return how many heads are worked off together, so that L2 holds what they read."""
-    bytes_of_head = 2 * k.shape[2] * k.shape[3] * k.element_size()
-    return min(num_heads, group * max(1, kept_bytes // bytes_of_head))
-
-
-@lru_cache(MOST_CALLS)
-def lengths_of(
-    num_queries: int, num_keys: int, rows: int, block: int, left: int | None, right: int | None
-) -> tuple[int, ...]:
-    """Return how many blocks of keys each tile of queries sees; the kernel counts the same way."""
-    found = []
-    for first in range(0, num_queries, rows):
-        own = first + num_keys - num_queries
-        begin = 0 if left is None else max(own - left, 0) // block
-        end = num_keys if right is None else min(max(own + rows + right, 0), num_keys)
-        found.append(max(-(-end // block) - begin, 1))
-    return tuple(found)
-
-
-@lru_cache(MOST_CALLS)
-def programs_for(lengths: tuple[int, ...], num_heads: int, together: int, sms: int) -> int:
-    """Return how many programs end soonest, where each takes every n-th tile to and fro.
-
-    That is not always as many as there are multiprocessors: sections of heads, and turns of all
-    programs, may fall out of step, and some programs then get the longest tile of each.
-    """
-    tiles = []
-    for first in range(0, num_heads, together):
-        width = min(together, num_heads - first)
-        tiles += [length + TILE_COST for length in reversed(lengths) for _ in range(width)]
-    if len(tiles) <= sms or len(set(tiles)) == 1:
-        return min(len(tiles), sms)
-    return min(range(sms, sms * 7 // 8, -1), key=lambda count: _longest(tiles, count))
-
-
-def _longest(tiles: list[float], count: int) -> float:
-    """Return how long the program works that works longest."""
-    totals = [0.0] * count
-    for turn, first in enumerate(range(0, len(tiles), count)):
-        places = range(count - 1, -1, -1) if turn % 2 else range(count)
-        for place, length in zip(places, tiles[first : first + count], strict=False):
-            totals[place] += length
-    return max(totals)
+def _shared_out(
+    q: Tensor, k: Tensor, bounds: tuple[int | None, int | None], ring: Ring
+) -> tuple[int, int, Tensor | None]:
+    """Return how many programs there are, how many heads come together, and a table of tiles."""
+    num_heads, group = q.shape[0] * q.shape[1], q.shape[1] // k.shape[1]
+    together = heads_together(k, group, num_heads, ring.kept_bytes)
+    lengths = lengths_of(q.shape[2], k.shape[2], ROWS * ring.groups, ring.keys, *bounds)
+    if not ring.stays:
+        return len(lengths) * num_heads, together, None
+    sms = num_sms(q.device)
+    table = table_of(lengths, num_heads, together, sms, q.device) if ring.is_dealt else None
+    programs = programs_for(lengths, num_heads, together, sms) if table is None else sms
+    return programs, together, table
 
 
 def describe(x: Tensor, rows: int, columns: int = 0) -> Any:

@@ -20,7 +20,7 @@ from kprof.kernels._gluon import (
 from kprof.kernels._tile_order import tile_at, turn_of, turns_of
 from kprof.kernels._tile_reach import is_in_reach, reach_of
 from kprof.kernels._tile_ring import load
-from kprof.kernels._tile_scores import largest_of, weigh_scores
+from kprof.kernels._tile_scores import largest_of, raise_largest
 
 # Rows of a warpgroup, and threads of two.
 ROWS = gl.constexpr(64)
@@ -35,21 +35,33 @@ LEAST = gl.constexpr(1e-12)
 
 
 @gluon.jit
-def turns(sizes, HOW: gl.constexpr):
-    """Return how many tiles this program has."""
-    num_tiles = gl.cdiv(sizes[0], ROWS * HOW[3]) * sizes[4]
-    return turns_of(num_tiles, gl.program_id(0), gl.num_programs(0))
+def turns(dealt, sizes, HOW: gl.constexpr):
+    """Return how many tiles this program has, and where those begin that are dealt to it."""
+    if HOW[7]:
+        begin = gl.load(dealt + gl.program_id(0))
+        return gl.load(dealt + gl.program_id(0) + 1) - begin, begin
+    else:  # noqa: RET505
+        num_tiles = gl.cdiv(sizes[0], ROWS * HOW[3]) * sizes[4]
+        return turns_of(num_tiles, gl.program_id(0), gl.num_programs(0)), 0
 
 
 @gluon.jit
-def tile_of(turn, sizes, HOW: gl.constexpr):
+def place_of(turn, begin, dealt, HOW: gl.constexpr):
+    """Return the place of the tile of a turn; of one turn more than there are, any number."""
+    if HOW[7]:
+        return gl.load(dealt + begin + turn)
+    else:  # noqa: RET505
+        return turn_of(turn, gl.program_id(0), gl.num_programs(0))
+
+
+@gluon.jit
+def tile_of(place, sizes, HOW: gl.constexpr):
     """Return batch, head and first row of a tile, and the blocks of keys between which masks end.
 
     There is one block at least, and the last one is always masked.
     """
     N: gl.constexpr = HOW[0]
     M: gl.constexpr = ROWS * HOW[3]
-    place = turn_of(turn, gl.program_id(0), gl.num_programs(0))
     block, head = tile_at(place, gl.cdiv(sizes[0], M), sizes[4], sizes[5], HOW[2])
     own = block * M + sizes[1] - sizes[0]
     begin, inner_begin, inner_end, end = reach_of(
@@ -91,15 +103,18 @@ def value_scale(largest_BH, batch, head, sizes, HOW: gl.constexpr):
 
 
 @gluon.jit
-def produce(descs, rings, sizes, HOW: gl.constexpr):
+def produce(descs, rings, dealt, sizes, HOW: gl.constexpr):
     """Load queries, keys and values in the order in which they are waited for."""
     q_desc, k_desc, v_desc = descs
     q_ring, k_ring, v_ring = rings
     N: gl.constexpr = HOW[0]
     V: gl.constexpr = v_desc.block_type.shape[2]
     count = 0
-    for turn in range(turns(sizes, HOW)):
-        batch, head, row, first, _, _, last = tile_of(turn, sizes, HOW)
+    num_turns, begin = turns(dealt, sizes, HOW)
+    place = place_of(0, begin, dealt, HOW)
+    for turn in range(num_turns):
+        batch, head, row, first, _, _, last = tile_of(place, sizes, HOW)
+        place = place_of(turn + 1, begin, dealt, HOW)
         key_head = head // HOW[5]
         load(q_desc, q_ring, HOW[3] * turn, batch, head, row)
         load(k_desc, k_ring, count, batch, key_head, last * N)
@@ -139,10 +154,10 @@ def hide(score_MN, block, own_M, sizes, HOW: gl.constexpr):
 
 
 @gluon.jit
-def weigh(score_MN, largest_M, scale, RAISE: gl.constexpr):
-    """Return the weights of scores, how sums so far shrink, and the largest scores."""
+def largest(score_MN, largest_M, scale):
+    """Return how sums so far shrink, and the largest scores, these among them."""
     top_M = gl.convert_layout(largest_of(score_MN), gl.SliceLayout(1, score_MN.type.layout))
-    return weigh_scores(score_MN, top_M, largest_M, scale, RAISE)
+    return raise_largest(top_M, largest_M, scale)
 
 
 @gluon.jit

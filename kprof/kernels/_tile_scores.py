@@ -12,19 +12,24 @@ from kprof.kernels._tile_softmax import shift_of
 
 
 @triton.jit
-def weigh_scores(score_MN, top_M, largest_M, scale, RAISE: tl.constexpr = 0) -> tl.tensor:
-    """Do as `weigh` of `_tile_softmax` with scores to be multiplied by a scale above 0.
+def raise_largest(top_M, largest_M, scale) -> tl.tensor:
+    """Return how sums so far shrink, and the largest scores, with `top_M` those of this tile.
 
-    Scaling and subtracting are one instruction then. `top_M` is the largest of these scores in each
-    row. The weights, how sums so far shrink, and the largest scores are returned; adding weights up
-    is for `parts_of`. Weights are multiplied by two to the power of RAISE.
+    Scores are still to be multiplied by a scale above 0.
     """
     larger_M = tl.maximum(largest_M, top_M)
-    lowered_M = shift_of(larger_M)
     # Exactly 1 where no score was larger.
-    shrink_M = tl.exp2((largest_M - lowered_M) * scale)
-    weight_MN = tl.exp2(tl.fma(score_MN, scale, (RAISE - lowered_M * scale)[:, None]))
-    return weight_MN, shrink_M, larger_M
+    return tl.exp2((largest_M - shift_of(larger_M)) * scale), larger_M
+
+
+@triton.jit
+def weigh_scores(score_MN, largest_M, scale, RAISE: tl.constexpr = 0) -> tl.tensor:
+    """Return the weights of scores to be multiplied by a scale, of which the largest are known.
+
+    Scaling and subtracting are one instruction then. Adding weights up is for `parts_of`. Weights
+    are multiplied by two to the power of RAISE.
+    """
+    return tl.exp2(tl.fma(score_MN, scale, (RAISE - shift_of(largest_M) * scale)[:, None]))
 
 
 @triton.jit
