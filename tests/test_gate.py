@@ -155,6 +155,20 @@ def test_what_the_replaced_code_does_as_well_is_noted_and_not_held_against_the_n
     assert any("the replaced code does so, too: changes its input x" in n for n in level.notes)
 
 
+def test_a_fault_of_the_replaced_code_excuses_no_other_one():
+    def writes_input(x):
+        out = x * 2
+        x.detach().add_(1)
+        return out
+
+    def wrong(x):
+        return x * 3 if x.mean() > 5 else x * 2
+
+    level = check_integrity(new_is(wrong, replaced=writes_input, differentiable=()))
+    assert level.state == "failed"
+    assert "output is wrong by" in level.why
+
+
 def doubled_in_a_mess(x):
     y = x * 2
     x += 1

@@ -14,6 +14,7 @@ from kprof.gate.deviation import (
     measure_maximum,
     vanishes,
 )
+from kprof.gate.integrity import check_integrity
 from kprof.gate.numerics import check_numerics
 from tests.doubling import DOUBLED, few, new_is
 from tests.gate_faults import norms
@@ -91,6 +92,32 @@ def off_by_half(x):
 
 def right_in_offsets(x):
     return x * 2 if x.mean() > 5 else x * 3
+
+
+def no_number(x):
+    return x * float("nan")
+
+
+def no_number_at_first(x):
+    y = x * 2
+    y.view(-1)[: y.numel() // 3] = float("nan")
+    return y
+
+
+@pytest.mark.parametrize("replaced", [no_number, no_number_at_first])
+def test_where_the_replaced_code_has_no_number_the_new_one_may_have_the_right_one_alone(replaced):
+    subject = new_is(lambda x: x * 2, replaced=replaced, differentiable=())
+    right = check_numerics(few(subject))
+    assert right.state == ("undecided" if replaced is no_number else "passed")
+    assert check_integrity(subject).state == "passed"
+
+    def wrong(x):
+        return replaced(x).nan_to_num(7.0)
+
+    for check_level in (check_integrity, check_numerics):
+        level = check_level(few(replace(subject, new=wrong)))
+        assert level.state == "failed"
+        assert "is wrong where the replaced code has no number" in str(level.measures)
 
 
 @pytest.mark.parametrize(

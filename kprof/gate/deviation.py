@@ -35,6 +35,7 @@ VANISHING = 1e-10
 NO_DIGITS = 1 / 16
 """Relative error from which on the replaced code has no digits left that could be compared."""
 NO_DIGITS_SLACK = 10.0
+TINY = 1e-300
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Errors:
     truth: Tensor
     unit: Tensor
     """One ulp, for each value."""
+    num_compared: int
+    """Values of which the replaced code gives a number."""
 
 
 def errors_of(new: Tensor, replaced: Tensor, truth: Tensor, *, is_gradient: bool = False) -> Errors:
@@ -53,7 +56,7 @@ def errors_of(new: Tensor, replaced: Tensor, truth: Tensor, *, is_gradient: bool
     if not replaced.is_floating_point():
         same = torch.zeros(truth.shape, dtype=torch.float64, device=truth.device)
         one = torch.where(new == replaced, 0.0, math.inf).double()
-        return Errors(one, same, truth.double(), torch.ones_like(same))
+        return Errors(one, same, truth.double(), torch.ones_like(same), one.numel())
     dtype = replaced.dtype
     # Eight-bit formats have no arithmetic of their own.
     new, replaced, rounded = new.double(), replaced.double(), truth.to(dtype).double()
@@ -66,7 +69,23 @@ def errors_of(new: Tensor, replaced: Tensor, truth: Tensor, *, is_gradient: bool
         torch.where(is_judged, replaced - truth, 0.0),
         truth,
         _ulps(truth, dtype, by_row=not is_gradient),
+        int(is_judged.sum()),
     )
+
+
+def error_where_mended(new: Tensor, replaced: Tensor, truth: Tensor) -> float:
+    """Return the relative error of what is a number in the truth alone, and in the new result.
+
+    There is no error of the replaced code to compare with; that it has none excuses no other result
+    than the right one.
+    """
+    if not replaced.is_floating_point():
+        return 0.0
+    wide, exact = new.double(), truth.double()
+    is_mended = ~replaced.double().isfinite() & wide.isfinite()
+    is_mended &= truth.to(replaced.dtype).double().isfinite()
+    wrong = root_mean_square((wide - exact)[is_mended])
+    return wrong / max(root_mean_square(exact[is_mended]), TINY) if wrong else 0.0
 
 
 def has_other_kinds(new: Tensor, replaced: Tensor, truth: Tensor) -> bool:
@@ -129,6 +148,7 @@ class Pool:
     replaced: list[Tensor] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
     num_rows: int = 0
+    num_compared: int = 0
     squared_new: float = 0.0
     squared_replaced: float = 0.0
     squared_truth: float = 0.0
@@ -148,6 +168,7 @@ class Pool:
         length = max(squared.numel() // max(by_row.numel(), 1), 1)
         self.rows.append(torch.arange(squared.numel()) // length + self.num_rows)
         self.num_rows += by_row.numel()
+        self.num_compared += errors.num_compared
 
     @property
     def relative_new(self) -> float:
@@ -168,6 +189,12 @@ class Pool:
     def has_digits(self) -> bool:
         """Whether the replaced code's results are more than rounding."""
         return self.relative_replaced < NO_DIGITS
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the replaced code has digits to compare with, of half of the values at least."""
+        num_values = sum(one.numel() for one in self.new)
+        return self.has_digits and 2 * self.num_compared >= num_values
 
     @property
     def sampling(self) -> float:

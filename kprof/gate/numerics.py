@@ -20,6 +20,7 @@ from torch import Tensor
 from kprof.gate.deviation import (
     Errors,
     Pool,
+    error_where_mended,
     errors_of,
     has_other_kinds,
     is_noise,
@@ -37,6 +38,7 @@ from kprof.gate.subject import DISTRIBUTIONS, Case, Subject
 ENOUGH_VALUES = 1_000_000
 UNSTATED_ERROR = 0.1
 """Relative, of a lower precision that states none: enough to tell it from another result."""
+MENDED_WRONG = "is wrong where the replaced code has no number"
 _TELLING = tuple(name for name in DISTRIBUTIONS if name not in ("zeros", "nonfinite"))
 """Of nothing but zeros, and of what has no value, any code is right."""
 GROSS = 4.0
@@ -124,6 +126,8 @@ class Survey:
             if name.startswith(GRADIENT) and vanishes(truth, largest):
                 if not is_noise(one, other, largest):
                     self.faults.append(f"{name} should vanish ({case})")
+            elif error_where_mended(one, other, truth) > UNSTATED_ERROR:
+                self.faults.append(f"{name} {MENDED_WRONG} ({case})")
             else:
                 self._add(name, case.dtype, group, one, other, truth)
 
@@ -165,7 +169,7 @@ class Survey:
         return [
             f"{name}, {dtype}"
             for (name, dtype), groups in self.pools.items()
-            if not any(groups[g].has_digits for g in _TELLING if g in groups)
+            if not any(groups[g].is_compared for g in _TELLING if g in groups)
         ]
 
     def notes(self) -> Iterator[str]:
@@ -210,6 +214,8 @@ def find_wrong(
             if not is_noise(one, other, largest):
                 return f"{name} should vanish"
             continue
+        if error_where_mended(one, other, exact) > UNSTATED_ERROR:
+            return f"{name} {MENDED_WRONG}"
         errors = errors_of(one, other, exact, is_gradient=name.startswith(GRADIENT))
         measure = _measure_one(subject, name, errors, other.dtype)
         if measure.value > GROSS * measure.threshold:
