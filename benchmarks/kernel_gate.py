@@ -27,6 +27,8 @@ SOURCES = (
     *("kprof/kernels/_subject.py", "kprof/kernels/_sanitize.py"),
 )
 LEVELS = ("L0", "L1")
+# What takes longest, and therefore begins first.
+LONGEST = ("attention_forward", "paged_attention", "decode_attention", "attention_fp8", "adamw")
 # Routes of a layer, which a swap takes for calls without gradients alone: they have none.
 FORWARD_ALONE = (("fp8_linear", "kprof-wide"), ("fp8_linear", "kprof-tiles"))
 
@@ -63,6 +65,7 @@ def main():
 def ours_of(names):
     """Return kernel and provider of all that is ours among these kernels; none: among all."""
     kernels = [kernel_named(name) for name in names] or all_kernels().values()
+    kernels = sorted(kernels, key=lambda one: one.name not in LONGEST)
     return [
         (kernel.name, one.name)
         for kernel in kernels
