@@ -31,7 +31,8 @@ def as_written(number, value):
     """Return `value` with as many decimals as `number`, and commas where that had them."""
     decimals = len(number.partition(".")[2])
     group = "," if "," in number or len(number.partition(".")[0]) < 4 else ""
-    return f"{value:{group}.{decimals}f}"
+    # Rounded first, and 0 added: no 0 has a sign.
+    return f"{round(value, decimals) + 0:{group}.{decimals}f}"
 
 
 def main():
