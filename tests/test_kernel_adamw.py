@@ -216,6 +216,18 @@ def test_the_versions_of_what_is_written_count_on():
     assert changed[3]
 
 
+def test_what_it_replaces_is_right_between_gaps_where_torchs_own_is_not():
+    draw = torch.Generator().manual_seed(0)
+    dense = [torch.rand(40, generator=draw) for _ in range(4)]
+    apart = [torch.stack([one, torch.full_like(one, 7.0)], 1)[:, 0] for one in dense]
+    assert not any(one.is_contiguous() for one in apart)
+    for states in (dense, apart):
+        KERNEL.reference(*states, torch.tensor(3.0))
+    for one, other in zip(dense, apart, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=0)
+        assert other.as_strided((40,), (2,), 1).eq(7.0).all()
+
+
 def test_the_gate_trusts_it():
     assert why_untrusted(KERNEL, (37,)) == ""
 

@@ -190,10 +190,15 @@ _operator = define(
 def _reference(
     param: Tensor, gradient: Tensor, average: Tensor, square: Tensor, step: Tensor
 ) -> None:
-    """Do what torch's fused optimizer does, with its default numbers."""
+    """Do what torch's fused optimizer does, with its default numbers.
+
+    Of tensors with gaps it gets copies: on the host it writes to the gaps, on GPUs it refuses them.
+    """
     step += 1
+    states = param, gradient, average, square
+    dense = [one.contiguous() for one in states]
     torch._fused_adamw_(
-        *([param], [gradient], [average], [square], [], [step]),
+        *(*([one] for one in dense), [], [step]),
         lr=1e-3,
         beta1=0.9,
         beta2=0.999,
@@ -202,6 +207,9 @@ def _reference(
         amsgrad=False,
         maximize=False,
     )
+    for state, copy in zip(states, dense, strict=True):
+        if copy is not state and state is not gradient:
+            state.copy_(copy)
 
 
 def _eager(param: Tensor, gradient: Tensor, average: Tensor, square: Tensor, step: Tensor) -> None:
