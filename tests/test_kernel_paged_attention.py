@@ -65,6 +65,13 @@ def test_pages_are_shuffled_and_the_last_sequence_is_empty(shape):
     assert (lengths <= 16 * (table.shape[1] - 1)).any()
 
 
+@pytest.mark.parametrize("is_fp8", [0, 1])
+@pytest.mark.parametrize("provider", ["kprof", "eager"])
+def test_of_no_sequence_there_are_no_results(provider, is_fp8):
+    call = call_of((0, 8, 2, 1, 300, 64, 16, 0, is_fp8))
+    assert KERNEL.provider(provider).load()(*call).shape == (0, 8, 1, 64)
+
+
 def test_pages_in_fp8_keep_the_values_that_were_drawn_with_a_scale_for_each_head():
     _, wide, *_ = call_of(IN_16_BITS)
     _, k, _, _, _, k_scale, v_scale, _ = call_of(IN_FP8)

@@ -57,14 +57,14 @@ def _gathered(
 
 def _in_order(pages: Tensor, scale: Tensor | None, table: Tensor, q: Tensor) -> Tensor:
     """Return (B, heads, keys, D) in q's dtype; `scale` is one for each head."""
-    _, heads, _, dim = pages.shape
+    _, heads, size, dim = pages.shape
     # Those in FP8 are gathered as bytes: torch has no gathering kernel for them.
     is_fp8 = pages.dtype == FP8
     found = (pages.view(torch.uint8) if is_fp8 else pages)[table.long()]
     found = (found.view(FP8) if is_fp8 else found).transpose(1, 2)
     if scale is not None:
         found = found.to(scale.dtype) * scale[:, None, None, None]
-    return found.to(q.dtype).reshape(table.shape[0], heads, -1, dim)
+    return found.to(q.dtype).reshape(table.shape[0], heads, table.shape[1] * size, dim)
 
 
 def _refuses(
