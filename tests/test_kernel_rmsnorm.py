@@ -196,6 +196,25 @@ def test_a_sum_that_is_launched_early_waits_for_its_terms():
     ]
 
 
+FITTED = """
+import torch
+from kprof.kernels import _ahead
+from kprof.kernels.add_rmsnorm import add_rmsnorm
+
+for dtype in (torch.bfloat16, torch.float16, torch.float32):
+    x, residual, weight = (torch.zeros(*shape, 2048, dtype=dtype) for shape in ((8,), (8,), ()))
+    given = [one.requires_grad_() for one in (x, residual, weight)]
+    run = lambda: sum(one.float().sum() for one in add_rmsnorm(*given)).backward()
+    for one in _ahead.compile_ahead(run):
+        if one.name == "backward":
+            print(one.num_registers <= 112, one.spilled_bytes)
+"""
+
+
+def test_with_a_residual_a_program_of_2048_columns_leaves_room_and_spills_nothing():
+    assert on_hopper(FITTED).splitlines() == ["True 0"] * 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

@@ -35,6 +35,9 @@ BACKWARD_ELEMENTS, BACKWARD_ELEMENTS_PER_SM = 4_096, 8_192
 # Of an SM's shared memory, for the rows that are loaded ahead.
 AHEAD_BYTES = 192 * 1024
 TILE, BLOCK_OF_SUM, WARPS_OF_SUM = 256, 16, 8
+# With a residual, of just so many columns (others would spill): what leaves two programs room for
+# one that adds up.
+FITTED_COLUMNS, FITTED_REGISTERS = 2_048, 112
 
 _launch_forward = Launcher(forward)
 _launch_backward = Launcher(backward)
@@ -228,6 +231,8 @@ def _launch_backward_first(call, tensors, form, num_parameters, plan, programs) 
         num_parameters > 0 and _overlaps(x.device),
     )
     options = {"num_warps": plan.warps}
+    if dsum is not None and columns == FITTED_COLUMNS:
+        options["maxnreg"] = FITTED_REGISTERS
     _launch_backward(key, programs, arguments, options, call=call, tensors=tensors)
 
 
