@@ -122,8 +122,13 @@ def test_fewer_heads_share_the_cache_where_they_are_short_or_every_query_sees_ev
     calls = (2_048, True), (8_191, False), (8_192, False)
     kept = [ring_for(128, queries, sees_all).kept_bytes for queries, sees_all in calls]
     assert kept == sorted(set(kept))
-    held = [ring_for(128, 2_048, sees_all).held for sees_all in (True, False)]
-    assert held == ["nothing", "powers"]
+    assert [ring_for(128, 2_048, sees_all).holds for sees_all in (True, False)] == [False, True]
+
+
+def test_tiles_of_long_sequences_are_dealt_out_where_they_differ_in_length():
+    calls = [(dim, queries, False) for dim in (64, 128, 256) for queries in (2_047, 2_048, 9_000)]
+    assert [ring_for(*call).is_dealt for call in calls] == 3 * [False, True, True]
+    assert not ring_for(128, 8_192, True).is_dealt
 
 
 def test_a_call_gets_the_schedule_for_what_its_queries_see(monkeypatch):

@@ -303,7 +303,7 @@ def kept(kernel):
     counts = [ptx.count(kind) > 0 for kind in kinds]
     spared = REGISTERS[ring.groups][0] - binary.num_registers
     about = [spared, binary.spilled_bytes, binary.shared_bytes, counts]
-    found.append([*about, ring.held, powers_beside_values(binary)])
+    found.append([*about, ring.holds, powers_beside_values(binary)])
     return binary
 
 attend = KERNEL.provider("kprof-hopper").load()
@@ -322,11 +322,10 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_on_hopper_warps_are_specialised_and_nothing_spills():
     found = json.loads(on_hopper(ON_HOPPER))
-    held = [one[4] for one in found]
-    assert held == [*3 * ["powers"], "nothing", *3 * ["powers"], "nothing"]
-    for spared, spilled_bytes, shared_bytes, has, held, powers in found:
+    assert [one[4] for one in found] == [*3 * [True], False, *3 * [True], False]
+    for spared, spilled_bytes, shared_bytes, has, holds, powers in found:
         assert (spared, spilled_bytes, has) == (0, 0, 4 * [True])
         assert shared_bytes <= 227 * 1024
         # A thread's: half of a block of 64 or 128 keys, and what two rows shrink by.
         assert len(powers) >= 2
-        assert all(one in (34, 66) for one in powers) or held == "nothing"
+        assert all(one in (34, 66) for one in powers) or not holds

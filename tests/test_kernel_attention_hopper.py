@@ -23,6 +23,11 @@ def drawn(*shape, seed):
     return tile(np.random.default_rng(seed).standard_normal(shape).astype(np.float16))
 
 
+def hides(left, right, keys):
+    """Tell whether anything is hidden, as the host does."""
+    return left is not None or right is not None or keys % BLOCK > 0
+
+
 def attend(queries, keys, left=None, right=0, **how):
     """Return results and log-sum-exps, and what they should be."""
     heads, group, batch = how.get("heads", 2), how.get("group", 1), how.get("batch", 1)
@@ -38,7 +43,7 @@ def attend(queries, keys, left=None, right=0, **how):
         how.get("groups", 2),
         how.get("takes_turns", True),
         how.get("has_room", True),
-        *(how.get("held", 2), False, 240),
+        *(how.get("holds", True), hides(left, right, keys), False, 240),
     )
     scale = 0.25 * math.log2(math.e)
     table = how.get("dealt")
@@ -118,10 +123,16 @@ def test_it_is_right_whatever_the_schedule(stages, takes_turns, has_room):
     check(300, 300, stages=stages, takes_turns=takes_turns, has_room=has_room)
 
 
-@pytest.mark.parametrize("held", [0, 1, 2])
-def test_it_is_right_whatever_is_held_before_the_values_are_waited_for(held):
-    check(300, 300, held=held)
-    check(300, 300, 40, held=held, groups=3)
+@pytest.mark.parametrize("holds", [True, False])
+def test_it_is_right_whatever_is_held_before_the_values_are_waited_for(holds):
+    check(300, 300, holds=holds)
+    check(300, 300, 40, holds=holds, groups=3)
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize(("queries", "keys"), [(130, 4 * BLOCK), (5, BLOCK), (130, 3 * BLOCK + 1)])
+def test_masks_are_left_out_where_keys_fill_their_blocks_and_all_are_seen(queries, keys, groups):
+    check(queries, keys, right=None, groups=groups)
 
 
 @pytest.mark.parametrize("groups", [2, 3])
@@ -189,7 +200,8 @@ def attend_narrow(queries, keys, left=None, right=0, group=1, batch=1, **how):
     descs = [Descriptor(x, rows) for x, rows in into]
     bounds = (left or 0, right or 0, batch * heads, 2, heads)
     constants = (group, left is not None, right is not None, BLOCK, 2, how.get("groups", 2))
-    ways = (how.get("takes_turns", True), True, how.get("held", 2), True, 240)
+    holds = how.get("holds", True)
+    ways = (how.get("takes_turns", True), True, holds, hides(left, right, keys), True, 240)
     largest = Address(448 * scales.astype(np.float32).reshape(-1))
     given = (Results(lse), largest, None, *descs, 1.0, queries, keys, *bounds, *constants, *ways)
     run_in_threads(MODULES, "attend", 3, *given)
@@ -209,7 +221,7 @@ def attend_narrow(queries, keys, left=None, right=0, group=1, batch=1, **how):
     ],
 )
 def test_of_8_bits_values_meet_their_own_weights(queries, keys, left, right, group):
-    for how in ({}, {"groups": 3, "batch": 2}, {"takes_turns": False, "held": 1}, {"held": 0}):
+    for how in ({}, {"groups": 3, "batch": 2}, {"takes_turns": False}, {"holds": False}):
         y, lse, wanted_y, wanted_lse = attend_narrow(queries, keys, left, right, group=group, **how)
         np.testing.assert_allclose(y.astype(np.float64), wanted_y, rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(lse, wanted_lse, rtol=0, atol=1e-4)

@@ -5,10 +5,11 @@ of one block are multiplied beside the values of the block before. B, H, T, D, M
 `_attention_device`; of the M queries of a tile, each warpgroup has 64. Of what is passed on,
 `sizes` are queries, keys, what is seen on the left and on the right, all heads, those worked off
 together, and heads of a sequence; `HOW` is N, whether there is a left and a right bound, the number
-of warpgroups, what is held before the wait for the values of the block before (nothing: 0, the
-largest scores: 1, powers: 2), how many heads share keys, by what weights are raised (0, unless
-queries, keys and values are of 8 bits; then `largest_BH` holds, of each sequence, the largest
-numbers of heads of queries, of keys, of values), and whether tiles are dealt out by a table.
+of warpgroups, whether powers are held before the wait for the values of the block before, how many
+heads share keys, by what weights are raised (0, unless queries, keys and values are of 8 bits; then
+`largest_BH` holds, of each sequence, the largest numbers of heads of queries, of keys, of values),
+whether tiles are dealt out by a table, and whether anything is hidden: not where every query sees
+every key, and keys fill their blocks.
 """
 
 from __future__ import annotations
@@ -46,10 +47,6 @@ from kprof.kernels._gluon import (
 from kprof.kernels._tile_ring import loaded, ring_of, room_for
 from kprof.kernels._tile_scores import parts_of, settle, weigh_scores
 
-# Of what is held.
-BY_LARGEST = gl.constexpr(1)
-BY_POWERS = gl.constexpr(2)
-
 
 @gluon.jit
 def _steps(
@@ -80,15 +77,13 @@ def _steps(
             score_MN = hide(score_MN, end - 1 - back, own_M, sizes, HOW)
         next_M, largest_M = largest(score_MN, largest_M, scale)
         total_M4 *= each_row(next_M, total_M4)
-        if HOW[4] < BY_POWERS:
-            if HOW[4] == BY_LARGEST:
-                hold(total_M4)
+        if not HOW[4]:
             added_MD = warpgroup_mma_wait(0, [added_MD])
             mbarrier.arrive(v_free, count=1)
         weight_MN = weigh_scores(score_MN, largest_M, scale, HOW[6])
         total_M4 += parts_of(weight_MN)
         weight_MN = packed(weight_MN, q.dtype, IS_NARROW)
-        if HOW[4] == BY_POWERS:
+        if HOW[4]:
             hold(total_M4)
             added_MD = warpgroup_mma_wait(0, [added_MD])
             mbarrier.arrive(v_free, count=1)
@@ -101,6 +96,20 @@ def _steps(
 
 
 @gluon.jit
+def _all_steps(state, given, HOW: gl.constexpr, blocks, WHO: gl.constexpr, TAKES: gl.constexpr):
+    """Take all blocks of keys before the last in; masks are where they can hide something."""
+    first, inner_first, inner_last, last = blocks
+    if HOW[8]:
+        state = _steps(state, given, HOW, inner_last, last, WHO, TAKES, True)
+        state = _steps(state, given, HOW, inner_first, inner_last, WHO, TAKES, False)
+    else:
+        state = _steps(state, given, HOW, first, last, WHO, TAKES, False)
+    if HOW[1]:
+        state = _steps(state, given, HOW, first, inner_first, WHO, TAKES, True)
+    return state
+
+
+@gluon.jit
 def _begin(given, HOW: gl.constexpr, block, count, WHO: gl.constexpr, TAKES: gl.constexpr):
     """Return the state after the last block of keys, without its values."""
     q, k_ring, own_M, sizes, scale = given[0], given[1], given[3], given[4], given[5]
@@ -110,7 +119,8 @@ def _begin(given, HOW: gl.constexpr, block, count, WHO: gl.constexpr, TAKES: gl.
         turn_over_to(BARRIER + (WHO + 1) % HOW[3], THREADS)
     score_MN = warpgroup_mma_wait(0, [score_MN])
     mbarrier.arrive(k_free, count=1)
-    score_MN = hide(score_MN, block, own_M, sizes, HOW)
+    if HOW[8]:
+        score_MN = hide(score_MN, block, own_M, sizes, HOW)
     nothing_M = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, score_MN.type.layout))
     shrink_M, largest_M = largest(score_MN, nothing_M, scale)
     weight_MN = weigh_scores(score_MN, largest_M, scale, HOW[6])
@@ -167,10 +177,7 @@ def _consume(
         q, q_free = loaded(q_ring, HOW[3] * turn + WHO)
         given = (q, k_ring, v_ring, own_M, sizes, scale)
         state = _begin(given, HOW, last, count, WHO, TAKES)
-        state = _steps(state, given, HOW, inner_last, last, WHO, TAKES, True)
-        state = _steps(state, given, HOW, inner_first, inner_last, WHO, TAKES, False)
-        if HOW[1]:
-            state = _steps(state, given, HOW, first, inner_first, WHO, TAKES, True)
+        state = _all_steps(state, given, HOW, (first, inner_first, inner_last, last), WHO, TAKES)
         if HAS_ROOM:
             mbarrier.arrive(q_free, count=1)
         sum_MD, largest_M, total_M, count = _last_values(state, v_ring, scale, q.dtype, HOW)
@@ -217,6 +224,7 @@ def attend(
     TAKES_TURNS: gl.constexpr,
     HAS_ROOM: gl.constexpr,
     HOLDS: gl.constexpr,
+    HIDES: gl.constexpr,
     IS_NARROW: gl.constexpr,
     REGISTERS: gl.constexpr,
 ) -> None:
@@ -229,7 +237,8 @@ def attend(
     rings = (filled[0], filled[1], filled[2], y_smem)
     sizes = (num_queries, num_keys, left, right, num_heads, together, heads)
     RAISE: gl.constexpr = RAISED if IS_NARROW else 0
-    HOW: gl.constexpr = (N, HAS_LEFT, HAS_RIGHT, GROUPS, HOLDS, GROUP, RAISE, dealt is not None)
+    DEALT: gl.constexpr = dealt is not None
+    HOW: gl.constexpr = (N, HAS_LEFT, HAS_RIGHT, GROUPS, HOLDS, GROUP, RAISE, DEALT, HIDES)
     given = (y_desc, lse_BHT, largest_BH, dealt, rings, sizes, scale)
     if GROUPS == 2:
         gl.warp_specialize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,13 +29,10 @@ REGISTERS = {2: (168, 240), 3: (128, 160)}
 KEPT_BYTES = 32 << 20
 SHORT_KEPT_BYTES = 16 << 20
 FEW_KEPT_BYTES = 4 << 20
-# Queries from which on three warpgroups are faster, for heads of 64, where later keys are not seen.
+# Where later keys are not seen: queries from which on three warpgroups are faster, for heads of 64;
+# and those from which on tiles are dealt out, for what that gains in order it costs in looking up.
 MANY_QUERIES = 8_192
-
-
-# As the kernel counts them.
-Held = Literal["nothing", "largest", "powers"]
-HELD: tuple[Held, ...] = get_args(Held)
+DEALT_QUERIES = 2_048
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,8 @@ class Ring:
     """Whether programs take one tile after the other."""
     groups: int = 2
     """Warpgroups that compute."""
-    held: Held = "powers"
-    """What is computed before the wait for the values of the block before."""
+    holds: bool = True
+    """Whether powers are computed before the wait for the values of the block before."""
     kept_bytes: int = KEPT_BYTES
     is_dealt: bool = False
     """Whether a table says which tiles are whose; else each takes every n-th, to and fro."""
@@ -67,14 +64,17 @@ def ring_for(dim: int, num_queries: int, sees_all: bool) -> Ring:
     """
     is_short = num_queries < MANY_QUERIES and not sees_all
     kept_bytes = SHORT_KEPT_BYTES if is_short else KEPT_BYTES
+    is_dealt = num_queries >= DEALT_QUERIES and not sees_all
     if dim <= 64:
         # Three are faster where all is seen, too, but spill there.
         if is_short or sees_all:
-            return Ring(128, 4, kept_bytes=kept_bytes)
-        return Ring(128, 4, groups=3, held="nothing")
+            return Ring(128, 4, kept_bytes=kept_bytes, is_dealt=is_dealt)
+        return Ring(128, 4, groups=3, holds=False, is_dealt=is_dealt)
     if dim <= 128 and sees_all:
-        return Ring(128, 2, held="nothing", kept_bytes=FEW_KEPT_BYTES)
-    return Ring(128, 2, kept_bytes=kept_bytes) if dim <= 128 else Ring(64, 2, has_room=False)
+        return Ring(128, 2, holds=False, kept_bytes=FEW_KEPT_BYTES)
+    if dim <= 128:
+        return Ring(128, 2, kept_bytes=kept_bytes, is_dealt=is_dealt)
+    return Ring(64, 2, has_room=False, is_dealt=is_dealt)
 
 
 def why_not_here() -> str:
@@ -140,11 +140,12 @@ def attend_in_ring(
     group, num_heads = heads // k.shape[1], batch * heads
     registers, most_registers = REGISTERS[ring.groups]
     is_narrow = largest is not None
+    hides = (left, right) != (None, None) or k.shape[2] % ring.keys > 0
     grid, together, table = _shared_out(q, k, (left, right), ring)
     constants = (
         *(group, left is not None, right is not None),
         *(ring.keys, ring.stages, ring.groups, ring.takes_turns, ring.has_room),
-        *(HELD.index(ring.held), is_narrow, most_registers),
+        *(ring.holds, hides, is_narrow, most_registers),
     )
     numbers = (num_queries, k.shape[2], left or 0, right or 0, num_heads)
     rows = (ROWS, ring.keys, dim if is_narrow else ring.keys, ROWS)
