@@ -20,7 +20,6 @@ from evidence import RESULTS, row, write_evidence
 
 from kprof.kernels import _attention_narrow
 from kprof.kernels._attention import Options, empty_results
-from kprof.kernels._attention_ring import attend_in_ring
 from kprof.kernels._choice import versions_of
 from kprof.kernels._fp8 import FP8, LARGEST
 from kprof.kernels.attention_forward import KERNEL as WIDE
@@ -107,12 +106,12 @@ def one_of(function, expected):
 
 def attending(call, given):
     """Return our kernel alone."""
-    q, k, v, largest = _attention_narrow.narrowed(*given)
+    made = _attention_narrow.narrowed(*given)
     options = Options(call.dim**-0.5, call.is_causal, 0, call.length)
     y, lse = empty_results(given[0])
 
     def attend():
-        attend_in_ring(q, k, v, largest, y, lse, options, _attention_narrow.RING)
+        _attention_narrow.attend_to(made, y, lse, options)
         return y
 
     return attend

@@ -112,22 +112,23 @@ def test_as_many_programs_run_as_end_soonest():
     assert programs_for((1, 2), 2, 2, 9) == 4
 
 
-def test_three_warpgroups_compute_long_narrow_heads_that_do_not_see_all():
-    assert [ring_for(64, queries, False).groups for queries in (8_191, 8_192)] == [2, 3]
-    assert [ring_for(dim, 8_192, True).groups for dim in (64, 128)] == [2, 2]
-    assert ring_for(128, 8_192, False).groups == 2
+def test_three_warpgroups_compute_heads_of_64_columns_that_are_long_or_see_all():
+    assert [ring_for(64, queries, False).groups for queries in (4_095, 4_096)] == [2, 3]
+    assert [ring_for(64, queries, True).groups for queries in (512, 8_192)] == [3, 3]
+    assert [ring_for(128, 8_192, sees_all).groups for sees_all in (True, False)] == [2, 2]
 
 
 def test_fewer_heads_share_the_cache_where_they_are_short_or_every_query_sees_every_key():
-    calls = (2_048, True), (8_191, False), (8_192, False)
+    calls = (2_048, True), (4_095, False), (4_096, False)
     kept = [ring_for(128, queries, sees_all).kept_bytes for queries, sees_all in calls]
     assert kept == sorted(set(kept))
     assert [ring_for(128, 2_048, sees_all).holds for sees_all in (True, False)] == [False, True]
 
 
 def test_tiles_of_long_sequences_are_dealt_out_where_they_differ_in_length():
-    calls = [(dim, queries, False) for dim in (64, 128, 256) for queries in (2_047, 2_048, 9_000)]
-    assert [ring_for(*call).is_dealt for call in calls] == 3 * [False, True, True]
+    for dim, least in ((64, 1_024), (128, 2_048), (256, 2_048)):
+        calls = [(dim, queries, False) for queries in (least - 1, least, 9_000)]
+        assert [ring_for(*call).is_dealt for call in calls] == [False, True, True]
     assert not ring_for(128, 8_192, True).is_dealt
 
 
@@ -138,6 +139,41 @@ def test_a_call_gets_the_schedule_for_what_its_queries_see(monkeypatch):
     for is_causal, window in ((True, 0), (False, 0), (False, 9), (False, 70)):
         ring.run_ring(q, q, q, None, None, Options(1.0, is_causal, window, 70))
     assert found == [ring_for(128, 70, sees_all) for sees_all in (False, True, False, True)]
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Return the constants of all that is launched."""
+    found = []
+    launch = lambda key, grid, arguments, options: found.append(arguments[-12:])  # noqa: E731
+    monkeypatch.setattr(ring, "_launcher", lambda: launch)
+    monkeypatch.setattr(ring, "describe", lambda *about: None)
+    monkeypatch.setattr(ring, "num_sms", lambda device: 4)
+    return found
+
+
+def attend(keys=70, is_causal=False, window=0, largest=None, has_room=True):
+    q, k = torch.zeros(1, 2, 70, 64), torch.zeros(1, 2, keys, 64)
+    options = Options(1.0, is_causal, window, 70)
+    schedule = ring.Ring(128, 4, has_room=has_room)
+    ring.attend_in_ring(q, k, k, largest, q, q, options, schedule)
+
+
+def test_results_of_queries_of_8_bits_have_room_of_their_own(launched):
+    for largest in (None, torch.zeros(1)):
+        attend(largest=largest, has_room=False)
+    assert [constants[7] for constants in launched] == [False, True]
+
+
+def test_something_is_hidden_but_where_all_is_seen_and_keys_fill_their_blocks(launched):
+    for keys, is_causal, window in (
+        (256, False, 0),
+        (256, True, 0),
+        (256, False, 9),
+        (257, False, 0),
+    ):
+        attend(keys, is_causal, window)
+    assert [constants[9] for constants in launched] == [False, True, True, True]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,10 @@ class Options(NamedTuple):
         side = self.window - 1 if 0 < self.window < max(num_queries, num_keys) else None
         return side, 0 if self.is_causal else side
 
+    def sees_all(self, num_queries: int, num_keys: int) -> bool:
+        """Tell whether every row sees every key."""
+        return self.bounds(num_queries, num_keys) == (None, None)
+
 
 @dataclass(frozen=True)
 class Tiled:

@@ -15,14 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.kernels._attention import Options, empty_results
-from kprof.kernels._attention_ring import Ring, attend_in_ring
+from kprof.kernels._attention_ring import Ring, attend_in_ring, deals
 from kprof.kernels._fp8 import FP8, LARGEST, LEAST
 from kprof.kernels._launch import Launcher, alignments
 from kprof.kernels._operator import define
 
 ROWS, WARPS = 128, 8
-# The schedule, of blocks as values lie in; none was measured.
-RING = Ring(ROWS, 4)
 
 
 @triton.jit
@@ -176,9 +174,16 @@ def run_narrow(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tenso
     y, lse = empty_results(q)
     if not q.numel() or not k.numel():
         return y.zero_(), lse.fill_(-math.inf)
-    narrow_q, narrow_k, narrow_v, largest = narrowed(q, k, v)
-    attend_in_ring(narrow_q, narrow_k, narrow_v, largest, y, lse, options, RING)
+    attend_to(narrowed(q, k, v), y, lse, options)
     return y, lse
+
+
+def attend_to(made: tuple[Tensor, ...], y: Tensor, lse: Tensor, options: Options) -> None:
+    """Attend to what `narrowed` made, in blocks as its values lie in, and store results."""
+    q, k, v, largest = made
+    sees_all = options.sees_all(q.shape[2], k.shape[2])
+    ring = Ring(ROWS, 4, is_dealt=deals(q.shape[3], q.shape[2], sees_all))
+    attend_in_ring(q, k, v, largest, y, lse, options, ring)
 
 
 def _run(

@@ -25,14 +25,14 @@ ROWS = 64
 # Registers of a thread, by warpgroups that compute: as compiled for, and of those that compute.
 REGISTERS = {2: (168, 240), 3: (128, 160)}
 # Of L2, for the keys and values of heads that are worked off together; of those with fewer queries
-# than many, for which queries and results take as much; and where all are as long.
+# than many, for which queries and results take as much; and of those where all tiles are as long.
 KEPT_BYTES = 32 << 20
 SHORT_KEPT_BYTES = 16 << 20
 FEW_KEPT_BYTES = 4 << 20
-# Where later keys are not seen: queries from which on three warpgroups are faster, for heads of 64;
-# and those from which on tiles are dealt out, for what that gains in order it costs in looking up.
-MANY_QUERIES = 8_192
-DEALT_QUERIES = 2_048
+# Where later keys are not seen, queries from which on three warpgroups are faster for heads of 64;
+# and, by columns of a head, those from which on it pays to look up whose a tile is.
+MANY_QUERIES = 4_096
+DEALT_QUERIES = {64: 1_024, 128: 2_048, 256: 2_048}
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,27 @@ def ring_for(dim: int, num_queries: int, sees_all: bool) -> Ring:
     Args:
         dim: Of a head.
         num_queries: Of a sequence.
-        sees_all: Whether every query sees every key, so that all tiles are as long.
+        sees_all: Whether every query sees every key, so that all tiles are as long. With heads of
+            64 this spills 128 bytes for a tile, unless keys fill their blocks.
     """
     is_short = num_queries < MANY_QUERIES and not sees_all
     kept_bytes = SHORT_KEPT_BYTES if is_short else KEPT_BYTES
-    is_dealt = num_queries >= DEALT_QUERIES and not sees_all
+    is_dealt = deals(dim, num_queries, sees_all)
     if dim <= 64:
-        # Three are faster where all is seen, too, but spill there.
-        if is_short or sees_all:
+        if is_short:
             return Ring(128, 4, kept_bytes=kept_bytes, is_dealt=is_dealt)
-        return Ring(128, 4, groups=3, holds=False, is_dealt=is_dealt)
+        kept_bytes = SHORT_KEPT_BYTES if sees_all else kept_bytes
+        return Ring(128, 4, groups=3, holds=False, kept_bytes=kept_bytes, is_dealt=is_dealt)
     if dim <= 128 and sees_all:
         return Ring(128, 2, holds=False, kept_bytes=FEW_KEPT_BYTES)
     if dim <= 128:
         return Ring(128, 2, kept_bytes=kept_bytes, is_dealt=is_dealt)
     return Ring(64, 2, has_room=False, is_dealt=is_dealt)
+
+
+def deals(dim: int, num_queries: int, sees_all: bool) -> bool:
+    """Tell whether a table says whose a tile is: where they differ in length, and are many."""
+    return num_queries >= DEALT_QUERIES[dim] and not sees_all
 
 
 def why_not_here() -> str:
@@ -100,15 +106,12 @@ def run_ring(
     q_starts: Tensor | None,
     k_starts: Tensor | None,
     options: Options,
-    ring: Ring | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend on Hopper; what a descriptor cannot say goes to plain Triton."""
     if q_starts is not None or not k.numel() or not q.numel():
         return run_tiled(q, k, v, q_starts, k_starts, options)
     y, lse = empty_results(q)
-    if ring is None:
-        bounds = options.bounds(q.shape[2], k.shape[2])
-        ring = ring_for(q.shape[3], q.shape[2], bounds == (None, None))
+    ring = ring_for(q.shape[3], q.shape[2], options.sees_all(q.shape[2], k.shape[2]))
     attend_in_ring(q, k, v, None, y, lse, options, ring)
     return y, lse
 
@@ -140,11 +143,13 @@ def attend_in_ring(
     group, num_heads = heads // k.shape[1], batch * heads
     registers, most_registers = REGISTERS[ring.groups]
     is_narrow = largest is not None
-    hides = (left, right) != (None, None) or k.shape[2] % ring.keys > 0
+    # Results of 16 bits have no room where queries of 8 were.
+    has_room = ring.has_room or is_narrow
+    hides = not options.sees_all(num_queries, k.shape[2]) or k.shape[2] % ring.keys > 0
     grid, together, table = _shared_out(q, k, (left, right), ring)
     constants = (
         *(group, left is not None, right is not None),
-        *(ring.keys, ring.stages, ring.groups, ring.takes_turns, ring.has_room),
+        *(ring.keys, ring.stages, ring.groups, ring.takes_turns, has_room),
         *(ring.holds, hides, is_narrow, most_registers),
     )
     numbers = (num_queries, k.shape[2], left or 0, right or 0, num_heads)
