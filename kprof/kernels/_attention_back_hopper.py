@@ -171,12 +171,12 @@ def _step(state, given, block, member, masks, HOW: gl.constexpr, WHO: gl.constex
         weight_NM = gl.where(is_seen_NM, weight_NM, 0.0)
     dv_ND = warpgroup_mma(_as_operand(weight_NM, dv_ND, q.dtype), dy, dv_ND, is_async=True)
     score_NM = weight_NM * warpgroup_mma_wait(1, [score_NM])
+    dk_ND = warpgroup_mma(_as_operand(score_NM, dk_ND, q.dtype), q, dk_ND, is_async=True)
     # What was there two blocks before has been read: all have met since.
     met = count % 2 * 2
     adds[0].index(met + WHO).store(score_NM.to(q.dtype))
     fence_async_shared()
     wait_for_turn(BARRIER, THREADS)
-    dk_ND = warpgroup_mma(_as_operand(score_NM, dk_ND, q.dtype), q, dk_ND, is_async=True)
     dv_ND = warpgroup_mma_wait(1, [dv_ND])
     dq_MD = _scores_by_keys(adds[0], met, keys[3], WHO)
     dk_ND = warpgroup_mma_wait(2, [dk_ND])
