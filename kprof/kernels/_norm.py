@@ -29,14 +29,12 @@ MOST_COLUMNS = {"llama": 16_384, "torch": 16_384, "gemma": 16_384, "layer": 8_19
 # Of a program; up to so many columns, so few warps that most sums stay within one. Where they do
 # not, and many threads wait for the sum, the weight is loaded before it.
 FORWARD_ELEMENTS, FEW_WARPS, FEW_COLUMNS = 2_048, 4, 4_096
-# Two programs of 8 warps fill an SM in the backward pass: rows that are loaded ahead hide the
-# waiting, and there are few programs, whose shares have to be added up.
+# Backward, two programs of 8 warps fill an SM: rows loaded ahead hide waiting, and shares are few.
 BACKWARD_ELEMENTS, BACKWARD_ELEMENTS_PER_SM = 4_096, 8_192
 # Of an SM's shared memory, for the rows that are loaded ahead.
 AHEAD_BYTES = 192 * 1024
 TILE, BLOCK_OF_SUM, WARPS_OF_SUM = 256, 16, 8
-# With a residual, of just so many columns (others would spill): what leaves two programs room for
-# one that adds up.
+# With a residual, of just so many columns (others would spill): leaves room for one that adds up.
 FITTED_COLUMNS, FITTED_REGISTERS = 2_048, 112
 
 _launch_forward = Launcher(forward)
