@@ -1,0 +1,90 @@
+"""What compute-sanitizer finds in our kernels, on one GPU: accesses out of bounds, and races.
+
+python benchmarks/kernel_sanitized.py [KERNEL ...] [--minutes 8]
+
+Each of our providers runs every edge shape once in every dtype and layout, as `kprof kernels check
+--sanitizer` lets it, without the gate: first alone, so that all is compiled, then under each tool.
+Nothing is timed, so several run beside each other; one that does not end in time has found nothing
+and says so. The result is written anew with every provider.
+"""
+
+import argparse
+import datetime
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from evidence import RESULTS, row, write_evidence
+from kernel_gate import ours_of
+from kernel_sources import sources_of_kernels
+
+from kprof.kernels import _sanitize
+
+SOURCES = (
+    *("benchmarks/kernel_sanitized.py", "kprof/gate/inputs.py", "kprof/gate/observe.py"),
+    *("kprof/kernels/_subject.py", "kprof/kernels/_sanitize.py"),
+)
+
+
+def main():
+    """Let the tools look at the kernels named, or at all, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kernels", nargs="*")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of all together, at most")
+    parser.add_argument("--at-once", type=int, default=4, help="providers beside each other")
+    parser.add_argument("--result", type=Path)
+    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
+    args = parser.parse_args()
+    ends_s = time.monotonic() + 60 * args.minutes
+    month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
+    path = args.result or RESULTS / f"kernel_sanitized_h200_{month}.json"
+    rows, subjects = [], ours_of(args.kernels)
+    sources = {*SOURCES, *sources_of_kernels({name for name, _ in subjects})}
+    with ThreadPoolExecutor(args.at_once) as pool:
+        asked = [pool.submit(looked_at, *one, ends_s) for one in subjects]
+        for one in as_completed(asked):
+            rows = sorted([*rows, *one.result()], key=lambda row: row["name"])
+            write_evidence(path, "kernel_sanitized", rows, sources, commit=args.commit)
+    for one in rows:
+        print(f"{one['name']:52} {one['value']!s:8} {one['what'][:120]}")
+    sys.exit(int(not all(one["met"] for one in rows)))
+
+
+def looked_at(name, provider, ends_s):
+    """Return a row of what each tool found in one provider."""
+    began_s = time.monotonic()
+    why = why_it_does_not_run(name, provider, ends_s)
+    with ThreadPoolExecutor() as pool:
+        told = [pool.submit(found_by, tool, name, provider, why, ends_s) for tool in _sanitize.WHAT]
+    print(f"{name} by {provider}: {time.monotonic() - began_s:.0f} s", flush=True)
+    return [
+        row(f"{name}-{provider}-{one.tool}", one.num_errors, "findings", "lower", 0, what=one.what)
+        for one in (future.result() for future in told)
+    ]
+
+
+def why_it_does_not_run(name, provider, ends_s):
+    """Run the edges without a tool; return why they did not end, or nothing."""
+    command = [sys.executable, "-m", _sanitize.__name__, name, provider]
+    limit_s = max(ends_s - time.monotonic(), 1)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return "it did not end in time without a tool"
+    last = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+    return last[0] if done.returncode else ""
+
+
+def found_by(tool, name, provider, why, ends_s):
+    """Return what one tool found, in the time that is left."""
+    left_s = ends_s - time.monotonic()
+    if why or left_s < 1:
+        return _sanitize.Sanitized(tool, None, why or "there was no time")
+    _sanitize.LONGEST_S = int(left_s)
+    return _sanitize.sanitize(tool, name, provider)
+
+
+if __name__ == "__main__":
+    main()
