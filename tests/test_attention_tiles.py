@@ -113,23 +113,27 @@ def test_as_many_programs_run_as_end_soonest():
 
 
 def test_three_warpgroups_compute_heads_of_64_columns_that_are_long_or_see_all():
-    assert [ring_for(64, queries, False).groups for queries in (4_095, 4_096)] == [2, 3]
-    assert [ring_for(64, queries, True).groups for queries in (512, 8_192)] == [3, 3]
-    assert [ring_for(128, 8_192, sees_all).groups for sees_all in (True, False)] == [2, 2]
+    assert [ring_for(64, queries, queries, False).groups for queries in (4_095, 4_096)] == [2, 3]
+    assert [ring_for(64, queries, 512, True).groups for queries in (197, 511, 512)] == [2, 2, 3]
+    assert [ring_for(64, 512, keys, True).groups for keys in (511, 640)] == [2, 3]
+    assert [ring_for(128, 8_192, 8_192, sees_all).groups for sees_all in (True, False)] == [2, 2]
 
 
 def test_fewer_heads_share_the_cache_where_they_are_short_or_every_query_sees_every_key():
     calls = (2_048, True), (4_095, False), (4_096, False)
-    kept = [ring_for(128, queries, sees_all).kept_bytes for queries, sees_all in calls]
+    kept = [ring_for(128, queries, queries, sees_all).kept_bytes for queries, sees_all in calls]
     assert kept == sorted(set(kept))
-    assert [ring_for(128, 2_048, sees_all).holds for sees_all in (True, False)] == [False, True]
+    assert [ring_for(128, 2_048, 2_048, sees_all).holds for sees_all in (True, False)] == [
+        False,
+        True,
+    ]
 
 
 def test_tiles_of_long_sequences_are_dealt_out_where_they_differ_in_length():
     for dim, least in ((64, 1_024), (128, 2_048), (256, 2_048)):
-        calls = [(dim, queries, False) for queries in (least - 1, least, 9_000)]
+        calls = [(dim, queries, queries, False) for queries in (least - 1, least, 9_000)]
         assert [ring_for(*call).is_dealt for call in calls] == [False, True, True]
-    assert not ring_for(128, 8_192, True).is_dealt
+    assert not ring_for(128, 8_192, 8_192, True).is_dealt
 
 
 def test_a_call_gets_the_schedule_for_what_its_queries_see(monkeypatch):
@@ -138,7 +142,7 @@ def test_a_call_gets_the_schedule_for_what_its_queries_see(monkeypatch):
     q = torch.zeros(1, 2, 70, 128)
     for is_causal, window in ((True, 0), (False, 0), (False, 9), (False, 70)):
         ring.run_ring(q, q, q, None, None, Options(1.0, is_causal, window, 70))
-    assert found == [ring_for(128, 70, sees_all) for sees_all in (False, True, False, True)]
+    assert found == [ring_for(128, 70, 70, sees_all) for sees_all in (False, True, False, True)]
 
 
 @pytest.fixture

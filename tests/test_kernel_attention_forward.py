@@ -309,10 +309,12 @@ def kept(kernel):
 attend = KERNEL.provider("kprof-hopper").load()
 calls = [(300, dim, torch.bfloat16, c, 0) for dim in (64, 128, 256) for c in (True, False)]
 calls += [(300, 128, torch.float16, True, 100), (8192, 64, torch.bfloat16, True, 0)]
-for queries, dim, dtype, causal, window in calls:
+calls = [(*call, 300) for call in calls]
+calls += [(600, dim, torch.bfloat16, False, 0, 640) for dim in (64, 128, 256)]
+for queries, dim, dtype, causal, window, keys in calls:
     q = torch.zeros(1, 4, queries, dim, dtype=dtype)
-    k = torch.zeros(1, 2, 300 if causal or window else 384, dim, dtype=dtype)
-    ring = ring_for(dim, queries, not (causal or window))
+    k = torch.zeros(1, 2, keys, dim, dtype=dtype)
+    ring = ring_for(dim, queries, keys, not (causal or window))
     with patch.object(_ahead, "_read", kept):
         _ahead.compile_ahead(lambda: attend(q, k, k, causal, window))
 print(json.dumps(found))
@@ -322,7 +324,8 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_on_hopper_warps_are_specialised_and_nothing_spills():
     found = json.loads(on_hopper(ON_HOPPER))
-    assert [one[4] for one in found] == [True, False, True, False, *3 * [True], False]
+    held = [*3 * [True], False, *3 * [True], False, False, False, True]
+    assert [one[4] for one in found] == held
     for spared, spilled_bytes, shared_bytes, has, holds, powers in found:
         assert (spared, spilled_bytes, has) == (0, 0, 4 * [True])
         assert shared_bytes <= 227 * 1024

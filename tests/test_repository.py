@@ -69,13 +69,8 @@ def functions_in(path):
 
 
 def lines_of(function, path):
-    """Return how long a function is; a signature that is a list of options is no code.
-
-    Those of commands are, and of Gluon's kernels, which are given each size and choice by itself.
-    """
-    is_kernel = any("gluon.jit" in ast.unparse(one) for one in function.decorator_list)
-    is_listed = is_kernel or path.parent.name == "commands"
-    first = function.body[0].lineno if is_listed else function.lineno
+    """Return how long a function is; a command's signature is its list of options, not code."""
+    first = function.body[0].lineno if path.parent.name == "commands" else function.lineno
     return function.end_lineno - first + 1
 
 

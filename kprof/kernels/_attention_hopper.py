@@ -230,9 +230,7 @@ def attend(
 ) -> None:
     """Attend with every tile that is this program's."""
     q_ring = ring_of(q_desc, GROUPS, 1)
-    y_smem = q_ring[0]
-    if HAS_ROOM:
-        y_smem = room_for(y_desc, GROUPS)
+    y_smem = room_for(y_desc, GROUPS) if HAS_ROOM else q_ring[0]
     filled = (q_ring, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
     rings = (filled[0], filled[1], filled[2], y_smem)
     sizes = (num_queries, num_keys, left, right, num_heads, together, heads)

@@ -29,9 +29,10 @@ REGISTERS = {2: (168, 240), 3: (128, 160)}
 KEPT_BYTES = 32 << 20
 SHORT_KEPT_BYTES = 16 << 20
 FEW_KEPT_BYTES = 4 << 20
-# Where later keys are not seen, queries from which on three warpgroups are faster for heads of 64;
-# and, by columns of a head, those from which on it pays to look up whose a tile is.
-MANY_QUERIES = 4_096
+# Queries from which on three warpgroups are faster for heads of 64: where later keys are not seen,
+# and where all are, of those that were measured (of 197, say, tiles of 192 would be half empty).
+# And, by columns of a head, those from which on it pays to look up whose a tile is.
+MANY_QUERIES, SOME_QUERIES = 4_096, 512
 DEALT_QUERIES = {64: 1_024, 128: 2_048, 256: 2_048}
 
 
@@ -54,20 +55,21 @@ class Ring:
     """Whether a table says which tiles are whose; else each takes every n-th, to and fro."""
 
 
-def ring_for(dim: int, num_queries: int, sees_all: bool) -> Ring:
+def ring_for(dim: int, num_queries: int, num_keys: int, sees_all: bool) -> Ring:
     """Return the schedule that was the fastest on an H200, of those that were tried.
 
     Args:
         dim: Of a head.
         num_queries: Of a sequence.
-        sees_all: Whether every query sees every key, so that all tiles are as long. With heads of
-            64 this spills 128 bytes for a tile, unless keys fill their blocks.
+        num_keys: Of a sequence.
+        sees_all: Whether every query sees every key, so that all tiles are as long.
     """
     is_short = num_queries < MANY_QUERIES and not sees_all
     kept_bytes = SHORT_KEPT_BYTES if is_short else KEPT_BYTES
     is_dealt = deals(dim, num_queries, sees_all)
     if dim <= 64:
-        if is_short:
+        # With masks, three spill.
+        if is_short or num_queries < SOME_QUERIES or (sees_all and num_keys % 128):
             return Ring(128, 4, kept_bytes=kept_bytes, is_dealt=is_dealt)
         kept_bytes = SHORT_KEPT_BYTES if sees_all else kept_bytes
         return Ring(128, 4, groups=3, holds=False, kept_bytes=kept_bytes, is_dealt=is_dealt)
@@ -111,7 +113,8 @@ def run_ring(
     if q_starts is not None or not k.numel() or not q.numel():
         return run_tiled(q, k, v, q_starts, k_starts, options)
     y, lse = empty_results(q)
-    ring = ring_for(q.shape[3], q.shape[2], options.sees_all(q.shape[2], k.shape[2]))
+    sees_all = options.sees_all(q.shape[2], k.shape[2])
+    ring = ring_for(q.shape[3], q.shape[2], k.shape[2], sees_all)
     attend_in_ring(q, k, v, None, y, lse, options, ring)
     return y, lse
 
@@ -145,7 +148,7 @@ def attend_in_ring(
     is_narrow = largest is not None
     # Results of 16 bits have no room where queries of 8 were.
     has_room = ring.has_room or is_narrow
-    hides = not options.sees_all(num_queries, k.shape[2]) or k.shape[2] % ring.keys > 0
+    hides = (left, right) != (None, None) or k.shape[2] % ring.keys > 0
     grid, together, table = _shared_out(q, k, (left, right), ring)
     constants = (
         *(group, left is not None, right is not None),
