@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 from evidence import RESULTS, ROOT, row, write_evidence
@@ -35,31 +36,40 @@ FORWARD_ALONE = (("fp8_linear", "kprof-wide"), ("fp8_linear", "kprof-tiles"))
 
 def main():
     """Judge the kernels named, or all, and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kernels", nargs="*")
+    parser = parser_of(__doc__)
     parser.add_argument("--sanitizer", action="store_true", help="let compute-sanitizer look, too")
-    parser.add_argument("--minutes", type=float, default=8.0, help="of all together, at most")
-    parser.add_argument("--at-once", type=int, default=4, help="processes beside each other")
-    parser.add_argument("--result", type=Path)
-    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
-    ends_s = time.monotonic() + 60 * args.minutes
-    month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
-    path = args.result or RESULTS / f"kernel_gate_h200_{month}.json"
-    rows, subjects = [], ours_of(args.kernels)
-    sources = {*SOURCES, *sources_of_kernels({name for name, _ in subjects})}
-    with ThreadPoolExecutor(args.at_once) as pool:
-        asked = [
-            pool.submit(check, name, provider, args.sanitizer, ends_s)
-            for name, provider in subjects
-        ]
-        for one in as_completed(asked):
-            rows += one.result()
-            ordered = sorted(rows, key=lambda one: one["name"])
-            write_evidence(path, "kernel_gate", ordered, sources, commit=args.commit)
-    for one in ordered:
+    look = partial(check, sanitizes=args.sanitizer)
+    rows = rows_of_all("kernel_gate", look, SOURCES, args)
+    for one in rows:
         print(f"{one['name']:44} {one['state']:10} {one['why'][:120]}")
     sys.exit(int(not all(one["met"] for one in rows)))
+
+
+def parser_of(description):
+    """Return what reads the options of a look at all kernels."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("kernels", nargs="*")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of all together, at most")
+    parser.add_argument("--at-once", type=int, default=4, help="providers beside each other")
+    parser.add_argument("--result", type=Path)
+    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
+    return parser
+
+
+def rows_of_all(what, look, sources, args):
+    """Return the rows of each provider that is looked at; the result is written with each."""
+    ends_s = time.monotonic() + 60 * args.minutes
+    month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
+    path = args.result or RESULTS / f"{what}_h200_{month}.json"
+    rows, subjects = [], ours_of(args.kernels)
+    sources = {*sources, *sources_of_kernels({name for name, _ in subjects})}
+    with ThreadPoolExecutor(args.at_once) as pool:
+        asked = [pool.submit(look, *one, ends_s=ends_s) for one in subjects]
+        for one in as_completed(asked):
+            rows = sorted([*rows, *one.result()], key=lambda row: row["name"])
+            write_evidence(path, what, rows, sources, commit=args.commit)
+    return rows
 
 
 def ours_of(names):

@@ -8,45 +8,26 @@ Nothing is timed, so several run beside each other; one that does not end in tim
 and says so. The result is written anew with every provider.
 """
 
-import argparse
-import datetime
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
-from evidence import RESULTS, row, write_evidence
-from kernel_gate import ours_of
-from kernel_sources import sources_of_kernels
+from evidence import row
+from kernel_gate import parser_of, rows_of_all
 
 from kprof.kernels import _sanitize
 
 SOURCES = (
-    *("benchmarks/kernel_sanitized.py", "kprof/gate/inputs.py", "kprof/gate/observe.py"),
+    *("benchmarks/kernel_sanitized.py", "benchmarks/kernel_gate.py"),
+    *("kprof/gate/inputs.py", "kprof/gate/observe.py"),
     *("kprof/kernels/_subject.py", "kprof/kernels/_sanitize.py"),
 )
 
 
 def main():
     """Let the tools look at the kernels named, or at all, and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kernels", nargs="*")
-    parser.add_argument("--minutes", type=float, default=8.0, help="of all together, at most")
-    parser.add_argument("--at-once", type=int, default=4, help="providers beside each other")
-    parser.add_argument("--result", type=Path)
-    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
-    args = parser.parse_args()
-    ends_s = time.monotonic() + 60 * args.minutes
-    month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
-    path = args.result or RESULTS / f"kernel_sanitized_h200_{month}.json"
-    rows, subjects = [], ours_of(args.kernels)
-    sources = {*SOURCES, *sources_of_kernels({name for name, _ in subjects})}
-    with ThreadPoolExecutor(args.at_once) as pool:
-        asked = [pool.submit(looked_at, *one, ends_s) for one in subjects]
-        for one in as_completed(asked):
-            rows = sorted([*rows, *one.result()], key=lambda row: row["name"])
-            write_evidence(path, "kernel_sanitized", rows, sources, commit=args.commit)
+    rows = rows_of_all("kernel_sanitized", looked_at, SOURCES, parser_of(__doc__).parse_args())
     for one in rows:
         print(f"{one['name']:52} {one['value']!s:8} {one['what'][:120]}")
     sys.exit(int(not all(one["met"] for one in rows)))
