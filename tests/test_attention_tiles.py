@@ -136,6 +136,15 @@ def test_tiles_of_long_sequences_are_dealt_out_where_they_differ_in_length():
     assert not ring_for(128, 8_192, 8_192, True).is_dealt
 
 
+def test_queries_of_the_next_tile_come_early_where_sequences_are_short():
+    cases = (64, False, 512), (64, True, 512), (128, False, 512), (128, True, 1_024)
+    for dim, sees_all, most in cases:
+        calls = [(dim, queries, queries, sees_all) for queries in (512, most, most + 1, 2_048)]
+        assert [ring_for(*call).looks_ahead for call in calls] == [True, True, False, False]
+    calls = [(256, queries, queries, one) for queries in (1, 512, 2_048) for one in (True, False)]
+    assert not any(ring_for(*call).looks_ahead for call in calls)
+
+
 def test_a_call_gets_the_schedule_for_what_its_queries_see(monkeypatch):
     found = []
     monkeypatch.setattr(ring, "attend_in_ring", lambda *about: found.append(about[-1]))
@@ -149,17 +158,17 @@ def test_a_call_gets_the_schedule_for_what_its_queries_see(monkeypatch):
 def launched(monkeypatch):
     """Return the constants of all that is launched."""
     found = []
-    launch = lambda key, grid, arguments, options: found.append(arguments[-12:])  # noqa: E731
+    launch = lambda key, grid, arguments, options: found.append(arguments[-13:])  # noqa: E731
     monkeypatch.setattr(ring, "_launcher", lambda: launch)
     monkeypatch.setattr(ring, "describe", lambda *about: None)
     monkeypatch.setattr(ring, "num_sms", lambda device: 4)
     return found
 
 
-def attend(keys=70, is_causal=False, window=0, largest=None, has_room=True):
+def attend(keys=70, is_causal=False, window=0, largest=None, has_room=True, looks_ahead=False):
     q, k = torch.zeros(1, 2, 70, 64), torch.zeros(1, 2, keys, 64)
     options = Options(1.0, is_causal, window, 70)
-    schedule = ring.Ring(128, 4, has_room=has_room)
+    schedule = ring.Ring(128, 4, has_room=has_room, looks_ahead=looks_ahead)
     ring.attend_in_ring(q, k, k, largest, q, q, options, schedule)
 
 
@@ -167,6 +176,13 @@ def test_results_of_queries_of_8_bits_have_room_of_their_own(launched):
     for largest in (None, torch.zeros(1)):
         attend(largest=largest, has_room=False)
     assert [constants[7] for constants in launched] == [False, True]
+
+
+def test_results_have_room_where_queries_come_early(launched):
+    for looks_ahead in (False, True):
+        attend(has_room=False, looks_ahead=looks_ahead)
+    assert [constants[7] for constants in launched] == [False, True]
+    assert [constants[12] for constants in launched] == [False, True]
 
 
 def test_something_is_hidden_but_where_all_is_seen_and_keys_fill_their_blocks(launched):

@@ -303,7 +303,7 @@ def kept(kernel):
     counts = [ptx.count(kind) > 0 for kind in kinds]
     spared = REGISTERS[ring.groups][0] - binary.num_registers
     about = [spared, binary.spilled_bytes, binary.shared_bytes, counts]
-    found.append([*about, ring.holds, powers_beside_values(binary)])
+    found.append([*about, ring.holds, ring.looks_ahead, powers_beside_values(binary)])
     return binary
 
 attend = KERNEL.provider("kprof-hopper").load()
@@ -311,6 +311,8 @@ calls = [(300, dim, torch.bfloat16, c, 0) for dim in (64, 128, 256) for c in (Tr
 calls += [(300, 128, torch.float16, True, 100), (8192, 64, torch.bfloat16, True, 0)]
 calls = [(*call, 300) for call in calls]
 calls += [(600, dim, torch.bfloat16, False, 0, 640) for dim in (64, 128, 256)]
+calls += [(512, 64, torch.bfloat16, False, 0, 512), (2048, 128, torch.bfloat16, False, 0, 300)]
+calls += [(600, dim, torch.bfloat16, True, 0, 600) for dim in (64, 128)]
 for queries, dim, dtype, causal, window, keys in calls:
     q = torch.zeros(1, 4, queries, dim, dtype=dtype)
     k = torch.zeros(1, 2, keys, dim, dtype=dtype)
@@ -324,9 +326,10 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_on_hopper_warps_are_specialised_and_nothing_spills():
     found = json.loads(on_hopper(ON_HOPPER))
-    held = [*3 * [True], False, *3 * [True], False, False, False, True]
-    assert [one[4] for one in found] == held
-    for spared, spilled_bytes, shared_bytes, has, holds, powers in found:
+    held = [*3 * [True], False, *3 * [True], *3 * [False], True, False, False, True, True]
+    early = [*4 * [True], False, False, True, False, False, True, False, True, *3 * [False]]
+    assert [one[4:6] for one in found] == [list(one) for one in zip(held, early, strict=True)]
+    for spared, spilled_bytes, shared_bytes, has, holds, _, powers in found:
         assert (spared, spilled_bytes, has) == (0, 0, 4 * [True])
         assert shared_bytes <= 227 * 1024
         # A thread's: half of a block of 64 or 128 keys, and what two rows shrink by.

@@ -44,6 +44,7 @@ def attend(queries, keys, left=None, right=0, **how):
         how.get("takes_turns", True),
         how.get("has_room", True),
         *(how.get("holds", True), hides(left, right, keys), False, 240),
+        how.get("looks_ahead", False),
     )
     scale = 0.25 * math.log2(math.e)
     table = how.get("dealt")
@@ -135,12 +136,13 @@ def test_masks_are_left_out_where_keys_fill_their_blocks_and_all_are_seen(querie
     check(queries, keys, right=None, groups=groups)
 
 
+@pytest.mark.parametrize("looks_ahead", [False, True])
 @pytest.mark.parametrize("groups", [2, 3])
 @pytest.mark.parametrize(("heads", "together", "left"), [(4, 4, None), (6, 4, None), (4, 1, 70)])
-def test_tiles_may_be_dealt_out(heads, together, left, groups):
+def test_tiles_may_be_dealt_out(heads, together, left, groups, looks_ahead):
     lengths = lengths_of(500, 500, 64 * groups, BLOCK, left, 0)
     table = table_of(lengths, heads, together, 5, torch.device("cpu")).numpy()
-    how = {"heads": heads, "together": together, "groups": groups}
+    how = {"heads": heads, "together": together, "groups": groups, "looks_ahead": looks_ahead}
     check(500, 500, left, dealt=table, programs=5, **how)
 
 
@@ -149,6 +151,16 @@ def test_tiles_may_be_dealt_out(heads, together, left, groups):
 def test_three_warpgroups_may_take_turns(queries, left, programs):
     check(queries, 400, left, groups=3, programs=programs)
     check(queries, 400, left, groups=3, programs=programs, takes_turns=False)
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("programs", [1, 3, 12])
+@pytest.mark.parametrize(("queries", "left"), [(1, None), (300, None), (600, 0), (400, 50)])
+def test_queries_of_the_next_tile_may_come_early(queries, left, programs, groups):
+    how = {"groups": groups, "programs": programs, "looks_ahead": True}
+    check(queries, queries, left, **how)
+    check(queries, queries, left, **how, stages=4, batch=2)
+    check(queries, 40, None, None, **how, stages=3, takes_turns=False)
 
 
 @pytest.mark.parametrize("right", [None, 0])
@@ -202,6 +214,7 @@ def attend_narrow(queries, keys, left=None, right=0, group=1, batch=1, **how):
     constants = (group, left is not None, right is not None, BLOCK, 2, how.get("groups", 2))
     holds = how.get("holds", True)
     ways = (how.get("takes_turns", True), True, holds, hides(left, right, keys), True, 240)
+    ways = (*ways, how.get("looks_ahead", False))
     largest = Address(448 * scales.astype(np.float32).reshape(-1))
     given = (Results(lse), largest, None, *descs, 1.0, queries, keys, *bounds, *constants, *ways)
     run_in_threads(MODULES, "attend", 3, *given)
@@ -221,7 +234,8 @@ def attend_narrow(queries, keys, left=None, right=0, group=1, batch=1, **how):
     ],
 )
 def test_of_8_bits_values_meet_their_own_weights(queries, keys, left, right, group):
-    for how in ({}, {"groups": 3, "batch": 2}, {"takes_turns": False}, {"holds": False}):
+    ways = ({}, {"groups": 3, "batch": 2}, {"takes_turns": False}, {"holds": False})
+    for how in (*ways, {"looks_ahead": True}):
         y, lse, wanted_y, wanted_lse = attend_narrow(queries, keys, left, right, group=group, **how)
         np.testing.assert_allclose(y.astype(np.float64), wanted_y, rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(lse, wanted_lse, rtol=0, atol=1e-4)

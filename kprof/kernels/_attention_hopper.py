@@ -8,8 +8,8 @@ together, and heads of a sequence; `HOW` is N, whether there is a left and a rig
 of warpgroups, whether powers are held before the wait for the values of the block before, how many
 heads share keys, by what weights are raised (0, unless queries, keys and values are of 8 bits; then
 `largest_BH` holds, of each sequence, the largest numbers of heads of queries, of keys, of values),
-whether tiles are dealt out by a table, and whether anything is hidden: not where every query sees
-every key, and keys fill their blocks.
+whether tiles are dealt out by a table, whether anything is hidden: not where every query sees every
+key, and keys fill their blocks; and whether there is room for the queries of the next tile.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def _consume(
     HAS_ROOM: gl.constexpr,
 ):
     """Attend with 64 rows of each tile."""
-    y_desc, lse_BHT, largest_BH, dealt, rings, sizes, given_scale = common
-    q_ring, k_ring, v_ring, y_smem = rings
+    y_desc, lse_BHT, largest_BH, dealt, rings, y_smem, sizes, given_scale = common
+    q_ring, k_ring, v_ring = rings
     N: gl.constexpr = HOW[0]
     S: gl.constexpr = product_layout(N, HOW)
     count = 0
@@ -227,17 +227,17 @@ def attend(
     HIDES: gl.constexpr,
     IS_NARROW: gl.constexpr,
     REGISTERS: gl.constexpr,
+    AHEAD: gl.constexpr,
 ) -> None:
     """Attend with every tile that is this program's."""
-    q_ring = ring_of(q_desc, GROUPS, 1)
+    q_ring = ring_of(q_desc, 2 * GROUPS if AHEAD else GROUPS, 1)
     y_smem = room_for(y_desc, GROUPS) if HAS_ROOM else q_ring[0]
     filled = (q_ring, ring_of(k_desc, STAGES, GROUPS), ring_of(v_desc, STAGES, GROUPS))
-    rings = (filled[0], filled[1], filled[2], y_smem)
     sizes = (num_queries, num_keys, left, right, num_heads, together, heads)
     RAISE: gl.constexpr = RAISED if IS_NARROW else 0
     DEALT: gl.constexpr = dealt is not None
-    HOW: gl.constexpr = (N, HAS_LEFT, HAS_RIGHT, GROUPS, HOLDS, GROUP, RAISE, DEALT, HIDES)
-    given = (y_desc, lse_BHT, largest_BH, dealt, rings, sizes, scale)
+    HOW: gl.constexpr = (N, HAS_LEFT, HAS_RIGHT, GROUPS, HOLDS, GROUP, RAISE, DEALT, HIDES, AHEAD)
+    given = (y_desc, lse_BHT, largest_BH, dealt, filled, y_smem, sizes, scale)
     if GROUPS == 2:
         gl.warp_specialize(
             [

@@ -34,6 +34,9 @@ FEW_KEPT_BYTES = 4 << 20
 # And, by columns of a head, those from which on it pays to look up whose a tile is.
 MANY_QUERIES, SOME_QUERIES = 4_096, 512
 DEALT_QUERIES = {64: 1_024, 128: 2_048, 256: 2_048}
+# And those up to which queries of the next tile come early, by what an H100 measured: where later
+# keys are not seen, and where all are. For heads of 256 there is no room.
+AHEAD_QUERIES = {64: (512, 512), 128: (512, 1_024), 256: (0, 0)}
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ class Ring:
     kept_bytes: int = KEPT_BYTES
     is_dealt: bool = False
     """Whether a table says which tiles are whose; else each takes every n-th, to and fro."""
+    looks_ahead: bool = False
+    """Whether the queries of the next tile come while this one is worked off.
+
+    Results have room then in any case.
+    """
 
 
 def ring_for(dim: int, num_queries: int, num_keys: int, sees_all: bool) -> Ring:
@@ -67,16 +75,25 @@ def ring_for(dim: int, num_queries: int, num_keys: int, sees_all: bool) -> Ring:
     is_short = num_queries < MANY_QUERIES and not sees_all
     kept_bytes = SHORT_KEPT_BYTES if is_short else KEPT_BYTES
     is_dealt = deals(dim, num_queries, sees_all)
+    ahead = num_queries <= AHEAD_QUERIES[dim][sees_all]
     if dim <= 64:
         # With masks, three spill.
         if is_short or num_queries < SOME_QUERIES or (sees_all and num_keys % 128):
-            return Ring(128, 4, kept_bytes=kept_bytes, is_dealt=is_dealt)
+            return Ring(128, 4, kept_bytes=kept_bytes, is_dealt=is_dealt, looks_ahead=ahead)
         kept_bytes = SHORT_KEPT_BYTES if sees_all else kept_bytes
-        return Ring(128, 4, groups=3, holds=False, kept_bytes=kept_bytes, is_dealt=is_dealt)
+        return Ring(
+            128,
+            4,
+            groups=3,
+            holds=False,
+            kept_bytes=kept_bytes,
+            is_dealt=is_dealt,
+            looks_ahead=ahead,
+        )
     if dim <= 128 and sees_all:
-        return Ring(128, 2, holds=False, kept_bytes=FEW_KEPT_BYTES)
+        return Ring(128, 2, holds=False, kept_bytes=FEW_KEPT_BYTES, looks_ahead=ahead)
     if dim <= 128:
-        return Ring(128, 2, kept_bytes=kept_bytes, is_dealt=is_dealt)
+        return Ring(128, 2, kept_bytes=kept_bytes, is_dealt=is_dealt, looks_ahead=ahead)
     return Ring(64, 2, has_room=False, is_dealt=is_dealt)
 
 
@@ -147,13 +164,13 @@ def attend_in_ring(
     registers, most_registers = REGISTERS[ring.groups]
     is_narrow = largest is not None
     # Results of 16 bits have no room where queries of 8 were.
-    has_room = ring.has_room or is_narrow
+    has_room = ring.has_room or is_narrow or ring.looks_ahead
     hides = (left, right) != (None, None) or k.shape[2] % ring.keys > 0
     grid, together, table = _shared_out(q, k, (left, right), ring)
     constants = (
         *(group, left is not None, right is not None),
         *(ring.keys, ring.stages, ring.groups, ring.takes_turns, has_room),
-        *(ring.holds, hides, is_narrow, most_registers),
+        *(ring.holds, hides, is_narrow, most_registers, ring.looks_ahead),
     )
     numbers = (num_queries, k.shape[2], left or 0, right or 0, num_heads)
     rows = (ROWS, ring.keys, dim if is_narrow else ring.keys, ROWS)

@@ -105,6 +105,14 @@ def value_scale(largest_BH, batch, head, sizes, HOW: gl.constexpr):
 @gluon.jit
 def produce(descs, rings, dealt, sizes, HOW: gl.constexpr):
     """Load queries, keys and values in the order in which they are waited for."""
+    if HOW[9]:
+        _produce_ahead(descs, rings, dealt, sizes, HOW)
+    else:
+        _produce(descs, rings, dealt, sizes, HOW)
+
+
+@gluon.jit
+def _produce(descs, rings, dealt, sizes, HOW: gl.constexpr):
     q_desc, k_desc, v_desc = descs
     q_ring, k_ring, v_ring = rings
     N: gl.constexpr = HOW[0]
@@ -125,6 +133,39 @@ def produce(descs, rings, dealt, sizes, HOW: gl.constexpr):
             load(v_desc, v_ring, count + back - 1, batch, key_head, (last - back + 1) * V)
         count += last - first + 1
         load(v_desc, v_ring, count - 1, batch, key_head, first * V)
+
+
+@gluon.jit
+def _produce_ahead(descs, rings, dealt, sizes, HOW: gl.constexpr):
+    """Load where there is room for the queries of the next tile.
+
+    Its first keys come before the last values of the tile before, as the next keys always come
+    before values; its queries come behind those, as they are waited for later.
+    """
+    q_desc, k_desc, v_desc = descs
+    q_ring, k_ring, v_ring = rings
+    N: gl.constexpr = HOW[0]
+    V: gl.constexpr = v_desc.block_type.shape[2]
+    count = 0
+    num_turns, begin = turns(dealt, sizes, HOW)
+    place = place_of(0, begin, dealt, HOW)
+    last_batch, last_head, last_row = 0, 0, 0
+    for turn in range(num_turns):
+        batch, head, row, first, _, _, last = tile_of(place, sizes, HOW)
+        place = place_of(turn + 1, begin, dealt, HOW)
+        key_head = head // HOW[5]
+        load(k_desc, k_ring, count, batch, key_head, last * N)
+        if turn > 0:
+            load(v_desc, v_ring, count - 1, last_batch, last_head, last_row)
+        for who in gl.static_range(HOW[3]):
+            load(q_desc, q_ring, HOW[3] * turn + who, batch, head, row + who * ROWS)
+        for back in range(1, last - first + 1):
+            load(k_desc, k_ring, count + back, batch, key_head, (last - back) * N)
+            load(v_desc, v_ring, count + back - 1, batch, key_head, (last - back + 1) * V)
+        count += last - first + 1
+        last_batch, last_head, last_row = batch, key_head, first * V
+    if num_turns > 0:
+        load(v_desc, v_ring, count - 1, last_batch, last_head, last_row)
 
 
 @gluon.constexpr_function
