@@ -14,7 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from evidence import row
-from kernel_gate import parser_of, rows_of_all
+from kernel_gate import FORWARD_ALONE, parser_of, rows_of_all
 
 from kprof.kernels import _sanitize
 
@@ -40,15 +40,20 @@ def looked_at(name, provider, ends_s):
     with ThreadPoolExecutor() as pool:
         told = [pool.submit(found_by, tool, name, provider, why, ends_s) for tool in _sanitize.WHAT]
     print(f"{name} by {provider}: {time.monotonic() - began_s:.0f} s", flush=True)
-    return [
-        row(f"{name}-{provider}-{one.tool}", one.num_errors, "findings", "lower", 0, what=one.what)
-        for one in (future.result() for future in told)
-    ]
+    return [row_of(name, provider, future.result()) for future in told]
+
+
+def row_of(name, provider, found):
+    """Return the row of what one tool found, with each different finding."""
+    told = {"what": found.what, "findings": list(found.findings)}
+    named = f"{name}-{provider}-{found.tool}"
+    return row(named, found.num_errors, "findings", "lower", 0, **told)
 
 
 def why_it_does_not_run(name, provider, ends_s):
     """Run the edges without a tool; return why they did not end, or nothing."""
-    command = [sys.executable, "-m", _sanitize.__name__, name, provider]
+    are_forward = (name, provider) in FORWARD_ALONE
+    command = _sanitize.edges_of(name, provider, are_forward=are_forward)
     limit_s = max(ends_s - time.monotonic(), 1)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
@@ -64,7 +69,8 @@ def found_by(tool, name, provider, why, ends_s):
     if why or left_s < 1:
         return _sanitize.Sanitized(tool, None, why or "there was no time")
     _sanitize.LONGEST_S = int(left_s)
-    return _sanitize.sanitize(tool, name, provider)
+    are_forward = (name, provider) in FORWARD_ALONE
+    return _sanitize.sanitize(tool, name, provider, are_forward=are_forward)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What compute-sanitizer says of a kernel, read and judged; the tool is a stand-in."""
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -22,6 +23,18 @@ RACE = """========= COMPUTE-SANITIZER
 ========= Error: Race reported between Write access at _sum+0x10 and Read access at _sum+0x80
 =========
 ========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+TWO_ENDS = """========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at _sum+0x10 in letters.py:7
+=========     and Read access at _sum+0x80 in letters.py:9 [64 hazards]
+=========
+========= Error: Race reported between Write access at _sum+0x10 in letters.py:7
+=========     and Read access at _sum+0x80 in letters.py:9 [32 hazards]
+=========
+========= Error: Race reported between Read access at _sum+0x90 in letters.py:9
+=========     and Write access at _sum+0x10 in letters.py:7 [2 hazards]
+=========
+========= RACECHECK SUMMARY: 3 hazards displayed (3 errors, 0 warnings)
 """
 LEVEL = judge("L0", [Measure("right", 0, 0, None, "faults")], "4 cases")
 
@@ -53,6 +66,29 @@ def test_errors_are_counted_and_the_first_is_named(log, num_errors, what):
     found = read_log("memcheck", log, 0, "")
     assert found.num_errors == num_errors
     assert found.what.startswith(what)
+
+
+def test_a_race_is_named_by_both_ends_and_each_one_once():
+    between = "Error: Race reported between"
+    assert read_log("racecheck", TWO_ENDS, 0, "").findings == (
+        f"{between} Write access at _sum+0x10 in letters.py:7"
+        " and Read access at _sum+0x80 in letters.py:9",
+        f"{between} Read access at _sum+0x90 in letters.py:9"
+        " and Write access at _sum+0x10 in letters.py:7",
+    )
+
+
+def test_gradients_are_left_out_where_a_provider_has_none(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, CLEAN)
+    asked = []
+
+    def run(command, **known):
+        asked.append(command)
+        raise subprocess.TimeoutExpired(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    sanitize("memcheck", "fp8_linear", "kprof-wide", are_forward=True)
+    assert asked[0][-3:] == ["fp8_linear", "kprof-wide", "forward"]
 
 
 def test_a_log_that_was_not_ended_says_nothing():

@@ -35,7 +35,9 @@ def test_each_tool_has_a_row_that_is_met_by_no_finding(benchmark, monkeypatch):
     ends(benchmark, monkeypatch)
     counts = {"memcheck": 0, "racecheck": 2}
     monkeypatch.setattr(
-        benchmark._sanitize, "sanitize", lambda tool, *who: Sanitized(tool, counts[tool], "")
+        benchmark._sanitize,
+        "sanitize",
+        lambda tool, *who, are_forward: Sanitized(tool, counts[tool], ""),
     )
     rows = benchmark.looked_at("rope", "kprof", 1e12)
     assert [(one["name"], one["value"], one["met"]) for one in rows] == [
@@ -53,7 +55,9 @@ def test_each_tool_has_a_row_that_is_met_by_no_finding(benchmark, monkeypatch):
 )
 def test_who_does_not_run_alone_is_not_looked_at(benchmark, monkeypatch, how, why):
     ends(benchmark, monkeypatch, **how)
-    monkeypatch.setattr(benchmark._sanitize, "sanitize", lambda *who: pytest.fail("looked at"))
+    monkeypatch.setattr(
+        benchmark._sanitize, "sanitize", lambda *who, **how: pytest.fail("looked at")
+    )
     rows = benchmark.looked_at("rope", "kprof", 1e12)
     assert [(one["value"], one["met"], one["what"]) for one in rows] == 2 * [(None, None, why)]
 

@@ -23,9 +23,14 @@ COMMAND = "compute-sanitizer"
 WHAT = {"memcheck": "accesses out of bounds", "racecheck": "races in shared memory"}
 LAYOUTS = ("contiguous", "padded")
 LONGEST_S = 600
+FORWARD = "forward"
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) ")
-# What is no finding: the tool's own name, and where on the host the kernel was launched.
-FINDING = re.compile(r"^=+ (?!COMPUTE-SANITIZER|\s|Saved|Host|Program|Target)(.+)$", re.MULTILINE)
+# What is no finding: the tool's own name, and where on the host the kernel was launched. A race has
+# two ends; how many pairs of threads raced depends on the shape.
+FINDING = re.compile(
+    r"^=+ (?!COMPUTE-SANITIZER|\s|Saved|Host|Program|Target)(.+(?:\n=+ +and .+)*)$", re.MULTILINE
+)
+CONTINUED = re.compile(r"\n=+ +| \[\d+ hazards?\]")
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Sanitized:
     num_errors: int | None
     what: str
     """The first error, or why it could not look; empty: all is well."""
+    findings: tuple[str, ...] = ()
+    """Each different error, in the order in which they came."""
 
 
 def sanitized(level: Level, kernel: str, provider: str) -> Level:
@@ -53,15 +60,15 @@ def sanitized(level: Level, kernel: str, provider: str) -> Level:
     return judged if level.state != "not run" else replace(level, notes=judged.notes)
 
 
-def sanitize(tool: str, kernel: str, provider: str) -> Sanitized:
-    """Run one tool of compute-sanitizer over all edges of a provider of a kernel."""
+def sanitize(tool: str, kernel: str, provider: str, *, are_forward: bool = False) -> Sanitized:
+    """Run one tool of compute-sanitizer over all edges of a provider, maybe without gradients."""
     program = shutil.which(COMMAND)
     if program is None:
         return Sanitized(tool, None, "it is not on the PATH; it comes with the CUDA toolkit")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         command = [program, "--tool", tool, "--log-file", str(log)]
-        command += [sys.executable, "-m", __name__, kernel, provider]
+        command += edges_of(kernel, provider, are_forward=are_forward)
         # So that what is beyond an allocation does not belong to another.
         environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         try:
@@ -74,14 +81,26 @@ def sanitize(tool: str, kernel: str, provider: str) -> Sanitized:
     return read_log(tool, said, done.returncode, done.stderr)
 
 
+def edges_of(kernel: str, provider: str, *, are_forward: bool) -> list[str]:
+    """Return the command of a process in which all edges run once."""
+    return [sys.executable, "-m", __name__, kernel, provider, *[FORWARD] * are_forward]
+
+
 def read_log(tool: str, said: str, exit_code: int, complaints: str) -> Sanitized:
     """Return what a log of compute-sanitizer says; a log that was not ended says nothing."""
     summary = SUMMARY.search(said)
-    findings = [one for one in FINDING.findall(said) if not SUMMARY.search(one)]
+    found = (CONTINUED.sub(_joined, one) for one in FINDING.findall(said))
+    findings = tuple(dict.fromkeys(one for one in found if not SUMMARY.search(one)))
     if summary is None or (exit_code and not int(summary[1])):
         last = [*findings[:1], *complaints.strip().splitlines()[-1:]]
         return Sanitized(tool, None, "; ".join(last) or f"it ended with {exit_code}")
-    return Sanitized(tool, int(summary[1]), findings[0] if int(summary[1]) and findings else "")
+    if not int(summary[1]):
+        return Sanitized(tool, 0, "")
+    return Sanitized(tool, int(summary[1]), findings[0] if findings else "", findings)
+
+
+def _joined(between: re.Match[str]) -> str:
+    return " " if between[0].startswith("\n") else ""
 
 
 def run_edges(subject: Subject) -> int:
@@ -110,12 +129,13 @@ def _cases(subject: Subject) -> Iterator[Case]:
                 yield Case(shape, dtype, layout=layout)
 
 
-def main(kernel: str, provider: str) -> None:
+def main(kernel: str, provider: str, *options: str) -> None:
     """Be the process that is watched."""
     from kprof.kernels import kernel_named
     from kprof.kernels._subject import subject_of
 
-    run_edges(subject_of(kernel_named(kernel), provider, "cuda"))
+    subject = subject_of(kernel_named(kernel), provider, "cuda")
+    run_edges(replace(subject, differentiable=()) if FORWARD in options else subject)
 
 
 if __name__ == "__main__":
