@@ -180,6 +180,7 @@ class Device:
             "tl": self.gl,
             "gluon": gluon,
             "mbarrier": self._mbarrier,
+            "product": lambda x, y: x * y,
             "tma": self._tma,
             "fence_async_shared": lambda: None,
             # All warps are one here.

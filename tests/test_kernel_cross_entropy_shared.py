@@ -305,6 +305,15 @@ def test_warps_wait_for_each_other_three_times_a_row_once_to_add_up(compiled, co
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", WIDTHS)
+def test_lanes_that_add_the_same_two_products_have_rounded_both(compiled, columns):
+    steps = row_of(compiled[columns][-1])
+    between = [at for at, step in enumerate(steps) if step.startswith("SHFL.BFLY")]
+    assert between
+    assert not [steps[at + 1] for at in between if steps[at + 1].startswith("FFMA")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", WIDTHS)
 def test_rows_come_and_most_of_their_gradients_leave_by_the_copying_hardware(compiled, columns):
     row = row_of(compiled[columns][-1])
     summed, requested, written = places(row, "BAR.SYNC")

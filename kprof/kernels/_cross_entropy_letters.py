@@ -21,7 +21,7 @@ from kprof.kernels._cross_entropy_pieces import (
     nothing_left,
     sums_of,
 )
-from kprof.kernels._gluon import gl, gluon, mbarrier, tma
+from kprof.kernels._gluon import gl, gluon, mbarrier, product, tma
 
 # A letter from nobody: a maximum of -inf, and a sum of -0.
 NOBODY = gl.constexpr(-(1 << 55) + (1 << 31))
@@ -146,7 +146,8 @@ def _merge(words):
     highest = (words >> 32).to(gl.int32).to(gl.float32, bitcast=True)
     minus = words.to(gl.int32).to(gl.float32, bitcast=True)
     whole = highest_of(highest, 0)
-    return whole, -1.0 * gl.sum(minus * gl.exp2((highest - finite(whole)) * LOG2_E), 0)
+    share = gl.exp2((highest - finite(whole)) * LOG2_E)
+    return whole, -1.0 * gl.sum(product(minus, share), 0)
 
 
 @gluon.jit

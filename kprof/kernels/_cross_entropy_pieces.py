@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from kprof.kernels._gluon import fence_async_shared, gl, gluon, mbarrier, tma, warp
+from kprof.kernels._gluon import fence_async_shared, gl, gluon, mbarrier, product, tma, warp
 from kprof.kernels._tile_ring import room_for
 
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -89,7 +89,7 @@ def sums_of(ring, stage, count, LEAST: gl.constexpr, TILES: gl.constexpr, LANES:
     highest_W = highest_of(highest_WT, 1)
     share_WT = gl.exp2((highest_WT - finite(highest_W)[:, None]) * LOG2_E)
     sum_WT = (sum_L * correction_L).reshape([LANES // 32, 32])
-    return highest_W, gl.sum(sum_WT * share_WT, 1), left
+    return highest_W, gl.sum(product(sum_WT, share_WT), 1), left
 
 
 @gluon.jit

@@ -30,6 +30,7 @@ __all__ = [
     "mbarrier",
     "pack",
     "pack_narrow",
+    "product",
     "tma",
     "turn_over_to",
     "unpack",
@@ -92,6 +93,19 @@ def hold(x_M) -> None:
         "mov.u32 $0, 0; }"
     )
     gl.inline_asm_elementwise(code, "=r,f", [x_M], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def product(x_M, y_M):
+    """Multiply float32, and round before anything is added.
+
+    The assembler else makes one instruction of both, in which one of two products that are added
+    is not rounded: lanes that add the same two, each its own to the other's, differ in a bit.
+    """
+    code: gl.constexpr = "mul.rn.f32 $0, $1, $2;"
+    return gl.inline_asm_elementwise(
+        code, "=f,f,f", [x_M, y_M], dtype=gl.float32, is_pure=True, pack=1
+    )
 
 
 @gluon.jit
