@@ -71,6 +71,11 @@ def _multiply_and_add(x, y, z):
     return tile((np.float64(x) * np.float64(y) + np.float64(z)).astype(np.float32))
 
 
+def store_spread(smem, x):
+    in_order = x.reshape((64, 2, 4, 2, 4)).transpose(0, 1, 3, 2, 4)
+    smem[...] = in_order.reshape((1, 1, 64, 64))
+
+
 def _round_or_move(code, constraints, numbers, **about):
     """Return four numbers rounded to 8 bits each in one of 32, or what is only moved."""
     if len(numbers) == 1:
@@ -103,11 +108,6 @@ class Barrier:
         self._count = self._left = count
         self._bytes = 0
 
-    def expect_more(self, count):
-        with self._changed:
-            assert self._left > 0
-            self._left += count
-
     def arrive(self, num_bytes=0):
         with self._changed:
             self._left -= 1
@@ -138,10 +138,10 @@ class Turn:
         self._changed = threading.Condition()
         self._count = self._round = 0
 
-    def come(self, threads, waits):
+    def come(self, coming, threads, waits):
         with self._changed:
             mine = self._round
-            self._count += 128
+            self._count += coming
             assert self._count <= threads
             if self._count == threads:
                 self._count, self._round = 0, self._round + 1
@@ -214,11 +214,7 @@ class Device:
         self.tma = SimpleNamespace(
             async_copy_global_to_shared=self._load,
             async_copy_shared_to_global=self._begin_to_store,
-            store_wait=lambda most: self._end_stores(),
-        )
-        self.async_copy = SimpleNamespace(
-            async_copy_global_to_shared=self._copy,
-            mbarrier_arrive=self._arrive_when_copied,
+            store_wait=self._end_stores,
         )
 
     def names(self):
@@ -232,11 +228,13 @@ class Device:
             "triton": jit,
             "mbarrier": self.mbarrier,
             "tma": self.tma,
-            "async_copy": self.async_copy,
             "add_shared_to_global": partial(self._begin_to_store, adds=True),
             "fence_async_shared": lambda: None,
-            "wait_for_turn": lambda number, threads: self._turn(number).come(threads, True),
-            "turn_over_to": lambda number, threads: self._turn(number).come(threads, False),
+            "wait_for_turn": lambda number, threads: self._come(number, threads, True),
+            "turn_over_to": lambda number, threads: self._come(number, threads, False),
+            "wait_until_told": lambda told, number: told.wait(number),
+            "tell_when_added": self._tell,
+            "store_spread": store_spread,
             "warpgroup_mma": self._multiply,
             "warpgroup_mma_wait": self._wait,
             "hold": lambda x: None,
@@ -244,8 +242,14 @@ class Device:
             "unpack": lambda x, dtype, layout: x,
         } | _narrowing(jit, self.gl)
 
-    def _turn(self, number):
-        return self._turns.setdefault(number, Turn())
+    def _come(self, number, threads, waits):
+        with LOCK:
+            turn = self._turns.setdefault(number, Turn())
+        turn.come(32 * self._own.num_warps, threads, waits)
+
+    def _tell(self, told, number):
+        self._end_stores(0)
+        told.tell(number)
 
     def _allocate(self, dtype, shape, layout):
         if dtype == "barrier":
@@ -265,34 +269,19 @@ class Device:
 
         threading.Thread(target=arrive).start()
 
-    def _copy(self, block, at):
-        block[...] = np.nan
-        self._own.copied = [*getattr(self._own, "copied", []), (block, at)]
-
-    def _arrive_when_copied(self, barrier):
-        copied, self._own.copied = self._own.copied, []
-        barrier.expect_more(32)
-
-        def arrive():
-            time.sleep(self._random.random() * 2e-4)
-            for block, at in copied:
-                block[...] = at.values[at.places]
-            for _ in range(32):
-                barrier.arrive()
-
-        threading.Thread(target=arrive).start()
-
     def _begin_to_store(self, desc, at, block, adds=False):
         self._own.pending = [*getattr(self._own, "pending", []), (desc, at, block, adds)]
 
-    def _end_stores(self):
-        for desc, at, block, adds in getattr(self._own, "pending", []):
+    def _end_stores(self, most):
+        pending = getattr(self._own, "pending", [])
+        ended = len(pending) - most
+        for desc, at, block, adds in pending[: max(ended, 0)]:
             batch, head, row, column = (int(one) for one in at)
             columns = slice(column, column + block.shape[3])
             with LOCK:
                 place = desc.values[batch, head, row : row + block.shape[2], columns]
                 place[...] = block[0, 0, : len(place)] + (place if adds else 0)
-        self._own.pending = []
+        self._own.pending = pending[max(ended, 0) :]
 
     def _multiply(self, a, b, sums, use_acc=True, is_async=False):
         def product():
@@ -311,13 +300,16 @@ class Device:
         values_at[places[mask]] = values[mask]
 
     def _specialize(self, partitions, warps, registers):
-        def run(function, arguments):
+        def run(function, arguments, num_warps):
+            self._own.num_warps = num_warps
             # Which holds for a thread alone.
             with np.errstate(all="ignore"):
                 function(*arguments)
+            assert not getattr(self._own, "pending", []), "nobody waits for what is stored"
 
+        several = zip(partitions, (4, *warps), strict=True)
         with ThreadPoolExecutor(len(partitions)) as pool:
-            for done in [pool.submit(run, *one) for one in partitions]:
+            for done in [pool.submit(run, *one, n) for one, n in several]:
                 done.result()
         assert all(turn._count == 0 for turn in self._turns.values())
 
@@ -330,6 +322,27 @@ class Address:
 
     def __add__(self, places):
         return Address(self.values, self.places + places)
+
+
+class Told(Address):
+    """Where programs tell others a number, of which those before have told theirs."""
+
+    def __init__(self, values, places=0, waited=None):
+        super().__init__(values, places)
+        self.waited = set() if waited is None else waited
+
+    def __add__(self, places):
+        return Told(self.values, self.places + int(places), self.waited)
+
+    def wait(self, number):
+        assert self.values[self.places] == number, "it waits for a program that comes later"
+        self.waited.add((self.places, int(number)))
+
+    def tell(self, number):
+        before = int(self.values[self.places])
+        assert before == 0 or (self.places, before) in self.waited, "it has not waited"
+        assert number > before
+        self.values[self.places] = number
 
 
 class Results:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from tests.kernel_hopper import on_hopper
-from tests.kernel_threads import Address, Descriptor, run_in_threads, tile
+from tests.kernel_threads import Descriptor, Told, run_in_threads, tile
 
-MODULES = ("_tile_reach", "_tile_order", "_tile_ring", "_attention_back_hopper")
+MODULES = ("_tile_reach", "_tile_order", "_tile_ring")
+MODULES += ("_attention_back_adds", "_attention_back_hopper")
 CLOSE = 3e-3
 ROWS = 64
 # Queries of a block, by columns of a head.
@@ -28,8 +29,8 @@ def numbers_of(lse, share, block):
     found = np.zeros((2, batch, heads, blocks * block), np.float32)
     with np.errstate(invalid="ignore"):
         found[:, :, :, :queries] = -lse * math.log2(math.e), -share
-    found = found.reshape(2, batch, heads, blocks, block)
-    return np.ascontiguousarray(np.moveaxis(found, 0, 3)).reshape(-1)
+    found = np.moveaxis(found.reshape(2, batch, heads, blocks, block), 0, 3)
+    return np.ascontiguousarray(found).reshape(batch, heads, blocks, 2 * block)
 
 
 def gradients_of(queries, keys, left=None, right=0, **how):
@@ -50,10 +51,12 @@ def gradients_of(queries, keys, left=None, right=0, **how):
     sizes = (queries, keys, left or 0, right or 0, heads // group, num_heads)
     constants = (left is not None, right is not None, group, block)
     programs = -(-keys // (2 * ROWS)) * num_heads
-    numbers = Address(numbers_of(lse, share, block))
-    constants += (how.get("stages", 2), 240)
-    arguments = (numbers, *descs, SCALE, *sizes, how.get("together", 2), *constants)
+    numbers = Descriptor(numbers_of(lse, share, block), 1)
+    constants += (how.get("is_ordered", False), how.get("stages", 2), 240)
+    told = Told(np.zeros(batch * heads * -(-queries // block), np.int32))
+    arguments = (told, numbers, *descs, SCALE, *sizes, how.get("together", 2), *constants)
     run_in_threads(MODULES, "attend_back", programs, *arguments)
+    dq = dq.reshape(*dq.shape[:3], -1, 2, 4, 4).swapaxes(4, 5).reshape(dq.shape)
     return (SCALE * dq, dk, dv), expected
 
 
@@ -120,6 +123,19 @@ def test_heads_share_keys_and_are_worked_off_in_sections(together):
     check(200, 200, heads=6, group=2, batch=2, together=together)
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("left", "right"), [(None, None), (None, 0), (70, 0), (200, None), (9, 9)])
+def test_sums_may_be_added_in_one_order(left, right, dim):
+    check(400, 400, left, right, dim=dim, is_ordered=True)
+    check(130, 600, left, right, dim=dim, is_ordered=True, heads=1)
+    check(600, 130, left, right, dim=dim, is_ordered=True, heads=1)
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_the_order_is_that_of_each_head(together):
+    check(300, 300, heads=6, group=2, batch=2, together=together, is_ordered=True)
+
+
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_it_is_right_with_any_number_of_blocks_in_flight(stages):
     check(300, 300, stages=stages, heads=1)
@@ -156,7 +172,7 @@ def kept(kernel):
     return binary
 
 given = [torch.zeros(1, h, 300, 128, dtype=torch.bfloat16).requires_grad_() for h in (4, 4, 4)]
-how = {"is_for_hopper": True, "is_ordered": False}
+how = {"is_for_hopper": True, "is_ordered": is_ordered}
 with patch.object(_ahead, "_read", kept):
     _ahead.compile_ahead(lambda: attention_forward(*given, **how)[0].sum().backward())
 print(json.dumps(found))
@@ -164,15 +180,16 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-def test_on_hopper_warps_are_specialised_and_loops_store_nothing_that_spilled():
-    found = json.loads(on_hopper(ON_HOPPER))
-    assert [name for name, *_ in found] == ["attend", "prepare", "attend_back"]
-    _, num_registers, spilled_bytes, shared_bytes, loops = found[-1]
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_on_hopper_warps_are_specialised_and_loops_store_nothing_that_spilled(is_ordered):
+    found = json.loads(on_hopper(ON_HOPPER, is_ordered=is_ordered))
+    assert [name for name, *_ in found] == ["attend", "prepare", "attend_back", "round_sums"]
+    _, num_registers, spilled_bytes, shared_bytes, loops = found[2]
     assert num_registers == 168
-    assert spilled_bytes <= 32
+    assert spilled_bytes <= 96
     assert shared_bytes <= 227 * 1024
     # One for each warpgroup: 32 products, all powers of a thread, and no wait for each product.
     assert len(loops) == 2
     for products, additions, powers, stores, waits in loops:
-        assert (products, additions, powers, stores) == (32, 1, 32, 0)
+        assert (products, additions, powers, stores) == (32, 0, 32, 0)
         assert waits <= 5

@@ -2,10 +2,12 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
+import itertools
 import json
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,6 +27,7 @@ from tests.kernel_checks import (
     why_inaccurate,
 )
 from tests.kernel_hopper import on_hopper
+from tests.kernel_threads import store_spread
 
 pytestmark = INTERPRETED
 CLOSE = 6e-4
@@ -270,19 +273,48 @@ def test_five_products_are_counted_for_two():
     assert KERNEL.backward_work(*call).flops == 2 * 10 * 64 * 10
 
 
-@pytest.mark.parametrize(
-    ("shape", "is_told"), [({"dim": 256}, False), ({"dim": 128}, True), ({"dim": 64}, False)]
-)
-def test_what_the_kernel_for_hopper_does_not_do_plain_triton_does(monkeypatch, shape, is_told):
+def backward_by(monkeypatch, dim, is_ordered=False):
+    """Return who computes gradients, and in which order."""
     called = []
     monkeypatch.setattr(ring, "run_tiled_back", lambda *about: called.append("plain"))
-    monkeypatch.setattr(ring, "_attend_back", lambda *about: called.append("Hopper"))
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: is_told)
-    q, k, v = call_of(20, **shape)
+    monkeypatch.setattr(ring, "_attend_back", lambda *about: called.append(("Hopper", about[-1])))
+    q, k, v = call_of(20, dim=dim)
     y, lse = attention_forward(q, k, v)
     given = Given(drawn(*y.shape), None, q, k, v, y, lse, None, None)
-    ring.run_ring_back(given, Options(0.1, True, 0, 20), 20)
-    assert called == (["plain"] if is_told or shape["dim"] == 256 else ["Hopper"])
+    ring.run_ring_back(given, Options(0.1, True, 0, 20), 20, is_ordered=is_ordered)
+    return called
+
+
+def test_what_the_kernel_for_hopper_does_not_do_plain_triton_does(monkeypatch):
+    assert backward_by(monkeypatch, 256) == ["plain"]
+    assert backward_by(monkeypatch, 128) == [("Hopper", False)]
+
+
+def test_who_asked_for_an_order_or_told_torch_so_gets_it(monkeypatch):
+    assert backward_by(monkeypatch, 64, is_ordered=True) == [("Hopper", True)]
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert backward_by(monkeypatch, 128) == [("Hopper", True)]
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_sums_are_rounded_with_their_columns_in_order(monkeypatch, dim):
+    # Tokens first in memory, as many layers have it.
+    q = torch.rand(2, 70, 2, dim).half().transpose(1, 2)
+    given = Given(*(q for _ in Given._fields))._replace(q_starts=None, k_starts=None)
+
+    def spread(given, options, prepared, of_keys, is_ordered):
+        for place in itertools.product(range(2), range(2), range(0, dim, 64)):
+            batch, head, first = place
+            columns, smem = slice(first, first + 64), np.zeros((1, 1, 128, 64), np.float32)
+            store_spread(smem[:, :, :64], q[batch, head, :64, columns].float().numpy())
+            prepared[2][batch, head, :64, columns] = torch.from_numpy(smem[0, 0, :64])
+
+    monkeypatch.setattr(ring, "_numbers_of", lambda given: None)
+    monkeypatch.setattr(ring, "_attend_back", spread)
+    dq, _, _ = ring.run_ring_back(given, Options(0.5, True, 0, 70), 70, is_ordered=False)
+    assert dq.stride() == q.stride()
+    assert torch.equal(dq[:, :, :64], 0.5 * q[:, :, :64])
+    assert not dq[:, :, 64:].any()
 
 
 @pytest.mark.parametrize(("dim", "block"), [(64, 128), (128, 64)])
@@ -291,8 +323,8 @@ def test_a_block_of_queries_has_its_numbers_side_by_side(dim, block):
     y, lse = attention_forward(q, k, v)
     dy, dlse = drawn(*y.shape, seed=3), drawn(*lse.shape, seed=4).float()
     found = ring._numbers_of(Given(dy, dlse, q, k, v, y, lse, None, None))
-    assert found.shape == (1, 2, 128 // block, 2, block)
-    numbers = found.transpose(2, 3).reshape(1, 2, 2, 128)
+    assert found.shape == (1, 2, 128 // block, 2 * block)
+    numbers = found.unflatten(3, (2, block)).transpose(2, 3).reshape(1, 2, 2, 128)
     share = (y.float() * dy.float()).sum(-1) - dlse
     torch.testing.assert_close(numbers[:, :, 0, :70], -lse * math.log2(math.e))
     torch.testing.assert_close(numbers[:, :, 1, :70], -share, rtol=1e-4, atol=1e-4)
@@ -305,7 +337,7 @@ def test_a_query_that_sees_nothing_gives_nothing_whatever_its_log_sum_exp_gets()
     assert lse[:, :, :17].isneginf().all()
     dlse = torch.zeros_like(lse).index_fill_(2, torch.arange(17), math.nan)
     dy = drawn(*y.shape, seed=3)
-    share = ring._numbers_of(Given(dy, dlse, q, k, v, y, lse, None, None))[:, :, 0, 1]
+    share = ring._numbers_of(Given(dy, dlse, q, k, v, y, lse, None, None))[:, :, 0, 128:]
     assert not share[..., :17].any()
     assert share[..., 18:50].all()
     assert not share.isnan().any()

@@ -3,18 +3,24 @@
 Keys and values stay, and blocks of queries pass by with the gradients of their results. Scores lie
 keys first, so that weights and the scores' gradients are operands from registers; for the queries'
 gradient, the latter meet in shared memory, where each warpgroup multiplies for 64 queries and 64
-columns, and the copying hardware adds that to what other programs have added. B, H, T, D, M
+columns, and another warp has that added to what other programs have added. B, H, T, D, M
 and N as in `_attention_device`. Of what is passed on, `sizes` are queries, keys, what is seen on
 the left and on the right, heads of keys of a sequence, those of all, and those worked off together;
-`HOW` is whether there is a left and a right bound, how many query heads share a head of keys, and
-M: 64 queries of a block for 128 columns, 128 for 64.
+`HOW` is whether there is a left and a right bound, how many query heads share a head of keys,
+M (64 queries of a block for 128 columns, 128 for 64), and whether sums are added in one order.
 """
 
 from __future__ import annotations
 
+from kprof.kernels._attention_back_adds import (
+    SUMS_ARE_READ,
+    WITH_THE_WARP,
+    add_for_others,
+    block_at,
+    pass_on,
+    tile_of,
+)
 from kprof.kernels._gluon import (
-    add_shared_to_global,
-    async_copy,
     fence_async_shared,
     gl,
     gluon,
@@ -24,8 +30,7 @@ from kprof.kernels._gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from kprof.kernels._tile_order import tile_at
-from kprof.kernels._tile_reach import is_in_reach, reach_of
+from kprof.kernels._tile_reach import is_in_reach
 from kprof.kernels._tile_ring import load, loaded, ring_of, room_for
 
 # Keys of a warpgroup, and queries and columns for which it multiplies.
@@ -37,68 +42,39 @@ LOG2_E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
-def _tile(sizes, HOW: gl.constexpr):
-    """Return batch, head and first key of a tile, and where masked blocks of queries begin and end.
-
-    What a key is seen by is what a query sees, the other way round.
-    """
-    M: gl.constexpr = HOW[3]
-    num_tiles = gl.cdiv(sizes[1], 2 * ROWS)
-    block, head = tile_at(gl.program_id(0), num_tiles, sizes[5], sizes[6], False)
-    key = block * 2 * ROWS
-    own = key + sizes[0] - sizes[1]
-    begin, inner_begin, inner_end, end = reach_of(
-        own, 2 * ROWS, sizes[0], sizes[3], sizes[2], M, HOW[1], HOW[0]
-    )
-    # Keys that are not there are 0 but weigh without bound: in 16 bits that may be infinite, and
-    # times 0 no number. So where there are such, masks are everywhere.
-    inner_end = gl.where(key + 2 * ROWS > sizes[1], inner_begin, inner_end)
-    blocks = (begin // M, inner_begin // M, inner_end // M, gl.cdiv(end, M))
-    return head // sizes[4], head % sizes[4], key, blocks
-
-
-@gluon.jit
-def _load_block(descs, numbers_at, ring, count, batch, head, row):
-    """Begin to load a block of queries, their results' gradients and numbers, once there is room.
-
-    Numbers go by another way, on which each thread makes the barrier wait for one more arrival,
-    until its own are there; so that has to come before the barrier is told of the others.
-    """
-    q_desc, dy_desc = descs
+def _load_block(descs, ring, count, batch, head, block):
+    """Begin to load a block of queries, and what goes with it, once there is room."""
+    q_desc, dy_desc, numbers_desc = descs
     queries, dy_smem, numbers_smem = ring
     q_smem, full, free = queries
     place = count % q_smem.shape[0]
     mbarrier.wait(free.index(place), (count // q_smem.shape[0] & 1) ^ 1)
-    LINE: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
-    at = numbers_at + gl.arange(0, numbers_smem.shape[1], LINE)
-    async_copy.async_copy_global_to_shared(numbers_smem.index(place), at)
-    async_copy.mbarrier_arrive(full.index(place))
-    mbarrier.expect(full.index(place), q_desc.block_type.nbytes + dy_desc.block_type.nbytes)
-    at = [batch, head, row, 0]
+    NBYTES: gl.constexpr = q_desc.block_type.nbytes + dy_desc.block_type.nbytes
+    mbarrier.expect(full.index(place), NBYTES + numbers_desc.block_type.nbytes)
+    at = [batch, head, block * q_smem.shape[3], 0]
     tma.async_copy_global_to_shared(q_desc, at, full.index(place), q_smem.index(place))
     tma.async_copy_global_to_shared(dy_desc, at, full.index(place), dy_smem.index(place))
+    at = [batch, head, block, 0]
+    tma.async_copy_global_to_shared(numbers_desc, at, full.index(place), numbers_smem.index(place))
 
 
 @gluon.jit
-def _produce(descs, numbers, rings, sizes, HOW: gl.constexpr):
+def _produce(descs, rings, sizes, HOW: gl.constexpr):
     """Load keys and values, then all that passes by in the order of its use."""
     ring, k_ring, v_ring = rings
-    batch, head, key, blocks = _tile(sizes, HOW)
+    passing, k_desc, v_desc = descs
+    batch, head, key, blocks = tile_of(sizes, HOW)
     for who in gl.static_range(2):
-        load(descs[2], k_ring, who, batch, head, key + who * ROWS)
-        load(descs[3], v_ring, who, batch, head, key + who * ROWS)
-    M: gl.constexpr = HOW[3]
-    count, num_blocks = 0, gl.cdiv(sizes[0], M)
+        load(k_desc, k_ring, who, batch, head, key + who * ROWS)
+        load(v_desc, v_ring, who, batch, head, key + who * ROWS)
+    count = 0
     for member in range(HOW[2]):
         query_head = head * HOW[2] + member
-        first = (batch * sizes[4] * HOW[2] + query_head).to(gl.int64) * num_blocks
-        for block in range(blocks[0], blocks[3]):
-            at, row = numbers + (first + block) * (2 * M), block * M
-            _load_block((descs[0], descs[1]), at, ring, count, batch, query_head, row)
+        for place in range(blocks[0], blocks[3]):
+            _load_block(passing, ring, count, batch, query_head, block_at(place, blocks, HOW))
             count += 1
     # Of which scores are begun, and nothing becomes.
-    at = numbers + (batch * sizes[4] + head).to(gl.int64) * HOW[2] * num_blocks * (2 * M)
-    _load_block((descs[0], descs[1]), at, ring, count, batch, head * HOW[2], 0)
+    _load_block(passing, ring, count, batch, head * HOW[2], 0)
 
 
 @gluon.jit
@@ -108,7 +84,7 @@ def _as_operand(x_MN, like_MD, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def _scores_by_keys(scores, met, k, WHO: gl.constexpr):
+def _scores_by_keys(met, first, k, WHO: gl.constexpr):
     """Begin to multiply what has met of the scores' gradients with all keys, for 64 of each side.
 
     Those are half of the columns, or half of the queries.
@@ -117,7 +93,7 @@ def _scores_by_keys(scores, met, k, WHO: gl.constexpr):
     dq_MD = gl.zeros([ROWS, ROWS], gl.float32, H)
     for half in gl.static_range(2):
         keys = k.index(half).reshape([ROWS, k.shape[4]])
-        of_keys = scores.index(met + half)
+        of_keys = met.index(first + half)
         if k.shape[4] > ROWS:
             keys = keys.slice(WHO * ROWS, ROWS, 1)
         else:
@@ -125,15 +101,6 @@ def _scores_by_keys(scores, met, k, WHO: gl.constexpr):
         product = of_keys.permute([1, 0])
         dq_MD = warpgroup_mma(product, keys, dq_MD, use_acc=half > 0, is_async=True)
     return dq_MD
-
-
-@gluon.jit
-def _add(sum_MD, smem, desc, at):
-    """Add to what others have added, by way of shared memory."""
-    tma.store_wait(0)
-    smem.reshape([sum_MD.shape[0], sum_MD.shape[1]]).store(sum_MD)
-    fence_async_shared()
-    add_shared_to_global(desc, at, smem)
 
 
 @gluon.jit
@@ -147,17 +114,17 @@ def _begin(ring, k, count):
 
 
 @gluon.jit
-def _step(state, given, block, member, masks, HOW: gl.constexpr, WHO: gl.constexpr):
+def _step(state, given, block, masks, HOW: gl.constexpr, WHO: gl.constexpr):
     """Take one block of queries in, and return the state."""
     dk_ND, dv_ND, weight_NM, count = state
-    ring, keys, adds, place, sizes, scale = given
+    ring, keys, met, sums, sizes, scale = given
     M: gl.constexpr = HOW[3]
     D: gl.constexpr = ring[0][0].shape[4]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     C: gl.constexpr = gl.SliceLayout(0, S)
     at = count % ring[1].shape[0]
     q, dy = ring[0][0].index(at).reshape([M, D]), ring[1].index(at).reshape([M, D])
-    line = ring[2].index(at)
+    line = ring[2].index(at).reshape([2 * M])
     # What is taken off of a product is where it begins: it needs no registers beside it.
     score_NM = gl.zeros([ROWS, M], gl.float32, S) + line.slice(M, M).load(C)[None, :]
     score_NM = warpgroup_mma(keys[1], dy.permute([1, 0]), score_NM, is_async=True)
@@ -173,43 +140,42 @@ def _step(state, given, block, member, masks, HOW: gl.constexpr, WHO: gl.constex
     score_NM = weight_NM * warpgroup_mma_wait(1, [score_NM])
     dk_ND = warpgroup_mma(_as_operand(score_NM, dk_ND, q.dtype), q, dk_ND, is_async=True)
     # What was there two blocks before has been read: all have met since.
-    met = count % 2 * 2
-    adds[0].index(met + WHO).store(score_NM.to(q.dtype))
+    first = count % 2 * 2
+    met.index(first + WHO).store(score_NM.to(q.dtype))
     fence_async_shared()
     wait_for_turn(BARRIER, THREADS)
     dv_ND = warpgroup_mma_wait(1, [dv_ND])
-    dq_MD = _scores_by_keys(adds[0], met, keys[3], WHO)
+    dq_MD = _scores_by_keys(met, first, keys[3], WHO)
     dk_ND = warpgroup_mma_wait(2, [dk_ND])
     mbarrier.arrive(ring[0][2].index(at), count=1)
     # So that the tensor cores have something to do while what they have done is stored.
     next_NM = _begin(ring, keys[0], count + 1)
     dq_MD = warpgroup_mma_wait(1, [dq_MD])
-    OF_ROWS: gl.constexpr = WHO * (M - ROWS)
-    to = [place[0], place[1] * HOW[2] + member, block * M + OF_ROWS, WHO * ROWS - OF_ROWS]
-    _add(dq_MD, adds[1].index(WHO), adds[2], to)
+    pass_on(dq_MD, sums, WHO)
     return dk_ND, dv_ND, warpgroup_mma_wait(0, [next_NM]), count + 1
 
 
 @gluon.jit
 def _consume(WHO: gl.constexpr, common, HOW: gl.constexpr):
     """Compute what 64 keys give and get."""
-    rings, adds, results, sizes, scale = common
+    rings, met, sums, results, sizes, scale = common
     ring, k_ring, v_ring = rings
-    batch, head, key, blocks = _tile(sizes, HOW)
+    batch, head, key, blocks = tile_of(sizes, HOW)
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HOW[3], 16])
     own_N = key + WHO * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S)) + (sizes[0] - sizes[1])
     loaded(k_ring, 1 - WHO)
     k, _ = loaded(k_ring, WHO)
     v, _ = loaded(v_ring, WHO)
-    given = (ring, (k, v, own_N, k_ring[0]), adds, (batch, head), sizes, scale)
+    given = (ring, (k, v, own_N, k_ring[0]), met, sums, sizes, scale)
     D: gl.constexpr = k.shape[1]
     R: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     nothing_ND = gl.zeros([ROWS, D], gl.float32, R)
     state = (nothing_ND, nothing_ND, warpgroup_mma_wait(0, [_begin(ring, k, 0)]), 0)
-    for member in range(HOW[2]):
-        for block in range(blocks[0], blocks[3]):
+    for _ in range(HOW[2]):
+        for place in range(blocks[0], blocks[3]):
+            block = block_at(place, blocks, HOW)
             masks = (block < blocks[1]) | (block >= blocks[2])
-            state = _step(state, given, block, member, masks, HOW, WHO)
+            state = _step(state, given, block, masks, HOW, WHO)
     dk_ND, dv_ND, _, _ = state
     # The other warpgroup has multiplied with these keys for the last time.
     wait_for_turn(BARRIER, THREADS)
@@ -221,6 +187,8 @@ def _consume(WHO: gl.constexpr, common, HOW: gl.constexpr):
         at = [batch, head, key + WHO * ROWS, 0]
         tma.async_copy_shared_to_global(results[which], at, smem)
     tma.store_wait(0)
+    # As often as the warp that adds has passed by.
+    wait_for_turn(SUMS_ARE_READ + WHO, WITH_THE_WARP)
 
 
 @gluon.jit(
@@ -229,7 +197,8 @@ def _consume(WHO: gl.constexpr, common, HOW: gl.constexpr):
     ]
 )
 def attend_back(
-    numbers_BHTS,
+    told_BHT,
+    numbers_desc,
     q_desc,
     dy_desc,
     k_desc,
@@ -249,27 +218,27 @@ def attend_back(
     HAS_RIGHT: gl.constexpr,
     GROUP: gl.constexpr,
     M: gl.constexpr,
+    IS_ORDERED: gl.constexpr,
     STAGES: gl.constexpr,
     REGISTERS: gl.constexpr,
 ) -> None:
     """Store the gradients of one tile of keys and values, and add to those of the queries."""
-    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    numbers = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * M], LINE)
-    ring = (ring_of(q_desc, STAGES, 2), room_for(dy_desc, STAGES), numbers)
+    ring = (ring_of(q_desc, STAGES, 2), room_for(dy_desc, STAGES), room_for(numbers_desc, STAGES))
     rings = (ring, ring_of(k_desc, 2, 1), ring_of(v_desc, 2, 1))
     MET: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, M], q_desc.dtype)
     met = gl.allocate_shared_memory(q_desc.dtype, [4, ROWS, M], MET)
-    adds = (met, room_for(dq_desc, 2), dq_desc)
+    sums = room_for(dq_desc, 2)
     sizes = (num_queries, num_keys, left, right, heads, num_heads, together)
-    HOW: gl.constexpr = (HAS_LEFT, HAS_RIGHT, GROUP, M)
-    given = (rings, adds, (dk_desc, dv_desc), sizes, scale)
-    descs = (q_desc, dy_desc, k_desc, v_desc)
+    HOW: gl.constexpr = (HAS_LEFT, HAS_RIGHT, GROUP, M, IS_ORDERED)
+    given = (rings, met, sums, (dk_desc, dv_desc), sizes, scale)
+    descs = ((q_desc, dy_desc, numbers_desc), k_desc, v_desc)
     gl.warp_specialize(
         [
             (_consume, (0, given, HOW)),
             (_consume, (1, given, HOW)),
-            (_produce, (descs, numbers_BHTS, rings, sizes, HOW)),
+            (_produce, (descs, rings, sizes, HOW)),
+            (add_for_others, (sums, dq_desc, told_BHT, sizes, HOW)),
         ],
-        [4, 1],
-        [REGISTERS, 24],
+        [4, 1, 1],
+        [REGISTERS, 24, 24],
     )

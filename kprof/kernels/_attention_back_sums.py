@@ -1,4 +1,7 @@
-"""What attention's gradients begin with on Hopper: numbers of each query, in whole blocks."""
+"""What goes before and behind attention's gradients on Hopper: numbers of each query, and rounding.
+
+B, H, T and D as in `_attention_device`; M rows of a program.
+"""
 
 from __future__ import annotations
 
@@ -54,3 +57,30 @@ def prepare(
     is_place_M = row_M < step
     tl.store(to_M, lse_M * -LOG2_E, is_place_M)
     tl.store(to_M + BLOCK, -share_M, is_place_M)
+
+
+@triton.jit(do_not_specialize=["num_queries"])
+def round_sums(
+    sums_BHTD,
+    dq_BHTD,
+    dq_batch: tl.int64,
+    dq_head: tl.int64,
+    dq_token: tl.int64,
+    scale,
+    num_queries,
+    D: tl.constexpr,
+    M: tl.constexpr,
+) -> None:
+    """Store sums times a scale, columns in their order, where sums have them as they were added."""
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    row_M, column_D = tl.arange(0, M) + tl.program_id(0) * M, tl.arange(0, D)
+    is_row_MD = (row_M < num_queries)[:, None]
+    token_M = row_M.to(tl.int64)
+    # Bits 4 3 2 1 0 of a column lie in the order 2 4 3 1 0.
+    bit_2, bits_34 = column_D >> 2 & 1, column_D >> 3 & 3
+    place_D = (column_D & -32) + bit_2 * 16 + bits_34 * 4 + (column_D & 3)
+    place_D = tl.max_contiguous(tl.multiple_of(place_D, 4), 4)
+    sums_at = sums_BHTD + ((batch * tl.num_programs(1) + head) * num_queries + token_M)[:, None] * D
+    sum_MD = tl.load(sums_at + place_D[None, :], is_row_MD, other=0.0)
+    dq_at = dq_BHTD + batch * dq_batch + head * dq_head + (token_M * dq_token)[:, None]
+    tl.store(dq_at + column_D[None, :], (sum_MD * scale).to(dq_BHTD.dtype.element_ty), is_row_MD)

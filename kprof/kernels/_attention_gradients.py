@@ -9,7 +9,10 @@ from torch import Tensor
 
 from kprof.kernels._attention import run_attention
 from kprof.kernels._attention_back import run_attention_back
-from kprof.kernels._attention_back_ring import run_attention_back_on_hopper
+from kprof.kernels._attention_back_ring import (
+    run_attention_back_in_order,
+    run_attention_back_on_hopper,
+)
 from kprof.kernels._attention_ring import run_on_hopper
 from kprof.kernels._operator import applied
 
@@ -35,15 +38,15 @@ class _WithGradient(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, y, lse, q_starts, k_starts)
         ctx.set_materialize_grads(False)
         ctx.options = (*options, most_keys)
-        ctx.is_unordered = is_for_hopper and not is_ordered
+        on_hopper = run_attention_back_in_order if is_ordered else run_attention_back_on_hopper
+        ctx.run_back = on_hopper if is_for_hopper else run_attention_back
         return y, lse
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         y = ctx.saved_tensors[3]
         dy = torch.zeros_like(y) if dy is None else dy
-        run = run_attention_back_on_hopper if ctx.is_unordered else run_attention_back
-        gradients = run(dy, dlse, *ctx.saved_tensors, *ctx.options)
+        gradients = ctx.run_back(dy, dlse, *ctx.saved_tensors, *ctx.options)
         return *gradients, None, None, None, None, None, None
 
 

@@ -5,7 +5,7 @@ Programs stay, one on each multiprocessor, and work one tile off after the other
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -196,7 +196,7 @@ def _shared_out(
     return programs, together, table
 
 
-def describe(x: Tensor, rows: int, columns: int = 0) -> Any:
+def describe(x: Tensor, rows: int, columns: int = 0, *, is_swizzled: bool = True) -> Any:
     """Return what the copying hardware is told of a tensor: blocks of so many rows; 0: all columns.
 
     Of one to be written to, rows begin at multiples of 16 bytes; of others there may be a copy.
@@ -208,6 +208,8 @@ def describe(x: Tensor, rows: int, columns: int = 0) -> Any:
     dtypes[torch.float8_e4m3fn] = gl.float8e4nv
     block = [1, 1, rows, columns or x.shape[3]]
     layout = gl.NVMMASharedLayout.get_default_for(block, dtypes[x.dtype])
+    if not is_swizzled:
+        layout = replace(layout, swizzle_byte_width=0)
     # Where there is one, nothing is a step away; but a step has to be a multiple.
     sized = zip(x.shape, x.stride(), strict=True)
     steps = [step if length > 1 else ALIGNMENT for length, step in sized]

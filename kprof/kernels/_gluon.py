@@ -9,7 +9,6 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -22,7 +21,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 __all__ = [
     "TensorDescriptor",
     "add_shared_to_global",
-    "async_copy",
     "fence_async_shared",
     "gl",
     "gluon",
@@ -31,15 +29,30 @@ __all__ = [
     "pack",
     "pack_narrow",
     "product",
+    "store_spread",
+    "tell_when_added",
     "tma",
     "turn_over_to",
     "unpack",
     "unpack_narrow",
     "wait_for_turn",
+    "wait_until_told",
     "warp",
     "warpgroup_mma",
     "warpgroup_mma_wait",
 ]
+
+
+# Row and column that each bit of a place stands for, in `store_spread`.
+SPREAD = gl.constexpr(
+    gl.SharedLinearLayout(
+        [
+            *([0, 1], [0, 2], [0, 8], [0, 16], [0, 4]),
+            *([1, 8], [2, 16], [4, 4], [8, 0], [16, 0], [32, 0], [0, 32]),
+        ],
+        alignment=1024,
+    )
+)
 
 
 @builtin
@@ -77,6 +90,42 @@ def turn_over_to(barrier: gl.constexpr, THREADS: gl.constexpr) -> None:
     """Count this thread at such a barrier, without waiting."""
     code: gl.constexpr = f"bar.arrive {barrier}, {THREADS}; mov.u32 $0, 0;"
     gl.inline_asm_elementwise(code, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def wait_until_told(at, number) -> None:
+    """Wait until what is told at this address is a number; what was added before then is there."""
+    code: gl.constexpr = (
+        "{ .reg .pred is_other; .reg .b32 told; "
+        "AGAIN: ld.acquire.gpu.global.b32 told, [$1]; setp.ne.b32 is_other, told, $2; "
+        "@is_other bra AGAIN; fence.proxy.async.global; mov.u32 $0, 0; }"
+    )
+    gl.inline_asm_elementwise(code, "=r,l,r", [at, number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def tell_when_added(at, number) -> None:
+    """Tell a number at an address, once all that this warp has begun to add is in memory.
+
+    One of its threads has begun it, and the others wait for that one. It takes a warp alone.
+    """
+    code: gl.constexpr = (
+        "cp.async.bulk.wait_group 0; bar.warp.sync 0xffffffff; "
+        "st.release.gpu.global.b32 [$1], $2; mov.u32 $0, 0;"
+    )
+    gl.inline_asm_elementwise(code, "=r,l,r", [at, number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def store_spread(smem, x_MN):
+    """Store 64 by 64 numbers of 32 bits that a product leaves, columns in another order.
+
+    Of columns 2t, 2t + 1 of every eight that a thread has, 16 threads store those of one eight of
+    four rows at a time. Where the copying hardware wants those (128 bytes of a row, moved by rows),
+    they share half of the banks. Here bits 4 3 2 1 0 of a column lie in the order 2 4 3 1 0, and
+    they share none.
+    """
+    smem._reinterpret(gl.float32, [64, 64], SPREAD).store(x_MN)
 
 
 @gluon.jit
