@@ -26,13 +26,15 @@ def write_evidence(path, what, rows, sources, *, commit=None, versions=None, **m
 
     `versions` are further ones, of peers; what else is worth knowing goes into `more`.
     """
+    found = describe_gpu()
+    path = named_after(found["gpu"], path)
     result = {
         "schema": 1,
         "what": what,
         "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_arguments()]),
         "commit": commit or current_commit(),
         "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
-        **describe_gpu(),
+        **found,
         "machine": {"cpu": processor(), "cores": len(os.sched_getaffinity(0))},
         "versions": {**installed_versions(), **(versions or {})},
         "sources": hash_sources(sources),
@@ -42,6 +44,14 @@ def write_evidence(path, what, rows, sources, *, commit=None, versions=None, **m
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     print(f"result: {path}")
+
+
+def named_after(gpu, path):
+    """Return the path with the name of the GPU that is here, where the script's is another's."""
+    model = re.search(r"NVIDIA ([A-Z]+\d+)", gpu or "")
+    if model is None:
+        return path
+    return path.with_name(path.name.replace("_h200", f"_{model[1].lower()}"))
 
 
 def _arguments():
