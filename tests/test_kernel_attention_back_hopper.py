@@ -186,7 +186,7 @@ def test_on_hopper_warps_are_specialised_and_loops_store_nothing_that_spilled(is
     assert [name for name, *_ in found] == ["attend", "prepare", "attend_back", "round_sums"]
     _, num_registers, spilled_bytes, shared_bytes, loops = found[2]
     assert num_registers == 168
-    assert spilled_bytes <= 96
+    assert spilled_bytes <= (64 if is_ordered else 56)
     assert shared_bytes <= 227 * 1024
     # One for each warpgroup: 32 products, all powers of a thread, and no wait for each product.
     assert len(loops) == 2
