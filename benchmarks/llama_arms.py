@@ -38,6 +38,7 @@ def work_off(name, size):
     except (ImportError, RuntimeError, TypeError, AttributeError) as error:
         say({"problem": f"{type(error).__name__}: {str(error)[:300]}"})
         return
+    give_back()
     say(told)
     for request in asked:
         # After the others' turn: a step that does not count.
@@ -51,6 +52,7 @@ def work_off(name, size):
         found = {"step_ns": step_ns, "start_ns": time.time_ns(), "loss": loss.item()}
         if torch.cuda.is_available():
             found["peak_bytes"] = torch.cuda.max_memory_allocated()
+        give_back()
         say(found)
 
 
@@ -112,6 +114,12 @@ def build(layers, width, tokens, vocabulary):
         model = LlamaForCausalLM(config).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device == "cuda")
     return model, optimizer, torch.randint(vocabulary, (4, tokens), device=device)
+
+
+def give_back():
+    """Give what is free back, so that the arm whose turn it is has room."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def synchronize():

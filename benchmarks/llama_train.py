@@ -4,8 +4,8 @@ python benchmarks/llama_train.py [--minutes 3]
 
 The shape is that of Llama-3.2-1B in bfloat16, the batch 4 x 1024 tokens, and the weights are
 random, as in examples/train_llama.py. Each arm trains in a process of its own; the processes take
-turns in random order, some steps each, while the others wait; each keeps the memory that it has
-taken, 115 GB together. Then `kprof ab --swap` compares that example with itself.
+turns in random order, some steps each, while the others wait with their weights and moments alone:
+all of it fits 80 GB. Then `kprof ab --swap` compares that example with itself.
 """
 
 import argparse
