@@ -104,10 +104,14 @@ def _scores_by_keys(met, first, k, WHO: gl.constexpr):
 
 
 @gluon.jit
-def _begin(ring, k, count):
+def _begin(ring, k_smem, count, WHO: gl.constexpr):
     """Begin to multiply keys and the next block of queries, once that is there."""
     q, _ = loaded(ring[0], count)
     M: gl.constexpr = q.shape[0]
+    D: gl.constexpr = q.shape[1]
+    # Where keys lie is the same in every step; kept in registers, it takes 16 of a thread. What is
+    # added is 0, which the compiler cannot know, so it is found anew.
+    k = k_smem.index(WHO + (count >> 30)).reshape([ROWS, D])
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     nothing_NM = gl.zeros([ROWS, M], gl.float32, S)
     return warpgroup_mma(k, q.permute([1, 0]), nothing_NM, use_acc=False, is_async=True)
@@ -127,14 +131,14 @@ def _step(state, given, block, masks, HOW: gl.constexpr, WHO: gl.constexpr):
     line = ring[2].index(at).reshape([2 * M])
     # What is taken off of a product is where it begins: it needs no registers beside it.
     score_NM = gl.zeros([ROWS, M], gl.float32, S) + line.slice(M, M).load(C)[None, :]
-    score_NM = warpgroup_mma(keys[1], dy.permute([1, 0]), score_NM, is_async=True)
+    score_NM = warpgroup_mma(keys[0], dy.permute([1, 0]), score_NM, is_async=True)
     less_M = line.slice(0, M).load(C)
     weight_NM = gl.exp2(weight_NM * (scale * LOG2_E) + less_M[None, :])
     if masks:
         row_M = block * M + gl.arange(0, M, C)
-        is_seen_NM = is_in_reach(keys[2], row_M, sizes[0], sizes[3], sizes[2], HOW[1], HOW[0])
+        is_seen_NM = is_in_reach(keys[1], row_M, sizes[0], sizes[3], sizes[2], HOW[1], HOW[0])
         # Where no mask depends on them, keys behind the last one would be seen.
-        is_seen_NM &= (keys[2] < sizes[0])[:, None]
+        is_seen_NM &= (keys[1] < sizes[0])[:, None]
         weight_NM = gl.where(is_seen_NM, weight_NM, 0.0)
     dv_ND = warpgroup_mma(_as_operand(weight_NM, dv_ND, q.dtype), dy, dv_ND, is_async=True)
     score_NM = weight_NM * warpgroup_mma_wait(1, [score_NM])
@@ -145,11 +149,11 @@ def _step(state, given, block, masks, HOW: gl.constexpr, WHO: gl.constexpr):
     fence_async_shared()
     wait_for_turn(BARRIER, THREADS)
     dv_ND = warpgroup_mma_wait(1, [dv_ND])
-    dq_MD = _scores_by_keys(met, first, keys[3], WHO)
+    dq_MD = _scores_by_keys(met, first, keys[2], WHO)
     dk_ND = warpgroup_mma_wait(2, [dk_ND])
     mbarrier.arrive(ring[0][2].index(at), count=1)
     # So that the tensor cores have something to do while what they have done is stored.
-    next_NM = _begin(ring, keys[0], count + 1)
+    next_NM = _begin(ring, keys[2], count + 1, WHO)
     dq_MD = warpgroup_mma_wait(1, [dq_MD])
     pass_on(dq_MD, sums, WHO)
     return dk_ND, dv_ND, warpgroup_mma_wait(0, [next_NM]), count + 1
@@ -164,13 +168,13 @@ def _consume(WHO: gl.constexpr, common, HOW: gl.constexpr):
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HOW[3], 16])
     own_N = key + WHO * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S)) + (sizes[0] - sizes[1])
     loaded(k_ring, 1 - WHO)
-    k, _ = loaded(k_ring, WHO)
+    loaded(k_ring, WHO)
     v, _ = loaded(v_ring, WHO)
-    given = (ring, (k, v, own_N, k_ring[0]), met, sums, sizes, scale)
-    D: gl.constexpr = k.shape[1]
+    given = (ring, (v, own_N, k_ring[0]), met, sums, sizes, scale)
+    D: gl.constexpr = v.shape[1]
     R: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     nothing_ND = gl.zeros([ROWS, D], gl.float32, R)
-    state = (nothing_ND, nothing_ND, warpgroup_mma_wait(0, [_begin(ring, k, 0)]), 0)
+    state = (nothing_ND, nothing_ND, warpgroup_mma_wait(0, [_begin(ring, k_ring[0], 0, WHO)]), 0)
     for _ in range(HOW[2]):
         for place in range(blocks[0], blocks[3]):
             block = block_at(place, blocks, HOW)

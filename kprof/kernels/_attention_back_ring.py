@@ -11,7 +11,7 @@ from torch import Tensor
 from kprof.kernels._attention import Options
 from kprof.kernels._attention_back import SCHEMA, Given, empty_gradients, run_tiled_back
 from kprof.kernels._attention_back_sums import prepare, round_sums
-from kprof.kernels._attention_ring import KEPT_BYTES, describe
+from kprof.kernels._attention_ring import KEPT_BYTES, MANY_QUERIES, SHORT_KEPT_BYTES, describe
 from kprof.kernels._launch import Launcher, alignments
 from kprof.kernels._operator import define
 
@@ -111,9 +111,13 @@ def _attend_back(
     descs += [describe(one, n) for one, n in zip(tensors, rows, strict=True)]
     descs += [describe(sums, ROWS, ROWS), *(describe(one, ROWS) for one in of_keys)]
     num_heads, group = batch * key_heads, heads // key_heads
-    # Of a head of keys L2 holds queries and gradients, those of the queries in 32 bits.
+    # Of a head of keys L2 holds queries and gradients, those of the queries in 32 bits; and beside
+    # them keys and what becomes of them, which take as much where queries are few. By measurement
+    # on an H100.
     bytes_of_head = group * num_queries * dim * (2 * q.element_size() + 4)
-    together = min(num_heads, max(1, KEPT_BYTES // bytes_of_head))
+    is_short = options.sees_all(num_queries, num_keys) or num_queries < MANY_QUERIES
+    kept_bytes = SHORT_KEPT_BYTES if is_short else KEPT_BYTES
+    together = min(num_heads, max(1, kept_bytes // bytes_of_head))
     sizes = (num_queries, num_keys, left or 0, right or 0, key_heads, num_heads, together)
     how = (left is not None, right is not None, group, QUERIES[dim])
     constants = (*how, is_ordered, STAGES, MOST_REGISTERS)
