@@ -129,7 +129,8 @@ def distance(new: object, old: object) -> float:
         return float("inf")
     if new.shape != old.shape or new.dtype != old.dtype or not old.dtype.is_floating_point:
         return float("inf")
-    a, b = new.double(), old.double()
+    # On the host: on a GPU, each of the operations below would be loaded for this alone.
+    a, b = new.detach().cpu().double(), old.detach().cpu().double()
     scale = torch.maximum(b.abs(), b.pow(2).mean(-1, keepdim=True).sqrt() if b.dim() else b.abs())
     apart = (a - b).abs() / (scale * torch.finfo(old.dtype).eps).clamp_min(1e-300)
     worst = float(apart.max()) if apart.numel() else 0.0

@@ -132,7 +132,7 @@ class Ways:
         """Return what counts a call that is being compiled: replaced or not."""
         num_traced = self._num_traced
 
-        @torch.compiler.assume_constant_result
+        @_as_constant
         def note(is_replaced: bool) -> bool:
             num_traced[is_replaced] += 1
             return is_replaced
@@ -204,7 +204,16 @@ def cast_of(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if is_on else None
 
 
-@torch.compiler.assume_constant_result
+def _as_constant(function: Callable[..., bool]) -> Callable[..., bool]:
+    """Mark a function that the compiler calls once, while it traces.
+
+    As `torch.compiler.assume_constant_result` does, which imports the whole compiler for it.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_as_constant
 def _is_exporting() -> bool:
     """Tell whether a graph is made to be exported; inside graphs, torch 2.11 says so of all."""
     return torch.compiler.is_exporting()
