@@ -1,12 +1,12 @@
 """A Llama that trains, or reads a long prompt, with fused attention against torch's, by `kprof ab`.
 
-python benchmarks/attention_ab.py [training | prefill ...] [--minutes 4.4] [--provider NAME]
+python benchmarks/attention_ab.py [training | prefill | fp8 ...] [--minutes 10] [--provider NAME]
 
 The shape is that of Llama-3.1-8B in bfloat16 with random weights, the sequence of 16,384 tokens:
 a prompt through all 32 layers, whose step is the time to the first token (examples/serve_llama.py),
-and a step of training 8 of them (workloads/llama_long.py). A is the model as Hugging Face has it,
-whose attention is torch's default. The quality gate judges in a model that has learnt:
-benchmarks/attention_gate.py.
+in bfloat16 and in FP8; and a step of training 8 of them (workloads/llama_long.py). A is the model
+as Hugging Face has it, whose attention is torch's default. The quality gate judges in a model that
+has learnt: benchmarks/attention_gate.py.
 """
 
 import argparse
@@ -52,6 +52,7 @@ class Asked:
     """Asked for by name: unasked, attention is replaced only where somebody measured it."""
     layers: int
     target: str
+    kernel: str = "attention_forward"
 
 
 COMPARISONS = {
@@ -63,6 +64,10 @@ COMPARISONS = {
         (str(ROOT / "examples" / "serve_llama.py"), "prefill", "--batch", "1", "--prompt"),
         *("kprof-hopper", 32, "step_p50<=500ms"),
     ),
+    "fp8": Asked(
+        (str(ROOT / "examples" / "serve_llama.py"), "prefill", "--batch", "1", "--prompt"),
+        *("kprof", 32, "step_p50<=500ms", "attention_fp8"),
+    ),
 }
 
 
@@ -70,8 +75,8 @@ def main():
     """Compare what is asked for and write a result for each, anew after every part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", default=[*COMPARISONS])
-    parser.add_argument("--minutes", type=float, default=4.4, help="at most, of all together")
-    parser.add_argument("--provider", default=None, help="whose attention, of both")
+    parser.add_argument("--minutes", type=float, default=10.0, help="at most, of all together")
+    parser.add_argument("--provider", default=None, help="whose attention, of all")
     parser.add_argument("--tiny", action="store_true", help="a small model, for a CPU")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
@@ -98,7 +103,7 @@ def compared(what, args, limit_s):
     asked, tokens = COMPARISONS[what], str(TINY_TOKENS if args.tiny else TOKENS)
     script = [*asked.script, tokens, "--steps", "1000000"]
     script += ["--tiny"] if args.tiny else ["--layers", str(asked.layers)]
-    swap = f"attention_forward={provider_of(what, args)}"
+    swap = f"{asked.kernel}={provider_of(what, args)}"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "kprof", "ab", "--json", "--swap", swap]
         command += ["--tokens-per-step", tokens, "--gpu", GPU, "--target", asked.target]

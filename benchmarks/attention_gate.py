@@ -1,12 +1,13 @@
 """What the quality gate says of fused attention in a Llama that has learnt, or that learns.
 
-python benchmarks/attention_gate.py training=PROVIDER prefill=PROVIDER [--tiny]
+python benchmarks/attention_gate.py training=PROVIDER prefill=PROVIDER fp8=PROVIDER [--tiny]
 
 L0 and L1 are those of the kernel in bfloat16, with gradients where it trains, from processes beside
 this one. Two layers of the size of Llama-3.1-8B's, which have read the Python standard library byte
 by byte (benchmarks/llama_gate.py), read files that were held out: L2 compares what each layer
 passes on, L3 the logits, and L5 whether the likeliest byte is the right one. L6 compares the
-losses of narrower layers that read the same bytes from the start.
+losses of narrower layers that read the same bytes from the start. In FP8, layers pass on something
+else, so L2 is not asked.
 `benchmarks/attention_ab.py` keeps what is printed.
 """
 
@@ -33,11 +34,16 @@ from kprof.report.gate import result_of_gate
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
-KERNEL = "attention_forward"
+KERNELS = {
+    "training": "attention_forward",
+    "prefill": "attention_forward",
+    "fp8": "attention_fp8",
+}
 OF_KERNEL = ("L0", "L1")
 LEVELS = {
     "training": (*OF_KERNEL, "L2", "L3", "L5", "L6"),
     "prefill": (*OF_KERNEL, "L2", "L3", "L5"),
+    "fp8": (*OF_KERNEL, "L3", "L5"),
 }
 # Sequences and their bytes: read for L2, L3 and L5, and learnt from for L6 in so many steps.
 TEXTS, TINY_TEXTS = (16, 1_024), (16, 80)
@@ -70,8 +76,8 @@ def judged_alone(what, by):
     """Return the kernel's levels, for calls as a model that trains makes, or one that reads."""
     if not torch.cuda.is_available():
         return {name: not_run(name, "there is no GPU") for name in OF_KERNEL}
-    calls = library.Calls(("bfloat16",), are_forward=what == "prefill")
-    (report,) = library.check_kernels([KERNEL], by, calls=calls)
+    calls = library.Calls(("bfloat16",), are_forward=what != "training")
+    (report,) = library.check_kernels([KERNELS[what]], by, calls=calls)
     return {name: report[name] for name in OF_KERNEL}
 
 
@@ -81,7 +87,7 @@ def in_a_model(what, by, model, texts, is_tiny):
 
     def run(arm, subject, work):
         """Do the work in one arm, and keep what became of attention's calls."""
-        with swapped(arm, subject, by) as swap:
+        with swapped(arm, subject, f"{KERNELS[what]}={by}") as swap:
             found = work()
             # An arm without a kernel has no calls to tell of.
             calls.extend(() if swap is None else (c for site in swap.sites for c in site.calls))
@@ -98,6 +104,7 @@ def in_a_model(what, by, model, texts, is_tiny):
         logits=lambda arm: read[arm][1],
         answers=lambda arm: (read[arm][1].argmax(-1) == right).tolist(),
         train=lambda arm, seed: learning(texts[0], arm, seed, run, is_tiny),
+        precision="lower" if what == "fp8" else "same",
     )
     report = check(model=asked, levels=LEVELS[what][len(OF_KERNEL) :])
     answers = asked.answers("replaced")
@@ -107,9 +114,9 @@ def in_a_model(what, by, model, texts, is_tiny):
 ARMS = ("replaced", "again", "new")
 
 
-def swapped(arm, model, by):
+def swapped(arm, model, kernel):
     """Return what puts the kernel into a model, for the arm that has it."""
-    return kprof.swapped(model, f"{KERNEL}={by}") if arm == "new" else nullcontext()
+    return kprof.swapped(model, kernel) if arm == "new" else nullcontext()
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import torch
 
 from kprof.gate import GateReport, Model, check
 from kprof.gate.result import LEVELS, Level, not_run
-from kprof.kernels.attention_forward import KERNEL
+from kprof.kernels import kernel_named
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -50,8 +50,12 @@ def test_whose_attention_it_is_is_asked_for_by_name(benchmark, monkeypatch):
 
 
 def test_everybody_who_is_asked_for_provides_the_kernel(benchmark):
-    comparisons = benchmark("attention_ab").COMPARISONS.values()
-    assert {one.provider for one in comparisons} <= {one.name for one in KERNEL.providers}
+    comparisons = benchmark("attention_ab").COMPARISONS
+    assert {what: one.kernel for what, one in comparisons.items()} == benchmark(
+        "attention_gate"
+    ).KERNELS
+    for one in comparisons.values():
+        assert one.provider in {known.name for known in kernel_named(one.kernel).providers}
 
 
 def test_another_provider_is_compared_and_judged(benchmark, monkeypatch):
@@ -100,9 +104,16 @@ def test_a_result_holds_class_and_ratio(benchmark, tmp_path, monkeypatch):
     assert rows["gate"]["verdict"] == "NUMERICALLY EQUIVALENT"
 
 
-@pytest.mark.parametrize(("what", "are_forward"), [("training", False), ("prefill", True)])
+@pytest.mark.parametrize(
+    ("what", "kernel", "are_forward"),
+    [
+        ("training", "attention_forward", False),
+        ("prefill", "attention_forward", True),
+        ("fp8", "attention_fp8", True),
+    ],
+)
 def test_the_kernel_is_judged_with_gradients_where_it_trains(
-    benchmark, monkeypatch, what, are_forward
+    benchmark, monkeypatch, what, kernel, are_forward
 ):
     module, asked = benchmark("attention_gate"), []
     levels = tuple(Level(name, "passed", "said so") for name in LEVELS)
@@ -114,7 +125,7 @@ def test_the_kernel_is_judged_with_gradients_where_it_trains(
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(module.library, "check_kernels", checked)
     assert module.judged_alone(what, "kprof") == {one.name: one for one in levels[:2]}
-    assert asked == [(["attention_forward"], "kprof", ("bfloat16",), are_forward)]
+    assert asked == [([kernel], "kprof", ("bfloat16",), are_forward)]
 
 
 @pytest.mark.parametrize(
@@ -168,9 +179,9 @@ def test_reading_again_is_in_other_batches_and_gives_the_same(benchmark):
 def test_only_the_new_arm_has_the_kernel(benchmark):
     module = benchmark("attention_gate")
     for arm in ("replaced", "again"):
-        with module.swapped(arm, torch.nn.Linear(2, 2), "eager") as swap:
+        with module.swapped(arm, torch.nn.Linear(2, 2), "attention_forward=eager") as swap:
             assert swap is None
-    with module.swapped("new", torch.nn.Linear(2, 2), "eager") as swap:
+    with module.swapped("new", torch.nn.Linear(2, 2), "attention_forward=eager") as swap:
         assert swap.is_on
 
 
