@@ -76,7 +76,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", default=[*COMPARISONS])
     parser.add_argument("--minutes", type=float, default=10.0, help="at most, of all together")
-    parser.add_argument("--provider", default=None, help="whose attention, of all")
+    parser.add_argument("--provider", default=None, help="whose attention, of that in 16 bits")
     parser.add_argument("--tiny", action="store_true", help="a small model, for a CPU")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
@@ -95,7 +95,9 @@ def main():
 
 def provider_of(what, args):
     """Return whose attention one comparison is of."""
-    return args.provider or (ANYWHERE if args.tiny else COMPARISONS[what].provider)
+    asked = COMPARISONS[what]
+    named = args.provider if asked.kernel == Asked.kernel else None
+    return named or (ANYWHERE if args.tiny else asked.provider)
 
 
 def compared(what, args, limit_s):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import DataParallel, Module
 
-from kprof.kernels import _launchers
+from kprof.kernels._ready import build_beside
 from kprof.sites import SiteReport, SwapReport, all_families
 from kprof.sites._process import all_roots, process_sites
 from kprof.sites._providers import Providers, kernels_named
@@ -85,12 +85,9 @@ class Swap:
         if self.is_on:
             raise SwapError("this swap is on already", fix="leave it before you enter it again")
         if self._found is None:
-            if torch.cuda.is_initialized():
-                # Beside what takes longer.
-                _launchers.begin_repeated()
+            build_beside()
             self._found = list(self._find())
             self._roots = []
-        _launchers.begin()
         self._on = [one for one in self._found if isinstance(one, Site)]
         for site in self._on:
             site.enter()
@@ -118,8 +115,6 @@ class Swap:
         for site in reversed(self._on):
             site.leave()
         self._on = []
-        if not _entered:
-            _launchers.end()
 
     def _find(self) -> Iterator[Site | Skip]:
         roots = all_roots() if self._roots is None else self._roots

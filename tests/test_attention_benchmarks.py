@@ -68,6 +68,32 @@ def test_another_provider_is_compared_and_judged(benchmark, monkeypatch):
     assert told == {"training": {"gate": {"problem": "no GPU"}}}
 
 
+def test_a_provider_of_16_bits_is_not_asked_of_attention_in_fp8(benchmark, monkeypatch):
+    asked, _ = asked_of(benchmark, monkeypatch, args_of(what=["fp8"], provider="kprof-hopper"))
+    assert asked[asked.index("--swap") + 1] == "attention_fp8=kprof"
+
+
+@pytest.mark.parametrize(
+    ("what", "precision", "levels"),
+    [("prefill", "same", ("L2", "L3", "L5")), ("fp8", "lower", ("L3", "L5"))],
+)
+def test_in_fp8_logits_are_judged_as_of_a_lower_precision(
+    benchmark, monkeypatch, what, precision, levels
+):
+    module, asked = benchmark("attention_gate"), []
+
+    def checked(*, model, levels):
+        asked.append((model.precision, levels))
+
+    monkeypatch.setattr(module, "check", checked)
+    monkeypatch.setattr(module, "swapped", lambda *words: module.nullcontext())
+    monkeypatch.setattr(module, "reading", lambda *words: ([], torch.zeros(16 * 80, 3)))
+    model, text = torch.nn.Linear(1, 1), torch.zeros(100, dtype=torch.uint8)
+    model.device = torch.device("cpu")
+    module.in_a_model(what, "kprof", model, (text, text), True)
+    assert asked == [(precision, levels)]
+
+
 def test_a_gate_without_an_answer_is_a_problem_of_each_part(benchmark, monkeypatch):
     monkeypatch.setattr(benchmark("attention_ab"), "GATE", "nowhere.py")
     found = benchmark("attention_ab").gated(args_of(tiny=True), 20)

@@ -9,8 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
+import kprof.kernels._attention_back_ring as back
 import kprof.kernels._attention_ring as ring
 from kprof.kernels._attention import Options
+from kprof.kernels._attention_back import Given
 from kprof.kernels._attention_ring import ring_for
 from kprof.kernels._attention_shares import (
     TILE_COST,
@@ -127,6 +129,25 @@ def test_fewer_heads_share_the_cache_where_they_are_short_or_every_query_sees_ev
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize(
+    ("num_queries", "is_causal", "together"),
+    [(1_024, False, 16), (8_192, False, 2), (4_095, True, 4), (4_096, True, 8), (8_192, True, 4)],
+)
+def test_gradients_work_off_as_many_heads_together_as_the_cache_holds(
+    monkeypatch, num_queries, is_causal, together
+):
+    asked = []
+    monkeypatch.setattr(back, "_launcher", lambda: lambda *launched: asked.append(launched[2]))
+    monkeypatch.setattr(back, "describe", lambda *words, **named: "described")
+    q = torch.empty(2, 16, num_queries, 128, dtype=torch.bfloat16, device="meta")
+    given = Given(q, None, q, q, q, q, q, None, None)
+    options = Options(0.1, is_causal, 0, num_queries)
+    back._attend_back(given, options, ("numbers", "told", "sums"), (q, q), False)
+    (_, *others) = asked[0]
+    num_heads, found = others[others.index(0.1) + 6 :][:2]
+    assert (num_heads, found) == (32, together)
 
 
 def test_tiles_of_long_sequences_are_dealt_out_where_they_differ_in_length():

@@ -49,7 +49,7 @@ class OrderError(Exception):
 def programs_run(without=None, instead=None):
     """Run programs in their order, one of them replaced; watch who counts, and who waits."""
     set_index, change = interpreter_builder.set_grid_idx, interpreter_builder.create_atomic_rmw
-    done = []
+    load, done = interpreter_builder.create_load, []
 
     def begin(x, y, z):
         done[:] = [x]
@@ -62,14 +62,21 @@ def programs_run(without=None, instead=None):
         done.append("wait" if waits else kind)
         orders = {"wait": "ACQUIRE", "ADD": "RELEASE"}
         if done[1:] not in (["MAX"], ["MAX", "ADD"], ["wait"]) or (
-            orders.get(done[-1], "RELAXED") not in f"{sem}"
+            orders.get(done[-1], "RELAXED") not in f"{sem}" or "GPU" not in f"{scope}"
         ):
             raise OrderError(*done)
         return seen
 
+    def loaded(at, cache, *others):
+        # Past L1 is loaded what others may have changed meanwhile.
+        if "CG" in f"{cache}" and done[1:] != ["wait"]:
+            raise OrderError(*done)
+        return load(at, cache, *others)
+
     with (
         patch.object(interpreter_builder, "set_grid_idx", begin),
         patch.object(interpreter_builder, "create_atomic_rmw", changed),
+        patch.object(interpreter_builder, "create_load", loaded),
     ):
         yield
 

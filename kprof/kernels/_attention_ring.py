@@ -24,8 +24,9 @@ ALIGNMENT = 16
 ROWS = 64
 # Registers of a thread, by warpgroups that compute: as compiled for, and of those that compute.
 REGISTERS = {2: (168, 240), 3: (128, 160)}
-# Of L2, for the keys and values of heads that are worked off together; of those with fewer queries
-# than many, for which queries and results take as much; and of those where all tiles are as long.
+# Of L2, for the keys and values of heads that are worked off together (of gradients, for queries
+# and theirs); of those with fewer queries than many, where what else there is takes as much; and of
+# those where all tiles are as long.
 KEPT_BYTES = 32 << 20
 SHORT_KEPT_BYTES = 16 << 20
 FEW_KEPT_BYTES = 4 << 20

@@ -1,0 +1,82 @@
+"""Being ready sooner where nothing was compiled before: C is compiled beside kernels.
+
+Triton has a C compiler build what launches a kernel, once for each signature on a machine. That
+takes about as long as compiling the kernel, and starts only once that is compiled; but a signature
+is known before. What is built here lies where Triton looks for it; if it is not there in time,
+Triton builds it as ever.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any
+
+import torch
+from triton.runtime import JITFunction, driver
+from triton.runtime.jit import compute_cache_key
+
+from kprof.kernels._repeated import HAS_KNOWN_LAUNCHER, _prepare
+
+building: list[threading.Thread] = []
+
+
+@cache
+def build_beside() -> None:
+    """Have threads build what launches our kernels, those imported by now, from now on."""
+    if not HAS_KNOWN_LAUNCHER or torch.version.hip is not None:
+        return
+    modules = [one for name, one in [*sys.modules.items()] if name.startswith("kprof.kernels.")]
+    # By identity: to hash one, Triton reads all of its source.
+    kernels = {id(one): one for module in modules for one in vars(module).values()}
+    for one in kernels.values():
+        if isinstance(one, JITFunction):
+            one.add_pre_run_hook(partial(_build_for, one))
+
+
+def _build_for(kernel: Any, *arguments: Any, **options: Any) -> None:
+    """Begin to build what a call of this kernel needs, unless Triton has compiled for it."""
+    # What goes wrong here goes wrong where Triton does the same, which says so.
+    with suppress(Exception):
+        compiled, keys, _, _, bind = kernel.device_caches[driver.active.get_current_device()]
+        _, given, decided = bind(*arguments, **options)
+        kinds = [kind for kind, _ in given]
+        # What the copying hardware is told of tensors is known once the kernel is compiled.
+        is_known = not any("tensordesc" in str(kind) for kind in kinds)
+        if is_known and compute_cache_key(keys, given, decided) not in compiled:
+            _build_what_repeats()
+            _start(_build, kinds)
+
+
+@cache
+def _build_what_repeats() -> None:
+    """Begin to build what repeats calls in C, which the first kernel asks for once it has run."""
+    _start(_prepare)
+
+
+def _start(work: Callable[..., object], *arguments: object) -> None:
+    thread = threading.Thread(target=_quietly, args=(work, *arguments), daemon=True)
+    building[:] = [*(one for one in building if one.is_alive()), thread]
+    thread.start()
+
+
+def _quietly(work: Callable[..., object], *arguments: object) -> None:
+    with suppress(Exception):
+        work(*arguments)
+
+
+def _build(kinds: list[Any]) -> None:
+    """Build a launcher for arguments of these kinds as Triton does, if it is not there yet."""
+    from triton.backends.nvidia import driver as nvidia
+    from triton.runtime.build import compile_module_from_src
+
+    compile_module_from_src(
+        src=nvidia.make_launcher({}, dict(enumerate(kinds)), None),
+        name="__triton_launcher",
+        library_dirs=nvidia.library_dirs(),
+        include_dirs=nvidia.include_dirs,
+        libraries=nvidia.libraries,
+    )

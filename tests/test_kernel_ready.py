@@ -1,0 +1,94 @@
+"""What launches kernels is built while they are compiled, and that is what Triton asks for."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from kprof.sites import _ways
+from tests.kernel_hopper import on_hopper
+
+BUILT = """
+import json, os, tempfile, torch
+from unittest.mock import patch
+from triton.backends.nvidia import driver
+from triton.runtime import build
+from kprof.kernels import _ahead, _ready, _repeated
+from kprof.kernels._attention import Options
+from kprof.kernels._attention_ring import run_ring
+from kprof.kernels.rmsnorm import rmsnorm
+from kprof.kernels.swiglu import swiglu
+import kprof.kernels._attention_hopper
+
+os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
+kernels, built = [], []
+
+def kept(kernel):
+    kernels.append(kernel)
+
+def counted(name, *others):
+    built.append(name)
+    path = f"{tempfile.mkdtemp()}/{name}.so"
+    open(path, "w").close()
+    return path
+
+def loaded(name, path):
+    return type(name, (), {"launch": None, "prepare": None})
+
+def waited():
+    for thread in _ready.building:
+        thread.join()
+    return sorted(built)
+
+def called(function, *arguments):
+    _ahead.compile_ahead(lambda: function(*arguments))
+    return waited()
+
+x, weight = torch.zeros(4, 256, dtype=torch.bfloat16), torch.ones(256, dtype=torch.bfloat16)
+q = torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)
+with (
+    patch.object(_ahead, "_read", kept),
+    patch.object(build, "_build", counted),
+    patch.object(build, "_load_module_from_path", loaded),
+    patch.object(driver, "library_dirs", list),
+):
+    _ready.build_beside()
+    _ready.build_beside()
+    found = [called(rmsnorm, x, weight, 1e-6) for _ in range(2)]
+    found.append(called(swiglu, x, x))
+    found.append(called(run_ring, q, q, q, None, None, Options(0.1, True, 0, 256)))
+    for kernel in kernels[:3]:
+        driver.CudaLauncher(kernel.src, kernel.metadata)
+    found.append(waited())
+print(json.dumps([[kernel.name for kernel in kernels], found]))
+"""
+
+
+@pytest.mark.slow
+def test_what_is_built_beside_is_what_triton_asks_for_once():
+    kernels, found = json.loads(on_hopper(BUILT))
+    first = ["__triton_launcher", "kprof_repeated"]
+    # For other arguments another one; for descriptors nothing.
+    both = ["__triton_launcher", *first]
+    assert len(kernels) == 4
+    assert found == [first, first, both, both, both]
+
+
+def test_a_swap_imports_no_compiler_of_torchs():
+    asked = "import sys, kprof.swap; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_constant_is_marked_as_torch_marks_it():
+    def one():
+        return True
+
+    def other():
+        return True
+
+    _ways._as_constant(one)
+    torch.compiler.assume_constant_result(other)
+    assert vars(one) == vars(other)
