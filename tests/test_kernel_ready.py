@@ -1,5 +1,7 @@
 """What launches kernels is built while they are compiled, and that is what Triton asks for."""
 
+import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
+
 import json
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from kprof.sites import _ways
 from tests.kernel_hopper import on_hopper
 
 BUILT = """
-import json, os, tempfile, torch
+import json, os, tempfile, threading, time, torch
 from unittest.mock import patch
 from triton.backends.nvidia import driver
 from triton.runtime import build
@@ -29,6 +31,7 @@ def kept(kernel):
     kernels.append(kernel)
 
 def counted(name, *others):
+    time.sleep(0.5)
     built.append(name)
     path = f"{tempfile.mkdtemp()}/{name}.so"
     open(path, "w").close()
@@ -38,13 +41,14 @@ def loaded(name, path):
     return type(name, (), {"launch": None, "prepare": None})
 
 def waited():
-    for thread in _ready.building:
-        thread.join()
+    for thread in threading.enumerate():
+        if thread.daemon:
+            thread.join()
     return sorted(built)
 
 def called(function, *arguments):
     _ahead.compile_ahead(lambda: function(*arguments))
-    return waited()
+    return built.count("__triton_launcher"), waited()
 
 x, weight = torch.zeros(4, 256, dtype=torch.bfloat16), torch.ones(256, dtype=torch.bfloat16)
 q = torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)
@@ -61,7 +65,7 @@ with (
     found.append(called(run_ring, q, q, q, None, None, Options(0.1, True, 0, 256)))
     for kernel in kernels[:3]:
         driver.CudaLauncher(kernel.src, kernel.metadata)
-    found.append(waited())
+    found.append([len(built), waited()])
 print(json.dumps([[kernel.name for kernel in kernels], found]))
 """
 
@@ -70,10 +74,10 @@ print(json.dumps([[kernel.name for kernel in kernels], found]))
 def test_what_is_built_beside_is_what_triton_asks_for_once():
     kernels, found = json.loads(on_hopper(BUILT))
     first = ["__triton_launcher", "kprof_repeated"]
-    # For other arguments another one; for descriptors nothing.
+    # For other arguments another one; for descriptors nothing; each before the kernel is launched.
     both = ["__triton_launcher", *first]
     assert len(kernels) == 4
-    assert found == [first, first, both, both, both]
+    assert found == [[1, first], [1, first], [2, both], [2, both], [3, both]]
 
 
 def test_a_swap_imports_no_compiler_of_torchs():

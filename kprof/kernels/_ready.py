@@ -1,9 +1,8 @@
 """Being ready sooner where nothing was compiled before: C is compiled beside kernels.
 
 Triton has a C compiler build what launches a kernel, once for each signature on a machine. That
-takes about as long as compiling the kernel, and starts only once that is compiled; but a signature
-is known before. What is built here lies where Triton looks for it; if it is not there in time,
-Triton builds it as ever.
+takes longer than compiling most kernels, and starts only once one is compiled; but a signature is
+known before. What is built here lies where Triton looks for it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,12 @@ from triton.runtime.jit import compute_cache_key
 
 from kprof.kernels._repeated import HAS_KNOWN_LAUNCHER, _prepare
 
-building: list[threading.Thread] = []
+
+class _State(threading.local):
+    is_compiling = False
+
+
+_here = _State()
 
 
 @cache
@@ -38,7 +42,7 @@ def build_beside() -> None:
 
 
 def _build_for(kernel: Any, *arguments: Any, **options: Any) -> None:
-    """Begin to build what a call of this kernel needs, unless Triton has compiled for it."""
+    """Compile for a call of this kernel, unless it is, and build what launches it beside that."""
     # What goes wrong here goes wrong where Triton does the same, which says so.
     with suppress(Exception):
         compiled, keys, _, _, bind = kernel.device_caches[driver.active.get_current_device()]
@@ -46,9 +50,16 @@ def _build_for(kernel: Any, *arguments: Any, **options: Any) -> None:
         kinds = [kind for kind, _ in given]
         # What the copying hardware is told of tensors is known once the kernel is compiled.
         is_known = not any("tensordesc" in str(kind) for kind in kinds)
-        if is_known and compute_cache_key(keys, given, decided) not in compiled:
+        is_compiled = _here.is_compiling or compute_cache_key(keys, given, decided) in compiled
+        if is_known and not is_compiled:
             _build_what_repeats()
-            _start(_build, kinds)
+            thread = _start(_build, kinds)
+            _here.is_compiling = True
+            try:
+                kernel.warmup(*arguments, grid=(1,), **options)
+            finally:
+                _here.is_compiling = False
+            thread.join()
 
 
 @cache
@@ -57,10 +68,10 @@ def _build_what_repeats() -> None:
     _start(_prepare)
 
 
-def _start(work: Callable[..., object], *arguments: object) -> None:
+def _start(work: Callable[..., object], *arguments: object) -> threading.Thread:
     thread = threading.Thread(target=_quietly, args=(work, *arguments), daemon=True)
-    building[:] = [*(one for one in building if one.is_alive()), thread]
     thread.start()
+    return thread
 
 
 def _quietly(work: Callable[..., object], *arguments: object) -> None:
