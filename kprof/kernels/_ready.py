@@ -33,12 +33,12 @@ def build_beside() -> None:
     """Have threads build what launches our kernels, those imported by now, from now on."""
     if not HAS_KNOWN_LAUNCHER or torch.version.hip is not None:
         return
-    modules = [one for name, one in [*sys.modules.items()] if name.startswith("kprof.kernels.")]
-    # By identity: to hash one, Triton reads all of its source.
-    kernels = {id(one): one for module in modules for one in vars(module).values()}
-    for one in kernels.values():
-        if isinstance(one, JITFunction):
-            one.add_pre_run_hook(partial(_build_for, one))
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("kprof.kernels."):
+            for one in [*vars(module).values()]:
+                # Each once: where it is defined, not where it is imported.
+                if isinstance(one, JITFunction) and one.module == name:
+                    one.add_pre_run_hook(partial(_build_for, one))
 
 
 def _build_for(kernel: Any, *arguments: Any, **options: Any) -> None:
