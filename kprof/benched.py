@@ -41,12 +41,12 @@ class Benched(msgspec.Struct, frozen=True):
     @property
     def ours(self) -> Timing | None:
         """What the fastest of ours took; None: none was measured, or ran."""
-        return _fastest([one for one in self._usable if _is_ours(one)])
+        return _fastest([one for one in self._usable if is_ours(one.provider)])
 
     @property
     def best_other(self) -> Timing | None:
         """The fastest of all others; None: there is none that ran."""
-        return _fastest([one for one in self._usable if not _is_ours(one)])
+        return _fastest([one for one in self._usable if not is_ours(one.provider)])
 
     @property
     def ratio(self) -> float | None:
@@ -61,9 +61,9 @@ class Benched(msgspec.Struct, frozen=True):
         return [one for one in self.measured if one.gpu_ns is not None and not one.problem]
 
 
-def _is_ours(one: Timing) -> bool:
-    """Tell whether it is ours, in one of its forms: kprof, kprof-shared."""
-    return one.provider.split("-")[0] == OURS
+def is_ours(provider: str) -> bool:
+    """Tell whether a provider is ours, in one of its forms: kprof, kprof-shared."""
+    return provider.split("-")[0] == OURS
 
 
 def _fastest(timings: Sequence[Timing]) -> Timing | None:

@@ -99,6 +99,19 @@ def test_the_loss_and_its_gradients_are_what_they_were(kernel, kwargs):
     assert [site.num_replaced for site in swap.sites] == [1]
 
 
+@pytest.mark.parametrize(("dtype", "replaced"), [(torch.float32, 1), (torch.float64, 0)])
+def test_a_loss_is_counted_once_where_torchs_is_replaced_too(dtype, replaced):
+    model = CausalLM().to(dtype).eval()
+    with swapped(None, "cross_entropy=eager") as swap:
+        model(TOKENS, labels=LABELS)
+        functional.cross_entropy(torch.randn(3, 5), torch.tensor([1, 2, 3]))
+    called = {site.name: site for site in swap.sites if site.calls}
+    assert called["torch.nn.functional"].num_replaced == 1
+    assert called["torch.nn.functional"].num_fallen_back == 0
+    own = called["CausalLM"]
+    assert (own.num_replaced, own.num_fallen_back) == (replaced, 1 - replaced)
+
+
 def test_a_loss_that_is_not_a_causal_one_is_left_alone():
     class Other(CausalLM):
         loss = staticmethod(unshifted_loss)

@@ -337,6 +337,24 @@ def test_sequences_in_one_row_go_to_the_original(transformers):
     assert ways_of(swap) == 2 * [(1, None, "a mask that is not plainly causal")]
 
 
+@pytest.mark.parametrize(
+    ("asked", "provider", "why"),
+    [("attention_forward", None, UNMEASURED), (f"{KERNEL.split('=')[0]}=eager", "eager", None)],
+)
+def test_a_call_is_counted_once_where_torchs_attention_is_replaced_too(
+    transformers, asked, provider, why
+):
+    model = made(transformers)
+    wanted = states(model)
+    with swapped(None, asked) as swap:
+        assert torch.equal(states(model), wanted)
+    called = {site.name: site.calls for site in swap.sites if site.calls}
+    assert [
+        (one.num_calls, one.provider, one.why) for calls in called.values() for one in calls
+    ] == 2 * [(1, provider, why)]
+    assert "torch.nn.functional" not in called
+
+
 def gradients_of(model):
     model.zero_grad()
     hidden = model(IDS).last_hidden_state.float()

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from kprof.sites._aside import standing_aside
 from kprof.sites._attention_calls import (
     ATTENTION_FORWARD,
     ATTENTION_FP8,
@@ -66,6 +67,7 @@ class Interface:
 
 def _attending(function: Callable[..., Any], routes: Sequence[Route]) -> Callable[..., Any]:
     """Return what is called in the place of Hugging Face's way to torch's attention."""
+    original = standing_aside(function)
 
     def attend(
         module: Any,
@@ -90,7 +92,7 @@ def _attending(function: Callable[..., Any], routes: Sequence[Route]) -> Callabl
             way.num_calls += 1
             if way.function is not None:
                 return way.function(*arguments).transpose(1, 2).contiguous(), None
-        return function(module, query, key, value, attention_mask, **options)
+        return original(module, query, key, value, attention_mask, **options)
 
     return attend
 

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from torch.nn import Module, functional
 from torch.optim import Optimizer
 
+from kprof.sites._aside import decided
 from kprof.sites._providers import ORIGINAL
 from kprof.sites._site import Request, Site, Switch
 from kprof.sites._translate import Route, Translation, settings_of, translations_of
@@ -63,15 +64,9 @@ def _site(
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return compiled(*args, **kwargs)
-        owner = switch.owner
-        if owner is None:
+        if switch.owner is None or decided.is_on:
             return function(*args, **kwargs)
-        # A provider may call this function itself.
-        switch.owner = None
-        try:
-            return replacement(*args, **kwargs)
-        finally:
-            switch.owner = owner
+        return replacement(*args, **kwargs)
 
     return Site(
         "torch.nn.functional",

@@ -10,9 +10,11 @@ from torch import Tensor, is_grad_enabled
 from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 from torch._C._functorch import maybe_current_level
 
+from kprof.benched import is_ours
 from kprof.kernels import Kernel
 from kprof.kernels._operator import is_forward_mode
 from kprof.sites import Calls
+from kprof.sites._aside import standing_aside
 from kprof.sites._probe import Setting
 from kprof.sites._providers import Providers
 
@@ -174,6 +176,8 @@ class Ways:
         self, function: Callable[..., Any] | None, provider: str | None, why: str | None
     ) -> Way:
         if (provider, why) not in self._all:
+            if function is not None and not is_ours(provider or ""):
+                function = standing_aside(function)
             if function is not None and self._maker is not None:
                 function = self._maker.around(function)
             self._all[provider, why] = Way(function, provider, why)

@@ -19,6 +19,7 @@ from torch.nn import Module, functional
 
 from kprof.kernels import kernel_named
 from kprof.sites import Family
+from kprof.sites._aside import standing_aside
 from kprof.sites._probe import Setting, are_alike, autocast_of, probing, settings_where
 from kprof.sites._site import Request, Site, Skip, Switch
 from kprof.sites._ways import Ways, key_of
@@ -37,6 +38,7 @@ class Loss:
 
     def __init__(self, original: Callable[..., Any], ways: Ways, switch: Switch) -> None:
         self._original = original
+        self._aside = standing_aside(original)
         self._ways = ways
         self._trace = ways.tracing()
         self._switch = switch
@@ -52,14 +54,17 @@ class Loss:
         **kwargs: Any,
     ) -> Any:
         """Return the loss, as the original does."""
-        function = None
+        function, original = None, self._original
         if self._switch.owner is not None:
             targets = targets_of(labels, shift_labels, ignore_index).to(logits.device)
             reduction = "mean" if num_items_in_batch is None else "sum"
             arguments = (logits.view(-1, vocab_size), targets, ignore_index, 0.0, reduction)
-            function = self._trace(*arguments) if is_compiling() else self._decide(arguments)
+            if is_compiling():
+                function = self._trace(*arguments)
+            else:
+                function, original = self._decide(arguments), self._aside
         if function is None:
-            return self._original(
+            return original(
                 logits,
                 labels,
                 vocab_size,
