@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evidence import RESULTS, ROOT, write_evidence
-from llama_serve import GPU, kept, rows_of
+from llama_serve import kept, rows_of
 
 SOURCES = (
     *("benchmarks/attention_ab.py", "benchmarks/attention_gate.py", "benchmarks/llama_gate.py"),
@@ -108,7 +108,7 @@ def compared(what, args, limit_s):
     swap = f"{asked.kernel}={provider_of(what, args)}"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "kprof", "ab", "--json", "--swap", swap]
-        command += ["--tokens-per-step", tokens, "--gpu", GPU, "--target", asked.target]
+        command += ["--tokens-per-step", tokens, "--gpus", "1", "--target", asked.target]
         command += ["--pairs", PAIRS, *([] if args.tiny else ["--energy"])]
         command += ["--out", f"{folder}/ab.kprof", *script]
         # As by Ctrl-C: what was taken until then is judged.

@@ -38,7 +38,6 @@ SOURCES = (
     *("kprof/kernels/_fp8_beside.py", "kprof/kernels/_fp8_twins.py"),
     *sources_of_kernels(KERNELS),
 )
-GPU = "H200"
 # At most, of a quarter of a second each, and of seconds: a clear difference is proven by nine.
 PAIRS, PAIRS_OF_ENERGY = "20", "9"
 # Seconds, from the interrupt of a comparison until it has judged what it has.
@@ -118,7 +117,7 @@ def compared(asked, what, args, limit_s):
     tokens = asked.batch * (asked.prompt if what == "prefill" else 1)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "kprof", "ab", "--json", *asked.change]
-        command += ["--tokens-per-step", str(tokens), "--gpu", GPU, "--target", asked.target]
+        command += ["--tokens-per-step", str(tokens), "--gpus", "1", "--target", asked.target]
         command += ["--pairs", PAIRS_OF_ENERGY if asked.is_energy else PAIRS]
         command += ["--energy"] if asked.is_energy and not args.tiny else []
         command += ["--out", f"{folder}/ab.kprof", *script]
@@ -255,8 +254,8 @@ def rows_of_tokens(name, told):
         for arm in ("a", "b"):
             what = f"{name}-{metric['name'].replace(' ', '-')}-{arm}"
             rows.append(row(what, one[arm], metric["unit"], metric["better"]))
-            if metric["unit"] == "tok/s":
-                rows.append(row_of_cost(f"{name}-cost-{arm}", one[arm]))
+            if metric["unit"] == "tok/s" and "GPU" in told["facts"]:
+                rows.append(row_of_cost(f"{name}-cost-{arm}", one[arm], told["facts"]["GPU"]))
     return rows
 
 
@@ -276,15 +275,18 @@ def rows_of_targets(name, told):
     ]
 
 
-def row_of_cost(name, tokens_per_s):
-    """Return what a million tokens cost at this rate, by the price lists, as `kprof cost` does."""
+def row_of_cost(name, tokens_per_s, gpu):
+    """Return what a million tokens cost at this rate on that GPU, as `kprof cost` does."""
     from kprof.cost import calculate
 
-    asked = {"gpu": GPU, "tokens_per_s": repr(tokens_per_s), "utilisation": "1"}
-    costs = calculate(asked, datetime.datetime.now(tz=datetime.timezone.utc).date())
-    figure = next(one for one in costs.figures if one.name == "as paid")
+    asked = {"tokens_per_s": repr(tokens_per_s), "utilisation": "1"}
+    today = datetime.datetime.now(tz=datetime.timezone.utc).date()
+    costs = calculate(asked, today, ran_on=gpu)
+    figure = next((one for one in costs.figures if one.name == "as paid"), None)
+    if figure is None:
+        return row(name, None, "$/M tokens", "lower", problem=f"no price of {gpu} is known")
     low, middle, high = (float(getattr(figure.values, one)) for one in ("low", "mid", "high"))
-    return row(name, middle, "$/M tokens", "lower", low=low, high=high)
+    return row(name, middle, "$/M tokens", "lower", price=costs.price.name, low=low, high=high)
 
 
 if __name__ == "__main__":

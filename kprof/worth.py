@@ -60,9 +60,9 @@ def check_worth(targets: Sequence[Target], given: Mapping[str, str | None]) -> N
         _costs({**given, "step_s": "1", "speedup": "1"})
 
 
-def _costs(given: Mapping[str, str | None]) -> Costs:
+def _costs(given: Mapping[str, str | None], gpu: str | None = None) -> Costs:
     known = {name: value for name, value in given.items() if value is not None}
-    return calculate({"gpus": "1", **known}, date.today())
+    return calculate({"gpus": "1", **known}, date.today(), ran_on=gpu)
 
 
 def section_of_targets(assessed: Mapping[str, Assessment]) -> Section:
@@ -100,7 +100,8 @@ def section_of_costs(costs: Costs) -> Section:
 def price(comparison: Comparison, given: Mapping[str, str | None]) -> Costs | None:
     """Return what B's steps cost and save, or None where no step was timed or no gain proven.
 
-    `given` has the names of `kprof cost`'s facts. The band of the speed-up is the interval of the
+    `given` has the names of `kprof cost`'s facts; without a price it is that of the GPU that the
+    steps ran on. The band of the speed-up is the interval of the
     verdict, so that the money is no surer than the time.
     """
     claim = comparison.headline
@@ -112,7 +113,7 @@ def price(comparison: Comparison, given: Mapping[str, str | None]) -> Costs | No
     for place, other in enumerate(comparison.claims):
         if other.metric.unit == "J" and other.verdict != "INVALID":
             measured["joules_per_step"] = repr(_median_of_b(comparison, place))
-    return _costs({**given, **measured})
+    return _costs({**given, **measured}, comparison.facts.get("GPU"))
 
 
 def _median_of_b(comparison: Comparison, place: int) -> float:

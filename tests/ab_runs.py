@@ -41,6 +41,7 @@ class Workload:
     """Stands in for processes: windows of A take 1 ms, of B as much as was said."""
 
     flicker = 0.0
+    device_name = None
 
     def __init__(self, b=1.0, num_windows=10_000, fail=None, watts=None, why="no GPU took part"):
         self.b, self.num_windows, self.fail, self.started = b, num_windows, fail, []
@@ -61,7 +62,8 @@ class Workload:
             windows.append(replace(window_of(arm, took_ns, number), joules=joules))
             if is_enough(windows):
                 break
-        return replace(trial_of(variant.label, windows), why_no_energy=self.why)
+        trial = trial_of(variant.label, windows)
+        return replace(trial, why_no_energy=self.why, device_name=self.device_name)
 
 
 def stand_in(monkeypatch, *rest, **more):

@@ -139,6 +139,37 @@ def test_the_energy_that_was_measured_is_part_of_the_costs(script, monkeypatch, 
     assert measured["mid"] == pytest.approx(0.8 * 0.6 / 50, rel=0.01)
 
 
+H100 = "NVIDIA H100 80GB HBM3"
+OF_ANOTHER = "The price is that of H200, as --gpu says, and the times were measured on H100"
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "warns"),
+    [
+        (("--gpus", "1"), "H100, on-demand", False),
+        (("--gpu", "H100"), "H100, on-demand", False),
+        (("--gpu", "H200"), "H200, on-demand", True),
+        (("--gpu", "H200", "--price", "3"), "as given", False),
+    ],
+)
+def test_steps_cost_what_the_gpu_costs_that_took_them(
+    script, monkeypatch, capsys, words, name, warns
+):
+    stand_in(monkeypatch, b=0.8).device_name = H100
+    kprof("ab", "--patch", "patch.py:f", *words, "--json", script)
+    costs = json.loads(capsys.readouterr().out)["costs"]
+    assert costs["price"]["name"] == name
+    assert any(one.startswith(OF_ANOTHER) for one in costs["warnings"]) == warns
+
+
+def test_a_gpu_without_a_price_is_named(script, monkeypatch, capsys):
+    stand_in(monkeypatch, b=0.8).device_name = "NVIDIA L1"
+    kprof("ab", "--patch", "patch.py:f", "--gpus", "1", "--json", script)
+    costs = json.loads(capsys.readouterr().out)["costs"]
+    assert costs["price"] is None
+    assert "No price list has the GPU, NVIDIA L1: give its price with --price." in costs["notes"]
+
+
 def test_the_partners_page_says_better_of_energy_and_faster_of_time(
     script, monkeypatch, capsys, counter
 ):

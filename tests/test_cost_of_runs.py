@@ -45,6 +45,21 @@ def test_what_is_given_goes_before_what_the_run_knows(capsys):
     assert mid(result, "Steps", "a thousand steps", "$") == 2000
 
 
+@pytest.mark.parametrize(
+    ("words", "warns"),
+    [
+        (("--gpu", "H100"), True),
+        (("--gpu", "h200"), False),
+        # A price is whatever it is of, and a step that was told was not measured there.
+        (("--gpu", "H100", "--price", "2"), False),
+        (("--gpu", "H100", "--step-s", "2"), False),
+    ],
+)
+def test_a_runs_times_at_another_gpus_price_are_warned_of(capsys, words, warns):
+    result = answer(capsys, H200_TRAIN, "--tokens-per-step", "8192", *words)
+    assert any("measured on H200" in one for one in result["warnings"]) == warns
+
+
 def test_a_step_tells_the_rate_of_a_gpu_and_the_energy_of_a_token(capsys):
     words = ("--tokens-per-step", "8000", "--step-s", "2", "--gpus", "4", "--price", "3.6")
     result = answer(capsys, *words, "--joules-per-step", "4000")

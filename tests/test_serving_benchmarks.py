@@ -167,7 +167,11 @@ COMPARED = {
         }
     },
     "costs": None,
-    "facts": {"step": "a call", "command of A": "python /somewhere/serve_llama.py"},
+    "facts": {
+        "GPU": "NVIDIA H100 80GB HBM3",
+        "step": "a call",
+        "command of A": "python /somewhere/serve_llama.py",
+    },
 }
 
 
@@ -184,7 +188,17 @@ def test_a_comparison_becomes_ratio_rate_cost_and_target(benchmark):
     assert found["graphs-throughput-b"]["value"] == 2_000
     cost_a, cost_b = (found[f"graphs-cost-{arm}"]["value"] for arm in "ab")
     assert cost_a == pytest.approx(2 * cost_b, rel=1e-3)
+    assert found["graphs-cost-a"]["price"] == "H100, on-demand"
     assert found["graphs-target-B"]["verdict"] == "MET"
+
+
+def test_a_gpu_that_no_price_list_has_costs_what_nobody_knows(benchmark):
+    for gpu, problem in (("NVIDIA L1", ["no price of NVIDIA L1 is known"] * 2), (None, [])):
+        facts = {"GPU": gpu} if gpu else {}
+        rows = benchmark("llama_serve").rows_of("graphs", {**COMPARED, "facts": facts})
+        costs = [one for one in rows if one["unit"] == "$/M tokens"]
+        assert [one["problem"] for one in costs] == problem
+        assert all(one["value"] is None for one in costs)
 
 
 def test_the_gates_class_is_told_with_the_levels_it_rests_on(benchmark):
