@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import DataParallel, Module
+from torch.nn import DataParallel, Module, functional
 
 from kprof.kernels._ready import build_beside
 from kprof.sites import SiteReport, SwapReport, all_families
@@ -16,6 +16,7 @@ from kprof.sites._process import all_roots, process_sites
 from kprof.sites._providers import Providers, kernels_named
 from kprof.sites._saved import SwapError, write_report
 from kprof.sites._site import Request, Site, Skip
+from kprof.sites._ways import UNWANTED
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -121,25 +122,29 @@ class Swap:
         taken: set[Hashable] = set()
         for root, one in self._find_in(roots):
             _name(one, root, is_one_of_many=len(roots) > 1)
-            if one.place not in taken:
+            if one.place in taken:
+                continue
+            if isinstance(one, Skip) or self._is_wanted(one):
                 taken.add(one.place)
-                yield self._if_wanted(one)
+                yield one
+            else:
+                # The place is free for other kernels.
+                for what, ways in one.parts.items():
+                    yield Skip(one.name, ways.kernel.name, what, UNWANTED)
 
-    def _if_wanted(self, one: Site | Skip) -> Site | Skip:
-        """Return a site, or that it is left alone as nobody wants any of its kernels there."""
-        if isinstance(one, Skip):
-            return one
-        kernels = {what: ways.kernel.name for what, ways in one.parts.items()}
-        # What makes masks has no calls of its own, and serves those of others.
-        names = kernels.values()
-        is_wanted = (self._request.is_wanted(kernel, one.name, one.shape) for kernel in names)
-        if not kernels or any(is_wanted):
-            return one
-        what, kernel = next(iter(kernels.items()))
-        return Skip(one.name, kernel, what, "it is not among those that were asked for")
+    def _is_wanted(self, one: Site) -> bool:
+        """Close the parts of a site whose kernels nobody wants there; tell whether any is left."""
+        # What makes masks has no parts of its own, and serves those of others.
+        if not one.parts:
+            return True
+        for ways in one.parts.values():
+            if not self._request.is_wanted(ways.kernel.name, one.name, one.shape):
+                ways.close()
+        return any(ways.is_open for ways in one.parts.values())
 
     def _find_in(self, roots: list[Any]) -> Iterator[tuple[object, Site | Skip]]:
         if self._is_everything:
+            self._members.add(id(functional))
             for site in process_sites(self._request):
                 yield None, site
         asked = set(self._request.kernels)

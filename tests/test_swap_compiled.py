@@ -149,3 +149,17 @@ def test_a_loss_of_the_script_itself_compiles_within_a_swap_of_the_process():
     with swapped(None, "cross_entropy=eager"):
         torch.testing.assert_close(lose(x, y), wanted)
     torch.testing.assert_close(lose(x, y), wanted)
+
+
+def test_inside_a_compiled_transform_the_original_runs():
+    norm, x = Norm(8), torch.randn(3, 8)
+    weights = {"weight": torch.randn(8)}
+
+    def loss(weights):
+        return torch.func.functional_call(norm, weights, x).square().sum()
+
+    wanted = torch.func.grad(loss)(weights)["weight"]
+    with swapped(norm, "rmsnorm"):
+        found = torch.compile(torch.func.grad(loss), backend="eager")(weights)["weight"]
+    torch.testing.assert_close(found, wanted)
+    assert float(found.abs().max()) > 0

@@ -132,3 +132,17 @@ def test_without_gradients_it_is_as_ever():
 def test_a_kernel_without_such_a_site_has_no_such_provider():
     with pytest.raises(KprofError, match="rmsnorm has no provider kprof-lean"):
         swapped(nn.RMSNorm(8), "rmsnorm=kprof-lean")
+
+
+def test_what_a_hook_changes_in_place_is_kept():
+    (mlp, *_), x = made(down=nn.Linear), torch.randn(4, 8)
+    mlp.down_proj.register_forward_pre_hook(lambda layer, given: (given[0].mul_(0.5),))
+
+    def gradient():
+        mlp.zero_grad()
+        mlp(x).square().sum().backward()
+        return mlp.down_proj.weight.grad.clone()
+
+    wanted = gradient()
+    with swapped(mlp, "swiglu=kprof-lean"):
+        torch.testing.assert_close(gradient(), wanted, rtol=1e-4, atol=1e-5)

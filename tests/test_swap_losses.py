@@ -154,7 +154,7 @@ def test_a_head_that_somebody_watches_runs():
     model.lm_head.register_forward_hook(lambda *_: seen.append(1))
     with swapped(model, "linear_cross_entropy=eager") as swap:
         assert model(TOKENS, labels=LABELS).logits is not None
-    assert (seen, swap.sites[0].calls[0].why) == ([1], "there are hooks on its head")
+    assert (seen, swap.sites[0].calls[0].why) == ([1], "somebody watches its head")
 
 
 def test_a_head_that_is_no_linear_layer_is_left_alone():
@@ -202,3 +202,19 @@ def test_copies_and_files_carry_the_original(kernel):
     assert read(TOKENS, labels=LABELS).logits is not None
     assert swap.sites[0].num_replaced == 0
     assert set(model.__dict__) == before
+
+
+def test_logits_that_are_a_part_of_others_have_the_same_loss():
+    model, logits = CausalLM(), torch.randn(2, 6, V).bfloat16()[:, :5]
+    wanted = model.loss_function(logits, LABELS, V)
+    with swapped(model, "cross_entropy=eager"):
+        torch.testing.assert_close(model.loss_function(logits, LABELS, V), wanted)
+
+
+def test_a_model_without_logits_keeps_what_its_forward_writes_and_another_loss():
+    model = CausalLM().train()
+    with swapped(model, "linear_cross_entropy=eager") as swap:
+        model(TOKENS, labels=LABELS)
+        model.__dict__["_loss_function"] = lambda logits, labels, vocab_size, **_: logits.sum() * 0
+        assert model(TOKENS, labels=LABELS).loss.item() == 0
+    assert [one.why for one in swap.sites[0].calls] == [None, "it has another loss now"]

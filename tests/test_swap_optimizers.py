@@ -132,3 +132,39 @@ def test_norms_run_in_the_interpreter_within_a_model():
     with swapped(model, "rmsnorm", "layernorm") as swap:
         torch.testing.assert_close(model(x), wanted)
     assert [site.calls[0].provider for site in swap.replaced] == ["kprof", "kprof"]
+
+
+def stepped(optimizer):
+    with swapped(optimizer, "adamw") as swap:
+        optimizer.step()
+    return [(one.num_calls, one.why) for one in swap.sites[0].calls]
+
+
+def test_parameters_on_several_devices_are_updated_by_torch():
+    _, optimizer = made()
+    other = nn.Parameter(torch.ones(2, device="meta"))
+    other.grad = torch.ones(2, device="meta")
+    optimizer.add_param_group({"params": [other]})
+    before = optimizer.param_groups[0]["params"][0].clone()
+    assert stepped(optimizer) == [(1, "its parameters are on several devices")]
+    assert not torch.equal(optimizer.param_groups[0]["params"][0], before)
+
+
+def test_a_group_without_parameters_is_passed_over():
+    _, optimizer = made()
+    optimizer.param_groups.insert(0, {**optimizer.param_groups[0], "params": []})
+    assert stepped(optimizer) == [(1, None)]
+    del optimizer.param_groups[1]
+    assert stepped(optimizer) == [(1, "it has no parameters")]
+
+
+def test_what_no_adamw_does_is_torchs():
+    _, optimizer = made()
+    optimizer.param_groups[0]["decoupled_weight_decay"] = False
+    assert stepped(optimizer) == [(1, "weights decay by their gradients")]
+    _, optimizer = made()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert stepped(optimizer) == [(1, "its steps are counted in float64")]
+    finally:
+        torch.set_default_dtype(torch.float32)

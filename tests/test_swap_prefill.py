@@ -2,6 +2,8 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,8 @@ from kprof.swap import swapped
 from tests.kernel_checks import COMPILED, INTERPRETED, quiet_numpy  # noqa: F401
 
 pytestmark = INTERPRETED
-KERNEL = "attention_forward=kprof"
+NAME = "attention_forward"
+KERNEL = f"{NAME}=kprof"
 OTHERWISE = "it is called with options that the kernel does not have"
 
 
@@ -339,7 +342,7 @@ def test_sequences_in_one_row_go_to_the_original(transformers):
 
 @pytest.mark.parametrize(
     ("asked", "provider", "why"),
-    [("attention_forward", None, UNMEASURED), (f"{KERNEL.split('=')[0]}=eager", "eager", None)],
+    [(NAME, None, UNMEASURED), (f"{NAME}=eager", "eager", None)],
 )
 def test_a_call_is_counted_once_where_torchs_attention_is_replaced_too(
     transformers, asked, provider, why
@@ -355,9 +358,68 @@ def test_a_call_is_counted_once_where_torchs_attention_is_replaced_too(
     assert "torch.nn.functional" not in called
 
 
-def gradients_of(model):
+def test_another_swap_decides_about_what_one_leaves(transformers):
+    with swapped(None, f"{NAME}=eager") as outer:
+        model = made(transformers)
+        with swapped(model, "decode_attention") as inner:
+            states(model)
+    assert ways_of(inner, "decode_attention") == 2 * [(1, None, "more than 8 tokens")]
+    assert sum(site.num_replaced for site in outer.sites) == 2
+
+
+def test_a_model_compiles_whole_with_its_masks(transformers):
+    model = made(transformers)
+    wanted = states(model)
+    with torch.no_grad(), swapped(model, f"{NAME}=eager"):
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        close(compiled(IDS).last_hidden_state, wanted)
+    torch.compiler.reset()
+
+
+def test_under_autocast_what_goes_back_has_the_originals_gradients(transformers):
+    model, padding = made(transformers).float(), torch.ones_like(IDS)
+    padding[0, :3] = 0
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = gradients_of(model, attention_mask=padding)
+        with swapped(model, NAME):
+            found = gradients_of(model, attention_mask=padding)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_an_attention_that_wraps_torchs_is_another_one(transformers):
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    model, torchs = made(transformers), ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    @functools.wraps(torchs)
+    def twice(*args, **kwargs):
+        y, weights = torchs(*args, **kwargs)
+        return 2 * y, weights
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = twice
+    try:
+        wanted = states(model)
+        with swapped(model, f"{NAME}=eager"):
+            assert torch.equal(states(model), wanted)
+    finally:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = torchs
+
+
+def test_a_pattern_is_for_each_kernel_of_a_place():
+    modules = nn.ModuleList([Attention(), Attention()])
+    call = call_of()
+    with torch.no_grad(), swapped(modules, "attention_fp8=eager@0", f"{NAME}=eager") as swap:
+        for module in modules:
+            module(*call)
+    told = {(site.name, site.kernel): site for site in swap.sites}
+    assert told["0", "attention_fp8"].num_replaced == 1
+    assert "not among those" in told["1", "attention_fp8"].skipped
+    assert told["1", NAME].num_replaced == 1
+
+
+def gradients_of(model, **options):
     model.zero_grad()
-    hidden = model(IDS).last_hidden_state.float()
+    hidden = model(IDS, **options).last_hidden_state.float()
     # The squares would add up to the same whatever the weights are: hidden states are normalised.
     (hidden * drawn(*hidden.shape).float()).sum().backward()
     return [one.grad for one in model.parameters()]

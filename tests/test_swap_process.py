@@ -43,6 +43,41 @@ def test_a_models_own_swap_leaves_the_losses_of_others_alone():
         assert functional.cross_entropy is original
 
 
+def test_a_function_that_somebody_kept_is_the_original_afterwards():
+    with swapped(None, "cross_entropy=kprof") as swap:
+        kept = functional.cross_entropy
+    loss = torch.compile(lambda x, y: kept(x, y), backend="eager")
+    loss(torch.randn(3, 5), torch.tensor([1, 2, 3]))
+    assert all(not site.calls for site in swap.sites)
+    torch.compiler.reset()
+
+
+def test_swaps_of_all_the_process_are_left_in_order(monkeypatch):
+    monkeypatch.setattr("kprof.swap.all_roots", list)
+    original = functional.cross_entropy
+    outer, inner = swapped(None, "cross_entropy=eager"), swapped(None, "cross_entropy=kprof")
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(KprofError, match="leave the inner one first"):
+        outer.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
+    outer.__exit__(None, None, None)
+    assert functional.cross_entropy is original
+
+
+def test_a_site_that_somebody_replaced_once_is_told_anew():
+    norm = Norm(8)
+    swap = swapped(norm, "rmsnorm=eager")
+    with swap:
+        norm.forward = norm.forward
+        norm.__dict__["forward"] = lambda x: x
+    assert "somebody replaced it" in swap.sites[0].skipped
+    del norm.__dict__["forward"]
+    with swap:
+        norm(torch.ones(2, 8))
+        assert [site.num_replaced for site in swap.replaced] == [1]
+
+
 def test_entering_again_finds_the_same_models_and_the_report_goes_on(tmp_path):
     model, path = Model(layers=1), tmp_path / "swap.json"
     for _ in range(2):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from kprof.sites._promise import Promise
 from kprof.swap import swapped
 from tests.kernel_checks import COMPILED, INTERPRETED, compiled
 from tests.swap_models import GemmaNorm, Mlp, Model, Norm, snapshot, tokens
@@ -217,3 +218,126 @@ def test_a_compiled_layer_runs_the_original_in_one_graph():
         assert torch.equal(compiled(layer)(x), layer(x))
     compiled_calls = [one for one in swap.sites[0].calls if one.is_compiled]
     assert [one.provider for one in compiled_calls] == [None]
+
+
+class Asking(Layer):
+    """Looks at its sum before it norms it, where nobody wants gradients, and keeps what it saw."""
+
+    def note(self, x):
+        self.seen = x.abs().mean()
+
+    def forward(self, hidden_states):
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states))
+        hidden_states = hidden_states + attended
+        with torch.no_grad():
+            self.note(hidden_states)
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+def test_a_sum_that_was_looked_at_without_gradients_has_them_all_the_same():
+    layer, x = Asking(), tokens().float()[..., None].expand(-1, -1, 16).clone().requires_grad_()
+    layer(x).sum().backward()
+    wanted = [x.grad, *(one.grad for one in layer.parameters())]
+    seen, x.grad = layer.seen, None
+    layer.zero_grad()
+    layer.seen = None
+    with swapped(layer, *EAGER) as swap:
+        layer(x).sum().backward()
+    found = [x.grad, *(one.grad for one in layer.parameters())]
+    for new, old in zip(found, wanted, strict=True):
+        torch.testing.assert_close(new, old)
+    assert torch.equal(layer.seen, seen)
+    assert [one.why for one in swap.sites[0].calls] == [
+        "what it norms is no sum that nobody looked at before"
+    ]
+
+
+class InNoGrad(Layer):
+    def forward(self, hidden_states):
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states))
+        hidden_states = hidden_states + attended
+        with torch.no_grad():
+            normed = self.post_attention_layernorm(hidden_states)
+        return hidden_states + self.mlp(normed)
+
+
+def test_a_sum_that_is_normed_without_gradients_has_them_all_the_same():
+    layer, x = InNoGrad(), torch.randn(2, 3, 16, requires_grad=True)
+    (wanted,) = torch.autograd.grad(layer(x).sum(), x)
+    with swapped(layer, *EAGER):
+        (found,) = torch.autograd.grad(layer(x).sum(), x)
+    torch.testing.assert_close(found, wanted)
+
+
+class Checkpointing(Layer):
+    def forward(self, hidden_states):
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states))
+        hidden_states = hidden_states + attended
+        return hidden_states + checkpoint(self.rest, hidden_states, use_reentrant=True)
+
+    def rest(self, x):
+        return self.mlp(self.post_attention_layernorm(x))
+
+
+class Typed(Layer):
+    def forward(self, hidden_states):
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states))
+        hidden_states = hidden_states + attended
+        assert isinstance(hidden_states, torch.Tensor)
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (Checkpointing, "its forward checkpoints a part of itself"),
+        (Typed, "its forward asks of what type something is"),
+    ],
+)
+def test_a_layer_that_could_tell_a_promise_from_a_tensor_is_left_alone(layer, why):
+    with swapped(layer(), *EAGER) as swap:
+        pass
+    assert [site.skipped for site in swap.sites] == [why]
+
+
+class Returning(Layer):
+    def forward(self, hidden_states):
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states))
+        hidden_states = hidden_states + attended
+        normed = self.post_attention_layernorm(hidden_states)
+        return {"y": self.mlp(normed), "sums": [hidden_states, (hidden_states,)]}
+
+
+def test_what_is_returned_within_something_is_a_tensor():
+    layer, x = Returning(), torch.randn(2, 3, 16)
+    wanted = layer(x)
+    with swapped(layer, *EAGER) as swap:
+        found = layer(x)
+    assert swap.sites[0].num_replaced == 1
+    assert type(found["sums"][0]) is type(found["sums"][1][0]) is torch.Tensor
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_norm_that_is_exchanged_or_patched_is_called():
+    layer, x = Layer(), torch.randn(2, 3, 16)
+    with swapped(layer, *EAGER) as swap:
+        layer(x)
+        layer.post_attention_layernorm.forward = torch.tanh
+        patched = layer(x)
+        layer.post_attention_layernorm = nn.Identity()
+        exchanged = layer(x)
+    assert torch.equal(exchanged, layer(x))
+    layer.post_attention_layernorm.forward = torch.tanh
+    torch.testing.assert_close(patched, layer(x))
+    assert [one.num_calls for one in swap.sites[0].calls] == [1, 1, 1]
+
+
+def test_sums_compare_and_count_as_tensors_do():
+    promise = Promise(torch.tensor([1.0, -2.0]), torch.tensor([1.0, 1.0]))
+    assert (promise == 2).tolist() == [True, False]
+    assert (promise != 2).tolist() == [False, True]
+    assert abs(promise).tolist() == [2.0, 1.0]
+    assert (promise // 2).tolist() == [1.0, -1.0]
+    promise[0] = 7.0
+    assert promise.tensor().tolist() == [7.0, -1.0]
+    assert promise in {promise}

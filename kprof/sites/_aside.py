@@ -1,7 +1,8 @@
-"""Calls that a site has decided about: torch's own functions leave what runs for them alone.
+"""Calls that a swap has decided about: torch's own functions leave what runs for them alone.
 
 What a site replaces, and others' code that runs there, calls functions of torch's that a swap of
-the whole process decides about, too. One decision about a call is enough, and is counted once.
+the whole process decides about, too. One decision of a swap about a call is enough, and is counted
+once; another swap decides for itself.
 """
 
 from __future__ import annotations
@@ -13,23 +14,29 @@ from typing import Any
 
 
 class _Decided(threading.local):
-    """Whether what runs now in this thread runs for such a call."""
+    """Which swaps have decided about what runs now in this thread; each by what is its own."""
 
-    is_on = False
-
-
-decided = _Decided()
+    by: tuple[object, ...] = ()
 
 
-def standing_aside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function during whose calls those of torch's are not decided about again."""
+_decided = _Decided()
+
+
+def has_decided(swap: object) -> bool:
+    """Tell whether this swap has decided about what runs now."""
+    return any(one is swap for one in _decided.by)
+
+
+def standing_aside(function: Callable[..., Any], swap: object) -> Callable[..., Any]:
+    """Return a function about whose calls of torch's functions a swap does not decide again."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        before, decided.is_on = decided.is_on, True
+        before = _decided.by
+        _decided.by = (*before, swap)
         try:
             return function(*args, **kwargs)
         finally:
-            decided.is_on = before
+            _decided.by = before
 
     return call

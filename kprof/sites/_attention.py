@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kprof.sites._aside import standing_aside
 from kprof.sites._attention_calls import (
     ATTENTION_FORWARD,
     ATTENTION_FP8,
@@ -53,7 +52,9 @@ class Interface:
         return name in self._original
 
     def _instead_of(self, function: Any) -> Any:
-        is_torchs = getattr(function, "__name__", "") == "sdpa_attention_forward"
+        # By its code: what is wrapped around it has its name.
+        code = getattr(function, "__code__", None)
+        is_torchs = getattr(code, "co_name", "") == "sdpa_attention_forward"
         if is_compiling():
             return self._compiled(function) if is_torchs else function
         if not is_torchs:
@@ -67,7 +68,7 @@ class Interface:
 
 def _attending(function: Callable[..., Any], routes: Sequence[Route]) -> Callable[..., Any]:
     """Return what is called in the place of Hugging Face's way to torch's attention."""
-    original = standing_aside(function)
+    original = routes[0].ways.aside(function)
 
     def attend(
         module: Any,
@@ -77,10 +78,11 @@ def _attending(function: Callable[..., Any], routes: Sequence[Route]) -> Callabl
         attention_mask: Tensor | None,
         **options: Any,
     ) -> Any:
-        query, key, value = as_autocast(query, key, value)
+        # The original gets what it was called with: its heads of keys are repeated before a cast.
+        q, k, v = as_autocast(query, key, value)
         for translation, ways in routes:
             asked = ARGUMENTS[translation.kernel]
-            arguments = asked(module, query, key, value, attention_mask, options)
+            arguments = asked(module, q, k, v, attention_mask, options)
             if isinstance(arguments, str):
                 ways.leave_out(arguments)
                 continue
@@ -112,9 +114,9 @@ def _attending_compiled(routes: Sequence[Route]) -> Callable[..., Callable[..., 
             attention_mask: Tensor | None,
             **options: Any,
         ) -> Any:
-            query, key, value = as_autocast(query, key, value)
+            q, k, v = as_autocast(query, key, value)
             for asked, trace, note in traced:
-                arguments = asked(module, query, key, value, attention_mask, options)
+                arguments = asked(module, q, k, v, attention_mask, options)
                 if isinstance(arguments, str):
                     note(False)
                     continue

@@ -21,6 +21,7 @@ from kprof.sites._probe import (
     are_alike,
     autocast_of,
     distance,
+    have_same_gradients,
     place_of,
     probing,
     set_mode,
@@ -35,7 +36,13 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (GEGLU, ("tanh",)),
     (GEGLU, ("none",)),
 )
-NUM_ROWS, NUM_COLUMNS = 8, 128
+NUM_COLUMNS = 128
+# float32 tells activations apart that look the same in fewer bits.
+IN_FULL: Setting = (torch.float32, None)
+# Of rows: most tell activations apart, and the last ones what is cut off where numbers are large.
+SCALES = (1.0, 3.0, 3.0, 3.0, 3.0, 10.0, 50.0, 3e3)
+# The product of two has to be a number.
+LARGEST_OF = {torch.float16: 150.0}
 
 
 @dataclass(frozen=True)
@@ -89,22 +96,23 @@ class Probe:
             for name, child in module._modules.items()
         }
         self._module = stand_in(module, module._parameters, children)
-        is_packed = len(self._layers) == 2
+        columns = NUM_COLUMNS * (1 + (len(self._layers) == 2))
+        scales = torch.tensor(SCALES)[:, None]
         self._drawn = {
-            name: torch.randn(NUM_ROWS, NUM_COLUMNS * (1 + is_packed), generator=generator).to(
-                device
-            )
-            * 3
+            name: (scales * torch.randn(len(SCALES), columns, generator=generator)).to(device)
             for name in self._layers
         }
 
     def run(self, setting: Setting) -> tuple[str, object] | None:
         """Return the layer that the result comes from, and what it was given; None: none."""
-        dtype, cast = setting
+        dtype = setting[0]
+        return self._run(setting, {name: self._of(name, dtype) for name in self._layers})
+
+    def _run(self, setting: Setting, results: dict[str, Tensor]) -> tuple[str, object] | None:
         for name, layer in self._layers.items():
-            layer.result, layer.given = self._drawn[name].to(dtype), []
-        x = self._drawn[next(iter(self._drawn))].to(dtype) + 1
-        with autocast_of(self._device, cast):
+            layer.result, layer.given = results[name], []
+        x = self._of(next(iter(self._drawn)), setting[0]) + 1
+        with autocast_of(self._device, setting[1]):
             returned = type(self._module).forward(self._module, x)
         last = [name for name, layer in self._layers.items() if layer.result is returned]
         if not last or any(len(layer.given) != 1 for layer in self._layers.values()):
@@ -123,7 +131,19 @@ class Probe:
     def tensors(self, setting: Setting, gate: str, up: str | None) -> tuple[Tensor, Tensor | None]:
         """Return what these layers return."""
         dtype = setting[0]
-        return self._drawn[gate].to(dtype), None if up is None else self._drawn[up].to(dtype)
+        return self._of(gate, dtype), None if up is None else self._of(up, dtype)
+
+    def given_to_last_by(self, gate: str, up: str | None, *tensors: Tensor) -> object:
+        """Return what the last layer is given where these layers return these float32 tensors."""
+        drawn = {name: self._of(name, torch.float32) for name in self._layers}
+        results = drawn | dict(zip((gate, up), tensors, strict=False))
+        ran = self._run((torch.float32, None), {name: results[name] for name in drawn})
+        return None if ran is None else ran[1]
+
+    def _of(self, name: str, dtype: torch.dtype) -> Tensor:
+        largest = LARGEST_OF.get(dtype)
+        drawn = self._drawn[name]
+        return (drawn if largest is None else drawn.clamp(-largest, largest)).to(dtype)
 
 
 def recognise(module: Module) -> Recognised | str | None:
@@ -132,10 +152,8 @@ def recognise(module: Module) -> Recognised | str | None:
     names = list(layers_of(module))
     with probing(device) as generator:
         probe = Probe(module, device, generator)
-        # float32 tells activations apart that look the same in fewer bits.
-        setting: Setting = (torch.float32, None)
         try:
-            ran = probe.run(setting)
+            ran = probe.run(IN_FULL)
         except CANNOT:
             return None
         if ran is None:
@@ -144,16 +162,7 @@ def recognise(module: Module) -> Recognised | str | None:
         if not isinstance(product, Tensor):
             return None
         others = [name for name in names if name != down]
-        pairs: list[tuple[str, str | None]] = [(others[0], None)]
-        if len(others) == 2:
-            pairs = [(others[0], others[1]), (others[1], others[0])]
-        tried = [
-            (distance(_reference(kernel, options, *probe.tensors(setting, *pair)), product), found)
-            for kernel, options in CANDIDATES
-            for pair in pairs
-            for found in [(kernel, options, *pair)]
-        ]
-        best, (kernel, options, gate, up) = min(tried, key=lambda one: one[0])
+        best, (kernel, options, gate, up) = _best_of(probe, others, product)
         if not best <= 32:
             # With two layers alone, it is as any other MLP.
             return None if len(others) == 1 else "what it computes between its layers is not known"
@@ -166,10 +175,34 @@ def recognise(module: Module) -> Recognised | str | None:
                 for is_training in (False, True)
             )
         )
-    if setting not in settings:
+        is_same = have_same_gradients(
+            lambda *given: _reference(kernel, options, *given, *([None] if up is None else [])),
+            lambda *given: probe.given_to_last_by(gate, up, *given),
+            *(one for one in probe.tensors(IN_FULL, gate, up) if one is not None),
+        )
+    if IN_FULL not in settings:
         return "it computes something else when it trains"
+    if not is_same:
+        return "its gradients are those of something else"
     passed_over = tuple(name for name in module._modules if name not in names)
     return Recognised(kernel, options, gate, up, down, passed_over, settings)
+
+
+Found = tuple[str, tuple[str, ...], str, str | None]
+
+
+def _best_of(probe: Probe, others: list[str], product: Tensor) -> tuple[float, Found]:
+    """Return what comes closest to the product, and how close: kernel, options, gate, up."""
+    pairs: list[tuple[str, str | None]] = [(others[0], None)]
+    if len(others) == 2:
+        pairs = [(others[0], others[1]), (others[1], others[0])]
+    tried = [
+        (distance(_reference(kernel, options, *probe.tensors(IN_FULL, *pair)), product), found)
+        for kernel, options in CANDIDATES
+        for pair in pairs
+        for found in [(kernel, options, *pair)]
+    ]
+    return min(tried, key=lambda one: one[0])
 
 
 def _reference(kernel: str, options: tuple[str, ...], *tensors: Tensor | None) -> object:

@@ -75,8 +75,9 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def make(*args: Any, **kwargs: Any) -> Any:
         mask = function(*args, **kwargs)
-        is_known = isinstance(mask, Tensor) and mask.dtype == torch.bool and not mask.is_inference()
-        if is_known and not is_compiling():
+        if is_compiling() or not isinstance(mask, Tensor):
+            return mask
+        if mask.dtype == torch.bool and not mask.is_inference():
             given = signature.bind(*args, **kwargs).arguments
             seen = _seen_by(mask, given, setting)
             if seen is not None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn import Module
+from torch.nn.modules import module as _GLOBAL  # noqa: N812 - its globals are meant.
+
+from kprof.sites._rewire import innermost
 
 # Set on every method that a swap binds, so that it knows its own.
 MARK = "kprof_site"
@@ -36,6 +41,31 @@ def why_foreign(module: Module) -> str | None:
     if getattr(function, "__module__", owner.__module__) != owner.__module__:
         return f"the forward of {owner.__name__} was replaced by {_origin(function)}"
     return None
+
+
+def is_passed_over(module: Module) -> bool:
+    """Tell whether nobody would miss a call of this module: no hook, and no forward of its own."""
+    own = module.__dict__.get("forward")
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or (own is not None and not hasattr(getattr(own, "__func__", own), MARK))
+        or _GLOBAL._global_forward_hooks
+        or _GLOBAL._global_forward_pre_hooks
+        or _GLOBAL._global_backward_hooks
+        or _GLOBAL._global_backward_pre_hooks
+    )
+
+
+def why_writing(forward: Callable[..., Any]) -> str | None:
+    """Return that a forward leaves something on its module, which a kernel would not."""
+    inner = innermost(forward)
+    if inner is None:
+        return None
+    names = {one.opname for one in dis.get_instructions(inner)}
+    return "its forward writes attributes" if names & {"STORE_ATTR", "DELETE_ATTR"} else None
 
 
 def is_on(module: Module) -> bool:

@@ -25,6 +25,8 @@ CANNOT = (
 )
 # Differences that other orders of summation make, in units of the last place.
 MOST_ULPS = {torch.bfloat16: 2.0, torch.float16: 2.0, torch.float32: 32.0}
+# And in gradients, where what is detached shows by far more.
+MOST_ULPS_OF_GRADIENTS = 4_096.0
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # A dtype that arrives, and that of autocast where it is on.
 Setting = tuple[torch.dtype, torch.dtype | None]
@@ -143,6 +145,28 @@ def are_alike(new: object, old: object) -> bool:
     if isinstance(old, (tuple, list)) and old and isinstance(old[0], Tensor):
         dtype = old[0].dtype
     return distance(new, old) <= MOST_ULPS.get(dtype, 0.0)
+
+
+def gradients_of(compute: Callable[..., object], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradients of what is computed with these tensors, in float32."""
+    with torch.enable_grad():
+        given = [one.detach().float().requires_grad_() for one in tensors]
+        result = compute(*given)
+        assert isinstance(result, Tensor)
+        weights = torch.linspace(-1, 2, result.numel(), device=result.device)
+        weights = weights.view(result.shape)
+        return torch.autograd.grad(result, given, weights, materialize_grads=True)
+
+
+def have_same_gradients(
+    new: Callable[..., object], old: Callable[..., object], *tensors: Tensor
+) -> bool:
+    """Tell whether two functions of these tensors have the same gradients."""
+    try:
+        apart = distance(gradients_of(new, *tensors), gradients_of(old, *tensors))
+    except CANNOT:
+        return False
+    return apart <= MOST_ULPS_OF_GRADIENTS
 
 
 def settings_where(agrees: Callable[[Setting], bool]) -> frozenset[Setting]:

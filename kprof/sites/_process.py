@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.nn import Module, functional
 from torch.optim import Optimizer
 
-from kprof.sites._aside import decided
+from kprof.sites._aside import has_decided
 from kprof.sites._providers import ORIGINAL
 from kprof.sites._site import Request, Site, Switch
 from kprof.sites._translate import Route, Translation, settings_of, translations_of
@@ -62,9 +62,12 @@ def _site(
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        # Who took this function while the swap was on may call it later.
+        if switch.owner is None:
+            return function(*args, **kwargs)
         if is_compiling():
             return compiled(*args, **kwargs)
-        if switch.owner is None or decided.is_on:
+        if has_decided(request.providers):
             return function(*args, **kwargs)
         return replacement(*args, **kwargs)
 

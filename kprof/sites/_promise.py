@@ -18,12 +18,19 @@ class Promise:
         """Stand for x, or for residual + x."""
         self.x, self.residual = x, residual
         self.made = x if residual is None else None
+        self.has_gradient = torch.is_grad_enabled()
 
     def tensor(self) -> Tensor:
-        """Return it, made at the latest now."""
+        """Return it, made at the latest now, and as where it was promised."""
         if self.made is None:
-            self.made = self.residual + self.x
+            with torch.set_grad_enabled(self.has_gradient):
+                self.made = self.residual + self.x
         return self.made
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is a sum that nobody has made, and could be made here as well."""
+        return self.made is None and self.has_gradient == torch.is_grad_enabled()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor(), name)
@@ -45,7 +52,9 @@ CONTAINERS = (list, tuple, dict)
 ADDS = (Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add)
 OPERATORS = (
     *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul"),
-    *("pow", "neg", "getitem", "len", "bool", "lt", "gt", "le", "ge", "iter", "float", "int"),
+    *("pow", "rpow", "neg", "pos", "abs", "invert", "floordiv", "rfloordiv", "mod", "rmod"),
+    *("and", "or", "xor", "lt", "gt", "le", "ge", "eq", "ne", "getitem", "setitem", "contains"),
+    *("len", "bool", "iter", "float", "int", "complex", "index", "format", "repr"),
 )
 
 
@@ -60,11 +69,22 @@ def _operator(name: str) -> Callable[..., Any]:
 
 for _name in OPERATORS:
     setattr(Promise, f"__{_name}__", _operator(f"__{_name}__"))
+# Tensors, too, are equal element by element and yet keys by themselves.
+Promise.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def kept(one: Any) -> Any:
     """Return the tensor that a promise stands for, anything else as it is."""
     return one.tensor() if isinstance(one, Promise) else one
+
+
+def returned(one: Any) -> Any:
+    """Return what a forward returns, with tensors in the place of promises."""
+    if isinstance(one, Tensor):
+        return one
+    if type(one) is tuple and not any(isinstance(part, CONTAINERS) for part in one):
+        return tuple(map(kept, one))
+    return tree_map(kept, one)
 
 
 def all_kept(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:

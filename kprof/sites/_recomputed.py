@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Linear, Module
 
+from kprof.sites._patches import is_passed_over
+
 
 class _Again(NamedTuple):
     """What stands for the tensor meanwhile."""
@@ -27,8 +29,8 @@ def run_without_keeping(layer: Module, make: Callable[[], Tensor]) -> Any:
     """Return layer(make()); what it keeps of that for gradients is made again for them.
 
     Where that is not known to be right, or to save anything, it is kept as ever: by a layer other
-    than torch's linear one, or where somebody else has hooks for what is saved, as gradient
-    checkpointing does.
+    than torch's linear one, or one with hooks, which may change what it is given, or where somebody
+    else has hooks for what is saved, as gradient checkpointing does.
 
     Args:
         layer: Which.
@@ -49,7 +51,8 @@ def run_without_keeping(layer: Module, make: Callable[[], Tensor]) -> Any:
 
 def _saves_x(layer: Module) -> bool:
     is_watched = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    return torch.is_grad_enabled() and type(layer).forward is Linear.forward and not is_watched
+    is_plain = type(layer).forward is Linear.forward and is_passed_over(layer)
+    return torch.is_grad_enabled() and is_plain and not is_watched
 
 
 def _unpack(packed: Tensor | _Again) -> Tensor:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from torch.compiler import is_compiling
+
 from kprof.kernels import Kernel
 from kprof.kernels._fp8_twins import Maker
 from kprof.sites import SiteReport
 from kprof.sites._patches import MARK
 from kprof.sites._providers import Providers
-from kprof.sites._ways import Ways
+from kprof.sites._ways import UNWANTED, Ways
 
 # The kernel whose layers read twins.
 FP8_LINEAR = "fp8_linear"
@@ -149,7 +151,7 @@ class Site:
 
     def enter(self) -> None:
         """Put the new value there, unless somebody else put one there meanwhile."""
-        owner = self._owner()
+        owner, self.problem = self._owner(), None
         if owner is None:
             return
         previous = owner.__dict__.get(self._attribute, _ABSENT)
@@ -177,7 +179,20 @@ class Site:
     def reports(self) -> Iterator[SiteReport]:
         """Yield what became of it, as plain data."""
         for what, ways in self.parts.items():
-            yield SiteReport(self.name, ways.kernel.name, what, self.problem, ways.calls())
+            why = self.problem if ways.is_open else UNWANTED
+            calls = ways.calls() if ways.is_open else ()
+            yield SiteReport(self.name, ways.kernel.name, what, why, calls)
+
+
+def running_as_ever(original: Callable[..., Any], ways: Ways, switch: Switch) -> Callable[..., Any]:
+    """Return what runs the original where no kernel is asked, and counts the owner's calls."""
+
+    def run(owner: Any, why: str, *args: Any, **kwargs: Any) -> Any:
+        if switch.owner is owner and not is_compiling():
+            ways.leave_out(why)
+        return original(owner, *args, **kwargs)
+
+    return run
 
 
 def bound(function: Callable[..., Any], original: Callable[..., Any], switch: Switch) -> Any:

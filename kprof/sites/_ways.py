@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from kprof.kernels._fp8_twins import Maker
 
 PLAIN = (Tensor, torch.nn.Parameter)
+OTHERWISE = "it is called in another way than with one tensor"
+UNWANTED = "it is not among those that were asked for"
 # Beyond, what was found out is found out again: shapes that never come back must not pile up.
 MOST_KEYS = 512
 
@@ -66,6 +68,7 @@ class Ways:
         self._maker = maker
         self._all: dict[tuple[str | None, str | None], Way] = {}
         self._num_traced = [0, 0]
+        self._is_open = True
 
     def decide(
         self,
@@ -108,15 +111,34 @@ class Ways:
         """Count a call that goes to the original."""
         self._way(None, None, why).num_calls += 1
 
+    def close(self) -> None:
+        """Leave all calls to the original: nobody wants the kernel here."""
+        self._is_open = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the kernel is wanted here."""
+        return self._is_open
+
+    def aside(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function during whose calls this swap decides about none of torch's."""
+        return standing_aside(function, self._providers)
+
     def tracing(self) -> Callable[..., Callable[..., Any] | None]:
         """Return the decision for calls that are being compiled, as a compiler can read it."""
         settings, refuses = self.settings, self.kernel.refuses
         functions = self._providers.compiled(self.kernel)
         note = self.noting()
 
+        @_as_constant
+        def _is_closed() -> bool:
+            return not self._is_open
+
         def trace(*arguments: Any) -> Callable[..., Any] | None:
             x = arguments[0]
             if _is_exporting() or is_forward_mode() or type(x) not in PLAIN:
+                return None
+            if _is_closed() or _is_in_transform():
                 return None
             device = x.device.type
             cast = None
@@ -156,6 +178,8 @@ class Ways:
         return tuple(one for one in (*counted, *traced) if one.num_calls)
 
     def _why_not(self, arguments: tuple[Any, ...]) -> str | None:
+        if not self._is_open:
+            return UNWANTED
         if maybe_current_level() is not None:
             return "inside a transform of torch.func"
         if is_forward_mode():
@@ -177,7 +201,7 @@ class Ways:
     ) -> Way:
         if (provider, why) not in self._all:
             if function is not None and not is_ours(provider or ""):
-                function = standing_aside(function)
+                function = self.aside(function)
             if function is not None and self._maker is not None:
                 function = self._maker.around(function)
             self._all[provider, why] = Way(function, provider, why)
@@ -215,6 +239,12 @@ def _as_constant(function: Callable[..., bool]) -> Callable[..., bool]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@_as_constant
+def _is_in_transform() -> bool:
+    """Tell whether a transform of torch.func is being compiled, of which kernels know nothing."""
+    return maybe_current_level() is not None
 
 
 @_as_constant

@@ -4,7 +4,7 @@ in one layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,12 +23,14 @@ from kprof.sites._gates import (
     layers_of,
     recognise,
 )
-from kprof.sites._patches import why_foreign
+from kprof.sites._patches import is_passed_over, why_foreign, why_writing
 from kprof.sites._probe import are_alike, kind_of, place_of, probing, stand_in
 from kprof.sites._providers import LEAN
 from kprof.sites._recomputed import run_on, run_without_keeping
-from kprof.sites._site import Request, Site, Skip, Switch, bound
-from kprof.sites._ways import Ways, key_of
+from kprof.sites._site import Request, Site, Skip, Switch, bound, running_as_ever
+from kprof.sites._ways import OTHERWISE, Ways, key_of
+
+NOT_AS_FOUND = "its activation is another one now, or somebody watches it"
 
 
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
@@ -53,7 +55,7 @@ def _sites(
     kernel = asked[0] if isinstance(found, str) else found.kernel
     if kernel not in asked:
         return
-    why = why_foreign(module)
+    why = why_foreign(module) or why_writing(type(module).forward)
     if isinstance(found, str):
         yield Skip(name, kernel, type(module).__name__, why or found)
         return
@@ -110,24 +112,29 @@ def _site(name: str, module: Module, found: Recognised, request: Request) -> Sit
     ways = Ways(kernel, request.providers, settings, is_default=_is_default(found), maker=maker)
     switch = Switch()
     original = type(module).forward
-    put = bound(_gated(original, found, ways, switch), original, switch)
+    passed_over = {name: module._modules[name] for name in found.passed_over}
+    put = bound(_gated(original, found, passed_over, ways, switch), original, switch)
     return Site(name, module, put, ways, switch=switch)
 
 
 def _gated(
-    original: Callable[..., Any], found: Recognised, ways: Ways, switch: Switch
+    original: Callable[..., Any],
+    found: Recognised,
+    passed_over: Mapping[str, Any],
+    ways: Ways,
+    switch: Switch,
 ) -> Callable[..., Any]:
     known, decide, trace = ways.known, ways.decide, ways.tracing()
+    as_ever = running_as_ever(original, ways, switch)
     first, second, last = found.gate, found.up, found.down
-    passed_over, options = found.passed_over, _options(found)
+    options = _options(found)
 
     def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self or args or kwargs or x is None:
-            return original(self, *(() if x is None else (x,)), *args, **kwargs)
+            return as_ever(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         children = self._modules
-        for name in passed_over:
-            if has_hooks(children[name]):
-                return original(self, x)
+        if not _are_as_found(children, passed_over):
+            return as_ever(self, NOT_AS_FOUND, x)
         if is_compiling():
             gate = children[first](x)
             up = None if second is None else children[second](x)
@@ -148,14 +155,9 @@ def _gated(
     return forward
 
 
-def has_hooks(module: Module) -> bool:
-    """Tell whether somebody wants to see the calls of this module."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
+def _are_as_found(children: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Tell whether these children are those that were found, and nobody would miss their calls."""
+    return all(children[one] is child and is_passed_over(child) for one, child in found.items())
 
 
 def _with_results(module: Module, results: dict[str | None, Tensor | None]) -> Module:

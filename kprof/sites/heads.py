@@ -17,11 +17,11 @@ from torch.compiler import is_compiling
 from torch.nn import Linear, Module
 
 from kprof.sites import Family
-from kprof.sites._patches import why_foreign
+from kprof.sites._around import around, take_over
+from kprof.sites._patches import is_passed_over, why_foreign
 from kprof.sites._probe import CANNOT, Setting, kind_of, probing, stand_in
 from kprof.sites._site import Request, Site, Skip, Switch, bound
 from kprof.sites._ways import Ways, key_of
-from kprof.sites.gated import has_hooks
 from kprof.sites.losses import (
     ATTRIBUTE,
     IGNORE_INDEX,
@@ -186,11 +186,14 @@ def _site(name: str, module: Module, settings: frozenset[Setting], request: Requ
     ways = Ways(request.kernels[KERNEL], request.providers, settings)
     switch = Switch()
     original = type(module).forward
-    put = bound(_headless(original, ways, switch), original, switch)
+    own = module.__dict__.get(ATTRIBUTE)
+    put = bound(_headless(original, own, ways, switch), original, switch)
     return Site(name, module, put, ways, switch=switch)
 
 
-def _headless(original: Callable[..., Any], ways: Ways, switch: Switch) -> Callable[..., Any]:
+def _headless(
+    original: Callable[..., Any], own: object, ways: Ways, switch: Switch
+) -> Callable[..., Any]:
     note = ways.noting()
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -202,15 +205,29 @@ def _headless(original: Callable[..., Any], ways: Ways, switch: Switch) -> Calla
         if not (self.training and torch.is_grad_enabled()):
             ways.leave_out("nobody trains: its logits may be wanted")
             return original(self, *args, **kwargs)
-        if has_hooks(self._modules[HEAD]):
-            ways.leave_out("there are hooks on its head")
+        why = _why_not_now(self, own)
+        if why:
+            ways.leave_out(why)
             return original(self, *args, **kwargs)
         fused = _Fused(self, ways)
-        model = stand_in(self, self._parameters, {**self._modules, HEAD: _Passing()})
-        model.__dict__[ATTRIBUTE] = fused
-        return _with_logits(original(model, *args, **kwargs), fused.hidden, fused.logits)
+        model = around(self, {**self._modules, HEAD: _Passing()}, **{ATTRIBUTE: fused})
+        try:
+            outputs = original(model, *args, **kwargs)
+        finally:
+            take_over(self, model, ATTRIBUTE)
+        return _with_logits(outputs, fused.hidden, fused.logits)
 
     return forward
+
+
+def _why_not_now(model: Any, own: object) -> str:
+    """Return why this call needs its logits; empty: it does not."""
+    head, loss = model._modules[HEAD], model.__dict__.get(ATTRIBUTE)
+    if type(head) is not Linear:
+        return f"its head is a {type(head).__name__} now, no Linear"
+    if not is_passed_over(head):
+        return "somebody watches its head"
+    return "" if loss is own or isinstance(loss, Loss) else "it has another loss now"
 
 
 def _with_logits(outputs: Any, hidden: Tensor | None, logits: Tensor | None) -> Any:

@@ -21,8 +21,8 @@ from kprof.kernels.fp8_linear import BY_ROWS, forget
 from kprof.sites import Family
 from kprof.sites._patches import why_foreign
 from kprof.sites._probe import Setting
-from kprof.sites._site import FP8_LINEAR, Request, Site, Skip, Switch, bound
-from kprof.sites._ways import PLAIN, Way, Ways, key_of
+from kprof.sites._site import FP8_LINEAR, Request, Site, Skip, Switch, bound, running_as_ever
+from kprof.sites._ways import OTHERWISE, PLAIN, Way, Ways, key_of
 
 KERNEL = FP8_LINEAR
 # What layers are called whose results are compared with each other.
@@ -103,16 +103,15 @@ def _site(name: str, module: Linear, request: Request) -> Site:
 
 def _linear(original: Callable[..., Any], ways: Ways, switch: Switch) -> Callable[..., Any]:
     known, decide, trace = ways.known, ways.decide, ways.tracing()
+    as_ever = running_as_ever(original, ways, switch)
 
     def forward(self: Any, x: Any = None, /, **kwargs: Any) -> Any:
         if switch.owner is not self or kwargs or x is None:
-            return original(self, *(() if x is None else (x,)), **kwargs)
+            return as_ever(self, OTHERWISE, *(() if x is None else (x,)), **kwargs)
         parameters = self._parameters
         if "weight" not in parameters or "bias" not in parameters:
             # Pruned, parametrized or sharded since.
-            if not is_compiling():
-                ways.leave_out("its weights are no parameters of its own any more")
-            return original(self, x)
+            return as_ever(self, "its weights are no parameters of its own any more", x)
         weight, bias = parameters["weight"], parameters["bias"]
         if is_compiling():
             function = trace(x, weight, bias) if type(weight) in PLAIN else None

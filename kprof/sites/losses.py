@@ -19,7 +19,6 @@ from torch.nn import Module, functional
 
 from kprof.kernels import kernel_named
 from kprof.sites import Family
-from kprof.sites._aside import standing_aside
 from kprof.sites._probe import Setting, are_alike, autocast_of, probing, settings_where
 from kprof.sites._site import Request, Site, Skip, Switch
 from kprof.sites._ways import Ways, key_of
@@ -38,7 +37,7 @@ class Loss:
 
     def __init__(self, original: Callable[..., Any], ways: Ways, switch: Switch) -> None:
         self._original = original
-        self._aside = standing_aside(original)
+        self._aside = ways.aside(original)
         self._ways = ways
         self._trace = ways.tracing()
         self._switch = switch
@@ -58,7 +57,7 @@ class Loss:
         if self._switch.owner is not None:
             targets = targets_of(labels, shift_labels, ignore_index).to(logits.device)
             reduction = "mean" if num_items_in_batch is None else "sum"
-            arguments = (logits.view(-1, vocab_size), targets, ignore_index, 0.0, reduction)
+            arguments = (logits.reshape(-1, vocab_size), targets, ignore_index, 0.0, reduction)
             if is_compiling():
                 function = self._trace(*arguments)
             else:

@@ -1,57 +1,30 @@
-"""Norms of rows: modules that compute an RMSNorm or a LayerNorm, whatever they are called.
-
-The order in which a norm rounds, and where its epsilon is, are found by trying: what agrees with
-the module's own code on random rows, some of them tiny, is what it computes.
-"""
+"""Norms of rows: modules that compute an RMSNorm or a LayerNorm, whatever they are called."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Module
 
 from kprof.sites import Family
-from kprof.sites._patches import why_foreign
-from kprof.sites._probe import (
-    CANNOT,
-    DTYPES,
-    Setting,
-    are_alike,
-    autocast_of,
-    distance,
-    kind_of,
-    place_of,
-    probing,
-    set_mode,
-    settings_where,
-    stand_in,
+from kprof.sites._norms import (
+    FORMS,
+    LAYERNORM,
+    RMSNORM,
+    Probe,
+    Recognised,
+    looks_like_a_norm,
+    recognise,
 )
-from kprof.sites._site import Request, Site, Skip, Switch, bound
-from kprof.sites._ways import Ways, key_of
+from kprof.sites._patches import why_foreign, why_writing
+from kprof.sites._probe import are_alike, kind_of, place_of, probing
+from kprof.sites._site import Request, Site, Skip, Switch, bound, running_as_ever
+from kprof.sites._ways import OTHERWISE, Ways, key_of
 
-RMSNORM, LAYERNORM = "rmsnorm", "layernorm"
-FORMS = ("llama", "torch", "gemma")
-USUAL_EPS = (1e-6, 1e-5, 1e-8, 1e-12, torch.finfo(torch.float32).eps)
-# Rows of which the epsilon is a small part, about half, and most.
-SCALES = (1.0, 30.0, 1e-1, 1e-2, 3e-3, 1e-3, 1e-4, 1.0)
-
-
-@dataclass(frozen=True)
-class Recognised:
-    """What a norm computes."""
-
-    kernel: str
-    form: str | None
-    """Of an RMSNorm: the order in which it rounds."""
-    eps: float
-    eps_name: str | None
-    """The attribute that holds it; None: it is in the code."""
-    settings: frozenset[Setting]
+PERMUTED = "its rows lie in another order, which the original's result keeps"
 
 
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
@@ -68,6 +41,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
             continue
         label = name or type(module).__name__
         why = why_foreign(module) or (found if isinstance(found, str) else None)
+        why = why or why_writing(type(module).forward)
         if why is None:
             why = request.once((*kind_of(module), kernel), _check, module, found, request)
         if why is not None:
@@ -78,115 +52,10 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
 
 def norm_of(module: Module, request: Request) -> Recognised | str | None:
     """Return what a norm computes, or why it is none that is known; None: it looks like none."""
-    if not _looks_like_a_norm(module):
+    if not looks_like_a_norm(module):
         return None
-    found: Recognised | str = request.once(kind_of(module), _recognise, module)
+    found: Recognised | str = request.once(kind_of(module), recognise, module)
     return found
-
-
-def _looks_like_a_norm(module: Module) -> bool:
-    """Tell whether it has no children, no state, and one row of weights, if any, and an epsilon."""
-    if module._modules or module._buffers or set(module._parameters) - {"weight", "bias"}:
-        return False
-    rows = [one for one in module._parameters.values() if one is not None]
-    if not rows or any(one.dim() != 1 or one.shape != rows[0].shape for one in rows):
-        return False
-    return "norm" in type(module).__name__.lower() or bool(_eps_names(module))
-
-
-def _eps_names(module: Module) -> list[str]:
-    return [
-        name
-        for name, value in module.__dict__.items()
-        if isinstance(value, float) and 0 <= value <= 1e-2
-    ]
-
-
-def _recognise(module: Module) -> Recognised | str:
-    """Find out what a norm computes; a sentence says why it is none that is known."""
-    device = place_of(module)
-    with probing(device) as generator:
-        probe = _Probe(module, device, generator)
-        weight = next(one for one in module._parameters.values() if one is not None)
-        dtype = weight.dtype
-        if dtype not in DTYPES:
-            return f"its weights are {str(dtype).removeprefix('torch.')}"
-        try:
-            original = probe.original((dtype, None))
-        except CANNOT as error:
-            return f"its own code failed on random rows ({type(error).__name__}: {error})"
-        best = min(
-            _candidates(module, dtype),
-            key=lambda one: distance(probe.replaced((dtype, None), one), original),
-        )
-        if not are_alike(probe.replaced((dtype, None), best), original):
-            return "it computes something else than an RMSNorm or a LayerNorm of rows"
-        settings = settings_where(
-            lambda setting: all(
-                are_alike(probe.replaced(setting, best), probe.original(setting, is_training))
-                for is_training in (False, True)
-            )
-        )
-    if (dtype, None) not in settings:
-        return "it computes something else when it trains"
-    kernel, form, eps, eps_name = best
-    return Recognised(kernel, form, eps, eps_name, settings)
-
-
-Candidate = tuple[str, str | None, float, str | None]
-
-
-def _candidates(module: Module, dtype: torch.dtype) -> Iterator[Candidate]:
-    named = [(module.__dict__[name], name) for name in _eps_names(module)]
-    usual = [(eps, None) for eps in (*USUAL_EPS, torch.finfo(dtype).eps)]
-    for eps, name in (*named, *usual):
-        if module._parameters.get("bias") is None:
-            for form in FORMS:
-                yield RMSNORM, form, eps, name
-        yield LAYERNORM, None, eps, name
-
-
-class _Probe:
-    """Runs a norm's own code and its replacements on the same rows."""
-
-    def __init__(self, module: Module, device: torch.device, generator: torch.Generator) -> None:
-        self._device = device
-        own = module._parameters
-        columns = next(one.shape[0] for one in own.values() if one is not None)
-
-        def draw(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator).to(device)
-
-        self._parameters = {
-            name: None if one is None else (0.5 + 0.2 * draw(columns)).to(one.dtype)
-            for name, one in own.items()
-        }
-        self._module = stand_in(module, self._parameters, {})
-        scales = torch.tensor(SCALES, device=device)[:, None]
-        self._rows = draw(len(SCALES), columns) * scales + 0.1 * scales
-
-    def original(self, setting: Setting, is_training: bool = False) -> object:
-        """Return what the module's code computes."""
-        dtype, cast = setting
-        set_mode(self._module, is_training)
-        with autocast_of(self._device, cast):
-            return type(self._module).forward(self._module, self._rows.to(dtype))
-
-    def replaced(
-        self, setting: Setting, one: Candidate, function: Callable[..., Any] | None = None
-    ) -> object:
-        """Return what a candidate computes, by the reference or by another function."""
-        kernel, form, eps, _ = one
-        rows, weight = self._rows.to(setting[0]), self._parameters.get("weight")
-        if kernel == RMSNORM:
-            from kprof.kernels.rmsnorm import KERNEL
-
-            options = () if form == FORMS[0] else (form,)
-            return (function or KERNEL.reference)(rows, weight, eps, *options)
-        from kprof.kernels.layernorm import KERNEL as LAYER
-
-        bias = self._parameters.get("bias")
-        return (function or LAYER.reference)(rows, weight, bias, eps)
 
 
 def _check(module: Module, found: Recognised, request: Request) -> str | None:
@@ -194,9 +63,9 @@ def _check(module: Module, found: Recognised, request: Request) -> str | None:
     device = place_of(module)
     kernel = request.kernels[found.kernel]
     with probing(device) as generator:
-        probe = _Probe(module, device, generator)
+        probe = Probe(module, device, generator)
         dtype = next(one.dtype for one in module._parameters.values() if one is not None)
-        rows = probe._rows.to(dtype)
+        rows = probe.rows.to(dtype)
         function, provider, _ = request.providers.choose(
             kernel, rows, tuple(rows.shape), is_default=is_default(found)
         )
@@ -229,12 +98,15 @@ def _rmsnorm(
     original: Callable[..., Any], found: Recognised, ways: Ways, switch: Switch
 ) -> Callable[..., Any]:
     known, decide, trace = ways.known, ways.decide, ways.tracing()
+    as_ever = running_as_ever(original, ways, switch)
     constant, eps_name = found.eps, found.eps_name
     options = () if is_default(found) else (found.form,)
 
     def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self or args or kwargs or x is None:
-            return original(self, *(() if x is None else (x,)), *args, **kwargs)
+            return as_ever(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
+        if not x.is_contiguous() and is_permuted(x):
+            return as_ever(self, PERMUTED, x)
         weight = self._parameters["weight"]
         eps = constant if eps_name is None else getattr(self, eps_name)
         if is_compiling():
@@ -255,11 +127,14 @@ def _layernorm(
     original: Callable[..., Any], found: Recognised, ways: Ways, switch: Switch
 ) -> Callable[..., Any]:
     known, decide, trace = ways.known, ways.decide, ways.tracing()
+    as_ever = running_as_ever(original, ways, switch)
     constant, eps_name = found.eps, found.eps_name
 
     def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self or args or kwargs or x is None:
-            return original(self, *(() if x is None else (x,)), *args, **kwargs)
+            return as_ever(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
+        if not x.is_contiguous() and is_permuted(x):
+            return as_ever(self, PERMUTED, x)
         parameters = self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
         eps = constant if eps_name is None else getattr(self, eps_name)
@@ -275,6 +150,12 @@ def _layernorm(
         return function(x, weight, bias, eps)
 
     return forward
+
+
+def is_permuted(x: Tensor) -> bool:
+    """Tell whether elements lie in memory in another order than that of the dimensions."""
+    steps = [step for step, size in zip(x.stride(), x.shape, strict=True) if step and size > 1]
+    return steps != sorted(steps, reverse=True)
 
 
 FAMILY = Family(kernels=(RMSNORM, LAYERNORM), find=find)

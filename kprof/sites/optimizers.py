@@ -6,6 +6,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import AdamW
 
 from kprof.kernels import OURS
@@ -66,13 +68,14 @@ def _step(optimizer: AdamW, ways: Ways, switch: Switch) -> Callable[..., Any]:
             return type(self).step(self, closure)
         if is_counted:
             self._opt_called = True
-        if closure is not None:
-            ways.leave_out("its step computes the loss anew")
+        params = [one for group in self.param_groups for one in group["params"]]
+        if closure is not None or not params:
+            ways.leave_out("its step computes the loss anew" if params else "it has no parameters")
             return type(self).step(self, closure)
         key = tuple(
             (
                 *(len(group["params"]), group["amsgrad"], group["differentiable"]),
-                frozenset((type(one), one.dtype) for one in group["params"]),
+                frozenset((type(one), one.dtype, one.device) for one in group["params"]),
             )
             for group in self.param_groups
         )
@@ -80,8 +83,9 @@ def _step(optimizer: AdamW, ways: Ways, switch: Switch) -> Callable[..., Any]:
         if way is None:
             reasons = (refuses_group(group) for group in self.param_groups)
             why = next((reason for reason in reasons if reason), None)
-            first = self.param_groups[0]["params"][0]
-            way = ways.settle(key, why, first, (_count(self),), False)
+            why = why or _refuses(self, params)
+            size = sum(one.numel() for one in params)
+            way = ways.settle(key, why, params[0], (size,), False)
         way.num_calls += 1
         return type(self).step(self) if way.function is None else adamw_step(self)
 
@@ -91,8 +95,17 @@ def _step(optimizer: AdamW, ways: Ways, switch: Switch) -> Callable[..., Any]:
     return step
 
 
-def _count(optimizer: AdamW) -> int:
-    return sum(one.numel() for group in optimizer.param_groups for one in group["params"])
+def _refuses(optimizer: AdamW, params: list[Tensor]) -> str | None:
+    """Return why all groups of an optimizer together cannot be updated here; None: they can."""
+    if len({one.device for one in params}) > 1:
+        return "its parameters are on several devices"
+    if not all(group.get("decoupled_weight_decay", True) for group in optimizer.param_groups):
+        return "weights decay by their gradients"
+    counts = (state.get("step") for state in optimizer.state.values())
+    counted_in = {one.dtype for one in counts if isinstance(one, Tensor)}
+    if (counted_in or {torch.get_default_dtype()}) - {torch.float32, torch.float16, torch.bfloat16}:
+        return "its steps are counted in float64"
+    return None
 
 
 FAMILY = Family(kernels=(KERNEL,), find=find)

@@ -7,9 +7,9 @@ looks at it, a promise is the tensor that it stands for.
 
 from __future__ import annotations
 
-import dis
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,16 +19,19 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 
 from kprof.sites import Family
-from kprof.sites._patches import why_foreign
+from kprof.sites._around import around, take_over
+from kprof.sites._norms import LAYERNORM, RMSNORM, Recognised
+from kprof.sites._patches import is_passed_over, why_foreign, why_writing
 from kprof.sites._probe import CANNOT, are_alike, kind_of, place_of, probing, stand_in
-from kprof.sites._promise import Part, Promise, all_kept, kept
+from kprof.sites._promise import Part, Promise, all_kept, returned
 from kprof.sites._rewire import innermost
 from kprof.sites._site import Request, Site, Skip, Switch, bound
 from kprof.sites._ways import Ways, key_of
-from kprof.sites.gated import has_hooks
-from kprof.sites.norms import LAYERNORM, RMSNORM, Recognised, is_default, norm_of
+from kprof.sites.norms import is_default, norm_of
 
 KERNELS = {RMSNORM: "add_rmsnorm", LAYERNORM: "add_layernorm"}
+NO_SUM = "what it norms is no sum that nobody looked at before"
+WATCHED = "somebody watches its norm"
 # What a part of a layer may return: a tensor, or one and so many things beside it.
 MOST_BESIDE = 2
 
@@ -72,9 +75,13 @@ def _why_not_around(forward: Callable[..., Any]) -> str | None:
     inner = innermost(forward)
     if inner is None:
         return "its forward is wrapped by a decorator that hides it"
-    if any(one.opname in ("STORE_ATTR", "DELETE_ATTR") for one in dis.get_instructions(inner)):
-        return "its forward writes attributes"
-    return None
+    names = inner.__code__.co_names
+    if any("checkpoint" in name for name in names):
+        # What that runs again would get promises.
+        return "its forward checkpoints a part of itself"
+    if {"isinstance", "type"} & set(names):
+        return "its forward asks of what type something is"
+    return why_writing(forward)
 
 
 def _check(norm: Module, name: str, found: Recognised, request: Request) -> str | None:
@@ -161,15 +168,6 @@ def _num_needed(forward: Callable[..., Any]) -> int:
     return sum(one.default is one.empty and one.kind in (0, 1) for one in parameters)
 
 
-def _around(module: Module, children: Mapping[str, Any]) -> Module:
-    """Return a module for one call of this one's code with other children."""
-    clone: Module = object.__new__(type(module))
-    clone.__dict__.update(module.__dict__)
-    clone.__dict__.pop("forward", None)
-    clone.__dict__["_modules"] = dict(children)
-    return clone
-
-
 class _Norm:
     """A norm that makes the sum that it is given."""
 
@@ -182,8 +180,9 @@ class _Norm:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the norm of the sum, and keep the sum in it."""
         (promise, *others) = args or (None,)
-        is_sum = type(promise) is Promise and promise.made is None
-        if not is_sum or others or kwargs or has_hooks(self._child):
+        is_sum = type(promise) is Promise and promise.is_open and not (others or kwargs)
+        if not is_sum or not is_passed_over(self._child):
+            self._ways.leave_out(WATCHED if is_sum else NO_SUM)
             given, named = all_kept(args, kwargs)
             return self._child(*given, **named)
         x, residual, found = promise.x, promise.residual, self._found
@@ -207,7 +206,7 @@ def _site(name: str, module: Module, joint: Joint, found: Recognised, request: R
     ways = Ways(kernel, request.providers, settings, is_default=is_default(found), maker=maker)
     switch = Switch()
     original = type(module).forward
-    note = ways.noting()
+    note, norm_found = ways.noting(), weakref.ref(module._modules[joint.norm])
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self:
@@ -216,10 +215,15 @@ def _site(name: str, module: Module, joint: Joint, found: Recognised, request: R
             note(False)
             return original(self, *args, **kwargs)
         children = self._modules
+        if children[joint.norm] is not norm_found():
+            ways.leave_out("its norm is another one now")
+            return original(self, *args, **kwargs)
         part, norm = Part(children[joint.part]), _Norm(children[joint.norm], found, ways)
-        clone = _around(self, {**children, joint.part: part, joint.norm: norm})
-        returned = original(clone, *args, **kwargs)
-        return tuple(map(kept, returned)) if type(returned) is tuple else kept(returned)
+        clone = around(self, {**children, joint.part: part, joint.norm: norm})
+        try:
+            return returned(original(clone, *args, **kwargs))
+        finally:
+            take_over(self, clone)
 
     return Site(name, module, bound(forward, original, switch), ways, switch=switch)
 
