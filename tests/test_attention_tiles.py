@@ -118,6 +118,17 @@ def test_three_warpgroups_compute_heads_of_64_columns_that_are_long_or_see_all()
     assert [ring_for(64, queries, queries, False).groups for queries in (4_095, 4_096)] == [2, 3]
     assert [ring_for(64, queries, 512, True).groups for queries in (197, 511, 512)] == [2, 2, 3]
     assert [ring_for(64, 512, keys, True).groups for keys in (511, 640)] == [2, 3]
+
+
+def test_two_programs_of_one_warpgroup_compute_short_heads_of_64_columns():
+    calls = (512, 512), (1_024, 1_024), (1_025, 1_025), (512, 1_025)
+    rings = [ring_for(64, *call, False) for call in calls]
+    assert [(one.groups, one.programs) for one in rings] == [(1, 2), (1, 2), (2, 1), (2, 1)]
+    assert not any(one.takes_turns for one in rings[:2])
+    assert ring_for(64, 512, 512, True).groups == 3
+
+
+def test_heads_of_128_columns_have_two_warpgroups():
     assert [ring_for(128, 8_192, 8_192, sees_all).groups for sees_all in (True, False)] == [2, 2]
 
 
@@ -158,7 +169,7 @@ def test_tiles_of_long_sequences_are_dealt_out_where_they_differ_in_length():
 
 
 def test_queries_of_the_next_tile_come_early_where_sequences_are_short():
-    cases = (64, False, 512), (64, True, 512), (128, False, 512), (128, True, 1_024)
+    cases = (64, False, 1_024), (64, True, 512), (128, False, 512), (128, True, 1_024)
     for dim, sees_all, most in cases:
         calls = [(dim, queries, queries, sees_all) for queries in (512, most, most + 1, 2_048)]
         assert [ring_for(*call).looks_ahead for call in calls] == [True, True, False, False]

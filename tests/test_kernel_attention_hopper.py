@@ -130,14 +130,14 @@ def test_it_is_right_whatever_is_held_before_the_values_are_waited_for(holds):
     check(300, 300, 40, holds=holds, groups=3)
 
 
-@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize(("queries", "keys"), [(130, 4 * BLOCK), (5, BLOCK), (130, 3 * BLOCK + 1)])
 def test_masks_are_left_out_where_keys_fill_their_blocks_and_all_are_seen(queries, keys, groups):
     check(queries, keys, right=None, groups=groups)
 
 
 @pytest.mark.parametrize("looks_ahead", [False, True])
-@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize(("heads", "together", "left"), [(4, 4, None), (6, 4, None), (4, 1, 70)])
 def test_tiles_may_be_dealt_out(heads, together, left, groups, looks_ahead):
     lengths = lengths_of(500, 500, 64 * groups, BLOCK, left, 0)
@@ -153,7 +153,7 @@ def test_three_warpgroups_may_take_turns(queries, left, programs):
     check(queries, 400, left, groups=3, programs=programs, takes_turns=False)
 
 
-@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("programs", [1, 3, 12])
 @pytest.mark.parametrize(("queries", "left"), [(1, None), (300, None), (600, 0), (400, 50)])
 def test_queries_of_the_next_tile_may_come_early(queries, left, programs, groups):

@@ -22,8 +22,9 @@ HOPPER = 9
 ALIGNMENT = 16
 # Of a warpgroup.
 ROWS = 64
-# Registers of a thread, by warpgroups that compute: as compiled for, and of those that compute.
-REGISTERS = {2: (168, 240), 3: (128, 160)}
+# Registers of a thread, by warpgroups that compute: as compiled for, and of those that compute. Two
+# programs with one each fill a multiprocessor.
+REGISTERS = {1: (128, 232), 2: (168, 240), 3: (128, 160)}
 # Of L2, for the keys and values of heads that are worked off together (of gradients, for queries
 # and theirs); of those with fewer queries than many, where what else there is takes as much; and of
 # those where all tiles are as long.
@@ -38,6 +39,9 @@ DEALT_QUERIES = {64: 1_024, 128: 2_048, 256: 2_048}
 # And those up to which queries of the next tile come early, by what an H100 measured: where later
 # keys are not seen, and where all are. For heads of 256 there is no room.
 AHEAD_QUERIES = {64: (512, 512), 128: (512, 1_024), 256: (0, 0)}
+# Keys of a sequence up to which, where later ones are not seen, heads of 64 have programs of one
+# warpgroup: tiles have so few blocks that their beginnings and ends need others beside them.
+FEW_KEYS = 1_024
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Ring:
     kept_bytes: int = KEPT_BYTES
     is_dealt: bool = False
     """Whether a table says which tiles are whose; else each takes every n-th, to and fro."""
+    programs: int = 1
+    """Of a multiprocessor."""
     looks_ahead: bool = False
     """Whether the queries of the next tile come while this one is worked off.
 
@@ -77,6 +83,9 @@ def ring_for(dim: int, num_queries: int, num_keys: int, sees_all: bool) -> Ring:
     kept_bytes = SHORT_KEPT_BYTES if is_short else KEPT_BYTES
     is_dealt = deals(dim, num_queries, sees_all)
     ahead = num_queries <= AHEAD_QUERIES[dim][sees_all]
+    if dim <= 64 and not sees_all and max(num_queries, num_keys) <= FEW_KEYS:
+        few = Ring(64, 3, takes_turns=False, groups=1, programs=2, holds=False, looks_ahead=True)
+        return replace(few, kept_bytes=kept_bytes, is_dealt=is_dealt)
     if dim <= 64:
         # With masks, three spill.
         if is_short or num_queries < SOME_QUERIES or (sees_all and num_keys % 128):
@@ -191,7 +200,7 @@ def _shared_out(
     lengths = lengths_of(q.shape[2], k.shape[2], ROWS * ring.groups, ring.keys, *bounds)
     if not ring.stays:
         return len(lengths) * num_heads, together, None
-    sms = num_sms(q.device)
+    sms = num_sms(q.device) * ring.programs
     table = table_of(lengths, num_heads, together, sms, q.device) if ring.is_dealt else None
     programs = programs_for(lengths, num_heads, together, sms) if table is None else sms
     return programs, together, table
