@@ -201,35 +201,13 @@ def _consume(
     do_not_specialize=["num_queries", "num_keys", "left", "right", "num_heads", "together", "heads"]
 )
 def attend(
-    lse_BHT,
-    largest_BH,
-    dealt,
-    q_desc,
-    k_desc,
-    v_desc,
-    y_desc,
-    scale,
-    num_queries,
-    num_keys,
-    left,
-    right,
-    num_heads,
-    together,
-    heads,
-    GROUP: gl.constexpr,
-    HAS_LEFT: gl.constexpr,
-    HAS_RIGHT: gl.constexpr,
-    N: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUPS: gl.constexpr,
-    TAKES_TURNS: gl.constexpr,
-    HAS_ROOM: gl.constexpr,
-    HOLDS: gl.constexpr,
-    HIDES: gl.constexpr,
-    IS_NARROW: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    lse_BHT, largest_BH, dealt, q_desc, k_desc, v_desc, y_desc, scale,
+    num_queries, num_keys, left, right, num_heads, together, heads,
+    GROUP: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, N: gl.constexpr,
+    STAGES: gl.constexpr, GROUPS: gl.constexpr, TAKES_TURNS: gl.constexpr, HAS_ROOM: gl.constexpr,
+    HOLDS: gl.constexpr, HIDES: gl.constexpr, IS_NARROW: gl.constexpr, REGISTERS: gl.constexpr,
     AHEAD: gl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     """Attend with every tile that is this program's."""
     q_ring = ring_of(q_desc, 2 * GROUPS if AHEAD else GROUPS, 1)
     y_smem = room_for(y_desc, GROUPS) if HAS_ROOM else q_ring[0]
