@@ -343,6 +343,15 @@ def test_kernels_farther_before_their_launches_than_clocks_are_off_are_bad(tmp_p
     )
 
 
+def test_a_launch_that_is_anothers_limits_though_the_clocks_agree(tmp_path):
+    found = check(opened(tmp_path, *[-5] * 30, 200), HOST_AND_GPU)
+    assert (found.verdict, found.evidence) == (
+        "limited",
+        "0 of 30 activities whose launch was recorded began before it; 1 more had another's "
+        "launch, by their numbers: see the caveats",
+    )
+
+
 def test_without_launches_nothing_tells_whether_clocks_agree(tmp_path):
     trace = measured(read([write(tmp_path, kernel(), kernel(ts=900))]))
     assert check(trace, HOST_AND_GPU).verdict == "unknown"

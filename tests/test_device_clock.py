@@ -158,6 +158,64 @@ def test_of_two_launches_with_one_number_neither_tells():
     assert on_the_hosts_clock(trace) is trace
 
 
+def with_strays(launch_ns, start_ns, stray_ns, early_ns):
+    """Return a trace with activities in other streams, so much before launches of their numbers."""
+    first = len(launch_ns)
+    strays = activities(stray_ns, first=first, stream=20)
+    calls = launches([*launch_ns, *(np.array(stray_ns) + early_ns)])
+    return trace_of(*activities(start_ns), *strays, ranges=calls)
+
+
+@pytest.mark.parametrize("early_ns", [[25 * US], [200 * MS], [5_000 * MS], [40 * MS, 90 * MS, US]])
+def test_launches_of_others_among_hundreds_that_fit_move_nothing(early_ns):
+    launch_ns = np.arange(0, 300 * MS, MS)
+    stray_ns = [50 * MS + 500 * US, 70 * MS + 500 * US, 80 * MS + 500 * US][: len(early_ns)]
+    trace = with_strays(launch_ns, launch_ns + 10 * US, stray_ns, early_ns)
+    assert (starts(on_the_hosts_clock(trace)) == starts(trace)).all()
+
+
+def test_a_launch_of_another_is_not_used_counted_and_said():
+    launch_ns = np.arange(0, 300 * MS, MS)
+    trace = with_strays(launch_ns, launch_ns + 10 * US, [50 * MS + 500 * US], 200 * MS)
+    found = on_the_hosts_clock(trace)
+    assert found.kernels["correlation"].isna().tolist() == [False] * 300 + [True]
+    assert found.meta.counts["disbelieved_launches"] == 1
+    assert "early_activities" not in found.meta.counts
+    (caveat,) = found.meta.caveats
+    assert caveat.startswith(
+        "By their numbers 1 of 301 activities of GPU 0 began before they were launched, by up to "
+        "200,000 µs, where the others fit"
+    )
+
+
+@pytest.mark.parametrize("stray_ns", [315 * US, 360 * US, 450 * US, 200 * MS])
+def test_a_clock_that_is_off_drifts_for_no_single_launch(stray_ns):
+    launch_ns = np.arange(0, 300 * MS, MS)
+    trace = with_strays(launch_ns, launch_ns - 300 * US, [150 * MS + 500 * US], stray_ns)
+    moved = on_the_hosts_clock(trace)
+    added = starts(moved) - starts(trace)
+    assert added.max() == added.min()
+    assert 300 * US <= added.max() <= 320 * US
+
+
+def test_a_clock_that_jumps_keeps_the_times_between_activities():
+    launch_ns = np.arange(0, 200 * MS, MS)
+    start_ns = launch_ns + np.where(launch_ns < 100 * MS, -52 * US, 8 * US)
+    moved = on_the_hosts_clock(launched(launch_ns, start_ns))
+    assert (starts(moved) - start_ns == 52 * US).all()
+
+
+def test_of_work_that_queues_up_behind_each_wait_the_few_first_tell_the_clock():
+    in_step = np.arange(200)
+    launch_ns = np.concatenate([step * 100 * MS + in_step * 5 * US for step in range(5)])
+    true_ns = np.concatenate([step * 100 * MS + 6 * US + in_step * 400 * US for step in range(5)])
+    off_ns = 300 * US
+    trace = launched(launch_ns, true_ns - off_ns)
+    moved = on_the_hosts_clock(trace)
+    assert (starts(moved) == true_ns - 6 * US).all()
+    assert moved.kernels["correlation"].notna().all()
+
+
 def test_times_that_are_damaged_are_left_to_be_refused():
     trace = launched([0, 2**62], [-(2**62), 2**62])
     assert on_the_hosts_clock(trace) is trace

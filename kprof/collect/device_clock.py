@@ -3,6 +3,7 @@
 Both clocks are read through the driver, which may take one for earlier than the other, and for
 slower: on an H200 kernels were seen to begin 85 µs before their launch, and 331 µs before it 0.7 s
 later. Times of the host and of the device then contradict each other, by more than an idle gap.
+A few that begin early where the others fit are no clock's fault: their launch is another's.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ TOLERANCE_NS = 1_000
 MOST_DRIFT = 1e-3
 # Nor is any off by more: launches are then another process's, with the same numbers.
 MOST_OFF_NS = 1_000_000_000
+# What meets an idle GPU begins so soon after its launch did: mostly 4 to 15 µs, as recorded.
+AT_ONCE_NS = 20_000
+# A launch is another's where, with it left out, so many more begin at once.
+MORE_WITHOUT = 10
+# Through two points there is always a line.
+LEAST_ON_A_DRIFT = 3
 # Of so many stretches of time the activity that contradicts its launch most decides.
 STRETCHES = 4_096
 # Times farther apart are damaged, and their differences may overflow.
@@ -42,19 +49,28 @@ class _Line:
         return np.array(np.ceil(np.maximum(added_ns, 0)), dtype=np.int64)
 
 
+NOT_OFF = _Line(0, 0.0, 0.0)
+
+
 def on_the_hosts_clock(trace: Trace) -> Trace:
     """Move the activities of a GPU of which some begin before they are launched; a caveat says so.
 
     They move later by a line in time: of those that leave none before its launch the lowest, over
     all launches. A launch takes some µs to arrive, so by a few more they may still be early.
-    Counters that were sampled beside them move along.
+    Counters that were sampled beside them move along. A launch that few others bear out, with an
+    activity that begins before it, is another's: the activity loses its number, and moves nothing.
     """
     lateness = _lateness_of_launches(trace)
     for (rank, device), rows in lateness.groupby(["rank", "device"], observed=True):
-        num_early = int((rows["late_ns"] > TOLERANCE_NS).sum())
-        if not num_early:
+        if not _num_early(rows):
             continue
         whose = f"GPU {device}" + (f" of rank {rank}" if trace.meta.num_ranks > 1 else "")
+        is_borne_out = _borne_out(*_times(rows))
+        trace = _without_launches(trace, rows[~is_borne_out], len(rows), whose)
+        rows = rows[is_borne_out]
+        num_early = _num_early(rows)
+        if not num_early:
+            continue
         told = (
             f"By the clocks {num_early:,} of {len(rows):,} activities of {whose} began before they "
             f"were launched, by up to {rows['late_ns'].max() / 1e3:,.0f} µs"
@@ -62,24 +78,47 @@ def on_the_hosts_clock(trace: Trace) -> Trace:
         if rows["late_ns"].max() > MOST_OFF_NS:
             trace = _noted(trace, f"{told}: more than a clock is off, so nothing was moved.")
         else:
-            trace = _counted(_moved(trace, rank, device, rows, told), num_early)
+            moved = _moved(trace, rank, device, _lowest_line(*_times(rows)), told)
+            trace = _counted(moved, "early_activities", num_early)
     return trace
+
+
+def _num_early(rows: pd.DataFrame) -> int:
+    return int((rows["late_ns"] > TOLERANCE_NS).sum())
+
+
+def _times(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    return rows["start_ns"].to_numpy(np.int64), rows["late_ns"].to_numpy(np.int64)
 
 
 def _noted(trace: Trace, caveat: str) -> Trace:
     return replace(trace, meta=replace(trace.meta, caveats=(*trace.meta.caveats, caveat)))
 
 
-def _counted(trace: Trace, num_early: int) -> Trace:
-    """Count what began before its launch, which the times no longer tell."""
-    number = trace.meta.counts.get("early_activities", 0) + num_early
-    counts = {**trace.meta.counts, "early_activities": number}
+def _counted(trace: Trace, what: str, number: int) -> Trace:
+    """Count what the times and numbers no longer tell."""
+    counts = {**trace.meta.counts, what: trace.meta.counts.get(what, 0) + number}
     return replace(trace, meta=replace(trace.meta, counts=counts))
 
 
-def _moved(trace: Trace, rank: object, device: object, rows: pd.DataFrame, told: str) -> Trace:
+def _without_launches(trace: Trace, rows: pd.DataFrame, num_all: int, whose: str) -> Trace:
+    """Take the numbers off activities whose launches are others', and say so."""
+    if rows.empty:
+        return trace
+    correlation = trace.kernels["correlation"].copy()
+    correlation.loc[rows["kernel"]] = pd.NA
+    trace = _noted(
+        trace.with_kernels(correlation=correlation),
+        f"By their numbers {len(rows):,} of {num_all:,} activities of {whose} began before they "
+        f"were launched, by up to {rows['late_ns'].max() / 1e3:,.0f} µs, where the others fit: the "
+        "numbers were given twice, or are damaged. Who launched them counts as unknown, and no "
+        "clock was moved for them.",
+    )
+    return _counted(trace, "disbelieved_launches", len(rows))
+
+
+def _moved(trace: Trace, rank: object, device: object, line: _Line, told: str) -> Trace:
     kernels, samples = trace.kernels, trace.samples
-    line = _lowest_line(rows["start_ns"].to_numpy(), rows["late_ns"].to_numpy())
     is_activity = (kernels["rank"] == rank) & (kernels["device"] == device)
     is_activity &= kernels["activity"] != "host"
     is_counted = (samples["rank"] == rank) & (samples["device"] == device)
@@ -106,7 +145,7 @@ def _later(
 
 
 def _lateness_of_launches(trace: Trace) -> pd.DataFrame:
-    """Return rank, device and begin of all activities on GPUs, and how much later their launch."""
+    """Return rank, device, row and begin of GPUs' activities, and how much later their launch."""
     kernels, ranges = trace.kernels, trace.ranges
     keys = ["rank", "correlation"]
     is_launch = (ranges["kind"] == "runtime") & ranges["correlation"].notna()
@@ -114,6 +153,7 @@ def _lateness_of_launches(trace: Trace) -> pd.DataFrame:
     launches = ranges.loc[is_launch, [*keys, "start_ns"]].drop_duplicates(keys, keep=False)
     is_launched = (kernels["activity"] != "host") & kernels["correlation"].notna()
     activities = kernels.loc[is_launched, [*keys, "device", "start_ns"]]
+    activities = activities.assign(kernel=activities.index)
     both: pd.DataFrame = activities.merge(launches, on=keys, suffixes=("", "_of_launch"))
     begins = both[["start_ns", "start_ns_of_launch"]].to_numpy()
     if begins.size and int(begins.max()) - int(begins.min()) > FARTHEST_NS:
@@ -122,18 +162,57 @@ def _lateness_of_launches(trace: Trace) -> pd.DataFrame:
     return both
 
 
-def _lowest_line(start_ns: np.ndarray, late_ns: np.ndarray) -> _Line:
-    """Return the lowest line, on average, that is nowhere below `late_ns`, or 0.
+def _borne_out(start_ns: np.ndarray, late_ns: np.ndarray) -> np.ndarray:
+    """Tell which launches others bear out.
 
-    That is the edge of their upper hull above the mean time.
+    The earliest are left out, more and more of them; by the line of the rest most have to begin
+    at once, and for each that is left out `MORE_WITHOUT` more. Without all early ones the clock is
+    right.
+    """
+    num_early = int((late_ns > TOLERANCE_NS).sum())
+    order = np.argsort(-late_ns, kind="stable")
+    best, most = NOT_OFF, -np.inf
+    for num_out in _doubling(num_early):
+        rest = order[num_out:]
+        line = NOT_OFF if num_out == num_early else _lowest_line(start_ns[rest], late_ns[rest])
+        number = _num_at_once(line, start_ns, late_ns) - MORE_WITHOUT * num_out
+        if number > most:
+            best, most = line, number
+        if number + MORE_WITHOUT >= len(late_ns):
+            break
+    above_ns = late_ns - best.at(start_ns)
+    return np.asarray(above_ns <= (TOLERANCE_NS if best is NOT_OFF else AT_ONCE_NS))
+
+
+def _doubling(number: int) -> Iterator[int]:
+    """Yield 0, 1, 2, 4, … below a number, and the number."""
+    yield 0
+    yield from itertools.takewhile(lambda some: some < number, (2**n for n in itertools.count()))
+    yield number
+
+
+def _num_at_once(line: _Line, start_ns: np.ndarray, late_ns: np.ndarray) -> int:
+    """Return how many activities begin right after their launch once a line is added."""
+    waited_ns = line.at(start_ns) - late_ns
+    return int(((waited_ns >= -TOLERANCE_NS) & (waited_ns <= AT_ONCE_NS)).sum())
+
+
+def _lowest_line(start_ns: np.ndarray, late_ns: np.ndarray) -> _Line:
+    """Return the lowest line, on average, that is nowhere below `late_ns`.
+
+    That is the edge of their upper hull above the mean time. It drifts only where then no fewer
+    begin at once than without, and `LEAST_ON_A_DRIFT`.
     """
     first_ns = int(start_ns.min())
-    x, y = (start_ns - first_ns).astype(float), np.maximum(late_ns, 0).astype(float)
+    x, y = (start_ns - first_ns).astype(float), late_ns.astype(float)
     middle, drift = float(x.mean()), 0.0
     for (x1, y1), (x2, y2) in _edges(_highest_of_stretches(x, y)):
         if x1 <= middle <= x2:
             drift = float(np.clip((y2 - y1) / (x2 - x1), -MOST_DRIFT, MOST_DRIFT))
-    return _Line(first_ns, float((y - drift * x).max()), drift)
+    flat = _Line(first_ns, float(y.max()), 0.0)
+    drifting = _Line(first_ns, float((y - drift * x).max()), drift)
+    least = max(LEAST_ON_A_DRIFT, _num_at_once(flat, start_ns, late_ns))
+    return drifting if _num_at_once(drifting, start_ns, late_ns) >= least else flat
 
 
 def _highest_of_stretches(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:

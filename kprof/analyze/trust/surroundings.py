@@ -153,7 +153,9 @@ def check_host_clock(trace: Trace) -> Iterator[Check]:
     num_early = int((late_ns > ROUNDED_NS).sum())
     # Of those that were put right none is early any more.
     num_moved = trace.meta.counts.get("early_activities", 0)
-    verdict: Verdict = "bad" if num_early else "limited" if num_moved else "good"
+    num_disbelieved = trace.meta.counts.get("disbelieved_launches", 0)
+    is_limited = num_moved or num_disbelieved
+    verdict: Verdict = "bad" if num_early else "limited" if is_limited else "good"
     told = (
         f"{num_early or num_moved:,} of {len(late_ns):,} activities whose launch was recorded "
         "began before it"
@@ -162,6 +164,10 @@ def check_host_clock(trace: Trace) -> Iterator[Check]:
         told += f", by up to {late_ns.max() / 1e3:,.0f} µs"
     elif num_moved:
         told += ", which was put right to within some µs: see the caveats"
+    if num_disbelieved:
+        told += (
+            f"; {num_disbelieved:,} more had another's launch, by their numbers: see the caveats"
+        )
     remedy = "record once more, with `kprof run`, which keeps processes apart"
     yield from checked(name, verdict, told, meaning, remedy)
 
