@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kprof.analyze.attribute import add_attribution
 from kprof.analyze.classify import add_kind
 from kprof.analyze.idle.assign import add_idle
-from kprof.analyze.ledger import balance, union_ns
+from kprof.analyze.ledger import balance, truth_columns, union_ns
 from tests.traces import trace_of
 
 MOMENTS = st.integers(0, 10**9)
@@ -76,6 +76,33 @@ def test_activities_replayed_by_a_graph_have_a_bucket_of_their_own():
     trace = trace_of({"correlation": 1}, {"correlation": 1, "start_ns": 200}, ranges=[launch])
     ledger = balance(add_attribution(trace))
     assert (ledger.buckets, ledger.num_graph_activities) == ({"graph": 200}, 2)
+
+
+def graphs_told(trace):
+    truth = truth_columns(trace, balance(trace))
+    return [truth[name] for name in ("graph_launches", "graph_kernels", "graph_sum_ns")]
+
+
+def test_without_calls_of_the_host_nobody_knows_what_graphs_launched():
+    assert graphs_told(add_attribution(trace_of({"correlation": 1}))) == [None] * 3
+
+
+def test_where_calls_were_recorded_and_none_launched_a_graph_there_is_none():
+    launch = {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": 1}
+    trace = add_attribution(trace_of({"correlation": 1}, ranges=[launch]))
+    assert graphs_told(trace) == [0, 0, 0]
+
+
+def test_of_a_rank_without_calls_graphs_are_unknown_and_so_is_their_sum():
+    launch = {"kind": "runtime", "name": "cudaGraphLaunch", "correlation": 1}
+    trace = trace_of({"correlation": 1}, {"correlation": 1, "rank": 1}, ranges=[launch])
+    assert graphs_told(add_attribution(trace)) == [None] * 3
+
+
+def test_sums_without_a_timeline_stand_for_no_calls():
+    sums = {"kind": "runtime", "name": "launches", "correlation": 1}
+    trace = trace_of({"correlation": 1}, ranges=[sums], untimed="Only sums were recorded.")
+    assert graphs_told(add_attribution(trace)) == [None] * 3
 
 
 def test_a_kernel_that_starts_before_its_stream_is_free_is_a_same_stream_overlap():

@@ -110,6 +110,12 @@ def test_kernels_are_grouped_with_what_reaching_their_limit_would_save():
     ]
     assert pd.isna(groups.loc["b", "limit_ns"])
     assert pd.isna(groups.loc["b", "flops"])
+    assert pd.isna(groups.loc["b", "saving_ns"])
+
+
+def test_what_takes_less_than_its_limit_saves_nothing_which_is_known():
+    trace = analyzed_trace_of({"limit_ns": 130})
+    assert group_kernels(trace.kernels, ["name"])["saving_ns"].tolist() == [0]
 
 
 def test_the_dominant_value_is_the_one_with_most_time_not_most_rows():
@@ -148,6 +154,15 @@ def test_a_modules_time_splits_into_forward_and_backward():
         "aten::bmm",
     ]
     assert groups["time_ns"].tolist() == [300, 7]
+
+
+def test_the_phases_of_a_module_of_which_no_phase_is_known_are_missing():
+    trace = analyzed_trace_of(
+        {"module": "mlp", "phase": "forward"}, {"module": "mlp"}, {"module": "head"}
+    )
+    groups = group_modules(trace.kernels).set_index("module")
+    assert groups.loc["mlp", ["forward_ns", "backward_ns"]].tolist() == [100, 0]
+    assert groups.loc["head", ["forward_ns", "backward_ns"]].isna().all()
 
 
 def test_operators_of_different_shapes_stay_apart():

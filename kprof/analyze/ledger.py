@@ -30,8 +30,9 @@ class Ledger:
     num_activities: int
     num_kernels: int
     num_orphans: int
-    num_graph_launches: int
-    num_graph_activities: int
+    num_graph_launches: int | None
+    num_graph_activities: int | None
+    """What graphs launched; None where the calls of the host were not recorded."""
     num_streams: int
     num_same_stream_overlaps: int
     num_lost: int | None
@@ -77,6 +78,7 @@ def balance(trace: Trace) -> Ledger:
     attributed_ns = buckets.get("attributed", 0)
     is_graph = launched_by_graph(trace)
     launches = count_launches(trace)
+    knows_calls = _knows_calls(trace)
     return Ledger(
         sum_ns=sum_ns,
         attributed_ns=attributed_ns,
@@ -89,8 +91,8 @@ def balance(trace: Trace) -> Ledger:
         num_activities=int(num_launches(kernels).sum()),
         num_kernels=int(num_launches(kernels)[(kernels["activity"] == "kernel").to_numpy()].sum()),
         num_orphans=int((kernels["bucket"] == "orphan").sum()),
-        num_graph_launches=int(_is_graph_launch(trace.ranges).sum()),
-        num_graph_activities=int(is_graph.sum()),
+        num_graph_launches=int(_is_graph_launch(trace.ranges).sum()) if knows_calls else None,
+        num_graph_activities=int(is_graph.sum()) if knows_calls else None,
         num_streams=len(kernels[["rank", "device", "stream"]].drop_duplicates()),
         num_same_stream_overlaps=_same_stream_overlaps(kernels, end_ns),
         num_lost=sum(of_rank.num_lost for of_rank in launches) if launches else None,
@@ -98,7 +100,7 @@ def balance(trace: Trace) -> Ledger:
 
 
 def truth_columns(trace: Trace, ledger: Ledger) -> dict[str, int | str | None]:
-    """Return what was counted in the trace and its books; what host mode cannot know is None."""
+    """Return what was counted in the trace and its books; None is what nobody can know."""
     counts = trace.meta.counts
     is_graph = launched_by_graph(trace)
     duration_ns = trace.kernels["duration_ns"].to_numpy()
@@ -110,7 +112,7 @@ def truth_columns(trace: Trace, ledger: Ledger) -> dict[str, int | str | None]:
         "orphan_sum_ns": ledger.buckets.get("orphan", 0),
         "graph_launches": ledger.num_graph_launches,
         "graph_kernels": ledger.num_graph_activities,
-        "graph_sum_ns": int(duration_ns[is_graph].sum()),
+        "graph_sum_ns": int(duration_ns[is_graph].sum()) if _knows_calls(trace) else None,
         "streams": ledger.num_streams,
         "same_stream_overlaps": ledger.num_same_stream_overlaps,
     }
@@ -143,6 +145,16 @@ def truth_columns(trace: Trace, ledger: Ledger) -> dict[str, int | str | None]:
         "unattributed_ns": ledger.unattributed_ns,
         **of_timeline,
     }
+
+
+def _knows_calls(trace: Trace) -> bool:
+    """Tell whether calls of the host were recorded on every rank that used a device.
+
+    Without a timeline there are sums alone, of what was launched by whatever call.
+    """
+    is_call = (trace.ranges["kind"] == "runtime").to_numpy(bool)
+    ranks = set(trace.kernels["rank"].unique()) - set(trace.ranges["rank"][is_call].unique())
+    return trace.has_timeline and not ranks
 
 
 def is_graph_launch_name(names: pd.Index) -> np.ndarray:

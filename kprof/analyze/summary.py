@@ -113,13 +113,18 @@ def group_kernels(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
     Columns: `calls`, `time_ns`, `share` (of all rows' time), `flops`, `bytes`, `limit_ns` (each
     missing where no row of the group has one), `limited_time_ns` (time of the rows that have a
-    limit), `saving_ns` (what reaching the limit would save on them), `is_least` (whether the limit
-    of any of them is of work that is at least so much: so is the limit then, and the saving at
-    most).
+    limit), `saving_ns` (what reaching the limit would save on them: nobody knows it of the others,
+    so it is missing where none has a limit), `is_least` (whether the limit of any of them is of
+    work that is at least so much: so is the limit then, and the saving at most).
     """
+    return _longest_first(_sum_groups(kernels, by))
+
+
+def _sum_groups(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Add up the rows by the columns `by`, in the order in which the groups begin."""
     time_ns = kernels["duration_ns"].to_numpy(np.int64)
     has_limit = kernels["limit_ns"].notna().to_numpy()
-    limit_ns = kernels["limit_ns"].to_numpy(np.int64, na_value=0)
+    over_ns = (kernels["duration_ns"].astype("Int64") - kernels["limit_ns"]).clip(lower=0)
     values = kernels[list(by)].assign(
         calls=_count_calls(kernels),
         time_ns=time_ns,
@@ -127,15 +132,15 @@ def group_kernels(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
         bytes=kernels["bytes"],
         limit_ns=kernels["limit_ns"],
         limited_time_ns=np.where(has_limit, time_ns, 0),
-        saving_ns=np.where(has_limit, np.maximum(time_ns - limit_ns, 0), 0),
+        saving_ns=over_ns,
         is_least=has_limit & (kernels["work_bound"] == "at least").to_numpy(bool),
     )
     groups = values.groupby(list(by), observed=True, dropna=False, sort=False)
-    sums: pd.DataFrame = groups[["calls", "time_ns", "limited_time_ns", "saving_ns"]].sum()
-    sums = sums.join(groups[["flops", "bytes", "limit_ns"]].sum(min_count=1))
+    sums: pd.DataFrame = groups[["calls", "time_ns", "limited_time_ns"]].sum()
+    sums = sums.join(groups[["saving_ns", "flops", "bytes", "limit_ns"]].sum(min_count=1))
     sums["is_least"] = groups["is_least"].any()
     sums["share"] = sums["time_ns"] / max(int(time_ns.sum()), 1)
-    return _longest_first(sums)
+    return sums
 
 
 def _count_calls(kernels: pd.DataFrame) -> Int64s:
@@ -181,18 +186,19 @@ def _from_codes(codes: Int64s, categories: list[str], index: pd.Index[Any]) -> p
 def group_modules(kernels: pd.DataFrame) -> pd.DataFrame:
     """Add up the rows by module, longest first; rows without a module form a group.
 
-    Columns as in `group_kernels`, and `forward_ns`, `backward_ns` and `op`, the operator in which
-    most of the module's time lies.
+    Columns as in `group_kernels`, and `forward_ns`, `backward_ns` (each missing where the phase of
+    no row is known) and `op`, the operator in which most of the module's time lies.
     """
-    groups = group_kernels(kernels, ["module"])
-    phases = _sum_time(kernels, ["module", "phase"], kernels["duration_ns"].to_numpy(np.int64))
-    names: list[Any] = groups["module"].tolist()
+    sums = _sum_groups(kernels, ["module"])
+    by_module = kernels["module"]
     for phase in ("forward", "backward"):
-        of_phase = phases[phases["phase"] == phase]
-        times = dict(zip(of_phase["module"].tolist(), of_phase["time_ns"].tolist(), strict=True))
-        groups[f"{phase}_ns"] = [times.get(name, 0) for name in names]
+        time_ns = kernels["duration_ns"].astype("Int64").where(kernels["phase"] == phase, 0)
+        told = time_ns.mask(kernels["phase"].isna())
+        groups_of = told.groupby(by_module, observed=True, dropna=False, sort=False)
+        sums[f"{phase}_ns"] = groups_of.sum(min_count=1).array
+    groups = _longest_first(sums)
     ops = find_dominant(kernels, "module", "op")
-    groups["op"] = pd.Series([ops.get(name) for name in names], dtype=object)
+    groups["op"] = pd.Series([ops.get(name) for name in groups["module"].tolist()], dtype=object)
     return groups
 
 

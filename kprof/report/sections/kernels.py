@@ -90,7 +90,7 @@ def _lead(groups: pd.DataFrame, noun: str) -> str:
         else f"{format_count(len(groups), noun[:-1])} took all of the time."
     )
     best = groups.sort_values("saving_ns", ascending=False, kind="stable").iloc[0]
-    if not best["saving_ns"]:
+    if pd.isna(best["saving_ns"]) or not best["saving_ns"]:
         return lead
     return (
         f"{lead} The largest distance to the roofline is in {shorten(readable(best['name']), 60)}: "

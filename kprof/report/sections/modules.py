@@ -74,8 +74,13 @@ def _row(group: Any) -> tuple[str, ...]:  # noqa: ANN401 - a named tuple of pand
         str(group.module) or "(the model itself)",
         format_share(group.share),
         format_time(group.time_ns),
-        format_time(group.forward_ns or None),
-        format_time(group.backward_ns or None),
+        _of_phase(group.forward_ns),
+        _of_phase(group.backward_ns),
         format_share_of_limit(group),
         or_missing(group.op),
     )
+
+
+def _of_phase(time_ns: Any) -> str:  # noqa: ANN401 - an integer of pandas, or missing
+    """Format a module's time in a phase; a dash, too, where it spends none there."""
+    return format_time(None if pd.isna(time_ns) or not time_ns else time_ns)
