@@ -20,6 +20,8 @@ from kprof.saved import META_FILE, is_saved, save_meta, whole_or_not_at_all
 from kprof.trace import Prediction, Trace
 
 GRAPHS = "graphs"
+# Beyond these a change is no kernel's any more.
+LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e6
 
 EXAMPLES = "kind:gemm=2 module:NAME=roofline op:NAME=removed graphs"
 
@@ -59,7 +61,8 @@ def parse_change(text: str, trace: Trace) -> Change:
     """Read `TARGET=2`, `TARGET=roofline`, `TARGET=removed` or `graphs`.
 
     Raises:
-        KprofError: it is none of these, or nothing in the trace is the target.
+        KprofError: it is none of these, the factor is out of all bounds, or nothing in the trace is
+            the target.
     """
     if text == GRAPHS:
         return Change(GRAPHED)
@@ -75,6 +78,12 @@ def parse_change(text: str, trace: Trace) -> Change:
         raise KprofError(
             f"{text!r} does not say what changes how",
             fix="write kind:gemm=2, module:NAME=roofline, op:NAME=removed or graphs",
+        )
+    if not LEAST_FACTOR <= factor <= MOST_FACTOR:
+        raise KprofError(
+            f"{text!r} asks for a factor of {how}, which no change of a kernel has",
+            fix=f"give one from {LEAST_FACTOR:g} (a thousand times slower) to {MOST_FACTOR:,.0f}, "
+            "or write =removed",
         )
     return Change(FASTER, parse_target(name, trace), factor)
 

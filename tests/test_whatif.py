@@ -10,7 +10,14 @@ from hypothesis import strategies as some
 from kprof.analyze.attribute import add_attribution
 from kprof.analyze.passes import analyze
 from kprof.analyze.what_if.baseline import find_baseline
-from kprof.analyze.what_if.changes import FASTER, REMOVED, REPLACED, ROOFLINE, Change
+from kprof.analyze.what_if.changes import (
+    FASTER,
+    REMOVED,
+    REPLACED,
+    ROOFLINE,
+    Change,
+    durations_after,
+)
 from kprof.analyze.what_if.predict import find_predictions, predict
 from kprof.analyze.what_if.targets import Target
 from kprof.open import read
@@ -98,6 +105,18 @@ def test_nothing_is_faster_than_its_roofline():
     ]
     assert [one.predicted_step_ns for one in found] == [82_800, None, 153_660]
     assert found[1].reason == "the work of none of it is known, so neither is its roofline"
+
+
+def test_a_kernel_that_takes_longer_than_any_number_holds_is_slower_all_the_same():
+    far_ns = 2**60
+    trace = analyzed_trace_of(
+        {"duration_ns": 10**17, "name": "mm"},
+        {"start_ns": far_ns, "duration_ns": 10**17, "name": "mm"},
+    )
+    slower = durations_after([Change(FASTER, MM, 1e-3)], trace)
+    assert slower.tolist() == [2**60, 2**60]
+    found = predict([Change(FASTER, MM, 1e-3)], find_baseline(trace))
+    assert found.predicted_step_ns > found.step_ns
 
 
 def test_work_of_at_least_so_much_tells_no_roofline():

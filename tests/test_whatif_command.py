@@ -101,6 +101,10 @@ def test_the_terminal_shows_both_figures(run, capsys):
         ("kernel:k1=0", "does not say what changes how"),
         ("kernel:k1=nan", "does not say what changes how"),
         ("kernel:k1=soon", "does not say what changes how"),
+        ("kernel:k1=1e-12", "give one from 0.001"),
+        ("kernel:k1=1e-300", "'kernel:k1=1e-300' asks for a factor of 1e-300"),
+        ("kernel:k1=0.0009", "which no change of a kernel has"),
+        ("kernel:k1=1.1e6", "to 1,000,000, or write =removed"),
         ("=2", "does not say what changes how"),
         ("kernel:kk1=2", "the nearest names: kernel:k1"),
         ("module:layers.0=2", "nothing in this trace has a name of that sort"),
@@ -110,6 +114,11 @@ def test_the_terminal_shows_both_figures(run, capsys):
 def test_a_question_that_cannot_be_read_is_a_clear_error(run, capsys, question, said):
     assert kprof("whatif", run, question) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("factor", ["0.001", "1000000"])
+def test_the_least_and_the_most_of_a_factor_are_answered(run, factor):
+    assert kprof("whatif", run, f"kernel:k1={factor}") == 0
 
 
 TREE = analyzed_trace_of(

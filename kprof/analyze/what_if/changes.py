@@ -24,6 +24,8 @@ BETWEEN_NODES_NS = 220
 SILENCE_NS = 5_000_000
 # No kernel takes less: the shortest that CUPTI timed on an H200 (`kprof roofline`).
 SHORTEST_KERNEL_NS = 860
+# What all rows may take together, 73 years: sums of it and of times of day stay within an int64.
+LONGEST_SUM_NS = 2**61
 
 FASTER, ROOFLINE, REMOVED, REPLACED = "faster", "roofline", "removed", "replaced"
 GRAPHED, WITHOUT = "graphed", "without"
@@ -90,7 +92,9 @@ def new_durations(change: Change, trace: Trace) -> np.ndarray:
         return duration
     rows = rows_of(change.target, trace)
     if change.what == FASTER:
-        return np.where(rows, np.rint(duration / change.factor).astype(np.int64), duration)
+        longest_ns = np.maximum(duration, LONGEST_SUM_NS // max(len(duration), 1))
+        changed = np.rint(np.minimum(duration / change.factor, longest_ns)).astype(np.int64)
+        return np.where(rows, changed, duration)
     if change.what == ROOFLINE:
         roofline = rooflines_ns(trace)
         least = np.minimum(duration, np.maximum(roofline, SHORTEST_KERNEL_NS))
