@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from kprof.analyze.attribute import add_attribution
+from kprof.analyze.what_if.changes import SHORTEST_KERNEL_NS
 from tests.traces import trace_of
 
 LATENCY_NS, BETWEEN_NS, WAIT_NS, CALL_NS = 7_000, 1_400, 5_000, 3_000
@@ -125,4 +126,9 @@ def step_ns(program):
 
 
 def faster(program, name, factor):
-    return [replace(do, ns=round(do.ns / factor)) if do.name == name else do for do in program]
+    return [
+        replace(do, ns=max(round(do.ns / factor), min(do.ns, SHORTEST_KERNEL_NS)))
+        if do.name == name
+        else do
+        for do in program
+    ]

@@ -119,6 +119,17 @@ def test_a_kernel_that_takes_longer_than_any_number_holds_is_slower_all_the_same
     assert found.predicted_step_ns > found.step_ns
 
 
+def test_no_kernel_becomes_shorter_than_the_shortest_but_by_amdahl():
+    trace = analyzed_trace_of(
+        {"duration_ns": 100_000, "name": "mm"},
+        {"start_ns": 101_400, "duration_ns": 50_000, "name": "norm"},
+        {"start_ns": 152_800, "duration_ns": 700, "name": "mm"},
+    )
+    found = predict([Change(FASTER, MM, 1e6)], find_baseline(trace))
+    assert found.predicted_step_ns == 153_500 - 100_000 + 860
+    assert found.amdahl_step_ns == 153_500 - 100_000 - 700
+
+
 def test_work_of_at_least_so_much_tells_no_roofline():
     least = {"work_from": "bounds", "work_bound": "at least", "limit_ns": 1_000}
     trace = analyzed_trace_of(

@@ -85,8 +85,10 @@ def rooflines_ns(trace: Trace) -> np.ndarray:
     return np.where(is_least, NOTHING, kernels["limit_ns"].to_numpy(np.int64, na_value=NOTHING))
 
 
-def new_durations(change: Change, trace: Trace) -> np.ndarray:
-    """Return how long each row of `kernels` would take."""
+def new_durations(
+    change: Change, trace: Trace, shortest_ns: int = SHORTEST_KERNEL_NS
+) -> np.ndarray:
+    """Return how long each row of `kernels` would take; faster ones no less than `shortest_ns`."""
     duration = trace.kernels["duration_ns"].to_numpy(np.int64)
     if change.target is None:
         return duration
@@ -94,7 +96,8 @@ def new_durations(change: Change, trace: Trace) -> np.ndarray:
     if change.what == FASTER:
         longest_ns = np.maximum(duration, LONGEST_SUM_NS // max(len(duration), 1))
         changed = np.rint(np.minimum(duration / change.factor, longest_ns)).astype(np.int64)
-        return np.where(rows, changed, duration)
+        least = np.minimum(duration, shortest_ns)
+        return np.where(rows, np.maximum(changed, least), duration)
     if change.what == ROOFLINE:
         roofline = rooflines_ns(trace)
         least = np.minimum(duration, np.maximum(roofline, SHORTEST_KERNEL_NS))
@@ -138,7 +141,9 @@ def apply(changes: Iterable[Change], replay: Replay, trace: Trace) -> Replay:
     return with_durations(replay, durations_after(changes, trace))
 
 
-def durations_after(changes: Iterable[Change], trace: Trace) -> np.ndarray:
+def durations_after(
+    changes: Iterable[Change], trace: Trace, shortest_ns: int = SHORTEST_KERNEL_NS
+) -> np.ndarray:
     """Return how long each row of `kernels` would take after all changes.
 
     Of two to the same row the one that takes more off counts.
@@ -146,7 +151,7 @@ def durations_after(changes: Iterable[Change], trace: Trace) -> np.ndarray:
     duration = trace.kernels["duration_ns"].to_numpy(np.int64)
     after = duration
     for change in changes:
-        changed = new_durations(change, trace)
+        changed = new_durations(change, trace, shortest_ns)
         both = np.where(after == duration, changed, np.minimum(after, changed))
         after = np.where(changed == duration, after, both)
     return np.asarray(after)

@@ -43,7 +43,9 @@ def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
     """Predict the step's time after all of `changes` together."""
     trace = baseline.trace
     duration = trace.kernels["duration_ns"].to_numpy(np.int64)
-    amdahl = _amdahl_ns(changes, baseline, duration - durations_after(changes, trace))
+    # Amdahl's figure knows of no shortest kernel.
+    plain_ns = durations_after(changes, trace, shortest_ns=0)
+    amdahl = _amdahl_ns(changes, baseline, duration - plain_ns)
     known = min((_known_share(one, trace, duration) for one in changes), default=1.0)
     told = Prediction(
         target=" + ".join(one.subject if len(changes) == 1 else str(one) for one in changes),
