@@ -115,10 +115,15 @@ def vanishes(truth: Tensor, largest: float) -> bool:
 
 
 def is_noise(new: Tensor, replaced: Tensor, largest: float) -> bool:
-    """Tell whether a gradient that should vanish is but rounding of what it was summed from."""
+    """Tell whether a gradient that should vanish is but rounding of what it was summed from.
+
+    Where the replaced code has no number, the new code need not have one either.
+    """
     half_of_the_digits = math.sqrt(torch.finfo(replaced.dtype).eps) * largest
-    allowed = max(half_of_the_digits, NO_DIGITS_SLACK * root_mean_square(replaced))
-    return root_mean_square(new) <= allowed
+    wide, standard = new.double(), replaced.double()
+    is_number = standard.isfinite()
+    allowed = max(half_of_the_digits, NO_DIGITS_SLACK * root_mean_square(standard[is_number]))
+    return root_mean_square(wide[is_number | wide.isfinite()]) <= allowed
 
 
 def root_mean_square(values: Tensor) -> float:
@@ -163,8 +168,9 @@ class Pool:
         self.squared_replaced += float(squared.sum())
         self.squared_truth += float((errors.truth**2).sum())
         self.fourth_replaced += float((by_row**2).sum())
-        self.new.append((errors.new / errors.unit).abs().reshape(-1).float().cpu())
-        self.replaced.append((errors.replaced / errors.unit).abs().reshape(-1).float().cpu())
+        # In float64: ulps next to a true zero are too many for float32.
+        self.new.append((errors.new / errors.unit).abs().reshape(-1).cpu())
+        self.replaced.append((errors.replaced / errors.unit).abs().reshape(-1).cpu())
         length = max(squared.numel() // max(by_row.numel(), 1), 1)
         self.rows.append(torch.arange(squared.numel()) // length + self.num_rows)
         self.num_rows += by_row.numel()
@@ -181,9 +187,11 @@ class Pool:
         return self._relative(self.squared_replaced)
 
     def _relative(self, squared: float) -> float:
-        if self.squared_truth == 0:
+        # Of nothing but true zeros the replaced code's error is the only scale.
+        scale = self.squared_truth or self.squared_replaced
+        if scale == 0:
             return 0.0 if squared == 0 else math.inf
-        return math.sqrt(squared / self.squared_truth)
+        return math.sqrt(squared / scale)
 
     @property
     def has_digits(self) -> bool:

@@ -30,6 +30,8 @@ def check_generation(
         return not_run("L4", "the runs differ in how many prompts they answered")
     if len(replaced) < MIN_PROMPTS:
         return not_run("L4", f"{len(replaced)} prompts are too few: give {MIN_PROMPTS}")
+    if not any(one.tokens for one in replaced):
+        return not_run("L4", "the replaced code generates nothing: there is nothing to compare")
     parted = [_parting(a, b) for a, b in zip(replaced, new, strict=True)]
     own = [_parting(a, b) for a, b in zip(replaced, again, strict=True)]
     margins = _margins(replaced, new, parted)
@@ -85,7 +87,7 @@ def _behind(one: Generation, other: Generation, at: int) -> float:
 def _length_ratio(one: Sequence[Generation], other: Sequence[Generation]) -> float:
     """Return by how much the mean length differs, over that of the first."""
     lengths = [fmean(len(generation.tokens) for generation in run) for run in (one, other)]
-    return abs(lengths[1] - lengths[0]) / lengths[0] if lengths[0] else float("inf")
+    return abs(lengths[1] - lengths[0]) / lengths[0]
 
 
 Times = list[tuple[int, bool]]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from kprof.gate.result import Level, Measure, judge, not_run
+from kprof.gate.result import Level, Measure, judge, not_run, unjudged
 
 # 1 - cosine of 1e-4 is a relative error of 1.4 %: what 32 layers in bfloat16 come to.
 MOST_TURNED = 1e-4
 ERROR_RATIO = 2.0
 GROWTH = 2.0
+TINY = 1e-30
+"""In the place of a size of zero."""
 
 
 def check_layers(
@@ -36,11 +39,15 @@ def check_layers(
         return not_run("L2", "the runs differ in how many layers they show")
     turned = [_turned(a, b) for a, b in zip(replaced, new, strict=True)]
     own = [_turned(a, b) for a, b in zip(replaced, again, strict=True)]
+    errors = [_distance(a, b) for a, b in zip(truth or replaced, new, strict=True)]
+    standard = _standard(replaced, again, truth)
+    for distances in ((turned, own), (errors, standard)):
+        level = unjudged("L2", *distances, "layers")
+        if level:
+            return level
     worst = max(range(len(turned)), key=lambda i: turned[i])
     most = max(MOST_TURNED, ERROR_RATIO * max(own))
     direction = Measure("1 - cosine", turned[worst], most, max(own), where=f"layer {worst}")
-    errors = [_distance(a, b) for a, b in zip(truth or replaced, new, strict=True)]
-    standard = _standard(replaced, again, truth)
     ratios = [error / one for error, one in zip(errors, standard, strict=True)]
     worst = max(range(len(ratios)), key=lambda i: ratios[i])
     against = "against the truth" if truth else "against A/A"
@@ -78,13 +85,11 @@ def _distance(one: Tensor, other: Tensor) -> float:
     """Return the relative L2 distance; infinite where one of them is not finite."""
     one, other = one.double(), other.double()
     size, distance = float(one.norm()), float((one - other).norm())
-    if distance != distance:
-        return float("inf")
-    return distance / size if size else (0.0 if distance == 0 else float("inf"))
+    return distance / max(size, TINY) if math.isfinite(distance) else math.inf
 
 
 def _turned(one: Tensor, other: Tensor) -> float:
     """Return 1 - cosine, from the distance of the unit vectors: it keeps its digits near zero."""
     one, other = one.double().flatten(), other.double().flatten()
-    gap = one / one.norm() - other / other.norm()
+    gap = one / one.norm().clamp(min=TINY) - other / other.norm().clamp(min=TINY)
     return float(gap.square().sum() / 2)

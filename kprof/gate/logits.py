@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kprof.gate.result import Level, Measure, judge, not_run
+from kprof.gate.result import Level, Measure, judge, not_run, unjudged
 from kprof.gate.subject import Precision
 
 MIN_POSITIONS = 1_000
@@ -33,6 +33,9 @@ def check_logits(
     if len(replaced) < MIN_POSITIONS:
         return not_run("L3", f"{len(replaced)} positions are too few: give {MIN_POSITIONS:,}")
     divergence, own = _divergences(replaced, new), _divergences(replaced, again)
+    level = unjudged("L3", divergence.tolist(), own.tolist(), "positions")
+    if level:
+        return level
     same, own_same = _same_top(replaced, new), _same_top(replaced, again)
     mean = max(MEAN_KLD[precision], AA_RATIO * float(own.mean()))
     tail, own_tail = (float(torch.quantile(one, TAIL)) for one in (divergence, own))

@@ -10,6 +10,7 @@ For every result (outputs and gradients) and dtype, err(new) <= 1.05 * err(repla
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -218,7 +219,7 @@ def find_wrong(
             return f"{name} {MENDED_WRONG}"
         errors = errors_of(one, other, exact, is_gradient=name.startswith(GRADIENT))
         measure = _measure_one(subject, name, errors, other.dtype)
-        if measure.value > GROSS * measure.threshold:
+        if not math.isfinite(measure.value) or measure.value > GROSS * measure.threshold:
             return f"{name} is wrong by {measure.value:.3g} {measure.unit}".rstrip()
     return None
 
@@ -232,9 +233,9 @@ def _measure_one(subject: Subject, name: str, errors: Errors, dtype: torch.dtype
 
 
 def largest_gradient(truths: Mapping[str, Tensor]) -> float:
-    """Return the largest RMS among the true gradients of one call."""
-    sizes = [root_mean_square(t) for name, t in truths.items() if name.startswith(GRADIENT)]
-    return max(sizes, default=0.0)
+    """Return the largest RMS, of what is finite, among the true gradients of one call."""
+    gradients = (truth for name, truth in truths.items() if name.startswith(GRADIENT))
+    return max((root_mean_square(one[one.isfinite()]) for one in gradients), default=0.0)
 
 
 def find_mismatch(new: Observed, replaced: Observed) -> str | None:

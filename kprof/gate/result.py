@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -61,10 +62,17 @@ class Measure:
 
     @property
     def is_met(self) -> bool:
-        """Whether the value keeps to the threshold; NaN never does."""
+        """Whether the value keeps to the threshold; what is not finite never does."""
+        if not (math.isfinite(self.value) and self.has_threshold):
+            return False
         if self.better == "lower":
             return self.value <= self.threshold
         return self.value >= self.threshold
+
+    @property
+    def has_threshold(self) -> bool:
+        """Whether there is anything to keep to: what the replaced code does itself is finite."""
+        return math.isfinite(self.threshold)
 
     def __str__(self) -> str:
         if self.unit == "faults":
@@ -79,10 +87,10 @@ class Measure:
         low, high = self.value, self.threshold
         if self.better == "higher":
             low, high = high, low
-        if low != low or high != high:
-            return float("inf")
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return math.inf
         if high <= 0:
-            return 0.0 if low <= high else float("inf")
+            return 0.0 if low <= high else math.inf
         return low / high
 
 
@@ -121,9 +129,17 @@ def judge(
     notes: Sequence[str] = (),
     is_bit_exact: bool = False,
 ) -> Level:
-    """Return the level that passes when every measure keeps to its threshold."""
+    """Return the level that passes when every measure keeps to its threshold.
+
+    Where none is broken and one has no threshold, nothing was judged: it counts as not run.
+    """
     measures = tuple(measures)
-    broken = sorted((m for m in measures if not m.is_met), key=lambda m: m.strain, reverse=True)
+    open_ones = [m for m in measures if not m.has_threshold]
+    broken = [m for m in measures if m.has_threshold and not m.is_met]
+    broken.sort(key=lambda m: m.strain, reverse=True)
+    if open_ones and not broken:
+        why = f"{open_ones[0].name} has no threshold, as what it follows from is not finite"
+        return Level(name, "not run", why, measures, looked_at, notes=tuple(notes))
     why = "every measure keeps to its threshold"
     if broken:
         more = f"; and {len(broken) - NUM_NAMED} more" if len(broken) > NUM_NAMED else ""
@@ -135,6 +151,25 @@ def judge(
 def not_run(name: str, why: str) -> Level:
     """Return the level as one that was not run, which is never as good as passed."""
     return Level(name, "not run", why)
+
+
+def unjudged(name: str, new: Iterable[float], own: Iterable[float], places: str) -> Level | None:
+    """Return the level where a distance is not finite, of which no threshold follows; else None.
+
+    `new` and `own` (A/A) are distances from the replaced code, place by place. The new code fails
+    by what is not finite in it alone; where A/A is not, there is nothing to hold it against.
+    """
+    is_finite = [(math.isfinite(a), math.isfinite(b)) for a, b in zip(new, own, strict=True)]
+    alone = [not new and own for new, own in is_finite]
+    if any(alone):
+        title = f"{places} that are not finite in the new code alone"
+        found = Measure(title, sum(alone), 0, 0, where=f"the first is {alone.index(True)}")
+        return judge(name, (found,), f"{len(is_finite):,} {places}")
+    num_open = sum(not own for _, own in is_finite)
+    if num_open:
+        where = f"at {num_open:,} of {len(is_finite):,} {places}"
+        return not_run(name, f"the replaced code's own is not finite {where}: no threshold follows")
+    return None
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from kprof.gate.result import Level, Measure, judge, not_run
+from kprof.gate.result import Level, Measure, judge, not_run, unjudged
 from kprof.gate.subject import Curve
 
 NUM_SEEDS = 3
@@ -37,7 +38,12 @@ def check_training(
     runs = (replaced, again, new, *seeds)
     if len({len(run.losses) for run in runs}) > 1 or len(replaced.losses) < NUM_EARLY:
         return not_run("L6", f"the runs must have the same {NUM_EARLY} steps at least")
-    early, own_early = (_early_gap(replaced, run) for run in (new, again))
+    gaps = (_gaps(replaced, run) for run in (again, *seeds))
+    own = [max(together) for together in zip(*gaps, strict=True)]
+    level = unjudged("L6", _gaps(replaced, new), own, "steps")
+    if level:
+        return level
+    early, own_early = (max(_gaps(replaced, run)[:NUM_EARLY]) for run in (new, again))
     bound = EARLY.get(dtype, EARLY_LOW_PRECISION)
     name = f"loss, first {NUM_EARLY} steps: largest gap"
     measures = [Measure(name, early, max(bound, 2 * own_early), own_early)]
@@ -48,11 +54,10 @@ def check_training(
     return judge("L6", measures, f"{len(replaced.losses)} steps, {len(seeds) + 1} seeds")
 
 
-def _early_gap(one: Curve, other: Curve) -> float:
-    """Return the largest relative gap of the first losses."""
-    pairs = zip(one.losses[:NUM_EARLY], other.losses[:NUM_EARLY], strict=True)
-    gaps = [_relative(a, b) for a, b in pairs]
-    return float("inf") if any(gap != gap for gap in gaps) else max(gaps)
+def _gaps(one: Curve, other: Curve) -> list[float]:
+    """Return the relative gap of every loss; infinite where one of them is not finite."""
+    gaps = [_relative(a, b) for a, b in zip(one.losses, other.losses, strict=True)]
+    return [gap if math.isfinite(gap) else math.inf for gap in gaps]
 
 
 def _final_measures(
@@ -60,7 +65,7 @@ def _final_measures(
 ) -> list[Measure]:
     ends = [_end(run) for run in (replaced, *seeds)]
     gap, own = (_relative(ends[0], _end(run)) for run in (new, again))
-    band = (max(ends) - min(ends)) / abs(ends[0])
+    band = _relative(ends[0], ends[0] + max(ends) - min(ends))
     return [
         Measure("final loss: gap", gap, max(FINAL_GAP, 2 * own), own),
         # The run whose seed it shares may lie at the band's edge: the band's width is what counts.
@@ -76,11 +81,12 @@ def _end(run: Curve) -> float:
 def _norms(replaced: Curve, again: Curve, new: Curve) -> Measure:
     """Return how far the mean gradient norm is from the replaced code's, as a share."""
     standard = fmean(replaced.gradient_norms[:NUM_EARLY])
-    gap = abs(fmean(new.gradient_norms[:NUM_EARLY]) / standard - 1)
-    own = (
-        abs(fmean(again.gradient_norms[:NUM_EARLY]) / standard - 1) if again.gradient_norms else 0.0
+    gap, own = (
+        _relative(standard, fmean(run.gradient_norms[:NUM_EARLY] or replaced.gradient_norms))
+        for run in (new, again)
     )
-    return Measure("gradient norm: gap", gap, max(NORM_BAND, 2 * own), own)
+    threshold = max(NORM_BAND, 2 * own) if math.isfinite(own) else math.inf
+    return Measure("gradient norm: gap", gap, threshold, own)
 
 
 def _relative(one: float, other: float) -> float:
