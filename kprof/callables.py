@@ -264,7 +264,7 @@ def _machine() -> dict[str, str]:
     if torch is not None:
         found["torch"] = str(torch.__version__)
         if torch.cuda.is_initialized():
-            found["gpu"] = str(torch.cuda.get_device_name())
+            found["GPU"] = str(torch.cuda.get_device_name())
     return found
 
 

@@ -7,6 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from kprof.analyze.comparable import (
+    differing_comparisons,
+    differing_limits,
+    differing_services,
+)
 from kprof.analyze.regress import (
     Ruling,
     Verdict,
@@ -33,6 +38,8 @@ from kprof.report.section import Section
 from kprof.summarise import recognise
 
 SCHEMA = 1
+SAME_TIMING = "compare both on the same machine, timed in the same way"
+SAME_SERVICE = "kprof sla, of both at the same recorded load, GPUs and targets"
 
 
 @dataclass(frozen=True)
@@ -91,11 +98,17 @@ def _rule(
     baseline: AnyContent, candidate: AnyContent, smallest: float | None
 ) -> tuple[Ruling, ...]:
     if isinstance(candidate, ComparisonAdded) and isinstance(baseline, ComparisonAdded):
-        return rule_on_comparisons(baseline.comparison, candidate.comparison, smallest)
+        rulings = rule_on_comparisons(baseline.comparison, candidate.comparison, smallest)
+        differing = differing_comparisons(baseline.comparison, candidate.comparison)
+        return tuple(_opened(one, differing, SAME_TIMING) for one in rulings)
     if isinstance(candidate, RunAdded) and isinstance(baseline, RunAdded):
         return rule_on_runs(baseline, candidate)
     if isinstance(candidate, ServiceLevelAdded) and isinstance(baseline, ServiceLevelAdded):
-        return rule_on_levels(baseline, candidate)
+        differing = differing_services(baseline, candidate)
+        return tuple(
+            _opened(one, differing or differing_limits(baseline, candidate, one.what), SAME_SERVICE)
+            for one in rule_on_levels(baseline, candidate)
+        )
     if isinstance(candidate, GateAdded) and isinstance(baseline, GateAdded):
         return rule_on_gates(baseline, candidate)
     raise KprofError(
@@ -103,6 +116,11 @@ def _rule(
         fix="name two comparisons, two runs, or two outputs of kprof sla or kprof kernels check "
         "with --json",
     )
+
+
+def _opened(ruling: Ruling, differing: str, settle: str) -> Ruling:
+    """Return the ruling or, where other conditions may be the cause, an open question."""
+    return Ruling(ruling.what, "INCONCLUSIVE", differing, settle) if differing else ruling
 
 
 def write_beside(ruled: Ruled, junit: Path | None, markdown: Path | None, *, force: bool) -> None:

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from kprof import callables
 from kprof.callables import TIME, AbTestError, ab_test
 from kprof.comparison import Metric, Plan
 from kprof.errors import KprofError
@@ -134,6 +135,13 @@ def test_without_inputs_there_is_nothing_to_call_with():
 def test_the_clock_of_a_gpu_needs_one():
     with pytest.raises(KprofError, match="needs torch and a CUDA device"):
         ab_test(list, list, clock="gpu")
+
+
+def test_the_gpu_is_told_as_in_a_comparison_of_processes(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    assert callables._machine()["GPU"] == "Tesla T4"
 
 
 def test_an_error_in_one_arm_names_it_and_keeps_the_pairs_before(clock, monkeypatch):

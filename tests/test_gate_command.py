@@ -27,15 +27,21 @@ def gate(capsys, *words):
     return code, json.loads(capsys.readouterr().out)
 
 
-def service_level(path, **verdicts):
+def service_level(path, more=(), **verdicts):
     targets = [
         {"target": name, "verdict": verdict.replace("_", " "), "why": "", "unit": "ns"}
-        | {"estimate": 1.0, "samples": 1}
+        | {"estimate": 1.0, "samples": 1, "metric": name.partition("_")[0]}
         for name, verdict in verdicts.items()
     ]
     said = {"schema": 1, "percentiles": "inverted CDF", "verdict": "MET", "targets": targets}
-    path.write_text(json.dumps(said))
+    path.write_text(json.dumps(said | dict(more)))
     return str(path)
+
+
+def under(load, loop="open", gpus=None):
+    """Return what `kprof sla --json` says of a load and of GPUs."""
+    run = {"source": "a.json", "tool": "vllm bench serve", "loop": loop, "load": load}
+    return {"runs": [run], "gpus": gpus}
 
 
 def quality_gate(path, state):
@@ -120,13 +126,26 @@ def test_two_comparisons_are_held_against_one_another_by_their_a(
     assert ruling["level"] == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize("fact", ["command of A", "GPU"])
+@pytest.mark.parametrize("fact", ["command of A", "GPU", "gpu"])
 def test_comparisons_with_another_a_prove_nothing(capsys, compared, fact):
     baseline = compared(0.5, 0.01, FASTER, "baseline.kprof", facts={fact: "one"})
     candidate = compared(0.9, 0.01, FASTER, facts={fact: "other"})
     code, told = gate(capsys, "--against", baseline, candidate)
     assert (code, told["verdict"]) == (0, "INCONCLUSIVE")
-    assert f"the {fact} differs" in told["rulings"][0]["why"]
+    assert f"the {fact.replace('gpu', 'GPU')} differs" in told["rulings"][0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "verdict"),
+    [
+        ("wall time, 12 calls a sample.", "L2 flushed, 12 calls a sample.", "INCONCLUSIVE"),
+        ("wall time, 1 call a sample.", "wall time, 12,000 calls a sample.", "REGRESSION"),
+    ],
+)
+def test_comparisons_timed_in_another_way_prove_nothing(capsys, compared, before, now, verdict):
+    baseline = compared(0.5, 0.01, FASTER, "baseline.kprof", protocol=before)
+    _, told = gate(capsys, "--against", baseline, compared(0.9, 0.01, FASTER, protocol=now))
+    assert told["verdict"] == verdict
 
 
 def test_the_same_a_may_lie_in_another_folder(capsys, compared):
@@ -167,6 +186,44 @@ def test_a_target_regresses_from_proven_met_to_proven_missed(
     code, told = gate(capsys, "--against", baseline, service_level(tmp_path / "n.json", ttft=now))
     assert told["verdict"] == verdict
     assert code == (verdict == "REGRESSION")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "why"),
+    [
+        (under("10 requests/s"), under("20 requests/s"), "the load differs: 10 requests/s (vllm"),
+        (under("10 requests/s", gpus=1), under("10 requests/s", gpus=8), "GPUs differs: 1 and 8"),
+        (under("10 requests/s", gpus=1), under("10 requests/s"), "differs: 1 and not told"),
+        (under("not recorded", "unknown"), under("not recorded", "unknown"), "is not known"),
+    ],
+)
+@pytest.mark.parametrize("verdict", ["MET", "MISSED"])
+def test_a_target_under_another_load_or_on_other_gpus_is_open(
+    capsys, tmp_path, before, now, why, verdict
+):
+    baseline = service_level(tmp_path / "b.json", before, ttft="MET")
+    candidate = service_level(tmp_path / "n.json", now, ttft=verdict)
+    code, told = gate(capsys, "--against", baseline, candidate)
+    assert (code, told["verdict"]) == (0, "INCONCLUSIVE")
+    assert why in told["rulings"][0]["why"]
+
+
+def test_a_target_regresses_at_the_same_load_on_as_many_gpus(capsys, tmp_path):
+    load = under("10 requests/s", gpus=2)
+    baseline = service_level(tmp_path / "b.json", load, ttft="MET")
+    candidate = service_level(tmp_path / "n.json", load, ttft="MISSED")
+    assert gate(capsys, "--against", baseline, candidate)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "verdict"), [("ttft_p50", "REGRESSION"), ("ttft_p99", "INCONCLUSIVE")]
+)
+def test_requests_within_other_limits_prove_nothing(capsys, tmp_path, limit, verdict):
+    baseline = service_level(tmp_path / "b.json", attainment="MET", ttft_p50="MET")
+    candidate = service_level(tmp_path / "n.json", attainment="MISSED", **{limit: "MET"})
+    _, told = gate(capsys, "--against", baseline, candidate)
+    assert told["rulings"][0]["verdict"] == verdict
+    assert (verdict == "REGRESSION") != ("ttft_p50 and ttft_p99" in told["rulings"][0]["why"])
 
 
 def test_a_target_that_was_not_judged_again_is_open(capsys, tmp_path):
