@@ -131,6 +131,41 @@ def test_cash_counts_the_old_gpus_at_their_own_price(capsys):
     assert mid(result, "Gain in cash", "saved", "$/month") == (4 * 6 - 2 * 2) * 730
 
 
+def ends_of(figure):
+    return [figure[end] for end in ("low", "mid", "high")]
+
+
+def test_cash_has_the_bands_of_both_prices(capsys):
+    words = ("--price", "2", "--speedup", "1.5", "--tokens-per-s", "1000", "--demand", "50000")
+    saved = answer(capsys, *words, "--baseline-price", "2,4,8")
+    # 75 old GPUs and 50 new ones, 730 hours.
+    cash = figures(saved, "Gain in cash")["saved", "$/month"]
+    assert ends_of(cash) == [36_500, 146_000, 365_000]
+    words = ("--price", "1,2,3", *words[2:])
+    both = figures(answer(capsys, *words, "--baseline-price", "2,4,8"), "Gain in cash")
+    assert ends_of(both["saved", "$/month"]) == [0, 146_000, (75 * 8 - 50) * 730]
+
+
+def test_cash_has_the_band_of_the_ratio_between_price_lists(capsys):
+    words = ("--gpu", "H100", "--price", "2", "--speedup", "1.5", "--tokens-per-s", "1000")
+    result = answer(capsys, *words, "--baseline-gpu", "B200", "--demand", "50000")
+    gain = figures(result, "Gain of a token")["a token gets cheaper by", "times"]
+    cash = figures(result, "Gain in cash")["saved", "$/month"]
+    # 75 old GPUs at $2 times the ratio, which is the gain over 1.5, and 50 new ones at $2.
+    assert ends_of(cash) == pytest.approx([100_000 * 0.73 * (g - 1) for g in ends_of(gain)])
+
+
+def test_prices_that_are_given_apart_do_not_move_together(capsys):
+    words = ("--price", "3.6,7.2,14.4", "--baseline-price", "7.2,14.4,28.8")
+    gain = figures(
+        answer(capsys, *words, "--tokens-per-s", "1000", "--speedup", "1"), "Gain of a token"
+    )
+    assert ends_of(gain["a token gets cheaper by", "times"]) == [0.5, 2, 8]
+    assert ends_of(gain["before", "$/M tokens"]) == [2, 4, 8]
+    # At the middle of the new price, which makes a million tokens cost $2.
+    assert ends_of(gain["saved", "$/M tokens"]) == [0, 2, 6]
+
+
 def test_the_interval_of_a_speedup_becomes_that_of_the_cash(capsys):
     words = ("--price", "1,2,4", "--tokens-per-s", "1000", "--demand", "1000")
     cash = figures(answer(capsys, *words, "--speedup", "1.5,3,4"), "Gain in cash")

@@ -11,6 +11,8 @@ from kprof.analyze.cost.sheet import ONE, Figure, Missing, Sheet
 from kprof.analyze.cost.tokens import usd_per_million_tokens
 
 UNIT, CASH = "Gain of a token", "Gain in cash"
+BEFORE = "before"
+"""What a million tokens cost at an old price that was given apart from the new one."""
 
 
 def unit_gain(speedup: Fraction, old_over_new_price: Fraction) -> Fraction:
@@ -42,8 +44,8 @@ def add_gain(sheet: Sheet) -> None:
     )
     formula = "speed-up * price of the old GPU / price of the new"
     sheet.add(UNIT, "a token gets cheaper by", "times", gain, formula)
-    _add_unit_saving(sheet, gain)
-    _add_cash(sheet, speedup, ratio.mid)
+    _add_unit_saving(sheet, speedup, ratio)
+    _add_cash(sheet, speedup, ratio)
 
 
 def _price_ratio(sheet: Sheet) -> Band | None:
@@ -53,9 +55,9 @@ def _price_ratio(sheet: Sheet) -> Band | None:
         if sheet.price is None:
             sheet.has(UNIT, "price")
             return None
+        # Given apart, the two prices do not move together.
         old, new = facts.baseline_price, sheet.price.usd_per_gpu_hour
-        ratios = [old.low / new.low, old.mid / new.mid, old.high / new.high]
-        return Band(min(ratios), ratios[1], max(ratios))
+        return Band(old.low / new.high, old.mid / new.mid, old.high / new.low)
     if facts.baseline_gpu is None:
         return Band.known(ONE)
     if not sheet.has(UNIT, "gpu") or facts.gpu is None or facts.speedup is None:
@@ -85,7 +87,7 @@ def _add_listed_gain(sheet: Sheet, one: ListedRatio, speedup: Band) -> None:
     sheet.figures.append(Figure("Gain by price list", price.name, "times", gain, text, (price,)))
 
 
-def _add_unit_saving(sheet: Sheet, gain: Band) -> None:
+def _add_unit_saving(sheet: Sheet, speedup: Band, ratio: Band) -> None:
     facts, price = sheet.facts, sheet.price
     if facts.tokens_per_s is None or price is None:
         if sheet.is_asked("tokens_per_month"):
@@ -94,7 +96,14 @@ def _add_unit_saving(sheet: Sheet, gain: Band) -> None:
     new = usd_per_million_tokens(
         price.usd_per_gpu_hour.mid, facts.tokens_per_s.mid, sheet.utilisation, facts.overhead
     )
-    saved = gain.map(lambda times: new * (times - 1))
+    if (old := facts.baseline_price) is not None:
+        ratio = old.map(lambda usd: usd / price.usd_per_gpu_hour.mid)
+    ends = zip(_ends(speedup), _ends(ratio), strict=True)
+    saved = Band(*(new * (unit_gain(speed, one) - 1) for speed, one in ends))
+    if old is not None:
+        before = saved.map(lambda usd: usd + new)
+        text = "cost at the old GPU's price, over its band and that of the speed-up"
+        sheet.figures.append(Figure(UNIT, BEFORE, "$/M tokens", before, text))
     text = "new cost at the middle price * (gain - 1), over the band of the gain"
     sheet.figures.append(Figure(UNIT, "saved", "$/M tokens", saved, text, (price,)))
     if facts.tokens_per_month is None:
@@ -106,8 +115,12 @@ def _add_unit_saving(sheet: Sheet, gain: Band) -> None:
     _add_payback(sheet, UNIT, monthly)
 
 
-def _add_cash(sheet: Sheet, speedup: Band, ratio: Fraction) -> None:
-    """Add what whole GPUs that are given back save, at the ends of price and speed-up alike."""
+def _ends(band: Band) -> tuple[Fraction, Fraction, Fraction]:
+    return band.low, band.mid, band.high
+
+
+def _add_cash(sheet: Sheet, speedup: Band, ratio: Band) -> None:
+    """Add what whole GPUs that are given back save, over the bands of prices and speed-up."""
     facts, price = sheet.facts, sheet.price
     if not sheet.has(CASH, "demand", "tokens_per_s", "price"):
         return
@@ -119,17 +132,29 @@ def _add_cash(sheet: Sheet, speedup: Band, ratio: Fraction) -> None:
     sheet.add(CASH, "GPUs before", "GPUs", before, "fleet at T / speed-up")
     sheet.add(CASH, "GPUs after", "GPUs", Fraction(after), "fleet at T")
 
-    def saved_on(gpus: Fraction, usd_per_gpu_hour: Fraction) -> Fraction:
-        old = usd_per_month(int(gpus), usd_per_gpu_hour * ratio, facts.overhead)
-        return old - usd_per_month(after, usd_per_gpu_hour, facts.overhead)
+    def saved_on(gpus: Fraction, old_usd: Fraction, new_usd: Fraction) -> Fraction:
+        old = usd_per_month(int(gpus), old_usd, facts.overhead)
+        return old - usd_per_month(after, new_usd, facts.overhead)
 
-    usd = price.usd_per_gpu_hour
-    middle = saved_on(before.mid, usd.mid)
-    saves = (saved_on(before.low, usd.low), middle, saved_on(before.high, usd.high))
+    pairs = _price_pairs(price.usd_per_gpu_hour, facts.baseline_price, ratio)
+    saves = [saved_on(gpus, *pair) for gpus in _ends(before) for pair in pairs]
+    middle = saved_on(
+        before.mid, price.usd_per_gpu_hour.mid * ratio.mid, price.usd_per_gpu_hour.mid
+    )
     saved = Band(min(saves), middle, max(saves))
     text = "whole GPUs * 730 h, before less after, once they are given back"
     sheet.figures.append(Figure(CASH, "saved", "$/month", saved, text, (price,)))
     _add_payback(sheet, CASH, saved)
+
+
+def _price_pairs(new: Band, given: Band | None, ratio: Band) -> list[tuple[Fraction, Fraction]]:
+    """Return the old and the new price of a GPU-hour, wherever the bands of both end.
+
+    Two that were given apart are unknown apart; else the old price is so many times the new one.
+    """
+    if given is not None:
+        return [(old, usd) for old in _ends(given) for usd in _ends(new)]
+    return [(usd * times, usd) for usd in _ends(new) for times in _ends(ratio)]
 
 
 def _add_payback(sheet: Sheet, topic: str, saved: Band) -> None:
