@@ -101,6 +101,43 @@ def test_a_saving_has_the_range_of_the_price_and_that_of_the_gain():
     assert "$0.50 ($0.24 to $1.04) $0.40 ($0.20 to $0.80) saves $0.10 ($0.04 to $0.24)" in found
 
 
+def given(costs):
+    """Return the costs as of a price that was given by `--price`."""
+    return replace(costs, price=replace(costs.price, name="as given", sources=("--price",)))
+
+
+def test_a_saving_at_two_prices_has_the_room_of_both_and_no_tick_where_it_may_be_none():
+    one, other = given(costs_of("0.40")), given(costs_of("0.20"))
+    found = said(everything(costs=(one, other)))
+    # From 20 cents less 40 to 80 cents less 10.
+    assert "saves $0.20 (-$0.20 to $0.70) ? cannot tell" in found
+    assert "whether it saves money is not known: $0.20 (-$0.20 to $0.70)" in found
+    assert "each may lie anywhere in its band" in found
+    assert "cheaper" not in found
+
+
+def test_a_saving_at_two_prices_is_one_where_all_of_its_range_is():
+    found = said(everything(costs=(costs_of("1.00", "4.29"), costs_of("0.20", "2.00"))))
+    assert "saves $0.80 ($0.10 to $1.90) ✓ cheaper" in found
+
+
+def test_a_saving_at_one_price_moves_with_it():
+    found = said(everything(costs=(costs_of("0.40"), costs_of("0.20"))))
+    assert "saves $0.20 ($0.10 to $0.40) ✓ cheaper" in found
+    assert "Both rest on the same price" in found
+
+
+def test_what_it_cost_at_an_old_price_given_apart_is_what_it_was():
+    before, saved = Band(2, 4, 8), Band(Fraction(0), Fraction(2), Fraction(6))
+    figures = tuple(
+        Figure("Gain of a token", name, "$/M tokens", band, "")
+        for name, band in (("before", before), ("saved", saved))
+    )
+    found = said(everything(costs=(costs_of("2", figures=figures),)))
+    # A million tokens cost 1 to 4 now.
+    assert "$4.00 ($2.00 to $8.00) $2.00 ($1.00 to $4.00) saves $2.00 (-$2.00 to $7.00)" in found
+
+
 def test_costs_that_do_not_change_are_no_saving():
     found = said(everything(costs=(costs_of("0.40"), costs_of("0.40"))))
     assert "; that saves" not in found

@@ -67,6 +67,11 @@ class Price:
     newest: date
     sources: tuple[str, ...]
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether price lists tell it, and no option of the command line."""
+        return not any(source.startswith("--") for source in self.sources)
+
     def is_stale(self, today: date) -> bool:
         """Tell whether a price in it was read too long ago to stand for today's."""
         return (today - self.oldest).days > STALE_AFTER_DAYS

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from kprof.analyze.cost.answer import Costs
+from kprof.analyze.cost.gain import BEFORE
 from kprof.analyze.cost.of_findings import worth_of
 from kprof.analyze.cost.price import Band
 from kprof.analyze.cost.sheet import Figure
@@ -40,6 +41,13 @@ class Line:
     def written(self) -> tuple[str, str, str]:
         """Return before, after and what is saved, each with its band."""
         return written(self.before), written(self.after), written(self.saved)
+
+
+def is_cheaper(saved: Band) -> bool | None:
+    """Tell whether money is saved, all over the band; None: it may be so or not."""
+    if saved.low > 0:
+        return True
+    return False if saved.high < 0 else None
 
 
 def written(band: Band | None) -> str:
@@ -100,8 +108,9 @@ def _band(costs: Costs, topic: str, name: str, unit: str = "") -> Band | None:
 
 
 def _from_two(before: Costs, after: Costs) -> list[Line]:
+    saved = _together if is_one_price(before, after) else _apart
     lines = [
-        Line(name, old, new, _difference(old, new) if old else None)
+        Line(name, old, new, saved(old, new) if old else None)
         for name, where in COMPARED
         if (new := _band(after, *where)) is not None
         for old in [_band(before, *where)]
@@ -119,7 +128,11 @@ def _from_one(costs: Costs) -> list[Line]:
     """Return the lines where the gain stands in the costs: before is after and what is saved."""
     million = _band(costs, "Serving", "as paid", "$/M tokens")
     saved = _band(costs, "Gain of a token", "saved", "$/M tokens")
-    lines = [Line(MILLION, _before(million, saved), million, _over_prices(saved, million))]
+    given = _band(costs, "Gain of a token", BEFORE, "$/M tokens")
+    if given is not None and million is not None:
+        lines = [Line(MILLION, given, million, _apart(given, million))]
+    else:
+        lines = [Line(MILLION, _before(million, saved), million, _over_prices(saved, million))]
     cash = _band(costs, "Gain in cash", "saved", "$/month")
     monthly = _band(costs, "Gain of a token", "saved", "$/month")
     volume = volume_in(costs)
@@ -191,9 +204,35 @@ def _before(after: Band | None, saved: Band | None) -> Band | None:
     return Band(*(usd * (1 + gained / after.mid) for usd, gained in ends))
 
 
-def _difference(old: Band, new: Band) -> Band:
+def is_one_price(before: Costs, after: Costs) -> bool:
+    """Tell whether both costs rest on the same quotes of price lists: on one unknown, then."""
+    return before.price == after.price and before.price is not None and before.price.is_listed
+
+
+def prices_in_words(evidence: Evidence) -> str:
+    """Say how the prices of two costs hang together; empty where that does not matter."""
+    before, after = first_and_last(evidence.costs)
+    if before is None or after is None or before.price is None or after.price is None:
+        return ""
+    if before.price.usd_per_gpu_hour.is_known and after.price.usd_per_gpu_hour.is_known:
+        return ""
+    if is_one_price(before, after):
+        return "Both rest on the same price, so what is saved moves with it."
+    return (
+        "The two prices are not the same quotes, so each may lie anywhere in its band, and what is "
+        "saved has the room of both."
+    )
+
+
+def _together(old: Band, new: Band) -> Band:
+    """Return what is saved where both costs move with one price."""
     ends = (old.low - new.low, old.high - new.high)
     return Band(min(ends), old.mid - new.mid, max(ends))
+
+
+def _apart(old: Band, new: Band) -> Band:
+    """Return what is saved where each cost may lie anywhere in its band."""
+    return Band(old.low - new.high, old.mid - new.mid, old.high - new.low)
 
 
 def worth_in_words(saving: Saving | None, price: str, is_before: bool, evidence: Evidence) -> str:

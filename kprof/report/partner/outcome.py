@@ -14,6 +14,7 @@ from kprof.report.partner.money import (
     MILLION,
     MONTH,
     STEPS,
+    is_cheaper,
     is_credited,
     money_in,
     negated,
@@ -119,6 +120,8 @@ def _saving(evidence: Evidence) -> str:
     lines = {line.name: line for line in money_in(evidence) if line.saved}
     for name, words in SAVINGS:
         if (line := lines.get(name)) and line.saved and line.saved.mid:
+            if is_cheaper(line.saved) is None:
+                return f"whether it saves money is not known: {written(line.saved)} {words}"
             if line.saved.mid >= 0:
                 return f"it saves {written(line.saved)} {words}"
             return f"it costs another {written(negated(line.saved))} {words}"

@@ -9,7 +9,13 @@ from kprof.analyze.overhead import measure_cost
 from kprof.report.partner.digits import within
 from kprof.report.partner.drawings import Range, both, ranges
 from kprof.report.partner.evidence import Evidence
-from kprof.report.partner.money import is_credited, load_in_words, money_in, written
+from kprof.report.partner.money import (
+    is_credited,
+    load_in_words,
+    money_in,
+    prices_in_words,
+    written,
+)
 from kprof.report.partner.parts import Block, Chapter, Folded, Missing, Picture
 from kprof.report.partner.sections.summary import format_joules
 from kprof.report.partner.sections.time import stages_of
@@ -70,6 +76,8 @@ def _table(evidence: Evidence) -> Table:
     caption = "In US dollars: the middle, and from the lowest to the highest in brackets."
     if load := load_in_words(evidence.costs[-1]):
         caption += f" {load}"
+    if prices := prices_in_words(evidence):
+        caption += f" {prices}"
     return Table(columns, tuple(rows), caption)
 
 

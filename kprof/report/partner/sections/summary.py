@@ -12,6 +12,7 @@ from kprof.report.partner.digits import gain_range, time_within
 from kprof.report.partner.evidence import Evidence, first_and_last
 from kprof.report.partner.mixed import gpu_of
 from kprof.report.partner.money import (
+    is_cheaper,
     is_credited,
     load_in_words,
     money_in,
@@ -47,6 +48,11 @@ WORDS = {
     "SLOWER": "worse",
     "INCONCLUSIVE": "cannot tell",
     "INVALID": "not valid",
+}
+MONEY_WORDS = {
+    True: ("good", "cheaper"),
+    False: ("warning", "dearer"),
+    None: ("plain", "cannot tell"),
 }
 SLA_TONES = {"MET": "good", "MISSED": "warning"}
 
@@ -205,12 +211,12 @@ def _paid(evidence: Evidence) -> list[Row]:
         if line.saved is None:
             rows.append((line.name, before, after, "", ""))
             continue
-        if not line.saved.mid:
+        if line.saved.is_known and not line.saved.mid:
             rows.append((line.name, before, after, "none", marked("plain", "the same")))
             continue
-        is_less = line.saved.mid > 0
-        result = marked("good" if is_less else "warning", "cheaper" if is_less else "dearer")
+        is_less = line.saved.mid >= 0
         told = f"saves {saved}" if is_less else f"costs {written(negated(line.saved))} more"
+        result = marked(*MONEY_WORDS[is_cheaper(line.saved)])
         rows.append((line.name, before, after, told, result))
     return rows
 
