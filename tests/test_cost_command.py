@@ -265,6 +265,9 @@ def test_training_takes_the_peak_of_the_gpu_unless_one_is_given(capsys):
         (("--cached-share", "1"), "looking it up costs nothing"),
         (("--gpu", "H1000"), "no price is known for the GPU 'H1000'"),
         (("--gpu", "H100", "--term", "weekly"), "no price is known for the term for H100"),
+        (("--price", "1e99", "--tokens-per-s", "1e-99"), "as paid: what follows from these facts"),
+        (("--price", "1e-99", "--tokens-per-s", "1e99"), "is too small for a number"),
+        (("--price", "1", "--interruptions", "1e99", "--restart", "1e99"), "price of a GPU-hour"),
         (("--pue", "1"), "nothing follows from what is given"),
     ],
 )

@@ -264,6 +264,17 @@ def test_interest_of_almost_nothing_is_no_interest():
     assert float(owned_usd_per_gpu_hour(owned)) == pytest.approx(1 / 2.5, rel=1e-3)
 
 
+TINY = Fraction(1, 10**150)
+
+
+@pytest.mark.parametrize("rate", [Fraction(1, 10**20), TINY])
+@pytest.mark.parametrize("years", [Fraction(1, 2), Fraction(2), TINY])
+def test_next_to_no_interest_is_none(rate, years):
+    owned, plain = (Ownership(Fraction(1), years, interest_per_year=r) for r in (rate, Fraction(0)))
+    ratio = owned_usd_per_gpu_hour(owned) / owned_usd_per_gpu_hour(plain)
+    assert float(ratio) == pytest.approx(1, rel=1e-12)
+
+
 def test_interruptions_are_paid_as_lost_hours():
     assert interrupted_usd_per_gpu_hour(Fraction(2), exact(0.1), exact(0.5)) == exact(2.1)
 

@@ -31,6 +31,8 @@ from kprof.analyze.cost.tokens import Bill
 from kprof.analyze.cost.training import add_training
 from kprof.errors import KprofError
 
+LARGEST = 10**100
+"""Anything in dollars, hours or tokens that is larger is a slip."""
 ALL = (
     add_steps,
     add_serving,
@@ -77,6 +79,7 @@ def costs_of(facts: Facts, quotes: Sequence[Quote], today: date) -> Costs:
             "nothing follows from what is given",
             fix="begin with: kprof cost --gpu H100 --tokens-per-s 5000",
         )
+    _refuse_beyond_numbers(sheet)
     behind = [price for figure in sheet.figures for price in figure.prices]
     used = dict.fromkeys([*([sheet.price] if sheet.price else []), *behind])
     stale = [price for price in used if price.is_stale(today)]
@@ -89,6 +92,24 @@ def costs_of(facts: Facts, quotes: Sequence[Quote], today: date) -> Costs:
         notes=tuple(dict.fromkeys(sheet.notes)),
         bill=sheet.bill,
     )
+
+
+def _refuse_beyond_numbers(sheet: Sheet) -> None:
+    """Refuse what no report can show: beyond it, a figure would read as 0 or as infinity.
+
+    Raises:
+        KprofError: a figure, or the price of a GPU-hour, is so far from 1.
+    """
+    told = [(f"{one.topic}, {one.name}", one.values) for one in sheet.figures]
+    told += [("the price of a GPU-hour", sheet.price.usd_per_gpu_hour)] if sheet.price else []
+    for what, band in told:
+        for value in (band.low, band.mid, band.high):
+            if value and not 1 / LARGEST < abs(value) < LARGEST:
+                size = "large" if abs(value) > 1 else "small"
+                raise KprofError(
+                    f"{what}: what follows from these facts is too {size} for a number",
+                    fix="look for a slip in the exponents of what was given",
+                )
 
 
 def _with_rates(sheet: Sheet) -> Facts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -142,6 +143,18 @@ def _unknown(what: str, name: str, known: Sequence[str], option: str) -> KprofEr
     )
 
 
+def _recovery(rate: Fraction, years: Fraction) -> Fraction:
+    """Return the capital recovery factor, which next to no interest brings to 1 / n."""
+    if not rate:
+        return 1 / years
+    if years.denominator == 1:
+        growth = (1 + rate) ** years.numerator
+        return rate * growth / (growth - 1)
+    # Of a root only floats are known; the growth less 1 keeps its digits near no interest.
+    grown = Fraction(math.expm1(years * math.log1p(rate))) or rate * years
+    return rate * (1 + grown) / grown
+
+
 def owned_usd_per_gpu_hour(owned: Ownership) -> Fraction:
     """Return what an hour costs an owner: capital, operation and current.
 
@@ -149,9 +162,7 @@ def owned_usd_per_gpu_hour(owned: Ownership) -> Fraction:
     factor CRF = r (1 + r)^n / ((1 + r)^n - 1) spreads the capital evenly over n years at interest
     r, and is 1 / n without interest.
     """
-    years, rate = owned.life_years, owned.interest_per_year
-    growth = Fraction((1 + rate) ** years)
-    recovery = rate * growth / (growth - 1) if rate else 1 / years
+    recovery = _recovery(owned.interest_per_year, owned.life_years)
     yearly = owned.capex_usd_per_gpu * recovery + owned.opex_usd_per_gpu_year
     current = owned.kw_per_gpu * owned.pue * owned.usd_per_kwh
     return yearly / (HOURS_PER_YEAR * owned.availability) + current
