@@ -25,6 +25,7 @@ from kprof.stopwatch import CLOCKS, Clock, Stopwatch, stopwatch_for
 from kprof.timing import WarmUp, take_pairs, warm_up
 
 TIME = Metric("time per call", "ns")
+OWN_PLAN = "use Plan((kprof.callables.TIME,), …)"
 SAMPLE_NS = 2e7
 WARM_UP_S = 1.0
 # Outputs may differ so far, relative to A's: more than any rounding of 16-bit numbers, less than
@@ -182,7 +183,14 @@ def _check(inputs: Sequence[tuple[object, ...]], clock: Clock, plan: Plan) -> No
     if len(plan.metrics) != 1:
         raise KprofError(
             f"the plan has {len(plan.metrics)} metrics, and ab_test measures one: time",
-            fix="use Plan((kprof.callables.TIME,), …)",
+            fix=OWN_PLAN,
+        )
+    if (plan.metrics[0].unit, plan.metrics[0].better) != (TIME.unit, TIME.better):
+        told = plan.metrics[0]
+        raise KprofError(
+            f"the plan has {told.name!r} in {told.unit}, of which {told.better} is better, and "
+            "ab_test measures ns, of which lower is",
+            fix=OWN_PLAN,
         )
     if plan.max_pairs < FEWEST_PAIRS or not 0 < plan.smallest_effect < 1 or not 0 < plan.alpha < 1:
         raise KprofError(

@@ -189,6 +189,8 @@ def test_a_clock_that_there_is_not_is_answered_with_those_that_there_are():
         Plan((TIME,), alpha=1.0),
         Plan(()),
         Plan((TIME, Metric("energy", "J"))),
+        Plan((Metric("time per call", "ns", "higher"),)),
+        Plan((Metric("time per call", "ms"),)),
     ],
 )
 def test_a_plan_that_can_decide_nothing_is_refused_before_anything_is_called(plan):
