@@ -87,8 +87,10 @@ def test_more_pairs_than_can_be_judged_are_refused_before_anything_runs(
     script, monkeypatch, capsys
 ):
     workload = stand_in(monkeypatch, b=0.9, num_windows=20)
-    assert kprof("ab", "--patch", "patch.py:f", "--pairs", "1001", script) == 2
+    for change in (["--patch", "patch.py:f"], ["--env", "K=V"]):
+        assert kprof("ab", *change, "--pairs", "1001", script) == 2
     assert workload.started == []
+    assert not list(Path(script).parent.glob("*.kprof"))
     assert kprof("ab", "--patch", "patch.py:f", "--pairs", "1000", "--fixed", "--json", script) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["plan"]["max_pairs"] == 1000

@@ -42,6 +42,7 @@ def ab(
         Option(
             metavar="N",
             min=6,
+            max=1000,
             help="Most pairs to take [160; 40 of processes, --fixed or --energy].",
         ),
     ] = None,
