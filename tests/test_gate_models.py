@@ -1,5 +1,6 @@
 """Levels L2 to L6: what a model does with a swap in it, on a tiny model and on plain numbers."""
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -10,7 +11,7 @@ from kprof.gate import Curve, Generation, Model, check
 from kprof.gate.generation import check_generation, log_rank
 from kprof.gate.layers import check_layers
 from kprof.gate.logits import check_logits
-from kprof.gate.task import check_task, difference, mcnemar
+from kprof.gate.task import check_task, deviations, kept_within, mcnemar
 from kprof.gate.training import check_training
 from tests.gate_faults import attentions, llama, norms, products
 
@@ -271,12 +272,28 @@ def test_what_a_second_run_loses_is_not_asked_of_the_swap():
     assert check_task(replaced, again, answers(7850, 2150)).state == "passed"
 
 
-def test_the_interval_is_that_of_bonett_and_price():
-    # 10 lost, 5 won of 98: (6 - 11) / 100 -+ 1.96 * sqrt((0.17 - 0.0025) / 100).
-    one = [True] * 10 + [False] * 88
-    two = [False] * 10 + [True] * 5 + [False] * 83
-    low, _, high = difference(one, two)
-    assert (low, high) == pytest.approx((-0.05 - 0.0802, -0.05 + 0.0802), abs=1e-4)
+def test_where_nothing_is_lost_or_won_the_interval_is_that_of_one_share():
+    # Wilson's: 1.96^2 / (100 + 1.96^2) of 100 items may be lost, or be won as well.
+    low, high = kept_within(0, 0, 100)
+    assert low == pytest.approx(1 - 3.8415 / 103.8415, abs=1e-6)
+    assert high == pytest.approx(1 + 3.8415 / 100, abs=1e-6)
+
+
+def test_counts_that_keep_just_a_share_are_no_deviation_from_it():
+    # 90 + 5 of 100 right answers: were 95 % kept, none would be right beyond.
+    assert deviations(10, 5, 100, 0.95) == pytest.approx(0)
+    # As many lost as won: (20 - 10) / sqrt(20 + 10) where all is kept.
+    assert deviations(10, 20, 100, 1.0) == pytest.approx(10 / 30**0.5)
+
+
+def test_as_many_items_as_are_called_for_decide():
+    few = answers(80, 20)
+    num_items = int(
+        re.search(r"about ([\d,]+) items", check_task(few, few, few).why)[1].replace(",", "")
+    )
+    right = round(0.8 * num_items)
+    low, _ = kept_within(0, 0, right)
+    assert low == pytest.approx(0.99, abs=1e-4)
 
 
 def test_mcnemars_test_counts_the_ways():

@@ -11,6 +11,9 @@ from kprof.gate.result import Level, Measure, judge, not_run
 RECOVERY = 0.99
 STRICT_RECOVERY = 0.999
 CONFIDENCE = 0.95
+SURE = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+NUM_HALVINGS = 60
+TINY = 1e-9
 
 
 def check_task(
@@ -30,13 +33,14 @@ def check_task(
         return not_run("L5", "the runs differ in how many items they answered")
     if not any(replaced):
         return not_run("L5", "the replaced code answers nothing rightly: there is nothing to keep")
-    accuracy = fmean(replaced)
-    low, kept, high = (1 + one / accuracy for one in difference(replaced, new))
+    accuracy, num_right = fmean(replaced), sum(replaced)
+    lost, won = discordant(replaced, new)
+    kept = (num_right - lost + won) / num_right
+    low, high = kept_within(lost, won, num_right)
     own = fmean(again) / accuracy
     # What the model loses by itself, or wins by the same luck, is nothing to ask of the swap.
     least = min(recovery, own, 1 / own if own else recovery)
     measure = Measure("right answers kept, at least", low, least, own, "share", "higher")
-    lost, won = discordant(replaced, new)
     p_value = mcnemar(lost, won)
     note = (
         f"kept {kept:.2%} ({low:.2%} to {high:.2%}); {lost} items lost, {won} won, "
@@ -44,7 +48,8 @@ def check_task(
     )
     looked_at = f"{len(replaced):,} items"
     if low < least <= high:
-        why = f"the interval lies on both sides of {least:.2%}; {_needed(replaced, new, least)}"
+        needed = _needed(lost, won, num_right, len(replaced), least)
+        why = f"the interval lies on both sides of {least:.2%}; {needed}"
         return Level("L5", "undecided", why, (measure,), looked_at, notes=(note,))
     return judge("L5", (measure,), looked_at, notes=(note,))
 
@@ -55,18 +60,48 @@ def discordant(one: Sequence[bool], other: Sequence[bool]) -> tuple[int, int]:
     return sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
 
 
-def difference(one: Sequence[bool], other: Sequence[bool]) -> tuple[float, float, float]:
-    """Return the paired difference of the accuracies: low, estimate, high.
+def kept_within(lost: int, won: int, num_right: int) -> tuple[float, float]:
+    """Return between which shares of the right answers are kept, at 95 % confidence.
 
-    Bonett and Price (2012): Wald's interval with one item added to each discordant cell.
+    The score interval of the ratio of two paired shares, of Nam and Blackwelder (2002): those
+    shares that the counts are within 1.96 standard deviations of. Also with few items lost and
+    won, where an interval from the counts' own deviation is too narrow.
     """
-    lost, won = discordant(one, other)
-    num = len(one) + 2
-    p_lost, p_won = (lost + 1) / num, (won + 1) / num
-    estimate = p_won - p_lost
-    deviation = math.sqrt((p_lost + p_won - estimate**2) / num)
-    reach = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2) * deviation
-    return estimate - reach, (won - lost) / len(one), estimate + reach
+    kept = (num_right - lost + won) / num_right
+    return _find_end(lost, won, num_right, 0.0, kept), _find_end(lost, won, num_right, None, kept)
+
+
+def _find_end(lost: int, won: int, num_right: int, far: float | None, near: float) -> float:
+    """Return where the counts become too unlikely, by halving what lies between."""
+    if far is None:
+        far = near + 1.0
+        while abs(deviations(lost, won, num_right, far)) < SURE:
+            far *= 2
+    elif near == far:
+        return far
+    for _ in range(NUM_HALVINGS):
+        middle = (far + near) / 2
+        if abs(deviations(lost, won, num_right, middle)) < SURE:
+            near = middle
+        else:
+            far = middle
+    return far
+
+
+def deviations(lost: int, won: int, num_right: int, kept: float) -> float:
+    """Return by how many standard deviations more are right than if this share were kept.
+
+    The deviation is that of the likeliest numbers of items lost and won by which just this share
+    is kept; the former is the larger root of a quadratic equation.
+    """
+    total = num_right + won
+    linear = num_right * (1 - kept**2) + lost + won
+    root = math.sqrt(max(linear**2 - 4 * (1 + kept) * (1 - kept) * lost * total, 0.0))
+    variance = (linear + root) / 2 - total * (1 - kept)
+    surplus = num_right - lost + won - kept * num_right
+    if variance <= TINY:
+        return math.copysign(math.inf, surplus) if abs(surplus) > TINY else 0.0
+    return surplus / math.sqrt(variance)
 
 
 def mcnemar(lost: int, won: int) -> float:
@@ -76,11 +111,9 @@ def mcnemar(lost: int, won: int) -> float:
     return min(1.0, 2 * tail)
 
 
-def _needed(one: Sequence[bool], other: Sequence[bool], least: float) -> str:
+def _needed(lost: int, won: int, num_right: int, num_items: int, least: float) -> str:
     """Say how many items would decide, if the rest were like these."""
-    low, estimate, _ = difference(one, other)
-    room = abs(estimate / fmean(one) + 1 - least)
-    if room == 0:
+    far = abs(deviations(lost, won, num_right, least))
+    if far <= TINY:
         return "no number of items would decide"
-    half_width = (estimate - low) / fmean(one)
-    return f"about {math.ceil(len(one) * (half_width / room) ** 2):,} items would decide"
+    return f"about {math.ceil(num_items * (SURE / far) ** 2):,} items would decide"
