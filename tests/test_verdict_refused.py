@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from kprof.analyze.verdict import judge
@@ -101,6 +102,18 @@ def test_ticks_larger_than_the_effect_make_no_verdict_where_most_pairs_fall_into
     claim = verdict_of(pairs)
     assert claim.verdict == "INVALID"
     assert "steps of 0.1 ms" in claim.why
+
+
+@pytest.mark.parametrize(("tick", "is_refused"), [(0.02, True), (0.01, True), (0.0025, False)])
+@pytest.mark.parametrize("seed", range(5))
+def test_ticks_beyond_half_of_the_effect_make_no_verdict_however_pairs_scatter(
+    tick, is_refused, seed
+):
+    draws = np.random.default_rng(seed).normal(0, max(tick / 2, 0.007), (40, 2))
+    read = np.round(np.exp(draws) * [1, 1.0115] / tick) * tick
+    claim = verdict_of([pair_of(a, b, n) for n, (a, b) in enumerate(read.tolist())])
+    assert (claim.verdict == "INVALID") is is_refused
+    assert is_refused is ("too coarse" in claim.why)
 
 
 def test_ticks_that_noise_evens_out_do_no_harm():

@@ -19,6 +19,8 @@ LEAST_CHANCE_OF_ORDER = 1e-4
 LEAST_DEVIATIONS = 3.9
 # A tick of the clock up to this share of the smallest effect cannot turn a verdict.
 HARMLESS_TICK = 0.2
+# A tick beyond this share of the smallest effect turns verdicts, however pairs scatter.
+MOST_TICK = 0.5
 COUNTED_UNITS = {"B", "KiB", "MiB", "GiB", "bytes", "tokens", "count", ""}
 """What is counted and not timed may well be the same in every sample."""
 
@@ -71,7 +73,8 @@ def _reason_in_ticks(metric: Metric, values: Floats, smallest_effect: float) -> 
     """Say when the values show the steps of their clock rather than the workload.
 
     Rounding evens out where the pairs scatter over several ticks. Where half of them lie within
-    one, the middle of all is where the tick is, not where the truth is.
+    one, the middle of all is where the tick is, not where the truth is. It goes in half ticks
+    however they scatter, so that a tick of more than half of the effect is too coarse anyway.
     """
     distinct = np.unique(values)
     if len(distinct) == 1:
@@ -81,7 +84,10 @@ def _reason_in_ticks(metric: Metric, values: Floats, smallest_effect: float) -> 
     tick = float(np.diff(distinct).min())
     apart = values[1] - values[0]
     near = np.abs(apart - np.median(apart)) < tick / 2
-    is_coarse = tick > HARMLESS_TICK * smallest_effect * middle and near.mean() > 0.5
+    effect = smallest_effect * middle
+    is_repeated = 2 * len(distinct) <= values.size
+    is_coarse = tick > HARMLESS_TICK * effect and near.mean() > 0.5
+    is_coarse |= tick > MOST_TICK * effect and is_repeated
     if not is_coarse or metric.unit in COUNTED_UNITS:
         return ""
     return (
