@@ -176,7 +176,7 @@ def test_an_operator_without_recorded_inputs_has_missing_inputs(tmp_path):
         (launch(cat="cuda_driver", name="cuLaunchKernel"), "runtime", "cuLaunchKernel"),
         (launch(cat="Runtime", name="hipLaunchKernel"), "runtime", "hipLaunchKernel"),
         (annotation("Optimizer.step#AdamW.step"), "range", "Optimizer.step#AdamW.step"),
-        (annotation("ProfilerStep#12"), "step", "12"),
+        (annotation("ProfilerStep#12"), "step", "ProfilerStep#12"),
         (annotation("kprof.step#3"), "step", "3"),
         (operator(name="kprof.phase#forward"), "phase", "forward"),
         (annotation("kprof.module#layers.0.mlp"), "module", "layers.0.mlp"),

@@ -37,4 +37,5 @@ def test_repetitions_have_later_times_and_ids_of_their_own(tmp_path, tile):
     calls = trace.ranges[trace.ranges["kind"] == "runtime"]
     assert calls["correlation"].tolist() == [7, 8, 9]
     assert calls["external_id"].tolist() == [5, 6, 7]
-    assert trace.ranges.loc[trace.ranges["kind"] == "step", "name"].tolist() == ["4", "5", "6"]
+    steps = trace.ranges.loc[trace.ranges["kind"] == "step", "name"].tolist()
+    assert steps == ["ProfilerStep#4", "ProfilerStep#5", "ProfilerStep#6"]

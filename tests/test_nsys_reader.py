@@ -137,7 +137,7 @@ def test_a_range_that_torch_wrote_is_an_operator_with_its_shapes(tmp_path):
         ("aten::add, seq = 3", "op", "aten::add"),
         ("aten::view", "op", "aten::view"),
         ("kprof.module#a, op_id = 9", "module", "a"),
-        ("ProfilerStep#4, op_id = 9", "step", "4"),
+        ("ProfilerStep#4, op_id = 9", "step", "ProfilerStep#4"),
         ("loss, sizes", "range", "loss, sizes"),
         ("", "range", ""),
     ],

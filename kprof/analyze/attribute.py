@@ -16,6 +16,7 @@ from kprof.analyze.autograd import is_evaluation, is_node, made_by
 from kprof.analyze.compiled import Compiled, Places, find_compiled
 from kprof.analyze.graphs import captured_calls, noted_names
 from kprof.analyze.ledger import is_graph_launch_name
+from kprof.analyze.marks import step_rows
 from kprof.analyze.nesting import NO_ROW, look_up, nearest, parents
 from kprof.analyze.steps import number_in
 from kprof.trace import Trace
@@ -222,7 +223,7 @@ def _told_phases(ranges: pd.DataFrame) -> np.ndarray:
 
 def _steps(ranges: pd.DataFrame, launch: np.ndarray) -> pd.arrays.IntegerArray:
     """Return the step during which each launch was made, on whatever thread."""
-    row = _running(ranges, np.flatnonzero(_has_kind(ranges, "step")), launch)
+    row = _running(ranges, step_rows(ranges), launch)
     names = ranges["name"].cat
     number = np.array([number_in(str(name)) for name in names.categories] + [NO_ROW])
     codes = np.append(names.codes.to_numpy(), -1)

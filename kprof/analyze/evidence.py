@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.intervals import LAST_NS
+from kprof.analyze.marks import step_rows
 from kprof.analyze.nesting import NO_ROW, nearest
 from kprof.analyze.summary import measure_elapsed
 from kprof.analyze.trust.unanswered import Unanswered
@@ -79,7 +80,7 @@ def whole_of(trace: Trace) -> str:
 
 
 def _count_marks(trace: Trace) -> int:
-    return int((trace.ranges["kind"] == "step").sum())
+    return len(step_rows(trace.ranges))
 
 
 def per_step(trace: Trace, time_ns: float) -> float:

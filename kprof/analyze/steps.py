@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kprof.analyze.marks import OF_TORCH, step_rows
 from kprof.trace import Trace
 
 MOST_DIGITS = 18
@@ -28,8 +29,7 @@ class Step:
 
 def find_steps(trace: Trace) -> list[Step]:
     """Return the recorded steps of every rank, in the order of their starts."""
-    ranges = trace.ranges
-    rows = ranges[(ranges["kind"] == "step").to_numpy()].sort_values("start_ns", kind="stable")
+    rows = trace.ranges.iloc[step_rows(trace.ranges)]
     ends = _device_ends(trace.kernels)
     steps = []
     for row in rows[["name", "rank", "start_ns", "duration_ns"]].itertuples(index=False):
@@ -93,5 +93,6 @@ def _device_ends(kernels: pd.DataFrame) -> dict[Any, int]:
 
 def number_in(name: str) -> int:
     """Return the number of a step from its range's name; -1 where the name has none."""
+    name = name.removeprefix(OF_TORCH)
     # Other scripts' digits are digits too, and a number may be longer than an int64.
     return int(name) if name.isascii() and name.isdecimal() and len(name) <= MOST_DIGITS else -1

@@ -16,6 +16,7 @@ from kprof.analyze.idle import causes
 from kprof.analyze.idle.gaps import BEFORE, INSIDE
 from kprof.analyze.idle.pieces import CODES, LATE, Evidence, Pieces, joined
 from kprof.analyze.intervals import LAST_NS, NOTHING, Intervals, disjoint, length_before
+from kprof.analyze.marks import step_rows
 from kprof.trace import Trace
 
 DRAINED = CODES[causes.PROFILER]
@@ -100,7 +101,7 @@ def _held_ns(waits: Intervals, busy: Intervals, trace: Trace) -> np.ndarray:
     around = trace.ranges["parent"].to_numpy(np.int64, na_value=NOTHING)[waits.row]
     call = np.vstack([name[waits.row], np.where(around == NOTHING, NOTHING, name[around])])
     is_drained = waits.start < busy.end[0]
-    steps = trace.ranges[(trace.ranges["kind"] == "step").to_numpy(bool)]
+    steps = trace.ranges.iloc[step_rows(trace.ranges)]
     steps = steps[(steps["rank"] == trace.ranges["rank"].iloc[waits.row[0]]).to_numpy(bool)]
     if len(steps) > 1:
         is_drained |= waits.end <= (steps["start_ns"] + steps["duration_ns"]).min()

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.intervals import NOTHING
+from kprof.analyze.marks import step_rows
 from kprof.trace import Trace
 
 # The time between two kernels that were both queued: a median of 1.1 µs and a 99th percentile of
@@ -67,7 +68,7 @@ def find_gaps(trace: Trace) -> Gaps:
 
 def _step_spans(trace: Trace) -> dict[int, tuple[int, int]]:
     """Return from when to when the steps of each rank lasted on the host."""
-    steps = trace.ranges[(trace.ranges["kind"] == "step").to_numpy()]
+    steps = trace.ranges.iloc[step_rows(trace.ranges)]
     ends = steps["start_ns"] + steps["duration_ns"]
     first = steps["start_ns"].groupby(steps["rank"]).min()
     last = ends.groupby(steps["rank"]).max()

@@ -11,6 +11,7 @@ import pandas as pd
 
 from kprof.analyze.idle import causes
 from kprof.analyze.intervals import NOTHING, Intervals, Painting, disjoint, paint
+from kprof.analyze.marks import step_rows
 from kprof.analyze.nesting import nearest
 from kprof.trace import Trace
 
@@ -63,7 +64,7 @@ class Host:
         overhead = matching(ranges, "overhead", r"")
         drivers = matching(ranges, "overhead", causes.DRIVERS_OWN)
         return {
-            "step": np.flatnonzero((ranges["kind"] == "step").to_numpy()),
+            "step": step_rows(ranges),
             "ran": _outermost(ranges),
             "loaded kernels": matching(ranges, "overhead", causes.LOADING_OF_KERNELS),
             "profiler": np.setdiff1d(overhead, drivers),
@@ -83,8 +84,8 @@ class Host:
     def launching(self) -> set[tuple[int, int]]:
         """Threads, as (rank, thread), that launch work or carry the phases of a step."""
         launch = self.trace.kernels["launch_row"].dropna().to_numpy(np.int64)
-        marks = np.flatnonzero(self.trace.ranges["kind"].isin(["step", "phase"]).to_numpy())
-        rows = np.concatenate([np.unique(launch), marks])
+        phases = np.flatnonzero((self.trace.ranges["kind"] == "phase").to_numpy(bool))
+        rows = np.concatenate([np.unique(launch), self.rows["step"], phases])
         pairs = np.unique(np.vstack([self.rank[rows], self.thread[rows]]), axis=1)
         return {(int(rank), int(thread)) for rank, thread in pairs.T}
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from kprof.analyze.launches import Launches, count_launches
+from kprof.analyze.marks import sort_out
 from kprof.analyze.overhead import NOTICEABLE_SLOWDOWN, measure_cost
 from kprof.analyze.steps import find_steps, time_steps
 from kprof.analyze.trust.check import Check, Verdict, checked, graded, percent
@@ -190,6 +191,7 @@ def _steps(trace: Trace) -> Iterator[Check]:
     enough: Verdict = "good" if number >= ENOUGH_STEPS else "limited"
     meaning = "so few may not stand for the run"
     yield from checked("Steps", enough, f"{number} recorded", meaning, "record more: --steps 5")
+    yield from _marks(trace)
     # The step of an orphan is not known, which another check is about.
     is_outside = trace.kernels["step"].isna() & (trace.kernels["bucket"] != "orphan")
     outside = share_of_time(trace.kernels, is_outside)
@@ -201,6 +203,22 @@ def _steps(trace: Trace) -> Iterator[Check]:
         "record whole steps with `kprof run`",
     )
     yield from _alike(trace)
+
+
+def _marks(trace: Trace) -> Iterator[Check]:
+    """Tell of marks that are left out, since they overlap with the steps."""
+    marks = sort_out(trace.ranges)
+    if len(marks.of_torch):
+        told = f"left out, since kprof marked the steps, too: {len(marks.of_torch):,} of torch's"
+        yield Check("Marks of steps", "good", told)
+    if len(marks.doubtful):
+        yield Check(
+            "Marks of steps",
+            "limited",
+            f"left out, since they overlap with the steps: {len(marks.doubtful):,}",
+            "nothing tells for certain that the steps are not those",
+            "mark every step once, on one thread, and nothing else",
+        )
 
 
 def _alike(trace: Trace) -> Iterator[Check]:

@@ -15,6 +15,7 @@ from kprof.analyze.autograd import is_evaluation, is_node
 from kprof.analyze.idle.causes import SYNCHRONIZING_CALL
 from kprof.analyze.idle.host_state import matching
 from kprof.analyze.intervals import NOTHING
+from kprof.analyze.marks import step_rows
 from kprof.trace import Trace
 
 # CUDA lets some 1,000 launches wait on a device; the next one holds the host until there is room.
@@ -70,7 +71,7 @@ def find_program(trace: Trace) -> HostProgram:
     )
     waiting = np.unique(waiting).astype(np.int64)
     calls = np.union1d(launching, waiting).astype(np.int64)
-    steps = np.flatnonzero((ranges["kind"] == "step").to_numpy(bool))
+    steps = step_rows(ranges)
     row = np.concatenate([calls, waiting, steps, steps]).astype(np.int64)
     sizes = [len(calls), len(waiting), 2 * len(steps)]
     what = np.repeat(np.array([BEGIN, WAIT_END, MARK]), sizes)

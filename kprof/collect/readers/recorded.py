@@ -20,6 +20,7 @@ from kprof.collect.readers._compiled import add_notes
 from kprof.collect.readers._counters import with_samples
 from kprof.collect.readers._graphs import add_captures
 from kprof.collect.readers._kineto.damage import UNREADABLE
+from kprof.collect.readers._marks import is_own_step
 from kprof.collect.readers._ncu.join import with_counters
 from kprof.collect.readers._windows import newest_windows
 from kprof.device import Device
@@ -158,8 +159,8 @@ def _of_nsight(raw: Path) -> tuple[list[Trace], list[Recorder]]:
 
 def _untraced(trace: Trace, recorders: list[Recorder]) -> Iterator[str]:
     """Tell of ranks whose steps lay outside the window, which one rank opens for all."""
-    is_step = (trace.ranges["kind"] == "step").to_numpy()
-    traced = trace.ranges["rank"][is_step].value_counts()
+    is_own = is_own_step(trace.ranges)
+    traced = trace.ranges["rank"][is_own].value_counts()
     for recorder in recorders:
         rank, number = recorder.rank or 0, sum(step.recorded for step in recorder.steps)
         if number > traced.get(rank, 0):
