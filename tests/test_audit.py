@@ -146,6 +146,15 @@ def test_overhead_that_the_spread_of_steps_hides_is_unknown():
     assert (one_each.verdict, "one recorded step" in one_each.evidence) == ("unknown", True)
 
 
+def test_overhead_is_unknown_where_recorded_steps_are_much_shorter_than_the_others():
+    found = check(recorded((10, 10, 10), (101, 101, 101)), "Recording overhead")
+    assert found.verdict == "unknown"
+    assert found.evidence == (
+        "recorded steps are 90.1 % shorter than the others in the median; recording makes none "
+        "shorter, so the two did not do the same work"
+    )
+
+
 def test_overhead_by_the_hosts_clock_of_a_gpus_steps_is_unknown():
     found = check(recorded((130,), (100,), clock="host"), "Recording overhead")
     assert (found.verdict, "runs ahead" in found.evidence) == ("unknown", True)

@@ -48,6 +48,13 @@ def test_a_difference_that_is_unnoticeable_even_with_the_spread_is_known():
     assert not cost_of((1000, 1010, 1020), (970, 1000, 1030)).is_known
 
 
+def test_recorded_steps_that_are_much_shorter_did_other_work():
+    other = cost_of((10, 10, 10), (100, 100, 101))
+    assert (other.is_of_like_steps, other.is_known) == (False, False)
+    alike = cost_of((96, 96, 96), (100, 100, 100))
+    assert (alike.is_of_like_steps, alike.is_known) == (True, True)
+
+
 def test_a_single_step_may_be_any_of_its_kind():
     assert cost_of((829,), (380, 384, 390)).is_known
     assert not cost_of((395,), (370, 380, 390)).is_known

@@ -18,13 +18,24 @@ def test_recording_overhead_compares_median_steps_and_says_how_many():
 
 def test_an_overhead_below_zero_is_said_to_be_the_spread_of_steps():
     recording = Recording(
+        "a rule", 9, (5,), "device", recorded_step_ns=(192,), unrecorded_step_ns=(200, 200)
+    )
+    value, why = fact(
+        section("Run", analyzed_trace_of({}, recording=recording)), "Recording overhead"
+    )
+    assert value == "-4.0 %"
+    assert why.endswith("; below zero: steps differ by more than recording costs")
+
+
+def test_an_overhead_far_below_zero_is_not_known():
+    recording = Recording(
         "a rule", 9, (5,), "device", recorded_step_ns=(100,), unrecorded_step_ns=(200, 200)
     )
     value, why = fact(
         section("Run", analyzed_trace_of({}, recording=recording)), "Recording overhead"
     )
-    assert value == "-50.0 %"
-    assert why.endswith("; below zero: steps differ by more than recording costs")
+    assert value == "not known"
+    assert "so the two did not do the same work" in why
 
 
 def test_overhead_of_a_foreign_trace_is_not_known():

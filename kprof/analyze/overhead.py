@@ -9,7 +9,10 @@ from statistics import median, quantiles
 from kprof.trace import Trace
 
 NOTICEABLE_SLOWDOWN = 0.05
-"""A recorded step that is longer by more than this distorts the shares of elapsed time."""
+"""A recorded step that is longer by more than this distorts the shares of elapsed time.
+
+One that is shorter by as much did other work: recording makes no step shorter.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,17 @@ class RecordingCost:
         return self.recorded_ns / self.unrecorded_ns - 1
 
     @property
+    def is_of_like_steps(self) -> bool:
+        """Whether recorded steps did what the others do, by all that their times tell."""
+        return self.slowdown >= -NOTICEABLE_SLOWDOWN
+
+    @property
     def is_known(self) -> bool:
-        """Whether the steps tell: they differ by more than their spread, or hardly even with it."""
-        if self.spread_ns is None:
+        """Whether the steps tell: they differ by more than their spread, or hardly even with it.
+
+        Those that are not alike tell nothing.
+        """
+        if self.spread_ns is None or not self.is_of_like_steps:
             return False
         differ_ns = abs(self.recorded_ns - self.unrecorded_ns)
         return (

@@ -75,10 +75,16 @@ def why_no_cost(trace: Trace) -> Unanswered | None:
 
 
 def _untold(question: str, cost: RecordingCost) -> Unanswered:
-    """Say how a difference hides in the spread of steps."""
+    """Say how a difference hides in the spread of steps, or is not the recorder's."""
     if cost.spread_ns is None:
         why = "one recorded step and one unrecorded one do not tell how much steps differ anyway"
         return Unanswered(question, why, "record more steps, and let the script run on after them")
+    if not cost.is_of_like_steps:
+        why = (
+            f"recorded steps are {cost.difference} than the others in the median; recording makes "
+            "none shorter, so the two did not do the same work"
+        )
+        return Unanswered(question, why, "record steps that are like the others: --skip, --steps")
     apart = cost.spread_ns / cost.unrecorded_ns
     why = (
         f"recorded steps are {cost.difference} in the median, and steps of one kind lie "

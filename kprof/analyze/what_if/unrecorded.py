@@ -30,10 +30,11 @@ PRECISION = 0.001
 def unrecorded_step_ns(recorded_ns: int, trace: Trace) -> int | None:
     """Return the time of an unrecorded step, given the mean of the recorded ones in a replay.
 
-    Both were timed by the recorder, too, of the first process; None where they were not.
+    Both were timed by the recorder, too, of the first process; None where they were not, or did
+    not do the same work.
     """
     cost, recording = measure_cost(trace), trace.meta.recording
-    if cost is None or recording is None:
+    if cost is None or recording is None or not cost.is_of_like_steps:
         return None
     return int(recorded_ns * cost.unrecorded_ns / fmean(recording.recorded_step_ns))
 
