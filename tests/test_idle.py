@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprof.analyze.idle.causes import CAUSES
-from kprof.analyze.ledger import union_ns
+from kprof.analyze.idle.summary import group_idle, inside_window
+from kprof.analyze.ledger import balance, union_ns
+from kprof.analyze.summary import split_window
 from kprof.trace import Recording
 from tests.idle_traces import LAUNCH, US, WAIT, analyzed, causes, idle_of, spent
 
@@ -108,7 +110,16 @@ def test_a_device_is_idle_while_another_one_of_its_rank_works():
     assert trace.idle[["device", "start_ns", "duration_ns"]].to_numpy().tolist() == [
         [1, 40 * US, 50 * US]
     ]
-    assert trace.kernels["gap_before_ns"].sum() == 0
+    assert trace.kernels["gap_before_ns"].fillna(0).tolist() == [0, 0, 50 * US]
+
+
+def test_what_a_device_waits_for_its_first_activity_is_idle_time_but_no_gap():
+    late = {**LAUNCH, "start_ns": 60 * US}
+    first = {"start_ns": 70 * US, "duration_ns": 30 * US, "device": 1, "correlation": 1}
+    trace = analyzed({"duration_ns": 100 * US}, first, ranges=[late])
+    assert trace.idle["duration_ns"].sum() == 70 * US
+    assert trace.kernels["gap_before_ns"].isna().all()
+    assert trace.kernels["gap_cause"].isna().all()
 
 
 def test_idle_time_of_the_steps_outside_the_window_stands_apart():
@@ -291,6 +302,11 @@ def test_the_pieces_of_every_device_are_all_of_its_idle_time_and_never_overlap(a
         window = max(row[3] for row in of_rank) - min(row[2] for row in of_rank)
         assert length(idle) == sum(row[3] - row[2] for row in idle)
         assert length(busy) + length(idle) == length(busy + idle) == window
+    ledger, split = balance(trace), split_window(trace)
+    assert ledger.balances
+    assert group_idle(inside_window(trace.idle))["time_ns"].sum() == ledger.idle_ns
+    assert split["time_ns"][split["is_idle"].astype(bool)].sum() == ledger.idle_ns
+    assert split["time_ns"].sum() == ledger.window_ns
     assert (trace.idle["duration_ns"] > 0).all()
     assert (trace.idle["recoverable_ns"].fillna(0) <= trace.idle["duration_ns"]).all()
 

@@ -116,6 +116,17 @@ def test_ranks_do_not_overlap_each_other():
     assert (ledger.overlapped_ns, ledger.window_ns) == (0, 200)
 
 
+def test_a_gpu_is_idle_while_another_one_of_its_process_works():
+    trace = trace_of({"duration_ns": 100}, {"start_ns": 100, "duration_ns": 100, "device": 1})
+    ledger = balance(add_attribution(trace))
+    assert (ledger.window_ns, ledger.busy_ns, ledger.idle_ns) == (400, 200, 200)
+
+
+def test_gpus_of_one_process_do_not_overlap_each_other():
+    ledger = balance(add_attribution(trace_of({}, {"device": 1})))
+    assert (ledger.overlapped_ns, ledger.window_ns, ledger.idle_ns) == (0, 200, 0)
+
+
 @given(ACTIVITIES, HOST_RANGES)
 def test_the_books_balance_whatever_was_recorded(activities, ranges):
     trace = add_attribution(trace_of(*activities, ranges=ranges))

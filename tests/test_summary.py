@@ -10,10 +10,12 @@ from kprof.analyze.ledger import balance
 from kprof.analyze.summary import (
     allot_busy_time,
     collapse_layers,
+    count_gpus,
     find_dominant,
     group_kernels,
     group_modules,
     group_operators,
+    measure_capacity,
     measure_window,
     split_window,
 )
@@ -34,9 +36,11 @@ def test_a_kernel_inside_an_earlier_one_gets_no_time():
     assert allot_busy_time(trace.kernels).tolist() == [0, 100]
 
 
-def test_every_rank_has_its_own_time():
+def test_every_gpu_of_every_rank_has_its_own_time():
     trace = analyzed_trace_of({"device": 0}, {"device": 1}, {"device": 0, "rank": 1})
-    assert allot_busy_time(trace.kernels).tolist() == [100, 0, 100]
+    assert allot_busy_time(trace.kernels).tolist() == [100, 100, 100]
+    assert count_gpus(trace.kernels) == 3
+    assert measure_capacity(trace.kernels) == 300
     assert measure_window(trace.kernels) == 200
 
 
@@ -73,6 +77,7 @@ KERNEL = st.fixed_dictionaries(
         "start_ns": st.integers(0, 300),
         "duration_ns": st.integers(0, 80),
         "rank": st.integers(0, 1),
+        "device": st.integers(0, 1),
         "kind": st.sampled_from(["gemm", "norm", None]),
         "phase": st.sampled_from(["forward", None]),
     }
@@ -83,14 +88,14 @@ KERNEL = st.fixed_dictionaries(
 def test_the_split_adds_up_to_the_window_to_the_nanosecond(rows):
     trace = analyzed_trace_of(*rows)
     instants = {
-        (row["rank"], instant)
+        (row["rank"], row["device"], instant)
         for row in rows
         for instant in range(row["start_ns"], row["start_ns"] + row["duration_ns"])
     }
     split = split_window(trace)
     assert allot_busy_time(trace.kernels).sum() == len(instants)
     assert split["time_ns"][~split["is_idle"]].sum() == len(instants)
-    assert split["time_ns"].sum() == measure_window(trace.kernels) == balance(trace).window_ns
+    assert split["time_ns"].sum() == measure_capacity(trace.kernels) == balance(trace).window_ns
 
 
 def test_kernels_are_grouped_with_what_reaching_their_limit_would_save():

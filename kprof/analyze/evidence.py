@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from kprof.analyze.intervals import LAST_NS
 from kprof.analyze.marks import step_rows
 from kprof.analyze.nesting import NO_ROW, nearest
-from kprof.analyze.summary import measure_elapsed
+from kprof.analyze.steps import count_gpu_steps
+from kprof.analyze.summary import count_gpus, measure_elapsed
 from kprof.analyze.trust.unanswered import Unanswered
 from kprof.trace import Trace
 
@@ -70,28 +71,28 @@ def share_of_device(trace: Trace, rows: Bools | Int64s) -> float:
 
 
 def count_steps(trace: Trace) -> int:
-    """Return how many steps were recorded, of all ranks together; 1 where none is marked."""
-    return _count_marks(trace) or max(int(trace.kernels["rank"].nunique()), 1)
+    """Return how many steps were recorded, of all GPUs together; 1 of each where none is marked."""
+    return count_gpu_steps(trace) or max(count_gpus(trace.kernels), 1)
+
+
+def count_host_steps(trace: Trace) -> int:
+    """Return how many steps hosts took, of all ranks together; 1 of each where none is marked."""
+    return len(step_rows(trace.ranges)) or max(int(trace.kernels["rank"].nunique()), 1)
 
 
 def whole_of(trace: Trace) -> str:
     """Return what times are of: a step, or the window where no step is marked."""
-    return "a step" if _count_marks(trace) else "the window"
-
-
-def _count_marks(trace: Trace) -> int:
-    return len(step_rows(trace.ranges))
+    return "a step" if len(step_rows(trace.ranges)) else "the window"
 
 
 def per_step(trace: Trace, time_ns: float) -> float:
-    """Return the part of a time that falls on one step of one rank."""
+    """Return the part of a time that falls on one step of one GPU."""
     return time_ns / count_steps(trace)
 
 
 def share_of_window(trace: Trace, time_ns: float) -> float:
-    """Return a time of all ranks as a share of their elapsed time."""
-    num_ranks = max(int(trace.kernels["rank"].nunique()), 1)
-    return time_ns / max(measure_elapsed(trace.kernels) * num_ranks, 1)
+    """Return a time of all GPUs as a share of their elapsed time."""
+    return time_ns / max(measure_elapsed(trace.kernels) * count_gpus(trace.kernels), 1)
 
 
 def recoverable_idle(

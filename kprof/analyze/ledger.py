@@ -16,7 +16,7 @@ NEEDS_STARTS = ("gpu_busy_union_ns", "gpu_span_ns", "same_stream_overlaps")
 
 @dataclass(frozen=True)
 class Ledger:
-    """The books of one trace; sums over its ranks, all in nanoseconds or counts."""
+    """The books of one trace; sums over its devices, all in nanoseconds or counts."""
 
     sum_ns: int
     attributed_ns: int
@@ -61,18 +61,21 @@ def union_ns(start_ns: np.ndarray, end_ns: np.ndarray) -> int:
 def balance(trace: Trace) -> Ledger:
     """Balance the books of an attributed trace.
 
-    Busy time and the window are taken rank by rank and summed: idle is time in which no
-    activity of that rank ran, on any stream.
+    Busy time and the window are taken device by device and summed: idle is time in which no
+    activity ran on that device, on any stream. A device's window is that of its rank.
     """
     kernels = trace.kernels
     start_ns, duration_ns = kernels["start_ns"].to_numpy(), kernels["duration_ns"].to_numpy()
     end_ns = start_ns + duration_ns
-    rank = kernels["rank"].to_numpy()
+    rank, device = kernels["rank"].to_numpy(), kernels["device"].to_numpy()
     busy_ns = window_ns = 0
     for one in np.unique(rank):
         mine = rank == one
-        busy_ns += union_ns(start_ns[mine], end_ns[mine])
-        window_ns += int(end_ns[mine].max() - start_ns[mine].min())
+        of_rank_ns = int(end_ns[mine].max() - start_ns[mine].min())
+        for each in np.unique(device[mine]):
+            on_it = mine & (device == each)
+            busy_ns += union_ns(start_ns[on_it], end_ns[on_it])
+            window_ns += of_rank_ns
     buckets = _time_by_bucket(kernels)
     sum_ns = int(duration_ns.sum())
     attributed_ns = buckets.get("attributed", 0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kprof.analyze.evidence import count_steps
-from kprof.analyze.summary import measure_elapsed
+from kprof.analyze.summary import count_gpus, measure_elapsed
 from kprof.analyze.what_if.baseline import Baseline, find_baseline
 from kprof.analyze.what_if.changes import (
     AVOIDABLE,
@@ -87,8 +87,8 @@ class Pricer:
     def _step_ns(self) -> int:
         if self.baseline is not None and self.baseline.step_ns > 0:
             return self.baseline.step_ns
-        num_ranks = max(int(self.trace.kernels["rank"].nunique()), 1)
-        return measure_elapsed(self.trace.kernels) * num_ranks // count_steps(self.trace)
+        num_gpus = max(count_gpus(self.trace.kernels), 1)
+        return measure_elapsed(self.trace.kernels) * num_gpus // count_steps(self.trace)
 
     def _gained(self, findings: Sequence[Finding], *, is_best: bool, is_waiting: bool) -> float:
         """Return what the replay of the changed recording gains on that of the unchanged one."""
@@ -121,8 +121,8 @@ class Pricer:
         saved = trace.kernels["duration_ns"].to_numpy(np.int64) - after
         devices = trace.kernels.groupby(["rank", "device"], sort=False).ngroup().to_numpy()
         sums = np.bincount(devices, saved)
-        num_ranks = max(int(trace.kernels["rank"].nunique()), 1)
-        return (int(sums.max()) * num_ranks + self._lost_ns(findings)) // count_steps(trace)
+        num_gpus = max(count_gpus(trace.kernels), 1)
+        return (int(sums.max()) * num_gpus + self._lost_ns(findings)) // count_steps(trace)
 
 
 def find_pricer(trace: Trace) -> Pricer:

@@ -42,6 +42,16 @@ def find_steps(trace: Trace) -> list[Step]:
     return steps
 
 
+def count_gpu_steps(trace: Trace) -> int:
+    """Return how many steps the GPUs took, a rank's once for each of its GPUs; 0 without marks.
+
+    Over so many the time of all GPUs comes to that of one in a step.
+    """
+    of_rank = trace.kernels[["rank", "device"]].drop_duplicates()["rank"].value_counts().to_dict()
+    ranks = trace.ranges["rank"].to_numpy()[step_rows(trace.ranges)]
+    return sum(of_rank.get(rank, 1) for rank in ranks.tolist())
+
+
 @dataclass(frozen=True)
 class StepTimes:
     """How long each step took, in ns, and how that was told."""

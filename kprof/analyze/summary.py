@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kprof.analyze.idle.assign import pieces_of_gaps
 from kprof.analyze.ledger import num_launches
 from kprof.trace import Trace
 
@@ -25,26 +24,27 @@ Int64s = NDArray[np.int64]
 _LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)|^(?P<type>[A-Z]\w*_)\d+$")
 
 
-def _rows_by_rank(kernels: pd.DataFrame) -> list[Int64s]:
-    """Return for every rank its rows in the order of their starts."""
+def rows_by(kernels: pd.DataFrame, *columns: str) -> list[Int64s]:
+    """Return for every rank, or every device of a rank, its rows in the order of their starts."""
     if kernels.empty:
         return []
-    ranks = kernels["rank"].to_numpy()
-    order = np.lexsort((kernels["start_ns"].to_numpy(), ranks))
-    borders = np.flatnonzero(np.diff(ranks[order])) + 1
+    keys = [kernels[column].to_numpy() for column in columns]
+    order = np.lexsort((kernels["start_ns"].to_numpy(), *keys))
+    is_border = np.any([np.diff(key[order]) != 0 for key in keys], axis=0)
+    borders = np.flatnonzero(is_border) + 1
     return [np.asarray(rows, dtype=np.int64) for rows in np.split(order, borders)]
 
 
 def allot_busy_time(kernels: pd.DataFrame) -> Int64s:
     """Return for every row the time it gets when each busy instant is counted once.
 
-    Where several activities of a rank run at the same instant, the one that started first gets
-    it. The result adds up to the busy time of the ledger: the union of the intervals.
+    Where several activities of a device run at the same instant, the one that started first gets
+    it. The result adds up to the busy time of the ledger: the union of each device's intervals.
     """
     allotted = np.zeros(len(kernels), dtype=np.int64)
     starts = kernels["start_ns"].to_numpy(np.int64)
     ends = starts + kernels["duration_ns"].to_numpy(np.int64)
-    for rows in _rows_by_rank(kernels):
+    for rows in rows_by(kernels, "rank", "device"):
         covered_until = np.maximum.accumulate(ends[rows])
         free_from = starts[rows].copy()
         np.maximum(free_from[1:], covered_until[:-1], out=free_from[1:])
@@ -56,25 +56,33 @@ def measure_window(kernels: pd.DataFrame) -> int:
     """Return the elapsed time, from first start to last end, added up over the ranks."""
     starts = kernels["start_ns"].to_numpy(np.int64)
     ends = starts + kernels["duration_ns"].to_numpy(np.int64)
-    return sum(int(ends[rows].max() - starts[rows[0]]) for rows in _rows_by_rank(kernels))
+    return sum(int(ends[rows].max() - starts[rows[0]]) for rows in rows_by(kernels, "rank"))
 
 
 def measure_elapsed(kernels: pd.DataFrame) -> int:
     """Return the elapsed time of the rank that took longest, from first start to last end."""
-    windows = (measure_window(kernels.iloc[rows]) for rows in _rows_by_rank(kernels))
+    windows = (measure_window(kernels.iloc[rows]) for rows in rows_by(kernels, "rank"))
     return max(windows, default=0)
 
 
 def measure_capacity(kernels: pd.DataFrame) -> int:
-    """Return the elapsed time of every GPU used: a rank's window once for each of its GPUs."""
+    """Return the elapsed time of every GPU used: a rank's window once for each of its GPUs.
+
+    It is the window of the ledger.
+    """
     return sum(
         measure_window(kernels.iloc[rows]) * int(kernels["device"].iloc[rows].nunique())
-        for rows in _rows_by_rank(kernels)
+        for rows in rows_by(kernels, "rank")
     )
 
 
+def count_gpus(kernels: pd.DataFrame) -> int:
+    """Return how many GPUs were used, a rank's own each; in host mode the number of ranks."""
+    return len(kernels[["rank", "device"]].drop_duplicates())
+
+
 def split_window(trace: Trace) -> pd.DataFrame:
-    """Split the elapsed time by phase and by what the device did: exact, adding up to the window.
+    """Split every device's time by phase and by what it did: exact, adding up to the window.
 
     Columns: `phase` and `part` (a kind, or the cause of idle time; missing where unknown),
     `is_idle`, `time_ns`. Idle time belongs to the phase of the activity that ended it.
@@ -82,11 +90,16 @@ def split_window(trace: Trace) -> pd.DataFrame:
     kernels = trace.kernels
     allotted = allot_busy_time(kernels)
     busy = _sum_time(kernels, ["phase", "kind"], allotted).rename(columns={"kind": "part"})
-    gaps = pieces_of_gaps(kernels, trace.idle)
-    by_phase = kernels["phase"].iloc[gaps["kernel_row"]].array
-    named = pd.DataFrame({"phase": by_phase, "part": gaps["cause"].array})
-    idle = _sum_time(named, ["phase", "part"], gaps["time_ns"].to_numpy(np.int64))
-    unexplained_ns = measure_window(kernels) - int(allotted.sum()) - int(gaps["time_ns"].sum())
+    gaps = trace.idle[trace.idle["edge"].isna().to_numpy(bool)]
+    gaps_ns = gaps["duration_ns"].to_numpy(np.int64)
+    ended_by = gaps["kernel_row"].to_numpy(np.int64, na_value=-1)
+    phases = kernels["phase"].cat
+    by_phase = _from_codes(
+        np.append(phases.codes.to_numpy(), -1)[ended_by], phases.categories.tolist(), gaps.index
+    )
+    named = pd.DataFrame({"phase": by_phase, "part": gaps["cause"]})
+    idle = _sum_time(named, ["phase", "part"], gaps_ns)
+    unexplained_ns = measure_capacity(kernels) - int(allotted.sum()) - int(gaps_ns.sum())
     rest = pd.DataFrame({"phase": [None], "part": [None], "time_ns": [unexplained_ns]})
     pieces = [busy.assign(is_idle=False), idle.assign(is_idle=True), rest.assign(is_idle=True)]
     rows = pd.concat([piece.astype({"phase": object, "part": object}) for piece in pieces])

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.element_type import computed_in
-from kprof.analyze.summary import allot_busy_time, measure_capacity, measure_window
+from kprof.analyze.summary import allot_busy_time, measure_capacity
 from kprof.analyze.trust.unanswered import (
     Unanswered,
     why_no_ceilings,
@@ -61,7 +61,7 @@ def measure_utilisation(trace: Trace) -> Utilisation:
         unknown = Share(None, untimed.reason)
         return Utilisation(unknown, unknown, unknown, unknown)
     busy_ns = int(allot_busy_time(kernels).sum())
-    busy = Share(busy_ns / measure_window(kernels), "at least one activity was running")
+    busy = Share(busy_ns / elapsed_ns, "at least one activity was running")
     if peaks is None:
         why = why_no_ceilings(trace)
         unknown = Share(None, why.reason if why else "the device's peaks are unknown")

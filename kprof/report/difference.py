@@ -261,7 +261,7 @@ def _cells(compared: Compared, layout: Layout, row: Row) -> tuple[str, str, str,
     matched_by = "" if row.matched_by == NAME else row.matched_by
     difference = compared.difference
     calls = [
-        _per_step(amount.calls, max(side.num_steps, 1))
+        _per_step(amount.calls, side.num_gpu_steps)
         for amount, side in ((row.a, difference.a), (row.b, difference.b))
     ]
     number = " → ".join(dict.fromkeys(calls)) if not row.is_idle else ""

@@ -14,12 +14,13 @@ from typing import Literal
 import pandas as pd
 
 from kprof.analyze.difference.matching import KEPT, LAYOUTS, Cell, Layout, Match, Names, match
+from kprof.analyze.evidence import count_steps
 from kprof.analyze.steps import find_steps
 from kprof.analyze.summary import (
     allot_busy_time,
     collapse_layers,
     group_kernels,
-    measure_window,
+    measure_capacity,
     split_window,
 )
 from kprof.trace import Trace
@@ -60,13 +61,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs: its window, divided by its steps."""
+    """One of the two runs: the window of all its GPUs, divided by their steps."""
 
     window_ns: int
     num_steps: int
-    """0 where none is marked: the window counts as one then."""
+    """0 where none is marked: the window of each GPU counts as one then."""
     step_ns: int
     """Elapsed time of a step, rounded to whole ns."""
+    num_gpu_steps: int
+    """Steps of all GPUs added up, or their windows: what `window_ns` is divided by."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +114,13 @@ def apportion(amounts: Sequence[int], divisor: int) -> list[int]:
 
 
 def _side(trace: Trace) -> Side:
-    window_ns, num_steps = measure_window(trace.kernels), len(find_steps(trace))
-    return Side(window_ns, num_steps, apportion([window_ns], max(num_steps, 1))[0])
+    window_ns, num_gpu_steps = measure_capacity(trace.kernels), count_steps(trace)
+    step_ns = apportion([window_ns], num_gpu_steps)[0]
+    return Side(window_ns, len(find_steps(trace)), step_ns, num_gpu_steps)
 
 
 def _rows(matches: list[Match], sides: tuple[Side, Side]) -> tuple[Row, ...]:
-    steps_a, steps_b = (max(side.num_steps, 1) for side in sides)
+    steps_a, steps_b = (side.num_gpu_steps for side in sides)
     of_a, of_b = _amounts(matches, 0, steps_a), _amounts(matches, 1, steps_b)
     rows = []
     for found, a, b in zip(matches, of_a, of_b, strict=True):

@@ -14,6 +14,7 @@ from kprof.analyze.idle.host_state import find_host
 from kprof.analyze.idle.pieces import CODES, Evidence, Pieces, split_gaps
 from kprof.analyze.idle.places import Places, find_places
 from kprof.analyze.intervals import NOTHING
+from kprof.analyze.summary import rows_by
 from kprof.trace import Trace, columns_of, empty
 
 CAUSES = pd.Index(causes.CAUSES)
@@ -23,8 +24,8 @@ EDGES = pd.Index(["before", "after"])
 def add_idle(trace: Trace) -> Trace:
     """Add the idle time in pieces with their causes, and to each activity the gap before it.
 
-    The pieces of a device never overlap and add up to its idle time. The gap before an activity
-    is time in which nothing of its whole rank ran; its cause is that of its longest part.
+    The pieces of a device never overlap and add up to its idle time. The cause of a gap is that of
+    its longest part.
     """
     if not trace.has_timeline:
         return _unknown(trace)
@@ -95,15 +96,12 @@ def _nullable(values: np.ndarray) -> pd.arrays.IntegerArray:
 
 
 def _gaps_before(kernels: pd.DataFrame) -> pd.arrays.IntegerArray:
-    """Return the time before each activity in which nothing of its rank ran; a rank's add up."""
+    """Return the time before each activity in which nothing ran on its device."""
     start = kernels["start_ns"].to_numpy()
     end = start + kernels["duration_ns"].to_numpy()
-    rank = kernels["rank"].to_numpy()
     gap = np.zeros(len(kernels), dtype=np.int64)
     is_first = np.zeros(len(kernels), dtype=bool)
-    for one in np.unique(rank):
-        rows = np.flatnonzero(rank == one)
-        rows = rows[np.argsort(start[rows], kind="stable")]
+    for rows in rows_by(kernels, "rank", "device"):
         covered_to = np.maximum.accumulate(end[rows])
         gap[rows[1:]] = np.maximum(start[rows[1:]] - covered_to[:-1], 0)
         is_first[rows[0]] = True
@@ -112,25 +110,12 @@ def _gaps_before(kernels: pd.DataFrame) -> pd.arrays.IntegerArray:
 
 def _causes_of_gaps(kernels: pd.DataFrame, idle: pd.DataFrame) -> pd.Categorical:
     """Return the cause of the longest part of the gap before each activity."""
-    parts = pieces_of_gaps(kernels, idle).sort_values("time_ns", kind="stable")
-    longest = parts.drop_duplicates("kernel_row", keep="last")
+    inside = idle[(idle["kernel_row"].notna() & idle["edge"].isna()).to_numpy(bool)]
+    longest = inside.sort_values("duration_ns", kind="stable").drop_duplicates(
+        "kernel_row", keep="last"
+    )
     codes = np.full(len(kernels), NOTHING, dtype=np.int64)
     codes[longest["kernel_row"].to_numpy(np.int64)] = longest["cause"].cat.codes.to_numpy()
-    return pd.Categorical.from_codes(codes, CAUSES)
-
-
-def pieces_of_gaps(kernels: pd.DataFrame, idle: pd.DataFrame) -> pd.DataFrame:
-    """Return the parts of `idle` in which nothing of the whole rank ran.
-
-    Columns: `kernel_row`, `cause`, `time_ns`. They add up to `gap_before_ns`. Where a rank has
-    several GPUs, one of them may be idle while another works.
-    """
-    inside = idle[(idle["kernel_row"].notna() & idle["edge"].isna()).to_numpy(bool)]
-    row = inside["kernel_row"].to_numpy(np.int64)
-    begin = inside["start_ns"].to_numpy(np.int64)
-    gap_ns = kernels["gap_before_ns"].to_numpy(np.int64, na_value=0)[row]
-    gap_begin = kernels["start_ns"].to_numpy(np.int64)[row] - gap_ns
-    time_ns = begin + inside["duration_ns"].to_numpy(np.int64) - np.maximum(begin, gap_begin)
-    parts = pd.DataFrame({"kernel_row": row, "cause": inside["cause"].array, "time_ns": time_ns})
-    kept: pd.DataFrame = parts[(time_ns > 0) & (gap_ns > 0)].reset_index(drop=True)
-    return kept
+    # What a device waited for its first activity is no gap between two.
+    has_gap = kernels["gap_before_ns"].notna().to_numpy(bool)
+    return pd.Categorical.from_codes(np.where(has_gap, codes, NOTHING), CAUSES)

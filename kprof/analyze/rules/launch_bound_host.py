@@ -6,7 +6,7 @@ import numpy as np
 
 from kprof.analyze.claims import idle_places, in_words, percent, proof_by_copy
 from kprof.analyze.evidence import (
-    count_steps,
+    count_host_steps,
     durations,
     per_step,
     recoverable_idle,
@@ -33,7 +33,7 @@ def check(trace: Trace) -> list[Finding]:
     if share < LEAST_SHARE or is_kernel.sum() < FEW or is_decoding(trace):
         return []
     median_ns = float(np.median(durations(trace)[is_kernel])) if is_kernel.any() else 0.0
-    number = is_kernel.sum() / count_steps(trace)
+    number = is_kernel.sum() / count_host_steps(trace)
     claim = (
         f"The GPU waits {in_words(per_step(trace, lost_ns))} of {whole_of(trace)} ({percent(share)}"
         f" of the time) for the host to launch: {number:,.0f} kernels of {in_words(median_ns)} in "

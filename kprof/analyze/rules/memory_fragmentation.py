@@ -6,7 +6,7 @@ import numpy as np
 
 from kprof.analyze.claims import idle_places, in_words, percent, proof
 from kprof.analyze.evidence import (
-    count_steps,
+    count_host_steps,
     per_step,
     recoverable_idle,
     share_of_window,
@@ -29,7 +29,8 @@ def check(trace: Trace) -> list[Finding]:
         return []
     calls = np.unique(trace.idle["evidence_row"].iloc[idle_rows].dropna().to_numpy(np.int64))
     names = trace.ranges["name"].iloc[calls].astype(str).value_counts()
-    said = ", ".join(f"{n / count_steps(trace):.3g} {name}" for name, n in names.head(3).items())
+    steps = count_host_steps(trace)
+    said = ", ".join(f"{n / steps:.3g} {name}" for name, n in names.head(3).items())
     claim = (
         f"In {whole_of(trace)} the driver is asked for memory ({said}), and the GPU idles for "
         f"{in_words(per_step(trace, lost_ns))} ({percent(share)} of the time)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kprof.analyze.claims import idle_places, in_words, percent, proof_by_copy
 from kprof.analyze.evidence import (
-    count_steps,
+    count_host_steps,
     per_step,
     recoverable_idle,
     share_of_window,
@@ -30,7 +30,7 @@ def check(trace: Trace) -> list[Finding]:
     share = share_of_window(trace, lost_ns)
     if share < LEAST_SHARE or not is_decoding(trace):
         return []
-    number = (trace.kernels["activity"] == "kernel").sum() / count_steps(trace)
+    number = (trace.kernels["activity"] == "kernel").sum() / count_host_steps(trace)
     claim = (
         f"Decoding leaves the GPU idle for {in_words(per_step(trace, lost_ns))} of "
         f"{whole_of(trace)} ({percent(share)} of the time), while the host launches "

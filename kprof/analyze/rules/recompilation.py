@@ -8,7 +8,14 @@ from collections import defaultdict
 import numpy as np
 
 from kprof.analyze.claims import in_words, percent
-from kprof.analyze.evidence import matches, per_step, share_of_window, whole_of
+from kprof.analyze.evidence import (
+    count_host_steps,
+    count_steps,
+    matches,
+    per_step,
+    share_of_window,
+    whole_of,
+)
 from kprof.analyze.idle.causes import LAUNCH_BOUND
 from kprof.analyze.intervals import Intervals, disjoint, length_before
 from kprof.finding import Finding, Remedy
@@ -54,9 +61,11 @@ def _compiling(trace: Trace, rows: np.ndarray) -> Finding:
     ends = begins + trace.idle["duration_ns"].to_numpy(np.int64)
     inside = length_before(union, ends) - length_before(union, begins)
     idle_rows = np.flatnonzero(2 * inside > ends - begins)
+    # The host's time passes on each of its GPUs.
+    held = spent * count_steps(trace) / count_host_steps(trace)
     claim = (
-        f"Compiling takes {in_words(per_step(trace, spent))} of {whole_of(trace)} "
-        f"({percent(share_of_window(trace, spent))} of the time), amid the recorded steps"
+        f"Compiling takes {in_words(per_step(trace, held))} of {whole_of(trace)} "
+        f"({percent(share_of_window(trace, held))} of the time), amid the recorded steps"
     )
     return _finding(claim, rows, tuple(idle_rows.tolist()), "high")
 

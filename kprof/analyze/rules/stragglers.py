@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kprof.analyze.claims import in_words, percent
-from kprof.analyze.evidence import count_steps, whole_of, why_no_device
+from kprof.analyze.evidence import count_steps, share_of_window, whole_of, why_no_device
 from kprof.analyze.idle.summary import find_exposed_waits
-from kprof.analyze.summary import measure_elapsed
 from kprof.analyze.trust.unanswered import Unanswered, why_no_timeline
 from kprof.finding import Finding, Remedy
 from kprof.trace import Trace
@@ -42,7 +41,7 @@ def check(trace: Trace) -> list[Finding]:
     # Were it in time, the others would still wait for the next to last.
     next_ns = float(np.delete(exposed, last).min())
     lost_ns = next_ns - float(exposed[last])
-    share = lost_ns / max(measure_elapsed(trace.kernels), 1)
+    share = share_of_window(trace, lost_ns * trace.kernels["rank"].nunique())
     if share < LEAST_SHARE or exposed[last] > MOST_OF_OTHERS * next_ns:
         return []
     steps = max(count_steps(trace) // len(waits), 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kprof.analyze.claims import idle_places, in_words, percent
 from kprof.analyze.evidence import (
-    count_steps,
+    count_host_steps,
     per_step,
     recoverable_idle,
     share_of_window,
@@ -24,7 +24,7 @@ def check(trace: Trace) -> list[Finding]:
     share = share_of_window(trace, lost_ns)
     if share < LEAST_SHARE:
         return []
-    calls = trace.idle["evidence_row"].iloc[idle_rows].nunique() / count_steps(trace)
+    calls = trace.idle["evidence_row"].iloc[idle_rows].nunique() / count_host_steps(trace)
     often = f"{calls:.3g} {'time' if calls == 1 else 'times'}"
     claim = (
         f"The host stops to wait for the GPU {often} in {whole_of(trace)}; the queue "

@@ -16,6 +16,7 @@ from kprof.analyze.idle.summary import (
 from kprof.analyze.summary import measure_capacity
 from kprof.analyze.trust.unanswered import why_no_timeline
 from kprof.report.section import Column, Part, Section, Table, Text
+from kprof.report.together import of_all
 from kprof.report.units import (
     MISSING,
     format_count,
@@ -78,7 +79,7 @@ def _lead(trace: Trace, inside: pd.DataFrame) -> str:
     name = _name(trace, largest["cause"])
     idle = f"{format_time(idle_ns)} idle"
     if not trace.is_host_only:
-        idle = f"{idle}, {format_share(idle_ns / capacity_ns)} of the window"
+        idle = f"{idle}, {format_share(idle_ns / capacity_ns)} of the window{of_all(trace)}"
     lead = f"{idle}; {format_share(largest['share'])} of it ({name}): {_meaning(name)}."
     if recoverable_ns:
         lead += f" Up to {format_time(recoverable_ns)} could be gained by mending all causes."

@@ -5,12 +5,17 @@ from __future__ import annotations
 from kprof.analyze.ledger import Ledger, balance
 from kprof.analyze.replayed import Named, how_named
 from kprof.report.section import Column, Part, Section, Table, Text
+from kprof.report.together import has_several_gpus_a_rank
 from kprof.report.units import MISSING, format_exact, format_share
 from kprof.trace import Trace
 
 TITLE = "Ledger"
 ORDER = 100
 
+SEVERAL_GPUS = (
+    "One process drove several GPUs. Each of them is busy or idle for the whole window of the "
+    "process, and all times are those of all GPUs together."
+)
 BUCKETS = {
     "attributed": "traced to the operator or range that launched it",
     "orphan": "no launch record: launched before the recording began, or none are kept",
@@ -40,6 +45,8 @@ def render(trace: Trace) -> Section:
         untold = "What overlapped, and how long the device was idle, is not known."
         identities = (identities[0], untold)
     parts: list[Part] = [Text(verdict, tone), *map(Text, identities), _bucket_table(ledger)]
+    if has_several_gpus_a_rank(trace):
+        parts.insert(1, Text(SEVERAL_GPUS))
     if named := how_named(trace):
         tone = "warning" if any(one.confidence == "low" for one in named) else "plain"
         parts += [Text(_replayed(named), tone), _replayed_table(named)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from kprof.analyze.ledger import num_launches
 from kprof.analyze.overhead import measure_cost
 from kprof.analyze.steps import find_steps
-from kprof.analyze.summary import measure_elapsed, measure_window
+from kprof.analyze.summary import measure_capacity, measure_elapsed
 from kprof.analyze.trust.unanswered import why_no_cost, why_no_steps, why_no_timeline
 from kprof.analyze.utilisation import has_work, share_of_time
 from kprof.report.section import Facts, Part, Section, Text
+from kprof.report.together import of_all
 from kprof.report.units import (
     UNKNOWN,
     format_count,
@@ -97,8 +98,9 @@ def _how_long(trace: Trace) -> tuple[str, str, str]:
     whole = f"; the whole run took {format_time(wall)}" if wall else ""
     together = ""
     if trace.meta.num_ranks > 1:
-        added_up = format_time(measure_window(trace.kernels))
-        together = f", on the rank that took longest; {added_up} of all ranks together"
+        together = ", on the rank that took longest"
+    if whose := of_all(trace):
+        together += f"; {format_time(measure_capacity(trace.kernels))}{whose}"
     return (
         "Window",
         format_time(measure_elapsed(trace.kernels)),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from kprof.analyze.steps import find_steps
+from kprof.analyze.steps import count_gpu_steps
 from kprof.analyze.summary import split_window
 from kprof.report.figures import IDLE_COLOUR, UNKNOWN_COLOUR, colours_of, literal
 from kprof.report.section import Column, Figure, Part, Section, Table, Text
+from kprof.report.together import of_all
 from kprof.report.units import (
     format_count,
     format_exact,
@@ -75,7 +76,7 @@ def _lead(trace: Trace, by_part: pd.DataFrame) -> str:
 def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
     times = [int(time_ns) for time_ns in by_part["time_ns"]]
     total_ns = sum(times)
-    num_steps = len(find_steps(trace))
+    num_steps = count_gpu_steps(trace)
     columns = [
         Column("What ran" if trace.is_host_only else "What the device did"),
         Column("Share", "right"),
@@ -90,8 +91,8 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
         columns.append(Column("Per step", "right", essential=False))
         for row, time_ns in zip(rows, [*times, total_ns], strict=True):
             row.append(format_time(time_ns / num_steps))
-    of_all = " of all ranks together" if trace.meta.num_ranks > 1 else ""
-    per_step = f" Per step: over {format_count(num_steps, 'step')}{of_all}." if num_steps else ""
+    together = of_all(trace)
+    per_step = f" Per step: over {format_count(num_steps, 'step')}{together}." if num_steps else ""
     whole, overlap = "device time", ""
     if trace.has_timeline:
         overlap = " Where activities overlap, an instant belongs to the one that started first."
@@ -99,7 +100,9 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
     return Table(
         columns=tuple(columns),
         rows=tuple(tuple(row) for row in rows),
-        caption=(f"Adds up to the {whole} of {format_exact(total_ns)}{of_all}.{overlap}{per_step}"),
+        caption=(
+            f"Adds up to the {whole} of {format_exact(total_ns)}{together}.{overlap}{per_step}"
+        ),
         share=(*(time_ns / total_ns for time_ns in times), 0.0),
         terminal_rows=20,
     )

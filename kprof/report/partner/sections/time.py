@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kprof.analyze.overhead import measure_cost
 from kprof.analyze.score import SAME_STEP
-from kprof.analyze.steps import find_steps
+from kprof.analyze.steps import count_gpu_steps
 from kprof.analyze.summary import split_window
 from kprof.analyze.utilisation import share_of_time
 from kprof.report.partner.digits import time_within
@@ -159,7 +159,7 @@ def _table(
         times = [folded[stage].get(name, 0) for name in names]
         prefix = f"{stage}: s" if len(stages) > 1 else "S"
         columns.append(Column(f"{prefix}hare", "right"))
-        steps = len(find_steps(run)) if run.meta.num_ranks == 1 else 0
+        steps = count_gpu_steps(run) if run.meta.num_ranks == 1 else 0
         what = "time of a step" if steps else "time"
         columns.append(
             Column(f"{stage}: {what}" if len(stages) > 1 else what.capitalize(), "right")

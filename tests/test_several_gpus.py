@@ -1,0 +1,82 @@
+"""One process that drives several GPUs: every page tells of each GPU's time, and all agree."""
+
+from __future__ import annotations
+
+import pytest
+
+from kprof.analyze.difference.lay_out import find_differences
+from kprof.analyze.evidence import count_host_steps, count_steps, per_step, share_of_window
+from kprof.analyze.idle.summary import group_idle, inside_window
+from kprof.analyze.ledger import balance
+from kprof.analyze.steps import count_gpu_steps
+from kprof.analyze.summary import split_window
+from kprof.analyze.utilisation import measure_utilisation
+from kprof.report.result import result_of
+from tests.section_traces import section
+from tests.traces import ROUND_DEVICE, measured, trace_of
+
+MS = 1_000_000
+
+
+def pipeline(num_steps=3):
+    """Analyze steps of 2 ms in which the first GPU works for 0.98 ms, and then the second one."""
+    kernels = [
+        {"start_ns": (2 * step + gpu) * MS, "duration_ns": 980_000, "device": gpu}
+        for step in range(num_steps)
+        for gpu in (0, 1)
+    ]
+    marks = [
+        {"kind": "step", "name": str(step), "start_ns": 2 * step * MS, "duration_ns": 2 * MS}
+        for step in range(num_steps)
+    ]
+    return measured(trace_of(*kernels, ranges=marks, device=ROUND_DEVICE))
+
+
+# Three steps, less the 20 µs after the last kernel, on two GPUs.
+WINDOW_NS = 2 * (6 * MS - 20_000)
+BUSY_NS = 6 * 980_000
+IDLE_NS = WINDOW_NS - BUSY_NS
+
+
+def test_causes_ledger_and_split_tell_the_same_idle_time():
+    trace = pipeline()
+    ledger, split = balance(trace), split_window(trace)
+    assert (ledger.window_ns, ledger.busy_ns, ledger.idle_ns) == (WINDOW_NS, BUSY_NS, IDLE_NS)
+    assert group_idle(inside_window(trace.idle))["time_ns"].sum() == IDLE_NS
+    assert split["time_ns"][split["is_idle"].astype(bool)].sum() == IDLE_NS
+    result = result_of(trace, ledger)
+    assert result["ledger"]["idle_ns"] == result["idle"]["time_ns"] == IDLE_NS
+
+
+def test_busy_is_the_mean_over_the_gpus():
+    assert measure_utilisation(pipeline()).busy.value == pytest.approx(BUSY_NS / WINDOW_NS)
+
+
+def test_times_of_a_step_are_those_of_one_gpu():
+    trace = pipeline()
+    assert count_gpu_steps(trace) == count_steps(trace) == 6
+    assert count_host_steps(trace) == 3
+    assert per_step(trace, BUSY_NS) == 980_000
+    assert share_of_window(trace, IDLE_NS) == pytest.approx(IDLE_NS / WINDOW_NS)
+
+
+def test_without_marks_the_windows_of_the_gpus_are_counted():
+    trace = pipeline()
+    unmarked = measured(trace_of(*trace.kernels[["start_ns", "device"]].to_dict("records")))
+    assert (count_gpu_steps(unmarked), count_steps(unmarked)) == (0, 2)
+
+
+def test_a_step_takes_as_long_in_a_comparison_as_on_the_clock():
+    found = find_differences(pipeline(2), pipeline(3))
+    assert (found.a.num_steps, found.a.num_gpu_steps, found.a.step_ns) == (2, 4, 1_990_000)
+    assert found.b.step_ns == 1_993_333
+    assert sum(row.b.step_ns for row in found.layouts["part"]) == found.b.step_ns
+
+
+def test_the_report_says_whose_times_are_added_up():
+    trace = pipeline()
+    said = {title: str(section(title, trace)) for title in ("Run", "Idle time", "Ledger")}
+    assert "12 ms of all GPUs together" in said["Run"]
+    assert "50.8 % of the window of all GPUs together" in said["Idle time"]
+    assert "One process drove several GPUs." in said["Ledger"]
+    assert "over 6 steps of all GPUs together" in str(section("Where the time goes", trace))
