@@ -144,23 +144,23 @@ LOST = Curve([NAN] * 64)
 
 
 def test_losses_that_are_lost_in_every_arm_are_not_judged():
-    level = check_training(LOST, LOST, LOST, [LOST, LOST])
+    level = check_training(LOST, [LOST], LOST, [LOST, LOST])
     assert level.state == "not run"
     assert "not finite at 64 of 64 steps" in level.why
 
 
 def test_a_loss_that_a_second_run_loses_allows_no_other_one():
-    assert check_training(GOOD, LOST, Curve([99.0] * 64), [GOOD, GOOD]).state == "not run"
-    assert check_training(GOOD, LOST, LOST, [GOOD, GOOD]).state == "not run"
+    assert check_training(GOOD, [LOST], Curve([99.0] * 64), [GOOD, GOOD]).state == "not run"
+    assert check_training(GOOD, [LOST], LOST, [GOOD, GOOD]).state == "not run"
 
 
 def test_a_loss_that_the_new_code_loses_first_fails():
     later = Curve([*GOOD.losses[:40], *[NAN] * 24])
-    assert check_training(GOOD, later, LOST, [GOOD, GOOD]).state == "failed"
-    assert check_training(GOOD, GOOD, later, [GOOD, GOOD]).state == "failed"
+    assert check_training(GOOD, [later], LOST, [GOOD, GOOD]).state == "failed"
+    assert check_training(GOOD, [GOOD], later, [GOOD, GOOD]).state == "failed"
 
 
 @pytest.mark.parametrize(("own", "state"), [(1.0, "failed"), (INF, "not run")])
 def test_gradient_norms_that_are_not_finite_give_no_threshold(own, state):
     replaced, new = (Curve(GOOD.losses, [norm] * 64) for norm in (own, INF))
-    assert check_training(replaced, replaced, new, [GOOD, GOOD]).state == state
+    assert check_training(replaced, [replaced], new, [GOOD, GOOD]).state == state

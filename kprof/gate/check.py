@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from kprof.errors import KprofError
 from kprof.gate.broken import GpuBrokenError
 from kprof.gate.result import LEVELS, GateReport, Level, not_run
-from kprof.gate.subject import Model, Subject, Timing
+from kprof.gate.subject import Curve, Model, Subject, Timing
 
 
 class GateError(KprofError):
@@ -116,18 +116,18 @@ def _task(model: Model) -> Level:
 
 
 def _training(model: Model) -> Level:
-    from kprof.gate.training import NUM_SEEDS, check_training
+    from kprof.gate.training import MOST_AGAIN, NUM_SEEDS, check_training
 
     if model.train is None:
         return not_run("L6", "no training run was given")
     others = [model.train("replaced", seed) for seed in range(1, NUM_SEEDS)]
-    return check_training(
-        model.train("replaced", 0),
-        model.train("again", 0),
-        model.train("new", 0),
-        others,
-        dtype=model.training_dtype,
-    )
+    replaced, new = model.train("replaced", 0), model.train("new", 0)
+    again: list[Curve] = []
+    while True:
+        again.append(model.train("again", 0))
+        level = check_training(replaced, again, new, others, dtype=model.training_dtype)
+        if level.state != "undecided" or len(again) == MOST_AGAIN:
+            return level
 
 
 MODEL_LEVELS: dict[str, Callable[[Model], Level]] = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from dataclasses import replace
+from statistics import fmean, stdev
 
 from kprof.gate.result import Level, Measure, judge, not_run, unjudged
 from kprof.gate.subject import Curve
@@ -17,12 +18,18 @@ EARLY_LOW_PRECISION = 5e-2
 NUM_LONG = 100
 """From so many steps on, where a run ends counts as well."""
 FINAL_GAP = 0.0025
+MOST_AGAIN = 4
+"""Runs of the replaced code from the same start, where fewer cannot tell a gap from their scatter.
+"""
+SURE = {1: 63.66, 2: 9.925, 3: 5.841, MOST_AGAIN: 4.604}
+"""Student's t at 99 %, by degrees of freedom: by that much, a run is none of so many and one."""
+FINAL = "final loss: gap"
 NORM_BAND = 0.02
 
 
 def check_training(
     replaced: Curve,
-    again: Curve,
+    again: Sequence[Curve],
     new: Curve,
     seeds: Sequence[Curve],
     *,
@@ -31,19 +38,22 @@ def check_training(
     """Compare training runs from the same start (L6); `seeds` are runs of the replaced code, too.
 
     The first steps one by one; a long run by where it ends: 0.25 % from the replaced code's, and
-    no further than other seeds lie from one another.
+    no further than other seeds lie from one another. Where gradients are added up in any order,
+    runs of the same code part, too: one that ends further off than twice `again`, and no further
+    than its scatter may reach, is undecided.
     """
     if len(seeds) + 1 < NUM_SEEDS:
         return not_run("L6", f"{len(seeds) + 1} seeds are too few for a band: give {NUM_SEEDS}")
-    runs = (replaced, again, new, *seeds)
+    runs = (replaced, *again, new, *seeds)
     if len({len(run.losses) for run in runs}) > 1 or len(replaced.losses) < NUM_EARLY:
         return not_run("L6", f"the runs must have the same {NUM_EARLY} steps at least")
-    gaps = (_gaps(replaced, run) for run in (again, *seeds))
+    gaps = (_gaps(replaced, run) for run in (*again, *seeds))
     own = [max(together) for together in zip(*gaps, strict=True)]
     level = unjudged("L6", _gaps(replaced, new), own, "steps")
     if level:
         return level
-    early, own_early = (max(_gaps(replaced, run)[:NUM_EARLY]) for run in (new, again))
+    early, *own_gaps = (max(_gaps(replaced, run)[:NUM_EARLY]) for run in (new, *again))
+    own_early = max(own_gaps)
     bound = EARLY.get(dtype, EARLY_LOW_PRECISION)
     name = f"loss, first {NUM_EARLY} steps: largest gap"
     measures = [Measure(name, early, max(bound, 2 * own_early), own_early)]
@@ -51,7 +61,21 @@ def check_training(
         measures += _final_measures(replaced, again, new, seeds)
     if replaced.gradient_norms and new.gradient_norms:
         measures.append(_norms(replaced, again, new))
-    return judge("L6", measures, f"{len(replaced.losses)} steps, {len(seeds) + 1} seeds")
+    looked_at = f"{len(replaced.losses)} steps, {len(seeds) + 1} seeds"
+    level = judge("L6", measures, looked_at)
+    broken = [one.name for one in measures if not one.is_met]
+    return _within_scatter(level, replaced, again, new) if broken == [FINAL] else level
+
+
+def _within_scatter(level: Level, replaced: Curve, again: Sequence[Curve], new: Curve) -> Level:
+    """Return the level as undecided, where the end of a run may be one of the replaced code's."""
+    ends = [_end(run) for run in (replaced, *again)]
+    scatter = stdev(ends) * math.sqrt(1 + 1 / len(ends))
+    if abs(_end(new) - fmean(ends)) > SURE[min(len(again), MOST_AGAIN)] * scatter:
+        return level
+    apart = _relative(min(ends), max(ends))
+    why = f"{level.why}; yet {len(ends)} runs of the replaced code end up to {apart:.2g} apart"
+    return replace(level, state="undecided", why=f"{why}: nobody can tell it from them")
 
 
 def _gaps(one: Curve, other: Curve) -> list[float]:
@@ -61,13 +85,14 @@ def _gaps(one: Curve, other: Curve) -> list[float]:
 
 
 def _final_measures(
-    replaced: Curve, again: Curve, new: Curve, seeds: Sequence[Curve]
+    replaced: Curve, again: Sequence[Curve], new: Curve, seeds: Sequence[Curve]
 ) -> list[Measure]:
     ends = [_end(run) for run in (replaced, *seeds)]
-    gap, own = (_relative(ends[0], _end(run)) for run in (new, again))
+    gap, *own_gaps = (_relative(ends[0], _end(run)) for run in (new, *again))
+    own = max(own_gaps)
     band = _relative(ends[0], ends[0] + max(ends) - min(ends))
     return [
-        Measure("final loss: gap", gap, max(FINAL_GAP, 2 * own), own),
+        Measure(FINAL, gap, max(FINAL_GAP, 2 * own), own),
         # The run whose seed it shares may lie at the band's edge: the band's width is what counts.
         Measure("final loss: gap within the seeds' band", gap, max(band, own), own),
     ]
@@ -78,13 +103,14 @@ def _end(run: Curve) -> float:
     return fmean(run.losses[-max(len(run.losses) // 10, 1) :])
 
 
-def _norms(replaced: Curve, again: Curve, new: Curve) -> Measure:
+def _norms(replaced: Curve, again: Sequence[Curve], new: Curve) -> Measure:
     """Return how far the mean gradient norm is from the replaced code's, as a share."""
     standard = fmean(replaced.gradient_norms[:NUM_EARLY])
-    gap, own = (
+    gap, *own_gaps = (
         _relative(standard, fmean(run.gradient_norms[:NUM_EARLY] or replaced.gradient_norms))
-        for run in (new, again)
+        for run in (new, *again)
     )
+    own = max(own_gaps)
     threshold = max(NORM_BAND, 2 * own) if math.isfinite(own) else math.inf
     return Measure("gradient norm: gap", gap, threshold, own)
 
