@@ -75,7 +75,7 @@ def why_shown(text, run):
 def test_many_samples_that_count_as_few_are_told_with_both_numbers_and_why():
     in_a_spell = run_of([50] * 490 + list(range(110, 120)))
     assert why_shown("ttft_p99<=1s", in_a_spell) == (
-        "unprovable with 500 samples, which count as 53 independent ones because slow ones come "
+        "unprovable with 500 samples, which count as 44 independent ones because slow ones come "
         "in clumps; it takes 459 of those at least"
     )
 

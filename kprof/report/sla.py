@@ -11,6 +11,7 @@ from typing import Any
 from kprof.analyze.sla.bounds import least_samples
 from kprof.analyze.sla.curves import Curves, TokenCurve, curves_of, distribution, token_curve
 from kprof.analyze.sla.doubts import lag_of
+from kprof.analyze.sla.independence import RUNS_DIFFER
 from kprof.analyze.sla.judge import Assessment
 from kprof.analyze.sla.rates import find_window
 from kprof.analyze.sla.verdict import Judgement
@@ -113,7 +114,8 @@ def _reasons(judgements: Sequence[Judgement]) -> list[Text]:
     reasons = []
     for judgement in judgements:
         needed = judgement.samples_needed
-        more = f"; about {needed:,} samples like these would prove it" if needed else ""
+        where = ", of more runs," if judgement.why_fewer == RUNS_DIFFER else ""
+        more = f"; about {needed:,} samples like these{where} would prove it" if needed else ""
         if judgement.verdict not in ("MET", "MISSED"):
             reasons.append(Text(f"{judgement.target.text}: {why_of(judgement)}{more}."))
         if judgement.num_left_out and judgement.num_samples:
@@ -130,17 +132,16 @@ def _reasons(judgements: Sequence[Judgement]) -> list[Text]:
 def why_of(judgement: Judgement) -> str:
     """Say why a target is judged so; of too few samples how many there are, and what they count."""
     target, num_samples, num = judgement.target, judgement.num_samples, judgement.num_independent
-    if judgement.verdict != "NOT PROVEN" or target.quantile is None or num == num_samples:
+    # One that was read from JSON says so already.
+    is_told = not judgement.why_fewer
+    if judgement.verdict != "NOT PROVEN" or target.quantile is None or is_told:
         return judgement.why
     least = least_samples(target.quantile)
     if num >= least:
         return judgement.why
-    cause = "slow ones come in clumps"
-    if target.metric.is_pooled:
-        cause = "those of one answer belong together"
     return (
         f"unprovable with {num_samples:,} samples, which count as {num:,} independent ones because "
-        f"{cause}; it takes {least:,} of those at least"
+        f"{judgement.why_fewer}; it takes {least:,} of those at least"
     )
 
 

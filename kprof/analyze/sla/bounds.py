@@ -92,9 +92,15 @@ class ShareBounds(NamedTuple):
     high: float
 
 
-def bound_share(hits: int, num_samples: int, confidence: float = CONFIDENCE) -> ShareBounds:
-    """Return the share of hits among independent samples with one-sided bounds."""
-    misses = num_samples - hits
-    low = float(stats.beta.ppf(1 - confidence, hits, misses + 1)) if hits else 0.0
-    high = float(stats.beta.ppf(confidence, hits + 1, misses)) if misses else 1.0
+def bound_share(
+    hits: int,
+    num_samples: int,
+    num_independent: float | None = None,
+    confidence: float = CONFIDENCE,
+) -> ShareBounds:
+    """Return the share of hits with one-sided bounds, of samples that count as so many."""
+    each = 1.0 if num_independent is None else num_independent / num_samples
+    found, others = hits * each, (num_samples - hits) * each
+    low = float(stats.beta.ppf(1 - confidence, found, others + 1)) if hits else 0.0
+    high = float(stats.beta.ppf(confidence, found + 1, others)) if hits < num_samples else 1.0
     return ShareBounds(low, hits / num_samples, high)

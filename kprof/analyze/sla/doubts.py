@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kprof.analyze.sla.independence import OF_ONE_ANSWER
 from kprof.analyze.sla.judge import PER_REQUEST
 from kprof.analyze.sla.samples import measure_of
 from kprof.analyze.sla.targets import Target
@@ -37,12 +38,7 @@ def find_doubts(
     doubts += sorted({run.load.why for run in runs if run.load.why})
     doubts += _lateness(runs, targets)
     doubts += _ranges(runs, targets)
-    clumps = [j for j in judgements if j.num_independent < j.num_samples and _is_single(j)]
-    for judgement in clumps:
-        doubts.append(
-            f"{judgement.target.text}: slow answers come in clumps, so {judgement.num_samples:,} "
-            f"count as {judgement.num_independent:,} independent ones"
-        )
+    doubts += _fewer(judgements)
     if len(runs) == 1:
         doubts.append("one run: what differs from one start of the service to the next is not seen")
     return tuple(dict.fromkeys([*doubts, *(doubt for run in runs for doubt in run.doubts)]))
@@ -61,8 +57,23 @@ def lag_of(runs: Sequence[Responses]) -> int | None:
     return int(np.percentile(lags, 99, method="inverted_cdf"))
 
 
-def _is_single(judgement: Judgement) -> bool:
-    return judgement.target.metric.kind == "time" and not judgement.target.metric.is_pooled
+def _fewer(judgements: Sequence[Judgement]) -> list[str]:
+    """Say what counts as fewer independent ones, and what spells nobody saw would change."""
+    doubts = []
+    for judgement in judgements:
+        text, why = judgement.target.text, judgement.why_fewer
+        what = " slices" if judgement.target.metric.kind == "rate" else ""
+        if why not in ("", OF_ONE_ANSWER):
+            doubts.append(
+                f"{text}: {why}, so {judgement.num_samples:,}{what} count as "
+                f"{judgement.num_independent:,} independent ones"
+            )
+        if judgement.longest_spell is not None:
+            doubts.append(
+                f"{text}: none broke it, so how many would at a time is not known: met holds "
+                f"where they come in spells of up to {judgement.longest_spell:,}"
+            )
+    return doubts
 
 
 def _lateness(runs: Sequence[Responses], targets: Sequence[Target]) -> list[str]:

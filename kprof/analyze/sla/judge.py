@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
-from kprof.analyze.sla.bounds import bound_share
+import numpy as np
+import numpy.typing as npt
+
+from kprof.analyze.sla.bounds import bound_share, ranks_of
+from kprof.analyze.sla.independence import Marks, count_independent, fewest
 from kprof.analyze.sla.rates import (
     LEAST_SLICES,
     Counted,
@@ -14,9 +19,16 @@ from kprof.analyze.sla.rates import (
     find_window,
     tokens_counted,
 )
-from kprof.analyze.sla.samples import measure_of, samples_of
+from kprof.analyze.sla.samples import (
+    Sample,
+    Values,
+    in_order,
+    independent_at,
+    measure_of,
+    samples_of,
+)
 from kprof.analyze.sla.targets import Target, TargetError
-from kprof.analyze.sla.times import Range, time_to_end, total_tokens
+from kprof.analyze.sla.times import NEVER, Range, time_to_end, total_tokens
 from kprof.analyze.sla.verdict import (
     Judgement,
     Verdict,
@@ -81,40 +93,69 @@ def _judge_one(
         return not_measured(target, "steps are those of a recorded run, this is a result file")
     if target.metric.kind == "time":
         return judge_times(target, samples_of(target, runs))
-    rows = [row for run in runs for row in run.rows]
     if name == "errors":
-        return _judge_errors(target, rows)
+        return _judge_errors(target, runs)
     if name == "attainment":
-        return _judge_attainment(target, rows, limits)
+        return _judge_attainment(target, runs, limits)
     return _judge_rate(target, runs, limits, num_gpus)
 
 
-def _judge_errors(target: Target, rows: list[Response]) -> Judgement:
-    failed = sum(row.outcome == "failed" for row in rows)
-    lost = sum(row.outcome != "answered" for row in rows)
-    bounds = bound_share(lost, len(rows))
+def _judge_errors(target: Target, runs: Sequence[Responses]) -> Judgement:
+    outcomes = [np.array([row.outcome for row in in_order(run)], str) for run in runs]
+    failed, lost = (
+        [each == "failed" for each in outcomes],
+        [each != "answered" for each in outcomes],
+    )
+    independent = fewest([count_independent(_one_each(marked)) for marked in (failed, lost)])
+    num = sum(len(each) for each in outcomes)
+    at_least, at_most = (
+        bound_share(sum(int(run.sum()) for run in marked), num, independent.num)
+        for marked in (failed, lost)
+    )
     # One that the client cancelled might have been answered.
-    return judge_share(target, bounds._replace(low=bound_share(failed, len(rows)).low), len(rows))
+    return judge_share(target, at_most._replace(low=at_least.low), num, independent)
 
 
-def _judge_attainment(target: Target, rows: list[Response], limits: list[Target]) -> Judgement:
-    good = sum(keeps_limits(row, limits)[0] for row in rows)
-    perhaps = sum(keeps_limits(row, limits)[1] for row in rows)
-    bounds = bound_share(good, len(rows))
-    high = bound_share(perhaps, len(rows)).high
-    return judge_share(target, bounds._replace(high=high), len(rows))
+def _one_each(runs: Sequence[npt.NDArray[np.bool_]]) -> list[Marks]:
+    return [Marks(marked.astype(np.float64), np.ones(len(marked))) for marked in runs]
+
+
+def _judge_attainment(target: Target, runs: Sequence[Responses], limits: list[Target]) -> Judgement:
+    tables = [np.array([worst_of(row, limits) for row in in_order(run)]) for run in runs]
+    samples = [Sample(*table.reshape(-1, 2).T) for table in tables]
+    low = np.concatenate([sample.low for sample in samples])
+    high = np.concatenate([sample.high for sample in samples])
+    independent = independent_at(samples, [1.0, *_percentile(high, target.limit)])
+    surely = bound_share(int((high <= 1).sum()), len(high), independent.num)
+    perhaps = bound_share(int((low <= 1).sum()), len(low), independent.num)
+    return judge_share(target, surely._replace(high=perhaps.high), len(high), independent)
+
+
+def _percentile(values: Values, share: float) -> list[float]:
+    """Return the time that this share keeps: as many are slower as the target may lose."""
+    if not 0 < share < 1:
+        return []
+    return [float(np.sort(values)[ranks_of(len(values), Fraction(repr(share))).estimate - 1])]
 
 
 def keeps_limits(row: Response, limits: Sequence[Target]) -> tuple[bool, bool]:
-    """Tell whether a request surely kept every limit, and whether it may have.
+    """Tell whether a request surely kept every limit, and whether it may have."""
+    worst = worst_of(row, limits)
+    return worst.high <= 1, worst.low <= 1
+
+
+def worst_of(row: Response, limits: Sequence[Target]) -> Range:
+    """Return how many times its limit the worst time of a request took, at least and at most.
 
     An answer that was complete before N tokens keeps a limit on the time to N tokens if its end
     does; what is undefined for a request is no limit to it.
     """
     times = [(_time_within(row, limit), limit.limit) for limit in limits]
-    surely = all(time.high <= limit for time, limit in times)
-    perhaps = all(time.low <= limit for time, limit in times)
-    return row.outcome == "answered" and surely, row.outcome != "failed" and perhaps
+    low = max(time.low / limit for time, limit in times)
+    high = max(time.high / limit for time, limit in times)
+    return Range(
+        NEVER if row.outcome == "failed" else low, high if row.outcome == "answered" else NEVER
+    )
 
 
 def _time_within(row: Response, limit: Target) -> Range:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,9 +9,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from kprof.analyze.sla.independence import Independent, Marks, count_independent, fewest
 from kprof.analyze.sla.targets import Target
 from kprof.analyze.sla.times import NEVER, TIMES, Range, Time, all_gaps, time_to_tokens
-from kprof.responses import Response, Responses
+from kprof.responses import Response, Responses, Times
 
 Values = npt.NDArray[np.float64]
 
@@ -33,13 +33,31 @@ class Sample:
     high: Values
     num_left_out: int = 0
     why_left_out: str = ""
-    num_answers: int | None = None
-    """Of how many answers they are, where one answer has several; missing: one each."""
+    sizes: Times | None = None
+    """How many of them each answer has, where it may have several; missing: one each."""
 
-    @property
-    def num_independent(self) -> int:
-        """How many of them can count as independent: those of one answer are not."""
-        return len(self.high) if self.num_answers is None else self.num_answers
+    def mark(self, is_marked: npt.NDArray[np.bool_]) -> Marks:
+        """Count the marked times of every answer, and its times."""
+        if self.sizes is None:
+            return Marks(is_marked.astype(np.float64), np.ones(len(is_marked)))
+        answers = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        marked = np.bincount(answers, weights=is_marked, minlength=len(self.sizes))
+        return Marks(marked.astype(np.float64), self.sizes.astype(np.float64))
+
+
+def independent_at(samples: Sequence[Sample], times: Sequence[float]) -> Independent:
+    """Return as how many independent answers all samples count, by those slower than a time.
+
+    Where many are equally slow, those as slow are looked at as well. Of several times the one that
+    leaves the fewest counts.
+    """
+    return fewest(
+        [
+            count_independent([sample.mark(slower(sample.high, time)) for sample in samples])
+            for time in times
+            for slower in (np.greater, np.greater_equal)
+        ]
+    )
 
 
 def samples_of(target: Target, runs: Sequence[Responses]) -> list[Sample]:
@@ -75,16 +93,27 @@ def _columns(ranges: Sequence[Range]) -> tuple[Values, Values]:
 
 def _gaps(run: Responses) -> Sample:
     """Pool the gaps of all answers; one without an answer counts as one of mean length, late."""
-    outcomes = Counter(row.outcome for row in run.rows)
     if not all(row.has_every_chunk for row in run.rows):
         return Sample(np.empty(0), np.empty(0))
-    gaps = [all_gaps(row) for row in in_order(run) if row.outcome == "answered"]
-    known = np.concatenate([np.empty(0), *gaps])
-    with_gaps = sum(len(each) > 0 for each in gaps)
-    num_each = -(-len(known) // with_gaps) if with_gaps else 1
-    lost = np.full(num_each * (outcomes["failed"] + outcomes["cancelled"]), NEVER)
-    high = np.concatenate([known, lost])
-    low = np.concatenate([known, np.full(num_each * outcomes["cancelled"], 0.0)])
-    low = np.concatenate([low, np.full(len(high) - len(low), NEVER)])
-    num_answers = with_gaps + outcomes["failed"] + outcomes["cancelled"]
-    return Sample(low, high, len(gaps) - with_gaps, LEFT_OUT["gap"], num_answers)
+    rows = in_order(run)
+    lengths = [len(all_gaps(row)) for row in rows if row.outcome == "answered"]
+    with_gaps = sum(length > 0 for length in lengths)
+    num_each = -(-sum(lengths) // with_gaps) if with_gaps else 1
+    gaps = [ranges for row in rows if len(ranges := _gaps_of(row, num_each))]
+    low, high = (np.concatenate([np.empty(0), *(each[i] for each in gaps)]) for i in (0, 1))
+    return Sample(
+        low,
+        high,
+        len(lengths) - with_gaps,
+        LEFT_OUT["gap"],
+        np.array([len(each[0]) for each in gaps], np.int64),
+    )
+
+
+def _gaps_of(row: Response, num_each: int) -> tuple[Values, ...]:
+    """Return the gaps of an answer, at least and at most; none where it was one chunk."""
+    if row.outcome == "answered":
+        known = all_gaps(row).astype(np.float64)
+        return (known, known) if len(known) else ()
+    least = NEVER if row.outcome == "failed" else 0.0
+    return np.full(num_each, least), np.full(num_each, NEVER)

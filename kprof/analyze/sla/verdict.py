@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
-from kprof.analyze.sla.bounds import (
-    CONFIDENCE,
-    ShareBounds,
-    least_samples,
-    ranks_of,
-    samples_to_pass,
-)
-from kprof.analyze.sla.samples import Sample, Values
+from kprof.analyze.sla.bounds import ShareBounds, least_samples, ranks_of, samples_to_pass
+from kprof.analyze.sla.independence import Independent
+from kprof.analyze.sla.samples import Sample, independent_at
 from kprof.analyze.sla.targets import Target
 
 Verdict = Literal["MET", "MISSED", "NOT PROVEN", "NOT MEASURED"]
-
-NUM_BLOCKS = (7, 14, 28)
-LEAST_IN_BLOCK = 5
-CHANCE_OF_CLUMPS = 0.05
-"""Slow answers that clump more than this by chance are not taken as independent."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +32,26 @@ class Judgement:
     high: float | None = None
     num_samples: int = 0
     num_independent: int = 0
+    """As how many independent ones they count."""
     num_left_out: int = 0
     why_left_out: str = ""
     samples_needed: int | None = None
     by_run: tuple[float, ...] = ()
     """The estimate of every run, where there are several."""
+    why_fewer: str = ""
+    """Why the independent ones are fewer."""
+    longest_spell: int | None = None
+    """Of what is met and was never broken: of how many in a row that holds, if it ever is."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of a percentile, and for how many independent samples they hold."""
+    """Bounds of a percentile, and for which independent samples they hold."""
 
     low: float | None
     estimate: float
     high: float | None
-    num_independent: int
+    independent: Independent
 
 
 def judge_times(target: Target, samples: Sequence[Sample]) -> Judgement:
@@ -77,12 +70,7 @@ def judge_times(target: Target, samples: Sequence[Sample]) -> Judgement:
     elif bounds.low is not None and bounds.low > target.limit:
         verdict = "MISSED"
     missed = float(np.mean(high > target.limit))
-    needed = None if verdict in ("MET", "MISSED") else samples_to_pass(target.quantile, missed)
-    if needed is not None:
-        # What clumps carries less evidence each; gaps of one answer count as one.
-        needed = -(-needed * len(high) // bounds.num_independent) if needed else None
-    by_run = [_estimate(sample, target.quantile) for sample in samples if len(sample.high)]
-    return Judgement(
+    found = Judgement(
         target,
         verdict,
         _why(verdict, target, bounds, missed),
@@ -90,11 +78,31 @@ def judge_times(target: Target, samples: Sequence[Sample]) -> Judgement:
         bounds.low,
         bounds.high,
         len(high),
-        bounds.num_independent,
-        num_left_out,
-        why_left_out,
-        needed,
-        tuple(by_run) if len(samples) > 1 else (),
+        num_left_out=num_left_out,
+        why_left_out=why_left_out,
+    )
+    by_run = [_estimate(sample, target.quantile) for sample in samples if len(sample.high)]
+    found = _weighed(found, bounds.independent, target.quantile, missed)
+    return replace(found, by_run=tuple(by_run) if len(samples) > 1 else ())
+
+
+def _weighed(
+    found: Judgement, independent: Independent, quantile: Fraction, share_missed: float
+) -> Judgement:
+    """Return a judgement with what its samples count as, and how many would prove it."""
+    is_possible, needed, longest = 0 < quantile < 1, None, None
+    if found.verdict == "NOT PROVEN" and is_possible:
+        needed = samples_to_pass(quantile, share_missed)
+        # What clumps carries less evidence each; gaps of one answer count as one.
+        needed = -(-needed * found.num_samples // independent.num) if needed else None
+    if found.verdict == "MET" and is_possible and not independent.is_seen:
+        longest = max(independent.num // least_samples(quantile), 1)
+    return replace(
+        found,
+        num_independent=independent.num,
+        why_fewer=independent.why_fewer,
+        longest_spell=longest,
+        samples_needed=needed,
     )
 
 
@@ -103,61 +111,17 @@ def bound_percentile(samples: Sequence[Sample], quantile: Fraction) -> Bounds:
     low = np.sort(np.concatenate([sample.low for sample in samples]))
     high = np.sort(np.concatenate([sample.high for sample in samples]))
     estimate = float(high[ranks_of(len(high), quantile).estimate - 1])
-    num = sum(sample.num_independent for sample in samples)
-    num = max(int(num / clumping(samples, estimate)), 1)
-    ranks = ranks_of(num, quantile)
-    return Bounds(
-        _at(low, ranks.low, num, np.floor), estimate, _at(high, ranks.high, num, np.ceil), num
-    )
+    independent = independent_at(samples, [estimate])
+    num, ranks = independent.num, ranks_of(independent.num, quantile)
+    # Of `num` equal parts of the values, the first one of the low rank's and the last of the high.
+    at_least = None if ranks.low is None else float(low[(ranks.low - 1) * len(low) // num])
+    at_most = None if ranks.high is None else float(high[-(-ranks.high * len(high) // num) - 1])
+    return Bounds(at_least, estimate, at_most, independent)
 
 
-def _at(ordered: Values, rank: int | None, of: int, round_off: np.ufunc) -> float | None:
-    """Return the value at a rank among `of`, where there are as many or more values than that."""
-    if rank is None:
-        return None
-    place = int(round_off(rank / of * len(ordered))) if of != len(ordered) else rank
-    return float(ordered[min(max(place, 1), len(ordered)) - 1])
-
-
-def clumping(samples: Sequence[Sample], threshold: float) -> float:
-    """Return by how much the number of slower answers varies more than of independent ones.
-
-    Over blocks of neighbours, the variance of their number over the binomial one, for blocks of
-    several lengths the greatest that is more than chance explains; 1 where none is. It is known
-    as well as the number of blocks allows, so Student's quantile takes the place of the normal.
-    """
-    greatest = 1.0
-    for num_blocks in NUM_BLOCKS:
-        blocks = [block for s in samples for block in _blocks(s, threshold, num_blocks)]
-        if not blocks:
-            continue
-        counts, sizes = (np.array(column, np.float64) for column in zip(*blocks, strict=True))
-        share, freedom = counts.sum() / sizes.sum(), len(blocks) - 1
-        if not 0 < share < 1:
-            continue
-        squares = float(((counts - share * sizes) ** 2 / (sizes * share * (1 - share))).sum())
-        by_chance, how_sure = _chance(freedom)
-        if squares > by_chance:
-            greatest = max(greatest, squares / freedom * how_sure**2)
-    return greatest
-
-
-@lru_cache
-def _chance(freedom: int) -> tuple[float, float]:
-    """Return the squares that chance still explains, and Student's quantile over the normal."""
-    by_chance = stats.chi2.ppf(1 - CHANCE_OF_CLUMPS, freedom)
-    return float(by_chance), float(stats.t.ppf(CONFIDENCE, freedom) / stats.norm.ppf(CONFIDENCE))
-
-
-def _blocks(sample: Sample, threshold: float, num_blocks: int) -> list[tuple[int, int]]:
-    """Return of every block of neighbours how many are slower, and of how many."""
-    if sample.num_answers is not None or len(sample.high) < num_blocks * LEAST_IN_BLOCK:
-        return []
-    parts = np.array_split(sample.high > threshold, num_blocks)
-    return [(int(part.sum()), len(part)) for part in parts]
-
-
-def judge_share(target: Target, bounds: ShareBounds, num_samples: int) -> Judgement:
+def judge_share(
+    target: Target, bounds: ShareBounds, num_samples: int, independent: Independent
+) -> Judgement:
     """Judge a share of all requests."""
     verdict = _compare(target, bounds.low, bounds.high)
     why = {
@@ -166,7 +130,11 @@ def judge_share(target: Target, bounds: ShareBounds, num_samples: int) -> Judgem
         "NOT PROVEN": f"the limit lies between the bounds of {num_samples:,} requests",
     }[verdict]
     shown = (bounds.estimate, bounds.low, bounds.high)
-    return Judgement(target, verdict, why, *shown, num_samples, num_samples)
+    is_kept = target.metric.relation == ">="
+    kept = target.limit if is_kept else 1 - target.limit
+    missed = 1 - bounds.estimate if is_kept else bounds.estimate
+    found = Judgement(target, verdict, why, *shown, num_samples)
+    return _weighed(found, independent, Fraction(repr(kept)), missed)
 
 
 def _compare(target: Target, low: float, high: float) -> Verdict:
@@ -204,7 +172,7 @@ def _nothing(num_left_out: int, why_left_out: str) -> str:
 
 def _why(verdict: Verdict, target: Target, bounds: Bounds, share_missed: float) -> str:
     assert target.quantile is not None
-    least, n = least_samples(target.quantile), bounds.num_independent
+    least, n = least_samples(target.quantile), bounds.independent.num
     if verdict == "MET":
         return "the 99 % bound keeps the limit"
     if verdict == "MISSED":

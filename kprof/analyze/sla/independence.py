@@ -1,0 +1,156 @@
+"""How many independent answers those of a service count as.
+
+Slow answers clump: one spell delays many, one start of the service is slower than the next, and
+the gaps of one answer are alike. What is marked (slow, failed) then varies more from block to
+block, or from run to run, than it would by chance, and so many answers count as fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from kprof.analyze.sla.bounds import CONFIDENCE
+
+Numbers = npt.NDArray[np.float64]
+
+NUM_BLOCKS = (7, 14, 28)
+LEAST_IN_BLOCK, LEAST_RUNS_IN_BLOCK = 5, 2
+CHANCE_OF_CLUMPS = 0.05
+"""Marks that clump more than this by chance are not taken as independent."""
+CHANCE_OF_RUNS = 0.5
+"""The same of what differs from run to run: few runs show little of it, so less is put to chance.
+
+With 0.05, runs that differ are taken for equal ones so often that "met" is false in 7 % with three
+runs; with 0.5 it is in 2 %, and runs that do not differ count as half or more.
+"""
+
+IN_CLUMPS = "slow ones come in clumps"
+RUNS_DIFFER = "runs differ"
+OF_ONE_ANSWER = "those of one answer belong together"
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Of every answer of a run, in the order of sending: how many values are marked of how many."""
+
+    marked: Numbers
+    sizes: Numbers
+
+
+class Independent(NamedTuple):
+    """As how many independent ones all answers count, and why they are fewer."""
+
+    num: int
+    why_fewer: str = ""
+    is_seen: bool = True
+    """Whether something was marked: else nobody knows how many are slow at a time."""
+
+
+class _Group(NamedTuple):
+    """Neighbours that may have a fate in common."""
+
+    marked: float
+    size: float
+    squares: float
+    """Of the sizes of the answers: what the variance of the marks is in proportion to."""
+
+
+def count_independent(runs: Sequence[Marks]) -> Independent:
+    """Return as how many independent answers those of all runs count.
+
+    Values of one answer count as one. Where answers have unequally many, as many count as there
+    would be of equal ones with the skewness of these: a few long answers may decide. Over groups
+    of neighbours (blocks of answers, runs, blocks of runs), the variance of the number of marks
+    over that of independent answers divides that number; the greatest counts.
+    """
+    whole = [_group(run) for run in runs if len(run.sizes)]
+    num_values = sum(run.size for run in whole)
+    as_answers = _equal_answers(np.concatenate([run.sizes for run in runs]))
+    clumping, why = 1.0, OF_ONE_ANSWER if as_answers < num_values else ""
+    for groups, chance, reason in _groupings(runs, whole):
+        found = _clumping(groups, chance)
+        if found > clumping:
+            clumping, why = found, reason
+    num = max(int(as_answers / clumping), 1)
+    return Independent(num, why, 0 < sum(run.marked for run in whole) < num_values)
+
+
+def fewest(counts: Sequence[Independent]) -> Independent:
+    """Return the one that counts as the fewest; how they clump is seen where one has seen it."""
+    least = min(counts, key=lambda count: count.num)
+    return least._replace(is_seen=any(count.is_seen for count in counts))
+
+
+def _equal_answers(sizes: Numbers) -> float:
+    """Return how many equal answers are as uncertain as these: of sum(m³) / sum(m²) values each."""
+    return float(sizes.sum() * (sizes**2).sum() / max((sizes**3).sum(), 1.0))
+
+
+def _groupings(runs: Sequence[Marks], whole: list[_Group]) -> list[tuple[list[_Group], float, str]]:
+    """Return everything that may vary: groups, the chance that is left to them, and the reason."""
+    blocks = [[block for run in runs for block in _blocks(run, num)] for num in NUM_BLOCKS]
+    several = [
+        [_sum_up(whole[part[0] : part[-1] + 1]) for part in np.array_split(range(len(whole)), num)]
+        for num in NUM_BLOCKS
+        if len(whole) >= num * LEAST_RUNS_IN_BLOCK
+    ]
+    return [
+        *((groups, CHANCE_OF_CLUMPS, IN_CLUMPS) for groups in blocks),
+        (whole, CHANCE_OF_RUNS, RUNS_DIFFER),
+        *((groups, CHANCE_OF_CLUMPS, RUNS_DIFFER) for groups in several),
+    ]
+
+
+def _clumping(groups: list[_Group], chance: float) -> float:
+    """Return by how much marks vary more among groups than independent ones; 1: by chance only.
+
+    It is known as well as the number of groups allows, so Student's quantile takes the place of
+    the normal. Groups of unequal size share a variance of their own (DerSimonian and Laird, 1986).
+    """
+    freedom = len(groups) - 1
+    if freedom < 1:
+        return 1.0
+    marked, sizes, squares = (np.array(column) for column in zip(*groups, strict=True))
+    share = marked.sum() / sizes.sum()
+    if not 0 < share < 1:
+        return 1.0
+    variances = share * (1 - share) * squares
+    deviation = float(((marked - share * sizes) ** 2 / variances).sum())
+    by_chance, how_sure = _chance(freedom, chance)
+    if deviation <= by_chance:
+        return 1.0
+    typical = float((squares**2).sum() / squares.sum())
+    excess = max(deviation - freedom, 0.0) * typical / float(squares.sum() - typical)
+    return (1 + excess) * how_sure**2
+
+
+@lru_cache
+def _chance(freedom: int, chance: float) -> tuple[float, float]:
+    """Return the deviation that chance still explains, and Student's quantile over the normal."""
+    by_chance = stats.chi2.ppf(1 - chance, freedom)
+    return float(by_chance), float(stats.t.ppf(CONFIDENCE, freedom) / stats.norm.ppf(CONFIDENCE))
+
+
+def _blocks(run: Marks, num_blocks: int) -> list[_Group]:
+    """Return blocks of neighbours; none where a run is too short for so many."""
+    if len(run.sizes) < num_blocks * LEAST_IN_BLOCK:
+        return []
+    parts = zip(
+        np.array_split(run.marked, num_blocks), np.array_split(run.sizes, num_blocks), strict=True
+    )
+    return [_group(Marks(*part)) for part in parts]
+
+
+def _group(run: Marks) -> _Group:
+    return _Group(float(run.marked.sum()), float(run.sizes.sum()), float((run.sizes**2).sum()))
+
+
+def _sum_up(groups: Sequence[_Group]) -> _Group:
+    return _Group(*(sum(column) for column in zip(*groups, strict=True)))
