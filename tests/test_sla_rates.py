@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from kprof.analyze.sla.doubts import find_doubts
 from kprof.analyze.sla.judge import judge
 from kprof.analyze.sla.rates import find_window
 from kprof.analyze.sla.targets import parse_target
+from kprof.analyze.sla.wandering import reach_of
 from tests.responses import MS, answer, judged, run_of, service, verdict
 
 
@@ -86,3 +89,71 @@ def test_rates_of_runs_are_shown_apart():
 
 def test_a_request_rate_is_that_of_answers():
     assert judged("requests>=1req/s", run_of([20] * 300)).estimate == pytest.approx(50, rel=0.02)
+
+
+def paced(*blocks):
+    """Return requests answered in 20 ms, one every so many ms, 4 s long each pace."""
+    paces = np.concatenate([np.full(round(4000 / each), each) for each in blocks])
+    return service(*(answer(20, sent_ms=at) for at in np.cumsum(paces).tolist()))
+
+
+def test_a_rate_that_alternates_is_surer_than_one_that_wanders_by_as_much():
+    alternating = judged("requests>=70req/s", paced(*[10, 16] * 10))
+    wandering = judged("requests>=70req/s", paced(*[10, 10, 10, 16, 16, 16] * 3))
+    assert alternating.estimate == pytest.approx(wandering.estimate, rel=0.02)
+    assert wandering.high - wandering.estimate > 2 * (alternating.high - alternating.estimate)
+    assert (alternating.verdict, wandering.verdict) == ("MET", "NOT PROVEN")
+    assert wandering.num_independent < 10
+
+
+def test_a_rate_that_goes_one_way_all_along_has_no_bounds():
+    run = paced(*range(10, 30))
+    found = judged("requests>=10req/s", run)
+    assert (found.verdict, found.low, found.high) == ("NOT PROVEN", None, None)
+    assert (
+        found.why
+        == "the run is too short: its rate goes one way all along; measure 5 times as long"
+    )
+
+
+def test_a_rate_says_how_much_longer_would_prove_it():
+    found = judged("requests>=80req/s", paced(*[10, 14, 12, 10, 16] * 4))
+    assert found.verdict == "NOT PROVEN"
+    assert "times as long would prove it" in found.why
+
+
+def test_a_rate_names_the_time_that_it_was_seen_for():
+    run = steady()
+    targets = [parse_target("requests>=10req/s")]
+    doubts = " ".join(find_doubts([run], targets, judge([run], targets)))
+    assert "rates are of 3.97 s of steady state" in doubts
+
+
+def test_independent_slices_mostly_have_nearly_the_bounds_of_independent_ones():
+    rows = np.random.default_rng(1).standard_normal((400, 20))
+    plain = 2.539 * rows.std(axis=1, ddof=1) / np.sqrt(20)
+    reaches = np.array([reach_of([row]).reach for row in rows])
+    assert 1 <= np.median(reaches / plain) < 1.5
+
+
+def test_slices_that_wander_for_a_third_of_the_run_seldom_prove_what_is_not_so():
+    rng, state, columns = (
+        np.random.default_rng(2),
+        np.random.default_rng(3).standard_normal(400),
+        [],
+    )
+    for _ in range(20):
+        columns.append(state)
+        state = np.exp(-3 / 20) * state + np.sqrt(1 - np.exp(-6 / 20)) * rng.standard_normal(400)
+    rows = np.array(columns).T
+    plain = 2.539 * rows.std(axis=1, ddof=1) / np.sqrt(20)
+    reaches = np.array([reach_of([row]).reach for row in rows])
+    assert (np.abs(rows.mean(axis=1)) > plain).mean() > 0.4
+    assert (np.abs(rows.mean(axis=1)) > reaches).mean() < 0.06
+
+
+def test_runs_at_different_rates_are_not_as_sure_as_their_slices():
+    alike = judged("requests>=60req/s", steady(), steady(), steady())
+    apart = judged("requests>=60req/s", *(steady(every_ms=each) for each in (10, 12, 16)))
+    assert (alike.verdict, apart.verdict) == ("MET", "NOT PROVEN")
+    assert (apart.num_independent, apart.why_fewer) == (3, "runs differ")

@@ -8,6 +8,7 @@ import numpy as np
 
 from kprof.analyze.sla.independence import OF_ONE_ANSWER
 from kprof.analyze.sla.judge import PER_REQUEST
+from kprof.analyze.sla.rates import find_window
 from kprof.analyze.sla.samples import measure_of
 from kprof.analyze.sla.targets import Target
 from kprof.analyze.sla.times import Range
@@ -39,6 +40,7 @@ def find_doubts(
     doubts += _lateness(runs, targets)
     doubts += _ranges(runs, targets)
     doubts += _fewer(judgements)
+    doubts += _duration(runs, judgements)
     if len(runs) == 1:
         doubts.append("one run: what differs from one start of the service to the next is not seen")
     return tuple(dict.fromkeys([*doubts, *(doubt for run in runs for doubt in run.doubts)]))
@@ -74,6 +76,17 @@ def _fewer(judgements: Sequence[Judgement]) -> list[str]:
                 f"where they come in spells of up to {judgement.longest_spell:,}"
             )
     return doubts
+
+
+def _duration(runs: Sequence[Responses], judgements: Sequence[Judgement]) -> list[str]:
+    """Say how long the steady state was, where a rate is judged: it shows nothing slower."""
+    if not any(j.target.metric.kind == "rate" and j.num_samples for j in judgements):
+        return []
+    longest = max(window.duration_s for run in runs if (window := find_window(run)) is not None)
+    return [
+        f"rates are of {longest:,.3g} s of steady state: what goes on for as long or longer, as a "
+        "slow spell of the service, is not seen to end"
+    ]
 
 
 def _lateness(runs: Sequence[Responses], targets: Sequence[Target]) -> list[str]:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from kprof.analyze.sla.bounds import bound_share, ranks_of
 from kprof.analyze.sla.independence import Marks, count_independent, fewest
 from kprof.analyze.sla.rates import (
-    LEAST_SLICES,
     Counted,
     answers_counted,
     bound_rate,
@@ -37,6 +36,7 @@ from kprof.analyze.sla.verdict import (
     judge_times,
     not_measured,
 )
+from kprof.analyze.sla.wandering import LEAST_SLICES
 from kprof.responses import Response, Responses, Times
 
 PER_REQUEST = ("ttft", "ttf", "tpot", "itl", "stall", "e2e")
@@ -180,8 +180,10 @@ def _judge_rate(
         return not_measured(target, NO_STEADY_STATE)
     rate, by_run = bound_rate(runs, known, _counted(name, limits))
     share = 1 / num_gpus if target.is_per_gpu and num_gpus else 1.0
-    shown = (rate.low * share, rate.estimate * share, rate.high * share)
-    found = judge_rate(target, *shown, rate.num_slices)
+    shown = rate._replace(
+        low=rate.low * share, estimate=rate.estimate * share, high=rate.high * share
+    )
+    found = judge_rate(target, shown)
     return replace(found, by_run=tuple(r * share for r in by_run) if len(runs) > 1 else ())
 
 

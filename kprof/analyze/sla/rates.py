@@ -1,20 +1,19 @@
-"""Rates in the steady state of a run, with bounds from slices of it (batch means)."""
+"""Rates in the steady state of a run, with bounds from slices of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
-from kprof.analyze.sla.bounds import CONFIDENCE
 from kprof.analyze.sla.times import tokens_by_chunk, total_tokens
+from kprof.analyze.sla.wandering import LEAST_SLICES, reach_of
 from kprof.responses import Response, Responses, Times
 
 NUM_SLICES = 20
-LEAST_SLICES = 5
-"""Fewer give no bound worth its name; a slice lasts as long as the median answer, or longer."""
+"""At most; a slice lasts as long as the median answer, or longer."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,15 @@ class Window:
         return np.linspace(self.start_ns, self.end_ns, self.num_slices + 1).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class Rate:
-    """A rate per second with one-sided bounds, and of how many slices."""
+class Rate(NamedTuple):
+    """A rate per second with one-sided bounds, of so many slices, and what those count as."""
 
     low: float
     estimate: float
     high: float
     num_slices: int
+    num_independent: int
+    why_fewer: str = ""
 
 
 Counted = Callable[[Response, Times], "tuple[Times, Times]"]
@@ -68,18 +68,17 @@ def bound_rate(
     runs: Sequence[Responses], windows: Sequence[Window], counted: Counted
 ) -> tuple[Rate, tuple[float, ...]]:
     """Return the rate over all runs with its bounds, and that of every run."""
-    slices, uncertain, by_run = [], [], []
+    slices, uncertain = [], []
     for run, window in zip(runs, windows, strict=True):
         least, most = _totals(run, window.edges_ns, counted)
-        rates = np.diff((least + most) / 2) / (window.duration_s / window.num_slices)
-        slices.append(rates)
-        by_run.append(float(rates.mean()))
+        slices.append(np.diff((least + most) / 2) / (window.duration_s / window.num_slices))
         open_ends = (most - least)[[0, -1]].sum() / 2
         uncertain.append(float(open_ends / window.duration_s))
-    every = np.concatenate(slices)
-    mean, n = float(every.mean()), len(every)
-    reach = float(stats.t.ppf(CONFIDENCE, n - 1) * every.std(ddof=1) / np.sqrt(n)) + max(uncertain)
-    return Rate(mean - reach, mean, mean + reach, n), tuple(by_run)
+    every, by_run = np.concatenate(slices), tuple(float(run.mean()) for run in slices)
+    found = reach_of(slices)
+    mean, reach = float(every.mean()), found.reach + max(uncertain)
+    shown = (mean - reach, mean, mean + reach, len(every))
+    return Rate(*shown, found.num_independent, found.why_fewer), by_run
 
 
 def tokens_counted(response: Response, at_ns: Times) -> tuple[Times, Times]:

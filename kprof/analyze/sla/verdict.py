@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -10,9 +11,11 @@ from typing import Literal
 import numpy as np
 
 from kprof.analyze.sla.bounds import ShareBounds, least_samples, ranks_of, samples_to_pass
-from kprof.analyze.sla.independence import Independent
+from kprof.analyze.sla.independence import RUNS_DIFFER, Independent
+from kprof.analyze.sla.rates import Rate
 from kprof.analyze.sla.samples import Sample, independent_at
 from kprof.analyze.sla.targets import Target
+from kprof.analyze.sla.wandering import LEAST_SLICES
 
 Verdict = Literal["MET", "MISSED", "NOT PROVEN", "NOT MEASURED"]
 
@@ -146,17 +149,34 @@ def _compare(target: Target, low: float, high: float) -> Verdict:
     return "MET" if high <= limit else "MISSED" if low > limit else "NOT PROVEN"
 
 
-def judge_rate(
-    target: Target, low: float, estimate: float, high: float, num_slices: int
-) -> Judgement:
+def judge_rate(target: Target, rate: Rate) -> Judgement:
     """Judge a rate from its bounds over slices of the steady state."""
-    verdict = _compare(target, low, high)
+    verdict = _compare(target, rate.low, rate.high)
     why = {
         "MET": "the 99 % bound keeps the limit",
         "MISSED": "even the better 99 % bound breaks the limit",
         "NOT PROVEN": "the limit lies between the bounds",
-    }[verdict] + f", over {num_slices} slices of the steady state"
-    return Judgement(target, verdict, why, estimate, low, high, num_slices, num_slices)
+    }[verdict] + f", over {rate.num_slices} slices of the steady state"
+    reach, margin = rate.high - rate.estimate, rate.estimate - target.limit
+    bounds: tuple[float | None, float | None] = (rate.low, rate.high)
+    if np.isinf(reach):
+        bounds, longer = (None, None), math.ceil(LEAST_SLICES / rate.num_independent)
+        why = (
+            f"the run is too short: its rate goes one way all along; measure {longer} times as long"
+        )
+    elif verdict == "NOT PROVEN" and margin > 0:
+        more = "as many runs" if rate.why_fewer == RUNS_DIFFER else "as long"
+        why += f"; about {(reach / margin) ** 2:.2g} times {more} would prove it"
+    return Judgement(
+        target,
+        verdict,
+        why,
+        rate.estimate,
+        *bounds,
+        rate.num_slices,
+        rate.num_independent,
+        why_fewer=rate.why_fewer,
+    )
 
 
 def not_measured(target: Target, why: str) -> Judgement:
