@@ -167,6 +167,14 @@ def test_all_targets_must_be_met():
     assert codes == [0, 1, 3]
 
 
+def test_what_cannot_be_judged_is_an_error_of_the_input_unless_something_is_missed():
+    met, missed = judged("ttft_p50<=1s", run_of([9] * 9)), judged("ttft_p50<=1ms", run_of([9] * 9))
+    open_ = judged("ttft_p99<=1s", run_of([9] * 9))
+    nothing = judged("step_p50<=1s", run_of([9] * 9))
+    cases = ((nothing,), (met, nothing), (open_, nothing), (missed, nothing))
+    assert [Assessment(found).exit_code for found in cases] == [2, 2, 2, 1]
+
+
 def test_runs_are_judged_together_and_shown_apart():
     found = judged("ttft_p50<=100ms", run_of([50] * 9), run_of([80] * 9))
     assert (found.num_samples, found.by_run) == (18, (50 * MS, 80 * MS))

@@ -37,7 +37,7 @@ def sla(
 
     RESULT is recorded by AIPerf, vllm bench serve --save-detailed or GuideLLM; several are runs
     of one load, FILE#2 is the second load of a file. Exit code: 0 all targets are proven met, 1 one
-    is proven missed, 3 neither, 2 usage.
+    is proven missed, 2 one cannot be judged on what was given, 3 neither.
     """
     from kprof.report.sla import sections_of_sla
     from kprof.sla import json_of, judge_results, read_targets, write_page

@@ -65,7 +65,9 @@ class Assessment:
 
     @property
     def exit_code(self) -> int:
-        """0 all proven met, 1 one proven missed, 3 neither."""
+        """0 all proven met, 1 one proven missed, 2 one cannot be judged on this, 3 neither."""
+        if any(judgement.verdict == "NOT MEASURED" for judgement in self.judgements):
+            return 1 if self.verdict == "MISSED" else 2
         return {"MET": 0, "MISSED": 1}.get(self.verdict, 3)
 
 
