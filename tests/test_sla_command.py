@@ -48,12 +48,20 @@ def steps(text, **recording):
         (["ttft_p25<=5s", "ttft_p50<=1us"], 1),
         (["ttft_p25<=5s", "ttft_p90<=5s"], 3),
         (["ttft_p50<5s"], 2),
+        (["ttft_p25<=5s", "step_p50<=60ms"], 2),
+        (["throughput>=1tok/s/gpu"], 2),
         ([], 2),
     ],
 )
 def test_the_exit_code_is_the_verdict(targets, code, capsys):
     words = [word for text in targets for word in ("--target", text)]
     assert kprof("sla", AIPERF, *words) == code
+
+
+def test_a_target_on_steps_of_a_result_file_is_not_measured_in_json_either(capsys):
+    assert kprof("sla", AIPERF, "--target", "step_p50<=60ms", "--json") == 2
+    (target,) = json.loads(capsys.readouterr().out)["targets"]
+    assert target["verdict"] == "NOT MEASURED"
 
 
 def test_the_terminal_shows_every_target_with_its_bound(capsys):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kprof.analyze.sla.bounds import least_samples
 from kprof.analyze.sla.presets import PRESETS, targets_of
 from kprof.analyze.sla.targets import METRICS, TIME_NS, TargetError, parse_target
 
@@ -80,6 +81,13 @@ def test_a_preset_holds_targets_and_says_where_they_are_from(name):
         ("throughput_p50>=10tok/s", "throughput>=2000tok/s/gpu"),
         ("attainment>=101%", "attainment>=99%"),
         ("errors>=1%", "write 'errors<=1%'"),
+        ("ttft_p95<=1e400ms", "ttft_p95<=200ms"),
+        ("requests>=1e400req/s", "requests>=10req/s"),
+        (f"ttft_p95<={'9' * 5000}ms", "ttft_p95<=200ms"),
+        ("ttft_p99.99999999999999999999<=1ms", "p99.99999"),
+        ("ttft_p0.00000000000000000001<=1ms", "p0.00001"),
+        (f"ttft_p99.{'9' * 5000}<=1ms", "ttft_p95<=200ms"),
+        (f"ttf{'9' * 5000}_p99<=1ms", "ttf64"),
         ("fast enough", "ttf64_p99<=100ms"),
         ("", "ttf64_p99<=100ms"),
     ],
@@ -89,6 +97,10 @@ def test_a_malformed_target_is_refused_with_a_valid_spelling(text, hint):
         parse_target(text)
     assert hint in str(refused.value)
     assert "\n" not in refused.value.problem
+
+
+def test_the_highest_percentile_that_is_taken_has_a_least_number_of_samples():
+    assert least_samples(parse_target("ttft_p99.99999<=1ms").quantile) == 46_051_700
 
 
 def test_an_unknown_metric_is_refused_with_the_list_of_metrics():

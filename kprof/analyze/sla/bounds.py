@@ -17,6 +17,8 @@ CONFIDENCE = 0.99
 """Of every bound, one-sided."""
 MOST_SAMPLES = 100_000_000
 """Beyond so many a verdict is as good as out of reach."""
+LEAST_TAIL = Fraction(1, 10**7)
+"""Of a percentile: a smaller one takes more than about half of the most samples for any bound."""
 
 
 class Ranks(NamedTuple):
@@ -41,6 +43,11 @@ def ranks_of(num_samples: int, quantile: Fraction, confidence: float = CONFIDENC
     low += int(count.cdf(low) <= 1 - confidence)
     estimate = max(math.ceil(num_samples * quantile), 1)
     return Ranks(low or None, estimate, high if high <= num_samples else None)
+
+
+def is_provable(quantile: Fraction) -> bool:
+    """Tell whether a number of samples that somebody can take bounds a quantile."""
+    return LEAST_TAIL <= quantile <= 1 - LEAST_TAIL
 
 
 @lru_cache

@@ -45,7 +45,7 @@ class Curves:
 def curves_of(runs: Sequence[Responses], targets: Sequence[Target]) -> Curves:
     """Return the curves of the requests, and for each target on a time its distribution."""
     found = token_curve(runs)
-    times = [target for target in targets if target.metric.kind == "time"]
+    times = [one for one in targets if one.metric.kind == "time" and one.metric.name != "step"]
     drawn = {one.text: tuple(distribution(one, runs, FEW_POINTS)) for one in times}
     return Curves(
         found and _thinned(found), {text: points for text, points in drawn.items() if points}

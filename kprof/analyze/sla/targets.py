@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from kprof.analyze.sla.bounds import is_provable
 from kprof.errors import KprofError
 
 Kind = Literal["time", "rate", "share"]
@@ -62,12 +63,15 @@ METRICS = {
     )
 }
 
+MOST_DIGITS, MOST_ZEROS = 30, 18
+"""Of a number that is written: more are no measure of anything."""
+
 _FORM = re.compile(
     r"(?P<name>[a-z0-9]*[a-z][a-z0-9]*)(?:_(?P<statistic>[a-z0-9.]+))?"
     r"\s*(?P<relation><=|>=)\s*"
     r"(?P<number>[0-9][0-9,_]*(?:\.[0-9]+)?(?:e[0-9]+)?|\.[0-9]+)\s*(?P<unit>[a-z%][a-z/]*)?"
 )
-_TIME_TO_N = re.compile(r"ttf([0-9]+)")
+_TIME_TO_N = re.compile(r"ttf([0-9]{1,18})")
 _PERCENTILE = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
 _RATE_UNIT = re.compile(r"(?P<counts>tok|req)(?:/(?P<per>s|min))(?P<gpu>/gpu)?")
 
@@ -106,7 +110,7 @@ def parse_target(text: str) -> Target:
         problem = f"{text!r}: {metric.means}: a promise says {metric.relation}"
         raise _instead(problem, _with_relation(text, metric.relation))
     quantile = _quantile_of(metric, form["statistic"], text)
-    number = Fraction(form["number"].replace(",", "").replace("_", ""))
+    number = _number_of(form["number"], metric, text)
     limit, is_per_gpu = _limit_of(metric, number, form["unit"] or "", text)
     return Target(text.strip(), metric, float(limit), quantile, num_tokens, is_per_gpu)
 
@@ -137,12 +141,25 @@ def _quantile_of(metric: Metric, statistic: str | None, text: str) -> Fraction |
             raise TargetError(problem, fix=f"write it as in {metric.example!r}")
         return None
     percentile = _PERCENTILE.fullmatch(statistic or "")
-    if percentile is None or not 0 < Fraction(percentile[1]) < 100:
+    is_short = percentile is not None and len(percentile[1]) <= MOST_DIGITS
+    if percentile is None or not is_short or not 0 < Fraction(percentile[1]) < 100:
         found = (
             f"has {statistic!r} where a percentile belongs" if statistic else "has no percentile"
         )
         raise TargetError(f"{text!r} {found}", fix=f"write it as in {metric.example!r} (or p99.9)")
-    return Fraction(percentile[1]) / 100
+    quantile = Fraction(percentile[1]) / 100
+    if not is_provable(quantile):
+        problem = f"{text!r}: no number of samples that anybody takes proves {statistic}"
+        raise TargetError(problem, fix="write a percentile from p0.00001 to p99.99999")
+    return quantile
+
+
+def _number_of(written: str, metric: Metric, text: str) -> Fraction:
+    digits, _, zeros = written.replace(",", "").replace("_", "").partition("e")
+    if len(digits) > MOST_DIGITS or len(zeros) > 2 or int(zeros or 0) > MOST_ZEROS:
+        problem = f"{text!r}: the limit is a number that nobody can measure"
+        raise TargetError(problem, fix=f"write it as in {metric.example!r}")
+    return Fraction(digits) * Fraction(10) ** int(zeros or 0)
 
 
 def _limit_of(metric: Metric, number: Fraction, unit: str, text: str) -> tuple[Fraction, bool]:

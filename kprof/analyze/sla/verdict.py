@@ -10,7 +10,13 @@ from typing import Literal
 
 import numpy as np
 
-from kprof.analyze.sla.bounds import ShareBounds, least_samples, ranks_of, samples_to_pass
+from kprof.analyze.sla.bounds import (
+    ShareBounds,
+    is_provable,
+    least_samples,
+    ranks_of,
+    samples_to_pass,
+)
 from kprof.analyze.sla.independence import RUNS_DIFFER, Independent
 from kprof.analyze.sla.rates import Rate
 from kprof.analyze.sla.samples import Sample, independent_at
@@ -93,12 +99,12 @@ def _weighed(
     found: Judgement, independent: Independent, quantile: Fraction, share_missed: float
 ) -> Judgement:
     """Return a judgement with what its samples count as, and how many would prove it."""
-    is_possible, needed, longest = 0 < quantile < 1, None, None
-    if found.verdict == "NOT PROVEN" and is_possible:
+    needed, longest = None, None
+    if found.verdict == "NOT PROVEN" and is_provable(quantile):
         needed = samples_to_pass(quantile, share_missed)
         # What clumps carries less evidence each; gaps of one answer count as one.
         needed = -(-needed * found.num_samples // independent.num) if needed else None
-    if found.verdict == "MET" and is_possible and not independent.is_seen:
+    if found.verdict == "MET" and is_provable(quantile) and not independent.is_seen:
         longest = max(independent.num // least_samples(quantile), 1)
     return replace(
         found,
