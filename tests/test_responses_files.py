@@ -74,6 +74,20 @@ def test_requests_of_aiperfs_warm_up_are_left_out_and_counted(edited):
     assert run.doubts == ("3 requests of the warm-up are left out",)
 
 
+def test_a_file_that_holds_its_requests_twice_is_refused(tmp_path):
+    path = tmp_path / "profile_export.jsonl"
+    path.write_text((AIPERF / "profile_export.jsonl").read_text() * 2)
+    with pytest.raises(KprofError, match="holds its requests twice"):
+        read_result(str(path))
+
+
+def test_a_request_that_happens_to_repeat_another_is_no_reason_to_refuse(tmp_path):
+    text = (AIPERF / "profile_export.jsonl").read_text()
+    path = tmp_path / "profile_export.jsonl"
+    path.write_text(text + text.splitlines()[0] + "\n")
+    assert len(read_result(str(path)).rows) == 13
+
+
 def test_without_its_summary_aiperfs_load_is_unknown(edited):
     assert read_result(edited(lambda row: None)).load.kind == "unknown"
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from kprof.collect.results import read_result
+from kprof.errors import KprofError
 from tests.responses import MS
 
 
@@ -81,6 +82,23 @@ def test_a_request_that_was_never_sent_is_left_out_and_told(tmp_path):
     run = read_result(path)
     assert [row.outcome for row in run.rows] == ["cancelled"]
     assert run.doubts == ("1 requests were never sent, and are left out",)
+
+
+def test_a_request_that_failed_before_it_was_sent_is_a_failure(tmp_path):
+    sent = {"info": {"timings": {"request_start": 1000.0, "resolve_end": 1000.5}}}
+    refused = {"info": {"timings": {"targeted_start": 1001.0}, "error": "no route"}}
+    run = read_result(write(tmp_path, {"requests": {"errored": [sent, refused]}}))
+    assert [row.outcome for row in run.rows] == ["failed", "failed"]
+    assert run.doubts == ()
+
+
+@pytest.mark.parametrize("outcome", ["successful", "errored"])
+def test_a_request_that_ended_without_any_time_is_a_damaged_report(tmp_path, outcome):
+    sent = {"info": {"timings": {"request_start": 1000.0, "resolve_end": 1000.5}}}
+    timeless = {"info": {"timings": {}}}
+    path = write(tmp_path, {"requests": {"incomplete": [sent], outcome: [timeless]}})
+    with pytest.raises(KprofError, match="has no start"):
+        read_result(path)
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,13 @@ def test_a_result_without_details_says_which_option_to_use(result):
         read_result(path)
 
 
-def test_lists_of_different_length_are_a_damaged_file(result):
+@pytest.mark.parametrize(
+    "changes",
+    [{"itls": [[0.1]]}, {"errors": [""]}, {"start_times": [100.0, 100.1]}, {"input_lens": [8]}],
+)
+def test_lists_of_different_length_are_a_damaged_file(result, changes):
     with pytest.raises(KprofError, match="damaged"):
-        read_result(result(itls=[[0.1]]))
+        read_result(result(**changes))
 
 
 def test_a_file_cut_short_is_one_clear_error(result):

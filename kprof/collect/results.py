@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -49,7 +50,18 @@ def read_result(name: str) -> Responses:
         if not _is_possible(row):
             problem = f"{path.name}: request {number} was answered before it was sent, or backwards"
             raise ResultError(problem, fix="its clock was set meanwhile; record it again")
+    if _is_doubled(chosen.rows):
+        problem = f"{path.name} holds its requests twice, and they would count twice"
+        raise ResultError(problem, fix="name the file as it was recorded, or record it again")
     return chosen
+
+
+def _is_doubled(rows: Sequence[Response]) -> bool:
+    """Tell whether at least half of the requests repeat another one, to the nanosecond."""
+    if len({row.sent_ns for row in rows}) < 2:
+        return False  # Not known when each was sent.
+    told = {(row.sent_ns, row.end_ns, row.outcome, row.chunk_ns.tobytes()) for row in rows}
+    return 2 * len(told) <= len(rows)
 
 
 def _is_possible(row: Response) -> bool:

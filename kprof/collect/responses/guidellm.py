@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from kprof.collect.result_json import decode, in_ns, read_bytes, without_details
+from kprof.collect.result_json import damaged, decode, in_ns, read_bytes, without_details
 from kprof.responses import NO_TIMES, Load, LoadKind, Outcome, Response, Responses
 
 TOOL = "GuideLLM"
@@ -126,18 +126,22 @@ def _responses(benchmark: _Benchmark, path: Path) -> Responses:
         ("cancelled", found.incomplete or []),
         ("failed", found.errored or []),
     )
-    rows = [
-        row
-        for outcome, requests in by_outcome
-        for request in requests
-        if (row := _response(request, outcome, is_scheduled=is_scheduled)) is not None
-    ]
+    rows, num_unsent = [], 0
+    for outcome, requests in by_outcome:
+        for request in requests:
+            row = _response(request, outcome, is_scheduled=is_scheduled)
+            if row is not None:
+                rows.append(row)
+            elif outcome == "cancelled":
+                num_unsent += 1
+            else:
+                raise damaged(path, TOOL, f"a request ({outcome}) has no start")
     num_requests = sum(len(requests) for _, requests in by_outcome)
     totals = (benchmark.metrics and benchmark.metrics.request_totals) or benchmark.request_totals
     if not rows or (totals and totals.total and totals.total > num_requests):
         raise without_details(path, TOOL, OPTION)
     load = Load(*_load(strategy))
-    return Responses(path.name, TOOL, load, tuple(rows), _doubts(num_requests - len(rows)))
+    return Responses(path.name, TOOL, load, tuple(rows), _doubts(num_unsent))
 
 
 def _strategy_of(benchmark: _Benchmark) -> _Strategy:
@@ -161,13 +165,16 @@ def _load(strategy: _Strategy) -> tuple[LoadKind, str]:
 
 
 def _doubts(num_unsent: int) -> tuple[str, ...]:
-    """Say what is left out: a request without a start was never sent."""
+    """Say what is left out: a request without a start, when the load ended, was never sent."""
     return (f"{num_unsent:,} requests were never sent, and are left out",) if num_unsent else ()
 
 
 def _response(request: _Request, outcome: Outcome, *, is_scheduled: bool) -> Response | None:
     times = _timings_of(request)
     start = times.request_start or times.resolve_start
+    if start is None and outcome == "failed":
+        # It failed before it was sent, which is no less a failure.
+        start = times.targeted_start or times.request_end or times.resolve_end
     if start is None:
         return None
     first = times.first_token_iteration or times.first_iteration

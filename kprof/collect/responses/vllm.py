@@ -61,8 +61,11 @@ def _responses(result: _Result, path: Path) -> Responses:
     ttfts, itls, lengths = result.ttfts, result.itls, result.output_lens
     if not ttfts or itls is None or lengths is None:
         raise without_details(path, TOOL, OPTION)
-    for column in (itls, lengths):
-        if len(column) != len(ttfts):
+    kept = (result.errors, result.start_times)
+    # What a version does not record may be an empty list of it.
+    others = (result.input_lens or None, result.queue_times or None, result.latencies or None)
+    for column in (itls, lengths, *kept, *others):
+        if column is not None and len(column) != len(ttfts):
             raise damaged(path, TOOL, "its lists differ in length")
     rows = tuple(_response(result, i) for i in range(len(ttfts)))
     return Responses(path.name, TOOL, _load(result), rows, tuple(_doubts(result, rows)))
