@@ -27,8 +27,9 @@ CHANCE_OF_CLUMPS = 0.05
 CHANCE_OF_RUNS = 0.5
 """The same of what differs from run to run: few runs show little of it, so less is put to chance.
 
-With 0.05, runs that differ are taken for equal ones so often that "met" is false in 7 % with three
-runs; with 0.5 it is in 2 %, and runs that do not differ count as half or more.
+With 0.05, runs that differ are taken for equal ones so often that "met" is false in up to 7 % with
+three runs and 11 % with two; with 0.5 in 2 and 4 %, and runs that are alike count as half on
+average.
 """
 
 IN_CLUMPS = "slow ones come in clumps"
