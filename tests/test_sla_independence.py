@@ -106,6 +106,13 @@ def test_no_failure_at_all_is_met_with_a_word_on_the_spells_that_it_holds_for():
     assert "met holds where they come in spells of up to 6" in doubts
 
 
+def test_as_few_requests_as_prove_it_at_all_prove_it_of_failures_one_by_one():
+    clean = run_of([50] * 459)
+    found = judged("errors<=1%", clean)
+    doubts = " ".join(find_doubts([clean], [found.target], [found]))
+    assert "met holds where they come one by one" in doubts
+
+
 def test_failures_that_were_seen_leave_no_word_on_spells():
     assert judged("errors<=1%", failing(range(0, 3000, 200))).longest_spell is None
 

@@ -71,9 +71,11 @@ def _fewer(judgements: Sequence[Judgement]) -> list[str]:
                 f"{judgement.num_independent:,} independent ones"
             )
         if judgement.longest_spell is not None:
+            longest = judgement.longest_spell
+            how = f"in spells of up to {longest:,}" if longest > 1 else "one by one"
             doubts.append(
                 f"{text}: none broke it, so how many would at a time is not known: met holds "
-                f"where they come in spells of up to {judgement.longest_spell:,}"
+                f"where they come {how}"
             )
     return doubts
 
