@@ -100,9 +100,9 @@ def section_of_costs(costs: Costs) -> Section:
 def price(comparison: Comparison, given: Mapping[str, str | None]) -> Costs | None:
     """Return what B's steps cost and save, or None where no step was timed or no gain proven.
 
-    `given` has the names of `kprof cost`'s facts; without a price it is that of the GPU that the
-    steps ran on. The band of the speed-up is the interval of the
-    verdict, so that the money is no surer than the time.
+    `given` has the names of `kprof cost`'s facts. Where it has no price, that of the GPU counts
+    that the steps ran on. The band of the speed-up is the interval of the verdict, so that the
+    money is no surer than the time.
     """
     claim = comparison.headline
     if claim.metric.unit != "ns" or claim.interval is None or claim.verdict not in PROVEN:

@@ -333,6 +333,18 @@ def test_a_run_that_may_be_one_of_the_replaced_codes_is_undecided():
     assert check_training(curve(), [curve()], curve(0.0118), SEEDS_APART).state == "failed"
 
 
+def test_runs_of_the_replaced_code_to_the_same_bits_are_one():
+    own = 4 * [curve(0.005)]
+    assert check_training(curve(), own, curve(0.0118), SEEDS_APART).state == "undecided"
+
+
+def test_norms_that_no_second_run_has_are_held_against_the_first_steps():
+    norms = [2.0 - step / 120 for step in range(120)]
+    replaced, again = Curve(curve().losses, norms), Curve(curve().losses)
+    new = Curve(curve().losses, [1.4 * one for one in norms])
+    assert "gradient norm" in check_training(replaced, [again], new, SEEDS).why
+
+
 def test_more_runs_of_the_replaced_code_are_asked_for_where_one_cannot_tell():
     ends = {"replaced": iter([0.2, -0.2, 0.0]), "new": iter([0.02])}
     own, asked = iter([0.005, 0.001, -0.001, 0.002]), []

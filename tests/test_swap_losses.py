@@ -211,10 +211,19 @@ def test_logits_that_are_a_part_of_others_have_the_same_loss():
         torch.testing.assert_close(model.loss_function(logits, LABELS, V), wanted)
 
 
+class Counting(CausalLM):
+    calls = 0
+
+    def forward(self, input_ids, labels=None):
+        self.calls = self.calls + 1
+        return super().forward(input_ids, labels)
+
+
 def test_a_model_without_logits_keeps_what_its_forward_writes_and_another_loss():
-    model = CausalLM().train()
+    model = Counting().train()
     with swapped(model, "linear_cross_entropy=eager") as swap:
         model(TOKENS, labels=LABELS)
+        assert model.calls == 1
         model.__dict__["_loss_function"] = lambda logits, labels, vocab_size, **_: logits.sum() * 0
         assert model(TOKENS, labels=LABELS).loss.item() == 0
     assert [one.why for one in swap.sites[0].calls] == [None, "it has another loss now"]

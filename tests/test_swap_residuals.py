@@ -2,6 +2,8 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -341,3 +343,26 @@ def test_sums_compare_and_count_as_tensors_do():
     promise[0] = 7.0
     assert promise.tensor().tolist() == [7.0, -1.0]
     assert promise in {promise}
+
+
+def test_what_a_hook_writes_to_a_layer_stays():
+    layer, x = Layer(), torch.randn(2, 3, 16)
+    layer.seen = 0
+
+    def note(*_):
+        layer.seen = layer.seen + 1
+
+    layer.self_attn.register_forward_hook(note)
+    with swapped(layer, *EAGER):
+        layer(x)
+        layer(x)
+    assert layer.seen == 2
+
+
+def test_a_norm_that_was_pickled_within_a_swap_is_passed_over():
+    layer, x = Layer(), torch.randn(2, 3, 16)
+    with swapped(layer, "rmsnorm=eager"):
+        copied = pickle.loads(pickle.dumps(layer))
+    with swapped(copied, *EAGER) as swap:
+        copied(x)
+    assert [site.num_replaced for site in swap.replaced] == [1]

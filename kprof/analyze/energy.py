@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.steps import find_steps
+from kprof.analyze.summary import count_gpus
 from kprof.device import THROTTLE_REASONS
 from kprof.trace import Trace
 
@@ -78,7 +79,7 @@ def measure_step_energy(trace: Trace) -> StepEnergy:
     if not any(len(counter.value) for counter in counters):
         why = "the GPU has no energy counter that could be read"
         return StepEnergy(None, num_steps, len(devices), why)
-    if len(devices) > len(trace.kernels[["rank", "device"]].drop_duplicates()):
+    if len(devices) > count_gpus(trace.kernels):
         why = (
             "more GPUs were sampled than the run used, and nothing tells which are its own; to "
             "know, show it those alone: CUDA_VISIBLE_DEVICES"

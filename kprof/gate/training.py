@@ -37,10 +37,10 @@ def check_training(
 ) -> Level:
     """Compare training runs from the same start (L6); `seeds` are runs of the replaced code, too.
 
-    The first steps one by one; a long run by where it ends: 0.25 % from the replaced code's, and
-    no further than other seeds lie from one another. Where gradients are added up in any order,
-    runs of the same code part, too: one that ends further off than twice `again`, and no further
-    than its scatter may reach, is undecided.
+    The first steps are compared one by one; a long run by where it ends: 0.25 % from the replaced
+    code's, and no further than other seeds lie from one another. Runs of the same code part as
+    well where gradients are added up in any order. So a run may end twice as far off as those of
+    `again`; one that ends further off, but within their scatter, is undecided.
     """
     if len(seeds) + 1 < NUM_SEEDS:
         return not_run("L6", f"{len(seeds) + 1} seeds are too few for a band: give {NUM_SEEDS}")
@@ -69,9 +69,12 @@ def check_training(
 
 def _within_scatter(level: Level, replaced: Curve, again: Sequence[Curve], new: Curve) -> Level:
     """Return the level as undecided, where the end of a run may be one of the replaced code's."""
-    ends = [_end(run) for run in (replaced, *again)]
+    # Runs to the same bits are one run.
+    ends = sorted({_end(run) for run in (replaced, *again)})
+    if len(ends) == 1:
+        return level
     scatter = stdev(ends) * math.sqrt(1 + 1 / len(ends))
-    if abs(_end(new) - fmean(ends)) > SURE[min(len(again), MOST_AGAIN)] * scatter:
+    if abs(_end(new) - fmean(ends)) > SURE[min(len(ends) - 1, MOST_AGAIN)] * scatter:
         return level
     apart = _relative(min(ends), max(ends))
     why = f"{level.why}; yet {len(ends)} runs of the replaced code end up to {apart:.2g} apart"
@@ -107,7 +110,7 @@ def _norms(replaced: Curve, again: Sequence[Curve], new: Curve) -> Measure:
     """Return how far the mean gradient norm is from the replaced code's, as a share."""
     standard = fmean(replaced.gradient_norms[:NUM_EARLY])
     gap, *own_gaps = (
-        _relative(standard, fmean(run.gradient_norms[:NUM_EARLY] or replaced.gradient_norms))
+        _relative(standard, fmean((run.gradient_norms or replaced.gradient_norms)[:NUM_EARLY]))
         for run in (new, *again)
     )
     own = max(own_gaps)

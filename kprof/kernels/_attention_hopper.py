@@ -1,16 +1,16 @@
-"""Attention of many queries on Hopper: a warp loads, two or three warpgroups take turns.
+"""Attention of many queries on Hopper: warpgroups compute side by side, and a warp loads for them.
 
-Or one of each of two programs, which share a multiprocessor. While one warpgroup weighs its scores,
-the tensor cores multiply for another. Within each, scores of one block are multiplied beside the
-values of the block before. B, H, T, D, M and N as in `_attention_device`; of the M queries of a
-tile, each warpgroup has 64. Of what is passed on, `sizes` are queries, keys, what is seen on the
-left and on the right, all heads, those worked off together, and heads of a sequence; `HOW` is N,
-whether there is a left and a right bound, the number of warpgroups, whether powers are held before
-the wait for the values of the block before, how many heads share keys, by what weights are raised
-(0, unless queries, keys and values are of 8 bits; then `largest_BH` holds, of each sequence, the
-largest numbers of heads of queries, of keys, of values), whether tiles are dealt out by a table,
-whether anything is hidden: not where every query sees every key, and keys fill their blocks; and
-whether there is room for the queries of the next tile.
+Two or three of a program take turns, or one of each of two programs share a multiprocessor. While
+one warpgroup weighs its scores, the tensor cores multiply for another. Within each, scores of one
+block are multiplied beside the values of the block before. B, H, T, D, M and N as in
+`_attention_device`; of the M queries of a tile, each warpgroup has 64. Of what is passed on,
+`sizes` are queries, keys, what is seen on the left and on the right, all heads, those worked off
+together, and heads of a sequence; `HOW` is N, whether there is a left and a right bound, the number
+of warpgroups, whether powers are held before the wait for the values of the block before, how many
+heads share keys, by what weights are raised (0, unless queries, keys and values are of 8 bits; then
+`largest_BH` holds, of each sequence, the largest numbers of heads of queries, of keys, of values),
+whether tiles are dealt out by a table, whether anything is hidden: not where every query sees every
+key, and keys fill their blocks; and whether there is room for the queries of the next tile.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ DEALT_QUERIES = {64: 1_024, 128: 2_048, 256: 2_048}
 # And those up to which queries of the next tile come early, by what an H100 measured: where later
 # keys are not seen, and where all are. For heads of 256 there is no room.
 AHEAD_QUERIES = {64: (512, 512), 128: (512, 1_024), 256: (0, 0)}
-# Keys of a sequence up to which, where later ones are not seen, heads of 64 have programs of one
-# warpgroup: tiles have so few blocks that their beginnings and ends need others beside them.
+# Queries and keys of a sequence up to which, where later ones are not seen, heads of 64 have
+# programs of one warpgroup: tiles have so few blocks that their ends need others beside them.
 FEW_KEYS = 1_024
 
 
@@ -71,7 +71,7 @@ class Ring:
 
 
 def ring_for(dim: int, num_queries: int, num_keys: int, sees_all: bool) -> Ring:
-    """Return the schedule that was the fastest on an H200, of those that were tried.
+    """Return the schedule that was the fastest of those that were tried, on an H200 or an H100.
 
     Args:
         dim: Of a head.

@@ -8,22 +8,22 @@ from typing import Any
 from torch.nn import Module
 
 _ABSENT = object()
-# What is the call's own, and stays so.
-OWN = ("_modules", "forward")
 
 
-def around(module: Module, children: Mapping[str, Any], **others: Any) -> Module:
-    """Return a module for one call of this one's code with other children, and other attributes."""
-    clone: Module = object.__new__(type(module))
-    clone.__dict__.update(module.__dict__)
-    clone.__dict__.pop("forward", None)
-    clone.__dict__.update(others, _modules=dict(children))
-    return clone
+class Around:
+    """One call of a module's code with other children, and other attributes."""
 
+    def __init__(self, module: Module, children: Mapping[str, Any], **others: Any) -> None:
+        self._module = module
+        self.clone: Module = object.__new__(type(module))
+        own = {**module.__dict__, **others, "_modules": dict(children)}
+        own.pop("forward", None)
+        self._before = own
+        self.clone.__dict__.update(own)
 
-def take_over(module: Module, clone: Module, *besides: str) -> None:
-    """Let a module have what the call has written to its attributes."""
-    own = module.__dict__
-    for name, value in clone.__dict__.items():
-        if own.get(name, _ABSENT) is not value and name not in OWN and name not in besides:
-            own[name] = value
+    def take_over(self) -> None:
+        """Let the module have what the call has written to its attributes."""
+        before = self._before
+        for name, value in self.clone.__dict__.items():
+            if before.get(name, _ABSENT) is not value:
+                self._module.__dict__[name] = value

@@ -22,10 +22,8 @@ FUSED = ("apex", "flash_attn", "liger_kernel", "quack", "transformer_engine", "u
 
 def why_foreign(module: Module) -> str | None:
     """Return why this module's forward is not its author's any more; None: it is."""
-    own = module.__dict__.get("forward")
-    # A swapped module that was pickled carries its class's own, bound to it.
-    if own is not None and own != types.MethodType(type(module).forward, module):
-        function = getattr(own, "__func__", own)
+    function = _put_there(module)
+    if function is not None:
         if hasattr(function, MARK):
             # A copy of a swapped module: what it carries goes to the original by itself.
             return None if not is_on(module) else "it is swapped already"
@@ -45,13 +43,13 @@ def why_foreign(module: Module) -> str | None:
 
 def is_passed_over(module: Module) -> bool:
     """Tell whether nobody would miss a call of this module: no hook, and no forward of its own."""
-    own = module.__dict__.get("forward")
+    function = _put_there(module)
     return not (
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or (own is not None and not hasattr(getattr(own, "__func__", own), MARK))
+        or (function is not None and not hasattr(function, MARK))
         or _GLOBAL._global_forward_hooks
         or _GLOBAL._global_forward_pre_hooks
         or _GLOBAL._global_backward_hooks
@@ -66,6 +64,15 @@ def why_writing(forward: Callable[..., Any]) -> str | None:
         return None
     names = {one.opname for one in dis.get_instructions(inner)}
     return "its forward writes attributes" if names & {"STORE_ATTR", "DELETE_ATTR"} else None
+
+
+def _put_there(module: Module) -> Any:
+    """Return the function that stands for the class's forward in an instance; None: none does."""
+    own = module.__dict__.get("forward")
+    # A swapped module that was pickled carries its class's own, bound to it.
+    if own is None or own == types.MethodType(type(module).forward, module):
+        return None
+    return getattr(own, "__func__", own)
 
 
 def is_on(module: Module) -> bool:

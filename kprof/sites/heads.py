@@ -3,7 +3,8 @@ makes no logits.
 
 The model's own forward runs, with a layer that passes on what it gets in the place of its head,
 and a loss function that knows that. Its result has no logits then; where nobody trains, where
-there are no labels, or hooks on the head, everything runs as it would.
+there are no labels, where somebody watches the head, or where it or the loss is another one since,
+everything runs as it would.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.compiler import is_compiling
 from torch.nn import Linear, Module
 
 from kprof.sites import Family
-from kprof.sites._around import around, take_over
+from kprof.sites._around import Around
 from kprof.sites._patches import is_passed_over, why_foreign
 from kprof.sites._probe import CANNOT, Setting, kind_of, probing, stand_in
 from kprof.sites._site import Request, Site, Skip, Switch, bound
@@ -210,11 +211,11 @@ def _headless(
             ways.leave_out(why)
             return original(self, *args, **kwargs)
         fused = _Fused(self, ways)
-        model = around(self, {**self._modules, HEAD: _Passing()}, **{ATTRIBUTE: fused})
+        call = Around(self, {**self._modules, HEAD: _Passing()}, **{ATTRIBUTE: fused})
         try:
-            outputs = original(model, *args, **kwargs)
+            outputs = original(call.clone, *args, **kwargs)
         finally:
-            take_over(self, model, ATTRIBUTE)
+            call.take_over()
         return _with_logits(outputs, fused.hidden, fused.logits)
 
     return forward

@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 
 from kprof.sites import Family
-from kprof.sites._around import around, take_over
+from kprof.sites._around import Around
 from kprof.sites._norms import LAYERNORM, RMSNORM, Recognised
 from kprof.sites._patches import is_passed_over, why_foreign, why_writing
 from kprof.sites._probe import CANNOT, are_alike, kind_of, place_of, probing, stand_in
@@ -219,11 +219,11 @@ def _site(name: str, module: Module, joint: Joint, found: Recognised, request: R
             ways.leave_out("its norm is another one now")
             return original(self, *args, **kwargs)
         part, norm = Part(children[joint.part]), _Norm(children[joint.norm], found, ways)
-        clone = around(self, {**children, joint.part: part, joint.norm: norm})
+        call = Around(self, {**children, joint.part: part, joint.norm: norm})
         try:
-            return returned(original(clone, *args, **kwargs))
+            return returned(original(call.clone, *args, **kwargs))
         finally:
-            take_over(self, clone)
+            call.take_over()
 
     return Site(name, module, bound(forward, original, switch), ways, switch=switch)
 

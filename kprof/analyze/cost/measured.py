@@ -8,6 +8,7 @@ from statistics import median
 
 from kprof.analyze.energy import measure_step_energy
 from kprof.analyze.steps import time_steps
+from kprof.analyze.summary import count_gpus
 from kprof.device import find_device
 from kprof.trace import Trace
 
@@ -40,7 +41,7 @@ def measured_in(trace: Trace) -> Measured:
 
 def gpus_in(trace: Trace) -> tuple[str | None, int]:
     """Return the GPUs' name as price lists have it, None where they differ, and how many worked."""
-    return _gpu_name(trace), len(trace.kernels[["rank", "device"]].drop_duplicates())
+    return _gpu_name(trace), count_gpus(trace.kernels)
 
 
 def listed_name(device_name: str) -> str:

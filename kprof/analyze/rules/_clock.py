@@ -8,6 +8,7 @@ import numpy as np
 
 from kprof.analyze.energy import Series, around, devices_in, readings
 from kprof.analyze.evidence import Int64s, is_one_of, total_ns
+from kprof.analyze.summary import count_gpus
 from kprof.analyze.trust.unanswered import Unanswered
 from kprof.finding import Remedy
 from kprof.trace import Trace
@@ -56,7 +57,7 @@ def why_no_clock(trace: Trace) -> Unanswered | None:
 def held_back(trace: Trace, reasons: int) -> Held | None:
     """Return how often one of `reasons`, a set of bits, held back the GPU that it did most."""
     devices = devices_in(trace.samples, "nvml")
-    if len(devices) > len(trace.kernels[["rank", "device"]].drop_duplicates()):
+    if len(devices) > count_gpus(trace.kernels):
         return None
     found = []
     for device in devices:

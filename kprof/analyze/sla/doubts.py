@@ -86,9 +86,13 @@ def _duration(runs: Sequence[Responses], judgements: Sequence[Judgement]) -> lis
         return []
     longest = max(window.duration_s for run in runs if (window := find_window(run)) is not None)
     return [
-        f"rates are of {longest:,.3g} s of steady state: what goes on for as long or longer, as a "
-        "slow spell of the service, is not seen to end"
+        f"rates are of {_seconds(longest)} s of steady state: what goes on for as long or longer, "
+        "as a slow spell of the service, is not seen to end"
     ]
+
+
+def _seconds(duration_s: float) -> str:
+    return f"{duration_s:,.0f}" if duration_s >= 100 else f"{duration_s:.3g}"
 
 
 def _lateness(runs: Sequence[Responses], targets: Sequence[Target]) -> list[str]:

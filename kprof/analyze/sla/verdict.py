@@ -155,6 +155,10 @@ def _compare(target: Target, low: float, high: float) -> Verdict:
     return "MET" if high <= limit else "MISSED" if low > limit else "NOT PROVEN"
 
 
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.2g}"
+
+
 def judge_rate(target: Target, rate: Rate) -> Judgement:
     """Judge a rate from its bounds over slices of the steady state."""
     verdict = _compare(target, rate.low, rate.high)
@@ -172,7 +176,7 @@ def judge_rate(target: Target, rate: Rate) -> Judgement:
         )
     elif verdict == "NOT PROVEN" and margin > 0:
         more = "as many runs" if rate.why_fewer == RUNS_DIFFER else "as long"
-        why += f"; about {(reach / margin) ** 2:.2g} times {more} would prove it"
+        why += f"; about {_times((reach / margin) ** 2)} times {more} would prove it"
     return Judgement(
         target,
         verdict,
