@@ -333,6 +333,11 @@ def test_a_run_that_may_be_one_of_the_replaced_codes_is_undecided():
     assert check_training(curve(), [curve()], curve(0.0118), SEEDS_APART).state == "failed"
 
 
+def test_more_runs_of_the_replaced_code_make_nothing_pass():
+    own = [curve(0.001), curve(0.03), curve(-0.03)]
+    assert check_training(curve(), own, curve(0.02), SEEDS_APART).state == "undecided"
+
+
 def test_runs_of_the_replaced_code_to_the_same_bits_are_one():
     own = 4 * [curve(0.005)]
     assert check_training(curve(), own, curve(0.0118), SEEDS_APART).state == "undecided"
