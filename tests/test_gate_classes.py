@@ -44,9 +44,14 @@ def passed(*names):
         (passed("L1", "L2", "L3", "L4", "L5") | {"L0": "failed"}, REJECT),
         (passed("L0", "L1", "L2") | {"L6": "failed"}, REJECT),
         (passed("L0", "L3") | {"L4": "undecided"}, None),
+        (passed("L0", "L1", "L2") | {"L6": "undecided"}, None),
+        (passed("L0", "L1", "L2", "L5") | {"L6": "undecided"}, None),
+        (passed("L0", "L1", "L2") | {"L5": "undecided"}, None),
+        (passed("L0", "L3", "L4") | {"L1": "undecided"}, BEHAVIOURAL),
+        (passed("L0", "L5") | {"L1": "failed", "L6": "undecided"}, REJECT),
     ],
 )
-def test_a_class_is_reached_by_its_levels_and_vetoed_by_weaker_ones(states, reached):
+def test_a_class_is_reached_by_its_levels_and_kept_back_by_weaker_ones(states, reached):
     assert report_of(states).reached == reached
 
 
@@ -72,6 +77,7 @@ def test_the_report_says_what_the_next_class_needs():
     assert report_of(passed("L0", "L5")).missing == ("L1", "L2")
     assert report_of(passed("L0") | {"L1": "failed"}).missing == ("L5",)
     assert report_of(passed("L0", "L1", "L2")).missing == ()
+    assert report_of(passed("L0", "L1", "L2") | {"L6": "undecided"}).missing == ("L6",)
 
 
 def test_a_number_that_is_none_breaks_every_threshold():

@@ -33,7 +33,7 @@ NEEDS = {
     BEHAVIOURAL: ("L0", "L3", "L4"),
     TASK: ("L0", "L5"),
 }
-# What must not have failed: everything weaker than the class, since the class claims it as well.
+# What, once run, must have passed: all that is weaker than the class, as the class claims it, too.
 VETOES = {
     BIT_EXACT: LEVELS,
     NUMERICAL: LEVELS,
@@ -197,29 +197,31 @@ class GateReport:
     def reached(self) -> str | None:
         """The strongest class that was shown; REJECT, or None where too little was run to say.
 
-        A level that failed rejects, unless levels that do not need it show a weaker class.
+        A level that failed rejects, unless levels that do not need it show a weaker class. One that
+        is undecided rejects nothing, and keeps back every class that claims it.
         """
-        failed = {level.name for level in self.levels if level.state == "failed"}
-        passed = {level.name for level in self.levels if level.state == "passed"}
-        for name, needs in NEEDS.items():
-            is_shown = passed >= set(needs) and not failed & set(VETOES[name])
-            if is_shown and not self._is_barred(name):
-                return name
-        return REJECT if failed else None
-
-    def _is_barred(self, name: str) -> bool:
-        if name == BIT_EXACT and not self["L1"].is_bit_exact:
-            return True
-        return self.changes_precision and name != TASK
+        shown = (name for name in NEEDS if self._is_open(name) and not self._missing(name))
+        return next(shown, REJECT if self._failed else None)
 
     @property
     def nearest(self) -> str | None:
         """The class beyond what was reached of which the fewest levels are missing."""
-        failed = {level.name for level in self.levels if level.state == "failed"}
         names = list(NEEDS)
         stronger = names[: names.index(self.reached)] if self.reached in NEEDS else names
-        open_ones = [n for n in stronger if not self._is_barred(n) and not failed & set(VETOES[n])]
+        open_ones = [name for name in stronger if self._is_open(name)]
         return min(open_ones, key=lambda name: len(self._missing(name)), default=None)
+
+    @property
+    def _failed(self) -> set[str]:
+        return {level.name for level in self.levels if level.state == "failed"}
+
+    def _is_open(self, name: str) -> bool:
+        """Whether nothing that was found forbids the class."""
+        if self._failed & set(VETOES[name]):
+            return False
+        if name == BIT_EXACT and not self["L1"].is_bit_exact:
+            return False
+        return not self.changes_precision or name == TASK
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -227,4 +229,9 @@ class GateReport:
         return self._missing(self.nearest) if self.nearest else ()
 
     def _missing(self, name: str) -> tuple[str, ...]:
-        return tuple(one for one in NEEDS[name] if self[one].state != "passed")
+        return tuple(
+            level.name
+            for level in self.levels
+            if (level.name in NEEDS[name] and level.state != "passed")
+            or (level.name in VETOES[name] and level.state == "undecided")
+        )
