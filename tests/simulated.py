@@ -44,21 +44,28 @@ def synchronize(what="Device", **more):
     return Do("synchronize", f"cuda{what}Synchronize", **more)
 
 
+END_OF_STEP = Do("end_step", host_ns=0)
+
+
 @dataclass
 class Machine:
     clock: int = 0
     kernels: list = field(default_factory=list)
     ranges: list = field(default_factory=list)
     ended: dict = field(default_factory=dict)
+    steps: list = field(default_factory=lambda: [0])
 
     def run(self, program):
-        begin = self.clock
-        for number, do in enumerate(program, start=1):
+        for number, do in enumerate((*program, END_OF_STEP), start=1):
             self.clock += do.host_ns
             getattr(self, do.what)(do, number)
-        end = {"kind": "step", "name": "0", "thread": MAIN, "start_ns": begin}
-        self.ranges.append({**end, "duration_ns": self.clock - begin})
         return trace_of(*self.kernels, ranges=self.ranges)
+
+    def end_step(self, do, number):
+        begin, name = self.steps[-1], str(len(self.steps) - 1)
+        step = {"kind": "step", "name": name, "thread": MAIN, "start_ns": begin}
+        self.ranges.append({**step, "duration_ns": self.clock - begin})
+        self.steps.append(self.clock)
 
     def launch(self, do, number):
         """Launch a kernel, once there is room for it in the queue."""
@@ -89,6 +96,8 @@ class Machine:
     def load(self, do, number):
         data = {"kind": "phase", "name": "data", "start_ns": self.clock, "duration_ns": do.ns}
         self.ranges.append({**data, "thread": do.thread})
+        if do.name:
+            self.ranges.append({**data, "kind": "op", "name": do.name, "thread": do.thread})
         self.clock += do.ns
 
     def think(self, do, number):

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from kprof.analyze.idle import causes
 from kprof.analyze.what_if.baseline import find_baseline
-from kprof.analyze.what_if.changes import FASTER, REMOVED, Change
+from kprof.analyze.what_if.changes import FASTER, REMOVED, WITHOUT, Change
 from kprof.analyze.what_if.predict import predict
 from kprof.analyze.what_if.targets import Target
 from kprof.trace import Recording
-from tests.simulated import kernel, record
+from tests.simulated import END_OF_STEP, Do, kernel, record, step_ns, upload
 from tests.whatif_questions import MM, NORM, doubled
 
 # The device needs 47 + 10 x 50 + 9 x 1.4 µs; the host is done after 430.
@@ -71,3 +72,49 @@ def test_the_mean_of_the_recorded_steps_is_held_against_their_own_mean():
     recording = Recording("steps", 9, (4, 5, 6), "device", recorded_ns, (269_000,))
     baseline = find_baseline(replace(trace, meta=replace(trace.meta, recording=recording)))
     assert baseline.step_ns == 269_000
+
+
+# Work of the host's own, which a recorder does not lengthen, amid 20 launches that it does.
+OWN_WORK = {
+    causes.DATA_LOADING: Do("load", ns=400_000),
+    causes.ALLOCATOR: Do("allocate", ns=400_000),
+    causes.PAGEABLE_COPY: upload(400_000),
+}
+
+
+def launching(work, *, slowed=1):
+    """Return a step of the host's, its launches so many times as far apart."""
+    launch = kernel("mm", 4_000, host_ns=slowed * 30_000)
+    return [*[launch] * 10, *work, *[launch] * 10]
+
+
+@pytest.mark.parametrize("cause", OWN_WORK)
+def test_work_of_the_hosts_own_takes_unrecorded_what_it_took(cause):
+    work = [OWN_WORK[cause]]
+    wanted_ns = step_ns(launching(work))
+    after_ns = told(launching(work, slowed=2), Change(WITHOUT, cause=cause), step_ns=wanted_ns)
+    # The bytes of a copy still have to move, beside the host.
+    rest = [kernel("copy", 400_000)] if cause == causes.PAGEABLE_COPY else []
+    assert after_ns == pytest.approx(step_ns(launching(rest)), rel=0.03)
+
+
+def test_operators_that_load_data_are_lengthened_as_others_are():
+    load = Do("load", "aten::stack", ns=400_000)
+    wanted_ns = step_ns(launching([load]))
+    recorded = launching([replace(load, ns=2 * load.ns)], slowed=2)
+    without = Change(WITHOUT, cause=causes.DATA_LOADING)
+    after_ns = told(recorded, without, step_ns=wanted_ns)
+    assert after_ns == pytest.approx(step_ns(launching([])), rel=0.03)
+
+
+def test_the_step_behind_the_recorders_drain_is_none_of_the_mean():
+    step = [*[kernel("mm", 50_000, host_ns=20_000)] * 10, END_OF_STEP]
+    late = [Do("think", host_ns=300_000), *step]
+    trace = record([*late, *step, *step[:-1]])
+    alike_ns = 10 * (50_000 + 1_400)
+    recorded_ns = (3 * find_baseline(trace).step_ns - 2 * alike_ns, alike_ns, alike_ns)
+    recording = Recording("steps", 9, (0, 1, 2), "device", recorded_ns, (alike_ns,))
+    baseline = find_baseline(replace(trace, meta=replace(trace.meta, recording=recording)))
+    assert recorded_ns[0] > 1.5 * alike_ns
+    assert baseline.added_ns
+    assert baseline.replayed_ns == pytest.approx(alike_ns, rel=0.01)

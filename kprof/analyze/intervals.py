@@ -42,6 +42,15 @@ def disjoint(intervals: Intervals) -> Intervals:
     return Intervals(begin[keep], end[keep], row[keep])
 
 
+def either(one: Intervals, other: Intervals) -> Intervals:
+    """Return the union of two unions."""
+    start, end, row = (
+        np.concatenate(pair)
+        for pair in ((one.start, other.start), (one.end, other.end), (one.row, other.row))
+    )
+    return disjoint(Intervals(start, end, row))
+
+
 def length_before(union: Intervals, moment: np.ndarray) -> np.ndarray:
     """Return how much of a union lies before each moment, in ns."""
     if not len(union):
@@ -50,6 +59,11 @@ def length_before(union: Intervals, moment: np.ndarray) -> np.ndarray:
     at = np.searchsorted(union.start, moment, side="right") - 1
     inside = np.clip(moment - union.start[at], 0, (union.end - union.start)[at])
     return np.where(at < 0, 0, before[np.maximum(at, 0)] + inside)
+
+
+def length_in(union: Intervals, since: np.ndarray, until: np.ndarray) -> np.ndarray:
+    """Return how much of a union lies between each two moments, in ns."""
+    return np.asarray(length_before(union, until) - length_before(union, since))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from kprof.analyze.idle import causes
 from kprof.analyze.idle.gaps import BEFORE, INSIDE
 from kprof.analyze.idle.pieces import CODES, LATE, Evidence, Pieces, joined
-from kprof.analyze.intervals import LAST_NS, NOTHING, Intervals, disjoint, length_before
+from kprof.analyze.intervals import LAST_NS, NOTHING, Intervals, disjoint, length_in
 from kprof.analyze.marks import step_rows
 from kprof.trace import Trace
 
@@ -94,7 +94,7 @@ def _held_ns(waits: Intervals, busy: Intervals, trace: Trace) -> np.ndarray:
     The recorder had drained the device: a wait in the first step found less to wait for. It is
     taken to hold the host at least as long as the same call does later, in the median.
     """
-    held_ns = np.asarray(length_before(busy, waits.end) - length_before(busy, waits.start))
+    held_ns = length_in(busy, waits.start, waits.end)
     if trace.meta.recording is None or not len(busy.end) or not len(waits.row):
         return held_ns
     name = trace.ranges["name"].cat.codes.to_numpy(np.int64)

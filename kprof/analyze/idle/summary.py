@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.intervals import Intervals, disjoint, length_before
+from kprof.analyze.intervals import Intervals, disjoint, length_in
 from kprof.analyze.summary import collapse_layers
 from kprof.trace import Trace
 
@@ -103,7 +103,7 @@ def find_exposed_waits(trace: Trace) -> list[ExposedWait] | None:
         others = np.flatnonzero(on_it & is_other)
         busy = disjoint(Intervals(start[others], end[others], others))
         mine = np.flatnonzero(on_it[rows])
-        hidden = length_before(busy, until[mine]) - length_before(busy, start[rows[mine]])
+        hidden = length_in(busy, start[rows[mine]], until[mine])
         exposed[mine] -= hidden
     waiting = until - start[rows]
     return [

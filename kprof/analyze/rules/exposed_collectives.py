@@ -13,7 +13,7 @@ from kprof.analyze.evidence import (
     total_ns,
     whole_of,
 )
-from kprof.analyze.intervals import Intervals, disjoint, length_before
+from kprof.analyze.intervals import Intervals, disjoint, length_in
 from kprof.finding import Finding, Remedy
 from kprof.trace import Trace
 
@@ -67,6 +67,6 @@ def exposed_ns(trace: Trace, is_collective: np.ndarray) -> np.ndarray:
         others = np.flatnonzero(~is_collective & (device == one))
         union = disjoint(Intervals(start[mine], start[mine] + took[mine], mine))
         busy = disjoint(Intervals(start[others], start[others] + took[others], others))
-        hidden = length_before(busy, union.end) - length_before(busy, union.start)
+        hidden = length_in(busy, union.start, union.end)
         np.add.at(total, union.row, union.end - union.start - hidden)
     return np.asarray(total[is_collective])

@@ -17,7 +17,7 @@ from kprof.analyze.evidence import (
     whole_of,
 )
 from kprof.analyze.idle.causes import LAUNCH_BOUND
-from kprof.analyze.intervals import Intervals, disjoint, length_before
+from kprof.analyze.intervals import Intervals, disjoint, length_in
 from kprof.finding import Finding, Remedy
 from kprof.trace import Trace
 
@@ -59,7 +59,7 @@ def _compiling(trace: Trace, rows: np.ndarray) -> Finding:
     spent = int((union.end - union.start).sum())
     begins = trace.idle["start_ns"].to_numpy(np.int64)
     ends = begins + trace.idle["duration_ns"].to_numpy(np.int64)
-    inside = length_before(union, ends) - length_before(union, begins)
+    inside = length_in(union, begins, ends)
     idle_rows = np.flatnonzero(2 * inside > ends - begins)
     # The host's time passes on each of its GPUs.
     held = spent * count_steps(trace) / count_host_steps(trace)

@@ -220,7 +220,7 @@ def _in_order(parts: list[Parts], keys: np.ndarray) -> Edges:
     place[np.argsort(keys, kind="stable")] = np.arange(len(keys))
     forward = np.flatnonzero(place[source] < place[target])
     forward = forward[np.argsort(place[target[forward]], kind="stable")]
-    return Edges(source, target, lag, kind).take(forward)
+    return Edges(source, target, lag, kind, np.zeros_like(lag)).take(forward)
 
 
 def _spans(trace: Trace, program: HostProgram, first: int) -> Spans:
@@ -244,4 +244,4 @@ def _spans(trace: Trace, program: HostProgram, first: int) -> Spans:
             of_node[mine] = len(spans)
             spans.append((rank, NOTHING, begin_ns))
     ranks, mark, begin = np.array(spans, dtype=np.int64).reshape(-1, 3).T
-    return Spans(ranks, of_node, mark, begin)
+    return Spans(ranks, of_node, mark, begin, np.ones(len(ranks), dtype=bool))

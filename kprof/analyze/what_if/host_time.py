@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_before
+from kprof.analyze.intervals import NOTHING, Intervals, disjoint, either, length_in
 from kprof.analyze.what_if.replay import HOST, Replay
+from kprof.analyze.what_if.untouched import untouched
 from kprof.trace import Trace
 
 # What Python does from one operator to the next takes some µs, or tens of them under a recorder.
@@ -47,7 +48,8 @@ def without_host_time(replay: Replay, trace: Trace, gone: np.ndarray) -> Replay:
     edges, program = replay.edges, replay.program
     start, end, row = _spans_of(gone, trace.ranges)
     of_range = program.of_ranges(trace.ranges)[row]
-    lag_ns = edges.lag_ns.astype(float)
+    lag_ns, kept_ns = edges.lag_ns.astype(float), edges.kept_ns.copy()
+    own = untouched(program, trace) if kept_ns.any() else {}
     is_host = edges.kind == HOST
     for one in np.unique(of_range[of_range != NOTHING]).tolist():
         mine = of_range == one
@@ -55,10 +57,24 @@ def without_host_time(replay: Replay, trace: Trace, gone: np.ndarray) -> Replay:
         at = np.flatnonzero(is_host)
         at = at[program.program[edges.target[at]] == one]
         until, since = (program.time_ns[node[at]] for node in (edges.target, edges.source))
+        removed_ns, kept = length_in(union, since, until), edges.kept_ns[at]
+        removed_kept_ns = np.zeros_like(removed_ns)
+        if one in own:
+            removed_kept_ns = np.minimum(_in_both(union, own[one], since, until), kept)
         # Of a lag that is no longer as recorded the same share goes.
-        removed_ns = length_before(union, until) - length_before(union, since)
-        lag_ns[at] *= 1 - removed_ns / np.maximum(until - since, 1)
-    return replace(replay, edges=replace(edges, lag_ns=np.rint(lag_ns).astype(np.int64)))
+        rest = 1 - (removed_ns - removed_kept_ns) / np.maximum(until - since - kept, 1)
+        kept_ns[at] = kept - removed_kept_ns
+        lag_ns[at] = kept_ns[at] + (lag_ns[at] - kept) * np.clip(rest, 0, 1)
+    lag_ns = np.rint(lag_ns).astype(np.int64)
+    return replace(replay, edges=replace(edges, lag_ns=lag_ns, kept_ns=kept_ns))
+
+
+def _in_both(one: Intervals, other: Intervals, since: np.ndarray, until: np.ndarray) -> np.ndarray:
+    """Return how much of the overlap of two unions lies between each two moments."""
+    first, second, together = (
+        length_in(union, since, until) for union in (one, other, either(one, other))
+    )
+    return np.asarray(first + second - together)
 
 
 def _spans_of(gone: np.ndarray, ranges: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

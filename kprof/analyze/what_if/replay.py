@@ -28,10 +28,12 @@ class Edges:
     lag_ns: np.ndarray
     kind: np.ndarray
     """`HOST`, `LAUNCH`, `STREAM`, `ACROSS` streams or within a graph, or `WAIT`."""
+    kept_ns: np.ndarray
+    """Of a lag of the host's, what stays when recording is taken off it."""
 
     def take(self, chosen: np.ndarray) -> Edges:
         """Return the chosen ones, by position or by a mask."""
-        parts = (self.source, self.target, self.lag_ns, self.kind)
+        parts = (self.source, self.target, self.lag_ns, self.kind, self.kept_ns)
         return Edges(*(part[chosen] for part in parts))
 
 
@@ -46,6 +48,19 @@ class Spans:
     """Node at which the first span of each entry's rank begins, or -1."""
     begin_ns: np.ndarray
     """When it begins where no node tells: at the first thing measured."""
+    counts: np.ndarray
+    """Whether it counts in the mean of its rank."""
+
+    def behind_the_first(self) -> Spans:
+        """Return them with a mean of those alone that have one before, where a rank has any.
+
+        Before a recorder's first step the device was drained, so that the host had no lead.
+        """
+        _, first, of, number = np.unique(
+            self.rank, return_index=True, return_inverse=True, return_counts=True
+        )
+        is_behind = np.arange(len(self.rank)) != first[of]
+        return replace(self, counts=is_behind | (number[of] == 1))
 
 
 @dataclass(frozen=True)
@@ -81,15 +96,21 @@ class Replay:
         return np.asarray(np.array(start, dtype=np.int64) + self.duration_ns)
 
     def scaled(self, kind: int, share: float) -> Replay:
-        """Return the replay with the lags of one kind of edges at a share of what they are."""
-        lag_ns = self.edges.lag_ns
+        """Return the replay with the lags of one kind of edges at a share of what they are.
+
+        What is kept of a lag stays.
+        """
+        lag_ns, kept_ns = self.edges.lag_ns, self.edges.kept_ns
         is_longer = (self.edges.kind == kind) & (lag_ns > 0)
-        lag_ns = np.where(is_longer, np.rint(lag_ns * share), lag_ns).astype(np.int64)
+        shorter = kept_ns + np.rint((lag_ns - kept_ns) * share)
+        lag_ns = np.where(is_longer, shorter, lag_ns).astype(np.int64)
         return replace(self, edges=replace(self.edges, lag_ns=lag_ns))
 
     def step_ns(self) -> float:
         """Return what a step takes: of the rank in which it takes longest, on average."""
-        return float(means_of_ranks(self.span_times(self.run()), self.spans.rank).max())
+        counts = self.spans.counts
+        times = self.span_times(self.run())[counts]
+        return float(means_of_ranks(times, self.spans.rank[counts]).max())
 
     def measured(self) -> np.ndarray:
         """Return when each node ended as measured."""

@@ -6,6 +6,7 @@ activities; the activities themselves stay as they are.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean, median
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from kprof.analyze.overhead import measure_cost
 from kprof.analyze.what_if.host_program import MARK
 from kprof.analyze.what_if.replay import HOST, STREAM, Replay
+from kprof.analyze.what_if.untouched import with_untouched
 from kprof.trace import Recording, Trace
 
 # The recorder makes the host's work at most so much of it longer.
@@ -43,9 +45,11 @@ def take_recording_off(replay: Replay, trace: Trace, wanted_ns: int) -> Replay:
     """Return a replay whose steps take about `wanted_ns`.
 
     The host's time is scaled by the largest share that explains such a step, and that the host's
-    own time in unrecorded steps allows. What the device alone still takes too long is taken off
-    its time between activities.
+    own time in unrecorded steps allows; but for that which recording leaves as it is. What the
+    device alone still takes too long is taken off its time between activities. The first step,
+    before which the recorder had drained the device, counts where there is no other.
     """
+    replay = replace(with_untouched(replay, trace), spans=replay.spans.behind_the_first())
     at_least = replay.scaled(HOST, LEAST_HOST_SHARE).step_ns()
     most = host_share(replay, trace)
     replay = _shortened(replay, HOST, (LEAST_HOST_SHARE, most), max(wanted_ns, at_least))
@@ -70,14 +74,16 @@ def _shortened(replay: Replay, kind: int, shares: tuple[float, float], wanted_ns
 def host_share(replay: Replay, trace: Trace) -> float:
     """Return how much of its recorded time in a step the host takes at most without the recorder.
 
-    Known where the host ran ahead of the device in unrecorded steps; else it is all of it.
+    Known where the host ran ahead of the device in unrecorded steps; else it is all of it. Neither
+    counts what is kept of it.
     """
     recording = trace.meta.recording
     alone = own_host_ns(recording) if recording is not None else []
-    recorded_ns = _host_ns(replay)
-    if not alone or recorded_ns <= 0:
+    kept = _per_step(replay, replay.edges.kept_ns)
+    lengthened_ns = _per_step(replay, replay.edges.lag_ns) - kept
+    if not alone or lengthened_ns <= 0:
         return 1.0
-    return float(np.clip(median(alone) / recorded_ns, LEAST_HOST_SHARE, 1.0))
+    return float(np.clip((median(alone) - kept) / lengthened_ns, LEAST_HOST_SHARE, 1.0))
 
 
 def own_host_ns(recording: Recording) -> list[int]:
@@ -88,15 +94,18 @@ def own_host_ns(recording: Recording) -> list[int]:
     return [host_ns for host_ns, step_ns in both if host_ns < IS_AHEAD * step_ns]
 
 
-def _host_ns(replay: Replay) -> float:
-    """Return the mean of the host's own time in the steps of the first rank: without its waits."""
+def _per_step(replay: Replay, ns: np.ndarray) -> float:
+    """Return the mean over the steps of the first rank of what its host's edges have together.
+
+    Of their lags: the host's own time, without its waits.
+    """
     program, edges = replay.program, replay.edges
     marks = np.flatnonzero((program.what == MARK) & (program.rank == program.rank.min(initial=0)))
     rows = program.row[marks]
     is_host = edges.kind == HOST
     own_ns = np.zeros(len(program.time_ns), dtype=np.int64)
     # A point has one such edge, from the point before.
-    own_ns[edges.target[is_host]] = edges.lag_ns[is_host]
+    own_ns[edges.target[is_host]] = ns[is_host]
     until = np.cumsum(own_ns)
     steps = [until[marks[rows == row]] for row in np.unique(rows)]
     return fmean(float(step[-1] - step[0]) for step in steps) if steps else 0.0
