@@ -11,7 +11,7 @@ from kprof.discover import modules_in
 from kprof.trace import Gpu
 from tests.rule_cases import CASES
 from tests.rule_faults import GATE, RMS_NORM, compiling, joined, loss_of, updated
-from tests.rule_traces import US, X, product, ran, repeated, rest, trace_of_work, work
+from tests.rule_traces import MS, US, X, product, ran, repeated, rest, trace_of_work, work
 
 # Rules that weigh what they find by its share of the device time, or of the window.
 WEIGHED = (
@@ -175,3 +175,36 @@ def test_operators_of_unknown_size_are_no_chain():
     row = {**work("aten::mul", 60 * US, "elementwise", 0.8), "shapes": None}
     trace = trace_of_work(*repeated([row], 3), rest(100 * US))
     assert findings("elementwise_chains", trace) == []
+
+
+def copied(ns, num_bytes, name="Memcpy HtoD (Pageable -> Device)", **more):
+    copy = {"name": name, "activity": "memcpy", "kind": "copy", "copied_bytes": num_bytes}
+    return {**ran("aten::copy_", ns), **copy, **more}
+
+
+BYTES = 64 << 20
+AT_55_GB_PER_S, AT_12_GB_PER_S = 1_220_161, 5_592_405
+
+
+def test_a_copy_that_the_device_waits_in_counts_though_the_device_is_never_idle():
+    # On an H100: 64 MiB in 8.76 ms, 1.22 from pinned memory; a step was 37.6 ms, and 31.8 then.
+    (found,) = findings("pageable_copies", trace_of_work(copied(8_760 * US, BYTES), rest(28 * MS)))
+    assert "8.76 ms where pinned ones take 1.22 ms to 5.59 ms" in found.claim
+    assert (found.remedy.best_ns, found.remedy.modest_ns) == (AT_55_GB_PER_S, AT_12_GB_PER_S)
+    assert found.rows == (0,)
+
+
+def test_a_copy_that_pinned_memory_would_not_make_faster_is_none():
+    fast = copied(AT_12_GB_PER_S, BYTES), rest()
+    assert findings("pageable_copies", trace_of_work(*fast)) == []
+    pinned = copied(8_760 * US, BYTES, "Memcpy HtoD (Pinned -> Device)"), rest()
+    assert findings("pageable_copies", trace_of_work(*pinned)) == []
+
+
+def test_a_copy_behind_other_work_costs_the_device_nothing():
+    behind = copied(8 * MS, BYTES, start_ns=10 * US, stream=9)
+    assert findings("pageable_copies", trace_of_work(rest(30 * MS), behind)) == []
+
+
+def test_of_copies_whose_size_nobody_knows_only_idle_time_counts():
+    assert findings("pageable_copies", trace_of_work(copied(8 * MS, None), rest())) == []

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kprof.analyze.intervals import LAST_NS
+from kprof.analyze.intervals import LAST_NS, Intervals, disjoint, length_in
 from kprof.analyze.marks import step_rows
 from kprof.analyze.nesting import NO_ROW, nearest
 from kprof.analyze.steps import count_gpu_steps
@@ -58,6 +58,22 @@ def limits(trace: Trace) -> Int64s:
     limit = trace.kernels["limit_ns"].to_numpy(np.int64, na_value=NO_ROW)
     took = durations(trace)
     return np.where(limit == NO_ROW, took, np.minimum(limit, took))
+
+
+def exposed_ns(trace: Trace, chosen: Bools) -> Int64s:
+    """Return for each chosen activity how long only such ran; each instant counts once."""
+    kernels, took = trace.kernels, durations(trace)
+    start = kernels["start_ns"].to_numpy(np.int64)
+    device = kernels.groupby(["rank", "device"], sort=False).ngroup().to_numpy()
+    total = np.zeros(len(kernels), dtype=np.int64)
+    for one in np.unique(device[chosen]):
+        mine = np.flatnonzero(chosen & (device == one))
+        others = np.flatnonzero(~chosen & (device == one))
+        union = disjoint(Intervals(start[mine], start[mine] + took[mine], mine))
+        busy = disjoint(Intervals(start[others], start[others] + took[others], others))
+        hidden = length_in(busy, union.start, union.end)
+        np.add.at(total, union.row, union.end - union.start - hidden)
+    return np.asarray(total[chosen])
 
 
 def total_ns(trace: Trace, rows: Bools | Int64s) -> int:

@@ -6,14 +6,13 @@ import numpy as np
 
 from kprof.analyze.claims import clipped, in_words, percent
 from kprof.analyze.evidence import (
-    durations,
+    exposed_ns,
     is_one_of,
     per_step,
     share_of_window,
     total_ns,
     whole_of,
 )
-from kprof.analyze.intervals import Intervals, disjoint, length_in
 from kprof.finding import Finding, Remedy
 from kprof.trace import Trace
 
@@ -54,19 +53,3 @@ def check(trace: Trace) -> list[Finding]:
             ),
         )
     ]
-
-
-def exposed_ns(trace: Trace, is_collective: np.ndarray) -> np.ndarray:
-    """Return for each collective how long nothing but collectives ran; each instant counts once."""
-    kernels, took = trace.kernels, durations(trace)
-    start = kernels["start_ns"].to_numpy(np.int64)
-    device = kernels.groupby(["rank", "device"], sort=False).ngroup().to_numpy()
-    total = np.zeros(len(kernels), dtype=np.int64)
-    for one in np.unique(device[is_collective]):
-        mine = np.flatnonzero(is_collective & (device == one))
-        others = np.flatnonzero(~is_collective & (device == one))
-        union = disjoint(Intervals(start[mine], start[mine] + took[mine], mine))
-        busy = disjoint(Intervals(start[others], start[others] + took[others], others))
-        hidden = length_in(busy, union.start, union.end)
-        np.add.at(total, union.row, union.end - union.start - hidden)
-    return np.asarray(total[is_collective])
