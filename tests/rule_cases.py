@@ -174,6 +174,11 @@ CASES: dict[str, Case] = {
         lambda: trace_of_work(product(100 * US, dtype="tf32")),
         lambda: trace_of_work(*repeated([rest()], 20), product(100 * US, dtype="fp32")),
     ),
+    "tf32_products": Case(
+        lambda: trace_of_work(product(500 * US, dtype="tf32"), rest(100 * US)),
+        lambda: trace_of_work(product(250 * US, dtype="bf16"), ran("aten::add", 50 * US)),
+        lambda: trace_of_work(*repeated([rest()], 20), product(500 * US, dtype="tf32")),
+    ),
     "gemm_shapes": Case(
         lambda: trace_of_work(rest(), product(400 * US, n=50257, share=0.3)),
         lambda: trace_of_work(rest(), product(150 * US, n=50304, share=0.8)),

@@ -10,14 +10,15 @@ from kprof.analyze.diagnose import RULES, diagnose, name_of, why_not
 from kprof.discover import modules_in
 from kprof.trace import Gpu
 from tests.rule_cases import CASES
-from tests.rule_faults import GATE, RMS_NORM, compiling, joined, loss_of, updated
+from tests.rule_faults import GATE, RMS_NORM, attention, compiling, joined, loss_of, updated
 from tests.rule_traces import MS, US, X, product, ran, repeated, rest, trace_of_work, work
 
 # Rules that weigh what they find by its share of the device time, or of the window.
 WEIGHED = (
     *("channels_last", "elementwise_chains", "exposed_collectives", "fp32_products"),
     *("fp8_opportunity", "gemm_shapes", "kv_cache_layout", "low_dram_bandwidth"),
-    *("low_occupancy", "math_attention", "needless_checkpointing", "tiny_kernels"),
+    *("low_occupancy", "math_attention", "needless_checkpointing", "tf32_products"),
+    *("tiny_kernels",),
     *("unfused_activation", "unfused_loss", "unfused_norm", "unfused_rope"),
 )
 MODULES = {name_of(module): module for module in modules_in(RULES)}
@@ -208,3 +209,34 @@ def test_a_copy_behind_other_work_costs_the_device_nothing():
 
 def test_of_copies_whose_size_nobody_knows_only_idle_time_counts():
     assert findings("pageable_copies", trace_of_work(copied(8 * MS, None), rest())) == []
+
+
+def test_a_model_in_float32_gains_its_products_and_at_best_half_of_what_moves():
+    rows = [
+        product(500 * US, dtype="tf32"),
+        ran("aten::_efficient_attention_forward", 400 * US, "attention", dtype="fp32", flops=7e10),
+        ran("aten::add", 60 * US, dtype="fp32"),
+        ran("aten::_foreach_add_", 80 * US, "optimizer", dtype="fp32"),
+    ]
+    (found,) = findings("tf32_products", trace_of_work(*rows))
+    # At 70 % of 1,000 Tflop/s.
+    products = round(2 * 4096**3 / 700e12 * 1e9)
+    best = products + 100 * US
+    assert found.remedy.best_ns == pytest.approx(best + 30 * US, abs=2)
+    assert found.remedy.modest_ns == pytest.approx((best + 900 * US) / 2 + 60 * US, abs=2)
+    assert found.rows == (0, 1, 2)
+
+
+def test_attention_spelled_out_in_float32_is_held_against_the_models_own_type():
+    # Torch's fallback computes in float32 what comes in bf16.
+    casts = [ran("aten::_to_copy", 10 * US, "copy", dtype="bf16", shapes=[X]) for _ in range(2)]
+    wide = [{**one, "dtype": "fp32"} for one in attention()]
+    inside = [wide[0], *casts, *wide[1:]]
+    (found,) = findings("math_attention", trace_of_work(rest(), *inside))
+    assert found.remedy.best_ns == pytest.approx(2e10 / 700e12 * 1e9, abs=1)
+
+
+def test_what_torchs_fallback_for_attention_does_in_float32_makes_no_model_of_float32():
+    wide = [{**one, "dtype": "tf32"} for one in attention()]
+    assert findings("tf32_products", trace_of_work(*wide, rest())) == []
+    assert len(findings("tf32_products", trace_of_work(wide[0], rest()))) == 1

@@ -37,15 +37,8 @@ WELL, MODESTLY = 0.7, 0.35
 
 def check(trace: Trace) -> list[Finding]:
     """Find softmaxes between two products of batches, and torch's own fallback for attention."""
-    kernels = trace.kernels
-    is_math = inside_op(trace, MATH)
-    anchors = is_one_of(kernels["op"], *SOFTMAX)
-    is_product = is_one_of(kernels["op"], *PRODUCTS)
-    rows = np.flatnonzero(is_math)
-    if anchors.any() and is_product.any():
-        parts = anchors | is_product | is_one_of(kernels["kind"], *BETWEEN)
-        spelled_out = _between_products(with_neighbours(trace, anchors, parts, REACH), is_product)
-        rows = np.union1d(rows, spelled_out)
+    anchors = is_one_of(trace.kernels["op"], *SOFTMAX)
+    rows = spelled_out(trace)
     if not len(rows) or share_of_device(trace, rows) < LEAST_SHARE:
         return []
     scores = _largest_scores(trace, rows[anchors[rows]])
@@ -67,6 +60,19 @@ def check(trace: Trace) -> list[Finding]:
             command=proof_by_copy(trace, "flash"),
         )
     ]
+
+
+def spelled_out(trace: Trace) -> Int64s:
+    """Return the rows of attention that is computed with its matrix of scores in memory."""
+    kernels = trace.kernels
+    anchors = is_one_of(kernels["op"], *SOFTMAX)
+    is_product = is_one_of(kernels["op"], *PRODUCTS)
+    rows = np.flatnonzero(inside_op(trace, MATH))
+    if anchors.any() and is_product.any():
+        parts = anchors | is_product | is_one_of(kernels["kind"], *BETWEEN)
+        between = _between_products(with_neighbours(trace, anchors, parts, REACH), is_product)
+        rows = np.union1d(rows, between)
+    return rows
 
 
 def _between_products(groups: Groups, is_product: Bools) -> Int64s:
@@ -101,8 +107,17 @@ def _remedy(trace: Trace, rows: np.ndarray, launches: int) -> Remedy:
     flops = trace.kernels["flops"].to_numpy(np.int64, na_value=0)[rows].sum()
     if device is None or not flops:
         return Remedy(best_ns=0, modest_ns=took, launches=launches)
-    types = trace.kernels["dtype"].iloc[rows].dropna().astype(str)
-    main = types.mode().iloc[0] if len(types) else "bf16"
-    peak = device.flops_per_s.get(main) or max(device.flops_per_s.values())
+    peak = device.flops_per_s.get(_main_type(trace, rows)) or max(device.flops_per_s.values())
     best, modest = (min(round(flops / (share * peak) * 1e9), took) for share in (WELL, MODESTLY))
     return Remedy(best_ns=best, modest_ns=modest, launches=launches)
+
+
+def _main_type(trace: Trace, rows: np.ndarray) -> str:
+    """Return the type that another attention would compute in: 16 bits where any row has those.
+
+    Torch's fallback computes in float32 what comes in 16 bits, so that most rows are of float32.
+    """
+    types = trace.kernels["dtype"].iloc[rows].dropna().astype(str)
+    half = types[types.isin(["bf16", "fp16"])]
+    common = (half if len(half) else types).mode()
+    return str(common.iloc[0]) if len(common) else "bf16"
