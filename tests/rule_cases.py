@@ -61,6 +61,10 @@ CASES: dict[str, Case] = {
     "host_stalls": of_planted(
         "python_between_launches", lambda: planted("kernels_too_short", is_faulty=True)
     ),
+    # A service that waits for requests has no work.
+    "host_sleeps": of_planted(
+        "sleeps_in_a_step", lambda: planted("waits_for_requests_with_stacks", is_faulty=True)
+    ),
     "no_cuda_graph_in_decode": Case(
         lambda: decoding(1), lambda: decoding(1, 60 * US), lambda: decoding(4096)
     ),

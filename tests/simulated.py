@@ -100,6 +100,11 @@ class Machine:
             self.ranges.append({**data, "kind": "op", "name": do.name, "thread": do.thread})
         self.clock += do.ns
 
+    def sleep(self, do, number):
+        sleep = {"kind": "python", "name": "<built-in function sleep>", "start_ns": self.clock}
+        self.ranges.append({**sleep, "duration_ns": do.ns, "thread": do.thread})
+        self.clock += do.ns
+
     def think(self, do, number):
         pass
 

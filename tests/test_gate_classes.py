@@ -48,7 +48,9 @@ def passed(*names):
         (passed("L0", "L1", "L2", "L5") | {"L6": "undecided"}, None),
         (passed("L0", "L1", "L2") | {"L5": "undecided"}, None),
         (passed("L0", "L3", "L4") | {"L1": "undecided"}, BEHAVIOURAL),
-        (passed("L0", "L5") | {"L1": "failed", "L6": "undecided"}, REJECT),
+        (passed("L0", "L5") | {"L1": "failed", "L6": "undecided"}, None),
+        (passed("L0") | {"L1": "failed", "L5": "undecided"}, None),
+        (passed("L0") | {"L1": "failed", "L6": "undecided"}, REJECT),
     ],
 )
 def test_a_class_is_reached_by_its_levels_and_kept_back_by_weaker_ones(states, reached):
@@ -78,6 +80,12 @@ def test_the_report_says_what_the_next_class_needs():
     assert report_of(passed("L0") | {"L1": "failed"}).missing == ("L5",)
     assert report_of(passed("L0", "L1", "L2")).missing == ()
     assert report_of(passed("L0", "L1", "L2") | {"L6": "undecided"}).missing == ("L6",)
+
+
+def test_levels_that_a_report_does_not_have_were_not_run():
+    levels = tuple(Level(name, "passed", "") for name in ("L0", "L1"))
+    report = GateReport("swap", levels, ("L0", "L1"))
+    assert (report.reached, report.missing) == (None, ("L2",))
 
 
 def test_a_number_that_is_none_breaks_every_threshold():

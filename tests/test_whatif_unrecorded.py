@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from kprof.analyze.idle import causes
 from kprof.analyze.what_if.baseline import find_baseline
-from kprof.analyze.what_if.changes import FASTER, REMOVED, WITHOUT, Change
+from kprof.analyze.what_if.changes import FASTER, REMOVED, WITHOUT, Change, apply, without_rows
+from kprof.analyze.what_if.dependencies import find_replay
 from kprof.analyze.what_if.predict import predict
 from kprof.analyze.what_if.targets import Target
+from kprof.analyze.what_if.untouched import with_untouched
 from kprof.trace import Recording
 from tests.simulated import END_OF_STEP, Do, kernel, record, step_ns, upload
-from tests.whatif_questions import MM, NORM, doubled
+from tests.whatif_questions import GRAPHS, MM, NORM, doubled
 
 # The device needs 47 + 10 x 50 + 9 x 1.4 µs; the host is done after 430.
 DEVICE_BOUND = [kernel("mm", 50_000, host_ns=40_000) for _ in range(10)]
@@ -118,3 +121,46 @@ def test_the_step_behind_the_recorders_drain_is_none_of_the_mean():
     assert recorded_ns[0] > 1.5 * alike_ns
     assert baseline.added_ns
     assert baseline.replayed_ns == pytest.approx(alike_ns, rel=0.01)
+
+
+def test_what_a_host_that_ran_ahead_kept_is_none_of_what_recording_lengthened():
+    work, slow = [OWN_WORK[causes.ALLOCATOR]], {"ns": 90_000}
+    step = [replace(do, **slow) if do.name == "mm" else do for do in launching(work, slowed=2)]
+    host_ns, device_ns = 20 * 33_000 + 400_000, 20 * (90_000 + 1_400)
+    assert host_ns < 0.9 * device_ns
+    steps, fast = [*[*step, END_OF_STEP] * 3, *step], Change(FASTER, MM, 90 / 4)
+    after_ns = told(steps, fast, step_ns=device_ns, host_ns=(host_ns, host_ns))
+    assert after_ns == pytest.approx(host_ns, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("work", "kept_ns"),
+    [
+        *((one, 400_000) for one in OWN_WORK.values()),
+        (Do("sleep", ns=400_000), 400_000),
+        (Do("think", ns=400_000), 0),
+        (Do("load", "aten::stack", ns=400_000), 0),
+        # As torch's own recorder writes them.
+        (Do("load", "enumerate(DataLoader)#_Iter.__next__", ns=400_000), 400_000),
+    ],
+)
+def test_of_the_hosts_time_what_no_recorder_lengthens_is_kept(work, kept_ns):
+    trace = record(launching([work]))
+    found = with_untouched(find_replay(trace), trace).edges.kept_ns.sum()
+    assert found == pytest.approx(kept_ns, rel=0.03)
+
+
+def test_in_a_graph_nothing_is_left_of_what_recording_did_not_lengthen():
+    launches = [kernel("mm", 1_000, host_ns=30_000)] * 5
+    program = [*launches, OWN_WORK[causes.ALLOCATOR], *launches]
+    replay = with_untouched(find_replay(trace := record(program)), trace)
+    graphed = apply([GRAPHS], replay, trace)
+    is_before_it = np.arange(len(trace.kernels)) == 4
+    assert without_rows(is_before_it, graphed, trace).step_ns() <= graphed.step_ns()
+
+
+def test_the_first_step_counts_where_steps_do_different_work():
+    short = [*[kernel("mm", 5_000, host_ns=20_000)] * 10, END_OF_STEP]
+    long = [*[kernel("mm", 5_000, host_ns=20_000)] * 15, END_OF_STEP]
+    replay = find_replay(record([*short, *long, *short, *long[:-1]]))
+    assert replay.behind_the_drain().step_ns() == replay.step_ns()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kprof.analyze.evidence import count_steps
+from kprof.analyze.idle.causes import NO_WORK
 from kprof.analyze.summary import count_gpus, measure_elapsed
 from kprof.analyze.what_if.baseline import Baseline, find_baseline
 from kprof.analyze.what_if.changes import (
@@ -111,8 +112,11 @@ class Pricer:
     def _lost_ns(self, findings: Sequence[Finding]) -> int:
         """Return what could be gained of the idle time that findings are about, once each piece."""
         rows = sorted({row for one in findings for row in one.idle_rows})
-        lost = self.trace.idle["recoverable_ns"].to_numpy(np.int64, na_value=0)
-        return int(lost[rows].sum())
+        idle = self.trace.idle.iloc[rows]
+        lost = idle["recoverable_ns"].to_numpy(np.int64, na_value=0)
+        # That nothing was to be done takes a rule to deny.
+        is_denied = (idle["cause"] == NO_WORK).to_numpy(bool)
+        return int(np.where(is_denied, idle["duration_ns"].to_numpy(np.int64), lost).sum())
 
     def _bound(self, findings: Sequence[Finding]) -> int:
         """Return the device time and idle time that the remedies could take away, of one step."""

@@ -198,10 +198,16 @@ class GateReport:
         """The strongest class that was shown; REJECT, or None where too little was run to say.
 
         A level that failed rejects, unless levels that do not need it show a weaker class. One that
-        is undecided rejects nothing, and keeps back every class that claims it.
+        is undecided keeps back every class that claims it, and rejects nothing: where only such
+        levels stand between what was run and a class, nobody can say.
         """
-        shown = (name for name in NEEDS if self._is_open(name) and not self._missing(name))
-        return next(shown, REJECT if self._failed else None)
+        open_ones = [name for name in NEEDS if self._is_open(name)]
+        for name in open_ones:
+            if not self._missing(name):
+                return name
+        undecided = self._in_state("undecided")
+        can_tell = all(set(self._missing(name)) - undecided for name in open_ones)
+        return REJECT if self._in_state("failed") and can_tell else None
 
     @property
     def nearest(self) -> str | None:
@@ -211,13 +217,12 @@ class GateReport:
         open_ones = [name for name in stronger if self._is_open(name)]
         return min(open_ones, key=lambda name: len(self._missing(name)), default=None)
 
-    @property
-    def _failed(self) -> set[str]:
-        return {level.name for level in self.levels if level.state == "failed"}
+    def _in_state(self, state: State) -> set[str]:
+        return {level.name for level in self.levels if level.state == state}
 
     def _is_open(self, name: str) -> bool:
         """Whether nothing that was found forbids the class."""
-        if self._failed & set(VETOES[name]):
+        if self._in_state("failed") & set(VETOES[name]):
             return False
         if name == BIT_EXACT and not self["L1"].is_bit_exact:
             return False
@@ -229,9 +234,6 @@ class GateReport:
         return self._missing(self.nearest) if self.nearest else ()
 
     def _missing(self, name: str) -> tuple[str, ...]:
-        return tuple(
-            level.name
-            for level in self.levels
-            if (level.name in NEEDS[name] and level.state != "passed")
-            or (level.name in VETOES[name] and level.state == "undecided")
-        )
+        passed, undecided = self._in_state("passed"), self._in_state("undecided")
+        wanted = set(NEEDS[name]) - passed | set(VETOES[name]) & undecided
+        return tuple(level for level in LEVELS if level in wanted)

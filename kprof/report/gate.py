@@ -43,7 +43,9 @@ def _verdict(report: GateReport) -> str:
     if report.reached == REJECT:
         what = f"{REJECT}: {', '.join(by_state['failed'])} failed"
     elif report.reached is None:
-        what = f"{', '.join(by_state.get('passed', ['nothing']))} passed, which shows no class yet"
+        failed = f", {', '.join(by_state['failed'])} failed" if "failed" in by_state else ""
+        passed = ", ".join(by_state.get("passed", ["nothing"]))
+        what = f"{passed} passed{failed}, which shows no class yet"
     else:
         what = report.reached
     return f"{what}; {nearest}." if nearest else f"{what}."

@@ -74,5 +74,5 @@ def _best_ns(trace: Trace, rows: np.ndarray) -> int:
     compute = flops / (WELL * device.flops_per_s["tf32"]) * 1e9
     memory = np.nan_to_num(num_bytes) / device.memory_bytes_per_s * 1e9
     ratio = device.flops_per_s.get("fp32", device.flops_per_s["tf32"]) / device.flops_per_s["tf32"]
-    compute = np.where(np.isnan(compute), took * min(ratio, 1.0), compute)
+    compute = np.where(~(flops > 0), took * min(ratio, 1.0), compute)
     return int(np.minimum(np.maximum(compute, memory), took).sum())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from kprof.analyze.claims import idle_places, in_words, percent, size_in_words
@@ -13,7 +15,6 @@ from kprof.analyze.evidence import (
     per_step,
     recoverable_idle,
     share_of_window,
-    total_ns,
     whole_of,
 )
 from kprof.analyze.idle.causes import PAGEABLE_COPY, PAGEABLE_UPLOAD
@@ -36,25 +37,28 @@ def check(trace: Trace) -> list[Finding]:
     """
     idle_rows, lost_ns = recoverable_idle(trace, PAGEABLE_COPY)
     is_upload = matches(trace.kernels["name"], PAGEABLE_UPLOAD)
-    rows = np.flatnonzero(is_upload)
-    took = durations(trace)[rows]
-    moved = trace.kernels["copied_bytes"].to_numpy(np.int64, na_value=0)[rows]
+    uploads = np.flatnonzero(is_upload)
+    moved = trace.kernels["copied_bytes"].to_numpy(np.int64, na_value=0)[uploads]
+    took, exposed = durations(trace)[uploads], exposed_ns(trace, is_upload)
     best, modest = (_pinned_ns(moved, took, rate) for rate in RATES)
-    exposed = exposed_ns(trace, is_upload)
     slower_ns = int((exposed * (1 - modest / np.maximum(took, 1))).sum())
     if share_of_window(trace, lost_ns + slower_ns) < LEAST_SHARE:
         return []
-    claim = _claim(trace, rows, int(moved.sum()), (int(best.sum()), int(modest.sum())), lost_ns)
+    is_slow = (exposed > 0) & (best < took)
+    pinned_ns = int(best[is_slow].sum()), int(modest[is_slow].sum())
+    waiting = Remedy(idle_cause=PAGEABLE_COPY)
+    faster = replace(waiting, best_ns=pinned_ns[0], modest_ns=pinned_ns[1])
+    waited_ns = int(exposed.sum()), lost_ns
     return [
         Finding(
             rule="pageable_copies",
-            claim=claim,
+            claim=_claim(trace, uploads, int(moved.sum()), pinned_ns, waited_ns),
             confidence="high",
             effort="low",
-            rows=tuple(rows.tolist()),
+            rows=tuple(uploads[is_slow].tolist()),
             idle_rows=tuple(idle_rows.tolist()),
             details=idle_places(trace, idle_rows),
-            remedy=Remedy(int(best.sum()), int(modest.sum()), idle_cause=PAGEABLE_COPY),
+            remedy=faster if is_slow.any() else waiting,
         )
     ]
 
@@ -66,20 +70,24 @@ def _pinned_ns(moved: np.ndarray, took: np.ndarray, bytes_per_s: float) -> np.nd
 
 
 def _claim(
-    trace: Trace, rows: np.ndarray, moved: int, pinned_ns: tuple[int, int], lost_ns: int
+    trace: Trace,
+    uploads: np.ndarray,
+    moved: int,
+    pinned_ns: tuple[int, int],
+    waited_ns: tuple[int, int],
 ) -> str:
-    steps, took_ns = count_steps(trace), total_ns(trace, rows)
-    number = f"{len(rows) / steps:,.0f}"
+    steps, (exposed_in_all, lost_ns) = count_steps(trace), waited_ns
+    number = f"{len(uploads) / steps:,.0f}"
+    copies = "copy" if number == "1" else "copies"
     size = f", {size_in_words(moved / steps)} in all," if moved else ""
     faster = ""
-    if pinned_ns[1] < took_ns:
+    if pinned_ns[1]:
         low, high = (in_words(per_step(trace, ns)) for ns in pinned_ns)
         faster = f" where pinned ones take {low} to {high}"
     idle = f", and the GPU idles for {in_words(per_step(trace, lost_ns))} after them"
-    copies = "copy" if number == "1" else "copies"
+    share = share_of_window(trace, exposed_in_all + lost_ns)
     return (
         f"{number} {copies}{size} in {whole_of(trace)} from memory that is not pinned take "
-        f"{in_words(per_step(trace, took_ns))}{faster}, the host waits for them"
-        f"{idle if lost_ns else ''} ({percent(share_of_window(trace, took_ns + lost_ns))} of the "
-        f"time)"
+        f"{in_words(per_step(trace, exposed_in_all))} in which nothing else runs{faster}, the host "
+        f"waits for them{idle if lost_ns else ''} ({percent(share)} of the time)"
     )

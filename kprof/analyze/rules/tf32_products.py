@@ -6,6 +6,7 @@ import numpy as np
 
 from kprof.analyze.claims import in_words, percent, proof_by_copy, work_places
 from kprof.analyze.evidence import (
+    Bools,
     durations,
     is_one_of,
     per_step,
@@ -25,8 +26,7 @@ NEEDS = (why_no_device, why_no_ceilings)
 LEAST_SHARE = 0.1
 # Of the peak, what large products and attention reach.
 WELL = 0.7
-# Under autocast some of these stay in float32, in a model of 16 bits none. An optimizer's weights
-# stay as they are in both.
+# What moves half as much in a model of 16 bits. An optimizer's weights stay as they are.
 MOVING = ("elementwise", "norm", "softmax", "reduction", "copy", "loss", "indexing", "embedding")
 
 
@@ -48,17 +48,14 @@ def check(trace: Trace) -> list[Finding]:
     share = share_of_device(trace, multiplying)
     if not (is_product & is_model).any() or share < LEAST_SHARE:
         return []
-    moving = np.flatnonzero(is_one_of(kernels["kind"], *MOVING) & is_wide & is_model)
-    took, moved_ns = total_ns(trace, multiplying), total_ns(trace, moving)
+    took = total_ns(trace, multiplying)
     best = _in_bf16_ns(trace, multiplying)
     faster = device.flops_per_s["bf16"] / device.flops_per_s["tf32"]
-    beside = ""
-    if moved_ns:
-        beside = f", and {in_words(per_step(trace, moved_ns))} of passes in float32 would move half"
+    both = "Products in TF32 and attention in float32" if is_attention.any() else "Products in TF32"
     claim = (
-        f"Products in TF32 and attention in float32 take {in_words(per_step(trace, took))} of "
-        f"{whole_of(trace)}, {percent(share)} of the device time; the {device.name} multiplies "
-        f"{faster:.2g} times as fast in bf16, if the model's quality allows it{beside}"
+        f"{both} take {in_words(per_step(trace, took))} of {whole_of(trace)}, {percent(share)} of "
+        f"the device time; the {device.name} multiplies {faster:.2g} times as fast in bf16, if the "
+        f"model's quality allows it{_beside(trace, is_model & is_wide)}"
     )
     return [
         Finding(
@@ -66,12 +63,28 @@ def check(trace: Trace) -> list[Finding]:
             claim=claim,
             confidence="medium",
             effort="medium",
-            rows=tuple(np.union1d(multiplying, moving).tolist()),
+            rows=tuple(multiplying.tolist()),
             details=work_places(trace, multiplying),
-            remedy=Remedy(best + moved_ns // 2, (best + took) // 2 + moved_ns),
+            remedy=Remedy(best, (best + took) // 2),
             command=proof_by_copy(trace, "bf16"),
         )
     ]
+
+
+def _beside(trace: Trace, is_wide: Bools) -> str:
+    """Return what else would move half as much, where most is multiplied in float32; not priced."""
+    kernels = trace.kernels
+    is_product = is_one_of(kernels["kind"], "gemm", "convolution")
+    in_16_bits = np.flatnonzero(is_product & is_one_of(kernels["dtype"], "bf16", "fp16"))
+    in_tf32 = np.flatnonzero(is_product & is_one_of(kernels["dtype"], "tf32"))
+    moving = (
+        is_wide & is_one_of(kernels["kind"], *MOVING) & is_one_of(kernels["activity"], "kernel")
+    )
+    moved_ns = total_ns(trace, np.flatnonzero(moving & ~is_one_of(kernels["phase"], "optimizer")))
+    # Where most is in 16 bits, what is left in float32 has to be, as under autocast.
+    if not moved_ns or total_ns(trace, in_16_bits) > total_ns(trace, in_tf32):
+        return ""
+    return f", and {in_words(per_step(trace, moved_ns))} of passes in float32 would move half"
 
 
 def _in_bf16_ns(trace: Trace, rows: np.ndarray) -> int:
@@ -83,6 +96,6 @@ def _in_bf16_ns(trace: Trace, rows: np.ndarray) -> int:
     )
     rate = device.flops_per_s["bf16"]
     compute = flops / (WELL * rate) * 1e9
-    compute = np.where(np.isnan(compute), took * device.flops_per_s["tf32"] / rate, compute)
+    compute = np.where(~(flops > 0), took * device.flops_per_s["tf32"] / rate, compute)
     memory = np.nan_to_num(num_bytes) / 2 / device.memory_bytes_per_s * 1e9
     return int(np.minimum(np.maximum(compute, memory), took).sum())

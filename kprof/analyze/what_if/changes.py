@@ -186,7 +186,8 @@ def _graph(change: Change, replay: Replay, trace: Trace) -> Replay:
     lag_ns = np.where(within & (edges.kind == STREAM), between, lag_ns)
     in_graph = is_launch & (target != NOTHING)
     lag_ns = np.where(in_graph, np.maximum(lag_ns, GRAPH_LATENCY_NS), lag_ns)
-    return replace(replay, edges=replace(edges, lag_ns=lag_ns))
+    kept_ns = np.minimum(edges.kept_ns, np.maximum(lag_ns, 0))
+    return replace(replay, edges=replace(edges, lag_ns=lag_ns, kept_ns=kept_ns))
 
 
 def segments(replay: Replay, trace: Trace) -> np.ndarray:

@@ -9,7 +9,6 @@ import pandas as pd
 
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, either, length_in
 from kprof.analyze.what_if.replay import HOST, Replay
-from kprof.analyze.what_if.untouched import untouched
 from kprof.trace import Trace
 
 # What Python does from one operator to the next takes some µs, or tens of them under a recorder.
@@ -49,7 +48,6 @@ def without_host_time(replay: Replay, trace: Trace, gone: np.ndarray) -> Replay:
     start, end, row = _spans_of(gone, trace.ranges)
     of_range = program.of_ranges(trace.ranges)[row]
     lag_ns, kept_ns = edges.lag_ns.astype(float), edges.kept_ns.copy()
-    own = untouched(program, trace) if kept_ns.any() else {}
     is_host = edges.kind == HOST
     for one in np.unique(of_range[of_range != NOTHING]).tolist():
         mine = of_range == one
@@ -59,8 +57,9 @@ def without_host_time(replay: Replay, trace: Trace, gone: np.ndarray) -> Replay:
         until, since = (program.time_ns[node[at]] for node in (edges.target, edges.source))
         removed_ns, kept = length_in(union, since, until), edges.kept_ns[at]
         removed_kept_ns = np.zeros_like(removed_ns)
-        if one in own:
-            removed_kept_ns = np.minimum(_in_both(union, own[one], since, until), kept)
+        if one in replay.untouched:
+            both = _in_both(union, replay.untouched[one], since, until)
+            removed_kept_ns = np.minimum(both, kept)
         # Of a lag that is no longer as recorded the same share goes.
         rest = 1 - (removed_ns - removed_kept_ns) / np.maximum(until - since - kept, 1)
         kept_ns[at] = kept - removed_kept_ns

@@ -6,10 +6,12 @@ earlier than so long after another has ended. Everything begins as early as its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from kprof.analyze.intervals import Intervals
 from kprof.analyze.what_if.host_program import HostProgram
 
 HOST, LAUNCH, STREAM, ACROSS, WAIT = range(5)
@@ -51,17 +53,6 @@ class Spans:
     counts: np.ndarray
     """Whether it counts in the mean of its rank."""
 
-    def behind_the_first(self) -> Spans:
-        """Return them with a mean of those alone that have one before, where a rank has any.
-
-        Before a recorder's first step the device was drained, so that the host had no lead.
-        """
-        _, first, of, number = np.unique(
-            self.rank, return_index=True, return_inverse=True, return_counts=True
-        )
-        is_behind = np.arange(len(self.rank)) != first[of]
-        return replace(self, counts=is_behind | (number[of] == 1))
-
 
 @dataclass(frozen=True)
 class Replay:
@@ -75,6 +66,8 @@ class Replay:
     is_root: np.ndarray
     """Whether nothing tells what it came after: it stays where it was."""
     spans: Spans
+    untouched: Mapping[int, Intervals] = field(default_factory=dict)
+    """By program, when the host did what is kept of its lags; empty where nothing is."""
 
     @property
     def first_activity(self) -> int:
@@ -111,6 +104,19 @@ class Replay:
         counts = self.spans.counts
         times = self.span_times(self.run())[counts]
         return float(means_of_ranks(times, self.spans.rank[counts]).max())
+
+    def behind_the_drain(self) -> Replay:
+        """Return the replay whose mean leaves out a rank's first step if that took longest.
+
+        Before it a recorder drains the device, so that the host has no lead.
+        """
+        rank, times = self.spans.rank, self.span_times(self.measured())
+        counts = np.ones(len(rank), dtype=bool)
+        for one in np.unique(rank):
+            first, *others = np.flatnonzero(rank == one).tolist()
+            if len(others) > 1 and times[first] > times[others].max():
+                counts[first] = False
+        return replace(self, spans=replace(self.spans, counts=counts))
 
     def measured(self) -> np.ndarray:
         """Return when each node ended as measured."""

@@ -6,7 +6,6 @@ activities; the activities themselves stay as they are.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import fmean, median
 
 import numpy as np
@@ -46,10 +45,9 @@ def take_recording_off(replay: Replay, trace: Trace, wanted_ns: int) -> Replay:
 
     The host's time is scaled by the largest share that explains such a step, and that the host's
     own time in unrecorded steps allows; but for that which recording leaves as it is. What the
-    device alone still takes too long is taken off its time between activities. The first step,
-    before which the recorder had drained the device, counts where there is no other.
+    device alone still takes too long is taken off its time between activities.
     """
-    replay = replace(with_untouched(replay, trace), spans=replay.spans.behind_the_first())
+    replay = with_untouched(replay, trace).behind_the_drain()
     at_least = replay.scaled(HOST, LEAST_HOST_SHARE).step_ns()
     most = host_share(replay, trace)
     replay = _shortened(replay, HOST, (LEAST_HOST_SHARE, most), max(wanted_ns, at_least))

@@ -22,35 +22,37 @@ from kprof.trace import Trace
 OF_THEIR_OWN = (causes.PAGEABLE_COPY, causes.ALLOCATOR)
 
 
-def untouched(program: HostProgram, trace: Trace) -> dict[int, Intervals]:
+def with_untouched(replay: Replay, trace: Trace) -> Replay:
+    """Return the replay that knows what is kept of the host's time where recording is taken off."""
+    edges, program = replay.edges, replay.program
+    kept_ns, unions = np.zeros_like(edges.lag_ns), _untouched(program, trace)
+    is_own = (edges.kind == HOST) & (edges.lag_ns > 0)
+    for one, union in unions.items():
+        at = np.flatnonzero(is_own & (program.program[np.where(is_own, edges.target, 0)] == one))
+        since, until = (program.time_ns[node[at]] for node in (edges.source, edges.target))
+        kept_ns[at] = np.minimum(length_in(union, since, until), edges.lag_ns[at])
+    return replace(replay, edges=replace(edges, kept_ns=kept_ns), untouched=unions)
+
+
+def _untouched(program: HostProgram, trace: Trace) -> dict[int, Intervals]:
     """Return for every program of the host when it did what no recorder lengthens.
 
     That is in such calls, and in loads and sleep while no operator and no call is open.
     """
     host = find_host(trace)
     of_range = program.of_ranges(trace.ranges)
+    idle = np.concatenate([host.rows["loaded"], host.rows["waited"]])
     is_recorded = trace.ranges["kind"].isin(["op", "runtime"]).to_numpy(bool)
+    # Some recorders write loads as operators.
     layers = (
-        np.concatenate([host.rows["loaded"], host.rows["waited"]]),
-        np.flatnonzero(is_recorded),
+        idle,
+        np.setdiff1d(np.flatnonzero(is_recorded), idle),
         host.blocking.index[host.blocking.isin(OF_THEIR_OWN)].to_numpy(np.int64),
     )
     return {
         one: _topmost([_union(host, rows[of_range[rows] == one]) for rows in layers], {0, 2})
         for one in np.unique(program.program).tolist()
     }
-
-
-def with_untouched(replay: Replay, trace: Trace) -> Replay:
-    """Return the replay that knows what is kept of the host's time where recording is taken off."""
-    edges, program = replay.edges, replay.program
-    kept_ns = np.zeros_like(edges.lag_ns)
-    is_own = (edges.kind == HOST) & (edges.lag_ns > 0)
-    for one, union in untouched(program, trace).items():
-        at = np.flatnonzero(is_own & (program.program[np.where(is_own, edges.target, 0)] == one))
-        since, until = (program.time_ns[node[at]] for node in (edges.source, edges.target))
-        kept_ns[at] = np.minimum(length_in(union, since, until), edges.lag_ns[at])
-    return replace(replay, edges=replace(edges, kept_ns=kept_ns))
 
 
 def _union(host: Host, rows: np.ndarray) -> Intervals:
