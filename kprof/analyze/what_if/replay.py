@@ -16,6 +16,9 @@ from kprof.analyze.what_if.host_program import HostProgram
 
 HOST, LAUNCH, STREAM, ACROSS, WAIT = range(5)
 LONG_AGO_NS = -(2**62)
+# Of the activities of a step: by as many may others differ that do the same.
+ALIKE = 0.02
+LEAST_STEPS = 3
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray, int]
 """Edges of one kind as they are found: sources, targets, lags, and the kind."""
@@ -106,16 +109,18 @@ class Replay:
         return float(means_of_ranks(times, self.spans.rank[counts]).max())
 
     def behind_the_drain(self) -> Replay:
-        """Return the replay whose mean leaves out a rank's first step if that took longest.
+        """Return the replay whose mean leaves out each rank's first step, where steps are alike.
 
-        Before it a recorder drains the device, so that the host has no lead.
+        Before it a recorder drains the device, so that the host has no lead. Where steps do
+        different work, or are two, none can stand for it.
         """
-        rank, times = self.spans.rank, self.span_times(self.measured())
+        rank, of_node = self.spans.rank, self.spans.of_node[self.first_activity :]
+        work = np.bincount(of_node[of_node >= 0], minlength=len(rank))
         counts = np.ones(len(rank), dtype=bool)
         for one in np.unique(rank):
-            first, *others = np.flatnonzero(rank == one).tolist()
-            if len(others) > 1 and times[first] > times[others].max():
-                counts[first] = False
+            mine = np.flatnonzero(rank == one)
+            is_alike = np.ptp(work[mine]) <= ALIKE * work[mine].max()
+            counts[mine[0]] = len(mine) < LEAST_STEPS or not is_alike
         return replace(self, spans=replace(self.spans, counts=counts))
 
     def measured(self) -> np.ndarray:
