@@ -190,6 +190,8 @@ def _outcome(prediction, truth_ns):
         "target": prediction.target,
         "change": prediction.change,
         "step_ms": prediction.predicted_step_ns / 1e6,
+        "uncertainty_ms": prediction.uncertainty_ns / 1e6,
+        "is_within": abs(prediction.predicted_step_ns - truth_ns) <= prediction.uncertainty_ns,
         "amdahl_ms": prediction.amdahl_step_ns / 1e6,
         "error": prediction.predicted_step_ns / truth_ns - 1,
         "amdahl_error": prediction.amdahl_step_ns / truth_ns - 1,
@@ -233,6 +235,9 @@ def rows_from(scores):
                     **{key: value for key, value in one[way].items() if key != "error"},
                 )
             )
+    known = [one["given"] for one in scores.values() if one["given"]["error"] is not None]
+    within = sum(one["is_within"] for one in known) / len(known) if known else None
+    rows.append(row("given, within what was said", within, "share", "higher", of=len(known)))
     return rows
 
 

@@ -184,7 +184,8 @@ class Prediction:
     amdahl_step_ns: int | None = None
     """The step less the time taken off its activities, whatever else bounds it."""
     uncertainty_ns: int | None = None
-    """What the replay of the unchanged recording misses the measured steps by, at least."""
+    """What the replay of the unchanged recording misses the measured steps by, at least; and what
+    the predicted step changes by with the host's time, as that varies in unrecorded steps."""
     known_share: float = 1.0
     """Of the time of what is put at its roofline, the share whose roofline is known."""
     is_without_recording: bool = False

@@ -23,14 +23,19 @@ QUEUED = [kernel("mm", 10_000, host_ns=0)]
 QUEUED += [kernel(name, 10_000) for name in [*["norm", "mm"] * 9, "norm"]]
 
 
-def told(program, change, *, step_ns, host_ns=(), recorded_ns=None):
-    """Predict a change to a program of which unrecorded steps took `step_ns`."""
+def recorded(program, *, step_ns, host_ns=(), recorded_ns=None):
+    """Record a program of which unrecorded steps took `step_ns`, and their host `host_ns`."""
     trace = record(program)
     recorded_ns = recorded_ns or find_baseline(trace).step_ns
     steps = ((recorded_ns,), (step_ns,) * max(len(host_ns), 1))
     recording = Recording("steps", 9, (5,), "device", *steps, unrecorded_host_ns=host_ns)
-    meta = replace(trace.meta, recording=recording)
-    found = predict([change], find_baseline(replace(trace, meta=meta)))
+    return replace(trace, meta=replace(trace.meta, recording=recording))
+
+
+def told(program, change, *, step_ns, host_ns=(), recorded_ns=None):
+    """Predict a change to a program of which unrecorded steps took `step_ns`."""
+    trace = recorded(program, step_ns=step_ns, host_ns=host_ns, recorded_ns=recorded_ns)
+    found = predict([change], find_baseline(trace))
     assert found.is_without_recording
     assert found.step_ns == step_ns
     return found.predicted_step_ns
@@ -47,6 +52,22 @@ def test_a_host_that_a_full_queue_held_does_not():
     fast = Change(FASTER, MM, 10.0)
     after_ns = told(DEVICE_BOUND, fast, step_ns=559_000, host_ns=(530_000, 540_000))
     assert after_ns == pytest.approx(427_000 + 7_000 + 5_000, rel=0.003)
+
+
+def test_what_hangs_on_the_host_is_as_unsure_as_its_time():
+    hosts = (200_000, 205_000, 215_000, 225_000, 230_000)
+    trace = recorded(DEVICE_BOUND, step_ns=539_600, host_ns=hosts)
+    baseline = find_baseline(trace)
+    bound, free = (predict([Change(FASTER, MM, by)], baseline) for by in (10.0, 1.1))
+    # Of 213.5 µs from the first launch to the last, as most of them lie from their median.
+    assert bound.uncertainty_ns == pytest.approx(213_500 * 13 / 215, rel=0.05)
+    assert free.uncertainty_ns < 2_000
+
+
+def test_of_few_unrecorded_steps_nobody_knows_how_far_they_lie_apart():
+    trace = recorded(DEVICE_BOUND, step_ns=539_600, host_ns=(200_000, 215_000, 230_000))
+    found = predict([Change(FASTER, MM, 10.0)], find_baseline(trace))
+    assert found.uncertainty_ns < 2_000
 
 
 def test_what_the_device_took_longer_for_lay_between_its_activities():
@@ -104,9 +125,9 @@ def test_work_of_the_hosts_own_takes_unrecorded_what_it_took(cause):
 def test_operators_that_load_data_are_lengthened_as_others_are():
     load = Do("load", "aten::stack", ns=400_000)
     wanted_ns = step_ns(launching([load]))
-    recorded = launching([replace(load, ns=2 * load.ns)], slowed=2)
+    slowed = launching([replace(load, ns=2 * load.ns)], slowed=2)
     without = Change(WITHOUT, cause=causes.DATA_LOADING)
-    after_ns = told(recorded, without, step_ns=wanted_ns)
+    after_ns = told(slowed, without, step_ns=wanted_ns)
     assert after_ns == pytest.approx(step_ns(launching([])), rel=0.03)
 
 

@@ -10,7 +10,11 @@ from kprof.analyze.steps import time_steps
 from kprof.analyze.summary import measure_window
 from kprof.analyze.what_if.dependencies import find_replay
 from kprof.analyze.what_if.replay import Replay, means_of_ranks
-from kprof.analyze.what_if.unrecorded import take_recording_off, unrecorded_step_ns
+from kprof.analyze.what_if.unrecorded import (
+    host_spread,
+    take_recording_off,
+    unrecorded_step_ns,
+)
 from kprof.trace import Trace
 
 # A replay that misses the measured step by more than this tells nothing about another one.
@@ -35,6 +39,8 @@ class Baseline:
     uncertainty_ns: int
     added_ns: int = 0
     """What recording had added to a step, and was taken off the host's time."""
+    host_spread: float = 0.0
+    """How far the host's time lies from what it is taken to be in most steps, as a share."""
 
     @property
     def error(self) -> float:
@@ -106,4 +112,5 @@ def _without_recording(recorded: Baseline, replay: Replay) -> Baseline:
         replayed_ns=replayed_ns,
         uncertainty_ns=recorded.uncertainty_ns + missed_ns,
         added_ns=recorded.step_ns - wanted_ns,
+        host_spread=host_spread(recorded.trace),
     )

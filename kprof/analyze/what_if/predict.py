@@ -28,7 +28,7 @@ from kprof.analyze.what_if.changes import (
     rooflines_ns,
     segments,
 )
-from kprof.analyze.what_if.replay import Replay
+from kprof.analyze.what_if.replay import HOST, Replay
 from kprof.analyze.what_if.targets import Target, largest_names, rows_of
 from kprof.trace import Prediction, Trace
 
@@ -62,8 +62,19 @@ def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
         return replace(told, reason=reason, amdahl_step_ns=None if known == 0 else amdahl)
     if baseline.replay is None:
         return replace(told, predicted_step_ns=amdahl, uncertainty_ns=0)
-    predicted = _predicted_ns(apply(changes, baseline.replay, trace), baseline)
-    return replace(told, predicted_step_ns=predicted, uncertainty_ns=baseline.uncertainty_ns)
+    changed = apply(changes, baseline.replay, trace)
+    predicted = _predicted_ns(changed, baseline)
+    missed_ns = baseline.uncertainty_ns + _by_the_host_ns(changed, predicted, baseline)
+    return replace(told, predicted_step_ns=predicted, uncertainty_ns=missed_ns)
+
+
+def _by_the_host_ns(changed: Replay, predicted_ns: int, baseline: Baseline) -> int:
+    """Return how far the step may lie from what is predicted as the host's time varies."""
+    spread = baseline.host_spread
+    if not spread:
+        return 0
+    others = (changed.scaled(HOST, share) for share in (1 - spread, 1 + spread) if share > 0)
+    return max(abs(_predicted_ns(one, baseline) - predicted_ns) for one in others)
 
 
 def _predicted_ns(replay: Replay, baseline: Baseline) -> int:

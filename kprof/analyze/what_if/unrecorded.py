@@ -24,6 +24,9 @@ LEAST_GAP_SHARE = 0.15
 # A host that is done with a step in less of the device's time than this was not held by a full
 # queue: it shows its own time.
 IS_AHEAD = 0.9
+# Of the unrecorded steps: all but the fastest and the slowest tenth. Fewer than this tell nothing.
+MOST_STEPS = (0.1, 0.5, 0.9)
+ENOUGH = 5
 HALVINGS = 10
 PRECISION = 0.001
 
@@ -90,6 +93,22 @@ def own_host_ns(recording: Recording) -> list[int]:
         return []
     both = zip(recording.unrecorded_host_ns, recording.unrecorded_step_ns, strict=True)
     return [host_ns for host_ns, step_ns in both if host_ns < IS_AHEAD * step_ns]
+
+
+def host_spread(trace: Trace) -> float:
+    """Return how far the host's time lies from its median in most unrecorded steps, as a share.
+
+    Its own, where it ran ahead of the device; else that of the steps, which it is taken to make as
+    long as they are. 0 where too few steps tell.
+    """
+    recording = trace.meta.recording
+    if recording is None:
+        return 0.0
+    times = own_host_ns(recording) or list(recording.unrecorded_step_ns)
+    if len(times) < ENOUGH:
+        return 0.0
+    low, middle, high = np.quantile(times, MOST_STEPS).tolist()
+    return float(max(high - middle, middle - low) / max(middle, 1))
 
 
 def _per_step(replay: Replay, ns: np.ndarray) -> float:

@@ -57,11 +57,10 @@ def section_of(
 
 def _lead(told: list[Prediction], whole: str) -> str:
     best = max(told, key=saving)
-    error = (best.uncertainty_ns or 0) / max(best.step_ns, 1)
     return (
         f"{best.target} {best.change}: {whole} would take {format_time(best.predicted_step_ns)} "
-        f"instead of {format_time(best.step_ns)}. Replaying the recording as it is misses the "
-        f"measured time by {format_share(error)}."
+        f"instead of {format_time(best.step_ns)}, give or take {format_share(_missed(best))} at "
+        "least: what replaying the recording as it is misses, and what the host's time varies by."
         + (
             " What recording adds to the host's time is taken off."
             if best.is_without_recording
@@ -76,6 +75,7 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
         Column("Change"),
         Column(whole.split()[-1].capitalize(), "right"),
         Column("Saves", "right"),
+        Column("±", "right"),
         Column("Amdahl", "right"),
         Column("Roofline known for", "right", essential=False),
     )
@@ -85,6 +85,7 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
             one.change,
             format_time(one.predicted_step_ns),
             format_share(saving(one)),
+            format_share(_missed(one)),
             format_time(one.amdahl_step_ns),
             format_share(one.known_share) if "roofline" in one.change else MISSING,
         )
@@ -96,6 +97,11 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
     if any(one.target.startswith("op:") for one in told):
         caption += f" {INSIDE}"
     return Table(columns, rows, caption=caption, terminal_rows=num_rows)
+
+
+def _missed(prediction: Prediction) -> float:
+    """Return the share of the step that a prediction may be off by, at least."""
+    return (prediction.uncertainty_ns or 0) / max(prediction.step_ns, 1)
 
 
 def saving(prediction: Prediction) -> float:
