@@ -8,7 +8,8 @@ and writes `benchmarks/results/whatif_<gpu>_<yyyy-mm>.json` with two scores for 
 * given: told only what the changed kernels take afterwards and how many there are;
 * predicted: told only what kind of change it is (a roofline, removed, graphs), nothing measured.
 
-Beside each stands the plain Amdahl figure. `--tiny` runs the way on the CPU, where a prediction is
+Beside each stands the plain Amdahl figure; and of the former, whether the truth lay within what
+was said that it may be off by. `--tiny` runs the way on the CPU, where a prediction is
 Amdahl's; `--again RESULT` analyzes and scores the runs in `--out` again, which that result is of;
 `--only NAME` takes one change.
 The result is written anew after every change, and after `--minutes` no further one is begun.
