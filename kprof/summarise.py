@@ -253,8 +253,12 @@ def _of_finding(finding: Finding, name: str) -> Predicted:
 def _of_question(asked: Prediction, predicted_step_ns: int) -> Predicted:
     saved, missed = asked.step_ns - predicted_step_ns, asked.uncertainty_ns or 0
     what = f"{asked.target} {asked.change}"
-    basis = "the recording replayed with this change, give or take what the replay itself misses"
-    return Predicted(what, "what-if", what, asked.step_ns, saved - missed, saved + missed, basis)
+    basis = (
+        "the recording replayed with this change, give or take what the replay itself misses and "
+        "what the host's time varies by"
+    )
+    most = min(saved + missed, asked.step_ns)
+    return Predicted(what, "what-if", what, asked.step_ns, saved - missed, most, basis)
 
 
 def find_source(source: Source, folder: Path) -> Path | None:

@@ -1,16 +1,29 @@
 """Each rule fires on its fault, and is silent on the clean twin and on a near miss."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from kprof.analyze.diagnose import RULES, diagnose, name_of, why_not
+from kprof.analyze.saving import find_pricer
 from kprof.discover import modules_in
+from kprof.finding import Remedy
 from kprof.trace import Gpu
+from tests.planted.machine import Machine
 from tests.rule_cases import CASES
-from tests.rule_faults import GATE, RMS_NORM, attention, compiling, joined, loss_of, updated
+from tests.rule_faults import (
+    GATE,
+    RMS_NORM,
+    attention,
+    compiling,
+    explained,
+    joined,
+    loss_of,
+    updated,
+)
 from tests.rule_traces import MS, US, X, product, ran, repeated, rest, trace_of_work, work
 
 # Rules that weigh what they find by its share of the device time, or of the window.
@@ -190,7 +203,7 @@ AT_55_GB_PER_S, AT_12_GB_PER_S = 1_220_161, 5_592_405
 def test_a_copy_that_the_device_waits_in_counts_though_the_device_is_never_idle():
     # On an H100: 64 MiB in 8.76 ms, 1.22 from pinned memory; a step was 37.6 ms, and 31.8 then.
     (found,) = findings("pageable_copies", trace_of_work(copied(8_760 * US, BYTES), rest(28 * MS)))
-    assert "8.76 ms in which nothing else runs where pinned ones take 1.22 ms" in found.claim
+    assert "8.76 ms, where pinned memory takes 1.22 ms to 5.59 ms" in found.claim
     assert (found.remedy.best_ns, found.remedy.modest_ns) == (AT_55_GB_PER_S, AT_12_GB_PER_S)
     assert found.rows == (0,)
 
@@ -217,8 +230,8 @@ def test_only_copies_that_pinned_memory_makes_faster_are_part_of_what_is_saved()
     (found,) = findings("pageable_copies", trace_of_work(*rows))
     assert found.rows == (0, 1)
     assert found.remedy.modest_ns == 2 * AT_12_GB_PER_S
-    assert "3 copies, 192 MiB in all," in found.claim
-    assert "14.4 ms in which nothing else runs" in found.claim
+    assert "3 copies, 192 MiB in all, in a step come from memory that is not pinned" in found.claim
+    assert "14.4 ms in those beside which nothing runs" in found.claim
 
 
 def test_of_copies_whose_size_nobody_knows_only_idle_time_counts():
@@ -261,3 +274,52 @@ def test_what_torchs_fallback_for_attention_does_in_float32_makes_no_model_of_fl
     wide = [{**one, "dtype": "tf32"} for one in attention()]
     assert findings("tf32_products", trace_of_work(*wide, rest())) == []
     assert len(findings("tf32_products", trace_of_work(wide[0], rest()))) == 1
+
+
+def sleeping(amid, *, is_training=False, stacks=True):
+    """Return steps of two passes whose host sleeps between these, or else between the steps."""
+    machine = Machine(1, stacks=stacks)
+
+    def sleep():
+        with machine.python("<built-in function sleep>"):
+            machine.run(8 * MS)
+
+    for number in range(4):
+        with machine.step(number):
+            with machine.phase("forward"):
+                for part in range(40):
+                    machine.kernel("aten::mm", 40 * US)
+                    if amid and part == 20:
+                        sleep()
+            if is_training:
+                with machine.phase("backward"):
+                    machine.kernel("aten::mm", 400 * US)
+        if not amid:
+            sleep()
+    return explained(machine)
+
+
+def test_a_host_that_sleeps_amid_a_pass_is_found_in_inference_and_between_steps_in_training():
+    (found,) = findings("host_sleeps", sleeping(amid=True))
+    assert "<built-in function sleep>" in found.details[0]
+    assert findings("host_sleeps", sleeping(amid=False)) == []
+    assert len(findings("host_sleeps", sleeping(amid=False, is_training=True))) == 1
+
+
+def test_a_host_that_shows_nothing_is_not_said_to_sleep():
+    assert findings("host_sleeps", sleeping(False, is_training=True, stacks=False)) == []
+
+
+def test_sleep_saves_at_most_what_the_device_waits_and_in_graphs_nothing_for_short_ones():
+    trace = sleeping(amid=True)
+    (found,) = findings("host_sleeps", trace)
+    pricer = find_pricer(trace)
+    alone = pricer.price([found])
+    lost_ns = trace.idle["duration_ns"].iloc[list(found.idle_rows)].sum() / 4
+    assert (alone.low_ns, alone.high_ns) == (0, pytest.approx(lost_ns, abs=1))
+    graphs = replace(found, idle_rows=(), remedy=Remedy(graphs=True))
+    together, best = pricer.price([found, graphs]), pricer.price([graphs])
+    assert together.high_ns - best.high_ns == pytest.approx(lost_ns, abs=2)
+    short = replace(trace, idle=trace.idle.assign(duration_ns=trace.idle["duration_ns"] // 4))
+    pricer = replace(pricer, trace=short)
+    assert pricer.price([found, graphs]).high_ns == best.high_ns

@@ -64,6 +64,17 @@ def test_what_hangs_on_the_host_is_as_unsure_as_its_time():
     assert free.uncertainty_ns < 2_000
 
 
+def test_what_recording_leaves_as_it_is_varies_with_the_rest():
+    steps = tuple(range(900_000, 1_250_000, 35_000))
+    program = launching([OWN_WORK[causes.ALLOCATOR]], slowed=2)
+    trace = recorded(program, step_ns=1_070_000)
+    recording = replace(trace.meta.recording, unrecorded_step_ns=steps)
+    trace = replace(trace, meta=replace(trace.meta, recording=recording))
+    found = predict([Change(FASTER, MM, 2.0)], find_baseline(trace))
+    # Eight of ten lie within 126 of 1,057 µs.
+    assert found.uncertainty_ns / found.step_ns == pytest.approx(126 / 1_057, abs=0.005)
+
+
 def test_of_few_unrecorded_steps_nobody_knows_how_far_they_lie_apart():
     trace = recorded(DEVICE_BOUND, step_ns=539_600, host_ns=(200_000, 215_000, 230_000))
     found = predict([Change(FASTER, MM, 10.0)], find_baseline(trace))

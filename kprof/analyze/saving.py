@@ -19,6 +19,7 @@ from kprof.analyze.what_if.baseline import Baseline, find_baseline
 from kprof.analyze.what_if.changes import (
     AVOIDABLE,
     GRAPHED,
+    SILENCE_NS,
     WITHOUT,
     Change,
     apply,
@@ -105,14 +106,19 @@ class Pricer:
         return baseline.replayed_ns - with_durations(replay, after).step_ns()
 
     def _stalls_ns(self, findings: Sequence[Finding]) -> float:
-        """Return the idle time of a step that no replay can take away: the host's long silences."""
-        stalls = [one for one in findings if one.remedy.idle_cause not in (None, *AVOIDABLE)]
-        return self._lost_ns(stalls) / count_steps(self.trace)
+        """Return the idle time of a step that no replay can take away: the host's long silences.
 
-    def _lost_ns(self, findings: Sequence[Finding]) -> int:
+        Of short ones nothing is left where launches come in graphs.
+        """
+        stalls = [one for one in findings if one.remedy.idle_cause not in (None, *AVOIDABLE)]
+        least_ns = SILENCE_NS if any(one.remedy.graphs for one in findings) else 0
+        return self._lost_ns(stalls, least_ns) / count_steps(self.trace)
+
+    def _lost_ns(self, findings: Sequence[Finding], least_ns: int = 0) -> int:
         """Return what could be gained of the idle time that findings are about, once each piece."""
         rows = sorted({row for one in findings for row in one.idle_rows})
         idle = self.trace.idle.iloc[rows]
+        idle = idle[idle["duration_ns"] >= least_ns]
         lost = idle["recoverable_ns"].to_numpy(np.int64, na_value=0)
         # That nothing was to be done takes a rule to deny.
         is_denied = (idle["cause"] == NO_WORK).to_numpy(bool)

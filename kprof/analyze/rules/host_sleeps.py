@@ -26,9 +26,11 @@ AMID = 0.5
 def check(trace: Trace) -> list[Finding]:
     """Find sleep and waiting in training, or amid a model's pass; a service that waits is silent.
 
-    Where stacks tell of it: without, it looks like Python that computes.
+    Where stacks tell of it: without, it looks like Python that computes; and a host that shows
+    nothing at all, outside every step, may do anything.
     """
     rows, _ = recoverable_idle(trace, NO_WORK)
+    rows = rows[trace.idle["evidence_row"].notna().to_numpy(bool)[rows]]
     is_training = is_one_of(trace.kernels["phase"], "backward").any()
     rows = rows if is_training else _amid_passes(trace, rows)
     lost_ns = int(trace.idle["duration_ns"].to_numpy(np.int64)[rows].sum())

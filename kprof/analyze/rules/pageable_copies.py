@@ -15,6 +15,7 @@ from kprof.analyze.evidence import (
     per_step,
     recoverable_idle,
     share_of_window,
+    total_ns,
     whole_of,
 )
 from kprof.analyze.idle.causes import PAGEABLE_COPY, PAGEABLE_UPLOAD
@@ -48,11 +49,10 @@ def check(trace: Trace) -> list[Finding]:
     pinned_ns = int(best[is_slow].sum()), int(modest[is_slow].sum())
     waiting = Remedy(idle_cause=PAGEABLE_COPY)
     faster = replace(waiting, best_ns=pinned_ns[0], modest_ns=pinned_ns[1])
-    waited_ns = int(exposed.sum()), lost_ns
     return [
         Finding(
             rule="pageable_copies",
-            claim=_claim(trace, uploads, int(moved.sum()), pinned_ns, waited_ns),
+            claim=_claim(trace, uploads, uploads[is_slow], pinned_ns, lost_ns),
             confidence="high",
             effort="low",
             rows=tuple(uploads[is_slow].tolist()),
@@ -70,24 +70,23 @@ def _pinned_ns(moved: np.ndarray, took: np.ndarray, bytes_per_s: float) -> np.nd
 
 
 def _claim(
-    trace: Trace,
-    uploads: np.ndarray,
-    moved: int,
-    pinned_ns: tuple[int, int],
-    waited_ns: tuple[int, int],
+    trace: Trace, uploads: np.ndarray, slow: np.ndarray, pinned_ns: tuple[int, int], lost_ns: int
 ) -> str:
-    steps, (exposed_in_all, lost_ns) = count_steps(trace), waited_ns
+    steps, took_ns = count_steps(trace), total_ns(trace, slow)
+    moved = trace.kernels["copied_bytes"].to_numpy(np.int64, na_value=0)[uploads].sum()
     number = f"{len(uploads) / steps:,.0f}"
-    copies = "copy" if number == "1" else "copies"
+    come = "copy{} in {} comes" if number == "1" else "copies{} in {} come"
     size = f", {size_in_words(moved / steps)} in all," if moved else ""
-    faster = ""
-    if pinned_ns[1]:
+    found = []
+    if len(slow):
         low, high = (in_words(per_step(trace, ns)) for ns in pinned_ns)
-        faster = f" where pinned ones take {low} to {high}"
-    idle = f", and the GPU idles for {in_words(per_step(trace, lost_ns))} after them"
-    share = share_of_window(trace, exposed_in_all + lost_ns)
+        those = "" if len(slow) == len(uploads) else " in those beside which nothing runs"
+        took = in_words(per_step(trace, took_ns))
+        found.append(f"{took}{those}, where pinned memory takes {low} to {high}")
+    if lost_ns:
+        found.append(f"{in_words(per_step(trace, lost_ns))} for which the GPU idles afterwards")
     return (
-        f"{number} {copies}{size} in {whole_of(trace)} from memory that is not pinned take "
-        f"{in_words(per_step(trace, exposed_in_all))} in which nothing else runs{faster}, the host "
-        f"waits for them{idle if lost_ns else ''} ({percent(share)} of the time)"
+        f"{number} {come.format(size, whole_of(trace))} from memory that is not pinned, and the "
+        f"host waits: {'; '.join(found)} "
+        f"({percent(share_of_window(trace, took_ns + lost_ns))} of the time)"
     )

@@ -73,7 +73,10 @@ def _by_the_host_ns(changed: Replay, predicted_ns: int, baseline: Baseline) -> i
     spread = baseline.host_spread
     if not spread:
         return 0
-    others = (changed.scaled(HOST, share) for share in (1 - spread, 1 + spread) if share > 0)
+    # What varies is all of the host's time, also what recording leaves as it is.
+    edges = replace(changed.edges, kept_ns=np.zeros_like(changed.edges.kept_ns))
+    whole = replace(changed, edges=edges)
+    others = (whole.scaled(HOST, share) for share in (1 - spread, 1 + spread))
     return max(abs(_predicted_ns(one, baseline) - predicted_ns) for one in others)
 
 

@@ -98,17 +98,19 @@ def own_host_ns(recording: Recording) -> list[int]:
 def host_spread(trace: Trace) -> float:
     """Return how far the host's time lies from its median in most unrecorded steps, as a share.
 
-    Its own, where it ran ahead of the device; else that of the steps, which it is taken to make as
-    long as they are. 0 where too few steps tell.
+    Its own, where it ran ahead of the device in enough of them; else that of the steps, as if it
+    made them as long as they are. At most all of it; 0 where too few steps tell.
     """
     recording = trace.meta.recording
     if recording is None:
         return 0.0
-    times = own_host_ns(recording) or list(recording.unrecorded_step_ns)
+    times = own_host_ns(recording)
+    if len(times) < ENOUGH:
+        times = list(recording.unrecorded_step_ns)
     if len(times) < ENOUGH:
         return 0.0
     low, middle, high = np.quantile(times, MOST_STEPS).tolist()
-    return float(max(high - middle, middle - low) / max(middle, 1))
+    return float(min(max(high - middle, middle - low) / max(middle, 1), 1.0))
 
 
 def _per_step(replay: Replay, ns: np.ndarray) -> float:

@@ -60,11 +60,11 @@ def _lead(told: list[Prediction], whole: str) -> str:
     return (
         f"{best.target} {best.change}: {whole} would take {format_time(best.predicted_step_ns)} "
         f"instead of {format_time(best.step_ns)}, give or take {format_share(_missed(best))} at "
-        "least: what replaying the recording as it is misses, and what the host's time varies by."
+        "least: what replaying the recording as it is misses"
         + (
-            " What recording adds to the host's time is taken off."
+            ", and what the host's time varies by. What recording adds to that is taken off."
             if best.is_without_recording
-            else ""
+            else "."
         )
     )
 

@@ -54,15 +54,19 @@ def render(evidence: Evidence) -> Chapter | Missing:
 def tone_of(gate: GateReport) -> str:
     """Return the tone of a report: good only where a class of equivalence was shown."""
     if gate.reached is None:
-        return "plain"
+        return "warning" if _named(gate, "failed") else "plain"
     return "warning" if gate.reached == REJECT else "good"
+
+
+def _named(gate: GateReport, state: str) -> str:
+    return ", ".join(level.name for level in gate.levels if level.state == state)
 
 
 def _said(gate: GateReport) -> str:
     if gate.reached is not None:
         return CLASSES[gate.reached]
-    passed = [level.name for level in gate.levels if level.state == "passed"]
-    told = f"{', '.join(passed)} passed" if passed else "nothing passed"
+    passed, failed = _named(gate, "passed"), _named(gate, "failed")
+    told = f"{passed or 'nothing'} passed" + (f" and {failed} failed" if failed else "")
     missing = f"; to say more, {', '.join(gate.missing)} would have to pass" if gate.missing else ""
     return f"{told}, which is too little to call it equivalent{missing}"
 
