@@ -4,35 +4,19 @@ import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imp
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
 from kprof.swap import swapped
+from tests import attention_calls as calls
+from tests.attention_calls import Attention
 from tests.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
 
 pytestmark = INTERPRETED
 KERNEL = "decode_attention"
 
 
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
-
-
-def call_of(tokens=1, keys=20, query_heads=4, heads=2, dim=64):
-    return (
-        drawn(1, query_heads, tokens, dim),
-        drawn(1, heads, keys, dim, seed=1),
-        drawn(1, heads, keys, dim, seed=2),
-    )
-
-
-class Attention(nn.Module):
-    def __init__(self, **options):
-        super().__init__()
-        self.options = {"enable_gqa": True, **options}
-
-    def forward(self, q, k, v, **more):
-        return functional.scaled_dot_product_attention(q, k, v, **self.options, **more)
+def call_of(tokens=1, keys=20, **more):
+    return calls.call_of(tokens, keys, **more)
 
 
 def ways_of(swap):

@@ -12,7 +12,7 @@ from kprof.kernels.attention_forward import KERNEL as FORWARD
 from kprof.sites._providers import AS_FAST, UNMEASURED, Providers
 from kprof.swap import swapped
 from tests.kernel_checks import COMPILED, INTERPRETED, quiet_numpy  # noqa: F401
-from tests.prefill_calls import KERNEL, NAME, Attention, call_of, ways_of
+from tests.attention_calls import KERNEL, NAME, Attention, call_of, ways_of
 
 pytestmark = INTERPRETED
 OTHERWISE = "it is called with options that the kernel does not have"

@@ -10,7 +10,7 @@ import torch
 from kprof.sites._providers import UNMEASURED
 from kprof.swap import swapped
 from tests.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
-from tests.prefill_calls import KERNEL, NAME, drawn, ways_of
+from tests.attention_calls import KERNEL, NAME, drawn, ways_of
 
 pytestmark = INTERPRETED
 SMALL = {

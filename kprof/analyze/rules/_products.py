@@ -8,9 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from kprof.analyze.evidence import Int64s, by_shapes, is_one_of, shape_of
+from kprof.analyze.evidence import Int64s, by_shapes, durations, is_one_of, shape_of
 from kprof.trace import Trace
 
+# Of the peak of tensor cores, what large products and attention reach.
+WELL = 0.7
 OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
 
 
@@ -33,6 +35,24 @@ def find_products(trace: Trace) -> Products:
     sizes = by_shapes(trace, rows, _sizes, 4)
     known = sizes.all(axis=1)
     return Products(rows[known], *sizes[known].T)
+
+
+def in_type_ns(trace: Trace, rows: Int64s, now: str, then: str, *, bytes_share: float = 1) -> int:
+    """Return how long rows of type `now` take in type `then`, but for what memory takes, in ns.
+
+    `bytes_share`: of the bytes that they move now. What has no known work takes as much less as
+    the peak of `then` is higher.
+    """
+    device, took = trace.meta.device, durations(trace)[rows]
+    assert device is not None
+    flops, num_bytes = (
+        trace.kernels[name].to_numpy(float, na_value=np.nan)[rows] for name in ("flops", "bytes")
+    )
+    rate = device.flops_per_s[then]
+    compute = flops / (WELL * rate) * 1e9
+    compute = np.where(~(flops > 0), took * device.flops_per_s.get(now, rate) / rate, compute)
+    memory = np.nan_to_num(num_bytes) * bytes_share / device.memory_bytes_per_s * 1e9
+    return int(np.minimum(np.maximum(compute, memory), took).sum())
 
 
 def _sizes(shapes: list[object]) -> tuple[int, int, int, int]:

@@ -7,7 +7,6 @@ import numpy as np
 from kprof.analyze.claims import in_words, percent, proof, work_places
 from kprof.analyze.evidence import (
     count_steps,
-    durations,
     is_one_of,
     per_step,
     share_of_device,
@@ -15,6 +14,7 @@ from kprof.analyze.evidence import (
     whole_of,
     why_no_device,
 )
+from kprof.analyze.rules._products import in_type_ns
 from kprof.analyze.trust.unanswered import why_no_ceilings
 from kprof.finding import Finding, Remedy
 from kprof.trace import Trace
@@ -23,8 +23,6 @@ NEEDS = (why_no_device, why_no_ceilings)
 
 # Below this share of the device time a faster product saves less than a run varies.
 LEAST_SHARE = 0.03
-# What products reach of the peak of tensor cores, for large ones.
-WELL = 0.7
 SETTING = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1"
 
 
@@ -46,7 +44,7 @@ def check(trace: Trace) -> list[Finding]:
         f"float32 on the {device.name}{times}: {in_words(per_step(trace, total_ns(trace, rows)))}, "
         f"{percent(share)} of the device time"
     )
-    best = _best_ns(trace, rows)
+    best = in_type_ns(trace, rows, "fp32", "tf32")
     took = total_ns(trace, rows)
     is_conv = is_one_of(kernels["kind"], "convolution")[rows].all()
     return [
@@ -62,17 +60,3 @@ def check(trace: Trace) -> list[Finding]:
             command="" if is_conv else proof(trace, "--env", SETTING),
         )
     ]
-
-
-def _best_ns(trace: Trace, rows: np.ndarray) -> int:
-    """Return how long the rows take with tensor cores, but for what memory takes."""
-    device, took = trace.meta.device, durations(trace)[rows]
-    assert device is not None
-    flops, num_bytes = (
-        trace.kernels[name].to_numpy(float, na_value=np.nan)[rows] for name in ("flops", "bytes")
-    )
-    compute = flops / (WELL * device.flops_per_s["tf32"]) * 1e9
-    memory = np.nan_to_num(num_bytes) / device.memory_bytes_per_s * 1e9
-    ratio = device.flops_per_s.get("fp32", device.flops_per_s["tf32"]) / device.flops_per_s["tf32"]
-    compute = np.where(~(flops > 0), took * min(ratio, 1.0), compute)
-    return int(np.minimum(np.maximum(compute, memory), took).sum())

@@ -7,7 +7,6 @@ import numpy as np
 from kprof.analyze.claims import in_words, percent, proof_by_copy, work_places
 from kprof.analyze.evidence import (
     Bools,
-    durations,
     is_one_of,
     per_step,
     share_of_device,
@@ -15,6 +14,7 @@ from kprof.analyze.evidence import (
     whole_of,
     why_no_device,
 )
+from kprof.analyze.rules._products import in_type_ns
 from kprof.analyze.rules.math_attention import spelled_out
 from kprof.analyze.trust.unanswered import why_no_ceilings
 from kprof.finding import Finding, Remedy
@@ -24,8 +24,6 @@ NEEDS = (why_no_device, why_no_ceilings)
 
 # Where products are a smaller part, what is gained does not pay for the care that it takes.
 LEAST_SHARE = 0.1
-# Of the peak, what large products and attention reach.
-WELL = 0.7
 # What moves half as much in a model of 16 bits. An optimizer's weights stay as they are.
 MOVING = ("elementwise", "norm", "softmax", "reduction", "copy", "loss", "indexing", "embedding")
 
@@ -49,7 +47,7 @@ def check(trace: Trace) -> list[Finding]:
     if not (is_product & is_model).any() or share < LEAST_SHARE:
         return []
     took = total_ns(trace, multiplying)
-    best = _in_bf16_ns(trace, multiplying)
+    best = in_type_ns(trace, multiplying, "tf32", "bf16", bytes_share=1 / 2)
     faster = device.flops_per_s["bf16"] / device.flops_per_s["tf32"]
     both = "Products in TF32 and attention in float32" if is_attention.any() else "Products in TF32"
     claim = (
@@ -85,17 +83,3 @@ def _beside(trace: Trace, is_wide: Bools) -> str:
     if not moved_ns or total_ns(trace, in_16_bits) > total_ns(trace, in_tf32):
         return ""
     return f", and {in_words(per_step(trace, moved_ns))} of passes in float32 would move half"
-
-
-def _in_bf16_ns(trace: Trace, rows: np.ndarray) -> int:
-    """Return what the rows take in bf16, at what large products reach, and at half the bytes."""
-    device, took = trace.meta.device, durations(trace)[rows]
-    assert device is not None
-    flops, num_bytes = (
-        trace.kernels[name].to_numpy(float, na_value=np.nan)[rows] for name in ("flops", "bytes")
-    )
-    rate = device.flops_per_s["bf16"]
-    compute = flops / (WELL * rate) * 1e9
-    compute = np.where(~(flops > 0), took * device.flops_per_s["tf32"] / rate, compute)
-    memory = np.nan_to_num(num_bytes) / 2 / device.memory_bytes_per_s * 1e9
-    return int(np.minimum(np.maximum(compute, memory), took).sum())

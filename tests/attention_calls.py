@@ -1,4 +1,4 @@
-"""Calls of attention of many queries, for tests of the swap."""
+"""Calls of torch's attention, for tests of the swap."""
 
 import torch
 from torch import nn
@@ -26,8 +26,8 @@ class Attention(nn.Module):
         super().__init__()
         self.options = {"enable_gqa": True, **options}
 
-    def forward(self, q, k, v):
-        return functional.scaled_dot_product_attention(q, k, v, **self.options)
+    def forward(self, q, k, v, **more):
+        return functional.scaled_dot_product_attention(q, k, v, **self.options, **more)
 
 
 def ways_of(swap, kernel="attention_forward"):
