@@ -13,7 +13,7 @@ TOGETHER = -n $(WORKERS) --dist worksteal
 SOURCES := kprof tests examples benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test hostile chromium browser check format gpu clean
+.PHONY: help install demo test slow golden hostile chromium browser check format gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,8 +37,15 @@ demo: $(READY)  ## profile examples/train_tiny.py and say where the report lies
 	@echo
 	@echo "The report: $(CURDIR)/demo.kprof/report.html"
 
-test: $(READY)  ## run the tests that need no GPU
-	$(BIN)/python -m pytest -m "not gpu and not hostile and not browser" $(TOGETHER) $(PYTEST_ARGS)
+test: $(READY)  ## run the tests that need no GPU and no minutes
+	$(BIN)/python -m pytest -m "not gpu and not hostile and not browser and not slow" \
+		$(TOGETHER) $(PYTEST_ARGS)
+
+slow: $(READY)  ## run the slow tests and write for which code they passed (SLOW_ARGS=--if-changed)
+	$(BIN)/python benchmarks/slow_tests.py --workers $(WORKERS) $(SLOW_ARGS)
+
+golden: $(READY)  ## write the golden outputs anew; the diff shows what changed for users
+	$(BIN)/python benchmarks/golden.py
 
 hostile: $(READY)  ## run hostile workloads without and with the recorder (4 minutes; one in six: SAMPLE=6)
 	$(BIN)/python -m pytest -m hostile tests/test_hostile.py $(TOGETHER) $(PYTEST_ARGS)

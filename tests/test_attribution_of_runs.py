@@ -92,6 +92,7 @@ def found(products, *shapes):
     return {place: count / num_steps for place, count in Counter(places).items()}
 
 
+@pytest.mark.slow
 def test_a_product_is_of_the_innermost_module_around_it(products):
     assert found(products, ((2, 8), (8, 13))) == {("kept", "forward", False): 2}
     assert found(products, ((2, 13), (13, 8))) == {("kept", "backward", False): 2}

@@ -89,10 +89,12 @@ def modules_of(folder, phase, operators=("aten::mm", "aten::addmm")):
     return sorted(found["module"].astype(str).unique())
 
 
+@pytest.mark.slow
 def test_products_have_their_modules_when_all_is_compiled_anew(cold):
     assert modules_of(cold, "forward") == modules_of(cold, "backward") == PRODUCTS
 
 
+@pytest.mark.slow
 def test_compiling_makes_the_same_keys_and_graphs_with_and_without_the_recorder(
     cold, tmp_path, capfd
 ):
@@ -107,6 +109,7 @@ def test_compiling_makes_the_same_keys_and_graphs_with_and_without_the_recorder(
     assert any("out of torch's cache" in caveat for caveat in warm.description["caveats"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cold")
 def test_code_out_of_inductors_own_cache_has_its_modules_too(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
@@ -162,6 +165,7 @@ def products_of(name):
     return [path if name == NAMED_FIRST else f"{name}.{path}" for path in PRODUCTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_products_have_their_modules_however_a_model_is_compiled(ways, phase):
     expected = sorted(product for name in WAYS for product in products_of(name))

@@ -55,6 +55,7 @@ def row_of(difference, layout, name):
     return found
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(a=RUNS, b=RUNS)
 def test_every_layout_adds_up_to_the_difference_of_the_steps(a, b):
@@ -74,6 +75,7 @@ def test_a_run_does_not_differ_from_itself(run):
     assert [difference.changes(layout) for layout in LAYOUTS] == [()] * len(LAYOUTS)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(a=RUNS, b=RUNS)
 def test_the_other_way_round_every_difference_changes_its_sign(a, b):

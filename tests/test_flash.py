@@ -174,6 +174,7 @@ def test_gradients_that_nobody_measured_are_torchs():
     assert ways_of(registered) == [(2, None, UNMEASURED)]
 
 
+@pytest.mark.slow
 def test_training_is_ours_in_a_compiled_graph():
     call, registered = call_of(), register_flash_attention("kprof")
     attention.activate_flash_attention_impl("kprof")

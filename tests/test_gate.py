@@ -71,12 +71,14 @@ def test_a_result_speaks_for_what_a_sample_leaves_out():
     tell_if_all_run(GATE, NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=name_of)
 def test_a_seeded_fault_is_caught(fault):
     skip_if_left_out(GATE, NAMES, name_of(fault))
     assert is_caught(fault.subject)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cheat", CHEATS, ids=lambda v: v.name)
 def test_a_cheat_on_the_clock_is_caught(cheat):
     skip_if_left_out(GATE, NAMES, name_of(cheat))
@@ -99,6 +101,7 @@ def test_the_same_code_passes_on_a_gpu(same):
     assert not is_caught(replace(same.subject, device="cuda"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("honest", SAME + HONEST, ids=name_of)
 def test_an_honest_implementation_passes(honest):
     skip_if_left_out(GATE, NAMES, name_of(honest))

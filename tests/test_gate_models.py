@@ -109,6 +109,7 @@ def test_a_model_that_was_broken_generates_other_texts_and_answers_worse():
     assert [report["L4"].state, report["L5"].state] == ["failed", "failed"]
 
 
+@pytest.mark.slow
 def test_honest_parts_train_as_the_replaced_ones_do():
     report = check(levels=("L6",), model=model_with(HONEST))
     assert report["L6"].state == "passed", report["L6"].why

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -290,6 +291,7 @@ RANGE = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(ACTIVITY, min_size=1, max_size=12), st.lists(RANGE, max_size=12))
 def test_the_pieces_of_every_device_are_all_of_its_idle_time_and_never_overlap(activities, ranges):
     trace = analyzed(*activities, ranges=ranges)

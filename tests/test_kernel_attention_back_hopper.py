@@ -123,6 +123,7 @@ def test_heads_share_keys_and_are_worked_off_in_sections(together):
     check(200, 200, heads=6, group=2, batch=2, together=together)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(("left", "right"), [(None, None), (None, 0), (70, 0), (200, None), (9, 9)])
 def test_sums_may_be_added_in_one_order(left, right, dim):

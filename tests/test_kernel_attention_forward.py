@@ -269,6 +269,7 @@ def test_the_kernel_for_hopper_says_why_it_is_not_here():
         KERNEL.provider("kprof-hopper").load()
 
 
+@pytest.mark.slow
 def test_the_gate_passes_in_the_interpreter(monkeypatch):
     monkeypatch.setattr(host, "tiled_for", lambda *about: Tiled(16, 16, 4, 2))
     assert why_untrusted(KERNEL, (2, 1, 1, 20, 20, 1, 64)) == ""

@@ -136,6 +136,7 @@ def test_masks_are_left_out_where_keys_fill_their_blocks_and_all_are_seen(querie
     check(queries, keys, right=None, groups=groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looks_ahead", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize(("heads", "together", "left"), [(4, 4, None), (6, 4, None), (4, 1, 70)])
@@ -153,6 +154,7 @@ def test_three_warpgroups_may_take_turns(queries, left, programs):
     check(queries, 400, left, groups=3, programs=programs, takes_turns=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("programs", [1, 3, 12])
 @pytest.mark.parametrize(("queries", "left"), [(1, None), (300, None), (600, 0), (400, 50)])
@@ -225,6 +227,7 @@ def attend_narrow(queries, keys, left=None, right=0, group=1, batch=1, **how):
     return y, lse.reshape(batch, heads, queries), *wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize(
     ("queries", "keys", "left", "right"),

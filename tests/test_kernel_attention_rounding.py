@@ -87,6 +87,7 @@ def watched():
         yield
 
 
+@pytest.mark.slow
 @INTERPRETED
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (200, 140), (128, 300), (700, 20)])

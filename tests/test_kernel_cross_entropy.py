@@ -46,6 +46,7 @@ def with_options(*options):
 OPTIONS = [(), (3, 0.1, "none")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_gate_trusts_it_in_the_place_of_the_loss_of_hugging_face(options):
     rows = (0, 1) if "none" in options else ()

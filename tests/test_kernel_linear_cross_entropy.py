@@ -61,10 +61,12 @@ def kernel_saving(saves):
     return replace(KERNEL, providers=(Provider("kprof", lambda: run),))
 
 
+@pytest.mark.slow
 def test_the_gate_trusts_it(saves):
     assert why_untrusted(kernel_saving(saves), (3, 8, 37), dtypes=("float32",)) == ""
 
 
+@pytest.mark.slow
 def test_it_is_no_less_accurate_than_what_it_replaces(saves, small_pieces):
     assert why_inaccurate(kernel_saving(saves), (3, 16, 130), num_values=1_000) == ""
 

@@ -47,11 +47,13 @@ LENGTHS = {
 TOO_LONG = (16_384, "float32")
 
 
+@pytest.mark.slow
 @OF_EACH
 def test_the_gate_trusts_it_on_rows_that_are_no_power_of_two(kernel):
     assert why_untrusted(kernel, (3, 37)) == ""
 
 
+@pytest.mark.slow
 @OF_EACH
 def test_it_is_no_less_accurate_than_what_it_replaces(kernel):
     assert why_inaccurate(kernel, (3, 37)) == ""
@@ -64,6 +66,7 @@ def test_rows_of_any_length_have_the_right_results_and_gradients(kernel, shape):
     assert errors_against_truth(kernel, kernel.provider("kprof").load(), arguments) < 2e-6
 
 
+@pytest.mark.slow
 @COMPILED
 @pytest.mark.parametrize("dynamic", [False, True])
 @OF_EACH

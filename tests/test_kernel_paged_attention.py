@@ -136,6 +136,7 @@ def test_a_call_of_the_gate_tells_a_fault_from_rounding(fault, shape):
     assert errors_of([found], [truth_of(call)]) > 0.02
 
 
+@pytest.mark.slow
 def test_the_gate_passes_it_and_finds_scales_of_other_heads():
     ours = KERNEL.provider("kprof").load()
     few = {"distributions": ("normal",), "num_values": 20_000}

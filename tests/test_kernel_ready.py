@@ -80,6 +80,7 @@ def test_what_is_built_beside_is_what_triton_asks_for_once():
     assert found == [[1, first], [1, first], [2, both], [2, both], [3, both]]
 
 
+@pytest.mark.slow
 def test_a_swap_imports_no_compiler_of_torchs():
     asked = "import sys, kprof.swap; print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)

@@ -38,10 +38,12 @@ def angles(length, columns):
     return both.cos(), both.sin()
 
 
+@pytest.mark.slow
 def test_the_gate_trusts_it():
     assert why_untrusted(KERNEL, (2, 1, 2, 1, 6)) == ""
 
 
+@pytest.mark.slow
 def test_it_is_no_less_accurate_than_what_it_replaces():
     assert why_inaccurate(KERNEL, (2, 2, 3, 1, 10), num_values=500) == ""
 

@@ -36,6 +36,7 @@ def reading(request, monkeypatch):
         monkeypatch.setattr(module, "PART", 16)
 
 
+@pytest.mark.slow
 def test_the_gate_trusts_it_on_rows_that_are_no_power_of_two(reading):
     assert why_untrusted(KERNEL, (3, 37)) == ""
 

@@ -76,6 +76,7 @@ def said_by(folder, text, **environment):
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_window_is_marked_and_its_ranges_are_named(tmp_path):
     assert said_by(tmp_path, "for _ in range(5): call()") == [
         *("start", "operators, shapes True", "+ kprof.step#2"),
@@ -84,11 +85,13 @@ def test_the_window_is_marked_and_its_ranges_are_named(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_operators_go_without_shapes_where_nobody_wants_them(tmp_path):
     said = said_by(tmp_path, "for _ in range(5): call()", KPROF_SHAPES="0")
     assert "operators, shapes False" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("leader", "is_leader"), [("0", False), ("1", True)])
 def test_one_rank_marks_the_window_for_all(tmp_path, leader, is_leader):
     environment = {"LOCAL_RANK": "1", "KPROF_LEADER": leader}
@@ -97,6 +100,7 @@ def test_one_rank_marks_the_window_for_all(tmp_path, leader, is_leader):
     assert ("start" in said, "stop" in said) == (is_leader, is_leader)
 
 
+@pytest.mark.slow
 def test_a_window_that_the_script_does_not_finish_is_closed_at_its_end(tmp_path):
     said = said_by(tmp_path, "for _ in range(5): call()", KPROF_STEPS="100")
     assert said[-2:] == ["no operators", "stop"]

@@ -166,6 +166,7 @@ def test_a_run_without_a_window_says_so_and_leaves_no_folder(tmp_path, nsys):
     assert not outcome.folder.exists()
 
 
+@pytest.mark.slow
 def test_steps_that_used_no_gpu_are_the_reason_for_no_report(tmp_path, nsys):
     pytest.importorskip("torch")
     text = "import torch\nm = torch.nn.Linear(2, 2).eval()\nfor _ in range(9): m(torch.ones(1, 2))"
@@ -174,6 +175,7 @@ def test_steps_that_used_no_gpu_are_the_reason_for_no_report(tmp_path, nsys):
     assert not any("wrote no report" in message for message in messages)
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_before_its_window_is_the_reason_for_no_report(tmp_path, nsys):
     pytest.importorskip("torch")
     text = "import torch\nm = torch.nn.Linear(2, 2).eval()\nfor _ in range(4): m(torch.ones(1, 2))"

@@ -112,6 +112,7 @@ def test_a_time_is_the_same_however_it_is_spelled(tmp_path, spelling):
     assert books_of(tmp_path, spelled) == books_of(tmp_path, text)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SMALL, reason="the public traces are not at hand")
 @pytest.mark.parametrize("path", SMALL, ids=[p.name[:20] for p in SMALL])
 def test_public_traces_have_the_same_books_in_every_form(tmp_path, path):
@@ -188,6 +189,7 @@ AROUND = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(SOUND, SOUND, ODD_ARGS, STRANGE), min_size=1, max_size=12), AROUND)
 def test_any_events_balance_or_are_one_clear_error(tmp_path_factory, events, around):

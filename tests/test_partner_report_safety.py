@@ -76,6 +76,7 @@ def elements_of(name, level, template):
     return Elements(page_of(hostile(name), level, template))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("template", ["partner", "engineer"])
 @pytest.mark.parametrize("name", [ATTACK, "\"'><b onclick=x>", "a\ud800b", "\x00\x07"])

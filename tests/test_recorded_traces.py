@@ -33,6 +33,7 @@ def share(trace, rows) -> float:
     return share_of_time(trace.kernels, pd.Series(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_books_balance(name):
     assert balance(opened(name)).balances

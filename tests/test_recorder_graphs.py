@@ -118,6 +118,7 @@ def test_a_capture_inside_the_window_is_recorded_with_it(tmp_path):
     assert not list(run.result.parts[0].glob("graph-*"))
 
 
+@pytest.mark.slow
 def test_a_capture_right_before_the_window_borrows_what_is_set_up_for_it(tmp_path):
     late = "\n".join(
         [

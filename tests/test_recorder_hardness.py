@@ -36,6 +36,7 @@ def infer(num, at_step=lambda step: None):
 """
 
 
+@pytest.mark.slow
 def test_a_complete_window_outlives_a_process_that_is_killed(tmp_path):
     killed = "infer(20, lambda step: os.kill(os.getpid(), 9) if step == 15 else None)\n"
     run = record(tmp_path, MODEL + TRAIN + killed)
@@ -44,6 +45,7 @@ def test_a_complete_window_outlives_a_process_that_is_killed(tmp_path):
     assert run.result.messages == ()
 
 
+@pytest.mark.slow
 def test_a_process_that_leaves_amid_its_window_is_told_how_to_record_sooner(tmp_path):
     leaving = "infer(20, lambda step: os._exit(5) if step == 7 else None)\n"
     result = record(tmp_path, MODEL + TRAIN + leaving).result
@@ -52,6 +54,7 @@ def test_a_process_that_leaves_amid_its_window_is_told_how_to_record_sooner(tmp_
     assert "--skip 0 --steps 1" in result.messages[0]
 
 
+@pytest.mark.slow
 def test_a_profiler_that_will_not_stop_is_told_and_the_script_goes_on(tmp_path):
     sabotage = """
 from torch.profiler import profile
@@ -66,6 +69,7 @@ infer(19)
     assert "CUPTI is gone" in result.messages[0]
 
 
+@pytest.mark.slow
 def test_a_window_that_the_profiler_loses_is_recorded_again(tmp_path):
     once = """
 from torch.profiler import profile
@@ -81,6 +85,7 @@ infer(19, lambda step: setattr(profile, "stop_trace", fail_once) if step == 5 el
     assert "inserted.second" in run.description["caveats"][0]
 
 
+@pytest.mark.slow
 def test_a_script_that_profiles_itself_all_the_time_is_told_why_nothing_is_recorded(tmp_path):
     profiled = "with torch.profiler.profile(): infer(12)\n"
     result = record(tmp_path, MODEL + TRAIN + profiled).result
@@ -98,6 +103,7 @@ second.join()
 """
 
 
+@pytest.mark.slow
 def test_steps_on_another_thread_than_the_first_are_recorded(tmp_path, capfd):
     run = record(tmp_path, MODEL + TRAIN + THREADED)
     assert capfd.readouterr().err == ""
@@ -114,6 +120,7 @@ with ThreadPoolExecutor(2) as pool:
 """
 
 
+@pytest.mark.slow
 def test_threads_begin_the_work_where_the_trace_is_the_main_threads_alone(tmp_path, capfd):
     run = record(tmp_path, MODEL + POOLED, memory=True)
     assert capfd.readouterr().err == ""
@@ -196,6 +203,7 @@ def test_only_what_torch_says_of_the_recorders_own_work_is_silenced(capfd):
     assert "no active profiling session" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_recording_that_kineto_ended_by_itself_says_so(tmp_path):
     script = "torch.autograd._is_kineto_stopped = lambda: True\ntorch.cuda.is_initialized = bool\n"
     ending = """
@@ -224,6 +232,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_spawned_process_at_once_as_it_may_wait_where_python_hears_nothing(
     tmp_path, capfd
 ):

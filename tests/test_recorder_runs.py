@@ -27,6 +27,7 @@ def training(tmp_path_factory):
     return record(folder, MODEL + TRAINING, "--lr", "3")
 
 
+@pytest.mark.slow
 def test_a_training_loop_is_recorded_after_its_warm_up(training):
     assert training.description["num_steps_seen"] == 20
     assert training.recorded_steps() == [5, 6, 7]
@@ -66,6 +67,7 @@ COMPILERS = (
 )
 
 
+@pytest.mark.slow
 def test_each_generation_is_one_step_whatever_it_calls_inside(tmp_path, capfd):
     script = MODEL + "for _ in range(9): model.generate(torch.ones(1, 4), 4)\n"
     run = record(tmp_path, script + COMPILERS)

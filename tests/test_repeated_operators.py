@@ -76,6 +76,7 @@ class _Silent(Kernel):
         return super()._compile(*arguments, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _calls())
 def test_operators_of_one_launch_hand_the_driver_their_inputs_and_results(cases, monkeypatch, name):
     addresses = []
@@ -111,6 +112,7 @@ def test_operators_of_one_launch_hand_the_driver_their_inputs_and_results(cases,
         calls.clear()
 
 
+@pytest.mark.slow
 def test_what_calls_take_without_their_launches_is_measured_anywhere():
     script = Path(__file__).parents[1] / "benchmarks" / "host_calls.py"
     command = [sys.executable, str(script), "--repeats", "1"]

@@ -79,6 +79,7 @@ def test_without_the_hosts_limit_other_remedies_save_more_than_alone():
     assert told.together.high_ns > sum(one.saving.high_ns for one in told.findings)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not OTHERS, reason="the collection of public traces is not here")
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
 def test_of_any_trace_a_finding_saves_at_most_the_step(path):

@@ -39,6 +39,7 @@ for _ in range(6):
 """
 
 
+@pytest.mark.slow
 def test_kernels_take_over_after_a_step_and_the_report_says_where(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(TRAIN)

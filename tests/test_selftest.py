@@ -66,6 +66,7 @@ def stopped(pairs):
     return next(pairs[:n] for n in range(6, 41) if is_enough(PLAN, pairs[:n]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["independent", "all together", "heavy tails"])
 @pytest.mark.parametrize("effect", [0.0, 0.01])
 def test_what_is_calibrated_is_what_judges(name, effect):
@@ -105,6 +106,7 @@ def test_a_claim_that_is_material_is_counted_where_there_is_no_difference():
     assert early.false_material.count == sum(claim.is_material for claim in at_stop)
 
 
+@pytest.mark.slow
 def test_random_pairs_keep_to_their_error_under_every_noise(calibration):
     worst = max(s.fixed.false_positive.share for s in calibration.scenarios)
     # 4 % allowed: as many of 400 only once in a thousand, in any of nine noises.

@@ -34,12 +34,14 @@ def verdicts(percentile, num, factor):
     return [judge_times(target, [Sample(run, run)]).verdict for run in draws(num)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("percentile", "num"), [("50", 50), ("95", 200), ("99", 459)])
 def test_a_missed_limit_is_called_met_in_at_most_1_percent(percentile, num):
     found = verdicts(percentile, num, factor=0.999999)
     assert found.count("MET") <= MOST_FALSE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("percentile", "num"), [("50", 50), ("95", 200), ("99", 459)])
 def test_a_kept_limit_is_called_missed_in_at_most_1_percent(percentile, num):
     found = verdicts(percentile, num, factor=1.000001)

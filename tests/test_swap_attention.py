@@ -131,6 +131,7 @@ def decoded(transformers, model, cache="dynamic", tokens=3, padding=None):
     return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -227,6 +228,7 @@ def eager_or_compiled(transformers, is_compiled):
 UNENDING = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_generating_with_a_static_cache_decodes_with_the_kernel(transformers, is_compiled):
     torch.compiler.reset()

@@ -30,6 +30,7 @@ class Graphs:
         return graph.forward
 
 
+@pytest.mark.slow
 def test_a_model_compiles_whole_within_a_swap_and_gives_the_same():
     model = Model()
     wanted = model(tokens(), tokens())

@@ -102,6 +102,7 @@ def alone(model, x):
 JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")
 
 
+@pytest.mark.slow
 def test_from_the_second_call_on_each_activation_is_cast_by_what_made_it(model, casts):
     x = given()
     expected = alone(model, x)
@@ -158,6 +159,7 @@ def test_an_activation_that_a_hook_changed_is_cast_anew(model, casts):
     assert "1.self_attn.q_proj" in joined(swap)
 
 
+@pytest.mark.slow
 def test_an_activation_that_a_hook_replaced_is_cast_anew(model):
     model[0].mlp.gate_proj.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
     x = given()
@@ -169,6 +171,7 @@ def test_an_activation_that_a_hook_replaced_is_cast_anew(model):
     assert "0.mlp.up_proj" in joined(swap)
 
 
+@pytest.mark.slow
 def test_training_casts_as_ever_in_between(model):
     x = given()
     with swapped(model, *TOGETHER) as swap:
@@ -205,6 +208,7 @@ def test_another_capture_reads_nothing_of_the_last(model, monkeypatch):
     assert torch.equal(found, alone(model, x))
 
 
+@pytest.mark.slow
 def test_rows_of_another_number_are_other_rows(model):
     with torch.no_grad(), swapped(model, *TOGETHER) as swap:
         found = [model(given(n, seed=n)) for n in (5, 1, 8, 5)]
@@ -232,6 +236,7 @@ def test_a_module_that_norms_in_between_takes_nothing_away(route):
     assert set(joined(swap)) == {"1.q_proj", "1.k_proj", "1.v_proj"}
 
 
+@pytest.mark.slow
 @COMPILED
 def test_compiled_graphs_hold_the_cast_and_neither_make_nor_read_twins(model):
     x = given()

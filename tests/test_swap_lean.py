@@ -43,6 +43,7 @@ def gradients_of(mlp, x, result):
     return torch.autograd.grad(result.square().sum(), [x, *mlp.parameters()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "activation"), [("swiglu", None), ("geglu", nn.GELU(approximate="tanh"))]
 )
@@ -81,6 +82,7 @@ def test_what_was_written_over_meanwhile_is_an_error_as_ever():
         loss.backward()
 
 
+@pytest.mark.slow
 def test_nothing_is_held_once_gradients_are_there():
     mlp, x = made()
     seen = []

@@ -83,6 +83,7 @@ def told(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_a_model_in_shards_trains_the_same_and_its_sharded_optimizer_steps_as_before(told):
     for ((wanted, weights, _), (got, others, calls)), _ in told:
         torch.testing.assert_close(got, wanted)

@@ -14,12 +14,14 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_by_itself_leaves_what_there_was(tmp_path):
     trial = run(tmp_path, MODEL + "serve(40)", "A" * 500, window_s=1e-9)
     assert 0 < len(trial.windows) < 500
     assert trial.exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_script_without_steps_has_its_whole_time(tmp_path):
     trial = run(tmp_path, "import torch, time; time.sleep(0.2)")
     assert (trial.windows, trial.rule, trial.exit_code) == ((), "", 0)
@@ -33,6 +35,7 @@ def test_a_run_is_bounded(tmp_path):
     assert trial.problems == ("It was ended after 0.5 s, its longest time.",)
 
 
+@pytest.mark.slow
 def test_a_crash_of_the_workload_tells_its_last_words_and_keeps_what_was_measured(tmp_path):
     script = MODEL + "serve(40)\nraise ValueError('out of luck')"
     with pytest.raises(TrialError, match=r"A: .*exit code 1.*\n(.*\n)*.*out of luck") as caught:
@@ -41,6 +44,7 @@ def test_a_crash_of_the_workload_tells_its_last_words_and_keeps_what_was_measure
     assert caught.value.trial.exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_death_by_a_signal_is_named(tmp_path):
     script = MODEL + "serve(9)\nimport os; os.kill(os.getpid(), 11)"
     with pytest.raises(TrialError, match="SIGSEGV"):
@@ -67,6 +71,7 @@ print(ignoring.pid, apart.pid, flush=True)
 """
 
 
+@pytest.mark.slow
 def test_all_that_the_workload_started_ends_with_it(tmp_path, monkeypatch):
     monkeypatch.setattr("kprof.collect.processes.PATIENCE_S", 0.5)
     trial = run(tmp_path, LEAVES_CHILDREN + MODEL + "serve(10 ** 9)")
@@ -93,6 +98,7 @@ def heard():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heard")
 def test_ctrl_c_reaches_the_workload_and_the_caller(tmp_path):
     script = (

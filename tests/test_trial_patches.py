@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.slow
 def test_the_patch_holds_in_every_step_of_b_and_in_none_of_a(tmp_path):
     script = (
         MODEL
@@ -31,6 +32,7 @@ serve(10 ** 9)
     assert inside == {"A": {"forward"}, "B": {"slow_forward"}}
 
 
+@pytest.mark.slow
 def test_a_crash_under_the_patch_is_that_of_b(tmp_path):
     with pytest.raises(TrialError, match=r"^B: (.*\n)*.*only in B"):
         run(tmp_path, MODEL + "serve(10 ** 9)", "AB", patch="failing")
@@ -46,17 +48,20 @@ def test_steps_are_heard_under_a_patch_that_replaces_the_optimizers_own(tmp_path
     assert [window.arm for window in trial.windows] == ["A", "B", "A"]
 
 
+@pytest.mark.slow
 def test_a_step_around_the_optimizers_own_is_one_step(tmp_path):
     trial = run(tmp_path, MODEL + "train(10 ** 9)", "ABBA", patch="slow_step")
     of_b = [window for window in trial.windows if window.arm == "B"]
     assert all(min(window.steps_ns) > 20e6 for window in of_b)
 
 
+@pytest.mark.slow
 def test_generations_are_heard_under_a_patch_that_replaces_generate(tmp_path):
     trial = run(tmp_path, MODEL + WRITER, "ABA", patch="generating")
     assert [window.arm for window in trial.windows] == ["A", "B", "A"]
 
 
+@pytest.mark.slow
 def test_a_patch_under_which_no_step_can_be_heard_is_the_patchs_fault(tmp_path):
     script = (
         MODEL
@@ -79,12 +84,14 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_a_patch_that_compiled_code_does_not_see_is_told(tmp_path):
     trial = run(tmp_path, MODEL + COMPILED, "AB", patch="slow")
     assert "compiled nothing anew inside it" in trial.problems[0]
     assert [window.arm for window in trial.windows] == ["A", "B"]
 
 
+@pytest.mark.slow
 def test_a_patch_that_has_the_model_compiled_anew_is_seen(tmp_path):
     trial = run(tmp_path, MODEL + COMPILED, "AB", patch="slow_anew")
     assert trial.problems == ()

@@ -31,6 +31,7 @@ train(10 ** 9)
 )
 
 
+@pytest.mark.slow
 def test_a_step_makes_as_many_calls_inside_an_empty_change_as_outside_after_any_number_of_turns(
     tmp_path,
 ):

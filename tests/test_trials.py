@@ -27,6 +27,7 @@ def flipped(tmp_path_factory):
     return run(folder, script + "train(10 ** 9)", "ABBA", patch="slow")
 
 
+@pytest.mark.slow
 def test_each_letter_of_the_schedule_is_a_window(flipped):
     assert shape(flipped) == [
         ("A", True, True),
@@ -69,6 +70,7 @@ def test_nothing_is_said_of_a_gpu_where_there_is_none(flipped):
     assert (flipped.joules_per_step, flipped.why_no_energy) == (None, "no GPU took part")
 
 
+@pytest.mark.slow
 def test_whoever_asks_for_windows_may_stop_before_the_schedule_ends(tmp_path):
     trial = run(tmp_path, MODEL + "serve(10 ** 9)", "A" * 500, lambda windows: len(windows) >= 2)
     assert 2 <= len(trial.windows) < 500
@@ -80,6 +82,7 @@ def test_calls_of_a_model_that_is_not_trained_are_timed(tmp_path):
     assert "outermost call" in trial.rule
 
 
+@pytest.mark.slow
 def test_a_window_holds_what_lies_between_the_steps(tmp_path):
     script = MODEL + "model.eval()\nwhile True:\n    model(torch.ones(1, 4)); time.sleep(0.02)\n"
     trial = run(tmp_path, script)
@@ -100,6 +103,7 @@ def test_a_step_that_the_user_named_is_timed(tmp_path):
     assert 'range called "step"' in trial.rule
 
 
+@pytest.mark.slow
 def test_a_block_that_the_script_would_record_runs_as_it_is(tmp_path):
     script = MODEL + "import kprof\nwith kprof.profile('own.kprof'): serve(10 ** 9)\n"
     trial = run(tmp_path, script)
@@ -107,6 +111,7 @@ def test_a_block_that_the_script_would_record_runs_as_it_is(tmp_path):
     assert not Path("own.kprof").exists()
 
 
+@pytest.mark.slow
 def test_an_evaluation_before_the_training_is_left_out(tmp_path):
     script = (
         MODEL
@@ -124,6 +129,7 @@ train(10 ** 9)
     assert "windows of another kind of step are left out" in trial.problems[0]
 
 
+@pytest.mark.slow
 def test_an_evaluation_amid_the_training_is_waited_for(tmp_path):
     script = (
         MODEL
@@ -149,6 +155,7 @@ def test_the_variants_environment_reaches_the_workload(tmp_path, monkeypatch):
     assert (trial.label, trial.log.read_text()) == ("B", "green False\n")
 
 
+@pytest.mark.slow
 def test_workers_of_a_loader_are_no_ranks(tmp_path):
     script = (
         MODEL
@@ -172,6 +179,7 @@ if __name__ == "__main__":
     assert (len(trial.windows), trial.problems) == (2, ())
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_no_rank_and_it_is_said_where_it_trains(tmp_path):
     script = (
         MODEL
@@ -200,6 +208,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_ranks_change_arms_at_the_same_steps(tmp_path):
     module = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     command = (sys.executable, *module, str(tmp_path / "script.py"))

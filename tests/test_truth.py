@@ -29,6 +29,7 @@ def as_written(value):
     return "" if value is None else str(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: Path(row["file"]).name[:40])
 def test_a_public_trace_is_counted_exactly(row):
     trace = measured(read([TRACES / row["file"]]))

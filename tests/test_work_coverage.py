@@ -76,6 +76,7 @@ def test_nearly_all_device_time_of_own_traces_has_known_work():
     check_coverage(OWN)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not OTHERS, reason="the recorded traces of others are not here")
 def test_nearly_all_device_time_of_traces_with_shapes_has_known_work():
     check_coverage(OWN + OTHERS)
