@@ -30,6 +30,7 @@ LONGEST_NS = 2.0**62
 # What is left off a file's name to make its run's, in this order.
 SUFFIXES = (
     ".gz",
+    ".zst",
     ".json",
     ".sqlite",
     ".csv",

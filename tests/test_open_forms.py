@@ -127,7 +127,7 @@ def test_public_traces_have_the_same_books_in_every_form(tmp_path, path):
     "times",
     [
         [{"ts": -4e15}, {"ts": 4e15}],
-        [{"dur": 3e15}, {"dur": 3e15}],
+        [{"dur": 3e15}, {"dur": 3e15, "ts": 2}],
     ],
 )
 def test_times_that_cannot_be_added_up_are_one_clear_error(tmp_path, times):

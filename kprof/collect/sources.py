@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import stat
-import zlib
 from pathlib import Path
 from types import ModuleType
 
 from kprof.collect.foreign import refusal
 from kprof.collect.nsys import REPORT_SUFFIX
+from kprof.collect.readers._kineto.source import PACKED, unpacked_head
 from kprof.discover import modules_in
 from kprof.errors import TraceError
 from kprof.saved import META_FILE, is_saved
@@ -17,7 +17,10 @@ from kprof.trace import Trace
 
 # Enough of a file to see who wrote it.
 HEAD_BYTES = 1 << 16
-SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", REPORT_SUFFIX)
+SUFFIXES = (
+    *(f"{suffix}{packed}" for suffix in (".json", ".sqlite") for packed in ("", *PACKED)),
+    REPORT_SUFFIX,
+)
 
 
 def read_each(paths: list[Path]) -> list[Trace]:
@@ -68,7 +71,7 @@ def _files_of(path: Path) -> list[Path]:
 
 def _is_exported(path: Path) -> bool:
     """Tell a report of Nsight Systems beside which its own export lies: it would count twice."""
-    exports = (path.with_suffix(suffix) for suffix in (".sqlite", ".sqlite.gz"))
+    exports = (path.with_suffix(f".sqlite{packed}") for packed in ("", *PACKED))
     return path.suffix == REPORT_SUFFIX and any(export.exists() for export in exports)
 
 
@@ -121,16 +124,8 @@ def _readers() -> list[ModuleType]:
 
 
 def head_of(path: Path) -> bytes:
-    """Return the beginning of a file, unpacked when it is a gzip file."""
+    """Return the beginning of a file, unpacked as far as it can be."""
     try:
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-        if head[:2] == b"\x1f\x8b":
-            return zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)
+        return unpacked_head(path, HEAD_BYTES)
     except OSError as error:
         raise _unreadable(path, error) from error
-    except zlib.error as error:
-        raise TraceError(
-            f"{path.name} is damaged: {error}", fix="copy the file again, in binary mode"
-        ) from error
-    return head

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pandas as pd
 from kprof.collect.readers._kineto.damage import DamageError, NotATraceError
 from kprof.collect.readers._kineto.document import Document, read_document
 from kprof.collect.readers._kineto.events import ROLE_OF_CATEGORY
+from kprof.collect.readers._kineto.flows import arrows_in
+from kprof.collect.readers._kineto.joins import settle
 from kprof.collect.readers._kineto.merge import Merger
-from kprof.collect.readers._kineto.source import json_text_of
+from kprof.collect.readers._kineto.source import json_text_of, mapped
 from kprof.collect.readers._kineto.tables import (
     kernels_of,
     notes_of,
@@ -44,7 +48,7 @@ def knows(path: Path, head: bytes) -> bool:
     """Say whether the file could be a trace of Kineto: JSON by its name or by what it holds."""
     if path.is_dir() or _PROTON.match(head):
         return False
-    is_named_json = path.name.endswith((".json", ".json.gz"))
+    is_named_json = path.name.endswith((".json", ".json.gz", ".json.zst"))
     is_json = head.lstrip()[:1] in (b"{", b"[")
     return is_named_json or (is_json and (b'"traceEvents"' in head or b'"ph"' in head))
 
@@ -55,11 +59,14 @@ def read(path: Path) -> Trace:
     Raises:
         TraceError: the file is damaged, is another tool's, or holds nothing to analyze.
     """
+    losses: list[str] = []
     try:
-        with json_text_of(path) as text:
+        with json_text_of(path, losses) as text:
             _refuse_other_formats(path, text.read(64))
             document = read_document(text)
             raw_json_bytes = text.seek(0, 2)
+            merger = Merger(document.shares)
+            settled = settle(merger, lambda: arrows_in(mapped(text)))
     except DamageError as error:
         raise TraceError(f"{path.name}: {error.problem}", fix=error.fix) from None
     except NotATraceError as error:
@@ -67,11 +74,17 @@ def read(path: Path) -> Trace:
             f"{path.name} is JSON without a list of `traceEvents`; it holds {error}",
             fix=_RECORD,
         ) from None
-    merger = Merger(document.shares)
     sizes = {"file_bytes": path.stat().st_size, "raw_json_bytes": raw_json_bytes}
-    counts = {**merger.counts(), **sizes}
+    counts = {**merger.counts(), **settled, **sizes}
     _require_activities(path, counts)
-    return _trace_of(path, document, merger, counts)
+    trace = _trace_of(path, document, merger, counts)
+    caveats = (
+        *trace.meta.caveats,
+        *_damage_in(document, losses, counts),
+        *_told_of_joins(counts),
+        *_unread(counts),
+    )
+    return replace(trace, meta=replace(trace.meta, caveats=caveats))
 
 
 def _refuse_other_formats(path: Path, head: bytes) -> None:
@@ -124,10 +137,11 @@ def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, 
         graph_notes=notes,
         gpus=_gpus(document.around.get("deviceProperties")),
         versions=_versions(document.around),
+        num_ranks=max(int(kernels["rank"].nunique()), 1),
         base_time_ns=_whole(document.around.get("baseTimeNanoseconds")),
         counts=counts,
         caveats=(
-            *_caveats(kernels, ranges, counts.get("device_events_not_timed", 0)),
+            *_caveats(kernels, ranges),
             *_losses(document.around),
             *((LANES,) if notes else ()),
         ),
@@ -170,13 +184,8 @@ def _versions(around: dict[str, Any]) -> dict[str, str]:
     return versions
 
 
-def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame, num_not_timed: int) -> tuple[str, ...]:
+def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame) -> tuple[str, ...]:
     caveats = []
-    if num_not_timed:
-        caveats.append(
-            f"{num_not_timed:,} device events are no complete ones (ph is not X) and are left out: "
-            "the device's time is larger than it says here."
-        )
     if (ranges["kind"] == "op").any() and ranges["input_shapes"].isna().all():
         caveats.append(
             "No input shapes were recorded, so the work of operators is not known: record with "
@@ -187,6 +196,58 @@ def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame, num_not_timed: int) ->
     if num_empty := int((kernels["duration_ns"] == 0).sum()):
         caveats.append(f"Device activities recorded with no duration: {num_empty:,}.")
     return tuple(caveats)
+
+
+def _damage_in(document: Document, losses: list[str], counts: dict[str, int]) -> Iterator[str]:
+    """Yield what is damaged in the file, and how much is left out for it."""
+    yield from (f"{loss}. What comes before is read." for loss in losses)
+    if document.damage:
+        yield f"The file is damaged and read on: {document.damage}."
+    lost = {
+        "events that cannot be read": "damaged_events",
+        "device activities without a valid time or duration": "damaged_activities",
+        "values beside the events": "damaged_keys",
+        "begins or ends without the other (ph B and E)": "unmatched_edges",
+    }
+    told = [f"{what}: {counts[key]:,}" for what, key in lost.items() if counts.get(key)]
+    if told:
+        yield f"Left out for damage: {'; '.join(told)}."
+    if number := counts.get("repaired_events", 0):
+        yield (
+            f"Events that are no valid JSON as written, read as far as they can be: {number:,} "
+            "(numbers that are none, bytes that are not UTF-8, control characters, stray commas)."
+        )
+
+
+def _told_of_joins(counts: dict[str, int]) -> Iterator[str]:
+    """Yield what the ids in the file did not tell by themselves."""
+    if number := counts.get("copied_events", 0):
+        yield f"Events that stand in the file twice, counted once: {number:,}."
+    if number := counts.get("reused_ids", 0):
+        yield (
+            f"Correlation ids that several calls carry: {number:,}. The file holds several "
+            "processes or recordings; an activity counts as launched by its own process's last "
+            "call with its id that began before it."
+        )
+    for how, what in (("external_id", "the external id alone"), ("arrow", "an arrow alone")):
+        if number := counts.get(f"joined_by_{how}", 0):
+            yield f"Activities that {what} joins to their call, for lack of another id: {number:,}."
+
+
+def _unread(counts: dict[str, int]) -> Iterator[str]:
+    """Yield the categories whose events took time and are not read."""
+    found = [
+        (category or "none", number, counts[f"unread_ns:{category}"])
+        for key, number in counts.items()
+        if key.startswith("unread:")
+        for category in [key.removeprefix("unread:")]
+    ]
+    if found:
+        listed = ", ".join(
+            f"{category} ({number:,} events, {ns / 1e6:,.3f} ms)"
+            for category, number, ns in sorted(found, key=lambda one: -one[2])
+        )
+        yield f"Categories that kprof does not read, left out: {listed}."
 
 
 def _losses(around: dict[str, Any]) -> tuple[str, ...]:

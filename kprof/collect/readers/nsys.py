@@ -26,7 +26,7 @@ from kprof.collect.readers._nsys.ranges import ranges_of
 from kprof.errors import TraceError
 from kprof.trace import Meta, Trace, empty
 
-SUFFIXES = (".sqlite", ".sqlite.gz")
+SUFFIXES = (".sqlite", ".sqlite.gz", ".sqlite.zst")
 _RECORD = "record with `kprof run --nsys`, or with: nsys profile --trace=cuda,nvtx"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import re
 from array import array
 from collections import Counter
@@ -14,12 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kprof.collect.readers._kineto import events as kineto
-from kprof.collect.readers._kineto.damage import DamageError
-from kprof.collect.readers._kineto.events import MISSING, NO_ARGS, Args, Event, Role
-from kprof.collect.readers._kineto.times import NeedsTextError, NotATimeError, exact_ns
+from kprof.collect.readers._kineto.events import (
+    MISSING,
+    NO_ARGS,
+    WITHOUT_TIME,
+    Args,
+    Event,
+    Role,
+)
+from kprof.collect.readers._kineto.times import NeedsTextError, NotATimeError, exact_ns, known_ns
 
 Columns = dict[str, NDArray[np.generic]]
 _DIGIT = re.compile(rb"[0-9]")
+_HEX = re.compile(r"[-+]?0[xX][0-9a-fA-F]+$")
+# How an unsigned int of 32 bits says that there is no stream.
+_NO_STREAM = 2**32 - 1
 INPUTS = ("shapes", "dtypes", "strides", "values")
 
 
@@ -50,6 +61,11 @@ class Block:
     device: Columns
     memory: Columns
     counts: Counter[str]
+    edges: Columns
+    """Begins and ends (ph B and E), of which another block may hold the other half."""
+    begun_host: Columns
+    """The rows that begin at these edges, without a duration."""
+    begun_device: Columns
 
 
 @dataclass
@@ -69,9 +85,10 @@ class BlockDecoder:
     def decode(self, text: bytes | bytearray) -> Block:
         """Return the columns of a JSON list of events.
 
+        Events whose times are none, or whose duration is negative, are left out and counted.
+
         Raises:
             msgspec.DecodeError: `text` is no list of events.
-            DamageError: an event has no time, or a negative duration.
         """
         try:
             return self._block(kineto.FAST_DECODER.decode(text))
@@ -82,38 +99,83 @@ class BlockDecoder:
         category = self.words["category"].codes([event.cat for event in events])
         categories = [str(name) for name in self.words["category"].values_in_order()]
         roles = [kineto.ROLE_OF_CATEGORY.get(name, Role.OTHER) for name in categories]
-        role = np.array(roles, dtype=np.int8)[category]
+        # An event without a category has the code -1, which reads the last.
+        role = np.array([*roles, Role.OTHER], dtype=np.int8)[category]
+        counts = Counter[str](events=len(events))
         host, at_host = _spans(events, role, kineto.HOST_ROLES)
         device, at_device = _spans(events, role, kineto.DEVICE_ROLES)
         rest = np.ones(len(events), dtype=bool)
         rest[at_host] = rest[at_device] = False
-        others = [events[i] for i in np.flatnonzero(rest).tolist()]
+        at_rest = np.flatnonzero(rest)
+        others = [events[i] for i in at_rest.tolist()]
+        edges = self._edges(others, role[at_rest])
+        host, at_host, host_times = _timed(host, at_host, counts, "damaged_events")
+        device, at_device, device_times = _timed(device, at_device, counts, "damaged_activities")
+        counts.update(_counts_of(others))
         block = Block(
-            self._host_columns(host, role[at_host]),
-            self._device_columns(device, role[at_device]),
+            self._host_columns(host, role[at_host], host_times),
+            self._device_columns(device, role[at_device], device_times),
             _memory_columns(others),
-            _counts_of(others),
+            counts,
+            *edges,
         )
-        numbers = np.bincount(category, minlength=len(categories)).tolist()
+        numbers = np.bincount(category[category >= 0], minlength=len(categories)).tolist()
         named = zip(categories, numbers, strict=True)
         block.counts.update({f"cat:{name}": n for name, n in named if name and n})
-        block.counts["events"] = len(events)
-        num_device = int(np.sum(_is_one_of(role, kineto.DEVICE_ROLES)))
-        if num_device > len(device):
-            block.counts["device_events_not_timed"] = num_device - len(device)
         block.counts["seq_ops"] += int(np.sum(block.host["sequence"] != MISSING))
         is_overhead = role[at_host] == Role.OVERHEAD
         if is_overhead.any():
             block.counts["profiler_overhead_ns"] = int(block.host["duration_ns"][is_overhead].sum())
         return block
 
-    def _host_columns(self, host: list[Event], role: NDArray[np.int8]) -> Columns:
+    def _edges(
+        self, others: list[Event], role: NDArray[np.int8]
+    ) -> tuple[Columns, Columns, Columns]:
+        """Return the edges among events, and the rows of the host and the device that begin there.
+
+        An edge's `row` is its place among those of its role; -1 for an end, and for a begin that
+        makes no row, which still takes its end.
+        """
+        places = [i for i, event in enumerate(others) if event.ph in ("B", "E")]
+        edges, role = [others[i] for i in places], role[places]
+        time_ns = known_ns([event.ts for event in edges])
+        is_known = time_ns != MISSING
+        edges = [event for event, known in zip(edges, is_known.tolist(), strict=True) if known]
+        role, time_ns = role[is_known], time_ns[is_known]
+        is_begin = np.array([event.ph == "B" for event in edges], dtype=bool)
+        row = np.full(len(edges), -1, dtype=np.int64)
+        begun = []
+        for roles in (kineto.HOST_ROLES, kineto.DEVICE_ROLES):
+            at = np.flatnonzero(is_begin & _is_one_of(role, roles))
+            row[at] = np.arange(len(at))
+            begun.append(([edges[i] for i in at.tolist()], at))
+        times = [
+            {"start_ns": time_ns[at], "duration_ns": np.full(len(at), MISSING, dtype=np.int64)}
+            for _, at in begun
+        ]
+        (host, at_host), (device, at_device) = begun
+        columns: Columns = {
+            "time_ns": time_ns,
+            "is_begin": is_begin,
+            "is_device": _is_one_of(role, kineto.DEVICE_ROLES),
+            "row": row,
+            "pid": self.words["pid"].codes([event.pid for event in edges]),
+            "tid": self.words["tid"].codes([event.tid for event in edges]),
+            "name": self.words["host_name"].codes([event.name for event in edges]),
+        }
+        return (
+            columns,
+            self._host_columns(host, role[at_host], times[0]),
+            self._device_columns(device, role[at_device], times[1]),
+        )
+
+    def _host_columns(self, host: list[Event], role: NDArray[np.int8], times: Columns) -> Columns:
         columns: Columns = {
             "role": role,
             "name": self.words["host_name"].codes([event.name for event in host]),
             "pid": self.words["pid"].codes([event.pid for event in host]),
             "tid": self.words["tid"].codes([event.tid for event in host]),
-            **_times_of(host),
+            **times,
         }
         at_operators = np.flatnonzero(_is_one_of(role, kineto.OPERATOR_ROLES))
         operators = [host[i].args or NO_ARGS for i in at_operators.tolist()]
@@ -127,22 +189,26 @@ class BlockDecoder:
         return columns | {
             name: spread(MISSING, len(host), *parts)
             for name, parts in {
-                "correlation": [(at_calls, ids_of([a.correlation for a in calls]))],
+                "correlation": [(at_calls, keys_of([a.correlation for a in calls]))],
                 "external_id": [(at_calls, _external(calls)), (at_operators, _external(operators))],
                 "sequence": [(at_operators, ids_of([a.sequence for a in operators]))],
                 "forward_thread": [(at_operators, ids_of([a.forward_thread for a in operators]))],
             }.items()
         }
 
-    def _device_columns(self, device: list[Event], role: NDArray[np.int8]) -> Columns:
+    def _device_columns(
+        self, device: list[Event], role: NDArray[np.int8], times: Columns
+    ) -> Columns:
         args = [event.args or NO_ARGS for event in device]
         return {
             "role": role,
             "name": self.words["device_name"].codes([event.name for event in device]),
             "device": _or_else(ids_of([a.device for a in args]), [e.pid for e in device]),
-            "stream": _or_else(ids_of([a.stream for a in args]), [e.tid for e in device]),
-            **_times_of(device),
-            "correlation": ids_of([a.correlation for a in args]),
+            "stream": _streams(device, args),
+            **times,
+            "pid": self.words["pid"].codes([event.pid for event in device]),
+            "correlation": keys_of([a.correlation for a in args]),
+            "external_id": _external(args),
             "graph_node": ids_of([a.graph_node for a in args]),
             "note": self.words["note"].codes(map(_note, args)),
             "copied_bytes": ids_of([a.bytes for a in args]),
@@ -165,7 +231,7 @@ def spread(
 
 
 def ids_of(values: Sequence[Any]) -> NDArray[np.int64]:
-    """Return ids as int64: a numeric text becomes its number, anything else `MISSING`."""
+    """Return numbers as int64: a numeric text becomes its number, anything else `MISSING`."""
     try:
         return np.asarray(array("q", values), dtype=np.int64)
     except (TypeError, OverflowError):
@@ -178,6 +244,38 @@ def _id_of(value: object) -> int:
     except (TypeError, ValueError, OverflowError):
         return MISSING
     return number if -(2**63) < number < 2**63 else MISSING
+
+
+def keys_of(values: Sequence[Any]) -> NDArray[np.int64]:
+    """Return ids that join events as int64, equal ones for equal ids in whatever form.
+
+    A number is itself, also as text, in hexadecimal and as a float. What does not fit, and any
+    other text, becomes a negative number of its own.
+    """
+    try:
+        return np.asarray(array("q", values), dtype=np.int64)
+    except (TypeError, OverflowError):
+        return np.array([_key_of(value) for value in values], dtype=np.int64)
+
+
+def _key_of(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return MISSING
+    if isinstance(value, float):
+        return _key_of(int(value)) if value.is_integer() else MISSING
+    number: int | None = value if isinstance(value, int) else None
+    if isinstance(value, str):
+        value = value.strip()
+        if not value:
+            return MISSING
+        with contextlib.suppress(ValueError):
+            number = int(value, 16 if _HEX.match(value) else 10)
+    return number if number is not None and -(2**63) < number < 2**63 else _hashed(f"{value}")
+
+
+def _hashed(text: str) -> int:
+    digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest()
+    return -1 - int.from_bytes(digest, "little") // 2
 
 
 def _spans(
@@ -200,9 +298,9 @@ def _is_one_of(role: NDArray[np.int8], roles: tuple[Role, ...]) -> NDArray[np.bo
 
 
 def _external(args: list[Args]) -> NDArray[np.int64]:
-    ids = ids_of([a.external_id for a in args])
+    ids = keys_of([a.external_id for a in args])
     if (ids == MISSING).any():
-        return np.where(ids == MISSING, ids_of([a.old_external_id for a in args]), ids)
+        return np.where(ids == MISSING, keys_of([a.old_external_id for a in args]), ids)
     return ids
 
 
@@ -242,34 +340,46 @@ def _or_else(ids: NDArray[np.int64], names: list[object]) -> NDArray[np.int64]:
     return np.where(ids == MISSING, ids_of(list(digits)), ids)
 
 
-def _times_of(events: list[Event]) -> Columns:
-    start_ns = _ns_of(events, "ts")
-    duration_ns = _ns_of(events, "dur")
-    if len(events) and duration_ns.min() < 0:
-        event = events[int(duration_ns.argmin())]
-        raise DamageError(
-            f"the {event.cat} {event.name!r} at ts {event.ts} has a negative duration "
-            f"({duration_ns.min()} ns)",
-            fix="the recorder lost events; record fewer steps, or take that event out of the file",
-        )
-    return {"start_ns": start_ns, "duration_ns": duration_ns}
+def _streams(device: list[Event], args: list[Args]) -> NDArray[np.int64]:
+    """Return the streams, on an XPU the queues; `MISSING` where there is none."""
+    ids = ids_of([a.stream for a in args])
+    if not (ids == MISSING).any():
+        return ids
+    ids = np.where(ids == MISSING, ids_of([a.queue for a in args]), ids)
+    ids = _or_else(ids, [event.tid for event in device])
+    return np.where(ids == _NO_STREAM, MISSING, ids)
 
 
-def _ns_of(events: list[Event], key: str) -> NDArray[np.int64]:
-    values = list(map(attrgetter(key), events))
+def _timed(
+    events: list[Event], places: NDArray[np.intp], counts: Counter[str], damaged: str
+) -> tuple[list[Event], NDArray[np.intp], Columns]:
+    """Return the events that have a time and a duration, their places, and both in ns.
+
+    The others are counted as `damaged`.
+    """
+    starts, durations = [e.ts for e in events], [e.dur for e in events]
     try:
-        return exact_ns(values)
-    except NotATimeError as error:
-        event, value = events[error.position], values[error.position]
-    said = f"no {key!r}" if value is None else f"{value!r} as its {key!r}, which is no time in µs"
-    raise DamageError(f"the {event.cat} {event.name!r} at ts {event.ts} has {said}")
+        start_ns, duration_ns = exact_ns(starts), exact_ns(durations)
+    except NotATimeError:
+        start_ns, duration_ns = known_ns(starts), known_ns(durations)
+    is_right = (start_ns != MISSING) & (duration_ns >= 0)
+    if not is_right.all():
+        at = np.flatnonzero(is_right)
+        counts[damaged] += len(events) - len(at)
+        events, places = [events[i] for i in at.tolist()], places[at]
+        start_ns, duration_ns = start_ns[at], duration_ns[at]
+    return events, places, {"start_ns": start_ns, "duration_ns": duration_ns}
 
 
 def _memory_columns(events: Iterable[Event]) -> Columns:
     marks = [e for e in events if e.name == "[memory]" and e.cat == "cpu_instant_event" and e.args]
+    time_ns = known_ns([mark.ts for mark in marks])
+    if (time_ns == MISSING).any():
+        marks = [m for m, ns in zip(marks, time_ns.tolist(), strict=True) if ns != MISSING]
+        time_ns = time_ns[time_ns != MISSING]
     args = [mark.args or NO_ARGS for mark in marks]
     return {
-        "time_ns": _ns_of(marks, "ts"),
+        "time_ns": time_ns,
         "device": ids_of([a.device_id for a in args]),
         "device_type": ids_of([a.device_type for a in args]),
         "allocated_bytes": ids_of([a.allocated_bytes for a in args]),
@@ -278,10 +388,16 @@ def _memory_columns(events: Iterable[Event]) -> Columns:
 
 
 def _counts_of(others: list[Event]) -> Counter[str]:
-    """Count what becomes no row, by kind where it has no category."""
+    """Count what becomes no row, by kind where it has no category, and the time that it takes."""
     counts = Counter(f"ph:{event.ph}" for event in others if not event.cat)
     counts["nn_module_events"] = sum(event.name.startswith("nn.Module") for event in others)
     counts["seq_ops"] = sum(
         event.args is not None and event.args.sequence != MISSING for event in others
     )
+    unread = [e for e in others if e.ph == "X" and (not e.cat or e.cat not in WITHOUT_TIME)]
+    if unread:
+        for event, ns in zip(unread, known_ns([e.dur for e in unread]).tolist(), strict=True):
+            if event.cat not in kineto.ROLE_OF_CATEGORY and ns > 0:
+                counts[f"unread:{event.cat}"] += 1
+                counts[f"unread_ns:{event.cat}"] += ns
     return counts

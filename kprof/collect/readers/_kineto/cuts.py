@@ -14,8 +14,8 @@ BLOCK_BYTES = 4 << 20
 # The numbers of all blocks must fit in a pipe at once; see workers.py.
 MAX_BLOCKS = 4096
 
-_BARE_LIST = re.compile(rb"\s*\[")
-_LIST_OF_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+BARE_LIST = re.compile(rb"\s*\[")
+LIST_OF_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_KEY = re.compile(rb'\s*\{\s*("[^"\\]*")\s*:')
 
 
@@ -34,7 +34,7 @@ def cuts_of(text: mmap.mmap, block_bytes: int = BLOCK_BYTES) -> Cuts | None:
     JSON that never lies inside a text, where its quotes would be escaped. It may lie inside
     another list of objects; then the blocks on both sides are not valid, and decoding says so.
     """
-    start = _BARE_LIST.match(text) or _LIST_OF_EVENTS.search(text)
+    start = BARE_LIST.match(text) or LIST_OF_EVENTS.search(text)
     if start is None or not _is_outermost(text[: start.end()]):
         return None
     first_key = _FIRST_KEY.match(text, start.end())

@@ -1,14 +1,11 @@
-"""What is wrong with a damaged trace, where it is, and the way out."""
+"""What is wrong with a damaged trace, where it is, and the fix."""
 
 from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Sequence
 
 import msgspec
-
-from kprof.collect.readers._kineto.events import ExactEvent
 
 # All that decoding says of a bad text: invalid, not UTF-8, or nested without end.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -26,12 +23,12 @@ _ESCAPE = (
     "record again without quotes in the names given to record_function: PyTorch does not escape "
     "them"
 )
-_MEND = "copy the file again; if it is damaged at its source too, record it again"
+_FIX = "copy the file again; if it is damaged at its source too, record it again"
 _LEAVE_OUT = "record it again, or take that event out of the file"
 
 
 class DamageError(ValueError):
-    """A trace that cannot be right, together with the way out."""
+    """A trace of which nothing can be read, together with the fix."""
 
     def __init__(self, problem: str, *, fix: str = _LEAVE_OUT) -> None:
         super().__init__(problem)
@@ -63,7 +60,7 @@ def damage_of_json(text: mmap.mmap, error: Exception) -> DamageError:
     is_quote = reason.startswith(("expected", "object keys"))
     return DamageError(
         f"the JSON is invalid at {where} near {near!r}: {reason}",
-        fix=_ESCAPE if is_quote else _MEND,
+        fix=_ESCAPE if is_quote else _FIX,
     )
 
 
@@ -72,17 +69,6 @@ def _where(text: mmap.mmap, place: int) -> str:
     names = _NAME.findall(text[max(0, place - 4096) : place])
     event = f", in the event named {_one_line(names[-1])!r}" if names else ""
     return f"byte {place:,}, line {_line_of(text, place):,}{event}"
-
-
-def damage_of_events(events: Sequence[msgspec.Raw], first: int, error: Exception) -> DamageError:
-    """Return which of the events, numbered from `first` on, is none of Kineto's."""
-    for number, event in enumerate(events):
-        try:
-            msgspec.json.decode(event, type=ExactEvent)
-        except UNREADABLE as cause:
-            said = _one_line(bytes(event)[:120])
-            return DamageError(f"event {first + number:,} is not one of Kineto's ({cause}): {said}")
-    return DamageError(f"the events from {first:,} on are not Kineto's: {error}")
 
 
 def _line_of(text: mmap.mmap, place: int) -> int:

@@ -27,17 +27,26 @@ class Role(IntEnum):
     OVERHEAD = 9
 
 
-# Capitalised names are those of files from before 2022.
+# All of Kineto's ActivityType that take time, by what they are. Capitalised names are those of
+# files from before 2022.
 ROLE_OF_CATEGORY = {
     "cpu_op": Role.OPERATOR,
     "Operator": Role.OPERATOR,
     "user_annotation": Role.ANNOTATION,
     "cuda_runtime": Role.RUNTIME,
     "cuda_driver": Role.RUNTIME,
+    "xpu_runtime": Role.RUNTIME,
+    "xpu_driver": Role.RUNTIME,
+    "mtia_runtime": Role.RUNTIME,
+    "privateuse1_runtime": Role.RUNTIME,
+    "privateuse1_driver": Role.RUNTIME,
+    "glow_runtime": Role.RUNTIME,
+    "hpu_op": Role.RUNTIME,
     "Runtime": Role.RUNTIME,
     "python_function": Role.PYTHON,
     "kernel": Role.KERNEL,
     "Kernel": Role.KERNEL,
+    "mtia_ccp_events": Role.KERNEL,
     "gpu_memcpy": Role.MEMCPY,
     "Memcpy": Role.MEMCPY,
     "gpu_memset": Role.MEMSET,
@@ -45,6 +54,14 @@ ROLE_OF_CATEGORY = {
     "cpu_instant_event": Role.MEMORY,
     "overhead": Role.OVERHEAD,
 }
+# Categories that take no time of their own: marks of the file, arrows, what repeats other events.
+WITHOUT_TIME = frozenset(
+    {
+        *("", "Trace", "ac2g", "async_cpu_to_gpu", "fwdbwd", "forward_backward"),
+        *("gpu_user_annotation", "cuda_sync", "cuda_event", "xpu_sync", "cuda_profiler_range"),
+        *("external_correlation", "mtia_counters", "hardware_counters", "xpu_scope_profiler"),
+    }
+)
 OPERATOR_ROLES = (Role.OPERATOR, Role.ANNOTATION)
 HOST_ROLES = (*OPERATOR_ROLES, Role.RUNTIME, Role.PYTHON, Role.OVERHEAD)
 DEVICE_ROLES = (Role.KERNEL, Role.MEMCPY, Role.MEMSET)
@@ -69,6 +86,7 @@ class Args(msgspec.Struct, gc=False):
     device: Any = MISSING
     stream: Any = MISSING
     correlation: Any = MISSING
+    queue: Any = msgspec.field(name="sycl queue", default=MISSING)
     bytes: Any = MISSING
     grid: msgspec.Raw = _NOTHING
     block: msgspec.Raw = _NOTHING

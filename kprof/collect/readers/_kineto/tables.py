@@ -14,7 +14,7 @@ from kprof.collect.readers._columns import category as _category
 from kprof.collect.readers._columns import nullable as _nullable
 from kprof.collect.readers._kineto.columns import INPUTS
 from kprof.collect.readers._kineto.events import MISSING, OPERATOR_ROLES, Role
-from kprof.collect.readers._kineto.merge import Merger
+from kprof.collect.readers._kineto.merge import Merger, Rows
 from kprof.collect.readers._kineto.threads import thread_table
 from kprof.collect.readers._marks import mark_in
 from kprof.notes import NodeNote
@@ -54,7 +54,7 @@ def kernels_of(merger: Merger, rank: int) -> pd.DataFrame:
         {
             "name": _category(*merger.words("device", "name", "device_name", str)),
             "activity": _category(role - int(Role.KERNEL), _ACTIVITIES),
-            "rank": np.full(len(role), rank, dtype=np.int32),
+            "rank": _ranks(merger, "device", len(role), rank),
             "device": _devices(merger.numbers("device", "device")),
             "stream": _present(merger.numbers("device", "stream"), -1),
             "start_ns": merger.numbers("device", "start_ns"),
@@ -87,7 +87,7 @@ def ranges_of(merger: Merger, rank: int) -> pd.DataFrame:
         {
             "kind": kind,
             "name": name,
-            "rank": np.full(len(kind), rank, dtype=np.int32),
+            "rank": _ranks(merger, "host", len(kind), rank),
             "thread": _threads(merger),
             "start_ns": merger.numbers("host", "start_ns"),
             "duration_ns": merger.numbers("host", "duration_ns"),
@@ -136,6 +136,13 @@ def num_module_ranges(merger: Merger) -> int:
     name, texts = merger.words("host", "name", "host_name", str)
     is_module = np.array([text.startswith("nn.Module") for text in texts], dtype=bool)
     return int(is_module[name].sum()) if texts else 0
+
+
+def _ranks(merger: Merger, rows: Rows, number: int, first: int) -> NDArray[np.int32]:
+    """Return the rank of each row: the file's, and in one of several processes those from it on."""
+    if merger.has(rows, "rank"):
+        return (first + merger.numbers(rows, "rank")).astype(np.int32)
+    return np.full(number, first, dtype=np.int32)
 
 
 def _kinds_and_names(merger: Merger) -> tuple[pd.Categorical, pd.Categorical]:

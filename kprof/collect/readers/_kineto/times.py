@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kprof.collect.readers._kineto.events import MISSING
+
 # Half a unit in the last place of a double is below 0.49 ns up to here, so that its nearest
 # whole nanosecond is the one that was written; from here on only the text of a fraction will do.
 EXACT_BELOW_US = 2.0**43
@@ -52,6 +54,25 @@ def exact_ns(microseconds: Sequence[Any]) -> NDArray[np.int64]:
     return np.asarray(whole.astype(np.int64) * 1000 + rest_ns.astype(np.int64))
 
 
+def known_ns(microseconds: Sequence[Any]) -> NDArray[np.int64]:
+    """Return whole nanoseconds as `exact_ns` does, and `MISSING` for what is no time.
+
+    Raises:
+        NeedsTextError: a float is too large to be exact.
+    """
+    try:
+        return exact_ns(microseconds)
+    except NotATimeError:
+        return np.array([_ns_or_missing(value) for value in microseconds], dtype=np.int64)
+
+
+def _ns_or_missing(value: object) -> int:
+    try:
+        return _ns(value, 0)
+    except NotATimeError:
+        return MISSING
+
+
 def _one_by_one(microseconds: Sequence[Any]) -> NDArray[np.int64]:
     if all(type(value) is int for value in microseconds):
         whole = np.array(microseconds)
@@ -61,9 +82,10 @@ def _one_by_one(microseconds: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def _ns(value: object, position: int) -> int:
-    if not isinstance(value, int | float | Decimal):
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         raise NotATimeError(position)
     try:
+        # Some writers give numbers as texts.
         number = Decimal(value)
         if not abs(number) <= LIMIT_US:
             raise NotATimeError(position)
