@@ -12,6 +12,7 @@ import msgspec
 from kprof.analyze.ledger import Ledger, balance
 from kprof.collect.ceilings import find_gpu_ceilings, keep_ceilings, measure_host
 from kprof.collect.device_clock import on_the_hosts_clock
+from kprof.collect.lost_records import without_lost_records
 from kprof.collect.merge import merge
 from kprof.collect.sources import read_each, require_file_or_folder
 from kprof.device import find_device
@@ -132,7 +133,7 @@ def open_recorded(folder: Path, progress: Progress = lambda stage: None) -> Open
 
 def read(paths: list[Path]) -> Trace:
     """Read every file with the reader that knows it, and merge them into one trace."""
-    traces = [on_the_hosts_clock(trace) for trace in read_each(paths)]
+    traces = [on_the_hosts_clock(without_lost_records(trace)) for trace in read_each(paths)]
     source = _name_of(paths[0]) if len(paths) == 1 else f"{len(traces)} files"
     trace = merge(traces, source)
     _require_activity(trace, source)

@@ -96,6 +96,39 @@ def _losses(trace: Trace) -> Iterator[Check]:
         yield from checked(name, graded(share, LOST), told, meaning, remedy)
 
 
+def _damage(trace: Trace) -> Iterator[Check]:
+    """Grade damaged records, where there are any: those of the device, then those of the host."""
+    counts = trace.meta.counts
+    lost = {
+        "activities without a valid time": counts.get("damaged_activities", 0),
+        "activities far from their launch": counts.get("misplaced_activities", 0),
+        "activities that overrun their stream": counts.get("overrun_activities", 0),
+        "events that cannot be read": counts.get("damaged_events", 0),
+        "begins or ends without the other": counts.get("unmatched_edges", 0),
+    }
+    repaired = counts.get("repaired_events", 0)
+    told = [f"{number:,} {what}" for what, number in lost.items() if number]
+    if told:
+        lost_ns = counts.get("lost_ns", 0)
+        if lost_ns:
+            told.append(f"{lost_ns / 1e6:,.3f} ms as recorded")
+        yield Check(
+            "Damaged records",
+            "bad",
+            f"left out: {', '.join(told)}",
+            "device time may be missing, and what is idle may have been busy",
+            "record once more, with fewer steps, and copy the file in full",
+        )
+    elif repaired or counts.get("damaged_keys", 0):
+        yield Check(
+            "Damaged records",
+            "limited",
+            f"{repaired:,} events are no valid JSON, and were read as far as they can be",
+            "a name or a value of theirs may be wrong or missing; their times hold",
+            "record with a newer torch, which writes valid JSON",
+        )
+
+
 PLACES: tuple[tuple[str, str, Callable[[Launches], int], str], ...] = (
     (
         "First kernels",
@@ -251,6 +284,7 @@ def _alike(trace: Trace) -> Iterator[Check]:
 
 CHECKS: tuple[Callable[[Trace], Iterator[Check]], ...] = (
     _device,
+    _damage,
     _losses,
     _orphans,
     _attribution,
