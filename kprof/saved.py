@@ -22,6 +22,14 @@ from kprof.trace import SCHEMA, Meta, Table, Trace
 FORMAT = 3
 META_FILE = "meta.json"
 FINDINGS_FILE = "findings.json"
+# Columns that hold rows of a table.
+_ROWS_OF: dict[tuple[Table, str], Table] = {
+    ("kernels", "launch_row"): "ranges",
+    ("kernels", "op_row"): "ranges",
+    ("ranges", "parent"): "ranges",
+    ("idle", "kernel_row"): "kernels",
+    ("idle", "evidence_row"): "ranges",
+}
 
 
 def save(trace: Trace, folder: Path) -> None:
@@ -97,19 +105,49 @@ def load(folder: str | os.PathLike[str]) -> Trace:
     """Read a trace that `save` wrote.
 
     Raises:
-        TraceError: a file is missing or damaged, or a table lacks a column.
+        TraceError: a file is missing or damaged, a table lacks a column, or the files do not belong
+            together.
     """
     folder = Path(folder)
     try:
         meta = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Saved).meta
         tables = {name: _as_declared(folder, name) for name in SCHEMA}
         diagnosis = _diagnosis_in(folder)
+        _require_references(tables, diagnosis)
     except (OSError, ValueError, TypeError, msgspec.DecodeError) as error:
         raise TraceError(
             f"{folder.name} is not a complete saved run: {error}",
             fix="open the trace it was made from again, with --force",
         ) from error
     return Trace(**tables, meta=meta, diagnosis=diagnosis)
+
+
+def _require_references(tables: dict[Table, pd.DataFrame], diagnosis: Diagnosis | None) -> None:
+    """Refuse tables of which one refers to rows that another does not have."""
+    for (table, column), other in _ROWS_OF.items():
+        rows = tables[table][column].dropna().to_numpy("int64")
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(tables[other])):
+            raise ValueError(
+                f"{table}.parquet and {other}.parquet do not belong together: {column} names row "
+                f"{max(rows.max(), -rows.min()):,} of {len(tables[other]):,}"
+            )
+    ranges = tables["ranges"]
+    parent = ranges["parent"].dropna()
+    start_ns, child = ranges["start_ns"].to_numpy(), parent.index.to_numpy()
+    parents = parent.to_numpy("int64")
+    if ((parents == child) | (start_ns[parents] > start_ns[child])).any():
+        raise ValueError("ranges.parquet has a parent that begins after its range")
+    if diagnosis is None:
+        return
+    for finding in diagnosis.findings:
+        named: dict[Table, tuple[int, ...]] = {
+            "kernels": finding.rows,
+            "idle": finding.idle_rows,
+            "ranges": finding.range_rows,
+        }
+        for name, proofs in named.items():
+            if proofs and (min(proofs) < 0 or max(proofs) >= len(tables[name])):
+                raise ValueError(f"{FINDINGS_FILE} and {name}.parquet do not belong together")
 
 
 def _diagnosis_in(folder: Path) -> Diagnosis | None:

@@ -104,14 +104,32 @@ def test_a_column_that_is_needed_and_absent(tmp_path):
     assert "CUPTI_ACTIVITY_KIND_KERNEL has no column globalPid" in problem
 
 
-def test_a_text_where_a_number_belongs(tmp_path):
-    problem = problem_of(write(tmp_path, kernel(start="soon")))
-    assert "is damaged: table CUPTI_ACTIVITY_KIND_KERNEL holds something else" in problem
+@pytest.mark.parametrize(
+    "changes",
+    [{"start": "soon"}, {"end": b"\xff"}, {"start": None}, {"end": 999}, {"start": -(2**63)}],
+)
+def test_an_activity_without_valid_times_is_left_out_and_counted(tmp_path, changes):
+    trace = read(write(tmp_path, kernel(), kernel(**changes)))
+    assert trace.kernels["duration_ns"].tolist() == [500]
+    assert trace.meta.counts["damaged_activities"] == 1
 
 
-@pytest.mark.parametrize("row", [kernel(end=999), launch(end=49), nvtx("a", 5, 4)])
-def test_what_ends_before_it_starts(tmp_path, row):
-    assert "negative duration" in problem_of(write(tmp_path, row))
+@pytest.mark.parametrize(
+    "row", [launch(end=49), nvtx("a", 5, 4), nvtx("a", "soon"), launch(start="soon")]
+)
+def test_a_range_without_valid_times_is_left_out_and_counted(tmp_path, row):
+    trace = read(write(tmp_path, kernel(), row))
+    assert len(trace.ranges) == 0
+    assert trace.meta.counts["damaged_events"] == 1
+
+
+@pytest.mark.parametrize("changes", [{"gridX": "wide"}, {"demangledName": None}, {"streamId": "s"}])
+def test_a_damaged_detail_costs_that_detail_alone(tmp_path, changes):
+    assert read(write(tmp_path, kernel(**changes))).kernels["duration_ns"].tolist() == [500]
+
+
+def test_numbers_that_are_stored_as_text_are_numbers(tmp_path):
+    assert read(write(tmp_path, kernel(start="1000"))).kernels["start_ns"].tolist() == [1000]
 
 
 def test_a_report_where_nsight_systems_is_not_installed(tmp_path, monkeypatch):

@@ -107,3 +107,40 @@ def test_a_folder_may_have_any_name(tmp_path):
     folder.mkdir(parents=True)
     save(TRACE, folder)
     assert load(folder).meta == TRACE.meta
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "row"),
+    [
+        ("kernels", "launch_row", 99),
+        ("kernels", "op_row", -1),
+        ("ranges", "parent", 1),
+        ("ranges", "parent", 0),
+        ("idle", "kernel_row", 2),
+        ("idle", "evidence_row", 1),
+    ],
+)
+def test_a_row_that_another_table_does_not_have_is_one_clear_error(tmp_path, table, column, row):
+    save(TRACE, tmp_path)
+    frame = pd.read_parquet(tmp_path / f"{table}.parquet")
+    frame[column] = pd.array([row] * len(frame), dtype="Int64")
+    frame.to_parquet(tmp_path / f"{table}.parquet")
+    with pytest.raises(TraceError, match="not a complete saved run"):
+        load(tmp_path)
+
+
+def test_a_table_of_another_run_is_one_clear_error(tmp_path):
+    save(TRACE, tmp_path)
+    TRACE.kernels.iloc[:1].to_parquet(tmp_path / "kernels.parquet")
+    with pytest.raises(TraceError, match="do not belong together"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("column", ["start_ns", "launch_row"])
+def test_a_text_where_a_number_belongs_is_one_clear_error(tmp_path, column):
+    save(TRACE, tmp_path)
+    frame = pd.read_parquet(tmp_path / "kernels.parquet")
+    frame[column] = "soon"
+    frame.to_parquet(tmp_path / "kernels.parquet")
+    with pytest.raises(TraceError, match="not a complete saved run"):
+        load(tmp_path)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from kprof.collect.nsys import REPORT_SUFFIX, export_report
@@ -27,6 +28,8 @@ from kprof.errors import TraceError
 from kprof.trace import Meta, Trace, empty
 
 SUFFIXES = (".sqlite", ".sqlite.gz", ".sqlite.zst")
+# Half of what an int64 holds, so that sums of times do not overflow.
+LARGEST_NS = 1 << 62
 _RECORD = "record with `kprof run --nsys`, or with: nsys profile --trace=cuda,nvtx"
 
 
@@ -63,7 +66,10 @@ def _read_export(export: Path, named: Path, known: Mapping[int, int]) -> Trace:
             int((kernels["start_ns"] + kernels["duration_ns"]).max()) if len(kernels) else 0
         )
         ranges, special = ranges_of(database, processes, device_end)
-        _require_order(database, kernels, ranges)
+        (kernels, num_activities), (ranges, num_ranges) = _in_order(kernels), _in_order(ranges)
+        damaged = Counter(database.damaged)
+        num_activities += sum(damaged[table] for table in DEVICE_TABLES)
+        num_ranges += damaged.total() - sum(damaged[table] for table in DEVICE_TABLES)
         meta = Meta(
             source=named.name,
             tool="nsys",
@@ -78,11 +84,14 @@ def _read_export(export: Path, named: Path, known: Mapping[int, int]) -> Trace:
                 "file_bytes": named.stat().st_size,
                 "seq_ops": int(ranges["sequence"].notna().sum()),
                 "nn_module_events": int((ranges["kind"] == "module").sum()),
+                **({"damaged_activities": num_activities} if num_activities else {}),
+                **({"damaged_events": num_ranges} if num_ranges else {}),
             },
             caveats=(
                 *_caveats(kernels, ranges, special),
                 *_caveats_of_processes(processes, known),
                 *messages_of(database),
+                *_damage_in(database.name, num_activities, num_ranges),
             ),
         )
     return Trace(kernels, ranges, empty("samples"), meta)
@@ -101,17 +110,24 @@ def _require_export(database: Database) -> None:
     )
 
 
-def _require_order(database: Database, *tables: pd.DataFrame) -> None:
-    """Refuse an activity or a range that ends before it starts."""
-    for table in tables:
-        wrong = table[table["duration_ns"] < 0]
-        if len(wrong):
-            first = wrong.iloc[0]
-            raise TraceError(
-                f"{database.name}: {first['name']} at {first['start_ns']} ns has a negative "
-                f"duration ({first['duration_ns']} ns), and so have {len(wrong) - 1} more",
-                fix=EXPORT_AGAIN,
-            )
+def _in_order(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """Leave out what ends before it starts, lacks one of the two, or lies beyond any clock."""
+    start_ns, duration_ns = (table[c].to_numpy(np.int64) for c in ("start_ns", "duration_ns"))
+    is_right = (duration_ns >= 0) & (start_ns > -LARGEST_NS) & (start_ns < LARGEST_NS)
+    # What overflows comes back with its end.
+    is_right &= (start_ns + duration_ns >= start_ns) & (start_ns + duration_ns < LARGEST_NS)
+    if is_right.all():
+        return table, 0
+    return table[is_right].reset_index(drop=True), int((~is_right).sum())
+
+
+def _damage_in(name: str, num_activities: int, num_ranges: int) -> Iterator[str]:
+    if num_activities or num_ranges:
+        yield (
+            f"{name} is damaged: rows without numbers, that end before they start, or on pages "
+            f"that cannot be read are left out, {num_activities:,} of devices and {num_ranges:,} "
+            "of the host."
+        )
 
 
 def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame, special: Counter[str]) -> Iterator[str]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from kprof.collect.readers._kineto.events import MISSING, Role
 from kprof.collect.readers._kineto.flows import Arrow
@@ -417,6 +416,9 @@ def _owners(
         owner[one] = _by_ids(calls, activities, one)
     unnamed = [one for one in unnamed if owner[one] == NO_ROW]
     if len(unnamed) == len(of_calls):
+        # Takes half a second to import, and few files need it.
+        from scipy.optimize import linear_sum_assignment
+
         costs = [[_cost(calls, activities, one, each) for each in of_calls] for one in unnamed]
         for one, each in zip(*linear_sum_assignment(np.array(costs)), strict=True):
             owner[unnamed[one]] = of_calls[each]

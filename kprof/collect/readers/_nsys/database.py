@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from kprof.errors import TraceError
 
 MAGIC = b"SQLite format 3\x00"
 EXPORT_AGAIN = "export it again: nsys export --type sqlite REPORT.nsys-rep"
+# Columns without which a row tells nothing.
+VITAL = frozenset({"start", "end", "globalPid", "globalTid"})
 # Rows that are Python objects at one time.
 BATCH_ROWS = 1 << 16
 # Page size, then what the header says of the file's length, and whether that may be believed.
@@ -33,6 +36,8 @@ class Database:
     def __init__(self, connection: sqlite3.Connection, name: str, size_bytes: int) -> None:
         self.name = name
         self.size_bytes = size_bytes
+        self.damaged: Counter[str] = Counter()
+        """How many rows of each table are left out, since a column that is needed is no number."""
         self._connection = connection
         # Decoded where it is used: of most texts, once for many rows.
         connection.text_factory = bytes
@@ -59,7 +64,8 @@ class Database:
     ) -> dict[str, Numbers]:
         """Return columns of whole numbers; `MISSING` for NULL and for an optional absent one.
 
-        A table that is absent has no rows.
+        A table that is absent has no rows. A row with a text where a number is needed is left out
+        and counted, and so is all that lies on pages that cannot be read.
 
         Raises:
             TraceError: a column that is needed is absent.
@@ -72,8 +78,10 @@ class Database:
         chosen = ", ".join(f"COALESCE({_quoted(name)}, {MISSING})" for name in present)
         cursor = self._connection.execute(f"SELECT {chosen} FROM {_quoted(table)} ORDER BY rowid")
         parts = [np.zeros((0, len(present)), dtype=np.int64)]
-        while batch := cursor.fetchmany(BATCH_ROWS):
-            parts.append(_as_numbers(batch, table))
+        for batch in self._whole_batches(cursor, table):
+            numbers, num_damaged = _as_numbers(batch, [name in VITAL for name in present])
+            self.damaged[table] += num_damaged
+            parts.append(numbers)
         whole = np.concatenate(parts)
         absent = np.full(len(whole), MISSING, dtype=np.int64)
         found = {name: np.ascontiguousarray(whole[:, i]) for i, name in enumerate(present)}
@@ -81,9 +89,33 @@ class Database:
 
     def batches(self, query: str) -> Iterator[list[tuple[object, ...]]]:
         """Yield what a query finds, many rows at a time; texts as bytes."""
-        cursor = self._connection.execute(query)
-        while batch := cursor.fetchmany(BATCH_ROWS):
-            yield batch
+        yield from self._whole_batches(self._connection.execute(query), "NVTX_EVENTS")
+
+    def with_numbers(
+        self, table: str, rows: list[tuple[object, ...]], number: int
+    ) -> tuple[list[tuple[object, ...]], Numbers]:
+        """Return the rows whose first columns are numbers, and those; the others are counted."""
+        try:
+            return rows, np.array([row[:number] for row in rows], dtype=np.int64)
+        except (TypeError, ValueError, OverflowError):
+            pass
+        found = [[_whole_number(value) for value in row[:number]] for row in rows]
+        places = [place for place, row in enumerate(found) if None not in row]
+        self.damaged[table] += len(rows) - len(places)
+        numbers = np.array([found[place] for place in places], dtype=np.int64)
+        return [rows[place] for place in places], numbers.reshape(len(places), number)
+
+    def _whole_batches(
+        self, cursor: sqlite3.Cursor, table: str
+    ) -> Iterator[list[tuple[object, ...]]]:
+        """Yield the rows of a cursor up to those that cannot be read."""
+        while True:
+            batch, is_damaged = _fetched(cursor)
+            self.damaged[table] += is_damaged
+            if batch:
+                yield batch
+            if is_damaged or len(batch) < BATCH_ROWS:
+                return
 
     def texts(self, table: str, column: str) -> dict[int, str]:
         """Return the texts that the ids in a column stand for."""
@@ -91,7 +123,8 @@ class Database:
             return {}
         used = f"SELECT DISTINCT {_quoted(column)} FROM {_quoted(table)}"
         query = f"SELECT id, value FROM StringIds WHERE id IN ({used})"
-        return {int(str(number)): _text(value) for number, value in self.rows(query)}
+        found = ((_whole_number(number), value) for number, value in self.rows(query))
+        return {number: _text(value) for number, value in found if number is not None}
 
     def pairs(self, table: str, key: str = "name", value: str = "value") -> dict[str, str]:
         """Return two columns of a small table as a mapping; empty where there is no such table."""
@@ -123,7 +156,7 @@ def opened(path: Path) -> Iterator[Database]:
         try:
             with closing(sqlite3.connect(address, uri=True)) as connection:
                 yield Database(connection, path.name, size_of(file))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise TraceError(f"{path.name} is damaged: {error}", fix=EXPORT_AGAIN) from error
 
 
@@ -158,11 +191,42 @@ def _require_ended(path: Path) -> None:
         )
 
 
-def _as_numbers(batch: list[tuple[object, ...]], table: str) -> Numbers:
+def _fetched(cursor: sqlite3.Cursor) -> tuple[list[tuple[object, ...]], bool]:
+    """Return the next rows, and whether the one behind them is damaged."""
+    batch: list[tuple[object, ...]] = []
     try:
-        return np.array(batch, dtype=np.int64)
+        for row in cursor:
+            batch.append(row)
+            if len(batch) == BATCH_ROWS:
+                break
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        return batch, True
+    return batch, False
+
+
+def _as_numbers(batch: list[tuple[object, ...]], is_needed: list[bool]) -> tuple[Numbers, int]:
+    """Return rows as numbers, and how many were left out, since a number they need is none."""
+    try:
+        return np.array(batch, dtype=np.int64), 0
     except (TypeError, ValueError, OverflowError):
-        raise sqlite3.DataError(f"table {table} holds something else than numbers") from None
+        pass
+    rows = [[_whole_number(value) for value in row] for row in batch]
+    kept = [
+        [MISSING if value is None else value for value in row]
+        for row in rows
+        if not any(value is None and n for value, n in zip(row, is_needed, strict=True))
+    ]
+    numbers = np.array(kept, dtype=np.int64).reshape(len(kept), len(is_needed))
+    return numbers, len(batch) - len(kept)
+
+
+def _whole_number(value: object) -> int | None:
+    """Return a whole number, also one stored as text or as a float; None for anything else."""
+    try:
+        number = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if -(2**63) <= number < 2**63 else None
 
 
 def _decoded(value: object) -> object:

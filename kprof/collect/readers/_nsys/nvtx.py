@@ -109,13 +109,21 @@ def batches_of(database: Database, texts: Texts) -> Iterator[Batch]:
     kept = f"eventType IN {_EVENT_TYPES} AND start IS NOT NULL"
     shared = {i: text.encode() for i, text in database.texts(TABLE, "textId").items()}
     for rows in database.batches(f"SELECT {chosen} FROM {TABLE} WHERE {kept} ORDER BY rowid"):
-        start, end, thread, end_thread, own, ids = zip(*rows, strict=True)
+        rows, times = database.with_numbers(TABLE, rows, len(_NUMBERS))
+        if not rows:
+            continue
+        *_, own, ids = zip(*rows, strict=True)
         spelled = (
-            text if text is not None else shared.get(number, b"")
+            _as_bytes(text) if text is not None else shared.get(number, b"")
             for text, number in zip(own, ids, strict=True)
         )
         meanings = np.array(list(map(texts.meaning_of, spelled)), dtype=np.int64)
-        yield _batch(np.array([start, end, thread, end_thread], dtype=np.int64), meanings)
+        yield _batch(times.T, meanings)
+
+
+def _as_bytes(text: object) -> bytes:
+    """Return a text, also one that is stored as a number."""
+    return text if isinstance(text, bytes) else str(text).encode()
 
 
 def _batch(numbers: NDArray[np.int64], meanings: NDArray[np.int64]) -> Batch:

@@ -98,8 +98,8 @@ def _as_cuda_saw_them(
     seen = []
     for pid, cuda_number, number in database.rows(query):
         index, gpu = _whole(cuda_number), gpus.get(_whole(number))
-        if index is not None and gpu is not None and pid in rank_of:
-            rank = rank_of[int(str(pid))] if len(rank_of) > 1 else None
+        if index is not None and gpu is not None and isinstance(pid, int) and pid in rank_of:
+            rank = rank_of[pid] if len(rank_of) > 1 else None
             seen.append(replace(gpu, index=index, rank=rank))
     return tuple(dict.fromkeys(seen))
 
