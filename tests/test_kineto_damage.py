@@ -278,6 +278,16 @@ def test_calls_of_other_devices_launch_their_activities(tmp_path, category):
     assert trace.kernels["correlation"].tolist() == trace.ranges["correlation"].tolist() == [1]
 
 
+def test_waits_of_an_mtia_are_no_work_and_its_requests_are_copies(tmp_path):
+    names = "event_wait", "event_record", "dma_request", "fc-dtype_Float"
+    events = [kernel(cat="mtia_ccp_events", name=name, ts=n) for n, name in enumerate(names)]
+    kernels = read(write(tmp_path, *events)).kernels
+    assert dict(zip(kernels["name"], kernels["activity"], strict=True)) == {
+        "dma_request": "memcpy",
+        "fc-dtype_Float": "kernel",
+    }
+
+
 def test_queues_of_an_xpu_are_its_streams(tmp_path):
     args = {"stream": None, "sycl queue": 64}
     events = kernel(tid=2**32 - 1, args=args), kernel(tid=2**32 - 1, args={"stream": None}, ts=9)

@@ -100,6 +100,12 @@ def test_two_processes_on_one_device_are_told_apart_by_the_order_of_their_calls(
     assert ops_of(trace) == {"a": "aten::mm", "b": "aten::bmm"}
 
 
+def test_calls_on_a_devices_own_track_do_not_hide_those_of_the_host(tmp_path):
+    events = [*launched("aten::mm", "a", 0, 1), *launched("aten::bmm", "b", 50, 2)]
+    on_device = launch(name="synchronize", ts=90, pid=0, tid=3, args={"correlation": 9})
+    assert ops_of(attributed(tmp_path, *events, on_device)) == {"a": "aten::mm", "b": "aten::bmm"}
+
+
 def without(event, *names):
     return {**event, "args": {k: v for k, v in event["args"].items() if k not in names}}
 

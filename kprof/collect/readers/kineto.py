@@ -225,9 +225,9 @@ def _told_of_joins(counts: dict[str, int]) -> Iterator[str]:
         yield f"Events that stand in the file twice, counted once: {number:,}."
     if number := counts.get("reused_ids", 0):
         yield (
-            f"Correlation ids that several calls carry: {number:,}. The file holds several "
-            "processes or recordings; an activity counts as launched by its own process's last "
-            "call with its id that began before it."
+            f"Correlation ids that several calls carry, as in a file of several processes or "
+            f"recordings: {number:,}. An activity counts as launched by the last call of its "
+            "process with its id that began before it."
         )
     for how, what in (("external_id", "the external id alone"), ("arrow", "an arrow alone")):
         if number := counts.get(f"joined_by_{how}", 0):

@@ -101,6 +101,10 @@ class BlockDecoder:
         roles = [kineto.ROLE_OF_CATEGORY.get(name, Role.OTHER) for name in categories]
         # An event without a category has the code -1, which reads the last.
         role = np.array([*roles, Role.OTHER], dtype=np.int8)[category]
+        if kineto.MTIA_EVENTS in categories:
+            of_mtia = np.flatnonzero(category == categories.index(kineto.MTIA_EVENTS))
+            for i in of_mtia.tolist():
+                role[i] = kineto.ROLE_OF_MTIA_NAME.get(events[i].name, role[i])
         counts = Counter[str](events=len(events))
         host, at_host = _spans(events, role, kineto.HOST_ROLES)
         device, at_device = _spans(events, role, kineto.DEVICE_ROLES)

@@ -59,9 +59,22 @@ WITHOUT_TIME = frozenset(
     {
         *("", "Trace", "ac2g", "async_cpu_to_gpu", "fwdbwd", "forward_backward"),
         *("gpu_user_annotation", "cuda_sync", "cuda_event", "xpu_sync", "cuda_profiler_range"),
-        *("external_correlation", "mtia_counters", "hardware_counters", "xpu_scope_profiler"),
+        *(
+            "mtia_ccp_events",
+            "external_correlation",
+            "mtia_counters",
+            "hardware_counters",
+            "xpu_scope_profiler",
+        ),
     }
 )
+# What an MTIA notes of its streams: waits are no work, and copies are named alone.
+MTIA_EVENTS = "mtia_ccp_events"
+ROLE_OF_MTIA_NAME = {
+    "event_wait": Role.OTHER,
+    "event_record": Role.OTHER,
+    "dma_request": Role.MEMCPY,
+}
 OPERATOR_ROLES = (Role.OPERATOR, Role.ANNOTATION)
 HOST_ROLES = (*OPERATOR_ROLES, Role.RUNTIME, Role.PYTHON, Role.OVERHEAD)
 DEVICE_ROLES = (Role.KERNEL, Role.MEMCPY, Role.MEMSET)

@@ -409,7 +409,8 @@ def _owners(
         return owner, is_certain
     for one in named:
         by_name = _by_name(processes[one], {each: processes[each] for each in of_calls})
-        if by_name is not None:
+        # What runs on a device may have its own calls on the device's track, as MTIA writes them.
+        if by_name is not None and _share_known(calls, activities, one, by_name) >= MANY:
             owner[one], is_certain[one] = by_name, True
     unnamed = [one for one in named if owner[one] == NO_ROW]
     for one in unnamed:
@@ -423,6 +424,14 @@ def _owners(
         for one, each in zip(*linear_sum_assignment(np.array(costs)), strict=True):
             owner[unnamed[one]] = of_calls[each]
     return owner, is_certain
+
+
+def _share_known(calls: Calls, activities: Activities, device: int, process: int) -> float:
+    """Return how many of a device's activities with ids have one that is among a process's."""
+    ids = activities.correlation[activities.process == device]
+    ids = ids[ids != MISSING]
+    known = np.isin(ids, calls.correlation[calls.process == process])
+    return float(known.mean()) if len(ids) else 1.0
 
 
 def _by_ids(calls: Calls, activities: Activities, process: int) -> int:
