@@ -9,7 +9,7 @@ import numpy as np
 from kprof.trace import Trace
 
 # Copies and sets are not counted: of no bytes, or between host buffers, they leave no activity.
-LAUNCH = r"Launch(?:Cooperative)?Kernel|GraphLaunch"
+LAUNCH = r"Launch(?:Cooperative)?Kernel|KernelLaunch|GraphLaunch"
 # While a stream is captured, launches only become nodes of a graph.
 CAPTURE_BEGINS = r"StreamBeginCapture"
 CAPTURE_ENDS = r"StreamEndCapture"
