@@ -39,6 +39,13 @@ def test_an_activity_at_the_zero_of_its_trace_is_none_of_these():
     assert starts_of({"start_ns": 0}, {"start_ns": 150}, {"start_ns": 900}) == [0, 150, 900]
 
 
+def test_an_operator_at_time_zero_is_left_out_and_a_call_of_a_capture_stays():
+    ranges = {"name": "aten::lost"}, launch(9), *LAUNCHES
+    found = without_lost_records(trace_of(*SOUND, ranges=ranges))
+    assert found.ranges["kind"].tolist() == ["runtime"] * 4
+    assert found.meta.counts == {"damaged_events": 1}
+
+
 def test_an_activity_long_after_all_else_that_waited_for_nothing_is_misplaced():
     ranges = *LAUNCHES, launch(9, 100 * S + 900)
     assert starts_of(*SOUND, {"start_ns": 10**6 * S, "correlation": 9}, ranges=ranges) == RIGHT
