@@ -24,8 +24,7 @@ from kprof.timing import captured, time_on_gpu
 
 SOURCES = (
     "benchmarks/attention.py",
-    *("kprof/kernels/*attention*.py", "kprof/kernels/_tile_*.py", "kprof/kernels/_gluon.py"),
-    *("kprof/kernels/_launch.py", "kprof/timing.py", "kprof/stopwatch.py"),
+    *("kprof/kernels/attention_forward.py", "kprof/timing.py", "kprof/stopwatch.py"),
 )
 TOKENS, COLUMNS = 16_384, 2_048
 LENGTHS = (8_192, 2_048, 1_024, 4_096, 16_384, 512)

@@ -26,7 +26,7 @@ from kprof.kernels.attention_forward import KERNEL as WIDE
 from kprof.kernels.attention_fp8 import STATED_ERROR, attention_fp8
 from kprof.timing import captured, time_on_gpu
 
-SOURCES = ("benchmarks/attention_fp8.py", "kprof/kernels/_fp8.py", *OTHERS)
+SOURCES = ("benchmarks/attention_fp8.py", "kprof/kernels/attention_fp8.py", *OTHERS)
 CALLS = (
     *(
         Call(128, n, is_causal, 16, 16, 16_384 // n)

@@ -27,10 +27,7 @@ from kprof.timing import captured, time_on_gpu
 
 SOURCES = (
     "benchmarks/decode_attention.py",
-    *("kprof/kernels/*decode*.py", "kprof/kernels/_tile_cache.py"),
-    *("kprof/kernels/_tile_softmax.py", "kprof/kernels/_tile_splits.py"),
-    *("kprof/kernels/_launch.py", "kprof/kernels/_operator.py", "kprof/kernels/_repeated*.py"),
-    *("kprof/timing.py", "kprof/stopwatch.py"),
+    *("kprof/kernels/decode_attention.py", "kprof/timing.py", "kprof/stopwatch.py"),
 )
 QUERY_HEADS, HEADS, DIM, PAGE = 32, 8, 128, 64
 SHORT, LONG = (1_024, 4_096, 16_384), (131_072, 262_144)

@@ -1,5 +1,15 @@
-"""Evidence files: results with what made them, in the form that tests and documents read."""
+"""Evidence files: results with what made them, in the form that tests and documents read.
 
+A result is bound to what ran, under `ran`, so that renaming and moving files keep it:
+
+- `compiled/KERNEL/PROVIDER/SHAPE/PASS`: the digest of the compiled code of a configuration, as
+  `compiled_code.py` writes it to tests/golden/compiled_code.json;
+- `golden/CASE`: the digest of a golden output, as `golden.py` writes it to tests/golden/CASE.json;
+- `code/PATH`: the digest of the functions in a file or folder, whatever their order and files,
+  without comments, docstrings and imports; for what has no output to compare.
+"""
+
+import ast
 import datetime
 import hashlib
 import importlib.metadata
@@ -11,10 +21,34 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+GOLDEN = ROOT / "tests" / "golden"
+# A result depends on these folders as a whole.
+FOLDERS = ("kprof/collect/inject", "kprof/gate", "tests/gate_faults", "tests/hostile")
+# Where a result depends on a source below the first, its golden outputs are those of the second.
+# The first match counts; an empty pattern means that another label speaks for the source.
+GOLDENS = (
+    ("kprof/kernels/", ""),
+    ("kprof/sites/", ""),
+    ("kprof/analyze/instructions.py", ""),
+    ("kprof/analyze/verdict/", "ab_*"),
+    ("kprof/analyze/calibration/", "ab_*"),
+    ("kprof/analyze/sla/", "sla_*"),
+    ("kprof/analyze/what_if/", "whatif_*"),
+    ("kprof/analyze/difference/", "diff"),
+    ("kprof/analyze/", "open_*"),
+    ("kprof/collect/readers/", "open_*"),
+    ("kprof/collect/gpu_ceilings.py", None),
+    ("kprof/collect/inject/", None),
+    ("kprof/gate/", None),
+    ("kprof/timing.py", None),
+    ("kprof/stopwatch.py", None),
+    ("kprof/", ""),
+)
 PACKAGES = (
     *("kprof", "torch", "triton", "transformers", "torchvision"),
     *("numpy", "scipy", "pandas", "pyarrow", "msgspec", "isal"),
@@ -37,7 +71,7 @@ def write_evidence(path, what, rows, sources, *, commit=None, versions=None, **m
         **found,
         "machine": {"cpu": processor(), "cores": len(os.sched_getaffinity(0))},
         "versions": {**installed_versions(), **(versions or {})},
-        "sources": hash_sources(sources),
+        "ran": what_ran(sources),
         **more,
         "rows": rows,
     }
@@ -101,13 +135,80 @@ def installed_versions():
     return versions
 
 
-def hash_sources(patterns):
-    """Return the SHA-256 of every file that the figures depend on; patterns are from the root."""
+def what_ran(patterns):
+    """Return the digests of all that a result depends on, by label; patterns are from the root."""
     paths = {path.resolve() for pattern in patterns for path in ROOT.glob(pattern)}
-    return {
-        path.relative_to(ROOT).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(paths)
-    }
+    return digests(labels_of(path.relative_to(ROOT).as_posix() for path in paths))
+
+
+def labels_of(sources):
+    """Return the labels of what source files decide."""
+    labels = set()
+    for source in sources:
+        kernel = re.fullmatch(r"kprof/kernels/([a-z]\w*)\.py", source)
+        if kernel:
+            labels |= {name for name in compiled() if name.split("/")[1] == kernel[1]}
+        cases = next((cases for prefix, cases in GOLDENS if source.startswith(prefix)), None)
+        if cases:
+            labels |= {f"golden/{path.stem}" for path in GOLDEN.glob(f"{cases}.json")}
+        elif cases is None:
+            folder = next((one for one in FOLDERS if source.startswith(f"{one}/")), source)
+            labels.add(f"code/{folder}")
+    return sorted(labels)
+
+
+def digests(labels):
+    """Return today's digest of each label; None where what it names is gone."""
+    return {label: digest_today(label) for label in labels}
+
+
+def digest_today(label):
+    """Return the digest of what a label names, as it is now; None where it is gone."""
+    kind, _, name = label.partition("/")
+    if kind == "compiled":
+        return compiled().get(label)
+    path = GOLDEN / f"{name}.json" if kind == "golden" else ROOT / name
+    if not path.exists():
+        return None
+    if kind == "golden":
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return digest_of_code(file.read_text() for file in files)
+
+
+def stale(result):
+    """Return the labels of what is no longer as it was when a result was made."""
+    return [label for label, one in result["ran"].items() if digest_today(label) != one]
+
+
+@cache
+def compiled():
+    """Return the digest of each compiled configuration by its label."""
+    stored = json.loads((GOLDEN / "compiled_code.json").read_text())
+    return {f"compiled/{name}": one for name, one in stored["configurations"].items()}
+
+
+def digest_of_code(texts):
+    """Return one digest of the statements of Python files, in whatever order and file they are."""
+    found = []
+    for text in texts:
+        for statement in _without_docstrings(ast.parse(text)).body:
+            if not isinstance(statement, ast.Import | ast.ImportFrom):
+                found.append(ast.dump(statement))
+    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:16]
+
+
+def _without_docstrings(tree):
+    """Return a tree without docstrings, and without strings below attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [one for one in node.body if not _is_text(one)]
+    return tree
+
+
+def _is_text(statement):
+    value = getattr(statement, "value", None)
+    return isinstance(statement, ast.Expr) and isinstance(getattr(value, "value", None), str)
 
 
 def current_commit():

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from evidence import RESULTS, hash_sources, row, write_evidence
+from evidence import RESULTS, row, what_ran, write_evidence
 from fp8_reaches import gates_of, rows_of_reach
 from workers import Worker, questions, say
 
@@ -32,8 +32,8 @@ from kprof.kernels._choice import versions_of
 
 SOURCES = (
     *("benchmarks/fp8.py", "benchmarks/workers.py"),
-    *("kprof/kernels/*fp8*.py", "kprof/kernels/_bench.py", "kprof/kernels/_launch.py"),
-    *("kprof/kernels/_tile_splits.py", "kprof/timing.py", "kprof/stopwatch.py"),
+    *("kprof/kernels/fp8_gemm.py", "kprof/kernels/fp8_linear.py"),
+    *("kprof/timing.py", "kprof/stopwatch.py"),
 )
 # Those that sum up: they may change behind a measurement.
 SUMS = ("benchmarks/fp8_reaches.py",)
@@ -79,7 +79,7 @@ def sum_up(path, gates):
     name = result["what"]
     rows = [one for one in result["rows"] if one["unit"] == "ns"]
     summary = rows_of_reach(name, rows, gates_of(name, gates))
-    result |= {"rows": rows + summary, "sources": {**result["sources"], **hash_sources(SUMS)}}
+    result |= {"rows": rows + summary, "ran": {**result["ran"], **what_ran(SUMS)}}
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     print_reaches(name, summary)
 

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 from evidence import RESULTS, ROOT, row, write_evidence
-from kernel_sources import sources_of_kernels
 
 from kprof.kernels import all_kernels, kernel_named
 
@@ -63,7 +62,7 @@ def rows_of_all(what, look, sources, args):
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     path = args.result or RESULTS / f"{what}_h200_{month}.json"
     rows, subjects = [], ours_of(args.kernels)
-    sources = {*sources, *sources_of_kernels({name for name, _ in subjects})}
+    sources = {*sources, *(f"kprof/kernels/{name}.py" for name, _ in subjects)}
     with ThreadPoolExecutor(args.at_once) as pool:
         asked = [pool.submit(look, *one, ends_s=ends_s) for one in subjects]
         for one in as_completed(asked):

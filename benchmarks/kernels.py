@@ -12,7 +12,6 @@ compiled, and nothing measured.
 """
 
 import argparse
-import ast
 import datetime
 import json
 import statistics
@@ -21,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from evidence import RESULTS, ROOT, write_evidence
+from evidence import RESULTS, write_evidence
 from kernel_reaches import kernels_to_reach, rows_of_all, table_of, wanted_of
 from kernel_timers import timers_of, work_off
 
@@ -165,17 +164,8 @@ def odd_copies(measured):
 
 
 def sources_of(name):
-    """Return the files that decide what is measured of a kernel: its own, and all they import."""
-    found, left = set(), [f"kprof.kernels.{name}", "kprof.kernels._bench"]
-    while left:
-        path = Path(*left.pop().split(".")).with_suffix(".py")
-        if path.as_posix() in found or not (ROOT / path).exists():
-            continue
-        found.add(path.as_posix())
-        for node in ast.walk(ast.parse((ROOT / path).read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kprof.kernels"):
-                left += [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
-    return (*SOURCES, "kprof/kernels/__init__.py", *sorted(found))
+    """Return what a kernel's result depends on."""
+    return (*SOURCES, f"kprof/kernels/{name}.py")
 
 
 def line_of(one):

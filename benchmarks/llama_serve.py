@@ -24,7 +24,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from evidence import RESULTS, ROOT, row, write_evidence
-from kernel_sources import sources_of_kernels
 
 EXAMPLE = ROOT / "examples" / "serve_llama.py"
 GATE = ROOT / "benchmarks" / "llama_gate.py"
@@ -34,9 +33,7 @@ KERNELS = (*OF_PREFILL, "decode_attention")
 SOURCES = (
     *("benchmarks/llama_serve.py", "benchmarks/llama_gate.py"),
     *("examples/serve_llama.py", "kprof/swap.py"),
-    *("kprof/sites/*.py", "kprof/kernels/_choice.py"),
-    *("kprof/kernels/_fp8_beside.py", "kprof/kernels/_fp8_twins.py"),
-    *sources_of_kernels(KERNELS),
+    *(f"kprof/kernels/{name}.py" for name in KERNELS),
 )
 # At most, of a quarter of a second each, and of seconds: a clear difference is proven by nine.
 PAIRS, PAIRS_OF_ENERGY = "20", "9"

@@ -24,7 +24,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from evidence import RESULTS, ROOT, row, write_evidence
-from kernel_sources import sources_of_kernels
 from llama_arms import LIGERS, PLAIN, SWAPS, work_off
 from workers import Worker
 
@@ -34,8 +33,7 @@ from kprof.comparison import Metric, Pair, Plan
 SOURCES = (
     *("benchmarks/llama_train.py", "benchmarks/llama_arms.py", "benchmarks/workers.py"),
     *("examples/train_llama.py", "kprof/swap.py"),
-    *("kprof/sites/*.py", "kprof/kernels/_choice.py"),
-    *sources_of_kernels({one.partition("=")[0] for arm in SWAPS.values() for one in arm}),
+    *(f"kprof/kernels/{one.partition('=')[0]}.py" for arm in SWAPS.values() for one in arm),
 )
 # The best that changes nothing but modules, for `kprof ab`.
 SHOWN = "swap-adamw"

@@ -23,7 +23,7 @@ import sys
 import time
 from pathlib import Path
 
-from evidence import describe_gpu, hash_sources, row, write_evidence
+from evidence import describe_gpu, row, what_ran, write_evidence
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = Path(__file__).resolve().parent / "workloads"
@@ -95,12 +95,12 @@ def analyzed_again(entry, out):
 
 
 def rewrite(path, rows):
-    """Put the rows into an earlier result, with the sources that analyzed them.
+    """Put the rows into an earlier result, with the digests of the analysis.
 
-    What recorded the runs keeps the hashes that it had then.
+    The recorder keeps the digests that it had then.
     """
     result = json.loads(path.read_text())
-    result |= {"rows": rows, "sources": {**result["sources"], **hash_sources(ANALYSIS)}}
+    result |= {"rows": rows, "ran": {**result["ran"], **what_ran(ANALYSIS)}}
     result["analyzed_again"] = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 

@@ -1,13 +1,12 @@
 """Which of many cases run: all, or one in a few where a committed result speaks for the others.
 
-What comes of a case follows from the sources that a result lists with their hashes, and from the
-versions that run them. Where those are still the same, what ran well there need not run each time.
+The outcome of a case follows from the code that a result has the digests of, and from the
+versions that run it. Where those are still the same, what ran well there need not run each time.
 """
 
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -29,17 +28,14 @@ class Kept:
     script: str
     """The module of `benchmarks/` that makes it."""
     name: str
-    unhashed: tuple
-    """What its cases import of kprof besides the sources whose hashes it has."""
 
     def read(self):
         """Return what it holds."""
         return json.loads((BENCHMARKS / "results" / self.name).read_text())
 
 
-_OF_LAUNCH = tuple(f"kprof/collect/{name}.py" for name in ("nsys", "nvml", "parts"))
-HOSTILE = Kept("hostile", "hostile_cpu_2026-11.json", (*_OF_LAUNCH, "kprof/errors.py"))
-GATE = Kept("gate_mutations", "gate_mutations_cpu_2026-11.json", ("kprof/errors.py",))
+HOSTILE = Kept("hostile", "hostile_cpu_2026-11.json")
+GATE = Kept("gate_mutations", "gate_mutations_cpu_2026-11.json")
 
 
 @dataclass(frozen=True)
@@ -57,26 +53,19 @@ def benchmark(name):
         return import_module(name)
 
 
-def sources_of(kept):
-    """Return the hashes today of the sources that the result has the hashes of."""
-    return benchmark("evidence").hash_sources(benchmark(kept.script).SOURCES)
+def ran_today(kept):
+    """Return the digests today of all that the result depends on."""
+    return benchmark("evidence").what_ran(benchmark(kept.script).SOURCES)
 
 
 def changed_since(kept, result):
-    """Return what no longer is as it was when `result` was measured: files, versions."""
-    sources, versions = sources_of(kept), benchmark("evidence").installed_versions()
-    names = sorted(sources.keys() | result["sources"].keys())
+    """Return what no longer is as it was when `result` was measured: code, versions."""
+    today, versions = ran_today(kept), benchmark("evidence").installed_versions()
+    labels = sorted(today.keys() | result["ran"].keys())
     return [
-        *(name for name in names if sources.get(name) != result["sources"].get(name)),
-        *(name for name in kept.unhashed if _differs(name, result["commit"])),
+        *(label for label in labels if today.get(label) != result["ran"].get(label)),
         *(name for name in VERSIONS if versions.get(name) != result["versions"].get(name)),
     ]
-
-
-def _differs(name, commit):
-    """Tell whether a file is another one than in `commit`, also where nobody knows that commit."""
-    git = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "--", name]
-    return subprocess.run(git, capture_output=True).returncode != 0
 
 
 def draw(kept, result, names, every, commit):

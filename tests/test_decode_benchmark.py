@@ -2,7 +2,6 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
-import ast
 import importlib
 from pathlib import Path
 
@@ -20,23 +19,6 @@ KERNELS = ROOT / "kprof" / "kernels"
 def benchmark(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     return importlib.import_module("decode_attention")
-
-
-def imported_by(path, found):
-    """Return the private modules of kernels that a file imports, and those imported by them."""
-    nodes = [
-        one for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.ImportFrom)
-    ]
-    names = [one.module for one in nodes if (one.module or "").startswith("kprof.kernels._")]
-    for other in {KERNELS / f"{name.rpartition('.')[2]}.py" for name in names} - found:
-        found = imported_by(other, found | {other})
-    return found
-
-
-def test_its_sources_are_what_the_kernel_is_made_of_and_no_others(benchmark):
-    hashed = {path for pattern in benchmark.SOURCES for path in ROOT.glob(pattern)}
-    made_of = imported_by(KERNELS / "decode_attention.py", set())
-    assert {one for one in hashed if one.parent == KERNELS and one.stem[0] == "_"} == made_of
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

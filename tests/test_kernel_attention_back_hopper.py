@@ -151,8 +151,8 @@ from kprof.kernels.attention_forward import attention_forward
 
 read, found = _ahead._read, []
 
-def kept(kernel):
-    binary = read(kernel)
+def kept(*given):
+    binary = read(*given)
     program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])

@@ -365,8 +365,8 @@ from tests.kernel_code import product_loops_of
 
 read, found = _ahead._read, []
 
-def kept(kernel):
-    binary = read(kernel)
+def kept(*given):
+    binary = read(*given)
     about = [binary.name, binary.spilled_bytes, binary.shared_bytes]
     found.append([*about, product_loops_of(binary)])
     return binary

@@ -343,8 +343,6 @@ from kprof.kernels import _ahead, _fp8_gemm
 from kprof.kernels.fp8_gemm import LLAMA, fp8_gemm
 from tests.kernel_code import product_loops_of
 
-read = _ahead._read
-_ahead._read = lambda kernel: (read(kernel), kernel.asm["ptx"])
 _fp8_gemm.num_sms = lambda device: 132
 FP8 = torch.float8_e4m3fn
 done = set()
@@ -360,8 +358,8 @@ for m, (n, k), is_wide, is_blocked in product(
     w_scale = torch.empty(n // 128, k // 128) if is_blocked else torch.empty(n, 1)
     x_scale = None if is_wide else torch.empty(k // 128 if is_blocked else 1, m).t()
     call = lambda: fp8_gemm(x, w, x_scale, w_scale)
-    for binary, ptx in _ahead.compile_ahead(call):
-        seen = set(re.findall(r"wgmma\\S*|mma\\.sync\\S*|cp\\.async\\.cg\\S*", ptx))
+    for binary in _ahead.compile_ahead(call):
+        seen = set(re.findall(r"wgmma\\S*|mma\\.sync\\S*|cp\\.async\\.cg\\S*", binary.ptx))
         print(json.dumps({"rows": m, "is_wide": is_wide, "shared": binary.shared_bytes,
             "ring": 0 if is_wide or is_blocked else schedule.ring_bytes(m),
             "spilled": binary.spilled_bytes, "ptx": " ".join(sorted(seen)),

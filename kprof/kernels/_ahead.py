@@ -21,6 +21,17 @@ HOPPER, BLACKWELL = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 100, 32)
 
 
 @dataclass(frozen=True)
+class Launch:
+    """What a kernel is launched with, besides tensors."""
+
+    grid: tuple[int, ...]
+    scalars: tuple[object, ...]
+    """Arguments that are no tensors, constants included, in the kernel's order."""
+    options: tuple[tuple[str, int], ...]
+    """Triton's, such as `num_warps`."""
+
+
+@dataclass(frozen=True)
 class Binary:
     """One kernel as compiled for the target."""
 
@@ -34,6 +45,8 @@ class Binary:
     shared_bytes: int
     cubin: bytes = field(repr=False)
     """What the GPU would load."""
+    ptx: str = field(repr=False)
+    launch: Launch
 
 
 def compile_ahead(call: Callable[[], object], target: GPUTarget = HOPPER) -> list[Binary]:
@@ -47,20 +60,23 @@ def compile_ahead(call: Callable[[], object], target: GPUTarget = HOPPER) -> lis
     def keep(
         self: Launcher,
         key: object,
-        grid: object,
+        grid: int | tuple[int, ...],
         arguments: tuple[Any, ...],
         options: dict[str, int],
         **known: Any,
     ) -> None:
         # Nothing compiled depends on how many programs there will be.
-        compiled.append(self._kernel.warmup(*arguments, grid=(1,), **options))
+        kernel = self._kernel.warmup(*arguments, grid=(1,), **options)
+        scalars = tuple(one for one in arguments if isinstance(one, int | float | str | None))
+        grid = grid if isinstance(grid, tuple) else (grid,)
+        compiled.append((kernel, Launch(grid, scalars, tuple(sorted(options.items())))))
 
     with (
         patch.object(driver, "_active", _PretendedDriver(target)),
         patch.object(Launcher, "__call__", keep),
     ):
         call()
-    return [_read(kernel) for kernel in compiled]
+    return [_read(kernel, launch) for kernel, launch in compiled]
 
 
 def disassemble(binary: Binary) -> str:
@@ -85,7 +101,7 @@ class _PretendedDriver:
         return 0
 
 
-def _read(kernel: Any) -> Binary:
+def _read(kernel: Any, launch: Launch) -> Binary:
     cubin = kernel.asm["cubin"]
     told = _told(cubin, "cuobjdump", "--dump-resource-usage")
     figures = {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", told)}
@@ -96,6 +112,8 @@ def _read(kernel: Any) -> Binary:
         spilled_bytes=figures["STACK"] + figures["LOCAL"],
         shared_bytes=kernel.metadata.shared,
         cubin=cubin,
+        ptx=kernel.asm["ptx"],
+        launch=launch,
     )
 
 
