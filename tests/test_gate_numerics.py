@@ -53,7 +53,8 @@ def test_one_wrong_element_in_a_million_fails_by_its_size_alone():
         distributions=("normal",),
     )
     level = check_numerics(subject)
-    assert [m.name for m in level.measures if not m.is_met] == ["output, bfloat16: largest error"]
+    names = [m.name for m in level.measures if not m.is_met]
+    assert names == ["output, bfloat16: largest error", "right beyond the calls given"]
 
 
 def test_many_rows_alike_leave_little_to_chance_and_few_rows_much():
@@ -163,7 +164,7 @@ def test_offsets_beyond_32_bits_are_for_the_new_code_alone():
     subject = new_is(watched("new"), replaced=watched("replaced"))
     assert check_numerics(few(subject)).state == "passed"
     assert max(steps["new"]) > 2**29
-    assert max(steps["replaced"]) < 100
+    assert max(steps["replaced"]) < 2**20
 
 
 def test_a_lower_precision_is_judged_by_the_error_that_it_states():

@@ -6,6 +6,7 @@ this package imports no torch; the modules of the levels do.
 
 from kprof.gate.check import check
 from kprof.gate.result import GateReport, Level, Measure
+from kprof.gate.scope import Scope
 from kprof.gate.subject import Case, Curve, Generation, Model, Subject, Timing
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Level",
     "Measure",
     "Model",
+    "Scope",
     "Subject",
     "Timing",
     "check",

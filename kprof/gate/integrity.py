@@ -15,10 +15,19 @@ from torch import Tensor
 
 from kprof.gate.broken import GpuBrokenError
 from kprof.gate.honesty import find_dishonesty, find_patched_timers
+from kprof.gate.independence import (
+    are_threads_tried,
+    find_order_faults,
+    find_other_forms,
+    find_shared_results,
+    find_side_effects,
+    find_thread_faults,
+    is_plain,
+)
 from kprof.gate.inputs import empty_shape, same_bits
 from kprof.gate.memory import LARGE_BYTE, poison_freed
 from kprof.gate.numerics import find_wrong
-from kprof.gate.observe import Observed, draw, observe, observe_truth
+from kprof.gate.observe import ModesKept, Observed, draw, observe, observe_truth
 from kprof.gate.result import Level, Measure, judge, not_run
 from kprof.gate.rows import count_variant_rows
 from kprof.gate.streams import find_stream_faults
@@ -102,7 +111,9 @@ def _sort_of(fault: str) -> str:
 
 def _faults_of(look: Check, subject: Subject, function: Function, case: Case) -> list[str]:
     try:
-        return list(look(subject, function, case))
+        with ModesKept(subject.device) as modes:
+            faults = list(look(subject, function, case))
+        return faults + modes.faults
     except GpuBrokenError:
         raise
     except Exception as raised:  # noqa: BLE001 - whatever the function raises is a fault of its own
@@ -114,6 +125,8 @@ def _look_at_calls(subject: Subject, function: Function, case: Case) -> Iterator
     arguments = draw(subject, case)
     # Code for inference is often another path than that which keeps what a gradient needs.
     ways = [replace(subject, differentiable=()), *([subject] if subject.differentiable else [])]
+    if is_plain(case) and len(subject.differentiable) > 1:
+        ways += [replace(subject, differentiable=(i,)) for i in subject.differentiable]
     for way in ways:
         observed = observe(function, way, case, arguments)
         replaced = observe(subject.replaced, way, case, arguments)
@@ -167,6 +180,11 @@ CHECKS: dict[str, Check] = {
     "the same every time": _look_at_repeats,
     "every element written": _look_at_poison,
     "computes when called, on what it is given": find_dishonesty,
+    "results belong to the caller": find_shared_results,
+    "nothing else changed": find_side_effects,
+    "in the form of the replaced code's": find_other_forms,
+    "whatever was called before": find_order_faults,
+    "on two threads": find_thread_faults,
     "streams and graphs": find_stream_faults,
 }
 
@@ -175,6 +193,8 @@ def _unseen(subject: Subject, timing: Timing | None) -> Iterator[str]:
     """Say what could not be looked at."""
     if subject.device == "cpu":
         yield "streams and CUDA graphs were not looked at: they need a CUDA device"
+    if not are_threads_tried(subject):
+        yield "calls on two threads were not looked at: Triton's interpreter runs one at a time"
     if timing is None:
         yield "time was not held against its floor: none was given"
     if not subject.is_deterministic:

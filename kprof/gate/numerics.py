@@ -60,13 +60,27 @@ def check_numerics(subject: Subject) -> Level:
                 break
     if not survey.num_cases:
         return not_run("L1", "the replaced code takes none of the cases")
+    from kprof.gate.variation import scope_of, try_beyond
+
+    tried = try_beyond(subject)
+    beyond = Measure(
+        "right beyond the calls given",
+        len(tried.faults),
+        0,
+        0,
+        "faults",
+        where="; ".join(tried.faults[:2]),
+    )
+    scope = scope_of(subject, tried)
+    left_out = [f"outside its scope: {one}" for one in scope.left_out]
     level = judge(
         "L1",
-        survey.measures(),
-        f"{survey.num_cases} cases, {survey.num_values:,} values",
-        notes=list(survey.notes()),
-        is_bit_exact=not survey.faults and survey.num_different == 0,
+        [*survey.measures(), beyond],
+        f"{survey.num_cases + tried.num_cases} cases, {survey.num_values:,} values",
+        notes=[*survey.notes(), *left_out],
+        is_bit_exact=not survey.faults and survey.num_different + tried.num_different == 0,
     )
+    level = replace(level, scope=scope)
     blank = survey.without_digits()
     if level.state == "passed" and blank and not level.is_bit_exact:
         why = f"{', '.join(blank)}: the replaced code has no correct digit in any distribution"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,7 +32,92 @@ class Observed:
 
 def draw(subject: Subject, case: Case) -> tuple[Any, ...]:
     """Return the arguments of a case."""
-    return subject.inputs(case.shape, Draw(case, subject))
+    arguments = subject.inputs(case.shape, Draw(case, subject))
+    if case.layout == "expanded":
+        arguments = tuple(
+            _with_equal_rows(a) if i in expandable(subject, arguments) else a
+            for i, a in enumerate(arguments)
+        )
+    if case.leading is None:
+        return arguments
+    return tuple(
+        a.reshape(*case.leading, *a.shape[1:]) if i in subject.rows else a
+        for i, a in enumerate(arguments)
+    )
+
+
+def expandable(subject: Subject, arguments: Sequence[Any]) -> tuple[int, ...]:
+    """Return the arguments that may be one row expanded: matrices of numbers, never written."""
+    rows = subject.rows or range(len(arguments))
+    return tuple(
+        i
+        for i in rows
+        if i not in subject.writes
+        and isinstance(arguments[i], Tensor)
+        and arguments[i].is_floating_point()
+        and arguments[i].dim() > 1
+    )
+
+
+def _with_equal_rows(tensor: Tensor) -> Tensor:
+    return tensor[:1].expand_as(tensor).clone(memory_format=torch.contiguous_format)
+
+
+@contextmanager
+def in_context(case: Case, device: str) -> Iterator[None]:
+    """Switch on the mode of torch that the case is called in."""
+    kind = torch.device(device).type
+    with ExitStack() as stack:
+        if case.context == "no_grad":
+            stack.enter_context(torch.no_grad())
+        elif case.context == "inference_mode":
+            stack.enter_context(torch.inference_mode())
+        elif case.context == "autocast":
+            stack.enter_context(torch.autocast(kind, cast_of(case)))
+        yield
+
+
+class ModesKept:
+    """While this is on, modes of torch may change; at its end they are as they were before."""
+
+    def __init__(self, device: str) -> None:
+        self._kind = torch.device(device).type
+        self.faults: list[str] = []
+        """What was changed in between."""
+
+    def __enter__(self) -> ModesKept:
+        self._before = self._modes()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        after = self._modes()
+        torch.set_grad_enabled(self._before["gradient mode"])
+        torch.set_default_dtype(self._before["default dtype"])
+        torch.set_autocast_enabled(self._kind, self._before["autocast"])
+        torch.use_deterministic_algorithms(self._before["deterministic mode"])
+        torch.set_float32_matmul_precision(self._before["precision of products in float32"])
+        self.faults = [
+            f"changes torch's {name}" for name, one in after.items() if one != self._before[name]
+        ]
+
+    def _modes(self) -> dict[str, Any]:
+        return {
+            "gradient mode": torch.is_grad_enabled(),
+            "default dtype": torch.get_default_dtype(),
+            "autocast": torch.is_autocast_enabled(self._kind),
+            "deterministic mode": torch.are_deterministic_algorithms_enabled(),
+            "precision of products in float32": torch.get_float32_matmul_precision(),
+        }
+
+
+def cast_of(case: Case) -> torch.dtype:
+    """Return the dtype that autocast computes in: the case's own, or bfloat16 where it is wider."""
+    return torch.float16 if case.dtype == "float16" else torch.bfloat16
+
+
+def has_gradients(case: Case) -> bool:
+    """Tell whether gradients are computed in the case's context."""
+    return case.context not in ("no_grad", "inference_mode")
 
 
 def observe(
@@ -54,17 +140,22 @@ def observe(
 def _observe(
     function: Function, subject: Subject, case: Case, arguments: tuple[Any, ...], byte: int
 ) -> Observed:
-    placed = {i: place(a, case.layout) for i, a in enumerate(arguments) if isinstance(a, Tensor)}
+    with torch.inference_mode(case.context == "inference_mode"):
+        placed = place_all(subject, case, arguments)
     given = [placed[i].view if i in placed else a for i, a in enumerate(arguments)]
-    _require_gradients(given, subject)
+    require_gradients(given, subject)
+    if not has_gradients(case):
+        subject = replace(subject, differentiable=())
+    arriving: list[Placed] = []
     with Guarded(byte) as guarded:
         try:
-            outputs = tensors_in(function(*given))
-            faults = find_odd_outputs(outputs)
+            with in_context(case, subject.device), ModesKept(subject.device) as modes:
+                outputs = tensors_in(function(*given))
+            faults = find_odd_outputs(outputs) + modes.faults
             results = name_outputs(outputs)
-            arriving = draw_arriving(outputs, case)
-            if not faults:
-                results |= _gradients(outputs, given, subject, arriving)
+            if not faults and subject.differentiable:
+                arriving = draw_arriving(outputs, case)
+                results |= gradients_of(outputs, given, subject, case, arriving)
         except Exception as raised:
             if is_sticky(raised):
                 raise
@@ -75,6 +166,16 @@ def _observe(
         faults.append("changes the gradient that it is given")
     plain = {name: result.detach().clone() for name, result in results.items() if not faults}
     return Observed(plain, tuple(faults))
+
+
+def place_all(subject: Subject, case: Case, arguments: Sequence[Any]) -> dict[int, Placed]:
+    """Return every argument that is a tensor, laid out as the case says."""
+    expanded = expandable(subject, arguments) if case.layout == "expanded" else ()
+    return {
+        i: place(a, case.layout if case.layout != "expanded" or i in expanded else "contiguous")
+        for i, a in enumerate(arguments)
+        if isinstance(a, Tensor)
+    }
 
 
 def snapshot(returned: object, given: Sequence[Any], subject: Subject) -> Observed:
@@ -99,11 +200,13 @@ def copy_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 def observe_truth(subject: Subject, case: Case, arguments: tuple[Any, ...]) -> Results:
     """Return what the truth gives on the same values in float64, with its gradients."""
+    if not has_gradients(case):
+        subject = replace(subject, differentiable=())
     given = [_in_float64(a) if isinstance(a, Tensor) else a for a in arguments]
-    _require_gradients(given, subject)
+    require_gradients(given, subject)
     outputs = tensors_in(subject.truth(*given))
     results = name_outputs(outputs)
-    results |= _gradients(outputs, given, subject, draw_arriving(outputs, case))
+    results |= gradients_of(outputs, given, subject, case, draw_arriving(outputs, case))
     results |= name_written(given, subject)
     return {name: result.detach() for name, result in results.items()}
 
@@ -112,24 +215,51 @@ def _in_float64(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor.clone()
 
 
-def _require_gradients(given: Sequence[Any], subject: Subject) -> None:
+def require_gradients(given: Sequence[Any], subject: Subject) -> None:
+    """Let the differentiable arguments ask for gradients, as far as inference mode has them do."""
     for i in subject.differentiable:
-        given[i].requires_grad_()
+        if not given[i].is_inference():
+            given[i].requires_grad_()
 
 
-def _gradients(
-    outputs: Sequence[Tensor], given: Sequence[Any], subject: Subject, arriving: Sequence[Placed]
+def gradients_of(
+    outputs: Sequence[Tensor],
+    given: Sequence[Any],
+    subject: Subject,
+    case: Case,
+    arriving: Sequence[Placed],
+    *,
+    keeps_graph: bool = False,
 ) -> Results:
-    """Return the gradients of the differentiable arguments for these gradients of the outputs."""
+    """Return the gradients of the differentiable arguments for these gradients of the outputs.
+
+    For a double backward pass, those of the gradients' sum with random weights.
+    """
     if not subject.differentiable:
         return {}
     leaves = [given[i] for i in subject.differentiable]
     pairs = zip(outputs, arriving, strict=True)
     gradients = [one.view.expand(output.shape) for output, one in pairs]
-    found = torch.autograd.grad(outputs, leaves, gradients)
+    is_double = case.context == "double_backward"
+    found = torch.autograd.grad(
+        outputs, leaves, gradients, create_graph=is_double, retain_graph=is_double or keeps_graph
+    )
+    if is_double:
+        found = _second_gradients(found, leaves, case)
     names = argument_names(subject)
     which = [f"{GRADIENT} {names[i]}" for i in subject.differentiable]
     return dict(zip(which, found, strict=True))
+
+
+def _second_gradients(
+    first: Sequence[Tensor], leaves: Sequence[Tensor], case: Case
+) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(case.seed + 2)
+    dtype: torch.dtype = getattr(torch, case.dtype)
+    weights = [torch.randn(one.shape, generator=generator).to(dtype).to(one) for one in first]
+    second = torch.autograd.grad(first, leaves, weights, allow_unused=True)
+    pairs = zip(second, leaves, strict=True)
+    return tuple(torch.zeros_like(leaf) if one is None else one for one, leaf in pairs)
 
 
 def draw_arriving(outputs: Sequence[Tensor], case: Case) -> list[Placed]:
@@ -138,7 +268,7 @@ def draw_arriving(outputs: Sequence[Tensor], case: Case) -> list[Placed]:
     Padded cases get one row for all, as the gradient of a sum does: with a stride of zero.
     """
     generator = torch.Generator().manual_seed(case.seed + 1)
-    dtype: torch.dtype = getattr(torch, case.dtype)
+    dtype = cast_of(case) if case.context == "autocast" else getattr(torch, case.dtype)
     arriving = []
     for output in outputs:
         is_expanded = case.layout == "padded" and output.dim() > 1

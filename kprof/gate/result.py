@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kprof.gate.scope import Scope
+
 State = Literal["passed", "failed", "undecided", "not run"]
 
 LEVELS = ("L0", "L1", "L2", "L3", "L4", "L5", "L6")
@@ -109,6 +111,8 @@ class Level:
     """Of L1: every result had the bits of the replaced code's."""
     notes: tuple[str, ...] = ()
     """What was seen, but is not held against the replacement; what could not be looked at."""
+    scope: Scope | None = None
+    """Of L1: the calls that were tried."""
 
     @property
     def title(self) -> str:
@@ -187,6 +191,11 @@ class GateReport:
     def __getitem__(self, name: str) -> Level:
         """Return the level with this name, such as `report["L1"]`."""
         return next(level for level in self.levels if level.name == name)
+
+    @property
+    def scope(self) -> Scope | None:
+        """The calls that the class speaks of: those that L1 tried; None where it was not run."""
+        return next((level.scope for level in self.levels if level.scope), None)
 
     @property
     def passed(self) -> bool:

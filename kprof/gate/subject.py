@@ -21,7 +21,10 @@ DISTRIBUTIONS = (
     *("normal", "outliers", "large", "small", "offset"),
     *("uneven", "half_zero", "zeros", "nonfinite"),
 )
-LAYOUTS = ("contiguous", "padded", "transposed", "far")
+LAYOUTS = ("contiguous", "padded", "transposed", "strided", "expanded", "far")
+CONTEXTS = ("gradient", "no_grad", "inference_mode", "autocast", "double_backward")
+"""The modes of torch that a function is called in; `gradient` is the plain call and its backward
+pass, `autocast` is to bfloat16, or to float16 where the inputs are float16."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,18 @@ class Case:
     distribution: str = "normal"
     layout: str = "contiguous"
     seed: int = 0
+    context: str = "gradient"
+    leading: Shape | None = None
+    """Dimensions in the place of the first one of every argument that has rows; None: as it is."""
 
     def __str__(self) -> str:
         size = "x".join(str(n) for n in self.shape)
-        return f"{size} {self.dtype}, {self.distribution}, {self.layout}, seed {self.seed}"
+        words = [f"{size} {self.dtype}", self.distribution, self.layout]
+        if self.context != "gradient":
+            words.append(self.context)
+        if self.leading is not None:
+            words.append(f"rows as {'x'.join(map(str, self.leading)) or 'one vector'}")
+        return f"{', '.join(words)}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,16 @@ class Subject:
     """Those seen in the profile; the first is varied for the edge cases."""
     free: tuple[int, ...] = (0,)
     """Dimensions of a shape that may have any size; the first may also be empty."""
-    dtypes: tuple[str, ...] = ("bfloat16", "float32")
+    dimensions: tuple[str, ...] = ()
+    """Names of the dimensions, in the plural; none: rows and columns, where there are two."""
+    reach: Shape = ()
+    """Sizes that the gate lets the free dimensions grow to; 0 or none: 65,536 for the first free
+    one, 8,192 for the others, and twice the largest given in any case."""
+    growth_s: float | None = None
+    """Seconds that one dimension may grow for, in one dtype; None: 2 on a CPU, 5 on a GPU."""
+    refuses: Callable[..., str | None] | None = None
+    """Declared limits of the new code: why it is not for a call with these arguments."""
+    dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
     device: str = "cpu"
     differentiable: tuple[int, ...] = ()
     """Arguments whose gradients are compared."""
@@ -85,6 +105,8 @@ class Subject:
     distributions: tuple[str, ...] = DISTRIBUTIONS
     seed: int = 0
     """Another one draws other inputs."""
+    contexts: tuple[str, ...] = CONTEXTS
+    """Modes of torch that the new code is for."""
     num_values: int = 1_000_000
     """Values of each dtype that L1 pools; fewer only where calls are slow, as in an interpreter."""
     layouts: tuple[str, ...] = LAYOUTS

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict
 
 from kprof.gate.result import REJECT, GateReport, Level, Measure
+from kprof.gate.scope import Scope
 from kprof.report.section import Column, Part, Section, Table, Text
 
 SCHEMA = 1
@@ -48,6 +49,8 @@ def _verdict(report: GateReport) -> str:
         what = f"{passed} passed{failed}, which shows no class yet"
     else:
         what = report.reached
+    if report.scope is not None and report.reached != REJECT:
+        what = f"{what}, for {report.scope}"
     return f"{what}; {nearest}." if nearest else f"{what}."
 
 
@@ -119,8 +122,13 @@ def result_of_gate(report: GateReport) -> dict[str, object]:
         "missing": list(report.missing),
         "asked": list(report.asked),
         "changes_precision": report.changes_precision,
+        "scope": None if report.scope is None else _scope(report.scope),
         "levels": [_level(level) for level in report.levels],
     }
+
+
+def _scope(scope: Scope) -> dict[str, object]:
+    return {"words": str(scope), **asdict(scope)}
 
 
 def _level(level: Level) -> dict[str, object]:

@@ -10,7 +10,7 @@ import torch
 
 from kprof.gate import Subject, check
 
-from . import attentions, cheats, norms, optimizers, products, softmaxes, streams
+from . import attentions, calls, cheats, norms, optimizers, products, softmaxes, streams
 
 SUBJECTS = {
     subject.name: subject
@@ -50,7 +50,7 @@ def _variants(table: str) -> list[Variant]:
 
 HONEST = _variants("HONEST")
 SAME = [Variant(n, "the same", lambda s=s: s.replaced) for n, s in SUBJECTS.items()]
-FAULTS = _variants("WRONG")
+FAULTS = _variants("WRONG") + [Variant("rmsnorm", one.__name__, one) for one in calls.FAULTS]
 ON_A_GPU = [Variant("rmsnorm", fault.__name__, fault, "cuda") for fault in streams.FAULTS]
 CHEATS = [Variant("rmsnorm", cheat.__name__, cheat) for cheat in cheats.CHEATS]
 

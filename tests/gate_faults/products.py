@@ -51,7 +51,8 @@ def in_tiles(x, weight, bias):
 
 
 def transposed_product(x, weight, bias):
-    return ((weight.float() @ x.float().T).T + bias.float()).to(x.dtype)
+    product = (weight.float() @ x.float().mT).mT + bias.float()
+    return product.contiguous().to(x.dtype)
 
 
 def with_fused_bias(x, weight, bias):
@@ -88,6 +89,11 @@ def lost_depth_tail(x, weight, bias):
     """Leave out what the depth has beyond whole tiles of 16."""
     full = x.shape[-1] // 16 * 16
     return linear(x[..., :full], weight[:, :full], bias)
+
+
+def transposed_result(x, weight, bias):
+    """Leave the result transposed: a view of it, as heads of attention, is another one or fails."""
+    return ((weight.float() @ x.float().mT).mT + bias.float()).to(x.dtype)
 
 
 def lost_bias(x, weight, bias):
@@ -139,6 +145,7 @@ WRONG = {
         accumulated_in_low_precision,
         lost_depth_tail,
         lost_bias,
+        transposed_result,
         transposed_weight,
         tensor_float,
         last_rows_of_the_first_tile,

@@ -1,0 +1,199 @@
+"""L0: a call changes nothing but its results, and depends on nothing but its arguments."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kprof.gate.integrity import check_integrity
+from tests.doubling import DOUBLED, new_is
+
+SMALL = replace(DOUBLED, distributions=("normal",), layouts=("contiguous",), free=())
+
+
+def faults_of(function, **changes):
+    """Return what the first level finds: for every broken check the first fault."""
+    level = check_integrity(replace(SMALL, new=function, **changes))
+    return [measure.where for measure in level.measures if not measure.is_met]
+
+
+def test_one_buffer_for_every_result_fails():
+    buffer = torch.empty(8, 16)
+
+    def into_one_buffer(x):
+        return x * 2 if x.requires_grad else torch.mul(x, 2, out=buffer)
+
+    (fault,) = faults_of(into_one_buffer)
+    assert "the output of call 2 lies where the output of call 1 is" in fault
+
+
+@pytest.mark.parametrize("size", [2, 40])
+def test_a_pool_of_buffers_fails(size):
+    pool, calls = torch.empty(size, 8, 16), []
+
+    def into_a_pool(x):
+        calls.append(1)
+        return x * 2 if x.requires_grad else torch.mul(x, 2, out=pool[len(calls) % size])
+
+    again = f"the output of call {size + 1} lies where the output of call 1 is"
+    assert any(again in fault for fault in faults_of(into_a_pool))
+
+
+def test_a_result_that_a_later_call_overwrites_in_part_fails():
+    arena, calls = torch.zeros(20_000), []
+
+    def into_an_arena(x):
+        calls.append(1)
+        start = 2 * len(calls)
+        return x * 2 if x.requires_grad else arena[start : start + 128].view(8, 16).copy_(x * 2)
+
+    faults = faults_of(into_an_arena)
+    assert any("a later call changes the output of an earlier one" in one for one in faults)
+
+
+def test_a_gradient_in_one_buffer_fails():
+    buffer = torch.empty(8, 16)
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, arriving):
+            return torch.mul(arriving, 2, out=buffer)
+
+    faults = faults_of(Doubled.apply)
+    assert any("the gradient of x of call 2 lies where the gradient of x" in one for one in faults)
+
+
+def same(x):
+    return x.view_as(x)
+
+
+def test_a_view_of_the_input_fails_where_the_replaced_code_returns_a_result_of_its_own():
+    def new(x):
+        return same(x)
+
+    aliased = {"replaced": lambda x: x * 1, "truth": lambda x: x * 1}
+    assert any("in the memory of its input x" in one for one in faults_of(new, **aliased))
+    assert faults_of(new, **aliased | {"replaced": same}) == []
+
+
+def test_a_result_that_requires_a_gradient_where_the_replaced_codes_does_not_fails():
+    faults = faults_of(lambda x: (x * 2).requires_grad_(not x.is_inference()))
+    assert "output requires a gradient, unlike the replaced code's" in faults[0]
+
+
+def test_a_tuple_in_the_place_of_a_tensor_fails():
+    assert "returns (a tensor), not a tensor" in faults_of(lambda x: (x * 2,))[0]
+
+
+def test_a_transposed_result_fails_where_the_replaced_codes_is_contiguous():
+    assert "output is not contiguous" in faults_of(lambda x: (x * 2).mT.contiguous().mT)[0]
+
+
+def test_a_write_of_the_same_values_into_the_input_fails():
+    def rewrites(x):
+        x.detach().mul_(1)
+        return x * 2
+
+    assert "changes the version of its input x" in faults_of(rewrites)[0]
+
+
+def test_a_draw_from_torchs_generator_fails_unless_the_replaced_code_draws_too():
+    def draws(x):
+        torch.rand(1)
+        return x * 2
+
+    assert "draws from torch's random numbers" in faults_of(draws)[0]
+    assert faults_of(draws, replaced=draws) == []
+
+
+def test_a_mode_of_torch_that_is_left_changed_fails_and_is_put_back():
+    def leaves_it_off(x):
+        out = x * 2
+        torch.set_grad_enabled(False)
+        return out
+
+    assert "changes torch's gradient mode" in faults_of(leaves_it_off)[0]
+    assert torch.is_grad_enabled()
+
+
+def test_a_call_that_depends_on_a_call_of_another_shape_fails():
+    shapes = []
+
+    def sticks_to_the_latest_shape(x):
+        is_other = bool(shapes) and shapes[-1] != x.shape
+        shapes.append(x.shape)
+        return x * 3 if is_other else x * 2
+
+    faults = faults_of(sticks_to_the_latest_shape, shapes=((8, 16), (4, 16)))
+    assert any("after calls of other shapes" in one for one in faults)
+
+
+def test_a_backward_pass_that_takes_the_latest_input_fails():
+    latest = []
+
+    class Squared(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            latest[:] = [x.detach()]
+            return x * x
+
+        @staticmethod
+        def backward(ctx, arriving):
+            return 2 * latest[0] * arriving
+
+    def squared(x):
+        return x * x
+
+    faults = faults_of(Squared.apply, replaced=squared, truth=squared)
+    assert any("when two calls go forward before one goes back" in one for one in faults)
+
+
+def test_a_second_pass_back_through_a_retained_graph_gives_the_same():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.factor = 2
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, arriving):
+            ctx.factor, factor = 1, ctx.factor
+            return arriving * factor
+
+    faults = faults_of(Doubled.apply)
+    assert any("a second time through a retained graph" in one for one in faults)
+
+
+def test_scratch_memory_that_two_threads_share_fails():
+    scratch = torch.empty(8, 16)
+
+    def over_scratch(x):
+        return x * 2 if x.requires_grad else scratch.copy_(x) * 2
+
+    assert "when two threads call at the same time" in faults_of(over_scratch)[0]
+
+
+def test_a_gradient_of_one_argument_alone_is_asked_for():
+    def product(x, y):
+        return x * y
+
+    def needs_both(x, y):
+        return x * y if x.requires_grad == y.requires_grad else (x * y).detach()
+
+    two = new_is(
+        needs_both,
+        replaced=product,
+        truth=product,
+        inputs=lambda shape, draw: (draw(*shape), draw(*shape)),
+        differentiable=(0, 1),
+        distributions=("normal",),
+        layouts=("contiguous",),
+        free=(),
+    )
+    level = check_integrity(two)
+    assert level.state == "failed"
+    assert "does not require grad" in level.why
