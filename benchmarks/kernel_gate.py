@@ -105,7 +105,7 @@ def rows_of(name, provider, report, problem=""):
     """Return a row for each level: whether it passed, on what that rests, and what it tells."""
     if report is None:
         return [_row(name, provider, level, "not run", problem) for level in LEVELS]
-    return [
+    levels = [
         _row(
             name,
             provider,
@@ -121,6 +121,19 @@ def rows_of(name, provider, report, problem=""):
         for one in report["levels"]
         if one["name"] in LEVELS
     ]
+    return [*levels, *scope_row(name, provider, report.get("scope"))]
+
+
+def scope_row(name, provider, scope):
+    """Return the row that says whether the gate tried all sizes that a swap lets a kernel take."""
+    reach = kernel_named(name).reach
+    if scope is None or not reach:
+        return []
+    tried = [size["largest"] for size in scope["sizes"][: len(reach)]]
+    is_tried = all(one >= most for one, most in zip(tried, reach, strict=True))
+    state = "passed" if is_tried else "failed"
+    why = f"tried up to {tried}, where a swap allows {list(reach)}"
+    return [_row(name, provider, "scope", state, why, scope=scope)]
 
 
 def _row(name, provider, level, state, why, **more):

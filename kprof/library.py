@@ -17,7 +17,7 @@ from kprof.errors import KprofError
 from kprof.report.providers import Listed
 
 if TYPE_CHECKING:
-    from kprof.gate import GateReport, Subject
+    from kprof.gate import GateReport, Scope, Subject
     from kprof.kernels import Kernel, Shape
     from kprof.kernels._bench import Timed
     from kprof.kernels._choice import Choice
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # What the interpreter computes as a GPU does; it cuts bfloat16 off instead of rounding it.
 INTERPRETED_DTYPES = ("float16", "float32")
+# By kernel, provider, dtype and pass: the calls that the gate tried in this process.
+_tried: dict[tuple[str, str, str, str], Scope | None] = {}
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,9 @@ def bench_kernels(
                     measured = list(bench(kernel, wanted, dtype, direction))
                     progress(f"{what}: checking who is fastest")
                     measured = without_rejected(measured, why_rejected)
-                    choices.append(choose(kernel, measured, gpu, today))
+                    choice = choose(kernel, measured, gpu, today)
+                    tried = _tried.get((kernel.name, choice.provider, dtype, direction))
+                    choices.append(replace(choice, scope=tried))
                     keep(choices[-1])
     return choices
 
@@ -215,6 +219,7 @@ def _why_rejected(kernel: Kernel, provider: str, dtype: str, direction: Pass) ->
     calls = Calls((dtype,), are_forward=direction == "forward")
     report = check(_subject_of(kernel, provider, "cuda", calls), ("L0", "L1"))
     failed = [f"{one.name}: {one.why}" for one in report.levels if one.state == "failed"]
+    _tried[kernel.name, provider, dtype, direction] = report.scope
     if report.is_gpu_broken:
         why = next(one.why for one in report.levels if one.state != "passed")
         raise KprofError(

@@ -89,7 +89,10 @@ def scope_of(subject: Subject, tried: Tried) -> Scope:
             sizes.append(Size(name, None, () if subject.refuses else tuple(known)))
     return Scope(
         sizes=tuple(sizes),
-        num_dimensions=tuple(sorted(tried.num_dimensions)),
+        # Of code that declares its limits, and whose rows nobody can arrange otherwise, any.
+        num_dimensions=tuple(sorted(tried.num_dimensions))
+        if subject.rows or not subject.refuses
+        else (),
         dtypes=subject.dtypes,
         layouts=tuple(one for one in subject.layouts if one != "far"),
         contexts=tuple(one for one in subject.contexts if one in tried.contexts),

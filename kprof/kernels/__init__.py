@@ -67,6 +67,11 @@ class Kernel:
     """What is measured when nobody names a shape."""
     edges: tuple[Shape, ...] = ()
     """Shapes that the gate has to see: around tiles, and the largest that are taken."""
+    free: tuple[int, ...] = (0,)
+    """Dimensions of a shape that the gate may give any size."""
+    reach: Shape = ()
+    """Sizes up to which the gate tries the first dimensions, and a swap lets the kernel take calls;
+    none: those that `refuses` takes."""
     dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
     differentiable: tuple[int, ...] = ()
     """Arguments that get gradients."""

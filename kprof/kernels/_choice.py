@@ -13,8 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
+from torch import Tensor
 
 from kprof.cache import cache_folder
+from kprof.gate.scope import Scope, names_of_dimensions
 from kprof.kernels import Kernel, Provider, Shape
 from kprof.kernels._bench import Timed
 from kprof.kernels._passes import Pass
@@ -40,6 +42,8 @@ class Choice:
     date: str
     versions: dict[str, str]
     measured: tuple[Timed, ...]
+    scope: Scope | None = None
+    """The calls that the gate tried of who was chosen; None: an older kprof did not say."""
 
     @property
     def why(self) -> str:
@@ -63,10 +67,40 @@ def bucket_of(kernel: Kernel, shape: Shape) -> Shape:
     `exact` numbers of a shape. What counts as rows in one number is one, however many dimensions
     a call has; what the kernel's own shapes tell apart, such as batch, heads and keys, stays apart.
     """
+    shape = counted(kernel, shape)
+    lengths, exact = shape[: -kernel.exact], shape[-kernel.exact :]
+    return (*(1 << max(one - 1, 0).bit_length() for one in lengths), *exact)
+
+
+def counted(kernel: Kernel, shape: Shape) -> Shape:
+    """Return a shape with all that counts as rows in one number."""
     lengths, exact = shape[: -kernel.exact], shape[-kernel.exact :]
     if len(kernel.shapes[0]) <= kernel.exact + 1:
         lengths = (math.prod(lengths),)
-    return (*(1 << max(one - 1, 0).bit_length() for one in lengths), *exact)
+    return (*lengths, *exact)
+
+
+def why_beyond(kernel: Kernel, x: Tensor, shape: Shape, scope: Scope | None) -> str | None:
+    """Return why a call is none of those that the gate tried; None: it is one, or any is.
+
+    Args:
+        kernel: Of the call; its `reach` is what the gate tries of our own providers.
+        x: The call's first tensor.
+        shape: As the kernel's bench counts shapes.
+        scope: What the gate tried on this machine; None: nothing was measured here.
+    """
+    if not kernel.reach:
+        return None
+    sizes = counted(kernel, shape)
+    names = names_of_dimensions((), len(sizes))
+    for name, length, most in zip(names, sizes, kernel.reach, strict=False):
+        if length > most:
+            return f"{length:,} {name}: the quality gate tried up to {most:,}"
+    if scope is None or len(scope.sizes) != len(sizes):
+        return None
+    dtype = str(x.dtype).removeprefix("torch.")
+    why = scope.why_outside(sizes, dtype, num_dimensions=x.dim())
+    return f"outside of what the quality gate tried, {why}" if why else None
 
 
 def ranking(measured: Iterable[Timed]) -> list[Timed]:

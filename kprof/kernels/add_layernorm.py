@@ -85,6 +85,7 @@ KERNEL = Kernel(
     work=_work,
     shapes=LAYERNORM.shapes,
     edges=LAYERNORM.edges,
+    reach=(2**20,),
     differentiable=(0, 1, 2, 3),
     backward_work=_backward_work,
     rows=(0, 1),

@@ -125,6 +125,7 @@ KERNEL = Kernel(
         (1, 32, 8, 8_192, 8_192, 1, 128),
     ),
     edges=tuple(shape for shape in WIDE.edges if shape[-1] in DIMS),
+    reach=(2**13,),
     dtypes=("bfloat16", "float16"),
     stated_error=STATED_ERROR,
     rows=(0, 1, 2),

@@ -234,6 +234,7 @@ KERNEL = Kernel(
     work=_work,
     shapes=((8_192, 128_256), (8_192, 32_000), (8_192, 151_936), (4_096, 262_144)),
     edges=((5, 144), (5, 127), (3, 8_209), (2, 32_000), (2, 98_288)),
+    reach=(2**19,),
     differentiable=(0,),
     backward_work=_backward_work,
     sources=(

@@ -183,6 +183,7 @@ KERNEL = Kernel(
     work=_work,
     shapes=tuple((m, *shape) for shape in LLAMA for m in (1, 8, 64, 512, 4_096)),
     edges=((5, 48, 80), (70, 272, 384, 1), (3, 33, 144, 2), (130, 64, 256)),
+    reach=(2**17,),
     dtypes=("bfloat16",),
     exact=2,
     rows=(0, 2),

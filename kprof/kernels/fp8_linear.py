@@ -179,6 +179,7 @@ KERNEL = Kernel(
     backward_work=_backward_work,
     shapes=tuple((m, *shape) for shape in LLAMA for m in (1, 8, 64, 512, 4_096)),
     edges=((5, 48, 80), (130, 64, 256), (4_096, 128, 256)),
+    reach=(2**17,),
     dtypes=("bfloat16", "float16"),
     differentiable=(0, 1),
     stated_error=STATED_ERROR,

@@ -81,6 +81,7 @@ KERNEL = Kernel(
     work=_work,
     shapes=tuple((m, n) for m in (8_192, 32_768) for n in (1_024, 4_096, 8_192)),
     edges=((5, 127), (3, 4_097), (2, 8_192)),
+    reach=(2**20,),
     differentiable=(0, 1, 2),
     backward_work=_backward_work,
     rows=(0,),

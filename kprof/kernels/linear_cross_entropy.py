@@ -229,6 +229,7 @@ KERNEL = Kernel(
     work=_work,
     shapes=((8_192, 4_096, 128_256), (8_192, 2_048, 128_256), (16_384, 4_096, 32_000)),
     edges=((5, 33, 127), (70, 16, 1_000)),
+    reach=(2**19,),
     differentiable=(0, 1),
     backward_work=_backward_work,
     sources=(

@@ -249,6 +249,7 @@ KERNEL = Kernel(
     work=_work,
     shapes=((4, 2_048, 32, 8, 64), (4, 2_048, 32, 8, 128), (1, 32_768, 32, 8, 128)),
     edges=((3, 5, 3, 1, 12), (2, 3, 28, 4, 128), (1, 2, 64, 8, 80)),
+    reach=(2**16,),
     differentiable=(0, 1),
     backward_work=_work,
     rows=(0, 1),

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, Provider, kernel_named
-from kprof.kernels._choice import FALLBACK, Choice, bucket_of, find_choice, passes_of
+from kprof.kernels._choice import (
+    FALLBACK,
+    Choice,
+    bucket_of,
+    find_choice,
+    passes_of,
+    why_beyond,
+)
 from kprof.kernels._launch import IS_INTERPRETED
 
 # Providers that run wherever torch does; the others take a GPU.
@@ -74,6 +81,11 @@ class Providers:
             name = name if is_default else OURS
         if not self._runs(name, x.device.type):
             return None, None, NEEDS_GPU
+        choice = self._choice(kernel, x, shape)
+        scope = choice.scope if choice is not None and choice.provider == name else None
+        why = why_beyond(kernel, x, shape, scope)
+        if why is not None:
+            return None, None, why
         function = self._load(kernel, name)
         if isinstance(function, str):
             return None, None, f"{name} cannot be loaded: {function}"
@@ -105,6 +117,10 @@ class Providers:
         return self._loaded[kernel.name, name]
 
     def _fastest(self, kernel: Kernel, x: Tensor, shape: tuple[int, ...]) -> str | None:
+        choice = self._choice(kernel, x, shape)
+        return None if choice is None or _compiles_anew(choice, shape) else choice.provider
+
+    def _choice(self, kernel: Kernel, x: Tensor, shape: tuple[int, ...]) -> Choice | None:
         if x.device.type != "cuda":
             return None
         direction = passes_of(kernel)[-1 if torch.is_grad_enabled() else 0]
@@ -114,8 +130,7 @@ class Providers:
             gpu = torch.cuda.get_device_name(x.device)
             dtype = str(x.dtype).removeprefix("torch.")
             self._chosen[key] = find_choice(kernel, gpu, dtype, shape, direction)
-        choice = self._chosen[key]
-        return None if choice is None or _compiles_anew(choice, shape) else choice.provider
+        return self._chosen[key]
 
 
 def _compiles_anew(choice: Choice, shape: tuple[int, ...]) -> bool:

@@ -127,6 +127,9 @@ class Ways:
     def tracing(self) -> Callable[..., Callable[..., Any] | None]:
         """Return the decision for calls that are being compiled, as a compiler can read it."""
         settings, refuses = self.settings, self.kernel.refuses
+        # Only where a call's rows can be counted without branches: a compiler reads this.
+        counts_rows = len(self.kernel.shapes[0]) == 2 and bool(self.kernel.reach)
+        most_rows = self.kernel.reach[0] if counts_rows else 0
         functions = self._providers.compiled(self.kernel)
         note = self.noting()
 
@@ -147,6 +150,8 @@ class Ways:
             function = functions.get(device)
             is_taken = function is not None and (x.dtype, cast) in settings
             is_taken = is_taken and refuses(*arguments) is None
+            if most_rows:
+                is_taken = is_taken and x.numel() <= most_rows * x.shape[-1]
             note(is_taken)
             return function if is_taken else None
 
