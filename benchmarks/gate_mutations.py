@@ -1,6 +1,6 @@
 """Judge seeded faults, timing cheats and honest rewritings by the quality gate, and count.
 
-    python benchmarks/gate_mutations.py                  everything, on the CPU (about 20 minutes)
+    python benchmarks/gate_mutations.py                  everything, on the CPU (about 40 minutes)
     python benchmarks/gate_mutations.py --seeds 1        each honest implementation once
 
 The implementations are those of `tests/gate_faults/`. A fault or a cheat must be rejected; an
@@ -9,28 +9,51 @@ honest implementation, judged on other inputs for every seed, must not be.
 
 import argparse
 import math
+import os
 import sys
 import time
 import warnings
-from dataclasses import replace
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 from evidence import RESULTS, ROOT, row, write_evidence
 
 sys.path.insert(0, str(ROOT))
-from tests.gate_faults import CHEATS, FAULTS, HONEST, ON_A_GPU, SAME, judge
+from tests.gate_faults import CHEATS, FAULTS, HONEST, ON_A_GPU, SAME, judge, standard_kept
 
 SOURCES = ("benchmarks/gate_mutations.py", "kprof/gate/*.py", "tests/gate_faults/*.py")
 SEEDS = 10
 CAUGHT = 0.95
+HONEST_KINDS = ("A/A", "honest")
+# Faults of one operation that one process judges before another takes the next.
+MOST_TOGETHER = 12
+VARIANTS = {
+    (kind, variant.operation, variant.name): variant
+    for kind, variants in (
+        ("fault", FAULTS + ON_A_GPU),
+        ("cheat", CHEATS),
+        ("A/A", SAME),
+        ("honest", HONEST),
+    )
+    for variant in variants
+}
 FALSE_REJECTIONS = 0.01
 
 
 def judged(variant, kind, seed=0):
     """Return what the gate says of one implementation."""
     start = time.perf_counter()
-    report = judge(replace(variant.subject, seed=seed))
+    subject = replace(variant.subject, seed=seed)
+    if kind in HONEST_KINDS:
+        report = judge(subject)
+    else:
+        # What the first level catches need not be shown to the second.
+        report = judge(subject, ("L0",))
+        report = judge(variant.subject, ("L1",)) if report.passed else report
     broken = [(level, m) for level in report.levels for m in level.measures if not m.is_met]
     found = {
         "kind": kind,
@@ -47,25 +70,72 @@ def judged(variant, kind, seed=0):
     return found
 
 
-def broken_row(variant, kind):
+@dataclass(frozen=True)
+class Part:
+    """Implementations of one operation that are judged beside each other, on the same inputs."""
+
+    operation: str
+    variants: tuple[tuple[str, str], ...]
+    """Kind and name of each."""
+    seed: int = 0
+
+
+def parts_of(chosen, seeds):
+    """Return what there is to do: of each operation the faults, then the honest ones by seeds."""
+    parts = []
+    for operation in dict.fromkeys(variant.operation for _, variant in chosen):
+        own = [(kind, v.name) for kind, v in chosen if v.operation == operation]
+        honest = tuple(one for one in own if one[0] in HONEST_KINDS)
+        broken = tuple(one for one in own if one[0] not in HONEST_KINDS)
+        few = [broken[i : i + MOST_TOGETHER] for i in range(0, len(broken), MOST_TOGETHER)]
+        parts += [Part(operation, one) for one in few]
+        parts += [Part(operation, honest, seed) for seed in range(seeds) if honest]
+    return parts
+
+
+def judge_part(part):
+    """Return what the gate says of each implementation of a part."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with standard_kept():
+        return [
+            judged(VARIANTS[kind, part.operation, name], kind, part.seed)
+            for kind, name in part.variants
+        ]
+
+
+def rows_of(chosen, found):
+    """Return a row for each implementation: caught or not, or how often it was rejected."""
+    return [
+        honest_row(variant, kind, runs) if kind in HONEST_KINDS else broken_row(variant, kind, runs)
+        for kind, variant in chosen
+        if (runs := found.get((kind, variant.operation, variant.name), [])) or not can_run(variant)
+    ]
+
+
+def broken_row(variant, kind, runs):
     """Return the row of one fault or cheat: 1 where it was caught, None where it cannot run."""
-    if variant.device == "cuda" and not torch.cuda.is_available():
-        more = {"kind": kind, "operation": variant.operation, "implementation": variant.name}
-        name = f"{variant.operation}: {variant.name}"
-        return row(name, None, "caught", "higher", 1, missing="a CUDA device", **more)
-    found = judged(variant, kind)
-    caught = int(not found.pop("passed"))
-    return row(f"{variant.operation}: {variant.name}", caught, "caught", "higher", 1, **found)
-
-
-def honest_row(variant, seeds):
-    """Return the row of one honest implementation: how often it was rejected."""
-    kind = "A/A" if variant.name == "the same" else "honest"
-    runs = [judged(variant, kind, seed) for seed in range(seeds)]
-    rejected = [run["by"] for run in runs if not run["passed"]]
-    more = {key: runs[0][key] for key in ("kind", "operation", "implementation")}
     name = f"{variant.operation}: {variant.name}"
-    return row(name, len(rejected), "rejections", "lower", 0, runs=seeds, by=rejected, **more)
+    if not runs:
+        more = {"kind": kind, "operation": variant.operation, "implementation": variant.name}
+        return row(name, None, "caught", "higher", 1, missing="a CUDA device", **more)
+    (run,) = runs
+    caught = int(not run["passed"])
+    more = {key: one for key, one in run.items() if key != "passed"}
+    return row(name, caught, "caught", "higher", 1, **more)
+
+
+def honest_row(variant, kind, runs):
+    """Return the row of one honest implementation: how often it was rejected."""
+    rejected = [run["by"] for run in runs if not run["passed"]]
+    more = {"kind": kind, "operation": variant.operation, "implementation": variant.name}
+    name = f"{variant.operation}: {variant.name}"
+    return row(name, len(rejected), "rejections", "lower", 0, runs=len(runs), by=rejected, **more)
+
+
+def can_run(variant):
+    """Tell whether there is the device that it takes."""
+    return variant.device != "cuda" or torch.cuda.is_available()
 
 
 def upper_bound(events, trials):
@@ -128,16 +198,20 @@ def main():
     parser.add_argument("names", nargs="*", help="only operations or implementations named so")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="runs of each honest one")
     parser.add_argument("--result", type=Path, default=RESULTS / "gate_mutations_cpu_2026-11.json")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-
-    def chosen(variants):
-        return [v for v in variants if not args.names or {v.operation, v.name} & set(args.names)]
-
-    rows = [broken_row(variant, "fault") for variant in chosen(FAULTS + ON_A_GPU)]
-    rows += [broken_row(variant, "cheat") for variant in chosen(CHEATS)]
-    rows += [honest_row(variant, args.seeds) for variant in chosen(SAME + HONEST)]
+    chosen = [
+        (kind, variant)
+        for (kind, *_), variant in VARIANTS.items()
+        if not args.names or {variant.operation, variant.name} & set(args.names)
+    ]
+    parts = parts_of([one for one in chosen if can_run(one[1])], args.seeds)
+    found = defaultdict(list)
+    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+        for runs in pool.map(judge_part, parts):
+            for run in runs:
+                found[run["kind"], run["operation"], run["implementation"]].append(run)
+    rows = rows_of(chosen, found)
     if args.names:
         return
     rows = totals(rows) + rows

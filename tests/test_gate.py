@@ -6,14 +6,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kprof.gate import Timing, integrity, numerics
+from kprof.gate import Timing
 from kprof.gate.honesty import find_patched_timers, find_wrong_outputs
 from kprof.gate.integrity import check_integrity
 from kprof.gate.numerics import check_numerics
-from kprof.gate.observe import draw, observe, observe_truth
+from kprof.gate.observe import draw
 from kprof.gate.subject import Case
 from tests.doubling import DOUBLED, few, new_is
-from tests.gate_faults import CHEATS, FAULTS, HONEST, ON_A_GPU, SAME, SUBJECTS, restored
+from tests.gate_faults import (
+    CHEATS,
+    FAULTS,
+    HONEST,
+    ON_A_GPU,
+    SAME,
+    SUBJECTS,
+    restored,
+    standard_kept,
+)
 from tests.samples import GATE, skip_if_left_out, tell_if_all_run
 
 
@@ -28,29 +37,7 @@ NAMES = [name_of(variant) for variant in (*FAULTS, *CHEATS, *SAME, *HONEST)]
 @pytest.fixture(autouse=True, scope="module")
 def one_standard_for_all():
     """Compute once what all that may replace an operation is held against: a third of the time."""
-    kept = {}
-
-    def once(key, call):
-        if key not in kept:
-            kept[key] = call()
-        return kept[key]
-
-    def of_code(function, subject, case, arguments, **options):
-        about = function, subject, case, arguments
-        operation = SUBJECTS.get(subject.name)
-        if operation is None or function is not operation.replaced or function is subject.new:
-            return observe(*about, **options)
-        key = function, subject.differentiable, case, *options.values()
-        return once(key, lambda: observe(*about, **options))
-
-    def of_truth(subject, case, arguments):
-        key = "truth", subject.truth, subject.differentiable, case
-        return once(key, lambda: observe_truth(subject, case, arguments))
-
-    with pytest.MonkeyPatch.context() as patch:
-        for level in (integrity, numerics):
-            patch.setattr(level, "observe", of_code)
-            patch.setattr(level, "observe_truth", of_truth)
+    with standard_kept():
         yield
 
 

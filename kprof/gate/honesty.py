@@ -137,8 +137,9 @@ def _find_remembered(subject: Subject, function: Function, case: Case) -> Iterat
     drawn = draw(subject, replace(case, seed=case.seed + 1))
     kept = copy_of(buffers)
     fresh = tuple(kept[i] if i in subject.constant else one for i, one in enumerate(drawn))
-    for name, values in (("fresh values", fresh), ("two values changed", _nudged(fresh))):
-        _refill(buffers, values)
+    changes = [("fresh values", fresh), *_changed_alone(subject, case, fresh)]
+    for name, values in changes:
+        _refill(buffers, values, subject.constant)
         expected = call_plainly(subject.replaced, subject, values)
         new = snapshot(function(*buffers), buffers, subject)
         fault = find_wrong(subject, new, expected, observe_truth(subject, case, values))
@@ -146,22 +147,46 @@ def _find_remembered(subject: Subject, function: Function, case: Case) -> Iterat
             yield f"{fault} with {name} in the same memory"
 
 
-def _refill(buffers: Sequence[Any], values: Sequence[Any]) -> None:
-    """Put other values into the same memory, in a way that leaves no trace on the tensors."""
-    for buffer, value in zip(buffers, values, strict=True):
-        if isinstance(buffer, Tensor):
+def _changed_alone(
+    subject: Subject, case: Case, values: tuple[Any, ...]
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield the values with one argument of numbers changed: the first in two places, so that its
+    sum stays, the others by another draw, as theirs may have a structure.
+    """
+    other = draw(subject, replace(case, seed=case.seed + 3))
+    names, is_first = argument_names(subject), True
+    for i, one in enumerate(values):
+        if not isinstance(one, Tensor) or not one.is_floating_point():
+            continue
+        if is_first and one.numel() > NUDGED_FROM:
+            changed = _nudged(one)
+            name = "two values changed"
+        else:
+            changed, name = other[i], f"another {names[i]}"
+        is_first = False
+        yield name, (*values[:i], changed, *values[i + 1 :])
+
+
+def _refill(buffers: Sequence[Any], values: Sequence[Any], constant: Sequence[int] = ()) -> None:
+    """Put other values into the same memory, in a way that leaves no trace on the tensors.
+
+    Where one is constant, what is kept of it may go by such traces.
+    """
+    for i, (buffer, value) in enumerate(zip(buffers, values, strict=True)):
+        if isinstance(buffer, Tensor) and i in constant:
+            buffer.copy_(value)
+        elif isinstance(buffer, Tensor):
             buffer.data.copy_(value)
 
 
-def _nudged(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the arguments with two late values of the first changed, so that its sum stays."""
-    nudged = tuple(a.contiguous() if isinstance(a, Tensor) else a for a in copy_of(arguments))
-    first = next((a for a in nudged if isinstance(a, Tensor) and a.is_floating_point()), None)
-    if first is not None and first.numel() > NUDGED_FROM:
-        flat = first.view(-1)
-        flat[-2] += 4.0
-        flat[-NUDGED_FROM] -= 4.0
-    return nudged
+def _nudged(tensor: Tensor) -> Tensor:
+    """Return a copy with two late values changed, so that its sum stays."""
+    # Eight bits have no sums.
+    wide = tensor.to(torch.float32) if tensor.element_size() == 1 else tensor
+    flat = wide.clone(memory_format=torch.contiguous_format).view(-1)
+    flat[-2] += 4.0
+    flat[-NUDGED_FROM] -= 4.0
+    return flat.view(tensor.shape).to(tensor.dtype)
 
 
 def _find_tired(subject: Subject, function: Function, case: Case) -> Iterator[str]:

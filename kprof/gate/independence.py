@@ -41,7 +41,7 @@ from kprof.gate.subject import Case, Function, Subject
 Told = dict[int, dict[str, object]]
 """For every argument that is a tensor, what a call must leave as it is."""
 
-MOST_KEPT, LEAST_KEPT = 256, 4
+MOST_KEPT, LEAST_KEPT = 64, 4
 """Calls whose results are kept side by side: a pool of fewer buffers is found."""
 KEPT_BYTES = 2**26
 KEPT_NS = 300_000_000

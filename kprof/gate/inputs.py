@@ -32,8 +32,12 @@ class Draw:
         return self._place(_spread(self._normal(shape), self.case, self.subject, self._generator))
 
     def plain(self, *shape: int, scale: float = 1.0, shift: float = 0.0) -> Tensor:
-        """Return normal values whatever the distribution: weights, and what else is tame."""
-        return self._place(self._normal(shape) * scale + shift)
+        """Return normal values, or such of both signs: weights, and what else is tame."""
+        values = self._normal(shape) * scale + shift
+        if self.case.distribution == "negative":
+            # Weights of both signs, whatever the shift.
+            values *= torch.where(self._normal(shape) < 0, -1.0, 1.0)
+        return self._place(values)
 
     def integers(self, high: int, *shape: int) -> Tensor:
         """Return integers from 0 to below `high`, or zeros where there is none."""
@@ -61,6 +65,8 @@ def _spread(values: Tensor, case: Case, subject: Subject, generator: torch.Gener
     if name == "uneven" and values.dim():
         exponents = 4 * torch.rand((*values.shape[:-1], 1), generator=generator) - 3
         return values * 10**exponents
+    if name == "negative":
+        return -values.abs()
     if name == "nonfinite" and values.numel():
         return _with_nonfinite(values, generator)
     factor = {"large": subject.large, "small": SMALL}.get(name, 1.0)
@@ -206,7 +212,7 @@ def empty_shape(subject: Subject) -> Shape | None:
 
 def bulk_cases(subject: Subject, dtype: str) -> Iterator[Case]:
     """Yield cases without end: all distributions in turn, over the shapes, with new seeds."""
-    names = [name for name in subject.distributions if name != "nonfinite"]
+    names = pooled(subject)
     layouts = _statistical(subject)
     seed = 0
     while True:
@@ -218,7 +224,7 @@ def bulk_cases(subject: Subject, dtype: str) -> Iterator[Case]:
 
 def edge_cases(subject: Subject, dtype: str) -> Iterator[Case]:
     """Yield every edge shape in all distributions but those of nothing and of no number."""
-    names = [n for n in subject.distributions if n not in ("nonfinite", "zeros")]
+    names = [name for name in pooled(subject) if name != "zeros"]
     layouts = _statistical(subject)
     for number, shape in enumerate(edge_shapes(subject)):
         for i, name in enumerate(names):
@@ -227,6 +233,14 @@ def edge_cases(subject: Subject, dtype: str) -> Iterator[Case]:
         first = Case(subject.shapes[0], dtype, "normal", "far", 2000)
         small = replace(first, shape=(min(first.shape[0], 3), *first.shape[1:]))
         yield small if 0 in subject.free else first
+
+
+def pooled(subject: Subject) -> list[str]:
+    """Return the distributions whose errors are pooled.
+
+    Values of one sign alone are looked at beyond any rounding: a sign that is lost is far from it.
+    """
+    return [name for name in subject.distributions if name not in ("nonfinite", "negative")]
 
 
 def _statistical(subject: Subject) -> list[str]:

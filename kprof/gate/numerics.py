@@ -31,7 +31,7 @@ from kprof.gate.deviation import (
     root_mean_square,
     vanishes,
 )
-from kprof.gate.inputs import bulk_cases, edge_cases, has_room_for_far, same_bits
+from kprof.gate.inputs import bulk_cases, edge_cases, has_room_for_far, pooled, same_bits
 from kprof.gate.observe import GRADIENT, Observed, draw, observe, observe_truth
 from kprof.gate.result import Level, Measure, judge, not_run
 from kprof.gate.subject import DISTRIBUTIONS, Case, Subject
@@ -40,7 +40,7 @@ ENOUGH_VALUES = 1_000_000
 UNSTATED_ERROR = 0.1
 """Relative, of a lower precision that states none: enough to tell it from another result."""
 MENDED_WRONG = "is wrong where the replaced code has no number"
-_TELLING = tuple(name for name in DISTRIBUTIONS if name not in ("zeros", "nonfinite"))
+_TELLING = tuple(name for name in DISTRIBUTIONS if name not in ("zeros", "negative", "nonfinite"))
 """Of nothing but zeros, and of what has no value, any code is right."""
 GROSS = 4.0
 """A single call is called wrong from so many times the threshold on: the rest is L1's to judge."""
@@ -104,7 +104,7 @@ class Survey:
 
         Where cases give no result at all, one round of them is enough to say so.
         """
-        names = [name for name in self.subject.distributions if name != "nonfinite"]
+        names = pooled(self.subject)
         rounds, rest = divmod(self._looks[dtype], len(names))
         if rest or rounds < max(len(self.subject.shapes), len(self.subject.layouts)):
             return False

@@ -19,7 +19,7 @@ Arm = Literal["replaced", "again", "new"]
 
 DISTRIBUTIONS = (
     *("normal", "outliers", "large", "small", "offset"),
-    *("uneven", "half_zero", "zeros", "nonfinite"),
+    *("uneven", "half_zero", "negative", "zeros", "nonfinite"),
 )
 LAYOUTS = ("contiguous", "padded", "transposed", "strided", "expanded", "far")
 CONTEXTS = ("gradient", "no_grad", "inference_mode", "autocast", "double_backward")

@@ -113,6 +113,7 @@ class _Trial:
         for context in self._subject.contexts:
             if self._looks_right(replace(self._start, context=context), context):
                 self._tried.contexts.add(context)
+        self._try_unpooled()
         if "gradient" in self._tried.contexts:
             self._tried.num_dimensions.add(_dimensions_of(self._subject, self._start))
         for case in self._other_dimensions():
@@ -122,6 +123,13 @@ class _Trial:
         for dimension in self._subject.free:
             self._grow(dimension)
         return self._tried
+
+    def _try_unpooled(self) -> None:
+        """Look at the bits of the values and the layout whose errors are not pooled."""
+        if "negative" in self._subject.distributions:
+            self._looks_right(replace(self._start, distribution="negative"), "negative values")
+        if "expanded" in self._subject.layouts:
+            self._looks_right(replace(self._start, layout="expanded"), "expanded rows")
 
     def _looks_right(self, case: Case, what: str) -> bool:
         """Tell whether a call is right; note why it is not."""
@@ -185,6 +193,9 @@ class _Trial:
         while STEP * size <= end:
             yield size
             size = STEP * size + 1
+        if dimension != self._subject.free[0]:
+            # A multiple of no tile; the rows before it were none either.
+            yield end - end // 8 + 1
         yield end
 
     def _smallest(self, dimension: int) -> Shape:
