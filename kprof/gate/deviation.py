@@ -169,10 +169,11 @@ class Pool:
         self.squared_truth += float((errors.truth**2).sum())
         self.fourth_replaced += float((by_row**2).sum())
         # In float64: ulps next to a true zero are too many for float32.
-        self.new.append((errors.new / errors.unit).abs().reshape(-1).cpu())
-        self.replaced.append((errors.replaced / errors.unit).abs().reshape(-1).cpu())
+        self.new.append((errors.new / errors.unit).abs().reshape(-1))
+        self.replaced.append((errors.replaced / errors.unit).abs().reshape(-1))
         length = max(squared.numel() // max(by_row.numel(), 1), 1)
-        self.rows.append(torch.arange(squared.numel()) // length + self.num_rows)
+        places = torch.arange(squared.numel(), device=squared.device)
+        self.rows.append(places // length + self.num_rows)
         self.num_rows += by_row.numel()
         self.num_compared += errors.num_compared
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from kprof.gate.broken import GpuBrokenError
+from kprof.gate.broken import GpuBrokenError, blaming
 from kprof.gate.honesty import find_dishonesty, find_patched_timers
 from kprof.gate.independence import (
     are_threads_tried,
@@ -111,7 +111,8 @@ def _sort_of(fault: str) -> str:
 
 def _faults_of(look: Check, subject: Subject, function: Function, case: Case) -> list[str]:
     try:
-        with ModesKept(subject.device) as modes:
+        # A call that nothing else watches may be the one that breaks the GPU.
+        with blaming(function, subject, str(case)), ModesKept(subject.device) as modes:
             faults = list(look(subject, function, case))
         return faults + modes.faults
     except GpuBrokenError:

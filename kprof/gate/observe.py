@@ -91,14 +91,16 @@ class ModesKept:
 
     def __exit__(self, *raised: object) -> None:
         after = self._modes()
+        if after == self._before:
+            return
+        self.faults = [
+            f"changes torch's {n}" for n, mode in after.items() if mode != self._before[n]
+        ]
         torch.set_grad_enabled(self._before["gradient mode"])
         torch.set_default_dtype(self._before["default dtype"])
         torch.set_autocast_enabled(self._kind, self._before["autocast"])
         torch.use_deterministic_algorithms(self._before["deterministic mode"])
-        torch.set_float32_matmul_precision(self._before["precision of products in float32"])
-        self.faults = [
-            f"changes torch's {name}" for name, one in after.items() if one != self._before[name]
-        ]
+        torch.set_float32_matmul_precision(self._before["precision of GEMMs in float32"])
 
     def _modes(self) -> dict[str, Any]:
         return {
@@ -106,7 +108,7 @@ class ModesKept:
             "default dtype": torch.get_default_dtype(),
             "autocast": torch.is_autocast_enabled(self._kind),
             "deterministic mode": torch.are_deterministic_algorithms_enabled(),
-            "precision of products in float32": torch.get_float32_matmul_precision(),
+            "precision of GEMMs in float32": torch.get_float32_matmul_precision(),
         }
 
 

@@ -80,7 +80,7 @@ class Subject:
     """Sizes that the gate lets the free dimensions grow to; 0 or none: 65,536 for the first free
     one, 8,192 for the others, and twice the largest given in any case."""
     growth_s: float | None = None
-    """Seconds that one dimension may grow for, in one dtype; None: 2 on a CPU, 5 on a GPU."""
+    """Seconds that one dimension may grow for, in one dtype; None: 2 on a CPU, 10 on a GPU."""
     refuses: Callable[..., str | None] | None = None
     """Declared limits of the new code: why it is not for a call with these arguments."""
     dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")

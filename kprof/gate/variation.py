@@ -34,7 +34,7 @@ FEW = 17
 """Size of the other free dimensions while one grows."""
 GROWTH_BYTES = {"cpu": 2**26, "cuda": 2**29}
 """Of the arguments of the largest call."""
-GROWTH_S = {"cpu": 2.0, "cuda": 5.0}
+GROWTH_S = {"cpu": 2.0, "cuda": 10.0}
 """For one dimension in one dtype; a call that would exceed it is not made."""
 SEED = 3000
 
@@ -167,7 +167,7 @@ class _Trial:
         base, case = self._smallest(dimension), self._start
         device = "cuda" if subject.device.startswith("cuda") else "cpu"
         budget_s = GROWTH_S[device] if subject.growth_s is None else subject.growth_s
-        bytes_each = _num_bytes(subject, replace(case, shape=base)) / max(base[dimension], 1)
+        bytes_each = self._bytes_each(base, dimension)
         start_s, last = time.monotonic(), (0.0, 0)
         for size in self._sizes(dimension, given):
             predicted_s = last[0] * size / last[1] if last[1] else 0.0
@@ -182,6 +182,15 @@ class _Trial:
                 return
             last = time.monotonic() - began_s, size
             self._tried.largest[dimension] = size
+
+    def _bytes_each(self, base: Shape, dimension: int) -> float:
+        """Return by how many bytes the arguments grow with each more in a dimension."""
+        size = base[dimension]
+        twice = (*base[:dimension], 2 * size, *base[dimension + 1 :])
+        small, large = (
+            _num_bytes(self._subject, replace(self._start, shape=one)) for one in (base, twice)
+        )
+        return (large - small) / max(size, 1)
 
     def _sizes(self, dimension: int, given: int) -> Iterator[int]:
         """Yield sizes beyond every given one, the last as large as is asked for."""
