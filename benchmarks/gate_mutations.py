@@ -90,7 +90,8 @@ def parts_of(chosen, seeds):
         few = [broken[i : i + MOST_TOGETHER] for i in range(0, len(broken), MOST_TOGETHER)]
         parts += [Part(operation, one) for one in few]
         parts += [Part(operation, honest, seed) for seed in range(seeds) if honest]
-    return parts
+    # What is broken first, then one seed after the other: an early end leaves whole seeds.
+    return sorted(parts, key=lambda part: (part.variants[0][0] in HONEST_KINDS, part.seed))
 
 
 def judge_part(part):
@@ -207,10 +208,14 @@ def main():
     ]
     parts = parts_of([one for one in chosen if can_run(one[1])], args.seeds)
     found = defaultdict(list)
-    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(args.jobs, get_context("spawn"))
+    try:
         for runs in pool.map(judge_part, parts):
             for run in runs:
                 found[run["kind"], run["operation"], run["implementation"]].append(run)
+    except KeyboardInterrupt:
+        print("interrupted: the result holds what was judged so far", flush=True)
+    pool.shutdown(cancel_futures=True)
     rows = rows_of(chosen, found)
     if args.names:
         return

@@ -1,7 +1,9 @@
 """The calls that the gate tries by itself beyond those given, and the scope that it names."""
 
+import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from kprof.gate import Scope, check
 from kprof.gate.numerics import check_numerics
 from kprof.gate.scope import Size
 from kprof.report.gate import result_of_gate, sections_of_gate
+from kprof.report.partner.saved_answers import gate_in
+from kprof.report.partner.sections import quality
 from tests.doubling import DOUBLED, new_is
 
 PLAIN = {"num_values": 1, "distributions": ("normal",), "layouts": ("contiguous",)}
@@ -223,6 +227,17 @@ def test_the_class_and_its_scope_stand_together_in_words_and_as_data():
     saved = result_of_gate(report)["scope"]
     assert saved["sizes"][0] == {"name": "rows", "largest": 600, "known": ()}
     assert saved["dtypes"] == ("float32",)
+
+
+def test_a_saved_report_has_its_scope_when_it_is_read_again():
+    report = check(QUICK, ("L0", "L1"))
+    saved = json.loads(json.dumps(result_of_gate(report)))
+    read = gate_in(saved)
+    assert (read.scope, read.reached) == (report.scope, "BIT-EXACT")
+    (chapter,) = [quality.render(SimpleNamespace(gates=(read,)))]
+    assert "the same to the last bit, for the calls that were tried: rows ≤ 600" in (
+        chapter.blocks[0].text
+    )
 
 
 def test_a_report_without_the_second_level_has_no_scope():

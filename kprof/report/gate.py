@@ -139,6 +139,7 @@ def _level(level: Level) -> dict[str, object]:
         "why": level.why,
         "looked_at": level.looked_at,
         "is_bit_exact": level.is_bit_exact,
+        "scope": None if level.scope is None else _scope(level.scope),
         "notes": list(level.notes),
         "measures": [_measure(measure) for measure in level.measures],
     }

@@ -64,7 +64,8 @@ def _named(gate: GateReport, state: str) -> str:
 
 def _said(gate: GateReport) -> str:
     if gate.reached is not None:
-        return CLASSES[gate.reached]
+        tried = f", for the calls that were tried: {gate.scope}" if gate.scope else ""
+        return CLASSES[gate.reached] + (tried if gate.reached != REJECT else "")
     passed, failed = _named(gate, "passed"), _named(gate, "failed")
     told = f"{passed or 'nothing'} passed" + (f" and {failed} failed" if failed else "")
     missing = f"; to say more, {', '.join(gate.missing)} would have to pass" if gate.missing else ""
