@@ -37,6 +37,7 @@ def sizes_of(scope):
 # What is tried
 
 
+@pytest.mark.slow
 def test_free_dimensions_grow_beyond_every_size_given():
     scope = check_numerics(GROWING).scope
     assert sizes_of(scope) == {"rows": 65_536, "columns": 8_192}

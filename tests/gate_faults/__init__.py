@@ -1,6 +1,7 @@
 """Operations with their honest rewritings, their seeded faults, and cheats: the gate's own test."""
 
 import contextlib
+import math
 import random
 import time
 from collections.abc import Callable
@@ -34,16 +35,24 @@ class Variant:
     make: Callable[[], Callable]
     """Returns the function, with nothing remembered."""
     device: str = "cpu"
+    growth_s: float | None = None
+    """How long a size may grow; no clock decides about what is wrong in large calls alone."""
 
     @property
     def subject(self) -> Subject:
         """The subject with this implementation as the new one."""
-        return replace(SUBJECTS[self.operation], new=self.make(), device=self.device)
+        about = {"device": self.device, "growth_s": self.growth_s}
+        return replace(SUBJECTS[self.operation], new=self.make(), **about)
 
 
 def _variants(table: str) -> list[Variant]:
     return [
-        Variant(operation, function.__name__, lambda function=function: function)
+        Variant(
+            operation,
+            function.__name__,
+            lambda function=function: function,
+            growth_s=math.inf if module is scopes else None,
+        )
         for module in MODULES
         for operation, functions in getattr(module, table).items()
         for function in functions
