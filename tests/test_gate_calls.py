@@ -177,6 +177,21 @@ def test_scratch_memory_that_two_threads_share_fails():
     assert "when two threads call at the same time" in faults_of(over_scratch)[0]
 
 
+def test_what_is_written_in_place_is_a_result_of_each_thread():
+    scratch = torch.empty(8, 16)
+
+    def over_scratch(x):
+        scratch.copy_(x)
+        x.copy_(scratch * 2)
+
+    def in_place(x):
+        x.mul_(2)
+
+    written = {"replaced": in_place, "truth": in_place, "differentiable": (), "writes": (0,)}
+    faults = faults_of(over_scratch, **written)
+    assert "x after is another one when two threads call at the same time" in faults[0]
+
+
 def test_a_gradient_of_one_argument_alone_is_asked_for():
     def product(x, y):
         return x * y

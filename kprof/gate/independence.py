@@ -32,6 +32,7 @@ from kprof.gate.observe import (
     has_gradients,
     in_context,
     name_outputs,
+    name_written,
     observe_truth,
     require_gradients,
     tensors_in,
@@ -269,10 +270,11 @@ def _results_of(function: Function, subject: Subject, case: Case, values: Sequen
 def _begin(
     function: Function, subject: Subject, case: Case, values: Sequence[Any]
 ) -> tuple[Results, Callable[..., Results]]:
-    """Call plainly; return the outputs, and what goes back to the gradients."""
+    """Call plainly; return the outputs and written arguments, and what goes back to gradients."""
     given = _given(subject, case, values)
     outputs = tensors_in(_called_with(function, subject, case, given))
-    results = {name: one.detach() for name, one in name_outputs(outputs).items()}
+    made = name_outputs(outputs) | name_written(given, subject)
+    results = {name: one.detach() for name, one in made.items()}
 
     def finish(*, keeps_graph: bool = False) -> Results:
         if not has_gradients(case) or not subject.differentiable:
@@ -333,7 +335,7 @@ class _Judge:
         values: Sequence[tuple[Any, ...]],
         function: Function,
     ) -> None:
-        self._subject = replace(subject, writes=())
+        self._subject = subject
         self._case = case
         self._values = values
         self._alone = [_results_of(function, subject, case, one) for one in values]
