@@ -93,6 +93,23 @@ def test_a_transposed_result_fails_where_the_replaced_codes_is_contiguous():
     assert "output is not contiguous" in faults_of(lambda x: (x * 2).mT.contiguous().mT)[0]
 
 
+def test_an_expanded_gradient_fails_as_an_optimizer_writes_to_it():
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx, arriving):
+            return arriving.expand(8, 16)
+
+    def dense(x):
+        return (x * torch.ones_like(x)).sum()
+
+    faults = faults_of(Summed.apply, replaced=dense, truth=dense, rows=())
+    assert "gradient of x has several elements in one place" in faults[0]
+
+
 def test_a_write_of_the_same_values_into_the_input_fails():
     def rewrites(x):
         x.detach().mul_(1)

@@ -156,6 +156,15 @@ def _find_other_form(subject: Subject, function: Function, case: Case) -> Iterat
             yield f"{name} {has}, unlike the replaced code's"
         if is_dense and other.is_contiguous() and not one.is_contiguous():
             yield f"{name} is not contiguous, where the replaced code's is"
+    made, own = (_results_of(f, subject, case, values) for f in (function, subject.replaced))
+    for name, one in made.items():
+        if name in own and _overlaps_itself(one) and not _overlaps_itself(own[name]):
+            yield f"{name} has several elements in one place, where the replaced code's has none"
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    """Tell whether a tensor is an expanded one, into which nothing can be written in place."""
+    return any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _called(function: Function, subject: Subject, case: Case, values: Sequence[Any]) -> object:
