@@ -209,6 +209,20 @@ def test_what_is_written_in_place_is_a_result_of_each_thread():
     assert "x after is another one when two threads call at the same time" in faults[0]
 
 
+def test_results_without_a_gradient_are_left_out_where_one_argument_alone_asks_for_it():
+    def doubled(x, y):
+        return x * 2, y * 2
+
+    two = {"inputs": lambda shape, draw: (draw(*shape), draw(*shape)), "differentiable": (0, 1)}
+    pair = {"replaced": doubled, "truth": doubled, **two}
+    assert faults_of(lambda x, y: (x + x, y + y), **pair) == []
+
+    def lost(x, y):
+        return (x + x if y.requires_grad else (x + x).detach()), y + y
+
+    assert "does not require grad" in faults_of(lost, **pair)[0]
+
+
 def test_a_gradient_of_one_argument_alone_is_asked_for():
     def product(x, y):
         return x * y

@@ -240,8 +240,14 @@ def gradients_of(
     if not subject.differentiable:
         return {}
     leaves = [given[i] for i in subject.differentiable]
-    pairs = zip(outputs, arriving, strict=True)
-    gradients = [one.view.expand(output.shape) for output, one in pairs]
+    # Where some arguments alone ask for gradients, not every result has one.
+    has_any = any(output.requires_grad for output in outputs)
+    pairs = [
+        (output, one.view.expand(output.shape))
+        for output, one in zip(outputs, arriving, strict=True)
+        if output.requires_grad or not has_any
+    ]
+    outputs, gradients = zip(*pairs, strict=True)
     is_double = case.context == "double_backward"
     found = torch.autograd.grad(
         outputs, leaves, gradients, create_graph=is_double, retain_graph=is_double or keeps_graph
