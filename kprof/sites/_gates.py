@@ -1,11 +1,13 @@
 """What a gated MLP computes: found by running its own code with layers that return given tensors.
 
-What reaches the last layer tells which layer is which, and what is between them. No product of
-matrices is needed.
+What reaches the last layer tells which layer is which, and what is between them. No matrix
+multiplication is needed.
 """
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +17,27 @@ from torch.nn import Module
 
 from kprof.kernels import geglu, swiglu
 from kprof.sites._probe import (
+    ARITHMETIC,
+    ARRANGING,
     CANNOT,
+    DTYPES,
+    CannotCopyError,
     Direct,
+    Operators,
     Setting,
     are_alike,
     autocast_of,
     distance,
     have_same_gradients,
+    is_another,
     place_of,
     probing,
     set_mode,
+    set_number,
     settings_where,
     stand_in,
 )
+from kprof.sites._reads import Number, Reads
 
 SWIGLU, GEGLU = "swiglu", "geglu"
 # Kernel, and the options of its call.
@@ -41,6 +51,13 @@ NUM_COLUMNS = 128
 IN_FULL: Setting = (torch.float32, None)
 # Of rows: most tell activations apart, and the last ones what is cut off where numbers are large.
 SCALES = (1.0, 3.0, 3.0, 3.0, 3.0, 10.0, 50.0, 3e3)
+OPERATORS = ARRANGING | ARITHMETIC | {"erf", "exp", "gelu", "sigmoid", "silu", "tanh"}
+# Dimensions before the columns: rows alone, in batches of two and three dimensions, one, and many.
+LEADS = ((8,), (2, 2, 2), (1, 1), (1, 2_100), (3, 700))
+BATCHES = (2, 4)
+# Parts of names of layers and classes of gated MLPs.
+GATES = (("gate",), ("w1", "w2", "w3"), ("wi_0", "wi_1"))
+CLASSES = ("expert", "feedforward", "feed_forward", "ffn", "glu", "mlp")
 # The product of two has to be a number.
 LARGEST_OF = {torch.float16: 150.0}
 
@@ -58,6 +75,8 @@ class Recognised:
     down: str
     passed_over: tuple[str, ...]
     """Other children, whose work the kernel does."""
+    is_up_first: bool
+    """Whether the layer of `up` runs before that of `gate`."""
     settings: frozenset[Setting]
 
 
@@ -70,32 +89,58 @@ def layers_of(module: Module) -> dict[str, Module]:
     }
 
 
+def looks_gated(module: Module) -> bool:
+    """Tell whether a reader would expect a gated MLP there, by its names."""
+    names, title = layers_of(module), type(module).__name__.lower()
+    if "attention" in title:
+        return False
+    if any(all(any(part in name for name in names) for part in parts) for parts in GATES):
+        return True
+    return len(names) == 3 and any(part in title for part in CLASSES)
+
+
 class Given(Module):
     """A layer that returns a given tensor, and remembers what it was given."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, order: list[Given] | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.given: list[object] = []
         self.result: Tensor | None = None
+        self._order = order
 
     def __call__(self, *args: Any) -> Any:
         """Return the tensor."""
         self.given.append(args[0] if len(args) == 1 else args)
+        if self._order is not None:
+            self._order.append(self)
         return self.result
+
+    @property
+    def weight(self) -> Tensor:
+        """No weights, of the dtype that they would have."""
+        return torch.empty(0, dtype=torch.float32 if self.result is None else self.result.dtype)
+
+
+class NotGatedError(Exception):
+    """A module that is not two layers, a product, and a third layer."""
 
 
 class Probe:
-    """Runs a module's own code with layers that return given tensors."""
+    """Runs a copy of a module with layers that return given tensors."""
 
     def __init__(self, module: Module, device: torch.device, generator: torch.Generator) -> None:
         self._device = device
-        self._layers = {name: Given(layer) for name, layer in layers_of(module).items()}
+        self._order: list[Given] = []
+        self._layers = {
+            name: Given(layer, self._order) for name, layer in layers_of(module).items()
+        }
         children: dict[str, Module | None] = {
             name: self._layers.get(name) or (child and Direct(child))
             for name, child in module._modules.items()
         }
         self._module = stand_in(module, module._parameters, children)
+        set_mode(self._module, False)
         columns = NUM_COLUMNS * (1 + (len(self._layers) == 2))
         scales = torch.tensor(SCALES)[:, None]
         self._drawn = {
@@ -103,89 +148,188 @@ class Probe:
             for name in self._layers
         }
 
-    def run(self, setting: Setting) -> tuple[str, object] | None:
-        """Return the layer that the result comes from, and what it was given; None: none."""
-        dtype = setting[0]
-        return self._run(setting, {name: self._of(name, dtype) for name in self._layers})
+    def run(
+        self,
+        setting: Setting,
+        lead: tuple[int, ...] = BATCHES,
+        *,
+        x_dtype: torch.dtype | None = None,
+        operators: Operators | None = None,
+    ) -> tuple[str, object]:
+        """Return the layer that the result comes from, and what it was given.
 
-    def _run(self, setting: Setting, results: dict[str, Tensor]) -> tuple[str, object] | None:
+        Raises:
+            NotGatedError: the module has another form.
+        """
+        dtype = setting[0]
+        drawn = {name: self.of(name, dtype, lead) for name in self._layers}
+        return self._run(setting[1], drawn, x_dtype or dtype, operators)
+
+    def _run(
+        self,
+        cast: torch.dtype | None,
+        results: dict[str, Tensor],
+        x_dtype: torch.dtype,
+        operators: Operators | None = None,
+    ) -> tuple[str, object]:
+        self._order.clear()
         for name, layer in self._layers.items():
             layer.result, layer.given = results[name], []
-        x = self._of(next(iter(self._drawn)), setting[0]) + 1
-        with autocast_of(self._device, setting[1]):
+        x = (next(iter(results.values())) + 1).detach().to(x_dtype)
+        versions = [one._version for one in (x, *results.values())]
+        if operators is not None:
+            operators.know((x, *results.values()))
+        with autocast_of(self._device, cast), operators or nullcontext():
             returned = type(self._module).forward(self._module, x)
         last = [name for name, layer in self._layers.items() if layer.result is returned]
-        if not last or any(len(layer.given) != 1 for layer in self._layers.values()):
-            return None
+        if not last:
+            raise NotGatedError("its result is not that of one of its layers")
+        if any(len(layer.given) != 1 for layer in self._layers.values()):
+            raise NotGatedError("it does not call each of its layers once")
         first = [layer.given[0] for name, layer in self._layers.items() if name != last[0]]
         if any(given is not x for given in first):
-            return None
+            raise NotGatedError("its first layers do not get its input as it is")
+        if versions != [one._version for one in (x, *results.values())]:
+            raise NotGatedError("it writes to its input, or to what its layers return")
         return last[0], self._layers[last[0]].given[0]
+
+    def is_before(self, name: str, other: str) -> bool:
+        """Tell whether in the last run, one layer ran before another."""
+        return self._order.index(self._layers[name]) < self._order.index(self._layers[other])
 
     def given_to_last(self, setting: Setting, is_training: bool) -> object:
         """Return what the last layer is given."""
         set_mode(self._module, is_training)
-        ran = self.run(setting)
-        return None if ran is None else ran[1]
+        return self.run(setting)[1]
 
-    def tensors(self, setting: Setting, gate: str, up: str | None) -> tuple[Tensor, Tensor | None]:
+    def tensors(
+        self, setting: Setting, gate: str, up: str | None, lead: tuple[int, ...] = BATCHES
+    ) -> tuple[Tensor, Tensor | None]:
         """Return what these layers return."""
         dtype = setting[0]
-        return self._of(gate, dtype), None if up is None else self._of(up, dtype)
+        return self.of(gate, dtype, lead), None if up is None else self.of(up, dtype, lead)
 
     def given_to_last_by(self, gate: str, up: str | None, *tensors: Tensor) -> object:
         """Return what the last layer is given where these layers return these float32 tensors."""
-        drawn = {name: self._of(name, torch.float32) for name in self._layers}
+        drawn = {name: self.of(name, torch.float32) for name in self._layers}
         results = drawn | dict(zip((gate, up), tensors, strict=False))
-        ran = self._run((torch.float32, None), {name: results[name] for name in drawn})
-        return None if ran is None else ran[1]
+        return self._run(None, {name: results[name] for name in drawn}, torch.float32)[1]
 
-    def _of(self, name: str, dtype: torch.dtype) -> Tensor:
+    def why_not_operators(self) -> str | None:
+        """Return which operator runs that a gated MLP does not need; None: none."""
+        for is_training in (False, True):
+            set_mode(self._module, is_training)
+            operators = Operators()
+            self.run(IN_FULL, operators=operators)
+            why = operators.why_not(OPERATORS)
+            if why is not None:
+                return why
+        return None
+
+    def is_read(self, number: Number) -> bool:
+        """Tell whether the result is another one where this number is."""
+        return is_another(lambda: self._results(), set_number(self._module, number))
+
+    def _results(self) -> list[object]:
+        found: list[object] = []
+        for is_training in (False, True):
+            set_mode(self._module, is_training)
+            try:
+                found += self.run(IN_FULL)
+            except NotGatedError as why:
+                found.append(str(why))
+        return found
+
+    def of(self, name: str, dtype: torch.dtype, lead: tuple[int, ...] = BATCHES) -> Tensor:
+        """Return what a layer returns, in these dimensions."""
         largest = LARGEST_OF.get(dtype)
-        drawn = self._drawn[name]
+        drawn, rows = self._drawn[name], math.prod(lead)
+        drawn = drawn.repeat(-(-rows // len(drawn)), 1)[:rows].unflatten(0, lead)
         return (drawn if largest is None else drawn.clamp(-largest, largest)).to(dtype)
 
 
-def recognise(module: Module) -> Recognised | str | None:
+def recognise(module: Module, reads: Reads) -> Recognised | str | None:
     """Find out what an MLP computes; None: no gated MLP, a sentence: one that is not known."""
     device = place_of(module)
-    names = list(layers_of(module))
     with probing(device) as generator:
-        probe = Probe(module, device, generator)
         try:
-            ran = probe.run(IN_FULL)
-        except CANNOT:
-            return None
-        if ran is None:
-            return None
-        down, product = ran
-        if not isinstance(product, Tensor):
-            return None
-        others = [name for name in names if name != down]
-        best, (kernel, options, gate, up) = _best_of(probe, others, product)
-        if not best <= 32:
-            # With two layers alone, it is as any other MLP.
-            return None if len(others) == 1 else "what it computes between its layers is not known"
-        settings = settings_where(
-            lambda one: all(
-                are_alike(
-                    _reference(kernel, options, *probe.tensors(one, gate, up)),
-                    probe.given_to_last(one, is_training),
-                )
-                for is_training in (False, True)
+            probe = Probe(module, device, generator)
+            down, product = probe.run(IN_FULL)
+        except CannotCopyError as error:
+            return str(error)
+        except CANNOT as error:
+            why = f"its code failed between given layers ({type(error).__name__}: {error})"
+            return why if looks_gated(module) else None
+        except NotGatedError as error:
+            return str(error) if looks_gated(module) else None
+        try:
+            return _recognise(module, reads, probe, down, product)
+        except NotGatedError:
+            return "it computes something else when it trains"
+
+
+def _recognise(
+    module: Module, reads: Reads, probe: Probe, down: str, product: object
+) -> Recognised | str | None:
+    names = list(layers_of(module))
+    others = [name for name in names if name != down]
+    if not isinstance(product, Tensor):
+        return "its last layer gets no tensor"
+    is_up_first = len(others) == 2 and probe.is_before(others[1], others[0])
+    best, (kernel, options, gate, up) = _best_of(probe, others, product)
+    if not best <= 32:
+        # With two layers alone, it is as any other MLP.
+        is_named = len(others) == 2 or looks_gated(module)
+        return "what it computes between its layers is not known" if is_named else None
+    is_up_first ^= gate != others[0]
+    settings = settings_where(
+        lambda one: all(
+            are_alike(
+                _reference(kernel, options, *probe.tensors(one, gate, up)),
+                probe.given_to_last(one, is_training),
             )
+            for is_training in (False, True)
         )
-        is_same = have_same_gradients(
-            lambda *given: _reference(kernel, options, *given, *([None] if up is None else [])),
-            lambda *given: probe.given_to_last_by(gate, up, *given),
-            *(one for one in probe.tensors(IN_FULL, gate, up) if one is not None),
-        )
+    )
     if IN_FULL not in settings:
         return "it computes something else when it trains"
-    if not is_same:
+    if not have_same_gradients(
+        lambda *given: _reference(kernel, options, *given, *([None] if up is None else [])),
+        lambda *given: probe.given_to_last_by(gate, up, *given),
+        *(one for one in probe.tensors(IN_FULL, gate, up) if one is not None),
+    ):
         return "its gradients are those of something else"
+    why = probe.why_not_operators() or _why_not_everywhere(probe, kernel, options, gate, up)
+    if why is not None:
+        return why
+    for number in reads.numbers:
+        if probe.is_read(number):
+            return f"it reads {number.title}, which the kernel does not take"
     passed_over = tuple(name for name in module._modules if name not in names)
-    return Recognised(kernel, options, gate, up, down, passed_over, settings)
+    return Recognised(kernel, options, gate, up, down, passed_over, is_up_first, settings)
+
+
+def _why_not_everywhere(
+    probe: Probe, kernel: str, options: tuple[str, ...], gate: str, up: str | None
+) -> str | None:
+    """Return where it computes something else: in other dimensions, or for another input."""
+    for lead in LEADS:
+        try:
+            given = probe.run(IN_FULL, lead)[1]
+        except CANNOT:
+            continue
+        except NotGatedError as error:
+            return str(error)
+        if not are_alike(
+            _reference(kernel, options, *probe.tensors(IN_FULL, gate, up, lead)), given
+        ):
+            return f"it computes something else for inputs of {lead} rows"
+    for dtype in DTYPES:
+        try:
+            probe.run(IN_FULL, x_dtype=dtype)
+        except (*CANNOT, NotGatedError):
+            return "its first layers do not get its input as it is"
+    return None
 
 
 Found = tuple[str, tuple[str, ...], str, str | None]

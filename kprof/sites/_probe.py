@@ -10,13 +10,17 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kprof.sites._reads import OF_MODULES, Number, is_plain, names_in_class, value_key
 
 # What somebody else's forward may raise on data that it was not made for.
 CANNOT = (
@@ -33,25 +37,103 @@ Setting = tuple[torch.dtype, torch.dtype | None]
 SETTINGS: tuple[Setting, ...] = tuple(
     (dtype, cast) for cast in (None, torch.bfloat16, torch.float16) for dtype in DTYPES
 )
-_CONTAINERS = (list, dict, set)
-_PLAIN = (bool, int, float, str, type(None), tuple)
-# A number that differs from layer to layer and changes nothing.
-_NUMBERS = ("layer_idx", "layer_id")
+
+
+class CannotCopyError(TypeError):
+    """A module of which no copy can be made to probe."""
 
 
 def stand_in(
     module: Module, parameters: Mapping[str, Tensor | None], children: Mapping[str, Module | None]
 ) -> Module:
-    """Return a module of the same code, with these parameters and children, and without hooks."""
-    clone: Module = object.__new__(type(module))
+    """Return a module of the same code, with these parameters and children, and without hooks.
+
+    All that its code may read is a deep copy: what code does to it stays in the stand-in.
+
+    Raises:
+        CannotCopyError: some of that cannot be copied.
+    """
+    cls = type(module)
+    clone: Module = object.__new__(cls)
+    memo: dict[int, Any] = {id(module): clone, id(module._parameters): dict(parameters)}
+    memo |= {id(one): children[name] for name, one in module._modules.items() if name in children}
+    names = names_in_class(cls)
     for name, value in module.__dict__.items():
         if name.endswith("_hooks") or "_hooks_" in name:
-            value = OrderedDict()
-        clone.__dict__[name] = copy.copy(value) if isinstance(value, _CONTAINERS) else value
+            clone.__dict__[name] = OrderedDict()
+        elif name in OF_MODULES or names is None or name in names:
+            clone.__dict__[name] = _copied(value, name, memo)
     clone.__dict__.pop("forward", None)
     clone.__dict__["_parameters"] = dict(parameters)
     clone.__dict__["_modules"] = dict(children)
     return clone
+
+
+def _copied(value: object, name: str, memo: dict[int, Any]) -> object:
+    if name in ("_parameters", "_modules", "forward") or is_plain(value):
+        return value
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception as error:  # Whatever its class raises.
+        raise CannotCopyError(f"its {name} cannot be copied for a probe ({error})") from error
+
+
+class Operators(TorchDispatchMode):
+    """Notes which operators of torch code runs, and whether on tensors that it was not given."""
+
+    def __init__(self, *given: Tensor | None) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.has_others = False
+        """Whether a tensor took part that is neither given nor made of what is."""
+        self._kept: list[Tensor] = []
+        self._storages: set[int] = set()
+        self.know(given)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Note one operator."""
+        name = function.overloadpacket.__name__.rstrip("_")
+        self.names.add(name)
+        if name == "lift_fresh":
+            self.know(args)
+        self.has_others |= any(
+            one.untyped_storage()._cdata not in self._storages
+            for one in tree_leaves((args, kwargs))
+            if isinstance(one, Tensor)
+        )
+        result = function(*args, **(kwargs or {}))
+        self.know(tree_leaves(result))
+        return result
+
+    def know(self, tensors: Iterable[Any]) -> None:
+        for one in tensors:
+            if isinstance(one, Tensor):
+                # Kept, so that no other one has its address.
+                self._kept.append(one)
+                self._storages.add(one.untyped_storage()._cdata)
+
+    def why_not(self, allowed: Container[str]) -> str | None:
+        """Return why what ran is more than these operators on what was given; None: it is not."""
+        others = sorted(name for name in self.names if name not in allowed)
+        if others:
+            return f"its code runs {others[0]}, which the kernel does not"
+        return "it reads a tensor that the kernel does not take" if self.has_others else None
+
+
+# Operators that cast, copy or arrange what there is, or make a constant.
+ARRANGING = frozenset(
+    (
+        *("_reshape_alias", "_to_copy", "_unsafe_view", "alias", "cat", "chunk", "clone"),
+        *("contiguous", "copy", "detach", "empty", "empty_like", "expand", "fill", "full"),
+        *("full_like", "lift_fresh", "narrow", "new_empty", "ones", "ones_like", "permute"),
+        *("reshape", "scalar_tensor", "select", "slice", "split", "split_with_sizes"),
+        *("squeeze", "stack", "t", "transpose", "unbind", "unsqueeze", "view", "zeros"),
+        *("zeros_like",),
+    )
+)
+ARITHMETIC = frozenset(("add", "div", "mul", "neg", "pow", "reciprocal", "rsub", "square", "sub"))
 
 
 class Direct(Module):
@@ -92,10 +174,11 @@ def probing(device: torch.device) -> Iterator[torch.Generator]:
 
 def kind_of(module: Module) -> tuple[Hashable, ...]:
     """Return what decides what a module computes, besides the values of its parameters."""
-    plain = (
-        (name, value if isinstance(value, _PLAIN) else id(value))
+    names = names_in_class(type(module))
+    own = (
+        (name, value_key(value))
         for name, value in module.__dict__.items()
-        if name[0] != "_" and name not in _NUMBERS
+        if name not in OF_MODULES and (names is None or name in names)
     )
     tensors = (
         (name, None if one is None else (one.shape, one.dtype, one.device))
@@ -104,7 +187,7 @@ def kind_of(module: Module) -> tuple[Hashable, ...]:
     children = (
         (name, None if one is None else kind_of(one)) for name, one in module._modules.items()
     )
-    return (type(module), type(module).forward, *plain, *tensors, *children)
+    return (type(module), type(module).forward, *own, *tensors, *children)
 
 
 def place_of(module: Module) -> torch.device:
@@ -167,6 +250,43 @@ def have_same_gradients(
     except CANNOT:
         return False
     return apart <= MOST_ULPS_OF_GRADIENTS
+
+
+def set_number(module: Module, number: Number) -> Callable[[bool], None]:
+    """Return what gives a stand-in another number, or the one that it had."""
+    for name in number.path:
+        child = module._modules[name]
+        module = child.__dict__["module"] if isinstance(child, Direct) else cast("Module", child)
+    value = number.value
+    other = value + 1 if isinstance(value, int) else 1.37 * value + 0.11
+
+    def put(is_other: bool) -> None:
+        module.__dict__[number.name] = other if is_other else value
+
+    return put
+
+
+def is_another(compute: Callable[[], list[object]], put: Callable[[bool], None]) -> bool:
+    """Tell whether results of the same shape are others where a number is another one.
+
+    Where the other number gives an error or another shape, it tells of the form of the module.
+    """
+    with torch.random.fork_rng([]):
+        before = compute()
+    put(True)
+    try:
+        after = compute()
+    except CANNOT:
+        return False
+    finally:
+        put(False)
+    for one, other in zip(before, after, strict=False):
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            if one.shape == other.shape and not torch.equal(one, other):
+                return True
+        elif one != other:
+            return True
+    return len(before) != len(after)
 
 
 def settings_where(agrees: Callable[[Setting], bool]) -> frozenset[Setting]:

@@ -22,7 +22,7 @@ def calls_in(function: Callable[..., Any]) -> Iterator[tuple[Path, object]]:
     if inner is None:
         return
     seen: set[Path] = set()
-    for path in _paths(inner.__code__):
+    for path in paths_in(inner.__code__):
         value = inner.__globals__.get(path[0])
         for length in range(1, len(path) + 1):
             if length > 1:
@@ -38,7 +38,7 @@ def innermost(function: Any) -> types.FunctionType | None:
     """Return the function within its decorators, None where they cannot be looked through."""
     while isinstance(function, types.FunctionType) and hasattr(function, "__wrapped__"):
         inner = function.__wrapped__
-        if not any(_content(cell) is inner for cell in function.__closure__ or ()):
+        if not any(content_of(cell) is inner for cell in function.__closure__ or ()):
             return None
         function = inner
     return function if isinstance(function, types.FunctionType) else None
@@ -116,7 +116,7 @@ def _copied(function: Any, inner: types.FunctionType, names: dict[str, Any]) -> 
     else:
         wrapped = _copied(function.__wrapped__, inner, names)
         closure = tuple(
-            types.CellType(wrapped) if _content(cell) is function.__wrapped__ else cell
+            types.CellType(wrapped) if content_of(cell) is function.__wrapped__ else cell
             for cell in closure
         )
     copy = types.FunctionType(code, globals_, function.__name__, function.__defaults__, closure)
@@ -126,14 +126,14 @@ def _copied(function: Any, inner: types.FunctionType, names: dict[str, Any]) -> 
     return copy
 
 
-def _content(cell: types.CellType) -> object:
+def content_of(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:
         return None
 
 
-def _paths(code: types.CodeType) -> Iterator[Path]:
+def paths_in(code: types.CodeType) -> Iterator[Path]:
     """Yield every chain of names that begins with a global one."""
     path: list[str] = []
     for instruction in dis.get_instructions(code):

@@ -113,6 +113,7 @@ class Site:
         attribute: str = "forward",
         switch: Switch,
         may_stand: Callable[[object], bool] = lambda own: False,
+        why_changed: Callable[[Any], str | None] = lambda owner: None,
         shape: str = "",
     ) -> None:
         """Describe the place.
@@ -125,6 +126,7 @@ class Site:
             attribute: Its name.
             switch: Turned on for the owner.
             may_stand: Whether a value that comes to be there later may be replaced, too.
+            why_changed: Takes the owner; returns what differs from when it was recognised, or None.
             shape: Of its weights, "rows x columns" without the blanks, for filters; empty: none.
         """
         self.name = name
@@ -136,6 +138,7 @@ class Site:
         self._attribute = attribute
         self._switch = switch
         self._may_stand = may_stand
+        self._why_changed = why_changed
         self._found = self._previous = owner.__dict__.get(attribute, _ABSENT)
         self._value: object = _ABSENT
 
@@ -157,6 +160,9 @@ class Site:
         previous = owner.__dict__.get(self._attribute, _ABSENT)
         if previous is not self._found and not self._may_stand(previous):
             self.problem = "somebody else has replaced it since"
+            return
+        self.problem = self._why_changed(owner)
+        if self.problem is not None:
             return
         self._previous = previous
         self._value = owner.__dict__[self._attribute] = self._put(owner)

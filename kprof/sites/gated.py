@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 
 from kprof.sites import Family
+from kprof.sites._around import Around
 from kprof.sites._gates import (
     GEGLU,
     SWIGLU,
@@ -21,11 +22,13 @@ from kprof.sites._gates import (
     Probe,
     Recognised,
     layers_of,
+    looks_gated,
     recognise,
 )
-from kprof.sites._patches import is_passed_over, why_foreign, why_writing
-from kprof.sites._probe import are_alike, kind_of, place_of, probing, stand_in
+from kprof.sites._patches import is_passed_over, why_foreign
+from kprof.sites._probe import are_alike, kind_of, place_of, probing
 from kprof.sites._providers import LEAN
+from kprof.sites._reads import CHANGED, Reads, reads_of_module
 from kprof.sites._recomputed import run_on, run_without_keeping
 from kprof.sites._site import Request, Site, Skip, Switch, bound, running_as_ever
 from kprof.sites._ways import OTHERWISE, Ways, key_of
@@ -41,35 +44,40 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         if _holds_experts(module) and SWIGLU in request.kernels:
             why = "its experts share one module, which multiplies inside a loop over them"
             yield Skip(name or type(module).__name__, SWIGLU, type(module).__name__, why)
-        if len(layers_of(module)) not in (2, 3):
+        layers = layers_of(module)
+        if len(layers) not in (2, 3):
             continue
-        found = request.once(("gated", *kind_of(module)), recognise, module)
+        reads = reads_of_module(module, leaves=layers.values())
+        if isinstance(reads, str):
+            found: Recognised | str | None = reads if looks_gated(module) else None
+        else:
+            found = request.once(("gated", *kind_of(module)), recognise, module, reads)
         if found is not None:
-            yield from _sites(name or type(module).__name__, module, found, request)
+            yield from _sites(name or type(module).__name__, module, found, reads, request)
 
 
 def _sites(
-    name: str, module: Module, found: Recognised | str, request: Request
+    name: str, module: Module, found: Recognised | str, reads: Reads | str, request: Request
 ) -> Iterator[Site | Skip]:
     asked = [one for one in (SWIGLU, GEGLU) if one in request.kernels]
     kernel = asked[0] if isinstance(found, str) else found.kernel
     if kernel not in asked:
         return
-    why = why_foreign(module) or why_writing(type(module).forward)
-    if isinstance(found, str):
-        yield Skip(name, kernel, type(module).__name__, why or found)
+    why = why_foreign(module)
+    if isinstance(found, str) or isinstance(reads, str):
+        yield Skip(name, kernel, type(module).__name__, why or str(found))
         return
     why = why or request.once(("checked", *kind_of(module)), _check, module, found, request)
     if why is not None:
         yield Skip(name, kernel, type(module).__name__, why)
     else:
-        yield _site(name, module, found, request)
+        yield _site(name, module, found, reads, request)
 
 
 def _holds_experts(module: Module) -> bool:
     """Tell whether its own parameters are the layers of many gated MLPs."""
-    own = [one for one in module._parameters.values() if one is not None]
-    return len(own) > 1 and all(one.dim() == 3 for one in own) and hasattr(module, "act_fn")
+    own = [name for name, one in module._parameters.items() if one is not None and one.dim() == 3]
+    return any("up" in name or "gate" in name for name in own) and any("down" in n for n in own)
 
 
 def _check(module: Module, found: Recognised, request: Request) -> str | None:
@@ -106,28 +114,29 @@ def _options(found: Recognised) -> tuple[str, ...]:
     return () if found.options in ((), ("tanh",)) else found.options
 
 
-def _site(name: str, module: Module, found: Recognised, request: Request) -> Site:
+def _site(name: str, module: Module, found: Recognised, reads: Reads, request: Request) -> Site:
     kernel = request.kernels[found.kernel]
     maker, settings = request.new_maker(), found.settings
     ways = Ways(kernel, request.providers, settings, is_default=_is_default(found), maker=maker)
     switch = Switch()
     original = type(module).forward
     passed_over = {name: module._modules[name] for name in found.passed_over}
-    put = bound(_gated(original, found, passed_over, ways, switch), original, switch)
-    return Site(name, module, put, ways, switch=switch)
+    put = bound(_gated(original, found, passed_over, reads, ways, switch), original, switch)
+    return Site(name, module, put, ways, switch=switch, why_changed=reads.why_changed)
 
 
 def _gated(
     original: Callable[..., Any],
     found: Recognised,
     passed_over: Mapping[str, Any],
+    reads: Reads,
     ways: Ways,
     switch: Switch,
 ) -> Callable[..., Any]:
     known, decide, trace = ways.known, ways.decide, ways.tracing()
     as_ever = running_as_ever(original, ways, switch)
     first, second, last = found.gate, found.up, found.down
-    options = _options(found)
+    options, run_first = _options(found), _running_first(found)
 
     def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self or args or kwargs or x is None:
@@ -135,15 +144,14 @@ def _gated(
         children = self._modules
         if not _are_as_found(children, passed_over):
             return as_ever(self, NOT_AS_FOUND, x)
+        if reads.is_changed(self):
+            return as_ever(self, CHANGED, x)
+        gate, up = run_first(children, x)
         if is_compiling():
-            gate = children[first](x)
-            up = None if second is None else children[second](x)
             function = trace(gate, up, *options)
             if function is None:
                 return original(self, x)
             return children[last](function(gate, up, *options))
-        gate = children[first](x)
-        up = None if second is None else children[second](x)
         key = key_of(gate, up)
         way = known.get(key) or decide(key, (gate, up, *options))
         way.num_calls += 1
@@ -153,6 +161,19 @@ def _gated(
         return run(children[last], partial(way.function, gate, up, *options))
 
     return forward
+
+
+def _running_first(found: Recognised) -> Callable[[Mapping[str, Any], Any], tuple[Any, Any]]:
+    """Return what runs gate and up in the order of the original, which hooks can see."""
+    gate, up, is_up_first = found.gate, found.up, found.is_up_first
+
+    def run(children: Mapping[str, Any], x: Any) -> tuple[Any, Any]:
+        if is_up_first:
+            second = children[up](x)  # type: ignore[index]
+            return children[gate](x), second
+        return children[gate](x), None if up is None else children[up](x)
+
+    return run
 
 
 def _are_as_found(children: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
@@ -167,7 +188,7 @@ def _with_results(module: Module, results: dict[str | None, Tensor | None]) -> M
         if name is not None:
             children[name] = layer = Given(children[name])
             layer.result = result
-    return stand_in(module, module._parameters, children)
+    return Around(module, children).clone
 
 
 FAMILY = Family(kernels=(SWIGLU, GEGLU), find=find)

@@ -14,13 +14,16 @@ from kprof.sites._norms import (
     FORMS,
     LAYERNORM,
     RMSNORM,
+    TAKEN,
     Probe,
     Recognised,
     looks_like_a_norm,
     recognise,
+    why_no_weights,
 )
-from kprof.sites._patches import why_foreign, why_writing
+from kprof.sites._patches import why_foreign
 from kprof.sites._probe import are_alike, kind_of, place_of, probing
+from kprof.sites._reads import CHANGED, Reads, reads_of_module
 from kprof.sites._site import Request, Site, Skip, Switch, bound, running_as_ever
 from kprof.sites._ways import OTHERWISE, Ways, key_of
 
@@ -41,21 +44,33 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
             continue
         label = name or type(module).__name__
         why = why_foreign(module) or (found if isinstance(found, str) else None)
-        why = why or why_writing(type(module).forward)
         if why is None:
             why = request.once((*kind_of(module), kernel), _check, module, found, request)
-        if why is not None:
-            yield Skip(label, kernel, type(module).__name__, why)
-        elif isinstance(found, Recognised):
-            yield _site(label, module, found, request)
+        reads = reads_of(module)
+        if isinstance(found, str) or isinstance(reads, str) or why is not None:
+            yield Skip(label, kernel, type(module).__name__, why or str(reads))
+        else:
+            yield _site(label, module, found, reads.without(found.eps_name), request)
 
 
 def norm_of(module: Module, request: Request) -> Recognised | str | None:
     """Return what a norm computes, or why it is none that is known; None: it looks like none."""
     if not looks_like_a_norm(module):
         return None
-    found: Recognised | str = request.once(kind_of(module), recognise, module)
-    return found
+    why = why_no_weights(module)
+    if why is not None:
+        return why
+    return request.once(kind_of(module), _recognised, module)
+
+
+def reads_of(module: Module) -> Reads | str:
+    """Return what the code of a norm reads; a sentence says why that is not known."""
+    return reads_of_module(module, taken=TAKEN)
+
+
+def _recognised(module: Module) -> Recognised | str:
+    reads = reads_of(module)
+    return reads if isinstance(reads, str) else recognise(module, reads)
 
 
 def _check(module: Module, found: Recognised, request: Request) -> str | None:
@@ -64,7 +79,7 @@ def _check(module: Module, found: Recognised, request: Request) -> str | None:
     kernel = request.kernels[found.kernel]
     with probing(device) as generator:
         probe = Probe(module, device, generator)
-        dtype = next(one.dtype for one in module._parameters.values() if one is not None)
+        dtype = module._parameters["weight"].dtype
         rows = probe.rows.to(dtype)
         function, provider, _ = request.providers.choose(
             kernel, rows, tuple(rows.shape), is_default=is_default(found)
@@ -83,19 +98,19 @@ def is_default(found: Recognised) -> bool:
     return found.form in (None, FORMS[0])
 
 
-def _site(name: str, module: Module, found: Recognised, request: Request) -> Site:
+def _site(name: str, module: Module, found: Recognised, reads: Reads, request: Request) -> Site:
     kernel = request.kernels[found.kernel]
     maker, settings = request.new_maker(), found.settings
     ways = Ways(kernel, request.providers, settings, is_default=is_default(found), maker=maker)
     switch = Switch()
     original = type(module).forward
     make = _rmsnorm if found.kernel == RMSNORM else _layernorm
-    put = bound(make(original, found, ways, switch), original, switch)
-    return Site(name, module, put, ways, switch=switch)
+    put = bound(make(original, found, reads, ways, switch), original, switch)
+    return Site(name, module, put, ways, switch=switch, why_changed=reads.why_changed)
 
 
 def _rmsnorm(
-    original: Callable[..., Any], found: Recognised, ways: Ways, switch: Switch
+    original: Callable[..., Any], found: Recognised, reads: Reads, ways: Ways, switch: Switch
 ) -> Callable[..., Any]:
     known, decide, trace = ways.known, ways.decide, ways.tracing()
     as_ever = running_as_ever(original, ways, switch)
@@ -107,6 +122,8 @@ def _rmsnorm(
             return as_ever(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         if not x.is_contiguous() and is_permuted(x):
             return as_ever(self, PERMUTED, x)
+        if reads.is_changed(self):
+            return as_ever(self, CHANGED, x)
         weight = self._parameters["weight"]
         eps = constant if eps_name is None else getattr(self, eps_name)
         if is_compiling():
@@ -124,7 +141,7 @@ def _rmsnorm(
 
 
 def _layernorm(
-    original: Callable[..., Any], found: Recognised, ways: Ways, switch: Switch
+    original: Callable[..., Any], found: Recognised, reads: Reads, ways: Ways, switch: Switch
 ) -> Callable[..., Any]:
     known, decide, trace = ways.known, ways.decide, ways.tracing()
     as_ever = running_as_ever(original, ways, switch)
@@ -135,6 +152,8 @@ def _layernorm(
             return as_ever(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         if not x.is_contiguous() and is_permuted(x):
             return as_ever(self, PERMUTED, x)
+        if reads.is_changed(self):
+            return as_ever(self, CHANGED, x)
         parameters = self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
         eps = constant if eps_name is None else getattr(self, eps_name)
