@@ -119,7 +119,7 @@ def test_a_loss_that_is_not_a_causal_one_is_left_alone():
     with swapped(Other(), "cross_entropy=eager", "linear_cross_entropy=eager") as swap:
         pass
     assert [site.skipped for site in swap.sites] == [
-        "its loss is not that of a causal language model",
+        "it is not the loss of a causal language model",
         "it is not the loss of a causal language model",
     ]
 
@@ -165,7 +165,7 @@ def test_a_head_that_is_no_linear_layer_is_left_alone():
     model.lm_head = Head(H, V)
     with swapped(model, "linear_cross_entropy=eager") as swap:
         pass
-    assert swap.sites[0].skipped == "its head is a Head, no Linear"
+    assert swap.sites[0].skipped == "its head is a Head, not a torch.nn.Linear"
 
 
 def test_where_the_kernel_refuses_the_logits_come_back():

@@ -165,6 +165,7 @@ class Probe:
     def __init__(self, module: Module, device: torch.device, generator: torch.Generator) -> None:
         self._device = device
         own = module._parameters
+        self._dtype = own["weight"].dtype
         columns = own["weight"].shape[0]
 
         def draw(*shape: int) -> Tensor:
@@ -200,7 +201,7 @@ class Probe:
 
     def why_not_operators(self) -> str | None:
         """Return which operator runs that a norm does not need, or that it writes to its input."""
-        x = self.rows.clone().unflatten(0, BATCHES)
+        x = self.rows.to(self._dtype, copy=True).unflatten(0, BATCHES)
         version = x._version
         for is_training in (False, True):
             set_mode(self._module, is_training)
@@ -213,21 +214,20 @@ class Probe:
 
     def why_not_everywhere(self, one: Candidate) -> str | None:
         """Return for which dimensions it computes something else than a candidate; None: none."""
-        setting: Setting = (torch.float32, None)
         for lead in LEADS:
             try:
-                original = self.original(setting, lead=lead)
+                original = self.original((self._dtype, None), lead=lead)
             except CANNOT:
                 continue
-            if not are_alike(_computed(self._rows_in(lead), self._parameters, one), original):
+            rows = self._rows_in(lead).to(self._dtype)
+            if not are_alike(_computed(rows, self._parameters, one), original):
                 return f"it computes something else for inputs of {lead} rows"
         return None
 
     def is_read(self, number: Number) -> bool:
         """Tell whether the result is another one where this number is."""
-        dtype = torch.float32
         return is_another(
-            lambda: [self.original((dtype, None), one) for one in (False, True)],
+            lambda: [self.original((self._dtype, None), one) for one in (False, True)],
             set_number(self._module, number),
         )
 

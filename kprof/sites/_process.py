@@ -13,6 +13,7 @@ from torch.nn import Module, functional
 from torch.optim import Optimizer
 
 from kprof.sites._aside import has_decided
+from kprof.sites._patches import MARK
 from kprof.sites._providers import ORIGINAL
 from kprof.sites._site import Request, Site, Switch
 from kprof.sites._translate import Route, Translation, settings_of, translations_of
@@ -71,6 +72,7 @@ def _site(
             return function(*args, **kwargs)
         return replacement(*args, **kwargs)
 
+    setattr(call, MARK, switch)
     return Site(
         "torch.nn.functional",
         functional,

@@ -11,7 +11,7 @@ import builtins
 import dis
 import functools
 import types
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from kprof.sites._patches import MARK
 from kprof.sites._rewire import Path, content_of, paths_in
 
 ABSENT = object()
@@ -79,9 +80,10 @@ IMPLICIT = ("__bool__", "__contains__", "__getitem__", "__iter__", "__len__")
 LIBRARIES = ("torch", "math", "operator", "typing")
 DYNAMIC = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "__getattr__"))
 SIZES = frozenset(("dim", "len", "ndim", "nelement", "numel", "shape", "size", "stride"))
+WRITES = "its forward writes attributes"
 FORBIDDEN = {
-    "STORE_ATTR": "its forward writes attributes",
-    "DELETE_ATTR": "its forward writes attributes",
+    "STORE_ATTR": WRITES,
+    "DELETE_ATTR": WRITES,
     "STORE_GLOBAL": "its forward writes a global variable",
     "DELETE_GLOBAL": "its forward writes a global variable",
     "IMPORT_NAME": "its forward imports",
@@ -107,7 +109,9 @@ class Read(NamedTuple):
         """Tell whether it has that value still."""
         namespace = self.namespace
         if isinstance(namespace, (dict, types.MappingProxyType)):
-            return namespace.get(self.name, ABSENT) is self.value
+            now = namespace.get(self.name, ABSENT)
+            # What a swap has put there calls the function that was there.
+            return now is self.value or (hasattr(now, MARK) and now.__wrapped__ is self.value)
         try:
             return getattr(namespace, self.name, ABSENT) is self.value
         except ValueError:
@@ -151,19 +155,28 @@ class Reads:
         """Return the same without an attribute that a kernel reads anew at each call."""
         return replace(self, own=[one for one in self.own if one[0] != name])
 
-    def is_changed(self, owner: Module) -> bool:
-        """Tell whether a value differs that is compared at each call."""
-        namespace: Mapping[str, Any] = owner.__dict__
-        for name, value in self.own:
-            if namespace.get(name, ABSENT) is not value:
-                return True
-        for name in self.empty:
-            if getattr(owner, name, None) is not None:
-                return True
-        for namespace, name, value in self.others:
-            if namespace.get(name, ABSENT) is not value:
-                return True
-        return False
+    def changes(self) -> Callable[[Module], bool] | None:
+        """Return what tells whether a value differs that is compared at each call; None: none can.
+
+        It is for sites: as cheap as it can be, and compilers can read it.
+        """
+        others = _changes_of([tuple(one) for one in self.others]) if self.others else None
+        if not (self.own or self.empty):
+            return others
+        own, empty = tuple(self.own), tuple(self.empty)
+
+        def is_changed(owner: Module) -> bool:
+            namespace = owner.__dict__
+            for name, value in own:
+                now = namespace.get(name, ABSENT)
+                if now is not value and now != value:
+                    return True
+            for name in empty:
+                if getattr(owner, name, None) is not None:
+                    return True
+            return others is not None and others(owner)
+
+        return is_changed
 
     def why_changed(self, owner: Module | None) -> str | None:
         """Return which value differs from what it was when the code was read; None: none."""
@@ -178,6 +191,22 @@ class Reads:
         return None
 
 
+def _changes_of(reads: list[tuple[Any, ...]]) -> Callable[[object], bool]:
+    """Return what tells whether one of these values differs: mapping, name, value."""
+    # Bare tuples: the fields of named ones take a compiler, and a call, longer.
+    found = tuple(reads)
+
+    def is_changed(owner: object) -> bool:
+        for namespace, name, value in found:
+            now = namespace.get(name, ABSENT)
+            # Compilers know plain values by what they equal.
+            if now is not value and now != value:
+                return True
+        return False
+
+    return is_changed
+
+
 def reads_of_module(
     module: Module, *, taken: Collection[str] = (), leaves: Collection[Module] = ()
 ) -> Reads | str:
@@ -188,9 +217,9 @@ def reads_of_module(
         taken: Names of its parameters that the kernel takes, and of attributes that it reads anew.
         leaves: Children that run as they do without the kernel, and are not looked into.
     """
-    scan = _Scan()
+    modules = list(_modules_of(module, leaves, ()))
+    scan = _Scan([one for _, one in modules])
     try:
-        modules = list(_modules_of(module, leaves, ()))
         for path, one in modules:
             scan.follow_forward(one, is_root=not path)
         _follow_attributes(scan, modules, taken)
@@ -207,6 +236,24 @@ def reads_of_function(function: object) -> Reads | str:
     except UnclearError as why:
         return str(why)
     return scan.reads
+
+
+def why_effects(module: Module) -> str | None:
+    """Return what a run of a module's forward might change outside of it; None: nothing.
+
+    Its children do not count, nor what it writes to attributes: a stand-in has others.
+    """
+    scan = _Scan([module], is_for_effects=True)
+    done: set[str] = set()
+    try:
+        scan.follow_defined(type(module), "forward", "forward")
+        while names := set(scan.reads.names) - done:
+            done |= names
+            for name in sorted(names - set(module.__dict__)):
+                scan.follow_methods(type(module), name)
+    except UnclearError as why:
+        return str(why)
+    return None
 
 
 def names_in_class(cls: type[Module]) -> frozenset[str] | None:
@@ -251,8 +298,11 @@ def _modules_of(
 class _Scan:
     """Follows code from function to function and collects what it reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Collection[Module] = (), *, is_for_effects: bool = False) -> None:
+        """Collect what is read; or, for effects alone, say only what a run would change."""
         self.reads = Reads()
+        self._is_for_effects = is_for_effects
+        self._modules = modules
         self._seen: set[int] = set()
 
     def follow_forward(self, module: Module, *, is_root: bool) -> None:
@@ -286,6 +336,12 @@ class _Scan:
                     self._follow_class_value(vars(one)[name], title)
                 is_first = False
 
+    def follow_methods(self, cls: type[Module], name: str) -> None:
+        """Follow the methods of this name of a class and those before it."""
+        for one in _above_module(cls):
+            for function in functions_of(vars(one).get(name)):
+                self.follow(function, name)
+
     def _follow_class_value(self, value: object, title: str) -> None:
         functions = list(functions_of(value))
         for function in functions:
@@ -300,30 +356,33 @@ class _Scan:
     def follow(self, value: object, title: str) -> None:
         """Follow what is called by this name, or say that it cannot be followed."""
         if isinstance(value, functools.partial):
-            self.follow(value.func, title)
-            for one in (*value.args, *value.keywords.values()):
-                if not is_plain(one):
-                    raise UnclearError(f"its code binds a {type(one).__name__} to {title}")
-        elif isinstance(value, types.MethodType):
-            self.follow(value.__func__, title)
-        elif _is_of_torch(value) or _is_pure(value):
+            bound = [one for one in (*value.args, *value.keywords.values()) if not is_plain(one)]
+            if bound:
+                raise UnclearError(f"its code binds a {type(bound[0]).__name__} to {title}")
+            value = value.func
+        if isinstance(value, types.MethodType):
+            if not any(value.__self__ is one for one in self._modules):
+                raise UnclearError(f"its code calls {title} of a {type(value.__self__).__name__}")
+            value = value.__func__
+        if _is_of_torch(value) or _is_pure(value):
             return
-        elif isinstance(value, types.FunctionType):
-            if id(value) not in self._seen:
-                self._seen.add(id(value))
-                self._follow_function(value)
-        else:
+        if not isinstance(value, types.FunctionType):
             raise UnclearError(
-                f"its code calls {title}, of which only a run would tell what it does"
+                f"its code calls {title}, a {type(value).__name__} that is not known"
             )
+        if id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._follow_function(value)
 
     def _follow_function(self, function: types.FunctionType) -> None:
-        if str(function.__globals__.get("__name__")).startswith("torch._dynamo"):
+        package = str(function.__globals__.get("__name__"))
+        if package.startswith("torch._dynamo"):
             raise UnclearError("its forward is compiled by torch.compile")
         self.defined(function, "__code__", function.__code__)
         self.defined(function, "__defaults__", function.__defaults__)
         self.defined(function, "__kwdefaults__", function.__kwdefaults__)
-        if not _is_of_torch_only(function):
+        is_library = package in TORCH or (self._is_for_effects and _is_library(package))
+        if not is_library:
             self._follow_code(function.__code__, function.__globals__)
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=False
@@ -337,7 +396,7 @@ class _Scan:
     def _follow_code(self, code: types.CodeType, names: dict[str, Any]) -> None:
         self.reads.names |= _names_loaded(code)
         for one in _codes_in(code):
-            _check_instructions(one)
+            _check_instructions(one, is_for_effects=self._is_for_effects)
             for path in paths_in(one):
                 self._follow_path(path, names)
 
@@ -348,26 +407,31 @@ class _Scan:
                 raise UnclearError(f"its code calls {path[0]}")
             self.defined(names, path[0], ABSENT)
             return
-        namespace: Any = names
-        value = names[path[0]]
-        for depth, name in enumerate(path):
-            if depth:
-                namespace, value = vars(value), getattr(value, name, ABSENT)
-            if not isinstance(value, types.ModuleType):
-                break
-            self.defined(namespace, name, namespace.get(name, ABSENT))
-        else:
+        namespace, depth, value = self._reached(path, names)
+        if isinstance(value, types.ModuleType):
             return
         owner = str(namespace.get("__name__"))
-        if is_plain(value) and name in namespace and owner.partition(".")[0] not in LIBRARIES:
-            self.reads.others.append(Read(namespace, name, value))
-            return
-        self.defined(namespace, name, namespace.get(name, ABSENT))
-        if owner not in PURE_MODULES:
+        is_found = is_plain(value) and path[depth] in namespace
+        if is_found and owner.partition(".")[0] not in LIBRARIES:
+            self.reads.others.append(Read(namespace, path[depth], value))
+        elif owner not in PURE_MODULES:
+            if isinstance(value, types.FunctionType) and len(path) > depth + 1:
+                raise UnclearError(f"it reads {'.'.join(path)}, which may change")
             self._follow_value(value, ".".join(path[: depth + 1]))
 
+    def _reached(self, path: Path, names: dict[str, Any]) -> tuple[dict[str, Any], int, object]:
+        """Return the first value on a path that is no module, its place, and in which names."""
+        value: Any = names[path[0]]
+        self.defined(names, path[0], value)
+        for depth, name in enumerate(path[1:], 1):
+            if not isinstance(value, types.ModuleType):
+                return names, depth - 1, value
+            names, value = vars(value), getattr(value, name, ABSENT)
+            self.defined(names, name, names.get(name, ABSENT))
+        return names, len(path) - 1, value
+
     def _follow_value(self, value: object, title: str) -> None:
-        if is_plain(value) or value is None:
+        if is_plain(value) or (self._is_for_effects and isinstance(value, (Tensor, type))):
             return
         if isinstance(value, Tensor):
             raise UnclearError(f"it reads {title}, a tensor, which the kernel does not take")
@@ -498,21 +562,34 @@ def _names_loaded(code: types.CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
-@functools.lru_cache(maxsize=4096)
-def _check_instructions(code: types.CodeType) -> None:
-    """Raise where code has effects besides its result, or branches by the sizes of tensors."""
+def _check_instructions(code: types.CodeType, *, is_for_effects: bool) -> None:
+    """Raise where code has effects besides its result, or branches by the sizes of tensors.
+
+    `is_for_effects`: neither branches nor what it writes to objects of its own count.
+    """
     names = set(code.co_names)
     effects = sorted(names & OF_TENSORS)
     if effects:
         raise UnclearError(f"its code calls {effects[0]}")
+    forbidden, is_ordering = _instructions_of(code)
+    for why in forbidden:
+        if not (is_for_effects and why == WRITES):
+            raise UnclearError(why)
+    if not is_for_effects and is_ordering and names & SIZES:
+        raise UnclearError(COMPARES)
+
+
+@functools.lru_cache(maxsize=4096)
+def _instructions_of(code: types.CodeType) -> tuple[tuple[str, ...], bool]:
+    """Return what code does that it may not, and whether it compares the order of values."""
+    found, is_ordering = [], bool({"min", "max"} & set(code.co_names))
     for one in dis.get_instructions(code):
         if one.opname in FORBIDDEN:
-            raise UnclearError(FORBIDDEN[one.opname])
+            found.append(FORBIDDEN[one.opname])
         if one.opname in ("STORE_DEREF", "DELETE_DEREF") and one.argval in code.co_freevars:
-            raise UnclearError(f"its code writes {one.argval}, a variable of an enclosing function")
-        is_order = one.opname == "COMPARE_OP" and set(str(one.argval)) & set("<>")
-        if (is_order and names & SIZES) or ({"min", "max"} & names and names & SIZES):
-            raise UnclearError(COMPARES)
+            found.append(f"its code writes {one.argval}, a variable of an enclosing function")
+        is_ordering |= one.opname == "COMPARE_OP" and bool(set(str(one.argval)) & set("<>"))
+    return tuple(found), is_ordering
 
 
 def _is_of_torch(value: object) -> bool:
@@ -530,9 +607,9 @@ def _is_of_torch(value: object) -> bool:
     return isinstance(value, (torch.finfo, torch.iinfo, torch.memory_format, torch.layout))
 
 
-def _is_of_torch_only(function: types.FunctionType) -> bool:
-    """Tell whether the code is torch's own, so that only what it encloses has to be followed."""
-    return function.__globals__.get("__name__") in TORCH
+def _is_library(package: str) -> bool:
+    """Tell whether code of a package changes nothing outside of its module."""
+    return package.partition(".")[0] in ("torch", "transformers")
 
 
 def _is_pure(value: object) -> bool:

@@ -134,7 +134,7 @@ def _gated(
     switch: Switch,
 ) -> Callable[..., Any]:
     known, decide, trace = ways.known, ways.decide, ways.tracing()
-    as_ever = running_as_ever(original, ways, switch)
+    as_ever, is_changed = running_as_ever(original, ways, switch), reads.changes()
     first, second, last = found.gate, found.up, found.down
     options, run_first = _options(found), _running_first(found)
 
@@ -144,7 +144,7 @@ def _gated(
         children = self._modules
         if not _are_as_found(children, passed_over):
             return as_ever(self, NOT_AS_FOUND, x)
-        if reads.is_changed(self):
+        if is_changed is not None and is_changed(self):
             return as_ever(self, CHANGED, x)
         gate, up = run_first(children, x)
         if is_compiling():

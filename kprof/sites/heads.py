@@ -20,17 +20,21 @@ from torch.nn import Linear, Module
 from kprof.sites import Family
 from kprof.sites._around import Around
 from kprof.sites._patches import is_passed_over, why_foreign
-from kprof.sites._probe import CANNOT, Setting, kind_of, probing, stand_in
+from kprof.sites._probe import CANNOT, CannotCopyError, kind_of, probing, stand_in
+from kprof.sites._reads import CHANGED, why_effects
 from kprof.sites._site import Request, Site, Skip, Switch, bound
 from kprof.sites._ways import Ways, key_of
 from kprof.sites.losses import (
     ATTRIBUTE,
     IGNORE_INDEX,
+    OTHER_SIZE,
+    Known,
     Loss,
+    arguments_of,
     divided,
+    known_loss,
     loss_of,
-    settings_of,
-    targets_of,
+    why_changed,
 )
 
 KERNEL = "linear_cross_entropy"
@@ -72,30 +76,38 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         if function is None or head is None:
             continue
         label = name or type(module).__name__
-        why = _why_not(module, head, function, request)
-        if why is not None:
-            yield Skip(label, KERNEL, type(module).__name__, why)
+        why = _why_not(module, head, function)
+        known = request.once(("loss", function), known_loss, function) if why is None else why
+        if not isinstance(known, str):
+            why = request.once(("head", *kind_of(module)), _why_apart, module)
+        if isinstance(known, str) or why is not None:
+            yield Skip(label, KERNEL, type(module).__name__, why or str(known))
         else:
-            settings = request.once(("loss", function), settings_of, function)
-            yield _site(label, module, settings, request)
+            yield _site(label, module, function, known, request)
 
 
-def _why_not(module: Module, head: Module, function: Any, request: Request) -> str | None:
+def _why_not(module: Module, head: Module, function: Any) -> str | None:
     why = why_foreign(module)
     if why is not None:
         return why
     if type(head) is not Linear:
-        return f"its head is a {type(head).__name__}, no Linear"
-    if isinstance(function, Loss):
-        return "its loss is swapped already"
-    if not request.once(("loss", function), settings_of, function):
-        return "its loss is not that of a causal language model"
-    apart: str | None = request.once(("head", *kind_of(module)), _why_apart, module)
-    return apart
+        return f"its head is a {_title(head)}, not a torch.nn.Linear"
+    if head._parameters.get("weight") is None:
+        return "the weight of its head is no parameter of its own"
+    return "its loss is swapped already" if isinstance(function, Loss) else None
+
+
+def _title(module: Module) -> str:
+    cls = type(module)
+    # A class of torch's own name has to be told apart from it.
+    return f"{cls.__module__}.{cls.__name__}" if cls.__name__ == Linear.__name__ else cls.__name__
 
 
 def _why_apart(module: Module) -> str | None:
-    """Run the model's own forward around a body that is none; return why it does not fit."""
+    """Run a copy of the model around a body that is none; return why it does not fit."""
+    why = why_effects(module)
+    if why is not None:
+        return why
     hidden = torch.randn(1, 3, 8)
     losses: list[Any] = []
 
@@ -107,7 +119,10 @@ def _why_apart(module: Module) -> str | None:
     children: dict[str, Module | None] = {
         name: passing if name == HEAD else _Body(hidden) for name in module._modules
     }
-    clone = stand_in(module, {}, children)
+    try:
+        clone = stand_in(module, {}, children)
+    except CannotCopyError as error:
+        return str(error)
     clone.__dict__[ATTRIBUTE] = lose
     with probing(torch.device("cpu")):
         try:
@@ -135,41 +150,32 @@ class _Watching(_Passing):
 class _Fused:
     """The loss of one call, from what its head would get."""
 
-    def __init__(self, model: Any, ways: Ways) -> None:
-        self._model, self._ways = model, ways
-        self.hidden: Tensor | None = None
-        self.logits: Tensor | None = None
+    def __init__(self, model: Any, known: Known, ways: Ways) -> None:
+        self._model, self._known, self._ways = model, known, ways
+        self.hidden: Any = None
+        self.logits: Any = None
         """Where the kernel could not do it: the head's."""
 
-    def __call__(
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        vocab_size: int,
-        num_items_in_batch: Tensor | int | None = None,
-        ignore_index: int = IGNORE_INDEX,
-        shift_labels: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def __call__(self, logits: Any, labels: Any, vocab_size: Any, *others: Any, **opt: Any) -> Any:
         """Return the loss of these hidden states, which are no logits."""
         self.hidden, head = logits, self._model._modules[HEAD]
-        targets = targets_of(labels, shift_labels, ignore_index).to(logits.device)
-        reduction = "mean" if num_items_in_batch is None else "sum"
-        rows = logits.reshape(-1, logits.shape[-1])
-        arguments = (rows, head.weight, targets, head.bias, ignore_index, 0.0, reduction)
-        function = self._decide(arguments)
+        why = OTHER_SIZE if vocab_size != head.weight.shape[0] else ""
+        why = why or self._known.why_not(logits, labels, vocab_size, opt)
+        function = None
+        if why or others:
+            self._ways.leave_out(why or "it is called with more arguments by position")
+        else:
+            rows, targets, *options = arguments_of(logits, labels, opt)
+            arguments = (rows, head.weight, targets, head.bias, *options)
+            function = self._decide(arguments)
         if function is not None:
-            return divided(function(*arguments), num_items_in_batch)
+            return divided(function(*arguments), opt.get("num_items_in_batch"))
         self.logits = head(logits)
-        return self._model.loss_function(
-            logits=self.logits,
-            labels=labels,
-            vocab_size=vocab_size,
-            num_items_in_batch=num_items_in_batch,
-            ignore_index=ignore_index,
-            shift_labels=shift_labels,
-            **kwargs,
-        )
+        # By keywords, as models call it.
+        named = {"logits": self.logits, "labels": labels, "vocab_size": vocab_size}
+        if others:
+            return self._model.loss_function(*named.values(), *others, **opt)
+        return self._model.loss_function(**named, **opt)
 
     def _decide(self, arguments: tuple[Any, ...]) -> Callable[..., Any] | None:
         rows, weight, targets, bias, *options = arguments
@@ -183,19 +189,27 @@ class _Fused:
         return way.function
 
 
-def _site(name: str, module: Module, settings: frozenset[Setting], request: Request) -> Site:
-    ways = Ways(request.kernels[KERNEL], request.providers, settings)
+def _site(
+    name: str, module: Module, function: Callable[..., Any], known: Known, request: Request
+) -> Site:
+    ways = Ways(request.kernels[KERNEL], request.providers, known.settings)
     switch = Switch()
     original = type(module).forward
     own = module.__dict__.get(ATTRIBUTE)
-    put = bound(_headless(original, own, ways, switch), original, switch)
-    return Site(name, module, put, ways, switch=switch)
+    put = bound(_headless(original, own, known, ways, switch), original, switch)
+
+    def why(owner: Any) -> str | None:
+        # Another site may have put the kernel's there.
+        loss = owner.__dict__.get(ATTRIBUTE)
+        return None if isinstance(loss, Loss) else why_changed(function, known, owner)
+
+    return Site(name, module, put, ways, switch=switch, why_changed=why)
 
 
 def _headless(
-    original: Callable[..., Any], own: object, ways: Ways, switch: Switch
+    original: Callable[..., Any], own: object, known: Known, ways: Ways, switch: Switch
 ) -> Callable[..., Any]:
-    note = ways.noting()
+    note, is_changed = ways.noting(), known.reads.changes()
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self or kwargs.get("labels") is None:
@@ -207,10 +221,12 @@ def _headless(
             ways.leave_out("nobody trains: its logits may be wanted")
             return original(self, *args, **kwargs)
         why = _why_not_now(self, own)
+        if is_changed is not None and is_changed(self):
+            why = why or CHANGED
         if why:
             ways.leave_out(why)
             return original(self, *args, **kwargs)
-        fused = _Fused(self, ways)
+        fused = _Fused(self, known, ways)
         call = Around(self, {**self._modules, HEAD: _Passing()}, **{ATTRIBUTE: fused})
         try:
             outputs = original(call.clone, *args, **kwargs)
@@ -225,7 +241,7 @@ def _why_not_now(model: Any, own: object) -> str:
     """Return why this call needs its logits; empty: it does not."""
     head, loss = model._modules[HEAD], model.__dict__.get(ATTRIBUTE)
     if type(head) is not Linear:
-        return f"its head is a {type(head).__name__} now, no Linear"
+        return f"its head is a {_title(head)} now, not a torch.nn.Linear"
     if not is_passed_over(head):
         return "somebody watches its head"
     return "" if loss is own or isinstance(loss, Loss) else "it has another loss now"

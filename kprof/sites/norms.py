@@ -113,7 +113,7 @@ def _rmsnorm(
     original: Callable[..., Any], found: Recognised, reads: Reads, ways: Ways, switch: Switch
 ) -> Callable[..., Any]:
     known, decide, trace = ways.known, ways.decide, ways.tracing()
-    as_ever = running_as_ever(original, ways, switch)
+    as_ever, is_changed = running_as_ever(original, ways, switch), reads.changes()
     constant, eps_name = found.eps, found.eps_name
     options = () if is_default(found) else (found.form,)
 
@@ -122,7 +122,7 @@ def _rmsnorm(
             return as_ever(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         if not x.is_contiguous() and is_permuted(x):
             return as_ever(self, PERMUTED, x)
-        if reads.is_changed(self):
+        if is_changed is not None and is_changed(self):
             return as_ever(self, CHANGED, x)
         weight = self._parameters["weight"]
         eps = constant if eps_name is None else getattr(self, eps_name)
@@ -144,7 +144,7 @@ def _layernorm(
     original: Callable[..., Any], found: Recognised, reads: Reads, ways: Ways, switch: Switch
 ) -> Callable[..., Any]:
     known, decide, trace = ways.known, ways.decide, ways.tracing()
-    as_ever = running_as_ever(original, ways, switch)
+    as_ever, is_changed = running_as_ever(original, ways, switch), reads.changes()
     constant, eps_name = found.eps, found.eps_name
 
     def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
@@ -152,7 +152,7 @@ def _layernorm(
             return as_ever(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         if not x.is_contiguous() and is_permuted(x):
             return as_ever(self, PERMUTED, x)
-        if reads.is_changed(self):
+        if is_changed is not None and is_changed(self):
             return as_ever(self, CHANGED, x)
         parameters = self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
