@@ -53,7 +53,7 @@ IN_FULL: Setting = (torch.float32, None)
 SCALES = (1.0, 3.0, 3.0, 3.0, 3.0, 10.0, 50.0, 3e3)
 OPERATORS = ARRANGING | ARITHMETIC | {"erf", "exp", "gelu", "sigmoid", "silu", "tanh"}
 # Dimensions before the columns: rows alone, in batches of two and three dimensions, one, and many.
-LEADS = ((8,), (2, 2, 2), (1, 1), (1, 2_100), (3, 700))
+LEADS = ((8,), (2, 2, 2), (1, 1), (1, 1_030))
 BATCHES = (2, 4)
 # Parts of names of layers and classes of gated MLPs.
 GATES = (("gate",), ("w1", "w2", "w3"), ("wi_0", "wi_1"))

@@ -52,7 +52,8 @@ def _site(
 ) -> Site:
     name, routes = function.__name__, []
     for one in translations:
-        settings = settings_of(function, one)
+        found = settings_of(function, one)
+        settings = frozenset() if isinstance(found, str) else found
         ways = Ways(request.kernels[one.kernel], request.providers, settings)
         routes.append(Route(one, ways))
     replacement, switch = replacement_of(function, routes), Switch()

@@ -155,7 +155,7 @@ class Reads:
         """Return the same without an attribute that a kernel reads anew at each call."""
         return replace(self, own=[one for one in self.own if one[0] != name])
 
-    def changes(self) -> Callable[[Module], bool] | None:
+    def changes(self) -> Callable[[Any], bool] | None:
         """Return what tells whether a value differs that is compared at each call; None: none can.
 
         It is for sites: as cheap as it can be, and compilers can read it.
@@ -165,7 +165,7 @@ class Reads:
             return others
         own, empty = tuple(self.own), tuple(self.empty)
 
-        def is_changed(owner: Module) -> bool:
+        def is_changed(owner: Any) -> bool:
             namespace = owner.__dict__
             for name, value in own:
                 now = namespace.get(name, ABSENT)

@@ -7,6 +7,7 @@ for one module, at no cost for its other calls, and a compiler reads it as it re
 
 from __future__ import annotations
 
+import builtins
 import dis
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -54,7 +55,10 @@ def why_not_rewired(function: Callable[..., Any]) -> str | None:
         return "its forward writes a global variable"
     if "IMPORT_NAME" in names:
         return "its forward imports"
-    return None
+    if "LOAD_BUILD_CLASS" in names:
+        return "its forward defines a class"
+    found = {"eval", "exec", "globals"} & set(_names_in(inner.__code__))
+    return f"its forward calls {min(found)}" if found else None
 
 
 class Rewired:
@@ -63,25 +67,55 @@ class Rewired:
     def __init__(self, function: Callable[..., Any], others: Mapping[Path, object]) -> None:
         inner = innermost(function)
         assert inner is not None
-        self._original = inner.__globals__
+        self._original, self._others = inner.__globals__, others
         self._globals = dict(inner.__globals__)
         # Without a name, compilers look names up here, and not in the module of that name.
         self._globals.pop("__name__", None)
-        self._names = set(_names_in(inner.__code__)) - {path[0] for path in others}
-        for path, other in others.items():
+        self._names = set(_names_in(inner.__code__))
+        self._put_others()
+        self.compiled = _copied(function, inner, self._globals)
+        """For compilers: globals are those of the last `refresh`."""
+        self._live = self._live_globals()
+        self.function = _copied(function, inner, self._live)
+        """Looks other globals up where the original does, at each call."""
+
+    def _put_others(self) -> None:
+        for path, other in self._others.items():
             value = other
             for depth in range(len(path) - 1, 0, -1):
                 value = _namespace(_reached(self._globals, path[:depth]), path[depth], value)
             self._globals[path[0]] = value
-        self.function = _copied(function, inner, self._globals)
+
+    def _live_globals(self) -> dict[str, Any]:
+        """Return what is replaced and builtins, behind which the original's globals are."""
+        roots = {path[0] for path in self._others}
+        names: dict[str, Any] = {name: self._globals[name] for name in roots}
+        missing = self._names - set(self._original)
+        names |= {name: getattr(builtins, name) for name in missing if hasattr(builtins, name)}
+        # Python looks a name up in globals, then in what these say are builtins.
+        name = self._original.get("__name__")
+        return {**names, "__name__": name, "__builtins__": self._original}
 
     def refresh(self) -> None:
         """Take over what has changed in the original's globals."""
         own, original = self._globals, self._original
-        for name in self._names:
+        for name in self._names - {path[0] for path in self._others}:
             # Only what is another object, so that compiled graphs stay what they are.
             if name in original and own.get(name) is not original[name]:
                 own[name] = original[name]
+            if name in original:
+                self._live.pop(name, None)
+
+    def why_changed(self, functions: Mapping[Path, object]) -> str | None:
+        """Return which of these functions is another one now; None: none."""
+        for path, function in functions.items():
+            value = self._original.get(path[0])
+            for name in path[1:]:
+                value = getattr(value, name, None)
+            # What a swap has put there calls the function that was there.
+            if value is not function and getattr(value, "__wrapped__", None) is not function:
+                return f"{'.'.join(path)} is another function now"
+        return None
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:

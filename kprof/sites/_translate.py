@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Hashable
+from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -27,9 +27,24 @@ from kprof.sites._attention_calls import (
     many_key,
     probe_attention,
 )
-from kprof.sites._probe import Setting, are_alike, autocast_of, probing, settings_where
+from kprof.sites._probe import (
+    ARITHMETIC,
+    ARRANGING,
+    Operators,
+    Setting,
+    are_alike,
+    autocast_of,
+    have_same_gradients,
+    probing,
+    settings_where,
+)
+from kprof.sites._reads import reads_of_function
 from kprof.sites._ways import Ways, key_of
 
+# The arguments of a rotation, its operators, and how many tokens probes have.
+ROTATED = ("q", "k", "cos", "sin")
+ROTATING = ARRANGING | ARITHMETIC
+LENGTHS = (1, 5, 64, 1_030)
 CROSS_ENTROPY, LAYERNORM, RMSNORM, ROPE = "cross_entropy", "layernorm", "rmsnorm", "rope"
 PLAIN_LOSS = (-100, 0.0, "mean")
 # Taken when this was imported: what is there later may be a swap's.
@@ -78,7 +93,7 @@ def _all_of(function: object) -> tuple[Translation, ...]:
     if known or not inspect.isfunction(function):
         return known
     names = list(inspect.signature(function).parameters)
-    return (_ROTATION,) if names[:4] == ["q", "k", "cos", "sin"] else ()
+    return (_ROTATION,) if names[:4] == [*ROTATED] else ()
 
 
 def is_interface(value: object) -> bool:
@@ -91,8 +106,15 @@ def is_of_hugging_face(value: Any) -> bool:
     return str(getattr(value, "__module__", "")).startswith("transformers.")
 
 
-def settings_of(function: Callable[..., Any], translation: Translation) -> frozenset[Setting]:
-    """Return the settings in which the kernel's reference computes what the function does."""
+def settings_of(function: Callable[..., Any], translation: Translation) -> frozenset[Setting] | str:
+    """Return the settings in which the kernel's reference computes what the function does.
+
+    A sentence says why there are none. Functions of torch's are known by what they are; others
+    have their code read before they run.
+    """
+    why = why_unlike_rotation(function) if translation is _ROTATION else None
+    if why is not None:
+        return why
     reference = kernel_named(translation.kernel).reference
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     function = attention if is_interface(function) else function
@@ -113,7 +135,60 @@ def settings_of(function: Callable[..., Any], translation: Translation) -> froze
         return are_alike(reference(*arguments), original)
 
     with probing(device):
-        return settings_where(agrees)
+        found = settings_where(agrees)
+        if not found:
+            return "it computes something else"
+        why = _why_not_rotation(function, device) if translation is _ROTATION else None
+    return found if why is None else why
+
+
+def why_unlike_rotation(function: Callable[..., Any]) -> str | None:
+    """Return why a function cannot be called with q, k, cos and sin alone; None: it can."""
+    parameters = inspect.signature(function).parameters.values()
+    names = [one.name for one in parameters]
+    if names[:4] != [*ROTATED]:
+        return f"it takes {', '.join(names)}, not q, k, cos and sin"
+    needed = [one.name for one in list(parameters)[4:] if one.default is one.empty]
+    needed = [name for name in needed if name not in ("args", "kwargs")]
+    if needed:
+        return f"it takes {', '.join(needed)} besides q, k, cos and sin"
+    reads = reads_of_function(function)
+    return reads if isinstance(reads, str) else None
+
+
+def _why_not_rotation(function: Callable[..., Any], device: torch.device) -> str | None:
+    """Return where a function is no rotation: for other lengths, in its gradients, or besides."""
+    generator = torch.Generator().manual_seed(23)
+    reference = kernel_named(ROPE).reference
+    for length in LENGTHS:
+        shapes = ((2, 3, length, 8), (2, 1, length, 8), (2, length, 8), (2, length, 8))
+        given = [torch.randn(one, generator=generator).to(device) for one in shapes]
+        versions = [one._version for one in given]
+        with Operators(*given) as operators:
+            original = function(*given)
+        why = operators.why_not(ROTATING)
+        if why is not None:
+            return why
+        if [one._version for one in given] != versions:
+            return "it writes to its arguments"
+        if not are_alike(reference(*given), original):
+            return f"it computes something else for {length} tokens"
+        for place in (0, 1):
+            compute = (_part_of(one, place, given) for one in (reference, function))
+            if not have_same_gradients(*compute, given[place]):
+                return "its gradients are those of something else"
+    return None
+
+
+def _part_of(
+    function: Callable[..., Any], place: int, given: Sequence[Tensor]
+) -> Callable[[Tensor], object]:
+    """Return what computes one result of a rotation from q, or from k."""
+
+    def compute(one: Tensor) -> object:
+        return function(*given[:place], one, *given[place + 1 :])[place]
+
+    return compute
 
 
 def _rotate(

@@ -6,8 +6,9 @@ of the class, and the function itself, stay what they are.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.compiler import is_compiling
 from torch.nn import Module
@@ -28,6 +29,7 @@ from kprof.sites._masks import (
     remembering_all,
 )
 from kprof.sites._patches import why_foreign
+from kprof.sites._reads import CHANGED, Reads, reads_of_function
 from kprof.sites._rewire import Path, Rewired, calls_in, why_not_rewired
 from kprof.sites._site import Request, Site, Skip, Switch, bound
 from kprof.sites._translate import (
@@ -41,11 +43,20 @@ from kprof.sites._translate import (
     is_interface,
     settings_of,
     translations_of,
+    why_unlike_rotation,
 )
 from kprof.sites._ways import Ways
 
-# A function, and how its calls become calls of kernels.
-Known = tuple[Any, tuple[Translation, ...]]
+NO_ATTENTION = "its forward calls neither torch's attention nor one of Hugging Face's registry"
+
+
+class Known(NamedTuple):
+    """A function, and how its calls become calls of kernels."""
+
+    function: Any
+    translations: tuple[Translation, ...]
+    reads: Reads | str | None
+    """What its code reads, or why that is not known; None: it is torch's."""
 
 
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
@@ -56,6 +67,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         forward = type(module).forward
         calls = request.once(("calls", forward), _known_calls, forward, request)
         masks = request.once(("masks", forward), _masks_of, forward, request)
+        yield from _expected(name or type(module).__name__, module, calls, request)
         if calls:
             yield from _sites(name or type(module).__name__, module, calls, request)
         elif masks and not (why_foreign(module) or why_not_rewired(forward)):
@@ -64,6 +76,36 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         if makes is not None:
             make = request.once(("generation", makes), remembering_all, makes)
             yield _generation_site(name or type(module).__name__, module, make)
+
+
+def _expected(
+    name: str, module: Module, calls: Mapping[Path, Known], request: Request
+) -> Iterator[Skip]:
+    """Yield the rotations and the attention that a reader would expect there, and are not known."""
+    what, forward = type(module).__name__, type(module).forward
+    if ROPE in request.kernels:
+        for path, function in request.once(("rotations", forward), _other_rotations, forward):
+            if path not in calls:
+                why = why_unlike_rotation(function) or "it is not known"
+                yield Skip(name, ROPE, f"{what}: {path[-1]}", f"{'.'.join(path)}: {why}")
+    asked = [one for one in ARGUMENTS if one in request.kernels]
+    known = {one.kernel for call in calls.values() for one in call.translations}
+    if asked and not known & ARGUMENTS.keys() and _computes_attention(module):
+        for kernel in asked:
+            yield Skip(name, kernel, what, NO_ATTENTION)
+
+
+def _computes_attention(module: Module) -> bool:
+    """Tell whether its name says attention, and it has the layers for that itself."""
+    children = [one for one in module._modules.values() if one is not None]
+    is_inside = any("attention" in type(one).__name__.lower() for one in children)
+    layers = [one for one in children if hasattr(one, "weight") and not is_norm(one)]
+    return "attention" in type(module).__name__.lower() and not is_inside and len(layers) > 1
+
+
+def is_norm(module: Module) -> bool:
+    """Tell whether a module's name says that it is a norm."""
+    return "norm" in type(module).__name__.lower()
 
 
 def _generation_site(name: str, module: Module, make: Callable[..., Any]) -> Site:
@@ -76,8 +118,21 @@ def _known_calls(forward: Callable[..., Any], request: Request) -> dict[Path, Kn
     for path, function in calls_in(forward):
         translations = translations_of(function, request.kernels)
         if translations:
-            known[path] = (function, translations)
+            is_own = any(one.kernel == ROPE for one in translations)
+            known[path] = Known(
+                function, translations, reads_of_function(function) if is_own else None
+            )
     return known
+
+
+def _other_rotations(forward: Callable[..., Any]) -> list[tuple[Path, Callable[..., Any]]]:
+    """Return the functions that a forward calls whose names say that they rotate."""
+    found = ((path, one) for path, one in calls_in(forward) if inspect.isfunction(one))
+    return [
+        (path, one)
+        for path, one in found
+        if any(part in path[-1].lower() for part in ("rotary", "rope"))
+    ]
 
 
 def _masks_of(forward: Callable[..., Any], request: Request) -> dict[Path, Any]:
@@ -96,12 +151,12 @@ def _sites(
     original = type(module).forward
     why = why_foreign(module) or why_not_rewired(original)
     routes: dict[Path, list[Route]] = {}
-    for path, (function, translations) in calls.items():
+    for path, (function, translations, _) in calls.items():
         for one in translations:
             sort = ("settings", id(function), one.kernel)
             settings = request.once(sort, settings_of, function, one)
-            if why or not settings:
-                skipped = why or f"{'.'.join(path)} computes something else"
+            if why or isinstance(settings, str):
+                skipped = why or f"{'.'.join(path)}: {settings}"
                 yield Skip(name, one.kernel, _what(module, path, one), skipped)
             else:
                 ways = Ways(request.kernels[one.kernel], request.providers, settings)
@@ -119,10 +174,16 @@ def _site(
     masks: Mapping[Path, Any],
 ) -> Site:
     original = type(module).forward
-    others = {path: replacement_of(calls[path][0], found) for path, found in routes.items()}
+    others = {path: _guarded(calls[path], found) for path, found in routes.items()}
     others.update(masks)
     rewired, switch = Rewired(original, others), Switch()
-    put = bound(_calling(original, rewired.function, switch), original, switch)
+    put = bound(_calling(original, rewired, switch), original, switch)
+    functions = {path: calls[path].function for path in routes}
+    read = [calls[path].reads for path in routes]
+
+    def why_changed(owner: Module) -> str | None:
+        found = (one.why_changed(None) for one in read if isinstance(one, Reads))
+        return rewired.why_changed(functions) or next((why for why in found if why), None)
 
     def put_anew(owner: Module) -> object:
         rewired.refresh()
@@ -133,20 +194,40 @@ def _site(
         for path, found in routes.items()
         for one in found
     }
-    return Site(name, module, put_anew, parts, switch=switch)
+    return Site(name, module, put_anew, parts, switch=switch, why_changed=why_changed)
+
+
+def _guarded(known: Known, routes: Sequence[Route]) -> Any:
+    """Return what is called in the place of a function while what its code reads is as it was."""
+    function, replacement = known.function, replacement_of(known.function, routes)
+    is_changed = known.reads.changes() if isinstance(known.reads, Reads) else None
+    if is_changed is None:
+        return replacement
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if not is_changed(None):
+            return replacement(*args, **kwargs)
+        if not is_compiling():
+            for route in routes:
+                route.ways.leave_out(CHANGED)
+        return function(*args, **kwargs)
+
+    return guarded
 
 
 def _what(module: Module, path: Path, translation: Translation) -> str:
     return translation.titled(f"{type(module).__name__}: {'.'.join(path)}")
 
 
-def _calling(
-    original: Callable[..., Any], rewired: Callable[..., Any], switch: Switch
-) -> Callable[..., Any]:
+def _calling(original: Callable[..., Any], rewired: Rewired, switch: Switch) -> Callable[..., Any]:
+    live, compiled = rewired.function, rewired.compiled
+
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self:
             return original(self, *args, **kwargs)
-        return rewired(self, *args, **kwargs)
+        if is_compiling():
+            return compiled(self, *args, **kwargs)
+        return live(self, *args, **kwargs)
 
     return forward
 
