@@ -12,7 +12,7 @@ import dis
 import functools
 import types
 from collections.abc import Callable, Collection, Hashable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -29,7 +29,7 @@ OF_MODULES = frozenset(Module().__dict__)
 # Of Python: these have no effect, and depend on nothing but their arguments.
 PURE = frozenset(
     (
-        *("abs", "all", "any", "bool", "dict", "divmod", "enumerate"),
+        *("abs", "all", "any", "bool", "bytes", "dict", "divmod", "enumerate"),
         *("filter", "float", "frozenset", "getattr", "hasattr", "int", "isinstance"),
         *("issubclass", "iter", "len", "list", "map", "max", "min"),
         *("next", "pow", "range", "repr", "reversed", "round", "set"),
@@ -150,10 +150,6 @@ class Reads:
     numbers: list[Number] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     """Of all attributes that the code names, of whatever object."""
-
-    def without(self, name: str | None) -> Reads:
-        """Return the same without an attribute that a kernel reads anew at each call."""
-        return replace(self, own=[one for one in self.own if one[0] != name])
 
     def changes(self) -> Callable[[Any], bool] | None:
         """Return what tells whether a value differs that is compared at each call; None: none can.
@@ -599,11 +595,11 @@ def _is_of_torch(value: object) -> bool:
     module = str(getattr(value, "__module__", None) or "")
     if isinstance(value, type):
         return module == "torch" or module.startswith(TYPES_OF_TORCH)
-    if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType)):
-        return getattr(value, "__name__", "") not in ("compile", "save", "load") and (
-            module in ("", "torch", "torch._C", "torch._C._nn", "torch._C._special")
-            or module.startswith("torch._C._")
-        )
+    if isinstance(value, types.MethodDescriptorType):
+        return value.__objclass__.__module__ == "torch._C"
+    if isinstance(value, types.BuiltinFunctionType):
+        is_setting = value.__name__.lstrip("_").startswith(("set_", "clear_"))
+        return not is_setting and (module == "torch" or module.startswith("torch._C"))
     return isinstance(value, (torch.finfo, torch.iinfo, torch.memory_format, torch.layout))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -50,7 +51,18 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         if isinstance(found, str) or isinstance(reads, str) or why is not None:
             yield Skip(label, kernel, type(module).__name__, why or str(reads))
         else:
-            yield _site(label, module, found, reads.without(found.eps_name), request)
+            yield _site(label, module, found, _compared(module, found, reads), request)
+
+
+def _compared(module: Module, found: Recognised, reads: Reads) -> Reads:
+    """Return what has to stay as it is: all but what the kernel reads anew at each call."""
+    taken = ("weight",) if found.kernel == RMSNORM else TAKEN
+    empty = [name for name, one in module._parameters.items() if one is None and name not in taken]
+    return replace(
+        reads,
+        own=[one for one in reads.own if one[0] != found.eps_name],
+        empty=[*reads.empty, *(name for name in empty if name not in reads.empty)],
+    )
 
 
 def norm_of(module: Module, request: Request) -> Recognised | str | None:
