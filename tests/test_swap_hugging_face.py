@@ -79,7 +79,9 @@ def test_a_gemma_caps_its_logits_and_keeps_its_head():
 def test_a_rotation_of_other_pairs_is_left_alone():
     with swapped(made("cohere"), "rope=eager") as swap:
         pass
-    assert {site.skipped for site in swap.sites} == {"apply_rotary_pos_emb: it computes something else"}
+    assert {site.skipped for site in swap.sites} == {
+        "apply_rotary_pos_emb: it computes something else"
+    }
 
 
 def test_a_llama_generates_the_same_tokens():

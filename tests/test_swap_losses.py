@@ -3,6 +3,7 @@
 import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
 
 import copy
+import functools
 import io
 from collections import OrderedDict
 
@@ -14,6 +15,7 @@ from torch.nn import functional
 from kprof.swap import swapped
 
 V, H = 13, 8
+NO_LOSS = "it is not the loss of a causal language model"
 TOKENS = torch.arange(10).reshape(2, 5)
 LABELS = torch.tensor([[1, 2, -100, 4, 5], [6, 7, 8, -100, 10]])
 
@@ -227,3 +229,187 @@ def test_a_model_without_logits_keeps_what_its_forward_writes_and_another_loss()
         model.__dict__["_loss_function"] = lambda logits, labels, vocab_size, **_: logits.sum() * 0
         assert model(TOKENS, labels=LABELS).loss.item() == 0
     assert [one.why for one in swap.sites[0].calls] == [None, "it has another loss now"]
+
+
+SCALE = 1.0
+CLASS_WEIGHTS = torch.ones(V)
+
+
+def with_smoothing(logits, labels, vocab_size, label_smoothing=0.0, **_):
+    rows, targets = logits[:, :-1].float().reshape(-1, vocab_size), labels[:, 1:].reshape(-1)
+    return functional.cross_entropy(rows, targets, label_smoothing=label_smoothing)
+
+
+def with_penalty(logits, labels, vocab_size, z_loss=0.0, **_):
+    rows = logits[:, :-1].float().reshape(-1, vocab_size)
+    loss = functional.cross_entropy(rows, labels[:, 1:].reshape(-1))
+    return loss + z_loss * rows.logsumexp(-1).square().mean()
+
+
+def masking_a_token(logits, labels, vocab_size, **_):
+    return causal_loss(logits, labels.masked_fill(labels == 12, -100), vocab_size)
+
+
+def masking_what_is_rare(logits, labels, vocab_size, **_):
+    labels = torch.where(labels > 30, -100, labels)
+    return causal_loss(logits, labels, vocab_size)
+
+
+def scaled(logits, labels, vocab_size, **_):
+    return SCALE * causal_loss(logits, labels, vocab_size)
+
+
+def weighted(logits, labels, vocab_size, **_):
+    rows, targets = logits[:, :-1].float().reshape(-1, vocab_size), labels[:, 1:].reshape(-1)
+    return functional.cross_entropy(rows, targets, weight=CLASS_WEIGHTS)
+
+
+def capped(logits, labels, vocab_size, **_):
+    return causal_loss(50 * torch.tanh(logits / 50), labels, vocab_size)
+
+
+def ignoring_options(logits, labels, vocab_size, num_items_in_batch=None, **_):
+    return causal_loss(logits, labels, vocab_size, num_items_in_batch)
+
+
+def without_options(logits, labels, vocab_size):
+    return causal_loss(logits, labels, vocab_size)
+
+
+def doubled_where_long(logits, labels, vocab_size, **_):
+    loss = causal_loss(logits, labels, vocab_size)
+    return loss * 2 if labels.shape[1] > 50 else loss
+
+
+def detached(logits, labels, vocab_size, **_):
+    return causal_loss(logits.detach() + 0 * logits, labels, vocab_size)
+
+
+KERNELS = ("cross_entropy=eager", "linear_cross_entropy=eager")
+OPTIONS = (
+    {},
+    {"num_items_in_batch": 6},
+    {"num_items_in_batch": torch.tensor(6)},
+    {"shift_labels": LABELS.flip(1)},
+    {"label_smoothing": 0.3},
+    {"z_loss": 0.1},
+)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("function", "num_replaced"),
+    [
+        (causal_loss, 4),
+        (with_smoothing, 1),
+        (ignoring_options, 3),
+        (without_options, 1),
+        (scaled, 1),
+        (functools.partial(causal_loss, ignore_index=-100), 4),
+    ],
+)
+def test_calls_with_options_that_a_loss_does_not_share_run_it(kernel, function, num_replaced):
+    model = CausalLM()
+    model.__dict__["_loss_function"] = function
+    with swapped(model, kernel) as swap:
+        pass
+    for options in OPTIONS:
+        try:
+            wanted = trained(model, **options)
+        except TypeError:
+            with swap, pytest.raises(TypeError):
+                trained(model, **options)
+            continue
+        with swap:
+            torch.testing.assert_close(trained(model, **options), wanted)
+    assert swap.sites[0].num_replaced == num_replaced
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (with_penalty, "its code runs add, which the kernel does not"),
+        (masking_a_token, "it is not the loss of a causal language model"),
+        (masking_what_is_rare, "it is not the loss of a causal language model"),
+        (weighted, "it reads CLASS_WEIGHTS, a tensor, which the kernel does not take"),
+        (capped, "it is not the loss of a causal language model"),
+        (doubled_where_long, "its code compares sizes: it may compute something else for others"),
+        (detached, "its code runs add, which the kernel does not"),
+        (functools.partial(with_smoothing, label_smoothing=0.1), NO_LOSS),
+    ],
+)
+def test_a_loss_that_does_more_is_left_alone_with_the_reason(function, why):
+    model = CausalLM()
+    model.__dict__["_loss_function"] = function
+    with swapped(model, *KERNELS) as swap:
+        pass
+    assert {site.skipped for site in swap.sites} == {why}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_global_of_a_loss_that_changes_counts(kernel, monkeypatch):
+    model = CausalLM()
+    model.__dict__["_loss_function"] = scaled
+    with swapped(model, kernel) as swap:
+        trained(model)
+        monkeypatch.setitem(globals(), "SCALE", 3.0)
+        got = trained(model)
+    torch.testing.assert_close(got, trained(model))
+    assert [one.num_calls for one in swap.sites[0].calls] == [1, 1]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_loss_that_is_exchanged_between_two_entries_counts(kernel):
+    model = CausalLM()
+    swap = swapped(model, kernel)
+    with swap:
+        trained(model)
+    model.__dict__["_loss_function"] = unshifted_loss
+    wanted = trained(model)
+    with swap:
+        torch.testing.assert_close(trained(model), wanted)
+    whys = ("it has another loss now", "somebody else has replaced it since")
+    assert swap.sites[0].skipped in whys
+
+
+class Padded(CausalLM):
+    """Its head has more rows than its vocabulary."""
+
+    def forward(self, input_ids, labels=None, **kwargs):
+        logits = self.lm_head(self.model(input_ids).last_hidden_state)
+        rows = logits[..., :7] if labels is not None else logits
+        loss = None if labels is None else self.loss_function(rows, labels, 7, **kwargs)
+        return Output(loss=loss, logits=logits)
+
+
+def test_a_head_with_rows_beyond_the_vocabulary_is_left_alone():
+    with swapped(Padded(), "linear_cross_entropy=eager") as swap:
+        pass
+    assert swap.sites[0].skipped == "it changes its logits before the loss"
+
+
+SEEN = []
+
+
+class Recording(CausalLM):
+    def forward(self, input_ids, labels=None, **kwargs):
+        SEEN.append(input_ids)
+        return super().forward(input_ids, labels, **kwargs)
+
+
+def test_a_model_with_effects_is_not_run_to_recognise_its_head():
+    with swapped(Recording(), "linear_cross_entropy=eager") as swap:
+        assert SEEN == []
+    assert swap.sites[0].skipped == "it reads SEEN, a list, which may change"
+
+
+class Ignoring(CausalLM):
+    def forward(self, input_ids, labels=None):
+        logits = self.lm_head(self.model(input_ids).last_hidden_state)
+        return Output(loss=functional.cross_entropy(logits[0], labels[0]), logits=logits)
+
+
+def test_a_loss_function_that_the_forward_does_not_call_is_no_site():
+    with swapped(Ignoring(), "cross_entropy=eager") as swap:
+        pass
+    assert swap.sites[0].skipped == "its forward computes its loss without its loss function"

@@ -32,6 +32,7 @@ from kprof.sites._probe import (
     settings_where,
 )
 from kprof.sites._reads import CHANGED, Reads, reads_of_function
+from kprof.sites._rewire import innermost
 from kprof.sites._site import Request, Site, Skip, Switch
 from kprof.sites._ways import Ways, key_of
 
@@ -176,6 +177,10 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         if isinstance(function, Loss):
             yield Skip(label, CROSS_ENTROPY, what, "it is swapped already")
             continue
+        if not _calls_its_loss(type(module)):
+            why = "its forward computes its loss without its loss function"
+            yield Skip(label, CROSS_ENTROPY, what, why)
+            continue
         known = request.once(("loss", function), known_loss, function)
         if isinstance(known, str):
             yield Skip(label, CROSS_ENTROPY, what, known)
@@ -199,6 +204,20 @@ def why_changed(function: object, known: Known, module: Module) -> str | None:
     if getattr(module, PROPERTY, None) is not function:
         return "it has another loss now"
     return known.reads.why_changed(None)
+
+
+def _calls_its_loss(cls: type) -> bool:
+    """Tell whether the forward of a class, or one that it calls by `super()`, names the loss."""
+    for one in cls.__mro__:
+        forward = vars(one).get("forward")
+        inner = innermost(forward)
+        if forward is None:
+            continue
+        if inner is None or PROPERTY in inner.__code__.co_names:
+            return True
+        if "super" not in inner.__code__.co_names:
+            return False
+    return False
 
 
 def loss_of(module: Module) -> Callable[..., Any] | None:
