@@ -172,3 +172,10 @@ def test_of_very_many_rows_the_longest_are_kept_and_all_are_counted(monkeypatch)
     assert (len(found.rows), found.num_rows) == (3, 14)
     took = trace.kernels["duration_ns"]
     assert set(took.iloc[list(found.rows)]) == set(took[took < 500_000].nlargest(3))
+
+
+def test_savings_of_a_recording_of_minutes_do_not_overflow():
+    minute = 60 * 10**9
+    long = [kernel("mm", minute), kernel("norm", minute), kernel("mm", minute)]
+    found = priced(long, about([0, 2], best_ns=minute, modest_ns=minute))
+    assert (found.low_ns, found.high_ns) == (minute, minute)

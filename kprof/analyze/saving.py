@@ -163,7 +163,8 @@ def _new_durations(
         if wanted_ns is None or not len(mine):
             continue
         is_free[mine] = False
-        wanted = wanted_ns * took[mine].sum() / max(int(took[rows].sum()), 1)
+        # Python's integers: the product of two times of some seconds is beyond an int64.
+        wanted = wanted_ns * int(took[mine].sum()) / max(int(took[rows].sum()), 1)
         kept = mine[np.argsort(start[mine], kind="stable")]
         launches = remedy.launches
         if launches is not None and not is_best:

@@ -229,19 +229,16 @@ def _spans(trace: Trace, program: HostProgram, first: int) -> Spans:
     of_node = np.full(first + len(kernels), -1, dtype=np.int64)
     of_rank, of_step = kernels["rank"].to_numpy(np.int64), kernels["step"]
     numbers = of_step.to_numpy(np.int64, na_value=NOTHING)
-    start_ns = np.append(program.time_ns, kernels["start_ns"].to_numpy(np.int64))
-    spans: list[tuple[int, int, int]] = []
+    spans: list[tuple[int, int]] = []
     for rank in np.unique(of_rank).tolist():
-        mine = np.append(program.rank == rank, of_rank == rank)
-        begin_ns = int(start_ns[mine].min())
         marks = np.flatnonzero((program.what == MARK) & (program.rank == rank))
         for row in dict.fromkeys(program.row[marks].tolist()):
             number = number_in(str(ranges["name"].iloc[row]))
             of_node[first:][(of_rank == rank) & (numbers == number)] = len(spans)
             of_node[marks[program.row[marks] == row][-1]] = len(spans)
-            spans.append((rank, int(marks[0]), begin_ns))
+            spans.append((rank, int(marks[0])))
         if not len(marks):
-            of_node[mine] = len(spans)
-            spans.append((rank, NOTHING, begin_ns))
-    ranks, mark, begin = np.array(spans, dtype=np.int64).reshape(-1, 3).T
-    return Spans(ranks, of_node, mark, begin, np.ones(len(ranks), dtype=bool))
+            of_node[first:][of_rank == rank] = len(spans)
+            spans.append((rank, NOTHING))
+    ranks, mark = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+    return Spans(ranks, of_node, mark, np.ones(len(ranks), dtype=bool))

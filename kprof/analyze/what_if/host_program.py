@@ -16,6 +16,7 @@ from kprof.analyze.idle.causes import SYNCHRONIZING_CALL
 from kprof.analyze.idle.host_state import matching
 from kprof.analyze.intervals import NOTHING
 from kprof.analyze.marks import step_rows
+from kprof.analyze.nesting import nearest
 from kprof.trace import Trace
 
 # CUDA lets some 1,000 launches wait on a device; the next one holds the host until there is room.
@@ -122,10 +123,15 @@ def _programs(ranges: pd.DataFrame, calls: np.ndarray, steps: np.ndarray) -> np.
     threads = ranges.groupby(["rank", "thread"], sort=True).ngroup().to_numpy(np.int64)
     rank = ranges["rank"].to_numpy(np.int64)
     number = np.arange(int(threads.max(initial=0)) + 1)
-    of_autograd = np.unique(threads[is_node(ranges) | is_evaluation(ranges)])
+    is_backward = is_node(ranges) | is_evaluation(ranges)
+    of_autograd = np.unique(threads[is_backward])
+    parent = ranges["parent"].to_numpy(np.int64, na_value=NOTHING)
+    in_backward = nearest(calls, parent, is_backward) != NOTHING
     for one in np.unique(rank[calls]):
-        marks = steps[rank[steps] == one]
-        votes = threads[marks] if len(marks) else threads[calls[rank[calls] == one]]
+        marks, mine = steps[rank[steps] == one], rank[calls] == one
+        # Autograd's thread may make most calls, but never those outside of its nodes.
+        others = mine & ~in_backward
+        votes = threads[marks] if len(marks) else threads[calls[others if others.any() else mine]]
         main = int(np.bincount(votes).argmax())
         mine = np.unique(threads[rank == one])
         number[np.intersect1d(of_autograd, mine)] = main

@@ -44,15 +44,13 @@ class Edges:
 
 @dataclass(frozen=True)
 class Spans:
-    """The steps of every rank, or its whole window where it has none; one entry a span."""
+    """The steps of every rank, or the window of its devices where it has none; one entry a span."""
 
     rank: np.ndarray
     of_node: np.ndarray
     """Span whose end each node belongs to, or -1: the last of them ends it."""
     mark: np.ndarray
-    """Node at which the first span of each entry's rank begins, or -1."""
-    begin_ns: np.ndarray
-    """When it begins where no node tells: at the first thing measured."""
+    """Node at which the first span of each entry's rank begins; -1: with its first activity."""
     counts: np.ndarray
     """Whether it counts in the mean of its rank."""
 
@@ -131,7 +129,7 @@ class Replay:
         """Return how long each span lasts if the nodes end so.
 
         It lasts from the end of the last activity of the one before; the first of a rank from the
-        host's entry into it.
+        host's entry into it. A window lasts from its first activity's start.
         """
         rank, of_node = self.spans.rank, self.spans.of_node
         end = np.full(len(rank), LONG_AGO_NS, dtype=np.int64)
@@ -139,8 +137,10 @@ class Replay:
         np.maximum.at(end, of_node[known], end_ns[known])
         is_first = np.append(True, np.diff(rank) != 0)[: len(rank)]
         before = np.append(0, end[:-1])[: len(rank)]
+        first = np.full(len(rank), np.iinfo(np.int64).max)
+        np.minimum.at(first, of_node[known], (end_ns - self.duration_ns)[known])
         mark = self.spans.mark
-        begin = np.where(mark >= 0, end_ns[mark], self.spans.begin_ns)
+        begin = np.where(mark >= 0, end_ns[mark], first)
         return np.asarray(end - np.where(is_first, begin, before))
 
 
