@@ -192,7 +192,7 @@ def _outcome(prediction, truth_ns):
         "change": prediction.change,
         "step_ms": prediction.predicted_step_ns / 1e6,
         "uncertainty_ms": prediction.uncertainty_ns / 1e6,
-        "is_within": abs(prediction.predicted_step_ns - truth_ns) <= prediction.uncertainty_ns,
+        "is_within": prediction.shortest_step_ns <= truth_ns <= prediction.longest_step_ns,
         "amdahl_ms": prediction.amdahl_step_ns / 1e6,
         "error": prediction.predicted_step_ns / truth_ns - 1,
         "amdahl_error": prediction.amdahl_step_ns / truth_ns - 1,

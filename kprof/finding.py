@@ -1,4 +1,4 @@
-"""Findings: what is wrong with a run, what proves it, and what mending it would save."""
+"""Findings: what is wrong with a run, what proves it, and what a fix would save."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Saving:
     low_ns: int | None
     high_ns: int | None
     basis: str
-    """How the interval was found, or why nobody knows."""
+    """How the interval was found, or why it is unknown."""
     worth: Worth | None = None
-    """Of a month in which the run's GPUs do nothing else; None: unknown, or no price is."""
+    """Of a month in which the run's GPUs do nothing else; None: unknown, or no price was given."""
 
     @property
     def middle_ns(self) -> int:
@@ -74,6 +74,9 @@ class Finding:
     """Where to look, largest first; what else was seen."""
     remedy: Remedy = Remedy()
     saving: Saving | None = None
+    cause_ns: int | None = None
+    """What it costs of a step, or of the window: the device's time in the rows, and the idle time
+    of them and of their launches. No saving is more; None: not a matter of time."""
     swap: str | None = None
     """The kernel of the library that would take the place of this."""
     command: str = ""
@@ -84,7 +87,7 @@ class Finding:
 
     @property
     def playbook(self) -> str:
-        """Name of the page that says how to confirm and mend it."""
+        """Name of the page that says how to confirm and fix it."""
         return self.rule
 
 
@@ -98,16 +101,33 @@ class Unasked:
 
 
 @dataclass(frozen=True)
+class StartUp:
+    """Idle time of all GPUs that happened once in the window: in no saving, and no money."""
+
+    what: str
+    """Module loading, memory allocation, graph capture, compilation, or a cause of idle time."""
+    place: str | None
+    time_ns: int
+    num_pieces: int
+
+
+@dataclass(frozen=True)
 class Diagnosis:
-    """What all rules found in a run, most promising first."""
+    """What all rules found in a run: unexplained time first, then by expected saving."""
 
     findings: tuple[Finding, ...] = ()
     together: Saving | None = None
-    """All remedies at once: savings overlap, or help one another, so this is no sum."""
+    """All remedies in one replay."""
+    differs_by: Literal["", "overlap", "shared limit"] = ""
+    """Why `together` is not the sum: less where savings overlap, more where one alone leaves a
+    limit that others lift."""
+    start_up: tuple[StartUp, ...] = ()
     swapped: Saving | None = None
     """The same of those that are swaps, where there are several."""
     unasked: tuple[Unasked, ...] = ()
     whole: str = "a step"
-    """What savings are of: a step, or the window of a run that marks none."""
+    """What savings and shares are of: a step, or the window of a run that marks none."""
+    whole_ns: int = 0
+    """How long that is, as recorded."""
     price: str = ""
     """What the worth of savings rests on: GPUs, price, its lists' dates. Empty: nothing has one."""

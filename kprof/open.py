@@ -199,11 +199,9 @@ def _refuse_overwriting(folder: Path, paths: list[Path], *, force: bool) -> None
 
 
 def _analyzed(trace: Trace) -> Trace:
-    from kprof.analyze.cost.of_findings import with_worth
     from kprof.analyze.passes import analyze
-    from kprof.quotes import read_prices
 
-    return with_worth(analyze(_with_device(trace)), read_prices())
+    return analyze(_with_device(trace))
 
 
 def _with_device(trace: Trace) -> Trace:

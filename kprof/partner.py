@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from kprof.analyze.cost.of_findings import with_worth
 from kprof.benched import KEYS as BENCH_KEYS
 from kprof.benched import Benched, read_benched
 from kprof.comparison import FILE as COMPARISON_FILE
@@ -18,6 +19,7 @@ from kprof.comparison import Comparison, read
 from kprof.errors import KprofError
 from kprof.open import Progress, open_trace
 from kprof.playbook import all_playbooks
+from kprof.quotes import read_prices
 from kprof.report.partner import chapters_of, render_report
 from kprof.report.partner.evidence import Advice, Decision, Evidence, Scored, Source
 from kprof.report.partner.outcome import outcome_of
@@ -85,7 +87,7 @@ def read_evidence(
             what = _add(found, content, path)
             found.sources.append(_source(path.name, what, path))
         else:
-            found.runs.append(open_trace(path, progress))
+            found.runs.append(with_worth(open_trace(path, progress), read_prices()))
             kept = path / META_FILE
             found.sources.append(_source(path.name, "run", kept if kept.exists() else path))
     named = found.runs[0].meta.source if found.runs else ""

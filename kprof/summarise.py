@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from kprof.analyze.calibration.result import Calibration
+from kprof.analyze.cost.of_findings import with_worth
+from kprof.analyze.unexplained import RULE as UNEXPLAINED
 from kprof.benched import KEYS as BENCH_KEYS
 from kprof.comparison import FILE as COMPARISON_FILE
 from kprof.comparison import read
@@ -33,6 +35,7 @@ from kprof.engagement import (
 )
 from kprof.errors import KprofError
 from kprof.finding import Diagnosis, Finding, Saving
+from kprof.quotes import read_prices
 from kprof.saved import FINDINGS_FILE, is_saved, load
 from kprof.trace import SCHEMA, Prediction, Trace
 
@@ -64,7 +67,8 @@ def recognise(path: Path, when: When) -> Recognised:
     if path.is_dir() and (path / COMPARISON_FILE).is_file():
         return _of_json(path / COMPARISON_FILE, name, when)
     if path.is_dir() and is_saved(path):
-        return Recognised(_of_run(load(path), path, when), Source(name, _hash_of_run(path)))
+        run = with_worth(load(path), read_prices())
+        return Recognised(_of_run(run, path, when), Source(name, _hash_of_run(path)))
     if path.is_file():
         return _of_json(path, name, when)
     if not path.exists():
@@ -202,15 +206,16 @@ def _median(steps_ns: Sequence[int]) -> int | None:
 def _predictions(diagnosis: Diagnosis, what_if: tuple[Prediction, ...]) -> Iterator[Predicted]:
     """Yield what every finding, all of them together, and every what-if question predict."""
     names: dict[str, int] = {}
-    for finding in diagnosis.findings:
+    known = [one for one in diagnosis.findings if one.rule != UNEXPLAINED]
+    for finding in known:
         number = names[finding.rule] = names.get(finding.rule, 0) + 1
         yield _of_finding(finding, f"{finding.rule}-{number}" if number > 1 else finding.rule)
-    if diagnosis.together is not None and len(diagnosis.findings) > 1:
+    if diagnosis.together is not None and len(known) > 1:
         saving = diagnosis.together
         yield Predicted(
             ALL_FINDINGS,
             "all findings",
-            f"All {len(diagnosis.findings)} findings mended together",
+            f"All {len(known)} findings fixed together",
             *_interval(saving),
             worth=saving.worth,
         )
@@ -251,14 +256,19 @@ def _of_finding(finding: Finding, name: str) -> Predicted:
 
 
 def _of_question(asked: Prediction, predicted_step_ns: int) -> Predicted:
-    saved, missed = asked.step_ns - predicted_step_ns, asked.uncertainty_ns or 0
+    missed = asked.uncertainty_ns or 0
+    # Runs of earlier versions have no readings of their own.
+    shortest, longest = (
+        predicted_step_ns + sign * missed if told is None else told
+        for sign, told in ((-1, asked.shortest_step_ns), (1, asked.longest_step_ns))
+    )
     what = f"{asked.target} {asked.change}"
     basis = (
-        "the recording replayed with this change, give or take what the replay itself misses and "
-        "what the host's time varies by"
+        "the recording replayed with this change, under every reading of what it does not hold, "
+        "widened by the replay's error and by how the host's time varies"
     )
-    most = min(saved + missed, asked.step_ns)
-    return Predicted(what, "what-if", what, asked.step_ns, saved - missed, most, basis)
+    least, most = asked.step_ns - longest, min(asked.step_ns - shortest, asked.step_ns)
+    return Predicted(what, "what-if", what, asked.step_ns, least, most, basis)
 
 
 def find_source(source: Source, folder: Path) -> Path | None:

@@ -186,6 +186,11 @@ class Prediction:
     uncertainty_ns: int | None = None
     """What the replay of the unchanged recording misses the measured steps by, at least; and what
     the predicted step changes by with the host's time, as that varies in unrecorded steps."""
+    shortest_step_ns: int | None = None
+    """The shortest step that the recording allows: under each reading of what it does not hold
+    (which stream waits for which, what the host does with results), less the uncertainty."""
+    longest_step_ns: int | None = None
+    """The longest one, with the uncertainty."""
     known_share: float = 1.0
     """Of the time of what is put at its roofline, the share whose roofline is known."""
     is_without_recording: bool = False

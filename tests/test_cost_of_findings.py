@@ -13,7 +13,7 @@ from kprof.analyze.cost.price import Quote
 from kprof.finding import Diagnosis, Finding, Saving
 from kprof.open import open_run
 from kprof.quotes import read_prices
-from kprof.saved import load
+from kprof.summarise import recognise
 from kprof.trace import Gpu
 from tests.traces import trace_of
 
@@ -28,12 +28,14 @@ def quote(usd, price_list):
 QUOTES = [quote(2, "Cheap"), quote(3, "Middle"), quote(5, "Dear")]
 
 
-def priced(saving, gpus=("NVIDIA H200",), quotes=QUOTES, **changes):
+def priced(saving, gpus=("NVIDIA H200",), quotes=QUOTES, *, is_stepped=True, **changes):
     """Return the diagnosis of a run on these GPUs whose one finding saves so much."""
     rows = [{"device": i, "start_ns": 10 * i} for i in range(len(gpus))]
     named = tuple(Gpu(i, name, None) for i, name in enumerate(gpus))
     found = Finding("unfused_norm", "It is slow", "high", "low", rows=(0,), saving=saving)
-    trace = replace(trace_of(*rows, gpus=named), diagnosis=Diagnosis((found,), **changes))
+    steps = [{"kind": "step", "name": "0"}] if is_stepped else []
+    trace = trace_of(*rows, gpus=named, ranges=steps)
+    trace = replace(trace, diagnosis=Diagnosis((found,), **changes))
     return with_worth(trace, quotes).diagnosis
 
 
@@ -82,12 +84,22 @@ def test_the_table_of_prices_has_on_demand_prices_of_an_h200():
     assert worth_of(Saving(1000, 100, 300, "replayed"), quotes=read_prices()).low_usd > 0
 
 
-def test_a_run_keeps_and_tells_what_its_findings_are_worth(tmp_path):
+def test_a_window_that_marks_no_step_is_no_unit_of_work_and_has_no_money():
+    found = priced(Saving(1000, 100, 300, "replayed"), is_stepped=False)
+    assert found.findings[0].saving.worth is None
+    assert found.price == ""
+
+
+def test_a_trace_tells_no_money_where_nobody_gave_a_price(tmp_path):
     opened = open_run([RECORDED], tmp_path / "run.kprof", force=False)
     told = json.loads(opened.json)["findings"]
-    best = told["findings"][0]["saving"]["worth"]
-    assert 0 < best["low_usd"] < best["middle_usd"] < best["high_usd"]
-    assert told["price"].startswith("1 GPU for a month of 730 hours at $")
-    kept = load(tmp_path / "run.kprof").diagnosis
-    assert kept.findings[0].saving.worth.high_usd == best["high_usd"]
-    assert "A month: in dollars, of 1 GPU" in opened.report.read_text(encoding="utf-8")
+    assert {one["saving"]["worth"] for one in told["findings"]} == {None}
+    assert told["price"] == ""
+    assert "$" not in opened.report.read_text(encoding="utf-8").partition("<script")[0]
+
+
+def test_an_engagement_prices_the_findings_of_a_run(tmp_path):
+    open_run([RECORDED], tmp_path / "run.kprof", force=False)
+    content = recognise(tmp_path / "run.kprof", "before").content
+    first = content.predictions[0]
+    assert 0 < first.worth.low_usd < first.worth.middle_usd < first.worth.high_usd

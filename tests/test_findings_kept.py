@@ -51,10 +51,10 @@ def test_a_run_of_before_there_were_rules_can_be_opened(tmp_path):
 def test_an_opened_trace_keeps_its_findings_with_their_rows_in_a_file_of_their_own(tmp_path):
     opened = open_run([FOLDER / "compiled.json.gz"], tmp_path / "run.kprof", force=False)
     kept = json.loads((tmp_path / "run.kprof" / "findings.json").read_text())
-    found, *_ = kept["findings"]
+    _, found, *_ = kept["findings"]
     assert found["rule"] == "unfused_loss"
     assert len(found["rows"]) == found["num_rows"] == 16
-    listed, *_ = json.loads(opened.json)["findings"]["findings"]
+    _, listed, *_ = json.loads(opened.json)["findings"]["findings"]
     assert listed["claim"] == found["claim"]
     assert "rows" not in listed
 
@@ -62,8 +62,8 @@ def test_an_opened_trace_keeps_its_findings_with_their_rows_in_a_file_of_their_o
 def test_the_best_findings_are_told_in_words_and_all_in_the_table():
     section = render(told(*[finding(f"rule_{i}") for i in range(5)]))
     assert texts(section)[1:] == [
-        f"{i + 1}. It is slow. Mending it saves 1 ms to 2 ms (10.0 % to 20.0 %) of a step. "
-        f"How: kprof playbook rule_{i}"
+        f"{i + 1}. It is slow. It costs not known. A fix saves 1 ms to 2 ms (10.0 % to 20.0 %) of "
+        f"a step. How: kprof playbook rule_{i}"
         for i in range(3)
     ] + ["2 more in the report's tables: rule_3, rule_4."]
     assert [row[0] for row in tables(section)[0].rows] == [f"rule_{i}" for i in range(5)]
@@ -72,7 +72,7 @@ def test_the_best_findings_are_told_in_words_and_all_in_the_table():
 def test_overlapping_savings_are_told_together():
     together = Saving(10_000_000, 2_000_000, 3_000_000, "replayed")
     lead = texts(render(told(finding(), finding("b"), together=together)))[0]
-    assert "All mended together would save 2 ms to 3 ms (20.0 % to 30.0 %) of a step" in lead
+    assert "All fixes together would save 2 ms to 3 ms (20.0 % to 30.0 %) of a step" in lead
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_saving_says_how_much_is_known(low_ns, high_ns, words):
 
 def test_an_unknown_saving_is_said_to_be_unknown():
     unknown = replace(finding(low_ns=None, high_ns=None), remedy=Remedy())
-    assert "What mending it saves is not known." in texts(render(told(unknown)))[1]
+    assert "The saving is not known." in texts(render(told(unknown)))[1]
 
 
 def test_a_finding_of_the_hosts_ranges_shows_these_as_its_evidence():

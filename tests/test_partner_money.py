@@ -43,7 +43,7 @@ def test_a_saving_is_worth_a_share_of_its_gpus_where_no_costs_were_given():
 
 def test_a_saving_without_a_price_says_so_and_is_no_nothing():
     found = said(Evidence("T", runs=(run_of(finding_of()),)))
-    assert "In money not known: no price list has this GPU" in found
+    assert "In money not known: no step is marked, or no price list has this GPU" in found
 
 
 def test_a_saving_that_nobody_knows_has_no_money_either():

@@ -5,16 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kprof.analyze import saving
 from kprof.analyze.claims import proof, proof_by_copy
 from kprof.analyze.diagnose import _ranked, diagnose
+from kprof.analyze.passes import analyze
 from kprof.analyze.remedies import fused
 from kprof.analyze.saving import find_pricer
+from kprof.analyze.what_if import baseline
 from kprof.finding import Finding, Remedy
 from tests.rule_cases import CASES
 from tests.rule_faults import LOGITS, RMS_NORM, loss_of
 from tests.rule_traces import US, ran, rest, trace_of_work
-from tests.simulated import faster, item, kernel, record, step_ns
+from tests.simulated import Machine, faster, item, kernel, record, step_ns, synchronize
 from tests.traces import analyzed_trace_of, trace_of
 
 BUSY = [kernel("mm", 100_000), kernel("norm", 60_000), kernel("mm", 100_000)]
@@ -47,11 +48,25 @@ def test_fewer_launches_save_the_hosts_time_where_it_is_the_limit():
     assert found.low_ns == 4 * 3_000 + 4_000 - 1_333
 
 
+def waiting(wait):
+    """Return the saving of a wait amid a step that the device idles for afterwards."""
+    program = [kernel("mm", 400_000), wait, *[kernel("norm", 3_000, host_ns=9_000)] * 9]
+    trace = analyze(Machine().run(program))
+    rows = np.flatnonzero((trace.idle["cause"] == "synchronization").to_numpy(bool))
+    found = replace(about([], idle_cause="synchronization"), idle_rows=tuple(rows.tolist()))
+    return find_pricer(trace).price([found]), trace.idle["recoverable_ns"].iloc[rows].sum()
+
+
 def test_of_a_wait_the_lower_end_is_half_of_what_the_upper_one_gains():
-    program = [kernel("mm", 400_000), item(), *[kernel("norm", 30_000, host_ns=9_000)] * 9]
-    found = priced(program, about([], idle_cause="synchronization"))
-    assert found.high_ns > 0
-    assert found.low_ns == pytest.approx(found.high_ns / 2, abs=1)
+    found, lost_ns = waiting(synchronize())
+    assert 0 < found.high_ns <= lost_ns
+    assert found.low_ns == pytest.approx(found.high_ns / 2, rel=0.2)
+
+
+def test_of_a_wait_for_a_result_that_the_host_may_need_nothing_may_be_saved():
+    found, lost_ns = waiting(item())
+    assert found.low_ns == 0 < found.high_ns <= lost_ns
+    assert found.basis.endswith("then these waits stay")
 
 
 def test_savings_of_the_same_rows_are_not_added():
@@ -70,14 +85,15 @@ def test_what_the_replay_misses_widens_the_interval():
     pricer = find_pricer(record(BUSY))
     unsure = replace(pricer, baseline=replace(pricer.baseline, uncertainty_ns=5_000))
     found = unsure.price([about([1], best_ns=20_000, modest_ns=50_000)])
-    assert (found.low_ns, found.high_ns) == (5_000, 45_000)
+    # No more than its cause: the kernel cannot take less than 20 of its 60 µs.
+    assert (found.low_ns, found.high_ns) == (5_000, 40_000)
 
 
 def test_without_a_replay_the_saving_is_between_nothing_and_all_of_it(monkeypatch):
-    monkeypatch.setattr(saving, "MOST_REPLAYED", 1)
+    monkeypatch.setattr(baseline, "MOST_ACTIVITIES", 1)
     found = priced(BUSY, about([1], best_ns=20_000, modest_ns=20_000))
     assert (found.low_ns, found.high_ns) == (0, 40_000)
-    assert "3 activities are many" in found.basis
+    assert "3 activities are too many to replay" in found.basis
 
 
 def test_an_unknown_remedy_has_an_unknown_saving():
@@ -168,7 +184,7 @@ def test_a_fused_kernel_of_unknown_bytes_gains_anything_from_nothing_to_nearly_a
 def test_of_very_many_rows_the_longest_are_kept_and_all_are_counted(monkeypatch):
     monkeypatch.setattr("kprof.analyze.diagnose.MOST_ROWS", 3)
     trace = CASES["unfused_norm"].faulty()
-    (found,) = diagnose(trace).findings
+    *_, found = diagnose(trace).findings
     assert (len(found.rows), found.num_rows) == (3, 14)
     took = trace.kernels["duration_ns"]
     assert set(took.iloc[list(found.rows)]) == set(took[took < 500_000].nlargest(3))

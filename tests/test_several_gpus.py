@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kprof.analyze.difference.lay_out import find_differences
-from kprof.analyze.evidence import count_host_steps, count_steps, per_step, share_of_window
+from kprof.analyze.evidence import count_host_steps, count_steps, per_step, share_of_whole
 from kprof.analyze.idle.summary import group_idle, inside_window
 from kprof.analyze.ledger import balance
 from kprof.analyze.steps import count_gpu_steps
@@ -57,7 +57,8 @@ def test_times_of_a_step_are_those_of_one_gpu():
     assert count_gpu_steps(trace) == count_steps(trace) == 6
     assert count_host_steps(trace) == 3
     assert per_step(trace, BUSY_NS) == 980_000
-    assert share_of_window(trace, IDLE_NS) == pytest.approx(IDLE_NS / WINDOW_NS)
+    # A step lasts 2 ms, from the host's entry into it: the first 20 µs are in no window.
+    assert share_of_whole(trace, IDLE_NS) == pytest.approx(IDLE_NS / 6 / (2 * MS))
 
 
 def test_without_marks_the_windows_of_the_gpus_are_counted():

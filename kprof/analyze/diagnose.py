@@ -5,37 +5,49 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from kprof.analyze.evidence import whole_of, why_no_device
-from kprof.analyze.saving import Pricer, find_pricer
+from kprof.analyze.saving import Pricer, find_pricer, together
+from kprof.analyze.start_up import without_start_up
+from kprof.analyze.steps import whole_ns
 from kprof.analyze.trust.unanswered import Unanswered, why_no_timeline
+from kprof.analyze.unexplained import LARGE_SHARE, find_unexplained
+from kprof.analyze.what_if.baseline import Baseline
 from kprof.discover import modules_in
-from kprof.finding import Diagnosis, Finding, Grade, Remedy, Unasked
+from kprof.finding import Diagnosis, Finding, Grade, Remedy, Saving, Unasked
 from kprof.trace import Trace
 
 RULES = "kprof.analyze.rules"
-# Less than this share of the step, even where it is mended fully, is not worth a card.
+# Less than this share of the step, even where the fix succeeds fully, is not worth a card.
 LEAST_SAVING = 0.005
 # So many rows open a claim into its evidence; the counts beside them tell how many there were.
 MOST_ROWS = 500
-# How much of what is promised counts where it is ranked.
+# Of the sum of savings: a difference of less needs no reason.
+SAME_SUM = 0.01
+# How much of an expected saving counts where findings are ranked.
 SURE: dict[Grade, float] = {"high": 1.0, "medium": 0.7, "low": 0.4}
 
 Why = Callable[[Trace], Unanswered | None]
 
 
-def add_diagnosis(trace: Trace) -> Trace:
+def add_diagnosis(trace: Trace, baseline: Baseline | None = None) -> Trace:
     """Note what the rules find in an analyzed trace; it stays with the run."""
-    return replace(trace, diagnosis=diagnose(trace))
+    return replace(trace, diagnosis=diagnose(trace, baseline))
 
 
-def diagnose(trace: Trace) -> Diagnosis:
-    """Ask every rule of an analyzed trace; price the findings, alone and together."""
+def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
+    """Ask every rule of an analyzed trace; price the findings, alone and together.
+
+    `baseline`, if the trace was replayed before. Rules do not see what happened once; it is listed
+    apart.
+    """
     if trace.kernels.empty:
         return Diagnosis()
+    steady, start_up = without_start_up(trace)
     found: list[Finding] = []
     unasked: list[Unasked] = []
     # What more particular rules explain, general ones do not see.
@@ -44,20 +56,36 @@ def diagnose(trace: Trace) -> Diagnosis:
         if why is not None:
             unasked.append(Unasked(name_of(rule), why.because, why.way_out))
         else:
-            found += rule.check(_unexplained(trace, found) if is_general(rule) else trace)
-    if not found:
-        return Diagnosis(unasked=tuple(unasked), whole=whole_of(trace))
-    pricer = find_pricer(trace)
-    ranked = _ranked(found, pricer)
-    kept = tuple(_with_telling_rows(one, trace) for one in ranked)
-    swaps = [one for one in ranked if one.swap is not None]
+            found += rule.check(_unexplained(steady, found) if is_general(rule) else steady)
+    pricer = find_pricer(steady, baseline)
+    ranked = _ranked(found, pricer) if found else []
+    largest = [
+        replace(one, saving=pricer.price([one]), cause_ns=pricer.cause_ns(one))
+        for one in find_unexplained(steady, ranked)
+    ]
+    all_saved = together(pricer, ranked)
     return Diagnosis(
-        kept,
-        pricer.price(ranked) if len(ranked) > 1 else None,
-        pricer.price(swaps) if len(swaps) > 1 else None,
+        tuple(_with_telling_rows(one, trace) for one in (*largest, *ranked)),
+        all_saved,
+        _why_no_sum(all_saved, ranked),
+        start_up,
+        together(pricer, [one for one in ranked if one.swap is not None]),
         tuple(unasked),
         whole_of(trace),
+        whole_ns(trace),
     )
+
+
+def _why_no_sum(
+    all_saved: Saving | None, findings: list[Finding]
+) -> Literal["", "overlap", "shared limit"]:
+    """Say why savings do not add up: they overlap, or share a limit that one alone leaves."""
+    if all_saved is None or all_saved.high_ns is None:
+        return ""
+    total = sum(one.saving.high_ns or 0 for one in findings if one.saving is not None)
+    if abs(all_saved.high_ns - total) <= SAME_SUM * total:
+        return ""
+    return "overlap" if all_saved.high_ns < total else "shared limit"
 
 
 def name_of(rule: ModuleType) -> str:
@@ -90,14 +118,23 @@ def _unexplained(trace: Trace, found: list[Finding]) -> Trace:
 
 def _ranked(findings: list[Finding], pricer: Pricer) -> list[Finding]:
     """Price each finding alone; leave out what would save next to nothing."""
-    priced = [replace(one, saving=pricer.price([one])) for one in findings]
+    priced = [
+        replace(one, saving=pricer.price([one]), cause_ns=pricer.cause_ns(one)) for one in findings
+    ]
     worth = [one for one in priced if _is_worth(one)]
-    return sorted(worth, key=_promise, reverse=True)
+    return sorted(worth, key=lambda one: _expected(one, pricer), reverse=True)
 
 
-def _promise(finding: Finding) -> float:
-    """Return what a finding may be expected to save: the middle, weighed by how sure it is."""
-    return (finding.saving.middle_ns if finding.saving else 0) * SURE[finding.confidence]
+def _expected(finding: Finding, pricer: Pricer) -> float:
+    """Return what a finding may be expected to save: the middle, weighed by how sure it is.
+
+    Where that is unknown, and it costs a large part of the step, it comes before all others.
+    """
+    saving = finding.saving
+    if saving is None or saving.high_ns is None:
+        large = LARGE_SHARE * whole_ns(pricer.trace)
+        return float("inf") if (finding.cause_ns or 0) > large else 0.0
+    return saving.middle_ns * SURE[finding.confidence]
 
 
 def _is_worth(finding: Finding) -> bool:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from kprof.analyze.intervals import LAST_NS, Intervals, disjoint, length_in
 from kprof.analyze.marks import step_rows
 from kprof.analyze.nesting import NO_ROW, nearest
-from kprof.analyze.steps import count_gpu_steps
-from kprof.analyze.summary import count_gpus, measure_elapsed
+from kprof.analyze.steps import count_gpu_steps, whole_ns
+from kprof.analyze.summary import count_gpus
 from kprof.analyze.trust.unanswered import Unanswered
 from kprof.trace import Trace
 
@@ -106,9 +106,9 @@ def per_step(trace: Trace, time_ns: float) -> float:
     return time_ns / count_steps(trace)
 
 
-def share_of_window(trace: Trace, time_ns: float) -> float:
-    """Return a time of all GPUs as a share of their elapsed time."""
-    return time_ns / max(measure_elapsed(trace.kernels) * count_gpus(trace.kernels), 1)
+def share_of_whole(trace: Trace, time_ns: float) -> float:
+    """Return a time of all GPUs as a share of a step, or of the window where none is marked."""
+    return per_step(trace, time_ns) / max(whole_ns(trace), 1)
 
 
 def recoverable_idle(

@@ -8,6 +8,7 @@ from kprof.analyze.diagnose import add_diagnosis
 from kprof.analyze.host import add_host_activity
 from kprof.analyze.idle.assign import add_idle
 from kprof.analyze.roofline import add_roofline
+from kprof.analyze.what_if.baseline import find_baseline
 from kprof.analyze.what_if.predict import add_predictions
 from kprof.trace import Trace
 
@@ -17,8 +18,6 @@ PASSES = (
     add_kind,
     add_roofline,
     add_idle,
-    add_predictions,
-    add_diagnosis,
 )
 
 
@@ -26,4 +25,5 @@ def analyze(trace: Trace) -> Trace:
     """Run every pass; the result has the same rows and all declared columns."""
     for add in PASSES:
         trace = add(trace)
-    return trace
+    baseline = find_baseline(trace) if len(trace.kernels) and trace.has_timeline else None
+    return add_diagnosis(add_predictions(trace, baseline), baseline)

@@ -1,44 +1,50 @@
-"""Savings: what a step would take after the remedies of findings, with an interval.
+"""Savings: how much shorter a step gets after the remedies of findings, as an interval.
 
-A remedy is replayed twice, as if it succeeded fully and modestly, and the replay's own error widens
-the interval on both sides. Where nothing can be replayed, what the device spends on it, or waits
-for it, is an upper bound, and nothing a lower one.
+A remedy is replayed twice, as if it succeeded fully and modestly. The replay's own error, and all
+readings of what the recording does not hold, widen the interval. No saving exceeds the time of its
+cause. Where nothing can be replayed, that time is an upper bound, and nothing a lower one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
 from kprof.analyze.evidence import count_steps
-from kprof.analyze.idle.causes import NO_WORK
-from kprof.analyze.summary import count_gpus, measure_elapsed
+from kprof.analyze.idle.causes import BETWEEN_KERNELS, LAUNCH_BOUND, NO_WORK, SYNCHRONIZATION
+from kprof.analyze.steps import whole_ns
+from kprof.analyze.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.what_if.baseline import Baseline, find_baseline
 from kprof.analyze.what_if.changes import (
     AVOIDABLE,
+    FILLED,
     GRAPHED,
-    SILENCE_NS,
     WITHOUT,
     Change,
     apply,
     with_durations,
     without_rows,
 )
+from kprof.analyze.what_if.host_program import find_program
+from kprof.analyze.what_if.host_time import emptied, spans_by_program
+from kprof.analyze.what_if.replay import Replay
 from kprof.finding import Finding, Remedy, Saving
 from kprof.trace import Trace
-
-# A replay of so many takes a tenth of a second, and each finding two or three of them.
-MOST_REPLAYED = 30_000
 
 # Launching a kernel from Python takes the host up to as long as so many of torch's own launches.
 HOSTS_COST = 3
 
+DIFFERS = 0.01
+ENDS = ("low_ns", "high_ns")
 UNKNOWN = "nothing in the recording tells what it costs"
-REPLAYED = "replayed: fully and modestly mended, give or take what the replay itself misses"
-STALLED = "at most what the device waits for it"
-BOUNDED = "at most what the device spends on it or waits for it; it was not replayed, because "
+REPLAYED = "replayed with the fix succeeding fully and modestly, widened by the replay's error"
+STREAMS = "; which stream waits for which was not recorded, so all readings of it count"
+RESULTS = "; the host may need the results that it waits for, and then these waits stay"
+STALLED = "at most what the device waits for it: what the host did then may be needed"
+BOUNDED = "at most the time of its cause; it was not replayed, because "
 
 
 @dataclass(frozen=True)
@@ -47,104 +53,222 @@ class Pricer:
 
     trace: Trace
     baseline: Baseline | None
-    """None where there is too much to replay."""
+    """None where nothing tells what ran when."""
 
     @property
     def refusal(self) -> str | None:
         """Say why nothing is replayed, or None."""
         if self.trace.meta.untimed is not None:
             return self.trace.meta.untimed
-        if self.baseline is None:
-            return f"{len(self.trace.kernels):,} activities are many"
         if self.trace.is_host_only:
             return "a host's operators run one after another"
-        return self.baseline.refusal
+        return self.baseline.refusal if self.baseline is not None else "nothing was timed"
+
+    @property
+    def step_ns(self) -> int:
+        """What savings are of: without recording, where such steps were timed."""
+        if self.baseline is not None and self.baseline.step_ns > 0:
+            return self.baseline.step_ns
+        return whole_ns(self.trace)
 
     def price(self, findings: Sequence[Finding]) -> Saving:
-        """Return what the remedies of all these findings save together.
+        """Return what the remedies of all these findings save together, in one replay.
 
         A row that several of them would change counts for the first of them alone.
         """
         known = [one for one in findings if one.remedy != Remedy()]
-        step_ns = self._step_ns()
         if not known:
-            return Saving(step_ns, None, None, UNKNOWN)
+            return Saving(self.step_ns, None, None, UNKNOWN)
+        most_ns = min(self._most_ns(known), self.step_ns)
         if self.refusal is not None or self.baseline is None:
-            bound = min(self._bound(known), step_ns)
-            return Saving(step_ns, 0, bound, BOUNDED + str(self.refusal))
-        waits = any(one.remedy.idle_cause or one.remedy.graphs for one in known)
-        stalls = self._stalls_ns(known)
-        best = self._gained(known, is_best=True, is_waiting=True) + stalls
-        modest = self._gained(known, is_best=False, is_waiting=True)
-        if waits:
-            # Of the waiting, half goes away.
-            modest = (modest + self._gained(known, is_best=False, is_waiting=False)) / 2
+            return Saving(self.step_ns, 0, most_ns, BOUNDED + str(self.refusal))
+        best = [self._gained(known, replay, is_best=True) for replay in self._replays()]
+        modest = [self._modestly_gained(known, replay) for replay in self._replays()]
         missed = self.baseline.uncertainty_ns
-        if stalls and len(known) == 1:
-            return Saving(step_ns, 0, min(round(stalls), step_ns), STALLED)
-        low = max(min(modest, best) - missed, 0)
-        high = min(max(best, modest, 0) + missed, step_ns)
-        return Saving(step_ns, round(low), round(high), REPLAYED)
+        low = min(max(min(*best, *modest) - missed, 0), most_ns)
+        high = min(max(*best, *modest, 0) + missed, most_ns)
+        if len(known) == 1 and _stalls(known):
+            return Saving(self.step_ns, 0, round(high), STALLED)
+        basis = REPLAYED + STREAMS * _differ(best, modest) + RESULTS * self._needs_results(known)
+        return Saving(self.step_ns, round(low), round(high), basis)
 
-    def _step_ns(self) -> int:
-        if self.baseline is not None and self.baseline.step_ns > 0:
-            return self.baseline.step_ns
-        num_gpus = max(count_gpus(self.trace.kernels), 1)
-        return measure_elapsed(self.trace.kernels) * num_gpus // count_steps(self.trace)
+    def cause_ns(self, finding: Finding) -> int | None:
+        """Return what a finding costs of a step, on the GPU on which it costs most.
 
-    def _gained(self, findings: Sequence[Finding], *, is_best: bool, is_waiting: bool) -> float:
-        """Return what the replay of the changed recording gains on that of the unchanged one."""
+        The device's time in its rows, and the idle time that it is about; where launches go, also
+        the idle time before these, or that the host's time in them explains. None: it is not about
+        time.
+        """
+        is_work = finding.remedy.best_ns is not None or finding.rule == UNEXPLAINED
+        if not is_work and not finding.idle_rows:
+            return None
+        rows = np.array(finding.rows if is_work else (), dtype=np.int64)
+        return self._costs_ns([finding], rows, self._took()[rows])
+
+    def _most_ns(self, findings: Sequence[Finding]) -> int:
+        """Return how much of what these findings cost their remedies could take away."""
+        after, _ = _new_durations(findings, self.trace, is_best=True)
+        saved = self._took() - after
+        rows = np.flatnonzero(saved)
+        return self._costs_ns(findings, rows, saved[rows])
+
+    def _took(self) -> np.ndarray:
+        return self.trace.kernels["duration_ns"].to_numpy(np.int64)
+
+    def _costs_ns(self, findings: Sequence[Finding], rows: np.ndarray, took: np.ndarray) -> int:
+        """Return the time `took` of these rows with the idle time that goes with the findings."""
+        trace, device = self.trace, _device_of(self.trace.kernels)
+        spent = np.zeros(int(device.max(initial=0)) + 1, dtype=np.int64)
+        np.add.at(spent, device[rows], took)
+        idle_rows = _joined(one.idle_rows for one in findings)
+        launches = _joined(one.rows for one in findings if one.remedy.launches is not None)
+        for at, lost_ns in self._lost_ns(idle_rows).items():
+            spent[at] += lost_ns
+        for at, lost_ns in self._launching_ns(launches, idle_rows).items():
+            spent[at] += lost_ns
+        return int(spent.max()) * len(spent) // count_steps(trace)
+
+    def _replays(self) -> list[Replay]:
         baseline = self.baseline
         assert baseline is not None
         assert baseline.replay is not None
+        return [baseline.replay, *baseline.others]
+
+    def _needs_results(self, findings: Sequence[Finding]) -> bool:
+        """Tell whether any wait that would go is for a result that the host may need."""
+        if all(one.remedy.idle_cause != SYNCHRONIZATION for one in findings):
+            return False
+        replay = self._replays()[0]
+        waits = Change(WITHOUT, cause=SYNCHRONIZATION)
+        kept = replace(waits, keeps_results=True)
+        all_gone, some_gone = (apply([one], replay, self.trace).edges for one in (waits, kept))
+        return len(all_gone.kind) < len(some_gone.kind)
+
+    def _gained(
+        self,
+        findings: Sequence[Finding],
+        replay: Replay,
+        *,
+        is_best: bool,
+        is_waiting: bool = False,
+    ) -> float:
+        """Return what the replay of the changed recording gains on that of the unchanged one.
+
+        With `is_waiting` the waits stay, and the launches as they are.
+        """
+        before_ns = replay.step_ns()
         after, gone = _new_durations(findings, self.trace, is_best=is_best)
-        replay = baseline.replay
-        if is_waiting:
-            replay = apply(_changes(findings), replay, self.trace)
+        if not is_waiting:
+            replay = apply(_changes(findings, is_best=is_best), replay, self.trace)
         if gone.any():
             replay = without_rows(gone, replay, self.trace)
-        return baseline.replayed_ns - with_durations(replay, after).step_ns()
+        return before_ns - with_durations(replay, after).step_ns()
 
-    def _stalls_ns(self, findings: Sequence[Finding]) -> float:
-        """Return the idle time of a step that no replay can take away: the host's long silences.
+    def _modestly_gained(self, findings: Sequence[Finding], replay: Replay) -> float:
+        gained = self._gained(findings, replay, is_best=False)
+        if any(one.remedy.idle_cause or one.remedy.graphs for one in findings):
+            # Of the waiting, half goes away.
+            waiting = self._gained(findings, replay, is_best=False, is_waiting=True)
+            return (gained + waiting) / 2
+        return gained
 
-        Of short ones nothing is left where launches come in graphs.
-        """
-        stalls = [one for one in findings if one.remedy.idle_cause not in (None, *AVOIDABLE)]
-        least_ns = SILENCE_NS if any(one.remedy.graphs for one in findings) else 0
-        return self._lost_ns(stalls, least_ns) / count_steps(self.trace)
-
-    def _lost_ns(self, findings: Sequence[Finding], least_ns: int = 0) -> int:
-        """Return what could be gained of the idle time that findings are about, once each piece."""
-        rows = sorted({row for one in findings for row in one.idle_rows})
+    def _lost_ns(self, rows: np.ndarray) -> dict[int, int]:
+        """Return by device what could be gained of pieces of idle time."""
         idle = self.trace.idle.iloc[rows]
-        idle = idle[idle["duration_ns"] >= least_ns]
         lost = idle["recoverable_ns"].to_numpy(np.int64, na_value=0)
         # That nothing was to be done takes a rule to deny.
         is_denied = (idle["cause"] == NO_WORK).to_numpy(bool)
-        return int(np.where(is_denied, idle["duration_ns"].to_numpy(np.int64), lost).sum())
+        lost = np.where(is_denied, idle["duration_ns"].to_numpy(np.int64), lost)
+        return self._by_device(idle, lost)
 
-    def _bound(self, findings: Sequence[Finding]) -> int:
-        """Return the device time and idle time that the remedies could take away, of one step."""
-        trace = self.trace
-        after, _ = _new_durations(findings, trace, is_best=True)
-        saved = trace.kernels["duration_ns"].to_numpy(np.int64) - after
-        devices = trace.kernels.groupby(["rank", "device"], sort=False).ngroup().to_numpy()
-        sums = np.bincount(devices, saved)
-        num_gpus = max(count_gpus(trace.kernels), 1)
-        return (int(sums.max()) * num_gpus + self._lost_ns(findings)) // count_steps(trace)
+    def _launching_ns(self, rows: np.ndarray, counted: np.ndarray) -> dict[int, int]:
+        """Return by device the idle time that launches of these rows explain.
+
+        That which they ended, or as much of all that waited for launches as the host spent on
+        these; without the pieces that are counted already.
+        """
+        idle = self.trace.idle
+        if not len(rows) or idle.empty:
+            return {}
+        is_free = np.ones(len(idle), dtype=bool)
+        is_free[counted] = False
+        took = idle["duration_ns"].to_numpy(np.int64)
+        is_mine = np.isin(idle["kernel_row"].to_numpy(np.int64, na_value=-1), rows) & is_free
+        is_late = (idle["cause"] == LAUNCH_BOUND).to_numpy(bool) & is_free
+        is_own = is_mine & (is_late | (idle["cause"] == BETWEEN_KERNELS).to_numpy(bool))
+        ended = self._by_device(idle[is_own], took[is_own])
+        late = self._by_device(idle[is_late], took[is_late])
+        chosen = np.zeros(len(self.trace.kernels), dtype=bool)
+        chosen[rows] = True
+        spans = spans_by_program(emptied(chosen, self.trace), find_program(self.trace), self.trace)
+        host_ns = max((int((one.end - one.start).sum()) for one in spans.values()), default=0)
+        return {at: max(ended.get(at, 0), min(late.get(at, 0), host_ns)) for at in {*ended, *late}}
+
+    def _by_device(self, idle: pd.DataFrame, ns: np.ndarray) -> dict[int, int]:
+        """Add up times of pieces of idle time by the number of their device."""
+        kernels = self.trace.kernels
+        names = kernels[["rank", "device"]].assign(at=_device_of(kernels)).drop_duplicates()
+        places = {(rank, device): at for rank, device, at in names.to_numpy().tolist()}
+        sums: dict[int, int] = {}
+        for rank, device, each in zip(
+            idle["rank"].tolist(), idle["device"].tolist(), ns.tolist(), strict=True
+        ):
+            if (at := places.get((rank, device))) is not None:
+                sums[at] = sums.get(at, 0) + each
+        return sums
 
 
-def find_pricer(trace: Trace) -> Pricer:
-    """Replay a trace as it is, unless it is too large, to price its findings by."""
-    is_small = len(trace.kernels) <= MOST_REPLAYED or trace.is_host_only
-    return Pricer(trace, find_baseline(trace) if is_small and trace.has_timeline else None)
+def find_pricer(trace: Trace, baseline: Baseline | None = None) -> Pricer:
+    """Replay a trace as it is, unless that was done, to price its findings by."""
+    if not trace.has_timeline:
+        return Pricer(trace, None)
+    return Pricer(trace, find_baseline(trace) if baseline is None else baseline)
 
 
-def _changes(findings: Sequence[Finding]) -> list[Change]:
+def together(pricer: Pricer, findings: Sequence[Finding]) -> Saving | None:
+    """Return what all findings with a known saving save in one replay, None of fewer than two.
+
+    Never less than the largest of them alone: a fix need not wait for another.
+    """
+    known = [one.saving for one in findings if one.saving and one.saving.high_ns is not None]
+    if len(known) < 2:
+        return None
+    saving = pricer.price(
+        [one for one in findings if one.saving and one.saving.high_ns is not None]
+    )
+    low, high = (max(getattr(one, end) or 0 for one in (*known, saving)) for end in ENDS)
+    return replace(saving, low_ns=min(low, saving.step_ns), high_ns=min(high, saving.step_ns))
+
+
+def _differ(*readings: Sequence[float]) -> bool:
+    """Tell whether gains differ between readings of the recording, by more than a hundredth."""
+    return any(np.ptp(gains) > DIFFERS * max(*gains, 1) for gains in readings)
+
+
+def _device_of(kernels: pd.DataFrame) -> np.ndarray:
+    return kernels.groupby(["rank", "device"], sort=True).ngroup().to_numpy(np.int64)
+
+
+def _joined(parts: Iterable[tuple[int, ...]]) -> np.ndarray:
+    """Return every row of several findings once."""
+    return np.unique(np.array([row for rows in parts for row in rows], dtype=np.int64))
+
+
+def _stalls(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings about idle time that only another program of the host would fill."""
+    return [one for one in findings if one.remedy.idle_cause not in (None, *AVOIDABLE)]
+
+
+def _changes(findings: Sequence[Finding], *, is_best: bool) -> list[Change]:
     """Return what happens to waits and launches; loads and waits go before graphs are made."""
     found = {one.remedy.idle_cause for one in findings if one.remedy.idle_cause}
-    changes = [Change(WITHOUT, cause=cause) for cause in AVOIDABLE if cause in found]
+    changes = [
+        Change(WITHOUT, cause=cause, keeps_results=not is_best)
+        for cause in AVOIDABLE
+        if cause in found
+    ]
+    if is_best and (rows := _joined(one.idle_rows for one in _stalls(findings))).size:
+        changes.append(Change(FILLED, idle_rows=tuple(rows.tolist())))
     return changes + [Change(GRAPHED)] * any(one.remedy.graphs for one in findings)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.marks import OF_TORCH, step_rows
+from kprof.analyze.summary import measure_elapsed
 from kprof.trace import Trace
 
 MOST_DIGITS = 18
@@ -45,11 +46,16 @@ def find_steps(trace: Trace) -> list[Step]:
 def count_gpu_steps(trace: Trace) -> int:
     """Return how many steps the GPUs took, a rank's once for each of its GPUs; 0 without marks.
 
-    Over so many the time of all GPUs comes to that of one in a step.
+    Over so many the time of all GPUs comes to that of one in a step. A rank without marks took as
+    many as the rank with most.
     """
     of_rank = trace.kernels[["rank", "device"]].drop_duplicates()["rank"].value_counts().to_dict()
-    ranks = trace.ranges["rank"].to_numpy()[step_rows(trace.ranges)]
-    return sum(of_rank.get(rank, 1) for rank in ranks.tolist())
+    ranks = trace.ranges["rank"].to_numpy()[step_rows(trace.ranges)].tolist()
+    marked: dict[int, int] = {rank: ranks.count(rank) for rank in set(ranks)}
+    most = max(marked.values(), default=0)
+    unmarked = sum(int(gpus) for rank, gpus in of_rank.items() if rank not in marked)
+    counted = (int(of_rank.get(rank, 1)) * steps for rank, steps in marked.items())
+    return sum(counted) + unmarked * most
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,26 @@ def time_steps(trace: Trace) -> StepTimes:
     begins_ns = [*(step.start_ns for step in steps[:1]), *ends_ns[:-1]]
     times_ns = tuple(end - begin for begin, end in zip(begins_ns, ends_ns, strict=True))
     return StepTimes(times_ns, (), "the ends of their activities")
+
+
+def whole_ns(trace: Trace) -> int:
+    """Return what all shares of a trace's findings are of, in ns.
+
+    The mean step of the rank in which it is longest; the longest window of a rank where no step is
+    marked.
+    """
+    steps = find_steps(trace)
+    if not steps:
+        return measure_elapsed(trace.kernels)
+    means = []
+    for rank in sorted({step.rank for step in steps}):
+        mine = [step for step in steps if step.rank == rank]
+        if trace.is_host_only:
+            means.append(sum(step.duration_ns for step in mine) // len(mine))
+        else:
+            last_ns = max(step.device_end_ns for step in mine)
+            means.append((last_ns - mine[0].start_ns) // len(mine))
+    return max(means)
 
 
 def median_step(steps: list[Step]) -> Step:

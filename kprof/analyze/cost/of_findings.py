@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kprof.analyze.cost.measured import gpus_in
 from kprof.analyze.cost.price import HOURS_PER_MONTH, ON_DEMAND, Band, Price, Quote, price_of
+from kprof.analyze.marks import step_rows
 from kprof.errors import KprofError
 from kprof.finding import Diagnosis, Finding, Saving, Worth
 from kprof.trace import Trace
@@ -15,9 +16,12 @@ from kprof.trace import Trace
 def with_worth(trace: Trace, quotes: Sequence[Quote]) -> Trace:
     """Add to every saving what it is worth at on-demand prices; none is where no list has the GPU.
 
-    A step of which a share is saved does a month's work in that much less of the GPUs' time.
+    A step of which a share is saved does a month's work in that much less of the GPUs' time. A
+    window that marks no step is no unit of work: its savings have no worth.
     """
     if trace.diagnosis is None or trace.is_host_only or trace.kernels.empty:
+        return trace
+    if not len(step_rows(trace.ranges)):
         return trace
     name, count = gpus_in(trace)
     try:
@@ -48,7 +52,7 @@ def _of(finding: Finding, saving: Saving | None) -> Finding:
 
 
 def worth_of(saving: Saving, whole: Band) -> Worth | None:
-    """Return which part of a sum of dollars a saving is; None where nobody knows the saving."""
+    """Return which part of a sum of dollars a saving is; None where the saving is unknown."""
     if saving.high_ns is None or saving.step_ns <= 0:
         return None
     shares = (ns / saving.step_ns for ns in (saving.low_ns or 0, saving.middle_ns, saving.high_ns))

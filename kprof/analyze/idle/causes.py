@@ -33,6 +33,8 @@ RECOVERABLE = frozenset(
     {LAUNCH_BOUND, DATA_LOADING, SYNCHRONIZATION, PAGEABLE_COPY, ALLOCATOR, COLLECTIVE_WAIT}
 )
 NOT_RECOVERABLE = frozenset({BETWEEN_KERNELS, PROFILER, NO_WORK})
+# The device's and the recorder's own: no start-up of the workload.
+BESIDES = (BETWEEN_KERNELS, PROFILER)
 
 # Calls of the CUDA and HIP runtimes and drivers; Nsight Systems adds a version to their names.
 SYNCHRONIZING_CALL = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kprof.analyze.claims import idle_places, in_words, percent
-from kprof.analyze.evidence import per_step, recoverable_idle, share_of_window, whole_of
+from kprof.analyze.evidence import per_step, recoverable_idle, share_of_whole, whole_of
 from kprof.analyze.idle.causes import DATA_LOADING
 from kprof.analyze.trust.unanswered import why_no_timeline
 from kprof.finding import Finding, Remedy
@@ -18,13 +18,13 @@ LEAST_SHARE = 0.02
 def check(trace: Trace) -> list[Finding]:
     """Find idle time in which the host waited for data; a loader that keeps up is silent."""
     idle_rows, lost_ns = recoverable_idle(trace, DATA_LOADING)
-    share = share_of_window(trace, lost_ns)
+    share = share_of_whole(trace, lost_ns)
     if share < LEAST_SHARE:
         return []
     who = "The operators wait" if trace.is_host_only else "The GPU waits"
     claim = (
         f"{who} {in_words(per_step(trace, lost_ns))} of {whole_of(trace)} ({percent(share)} of "
-        "the time) for the next batch: loading is slower than what is done with it"
+        "it) for the next batch: loading is slower than what is done with it"
     )
     return [
         Finding(

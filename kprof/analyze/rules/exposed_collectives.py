@@ -9,7 +9,7 @@ from kprof.analyze.evidence import (
     exposed_ns,
     is_one_of,
     per_step,
-    share_of_window,
+    share_of_whole,
     total_ns,
     whole_of,
 )
@@ -27,7 +27,7 @@ def check(trace: Trace) -> list[Finding]:
     if not len(rows):
         return []
     exposed = exposed_ns(trace, is_collective)
-    share = share_of_window(trace, int(exposed.sum()))
+    share = share_of_whole(trace, int(exposed.sum()))
     if share < LEAST_SHARE:
         return []
     took_ns, exposed_in_all = total_ns(trace, rows), int(exposed.sum())
@@ -36,7 +36,7 @@ def check(trace: Trace) -> list[Finding]:
     claim = (
         f"Of the {in_words(per_step(trace, took_ns))} that collectives run in {whole_of(trace)}, "
         f"nothing else runs beside them for {in_words(per_step(trace, exposed_in_all))} "
-        f"({percent(share)} of the time)"
+        f"({percent(share)} of {whole_of(trace)})"
     )
     return [
         Finding(

@@ -10,7 +10,7 @@ from kprof.analyze.evidence import (
     is_one_of,
     per_step,
     recoverable_idle,
-    share_of_window,
+    share_of_whole,
     whole_of,
 )
 from kprof.analyze.idle.causes import NO_WORK
@@ -34,13 +34,12 @@ def check(trace: Trace) -> list[Finding]:
     is_training = is_one_of(trace.kernels["phase"], "backward").any()
     rows = rows if is_training else _amid_passes(trace, rows)
     lost_ns = int(trace.idle["duration_ns"].to_numpy(np.int64)[rows].sum())
-    share = share_of_window(trace, lost_ns)
+    share = share_of_whole(trace, lost_ns)
     if share < LEAST_SHARE:
         return []
     claim = (
         f"The host sleeps, or waits for a lock, a socket or a queue, while the GPU has nothing to "
-        f"do: {in_words(per_step(trace, lost_ns))} of {whole_of(trace)} ({percent(share)} of the "
-        f"time)"
+        f"do: {in_words(per_step(trace, lost_ns))} of {whole_of(trace)} ({percent(share)} of it)"
     )
     return [
         Finding(

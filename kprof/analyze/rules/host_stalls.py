@@ -7,11 +7,11 @@ from kprof.analyze.evidence import (
     count_steps,
     per_step,
     recoverable_idle,
-    share_of_window,
+    share_of_whole,
     whole_of,
 )
 from kprof.analyze.idle.causes import LAUNCH_BOUND
-from kprof.analyze.what_if.changes import SILENCE_NS
+from kprof.analyze.start_up import ENOUGH_STEPS, SILENCE_NS, count_steps_of_window
 from kprof.finding import Finding, Remedy
 from kprof.trace import Trace
 
@@ -22,7 +22,7 @@ LEAST_SHARE = 0.05
 def check(trace: Trace) -> list[Finding]:
     """Find long silences of the host; many short ones are another rule's."""
     idle_rows, lost_ns = recoverable_idle(trace, LAUNCH_BOUND, least_ns=SILENCE_NS)
-    share = share_of_window(trace, lost_ns)
+    share = share_of_whole(trace, lost_ns)
     if share < LEAST_SHARE:
         return []
     longest_ns = int(trace.idle["duration_ns"].iloc[idle_rows].max())
@@ -31,7 +31,7 @@ def check(trace: Trace) -> list[Finding]:
     claim = (
         f"{often} the host launches nothing for {in_words(SILENCE_NS)} and more, at worst for "
         f"{in_words(longest_ns)}, and the GPU idles for {in_words(per_step(trace, lost_ns))} of "
-        f"{whole_of(trace)} ({percent(share)} of the time)"
+        f"{whole_of(trace)} ({percent(share)} of it)"
     )
     return [
         Finding(
@@ -41,6 +41,9 @@ def check(trace: Trace) -> list[Finding]:
             effort="medium",
             idle_rows=tuple(idle_rows.tolist()),
             details=idle_places(trace, idle_rows),
-            remedy=Remedy(idle_cause=LAUNCH_BOUND),
+            # Once in fewer than three steps may be a start-up: the recording cannot tell.
+            remedy=Remedy()
+            if len(idle_rows) == 1 and count_steps_of_window(trace) < ENOUGH_STEPS
+            else Remedy(idle_cause=LAUNCH_BOUND),
         )
     ]

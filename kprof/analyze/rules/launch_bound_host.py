@@ -10,12 +10,12 @@ from kprof.analyze.evidence import (
     durations,
     per_step,
     recoverable_idle,
-    share_of_window,
+    share_of_whole,
     whole_of,
 )
 from kprof.analyze.idle.causes import LAUNCH_BOUND
 from kprof.analyze.rules._decode import is_decoding
-from kprof.analyze.what_if.changes import SILENCE_NS
+from kprof.analyze.start_up import SILENCE_NS
 from kprof.finding import Finding, Remedy
 from kprof.trace import Trace
 
@@ -28,7 +28,7 @@ FEW = 50
 def check(trace: Trace) -> list[Finding]:
     """Find idle time that goes away when launches cost the host less; decoding has its own rule."""
     idle_rows, lost_ns = recoverable_idle(trace, LAUNCH_BOUND, most_ns=SILENCE_NS)
-    share = share_of_window(trace, lost_ns)
+    share = share_of_whole(trace, lost_ns)
     is_kernel = (trace.kernels["activity"] == "kernel").to_numpy(bool)
     if share < LEAST_SHARE or is_kernel.sum() < FEW or is_decoding(trace):
         return []
@@ -36,7 +36,7 @@ def check(trace: Trace) -> list[Finding]:
     number = is_kernel.sum() / count_host_steps(trace)
     claim = (
         f"The GPU waits {in_words(per_step(trace, lost_ns))} of {whole_of(trace)} ({percent(share)}"
-        f" of the time) for the host to launch: {number:,.0f} kernels of {in_words(median_ns)} in "
+        f" of it) for the host to launch: {number:,.0f} kernels of {in_words(median_ns)} in "
         "the median end faster than new ones arrive"
     )
     return [

@@ -9,7 +9,7 @@ from kprof.analyze.evidence import (
     count_host_steps,
     per_step,
     recoverable_idle,
-    share_of_window,
+    share_of_whole,
     whole_of,
 )
 from kprof.analyze.idle.causes import ALLOCATOR
@@ -24,7 +24,7 @@ SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 def check(trace: Trace) -> list[Finding]:
     """Find idle time behind allocations; those that the GPU does not notice are not mentioned."""
     idle_rows, lost_ns = recoverable_idle(trace, ALLOCATOR)
-    share = share_of_window(trace, lost_ns)
+    share = share_of_whole(trace, lost_ns)
     if share < LEAST_SHARE:
         return []
     calls = np.unique(trace.idle["evidence_row"].iloc[idle_rows].dropna().to_numpy(np.int64))
@@ -33,7 +33,7 @@ def check(trace: Trace) -> list[Finding]:
     said = ", ".join(f"{n / steps:.3g} {name}" for name, n in names.head(3).items())
     claim = (
         f"In {whole_of(trace)} the driver is asked for memory ({said}), and the GPU idles for "
-        f"{in_words(per_step(trace, lost_ns))} ({percent(share)} of the time)"
+        f"{in_words(per_step(trace, lost_ns))} ({percent(share)} of {whole_of(trace)})"
     )
     return [
         Finding(

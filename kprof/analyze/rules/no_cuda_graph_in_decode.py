@@ -7,14 +7,14 @@ from kprof.analyze.evidence import (
     count_host_steps,
     per_step,
     recoverable_idle,
-    share_of_window,
+    share_of_whole,
     whole_of,
     why_no_device,
 )
 from kprof.analyze.idle.causes import LAUNCH_BOUND
 from kprof.analyze.rules._decode import is_decoding
+from kprof.analyze.start_up import SILENCE_NS
 from kprof.analyze.trust.unanswered import why_no_timeline, why_no_work
-from kprof.analyze.what_if.changes import SILENCE_NS
 from kprof.finding import Finding, Remedy
 from kprof.trace import Trace
 
@@ -27,13 +27,13 @@ LEAST_SHARE = 0.15
 def check(trace: Trace) -> list[Finding]:
     """Find decoding whose time is the host's, launching kernel by kernel."""
     idle_rows, lost_ns = recoverable_idle(trace, LAUNCH_BOUND, most_ns=SILENCE_NS)
-    share = share_of_window(trace, lost_ns)
+    share = share_of_whole(trace, lost_ns)
     if share < LEAST_SHARE or not is_decoding(trace):
         return []
     number = (trace.kernels["activity"] == "kernel").sum() / count_host_steps(trace)
     claim = (
         f"Decoding leaves the GPU idle for {in_words(per_step(trace, lost_ns))} of "
-        f"{whole_of(trace)} ({percent(share)} of the time), while the host launches "
+        f"{whole_of(trace)} ({percent(share)} of it), while the host launches "
         f"{number:,.0f} kernels one by one; a CUDA graph replays those of a token with one launch"
     )
     return [

@@ -14,7 +14,7 @@ from kprof.analyze.evidence import (
     matches,
     per_step,
     recoverable_idle,
-    share_of_window,
+    share_of_whole,
     total_ns,
     whole_of,
 )
@@ -43,7 +43,7 @@ def check(trace: Trace) -> list[Finding]:
     took, exposed = durations(trace)[uploads], exposed_ns(trace, is_upload)
     best, modest = (_pinned_ns(moved, took, rate) for rate in RATES)
     slower_ns = int((exposed * (1 - modest / np.maximum(took, 1))).sum())
-    if share_of_window(trace, lost_ns + slower_ns) < LEAST_SHARE:
+    if share_of_whole(trace, lost_ns + slower_ns) < LEAST_SHARE:
         return []
     is_slow = (exposed > 0) & (best < took)
     pinned_ns = int(best[is_slow].sum()), int(modest[is_slow].sum())
@@ -88,5 +88,5 @@ def _claim(
     return (
         f"{number} {come.format(size, whole_of(trace))} from memory that is not pinned, and the "
         f"host waits: {'; '.join(found)} "
-        f"({percent(share_of_window(trace, took_ns + lost_ns))} of the time)"
+        f"({percent(share_of_whole(trace, took_ns + lost_ns))} of {whole_of(trace)})"
     )

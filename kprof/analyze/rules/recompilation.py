@@ -13,17 +13,17 @@ from kprof.analyze.evidence import (
     count_steps,
     matches,
     per_step,
-    share_of_window,
+    share_of_whole,
     whole_of,
 )
 from kprof.analyze.idle.causes import LAUNCH_BOUND
 from kprof.analyze.intervals import Intervals, disjoint, length_in
+from kprof.analyze.start_up import COMPILING
 from kprof.finding import Finding, Remedy
 from kprof.trace import Trace
 
 NEEDS = ()
 
-COMPILING = r"\(dynamo_timed\)$|^_compile\.compile_inner|^compile_fx"
 _REGION = re.compile(r"^Torch-Compiled Region: (\d+)/(\d+)")
 # Each version is another graph for another shape or value; torch gives up at eight.
 MANY_VERSIONS = 3
@@ -65,7 +65,7 @@ def _compiling(trace: Trace, rows: np.ndarray) -> Finding:
     held = spent * count_steps(trace) / count_host_steps(trace)
     claim = (
         f"Compiling takes {in_words(per_step(trace, held))} of {whole_of(trace)} "
-        f"({percent(share_of_window(trace, held))} of the time), amid the recorded steps"
+        f"({percent(share_of_whole(trace, held))} of {whole_of(trace)}), amid the recorded steps"
     )
     return _finding(claim, rows, tuple(idle_rows.tolist()), "high")
 

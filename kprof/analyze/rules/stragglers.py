@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kprof.analyze.claims import in_words, percent
-from kprof.analyze.evidence import count_steps, share_of_window, whole_of, why_no_device
+from kprof.analyze.evidence import count_steps, share_of_whole, whole_of, why_no_device
 from kprof.analyze.idle.summary import find_exposed_waits
 from kprof.analyze.trust.unanswered import Unanswered, why_no_timeline
 from kprof.finding import Finding, Remedy
@@ -41,7 +41,7 @@ def check(trace: Trace) -> list[Finding]:
     # Were it in time, the others would still wait for the next to last.
     next_ns = float(np.delete(exposed, last).min())
     lost_ns = next_ns - float(exposed[last])
-    share = share_of_window(trace, lost_ns * trace.kernels["rank"].nunique())
+    share = share_of_whole(trace, lost_ns * trace.kernels["rank"].nunique())
     if share < LEAST_SHARE or exposed[last] > MOST_OF_OTHERS * next_ns:
         return []
     steps = max(count_steps(trace) // len(waits), 1)
@@ -52,7 +52,7 @@ def check(trace: Trace) -> list[Finding]:
     claim = (
         f"Rank {waits[last].rank} comes last to the collectives: the other {len(waits) - 1} wait "
         f"at least {in_words(lost_ns / steps)} longer than it in {whole_of(trace)} "
-        f"({percent(share)} of the time), with nothing else to do"
+        f"({percent(share)} of {whole_of(trace)}), with nothing else to do"
     )
     lost_in_all = round(lost_ns * (len(waits) - 1))
     return [

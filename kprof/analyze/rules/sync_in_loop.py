@@ -7,7 +7,7 @@ from kprof.analyze.evidence import (
     count_host_steps,
     per_step,
     recoverable_idle,
-    share_of_window,
+    share_of_whole,
     whole_of,
 )
 from kprof.analyze.idle.causes import SYNCHRONIZATION
@@ -21,7 +21,7 @@ LEAST_SHARE = 0.01
 def check(trace: Trace) -> list[Finding]:
     """Find waits for the device that leave it idle; one that costs nothing is not mentioned."""
     idle_rows, lost_ns = recoverable_idle(trace, SYNCHRONIZATION)
-    share = share_of_window(trace, lost_ns)
+    share = share_of_whole(trace, lost_ns)
     if share < LEAST_SHARE:
         return []
     calls = trace.idle["evidence_row"].iloc[idle_rows].nunique() / count_host_steps(trace)
@@ -29,7 +29,7 @@ def check(trace: Trace) -> list[Finding]:
     claim = (
         f"The host stops to wait for the GPU {often} in {whole_of(trace)}; the queue "
         f"runs empty, and the GPU idles for {in_words(per_step(trace, lost_ns))} "
-        f"({percent(share)} of the time)"
+        f"({percent(share)} of {whole_of(trace)})"
     )
     return [
         Finding(

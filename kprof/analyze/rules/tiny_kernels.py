@@ -11,7 +11,7 @@ from kprof.analyze.evidence import (
     is_one_of,
     per_step,
     recoverable_idle,
-    share_of_window,
+    share_of_whole,
     total_ns,
     whole_of,
 )
@@ -35,7 +35,7 @@ FUSIBLE = ("elementwise", "copy", "set", "reduction", "norm", "softmax", "indexi
 def check(trace: Trace) -> list[Finding]:
     """Find runs of tiny kernels that a compiler would join; where the host is late, nothing."""
     _, late_ns = recoverable_idle(trace, LAUNCH_BOUND)
-    if share_of_window(trace, late_ns) >= LAUNCH_BOUND_SHARE:
+    if share_of_whole(trace, late_ns) >= LAUNCH_BOUND_SHARE:
         return []
     is_kernel = is_one_of(trace.kernels["activity"], "kernel")
     took = durations(trace)
@@ -44,7 +44,7 @@ def check(trace: Trace) -> list[Finding]:
         return []
     rows = np.flatnonzero(is_tiny)
     between = _idle_before(trace, rows)
-    share = share_of_window(trace, total_ns(trace, rows) + between)
+    share = share_of_whole(trace, total_ns(trace, rows) + between)
     if share < LEAST_SHARE:
         return []
     order = launch_order(trace)
@@ -54,7 +54,7 @@ def check(trace: Trace) -> list[Finding]:
     claim = (
         f"{len(rows) / steps:,.0f} of {is_kernel.sum() / steps:,.0f} kernels of {whole} last less "
         f"than {in_words(TINY_NS)}: they and the pauses before them take "
-        f"{spent}, {percent(share)} of the time"
+        f"{spent}, {percent(share)} of {whole_of(trace)}"
     )
     return [
         Finding(

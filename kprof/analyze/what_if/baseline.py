@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kprof.analyze.steps import time_steps
-from kprof.analyze.summary import measure_window
-from kprof.analyze.what_if.dependencies import find_replay
+from kprof.analyze.steps import time_steps, whole_ns
+from kprof.analyze.what_if.dependencies import Streams, find_recorded
 from kprof.analyze.what_if.replay import Replay, means_of_ranks
 from kprof.analyze.what_if.unrecorded import (
     host_spread,
@@ -21,6 +20,7 @@ from kprof.trace import Trace
 WORST_REPLAY = 0.03
 # A replay takes some microseconds an activity.
 MOST_ACTIVITIES = 1_000_000
+OTHER_READINGS: tuple[Streams, ...] = ("free", "in order")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Baseline:
     uncertainty_ns: int
     added_ns: int = 0
     """What recording had added to a step, and was taken off the host's time."""
+    others: tuple[Replay, ...] = ()
+    """The replay under other readings of what streams wait for, where there are several streams."""
     host_spread: float = 0.0
     """How far the host's time lies from what it is taken to be in most steps, as a share."""
 
@@ -70,13 +72,14 @@ def find_baseline(trace: Trace) -> Baseline:
     if not is_replayed or not 0 < len(trace.kernels) <= MOST_ACTIVITIES:
         steps = time_steps(trace).recorded_ns
         num = max(len(steps), 1)
-        step_ns = sum(steps) // num if steps else measure_window(trace.kernels)
+        step_ns = whole_ns(trace)
         return Baseline(trace, None, num, step_ns, step_ns, 0)
-    replay = find_replay(trace)
+    found = find_recorded(trace)
+    replay = found.replay()
     rank = replay.spans.rank
     measured = replay.span_times(replay.measured())
     replayed, roughly = (
-        one.span_times(one.run()) for one in (replay, find_replay(trace, is_typical=True))
+        one.span_times(one.run()) for one in (replay, found.replay(is_typical=True))
     )
     means = means_of_ranks(measured, rank)
     slowest = int(means.argmax())
@@ -89,6 +92,9 @@ def find_baseline(trace: Trace) -> Baseline:
         int(means_of_ranks(replayed, rank).max()),
         int(max(error[slowest] for error in errors)),
     )
+    if found.has_several_streams:
+        others = tuple(found.replay(streams) for streams in OTHER_READINGS)
+        recorded = replace(recorded, others=others)
     return _without_recording(recorded, replay)
 
 
@@ -108,6 +114,7 @@ def _without_recording(recorded: Baseline, replay: Replay) -> Baseline:
     return replace(
         recorded,
         replay=shorter,
+        others=tuple(take_recording_off(one, recorded.trace, wanted_ns) for one in recorded.others),
         step_ns=wanted_ns,
         replayed_ns=replayed_ns,
         uncertainty_ns=recorded.uncertainty_ns + missed_ns,

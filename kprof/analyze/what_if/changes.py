@@ -10,9 +10,10 @@ import numpy as np
 from kprof.analyze.idle import causes
 from kprof.analyze.idle.host_state import find_host
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_before
+from kprof.analyze.start_up import SILENCE_NS, find_once
 from kprof.analyze.what_if.dependencies import GRAPH_LATENCY_NS
 from kprof.analyze.what_if.host_program import BEGIN, WAIT_END
-from kprof.analyze.what_if.host_time import emptied, without_host_time
+from kprof.analyze.what_if.host_time import emptied, without_host_spans, without_host_time
 from kprof.analyze.what_if.replay import HOST, LAUNCH, STREAM, WAIT, Replay
 from kprof.analyze.what_if.targets import Target, rows_of
 from kprof.trace import Trace
@@ -20,15 +21,15 @@ from kprof.trace import Trace
 # From node to node of a replayed graph, unrecorded: an empty kernel in a graph takes 1.08 µs on an
 # H200, and runs for 0.86 (`kprof roofline`).
 BETWEEN_NODES_NS = 220
-# Between two launches the host takes some µs. After a silence of so much it did something else.
-SILENCE_NS = 5_000_000
 # No kernel takes less: the shortest that CUPTI timed on an H200 (`kprof roofline`).
 SHORTEST_KERNEL_NS = 860
 # What all rows may take together, 73 years: sums of it and of times of day stay within an int64.
 LONGEST_SUM_NS = 2**61
 
 FASTER, ROOFLINE, REMOVED, REPLACED = "faster", "roofline", "removed", "replaced"
-GRAPHED, WITHOUT = "graphed", "without"
+GRAPHED, WITHOUT, FILLED = "graphed", "without", "filled"
+# A copy to the host, whose result the host may use afterwards.
+FETCH = r"DtoH|Device -> (?:Pageable|Pinned|Host)|CopyDeviceToHost"
 AVOIDABLE = (
     causes.SYNCHRONIZATION,
     causes.DATA_LOADING,
@@ -41,8 +42,9 @@ AVOIDABLE = (
 class Change:
     """What is asked: what happens, and to what.
 
-    `what` is faster, roofline, removed, replaced, graphed or without. `factor` goes with faster,
-    `total_ns` and `launches` (of a step) with replaced, `cause` (of idle time) with without.
+    `what` is faster, roofline, removed, replaced, graphed, without or filled. `factor` goes with
+    faster, `total_ns` and `launches` (of a step) with replaced, `cause` (of idle time) with
+    without, `idle_rows` with filled: the host's time in these pieces of idle time is gone.
     """
 
     what: str
@@ -51,6 +53,9 @@ class Change:
     cause: str = ""
     total_ns: int = 0
     launches: int = 0
+    idle_rows: tuple[int, ...] = ()
+    keeps_results: bool = False
+    """Whether waits for a result that the host may use stay: no recording tells what it does."""
 
     def __str__(self) -> str:
         return f"{self.subject} {self.words}"
@@ -72,6 +77,7 @@ class Change:
             REPLACED: f"replaced by {self.launches} launches",
             GRAPHED: "in CUDA graphs",
             WITHOUT: "gone",
+            FILLED: "filled",
         }[self.what]
 
 
@@ -217,14 +223,51 @@ def _avoid(change: Change, replay: Replay, trace: Trace) -> Replay:
     if change.cause == causes.DATA_LOADING:
         return without_host_time(replay, trace, host.rows["loaded"])
     calls = host.blocking.index[host.blocking == change.cause].to_numpy(np.int64)
+    # What happened once is no part of a step to come: it stays.
+    once = trace.idle["evidence_row"].to_numpy(np.int64, na_value=NOTHING)[find_once(trace).ns > 0]
+    calls = np.setdiff1d(calls, once)
     if change.cause in (causes.ALLOCATOR, causes.PAGEABLE_COPY):
         # A copy from memory that is not pinned returns before its end, when its last part is
         # staged: then it is no wait, but all of it was the host's time.
         replay = without_host_time(replay, trace, calls)
     program, edges = replay.program, replay.edges
     ends = np.flatnonzero((program.what == WAIT_END) & np.isin(program.row, calls))
+    if change.keeps_results:
+        ends = ends[~_follows_fetch(ends, replay, trace)]
     is_wait = (edges.kind == WAIT) & np.isin(edges.target, ends)
     return replace(replay, edges=edges.take(~is_wait))
 
 
-_STRUCTURAL = {GRAPHED: _graph, WITHOUT: _avoid}
+def _follows_fetch(ends: np.ndarray, replay: Replay, trace: Trace) -> np.ndarray:
+    """Tell which waits end after a copy to the host that was launched since the wait before."""
+    program, edges, first = replay.program, replay.edges, replay.first_activity
+    names = trace.kernels["name"].cat
+    matches = np.append(np.asarray(names.categories.str.contains(FETCH), dtype=bool), False)
+    is_fetch = np.append(np.zeros(first, dtype=bool), matches[names.codes.to_numpy()])
+    launch = (edges.kind == LAUNCH) & is_fetch[edges.target]
+    fetched = np.zeros(len(program.time_ns), dtype=np.int64)
+    fetched[edges.source[launch]] = 1
+    before = np.cumsum(fetched)
+    all_ends = np.flatnonzero(program.what == WAIT_END)
+    at = np.searchsorted(all_ends, ends)
+    same = (at > 0) & (program.program[all_ends[np.maximum(at - 1, 0)]] == program.program[ends])
+    since = np.where(same, before[all_ends[np.maximum(at - 1, 0)]], 0)
+    return np.asarray(before[ends] > since)
+
+
+def _fill(change: Change, replay: Replay, trace: Trace) -> Replay:
+    """Take the host's time within pieces of idle time out of the program that ended them."""
+    idle = trace.idle.iloc[list(change.idle_rows)]
+    ended_by = idle["kernel_row"].to_numpy(np.int64, na_value=NOTHING)
+    launch = np.append(trace.kernels["launch_row"].to_numpy(np.int64, na_value=NOTHING), NOTHING)
+    thread = np.append(replay.program.of_ranges(trace.ranges), NOTHING)[launch[ended_by]]
+    start = idle["start_ns"].to_numpy(np.int64)
+    end = start + idle["duration_ns"].to_numpy(np.int64)
+    gone = {
+        one: disjoint(Intervals(start[thread == one], end[thread == one], ended_by[thread == one]))
+        for one in np.unique(thread[thread != NOTHING]).tolist()
+    }
+    return without_host_spans(replay, gone)
+
+
+_STRUCTURAL = {GRAPHED: _graph, WITHOUT: _avoid, FILLED: _fill}

@@ -4,10 +4,14 @@ The host's own time between two points is kept as measured. What the device need
 or between two activities of a stream, is kept where the trace shows it, and is that of a typical
 one where a queue hid it; more than is usual stays unexplained. Recordings do not tell which stream
 waits for which event: an activity that began late, right after one of another stream of its rank
-had ended, is taken to have waited for that one.
+had ended, is taken to have waited for that one. How far an answer depends on that is told by two
+other readings: no such waits at all, and streams that keep the order in which they were seen.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -44,26 +48,62 @@ ENOUGH = 8
 USUAL_PERCENTILE = 95
 
 
-def find_replay(trace: Trace, *, is_typical: bool = False) -> Replay:
-    """Find the nodes and edges of an attributed trace that has device activities.
+Streams = Literal["likely", "free", "in order"]
+"""What an activity waits for on other streams: what it began right after, nothing, or all that had
+ended before it began."""
 
-    With `is_typical` the device needs the typical time everywhere, also where the trace shows it.
-    """
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a recording tells of its nodes and of what each came after."""
+
+    program: HostProgram
+    activities: Activities
+    waits: Waits
+    host: list[Parts]
+    spans: Spans
+
+    @property
+    def has_several_streams(self) -> bool:
+        """Tell whether any rank used more than one stream, so that one may wait for another."""
+        lanes = np.unique(np.vstack([self.activities.rank, self.activities.lane]), axis=1)
+        return bool((np.unique(lanes[0], return_counts=True)[1] > 1).any())
+
+    def replay(self, streams: Streams = "likely", *, is_typical: bool = False) -> Replay:
+        """Return the replay under one reading of what streams wait for.
+
+        With `is_typical` the device needs the typical time everywhere, also where the trace shows
+        it.
+        """
+        program, those, waits = self.program, self.activities, self.waits
+        first = len(program.time_ns)
+        start = np.concatenate([program.time_ns, those.start])
+        duration = np.append(np.zeros(first, np.int64), those.end - those.start)
+        device, explained = _device_edges(program, those, is_typical=is_typical)
+        parts = [*self.host, *device]
+        parts.append((waits.activity + first, waits.end_point, waits.lag_ns, WAIT))
+        if streams != "free":
+            parts += _edges_across(those, explained, first)
+        if streams == "in order":
+            parts += _edges_in_order(those, first)
+        edges = _in_order(parts, _keys(program, those))
+        is_root = np.ones(len(start), dtype=bool)
+        is_root[edges.target] = False
+        return Replay(program, start, duration, edges, is_root, self.spans)
+
+
+def find_recorded(trace: Trace) -> Recorded:
+    """Find the nodes of an attributed trace that has device activities."""
     program = find_program(trace)
     activities = find_activities(trace, program)
-    first = len(program.time_ns)
-    start = np.concatenate([program.time_ns, activities.start])
-    duration = np.append(np.zeros(first, np.int64), activities.end - activities.start)
     waits = find_waits(trace, program, activities)
-    device, explained = _device_edges(program, activities, is_typical=is_typical)
-    parts = [*_host_edges(program, waits), *device]
-    parts.append((waits.activity + first, waits.end_point, waits.lag_ns, WAIT))
-    parts += _edges_across(activities, explained, first)
-    edges = _in_order(parts, _keys(program, activities))
-    is_root = np.ones(len(start), dtype=bool)
-    is_root[edges.target] = False
-    spans = _spans(trace, program, first)
-    return Replay(program, start, duration, edges, is_root, spans)
+    spans = _spans(trace, program, len(program.time_ns))
+    return Recorded(program, activities, waits, _host_edges(program, waits), spans)
+
+
+def find_replay(trace: Trace) -> Replay:
+    """Find the nodes and edges of an attributed trace that has device activities."""
+    return find_recorded(trace).replay()
 
 
 def _device_edges(
@@ -174,6 +214,20 @@ def _edges_across(those: Activities, explained: np.ndarray, first: int) -> list[
     source, target = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     lag = those.start[target] - those.end[source]
     return [(source + first, target + first, lag, ACROSS)]
+
+
+def _edges_in_order(those: Activities, first: int) -> list[Parts]:
+    """Let each activity wait for the last one of another stream that had ended before it began."""
+    pairs = [np.zeros((2, 0), dtype=np.int64)]
+    for rank in np.unique(those.rank).tolist():
+        rows = _at(those.rank == rank)
+        for lane in np.unique(those.lane[rows]).tolist():
+            mine, others = rows[those.lane[rows] == lane], rows[those.lane[rows] != lane]
+            others = others[np.argsort(those.end[others], kind="stable")]
+            at = np.searchsorted(those.end[others], those.start[mine], side="right") - 1
+            pairs.append(np.vstack([others[at[at >= 0]], mine[at >= 0]]))
+    source, target = np.concatenate(pairs, axis=1)
+    return [(source + first, target + first, np.zeros_like(source), ACROSS)]
 
 
 def _host_edges(program: HostProgram, waits: Waits) -> list[Parts]:

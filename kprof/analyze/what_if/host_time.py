@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, either, length_in
+from kprof.analyze.what_if.host_program import HostProgram
 from kprof.analyze.what_if.replay import HOST, Replay
 from kprof.trace import Trace
 
@@ -44,14 +46,25 @@ def without_host_time(replay: Replay, trace: Trace, gone: np.ndarray) -> Replay:
 
     Of operators with nothing between them also what Python needed to get from one to the next.
     """
-    edges, program = replay.edges, replay.program
+    return without_host_spans(replay, spans_by_program(gone, replay.program, trace))
+
+
+def spans_by_program(gone: np.ndarray, program: HostProgram, trace: Trace) -> dict[int, Intervals]:
+    """Return when the ranges `gone` were open, by the program of their thread."""
     start, end, row = _spans_of(gone, trace.ranges)
     of_range = program.of_ranges(trace.ranges)[row]
+    return {
+        one: disjoint(Intervals(start[of_range == one], end[of_range == one], row[of_range == one]))
+        for one in np.unique(of_range[of_range != NOTHING]).tolist()
+    }
+
+
+def without_host_spans(replay: Replay, gone: Mapping[int, Intervals]) -> Replay:
+    """Take the host's time within a union of intervals out of each program."""
+    edges, program = replay.edges, replay.program
     lag_ns, kept_ns = edges.lag_ns.astype(float), edges.kept_ns.copy()
     is_host = edges.kind == HOST
-    for one in np.unique(of_range[of_range != NOTHING]).tolist():
-        mine = of_range == one
-        union = disjoint(Intervals(start[mine], end[mine], row[mine]))
+    for one, union in gone.items():
         at = np.flatnonzero(is_host)
         at = at[program.program[edges.target[at]] == one]
         until, since = (program.time_ns[node[at]] for node in (edges.target, edges.source))

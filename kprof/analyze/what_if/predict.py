@@ -15,7 +15,8 @@ import numpy as np
 from kprof.analyze.idle import causes
 from kprof.analyze.idle.summary import inside_window
 from kprof.analyze.intervals import NOTHING
-from kprof.analyze.summary import measure_window
+from kprof.analyze.start_up import without_start_up
+from kprof.analyze.steps import whole_ns
 from kprof.analyze.what_if.baseline import Baseline, find_baseline
 from kprof.analyze.what_if.changes import (
     AVOIDABLE,
@@ -61,11 +62,44 @@ def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
     if reason is not None:
         return replace(told, reason=reason, amdahl_step_ns=None if known == 0 else amdahl)
     if baseline.replay is None:
-        return replace(told, predicted_step_ns=amdahl, uncertainty_ns=0)
+        return replace(
+            told,
+            predicted_step_ns=amdahl,
+            uncertainty_ns=0,
+            shortest_step_ns=amdahl,
+            longest_step_ns=amdahl,
+        )
     changed = apply(changes, baseline.replay, trace)
     predicted = _predicted_ns(changed, baseline)
     missed_ns = baseline.uncertainty_ns + _by_the_host_ns(changed, predicted, baseline)
-    return replace(told, predicted_step_ns=predicted, uncertainty_ns=missed_ns)
+    all_readings = [predicted, *_other_readings_ns(changes, baseline)]
+    return replace(
+        told,
+        predicted_step_ns=predicted,
+        uncertainty_ns=missed_ns,
+        shortest_step_ns=max(min(all_readings) - missed_ns, 0),
+        longest_step_ns=max(all_readings) + missed_ns,
+    )
+
+
+def _other_readings_ns(changes: Sequence[Change], baseline: Baseline) -> list[int]:
+    """Return the step under other readings of what the recording does not hold.
+
+    Which stream waits for which; and whether the host needs the results that it waits for.
+    """
+    found = []
+    assert baseline.replay is not None
+    cautious = [replace(one, keeps_results=True) for one in changes]
+    asked = [changes]
+    if any(one.what == WITHOUT and one.cause == causes.SYNCHRONIZATION for one in changes):
+        asked.append(cautious)
+        found.append(_predicted_ns(apply(cautious, baseline.replay, baseline.trace), baseline))
+    for other in baseline.others:
+        unchanged_ns = max(int(other.step_ns()), 1)
+        for each in asked:
+            changed_ns = int(apply(each, other, baseline.trace).step_ns())
+            found.append(baseline.step_ns * changed_ns // unchanged_ns)
+    return found
 
 
 def _by_the_host_ns(changed: Replay, predicted_ns: int, baseline: Baseline) -> int:
@@ -129,13 +163,16 @@ def _known_share(change: Change, trace: Trace, duration: np.ndarray) -> float:
     return float(duration[known].sum() / max(int(duration[rows].sum()), 1))
 
 
-def add_predictions(trace: Trace) -> Trace:
+def add_predictions(trace: Trace, baseline: Baseline | None = None) -> Trace:
     """Note what is worth asking of a recording with it, so that a later run can score it."""
-    return replace(trace, meta=replace(trace.meta, what_if=tuple(find_predictions(trace))))
+    found = tuple(find_predictions(trace, baseline))
+    return replace(trace, meta=replace(trace.meta, what_if=found))
 
 
-def find_predictions(trace: Trace) -> list[Prediction]:
+def find_predictions(trace: Trace, baseline: Baseline | None = None) -> list[Prediction]:
     """Predict what is worth asking of a recording, largest saving first.
+
+    `baseline`, if the trace was replayed before.
 
     The kernels, operators and modules that would gain most at their roofline; launches in graphs;
     the causes of idle time that can be avoided. What cannot be told stays, with its reason.
@@ -143,10 +180,10 @@ def find_predictions(trace: Trace) -> list[Prediction]:
     if not len(trace.kernels) or not trace.has_timeline:
         return []
     if len(trace.kernels) > MOST_UNASKED and not trace.is_host_only:
-        many = Prediction("a step", "after any change", measure_window(trace.kernels))
+        many = Prediction("a step", "after any change", whole_ns(trace))
         reason = f"replaying {len(trace.kernels):,} activities takes long; ask with kprof whatif"
         return [replace(many, reason=reason)]
-    baseline = find_baseline(trace)
+    baseline = baseline or find_baseline(trace)
     if baseline.refusal is not None:
         any_change = Prediction("a step", "after any change", baseline.step_ns)
         return [replace(any_change, reason=baseline.refusal)]
@@ -178,5 +215,6 @@ def _questions(baseline: Baseline) -> list[Change]:
         return asked
     if (segments(baseline.replay, trace) != NOTHING).any():
         asked.append(Change(GRAPHED))
-    present = set(inside_window(trace.idle)["cause"].dropna())
+    steady, _ = without_start_up(trace)
+    present = set(inside_window(steady.idle)["cause"].dropna())
     return asked + [Change(WITHOUT, cause=cause) for cause in AVOIDABLE if cause in present]

@@ -247,5 +247,5 @@ def worth_in_words(saving: Saving | None, price: str, is_before: bool, evidence:
         of_what = "" if name in (MONTH, KEPT) else "of "
         return f"{told} {of_what}{name[:1].lower()}{name[1:]}, at the middle price"
     if saving.worth is None:
-        return price or "not known: no price list has this GPU"
+        return price or "not known: no step is marked, or no price list has this GPU"
     return f"{format_worth(saving.worth)} a month; that is of {price}"

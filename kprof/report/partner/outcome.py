@@ -244,17 +244,16 @@ def _swapped(evidence: Evidence) -> list[str]:
 def _about_findings(evidence: Evidence) -> list[str]:
     if not evidence.runs or evidence.runs[-1].diagnosis is None:
         return []
-    found = [one for one in evidence.runs[-1].diagnosis.findings if one.saving is not None]
+    findings = evidence.runs[-1].diagnosis.findings
+    found = [one for one in findings if one.saving is not None and one.saving.high_ns]
     # What a single run shows was there before the change that was compared with it.
     tried = _swapped(evidence) if len(evidence.runs) == 1 else []
     found = [one for one in found if one.swap not in tried]
     steps = []
     for one in found[:2]:
         assert one.saving is not None
-        if not one.saving.high_ns:
-            continue
         step = max(one.saving.step_ns, 1)
-        gain = gain_range((one.saving.low_ns or 0) / step, one.saving.high_ns / step)
+        gain = gain_range((one.saving.low_ns or 0) / step, (one.saving.high_ns or 0) / step)
         proof = f"; to prove it: {one.command}" if one.command else ""
         how = f" of the time{proof or f'; how: kprof playbook {one.playbook}'}"
         advice = evidence.advice.get(one.rule)

@@ -1,10 +1,11 @@
-"""Findings: what the rules say is wrong, what proves it, what mending it would save."""
+"""Findings: what the rules say is wrong, what proves it, what a fix would save."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from kprof.analyze.summary import collapse_layers
+from kprof.analyze.summary import collapse_layers, measure_capacity
+from kprof.analyze.unexplained import RULE as UNEXPLAINED
 from kprof.finding import Diagnosis, Finding, Saving
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import (
@@ -44,10 +45,11 @@ def render(trace: Trace) -> Section:
     if diagnosis is None:
         return Section(TITLE, ORDER, (Text(NOT_ASKED),), in_terminal=False)
     if not diagnosis.findings:
-        parts = [Text(_why_none(diagnosis)), *_unasked(diagnosis)]
+        parts = [Text(_why_none(diagnosis)), *_start_up(trace, diagnosis), *_unasked(diagnosis)]
         return Section(TITLE, ORDER, tuple(parts))
     told = [_card(number, one, diagnosis) for number, one in enumerate(diagnosis.findings, 1)]
-    parts = [Text(_lead(diagnosis)), *[Text(text) for text in told[:NUM_TOLD]]]
+    parts = [Text(_lead(diagnosis)), *_start_up(trace, diagnosis)]
+    parts += [Text(text) for text in told[:NUM_TOLD]]
     if more := [one.rule for one in diagnosis.findings[NUM_TOLD:]]:
         parts.append(Text(f"{len(more)} more in the report's tables: {', '.join(more)}."))
     parts += [_savings(diagnosis), _claims(diagnosis), _evidence(trace, diagnosis)]
@@ -65,10 +67,49 @@ def _lead(diagnosis: Diagnosis) -> str:
     number = format_count(len(diagnosis.findings), "finding")
     if diagnosis.together is None:
         return f"{number}."
-    return (
-        f"{number}, most promising first. All mended together would save "
-        f"{format_saving(diagnosis.together)} of {diagnosis.whole}."
+    lead = (
+        f"{number}, largest expected saving first. All fixes together would save "
+        f"{format_saving(diagnosis.together)} of {saved_of(diagnosis.together, diagnosis)}"
     )
+    if not diagnosis.differs_by:
+        return f"{lead}."
+    known = [one.saving.high_ns or 0 for one in diagnosis.findings if one.saving is not None]
+    than = f"than the sum of the savings, {format_time(sum(known))}"
+    if diagnosis.differs_by == "overlap":
+        return f"{lead}: less {than}, because some overlap."
+    return f"{lead}: more {than}, because they share a limit that no single fix lifts."
+
+
+def saved_of(saving: Saving | None, diagnosis: Diagnosis) -> str:
+    """Return what a saving is a share of; a step without recording is named so."""
+    is_recorded = saving is None or saving.step_ns == diagnosis.whole_ns
+    if is_recorded or not diagnosis.whole_ns:
+        return diagnosis.whole
+    return f"{diagnosis.whole} without recording"
+
+
+def _start_up(trace: Trace, diagnosis: Diagnosis) -> list[Part]:
+    """Return what happened once: it is in no saving."""
+    if not diagnosis.start_up:
+        return []
+    total_ns = sum(one.time_ns for one in diagnosis.start_up)
+    largest = diagnosis.start_up[0]
+    where = f", at {largest.place}" if largest.place else ""
+    share = format_share(total_ns / max(measure_capacity(trace.kernels), 1))
+    lead = (
+        f"Start-up, in no saving: {format_time(total_ns)} of idle time happened once, {share} of "
+        f"the window; the largest is {largest.what}{where}, {format_time(largest.time_ns)}."
+    )
+    rows = tuple(
+        (one.what, or_missing(one.place), format_time(one.time_ns), f"{one.num_pieces:,}")
+        for one in diagnosis.start_up
+    )
+    columns = (
+        *(Column("Start-up"), Column("Where", "name")),
+        *(Column("Time", "right"), Column("Pieces", "right")),
+    )
+    caption = "Idle time that happened once in the window, and is part of no saving."
+    return [Text(lead), Table(columns, rows, caption, terminal_rows=0)]
 
 
 def format_saving(saving: Saving | None) -> str:
@@ -92,19 +133,32 @@ def _interval(saving: Saving | None) -> tuple[str, str]:
 
 def _card(number: int, finding: Finding, diagnosis: Diagnosis) -> str:
     how = f"How: kprof playbook {finding.playbook}"
+    if finding.rule == UNEXPLAINED:
+        return f"{number}. {finding.claim}. {'. '.join(finding.details)}. {how}"
     if finding.saving is None or finding.saving.high_ns is None:
-        return f"{number}. {finding.claim}. What mending it saves is not known. {how}"
-    saves = f"{format_saving(finding.saving)} of {diagnosis.whole}"
+        return f"{number}. {finding.claim}. The saving is not known. {how}"
+    saves = f"{format_saving(finding.saving)} of {saved_of(finding.saving, diagnosis)}"
     if finding.saving.worth is not None:
         saves += f", {format_worth(finding.saving.worth)} a month at list prices"
-    return f"{number}. {finding.claim}. Mending it saves {saves}. {how}"
+    costs = f"It costs {_cost(finding, diagnosis)}"
+    return f"{number}. {finding.claim}. {costs}. A fix saves {saves}. {how}"
+
+
+def _cost(finding: Finding, diagnosis: Diagnosis) -> str:
+    """Return what a finding costs of a step: no saving is more."""
+    if finding.cause_ns is None or not diagnosis.whole_ns:
+        return UNKNOWN
+    share = format_share(finding.cause_ns / diagnosis.whole_ns)
+    idle = " with the idle time around it" if finding.remedy.launches is not None else ""
+    return f"{format_time(finding.cause_ns)} of {diagnosis.whole} ({share}){idle}"
 
 
 def _savings(diagnosis: Diagnosis) -> Table:
     columns = (
         Column("Finding"),
+        Column(f"Costs of {diagnosis.whole}"),
         Column("Saves"),
-        Column(f"Of {diagnosis.whole}"),
+        Column(f"Of {saved_of(diagnosis.findings[0].saving, diagnosis)}"),
         Column(MONTH),
         Column("How sure"),
         Column("Effort"),
@@ -113,6 +167,7 @@ def _savings(diagnosis: Diagnosis) -> Table:
     rows = tuple(
         (
             one.rule,
+            _cost(one, diagnosis),
             *_interval(one.saving),
             format_worth(one.saving.worth if one.saving else None),
             one.confidence,
@@ -123,9 +178,10 @@ def _savings(diagnosis: Diagnosis) -> Table:
     )
     money = f"A month: in dollars, of {diagnosis.price}. " if diagnosis.price else ""
     caption = (
-        "Predicted by replaying the recording: from a modest success to a full one, give or take "
-        "what the replay itself misses. Savings do not add up: some overlap, some count only once "
-        f"another is mended. {money}Each has a playbook: `kprof playbook NAME`."
+        "Predicted by replaying the recording, from a modest success to a full one, widened by the "
+        "replay's error and by every reading of what the recording does not hold. Savings do not "
+        f"add up: some overlap, some share a limit. {money}Each has a playbook: "
+        "`kprof playbook NAME`."
     )
     kept = [i for i in range(len(columns)) if diagnosis.price or columns[i].header != MONTH]
     shown = tuple(tuple(row[i] for i in kept) for row in rows)

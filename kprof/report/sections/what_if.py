@@ -59,14 +59,25 @@ def _lead(told: list[Prediction], whole: str) -> str:
     best = max(told, key=saving)
     return (
         f"{best.target} {best.change}: {whole} would take {format_time(best.predicted_step_ns)} "
-        f"instead of {format_time(best.step_ns)}, give or take {format_share(_missed(best))} at "
-        "least: what replaying the recording as it is misses"
+        f"instead of {format_time(best.step_ns)}; it saves {_interval(best)} of it. The interval "
+        "covers the error of replaying the unchanged recording, and what the recording does not "
+        "hold: which stream waits for which, and what the host does with results"
         + (
-            ", and what the host's time varies by. What recording adds to that is taken off."
+            ". It covers how the host's time varies; what recording adds to that is taken off."
             if best.is_without_recording
             else "."
         )
     )
+
+
+def _interval(prediction: Prediction) -> str:
+    """Return the saved share, from the least to the most that the recording allows."""
+    step_ns, missed = max(prediction.step_ns, 1), prediction.uncertainty_ns or 0
+    predicted = prediction.predicted_step_ns or 0
+    shortest, longest = prediction.shortest_step_ns, prediction.longest_step_ns
+    most = 1 - (predicted - missed if shortest is None else shortest) / step_ns
+    least = 1 - (predicted + missed if longest is None else longest) / step_ns
+    return f"{format_share(max(least, 0))} to {format_share(min(most, 1))}"
 
 
 def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
@@ -75,7 +86,7 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
         Column("Change"),
         Column(whole.split()[-1].capitalize(), "right"),
         Column("Saves", "right"),
-        Column("±", "right"),
+        Column("Between", "right"),
         Column("Amdahl", "right"),
         Column("Roofline known for", "right", essential=False),
     )
@@ -85,7 +96,7 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
             one.change,
             format_time(one.predicted_step_ns),
             format_share(saving(one)),
-            format_share(_missed(one)),
+            _interval(one),
             format_time(one.amdahl_step_ns),
             format_share(one.known_share) if "roofline" in one.change else MISSING,
         )
@@ -97,11 +108,6 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
     if any(one.target.startswith("op:") for one in told):
         caption += f" {INSIDE}"
     return Table(columns, rows, caption=caption, terminal_rows=num_rows)
-
-
-def _missed(prediction: Prediction) -> float:
-    """Return the share of the step that a prediction may be off by, at least."""
-    return (prediction.uncertainty_ns or 0) / max(prediction.step_ns, 1)
 
 
 def saving(prediction: Prediction) -> float:
