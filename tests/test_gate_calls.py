@@ -110,6 +110,14 @@ def test_an_expanded_gradient_fails_as_an_optimizer_writes_to_it():
     assert "gradient of x has several elements in one place" in faults[0]
 
 
+def test_a_result_without_elements_overlaps_nothing():
+    def no_rows_expanded(x):
+        return x * 2 if x.numel() else x.sum() * 2 + torch.zeros(()).expand(x.shape)
+
+    empty = {"shapes": ((8, 16),), "free": (0,), "differentiable": ()}
+    assert faults_of(no_rows_expanded, **empty) == []
+
+
 def test_a_write_of_the_same_values_into_the_input_fails():
     def rewrites(x):
         x.detach().mul_(1)

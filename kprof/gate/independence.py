@@ -164,7 +164,8 @@ def _find_other_form(subject: Subject, function: Function, case: Case) -> Iterat
 
 def _overlaps_itself(tensor: Tensor) -> bool:
     """Tell whether a tensor is an expanded one, into which nothing can be written in place."""
-    return any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.numel() > 0 and any(n > 1 and not step for n, step in sizes)
 
 
 def _called(function: Function, subject: Subject, case: Case, values: Sequence[Any]) -> object:
