@@ -48,14 +48,16 @@ def draw(subject: Subject, case: Case) -> tuple[Any, ...]:
 
 def expandable(subject: Subject, arguments: Sequence[Any]) -> tuple[int, ...]:
     """Return the arguments that may be one row expanded: matrices of numbers, never written."""
+    # Of some shapes there are fewer arguments than `rows` names.
     rows = subject.rows or range(len(arguments))
     return tuple(
         i
-        for i in rows
-        if i not in subject.writes
-        and isinstance(arguments[i], Tensor)
-        and arguments[i].is_floating_point()
-        and arguments[i].dim() > 1
+        for i, a in enumerate(arguments)
+        if i in rows
+        and i not in subject.writes
+        and isinstance(a, Tensor)
+        and a.is_floating_point()
+        and a.dim() > 1
     )
 
 
