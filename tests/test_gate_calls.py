@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kprof.gate import independence
 from kprof.gate.integrity import check_integrity
 from tests.doubling import DOUBLED, new_is
 
@@ -49,6 +50,55 @@ def test_a_result_that_a_later_call_overwrites_in_part_fails():
 
     faults = faults_of(into_an_arena)
     assert any("a later call changes the output of an earlier one" in one for one in faults)
+
+
+def test_a_pool_is_found_where_few_results_of_a_large_call_fit_the_memory(monkeypatch):
+    monkeypatch.setattr(independence, "KEPT_BYTES", 20 * 8 * 16 * 4)
+    pools, calls = {}, []
+
+    def into_a_pool(x):
+        calls.append(1)
+        key = x.shape, len(calls) % 30
+        out = pools.setdefault(key, torch.empty(x.shape))
+        return x * 2 if x.requires_grad else torch.mul(x, 2, out=out)
+
+    faults = faults_of(into_a_pool, free=(0,))
+    assert any("call 31 lies where the output of call 1 is" in fault for fault in faults)
+
+
+def test_two_gradients_of_one_call_may_be_one_tensor_and_two_of_two_calls_may_not():
+    buffer = torch.empty(8, 16)
+
+    class Added(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x + y
+
+        @staticmethod
+        def backward(ctx, arriving):
+            found = buffer.copy_(arriving) if arriving.shape == buffer.shape else arriving
+            return found, found
+
+    def added(x, y):
+        return x + y
+
+    two = {"inputs": lambda shape, draw: (draw(*shape), draw(*shape)), "differentiable": (0, 1)}
+    of_torch = {"replaced": added, "truth": added, **two}
+    assert faults_of(added, **of_torch) == []
+    faults = faults_of(Added.apply, **of_torch)
+    assert any(" of call 2 lies where the gradient of " in fault for fault in faults)
+
+
+def test_two_outputs_in_one_place_fail_where_the_replaced_codes_have_two():
+    def twice(x):
+        return x * 2, x * 2
+
+    def once(x):
+        out = x * 2
+        return out, out
+
+    pair = {"replaced": twice, "truth": twice, "differentiable": ()}
+    assert "returns two outputs in the same memory" in faults_of(once, **pair)[0]
 
 
 def test_a_gradient_in_one_buffer_fails():
@@ -116,6 +166,12 @@ def test_a_result_without_elements_overlaps_nothing():
 
     empty = {"shapes": ((8, 16),), "free": (0,), "differentiable": ()}
     assert faults_of(no_rows_expanded, **empty) == []
+
+
+def test_halves_of_the_columns_of_one_matrix_do_not_overlap():
+    packed = torch.zeros(4, 6)
+    assert not independence.overlap(packed[:, :3], packed[:, 3:])
+    assert independence.overlap(packed[:, :4], packed[:, 3:])
 
 
 def test_a_write_of_the_same_values_into_the_input_fails():

@@ -6,12 +6,14 @@ argument or with another result, unless the replaced code does the same.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -37,7 +39,7 @@ from kprof.gate.observe import (
     require_gradients,
     tensors_in,
 )
-from kprof.gate.subject import Case, Function, Subject
+from kprof.gate.subject import Case, Function, Shape, Subject
 
 Told = dict[int, dict[str, object]]
 """For every argument that is a tensor, what a call must leave as it is."""
@@ -45,7 +47,7 @@ Told = dict[int, dict[str, object]]
 MOST_KEPT, LEAST_KEPT = 64, 4
 """Calls whose results are kept side by side: a pool of fewer buffers is found."""
 KEPT_BYTES = 2**26
-KEPT_NS = 300_000_000
+KEPT_NS = 1_000_000_000
 NUM_DRAWN = 3
 TURN_S = 0.05
 """A thread that waits longer for the other one goes on: the other one waits for it, too."""
@@ -136,6 +138,8 @@ def _find_aliases(
             is_own = i in subject.writes or not isinstance(argument, Tensor)
             if not is_own and overlap(output, argument):
                 yield f"returns an {name} in the memory of its input {names[i]}"
+    if any(overlap(one, other) for one, other in combinations(outputs, 2)):
+        yield "returns two outputs in the same memory"
 
 
 def _find_other_form(subject: Subject, function: Function, case: Case) -> Iterator[str]:
@@ -221,7 +225,15 @@ def _random_state(device: str) -> dict[str, Tensor]:
 def overlap(one: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors lie in the same memory, even in part."""
     (first, end), (other_first, other_end) = _span(one), _span(other)
-    return first < other_end and other_first < end
+    if not (first < other_end and other_first < end):
+        return False
+    storage = one.untyped_storage()
+    if one.dtype != other.dtype or storage.data_ptr() != other.untyped_storage().data_ptr():
+        return True
+    # Halves of the columns of one matrix lie between each other.
+    is_taken = torch.zeros(storage.nbytes() // one.element_size(), dtype=torch.bool)
+    is_taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+    return bool(is_taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
@@ -237,15 +249,24 @@ def find_shared_results(subject: Subject, function: Function, case: Case) -> Ite
     """Find results in memory that later calls use: one buffer, a pool of them, a memo."""
     if not is_plain(case):
         return
-    for context in _contexts(subject):
-        fault = _find_shared(subject, function, replace(case, context=context))
-        if fault:
-            yield fault if context == "gradient" else f"{fault} under {context}"
-            return
-    if subject.differentiable:
-        fault = _find_shared(replace(subject, differentiable=()), function, case)
-        if fault:
-            yield f"{fault} without gradients"
+    without = replace(subject, differentiable=())
+    ways = [(subject, context, f" under {context}") for context in _contexts(subject)]
+    ways.append((without, "gradient", " without gradients"))
+    for way, context, where in ways:
+        for shape in _shapes_to_keep(subject, case):
+            fault = _find_shared(way, function, replace(case, shape=shape, context=context))
+            if fault:
+                yield fault if way is subject and context == "gradient" else fault + where
+                return
+
+
+def _shapes_to_keep(subject: Subject, case: Case) -> Iterator[Shape]:
+    """Yield the shape of a case, and a small one where few of its results fit the memory."""
+    yield case.shape
+    num_bytes = sum(a.nbytes for a in draw(subject, case) if isinstance(a, Tensor))
+    small = min(edge_shapes(subject), key=math.prod, default=case.shape)
+    if MOST_KEPT * num_bytes > KEPT_BYTES and _takes(subject, replace(case, shape=small)):
+        yield small
 
 
 def _find_shared(subject: Subject, function: Function, case: Case) -> str | None:
@@ -253,17 +274,18 @@ def _find_shared(subject: Subject, function: Function, case: Case) -> str | None
     kept: list[tuple[Results, Results]] = []
     places: dict[int, str] = {}
     start_ns, num_bytes = time.perf_counter_ns(), 0
-    while len(kept) < MOST_KEPT and num_bytes < KEPT_BYTES:
-        if len(kept) >= LEAST_KEPT and time.perf_counter_ns() - start_ns > KEPT_NS:
+    while len(kept) < MOST_KEPT:
+        is_late = time.perf_counter_ns() - start_ns > KEPT_NS
+        if len(kept) >= LEAST_KEPT and (is_late or num_bytes > KEPT_BYTES):
             break
         results = _results_of(function, subject, case, drawn[len(kept) % NUM_DRAWN])
         kept.append((results, {name: one.clone() for name, one in results.items()}))
         num_bytes += 2 * sum(one.numel() * one.element_size() for one in results.values())
-        for name, one in results.items():
-            at, this = _span(one)[0], f"the {name} of call {len(kept)}"
-            if at and at in places:
-                return f"{this} lies where {places[at]} is"
-            places[at] = this
+        # Two gradients of one call may be one tensor, as those of an addition are.
+        found = {_span(one)[0]: name for name, one in results.items()}
+        for at in found.keys() & places.keys() - {0}:
+            return f"the {found[at]} of call {len(kept)} lies where {places[at]} is"
+        places |= {at: f"the {name} of call {len(kept)}" for at, name in found.items()}
     for results, copies in kept:
         for name, one in results.items():
             if not same_bits(one, copies[name]):
