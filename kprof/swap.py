@@ -204,13 +204,16 @@ def check_root(root: object) -> None:
 
 
 def _name(one: Site | Skip, root: object, *, is_one_of_many: bool) -> None:
-    """Take compilers' wrappers out of a qualified name, and tell models apart."""
-    one.name = one.name.replace("_orig_mod.", "")
+    """Take wrappers of torch.compile and FSDP out of a qualified name, and tell models apart."""
+    for wrapper in WRAPPERS:
+        one.name = one.name.replace(f"{wrapper}.", "")
     title = type(getattr(root, "_orig_mod", root)).__name__
     if root is not None and is_one_of_many and one.name != title:
         one.name = f"{title}.{one.name}"
 
 
+# Attributes by which torch.compile, FSDP and checkpointing hold what they wrap.
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _prepared: dict[tuple[str, ...], Swap] = {}
 
 

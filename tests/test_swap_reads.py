@@ -210,6 +210,30 @@ class Upcasting(Mlp):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
+class Casting(Mlp):
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x)
+
+
+class WithoutGradient(Mlp):
+    def forward(self, x):
+        with torch.no_grad():
+            gate = self.gate_proj(x)
+        return self.down_proj(self.act_fn(gate) * self.up_proj(x))
+
+
+class OfClass(Mlp):
+    scale = 1.0
+
+    @classmethod
+    def factor(cls):
+        return cls.scale
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x) * self.factor())
+
+
 class Residual(Mlp):
     def __init__(self):
         super().__init__(SIZE)
@@ -366,6 +390,19 @@ LEFT = {
         lambda: Branching(SIZE),
         "its code runs _local_scalar_dense, which the kernel does not",
     ),
+    "autocast": (
+        lambda: Casting(SIZE),
+        "it runs its layers in another mode of autocast or of gradients",
+    ),
+    "no gradient": (
+        lambda: WithoutGradient(SIZE),
+        "its gradients are those of something else",
+    ),
+    "class method": (lambda: OfClass(SIZE), "its code calls factor, a method of its class"),
+    "in place": (
+        lambda: Mlp(SIZE, nn.SiLU(inplace=True)),
+        "it writes to its input, or to what its layers return",
+    ),
     "residual": (Residual, "it reads alpha, a parameter that the kernel does not take"),
     "norm with scale": (ScaledNorm, "it reads scale, a parameter that the kernel does not take"),
     "norm with buffer": (BufferedNorm, "it reads offset, a buffer that the kernel does not take"),
@@ -419,6 +456,18 @@ def put_global(value):
     return put
 
 
+def enclosing(factor):
+    def activate(x):
+        return functional.silu(x) * factor
+
+    def put(value):
+        nonlocal factor
+        factor = value
+
+    activate.put = put
+    return activate
+
+
 def put_code(module):
     module.function.__code__ = (lambda x: x * torch.sigmoid(2 * x)).__code__
 
@@ -434,6 +483,7 @@ CHANGES = {
         lambda: Mlp(SIZE, nn.GELU()),
         lambda m: setattr(m.act_fn, "approximate", "tanh"),
     ),
+    "enclosing": (lambda: ByFunction(enclosing(1.0)), lambda m: m.function.put(2.0)),
     "bias": (BiasedLater, lambda m: setattr(m, "bias", nn.Parameter(torch.ones(SIZE)))),
     "epsilon": (lambda: Norm(SIZE), lambda m: setattr(m, "variance_epsilon", 0.5)),
     "size": (lambda: Packed(-1), lambda m: setattr(m, "dim", 1)),

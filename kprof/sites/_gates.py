@@ -107,11 +107,13 @@ class Given(Module):
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.given: list[object] = []
         self.result: Tensor | None = None
+        self.modes: object = None
         self._order = order
 
     def __call__(self, *args: Any) -> Any:
         """Return the tensor."""
         self.given.append(args[0] if len(args) == 1 else args)
+        self.modes = modes()
         if self._order is not None:
             self._order.append(self)
         return self.result
@@ -120,6 +122,13 @@ class Given(Module):
     def weight(self) -> Tensor:
         """No weights, of the dtype that they would have."""
         return torch.empty(0, dtype=torch.float32 if self.result is None else self.result.dtype)
+
+
+def modes() -> object:
+    """Return what torch's modes say about how a layer runs."""
+    devices = [one for one in ("cpu", "cuda") if torch.amp.is_autocast_available(one)]
+    casts = [(torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in devices]
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts
 
 
 class NotGatedError(Exception):
@@ -180,6 +189,7 @@ class Probe:
         if operators is not None:
             operators.know((x, *results.values()))
         with autocast_of(self._device, cast), operators or nullcontext():
+            outside = modes()
             returned = type(self._module).forward(self._module, x)
         last = [name for name, layer in self._layers.items() if layer.result is returned]
         if not last:
@@ -189,6 +199,8 @@ class Probe:
         first = [layer.given[0] for name, layer in self._layers.items() if name != last[0]]
         if any(given is not x for given in first):
             raise NotGatedError("its first layers do not get its input as it is")
+        if any(layer.modes != outside for layer in self._layers.values()):
+            raise NotGatedError("it runs its layers in another mode of autocast or of gradients")
         if versions != [one._version for one in (x, *results.values())]:
             raise NotGatedError("it writes to its input, or to what its layers return")
         return last[0], self._layers[last[0]].given[0]
@@ -201,6 +213,42 @@ class Probe:
         """Return what the last layer is given."""
         set_mode(self._module, is_training)
         return self.run(setting)[1]
+
+    def agrees(
+        self, setting: Setting, kernel: str, options: tuple[str, ...], gate: str, up: str | None
+    ) -> bool:
+        """Tell whether the last layer is given what a kernel's reference computes."""
+        expected = _reference(kernel, options, *self.tensors(setting, gate, up))
+        try:
+            return all(
+                are_alike(expected, self.given_to_last(setting, is_training))
+                for is_training in (False, True)
+            )
+        except NotGatedError:
+            return False
+
+    def why_not_training(self) -> str:
+        """Return why a module that is known otherwise is not where it trains."""
+        try:
+            self.given_to_last(IN_FULL, True)
+        except NotGatedError as error:
+            return f"where it trains, {error}"
+        return "it computes something else when it trains"
+
+    def has_gradients_of(
+        self, kernel: str, options: tuple[str, ...], gate: str, up: str | None
+    ) -> bool:
+        """Tell whether what the last layer is given has the gradients of a kernel's reference."""
+        given = [one for one in self.tensors(IN_FULL, gate, up) if one is not None]
+        others = [None] if up is None else []
+        try:
+            return have_same_gradients(
+                lambda *given: _reference(kernel, options, *given, *others),
+                lambda *given: self.given_to_last_by(gate, up, *given),
+                *given,
+            )
+        except NotGatedError:
+            return False
 
     def tensors(
         self, setting: Setting, gate: str, up: str | None, lead: tuple[int, ...] = BATCHES
@@ -262,10 +310,7 @@ def recognise(module: Module, reads: Reads) -> Recognised | str | None:
             return why if looks_gated(module) else None
         except NotGatedError as error:
             return str(error) if looks_gated(module) else None
-        try:
-            return _recognise(module, reads, probe, down, product)
-        except NotGatedError:
-            return "it computes something else when it trains"
+        return _recognise(module, reads, probe, down, product)
 
 
 def _recognise(
@@ -282,22 +327,10 @@ def _recognise(
         is_named = len(others) == 2 or looks_gated(module)
         return "what it computes between its layers is not known" if is_named else None
     is_up_first ^= gate != others[0]
-    settings = settings_where(
-        lambda one: all(
-            are_alike(
-                _reference(kernel, options, *probe.tensors(one, gate, up)),
-                probe.given_to_last(one, is_training),
-            )
-            for is_training in (False, True)
-        )
-    )
+    settings = settings_where(lambda one: probe.agrees(one, kernel, options, gate, up))
     if IN_FULL not in settings:
-        return "it computes something else when it trains"
-    if not have_same_gradients(
-        lambda *given: _reference(kernel, options, *given, *([None] if up is None else [])),
-        lambda *given: probe.given_to_last_by(gate, up, *given),
-        *(one for one in probe.tensors(IN_FULL, gate, up) if one is not None),
-    ):
+        return probe.why_not_training()
+    if not probe.has_gradients_of(kernel, options, gate, up):
         return "its gradients are those of something else"
     why = probe.why_not_operators() or _why_not_everywhere(probe, kernel, options, gate, up)
     if why is not None:

@@ -54,7 +54,7 @@ def remembering_all(function: types.FunctionType) -> Callable[..., Any]:
     """Return what makes the same masks, which carry what `remembering` makes them carry."""
     used = {path: _remembered(value) for path, value in calls_in(function)}
     others = {path: value for path, value in used.items() if value is not None}
-    return Rewired(function, others).compiled
+    return Rewired(function, others).function
 
 
 def _remembered(value: object) -> Any:

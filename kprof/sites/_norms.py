@@ -71,7 +71,7 @@ class Recognised:
 
 def looks_like_a_norm(module: Module) -> bool:
     """Tell whether a reader would expect a norm of rows there, by its name or its epsilon."""
-    if module._modules or isinstance(module, _NormBase):
+    if isinstance(module, (_NormBase, torch.jit.ScriptModule)) or module._modules:
         return False
     return "norm" in type(module).__name__.lower() or (
         module._parameters.get("weight") is not None and bool(_eps_names(module))

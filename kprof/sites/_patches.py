@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,13 @@ from kprof.sites._rewire import innermost
 MARK = "kprof_site"
 # Packages whose modules are replacements themselves.
 FUSED = ("apex", "flash_attn", "liger_kernel", "quack", "transformer_engine", "unsloth", "xformers")
+
+
+def python_modules(root: Module) -> Iterator[tuple[str, Module]]:
+    """Yield a module and those below it, with their names, but none compiled by TorchScript."""
+    for name, module in root.named_modules():
+        if not isinstance(module, torch.jit.ScriptModule):
+            yield name, module
 
 
 def why_foreign(module: Module) -> str | None:

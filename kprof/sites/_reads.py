@@ -79,6 +79,8 @@ IMPLICIT = ("__bool__", "__contains__", "__getitem__", "__iter__", "__len__")
 # Their constants stay what they are.
 LIBRARIES = ("torch", "math", "operator", "typing")
 DYNAMIC = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "__getattr__"))
+# How code gets at its class.
+OF_CLASSES = frozenset(("type", "__class__"))
 SIZES = frozenset(("dim", "len", "ndim", "nelement", "numel", "shape", "size", "stride"))
 WRITES = "its forward writes attributes"
 FORBIDDEN = {
@@ -112,11 +114,7 @@ class Read(NamedTuple):
             now = namespace.get(self.name, ABSENT)
             # What a swap has put there calls the function that was there.
             return now is self.value or (hasattr(now, MARK) and now.__wrapped__ is self.value)
-        try:
-            return getattr(namespace, self.name, ABSENT) is self.value
-        except ValueError:
-            # An empty cell.
-            return self.value is ABSENT
+        return getattr(namespace, self.name, ABSENT) is self.value
 
 
 class Number(NamedTuple):
@@ -145,6 +143,8 @@ class Reads:
     """Attributes that the module has from its class: compared at each entry."""
     others: list[Read] = field(default_factory=list)
     """Plain values elsewhere: compared at each call."""
+    cells: list[tuple[str, types.CellType, object]] = field(default_factory=list)
+    """Variables of enclosing functions: compared at each call."""
     defined: list[Read] = field(default_factory=list)
     """What is defined once, as functions and classes are: compared at each entry."""
     numbers: list[Number] = field(default_factory=list)
@@ -156,7 +156,9 @@ class Reads:
 
         It is for sites: as cheap as it can be, and compilers can read it.
         """
-        others = _changes_of([tuple(one) for one in self.others]) if self.others else None
+        others: Callable[[Any], bool] | None = None
+        if self.others or self.cells:
+            others = _changes_of([tuple(one) for one in self.others], self.cells)
         if not (self.own or self.empty):
             return others
         own, empty = tuple(self.own), tuple(self.empty)
@@ -184,13 +186,19 @@ class Reads:
         for one in (*own, *self.others, *self.defined):
             if not one.is_as_it_was():
                 return f"{one.name} has changed since it was recognised"
+        for name, cell, value in self.cells:
+            if content_of(cell) is not value:
+                return f"{name} has changed since it was recognised"
         return None
 
 
-def _changes_of(reads: list[tuple[Any, ...]]) -> Callable[[object], bool]:
+def _changes_of(
+    reads: list[tuple[Any, ...]], cells: list[tuple[str, types.CellType, object]]
+) -> Callable[[object], bool]:
     """Return what tells whether one of these values differs: mapping, name, value."""
     # Bare tuples: the fields of named ones take a compiler, and a call, longer.
     found = tuple(reads)
+    enclosed = tuple((cell, value) for _, cell, value in cells)
 
     def is_changed(owner: object) -> bool:
         for namespace, name, value in found:
@@ -198,7 +206,7 @@ def _changes_of(reads: list[tuple[Any, ...]]) -> Callable[[object], bool]:
             # Compilers know plain values by what they equal.
             if now is not value and now != value:
                 return True
-        return False
+        return any(content_of(cell) is not value for cell, value in enclosed)
 
     return is_changed
 
@@ -339,6 +347,8 @@ class _Scan:
                 self.follow(function, name)
 
     def _follow_class_value(self, value: object, title: str) -> None:
+        if isinstance(value, classmethod):
+            raise UnclearError(f"its code calls {title}, a method of its class")
         functions = list(functions_of(value))
         for function in functions:
             self.follow(function, title)
@@ -386,7 +396,7 @@ class _Scan:
             value = content_of(cell)
             if name == "__class__":
                 continue
-            self.defined(cell, "cell_contents", value)
+            self.reads.cells.append((name, cell, value))
             self._follow_value(value, name)
 
     def _follow_code(self, code: types.CodeType, names: dict[str, Any]) -> None:
@@ -469,23 +479,31 @@ def _follow_tensors(
 
 
 def _follow_attribute(scan: _Scan, path: tuple[str, ...], module: Module, name: str) -> None:
-    title, value = ".".join((*path, name)), module.__dict__.get(name, ABSENT)
-    if value is not ABSENT:
+    if name in module.__dict__:
         if name not in OF_MODULES:
             _follow_own(scan, path, module, name)
         return
     if name in module._parameters or name in module._buffers or name in module._modules:
         return
     value = getattr(type(module), name, ABSENT)
-    if value is ABSENT or value is getattr(Module, name, ABSENT):
-        if name in OF_ALL and value is not ABSENT:
-            raise UnclearError(f"its code calls {name}")
-        return
+    if value is not ABSENT and value is not getattr(Module, name, ABSENT):
+        _follow_inherited(scan, path, module, name)
+    elif value is not ABSENT and name in OF_ALL:
+        raise UnclearError(f"its code calls {name}")
+
+
+def _follow_inherited(scan: _Scan, path: tuple[str, ...], module: Module, name: str) -> None:
+    title, value = ".".join((*path, name)), getattr(type(module), name)
     if path:
         scan.defined(module.__dict__, name, ABSENT)
     else:
         scan.reads.inherited.append(name)
+    if is_plain(value):
+        owner = next(one for one in type(module).__mro__ if name in vars(one))
+        scan.reads.others.append(Read(vars(owner), name, value))
     if _is_number(value):
+        if scan.reads.names & OF_CLASSES:
+            raise UnclearError(f"it reads {title} of its class, which the kernel does not take")
         scan.reads.numbers.append(Number(path, name, value))
     scan.follow_defined(type(module), name, title)
 
@@ -554,7 +572,7 @@ def _names_loaded(code: types.CodeType) -> frozenset[str]:
             if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
                 found.add(str(instruction.argval))
             elif instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                found |= {str(instruction.argval)} & DYNAMIC
+                found |= {str(instruction.argval)} & (DYNAMIC | OF_CLASSES)
     return frozenset(found)
 
 

@@ -73,11 +73,11 @@ class Rewired:
         self._globals.pop("__name__", None)
         self._names = set(_names_in(inner.__code__))
         self._put_others()
-        self.compiled = _copied(function, inner, self._globals)
-        """For compilers: globals are those of the last `refresh`."""
+        self.function = _copied(function, inner, self._globals)
+        """For compilers: its other globals are those of the last `refresh`."""
         self._live = self._live_globals()
-        self.function = _copied(function, inner, self._live)
-        """Looks other globals up where the original does, at each call."""
+        self.live = _copied(function, inner, self._live)
+        """For all other calls: looks its other globals up where the original does."""
 
     def _put_others(self) -> None:
         for path, other in self._others.items():

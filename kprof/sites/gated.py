@@ -25,7 +25,7 @@ from kprof.sites._gates import (
     looks_gated,
     recognise,
 )
-from kprof.sites._patches import is_passed_over, why_foreign
+from kprof.sites._patches import is_passed_over, python_modules, why_foreign
 from kprof.sites._probe import are_alike, kind_of, place_of, probing
 from kprof.sites._providers import LEAN
 from kprof.sites._reads import CHANGED, Reads, reads_of_module
@@ -40,7 +40,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
     """Yield the gated MLPs below a module."""
     if not isinstance(root, Module):
         return
-    for name, module in root.named_modules():
+    for name, module in python_modules(root):
         if _holds_experts(module) and SWIGLU in request.kernels:
             why = "its experts share one module, which multiplies inside a loop over them"
             yield Skip(name or type(module).__name__, SWIGLU, type(module).__name__, why)

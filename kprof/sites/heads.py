@@ -19,7 +19,7 @@ from torch.nn import Linear, Module
 
 from kprof.sites import Family
 from kprof.sites._around import Around
-from kprof.sites._patches import is_passed_over, why_foreign
+from kprof.sites._patches import is_passed_over, python_modules, why_foreign
 from kprof.sites._probe import CANNOT, CannotCopyError, kind_of, probing, stand_in
 from kprof.sites._reads import CHANGED, why_effects
 from kprof.sites._site import Request, Site, Skip, Switch, bound
@@ -71,7 +71,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
     """Yield the models below a module whose head and loss can be one."""
     if not isinstance(root, Module):
         return
-    for name, module in root.named_modules():
+    for name, module in python_modules(root):
         function, head = loss_of(module), module._modules.get(HEAD)
         if function is None or head is None:
             continue

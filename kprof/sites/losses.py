@@ -20,6 +20,7 @@ from torch.nn import Module, functional
 
 from kprof.kernels import kernel_named
 from kprof.sites import Family
+from kprof.sites._patches import python_modules
 from kprof.sites._probe import (
     ARRANGING,
     CANNOT,
@@ -169,7 +170,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
     """Yield the models below a module that carry a loss function."""
     if not isinstance(root, Module):
         return
-    for name, module in root.named_modules():
+    for name, module in python_modules(root):
         function = loss_of(module)
         if function is None:
             continue

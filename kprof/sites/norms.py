@@ -22,7 +22,7 @@ from kprof.sites._norms import (
     recognise,
     why_no_weights,
 )
-from kprof.sites._patches import why_foreign
+from kprof.sites._patches import python_modules, why_foreign
 from kprof.sites._probe import are_alike, kind_of, place_of, probing
 from kprof.sites._reads import CHANGED, Reads, reads_of_module
 from kprof.sites._site import Request, Site, Skip, Switch, bound, running_as_ever
@@ -35,12 +35,11 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
     """Yield the norms below a module."""
     if not isinstance(root, Module):
         return
-    for name, module in root.named_modules():
+    for name, module in python_modules(root):
         found = norm_of(module, request)
         if found is None:
             continue
-        asked = [one for one in (RMSNORM, LAYERNORM) if one in request.kernels]
-        kernel = found.kernel if isinstance(found, Recognised) else asked[0] if asked else ""
+        kernel = found.kernel if isinstance(found, Recognised) else _kernel_of(module, request)
         if kernel not in request.kernels:
             continue
         label = name or type(module).__name__
@@ -52,6 +51,13 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
             yield Skip(label, kernel, type(module).__name__, why or str(reads))
         else:
             yield _site(label, module, found, _compared(module, found, reads), request)
+
+
+def _kernel_of(module: Module, request: Request) -> str:
+    """Return the kernel that was asked for and would be expected for a norm that is not known."""
+    asked = [one for one in (RMSNORM, LAYERNORM) if one in request.kernels]
+    is_layer = "layer" in type(module).__name__.lower() and LAYERNORM in asked
+    return LAYERNORM if is_layer else asked[0] if asked else ""
 
 
 def _compared(module: Module, found: Recognised, reads: Reads) -> Reads:

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch._C._dynamo import eval_frame
 from torch.compiler import is_compiling
 from torch.nn import Module
 
@@ -28,7 +29,7 @@ from kprof.sites._masks import (
     remembering,
     remembering_all,
 )
-from kprof.sites._patches import why_foreign
+from kprof.sites._patches import python_modules, why_foreign
 from kprof.sites._reads import CHANGED, Reads, reads_of_function
 from kprof.sites._rewire import Path, Rewired, calls_in, why_not_rewired
 from kprof.sites._site import Request, Site, Skip, Switch, bound
@@ -63,7 +64,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
     """Yield the modules below one whose forward calls a function that a kernel can replace."""
     if not isinstance(root, Module):
         return
-    for name, module in root.named_modules():
+    for name, module in python_modules(root):
         forward = type(module).forward
         calls = request.once(("calls", forward), _known_calls, forward, request)
         masks = request.once(("masks", forward), _masks_of, forward, request)
@@ -220,12 +221,13 @@ def _what(module: Module, path: Path, translation: Translation) -> str:
 
 
 def _calling(original: Callable[..., Any], rewired: Rewired, switch: Switch) -> Callable[..., Any]:
-    live, compiled = rewired.function, rewired.compiled
+    live, compiled = rewired.live, rewired.function
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self:
             return original(self, *args, **kwargs)
-        if is_compiling():
+        # A compiler would read the live one, too, where it has left this frame to Python.
+        if is_compiling() or compiler_of_frames() is not None:
             return compiled(self, *args, **kwargs)
         return live(self, *args, **kwargs)
 
@@ -270,6 +272,10 @@ def _routed(function: Callable[..., Any], route: Route) -> Callable[..., Any]:
         return function(*args, **kwargs) if run is None else run(*arguments)
 
     return replacement
+
+
+# Returns None outside of what a compiler runs; where torch does not tell, it may be anywhere.
+compiler_of_frames = getattr(eval_frame, "get_eval_frame_callback", object)
 
 
 FAMILY = Family(
