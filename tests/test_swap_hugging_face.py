@@ -112,6 +112,7 @@ def test_a_llama_compiles_whole():
         ("gemma2", {"head_dim": 16}, "add_rmsnorm"),
         ("mixtral", {"num_local_experts": 4}, "add_rmsnorm"),
         ("phi3", {}, "add_rmsnorm"),
+        ("granite", {"residual_multiplier": 0.5}, "add_rmsnorm"),
         ("gpt2", {"n_embd": 64, "n_head": 4, "n_layer": 2}, "add_layernorm"),
     ],
 )
@@ -125,11 +126,9 @@ def test_the_sum_in_front_of_a_norm_is_one_with_it(kind, options, kernel):
     assert [(site.kernel, site.num_replaced) for site in swap.replaced] == [(kernel, 1)] * 2
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"), [("phi", {}), ("olmo2", {}), ("granite", {"residual_multiplier": 0.5})]
-)
-def test_layers_that_norm_no_sum_are_no_sites(kind, options):
-    with swapped(made(kind, **options), "add_rmsnorm=eager", "add_layernorm=eager") as swap:
+@pytest.mark.parametrize("kind", ["phi", "olmo2"])
+def test_layers_that_norm_no_sum_are_no_sites(kind):
+    with swapped(made(kind), "add_rmsnorm=eager", "add_layernorm=eager") as swap:
         pass
     assert swap.replaced == ()
 

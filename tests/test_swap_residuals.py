@@ -1,4 +1,4 @@
-"""The sum before a norm in one pass with it: layers as people write them, and what they do else."""
+"""A sum and the norm after it in one call: layers that are taken and layers that are not."""
 
 import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint as again
 
-from kprof.sites._promise import Promise
 from kprof.swap import swapped
 from tests.kernel_checks import COMPILED, INTERPRETED, compiled
 from tests.swap_models import GemmaNorm, Mlp, Model, Norm, snapshot, tokens
@@ -76,25 +76,37 @@ class ScalingLayer(Layer):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class LookingLayer(Layer):
-    """Looks at what it adds and at the sum, in ways that were not there when it was probed."""
-
-    looks = False
-
-    def forward(self, x):
-        attended, _ = self.self_attn(self.input_layernorm(x))
-        if self.looks:
-            attended = 2 * attended.clamp(-1, 1) - torch.abs(attended)
-        x = x + attended
-        if self.looks:
-            x = torch.where(x > 0, x, -x[..., :16])
-        return x + self.mlp(self.post_attention_layernorm(x)), x
-
-
 class CountingLayer(Layer):
+    num_calls = 0
+
     def forward(self, x):
-        self.num_calls = 1
-        return super().forward(x)
+        x = x + self.self_attn(self.input_layernorm(x))[0]
+        y = self.mlp(self.post_attention_layernorm(x))
+        self.num_calls += 1
+        return x + y
+
+
+class BranchingLayer(Layer):
+    """As in GPT-2: another branch between the sum and its norm, seldom taken."""
+
+    def forward(self, x, memory=None):
+        x = x + self.self_attn(self.input_layernorm(x))[0]
+        if memory is not None:
+            x = x + memory
+        residual = x
+        x = self.post_attention_layernorm(x)
+        return residual + self.mlp(x)
+
+
+class TwoSumsLayer(Layer):
+    def __init__(self, size=16):
+        super().__init__(size)
+        self.last_norm = Norm(size)
+
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))[0]
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        return self.last_norm(x)
 
 
 def x_of(size=16):
@@ -115,8 +127,11 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize(
     "layer",
-    [Layer(), Layer(norm=nn.LayerNorm), Layer(norm=nn.RMSNorm), GemmaLayer(), LookingLayer()],
-    ids=["llama", "layernorm", "torch", "gemma", "looking"],
+    [
+        *(Layer(), Layer(norm=nn.LayerNorm), Layer(norm=nn.RMSNorm), GemmaLayer()),
+        *(ScalingLayer(), CountingLayer(), BranchingLayer()),
+    ],
+    ids=["llama", "layernorm", "torch", "gemma", "scaling", "counting", "branching"],
 )
 def test_the_sum_and_its_norm_are_one_call_with_the_same_results(layer):
     x = x_of()
@@ -151,29 +166,32 @@ def test_every_layer_of_a_model_is_a_site_beside_its_norms_and_mlps():
     assert names == ["layers.0", "layers.1"]
 
 
-@pytest.mark.parametrize("layer", [ParallelLayer(), ScalingLayer()], ids=["parallel", "scaling"])
-def test_a_layer_that_norms_something_else_is_no_site(layer):
-    with swapped(layer, *EAGER) as swap:
-        layer(x_of())
+def test_a_layer_that_norms_its_input_twice_is_no_site():
+    with swapped(ParallelLayer(), *EAGER) as swap:
+        pass
     assert swap.sites == ()
 
 
-def test_a_layer_that_writes_attributes_is_left_alone():
-    with swapped(CountingLayer(), *EAGER) as swap:
-        pass
-    assert "writes attributes" in swap.skipped[0].skipped
-
-
-def test_who_looks_at_the_sum_or_at_what_is_added_finds_a_tensor():
-    layer, x = LookingLayer(), x_of()
+def test_another_branch_between_a_sum_and_its_norm_gets_what_it_asks_for():
+    layer, x = BranchingLayer(), x_of()
+    memory = torch.ones(16)
+    wanted = layer(x, memory)
     with swapped(layer, *EAGER) as swap:
-        assert [type(one) for one in layer(x)] == [torch.Tensor, torch.Tensor]
-        layer.looks = True
-        looking = layer(x)
-    for one, other in zip(looking, layer(x), strict=True):
-        assert type(one) is torch.Tensor
-        assert torch.equal(one, other)
+        assert torch.equal(layer(x, memory), wanted)
+        assert swap.sites[0].calls == ()
+        layer(x)
     assert swap.sites[0].num_replaced == 1
+
+
+def test_each_sum_of_a_layer_is_a_part_of_its_site():
+    layer, x = TwoSumsLayer(), x_of()
+    expected = gradients(layer, x)
+    with swapped(layer, *EAGER) as swap:
+        assert_same(gradients(layer, x), expected)
+    assert [(site.what, site.num_replaced) for site in swap.sites] == [
+        ("TwoSumsLayer: post_attention_layernorm", 1),
+        ("TwoSumsLayer: last_norm", 1),
+    ]
 
 
 def test_hooks_see_tensors():
@@ -222,102 +240,218 @@ def test_a_compiled_layer_runs_the_original_in_one_graph():
     assert [one.provider for one in compiled_calls] == [None]
 
 
-class Asking(Layer):
-    """Looks at its sum before it norms it, where nobody wants gradients, and keeps what it saw."""
+class Keeping(Layer):
+    """Keeps its sum where anybody can see it."""
 
-    def note(self, x):
-        self.seen = x.abs().mean()
-
-    def forward(self, hidden_states):
-        attended, _ = self.self_attn(self.input_layernorm(hidden_states))
-        hidden_states = hidden_states + attended
-        with torch.no_grad():
-            self.note(hidden_states)
-        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))[0]
+        kept.append(x)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
-def test_a_sum_that_was_looked_at_without_gradients_has_them_all_the_same():
-    layer, x = Asking(), tokens().float()[..., None].expand(-1, -1, 16).clone().requires_grad_()
-    layer(x).sum().backward()
-    wanted = [x.grad, *(one.grad for one in layer.parameters())]
-    seen, x.grad = layer.seen, None
-    layer.zero_grad()
-    layer.seen = None
-    with swapped(layer, *EAGER) as swap:
-        layer(x).sum().backward()
-    found = [x.grad, *(one.grad for one in layer.parameters())]
-    for new, old in zip(found, wanted, strict=True):
-        torch.testing.assert_close(new, old)
-    assert torch.equal(layer.seen, seen)
-    assert [one.why for one in swap.sites[0].calls] == [
-        "what it norms is no sum that nobody looked at before"
-    ]
+kept = []
+
+
+class KeepingLater(Layer):
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))[0]
+        y = self.mlp(self.post_attention_layernorm(x))
+        kept.append([x])
+        return x + y
+
+
+class Returning(Layer):
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))[0]
+        y = self.mlp(self.post_attention_layernorm(x))
+        return {"y": x + y, "sums": [x]}
+
+
+class Hooked(Layer):
+    """Its sum has a hook: gradients of the sum are those of all that is made of it."""
+
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))[0]
+        y = self.mlp(self.post_attention_layernorm(x))
+        if x.requires_grad:
+            x.register_hook(lambda gradient: 2 * gradient)
+        return x + y
+
+
+class InPlace(Layer):
+    def forward(self, x):
+        x = x.clone()
+        x += self.self_attn(self.input_layernorm(x))[0]
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class InPlaceLater(Layer):
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))[0]
+        y = self.mlp(self.post_attention_layernorm(x))
+        residual = x + 0
+        x[..., 0] = 0
+        return residual + y
 
 
 class InNoGrad(Layer):
-    def forward(self, hidden_states):
-        attended, _ = self.self_attn(self.input_layernorm(hidden_states))
-        hidden_states = hidden_states + attended
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))[0]
         with torch.no_grad():
-            normed = self.post_attention_layernorm(hidden_states)
-        return hidden_states + self.mlp(normed)
-
-
-def test_a_sum_that_is_normed_without_gradients_has_them_all_the_same():
-    layer, x = InNoGrad(), torch.randn(2, 3, 16, requires_grad=True)
-    (wanted,) = torch.autograd.grad(layer(x).sum(), x)
-    with swapped(layer, *EAGER):
-        (found,) = torch.autograd.grad(layer(x).sum(), x)
-    torch.testing.assert_close(found, wanted)
+            normed = self.post_attention_layernorm(x)
+        return x + self.mlp(normed)
 
 
 class Checkpointing(Layer):
-    def forward(self, hidden_states):
-        attended, _ = self.self_attn(self.input_layernorm(hidden_states))
-        hidden_states = hidden_states + attended
-        return hidden_states + checkpoint(self.rest, hidden_states, use_reentrant=True)
-
     def rest(self, x):
         return self.mlp(self.post_attention_layernorm(x))
 
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))[0]
+        return x + again(self.rest, x, use_reentrant=True)
+
+
+class Calling(Layer):
+    """As a mixture with a block of its own."""
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+class Closing(Layer):
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))[0]
+        y = self.mlp(self.post_attention_layernorm(x))
+        return (lambda: x + y)()
+
 
 class Typed(Layer):
-    def forward(self, hidden_states):
-        attended, _ = self.self_attn(self.input_layernorm(hidden_states))
-        hidden_states = hidden_states + attended
-        assert isinstance(hidden_states, torch.Tensor)
-        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))[0]
+        if not torch.is_tensor(x):
+            raise TypeError
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Looping(Layer):
+    def forward(self, x):
+        for _ in range(2):
+            y = x
+            x = x + self.self_attn(self.input_layernorm(x))[0]
+            x = x + self.mlp(self.post_attention_layernorm(x))
+            kept.append(y)
+        return x
+
+
+class Looking(Layer):
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))[0]
+        y = self.mlp(self.post_attention_layernorm(x))
+        return locals()["x"] + y
+
+
+BETWEEN, BESIDE = "its code does something between", "its code does more with the sum"
 
 
 @pytest.mark.parametrize(
     ("layer", "why"),
     [
-        (Checkpointing, "its forward checkpoints a part of itself"),
-        (Typed, "its forward asks of what type something is"),
+        *((Keeping, BETWEEN), (KeepingLater, BESIDE), (Returning, BESIDE), (Hooked, BESIDE)),
+        *((InPlace, "it adds in place"), (InPlaceLater, BESIDE), (InNoGrad, BETWEEN)),
+        *((Checkpointing, "it calls its norms outside"), (Calling, "it calls its norms outside")),
+        *((Closing, BESIDE), (Typed, BETWEEN), (Looking, "its forward reads its local variables")),
     ],
 )
-def test_a_layer_that_could_tell_a_promise_from_a_tensor_is_left_alone(layer, why):
+def test_a_layer_that_does_more_with_its_sum_is_left_alone(layer, why):
+    torch.manual_seed(0)
     with swapped(layer(), *EAGER) as swap:
         pass
-    assert [site.skipped for site in swap.sites] == [why]
+    ((site,), ()) = swap.skipped, swap.replaced
+    assert site.skipped.startswith(why)
 
 
-class Returning(Layer):
-    def forward(self, hidden_states):
-        attended, _ = self.self_attn(self.input_layernorm(hidden_states))
-        hidden_states = hidden_states + attended
-        normed = self.post_attention_layernorm(hidden_states)
-        return {"y": self.mlp(normed), "sums": [hidden_states, (hidden_states,)]}
-
-
-def test_what_is_returned_within_something_is_a_tensor():
-    layer, x = Returning(), torch.randn(2, 3, 16)
-    wanted = layer(x)
+def test_a_loop_whose_sums_are_kept_nowhere_is_taken():
+    layer, x = Looping(), x_of()
+    expected = gradients(layer, x)
     with swapped(layer, *EAGER) as swap:
-        found = layer(x)
-    assert swap.sites[0].num_replaced == 1
-    assert type(found["sums"][0]) is type(found["sums"][1][0]) is torch.Tensor
-    torch.testing.assert_close(found, wanted)
+        assert_same(gradients(layer, x), expected)
+    assert [site.num_replaced for site in swap.sites] == [2]
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 0.1 * gradient
+
+
+class Scaled(Layer):
+    def forward(self, x):
+        x = x + Scale.apply(self.self_attn(self.input_layernorm(x))[0])
+        return x + again(self.mlp, self.post_attention_layernorm(x), use_reentrant=True)
+
+
+def test_a_function_of_autograd_around_a_part_keeps_its_gradients():
+    layer, x = Scaled(), x_of()
+    expected = gradients_by_backward(layer, x)
+    with swapped(layer, *EAGER) as swap:
+        assert_same(gradients_by_backward(layer, x), expected)
+    assert [site.num_replaced for site in swap.sites] == [1]
+
+
+def gradients_by_backward(layer, x):
+    layer.zero_grad()
+    x.grad = None
+    layer(x).square().sum().backward()
+    return [x.grad, *(one.grad for one in layer.parameters())]
+
+
+class Private(Layer):
+    """Has a private name, a closure, defaults and keywords."""
+
+    def __init__(self, size=16):
+        super().__init__(size)
+        self.__scale = 2.0
+
+    def forward(self, x, /, scale=1.0, *, shift: float = 0.5, **others):
+        x = x + scale * self.self_attn(self.input_layernorm(x))[0] * self.__scale
+        return torch.add(x, self.mlp(self.post_attention_layernorm(x))) + shift
+
+
+def test_names_defaults_and_keywords_of_a_forward_stay():
+    layer, x = Private(), x_of()
+    wanted = layer(x), layer(x, 3.0, shift=1.0, more=1)
+    with swapped(layer, *EAGER) as swap:
+        assert_same((layer(x), layer(x, 3.0, shift=1.0, more=1)), wanted)
+    assert swap.sites[0].skipped is not None
+
+
+def test_a_forward_without_source_is_left_alone():
+    names = {"Layer": Layer}
+    exec(
+        "class Hidden(Layer):\n"
+        "    def forward(self, x):\n"
+        "        x = x + self.self_attn(self.input_layernorm(x))[0]\n"
+        "        return x + self.mlp(self.post_attention_layernorm(x))\n",
+        names,
+    )
+    with swapped(names["Hidden"](), *EAGER) as swap:
+        pass
+    assert swap.skipped[0].skipped == (
+        "the source of its forward is missing, or is not the code that runs"
+    )
+
+
+def test_a_global_that_is_patched_within_the_swap_counts_at_once(monkeypatch):
+    layer, x = Scaled(), x_of()
+    with swapped(layer, *EAGER):
+        layer(x)
+        monkeypatch.setattr(Scale, "apply", lambda x: 0 * x)
+        inside = layer(x)
+    assert torch.equal(inside, layer(x))
 
 
 def test_a_norm_that_is_exchanged_or_patched_is_called():
@@ -332,17 +466,6 @@ def test_a_norm_that_is_exchanged_or_patched_is_called():
     layer.post_attention_layernorm.forward = torch.tanh
     torch.testing.assert_close(patched, layer(x))
     assert [one.num_calls for one in swap.sites[0].calls] == [1, 1, 1]
-
-
-def test_sums_compare_and_count_as_tensors_do():
-    promise = Promise(torch.tensor([1.0, -2.0]), torch.tensor([1.0, 1.0]))
-    assert (promise == 2).tolist() == [True, False]
-    assert (promise != 2).tolist() == [False, True]
-    assert abs(promise).tolist() == [2.0, 1.0]
-    assert (promise // 2).tolist() == [1.0, -1.0]
-    promise[0] = 7.0
-    assert promise.tensor().tolist() == [7.0, -1.0]
-    assert promise in {promise}
 
 
 def test_what_a_hook_writes_to_a_layer_stays():

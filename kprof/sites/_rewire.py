@@ -1,15 +1,20 @@
-"""One module's own copy of its code, in which some functions that it calls are others.
+"""Patched copies of a function, for one module: with other globals, or with other statements.
 
-What a forward calls by a global name (`apply_rotary_pos_emb`, `F.cross_entropy`) belongs to every
-module of the class, and of the process. A copy of the forward with globals of its own changes it
-for one module, at no cost for its other calls, and a compiler reads it as it reads the original.
+A forward calls functions by global names (`apply_rotary_pos_emb`, `F.cross_entropy`) that belong to
+the whole process. A copy of the forward with globals of its own changes them for one module, at no
+cost for other calls, and a compiler reads it as it reads the original. A copy with other statements
+is compiled from the changed syntax tree of the function's source.
 """
 
 from __future__ import annotations
+import __future__
 
+import ast
 import builtins
 import dis
+import inspect
 import types
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -73,10 +78,10 @@ class Rewired:
         self._globals.pop("__name__", None)
         self._names = set(_names_in(inner.__code__))
         self._put_others()
-        self.function = _copied(function, inner, self._globals)
+        self.function = _with_globals(function, inner, self._globals)
         """For compilers: its other globals are those of the last `refresh`."""
         self._live = self._live_globals()
-        self.live = _copied(function, inner, self._live)
+        self.live = _with_globals(function, inner, self._live)
         """For all other calls: looks its other globals up where the original does."""
 
     def _put_others(self) -> None:
@@ -141,26 +146,174 @@ def _namespace(module: types.ModuleType, name: str, value: object) -> types.Modu
     return namespace
 
 
-def _copied(function: Any, inner: types.FunctionType, names: dict[str, Any]) -> types.FunctionType:
+def _with_globals(
+    function: Any, inner: types.FunctionType, names: dict[str, Any]
+) -> types.FunctionType:
     """Return a copy of the inner function with these globals, in copies of its decorators."""
-    code, globals_, closure = function.__code__, function.__globals__, function.__closure__
+    # Compilers keep their graphs with the code: the copy's must not be the original's.
+    code = inner.__code__.replace(co_name=f"{inner.__code__.co_name} (swapped)")
+    copy = types.FunctionType(code, names, inner.__name__, None, inner.__closure__)
+    return _in_decorators(function, inner, copy)
+
+
+def _in_decorators(
+    function: Any, inner: types.FunctionType, replacement: types.FunctionType
+) -> types.FunctionType:
+    """Return the replacement of the inner function, in copies of the function's decorators."""
     if function is inner:
-        # Compilers keep what they made with the code: the copy's must not be the original's.
-        code, globals_ = code.replace(co_name=f"{code.co_name} (swapped)"), names
+        copy = replacement
     else:
-        wrapped = _copied(function.__wrapped__, inner, names)
+        wrapped = _in_decorators(function.__wrapped__, inner, replacement)
         closure = tuple(
             types.CellType(wrapped) if content_of(cell) is function.__wrapped__ else cell
-            for cell in closure
+            for cell in function.__closure__
         )
-    copy = types.FunctionType(code, globals_, function.__name__, function.__defaults__, closure)
-    copy.__kwdefaults__ = function.__kwdefaults__
+        code, globals_ = function.__code__, function.__globals__
+        copy = types.FunctionType(code, globals_, function.__name__, None, closure)
+    copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     copy.__dict__.update({k: v for k, v in function.__dict__.items() if k != "__wrapped__"})
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
     return copy
 
 
+def tree_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
+    """Return the syntax tree of the function within its decorators.
+
+    None where its source is missing, or is not the source of the code that runs.
+    """
+    inner = innermost(function)
+    if inner is None:
+        return None
+    try:
+        lines, first = inspect.getsourcelines(inner)
+        tree = ast.parse("if 1:\n" + "".join(lines) if lines[0][0].isspace() else "".join(lines))
+    except (OSError, TypeError, SyntaxError, IndexError):
+        return None
+    outermost = tree.body[0]
+    node = outermost.body[0] if isinstance(outermost, ast.If) else outermost
+    if not isinstance(node, ast.FunctionDef):
+        return None
+    ast.increment_lineno(node, first - (2 if node is not outermost else 1))
+    return node if _same_code(_compiled(node, inner, ()), inner.__code__) else None
+
+
+def rewritten(
+    function: Callable[..., Any], tree: ast.FunctionDef, names: Mapping[str, object]
+) -> types.FunctionType:
+    """Return the function with the statements of a tree, to which `names` are known besides."""
+    inner = innermost(function)
+    assert inner is not None
+    code = _compiled(tree, inner, tuple(names))
+    assert code is not None
+    cells = dict(zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True))
+    cells.update({name: types.CellType(value) for name, value in names.items()})
+    closure = tuple(cells[name] for name in code.co_freevars)
+    copy = types.FunctionType(code, inner.__globals__, inner.__name__, None, closure)
+    return _in_decorators(function, inner, copy)
+
+
+def _compiled(
+    tree: ast.FunctionDef, inner: types.FunctionType, names: tuple[str, ...]
+) -> types.CodeType | None:
+    """Return the code of a function with this tree, where the inner function was defined.
+
+    `names` become free variables, as those of the inner function are.
+    """
+    free = (*inner.__code__.co_freevars, *names)
+    holder: ast.stmt = ast.FunctionDef(
+        name=tree.name, args=_plain(tree.args), body=tree.body, decorator_list=[]
+    )
+    # Private names (`self.__x`) carry the name of the class.
+    owner = inner.__qualname__.split(".")[-2:-1]
+    if owner and owner[0].isidentifier():
+        holder = ast.ClassDef(
+            name=owner[0], bases=[], keywords=[], body=[holder], decorator_list=[]
+        )
+    arguments = ast.arguments(
+        posonlyargs=[],
+        args=[ast.arg(arg=name) for name in free],
+        kwonlyargs=[],
+        kw_defaults=[],
+        defaults=[],
+    )
+    outer = ast.FunctionDef(name="outer", args=arguments, body=[holder], decorator_list=[])
+    for node in (outer, holder):
+        if "type_params" in node._fields:
+            node.type_params = []  # type: ignore[attr-defined]
+    module = ast.fix_missing_locations(ast.Module(body=[outer], type_ignores=[]))
+    futures = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+    code: types.CodeType | None = compile(
+        module,
+        inner.__code__.co_filename,
+        "exec",
+        flags=inner.__code__.co_flags & futures,
+        dont_inherit=True,
+    )
+    while code is not None and code.co_name != tree.name:
+        inside = [one for one in code.co_consts if isinstance(one, types.CodeType)]
+        code = inside[0] if inside else None
+    return code
+
+
+def _plain(arguments: ast.arguments) -> ast.arguments:
+    """Return arguments without annotations, and with None for each default."""
+    none = ast.Constant(value=None)
+
+    def plain(one: ast.arg | None) -> ast.arg | None:
+        return None if one is None else ast.arg(arg=one.arg)
+
+    return ast.arguments(
+        posonlyargs=[ast.arg(arg=one.arg) for one in arguments.posonlyargs],
+        args=[ast.arg(arg=one.arg) for one in arguments.args],
+        vararg=plain(arguments.vararg),
+        kwonlyargs=[ast.arg(arg=one.arg) for one in arguments.kwonlyargs],
+        kw_defaults=[None if one is None else none for one in arguments.kw_defaults],
+        kwarg=plain(arguments.kwarg),
+        defaults=[none for _ in arguments.defaults],
+    )
+
+
+def _same_code(one: types.CodeType | None, other: types.CodeType) -> bool:
+    """Tell whether two code objects do the same, wherever they stand."""
+    names = ("co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
+    return (
+        one is not None
+        and all(getattr(one, name) == getattr(other, name) for name in names)
+        and len(mine := _instructions(one)) == len(theirs := _instructions(other))
+        and all(
+            name == other_name
+            and (
+                _same_code(value, other_value)
+                if isinstance(value, types.CodeType) and isinstance(other_value, types.CodeType)
+                else (type(value), repr(value)) == (type(other_value), repr(other_value))
+            )
+            for (name, value), (other_name, other_value) in zip(mine, theirs, strict=True)
+        )
+    )
+
+
+# How CPython calls `a.b()` depends on whether the file imports a, and not on what the call does.
+_CALLS_OF_METHODS = {"LOAD_METHOD": "LOAD_ATTR"}
+_OF_CALLS = ("CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "NOP")
+
+
+def _instructions(code: types.CodeType) -> list[tuple[str, object]]:
+    """Return names and arguments of instructions; of a jump, the number of the one it goes to."""
+    kept = [one for one in dis.get_instructions(code) if one.opname not in _OF_CALLS]
+    offsets = [one.offset for one in kept]
+    return [
+        (
+            _CALLS_OF_METHODS.get(one.opname, one.opname),
+            bisect_left(offsets, one.argval)
+            if one.opcode in (*dis.hasjrel, *dis.hasjabs)
+            else one.argval,
+        )
+        for one in kept
+    ]
+
+
 def content_of(cell: types.CellType) -> object:
+    """Return what a cell of a closure holds, None where it holds nothing yet."""
     try:
         return cell.cell_contents
     except ValueError:

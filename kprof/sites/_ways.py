@@ -213,15 +213,17 @@ class Ways:
         return self._all[provider, why]
 
 
-def key_of(x: Tensor, other: Tensor | None = None) -> Hashable:
+def key_of(x: Tensor, *others: Tensor | None) -> Hashable:
     """Return what the way of a call depends on, as far as these tensors and torch's modes tell."""
     return (
         x.shape,
         x.dtype,
         x.get_device(),
         type(x),
-        None if other is None else other.dtype,
-        type(other),
+        *[
+            None if one is None else (one.shape, one.dtype, one.get_device(), type(one))
+            for one in others
+        ],
         is_grad_enabled(),
         is_any_autocast_enabled() and cast_of(x),
         maybe_current_level(),

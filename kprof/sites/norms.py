@@ -29,6 +29,7 @@ from kprof.sites._site import Request, Site, Skip, Switch, bound, running_as_eve
 from kprof.sites._ways import OTHERWISE, Ways, key_of
 
 PERMUTED = "its rows lie in another order, which the original's result keeps"
+MOVED = "its weights are no parameters of its own any more"
 
 
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
@@ -50,7 +51,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         if isinstance(found, str) or isinstance(reads, str) or why is not None:
             yield Skip(label, kernel, type(module).__name__, why or str(reads))
         else:
-            yield _site(label, module, found, _compared(module, found, reads), request)
+            yield _site(label, module, found, compared(module, found, reads), request)
 
 
 def _kernel_of(module: Module, request: Request) -> str:
@@ -60,7 +61,7 @@ def _kernel_of(module: Module, request: Request) -> str:
     return LAYERNORM if is_layer else asked[0] if asked else ""
 
 
-def _compared(module: Module, found: Recognised, reads: Reads) -> Reads:
+def compared(module: Module, found: Recognised, reads: Reads) -> Reads:
     """Return what has to stay as it is: all but what the kernel reads anew at each call."""
     taken = ("weight",) if found.kernel == RMSNORM else TAKEN
     empty = [name for name, one in module._parameters.items() if one is None and name not in taken]
@@ -123,12 +124,18 @@ def _site(name: str, module: Module, found: Recognised, reads: Reads, request: R
     switch = Switch()
     original = type(module).forward
     make = _rmsnorm if found.kernel == RMSNORM else _layernorm
-    put = bound(make(original, found, reads, ways, switch), original, switch)
+    names = names_of_weights(module)
+    put = bound(make(original, found, names, reads, ways, switch), original, switch)
     return Site(name, module, put, ways, switch=switch, why_changed=reads.why_changed)
 
 
 def _rmsnorm(
-    original: Callable[..., Any], found: Recognised, reads: Reads, ways: Ways, switch: Switch
+    original: Callable[..., Any],
+    found: Recognised,
+    names: tuple[bool, bool],
+    reads: Reads,
+    ways: Ways,
+    switch: Switch,
 ) -> Callable[..., Any]:
     known, decide, trace = ways.known, ways.decide, ways.tracing()
     as_ever, is_changed = running_as_ever(original, ways, switch), reads.changes()
@@ -140,6 +147,8 @@ def _rmsnorm(
             return as_ever(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         if not x.is_contiguous() and is_permuted(x):
             return as_ever(self, PERMUTED, x)
+        if have_moved(self, names):
+            return as_ever(self, MOVED, x)
         if is_changed is not None and is_changed(self):
             return as_ever(self, CHANGED, x)
         weight = self._parameters["weight"]
@@ -159,7 +168,12 @@ def _rmsnorm(
 
 
 def _layernorm(
-    original: Callable[..., Any], found: Recognised, reads: Reads, ways: Ways, switch: Switch
+    original: Callable[..., Any],
+    found: Recognised,
+    names: tuple[bool, bool],
+    reads: Reads,
+    ways: Ways,
+    switch: Switch,
 ) -> Callable[..., Any]:
     known, decide, trace = ways.known, ways.decide, ways.tracing()
     as_ever, is_changed = running_as_ever(original, ways, switch), reads.changes()
@@ -170,6 +184,8 @@ def _layernorm(
             return as_ever(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         if not x.is_contiguous() and is_permuted(x):
             return as_ever(self, PERMUTED, x)
+        if have_moved(self, names):
+            return as_ever(self, MOVED, x)
         if is_changed is not None and is_changed(self):
             return as_ever(self, CHANGED, x)
         parameters = self._parameters
@@ -178,7 +194,7 @@ def _layernorm(
         if is_compiling():
             function = trace(x, weight, bias, eps)
         else:
-            key = key_of(x, weight)
+            key = key_of(x, weight, bias)
             way = known.get(key) or decide(key, (x, weight, bias, eps))
             way.num_calls += 1
             function = way.function
@@ -187,6 +203,26 @@ def _layernorm(
         return function(x, weight, bias, eps)
 
     return forward
+
+
+def names_of_weights(norm: Module) -> tuple[bool, bool]:
+    """Tell whether a norm has a weight, and whether it has a bias."""
+    own = norm._parameters
+    return own.get("weight") is not None, own.get("bias") is not None
+
+
+def have_moved(norm: Module, names: tuple[bool, bool]) -> bool:
+    """Tell whether a norm's weight or bias is no longer the parameter that it was.
+
+    Pruning, parametrizing and FullyShardedDataParallel make a plain attribute of it.
+    """
+    own, parameters = norm.__dict__, norm._parameters
+    return (
+        (parameters.get("weight") is not None) is not names[0]
+        or (parameters.get("bias") is not None) is not names[1]
+        or own.get("weight") is not None
+        or own.get("bias") is not None
+    )
 
 
 def is_permuted(x: Tensor) -> bool:
