@@ -73,8 +73,13 @@ class Swap:
 
     @property
     def replaced(self) -> tuple[SiteReport, ...]:
-        """The sites where a kernel takes over."""
+        """The sites where a kernel runs, or will run when they are called."""
         return self.report.replaced
+
+    @property
+    def fallen_back(self) -> tuple[SiteReport, ...]:
+        """The sites all of whose calls so far ran the original, each call with its reason."""
+        return self.report.fallen_back
 
     @property
     def skipped(self) -> tuple[SiteReport, ...]:

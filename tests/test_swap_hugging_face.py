@@ -48,7 +48,8 @@ def made(kind, **options):
         ("phi", {}, {"layernorm": 3, "rope": 2}),
         ("phi3", {}, {"rmsnorm": 5, "swiglu": 2, "rope": 2}),
         ("mixtral", {"num_local_experts": 4}, {"rmsnorm": 5, "rope": 2}),
-        ("olmo2", {}, {"rmsnorm": 9, "swiglu": 2, "rope": 2}),
+        # Its rotations are in float32: all their calls fall back.
+        ("olmo2", {}, {"rmsnorm": 9, "swiglu": 2}),
     ],
 )
 def test_the_sites_of_a_model_give_the_same_bits(kind, options, sites):

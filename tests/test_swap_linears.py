@@ -181,7 +181,7 @@ def test_a_layer_that_is_pruned_while_it_is_swapped_runs_the_original(model):
         prune.l1_unstructured(layer, "bias", 8)
         found = layer(x)
     assert torch.equal(found, nn.functional.linear(x, layer.weight, layer.bias))
-    (site,) = swap.replaced
+    (site,) = swap.fallen_back
     assert "no parameters of its own" in site.calls[0].why
 
 
@@ -219,7 +219,7 @@ def test_a_copy_of_a_swapped_model_computes_as_before_and_can_be_swapped_itself(
 def test_on_a_device_without_autocast_the_original_runs(model):
     with swapped(model.to("meta"), "fp8_linear") as swap:
         assert model(TOKENS.to("meta")).shape == (2, 3, 16)
-    assert [site.num_fallen_back for site in swap.replaced] == [1] * 4
+    assert [site.num_fallen_back for site in swap.fallen_back] == [1] * 4
 
 
 def test_training_goes_through_it_and_gradients_arrive(model):
@@ -238,7 +238,7 @@ def test_what_it_cannot_take_goes_to_the_original_and_is_counted(model):
         found = layer(x)
         expected = nn.functional.linear(x, layer.weight, layer.bias)
     assert torch.equal(found, expected)
-    (site,) = swap.replaced
+    (site,) = swap.fallen_back
     assert site.num_fallen_back == 1
 
 

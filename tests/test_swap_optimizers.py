@@ -2,6 +2,7 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
 
+import contextlib
 import copy
 
 import pytest
@@ -168,3 +169,79 @@ def test_what_no_adamw_does_is_torchs():
         assert stepped(optimizer) == [(1, "its steps are counted in float64")]
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def odd(kind):
+    """Return an AdamW of two groups, the second of which has an odd gradient or state."""
+    first, second = (nn.Parameter(torch.ones(5, 7)) for _ in range(2))
+    optimizer = torch.optim.AdamW([{"params": [first]}, {"params": [second]}], lr=0.1)
+    for one in (first, second):
+        one.grad = torch.linspace(-1, 1, 35).view(5, 7)
+    optimizer.step()
+    ODD[kind](second, optimizer.state[second])
+    return optimizer
+
+
+def _gives(gradient):
+    return lambda parameter, state: setattr(parameter, "grad", gradient)
+
+
+def _another_dtype(parameter, state):
+    parameter.grad_dtype = None
+    parameter.grad = torch.ones(5, 7, dtype=torch.float64)
+
+
+ODD = {
+    "expanded": _gives(torch.ones(7).expand(5, 7)),
+    "transposed": _gives(torch.linspace(-1, 1, 35).view(7, 5).t()),
+    "gaps": _gives(torch.linspace(-1, 1, 70).view(5, 14)[:, ::2]),
+    "none": _gives(None),
+    "sparse": _gives(torch.ones(5, 7).to_sparse()),
+    "dtype": _another_dtype,
+    "states": lambda _, state: state.update(exp_avg=state["exp_avg"].half()),
+    "squares": lambda _, state: state.pop("exp_avg_sq"),
+    "steps": lambda _, state: state.update(step=state["step"].double()),
+    "parameter": lambda one, _: setattr(one, "data", torch.ones(()).expand(5, 7)),
+}
+
+
+def after(optimizer, *names):
+    """Return what a step leaves, and its error."""
+    error = None
+    with swapped(optimizer, *names) if names else contextlib.nullcontext() as swap:
+        try:
+            optimizer.step()
+        except (RuntimeError, KeyError) as raised:
+            error = type(raised)
+    params = [one for group in optimizer.param_groups for one in group["params"]]
+    return [error, params, [optimizer.state[one] for one in params], params[1].grad], swap
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_replaced"),
+    [
+        *(("expanded", 1), ("transposed", 1), ("gaps", 1), ("none", 1)),
+        *(("sparse", 0), ("dtype", 0), ("states", 0), ("squares", 0), ("steps", 0)),
+        ("parameter", 0),
+    ],
+)
+def test_a_step_with_odd_gradients_or_states_leaves_what_torchs_leaves(kind, num_replaced):
+    (wanted, _), (found, swap) = after(odd(kind)), after(odd(kind), "adamw")
+    assert found[0] == wanted[0]
+    torch.testing.assert_close(found[1:], wanted[1:])
+    assert swap.sites[0].num_replaced == num_replaced
+    assert swap.sites[0].num_fallen_back == 1 - num_replaced
+
+
+def test_gradients_that_become_odd_are_seen_at_that_step():
+    _, optimizer = made()
+    with swapped(optimizer, "adamw") as swap:
+        optimizer.step()
+        weight = optimizer.param_groups[0]["params"][0]
+        weight.grad = weight.grad.to_sparse()
+        with pytest.raises(RuntimeError, match="sparse gradients"):
+            optimizer.step()
+    assert [(one.provider, one.num_calls) for one in swap.sites[0].calls] == [
+        ("kprof", 1),
+        (None, 1),
+    ]

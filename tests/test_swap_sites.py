@@ -259,3 +259,11 @@ def test_a_model_without_data_is_recognised():
     with torch.device("meta"):
         model = nn.Sequential(Norm(16), Mlp(16))
     assert sites_of(model, *NORMS, *GATED) == [("swiglu", None), ("rmsnorm", None)]
+
+
+def test_a_provider_without_an_order_of_rounding_leaves_it_to_the_original():
+    module, x = GemmaNorm(16), torch.randn(3, 16)
+    wanted = module(x)
+    with swapped(module, "rmsnorm=aten") as swap:
+        assert torch.equal(module(x), wanted)
+    assert [one.why for one in swap.sites[0].calls] == ["aten has no such options"]

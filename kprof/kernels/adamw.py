@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 
 from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels._adamw import TRITON_TYPES, Numbers, launch
+from kprof.kernels._adamw import GRADIENT, TRITON_TYPES, Numbers, launch
 from kprof.kernels._operator import define
+
+PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class OptimizerError(KprofError):
@@ -24,18 +26,22 @@ class OptimizerError(KprofError):
 
 @Optimizer.profile_hook_step
 @torch.no_grad()
-def adamw_step(optimizer: torch.optim.AdamW) -> None:
+def adamw_step(optimizer: torch.optim.AdamW, *, is_known_to_fit: bool = False) -> None:
     """Do what `optimizer.step()` does, its hooks included.
 
     Its state is made and kept as torch makes and keeps it, so that it saves and loads as before.
 
+    Args:
+        optimizer: Whose.
+        is_known_to_fit: `refuses_step` has just returned None.
+
     Raises:
         OptimizerError: it asks for what this does not do.
     """
+    reason = None if is_known_to_fit else refuses_step(optimizer)
+    if reason:
+        raise OptimizerError(f"AdamW with {reason}", fix="leave its step as it is")
     for group in optimizer.param_groups:
-        reason = refuses_group(group)
-        if reason:
-            raise OptimizerError(f"AdamW with {reason}", fix="leave its step as it is")
         lists: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
         params, gradients, averages, squares, _, steps = lists
         optimizer._init_group(group, *lists)
@@ -59,21 +65,83 @@ def adamw_step(optimizer: torch.optim.AdamW) -> None:
         )
 
 
-def refuses_group(group: dict[str, Any]) -> str | None:
-    """Return why a group of parameters cannot be updated here; None: it can."""
+def refuses_step(optimizer: torch.optim.AdamW) -> str | None:
+    """Return why the next step of an optimizer cannot be made here; None: it can.
+
+    Looks at every parameter, gradient and state, so that no step ends half way.
+    """
+    has_scale, states = getattr(optimizer, "grad_scale", None) is not None, optimizer.state
+    for group in optimizer.param_groups:
+        reason = _refuses_options(group)
+        if reason:
+            return reason
+        for param in group["params"]:
+            gradient = param.grad
+            reason = _refuses_tensor(param)
+            if gradient is not None:
+                reason = reason or _refuses_gradient(param, gradient, has_scale)
+                reason = reason or _refuses_state(param, states.get(param))
+            if reason:
+                return reason
+    return None
+
+
+def _refuses_options(group: dict[str, Any]) -> str | None:
     if group["amsgrad"]:
         return "amsgrad, whose maxima are not kept"
     if group["differentiable"]:
         return "differentiable=True"
-    for param in group["params"]:
-        reason = _refuses_tensor(param)
-        if reason:
-            return reason
+    numbers = (*group["betas"], group["eps"], group["weight_decay"])
+    if any(type(one) not in (float, int) for one in numbers):
+        return "options that are no plain numbers"
+    lr = group["lr"]
+    is_tensor = isinstance(lr, Tensor)
+    if is_tensor and (lr.numel() != 1 or lr.requires_grad or group["foreach"]):
+        return (
+            "a learning rate that is a tensor of several numbers, has gradients or is for foreach"
+        )
+    is_on_host = group["capturable"] and not all(one.is_cuda for one in group["params"])
+    return "capturable=True on the host" if is_on_host else None
+
+
+def _refuses_gradient(param: Tensor, gradient: Tensor, has_scale: bool) -> str | None:
+    if type(gradient) not in PLAIN or gradient.layout is not torch.strided:
+        return "a gradient that is no plain, dense tensor"
+    if gradient.dtype is not param.dtype or gradient.get_device() != param.get_device():
+        return f"a gradient in {gradient.dtype} for a parameter in {param.dtype}"
+    # A scale is divided out in place.
+    if _overlaps(param) or (has_scale and _overlaps(gradient)):
+        return "a parameter or scaled gradient whose elements share memory"
     return None
 
 
+def _refuses_state(param: Tensor, state: dict[str, Any] | None) -> str | None:
+    if not state:
+        return None
+    dtype, size, place = param.dtype, param.numel(), param.get_device()
+    for one in (state.get("exp_avg"), state.get("exp_avg_sq")):
+        if (
+            one is None
+            or type(one) not in PLAIN
+            or one.layout is not torch.strided
+            or _overlaps(one)
+        ):
+            return "a state that is no plain, dense tensor"
+        if one.dtype is not dtype or one.numel() != size or one.get_device() != place:
+            return "a state of another dtype, size or device than its parameter"
+    step = state.get("step")
+    if not isinstance(step, Tensor) or step.numel() != 1 or step.dtype is not torch.float32:
+        return "steps that are not counted in float32"
+    return None
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Tell whether elements share memory, or may do so."""
+    return not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) != 0
+
+
 def _refuses_tensor(param: Tensor) -> str | None:
-    if type(param) not in (Tensor, torch.nn.Parameter):
+    if type(param) not in PLAIN:
         return f"a parameter that is a {type(param).__name__}, no plain tensor"
     if param.dtype not in TRITON_TYPES:
         return f"parameters of {param.dtype}: none of float32, float16 and bfloat16"
@@ -152,8 +220,14 @@ def _run(
         launch([*columns, [steps[i] for i in chosen]], settings, grad_scale, found_inf)
         for one, copies in zip(sets, dense, strict=True):
             if one is not copies:
-                for tensor, copied in zip(one, copies, strict=True):
-                    tensor.copy_(copied)
+                _copy_back(one, copies, has_scale=grad_scale is not None)
+
+
+def _copy_back(tensors: Quadruple, copies: Quadruple, *, has_scale: bool) -> None:
+    """Write the results; to gradients only where a scale was divided out of them."""
+    for number, (tensor, copied) in enumerate(zip(tensors, copies, strict=True)):
+        if number != GRADIENT or has_scale:
+            tensor.copy_(copied)
 
 
 Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]

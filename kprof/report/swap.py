@@ -18,8 +18,8 @@ def sections_of_swap(report: SwapReport) -> list[Section]:
     parts += [Text(note, "warning") for note in report.notes]
     if not report.sites:
         parts.append(Text("No site was found where these kernels could take over.", "warning"))
-    if report.replaced:
-        parts.append(_table_of_replaced(report))
+    if report.replaced or report.fallen_back:
+        parts.append(_table_of_calls([*report.replaced, *report.fallen_back]))
     if report.skipped:
         parts.append(_table_of_skipped(report))
     return [Section("Swap", ORDER, tuple(parts))]
@@ -30,11 +30,14 @@ def _headline(report: SwapReport) -> Facts:
     away = sum(site.num_fallen_back for site in report.sites)
     compiled = sum(1 for site in report.replaced if any(one.is_compiled for one in site.calls))
     items = [
-        ("sites", str(len(report.replaced)), "places where a kernel takes over"),
+        ("sites", str(len(report.replaced)), "places where a kernel runs"),
         ("left alone", str(len(report.skipped)), "places that look like it, and why is below"),
         ("calls", f"{replaced:,}", "that a kernel ran"),
         ("fallen back", f"{away:,}", "calls that the original had to run"),
     ]
+    if report.fallen_back:
+        number = str(len(report.fallen_back))
+        items.insert(1, ("sites fallen back", number, "all their calls ran the original"))
     if compiled:
         items.append(
             ("compiled", str(compiled), "sites in compiled graphs, whose runs none counts")
@@ -42,9 +45,9 @@ def _headline(report: SwapReport) -> Facts:
     return Facts(tuple(items))
 
 
-def _table_of_replaced(report: SwapReport) -> Table:
+def _table_of_calls(found: Iterable[SiteReport]) -> Table:
     rows = []
-    for (kernel, what), sites in _grouped(report.replaced).items():
+    for (kernel, what), sites in _grouped(found).items():
         ways: Counter[tuple[str, str, bool]] = Counter()
         joined: Counter[str] = Counter()
         for site in sites:

@@ -68,6 +68,12 @@ class SiteReport:
         return sum(one.num_calls for one in self._counted if one.provider is None)
 
     @property
+    def has_fallen_back(self) -> bool:
+        """Whether every call so far ran the original, or was compiled into a graph as it is."""
+        is_called = self.skipped is None and bool(self.calls)
+        return is_called and all(one.provider is None for one in self.calls)
+
+    @property
     def _counted(self) -> list[Calls]:
         return [one for one in self.calls if not one.is_compiled]
 
@@ -83,8 +89,15 @@ class SwapReport:
 
     @property
     def replaced(self) -> tuple[SiteReport, ...]:
-        """The sites where a kernel takes over."""
-        return tuple(site for site in self.sites if site.skipped is None)
+        """The sites where a kernel runs, or will run when they are called."""
+        return tuple(
+            site for site in self.sites if site.skipped is None and not site.has_fallen_back
+        )
+
+    @property
+    def fallen_back(self) -> tuple[SiteReport, ...]:
+        """The sites all of whose calls so far ran the original."""
+        return tuple(site for site in self.sites if site.has_fallen_back)
 
     @property
     def skipped(self) -> tuple[SiteReport, ...]:

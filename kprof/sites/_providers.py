@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -58,7 +59,13 @@ class Providers:
             )
 
     def choose(
-        self, kernel: Kernel, x: Tensor, shape: tuple[int, ...], *, is_default: bool
+        self,
+        kernel: Kernel,
+        x: Tensor,
+        shape: tuple[int, ...],
+        *,
+        is_default: bool,
+        arguments: tuple[Any, ...] | None = None,
     ) -> Chosen:
         """Choose for calls with such a first argument.
 
@@ -71,6 +78,7 @@ class Providers:
             x: Its first tensor.
             shape: As the kernel's bench counts shapes.
             is_default: Whether the options are those that were measured; else it is ours or None.
+            arguments: Of the call: a provider that was asked for may not take as many.
         """
         name = self._forced.get(kernel.name)
         if name is None:
@@ -89,6 +97,8 @@ class Providers:
         function = self._load(kernel, name)
         if isinstance(function, str):
             return None, None, f"{name} cannot be loaded: {function}"
+        if arguments is not None and not _takes(function, arguments):
+            return None, None, f"{name} has no such options"
         return function, name, None
 
     def compiled(self, kernel: Kernel) -> dict[str, Callable[..., Any]]:
@@ -131,6 +141,18 @@ class Providers:
             dtype = str(x.dtype).removeprefix("torch.")
             self._chosen[key] = find_choice(kernel, gpu, dtype, shape, direction)
         return self._chosen[key]
+
+
+def _takes(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
+    """Tell whether a function can be called with so many arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        # A builtin that does not tell its signature.
+        return True
+    return True
 
 
 def _compiles_anew(choice: Choice, shape: tuple[int, ...]) -> bool:

@@ -84,7 +84,8 @@ class Ways:
         whether any provider knows these options.
         """
         shape = arguments[0].shape if shape is None else shape
-        return self.settle(key, self._why_not(arguments), arguments[0], shape, is_default)
+        why = self._why_not(arguments)
+        return self.settle(key, why, arguments[0], shape, is_default, arguments)
 
     def settle(
         self,
@@ -93,13 +94,14 @@ class Ways:
         x: Tensor,
         shape: tuple[int, ...],
         is_default: bool,
+        arguments: tuple[Any, ...] | None = None,
     ) -> Way:
         """Find the way of calls that the kernel takes, unless there is a reason why it does not."""
         function, provider = None, None
         if why is None:
             is_default = is_default and self._is_default
             function, provider, why = self._providers.choose(
-                self.kernel, x, shape, is_default=is_default
+                self.kernel, x, shape, is_default=is_default, arguments=arguments
             )
         way = self._way(function, provider, why)
         if len(self.known) >= MOST_KEYS:

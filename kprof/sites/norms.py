@@ -100,8 +100,13 @@ def _check(module: Module, found: Recognised, request: Request) -> str | None:
         probe = Probe(module, device, generator)
         dtype = module._parameters["weight"].dtype
         rows = probe.rows.to(dtype)
+        options = () if is_default(found) else (found.form,)
         function, provider, _ = request.providers.choose(
-            kernel, rows, tuple(rows.shape), is_default=is_default(found)
+            kernel,
+            rows,
+            tuple(rows.shape),
+            is_default=is_default(found),
+            arguments=(rows, rows, found.eps, *options),
         )
         if function is None:
             # Calls may come from another device, and are looked at one by one.

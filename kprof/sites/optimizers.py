@@ -58,7 +58,7 @@ def _why_foreign(optimizer: AdamW) -> str | None:
 
 
 def _step(optimizer: AdamW, ways: Ways, switch: Switch) -> Callable[..., Any]:
-    from kprof.kernels.adamw import adamw_step, refuses_group
+    from kprof.kernels.adamw import adamw_step, refuses_step
 
     # Whether a scheduler counts the steps, whose wrapper this one takes the place of.
     is_counted = "step" in optimizer.__dict__
@@ -72,22 +72,22 @@ def _step(optimizer: AdamW, ways: Ways, switch: Switch) -> Callable[..., Any]:
         if closure is not None or not params:
             ways.leave_out("its step computes the loss anew" if params else "it has no parameters")
             return type(self).step(self, closure)
-        key = tuple(
-            (
-                *(len(group["params"]), group["amsgrad"], group["differentiable"]),
-                frozenset((type(one), one.dtype, one.device) for one in group["params"]),
-            )
-            for group in self.param_groups
-        )
+        if torch.cuda.is_available():
+            # As torch's own step does: raises while a graph is captured that would count no steps.
+            self._cuda_graph_capture_health_check()
+        why = refuses_step(self) or _refuses(self, params)
+        sizes = tuple(len(group["params"]) for group in self.param_groups)
+        key = (why, sizes, params[0].device, params[0].dtype)
         way = ways.known.get(key)
         if way is None:
-            reasons = (refuses_group(group) for group in self.param_groups)
-            why = next((reason for reason in reasons if reason), None)
-            why = why or _refuses(self, params)
             size = sum(one.numel() for one in params)
             way = ways.settle(key, why, params[0], (size,), False)
         way.num_calls += 1
-        return type(self).step(self) if way.function is None else adamw_step(self)
+        return (
+            type(self).step(self)
+            if way.function is None
+            else adamw_step(self, is_known_to_fit=True)
+        )
 
     setattr(step, MARK, switch)
     if is_counted:
@@ -101,9 +101,9 @@ def _refuses(optimizer: AdamW, params: list[Tensor]) -> str | None:
         return "its parameters are on several devices"
     if not all(group.get("decoupled_weight_decay", True) for group in optimizer.param_groups):
         return "weights decay by their gradients"
-    counts = (state.get("step") for state in optimizer.state.values())
-    counted_in = {one.dtype for one in counts if isinstance(one, Tensor)}
-    if (counted_in or {torch.get_default_dtype()}) - {torch.float32, torch.float16, torch.bfloat16}:
+    # New states count their steps in the default dtype.
+    is_new = any(one.grad is not None and not optimizer.state.get(one) for one in params)
+    if is_new and torch.get_default_dtype() == torch.float64:
         return "its steps are counted in float64"
     return None
 

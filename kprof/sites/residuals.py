@@ -145,11 +145,13 @@ def _check(norm: Module, name: str, found: Recognised, request: Request) -> str 
         rows = [torch.randn(9, *weight.shape, generator=generator) for _ in range(3)]
         x, residual, weights = (one.to(device, weight.dtype) for one in rows)
         default = is_default(found)
-        function, provider, _ = request.providers.choose(kernel, x, x.shape, is_default=default)
+        arguments = _arguments_of(found, x, residual, weights[0], weights[1], found.eps)
+        function, provider, _ = request.providers.choose(
+            kernel, x, x.shape, is_default=default, arguments=arguments
+        )
         if function is None:
             # Calls may come from another device, and are looked at one by one.
             return None
-        arguments = _arguments_of(found, x, residual, weights[0], weights[1], found.eps)
         if not are_alike(function(*arguments), kernel.reference(*arguments)):
             return f"the kernel of {provider} does not agree with it on random rows"
     return None
