@@ -1,6 +1,6 @@
 """Random models with and without a swap: outputs, gradients and side effects.
 
-    python benchmarks/swap_fuzz.py 5000 --gpu --out benchmarks/results/swap_fuzz_h100_2026-11.json
+    python benchmarks/swap_fuzz.py 5000 --gpu --result FILE
     python benchmarks/swap_fuzz.py 200                 # on the host: Triton's interpreter
     python benchmarks/swap_fuzz.py 1 --seed 4711       # one model again
 
@@ -67,7 +67,7 @@ def main():
     parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 16))
     parser.add_argument("--gpu", action="store_true", help="with the kernels of a GPU")
     parser.add_argument("--keep", type=Path, help="folder for the sources of models that fail")
-    parser.add_argument("--out", type=Path, help="JSON to write")
+    parser.add_argument("--result", type=Path, help="JSON to write")
     options = parser.parse_args()
     keep = options.keep or Path(tempfile.gettempdir()) / "swap_fuzz"
     begin = time.monotonic()
@@ -81,7 +81,7 @@ def main():
             path.write_text(written(one["seed"]))
             print(f"seed {one['seed']}: {one['failure']} ({path})")
     print(json.dumps(told, indent=1))
-    if options.out:
+    if options.result:
         from evidence import row, write_evidence
 
         rows = [
@@ -90,7 +90,7 @@ def main():
             row("swap-fuzz.share-swapped", told["share_swapped"], "of models", "higher", 0.6),
         ]
         what = "random models with and without a swap: outputs, gradients, side effects"
-        write_evidence(options.out, what, rows, SOURCES, seed=options.seed, **told)
+        write_evidence(options.result, what, rows, SOURCES, seed=options.seed, **told)
     return 1 if told["failures"] or not told["swapped"] else 0
 
 

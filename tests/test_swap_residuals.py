@@ -98,6 +98,14 @@ class BranchingLayer(Layer):
         return residual + self.mlp(x)
 
 
+class CastingLayer(Layer):
+    """Calls a method of the norm's result, on one line with the norm."""
+
+    def forward(self, x):
+        x = x + self.self_attn(self.input_layernorm(x))[0]
+        return x + self.mlp(self.post_attention_layernorm(x).to(torch.float32).mul(2.0))
+
+
 class TwoSumsLayer(Layer):
     def __init__(self, size=16):
         super().__init__(size)
@@ -129,9 +137,9 @@ def assert_same(found, expected):
     "layer",
     [
         *(Layer(), Layer(norm=nn.LayerNorm), Layer(norm=nn.RMSNorm), GemmaLayer()),
-        *(ScalingLayer(), CountingLayer(), BranchingLayer()),
+        *(ScalingLayer(), CountingLayer(), BranchingLayer(), CastingLayer()),
     ],
-    ids=["llama", "layernorm", "torch", "gemma", "scaling", "counting", "branching"],
+    ids=["llama", "layernorm", "torch", "gemma", "scaling", "counting", "branching", "casting"],
 )
 def test_the_sum_and_its_norm_are_one_call_with_the_same_results(layer):
     x = x_of()

@@ -55,16 +55,20 @@ READS_LOCALS = {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentfr
 METADATA = {"shape", "dtype", "device", "ndim", "is_cuda", "layout", "size", "dim", "numel"}
 
 
+# Line and column where code begins, and where it ends: `f(x)` and `f(x).g()` begin alike.
+Place = tuple[int, int, int, int]
+
+
 @dataclass(frozen=True)
 class Joint:
     """A sum and its norm in the source of a forward."""
 
     norm: str
     """The child that gets the sum."""
-    call: tuple[int, int]
-    """Line and column of its call."""
-    sum: tuple[int, int]
-    """Line and column of the statement that adds."""
+    call: Place
+    """Of its call."""
+    sum: Place
+    """Of the statement that adds."""
     guards: tuple[ast.expr, ...]
     """Tests of branches in between: where one is true, the norm may get something else."""
 
@@ -367,8 +371,8 @@ def _copied(statement: Any, names: set[str], stored: set[str]) -> tuple[set[str]
     return (names | new if is_copy else names - new), stored | new
 
 
-def _place(node: Any) -> tuple[int, int]:
-    return node.lineno, node.col_offset
+def _place(node: Any) -> Place:
+    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
 def _is_guard(statement: ast.If, stored: set[str]) -> bool:
@@ -554,8 +558,8 @@ class _Fuse(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         """Let the norm be what the sum has made, where it has."""
         self.generic_visit(node)
-        number = self._calls.get((node.lineno, node.col_offset))
-        if number is None or len(node.args) != 1 or node.keywords:
+        number = self._calls.get(_place(node))
+        if number is None:
             return node
         pop = ast.Attribute(_load(_normed(number)), "pop", ast.Load())
         choice = ast.IfExp(_load(_normed(number)), ast.Call(pop, [], []), node)
