@@ -215,17 +215,15 @@ class Ways:
         return self._all[provider, why]
 
 
-def key_of(x: Tensor, *others: Tensor | None) -> Hashable:
+def key_of(x: Tensor, other: Tensor | None = None, third: Tensor | None = None) -> Hashable:
     """Return what the way of a call depends on, as far as these tensors and torch's modes tell."""
     return (
         x.shape,
         x.dtype,
         x.get_device(),
         type(x),
-        *[
-            None if one is None else (one.shape, one.dtype, one.get_device(), type(one))
-            for one in others
-        ],
+        other is not None and (other.shape, other.dtype, other.get_device(), type(other)),
+        third is not None and (third.shape, third.dtype, third.get_device(), type(third)),
         is_grad_enabled(),
         is_any_autocast_enabled() and cast_of(x),
         maybe_current_level(),

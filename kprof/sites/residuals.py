@@ -659,7 +659,7 @@ def _adding(
         weight, bias = own.get("weight"), own.get("bias")
         eps = constant if eps_name is None else getattr(norm, eps_name)
         arguments = _arguments_of(found, b, a, weight, bias, eps)
-        key = key_of(b, a, weight, bias)
+        key = key_of(b, weight, bias), a.shape, a.dtype, a.get_device()
         way = known.get(key) or decide(key, arguments)
         way.num_calls += 1
         if way.function is None:
