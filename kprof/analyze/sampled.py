@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.intervals import Intervals, disjoint, length_before
+from kprof.analyze.intervals import length_before
+from kprof.analyze.overlap import own_instants
 from kprof.trace import Trace
 
 SOURCE = "counters"
@@ -41,8 +42,8 @@ def interval_ns(trace: Trace) -> int:
 def share_out(trace: Trace, quantity: str) -> Shared:
     """Share each sample out over what ran in it, by time.
 
-    Where activities overlap, an instant belongs to the one that started first. An activity
-    shorter than a sample gets the rate of its neighbours in it.
+    Where activities overlap, an instant belongs to one of them (`overlap`). An activity shorter
+    than a sample gets the rate of its neighbours in it.
     """
     by_row, beside = np.zeros(len(trace.kernels)), 0.0
     samples = trace.samples
@@ -61,9 +62,7 @@ def _share(kernels: pd.DataFrame, samples: pd.DataFrame, length: int) -> tuple[n
     """Return the parts of one device's activities, and what belongs to none."""
     ordered = samples.sort_values("time_ns")
     values = ordered["value"].to_numpy(np.float64)
-    start = kernels["start_ns"].to_numpy(np.int64)
-    end = start + kernels["duration_ns"].to_numpy(np.int64)
-    alone = disjoint(Intervals(start, end, np.arange(len(start))))
+    alone = own_instants(kernels, np.argsort(kernels["start_ns"].to_numpy(np.int64), kind="stable"))
     begins = ordered["time_ns"].to_numpy(np.int64)
     busy = length_before(alone, begins + length) - length_before(alone, begins)
     total = np.concatenate([[0.0], np.cumsum(values)])

@@ -13,43 +13,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from kprof.analyze.ledger import num_launches
+from kprof.analyze.overlap import Int64s, allot_busy_time, rows_by
 from kprof.trace import Trace
-
-Int64s = NDArray[np.int64]
 
 # A part of a path that is a number, or torch's own `Linear_12` where no path is known.
 _LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)|^(?P<type>[A-Z]\w*_)\d+$")
-
-
-def rows_by(kernels: pd.DataFrame, *columns: str) -> list[Int64s]:
-    """Return for every rank, or every device of a rank, its rows in the order of their starts."""
-    if kernels.empty:
-        return []
-    keys = [kernels[column].to_numpy() for column in columns]
-    order = np.lexsort((kernels["start_ns"].to_numpy(), *keys))
-    is_border = np.any([np.diff(key[order]) != 0 for key in keys], axis=0)
-    borders = np.flatnonzero(is_border) + 1
-    return [np.asarray(rows, dtype=np.int64) for rows in np.split(order, borders)]
-
-
-def allot_busy_time(kernels: pd.DataFrame) -> Int64s:
-    """Return for every row the time it gets when each busy instant is counted once.
-
-    Where several activities of a device run at the same instant, the one that started first gets
-    it. The result adds up to the busy time of the ledger: the union of each device's intervals.
-    """
-    allotted = np.zeros(len(kernels), dtype=np.int64)
-    starts = kernels["start_ns"].to_numpy(np.int64)
-    ends = starts + kernels["duration_ns"].to_numpy(np.int64)
-    for rows in rows_by(kernels, "rank", "device"):
-        covered_until = np.maximum.accumulate(ends[rows])
-        free_from = starts[rows].copy()
-        np.maximum(free_from[1:], covered_until[:-1], out=free_from[1:])
-        allotted[rows] = np.maximum(ends[rows] - free_from, 0)
-    return allotted
 
 
 def measure_window(kernels: pd.DataFrame) -> int:

@@ -13,7 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.element_type import computed_in
-from kprof.analyze.summary import allot_busy_time, measure_capacity
+from kprof.analyze.overlap import allot_busy_time
+from kprof.analyze.summary import measure_capacity
 from kprof.analyze.trust.unanswered import (
     Unanswered,
     why_no_ceilings,

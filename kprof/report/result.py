@@ -17,6 +17,7 @@ from kprof.analyze.idle.summary import (
 )
 from kprof.analyze.ledger import Ledger, truth_columns
 from kprof.analyze.overhead import measure_cost
+from kprof.analyze.overlap import measure_communication
 from kprof.analyze.replayed import how_named
 from kprof.analyze.row_work import SOURCES
 from kprof.analyze.summary import group_kernels, group_modules, split_window
@@ -55,6 +56,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "replayed": [asdict(one) for one in how_named(trace)],
         "counters": _counters(trace),
         "time": _records(split_window(trace)),
+        "communication": asdict(measure_communication(trace)),
         "idle": _idle(trace),
         "kernels": _records(group_kernels(trace.kernels, ["name", "kind", "dtype"]).head(NUM_TOP)),
         "modules": _records(group_modules(trace.kernels).head(NUM_TOP)),

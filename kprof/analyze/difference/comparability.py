@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from kprof.analyze.energy import around, devices_in, readings
+from kprof.analyze.overlap import allot_busy_time
 from kprof.analyze.steps import find_steps, time_steps
 from kprof.analyze.summary import measure_window
 from kprof.analyze.trust.audit import audit
@@ -163,8 +164,8 @@ def _work(a: Trace, b: Trace) -> Iterator[str]:
 
 
 def _types(trace: Trace) -> dict[str, float]:
-    """Return the share of products' time by their type, largest first."""
-    kernels = trace.kernels
+    """Return the share of the matrix multiplications' time by their type, largest first."""
+    kernels = trace.kernels.assign(duration_ns=allot_busy_time(trace.kernels))
     rows = kernels[(kernels["kind"].isin(COMPUTING) & kernels["dtype"].notna()).to_numpy()]
     sums = rows.groupby("dtype", observed=True)["duration_ns"].sum().sort_values(ascending=False)
     return {str(name): float(time_ns / sums.sum()) for name, time_ns in sums.items() if time_ns}

@@ -1,8 +1,8 @@
 """Two runs side by side: what appeared, vanished and changed, adding up to the step's difference.
 
 The elapsed time of each run is split as in the report: every instant counts once, for the activity
-that started first, or for the cause of idleness. The same time is laid out several ways: by kind,
-phase, module, operator, kernel. Each layout is whole, so its rows add up to the same difference.
+that owns it (`overlap`), or for the cause of idleness. The same time is laid out several ways: by
+kind, phase, module, operator, kernel. Each layout is whole: its rows add up to the same difference.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pandas as pd
 
 from kprof.analyze.difference.matching import KEPT, LAYOUTS, Cell, Layout, Match, Names, match
 from kprof.analyze.evidence import count_steps
+from kprof.analyze.overlap import allot_busy_time
 from kprof.analyze.steps import find_steps
 from kprof.analyze.summary import (
-    allot_busy_time,
     collapse_layers,
     group_kernels,
     measure_capacity,

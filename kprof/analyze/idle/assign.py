@@ -14,7 +14,7 @@ from kprof.analyze.idle.host_state import find_host
 from kprof.analyze.idle.pieces import CODES, Evidence, Pieces, split_gaps
 from kprof.analyze.idle.places import Places, find_places
 from kprof.analyze.intervals import NOTHING
-from kprof.analyze.summary import rows_by
+from kprof.analyze.overlap import rows_by
 from kprof.trace import Trace, columns_of, empty
 
 CAUSES = pd.Index(causes.CAUSES)

@@ -1,4 +1,4 @@
-"""exposed_collectives: the GPU does nothing but communicate."""
+"""exposed_collectives: the GPU communicates and computes nothing."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 
 from kprof.analyze.claims import clipped, in_words, percent
 from kprof.analyze.evidence import (
-    exposed_ns,
     is_one_of,
     per_step,
     share_of_whole,
     total_ns,
     whole_of,
 )
+from kprof.analyze.overlap import allot_busy_time, measure_communication
 from kprof.finding import Finding, Remedy
 from kprof.trace import Trace
 
@@ -21,21 +21,22 @@ LEAST_SHARE = 0.05
 
 
 def check(trace: Trace) -> list[Finding]:
-    """Find collectives that nothing else runs beside; those hidden behind products are silent."""
+    """Find collectives beside which nothing is computed; those behind computation are hidden."""
     is_collective = is_one_of(trace.kernels["kind"], "collective")
     rows = np.flatnonzero(is_collective)
     if not len(rows):
         return []
-    exposed = exposed_ns(trace, is_collective)
+    exposed = allot_busy_time(trace.kernels)[is_collective]
     share = share_of_whole(trace, int(exposed.sum()))
     if share < LEAST_SHARE:
         return []
     took_ns, exposed_in_all = total_ns(trace, rows), int(exposed.sum())
+    total = measure_communication(trace).total_ns
     names = trace.kernels["name"].iloc[rows].astype(str)
     sums = trace.kernels["duration_ns"].iloc[rows].groupby(names).sum().nlargest(3)
     claim = (
-        f"Of the {in_words(per_step(trace, took_ns))} that collectives run in {whole_of(trace)}, "
-        f"nothing else runs beside them for {in_words(per_step(trace, exposed_in_all))} "
+        f"Of the {in_words(per_step(trace, total))} that collectives run in {whole_of(trace)}, "
+        f"nothing is computed beside them for {in_words(per_step(trace, exposed_in_all))} "
         f"({percent(share)} of {whole_of(trace)})"
     )
     return [

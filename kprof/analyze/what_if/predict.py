@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from kprof.analyze.idle import causes
 from kprof.analyze.idle.summary import inside_window
 from kprof.analyze.intervals import NOTHING
+from kprof.analyze.ledger import union_ns
+from kprof.analyze.overlap import allot_busy_time, rows_by
 from kprof.analyze.start_up import without_start_up
 from kprof.analyze.steps import whole_ns
 from kprof.analyze.what_if.baseline import Baseline, find_baseline
@@ -46,7 +49,7 @@ def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
     duration = trace.kernels["duration_ns"].to_numpy(np.int64)
     # Amdahl's figure knows of no shortest kernel.
     plain_ns = durations_after(changes, trace, shortest_ns=0)
-    amdahl = _amdahl_ns(changes, baseline, duration - plain_ns)
+    amdahl = _amdahl_ns(changes, baseline, plain_ns)
     known = min((_known_share(one, trace, duration) for one in changes), default=1.0)
     told = Prediction(
         target=" + ".join(one.subject if len(changes) == 1 else str(one) for one in changes),
@@ -136,11 +139,11 @@ def _obstacle(changes: Sequence[Change], baseline: Baseline, known: float) -> st
     return None
 
 
-def _amdahl_ns(changes: Sequence[Change], baseline: Baseline, saved_ns: np.ndarray) -> int:
-    """Return the step less the saved time of activities, and what idle causes would give back."""
+def _amdahl_ns(changes: Sequence[Change], baseline: Baseline, plain_ns: np.ndarray) -> int:
+    """Return the step less the saved busy time, and what idle causes would give back."""
     where = ["rank", "device"]
     kernels, idle = baseline.trace.kernels, inside_window(baseline.trace.idle)
-    saved = kernels[where].assign(ns=saved_ns).groupby(where)["ns"].sum()
+    saved = _saved_busy_ns(kernels, plain_ns)
     for one in changes:
         if one.what not in (GRAPHED, WITHOUT):
             continue
@@ -152,6 +155,26 @@ def _amdahl_ns(changes: Sequence[Change], baseline: Baseline, saved_ns: np.ndarr
         added_ns = max(baseline.added_ns, 0) * baseline.num_steps if one.what == GRAPHED else 0
         saved = saved.add((given - added_ns).clip(lower=0), fill_value=0)
     return max(baseline.step_ns - int(saved.max()) // baseline.num_steps, 0)
+
+
+def _saved_busy_ns(kernels: pd.DataFrame, plain_ns: np.ndarray) -> pd.Series[int]:
+    """Return by rank and device how much shorter the union of the activities gets.
+
+    Every activity begins where it did. One that gets longer adds its share of the instants that
+    belong to it.
+    """
+    duration = kernels["duration_ns"].to_numpy(np.int64)
+    start, shorter = kernels["start_ns"].to_numpy(np.int64), np.minimum(plain_ns, duration)
+    owned = allot_busy_time(kernels)
+    share = np.where(owned == duration, 1.0, owned / np.maximum(duration, 1))
+    grown = np.rint((plain_ns - shorter) * share).astype(np.int64)
+    keys, saved = [], []
+    for rows in rows_by(kernels, "rank", "device"):
+        after_ns = union_ns(start[rows], start[rows] + shorter[rows])
+        keys.append((kernels["rank"].iloc[rows[0]], kernels["device"].iloc[rows[0]]))
+        saved.append(int(owned[rows].sum()) - after_ns - int(grown[rows].sum()))
+    names = pd.MultiIndex.from_tuples(keys, names=["rank", "device"])
+    return pd.Series(saved, index=names, dtype=np.int64, name="ns")
 
 
 def _known_share(change: Change, trace: Trace, duration: np.ndarray) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from kprof.analyze.overlap import measure_communication
 from kprof.analyze.steps import count_gpu_steps
 from kprof.analyze.summary import split_window
 from kprof.report.figures import IDLE_COLOUR, UNKNOWN_COLOUR, colours_of, literal
@@ -37,6 +38,7 @@ def render(trace: Trace) -> Section:
     by_phase = _sum_by(split, ["phase"])
     parts: list[Part] = [Text(_lead(trace, by_part)), _bars(split, by_part, by_phase)]
     parts.append(_part_table(trace, by_part))
+    parts += _communication(trace)
     if len(by_phase) > 1:
         parts.append(_phase_table(split, by_phase))
     return Section(TITLE, ORDER, tuple(parts))
@@ -95,7 +97,10 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
     per_step = f" Per step: over {format_count(num_steps, 'step')}{together}." if num_steps else ""
     whole, overlap = "device time", ""
     if trace.has_timeline:
-        overlap = " Where activities overlap, an instant belongs to the one that started first."
+        overlap = (
+            " Where activities overlap, an instant belongs to computation before a collective, "
+            "before a copy, before a set; among these to the one that ends last."
+        )
         whole = "window"
     return Table(
         columns=tuple(columns),
@@ -106,6 +111,27 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
         share=(*(time_ns / total_ns for time_ns in times), 0.0),
         terminal_rows=20,
     )
+
+
+def _communication(trace: Trace) -> list[Part]:
+    """Return total, hidden and exposed communication side by side, where any was recorded."""
+    found = measure_communication(trace)
+    if not found.total_ns or found.hidden_ns is None or found.exposed_ns is None:
+        return []
+    num_steps = count_gpu_steps(trace)
+    rows = [
+        (name, format_share(time_ns / found.total_ns), format_time(time_ns))
+        + ((format_time(time_ns / num_steps),) if num_steps else ())
+        for name, time_ns in (
+            ("total", found.total_ns),
+            ("hidden", found.hidden_ns),
+            ("exposed", found.exposed_ns),
+        )
+    ]
+    headers = ("Share", "Time", *(("Per step",) if num_steps else ()))
+    caption = "Collectives: each instant of a device once. Hidden: computation ran beside them."
+    columns = (Column("Communication"), *(Column(header, "right") for header in headers))
+    return [Table(columns, tuple(rows), caption)]
 
 
 def _phase_table(split: pd.DataFrame, by_phase: pd.DataFrame) -> Table:
