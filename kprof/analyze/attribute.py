@@ -16,7 +16,7 @@ from kprof.analyze.autograd import is_evaluation, is_node, made_by
 from kprof.analyze.compiled import Compiled, Places, find_compiled
 from kprof.analyze.graphs import captured_calls, noted_names
 from kprof.analyze.ledger import is_graph_launch_name
-from kprof.analyze.marks import step_rows
+from kprof.analyze.marks import add_marks, step_rows
 from kprof.analyze.nesting import NO_ROW, look_up, nearest, parents
 from kprof.analyze.steps import number_in
 from kprof.trace import Trace
@@ -38,10 +38,11 @@ _RANK_SHIFT = 43
 
 def add_attribution(trace: Trace) -> Trace:
     """Add who launched every device activity; a row nobody can name says so in `bucket`."""
+    launch = _launch_rows(trace)
+    trace = add_marks(trace, launch)
     ranges = trace.ranges
     tree = _call_tree(ranges)
     parent = tree.parent
-    launch = _launch_rows(trace)
     captured = captured_calls(trace, parent, launch)
     # What a graph replays was made where it was captured; when, its replay tells.
     maker = np.where(captured == NO_ROW, launch, captured)

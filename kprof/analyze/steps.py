@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.marks import OF_TORCH, step_rows
+from kprof.analyze.marks import step_rows
 from kprof.analyze.summary import measure_elapsed
 from kprof.trace import Trace
 
@@ -31,12 +30,13 @@ class Step:
 def find_steps(trace: Trace) -> list[Step]:
     """Return the recorded steps of every rank, in the order of their starts."""
     rows = trace.ranges.iloc[step_rows(trace.ranges)]
-    ends = _device_ends(trace.kernels)
+    numbers = [number_in(str(name)) for name in rows["name"]]
+    ends = _device_ends(trace.kernels, rows, numbers)
     steps = []
-    for row in rows[["name", "rank", "start_ns", "duration_ns"]].itertuples(index=False):
-        number = number_in(str(row.name))
+    columns = rows[["rank", "start_ns", "duration_ns"]].itertuples(index=False)
+    for row, number, last_ns in zip(columns, numbers, ends, strict=True):
         end_ns = int(row.start_ns + row.duration_ns)
-        device_end_ns = max(ends.get((int(row.rank), number), end_ns), end_ns)
+        device_end_ns = max(last_ns, end_ns)
         steps.append(
             Step(number, int(row.rank), int(row.start_ns), int(row.duration_ns), device_end_ns)
         )
@@ -118,17 +118,44 @@ def median_step(steps: list[Step]) -> Step:
     return by_duration[(len(steps) - 1) // 2]
 
 
-def _device_ends(kernels: pd.DataFrame) -> dict[Any, int]:
-    """Return for every rank and step when its last activity ended."""
-    known = kernels["step"].notna().to_numpy()
-    ends = (kernels["start_ns"] + kernels["duration_ns"])[known]
-    keys = [kernels["rank"][known], kernels["step"][known].astype(np.int64)]
-    latest: dict[Any, int] = ends.groupby(keys).max().to_dict()
-    return latest
+def _device_ends(kernels: pd.DataFrame, rows: pd.DataFrame, numbers: list[int]) -> list[int]:
+    """Return for every step when the last activity of its number ended; 0 where there is none.
+
+    A number may occur twice, as in two recordings in one file: an activity belongs to the last
+    such step that began before it.
+    """
+    known = kernels["step"].notna().to_numpy(bool)
+    start = kernels["start_ns"].to_numpy(np.int64)[known]
+    mine = pd.DataFrame(
+        {
+            "rank": kernels["rank"].to_numpy()[known],
+            "number": kernels["step"][known].to_numpy(np.int64),
+            "start": start,
+            "end": start + kernels["duration_ns"].to_numpy(np.int64)[known],
+        }
+    )
+    steps = pd.DataFrame(
+        {
+            "rank": rows["rank"].to_numpy(),
+            "number": np.array(numbers, dtype=np.int64),
+            "start": rows["start_ns"].to_numpy(np.int64),
+            "step": np.arange(len(rows)),
+        }
+    )
+    keys = ["rank", "number"]
+    steps["turn"] = steps.groupby(keys).cumcount()
+    if not steps["turn"].any():
+        found = mine.merge(steps[[*keys, "step"]], on=keys)
+    else:
+        found = pd.merge_asof(
+            mine.sort_values("start"), steps.sort_values("start"), on="start", by=keys
+        ).dropna(subset=["step"])
+    latest = found.groupby("step")["end"].max()
+    return [int(end) for end in latest.reindex(range(len(rows)), fill_value=0)]
 
 
 def number_in(name: str) -> int:
     """Return the number of a step from its range's name; -1 where the name has none."""
-    name = name.removeprefix(OF_TORCH)
+    name = name.rpartition("#")[2]
     # Other scripts' digits are digits too, and a number may be longer than an int64.
     return int(name) if name.isascii() and name.isdecimal() and len(name) <= MOST_DIGITS else -1

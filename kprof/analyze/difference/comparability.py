@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from kprof.analyze.energy import around, devices_in, readings
+from kprof.analyze.marks import rule_of
 from kprof.analyze.overlap import allot_busy_time
 from kprof.analyze.steps import find_steps, time_steps
 from kprof.analyze.summary import measure_window
@@ -110,15 +111,18 @@ def _mean_clock(trace: Trace) -> float | None:
 def _steps(a: Trace, b: Trace) -> Iterator[str]:
     if not a.has_timeline:
         yield "Neither has a timeline: what is compared are sums of device time, without idle time."
-    rules = [trace.meta.recording.step_rule if trace.meta.recording else "" for trace in (a, b)]
+    rules = [
+        trace.meta.recording.step_rule if trace.meta.recording else rule_of(trace.ranges)
+        for trace in (a, b)
+    ]
     if not find_steps(a):
         yield (
             "No step is marked: whole windows are compared, which tells something only if both "
             "did the same work."
         )
     elif rules[0] != rules[1]:
-        told = [rule or "Steps are those marked in the trace." for rule in rules]
-        yield f"A step is not told by the same rule. A: {told[0]} B: {told[1]}"
+        told = [rule.rstrip(".") for rule in rules]
+        yield f"A step is not told by the same rule. A: {told[0]}. B: {told[1]}."
     yield from _edges(a, b)
     spans = [(min(t), max(t)) for t in (time_steps(x).recorded_ns for x in (a, b)) if t]
     if len(set(spans)) == 2 and max(spans)[0] <= min(spans)[1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kprof.analyze.ledger import num_launches
+from kprof.analyze.marks import rule_of
 from kprof.analyze.overhead import measure_cost
 from kprof.analyze.steps import find_steps
 from kprof.analyze.summary import measure_capacity, measure_elapsed
@@ -116,7 +117,7 @@ def _steps(trace: Trace) -> tuple[str, str, str]:
         why = why_no_steps(trace)
         return ("Steps", UNKNOWN, why.reason if why else "none was recorded")
     if recording is None:
-        return ("Steps", f"{number:,}", "marked in the trace")
+        return ("Steps", f"{number:,}", rule_of(trace.ranges))
     seen = f"recorded of {recording.num_steps_seen:,} seen"
     return ("Steps", f"{number:,}", f"{seen}. {recording.step_rule}".strip())
 
