@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.element_type import FLOATING, type_in_name, type_of
+from kprof.analyze.kernel_name import parse
 from kprof.analyze.work.elementwise import MODELS as ELEMENTWISE
 from kprof.trace import Trace
 
@@ -48,45 +49,133 @@ OWN_OP_RULES: tuple[tuple[str, str], ...] = (
 # By which a linear layer in FP8 casts its operands, before their product.
 OWN_CASTS = {"_rows", "_blocks", "_largest", "_turned"}
 
-# First match wins, so specific names come before general ones.
+# Matched against the function's own name. First match wins, so specific names come first.
 KERNEL_RULES: tuple[tuple[str, str], ...] = (
     *INDUCTOR_RULES,
     *OWN_RULES,
-    ("collective", r"nccl|rccl|msccl|nvshmem|deep_ep::|multimem|cross_device_reduce|userbuffers"),
-    ("collective", r"all_?reduce(?!d)|all_?gather|reduce_?scatter|all_?to_?all"),
+    ("set", r"memset"),
+    ("collective", r"nccl|rccl|msccl|nvshmem|multimem|cross_device_reduce|userbuffers"),
+    (
+        "collective",
+        r"all_?reduce(?!d)|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|pushrecv",
+    ),
+    (
+        "collective",
+        r"(put|get|port|semaphore|fifo)\w*pingpong|(switch|peer)_?barrier|symmetric_mem",
+    ),
+    (
+        "collective",
+        r"^(kernel_?)?(notify_|cached_notify|low_latency_)?(dispatch|combine)(_?reduce)?$",
+    ),
     ("copy", r"(reshape|concat)_and_cache|AppendPagedKV|nchwToNhwc|nhwcToNchw|batched_transpose"),
-    ("copy", r"im2col|col2im|im2d2col"),
-    ("indexing", r"moe::dev::|expandInputRows|finalizeMoe|moe_(align|sum|permute|unpermute)"),
-    ("elementwise", r"quantize_with|fp8_quant|_quantize_|cast_transpose|rotary|(?<![a-z])rope"),
+    (
+        "copy",
+        r"im2col|col2im|im2d2col|(store|update|copy|set|write)_?(kv|mla)?_?(cache|buffer)|_?copy_",
+    ),
+    ("elementwise", r"(relu|bias|gelu|add)_?(fprop|bprop|dgrad)|scale_?(cpy|copy)"),
+    (
+        "indexing",
+        r"expandInputRows|finalizeMoe|moe_(align|sum|permute|unpermute)|routing|bucketize"
+        r"|bounds_check|linearize_index|offsets_range|dispatch_layout|(token|kv)_(ids|indices)",
+    ),
+    ("elementwise", r"cast_transpose|rotary|(?<![a-z])rope|(?<=[a-z0-9_])Rotary|RopeQuant"),
     ("elementwise", r"act_and_mul|doActivation"),
-    ("attention", r"flash(?!infer)|fmha|sdpa|mha_|attn_(fwd|bwd)|attention|flex_attn|paged_att"),
-    ("attention", r"mla_|compute_dot_do_o|merge_attn_states|MergeState|mqa_logits"),
+    (
+        "attention",
+        r"flash(?!infer)|fmha|sdpa|mha_|attn|attention|gdpa|hstu|(?<![a-z])sage_(fwd|bwd)",
+    ),
+    ("attention", r"mla_|compute_dot_do_o|merge_?states?|mqa_logits|dot_do_o|convert_d(q|kv?|v)_"),
     ("attention", r"(Batch|Single)(Prefill|Decode)|(Prefill|Decode)With(Paged)?KVCache|BatchMLA"),
     ("attention", r"^_fwd_(grouped_)?kernel_stage[12]$"),
+    ("reduction", r"cumsum|cumprod|segsum"),
+    # Linear attention: chunkwise, recurrent and parallel forms.
+    ("attention", r"^(fused_)?(chunk(wise)?|recurrent|parallel)_\w*(fwd|bwd)|delta_rule|retention"),
     (
         "convolution",
         r"implicit_?gemm|conv(olution|olve|1d|2d|3d|_)|fprop|dgrad|wgrad|winograd|scudnn",
     ),
     ("convolution", r"^miopen.*conv|^igemm_(fwd|bwd|wrw)|SubTensorOp|cudnn_.*conv"),
-    ("optimizer", r"fused_?(adam|sgd|lamb|adagrad)|adam_?(w|functor|kernel)|lamb(functor|stage)"),
-    ("loss", r"nll_loss|cross_?entropy|mse_kernel|smooth_l1|ctc_loss|kl_div"),
-    ("norm", r"layer_?norm|rms_?norm|group_?norm|batch_?norm|bn_(fw|bw)|GammaBeta|RowwiseMoments"),
-    ("norm", r"\bln_(fwd|bwd)|Rmsnorm2d"),
+    ("convolution", r"^compute\w*Offsets(Kernel)?"),
+    ("embedding", r"split_embedding|^kernel_grid|^compute_grad_weight|partials?_(per_)?segment"),
+    ("indexing", r"searchsorted"),
+    (
+        "optimizer",
+        r"optimizer|adam|adagrad|(?<![a-z])(sgd|lamb|lion|muon|rmsprop|adafactor|shampoo)"
+        r"(?![a-z])",
+    ),
+    (
+        "loss",
+        r"nll_loss|x?_?entropy|xent|mse_kernel|smooth_l1|ctc_loss|kl_?div|jsd|_loss|(?<=_)ce_(fwd|"
+        r"bwd|forward|backward)",
+    ),
     ("softmax", r"soft_?max"),
-    ("embedding", r"embedding|index_?select"),
-    ("sort", r"sort(?!ed)|topk|top_k|radix_?select|bitonic|TopP"),
-    ("gemm", r"(?<!fb)gemm(?!_gpu)|gemv|nvjet|cijk_|xmma|cutlass|splitk|_matmul|\bbmm_|dot_kernel"),
+    (
+        "norm",
+        r"(?<!re)norm(?!al)|(?<![a-z])bn_|GammaBeta|RowwiseMoments|welford|InternalGradients|FusedParamsCUDA",
+    ),
+    ("norm", r"(?<![a-z])ln_|_ln(_|$)|(?<![a-z])rms(?![a-z])|rmsprenorm"),
+    ("embedding", r"embedding|indexSelect(Large|Small)"),
     (
         "gemm",
-        r"epilogue::impl|cublas|wvSplitK|fused_moe_kernel|marlin|mul_mat_|lora_(shrink|expand)",
+        r"(?<!fb)gemm(?!_gpu)|gemv|nvjet|cijk_|xmma|cutlass|splitk|matmul|dot_kernel|reduce_1Block",
     ),
+    ("gemm", r"(?<![a-z])(add|b|baddb|scaled_|grouped_)?mm(?![a-z])"),
+    ("gemm", r"cublas|wvSplitK|fused_moe_kernel|marlin|mul_mat_|lora_(shrink|expand)"),
+    ("sort", r"sort(?!ed)|topk|top_k|radix_?select|bitonic|TopP|unique"),
     ("random", r"distribution_|philox|curand|dropout|bernoulli|random|Sampling"),
-    ("set", r"FillFunctor|memset|arange|linspace"),
-    ("indexing", r"index|indices|gather|scatter|masked_(select|scatter)|nonzero|permute_"),
-    ("copy", r"direct_copy|CatArray|copy_?(kernel|device|buffer)|transpose|memcpy|triu_tril"),
-    ("reduction", r"reduce_kernel|DeviceReduce|reduceReduce|reduce_1Block|_?pool(ing|_|2d|3d)"),
-    ("elementwise", r"elementwise|pointwise|swiglu|geglu|quantize|upsample"),
-    ("reduction", r"scan|cumsum|Reduce"),
+    ("copy", r"scale_transpose|(?<!cast_)transpose_(?!quant)"),
+    (
+        "elementwise",
+        r"scale_from_amax|per_block_scale|dequant|quant|_to_(float|half|bf16|fp)|convert",
+    ),
+    ("elementwise", r"dtype|(?<![a-z])cast(?![a-z])|(mx|nv)fp[48]"),
+    ("set", r"arange|linspace|(?<![a-z])(fill|zeros?|clear|clean|reset|set)_\w*"),
+    ("set", r"_(fill|zero|clear|set)(_kernel)?$"),
+    ("indexing", r"index|indices|gather|scatter|masked_(select|scatter)|nonzero|permute_|position"),
+    ("copy", r"direct_copy|CatArray|copy|cpy|transpose|memcpy|triu_tril|^recat|^transform_\d+"),
+    ("copy", r"reorder|swizzle|(?<![a-z])(pad|concat|cat|shuffle)(?![a-z])"),
+    ("reduction", r"reduce_kernel|DeviceReduce|reduceReduce|_?pool(ing|_|2d|3d)"),
+    (
+        "reduction",
+        r"scan|Reduce|amax|absmax|qparam|(?<![a-z])(sum|mean|max|min|argm(ax|in))(?![a-z])",
+    ),
+    ("reduction", r"segment_(coo|csr|sum|mean|reduce)|reduce_segments|average_pool|Compact"),
+    (
+        "elementwise",
+        r"elementwise|pointwise|transform_config|upsample|[rgs]elu|silu|sigmoid|tanh|glu(?![a-z])",
+    ),
+)
+# Words that say little: the operator's kind comes before them.
+WEAK_RULES: tuple[tuple[str, str], ...] = (
+    (
+        "elementwise",
+        r"one_blob|(?<![a-z])(add|mult?|div(ide)?|sub|scale?|clamp|clip|pow|exp|axpy|bias)(?![a-z])",
+    ),
+)
+
+# Functions that do what a template argument says: the kind of others is in their own name.
+_GENERIC = re.compile(
+    r"^((\w*_)?elementwise_kernel\w*|Kernel2?|device_kernel|kentry|trampoline_kernel|kernel"
+    r"|_kernel_agent|parallel_for\w*|for_each\w*|static_kernel|GPUKernel|run_kernel|apply_kernel)$"
+)
+# Functors of an elementwise kernel that do not compute on numbers.
+FUNCTOR_RULES: tuple[tuple[str, str], ...] = (
+    ("random", r"distribution_|philox|bernoulli|random|dropout"),
+    ("loss", r"mse_|smooth_l1|huber|_loss|kl_div|binary_cross_entropy"),
+    ("norm", r"(Group|Layer|Batch|Instance|rms)_?Norm"),
+    ("optimizer", r"Adam|Sgd|Lamb(?!da)|Adagrad"),
+    ("set", r"FillFunctor|arange|linspace"),
+    ("indexing", r"index_(put|copy|fill|kernel)|gather|scatter|masked_select|take_put|flip_kernel"),
+    ("copy", r"copy_kernel|direct_copy|triu_tril"),
+)
+# Namespaces whose functions have names of one word.
+SCOPE_RULES: tuple[tuple[str, str], ...] = (
+    ("collective", r"deep_ep|nccl|mscclpp|nvshmem"),
+    ("indexing", r"moe::dev"),
+    ("attention", r"flash(?!infer)|fmha"),
+    ("convolution", r"cask_cudnn|winograd"),
+    ("gemm", r"deep_gemm|cublas|marlin|gemm|^epilogue::impl"),
+    ("random", r"philox"),
 )
 
 # For kernels whose names say nothing; matched against the operator's name.
@@ -180,13 +269,32 @@ def find_kind(name: str, activity: str, op: str | None, phase: str | None) -> st
     if re.search("multi_tensor_apply|foreach|^triton_for_", name):
         is_update = phase == "optimizer" or _UPDATE.search(f"{name} {op}")
         return "optimizer" if is_update else "elementwise"
-    kind = _match(KERNEL_RULES, name)
+    kind = kind_of_name(name)
     of_op = _of_operator(op) if op else None
     if kind == "gemm" and of_op == "convolution":
         return "convolution"  # Libraries do some convolutions as a matrix product.
     if kind is None and name in OWN_CASTS and of_op == "gemm":
         return "elementwise"
-    return kind or of_op or OTHER
+    return kind or of_op or _match(WEAK_RULES, parse(name).function) or OTHER
+
+
+def kind_of_name(name: str) -> str | None:
+    """Return the kind that a kernel's name tells, or None.
+
+    Its function's own name comes first, its template arguments second, its scopes last: what
+    types it has or where it was written says little of what it does.
+    """
+    parts = parse(name)
+    if not _GENERIC.match(parts.function):
+        return _match(KERNEL_RULES, parts.function) or _match(SCOPE_RULES, parts.scopes)
+    if "elementwise" in parts.function:
+        # Of functors and the lambdas in them.
+        return _match(FUNCTOR_RULES, parts.arguments) or _match(KERNEL_RULES, parts.function)
+    arguments = parts.arguments
+    if parts.function == "trampoline_kernel":
+        # Of rocPRIM's arguments one tells the algorithm: `scan_config_selector`.
+        arguments = " ".join(re.findall(r"\w+_config(?:_selector)?\b", arguments))
+    return _match(KERNEL_RULES, arguments) or _match(SCOPE_RULES, parts.scopes)
 
 
 def _of_operator(name: str) -> str | None:

@@ -1,0 +1,72 @@
+"""A kernel's kind is that of its own function, whatever stands in its signature."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.kernel_names import corpus, is_held_out, score
+from kprof.analyze.classify import find_kind
+from kprof.analyze.kernel_name import KernelName, parse
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "scopes"),
+    [
+        ("_fwd_kernel", "_fwd_kernel", ""),
+        ("void a::b::f<int, c::d<2> >(e::g*, long)", "f", "a::b"),
+        ("void (anonymous namespace)::f<float>(float*)", "f", ""),
+        ("a::(anonymous namespace)::f(long)", "f", "a"),
+        ("std::enable_if<(((8)>(0)))&&x::y<z>::w, void>::type v::f<z, 8>(z*)", "f", "v"),
+        ("void f<&(float silu<float>(float const&))>(float*)", "f", ""),
+        ("void f<a(b&)::{lambda()#1}::operator()() const::{lambda(int)#2}>(int)", "f", ""),
+        ("void a::f<b::c<", "f", "a"),
+        ("_ZN5aiter15add_norm_kernelIDF16bDF16bLi256EEEvPT0_", "add_norm_kernel", "aiter"),
+        ("_ZN12_GLOBAL__N_11fIfEEvPT_", "f", ""),
+        ("_Z1fIfEvPT_", "f", ""),
+        ("", "", ""),
+        ("_Z", "_Z", ""),
+        ("operator", "operator", ""),
+    ],
+)  # fmt: skip
+def test_a_name_falls_into_its_function_and_the_scopes_around_it(name, function, scopes):
+    assert (parse(name).function, parse(name).scopes) == (function, scopes)
+
+
+def test_template_arguments_are_those_of_the_function_without_parameter_lists():
+    assert parse("void a<b>::f<g<h>(i*)::{lambda}, 4>(j)") == KernelName(
+        "f", "a", "g<h>::{lambda}, 4"
+    )
+
+
+SIGNATURES = ["float", "at::native::ReduceOp<float>*", "softmax::Gemm const&", "ncclWork*"]
+
+
+@pytest.mark.parametrize("parameter", SIGNATURES)
+def test_parameter_types_tell_no_kind(parameter):
+    copy = f"void ops::transpose_kernel<float>(float const*, {parameter})"
+    assert find_kind(copy, "kernel", None, None) == "copy"
+    assert find_kind(f"void my::step_one({parameter})", "kernel", None, None) == "other"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)", "collective"),
+        ("void deep_ep::internode_ll::combine<true, 7168, 9, 11>(void*, void*)", "collective"),
+        ("void deep_gemm::transpose_fp32<512u, 64u>(float const*, float*)", "copy"),
+        ("void x::max_pool_forward<cutlass::gemm::Tag>(float const*)", "reduction"),
+        ("void k::copy_kernel<ReduceOp<float> >(float*)", "copy"),
+        ("void a::elementwise_kernel<4, a::direct_copy_kernel(a::It&)::{lambda()#3}>()", "copy"),
+        ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<gemm::Tile> >(P)", "attention"),
+    ],
+)  # fmt: skip
+def test_the_function_decides_before_its_arguments_and_these_before_the_scopes(name, kind):
+    assert find_kind(name, "kernel", None, None) == kind
+
+
+@pytest.mark.parametrize("is_developed", [True, False])
+def test_names_of_public_libraries_have_the_kind_of_those_who_read_them(is_developed):
+    rows = [row for row in corpus() if is_held_out(row[2]) != is_developed]
+    shares, _ = score(rows)
+    assert len(rows) > 200
+    assert sum(shares.values()) / len(shares) >= (0.99 if is_developed else 0.94)
