@@ -16,7 +16,7 @@ from kprof.analyze.evidence import (
     whole_of,
 )
 from kprof.analyze.idle import causes
-from kprof.analyze.summary import allot_busy_time
+from kprof.analyze.overlap import allot_busy_time
 from kprof.finding import Finding
 from kprof.trace import Trace
 
