@@ -2,6 +2,7 @@
 
     python benchmarks/hostile.py            on the CPU, whatever else there is
     python benchmarks/hostile.py --gpu      the same scripts on the GPUs, and those that need them
+    python benchmarks/hostile.py --servers  servers only, each 20 times under `faulthandler`
 
 The workloads are those of `tests/hostile/`; what is compared says `tests/hostility.py`. Names of
 workloads after the options run only those, and write no result where none is named. The result is
@@ -28,17 +29,23 @@ SOURCES = (
     "kprof/collect/inject/**/*.py",
     "kprof/collect/launch.py",
 )
+SERVERS = "server_"
+TIMES_OF_SERVERS = 20
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def judge(workload, environment):
+def judge(workload, environment, times, *, on_gpu):
     """Return one workload's row: how many differences there are, None where it cannot run."""
-    missing = find_missing(workload, on_gpu=environment is None)
+    if times > 1:
+        environment = {**(environment or {}), "PYTHONFAULTHANDLER": "1"}
+    missing = find_missing(workload, on_gpu=on_gpu)
     start = time.perf_counter()
     found = None
     if missing is None:
-        with tempfile.TemporaryDirectory() as folder:
-            found = differences(workload, observe(workload, Path(folder), environment))
+        found = []
+        for _ in range(times):
+            with tempfile.TemporaryDirectory() as folder:
+                found += differences(workload, observe(workload, Path(folder), environment))
     state = f"needs {missing}" if found is None else "DIFFERS" if found else "same"
     took_s = time.perf_counter() - start
     print(
@@ -52,6 +59,7 @@ def judge(workload, environment):
         0,
         hostility=workload.hostility,
         command=workload.command,
+        times=times,
         differences=found,
         missing=missing,
     )
@@ -62,19 +70,26 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="only workloads whose name begins so")
     parser.add_argument("--gpu", action="store_true", help="let the workloads see the GPUs")
+    parser.add_argument("--servers", action="store_true", help="only servers, each 20 times")
     parser.add_argument("--at-once", type=int, default=1, help="workloads at the same time")
     where = "RESULTS/hostile_<gpu|cpu>_2026-11.json"
     parser.add_argument("--result", type=Path, help=f"[default: {where}]")
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
     environment = None if args.gpu else WITHOUT_GPU
-    chosen = [w for w in workloads() if w.name.startswith(tuple(args.names) or "")]
+    names = [*args.names, SERVERS] if args.servers else args.names
+    times = TIMES_OF_SERVERS if args.servers else 1
+    chosen = [w for w in workloads() if w.name.startswith(tuple(names) or "")]
     path = args.result
     if path is None and not args.names:
-        path = RESULTS / f"hostile_{'gpu' if args.gpu else 'cpu'}_2026-11.json"
+        what = "hostile_servers" if args.servers else "hostile"
+        path = RESULTS / f"{what}_{'gpu' if args.gpu else 'cpu'}_2026-11.json"
     rows = []
     with ThreadPoolExecutor(args.at_once) as pool:
-        for done in as_completed([pool.submit(judge, w, environment) for w in chosen]):
+        judged = [
+            pool.submit(judge, workload, environment, times, on_gpu=args.gpu) for workload in chosen
+        ]
+        for done in as_completed(judged):
             rows.append(done.result())
             if path is not None:
                 write_result(path, rows, chosen, args.commit)

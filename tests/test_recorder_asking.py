@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kprof.collect.inject.kprof_recorder import capture  # noqa: E402
+from kprof.collect.inject.kprof_recorder import alongside, capture, native  # noqa: E402
 from kprof.collect.inject.kprof_recorder.alongside import (  # noqa: E402
     COMPILED_KERNELS,
     let_others_leave,
@@ -82,8 +82,8 @@ def test_before_a_trace_ends_nothing_more_is_noted_of_other_threads(
         torch.autograd, "_toggle_collection_dynamic", lambda *how: asked.append(how)
     )
     # Other tests of this process may have left some, such as the one that watches tqdm's bars.
-    count, num_left = threading.active_count, threading.active_count() - 1
-    monkeypatch.setattr(threading, "active_count", lambda: count() - num_left)
+    count, num_left = native.num_other_threads, native.num_other_threads()
+    monkeypatch.setattr(alongside, "num_other_threads", lambda: count() - num_left)
     is_over = threading.Event()
     for _ in range(num_others):
         threading.Thread(target=is_over.wait).start()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .alongside import hears_all_threads, is_main_thread, let_others_leave, of_all_threads
+from .alongside import hears_all_threads, let_others_leave, of_all_threads
+from .native import get_ident, is_main_thread
 from .others import Others, Ours
 from .quiet import unheard
 from .ranges import TorchRange
@@ -117,7 +117,7 @@ class Capture:
         TorchRange.num_changes += 1
         with Ours():
             self._profile.start_trace()
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self.is_running = True
 
     @property
@@ -128,7 +128,7 @@ class Capture:
     @property
     def can_be_stopped_here(self) -> bool:
         """Whether this thread may stop it: another thread's own profile is not found by torch."""
-        return self.is_of_all_threads or threading.get_ident() == self._thread
+        return self.is_of_all_threads or get_ident() == self._thread
 
     def stop(self, *, is_last: bool = False) -> None:
         """Record no more; the device has finished everything that was launched."""

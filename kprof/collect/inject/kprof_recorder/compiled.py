@@ -14,7 +14,6 @@ import functools
 import gzip
 import json
 import re
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ import torch
 from torch.nn import Module
 
 from . import when_imported
+from .native import RLock
 from .ranges import Models
 from .softly import softly
 from .stacks import Input, Nodes, Notes, Stack, Stacks
@@ -72,7 +72,7 @@ class CompilerNotes:
     """Everything that this process compiled, since its beginning."""
 
     def __init__(self, models: Models) -> None:
-        self.lock = threading.RLock()
+        self.lock = RLock()
         self.is_broken = False
         self._trouble = ""
         self._stacks = Stacks(models)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .capture import Capture, synchronize
+from .native import perf_counter_ns
 
 FILE = "counters.json"
 INTERVAL_NS = 20_000
@@ -73,7 +73,7 @@ class Counters:
             self._collector.start()
         except Exception as error:  # noqa: BLE001
             self._give_up(f"CUPTI did not start, {_said(error)}")
-        self._started_ns = time.perf_counter_ns()
+        self._started_ns = perf_counter_ns()
 
     def stop(self) -> None:
         """Sample no more, and decode what was sampled."""
@@ -95,7 +95,7 @@ class Counters:
         unfinished.replace(path)
 
     def _decode(self) -> None:
-        elapsed_ns = time.perf_counter_ns() - self._started_ns
+        elapsed_ns = perf_counter_ns() - self._started_ns
         most = min(elapsed_ns // INTERVAL_NS + SPARE_SAMPLES, MOST_SAMPLES)
         data = self._collector.decode(max_samples=most)
         rows = [sample.metric_values for sample in data]

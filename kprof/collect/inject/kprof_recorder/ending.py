@@ -6,13 +6,24 @@ import atexit
 import ctypes
 import os
 import signal
-import threading
-import time
+from collections import deque
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from .native import (
+    THREADS,
+    Lock,
+    RLock,
+    get_native_id,
+    is_main_thread,
+    monotonic,
+    sleep,
+    start_new_thread,
+)
+
 LOOK_S = 0.1
+LEAVING_S = 0.1
 
 
 class Ending:
@@ -35,14 +46,14 @@ class Ending:
 
     def listen(self) -> None:
         """Finish before SIGTERM ends the process, unless the workload handles it itself."""
-        if threading.current_thread() is threading.main_thread():
+        if is_main_thread():
             self._is_listening = True
             if self._get(signal.SIGTERM) == signal.SIG_DFL:
                 self._set(signal.SIGTERM, self._finish_then_die)
 
     def rest(self) -> None:
         """Let SIGTERM end the process at once."""
-        if threading.current_thread() is threading.main_thread():
+        if is_main_thread():
             self._is_listening = False
             if self._get(signal.SIGTERM) == self._finish_then_die:
                 self._set(signal.SIGTERM, signal.SIG_DFL)
@@ -97,27 +108,61 @@ def leave_without_destructors() -> None:
         libc.on_exit(libc.fcloseall, None)
 
 
-class OnMainThread:
-    """Calls `action` on the main thread, once that next runs Python."""
+class MainThread:
+    """Actions for the main thread, which calls them once it next runs Python.
 
-    def __init__(self, action: Callable[[], None]) -> None:
-        def run(_: object) -> int:
-            action()
-            return 0
+    The interpreter gets `PyObject_IsTrue` and this object, which lives as long as the process.
+    (A function made by ctypes would have to outlive a call that may come at any time.) An
+    exception, such as KeyboardInterrupt where a signal comes amid an action, reaches the main
+    thread, as that of a signal's handler does.
+    """
 
-        # Held here: the interpreter calls it when it likes.
-        self._call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(run)
+    def __init__(self) -> None:
+        self._actions: deque[Callable[[], None]] = deque()
+        self._is_asked = False
+        # Not `ctypes.pythonapi`: the workload may give its functions other types.
+        api = ctypes.PyDLL(None)
+        self._add_pending_call = api.Py_AddPendingCall
+        self._add_pending_call.argtypes = (ctypes.c_void_p, ctypes.py_object)
+        self._is_true = ctypes.cast(api.PyObject_IsTrue, ctypes.c_void_p)
+        api.Py_IncRef(ctypes.py_object(self))
 
-    def ask(self) -> None:
-        """Let the main thread call it; who asks does not wait."""
-        ctypes.pythonapi.Py_AddPendingCall(self._call, None)
+    def call(self, action: Callable[[], None]) -> None:
+        """Let the main thread call `action`; the caller does not wait."""
+        self._actions.append(action)
+        self._ask()
+
+    def forget(self) -> None:
+        """Drop the actions that have not been called yet."""
+        self._actions.clear()
+
+    def _ask(self) -> None:
+        # Once for all: the interpreter has few places for such calls.
+        if not self._is_asked:
+            self._is_asked = True
+            if self._add_pending_call(self._is_true, self) != 0:
+                self._is_asked = False
+
+    def __bool__(self) -> bool:
+        self._is_asked = False
+        try:
+            while self._actions:
+                self._actions.popleft()()
+        finally:
+            if self._actions:
+                self._ask()
+        return False
+
+
+main_thread = MainThread()
 
 
 class Deadline:
     """Calls `action` after a while, even where nothing of torch is hooked.
 
     Sooner if `is_due`, which is asked ten times a second. `action` runs on the main thread, which
-    has to leave the call that it waits in, unless it `is_for_any_thread`.
+    has to leave the call that it waits in, unless it `is_for_any_thread`; and there it waits until
+    nothing `is_busy` that it would interrupt.
     """
 
     def __init__(
@@ -125,34 +170,78 @@ class Deadline:
         seconds: float,
         action: Callable[[], None],
         is_due: Callable[[], bool] = lambda: False,
+        is_busy: Callable[[], bool] = lambda: False,
         *,
         is_for_any_thread: bool = False,
     ) -> None:
         self._seconds = seconds
         self._is_due = is_due
-        self._action = action if is_for_any_thread else OnMainThread(action).ask
-        self._is_off = threading.Event()
-        self._gate = threading.Lock()
-        self._is_acting = False
-        # Named: an unnamed one would take a number from the workload's own threads.
-        self._thread = threading.Thread(target=self._wait, name="kprof-deadline", daemon=True)
-        self._thread.start()
+        self._is_busy = is_busy
+        self._action = action
+        self._is_for_any_thread = is_for_any_thread
+        self._is_off = self._is_acting = False
+        self._native_id = 0
+        # Reentrant: the main thread may be interrupted by the action while it cancels it.
+        self._gate = RLock()
+        # Released to wake the thread, and where the thread ends.
+        self._wake, self._is_running = Lock(), Lock()
+        self._wake.acquire()
+        self._is_running.acquire()
+        # `threading` does not know it: the workload counts and numbers its own threads.
+        start_new_thread(self._run, ())
 
     def cancel(self) -> None:
         """Call nothing; the deadline's thread ends."""
         with self._gate:
-            self._is_off.set()
+            self._is_off = True
             is_acting = self._is_acting
-        # Who acts already may wait for a lock that is held here.
+            self._notify()
+        # An action under way in the thread may wait for a lock that the caller holds.
         if not is_acting:
-            self._thread.join()
+            with self._is_running:
+                wait_for_end_of(self._native_id)
 
-    def _wait(self) -> None:
-        end = time.monotonic() + self._seconds
-        while time.monotonic() < end and not self._is_due():
-            if self._is_off.wait(min(LOOK_S, max(0.0, end - time.monotonic()))):
-                return
+    def _notify(self) -> None:
         with self._gate:
-            self._is_acting = not self._is_off.is_set()
+            if self._wake.locked():
+                self._wake.release()
+
+    def _run(self) -> None:
+        self._native_id = get_native_id()
+        try:
+            end = monotonic() + self._seconds
+            while monotonic() < end and not self._is_due():
+                self._wake.acquire(timeout=min(LOOK_S, max(0.0, end - monotonic())))
+                if self._is_off:
+                    return
+            if self._is_for_any_thread:
+                self._act_here()
+            else:
+                self._act_on_main_thread()
+        finally:
+            self._is_running.release()
+
+    def _act_here(self) -> None:
+        with self._gate:
+            self._is_acting = not self._is_off
         if self._is_acting:
             self._action()
+
+    def _act_on_main_thread(self) -> None:
+        while not self._is_off:
+            main_thread.call(self._act_unless_busy)
+            self._wake.acquire()
+            sleep(LOOK_S if not self._is_off else 0)
+
+    def _act_unless_busy(self) -> None:
+        if not self._is_off and not self._is_busy():
+            self._is_off = True
+            self._action()
+        self._notify()
+
+
+def wait_for_end_of(native_id: int) -> None:
+    """Wait for the system's own thread, which ends a moment after its Python has."""
+    end = monotonic() + LEAVING_S
+    while (THREADS / str(native_id)).exists() and monotonic() < end:
+        sleep(LEAVING_S / 100)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
+from .native import RLock
 from .ranges import Models
 from .recording import now
 from .softly import softly
@@ -17,7 +17,7 @@ class Follower:
     def __init__(self) -> None:
         self.counter = StepCounter()
         self.models = Models()
-        self.lock = threading.RLock()
+        self.lock = RLock()
         self.is_broken = False
         self.on_change: Callable[[], None] = lambda: None
 

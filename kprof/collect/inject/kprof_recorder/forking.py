@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
-from .ending import OnMainThread
+from .ending import main_thread
+from .native import THREADS
 from .others import Others, Ours
 
-# Where Linux lists the threads of this process.
-THREADS = Path("/proc/self/task")
 # From here on, a fork warns where there is more than one thread.
 WARNS = (3, 12)
 FILTER = ("ignore", re.compile("This process "), DeprecationWarning, None, 0)
@@ -29,7 +27,6 @@ class ForkWarning:
     def __init__(self) -> None:
         self._theirs: Any = None
         self._ours: Any = None
-        self._soon = OnMainThread(self._restore)
 
     def before_fork(self) -> None:
         """Silence the warning that is to come, if it is of the recorder's making."""
@@ -40,10 +37,11 @@ class ForkWarning:
     def in_parent(self) -> None:
         """Let warnings be heard again, once this thread goes on: some Pythons warn after this."""
         if warnings.filters is self._ours:
-            self._soon.ask()
+            main_thread.call(self._restore)
 
     def in_child(self) -> None:
         """Let warnings be heard again; whatever threads the child will have are its own."""
+        main_thread.forget()
         self._restore()
         Ours.has_begun = False
 

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import itertools
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 
 from .capture import PROFILER_ERRORS, Capture, can_start
 from .known import Known
+from .native import RLock
 from .ranges import CAPTURE, GRAPH, Range
 from .recorder import Recorder
 from .recording import Recording, Stage, now
@@ -49,7 +49,7 @@ class Graphs:
         self._failures: list[str] = []
 
     @property
-    def lock(self) -> threading.RLock:
+    def lock(self) -> RLock:
         """The recorder's own: both change what is being recorded."""
         return self.recorder.lock
 

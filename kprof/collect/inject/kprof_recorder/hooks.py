@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from .asking import Asking
 from .compiler import is_compiler_watching
 from .listener import Listener
+from .native import get_ident
 from .ranges import PHASE, Range
 from .replacing import is_plain, replace, subclasses
 from .steps import REPLAY, Source

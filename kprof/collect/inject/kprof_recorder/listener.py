@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from .native import RLock
 from .ranges import Models
 from .recording import Recording
 from .steps import Source
@@ -19,7 +19,7 @@ class Listener(Protocol):
 
     on_change: Callable[[], None]
     models: Models
-    lock: threading.RLock
+    lock: RLock
     is_broken: bool
     """Whether nothing needs to be told any more."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import torch
@@ -11,6 +10,7 @@ from torch.autograd.profiler import emit_nvtx
 
 from .capture import Capture, synchronize
 from .counters import CountedCapture
+from .native import get_ident
 from .others import Ours
 from .settings import NSIGHT, Settings
 
@@ -42,7 +42,7 @@ class NsightCapture(Capture):
             torch.cuda.profiler.start()
         with Ours():
             self._operators.__enter__()
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self.is_running = True
 
     @property
@@ -53,7 +53,7 @@ class NsightCapture(Capture):
     @property
     def can_be_stopped_here(self) -> bool:
         """Whether this thread may stop it: torch refuses to end another thread's own ranges."""
-        return threading.get_ident() == self._thread
+        return get_ident() == self._thread
 
     def stop(self, *, is_last: bool = False) -> None:
         """Record no more; the device has finished everything that was launched."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 from .ending import Deadline
+from .native import RLock
 from .outcome import Outcome
 from .recorder import Recorder
 from .recording import Recording
@@ -42,6 +41,7 @@ class OnDemand:
                 seconds,
                 lambda: self.time_is_over(recording),
                 self._trigger.is_withdrawn,
+                self.recorder.is_busy,
                 is_for_any_thread=recording.capture.is_of_all_threads,
             )
 
@@ -77,5 +77,5 @@ class OnDemand:
         """Go on in a forked child, unless its parent has used torch's profiler; say whether."""
         if self._has_recorded or self.outcome.graphs.has_recorded:
             return False
-        self.recorder.lock = threading.RLock()
+        self.recorder.lock = RLock()
         return True

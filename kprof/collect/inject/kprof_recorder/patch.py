@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from types import ModuleType
 
+from .native import get_ident
 from .schedule import Schedule
 
 
@@ -36,7 +36,7 @@ class Patch:
     @property
     def can_turn_here(self) -> bool:
         """Whether this thread is the one that has to leave what it entered, if any has."""
-        return self._entered is None or threading.get_ident() == self._thread
+        return self._entered is None or get_ident() == self._thread
 
     def turn(self, arm: str) -> None:
         """Let `arm` hold from here on.
@@ -50,7 +50,7 @@ class Patch:
             if arm == "B":
                 manager = _load(self._name)(*self._arguments)
                 manager.__enter__()
-                self._entered, self._thread = manager, threading.get_ident()
+                self._entered, self._thread = manager, get_ident()
             elif self._entered is not None:
                 entered, self._entered = self._entered, None
                 entered.__exit__(None, None, None)

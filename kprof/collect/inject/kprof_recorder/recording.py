@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from .capture import Capture
+from .native import perf_counter_ns, time_ns
 from .ranges import STEP, Range
 from .settings import Settings
 
@@ -18,12 +18,12 @@ EARLY_MODULE_CALLS = 25_000
 # About 500 MB of trace; a window that grows beyond is cut.
 WINDOW_MODULE_CALLS = 100_000
 
-EPOCH_NS = time.time_ns() - time.perf_counter_ns()
+EPOCH_NS = time_ns() - perf_counter_ns()
 
 
 def now() -> int:
     """Return ns since 1970 on a clock that never jumps."""
-    return EPOCH_NS + time.perf_counter_ns()
+    return EPOCH_NS + perf_counter_ns()
 
 
 class Stage(Enum):

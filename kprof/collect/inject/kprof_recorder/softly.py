@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
+
+from .native import RLock
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -16,7 +17,7 @@ class Fallible(Protocol):
     """Something that can give up, and then does nothing more."""
 
     is_broken: bool
-    lock: threading.RLock
+    lock: RLock
 
     def give_up(self, reason: str) -> None:
         """Do nothing from now on."""

@@ -9,7 +9,7 @@ import torch
 
 from .capture import PROFILER_ERRORS
 from .compiler import keep_from_compiler
-from .ending import Deadline, Ending, OnMainThread, leave_without_destructors, on_fork
+from .ending import Deadline, Ending, leave_without_destructors, main_thread, on_fork
 from .engines import listen_to_engines
 from .forking import ForkWarning
 from .hooks import Hooks
@@ -74,7 +74,7 @@ class Session:
         if started_by() is None:
             self.ending.listen()
         self.recorder.on_begun = self.bound_beginning
-        self.recorder.on_elsewhere = OnMainThread(self.recorder.drop_beginning).ask
+        self.recorder.on_elsewhere = lambda: main_thread.call(self.recorder.drop_beginning)
         self.recorder.begin()
 
     def restart(self, settings: Settings) -> None:
@@ -123,7 +123,9 @@ class Session:
     def bound_beginning(self) -> None:
         """Let what is recorded before any work end after a while."""
         self.forget_deadline()
-        self.deadline = Deadline(EARLY_NS / 1e9, self.recorder.end_capture)
+        self.deadline = Deadline(
+            EARLY_NS / 1e9, self.recorder.end_capture, is_busy=self.recorder.is_busy
+        )
 
     def forget_deadline(self) -> None:
         """Let the provisional recording be bounded by the hooks alone."""

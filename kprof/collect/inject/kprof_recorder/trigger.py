@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
+from .native import monotonic
 from .settings import Settings
 
 # How often a working process looks; one that does nothing has nothing to record, and never looks.
@@ -29,7 +29,7 @@ class Trigger:
 
     def has_changed(self) -> bool:
         """Look for an order if it is time to; True if there is a new one, or none any more."""
-        now = time.monotonic()
+        now = monotonic()
         if now - self._looked_at < INTERVAL_S:
             return False
         self._looked_at = now

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Generator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
+from .native import monotonic, sleep
 from .schedule import Block, Schedule, blocks_of
 
 FILE = "turns.jsonl"
@@ -93,12 +93,12 @@ class FollowedTurns:
         return self._next()
 
     def _next(self) -> Block | None:
-        end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
+        end = monotonic() + PATIENCE_S
+        while monotonic() < end:
             lines = self._told.read_text().splitlines(keepends=True) if self._told.exists() else []
             if len(lines) > self._num_followed and lines[self._num_followed].endswith("\n"):
                 block = json.loads(lines[self._num_followed])
                 self._num_followed += 1
                 return Block(**block) if block else None
-            time.sleep(LOOK_S)
+            sleep(LOOK_S)
         raise TimeoutError(f"rank 0 did not come to the same step within {PATIENCE_S:.0f} s")
