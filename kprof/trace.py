@@ -166,6 +166,8 @@ class Recording:
     """Durations of steps after the warm-up that were not recorded."""
     wall_ns: int | None = None
     exit_code: int | None = None
+    is_count_final: bool = True
+    """Whether `num_steps_seen` counts to the end of the process; False where it was killed."""
     unrecorded_host_ns: tuple[int, ...] = ()
     """The host's time in the steps of `unrecorded_step_ns`, where the device's clock timed them."""
 

@@ -6,8 +6,9 @@ import json
 import pytest
 
 from kprof.collect.readers import recorded
+from kprof.collect.readers._marks import is_own_step
 from kprof.errors import TraceError
-from tests.kineto_files import kernel
+from tests.kineto_files import annotation, kernel
 
 BASE_NS = 1_790_000_000_000_000_000
 
@@ -189,3 +190,18 @@ def test_processes_without_a_window_in_common_count_with_their_newest(run):
     window_of(folder, "rank1-pid10", 4, ts=5.0)
     (folder / "raw" / "rank1-pid10" / "recorder.json").write_text('{"rank": 1}')
     assert recorded.read(folder).kernels["start_ns"].tolist() == [1000, 5000]
+
+
+def test_a_step_that_the_recording_cut_is_no_step_of_the_trace(tmp_path, run):
+    folder = run(steps=[step(3, 40, is_recorded=True), step(4, 90)])
+    window = folder / "raw" / "rank0-pid9" / "window-0.json.gz"
+    marks = [annotation(f"kprof.step#{number}", ts=100 * number, dur=50) for number in (3, 4)]
+    content = {"baseTimeNanoseconds": BASE_NS, "traceEvents": [kernel(), *marks]}
+    window.write_bytes(gzip.compress(json.dumps(content).encode()))
+    ranges = recorded.read(folder).ranges
+    assert ranges["name"][is_own_step(ranges)].tolist() == ["3"]
+
+
+def test_a_process_that_was_killed_may_have_taken_more_steps_than_were_counted(run):
+    killed = recorded.read(run(num_steps_seen=8, is_count_final=False)).meta.recording
+    assert (killed.num_steps_seen, killed.is_count_final) == (8, False)

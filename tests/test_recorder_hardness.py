@@ -43,6 +43,7 @@ def test_a_complete_window_outlives_a_process_that_is_killed(tmp_path):
     assert run.result.exit_code == 137
     assert run.recorded_steps() == [5, 6, 7]
     assert run.result.messages == ()
+    assert not run.description["is_count_final"]
 
 
 @pytest.mark.slow
@@ -52,6 +53,28 @@ def test_a_process_that_leaves_amid_its_window_is_told_how_to_record_sooner(tmp_
     assert (result.exit_code, result.parts) == (5, ())
     assert "os._exit, SIGKILL or a crash" in result.messages[0]
     assert "--skip 0 --steps 1" in result.messages[0]
+
+
+@pytest.mark.slow
+def test_steps_after_the_window_are_counted_where_os_exit_ends_the_process(tmp_path):
+    run = record(tmp_path, MODEL + TRAIN + "train(30)\nos._exit(5)\n")
+    assert (run.result.exit_code, run.description["num_steps_seen"]) == (5, 30)
+    assert run.description["is_count_final"]
+
+
+@pytest.mark.slow
+def test_os_exit_waits_for_nothing_that_another_thread_holds(tmp_path):
+    held = """
+from kprof_recorder import start
+thread = threading.Thread(target=start.session.recorder.lock.acquire)
+train(30)
+thread.start()
+thread.join()
+os._exit(5)
+"""
+    run = record(tmp_path, MODEL + TRAIN + held)
+    assert (run.result.exit_code, run.description["num_steps_seen"]) == (5, 8)
+    assert not run.description["is_count_final"]
 
 
 @pytest.mark.slow

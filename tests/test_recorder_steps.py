@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from kprof.collect.inject.kprof_recorder import steps
 from kprof.collect.inject.kprof_recorder.steps import REPLAY, Rule, Source, StepCounter
 
 ADAM = Source("adam", "Adam", 100)
@@ -82,7 +83,64 @@ def test_four_calls_in_training_mode_without_a_backward_pass_are_inference():
     for start_ns in (0, 10, 20, 30):
         call(counter, MODEL, start_ns, start_ns + 1, is_training=True)
     assert counter.rule is Rule.CALL
-    assert edges(counter) == [(1, 30, 31)]
+    assert edges(counter) == [(0, 0, 1), (1, 10, 11), (2, 20, 21), (3, 30, 31)]
+
+
+def test_calls_of_a_smaller_model_are_no_steps_of_the_one_that_is_decided_for():
+    counter = StepCounter()
+    for start_ns in (0, 10, 20, 30):
+        call(counter, LOSS, start_ns, start_ns + 1, is_training=True)
+        call(counter, MODEL, start_ns + 2, start_ns + 3, is_training=True)
+    call(counter, MODEL, 40, 41, is_training=True)
+    assert counter.leader == MODEL
+    assert [start for _, start, _ in edges(counter)][-2:] == [32, 40]
+    assert counter.num_counted == 5
+
+
+@pytest.mark.parametrize(("num_calls", "num_counted"), [(1, 1), (20, 20), (32, 32), (40, 40)])
+def test_training_without_an_optimizer_counts_every_call_from_the_first(num_calls, num_counted):
+    counter = StepCounter()
+    for start_ns in range(num_calls):
+        call(counter, MODEL, start_ns, start_ns, is_training=True)
+        counter.backward()
+    counter.conclude()
+    assert counter.num_counted == num_counted
+    assert [index for index, _, _ in edges(counter)] == list(range(num_counted))
+
+
+def test_a_process_that_ends_amid_its_first_training_step_has_taken_its_calls():
+    counter = StepCounter()
+    call(counter, MODEL, 0, 1, is_training=True)
+    counter.conclude()
+    counter.conclude()
+    assert (counter.rule, edges(counter)) == (Rule.CALL, [(0, 0, 1)])
+
+
+def test_calls_before_the_first_optimizer_step_are_parts_of_it():
+    counter = StepCounter()
+    call(counter, MODEL, 0, 1, is_training=True)
+    call(counter, MODEL, 2, 3, is_training=True)
+    train(counter, ADAM, 4, 9)
+    counter.conclude()
+    assert edges(counter) == [(0, 0, 9)]
+
+
+def test_the_marked_step_of_calls_that_were_undecided_is_not_one_that_was_completed():
+    counter = StepCounter()
+    for start_ns in (0, 10, 20):
+        call(counter, MODEL, start_ns, start_ns + 1, is_training=True)
+    counter.call_begins(MODEL, 30, is_training=True)
+    assert (counter.last_completed, counter.index, counter.num_counted) == (None, 3, 3)
+
+
+def test_a_step_that_is_kept_stays_among_the_steps_however_many_follow(monkeypatch):
+    monkeypatch.setattr(steps, "LONGEST_LOG", 2)
+    counter = StepCounter()
+    for start_ns in range(9):
+        call(counter, MODEL, start_ns, start_ns)
+        if start_ns == 4:
+            counter.keep_last()
+    assert [index for index, _, _ in edges(counter)] == [0, 1, 4, 7, 8]
 
 
 def test_evaluation_before_training_gives_way_to_training():
@@ -166,7 +224,7 @@ def test_training_without_an_optimizer_is_counted_by_calls_and_called_training()
     for start_ns in range(40):
         call(counter, model, start_ns, start_ns, is_training=True)
         counter.backward()
-    assert counter.num_counted == 8
+    assert counter.num_counted == 40
     assert counter.describe() == (
         "Training without an optimizer of torch's: a step is one outermost call of Llama."
     )

@@ -71,3 +71,15 @@ def test_the_run_says_that_its_workload_failed():
     assert ended.text == (
         "The workload ended with exit code 1; what was recorded before that stands here."
     )
+
+
+def test_a_run_with_steps_of_which_none_was_recorded_says_both():
+    recording = Recording("Training: by calls.", 20, ())
+    steps = fact(section("Run", analyzed_trace_of({}, recording=recording)), "Steps")
+    assert steps == ("0", "recorded of 20 seen. Training: by calls.")
+
+
+def test_a_process_that_was_killed_took_at_least_the_steps_that_were_seen():
+    recording = Recording("Training: by calls.", 8, (5,), is_count_final=False)
+    steps = fact(section("Run", analyzed_trace_of({}, recording=recording)), "Steps")
+    assert steps == ("1", "recorded of 8 or more seen. Training: by calls.")

@@ -2,10 +2,7 @@
 
 # command: {python} {script} eval
 # command: {python} {script} train
-# recorded: 5 6 7
-# recorded: 6 7 8
 # seen: 12
-# seen: 9
 
 import sys
 

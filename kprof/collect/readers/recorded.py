@@ -47,6 +47,7 @@ class Recorder(msgspec.Struct):
     steps: list[Step] = []
     step_rule: str | None = None
     num_steps_seen: int | None = None
+    is_count_final: bool = True
     caveats: list[str] = []
     python: str | None = None
     torch: str | None = None
@@ -133,8 +134,7 @@ def _of_torch(raw: Path, name: str) -> tuple[list[Trace], list[Recorder]]:
     recorders = [_decoded(part / "recorder.json", Recorder) for part, _ in windows]
     traces = [
         _of_rank(
-            with_samples(add_captures(add_notes(kineto.read(window), part), part), part),
-            recorder.rank or 0,
+            with_samples(add_captures(add_notes(kineto.read(window), part), part), part), recorder
         )
         for (part, window), recorder in zip(windows, recorders, strict=True)
     ]
@@ -205,10 +205,14 @@ def _with_device(
     return [traces[i] for i in using], [recorders[i] for i in using], num_without
 
 
-def _of_rank(trace: Trace, rank: int) -> Trace:
-    number = np.int32(rank)
+def _of_rank(trace: Trace, recorder: Recorder) -> Trace:
+    """Return the trace with its rank, and with ranges of those steps only that lie in it whole."""
+    number = np.int32(recorder.rank or 0)
+    recorded = [str(step.index) for step in recorder.steps if step.recorded]
+    is_cut = is_own_step(trace.ranges) & ~trace.ranges["name"].isin(recorded).to_numpy(bool)
+    ranges = trace.ranges[~is_cut].reset_index(drop=True).assign(rank=number)
     samples = trace.samples.assign(rank=number)
-    return replace(trace.with_kernels(rank=number).with_ranges(rank=number), samples=samples)
+    return replace(trace.with_kernels(rank=number), ranges=ranges, samples=samples)
 
 
 def _versions(recorder: Recorder) -> dict[str, str]:
@@ -236,6 +240,7 @@ def _recording(launch: Launch, recorder: Recorder) -> Recording:
     return Recording(
         step_rule=recorder.step_rule or "",
         num_steps_seen=len(recorder.steps) if seen is None else seen,
+        is_count_final=recorder.is_count_final,
         steps_recorded=tuple(step.index for step in recorded),
         step_clock="device" if on_device else "host",
         recorded_step_ns=_durations(recorded, on_device=on_device),

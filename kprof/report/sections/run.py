@@ -113,12 +113,13 @@ def _steps(trace: Trace) -> tuple[str, str, str]:
     recording = trace.meta.recording
     steps = find_steps(trace)
     number = len(recording.steps_recorded) if recording else len(steps)
-    if not number:
+    if not number and (recording is None or not recording.num_steps_seen):
         why = why_no_steps(trace)
         return ("Steps", UNKNOWN, why.reason if why else "none was recorded")
     if recording is None:
         return ("Steps", f"{number:,}", rule_of(trace.ranges))
-    seen = f"recorded of {recording.num_steps_seen:,} seen"
+    more = "" if recording.is_count_final else " or more"
+    seen = f"recorded of {recording.num_steps_seen:,}{more} seen"
     return ("Steps", f"{number:,}", f"{seen}. {recording.step_rule}".strip())
 
 

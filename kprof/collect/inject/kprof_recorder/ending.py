@@ -9,7 +9,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from .native import (
     THREADS,
@@ -21,6 +21,7 @@ from .native import (
     sleep,
     start_new_thread,
 )
+from .replacing import replace
 
 LOOK_S = 0.1
 LEAVING_S = 0.1
@@ -29,12 +30,20 @@ LEAVING_S = 0.1
 class Ending:
     """Calls `finish` when the interpreter exits and, where it listens, before SIGTERM ends it.
 
+    `os._exit` leaves without Python's exit, often where something hangs: there is `at_os_exit`,
+    which must wait for nothing.
+
     Python calls a handler only when the main thread next runs Python, so a process that waits in C
     would not end: it listens only while there is something to lose. Nothing is finished while
     `is_busy`, half done.
     """
 
-    def __init__(self, finish: Callable[[], None], is_busy: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        finish: Callable[[], None],
+        is_busy: Callable[[], bool],
+        at_os_exit: Callable[[], None],
+    ) -> None:
         self._finish = finish
         self._is_busy = is_busy
         self._get, self._set = signal.getsignal, signal.signal
@@ -43,6 +52,7 @@ class Ending:
         signal.getsignal = self._get_theirs
         signal.signal = self._set_theirs
         atexit.register(finish)
+        replace(os, "_exit", lambda leave: _after(at_os_exit, leave))
 
     def listen(self) -> None:
         """Finish before SIGTERM ends the process, unless the workload handles it itself."""
@@ -83,6 +93,16 @@ class Ending:
 
     def _shown(self, handler: Any) -> Any:  # noqa: ANN401
         return signal.SIG_DFL if handler == self._finish_then_die else handler
+
+
+def _after(action: Callable[[], None], leave: Callable[[int], NoReturn]) -> Callable[..., NoReturn]:
+    def leave_after_action(status: int) -> NoReturn:
+        try:
+            action()
+        finally:
+            leave(status)
+
+    return leave_after_action
 
 
 def on_fork(

@@ -71,6 +71,8 @@ class Outcome:
         self.warm_up = recorder.settings.skip
         self.rank = 0
         self.world_size = 1
+        self.is_count_final = True
+        """Whether the process takes no steps after those counted, or its recorder was not asked."""
         self.notes = CompilerNotes(recorder.models)
         self.graphs = Graphs(recorder)
         recorder.on_finished = self.export
@@ -122,9 +124,27 @@ class Outcome:
             self.graphs.write(self.folder)
         self.describe(problems=self.recorder.problems)
 
+    def note_count(self) -> None:
+        """Write how many steps there were into what says so already; wait for nothing."""
+        self._conclude()
+        path = self.folder / "recorder.json"
+        counter = self.recorder.counter
+        told = json.loads(path.read_text())
+        told |= {
+            "step_rule": counter.describe(),
+            "num_steps_seen": counter.num_counted,
+            "is_count_final": True,
+        }
+        _replace(path, json.dumps(told))
+
+    def _conclude(self) -> None:
+        self.is_count_final = True
+        self.recorder.counter.conclude()
+
     def finish(self) -> None:
         """Write what there is when the process ends, and nothing if it only helped another."""
         recorder = self.recorder
+        self._conclude()
         recorder.end_capture()
         recording = recorder.kept
         is_new = recording is not None and recording is not self.exported
@@ -151,10 +171,8 @@ class Outcome:
         """Write recorder.json, whole or not at all; `is_complete` says that nothing is to come."""
         path = self.folder / "recorder.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}")
         told = {**self._description(), "is_complete": is_complete, "problems": problems}
-        unfinished.write_text(json.dumps(told))
-        unfinished.replace(path)
+        _replace(path, json.dumps(told))
 
     def _is_worth_it(self, recording: Recording) -> bool:
         """Whether a process without steps is more than somebody's helper."""
@@ -184,6 +202,7 @@ class Outcome:
             "step_rule": counter.describe(),
             "clock": "ns since 1970",
             "num_steps_seen": counter.num_counted,
+            "is_count_final": self.is_count_final,
             "steps": self._steps(recorded),
             "skip": self.warm_up,
             "window": [recorded[0], recorded[-1]] if recorded else None,
@@ -256,10 +275,23 @@ class Outcome:
         num_steps, skip = self.recorder.counter.num_counted, self.recorder.settings.skip
         if num_steps == 0:
             return "Recorded from the beginning, warm-up included, because no step was seen."
+        if num_steps > skip:
+            return (
+                "Recorded from the beginning, warm-up included, and no step apart, because the "
+                f"script ended after {num_steps} calls of its model and no optimizer step: too few "
+                "to tell sooner that each is a step."
+            )
         return (
             "Recorded from the beginning, warm-up included, because the script ended after "
             f"{num_steps} steps (fewer than --skip {skip} + 1)."
         )
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
 def _has_operators(path: Path) -> bool:

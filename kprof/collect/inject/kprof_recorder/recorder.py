@@ -50,7 +50,6 @@ class Recorder(Follower):
         self._is_block = self._waits_for_cuda = self._has_tried_again = False
         self.ahead = Ahead(new_window)
         self._open_step: int | None = None
-        self._num_counted = 0
 
     @property
     def is_capturing(self) -> bool:
@@ -123,7 +122,6 @@ class Recorder(Follower):
         self.device_clock = DeviceClock()
         self.stage = Stage.WAITING
         self.kept = self._open_step = None
-        self._num_counted = 0
 
     @softly
     def rest(self) -> None:
@@ -225,8 +223,7 @@ class Recorder(Follower):
         under_way = counter.index if counter.is_under_way else None
         if under_way == self._open_step:
             return
-        is_completed = counter.num_counted != self._num_counted
-        self._num_counted = counter.num_counted
+        is_completed = counter.last_completed == self._open_step
         if self._open_step is not None:
             self.device_clock.end(self._open_step)
             self._step_has_ended(self._open_step, is_completed)
@@ -240,6 +237,8 @@ class Recorder(Follower):
     def _step_has_ended(self, index: int, is_completed: bool) -> None:
         if self.running is not None:
             self.running.end_step(index, is_completed=is_completed)
+            if index in self.running.steps:
+                self.counter.keep_last()
             if self.running.is_window and self.running.steps:
                 self.kept = None
         if self.stage in (Stage.WINDOW, Stage.DONE) and not self._is_block:

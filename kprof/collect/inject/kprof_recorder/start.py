@@ -56,7 +56,8 @@ class Session:
         """Record from here to the process's end."""
         self.is_following = True
         hide_from_tracebacks()
-        self.ending = Ending(self.finish, self.recorder.is_busy)
+        self.ending = Ending(self.finish, self.recorder.is_busy, self.leave)
+        self.outcome.is_count_final = self.recorder.settings.trigger is not None
         on_fork(
             before=self.before_fork,
             in_parent=self.fork_warning.in_parent,
@@ -170,6 +171,17 @@ class Session:
         self.hooks.on_step = lambda source: None
         with contextlib.suppress(OSError):
             Outcome(Recorder(self.recorder.settings)).describe([FORKED])
+
+    def leave(self) -> None:
+        """Write how many steps there were, where `os._exit` ends the process; wait for nothing."""
+        recorder = self.recorder
+        is_due = self.outcome.is_announced and self.on_demand is None and not recorder.is_broken
+        if is_due and recorder.lock.acquire(blocking=False):
+            try:
+                with contextlib.suppress(*PROFILER_ERRORS):
+                    self.outcome.note_count()
+            finally:
+                recorder.lock.release()
 
     def finish(self) -> None:
         """Write what was recorded; the workload's own end goes on whatever happens here."""

@@ -33,6 +33,8 @@ REPLAY = "replay of a CUDA graph"
 # A leader that is none of so many calls, or optimizer steps, in a row has had its time.
 NUM_RECENT = 8
 LONGEST_LOG = 1_000
+# Calls that are kept while it is open whether they belong to training; more are rare.
+MOST_UNDECIDED = 256
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,15 @@ class Source:
     key: Hashable
     name: str
     size: int = 0
+
+
+@dataclass
+class Call:
+    """An outermost call of which it is not known yet whether it is a step; times in ns."""
+
+    source: Source
+    start_ns: int
+    end_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,11 @@ class StepCounter:
         self.is_settled = False
         self._start_ns: int | None = None
         self._first: list[Step] = []
+        self._kept: list[Step] = []
         self._last: deque[Step] = deque(maxlen=LONGEST_LOG)
+        self._undecided: list[Call] = []
+        self.last_completed: int | None = None
+        """Index of the last step that was counted from its beginning to its end."""
         self._counted_before: dict[Hashable, int] = {}
         self._recent_calls: deque[Hashable] = deque(maxlen=NUM_RECENT)
         self._recent_optimizers: deque[Hashable] = deque(maxlen=NUM_RECENT)
@@ -79,8 +94,13 @@ class StepCounter:
 
     @property
     def steps(self) -> list[Step]:
-        """The first and the last completed steps of the rule that holds now."""
-        return [*self._first, *self._last]
+        """The first, the kept and the last completed steps of the rule that holds now."""
+        known = {step.index: step for step in (*self._first, *self._kept, *self._last)}
+        return [known[index] for index in sorted(known)]
+
+    def keep_last(self) -> None:
+        """Keep the step that was completed last, however many follow."""
+        self._kept.append((self._last or self._first)[-1])
 
     @property
     def is_under_way(self) -> bool:
@@ -118,6 +138,8 @@ class StepCounter:
         if self.rule is not Rule.CALL and self._is_training_still(source, is_training):
             if not self.is_under_way:
                 self._start_ns = now_ns
+            if self.rule is None and len(self._undecided) < MOST_UNDECIDED:
+                self._undecided.append(Call(source, now_ns))
             return
         if self.rule is not Rule.CALL or self._is_new_leader(source, self._recent_calls):
             self._follow(Rule.CALL, source)
@@ -128,6 +150,14 @@ class StepCounter:
         """Note the end of an outermost call of a model."""
         if self.rule is Rule.CALL and source.key == self.leader.key and self.is_under_way:
             self._end(now_ns)
+        for call in self._undecided:
+            if call.source.key == source.key and call.end_ns is None:
+                call.end_ns = now_ns
+
+    def conclude(self) -> None:
+        """Take calls for steps that were left open, because nothing more is to come."""
+        if self.rule is None and self._undecided:
+            self._follow(Rule.CALL, max((c.source for c in self._undecided), key=lambda s: s.size))
 
     def range_begins(self, now_ns: int) -> None:
         """Note the beginning of a range named "step"; it begins a step of the workload."""
@@ -148,6 +178,7 @@ class StepCounter:
         self.is_settled = False
         self._counted_before.clear()
         self._first.clear()
+        self._kept.clear()
         self._last.clear()
         if self.is_under_way:
             self.index += 1
@@ -197,18 +228,34 @@ class StepCounter:
         self._counted_before[self.leader.key] = self.num_counted
         self.num_counted = self._counted_before.get(source.key, 0)
         self._first.clear()
+        self._kept.clear()
         self._last.clear()
         if self.is_under_way and (rule is not Rule.OPTIMIZER or self.rule is rule):
             # What began as another's step has no end now; its number is spent.
             self.index += 1
             self._start_ns = None
+        if rule is Rule.CALL:
+            self._count_undecided(source)
+        self._undecided.clear()
         self.rule, self.leader = rule, source
         self._num_calls = 0
+
+    def _count_undecided(self, leader: Source) -> None:
+        """Count the calls before it was known that calls are steps: nothing else can they be."""
+        ended = [call for call in self._undecided if call.end_ns is not None]
+        for call in ended:
+            key = call.source.key
+            self._counted_before[key] = self._counted_before.get(key, 0) + 1
+        own = [call for call in ended if call.source.key == leader.key]
+        self.num_counted += len(own)
+        self._first += [Step(i, c.start_ns, c.end_ns or c.start_ns) for i, c in enumerate(own)]
+        self.index = max(self.index, len(own))
 
     def _end(self, now_ns: int) -> None:
         assert self._start_ns is not None
         step = Step(self.index, self._start_ns, now_ns)
         (self._first if len(self._first) < LONGEST_LOG else self._last).append(step)
         self._start_ns = None
+        self.last_completed = self.index
         self.index += 1
         self.num_counted += 1
