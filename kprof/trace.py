@@ -47,7 +47,7 @@ KERNELS: tuple[Column, ...] = (
     Column("block", "category", "", "reader", "Threads in a block, 'x,y,z'; missing for copies."),
     Column("collective", "category", "", "reader", "What a kernel of a collective does, as recorded: allreduce, _allgather_base, …; missing for other kernels and in files that do not tell."),
     Column("group", "category", "", "reader", "Process group of that collective: its name and the ranks in it."),
-    Column("group_sequence", "Int64", "", "reader", "Number of that collective in its process group, the same on every rank; missing in files of older versions of torch."),
+    Column("group_sequence", "Int64", "", "reader", "Number of that collective in its process group, the same on every rank: as recorded, or by its order where ranks that were read together recorded none; else missing."),
     Column("launches", "Int64", "", "reader", "How many launches the row adds up, where the recorder kept nothing but their sums; missing for a single one."),
     Column("declared_flops", "Int64", "flop", "reader", "Floating-point operations of the row as the workload's author declared them to the recorder."),
     Column("declared_type", "category", "", "reader", "Type at whose peak those run: fp8, fp16, fp32, fp64."),
@@ -218,6 +218,8 @@ class Meta:
     base_time_ns: int | None = None
     """Wall time (ns since 1970) at the clock's zero; None where the file does not say."""
     num_ranks: int = 1
+    hosts: tuple[tuple[int, str], ...] = ()
+    """Ranks and the machines that they ran on, where that was recorded."""
     clocks: str | None = None
     """How far the clocks of several ranks agree, in words for the report; None for one rank."""
     counts: dict[str, int] = field(default_factory=dict)

@@ -92,7 +92,7 @@ CASES: dict[str, Case] = {
     "stragglers": Case(
         lambda: waiting([0, 0, 500 * US]),
         lambda: waiting([0, 0, 0]),
-        # All are late in turn: nobody waits much less than the others.
+        # One comes early: the others do not keep each other waiting.
         lambda: waiting([0, 300 * US, 320 * US]),
     ),
     "tiny_kernels": Case(

@@ -82,6 +82,7 @@ def test_sections_come_in_their_order():
         "Modules",
         "Timeline",
         "Idle time",
+        "Ranks",
         "What if",
         "Power and clocks",
         "Memory",

@@ -11,6 +11,7 @@ import pandas as pd
 from pandas.api.types import union_categoricals
 
 from kprof.collect.clocks import align
+from kprof.collect.numbering import numbered
 from kprof.errors import TraceError
 from kprof.trace import SCHEMA, Gpu, Table, Trace
 
@@ -25,7 +26,7 @@ def merge(traces: list[Trace], source: str) -> Trace:
     says so. Clocks are aligned by wall time, and by collectives where those contradict it.
     """
     if len(traces) == 1:
-        return traces[0]
+        return numbered(traces[0])
     _refuse_mixed_activity(traces)
     _refuse_mixed_timelines(traces)
     ranks = [_ranks(trace) for trace in traces]
@@ -55,17 +56,20 @@ def merge(traces: list[Trace], source: str) -> Trace:
         gpus=gpus,
         base_time_ns=base_time_ns,
         clocks=clocks,
+        hosts=tuple(host for trace in traces for host in trace.meta.hosts),
         num_ranks=len({r for trace in traces for r in _ranks(trace)}),
         counts=counts,
         compiled=tuple(dict.fromkeys(code for trace in traces for code in trace.meta.compiled)),
         graph_notes=tuple(note for trace in traces for note in trace.meta.graph_notes),
         caveats=tuple(dict.fromkeys(caveats)),
     )
-    return Trace(
-        concatenated(traces, "kernels"),
-        concatenated(traces, "ranges"),
-        concatenated(traces, "samples"),
-        meta,
+    return numbered(
+        Trace(
+            concatenated(traces, "kernels"),
+            concatenated(traces, "ranges"),
+            concatenated(traces, "samples"),
+            meta,
+        )
     )
 
 
@@ -105,11 +109,12 @@ def _renumbered(trace: Trace, first: int) -> Trace:
     gpus = tuple(
         gpu if gpu.rank is None else replace(gpu, rank=number[gpu.rank]) for gpu in meta.gpus
     )
+    hosts = tuple((number[rank], host) for rank, host in meta.hosts)
     notes = tuple(replace(note, rank=number[note.rank]) for note in meta.graph_notes)
     return replace(
         trace.with_kernels(rank=anew(trace.kernels)).with_ranges(rank=anew(trace.ranges)),
         samples=samples.assign(rank=samples["rank"].where(samples["rank"] < 0, anew(samples))),
-        meta=replace(meta, gpus=gpus, graph_notes=notes),
+        meta=replace(meta, gpus=gpus, hosts=hosts, graph_notes=notes),
     )
 
 

@@ -71,10 +71,10 @@ class Offset:
 
 def compare(first: dict[str, Run], second: dict[str, Run]) -> Offset | Mismatch:
     """Return the offset of the second clock by the collectives of the groups that both are in."""
-    ways = [_ways(first[group], second[group]) for group in sorted(first.keys() & second.keys())]
-    told = [pair for found in ways if len(found) == 1 for pair in found]
+    matches = [ways(first[group], second[group]) for group in sorted(first.keys() & second.keys())]
+    told = [pair for found in matches if len(found) == 1 for pair in found]
     if not told:
-        return Mismatch.UNCLEAR if any(ways) else Mismatch.CONTRADICTORY
+        return Mismatch.UNCLEAR if any(matches) else Mismatch.CONTRADICTORY
     joined = [_joined(list(runs)) for runs in zip(*told, strict=True)]
     return measure(*joined) or Mismatch.CONTRADICTORY
 
@@ -116,7 +116,7 @@ def measure(first: Run, second: Run) -> Offset | None:
     return Offset(offset, uncertainty, contradiction, drift, number, most, skew)
 
 
-def _ways(first: Run, second: Run) -> list[Pair]:
+def ways(first: Run, second: Run) -> list[Pair]:
     """Return the ways in which the collectives of a group match: by their numbers, or by order.
 
     Two are as many as any more, and stand for all that is not certain: none with the same number,

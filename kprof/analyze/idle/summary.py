@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from kprof.analyze.intervals import Intervals, disjoint, length_in
 from kprof.analyze.summary import collapse_layers
 from kprof.trace import Trace
+
+Int64s = NDArray[np.int64]
+
+# Those in which every rank waits for all: no broadcast, no send, no all-to-all with empty parts.
+SYMMETRIC = re.compile(r"_?(?:all_?reduce|all_?gather|reduce_?scatter|barrier)")
 
 
 def inside_window(idle: pd.DataFrame) -> pd.DataFrame:
@@ -76,42 +83,72 @@ class ExposedWait:
 def find_exposed_waits(trace: Trace) -> list[ExposedWait] | None:
     """Find how long collectives of each rank waited for the last rank to begin the same one.
 
-    This time counts as busy, not as idle. None where one rank was recorded, or the collectives
-    carry no numbers to tell which belong together.
+    This time counts as busy, not as idle. None where `collective_waits` knows none.
+    """
+    waits = collective_waits(trace)
+    if waits is None:
+        return None
+    ranks = waits["rank"].to_numpy(np.int64)
+    waiting, exposed = (waits[c].to_numpy(np.int64) for c in ("waiting_ns", "exposed_ns"))
+    return [
+        ExposedWait(int(one), int(waiting[mine].sum()), int(exposed[mine].sum()), int(mine.sum()))
+        for one in np.unique(ranks)
+        for mine in [ranks == one]
+    ]
+
+
+def collective_waits(trace: Trace) -> pd.DataFrame | None:
+    """Return the collectives that several ranks took part in, and how long each waited in them.
+
+    A collective ends on all ranks together, so one that takes longer than the shortest of them
+    waited for the rest of its time, whatever the ranks' clocks say. `exposed_ns` is the part in
+    which nothing else ran on the device. None where one rank was recorded, or no numbers tell
+    which collectives belong together. Columns: `row` in `kernels`, `rank`, `group`, `number`,
+    `collective`, `step`, `start_ns`, `waiting_ns`, `exposed_ns`.
     """
     kernels = trace.kernels
-    is_collective = kernels["group_sequence"].notna() & kernels["collective"].notna()
-    # Sends and receives of a group share no number with their peers.
-    is_collective &= ~kernels["collective"].astype(str).str.contains("send|recv", case=False)
-    rows = np.flatnonzero(is_collective.to_numpy(bool))
+    names = kernels["collective"].cat
+    is_symmetric = np.array([*(bool(SYMMETRIC.match(str(n))) for n in names.categories), False])
+    chosen = is_symmetric[names.codes.to_numpy()]
+    chosen &= (kernels["group_sequence"].notna() & kernels["group"].notna()).to_numpy(bool)
+    rows = np.flatnonzero(chosen)
     calls = kernels.iloc[rows]
     keys = [calls[name] for name in ("group", "group_sequence", "collective")]
     together = calls.groupby(keys, observed=True, sort=False)
     is_shared = (together["rank"].transform("nunique") > 1).to_numpy(bool)
     if not is_shared.any():
         return None
-    latest = together["start_ns"].transform("max").to_numpy(np.int64)[is_shared]
-    rows = rows[is_shared]
-    start = kernels["start_ns"].to_numpy(np.int64)
-    end = start + kernels["duration_ns"].to_numpy(np.int64)
-    until = np.minimum(np.maximum(latest, start[rows]), end[rows])
+    shortest = together["duration_ns"].transform("min").to_numpy(np.int64)[is_shared]
+    rows, calls = rows[is_shared], calls[is_shared]
+    start = calls["start_ns"].to_numpy(np.int64)
+    waiting = calls["duration_ns"].to_numpy(np.int64) - shortest
+    step = calls["step"] if "step" in calls else pd.array([pd.NA] * len(rows), "Int64")
+    waits: pd.DataFrame = pd.DataFrame(
+        {
+            "row": rows,
+            "rank": calls["rank"].to_numpy(np.int64),
+            "group": calls["group"].to_numpy(),
+            "number": calls["group_sequence"].to_numpy(np.int64),
+            "collective": calls["collective"].to_numpy(),
+            "step": np.asarray(step),
+            "start_ns": start,
+            "waiting_ns": waiting,
+            "exposed_ns": waiting - _hidden(kernels, rows, start, start + waiting),
+        }
+    ).astype({"group": "category", "step": "Int64"})
+    return waits
+
+
+def _hidden(kernels: pd.DataFrame, rows: Int64s, start: Int64s, end: Int64s) -> Int64s:
+    """Return for how long each of some spans others than collectives ran on its device."""
     is_other = ((kernels["kind"] != "collective") & kernels["collective"].isna()).to_numpy(bool)
-    rank, device = kernels["rank"].to_numpy(), kernels["device"].to_numpy()
-    exposed = until - start[rows]
-    for place in sorted(set(zip(rank[rows].tolist(), device[rows].tolist(), strict=True))):
-        on_it = (rank == place[0]) & (device == place[1])
-        others = np.flatnonzero(on_it & is_other)
-        busy = disjoint(Intervals(start[others], end[others], others))
-        mine = np.flatnonzero(on_it[rows])
-        hidden = length_in(busy, start[rows[mine]], until[mine])
-        exposed[mine] -= hidden
-    waiting = until - start[rows]
-    return [
-        ExposedWait(
-            int(one),
-            int(waiting[rank[rows] == one].sum()),
-            int(exposed[rank[rows] == one].sum()),
-            int((rank[rows] == one).sum()),
-        )
-        for one in np.unique(rank[rows])
-    ]
+    device = kernels.groupby(["rank", "device"], sort=False).ngroup().to_numpy()
+    begins = kernels["start_ns"].to_numpy(np.int64)
+    ends = begins + kernels["duration_ns"].to_numpy(np.int64)
+    hidden = np.zeros(len(rows), dtype=np.int64)
+    for one in np.unique(device[rows]):
+        others = np.flatnonzero((device == one) & is_other)
+        busy = disjoint(Intervals(begins[others], ends[others], others))
+        mine = np.flatnonzero(device[rows] == one)
+        hidden[mine] = length_in(busy, start[mine], end[mine])
+    return hidden

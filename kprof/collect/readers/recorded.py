@@ -43,6 +43,7 @@ class Recorder(msgspec.Struct):
 
     pid: int | None = None
     rank: int | None = None
+    host: str | None = None
     skip: int | None = None
     steps: list[Step] = []
     step_rule: str | None = None
@@ -212,7 +213,9 @@ def _of_rank(trace: Trace, recorder: Recorder) -> Trace:
     is_cut = is_own_step(trace.ranges) & ~trace.ranges["name"].isin(recorded).to_numpy(bool)
     ranges = trace.ranges[~is_cut].reset_index(drop=True).assign(rank=number)
     samples = trace.samples.assign(rank=number)
-    return replace(trace.with_kernels(rank=number), ranges=ranges, samples=samples)
+    hosts = ((int(number), recorder.host),) if recorder.host else ()
+    meta = replace(trace.meta, hosts=hosts)
+    return replace(trace.with_kernels(rank=number), ranges=ranges, samples=samples, meta=meta)
 
 
 def _versions(recorder: Recorder) -> dict[str, str]:
