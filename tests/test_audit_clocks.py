@@ -44,14 +44,6 @@ def test_kernels_that_were_put_behind_their_launches_limit_what_lies_beside_the_
     )
 
 
-def test_kernels_farther_before_their_launches_than_clocks_are_off_are_bad(tmp_path):
-    found = check(opened(tmp_path, -5, 2e6, -5), HOST_AND_GPU)
-    assert (found.verdict, found.evidence) == (
-        "bad",
-        "1 of 3 activities whose launch was recorded began before it, by up to 2,000,000 µs",
-    )
-
-
 def test_a_launch_that_is_anothers_limits_though_the_clocks_agree(tmp_path):
     found = check(opened(tmp_path, *[-5] * 30, 200), HOST_AND_GPU)
     assert (found.verdict, found.evidence) == (
@@ -66,10 +58,10 @@ def test_without_launches_nothing_tells_whether_clocks_agree(tmp_path):
     assert check(trace, HOST_AND_GPU).verdict == "unknown"
 
 
-def test_of_two_launches_with_one_number_neither_tells_of_the_clock(tmp_path):
+def test_of_two_launches_with_one_number_the_last_before_the_kernel_tells_of_the_clock(tmp_path):
     calls = [launch(ts=ts) for ts in (10, 5_000)]
     trace = measured(read([write(tmp_path, *calls, kernel(ts=20))]))
-    assert check(trace, HOST_AND_GPU).verdict == "unknown"
+    assert check(trace, HOST_AND_GPU).verdict == "good"
 
 
 def test_one_rank_has_no_clocks_to_compare():

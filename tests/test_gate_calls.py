@@ -249,7 +249,9 @@ def test_a_second_pass_back_through_a_retained_graph_gives_the_same():
     assert any("a second time through a retained graph" in one for one in faults)
 
 
-def test_scratch_memory_that_two_threads_share_fails():
+def test_scratch_memory_that_two_threads_share_fails(monkeypatch):
+    # Other tests of this process may run Triton in its interpreter, one call at a time.
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     scratch = torch.empty(8, 16)
 
     def over_scratch(x):
@@ -258,7 +260,8 @@ def test_scratch_memory_that_two_threads_share_fails():
     assert "when two threads call at the same time" in faults_of(over_scratch)[0]
 
 
-def test_what_is_written_in_place_is_a_result_of_each_thread():
+def test_what_is_written_in_place_is_a_result_of_each_thread(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     scratch = torch.empty(8, 16)
 
     def over_scratch(x):

@@ -108,6 +108,7 @@ class Operators(TorchDispatchMode):
         return result
 
     def know(self, tensors: Iterable[Any]) -> None:
+        """Take these tensors for given or made, and not for data from elsewhere."""
         for one in tensors:
             if isinstance(one, Tensor):
                 # Kept, so that no other one has its address.

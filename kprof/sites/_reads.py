@@ -545,6 +545,7 @@ def follow_object(scan: _Scan, value: object, title: str) -> None:
 
 
 def functions_of(value: object) -> Iterator[types.FunctionType]:
+    """Yield the functions that run where a class attribute with this value is used."""
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
     if isinstance(value, property):
