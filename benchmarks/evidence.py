@@ -165,6 +165,7 @@ def digests(labels):
     return {label: digest_today(label) for label in labels}
 
 
+@cache
 def digest_today(label):
     """Return the digest of what a label names, as it is now; None where it is gone."""
     kind, _, name = label.partition("/")

@@ -160,6 +160,7 @@ def command(words):
     return [sys.executable, "-m", "kprof", "open", *words]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_clear_error_and_leaves_nothing(here):
     limited = ["bash", "-c", 'ulimit -f 20; exec "$@"', "-", *command(["good.json"])]
     done = subprocess.run(limited, capture_output=True, text=True, check=False)
@@ -178,6 +179,7 @@ def test_a_full_disk_while_unpacking_says_where(here):
     assert "no room to unpack big.json.gz" in one_clear_error((done.returncode, done.stderr))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 def test_output_that_cannot_be_written_is_one_clear_error(here):
     with FULL.open("w") as full:
@@ -187,12 +189,14 @@ def test_output_that_cannot_be_written_is_one_clear_error(here):
     assert "the output cannot be written" in one_clear_error((done.returncode, done.stderr))
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error(here):
     pipe = ["bash", "-o", "pipefail", "-c", '"$@" | head -1', "-", *command(["good.json"])]
     done = subprocess.run(pipe, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_names_print_where_only_ascii_is_known(here):
     write(here, operator(), kernel(name="gemm 日本 🚀 </script>"), name="tr\udcffce.json")
     ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}

@@ -92,6 +92,7 @@ def test_a_model_in_shards_trains_the_same_and_its_sharded_optimizer_steps_as_be
         assert calls["adamw"] == (2, None, "a parameter that is a DTensor, no plain tensor")
 
 
+@pytest.mark.slow
 def test_a_norm_of_distributed_tensors_is_the_original(told):
     for _, (wanted, got, calls) in told:
         assert torch.equal(got, wanted)
