@@ -58,7 +58,14 @@ def test_a_result_speaks_for_what_a_sample_leaves_out():
     tell_if_all_run(GATE, NAMES)
 
 
+@pytest.fixture
+def uninterpreted(monkeypatch):
+    """Let calls be tried on two threads, though other tests here run Triton in its interpreter."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("uninterpreted")
 @pytest.mark.parametrize("fault", FAULTS, ids=name_of)
 def test_a_seeded_fault_is_caught(fault):
     skip_if_left_out(GATE, NAMES, name_of(fault))
@@ -89,6 +96,7 @@ def test_the_same_code_passes_on_a_gpu(same):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uninterpreted")
 @pytest.mark.parametrize("honest", SAME + HONEST, ids=name_of)
 def test_an_honest_implementation_passes(honest):
     skip_if_left_out(GATE, NAMES, name_of(honest))

@@ -155,7 +155,7 @@ def kept(*given):
     binary = read(*given)
     program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
+        file.write(binary.cubin)
         file.flush()
         command = [str(program), "-sass", file.name]
         text = subprocess.run(command, capture_output=True, text=True).stdout

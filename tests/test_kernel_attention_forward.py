@@ -297,9 +297,9 @@ from tests.kernel_code import powers_beside_values
 
 read, found = _ahead._read, []
 
-def kept(kernel):
-    binary = read(kernel)
-    ptx = kernel.asm["ptx"]
+def kept(*given):
+    binary = read(*given)
+    ptx = binary.ptx
     kinds = ("wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg.dec", "bar.sync 9, 256")
     counts = [ptx.count(kind) > 0 for kind in kinds]
     spared = REGISTERS[ring.groups][0] - binary.num_registers

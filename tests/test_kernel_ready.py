@@ -27,7 +27,7 @@ import kprof.kernels._attention_hopper
 os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
 kernels, built = [], []
 
-def kept(kernel):
+def kept(kernel, launch):
     kernels.append(kernel)
 
 def counted(name, *others):
