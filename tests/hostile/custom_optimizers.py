@@ -3,7 +3,7 @@
 # command: {python} {script} subclass
 # command: {python} {script} foreign
 # recorded: 5 6 7
-# recorded: 6 7 8
+# recorded: 32 33 34
 
 import sys
 
