@@ -23,6 +23,9 @@ class Remedy:
     """How many launches take the place of those of the rows; None: as many as now."""
     idle_cause: str | None = None
     graphs: bool = False
+    waited_ns: int | None = None
+    """What other ranks wait in a step for those that the finding is about: a step of all ranks is
+    shorter by as much, which no replay of one rank shows; modestly, by half."""
 
 
 @dataclass(frozen=True)

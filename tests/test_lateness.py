@@ -7,6 +7,7 @@ import pytest
 
 from kprof.analyze.lateness import find_lateness
 from kprof.analyze.rules import stragglers
+from kprof.analyze.saving import Pricer
 from kprof.collect.merge import merge
 from kprof.report.section import Table
 from kprof.report.sections import ranks
@@ -35,6 +36,14 @@ def test_one_late_rank_costs_what_it_is_late_by():
     assert found.lost_ns == pytest.approx(2 * MS, rel=0.05)
     assert [one.num_late for one in found.ranks] == [0, 0, 0, 0, 0, 10, 0, 0]
     assert found.ranks[5].waits_ns < 0.1 * MS < found.ranks[4].waits_ns
+
+
+def test_a_late_rank_costs_a_step_what_the_others_wait_for_it():
+    trace = recorded(replace(EIGHT, late=late_by(r5=2 * MS)))
+    (finding,) = stragglers.check(trace)
+    saving = Pricer(trace, None).price([finding])
+    assert saving.high_ns == pytest.approx(2 * MS, rel=0.05)
+    assert saving.low_ns == saving.high_ns // 2
 
 
 def test_two_late_ranks_do_not_hide_each_other():

@@ -44,6 +44,7 @@ REPLAYED = "replayed with the fix succeeding fully and modestly, widened by the 
 STREAMS = "; which stream waits for which was not recorded, so all readings of it count"
 RESULTS = "; the host may need the results that it waits for, and then these waits stay"
 STALLED = "at most what the device waits for it: what the host did then may be needed"
+WAITED = "what the other ranks wait for these, half of it if the fix succeeds modestly"
 BOUNDED = "at most the time of its cause; it was not replayed, because "
 
 
@@ -79,6 +80,12 @@ class Pricer:
         known = [one for one in findings if one.remedy != Remedy()]
         if not known:
             return Saving(self.step_ns, None, None, UNKNOWN)
+        waited_ns = sum(one.remedy.waited_ns or 0 for one in known)
+        if waited_ns:
+            rest = self.price([one for one in known if one.remedy.waited_ns is None])
+            low_ns, high_ns = (rest.low_ns or 0) + waited_ns // 2, (rest.high_ns or 0) + waited_ns
+            low_ns, high_ns = min(low_ns, self.step_ns), min(high_ns, self.step_ns)
+            return Saving(self.step_ns, low_ns, high_ns, WAITED)
         most_ns = min(self._most_ns(known), self.step_ns)
         if self.refusal is not None or self.baseline is None:
             return Saving(self.step_ns, 0, most_ns, BOUNDED + str(self.refusal))
@@ -99,7 +106,9 @@ class Pricer:
         the idle time before these, or that the host's time in them explains. None: it is not about
         time.
         """
-        is_work = finding.remedy.best_ns is not None or finding.rule == UNEXPLAINED
+        remedy = finding.remedy
+        is_work = remedy.best_ns is not None or remedy.waited_ns is not None
+        is_work |= finding.rule == UNEXPLAINED
         if not is_work and not finding.idle_rows:
             return None
         rows = np.array(finding.rows if is_work else (), dtype=np.int64)

@@ -89,9 +89,7 @@ def _finding(
     assert waits is not None
     is_waiting = ~waits["rank"].isin(found.stragglers).to_numpy(bool)
     rows = waits["row"].to_numpy(np.int64)[is_waiting]
-    took_ns = int(trace.kernels["duration_ns"].to_numpy(np.int64)[rows].sum())
-    num_waiting = max(len(found.ranks) - max(len(found.stragglers), 1), 1)
-    lost_in_all = round(lost_ns * found.num_units * num_waiting)
+    whole_ns = lost_ns if found.are_steps else lost_ns * found.num_units
     latest = sorted(found.ranks, key=lambda one: -one.late_ns)[:MOST_NAMED]
     return Finding(
         rule="stragglers",
@@ -105,9 +103,7 @@ def _finding(
             f"{found.num_units}; waits {in_words(one.waits_ns)} for others"
             for one in latest
         ),
-        remedy=Remedy(
-            best_ns=max(took_ns - lost_in_all, 0), modest_ns=max(took_ns - lost_in_all // 2, 0)
-        ),
+        remedy=Remedy(waited_ns=round(whole_ns)),
     )
 
 
