@@ -18,6 +18,7 @@ import contextlib
 import importlib.util
 import itertools
 import json
+import linecache
 import multiprocessing
 import os
 import sys
@@ -147,6 +148,9 @@ def fuzzed(seed, *, is_gpu=False):
             result["failure"] = str(error)
         except Exception:  # noqa: BLE001 - the next models are tried all the same.
             result["failure"] = f"the trial itself failed: {traceback.format_exc()[-900:]}"
+        finally:
+            sys.modules.pop(path.stem, None)
+            linecache.cache.pop(str(path), None)
     return result
 
 

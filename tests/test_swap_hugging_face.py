@@ -152,3 +152,58 @@ def _loss_and_gradients(model):
     loss = model(IDS, labels=IDS).loss
     parameters = [one for one in model.parameters() if one.requires_grad]
     return [loss, *torch.autograd.grad(loss, parameters)]
+
+
+EXPERTS = "its experts share one module, which multiplies inside a loop over them"
+NO_ATTENTION = "its forward calls neither torch's attention nor one of Hugging Face's registry"
+LEFT_ALONE = {
+    "gptj": (
+        {"n_embd": 64, "n_head": 4, "n_layer": 1, "rotary_dim": 8},
+        {
+            (
+                "rope",
+                "apply_rotary_pos_emb: it takes tensor, sin, cos, not q, k, cos and sin",
+            ),
+            ("attention_forward", NO_ATTENTION),
+        },
+    ),
+    "bloom": ({"n_head": 4, "n_layer": 1}, {("attention_forward", NO_ATTENTION)}),
+    "gpt_oss": (
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+        {
+            ("swiglu", EXPERTS),
+            ("rope", "apply_rotary_pos_emb: it computes something else"),
+        },
+    ),
+    "llama4_text": (
+        {"num_local_experts": 4, "head_dim": 16, "intermediate_size_mlp": 64},
+        {
+            ("swiglu", EXPERTS),
+            ("rmsnorm", "it has no weight"),
+            ("rope", "apply_rotary_emb: it takes xq, xk, freqs_cis, not q, k, cos and sin"),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT_ALONE)
+def test_a_place_where_a_kernel_is_expected_has_a_row_with_its_reason(kind):
+    options, rows = LEFT_ALONE[kind]
+    model = made(kind, num_hidden_layers=1, **options)
+    with swapped(model, *NAMES, "attention_forward=eager") as swap:
+        pass
+    assert {(site.kernel, site.skipped) for site in swap.skipped} == rows
+
+
+def test_a_t5_has_rows_for_its_gated_mlps_and_its_loss():
+    config = transformers.T5Config(
+        **{"d_model": 64, "d_ff": 128, "num_layers": 1, "num_heads": 4, "d_kv": 16},
+        **{"vocab_size": 100, "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0},
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    with swapped(model, *NAMES) as swap:
+        pass
+    assert Counter((site.kernel, site.skipped) for site in swap.skipped) == {
+        ("swiglu", "it computes something else when it trains"): 2,
+        ("cross_entropy", "its forward computes its loss without its loss function"): 1,
+    }
