@@ -139,9 +139,14 @@ def installed_versions():
 
 
 def what_ran(patterns):
-    """Return the digests of all that a result depends on, by label; patterns are from the root."""
+    """Return the digests of all that a result depends on, by label.
+
+    Patterns are from the root; one that begins with `code/` is a label itself.
+    """
+    labels = {pattern for pattern in patterns if pattern.startswith("code/")}
     paths = {path.resolve() for pattern in patterns for path in ROOT.glob(pattern)}
-    return digests(labels_of(path.relative_to(ROOT).as_posix() for path in paths))
+    sources = (path.relative_to(ROOT).as_posix() for path in paths)
+    return digests(sorted(labels.union(labels_of(sources))))
 
 
 def labels_of(sources):
@@ -198,8 +203,22 @@ def digest_of_code(texts):
     for text in texts:
         for statement in _without_docstrings(ast.parse(text)).body:
             if not isinstance(statement, ast.Import | ast.ImportFrom):
-                found.append(ast.dump(statement))
+                found.append(_dumped(statement))
     return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:16]
+
+
+def _dumped(node):
+    """Return a syntax tree as text that is the same under every version of Python.
+
+    Empty fields are left out: newer versions have more of them.
+    """
+    if isinstance(node, list):
+        return f"[{', '.join(map(_dumped, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
+    named = ", ".join(f"{name}={_dumped(value)}" for name, value in fields)
+    return f"{type(node).__name__}({named})"
 
 
 def _without_docstrings(tree):

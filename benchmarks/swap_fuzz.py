@@ -57,7 +57,7 @@ NEVER_OURS_ON_HOST = ("rope",)
 # Kernels keep the input of a norm for gradients, where some originals keep what they made of it.
 # Whoever writes to that input later gets torch's error instead of a result, as documented.
 IN_PLACE = "has been modified by an inplace operation"
-SOURCES = ("kprof/sites/*.py", "kprof/swap.py", "kprof/kernels/*.py", "benchmarks/swap_*.py")
+SOURCES = ("code/kprof/sites", "code/kprof/swap.py", "kprof/kernels/*.py", "benchmarks/swap_*.py")
 
 
 def main():
