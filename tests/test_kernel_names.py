@@ -64,7 +64,45 @@ def test_the_function_decides_before_its_arguments_and_these_before_the_scopes(n
     assert find_kind(name, "kernel", None, None) == kind
 
 
+@pytest.mark.parametrize(
+    ("camel", "snake", "kind"),
+    [
+        ("coalescedMeanKernel", "coalesced_mean_kernel", "reduction"),
+        ("naiveSqrtElemKernel", "naive_sqrt_elem_kernel", "elementwise"),
+        ("Fp32GdnPrefillChunk", "fp32_gdn_prefill_chunk", "attention"),
+        ("ReflectionPad3dKernelFunctor", "reflection_pad3d_kernel_functor", "copy"),
+        ("DistributionUnaryElementwise", "distribution_unary_elementwise", "random"),
+        ("FarthestPointSamplingKernel", "farthest_point_sampling_kernel", "other"),
+    ],
+)
+def test_words_count_alike_with_capitals_and_with_underscores(camel, snake, kind):
+    assert find_kind(camel, "kernel", None, None) == kind
+    assert find_kind(snake, "kernel", None, None) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("createAttentionMasks", "set"),
+        ("compute_attention_slot_positions", "indexing"),
+        ("attn_softmax", "softmax"),
+        ("hadamard_stage", "other"),
+        ("adamw_stage", "optimizer"),
+        ("bmm_Fp32_rM_TN_biasM_bN_tmaOpt", "gemm"),
+        ("normalize_rows", "norm"),
+        ("loop_add_fusion_4", "elementwise"),
+        ("loop_cosine_transpose_fusion", "copy"),
+        ("input_reduce_fusion_110", "reduction"),
+        ("input_scatter_fusion.kd", "indexing"),
+        ("gemm_fusion_dot_general_7", "gemm"),
+        ("all-reduce-start", "collective"),
+    ],
+)
+def test_a_word_beside_another_tells_the_work(name, kind):
+    assert find_kind(name, "kernel", None, None) == kind
+
+
 def test_names_that_the_rules_were_written_with_have_the_kind_of_their_readers():
     shares, _ = score(corpus("developed"))
     assert len(shares) >= 60
-    assert sum(shares.values()) / len(shares) >= 0.86
+    assert sum(shares.values()) / len(shares) >= 0.99

@@ -7,7 +7,7 @@ once per distinct combination of names, never per row.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -34,6 +34,24 @@ INDUCTOR_RULES: tuple[tuple[str, str], ...] = (
     ("reduction", r"^triton_(red|per|spl)_"),
 )
 
+# XLA names a fusion after its root operations, and a lone operation `wrapped_`.
+XLA_RULES: tuple[tuple[str, str], ...] = (
+    ("gemm", r"^(triton_)?gemm_fusion"),
+    ("softmax", r"^triton_softmax"),
+    ("sort", r"^wrapped_sort"),
+    ("indexing", r"^(input|loop|wrapped)_(\w+_)?(gather|scatter|reverse)(_fusion|_\d|\.|$)"),
+    ("reduction", r"^(input|loop|wrapped)_(\w+_)?reduce(_window)?(_\w+)?(_fusion|_\d|\.|$)"),
+    (
+        "copy",
+        r"^(input|loop|wrapped)_(\w+_)?(transpose|concatenate|copy|slice|pad)(_fusion|_\d|\.|$)",
+    ),
+    ("set", r"^(loop|wrapped)_(broadcast|iota)(_fusion|_\d|\.|$)"),
+    (
+        "elementwise",
+        r"^(input|loop)_\w*fusion|^wrapped_(add|multiply|subtract|convert|compare|select)",
+    ),
+)
+
 # kprof's own whose whole names tell it; of the others (forward, _kernel) their operators do.
 OWN_RULES: tuple[tuple[str, str], ...] = (
     ("attention", r"^(decode|attend(_back(_to_(keys|queries))?)?)$"),
@@ -49,28 +67,34 @@ OWN_OP_RULES: tuple[tuple[str, str], ...] = (
 # By which a linear layer in FP8 casts its operands, before their product.
 OWN_CASTS = {"_rows", "_blocks", "_largest", "_turned"}
 
-# Matched against the function's own name. First match wins, so specific names come first.
+# Matched against the function's own name and its words joined by `_`. First match wins, so
+# specific names come first.
 KERNEL_RULES: tuple[tuple[str, str], ...] = (
     *INDUCTOR_RULES,
+    *XLA_RULES,
     *OWN_RULES,
     ("set", r"memset"),
     ("collective", r"nccl|rccl|msccl|nvshmem|multimem|cross_device_reduce|userbuffers"),
     (
         "collective",
-        r"all_?reduce(?!d)|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|pushrecv",
+        r"all[-_]?reduce(?!d)|all[-_]?gather|reduce[-_]?scatter|all[-_]?to[-_]?all|send_?recv"
+        r"|pushrecv|(one|two)_?shot",
     ),
     (
         "collective",
-        r"(put|get|port|semaphore|fifo)\w*pingpong|(switch|peer)_?barrier|symmetric_mem",
+        r"(put|get|port|semaphore|fifo)\w*pingpong|(switch|peer)_?barrier|(?<![a-z])barrier(_?kernel)?$|symm(etric)?_mem|(wait|notify)_?signal",
     ),
     (
         "collective",
         r"^(kernel_?)?(notify_|cached_notify|low_latency_)?(dispatch|combine)(_?reduce)?$",
     ),
+    ("attention", r"ms_deform"),
+    ("copy", r"(d2d|d2h|h2d)_?(cpy|copy)"),
     ("copy", r"(reshape|concat)_and_cache|AppendPagedKV|nchwToNhwc|nhwcToNchw|batched_transpose"),
     (
         "copy",
-        r"im2col|col2im|im2d2col|(store|update|copy|set|write)_?(kv|mla)?_?(cache|buffer)|_?copy_",
+        r"im2col|col2im|im2d2col|(store|update|copy|set|write)_?(kv|mla)?_?(cache|buffer)|(append|flatten)_?kv"
+        r"|(?<![a-z])kv_?(cache_)?(update|append|write|store|move)|_?copy_",
     ),
     ("elementwise", r"(relu|bias|gelu|add)_?(fprop|bprop|dgrad)|scale_?(cpy|copy)"),
     (
@@ -78,78 +102,114 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
         r"expandInputRows|finalizeMoe|moe_(align|sum|permute|unpermute)|routing|bucketize"
         r"|bounds_check|linearize_index|offsets_range|dispatch_layout|(token|kv)_(ids|indices)",
     ),
-    ("elementwise", r"cast_transpose|rotary|(?<![a-z])rope|(?<=[a-z0-9_])Rotary|RopeQuant"),
+    ("elementwise", r"cast_transpose|rotary|(?<![a-z])m?rope|(?<=[a-z0-9_])Rotary|RopeQuant"),
     ("elementwise", r"act_and_mul|doActivation"),
+    ("convolution", r"^compute[a-z0-9]*Offsets(Kernel)?"),
+    # What prepares an index, a mask or the metadata of a batch does none of their work.
+    (
+        "indexing",
+        r"(fill|compute|prepare|generate|build|create|get|update|convert)_(\w+_)?(indices|indexes|positions?"
+        r"|metadata|offsets?|seq_?lens?|slots?|(block|page)_tables?|(in|out|kernel)\w*_map)(?![a-z])",
+    ),
+    ("set", r"(build|create|make|prepare|generate|init|fill)\w*mask"),
+    ("softmax", r"(attn|attention)_?soft_?max"),
+    ("gemm", r"^bmm_|(?<![a-z])dense_kernel|gather_?mm|segment_?mm|sddmm|spm[mv]|spgemm"),
     (
         "attention",
-        r"flash(?!infer)|fmha|sdpa|mha_|attn|attention|gdpa|hstu|(?<![a-z])sage_(fwd|bwd)",
+        r"flash(?!infer)|fmha|sdpa|mha_|attn|attention|gdpa|hstu|(?<![a-z])sage_(fwd|bwd)"
+        r"|(?<![a-z])att\d?(?![a-z])|(?<![a-z])lse(?![a-z])|out_correction",
     ),
-    ("attention", r"mla_|compute_dot_do_o|merge_?states?|mqa_logits|dot_do_o|convert_d(q|kv?|v)_"),
-    ("attention", r"(Batch|Single)(Prefill|Decode)|(Prefill|Decode)With(Paged)?KVCache|BatchMLA"),
+    ("attention", r"mla_|dot_do_o|do_o_dot|merge_?states?|mqa_logits|convert_d(q|kv?|v)_"),
+    ("attention", r"(Batch|Single)(Prefill|Decode)|With(Paged|Ragged)?KVCache|BatchMLA"),
     ("attention", r"^_fwd_(grouped_)?kernel_stage[12]$"),
     ("reduction", r"cumsum|cumprod|segsum"),
     # Linear attention: chunkwise, recurrent and parallel forms.
-    ("attention", r"^(fused_)?(chunk(wise)?|recurrent|parallel)_\w*(fwd|bwd)|delta_rule|retention"),
+    (
+        "attention",
+        r"^_?(fused_|intra_|inter_)?(chunk(wise)?|recurrent|parallel)_\w*(fwd|bwd)|delta_(rule|net)|retention",
+    ),
+    ("attention", r"(?<![a-z])(gla|gdn|kda|hgrn|r?wkv|nsa)\d?(?![a-z])|_wy_repr|recompute_w_u"),
     (
         "convolution",
         r"implicit_?gemm|conv(olution|olve|1d|2d|3d|_)|fprop|dgrad|wgrad|winograd|scudnn",
     ),
-    ("convolution", r"^miopen.*conv|^igemm_(fwd|bwd|wrw)|SubTensorOp|cudnn_.*conv"),
-    ("convolution", r"^compute\w*Offsets(Kernel)?"),
+    ("copy", r"SubTensorOpWith(SubTensor|Transform)"),
+    (
+        "convolution",
+        r"^miopen.*conv|^igemm_(fwd|bwd|wrw)|SubTensorOp|cudnn_.*conv|CvBwd|CvFwd|depthwise"
+        r"|gemm\w*(bwd|backward)_(weight|data)",
+    ),
     ("embedding", r"split_embedding|^kernel_grid|^compute_grad_weight|partials?_(per_)?segment"),
     ("indexing", r"searchsorted"),
     (
         "optimizer",
-        r"optimizer|adam|adagrad|(?<![a-z])(sgd|lamb|lion|muon|rmsprop|adafactor|shampoo)"
+        r"optimizer|adam(?!ard)|adagrad|adadelta|(?<![a-z])(sgd|lamb|lars|ftrl|lion|muon|rmsprop|adafactor"
+        r"|novograd|shampoo)"
         r"(?![a-z])",
     ),
     (
         "loss",
-        r"nll_loss|x?_?entropy|xent|mse_kernel|smooth_l1|ctc_loss|kl_?div|jsd|_loss|(?<=_)ce_(fwd|"
-        r"bwd|forward|backward)",
+        r"x?_?entropy|xent|mse_kernel|mean_?squared_?error|smooth_l1|kl_?div|jsd|loss(?!y|less)|(?<=_)ce_(fwd|bwd|forward"
+        r"|backward)|(?<![a-z])(grpo|gspo|dpo|orpo|kto|simpo)(?![a-z])",
     ),
     ("softmax", r"soft_?max"),
     (
         "norm",
-        r"(?<!re)norm(?!al)|(?<![a-z])bn_|GammaBeta|RowwiseMoments|welford|InternalGradients|FusedParamsCUDA",
+        r"(?<!re)norm(?!al)|(?<!re)normali[sz]e|(?<![a-z])bn_|GammaBeta|RowwiseMoments|welford|InternalGradients|FusedParamsCUDA",
     ),
-    ("norm", r"(?<![a-z])ln_|_ln(_|$)|(?<![a-z])rms(?![a-z])|rmsprenorm"),
-    ("embedding", r"embedding|indexSelect(Large|Small)"),
+    ("norm", r"(?<![a-z])ln_|_ln(_|$)|(?<![a-z])(rms|lrn)(?![a-z])|rmsprenorm"),
+    ("embedding", r"embedding|emb_?lookup|(?<![a-z])emb(?![a-z])|indexSelect(Large|Small)"),
     (
         "gemm",
         r"(?<!fb)gemm(?!_gpu)|gemv|nvjet|cijk_|xmma|cutlass|splitk|matmul|dot_kernel|reduce_1Block",
     ),
-    ("gemm", r"(?<![a-z])(add|b|baddb|scaled_|grouped_)?mm(?![a-z])"),
+    ("gemm", r"(?<![a-z])(add|b|baddb|scaled_|grouped_)?m[mv](?![a-z])"),
     ("gemm", r"cublas|wvSplitK|fused_moe_kernel|marlin|mul_mat_|lora_(shrink|expand)"),
+    ("copy", r"[a-z]_?copy(_?kernel)?$"),
+    ("sort", r"(?<![a-z])select_?(min_?|max_?)?k(?![a-z])|(warp|block)_?select"),
     ("sort", r"sort(?!ed)|topk|top_k|radix_?select|bitonic|TopP|unique"),
-    ("random", r"distribution_|philox|curand|dropout|bernoulli|random|Sampling"),
+    (
+        "random",
+        r"distribution_|philox|curand|dropout|bernoulli|random|(?<!point)(?<!point_)Sampling"
+        r"|multinomial|gumbel|(?<![a-z])(rand(n|int|perm)?|rng|uniform)(?![a-z])|(with|without)_?replacement",
+    ),
+    ("elementwise", r"^_?(clamp|clip)_|penal(ty|ties|ize)|^_?add_?\w*bias"),
     ("copy", r"scale_transpose|(?<!cast_)transpose_(?!quant)"),
     (
         "elementwise",
-        r"scale_from_amax|per_block_scale|dequant|quant|_to_(float|half|bf16|fp)|convert",
+        r"scale_from_amax|per_block_scale|quant(?!if)|_to_(float|half|bf16|fp)|convert",
     ),
     ("elementwise", r"dtype|(?<![a-z])cast(?![a-z])|(mx|nv)fp[48]"),
     ("set", r"arange|linspace|(?<![a-z])(fill|zeros?|clear|clean|reset|set)_\w*"),
     ("set", r"_(fill|zero|clear|set)(_kernel)?$"),
     ("indexing", r"index|indices|gather|scatter|masked_(select|scatter)|nonzero|permute_|position"),
-    ("copy", r"direct_copy|CatArray|copy|cpy|transpose|memcpy|triu_tril|^recat|^transform_\d+"),
-    ("copy", r"reorder|swizzle|(?<![a-z])(pad|concat|cat|shuffle)(?![a-z])"),
+    ("indexing", r"(?<![a-z])(flip|roll|relabel|slots?)(?![a-z])"),
+    (
+        "copy",
+        r"direct_copy|CatArray|copy|cpy|transpose|memcpy|triu_tril|^recat|^transform(_?\dd)?_\d+",
+    ),
+    ("copy", r"reorder|swizzle|(?<![a-z])(un)?pad(d(ed|ing))?(?![a-z])"),
+    ("copy", r"(?<![a-z])(concat|cat|shuffle|repeat|trans|(de)?interleave)(?![a-z])"),
     ("reduction", r"reduce_kernel|DeviceReduce|reduceReduce|_?pool(ing|_|2d|3d)"),
     (
         "reduction",
-        r"scan|Reduce|amax|absmax|qparam|(?<![a-z])(sum|mean|max|min|argm(ax|in))(?![a-z])",
+        r"scan|Reduce|reduction|selective_state|chunk_state|state_passing|amax|absmax|qparam|(?<![a-z])(sum|summation|mean|min_?max|max|min|argm(ax|in)|var"
+        r"|count|trace|hist(ogram)?)(?![a-z])",
     ),
     ("reduction", r"segment_(coo|csr|sum|mean|reduce)|reduce_segments|average_pool|Compact"),
     (
         "elementwise",
-        r"elementwise|pointwise|transform_config|upsample|[rgs]elu|silu|sigmoid|tanh|glu(?![a-z])",
+        r"elementwise|elewise|pointwise|(unary|binary|ternary)_?(op|func\w*|kernel)|transform_config|upsample|elu(?![a-z])|Op(\dd)?Tensor|silu|sigmoid|tanh|glu(?![a-z])"
+        r"|activation|bitmask|logits?_?mask|residual|soft_?cap|int[48]_?pack"
+        r"|(?<![a-z])(un)?pack_?(bf|fp|u?int)\d",
     ),
 )
 # Words that say little: the operator's kind comes before them.
 WEAK_RULES: tuple[tuple[str, str], ...] = (
     (
         "elementwise",
-        r"one_blob|(?<![a-z])(add|mult?|div(ide)?|sub|scale?|clamp|clip|pow|exp|axpy|bias)(?![a-z])",
+        r"one_blob|(?<![a-z])(add|plus|bitwise|logical|mult?(iply)?|div(ide)?|sub(tract)?|scale?|clamp"
+        r"|clip|pow|exp|log|r?sqrt|square|abs|neg|reciprocal|sinh?|cosh?|floor|ceil|round|axpy|softplus|swish|lerp|bias|reconstruct)(?![a-z])",
     ),
 )
 
@@ -174,7 +234,7 @@ SCOPE_RULES: tuple[tuple[str, str], ...] = (
     ("indexing", r"moe::dev"),
     ("attention", r"flash(?!infer)|fmha"),
     ("convolution", r"cask_cudnn|winograd"),
-    ("gemm", r"deep_gemm|cublas|marlin|gemm|^epilogue::impl"),
+    ("gemm", r"deep_gemm|cublas|marlin|gem[mv]|^epilogue::impl"),
     ("random", r"philox"),
 )
 
@@ -211,6 +271,7 @@ OP_RULES: tuple[tuple[str, str], ...] = (
     ),
 )
 
+_BETWEEN_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _UPDATE = re.compile(r"optimizer|adam|adagrad|sgd|lamb", re.IGNORECASE)
 
 
@@ -275,7 +336,7 @@ def find_kind(name: str, activity: str, op: str | None, phase: str | None) -> st
         return "convolution"  # Libraries do some convolutions as a matrix product.
     if kind is None and name in OWN_CASTS and of_op == "gemm":
         return "elementwise"
-    return kind or of_op or _match(WEAK_RULES, parse(name).function) or OTHER
+    return kind or of_op or _of_words(WEAK_RULES, parse(name).function) or OTHER
 
 
 def kind_of_name(name: str) -> str | None:
@@ -286,7 +347,7 @@ def kind_of_name(name: str) -> str | None:
     """
     parts = parse(name)
     if not _GENERIC.match(parts.function):
-        return _match(KERNEL_RULES, parts.function) or _match(SCOPE_RULES, parts.scopes)
+        return _of_words(KERNEL_RULES, parts.function) or _match(SCOPE_RULES, parts.scopes)
     if "elementwise" in parts.function:
         # Of functors and the lambdas in them.
         return _match(FUNCTOR_RULES, parts.arguments) or _match(KERNEL_RULES, parts.function)
@@ -295,6 +356,12 @@ def kind_of_name(name: str) -> str | None:
         # Of rocPRIM's arguments one tells the algorithm: `scan_config_selector`.
         arguments = " ".join(re.findall(r"\w+_config(?:_selector)?\b", arguments))
     return _match(KERNEL_RULES, arguments) or _match(SCOPE_RULES, parts.scopes)
+
+
+def _of_words(rules: tuple[tuple[str, str], ...], function: str) -> str | None:
+    """Return the kind of the first rule that a function's name or its words (mean_Kernel) meet."""
+    words = _BETWEEN_WORDS.sub("_", function)
+    return _match(rules, function if words == function else f"{function}\n{words}")
 
 
 def _of_operator(name: str) -> str | None:
@@ -337,5 +404,14 @@ def _operand_type(input_types: str) -> str | None:
 
 @lru_cache(maxsize=65536)
 def _match(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
-    """Return the kind of the first rule that `name` meets."""
-    return next((k for k, pattern in rules if re.search(pattern, name, re.IGNORECASE)), None)
+    """Return the kind of the first rule that a line of `name` meets."""
+    return next((kind for kind, search in _compiled(rules) if search(name)), None)
+
+
+@lru_cache(maxsize=16)
+def _compiled(
+    rules: tuple[tuple[str, str], ...],
+) -> tuple[tuple[str, Callable[[str], re.Match[str] | None]], ...]:
+    """Return each rule's kind and the search for its pattern."""
+    flags = re.IGNORECASE | re.MULTILINE
+    return tuple((kind, re.compile(pattern, flags).search) for kind, pattern in rules)
