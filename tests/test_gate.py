@@ -131,6 +131,21 @@ def test_cases_that_the_replaced_code_refuses_are_not_asked_of_the_new_one():
     assert check_integrity(new_is(refuses_empty, replaced=refuses_empty)).state == "passed"
 
 
+def none_for_nothing(x):
+    return x * 2 if x.numel() else None
+
+
+def test_a_call_of_which_the_replaced_code_computes_nothing_is_not_asked_of_the_new_one():
+    level = check_integrity(new_is(DOUBLED.new, replaced=none_for_nothing))
+    assert (level.state, level.looked_at) == ("passed", "14 cases")
+    assert check_integrity(DOUBLED).looked_at == "15 cases"
+
+
+def test_code_that_computes_nothing_where_the_replaced_one_does_fails():
+    level = check_integrity(new_is(none_for_nothing))
+    assert (level.state, "gives no output" in level.why) == ("failed", True)
+
+
 def test_code_that_is_wrong_only_where_no_gradient_is_asked_for_fails():
     def for_training_alone(x):
         return x * 2 if x.requires_grad else x * 3

@@ -9,12 +9,11 @@ import torch
 from kprof.gate import Case, Curve, Generation, Subject
 from kprof.gate.deviation import (
     Pool,
-    error_where_mended,
+    compare,
     errors_of,
     measure_l2,
     measure_maximum,
     measure_percentile,
-    vanishes,
 )
 from kprof.gate.generation import check_generation
 from kprof.gate.layers import check_layers
@@ -147,7 +146,9 @@ def test_without_digits_ten_times_the_replaced_codes_error_is_allowed(error, is_
 
 @JUST(("size", "is_zero"), [(0.99e-10, True), (1.01e-10, False)])
 def test_a_gradient_vanishes_below_a_ten_billionth_of_the_largest(size, is_zero):
-    assert vanishes(torch.full((4,), size, dtype=torch.float64), 1.0) is is_zero
+    truth = torch.full((4,), size, dtype=torch.float64)
+    (beside,) = compare([(truth.float(), truth.float(), truth)])
+    assert beside.vanishes(1.0) is is_zero
 
 
 @JUST(("error", "state"), [(0.099, "passed"), (0.101, "failed")])
@@ -164,10 +165,9 @@ def test_where_the_replaced_code_has_no_number_ten_percent_are_allowed(error, st
 
     level = check_numerics(replace(EXACT, replaced=lost_at_first, new=found_at_first))
     assert level.state == state
-    alone = error_where_mended(
-        torch.tensor([2 * (1 + error)]), torch.tensor([math.nan]), torch.tensor([2.0]).double()
-    )
-    assert alone == pytest.approx(error)
+    values = (2 * (1 + error), math.nan, 2.0)
+    (beside,) = compare([tuple(torch.tensor([one]).double() for one in values)])
+    assert beside.error_where_fixed == pytest.approx(error)
 
 
 @JUST(("error", "state"), [(0.99e-2, "passed"), (1.01e-2, "failed")])

@@ -143,6 +143,15 @@ def test_a_transposed_result_fails_where_the_replaced_codes_is_contiguous():
     assert "output is not contiguous" in faults_of(lambda x: (x * 2).mT.contiguous().mT)[0]
 
 
+def test_a_transposed_result_passes_where_the_caller_makes_it_contiguous():
+    def transposed(x):
+        return (x * 2).mT.contiguous().mT
+
+    level = check_integrity(replace(SMALL, new=transposed, has_free_strides=True))
+    assert level.state == "passed"
+    assert "so their strides were not compared" in level.notes[-1]
+
+
 def test_an_expanded_gradient_fails_as_an_optimizer_writes_to_it():
     class Summed(torch.autograd.Function):
         @staticmethod

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from kprof.gate import Curve, Generation, Measure
-from kprof.gate.deviation import Pool, errors_of, is_noise, measure_l2, measure_maximum
+from kprof.gate.deviation import Pool, compare, errors_of, measure_l2, measure_maximum
 from kprof.gate.generation import check_generation
 from kprof.gate.layers import check_layers
 from kprof.gate.logits import check_logits
-from kprof.gate.numerics import largest_gradient
+from kprof.gate.numerics import beside_all, largest_gradient
+from kprof.gate.observe import Observed
 from kprof.gate.result import judge
 from kprof.gate.training import check_training
 
@@ -72,15 +73,16 @@ def test_many_ulps_of_the_replaced_code_next_to_a_zero_allow_no_infinity():
 
 
 def test_an_infinite_gradient_of_the_replaced_code_allows_no_other_one():
-    replaced, new = torch.tensor([INF, 0.0]), torch.tensor([INF, 1e6])
-    assert not is_noise(new, replaced, 1.0)
-    assert not is_noise(torch.tensor([1e6, 0.0]), replaced, 1.0)
-    assert is_noise(torch.tensor([INF, 0.0]), replaced, 1.0)
+    replaced, zero = torch.tensor([INF, 0.0]), torch.zeros(2).double()
+    given = (torch.tensor(values) for values in ([INF, 1e6], [1e6, 0.0], [INF, 0.0]))
+    found = compare([(new, replaced, zero) for new in given])
+    assert [one.is_noise(1.0) for one in found] == [False, False, True]
 
 
 def test_the_largest_gradient_is_that_of_what_is_finite():
     truths = {"gradient of x": torch.tensor([INF, 2.0]), "gradient of w": torch.tensor([NAN, 1.0])}
-    assert largest_gradient(truths) == 2.0
+    same = Observed(truths)
+    assert largest_gradient(beside_all(same, same, truths)) == 2.0
 
 
 # L2

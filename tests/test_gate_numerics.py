@@ -8,11 +8,10 @@ import torch
 from kprof.gate import check
 from kprof.gate.deviation import (
     Pool,
+    compare,
     errors_of,
-    is_noise,
     measure_l2,
     measure_maximum,
-    vanishes,
 )
 from kprof.gate.integrity import check_integrity
 from kprof.gate.numerics import check_numerics
@@ -73,10 +72,9 @@ def test_many_rows_alike_leave_little_to_chance_and_few_rows_much():
 def test_a_gradient_that_vanishes_may_be_rounding_and_no_more():
     largest = 1.0
     zero, noise, much = (torch.full((4,), value) for value in (0.0, 1e-5, 1e-2))
-    assert vanishes(zero.double(), largest)
-    assert not vanishes(noise.double(), largest)
-    assert is_noise(noise, zero, largest)
-    assert not is_noise(much, zero, largest)
+    small, large = compare([(noise, zero, zero.double()), (much, zero, noise.double())])
+    assert small.vanishes(largest) and not large.vanishes(largest)
+    assert small.is_noise(largest) and not large.is_noise(largest)
 
 
 def test_where_the_replaced_code_has_no_digits_only_ten_times_its_error_fails():

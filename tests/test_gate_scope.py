@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -50,6 +51,38 @@ def test_a_reach_lets_them_grow_further():
 def test_growth_goes_to_twice_the_largest_size_given_in_any_case():
     scope = scope_of(shapes=((8, 16), (4, 400)), reach=(10, 500))
     assert sizes_of(scope) == {"rows": 16, "columns": 800}
+
+
+def test_the_time_of_a_first_call_which_compiles_does_not_end_growth():
+    seen = set()
+
+    def compiled_at_first(x):
+        time.sleep(0.0 if x.shape in seen else 0.2)
+        seen.add(x.shape)
+        return x * 2
+
+    only_rows = {"free": (0,), "contexts": ("gradient",), "growth_s": 1.0}
+    assert sizes_of(scope_of(compiled_at_first, **only_rows))["rows"] == 600
+
+
+def test_a_size_that_would_take_longer_than_its_time_is_not_tried():
+    def slow(x):
+        time.sleep(x.shape[0] / 1_000)
+        return x * 2
+
+    only_rows = {"free": (0,), "contexts": ("gradient",), "growth_s": 0.3}
+    assert sizes_of(scope_of(slow, **only_rows))["rows"] == 65
+
+
+def test_a_call_without_memory_for_it_is_left_out_of_the_scope_and_no_fault():
+    def large(x):
+        if x.shape[0] > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x * 2
+
+    level = level_of(large, free=(0,))
+    assert (level.state, level.scope.sizes[0].largest) == ("passed", 65)
+    assert level.scope.left_out == ("600 rows: there is no memory for the call here",)
 
 
 def test_growth_ends_where_its_time_does():

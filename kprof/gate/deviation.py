@@ -9,12 +9,13 @@ be nothing but cancellation (those of a softmax that is one-hot), it is the RMS 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from kprof.gate.inputs import are_other_bits, read
 from kprof.gate.result import Measure
 
 SLACK = 1.05
@@ -47,7 +48,7 @@ class Errors:
     truth: Tensor
     unit: Tensor
     """One ulp, for each value."""
-    num_compared: int
+    num_compared: Tensor
     """Values of which the replaced code gives a number."""
 
 
@@ -56,7 +57,7 @@ def errors_of(new: Tensor, replaced: Tensor, truth: Tensor, *, is_gradient: bool
     if not replaced.is_floating_point():
         same = torch.zeros(truth.shape, dtype=torch.float64, device=truth.device)
         one = torch.where(new == replaced, 0.0, math.inf).double()
-        return Errors(one, same, truth.double(), torch.ones_like(same), one.numel())
+        return Errors(one, same, truth.double(), torch.ones_like(same), torch.tensor(one.numel()))
     dtype = replaced.dtype
     # Eight-bit formats have no arithmetic of their own.
     new, replaced, rounded = new.double(), replaced.double(), truth.to(dtype).double()
@@ -69,36 +70,85 @@ def errors_of(new: Tensor, replaced: Tensor, truth: Tensor, *, is_gradient: bool
         torch.where(is_judged, replaced - truth, 0.0),
         truth,
         _ulps(truth, dtype, by_row=not is_gradient),
-        int(is_judged.sum()),
+        is_judged.sum(),
     )
 
 
-def error_where_mended(new: Tensor, replaced: Tensor, truth: Tensor) -> float:
-    """Return the relative error of what is a number in the truth alone, and in the new result.
+@dataclass(frozen=True)
+class Beside:
+    """One result beside the replaced code's and the truth, in numbers."""
 
-    There is no error of the replaced code to compare with; that it has none excuses no other result
-    than the right one.
-    """
+    is_other_bits: bool
+    has_other_kinds: bool
+    """Whether NaN, inf or -inf stands where neither the replaced code nor the truth has it."""
+    error_where_fixed: float
+    """Relative error of the values of which the replaced code alone has no number."""
+    true_size: float
+    """RMS of the truth."""
+    finite_size: float
+    """RMS of what is finite in the truth."""
+    noise: float
+    """RMS of the new values, but for those of which neither implementation has a number."""
+    replaced_noise: float
+    """RMS of the replaced code's numbers."""
+    half_of_the_digits: float
+
+    def vanishes(self, largest: float) -> bool:
+        """Tell whether a true gradient is zero by cancellation, beside the call's largest."""
+        return self.true_size <= VANISHING * largest
+
+    def is_noise(self, largest: float) -> bool:
+        """Tell whether a gradient that should vanish is but rounding of what it was summed from.
+
+        Where the replaced code has no number, the new code need not have one either.
+        """
+        allowed = max(self.half_of_the_digits * largest, NO_DIGITS_SLACK * self.replaced_noise)
+        return self.noise <= allowed
+
+
+def compare(triples: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Beside]:
+    """Return each new result beside the replaced code's and the truth; a GPU is waited for once."""
+    columns = [_numbers_of(*triple) for triple in triples]
+    numbers = read([one for column in columns for one in column])
+    width = len(columns[0]) if columns else 1
+    found = []
+    for i, (_, replaced, truth) in enumerate(triples):
+        other, kinds, error, true, finite, noise, own = numbers[i * width : (i + 1) * width]
+        is_floating = replaced.is_floating_point()
+        digits = math.sqrt(torch.finfo(replaced.dtype).eps) if is_floating else 0.0
+        size = true if truth.numel() else math.inf
+        found.append(Beside(bool(other), bool(kinds), error, size, finite, noise, own, digits))
+    return found
+
+
+def _numbers_of(new: Tensor, replaced: Tensor, truth: Tensor) -> tuple[Tensor, ...]:
+    is_other = are_other_bits(new, replaced)
+    wide, standard, exact = new.double(), replaced.double(), truth.double()
+    sizes = (_rms(exact), _rms(exact, exact.isfinite()))
+    is_number = standard.isfinite()
+    noise = (_rms(wide, is_number | wide.isfinite()), _rms(standard, is_number))
     if not replaced.is_floating_point():
-        return 0.0
-    wide, exact = new.double(), truth.double()
-    is_mended = ~replaced.double().isfinite() & wide.isfinite()
-    is_mended &= truth.to(replaced.dtype).double().isfinite()
-    wrong = root_mean_square((wide - exact)[is_mended])
-    return wrong / max(root_mean_square(exact[is_mended]), TINY) if wrong else 0.0
+        zero = torch.zeros((), device=exact.device)
+        return is_other, zero, zero, *sizes, *noise
+    rounded = truth.to(replaced.dtype).double()
+    kind, usual, true = (_kinds(one) for one in (wide, standard, rounded))
+    is_odd = (kind != usual) & (kind != true) & ~_is_near_the_largest(exact, replaced.dtype)
+    is_fixed = ~is_number & wide.isfinite() & rounded.isfinite()
+    wrong = _rms(wide - exact, is_fixed)
+    error = torch.where(wrong > 0, wrong / _rms(exact, is_fixed).clamp(min=TINY), 0.0)
+    return is_other, is_odd.any(), error, *sizes, *noise
 
 
-def has_other_kinds(new: Tensor, replaced: Tensor, truth: Tensor) -> bool:
-    """Tell whether NaN, inf or -inf stands where neither the replaced code nor the truth has it."""
-    if not replaced.is_floating_point():
-        return False
-    kind, standard, exact = (_kinds(one) for one in (new, replaced, truth.to(replaced.dtype)))
-    is_odd = (kind != standard) & (kind != exact)
-    return bool((is_odd & ~_is_near_the_largest(truth, replaced.dtype)).any())
+def _rms(values: Tensor, where: Tensor | None = None) -> Tensor:
+    """Return the root mean square; of no values it is zero."""
+    squares = values.square()
+    if where is None:
+        return squares.mean().sqrt() if values.numel() else torch.zeros_like(squares.sum())
+    total = torch.where(where, squares, 0.0).sum()
+    return (total / where.sum().clamp(min=1)).sqrt()
 
 
-def _kinds(tensor: Tensor) -> Tensor:
-    wide = tensor.double()
+def _kinds(wide: Tensor) -> Tensor:
     return wide.isnan() * 1 + wide.isposinf() * 2 + wide.isneginf() * 3
 
 
@@ -106,29 +156,6 @@ def _is_near_the_largest(truth: Tensor, dtype: torch.dtype) -> Tensor:
     """Tell where rounding decides between a large number and infinity."""
     # Of float8, magnitudes are not known everywhere.
     return truth.double().abs() > 0.98 * torch.finfo(dtype).max
-
-
-def vanishes(truth: Tensor, largest: float) -> bool:
-    """Tell whether a true gradient is zero by cancellation, beside the largest of the same call."""
-    size = root_mean_square(truth)
-    return truth.numel() > 0 and size <= VANISHING * largest
-
-
-def is_noise(new: Tensor, replaced: Tensor, largest: float) -> bool:
-    """Tell whether a gradient that should vanish is but rounding of what it was summed from.
-
-    Where the replaced code has no number, the new code need not have one either.
-    """
-    half_of_the_digits = math.sqrt(torch.finfo(replaced.dtype).eps) * largest
-    wide, standard = new.double(), replaced.double()
-    is_number = standard.isfinite()
-    allowed = max(half_of_the_digits, NO_DIGITS_SLACK * root_mean_square(standard[is_number]))
-    return root_mean_square(wide[is_number | wide.isfinite()]) <= allowed
-
-
-def root_mean_square(values: Tensor) -> float:
-    """Return the root mean square; of no values it is zero."""
-    return float(values.double().square().mean().sqrt()) if values.numel() else 0.0
 
 
 def _ulps(truth: Tensor, dtype: torch.dtype, *, by_row: bool) -> Tensor:
@@ -143,6 +170,31 @@ def _ulps(truth: Tensor, dtype: torch.dtype, *, by_row: bool) -> Tensor:
     return torch.ldexp(torch.full_like(scale, information.eps / 2), exponent)
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Sums of squared errors, and their largest in ulps."""
+
+    new: float = 0.0
+    replaced: float = 0.0
+    truth: float = 0.0
+    """Of the true values."""
+    fourth_replaced: float = 0.0
+    """Over rows (a vector is one) of the squared summed squares."""
+    num_compared: float = 0.0
+    largest_new: float = 0.0
+    largest_replaced: float = 0.0
+
+    def plus(self, other: Sums) -> Sums:
+        """Return the sums over the cases of both."""
+        return Sums(
+            *(self.new + other.new, self.replaced + other.replaced, self.truth + other.truth),
+            *(self.fourth_replaced + other.fourth_replaced,),
+            *(self.num_compared + other.num_compared,),
+            *(max(self.largest_new, other.largest_new),),
+            *(max(self.largest_replaced, other.largest_replaced),),
+        )
+
+
 @dataclass
 class Pool:
     """Errors of both implementations over the cases of one group, of one result and dtype."""
@@ -153,43 +205,53 @@ class Pool:
     replaced: list[Tensor] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
     num_rows: int = 0
-    num_compared: int = 0
-    squared_new: float = 0.0
-    squared_replaced: float = 0.0
-    squared_truth: float = 0.0
-    fourth_replaced: float = 0.0
-    """Sum over rows (a vector is one) of the squared summed squares."""
+    sums: Sums = field(default_factory=lambda: Sums())
+    unread: list[Tensor] = field(default_factory=list)
+    """Sums of cases that are still on the device."""
 
     def add(self, errors: Errors) -> None:
         """Add the errors of one case."""
         squared = errors.replaced**2
         by_row = squared.sum(-1) if squared.dim() else squared
-        self.squared_new += float((errors.new**2).sum())
-        self.squared_replaced += float(squared.sum())
-        self.squared_truth += float((errors.truth**2).sum())
-        self.fourth_replaced += float((by_row**2).sum())
         # In float64: ulps next to a true zero are too many for float32.
-        self.new.append((errors.new / errors.unit).abs().reshape(-1))
-        self.replaced.append((errors.replaced / errors.unit).abs().reshape(-1))
+        new, replaced = (
+            (one / errors.unit).abs().reshape(-1) for one in (errors.new, errors.replaced)
+        )
+        largest = (one.max() if one.numel() else one.sum() for one in (new, replaced))
+        numbers = (
+            *((errors.new**2).sum(), squared.sum(), (errors.truth**2).sum(), (by_row**2).sum()),
+            *(errors.num_compared.to(squared), *largest),
+        )
+        self.unread.append(torch.stack(numbers))
+        self.new.append(new)
+        self.replaced.append(replaced)
         length = max(squared.numel() // max(by_row.numel(), 1), 1)
         places = torch.arange(squared.numel(), device=squared.device)
         self.rows.append(places // length + self.num_rows)
         self.num_rows += by_row.numel()
-        self.num_compared += errors.num_compared
+
+    def read(self) -> Sums:
+        """Return the sums over all cases; a GPU is waited for once."""
+        if self.unread:
+            cases = torch.stack(self.unread).tolist()
+            self.unread.clear()
+            for case in cases:
+                self.sums = self.sums.plus(Sums(*case))
+        return self.sums
 
     @property
     def relative_new(self) -> float:
         """The new code's relative L2 error."""
-        return self._relative(self.squared_new)
+        return self._relative(self.read().new)
 
     @property
     def relative_replaced(self) -> float:
         """The replaced code's relative L2 error."""
-        return self._relative(self.squared_replaced)
+        return self._relative(self.read().replaced)
 
     def _relative(self, squared: float) -> float:
         # Of nothing but true zeros the replaced code's error is the only scale.
-        scale = self.squared_truth or self.squared_replaced
+        scale = self.read().truth or self.read().replaced
         if scale == 0:
             return 0.0 if squared == 0 else math.inf
         return math.sqrt(squared / scale)
@@ -203,7 +265,7 @@ class Pool:
     def is_compared(self) -> bool:
         """Whether the replaced code has digits to compare with, of half of the values at least."""
         num_values = sum(one.numel() for one in self.new)
-        return self.has_digits and 2 * self.num_compared >= num_values
+        return self.has_digits and 2 * self.read().num_compared >= num_values
 
     @property
     def sampling(self) -> float:
@@ -216,9 +278,10 @@ class Pool:
         loss, or a few rows that are most of the error, get more, five times at most. Of few rows
         the differences say little, so a wide spread is taken for granted.
         """
-        if self.fourth_replaced == 0:
+        sums = self.read()
+        if sums.fourth_replaced == 0:
             return 1.0
-        variance = self.num_rows * self.fourth_replaced / self.squared_replaced**2 - 1
+        variance = self.num_rows * sums.fourth_replaced / sums.replaced**2 - 1
         variance = max(variance, 0.0) + PRIOR_ROWS / self.num_rows
         factor = math.exp(SURE * math.sqrt(variance / (2 * self.num_rows)))
         return min(factor, MOST_CHANCE)
@@ -245,10 +308,7 @@ def measure_l2(
 
 def measure_maximum(title: str, group: str, pool: Pool, *, is_edge: bool = False) -> Measure:
     """Return the largest error beside what it may be: one wrong value in a million shows here."""
-    value, baseline = (
-        max((float(one.max()) for one in errors if one.numel()), default=0.0)
-        for errors in (pool.new, pool.replaced)
-    )
+    value, baseline = pool.read().largest_new, pool.read().largest_replaced
     slack = MAX_SLACK * (EDGE_SLACK if is_edge else 1.0)
     threshold = slack * baseline * pool.sampling + 1
     return Measure(f"{title}: largest error", value, threshold, baseline, "ulp", where=group)

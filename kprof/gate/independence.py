@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kprof.gate.inputs import edge_shapes, same_bits
+from kprof.gate.inputs import are_other_bits, edge_shapes, read
 from kprof.gate.numerics import find_wrong
 from kprof.gate.observe import (
     ModesKept,
@@ -148,9 +148,27 @@ def _find_other_form(subject: Subject, function: Function, case: Case) -> Iterat
         _called(one, subject, case, values) for one in (function, subject.replaced)
     )
     if _form_of(returned) != _form_of(standard):
-        yield f"returns {_form_of(returned)}, not {_form_of(standard)}"
+        if len(tensors_in(standard)) >= _num_outputs(subject, case, values):
+            yield f"returns {_form_of(returned)}, not {_form_of(standard)}"
         return
-    is_dense = case.layout == "contiguous"
+    yield from _find_other_tensors(subject, case, returned, standard)
+    made, own = (_results_of(f, subject, case, values) for f in (function, subject.replaced))
+    for name, one in made.items():
+        if name in own and _overlaps_itself(one) and not _overlaps_itself(own[name]):
+            yield f"{name} has several elements in one place, where the replaced code's has none"
+
+
+def _num_outputs(subject: Subject, case: Case, values: tuple[Any, ...]) -> int:
+    """Return how many outputs there are: code that returns fewer does not take the call."""
+    truth = observe_truth(replace(subject, differentiable=(), writes=()), case, values)
+    return len(truth)
+
+
+def _find_other_tensors(
+    subject: Subject, case: Case, returned: object, standard: object
+) -> Iterator[str]:
+    """Find outputs on another device, with or without a gradient, or not contiguous."""
+    is_dense = case.layout == "contiguous" and not subject.has_free_strides
     pairs = zip(tensors_in(returned), tensors_in(standard), strict=True)
     for (one, other), name in zip(pairs, name_outputs(tensors_in(returned)), strict=True):
         if one.device != other.device:
@@ -160,10 +178,6 @@ def _find_other_form(subject: Subject, function: Function, case: Case) -> Iterat
             yield f"{name} {has}, unlike the replaced code's"
         if is_dense and other.is_contiguous() and not one.is_contiguous():
             yield f"{name} is not contiguous, where the replaced code's is"
-    made, own = (_results_of(f, subject, case, values) for f in (function, subject.replaced))
-    for name, one in made.items():
-        if name in own and _overlaps_itself(one) and not _overlaps_itself(own[name]):
-            yield f"{name} has several elements in one place, where the replaced code's has none"
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
@@ -286,11 +300,10 @@ def _find_shared(subject: Subject, function: Function, case: Case) -> str | None
         for at in found.keys() & places.keys() - {0}:
             return f"the {found[at]} of call {len(kept)} lies where {places[at]} is"
         places |= {at: f"the {name} of call {len(kept)}" for at, name in found.items()}
-    for results, copies in kept:
-        for name, one in results.items():
-            if not same_bits(one, copies[name]):
-                return f"a later call changes the {name} of an earlier one"
-    return None
+    pairs = [(name, one, copies[name]) for results, copies in kept for name, one in results.items()]
+    is_changed = read([are_other_bits(one, copy) for _, one, copy in pairs])
+    changed = next((name for (name, *_), is_so in zip(pairs, is_changed, strict=True) if is_so), "")
+    return f"a later call changes the {changed} of an earlier one" if changed else None
 
 
 def _results_of(function: Function, subject: Subject, case: Case, values: Sequence[Any]) -> Results:
@@ -376,8 +389,8 @@ class _Judge:
         """Return what is wrong with results for the values of this number."""
         alone = self._alone[number]
         if self._subject.is_deterministic:
-            differing = (n for n, one in alone.items() if not same_bits(one, results[n]))
-            name = next(differing, None)
+            is_other = read([are_other_bits(one, results[n]) for n, one in alone.items()])
+            name = next((n for n, is_so in zip(alone, is_other, strict=True) if is_so), None)
             return None if name is None else f"{name} is another one"
         values = self._values[number]
         truth = observe_truth(self._subject, self._case, values)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +17,12 @@ OUTLIER_SCALE = 50.0
 SMALL = 1e-3
 OFFSET = 8.0
 FAR_ELEMENTS = 2**31
+ROWS = 2**16
+"""Size that the first free dimension grows to where no `reach` is given."""
+HOST_ELEMENTS = 2**20
+"""Larger tensors are drawn on the device; after a CUDA graph that failed, that may not work."""
+POOLED_ELEMENTS = 2**24
+"""Size up to which calls get more rows, so that few of them give values enough."""
 
 
 class Draw:
@@ -25,11 +32,15 @@ class Draw:
         self.case = case
         self.subject = subject
         self.dtype: torch.dtype = getattr(torch, case.dtype)
-        self._generator = torch.Generator().manual_seed(1_000_003 * subject.seed + case.seed)
+        seed = 1_000_003 * subject.seed + case.seed
+        self._generator = torch.Generator().manual_seed(seed)
+        self._on_device = torch.Generator(subject.device).manual_seed(seed)
 
     def __call__(self, *shape: int) -> Tensor:
         """Return data of the case's distribution, one row per last dimension."""
-        return self._place(_spread(self._normal(shape), self.case, self.subject, self._generator))
+        values = self._normal(shape)
+        generator = self._generator if values.device.type == "cpu" else self._on_device
+        return self._place(_spread(values, self.case, self.subject, generator))
 
     def plain(self, *shape: int, scale: float = 1.0, shift: float = 0.0) -> Tensor:
         """Return normal values, or such of both signs: weights, and what else is tame."""
@@ -45,7 +56,9 @@ class Draw:
         return drawn.to(self.subject.device)
 
     def _normal(self, shape: Shape) -> Tensor:
-        return torch.randn(shape, generator=self._generator)
+        if self.subject.device == "cpu" or math.prod(shape) <= HOST_ELEMENTS:
+            return torch.randn(shape, generator=self._generator)
+        return torch.randn(shape, generator=self._on_device, device=self.subject.device)
 
     def _place(self, values: Tensor) -> Tensor:
         return values.to(self.dtype).to(self.subject.device)
@@ -60,11 +73,12 @@ def _spread(values: Tensor, case: Case, subject: Subject, generator: torch.Gener
         kept[: kept.numel() if name == "zeros" else (kept.numel() + 1) // 2] = 0
         return kept.reshape(values.shape)
     if name == "outliers" and values.dim():
-        is_outlier = torch.rand(values.shape[-1], generator=generator) < OUTLIER_SHARE
+        share = torch.rand(values.shape[-1], generator=generator, device=generator.device)
+        is_outlier = share < OUTLIER_SHARE
         return torch.where(is_outlier, values * OUTLIER_SCALE, values)
     if name == "uneven" and values.dim():
-        exponents = 4 * torch.rand((*values.shape[:-1], 1), generator=generator) - 3
-        return values * 10**exponents
+        share = torch.rand((*values.shape[:-1], 1), generator=generator, device=generator.device)
+        return values * 10 ** (4 * share - 3)
     if name == "negative":
         return -values.abs()
     if name == "nonfinite" and values.numel():
@@ -76,9 +90,9 @@ def _spread(values: Tensor, case: Case, subject: Subject, generator: torch.Gener
 def _with_nonfinite(values: Tensor, generator: torch.Generator) -> Tensor:
     """Return the values with one NaN, one inf and one -inf, the last element among them."""
     flat = values.reshape(-1).clone()
-    places = torch.randint(flat.numel(), (3,), generator=generator)
+    places = torch.randint(flat.numel(), (3,), generator=generator, device=generator.device)
     places[0] = flat.numel() - 1
-    flat[places] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+    flat[places] = torch.tensor([math.nan, math.inf, -math.inf], device=flat.device)
     return flat.reshape(values.shape)
 
 
@@ -91,23 +105,22 @@ class Placed:
     before: Tensor | None
     """The buffer's bytes when it was placed."""
 
-    def was_changed(self) -> bool:
-        """Tell whether the tensor's own values differ from those that were placed."""
+    def was_changed(self) -> Tensor:
+        """Tell, on its device, whether its own values differ from those that were placed."""
         if self.before is None:
-            return False
-        was = self._same_view(self.before)
-        return not torch.equal(bytes_of(self.view), bytes_of(was))
+            return torch.tensor(False)
+        return are_other_bits(self.view, self._same_view(self.before))
 
-    def was_overrun(self) -> bool:
-        """Tell whether anything around the tensor was written."""
+    def was_overrun(self) -> Tensor:
+        """Tell, on its device, whether anything around the tensor was written."""
         if self.before is None or self.buffer is None:
-            return False
+            return torch.tensor(False)
         expected = self.before.clone()
         own = self.view.detach()
         is_shared = any(n > 1 and not step for n, step in zip(own.shape, own.stride(), strict=True))
         same = self._same_view(expected)
         (same[:1] if is_shared else same).copy_(own[:1] if is_shared else own)
-        return not torch.equal(expected, self.buffer)
+        return (expected != self.buffer).any()
 
     def _same_view(self, buffer: Tensor) -> Tensor:
         view = self.view
@@ -180,9 +193,21 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors have the same shape, dtype and bits."""
+    return not bool(are_other_bits(one, other))
+
+
+def are_other_bits(one: Tensor, other: Tensor) -> Tensor:
+    """Tell, on their device, whether two tensors differ in shape, dtype or any bit."""
     if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool(torch.equal(bytes_of(one), bytes_of(other)))
+        return torch.tensor(True)
+    return (bytes_of(one) != bytes_of(other)).any()
+
+
+def read(scalars: Sequence[Tensor]) -> list[float]:
+    """Return the values of tensors without dimensions; a GPU is waited for once."""
+    away = [one.double() for one in scalars if one.device.type != "cpu"]
+    found = iter(torch.stack(away).tolist() if away else [])
+    return [float(one) if one.device.type == "cpu" else next(found) for one in scalars]
 
 
 def edge_shapes(subject: Subject) -> list[Shape]:
@@ -210,16 +235,33 @@ def empty_shape(subject: Subject) -> Shape | None:
     return tuple(empty)
 
 
-def bulk_cases(subject: Subject, dtype: str) -> Iterator[Case]:
-    """Yield cases without end: all distributions in turn, over the shapes, with new seeds."""
-    names = pooled(subject)
+def bulk_cases(subject: Subject, dtype: str, takes_more: Callable[[], bool]) -> Iterator[Case]:
+    """Yield cases without end: all distributions in turn, over the shapes, with new seeds.
+
+    Once every shape was in every layout, each round has twice the rows of the one before, as long
+    as `takes_more` says that such calls are taken.
+    """
     layouts = _statistical(subject)
+    num_given = math.lcm(len(subject.shapes), len(layouts))
     seed = 0
     while True:
-        for name in names:
-            shape = subject.shapes[seed % len(subject.shapes)]
-            yield Case(shape, dtype, name, layouts[seed % len(layouts)], seed)
+        shape = subject.shapes[seed % len(subject.shapes)]
+        for name in pooled(subject):
+            more = max(seed - num_given + 1, 0) if takes_more() else 0
+            layout = layouts[seed % len(layouts)]
+            yield Case(_with_rows(subject, shape, more), dtype, name, layout, seed)
         seed += 1
+
+
+def _with_rows(subject: Subject, shape: Shape, doublings: int) -> Shape:
+    """Return a shape with its first free dimension so often doubled, as far as it may grow."""
+    if not (doublings and subject.free):
+        return shape
+    dimension = subject.free[0]
+    most = subject.reach[dimension] if dimension < len(subject.reach) else 0
+    each = max(math.prod(n for n in shape if n) // max(shape[dimension], 1), 1)
+    size = min(shape[dimension] << doublings, most or ROWS, POOLED_ELEMENTS // each)
+    return (*shape[:dimension], max(size, shape[dimension]), *shape[dimension + 1 :])
 
 
 def edge_cases(subject: Subject, dtype: str) -> Iterator[Case]:
@@ -229,10 +271,15 @@ def edge_cases(subject: Subject, dtype: str) -> Iterator[Case]:
     for number, shape in enumerate(edge_shapes(subject)):
         for i, name in enumerate(names):
             yield Case(shape, dtype, name, layouts[(number + i) % len(layouts)], 1000 + i)
-    if "far" in subject.layouts and has_room_for_far(subject, dtype):
-        first = Case(subject.shapes[0], dtype, "normal", "far", 2000)
-        small = replace(first, shape=(min(first.shape[0], 3), *first.shape[1:]))
-        yield small if 0 in subject.free else first
+
+
+def far_case(subject: Subject, dtype: str) -> Case | None:
+    """Return the case whose rows lie so far apart that 32 bits do not reach, if there is room."""
+    if "far" not in subject.layouts or not has_room_for_far(subject, dtype):
+        return None
+    first = Case(subject.shapes[0], dtype, "normal", "far", 2000)
+    small = replace(first, shape=(min(first.shape[0], 3), *first.shape[1:]))
+    return small if 0 in subject.free else first
 
 
 def pooled(subject: Subject) -> list[str]:

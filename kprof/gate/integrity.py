@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from torch import Tensor
-
 from kprof.gate.broken import GpuBrokenError, blaming
 from kprof.gate.honesty import find_dishonesty, find_patched_timers
 from kprof.gate.independence import (
@@ -24,10 +22,10 @@ from kprof.gate.independence import (
     find_thread_faults,
     is_plain,
 )
-from kprof.gate.inputs import empty_shape, same_bits
+from kprof.gate.inputs import are_other_bits, empty_shape, read
 from kprof.gate.memory import LARGE_BYTE, poison_freed
 from kprof.gate.numerics import find_wrong
-from kprof.gate.observe import ModesKept, Observed, draw, observe, observe_truth
+from kprof.gate.observe import ModesKept, Observed, draw, gives_all, observe, observe_truth
 from kprof.gate.result import Level, Measure, judge, not_run
 from kprof.gate.rows import count_variant_rows
 from kprof.gate.streams import find_stream_faults
@@ -79,7 +77,12 @@ def integrity_cases(subject: Subject) -> list[Case]:
 
 
 def _is_accepted(subject: Subject, case: Case) -> bool:
-    return observe(subject.replaced, subject, case, draw(subject, case)).raised is None
+    """Tell whether the replaced code takes a case; results that it spoils are judged below."""
+    arguments = draw(subject, case)
+    observed = observe(subject.replaced, subject, case, arguments)
+    if observed.raised is not None or observed.faults:
+        return observed.raised is None
+    return gives_all(observed, observe_truth(subject, case, arguments))
 
 
 def _count(
@@ -173,10 +176,11 @@ def _look_at_poison(subject: Subject, function: Function, case: Case) -> Iterato
 
 def _differing(one: Observed, other: Observed) -> str | None:
     """Return the first result whose bits differ, None where all are the same."""
-    pairs: Iterator[tuple[str, Tensor]] = iter(one.results.items())
-    return next(
-        (n for n, r in pairs if n not in other.results or not same_bits(r, other.results[n])), None
-    )
+    missing = next((name for name in one.results if name not in other.results), None)
+    if missing:
+        return missing
+    is_other = read([are_other_bits(r, other.results[name]) for name, r in one.results.items()])
+    return next((name for name, is_so in zip(one.results, is_other, strict=True) if is_so), None)
 
 
 CHECKS: dict[str, Check] = {
@@ -206,3 +210,5 @@ def _unseen(subject: Subject, timing: Timing | None) -> Iterator[str]:
         yield "time was not held against its floor: none was given"
     if not subject.is_deterministic:
         yield "declared: results may differ from run to run"
+    if subject.has_free_strides:
+        yield "declared: the caller makes results contiguous, so their strides were not compared"

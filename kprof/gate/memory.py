@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,9 +52,11 @@ class Guarded(TorchDispatchMode):  # type: ignore[misc]
         is_guarded = func.overloadpacket in _EMPTIES and _can_be_guarded(made)
         return self._guard(made) if is_guarded else made
 
-    def was_overrun(self) -> bool:
-        """Tell whether anything was written past the ends of what was allocated."""
-        return any(bool((band != self.byte).any()) for band in self._bands)
+    def was_overrun(self) -> list[Tensor]:
+        """Tell, for each device, whether anything was written past the ends of an allocation."""
+        devices = {band.device for band in self._bands}
+        own = ([band for band in self._bands if band.device == one] for one in devices)
+        return [(torch.cat(bands) != self.byte).any() for bands in own]
 
     def _guard(self, tensor: Tensor) -> Tensor:
         num_bytes = tensor.untyped_storage().nbytes()
@@ -68,6 +74,26 @@ def _can_be_guarded(made: Tensor) -> bool:
         and made.device.type in ("cpu", "cuda")
         and made.numel() > 0
     )
+
+
+@contextmanager
+def large_calls(device: str) -> Iterator[None]:
+    """Wait until no other process makes its largest calls on a GPU: together they do not fit.
+
+    At the end, memory that nothing lies in is given back.
+    """
+    if not device.startswith("cuda"):
+        yield
+        return
+    import fcntl
+
+    path = Path(tempfile.gettempdir()) / f"kprof_gate_{os.getuid()}.lock"
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            torch.cuda.empty_cache()
 
 
 def poison_freed(like: Iterable[Tensor], byte: int = NAN_BYTE) -> None:

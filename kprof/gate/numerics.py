@@ -14,32 +14,31 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kprof.gate.deviation import (
+    Beside,
     Errors,
     Pool,
-    error_where_mended,
+    compare,
     errors_of,
-    has_other_kinds,
-    is_noise,
     measure_l2,
     measure_maximum,
     measure_percentile,
-    root_mean_square,
-    vanishes,
 )
-from kprof.gate.inputs import bulk_cases, edge_cases, has_room_for_far, pooled, same_bits
-from kprof.gate.observe import GRADIENT, Observed, draw, observe, observe_truth
+from kprof.gate.inputs import bulk_cases, edge_cases, far_case, pooled
+from kprof.gate.memory import large_calls
+from kprof.gate.observe import GRADIENT, Observed, Results, draw, gives_all, observe, observe_truth
 from kprof.gate.result import Level, Measure, judge, not_run
 from kprof.gate.subject import DISTRIBUTIONS, Case, Subject
 
 ENOUGH_VALUES = 1_000_000
 UNSTATED_ERROR = 0.1
 """Relative, of a lower precision that states none: enough to tell it from another result."""
-MENDED_WRONG = "is wrong where the replaced code has no number"
+WRONG_ALONE = "is wrong where the replaced code has no number"
 _TELLING = tuple(name for name in DISTRIBUTIONS if name not in ("zeros", "negative", "nonfinite"))
 """Of nothing but zeros, and of what has no value, any code is right."""
 GROSS = 4.0
@@ -54,7 +53,8 @@ def check_numerics(subject: Subject) -> Level:
     for dtype in subject.dtypes:
         for case in edge_cases(subject, dtype):
             survey.look_at(case, group="x".join(map(str, case.shape)))
-        for case in bulk_cases(subject, dtype):
+        survey.look_far(dtype)
+        for case in bulk_cases(subject, dtype, survey.takes_more_rows):
             survey.look_at(case, group=case.distribution)
             if survey.has_enough(dtype):
                 break
@@ -98,6 +98,12 @@ class Survey:
         """For each result and dtype, a pool for every distribution and every edge shape."""
         self.faults: list[str] = []
         self._looks: dict[str, int] = defaultdict(int)
+        self._takes_more_rows = True
+        self._not_far: list[str] = []
+
+    def takes_more_rows(self) -> bool:
+        """Tell whether all calls with more rows than were given have been taken so far."""
+        return self._takes_more_rows
 
     def has_enough(self, dtype: str) -> bool:
         """Tell whether the largest result has values enough, each distribution as often.
@@ -116,43 +122,77 @@ class Survey:
         most = max(sizes, default=0)
         return most >= self.subject.num_values or most == 0 or bool(self.faults)
 
+    def look_far(self, dtype: str) -> None:
+        """Look at rows so far apart that 32 bits do not reach, or note that there is no room."""
+        if "far" not in self.subject.layouts:
+            return
+        with large_calls(self.subject.device):
+            case = far_case(self.subject, dtype)
+            try:
+                if case is not None:
+                    self.look_at(case, group="x".join(map(str, case.shape)))
+                    return
+            except torch.OutOfMemoryError:
+                pass
+        self._not_far.append(dtype)
+
     def look_at(self, case: Case, group: str) -> None:
         """Run both implementations and the truth on a case, and add their errors."""
         if group in DISTRIBUTIONS:
             self._looks[case.dtype] += 1
         arguments = draw(self.subject, case)
-        # Where arguments lie is for the new code to cope with: torch's own products end the whole
-        # process where 32 bits do not reach.
-        at_hand = replace(case, layout="contiguous") if case.layout == "far" else case
-        replaced = observe(self.subject.replaced, self.subject, at_hand, arguments)
-        if replaced.raised is not None or replaced.faults:
+        standard = self._standard_of(case, arguments)
+        if standard is None:
             self.num_refused += 1
             return
+        replaced, truths = standard
         new = observe(self.subject.new, self.subject, case, arguments)
+        if case.layout == "far" and isinstance(new.raised, torch.OutOfMemoryError):
+            raise new.raised
+        has_more_rows = group in DISTRIBUTIONS and case.shape not in self.subject.shapes
+        if has_more_rows and new.raised is not None:
+            # Its limits are in its scope.
+            self._takes_more_rows = False
+            return
         self.num_cases += 1
         fault = find_mismatch(new, replaced)
         if fault:
             self.faults.append(f"{fault} ({case})")
             return
-        truths = observe_truth(self.subject, case, arguments)
-        largest = largest_gradient(truths)
-        for name, truth in truths.items():
-            one, other = new.results[name], replaced.results[name]
-            if name.startswith(GRADIENT) and vanishes(truth, largest):
-                if not is_noise(one, other, largest):
-                    self.faults.append(f"{name} should vanish ({case})")
-            elif error_where_mended(one, other, truth) > UNSTATED_ERROR:
-                self.faults.append(f"{name} {MENDED_WRONG} ({case})")
-            else:
-                self._add(name, case.dtype, group, one, other, truth)
+        self._add_all(case, group, new, replaced, truths)
 
-    def _add(
-        self, name: str, dtype: str, group: str, new: Tensor, replaced: Tensor, truth: Tensor
+    def _standard_of(
+        self, case: Case, arguments: tuple[Any, ...]
+    ) -> tuple[Observed, Results] | None:
+        """Return the replaced code's results and the truth; None: it does not take the call."""
+        # Where arguments lie is for the new code to cope with: torch's own products end the whole
+        # process where 32 bits do not reach.
+        at_hand = replace(case, layout="contiguous") if case.layout == "far" else case
+        replaced = observe(self.subject.replaced, self.subject, at_hand, arguments)
+        if replaced.raised is not None or replaced.faults:
+            return None
+        truths = observe_truth(self.subject, case, arguments)
+        return (replaced, truths) if gives_all(replaced, truths) else None
+
+    def _add_all(
+        self, case: Case, group: str, new: Observed, replaced: Observed, truths: Results
     ) -> None:
-        self.num_different += not same_bits(new, replaced)
-        self.num_values += truth.numel()
-        pool = self.pools[name, dtype].setdefault(group, Pool(replaced.dtype))
-        pool.add(errors_of(new, replaced, truth, is_gradient=name.startswith(GRADIENT)))
+        """Add the errors of one call, or what is wrong with it whatever its errors."""
+        beside = beside_all(new, replaced, truths)
+        largest = largest_gradient(beside)
+        for name, truth in truths.items():
+            is_gradient = name.startswith(GRADIENT)
+            if is_gradient and beside[name].vanishes(largest):
+                if not beside[name].is_noise(largest):
+                    self.faults.append(f"{name} should vanish ({case})")
+            elif beside[name].error_where_fixed > UNSTATED_ERROR:
+                self.faults.append(f"{name} {WRONG_ALONE} ({case})")
+            else:
+                self.num_different += beside[name].is_other_bits
+                self.num_values += truth.numel()
+                other = replaced.results[name]
+                pool = self.pools[name, case.dtype].setdefault(group, Pool(other.dtype))
+                pool.add(errors_of(new.results[name], other, truth, is_gradient=is_gradient))
 
     def measures(self) -> Iterator[Measure]:
         """Yield the measures: for each result and dtype the worst of every kind."""
@@ -191,9 +231,8 @@ class Survey:
         """Yield what could not be judged as the rest."""
         if self.subject.num_values < ENOUGH_VALUES:
             yield f"pools {self.subject.num_values:,} values where {ENOUGH_VALUES:,} are due"
-        for dtype in self.subject.dtypes:
-            if "far" in self.subject.layouts and not has_room_for_far(self.subject, dtype):
-                yield f"{dtype}: no memory for offsets beyond 32 bits, which were not looked at"
+        for dtype in self._not_far:
+            yield f"{dtype}: no memory for offsets beyond 32 bits, which were not looked at"
         if self.num_refused:
             yield f"the replaced code refuses or spoils {self.num_refused} cases"
         for (name, dtype), groups in self.pools.items():
@@ -216,26 +255,31 @@ def find_wrong(
     Where the replaced code itself does what it should not, its results count for nothing: the
     truth, rounded, stands in for them.
     """
-    mismatch = find_mismatch(new, replaced)
+    mismatch = find_mismatch(new, replaced) or _find_missing(new, truth)
     if mismatch:
         return mismatch
-    largest = largest_gradient(truth)
+    standard = {n: replaced.results.get(n, t.to(new.results[n].dtype)) for n, t in truth.items()}
+    beside = beside_all(new, Observed(standard), truth)
+    largest = largest_gradient(beside)
     for name, exact in truth.items():
-        one = new.results[name]
-        other = replaced.results.get(name, exact.to(one.dtype))
-        if has_other_kinds(one, other, exact):
+        one, other, found = new.results[name], standard[name], beside[name]
+        if found.has_other_kinds:
             return f"{name} has NaN or infinity, or hides it, where the replaced code does not"
-        if name.startswith(GRADIENT) and vanishes(exact, largest):
-            if not is_noise(one, other, largest):
+        if name.startswith(GRADIENT) and found.vanishes(largest):
+            if not found.is_noise(largest):
                 return f"{name} should vanish"
             continue
-        if error_where_mended(one, other, exact) > UNSTATED_ERROR:
-            return f"{name} {MENDED_WRONG}"
+        if found.error_where_fixed > UNSTATED_ERROR:
+            return f"{name} {WRONG_ALONE}"
         errors = errors_of(one, other, exact, is_gradient=name.startswith(GRADIENT))
         measure = _measure_one(subject, name, errors, other.dtype)
         if not math.isfinite(measure.value) or measure.value > GROSS * measure.threshold:
             return f"{name} is wrong by {measure.value:.3g} {measure.unit}".rstrip()
     return None
+
+
+def _find_missing(new: Observed, truth: Mapping[str, Tensor]) -> str | None:
+    return next((f"gives no {name}" for name in truth if name not in new.results), None)
 
 
 def _measure_one(subject: Subject, name: str, errors: Errors, dtype: torch.dtype) -> Measure:
@@ -246,10 +290,18 @@ def _measure_one(subject: Subject, name: str, errors: Errors, dtype: torch.dtype
     return measure_maximum(name, "", pool) if pool.has_digits else measure_l2(name, "", pool)
 
 
-def largest_gradient(truths: Mapping[str, Tensor]) -> float:
+def beside_all(
+    new: Observed, replaced: Observed, truths: Mapping[str, Tensor]
+) -> dict[str, Beside]:
+    """Return every result of one call beside the replaced code's and the truth."""
+    triples = [(new.results[name], replaced.results[name], t) for name, t in truths.items()]
+    return dict(zip(truths, compare(triples), strict=True))
+
+
+def largest_gradient(beside: Mapping[str, Beside]) -> float:
     """Return the largest RMS, of what is finite, among the true gradients of one call."""
-    gradients = (truth for name, truth in truths.items() if name.startswith(GRADIENT))
-    return max((root_mean_square(one[one.isfinite()]) for one in gradients), default=0.0)
+    sizes = (one.finite_size for name, one in beside.items() if name.startswith(GRADIENT))
+    return max(sizes, default=0.0)
 
 
 def find_mismatch(new: Observed, replaced: Observed) -> str | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kprof.gate.broken import blaming, is_sticky
-from kprof.gate.inputs import Draw, Placed, place
+from kprof.gate.inputs import Draw, Placed, place, read
 from kprof.gate.memory import NAN_BYTE, Guarded
 from kprof.gate.subject import Case, Function, Subject
 
@@ -165,9 +165,7 @@ def _observe(
                 raise
             return Observed(raised=raised)
     results |= name_written(given, subject)
-    faults += _find_damage(placed, subject, guarded)
-    if any(one.was_changed() or one.was_overrun() for one in arriving):
-        faults.append("changes the gradient that it is given")
+    faults += _find_damage(placed, arriving, subject, guarded)
     plain = {name: result.detach().clone() for name, result in results.items() if not faults}
     return Observed(plain, tuple(faults))
 
@@ -188,6 +186,15 @@ def snapshot(returned: object, given: Sequence[Any], subject: Subject) -> Observ
     odd = find_odd_outputs(outputs)
     results = {} if odd else name_outputs(outputs) | name_written(given, subject)
     return Observed({name: one.detach().clone() for name, one in results.items()}, tuple(odd))
+
+
+def gives_all(observed: Observed, truth: Results) -> bool:
+    """Tell whether a call gave every result of the mathematics.
+
+    Code that returns None where there is nothing to compute, as torch's attention by cuDNN does of
+    an empty batch, does not take such a call.
+    """
+    return observed.raised is None and truth.keys() <= observed.results.keys()
 
 
 def call_plainly(function: Function, subject: Subject, arguments: Sequence[Any]) -> Observed:
@@ -316,17 +323,22 @@ def find_odd_outputs(outputs: Sequence[Tensor]) -> list[str]:
     return [f"returns a {name}, which is no plain tensor" for name in sorted(odd)]
 
 
-def _find_damage(placed: dict[int, Placed], subject: Subject, guarded: Guarded) -> list[str]:
+def _find_damage(
+    placed: dict[int, Placed], arriving: Sequence[Placed], subject: Subject, guarded: Guarded
+) -> list[str]:
     names = argument_names(subject)
-    faults = []
+    looks: list[tuple[str, Tensor]] = []
     for i, one in placed.items():
-        if one.was_overrun():
-            faults.append(f"writes outside {names[i]}")
-        if i not in subject.writes and one.was_changed():
-            faults.append(f"changes its input {names[i]}")
-    if guarded.was_overrun():
-        faults.append("writes past the end of what it allocated")
-    return faults
+        looks.append((f"writes outside {names[i]}", one.was_overrun()))
+        if i not in subject.writes:
+            looks.append((f"changes its input {names[i]}", one.was_changed()))
+    past = "writes past the end of what it allocated"
+    looks += [(past, is_overrun) for is_overrun in guarded.was_overrun()]
+    given = "changes the gradient that it is given"
+    looks += [(given, look()) for one in arriving for look in (one.was_changed, one.was_overrun)]
+    is_found = read([look for _, look in looks])
+    found = (fault for (fault, _), is_so in zip(looks, is_found, strict=True) if is_so)
+    return list(dict.fromkeys(found))
 
 
 def argument_names(subject: Subject) -> list[str]:

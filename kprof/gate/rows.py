@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kprof.gate.inputs import same_bits
+from kprof.gate.inputs import bytes_of
 from kprof.gate.observe import draw, observe
 from kprof.gate.result import Measure
 from kprof.gate.subject import Case, Function, Subject
@@ -66,6 +66,11 @@ def _count(subject: Subject, function: Function, case: Case, size: int) -> int:
     for name, result in part.items():
         if result.dim() and result.shape[0] == size:
             other = whole.get(name)
-            same = [other is not None and same_bits(result[i], other[i]) for i in range(size)]
-            differing |= ~torch.tensor(same)
+            if not result.numel():
+                continue
+            if other is None or other.dtype != result.dtype:
+                differing[:] = True
+                continue
+            one, two = (bytes_of(each).view(size, -1) for each in (result, other[:size]))
+            differing |= (one != two).any(1).cpu()
     return int(differing.sum())

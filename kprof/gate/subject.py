@@ -80,7 +80,7 @@ class Subject:
     """Sizes that the gate lets the free dimensions grow to; 0 or none: 65,536 for the first free
     one, 8,192 for the others, and twice the largest given in any case."""
     growth_s: float | None = None
-    """Seconds that one dimension may grow for, in one dtype; None: 2 on a CPU, 10 on a GPU."""
+    """Seconds that the call of a larger size may take; None: 2 on a CPU, 10 on a GPU."""
     refuses: Callable[..., str | None] | None = None
     """Declared limits of the new code: why it is not for a call with these arguments."""
     dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
@@ -100,6 +100,8 @@ class Subject:
     """Claimed: the same inputs give the same bits."""
     is_batch_invariant: bool = False
     """Claimed: a row's bits do not depend on how many rows stand around it."""
+    has_free_strides: bool = False
+    """Declared: the caller makes results contiguous itself, so their strides may be any."""
     large: float = 1_000.0
     """Magnitude of the large inputs; what overflows a careless 16-bit square is above 256."""
     distributions: tuple[str, ...] = DISTRIBUTIONS

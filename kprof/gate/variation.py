@@ -10,14 +10,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from kprof.gate.inputs import same_bits
+from kprof.gate.inputs import ROWS, are_other_bits, read
+from kprof.gate.memory import large_calls
 from kprof.gate.numerics import find_mismatch, find_wrong
 from kprof.gate.observe import (
+    Observed,
+    Results,
     draw,
+    gives_all,
     in_context,
     observe,
     observe_truth,
@@ -26,8 +33,8 @@ from kprof.gate.observe import (
 from kprof.gate.scope import Scope, Size, names_of_dimensions
 from kprof.gate.subject import Case, Shape, Subject
 
-ROWS, COLUMNS = 2**16, 2**13
-"""Sizes that the first free dimension, and every other one, grow to where no `reach` is given."""
+COLUMNS = 2**13
+"""Size that every free dimension but the first grows to where no `reach` is given."""
 STEP = 8
 """From one size to the next; one more makes it a multiple of no tile."""
 FEW = 17
@@ -35,7 +42,9 @@ FEW = 17
 GROWTH_BYTES = {"cpu": 2**26, "cuda": 2**29}
 """Of the arguments of the largest call."""
 GROWTH_S = {"cpu": 2.0, "cuda": 10.0}
-"""For one dimension in one dtype; a call that would exceed it is not made."""
+"""For one call; one that would take longer, by the size before it, is not made."""
+LARGE_BYTES = 2**24
+"""Of arguments, from which on processes that share a GPU take turns."""
 SEED = 3000
 
 
@@ -133,7 +142,10 @@ class _Trial:
 
     def _looks_right(self, case: Case, what: str) -> bool:
         """Tell whether a call is right; note why it is not."""
-        outcome = look_at(self._subject, case)
+        try:
+            outcome = look_at(self._subject, case)
+        except torch.OutOfMemoryError:
+            outcome = Outcome(why_refused="there is no memory for the call here")
         if outcome.is_asked:
             self._tried.num_cases += 1
         if outcome.fault:
@@ -168,19 +180,24 @@ class _Trial:
         device = "cuda" if subject.device.startswith("cuda") else "cpu"
         budget_s = GROWTH_S[device] if subject.growth_s is None else subject.growth_s
         bytes_each = self._bytes_each(base, dimension)
-        start_s, last = time.monotonic(), (0.0, 0)
+        name = names_of_dimensions(subject.dimensions, len(base))[dimension]
+        took_s, last = 0.0, 0
         for size in self._sizes(dimension, given):
-            predicted_s = last[0] * size / last[1] if last[1] else 0.0
             if bytes_each * size > GROWTH_BYTES[device] or not budget_s:
                 return
-            if time.monotonic() - start_s + predicted_s > budget_s:
+            if last and took_s * size / last > budget_s and took_s < budget_s:
+                # The first call of a size may have been compiled: what the next one takes follows
+                # from a second one.
+                took_s = _seconds_of(subject, case)
+            if last and took_s * size / last > budget_s:
                 return
-            shape = (*base[:dimension], size, *base[dimension + 1 :])
-            began_s = time.monotonic()
-            names = names_of_dimensions(subject.dimensions, len(base))
-            if not self._looks_right(replace(case, shape=shape), f"{size:,} {names[dimension]}"):
+            case = replace(case, shape=(*base[:dimension], size, *base[dimension + 1 :]))
+            with large_calls(subject.device) if bytes_each * size > LARGE_BYTES else nullcontext():
+                began_s = time.monotonic()
+                is_right = self._looks_right(case, f"{size:,} {name}")
+                took_s, last = time.monotonic() - began_s, size
+            if not is_right:
                 return
-            last = time.monotonic() - began_s, size
             self._tried.largest[dimension] = size
 
     def _bytes_each(self, base: Shape, dimension: int) -> float:
@@ -233,20 +250,20 @@ class Outcome:
 
 
 def look_at(subject: Subject, case: Case) -> Outcome:
-    """Make one call of both implementations, and compare what comes of it."""
-    try:
-        arguments = draw(subject, case)
-        replaced = observe(subject.replaced, subject, case, arguments)
-        if replaced.raised is not None or replaced.faults:
-            return Outcome(is_asked=False)
-        truth = observe_truth(subject, case, arguments)
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        # Shapes that the inputs or the mathematics are not for.
+    """Make one call of both implementations, and compare what comes of it.
+
+    Raises:
+        torch.OutOfMemoryError: a GPU has no room for the call, which tells nothing of the code.
+    """
+    standard = _standard_of(subject, case)
+    if standard is None:
         return Outcome(is_asked=False)
+    arguments, replaced, truth = standard
     why = _why_declared(subject, case, arguments)
     if why:
         return Outcome(why_refused=why)
     new = observe(subject.new, subject, case, arguments)
+    _raise_without_memory(new)
     if new.raised is not None:
         said = str(new.raised).splitlines() or [""]
         return Outcome(why_refused=f"raises {type(new.raised).__name__}: {said[0]}")
@@ -263,7 +280,39 @@ def look_at(subject: Subject, case: Case) -> Outcome:
     if fault:
         return Outcome(fault=fault)
     pairs = ((new.results[name], one) for name, one in replaced.results.items())
-    return Outcome(num_different=sum(not same_bits(one, other) for one, other in pairs))
+    is_other = read([are_other_bits(one, other) for one, other in pairs])
+    return Outcome(num_different=sum(map(bool, is_other)))
+
+
+def _standard_of(subject: Subject, case: Case) -> tuple[tuple[Any, ...], Observed, Results] | None:
+    """Return the arguments, the replaced code's results and the truth; None: it takes no such call.
+
+    Raises:
+        torch.OutOfMemoryError: a GPU has no room for the call.
+    """
+    try:
+        arguments = draw(subject, case)
+        replaced = observe(subject.replaced, subject, case, arguments)
+        _raise_without_memory(replaced)
+        truth = observe_truth(subject, case, arguments)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        # Shapes that the inputs or the mathematics are not for.
+        return None
+    return (arguments, replaced, truth) if gives_all(replaced, truth) else None
+
+
+def _raise_without_memory(observed: Observed) -> None:
+    if isinstance(observed.raised, torch.OutOfMemoryError):
+        raise observed.raised
+
+
+def _seconds_of(subject: Subject, case: Case) -> float:
+    """Return what a call takes that was made before."""
+    began_s = time.monotonic()
+    look_at(subject, case)
+    return time.monotonic() - began_s
 
 
 def _why_declared(subject: Subject, case: Case, arguments: tuple[object, ...]) -> str | None:

@@ -85,6 +85,8 @@ class Kernel:
     """Of a lower precision than what it replaces: the relative error that it promises."""
     constant: tuple[int, ...] = ()
     """Arguments that nobody writes to behind torch's back: weights, of which something is kept."""
+    has_free_strides: bool = False
+    """Whether a swap makes results contiguous itself, so that their strides may be any."""
     exact: int = 1
     """How many of a shape's last numbers decide who is fastest; those before them are rows."""
     unmeasured: str = OURS

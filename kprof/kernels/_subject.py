@@ -29,4 +29,5 @@ def subject_of(kernel: Kernel, provider: str = OURS, device: str = "cpu") -> Sub
         stated_error=kernel.stated_error,
         is_deterministic=by.repeats,
         is_batch_invariant=bool(kernel.rows) and not by.is_varying,
+        has_free_strides=kernel.has_free_strides,
     )

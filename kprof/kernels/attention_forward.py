@@ -243,6 +243,8 @@ KERNEL = Kernel(
     differentiable=(0, 1, 2),
     backward_work=_backward_work,
     rows=(0, 1, 2),
+    # Hugging Face's function puts the tokens before the heads, contiguous, and so does the swap.
+    has_free_strides=True,
     exact=2,
     unmeasured="eager",
     sources=(

@@ -129,6 +129,8 @@ KERNEL = Kernel(
     dtypes=("bfloat16", "float16"),
     stated_error=STATED_ERROR,
     rows=(0, 1, 2),
+    # Hugging Face's function puts the tokens before the heads, contiguous, and so does the swap.
+    has_free_strides=True,
     exact=2,
     unmeasured="eager",
     needs_gpu="Gluon has no interpreter",

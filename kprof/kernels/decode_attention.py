@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kprof.kernels import OURS, Kernel, Provider, Work
+from kprof.kernels._attention_reference import attention_of_torch
 from kprof.kernels._decode import attend
 from kprof.kernels._decode_limits import why_refused
 from kprof.kernels._operator import DifferentiationError
@@ -97,7 +97,7 @@ def _reference(
     if is_seen is not None and (lengths is not None or q.shape[2] > k.shape[2]):
         is_blind = ~is_seen.any(-1, keepdim=True)
         is_seen |= is_blind
-    y = functional.scaled_dot_product_attention(q, k, v, attn_mask=is_seen, enable_gqa=True)
+    y = attention_of_torch(q, k, v, attn_mask=is_seen, enable_gqa=True)
     return y if is_blind is None else y.masked_fill(is_blind, 0.0)
 
 

@@ -355,6 +355,19 @@ def shares_scratch_between_threads():
     return fault
 
 
+def wrong_in_another_thread():
+    """Take what the thread of the first call has for what every thread has."""
+    import threading
+
+    threads = []
+
+    def fault(x, weight):
+        threads.append(threading.get_ident())
+        return rmsnorm(x, weight) * (1.0 if threads[-1] == threads[0] else 1.5)
+
+    return fault
+
+
 def differs_every_fortieth_time():
     calls = []
 
