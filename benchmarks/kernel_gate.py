@@ -1,16 +1,17 @@
 """Levels L0 and L1 of the quality gate for our kernels on one GPU, with compute-sanitizer if asked.
 
-python benchmarks/kernel_gate.py [KERNEL ...] [--sanitizer] [--minutes 8]
+python benchmarks/kernel_gate.py [KERNEL ...] [--sanitizer] [--minutes 8] [--missing]
 
 Each of our providers is judged in a process of its own, which is `kprof kernels check`, with
 `--forward` where it has no gradients; some run beside each other, as nothing here is timed. One
 that does not end in time has no verdict, and the result, which is written anew with every verdict,
-says so.
+says so. `--missing` keeps the verdicts of a result that the same code gave, and judges the others.
 """
 
 import argparse
 import datetime
 import json
+import os
 import subprocess
 import sys
 import time
@@ -18,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
-from evidence import RESULTS, ROOT, row, write_evidence
+from evidence import RESULTS, ROOT, describe_gpu, named_after, row, stale, write_evidence
 
+from kprof.errors import KprofError
 from kprof.kernels import all_kernels, kernel_named
 
 SOURCES = (
@@ -28,7 +30,10 @@ SOURCES = (
 )
 LEVELS = ("L0", "L1")
 # What takes longest, and therefore begins first.
-LONGEST = ("attention_forward", "paged_attention", "decode_attention", "attention_fp8", "adamw")
+LONGEST = (
+    *("attention_forward", "paged_attention", "decode_attention", "attention_fp8"),
+    *("rmsnorm", "add_rmsnorm", "layernorm", "add_layernorm", "softmax", "linear_cross_entropy"),
+)
 # Routes of a layer, which a swap takes for calls without gradients alone: they have none.
 FORWARD_ALONE = (("fp8_linear", "kprof-wide"), ("fp8_linear", "kprof-tiles"))
 
@@ -37,6 +42,9 @@ def main():
     """Judge the kernels named, or all, and write the result."""
     parser = parser_of(__doc__)
     parser.add_argument("--sanitizer", action="store_true", help="let compute-sanitizer look, too")
+    parser.add_argument(
+        "--missing", action="store_true", help="judge those without a verdict in the result"
+    )
     args = parser.parse_args()
     look = partial(check, sanitizes=args.sanitizer)
     rows = rows_of_all("kernel_gate", look, SOURCES, args)
@@ -50,7 +58,9 @@ def parser_of(description):
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("kernels", nargs="*")
     parser.add_argument("--minutes", type=float, default=8.0, help="of all together, at most")
-    parser.add_argument("--at-once", type=int, default=4, help="providers beside each other")
+    parser.add_argument(
+        "--at-once", type=int, default=os.cpu_count(), help="providers beside each other"
+    )
     parser.add_argument("--result", type=Path)
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     return parser
@@ -62,13 +72,33 @@ def rows_of_all(what, look, sources, args):
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     path = args.result or RESULTS / f"{what}_h200_{month}.json"
     rows, subjects = [], ours_of(args.kernels)
-    sources = {*sources, *(f"kprof/kernels/{name}.py" for name, _ in subjects)}
+    if getattr(args, "missing", False):
+        rows = kept_rows(json.loads(named_after(describe_gpu()["gpu"], path).read_text()))
+        subjects = [one for one in subjects if not is_judged(*one, rows)]
+    sources = {*sources, *(f"kprof/kernels/{name}.py" for name, _ in ours_of(args.kernels))}
     with ThreadPoolExecutor(args.at_once) as pool:
         asked = [pool.submit(look, *one, ends_s=ends_s) for one in subjects]
         for one in as_completed(asked):
             rows = sorted([*rows, *one.result()], key=lambda row: row["name"])
             write_evidence(path, what, rows, sources, commit=args.commit)
     return rows
+
+
+def kept_rows(result):
+    """Return the rows with a verdict of a result, which today's code has to have made.
+
+    Raises:
+        KprofError: other code made it.
+    """
+    if labels := stale(result):
+        raise KprofError(f"another {labels[0]} made that result", fix="leave out --missing")
+    return [one for one in result["rows"] if one["state"] != "not run"]
+
+
+def is_judged(name, provider, rows):
+    """Tell whether there is a verdict of each level."""
+    names = {one["name"] for one in rows}
+    return {f"{name}-{provider}-{level}" for level in LEVELS} <= names
 
 
 def ours_of(names):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kprof.errors import KprofError
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
@@ -17,6 +19,9 @@ def benchmark(monkeypatch):
 
 def level(name, state):
     return {"name": name, "state": state, "why": "so", "looked_at": "", "measures": [], "notes": []}
+
+
+BOTH = [level("L0", "passed"), level("L1", "failed")]
 
 
 def test_every_provider_of_ours_is_judged_and_no_other(benchmark):
@@ -54,3 +59,19 @@ def test_who_has_no_gradients_is_judged_without(benchmark, monkeypatch):
         ("fp8_linear", "kprof-wide", True),
         ("fp8_linear", "kprof-tiles", True),
     ]
+
+
+def test_verdicts_of_the_same_code_are_kept_and_the_others_judged(benchmark):
+    rows = [
+        *benchmark.rows_of("rope", "kprof", {"subject": "rope", "reached": None, "levels": BOTH}),
+        *benchmark.rows_of("adamw", "kprof", None, "it did not end in time"),
+    ]
+    kept = benchmark.kept_rows({"ran": {}, "rows": rows})
+    assert [one["name"] for one in kept] == ["rope-kprof-L0", "rope-kprof-L1"]
+    assert benchmark.is_judged("rope", "kprof", kept)
+    assert not benchmark.is_judged("adamw", "kprof", kept)
+
+
+def test_verdicts_of_other_code_are_not_kept(benchmark):
+    with pytest.raises(KprofError, match="another code/kprof/gate made that result"):
+        benchmark.kept_rows({"ran": {"code/kprof/gate": "0"}, "rows": []})
