@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kprof.gate import Case, Curve, Generation, Subject
+from kprof.gate import Case, Curve, Generation, Subject, independence, integrity, variation
 from kprof.gate.deviation import (
     Pool,
     compare,
@@ -142,6 +142,47 @@ def test_replaced_code_has_digits_below_an_error_of_a_sixteenth(error, has_digit
 @JUST(("error", "is_met"), [(0.99, True), (1.01, False)])
 def test_without_digits_ten_times_the_replaced_codes_error_is_allowed(error, is_met):
     assert measure_l2("gradient of x", "large", pool_of(error, 0.1)).is_met is is_met
+
+
+@JUST(("rows_wrong", "factor"), [(10_000, 1.0014152), (5_000, 1.0360171), (1, 5.0)])
+def test_chance_is_five_deviations_of_rows_that_differ_as_the_replaced_codes_do(rows_wrong, factor):
+    truth = torch.ones(10_000, 16, dtype=torch.float64)
+    error = torch.zeros_like(truth)
+    error[:rows_wrong] = 1e-3
+    pool = Pool(torch.float32)
+    pool.add(errors_of(truth, truth + error, truth))
+    assert pool.sampling == pytest.approx(factor, abs=1e-6)
+
+
+@JUST(("columns", "num_ulps"), [(16, 1), (15, 512)])
+def test_a_row_of_sixteen_values_has_a_scale_of_its_own_and_a_shorter_one_not(columns, num_ulps):
+    truth = torch.ones(2, columns, dtype=torch.float64)
+    truth[1] = 1024
+    errors = errors_of(truth.float(), truth.float(), truth)
+    assert float(errors.unit[0, 0]) == num_ulps * 2**-23
+
+
+@JUST(("num_values", "is_measured"), [(999, False), (1_000, True)])
+def test_a_percentile_needs_a_hundred_values_above_it(num_values, is_measured):
+    measures = list(measure_percentile("output", [pool_of(0.0, rows=num_values, columns=1)]))
+    assert [one.name for one in measures] == ["output: 90th percentile"] * is_measured
+
+
+@JUST(
+    ("constant", "value"),
+    [
+        (variation.GROWTH_BYTES, {"cpu": 67_108_864, "cuda": 536_870_912}),
+        (variation.GROWTH_S, {"cpu": 2.0, "cuda": 10.0}),
+        (variation.ROWS, 65_536),
+        (variation.COLUMNS, 8_192),
+        (independence.LEAST_KEPT, 4),
+        (independence.KEPT_BYTES, 67_108_864),
+        (independence.KEPT_NS, 1_000_000_000),
+        (integrity.NUM_REPEATS, 4),
+    ],
+)
+def test_the_budgets_are_those_that_are_documented(constant, value):
+    assert constant == value
 
 
 @JUST(("size", "is_zero"), [(0.99e-10, True), (1.01e-10, False)])

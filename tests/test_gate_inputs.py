@@ -1,11 +1,12 @@
 """What the gate gives to functions: values, layouts, shapes, and memory that is watched."""
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
 
-from kprof.gate.inputs import Draw, edge_shapes, place
+from kprof.gate.inputs import Draw, bulk_cases, edge_shapes, place
 from kprof.gate.memory import LARGE_BYTE, Guarded
 from kprof.gate.observe import draw
 from kprof.gate.subject import Case
@@ -74,13 +75,37 @@ def test_edge_shapes_are_one_and_one_off_the_size_and_off_the_tile_below_it():
 @pytest.mark.parametrize(
     ("distribution", "holds"),
     [
+        ("normal", lambda x: 0.9 < x.std() < 1.1),
         ("zeros", lambda x: x.eq(0).all()),
         ("half_zero", lambda x: x[:16].eq(0).all() and x[16:].ne(0).all()),
-        ("large", lambda x: x.abs().mean() > 500),
-        ("small", lambda x: x.abs().max() < 0.01),
-        ("offset", lambda x: x.mean() > 7),
+        ("large", lambda x: 900 < x.std() < 1_100),
+        ("small", lambda x: 0.9e-3 < x.std() < 1.1e-3),
+        ("offset", lambda x: 7.9 < x.mean() < 8.1),
         ("nonfinite", lambda x: not x.flatten()[-1].isfinite()),
     ],
 )
 def test_a_distribution_is_what_its_name_says(distribution, holds):
     assert holds(Draw(Case((32, 64), "float32", distribution), DOUBLED)(32, 64))
+
+
+def test_one_column_in_fifty_is_an_outlier_fifty_times_as_large():
+    spread = Draw(Case((64, 4_000), "float32", "outliers"), DOUBLED)(64, 4_000).std(0)
+    is_outlier = spread > 10
+    assert 0.016 < is_outlier.float().mean() < 0.024
+    assert 48 < spread[is_outlier].mean() < 52
+
+
+def test_rounds_after_every_shape_was_in_every_layout_have_twice_the_rows_each():
+    subject = replace(DOUBLED, distributions=("normal",), layouts=("contiguous", "padded"))
+    cases = islice(bulk_cases(subject, "float32", lambda: True), 5)
+    assert [case.shape for case in cases] == [(8, 16), (8, 16), (16, 16), (32, 16), (64, 16)]
+
+
+def test_rounds_grow_no_further_than_a_reach_and_not_where_such_calls_are_refused():
+    subject = replace(
+        DOUBLED, distributions=("normal",), layouts=("contiguous",), reach=(20,), free=(0,)
+    )
+    taken = islice(bulk_cases(subject, "float32", lambda: True), 4)
+    assert [case.shape[0] for case in taken] == [8, 16, 20, 20]
+    refused = islice(bulk_cases(subject, "float32", lambda: False), 4)
+    assert [case.shape[0] for case in refused] == [8, 8, 8, 8]

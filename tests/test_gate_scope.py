@@ -85,6 +85,28 @@ def test_a_call_without_memory_for_it_is_left_out_of_the_scope_and_no_fault():
     assert level.scope.left_out == ("600 rows: there is no memory for the call here",)
 
 
+def test_other_dimensions_have_seventeen_at_most_while_rows_grow():
+    shapes = []
+
+    def noted(x):
+        shapes.append(tuple(x.shape))
+        return x * 2
+
+    level_of(noted, shapes=((8, 40),), contexts=("gradient",))
+    assert (600, 17) in shapes
+
+
+def test_code_that_refuses_more_rows_than_were_given_passes_with_what_it_takes():
+    def refuses_more(x):
+        if x.dim() == 2 and x.shape[0] > 9:
+            raise ValueError("too many rows")
+        return x * 2
+
+    level = level_of(refuses_more, free=(0,), num_values=3_000, reach=(100,))
+    assert (level.state, level.scope.sizes[0].largest) == ("passed", 8)
+    assert "where 1,000,000 are due" in level.notes[0]
+
+
 def test_growth_ends_where_its_time_does():
     assert sizes_of(scope_of(growth_s=0.0)) == {"rows": 8, "columns": 16}
 

@@ -186,8 +186,7 @@ class _Trial:
             if bytes_each * size > GROWTH_BYTES[device] or not budget_s:
                 return
             if last and took_s * size / last > budget_s and took_s < budget_s:
-                # The first call of a size may have been compiled: what the next one takes follows
-                # from a second one.
+                # The first call of a size may compile. A second one tells what the next takes.
                 took_s = _seconds_of(subject, case)
             if last and took_s * size / last > budget_s:
                 return
