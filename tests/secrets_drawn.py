@@ -13,10 +13,46 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote
 
-FIRST_NAMES = "anke bjorn chidi dalia emeka farah goran hiroko ines jonas kamala lucia".split()
-LAST_NAMES = "okafor lindqvist baranov tanaka moreau haddad castillo weiss novak iyer".split()
-COMPANIES = "acmelabs northwind borealis quantile hexafly tessera lumio vantablock".split()
-WORDS = "river copper violet anchor saddle meadow cactus ribbon walnut glacier pepper comet".split()
+FIRST_NAMES = [
+    "anke",
+    "bjorn",
+    "chidi",
+    "dalia",
+    "emeka",
+    "farah",
+    "goran",
+    "hiroko",
+]
+LAST_NAMES = [
+    "okafor",
+    "lindqvist",
+    "baranov",
+    "tanaka",
+    "moreau",
+    "haddad",
+    "castillo",
+    "weiss",
+]
+COMPANIES = [
+    "acmelabs",
+    "northwind",
+    "borealis",
+    "quantile",
+    "hexafly",
+    "tessera",
+    "lumio",
+    "vantablock",
+]
+WORDS = [
+    "river",
+    "copper",
+    "violet",
+    "anchor",
+    "saddle",
+    "meadow",
+    "cactus",
+    "ribbon",
+]
 FRAMES = (
     "python train.py {} --lr 1e-4",
     "vllm serve meta-llama/Llama-3.1-8B {} --max-num-seqs 256",
