@@ -194,7 +194,9 @@ _USERINFO = re.compile(
     r"(?<=://)(?!\[left out\]@)(?:[^\s/\"'`<>]+(?=@)|[^\s/:@\"'`<>]{1,60}:[^\s@\"'`<>]{1,200}(?=@))@"
     r"|(?<![\w./@-])[A-Za-z][\w.+-]{0,60}:(?!\[left out\])[^\s:@/\"']{1,200}@(?!sha\d)(?=[A-Za-z\d])"
 )
-_SHORT = re.compile(r"(?<![\w-])(?P<option>-(?:p|P|pw)[\s=]+)(?P<value>[\"']?[^\s\"'/:]{8,60}[\"']?)")
+_SHORT = re.compile(
+    r"(?<![\w-])(?P<option>-(?:p|P|pw)[\s=]+)(?P<value>[\"']?[^\s\"'/:]{8,60}[\"']?)"
+)
 _RANDOM = re.compile(r"(?<![\w+/=~.-])[A-Za-z\d+/_=~.-]{20,}")
 _ENCODED = re.compile(r"[^\s\"']*%[0-9A-Fa-f]{2}[^\s\"']*")
 
@@ -242,7 +244,11 @@ _VOWEL = re.compile(r"(?i)[aeiouy]")
 def _without_random(found: re.Match[str]) -> str:
     """Return a word without random characters: keys and tokens of services nobody listed."""
     word, text, at = found[0], found.string, found.start()
-    if word.startswith("_Z") or _PATH.match(word) or _DIGEST_BEFORE.search(text, max(0, at - 40), at):
+    if (
+        word.startswith("_Z")
+        or _PATH.match(word)
+        or _DIGEST_BEFORE.search(text, max(0, at - 40), at)
+    ):
         return word
     if word == text and re.fullmatch(r"[a-f\d]+", word):
         return word  # A digest in a field of its own.
@@ -260,7 +266,11 @@ def _is_random(word: str) -> bool:
     """Tell whether characters were drawn: they change between kinds often, and form no words."""
     word = _SIZES.sub("", word).rstrip("=.")
     letters = re.sub(r"[^A-Za-z\d]", "", word)
-    if len(letters) < 20 or len(word) - len(letters) > max(1, len(word) // 8):
+    # Base64 has one + or / among 32 characters, and the form for URLs one - or _.
+    num_marks = sum(word.count(mark) for mark in "-_.=~")
+    if len(letters) < 20 or len(word) - len(letters) > max(
+        1, len(word) // (12 if num_marks else 8)
+    ):
         return False
     num_digits = sum(map(str.isdigit, letters))
     if re.fullmatch(r"[a-f\d]+|[A-F\d]+", letters):
@@ -313,7 +323,10 @@ class Setting(NamedTuple):
 
 
 def _without_named(
-    text: str, judge: Callable[[Setting], Named], mark_of: Callable[[str], str] = lambda value: HIDDEN
+    text: str,
+    judge: Callable[[Setting], Named],
+    mark_of: Callable[[str], str] = lambda value: HIDDEN,
+    end_of: Callable[[str, int, re.Match[str]], int] | None = None,
 ) -> str:
     """Return a text without the values whose names a judge knows.
 
@@ -331,7 +344,7 @@ def _without_named(
         named = judge(setting)
         if named == "other":
             continue
-        end = _end_of_value(text, at, found)
+        end = (end_of or _end_of_value)(text, at, found)
         value = text[at:end]
         if _is_meant(named, value):
             pieces.append(mark_of(value))
@@ -349,7 +362,11 @@ def _end_of_value(text: str, at: int, found: re.Match[str]) -> int:
         return at  # The next option: this one has no value.
     around = re.search(r"(?<!\\)\\*[\"']$", text[max(0, found.start() - 9) : found.start()])
     has_sign = found["equals"] or "".join(found["between"] or "").strip() in ("=", ":")
-    if around and has_sign and not _SHELL_BEFORE.search(text, max(0, found.start() - 60), found.start()):
+    if (
+        around
+        and has_sign
+        and not _SHELL_BEFORE.search(text, max(0, found.start() - 60), found.start())
+    ):
         closing = re.compile(rf"(?<!\\){re.escape(around[0])}").search(text, at)
         if closing:
             # Shells join parts: 'p'"'"'q'.
@@ -395,7 +412,9 @@ _PLACEHOLDER = re.compile(
     r"(?is)\\*[\"']?(?:\$[\w{(].*|%\w+%|[<{].*[>}]|\*+|x{3,}|\.{2,}|your[\w\s-]*|\[(?:left out|host)\]|@/.*"
     r"|os\.environ.*|getenv.*|<.*|my[-_](?:api[-_])?(?:key|token|secret)|dummy|placeholder)?\\*[\"']?"
 )
-_FILE = re.compile(r"\\*[\"']?(?:(?:~|\.{1,2})?/[\w.@+~/-]*|[\w./-]+\.(?:json|ya?ml|txt|pem|key|crt|toml|env|py))\\*[\"']?")
+_FILE = re.compile(
+    r"\\*[\"']?(?:(?:~|\.{1,2})?/[\w.@+~/-]*|[\w./-]+\.(?:json|ya?ml|txt|pem|key|crt|toml|env|py))\\*[\"']?"
+)
 
 
 def _is_meant(named: Named, value: str) -> bool:
@@ -461,3 +480,231 @@ def _is_assigned(found: Setting, name: str, words: list[str]) -> bool:
         return "_" in name and between[0] == ":"
     before = found.text[max(0, found.start - 1) : found.start]
     return len(words) > 1 or name.isupper() or words == ["token"] or before in ("?", "&")
+
+
+# --- Identities ------------------------------------------------------------------------------
+
+
+def without_identities(text: str, *, keeps_web: bool = False) -> str:
+    """Return a text also without prompts, addresses, hosts, device numbers, users and places.
+
+    A path keeps its last part. An address of the web stays only where `keeps_web`, and then
+    without its query.
+    """
+    if not text:
+        return text
+    return _without_identities(without_secrets(text), keeps_web)
+
+
+@lru_cache(maxsize=4_096)
+def _without_identities(text: str, keeps_web: bool) -> str:
+    people = sorted(_people(text), key=len, reverse=True)
+    text = _without_named(text, _tells_prompt, end_of=_end_of_prompt)
+    text = _PROMPT_OPTION.sub(rf"\1{HIDDEN}", text)
+    text = _NUMBERS.sub(HIDDEN, text)
+    text = _without_named(text, _names_host, _host_mark)
+    text = _without_named(text, _names_person)
+    text = _MAIL.sub(_without_mail, text)
+    text = _HOST_LISTS.sub(lambda found: found["keep"] + HOST, text)
+    text = _ADDRESSES.sub(_without_address, text)
+    text = _WORD.sub(lambda found: _public_part(found[0], keeps_web=keeps_web), text)
+    if people:
+        names = "|".join(map(re.escape, people))
+        text = re.sub(rf"(?<![A-Za-z\d])(?:{names})(?![A-Za-z\d])", HIDDEN, text)
+    return text
+
+
+_PROMPTS = re.compile(
+    r"(?:prompt|systemmessage|instructions?|inputtext|question|messages?|userinput|usermessage)s?$"
+)
+# Prose beside an option that means something else elsewhere: -p "Write a letter".
+_PROMPT_OPTION = re.compile(
+    r"((?<![\w-])(?:-p|--text|--query|--input|--input-sentence|--content|--chat)[\s=]+)"
+    r"(?:\"[^\"]*\s[^\"]*\"|'[^']*\s[^']*')"
+)
+_UUID = r"[A-Fa-f\d]{8}-(?:[A-Fa-f\d]{4}-){3}[A-Fa-f\d]{12}"
+_NUMBERS = re.compile(
+    rf"(?<![A-Za-z\d])(?:(?:GPU|MIG|DLA)-(?:GPU-)?{_UUID}(?:/\d+/\d+)?|{_UUID})(?![A-Za-z\d])"
+    r"|(?<=:)\d{12}(?=:)|(?<![\w.])\d{12}(?=\.dkr\.)"
+    r"|(?<![\w.+])\+\d{1,3}[-. (]{1,2}\d[\d .()/-]{6,16}\d|(?<![\w.+])\+\d{10,14}(?!\d)"
+)
+_MAIL = re.compile(
+    r"(?P<user>[A-Za-z\d][\w.+%-]{0,63})@(?!sha\d)"
+    r"(?P<host>\[[\da-fA-F:.]+\]|[A-Za-z\d][A-Za-z\d.-]{0,250})(?P<path>:[/~]?)?"
+)
+_PERSON_PATH = re.compile(
+    r"(?:^|[\s\"'=:,])(?:/[\w.-]+)?/(?:home|Users|users|scratch/users|homes?)[/\\]+([\w.+-]{3,})"
+    r"|[A-Za-z]:\\+Users\\+([\w.+-]{3,})|(?<![\w/])~([A-Za-z][\w.+-]{2,})(?=/)"
+)
+_COMMON_PERSONS = frozenset(
+    "root admin ubuntu user users home data work runs nobody ec2-user runner jovyan shared public "
+    "scratch train test model models default git none app".split()
+)
+_PERSONS = {
+    "user", "username", "logname", "account", "entity", "namespace", "author", "owner", "email",
+    "mail", "team", "tenant", "subscription", "org", "organization", "organisation", "customer",
+    "notify", "assignee", "committer", "home", "phone", "contact",
+}  # fmt: skip
+_PERSON_NAMES = re.compile(r"(?:podname|pod|projectid|slurmjobaccount|slurmjobuser|sudouser)$")
+_HOSTS = re.compile(
+    r"(?<!g)host(?!ed)|addr(?!ing)|endpoint|(?<!ob)server(?!less)|(?<!c)url$|urls$|nodelist|nodename|nodefile$"
+)
+# A number, a port or a device: what stands with an option for hosts and names none.
+_NO_HOST = re.compile(
+    r"\\*[\"']?(?:localhost|127(?:\.\d+){1,3}|0\.0\.0\.0|\[?::1?\]?|\*|any|all)(?::\d+)?\\*[\"']?"
+)
+_HOST_LISTS = re.compile(
+    r"(?P<keep>\b(?:mpirun|mpiexec|orterun|prun|horovodrun|srun|sbatch|salloc|pdsh|clush|deepspeed|parallel-ssh)\b"
+    r"(?:\s+[^\s|&;]+){0,20}?\s(?:-H|--?hosts?|-w|--include|--?host)[\s=]*)[\w.:,@\[\]-]+"
+)
+_ADDRESSES = re.compile(
+    r"(?<![\w.-])(?:\d{1,3}\.){3}\d{1,3}(?![\w-]|\.\d)"
+    r"|(?<![\w:.-])(?:[\dA-Fa-f]{2}[:-]){5}[\dA-Fa-f]{2}(?![\w:-])"
+    r"|(?<![\w:.-])(?:[\dA-Fa-f]{4}\.){2}[\dA-Fa-f]{4}(?![\w:.-])"
+    r"|(?<![\w:.])(?:[\dA-Fa-f]{1,4}:){7}[\dA-Fa-f]{1,4}(?![\w:])"
+    r"|(?<![\w:.])(?:[\dA-Fa-f]{1,4}:){1,6}(?::[\dA-Fa-f]{1,4}){1,6}(?![\w:])"
+    r"|(?<![\w:.])(?:[\dA-Fa-f]{2,4}:){2,7}:(?![\w:])"
+    r"|(?<![\w.-])ip-(?:\d{1,3}-){3}\d{1,3}(?:\.[\w.-]+)?"
+    r"|(?<![A-Za-z\d\\])[A-Z][A-Z\d-]{1,14}\\{1,2}[A-Za-z][\w.-]{1,40}"
+    r"|(?<![\w./@-])(?:[A-Za-z\d](?:[A-Za-z\d-]{0,62})\.){1,6}"
+    r"(?:internal|local|lan|corp|intra|localdomain|com|org|edu|gov|cloud)(?![\w./=(-]|:\w*[A-Za-z])"
+    r"|(?<![\w./@-])(?:[A-Za-z\d](?:[A-Za-z\d-]{0,62})\.){2,6}"
+    r"(?:net|io|ai|dev|eu|de|uk|fr|ch|jp|cn|in|nl|se|us|ca|au|kr|tech|app)(?![\w./=(-]|:\w*[A-Za-z])"
+)
+
+
+def _people(text: str) -> set[str]:
+    """Return the user names that home folders and addresses in a text tell."""
+    found = {
+        next(filter(None, one.groups())) for one in _PERSON_PATH.finditer(text) if any(one.groups())
+    }
+    return {name for name in found if name.lower() not in _COMMON_PERSONS}
+
+
+def _tells_prompt(found: Setting) -> Named:
+    """Judge whether a name is of a text for a model; of its length or its file, it is none."""
+    words = [word.lower() for word in _NAME_WORDS.findall(found.name)]
+    if not words or words[-1] in _IS_ABOUT - {"prompt"} or {"num", "max", "min"} & set(words[:-1]):
+        return "other"
+    if not found.is_option and not found.between:
+        return "other"
+    is_content = words == ["content"] and found.between[:1] in ('"', "'", "\\")
+    return "perhaps" if is_content or _PROMPTS.search("".join(words)) else "other"
+
+
+def _end_of_prompt(text: str, at: int, found: re.Match[str]) -> int:
+    """Return where a prompt ends: without quotes, before the next option."""
+    end = _end_of_value(text, at, found)
+    if _OPENING.match(text, at) or not found["option"] or found["equals"]:
+        return end
+    plain = re.compile(r"(?:(?!\s-{1,2}[a-zA-Z])[^\n])+").match(text, at)
+    return plain.end() if plain and end > at else end
+
+
+def _names_host(found: Setting) -> Named:
+    """Judge whether a name says that its value is a host or an address."""
+    words = [word.lower() for word in _NAME_WORDS.findall(found.name)]
+    if not _is_given(found) or not words or words[-1] in _IS_ABOUT - {"name"}:
+        return "other"
+    return "perhaps" if _HOSTS.search("".join(words)) else "other"
+
+
+def _host_mark(value: str) -> str:
+    """Return the mark of a host with its port; this machine itself is no secret."""
+    if _NO_HOST.fullmatch(value):
+        return value
+    port = re.fullmatch(r"[\w.-]+(:\d{1,5})", value)
+    return HOST + (port[1] if port else "")
+
+
+def _names_person(found: Setting) -> Named:
+    """Judge whether a name says that its value is a person, a team or an account."""
+    words = [word.lower() for word in _NAME_WORDS.findall(found.name)]
+    if not _is_given(found) or not words:
+        return "other"
+    is_person = words[-1] in _PERSONS or _PERSON_NAMES.search("".join(words))
+    return "perhaps" if is_person else "other"
+
+
+def _is_given(found: Setting) -> bool:
+    """Tell an option, an assignment and a key of JSON from a word of a sentence."""
+    return found.is_option or found.between[:1] in ("=", '"', "'", "\\")
+
+
+def _without_mail(found: re.Match[str]) -> str:
+    """Return a mark in place of user@host; a metric such as pass@k or a version is neither."""
+    host = found["host"]
+    if len(host) < 3 or re.fullmatch(r"v?[\d.]+[a-z]?\d*", host) and not _is_address(host):
+        return found[0]
+    return HIDDEN + (found["path"] or "")
+
+
+def _is_address(text: str) -> bool:
+    parts = text.split(".")
+    return len(parts) == 4 and all(part.isdigit() and int(part) < 256 for part in parts)
+
+
+def _without_address(found: re.Match[str]) -> str:
+    """Return a mark in place of an address, unless it is this machine or another number."""
+    word = found[0]
+    before = found.string[max(0, found.start() - 12) : found.start()]
+    if re.fullmatch(r"(?:\d{1,3}\.){3}\d{1,3}", word):
+        is_version = re.search(r"(?i)(?:[=<>~!]=|version\s?|cudnn[ -]|nccl[ -]|driver )$", before)
+        is_here = word.startswith("127.") or word == "0.0.0.0"
+        return word if is_version or is_here or not _is_address(word) else HOST
+    if "::" in word:  # A slice of Python and a name of C++ have colons too.
+        groups = [group for group in word.split(":") if group]
+        is_long = any(len(group) == 4 for group in groups) or len(groups) >= 4
+        return HOST if is_long and re.search(r"\d", word) else word
+    if re.fullmatch(r"(?:[\da-fA-F]{1,4}[:-])+[\da-fA-F]{1,4}", word) and not re.search(
+        "[a-fA-F]", word
+    ):
+        return (
+            word if "-" in word or max(map(len, word.split(":"))) < 3 and ":" not in word else HOST
+        )
+    return HIDDEN if "\\" in word else HOST
+
+
+_WORD = re.compile(
+    r"[a-zA-Z][a-zA-Z0-9+.-]{1,15}://(?:\[left out\]|\[host\]|\[[\da-fA-F:.]+\]|[^\s\"'`<>|;,])+"
+    r"|[^\s\"'`<>|;,()\[\]{}=]+"
+)
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+_EXTENSION = re.compile(r"\.[A-Za-z]\w{0,7}$")
+_NETWORKS = (".internal", ".local", ".lan", ".corp", ".intra", ".localdomain")
+_ALONE = re.compile(
+    r"(?:/[\w.-]+)*/(?:home|Users|users|homes?)/[^/\\]+/?|~[\w.+-]+/?|[A-Za-z]:\\+Users\\+[^\\/]+\\?"
+)
+
+
+def _public_part(word: str, *, keeps_web: bool) -> str:
+    """Return a word without the folders above a file, and without an address."""
+    if "://" in word:
+        is_kept = keeps_web and word.startswith(("https://", "http://"))
+        return _without_query(word) if is_kept else HIDDEN
+    if _ALONE.fullmatch(word):
+        return HIDDEN  # The last part of a home folder is a user.
+    if _DRIVE.match(word) or word.startswith("\\\\"):
+        return re.split(r"[\\/]+", word)[-1] or HIDDEN
+    return ":".join(_without_place(piece) for piece in word.split(":"))
+
+
+def _without_query(address: str) -> str:
+    """Return an address on the web as far as it is public."""
+    scheme, _, rest = address.partition("?")[0].partition("://")
+    if "@" in rest.partition("/")[0]:
+        return HIDDEN
+    host = rest.partition("/")[0].partition(":")[0]
+    return f"{scheme}://{HOST}" if _without_place(host) == HOST else f"{scheme}://{rest}"
+
+
+def _without_place(word: str) -> str:
+    """Return the last part of a path, and a mark in place of an address of the network."""
+    if word.lower().endswith(_NETWORKS):
+        return HOST
+    parts = [part for part in re.split(r"[\\/]+", word) if part not in ("", ".", "..", "~")]
+    is_rooted = word.startswith(("/", "~", "./", "../"))
+    is_deep = len(parts) > 2 and all(len(part) > 1 and not part.isdigit() for part in parts)
+    if parts and (is_rooted or is_deep or (len(parts) > 1 and _EXTENSION.search(parts[-1]))):
+        return parts[-1]
+    return word

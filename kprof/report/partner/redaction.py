@@ -8,8 +8,8 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Literal, TypeVar
 
+from kprof.redaction import HIDDEN, HOST, redacted, without_identities, without_secrets
 from kprof.report.partner.evidence import Evidence
-from kprof.report.partner.settings import without_hosts, without_secrets
 from kprof.report.units import shorten
 from kprof.trace import Trace
 
@@ -22,27 +22,6 @@ MARKS = {
 }
 
 LONGEST_TEXT = 1_200
-LEFT_OUT = "[left out]"
-HOST = "[host]"
-
-# An option, or a name with a value; both are bounded, so that they take no longer than a text.
-_NAMED = (
-    r"(?i)((?:(?<![\w-])--?[\w-]{0,40}(?:%s)[\w-]{0,40}(?:\s*[=:]\s*|\s+))"
-    r"|(?:(?:%s)[\w-]{0,40}\s*[=:]\s*))"
-)
-_PROMPTS = "prompt|system[_-]message|instruction|input[_-]text|question"
-_PROMPT = re.compile(
-    _NAMED % (_PROMPTS, _PROMPTS)
-    + r"(\"(?:\\.|[^\"])*\"|'(?:\\.|[^'])*'|(?:(?!\s-{1,2}[a-zA-Z]).)+)"
-)
-_WORD = re.compile(
-    r"[a-zA-Z][a-zA-Z0-9+.-]{1,15}://(?:\[left out\]|[^\s\"'`<>|;,])+"
-    r"|[^\s\"'`<>|;,()\[\]{}=]+"
-)
-_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
-_EXTENSION = re.compile(r"\.[A-Za-z]\w{0,7}$")
-_ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}")
-_NETWORKS = (".internal", ".local", ".lan", ".corp", ".intra", ".localdomain")
 _MONEY = re.compile(
     r"(?:US)?[$€£]\s?[\d.,]+(?:\s?(?:k|M|B|T|million|billion)\b)?"
     r"|(?i:--?(?:baseline-|api-|kwh-)?price|--capex|--opex|--fee)[\s=]+[\d.,]+"
@@ -68,7 +47,7 @@ def _without_money(run: Trace) -> Trace:
         dataclasses.replace(one, saving=one.saving and dataclasses.replace(one.saving, worth=None))
         for one in diagnosis.findings
     )
-    kept = dataclasses.replace(diagnosis, findings=findings, price=LEFT_OUT)
+    kept = dataclasses.replace(diagnosis, findings=findings, price=HIDDEN)
     return dataclasses.replace(run, diagnosis=kept)
 
 
@@ -88,61 +67,20 @@ class Redactor:
     def clean(self, text: str) -> str:
         """Return a text as this level may show it."""
         is_source = text in self._sources
-        text = without_secrets("".join(map(_visible, text)), LEFT_OUT)
-        if self._level != "internal":
-            text = _PROMPT.sub(rf"\1{LEFT_OUT}", text)
-            text = without_hosts(text, HOST)
-            keeps = is_source and self._level == "partner"
-            text = _WORD.sub(lambda found: _public_part(found[0], keeps_address=keeps), text)
+        text = "".join(map(_visible, text))
+        if self._level == "internal":
+            text = without_secrets(text)
+        else:
+            text = without_identities(text, keeps_web=is_source and self._level == "partner")
             if self._hosts:
                 text = self._hosts.sub(HOST, text)
         if self._level == "public":
-            text = _MONEY.sub(LEFT_OUT, text)
+            text = _MONEY.sub(HIDDEN, text)
         return shorten(text, LONGEST_TEXT)
 
     def apply(self, thing: T) -> T:
         """Return plain data with every text in it cleaned."""
-        if isinstance(thing, str):
-            return self.clean(thing)  # type: ignore[return-value]
-        if isinstance(thing, tuple):
-            return tuple(self.apply(one) for one in thing)  # type: ignore[return-value]
-        if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-            changed = {
-                f.name: self.apply(getattr(thing, f.name)) for f in dataclasses.fields(thing)
-            }
-            return dataclasses.replace(thing, **changed)
-        return thing
-
-
-def _public_part(word: str, *, keeps_address: bool) -> str:
-    """Return a word without the folders above a file, and without an address."""
-    if "://" in word:
-        is_kept = keeps_address and word.startswith(("https://", "http://"))
-        return _without_query(word) if is_kept else LEFT_OUT
-    if _DRIVE.match(word) or word.startswith("\\\\"):
-        return re.split(r"[\\/]+", word)[-1] or LEFT_OUT
-    return ":".join(_without_place(piece) for piece in word.split(":"))
-
-
-def _without_query(address: str) -> str:
-    """Return an address on the web as far as it is public."""
-    scheme, _, rest = address.partition("?")[0].partition("://")
-    if "@" in rest.partition("/")[0]:
-        return LEFT_OUT
-    host = rest.partition("/")[0].partition(":")[0]
-    return f"{scheme}://{HOST}" if _without_place(host) == HOST else f"{scheme}://{rest}"
-
-
-def _without_place(word: str) -> str:
-    """Return the last part of a path, and a mark in place of an address of the network."""
-    if _ADDRESS.fullmatch(word) or word.lower().endswith(_NETWORKS):
-        return HOST
-    parts = [part for part in re.split(r"[\\/]+", word) if part not in ("", ".", "..", "~")]
-    is_rooted = word.startswith(("/", "~/", "./", "../"))
-    is_deep = len(parts) > 2 and all(len(part) > 1 and not part.isdigit() for part in parts)
-    if parts and (is_rooted or is_deep or (len(parts) > 1 and _EXTENSION.search(parts[-1]))):
-        return parts[-1]
-    return word
+        return redacted(thing, self.clean)
 
 
 def _visible(character: str) -> str:
