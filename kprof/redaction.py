@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -198,7 +199,7 @@ _SHORT = re.compile(
     r"(?<![\w-])(?P<option>-(?:p|P|pw)[\s=]+)(?P<value>[\"']?[^\s\"'/:]{8,60}[\"']?)"
 )
 _RANDOM = re.compile(r"(?<![\w+/=~.-])[A-Za-z\d+/_=~.-]{20,}")
-_ENCODED = re.compile(r"[^\s\"']*%[0-9A-Fa-f]{2}[^\s\"']*")
+_ENCODED = re.compile(r"(?<![^\s\"'])[^\s\"'%]*%[0-9A-Fa-f]{2}[^\s\"']*")
 
 
 def _without_password(found: re.Match[str]) -> str:
@@ -277,7 +278,7 @@ def _is_random(word: str) -> bool:
         return len(letters) >= 32 and 0.25 < num_digits / len(letters) < 0.95
     kinds = [_kind(one) for one in letters]
     # A capital at the beginning of a word is no change.
-    changes = sum(a != b and (a, b) != ("upper", "lower") for a, b in zip(kinds, kinds[1:]))
+    changes = sum(a != b and (a, b) != ("upper", "lower") for a, b in pairwise(kinds))
     in_words = sum(len(one) for one in _WORDS_IN.findall(word) if _VOWEL.search(one))
     if not num_digits or changes < 0.22 * len(letters) or re.search(r"(?:\d+[a-z]{1,2}){8}", word):
         return False
@@ -634,7 +635,8 @@ def _is_given(found: Setting) -> bool:
 def _without_mail(found: re.Match[str]) -> str:
     """Return a mark in place of user@host; a metric such as pass@k or a version is neither."""
     host = found["host"]
-    if len(host) < 3 or re.fullmatch(r"v?[\d.]+[a-z]?\d*", host) and not _is_address(host):
+    is_version = re.fullmatch(r"v?[\d.]+[a-z]?\d*", host) and not _is_address(host)
+    if len(host) < 3 or is_version:
         return found[0]
     return HIDDEN + (found["path"] or "")
 
