@@ -26,6 +26,7 @@ from kprof.collect.trials import Variant
 from kprof.comparison import PAIRS_FILE, Comparison, encode, save
 from kprof.errors import KprofError
 from kprof.flip import flip
+from kprof.redaction import redacted
 from kprof.report.comparison import sections_of_comparison
 from kprof.report.costs import result_of_costs
 from kprof.report.html import write_html
@@ -138,7 +139,7 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     comparison = replace(
         taken,
         doubts=(*taken.doubts, *(doubt for doubt in more if doubt)),
-        facts={**({"made by": options.line} if options.line else {}), **taken.facts},
+        facts=redacted({**({"made by": options.line} if options.line else {}), **taken.facts}),
         tokens_per_step=tokens_per_step(options.facts),
     )
     is_priced = is_asked_for_costs(options)

@@ -13,6 +13,7 @@ import typer
 
 from kprof.answer import Answer, say
 from kprof.errors import KprofError
+from kprof.redaction import redacted, redacted_json, secrets_shown, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,15 +98,18 @@ def _write(answer: Answer) -> OSError | None:
 
 
 def _print(answer: Answer) -> None:
-    if answer.json is not None:
-        sys.stdout.buffer.write(answer.json + b"\n")
+    with secrets_shown(shown=answer.shows_secrets):
+        json, title = answer.json and redacted_json(answer.json), without_secrets(answer.title)
+        sections, last = redacted(answer.sections), without_secrets(answer.last)
+    if json is not None:
+        sys.stdout.buffer.write(json + b"\n")
         return
     from rich.console import Console
 
     from kprof.report.terminal import print_summary
 
-    print_summary(answer.title, answer.sections, console := Console())
-    console.print(answer.last, soft_wrap=True, markup=False, highlight=False)
+    print_summary(title, sections, console := Console())
+    console.print(last, soft_wrap=True, markup=False, highlight=False)
 
 
 def run_command_line(args: list[str] | None = None) -> None:

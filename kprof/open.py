@@ -17,6 +17,7 @@ from kprof.collect.merge import merge
 from kprof.collect.sources import read_each, require_file_or_folder
 from kprof.device import find_device
 from kprof.errors import KprofError, TraceError
+from kprof.redaction import redacted
 from kprof.report import sections_of
 from kprof.report.result import result_of
 from kprof.report.section import Section
@@ -84,8 +85,9 @@ class Opened:
 
     @cached_property
     def json(self) -> bytes:
-        """The machine-readable result as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(result_of(self.trace, self.ledger)))
+        """The machine-readable result as indented JSON, without secrets."""
+        result = redacted(result_of(self.trace, self.ledger))
+        return msgspec.json.format(msgspec.json.encode(result))
 
 
 def open_run(

@@ -13,6 +13,8 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
 
+import msgspec
+
 HIDDEN = "[left out]"
 HOST = "[host]"
 
@@ -48,6 +50,16 @@ def redacted(value: T, clean: Clean | None = None) -> T:
     return _cleaned(value, clean)  # type: ignore[no-any-return]
 
 
+def redacted_json(content: bytes) -> bytes:
+    """Return JSON with every text in it cleaned; the same bytes where it holds no secret."""
+    plain = msgspec.json.decode(content)
+    clean = redacted(plain)
+    if clean == plain:
+        return content
+    encoded = msgspec.json.encode(clean)
+    return msgspec.json.format(encoded) if b"\n" in content else encoded
+
+
 def _cleaned(value: Any, clean: Clean) -> Any:  # noqa: ANN401 - any plain data
     if isinstance(value, str):
         return clean(value)
@@ -68,6 +80,8 @@ def _cleaned(value: Any, clean: Clean) -> Any:  # noqa: ANN401 - any plain data
 
 def _cleaned_sequence(value: list[Any] | tuple[Any, ...], clean: Clean) -> Any:  # noqa: ANN401
     """Return a sequence cleaned: what follows an option that hides its value is such a value."""
+    if all(isinstance(one, int | float | None) for one in value):
+        return value  # The numbers of a figure.
     cleaned = []
     before: Any = None
     for one in value:
@@ -101,7 +115,9 @@ def _is_hidden(name: object, value: object) -> bool:
     """Tell whether a name in a mapping, or an option, says that its value is a secret."""
     if not (isinstance(name, str) and isinstance(value, str)) or re.match(r"-{1,2}[A-Za-z]", value):
         return False
-    return _is_meant(_hides(name), value)
+    # KEY of an environment hides its value, the key of a row does not.
+    is_alone = name in ("key", "pass", "auth", "sig", "signature", "pin")
+    return not is_alone and _is_meant(_hides(name), value)
 
 
 # --- Secrets ---------------------------------------------------------------------------------
@@ -192,8 +208,10 @@ _AFTER = re.compile(
     r")(?!\[left out\]|\$)" + _WORD_HERE
 )
 _USERINFO = re.compile(
-    r"(?<=://)(?!\[left out\]@)(?:[^\s/\"'`<>]+(?=@)|[^\s/:@\"'`<>]{1,60}:[^\s@\"'`<>]{1,200}(?=@))@"
-    r"|(?<![\w./@-])[A-Za-z][\w.+-]{0,60}:(?!\[left out\])[^\s:@/\"']{1,200}@(?!sha\d)(?=[A-Za-z\d])"
+    r"(?<=://)(?!\[left out\]@)"
+    r"(?:[^\s/\"'`<>]+(?=@)|[^\s/:@\"'`<>]{1,60}:[^\s@\"'`<>]{1,200}(?=@))@"
+    r"|(?<![\w./@-])[A-Za-z][\w.+-]{0,60}:(?!\[left out\])[^\s:@/\"']{3,200}@"
+    r"(?!sha\d)(?=[A-Za-z\d])"
 )
 _SHORT = re.compile(
     r"(?<![\w-])(?P<option>-(?:p|P|pw)[\s=]+)(?P<value>[\"']?[^\s\"'/:]{8,60}[\"']?)"
@@ -321,6 +339,12 @@ class Setting(NamedTuple):
     between: str
     text: str
     start: int
+    end: int
+
+    @property
+    def rest(self) -> str:
+        """The text where the value begins, as far as a judge looks."""
+        return self.text[self.end : self.end + 60]
 
 
 def _without_named(
@@ -341,7 +365,7 @@ def _without_named(
         name = found["option"] or found["bare"]
         # A space between an option and its value is no colon or equals sign.
         between = found["equals"] or found["between"] or ""
-        setting = Setting(name, bool(found["option"]), between.strip(), text, found.start())
+        setting = Setting(name, bool(found["option"]), between.strip(), text, *found.span())
         named = judge(setting)
         if named == "other":
             continue
@@ -410,8 +434,9 @@ _TELLS_NOTHING = re.compile(
 )
 # A variable of a shell, a template, or what documentation writes in place of a value.
 _PLACEHOLDER = re.compile(
-    r"(?is)\\*[\"']?(?:\$[\w{(].*|%\w+%|[<{].*[>}]|\*+|x{3,}|\.{2,}|your[\w\s-]*|\[(?:left out|host)\]|@/.*"
-    r"|os\.environ.*|getenv.*|<.*|my[-_](?:api[-_])?(?:key|token|secret)|dummy|placeholder)?\\*[\"']?"
+    r"(?is)\\*[\"']?(?:\$[\w{(].*|%\w+%|[<{].*[>}]|\*+|x{3,}|\.{2,}|your[\w\s-]*"
+    r"|\[(?:left out|host)\]|@/.*|os\.environ.*|getenv.*|<.*"
+    r"|my[-_](?:api[-_])?(?:key|token|secret)|dummy|placeholder)?\\*[\"']?"
 )
 _FILE = re.compile(
     r"\\*[\"']?(?:(?:~|\.{1,2})?/[\w.@+~/-]*|[\w./-]+\.(?:json|ya?ml|txt|pem|key|crt|toml|env|py))\\*[\"']?"
@@ -458,7 +483,7 @@ def _hides(name: str, found: Setting | None = None) -> Named:
         name = name.rpartition(".")[2]  # A file is no name: secret.py:12.
     joined = re.sub(r"[._-]", "", name).lower()
     words = [word.lower() for word in _NAME_WORDS.findall(name)]
-    if not words or words[-1] in _IS_ABOUT:
+    if not words or words[-1] in _IS_ABOUT or name.upper() in ("PWD", "OLDPWD"):
         return "other"
     if _HIDES.search(joined):
         return "surely"
@@ -468,6 +493,8 @@ def _hides(name: str, found: Setting | None = None) -> Named:
         return "other"
     if any(map(_SHOWS.fullmatch, words)):
         return "other"
+    if words == ["auth"] and found and re.match(r"[\s=]*[a-z_]+(?:\s|$)", found.rest):
+        return "other"  # A way to log in: --auth user_principal.
     is_given = found is None or found.is_option or _is_assigned(found, name, words)
     return "perhaps" if is_given else "other"
 
@@ -537,10 +564,11 @@ _PERSON_PATH = re.compile(
     r"(?:^|[\s\"'=:,])(?:/[\w.-]+)?/(?:home|Users|users|scratch/users|homes?)[/\\]+([\w.+-]{3,})"
     r"|[A-Za-z]:\\+Users\\+([\w.+-]{3,})|(?<![\w/])~([A-Za-z][\w.+-]{2,})(?=/)"
 )
-_COMMON_PERSONS = frozenset(
-    "root admin ubuntu user users home data work runs nobody ec2-user runner jovyan shared public "
-    "scratch train test model models default git none app".split()
-)
+_COMMON_PERSONS = {
+    "root", "admin", "ubuntu", "user", "users", "home", "data", "work", "runs", "nobody",
+    "ec2-user", "runner", "jovyan", "shared", "public", "scratch", "train", "test", "model",
+    "models", "default", "git", "none", "app",
+}  # fmt: skip
 _PERSONS = {
     "user", "username", "logname", "account", "entity", "namespace", "author", "owner", "email",
     "mail", "team", "tenant", "subscription", "org", "organization", "organisation", "customer",
@@ -658,12 +686,8 @@ def _without_address(found: re.Match[str]) -> str:
         groups = [group for group in word.split(":") if group]
         is_long = any(len(group) == 4 for group in groups) or len(groups) >= 4
         return HOST if is_long and re.search(r"\d", word) else word
-    if re.fullmatch(r"(?:[\da-fA-F]{1,4}[:-])+[\da-fA-F]{1,4}", word) and not re.search(
-        "[a-fA-F]", word
-    ):
-        return (
-            word if "-" in word or max(map(len, word.split(":"))) < 3 and ":" not in word else HOST
-        )
+    if re.fullmatch(r"[\d-]+", word):
+        return word  # A date with its time.
     return HIDDEN if "\\" in word else HOST
 
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
+
+import typer
 
 from kprof.errors import KprofError
+
+ShowSecrets = Annotated[
+    bool, typer.Option("--show-secrets", help="Show passwords, keys and tokens of command lines.")
+]
 
 
 def refuse_idle_options(action: str, options: Mapping[str, object], known: set[str]) -> None:

@@ -10,7 +10,9 @@ import typer
 from typer import Option
 
 from kprof.answer import Answer, say
+from kprof.commands import ShowSecrets
 from kprof.errors import KprofError
+from kprof.redaction import secrets_shown
 
 # Options end at the first word that is not one: what follows belongs to the workload.
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -69,6 +71,7 @@ def ab(
     ] = None,
     json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
     force: Annotated[bool, Option("--force", help="Replace an existing comparison.")] = False,
+    show_secrets: ShowSecrets = False,
 ) -> Answer:
     """Say whether B is faster than A, or that nobody can tell.
 
@@ -119,10 +122,12 @@ def ab(
         line=shlex.join(["kprof", *ctx.obj]),
     )
     try:
-        compared = compare(options, say)
+        with secrets_shown(shown=show_secrets):
+            compared = compare(options, say)
     except TrialError as error:
         tidy(error, say)
         raise
     printed = compared.json if json else None
     last = f"report: {compared.report}"
-    return Answer(compared.comparison.name, compared.sections, printed, last, compared.exit_code)
+    answer = Answer(compared.comparison.name, compared.sections, printed, last)
+    return answer._replace(exit_code=compared.exit_code, shows_secrets=show_secrets)

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from kprof.answer import Answer
+from kprof.commands import ShowSecrets
+from kprof.redaction import secrets_shown
 
 
 def diff(
@@ -19,6 +21,7 @@ def diff(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
+    show_secrets: ShowSecrets = False,
 ) -> Answer:
     """Lay two runs side by side, part by part."""
     from kprof.diff import diff_runs, json_of, write_page
@@ -31,8 +34,9 @@ def diff(
     finally:
         progress.close()
     if out is not None:
-        write_page(compared, out, force=force)
+        with secrets_shown(shown=show_secrets):
+            write_page(compared, out, force=force)
     result, sections = json_of(compared) if json else None, sections_of_difference(compared)
     both = shlex.join([str(a), str(b)])
     last = f"page: {out}" if out else f"as a page: kprof diff {both} --out difference.html"
-    return Answer(compared.title, sections, result, last)
+    return Answer(compared.title, sections, result, last, shows_secrets=show_secrets)

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from kprof.answer import Answer
+from kprof.commands import ShowSecrets
 from kprof.errors import KprofError
+from kprof.redaction import secrets_shown
 
 
 def open(
@@ -20,6 +22,7 @@ def open(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
+    show_secrets: ShowSecrets = False,
 ) -> Answer:
     """Analyze a trace, or take a saved run, and write its report.
 
@@ -31,13 +34,15 @@ def open(
 
     progress = Progress()
     try:
-        opened = open_run(paths, out, force=force, progress=progress)
+        with secrets_shown(shown=show_secrets):
+            opened = open_run(paths, out, force=force, progress=progress)
+            printed = opened.json if json else None
     finally:
         progress.close()
     fix = f"see where it goes; the run itself is complete, in {opened.folder}"
     last = f"report: {opened.report}"
-    printed, sections = (opened.json, []) if json else (None, opened.summary)
-    return Answer(opened.trace.meta.source, sections, printed, last, if_unwritten=fix)
+    answer = Answer(opened.trace.meta.source, [] if json else opened.summary, printed, last)
+    return answer._replace(if_unwritten=fix, shows_secrets=show_secrets)
 
 
 def _refuse_to_lose_a_run(paths: list[Path], out: Path | None, *, force: bool) -> None:

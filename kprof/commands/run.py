@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kprof.answer import Answer, say
+from kprof.commands import ShowSecrets
+from kprof.redaction import secrets_shown
 
 if TYPE_CHECKING:
     from kprof.run import Form
@@ -55,6 +57,7 @@ def run(
         str | None,
         typer.Option(metavar="KERNELS", help="Let these kernels take over: rmsnorm,swiglu=liger,…"),
     ] = None,
+    show_secrets: ShowSecrets = False,
 ) -> Answer:
     """Run a workload unmodified, record some steps, report on them.
 
@@ -86,12 +89,13 @@ def run(
         counters,
         swap,
     )
-    if trigger is not None:
-        outcome = run_service(options, trigger, say)
-    else:
-        progress = Progress()
-        outcome = run_workload(options, progress)
-        progress.close()
+    with secrets_shown(shown=show_secrets):
+        if trigger is not None:
+            outcome = run_service(options, trigger, say)
+        else:
+            progress = Progress()
+            outcome = run_workload(options, progress)
+            progress.close()
     for message in outcome.messages:
         say(message)
     if outcome.trouble is not None:
@@ -103,7 +107,8 @@ def run(
     # Whatever becomes of the output, the exit code is the workload's.
     last = f"report: {opened.report}"
     source = opened.trace.meta.source
-    return Answer(source, opened.summary, None, last, outcome.exit_code, if_unwritten=None)
+    answer = Answer(source, opened.summary, None, last, outcome.exit_code, if_unwritten=None)
+    return answer._replace(shows_secrets=show_secrets)
 
 
 def _form(words: list[str], arguments: list[str], *, is_module: bool) -> Form:

@@ -14,6 +14,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from kprof.errors import KprofError
+from kprof.redaction import redacted
 from kprof.report.plotly_script import pack_plotly
 from kprof.report.section import Column, Facts, Figure, Section, Table, Text
 from kprof.report.units import readable
@@ -27,7 +28,11 @@ _FOLDER = Path(__file__).parent
 
 
 def write_html(title: str, sections: list[Section], path: Path, subtitle: str = "") -> None:
-    """Write the report as one offline HTML file; the same data give the same bytes."""
+    """Write the report as one offline HTML file; the same data give the same bytes.
+
+    Passwords, keys and tokens are left out.
+    """
+    title, sections, subtitle = redacted((title, sections, subtitle))
     # A name may hold half a surrogate pair, which no encoding can write.
     page = render_page(title, sections, subtitle).encode("utf-8", errors="replace")
     partial = path.with_name(path.name + ".partial")

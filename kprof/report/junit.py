@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
 
+from kprof.redaction import redacted
+
 Outcome = Literal["passed", "failed", "skipped"]
 
 # What XML 1.0 cannot hold.
@@ -26,6 +28,7 @@ class Case:
 
 def render_junit(suite: str, cases: Sequence[Case]) -> bytes:
     """Return the outcomes as a document with one suite; the same outcomes give the same bytes."""
+    suite, cases = redacted((suite, tuple(cases)))
     counts = {name: sum(case.outcome == name for case in cases) for name in ("failed", "skipped")}
     root = ElementTree.Element("testsuites")
     told = {"tests": str(len(cases)), "failures": str(counts["failed"]), "errors": "0"}

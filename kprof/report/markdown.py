@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from kprof.redaction import redacted
 from kprof.report.section import Column, Facts, Figure, Section, Table, Text
 
 MOST_ROWS = 25
@@ -15,6 +16,7 @@ SPECIAL = re.compile(r"([\\`*_\[\]<>|~#@&$])")
 
 def render_markdown(title: str, sections: list[Section]) -> str:
     """Return a document of those of the sections that a summary shows."""
+    title, sections = redacted((title, sections))
     blocks = [f"# {_plain(title)}"]
     for section in sections:
         if section.in_terminal:
