@@ -139,6 +139,8 @@ def _without_secrets(text: str) -> str:
     text = _PRIVATE_KEY.sub(HIDDEN, text)
     text = _without_named(text, lambda found: _hides(found.name, found))
     text = _AFTER.sub(lambda found: found["keep"] + HIDDEN, text)
+    text = _SIDE_BY_SIDE.sub(_without_neighbour, text)
+    text = _PIPED.sub(rf"\1{HIDDEN}", text)
     text = _USERINFO.sub(f"{HIDDEN}@", text)
     text = _KNOWN.sub(HIDDEN, text)
     text = _SHORT.sub(_without_password, text)
@@ -204,13 +206,33 @@ _AFTER = re.compile(
     r"|\bopenssl\b(?:\s+[^\s|&;]+){0,20}?\s(?:pass:|-k\s+|-K\s+)"
     r"|\b(?:zip|unzip|sqlcmd)\b(?:\s+[^\s|&;]+){0,20}?\s-P\s*"
     r"|\bssh-keygen\b(?:\s+[^\s|&;]+){0,20}?\s-N\s+"
+    r"|\bldap\w+\b(?:\s+[^\s|&;]+){0,20}?\s-w\s+|\bhtpasswd\s+-\w*b\w*\s+\S+\s+\S+\s+"
+    r"|\bsmbclient\b(?:\s+[^\s|&;]+){0,20}?\s-U\s*[^\s%]{1,60}%"
+    r"|\blftp\b(?:\s+[^\s|&;]+){0,20}?\s-u\s*[^\s,]{1,60},"
+    r"|\b(?:mongo\w*|cqlsh|beeline|rabbitmqadmin|rdesktop)\b(?:\s+[^\s|&;]+){0,20}?\s-p\s*"
+    r"|\b(?:mosquitto_\w+|ipmitool|bcp|isql)\b(?:\s+[^\s|&;]+){0,20}?\s-P\s*"
+    r"|\b7z\b(?:\s+[^\s|&;]+){0,20}?\s-p(?=\S)|\bxfreerdp\b(?:\s+[^\s|&;]+){0,20}?\s/p:"
+    r"|\bmc\s+(?:alias|config\s+host)\s+(?:set|add)\s+\S+\s+\S+\s+\S+\s+"
     r"|\bsudo\s+-S\s+<<<\s*"
     r")(?!\[left out\]|\$)" + _WORD_HERE
+)
+# A secret that another program reads: echo SECRET | sudo -S.
+_PIPED = re.compile(
+    r"(\b(?:echo|printf)\s+(?:-\w+\s+)?(?:'%s'\s+)?)(?!\$|[\"']\$|\[left out\])([^|&;<>\n]{1,200}?)"
+    r"(?=\s*\|\s*(?:sudo\s+-\w*S|su\b|\S+\s+login\b.{0,200}stdin|gh\s+auth|kinit|cryptsetup|gpg\b"
+    r"|passwd|chpasswd|smbclient|wandb\s+login|openssl|docker\s+secret|kubectl\s+create\s+secret))"
+)
+# NAME and value side by side, which only their verb or their keys tell.
+_SIDE_BY_SIDE = re.compile(
+    r"(?P<keep>(?:(?<!\w)(?:setenv|set\s+-\w+|config(?:ure)?\s+set|secrets?\s+(?:set|create|add)|--env)\s+"
+    r"|\\*[\"']?\b(?:name|key|Name|Key)\\*[\"']?\s*[:=]\s*\\*[\"']?)(?P<name>[A-Za-z_][\w.-]{1,100})"
+    r"(?:\\*[\"']?,?\s*\\*[\"']?\b[vV]alue\\*[\"']?\s*[:=]\s*|\s+))"
+    r"(?P<value>(?!-)(?:\\*\"[^\"\n]*\"|\\*'[^'\n]*'|[^\s,;}\])\"'&|]+))"
 )
 _USERINFO = re.compile(
     r"(?<=://)(?!\[left out\]@)"
     r"(?:[^\s/\"'`<>]+(?=@)|[^\s/:@\"'`<>]{1,60}:[^\s@\"'`<>]{1,200}(?=@))@"
-    r"|(?<![\w./@-])[A-Za-z][\w.+-]{0,60}:(?!\[left out\])[^\s:@/\"']{3,200}@"
+    r"|(?<![\w./@-])[A-Za-z][\w.+-]{0,60}:(?!\[left out\]|[\d,]+@)[^\s:@/\"']{3,200}@"
     r"(?!sha\d)(?=[A-Za-z\d])"
 )
 _SHORT = re.compile(
@@ -218,6 +240,11 @@ _SHORT = re.compile(
 )
 _RANDOM = re.compile(r"(?<![\w+/=~.-])[A-Za-z\d+/_=~.-]{20,}")
 _ENCODED = re.compile(r"(?<![^\s\"'])[^\s\"'%]*%[0-9A-Fa-f]{2}[^\s\"']*")
+
+
+def _without_neighbour(found: re.Match[str]) -> str:
+    """Return a name with the value beside it, or without it where the name hides it."""
+    return found["keep"] + HIDDEN if _is_meant(_hides(found["name"]), found["value"]) else found[0]
 
 
 def _without_password(found: re.Match[str]) -> str:
@@ -318,13 +345,13 @@ def _kind(character: str) -> str:
 _SETTING = re.compile(
     r"(?<![\w-])(?:(?P<option>--?[A-Za-z][\w.-]{0,100})"
     r"(?:(?P<equals>\s*[=:]\s*)|\\*[\"'],\s*(?=\\*[\"'])|\\*[\"'](?:\s)(?=\\*[\"'])|(?:\s|\\\r?\n)+)"
-    r"|(?P<bare>[A-Za-z_][\w.-]{0,100})(?P<between>\]?\\*[\"']?\s*(?:=>|[=:](?!:))\s*))"
+    r"|(?P<bare>[A-Za-z_][\w.-]{0,100})(?P<between>\\*[\"']?\]?\s*(?:=>|[=:](?!:))\s*))"
 )
 _OPENING = re.compile(r"\\*[\"'`]")
 # A word of a shell: quoted parts and others side by side.
 _UNQUOTED = re.compile(
     r"(?:(?i:bearer|basic|token|bot)\s+)?"
-    r"(?:\"(?:\\.|[^\"\\])*\"(?=[^\s])|'[^']*'(?=[^\s])|\\[^\s\"']|[^\s\"'`\\&|;<>]"
+    r"(?:\"(?:\\.|[^\"\\])*\"(?=[^\s])|'[^']*'(?=[^\s])|\\[^\s\"']|\\\r?\n(?=\S)|[^\s\"'`\\&|;<>]"
     r"|[\"'&;|<>](?=[\w!@#$%^*?+.~-])(?!\w+=))+"
 )
 _QUOTED_PIECES = re.compile(r"(?:\"(?:\\.|[^\"\\])*\"|'[^']*'|[^\s\"'&|;<>,)\]}])*")
@@ -456,7 +483,7 @@ def _is_meant(named: Named, value: str) -> bool:
 
 _NAME_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _HIDES = re.compile(
-    r"apikey|secret|passw(?:or)?d|passphrase|passcode|accesskey|privatekey|authkey|accountkey"
+    r"apikey|(?:store|key|require|db|user|my|root|admin|smtp|mail|pg|ssh|ftp|http|proxy)pass$|secret|passw(?:or)?d|passphrase|passcode|accesskey|privatekey|authkey|accountkey"
     r"|licen[cs]ekey|encryptionkey|signingkey|storagekey|sharedkey|masterkey|deploykey|sshkey"
     r"|authtoken|accesstoken|hftoken|sessiontoken|bearer|credential|creds$|pwd$"
     r"|^(?:proxy)?authorization$|^(?:set)?cookies?$|^session(?:id)?$|^xamz(?:signature|credential)$"
@@ -479,11 +506,11 @@ _SHOWS = re.compile(
 
 def _hides(name: str, found: Setting | None = None) -> Named:
     """Judge whether a name hides its value; without a setting, it is the name of a mapping."""
-    if found and not found.is_option:
+    if found and not found.is_option and found.between[:1] != "=":
         name = name.rpartition(".")[2]  # A file is no name: secret.py:12.
     joined = re.sub(r"[._-]", "", name).lower()
     words = [word.lower() for word in _NAME_WORDS.findall(name)]
-    if not words or words[-1] in _IS_ABOUT or name.upper() in ("PWD", "OLDPWD"):
+    if not words or words[-1] in _IS_ABOUT or name in ("PWD", "OLDPWD"):
         return "other"
     if _HIDES.search(joined):
         return "surely"
@@ -504,9 +531,10 @@ def _is_assigned(found: Setting, name: str, words: list[str]) -> bool:
     between = found.between
     if between[0] in "\"'\\]":
         return True
-    if between[0] != "=":
-        return "_" in name and between[0] == ":"
     before = found.text[max(0, found.start - 1) : found.start]
+    if between[0] != "=":  # A header, or a key of YAML.
+        is_header = "-" in name and (name[0].isupper() or before in ("'", '"'))
+        return between[0] == ":" and ("_" in name or is_header)
     return len(words) > 1 or name.isupper() or words == ["token"] or before in ("?", "&")
 
 
@@ -533,6 +561,7 @@ def _without_identities(text: str, keeps_web: bool) -> str:
     text = _without_named(text, _names_host, _host_mark)
     text = _without_named(text, _names_person)
     text = _MAIL.sub(_without_mail, text)
+    text = _PLACED.sub(lambda found: (found["keep"] or "") + HIDDEN, text)
     text = _HOST_LISTS.sub(lambda found: found["keep"] + HOST, text)
     text = _ADDRESSES.sub(_without_address, text)
     text = _WORD.sub(lambda found: _public_part(found[0], keeps_web=keeps_web), text)
@@ -547,7 +576,8 @@ _PROMPTS = re.compile(
 )
 # Prose beside an option that means something else elsewhere: -p "Write a letter".
 _PROMPT_OPTION = re.compile(
-    r"((?<![\w-])(?:-p|--text|--query|--input|--input-sentence|--content|--chat)[\s=]+)"
+    r"((?<![\w-])(?:-p|--text|--query|--input|--input-sentence|--content|--chat|--system"
+    r"|\bollama\s+run\s+\S+)[\s=]+)"
     r"(?:\"[^\"]*\s[^\"]*\"|'[^']*\s[^']*')"
 )
 _UUID = r"[A-Fa-f\d]{8}-(?:[A-Fa-f\d]{4}-){3}[A-Fa-f\d]{12}"
@@ -572,9 +602,11 @@ _COMMON_PERSONS = {
 _PERSONS = {
     "user", "username", "logname", "account", "entity", "namespace", "author", "owner", "email",
     "mail", "team", "tenant", "subscription", "org", "organization", "organisation", "customer",
-    "notify", "assignee", "committer", "home", "phone", "contact",
+    "project", "serial", "notify", "assignee", "committer", "home", "phone", "contact",
 }  # fmt: skip
-_PERSON_NAMES = re.compile(r"(?:podname|pod|projectid|slurmjobaccount|slurmjobuser|sudouser)$")
+_PERSON_NAMES = re.compile(
+    r"(?:podname|pod|projectid|serialnumber|serialno|(?:account|author|user|owner|team)name)$"
+)
 _HOSTS = re.compile(
     r"(?<!g)host(?!ed)|addr(?!ing)|endpoint|(?<!ob)server(?!less)|(?<!c)url$|urls$|nodelist|nodename|nodefile$"
 )
@@ -586,6 +618,19 @@ _HOST_LISTS = re.compile(
     r"(?P<keep>\b(?:mpirun|mpiexec|orterun|prun|horovodrun|srun|sbatch|salloc|pdsh|clush|deepspeed|parallel-ssh)\b"
     r"(?:\s+[^\s|&;]+){0,20}?\s(?:-H|--?hosts?|-w|--include|--?host)[\s=]*)[\w.:,@\[\]-]+"
 )
+# Users, accounts and hosts that their command alone tells.
+_PLACED = re.compile(
+    r"(?P<keep>\bsudo\s+(?:-\w+\s+)?-u\s*|\bsu\s+(?:-\w*\s+)?|\bchown\s+(?:-\w+\s+)?"
+    r"|\bssh\b(?:\s+-(?:[pioLRDJFbcmwWESl]\s*\S+|[\w]+))*\s+|\bssh\b[^\n|;&]{0,200}?\s-l\s*"
+    r"|\b(?:ping|telnet|nslookup|dig|traceroute)\s+(?:-\w+\s+)*|\bnc\s+(?:-\w+\s+)*"
+    r"|\b(?:srun|sbatch|salloc|sacctmgr)\b(?:\s+[^\s|&;]+){0,20}?\s-A\s*"
+    r"|\b(?:kubectl|helm|k9s|oc)\b(?:\s+[^\s|&;]+){0,20}?\s-n\s*"
+    r"|\bconfig\s+(?:--\w+\s+)?(?:user\.\w+|set\s+(?:account|project|core/\w+))\s+"
+    r"|\b(?:scp|rsync)\b(?:\s+[^\s|&;]+){0,20}?\s(?=[\w.-]{2,}:[/~.\w])"
+    r"|\bhost_?name:\s+)"
+    r"(?!\[(?:left out|host)\]|[-$<({]|localhost\b)(?:\"[^\"\n]*\"|'[^'\n]*'|[\w.+-]+)"
+    r"|(?<![\w-])[a-z\d](?:[a-z\d-]{0,60})-(?=[a-f\d]*\d)[a-f\d]{8,10}-(?=[a-z\d]*\d)[a-z\d]{5}(?![\w-])"
+)
 _ADDRESSES = re.compile(
     r"(?<![\w.-])(?:\d{1,3}\.){3}\d{1,3}(?![\w-]|\.\d)"
     r"|(?<![\w:.-])(?:[\dA-Fa-f]{2}[:-]){5}[\dA-Fa-f]{2}(?![\w:-])"
@@ -596,9 +641,9 @@ _ADDRESSES = re.compile(
     r"|(?<![\w.-])ip-(?:\d{1,3}-){3}\d{1,3}(?:\.[\w.-]+)?"
     r"|(?<![A-Za-z\d\\])[A-Z][A-Z\d-]{1,14}\\{1,2}[A-Za-z][\w.-]{1,40}"
     r"|(?<![\w./@-])(?:[A-Za-z\d](?:[A-Za-z\d-]{0,62})\.){1,6}"
-    r"(?:internal|local|lan|corp|intra|localdomain|com|org|edu|gov|cloud)(?![\w./=(-]|:\w*[A-Za-z])"
+    r"(?:internal|local|lan|corp|intra|localdomain|com|org|edu|gov|cloud)(?![\w.=(-]|:\w*[A-Za-z])"
     r"|(?<![\w./@-])(?:[A-Za-z\d](?:[A-Za-z\d-]{0,62})\.){2,6}"
-    r"(?:net|io|ai|dev|eu|de|uk|fr|ch|jp|cn|in|nl|se|us|ca|au|kr|tech|app)(?![\w./=(-]|:\w*[A-Za-z])"
+    r"(?:net|io|ai|dev|eu|de|uk|fr|ch|jp|cn|in|nl|se|us|ca|au|kr|tech|app)(?![\w.=(-]|:\w*[A-Za-z])"
 )
 
 

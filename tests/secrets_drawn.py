@@ -1,8 +1,8 @@
 """Secrets and identities as they stand in command lines, drawn from seeds.
 
 No value here has the form of a secret: each is assembled from parts and random draws. The kinds
-were written down before the rules of `kprof.redaction`; those in `HELD_OUT` were not used while
-the rules were written.
+were written down before the rules of `kprof.redaction`; those held out were not used while the
+rules were written.
 """
 
 import base64
@@ -622,7 +622,61 @@ HELD_OUT_IDENTITIES: dict[str, Draw] = {
     "subscription": option("--subscription", Source.uuid),
 }
 
-HELD_OUT = frozenset(HELD_OUT_SECRETS) | frozenset(HELD_OUT_IDENTITIES)
+# Written after the rules, to break them: places where a secret or an identity stands.
+PLACES_OF_SECRETS = (
+    "PGPASSWORD={} psql -h db",
+    "python -c \"os.environ['SECRET_TOKEN'] = '{}'; main()\"",
+    "srun --export=ALL,HF_TOKEN={} python t.py",
+    "python t.py db.pass={} lr=1",
+    "python t.py +db.credentials.pwd={}",
+    "- name: DB_PASSWORD\n  value: {}",
+    "[{{'name': 'API_KEY', 'value': '{}'}}]",
+    "setenv DB_PASSWORD {}",
+    "fish -c 'set -x DB_PASSWORD {}'",
+    "aws configure set aws_secret_access_key {}",
+    "curl -H 'PRIVATE-TOKEN: {}' http://h",
+    "smbclient //h/s -U bob%{}",
+    "ldapsearch -D cn=a -w {}",
+    "lftp -u bob,{} h",
+    "mc alias set m http://h name {}",
+    "echo {} | sudo -S nvidia-smi",
+    "keytool -storepass {} -list",
+    "nsys profile -e DB_PASSWORD={} python t.py",
+    "%22api_key%22%3A%22{}%22",
+    "Namespace(lr=1, api_key='{}', seed=1)",
+    '$env:API_KEY="{}"; python t.py',
+    'zsh -c "HF_TOKEN={} exec python t.py --lr 1"',
+    "jdbc:postgresql://db/x?user=u&password={}",
+    "rsync rsync://u:{}@h/m",
+    "psql postgresql://u:a@{}@db/x",
+    "[db]\npassword = {}\nuser=x",
+)
+PLACES_OF_IDENTITIES = (
+    "sudo -u {} python t.py",
+    "su - {} -c 'python t.py'",
+    "chown {}:users f",
+    "ssh {} nvidia-smi",
+    "scp a {}:/tmp",
+    "rsync -a x {}:/tmp/y",
+    "docker pull registry.{}.com:5000/ml/train:1",
+    "aws s3 cp s3://{}-data/x .",
+    "gcloud config set project {}",
+    "srun -A {} python t.py",
+    "srun -w {} python t.py",
+    "deepspeed --include {}:0,1 t.py",
+    "kubectl exec -n {} pod -- python t.py",
+    "git config user.name '{}'",
+    "git commit --author='Jane <j@{}.io>'",
+    "llama-cli --system 'You are {} bot'",
+    "ollama run llama3 'Tell me of {} Corp'",
+    'curl -d \'{{"prompt": "{} deal", "n": 7}}\' http://localhost/v1',
+    "PYTHONPATH=/home/{}/a:/opt/b python t.py",
+    "python t.py --run-name {}-x --out /home/{}/x",
+    "hostname: {}",
+    '{{"host": "{}"}}',
+    "MLFLOW_TRACKING_URI=http://mlflow.{}",
+    "{}@gpu7:~$ python t.py",
+)
 
 
 def drawn(kinds: dict[str, Draw], each: int = 3) -> list[Drawn]:
