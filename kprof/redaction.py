@@ -82,14 +82,13 @@ def _cleaned_sequence(value: list[Any] | tuple[Any, ...], clean: Clean) -> Any: 
     """Return a sequence cleaned: what follows an option that hides its value is such a value."""
     if all(isinstance(one, int | float | None) for one in value):
         return value  # The numbers of a figure.
-    cleaned = []
-    before: Any = None
+    cleaned: list[Any] = []
+    are_arguments = _are_arguments(value)
     for one in value:
-        if isinstance(one, str) and isinstance(before, str):
-            cleaned.append(_cleaned_argument(before, one, clean))
-        else:
-            cleaned.append(_cleaned(one, clean))
-        before = one
+        new = _cleaned(one, clean)
+        if are_arguments and cleaned and new == one:
+            new = _cleaned_argument(cleaned[-4:], one, clean)
+        cleaned.append(new)
     if all(new is old for new, old in zip(cleaned, value, strict=True)):
         return value
     if isinstance(value, list):
@@ -97,18 +96,23 @@ def _cleaned_sequence(value: list[Any] | tuple[Any, ...], clean: Clean) -> Any: 
     return type(value)(*cleaned) if hasattr(value, "_fields") else tuple(cleaned)
 
 
-def _cleaned_argument(before: str, argument: str, clean: Clean) -> str:
-    """Return an argument cleaned as the one before it demands: an option, or a command."""
-    alone = clean(argument)
-    is_option = before.startswith("-") and "=" not in before
-    if is_option and _is_hidden(before.lstrip("-"), argument):
+def _are_arguments(value: list[Any] | tuple[Any, ...]) -> bool:
+    """Tell the arguments of a program from other lists of texts."""
+    if not all(isinstance(one, str) and len(one) <= LONGEST_ARGUMENT for one in value):
+        return False
+    return any(re.match(r"-{1,2}[A-Za-z]|login$|authtoken$", one) for one in value)
+
+
+def _cleaned_argument(before: list[str], argument: str, clean: Clean) -> str:
+    """Return an argument cleaned as those before it demand: an option, or a command."""
+    option = before[-1]
+    if option.startswith("-") and "=" not in option and _is_hidden(option.lstrip("-"), argument):
         return HIDDEN
-    if alone != argument or len(before) > LONGEST_ARGUMENT or " " in before:
-        return alone
-    told = f"{before} {shlex.quote(argument)}"
+    context = " ".join(before)
+    told = f"{context} {shlex.quote(argument)}"
     cleaned = clean(told)
-    is_of_argument = cleaned != told and cleaned.startswith(f"{before} ")
-    return cleaned[len(before) + 1 :] if is_of_argument else argument
+    is_of_argument = cleaned != told and cleaned.startswith(f"{context} ")
+    return cleaned[len(context) + 1 :] if is_of_argument else argument
 
 
 def _is_hidden(name: object, value: object) -> bool:
@@ -127,7 +131,8 @@ def without_secrets(text: str) -> str:
     """Return a text with a mark in place of passwords, keys and tokens, named as such or not."""
     if _ARE_SHOWN.get() or not _MAY_HOLD_SECRETS.search(text):
         return text
-    return _without_secrets(text)
+    # The labels of a figure: a name, which others repeat, and numbers.
+    return "<br>".join(map(_without_secrets, text.split("<br>")))
 
 
 # Every rule needs one of these: most texts of a report hold none and are not looked at further.
@@ -278,7 +283,7 @@ def _cleaned_once(text: str) -> str:
 # What is random and no secret: digests and revisions, by what stands before them.
 _DIGEST_BEFORE = re.compile(
     r"(?i)(?:sha\d{1,3}|md5|blake\w*|digest|checksum|hash|commit|revision|rev|ref|sha|branch|tag|tree"
-    r"|blob|blobs|checkout|reset|snapshots|resolve|archive|raw|gdown|id|uuid|engine|\w@)"
+    r"|blob|blobs|checkout|reset|snapshots|resolve|archive|raw|gdown|id|uuid|engine|graph|\w@)"
     r"[\"']?[\s:=/@-]{0,3}(?:--hard\s|--id\s|--fuzzy\s)?[\"']?$"
 )
 _PATH = re.compile(r"(?:~?/|\.{1,2}/|[A-Za-z]:[\\/]|\$)|.*\.[a-z][a-z\d]{0,6}(?::\d+)*$")

@@ -167,6 +167,12 @@ def test_an_option_hides_the_word_after_it_in_a_list():
     assert redacted(words) == [*words[:3], "[left out]", *words[4:]]
 
 
+def test_a_key_after_login_is_hidden_in_a_list_and_a_digest_alone_stays():
+    digest = "3f2a" * 10
+    assert redacted(["wandb", "login", digest]) == ["wandb", "login", "[left out]"]
+    assert redacted(["source", digest]) == ["source", digest]
+
+
 def test_a_name_hides_its_value_in_a_mapping_and_a_row_keeps_its_key():
     before = {"db_password": "river", "key": "rmsnorm/4096", "commit": "3f2a" * 10}
     assert redacted(before) == {**before, "db_password": "[left out]"}
