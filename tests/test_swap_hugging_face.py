@@ -197,8 +197,14 @@ def test_a_place_where_a_kernel_is_expected_has_a_row_with_its_reason(kind):
 
 def test_a_t5_has_rows_for_its_gated_mlps_and_its_loss():
     config = transformers.T5Config(
-        **{"d_model": 64, "d_ff": 128, "num_layers": 1, "num_heads": 4, "d_kv": 16},
-        **{"vocab_size": 100, "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0},
+        d_model=64,
+        d_ff=128,
+        d_kv=16,
+        num_heads=4,
+        num_layers=1,
+        vocab_size=100,
+        feed_forward_proj="gated-gelu",
+        decoder_start_token_id=0,
     )
     model = transformers.T5ForConditionalGeneration(config)
     with swapped(model, *NAMES) as swap:
