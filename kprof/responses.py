@@ -28,22 +28,22 @@ class Response:
     scheduled_ns: int | None = None
     """When it was due; missing in a closed loop, where a request is due when it is sent."""
     chunk_ns: Times = field(default_factory=lambda: NO_TIMES)
-    """Arrival of every chunk with content, or of the first and the last alone."""
+    """Arrival of every chunk with content; else of the first chunk, and when the last one had
+    come."""
+    has_every_chunk: bool = True
+    """Whether `chunk_ns` lists the arrival of every chunk."""
     num_chunks: int | None = None
-    """How many chunks there were, where not every arrival is known; missing: those of
-    `chunk_ns`."""
+    """How many chunks there were, where `chunk_ns` does not list all; missing: not recorded."""
     tokens: Times | None = None
     """Output tokens that had come with each chunk and those before it; missing: not recorded."""
+    is_due_known: bool = True
+    """Whether the file tells when it was due; else it may have waited in the client for any time
+    before it was sent."""
     end_ns: int | None = None
     """When its last content came; of one that failed or was cancelled, when that was noticed."""
     input_tokens: int | None = None
     output_tokens: int | None = None
     error: str = ""
-
-    @property
-    def has_every_chunk(self) -> bool:
-        """Whether the arrival of every chunk is known."""
-        return self.num_chunks is None or self.num_chunks == len(self.chunk_ns)
 
     @property
     def due_ns(self) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from kprof.analyze.sla.doubts import find_doubts
-from kprof.analyze.sla.judge import Assessment, judge
+from kprof.analyze.sla.judge import LONGEST_SPELL_S, Assessment, judge
 from kprof.analyze.sla.presets import PRESETS, targets_of
 from kprof.analyze.sla.targets import Target, list_metrics, parse_target
 from kprof.collect.generation import measure_generation
@@ -44,9 +44,14 @@ def read_targets(texts: Sequence[str], preset: str | None = None) -> tuple[Targe
 
 
 def judge_results(
-    names: Sequence[str], targets: Sequence[Target], num_gpus: int | None = None
+    names: Sequence[str],
+    targets: Sequence[Target],
+    num_gpus: int | None = None,
+    spell_s: float = LONGEST_SPELL_S,
 ) -> Judged:
     """Judge targets on result files, runs of one load each, or on one recorded run.
+
+    "Met" rests on slow spells of the service that last no longer than `spell_s`; 0: on none.
 
     Raises:
         KprofError: a file cannot be read, or the files are of different loads.
@@ -61,11 +66,14 @@ def judge_results(
             raise KprofError(
                 f"{names[i]} is named twice, and would count twice", fix="name it once"
             )
-    return judge_responses(runs, targets, num_gpus)
+    return judge_responses(runs, targets, num_gpus, spell_s)
 
 
 def judge_responses(
-    runs: Sequence[Responses], targets: Sequence[Target], num_gpus: int | None = None
+    runs: Sequence[Responses],
+    targets: Sequence[Target],
+    num_gpus: int | None = None,
+    spell_s: float = LONGEST_SPELL_S,
 ) -> Judged:
     """Judge targets on the requests of one or more runs at one load.
 
@@ -75,8 +83,9 @@ def judge_responses(
     if not runs:
         raise KprofError("there is no run to judge", fix="name a result file")
     _refuse_mixture(runs)
-    judgements = judge(runs, targets, num_gpus)
-    assessment = Assessment(judgements, find_doubts(runs, targets, judgements), num_gpus)
+    judgements = judge(runs, targets, num_gpus, spell_s)
+    doubts = find_doubts(runs, targets, judgements)
+    assessment = Assessment(judgements, doubts, num_gpus, spell_s or None)
     source = runs[0].source if len(runs) == 1 else f"{len(runs)} runs"
     return Judged(source, assessment, tuple(runs))
 

@@ -50,12 +50,12 @@ def run_of(times_ms, **changes):
     return service(*(answer(t, sent_ms=20 * i, **changes) for i, t in enumerate(times_ms)))
 
 
-def judged(text, *runs, gpus=None):
-    """Return the judgement on one target."""
-    (judgement,) = judge(runs, [parse_target(text)], gpus)
+def judged(text, *runs, gpus=None, spell_s=0):
+    """Return the judgement on one target; no slow spell is assumed unless told."""
+    (judgement,) = judge(runs, [parse_target(text)], gpus, spell_s)
     return judgement
 
 
-def verdict(text, *runs, gpus=None):
+def verdict(text, *runs, gpus=None, spell_s=0):
     """Return the verdict on one target."""
-    return judged(text, *runs, gpus=gpus).verdict
+    return judged(text, *runs, gpus=gpus, spell_s=spell_s).verdict

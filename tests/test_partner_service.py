@@ -20,7 +20,7 @@ TTF4, TTFT = "ttf4_p99<=100ms", "ttft_p99<=60ms"
 
 def kept(*texts, rows):
     """Return a verdict as it comes back from what kprof sla printed."""
-    judged = judge_responses([service(*rows)], read_targets(texts))
+    judged = judge_responses([service(*rows)], read_targets(texts), None, 0)
     return service_level_in(json.loads(json_of(judged)))
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from kprof.analyze.sla.times import time_to_first, time_to_tokens
 from kprof.collect.results import is_result, read_result
 from kprof.errors import KprofError
-from tests.responses import MS, judged
+from tests.responses import MS, judged, service
 
 DATA = Path(__file__).parent / "data" / "responses"
 AIPERF = DATA / "aiperf"
@@ -57,6 +58,18 @@ def test_aiperfs_own_times_come_out_again():
             assert end / MS == pytest.approx(metrics["request_latency"]["value"], abs=1e-6)
             assert abs(row.chunk_ns[-1] - row.end_ns) <= 1
             assert row.output_tokens == metrics["output_sequence_length"]["value"]
+
+
+def test_aiperf_without_lists_of_chunks_leaves_the_times_of_tokens_open(edited):
+    run = read_result(edited(lambda row: row["metrics"].pop("inter_chunk_latency", None)))
+    row = next(row for row in run.rows if (row.output_tokens or 0) > 4)
+    first, end = row.chunk_ns - row.sent_ns
+    assert (row.has_every_chunk, row.num_chunks) == (False, None)
+    assert time_to_first(row).low == first
+    assert time_to_tokens(row, row.output_tokens) == (first, end)
+    for target in ("ttf2_p50<=24ms", "gap_p50<=1ms", "stall_p50<=1ms"):
+        assert judged(target, service(*[row] * 90)).verdict == "NOT MEASURED"
+    assert judged("tpot_p50<=1s", service(*[row] * 90)).verdict == "MET"
 
 
 def test_aiperf_tells_when_a_request_was_released():

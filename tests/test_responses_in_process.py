@@ -117,6 +117,6 @@ def test_warming_up_is_not_measured():
 def test_what_was_measured_can_be_judged():
     run = measure_generation(generate, [4] * 9)
     assert judged("ttf4_p50<=10s", run).verdict == "MET"
-    assessment = judge_responses([run], read_targets(["ttf4_p50<=10s"])).assessment
+    assessment = judge_responses([run], read_targets(["ttf4_p50<=10s"]), None, 0).assessment
     assert assessment.exit_code == 0
     assert any("closed loop" in doubt for doubt in assessment.doubts)

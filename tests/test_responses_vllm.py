@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from kprof.analyze.sla.times import NEVER, time_to_end, time_to_first, time_to_tokens
 from kprof.collect.results import is_result, read_result
 from kprof.errors import KprofError
-from tests.responses import MS, judged
+from tests.responses import MS, judged, service, verdict
 
 SUMMARY = {
     "date": "20261120-120000",
@@ -22,6 +23,8 @@ SUMMARY = {
     "request_throughput": 2.0,
     "mean_ttft_ms": 20.0,
 }
+# One begins as soon as the one before it has ended, 31 ms and 30 ms later.
+FULL = [100.0, 100.032, 100.063]
 DETAILS = {
     "input_lens": [8, 9, 10],
     "output_lens": [3, 1, 0],
@@ -79,22 +82,54 @@ def test_an_error_in_the_middle_of_an_answer_is_a_failed_request(result):
 def test_the_load_is_told(result):
     assert read_result(result()).load.name == "10 requests/s, Poisson"
     assert read_result(result()).load.kind == "open"
-    closed = read_result(result(request_rate="inf", max_concurrency=8)).load
-    assert (closed.kind, closed.name) == ("closed", "8 at a time")
-    assert "burst" in read_result(result(request_rate="inf")).load.why
+    closed = read_result(result(request_rate="inf", max_concurrency=1, start_times=FULL)).load
+    assert (closed.kind, closed.name) == ("closed", "1 at a time")
+    burst = read_result(result(request_rate="inf", start_times=[100.0, 100.001, 100.002])).load
+    assert (burst.kind, burst.name) == ("open", "all requests at once")
+
+
+def test_requests_of_a_rate_of_inf_that_were_due_apart_are_a_timed_trace(result):
+    trace = read_result(result(request_rate="inf", queue_times=[0.0, 0.0, 0.0])).load
+    assert (trace.kind, trace.name) == ("open", "a timed trace")
+
+
+def test_a_timed_trace_behind_a_limit_counts_from_when_requests_were_due(result):
+    waits = [5.0, 5.0, 5.0]
+    run = read_result(result(request_rate="inf", max_concurrency=64, queue_times=waits))
+    assert (run.load.kind, run.load.name) == ("open", "a timed trace, 64 at a time at most")
+    assert time_to_first(run.rows[0]) == (5020 * MS, 5020 * MS)
+
+
+@pytest.mark.parametrize("lost", ["queue_times", "start_times"])
+@pytest.mark.parametrize("rate", ["inf", 10.0])
+def test_a_time_is_not_met_where_the_wait_behind_a_limit_is_not_recorded(result, rate, lost):
+    columns = {"queue_times": [0.0, 0.0, 0.0], "start_times": [100.0, 100.1, 100.2], lost: None}
+    run = read_result(result(request_rate=rate, max_concurrency=2, **columns))
+    assert not run.rows[0].is_due_known
+    assert verdict("ttft_p20<=4s", service(*run.rows[:2] * 20)) == "NOT MEASURED"
+
+
+def test_a_first_chunk_that_came_long_before_the_end_leaves_the_tokens_after_it_open(result):
+    path = result(itls=[[], [], []], output_lens=[64, 1, 0], latencies=[5.0, 0.03, 0.0])
+    first = read_result(path).rows[0]
+    assert (first.has_every_chunk, first.end_ns - first.sent_ns) == (False, 5000 * MS)
+    assert time_to_tokens(first, 64) == (20 * MS, 5000 * MS)
+    assert time_to_first(first) == (20 * MS, 20 * MS)
+
+
+def test_one_chunk_of_many_tokens_without_a_latency_has_no_known_end(result):
+    first = read_result(result(itls=[[], [], []], output_lens=[64, 1, 0])).rows[0]
+    assert time_to_tokens(first, 64) == (20 * MS, NEVER)
+    assert time_to_end(first) == (0, NEVER)
 
 
 def test_time_in_the_clients_queue_counts(result):
     rows = read_result(result(max_concurrency=1, queue_times=[0.0, 0.5, 0.5])).rows
-    assert rows[1].sent_ns - rows[1].scheduled_ns == 500 * MS
-
-
-def test_a_capped_client_of_an_older_version_is_told(result):
-    assert "how long others waited" in read_result(result(max_concurrency=1)).load.why
+    assert rows[1].chunk_ns[0] - rows[1].due_ns == 530 * MS
 
 
 def test_in_a_closed_loop_the_queue_is_the_load_itself(result):
-    path = result(request_rate="inf", max_concurrency=1, queue_times=[0.0, 0.5, 0.5])
+    path = result(request_rate="inf", max_concurrency=1, queue_times=[0.0, 0.1, 0.2])
     assert read_result(path).rows[1].scheduled_ns is None
 
 

@@ -17,7 +17,7 @@ TIMES = st.lists(st.integers(min_value=1, max_value=200), min_size=1, max_size=1
 def doubts_of(text, *runs):
     """Return all doubts on one target as one text."""
     targets = [parse_target(text)]
-    return " ".join(find_doubts(runs, targets, judge(runs, targets)))
+    return " ".join(find_doubts(runs, targets, judge(runs, targets, None, 0)))
 
 
 def test_p99_is_met_by_459_fast_answers_and_not_by_458():
@@ -97,7 +97,10 @@ def test_a_lost_answer_counts_as_many_late_gaps_as_others_have():
 
 
 def test_gaps_are_not_measured_where_some_chunks_are_not_listed():
-    rows = [answer(50, sent_ms=i, gaps_ms=(5,), num_chunks=9, tokens=[1, 9]) for i in range(9)]
+    rows = [
+        answer(50, sent_ms=i, gaps_ms=(5,), num_chunks=9, has_every_chunk=False, tokens=[1, 9])
+        for i in range(9)
+    ]
     assert verdict("gap_p50<=20ms", service(*rows)) == "NOT MEASURED"
 
 
@@ -132,14 +135,14 @@ def test_attainment_counts_every_request_that_was_sent():
     rows = [answer(50, sent_ms=i) for i in range(97)]
     lost = [failure(200), cancelled(30, 201), answer(500, sent_ms=202)]
     targets = [parse_target("ttft_p50<=100ms"), parse_target("attainment>=99%")]
-    attainment = judge([service(*rows, *lost)], targets)[1]
+    attainment = judge([service(*rows, *lost)], targets, None, 0)[1]
     assert (attainment.estimate, attainment.num_samples) == (0.97, 100)
 
 
 def test_an_answer_shorter_than_n_attains_if_it_was_whole_in_time():
     rows = [answer(50, sent_ms=i) for i in range(9)] + [answer(500, sent_ms=10)]
     targets = [parse_target("ttf64_p50<=100ms"), parse_target("attainment>=50%")]
-    assert judge([service(*rows)], targets)[1].estimate == 0.9
+    assert judge([service(*rows)], targets, None, 0)[1].estimate == 0.9
 
 
 @pytest.mark.parametrize("text", ["attainment>=99%", "goodput>=1req/s"])
@@ -226,11 +229,11 @@ def test_clumps_are_found_in_a_file_of_any_order():
 def test_what_is_known_to_a_range_only_neither_attains_nor_fails_for_sure():
     late = run_of([50] * 50, late_ms=80)
     targets = [parse_target("ttft_p50<=100ms"), parse_target("attainment>=50%")]
-    attainment = judge([late], targets)[1]
+    attainment = judge([late], targets, None, 0)[1]
     assert (attainment.verdict, attainment.estimate, attainment.high) == ("NOT PROVEN", 0.0, 1.0)
 
 
 def test_a_cancelled_answer_attains_nothing_however_fast_it_began():
     given_up = [answer(20, sent_ms=i, outcome="cancelled") for i in range(50)]
     targets = [parse_target("ttft_p50<=100ms"), parse_target("attainment>=50%")]
-    assert judge([service(*given_up)], targets)[1].estimate == 0.0
+    assert judge([service(*given_up)], targets, None, 0)[1].estimate == 0.0

@@ -27,6 +27,10 @@ def sla(
     gpus: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="GPUs of the service.")
     ] = None,
+    spell: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0, help="Longest slow spell that met rests on, in s."),
+    ] = 10.0,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page of HTML as well.")
     ] = None,
@@ -37,12 +41,13 @@ def sla(
 
     RESULT is recorded by AIPerf, vllm bench serve --save-detailed or GuideLLM; several are runs
     of one load, FILE#2 is the second load of a file. Exit code: 0 all targets are proven met, 1 one
-    is proven missed, 2 one cannot be judged on what was given, 3 neither.
+    is proven missed, 2 one cannot be judged on what was given, 3 neither. A load shorter than ten
+    of the longest slow spell (--spell) proves none met.
     """
     from kprof.report.sla import sections_of_sla
     from kprof.sla import json_of, judge_results, read_targets, write_page
 
-    judged = judge_results(results, read_targets(target or [], preset), gpus)
+    judged = judge_results(results, read_targets(target or [], preset), gpus, spell)
     if out is not None:
         write_page(judged, out, force=force)
     last = f"page: {out}" if out else "as a page with its curves: kprof sla ... --out sla.html"

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kprof.analyze.sla.bounds import least_samples
 from kprof.analyze.sla.curves import Curves, TokenCurve, curves_of, distribution, token_curve
 from kprof.analyze.sla.doubts import lag_of
 from kprof.analyze.sla.independence import RUNS_DIFFER
 from kprof.analyze.sla.judge import Assessment
 from kprof.analyze.sla.rates import find_window
-from kprof.analyze.sla.verdict import Judgement
+from kprof.analyze.sla.verdict import Judgement, condition_of
 from kprof.report.section import Column, Facts, Part, Section, Table, Text
 from kprof.report.sla_figures import draw_distribution, draw_token_curve
 from kprof.report.units import MISSING, UNKNOWN, format_count, format_share, format_time
@@ -51,7 +50,7 @@ def sections_of_sla(judged: Judged, *, for_page: bool = False) -> list[Section]:
     """Render the verdict, the requests, what to know, and for the page the curves."""
     assessment = judged.assessment
     tone = {"MET": "good"}.get(assessment.verdict, "warning")
-    lead = Text(SENTENCES[assessment.verdict], tone)
+    lead = Text(sentence_of(assessment), tone)
     parts: list[Part] = [lead, _table(assessment.judgements), *_reasons(assessment.judgements)]
     sections = [Section(TITLE, ORDER, (*parts, Text(METHOD, "muted")))]
     if judged.runs:
@@ -65,6 +64,14 @@ def sections_of_sla(judged: Judged, *, for_page: bool = False) -> list[Section]:
         notes = tuple(Text(_sentence(doubt)) for doubt in assessment.doubts)
         sections.append(Section(NOTES, ORDER, notes))
     return sections
+
+
+def sentence_of(assessment: Assessment) -> str:
+    """Say the verdict in a sentence, with the assumption that it rests on."""
+    sentence = SENTENCES[assessment.verdict]
+    if assessment.verdict != "MET":
+        return sentence
+    return f"{sentence.rstrip('.')}{condition_of(assessment.spell_s)}."
 
 
 def _table(judgements: Sequence[Judgement]) -> Table:
@@ -116,8 +123,11 @@ def _reasons(judgements: Sequence[Judgement]) -> list[Text]:
         needed = judgement.samples_needed
         where = ", of more runs," if judgement.why_fewer == RUNS_DIFFER else ""
         more = f"; about {needed:,} samples like these{where} would prove it" if needed else ""
+        if judgement.load_s_needed:
+            more += f"; about {format_time(1e9 * judgement.load_s_needed)} of such load, or a "
+            more += "shorter --spell that you know to be true, would prove it"
         if judgement.verdict not in ("MET", "MISSED"):
-            reasons.append(Text(f"{judgement.target.text}: {why_of(judgement)}{more}."))
+            reasons.append(Text(f"{judgement.target.text}: {judgement.why}{more}."))
         if judgement.num_left_out and judgement.num_samples:
             share = judgement.num_left_out / (judgement.num_left_out + judgement.num_samples)
             reasons.append(
@@ -127,22 +137,6 @@ def _reasons(judgements: Sequence[Judgement]) -> list[Text]:
                 )
             )
     return reasons
-
-
-def why_of(judgement: Judgement) -> str:
-    """Say why a target is judged so; of too few samples how many there are, and what they count."""
-    target, num_samples, num = judgement.target, judgement.num_samples, judgement.num_independent
-    # One that was read from JSON says so already.
-    is_told = not judgement.why_fewer
-    if judgement.verdict != "NOT PROVEN" or target.quantile is None or is_told:
-        return judgement.why
-    least = least_samples(target.quantile)
-    if num >= least:
-        return judgement.why
-    return (
-        f"unprovable with {num_samples:,} samples, which count as {num:,} independent ones because "
-        f"{judgement.why_fewer}; it takes {least:,} of those at least"
-    )
 
 
 def _requests(judged: Judged) -> Facts:
@@ -234,6 +228,7 @@ def result_of_sla(judged: Judged) -> dict[str, object]:
         "verdict": assessment.verdict,
         "percentiles": PERCENTILES,
         "confidence": 0.99,
+        "spell_s": assessment.spell_s,
         "targets": [_judgement(judgement) for judgement in assessment.judgements],
         "requests": {
             "sent": len(rows),
@@ -271,7 +266,7 @@ def _judgement(judgement: Judgement) -> dict[str, object]:
         "limit": target.limit,
         "unit": unit + ("/gpu" if target.is_per_gpu else ""),
         "verdict": judgement.verdict,
-        "why": why_of(judgement),
+        "why": judgement.why,
         "estimate": _plain(judgement.estimate),
         "low": _plain(judgement.low),
         "high": _plain(judgement.high),
@@ -280,6 +275,7 @@ def _judgement(judgement: Judgement) -> dict[str, object]:
         "left_out": judgement.num_left_out,
         "why_left_out": judgement.why_left_out if judgement.num_left_out else "",
         "samples_needed": judgement.samples_needed,
+        "load_s_needed": judgement.load_s_needed,
         "by_run": [_plain(value) for value in judgement.by_run],
     }
 

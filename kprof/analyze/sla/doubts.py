@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kprof.analyze.sla.independence import OF_ONE_ANSWER
+from kprof.analyze.sla.independence import OF_ONE_ANSWER, SPELL
 from kprof.analyze.sla.judge import PER_REQUEST
-from kprof.analyze.sla.rates import find_window
-from kprof.analyze.sla.samples import measure_of
+from kprof.analyze.sla.samples import measure_of, width_of
 from kprof.analyze.sla.targets import Target
-from kprof.analyze.sla.times import Range
 from kprof.analyze.sla.verdict import Judgement
-from kprof.responses import Response, Responses
+from kprof.responses import Responses
 
 LATE_NS = 1_000_000
 LATE_SHARE = 0.01
@@ -40,7 +38,6 @@ def find_doubts(
     doubts += _lateness(runs, targets)
     doubts += _ranges(runs, targets)
     doubts += _fewer(judgements)
-    doubts += _duration(runs, judgements)
     if len(runs) == 1:
         doubts.append("one run: what differs from one start of the service to the next is not seen")
     return tuple(dict.fromkeys([*doubts, *(doubt for run in runs for doubt in run.doubts)]))
@@ -60,39 +57,18 @@ def lag_of(runs: Sequence[Responses]) -> int | None:
 
 
 def _fewer(judgements: Sequence[Judgement]) -> list[str]:
-    """Say what counts as fewer independent ones, and what spells nobody saw would change."""
+    """Say what counts as fewer independent ones, and why."""
     doubts = []
     for judgement in judgements:
         text, why = judgement.target.text, judgement.why_fewer
         what = " slices" if judgement.target.metric.kind == "rate" else ""
-        if why not in ("", OF_ONE_ANSWER):
+        # A spell that is assumed is named in the verdict.
+        if why not in ("", OF_ONE_ANSWER) and not why.startswith(SPELL):
             doubts.append(
                 f"{text}: {why}, so {judgement.num_samples:,}{what} count as "
                 f"{judgement.num_independent:,} independent ones"
             )
-        if judgement.longest_spell is not None:
-            longest = judgement.longest_spell
-            how = f"in spells of up to {longest:,}" if longest > 1 else "one by one"
-            doubts.append(
-                f"{text}: none broke it, so how many would at a time is not known: met holds "
-                f"where they come {how}"
-            )
     return doubts
-
-
-def _duration(runs: Sequence[Responses], judgements: Sequence[Judgement]) -> list[str]:
-    """Say how long the steady state was, where a rate is judged: it shows nothing slower."""
-    if not any(j.target.metric.kind == "rate" and j.num_samples for j in judgements):
-        return []
-    longest = max(window.duration_s for run in runs if (window := find_window(run)) is not None)
-    return [
-        f"rates are of {_seconds(longest)} s of steady state: what goes on for as long or longer, "
-        "as a slow spell of the service, is not seen to end"
-    ]
-
-
-def _seconds(duration_s: float) -> str:
-    return f"{duration_s:,.0f}" if duration_s >= 100 else f"{duration_s:.3g}"
 
 
 def _lateness(runs: Sequence[Responses], targets: Sequence[Target]) -> list[str]:
@@ -118,17 +94,12 @@ def _ranges(runs: Sequence[Responses], targets: Sequence[Target]) -> list[str]:
     for target in targets:
         if target.metric.name not in PER_REQUEST:
             continue
-        num_wide = sum(_is_wide(measure_of(target)(row), row, target.limit) for row in rows)
+        limit_ns = WIDE_SHARE * target.limit
+        num_wide = sum(width_of(measure_of(target)(row), row) > limit_ns for row in rows)
         if num_wide:
             doubts.append(
-                f"{target.text}: the file does not tell what came with every chunk, so "
+                f"{target.text}: the file does not hold all times that it takes, so "
                 f"{num_wide:,} of {len(rows):,} times are ranges; met is judged by their upper "
                 "ends, missed by their lower ones"
             )
     return doubts
-
-
-def _is_wide(time: Range | None, row: Response, limit: float) -> bool:
-    if time is None:
-        return False
-    return time.high - time.low - (row.sent_ns - row.due_ns) > WIDE_SHARE * limit

@@ -32,6 +32,10 @@ three runs and 11 % with two; with 0.5 in 2 and 4 %, and runs that are alike cou
 average.
 """
 
+LEAST_SPELLS = 10
+"""A load shorter than so many of the longest spell proves no target met."""
+
+SPELL = "a slow spell may last"
 IN_CLUMPS = "slow ones come in clumps"
 RUNS_DIFFER = "runs differ"
 OF_ONE_ANSWER = "those of one answer belong together"
@@ -50,8 +54,29 @@ class Independent(NamedTuple):
 
     num: int
     why_fewer: str = ""
-    is_seen: bool = True
-    """Whether something was marked: else nobody knows how many are slow at a time."""
+
+
+class Spells(NamedTuple):
+    """How many of the longest slow spell, one after another, a load holds."""
+
+    longest_s: float
+    """The assumption: no slow spell of the service lasts longer."""
+    load_s: float
+    num: int
+
+    @property
+    def is_too_short(self) -> bool:
+        """Whether the load proves no target met, however fast its answers were."""
+        return self.load_s < LEAST_SPELLS * self.longest_s
+
+    def limit(self, independent: Independent) -> Independent:
+        """Return as how many independent answers those of the load count at most.
+
+        One spell may have slowed all answers that were due within it, so those count as one.
+        """
+        if independent.num <= self.num:
+            return independent
+        return Independent(max(self.num, 1), f"{SPELL} {self.longest_s:g} s")
 
 
 class _Group(NamedTuple):
@@ -79,14 +104,29 @@ def count_independent(runs: Sequence[Marks]) -> Independent:
         found = _clumping(groups, chance)
         if found > clumping:
             clumping, why = found, reason
-    num = max(int(as_answers / clumping), 1)
-    return Independent(num, why, 0 < sum(run.marked for run in whole) < num_values)
+    return Independent(max(int(as_answers / clumping), 1), why)
 
 
 def fewest(counts: Sequence[Independent]) -> Independent:
-    """Return the one that counts as the fewest; how they clump is seen where one has seen it."""
-    least = min(counts, key=lambda count: count.num)
-    return least._replace(is_seen=any(count.is_seen for count in counts))
+    """Return the one that counts as the fewest."""
+    return min(counts, key=lambda count: count.num)
+
+
+def count_spells(
+    due_ns: npt.NDArray[np.int64], weights: Numbers, load_s: float, longest_s: float
+) -> Spells:
+    """Count the spells in a load, from when its requests were due and how many samples each has.
+
+    The load is cut at every multiple of the longest spell. Of unequal weights, as many count as
+    there would be of equal ones (Kish, Survey Sampling, 1965): an hour of silence adds nothing.
+    """
+    if not len(due_ns):
+        return Spells(longest_s, load_s, 0)
+    _, places = np.unique(due_ns // max(round(longest_s * 1e9), 1), return_inverse=True)
+    each = np.bincount(places, weights=weights)
+    equal = float(each.sum() ** 2 / (each**2).sum()) if each.any() else 0.0
+    # Rounding must not cost a spell: 100 s hold ten of 10 s.
+    return Spells(longest_s, load_s, int(min(equal, load_s / longest_s) + 1e-6))
 
 
 def _equal_answers(sizes: Numbers) -> float:

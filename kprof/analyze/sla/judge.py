@@ -10,7 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kprof.analyze.sla.bounds import bound_share, ranks_of
-from kprof.analyze.sla.independence import Marks, count_independent, fewest
+from kprof.analyze.sla.independence import (
+    Independent,
+    Marks,
+    Spells,
+    count_independent,
+    fewest,
+)
 from kprof.analyze.sla.rates import (
     Counted,
     answers_counted,
@@ -25,6 +31,7 @@ from kprof.analyze.sla.samples import (
     independent_at,
     measure_of,
     samples_of,
+    spells_in,
 )
 from kprof.analyze.sla.targets import Target, TargetError
 from kprof.analyze.sla.times import NEVER, Range, time_to_end, total_tokens
@@ -39,6 +46,8 @@ from kprof.analyze.sla.verdict import (
 from kprof.analyze.sla.wandering import LEAST_SLICES
 from kprof.responses import Response, Responses, Times
 
+LONGEST_SPELL_S = 10.0
+"""The longest slow spell of a service that is assumed where nothing else is told."""
 PER_REQUEST = ("ttft", "ttf", "tpot", "itl", "stall", "e2e")
 """Times that one request has one of, so that it can keep or break their limit."""
 NO_STEADY_STATE = (
@@ -54,6 +63,8 @@ class Assessment:
     judgements: tuple[Judgement, ...]
     doubts: tuple[str, ...] = ()
     num_gpus: int | None = None
+    spell_s: float | None = None
+    """The longest slow spell on which "met" rests; missing: none is assumed."""
 
     @property
     def verdict(self) -> Verdict:
@@ -72,65 +83,94 @@ class Assessment:
 
 
 def judge(
-    runs: Sequence[Responses], targets: Sequence[Target], num_gpus: int | None = None
+    runs: Sequence[Responses],
+    targets: Sequence[Target],
+    num_gpus: int | None = None,
+    spell_s: float = LONGEST_SPELL_S,
 ) -> tuple[Judgement, ...]:
     """Judge every target on the requests of all runs.
+
+    "Met" rests on slow spells that last no longer than `spell_s`; with 0, on none at all.
 
     Raises:
         TargetError: one counts requests within limits, and no target has a limit for a request.
     """
+    if not 0 <= spell_s < np.inf:
+        problem = f"a slow spell of {spell_s:g} s is no time"
+        raise TargetError(problem, fix="give the longest slow spell in s, as --spell 10; 0: none")
     limits = [target for target in targets if target.metric.name in PER_REQUEST]
     for target in targets:
         if target.metric.name in ("attainment", "goodput") and not limits:
             problem = f"{target.text!r} counts requests within their limits, and there are none"
             raise TargetError(problem, fix="add such a limit, as --target 'ttft_p95<=200ms'")
-    return tuple(_judge_one(target, runs, limits, num_gpus) for target in targets)
+    every = spells_in(runs, [_all_of(run) for run in runs], spell_s)
+    return tuple(_judge_one(target, runs, limits, num_gpus, every) for target in targets)
+
+
+def _all_of(run: Responses) -> Sample:
+    """Return a sample of all requests, without times."""
+    due_ns = np.array([row.due_ns for row in run.rows], np.int64)
+    return Sample(np.zeros(len(due_ns)), np.zeros(len(due_ns)), due_ns=due_ns)
 
 
 def _judge_one(
-    target: Target, runs: Sequence[Responses], limits: list[Target], num_gpus: int | None
+    target: Target,
+    runs: Sequence[Responses],
+    limits: list[Target],
+    num_gpus: int | None,
+    every: Spells | None,
 ) -> Judgement:
     name = target.metric.name
     if name == "step":
         return not_measured(target, "steps are those of a recorded run, this is a result file")
     if target.metric.kind == "time":
-        return judge_times(target, samples_of(target, runs))
+        samples = samples_of(target, runs)
+        # Answers that are left out tell nothing of the spells in which they were due.
+        spells = every and spells_in(runs, samples, every.longest_s)
+        return judge_times(target, samples, spells)
     if name == "errors":
-        return _judge_errors(target, runs)
+        return _judge_errors(target, runs, every)
     if name == "attainment":
-        return _judge_attainment(target, runs, limits)
-    return _judge_rate(target, runs, limits, num_gpus)
+        return _judge_attainment(target, runs, limits, every)
+    return _judge_rate(target, runs, limits, num_gpus, every)
 
 
-def _judge_errors(target: Target, runs: Sequence[Responses]) -> Judgement:
+def _judge_errors(target: Target, runs: Sequence[Responses], spells: Spells | None) -> Judgement:
     outcomes = [np.array([row.outcome for row in in_order(run)], str) for run in runs]
     failed, lost = (
         [each == "failed" for each in outcomes],
         [each != "answered" for each in outcomes],
     )
     independent = fewest([count_independent(_one_each(marked)) for marked in (failed, lost)])
-    num = sum(len(each) for each in outcomes)
+    num, limited = sum(len(each) for each in outcomes), _limited(independent, spells)
     at_least, at_most = (
-        bound_share(sum(int(run.sum()) for run in marked), num, independent.num)
-        for marked in (failed, lost)
+        bound_share(sum(int(run.sum()) for run in marked), num, counted.num)
+        for marked, counted in ((failed, independent), (lost, limited))
     )
     # One that the client cancelled might have been answered.
-    return judge_share(target, at_most._replace(low=at_least.low), num, independent)
+    return judge_share(target, at_most._replace(low=at_least.low), num, limited, spells)
+
+
+def _limited(independent: Independent, spells: Spells | None) -> Independent:
+    return spells.limit(independent) if spells else independent
 
 
 def _one_each(runs: Sequence[npt.NDArray[np.bool_]]) -> list[Marks]:
     return [Marks(marked.astype(np.float64), np.ones(len(marked))) for marked in runs]
 
 
-def _judge_attainment(target: Target, runs: Sequence[Responses], limits: list[Target]) -> Judgement:
+def _judge_attainment(
+    target: Target, runs: Sequence[Responses], limits: list[Target], spells: Spells | None
+) -> Judgement:
     tables = [np.array([worst_of(row, limits) for row in in_order(run)]) for run in runs]
     samples = [Sample(*table.reshape(-1, 2).T) for table in tables]
     low = np.concatenate([sample.low for sample in samples])
     high = np.concatenate([sample.high for sample in samples])
     independent = independent_at(samples, [1.0, *_percentile(high, target.limit)])
-    surely = bound_share(int((high <= 1).sum()), len(high), independent.num)
+    limited = _limited(independent, spells)
+    surely = bound_share(int((high <= 1).sum()), len(high), limited.num)
     perhaps = bound_share(int((low <= 1).sum()), len(low), independent.num)
-    return judge_share(target, surely._replace(high=perhaps.high), len(high), independent)
+    return judge_share(target, surely._replace(high=perhaps.high), len(high), limited, spells)
 
 
 def _percentile(values: Values, share: float) -> list[float]:
@@ -168,7 +208,11 @@ def _time_within(row: Response, limit: Target) -> Range:
 
 
 def _judge_rate(
-    target: Target, runs: Sequence[Responses], limits: list[Target], num_gpus: int | None
+    target: Target,
+    runs: Sequence[Responses],
+    limits: list[Target],
+    num_gpus: int | None,
+    spells: Spells | None,
 ) -> Judgement:
     name = target.metric.name
     if target.is_per_gpu and num_gpus is None:
@@ -185,7 +229,7 @@ def _judge_rate(
     shown = rate._replace(
         low=rate.low * share, estimate=rate.estimate * share, high=rate.high * share
     )
-    found = judge_rate(target, shown)
+    found = judge_rate(target, shown, spells)
     return replace(found, by_run=tuple(r * share for r in by_run) if len(runs) > 1 else ())
 
 

@@ -9,12 +9,21 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from kprof.analyze.sla.independence import Independent, Marks, count_independent, fewest
+from kprof.analyze.sla.independence import (
+    Independent,
+    Marks,
+    Spells,
+    count_independent,
+    count_spells,
+    fewest,
+)
 from kprof.analyze.sla.targets import Target
 from kprof.analyze.sla.times import NEVER, TIMES, Range, Time, all_gaps, time_to_tokens
 from kprof.responses import Response, Responses, Times
 
 Values = npt.NDArray[np.float64]
+
+LONGEST_NS = 2**62
 
 LEFT_OUT = {
     "ttf": "shorter than that many tokens",
@@ -35,6 +44,10 @@ class Sample:
     why_left_out: str = ""
     sizes: Times | None = None
     """How many of them each answer has, where it may have several; missing: one each."""
+    due_ns: Times | None = None
+    """When each answer was due; missing: not recorded."""
+    num_unknown: int = 0
+    """Of how many the file leaves open where in the range the time lies."""
 
     def mark(self, is_marked: npt.NDArray[np.bool_]) -> Marks:
         """Count the marked times of every answer, and its times."""
@@ -77,13 +90,59 @@ def measure_of(target: Target) -> Time:
 
 def in_order(run: Responses) -> list[Response]:
     """Return the requests in the order in which they were due."""
-    return sorted(run.rows, key=lambda row: row.due_ns)
+    return sorted(run.rows, key=lambda row: (row.due_ns, row.sent_ns, row.end_ns or 0))
+
+
+def spells_in(
+    runs: Sequence[Responses], samples: Sequence[Sample], longest_s: float
+) -> Spells | None:
+    """Count the longest spells that samples extend over; None: no spell is assumed.
+
+    Runs that overlap in time saw the same spells.
+    """
+    if not longest_s:
+        return None
+    due_ns = [np.empty(0, np.int64) if each.due_ns is None else each.due_ns for each in samples]
+    sizes = [np.ones(len(each.high)) if each.sizes is None else each.sizes for each in samples]
+    return count_spells(
+        np.concatenate(due_ns), np.concatenate(sizes).astype(float), load_s(runs), longest_s
+    )
+
+
+def load_s(runs: Sequence[Responses]) -> float:
+    """Return for how long requests were under way in some run, in seconds."""
+    spans = [(min(r.due_ns for r in run.rows), _last_ns(run)) for run in runs if run.rows]
+    covered, reached = 0, -LONGEST_NS
+    for start, end in sorted(spans):
+        covered += max(end - max(start, reached), 0)
+        reached = max(reached, end)
+    return covered / 1e9
+
+
+def _last_ns(run: Responses) -> int:
+    return max(max(row.sent_ns, row.end_ns or row.sent_ns) for row in run.rows)
 
 
 def _sample(run: Responses, measure: Time, why: str) -> Sample:
-    measured = [measure(row) for row in in_order(run)]
+    rows = in_order(run)
+    measured = [measure(row) for row in rows]
     known = [time for time in measured if time is not None]
-    return Sample(*_columns(known), len(measured) - len(known), why)
+    due_ns = [row.due_ns for row, time in zip(rows, measured, strict=True) if time is not None]
+    left_out = len(measured) - len(known)
+    return Sample(
+        *_columns(known),
+        left_out,
+        why,
+        due_ns=np.array(due_ns, np.int64),
+        num_unknown=sum(width_of(time, row) > 0 for row, time in zip(rows, measured, strict=True)),
+    )
+
+
+def width_of(time: Range | None, row: Response) -> float:
+    """Return how far apart the ends of an answer's time are, beyond the client's own lateness."""
+    if time is None or row.outcome != "answered":
+        return 0.0
+    return time.high - time.low - (row.sent_ns - row.due_ns if row.is_due_known else 0)
 
 
 def _columns(ranges: Sequence[Range]) -> tuple[Values, Values]:
@@ -99,7 +158,8 @@ def _gaps(run: Responses) -> Sample:
     lengths = [len(all_gaps(row)) for row in rows if row.outcome == "answered"]
     with_gaps = sum(length > 0 for length in lengths)
     num_each = -(-sum(lengths) // with_gaps) if with_gaps else 1
-    gaps = [ranges for row in rows if len(ranges := _gaps_of(row, num_each))]
+    of_rows = [(row.due_ns, ranges) for row in rows if len(ranges := _gaps_of(row, num_each))]
+    gaps = [ranges for _, ranges in of_rows]
     low, high = (np.concatenate([np.empty(0), *(each[i] for each in gaps)]) for i in (0, 1))
     return Sample(
         low,
@@ -107,6 +167,7 @@ def _gaps(run: Responses) -> Sample:
         len(lengths) - with_gaps,
         LEFT_OUT["gap"],
         np.array([len(each[0]) for each in gaps], np.int64),
+        np.array([due_ns for due_ns, _ in of_rows], np.int64),
     )
 
 

@@ -57,10 +57,11 @@ def time_to_tokens(response: Response, num_tokens: int) -> Range | None:
     chunks = response.chunk_ns
     if late < len(chunks):
         return _since_due(response, int(chunks[early]), int(chunks[late]))
-    low = float(chunks[early]) - response.sent_ns if early < len(chunks) else _waited(response)
-    if response.outcome == "cancelled" or total is None:
-        return Range(low, NEVER)
-    return _until_end(response)
+    is_cancelled = response.outcome == "cancelled"
+    low = _waited(response) if is_cancelled else 0.0
+    if early < len(chunks):
+        low = float(chunks[early]) - response.sent_ns
+    return Range(low, NEVER if is_cancelled or total is None else _until_end(response).high)
 
 
 def time_to_end(response: Response) -> Range | None:
@@ -107,14 +108,12 @@ def longest_gap(response: Response) -> Range | None:
     gaps = np.diff(response.chunk_ns)
     if response.outcome == "cancelled":
         return Range(float(gaps.max(initial=0)), NEVER)
-    if not len(response.chunk_ns):
+    if response.has_every_chunk and len(response.chunk_ns):
+        return Range(float(gaps.max()), float(gaps.max())) if len(gaps) else None
+    if response.num_chunks is None or not len(gaps):
         return UNKNOWN
-    if not len(gaps):
-        return None
-    if response.has_every_chunk:
-        return Range(float(gaps.max()), float(gaps.max()))
     # The longest is no shorter than their mean, and no longer than all of them together.
-    num_gaps = max((response.num_chunks or 2) - 1, 1)
+    num_gaps = max(response.num_chunks - 1, 1)
     return Range(float(gaps.sum()) / num_gaps, float(gaps.sum()))
 
 
@@ -151,35 +150,45 @@ def tokens_by_chunk(response: Response) -> tuple[Times, Times]:
     """
     if response.tokens is not None:
         return response.tokens, response.tokens
-    num_listed = len(response.chunk_ns)
-    num_chunks = num_listed if response.num_chunks is None else response.num_chunks
+    num_listed, total = len(response.chunk_ns), total_tokens(response)
+    num_chunks = num_listed if response.has_every_chunk else response.num_chunks
     places = np.arange(1, num_listed + 1)
     if not response.has_every_chunk and num_listed:
-        places[-1] = num_chunks
-    total = total_tokens(response)
+        places[-1] = num_listed if num_chunks is None else num_chunks
     if total is None or response.outcome != "answered":
         return places, np.full(num_listed, MANY_TOKENS)
-    least = np.maximum(places - max(num_chunks - total, 0), 0)
-    most = np.minimum(places, total) if total < num_chunks else total - num_chunks + places
-    if num_listed:
+    if num_chunks is None:
+        # The first chunk may have brought one token or all.
+        least, most = np.full(num_listed, min(total, 1)), np.full(num_listed, total)
+    else:
+        least = np.maximum(places - max(num_chunks - total, 0), 0)
+        most = np.minimum(places, total) if total < num_chunks else total - num_chunks + places
+    if num_listed and has_last_chunk(response):
         least[-1] = most[-1] = total
     return least, most
 
 
+def has_last_chunk(response: Response) -> bool:
+    """Tell whether the last listed time is that of the last content."""
+    return response.has_every_chunk or len(response.chunk_ns) > 1
+
+
 def _since_due(response: Response, early_ns: int, late_ns: int) -> Range:
-    return Range(float(early_ns - response.sent_ns), float(late_ns - response.due_ns))
+    high = float(late_ns - response.due_ns) if response.is_due_known else NEVER
+    return Range(float(early_ns - response.sent_ns), high)
 
 
 def _end_ns(response: Response) -> int | None:
     if response.end_ns is not None:
         return response.end_ns
-    return int(response.chunk_ns[-1]) if len(response.chunk_ns) else None
+    is_listed = len(response.chunk_ns) and has_last_chunk(response)
+    return int(response.chunk_ns[-1]) if is_listed else None
 
 
 def _until_end(response: Response) -> Range:
     """Return a time within an answer of which only the end is known."""
     end_ns = _end_ns(response)
-    return UNKNOWN if end_ns is None else Range(0.0, float(end_ns - response.due_ns))
+    return UNKNOWN if end_ns is None else _since_due(response, response.sent_ns, end_ns)
 
 
 def _after_first_chunk(response: Response) -> Range:

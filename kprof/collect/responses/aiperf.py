@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from kprof.collect.result_json import (
     RECORD_AGAIN,
@@ -122,11 +123,14 @@ def _response(record: _Record, load: Load) -> Response:
     sent_ns = about.request_start_ns
     first_ns = _time_ns(metrics, "time_to_first_token")
     took_ns = _time_ns(metrics, "request_latency")
-    chunk_ns = NO_TIMES
-    if first_ns is not None:
-        gaps = metrics.get("inter_chunk_latency", _Metric([], "ms"))
-        chunk_ns = arrivals(sent_ns + first_ns, gaps.value, _unit_ns(gaps))
     end_ns = about.request_end_ns if took_ns is None else sent_ns + took_ns
+    chunk_ns, gaps, has_every_chunk = NO_TIMES, metrics.get("inter_chunk_latency"), True
+    if first_ns is not None:
+        chunk_ns = arrivals(sent_ns + first_ns, gaps.value if gaps else [], _gap_unit_ns(gaps))
+        if gaps is None and end_ns is not None and end_ns > chunk_ns[0]:
+            # Records hold no lists unless AIPerf was asked for them.
+            chunk_ns = np.array([chunk_ns[0], end_ns], np.int64)
+            has_every_chunk = False
     is_failed = record.error is not None or took_ns is None
     error = (record.error.message or record.error.type or "error") if record.error else ""
     outcome = "cancelled" if about.was_cancelled else "failed" if is_failed else "answered"
@@ -135,6 +139,7 @@ def _response(record: _Record, load: Load) -> Response:
         outcome,  # type: ignore[arg-type]
         about.credit_issued_ns if load.kind == "open" else None,
         chunk_ns,
+        has_every_chunk=has_every_chunk,
         end_ns=end_ns,
         input_tokens=_count(metrics, "input_sequence_length"),
         output_tokens=_count(metrics, "output_sequence_length"),
@@ -145,6 +150,10 @@ def _response(record: _Record, load: Load) -> Response:
 def _time_ns(metrics: dict[str, _Metric], name: str) -> int | None:
     metric = metrics.get(name)
     return None if metric is None else in_ns(metric.value, _unit_ns(metric))
+
+
+def _gap_unit_ns(gaps: _Metric | None) -> float:
+    return _unit_ns(gaps) if gaps else 1.0
 
 
 def _unit_ns(metric: _Metric) -> float:

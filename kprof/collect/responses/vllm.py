@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from kprof.collect.result_json import (
     arrivals,
@@ -15,9 +17,19 @@ from kprof.collect.result_json import (
     read_bytes,
     without_details,
 )
-from kprof.responses import NO_TIMES, Load, Response, Responses
+from kprof.responses import NO_TIMES, Load, Response, Responses, Times
 
 TOOL = "vllm bench serve"
+NOT_KNOWN = (
+    "the file does not say how long requests waited in the client for a place among those that "
+    "run at a time, so no time from when they were due is met; record it with a newer vLLM"
+)
+LAST_CHUNK_NS = 1_000_000
+"""An answer ends with its last chunk, but for a message without tokens right after it."""
+BURST_S_PER_REQUEST = 1e-3
+"""Requests that are due at once are created within microseconds each."""
+FULL_SHARE = 0.9
+"""Of the limit: a place is taken again at once, but for what ends at the same time."""
 OPTION = "record with `vllm bench serve --save-result --save-detailed`"
 
 
@@ -67,16 +79,25 @@ def _responses(result: _Result, path: Path) -> Responses:
     for column in (itls, lengths, *kept, *others):
         if column is not None and len(column) != len(ttfts):
             raise damaged(path, TOOL, "its lists differ in length")
-    rows = tuple(_response(result, i) for i in range(len(ttfts)))
-    return Responses(path.name, TOOL, _load(result), rows, tuple(_doubts(result, rows)))
+    _refuse_negative(result, path)
+    load = _load(result)
+    rows = tuple(_response(result, i, load) for i in range(len(ttfts)))
+    return Responses(path.name, TOOL, load, rows, tuple(_doubts(result, rows)))
 
 
-def _response(result: _Result, i: int) -> Response:
+def _refuse_negative(result: _Result, path: Path) -> None:
+    columns = ("ttfts", "itls", "latencies")
+    for name in columns:
+        for i, times in enumerate(getattr(result, name) or (), start=1):
+            if min(times if isinstance(times, list) else [times], default=0.0) < 0:
+                raise damaged(path, TOOL, f"{name} of request {i} is negative")
+
+
+def _response(result: _Result, i: int, load: Load) -> Response:
     assert result.ttfts is not None
     assert result.itls is not None
     assert result.output_lens is not None
-    sent_ns = in_ns(at(result.start_times, i) or 0.0)
-    waited_ns = at(result.queue_times, i)
+    sent_ns, due_ns = in_ns(at(result.start_times, i) or 0.0), _due_ns(result, i, load)
     error = at(result.errors, i) or ""
     # A failed request has no tokens and no first one; what it says of the error may be empty.
     is_answered = not error and result.output_lens[i] > 0
@@ -85,14 +106,19 @@ def _response(result: _Result, i: int) -> Response:
     if first_ns > 0:
         chunk_ns = arrivals(sent_ns + first_ns, result.itls[i])
     took = at(result.latencies, i)
-    end_ns = int(chunk_ns[-1]) if len(chunk_ns) else None
-    if end_ns is None and took:
-        end_ns = sent_ns + in_ns(took)
+    ended_ns = sent_ns + in_ns(took) if took else None
+    chunk_ns, has_every_chunk = _with_end(chunk_ns, result.output_lens[i], ended_ns)
+    end_ns = ended_ns
+    if len(chunk_ns) and (has_every_chunk or end_ns):
+        end_ns = max(int(chunk_ns[-1]), end_ns or 0)
     return Response(
-        sent_ns,
+        # Behind a limit, a request waits until the service has answered another one.
+        sent_ns if due_ns is None or not _waits(result) else min(sent_ns, due_ns),
         "answered" if is_answered else "failed",
-        None if waited_ns is None or _is_closed(result) else sent_ns - in_ns(waited_ns),
+        due_ns,
         chunk_ns,
+        has_every_chunk=has_every_chunk,
+        is_due_known=load.kind == "closed" or not _waits(result) or _has_due(result),
         end_ns=end_ns,
         input_tokens=at(result.input_lens, i),
         output_tokens=result.output_lens[i] if is_answered else None,
@@ -100,8 +126,72 @@ def _response(result: _Result, i: int) -> Response:
     )
 
 
+def _with_end(chunk_ns: Times, num_tokens: int, ended_ns: int | None) -> tuple[Times, bool]:
+    """Return the known arrivals, and whether they are all that brought tokens.
+
+    A server that buffers sends a first chunk and the rest later, of which vLLM lists nothing; only
+    the latency tells when the answer ended.
+    """
+    if not len(chunk_ns) or len(chunk_ns) >= num_tokens:
+        return chunk_ns, True
+    if ended_ns is None:
+        return chunk_ns, len(chunk_ns) > 1
+    is_last_listed = ended_ns - chunk_ns[-1] <= LAST_CHUNK_NS
+    if is_last_listed:
+        return chunk_ns, True
+    return np.array([chunk_ns[0], ended_ns], np.int64), False
+
+
+def _has_due(result: _Result) -> bool:
+    return bool(result.queue_times) and bool(result.start_times)
+
+
+def _waits(result: _Result) -> bool:
+    """Tell whether a request may have waited in the client until another one was answered."""
+    return result.max_concurrency is not None
+
+
+def _due_ns(result: _Result, i: int, load: Load) -> int | None:
+    waited = at(result.queue_times, i)
+    if waited is None or load.kind == "closed" or not result.start_times:
+        return None
+    return in_ns(result.start_times[i]) - in_ns(waited)
+
+
 def _is_closed(result: _Result) -> bool:
-    return not _is_scheduled(result) and result.max_concurrency is not None
+    """Tell a burst behind a limit, which is a closed loop, from the schedule of a timed trace.
+
+    Both have a rate of "inf". In a burst all requests were due at once, and wait for a place.
+    """
+    limit = result.max_concurrency
+    if _is_scheduled(result) or limit is None:
+        return False
+    starts, waits = result.start_times, result.queue_times
+    if not starts:
+        return not waits
+    if waits:
+        return _is_burst([sent - waited for sent, waited in zip(starts, waits, strict=True)])
+    return _is_full(result, starts, limit)
+
+
+def _is_burst(due_s: Sequence[float]) -> bool:
+    return max(due_s) - min(due_s) <= BURST_S_PER_REQUEST * len(due_s)
+
+
+def _is_full(result: _Result, starts: Sequence[float], limit: int) -> bool:
+    """Tell whether the limit was reached whenever a request was sent, after the first ones."""
+    assert result.ttfts is not None
+    assert result.itls is not None
+    took = result.latencies or [
+        first + sum(gaps) for first, gaps in zip(result.ttfts, result.itls, strict=True)
+    ]
+    sent = np.sort(np.array(starts))
+    ended = np.sort(np.array(starts) + np.array(took))
+    later = sent[limit:]
+    if not len(later):
+        return _is_burst(starts)
+    under_way = limit + 1 + np.arange(len(later)) - np.searchsorted(ended, later)
+    return bool(np.median(under_way) >= FULL_SHARE * limit)
 
 
 def _is_scheduled(result: _Result) -> bool:
@@ -117,18 +207,19 @@ def _load(result: _Result) -> Load:
     if isinstance(result.request_rate, float):
         arrivals = "Poisson" if result.burstiness in (1.0, None) else "gamma"
         name = f"{result.request_rate:g} requests/s, {arrivals}{capped}"
-        if limit and result.queue_times is None:
-            why = (
-                f"at most {limit} requests ran at a time, and this version of vLLM does not say "
-                "how long others waited in the client: times count from the sending, without that"
-            )
-            return Load("open", name, why)
-        return Load("open", name)
-    if limit:
+        return Load("open", name, NOT_KNOWN if limit and not _has_due(result) else "")
+    if _is_closed(result):
         return Load("closed", f"{limit} at a time")
     if result.request_rate is None:
         return Load("unknown", "load not recorded")
-    return Load("open", "all requests at once", "all requests were sent at once: a burst, no load")
+    starts, waits = result.start_times or [], result.queue_times or []
+    due = [sent - waited for sent, waited in zip(starts, waits, strict=False)] or starts
+    if not due or _is_burst(due):
+        why = "all requests were sent at once: a burst, no load"
+        return Load("open", "all requests at once", why)
+    return Load(
+        "open", f"a timed trace{capped}", "" if _has_due(result) or not limit else NOT_KNOWN
+    )
 
 
 def _doubts(result: _Result, rows: tuple[Response, ...]) -> list[str]:

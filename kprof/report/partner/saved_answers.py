@@ -32,7 +32,7 @@ def service_level_in(content: Plain, source: str = "") -> Judged:
     kept = content.get("curves")
     return Judged(
         source or content["source"],
-        Assessment(judgements, doubts, content["gpus"]),
+        Assessment(judgements, doubts, content["gpus"], content.get("spell_s")),
         curves=None if kept is None else msgspec.convert(kept, Curves),
     )
 
@@ -51,6 +51,7 @@ def _judgement(content: Plain) -> Judgement:
         content["why_left_out"],
         content["samples_needed"],
         tuple(value for v in content["by_run"] if (value := _time(v)) is not None),
+        load_s_needed=content.get("load_s_needed"),
     )
 
 

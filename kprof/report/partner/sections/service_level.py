@@ -12,7 +12,7 @@ from kprof.report.partner.parts import Block, Chapter, Missing, Picture
 from kprof.report.partner.service_curves import later_in_words, pictures_of
 from kprof.report.partner.wording import SLA_VERDICTS, marked
 from kprof.report.section import Column, Table, Text
-from kprof.report.sla import SENTENCES, Judged, why_of
+from kprof.report.sla import Judged, sentence_of
 from kprof.report.units import MISSING, format_share
 
 TITLE = "Service level"
@@ -33,7 +33,7 @@ def render(evidence: Evidence) -> Chapter | Missing:
     last = evidence.service_levels[-1]
     verdict = last.assessment.verdict
     tone = TONES.get(verdict, "plain")
-    lead = marked(tone, SENTENCES[verdict])
+    lead = marked(tone, sentence_of(last.assessment))
     blocks: list[Block] = [Text(lead, tone), *_reasons(last)]
     blocks += [_table(evidence), Text(METHOD, "muted")]
     if picture := _picture(evidence):
@@ -47,7 +47,7 @@ def render(evidence: Evidence) -> Chapter | Missing:
 def _reasons(judged: Judged) -> list[Text]:
     """Say of every target that nobody can judge why not."""
     return [
-        Text(f"{_capital(promise_of(j))}. {_capital(why_of(j))}.")
+        Text(f"{_capital(promise_of(j))}. {_capital(j.why)}.")
         for j in judged.assessment.judgements
         if j.verdict not in ("MET", "MISSED")
     ]
