@@ -9,6 +9,7 @@ from datetime import date
 from kprof.analyze.cost.facts import COMPANIONS, Facts, option_of, without_companion
 from kprof.analyze.cost.fleet import add_break_even, add_fleet, replicas_of, size_fleet
 from kprof.analyze.cost.gain import add_gain
+from kprof.analyze.cost.plausible import check_facts
 from kprof.analyze.cost.price import (
     STALE_AFTER_DAYS,
     Band,
@@ -69,6 +70,7 @@ def costs_of(facts: Facts, quotes: Sequence[Quote], today: date) -> Costs:
     sheet = Sheet(facts, tuple(quotes))
     sheet.facts = _with_rates(sheet)
     sheet.price = _price(sheet, today)
+    hardly_true = check_facts(sheet)
     for add in ALL:
         add(sheet)
     for name in without_companion(facts):
@@ -88,7 +90,7 @@ def costs_of(facts: Facts, quotes: Sequence[Quote], today: date) -> Costs:
         price=sheet.price,
         figures=tuple(sheet.figures),
         missing=tuple(dict.fromkeys(sheet.missing)),
-        warnings=(_stale_warning(stale, today),) if stale else (),
+        warnings=(*hardly_true, *([_stale_warning(stale, today)] if stale else [])),
         notes=tuple(dict.fromkeys(sheet.notes)),
         bill=sheet.bill,
     )

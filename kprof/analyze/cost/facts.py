@@ -78,7 +78,7 @@ class Limits:
 
     words: str
     example: str
-    least: int = 0
+    least: int | Fraction = 0
     most: int | None = None
     may_be_least: bool = True
     is_whole: bool = False
@@ -90,14 +90,29 @@ class Limits:
         return above and below and (not self.is_whole or value.denominator == 1)
 
 
+CENT = Fraction(1, 100)
 POSITIVE = Limits("a number above 0", "2.5", may_be_least=False)
 NOT_NEGATIVE = Limits("a number of at least 0", "0.1")
 DEMAND = Limits("a rate of at least 0 in tokens/s", "2000,5000,3000")
 USED_SHARE = Limits("a share above 0 and at most 1", "0.6", most=1, may_be_least=False)
 SHARE = Limits("a share from 0 to 1", "0.4", most=1)
-FACTOR = Limits("a factor of at least 1", "1.5", least=1)
 WHOLE = Limits("a whole number of at least 1", "8", least=1, is_whole=True)
 YEARS = Limits("a number of years above 0 and at most 100", "4", most=100, may_be_least=False)
+PRICE = Limits(
+    "$ for one GPU and one hour, from 0.01 to 100 (a price per month: divide it by 730; of a "
+    "server: by its GPUs)",
+    "3.99",
+    CENT,
+    100,
+)
+KW = Limits("the kW of one GPU, all in, from 0.01 to 20 (W: divide by 1,000)", "1.3", CENT, 20)
+KWH_PRICE = Limits("$ per kWh, from 0 to 2 (cents: divide by 100)", "0.08", most=2)
+POWER_FACTOR = Limits("a factor from 1 to 5", "1.25", least=1, most=5)
+SMALL_FACTOR = Limits("a factor from 1 to 10 (30 % more is 1.3)", "1.3", least=1, most=10)
+PARAMETERS = Limits("a model's parameters, from 10,000 to 10^14", "7B", 10_000, 10**14)
+TRAINED = Limits("a training's tokens, at least 1,000", "15.6T", 1_000)
+TFLOPS = Limits("the dense TFLOP/s of one GPU, from 0.1 to 100,000", "989", Fraction(1, 10), 10**5)
+API_PRICE = Limits("$ per million tokens, from 0.0001 to 10,000", "0.6", Fraction(1, 10**4), 10**4)
 COUNT = Limits("a whole number of at least 0", "1", is_whole=True)
 
 TEXTS = ("gpu", "term", "price_list", "baseline_gpu")
@@ -106,9 +121,17 @@ LISTS = ("demand",)
 LIMITS: dict[str, Limits] = {
     **dict.fromkeys(("utilisation", "availability", "mfu"), USED_SHARE),
     **dict.fromkeys(("interest", "cached_share", "cached_weight"), SHARE),
-    **dict.fromkeys(("overhead", "pue", "headroom"), FACTOR),
+    **dict.fromkeys(("price", "baseline_price"), PRICE),
+    **dict.fromkeys(("overhead", "headroom"), SMALL_FACTOR),
     **dict.fromkeys(("gpus", "replica_gpus"), WHOLE),
-    **dict.fromkeys(("opex", "kwh_price", "cold_start", "decode_gpu_s"), NOT_NEGATIVE),
+    **dict.fromkeys(("opex", "cold_start", "decode_gpu_s"), NOT_NEGATIVE),
+    "kw": KW,
+    "kwh_price": KWH_PRICE,
+    "pue": POWER_FACTOR,
+    "active_parameters": PARAMETERS,
+    "training_tokens": TRAINED,
+    "peak_tflops": TFLOPS,
+    "api_price": API_PRICE,
     **dict.fromkeys(("interruptions", "restart"), NOT_NEGATIVE),
     "demand": DEMAND,
     "min_replicas": COUNT,

@@ -78,13 +78,19 @@ def add_training(sheet: Sheet) -> None:
         )
 
 
+def training_rate(facts: Facts) -> Fraction | None:
+    """Return the tokens per second of a GPU that are given, or follow from its hours."""
+    if facts.training_tokens is not None and facts.gpu_hours is not None:
+        return tokens_per_s_of_budget(facts.training_tokens, facts.gpu_hours)
+    return None if facts.tokens_per_s is None else facts.tokens_per_s.mid
+
+
 def _training_rate(sheet: Sheet) -> Fraction | None:
     """Return the tokens per second of a GPU, from whatever tells them."""
     facts = sheet.facts
-    if facts.training_tokens is not None and facts.gpu_hours is not None:
-        return tokens_per_s_of_budget(facts.training_tokens, facts.gpu_hours)
-    if facts.tokens_per_s is not None:
-        return facts.tokens_per_s.mid
+    rate = training_rate(facts)
+    if rate is not None:
+        return rate
     if facts.gpu_hours is not None and facts.active_parameters is None:
         return None
     if not sheet.has("Training", "active_parameters", "mfu", "peak_tflops"):
