@@ -100,8 +100,8 @@ class ShareBounds(NamedTuple):
 
 
 def bound_share(
-    hits: int,
-    num_samples: int,
+    hits: float,
+    num_samples: float,
     num_independent: float | None = None,
     confidence: float = CONFIDENCE,
 ) -> ShareBounds:

@@ -227,7 +227,10 @@ def _judge_rate(
     rate, by_run = bound_rate(runs, known, _counted(name, limits))
     share = 1 / num_gpus if target.is_per_gpu and num_gpus else 1.0
     shown = rate._replace(
-        low=rate.low * share, estimate=rate.estimate * share, high=rate.high * share
+        low=rate.low * share,
+        estimate=rate.estimate * share,
+        high=rate.high * share,
+        fastest=rate.fastest and rate.fastest * share,
     )
     found = judge_rate(target, shown, spells)
     return replace(found, by_run=tuple(r * share for r in by_run) if len(runs) > 1 else ())

@@ -47,6 +47,8 @@ class Rate(NamedTuple):
     num_slices: int
     num_independent: int
     why_fewer: str = ""
+    fastest: float | None = None
+    """Of the slices: what the service does without a slow spell; missing: as the estimate."""
 
 
 Counted = Callable[[Response, Times], "tuple[Times, Times]"]
@@ -78,7 +80,7 @@ def bound_rate(
     found = reach_of(slices)
     mean, reach = float(every.mean()), found.reach + max(uncertain)
     shown = (mean - reach, mean, mean + reach, len(every))
-    return Rate(*shown, found.num_independent, found.why_fewer), by_run
+    return Rate(*shown, found.num_independent, found.why_fewer, float(every.max())), by_run
 
 
 def tokens_counted(response: Response, at_ns: Times) -> tuple[Times, Times]:

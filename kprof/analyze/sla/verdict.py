@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kprof.analyze.sla.bounds import (
-    CONFIDENCE,
+    MOST_SAMPLES,
     ShareBounds,
+    bound_share,
     is_provable,
     least_samples,
     ranks_of,
@@ -231,12 +232,11 @@ def _times(ratio: float) -> str:
 def judge_rate(target: Target, rate: Rate, spells: Spells | None = None) -> Judgement:
     """Judge a rate from its bounds over slices of the steady state.
 
-    A spell that the load did not hold may stop the service, so the low bound is no better than
-    the rate less the share of time that such spells take at most.
+    A slow spell may stop the service, and a load may hold fewer of them than there are.
     """
     low, longer_s = rate.low, None
     if spells:
-        low = min(low, rate.estimate * _share_without_spell(spells))
+        low = min(low, _low_with_spells(rate, spells.num))
     verdict = _compare(target, low, rate.high, spells)
     why = _why_compared(verdict, "the bounds", spells)
     why += f", over {rate.num_slices} slices of the steady state"
@@ -248,7 +248,7 @@ def judge_rate(target: Target, rate: Rate, spells: Spells | None = None) -> Judg
             f"the run is too short: its rate goes one way all along; measure {longer} times as long"
         )
     elif verdict == "NOT PROVEN" and margin > 0:
-        longer_s = _load_needed(rate.estimate, target.limit, spells)
+        longer_s = _load_needed(rate, target.limit, spells)
         if rate.low < target.limit:
             more = "as many runs" if rate.why_fewer == RUNS_DIFFER else "as long"
             why += f"; about {_times((reach / margin) ** 2)} times {more} would prove it"
@@ -265,20 +265,31 @@ def judge_rate(target: Target, rate: Rate, spells: Spells | None = None) -> Judg
     )
 
 
-def _share_without_spell(spells: Spells) -> float:
-    """Return the least share of time without a slow spell, where a load of n held none.
+def _low_with_spells(rate: Rate, num_spells: int) -> float:
+    """Return the least rate, if slow spells may take the whole of what they last.
 
-    Each of n spells' time lies outside of one with the probability p, and all of them with p^n.
+    Of n spells' time, the share that went at the fastest rate is bounded as that of n answers is.
     """
-    return float((1 - CONFIDENCE) ** (1 / max(spells.num, 1)))
+    fastest = max(rate.fastest or 0.0, rate.estimate)
+    if fastest <= 0:
+        return rate.low
+    return fastest * bound_share(rate.estimate, fastest, max(num_spells, 1)).low
 
 
-def _load_needed(rate: float, limit: float, spells: Spells | None) -> float | None:
+def _load_needed(rate: Rate, limit: float, spells: Spells | None) -> float | None:
     """Return how long a load has to last until spells that it did not hold keep a limit."""
-    if spells is None or limit <= 0:
-        return None
-    num = math.ceil(math.log(1 - CONFIDENCE) / math.log(limit / rate))
-    return spells.longest_s * max(num, LEAST_SPELLS) if num > spells.num else None
+    if spells is None or _low_with_spells(rate, spells.num) >= limit:
+        return spells.longest_s * LEAST_SPELLS if spells and spells.is_too_short else None
+    most = max(spells.num, LEAST_SPELLS)
+    while _low_with_spells(rate, most) < limit:
+        most *= 2
+        if most > MOST_SAMPLES:
+            return None
+    least = most // 2
+    while most - least > max(1, most // 1000):
+        middle = (least + most) // 2
+        least, most = (least, middle) if _low_with_spells(rate, middle) >= limit else (middle, most)
+    return spells.longest_s * max(most, LEAST_SPELLS)
 
 
 def not_measured(target: Target, why: str) -> Judgement:
