@@ -14,8 +14,9 @@ from kprof.discover import modules_in
 from kprof.responses import Response, Responses
 
 RECORDED_BY = (
-    "AIPerf (profile_export.jsonl), vllm bench serve (--save-result --save-detailed) "
-    "and GuideLLM (its JSON report)"
+    "AIPerf (profile_export.jsonl), vllm bench serve (--save-result --save-detailed), "
+    "GuideLLM (its JSON report), SGLang bench_serving (--output-details), inference-perf "
+    "(per_request_lifecycle_metrics.json) and genai-bench"
 )
 
 

@@ -39,8 +39,9 @@ def sla(
 ) -> Answer:
     """Prove that a service keeps its targets, or that it does not.
 
-    RESULT is recorded by AIPerf, vllm bench serve --save-detailed or GuideLLM; several are runs
-    of one load, FILE#2 is the second load of a file. Exit code: 0 all targets are proven met, 1 one
+    RESULT is recorded by AIPerf, vllm bench serve --save-detailed, GuideLLM, SGLang bench_serving
+    --output-details, inference-perf or genai-bench; several are runs of one load, FILE#2 is the
+    second load of a file. Exit code: 0 all targets are proven met, 1 one
     is proven missed, 2 one cannot be judged on what was given, 3 neither. A load shorter than ten
     of the longest slow spell (--spell) proves none met.
     """
