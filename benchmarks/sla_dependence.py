@@ -86,7 +86,7 @@ def attainment(draw, num):
 
         def verdict(lost):
             target = parse_target(f"attainment>={100 * (1 - lost):.6f}%")
-            return judge([run], [within, target])[1].verdict
+            return judge([run], [within, target], spell_s=0)[1].verdict
 
         return Found(1 - bounds.high, 1 - bounds.low, verdict)
 
@@ -101,7 +101,7 @@ def errors(length, num):
         run, bounds = run_of(np.full(num, 1e8), lost), bound_share(int(lost.sum()), num)
 
         def verdict(share):
-            return judge([run], [parse_target(f"errors<={100 * share:.6f}%")])[0].verdict
+            return judge([run], [parse_target(f"errors<={100 * share:.6f}%")], spell_s=0)[0].verdict
 
         return Found(bounds.low, bounds.high, verdict)
 
