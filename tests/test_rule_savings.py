@@ -54,7 +54,7 @@ def waiting(wait):
     trace = analyze(Machine().run(program))
     rows = np.flatnonzero((trace.idle["cause"] == "synchronization").to_numpy(bool))
     found = replace(about([], idle_cause="synchronization"), idle_rows=tuple(rows.tolist()))
-    return find_pricer(trace).price([found]), trace.idle["recoverable_ns"].iloc[rows].sum()
+    return find_pricer(trace).price([found]), trace.idle["duration_ns"].iloc[rows].sum()
 
 
 def test_of_a_wait_the_lower_end_is_half_of_what_the_upper_one_gains():

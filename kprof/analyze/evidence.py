@@ -111,18 +111,19 @@ def share_of_whole(trace: Trace, time_ns: float) -> float:
     return per_step(trace, time_ns) / max(whole_ns(trace), 1)
 
 
-def recoverable_idle(
+def idle_of(
     trace: Trace, cause: str, least_ns: int = 0, most_ns: int = LAST_NS
 ) -> tuple[Int64s, int]:
-    """Return the pieces of idle time of a cause within the window, and what could be gained.
+    """Return the pieces of idle time of a cause, and how long they are together.
 
-    Only pieces of at least `least_ns` and less than `most_ns` count.
+    Only pieces of at least `least_ns` and less than `most_ns` count. The ends of the steps count,
+    where no activity has begun yet or all have ended: a step lasts from the host's entry into it.
     """
     idle = trace.idle
     took = idle["duration_ns"].to_numpy(np.int64)
-    mine = (idle["cause"] == cause).to_numpy(bool) & idle["edge"].isna().to_numpy(bool)
+    mine = (idle["cause"] == cause).to_numpy(bool)
     rows = np.flatnonzero(mine & (took >= least_ns) & (took < most_ns))
-    return rows, int(idle["recoverable_ns"].to_numpy(np.int64, na_value=0)[rows].sum())
+    return rows, int(took[rows].sum())
 
 
 def inside_op(trace: Trace, *names: str) -> Bools:

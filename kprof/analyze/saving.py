@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.evidence import count_steps
-from kprof.analyze.idle.causes import BETWEEN_KERNELS, LAUNCH_BOUND, NO_WORK, SYNCHRONIZATION
+from kprof.analyze.idle.causes import BETWEEN_KERNELS, LAUNCH_BOUND, SYNCHRONIZATION
 from kprof.analyze.steps import whole_ns
 from kprof.analyze.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.what_if.baseline import Baseline, find_baseline
@@ -182,13 +182,9 @@ class Pricer:
         return gained
 
     def _lost_ns(self, rows: np.ndarray) -> dict[int, int]:
-        """Return by device what could be gained of pieces of idle time."""
+        """Return by device how long pieces of idle time are together."""
         idle = self.trace.idle.iloc[rows]
-        lost = idle["recoverable_ns"].to_numpy(np.int64, na_value=0)
-        # That nothing was to be done takes a rule to deny.
-        is_denied = (idle["cause"] == NO_WORK).to_numpy(bool)
-        lost = np.where(is_denied, idle["duration_ns"].to_numpy(np.int64), lost)
-        return self._by_device(idle, lost)
+        return self._by_device(idle, idle["duration_ns"].to_numpy(np.int64))
 
     def _launching_ns(self, rows: np.ndarray, counted: np.ndarray) -> dict[int, int]:
         """Return by device the idle time that launches of these rows explain.

@@ -77,11 +77,10 @@ def find_once(trace: Trace) -> Once:
     found = Once(np.zeros(len(idle), dtype=np.int64), name)
     if trace.is_host_only or idle.empty:
         return found
-    took = np.where(idle["edge"].isna(), idle["duration_ns"].to_numpy(np.int64), 0)
+    took = idle["duration_ns"].to_numpy(np.int64)
     steps = _steps_of(trace)
     device = idle.groupby(["rank", "device"], sort=True).ngroup().to_numpy(np.int64)
-    # Long silences are told apart from many short ones, as rules do.
-    cause = 2 * idle["cause"].cat.codes.to_numpy(np.int64) + (took >= SILENCE_NS)
+    cause = idle["cause"].cat.codes.to_numpy(np.int64)
     is_asked = (~idle["cause"].isin(causes.BESIDES)).to_numpy(bool)
     number = count_steps_of_window(trace)
     for one in np.unique(device):

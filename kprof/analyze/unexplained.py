@@ -79,12 +79,11 @@ def find_unexplained(trace: Trace, findings: Sequence[Finding]) -> tuple[Finding
 def _idle_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[float, Finding]]:
     """Yield the causes of idle time that are large and not explained, with their time."""
     idle = trace.idle
-    is_inside = idle["edge"].isna().to_numpy(bool)
     took = idle["duration_ns"].to_numpy(np.int64)
     is_told = _told(len(idle), (one.idle_rows for one in findings))
     codes = idle["cause"].cat.codes.to_numpy()
-    for code in np.unique(codes[is_inside & (took > 0)]).tolist():
-        rows = np.flatnonzero(is_inside & (codes == code) & (took > 0))
+    for code in np.unique(codes[took > 0]).tolist():
+        rows = np.flatnonzero((codes == code) & (took > 0))
         line_ns = int(took[rows].sum())
         share = share_of_whole(trace, line_ns)
         if share <= LARGE_SHARE or took[rows][is_told[rows]].sum() >= EXPLAINED * line_ns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kprof.analyze.claims import idle_places, in_words, percent
-from kprof.analyze.evidence import per_step, recoverable_idle, share_of_whole, whole_of
+from kprof.analyze.evidence import idle_of, per_step, share_of_whole, whole_of
 from kprof.analyze.idle.causes import DATA_LOADING
 from kprof.analyze.trust.unanswered import why_no_timeline
 from kprof.finding import Finding, Remedy
@@ -17,7 +17,7 @@ LEAST_SHARE = 0.02
 
 def check(trace: Trace) -> list[Finding]:
     """Find idle time in which the host waited for data; a loader that keeps up is silent."""
-    idle_rows, lost_ns = recoverable_idle(trace, DATA_LOADING)
+    idle_rows, lost_ns = idle_of(trace, DATA_LOADING)
     share = share_of_whole(trace, lost_ns)
     if share < LEAST_SHARE:
         return []

@@ -7,9 +7,9 @@ import numpy as np
 from kprof.analyze.claims import idle_places, in_words, percent
 from kprof.analyze.evidence import (
     Int64s,
+    idle_of,
     is_one_of,
     per_step,
-    recoverable_idle,
     share_of_whole,
     whole_of,
 )
@@ -29,7 +29,7 @@ def check(trace: Trace) -> list[Finding]:
     Where stacks tell of it: without, it looks like Python that computes; and a host that shows
     nothing at all, outside every step, may do anything.
     """
-    rows, _ = recoverable_idle(trace, NO_WORK)
+    rows, _ = idle_of(trace, NO_WORK)
     rows = rows[trace.idle["evidence_row"].notna().to_numpy(bool)[rows]]
     is_training = is_one_of(trace.kernels["phase"], "backward").any()
     rows = rows if is_training else _amid_passes(trace, rows)

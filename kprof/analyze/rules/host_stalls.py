@@ -5,8 +5,8 @@ from __future__ import annotations
 from kprof.analyze.claims import idle_places, in_words, percent
 from kprof.analyze.evidence import (
     count_steps,
+    idle_of,
     per_step,
-    recoverable_idle,
     share_of_whole,
     whole_of,
 )
@@ -21,7 +21,7 @@ LEAST_SHARE = 0.05
 
 def check(trace: Trace) -> list[Finding]:
     """Find long silences of the host; many short ones are another rule's."""
-    idle_rows, lost_ns = recoverable_idle(trace, LAUNCH_BOUND, least_ns=SILENCE_NS)
+    idle_rows, lost_ns = idle_of(trace, LAUNCH_BOUND, least_ns=SILENCE_NS)
     share = share_of_whole(trace, lost_ns)
     if share < LEAST_SHARE:
         return []

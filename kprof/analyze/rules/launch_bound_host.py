@@ -8,8 +8,8 @@ from kprof.analyze.claims import idle_places, in_words, percent, proof_by_copy
 from kprof.analyze.evidence import (
     count_host_steps,
     durations,
+    idle_of,
     per_step,
-    recoverable_idle,
     share_of_whole,
     whole_of,
 )
@@ -27,7 +27,7 @@ FEW = 50
 
 def check(trace: Trace) -> list[Finding]:
     """Find idle time that goes away when launches cost the host less; decoding has its own rule."""
-    idle_rows, lost_ns = recoverable_idle(trace, LAUNCH_BOUND, most_ns=SILENCE_NS)
+    idle_rows, lost_ns = idle_of(trace, LAUNCH_BOUND, most_ns=SILENCE_NS)
     share = share_of_whole(trace, lost_ns)
     is_kernel = (trace.kernels["activity"] == "kernel").to_numpy(bool)
     if share < LEAST_SHARE or is_kernel.sum() < FEW or is_decoding(trace):

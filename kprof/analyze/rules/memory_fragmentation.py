@@ -7,8 +7,8 @@ import numpy as np
 from kprof.analyze.claims import idle_places, in_words, percent, proof
 from kprof.analyze.evidence import (
     count_host_steps,
+    idle_of,
     per_step,
-    recoverable_idle,
     share_of_whole,
     whole_of,
 )
@@ -23,7 +23,7 @@ SETTING = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 def check(trace: Trace) -> list[Finding]:
     """Find idle time behind allocations; those that the GPU does not notice are not mentioned."""
-    idle_rows, lost_ns = recoverable_idle(trace, ALLOCATOR)
+    idle_rows, lost_ns = idle_of(trace, ALLOCATOR)
     share = share_of_whole(trace, lost_ns)
     if share < LEAST_SHARE:
         return []

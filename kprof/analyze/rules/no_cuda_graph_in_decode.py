@@ -5,8 +5,8 @@ from __future__ import annotations
 from kprof.analyze.claims import idle_places, in_words, percent, proof_by_copy
 from kprof.analyze.evidence import (
     count_host_steps,
+    idle_of,
     per_step,
-    recoverable_idle,
     share_of_whole,
     whole_of,
     why_no_device,
@@ -26,7 +26,7 @@ LEAST_SHARE = 0.15
 
 def check(trace: Trace) -> list[Finding]:
     """Find decoding whose time is the host's, launching kernel by kernel."""
-    idle_rows, lost_ns = recoverable_idle(trace, LAUNCH_BOUND, most_ns=SILENCE_NS)
+    idle_rows, lost_ns = idle_of(trace, LAUNCH_BOUND, most_ns=SILENCE_NS)
     share = share_of_whole(trace, lost_ns)
     if share < LEAST_SHARE or not is_decoding(trace):
         return []

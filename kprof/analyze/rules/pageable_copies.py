@@ -11,9 +11,9 @@ from kprof.analyze.evidence import (
     count_steps,
     durations,
     exposed_ns,
+    idle_of,
     matches,
     per_step,
-    recoverable_idle,
     share_of_whole,
     total_ns,
     whole_of,
@@ -36,7 +36,7 @@ def check(trace: Trace) -> list[Finding]:
 
     It waits in the copies, as far as nothing runs beside them, and for the host that made them.
     """
-    idle_rows, lost_ns = recoverable_idle(trace, PAGEABLE_COPY)
+    idle_rows, lost_ns = idle_of(trace, PAGEABLE_COPY)
     is_upload = matches(trace.kernels["name"], PAGEABLE_UPLOAD)
     uploads = np.flatnonzero(is_upload)
     moved = trace.kernels["copied_bytes"].to_numpy(np.int64, na_value=0)[uploads]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kprof.analyze.claims import idle_places, in_words, percent
 from kprof.analyze.evidence import (
     count_host_steps,
+    idle_of,
     per_step,
-    recoverable_idle,
     share_of_whole,
     whole_of,
 )
@@ -20,7 +20,7 @@ LEAST_SHARE = 0.01
 
 def check(trace: Trace) -> list[Finding]:
     """Find waits for the device that leave it idle; one that costs nothing is not mentioned."""
-    idle_rows, lost_ns = recoverable_idle(trace, SYNCHRONIZATION)
+    idle_rows, lost_ns = idle_of(trace, SYNCHRONIZATION)
     share = share_of_whole(trace, lost_ns)
     if share < LEAST_SHARE:
         return []

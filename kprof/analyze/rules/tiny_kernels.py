@@ -8,9 +8,9 @@ from kprof.analyze.claims import in_words, percent, proof_by_copy, work_places
 from kprof.analyze.evidence import (
     count_steps,
     durations,
+    idle_of,
     is_one_of,
     per_step,
-    recoverable_idle,
     share_of_whole,
     total_ns,
     whole_of,
@@ -34,7 +34,7 @@ FUSIBLE = ("elementwise", "copy", "set", "reduction", "norm", "softmax", "indexi
 
 def check(trace: Trace) -> list[Finding]:
     """Find runs of tiny kernels that a compiler would join; where the host is late, nothing."""
-    _, late_ns = recoverable_idle(trace, LAUNCH_BOUND)
+    _, late_ns = idle_of(trace, LAUNCH_BOUND)
     if share_of_whole(trace, late_ns) >= LAUNCH_BOUND_SHARE:
         return []
     is_kernel = is_one_of(trace.kernels["activity"], "kernel")

@@ -1,0 +1,280 @@
+"""Laws that hold for every trace: scaled, shifted, permuted or longer, it tells the same."""
+
+import gzip
+import json
+import math
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as some
+
+from kprof.analyze.ledger import balance
+from kprof.analyze.passes import analyze
+from kprof.device import find_device
+from kprof.open import read
+from kprof.report.result import result_of
+from tests import kineto_files as kineto
+from tests.simulated import END_OF_STEP, Machine, item, kernel, synchronize
+
+RECORDED = Path(__file__).parent / "data" / "h200"
+SHARED = Path(__file__).parents[2] / "shared" / "traces"
+QUICK = [RECORDED / f"{name}.json.gz" for name in ("compiled", "cudagraph")]
+OTHERS = sorted(RECORDED.glob("*.json.gz")) + sorted(
+    path for path in SHARED.rglob("*.gz") if "ncu" not in path.name
+)
+ALL = [
+    *(pytest.param(path, id=path.name) for path in QUICK),
+    *(
+        pytest.param(path, id=path.name, marks=pytest.mark.slow)
+        for path in OTHERS
+        if path not in QUICK
+    ),
+]
+# Whole microseconds: of events with the same start and length only their order tells which holds
+# the other.
+ORDERED = ("sampled_rank", "test.json")
+OF_TIME = ("ledger", "time", "idle", "replayed")
+NAMES = ("gemm", "vectorized_elementwise_kernel", "ncclDevKernel_AllReduce")
+# Of shares, and of sums of pieces that are rounded to a ns each.
+ROUNDED, ROUNDED_NS = 1e-4, 64
+
+
+def told(trace):
+    """Return the document of `kprof open --json` of a trace that was read."""
+    device = find_device(trace.gpus[0].name) if trace.gpus else None
+    analyzed = analyze(replace(trace, meta=replace(trace.meta, device=device)))
+    return result_of(analyzed, balance(analyzed))
+
+
+def changed(trace, change, *columns):
+    """Return the trace with `change` made to these columns of its tables, where they have them."""
+    tables = {}
+    for name in ("kernels", "ranges", "samples"):
+        table = getattr(trace, name)
+        mine = [column for column in table.columns if column in columns]
+        tables[name] = table.assign(**{column: change(table[column]) for column in mine})
+    return replace(trace, **tables)
+
+
+def scaled(trace, factor):
+    return changed(trace, lambda column: column * factor, "start_ns", "duration_ns", "time_ns")
+
+
+def shifted(trace, by_ns):
+    return changed(trace, lambda column: column + by_ns, "start_ns", "time_ns")
+
+
+def differences(one, other, factor=1, path=""):
+    """Yield where two documents differ, the times of the first taken `factor` times."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in one.keys() | other.keys():
+            where = f"{path}/{key}"
+            yield from differences(one.get(key), other.get(key), factor, where)
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        if len(one) != len(other):
+            yield path, len(one), len(other)
+        for at, (a, b) in enumerate(zip(one, other, strict=False)):
+            yield from differences(a, b, factor, f"{path}[{at}]")
+    elif not is_same(one, other, factor, is_time=path.endswith("_ns") or "/buckets/" in path):
+        yield path, one, other
+
+
+def is_same(one, other, factor, *, is_time):
+    """Tell whether two values of a document are the same but for rounding."""
+    if isinstance(one, bool | str | None) or isinstance(other, bool | str | None):
+        return one == other
+    slack = ROUNDED_NS * factor if is_time else 0.0
+    return math.isclose(one * factor if is_time else one, other, rel_tol=ROUNDED, abs_tol=slack)
+
+
+def parts(document, names):
+    """Return parts of a document, without the size and name of the file that it was read from."""
+    found = {name: document[name] for name in names if name in document}
+    hidden = ("bytes", "file", "raw_json_bytes")
+    return {**found, "ledger": {k: v for k, v in document["ledger"].items() if k not in hidden}}
+
+
+def permuted(path, folder, seed):
+    """Write a Kineto file with its events in another order, and other correlation ids."""
+    raw = path.read_bytes()
+    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+    # Times stay as they are written: a float holds no nanoseconds of an epoch.
+    quoted = re.sub(r'("(?:ts|dur)": ?)(-?[\d.]+)', r'\1"\2"', text)
+    document = json.loads(quoted)
+    chance, events = random.Random(seed), document["traceEvents"]
+    args = [event["args"] for event in events if isinstance(event.get("args"), dict)]
+    flows = [one for one in events if one.get("cat") == "ac2g"]
+    for key in ("correlation", "External id"):
+        arrows = [(one, "id") for one in flows if key == "correlation"]
+        places = [*((one, key) for one in args if type(one.get(key)) is int), *arrows]
+        known = sorted({one[name] for one, name in places})
+        new = dict(zip(known, chance.sample(known, len(known)), strict=True))
+        for one, name in places:
+            one[name] = new[one[name]]
+    chance.shuffle(events)
+    target = folder / "permuted.json"
+    written = json.dumps(document)
+    target.write_text(re.sub(r'("(?:ts|dur)": ?)"(-?[\d.]+)"', r"\1\2", written))
+    return target
+
+
+@some.composite
+def recordings(draw):
+    """Draw the events of a training run of one or two streams, with steps or without."""
+    steps = draw(some.integers(0, 4))
+    events, now, correlation = [], 1_000.0, 0
+    ended = {7: 0.0, 20: 0.0}
+    launches = draw(
+        some.lists(
+            some.tuples(
+                some.sampled_from(NAMES),
+                some.sampled_from([7, 7, 7, 20]),
+                some.integers(1, 400),
+                some.integers(3, 300),
+                some.booleans(),
+            ),
+            min_size=4,
+            max_size=14,
+        )
+    )
+    for number in range(max(steps, 1)):
+        begin = now
+        for name, stream, took, host, waits in launches:
+            now += host
+            correlation += 1
+            ids = {"correlation": correlation, "External id": correlation}
+            events.append(kineto.operator(ts=now, dur=6, args=ids))
+            events.append(kineto.launch(ts=now + 1, dur=4, args=ids))
+            start = max(now + 8, ended[stream] + 1, *(ended.values() if waits else [0]))
+            where = {**ids, "stream": stream}
+            events.append(kineto.kernel(name=name, ts=start, dur=took, args=where))
+            ended[stream] = start + took
+        if steps:
+            events.append(kineto.annotation(f"ProfilerStep#{number}", ts=begin, dur=now - begin))
+    return events
+
+
+def kept(tmp_path_factory, events):
+    folder = tmp_path_factory.mktemp("law")
+    gpu = {"id": 0, "name": "NVIDIA H100 80GB HBM3"}
+    return kineto.write(folder, *events, deviceProperties=[gpu])
+
+
+few = settings(
+    max_examples=6,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.slow
+@few
+@given(events=recordings(), factor=some.integers(2, 1_000))
+def test_of_a_trace_of_longer_times_all_times_are_longer_and_all_shares_the_same(
+    tmp_path_factory, events, factor
+):
+    trace = read([kept(tmp_path_factory, events)])
+    one, other = (parts(told(each), OF_TIME) for each in (trace, scaled(trace, factor)))
+    assert list(differences(one, other, factor)) == []
+
+
+@pytest.mark.slow
+@few
+@given(events=recordings(), by_ns=some.integers(-900_000, 10**18))
+def test_of_a_trace_with_another_clock_nothing_changes(tmp_path_factory, events, by_ns):
+    trace = read([kept(tmp_path_factory, events)])
+    assert list(differences(told(trace), told(shifted(trace, by_ns)))) == []
+
+
+@pytest.mark.slow
+@few
+@given(events=recordings(), seed=some.integers(0, 2**32))
+def test_of_a_trace_in_another_order_with_other_ids_nothing_changes(tmp_path_factory, events, seed):
+    path = kept(tmp_path_factory, events)
+    other = permuted(path, path.parent, seed)
+    one, other = (parts(told(read([each])), told(read([path]))) for each in (path, other))
+    del one["source"], other["source"]
+    assert list(differences(one, other)) == []
+
+
+@pytest.mark.slow
+@few
+@given(events=recordings(), number=some.integers(1, 500))
+def test_of_a_trace_of_another_rank_nothing_changes(tmp_path_factory, events, number):
+    trace = read([kept(tmp_path_factory, events)])
+    other = changed(trace, lambda column: column + number, "rank")
+    one, other = (parts(told(each), (*OF_TIME, "findings")) for each in (trace, other))
+    assert list(differences(one, other)) == []
+
+
+@pytest.mark.slow
+@few
+@given(events=recordings())
+def test_no_saving_of_a_generated_trace_exceeds_its_cause(tmp_path_factory, events):
+    assert_savings_are_possible(told(read([kept(tmp_path_factory, events)])))
+
+
+def assert_savings_are_possible(document):
+    """Check that no saving exceeds its cause, nor all of them the step or less than the largest."""
+    found = document["findings"]
+    savings = [one["saving"] for one in found["findings"]]
+    assert len({one["step_ns"] for one in savings}) <= 1
+    known = [one for one in found["findings"] if one["saving"]["high_ns"] is not None]
+    for one in known:
+        saving = one["saving"]
+        assert 0 <= saving["low_ns"] <= saving["high_ns"] <= min(one["cause_ns"], saving["step_ns"])
+    if (both := found["together"]) is None:
+        return
+    lows, highs = ([one["saving"][end] for one in known] for end in ("low_ns", "high_ns"))
+    assert max(lows) <= both["low_ns"] <= both["high_ns"] <= both["step_ns"]
+    assert max(highs) <= both["high_ns"]
+    if abs(both["high_ns"] - sum(highs)) > 0.01 * sum(highs):
+        is_less = both["high_ns"] < sum(highs)
+        assert found["differs_by"] == ("overlap" if is_less else "shared limit")
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_of_a_recorded_trace_of_longer_times_all_shares_are_the_same(path):
+    trace = read([path])
+    one, other = (parts(told(each), OF_TIME) for each in (trace, scaled(trace, 3)))
+    assert list(differences(one, other, 3)) == []
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_of_a_recorded_trace_with_another_clock_nothing_changes(path):
+    trace = read([path])
+    assert list(differences(told(trace), told(shifted(trace, 10**15 + 7)))) == []
+
+
+@pytest.mark.parametrize("path", [one for one in ALL if ".json" in one.values[0].name])
+def test_of_a_recorded_trace_in_another_order_nothing_changes(path, tmp_path):
+    if path.name.startswith(ORDERED):
+        pytest.skip("events of the same start and length, of which order tells the outer one")
+    before, after = told(read([path])), told(read([permuted(path, tmp_path, seed=1)]))
+    names = before.keys() - {"source", "versions"}
+    assert list(differences(parts(before, names), parts(after, names))) == []
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_no_saving_of_a_recorded_trace_exceeds_its_cause(path):
+    assert_savings_are_possible(told(read([path])))
+
+
+@pytest.mark.parametrize("wait", [item(), synchronize()])
+def test_a_steady_trace_twice_as_long_takes_and_saves_the_same_per_step(wait):
+    program = [*[kernel("mm", 40_000, host_ns=9_000)] * 20, wait]
+
+    def per_step(number):
+        trace = Machine().run([*[*program, END_OF_STEP] * (number - 1), *program])
+        (found,) = [
+            one for one in told(trace)["findings"]["findings"] if one["rule"] == "sync_in_loop"
+        ]
+        return found["saving"]["step_ns"], found["cause_ns"], found["saving"]["high_ns"]
+
+    # The wait of the last step holds nothing up any more.
+    assert per_step(32) == pytest.approx(per_step(16), rel=1 / 16)
