@@ -217,7 +217,10 @@ def _edges_across(those: Activities, explained: np.ndarray, first: int) -> list[
 
 
 def _edges_in_order(those: Activities, first: int) -> list[Parts]:
-    """Let each activity wait for the last one of another stream that had ended before it began."""
+    """Let each activity wait for the last one of another stream that had ended before it began.
+
+    By as long as two activities of a stream need between them, where it began no sooner.
+    """
     pairs = [np.zeros((2, 0), dtype=np.int64)]
     for rank in np.unique(those.rank).tolist():
         rows = _at(those.rank == rank)
@@ -227,7 +230,8 @@ def _edges_in_order(those: Activities, first: int) -> list[Parts]:
             at = np.searchsorted(those.end[others], those.start[mine], side="right") - 1
             pairs.append(np.vstack([others[at[at >= 0]], mine[at >= 0]]))
     source, target = np.concatenate(pairs, axis=1)
-    return [(source + first, target + first, np.zeros_like(source), ACROSS)]
+    lag = np.minimum(those.start[target] - those.end[source], BETWEEN_NS)
+    return [(source + first, target + first, lag, ACROSS)]
 
 
 def _host_edges(program: HostProgram, waits: Waits) -> list[Parts]:

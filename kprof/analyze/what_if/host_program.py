@@ -22,7 +22,8 @@ from kprof.trace import Trace
 # CUDA lets some 1,000 launches wait on a device; the next one holds the host until there is room.
 # (In a recording of a V100 never more than 1,018 were waiting.)
 QUEUE_HOLDS = 1_000
-HELD_NS = 50_000
+# A launch so many times as long as one into a queue with room was held.
+HELD = 2
 
 BEGIN, WAIT_END, MARK = 0, 1, 2
 
@@ -111,10 +112,11 @@ def _held(trace: Trace, start: np.ndarray, end: np.ndarray) -> np.ndarray:
         mine = np.flatnonzero((rank == one) & (row != NOTHING))
         calls, at = np.unique(row[mine], return_index=True)
         launched, started = np.sort(start[calls]), np.sort(began[mine][at])
-        is_long = calls[end[calls] - start[calls] > HELD_NS]
-        waiting = np.searchsorted(launched, start[is_long])
-        waiting -= np.searchsorted(started, start[is_long])
-        found.append(is_long[waiting >= QUEUE_HOLDS])
+        took = end[calls] - start[calls]
+        waiting = np.searchsorted(launched, start[calls]) - np.searchsorted(started, start[calls])
+        is_full = waiting >= QUEUE_HOLDS
+        if is_full.any() and not is_full.all():
+            found.append(calls[is_full & (took > HELD * np.median(took[~is_full]))])
     return np.concatenate(found)
 
 

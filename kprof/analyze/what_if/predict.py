@@ -98,10 +98,10 @@ def _other_readings_ns(changes: Sequence[Change], baseline: Baseline) -> list[in
         asked.append(cautious)
         found.append(_predicted_ns(apply(cautious, baseline.replay, baseline.trace), baseline))
     for other in baseline.others:
-        unchanged_ns = max(int(other.step_ns()), 1)
+        unchanged_ns = int(other.step_ns())
         for each in asked:
             changed_ns = int(apply(each, other, baseline.trace).step_ns())
-            found.append(baseline.step_ns * changed_ns // unchanged_ns)
+            found.append(_after_ns(baseline, unchanged_ns - changed_ns))
     return found
 
 
@@ -118,11 +118,12 @@ def _by_the_host_ns(changed: Replay, predicted_ns: int, baseline: Baseline) -> i
 
 
 def _predicted_ns(replay: Replay, baseline: Baseline) -> int:
-    """Return the step as measured, longer or shorter as the change makes the replayed one.
+    """Return the measured step less what the replayed one gains by the change."""
+    return _after_ns(baseline, baseline.replayed_ns - int(replay.step_ns()))
 
-    What the replay misses the measured step by is taken to lie everywhere in it.
-    """
-    return max(baseline.step_ns * int(replay.step_ns()) // max(baseline.replayed_ns, 1), 0)
+
+def _after_ns(baseline: Baseline, gained_ns: int) -> int:
+    return max(baseline.step_ns - gained_ns, 0)
 
 
 def _obstacle(changes: Sequence[Change], baseline: Baseline, known: float) -> str | None:

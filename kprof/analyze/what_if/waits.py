@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.intervals import NOTHING
-from kprof.analyze.what_if.host_program import WAIT_END, HostProgram
+from kprof.analyze.what_if.host_program import BEGIN, WAIT_END, HostProgram
 from kprof.analyze.what_if.launched import Activities
 from kprof.trace import Trace
 
@@ -56,10 +56,18 @@ def find_waits(trace: Trace, program: HostProgram, those: Activities) -> Waits:
     has_waited = latest[ends] > begin
     idle = int(np.median(took[~has_waited])) if (~has_waited).sum() >= ENOUGH else IDLE_WAIT_NS
     returns = int(np.median(back[has_waited])) if has_waited.sum() >= ENOUGH else RETURN_NS
-    own = np.where(has_waited, np.minimum(took, idle), took)
+    own = np.where(asked.is_held(ends), _launch_ns(trace, program, idle), idle)
+    own = np.where(has_waited, np.minimum(took, own), took)
     lag = np.zeros(len(program.time_ns), dtype=np.int64)
     lag[ends] = np.where(has_waited, back, np.minimum(returns, back))
     return Waits(point, activity, lag[point], dict(zip(ends.tolist(), own.tolist(), strict=True)))
+
+
+def _launch_ns(trace: Trace, program: HostProgram, otherwise: int) -> int:
+    """Return what a launch takes that finds room in the queue."""
+    plain = program.row[(program.what == BEGIN) & ~program.awaits]
+    took = trace.ranges["duration_ns"].to_numpy(np.int64)[plain]
+    return int(np.median(took)) if len(took) >= ENOUGH else otherwise
 
 
 class _Asked:
@@ -79,6 +87,13 @@ class _Asked:
         calls = np.flatnonzero(those.call != NOTHING)
         last = pd.Series(calls).groupby(those.call[calls]).last()
         self.own = {int(call): int(row) for call, row in last.items()}
+
+    def is_held(self, ends: np.ndarray) -> np.ndarray:
+        """Tell which calls end before what they launch: a full queue held them."""
+        own = np.array([self.own.get(row, NOTHING) for row in self.program.row[ends].tolist()])
+        own = own.astype(np.int64)
+        ended = np.append(self.those.end, LONG_AGO_NS)[own]
+        return np.asarray((own != NOTHING) & (ended > self.program.time_ns[ends]))
 
     def awaited(self, name: str, point: int, begin: int) -> list[int]:
         """Return the last activity on each stream that a call waits for; it ends at `point`."""
