@@ -25,7 +25,7 @@ OTHER_READINGS: tuple[Streams, ...] = ("free", "in order")
 
 @dataclass(frozen=True)
 class Baseline:
-    """The unchanged recording: its mean step as measured, and as replayed.
+    """The unchanged recording: its mean step as measured, and as replayed behind the drain.
 
     Where steps were timed without the recorder, both are of such a step.
     """
@@ -41,6 +41,8 @@ class Baseline:
     """What recording had added to a step, and was taken off the host's time."""
     others: tuple[Replay, ...] = ()
     """The replay under other readings of what streams wait for, where there are several streams."""
+    steady_ns: int = 0
+    """Mean of the steps that the replay counts, as measured; 0 where nothing is replayed."""
     host_spread: float = 0.0
     """How far the host's time lies from what it is taken to be in most steps, as a share."""
 
@@ -83,6 +85,7 @@ def find_baseline(trace: Trace) -> Baseline:
     )
     # A change gains in a step to come what it gains behind the drain, where the host has a lead.
     steady = replay.behind_the_drain()
+    counts = steady.spans.counts
     means = means_of_ranks(measured, rank)
     slowest = int(means.argmax())
     errors = [means_of_ranks(np.abs(one - measured), rank) for one in (replayed, roughly)]
@@ -93,6 +96,7 @@ def find_baseline(trace: Trace) -> Baseline:
         int(means.max()),
         int(steady.step_ns()),
         int(max(error[slowest] for error in errors)),
+        steady_ns=int(means_of_ranks(measured[counts], rank[counts]).max()),
     )
     if found.has_several_streams:
         others = tuple(found.replay(streams).behind_the_drain() for streams in OTHER_READINGS)
@@ -118,6 +122,7 @@ def _without_recording(recorded: Baseline, replay: Replay) -> Baseline:
         replay=shorter,
         others=tuple(take_recording_off(one, recorded.trace, wanted_ns) for one in recorded.others),
         step_ns=wanted_ns,
+        steady_ns=wanted_ns,
         replayed_ns=replayed_ns,
         uncertainty_ns=recorded.uncertainty_ns + missed_ns,
         added_ns=recorded.step_ns - wanted_ns,

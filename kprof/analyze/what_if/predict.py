@@ -118,11 +118,15 @@ def _by_the_host_ns(changed: Replay, predicted_ns: int, baseline: Baseline) -> i
 
 
 def _predicted_ns(replay: Replay, baseline: Baseline) -> int:
-    """Return the measured step less what the replayed one gains by the change."""
+    """Return the measured step less what the replayed one gains by the change.
+
+    What the replay misses the measured step by is taken to lie everywhere in it.
+    """
     return _after_ns(baseline, baseline.replayed_ns - int(replay.step_ns()))
 
 
 def _after_ns(baseline: Baseline, gained_ns: int) -> int:
+    gained_ns = gained_ns * baseline.steady_ns // max(baseline.replayed_ns, 1)
     return max(baseline.step_ns - gained_ns, 0)
 
 
