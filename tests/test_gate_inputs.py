@@ -96,15 +96,19 @@ def test_one_column_in_fifty_is_an_outlier_fifty_times_as_large():
 
 
 def test_rounds_after_every_shape_was_in_every_layout_have_twice_the_rows_each():
-    subject = replace(DOUBLED, distributions=("normal",), layouts=("contiguous", "padded"))
+    without = replace(DOUBLED, differentiable=(), distributions=("normal",))
+    subject = replace(without, layouts=("contiguous", "padded"))
     cases = islice(bulk_cases(subject, "float32", lambda: True), 5)
     assert [case.shape for case in cases] == [(8, 16), (8, 16), (16, 16), (32, 16), (64, 16)]
+    summed = islice(bulk_cases(replace(subject, differentiable=(0,)), "float32", lambda: True), 5)
+    assert [case.shape for case in summed] == [(8, 16)] * 5
 
 
 def test_rounds_grow_no_further_than_a_reach_and_not_where_such_calls_are_refused():
     subject = replace(
         DOUBLED, distributions=("normal",), layouts=("contiguous",), reach=(20,), free=(0,)
     )
+    subject = replace(subject, differentiable=())
     taken = islice(bulk_cases(subject, "float32", lambda: True), 4)
     assert [case.shape[0] for case in taken] == [8, 16, 20, 20]
     refused = islice(bulk_cases(subject, "float32", lambda: False), 4)

@@ -102,7 +102,7 @@ def test_code_that_refuses_more_rows_than_were_given_passes_with_what_it_takes()
             raise ValueError("too many rows")
         return x * 2
 
-    level = level_of(refuses_more, free=(0,), num_values=3_000, reach=(100,))
+    level = level_of(refuses_more, free=(0,), num_values=3_000, reach=(100,), differentiable=())
     assert (level.state, level.scope.sizes[0].largest) == ("passed", 8)
     assert "where 1,000,000 are due" in level.notes[0]
 
