@@ -133,10 +133,11 @@ def _count_calls(kernels: pd.DataFrame) -> Int64s:
 
 
 def _longest_first(groups: pd.DataFrame) -> pd.DataFrame:
-    """Order groups by time; their keys become columns. Ties keep the order of the trace."""
-    ordered = groups.sort_values("time_ns", ascending=False, kind="stable")
-    named: pd.DataFrame = ordered.reset_index()
-    return named
+    """Order groups by time, ties by their keys; the keys become columns."""
+    named = groups.sort_index(key=lambda keys: keys.astype(str))
+    ordered = named.sort_values("time_ns", ascending=False, kind="stable")
+    with_keys: pd.DataFrame = ordered.reset_index()
+    return with_keys
 
 
 def find_dominant(kernels: pd.DataFrame, by: str, column: str) -> dict[Any, str]:

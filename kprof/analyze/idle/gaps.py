@@ -11,16 +11,24 @@ from kprof.analyze.intervals import NOTHING
 from kprof.analyze.marks import step_rows
 from kprof.trace import Trace
 
-# The time between two kernels that were both queued: a median of 1.1 µs and a 99th percentile of
-# 2.5 µs on H200 and H100. A recording with enough of them tells its own, within these limits.
-BETWEEN_KERNELS_NS = 3_000
-BETWEEN_KERNELS_LIMITS_NS = (2_000, 8_000)
-ENOUGH_TO_MEASURE = 50
-# A launch this long before the end of what ran before was in the queue, whatever it cost.
-QUEUED_EARLY_NS = 30_000
 # From the begin of a launch to that of the kernel on an idle device: a median of 7 to 10 µs under
-# CUPTI, a 90th percentile of 9 to 14 µs, on H200, H100 and B200.
+# CUPTI, a 90th percentile of 9 to 14 µs, on H200, H100 and B200. A recording tells its own, which
+# all other times of a device are measured by: so nothing depends on the clock's unit.
 LAUNCH_LATENCY_NS = 7_000
+ENOUGH_TO_MEASURE = 50
+# A single one or two may have waited for something else.
+LEAST_TO_MEASURE = 3
+# Of few launches the quick ones; of many the median, as far as most are not held up otherwise.
+QUICK_PERCENTILE, MOST_TIMES_QUICK = 25, 4
+# The time between two kernels that were both queued: a median of 1.1 µs and a 99th percentile of
+# 2.5 µs on H200 and H100, as a share of the latency. A recording with enough of them tells its own,
+# within these limits.
+BETWEEN_KERNELS = 3 / 7
+BETWEEN_KERNELS_LIMITS = (2 / 7, 8 / 7)
+# The latency over the median time between two queued kernels, on the same GPUs.
+LATENCY_IN_PAUSES = 7 / 1.1
+# A launch so many latencies before the end of what ran before was in the queue, whatever it cost.
+QUEUED_EARLY = 4
 
 INSIDE, BEFORE, AFTER = 0, 1, 2
 
@@ -152,19 +160,40 @@ def _latency_ns(kernels: pd.DataFrame, known: np.ndarray, begin: np.ndarray) -> 
     is_new = np.append(True, np.diff(keys[0][order]) | np.diff(keys[1][order]))[: len(order)]
     ended = pd.Series(end[order]).groupby(np.cumsum(is_new)).cummax().to_numpy()
     is_idle = ~is_new.astype(bool) & known[order]
-    is_idle[1:] &= begin[order][1:] >= ended[:-1]
-    took = (start - begin)[order][is_idle]
-    if len(took) < ENOUGH_TO_MEASURE:
+    ended = np.append(0, ended[:-1])[: len(order)]
+    is_idle &= begin[order] >= ended
+    took = (start - begin)[order]
+    seen = took[is_idle & (took > 0)]
+    if len(seen) < LEAST_TO_MEASURE:
+        return _least_latency_ns(took[known[order] & (took > 0)], start[order] - ended, is_new)
+    quick = np.percentile(seen, QUICK_PERCENTILE)
+    if len(seen) < ENOUGH_TO_MEASURE:
+        return round(float(quick))
+    return round(float(min(np.median(seen), MOST_TIMES_QUICK * quick)))
+
+
+def _least_latency_ns(took: np.ndarray, after: np.ndarray, is_new: np.ndarray) -> int:
+    """Return a latency that no launch undercuts, where nearly all were queued.
+
+    `after` is each activity's start less the end of what ran before it, but of the first
+    (`is_new`). Neither launches nor the pauses between activities are shorter.
+    """
+    if len(took) < LEAST_TO_MEASURE:
         return LAUNCH_LATENCY_NS
-    return int(np.clip(np.median(took), LAUNCH_LATENCY_NS // 2, 4 * LAUNCH_LATENCY_NS))
+    pauses = after[~is_new.astype(bool)]
+    pauses = pauses[pauses > 0]
+    least = int(took.min())
+    return min(least, round(LATENCY_IN_PAUSES * np.median(pauses))) if len(pauses) else least
 
 
 def between_kernels_ns(gaps: Gaps, launch: Launch) -> int:
     """Return the longest gap that is no more than the device's own time between two activities."""
     inside = (gaps.row != NOTHING) & (gaps.edge == INSIDE)
     row, length = gaps.row[inside], (gaps.end - gaps.start)[inside]
-    was_queued = launch.begin[row] < gaps.start[inside] - QUEUED_EARLY_NS
-    own = length[was_queued & launch.is_first[row] & (length < QUEUED_EARLY_NS)]
+    latency_ns = launch.latency_ns
+    was_queued = launch.begin[row] < gaps.start[inside] - QUEUED_EARLY * latency_ns
+    own = length[was_queued & launch.is_first[row] & (length < QUEUED_EARLY * latency_ns)]
     if len(own) < ENOUGH_TO_MEASURE:
-        return BETWEEN_KERNELS_NS
-    return int(np.clip(np.percentile(own, 99), *BETWEEN_KERNELS_LIMITS_NS))
+        return round(BETWEEN_KERNELS * latency_ns)
+    least, most = (share * latency_ns for share in BETWEEN_KERNELS_LIMITS)
+    return round(float(np.clip(np.percentile(own, 99), least, most)))

@@ -17,8 +17,9 @@ from kprof.analyze.idle.host_state import CAUSE_OF_LAYER, LAYERS, Host
 from kprof.analyze.intervals import NOTHING, cut
 from kprof.trace import Trace
 
-# A host that shows nothing for longer than this, outside every step, may wait for work.
-SILENCE_NS = 1_000_000
+# A host that shows nothing for so many launch latencies (a millisecond of 7 µs each), outside every
+# step, may wait for work.
+SILENCE = 143
 
 UNKNOWN = NOTHING
 CODES = {cause: code for code, cause in enumerate(causes.CAUSES)}
@@ -120,7 +121,9 @@ def _hosts_part(evidence: Evidence, until: np.ndarray) -> list[Pieces]:
         painting = host.paint(one, each)
         cuts = cut(gaps.start[rows], made[rows], painting)
         layer, row = painting.layer[cuts.segment], painting.row[cuts.segment]
-        is_silent = (layer == NOTHING) & (painting.lengths(cuts) > SILENCE_NS)
+        is_silent = (layer == NOTHING) & (
+            painting.lengths(cuts) > SILENCE * evidence.launch.latency_ns
+        )
         cause = _causes_of(evidence, layer, row, is_silent)
         parts.append(Pieces(rows[cuts.of], cuts.start, cuts.end, cause, row))
     return parts

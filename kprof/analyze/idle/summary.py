@@ -63,7 +63,9 @@ def _by(idle: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
             "longest_ns": groups["duration_ns"].max(),
         }
     )
-    ordered: pd.DataFrame = sums.sort_values(
+    # Ties are ordered by their keys, not by which came first in the file.
+    named = sums.sort_index(key=lambda values: values.astype(str))
+    ordered: pd.DataFrame = named.sort_values(
         "time_ns", ascending=False, kind="stable"
     ).reset_index()
     return ordered
