@@ -15,6 +15,12 @@ from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cycles import find_power_effect
 from kprof.analyze.per_token import per_token
 from kprof.analyze.sla.judge import Assessment
+from kprof.analyze.verdict.plausibility import (
+    CALL_NS,
+    LAUNCH_NS,
+    doubt_ratio,
+    reason_below_floor,
+)
 from kprof.calibrations import (
     describe_calibration,
     doubt_resolution,
@@ -23,7 +29,7 @@ from kprof.calibrations import (
 )
 from kprof.collect.launch import write_description
 from kprof.collect.trials import Variant
-from kprof.comparison import PAIRS_FILE, Comparison, encode, save
+from kprof.comparison import PAIRS_FILE, Claim, Comparison, encode, save
 from kprof.errors import KprofError
 from kprof.flip import flip
 from kprof.redaction import redacted
@@ -49,7 +55,20 @@ from kprof.worth import (
     tokens_per_step,
 )
 
-EXIT_CODES = {"FASTER": 0, "SAME": 0, "SLOWER": 1, "INCONCLUSIVE": 3, "INVALID": 3}
+EXIT_CODES = {"FASTER": 0, "SAME": 0, "INCONCLUSIVE": 3, "INVALID": 3}
+
+
+def exit_code_of(claim: Claim, smallest_effect: float) -> int:
+    """Return the exit code of a verdict: 1 only where B is slower by more than what matters.
+
+    SLOWER by a difference that may or may not matter is 3, and 0 where it certainly does not.
+    """
+    if claim.verdict != "SLOWER":
+        return EXIT_CODES[claim.verdict]
+    if claim.is_material or claim.interval is None:
+        return 1
+    most = 1 + smallest_effect
+    return 0 if 1 / most <= claim.interval.low and claim.interval.high <= most else 3
 
 
 @dataclass(frozen=True)
@@ -90,10 +109,11 @@ class Compared:
 
     @property
     def exit_code(self) -> int:
-        """0: faster, or the same; 1: slower, or B misses a target; 3: cannot tell."""
+        """0: faster, or the same; 1: slower by what matters, or B misses a target; 3: unknown."""
         of_b = self.assessed.get("B")
         is_missed = of_b is not None and of_b.verdict == "MISSED"
-        return 1 if is_missed else EXIT_CODES[self.comparison.headline.verdict]
+        compared = self.comparison
+        return 1 if is_missed else exit_code_of(compared.headline, compared.plan.smallest_effect)
 
     @property
     def besides(self) -> dict[str, object]:
@@ -135,9 +155,14 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     write_description(folder / "raw", a.command, (time.time_ns(), None), None)
     taken = _take(a, b, options, folder, tell)
     calibration = last_calibration()
-    more = find_power_effect(taken.plan, taken.pairs), doubt_resolution(calibration, taken.plan)
+    more = (
+        find_power_effect(taken.plan, taken.pairs),
+        doubt_resolution(calibration, taken.plan),
+        doubt_ratio(taken.headline),
+    )
     comparison = replace(
         taken,
+        claims=_plausible(taken),
         doubts=(*taken.doubts, *(doubt for doubt in more if doubt)),
         facts=redacted({**({"made by": options.line} if options.line else {}), **taken.facts}),
         tokens_per_step=tokens_per_step(options.facts),
@@ -154,6 +179,17 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     save(comparison, folder, compared.besides)
     write_html(f"{comparison.name}: A against B", compared.sections, compared.report)
     return compared
+
+
+def _plausible(taken: Comparison) -> tuple[Claim, ...]:
+    """Return the claims; where steps are too short to be steps, none about their time."""
+    first = taken.headline
+    on_gpu = "GPU" in taken.facts
+    floor = (LAUNCH_NS, "a step that launches a kernel") if on_gpu else (CALL_NS, "a step")
+    reason = reason_below_floor(taken.pairs, *floor) if first.metric.unit == "ns" else ""
+    if not reason:
+        return taken.claims
+    return (Claim(first.metric, "INVALID", first.num_pairs, why=reason), *taken.claims[1:])
 
 
 def _take(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -> Comparison:

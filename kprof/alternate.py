@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import mean, median
 
-from kprof.analyze.verdict.fewest import fewest_pairs
-from kprof.analyze.verdict.judge import is_enough, judge
+from kprof.analyze.verdict.judge import fewest_for_verdict, fewest_pairs, is_enough, judge
 from kprof.analyze.verdict.rule import FIXED_PAIRS
 from kprof.collect.trials import Schedule, Trial, Variant, Window, run_trial
 from kprof.comparison import Comparison, Metric, Pair, Plan, save_pairs
@@ -129,6 +127,9 @@ def _pair(plan: Plan, a: Trial, b: Trial, is_a_first: bool, start_ns: int) -> Pa
         is_a_first=is_a_first,
         start_ns=start_ns,
         clocks_mhz=(_clock(a), _clock(b)),
+        mean_a=tuple(_mean(metric, a) for metric in plan.metrics),
+        mean_b=tuple(_mean(metric, b) for metric in plan.metrics),
+        num_windows=max(1, min(len(_good(a)), len(_good(b)))),
         problem=problems[0] if is_bad else "",
     )
 
@@ -140,6 +141,14 @@ def _value(metric: Metric, trial: Trial) -> float:
         return float("nan") if trial.joules_per_step is None else trial.joules_per_step
     windows = _good(trial) or trial.windows
     return median(w.time_ns for w in windows) if windows else float("nan")
+
+
+def _mean(metric: Metric, trial: Trial) -> float:
+    """Return the mean of the windows where the value is their median: costs follow the mean."""
+    windows = _good(trial) or trial.windows
+    if metric is not STEP or not windows:
+        return _value(metric, trial)
+    return mean(w.time_ns for w in windows)
 
 
 def _good(trial: Trial) -> list[Window]:
@@ -181,10 +190,9 @@ def _doubts(plan: Plan, options: AbOptions, pilots: Sequence[Trial]) -> tuple[st
 
 
 def say_stopped(plan: Plan, num_taken: int) -> str:
-    """Say that somebody stopped the sampling, and where it was too soon for any verdict."""
+    """Say that the user stopped the sampling, and where it was too soon for any verdict."""
     said = f"It was stopped by hand after {num_taken} of {plan.max_pairs} pairs"
-    # Stopped, a plan of all pairs is judged like one that looks after each.
-    least = fewest_pairs(replace(plan, stops_early=True))
+    least = fewest_for_verdict(plan)
     return f"{said}." if num_taken >= least else f"{said}: no verdict comes before {least}."
 
 

@@ -8,25 +8,45 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
+from statistics import median
 
 from kprof.analyze.verdict.judge import is_enough, judge
+from kprof.analyze.verdict.plausibility import (
+    HOST_BYTES_PER_S,
+    LAUNCH_NS,
+    SUSPICIOUS,
+    WRITTEN_OVER_PEAK,
+    doubt_ratio,
+    reason_below_floor,
+)
 from kprof.analyze.verdict.rule import FEWEST_PAIRS, MOST_PAIRS
 from kprof.collect.conditions import Watcher
 from kprof.comparison import Claim, Comparison, Metric, Pair, Plan
+from kprof.device import find_device
 from kprof.errors import KprofError
 from kprof.outputs import (
+    arrays_in,
     copy_numbers,
     difference_of,
+    fresh_copy,
     has_changed,
     holds_nan,
+    overwrite,
     poison_free_memory,
+    share_memory,
+    size_bytes,
 )
-from kprof.stopwatch import CLOCKS, Clock, Stopwatch, stopwatch_for
+from kprof.stopwatch import CLOCKS, Clock, Stopwatch, WallStopwatch, stopwatch_for
 from kprof.timing import WarmUp, take_pairs, warm_up
 
 TIME = Metric("time per call", "ns")
 OWN_PLAN = "use Plan((kprof.callables.TIME,), …)"
 SAMPLE_NS = 2e7
+EMPTY_CALLS = 1_000
+# A call that returns an array takes at least as long as so many empty ones: about 150 ns.
+EMPTY_CALL = 3.0
+# Copies of inputs that are tried, and how much longer than usual a call on them is memoised.
+MOST_FRESH, MEMOISED = 3, 10.0
 WARM_UP_S = 1.0
 # Outputs may differ so far, relative to A's: more than any rounding of 16-bit numbers, less than
 # a wrong answer. The quality gate judges more finely.
@@ -73,6 +93,10 @@ def ab_test(  # noqa: PLR0913 - options by name
         floor_ns: Time that no call can undercut, such as its roofline.
         names: What the two are called in the report.
 
+    A time that no computation of B's outputs can take is refused without a floor as well: one as
+    short as an empty call, or faster than memory is written. Where B takes less than a tenth of
+    A's time, kprof checks whether B computes its results or keeps them.
+
     What they return is compared before the first sample and, on inputs both have seen, after the
     last; two that return None are compared by time alone. The comparison is INVALID where they
     differ or are no numbers, where one of them alone changes its inputs, or was faster than the
@@ -95,6 +119,7 @@ def ab_test(  # noqa: PLR0913 - options by name
     last = arms[1].difference_to(arms[0])
     wrong = _find_wrong(pairs, (first, last), floor_ns) or _find_nan(arms)
     claims = judge(plan, pairs)
+    wrong = wrong or _find_kept_results(arms, inputs, pairs, stopwatch)
     if wrong := wrong or CHANGES_INPUTS.get(changing, ""):
         claims = tuple(_invalid(claim, wrong) for claim in claims)
     return Comparison(
@@ -105,7 +130,7 @@ def ab_test(  # noqa: PLR0913 - options by name
         pairs=pairs,
         claims=claims,
         protocol=f"{IN_PAIRS}: {stopwatch.name}, {warmed.num_calls} calls a sample.",
-        doubts=tuple(_doubts(warmed, stopwatch, watcher, first, changing)),
+        doubts=(*_doubts(warmed, stopwatch, watcher, first, changing), *_doubts_of_gain(claims)),
         facts={**_machine(), **_outputs(first, last)},
     )
 
@@ -128,6 +153,26 @@ class _Arm:
         self.last = self._function(*self._inputs[self._turn])
         self.is_inside = False
         return self.last
+
+    def call_with(self, inputs: tuple[object, ...]) -> object:
+        """Call it with other inputs, out of turn."""
+        return self._function(*inputs)
+
+    def returns_what_it_kept(self) -> bool:
+        """Overwrite what it returned, call it again, and tell whether it returns just that.
+
+        What was overwritten is put back: a function that keeps its results keeps the right ones.
+        """
+        inputs = self._inputs[self._turn]
+        returned = self._function(*inputs)
+        numbers = copy_numbers(returned)
+        if not arrays_in(returned):
+            return False
+        overwrite(returned)
+        again = self._function(*inputs)
+        is_kept = share_memory(again, returned) and has_changed(numbers, again)
+        overwrite(returned, numbers)
+        return is_kept
 
     def difference_to(self, other: _Arm) -> float | None:
         """Return how far what it returned last, while timed, is from the other's on the same."""
@@ -226,7 +271,64 @@ def _find_wrong(
 
 def _find_nan(arms: Sequence[_Arm]) -> str:
     is_nan = all(holds_nan(arm.last) for arm in arms)
-    return "Both return NaN, so nobody can tell that they do the same." if is_nan else ""
+    return "Both return NaN: whether they do the same is unknown." if is_nan else ""
+
+
+def _find_kept_results(
+    arms: tuple[_Arm, _Arm],
+    inputs: Sequence[tuple[object, ...]],
+    pairs: Sequence[Pair],
+    stopwatch: Stopwatch,
+) -> str:
+    """Return why B's times are not those of computing its results, or nothing.
+
+    Only a B that takes less than a tenth of A's time is looked at.
+    """
+    good = [pair for pair in pairs if not pair.problem]
+    if not good:
+        return ""
+    a_ns, b_ns = (median(values) for values in zip(*((p.a[0], p.b[0]) for p in good), strict=True))
+    if not 0 < b_ns < SUSPICIOUS * a_ns:
+        return ""
+    arm = arms[1]
+    is_view = any(share_memory(arm.last, one) for one in inputs)
+    if not is_view and (reason := reason_below_floor(good, *_floor(arm.last, stopwatch))):
+        return reason
+    if not is_view and arm.returns_what_it_kept():
+        return (
+            "B returns a result that it has kept: it did not compute it again after what it had "
+            "returned was overwritten."
+        )
+    fresh_ns = [
+        stopwatch.time(lambda copied=copied: arm.call_with(copied), 1)  # type: ignore[misc]
+        for copied in (fresh_copy(one) for one in (*inputs, *inputs)[:MOST_FRESH])
+        if copied is not None and arrays_in(copied)
+    ]
+    if fresh_ns and min(fresh_ns) > max(MEMOISED * b_ns, a_ns / 2):
+        return (
+            f"B takes {b_ns:,.0f} ns on inputs that it has seen and {min(fresh_ns):,.0f} ns on "
+            "copies of them: it keeps results."
+        )
+    return ""
+
+
+def _floor(output: object, stopwatch: Stopwatch) -> tuple[float, str]:
+    """Return the least time that a call can take which computes such an output, and of what."""
+    arrays = arrays_in(output)
+    device = next((leaf.device for leaf in arrays if getattr(leaf, "is_cuda", False)), None)
+    if device is None:
+        empty_ns = stopwatch.time(lambda: None, EMPTY_CALLS)
+        written_ns = 1e9 * size_bytes(output) / HOST_BYTES_PER_S
+        return max((EMPTY_CALL if arrays else 1.0) * empty_ns, written_ns), "computing the result"
+    known = find_device(sys.modules["torch"].cuda.get_device_name(device))
+    peak = known.memory_bytes_per_s if known else math.inf
+    written_ns = 1e9 * size_bytes(output) / (WRITTEN_OVER_PEAK * peak)
+    launch_ns = LAUNCH_NS if isinstance(stopwatch, WallStopwatch) else LAUNCH_NS / 2
+    return max(launch_ns, written_ns), "a kernel that writes the result"
+
+
+def _doubts_of_gain(claims: Sequence[Claim]) -> list[str]:
+    return [doubt for claim in claims if (doubt := doubt_ratio(claim))]
 
 
 def _invalid(claim: Claim, why: str) -> Claim:

@@ -86,6 +86,11 @@ class Pair:
     """The GPU's clock during A's sample and during B's; missing where no sensor said."""
     problem: str = ""
     """Why the verdict leaves this pair out: one of the causes stated before; empty: it counts."""
+    mean_a: tuple[float, ...] = ()
+    """Means behind A's values where those are medians of several windows; empty: they are means."""
+    mean_b: tuple[float, ...] = ()
+    num_windows: int = 1
+    """How many windows of each variant the values are of."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,8 @@ class Claim:
     """Of an inconclusive verdict: so many more pairs would probably decide; None: cannot tell."""
     why: str = ""
     """A sentence: what decided, or what was in the way."""
+    mean: Interval | None = None
+    """B's mean over A's, which costs follow; `interval` is that of the median pair."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +212,9 @@ def with_nan(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "pairs": [_with_nan(pair) for pair in pairs]}
 
 
+VALUES = "a", "b", "mean_a", "mean_b"
+
+
 def _with_nan(pair: dict[str, Any]) -> dict[str, Any]:
-    values = {arm: pair[arm] for arm in ("a", "b") if isinstance(pair.get(arm), list)}
+    values = {arm: pair[arm] for arm in VALUES if isinstance(pair.get(arm), list)}
     return {**pair, **{arm: [nan if v is None else v for v in vs] for arm, vs in values.items()}}

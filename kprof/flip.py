@@ -8,8 +8,7 @@ from pathlib import Path
 from random import Random
 
 from kprof.alternate import ENERGY, STEP, facts_of, say_stopped
-from kprof.analyze.verdict.fewest import fewest_pairs
-from kprof.analyze.verdict.judge import is_enough, judge
+from kprof.analyze.verdict.judge import fewest_pairs, is_enough, judge
 from kprof.analyze.verdict.rule import FIXED_PAIRS, MOST_PAIRS
 from kprof.collect.stepenergy import can_count_energy
 from kprof.collect.trials import Schedule, Trial, TrialInterrupted, Variant, Window, run_trial

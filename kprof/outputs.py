@@ -44,6 +44,72 @@ def poison_free_memory(output: object) -> None:
             del block
 
 
+def arrays_in(value: object) -> list[Any]:
+    """Return the arrays in `value`, of torch or numpy."""
+    return [leaf for _, leaf in _leaves(value) if hasattr(leaf, "shape")]
+
+
+def size_bytes(value: object) -> int:
+    """Return how many bytes the arrays in `value` have; an expanded one has those of its memory."""
+    return sum(_size_bytes(leaf) for leaf in arrays_in(value))
+
+
+def _size_bytes(leaf: Any) -> int:  # noqa: ANN401 - arrays of torch or numpy
+    strides = leaf.stride() if callable(getattr(leaf, "stride", None)) else leaf.strides
+    size = int(leaf.itemsize)
+    for length, stride in zip(leaf.shape, strides, strict=True):
+        size *= int(length) if stride else min(1, int(length))
+    return size
+
+
+def share_memory(one: object, other: object) -> bool:
+    """Tell whether some array of one lies in the same memory as some array of the other."""
+    return bool(_places(one) & _places(other))
+
+
+def _places(value: object) -> set[tuple[str, int]]:
+    """Return where the memory of each array begins, and on which device."""
+    found = set()
+    for leaf in arrays_in(value):
+        if hasattr(leaf, "untyped_storage"):
+            found.add((str(leaf.device), leaf.untyped_storage().data_ptr()))
+        elif hasattr(leaf, "__array_interface__"):
+            base = leaf
+            while getattr(base, "base", None) is not None and hasattr(base.base, "shape"):
+                base = base.base
+            found.add(("cpu", base.__array_interface__["data"][0]))
+    return found
+
+
+def overwrite(output: object, numbers: Mapping[object, Any] | None = None) -> None:
+    """Put `numbers`, as of `copy_numbers`, into the arrays of `output`; without them, NaN or 0."""
+    torch = sys.modules.get("torch")
+    for place, leaf in _leaves(output):
+        if not hasattr(leaf, "shape"):
+            continue
+        if torch is not None and isinstance(leaf, torch.Tensor):
+            spoilt = math.nan if leaf.is_floating_point() or leaf.is_complex() else 0
+            with torch.no_grad():
+                target = leaf.detach()
+                target.fill_(spoilt) if numbers is None else target.copy_(numbers[place])
+        elif getattr(leaf, "flags", None) is not None and leaf.flags.writeable:
+            spoilt = math.nan if leaf.dtype.kind in "fc" else 0
+            leaf[...] = spoilt if numbers is None else numbers[place]
+
+
+def fresh_copy(inputs: tuple[object, ...]) -> tuple[object, ...] | None:
+    """Return inputs with new arrays of the same numbers; None where some cannot be copied."""
+    copied: list[object] = []
+    for value in inputs:
+        if hasattr(value, "shape"):
+            copied.append(_copied(value))
+        elif value is None or isinstance(value, Number | str | bytes):
+            copied.append(value)
+        else:
+            return None
+    return tuple(copied)
+
+
 def copy_numbers(value: object) -> dict[object, Any]:
     """Return a copy of every array and number in `value`, by its place."""
     return {place: _copied(leaf) for place, leaf in _leaves(value)}

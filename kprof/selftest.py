@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 
-from kprof.analyze.calibration.designs import Orders, ratios_of
+from kprof.analyze.calibration.designs import Orders, arms_of
 from kprof.analyze.calibration.result import EFFECTS, Calibration, Rate, Scenario
 from kprof.analyze.calibration.rivals import false_positives_of_rivals
 from kprof.analyze.calibration.simulate import simulate
@@ -169,9 +169,9 @@ class _Bench:
             )
         if not len(samples):
             return
-        taken = ratios_of(samples, orders)
-        truth = self._truth_of(taken, stage.effect, stage.name) if stage.effect else 0.0
-        self.found[stage] = Known(stage.effect, truth, taken)
+        a, b = arms_of(samples, orders)
+        truth = self._truth_of(b - a, stage.effect, stage.name) if stage.effect else 0.0
+        self.found[stage] = Known(stage.effect, truth, a, b, orders)
         if not stage.effect:
             self._rivals[stage.name] = false_positives_of_rivals(samples, self._levels)
 

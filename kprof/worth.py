@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
-from statistics import median
+from statistics import mean
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from kprof.report.sla import TITLE as TARGETS
 from kprof.variants import AbOptions
 
 HOW_JUDGED = Text(METHOD, "muted")
-OF_B = "What steps as long as B's median cost, and what they save against A's."
+OF_B = "The cost of steps as long as B's mean, and the saving against A's."
 ONLY_STEPS = "a comparison has steps, and no requests: give a result file to kprof sla"
 
 
@@ -101,23 +101,23 @@ def price(comparison: Comparison, given: Mapping[str, str | None]) -> Costs | No
     """Return what B's steps cost and save, or None where no step was timed or no gain proven.
 
     `given` has the names of `kprof cost`'s facts. Where it has no price, that of the GPU counts
-    that the steps ran on. The band of the speed-up is the interval of the verdict, so that the
-    money is no surer than the time.
+    that the steps ran on. All of it is about means, for a stall costs as much as any other time:
+    the band of the speed-up is the interval of the mean, so the money is no surer than the time.
     """
     claim = comparison.headline
-    if claim.metric.unit != "ns" or claim.interval is None or claim.verdict not in PROVEN:
+    if claim.metric.unit != "ns" or claim.mean is None or claim.verdict not in PROVEN:
         return None
-    interval = claim.interval
+    interval = claim.mean
     speedup = ",".join(repr(1 / ratio) for ratio in (interval.high, interval.ratio, interval.low))
-    measured = {"step_s": repr(_median_of_b(comparison, 0) / 1e9), "speedup": speedup}
+    measured = {"step_s": repr(_mean_of_b(comparison, 0) / 1e9), "speedup": speedup}
     for place, other in enumerate(comparison.claims):
         if other.metric.unit == "J" and other.verdict != "INVALID":
-            measured["joules_per_step"] = repr(_median_of_b(comparison, place))
+            measured["joules_per_step"] = repr(_mean_of_b(comparison, place))
     return _costs({**given, **measured}, comparison.facts.get("GPU"))
 
 
-def _median_of_b(comparison: Comparison, place: int) -> float:
-    return median(pair.b[place] for pair in comparison.pairs if not pair.problem)
+def _mean_of_b(comparison: Comparison, place: int) -> float:
+    return mean((pair.mean_b or pair.b)[place] for pair in comparison.pairs if not pair.problem)
 
 
 PROVEN = ("FASTER", "SLOWER")

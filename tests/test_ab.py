@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from kprof import ab
+from kprof.ab import exit_code_of
 from kprof.collect.trials import Variant
+from kprof.comparison import Claim, Interval, Metric
 from tests.ab_runs import script_in, stand_in
 from tests.test_cli import kprof
 
@@ -17,12 +19,12 @@ def script(tmp_path, monkeypatch):
     return script_in(tmp_path, monkeypatch)
 
 
-def test_a_clear_difference_takes_a_dozen_of_160_pairs(script, monkeypatch, capsys):
+def test_a_clear_gain_takes_90_of_160_pairs(script, monkeypatch, capsys):
     stand_in(monkeypatch, b=0.9)
     assert kprof("ab", "--patch", "patch.py:f", "--json", script) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["claims"][0]["verdict"] == "FASTER"
-    assert (result["plan"]["max_pairs"], len(result["pairs"])) == (160, 11)
+    assert (result["plan"]["max_pairs"], len(result["pairs"])) == (160, 90)
     assert result["doubts"] == []
 
 
@@ -95,3 +97,19 @@ def test_more_pairs_than_can_be_judged_are_refused_before_anything_runs(
     result = json.loads(capsys.readouterr().out)
     assert result["plan"]["max_pairs"] == 1000
     assert len(workload.schedules[0].letters) == 2000
+
+
+@pytest.mark.parametrize(
+    ("verdict", "low", "high", "code"),
+    [
+        ("SLOWER", 1.002, 1.008, 0),
+        ("SLOWER", 1.002, 1.015, 3),
+        ("SLOWER", 1.012, 1.03, 1),
+        ("FASTER", 0.97, 0.99, 0),
+        ("INCONCLUSIVE", 0.98, 1.03, 3),
+    ],
+)
+def test_slower_is_an_error_only_where_it_matters(verdict, low, high, code):
+    interval = Interval((low + high) / 2, low, high, 0.95, "fixed")
+    claim = Claim(Metric("step", "ns"), verdict, 40, interval, is_material=low > 1.01)
+    assert exit_code_of(claim, 0.01) == code

@@ -121,3 +121,13 @@ def test_p_of_several_metrics_is_corrected_by_holm():
     both = [replace(c, a=c.a + w.a, b=c.b + w.b) for c, w in zip(clear, weak, strict=True)]
     together = [c.p_value for c in judge(plan_of(TIME, RATE, max_pairs=10), both)]
     assert together == pytest.approx([2 * alone[0], max(alone[1], 2 * alone[0])])
+
+
+def test_b_that_is_faster_in_the_median_and_slower_in_the_mean_is_not_faster():
+    pairs = [
+        replace(pair, b=(pair.b[0] * (1.6 if number % 10 == 3 else 1.0),))
+        for number, pair in enumerate(pairs_with(0.98, 80, spread=0.002))
+    ]
+    claim = verdict_of(pairs, max_pairs=80)
+    assert claim.verdict == "INCONCLUSIVE"
+    assert claim.interval.high < 1 < claim.mean.ratio

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kprof.analyze.verdict import is_enough, judge
-from kprof.analyze.verdict.fewest import fewest_pairs
+from kprof.analyze.verdict.judge import fewest_pairs
 from kprof.comparison import Metric, Pair, Plan
 from tests.verdict_pairs import (
     RATE,
@@ -46,17 +46,24 @@ def test_a_run_cut_so_short_that_the_sequence_has_no_ends_says_so():
     assert "7 of the 40 pairs planned were taken" in claim.why
 
 
-def test_there_are_enough_pairs_once_the_verdict_stands():
-    plan, pairs = plan_of(), pairs_with(0.9)
-    assert not is_enough(plan, pairs[:8])
-    assert is_enough(plan, pairs[:9])
-    assert verdict_of(pairs[:9]).verdict == "FASTER"
+def test_there_are_enough_pairs_for_a_loss_once_a_change_in_time_could_be_seen():
+    plan, pairs = plan_of(), pairs_with(1.1)
+    assert not is_enough(plan, pairs[:23])
+    assert is_enough(plan, pairs[:24])
+    assert verdict_of(pairs[:24]).verdict == "SLOWER"
 
 
-def test_being_the_same_can_be_enough_too():
-    pairs = pairs_with(1.0, spread=0.001)
-    assert is_enough(plan_of(), pairs[:14])
-    assert verdict_of(pairs[:14]).verdict == "SAME"
+@pytest.mark.parametrize(("ratio", "verdict"), [(0.9, "FASTER"), (1.0, "SAME")])
+def test_there_are_enough_pairs_for_b_once_rare_stalls_could_be_seen(ratio, verdict):
+    plan, pairs = plan_of(max_pairs=160), pairs_with(ratio, 160, spread=0.002)
+    assert not is_enough(plan, pairs[:89])
+    assert is_enough(plan, pairs[:90])
+    assert verdict_of(pairs[:90], max_pairs=160).verdict == verdict
+
+
+def test_windows_of_a_process_count_as_samples_of_b():
+    pairs = [replace(pair, num_windows=5) for pair in pairs_with(0.9)]
+    assert is_enough(plan_of(), pairs[:24])
 
 
 def test_a_plan_without_early_stops_takes_all_its_pairs():
@@ -68,9 +75,9 @@ def test_a_plan_without_early_stops_takes_all_its_pairs():
 def test_one_open_metric_keeps_the_others_going():
     pairs = [
         replace(p, a=(*p.a, w.a[0]), b=(*p.b, w.b[0]))
-        for p, w in zip(pairs_with(0.5), pairs_with(1.005, spread=0.03, seed=1), strict=True)
+        for p, w in zip(pairs_with(2.0), pairs_with(1.005, spread=0.03, seed=1), strict=True)
     ]
-    assert is_enough(plan_of(), pairs[:12])
+    assert is_enough(plan_of(), pairs[:24])
     assert not is_enough(plan_of(TIME, RATE), pairs[:30])
 
 
@@ -88,15 +95,17 @@ def test_a_value_that_is_none_is_no_reason_to_stop():
     assert not is_enough(plan_of(), pairs[:20])
 
 
-def test_nobody_waits_for_a_metric_that_gets_no_verdict_any_more():
+def test_a_metric_that_gets_no_verdict_does_not_delay_the_others():
     plan = replace(plan_of(), metrics=(TIME, RATE))
-    whole = [replace(pair, a=pair.a * 2, b=pair.b * 2) for pair in pairs_with(0.5)]
-    spoilt = [replace(whole[0], b=(*whole[0].b[:1], float("nan"))), *whole[1:20]]
+    whole = [replace(pair, a=pair.a * 2, b=pair.b * 2) for pair in pairs_with(2.0)]
+    spoilt = [replace(whole[0], b=(*whole[0].b[:1], float("nan"))), *whole[1:24]]
     assert is_enough(plan, spoilt)
-    assert [claim.verdict for claim in judge(plan, spoilt)] == ["FASTER", "INVALID"]
+    assert [claim.verdict for claim in judge(plan, spoilt)] == ["SLOWER", "INVALID"]
 
 
-@pytest.mark.parametrize(("num_metrics", "most", "fewest"), [(1, 160, 11), (1, 40, 9), (2, 40, 10)])
+@pytest.mark.parametrize(
+    ("num_metrics", "most", "fewest"), [(1, 160, 24), (1, 40, 24), (2, 20, 20)]
+)
 def test_the_clearest_difference_is_decided_at_the_fewest_pairs_and_not_before(
     num_metrics, most, fewest
 ):

@@ -41,7 +41,8 @@ def per_token(comparison: Comparison) -> tuple[Derived, ...]:
             continue
         a, b = (_of_a_token(value, metric, tokens) for value in middles)
         interval = _inverted(claim.interval) if metric == RATE else claim.interval
-        found.append(Derived(replace(claim, metric=metric, interval=interval), a, b))
+        mean = _inverted(claim.mean) if metric == RATE else claim.mean
+        found.append(Derived(replace(claim, metric=metric, interval=interval, mean=mean), a, b))
     return tuple(found)
 
 

@@ -73,13 +73,13 @@ def ab(
     force: Annotated[bool, Option("--force", help="Replace an existing comparison.")] = False,
     show_secrets: ShowSecrets = False,
 ) -> Answer:
-    """Say whether B is faster than A, or that nobody can tell.
+    """Say whether B is faster than A, or that the samples cannot tell.
 
     A is the script as it is, B the same with --env, --arg or both, with --patch,
     or with --swap; or --python A.py B.py.
     With none of them B is A: a test of the instrument.
 
-    Exit code 0: B is faster, or the same; 1: slower; 3: cannot tell.
+    Exit code 0: B is faster, or the same; 1: slower by what matters; 3: cannot tell.
     """
     from kprof.ab import compare
     from kprof.collect.trials import TrialError

@@ -65,6 +65,9 @@ def _facts(comparison: Comparison, claim: Claim) -> Facts:
         kind = "valid whenever one stops" if is_sequence else "number of pairs set beforehand"
         how = f"{100 * interval.level:.3g} % confidence, {kind}"
         items.append(("Interval", format_interval(interval), how))
+    if claim.mean is not None:
+        how = f"{format_interval(claim.mean)}: B's mean against A's, which costs follow"
+        items.append(("Mean", format_percent(claim.mean.ratio), how))
     if claim.p_value is not None and interval is not None:
         test = TESTS[interval.kind]
         items.append(("p", f"{claim.p_value:.2g}", f"{test}, two-sided, corrected"))

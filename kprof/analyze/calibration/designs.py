@@ -11,18 +11,20 @@ from kprof.analyze.verdict.ranks import Floats
 Orders = npt.NDArray[np.bool_]
 
 
-def differences_of(noise: Floats, is_a_first: Orders, effect: float, kind: Noise) -> Floats:
-    """Return ln(B/A) of neighbouring samples, where B takes `effect` longer than A."""
+def samples_of(
+    noise: Floats, is_a_first: Orders, effect: float, kind: Noise
+) -> tuple[Floats, Floats]:
+    """Return the logs of A's and of B's samples, where B takes `effect` longer than A."""
     first, second = noise[:, 0::2], noise[:, 1::2]
     a = shown(np.where(is_a_first, first, second), 0.0, kind)
     b = shown(np.where(is_a_first, second, first), effect, kind)
-    return np.asarray(b - a)
+    return a, b
 
 
-def ratios_of(samples: Floats, is_a_first: Orders) -> Floats:
-    """Return ln(B/A) of neighbouring samples, from the logs of what the clock showed."""
-    later = samples[:, 1::2] - samples[:, 0::2]
-    return np.where(is_a_first, later, -later)
+def arms_of(samples: Floats, is_a_first: Orders) -> tuple[Floats, Floats]:
+    """Return A's and B's of neighbouring samples, from the logs of what the clock showed."""
+    first, second = samples[:, 0::2], samples[:, 1::2]
+    return np.where(is_a_first, first, second), np.where(is_a_first, second, first)
 
 
 def random_order(num_comparisons: int, num_pairs: int, rng: np.random.Generator) -> Orders:

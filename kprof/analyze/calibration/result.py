@@ -8,6 +8,9 @@ from typing import Literal
 
 SCHEMA = 1
 EFFECTS = (0.01, 0.02, 0.05)
+"""Planted slow-downs."""
+GAINS = (-0.02, -0.05)
+"""Planted gains: FASTER needs the mean as well, so it is not SLOWER with A and B swapped."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Judged:
     """How many pairs were taken, on average, by effect."""
     false_material: Rate = Rate(0, 0)
     """No difference, and an interval that lies beyond the smallest effect."""
+    refused: Rate = Rate(0, 0)
+    """INVALID, because the ratio seems to change with time or with what ran before."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kprof.analyze.calibration.designs import alternating_order, ratios_of
+from kprof.analyze.calibration.designs import alternating_order, arms_of
 from kprof.analyze.calibration.result import Rate
 from kprof.analyze.calibration.tally import look_at_all
 from kprof.analyze.verdict.ranks import Floats
@@ -23,7 +23,8 @@ def false_positives_of_rivals(samples: Floats, levels: Levels) -> dict[str, Rate
     half = samples.shape[1] // 2
     a, b = samples[:, :half], samples[:, half:]
     order = alternating_order(len(samples), half)
-    look = look_at_all(ratios_of(samples, order), replace(levels, fixed=NOMINAL))
+    of_a, of_b = arms_of(samples, order)
+    look = look_at_all(of_b - of_a, replace(levels, fixed=NOMINAL))
     found = {
         "blocked, Welch": ttest_ind(a, b, axis=1, equal_var=False).pvalue <= NOMINAL,
         "blocked, Mann-Whitney": mannwhitneyu(a, b, axis=1, method="asymptotic").pvalue <= NOMINAL,

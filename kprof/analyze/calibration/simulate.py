@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 
-from kprof.analyze.calibration.designs import differences_of, random_order, shown
+from kprof.analyze.calibration.designs import random_order, samples_of, shown
 from kprof.analyze.calibration.noise import NOISES, Noise
-from kprof.analyze.calibration.result import EFFECTS, Calibration, Scenario
+from kprof.analyze.calibration.result import EFFECTS, GAINS, Calibration, Scenario
 from kprof.analyze.calibration.rivals import false_positives_of_rivals
 from kprof.analyze.calibration.tally import Known, scenario_of
 from kprof.analyze.calibration.targets import targets_of_simulation
@@ -52,11 +52,11 @@ def _scenario(
 ) -> Scenario:
     num_comparisons, num_pairs = shape
     found, samples = [], np.empty(0)
-    for effect in (0.0, *EFFECTS):
+    for effect in (0.0, *EFFECTS, *GAINS):
         made = noise.make((num_comparisons, 2 * num_pairs), rng)
         order = random_order(num_comparisons, num_pairs, rng)
-        differences = differences_of(made, order, effect, noise)
-        found.append(Known(effect, float(np.log1p(effect)), differences))
+        a, b = samples_of(made, order, effect, noise)
+        found.append(Known(effect, float(np.log1p(effect)), a, b, order))
         samples = shown(made, 0.0, noise) if effect == 0 else samples
     rivals = false_positives_of_rivals(samples, levels)
     return scenario_of(noise.name, noise.says, found, levels, rivals)

@@ -8,15 +8,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kprof.analyze.verdict import ranks
+from kprof.analyze.verdict.mean import MeanLook, look_at_mean
 from kprof.analyze.verdict.outlook import pairs_needed
 from kprof.analyze.verdict.ranks import Floats
-from kprof.analyze.verdict.refusal import reason_to_refuse
+from kprof.analyze.verdict.refusal import reason_to_refuse, say_inconstant
 from kprof.analyze.verdict.rule import (
-    FEWEST_PAIRS,
+    FEWEST_TO_STOP,
+    Flags,
     Levels,
+    Outcome,
     levels_of,
     look_always,
     look_once,
+    outcome_of,
 )
 from kprof.analyze.verdict.sequence import Course
 from kprof.analyze.verdict.sequence import interval as sequence_interval
@@ -35,6 +39,7 @@ def judge(plan: Plan, pairs: Sequence[Pair], *, are_all: bool = False) -> tuple[
     showed: the workload came to its own end. Then they are judged as a plan of so many would be.
     """
     are_all |= len(pairs) == plan.max_pairs
+    pairs = _in_time(pairs)
     claims = [_claim(plan, pairs, index, are_all=are_all) for index in range(len(plan.metrics))]
     return _corrected(claims)
 
@@ -42,24 +47,71 @@ def judge(plan: Plan, pairs: Sequence[Pair], *, are_all: bool = False) -> tuple[
 def is_enough(plan: Plan, pairs: Sequence[Pair]) -> bool:
     """Tell whether sampling may end: the plan is done, or every metric is decided early.
 
-    One with a value that is none gets no verdict any more, and nobody waits for it.
+    A metric with a value that is not a positive number gets no verdict, and does not delay the
+    others.
     """
     if len(pairs) >= plan.max_pairs:
         return True
-    counting = [pair for pair in pairs if not pair.problem]
-    if not plan.stops_early or len(counting) < FEWEST_PAIRS:
+    counting = [pair for pair in _in_time(pairs) if not pair.problem]
+    if not plan.stops_early or len(counting) < FEWEST_TO_STOP:
         return False
-    levels = levels_of(plan)
-    every = [_values(counting, index) for index in range(len(plan.metrics))]
-    sound = [values for values in every if (np.isfinite(values) & (values > 0)).all()]
-    courses = [Course.of(_differences(values), plan.max_pairs) for values in sound]
-    decided = [look_always(course, levels).has_decided[-1] for course in courses]
-    return bool(decided) and all(decided)
+    indices = range(len(plan.metrics))
+    sound = [index for index in indices if _is_sound(_values(counting, index))]
+    return bool(sound) and all(_may_stop(plan, counting, index) for index in sound)
+
+
+def fewest_pairs(plan: Plan) -> int:
+    """Return after how many pairs sampling can end, were all of them as clear as can be."""
+    if not plan.stops_early:
+        return plan.max_pairs
+    return min(max(fewest_for_verdict(plan), FEWEST_TO_STOP), plan.max_pairs)
+
+
+def fewest_for_verdict(plan: Plan) -> int:
+    """Return after how many pairs, all as clear as can be, sampling stopped by hand is decided."""
+    clearest = Course.of(np.ones(plan.max_pairs), plan.max_pairs)
+    is_settled = look_always(clearest, levels_of(plan)).is_settled
+    return int(np.argmax(is_settled)) + 1 if is_settled.any() else plan.max_pairs
+
+
+def _in_time(pairs: Sequence[Pair]) -> list[Pair]:
+    return sorted(pairs, key=lambda pair: pair.start_ns)
+
+
+def _may_stop(plan: Plan, counting: Sequence[Pair], index: int) -> bool:
+    metric, levels = plan.metrics[index], levels_of(plan)
+    looks = look_always(Course.of(_differences(_values(counting, index)), plan.max_pairs), levels)
+    if not looks.is_settled[-1]:
+        return False
+    mean = look_at_mean(_means(counting, index), levels.both, is_fixed=False)
+    ends = np.array([looks.is_above[-1], looks.is_below[-1], looks.is_alike[-1]])
+    outcome = _outcome(metric, ends, mean, levels.margin)
+    num_samples = sum(pair.num_windows for pair in counting)
+    return bool(outcome.may_stop(len(counting), num_samples, mean, levels.margin))
+
+
+def _outcome(metric: Metric, ends: Flags, mean: MeanLook, margin: float) -> Outcome:
+    """Return the verdict from what the pairs show: more, less, alike; and their means."""
+    is_more, is_less, is_alike = ends
+    if metric.better == "higher":
+        is_more, is_less, mean = is_less, is_more, mean.mirrored()
+    return outcome_of(is_more, is_less, is_alike, mean, margin)
+
+
+def _is_sound(values: Floats) -> bool:
+    return bool((np.isfinite(values) & (values > 0)).all())
 
 
 def _values(pairs: Sequence[Pair], index: int) -> Floats:
     """Return a row of A's and a row of B's values of one metric."""
     return np.array([[p.a[index] for p in pairs], [p.b[index] for p in pairs]], dtype=float)
+
+
+def _means(pairs: Sequence[Pair], index: int) -> Floats:
+    """Return the same of the means behind the values, where the values are medians."""
+    a = [(pair.mean_a or pair.a)[index] for pair in pairs]
+    b = [(pair.mean_b or pair.b)[index] for pair in pairs]
+    return np.array([a, b], dtype=float)
 
 
 def _differences(values: Floats) -> Floats:
@@ -77,6 +129,11 @@ class _Decision:
     is_alike: bool
     p_value: float
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether the pairs alone would give a verdict."""
+        return self.is_alike or not self.low <= 0 <= self.high
+
 
 def _claim(plan: Plan, pairs: Sequence[Pair], index: int, *, are_all: bool) -> Claim:
     metric, counting = plan.metrics[index], [pair for pair in pairs if not pair.problem]
@@ -89,17 +146,24 @@ def _claim(plan: Plan, pairs: Sequence[Pair], index: int, *, are_all: bool) -> C
     decision = decide(differences, levels)
     if decision.low > decision.high:
         return replace(claim, why="No one ratio fits: it changed while the pairs were taken.")
-    verdict = _verdict(metric, decision)
+    mean = look_at_mean(_means(counting, index), levels.both, is_fixed=are_all)
+    verdict = _verdict(metric, decision, mean, levels.margin)
     bounded = bool(np.isfinite([decision.low, decision.high]).all())
     claim = replace(
         claim,
         verdict=verdict,
         interval=_interval(decision, levels, are_all) if bounded else None,
+        mean=_interval(mean, levels, are_all),
         p_value=decision.p_value,
         is_material=decision.low > levels.margin or decision.high < -levels.margin,
-        pairs_needed=pairs_needed(differences, levels) if verdict == "INCONCLUSIVE" else None,
+        pairs_needed=pairs_needed(differences, levels)
+        if verdict == "INCONCLUSIVE" and not decision.is_clear
+        else None,
     )
-    return replace(claim, why=say_why(plan, claim, float(np.exp(decision.estimate)), pairs, index))
+    ratio = float(np.exp(decision.estimate))
+    why = say_why(plan, claim, ratio, pairs, index, decision.is_clear)
+    inconstant = say_inconstant(differences, pairs, levels.margin)
+    return replace(claim, why=f"{why} {inconstant}.") if inconstant else replace(claim, why=why)
 
 
 def _decide_once(differences: Floats, levels: Levels) -> _Decision:
@@ -129,19 +193,19 @@ def _decide_early(differences: Floats, levels: Levels) -> _Decision:
     )
 
 
-def _verdict(metric: Metric, decision: _Decision) -> Verdict:
-    if decision.is_alike:
+def _verdict(metric: Metric, decision: _Decision, mean: MeanLook, margin: float) -> Verdict:
+    ends = np.array([decision.low > 0, decision.high < 0, decision.is_alike])
+    outcome = _outcome(metric, ends, mean, margin)
+    if outcome.is_same:
         return "SAME"
-    if decision.low <= 0 <= decision.high:
-        return "INCONCLUSIVE"
-    is_more = decision.low > 0
-    return "FASTER" if is_more == (metric.better == "higher") else "SLOWER"
+    if outcome.is_faster:
+        return "FASTER"
+    return "SLOWER" if outcome.is_slower else "INCONCLUSIVE"
 
 
-def _interval(decision: _Decision, levels: Levels, are_all: bool) -> Interval:
-    ratio, low, high = np.exp([decision.estimate, decision.low, decision.high])
-    kind = "fixed" if are_all else "sequence"
-    return Interval(float(ratio), float(low), float(high), 1 - levels.both, kind)  # type: ignore[arg-type]
+def _interval(look: _Decision | MeanLook, levels: Levels, are_all: bool) -> Interval:
+    ratio, low, high = (float(np.exp(end)) for end in (look.estimate, look.low, look.high))
+    return Interval(ratio, low, high, 1 - levels.both, "fixed" if are_all else "sequence")
 
 
 def _corrected(claims: Sequence[Claim]) -> tuple[Claim, ...]:

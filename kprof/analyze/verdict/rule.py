@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kprof.analyze.verdict import ranks
+from kprof.analyze.verdict.mean import MeanLook
 from kprof.analyze.verdict.ranks import Floats
 from kprof.analyze.verdict.sequence import Course, threshold
 from kprof.comparison import Plan
@@ -20,6 +21,14 @@ from kprof.comparison import Plan
 SHARE_OF_SEQUENCE = 0.2
 FEWEST_PAIRS = 6
 """With five, no outcome at all would be rare enough."""
+
+FEWEST_TO_STOP = 24
+"""Sampling does not stop early before so many pairs: with fewer, a ratio that changes in time and
+carry-over cannot be told from noise."""
+
+FEWEST_SAMPLES = 90
+"""Samples of B before sampling stops early as FASTER or SAME, which let B replace A. Stalls of one
+sample in twenty are missed by all of them in 1 % of comparisons: 0.95 to the power of 90."""
 
 MOST_PAIRS, FIXED_PAIRS = 160, 40
 """Of a plan that may stop early, and of one that may not.
@@ -90,11 +99,16 @@ class Looks:
     is_above: Flags
     is_below: Flags
     is_alike: Flags
+    is_beyond: Flags
+    """The whole interval lies beyond the margin, on one side or the other."""
 
     @property
-    def has_decided(self) -> Flags:
-        """Whether one may stop: the interval leaves out 1, or lies within the margin."""
-        return np.asarray(self.is_above | self.is_below | self.is_alike)
+    def is_settled(self) -> Flags:
+        """Whether more pairs can only confirm it: alike, or different by what matters.
+
+        A difference that may or may not matter is worth more pairs.
+        """
+        return np.asarray(self.is_alike | self.is_beyond)
 
 
 def look_always(course: Course, levels: Levels) -> Looks:
@@ -102,10 +116,47 @@ def look_always(course: Course, levels: Levels) -> Looks:
     of_0, of_low, of_high = (
         exclusion(course, levels, shift) for shift in (0.0, -levels.margin, levels.margin)
     )
-    return Looks(of_0[0], of_0[1], of_low[0] & of_high[1])
+    return Looks(of_0[0], of_0[1], of_low[0] & of_high[1], of_high[0] | of_low[1])
 
 
 def exclusion(course: Course, levels: Levels, shift: float) -> tuple[Flags, Flags]:
     """Tell after each pair whether all shifts up to this one are left out, and all from it."""
     enough = threshold(levels.sequence)
     return course.evidence_above(shift) >= enough, course.evidence_below(shift) >= enough
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The verdict as flags, where less is better; none of them: inconclusive."""
+
+    is_faster: Flags
+    is_slower: Flags
+    is_same: Flags
+
+    def where(self, counts: Flags) -> Outcome:
+        """Return the verdicts of those that count, and none of the others."""
+        return Outcome(self.is_faster & counts, self.is_slower & counts, self.is_same & counts)
+
+    def may_stop(self, num_pairs: int, num_samples: int, mean: MeanLook, margin: float) -> Flags:
+        """Tell whether so many pairs, and samples of B, are enough to stop early with it.
+
+        While the mean is beyond the margin, more pairs show whether it stays there.
+        """
+        is_same = self.is_same & (np.abs(mean.estimate) <= margin)
+        found = self.is_slower | ((self.is_faster | is_same) & (num_samples >= FEWEST_SAMPLES))
+        return np.asarray(found & (num_pairs >= FEWEST_TO_STOP))
+
+
+def outcome_of(
+    is_more: Flags, is_less: Flags, is_alike: Flags, mean: MeanLook, margin: float
+) -> Outcome:
+    """Return the verdict by the pairs and by the mean; where less is better.
+
+    FASTER needs the mean to be no slower by what matters. SLOWER needs a mean that is not faster,
+    SAME one that is not slower by what matters: neither may be contradicted.
+    """
+    return Outcome(
+        is_faster=is_less & ~is_alike & (mean.at_most < margin),
+        is_slower=is_more & ~is_alike & ~(mean.high < 0),
+        is_same=is_alike & ~((mean.low > 0) & (mean.estimate > margin)),
+    )

@@ -12,13 +12,20 @@ from kprof.comparison import Claim, Metric, Pair, Plan
 TIMES = {"s", "ms", "us", "µs", "ns"}
 
 
-def say_why(plan: Plan, claim: Claim, ratio: float, pairs: Sequence[Pair], index: int) -> str:
-    """Return what decided, with the ratio with and without the pairs left out if it differs."""
+def say_why(
+    plan: Plan, claim: Claim, ratio: float, pairs: Sequence[Pair], index: int, is_clear: bool
+) -> str:
+    """Return what decided, with the ratio with and without the pairs left out if it differs.
+
+    `is_clear` says that the pairs alone would give a verdict.
+    """
     effect = f"the {100 * plan.smallest_effect:g} % that matters"
     if claim.verdict == "SAME":
         why = f"{_change(claim.metric, ratio)}, less than {effect}{_say_tests(plan, claim)}."
     elif claim.interval is None:
         why = f"{claim.num_pairs} pairs are too few for an interval of this confidence."
+    elif claim.verdict == "INCONCLUSIVE" and is_clear:
+        why = _say_mean_differs(plan, claim)
     elif claim.verdict == "INCONCLUSIVE":
         why = f"The interval holds both 1 and differences beyond {effect}."
     elif claim.is_material:
@@ -26,6 +33,23 @@ def say_why(plan: Plan, claim: Claim, ratio: float, pairs: Sequence[Pair], index
     else:
         why = f"The interval leaves out 1, but a part of it lies within {effect}."
     return why + _say_stop(plan, claim, pairs) + _say_left_out(plan, ratio, pairs, index)
+
+
+def _say_mean_differs(plan: Plan, claim: Claim) -> str:
+    """Say how the mean contradicts the pairs, or leaves room for it."""
+    of_pairs, of_mean = claim.interval, claim.mean
+    if of_pairs is None or of_mean is None:
+        return ""
+    median, mean = (_change(claim.metric, one.ratio) for one in (of_pairs, of_mean))
+    ends = f"{_percent(of_mean.low)} to {_percent(of_mean.high)}"
+    said = f"B is {median} in the median pair and {mean} in the mean ({ends})"
+    if not of_mean.low <= 1 <= of_mean.high:
+        return f"{said}: the two contradict each other, as where some samples of B stall."
+    return f"{said}: its mean may be worse by more than {100 * plan.smallest_effect:g} %."
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.2g} %"
 
 
 def _change(metric: Metric, ratio: float) -> str:
