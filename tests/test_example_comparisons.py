@@ -30,7 +30,9 @@ def folder(request):
 def test_the_verdict_of_an_example_follows_from_its_pairs_by_the_rule_of_today(folder):
     kept = load(folder)
     for claim, now in zip(kept.claims, judge(kept.plan, kept.pairs), strict=True):
-        assert (now.verdict, now.num_pairs, now.why) == (claim.verdict, claim.num_pairs, claim.why)
+        assert (now.verdict, now.num_pairs) == (claim.verdict, claim.num_pairs)
+        # Of its nine samples, today's rule adds which stalls they may have missed.
+        assert now.why.startswith(claim.why)
         ends = (claim.interval.low, claim.interval.ratio, claim.interval.high)
         assert (now.interval.low, now.interval.ratio, now.interval.high) == pytest.approx(ends)
 

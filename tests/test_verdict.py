@@ -51,7 +51,16 @@ def test_a_difference_too_small_to_matter_is_the_same_and_is_said():
     claim = verdict_of(pairs_with(1.004, spread=0.001))
     assert claim.verdict == "SAME"
     assert claim.interval.low > 1
-    assert claim.why == "0.44 % slower, less than the 1 % that matters."
+    assert claim.why.startswith("0.44 % slower, less than the 1 % that matters.")
+
+
+def test_a_verdict_of_few_samples_says_which_stalls_they_may_miss():
+    short = verdict_of(pairs_with(0.9))
+    long = verdict_of([replace(one, num_windows=5) for one in pairs_with(0.9)])
+    assert short.verdict == long.verdict == "FASTER"
+    # 0.89 to the power of 40 is 1 %.
+    assert "fewer than 11 % of B's 40 samples" in short.why
+    assert "samples" not in long.why
 
 
 def test_same_beside_an_interval_that_sticks_out_says_why():

@@ -40,8 +40,8 @@ def targets_of_simulation(
             scenarios, "false positives, stopping", 0.05, lambda s: s.early.false_positive.share
         ),
         _highest(scenarios, "coverage, stopping", 0.95, lambda s: s.early.coverage.share),
-        # No plan stops before 24 of its 40 pairs.
-        _highest(scenarios, "pairs saved at 2 %, stopping", 0.3, saved),
+        # No plan stops before 24 of its 40 pairs, and as FASTER none of one sample a pair does.
+        _highest(scenarios, "pairs saved at 2 %, stopping", 0.15, saved),
     )
 
 

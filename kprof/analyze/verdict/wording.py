@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kprof.analyze.verdict.ranks import walsh_averages
+from kprof.analyze.verdict.rule import FEWEST_SAMPLES
 from kprof.comparison import Claim, Metric, Pair, Plan
 
 TIMES = {"s", "ms", "us", "µs", "ns"}
@@ -32,7 +33,8 @@ def say_why(
         why = f"The whole interval lies beyond {effect}."
     else:
         why = f"The interval leaves out 1, but a part of it lies within {effect}."
-    return why + _say_stop(plan, claim, pairs) + _say_left_out(plan, ratio, pairs, index)
+    why += _say_stop(plan, claim, pairs) + _say_unseen(claim, pairs)
+    return why + _say_left_out(plan, ratio, pairs, index)
 
 
 def _say_mean_differs(plan: Plan, claim: Claim) -> str:
@@ -72,6 +74,15 @@ def _say_stop(plan: Plan, claim: Claim, pairs: Sequence[Pair]) -> str:
     if len(pairs) == plan.max_pairs or claim.verdict != "INCONCLUSIVE":
         return ""
     return f" {len(pairs)} of the {plan.max_pairs} pairs planned were taken."
+
+
+def _say_unseen(claim: Claim, pairs: Sequence[Pair]) -> str:
+    """Say how rare stalls may be for so few samples of B to miss them in 1 % of comparisons."""
+    num_samples = sum(pair.num_windows for pair in pairs if not pair.problem)
+    if claim.verdict not in ("FASTER", "SAME") or not 0 < num_samples < FEWEST_SAMPLES:
+        return ""
+    share = 1 - 0.01 ** (1 / num_samples)
+    return f" Stalls in fewer than {100 * share:.0f} % of B's {num_samples} samples may be unseen."
 
 
 def _say_left_out(plan: Plan, ratio: float, pairs: Sequence[Pair], index: int) -> str:
