@@ -37,6 +37,8 @@ ALL = [
 # Whole microseconds: of events with the same start and length only their order tells which holds
 # the other.
 ORDERED = ("sampled_rank", "test.json")
+# There, edges lie exactly on cuts of idle time, which are rounded to a ns.
+ON_CUTS = ("sampled_rank", "event_sync_trace")
 OF_TIME = ("ledger", "time", "idle", "replayed")
 NAMES = ("gemm", "vectorized_elementwise_kernel", "ncclDevKernel_AllReduce")
 # Of shares, and of sums of pieces that are rounded to a ns each.
@@ -240,6 +242,8 @@ def assert_savings_are_possible(document):
 
 @pytest.mark.parametrize("path", ALL)
 def test_of_a_recorded_trace_of_longer_times_all_shares_are_the_same(path):
+    if path.name.startswith(ON_CUTS):
+        pytest.skip("whole microseconds: a cut that is rounded by a ns moves a piece")
     trace = read([path])
     one, other = (parts(told(each), OF_TIME) for each in (trace, scaled(trace, 3)))
     assert list(differences(one, other, 3)) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -23,10 +24,10 @@ QUICK_PERCENTILE, MOST_TIMES_QUICK = 25, 4
 # The time between two kernels that were both queued: a median of 1.1 µs and a 99th percentile of
 # 2.5 µs on H200 and H100, as a share of the latency. A recording with enough of them tells its own,
 # within these limits.
-BETWEEN_KERNELS = 3 / 7
-BETWEEN_KERNELS_LIMITS = (2 / 7, 8 / 7)
+BETWEEN_KERNELS = Fraction(3, 7)
+BETWEEN_KERNELS_LIMITS = Fraction(2, 7), Fraction(8, 7)
 # The latency over the median time between two queued kernels, on the same GPUs.
-LATENCY_IN_PAUSES = 7 / 1.1
+LATENCY_IN_PAUSES = Fraction(70, 11)
 # A launch so many latencies before the end of what ran before was in the queue, whatever it cost.
 QUEUED_EARLY = 4
 
@@ -166,10 +167,10 @@ def _latency_ns(kernels: pd.DataFrame, known: np.ndarray, begin: np.ndarray) -> 
     seen = took[is_idle & (took > 0)]
     if len(seen) < LEAST_TO_MEASURE:
         return _least_latency_ns(took[known[order] & (took > 0)], start[order] - ended, is_new)
-    quick = np.percentile(seen, QUICK_PERCENTILE)
+    quick = _percentile(seen, QUICK_PERCENTILE)
     if len(seen) < ENOUGH_TO_MEASURE:
-        return round(float(quick))
-    return round(float(min(np.median(seen), MOST_TIMES_QUICK * quick)))
+        return quick
+    return min(_percentile(seen, 50), MOST_TIMES_QUICK * quick)
 
 
 def _least_latency_ns(took: np.ndarray, after: np.ndarray, is_new: np.ndarray) -> int:
@@ -183,7 +184,12 @@ def _least_latency_ns(took: np.ndarray, after: np.ndarray, is_new: np.ndarray) -
     pauses = after[~is_new.astype(bool)]
     pauses = pauses[pauses > 0]
     least = int(took.min())
-    return min(least, round(LATENCY_IN_PAUSES * np.median(pauses))) if len(pauses) else least
+    return min(least, int(LATENCY_IN_PAUSES * _percentile(pauses, 50))) if len(pauses) else least
+
+
+def _percentile(times: np.ndarray, percent: float) -> int:
+    """Return one of the times, not a mean of two: of times that are all longer it is the same."""
+    return int(np.percentile(times, percent, method="lower"))
 
 
 def between_kernels_ns(gaps: Gaps, launch: Launch) -> int:
@@ -194,6 +200,6 @@ def between_kernels_ns(gaps: Gaps, launch: Launch) -> int:
     was_queued = launch.begin[row] < gaps.start[inside] - QUEUED_EARLY * latency_ns
     own = length[was_queued & launch.is_first[row] & (length < QUEUED_EARLY * latency_ns)]
     if len(own) < ENOUGH_TO_MEASURE:
-        return round(BETWEEN_KERNELS * latency_ns)
-    least, most = (share * latency_ns for share in BETWEEN_KERNELS_LIMITS)
-    return round(float(np.clip(np.percentile(own, 99), least, most)))
+        return int(BETWEEN_KERNELS * latency_ns)
+    least, most = (int(share * latency_ns) for share in BETWEEN_KERNELS_LIMITS)
+    return min(max(_percentile(own, 99), least), most)
