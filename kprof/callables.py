@@ -6,6 +6,7 @@ import math
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from random import Random
 from statistics import median
@@ -106,16 +107,13 @@ def ab_test(  # noqa: PLR0913 - options by name
         KprofError: there are no inputs, that clock needs a GPU, or the plan decides nothing.
         AbTestError: one of the two raised while it was timed.
     """
-    plan = plan or Plan((TIME,), max_pairs=MOST_PAIRS)
-    _check(inputs, clock, plan)
+    _check(inputs, clock, plan := plan or Plan((TIME,), max_pairs=MOST_PAIRS))
     arms = _Arm(a, inputs), _Arm(b, inputs)
     changing, first = _call_first(arms, inputs[0])
-    stopwatch, watcher = stopwatch_for(clock), Watcher()
-    try:
+    stopwatch = stopwatch_for(clock)
+    with closing(Watcher()) as watcher:
         warmed = warm_up((arms[0].call, arms[1].call), stopwatch, WARM_UP_S, SAMPLE_NS)
         pairs = _take(arms, plan, stopwatch, warmed, watcher)
-    finally:
-        watcher.close()
     last = arms[1].difference_to(arms[0])
     wrong = _find_wrong(pairs, (first, last), floor_ns) or _find_nan(arms)
     claims = judge(plan, pairs)
