@@ -1,5 +1,6 @@
 """The calls that the gate tries by itself beyond those given, and the scope that it names."""
 
+import itertools
 import json
 import math
 import time
@@ -63,6 +64,29 @@ def test_the_time_of_a_first_call_which_compiles_does_not_end_growth():
 
     only_rows = {"free": (0,), "contexts": ("gradient",), "growth_s": 1.0}
     assert sizes_of(scope_of(compiled_at_first, **only_rows))["rows"] == 600
+
+
+def test_costs_that_do_not_grow_with_the_size_do_not_end_growth():
+    def with_fixed_cost(x):
+        time.sleep(0.1)
+        return x * 2
+
+    only_rows = {"free": (0,), "contexts": ("gradient",), "growth_s": 1.0}
+    assert sizes_of(scope_of(with_fixed_cost, **only_rows))["rows"] == 600
+
+
+@pytest.mark.parametrize("end", [600, 1_000, 5_000, 40_000])
+def test_no_step_of_growth_is_longer_than_sixteen_times(end):
+    rows = set()
+
+    def noted(x):
+        rows.add(x.shape[0])
+        return x * 2
+
+    scope_of(noted, free=(0,), shapes=((8, 3),), reach=(end,), contexts=("gradient",))
+    grown = sorted(size for size in rows if size >= 8)
+    assert grown[-1] == end
+    assert all(larger <= 16 * smaller for smaller, larger in itertools.pairwise(grown))
 
 
 def test_a_size_that_would_take_longer_than_its_time_is_not_tried():
@@ -148,7 +172,7 @@ def test_declared_limits_are_left_out_and_not_called():
 
     level = level_of(never_wide, refuses=why_not)
     assert level.state == "passed"
-    assert level.scope.left_out == ("264 columns: rows are short",)
+    assert level.scope.left_out == ("129 columns: rows are short",)
 
 
 def test_rows_in_another_number_of_dimensions_are_tried():

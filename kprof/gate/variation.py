@@ -36,7 +36,7 @@ from kprof.gate.subject import Case, Shape, Subject
 COLUMNS = 2**13
 """Size that every free dimension but the first grows to where no `reach` is given."""
 STEP = 8
-"""From one size to the next; one more makes it a multiple of no tile."""
+"""From one size to the next, twice that to the last; one more makes it a multiple of no tile."""
 FEW = 17
 """Size of the other free dimensions while one grows."""
 GROWTH_BYTES = {"cpu": 2**26, "cuda": 2**29}
@@ -181,14 +181,15 @@ class _Trial:
         budget_s = GROWTH_S[device] if subject.growth_s is None else subject.growth_s
         bytes_each = self._bytes_each(base, dimension)
         name = names_of_dimensions(subject.dimensions, len(base))[dimension]
-        took_s, last = 0.0, 0
+        small_s, took_s, last = 0.0, 0.0, 0
         for size in self._sizes(dimension, given):
             if bytes_each * size > GROWTH_BYTES[device] or not budget_s:
                 return
             if last and took_s * size / last > budget_s and took_s < budget_s:
-                # The first call of a size may compile. A second one tells what the next takes.
+                # The first call of a size may compile, and every call has costs that don't grow.
+                small_s = small_s or _seconds_of(subject, self._start)
                 took_s = _seconds_of(subject, case)
-            if last and took_s * size / last > budget_s:
+            if last and small_s + max(took_s - small_s, 0.0) * size / last > budget_s:
                 return
             case = replace(case, shape=(*base[:dimension], size, *base[dimension + 1 :]))
             with large_calls(subject.device) if bytes_each * size > LARGE_BYTES else nullcontext():
@@ -215,7 +216,7 @@ class _Trial:
         usual = ROWS if dimension == self._subject.free[0] else COLUMNS
         end = max(wanted or usual, 2 * given)
         size = STEP * given + 1
-        while STEP * size <= end:
+        while 2 * size <= end:
             yield size
             size = STEP * size + 1
         if dimension != self._subject.free[0]:
