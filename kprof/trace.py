@@ -1,7 +1,7 @@
 """The Trace: the tables that every part of kprof reads, and the one place where columns are declared.
 
-Times are integer nanoseconds on the clock of the recorder; `Meta.base_time_ns` turns them into
-wall time. Passes add columns and never rewrite a measured one. Unknown is missing, never 0.
+Times are integer nanoseconds on the clock of the recorder, between -2**62 and 2**62, so that the
+sum of two fits an int64; `Meta.base_time_ns` turns them into wall time. Passes add columns and never rewrite a measured one. Unknown is missing, never 0.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def find_places(evidence: Evidence, pieces: Pieces) -> Places:
         return Places(nothing, *(_names(ranges, nothing) for _ in range(3)))
     parent = ranges["parent"].to_numpy(np.int64, na_value=NOTHING)
     is_late = pieces.cause == LATE
-    middle = (pieces.start + pieces.end) // 2
+    middle = pieces.start + (pieces.end - pieces.start) // 2
     of_thread = evidence.thread_row()[pieces.gap]
     tells = np.flatnonzero(ranges["kind"].isin(["op", "module", "range", "phase", "step"]))
     running = innermost(host, tells, parent, np.where(is_late, of_thread, NOTHING), middle)
