@@ -1,6 +1,7 @@
 """Laws that hold for every trace: scaled, shifted, permuted or longer, it tells the same."""
 
 import gzip
+import itertools
 import json
 import math
 import random
@@ -12,11 +13,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 
+from kprof.analyze.difference.comparability import find_obstacle
+from kprof.analyze.difference.lay_out import find_differences
 from kprof.analyze.intervals import LAST_NS
 from kprof.analyze.ledger import balance
 from kprof.analyze.passes import analyze
 from kprof.device import find_device
 from kprof.open import read
+from kprof.report.difference import Compared, result_of_difference
 from kprof.report.result import result_of
 from tests import kineto_files as kineto
 from tests.simulated import END_OF_STEP, Machine, item, kernel, synchronize
@@ -44,11 +48,50 @@ NAMES = ("gemm", "vectorized_elementwise_kernel", "ncclDevKernel_AllReduce")
 ROUNDED, ROUNDED_NS = 1e-4, 64
 
 
+def analyzed(trace):
+    """Return a trace that was read as `kprof open` analyzes it."""
+    device = find_device(trace.gpus[0].name) if trace.gpus else None
+    return analyze(replace(trace, meta=replace(trace.meta, device=device)))
+
+
 def told(trace):
     """Return the document of `kprof open --json` of a trace that was read."""
-    device = find_device(trace.gpus[0].name) if trace.gpus else None
-    analyzed = analyze(replace(trace, meta=replace(trace.meta, device=device)))
-    return result_of(analyzed, balance(analyzed))
+    found = analyzed(trace)
+    return result_of(found, balance(found))
+
+
+def compared(a, b):
+    """Return the document of `kprof diff --json` of two analyzed traces, without their names."""
+    document = result_of_difference(Compared(a, b, find_differences(a, b), ()))
+    return {name: document[name] for name in ("difference_ns", "layouts")}
+
+
+def mirrored(document):
+    """Return what a difference is when its two runs change places."""
+    other = {"a": "b", "b": "a", "names_a": "names_b", "names_b": "names_a"}
+    fates = {"appeared": "vanished", "vanished": "appeared"}
+    layouts = {
+        layout: [
+            {
+                **{other.get(key, key): value for key, value in row.items()},
+                "fate": fates.get(row["fate"], row["fate"]),
+                "difference_ns": -row["difference_ns"],
+            }
+            for row in rows
+        ]
+        for layout, rows in document["layouts"].items()
+    }
+    return {"difference_ns": -document["difference_ns"], "layouts": layouts}
+
+
+def by_part(document):
+    """Return a difference with the rows of each layout by their names: near ties may swap."""
+    rows = {
+        layout: {str((row["names_a"], row["names_b"], row["is_idle"])): row for row in of}
+        for layout, of in document["layouts"].items()
+    }
+    assert all(len(rows[layout]) == len(of) for layout, of in document["layouts"].items())
+    return {"difference_ns": document["difference_ns"], "layouts": rows}
 
 
 def changed(trace, change, *columns):
@@ -270,6 +313,57 @@ def test_of_a_recorded_trace_in_another_order_nothing_changes(path, tmp_path):
 @pytest.mark.parametrize("path", ALL)
 def test_no_saving_of_a_recorded_trace_exceeds_its_cause(path):
     assert_savings_are_possible(told(read([path])))
+
+
+def one_after_another(paths):
+    """Pair each recording with the next, as parameters of a test."""
+    for first, second in itertools.pairwise(paths):
+        marks = [] if {first, second} <= set(QUICK) else [pytest.mark.slow]
+        yield pytest.param(first, second, id=f"{first.name}-{second.name}", marks=marks)
+
+
+PAIRS = list(one_after_another([*QUICK, *(path for path in OTHERS if path not in QUICK)]))
+
+
+def assert_diff_is_lawful(one, other):
+    """Check a difference of two traces against itself, mirrored and with all times longer."""
+    a, b = analyzed(one), analyzed(other)
+    unchanged = compared(a, a)
+    assert unchanged["difference_ns"] == 0
+    rows = [row for of in unchanged["layouts"].values() for row in of]
+    assert {(row["fate"], row["difference_ns"]) for row in rows} == {("same", 0)}
+    assert all(row["a"] == row["b"] and row["names_a"] == row["names_b"] for row in rows)
+    if find_obstacle(a, b) is not None:
+        assert find_obstacle(b, a) is not None
+        return
+    found = compared(a, b)
+    assert mirrored(found) == compared(b, a)
+    longer = compared(*(analyzed(scaled(each, 3)) for each in (one, other)))
+    assert list(differences(by_part(found), by_part(longer), 3)) == []
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_a_difference_of_recorded_traces_is_none_of_one_mirrored_of_both_and_scales(first, second):
+    assert_diff_is_lawful(read([first]), read([second]))
+
+
+@pytest.mark.slow
+@few
+@given(one=recordings(), other=recordings())
+def test_a_difference_of_generated_traces_is_none_of_one_mirrored_of_both_and_scales(
+    tmp_path_factory, one, other
+):
+    assert_diff_is_lawful(*(read([kept(tmp_path_factory, each)]) for each in (one, other)))
+
+
+@pytest.mark.parametrize("path", [one for one in ALL if ".json" in one.values[0].name])
+def test_a_recorded_trace_with_other_ids_ranks_and_order_differs_in_nothing(path, tmp_path):
+    if path.name.startswith(ORDERED):
+        pytest.skip("events of the same start and length, of which order tells the outer one")
+    other = changed(read([permuted(path, tmp_path, seed=2)]), lambda column: column + 5, "rank")
+    found = compared(analyzed(read([path])), analyzed(other))
+    assert found["difference_ns"] == 0
+    assert {row["fate"] for of in found["layouts"].values() for row in of} == {"same"}
 
 
 @pytest.mark.parametrize("wait", [item(), synchronize()])
