@@ -473,7 +473,7 @@ def score(case, seed, folder):
 
 
 def _scored(case, seed, trace, step_ns, truth_ns):
-    low, high = asked(case, trace, truth_ns)
+    low, high = asked(case.rule, case.question, trace)
     told = {
         "case": case.name,
         "seed": seed,
@@ -481,32 +481,37 @@ def _scored(case, seed, trace, step_ns, truth_ns):
         "step_ms": step_ns / MS,
     }
     told |= {"truth_ms": truth_ns / MS, "is_recorded": case.is_recorded}
+    return {**told, **compared(low, high, truth_ns, step_ns, SLACK * step_ns)}
+
+
+def compared(low, high, truth_ns, step_ns, slack_ns):
+    """Return how an interval of a saving, which may be unknown, compares with the truth."""
     if low is None:
-        return {**told, "low_ms": None, "high_ms": None, "is_inside": None, "is_narrow": False}
-    slack = SLACK * step_ns
+        return {"low_ms": None, "high_ms": None, "is_inside": None, "is_narrow": False}
     width = high - low
     return {
-        **told,
         "low_ms": low / MS,
         "high_ms": high / MS,
-        "is_inside": low - slack <= truth_ns <= high + slack,
+        "is_inside": bool(low - slack_ns <= truth_ns <= high + slack_ns),
         "width_of_step": width / step_ns,
         "width_of_saving": width / high if high > 0 else 0.0,
-        "is_narrow": width <= max(WIDTH_OF_STEP * step_ns, WIDTH_OF_SAVING * high + slack),
+        "is_narrow": bool(
+            width <= max(WIDTH_OF_STEP * step_ns, WIDTH_OF_SAVING * high + SLACK * step_ns)
+        ),
     }
 
 
-def asked(case, trace, truth_ns):
+def asked(rule, question, trace):
     """Return the interval of the saving that is predicted; None where it is unknown.
 
     A rule that finds nothing says that nothing can be saved.
     """
-    if not case.rule:
-        told = predict(case.question, find_baseline(trace))
+    if not rule:
+        told = predict(question, find_baseline(trace))
         if told.predicted_step_ns is None:
             return None, None
         return told.step_ns - told.longest_step_ns, told.step_ns - told.shortest_step_ns
-    found = [one for one in trace.diagnosis.findings if one.rule == case.rule]
+    found = [one for one in trace.diagnosis.findings if one.rule == rule]
     if not found:
         return 0, 0
     return found[0].saving.low_ns, found[0].saving.high_ns
