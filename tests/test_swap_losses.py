@@ -101,6 +101,14 @@ def test_the_loss_and_its_gradients_are_what_they_were(kernel, kwargs):
     assert [site.num_replaced for site in swap.sites] == [1]
 
 
+@pytest.mark.parametrize("kernel", ["cross_entropy=eager", "linear_cross_entropy=eager"])
+def test_no_random_number_of_the_workload_is_drawn(kernel):
+    model, before = CausalLM(), torch.get_rng_state()
+    with swapped(model, kernel) as swap:
+        assert [site.skipped for site in swap.sites] == [None]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize(("dtype", "replaced"), [(torch.float32, 1), (torch.float64, 0)])
 def test_a_loss_is_counted_once_where_torchs_is_replaced_too(dtype, replaced):
     model = CausalLM().to(dtype).eval()
