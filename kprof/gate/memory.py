@@ -63,8 +63,10 @@ class Guarded(TorchDispatchMode):  # type: ignore[misc]
         size = (num_bytes + -num_bytes % 16 + 2 * GUARD_BYTES,)
         buffer = torch.full(size, self.byte, dtype=torch.uint8, device=tensor.device)
         self._bands += [buffer[:GUARD_BYTES], buffer[GUARD_BYTES + num_bytes :]]
-        offset = GUARD_BYTES // tensor.element_size()
-        return buffer.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), offset)
+        # A storage of its own: autograd expects what it allocates to begin where its storage does.
+        storage = buffer.untyped_storage()[GUARD_BYTES : GUARD_BYTES + num_bytes]
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return empty.set_(storage, 0, tensor.shape, tensor.stride())
 
 
 def _can_be_guarded(made: Tensor) -> bool:
