@@ -329,3 +329,34 @@ def test_a_gradient_of_one_argument_alone_is_asked_for():
     level = check_integrity(two)
     assert level.state == "failed"
     assert "does not require grad" in level.why
+
+
+class Keeping(torch.autograd.Function):
+    """A square that keeps its input, or its result, as an attribute."""
+
+    @staticmethod
+    def forward(ctx, x, keeps_result):
+        ctx.x, ctx.result = x.clone() if keeps_result else x, None
+        ctx.result = x * x
+        ctx.keeps_result = keeps_result
+        return ctx.result if keeps_result else ctx.result.clone()
+
+    @staticmethod
+    def backward(ctx, arriving):
+        root = ctx.result.detach().sqrt() * ctx.x.sign() if ctx.keeps_result else ctx.x
+        return 2 * root * arriving, None
+
+
+@pytest.mark.parametrize(("keeps_result", "name"), [(False, "x"), (True, "output")])
+def test_a_gradient_of_what_was_written_since_without_an_error_fails(keeps_result, name):
+    square = {"replaced": torch.square, "truth": lambda x: x * x}
+    faults = faults_of(lambda x: Keeping.apply(x, keeps_result), **square, is_deterministic=False)
+    assert len(faults) == 1
+    assert f"when the {name} is written to before it goes back" in faults[0]
+
+
+def test_an_error_or_a_copy_where_the_input_was_written_since_passes():
+    square = {"replaced": torch.square, "truth": lambda x: x * x}
+    assert faults_of(lambda x: x * x, **square) == []
+    assert faults_of(lambda x: x * x.clone(), **square) == []
+    assert faults_of(lambda x: torch.square(x.clone()), **square) == []

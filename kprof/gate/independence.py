@@ -353,6 +353,47 @@ def find_order_faults(subject: Subject, function: Function, case: Case) -> Itera
     fault = judge.find(0, results | finish())
     if fault:
         yield f"{fault} when it goes back a second time through a retained graph"
+    yield from _find_unseen_writes(subject, function, case, first, judge)
+
+
+def _find_unseen_writes(
+    subject: Subject,
+    function: Function,
+    case: Case,
+    values: Sequence[Any],
+    judge: _Judge,
+) -> Iterator[str]:
+    """Find gradients of what was written after the call: right ones, or an error, are all there is.
+
+    Torch raises where a tensor that `save_for_backward` keeps was written to in between.
+    """
+    for name in _names_of_writable(subject, function, case, values):
+        given = _given(subject, case, values)
+        outputs = tensors_in(_called_with(function, subject, case, given))
+        places = dict(zip(argument_names(subject), given, strict=True)) | name_outputs(outputs)
+        try:
+            with torch.no_grad():
+                places[name].add_(1)
+            arriving = draw_arriving(outputs, case)
+            found = gradients_of(outputs, given, subject, case, arriving)
+        except RuntimeError:
+            continue
+        fault = judge.find(0, judge.alone(0) | {n: one.detach() for n, one in found.items()})
+        if fault:
+            yield f"{fault} when the {name} is written to before it goes back, without an error"
+            return
+
+
+def _names_of_writable(
+    subject: Subject, function: Function, case: Case, values: Sequence[Any]
+) -> list[str]:
+    """Return the names of arguments and outputs that a caller may write to after a call."""
+    given = _given(subject, case, values)
+    outputs = name_outputs(tensors_in(_called_with(function, subject, case, given)))
+    names = argument_names(subject)
+    pairs = enumerate(zip(names, given, strict=True))
+    places = [*(pair for i, pair in pairs if i not in subject.writes), *outputs.items()]
+    return [n for n, one in places if isinstance(one, Tensor) and one.is_floating_point()]
 
 
 def _after_other_shapes(
@@ -384,6 +425,10 @@ class _Judge:
         self._case = case
         self._values = values
         self._alone = [_results_of(function, subject, case, one) for one in values]
+
+    def alone(self, number: int) -> Results:
+        """Return the results for the values of this number that nothing stood between."""
+        return self._alone[number]
 
     def find(self, number: int, results: Results) -> str | None:
         """Return what is wrong with results for the values of this number."""

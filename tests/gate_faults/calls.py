@@ -304,6 +304,50 @@ def goes_back_with_the_latest_input():
     return lambda x, weight: Latest.apply(x, weight)
 
 
+def keeps_its_input_out_of_autograds_sight():
+    """Keep the input where autograd does not see that somebody writes to it later."""
+
+    class Kept(OwnBackward):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.kept = x
+            ctx.save_for_backward(weight)
+            return rmsnorm(x, weight)
+
+        @staticmethod
+        def backward(ctx, arriving):
+            weight = ctx.saved_tensors[0]
+            with torch.enable_grad():
+                given = ctx.kept.detach().requires_grad_(), weight.detach().requires_grad_()
+                out = rmsnorm(*given)
+            return torch.autograd.grad(out, given, arriving)
+
+    return lambda x, weight: Kept.apply(x, weight)
+
+
+def keeps_its_result_out_of_autograds_sight():
+    """Keep the result where autograd does not see that the caller writes to it."""
+
+    class Kept(OwnBackward):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x, weight)
+            ctx.result = rmsnorm(x, weight)
+            return ctx.result
+
+        @staticmethod
+        def backward(ctx, arriving):
+            x, weight = (one.float() for one in ctx.saved_tensors)
+            scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+            normed, given = x * scale, arriving.float()
+            mean = (given * ctx.result.detach().float()).mean(-1, keepdim=True)
+            gradient = scale * (given * weight - normed * mean)
+            dtype = ctx.saved_tensors[0].dtype
+            return gradient.to(dtype), (given * normed).flatten(0, -2).sum(0).to(dtype)
+
+    return lambda x, weight: Kept.apply(x, weight)
+
+
 def goes_back_once():
     """Halve what is saved when it goes back: a second time it is another one."""
 
