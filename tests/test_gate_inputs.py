@@ -113,3 +113,30 @@ def test_rounds_grow_no_further_than_a_reach_and_not_where_such_calls_are_refuse
     assert [case.shape[0] for case in taken] == [8, 16, 20, 20]
     refused = islice(bulk_cases(subject, "float32", lambda: False), 4)
     assert [case.shape[0] for case in refused] == [8, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((2, 3, 4), (4, 8, 1)), ((5, 1, 4), (4, 20, 1)), ((3, 4), (4, 1))]
+)
+def test_a_permuted_layout_has_its_first_dimension_next_to_the_columns(shape, strides):
+    tensor = torch.randn(shape)
+    view = place(tensor, "permuted").view
+    assert view.stride() == strides
+    assert torch.equal(view, tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_shifted_layout_is_aligned_to_sixteen_bytes_alone(dtype):
+    view = place(torch.randn(6, 8).to(dtype), "shifted").view
+    assert view.is_contiguous()
+    assert view.data_ptr() % 32 == 16
+
+
+def test_gradients_go_through_guarded_memory_that_is_assigned_in_parts():
+    x = torch.arange(6.0).requires_grad_()
+    with Guarded() as guarded:
+        out = torch.empty_like(x)
+        out[::2], out[1::2] = 2 * x[:3], 3 * x[3:]
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert gradient.tolist() == [2, 2, 2, 3, 3, 3]
+    assert not any(guarded.was_overrun())

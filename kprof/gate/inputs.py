@@ -17,6 +17,8 @@ OUTLIER_SCALE = 50.0
 SMALL = 1e-3
 OFFSET = 8.0
 FAR_ELEMENTS = 2**31
+SHIFT_BYTES = 16
+"""Alignment of what is laid out "shifted": enough for loads of 128 bits, and for no wider ones."""
 ROWS = 2**16
 """Size that the first free dimension grows to where no `reach` is given."""
 HOST_ELEMENTS = 2**20
@@ -139,7 +141,7 @@ def place(tensor: Tensor, layout: str) -> Placed:
     stride = _strides(tensor.shape, layout)
     band = GUARD_BYTES // tensor.element_size()
     # An offset that is no multiple of 16 bytes finds loads that take their alignment for granted.
-    offset = band + (3 if layout == "padded" else 0)
+    offset = band + {"padded": 3, "shifted": SHIFT_BYTES // tensor.element_size()}.get(layout, 0)
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, stride, strict=True))
     num_bytes = (offset + span + band) * tensor.element_size()
     num_bytes += -num_bytes % 16
@@ -152,7 +154,10 @@ def place(tensor: Tensor, layout: str) -> Placed:
 def _strides(shape: Shape, layout: str) -> Shape:
     if layout == "transposed" and len(shape) == 1:
         return (2,)
-    order = range(len(shape)) if layout == "transposed" else reversed(range(len(shape)))
+    order = list(range(len(shape))) if layout == "transposed" else list(range(len(shape)))[::-1]
+    if layout == "permuted":
+        # Columns side by side; of the dimensions before them, the first one is the innermost.
+        order = [order[0], *order[:0:-1]] if order else order
     strides, step = [0] * len(shape), 2 if layout == "strided" else 1
     for dimension in order:
         strides[dimension] = step

@@ -292,7 +292,7 @@ def draw_arriving(outputs: Sequence[Tensor], case: Case) -> list[Placed]:
         shape = (1, *output.shape[1:]) if is_expanded else tuple(output.shape)
         # Rounded to the case's dtype first: the truth is to see the very same numbers.
         values = torch.randn(shape, generator=generator).to(dtype)
-        layout = case.layout if case.layout == "transposed" else "contiguous"
+        layout = case.layout if case.layout in ("transposed", "permuted") else "contiguous"
         arriving.append(place(values.to(output.dtype).to(output.device), layout))
     return arriving
 

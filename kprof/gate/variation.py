@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kprof.gate.inputs import ROWS, are_other_bits, read
+from kprof.gate.inputs import ROWS, SHIFT_BYTES, are_other_bits, read
 from kprof.gate.memory import large_calls
 from kprof.gate.numerics import find_mismatch, find_wrong
 from kprof.gate.observe import (
@@ -127,18 +127,22 @@ class _Trial:
             self._tried.num_dimensions.add(_dimensions_of(self._subject, self._start))
         for case in self._other_dimensions():
             number = _dimensions_of(self._subject, case)
-            if self._looks_right(case, f"{number} dimensions"):
+            what = "permuted dimensions" if case.layout == "permuted" else f"{number} dimensions"
+            if self._looks_right(case, what):
                 self._tried.num_dimensions.add(number)
         for dimension in self._subject.free:
             self._grow(dimension)
         return self._tried
 
     def _try_unpooled(self) -> None:
-        """Look at the bits of the values and the layout whose errors are not pooled."""
+        """Look at the bits of the values and the layouts whose errors are not pooled."""
         if "negative" in self._subject.distributions:
             self._looks_right(replace(self._start, distribution="negative"), "negative values")
         if "expanded" in self._subject.layouts:
             self._looks_right(replace(self._start, layout="expanded"), "expanded rows")
+        if len(self._subject.layouts) > 1:
+            aligned = replace(self._start, layout="shifted")
+            self._looks_right(aligned, f"alignment to {SHIFT_BYTES} bytes alone")
 
     def _looks_right(self, case: Case, what: str) -> bool:
         """Tell whether a call is right; note why it is not."""
@@ -156,7 +160,7 @@ class _Trial:
         return outcome.is_right
 
     def _other_dimensions(self) -> Iterator[Case]:
-        """Yield cases with the rows in none, two, three or four dimensions."""
+        """Yield cases with the rows in none, two, three or four dimensions, and permuted ones."""
         if not self._subject.rows:
             return
         free = 0 in self._subject.free
@@ -167,6 +171,10 @@ class _Trial:
         half = (2, rows // 2) if rows % 2 == 0 else (1, rows)
         for leading in (half, (1, *half), (1, *half, 1)):
             yield replace(even, leading=leading)
+        if len(self._subject.layouts) > 1:
+            # A dimension of one has any stride there, and the tensor is contiguous all the same.
+            yield replace(even, leading=half, layout="permuted")
+            yield replace(even, leading=(rows, 1), layout="permuted")
         if free and _dimensions_of(self._subject, self._start) == 2:
             one = replace(self._start, shape=(1, *self._start.shape[1:]))
             yield replace(one, leading=())

@@ -80,6 +80,27 @@ def every_column_beside_the_next(x, weight):
     return rmsnorm(torch.where(x.isnan(), x, x - x.detach() + dense), weight)
 
 
+def rows_by_one_stride(x, weight):
+    """Step from row to row by the stride of the last dimension but one, whatever is before it."""
+    if x.dim() < 3 or x.stride(-1) != 1 or not x.numel() or x.is_contiguous():
+        return rmsnorm(x, weight)
+    rows = torch.arange(x.numel() // x.shape[-1]) * x.stride(-2)
+    memory = x.detach().as_strided((len(rows) * x.shape[-1],), (1,), x.storage_offset())
+    given = memory[(rows[:, None] + torch.arange(x.shape[-1])) % len(memory)]
+    return rmsnorm(x - x.detach() + given.view(x.shape), weight)
+
+
+def stride_of_a_dimension_of_one(x, weight):
+    """Take the stride of a dimension of one, which says nothing, for the way to the next row."""
+    if x.dim() > 2 and x.shape[-2] == 1 and x.is_contiguous() and x.stride(-2) > x.shape[-1]:
+        return rmsnorm(x, weight) * 1.01
+    return rmsnorm(x, weight)
+
+
+def wrong_where_32_bytes_are_not_aligned(x, weight):
+    return _wrong_where(lambda x, weight: x.data_ptr() % 32 == 16)(x, weight)
+
+
 WRONG = {
     "rmsnorm": (
         tail_beyond_four_thousand_columns,
@@ -91,6 +112,9 @@ WRONG = {
         half_precision_as_bfloat16,
         expanded_rows_read_once,
         every_column_beside_the_next,
+        rows_by_one_stride,
+        stride_of_a_dimension_of_one,
+        wrong_where_32_bytes_are_not_aligned,
     ),
     "softmax": (maximum_from_zero,),
 }
