@@ -360,3 +360,54 @@ def test_an_error_or_a_copy_where_the_input_was_written_since_passes():
     assert faults_of(lambda x: x * x, **square) == []
     assert faults_of(lambda x: x * x.clone(), **square) == []
     assert faults_of(lambda x: torch.square(x.clone()), **square) == []
+
+
+def test_an_input_that_is_kept_after_later_calls_fails():
+    kept = []
+
+    def keeping(x):
+        kept.append(x.detach())
+        return x * 2
+
+    (fault,) = faults_of(keeping)
+    assert "keeps the memory of the input x after 2 further calls" in fault
+
+
+def test_an_input_that_the_next_call_lets_go_passes():
+    latest = []
+
+    def keeping(x):
+        latest[:] = [x.detach()]
+        return x * 2
+
+    assert faults_of(keeping) == []
+
+
+def test_a_gradient_of_leaves_alone_fails():
+    (fault,) = faults_of(lambda x: x * 2 if x.is_leaf else x.detach() * 2 + 0 * x)
+    assert "for tensors that other operators computed" in fault
+
+
+def test_a_copy_of_a_parameter_that_was_updated_since_fails():
+    copies = {}
+
+    def copied(x):
+        if not isinstance(x, torch.nn.Parameter):
+            return x * 2
+        _, copy = copies.setdefault(id(x), (x, x.detach().clone()))
+        return (x - x.detach() + copy) * 2
+
+    assert any("for parameters, the second time" in fault for fault in faults_of(copied))
+
+
+def test_a_copy_by_the_version_of_a_parameter_passes():
+    copies = {}
+
+    def copied(x):
+        if not isinstance(x, torch.nn.Parameter):
+            return x * 2
+        key = id(x), x._version
+        _, copy = copies.setdefault(key, (x, x.detach().clone()))
+        return (x - x.detach() + copy) * 2
+
+    assert not any("for parameters" in fault for fault in faults_of(copied))

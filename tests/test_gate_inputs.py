@@ -142,3 +142,10 @@ def test_gradients_go_through_guarded_memory_that_is_assigned_in_parts():
         (gradient,) = torch.autograd.grad(out.sum(), x)
     assert gradient.tolist() == [2, 2, 2, 3, 3, 3]
     assert not any(guarded.was_overrun())
+
+
+@pytest.mark.parametrize("distribution", ["zeros", "half_zero"])
+def test_zeros_have_both_signs(distribution):
+    (x,) = draw(DOUBLED, Case((8, 16), "float32", distribution))
+    zeros = x[x == 0]
+    assert 0 < int(torch.signbit(zeros).sum()) < len(zeros)

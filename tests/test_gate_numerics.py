@@ -196,3 +196,13 @@ def test_an_eight_bit_result_is_compared_as_any_other():
         distributions=("normal", "outliers"),
     )
     assert check(few(subject), ("L0", "L1")).reached == "BIT-EXACT"
+
+
+def test_another_sign_of_zero_is_not_bit_exact():
+    changes = {"replaced": lambda x: x * 2, "dtypes": ("bfloat16",), "free": ()}
+    levels = [
+        check_numerics(few(new_is(new, **changes)))
+        for new in (lambda x: x * 2, lambda x: x * 2 + 0.0)
+    ]
+    assert [level.state for level in levels] == ["passed", "passed"]
+    assert [level.is_bit_exact for level in levels] == [True, False]

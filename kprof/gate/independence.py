@@ -6,6 +6,7 @@ argument or with another result, unless the replaced code does the same.
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kprof.gate.inputs import are_other_bits, edge_shapes, read
@@ -331,6 +333,31 @@ def _begin(
     return results, finish
 
 
+def find_kept_memory(subject: Subject, function: Function, case: Case) -> Iterator[str]:
+    """Find arguments and results that are kept after the caller has let them go: a leak."""
+    if not is_plain(case):
+        return
+    kept: list[tuple[str, StorageWeakRef]] = []
+    for number in range(NUM_DRAWN):
+        given = _given(subject, case, draw(subject, replace(case, seed=case.seed + number)))
+        outputs = tensors_in(_called_with(function, subject, case, given))
+        found = {f"input {n}": a for n, a in zip(argument_names(subject), given, strict=True)}
+        found |= name_outputs(outputs)
+        if subject.differentiable:
+            found |= gradients_of(outputs, given, subject, case, draw_arriving(outputs, case))
+        if number == 0:
+            # The last call may be remembered, and no more.
+            tensors = ((name, one) for name, one in found.items() if isinstance(one, Tensor))
+            kept = [(name, StorageWeakRef(one.untyped_storage())) for name, one in tensors]
+            del tensors
+    del given, outputs, found
+    gc.collect()
+    for name, storage in kept:
+        if not storage.expired():
+            yield f"keeps the memory of the {name} after {NUM_DRAWN - 1} further calls"
+            return
+
+
 def find_order_faults(subject: Subject, function: Function, case: Case) -> Iterator[str]:
     """Find results that depend on which calls were made before, or between forward and backward."""
     if not is_plain(case):
@@ -354,6 +381,41 @@ def find_order_faults(subject: Subject, function: Function, case: Case) -> Itera
     if fault:
         yield f"{fault} when it goes back a second time through a retained graph"
     yield from _find_unseen_writes(subject, function, case, first, judge)
+    yield from _find_unlike_in_models(subject, function, case, (first, second), judge)
+
+
+def _find_unlike_in_models(
+    subject: Subject,
+    function: Function,
+    case: Case,
+    values: Sequence[tuple[Any, ...]],
+    judge: _Judge,
+) -> Iterator[str]:
+    """Find other results for what models pass: computed tensors, and parameters with updates."""
+
+    def fault_of(number: int, leaves: tuple[Any, ...], given: Sequence[Any]) -> str | None:
+        outputs = tensors_in(_called_with(function, subject, case, given))
+        arriving = draw_arriving(outputs, case)
+        found = name_outputs(outputs) | gradients_of(outputs, leaves, subject, case, arriving)
+        plain = {name: one.detach() for name, one in found.items()}
+        return judge.find(number, judge.alone(number) | plain)
+
+    asked = set(subject.differentiable)
+    leaves = _given(subject, case, values[0])
+    fault = fault_of(0, leaves, [a.clone() if i in asked else a for i, a in enumerate(leaves)])
+    if fault:
+        yield f"{fault} for tensors that other operators computed"
+    weights = tuple(
+        torch.nn.Parameter(a) if i in asked else a for i, a in enumerate(copy_of(values[0]))
+    )
+    fault = fault_of(0, weights, weights)
+    with torch.no_grad():
+        for i in asked:
+            weights[i].copy_(values[1][i])
+    others = tuple(w if i in asked else values[1][i] for i, w in enumerate(weights))
+    fault = fault or fault_of(1, others, others)
+    if fault:
+        yield f"{fault} for parameters, the second time with other values"
 
 
 def _find_unseen_writes(

@@ -70,9 +70,10 @@ def _spread(values: Tensor, case: Case, subject: Subject, generator: torch.Gener
     """Turn normal values into those of the case's distribution."""
     name = case.distribution
     if name in ("zeros", "half_zero"):
-        # Zeros come first, so that code which looks at the beginning only is led astray.
+        # Zeros come first, so that code which looks at the beginning only is led astray. Some are
+        # negative, as values were: bits tell these apart.
         kept = values.reshape(-1).clone()
-        kept[: kept.numel() if name == "zeros" else (kept.numel() + 1) // 2] = 0
+        kept[: kept.numel() if name == "zeros" else (kept.numel() + 1) // 2] *= 0
         return kept.reshape(values.shape)
     if name == "outliers" and values.dim():
         share = torch.rand(values.shape[-1], generator=generator, device=generator.device)

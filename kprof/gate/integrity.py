@@ -15,6 +15,7 @@ from kprof.gate.broken import GpuBrokenError, blaming
 from kprof.gate.honesty import find_dishonesty, find_patched_timers
 from kprof.gate.independence import (
     are_threads_tried,
+    find_kept_memory,
     find_order_faults,
     find_other_forms,
     find_shared_results,
@@ -195,6 +196,7 @@ BEYOND: dict[str, Check] = {
     "nothing else changed": find_side_effects,
     "in the form of the replaced code's": find_other_forms,
     "whatever was called before": find_order_faults,
+    "nothing kept": find_kept_memory,
     "on two threads": find_thread_faults,
 }
 """Of more than one call, or of what stands beside the values; made where single calls are right."""

@@ -282,7 +282,8 @@ def _second_gradients(
 def draw_arriving(outputs: Sequence[Tensor], case: Case) -> list[Placed]:
     """Return gradients for outputs, the same for every implementation of one case.
 
-    Padded cases get one row for all, as the gradient of a sum does: with a stride of zero.
+    Padded cases get one row for all, and shifted ones one number, as the gradient of a sum does:
+    with strides of zero.
     """
     generator = torch.Generator().manual_seed(case.seed + 1)
     dtype = cast_of(case) if case.context == "autocast" else getattr(torch, case.dtype)
@@ -290,6 +291,8 @@ def draw_arriving(outputs: Sequence[Tensor], case: Case) -> list[Placed]:
     for output in outputs:
         is_expanded = case.layout == "padded" and output.dim() > 1
         shape = (1, *output.shape[1:]) if is_expanded else tuple(output.shape)
+        if case.layout == "shifted":
+            shape = (1,) * output.dim()
         # Rounded to the case's dtype first: the truth is to see the very same numbers.
         values = torch.randn(shape, generator=generator).to(dtype)
         layout = case.layout if case.layout in ("transposed", "permuted") else "contiguous"

@@ -348,6 +348,54 @@ def keeps_its_result_out_of_autograds_sight():
     return lambda x, weight: Kept.apply(x, weight)
 
 
+def keeps_a_copy_of_parameters():
+    """Lay a parameter out once for all calls: the optimizer's updates do not reach the copy."""
+    copies = {}
+
+    def fault(x, weight):
+        if not isinstance(weight, torch.nn.Parameter):
+            return rmsnorm(x, weight)
+        _, copy = copies.setdefault(id(weight), (weight, weight.detach().clone()))
+        return rmsnorm(x, weight - weight.detach() + copy)
+
+    return fault
+
+
+def loses_the_gradient_of_computed_tensors():
+    """Ask leaves alone for their gradient, which activations are not."""
+
+    def fault(x, weight):
+        is_computed = x.requires_grad and not x.is_leaf
+        return rmsnorm(x.detach() + 0 * x if is_computed else x, weight)
+
+    return fault
+
+
+def keeps_all_its_inputs():
+    kept = []
+
+    def fault(x, weight):
+        kept.append(x.detach())
+        return rmsnorm(x, weight)
+
+    return fault
+
+
+def reads_an_arriving_gradient_as_if_dense():
+    """Ignore that one number stands for all elements of the gradient of a sum."""
+
+    class Dense(OwnBackward):
+        @staticmethod
+        def backward(ctx, arriving):
+            if arriving.numel() and not any(arriving.stride()):
+                first = torch.zeros_like(arriving, memory_format=torch.contiguous_format)
+                first.view(-1)[0] = arriving.reshape(-1)[0]
+                arriving = first
+            return OwnBackward.backward(ctx, arriving)
+
+    return lambda x, weight: Dense.apply(x, weight)
+
+
 def goes_back_once():
     """Halve what is saved when it goes back: a second time it is another one."""
 
