@@ -64,7 +64,7 @@ class Guarded(TorchDispatchMode):  # type: ignore[misc]
         buffer = torch.full(size, self.byte, dtype=torch.uint8, device=tensor.device)
         self._bands += [buffer[:GUARD_BYTES], buffer[GUARD_BYTES + num_bytes :]]
         # A storage of its own: autograd expects what it allocates to begin where its storage does.
-        storage = buffer.untyped_storage()[GUARD_BYTES : GUARD_BYTES + num_bytes]
+        storage = buffer.untyped_storage()[GUARD_BYTES:]
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return empty.set_(storage, 0, tensor.shape, tensor.stride())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -196,11 +196,12 @@ class _Trial:
             if last and took_s * size / last > budget_s and took_s < budget_s:
                 # The first call of a size may compile, and every call has costs that don't grow.
                 small_s = small_s or _seconds_of(subject, self._start)
-                took_s = _seconds_of(subject, case)
+                with _turns(subject, bytes_each * last):
+                    took_s = _seconds_of(subject, case)
             if last and small_s + max(took_s - small_s, 0.0) * size / last > budget_s:
                 return
             case = replace(case, shape=(*base[:dimension], size, *base[dimension + 1 :]))
-            with large_calls(subject.device) if bytes_each * size > LARGE_BYTES else nullcontext():
+            with _turns(subject, bytes_each * size):
                 began_s = time.monotonic()
                 is_right = self._looks_right(case, f"{size:,} {name}")
                 took_s, last = time.monotonic() - began_s, size
@@ -314,6 +315,11 @@ def _standard_of(subject: Subject, case: Case) -> tuple[tuple[Any, ...], Observe
 def _raise_without_memory(observed: Observed) -> None:
     if isinstance(observed.raised, torch.OutOfMemoryError):
         raise observed.raised
+
+
+def _turns(subject: Subject, num_bytes: float) -> AbstractContextManager[None]:
+    """Return what lets one large call run at a time."""
+    return large_calls(subject.device) if num_bytes > LARGE_BYTES else nullcontext()
 
 
 def _seconds_of(subject: Subject, case: Case) -> float:
