@@ -22,22 +22,24 @@ def ab(
     ctx: typer.Context,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCRIPT", help="The workload, then its own arguments: A."),
+        typer.Argument(metavar="SCRIPT", help="The workload (A) and its arguments."),
     ] = None,
     module: Annotated[bool, Option("-m", help="SCRIPT is a module, as in python -m.")] = False,
     env: Annotated[
-        list[str] | None, Option(metavar="K=V", help="B has this variable in its environment.")
+        list[str] | None, Option(metavar="K=V", help="Environment variable of B.")
     ] = None,
-    arg: Annotated[list[str] | None, Option(metavar="WORD", help="B has this argument.")] = None,
+    arg: Annotated[list[str] | None, Option(metavar="WORD", help="Argument of B.")] = None,
     python: Annotated[
-        tuple[Path, Path] | None, Option(metavar="A.py B.py", help="Two scripts; no SCRIPT then.")
+        tuple[Path, Path] | None,
+        Option(metavar="A.py B.py", help="Compare two scripts instead of SCRIPT."),
     ] = None,
     patch: Annotated[
         str | None,
-        Option(metavar="FILE.py:NAME", help="B runs inside this context manager, in one process."),
+        Option(metavar="FILE.py:NAME", help="Context manager that B runs in, in one process."),
     ] = None,
     swap: Annotated[
-        str | None, Option(metavar="NAMES", help="B has these kernels, as rmsnorm,swiglu.")
+        str | None,
+        Option(metavar="NAMES", help="Replacement kernels of B, such as rmsnorm,swiglu."),
     ] = None,
     pairs: Annotated[
         int | None,
@@ -45,26 +47,30 @@ def ab(
             metavar="N",
             min=6,
             max=1000,
-            help="Most pairs to take [160; 40 of processes, --fixed or --energy].",
+            help="Maximum pairs [160; 40 for processes, --fixed or --energy].",
         ),
     ] = None,
     smallest_effect: Annotated[
-        str, Option(metavar="SHARE", help="Least difference that matters.")
+        str, Option(metavar="SHARE", help="Smallest effect of interest.")
     ] = "1%",
-    fixed: Annotated[bool, Option("--fixed", help="Take all pairs, do not stop early.")] = False,
-    energy: Annotated[bool, Option("--energy", help="Judge the energy of a step as well.")] = False,
-    skip: Annotated[int, Option(metavar="N", min=0, help="Warm-up steps of a process.")] = 5,
-    window: Annotated[float, Option(metavar="S", min=0.01, help="Least seconds a sample.")] = 0.25,
+    fixed: Annotated[bool, Option("--fixed", help="Take all pairs: no early stopping.")] = False,
+    energy: Annotated[
+        bool, Option("--energy", help="Compare the energy per step as well.")
+    ] = False,
+    skip: Annotated[int, Option(metavar="N", min=0, help="Warm-up steps per process.")] = 5,
+    window: Annotated[
+        float, Option(metavar="S", min=0.01, help="Minimum seconds per sample.")
+    ] = 0.25,
     target: Annotated[
-        list[str] | None, Option(metavar="T", help="To keep, such as 'step_p50<=60ms'.")
+        list[str] | None, Option(metavar="T", help="SLA target, such as 'step_p50<=60ms'.")
     ] = None,
     gpu: Annotated[str | None, Option(help="For costs: GPU, as price lists name it.")] = None,
     price: Annotated[str | None, Option(help="For costs: $ per GPU-hour.")] = None,
     gpus: Annotated[str | None, Option(help="For costs: GPUs of the workload [1].")] = None,
-    tokens_per_step: Annotated[str | None, Option(help="For costs: tokens of a step.")] = None,
+    tokens_per_step: Annotated[str | None, Option(help="For costs: tokens per step.")] = None,
     tokens_per_month: Annotated[str | None, Option(help="For costs: tokens per month.")] = None,
     seed: Annotated[
-        int | None, Option(metavar="N", help="Seed of the random order [drawn anew].")
+        int | None, Option(metavar="N", help="Seed of the random order [random].")
     ] = None,
     out: Annotated[
         Path | None, Option(metavar="DIR", help="Folder [default: SCRIPT-ab.kprof].")
@@ -73,13 +79,13 @@ def ab(
     force: Annotated[bool, Option("--force", help="Replace an existing comparison.")] = False,
     show_secrets: ShowSecrets = False,
 ) -> Answer:
-    """Say whether B is faster than A, or that the samples cannot tell.
+    """Compare two variants of a workload: FASTER, SLOWER, SAME or INCONCLUSIVE.
 
-    A is the script as it is, B the same with --env, --arg or both, with --patch,
-    or with --swap; or --python A.py B.py.
-    With none of them B is A: a test of the instrument.
+    A is the script as it is. B is the same script with --env, --arg, --patch or --swap.
+    --python compares two scripts. Without any of them, B is A: a test of the measurement.
 
-    Exit code 0: B is faster, or the same; 1: slower by what matters; 3: cannot tell.
+    Exit code 0: B is faster, the same, or slower within the smallest effect. 1: B is slower by
+    more than the smallest effect, or misses a target. 2: error. 3: inconclusive or invalid.
     """
     from kprof.ab import compare
     from kprof.collect.trials import TrialError
