@@ -15,7 +15,7 @@ import numpy as np
 from kprof.analyze.calibration.designs import Orders, arms_of
 from kprof.analyze.calibration.result import EFFECTS, Calibration, Rate, Scenario
 from kprof.analyze.calibration.rivals import false_positives_of_rivals
-from kprof.analyze.calibration.simulate import simulate
+from kprof.analyze.calibration.simulate import Each, simulate
 from kprof.analyze.calibration.tally import Known, look_at_all, scenario_of
 from kprof.analyze.calibration.targets import targets_on_a_machine
 from kprof.analyze.verdict.ranks import Floats
@@ -43,9 +43,11 @@ TELL_EVERY_S = 10.0
 Tell = Callable[[str], None]
 
 
-def simulate_noise(num_comparisons: int, num_pairs: int, seed: int) -> Calibration:
+def simulate_noise(
+    num_comparisons: int, num_pairs: int, seed: int, each: Each = map
+) -> Calibration:
     """Judge comparisons of simulated noise, whose truth is known."""
-    return simulate(num_comparisons, num_pairs, seed, _today())
+    return simulate(num_comparisons, num_pairs, seed, _today(), each)
 
 
 def calibrate(

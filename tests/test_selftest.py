@@ -11,7 +11,14 @@ from kprof.analyze.calibration.designs import alternating_order, random_order, s
 from kprof.analyze.calibration.noise import NOISES
 from kprof.analyze.calibration.result import Rate
 from kprof.analyze.calibration.simulate import TOO_FEW, simulate
-from kprof.analyze.calibration.tally import Known, least_found, look_at_all, tally
+from kprof.analyze.calibration.tally import (
+    Known,
+    least_found,
+    look_at_all,
+    tally,
+    when_stopped,
+    with_all_pairs,
+)
 from kprof.analyze.calibration.targets import quantile
 from kprof.analyze.verdict import is_enough, judge, rule
 from kprof.analyze.verdict.rule import levels_of, look_once
@@ -90,6 +97,17 @@ def test_what_is_calibrated_is_what_judges(name, effect):
     assert early.same_at["0.01"].count == claims.count("SAME")
     assert early.power["0.01"].count == claims.count("SLOWER")
     assert early.pairs["0.01"] == pytest.approx(np.mean([len(pairs) for pairs in ended]))
+
+
+def test_what_is_stopped_early_leaves_the_rates_of_whole_plans_alone():
+    found = known_of(0.0, 0.0, differences("spikes", 0.02, 60))
+    levels = levels_of(PLAN)
+    whole = with_all_pairs(found, levels)
+    before = [flags.copy() for flags in vars(whole.verdict).values()]
+    early = when_stopped(found, levels, whole)
+    assert (early.stops < 40).any()
+    for flags, kept in zip(vars(whole.verdict).values(), before, strict=True):
+        np.testing.assert_array_equal(flags, kept)
 
 
 def test_the_interval_at_the_stop_is_the_one_that_is_counted():

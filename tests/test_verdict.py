@@ -5,8 +5,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+from scipy.stats import beta
 
 from kprof.analyze.verdict import judge
+from kprof.analyze.verdict.mean import chance_of_more, look_at_mean
 from kprof.analyze.verdict.rule import levels_of, look_once
 from tests.verdict_pairs import (
     MEMORY,
@@ -140,3 +142,37 @@ def test_b_that_is_faster_in_the_median_and_slower_in_the_mean_is_not_faster():
     claim = verdict_of(pairs, max_pairs=80)
     assert claim.verdict == "INCONCLUSIVE"
     assert claim.interval.high < 1 < claim.mean.ratio
+
+
+@pytest.mark.parametrize(("pairs", "stalls", "size"), [(160, 1, 0.8), (162, 2, 0.8), (42, 1, 0.4)])
+def test_the_error_of_a_mean_with_equal_stalls_is_that_of_their_share(pairs, stalls, size):
+    """B is 2 % faster but for its stalls: its mean is 1 % slower at this share of them."""
+    b = np.where(np.arange(pairs) < stalls, 0.98 + size, 0.98)
+    found = float(chance_of_more(np.ones(pairs), b, float(np.log(1.01))))
+    assert found == pytest.approx(beta.sf(0.03 / size, stalls + 1, pairs - stalls), rel=0.02)
+
+
+@pytest.mark.parametrize(("stalls", "is_proven"), [(0, True), (1, False), (8, False)])
+def test_one_stall_of_b_alone_leaves_room_for_more_and_none_does_not(stalls, is_proven):
+    rng = np.random.default_rng(0)
+    a, b = np.exp(rng.normal(0, 0.005, (2, 160)))
+    b *= np.where(np.arange(160) < stalls, 1.8, 0.98)
+    look = look_at_mean(np.stack([a, b]), 0.05, float(np.log(1.01)), 160, is_fixed=True)
+    assert (bool(look.is_no_more), bool(look.mirrored().is_no_less)) == (is_proven, is_proven)
+
+
+def test_stalls_of_both_are_no_evidence_against_b():
+    rng = np.random.default_rng(0)
+    a, b = np.exp(rng.normal(0, 0.005, (2, 160)))
+    a[:8] *= 1.8
+    b *= 0.98 * np.where(np.arange(160) >= 152, 1.8, 1.0)
+    margin = float(np.log(1.01))
+    alone = chance_of_more(np.exp(rng.normal(0, 0.005, 160)), b, margin)
+    assert chance_of_more(a, b, margin) < 0.01 < alone
+
+
+def test_a_mean_that_is_no_number_proves_nothing():
+    values = np.ones((2, 40))
+    values[1, 3] = np.nan
+    look = look_at_mean(values, 0.05, 0.01, 40, is_fixed=True)
+    assert not look.is_no_more and not look.is_no_less

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kprof.analyze.verdict import judge
+from kprof.analyze.verdict.constancy import find_waves
 from kprof.comparison import Metric, Pair
 from tests.verdict_pairs import (
     MEMORY,
@@ -197,3 +198,40 @@ def test_a_claim_of_one_metric_that_cannot_be_judged_leaves_the_other():
     pairs = [replace(p, a=(*p.a, float("nan")), b=(*p.b, 1.0)) for p in pairs_with(0.9)]
     time, energy = judge(plan_of(TIME, Metric("energy", "J")), pairs)
     assert (time.verdict, energy.verdict) == ("FASTER", "INVALID")
+
+
+def waves(length, num_pairs=80):
+    """Return logs that go up and down by 2 %, each state of so many values."""
+    return np.where(np.arange(num_pairs) // length % 2, 0.02, -0.02)
+
+
+def test_a_b_that_goes_to_and_fro_between_states_makes_no_verdict():
+    pairs = [
+        replace(pair, b=(pair.b[0] * float(np.exp(away)),))
+        for pair, away in zip(pairs_with(1.0, 80), waves(15), strict=True)
+    ]
+    assert verdict_of(pairs, max_pairs=80).verdict == "INVALID"
+
+
+def test_states_that_a_and_b_share_do_no_harm():
+    pairs = [
+        replace(p, a=(p.a[0] * float(np.exp(w)),), b=(p.b[0] * float(np.exp(w)),))
+        for p, w in zip(pairs_with(1.0, 80), waves(5), strict=True)
+    ]
+    assert verdict_of(pairs, max_pairs=80).verdict == "SAME"
+
+
+def test_a_ratio_that_wanders_far_from_one_is_said_and_stays_a_verdict():
+    pairs = [
+        replace(pair, b=(pair.b[0] * float(np.exp(away)),))
+        for pair, away in zip(pairs_with(0.8, 80), waves(7), strict=True)
+    ]
+    claim = verdict_of(pairs, max_pairs=80)
+    assert (claim.verdict, "goes up and down" in claim.why) == ("FASTER", True)
+
+
+def test_independent_pairs_are_rarely_alike_and_waves_are():
+    rng = np.random.default_rng(5)
+    equal = rng.normal(0, 0.01, (2_000, 40))
+    assert find_waves(equal, 0.01).is_found.mean() <= 0.005
+    assert find_waves(equal / 10 + waves(10, 40), 0.01).turns_verdict.all()

@@ -56,9 +56,9 @@ def test_there_are_enough_pairs_for_a_loss_once_a_change_in_time_could_be_seen()
 @pytest.mark.parametrize(("ratio", "verdict"), [(0.9, "FASTER"), (1.0, "SAME")])
 def test_there_are_enough_pairs_for_b_once_rare_stalls_could_be_seen(ratio, verdict):
     plan, pairs = plan_of(max_pairs=160), pairs_with(ratio, 160, spread=0.002)
-    assert not is_enough(plan, pairs[:89])
-    assert is_enough(plan, pairs[:90])
-    assert verdict_of(pairs[:90], max_pairs=160).verdict == verdict
+    assert not is_enough(plan, pairs[:99])
+    assert is_enough(plan, pairs[:100])
+    assert verdict_of(pairs[:100], max_pairs=160).verdict == verdict
 
 
 def test_windows_of_a_process_count_as_samples_of_b():

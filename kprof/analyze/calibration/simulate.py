@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,17 +21,37 @@ ENOUGH = 2_000
 TOO_FEW = f"Fewer than {ENOUGH:,} comparisons scatter: chance alone may miss a target."
 
 
-def simulate(num_comparisons: int, num_pairs: int, seed: int, date: str) -> Calibration:
-    """Judge so many comparisons of each noise and effect, each of so many pairs."""
+@dataclass(frozen=True)
+class Simulation:
+    """The comparisons of one noise that are to be judged."""
+
+    noise: Noise
+    num_comparisons: int
+    num_pairs: int
+    levels: Levels
+    rng: np.random.Generator
+
+
+Each = Callable[[Callable[[Simulation], Scenario], Iterable[Simulation]], Iterable[Scenario]]
+
+
+def simulate(
+    num_comparisons: int, num_pairs: int, seed: int, date: str, each: Each = map
+) -> Calibration:
+    """Judge so many comparisons of each noise and effect, each of so many pairs.
+
+    `each` applies a function to every noise, as `map` does: the `map` of a pool of processes.
+    """
     begin = time.perf_counter()
     plan = Plan((Metric("simulated", "ms"),), max_pairs=num_pairs, seed=seed)
     levels = levels_of(plan)
     # Noises have generators of their own: one more of them leaves the others as they were.
     generators = np.random.default_rng(seed).spawn(len(NOISES))
-    scenarios = tuple(
-        _scenario(noise, (num_comparisons, num_pairs), levels, rng)
+    simulations = [
+        Simulation(noise, num_comparisons, num_pairs, levels, rng)
         for noise, rng in zip(NOISES, generators, strict=True)
-    )
+    ]
+    scenarios = tuple(each(scenario_under, simulations))
     return Calibration(
         kind="simulated",
         device="simulated noise",
@@ -47,10 +69,10 @@ def simulate(num_comparisons: int, num_pairs: int, seed: int, date: str) -> Cali
     )
 
 
-def _scenario(
-    noise: Noise, shape: tuple[int, int], levels: Levels, rng: np.random.Generator
-) -> Scenario:
-    num_comparisons, num_pairs = shape
+def scenario_under(simulation: Simulation) -> Scenario:
+    """Judge the comparisons of one noise, those of each effect in turn."""
+    noise, rng, levels = simulation.noise, simulation.rng, simulation.levels
+    num_comparisons, num_pairs = simulation.num_comparisons, simulation.num_pairs
     found, samples = [], np.empty(0)
     for effect in (0.0, *EFFECTS, *GAINS):
         made = noise.make((num_comparisons, 2 * num_pairs), rng)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kprof.analyze.calibration.result import Judged, Rate, Scenario, pooled
-from kprof.analyze.verdict.constancy import find_carry_over, find_change
+from kprof.analyze.verdict.constancy import find_carry_over, find_change, find_waves
 from kprof.analyze.verdict.mean import MeanLook, look_at_mean
 from kprof.analyze.verdict.ranks import Floats
 from kprof.analyze.verdict.rule import (
@@ -49,10 +49,10 @@ class Known:
         """The log ratios of the pairs."""
         return self.b - self.a
 
-    def mean_at(self, rows: Rows, num_pairs: int, alpha: float, *, is_fixed: bool) -> MeanLook:
+    def mean_at(self, rows: Rows, num_pairs: int, levels: Levels, *, is_fixed: bool) -> MeanLook:
         """Look at the means of so many pairs of some of the comparisons."""
         values = np.stack([np.exp(arm[rows, :num_pairs]) for arm in (self.a, self.b)])
-        return look_at_mean(values, alpha, is_fixed=is_fixed)
+        return look_at_mean(values, levels.both, levels.margin, num_pairs, is_fixed=is_fixed)
 
     def is_refused_at(self, rows: Rows, num_pairs: int, margin: float) -> Flags:
         """Tell which of these comparisons have no one ratio in so many pairs, as `judge` does."""
@@ -62,12 +62,13 @@ class Known:
         follows_b = np.roll(is_a_first, 1, axis=-1)
         change = find_change(differences, margin)
         carried = find_carry_over(differences, is_a_first, follows_b, is_known, margin)
-        return change.turns_verdict | carried.turns_verdict
+        waves = find_waves(differences, margin)
+        return change.turns_verdict | waves.turns_verdict | carried.turns_verdict
 
 
 @dataclass(frozen=True)
-class _Outcomes:
-    """What became of the comparisons of one effect."""
+class Outcomes:
+    """What became of the comparisons of one effect, one of each flag a comparison."""
 
     effect: float
     is_more: Flags
@@ -78,7 +79,8 @@ class _Outcomes:
     holds_truth: Flags
     is_material: Flags
     """The whole interval lies beyond the smallest effect, on one side or the other."""
-    num_pairs: float
+    stops: Rows
+    """How many pairs were taken."""
 
     @property
     def is_right(self) -> Flags:
@@ -96,8 +98,8 @@ def tally(found: Sequence[Known], levels: Levels) -> tuple[Judged, Judged]:
 
     One of those found has to have no effect.
     """
-    fixed = [_with_all_pairs(known, levels) for known in found]
-    early = [_stopped(known, levels, all_) for known, all_ in zip(found, fixed, strict=True)]
+    fixed = [with_all_pairs(known, levels) for known in found]
+    early = [when_stopped(known, levels, all_) for known, all_ in zip(found, fixed, strict=True)]
     return _judged(fixed), _judged(early)
 
 
@@ -135,18 +137,19 @@ def _in_blocks(num_comparisons: int, num_pairs: int) -> list[Rows]:
     return np.array_split(np.arange(num_comparisons), num_blocks)
 
 
-def _with_all_pairs(known: Known, levels: Levels) -> _Outcomes:
+def with_all_pairs(known: Known, levels: Levels) -> Outcomes:
+    """Return the outcomes of a plan that takes all its pairs."""
     look = look_at_all(known.differences, levels)
     num_comparisons, num_pairs = known.a.shape
     is_more, is_less = look.low > 0, look.high < 0
     rows = np.arange(num_comparisons)
-    mean = known.mean_at(rows, num_pairs, levels.both, is_fixed=True)
+    mean = known.mean_at(rows, num_pairs, levels, is_fixed=True)
     outcome = outcome_of(is_more, is_less, look.is_alike, mean, levels.margin)
     is_refused = [
         known.is_refused_at(block, num_pairs, levels.margin)
         for block in _in_blocks(num_comparisons, num_pairs)
     ]
-    return _Outcomes(
+    return Outcomes(
         known.effect,
         is_more,
         is_less,
@@ -154,7 +157,7 @@ def _with_all_pairs(known: Known, levels: Levels) -> _Outcomes:
         np.concatenate(is_refused),
         (look.low <= known.truth) & (known.truth <= look.high),
         (look.low > levels.margin) | (look.high < -levels.margin),
-        float(num_pairs),
+        np.full(num_comparisons, num_pairs),
     )
 
 
@@ -166,14 +169,14 @@ def stops_of(known: Known, levels: Levels) -> npt.NDArray[np.intp]:
     for taken in range(FEWEST_TO_STOP, num_pairs):
         rows = np.flatnonzero((stops == num_pairs) & looks.is_settled[:, taken - 1])
         if len(rows):
-            mean = known.mean_at(rows, taken, levels.both, is_fixed=False)
+            mean = known.mean_at(rows, taken, levels, is_fixed=False)
             outcome = _outcome_at(looks, rows, taken, mean, levels)
             may_stop = outcome.may_stop(taken, taken, mean, levels.margin)
             stops[rows[may_stop]] = taken
     return stops
 
 
-def _stopped(known: Known, levels: Levels, with_all: _Outcomes) -> _Outcomes:
+def when_stopped(known: Known, levels: Levels, with_all: Outcomes) -> Outcomes:
     """Return the outcomes where each stops as early as it may.
 
     With the last pair the plan is complete, and its signed ranks are what is reported.
@@ -186,18 +189,19 @@ def _stopped(known: Known, levels: Levels, with_all: _Outcomes) -> _Outcomes:
     def there(flags: Flags, otherwise: Flags) -> Flags:
         return np.where(is_early, _at(flags, stops - 1), otherwise)
 
-    verdict = [with_all.verdict.is_faster, with_all.verdict.is_slower, with_all.verdict.is_same]
+    of_all = with_all.verdict
+    verdict = [of_all.is_faster.copy(), of_all.is_slower.copy(), of_all.is_same.copy()]
     is_refused = with_all.is_refused.copy()
     for taken in np.unique(stops[is_early]):
         rows = np.flatnonzero(stops == taken)
-        mean = known.mean_at(rows, taken, levels.both, is_fixed=False)
+        mean = known.mean_at(rows, taken, levels, is_fixed=False)
         is_refused[rows] = known.is_refused_at(rows, taken, levels.margin)
         found = _outcome_at(looks, rows, taken, mean, levels).where(~is_refused[rows])
         for before, now in zip(
             verdict, (found.is_faster, found.is_slower, found.is_same), strict=True
         ):
             before[rows] = now
-    return _Outcomes(
+    return Outcomes(
         known.effect,
         there(looks.is_above, with_all.is_more),
         there(looks.is_below, with_all.is_less),
@@ -205,7 +209,7 @@ def _stopped(known: Known, levels: Levels, with_all: _Outcomes) -> _Outcomes:
         is_refused,
         there(~(above | below), with_all.holds_truth),
         there(looks.is_beyond, with_all.is_material),
-        float(stops.mean()),
+        stops,
     )
 
 
@@ -222,7 +226,7 @@ def _at(flags: Flags, places: npt.NDArray[np.intp]) -> Flags:
     return np.asarray(np.take_along_axis(flags, places[:, None], axis=1)[:, 0])
 
 
-def _judged(found: Sequence[_Outcomes]) -> Judged:
+def _judged(found: Sequence[Outcomes]) -> Judged:
     (none,) = [outcome for outcome in found if outcome.effect == 0]
     some = [outcome for outcome in found if outcome.effect != 0]
     return Judged(
@@ -233,7 +237,7 @@ def _judged(found: Sequence[_Outcomes]) -> Judged:
         same_at={f"{o.effect:g}": _rate(o.verdict.is_same) for o in some},
         wrong_direction=pooled([_rate(o.is_wrong) for o in some]),
         coverage=pooled([_rate(o.holds_truth) for o in found]),
-        pairs={f"{o.effect:g}": o.num_pairs for o in found},
+        pairs={f"{o.effect:g}": float(o.stops.mean()) for o in found},
         false_material=_rate(none.is_material),
         refused=pooled([_rate(o.is_refused) for o in found]),
     )

@@ -1,4 +1,4 @@
-"""Whether B over A stayed one ratio: it changes with time, or a sample slows the one after it.
+"""Whether B over A stayed one ratio: it changes, it wanders, or a sample slows the one after it.
 
 Everything works on the last axis, for one comparison or for thousands of simulated ones. Drift is
 harmless, for both samples of a pair have it. These two are not: no pairing takes them away.
@@ -24,6 +24,15 @@ CHANGE_DEVIATIONS = 3.9
 # The deviation of few pairs is itself uncertain, hence the second number, over that of the pairs.
 CHANGE_GAP, CHANGE_GAP_OF_FEW = 1.5, 15.0
 MAD_OF_NORMAL = 0.6745
+# Neighbours up to so many pairs apart are compared, and so many standard deviations of their rank
+# correlations together are evidence: 0.1 % of equal pairs reach them.
+FURTHEST_NEIGHBOUR, WAVE_DEVIATIONS = 3, 3.0
+# What those further apart add to the correlations, where each is a part of the one before.
+FURTHER_NEIGHBOURS = 1.5
+# A difference beyond the margin by so many standard errors is one, however the ratio wanders.
+SURE_DEVIATIONS = 3.0
+# A ratio that wanders is one ratio all the same where so many parts in time deserve one verdict.
+NUM_PARTS = 4
 # Standard deviations of a rank sum within pairs of one order, and of both orders: 0.3 % and 0.1 %
 # of equal pairs, two-sided.
 CARRY_OVER_DEVIATIONS, CARRY_OVER_OF_BOTH = 3.0, 3.3
@@ -51,15 +60,12 @@ def find_change(differences: Floats, margin: float) -> Change:
         return Change(nothing, nothing, np.zeros(nothing.shape, np.intp))
     deviations = _rank_sums(differences)[..., places - 1]
     deviations /= np.sqrt(places * (num_pairs - places) * (num_pairs + 1) / 12)
-    scores = np.abs(deviations) / CHANGE_DEVIATIONS
-    is_turn = np.zeros(scores.shape, bool)
+    gap, before, after = _compare_parts(differences, places)
     widest = CHANGE_GAP + CHANGE_GAP_OF_FEW / num_pairs
-    for at, place in enumerate(places):
-        gap, before, after = _compare_parts(differences[..., :place], differences[..., place:])
-        scores[..., at] = np.maximum(scores[..., at], gap / widest)
-        # A small change that is proven matters as little as a small difference.
-        scores[..., at][np.abs(after - before) <= margin] = 0.0
-        is_turn[..., at] = _side_of(before, margin) != _side_of(after, margin)
+    scores = np.maximum(np.abs(deviations) / CHANGE_DEVIATIONS, gap / widest)
+    # A small change that is proven matters as little as a small difference.
+    scores[np.abs(after - before) <= margin] = 0.0
+    is_turn = _side_of(before, margin) != _side_of(after, margin)
     is_found, is_turned = (scores >= 1).any(axis=-1), ((scores >= 1) & is_turn).any(axis=-1)
     # Among splits that turn the verdict, where there are some, the clearest.
     scores[is_turned] = np.where(is_turn, scores, 0.0)[is_turned]
@@ -77,16 +83,73 @@ def _rank_sums(differences: Floats) -> Floats:
     return np.asarray(np.cumsum(above, axis=-1))
 
 
-def _compare_parts(first: Floats, second: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the gap between the middle halves in standard deviations, and both medians."""
-    low_1, middle_1, high_1 = np.quantile(first, (0.25, 0.5, 0.75), axis=-1)
-    low_2, middle_2, high_2 = np.quantile(second, (0.25, 0.5, 0.75), axis=-1)
-    away = np.concatenate([first - middle_1[..., None], second - middle_2[..., None]], axis=-1)
-    deviation = np.median(np.abs(away), axis=-1) / MAD_OF_NORMAL
+def _compare_parts(differences: Floats, places: npt.NDArray[np.intp]) -> tuple[Floats, ...]:
+    """Return the gap between the middle halves in standard deviations, and both medians.
+
+    All splits are compared at once, along a new last axis.
+    """
+    is_first = np.arange(differences.shape[-1]) < places[:, None]
+    low_1, middle_1, high_1 = _quartiles_where(differences, is_first)
+    low_2, middle_2, high_2 = _quartiles_where(differences, ~is_first)
+    middles = np.where(is_first, middle_1[..., None], middle_2[..., None])
+    away = np.abs(differences[..., None, :] - middles)
+    deviation = np.median(away, axis=-1) / MAD_OF_NORMAL
     gap = np.maximum(low_2 - high_1, low_1 - high_2)
     in_deviations = np.where(gap > 0, np.inf, 0.0)
     np.divide(gap, deviation, out=in_deviations, where=deviation > 0)
     return in_deviations, middle_1, middle_2
+
+
+def _quartiles_where(values: Floats, flags: Flags) -> list[Floats]:
+    """Return the quartiles of the values that each row of flags takes, along a new last axis."""
+    ordered = np.sort(np.where(flags, values[..., None, :], np.inf), axis=-1)
+    rows, last = np.arange(len(flags)), flags.sum(axis=-1) - 1
+    found = []
+    for share in (0.25, 0.5, 0.75):
+        below = np.floor(share * last).astype(np.intp)
+        above = np.minimum(below + 1, last)
+        part = share * last - below
+        low, high = ordered[..., rows, below], ordered[..., rows, above]
+        found.append(np.asarray(low + part * (high - low)))
+    return found
+
+
+@dataclass(frozen=True)
+class Waves:
+    """Whether neighbouring pairs are alike: B wanders, or goes to and fro between states."""
+
+    is_found: Flags
+    turns_verdict: Flags
+    """Parts of the comparison deserve different verdicts, or the waves may have made this one."""
+    lowest: Floats
+    """The least median of a part, as a log ratio."""
+    highest: Floats
+
+
+def find_waves(differences: Floats, margin: float) -> Waves:
+    """Look for log ratios that are like those of the pairs before them.
+
+    Whatever A and B share enters a pair with the sign of a coin, so that neighbours are not alike
+    by it. Where they are, the pairs hold less than as many independent ones would.
+    """
+    num_pairs = differences.shape[-1]
+    ranks = differences.argsort(axis=-1).argsort(axis=-1) - (num_pairs - 1) / 2
+    whole = (ranks**2).sum(axis=-1)
+    lags = range(1, min(FURTHEST_NEIGHBOUR, num_pairs - 1) + 1)
+    # Of equal pairs each correlation is -1/n on average, with a variance of about 1/n.
+    together = sum((ranks[..., lag:] * ranks[..., :-lag]).sum(axis=-1) / whole for lag in lags)
+    excess = together + len(lags) / num_pairs
+    parts = np.array_split(differences, NUM_PARTS, axis=-1)
+    medians = np.stack([np.median(part, axis=-1) for part in parts], axis=-1)
+    lowest, highest = medians.min(axis=-1), medians.max(axis=-1)
+    is_found = excess >= WAVE_DEVIATIONS * (len(lags) / num_pairs) ** 0.5
+    is_found &= highest - lowest > margin
+    is_turn = _side_of(lowest, margin) != _side_of(highest, margin)
+    inflation = 1 + 2 * FURTHER_NEIGHBOURS * np.maximum(together, 0.0)
+    error = differences.std(axis=-1) * (inflation / num_pairs) ** 0.5
+    distance = np.abs(np.median(differences, axis=-1))
+    is_turn |= distance < margin + SURE_DEVIATIONS * error
+    return Waves(np.asarray(is_found), np.asarray(is_found & is_turn), lowest, highest)
 
 
 @dataclass(frozen=True)

@@ -83,11 +83,22 @@ def _may_stop(plan: Plan, counting: Sequence[Pair], index: int) -> bool:
     looks = look_always(Course.of(_differences(_values(counting, index)), plan.max_pairs), levels)
     if not looks.is_settled[-1]:
         return False
-    mean = look_at_mean(_means(counting, index), levels.both, is_fixed=False)
+    mean = _look_at_mean(counting, index, levels, is_fixed=False)
     ends = np.array([looks.is_above[-1], looks.is_below[-1], looks.is_alike[-1]])
     outcome = _outcome(metric, ends, mean, levels.margin)
-    num_samples = sum(pair.num_windows for pair in counting)
-    return bool(outcome.may_stop(len(counting), num_samples, mean, levels.margin))
+    return bool(outcome.may_stop(len(counting), _num_samples(counting), mean, levels.margin))
+
+
+def _look_at_mean(
+    counting: Sequence[Pair], index: int, levels: Levels, *, is_fixed: bool
+) -> MeanLook:
+    means, num_samples = _means(counting, index), _num_samples(counting)
+    return look_at_mean(means, levels.both, levels.margin, num_samples, is_fixed=is_fixed)
+
+
+def _num_samples(counting: Sequence[Pair]) -> int:
+    """Return how many samples of B the pairs hold."""
+    return sum(pair.num_windows for pair in counting)
 
 
 def _outcome(metric: Metric, ends: Flags, mean: MeanLook, margin: float) -> Outcome:
@@ -146,7 +157,7 @@ def _claim(plan: Plan, pairs: Sequence[Pair], index: int, *, are_all: bool) -> C
     decision = decide(differences, levels)
     if decision.low > decision.high:
         return replace(claim, why="No one ratio fits: it changed while the pairs were taken.")
-    mean = look_at_mean(_means(counting, index), levels.both, is_fixed=are_all)
+    mean = _look_at_mean(counting, index, levels, is_fixed=are_all)
     verdict = _verdict(metric, decision, mean, levels.margin)
     bounded = bool(np.isfinite([decision.low, decision.high]).all())
     claim = replace(

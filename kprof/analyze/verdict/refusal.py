@@ -8,7 +8,7 @@ from math import comb
 
 import numpy as np
 
-from kprof.analyze.verdict.constancy import find_carry_over, find_change
+from kprof.analyze.verdict.constancy import find_carry_over, find_change, find_waves
 from kprof.analyze.verdict.ranks import Floats
 from kprof.analyze.verdict.rule import FEWEST_PAIRS
 from kprof.comparison import Metric, Pair
@@ -101,6 +101,13 @@ def say_inconstant(
             f"B over A was {np.exp(before):.4f} in the first {split} pairs and "
             f"{np.exp(after):.4f} in the {len(differences) - split} after them: it changes with "
             "time, as by a late warm-up"
+        )
+    waves = find_waves(differences, margin)
+    if waves.turns_verdict if turns_verdict else waves.is_found:
+        return (
+            f"B over A goes up and down from {np.exp(waves.lowest):.4f} to "
+            f"{np.exp(waves.highest):.4f}, and neighbouring pairs are alike: B changes between "
+            "states that last longer than a pair, so take longer samples"
         )
     is_a_first = np.array([pair.is_a_first for pair in pairs])
     # The second sample of a pair is B's where A came first.

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kprof.analyze.verdict import ranks
-from kprof.analyze.verdict.mean import MeanLook
+from kprof.analyze.verdict.mean import FEWEST_SAMPLES, MeanLook
 from kprof.analyze.verdict.ranks import Floats
 from kprof.analyze.verdict.sequence import Course, threshold
 from kprof.comparison import Plan
@@ -25,10 +25,6 @@ FEWEST_PAIRS = 6
 FEWEST_TO_STOP = 24
 """Sampling does not stop early before so many pairs: with fewer, a ratio that changes in time and
 carry-over cannot be told from noise."""
-
-FEWEST_SAMPLES = 90
-"""Samples of B before sampling stops early as FASTER or SAME, which let B replace A. Stalls of one
-sample in twenty are missed by all of them in 1 % of comparisons: 0.95 to the power of 90."""
 
 MOST_PAIRS, FIXED_PAIRS = 160, 40
 """Of a plan that may stop early, and of one that may not.
@@ -140,7 +136,8 @@ class Outcome:
     def may_stop(self, num_pairs: int, num_samples: int, mean: MeanLook, margin: float) -> Flags:
         """Tell whether so many pairs, and samples of B, are enough to stop early with it.
 
-        While the mean is beyond the margin, more pairs show whether it stays there.
+        FASTER and SAME let B replace A, so they take the samples that rare stalls show in. While
+        the mean is beyond the margin, more pairs show whether it stays there.
         """
         is_same = self.is_same & (np.abs(mean.estimate) <= margin)
         found = self.is_slower | ((self.is_faster | is_same) & (num_samples >= FEWEST_SAMPLES))
@@ -152,11 +149,11 @@ def outcome_of(
 ) -> Outcome:
     """Return the verdict by the pairs and by the mean; where less is better.
 
-    FASTER needs the mean to be no slower by what matters. SLOWER needs a mean that is not faster,
-    SAME one that is not slower by what matters: neither may be contradicted.
+    FASTER needs a mean that is lower, and proven to be no slower by what matters. SLOWER needs one
+    that is not faster, SAME one that is not slower by what matters: neither may be contradicted.
     """
     return Outcome(
-        is_faster=is_less & ~is_alike & (mean.at_most < margin),
+        is_faster=is_less & ~is_alike & mean.is_no_more & (mean.estimate < 0),
         is_slower=is_more & ~is_alike & ~(mean.high < 0),
         is_same=is_alike & ~((mean.low > 0) & (mean.estimate > margin)),
     )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kprof.analyze.verdict.mean import FEWEST_SAMPLES
 from kprof.analyze.verdict.ranks import walsh_averages
-from kprof.analyze.verdict.rule import FEWEST_SAMPLES
 from kprof.comparison import Claim, Metric, Pair, Plan
 
 TIMES = {"s", "ms", "us", "µs", "ns"}
