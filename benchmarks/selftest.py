@@ -1,6 +1,6 @@
 """How often the verdicts of `kprof ab` are right: on simulated noise, or on this machine.
 
-python benchmarks/selftest.py --simulate
+python benchmarks/selftest.py --simulate --jobs 16
 python benchmarks/selftest.py
 
 The result is written after every stage: what has not been taken by then is listed as missing.
@@ -8,8 +8,11 @@ The result is written after every stage: what has not been taken by then is list
 
 import argparse
 import datetime
+import os
 import re
 import sys
+from functools import partial
+from multiprocessing import Pool
 from pathlib import Path
 
 from evidence import RESULTS, row, write_evidence
@@ -36,6 +39,12 @@ MEASURED = (
 def slug(*words):
     """Return a name that documents can refer to."""
     return re.sub(r"\W+", "-", " ".join(words)).strip("-").lower()
+
+
+def at(effect):
+    """Return the words for a planted slow-down, or a gain where it is negative."""
+    percent = 100 * float(effect)
+    return f"at a gain of {-percent:g}" if percent < 0 else f"at {percent:g}"
 
 
 def percent_of(rate):
@@ -83,11 +92,9 @@ def rows_of_scenario(scenario):
             rate_row(slug(name, way, "wrong direction"), judged["wrong_direction"], "lower"),
         ]
         for effect, rate in judged["power"].items():
-            at = f"at {100 * float(effect):g}"
-            rows.append(rate_row(slug(name, way, "power", at), rate, "higher"))
+            rows.append(rate_row(slug(name, way, "power", at(effect)), rate, "higher"))
     for effect, pairs in early["pairs"].items():
-        at = f"at {100 * float(effect):g}"
-        rows.append(row(slug(name, "stopping pairs", at), pairs, "pairs", "lower"))
+        rows.append(row(slug(name, "stopping pairs", at(effect)), pairs, "pairs", "lower"))
     rows += [rate_row(slug(name, rival), r, "lower") for rival, r in scenario["rivals"].items()]
     return [found for found in rows if found is not None]
 
@@ -102,7 +109,8 @@ def place_of(result):
 def calibrations(args):
     """Yield the result again and again, each time with more of it."""
     if args.simulate:
-        yield simulate_noise(args.comparisons or 4_000, 40, 0)
+        with Pool(args.jobs) as pool:
+            yield simulate_noise(args.comparisons or 4_000, 40, 0, partial(pool.map, chunksize=1))
     else:
         yield from calibrate(args.comparisons or COMPARISONS, 40, 0, tell)
 
@@ -136,6 +144,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--simulate", action="store_true", help="on simulated noise, no GPU")
     parser.add_argument("--comparisons", type=int, help="of each kind")
+    jobs = len(os.sched_getaffinity(0))
+    parser.add_argument("--jobs", type=int, default=jobs, help="processes that simulate")
     parser.add_argument("--result", type=Path)
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
