@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from math import isfinite
+from math import isfinite, log, log1p
 from pathlib import Path
 from random import Random
 from statistics import mean, median
 
+import numpy as np
+
+from kprof.analyze.verdict.constancy import say_warm_up
 from kprof.analyze.verdict.judge import fewest_for_verdict, fewest_pairs, is_enough, judge
 from kprof.analyze.verdict.rule import FIXED_PAIRS
 from kprof.collect.trials import Schedule, Trial, Variant, Window, run_trial
-from kprof.comparison import Comparison, Metric, Pair, Plan, save_pairs
+from kprof.comparison import Claim, Comparison, Metric, Pair, Plan, save_pairs
 from kprof.errors import KprofError
 from kprof.report.units import format_count
 from kprof.variants import AbOptions, Tell
@@ -44,6 +47,7 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
     taken: list[Pair] = []
     steps: dict[str, list[tuple[int, ...]]] = {"A": [], "B": []}
     reasons: list[str] = []
+    ratios: list[list[float]] = []
     doubts = _doubts(plan, options, pilots)
     while not is_enough(plan, taken):
         is_a_first = order.random() < 0.5
@@ -60,6 +64,7 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
         for label, trial in trials.items():
             steps[label].append(tuple(one for w in trial.windows for one in w.steps_ns))
             reasons.append(trial.why_no_energy)
+        ratios.append(_ratios(trials["A"], trials["B"]))
         taken.append(_pair(plan, trials["A"], trials["B"], is_a_first, start_ns))
         save_pairs(plan, taken, folder)
         tell(_progress(taken, plan))
@@ -71,7 +76,7 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
         b=b.difference,
         plan=plan,
         pairs=tuple(taken),
-        claims=judge(plan, taken),
+        claims=tuple(_constant(claim, plan, ratios) for claim in judge(plan, taken)),
         protocol=_protocol(plan, schedules["A"]),
         doubts=doubts,
         steps_ns={label: tuple(runs) for label, runs in steps.items()},
@@ -132,6 +137,21 @@ def _pair(plan: Plan, a: Trial, b: Trial, is_a_first: bool, start_ns: int) -> Pa
         num_windows=max(1, min(len(_good(a)), len(_good(b)))),
         problem=problems[0] if is_bad else "",
     )
+
+
+def _ratios(a: Trial, b: Trial) -> list[float]:
+    """Return the log ratios of B's windows to A's, in order; none where one of them is missing."""
+    times = [[w.time_ns for w in _good(trial)] for trial in (a, b)]
+    if any(len(of) != NUM_WINDOWS for of in times):
+        return []
+    return [log(of_b / of_a) for of_a, of_b in zip(*times, strict=True)]
+
+
+def _constant(claim: Claim, plan: Plan, ratios: Sequence[Sequence[float]]) -> Claim:
+    """Return a claim; on steps whose ratio changes within each process, none."""
+    whole = np.array([of for of in ratios if of], dtype=float)
+    reason = say_warm_up(whole, log1p(plan.smallest_effect)) if claim.metric is STEP else ""
+    return Claim(claim.metric, "INVALID", claim.num_pairs, why=reason) if reason else claim
 
 
 def _value(metric: Metric, trial: Trial) -> float:

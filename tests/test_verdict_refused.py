@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kprof.analyze.verdict import judge
-from kprof.analyze.verdict.constancy import find_waves
+from kprof.analyze.verdict.constancy import find_waves, say_warm_up
 from kprof.comparison import Metric, Pair
 from tests.verdict_pairs import (
     MEMORY,
@@ -235,3 +235,23 @@ def test_independent_pairs_are_rarely_alike_and_waves_are():
     equal = rng.normal(0, 0.01, (2_000, 40))
     assert find_waves(equal, 0.01).is_found.mean() <= 0.005
     assert find_waves(equal / 10 + waves(10, 40), 0.01).turns_verdict.all()
+
+
+def processes(ratios, num_pairs=24):
+    """Return log ratios of the windows of so many pairs of processes, with noise."""
+    noise = np.random.default_rng(6).normal(0, 0.01, (num_pairs, len(ratios)))
+    return np.log(ratios) + noise
+
+
+def test_a_b_that_is_slow_in_the_first_windows_of_each_process_makes_no_verdict():
+    assert "was 1.3" in say_warm_up(processes([1.3, 1.3, 1.3, 0.93, 0.93]), 0.01)
+
+
+@pytest.mark.parametrize("ratios", [[0.9] * 5, [0.8, 0.85, 0.9, 0.9, 0.9], [1.0] * 5])
+def test_windows_that_deserve_one_verdict_do_no_harm(ratios):
+    assert say_warm_up(processes(ratios), 0.01) == ""
+
+
+def test_few_processes_or_none_with_all_windows_say_nothing_of_a_warm_up():
+    assert say_warm_up(processes([1.3, 0.93], 9), 0.01) == ""
+    assert say_warm_up(np.array([]), 0.01) == ""

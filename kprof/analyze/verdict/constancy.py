@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kprof.analyze.verdict.ranks import Floats
+from kprof.analyze.verdict.ranks import Floats, p_value, walsh_averages
 
 Flags = npt.NDArray[np.bool_]
 
@@ -112,6 +112,30 @@ def _quartiles_where(values: Floats, flags: Flags) -> list[Floats]:
         low, high = ordered[..., rows, below], ordered[..., rows, above]
         found.append(np.asarray(low + part * (high - low)))
     return found
+
+
+# Of processes without a warm-up, the first and the last window differ so clearly in 0.1 %.
+WARM_UP_P = 0.001
+
+
+def say_warm_up(ratios: Floats, margin: float) -> str:
+    """Say that B over A changes within each process so that the verdict turns; empty: it does not.
+
+    `ratios` holds the log ratios of B's windows to A's, a row for each pair of processes. Every
+    process begins anew, so that a warm-up repeats in each of them, and pairs in time agree.
+    """
+    if ratios.ndim != 2 or ratios.shape[1] < 2 or len(ratios) < 2 * SHORTEST_PART:
+        return ""
+    first, last = ratios[:, 0], ratios[:, -1]
+    chance = float(p_value(walsh_averages(first - last), len(first)))
+    before, after = float(np.median(first)), float(np.median(last))
+    is_turn = _side_of(np.array(before), margin) != _side_of(np.array(after), margin)
+    if chance >= WARM_UP_P or abs(before - after) <= margin or not is_turn:
+        return ""
+    return (
+        f"B over A was {np.exp(before):.4f} in the first window of a process and "
+        f"{np.exp(after):.4f} in the last: one of the two warms up late, so raise --skip."
+    )
 
 
 @dataclass(frozen=True)
