@@ -11,6 +11,7 @@ written again after every workload, and lists what is missing of it.
 
 import argparse
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -31,6 +32,8 @@ SOURCES = (
 )
 SERVERS = "server_"
 TIMES_OF_SERVERS = 20
+# An exit code above is of a process that a signal ended.
+SIGNALS = 128
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -40,12 +43,14 @@ def judge(workload, environment, times, *, on_gpu):
         environment = {**(environment or {}), "PYTHONFAULTHANDLER": "1"}
     missing = find_missing(workload, on_gpu=on_gpu)
     start = time.perf_counter()
-    found = None
+    found, counts = None, {}
     if missing is None:
-        found = []
+        found, runs = [], []
         for _ in range(times):
             with tempfile.TemporaryDirectory() as folder:
-                found += differences(workload, observe(workload, Path(folder), environment))
+                runs.append(observe(workload, Path(folder), environment))
+            found += differences(workload, runs[-1])
+        counts = counts_of(runs)
     state = f"needs {missing}" if found is None else "DIFFERS" if found else "same"
     took_s = time.perf_counter() - start
     print(
@@ -59,10 +64,25 @@ def judge(workload, environment, times, *, on_gpu):
         0,
         hostility=workload.hostility,
         command=workload.command,
-        times=times,
+        **counts,
+        load=os.getloadavg()[0],
         differences=found,
         missing=missing,
     )
+
+
+def counts_of(runs):
+    """Return how many runs there were, and how many the recorder ended or changed."""
+    return {
+        "runs": len(runs),
+        "deaths": sum(is_death(seen.recorded) and not is_death(seen.plain) for seen in runs),
+        "changed_results": sum(seen.plain != seen.recorded for seen in runs),
+    }
+
+
+def is_death(ending):
+    """Tell whether a signal ended a process, or its time limit did."""
+    return ending.exit_code is None or ending.exit_code > SIGNALS
 
 
 def main():
@@ -106,7 +126,8 @@ def write_result(path, rows, chosen, commit):
     ordered = sorted(rows, key=lambda one: names.index(one["name"]))
     same = sum(one["value"] == 0 for one in rows)
     num_run = sum(one["value"] is not None for one in rows)
-    alike = row("alike", same, "workloads", "higher", num_run)
+    counts = {name: sum(one.get(name, 0) for one in rows) for name in counts_of([])}
+    alike = row("alike", same, "workloads", "higher", num_run, **counts)
     still_to_come = sorted(set(names) - {one["name"] for one in rows})
     title = "what hostile workloads feel of the recorder"
     with contextlib.redirect_stdout(None):

@@ -11,7 +11,7 @@ from tests.hostility import (
     observe,
     workloads,
 )
-from tests.samples import HOSTILE, skip_if_left_out, tell_if_all_run
+from tests.samples import HOSTILE, benchmark, skip_if_left_out, tell_if_all_run
 
 WORKLOADS = workloads()
 NAMES = [workload.name for workload in WORKLOADS]
@@ -77,3 +77,22 @@ def test_a_message_that_nobody_expects_is_a_difference(tmp_path):
 def test_a_message_that_does_not_come_is_a_difference(tmp_path):
     found = differences_of(tmp_path, {"recorded": ["5"], "says": ["forked"]})
     assert found == ["kprof does not say: forked"]
+
+
+KILLED = Ending(exit_code=139, out=b"", err=b"Fatal Python error", files={}, processes=())
+HANGS = Ending(exit_code=None, out=b"", err=b"", files={}, processes=())
+
+
+def counts_of(*endings):
+    return benchmark("hostile").counts_of(
+        [Observation(plain, recorded, {}, ()) for plain, recorded in endings]
+    )
+
+
+def test_a_run_that_only_the_recorder_ends_by_a_signal_or_for_ever_is_a_death():
+    endings = (ALIKE, KILLED), (ALIKE, HANGS), (ALIKE, ALIKE)
+    assert counts_of(*endings) == {"runs": 3, "deaths": 2, "changed_results": 2}
+
+
+def test_a_run_that_dies_without_the_recorder_as_well_is_no_death():
+    assert counts_of((KILLED, KILLED)) == {"runs": 1, "deaths": 0, "changed_results": 0}
