@@ -24,11 +24,9 @@ def test_a_result_speaks_for_what_a_sample_leaves_out():
 
 @pytest.mark.hostile
 @pytest.mark.parametrize("workload", WORKLOADS, ids=NAMES)
-def test_a_hostile_workload_does_not_feel_the_recorder(workload, tmp_path, monkeypatch):
+def test_a_hostile_workload_does_not_feel_the_recorder(workload, tmp_path):
     pytest.importorskip("torch")
     skip_if_left_out(HOSTILE, NAMES, workload.name)
-    # Other tests run meanwhile, and all take several times as long.
-    monkeypatch.setattr("tests.hostility.TIMEOUT_S", 180)
     if missing := find_missing(workload):
         pytest.skip(f"needs {missing}")
     assert differences(workload, observe(workload, tmp_path)) == []
