@@ -6,6 +6,10 @@ PIP_ARGS ?=
 # Test processes; each imports torch, so more of them need more memory.
 WORKERS ?= 2
 
+# Hundreds of Pythons are started, which would each compile torch and kprof anew, and every test file
+# of each test process.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 READY := .venv/.ready
 # Each process takes whole files, whose tests share what they set up, and helps when it has done.
