@@ -9,6 +9,7 @@ import pytest
 from kprof.analyze.cost.measured import measured_in
 from kprof.trace import Gpu, Recording
 from tests.cost_answers import answer, mid, refusal
+from tests.kineto_files import annotation, kernel, launch, operator, write
 from tests.traces import analyzed_trace_of
 
 H200_TRAIN = Path(__file__).parent / "data" / "h200" / "llama_train.json.gz"
@@ -40,8 +41,15 @@ def test_a_run_gives_its_gpus_and_step_and_the_line_gives_the_tokens(capsys):
     assert "its energy was not measured" in result["notes"][0]
 
 
-def test_what_is_given_goes_before_what_the_run_knows(capsys):
-    result = answer(capsys, H200_TRAIN, "--step-s", "3600", "--price", "2")
+@pytest.fixture
+def h200(tmp_path):
+    """One step of 2 µs on an H200."""
+    events = kernel(ts=2, dur=1), launch(), operator(), annotation("ProfilerStep#1")
+    return write(tmp_path, *events, deviceProperties=[{"id": 0, "name": "NVIDIA H200"}])
+
+
+def test_what_is_given_goes_before_what_the_run_knows(capsys, h200):
+    result = answer(capsys, h200, "--step-s", "3600", "--price", "2")
     assert mid(result, "Steps", "a thousand steps", "$") == 2000
 
 
@@ -55,8 +63,8 @@ def test_what_is_given_goes_before_what_the_run_knows(capsys):
         (("--gpu", "H100", "--step-s", "2"), False),
     ],
 )
-def test_a_runs_times_at_another_gpus_price_are_warned_of(capsys, words, warns):
-    result = answer(capsys, H200_TRAIN, "--tokens-per-step", "8192", *words)
+def test_a_runs_times_at_another_gpus_price_are_warned_of(capsys, h200, words, warns):
+    result = answer(capsys, h200, "--tokens-per-step", "8192", *words)
     assert any("measured on H200" in one for one in result["warnings"]) == warns
 
 

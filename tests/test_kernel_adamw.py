@@ -228,6 +228,7 @@ def test_what_it_replaces_is_right_between_gaps_where_torchs_own_is_not():
         assert other.as_strided((40,), (2,), 1).eq(7.0).all()
 
 
+@pytest.mark.slow
 def test_the_gate_trusts_it():
     assert why_untrusted(KERNEL, (37,)) == ""
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from itertools import count
 
 import msgspec
@@ -210,9 +211,14 @@ def test_blocks_and_abba_stand_beside_on_the_machines_own_samples():
     assert found["ABBA, signed ranks"] == Rate(0, 3)
 
 
+@cache
+def simulated():
+    return simulate(50, 40, 0, "2026-11-20")
+
+
 def kept(home, monkeypatch, **changes):
     """Keep a calibration as if this machine had made it."""
-    made = replace(simulate(50, 40, 0, "2026-11-20"), **changes)
+    made = replace(simulated(), **changes)
     keep(made)
     return made
 
