@@ -23,6 +23,7 @@ from tests.traces import analyzed_trace_of
 
 H200 = Path(__file__).parent / "data" / "h200"
 EAGER, COMPILED = H200 / "llama_train.json.gz", H200 / "compiled.json.gz"
+SMALL = H200 / "cudagraph.json.gz"
 STEP = {"kind": "step", "name": "0"}
 
 
@@ -207,9 +208,9 @@ def test_a_window_that_is_shorter_than_its_steps_is_named():
 
 def test_a_difference_opens_runs_and_traces_alike(tmp_path, monkeypatch, capfdbinary):
     monkeypatch.chdir(tmp_path)
-    kprof("open", EAGER, "--out", tmp_path / "a.kprof")
+    kprof("open", SMALL, "--out", tmp_path / "a.kprof")
     capfdbinary.readouterr()
-    assert kprof("diff", tmp_path / "a.kprof", EAGER, "--json") == 0
+    assert kprof("diff", tmp_path / "a.kprof", SMALL, "--json") == 0
     result = json.loads(capfdbinary.readouterr().out)
     assert result["difference_ns"] == 0
     assert {row["fate"] for rows in result["layouts"].values() for row in rows} == {"same"}
@@ -220,12 +221,12 @@ def test_a_page_is_written_where_it_is_asked_for_and_never_over_another(
     tmp_path, monkeypatch, capfd
 ):
     page = tmp_path / "difference.html"
-    assert kprof("diff", EAGER, COMPILED, "--out", page) == 0
+    assert kprof("diff", SMALL, COMPILED, "--out", page) == 0
     assert "By kernel" in page.read_text()
     monkeypatch.setattr("kprof.diff.open_trace", lambda path, progress: run_of({}))
-    assert kprof("diff", EAGER, COMPILED, "--out", page) == 2
+    assert kprof("diff", SMALL, COMPILED, "--out", page) == 2
     assert "pass --force" in capfd.readouterr().err
-    assert kprof("diff", EAGER, COMPILED, "--out", tmp_path) == 2
+    assert kprof("diff", SMALL, COMPILED, "--out", tmp_path) == 2
 
 
 def test_the_last_line_is_the_command_that_writes_the_page(tmp_path, monkeypatch, capfd):
