@@ -7,9 +7,11 @@ sum of two fits an int64; `Meta.base_time_ns` turns them into wall time. Passes 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import pandas as pd
 
@@ -279,6 +281,27 @@ class Trace:
     def with_ranges(self, **columns: object) -> Trace:
         """Return a trace whose `ranges` carry these further columns."""
         return replace(self, ranges=self.ranges.assign(**columns))  # type: ignore[arg-type]
+
+
+_Answer = TypeVar("_Answer")
+
+
+def once_per_trace(function: Callable[[Trace], _Answer]) -> Callable[[Trace], _Answer]:
+    """Compute an answer about a trace once and keep it with the trace.
+
+    The tables of a trace never change: a pass returns another trace, which keeps no answers.
+    """
+    key = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def answer(trace: Trace) -> _Answer:
+        known = vars(trace)
+        if key not in known:
+            known[key] = function(trace)
+        found: _Answer = known[key]
+        return found
+
+    return answer
 
 
 def columns_of(table: Table, added_by: str) -> tuple[Column, ...]:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import poisson
 
 from kprof.analyze.idle.summary import collective_waits
 from kprof.analyze.summary import measure_elapsed
@@ -188,13 +187,17 @@ def _least_late(late_ns: Floats, unit_ns: float) -> float:
 
 def _stragglers(late_ns: Floats, is_late: Bools, num_units: int) -> Bools:
     """Tell which ranks are late again and again, and stand apart from all others."""
+    # Slow to import, and needed for several ranks only.
+    from scipy.special import pdtrc
+
     times = is_late.sum(axis=1)
     number = len(times)
     is_always = times >= ALWAYS * num_units
     # How often chance makes a rank late, all others but those that always are tell.
     others = times[~is_always].sum() - times
     usual = np.maximum(others, 0.5) / max(number - is_always.sum() - 1, 1)
-    is_unlikely = poisson.sf(times - 1, usual) <= CHANCE / number
+    # The chance that a Poisson variable exceeds times - 1.
+    is_unlikely = pdtrc(np.maximum(times - 1, 0), usual) <= CHANCE / number
     is_often = (times >= max(FEWEST_TIMES, SOMETIMES * num_units)) & is_unlikely
     candidates = (is_often | is_always) & (num_units >= FEWEST_STEPS)
     mean = late_ns.mean(axis=1)

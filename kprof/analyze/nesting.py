@@ -34,31 +34,29 @@ def parents(ranges: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
     """
     order = nesting_order(ranges, rows)
     runtime = ranges["kind"].cat.categories.get_indexer(pd.Index(["runtime"]))[0]
-    is_leaf = (ranges["kind"].cat.codes.to_numpy()[order] == runtime).tolist()
     start = ranges["start_ns"].to_numpy()[order]
-    end = (start + ranges["duration_ns"].to_numpy()[order]).tolist()
+    end = start + ranges["duration_ns"].to_numpy()[order]
     thread = ranges["thread"].to_numpy()[order]
     rank = ranges["rank"].to_numpy()[order]
     is_new = np.ones(len(order), dtype=bool)
     is_new[1:] = (thread[1:] != thread[:-1]) | (rank[1:] != rank[:-1])
 
-    found = [NO_ROW] * len(order)
-    open_rows: list[int] = []
-    for i, (begin, begins_thread, leaf) in enumerate(
-        zip(start.tolist(), is_new.tolist(), is_leaf, strict=True)
-    ):
-        if begins_thread:
-            open_rows.clear()
-        while open_rows and end[open_rows[-1]] <= begin:
-            open_rows.pop()
-        if open_rows:
-            found[i] = open_rows[-1]
-        if not leaf:
-            open_rows.append(i)
+    # The last one before it on its thread that can enclose others, by its place in `order`.
+    place = np.arange(len(order))
+    encloses = ranges["kind"].cat.codes.to_numpy()[order] != runtime
+    last = np.append(NO_ROW, place[encloses])[np.cumsum(encloses) - encloses]
+    begin_of_thread = np.maximum.accumulate(np.where(is_new, place, 0))
+    found = np.where(last >= begin_of_thread, last, NO_ROW)
+    # What stands between a range that is over and the one found for it is over as well, since
+    # starts ascend: each round skips from there on, twice as far as the round before.
+    over = np.flatnonzero(found != NO_ROW)
+    while len(over):
+        over = over[end[found[over]] <= start[over]]
+        found[over] = found[found[over]]
+        over = over[found[over] != NO_ROW]
 
-    local = np.array(found, dtype=np.int64)
     result = np.full(len(ranges), NO_ROW, dtype=np.int64)
-    result[order] = np.where(local == NO_ROW, NO_ROW, order[local])
+    result[order] = np.where(found == NO_ROW, NO_ROW, order[found])
     return result
 
 

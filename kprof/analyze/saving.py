@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
 from kprof.analyze.evidence import count_steps
 from kprof.analyze.idle.causes import BETWEEN_KERNELS, LAUNCH_BOUND, SYNCHRONIZATION
+from kprof.analyze.intervals import NOTHING
 from kprof.analyze.steps import whole_ns
 from kprof.analyze.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.what_if.baseline import Baseline, find_baseline
@@ -126,16 +128,16 @@ class Pricer:
 
     def _costs_ns(self, findings: Sequence[Finding], rows: np.ndarray, took: np.ndarray) -> int:
         """Return the time `took` of these rows with the idle time that goes with the findings."""
-        trace, device = self.trace, _device_of(self.trace.kernels)
-        spent = np.zeros(int(device.max(initial=0)) + 1, dtype=np.int64)
-        np.add.at(spent, device[rows], took)
+        devices = self._devices
+        spent = np.zeros(max(len(devices.keys), 1), dtype=np.int64)
+        np.add.at(spent, devices.of_row[rows], took)
         idle_rows = _joined(one.idle_rows for one in findings)
         launches = _joined(one.rows for one in findings if one.remedy.launches is not None)
-        for at, lost_ns in self._lost_ns(idle_rows).items():
+        for at, lost_ns in self._by_device(idle_rows).items():
             spent[at] += lost_ns
         for at, lost_ns in self._launching_ns(launches, idle_rows).items():
             spent[at] += lost_ns
-        return int(spent.max()) * len(spent) // count_steps(trace)
+        return int(spent.max()) * len(spent) // count_steps(self.trace)
 
     def _replays(self) -> list[Replay]:
         baseline = self.baseline
@@ -181,11 +183,6 @@ class Pricer:
             return (gained + waiting) / 2
         return gained
 
-    def _lost_ns(self, rows: np.ndarray) -> dict[int, int]:
-        """Return by device how long pieces of idle time are together."""
-        idle = self.trace.idle.iloc[rows]
-        return self._by_device(idle, idle["duration_ns"].to_numpy(np.int64))
-
     def _launching_ns(self, rows: np.ndarray, counted: np.ndarray) -> dict[int, int]:
         """Return by device the idle time that launches of these rows explain.
 
@@ -197,30 +194,49 @@ class Pricer:
             return {}
         is_free = np.ones(len(idle), dtype=bool)
         is_free[counted] = False
-        took = idle["duration_ns"].to_numpy(np.int64)
         is_mine = np.isin(idle["kernel_row"].to_numpy(np.int64, na_value=-1), rows) & is_free
         is_late = (idle["cause"] == LAUNCH_BOUND).to_numpy(bool) & is_free
         is_own = is_mine & (is_late | (idle["cause"] == BETWEEN_KERNELS).to_numpy(bool))
-        ended = self._by_device(idle[is_own], took[is_own])
-        late = self._by_device(idle[is_late], took[is_late])
+        ended, late = self._by_device(is_own), self._by_device(is_late)
         chosen = np.zeros(len(self.trace.kernels), dtype=bool)
         chosen[rows] = True
         spans = spans_by_program(emptied(chosen, self.trace), find_program(self.trace), self.trace)
         host_ns = max((int((one.end - one.start).sum()) for one in spans.values()), default=0)
         return {at: max(ended.get(at, 0), min(late.get(at, 0), host_ns)) for at in {*ended, *late}}
 
-    def _by_device(self, idle: pd.DataFrame, ns: np.ndarray) -> dict[int, int]:
-        """Add up times of pieces of idle time by the number of their device."""
-        kernels = self.trace.kernels
-        names = kernels[["rank", "device"]].assign(at=_device_of(kernels)).drop_duplicates()
-        places = {(rank, device): at for rank, device, at in names.to_numpy().tolist()}
-        sums: dict[int, int] = {}
-        for rank, device, each in zip(
-            idle["rank"].tolist(), idle["device"].tolist(), ns.tolist(), strict=True
-        ):
-            if (at := places.get((rank, device))) is not None:
-                sums[at] = sums.get(at, 0) + each
-        return sums
+    def _by_device(self, idle_rows: np.ndarray) -> dict[int, int]:
+        """Add up pieces of idle time, rows or a bool for each, by the number of their device."""
+        at = self._idle_devices[idle_rows]
+        took = self.trace.idle["duration_ns"].to_numpy(np.int64)[idle_rows]
+        known, number = at != NOTHING, len(self._devices.keys)
+        sums = np.zeros(number, dtype=np.int64)
+        np.add.at(sums, at[known], took[known])
+        present = np.flatnonzero(np.bincount(at[known], minlength=number))
+        return dict(zip(present.tolist(), sums[present].tolist(), strict=True))
+
+    @cached_property
+    def _devices(self) -> _Devices:
+        """The devices of all ranks, and which each row of `kernels` ran on."""
+        keys, of_row = np.unique(_device_keys(self.trace.kernels), return_inverse=True)
+        return _Devices(keys, of_row)
+
+    @cached_property
+    def _idle_devices(self) -> np.ndarray:
+        """The number of each row's device in `idle`; `NOTHING` where nothing ran on it."""
+        keys, asked = self._devices.keys, _device_keys(self.trace.idle)
+        at = np.searchsorted(keys, asked)
+        is_known = np.append(keys, NOTHING)[at] == asked
+        return np.asarray(np.where(is_known, at, NOTHING))
+
+
+@dataclass(frozen=True)
+class _Devices:
+    """The devices that ran something, numbered from 0 on by rank and index."""
+
+    keys: np.ndarray
+    """Of each device, in ascending order; see `_device_keys`."""
+    of_row: np.ndarray
+    """The number of each row of `kernels`."""
 
 
 def find_pricer(trace: Trace, baseline: Baseline | None = None) -> Pricer:
@@ -250,8 +266,10 @@ def _differ(*readings: Sequence[float]) -> bool:
     return any(np.ptp(gains) > DIFFERS * max(*gains, 1) for gains in readings)
 
 
-def _device_of(kernels: pd.DataFrame) -> np.ndarray:
-    return kernels.groupby(["rank", "device"], sort=True).ngroup().to_numpy(np.int64)
+def _device_keys(table: pd.DataFrame) -> np.ndarray:
+    """Return rank and device of each row as one number; both have 32 bits."""
+    rank, device = (table[column].to_numpy(np.int64) for column in ("rank", "device"))
+    return np.asarray((rank << 32) + device)
 
 
 def _joined(parts: Iterable[tuple[int, ...]]) -> np.ndarray:

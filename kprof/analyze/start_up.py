@@ -17,7 +17,7 @@ from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_in
 from kprof.analyze.marks import step_rows
 from kprof.analyze.summary import measure_capacity
 from kprof.finding import StartUp
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_trace
 
 ENOUGH_STEPS = 3
 # Between two launches the host takes some µs. After a silence of so much it did something else.
@@ -52,6 +52,7 @@ class Once:
     name: np.ndarray
 
 
+@once_per_trace
 def without_start_up(trace: Trace) -> tuple[Trace, tuple[StartUp, ...]]:
     """Return the trace whose idle time holds no start-up, and what that was.
 
@@ -71,6 +72,7 @@ def without_start_up(trace: Trace) -> tuple[Trace, tuple[StartUp, ...]]:
     return replace(trace, idle=steady), _listed(trace, once)
 
 
+@once_per_trace
 def find_once(trace: Trace) -> Once:
     """Find the idle time that is start-up."""
     idle, name = trace.idle, _names(trace)

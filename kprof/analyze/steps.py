@@ -10,7 +10,7 @@ import pandas as pd
 
 from kprof.analyze.marks import step_rows
 from kprof.analyze.summary import measure_elapsed
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_trace
 
 MOST_DIGITS = 18
 
@@ -27,6 +27,7 @@ class Step:
     """End of the last activity launched in it; the host's end where there was none."""
 
 
+@once_per_trace
 def find_steps(trace: Trace) -> list[Step]:
     """Return the recorded steps of every rank, in the order of their starts."""
     rows = trace.ranges.iloc[step_rows(trace.ranges)]
@@ -43,6 +44,7 @@ def find_steps(trace: Trace) -> list[Step]:
     return steps
 
 
+@once_per_trace
 def count_gpu_steps(trace: Trace) -> int:
     """Return how many steps the GPUs took, a rank's once for each of its GPUs; 0 without marks.
 
@@ -92,6 +94,7 @@ def time_steps(trace: Trace) -> StepTimes:
     return StepTimes(times_ns, (), "the ends of their activities")
 
 
+@once_per_trace
 def whole_ns(trace: Trace) -> int:
     """Return what all shares of a trace's findings are of, in ns.
 

@@ -13,7 +13,7 @@ from kprof.analyze.idle import causes
 from kprof.analyze.intervals import NOTHING, Intervals, Painting, disjoint, paint
 from kprof.analyze.marks import step_rows
 from kprof.analyze.nesting import nearest
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_trace
 
 # From the weakest evidence to the strongest: a call that blocks says more than the operator in it.
 # "others" are the other threads that launch work, asked where the launching thread shows nothing.
@@ -120,6 +120,7 @@ class Host:
         return paint([layers[name] for name in LAYERS])
 
 
+@once_per_trace
 def find_host(trace: Trace) -> Host:
     """Sort the host's ranges out; the trace has been attributed."""
     return Host(trace, _blocking_calls(trace))

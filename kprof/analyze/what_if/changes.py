@@ -260,7 +260,7 @@ def _fill(change: Change, replay: Replay, trace: Trace) -> Replay:
     idle = trace.idle.iloc[list(change.idle_rows)]
     ended_by = idle["kernel_row"].to_numpy(np.int64, na_value=NOTHING)
     launch = np.append(trace.kernels["launch_row"].to_numpy(np.int64, na_value=NOTHING), NOTHING)
-    thread = np.append(replay.program.of_ranges(trace.ranges), NOTHING)[launch[ended_by]]
+    thread = np.append(replay.program.of_ranges(trace), NOTHING)[launch[ended_by]]
     start = idle["start_ns"].to_numpy(np.int64)
     end = start + idle["duration_ns"].to_numpy(np.int64)
     gone = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from kprof.analyze.autograd import is_evaluation, is_node
 from kprof.analyze.idle.causes import SYNCHRONIZING_CALL
@@ -17,7 +16,7 @@ from kprof.analyze.idle.host_state import matching
 from kprof.analyze.intervals import NOTHING
 from kprof.analyze.marks import step_rows
 from kprof.analyze.nesting import nearest
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_trace
 
 # CUDA lets some 1,000 launches wait on a device; the next one holds the host until there is room.
 # (In a recording of a V100 never more than 1,018 were waiting.)
@@ -50,14 +49,22 @@ class HostProgram:
         found[self.row[at]] = at
         return found
 
-    def of_ranges(self, ranges: pd.DataFrame) -> np.ndarray:
+    def of_ranges(self, trace: Trace) -> np.ndarray:
         """Return for every row of `ranges` the program of its thread, or `NOTHING`."""
-        thread = ranges.groupby(["rank", "thread"], sort=True).ngroup().to_numpy(np.int64)
+        thread = number_threads(trace)
         program = np.full(int(thread.max(initial=0)) + 1, NOTHING, dtype=np.int64)
         program[thread[self.row]] = self.program
         return np.asarray(program[thread])
 
 
+@once_per_trace
+def number_threads(trace: Trace) -> np.ndarray:
+    """Return for every row of `ranges` the number of its thread among those of all ranks."""
+    threads = trace.ranges.groupby(["rank", "thread"], sort=True).ngroup()
+    return np.asarray(threads.to_numpy(np.int64))
+
+
+@once_per_trace
 def find_program(trace: Trace) -> HostProgram:
     """Find the points of every program of an attributed trace."""
     ranges, kernels = trace.ranges, trace.kernels
@@ -78,7 +85,7 @@ def find_program(trace: Trace) -> HostProgram:
     sizes = [len(calls), len(waiting), 2 * len(steps)]
     what = np.repeat(np.array([BEGIN, WAIT_END, MARK]), sizes)
     time_ns = np.concatenate([start[calls], end[waiting], start[steps], end[steps]])
-    program = _programs(ranges, calls, steps)[row]
+    program = _programs(trace, calls, steps)[row]
     # A call begins after what ended at that moment, unless that is itself.
     is_ending = (what == WAIT_END) & (end[row] > start[row])
     order = np.lexsort([what, ~is_ending, time_ns, program])
@@ -120,9 +127,9 @@ def _held(trace: Trace, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _programs(ranges: pd.DataFrame, calls: np.ndarray, steps: np.ndarray) -> np.ndarray:
+def _programs(trace: Trace, calls: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """Return for every row of `ranges` the program that its thread belongs to."""
-    threads = ranges.groupby(["rank", "thread"], sort=True).ngroup().to_numpy(np.int64)
+    ranges, threads = trace.ranges, number_threads(trace)
     rank = ranges["rank"].to_numpy(np.int64)
     number = np.arange(int(threads.max(initial=0)) + 1)
     is_backward = is_node(ranges) | is_evaluation(ranges)

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, either, length_in
-from kprof.analyze.what_if.host_program import HostProgram
+from kprof.analyze.what_if.host_program import HostProgram, number_threads
 from kprof.analyze.what_if.replay import HOST, Replay
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_trace
 
 # What Python does from one operator to the next takes some µs, or tens of them under a recorder.
 # Longer than this it did something of its own.
@@ -33,11 +32,14 @@ def emptied(rows: np.ndarray, trace: Trace) -> np.ndarray:
 def _within(rows: np.ndarray, parent: np.ndarray) -> np.ndarray:
     """Tell of every range whether one of `rows` stands in it, or is it."""
     found = np.zeros(len(parent), dtype=bool)
-    rows = np.unique(rows[rows != NOTHING])
+    found[rows[rows != NOTHING]] = True
+    rows = np.flatnonzero(found)
     while len(rows):
+        is_next = np.zeros(len(parent), dtype=bool)
+        is_next[parent[rows]] = True
+        is_next[NOTHING] = False
+        rows = np.flatnonzero(is_next & ~found)
         found[rows] = True
-        rows = np.unique(parent[rows])
-        rows = rows[(rows != NOTHING) & ~found[rows]]
     return found[:-1]
 
 
@@ -51,8 +53,8 @@ def without_host_time(replay: Replay, trace: Trace, gone: np.ndarray) -> Replay:
 
 def spans_by_program(gone: np.ndarray, program: HostProgram, trace: Trace) -> dict[int, Intervals]:
     """Return when the ranges `gone` were open, by the program of their thread."""
-    start, end, row = _spans_of(gone, trace.ranges)
-    of_range = program.of_ranges(trace.ranges)[row]
+    start, end, row = _spans_of(gone, trace)
+    of_range = program.of_ranges(trace)[row]
     return {
         one: disjoint(Intervals(start[of_range == one], end[of_range == one], row[of_range == one]))
         for one in np.unique(of_range[of_range != NOTHING]).tolist()
@@ -89,20 +91,32 @@ def _in_both(one: Intervals, other: Intervals, since: np.ndarray, until: np.ndar
     return np.asarray(first + second - together)
 
 
-def _spans_of(gone: np.ndarray, ranges: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _spans_of(gone: np.ndarray, trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return starts, ends and rows of ranges, operators up to a next one that follows at once."""
+    start, duration = (trace.ranges[c].to_numpy(np.int64) for c in ("start_ns", "duration_ns"))
+    this, following = _operators_in_turn(trace)
+    is_gone = np.zeros(len(start), dtype=bool)
+    is_gone[gone] = True
+    joins = is_gone[this] & is_gone[following]
+    until = start + duration
+    until[this[joins]] = np.maximum(until[this[joins]], start[following[joins]])
+    return start[gone], until[gone], gone
+
+
+@once_per_trace
+def _operators_in_turn(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs of operators of which the second follows the first at once.
+
+    Nothing stands between them that the host recorded, and both stand in the same range.
+    """
+    ranges, thread = trace.ranges, number_threads(trace)
     start = ranges["start_ns"].to_numpy(np.int64)
     end = start + ranges["duration_ns"].to_numpy(np.int64)
     parent = ranges["parent"].to_numpy(np.int64, na_value=NOTHING)
-    thread = ranges.groupby(["rank", "thread"], sort=True).ngroup().to_numpy(np.int64)
     shown = np.flatnonzero(~ranges["kind"].isin(["python", "overhead"]).to_numpy(bool))
     order = shown[np.lexsort([start[shown], parent[shown], thread[shown]])]
     this, following = order[:-1], order[1:]
-    is_gone = np.zeros(len(ranges), dtype=bool)
-    is_gone[gone] = True
-    is_gone &= (ranges["kind"] == "op").to_numpy(bool)
-    joins = is_gone[this] & is_gone[following] & (thread[this] == thread[following])
+    is_op = (ranges["kind"] == "op").to_numpy(bool)
+    joins = is_op[this] & is_op[following] & (thread[this] == thread[following])
     joins &= (parent[this] == parent[following]) & (start[following] - end[this] <= CALL_NS)
-    until = end.copy()
-    until[this[joins]] = np.maximum(end[this[joins]], start[following[joins]])
-    return start[gone], until[gone], gone
+    return this[joins], following[joins]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -102,6 +103,10 @@ class Replay:
 
     def step_ns(self) -> float:
         """Return what a step takes: of the rank in which it takes longest, on average."""
+        return self._step_ns
+
+    @cached_property
+    def _step_ns(self) -> float:
         counts = self.spans.counts
         times = self.span_times(self.run())[counts]
         return float(means_of_ranks(times, self.spans.rank[counts]).max())

@@ -40,7 +40,7 @@ def _untouched(program: HostProgram, trace: Trace) -> dict[int, Intervals]:
     That is in such calls, and in loads and sleep while no operator and no call is open.
     """
     host = find_host(trace)
-    of_range = program.of_ranges(trace.ranges)
+    of_range = program.of_ranges(trace)
     idle = np.concatenate([host.rows["loaded"], host.rows["waited"]])
     is_recorded = trace.ranges["kind"].isin(["op", "runtime"]).to_numpy(bool)
     # Some recorders write loads as operators.
