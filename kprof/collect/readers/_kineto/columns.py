@@ -7,9 +7,9 @@ import hashlib
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ _HEX = re.compile(r"[-+]?0[xX][0-9a-fA-F]+$")
 # How an unsigned int of 32 bits says that there is no stream.
 _NO_STREAM = 2**32 - 1
 INPUTS = ("shapes", "dtypes", "strides", "values")
+# JSON holds no such byte outside of an escape.
+JOINT = b"\0"
 
 
 class Vocabulary(dict[object, int]):
@@ -44,13 +46,38 @@ class Vocabulary(dict[object, int]):
         self[value] = number = len(self) - 1
         return number
 
-    def codes(self, values: Iterable[object]) -> NDArray[np.int32]:
+    def codes(self, values: Sequence[object]) -> NDArray[np.int32]:
         """Return the number of each value."""
-        return np.asarray(array("i", [self[value] for value in values]), dtype=np.int32)
+        return np.fromiter(map(self.__getitem__, values), np.int32, len(values))
 
     def values_in_order(self) -> list[object]:
         """Return the values that have a number, by number."""
         return list(self)[1:]
+
+
+@dataclass
+class Combinations:
+    """Numbers several texts of an event by one look-up, of which each has a vocabulary.
+
+    Events repeat few combinations of them, and texts take longer to make than to look up.
+    """
+
+    vocabularies: tuple[Vocabulary, ...]
+    of_texts: Callable[[tuple[bytes, ...]], Sequence[bytes]] = tuple
+    """What the vocabularies number, made of the recorded texts."""
+    known: Vocabulary = field(default_factory=Vocabulary)
+    rows: list[list[int]] = field(default_factory=list)
+    """By the number of a combination, the number of each of its texts."""
+
+    def codes(self, joined: Sequence[bytes]) -> list[NDArray[np.int32]]:
+        """Return the numbers of the texts that JOINT joins, an array for each vocabulary."""
+        codes = self.known.codes(joined)
+        for combination in islice(self.known, 1 + len(self.rows), None):
+            texts = self.of_texts(tuple(combination.split(JOINT)))  # type: ignore[attr-defined]
+            numbered = zip(self.vocabularies, texts, strict=True)
+            self.rows.append([vocabulary[text] for vocabulary, text in numbered])
+        table = np.array(self.rows, dtype=np.int32).reshape(-1, len(self.vocabularies))
+        return [column[codes] for column in table.T]
 
 
 @dataclass
@@ -81,6 +108,12 @@ class BlockDecoder:
             )
         }
     )
+
+    def __post_init__(self) -> None:
+        words = self.words
+        self._inputs = Combinations(tuple(words[name] for name in INPUTS))
+        launch = ("grid", "block", "collective", "group")
+        self._launch = Combinations(tuple(words[name] for name in launch), _launch_texts)
 
     def decode(self, text: bytes | bytearray) -> Block:
         """Return the columns of a JSON list of events.
@@ -185,11 +218,12 @@ class BlockDecoder:
         operators = [host[i].args or NO_ARGS for i in at_operators.tolist()]
         at_calls = np.flatnonzero(role == Role.RUNTIME)
         calls = [host[i].args or NO_ARGS for i in at_calls.tolist()]
-        for name in INPUTS:
-            texts = [bytes(text) for text in map(attrgetter(name), operators)]
-            columns[name] = spread(-1, len(host), (at_operators, self.words[name].codes(texts)))
-        messages = self.words["message"].codes(map(_message, operators))
-        columns["message"] = spread(-1, len(host), (at_operators, messages))
+        inputs = [JOINT.join((a.shapes, a.dtypes, a.strides, a.values)) for a in operators]
+        for name, codes in zip(INPUTS, self._inputs.codes(inputs), strict=True):
+            columns[name] = spread(-1, len(host), (at_operators, codes))
+        messages = [b"" if a.message_in is NO_ARGS.message_in else _message(a) for a in operators]
+        codes = self.words["message"].codes(messages)
+        columns["message"] = spread(-1, len(host), (at_operators, codes))
         return columns | {
             name: spread(MISSING, len(host), *parts)
             for name, parts in {
@@ -204,6 +238,10 @@ class BlockDecoder:
         self, device: list[Event], role: NDArray[np.int8], times: Columns
     ) -> Columns:
         args = [event.args or NO_ARGS for event in device]
+        launch = [
+            JOINT.join((a.grid, a.block, a.collective, a.group_name, a.group_ranks)) for a in args
+        ]
+        grid, block, collective, group = self._launch.codes(launch)
         return {
             "role": role,
             "name": self.words["device_name"].codes([event.name for event in device]),
@@ -214,12 +252,12 @@ class BlockDecoder:
             "correlation": keys_of([a.correlation for a in args]),
             "external_id": _external(args),
             "graph_node": ids_of([a.graph_node for a in args]),
-            "note": self.words["note"].codes(map(_note, args)),
+            "note": self.words["note"].codes([_note(a) for a in args]),
             "copied_bytes": ids_of([a.bytes for a in args]),
-            "grid": self.words["grid"].codes([bytes(a.grid) for a in args]),
-            "block": self.words["block"].codes([bytes(a.block) for a in args]),
-            "collective": self.words["collective"].codes([bytes(a.collective) for a in args]),
-            "group": self.words["group"].codes([_group(a) for a in args]),
+            "grid": grid,
+            "block": block,
+            "collective": collective,
+            "group": group,
             "group_sequence": ids_of([a.group_sequence for a in args]),
         }
 
@@ -288,8 +326,9 @@ def _spans(
     """Return the events of these roles that have a duration, and their places in the block."""
     places = np.flatnonzero(_is_one_of(role, roles))
     chosen = [events[i] for i in places.tolist()]
-    if {event.ph for event in chosen} - {"X"}:
-        keep = np.array([event.ph == "X" for event in chosen], dtype=bool)
+    phases = [event.ph for event in chosen]
+    if phases.count("X") != len(phases):
+        keep = np.array([phase == "X" for phase in phases], dtype=bool)
         places = places[keep]
         chosen = [events[i] for i in places.tolist()]
     return chosen, places
@@ -309,17 +348,19 @@ def _external(args: list[Args]) -> NDArray[np.int64]:
 
 
 def _message(args: Args) -> bytes:
-    """Return what a collective says of its message, as a JSON list; nothing for other operators."""
-    if args.message_in is NO_ARGS.message_in:
-        return b""
+    """Return what a collective says of its message, as a JSON list."""
     sizes = args.message_in, args.message_out, args.message_dtype, args.group_size
     return b"[" + b",".join(bytes(part) or b"null" for part in (args.collective, *sizes)) + b"]"
 
 
-def _group(args: Args) -> bytes:
-    """Return the texts of a process group's name and ranks; a name alone may stand for several."""
-    name, ranks = bytes(args.group_name), bytes(args.group_ranks)
-    return name + b" " + ranks if name and _DIGIT.search(ranks) else b""
+def _launch_texts(recorded: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Return grid, block, collective, and the name and ranks of the process group as one text.
+
+    A name alone may stand for several groups.
+    """
+    grid, block, collective, name, ranks = recorded
+    group = name + b" " + ranks if name and _DIGIT.search(ranks) else b""
+    return grid, block, collective, group
 
 
 def _note(args: Args) -> bytes:
@@ -393,11 +434,12 @@ def _memory_columns(events: Iterable[Event]) -> Columns:
 
 def _counts_of(others: list[Event]) -> Counter[str]:
     """Count what becomes no row, by kind where it has no category, and the time that it takes."""
-    counts = Counter(f"ph:{event.ph}" for event in others if not event.cat)
-    counts["nn_module_events"] = sum(event.name.startswith("nn.Module") for event in others)
-    counts["seq_ops"] = sum(
-        event.args is not None and event.args.sequence != MISSING for event in others
-    )
+    phases = Counter([event.ph for event in others if not event.cat])
+    counts = Counter({f"ph:{phase}": number for phase, number in phases.items()})
+    names = Counter([event.name for event in others])
+    counts["nn_module_events"] = sum(n for name, n in names.items() if name.startswith("nn.Module"))
+    args = [event.args for event in others if event.args is not None]
+    counts["seq_ops"] = len([a for a in args if a.sequence != MISSING])
     unread = [e for e in others if e.ph == "X" and (not e.cat or e.cat not in WITHOUT_TIME)]
     if unread:
         for event, ns in zip(unread, known_ns([e.dur for e in unread]).tolist(), strict=True):
