@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+import pandas as pd
 
 from kprof.analyze.intervals import Intervals
 from kprof.analyze.what_if.host_program import HostProgram
@@ -81,14 +82,9 @@ class Replay:
         edges = self.edges
         # Activities of a stream may overlap, but none begins before the one it follows.
         lag_ns = np.maximum(self.duration_ns[edges.source] + edges.lag_ns, 0)
-        start = np.where(self.is_root, self.start_ns, LONG_AGO_NS).tolist()
-        for source, target, lag in zip(
-            edges.source.tolist(), edges.target.tolist(), lag_ns.tolist(), strict=True
-        ):
-            moment = start[source] + lag
-            if moment > start[target]:
-                start[target] = moment
-        return np.asarray(np.array(start, dtype=np.int64) + self.duration_ns)
+        base = np.where(self.is_root, self.start_ns, LONG_AGO_NS)
+        start = earliest_starts(base, edges.source, edges.target, lag_ns, self.first_activity)
+        return np.asarray(start + self.duration_ns)
 
     def scaled(self, kind: int, share: float) -> Replay:
         """Return the replay with the lags of one kind of edges at a share of what they are.
@@ -147,6 +143,124 @@ class Replay:
         mark = self.spans.mark
         begin = np.where(mark >= 0, end_ns[mark], first)
         return np.asarray(end - np.where(is_first, begin, before))
+
+
+def earliest_starts(
+    base: np.ndarray,
+    source: np.ndarray,
+    target: np.ndarray,
+    lag_ns: np.ndarray,
+    first_activity: int,
+) -> np.ndarray:
+    """Return when each node starts: as early as its edges allow, and not before its `base`.
+
+    Edges are sorted by the place of their targets in time; lags are not negative. Most nodes come
+    after the one before them in the host's program or on their stream, and after one launch. Such
+    chains are computed as arrays, from the few nodes where they meet; only these go one by one.
+    """
+    chains = _find_chains(source, target, lag_ns, first_activity, len(base))
+    is_member = chains.block_of != -1
+    inner = is_member[target]
+    last = np.flatnonzero(is_member & ~np.append(chains.continues[1:], False))
+    edge_of_last = chains.chain_edge[last]
+    rest = np.flatnonzero(~inner & ~chains.is_host_chain[target])
+    from_member = is_member[source[rest]]
+    one, other = rest[~from_member], rest[from_member]
+    of_one, of_other = source[one], source[other]
+    # An edge from within a block is one from its launches and one from what the block follows.
+    parts = [
+        (one, target[one], chains.hub[of_one], lag_ns[one] + chains.after_hub[of_one]),
+        (other, target[other], chains.hub[of_other], lag_ns[other] + chains.after_hub[of_other]),
+        (other, target[other], chains.before[of_other], lag_ns[other] + chains.after[of_other]),
+        (edge_of_last, last, chains.hub[last], chains.after_hub[last]),
+        (edge_of_last, last, chains.before[last], chains.after[last]),
+    ]
+    place, to, since, lag = (np.concatenate(part) for part in zip(*parts, strict=True))
+    order = np.argsort(place, kind="stable")
+    nodes, compact = np.unique(np.concatenate([to, since]), return_inverse=True)
+    to_list, since_list = (part[order].tolist() for part in np.split(compact, 2))
+    moments = base[nodes].tolist()
+    for at, come, wait in zip(to_list, since_list, lag[order].tolist(), strict=True):
+        moment = moments[come] + wait
+        if moment > moments[at]:
+            moments[at] = moment
+    start = base.copy()
+    start[nodes] = np.array(moments, dtype=np.int64)
+    host = np.flatnonzero(chains.is_host_chain)
+    start[host] = start[chains.hub[host]] + chains.after_hub[host]
+    members = np.flatnonzero(is_member)
+    launched = start[chains.hub[members]] + chains.after_hub[members]
+    followed = start[chains.before[members]] + chains.after[members]
+    start[members] = np.maximum(launched, followed)
+    return np.asarray(start)
+
+
+@dataclass(frozen=True)
+class _Chains:
+    """Nodes that come after the one before them; each array has one entry a node."""
+
+    is_host_chain: np.ndarray
+    """Whether a point of the host comes after the point before it and nothing else."""
+    block_of: np.ndarray
+    """Number of a run of activities with launches after one hub; -1 outside of such runs."""
+    continues: np.ndarray
+    """Whether an activity continues the block of the one before it."""
+    chain_edge: np.ndarray
+    """The edge from the node before, or -1."""
+    hub: np.ndarray
+    """The point after which a node comes by a chain of the host's, itself where by none."""
+    after_hub: np.ndarray
+    """How long after its hub a node starts at the earliest."""
+    before: np.ndarray
+    """The activity that a block follows."""
+    after: np.ndarray
+    """How long after that a node of the block starts at the earliest."""
+
+
+def _find_chains(
+    source: np.ndarray, target: np.ndarray, lag_ns: np.ndarray, first_activity: int, number: int
+) -> _Chains:
+    """Find the chains among the edges."""
+    node = np.arange(number)
+    is_activity = node >= first_activity
+    num_edges = np.bincount(target, minlength=number)
+    is_chain = (source == target - 1) & (is_activity[source] == is_activity[target])
+    num_chain = np.bincount(target[is_chain], minlength=number)
+    chain_edge, side_edge = np.full((2, number), -1)
+    chain_edge[target[is_chain]] = np.flatnonzero(is_chain)
+    is_side = ~is_chain & ~is_activity[source]
+    side_edge[target[is_side]] = np.flatnonzero(is_side)
+    chain_lag = np.where(num_chain == 1, np.append(lag_ns, 0)[chain_edge], 0)
+
+    is_host_chain = ~is_activity & (num_edges == 1) & (num_chain == 1)
+    so_far = np.cumsum(np.where(is_host_chain, chain_lag, 0))
+    hub = np.maximum.accumulate(np.where(is_host_chain, 0, node))
+    after_hub = so_far - so_far[hub]
+
+    is_launched = is_activity & (num_edges == 2) & (num_chain == 1) & (side_edge != -1)
+    is_alone = is_activity & (num_edges == 1) & (num_chain == 1)
+    launch = np.append(source, 0)[side_edge]
+    launch_hub = np.where(is_launched, hub[launch], -1)
+    launch_lag = np.append(lag_ns, 0)[side_edge] + after_hub[launch]
+    # An activity without a launch continues the block of the one before it, if that is in one.
+    head = np.maximum.accumulate(np.where(is_alone, 0, node))
+    is_member = is_launched | (is_alone & is_launched[head])
+    of_hub = np.where(is_member, launch_hub[head], -1)
+    continues = np.append(False, is_member[1:] & is_member[:-1] & (of_hub[1:] == of_hub[:-1]))
+    continues = continues[:number]
+    begins = is_member & ~continues
+    block_of = np.where(is_member, np.cumsum(begins) - 1, -1)
+    members, first = np.flatnonzero(is_member), np.flatnonzero(begins)
+    block = block_of[members]
+    total = np.cumsum(chain_lag[members])
+    ahead = np.where(is_launched[members], launch_lag[members] - total, np.iinfo(np.int64).min)
+    ahead = pd.Series(ahead).groupby(block).cummax().to_numpy(np.int64)
+    hub[members], after_hub[members] = of_hub[members], total + ahead
+    before, after = np.full(number, -1), np.zeros(number, dtype=np.int64)
+    before[members] = first[block] - 1
+    until = total - chain_lag[members]
+    after[members] = total - until[np.searchsorted(members, first)][block]
+    return _Chains(is_host_chain, block_of, continues, chain_edge, hub, after_hub, before, after)
 
 
 def means_of_ranks(times: np.ndarray, rank: np.ndarray) -> np.ndarray:
