@@ -67,166 +67,257 @@ OWN_OP_RULES: tuple[tuple[str, str], ...] = (
 # By which a linear layer in FP8 casts its operands, before their product.
 OWN_CASTS = {"_rows", "_blocks", "_largest", "_turned"}
 
-# Matched against the function's own name and its words joined by `_`. First match wins, so
-# specific names come first.
+# Matched against the function's own name and its words joined by `_`, in small letters. First match
+# wins, so specific names come first.
 KERNEL_RULES: tuple[tuple[str, str], ...] = (
     *INDUCTOR_RULES,
     *XLA_RULES,
     *OWN_RULES,
+    (
+        "collective",
+        r"nccl|rccl|msccl|nvshmem|multimem|nvls|cross_device_reduce|userbuffers"
+        r"|all[-_]?gather|reduce[-_]?scatter|all[-_]?(to|2)[-_]?all|send_?recv|pushrecv|(one|two)_?shot"
+        r"|(?<!block_)(?<!warp_)all[-_]?reduce(?!d)",
+    ),
+    (
+        "collective",
+        r"(put|get|port|semaphore|fifo)\w*pingpong|(?<![a-z])barrier|symm(etric)?_mem|(wait|notify)_?signal"
+        r"|ring_?(all_?)?reduc|(?<![a-z])(a2a|ipc|f?collect_on_stream|p2p|(pp|pg)_(send|recv|broadcast))"
+        r"(?![a-z])|_on_stream_kernel|broadcast_(simple|ring|tree|ll)",
+    ),
+    (
+        "collective",
+        r"^(kernel_?)?(cached_|low_latency_|hybrid_|intranode_|internode_)?(notify_)?(dispatch|combine)"
+        r"(_?reduce)?(_(impl|kernel))?$|cached_notify",
+    ),
     ("set", r"memset"),
-    ("collective", r"nccl|rccl|msccl|nvshmem|multimem|cross_device_reduce|userbuffers"),
-    (
-        "collective",
-        r"all[-_]?reduce(?!d)|all[-_]?gather|reduce[-_]?scatter|all[-_]?to[-_]?all|send_?recv"
-        r"|pushrecv|(one|two)_?shot",
-    ),
-    (
-        "collective",
-        r"(put|get|port|semaphore|fifo)\w*pingpong|(switch|peer)_?barrier|(?<![a-z])barrier(_?kernel)?$|symm(etric)?_mem|(wait|notify)_?signal",
-    ),
-    (
-        "collective",
-        r"^(kernel_?)?(notify_|cached_notify|low_latency_)?(dispatch|combine)(_?reduce)?$",
-    ),
+    ("convolution", r"[hs]\d+cudnn_|scudnn"),
     ("attention", r"ms_deform"),
-    ("copy", r"(d2d|d2h|h2d)_?(cpy|copy)"),
-    ("copy", r"(reshape|concat)_and_cache|AppendPagedKV|nchwToNhwc|nhwcToNchw|batched_transpose"),
+    ("copy", r"(d2d|d2h|h2d)_?(cpy|copy)|(?<!un)(re|pre)pack(ed)?(?![a-z])"),
     (
         "copy",
-        r"im2col|col2im|im2d2col|(store|update|copy|set|write)_?(kv|mla)?_?(cache|buffer)|(append|flatten)_?kv"
-        r"|(?<![a-z])kv_?(cache_)?(update|append|write|store|move)|_?copy_",
+        r"(reshape|concat)_and_cache|appendpagedkv|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?nchw|batched_?transpose",
     ),
-    ("elementwise", r"(relu|bias|gelu|add)_?(fprop|bprop|dgrad)|scale_?(cpy|copy)"),
+    (
+        "copy",
+        r"im2col|col2im|im2d2col|(store|update|copy|set|write)_?(kv|mla)?_?(cache|buffer)|fill_(compressed_)?kv"
+        r"|(append|flatten)_?kv|(?<![a-z])kv_?(cache_)?(update|append|write|store|move|memcpy)|copy_(?!dequant|ind(ex|ices))",
+    ),
+    ("elementwise", r"(relu|bias|gelu|add)_?(fprop|bprop|dgrad)|scale_?(cpy|copy)|bias_?add_?grad"),
     (
         "indexing",
-        r"expandInputRows|finalizeMoe|moe_(align|sum|permute|unpermute)|routing|bucketize"
-        r"|bounds_check|linearize_index|offsets_range|dispatch_layout|(token|kv)_(ids|indices)",
+        r"expand_?input_?rows|finalizemoe|finalize_moe|moe_?(alig|sum_|permute|unpermute)|routing|bucketize"
+        r"|bounds_check|linearize_index|offsets_range|dispatch_layout|(token|kv)_(ids|indices)|get_?rows"
+        r"|expert_?(maps?|ids?|counts|offsets?)(?![a-z])|to_dense(?!_mm)",
     ),
-    ("elementwise", r"cast_transpose|rotary|(?<![a-z])m?rope|(?<=[a-z0-9_])Rotary|RopeQuant"),
-    ("elementwise", r"act_and_mul|doActivation"),
-    ("convolution", r"^compute[a-z0-9]*Offsets(Kernel)?"),
+    ("elementwise", r"cast_transpose|rotary|(?<![a-z])m?rope|(?<=[a-z0-9_])rotary|ropequant"),
+    ("elementwise", r"act_and_mul|doactivation|(?<![a-z])act_quant"),
+    (
+        "elementwise",
+        r"^_?(de)?quant(ize)?_\w*(output|outputs|weights?|inputs?|activations?|grads?)(_kernel)?$",
+    ),
+    ("copy", r"^_?(kernel_)?transpose_(?!\w*(quant|gemm|mat_?mul|conv|norm|soft_?max))"),
+    ("convolution", r"^compute(?!padding)[a-z0-9]*offsets(kernel)?(\dd)?$"),
     # What prepares an index, a mask or the metadata of a batch does none of their work.
     (
         "indexing",
-        r"(fill|compute|prepare|generate|build|create|get|update|convert)_(\w+_)?(indices|indexes|positions?"
-        r"|metadata|offsets?|seq_?lens?|slots?|(block|page)_tables?|(in|out|kernel)\w*_map)(?![a-z])",
+        r"(fill|compute|prepare|generate|build|create|get|update|convert|calc|calculate)_(\w+_)?(indices|indexes|inde?x|idxs?"
+        r"|inds|ids|positions?|metadata|offsets?|strides|seq\w*_?len(gth)?s?|slots?|(block|page)_tables?|maps?"
+        r"|(in|out|kernel)\w*_map|desc(riptor)?s?)(?![a-z])|metadata",
     ),
     ("set", r"(build|create|make|prepare|generate|init|fill)\w*mask"),
     ("softmax", r"(attn|attention)_?soft_?max"),
-    ("gemm", r"^bmm_|(?<![a-z])dense_kernel|gather_?mm|segment_?mm|sddmm|spm[mv]|spgemm"),
+    (
+        "gemm",
+        r"^bmm_|(?<![a-z])(?<!quant_)dense_kernel|gather_?mm|segment_?mm|sddmm|spm[mv]|spgemm|splitk_?reduce",
+    ),
     (
         "attention",
-        r"flash(?!infer)|fmha|sdpa|mha_|attn|attention|gdpa|hstu|(?<![a-z])sage_(fwd|bwd)"
-        r"|(?<![a-z])att\d?(?![a-z])|(?<![a-z])lse(?![a-z])|out_correction",
+        r"flash(?!infer|fft|_?inference)|fmha|sdpa|(?<![a-z])m[hqgl]a_|mha(?![a-z])|(?<![a-z])(gqa|mqa)(?![a-z])|attn|attention|gdpa"
+        r"|hstu|(?<![a-z])sage_(fwd|bwd)|(?<![a-z])att\d?(?![a-z])|(?<![a-z])lse(?![a-z])"
+        r"|out(put)?_correction",
     ),
     ("attention", r"mla_|dot_do_o|do_o_dot|merge_?states?|mqa_logits|convert_d(q|kv?|v)_"),
-    ("attention", r"(Batch|Single)(Prefill|Decode)|With(Paged|Ragged)?KVCache|BatchMLA"),
-    ("attention", r"^_fwd_(grouped_)?kernel_stage[12]$"),
-    ("reduction", r"cumsum|cumprod|segsum"),
+    ("attention", r"(batch|single)(prefill|decode)|with(paged|ragged)?kvcache|batchmla"),
+    ("attention", r"^_fwd_(grouped_)?kernel_stage[12]$|causal_dot|paged_(decode|prefill)"),
+    ("reduction", r"cum_?(sum|prod|max|min)|segsum|prefix_?sum|sumexp"),
     # Linear attention: chunkwise, recurrent and parallel forms.
     (
         "attention",
-        r"^_?(fused_|intra_|inter_)?(chunk(wise)?|recurrent|parallel)_\w*(fwd|bwd)|delta_(rule|net)|retention",
+        r"^_?(fused_|intra_|inter_)?(chunk(wise)?|recurrent|parallel)_\w*(fwd|bwd)|delta_(rule|net)|retention"
+        r"|gated_delta|fused_recurrent",
     ),
-    ("attention", r"(?<![a-z])(gla|gdn|kda|hgrn|r?wkv|nsa)\d?(?![a-z])|_wy_repr|recompute_w_u"),
+    (
+        "attention",
+        r"(?<![a-z])(gla|gdn|gdr|gsa|kda|hgrn|r?wkv|nsa)\d?(?![a-z])|_wy_repr|recompute_w_u",
+    ),
     (
         "convolution",
-        r"implicit_?gemm|conv(olution|olve|1d|2d|3d|_)|fprop|dgrad|wgrad|winograd|scudnn",
+        r"implicit_?gemm|conv(olution|olve|1d|2d|3d|_)|fprop|(?<![a-z])(?<![a-z][123])(dgrad|wgrad)|winograd|[a-z]\d*cudnn_",
     ),
-    ("copy", r"SubTensorOpWith(SubTensor|Transform)"),
+    ("copy", r"subtensoropwith(subtensor|transform)"),
     (
         "convolution",
-        r"^miopen.*conv|^igemm_(fwd|bwd|wrw)|SubTensorOp|cudnn_.*conv|CvBwd|CvFwd|depthwise"
-        r"|gemm\w*(bwd|backward)_(weight|data)",
+        r"^miopen.*conv|^igemm_(fwd|bwd|wrw)|subtensorop|cudnn_.*conv|cvbwd|cvfwd|depthwise"
+        r"|gemm\w*(bwd|backward)_(weight|data)|(?<![a-z])conv(?![a-z])",
     ),
-    ("embedding", r"split_embedding|^kernel_grid|^compute_grad_weight|partials?_(per_)?segment"),
-    ("indexing", r"searchsorted"),
+    (
+        "embedding",
+        r"split_embedding|^kernel_grid|^compute_grad_weight|partials?_(per_|to_)?segment",
+    ),
+    ("indexing", r"search_?sorted|sorted_?search|(upper|lower)_?bound"),
     (
         "optimizer",
-        r"optimizer|adam(?!ard)|adagrad|adadelta|(?<![a-z])(sgd|lamb|lars|ftrl|lion|muon|rmsprop|adafactor"
-        r"|novograd|shampoo)"
-        r"(?![a-z])",
+        r"optimizer|adam(?!ard)|ada_?grad|ada_?delta|rms_?prop|momentum_?update|nesterov|ema_(step|update)|novo_(step|grad|update)"
+        r"|lookahead_step|(?<![a-z])(sgd|lamb|lars|ftrl|lion|muon|adafactor|novograd|shampoo)(?![a-z])",
     ),
     (
         "loss",
-        r"x?_?entropy|xent|mse_kernel|mean_?squared_?error|smooth_l1|kl_?div|jsd|loss(?!y|less)|(?<=_)ce_(fwd|bwd|forward"
-        r"|backward)|(?<![a-z])(grpo|gspo|dpo|orpo|kto|simpo)(?![a-z])",
+        r"x?_?entropy|xent|x_ent(?![a-z])|mse_kernel|mean_?squared_?error|smooth_l1|kl_?div|jsd|loss(?!y|less|_?scale)"
+        r"|(?<![a-z])ce_(fwd|bwd|forward|backward)|(?<![a-z])(grpo|gspo|dpo|orpo|kto|simpo|nll|bce|ctc)(?![a-z])"
+        r"|(nll|cross|bce|mse)\w*criterion|hinge",
     ),
-    ("softmax", r"soft_?max"),
+    ("softmax", r"(?<!non)soft_?max"),
     (
         "norm",
-        r"(?<!re)norm(?!al)|(?<!re)normali[sz]e|(?<![a-z])bn_|GammaBeta|RowwiseMoments|welford|InternalGradients|FusedParamsCUDA",
+        r"(?<!re)norm(?!al)|(?<!re)normali[sz](e|ation|er)|(?<![a-z])bn_|gamma_?beta|rowwisemoments|welford"
+        r"|internalgradients|fusedparamscuda|(?<![a-z])cmvn",
     ),
-    ("norm", r"(?<![a-z])ln_|_ln(_|$)|(?<![a-z])(rms|lrn)(?![a-z])|rmsprenorm"),
-    ("embedding", r"embedding|emb_?lookup|(?<![a-z])emb(?![a-z])|indexSelect(Large|Small)"),
+    ("norm", r"(?<![a-z])ln_|_ln(_|$)|skip_?ln|(?<![a-z])(rms|lrn|bn)(?![a-z])|rmsprenorm"),
+    (
+        "embedding",
+        r"embedding|emb_?lookup|(?<![a-z])emb(?![a-z])|index_?select_?(large|small)|(?<![a-z])embed(?![a-z])",
+    ),
     (
         "gemm",
-        r"(?<!fb)gemm(?!_gpu)|gemv|nvjet|cijk_|xmma|cutlass|splitk|matmul|dot_kernel|reduce_1Block",
+        r"(?<!fb)gemm(?!_gpu|s_)|gemv|nvjet|cijk_|xmma|cutlass|splitk|split_k(?![a-z])|mat_?mul|dot_kernel"
+        r"|reduce_1block",
     ),
     ("gemm", r"(?<![a-z])(add|b|baddb|scaled_|grouped_)?m[mv](?![a-z])"),
-    ("gemm", r"cublas|wvSplitK|fused_moe_kernel|marlin|mul_mat_|lora_(shrink|expand)"),
+    (
+        "gemm",
+        r"cublas|wvsplitk|(fused_?moe|moe_?fused|moe_experts?)|marlin|mul_mat_|lora|(?<![a-z])fc(?![a-z])"
+        r"|(?<![a-z])fc_?(?=cast|bias|relu|gelu|add)|(?<![a-z])(down|up|gate|qkv|out)_proj(?![a-z])",
+    ),
     ("copy", r"[a-z]_?copy(_?kernel)?$"),
     ("sort", r"(?<![a-z])select_?(min_?|max_?)?k(?![a-z])|(warp|block)_?select"),
-    ("sort", r"sort(?!ed)|topk|top_k|radix_?select|bitonic|TopP|unique"),
+    (
+        "sort",
+        r"(?<!ten)sort(?!ed)|topk|top_k|radix|onesweep|bitonic|top_?p(?![a-z])|unique|kth_?value|(?<![a-z])median",
+    ),
     (
         "random",
-        r"distribution_|philox|curand|dropout|bernoulli|random|(?<!point)(?<!point_)Sampling"
-        r"|multinomial|gumbel|(?<![a-z])(rand(n|int|perm)?|rng|uniform)(?![a-z])|(with|without)_?replacement",
+        r"distribution_|philox|curand|dropout|bernoulli|random|(?<!point)(?<!point_)sampling|multinomial|gumbel"
+        r"|(?<![a-z])(rand(n|int|perm)?|rng|uniform(?!_shape)|gaussian_noise|halton|sobol)\d*(?![a-z])"
+        r"|(with|without)_?replacement|(?<![a-z])sample_(?!grid|idx|ind)(\w+_)?(gamma|normal|uniform|tokens?)",
     ),
-    ("elementwise", r"^_?(clamp|clip)_|penal(ty|ties|ize)|^_?add_?\w*bias"),
-    ("copy", r"scale_transpose|(?<!cast_)transpose_(?!quant)"),
-    (
-        "elementwise",
-        r"scale_from_amax|per_block_scale|quant(?!if)|_to_(float|half|bf16|fp)|convert",
-    ),
-    ("elementwise", r"dtype|(?<![a-z])cast(?![a-z])|(mx|nv)fp[48]"),
-    ("set", r"arange|linspace|(?<![a-z])(fill|zeros?|clear|clean|reset|set)_\w*"),
-    ("set", r"_(fill|zero|clear|set)(_kernel)?$"),
-    ("indexing", r"index|indices|gather|scatter|masked_(select|scatter)|nonzero|permute_|position"),
-    ("indexing", r"(?<![a-z])(flip|roll|relabel|slots?)(?![a-z])"),
-    (
-        "copy",
-        r"direct_copy|CatArray|copy|cpy|transpose|memcpy|triu_tril|^recat|^transform(_?\dd)?_\d+",
-    ),
-    ("copy", r"reorder|swizzle|(?<![a-z])(un)?pad(d(ed|ing))?(?![a-z])"),
-    ("copy", r"(?<![a-z])(concat|cat|shuffle|repeat|trans|(de)?interleave)(?![a-z])"),
-    ("reduction", r"reduce_kernel|DeviceReduce|reduceReduce|_?pool(ing|_|2d|3d)"),
     (
         "reduction",
-        r"scan|Reduce|reduction|selective_state|chunk_state|state_passing|amax|absmax|qparam|(?<![a-z])(sum|summation|mean|min_?max|max|min|argm(ax|in)|var"
-        r"|count|trace|hist(ogram)?)(?![a-z])",
+        r"(?<![a-z])pool(ing)?(\d*d)?(?![a-z])|(avg|max|ave|average|sum|min|roi)_?pool|pooling",
     ),
-    ("reduction", r"segment_(coo|csr|sum|mean|reduce)|reduce_segments|average_pool|Compact"),
+    # Geometry, trees, detection and codecs: what they add, copy or reduce is not tensors.
+    (
+        "other",
+        r"(?<![a-z])(quats?|quaternions?|voxels?|voxeli[sz]e|mesh(es)?|rays?|raster\w*|triangles?|iou\w*|giou|nms"
+        r"|(?<!gather_)trees?|knn|cameras?|poses?|frustum|morton|octree|covar(iance)?|i?fft|butterfly|ball_query|hash_?(map|table)"
+        r"|textures?|mip|splats?|distances?)(?![a-z])|bbox|nearest_?neighbor(?!_?(interp|upsampl))",
+    ),
+    ("elementwise", r"^_?(clamp|clip)_|penal(ty|ties|ize)|^_?add_?\w*bias|bias_?(add_)?transpose"),
+    ("copy", r"scale_transpose|(?<!cast_)(?<!quantize_)(?<!quant_)transpose_(?!quant)"),
     (
         "elementwise",
-        r"elementwise|elewise|pointwise|(unary|binary|ternary)_?(op|func\w*|kernel)|transform_config|upsample|elu(?![a-z])|Op(\dd)?Tensor|silu|sigmoid|tanh|glu(?![a-z])"
-        r"|activation|bitmask|logits?_?mask|residual|soft_?cap|int[48]_?pack"
-        r"|(?<![a-z])(un)?pack_?(bf|fp|u?int)\d",
+        r"scale_from_amax|per_block_scale|quant(?!if|ile)|_to_(float|half|bf16|fp|lowp)|convert|dequant"
+        r"|upsampl|upscale|upfirdn|(float|half|bf16|bfloat16|fp16|fp8)\d*_?(2|to)_?(float|half|bf16|fp|bfloat)",
+    ),
+    (
+        "elementwise",
+        r"dtype|(?<![a-z])(up|down)?cast(?![a-z])|(mx|nv)fp[48]|(?<![a-z])(un)?pack_?(\w+_)?(signs?|bits?|u?int\d*|bf\d+|fp\d+|trellis|nibbles?|codes|\d+bits?)",
+    ),
+    (
+        "gemm",
+        r"(?<![a-z])(w\d+a\d+|a\d+w\d+)(?![a-z])|(?<![a-z])linear_kernel|mlp_fused|fused_mlp|(?<![a-z])moe_kernel|(?<![a-z])dot(_prod(uct)?)?(?![a-z])",
+    ),
+    (
+        "set",
+        r"arange|linspace|logspace|(?<![a-z])((?<!scatter_)(?<!masked_)fill(ed)?|zeros?|clear|clean|reset|set|ones|iota|eye|(?<!\w)_?full)"
+        r"_(?!pad|point|col)\w*",
+    ),
+    (
+        "set",
+        r"(^|_)(fill|zero|clear|reset|set)(_kernel)?$|(^_?init|(?<![a-z])initiali[sz]e)_(?!\w*(scan|rand|rng|hash|param|window|info|workspace))|^_?range(_kernel)?$|(?<![a-z])(generate_sequence|sequence_mask)",
+    ),
+    (
+        "reduction",
+        r"count_?non_?zero|all_?finite|no[nt]_?finite|check_numerics|(has|is|check)_?(nan|inf|finite)|nan_?inf|(?<![a-z])(any|all)_(kernel|dim)",
+    ),
+    (
+        "indexing",
+        r"index|indices|gather|scatter|masked_(select|scatter)|nonzero|(?<![a-z])(un)?permute_(?!data|nd)|position",
+    ),
+    (
+        "indexing",
+        r"(?<![a-z])(flip|roll|relabel|slots?|inds|idxs?|take|one_?hot|select_rows|offsets?|seq_?lens|expert_?map|id_?map|row_?ids?"
+        r"|kernel_map|block_tables?|page_(ids|tables?))(?![a-z])|(in_out|origin|stride|coordinate|expert|idx)_maps?(?![a-z])",
+    ),
+    (
+        "copy",
+        r"direct_copy|catarray|copy|cpy|transpose|memcpy|(?<![a-z])tri[ul](?![a-z])|^recat|(?<![a-z])transform(_?\dd)?_\d+|permute|(major|col\d+)_?to_?(row|col)",
+    ),
+    (
+        "copy",
+        r"(?<!in)(re)?order_|reorder|rearrange|reorg|swizzle|(?<![a-z])(un)?pad(d(ed|ing))?\d*d?(?![a-z])|(?<![a-z])move(?![a-z])",
+    ),
+    (
+        "copy",
+        r"(?<![a-z])(concat(enate)?|cat|[hv]?stack|shuffle|repeat|replicate|trans|(de)?interleave|slice|unfold|fold|tile"
+        r"|split(qkv|_?heads?)?|swap_?(first_)?dims?|(un)?flatten|reshape|(to|make)_contiguous|contiguous(?=_kernel)|stash|arrange|compress_\w*inputs?|crop)"
+        r"(?![a-z])|nd_?permute|split_?(qkv|kv_heads|tensor)|pack_?qkv",
+    ),
+    ("reduction", r"reduce_kernel|devicereduce|reducereduce"),
+    (
+        "reduction",
+        r"scan(?!line)|reduce|reduction|selective_state|chunk_state|state_passing|amax|amin|absmax|qparam|parallel_prefix"
+        r"|(?<![a-z])[cr]?(sum|summation|mean|min_?max|max|min|argm(ax|in)|var|variance|std|prod|count|trace"
+        r"|hist(o?grams?)?|bincount)(?![a-z])",
+    ),
+    (
+        "reduction",
+        r"segment_(coo|csr|sum|mean|reduce)|reduce_segments|average_pool|devicecompact|histo?gram",
+    ),
+    (
+        "elementwise",
+        r"elementwise|elewise|elemwise|pointwise|(unary|binary|ternary)(?![a-z])|transform_config|elu(?![a-z])"
+        r"|op(\dd)?tensor|silu|sigmoid|tanh|glu(?![a-z])|activat(e|ion)|bitmask|logits?_?mask|mask_?(output|logits?)"
+        r"|residual|soft_?cap|int[48]_?pack|(?<![a-z])bcast|hard_?(swish|shrink|tanh)|(?<![a-z])p?relu"
+        r"|(lstm|gru)_?(cell|unit|acts?)|(gated|act)_act|linewise",
     ),
 )
 # Words that say little: the operator's kind comes before them.
 WEAK_RULES: tuple[tuple[str, str], ...] = (
     (
         "elementwise",
-        r"one_blob|(?<![a-z])(add|plus|bitwise|logical|mult?(iply)?|div(ide)?|sub(tract)?|scale?|clamp"
-        r"|clip|pow|exp|log|r?sqrt|square|abs|neg|reciprocal|sinh?|cosh?|floor|ceil|round|axpy|softplus|swish|lerp|bias|reconstruct)(?![a-z])",
+        r"one_blob|(?<![a-z])(add(c(mul|div))?|plus|bitwise|logical|mult?(iply)?|div(ide)?|sub(tract)?|scal(e|es|ing)?|clamp"
+        r"|clip|pow|exp(onential)?|log|r?sqrt|square|abs|neg|reciprocal|sinh?|cosh?|floor|ceil(ing)?|round|axpy|binari[sz]e"
+        r"|softplus|swish|lerp|bias|reconstruct|threshold|(not_)?equal|greater|less|compare|heaviside|fma|gate"
+        r"|broadcast|act|lgamma|i?gamma|polygamma|erf|where|resize|interp(olate)?)\d*(?![a-z])",
     ),
+    ("copy", r"(?<![a-z])split(?![a-z])"),
 )
 
 # Functions that do what a template argument says: the kind of others is in their own name.
 _GENERIC = re.compile(
     r"^((\w*_)?elementwise_kernel\w*|Kernel2?|device_kernel|kentry|trampoline_kernel|kernel"
-    r"|_kernel_agent|parallel_for\w*|for_each\w*|static_kernel|GPUKernel|run_kernel|apply_kernel)$"
+    r"|_kernel_agent|parallel_for\w*|for_each\w*|static_kernel|GPUKernel|run_kernel|apply_kernel|kernelPointwiseApply\d)$"
 )
 # Functors of an elementwise kernel that do not compute on numbers.
 FUNCTOR_RULES: tuple[tuple[str, str], ...] = (
     ("random", r"distribution_|philox|bernoulli|random|dropout"),
     ("loss", r"mse_|smooth_l1|huber|_loss|kl_div|binary_cross_entropy"),
-    ("norm", r"(Group|Layer|Batch|Instance|rms)_?Norm"),
+    ("norm", r"(group|layer|batch|instance|rms)_?norm"),
     ("optimizer", r"Adam|Sgd|Lamb(?!da)|Adagrad"),
-    ("set", r"FillFunctor|arange|linspace"),
+    ("set", r"fillfunctor|arange|linspace"),
     ("indexing", r"index_(put|copy|fill|kernel)|gather|scatter|masked_select|take_put|flip_kernel"),
-    ("copy", r"copy_kernel|direct_copy|triu_tril"),
+    ("copy", r"copy_?(kernel|op)|direct_copy|triu_tril"),
 )
 # Namespaces whose functions have names of one word.
 SCOPE_RULES: tuple[tuple[str, str], ...] = (
@@ -234,7 +325,7 @@ SCOPE_RULES: tuple[tuple[str, str], ...] = (
     ("indexing", r"moe::dev"),
     ("attention", r"flash(?!infer)|fmha"),
     ("convolution", r"cask_cudnn|winograd"),
-    ("gemm", r"deep_gemm|cublas|marlin|gem[mv]|^epilogue::impl"),
+    ("gemm", r"deep_gemm|cublas|marlin|gem[mv]|fused_?moe|^epilogue::impl"),
     ("random", r"philox"),
 )
 
@@ -332,6 +423,8 @@ def find_kind(name: str, activity: str, op: str | None, phase: str | None) -> st
         return "optimizer" if is_update else "elementwise"
     kind = kind_of_name(name)
     of_op = _of_operator(op) if op else None
+    if kind == OTHER:
+        return of_op or OTHER
     if kind == "gemm" and of_op == "convolution":
         return "convolution"  # Libraries do some convolutions as a matrix product.
     if kind is None and name in OWN_CASTS and of_op == "gemm":
@@ -348,7 +441,7 @@ def kind_of_name(name: str) -> str | None:
     parts = parse(name)
     if not _GENERIC.match(parts.function):
         return _of_words(KERNEL_RULES, parts.function) or _match(SCOPE_RULES, parts.scopes)
-    if "elementwise" in parts.function:
+    if re.search("elementwise|Pointwise", parts.function):
         # Of functors and the lambdas in them.
         return _match(FUNCTOR_RULES, parts.arguments) or _match(KERNEL_RULES, parts.function)
     arguments = parts.arguments
@@ -405,7 +498,8 @@ def _operand_type(input_types: str) -> str | None:
 @lru_cache(maxsize=65536)
 def _match(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
     """Return the kind of the first rule that a line of `name` meets."""
-    return next((kind for kind, search in _compiled(rules) if search(name)), None)
+    text = name.lower()
+    return next((kind for kind, search in _compiled(rules) if search(text)), None)
 
 
 @lru_cache(maxsize=16)
@@ -413,5 +507,4 @@ def _compiled(
     rules: tuple[tuple[str, str], ...],
 ) -> tuple[tuple[str, Callable[[str], re.Match[str] | None]], ...]:
     """Return each rule's kind and the search for its pattern."""
-    flags = re.IGNORECASE | re.MULTILINE
-    return tuple((kind, re.compile(pattern, flags).search) for kind, pattern in rules)
+    return tuple((kind, re.compile(pattern, re.MULTILINE).search) for kind, pattern in rules)

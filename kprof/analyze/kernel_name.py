@@ -14,6 +14,7 @@ _OPENING, _CLOSING = "<({[", {">": "<", ")": "(", "}": "{", "]": "["}
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\(anonymous\)::|<unnamed>::|_GLOBAL__N__?\w*::")
 _OPERATOR = re.compile(r"operator(\(\)|\[\]|<<?=?|>>?=?|->)")
 _LENGTH = re.compile(r"\d+")
+_ROCM_SUFFIX = ".kd"  # of a kernel's descriptor
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class KernelName:
 @lru_cache(maxsize=65536)
 def parse(name: str) -> KernelName:
     """Take a kernel's name apart; one that was cut off is read as far as it goes."""
+    name = name.removesuffix(_ROCM_SUFFIX)
     if name.startswith("_Z"):
         return _mangled(name)
     text = _OPERATOR.sub("operator", _ANONYMOUS.sub("", name)).replace("->", " ")
-    # A name that was cut off lacks the ends of its brackets.
-    outside, groups = _outermost(text + ">" * (text.count("<") - text.count(">")))
+    outside, groups = _outermost(text)
     words = outside.split()
     qualified = words[-1] if words else name
     scopes, _, function = qualified.rpartition("::")
@@ -67,7 +68,9 @@ def _outermost(text: str) -> tuple[str, list[tuple[int, str]]]:
                 groups.append((len(kept), text[begin:place]))
         elif not open_brackets:
             kept.append(character)
-    return "".join(kept), groups
+    # A name that was cut off lacks the ends of its brackets.
+    cut_off = [(len(kept), text[begin:])] if open_brackets[:1] == ["<"] else []
+    return "".join(kept), groups + cut_off
 
 
 def _without_parameters(arguments: str) -> str:
