@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from benchmarks.kernel_names import corpus, score
@@ -22,6 +24,7 @@ from kprof.analyze.kernel_name import KernelName, parse
         ("void a::f<b::c<", "f", "a"),
         ("f_kernel.kd", "f_kernel", ""),
         ("_ZN1a1fEv.kd", "f", "a"),
+        ("kernel_cutlass_kernel_a_bFooBarKernel_object_at__tensor_ptr_0", "a_bFooBarKernel", ""),
         ("_ZN5aiter15add_norm_kernelIDF16bDF16bLi256EEEvPT0_", "add_norm_kernel", "aiter"),
         ("_ZN12_GLOBAL__N_11fIfEEvPT_", "f", ""),
         ("_Z1fIfEvPT_", "f", ""),
@@ -111,6 +114,44 @@ def test_a_word_beside_another_tells_the_work(name, kind):
     assert find_kind(name, "kernel", None, None) == kind
 
 
+def test_a_kernel_of_the_corpus_has_the_same_kind_with_capitals_and_with_underscores():
+    labels = [label for part in ("developed", "held out") for label in corpus(part)]
+    names = [label.name for label in labels if label.name.isidentifier()]
+    plain = [name for name in names if not re.search("^_Z|^kernel_cutlass|R[eo][LP][UE]", name)]
+    snake = [re.sub("(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name) for name in plain]
+    kinds = [find_kind(name, "kernel", None, None) for name in plain]
+    assert [find_kind(name, "kernel", None, None) for name in snake] == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("PReLUBackward", "elementwise"),
+        ("RoPEForward", "elementwise"),
+        ("FusedMoEKernel", "gemm"),
+        ("SiLUAndMul", "elementwise"),
+    ],
+)
+def test_capitals_within_a_known_word_do_not_part_it(name, kind):
+    assert find_kind(name, "kernel", None, None) == kind
+
+
+EVALUATE = "void Eigen::internal::EigenMetaKernel<Eigen::TensorEvaluator<Eigen::{}> >(float*)"
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind"),
+    [
+        ("TensorAssignOp<M, TensorCwiseBinaryOp<scalar_sum_op<float>, A> const>", "elementwise"),
+        ("TensorAssignOp<M, TensorReductionOp<SumReducer<float>, A, B> const> const", "reduction"),
+        ("TensorAssignOp<M, TensorShufflingOp<A, B> const> const", "copy"),
+        ("TensorAssignOp<M, A const> const", "copy"),
+    ],
+)  # fmt: skip
+def test_a_kernel_of_eigen_has_the_kind_of_its_expression(expression, kind):
+    assert find_kind(EVALUATE.format(expression), "kernel", None, None) == kind
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -123,6 +164,8 @@ def test_a_word_beside_another_tells_the_work(name, kind):
         ("quantile_kernel", "other"),
         ("zero_pad_kernel", "copy"),
         ("scale_uniform_shape", "elementwise"),
+        ("ColorAxis", "other"),
+        ("SplitKernel", "copy"),
     ],
 )
 def test_letters_that_meet_across_two_words_tell_nothing(name, kind):
@@ -159,7 +202,7 @@ def test_geometry_has_the_kind_of_a_known_operator():
 
 
 # The part that is held out is scored when the rules are done.
-@pytest.mark.parametrize(("part", "num_libraries", "least_share"), [("developed", 113, 0.97)])
+@pytest.mark.parametrize(("part", "num_libraries", "least_share"), [("developed", 113, 0.99)])
 def test_names_of_public_libraries_have_the_kind_of_their_readers(part, num_libraries, least_share):
     shares, _ = score(corpus(part))
     assert len(shares) == num_libraries

@@ -67,7 +67,7 @@ OWN_OP_RULES: tuple[tuple[str, str], ...] = (
 # By which a linear layer in FP8 casts its operands, before their product.
 OWN_CASTS = {"_rows", "_blocks", "_largest", "_turned"}
 
-# Matched against the function's own name and its words joined by `_`, in small letters. First match
+# Matched against the words of the function's own name, joined by `_`, in small letters. First match
 # wins, so specific names come first.
 KERNEL_RULES: tuple[tuple[str, str], ...] = (
     *INDUCTOR_RULES,
@@ -81,7 +81,7 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         "collective",
-        r"(put|get|port|semaphore|fifo)\w*pingpong|(?<![a-z])barrier|symm(etric)?_mem|(wait|notify)_?signal"
+        r"(put|get|port|semaphore|fifo)\w*ping_?pong|(?<![a-z])barrier|symm(etric)?_mem|(wait|notify)_?signal"
         r"|ring_?(all_?)?reduc|(?<![a-z])(a2a|ipc|f?collect_on_stream|p2p|(pp|pg)_(send|recv|broadcast))"
         r"(?![a-z])|_on_stream_kernel|broadcast_(simple|ring|tree|ll)",
     ),
@@ -93,35 +93,45 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     ("set", r"memset"),
     ("convolution", r"[hs]\d+cudnn_|scudnn"),
     ("attention", r"ms_deform"),
-    ("copy", r"(d2d|d2h|h2d)_?(cpy|copy)|(?<!un)(re|pre)pack(ed)?(?![a-z])"),
+    ("copy", r"(d_?2_?d|d2_?h|h2_?d)_?(cpy|copy)|(?<!un)(re|pre)pack(ed)?(?![a-z])"),
     (
         "copy",
-        r"(reshape|concat)_and_cache|appendpagedkv|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?nchw|batched_?transpose",
+        r"(reshape|concat)_and_cache|append_?paged_?kv|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?nchw|batched_?transpose",
     ),
     (
         "copy",
-        r"im2col|col2im|im2d2col|(store|update|copy|set|write)_?(kv|mla)?_?(cache|buffer)|fill_(compressed_)?kv"
+        r"im(2d)?_?2d?_?col|col2?_?im|(store|update|copy|set|write)_?(kv|mla)?_?(cache|buffer)|fill_(compressed_)?kv"
         r"|(append|flatten)_?kv|(?<![a-z])kv_?(cache_)?(update|append|write|store|move|memcpy)|copy_(?!dequant|ind(ex|ices))",
     ),
     ("elementwise", r"(relu|bias|gelu|add)_?(fprop|bprop|dgrad)|scale_?(cpy|copy)|bias_?add_?grad"),
     (
         "indexing",
-        r"expand_?input_?rows|finalizemoe|finalize_moe|moe_?(alig|sum_|permute|unpermute)|routing|bucketize"
+        r"expand_?input_?rows|finalize_?moe|moe_?(alig|sum_|permute|unpermute)|routing|bucketize"
         r"|bounds_check|linearize_index|offsets_range|dispatch_layout|(token|kv)_(ids|indices)|get_?rows"
         r"|expert_?(maps?|ids?|counts|offsets?)(?![a-z])|to_dense(?!_mm)",
     ),
-    ("elementwise", r"cast_transpose|rotary|(?<![a-z])m?rope|(?<=[a-z0-9_])rotary|ropequant"),
-    ("elementwise", r"act_and_mul|doactivation|(?<![a-z])act_quant"),
+    ("reduction", r"moe_(\w+_)?reduc"),
+    ("copy", r"major_?to_?\w*(major|row|col)"),
+    (
+        "elementwise",
+        r"^_?convert_(?!d(q|kv?|v)_|\w*(layout|format|ind(ex|ices)|offset|_map|soft_?max|loss))|(?<![a-z])(sub|subtract)_mean",
+    ),
+    (
+        "indexing",
+        r"^_?(gather|scatter)_(?!\w*(gemm|mm_|matmul|top_?k|conv|fprop))",
+    ),
+    ("elementwise", r"cast_transpose|rotary|(?<![a-z])m?rope|(?<=[a-z0-9_])rotary|rope_?quant"),
+    ("elementwise", r"act_and_mul|do_?activation|(?<![a-z])act_quant"),
     (
         "elementwise",
         r"^_?(de)?quant(ize)?_\w*(output|outputs|weights?|inputs?|activations?|grads?)(_kernel)?$",
     ),
     ("copy", r"^_?(kernel_)?transpose_(?!\w*(quant|gemm|mat_?mul|conv|norm|soft_?max))"),
-    ("convolution", r"^compute(?!padding)[a-z0-9]*offsets(kernel)?(\dd)?$"),
+    ("convolution", r"^compute_([wd]grad_|fprop_)?((a|b|split_k)_)?offsets(_kernel)?\d?(_?d)?$"),
     # What prepares an index, a mask or the metadata of a batch does none of their work.
     (
         "indexing",
-        r"(fill|compute|prepare|generate|build|create|get|update|convert|calc|calculate)_(\w+_)?(indices|indexes|inde?x|idxs?"
+        r"(fill|compute|prepare|generate|build|create|make|get|update|convert|calc|calculate|set(?=_\w+_))_(\w+_)?(indices|indexes|inde?x|idxs?"
         r"|inds|ids|positions?|metadata|offsets?|strides|seq\w*_?len(gth)?s?|slots?|(block|page)_tables?|maps?"
         r"|(in|out|kernel)\w*_map|desc(riptor)?s?)(?![a-z])|metadata",
     ),
@@ -129,7 +139,7 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     ("softmax", r"(attn|attention)_?soft_?max"),
     (
         "gemm",
-        r"^bmm_|(?<![a-z])(?<!quant_)dense_kernel|gather_?mm|segment_?mm|sddmm|spm[mv]|spgemm|splitk_?reduce",
+        r"^bmm_|(?<![a-z])(?<!quant_)dense_kernel|gather_?mm|segment_?mm|sddmm|spm[mv]|spgemm|(?<![a-z])nn_dense(?![a-z])|split_?k_?reduce",
     ),
     (
         "attention",
@@ -138,7 +148,7 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
         r"|out(put)?_correction",
     ),
     ("attention", r"mla_|dot_do_o|do_o_dot|merge_?states?|mqa_logits|convert_d(q|kv?|v)_"),
-    ("attention", r"(batch|single)(prefill|decode)|with(paged|ragged)?kvcache|batchmla"),
+    ("attention", r"(batch|single)_?(prefill|decode)|with_?(paged|ragged)?_?kv_?cache|batch_?mla"),
     ("attention", r"^_fwd_(grouped_)?kernel_stage[12]$|causal_dot|paged_(decode|prefill)"),
     ("reduction", r"cum_?(sum|prod|max|min)|segsum|prefix_?sum|sumexp"),
     # Linear attention: chunkwise, recurrent and parallel forms.
@@ -155,10 +165,10 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
         "convolution",
         r"implicit_?gemm|conv(olution|olve|1d|2d|3d|_)|fprop|(?<![a-z])(?<![a-z][123])(dgrad|wgrad)|winograd|[a-z]\d*cudnn_",
     ),
-    ("copy", r"subtensoropwith(subtensor|transform)"),
+    ("copy", r"sub_?tensor_?op_?with_?(sub_?tensor|transform)"),
     (
         "convolution",
-        r"^miopen.*conv|^igemm_(fwd|bwd|wrw)|subtensorop|cudnn_.*conv|cvbwd|cvfwd|depthwise"
+        r"^mi_?open.*conv|^igemm_(fwd|bwd|wrw)|sub_?tensor_?op|cudnn_.*conv|cv_?bwd|cv_?fwd|depthwise"
         r"|gemm\w*(bwd|backward)_(weight|data)|(?<![a-z])conv(?![a-z])",
     ),
     (
@@ -180,36 +190,36 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     ("softmax", r"(?<!non)soft_?max"),
     (
         "norm",
-        r"(?<!re)norm(?!al)|(?<!re)normali[sz](e|ation|er)|(?<![a-z])bn_|gamma_?beta|rowwisemoments|welford"
-        r"|internalgradients|fusedparamscuda|(?<![a-z])cmvn",
+        r"(?<!re)norm(?!al)|(?<!re)normali[sz](e|ation|er)|(?<![a-z])bn_|gamma_?beta|rowwise_?moments|welford"
+        r"|internal_?gradients|fused_?params_?cuda|(?<![a-z])cmvn",
     ),
-    ("norm", r"(?<![a-z])ln_|_ln(_|$)|skip_?ln|(?<![a-z])(rms|lrn|bn)(?![a-z])|rmsprenorm"),
+    ("norm", r"(?<![a-z])ln_|_ln(_|$)|skip_?ln|(?<![a-z])(rms|lrn)(?![a-z])|rms_?pre_?norm"),
     (
         "embedding",
         r"embedding|emb_?lookup|(?<![a-z])emb(?![a-z])|index_?select_?(large|small)|(?<![a-z])embed(?![a-z])",
     ),
     (
         "gemm",
-        r"(?<!fb)gemm(?!_gpu|s_)|gemv|nvjet|cijk_|xmma|cutlass|splitk|split_k(?![a-z])|mat_?mul|dot_kernel"
-        r"|reduce_1block",
+        r"(?<!fb)gemm(?!_gpu|s_)|gemv|nvjet|cijk_|xmma|cutlass|split_?k(?![a-z])|mat_?mul|dot_kernel"
+        r"|reduce_1_?block",
     ),
     ("gemm", r"(?<![a-z])(add|b|baddb|scaled_|grouped_)?m[mv](?![a-z])"),
     (
         "gemm",
-        r"cublas|wvsplitk|(fused_?moe|moe_?fused|moe_experts?)|marlin|mul_mat_|lora|(?<![a-z])fc(?![a-z])"
+        r"cublas|wv_?split_?k|(?<![a-z])f(used_?)?moe|moe_?(fused|experts?|forward|backward|fwd|bwd)(?![a-z])|(?<![a-z])(w?mma|mfma|wgmma)_(?!softmax|attn)|marlin|mul_mat_|(?<![a-z])lora(?![a-z])|(?<![a-z])fc(?![a-z])"
         r"|(?<![a-z])fc_?(?=cast|bias|relu|gelu|add)|(?<![a-z])(down|up|gate|qkv|out)_proj(?![a-z])",
     ),
     ("copy", r"[a-z]_?copy(_?kernel)?$"),
     ("sort", r"(?<![a-z])select_?(min_?|max_?)?k(?![a-z])|(warp|block)_?select"),
     (
         "sort",
-        r"(?<!ten)sort(?!ed)|topk|top_k|radix|onesweep|bitonic|top_?p(?![a-z])|unique|kth_?value|(?<![a-z])median",
+        r"(?<!ten)sort(?!ed)|topk|top_k|radix|onesweep|bitonic|top_?p(?![a-z])|unique|kth_?value|(?<![a-z])median(?!_(filter|blur|kernel_\d))",
     ),
     (
         "random",
         r"distribution_|philox|curand|dropout|bernoulli|random|(?<!point)(?<!point_)sampling|multinomial|gumbel"
-        r"|(?<![a-z])(rand(n|int|perm)?|rng|uniform(?!_shape)|gaussian_noise|halton|sobol)\d*(?![a-z])"
-        r"|(with|without)_?replacement|(?<![a-z])sample_(?!grid|idx|ind)(\w+_)?(gamma|normal|uniform|tokens?)",
+        r"|(?<![a-z])(rand(n|int|perm)?|rng|(?<!add_)uniform(?!_shape)|gaussian_noise|halton|sobol)\d*(?![a-z])"
+        r"|(with|without)_?replacement|(?<![a-z])row_?wise_sample|(?<![a-z])sample_(?!grid|idx|ind)(\w+_)?(gamma|normal|uniform|tokens?)",
     ),
     (
         "reduction",
@@ -257,11 +267,11 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     (
         "indexing",
         r"(?<![a-z])(flip|roll|relabel|slots?|inds|idxs?|take|one_?hot|select_rows|offsets?|seq_?lens|expert_?map|id_?map|row_?ids?"
-        r"|kernel_map|block_tables?|page_(ids|tables?))(?![a-z])|(in_out|origin|stride|coordinate|expert|idx)_maps?(?![a-z])",
+        r"|kernel_map|block_tables?|page_(ids|tables?))(?![a-z])|_(?<!hash_)(?<!feature_)(?<!heat_)(?<!bit_)maps?(?![a-z]|_reduc)",
     ),
     (
         "copy",
-        r"direct_copy|catarray|copy|cpy|transpose|memcpy|(?<![a-z])tri[ul](?![a-z])|^recat|(?<![a-z])transform(_?\dd)?_\d+|permute|(major|col\d+)_?to_?(row|col)",
+        r"direct_copy|cat_?array|copy|cpy|transpose|memcpy|(?<![a-z])tri[ul](?![a-z])|^recat|(?<![a-z])transform(_?\dd)?_\d+|permute|(major|col\d+)_?to_?(row|col)",
     ),
     (
         "copy",
@@ -270,10 +280,10 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     (
         "copy",
         r"(?<![a-z])(concat(enate)?|cat|[hv]?stack|shuffle|repeat|replicate|trans|(de)?interleave|slice|unfold|fold|tile"
-        r"|split(qkv|_?heads?)?|swap_?(first_)?dims?|(un)?flatten|reshape|(to|make)_contiguous|contiguous(?=_kernel)|stash|arrange|compress_\w*inputs?|crop)"
+        r"|split_?(qkv|heads?)|swap_?(first_)?dim(s|ensions?)?\d?|(un)?flatten|reshape|(to|make)_contiguous|contiguous(?=_kernel)|stash|arrange|compress_\w*inputs?|crop)"
         r"(?![a-z])|nd_?permute|split_?(qkv|kv_heads|tensor)|pack_?qkv",
     ),
-    ("reduction", r"reduce_kernel|devicereduce|reducereduce"),
+    ("reduction", r"reduce_kernel|device_?reduce|reduce_?reduce"),
     (
         "reduction",
         r"scan(?!line)|reduce|reduction|selective_state|chunk_state|state_passing|amax|amin|absmax|qparam|parallel_prefix"
@@ -282,12 +292,12 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         "reduction",
-        r"segment_(coo|csr|sum|mean|reduce)|reduce_segments|average_pool|devicecompact|histo?gram",
+        r"segment_(coo|csr|sum|mean|reduce)|reduce_segments|average_pool|device_compact|histo?gram",
     ),
     (
         "elementwise",
         r"elementwise|elewise|elemwise|pointwise|(unary|binary|ternary)(?![a-z])|transform_config|elu(?![a-z])"
-        r"|op(\dd)?tensor|silu|sigmoid|tanh|glu(?![a-z])|activat(e|ion)|bitmask|logits?_?mask|mask_?(output|logits?)"
+        r"|op_?(\dd_?)?tensor|silu|sigmoid|tanh|glu(?![a-z])|activat(e|ion)|bitmask|logits?_?mask|mask_?(output|logits?)"
         r"|residual|soft_?cap|int[48]_?pack|(?<![a-z])bcast|hard_?(swish|shrink|tanh)|(?<![a-z])p?relu"
         r"|(lstm|gru)_?(cell|unit|acts?)|(gated|act)_act|linewise",
     ),
@@ -301,13 +311,15 @@ WEAK_RULES: tuple[tuple[str, str], ...] = (
         r"|softplus|swish|lerp|bias|reconstruct|threshold|(not_)?equal|greater|less|compare|heaviside|fma|gate"
         r"|broadcast|act|lgamma|i?gamma|polygamma|erf|where|resize|interp(olate)?)\d*(?![a-z])",
     ),
-    ("copy", r"(?<![a-z])split(?![a-z])"),
+    ("copy", r"(?<!best_)(?<![a-z])split(?![a-z])"),
 )
 
 # Functions that do what a template argument says: the kind of others is in their own name.
 _GENERIC = re.compile(
-    r"^((\w*_)?elementwise_kernel\w*|Kernel2?|device_kernel|kentry|trampoline_kernel|kernel"
-    r"|_kernel_agent|parallel_for\w*|for_each\w*|static_kernel|GPUKernel|run_kernel|apply_kernel|kernelPointwiseApply\d)$"
+    r"^(\w*elementwise_?kernel\w*|Kernel2?|device_kernel|kentry|trampoline_kernel|kernel"
+    r"|_kernel_agent|parallel_for\w*|for_each\w*|static_kernel|GPUKernel|run_kernel|apply_kernel"
+    r"|kernelPointwiseApply\d|EigenMetaKernel)$",
+    re.IGNORECASE,
 )
 # Functors of an elementwise kernel that do not compute on numbers.
 FUNCTOR_RULES: tuple[tuple[str, str], ...] = (
@@ -315,9 +327,23 @@ FUNCTOR_RULES: tuple[tuple[str, str], ...] = (
     ("loss", r"mse_|smooth_l1|huber|_loss|kl_div|binary_cross_entropy"),
     ("norm", r"(group|layer|batch|instance|rms)_?norm"),
     ("optimizer", r"Adam|Sgd|Lamb(?!da)|Adagrad"),
-    ("set", r"fillfunctor|arange|linspace"),
+    ("set", r"(fill|full)_?functor|arange|linspace"),
     ("indexing", r"index_(put|copy|fill|kernel)|gather|scatter|masked_select|take_put|flip_kernel"),
     ("copy", r"copy_?(kernel|op)|direct_copy|triu_tril"),
+)
+# Eigen names a kernel after the expression that it evaluates, its leaves last.
+EXPRESSION_RULES: tuple[tuple[str, str], ...] = (
+    ("reduction", r"reducer|reduction_?op|scan_?op"),
+    ("convolution", r"convolution_?op|image_?patch_?op"),
+    ("gemm", r"contraction_?op"),
+    ("random", r"random|uniform|normal_"),
+    ("indexing", r"generator|gather|scatter|reverse_?op"),
+    (
+        "copy",
+        r"(padding|shuffling|slicing|concatenation|chipping|striding|inflation|layoutswap)_?op",
+    ),
+    ("elementwise", r"cwise|conversion_?op|scalar_\w+_op|select_?op"),
+    ("copy", r"(broadcasting|reshaping|assign)_?op"),
 )
 # Namespaces whose functions have names of one word.
 SCOPE_RULES: tuple[tuple[str, str], ...] = (
@@ -363,6 +389,8 @@ OP_RULES: tuple[tuple[str, str], ...] = (
 )
 
 _BETWEEN_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+# One word each, in spite of the capitals within.
+_ACRONYMS = re.compile("[RGS][ei]LU|(Swi|Ge|Re)GLU|RoPE|TanH|MoE|LoRA|IoU")
 _UPDATE = re.compile(r"optimizer|adam|adagrad|sgd|lamb", re.IGNORECASE)
 
 
@@ -441,9 +469,12 @@ def kind_of_name(name: str) -> str | None:
     parts = parse(name)
     if not _GENERIC.match(parts.function):
         return _of_words(KERNEL_RULES, parts.function) or _match(SCOPE_RULES, parts.scopes)
-    if re.search("elementwise|Pointwise", parts.function):
+    if parts.function == "EigenMetaKernel":
+        return _match(EXPRESSION_RULES, parts.arguments)
+    if re.search("elementwise|pointwise", parts.function, re.IGNORECASE):
         # Of functors and the lambdas in them.
-        return _match(FUNCTOR_RULES, parts.arguments) or _match(KERNEL_RULES, parts.function)
+        functor = _match(FUNCTOR_RULES, parts.arguments)
+        return functor or _of_words(KERNEL_RULES, parts.function)
     arguments = parts.arguments
     if parts.function == "trampoline_kernel":
         # Of rocPRIM's arguments one tells the algorithm: `scan_config_selector`.
@@ -452,9 +483,10 @@ def kind_of_name(name: str) -> str | None:
 
 
 def _of_words(rules: tuple[tuple[str, str], ...], function: str) -> str | None:
-    """Return the kind of the first rule that a function's name or its words (mean_Kernel) meet."""
-    words = _BETWEEN_WORDS.sub("_", function)
-    return _match(rules, function if words == function else f"{function}\n{words}")
+    """Return the kind of the first rule that the words of a function's name (mean_Kernel) meet."""
+    spelled = _ACRONYMS.sub(lambda found: found[0].capitalize(), function)
+    words = _BETWEEN_WORDS.sub("_", spelled)
+    return _match(rules, words)
 
 
 def _of_operator(name: str) -> str | None:

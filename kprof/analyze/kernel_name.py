@@ -15,6 +15,8 @@ _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\(anonymous\)::|<unnamed>::|
 _OPERATOR = re.compile(r"operator(\(\)|\[\]|<<?=?|>>?=?|->)")
 _LENGTH = re.compile(r"\d+")
 _ROCM_SUFFIX = ".kd"  # of a kernel's descriptor
+# The CuTe DSL puts a fixed word before module and class, and the types of arguments behind them.
+_CUTE_PREFIX, _CUTE_TYPES = "kernel_cutlass_kernel_", "_object_at_"
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ def parse(name: str) -> KernelName:
     name = name.removesuffix(_ROCM_SUFFIX)
     if name.startswith("_Z"):
         return _mangled(name)
+    if name.startswith(_CUTE_PREFIX):
+        return KernelName(name.removeprefix(_CUTE_PREFIX).split(_CUTE_TYPES)[0], "", "")
     text = _OPERATOR.sub("operator", _ANONYMOUS.sub("", name)).replace("->", " ")
     outside, groups = _outermost(text)
     words = outside.split()
