@@ -117,7 +117,7 @@ def test_a_word_beside_another_tells_the_work(name, kind):
 def test_a_kernel_of_the_corpus_has_the_same_kind_with_capitals_and_with_underscores():
     labels = [label for part in ("developed", "held out") for label in corpus(part)]
     names = [label.name for label in labels if label.name.isidentifier()]
-    plain = [name for name in names if not re.search("^_Z|^kernel_cutlass|R[eo][LP][UE]", name)]
+    plain = [name for name in names if not re.search("^_Z|^kernel_cutlass|R[eo][LP][UE]|NaN", name)]
     snake = [re.sub("(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name) for name in plain]
     kinds = [find_kind(name, "kernel", None, None) for name in plain]
     assert [find_kind(name, "kernel", None, None) for name in snake] == kinds
@@ -186,6 +186,11 @@ def test_letters_that_meet_across_two_words_tell_nothing(name, kind):
         ("post_attn_all2all", "collective"),
         ("pack_int4_weights", "elementwise"),
         ("pack_qkv", "copy"),
+        ("index_copy_kernel", "indexing"),
+        ("indices_to_ranges_of_topk", "indexing"),
+        ("decompress_attention_weights", "elementwise"),
+        ("notify_group_cast", "collective"),
+        ("reformat_scales_kernel", "copy"),
     ],
 )
 def test_what_is_done_to_something_comes_before_what_it_is_done_to(name, kind):
@@ -202,7 +207,7 @@ def test_geometry_has_the_kind_of_a_known_operator():
 
 
 # The part that is held out is scored when the rules are done.
-@pytest.mark.parametrize(("part", "num_libraries", "least_share"), [("developed", 123, 0.98)])
+@pytest.mark.parametrize(("part", "num_libraries", "least_share"), [("developed", 123, 0.99)])
 def test_names_of_public_libraries_have_the_kind_of_their_readers(part, num_libraries, least_share):
     shares, _ = score(corpus(part))
     assert len(shares) == num_libraries

@@ -82,13 +82,13 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     (
         "collective",
         r"(put|get|port|semaphore|fifo)\w*ping_?pong|(?<![a-z])barrier|symm(etric)?_mem|(wait|notify)_?signal"
-        r"|ring_?(all_?)?reduc|(?<![a-z])(a2a|ipc|f?collect_on_stream|p2p|(pp|pg)_(send|recv|broadcast))"
+        r"|ring_?(all_?)?reduc|(?<![a-z])(a2av?(?!\w*_(idx|ind|indices|offsets|metadata)(?![a-z]))|ipc|f?collect_on_stream|p2p|(pp|pg)_(send|recv|broadcast))"
         r"(?![a-z])|_on_stream_kernel|broadcast_(simple|ring|tree|ll)",
     ),
     (
         "collective",
         r"^(kernel_?)?(cached_|low_latency_|hybrid_|intranode_|internode_)?(notify_)?(dispatch|combine)"
-        r"(_?reduce)?(_(impl|kernel))?$|cached_notify",
+        r"(_?reduce)?(_(impl|kernel))?$|^(kernel_)?(cached_)?notify(?![a-z])",
     ),
     ("set", r"memset"),
     ("convolution", r"[hs]\d+cudnn_|scudnn"),
@@ -101,7 +101,7 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     (
         "copy",
         r"im(2d)?_?2d?_?col|col2?_?im|(store|update|copy|set|write)_?(kv|mla)?_?(cache|buffer)|fill_(compressed_)?kv"
-        r"|(append|flatten)_?kv|(?<![a-z])kv_?(cache_)?(update|append|write|store|move|memcpy)|copy_(?!dequant|ind(ex|ices))",
+        r"|(append|flatten)_?kv|(?<![a-z])kv_?(cache_)?(update|append|write|store|move|memcpy)|(?<!\bindex_)(?<!_index_)copy_(?!dequant|ind(ex|ices))",
     ),
     ("elementwise", r"(relu|bias|gelu|add)_?(fprop|bprop|dgrad)|scale_?(cpy|copy)|bias_?add_?grad"),
     (
@@ -111,7 +111,14 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
         r"|expert_?(maps?|ids?|counts|offsets?)(?![a-z])|to_dense(?!_mm)",
     ),
     ("reduction", r"moe_(\w+_)?reduc"),
-    ("copy", r"major_?to_?\w*(major|row|col)"),
+    (
+        "copy",
+        r"major_?to_?\w*(major|row|col)|^_?(kern(el)?_)?n[cdhw\d]+_(to_)?n[cdhw\d]+(_kernel)?$",
+    ),
+    (
+        "indexing",
+        r"(?<![a-z])index_(copy|add|put|fill)|(indices|indexes|idxs?|ids|inds?|offsets)_to_",
+    ),
     (
         "elementwise",
         r"^_?convert_(?!d(q|kv?|v)_|\w*(layout|format|ind(ex|ices)|offset|_map|soft_?max|loss))|(?<![a-z])(sub|subtract)_mean",
@@ -124,9 +131,12 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     ("elementwise", r"act_and_mul|do_?activation|(?<![a-z])act_quant"),
     (
         "elementwise",
-        r"^_?(de)?quant(ize)?_\w*(output|outputs|weights?|inputs?|activations?|grads?)(_kernel)?$",
+        r"^_?((de)?quant(ize)?|decompress)_\w*(output|outputs|weights?|inputs?|activations?|grads?)(_kernel)?$",
     ),
-    ("copy", r"^_?(kernel_)?transpose_(?!\w*(quant|gemm|mat_?mul|conv|norm|soft_?max))"),
+    (
+        "copy",
+        r"^_?(kernel_)?(transpose|reformat|relayout)_(?!\w*(quant|gemm|mat_?mul|conv|norm|soft_?max))",
+    ),
     ("convolution", r"^compute_([wd]grad_|fprop_)?((a|b|split_k)_)?offsets(_kernel)?\d?(_?d)?$"),
     # What prepares an index, a mask or the metadata of a batch does none of their work.
     (
@@ -178,7 +188,7 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     ("indexing", r"search_?sorted|sorted_?search|(upper|lower)_?bound"),
     (
         "optimizer",
-        r"optimizer|adam(?!ard)|ada_?grad|ada_?delta|rms_?prop|momentum_?update|nesterov|ema_(step|update)|novo_(step|grad|update)"
+        r"optimizer|adam(?!ard)|ada_?grad|ams_?grad|ada_?(belief|bound)|ada_?delta|rms_?prop|momentum_?update|nesterov|ema_(step|update)|novo_(step|grad|update)"
         r"|lookahead_step|(?<![a-z])(sgd|lamb|lars|ftrl|lion|muon|adafactor|novograd|shampoo)(?![a-z])",
     ),
     (
@@ -203,7 +213,7 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
         r"(?<!fb)gemm(?!_gpu|s_)|gemv|nvjet|cijk_|xmma|cutlass|split_?k(?![a-z])|mat_?mul|dot_kernel"
         r"|reduce_1_?block",
     ),
-    ("gemm", r"(?<![a-z])(add|b|baddb|scaled_|grouped_)?m[mv](?![a-z])"),
+    ("gemm", r"(?<![a-z])(add|b|baddb|addb|scaled_|grouped_|q)?m[mv](?![a-z])"),
     (
         "gemm",
         r"cublas|wv_?split_?k|(?<![a-z])f(used_?)?moe|moe_?(fused|experts?|forward|backward|fwd|bwd)(?![a-z])|(?<![a-z])(w?mma|mfma|wgmma)_(?!softmax|attn)|marlin|mul_mat_|(?<![a-z])lora(?![a-z])|(?<![a-z])fc(?![a-z])"
@@ -237,7 +247,7 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     (
         "elementwise",
         r"scale_from_amax|per_block_scale|quant(?!if|ile)|_to_(float|half|bf16|fp|lowp)|convert|dequant"
-        r"|upsampl|upscale|upfirdn|(float|half|bf16|bfloat16|fp16|fp8)\d*_?(2|to)_?(float|half|bf16|fp|bfloat)",
+        r"|upsampl|upscale|upfirdn|(float|half|bf16|bfloat16|fp16|fp8|int8)\d*_?(2|to)_?(float|half|bf16|fp|bfloat|u?int)|(?<![a-z])cvt(?![a-z])",
     ),
     (
         "elementwise",
@@ -266,7 +276,7 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         "indexing",
-        r"(?<![a-z])(flip|roll|relabel|slots?|inds|idxs?|take|one_?hot|select_rows|offsets?|seq_?lens|expert_?map|id_?map|row_?ids?"
+        r"(?<![a-z])(flip|roll|relabel|slots?|inds|idxs?|take|one_?hot|select_rows|(?<!leave_)reverse(?!_bits)|offsets?|seq_?lens|expert_?map|id_?map|row_?ids?"
         r"|kernel_map|block_tables?|page_(ids|tables?))(?![a-z])|_(?<!hash_)(?<!feature_)(?<!heat_)(?<!bit_)maps?(?![a-z]|_reduc)",
     ),
     (
@@ -286,7 +296,7 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     ("reduction", r"reduce_kernel|device_?reduce|reduce_?reduce"),
     (
         "reduction",
-        r"scan(?!line)|reduce|reduction|selective_state|chunk_state|state_passing|amax|amin|absmax|qparam|parallel_prefix"
+        r"scan(?!line)|reduce|reduction|selective_state|chunk_state|state_passing|amax|amin|absmax|qparam|parallel_prefix|aggregat(e|ion)"
         r"|(?<![a-z])[cr]?(sum|summation|mean|min_?max|max|min|argm(ax|in)|var|variance|std|prod|count|trace"
         r"|hist(o?grams?)?|bincount)(?![a-z])",
     ),
@@ -307,8 +317,8 @@ WEAK_RULES: tuple[tuple[str, str], ...] = (
     (
         "elementwise",
         r"one_blob|(?<![a-z])(add(c(mul|div))?|plus|bitwise|logical|mult?(iply)?|div(ide)?|sub(tract)?|scal(e|es|ing)?|clamp"
-        r"|clip|pow|exp(onential)?|log|r?sqrt|square|abs|neg|reciprocal|sinh?|cosh?|floor|ceil(ing)?|round|axpy|binari[sz]e"
-        r"|softplus|swish|lerp|bias|reconstruct|threshold|(not_)?equal|greater|less|compare|heaviside|fma|gate"
+        r"|clip|pow(er)?(?!_spectrum)|exp(onential)?|log|r?sqrt|square|abs|neg|reciprocal|sinh?|cosh?|floor|ceil(ing)?|round|axpy|binari[sz]e"
+        r"|softplus|swish|lerp|bias|reconstruct|thresh(old)?|(not_)?equal|greater|less|compare|heaviside|fma|gate"
         r"|broadcast|act|lgamma|i?gamma|polygamma|erf|where|resize|interp(olate)?)\d*(?![a-z])",
     ),
     ("copy", r"(?<!best_)(?<![a-z])split(?![a-z])"),
@@ -390,7 +400,7 @@ OP_RULES: tuple[tuple[str, str], ...] = (
 
 _BETWEEN_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 # One word each, in spite of the capitals within.
-_ACRONYMS = re.compile("[RGS][ei]LU|(Swi|Ge|Re)GLU|RoPE|TanH|MoE|LoRA|IoU")
+_ACRONYMS = re.compile("[RGS][ei]LU|(Swi|Ge|Re)GLU|RoPE|TanH|MoE|LoRA|IoU|NaN")
 _UPDATE = re.compile(r"optimizer|adam|adagrad|sgd|lamb", re.IGNORECASE)
 
 
