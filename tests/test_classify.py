@@ -53,6 +53,9 @@ def kind_of(name, op=None, phase=None, activity="kernel"):
         (ELEMENTWISE + "CUDAFunctor_add<float>, at::detail::Array<char*, 3> >", "elementwise"),
         ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_k", "copy"),
         ("void fbgemm_gpu::permute_indices_weights_kernel<false, int>", "indexing"),
+        ("sm50_xmma_pooling_coalescedC_NHWC_kMAX_3_False_execute_kernel_trt", "reduction"),
+        ("void cutensor_internal_namespace::permutationKernelPLC3<float, float>(", "copy"),
+        ("XXT_kernel", "gemm"),
         ("my_own_kernel", "other"),
     ],
 )
@@ -180,6 +183,24 @@ def test_every_operator_of_kprofs_own_tells_a_kind():
 @pytest.mark.parametrize("name", ["forward", "_forward", "decode_kernel", "attend_to", "_rows"])
 def test_a_name_that_others_may_have_tells_nothing_by_itself(name):
     assert kind_of(name) == "other"
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "kind"),
+    [
+        ("fc-dtype_Float", None, "gemm"),
+        ("batch_matmul-dtype_Half", "aten::bmm", "gemm"),
+        ("vector_norm_float_order-dtype_Float", "aten::linalg_vector_norm", "reduction"),
+        ("layer_norm_backward-dtype_Float", "aten::native_layer_norm_backward", "norm"),
+        ("split_eb_bwd_rowwise_adagrad-dtype_Half", "fbgemm::split_backward_cpu", "embedding"),
+        ("aten::cat.out-dtype_Long-extraKey_15", "aten::cat", "copy"),
+        ("min_dim_min-dtype_Long", "aten::min", "reduction"),
+        ("an_unknown_one-dtype_Float", "aten::mm", "gemm"),
+        ("divide-dtype_Double", "aten::div", "elementwise"),
+    ],
+)
+def test_the_operands_type_at_the_end_of_a_name_tells_no_kind(name, op, kind):
+    assert kind_of(name, op) == kind
 
 
 def test_a_convolution_done_as_a_product_is_a_convolution():

@@ -183,7 +183,7 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         "embedding",
-        r"split_embedding|^kernel_grid|^compute_grad_weight|partials?_(per_|to_)?segment",
+        r"split_(embedding|eb_)|^kernel_grid|^compute_grad_weight|partials?_(per_|to_)?segment",
     ),
     ("indexing", r"search_?sorted|sorted_?search|(upper|lower)_?bound"),
     (
@@ -198,6 +198,8 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
         r"|(nll|cross|bce|mse)\w*criterion|hinge",
     ),
     ("softmax", r"(?<!non)soft_?max"),
+    ("reduction", r"(vector|matrix|frobenius)_?norm|xmma_pooling"),
+    ("copy", r"^permutation_?kernel"),
     (
         "norm",
         r"(?<!re)norm(?!al)|(?<!re)normali[sz](e|ation|er)|(?<![a-z])bn_|gamma_?beta|rowwise_?moments|welford"
@@ -219,6 +221,7 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
         r"cublas|wv_?split_?k|(?<![a-z])f(used_?)?moe|moe_?(fused|experts?|forward|backward|fwd|bwd)(?![a-z])|(?<![a-z])(w?mma|mfma|wgmma)_(?!softmax|attn)|marlin|mul_mat_|(?<![a-z])lora(?![a-z])|(?<![a-z])fc(?![a-z])"
         r"|(?<![a-z])fc_?(?=cast|bias|relu|gelu|add)|(?<![a-z])(down|up|gate|qkv|out)_proj(?![a-z])",
     ),
+    ("gemm", r"fully_?connected|^(xxt|xtx|ba_plus_c_?aa)_kernel"),
     ("copy", r"[a-z]_?copy(_?kernel)?$"),
     ("sort", r"(?<![a-z])select_?(min_?|max_?)?k(?![a-z])|(warp|block)_?select"),
     (

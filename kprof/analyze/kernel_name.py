@@ -17,6 +17,8 @@ _LENGTH = re.compile(r"\d+")
 _ROCM_SUFFIX = ".kd"  # of a kernel's descriptor
 # The CuTe DSL puts a fixed word before module and class, and the types of arguments behind them.
 _CUTE_PREFIX, _CUTE_TYPES = "kernel_cutlass_kernel_", "_object_at_"
+# The type of the operands, which MTIA's names end in: fc-dtype_Float, cat.out-dtype_Long-extraKey_1
+_OPERANDS = re.compile(r"-dtype_\w+(-\w+)*$")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ def parse(name: str) -> KernelName:
         return _mangled(name)
     if name.startswith(_CUTE_PREFIX):
         return KernelName(name.removeprefix(_CUTE_PREFIX).split(_CUTE_TYPES)[0], "", "")
-    text = _OPERATOR.sub("operator", _ANONYMOUS.sub("", name)).replace("->", " ")
+    text = _OPERANDS.sub("", _OPERATOR.sub("operator", _ANONYMOUS.sub("", name)))
+    text = text.replace("->", " ")
     outside, groups = _outermost(text)
     words = outside.split()
     qualified = words[-1] if words else name
