@@ -13,7 +13,7 @@ import pandas as pd
 from kprof.analyze.evidence import whole_of, why_no_device
 from kprof.analyze.saving import Pricer, find_pricer, together
 from kprof.analyze.start_up import without_start_up
-from kprof.analyze.steps import whole_ns
+from kprof.analyze.steps import whole_ns, without_lead
 from kprof.analyze.trust.unanswered import Unanswered, why_no_timeline
 from kprof.analyze.unexplained import LARGE_SHARE, find_unexplained
 from kprof.analyze.what_if.baseline import Baseline
@@ -43,11 +43,12 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
     """Ask every rule of an analyzed trace; price the findings, alone and together.
 
     `baseline`, if the trace was replayed before. Rules do not see what happened once; it is listed
-    apart.
+    apart. Nor do they see what was launched before the recording began, where steps are marked.
     """
     if trace.kernels.empty:
         return Diagnosis()
     steady, start_up = without_start_up(trace)
+    seen = without_lead(steady)
     found: list[Finding] = []
     unasked: list[Unasked] = []
     # What more particular rules explain, general ones do not see.
@@ -56,12 +57,12 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
         if why is not None:
             unasked.append(Unasked(name_of(rule), why.because, why.way_out))
         else:
-            found += rule.check(_unexplained(steady, found) if is_general(rule) else steady)
+            found += rule.check(_unexplained(seen, found) if is_general(rule) else seen)
     pricer = find_pricer(steady, baseline)
     ranked = _ranked(found, pricer) if found else []
     largest = [
         replace(one, saving=pricer.price([one]), cause_ns=pricer.cause_ns(one))
-        for one in find_unexplained(steady, ranked)
+        for one in find_unexplained(seen, ranked)
     ]
     all_saved = together(pricer, ranked)
     return Diagnosis(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kprof.analyze.intervals import LAST_NS, Intervals, disjoint, length_in
 from kprof.analyze.marks import step_rows
 from kprof.analyze.nesting import NO_ROW, nearest
-from kprof.analyze.steps import count_gpu_steps, whole_ns
+from kprof.analyze.steps import before_launches, count_gpu_steps, whole_ns
 from kprof.analyze.summary import count_gpus
 from kprof.analyze.trust.unanswered import Unanswered
 from kprof.trace import Trace
@@ -83,7 +83,8 @@ def total_ns(trace: Trace, rows: Bools | Int64s) -> int:
 
 def share_of_device(trace: Trace, rows: Bools | Int64s) -> float:
     """Return the share of the device time that lies in some rows."""
-    return total_ns(trace, rows) / max(int(durations(trace).sum()), 1)
+    spent = total_ns(trace, ~before_launches(trace)[0])
+    return total_ns(trace, rows) / max(spent, 1)
 
 
 def count_steps(trace: Trace) -> int:

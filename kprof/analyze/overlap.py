@@ -123,10 +123,15 @@ def _sorted_codes(column: pd.Series[Any]) -> Int64s:
     return np.asarray(code[column.cat.codes.to_numpy()])
 
 
-def measure_communication(trace: Trace) -> Communication:
-    """Measure how long the devices communicated, and for how much of that nothing was computed."""
+def measure_communication(trace: Trace, left_out: np.ndarray | None = None) -> Communication:
+    """Measure how long the devices communicated, and for how much of that nothing was computed.
+
+    Without the rows that are to be left out, which may still hide others.
+    """
     kernels = trace.kernels
     is_collective = (kernels["kind"] == COLLECTIVE).to_numpy(bool)
+    if left_out is not None:
+        is_collective = is_collective & ~left_out
     if not trace.has_timeline:
         total_ns = int(kernels["duration_ns"].to_numpy(np.int64)[is_collective].sum())
         return Communication(total_ns, None, None)

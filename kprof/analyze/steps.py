@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 import pandas as pd
 
 from kprof.analyze.marks import step_rows
+from kprof.analyze.overlap import allot_busy_time
 from kprof.analyze.summary import measure_elapsed
 from kprof.trace import Trace, once_per_trace
 
@@ -61,6 +62,88 @@ def count_gpu_steps(trace: Trace) -> int:
 
 
 @dataclass(frozen=True)
+class Lead:
+    """What of the window is in no step: the device worked off what was launched before it all.
+
+    A recording may begin while launches from before it still wait in the queue of the device.
+    """
+
+    kernels: np.ndarray
+    """Whether each row of `kernels` was launched before the recording began."""
+    idle: np.ndarray
+    """Whether each row of `idle` lies before the device was done with those."""
+    time_ns: int
+    """How much of the windows of all GPUs that is."""
+
+
+def find_lead(trace: Trace) -> Lead:
+    """Return what ran before the first step, launched before the recording began.
+
+    Streams run in order: what has no launch record, and comes before all of its stream that have
+    one, was launched before these. In ranks without steps there is none.
+    """
+    kernels, idle = trace.kernels, trace.idle
+    rows, end_ns = before_launches(trace)
+    started = idle["start_ns"].to_numpy(np.int64)
+    pieces = np.zeros(len(idle), dtype=bool)
+    if not end_ns:
+        return Lead(rows, pieces, 0)
+    for (rank, device), last_ns in end_ns.items():
+        mine = (idle["rank"] == rank) & (idle["device"] == device)
+        pieces |= mine.to_numpy(bool) & (started < last_ns)
+    inside = pieces & idle["edge"].isna().to_numpy(bool)
+    waited_ns = int(idle["duration_ns"].to_numpy(np.int64)[inside].sum())
+    return Lead(rows, pieces, int(allot_busy_time(kernels)[rows].sum()) + waited_ns)
+
+
+def without_lead(trace: Trace) -> Trace:
+    """Return the trace in which what was launched before the recording has no kind.
+
+    Rows keep their places. The idle time beside it has no cause and no duration any more.
+    """
+    lead = find_lead(trace)
+    if not lead.time_ns:
+        return trace
+    idle = trace.idle
+    idle = idle.assign(
+        duration_ns=idle["duration_ns"].mask(lead.idle, 0),
+        recoverable_ns=idle["recoverable_ns"].mask(lead.idle, 0),
+        cause=idle["cause"].mask(lead.idle),
+    )
+    kind = trace.kernels["kind"].mask(lead.kernels)
+    return replace(trace.with_kernels(kind=kind), idle=idle)
+
+
+def before_launches(trace: Trace) -> tuple[np.ndarray, dict[tuple[int, int], int]]:
+    """Tell which activities were launched before the recording; by GPU, when the last ended."""
+    kernels = trace.kernels
+    rows = np.zeros(len(kernels), dtype=bool)
+    if "bucket" not in kernels or "step" not in kernels or not trace.has_timeline:
+        return rows, {}
+    with_steps = kernels["rank"][kernels["step"].notna()].unique()
+    is_orphan = (kernels["bucket"] == "orphan").to_numpy(bool)
+    is_orphan = is_orphan & kernels["rank"].isin(with_steps).to_numpy(bool)
+    if not is_orphan.any():
+        return rows, {}
+    start = kernels["start_ns"].to_numpy(np.int64)
+    end = start + kernels["duration_ns"].to_numpy(np.int64)
+    lane = kernels.groupby(["rank", "device", "stream"], dropna=False).ngroup().to_numpy()
+    first = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, lane[~is_orphan], start[~is_orphan])
+    has_launches = (first < np.iinfo(np.int64).max)[lane]
+    rows = is_orphan & has_launches & (start < first[lane])
+    ends: dict[tuple[int, int], int] = {}
+    gpus = kernels[["rank", "device"]]
+    for rank, device in gpus[rows].drop_duplicates().itertuples(index=False):
+        of_gpu = ((gpus["rank"] == rank) & (gpus["device"] == device)).to_numpy(bool)
+        last_ns = int(end[rows & of_gpu].max())
+        # Of a stream without any launch nothing but the time tells.
+        rows |= is_orphan & of_gpu & ~has_launches & (start < last_ns)
+        ends[int(rank), int(device)] = int(end[rows & of_gpu].max())
+    return rows, ends
+
+
+@dataclass(frozen=True)
 class StepTimes:
     """How long each step took, in ns, and how that was told."""
 
@@ -74,7 +157,7 @@ def time_steps(trace: Trace) -> StepTimes:
     """Return how long the steps of one rank took: by the recorder, else by what they left behind.
 
     Then a step on a device lasts from the end of the last activity of the one before; the first
-    from the host's entry into it.
+    from the host's entry into it, or from the end of what was launched before the recording.
     """
     recording = trace.meta.recording
     on_device = bool((trace.kernels["activity"] != "host").any())
@@ -89,7 +172,7 @@ def time_steps(trace: Trace) -> StepTimes:
         return StepTimes(tuple(step.duration_ns for step in steps), (), "the host's clock")
     # A step without work of its own is done when the one before it is.
     ends_ns = list(accumulate((step.device_end_ns for step in steps), max))
-    begins_ns = [*(step.start_ns for step in steps[:1]), *ends_ns[:-1]]
+    begins_ns = [*(_begin_ns(trace, step) for step in steps[:1]), *ends_ns[:-1]]
     times_ns = tuple(end - begin for begin, end in zip(begins_ns, ends_ns, strict=True))
     return StepTimes(times_ns, (), "the ends of their activities")
 
@@ -111,8 +194,14 @@ def whole_ns(trace: Trace) -> int:
             means.append(sum(step.duration_ns for step in mine) // len(mine))
         else:
             last_ns = max(step.device_end_ns for step in mine)
-            means.append((last_ns - mine[0].start_ns) // len(mine))
+            means.append((last_ns - _begin_ns(trace, mine[0])) // len(mine))
     return max(means)
+
+
+def _begin_ns(trace: Trace, first: Step) -> int:
+    """Return when the devices of a rank began with its first step."""
+    of_rank = (end for (rank, _), end in before_launches(trace)[1].items() if rank == first.rank)
+    return max((first.start_ns, *of_rank))
 
 
 def median_step(steps: list[Step]) -> Step:

@@ -51,16 +51,26 @@ def count_gpus(kernels: pd.DataFrame) -> int:
     return len(kernels[["rank", "device"]].drop_duplicates())
 
 
-def split_window(trace: Trace) -> pd.DataFrame:
+def split_window(
+    trace: Trace,
+    left_out: np.ndarray | None = None,
+    idle_left_out: np.ndarray | None = None,
+) -> pd.DataFrame:
     """Split every device's time by phase and by what it did: exact, adding up to the window.
 
-    Columns: `phase` and `part` (a kind, or the cause of idle time; missing where unknown),
-    `is_idle`, `time_ns`. Idle time belongs to the phase of the activity that ended it.
+    Without the rows of `kernels` and of `idle` that are to be left out. Columns: `phase` and `part`
+    (a kind, or the cause of idle time; missing where unknown), `is_idle`, `time_ns`. Idle time
+    belongs to the phase of the activity that ended it.
     """
     kernels = trace.kernels
     allotted = allot_busy_time(kernels)
+    unexplained_ns = measure_capacity(kernels) - int(allotted.sum())
+    if left_out is not None:
+        allotted = np.where(left_out, 0, allotted)
     busy = _sum_time(kernels, ["phase", "kind"], allotted).rename(columns={"kind": "part"})
-    gaps = trace.idle[trace.idle["edge"].isna().to_numpy(bool)]
+    is_inside = trace.idle["edge"].isna().to_numpy(bool)
+    unexplained_ns -= int(trace.idle["duration_ns"].to_numpy(np.int64)[is_inside].sum())
+    gaps = trace.idle[is_inside if idle_left_out is None else is_inside & ~idle_left_out]
     gaps_ns = gaps["duration_ns"].to_numpy(np.int64)
     ended_by = gaps["kernel_row"].to_numpy(np.int64, na_value=-1)
     phases = kernels["phase"].cat
@@ -69,7 +79,6 @@ def split_window(trace: Trace) -> pd.DataFrame:
     )
     named = pd.DataFrame({"phase": by_phase, "part": gaps["cause"]})
     idle = _sum_time(named, ["phase", "part"], gaps_ns)
-    unexplained_ns = measure_capacity(kernels) - int(allotted.sum()) - int(gaps_ns.sum())
     rest = pd.DataFrame({"phase": [None], "part": [None], "time_ns": [unexplained_ns]})
     pieces = [busy.assign(is_idle=False), idle.assign(is_idle=True), rest.assign(is_idle=True)]
     rows = pd.concat([piece.astype({"phase": object, "part": object}) for piece in pieces])

@@ -17,6 +17,7 @@ from kprof.analyze.evidence import (
 )
 from kprof.analyze.idle import causes
 from kprof.analyze.overlap import allot_busy_time
+from kprof.analyze.steps import before_launches
 from kprof.finding import Finding
 from kprof.trace import Trace
 
@@ -119,12 +120,15 @@ def _longest_gap(trace: Trace, rows: np.ndarray) -> tuple[str, ...]:
 def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[float, Finding]]:
     """Yield the kinds of activities that are large and not explained, with their time."""
     kernels = trace.kernels
-    allotted = allot_busy_time(kernels)
+    # What was launched before the recording is in no step.
+    allotted = np.where(before_launches(trace)[0], 0, allot_busy_time(kernels))
     is_told = _told(len(kernels), (one.rows for one in findings))
     kinds = kernels["kind"].astype(object).where(kernels["kind"].notna(), None).to_numpy()
     for kind in dict.fromkeys(kinds.tolist()):
         is_mine = np.array([one == kind for one in kinds], dtype=bool)
         rows = np.flatnonzero(is_mine & (allotted > 0))
+        if not len(rows):
+            continue
         line_ns = int(allotted[rows].sum())
         share = share_of_whole(trace, line_ns)
         if share <= LARGE_SHARE or allotted[rows][is_told[rows]].sum() >= EXPLAINED * line_ns:

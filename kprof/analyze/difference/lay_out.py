@@ -16,7 +16,7 @@ import pandas as pd
 from kprof.analyze.difference.matching import KEPT, LAYOUTS, Cell, Layout, Match, Names, match
 from kprof.analyze.evidence import count_steps
 from kprof.analyze.overlap import allot_busy_time
-from kprof.analyze.steps import find_steps
+from kprof.analyze.steps import find_lead, find_steps
 from kprof.analyze.summary import (
     collapse_layers,
     group_kernels,
@@ -64,6 +64,7 @@ class Side:
     """One of the two runs: the window of all its GPUs, divided by their steps."""
 
     window_ns: int
+    """Without what was launched before the recording began, where steps are marked."""
     num_steps: int
     """0 where none is marked: the window of each GPU counts as one then."""
     step_ns: int
@@ -114,7 +115,8 @@ def apportion(amounts: Sequence[int], divisor: int) -> list[int]:
 
 
 def _side(trace: Trace) -> Side:
-    window_ns, num_gpu_steps = measure_capacity(trace.kernels), count_steps(trace)
+    window_ns = measure_capacity(trace.kernels) - find_lead(trace).time_ns
+    num_gpu_steps = count_steps(trace)
     step_ns = apportion([window_ns], num_gpu_steps)[0]
     return Side(window_ns, len(find_steps(trace)), step_ns, num_gpu_steps)
 
@@ -152,11 +154,11 @@ def _amounts(matches: list[Match], which: int, num_steps: int) -> list[Amount]:
 
 def _cells(trace: Trace) -> list[Cell]:
     """Split a run's window: what ran by all that is known of it, idle time by phase and cause."""
-    kernels = trace.kernels
+    kernels, lead = trace.kernels, find_lead(trace)
     keys = ["name", "op", "module", "phase", "kind"]
     modules = collapse_layers(kernels["module"])
     busy = kernels.assign(duration_ns=allot_busy_time(kernels), module=modules)
-    groups = group_kernels(busy, keys)
+    groups = group_kernels(busy[~lead.kernels] if lead.kernels.any() else busy, keys)
     ran = [
         Cell(name, op, module, phase, kind, is_idle=False, calls=calls, time_ns=time_ns)
         for name, op, module, phase, kind, calls, time_ns in zip(
@@ -166,7 +168,7 @@ def _cells(trace: Trace) -> list[Cell]:
             strict=True,
         )
     ]
-    split = split_window(trace)
+    split = split_window(trace, lead.kernels, lead.idle)
     idle = split[split["is_idle"].to_numpy(bool)]
     return ran + [
         Cell(None, None, None, phase, cause, is_idle=True, calls=0, time_ns=time_ns)

@@ -18,7 +18,7 @@ import pandas as pd
 
 from kprof.analyze.idle.gaps import LAUNCH_LATENCY_NS
 from kprof.analyze.intervals import NOTHING
-from kprof.analyze.steps import number_in
+from kprof.analyze.steps import before_launches, number_in
 from kprof.analyze.what_if.host_program import MARK, WAIT_END, HostProgram, find_program
 from kprof.analyze.what_if.launched import Activities, find_activities
 from kprof.analyze.what_if.replay import (
@@ -288,8 +288,11 @@ def _spans(trace: Trace, program: HostProgram, first: int) -> Spans:
     of_rank, of_step = kernels["rank"].to_numpy(np.int64), kernels["step"]
     numbers = of_step.to_numpy(np.int64, na_value=NOTHING)
     spans: list[tuple[int, int]] = []
+    led_by = np.full(len(of_node), -1, dtype=np.int64)
+    is_lead = before_launches(trace)[0]
     for rank in np.unique(of_rank).tolist():
         marks = np.flatnonzero((program.what == MARK) & (program.rank == rank))
+        led_by[first:][is_lead & (of_rank == rank)] = len(spans)
         for row in dict.fromkeys(program.row[marks].tolist()):
             number = number_in(str(ranges["name"].iloc[row]))
             of_node[first:][(of_rank == rank) & (numbers == number)] = len(spans)
@@ -299,4 +302,4 @@ def _spans(trace: Trace, program: HostProgram, first: int) -> Spans:
             of_node[first:][of_rank == rank] = len(spans)
             spans.append((rank, NOTHING))
     ranks, mark = np.array(spans, dtype=np.int64).reshape(-1, 2).T
-    return Spans(ranks, of_node, mark, np.ones(len(ranks), dtype=bool))
+    return Spans(ranks, of_node, mark, np.ones(len(ranks), dtype=bool), led_by)

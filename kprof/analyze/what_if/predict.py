@@ -19,7 +19,7 @@ from kprof.analyze.intervals import NOTHING
 from kprof.analyze.ledger import union_ns
 from kprof.analyze.overlap import allot_busy_time, rows_by
 from kprof.analyze.start_up import without_start_up
-from kprof.analyze.steps import whole_ns
+from kprof.analyze.steps import before_launches, whole_ns, without_lead
 from kprof.analyze.what_if.baseline import Baseline, find_baseline
 from kprof.analyze.what_if.changes import (
     AVOIDABLE,
@@ -49,6 +49,7 @@ def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
     duration = trace.kernels["duration_ns"].to_numpy(np.int64)
     # Amdahl's figure knows of no shortest kernel.
     plain_ns = durations_after(changes, trace, shortest_ns=0)
+    plain_ns = np.where(before_launches(trace)[0], duration, plain_ns)
     amdahl = _amdahl_ns(changes, baseline, plain_ns)
     known = min((_known_share(one, trace, duration) for one in changes), default=1.0)
     told = Prediction(
@@ -147,7 +148,7 @@ def _obstacle(changes: Sequence[Change], baseline: Baseline, known: float) -> st
 def _amdahl_ns(changes: Sequence[Change], baseline: Baseline, plain_ns: np.ndarray) -> int:
     """Return the step less the saved busy time, and what idle causes would give back."""
     where = ["rank", "device"]
-    kernels, idle = baseline.trace.kernels, inside_window(baseline.trace.idle)
+    kernels, idle = baseline.trace.kernels, inside_window(without_lead(baseline.trace).idle)
     saved = _saved_busy_ns(kernels, plain_ns)
     for one in changes:
         if one.what not in (GRAPHED, WITHOUT):

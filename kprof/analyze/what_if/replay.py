@@ -55,6 +55,8 @@ class Spans:
     """Node at which the first span of each entry's rank begins; -1: with its first activity."""
     counts: np.ndarray
     """Whether it counts in the mean of its rank."""
+    led_by: np.ndarray
+    """Span that each node ran before, launched before the recording, or -1: it begins after all."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,10 @@ class Replay:
         """Return how long each span lasts if the nodes end so.
 
         It lasts from the end of the last activity of the one before; the first of a rank from the
-        host's entry into it. A window lasts from its first activity's start.
+        host's entry into it, or the end of what was launched before the recording. A window lasts
+        from its first activity's start.
         """
-        rank, of_node = self.spans.rank, self.spans.of_node
+        rank, of_node, led_by = self.spans.rank, self.spans.of_node, self.spans.led_by
         end = np.full(len(rank), LONG_AGO_NS, dtype=np.int64)
         known = of_node >= 0
         np.maximum.at(end, of_node[known], end_ns[known])
@@ -142,6 +145,7 @@ class Replay:
         np.minimum.at(first, of_node[known], (end_ns - self.duration_ns)[known])
         mark = self.spans.mark
         begin = np.where(mark >= 0, end_ns[mark], first)
+        np.maximum.at(begin, led_by[led_by >= 0], end_ns[led_by >= 0])
         return np.asarray(end - np.where(is_first, begin, before))
 
 

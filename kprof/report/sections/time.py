@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from kprof.analyze.overlap import measure_communication
-from kprof.analyze.steps import count_gpu_steps
+from kprof.analyze.steps import Lead, count_gpu_steps, find_lead
 from kprof.analyze.summary import split_window
 from kprof.report.figures import IDLE_COLOUR, UNKNOWN_COLOUR, colours_of, literal
 from kprof.report.section import Column, Figure, Part, Section, Table, Text
@@ -89,12 +89,16 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
         for part, share, time_ns in zip(by_part["part"], round_shares(times), times, strict=True)
     ]
     rows.append(["all", "100.0 %", format_time(total_ns)])
+    together, per_step = of_all(trace), ""
     if num_steps:
+        lead = find_lead(trace)
+        in_steps = _in_steps(trace, lead)
+        keys = zip(by_part["part"].tolist(), by_part["is_idle"].tolist(), strict=True)
+        of_part = [in_steps.get(key, 0) for key in keys]
         columns.append(Column("Per step", "right", essential=False))
-        for row, time_ns in zip(rows, [*times, total_ns], strict=True):
+        for row, time_ns in zip(rows, [*of_part, sum(of_part)], strict=True):
             row.append(format_time(time_ns / num_steps))
-    together = of_all(trace)
-    per_step = f" Per step: over {format_count(num_steps, 'step')}{together}." if num_steps else ""
+        per_step = f" Per step: over {format_count(num_steps, 'step')}{together}{_but_for(lead)}."
     whole, overlap = "device time", ""
     if trace.has_timeline:
         overlap = (
@@ -113,19 +117,35 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
     )
 
 
+def _in_steps(trace: Trace, lead: Lead) -> dict[tuple[str, bool], int]:
+    """Return the time of each part without what was launched before the recording."""
+    split = split_window(trace, lead.kernels, lead.idle)
+    sums = _sum_by(split.assign(part=_labels(split, trace)), ["part", "is_idle"])
+    columns = (sums[column].tolist() for column in ("part", "is_idle", "time_ns"))
+    return {(part, is_idle): time_ns for part, is_idle, time_ns in zip(*columns, strict=True)}
+
+
+def _but_for(lead: Lead) -> str:
+    if not lead.time_ns:
+        return ""
+    spent = format_time(lead.time_ns)
+    return f", without {spent} of activities that were launched before the recording began"
+
+
 def _communication(trace: Trace) -> list[Part]:
     """Return total, hidden and exposed communication side by side, where any was recorded."""
     found = measure_communication(trace)
     if not found.total_ns or found.hidden_ns is None or found.exposed_ns is None:
         return []
     num_steps = count_gpu_steps(trace)
+    of_steps = measure_communication(trace, find_lead(trace).kernels)
     rows = [
         (name, format_share(time_ns / found.total_ns), format_time(time_ns))
-        + ((format_time(time_ns / num_steps),) if num_steps else ())
-        for name, time_ns in (
-            ("total", found.total_ns),
-            ("hidden", found.hidden_ns),
-            ("exposed", found.exposed_ns),
+        + ((format_time((in_steps or 0) / num_steps),) if num_steps else ())
+        for name, time_ns, in_steps in (
+            ("total", found.total_ns, of_steps.total_ns),
+            ("hidden", found.hidden_ns, of_steps.hidden_ns),
+            ("exposed", found.exposed_ns, of_steps.exposed_ns),
         )
     ]
     headers = ("Share", "Time", *(("Per step",) if num_steps else ()))

@@ -1,0 +1,102 @@
+"""Recordings that begin while the device works off launches from before: what is in no step."""
+
+from __future__ import annotations
+
+import pytest
+
+from kprof.analyze.diagnose import diagnose
+from kprof.analyze.difference.lay_out import find_differences
+from kprof.analyze.steps import before_launches, time_steps, whole_ns
+from kprof.analyze.what_if.baseline import find_baseline
+from kprof.analyze.what_if.changes import FASTER, Change
+from kprof.analyze.what_if.predict import predict
+from kprof.analyze.what_if.targets import Target
+from kprof.report.sections import time as time_section
+from tests.section_traces import tables
+from tests.traces import measured, trace_of
+
+MS = 1_000_000
+STEPS, PERIOD_MS = 4, 10
+PARTS = (("ampere_sgemm_128x64_nn", 0, 6), ("reduce_kernel", 6, 3))
+
+
+def late(lead_ms, other_stream=False):
+    """Return four steps of 10 ms that the device begins so long after the host.
+
+    It spends the time before on what was launched before the recording began. Of each step the
+    device multiplies for 6 ms, reduces for 3 and is idle for 1.
+    """
+    kernels, ranges = [], []
+
+    def ran(name, start_ms, duration_ms, correlation, stream=7):
+        times = {"start_ns": int(start_ms * MS), "duration_ns": int(duration_ms * MS)}
+        kernels.append({"name": name, "correlation": correlation, "stream": stream, **times})
+
+    for step in range(STEPS):
+        mark = {"kind": "step", "name": f"ProfilerStep#{step}", "start_ns": step * PERIOD_MS * MS}
+        ranges.append({**mark, "duration_ns": PERIOD_MS * MS})
+        for part, (name, at, took) in enumerate(PARTS):
+            number = 10 * step + part
+            call = {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": number}
+            start_ns = (step * PERIOD_MS + part) * MS
+            ranges.append({**call, "start_ns": start_ns, "duration_ns": 1_000})
+            ran(name, step * PERIOD_MS + 1 + lead_ms + at, took, number)
+    if lead_ms:
+        ran("ampere_sgemm_128x64_nn", 0, 0.6 * lead_ms, 900)
+        ran("reduce_kernel", 0.7 * lead_ms, 0.3 * lead_ms + 1, 901)
+    if other_stream:
+        ran("Memcpy DtoD", 0, 1, 902, stream=9)
+    return measured(trace_of(*kernels, ranges=ranges))
+
+
+LEADS = pytest.mark.parametrize("lead_ms", [5, 10, 25])
+
+
+@LEADS
+def test_what_was_launched_before_the_recording_is_told_by_the_order_of_its_stream(lead_ms):
+    rows, ends = before_launches(late(lead_ms, other_stream=True))
+    assert rows.tolist() == [False] * 2 * STEPS + [True] * 3
+    assert ends == {(0, 0): (lead_ms + 1) * MS}
+    assert not before_launches(late(0))[0].any()
+
+
+@LEADS
+def test_a_steps_time_does_not_depend_on_how_far_the_device_lags(lead_ms):
+    trace, prompt = late(lead_ms), late(0)
+    assert time_steps(trace).recorded_ns[1:] == time_steps(prompt).recorded_ns[1:] == (10 * MS,) * 3
+    # Without a lag the first step waits a millisecond for its first launch.
+    assert time_steps(trace).recorded_ns[0] == 9 * MS
+    assert whole_ns(trace) == 39 * MS // 4
+    assert find_baseline(trace).step_ns == 39 * MS // 4
+
+
+@LEADS
+def test_parts_of_a_step_do_not_depend_on_how_far_the_device_lags(lead_ms):
+    (parts, *_) = tables(time_section.render(late(lead_ms)))
+    per_step = {row[0]: row[3] for row in parts.rows if not row[0].startswith("idle")}
+    assert per_step == {"gemm": "6 ms", "reduction": "3 ms", "all": "9.75 ms"}
+    assert "launched before the recording" in parts.caption
+
+
+@LEADS
+def test_findings_count_what_is_in_steps(lead_ms):
+    prompt, lagging = (
+        {one.rows: one.cause_ns for one in diagnose(trace).findings if one.rows}
+        for trace in (late(0), late(lead_ms))
+    )
+    assert lagging == prompt == {(0, 2, 4, 6): 6 * MS, (1, 3, 5, 7): 3 * MS}
+
+
+@LEADS
+def test_recordings_that_lag_differently_do_not_differ(lead_ms):
+    found = find_differences(late(25), late(lead_ms))
+    assert found.difference_ns == 0
+    assert found.a.step_ns == 39 * MS // 4
+    assert all(not found.changes(layout) for layout in found.layouts)
+
+
+@LEADS
+def test_a_change_saves_of_a_step_what_it_saves_in_its_steps(lead_ms):
+    change = Change(FASTER, Target("kind", "reduction"), factor=3.0)
+    found = predict([change], find_baseline(late(lead_ms)))
+    assert found.step_ns - found.amdahl_step_ns == 2 * MS
