@@ -73,6 +73,28 @@ def test_torchs_own_steps_come_before_updates():
     assert "ProfilerStep#" in rule_of(trace.ranges)
 
 
+def torchs(*spans):
+    return [span(f"ProfilerStep#{i}", at, took, kind="step") for i, (at, took) in enumerate(spans)]
+
+
+def test_the_step_that_torchs_profiler_opens_before_it_stops_is_none():
+    launches = [work(1), work(11)]
+    stop = span("torch/profiler/profiler.py(700): stop", 20.1, 1, kind="python")
+    trace = opened([*torchs((0, 10), (10, 10), (20, 0.05)), stop], launches)
+    assert begins_ms(trace) == [0, 10]
+    assert time_steps(trace).recorded_ns == (10 * MS, 10 * MS)
+
+
+def test_a_last_step_in_which_the_host_does_something_counts():
+    trace = opened(torchs((0, 10), (10, 10), (20, 2)), [work(1), work(11), work(21)])
+    assert begins_ms(trace) == [0, 10, 20]
+
+
+def test_where_no_step_holds_a_hosts_work_none_is_left_out():
+    trace = measured(trace_of({}, ranges=torchs((0, 10), (10, 10))))
+    assert begins_ms(trace) == [0, 10]
+
+
 @pytest.mark.parametrize("classes", [("Adam", "Adam"), ("SGD", "Adam")])
 def test_of_two_optimizers_the_one_with_more_to_update_delimits_steps(classes):
     ranges, launches = [], []

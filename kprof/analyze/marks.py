@@ -33,6 +33,8 @@ _OF_LIBRARIES = re.compile(
     r"|Inductor|PyTorch Profiler|record_param_comms|cub::|thrust|cublas|cudnn|cufft|autograd::",
     re.IGNORECASE,
 )
+# What a program does; Python's functions are also the profiler's own.
+_OF_HOST = ("op", "runtime", "module", "range", "phase")
 # A first interval with fewer of the launches of the others began before the recording.
 _WHOLE = 0.9
 # Ranges outside of which more than this share of launches was made are no steps.
@@ -56,9 +58,11 @@ def sort_out(ranges: pd.DataFrame) -> Marks:
 
     Of each rank kprof's own, where there are any. Of marks around one another the one around
     several is no step, but a part of the run; one in a single other marks the same step again.
-    Of threads whose marks overlap the one with most counts.
+    Of threads whose marks overlap the one with most counts. Torch's profiler opens a step when the
+    one before ends, and closes it when it stops: a last one in which nothing begins is no step.
     """
     marks = np.flatnonzero((ranges["kind"] == "step").to_numpy(bool))
+    marks = np.setdiff1d(marks, _unused(ranges, marks))
     rank, thread, start = (
         ranges[c].to_numpy(np.int64)[marks] for c in ("rank", "thread", "start_ns")
     )
@@ -73,6 +77,25 @@ def sort_out(ranges: pd.DataFrame) -> Marks:
         steps[_of_rank(np.flatnonzero(mine), thread, start, end)] = True
     chosen = marks[steps][np.argsort(start[steps], kind="stable")]
     return Marks(chosen, marks[of_torch], marks[~steps & ~of_torch])
+
+
+def _unused(ranges: pd.DataFrame, marks: np.ndarray) -> list[int]:
+    """Return torch's last mark of each rank, where the host does nothing in it but in another."""
+    rank, start = (ranges[column].to_numpy(np.int64) for column in ("rank", "start_ns"))
+    found = []
+    for one in np.unique(rank[marks]):
+        mine = marks[rank[marks] == one]
+        mine = mine[np.argsort(start[mine], kind="stable")]
+        if len(mine) < 2 or not _names_of_torch(ranges, mine).all():
+            continue
+        last = int(mine[-1])
+        begins = start[(rank == one) & ranges["kind"].isin(_OF_HOST).to_numpy(bool)]
+        end_ns = start[last] + int(ranges["duration_ns"].iloc[last])
+        if ((begins < start[last]) & (begins >= start[mine[0]])).any() and not (
+            (begins >= start[last]) & (begins < end_ns)
+        ).any():
+            found.append(last)
+    return found
 
 
 def step_rows(ranges: pd.DataFrame) -> np.ndarray:
