@@ -270,7 +270,8 @@ def test_a_category_that_is_not_read_is_named_with_its_time(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "category", ["xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "hpu_op"]
+    "category",
+    ["xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "hpu_op", "new_runtime"],
 )
 def test_calls_of_other_devices_launch_their_activities(tmp_path, category):
     trace = read(write(tmp_path, launch(cat=category), kernel(cat="mtia_ccp_events", ts=5)))

@@ -12,7 +12,7 @@ import pandas as pd
 
 from kprof.collect.readers._kineto.damage import DamageError, NotATraceError
 from kprof.collect.readers._kineto.document import Document, read_document
-from kprof.collect.readers._kineto.events import ROLE_OF_CATEGORY
+from kprof.collect.readers._kineto.events import role_of
 from kprof.collect.readers._kineto.flows import arrows_in
 from kprof.collect.readers._kineto.joins import settle
 from kprof.collect.readers._kineto.merge import Merger
@@ -108,7 +108,7 @@ def _require_activities(path: Path, counts: dict[str, int]) -> None:
         )
     categories = [key.removeprefix("cat:") for key in counts if key.startswith("cat:")]
     # Kineto marks its own start and end as "Trace", also where nothing happened between them.
-    if not any(category in ROLE_OF_CATEGORY or category == "Trace" for category in categories):
+    if not any(role_of(category) is not None or category == "Trace" for category in categories):
         seen = ", ".join(sorted(categories)[:5]) or "none"
         raise TraceError(
             f"{path.name} looks like a Chrome trace of another program: none of its categories "

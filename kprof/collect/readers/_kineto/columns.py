@@ -131,7 +131,7 @@ class BlockDecoder:
     def _block(self, events: Sequence[Event]) -> Block:
         category = self.words["category"].codes([event.cat for event in events])
         categories = [str(name) for name in self.words["category"].values_in_order()]
-        roles = [kineto.ROLE_OF_CATEGORY.get(name, Role.OTHER) for name in categories]
+        roles = [kineto.role_of(name) or Role.OTHER for name in categories]
         # An event without a category has the code -1, which reads the last.
         role = np.array([*roles, Role.OTHER], dtype=np.int8)[category]
         if kineto.MTIA_EVENTS in categories:
@@ -443,7 +443,7 @@ def _counts_of(others: list[Event]) -> Counter[str]:
     unread = [e for e in others if e.ph == "X" and (not e.cat or e.cat not in WITHOUT_TIME)]
     if unread:
         for event, ns in zip(unread, known_ns([e.dur for e in unread]).tolist(), strict=True):
-            if event.cat not in kineto.ROLE_OF_CATEGORY and ns > 0:
+            if kineto.role_of(event.cat) is None and ns > 0:
                 counts[f"unread:{event.cat}"] += 1
                 counts[f"unread_ns:{event.cat}"] += ns
     return counts

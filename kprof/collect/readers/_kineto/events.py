@@ -35,12 +35,6 @@ ROLE_OF_CATEGORY = {
     "user_annotation": Role.ANNOTATION,
     "cuda_runtime": Role.RUNTIME,
     "cuda_driver": Role.RUNTIME,
-    "xpu_runtime": Role.RUNTIME,
-    "xpu_driver": Role.RUNTIME,
-    "mtia_runtime": Role.RUNTIME,
-    "privateuse1_runtime": Role.RUNTIME,
-    "privateuse1_driver": Role.RUNTIME,
-    "glow_runtime": Role.RUNTIME,
     "hpu_op": Role.RUNTIME,
     "Runtime": Role.RUNTIME,
     "python_function": Role.PYTHON,
@@ -54,6 +48,8 @@ ROLE_OF_CATEGORY = {
     "cpu_instant_event": Role.MEMORY,
     "overhead": Role.OVERHEAD,
 }
+# Calls of any other device, as xpu_runtime, mtia_runtime and privateuse1_driver.
+OF_CALLS = ("_runtime", "_driver")
 # Categories that take no time of their own: marks of the file, arrows, what repeats other events.
 WITHOUT_TIME = frozenset(
     {
@@ -80,6 +76,12 @@ HOST_ROLES = (*OPERATOR_ROLES, Role.RUNTIME, Role.PYTHON, Role.OVERHEAD)
 DEVICE_ROLES = (Role.KERNEL, Role.MEMCPY, Role.MEMSET)
 
 _NOTHING = msgspec.Raw()
+
+
+def role_of(category: str) -> Role | None:
+    """Return what events of a category are; None where nothing tells."""
+    role = ROLE_OF_CATEGORY.get(category)
+    return Role.RUNTIME if role is None and category.endswith(OF_CALLS) else role
 
 
 class Args(msgspec.Struct, gc=False):
