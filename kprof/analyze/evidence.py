@@ -98,7 +98,9 @@ def count_host_steps(trace: Trace) -> int:
 
 
 def whole_of(trace: Trace) -> str:
-    """Return what times are of: a step, or the window where no step is marked."""
+    """Return what times are of: a step, else the window, or all device time where none is known."""
+    if not trace.has_timeline:
+        return "the device time"
     return "a step" if len(step_rows(trace.ranges)) else "the window"
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from kprof.analyze.claims import clipped, idle_places, in_words, percent, work_places
+from kprof.analyze.claims import (
+    clipped,
+    idle_places,
+    in_words,
+    percent,
+    size_in_words,
+    work_places,
+)
 from kprof.analyze.evidence import (
     is_one_of,
     limits,
@@ -30,10 +38,12 @@ NUM_OPERATORS = 3
 NUM_NAMES = 3
 
 STACKS = "record Python's stacks: kprof run --stacks SCRIPT"
-STREAMS = (
-    "which event an activity waited for is not in the recording; Nsight Systems shows it: "
-    "kprof run --nsys SCRIPT"
-)
+STREAMS = "which event an activity waited for is not in the recording"
+# What NVIDIA's own profilers tell.
+NSYS = "; Nsight Systems shows it: kprof run --nsys SCRIPT"
+NCU = "count what bounds them: kprof run --ncu SCRIPT"
+OTHERS = "count what bounds them by the profiler of the device's vendor"
+OTHER_VENDORS = re.compile(r"AMD|Radeon|Instinct|HIP |gfx\d|Intel|Gaudi|Ascend|MTIA|ARTEMIS")
 LEARN = {
     causes.LAUNCH_BOUND: STACKS,
     causes.DATA_LOADING: STACKS,
@@ -54,7 +64,7 @@ MEANINGS = {
     causes.ALLOCATOR: "while the host allocates or frees memory",
     causes.COLLECTIVE_WAIT: "while the host or the next kernel waits for other ranks",
     causes.DEPENDENCY_WAIT: "because an activity that was launched in time waits for another stream"
-    " or node of its graph",
+    ", another node of its graph, or work that was not recorded",
     causes.BETWEEN_KERNELS: "for what it needs itself from one activity to the next",
     causes.PROFILER: "for the recorder's own work",
     causes.NO_WORK: "while the host sleeps, or waits to be asked for something",
@@ -97,6 +107,8 @@ def _idle_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
             f"({percent(share)} of it) {why}{f' ({cause})' if cause else ''}"
         )
         learn = LEARN[cause] if cause else STACKS
+        if cause == causes.DEPENDENCY_WAIT and is_of_nvidia(trace):
+            learn += NSYS
         details = (*_longest_gap(trace, rows), *idle_places(trace, rows[_is_placed(trace, rows)]))
         yield line_ns, _finding(claim, details, learn, idle_rows=rows)
 
@@ -138,8 +150,8 @@ def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
             f"{name} take {in_words(per_step(trace, line_ns))} of {whole_of(trace)} "
             f"({percent(share)} of it), and no rule finds a fix{_reached(trace, rows)}"
         )
-        learn = "count what bounds them: kprof run --ncu SCRIPT"
-        if kind == "copy" and is_one_of(kernels["activity"], "memcpy")[rows].all():
+        learn = NCU if is_of_nvidia(trace) else OTHERS
+        if _are_transfers(trace, rows):
             learn = f"find what copies, and whether it is needed; {STACKS}"
         if kind == "collective":
             learn = LEARN[causes.COLLECTIVE_WAIT]
@@ -149,6 +161,8 @@ def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
 
 def _reached(trace: Trace, rows: np.ndarray) -> str:
     """Say how near these activities are to their roofline, as far as that is known."""
+    if _are_transfers(trace, rows):
+        return _rate(trace, rows)
     limit = trace.kernels["limit_ns"]
     known = rows[limit.notna().to_numpy(bool)[rows]]
     spent = total_ns(trace, known)
@@ -158,6 +172,32 @@ def _reached(trace: Trace, rows: np.ndarray) -> str:
     part = spent / max(total_ns(trace, rows), 1)
     where = "" if part > 0.995 else f", as far as it is known ({percent(part)} of their time)"
     return f": they reach {reached} of their roofline{where}"
+
+
+def is_of_nvidia(trace: Trace) -> bool:
+    """Tell whether the devices are NVIDIA's, by their names and the calls of their runtime."""
+    if any(OTHER_VENDORS.search(gpu.name) for gpu in trace.meta.gpus):
+        return False
+    ranges = trace.ranges
+    calls = ranges["name"][(ranges["kind"] == "runtime").to_numpy(bool)].unique()
+    return not len(calls) or any(str(name).startswith("cu") for name in calls)
+
+
+def _are_transfers(trace: Trace, rows: np.ndarray) -> bool:
+    """Tell whether most of the time of these rows is that of copies and sets without a kernel."""
+    moves = is_one_of(trace.kernels["activity"], "memcpy", "memset")[rows]
+    return total_ns(trace, rows[moves]) > EXPLAINED * total_ns(trace, rows)
+
+
+def _rate(trace: Trace, rows: np.ndarray) -> str:
+    """Say how much copies move, and how fast, as far as that is known."""
+    moved = trace.kernels["copied_bytes"].iloc[rows]
+    known = moved.notna().to_numpy(bool)
+    spent, size = total_ns(trace, rows[known]), int(moved.sum())
+    if not spent or not size:
+        return ": how much they move is not known"
+    per = f" in {whole_of(trace)}" if whole_of(trace) == "a step" else ""
+    return f": they move {size_in_words(per_step(trace, size))}{per}, at {size / spent:,.1f} GB/s"
 
 
 def _largest_names(trace: Trace, rows: np.ndarray) -> tuple[str, ...]:

@@ -1,0 +1,85 @@
+"""What is said of large parts of a step that no rule explains."""
+
+from __future__ import annotations
+
+import pytest
+
+from kprof.analyze.idle.causes import DEPENDENCY_WAIT
+from kprof.analyze.unexplained import find_unexplained, is_of_nvidia
+from kprof.trace import Gpu
+from tests.traces import analyzed_trace_of
+
+MATMUL = {"name": "matmul", "kind": "gemm", "duration_ns": 1_000}
+UPLOAD = {
+    "name": "Memcpy HtoD (Pinned -> Device)",
+    "activity": "memcpy",
+    "kind": "copy",
+    "duration_ns": 1_000,
+    "copied_bytes": 50_000,
+}
+
+
+def on(gpu, *kernels, calls=(), idle=()):
+    ranges = [{"kind": "runtime", "name": name} for name in calls]
+    return analyzed_trace_of(*kernels, ranges=ranges, idle=idle, gpus=(Gpu(0, gpu),))
+
+
+def learned(trace):
+    (found,) = find_unexplained(trace, [])
+    return found.details[-1]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "calls", "told"),
+    [
+        ("NVIDIA H100 80GB HBM3", ["cudaLaunchKernel"], True),
+        ("", ["cuLaunchKernel"], True),
+        ("", [], True),
+        ("AMD Instinct MI300X", ["hipLaunchKernel"], False),
+        ("AMD Radeon Graphics", [], False),
+        ("", ["hipLaunchKernel"], False),
+        ("ARTEMIS", [], False),
+        ("", ["urEnqueueKernelLaunch"], False),
+    ],
+)
+def test_tools_of_nvidia_are_named_for_its_devices_alone(gpu, calls, told):
+    trace = on(gpu, MATMUL, calls=calls)
+    assert is_of_nvidia(trace) is told
+    assert ("--ncu" in learned(trace)) is told
+
+
+@pytest.mark.parametrize(("gpu", "told"), [("NVIDIA A100", True), ("AMD Instinct MI210", False)])
+def test_a_wait_for_another_stream_is_shown_by_nsight_on_nvidia_alone(gpu, told):
+    wait = {"cause": DEPENDENCY_WAIT, "start_ns": 1_000, "duration_ns": 9_000, "kernel_row": 1}
+    small = {**MATMUL, "duration_ns": 10, "start_ns": 10_000}
+    trace = on(gpu, {**small, "start_ns": 0}, small, idle=[wait])
+    assert ("--nsys" in learned(trace)) is told
+
+
+def test_copies_say_how_much_they_move_and_how_fast():
+    (found,) = find_unexplained(on("NVIDIA A100", UPLOAD), [])
+    assert "they move 48.8 KiB, at 50.0 GB/s" in found.claim
+    assert "--ncu" not in found.details[-1]
+
+
+def test_copies_with_a_few_kernels_among_them_are_still_copies():
+    kernel = {"name": "direct_copy_kernel", "kind": "copy", "start_ns": 2_000, "duration_ns": 400}
+    (found,) = find_unexplained(on("NVIDIA A100", UPLOAD, kernel), [])
+    assert "at 50.0 GB/s" in found.claim
+    assert "what copies" in found.details[-1]
+
+
+def test_of_copies_of_no_known_size_nothing_is_said():
+    (found,) = find_unexplained(on("NVIDIA A100", {**UPLOAD, "copied_bytes": None}), [])
+    assert "not known" in found.claim
+
+
+def test_kernels_that_copy_are_counted_like_any_other():
+    kernel = {"name": "direct_copy_kernel", "kind": "copy", "duration_ns": 1_000}
+    assert "--ncu" in learned(on("NVIDIA A100", kernel))
+
+
+def test_without_a_timeline_shares_are_of_the_device_time():
+    trace = analyzed_trace_of(MATMUL, untimed="nothing tells when it ran")
+    (found,) = find_unexplained(trace, [])
+    assert "of the device time (100 % of it)" in found.claim
