@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kprof.report.units import (
     format_amount,
     format_count,
+    format_range,
     format_share,
     format_time,
     readable,
@@ -45,6 +46,11 @@ def test_a_tiny_share_is_not_shown_as_nothing():
     assert format_share(0.00001) == "< 0.01 %"
     assert format_share(0.0) == "0.0 %"
     assert format_share(None) == "—"
+
+
+def test_an_interval_whose_ends_read_the_same_is_one_figure():
+    assert format_range(format_time(6_590_100), format_time(6_594_900)) == "6.59 ms"
+    assert format_range(format_time(6_590_100), format_time(6_595_100)) == "6.59 ms to 6.6 ms"
 
 
 def test_one_thing_is_singular():

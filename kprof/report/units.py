@@ -56,6 +56,11 @@ def format_memory(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def format_range(low: str, high: str) -> str:
+    """Format two ends of an interval; one where both read the same."""
+    return low if low == high else f"{low} to {high}"
+
+
 def format_share(share: float | None) -> str:
     """Format a share of one in percent; a missing one as a dash."""
     if share is None or pd.isna(share):

@@ -85,8 +85,8 @@ def _claim(
         found.append(f"{took}{those}, where pinned memory takes {low} to {high}")
     if lost_ns:
         found.append(f"{in_words(per_step(trace, lost_ns))} for which the GPU idles afterwards")
+    share = f"{percent(share_of_whole(trace, took_ns + lost_ns))} of {whole_of(trace)}"
     return (
         f"{number} {come.format(size, whole_of(trace))} from memory that is not pinned, and the "
-        f"host waits: {'; '.join(found)} "
-        f"({percent(share_of_whole(trace, took_ns + lost_ns))} of {whole_of(trace)})"
+        f"host waits: {'; '.join(found)} ({f'together {share}' if len(found) > 1 else share})"
     )

@@ -12,6 +12,7 @@ from kprof.report.units import (
     MISSING,
     UNKNOWN,
     format_count,
+    format_range,
     format_share,
     format_time,
     format_worth,
@@ -128,7 +129,8 @@ def _interval(saving: Saving | None) -> tuple[str, str]:
     time, share = format_time(high_ns), format_share(high_ns / step_ns)
     if low_ns <= 0:
         return f"up to {time}", f"up to {share}"
-    return f"{format_time(low_ns)} to {time}", f"{format_share(low_ns / step_ns)} to {share}"
+    low_time, low_share = format_time(low_ns), format_share(low_ns / step_ns)
+    return format_range(low_time, time), format_range(low_share, share)
 
 
 def _card(number: int, finding: Finding, diagnosis: Diagnosis) -> str:

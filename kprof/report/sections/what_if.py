@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kprof.analyze.steps import find_steps
 from kprof.analyze.trust.unanswered import why_no_timeline
 from kprof.report.section import Column, Part, Section, Table, Text
-from kprof.report.units import MISSING, format_share, format_time
+from kprof.report.units import MISSING, format_range, format_share, format_time
 from kprof.trace import Prediction, Trace
 
 TITLE = "What if"
@@ -77,7 +77,7 @@ def _interval(prediction: Prediction) -> str:
     shortest, longest = prediction.shortest_step_ns, prediction.longest_step_ns
     most = 1 - (predicted - missed if shortest is None else shortest) / step_ns
     least = 1 - (predicted + missed if longest is None else longest) / step_ns
-    return f"{format_share(max(least, 0))} to {format_share(min(most, 1))}"
+    return format_range(format_share(max(least, 0)), format_share(min(most, 1)))
 
 
 def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
