@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kprof.analyze.claims import in_words
 from kprof.report.units import (
     format_amount,
     format_count,
@@ -23,6 +24,10 @@ from kprof.report.units import (
     [
         (0, "0 ns"),
         (999, "999 ns"),
+        (999.6, "1 µs"),
+        (999_499, "999 µs"),
+        (999_500, "1 ms"),
+        (999_624_000, "1 s"),
         (1_000, "1 µs"),
         (12_345, "12.3 µs"),
         (99_960, "100 µs"),
@@ -46,6 +51,11 @@ def test_a_tiny_share_is_not_shown_as_nothing():
     assert format_share(0.00001) == "< 0.01 %"
     assert format_share(0.0) == "0.0 %"
     assert format_share(None) == "—"
+
+
+@pytest.mark.parametrize("time_ns", [999.6, 999_500, 999_624_000, -999_624_000])
+def test_claims_round_up_to_the_next_unit_too(time_ns):
+    assert in_words(time_ns).lstrip("-") in {"1 µs", "1 ms", "1 s"}
 
 
 def test_an_interval_whose_ends_read_the_same_is_one_figure():

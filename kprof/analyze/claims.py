@@ -59,7 +59,8 @@ def launches_in_words(number: float) -> str:
 def in_words(time_ns: float) -> str:
     """Return a time with its unit, in three digits."""
     for size, unit in TIME_UNITS:
-        if abs(time_ns) >= size:
+        # Three digits of the next smaller unit would read 1000.
+        if abs(time_ns) >= 0.9995 * size:
             return f"{_digits(time_ns / size)} {unit}"
     return f"{time_ns:.0f} ns"
 

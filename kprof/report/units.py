@@ -18,12 +18,16 @@ _KNOWN_NAMESPACES = ("at::native::", "(anonymous namespace)::", "c10::", "std::"
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
+# From here on three digits of the next smaller unit would read 1000.
+ROUNDED_UP = 0.9995
+
+
 def format_time(time_ns: float | None) -> str:
     """Format a duration with three or four digits and its unit, a missing one as a dash."""
     if time_ns is None or pd.isna(time_ns):
         return MISSING
     for unit_ns, unit in _TIME_UNITS:
-        if abs(time_ns) >= unit_ns:
+        if abs(time_ns) >= ROUNDED_UP * unit_ns:
             return f"{_digits(time_ns / unit_ns)} {unit}"
     return f"{time_ns:.0f} ns"
 
