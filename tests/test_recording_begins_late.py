@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kprof.analyze.diagnose import diagnose
+from kprof.analyze.difference.comparability import find_doubts
 from kprof.analyze.difference.lay_out import find_differences
 from kprof.analyze.steps import before_launches, time_steps, whole_ns
 from kprof.analyze.what_if.baseline import find_baseline
@@ -93,6 +94,12 @@ def test_recordings_that_lag_differently_do_not_differ(lead_ms):
     assert found.difference_ns == 0
     assert found.a.step_ns == 39 * MS // 4
     assert all(not found.changes(layout) for layout in found.layouts)
+
+
+@LEADS
+def test_what_is_in_no_step_is_in_no_window_of_a_comparison(lead_ms):
+    told = find_doubts(late(0), late(lead_ms))
+    assert not any("is in no table" in one for one in told)
 
 
 @LEADS

@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.idle.summary import collective_waits
+from kprof.analyze.steps import before_launches
 from kprof.analyze.summary import measure_elapsed
 from kprof.trace import Trace
 
@@ -136,7 +137,8 @@ def _units(waits: pd.DataFrame) -> tuple[NDArray[np.int64], bool]:
 def _elapsed_ns(trace: Trace, *, are_steps: bool) -> float:
     """Return the time of all units together: of all steps, or of the window."""
     ranges = trace.ranges
-    elapsed = measure_elapsed(trace.kernels)
+    is_lead = before_launches(trace)[0]
+    elapsed = measure_elapsed(trace.kernels[~is_lead] if is_lead.any() else trace.kernels)
     if not are_steps or not len(ranges):
         return float(elapsed)
     steps = ranges[(ranges["kind"] == "step").to_numpy(bool)]

@@ -9,8 +9,8 @@ import numpy as np
 from kprof.analyze.energy import around, devices_in, readings
 from kprof.analyze.marks import rule_of
 from kprof.analyze.overlap import allot_busy_time
-from kprof.analyze.steps import find_steps, time_steps
-from kprof.analyze.summary import measure_window
+from kprof.analyze.steps import find_lead, find_steps, time_steps
+from kprof.analyze.summary import count_gpus, measure_window
 from kprof.analyze.trust.audit import audit
 from kprof.analyze.utilisation import ENOUGH_KNOWN, has_work, share_of_time
 from kprof.trace import Trace
@@ -136,7 +136,9 @@ def _edges(a: Trace, b: Trace) -> Iterator[str]:
     """Tell where the windows hold much less, or more, than the steps that they are divided by."""
     for name, trace in _both(a, b):
         steps_ns = sum(time_steps(trace).recorded_ns)
-        window_ns = measure_window(trace.kernels) // max(trace.meta.num_ranks, 1)
+        # What was launched before a recording is in no step and in no table.
+        left_out_ns = find_lead(trace).time_ns // max(count_gpus(trace.kernels), 1)
+        window_ns = measure_window(trace.kernels) // max(trace.meta.num_ranks, 1) - left_out_ns
         apart = abs(window_ns - steps_ns) / max(steps_ns, 1)
         if steps_ns and apart > MUCH:
             yield (
