@@ -6,6 +6,7 @@ import pytest
 
 from kprof.analyze.idle.causes import DEPENDENCY_WAIT
 from kprof.analyze.unexplained import find_unexplained, is_of_nvidia
+from kprof.analyze.what_if.baseline import find_baseline
 from kprof.trace import Gpu
 from tests.traces import analyzed_trace_of
 
@@ -83,3 +84,18 @@ def test_without_a_timeline_shares_are_of_the_device_time():
     trace = analyzed_trace_of(MATMUL, untimed="nothing tells when it ran")
     (found,) = find_unexplained(trace, [])
     assert "of the device time (100 % of it)" in found.claim
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("cudaLaunchKernel", True),
+        ("hipLaunchKernel", True),
+        ("urEnqueueKernelLaunch", True),
+        ("runFunction - job_prep_and_submit_for_execution", False),
+        ("aclrtLaunchKernel", False),
+    ],
+)
+def test_nothing_is_replayed_where_the_hosts_waits_are_unknown(call, told):
+    baseline = find_baseline(on("A", MATMUL, calls=[call]))
+    assert (baseline.refusal is None) is told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +21,8 @@ from kprof.trace import Trace
 WORST_REPLAY = 0.03
 # A replay takes some microseconds an activity.
 MOST_ACTIVITIES = 1_000_000
+# Runtimes whose waiting calls are known: of CUDA, HIP, Level Zero and Unified Runtime.
+KNOWN_CALLS = re.compile(r"(?:cuda|cu|hip|ze|zes|ur)[A-Z]")
 OTHER_READINGS: tuple[Streams, ...] = ("free", "in order")
 
 
@@ -60,12 +63,21 @@ class Baseline:
             return "the recorded steps hold no device time"
         if self.replay is None and not self.trace.is_host_only:
             return f"{len(self.trace.kernels):,} activities are too many to replay"
+        if not _knows_waits(self.trace):
+            return "nothing tells in which calls of this device's runtime the host waits"
         if self.error <= WORST_REPLAY:
             return None
         return (
             f"replaying the unchanged recording misses the measured step by "
             f"{100 * self.error:.1f} %: more goes on in it than it tells"
         )
+
+
+def _knows_waits(trace: Trace) -> bool:
+    """Tell whether the host's calls, where there are any, are of a runtime that is known."""
+    ranges = trace.ranges
+    calls = ranges["name"][(ranges["kind"] == "runtime").to_numpy(bool)].unique()
+    return not len(calls) or any(KNOWN_CALLS.match(str(name)) for name in calls)
 
 
 def find_baseline(trace: Trace) -> Baseline:
