@@ -149,7 +149,9 @@ def _require_activity(trace: Trace, source: str) -> None:
     if not len(kernels) and not ((ranges["kind"] == "op") & (ranges["duration_ns"] > 0)).any():
         raise TraceError(
             f"{source}: no device activity and no host operator, nothing to analyze",
-            fix="record with CPU and CUDA activities, while the workload runs operators",
+            fix="record while the workload uses the GPU"
+            if trace.meta.tool == "nsys"
+            else "record with CPU and CUDA activities, while the workload runs operators",
         )
     for table in (kernels, ranges):
         start_ns, duration_ns = (table[c].to_numpy(float) for c in ("start_ns", "duration_ns"))

@@ -92,6 +92,12 @@ def test_an_export_in_which_neither_cuda_nor_nvtx_was_traced(tmp_path):
     assert "neither CUDA calls nor NVTX ranges" in problem_of(path)
 
 
+def test_an_export_of_a_session_that_recorded_nothing_is_told_as_one(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "trace.sqlite")) as connection:
+        connection.execute("CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER)")
+    assert "neither CUDA calls nor NVTX" in problem_of(tmp_path / "trace.sqlite")
+
+
 def test_ranges_without_operators_and_activities_are_nothing_to_analyze(tmp_path):
     path = write(tmp_path, nvtx("a"))
     assert "nothing to analyze" in problem_of(path, lambda path: read_paths([path]))

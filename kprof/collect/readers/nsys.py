@@ -100,7 +100,8 @@ def _read_export(export: Path, named: Path, known: Mapping[int, int]) -> Trace:
 def _require_export(database: Database) -> None:
     if any(database.has(table) for table in (*DEVICE_TABLES, *HOST_TABLES)):
         return
-    if database.has("META_DATA_EXPORT"):
+    # Exports of old versions, and of sessions that recorded nothing, tell no version.
+    if database.has("META_DATA_EXPORT") or database.has("TARGET_INFO_SESSION_START_TIME"):
         raise TraceError(
             f"{database.name} holds neither CUDA calls nor NVTX ranges, so nothing to analyze",
             fix=_RECORD,
