@@ -1,4 +1,4 @@
-"""Results of `vllm bench serve`: written out in its form, with made-up numbers."""
+"""Results of `vllm bench serve`: written out in its form, and genuine ones of 0.33.0."""
 
 import json
 from pathlib import Path
@@ -36,6 +36,9 @@ DETAILS = {
 }
 
 
+DATA = Path(__file__).parent / "data" / "responses"
+
+
 @pytest.fixture
 def result(tmp_path):
     """Write a result with changes; None takes a key out."""
@@ -55,6 +58,37 @@ def test_times_of_chunks_add_up_from_the_sending(result):
     assert (first.chunk_ns - first.sent_ns).tolist() == [20 * MS, 25 * MS, 31 * MS]
     assert (first.output_tokens, first.input_tokens, first.outcome) == (3, 8, "answered")
     assert first.end_ns == first.chunk_ns[-1]
+
+
+def test_a_genuine_result_behind_a_limit_counts_from_when_requests_were_due():
+    run = read_result(str(DATA / "vllm.json"))
+    assert (run.load.kind, run.doubts) == ("open", ())
+    assert run.load.name == "20 requests/s, Poisson, 3 at a time at most"
+    assert [row.outcome for row in run.rows].count("failed") == 1
+    # The seventh waited 52.542 ms for a place, and its only chunk came 25.569 ms later.
+    assert time_to_first(run.rows[6]).high == pytest.approx(78_111_272, abs=2)
+    # Five tokens in three chunks: the third may have come with the first of them.
+    first = run.rows[0]
+    assert (first.output_tokens, len(first.chunk_ns)) == (5, 3)
+    assert time_to_tokens(first, 3) == pytest.approx((25_231_663, 65_972_237), abs=2)
+
+
+def test_a_genuine_burst_behind_a_limit_is_a_closed_loop():
+    run = read_result(str(DATA / "vllm_closed.json"))
+    assert (run.load.kind, run.load.name) == ("closed", "3 at a time")
+    assert all(row.scheduled_ns is None for row in run.rows)
+
+
+def test_a_time_a_tenth_of_a_nanosecond_beyond_the_limit_breaks_it(result):
+    ties = [verdict("ttft_p20<=200ms", read_run(result, at)) for at in (0.2, 0.2000000001)]
+    assert ties == ["MET", "MISSED"]
+    # Floats of seconds: 0.1 + 0.2 is not beyond 0.3.
+    assert verdict("ttft_p20<=300ms", read_run(result, 0.1 + 0.2)) == "MET"
+
+
+def read_run(result, ttft):
+    """Return a run whose answers all have this time to the first token, in s."""
+    return service(*read_result(result(ttfts=[ttft, ttft, 0.0])).rows[:2] * 30)
 
 
 def test_requests_lie_as_far_apart_as_they_were_sent(result):

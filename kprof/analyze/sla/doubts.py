@@ -81,9 +81,9 @@ def _lateness(runs: Sequence[Responses], targets: Sequence[Target]) -> list[str]
     if lag <= LATE_NS and lag <= LATE_SHARE * min(limits, default=np.inf):
         return []
     return [
-        f"the client was late: 1 % of the requests were sent {lag / 1e6:.3g} ms or more after "
-        "they were due. Times count from when they were due; a target counts as missed only if it "
-        "is missed from the sending on as well"
+        f"the client was late: 99 % of the requests were sent up to {lag / 1e6:.3g} ms after they "
+        "were due. Times count from when they were due; a target counts as missed only if it is "
+        "missed from the sending on as well"
     ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from kprof.collect.result_json import damaged, decode, in_ns, read_bytes, without_details
+from kprof.collect.result_json import damaged, decode, read_bytes, took_ns, without_details
 from kprof.responses import NO_TIMES, Load, Outcome, Response, Responses
 
 TOOL = "genai-bench"
@@ -64,10 +64,10 @@ def read(path: Path) -> list[Responses]:
 def _response(request: _Request, unit_ns: float) -> Response:
     has_failed = request.error_code is not None or request.e2e_latency is None
     outcome: Outcome = "failed" if has_failed else "answered"
-    end_ns = None if request.e2e_latency is None else in_ns(request.e2e_latency, unit_ns)
+    end_ns = None if request.e2e_latency is None else took_ns(request.e2e_latency, unit_ns)
     chunk_ns = NO_TIMES
     if request.ttft is not None and end_ns is not None and not has_failed:
-        chunk_ns = np.unique([in_ns(request.ttft, unit_ns), end_ns]).astype(np.int64)
+        chunk_ns = np.unique([took_ns(request.ttft, unit_ns), end_ns]).astype(np.int64)
         # Times that run backwards are refused with the number of the request.
         if request.ttft > (request.e2e_latency or 0):
             chunk_ns = chunk_ns[::-1]

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from kprof.collect.result_json import (
-    arrivals,
-    at,
-    damaged,
-    decode,
-    in_ns,
-    read_bytes,
-    without_details,
+from kprof.collect.result_columns import (
+    Arrived,
+    Columns,
+    Request,
+    first_ns_of,
+    requests_of,
+    response_of,
 )
-from kprof.responses import NO_TIMES, Load, Response, Responses, Times
+from kprof.collect.result_json import arrivals, decode, in_ns, read_bytes, took_ns
+from kprof.responses import Load, Response, Responses
 
 TOOL = "vllm bench serve"
 NOT_KNOWN = (
@@ -33,20 +32,10 @@ FULL_SHARE = 0.9
 OPTION = "record with `vllm bench serve --save-result --save-detailed`"
 
 
-class _Result(msgspec.Struct):
-    """What is read of a result; times in seconds."""
+class _Result(Columns):
+    """What vLLM records besides."""
 
-    ttfts: list[float] | None = None
-    itls: list[list[float]] | None = None
-    output_lens: list[int] | None = None
-    input_lens: list[int] | None = None
-    errors: list[str] | None = None
-    start_times: list[float] | None = None
-    queue_times: list[float] | None = None
-    latencies: list[float] | None = None
-    request_rate: float | str | None = None
     burstiness: float | None = None
-    max_concurrency: int | None = None
     ramp_up_strategy: str | None = None
     completed: int | None = None
 
@@ -70,76 +59,41 @@ def read(path: Path) -> list[Responses]:
 
 
 def _responses(result: _Result, path: Path) -> Responses:
-    ttfts, itls, lengths = result.ttfts, result.itls, result.output_lens
-    if not ttfts or itls is None or lengths is None:
-        raise without_details(path, TOOL, OPTION)
-    kept = (result.errors, result.start_times)
-    # What a version does not record may be an empty list of it.
-    others = (result.input_lens or None, result.queue_times or None, result.latencies or None)
-    for column in (itls, lengths, *kept, *others):
-        if column is not None and len(column) != len(ttfts):
-            raise damaged(path, TOOL, "its lists differ in length")
-    _refuse_negative(result, path)
+    requests = requests_of(result, path, TOOL, OPTION)
     load = _load(result)
-    rows = tuple(_response(result, i, load) for i in range(len(ttfts)))
+    rows = tuple(_response(result, request, load) for request in requests)
     return Responses(path.name, TOOL, load, rows, tuple(_doubts(result, rows)))
 
 
-def _refuse_negative(result: _Result, path: Path) -> None:
-    columns = ("ttfts", "itls", "latencies")
-    for name in columns:
-        for i, times in enumerate(getattr(result, name) or (), start=1):
-            if min(times if isinstance(times, list) else [times], default=0.0) < 0:
-                raise damaged(path, TOOL, f"{name} of request {i} is negative")
+def _response(result: _Result, request: Request, load: Load) -> Response:
+    sent_ns, due_ns = in_ns(request.started_s or 0.0), _due_ns(request, load)
+    # Behind a limit, a request waits until the service has answered another one.
+    since_ns = sent_ns if due_ns is None or not _waits(result) else min(sent_ns, due_ns)
+    is_due_known = load.kind == "closed" or not _waits(result) or _has_due(result)
+    arrived = _arrived(request, sent_ns)
+    return response_of(request, arrived, since_ns, due_ns, is_due_known=is_due_known)
 
 
-def _response(result: _Result, i: int, load: Load) -> Response:
-    assert result.ttfts is not None
-    assert result.itls is not None
-    assert result.output_lens is not None
-    sent_ns, due_ns = in_ns(at(result.start_times, i) or 0.0), _due_ns(result, i, load)
-    error = at(result.errors, i) or ""
-    # A failed request has no tokens and no first one; what it says of the error may be empty.
-    is_answered = not error and result.output_lens[i] > 0
-    first_ns = in_ns(result.ttfts[i])
-    chunk_ns = NO_TIMES
-    if first_ns > 0:
-        chunk_ns = arrivals(sent_ns + first_ns, result.itls[i])
-    took = at(result.latencies, i)
-    ended_ns = sent_ns + in_ns(took) if took else None
-    chunk_ns, has_every_chunk = _with_end(chunk_ns, result.output_lens[i], ended_ns)
-    end_ns = ended_ns
-    if len(chunk_ns) and (has_every_chunk or end_ns):
-        end_ns = max(int(chunk_ns[-1]), end_ns or 0)
-    return Response(
-        # Behind a limit, a request waits until the service has answered another one.
-        sent_ns if due_ns is None or not _waits(result) else min(sent_ns, due_ns),
-        "answered" if is_answered else "failed",
-        due_ns,
-        chunk_ns,
-        has_every_chunk=has_every_chunk,
-        is_due_known=load.kind == "closed" or not _waits(result) or _has_due(result),
-        end_ns=end_ns,
-        input_tokens=at(result.input_lens, i),
-        output_tokens=result.output_lens[i] if is_answered else None,
-        error=error or ("" if is_answered else "no output"),
-    )
-
-
-def _with_end(chunk_ns: Times, num_tokens: int, ended_ns: int | None) -> tuple[Times, bool]:
-    """Return the known arrivals, and whether they are all that brought tokens.
+def _arrived(request: Request, sent_ns: int) -> Arrived:
+    """Return when chunks came.
 
     A server that buffers sends a first chunk and the rest later, of which vLLM lists nothing; only
     the latency tells when the answer ended.
     """
-    if not len(chunk_ns) or len(chunk_ns) >= num_tokens:
-        return chunk_ns, True
-    if ended_ns is None:
-        return chunk_ns, len(chunk_ns) > 1
-    is_last_listed = ended_ns - chunk_ns[-1] <= LAST_CHUNK_NS
-    if is_last_listed:
-        return chunk_ns, True
-    return np.array([chunk_ns[0], ended_ns], np.int64), False
+    first_ns = first_ns_of(request)
+    ended_ns = sent_ns + took_ns(request.took_s) if request.took_s else None
+    if first_ns is None:
+        return Arrived(end_ns=ended_ns)
+    chunk_ns = arrivals(sent_ns + first_ns, request.gaps_s)
+    last_ns = int(chunk_ns[-1])
+    if request.num_tokens is not None and len(chunk_ns) < request.num_tokens:
+        if ended_ns is None:
+            is_streamed = len(chunk_ns) > 1
+            return Arrived(chunk_ns, is_streamed, last_ns if is_streamed else None)
+        if ended_ns - last_ns > LAST_CHUNK_NS:
+            first_and_end = np.array([chunk_ns[0], ended_ns], np.int64)
+            return Arrived(first_and_end, has_every_chunk=False, end_ns=ended_ns)
+    return Arrived(chunk_ns, end_ns=max(last_ns, ended_ns or 0))
 
 
 def _has_due(result: _Result) -> bool:
@@ -151,11 +105,10 @@ def _waits(result: _Result) -> bool:
     return result.max_concurrency is not None
 
 
-def _due_ns(result: _Result, i: int, load: Load) -> int | None:
-    waited = at(result.queue_times, i)
-    if waited is None or load.kind == "closed" or not result.start_times:
+def _due_ns(request: Request, load: Load) -> int | None:
+    if request.waited_s is None or load.kind == "closed" or request.started_s is None:
         return None
-    return in_ns(result.start_times[i]) - in_ns(waited)
+    return in_ns(request.started_s) - in_ns(request.waited_s)
 
 
 def _is_closed(result: _Result) -> bool:
@@ -199,14 +152,13 @@ def _is_scheduled(result: _Result) -> bool:
 
 
 def _load(result: _Result) -> Load:
-    limit = result.max_concurrency
-    capped = f", {limit} at a time at most" if limit else ""
+    limit, capped = result.max_concurrency, result.capped
     if result.ramp_up_strategy is not None:
         why = "the load grows all along, so percentiles are of a mixture of loads"
         return Load("open", f"{result.ramp_up_strategy} ramp{capped}", why)
     if isinstance(result.request_rate, float):
-        arrivals = "Poisson" if result.burstiness in (1.0, None) else "gamma"
-        name = f"{result.request_rate:g} requests/s, {arrivals}{capped}"
+        spacing = "Poisson" if result.burstiness in (1.0, None) else "gamma"
+        name = f"{result.request_rate:g} requests/s, {spacing}{capped}"
         return Load("open", name, NOT_KNOWN if limit and not _has_due(result) else "")
     if _is_closed(result):
         return Load("closed", f"{limit} at a time")
