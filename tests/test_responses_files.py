@@ -180,3 +180,69 @@ def test_a_value_that_cannot_be_is_one_clear_error(edited, place, value):
 
     with pytest.raises(KprofError, match=r"profile_export\.jsonl"):
         read_result(edited(damage))
+
+
+@pytest.fixture
+def with_phases(edited, tmp_path):
+    """Write AIPerf's records beside a summary with these phases, after an edit of each record."""
+
+    def write(*phases, edit=lambda row: None):
+        path = edited(edit)
+        summary = {"aiperf_version": "0.13.0", "input_config": {"phases": list(phases)}}
+        (tmp_path / "profile_export_aiperf.json").write_text(json.dumps(summary))
+        return path
+
+    return write
+
+
+def test_each_phase_that_aiperf_measured_is_a_load(with_phases):
+    def edit(row):
+        row["metadata"]["phase_index"] = 1 + row["metadata"]["session_num"] // 6
+
+    path = with_phases(
+        {"kind": "warmup", "type": "concurrency", "concurrency": 1},
+        {"kind": "profiling", "type": "concurrency", "concurrency": 4},
+        {"kind": "profiling", "type": "poisson", "rate": 20.0},
+        edit=edit,
+    )
+    with pytest.raises(KprofError, match="2 loads"):
+        read_result(path)
+    first, second = (read_result(f"{path}#{place}") for place in (1, 2))
+    assert (first.load.kind, first.load.name, len(first.rows)) == ("closed", "4 at a time", 6)
+    assert (second.load.kind, second.load.name) == ("open", "20 requests/s, poisson")
+
+
+@pytest.mark.parametrize(("limit", "is_known"), [(1, False), (50, True)])
+def test_a_limit_of_aiperf_that_was_reached_hides_how_long_requests_waited(
+    with_phases, limit, is_known
+):
+    phase = {"kind": "profiling", "type": "poisson", "rate": 20.0, "concurrency": limit}
+    run = read_result(with_phases(phase))
+    assert run.load.name == f"20 requests/s, poisson, {limit} at a time at most"
+    assert {row.is_due_known for row in run.rows} == {is_known}
+
+
+@pytest.mark.parametrize(
+    ("phase", "load"),
+    [
+        ({"type": "fixed_schedule"}, ("open", "fixed_schedule")),
+        ({"type": "constant", "rate": 5.0}, ("open", "5 requests/s, constant")),
+        ({"type": "user_centric", "rate": 5.0}, ("closed", "5 requests/s, user_centric")),
+        ({"type": "concurrency", "concurrency": 8}, ("closed", "8 at a time")),
+    ],
+)
+def test_the_kind_of_an_aiperf_phase_is_the_load(with_phases, phase, load):
+    run = read_result(with_phases({"kind": "profiling", **phase}))
+    assert (run.load.kind, run.load.name) == load
+
+
+@pytest.mark.parametrize(
+    "growth",
+    [
+        {"type": "poisson", "rate": 9.0, "rate_ramp": {"duration": 30}},
+        {"type": "poisson", "rate_series": [[0, 1], [60, 20]]},
+        {"type": "concurrency", "concurrency": 8, "concurrency_ramp": {"duration": 30}},
+    ],
+)
+def test_a_load_of_aiperf_that_grows_says_so(with_phases, growth):
+    assert "mixture" in read_result(with_phases({"kind": "profiling", **growth})).load.why

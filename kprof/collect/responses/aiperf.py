@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from kprof.collect.result_json import (
     ResultError,
     arrivals,
     decode,
-    in_ns,
     read_bytes,
+    took_ns,
     without_details,
 )
 from kprof.errors import KprofError
@@ -24,6 +25,15 @@ TOOL = "AIPerf"
 RECORDS = "profile_export.jsonl"
 SUMMARY = "profile_export_aiperf.json"
 OPTION = f"name the {RECORDS} beside it, which `--export-level records` writes"
+SCHEDULED = ("fixed_schedule", "poisson", "gamma", "constant")
+AS_RELEASED = (
+    "when a request was due is when AIPerf released it: had that been late, nobody would know"
+)
+NO_WAIT = (
+    "as many requests as may run at a time did, and the file does not say how long others waited "
+    "for a place, so no time from when they were due is met"
+)
+GROWS = "the load grows at the beginning, so percentiles are of a mixture of loads"
 IN_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "sec": 1e9, "s": 1e9}
 
 
@@ -37,6 +47,7 @@ class _Metadata(msgspec.Struct):
     request_end_ns: int | None = None
     credit_issued_ns: int | None = None
     benchmark_phase: str = "profiling"
+    phase_index: int | None = None
     was_cancelled: bool = False
 
 
@@ -57,7 +68,10 @@ class _Phase(msgspec.Struct):
     kind: str = "profiling"
     type: str | None = None
     rate: float | None = None
+    rate_series: Any = None
     concurrency: float | None = None
+    rate_ramp: Any = None
+    concurrency_ramp: Any = None
 
 
 class _Generator(msgspec.Struct):
@@ -97,7 +111,8 @@ def read(path: Path) -> list[Responses]:
         records = records.with_name(RECORDS)
         if not records.is_file():
             raise without_details(path, TOOL, OPTION)
-    rows, num_warm_up = [], 0
+    by_phase: dict[int | None, list[_Record]] = {}
+    num_warm_up = 0
     for number, line in enumerate(read_bytes(records).splitlines(), start=1):
         if not line.strip():
             continue
@@ -105,20 +120,40 @@ def read(path: Path) -> list[Responses]:
         if record.metadata.benchmark_phase == "warmup":
             num_warm_up += 1
         else:
-            rows.append(record)
-    if not rows:
+            by_phase.setdefault(record.metadata.phase_index, []).append(record)
+    if not by_phase:
         raise without_details(records, TOOL, "record it again: no request of it was measured")
-    load = _load(records.with_name(SUMMARY))
-    responses = tuple(_response(record, load) for record in rows)
+    config = _config_of(records.with_name(SUMMARY))
     doubts = (f"{num_warm_up:,} requests of the warm-up are left out",) if num_warm_up else ()
-    return [Responses(records.name, TOOL, load, responses, doubts)]
+    places = sorted(by_phase, key=lambda place: -1 if place is None else place)
+    return [_run_of(by_phase[place], config, place, records.name, doubts) for place in places]
+
+
+def _run_of(
+    rows: list[_Record], config: _Config, place: int | None, source: str, doubts: tuple[str, ...]
+) -> Responses:
+    """Return the requests of one phase: a load of its own."""
+    phase = _phase_at(config, place)
+    load, is_due_known = _load(config, phase), True
+    if load.kind == "open" and phase and phase.concurrency and _is_full(rows, phase.concurrency):
+        load, is_due_known = Load(load.kind, load.name, NO_WAIT), False
+    responses = tuple(_response(record, load, is_due_known=is_due_known) for record in rows)
+    return Responses(source, TOOL, load, responses, doubts)
+
+
+def _is_full(rows: Sequence[_Record], limit: float) -> bool:
+    """Tell whether so many requests were under way that the next one had to wait."""
+    begins = np.sort([row.metadata.request_start_ns for row in rows])
+    ends = np.sort([row.metadata.request_end_ns or row.metadata.request_start_ns for row in rows])
+    under_way = np.arange(1, len(rows) + 1) - np.searchsorted(ends, begins, side="right")
+    return bool(under_way.max() >= limit)
 
 
 def _decode_line(line: bytes, path: Path, number: int) -> _Record:
     return decode(line, path, _Record, f"{TOOL}, line {number}")
 
 
-def _response(record: _Record, load: Load) -> Response:
+def _response(record: _Record, load: Load, *, is_due_known: bool = True) -> Response:
     about, metrics = record.metadata, record.metrics
     sent_ns = about.request_start_ns
     first_ns = _time_ns(metrics, "time_to_first_token")
@@ -140,6 +175,7 @@ def _response(record: _Record, load: Load) -> Response:
         about.credit_issued_ns if load.kind == "open" else None,
         chunk_ns,
         has_every_chunk=has_every_chunk,
+        is_due_known=is_due_known,
         end_ns=end_ns,
         input_tokens=_count(metrics, "input_sequence_length"),
         output_tokens=_count(metrics, "output_sequence_length"),
@@ -149,7 +185,7 @@ def _response(record: _Record, load: Load) -> Response:
 
 def _time_ns(metrics: dict[str, _Metric], name: str) -> int | None:
     metric = metrics.get(name)
-    return None if metric is None else in_ns(metric.value, _unit_ns(metric))
+    return None if metric is None else took_ns(metric.value, _unit_ns(metric))
 
 
 def _gap_unit_ns(gaps: _Metric | None) -> float:
@@ -171,24 +207,37 @@ def _count(metrics: dict[str, _Metric], name: str) -> int | None:
     return int(metric.value)
 
 
-def _load(summary: Path) -> Load:
+def _config_of(summary: Path) -> _Config:
     try:
-        config = decode(read_bytes(summary), summary, _Summary, TOOL).input_config
+        return decode(read_bytes(summary), summary, _Summary, TOOL).input_config or _Config()
     except KprofError:
-        config = None
-    why = "when a request was due is when AIPerf released it: had that been late, nobody would know"
-    for phase in config.phases if config else []:
-        if phase.kind != "profiling":
-            continue
-        capped = f", {phase.concurrency:g} at a time at most" if phase.concurrency else ""
-        if phase.rate is not None:
-            return Load("open", f"{phase.rate:g} requests/s, {phase.type}{capped}", why)
-        if phase.concurrency is not None:
-            return Load("closed", f"{phase.concurrency:g} at a time")
-    generator = config.loadgen if config else None
+        return _Config()
+
+
+def _phase_at(config: _Config, place: int | None) -> _Phase | None:
+    """Return the phase of that place among all, or the first one that was measured."""
+    if place is not None and place < len(config.phases):
+        return config.phases[place]
+    return next((phase for phase in config.phases if phase.kind == "profiling"), None)
+
+
+def _load(config: _Config, phase: _Phase | None) -> Load:
+    if phase is not None:
+        grows = GROWS if phase.rate_ramp or phase.rate_series or phase.concurrency_ramp else ""
+        at_most = phase.concurrency
+        capped = f", {at_most:g} at a time at most" if at_most else ""
+        rate = f"{phase.rate:g} requests/s, " if phase.rate is not None else ""
+        if phase.type in SCHEDULED or (phase.rate is not None and phase.type is None):
+            return Load("open", f"{rate}{phase.type}{capped}", grows or AS_RELEASED)
+        if phase.type == "user_centric":
+            # The next turn of a user follows an answer.
+            return Load("closed", f"{rate}{phase.type}", grows)
+        if at_most is not None:
+            return Load("closed", f"{at_most:g} at a time", grows)
+    generator = config.loadgen
     if generator and generator.request_rate:
         pattern = generator.arrival_pattern or generator.request_rate_mode or "Poisson"
-        return Load("open", f"{generator.request_rate:g} requests/s, {pattern}", why)
+        return Load("open", f"{generator.request_rate:g} requests/s, {pattern}", AS_RELEASED)
     if generator and generator.concurrency:
         return Load("closed", f"{generator.concurrency} at a time")
     return Load("unknown", f"load not recorded ({SUMMARY} is not beside the records)")
