@@ -124,6 +124,31 @@ def test_slips_in_a_single_fact_are_warned_of():
     assert "cents" in calculate(owned, TODAY).warnings[0]
 
 
+OWNED = {"price": None, "capex": "35000", "life": "4", "kw": "1.3", "kwh_price": "0.08"}
+SAVED = {"speedup": "1.3", "tokens_per_month": "2T"}
+SPOT = {"interruptions": "0.05", "restart": "0.5"}
+
+
+@pytest.mark.parametrize(
+    ("known", "fact", "slip", "near", "word"),
+    [
+        ({}, "price", "31.33", "19", "server"),
+        (OWNED, "capex", "280000", "140000", "server"),
+        (OWNED, "kw", "10.2", "3.9", "server"),
+        (OWNED, "life", "48", "15", "years"),
+        (OWNED, "kwh_price", "0.00008", "0.005", "per Wh"),
+        (SAVED, "tokens_per_month", "2", "1M", "few"),
+        (SAVED, "speedup", "0.77", "1", "slowdown"),
+        (SPOT, "restart", "30", "20", "--restart in hours"),
+        ({}, "joules_per_token", "0.000001", "0.002", "idle"),
+    ],
+)
+def test_a_fact_of_another_unit_is_warned_of(known, fact, slip, near, word):
+    (warning,) = warnings(**{**known, fact: slip})
+    assert word in warning
+    assert warnings(**{**known, fact: near}) == ()
+
+
 def test_a_warning_stands_in_the_json_and_leaves_the_exit_code(capsys):
     words = ("--price", "2", "--tokens-per-s", "5000", "--demand", "9000", "--utilisation", "0.2")
     assert "contradicts" in answer(capsys, *words)["warnings"][0]

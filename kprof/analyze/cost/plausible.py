@@ -18,6 +18,17 @@ MOST_TOKENS_PER_S = 10**6
 """Of one GPU: published records of small models are ten times lower."""
 MOST_WATTS = 20_000
 """Of one GPU with its share of the server and its cooling."""
+LEAST_WATTS = 10
+"""Of one GPU: idle ones draw 20 to 100."""
+MOST_KW = 4
+"""Of one GPU, all in: a GB200's is 2.1, and that of a server with 8 H100s is 10."""
+MOST_RENT_USD = 20
+"""Of one GPU's hour: the dearest in `prices.json` is below 15."""
+MOST_CAPEX_USD = 150_000
+"""Of one GPU with its share of the server: a server with 8 H100s costs about 280,000."""
+MOST_LIFE_YEARS = 15
+LEAST_KWH_USD = Fraction(5, 1_000)
+LEAST_TOKENS_PER_MONTH = 10**6
 MOST_SPEEDUP = 20
 LEAST_OWNED_USD = Fraction(5, 100)
 """Of an own GPU's hour: $ 1,750 over four years, without current."""
@@ -126,30 +137,82 @@ def _watts(facts: Facts) -> Fraction | None:
 
 
 def _of_single_facts(facts: Facts, price: Price | None) -> list[str]:
+    """Name each fact that is true of another unit, or of a server instead of a GPU."""
     warnings, watts = [], _watts(facts)
     if facts.tokens_per_s is not None and facts.tokens_per_s.high > MOST_TOKENS_PER_S:
         warnings.append(
             f"--tokens-per-s {_plain(facts.tokens_per_s.high)} is more than one GPU serves: give "
             "the rate of one GPU, not of the service."
         )
-    if facts.speedup is not None and facts.speedup.high > MOST_SPEEDUP:
+    if facts.tokens_per_month is not None and facts.tokens_per_month < LEAST_TOKENS_PER_MONTH:
         warnings.append(
-            f"--speedup {_plain(facts.speedup.high)} means so many times as fast; 30 % faster is "
-            "1.3."
+            f"--tokens-per-month {_plain(facts.tokens_per_month)} are few: 2T are 2 * 10^12."
+        )
+    if watts is not None and watts < LEAST_WATTS:
+        warnings.append(
+            f"A GPU would draw {_plain(watts)} W, less than an idle one: check the unit of the "
+            "energy (J, of all GPUs for a step)."
         )
     if watts is not None and facts.kw is not None and watts > (1 + CLOSE) * facts.kw * 1_000:
         warnings.append(
             f"The measured energy is {_plain(watts / 1_000)} kW of a GPU, more than --kw "
             f"{_plain(facts.kw)} provides."
         )
-    if (
-        price is not None
-        and facts.capex is not None
-        and price.usd_per_gpu_hour.mid < LEAST_OWNED_USD
-    ):
+    return [*warnings, *_of_speedup(facts), *_of_rent(facts), *_of_owned(facts, price)]
+
+
+def _of_speedup(facts: Facts) -> list[str]:
+    if facts.speedup is None:
+        return []
+    if facts.speedup.high > MOST_SPEEDUP:
+        return [
+            f"--speedup {_plain(facts.speedup.high)} means so many times as fast; 30 % faster is "
+            "1.3."
+        ]
+    if facts.speedup.mid < 1:
+        return [
+            f"--speedup {_plain(facts.speedup.mid)} is a slowdown: give the old time over the new."
+        ]
+    return []
+
+
+def _of_rent(facts: Facts) -> list[str]:
+    warnings = []
+    if facts.price is not None and facts.price.mid > MOST_RENT_USD:
         warnings.append(
-            "A GPU-hour of less than 5 cents follows from --capex: give the $ paid for one GPU "
-            "with its share of the server."
+            f"--price {_plain(facts.price.mid)} is above every list price of a GPU: divide the "
+            "price of a server by its GPUs."
+        )
+    if facts.interruptions is not None and facts.restart is not None:
+        lost = facts.interruptions * facts.restart
+        if lost > 1:
+            warnings.append(
+                f"Interruptions would cost {_plain(lost)} hours of work an hour: give "
+                "--interruptions per hour and --restart in hours."
+            )
+    return warnings
+
+
+def _of_owned(facts: Facts, price: Price | None) -> list[str]:
+    warnings = []
+    if facts.capex is not None:
+        if price is not None and price.usd_per_gpu_hour.mid < LEAST_OWNED_USD:
+            warnings.append(
+                "A GPU-hour of less than 5 cents follows from --capex: give the $ paid for one GPU "
+                "with its share of the server."
+            )
+        if facts.capex > MOST_CAPEX_USD:
+            warnings.append(
+                f"--capex {_plain(facts.capex)} is the price of a server: divide it by its GPUs."
+            )
+    if facts.life is not None and facts.life > MOST_LIFE_YEARS:
+        warnings.append(f"--life {_plain(facts.life)} is in years: 48 months are 4.")
+    if facts.kw is not None and facts.kw > MOST_KW:
+        warnings.append(f"--kw {_plain(facts.kw)} is the power of a server: divide it by its GPUs.")
+    if facts.kwh_price is not None and 0 < facts.kwh_price < LEAST_KWH_USD:
+        warnings.append(
+            f"--kwh-price {_plain(facts.kwh_price)} is below any tariff: give $ per kWh, not per "
+            "Wh."
         )
     return warnings
 
