@@ -1,10 +1,13 @@
 """How long a slow spell may last, and how much of a load "met" then takes."""
 
 import json
+import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
+from kprof.analyze.sla.bounds import least_samples
 from kprof.errors import KprofError
 from kprof.sla import json_of, judge_responses, read_targets
 from tests.responses import answer, judged, run_of, service, verdict
@@ -37,6 +40,26 @@ def test_a_share_is_met_by_as_many_spells_as_independent_samples_would_prove_it(
         assert found.verdict == expected
 
 
+def quiet_share(kept, num_spells):
+    """Return in how many loads of so many spells a service has no slow moment, as share of one.
+
+    It keeps the limit for this share of the time. Its spells are the longest and come by chance,
+    so the time to the next one is exponential: kept / (1 - kept) spells on average.
+    """
+    return kept * math.exp(-num_spells * (1 - kept) / kept)
+
+
+@pytest.mark.parametrize("kept", ["0.9", "0.95", "0.99", "0.999"])
+def test_no_rule_needs_a_tenth_less_of_a_load_without_more_than_1_percent_false_met(kept):
+    # A load without a slow moment looks like that of a flawless service.
+    least = least_samples(Fraction(kept))
+    assert quiet_share(float(kept), least) <= 0.01 < quiet_share(float(kept), 0.9 * least)
+
+
+def test_ten_spells_show_no_slow_moment_of_most_services_that_break_a_p95():
+    assert quiet_share(0.95, 10) == pytest.approx(0.561, abs=0.001)
+
+
 def test_a_rate_is_as_low_as_spells_that_stop_the_service_may_leave_it():
     found = judged("requests>=5req/s", steady(101), spell_s=10)
     assert found.low == pytest.approx(10 * 0.01 ** (1 / 10), rel=0.02)
@@ -46,6 +69,14 @@ def test_a_rate_is_as_low_as_spells_that_stop_the_service_may_leave_it():
 def test_a_load_that_is_too_short_says_how_long_it_has_to_be():
     assert judged("ttft_p95<=200ms", steady(101), spell_s=10).load_s_needed == 900
     assert judged("ttft_p50<=200ms", steady(90), spell_s=10).load_s_needed == 100
+
+
+@pytest.mark.parametrize(
+    ("target", "least"),
+    [("ttft_p50<=200ms", "100 s"), ("ttft_p95<=200ms", "900 s"), ("errors<=1%", "4,590 s")],
+)
+def test_the_reason_of_a_short_load_is_the_length_that_its_target_takes(target, least):
+    assert f"it takes {least} at least" in judged(target, steady(50), spell_s=10).why
 
 
 def test_a_miss_needs_no_spell():

@@ -179,13 +179,14 @@ def judge_share(
 ) -> Judgement:
     """Judge a share of all requests."""
     verdict = _compare(target, bounds.low, bounds.high, spells)
-    why = _why_compared(verdict, f"the bounds of {num_samples:,} requests", spells)
     shown = (bounds.estimate, bounds.low, bounds.high)
     is_kept = target.metric.relation == ">="
     kept = target.limit if is_kept else 1 - target.limit
+    quantile = Fraction(repr(kept))
+    why = _why_compared(verdict, f"the bounds of {num_samples:,} requests", spells, quantile)
     missed = 1 - bounds.estimate if is_kept else bounds.estimate
     found = Judgement(target, verdict, why, *shown, num_samples)
-    return _weighed(found, independent, Fraction(repr(kept)), missed, spells)
+    return _weighed(found, independent, quantile, missed, spells)
 
 
 def _compare(target: Target, low: float, high: float, spells: Spells | None) -> Verdict:
@@ -199,13 +200,15 @@ def _compare(target: Target, low: float, high: float, spells: Spells | None) -> 
     return "MISSED" if low > limit else "NOT PROVEN"
 
 
-def _why_compared(verdict: Verdict, bounds: str, spells: Spells | None) -> str:
+def _why_compared(
+    verdict: Verdict, bounds: str, spells: Spells | None, quantile: Fraction | None = None
+) -> str:
     if verdict == "MISSED":
         return MISSED
     if verdict == "MET":
         return _why_met(spells)
     if spells and spells.is_too_short:
-        return _too_short(spells)
+        return _too_short(spells, quantile)
     return f"the limit lies between {bounds}"
 
 
@@ -218,10 +221,13 @@ def condition_of(longest_s: float | None) -> str:
     return f", if no slow spell lasts longer than {longest_s:g} s" if longest_s else ""
 
 
-def _too_short(spells: Spells) -> str:
+def _too_short(spells: Spells, quantile: Fraction | None = None) -> str:
+    least = LEAST_SPELLS
+    if quantile is not None and is_provable(quantile):
+        least = max(least, least_samples(quantile))
     return (
         f"the load lasts {spells.load_s:,.3g} s, and a slow spell may last {spells.longest_s:g} s: "
-        f"it takes {LEAST_SPELLS * spells.longest_s:g} s at least"
+        f"it takes {least * spells.longest_s:,g} s at least"
     )
 
 
@@ -314,7 +320,7 @@ def _why(
     if verdict == "MISSED":
         return MISSED
     if spells and spells.is_too_short and _is_met(replace(bounds, high=bounds.estimate), target):
-        return _too_short(spells)
+        return _too_short(spells, target.quantile)
     if n < least:
         why_fewer = bounds.independent_high.why_fewer
         if not why_fewer:
