@@ -1,9 +1,11 @@
 """Generation in this process: what counts as a chunk, a token, a failure."""
 
+import itertools
 import time
 
 import pytest
 
+from kprof.collect import generation
 from kprof.errors import KprofError
 from kprof.sla import judge_responses, measure_generation, read_targets
 from tests.responses import MS, judged
@@ -68,6 +70,14 @@ def test_a_streamer_gets_the_prompt_first_and_that_is_no_output():
     prompt = {"input_ids": [1, 2, 3], "max_new_tokens": 4}
     (row,) = measure_generation(like_hugging_face, [prompt]).rows
     assert (len(row.chunk_ns), row.output_tokens) == (4, 4)
+
+
+def test_prompts_are_repeated_until_enough_time_has_passed(monkeypatch):
+    # The clock is looked at before each round but the first, at 0, 1, 2, ... seconds.
+    clock = itertools.count(0.0)
+    monkeypatch.setattr(generation.time, "perf_counter", lambda: next(clock))
+    run = measure_generation(lambda prompt: iter([1]), ["a", "b"], least_s=2.5)
+    assert len(run.rows) == 2 * 3
 
 
 def test_an_error_of_the_device_is_a_failed_request_and_the_rest_goes_on():

@@ -326,6 +326,9 @@ def parse():
     parser.add_argument("--vocabulary", type=int, default=128_256)
     parser.add_argument("--target", default="ttf64_p99<=100ms", help="for --sla")
     parser.add_argument("--sla", type=Path, metavar="FILE", help="judge the target, write JSON")
+    # A p99 takes 459 of the longest slow spell: see "Slow spells" in docs/sla.md.
+    parser.add_argument("--spell", type=float, default=1.0, help="longest slow spell, s, for --sla")
+    parser.add_argument("--seconds", type=float, default=0.0, help="repeat the requests so long")
     return parser.parse_args()
 
 
@@ -334,10 +337,15 @@ if __name__ == "__main__":
     agent, prompts = build(args)
     if args.sla:
         warm_up = max(3, args.requests // 20)
-        run = measure_generation(agent.generate, prompts, num_warm_up=warm_up)
-        judged = judge_responses([run], read_targets([args.target]), num_gpus=1)
+        least = {"num_warm_up": warm_up, "least_s": args.seconds}
+        run = measure_generation(agent.generate, prompts, **least)
+        targets = read_targets([args.target])
+        judged = judge_responses([run], targets, num_gpus=1, spell_s=args.spell)
         args.sla.write_bytes(json_of(judged))
-        print(judged.assessment.judgements[0].why)
+        (found,) = judged.assessment.judgements
+        print(f"{found.verdict}: {found.why}")
+        if found.load_s_needed and found.load_s_needed > args.seconds:
+            print(f"it takes --seconds {found.load_s_needed:.0f}, or a shorter --spell")
     else:
         for prompt in prompts:
             listener = Listener()

@@ -28,6 +28,7 @@ def measure_generation(
     *,
     count_tokens: Callable[[Any], int] | None = None,
     num_warm_up: int = 1,
+    least_s: float = 0.0,
 ) -> Responses:
     """Time the tokens that `generate(prompt)` yields for every prompt, one at a time.
 
@@ -36,7 +37,8 @@ def measure_generation(
     when it is there: a tensor on a device is waited for, which costs what overlaps it. Of a chunk,
     a number or a tensor counts its elements, a list its length; of text, `count_tokens` tells the
     number, else it is not known. The first prompts are generated once more, beforehand, to warm
-    up. A `RuntimeError` is a failed request, as a device raises it.
+    up. The prompts are repeated, from the first on, until `least_s` seconds have passed. A
+    `RuntimeError` is a failed request, as a device raises it.
 
     Raises:
         KprofError: there is no prompt, or none was answered.
@@ -46,14 +48,16 @@ def measure_generation(
         raise KprofError("there is no prompt to generate from", fix="give one prompt or more")
     for prompt in each[:num_warm_up]:
         _measure(generate, prompt, count_tokens)
-    rows = tuple(_measure(generate, prompt, count_tokens) for prompt in each)
+    begun_s, rows = time.perf_counter(), list[Response]()
+    while not rows or time.perf_counter() - begun_s < least_s:
+        rows += [_measure(generate, prompt, count_tokens) for prompt in each]
     if all(row.outcome == "failed" for row in rows):
         problem = f"none of {len(rows)} prompts was answered: {rows[0].error}"
         raise KprofError(problem, fix="see that the function generates from these prompts")
     named = generate.func if isinstance(generate, partial) else generate
     name = getattr(named, "__qualname__", type(named).__name__)
     doubts = ("the process was warmed up with the same prompts that were then measured",)
-    return Responses(name, TOOL, ONE_BY_ONE, rows, doubts if num_warm_up else ())
+    return Responses(name, TOOL, ONE_BY_ONE, tuple(rows), doubts if num_warm_up else ())
 
 
 def _measure(
