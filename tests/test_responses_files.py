@@ -72,6 +72,23 @@ def test_aiperf_without_lists_of_chunks_leaves_the_times_of_tokens_open(edited):
     assert judged("tpot_p50<=1s", service(*[row] * 90)).verdict == "MET"
 
 
+@pytest.mark.parametrize("gaps", [[], [1.0, 1.0, 1.0]])
+def test_a_list_of_aiperf_that_ends_before_the_answer_leaves_the_times_of_tokens_open(edited, gaps):
+    def edit(row):
+        if row["metrics"]:
+            row["metrics"] = {
+                "time_to_first_token": {"value": 50.0, "unit": "ms"},
+                "request_latency": {"value": 5000.0, "unit": "ms"},
+                "output_sequence_length": {"value": 64, "unit": "tokens"},
+                "inter_chunk_latency": {"value": gaps, "unit": "ms"},
+            }
+
+    rows = [row for row in read_result(edited(edit)).rows if row.outcome == "answered"]
+    assert time_to_tokens(rows[0], 8) == (50 * MS, 5000 * MS)
+    for target in ("ttf8_p50<=100ms", "stall_p50<=5ms", "gap_p50<=5ms"):
+        assert judged(target, service(*rows * 9)).verdict == "NOT MEASURED"
+
+
 def test_aiperf_tells_when_a_request_was_released():
     first, row = records()[0]["metadata"], read_result(str(AIPERF)).rows[0]
     assert row.scheduled_ns == first["credit_issued_ns"]

@@ -34,6 +34,8 @@ NO_WAIT = (
     "for a place, so no time from when they were due is met"
 )
 GROWS = "the load grows at the beginning, so percentiles are of a mixture of loads"
+SAME_TIME_NS = 1_000
+"""Gaps and latencies are rounded apart, to ns."""
 IN_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "sec": 1e9, "s": 1e9}
 
 
@@ -162,8 +164,10 @@ def _response(record: _Record, load: Load, *, is_due_known: bool = True) -> Resp
     chunk_ns, gaps, has_every_chunk = NO_TIMES, metrics.get("inter_chunk_latency"), True
     if first_ns is not None:
         chunk_ns = arrivals(sent_ns + first_ns, gaps.value if gaps else [], _gap_unit_ns(gaps))
-        if gaps is None and end_ns is not None and end_ns > chunk_ns[0]:
-            # Records hold no lists unless AIPerf was asked for them.
+        # Records hold no lists unless AIPerf was asked for them, and a list may be cut short: the
+        # last chunk with content is the end.
+        is_forward = (np.diff(chunk_ns) >= 0).all()
+        if is_forward and end_ns is not None and end_ns - chunk_ns[-1] > SAME_TIME_NS:
             chunk_ns = np.array([chunk_ns[0], end_ns], np.int64)
             has_every_chunk = False
     is_failed = record.error is not None or took_ns is None
