@@ -34,7 +34,7 @@ def test_a_clear_gain_takes_90_of_160_pairs(script, monkeypatch, capsys):
         (("--gpu", "nosuch"), "no price is known for the GPU 'nosuch'"),
         (("--price", "cheap", "--gpu", "H200"), "cheap"),
         (("--target", "ttft_p99<=10ms"), "kprof ab times steps, and no requests"),
-        (("--target", "step_p99<="), "is no target"),
+        (("--target", "step_p99<="), "is not a target"),
         (("--swap", "nosuch"), "there is no kernel nosuch"),
         (("--env", "X"), "--env X sets nothing"),
         (("--patch", "nosuch.py:f"), "there is no nosuch.py"),

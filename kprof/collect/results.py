@@ -97,7 +97,7 @@ def _reader_of(path: Path) -> ModuleType:
     reader = _find_reader(path)
     if reader is None:
         raise ResultError(
-            f"{path} is no result file that kprof knows",
+            f"{path} is not a result file of a known load generator",
             fix=f"it reads those of {RECORDED_BY}; of a recorded run, step times (step_p50<=60ms)",
         )
     return reader

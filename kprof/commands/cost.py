@@ -22,11 +22,13 @@ def cost(
     prices: Annotated[Path | None, Option(help="A file of prices of your own (JSON).")] = None,
     overhead: Annotated[str | None, Option(help="Whole bill over that of the GPUs.")] = None,
     capex: Annotated[str | None, Option(help="$ paid for an own GPU with its server.")] = None,
-    life: Annotated[str | None, Option(help="Years that it is used.")] = None,
+    life: Annotated[str | None, Option(help="Years of use.")] = None,
     interest: Annotated[str | None, Option(help="Interest a year, share of one.")] = None,
-    opex: Annotated[str | None, Option(help="$ a year to run a GPU, without current.")] = None,
-    availability: Annotated[str | None, Option(help="Share of the year that it can work.")] = None,
-    kw: Annotated[str | None, Option(help="kW that a GPU draws, all in.")] = None,
+    opex: Annotated[str | None, Option(help="$ a year to run a GPU, without electricity.")] = None,
+    availability: Annotated[
+        str | None, Option(help="Share of the year in which it can work.")
+    ] = None,
+    kw: Annotated[str | None, Option(help="kW of one GPU with its share of the server.")] = None,
     kwh_price: Annotated[str | None, Option(help="$ per kWh.")] = None,
     pue: Annotated[str | None, Option(help="Power of the data centre over that of IT.")] = None,
     interruptions: Annotated[str | None, Option(help="Interruptions per hour of spot.")] = None,
@@ -53,7 +55,7 @@ def cost(
     replica_gpus: Annotated[str | None, Option(help="GPUs of a replica.")] = None,
     min_replicas: Annotated[str | None, Option(help="Replicas that are always on.")] = None,
     cold_start: Annotated[str | None, Option(help="Seconds paid before a replica serves.")] = None,
-    gpus: Annotated[str | None, Option(help="GPUs that are used.")] = None,
+    gpus: Annotated[str | None, Option(help="Number of GPUs in use.")] = None,
     api_price: Annotated[str | None, Option(help="$ per million tokens of an API.")] = None,
     active_parameters: Annotated[str | None, Option(help="Active parameters, as 37B.")] = None,
     mfu: Annotated[str | None, Option(help="MFU, share of one.")] = None,
@@ -73,9 +75,9 @@ def cost(
 ) -> Answer:
     """Compute what tokens, fleets and training cost.
 
-    Without options it lists the prices that are known. Give what you know: each figure that
-    follows is shown with its band, what else it takes is named. Numbers may be written as 15.6T,
-    281/77, or LOW,MID,HIGH where a band is allowed.
+    Without options it lists the known prices. Give the facts that you know: kprof shows each
+    figure that follows, with its band, and names the facts that other figures need. Numbers may be
+    written as 15.6T, 281/77, or LOW,MID,HIGH where a band is allowed.
     """
     from kprof.cost import calculate, json_of, read_prices, section_of_quotes, sections_of_costs
 

@@ -177,9 +177,7 @@ def facts_of(given: Mapping[str, object]) -> Facts:
     known: dict[str, Any] = {}
     for name, value in given.items():
         if name not in names:
-            raise KprofError(
-                f"{name!r} is no fact that a cost follows from", fix="see docs/cost.md"
-            )
+            raise KprofError(f"unknown fact {name!r}", fix="see docs/cost.md")
         if value is not None:
             known[name] = str(value) if name in TEXTS else _quantity(name, value)
     facts = Facts(**known)
@@ -226,7 +224,7 @@ def _number(name: str, value: object) -> Fraction:
 
 def _refused(name: str, value: object, words: str, example: str) -> KprofError:
     return KprofError(
-        f"{option_of(name)} {value}: not {words}", fix=f"as in {option_of(name)} {example}"
+        f"{option_of(name)} {value}: must be {words}", fix=f"as in {option_of(name)} {example}"
     )
 
 

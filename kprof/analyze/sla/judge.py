@@ -96,12 +96,12 @@ def judge(
         TargetError: one counts requests within limits, and no target has a limit for a request.
     """
     if not 0 <= spell_s < np.inf:
-        problem = f"a slow spell of {spell_s:g} s is no time"
+        problem = f"the longest slow spell must be 0 s or more and finite, not {spell_s:g} s"
         raise TargetError(problem, fix="give the longest slow spell in s, as --spell 10; 0: none")
     limits = [target for target in targets if target.metric.name in PER_REQUEST]
     for target in targets:
         if target.metric.name in ("attainment", "goodput") and not limits:
-            problem = f"{target.text!r} counts requests within their limits, and there are none"
+            problem = f"{target.text!r} counts requests within time limits, and none is given"
             raise TargetError(problem, fix="add such a limit, as --target 'ttft_p95<=200ms'")
     every = spells_in(runs, [_all_of(run) for run in runs], spell_s)
     return tuple(_judge_one(target, runs, limits, num_gpus, every) for target in targets)

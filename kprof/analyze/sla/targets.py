@@ -107,7 +107,7 @@ def parse_target(text: str) -> Target:
         raise _malformed(text)
     metric, num_tokens = _metric_of(form["name"], text)
     if form["relation"] != metric.relation:
-        problem = f"{text!r}: {metric.means}: a promise says {metric.relation}"
+        problem = f"{text!r}: a target on {metric.means} takes {metric.relation}"
         raise _instead(problem, _with_relation(text, metric.relation))
     quantile = _quantile_of(metric, form["statistic"], text)
     number = _number_of(form["number"], metric, text)
@@ -127,29 +127,27 @@ def _metric_of(name: str, text: str) -> tuple[Metric, int | None]:
     if name in METRICS and name != "ttf":
         return METRICS[name], None
     if name == "ttf" or to_n:
-        raise TargetError(f"{text!r} names no number of tokens", fix="write it as in 'ttf64_p99'")
+        raise TargetError(f"{text!r} lacks a number of tokens", fix="write it as in 'ttf64_p99'")
     known = [metric for metric in METRICS if metric != "ttf"] + ["ttf64"]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise TargetError(f"{text!r}: there is no metric {name!r}", fix=f"{hint}{list_metrics()}")
+    raise TargetError(f"{text!r}: unknown metric {name!r}", fix=f"{hint}{list_metrics()}")
 
 
 def _quantile_of(metric: Metric, statistic: str | None, text: str) -> Fraction | None:
     if metric.kind != "time":
         if statistic is not None:
-            problem = f"{text!r}: {metric.name} is one number of a run, it has no {statistic}"
+            problem = f"{text!r}: {metric.name} is one number per run and has no {statistic}"
             raise TargetError(problem, fix=f"write it as in {metric.example!r}")
         return None
     percentile = _PERCENTILE.fullmatch(statistic or "")
     is_short = percentile is not None and len(percentile[1]) <= MOST_DIGITS
     if percentile is None or not is_short or not 0 < Fraction(percentile[1]) < 100:
-        found = (
-            f"has {statistic!r} where a percentile belongs" if statistic else "has no percentile"
-        )
+        found = f"has {statistic!r} in place of a percentile" if statistic else "has no percentile"
         raise TargetError(f"{text!r} {found}", fix=f"write it as in {metric.example!r} (or p99.9)")
     quantile = Fraction(percentile[1]) / 100
     if not is_provable(quantile):
-        problem = f"{text!r}: no number of samples that anybody takes proves {statistic}"
+        problem = f"{text!r}: {statistic} takes more samples than a load has"
         raise TargetError(problem, fix="write a percentile from p0.00001 to p99.99999")
     return quantile
 
@@ -157,7 +155,7 @@ def _quantile_of(metric: Metric, statistic: str | None, text: str) -> Fraction |
 def _number_of(written: str, metric: Metric, text: str) -> Fraction:
     digits, _, zeros = written.replace(",", "").replace("_", "").partition("e")
     if len(digits) > MOST_DIGITS or len(zeros) > 2 or int(zeros or 0) > MOST_ZEROS:
-        problem = f"{text!r}: the limit is a number that nobody can measure"
+        problem = f"{text!r}: the limit has too many digits"
         raise TargetError(problem, fix=f"write it as in {metric.example!r}")
     return Fraction(digits) * Fraction(10) ** int(zeros or 0)
 
@@ -167,17 +165,17 @@ def _limit_of(metric: Metric, number: Fraction, unit: str, text: str) -> tuple[F
     if metric.kind == "time":
         if unit not in TIME_NS or not number:
             units = ", ".join(TIME_NS)
-            raise TargetError(f"{text!r}: the limit is no time in {units}", fix=fix)
+            raise TargetError(f"{text!r}: the limit must be a time in {units}", fix=fix)
         return number * TIME_NS[unit], False
     if metric.kind == "share":
         share = number / 100 if unit == "%" else number
         if unit not in ("%", "") or not 0 <= share <= 1:
-            raise TargetError(f"{text!r}: the limit is no share, 0 % to 100 %", fix=fix)
+            raise TargetError(f"{text!r}: the limit must be between 0 % and 100 %", fix=fix)
         return share, False
     rate = _RATE_UNIT.fullmatch(unit)
     if rate is None or rate["counts"] != metric.counts:
         units = ", ".join(f"{metric.counts}/{per}" for per in ("s", "min", "s/gpu"))
-        raise TargetError(f"{text!r}: the limit is no rate in {units}", fix=fix)
+        raise TargetError(f"{text!r}: the limit must be a rate in {units}", fix=fix)
     return number / (60 if rate["per"] == "min" else 1), rate["gpu"] is not None
 
 
@@ -202,9 +200,9 @@ def _malformed(text: str) -> TargetError:
     example = METRICS[near[0]].example if near else METRICS["ttf"].example
     with_equality = re.sub(r"([<>])(?!=)", r"\1=", _plain(text))
     if with_equality != _plain(text) and _FORM.fullmatch(with_equality):
-        return _instead(f"{text!r} is no target", with_equality)
+        return _instead(f"{text!r} is not a target", with_equality)
     fix = f"write it as in {example!r}: metric, percentile, <= or >=, limit, unit; {list_metrics()}"
-    return TargetError(f"{text!r} is no target", fix=fix)
+    return TargetError(f"{text!r} is not a target", fix=fix)
 
 
 def list_metrics() -> str:
