@@ -7,25 +7,16 @@ here 10 s). Slow answers are a hair more than the target allows, so that every "
 `none` is the share of false "met" without the assumption, as `--spell 0` gives it. `true met` is
 how often kprof proves the target of the same service where it has no slow spell.
 
-The rows `least-…` say how long a load any rule needs: a load without a slow moment looks like that
-of a flawless service. Their value is in how many percent a load as long as kprof takes (`takes`, in
-spells) has no slow moment, `ten` the same of a load of ten spells. `least` is the shortest load of
-which at most 1 % have none. Spells are the longest, and come by chance.
-
 Writes `results/sla_spells_cpu_<yyyy-mm>.json`, whose value is the share of false "met".
 """
 
 import argparse
 import datetime
-import math
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 from evidence import RESULTS, row, write_evidence
 
-from kprof.analyze.sla.bounds import least_samples
-from kprof.analyze.sla.independence import LEAST_SPELLS
 from kprof.analyze.sla.judge import judge
 from kprof.analyze.sla.targets import parse_target
 from kprof.responses import Load, Response, Responses
@@ -54,11 +45,6 @@ TARGETS = {
     "rate-80": ("requests>=0.8req/s", 0.2),
     "rate-95": ("requests>=0.95req/s", 0.05),
 }
-PERCENTILES = {
-    name: Fraction(kept)
-    for name, kept in {"p50": "0.5", "p90": "0.9", "p95": "0.95", "p99": "0.99"}.items()
-}
-QUIET_LOADS = 20_000
 LOADS = {
     "p50": (5, 10, 30, 100),
     "p95": (10, 30, 100, 300),
@@ -107,49 +93,13 @@ def shares(name, num_spells, length, repeats, rng):
     return [*(100 * counts[:2] / repeats).tolist(), 100.0 * met]
 
 
-def quiet_percent(kept, num_spells, rng):
-    """Return in how many percent a load has no slow moment, looked at ten times a spell."""
-    length, share = LENGTHS["longest"], 1 - float(kept)
-    # Pieces of a long time that lie one after another.
-    num_points = 10 * num_spells
-    at_s = np.arange(num_points * 50) * (SPELL_S / 10)
-    quiet = 0
-    for _ in range(QUIET_LOADS // 50):
-        quiet += int((~is_slow(rng, at_s, share, length).reshape(50, num_points)).all(axis=1).sum())
-    return 100 * quiet / (QUIET_LOADS // 50 * 50)
-
-
-def least_spells(kept):
-    """Return the shortest load that has no slow moment in at most 1 %, if spells come by chance.
-
-    The time to the next spell is exponential, on average kept / (1 - kept) spells.
-    """
-    share = 1 - float(kept)
-    return float(kept) / share * math.log(100 * float(kept))
-
-
-def rows_of_least(rng):
-    """Return a row for every percentile."""
-    rows = []
-    for name, kept in PERCENTILES.items():
-        takes = max(least_samples(kept), LEAST_SPELLS)
-        quiet, ten = (quiet_percent(kept, num, rng) for num in (takes, LEAST_SPELLS))
-        others = {"ten": round(ten, 2), "least": round(least_spells(kept), 1), "takes": takes}
-        rows.append(
-            row(f"least-{name}", round(quiet, 2), "%", "lower", MOST_WRONG_PERCENT, **others)
-        )
-        print(f"{rows[-1]}", flush=True)
-    return rows
-
-
 def main():
     """Print a row for every target, load and length of spells."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("repeats", type=int, nargs="?", default=20)
     parser.add_argument("--result", type=Path)
     args = parser.parse_args()
-    rng = np.random.default_rng(0)
-    rows = rows_of_least(np.random.default_rng(1))
+    rng, rows = np.random.default_rng(0), []
     print(f"{'target, load, spells':28} {'none':>7} {'kprof':>7} {'true met':>9}")
     for name, loads in LOADS.items():
         for num_spells in loads:
