@@ -19,12 +19,12 @@ def script(tmp_path, monkeypatch):
     return script_in(tmp_path, monkeypatch)
 
 
-def test_a_clear_gain_takes_90_of_160_pairs(script, monkeypatch, capsys):
+def test_a_clear_gain_takes_100_of_160_pairs(script, monkeypatch, capsys):
     stand_in(monkeypatch, b=0.9)
     assert kprof("ab", "--patch", "patch.py:f", "--json", script) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["claims"][0]["verdict"] == "FASTER"
-    assert (result["plan"]["max_pairs"], len(result["pairs"])) == (160, 90)
+    assert (result["plan"]["max_pairs"], len(result["pairs"])) == (160, 100)
     assert result["doubts"] == []
 
 

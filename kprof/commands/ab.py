@@ -79,7 +79,9 @@ def ab(
     force: Annotated[bool, Option("--force", help="Replace an existing comparison.")] = False,
     show_secrets: ShowSecrets = False,
 ) -> Answer:
-    """Compare two variants of a workload: FASTER, SLOWER, SAME or INCONCLUSIVE.
+    """Compare two variants of a workload and say which is faster.
+
+    The verdict is FASTER, SLOWER, SAME, INCONCLUSIVE or INVALID.
 
     A is the script as it is. B is the same script with --env, --arg, --patch or --swap.
     --python compares two scripts. Without any of them, B is A: a test of the measurement.
