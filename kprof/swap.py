@@ -92,7 +92,7 @@ class Swap:
             raise SwapError("this swap is on already", fix="leave it before you enter it again")
         if self._found is None:
             build_beside()
-            self._found = list(self._find())
+            self._found = _without_parts_taken(list(self._find()))
             self._roots = []
         self._on = [one for one in self._found if isinstance(one, Site)]
         for site in self._on:
@@ -163,6 +163,24 @@ class Swap:
                     yield root, one
 
 
+def _without_parts_taken(found: list[Site | Skip]) -> list[Site | Skip]:
+    """Leave out why a module is skipped as a whole where a function that it calls is replaced."""
+    taken = {
+        (one.name, ways.kernel.name)
+        for one in found
+        if isinstance(one, Site)
+        for what, ways in one.parts.items()
+        if ways.is_open and PART in what
+    }
+    return [
+        one
+        for one in found
+        if isinstance(one, Site) or PART in one.what or (one.name, one.kernel) not in taken
+    ]
+
+
+# Between the class of a module and the function that it calls, in what a report calls a place.
+PART = ": "
 # Those that are on, in the order in which they were entered.
 _entered: list[Swap] = []
 

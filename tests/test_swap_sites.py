@@ -165,6 +165,53 @@ def test_an_mlp_without_a_gate_is_no_site():
     assert sites_of(Plain(), *GATED) == []
 
 
+def test_gates_that_lead_to_no_other_layer_are_no_mlp():
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.input_gate, self.forget_gate = nn.Linear(24, 2), nn.Linear(24, 2)
+
+        def forward(self, x):
+            return torch.sigmoid(self.input_gate(x)) * torch.sigmoid(self.forget_gate(x))
+
+    assert sites_of(Cell(), "swiglu=eager", "geglu=eager") == []
+
+
+def test_an_mlp_whose_layers_tell_no_size_is_left_alone_with_the_reason():
+    class Layer(nn.Module):
+        def __init__(self, inputs, outputs):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(outputs, inputs))
+
+        def forward(self, x):
+            return functional.linear(x, self.weight)
+
+    mlp = Mlp(8)
+    mlp.gate_proj, mlp.up_proj, mlp.down_proj = Layer(8, 16), Layer(8, 16), Layer(16, 8)
+    assert sites_of(mlp, "swiglu=eager", "geglu=eager") == [
+        ("swiglu", "its layers have no in_features and out_features")
+    ]
+
+
+def test_a_module_that_is_replaced_by_a_function_has_no_row_that_it_is_skipped():
+    class LayerNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.ones(16)), nn.Parameter(torch.zeros(16))
+            self.eps, self.limit = 1e-5, 100.0
+
+        def forward(self, x):
+            x = functional.layer_norm(x, (16,), self.weight, self.bias, self.eps)
+            return x.clamp(max=self.limit)
+
+    with swapped(nn.Sequential(LayerNorm(), LayerNorm()), *NORMS) as swap:
+        pass
+    assert [(one.name, one.kernel, one.skipped) for one in swap.sites] == [
+        ("0", "layernorm", None),
+        ("1", "layernorm", None),
+    ]
+
+
 def test_experts_in_one_module_are_left_alone_with_the_reason():
     class Experts(nn.Module):
         def __init__(self):

@@ -7,6 +7,7 @@ multiplication is needed.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -92,11 +93,41 @@ def layers_of(module: Module) -> dict[str, Module]:
 def looks_gated(module: Module) -> bool:
     """Tell whether a reader would expect a gated MLP there, by its names."""
     names, title = layers_of(module), type(module).__name__.lower()
-    if "attention" in title:
+    if "attention" in title or not _lead_to_another(names.values()):
         return False
-    if any(all(any(part in name for name in names) for part in parts) for parts in GATES):
+    if _are_names_of_gates(names):
         return True
     return len(names) == 3 and any(part in title for part in CLASSES)
+
+
+def _are_names_of_gates(names: Iterable[str]) -> bool:
+    found = list(names)
+    return any(all(any(part in name for name in found) for part in parts) for parts in GATES)
+
+
+def why_unknown_layers(module: Module) -> str | None:
+    """Return why a gated MLP by its names has no layers that are known; None: it is none."""
+    layers = [
+        name
+        for name, child in module._modules.items()
+        if child is not None and getattr(child._parameters.get("weight"), "dim", int)() == 2
+    ]
+    is_named = any(part in type(module).__name__.lower() for part in CLASSES)
+    if layers_of(module) or len(layers) not in (2, 3) or not is_named:
+        return None
+    return (
+        "its layers have no in_features and out_features" if _are_names_of_gates(layers) else None
+    )
+
+
+def _lead_to_another(layers: Iterable[Any]) -> bool:
+    """Tell whether one layer takes what another one returns, or half of that.
+
+    A lazy layer has no size yet, and may be either.
+    """
+    sizes = [(one.in_features, one.out_features) for one in layers]
+    taken = {given for given, _ in sizes}
+    return 0 in taken or any({made, made / 2} & taken for _, made in sizes)
 
 
 class Given(Module):

@@ -24,6 +24,7 @@ from kprof.sites._gates import (
     layers_of,
     looks_gated,
     recognise,
+    why_unknown_layers,
 )
 from kprof.sites._patches import is_passed_over, python_modules, why_foreign
 from kprof.sites._probe import are_alike, kind_of, place_of, probing
@@ -44,7 +45,9 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         if _holds_experts(module) and SWIGLU in request.kernels:
             why = "its experts share one module, which multiplies inside a loop over them"
             yield Skip(name or type(module).__name__, SWIGLU, type(module).__name__, why)
-        layers = layers_of(module)
+        layers, why_none = layers_of(module), why_unknown_layers(module)
+        if why_none is not None:
+            yield from _sites(name or type(module).__name__, module, why_none, why_none, request)
         if len(layers) not in (2, 3):
             continue
         reads = reads_of_module(module, leaves=layers.values())
