@@ -7,6 +7,7 @@ import gc
 import io
 import operator
 import threading
+import warnings
 
 import pytest
 import torch
@@ -21,8 +22,10 @@ from tests.swap_models import (
     Mlp,
     Model,
     Norm,
+    apply_rotary_pos_emb,
     snapshot,
     tokens,
+    turn,
 )
 
 
@@ -278,6 +281,34 @@ def test_the_random_numbers_of_the_workload_stay_the_same():
     torch.manual_seed(3)
     with swapped(model, *NAMES):
         assert torch.equal(torch.rand(4), wanted)
+
+
+class Nested(Attention):
+    """Its forward makes functions, which look names up, too."""
+
+    def forward(self, x, cos, sin):
+        q, k = apply_rotary_pos_emb(*(one for one in (x[:, None], x[:, None])), cos, sin)
+        return (lambda: turn(q + k))()[:, 0]
+
+
+def test_functions_of_a_forward_find_its_globals():
+    model, x = Nested(16), torch.randn(2, 3, 16)
+    angles = torch.linspace(0, 1, 48).reshape(1, 3, 16)
+    wanted = model(x, angles, angles)
+    with swapped(model, "rope=eager") as swap, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.autograd.detect_anomaly():
+            torch.testing.assert_close(model(x.requires_grad_(), angles, angles), wanted)
+    assert swap.sites[0].num_replaced == 1
+
+
+def test_anomaly_detection_which_imports_in_c_finds_what_it_needs():
+    model = Model()
+    with swapped(model, *NAMES) as swap, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.autograd.detect_anomaly():
+            model(tokens(), tokens()).backward()
+    assert {site.kernel for site in swap.replaced if site.num_replaced} >= {"rope", "cross_entropy"}
 
 
 def test_a_swap_in_another_thread_counts_too():

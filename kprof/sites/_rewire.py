@@ -80,9 +80,13 @@ class Rewired:
         self._put_others()
         self.function = _with_globals(function, inner, self._globals)
         """For compilers: its other globals are those of the last `refresh`."""
-        self._live = self._live_globals()
+        self._live = self._live_globals(inner.__code__)
         self.live = _with_globals(function, inner, self._live)
         """For all other calls: looks its other globals up where the original does."""
+        # A function keeps the builtins that it was made with. Code in C that imports, such as
+        # torch's anomaly detection, looks for `__import__` in those that are there.
+        if self._live["__builtins__"] is self._original:
+            self._live["__builtins__"] = builtins
 
     def _put_others(self) -> None:
         for path, other in self._others.items():
@@ -91,15 +95,20 @@ class Rewired:
                 value = _namespace(_reached(self._globals, path[:depth]), path[depth], value)
             self._globals[path[0]] = value
 
-    def _live_globals(self) -> dict[str, Any]:
+    def _live_globals(self, code: types.CodeType) -> dict[str, Any]:
         """Return what is replaced and builtins, behind which the original's globals are."""
         roots = {path[0] for path in self._others}
         names: dict[str, Any] = {name: self._globals[name] for name in roots}
         missing = self._names - set(self._original)
         names |= {name: getattr(builtins, name) for name in missing if hasattr(builtins, name)}
         # Python looks a name up in globals, then in what these say are builtins.
-        name = self._original.get("__name__")
-        return {**names, "__name__": name, "__builtins__": self._original}
+        behind: dict[str, Any] = self._original
+        if any(isinstance(one, types.CodeType) for one in code.co_consts):
+            # Functions that it makes take the builtins of their time: both have to be in one
+            # place, where a lookup takes 80 ns longer.
+            both = type("Both", (dict,), {"__missing__": self._original.__getitem__})
+            behind = both(__import__=builtins.__import__)
+        return {**names, "__name__": self._original.get("__name__"), "__builtins__": behind}
 
     def refresh(self) -> None:
         """Take over what has changed in the original's globals."""
