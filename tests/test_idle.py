@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprof.analyze.idle.causes import CAUSES
+from kprof.analyze.idle.gaps import find_launches
 from kprof.analyze.idle.summary import group_idle, inside_window
 from kprof.analyze.ledger import balance, union_ns
+from kprof.analyze.passes import analyze
 from kprof.analyze.summary import split_window
+from kprof.open import read
 from kprof.trace import Recording
 from tests.idle_traces import LAUNCH, US, WAIT, analyzed, causes, idle_of, spent
 
@@ -321,3 +324,12 @@ def spans(table):
 
 def length(rows):
     return union_ns(*(np.array([row[i] for row in rows], dtype=np.int64) for i in (2, 3)))
+
+
+def test_short_pauses_within_a_recorded_cuda_graph_are_the_devices_own():
+    trace = analyze(read([Path(__file__).parent / "data" / "h200" / "cudagraph.json.gz"]))
+    inside = inside_window(trace.idle)
+    times = inside["duration_ns"].groupby(inside["cause"], observed=True).sum()
+    assert times["between kernels"] > 4 * times["dependency wait"]
+    # As launches on an idle device take under CUPTI.
+    assert 7_000 <= find_launches(trace).latency_ns <= 12_000

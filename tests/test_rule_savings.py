@@ -1,21 +1,34 @@
 """What a finding saves: against simulated programs, and as an honest interval."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from kprof.analyze.claims import proof, proof_by_copy
 from kprof.analyze.diagnose import _ranked, diagnose
+from kprof.analyze.evidence import idle_of
 from kprof.analyze.passes import analyze
 from kprof.analyze.remedies import fused
 from kprof.analyze.saving import find_pricer
 from kprof.analyze.what_if import baseline
+from kprof.analyze.what_if.replay import gain_error_ns
 from kprof.finding import Finding, Remedy
 from tests.rule_cases import CASES
 from tests.rule_faults import LOGITS, RMS_NORM, loss_of
 from tests.rule_traces import US, ran, rest, trace_of_work
-from tests.simulated import Machine, faster, item, kernel, record, step_ns, synchronize
+from tests.simulated import (
+    END_OF_STEP,
+    Do,
+    Machine,
+    faster,
+    item,
+    kernel,
+    record,
+    step_ns,
+    synchronize,
+)
 from tests.traces import analyzed_trace_of, trace_of
 
 BUSY = [kernel("mm", 100_000), kernel("norm", 60_000), kernel("mm", 100_000)]
@@ -195,3 +208,49 @@ def test_savings_of_a_recording_of_minutes_do_not_overflow():
     long = [kernel("mm", minute), kernel("norm", minute), kernel("mm", minute)]
     found = priced(long, about([0, 2], best_ns=minute, modest_ns=minute))
     assert (found.low_ns, found.high_ns) == (minute, minute)
+
+
+class Steps:
+    """Stands for a replay whose counted steps take these times."""
+
+    def __init__(self, *counted_ns, rank=None):
+        self.counted_ns = np.array(counted_ns)
+        ranks = np.array(rank or [0] * len(counted_ns))
+        self.spans = SimpleNamespace(rank=ranks, counts=np.ones(len(ranks), dtype=bool))
+
+
+def test_the_mean_gain_of_few_steps_is_as_uncertain_as_they_differ():
+    # Gains of 10, 20, 30 and 20: 8.165 of deviation, 2 of the root of four, 2.3534 of Student.
+    error = gain_error_ns(Steps(100, 110, 120, 110), Steps(90, 90, 90, 90))
+    assert error == pytest.approx(2.3534 * 8.165 / 2, rel=1e-4)
+    assert gain_error_ns(Steps(100, 120), Steps(90, 110)) == 0
+    assert gain_error_ns(Steps(100), Steps(90)) == 0
+
+
+def test_the_uncertainty_of_a_gain_is_that_of_the_slowest_rank():
+    ranks = [0, 0, 1, 1]
+    assert gain_error_ns(Steps(10, 20, 90, 90, rank=ranks), Steps(5, 5, 80, 80, rank=ranks)) == 0
+
+
+def test_a_silence_of_the_host_counts_whole_where_the_device_was_busy_for_a_part_of_it():
+    busy, silent_ns = kernel("mm", 5_000_000), 7_000_000
+    late = kernel("norm", 100_000, host_ns=silent_ns)
+    trace = analyze(Machine().run([busy, late, END_OF_STEP] * 3 + [busy, late]))
+    rows, lost_ns = idle_of(trace, "launch-bound", least_ns=6_000_000)
+    assert len(rows) == 4
+    # Each piece of idle time is shorter than the silence, and counts as it is.
+    assert 4 * 1_900_000 < lost_ns < 4 * 2_100_000
+    assert not len(idle_of(trace, "launch-bound", least_ns=8_000_000)[0])
+
+
+def test_a_call_costs_the_lead_also_while_the_device_is_about_to_begin():
+    launch, wait_ns = kernel("mm", 20_000), 300_000
+    tiny = [kernel("add", 1_000, host_ns=9_000)] * 30
+    program = [launch, Do("allocate", "cudaMalloc", wait_ns), *tiny]
+    trace = analyze(Machine().run([*[*program, END_OF_STEP] * 3, *program]))
+    of_calls = trace.idle[(trace.idle["cause"] == "allocator").to_numpy(bool)]
+    in_steps = of_calls["duration_ns"].groupby(
+        trace.kernels["step"].to_numpy()[of_calls["kernel_row"]]
+    )
+    # Without the call all that follows it would have come as much earlier.
+    assert in_steps.sum().to_numpy()[1:] == pytest.approx(wait_ns, abs=1_500)

@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kprof.analyze.idle.causes import ALLOCATING_CALL, SYNCHRONIZING_CALL
+from kprof.analyze.idle.host_state import matching
 from kprof.analyze.intervals import LAST_NS, Intervals, disjoint, length_in
 from kprof.analyze.marks import step_rows
 from kprof.analyze.nesting import NO_ROW, nearest
@@ -119,14 +121,43 @@ def idle_of(
 ) -> tuple[Int64s, int]:
     """Return the pieces of idle time of a cause, and how long they are together.
 
-    Only pieces of at least `least_ns` and less than `most_ns` count. The ends of the steps count,
-    where no activity has begun yet or all have ended: a step lasts from the host's entry into it.
+    Only pieces in which the host was silent for at least `least_ns` and less than `most_ns` count.
+    The ends of the steps count, where no activity has begun yet or all have ended: a step lasts
+    from the host's entry into it.
     """
     idle = trace.idle
     took = idle["duration_ns"].to_numpy(np.int64)
-    mine = (idle["cause"] == cause).to_numpy(bool)
-    rows = np.flatnonzero(mine & (took >= least_ns) & (took < most_ns))
-    return rows, int(took[rows].sum())
+    mine = np.flatnonzero((idle["cause"] == cause).to_numpy(bool))
+    if least_ns > 0 or most_ns < LAST_NS:
+        silent_ns = np.maximum(_silences_ns(trace, mine), took[mine])
+        mine = mine[(silent_ns >= least_ns) & (silent_ns < most_ns)]
+    return mine, int(took[mine].sum())
+
+
+def _silences_ns(trace: Trace, rows: Int64s) -> Int64s:
+    """Return how long the host made no call before the launch that ended each piece of idle time.
+
+    Calls are launches and what waits or allocates, of any thread of the rank. A device may have
+    been busy for a part of that time. 0 where no launch is known.
+    """
+    ranges = trace.ranges
+    launch = np.append(trace.kernels["launch_row"].to_numpy(np.int64, na_value=NO_ROW), NO_ROW)
+    ended_by = launch[trace.idle["kernel_row"].to_numpy(np.int64, na_value=NO_ROW)[rows]]
+    waiting = [matching(ranges, "runtime", p) for p in (SYNCHRONIZING_CALL, ALLOCATING_CALL)]
+    calls = np.unique(np.concatenate([launch[launch != NO_ROW], *waiting]))
+    begins = ranges["start_ns"].to_numpy(np.int64)
+    ends = begins + ranges["duration_ns"].to_numpy(np.int64)
+    rank = ranges["rank"].to_numpy(np.int64)
+    silent_ns = np.zeros(len(rows), dtype=np.int64)
+    for one in np.unique(rank[calls]):
+        of = calls[rank[calls] == one]
+        of = of[np.argsort(begins[of], kind="stable")]
+        until = np.maximum.accumulate(ends[of])
+        at = np.flatnonzero((ended_by != NO_ROW) & (rank[ended_by] == one))
+        before = np.searchsorted(begins[of], begins[ended_by[at]], side="left") - 1
+        silent = begins[ended_by[at]] - until[before]
+        silent_ns[at] = np.where(before >= 0, np.maximum(silent, 0), 0)
+    return silent_ns
 
 
 def inside_op(trace: Trace, *names: str) -> Bools:

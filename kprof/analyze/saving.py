@@ -1,8 +1,9 @@
 """Savings: how much shorter a step gets after the remedies of findings, as an interval.
 
-A remedy is replayed twice, as if it succeeded fully and modestly. The replay's own error, and all
-readings of what the recording does not hold, widen the interval. No saving exceeds the time of its
-cause. Where nothing can be replayed, that time is an upper bound, and nothing a lower one.
+A remedy is replayed twice, as if it succeeded fully and modestly. The replay's own error, the
+spread of the full gain over the recorded steps, and all readings of what the recording does not
+hold, widen the interval. No saving exceeds the time of its cause. Where nothing can be replayed,
+that time is an upper bound, and nothing a lower one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,7 +34,7 @@ from kprof.analyze.what_if.changes import (
 )
 from kprof.analyze.what_if.host_program import find_program
 from kprof.analyze.what_if.host_time import emptied, spans_by_program
-from kprof.analyze.what_if.replay import Replay
+from kprof.analyze.what_if.replay import Replay, gain_error_ns
 from kprof.finding import Finding, Remedy, Saving
 from kprof.trace import Trace
 
@@ -42,12 +44,28 @@ HOSTS_COST = 3
 DIFFERS = 0.01
 ENDS = ("low_ns", "high_ns")
 UNKNOWN = "nothing in the recording tells what it costs"
-REPLAYED = "replayed with the fix succeeding fully and modestly, widened by the replay's error"
+REPLAYED = (
+    "replayed with the fix succeeding fully and modestly, widened by the replay's error and by how "
+    "much the recorded steps differ"
+)
 STREAMS = "; which stream waits for which was not recorded, so all readings of it count"
 RESULTS = "; the host may need the results that it waits for, and then these waits stay"
 STALLED = "at most what the device waits for it: what the host did then may be needed"
 WAITED = "what the other ranks wait for these, half of it if the fix succeeds modestly"
 BOUNDED = "at most the time of its cause; it was not replayed, because "
+
+
+class Gain(NamedTuple):
+    """What a replay gains by a change in the mean step."""
+
+    ns: float
+    error_ns: float
+    """By how much the mean may differ in other steps than the recorded ones."""
+
+    @property
+    def most_ns(self) -> float:
+        """The most that it may gain."""
+        return self.ns + self.error_ns
 
 
 @dataclass(frozen=True)
@@ -94,8 +112,10 @@ class Pricer:
         best = [self._gained(known, replay, is_best=True) for replay in self._replays()]
         modest = [self._modestly_gained(known, replay) for replay in self._replays()]
         missed = self.baseline.uncertainty_ns
-        low = min(max(min(*best, *modest) - missed, 0), most_ns)
-        high = min(max(*best, *modest, 0) + missed, most_ns)
+        # How modest a success may be is a choice: its own spread would tell nothing more.
+        least = min(*(one.ns - one.error_ns for one in best), *(one.ns for one in modest))
+        most = max(*(one.most_ns for one in (*best, *modest)), 0)
+        low, high = (min(max(end, 0), most_ns) for end in (least - missed, most + missed))
         if len(known) == 1 and _stalls(known):
             return Saving(self.step_ns, 0, round(high), STALLED)
         basis = REPLAYED + STREAMS * _differ(best, modest) + RESULTS * self._needs_results(known)
@@ -162,25 +182,26 @@ class Pricer:
         *,
         is_best: bool,
         is_waiting: bool = False,
-    ) -> float:
+    ) -> Gain:
         """Return what the replay of the changed recording gains on that of the unchanged one.
 
         With `is_waiting` the waits stay, and the launches as they are.
         """
-        before_ns = replay.step_ns()
+        before = replay
         after, gone = _new_durations(findings, self.trace, is_best=is_best)
         if not is_waiting:
             replay = apply(_changes(findings, is_best=is_best), replay, self.trace)
         if gone.any():
             replay = without_rows(gone, replay, self.trace)
-        return before_ns - with_durations(replay, after).step_ns()
+        changed = with_durations(replay, after)
+        return Gain(before.step_ns() - changed.step_ns(), gain_error_ns(before, changed))
 
-    def _modestly_gained(self, findings: Sequence[Finding], replay: Replay) -> float:
+    def _modestly_gained(self, findings: Sequence[Finding], replay: Replay) -> Gain:
         gained = self._gained(findings, replay, is_best=False)
         if any(one.remedy.idle_cause or one.remedy.graphs for one in findings):
-            # Of the waiting, half goes away.
+            # Of the waiting, half goes away: half of the most that it may gain.
             waiting = self._gained(findings, replay, is_best=False, is_waiting=True)
-            return (gained + waiting) / 2
+            return Gain((gained.most_ns + waiting.most_ns) / 2, 0.0)
         return gained
 
     def _launching_ns(self, rows: np.ndarray, counted: np.ndarray) -> dict[int, int]:
@@ -261,9 +282,10 @@ def together(pricer: Pricer, findings: Sequence[Finding]) -> Saving | None:
     return replace(saving, low_ns=min(low, saving.step_ns), high_ns=min(high, saving.step_ns))
 
 
-def _differ(*readings: Sequence[float]) -> bool:
+def _differ(*readings: Sequence[Gain]) -> bool:
     """Tell whether gains differ between readings of the recording, by more than a hundredth."""
-    return any(np.ptp(gains) > DIFFERS * max(*gains, 1) for gains in readings)
+    gains = [[one.ns for one in of] for of in readings]
+    return any(np.ptp(of) > DIFFERS * max(*of, 1) for of in gains)
 
 
 def _device_keys(table: pd.DataFrame) -> np.ndarray:

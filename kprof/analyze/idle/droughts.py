@@ -2,8 +2,8 @@
 
 While a call holds the host and the device works on, the host loses the lead that it had. What it
 launches afterwards comes late, though nothing slows it any more. Without the call it would have
-launched all of that earlier, by as long as the call held it while the device was busy: so much idle
-time is the call's, and no more.
+launched all of that earlier, by as long as the call held it while the device was busy, or about to
+begin with what was launched before: so much idle time is the call's, and no more.
 """
 
 from __future__ import annotations
@@ -73,7 +73,13 @@ def add_droughts(evidence: Evidence, pieces: Pieces) -> Pieces:
     for one in evidence.devices():
         mine = (rank == one[0]) & (device == one[1])
         late = np.flatnonzero(evidence.of_device(pieces, one) & (pieces.cause == LATE))
-        busy = disjoint(Intervals(start[mine], end[mine], np.flatnonzero(mine)))
+        busy = disjoint(
+            Intervals(
+                np.append(start[mine], pieces.start[late]),
+                np.append(end[mine], pieces.end[late]),
+                np.append(np.flatnonzero(mine), pieces.row[late]),
+            )
+        )
         of_rank = waits.take(host.rank[waits.row] == one[0])
         found = find_droughts(
             of_rank,
@@ -89,7 +95,9 @@ def add_droughts(evidence: Evidence, pieces: Pieces) -> Pieces:
 
 
 def _held_ns(waits: Intervals, busy: Intervals, trace: Trace) -> np.ndarray:
-    """Return how long each wait held the host while the device worked, or would have.
+    """Return how long each wait held the host while the device was `busy`, or would have been.
+
+    A device is busy with the launch that it was given last, too, before that activity begins.
 
     The recorder had drained the device: a wait in the first step found less to wait for. It is
     taken to hold the host at least as long as the same call does later, in the median.

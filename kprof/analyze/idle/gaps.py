@@ -166,22 +166,23 @@ def _latency_ns(kernels: pd.DataFrame, known: np.ndarray, begin: np.ndarray) -> 
     took = (start - begin)[order]
     seen = took[is_idle & (took > 0)]
     if len(seen) < LEAST_TO_MEASURE:
-        return _least_latency_ns(took[known[order] & (took > 0)], start[order] - ended, is_new)
+        # Nodes of a graph follow one another sooner than what is launched one by one.
+        is_after = known[order] & ~is_new.astype(bool)
+        return _least_latency_ns(took[known[order] & (took > 0)], (start[order] - ended)[is_after])
     quick = _percentile(seen, QUICK_PERCENTILE)
     if len(seen) < ENOUGH_TO_MEASURE:
         return quick
     return min(_percentile(seen, 50), MOST_TIMES_QUICK * quick)
 
 
-def _least_latency_ns(took: np.ndarray, after: np.ndarray, is_new: np.ndarray) -> int:
+def _least_latency_ns(took: np.ndarray, pauses: np.ndarray) -> int:
     """Return a latency that no launch undercuts, where nearly all were queued.
 
-    `after` is each activity's start less the end of what ran before it, but of the first
-    (`is_new`). Neither launches nor the pauses between activities are shorter.
+    `pauses` lie before activities that were launched one by one. Neither launches nor these are
+    shorter.
     """
     if len(took) < LEAST_TO_MEASURE:
         return LAUNCH_LATENCY_NS
-    pauses = after[~is_new.astype(bool)]
     pauses = pauses[pauses > 0]
     least = int(took.min())
     return min(least, int(LATENCY_IN_PAUSES * _percentile(pauses, 50))) if len(pauses) else least

@@ -32,7 +32,7 @@ from kprof.analyze.what_if.changes import (
     rooflines_ns,
     segments,
 )
-from kprof.analyze.what_if.replay import HOST, Replay
+from kprof.analyze.what_if.replay import HOST, Replay, gain_error_ns
 from kprof.analyze.what_if.targets import Target, largest_names, rows_of
 from kprof.trace import Prediction, Trace
 
@@ -76,6 +76,7 @@ def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
     changed = apply(changes, baseline.replay, trace)
     predicted = _predicted_ns(changed, baseline)
     missed_ns = baseline.uncertainty_ns + _by_the_host_ns(changed, predicted, baseline)
+    missed_ns += _steady_ns(gain_error_ns(baseline.replay, changed), baseline)
     all_readings = [predicted, *_other_readings_ns(changes, baseline)]
     return replace(
         told,
@@ -127,8 +128,12 @@ def _predicted_ns(replay: Replay, baseline: Baseline) -> int:
 
 
 def _after_ns(baseline: Baseline, gained_ns: int) -> int:
-    gained_ns = gained_ns * baseline.steady_ns // max(baseline.replayed_ns, 1)
-    return max(baseline.step_ns - gained_ns, 0)
+    return max(baseline.step_ns - _steady_ns(gained_ns, baseline), 0)
+
+
+def _steady_ns(replayed_ns: float, baseline: Baseline) -> int:
+    """Return a part of the replayed step as that of a measured one."""
+    return int(replayed_ns) * baseline.steady_ns // max(baseline.replayed_ns, 1)
 
 
 def _obstacle(changes: Sequence[Change], baseline: Baseline, known: float) -> str | None:

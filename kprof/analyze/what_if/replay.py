@@ -21,6 +21,8 @@ LONG_AGO_NS = -(2**62)
 # Of the activities of a step: by as many may others differ that do the same.
 ALIKE = 0.02
 LEAST_STEPS = 3
+# Of the interval of the mean gain in steps to come, as far as the recorded ones tell.
+CONFIDENCE = 0.9
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray, int]
 """Edges of one kind as they are found: sources, targets, lags, and the kind."""
@@ -99,15 +101,18 @@ class Replay:
         lag_ns = np.where(is_longer, shorter, lag_ns).astype(np.int64)
         return replace(self, edges=replace(self.edges, lag_ns=lag_ns))
 
+    @cached_property
+    def counted_ns(self) -> np.ndarray:
+        """How long each span takes that counts; one entry for each, in the order of `spans`."""
+        return np.asarray(self.span_times(self.run())[self.spans.counts])
+
     def step_ns(self) -> float:
         """Return what a step takes: of the rank in which it takes longest, on average."""
         return self._step_ns
 
     @cached_property
     def _step_ns(self) -> float:
-        counts = self.spans.counts
-        times = self.span_times(self.run())[counts]
-        return float(means_of_ranks(times, self.spans.rank[counts]).max())
+        return float(means_of_ranks(self.counted_ns, self.spans.rank[self.spans.counts]).max())
 
     def behind_the_drain(self) -> Replay:
         """Return the replay whose mean leaves out each rank's first step, where steps are alike.
@@ -271,3 +276,20 @@ def means_of_ranks(times: np.ndarray, rank: np.ndarray) -> np.ndarray:
     """Return the mean of each rank's spans."""
     ranks, of = np.unique(rank, return_inverse=True)
     return np.asarray(np.bincount(of, times, len(ranks)) / np.bincount(of, minlength=len(ranks)))
+
+
+def gain_error_ns(before: Replay, after: Replay) -> float:
+    """Return half the interval of the mean gain, as the gains in single steps differ.
+
+    Of the rank whose steps take longest before, by Student's distribution. 0 where one step tells
+    nothing of others.
+    """
+    from scipy.special import stdtrit
+
+    rank = before.spans.rank[before.spans.counts]
+    slowest = np.unique(rank)[int(means_of_ranks(before.counted_ns, rank).argmax())]
+    gains = (before.counted_ns - after.counted_ns)[rank == slowest]
+    if len(gains) < 2:
+        return 0.0
+    times = stdtrit(len(gains) - 1, (1 + CONFIDENCE) / 2)
+    return float(times * gains.std(ddof=1) / np.sqrt(len(gains)))
