@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,9 @@ SLACK = 0.002
 US, MS = 1_000, 1_000_000
 # A steady program does each recorded step so often.
 STEPS, ROUNDS = 5, 8
+# The steps that the truth is of: the recorded ones repeated, or others.
+RECORDED, OTHERS = "recorded", "others"
+TRUTHS = (RECORDED, OTHERS)
 # As measured on an H200 under CUPTI, see kprof/analyze/idle/gaps.py.
 CALL_NS, LATENCY_NS, BETWEEN_NS, RETURN_NS = 4_400, 6_900, 1_100, 5 * US
 IN_GRAPH_NS, GRAPH_CALL_NS, GRAPH_LATENCY_NS = 220, 12 * US, 17 * US
@@ -139,15 +143,15 @@ class Machine:
             self._add("user_annotation", name, begin, self.now, MAIN, {})
         return self
 
-    def steady_step_ns(self, program):
+    def steady_step_ns(self, program, *, others=False):
         """Return a step's time when the program has run for long: no recorder has drained it.
 
-        Its steps are the recorded ones but for the first, over and over: what a longer recording
-        would vary by is not asked.
+        Its steps are the recorded ones but for the first, over and over; or `others`, whose host's
+        times are drawn anew.
         """
         ends, num = [], STEPS - 1
         for at in range(num * ROUNDS):
-            self.step, self.place = 1 + at % num, 0
+            self.step, self.place = (STEPS + at if others else 1 + at % num), 0
             program(self)
             ends.append(max(self.now, *self.free.values(), 0))
         half = num * (ROUNDS // 2)
@@ -462,26 +466,35 @@ CASES = (
 )
 
 
-def score(case, seed, folder):
-    """Return how the interval of a case's saving compares with the truth."""
+def scores_of(case, seed, folder):
+    """Return how a case's interval compares with what it saves: in like steps, and in others."""
     recorded = Machine(seed).record(case.before)
-    trace = open_trace(recorded.write(folder / "before.json"))
-    before_ns, after_ns = (
-        Machine(seed).steady_step_ns(program) for program in (case.before, case.after)
-    )
-    return _scored(case, seed, trace, before_ns, before_ns - after_ns)
-
-
-def _scored(case, seed, trace, step_ns, truth_ns):
+    trace = open_trace(recorded.write(folder / f"{case.name}-{seed}.json"))
     low, high = asked(case.rule, case.question, trace)
-    told = {
-        "case": case.name,
-        "seed": seed,
-        "asked": case.rule or "what-if",
-        "step_ms": step_ns / MS,
-    }
-    told |= {"truth_ms": truth_ns / MS, "is_recorded": case.is_recorded}
-    return {**told, **compared(low, high, truth_ns, step_ns, SLACK * step_ns)}
+    scores = []
+    for steps in TRUTHS:
+        before_ns, after_ns = (
+            Machine(seed).steady_step_ns(program, others=steps == OTHERS)
+            for program in (case.before, case.after)
+        )
+        told = {
+            "case": case.name,
+            "seed": seed,
+            "steps": steps,
+            "asked": case.rule or "what-if",
+            "step_ms": before_ns / MS,
+            "truth_ms": (before_ns - after_ns) / MS,
+            "is_recorded": case.is_recorded,
+        }
+        truth_ns, slack_ns = before_ns - after_ns, SLACK * before_ns
+        scores.append({**told, **compared(low, high, truth_ns, before_ns, slack_ns)})
+    return scores
+
+
+def _scores_at(asked_of):
+    """Score one case by its place: its programs are functions that no other process can be sent."""
+    at, seed, folder = asked_of
+    return scores_of(CASES[at], seed, folder)
 
 
 def compared(low, high, truth_ns, step_ns, slack_ns):
@@ -521,7 +534,13 @@ def rows_of(scores):
     """Return the figures of a result, and each score."""
     known = [one for one in scores if one["is_inside"] is not None]
     held = [one for one in known if one["is_recorded"]]
-    inside = statistics.fmean(one["is_inside"] for one in known)
+    kinds = sorted({one["steps"] for one in scores if "steps" in one}) or [None]
+    inside = {
+        f", {kind} steps" if kind else "": statistics.fmean(
+            one["is_inside"] for one in known if one.get("steps") == kind
+        )
+        for kind in kinds
+    }
     wide = statistics.fmean(not one["is_narrow"] for one in scores)
     # Of each interval whichever measure of its width is the more lenient.
     widths = [
@@ -530,7 +549,10 @@ def rows_of(scores):
     ]
     return [
         row("changes with known truth", len({one["case"] for one in scores}), "", "higher", 20),
-        row("intervals that contain the truth", inside, "share", "higher", CONTAINED),
+        *(
+            row(f"intervals that contain the truth{of}", share, "share", "higher", CONTAINED)
+            for of, share in inside.items()
+        ),
         row("median width, of what is allowed", statistics.median(widths), "share", "lower", 1.0),
         row("unknown or wider", wide, "share", "lower", UNKNOWN_OR_WIDER),
     ]
@@ -539,13 +561,23 @@ def rows_of(scores):
 def main():
     """Score, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=1, help="of the host's times, for each change")
+    parser.add_argument("--seeds", type=int, default=4, help="of the host's times, for each change")
+    parser.add_argument("--only", action="append", help="take this change only")
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--result", type=Path, help="the file to write")
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     chosen = parser.parse_args()
     month = datetime.datetime.now(tz=datetime.timezone.utc).strftime("%Y-%m")
     with tempfile.TemporaryDirectory() as folder:
-        scores = [score(case, seed, Path(folder)) for case in CASES for seed in range(chosen.seeds)]
+        names = chosen.only or [case.name for case in CASES]
+        asked_of = [
+            (at, seed, Path(folder))
+            for at, case in enumerate(CASES)
+            for seed in range(chosen.seeds)
+            if case.name in names
+        ]
+        with ProcessPoolExecutor(chosen.workers) as pool:
+            scores = [one for found in pool.map(_scores_at, asked_of) for one in found]
     for one in scores:
         print({key: round(v, 4) if isinstance(v, float) else v for key, v in one.items()})
     rows = rows_of(scores)
