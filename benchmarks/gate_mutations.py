@@ -200,6 +200,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=SEEDS, help="runs of each honest one")
     parser.add_argument("--result", type=Path, default=RESULTS / "gate_mutations_cpu_2026-11.json")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
     chosen = [
         (kind, variant)
@@ -222,7 +223,7 @@ def main():
     rows = totals(rows) + rows
     for one in rows[:4]:
         print(f"{one['name']}: {one['value']} of {one['of']}, {'met' if one['met'] else 'NOT MET'}")
-    write_evidence(args.result, "what the quality gate catches", rows, SOURCES)
+    write_evidence(args.result, "what the quality gate catches", rows, SOURCES, commit=args.commit)
 
 
 if __name__ == "__main__":

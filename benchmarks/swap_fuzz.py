@@ -69,6 +69,7 @@ def main():
     parser.add_argument("--gpu", action="store_true", help="with the kernels of a GPU")
     parser.add_argument("--keep", type=Path, help="folder for the sources of models that fail")
     parser.add_argument("--result", type=Path, help="JSON to write")
+    parser.add_argument("--commit", help="commit of a tree that is no checkout")
     options = parser.parse_args()
     keep = options.keep or Path(tempfile.gettempdir()) / "swap_fuzz"
     begin = time.monotonic()
@@ -91,7 +92,8 @@ def main():
             row("swap-fuzz.share-swapped", told["share_swapped"], "of models", "higher", 0.6),
         ]
         what = "random models with and without a swap: outputs, gradients, side effects"
-        write_evidence(options.result, what, rows, SOURCES, seed=options.seed, **told)
+        more = {"seed": options.seed, **told}
+        write_evidence(options.result, what, rows, SOURCES, commit=options.commit, **more)
     return 1 if told["failures"] or not told["swapped"] else 0
 
 
