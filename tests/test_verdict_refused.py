@@ -237,6 +237,19 @@ def test_independent_pairs_are_rarely_alike_and_waves_are():
     assert find_waves(equal / 10 + waves(10, 40), 0.01).turns_verdict.all()
 
 
+def test_faint_likeness_leaves_a_difference_alone_only_where_it_is_far_from_none():
+    """Pairs of which neighbours are a little alike hold less than as many independent ones."""
+    rng = np.random.default_rng(8)
+    states = np.cumsum(rng.random((2_000, 40)) < 0.2, axis=1) % 2 * 0.05 - 0.025
+    wandering = states + rng.normal(0, 0.01, states.shape)
+    is_clear = np.abs(np.median(wandering, axis=-1)) >= 0.01
+    is_kept = is_clear & ~find_waves(wandering, 0.01).turns_verdict
+    assert is_kept.sum() <= 0.35 * is_clear.sum()
+    equal = rng.normal(0, 0.01, (2_000, 40))
+    for ratio in (0.0, 0.02):
+        assert find_waves(equal + ratio, 0.01).turns_verdict.mean() <= 0.005
+
+
 def processes(ratios, num_pairs=24):
     """Return log ratios of the windows of so many pairs of processes, with noise."""
     noise = np.random.default_rng(6).normal(0, 0.01, (num_pairs, len(ratios)))

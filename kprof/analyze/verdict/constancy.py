@@ -31,6 +31,9 @@ FURTHEST_NEIGHBOUR, WAVE_DEVIATIONS = 3, 3.0
 FURTHER_NEIGHBOURS = 1.5
 # A difference beyond the margin by so many standard errors is one, however the ratio wanders.
 SURE_DEVIATIONS = 3.0
+# Fainter likeness, which 3 % of equal pairs reach, leaves a difference beyond the margin as it is
+# where 0 is so many of the same standard errors away.
+FAINT_WAVE_DEVIATIONS, SURE_OF_FAINT = 2.0, 4.0
 # A ratio that wanders is one ratio all the same where so many parts in time deserve one verdict.
 NUM_PARTS = 4
 # Standard deviations of a rank sum within pairs of one order, and of both orders: 0.3 % and 0.1 %
@@ -161,19 +164,26 @@ def find_waves(differences: Floats, margin: float) -> Waves:
     whole = (ranks**2).sum(axis=-1)
     lags = range(1, min(FURTHEST_NEIGHBOUR, num_pairs - 1) + 1)
     # Of equal pairs each correlation is -1/n on average, with a variance of about 1/n.
-    together = sum((ranks[..., lag:] * ranks[..., :-lag]).sum(axis=-1) / whole for lag in lags)
-    excess = together + len(lags) / num_pairs
+    likeness = [(ranks[..., lag:] * ranks[..., :-lag]).sum(axis=-1) / whole for lag in lags]
+    together = np.asarray(sum(likeness))
+    excess = (together + len(lags) / num_pairs) * (num_pairs / len(lags)) ** 0.5
     parts = np.array_split(differences, NUM_PARTS, axis=-1)
     medians = np.stack([np.median(part, axis=-1) for part in parts], axis=-1)
     lowest, highest = medians.min(axis=-1), medians.max(axis=-1)
-    is_found = excess >= WAVE_DEVIATIONS * (len(lags) / num_pairs) ** 0.5
+    is_found = excess >= WAVE_DEVIATIONS
     is_found &= highest - lowest > margin
     is_turn = _side_of(lowest, margin) != _side_of(highest, margin)
     inflation = 1 + 2 * FURTHER_NEIGHBOURS * np.maximum(together, 0.0)
     error = differences.std(axis=-1) * (inflation / num_pairs) ** 0.5
     distance = np.abs(np.median(differences, axis=-1))
     is_turn |= distance < margin + SURE_DEVIATIONS * error
-    return Waves(np.asarray(is_found), np.asarray(is_found & is_turn), lowest, highest)
+    of_next = (likeness[0] + 1 / num_pairs) * num_pairs**0.5
+    is_faint = np.maximum(excess, of_next) >= FAINT_WAVE_DEVIATIONS
+    nearest = np.minimum(distance, np.abs(differences.mean(axis=-1)))
+    is_faint &= (highest - lowest > margin) & (distance >= margin)
+    is_faint &= nearest < SURE_OF_FAINT * error
+    turns_verdict = (is_found & is_turn) | is_faint
+    return Waves(np.asarray(is_found | is_faint), np.asarray(turns_verdict), lowest, highest)
 
 
 @dataclass(frozen=True)
