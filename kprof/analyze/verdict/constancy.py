@@ -34,6 +34,8 @@ SURE_DEVIATIONS = 3.0
 # Fainter likeness, which 3 % of equal pairs reach, leaves a difference beyond the margin as it is
 # where 0 is so many of the same standard errors away.
 FAINT_WAVE_DEVIATIONS, SURE_OF_FAINT = 2.0, 4.0
+# Standard deviations from the median, by the median deviation, beyond which a pair is a stall.
+WIDEST_WAVE = 3.0
 # A ratio that wanders is one ratio all the same where so many parts in time deserve one verdict.
 NUM_PARTS = 4
 # Standard deviations of a rank sum within pairs of one order, and of both orders: 0.3 % and 0.1 %
@@ -179,11 +181,20 @@ def find_waves(differences: Floats, margin: float) -> Waves:
     is_turn |= distance < margin + SURE_DEVIATIONS * error
     of_next = (likeness[0] + 1 / num_pairs) * num_pairs**0.5
     is_faint = np.maximum(excess, of_next) >= FAINT_WAVE_DEVIATIONS
-    nearest = np.minimum(distance, np.abs(differences.mean(axis=-1)))
+    inner = _without_tails(differences)
+    nearest = np.minimum(distance, np.abs(inner.mean(axis=-1)))
     is_faint &= (highest - lowest > margin) & (distance >= margin)
-    is_faint &= nearest < SURE_OF_FAINT * error
+    is_faint &= nearest < SURE_OF_FAINT * inner.std(axis=-1) * (inflation / num_pairs) ** 0.5
     turns_verdict = (is_found & is_turn) | is_faint
     return Waves(np.asarray(is_found | is_faint), np.asarray(turns_verdict), lowest, highest)
+
+
+def _without_tails(values: Floats) -> Floats:
+    """Return the values, with those far from the median moved in: stalls are no waves."""
+    middle = np.median(values, axis=-1, keepdims=True)
+    deviation = np.median(np.abs(values - middle), axis=-1, keepdims=True) / MAD_OF_NORMAL
+    reach = WIDEST_WAVE * deviation
+    return np.asarray(np.clip(values, middle - reach, middle + reach))
 
 
 @dataclass(frozen=True)
