@@ -199,19 +199,22 @@ def _graph_edges(those: Activities, first: int) -> Parts:
 def _edges_across(those: Activities, explained: np.ndarray, first: int) -> list[Parts]:
     """Let what began late, right after something on another stream of its rank, wait for that."""
     late = _at(those.start - explained > LATE_NS)
-    pairs = []
+    pairs = [np.zeros((2, 0), dtype=np.int64)]
     for rank in np.unique(those.rank[late]).tolist():
         rows = _at(those.rank == rank)
         by_end = rows[np.argsort(those.end[rows], kind="stable")]
-        ends = those.end[by_end]
-        for row in late[those.rank[late] == rank].tolist():
-            last = int(np.searchsorted(ends, those.start[row], side="right"))
-            begin = int(np.searchsorted(ends, those.start[row] - AFTER_ANOTHER_NS))
-            near = by_end[begin:last]
-            near = near[(those.lane[near] != those.lane[row]) & (near != row)]
-            if len(near):
-                pairs.append((int(near[-1]), row))
-    source, target = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        ends, mine = those.end[by_end], late[those.rank[late] == rank]
+        begin = np.searchsorted(ends, those.start[mine] - AFTER_ANOTHER_NS)
+        at = np.searchsorted(ends, those.start[mine], side="right") - 1
+        # Back from the last that had ended to the last of another stream.
+        lanes = those.lane[by_end]
+        run = np.maximum.accumulate(
+            np.where(np.append(True, np.diff(lanes) != 0), np.arange(len(rows)), 0)
+        )
+        is_own = (at >= 0) & (lanes[at] == those.lane[mine])
+        at = np.where(is_own, run[at] - 1, at)
+        pairs.append(np.vstack([by_end[at], mine])[:, at >= begin])
+    source, target = np.concatenate(pairs, axis=1)
     lag = those.start[target] - those.end[source]
     return [(source + first, target + first, lag, ACROSS)]
 
@@ -239,8 +242,8 @@ def _host_edges(program: HostProgram, waits: Waits) -> list[Parts]:
     target = np.flatnonzero(np.diff(program.program) == 0) + 1
     lag = program.time_ns[target] - program.time_ns[target - 1]
     is_own = (program.what[target] == WAIT_END) & (program.row[target] == program.row[target - 1])
-    own = np.array([waits.own_ns.get(point, 0) for point in target.tolist()], dtype=np.int64)
-    return [(target - 1, target, np.where(is_own, own, lag), HOST), *_spawning(program)]
+    lag[is_own] = [waits.own_ns.get(point, 0) for point in target[is_own].tolist()]
+    return [(target - 1, target, lag, HOST), *_spawning(program)]
 
 
 def _spawning(program: HostProgram) -> list[Parts]:
