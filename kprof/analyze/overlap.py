@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, paint
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_trace
 
 Int64s = NDArray[np.int64]
 
@@ -57,6 +57,14 @@ def allot_busy_time(kernels: pd.DataFrame) -> Int64s:
     for rows in rows_by(kernels, "rank", "device"):
         owned = own_instants(kernels, rows)
         np.add.at(allotted, owned.row, owned.end - owned.start)
+    return allotted
+
+
+@once_per_trace
+def allotted_time(trace: Trace) -> Int64s:
+    """Return `allot_busy_time` of all activities of a trace; nobody may write into it."""
+    allotted = allot_busy_time(trace.kernels)
+    allotted.setflags(write=False)
     return allotted
 
 
@@ -142,5 +150,5 @@ def measure_communication(trace: Trace, left_out: np.ndarray | None = None) -> C
         mine = rows[is_collective[rows]]
         union = disjoint(Intervals(start[mine], end[mine], mine))
         total_ns += int((union.end - union.start).sum())
-    exposed_ns = int(allot_busy_time(kernels)[is_collective].sum())
+    exposed_ns = int(allotted_time(trace)[is_collective].sum())
     return Communication(total_ns, total_ns - exposed_ns, exposed_ns)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.marks import step_rows
-from kprof.analyze.overlap import allot_busy_time
+from kprof.analyze.overlap import allotted_time
 from kprof.analyze.summary import measure_elapsed
 from kprof.trace import Trace, once_per_trace
 
@@ -82,7 +82,7 @@ def find_lead(trace: Trace) -> Lead:
     Streams run in order: what has no launch record, and comes before all of its stream that have
     one, was launched before these. In ranks without steps there is none.
     """
-    kernels, idle = trace.kernels, trace.idle
+    idle = trace.idle
     rows, end_ns = before_launches(trace)
     started = idle["start_ns"].to_numpy(np.int64)
     pieces = np.zeros(len(idle), dtype=bool)
@@ -93,7 +93,7 @@ def find_lead(trace: Trace) -> Lead:
         pieces |= mine.to_numpy(bool) & (started < last_ns)
     inside = pieces & idle["edge"].isna().to_numpy(bool)
     waited_ns = int(idle["duration_ns"].to_numpy(np.int64)[inside].sum())
-    return Lead(rows, pieces, int(allot_busy_time(kernels)[rows].sum()) + waited_ns)
+    return Lead(rows, pieces, int(allotted_time(trace)[rows].sum()) + waited_ns)
 
 
 def without_lead(trace: Trace) -> Trace:

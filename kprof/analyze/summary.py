@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.ledger import num_launches
-from kprof.analyze.overlap import Int64s, allot_busy_time, rows_by
+from kprof.analyze.overlap import Int64s, allotted_time, rows_by
 from kprof.trace import Trace
 
 # A part of a path that is a number, or torch's own `Linear_12` where no path is known.
@@ -63,7 +63,7 @@ def split_window(
     belongs to the phase of the activity that ended it.
     """
     kernels = trace.kernels
-    allotted = allot_busy_time(kernels)
+    allotted = allotted_time(trace)
     unexplained_ns = measure_capacity(kernels) - int(allotted.sum())
     if left_out is not None:
         allotted = np.where(left_out, 0, allotted)

@@ -24,7 +24,7 @@ from kprof.analyze.evidence import (
     whole_of,
 )
 from kprof.analyze.idle import causes
-from kprof.analyze.overlap import allot_busy_time
+from kprof.analyze.overlap import allotted_time
 from kprof.analyze.steps import before_launches
 from kprof.finding import Finding
 from kprof.trace import Trace
@@ -133,7 +133,7 @@ def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
     """Yield the kinds of activities that are large and not explained, with their time."""
     kernels = trace.kernels
     # What was launched before the recording is in no step.
-    allotted = np.where(before_launches(trace)[0], 0, allot_busy_time(kernels))
+    allotted = np.where(before_launches(trace)[0], 0, allotted_time(trace))
     is_told = _told(len(kernels), (one.rows for one in findings))
     kinds = kernels["kind"].astype(object).where(kernels["kind"].notna(), None).to_numpy()
     for kind in dict.fromkeys(kinds.tolist()):

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.element_type import computed_in
-from kprof.analyze.overlap import allot_busy_time
+from kprof.analyze.overlap import allotted_time
 from kprof.analyze.summary import measure_capacity
 from kprof.analyze.trust.unanswered import (
     Unanswered,
@@ -61,7 +61,7 @@ def measure_utilisation(trace: Trace) -> Utilisation:
     if (untimed := why_no_timeline(trace)) is not None:
         unknown = Share(None, untimed.reason)
         return Utilisation(unknown, unknown, unknown, unknown)
-    busy_ns = int(allot_busy_time(kernels).sum())
+    busy_ns = int(allotted_time(trace).sum())
     busy = Share(busy_ns / elapsed_ns, "at least one activity was running")
     if peaks is None:
         why = why_no_ceilings(trace)

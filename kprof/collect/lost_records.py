@@ -155,23 +155,16 @@ def _overruns(
     is_last = np.ones(len(rows), dtype=bool)
     is_last[:-1] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
     result = np.zeros(len(kernels), dtype=bool)
-    # Only where an activity overlaps with the next one there is anything to see.
-    overlaps = np.flatnonzero(~is_last[:-1] & (start_ns[rows][1:] < end_ns[rows][:-1]))
+    # Only where so much of an activity overlaps with the next one there is anything to see.
+    begun, ended = start_ns[rows], end_ns[rows]
+    share = (ended[:-1] - begun[1:]) / (ended[:-1] - begun[:-1])
+    overlaps = np.flatnonzero(~is_last[:-1] & (share > MOST_OVERLAP))
     ends = np.flatnonzero(is_last)
     for at in overlaps[::-1].tolist():
-        row, next_start = rows[at], start_ns[rows[at + 1]]
-        until = (
-            at
-            + 1
-            + int(
-                np.searchsorted(
-                    start_ns[rows[at + 1 : ends[np.searchsorted(ends, at)] + 1]], end_ns[row]
-                )
-            )
-        )
-        within = rows[at + 1 : until]
-        within = within[~result[within]]
-        is_inside = (end_ns[within] <= end_ns[row]) & (start_ns[within] > start_ns[row])
-        share = (end_ns[row] - next_start) / (end_ns[row] - start_ns[row])
-        result[row] = bool(is_inside.any()) and share > MOST_OVERLAP
+        last = ends[np.searchsorted(ends, at)] + 1
+        until = at + 1 + int(np.searchsorted(begun[at + 1 : last], ended[at]))
+        within = np.arange(at + 1, until)
+        within = within[~result[rows[within]]]
+        is_inside = (ended[within] <= ended[at]) & (begun[within] > begun[at])
+        result[rows[at]] = is_inside.any()
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import pandas as pd
@@ -132,6 +133,7 @@ def or_missing(value: object) -> str:
     return str(value) if isinstance(value, str) else MISSING
 
 
+@lru_cache(maxsize=4096)
 def readable(name: str) -> str:
     """Return a C++ kernel's name without what all of them share: result, namespaces, parameters."""
     if "::" not in name and not name.startswith("void "):

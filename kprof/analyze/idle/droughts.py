@@ -51,16 +51,30 @@ def find_droughts(
     before_ns = np.concatenate([[0], np.cumsum(end - start)])
     enough = np.searchsorted(before_ns, before_ns[first] + held_ns, side="left")
     last = np.minimum(last, enough)
-    taken = np.zeros(len(start), dtype=np.int64)
-    row = np.full(len(start), NOTHING, dtype=np.int64)
+    taken, row = [0] * len(start), [NOTHING] * len(start)
+    # The next piece that nothing explains, at or after each one, as far as is known.
+    free = list(range(len(start) + 1))
+    length, before = (end - start).tolist(), before_ns.tolist()
     costly = np.flatnonzero((held_ns > 0) & (last > first))
-    for i in costly[np.argsort(-held_ns[costly], kind="stable")].tolist():
-        span = np.arange(first[i], last[i])
-        span = span[row[span] == NOTHING]
-        left_ns = before_ns[first[i]] + held_ns[i] - before_ns[span]
-        taken[span], row[span] = np.minimum(left_ns, (end - start)[span]), waits.row[i]
-    piece = np.flatnonzero(row != NOTHING)
-    return Drought(piece, taken[piece], row[piece])
+    costly = costly[np.argsort(-held_ns[costly], kind="stable")]
+    columns = (first[costly], last[costly], held_ns[costly], waits.row[costly])
+    for begin, stop, held, wait in zip(*(column.tolist() for column in columns), strict=True):
+        at = _next_free(free, begin)
+        while at < stop:
+            taken[at] = min(before[begin] + held - before[at], length[at])
+            row[at], free[at] = wait, at + 1
+            at = _next_free(free, at)
+    explained, by_row = np.array(taken, dtype=np.int64), np.array(row, dtype=np.int64)
+    piece = np.flatnonzero(by_row != NOTHING)
+    return Drought(piece, explained[piece], by_row[piece])
+
+
+def _next_free(free: list[int], at: int) -> int:
+    """Follow the links from `at` to one that leads to itself, and shorten them on the way."""
+    while free[at] != at:
+        free[at] = free[free[at]]
+        at = free[at]
+    return at
 
 
 def add_droughts(evidence: Evidence, pieces: Pieces) -> Pieces:

@@ -12,7 +12,7 @@ from kprof.analyze.evidence import (
     total_ns,
     whole_of,
 )
-from kprof.analyze.overlap import allot_busy_time, measure_communication
+from kprof.analyze.overlap import allotted_time, measure_communication
 from kprof.finding import Finding, Remedy
 from kprof.trace import Trace
 
@@ -26,7 +26,7 @@ def check(trace: Trace) -> list[Finding]:
     rows = np.flatnonzero(is_collective)
     if not len(rows):
         return []
-    exposed = allot_busy_time(trace.kernels)[is_collective]
+    exposed = allotted_time(trace)[is_collective]
     share = share_of_whole(trace, int(exposed.sum()))
     if share < LEAST_SHARE:
         return []
