@@ -10,7 +10,7 @@ import msgspec
 
 from kprof.collect.readers._kineto.damage import UNREADABLE
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 # The numbers of all blocks must fit in a pipe at once; see workers.py.
 MAX_BLOCKS = 4096
 
@@ -47,6 +47,8 @@ def cuts_of(text: mmap.mmap, block_bytes: int = BLOCK_BYTES) -> Cuts | None:
     while (found := border.search(text, begin + step)) is not None:
         blocks.append((begin, found.start(1)))
         begin = found.end(1)
+        # A search maps the pages around it, too, which would add up to most of the file.
+        text.madvise(mmap.MADV_DONTNEED)
     return Cuts(start.end(), (*blocks, (begin, size)))
 
 
