@@ -161,6 +161,21 @@ def test_what_a_module_runs_again_inside_the_backward_pass_is_recomputed():
     assert gradient[columns].tolist() == ["block", "backward", False]
 
 
+def test_a_function_between_modules_that_run_again_is_recomputed_too():
+    rows = [
+        {"kind": "module", "name": "block", "start_ns": 5, "duration_ns": 50},
+        {"name": "aten::mul", "start_ns": 10, "duration_ns": 5, "sequence": 7},
+        node(sequence=7, forward_thread=1),
+        {"kind": "module", "name": "block.mlp", "start_ns": 102, "duration_ns": 3, "thread": 9},
+    ]
+    operator = {"name": "aten::silu", "start_ns": 108, "duration_ns": 9, "thread": 9}
+    forward = attributed(*rows, {**operator, "sequence": 9}, LAUNCH_IN_NODE)
+    backward = attributed(*rows, operator, LAUNCH_IN_NODE)
+    of_gradient = attributed(*rows[:3], {**operator, "sequence": 9}, LAUNCH_IN_NODE)
+    found = [row["recomputed"] for row in (forward, backward, of_gradient)]
+    assert found == [True, False, False]
+
+
 def test_what_accumulates_or_reduces_gradients_is_backward_although_it_has_no_number():
     names = (
         "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",

@@ -82,7 +82,7 @@ def add_attribution(trace: Trace) -> Trace:
         fused_modules=pd.Categorical(compiled.fused),
         phase=phase,
         step=_steps(ranges, launch),
-        recomputed=_is_recomputed(tree, inner),
+        recomputed=_is_recomputed(ranges, tree, inner),
         range=_or_told(_names(ranges, user_range), noted_range),
         bucket=pd.Categorical(bucket),
         attributed_by=pd.Categorical(attributed_by),
@@ -175,12 +175,22 @@ def _module_rows(tree: _Tree, inner: np.ndarray) -> np.ndarray:
     return np.where(row == NO_ROW, around, row)
 
 
-def _is_recomputed(tree: _Tree, inner: np.ndarray) -> np.ndarray:
-    """Tell which launches a module made that ran inside the backward pass, for a checkpoint."""
-    row = nearest(inner, tree.parent, tree.is_module | tree.is_backward)
-    in_module = np.flatnonzero(np.append(tree.is_module, False)[row])
+def _is_recomputed(ranges: pd.DataFrame, tree: _Tree, inner: np.ndarray) -> np.ndarray:
+    """Tell which launches were made again inside the backward pass, for a checkpoint.
+
+    A module's are. So are those of a function: of operators that autograd records anew, which have
+    a number, inside a node where a module ran again. A backward operator has none.
+    """
+    modules = np.flatnonzero(tree.is_module)
+    reruns = np.zeros(len(ranges) + 1, dtype=bool)
+    reruns[nearest(modules, tree.parent, tree.is_backward)] = True
+    reruns[NO_ROW] = False
+    is_op = _has_kind(ranges, "op") & ~tree.is_backward
+    is_forward = tree.is_module | (is_op & ranges["sequence"].notna().to_numpy(bool))
+    row = nearest(inner, tree.parent, is_forward | tree.is_backward)
+    is_again = np.append(is_forward, False)[row]
     result = np.zeros(len(inner), dtype=bool)
-    result[in_module] = nearest(row[in_module], tree.parent, tree.is_backward) != NO_ROW
+    result[is_again] = reruns[nearest(row[is_again], tree.parent, tree.is_backward)]
     return result
 
 
