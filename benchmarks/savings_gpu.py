@@ -128,6 +128,8 @@ def measured(case, chosen):
     """Return the steps' seconds of both forms, pair by pair."""
     path = chosen.out / f"{case.name}.json"
     if not path.exists():
+        if chosen.again:
+            raise KprofError(f"{path.name} is missing", fix="record and measure this change anew")
         words = workload(case, "measure", chosen)
         run([sys.executable, *words, "--result", path], chosen)
     return json.loads(path.read_text())["pairs_s"]

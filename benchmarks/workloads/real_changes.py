@@ -399,7 +399,10 @@ def compiled_function(size):
 
 
 def graphed(step):
-    """Return a step's replay as a CUDA graph; without a GPU the step."""
+    """Return a step's replay as a CUDA graph; without a GPU the step.
+
+    The replay keeps the step: the graph reads tensors that the step alone may hold.
+    """
     if not GPU:
         return step
     aside = torch.cuda.Stream()
@@ -411,7 +414,11 @@ def graphed(step):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(_kept=step):
+        graph.replay()
+
+    return replay
 
 
 def inference(model, x):
