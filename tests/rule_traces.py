@@ -60,8 +60,8 @@ def trace_of_work(*rows, idle=(), ranges=(), samples=(), **meta):
     """
     kernels, operators, now = [], [], 0
     for row in rows:
-        shapes = row.get("shapes")
-        kept = {key: value for key, value in row.items() if key != "shapes"}
+        shapes, strides = row.get("shapes"), row.get("strides")
+        kept = {key: value for key, value in row.items() if key not in ("shapes", "strides")}
         start_ns = kept.get("start_ns", now)
         # Of a compiled or replayed kernel no operator is known.
         if kept.get("op"):
@@ -72,6 +72,7 @@ def trace_of_work(*rows, idle=(), ranges=(), samples=(), **meta):
                     "start_ns": start_ns,
                     "duration_ns": 2_000,
                     "input_shapes": text,
+                    "input_strides": strides and json.dumps(strides),
                 }
             )
             kept["op_row"] = len(operators) - 1

@@ -9,6 +9,7 @@ import pytest
 from kprof.analyze.diagnose import RULES, diagnose, name_of, why_not
 from kprof.analyze.saving import find_pricer
 from kprof.discover import modules_in
+from kprof.finding import Remedy
 from kprof.trace import Gpu
 from tests.planted.machine import Machine
 from tests.rule_cases import CASES
@@ -156,6 +157,32 @@ def test_tiles_that_fill_a_wave_and_a_bit_are_found_and_whole_waves_are_not():
     assert findings("gemm_shapes", trace_of_work(rest(), whole)) == []
 
 
+def test_a_weights_gradient_with_odd_rows_in_memory_is_unaligned_and_a_plain_left_matrix_is_not():
+    # Of an odd vocabulary: the gradients of the logits, transposed, have rows of 50,257 elements.
+    gradient = product(400 * US, m=50257, n=4096, k=4096, share=0.3)
+    turned_left = {**gradient, "strides": [[1, 50257], [4096, 1]]}
+    plain_left = {**gradient, "strides": [[4096, 1], [4096, 1]]}
+    (found,) = findings("gemm_shapes", trace_of_work(rest(), turned_left))
+    assert found.rows == (1,)
+    assert findings("gemm_shapes", trace_of_work(rest(), plain_left)) == []
+    assert findings("gemm_shapes", trace_of_work(rest(), gradient)) == []
+
+
+def test_norms_between_turned_convolutions_gain_up_to_their_least_traffic():
+    turning = ran("aten::convolution", 20 * US, "copy", name="cudnn::ops::nchwToNhwcKernel<half>")
+    norm = work("aten::native_batch_norm", 90 * US, "norm", 0.3, shapes=[X])
+    convolution = ran("aten::cudnn_convolution", 100 * US, "convolution")
+    (found,) = findings("channels_last", trace_of_work(*[turning] * 4, norm, convolution, rest()))
+    assert found.rows == (0, 1, 2, 3, 4)
+    # At nine tenths of the bandwidth its 27 µs take 30; modestly as long as now.
+    assert found.remedy == Remedy(best_ns=30 * US, modest_ns=130 * US, launches=1)
+
+
+def test_what_is_written_to_its_place_by_another_kernel_costs_a_growing_cache_nothing():
+    (found,) = findings("kv_cache_layout", trace_of_work(*joined([128, 129, 130])))
+    assert found.remedy == Remedy(best_ns=0, modest_ns=75 * US, launches=0)
+
+
 def test_attention_inside_torchs_fallback_is_found_by_its_name():
     math = {
         "name": "aten::_scaled_dot_product_attention_math",
@@ -247,9 +274,10 @@ def test_a_model_in_float32_gains_its_products_and_its_attention():
     (found,) = findings("tf32_products", trace_of_work(*rows))
     # At 70 % of 1,000 Tflop/s.
     best = round(2 * 4096**3 / 700e12 * 1e9) + 100 * US
-    assert found.remedy.best_ns == pytest.approx(best, abs=2)
-    assert found.remedy.modest_ns == pytest.approx((best + 900 * US) / 2, abs=2)
-    assert found.rows == (0, 1)
+    # What only moves bytes takes half at best, and as long as now where it stays in float32.
+    assert found.remedy.best_ns == pytest.approx(best + 30 * US, abs=2)
+    assert found.remedy.modest_ns == pytest.approx((best + 900 * US) / 2 + 60 * US, abs=2)
+    assert found.rows == (0, 1, 2)
     assert "60 µs of passes in float32 would move half" in found.claim
 
 

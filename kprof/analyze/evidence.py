@@ -182,18 +182,22 @@ def _decoded(text: str) -> list[object] | None:
 
 
 def by_shapes(
-    trace: Trace, rows: Int64s, measure: Callable[[list[object]], Sequence[int]], width: int
+    trace: Trace,
+    rows: Int64s,
+    measure: Callable[[list[object]], Sequence[int]],
+    width: int,
+    column: str = "input_shapes",
 ) -> Int64s:
     """Return `width` numbers for each row from its operator's shapes; zeros where unknown.
 
-    Each distinct text of shapes is measured once.
+    Each distinct text of shapes is measured once. Another column has other lists, as of strides.
     """
     op = trace.kernels["op_row"].to_numpy(np.int64, na_value=NO_ROW)[rows]
-    column = trace.ranges["input_shapes"].cat
-    codes = np.append(column.codes.to_numpy(), -1)[op]
-    table = np.zeros((len(column.categories) + 1, width), dtype=np.int64)
+    texts = trace.ranges[column].cat
+    codes = np.append(texts.codes.to_numpy(), -1)[op]
+    table = np.zeros((len(texts.categories) + 1, width), dtype=np.int64)
     for code in np.unique(codes[codes >= 0]).tolist():
-        shapes = _decoded(str(column.categories[code]))
+        shapes = _decoded(str(texts.categories[code]))
         if shapes is not None:
             table[code] = [min(number, MOST_ELEMENTS) for number in measure(shapes)]
     return np.asarray(table[codes])

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from kprof.analyze.evidence import Int64s, by_shapes, durations, is_one_of, shape_of
+from kprof.analyze.evidence import Bools, Int64s, by_shapes, durations, is_one_of, shape_of
 from kprof.trace import Trace
 
 # Of the peak of tensor cores, what large products and attention reach.
@@ -25,6 +25,8 @@ class Products:
     m: Int64s
     n: Int64s
     k: Int64s
+    is_transposed: Bools
+    """Whether the left matrix lies in memory by columns: its rows there have M elements."""
 
 
 def find_products(trace: Trace) -> Products:
@@ -34,7 +36,10 @@ def find_products(trace: Trace) -> Products:
     rows = np.flatnonzero(is_product)
     sizes = by_shapes(trace, rows, _sizes, 4)
     known = sizes.all(axis=1)
-    return Products(rows[known], *sizes[known].T)
+    strides = by_shapes(trace, rows[known], _left_strides, 2, column="input_strides")
+    is_transposed = (strides[:, 0] == 1) & (strides[:, 1] > 1)
+    batch, m, n, k = sizes[known].T
+    return Products(rows[known], batch, m, n, k, is_transposed)
 
 
 def in_type_ns(trace: Trace, rows: Int64s, now: str, then: str, *, bytes_share: float = 1) -> int:
@@ -53,6 +58,15 @@ def in_type_ns(trace: Trace, rows: Int64s, now: str, then: str, *, bytes_share: 
     compute = np.where(~(flops > 0), took * device.flops_per_s.get(now, rate) / rate, compute)
     memory = np.nan_to_num(num_bytes) * bytes_share / device.memory_bytes_per_s * 1e9
     return int(np.minimum(np.maximum(compute, memory), took).sum())
+
+
+def _left_strides(strides: list[object]) -> tuple[int, int]:
+    """Return the last two strides of the left matrix; zeros where they do not tell."""
+    matrices = [stride for stride in map(shape_of, strides) if len(stride) in (2, 3)]
+    # Before the two factors addmm has its bias; behind them a scaled product has its scales.
+    if len(matrices) not in (2, 3):
+        return 0, 0
+    return matrices[-2][-2], matrices[-2][-1]
 
 
 def _sizes(shapes: list[object]) -> tuple[int, int, int, int]:

@@ -57,7 +57,9 @@ def is_unaligned(trace: Trace, products: Products) -> np.ndarray:
     types = trace.kernels["dtype"].iloc[products.rows].astype(object)
     item = np.array([ITEM_BYTES.get(str(name), ALIGNMENT_BYTES) for name in types], dtype=np.int64)
     multiple = ALIGNMENT_BYTES // np.maximum(item, 1)
-    return np.asarray(((products.n % multiple) != 0) | ((products.k % multiple) != 0))
+    is_odd = ((products.n % multiple) != 0) | ((products.k % multiple) != 0)
+    # A transposed left matrix has rows of M: of a weight's gradient, M is the layer's width.
+    return np.asarray(is_odd | (products.is_transposed & ((products.m % multiple) != 0)))
 
 
 def wave_fill(trace: Trace, products: Products) -> np.ndarray:

@@ -7,6 +7,7 @@ import numpy as np
 from kprof.analyze.claims import in_words, percent, proof_by_copy, work_places
 from kprof.analyze.evidence import (
     Bools,
+    Int64s,
     is_one_of,
     per_step,
     share_of_device,
@@ -47,13 +48,16 @@ def check(trace: Trace) -> list[Finding]:
     if not (is_product & is_model).any() or share < LEAST_SHARE:
         return []
     took = total_ns(trace, multiplying)
+    moving = _beside(trace, is_model & is_wide)
+    moved = total_ns(trace, moving)
+    beside = f", and {in_words(per_step(trace, moved))} of passes in float32 would move half"
     best = in_type_ns(trace, multiplying, "tf32", "bf16", bytes_share=1 / 2)
     faster = device.flops_per_s["bf16"] / device.flops_per_s["tf32"]
     both = "Products in TF32 and attention in float32" if is_attention.any() else "Products in TF32"
     claim = (
         f"{both} take {in_words(per_step(trace, took))} of {whole_of(trace)}, {percent(share)} of "
         f"the device time; the {device.name} multiplies {faster:.2g} times as fast in bf16, if the "
-        f"model's quality allows it{_beside(trace, is_model & is_wide)}"
+        f"model's quality allows it{beside if moved else ''}"
     )
     return [
         Finding(
@@ -61,16 +65,17 @@ def check(trace: Trace) -> list[Finding]:
             claim=claim,
             confidence="medium",
             effort="medium",
-            rows=tuple(multiplying.tolist()),
+            rows=tuple(np.union1d(multiplying, moving).tolist()),
             details=work_places(trace, multiplying),
-            remedy=Remedy(best, (best + took) // 2),
+            # What only moves bytes takes half at best; modestly it stays in float32.
+            remedy=Remedy(best + moved // 2, (best + took) // 2 + moved),
             command=proof_by_copy(trace, "bf16"),
         )
     ]
 
 
-def _beside(trace: Trace, is_wide: Bools) -> str:
-    """Return what else would move half as much, where most is multiplied in float32; not priced."""
+def _beside(trace: Trace, is_wide: Bools) -> Int64s:
+    """Return what else would move half as much, where most is multiplied in float32."""
     kernels = trace.kernels
     is_product = is_one_of(kernels["kind"], "gemm", "convolution")
     in_16_bits = np.flatnonzero(is_product & is_one_of(kernels["dtype"], "bf16", "fp16"))
@@ -78,8 +83,7 @@ def _beside(trace: Trace, is_wide: Bools) -> str:
     moving = (
         is_wide & is_one_of(kernels["kind"], *MOVING) & is_one_of(kernels["activity"], "kernel")
     )
-    moved_ns = total_ns(trace, np.flatnonzero(moving & ~is_one_of(kernels["phase"], "optimizer")))
     # Where most is in 16 bits, what is left in float32 has to be, as under autocast.
-    if not moved_ns or total_ns(trace, in_16_bits) > total_ns(trace, in_tf32):
-        return ""
-    return f", and {in_words(per_step(trace, moved_ns))} of passes in float32 would move half"
+    if total_ns(trace, in_16_bits) > total_ns(trace, in_tf32):
+        return np.zeros(0, dtype=np.int64)
+    return np.flatnonzero(moving & ~is_one_of(kernels["phase"], "optimizer"))
