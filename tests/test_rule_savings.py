@@ -15,6 +15,7 @@ from kprof.analyze.saving import find_pricer
 from kprof.analyze.what_if import baseline
 from kprof.analyze.what_if.replay import gain_error_ns
 from kprof.finding import Finding, Remedy
+from kprof.trace import Recording
 from tests.rule_cases import CASES
 from tests.rule_faults import LOGITS, RMS_NORM, loss_of
 from tests.rule_traces import US, ran, rest, trace_of_work
@@ -254,3 +255,21 @@ def test_a_call_costs_the_lead_also_while_the_device_is_about_to_begin():
     )
     # Without the call all that follows it would have come as much earlier.
     assert in_steps.sum().to_numpy()[1:] == pytest.approx(wait_ns, abs=1_500)
+
+
+def test_a_wait_may_cost_an_unrecorded_host_a_lead_that_the_recorded_one_never_had():
+    # Before its wait the recorded host launches every 100 µs what runs for 100: it has no lead.
+    # Unrecorded it takes about half of that, and the lead would last for the small kernels.
+    large, small = kernel("mm", 100_000, host_ns=100_000), kernel("norm", 5_000, host_ns=40_000)
+    program = [*[large] * 8, synchronize(), *[small] * 10]
+    trace = analyze(Machine().run(program))
+    rows = np.flatnonzero((trace.idle["cause"] == "synchronization").to_numpy(bool))
+    found = replace(about([], idle_cause="synchronization"), idle_rows=tuple(rows.tolist()))
+    as_recorded = find_pricer(trace)
+    recording = Recording("steps", 9, (5,), "device", (as_recorded.step_ns,), (1_070_000,))
+    pricer = find_pricer(replace(trace, meta=replace(trace.meta, recording=recording)))
+    saving, cause_ns = pricer.price([found]), pricer.cause_ns(found)
+    assert pricer.step_ns == 1_070_000
+    assert as_recorded.cause_ns(found) < saving.high_ns <= cause_ns
+    # The kernels with 1.4 µs between them are the least that is left.
+    assert cause_ns <= 1_070_000 - 8 * 101_400 - 10 * 6_400

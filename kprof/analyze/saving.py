@@ -125,7 +125,8 @@ class Pricer:
         """Return what a finding costs of a step, on the GPU on which it costs most.
 
         The device's time in its rows, and the idle time that it is about; where launches go, also
-        the idle time before these, or that the host's time in them explains. None: it is not about
+        the idle time before these, or that the host's time in them explains; where recording was
+        taken off, the lead that waits take from a host that is not recorded. None: it is not about
         time.
         """
         remedy = finding.remedy
@@ -157,7 +158,34 @@ class Pricer:
             spent[at] += lost_ns
         for at, lost_ns in self._launching_ns(launches, idle_rows).items():
             spent[at] += lost_ns
-        return int(spent.max()) * len(spent) // count_steps(self.trace)
+        scale, steps = len(spent), count_steps(self.trace)
+        costs_ns = int(spent.max()) * scale // steps
+        late_ns = self._late_ns(idle_rows).get(int(spent.argmax()), 0) * scale // steps
+        return max(costs_ns, min(costs_ns + late_ns, self._lead_ns(findings)))
+
+    def _lead_ns(self, findings: Sequence[Finding]) -> int:
+        """Return what the waits of these findings cost a step that nobody records.
+
+        There the host is ahead by more, and a wait takes that lead. The recorded host had none to
+        lose: what it launched late after the wait it would have launched late anyway. 0 where
+        recording was not taken off.
+        """
+        waits = [
+            replace(one, rows=(), remedy=Remedy(idle_cause=one.remedy.idle_cause))
+            for one in findings
+            if one.remedy.idle_cause in AVOIDABLE
+        ]
+        baseline = self.baseline
+        if not waits or self.refusal is not None or baseline is None or baseline.added_ns <= 0:
+            return 0
+        gains = [self._gained(waits, one, is_best=True).most_ns for one in self._replays()]
+        return int(max(gains))
+
+    def _late_ns(self, counted: np.ndarray) -> dict[int, int]:
+        """Return by device the idle time that waited for launches, but for the pieces `counted`."""
+        is_late = (self.trace.idle["cause"] == LAUNCH_BOUND).to_numpy(bool, copy=True)
+        is_late[counted] = False
+        return self._by_device(is_late)
 
     def _replays(self) -> list[Replay]:
         baseline = self.baseline
