@@ -199,6 +199,21 @@ def test_attention_inside_torchs_fallback_is_found_by_its_name():
     assert findings("math_attention", trace) == []
 
 
+def test_the_backward_of_what_torchs_fallback_did_is_its_own_too():
+    math = {"name": "aten::_scaled_dot_product_attention_math", "duration_ns": 5_000}
+    node = {"name": "MulBackward0", "start_ns": 10 * MS, "duration_ns": 5_000}
+    rows = [rest(), ran("aten::mul", 100 * US), ran("aten::mul", 100 * US, phase="backward")]
+    trace = trace_of_work(*rows, ran("aten::mul", 100 * US), ranges=[math, node])
+    number = len(trace.ranges)
+    parents, numbers, threads = [None] * number, [None] * number, [None] * number
+    parents[1], parents[2] = number - 2, number - 1
+    numbers[1], numbers[-1], threads[-1] = 7, 7, 1
+    columns = {"parent": parents, "sequence": numbers, "forward_thread": threads}
+    linked = trace.with_ranges(**{c: pd.array(v, dtype="Int64") for c, v in columns.items()})
+    (found,) = findings("math_attention", linked)
+    assert found.rows == (1, 2)
+
+
 def test_shapes_that_are_damaged_are_no_error():
     hostile = ["x", None, [["a", 2]], [[-1, 10**40]], [[[1]]], {"a": 1}, [[10**40, 4], [4, 10**40]]]
     for op in ("aten::mm", "aten::cat", "aten::silu", "aten::_softmax", "aten::mul"):

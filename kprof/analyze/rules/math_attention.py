@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kprof.analyze.autograd import is_node, made_by
 from kprof.analyze.claims import in_words, percent, proof_by_copy, work_places
 from kprof.analyze.evidence import (
     Bools,
@@ -20,6 +21,7 @@ from kprof.analyze.evidence import (
     whole_of,
 )
 from kprof.analyze.neighbours import Groups, with_neighbours
+from kprof.analyze.nesting import NO_ROW, nearest
 from kprof.finding import Finding, Remedy
 from kprof.trace import Trace
 
@@ -67,12 +69,25 @@ def spelled_out(trace: Trace) -> Int64s:
     kernels = trace.kernels
     anchors = is_one_of(kernels["op"], *SOFTMAX)
     is_product = is_one_of(kernels["op"], *PRODUCTS)
-    rows = np.flatnonzero(inside_op(trace, MATH))
+    rows = np.flatnonzero(inside_op(trace, MATH) | _backward_of(trace, MATH))
     if anchors.any() and is_product.any():
         parts = anchors | is_product | is_one_of(kernels["kind"], *BETWEEN)
         between = _between_products(with_neighbours(trace, anchors, parts, REACH), is_product)
         rows = np.union1d(rows, between)
     return rows
+
+
+def _backward_of(trace: Trace, *names: str) -> Bools:
+    """Tell which activities autograd launched for what operators of these names did."""
+    ranges = trace.ranges
+    nothing = np.zeros(len(trace.kernels), dtype=bool)
+    if not len(ranges) or not (wanted := is_one_of(ranges["name"], *names)).any():
+        return nothing
+    nodes = is_node(ranges)
+    parent = ranges["parent"].to_numpy(np.int64, na_value=NO_ROW)
+    is_theirs = nodes & (nearest(made_by(ranges, nodes), parent, wanted) != NO_ROW)
+    op = trace.kernels["op_row"].to_numpy(np.int64, na_value=NO_ROW)
+    return np.asarray(nearest(op, parent, is_theirs) != NO_ROW)
 
 
 def _between_products(groups: Groups, is_product: Bools) -> Int64s:
