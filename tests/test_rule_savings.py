@@ -273,3 +273,33 @@ def test_a_wait_may_cost_an_unrecorded_host_a_lead_that_the_recorded_one_never_h
     assert as_recorded.cause_ns(found) < saving.high_ns <= cause_ns
     # The kernels with 1.4 µs between them are the least that is left.
     assert cause_ns <= 1_070_000 - 8 * 101_400 - 10 * 6_400
+
+
+def test_how_quick_a_host_is_that_the_device_hides_counts_either_way():
+    # The host launches every 40 µs what runs for 50; of its own time unrecorded nothing is known.
+    program = [kernel("mm", 50_000, host_ns=0), *[kernel("mm", 50_000, host_ns=40_000)] * 9]
+    trace = record(program)
+    as_recorded = find_pricer(trace)
+    recording = Recording(
+        "steps", 9, (5,), "device", (as_recorded.step_ns,), (as_recorded.step_ns,)
+    )
+    pricer = find_pricer(replace(trace, meta=replace(trace.meta, recording=recording)))
+    shorter = about(range(10), best_ns=50_000, modest_ns=50_000)
+    slow, both = as_recorded.price([shorter]), pricer.price([shorter])
+    # With the recorded host nine launches stay 40 µs apart; with a quick one none holds the device.
+    assert slow.high_ns < 170_000 < 350_000 < both.high_ns <= 450_000
+    assert both.low_ns == pytest.approx(slow.low_ns, abs=1_000)
+
+
+def test_a_host_that_makes_the_step_as_long_as_it_is_is_no_quicker():
+    program = [kernel("mm", 4_000, host_ns=50_000)] * 10
+    trace = record(program)
+    as_recorded = find_pricer(trace)
+    recording = Recording(
+        "steps", 9, (5,), "device", (as_recorded.step_ns,), (as_recorded.step_ns,)
+    )
+    pricer = find_pricer(replace(trace, meta=replace(trace.meta, recording=recording)))
+    shorter = about(range(10), best_ns=20_000, modest_ns=20_000)
+    assert pricer.price([shorter]).high_ns == pytest.approx(
+        as_recorded.price([shorter]).high_ns, abs=1_000
+    )

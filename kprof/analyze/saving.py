@@ -109,7 +109,10 @@ class Pricer:
         most_ns = min(self._most_ns(known), self.step_ns)
         if self.refusal is not None or self.baseline is None:
             return Saving(self.step_ns, 0, most_ns, BOUNDED + str(self.refusal))
-        best = [self._gained(known, replay, is_best=True) for replay in self._replays()]
+        # A quicker host may make the step that was measured: a change of the device's time, or of
+        # a wait, gains more with it.
+        readings = (*self._replays(), *self.baseline.quick)
+        best = [self._gained(known, replay, is_best=True) for replay in readings]
         modest = [self._modestly_gained(known, replay) for replay in self._replays()]
         missed = self.baseline.uncertainty_ns
         # How modest a success may be is a choice: its own spread would tell nothing more.
@@ -118,7 +121,11 @@ class Pricer:
         low, high = (min(max(end, 0), most_ns) for end in (least - missed, most + missed))
         if len(known) == 1 and _stalls(known):
             return Saving(self.step_ns, 0, round(high), STALLED)
-        basis = REPLAYED + STREAMS * _differ(best, modest) + RESULTS * self._needs_results(known)
+        basis = (
+            REPLAYED
+            + STREAMS * _differ(best[: len(modest)], modest)
+            + RESULTS * self._needs_results(known)
+        )
         return Saving(self.step_ns, round(low), round(high), basis)
 
     def cause_ns(self, finding: Finding) -> int | None:

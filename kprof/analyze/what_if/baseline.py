@@ -14,6 +14,7 @@ from kprof.analyze.what_if.unrecorded import (
     host_spread,
     take_recording_off,
     unrecorded_step_ns,
+    with_quick_host,
 )
 from kprof.trace import Trace
 
@@ -44,6 +45,8 @@ class Baseline:
     """What recording had added to a step, and was taken off the host's time."""
     others: tuple[Replay, ...] = ()
     """The replay under other readings of what streams wait for, where there are several streams."""
+    quick: tuple[Replay, ...] = ()
+    """The replay with as quick a host as explains the step, too, where recording was taken off."""
     steady_ns: int = 0
     """Mean of the steps that the replay counts, as measured; 0 where nothing is replayed."""
     host_spread: float = 0.0
@@ -133,6 +136,7 @@ def _without_recording(recorded: Baseline, replay: Replay) -> Baseline:
         recorded,
         replay=shorter,
         others=tuple(take_recording_off(one, recorded.trace, wanted_ns) for one in recorded.others),
+        quick=(with_quick_host(shorter, recorded.trace),),
         step_ns=wanted_ns,
         steady_ns=wanted_ns,
         replayed_ns=replayed_ns,

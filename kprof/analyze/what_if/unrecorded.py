@@ -57,6 +57,31 @@ def take_recording_off(replay: Replay, trace: Trace, wanted_ns: int) -> Replay:
     return _shortened(replay, STREAM, (LEAST_GAP_SHARE, 1.0), wanted_ns)
 
 
+def with_quick_host(replay: Replay, trace: Trace) -> Replay:
+    """Return a replay from which recording was taken off, with the least time of the host's.
+
+    As long as the device is the limit, a quicker host makes the same step. As quick as it was in
+    most unrecorded steps in which it ran ahead; where too few tell, as a recorder can slow it.
+    """
+    recording = trace.meta.recording
+    alone = own_host_ns(recording) if recording is not None else []
+    kept = _per_step(replay, replay.edges.kept_ns)
+    lengthened_ns = _per_step(replay, replay.edges.lag_ns) - kept
+    low, high = LEAST_HOST_SHARE, 1.0
+    if len(alone) >= ENOUGH and lengthened_ns > 0:
+        quick_ns = float(np.quantile(alone, MOST_STEPS[0]))
+        low = float(np.clip((quick_ns - kept) / lengthened_ns, low, high))
+    least_ns = replay.step_ns() * (1 - PRECISION)
+    if replay.scaled(HOST, low).step_ns() >= least_ns:
+        return replay.scaled(HOST, low)
+    for _ in range(HALVINGS):
+        share = (low + high) / 2
+        low, high = (
+            (low, share) if replay.scaled(HOST, share).step_ns() >= least_ns else (share, high)
+        )
+    return replay.scaled(HOST, high)
+
+
 def _shortened(replay: Replay, kind: int, shares: tuple[float, float], wanted_ns: float) -> Replay:
     """Scale the lags of one kind by the largest of the shares that reaches what is wanted."""
     low, high = shares
