@@ -67,9 +67,10 @@ def check(trace: Trace) -> list[Finding]:
 def _remedy(trace: Trace, turning: Int64s, laid: Int64s) -> Remedy:
     """Return what is left: no turning, and what has kernels for either layout at its least traffic.
 
-    Modestly half of the turning is left, and the others take as long as now.
+    Modestly half of the turning is left, and the others take as long as now. Which launches go, a
+    remedy of both cannot say: then all stay.
     """
     took = durations(trace)[laid]
     least = int(np.minimum(limits(trace)[laid] / WELL_USED, took).sum())
     modest_ns = total_ns(trace, turning) // 2 + int(took.sum())
-    return Remedy(best_ns=least, modest_ns=modest_ns, launches=len(laid))
+    return Remedy(best_ns=least, modest_ns=modest_ns, launches=None if len(laid) else 0)
