@@ -39,7 +39,7 @@ def unexplained(name):
 def test_a_llama_in_eager_mode_is_told_to_fuse_its_norms_first():
     found = findings("llama_train")
     assert list(found) == [
-        *("unfused_norm", "unfused_rope", "unfused_loss", "fp8_opportunity"),
+        *("unfused_norm", "unfused_rope", "fp8_opportunity", "unfused_loss"),
         *("unfused_activation", "sync_in_loop"),
     ]
     # Two norms in each of 8 layers, and the last.
@@ -51,8 +51,9 @@ def test_the_saving_of_the_llamas_norms_is_what_their_bytes_allow():
     # 17 norms over 4 x 1024 x 2048 values of 2 bytes, read or written 5 times: 0.30 ms of 6.5 at
     # 4.8 TB/s. 25 of 26 launches of each are gone, too, and with them 424 pauses of 1.6 µs, and
     # what the host took for them where it is late: less than the 2.1 ms for which the device waits.
+    # So at most 6.5 - 0.3 + 2.1 ms.
     saving = findings("llama_train")["unfused_norm"].saving
-    assert 5.0e6 < saving.low_ns < 6.5e6 < saving.high_ns < 7.5e6
+    assert 5.0e6 < saving.low_ns < 6.5e6 < saving.high_ns < 8.3e6
 
 
 def test_generating_is_told_to_use_a_graph_before_anything_else():
