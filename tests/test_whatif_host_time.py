@@ -67,3 +67,29 @@ def test_python_that_computes_between_two_removed_operators_stays():
 def test_of_a_host_that_is_faster_unrecorded_as_much_less_goes():
     recording = Recording("steps", 9, (0,), "device", (900_000,), (450_000,))
     assert removed("norm", "value", recording=recording) == pytest.approx(70 / 2, abs=1)
+
+
+def without_norms(*lengths_us):
+    """Return how much shorter a step becomes without its norms, whose host takes so long."""
+    rows, kernels, at = [], [], 100
+    for i, length_us in enumerate((20, *lengths_us, 20)):
+        name = "add" if i in (0, len(lengths_us) + 1) else "norm"
+        rows.append(spent(f"aten::{name}", at, at + length_us))
+        launch = at + length_us - 10
+        rows.append(spent("cudaLaunchKernel", launch, launch + 5, "runtime", correlation=i))
+        kernels.append({"start_ns": (launch + 7) * US, "duration_ns": US, "correlation": i})
+        at += length_us + 100
+    rows.insert(0, spent("0", 0, at + 100, kind="step"))
+    baseline = find_baseline(analyze(trace_of(*kernels, ranges=rows)))
+    found = predict([Change(REMOVED, Target("op", "aten::norm"))], baseline)
+    return (found.step_ns - found.predicted_step_ns) / US
+
+
+def test_what_the_host_uses_for_the_first_time_stays_when_its_operator_goes():
+    assert without_norms(20, 20, 20) == 3 * 20
+    # Of the first only the launch goes.
+    assert without_norms(5_000, 20, 20) == 2 * 20 + 5
+
+
+def test_operators_that_always_take_long_go_whole():
+    assert without_norms(5_000, 5_000, 5_000) == 3 * 5_000

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, either, length_in
 from kprof.analyze.what_if.host_program import HostProgram, number_threads
@@ -15,10 +16,16 @@ from kprof.trace import Trace, once_per_trace
 # What Python does from one operator to the next takes some µs, or tens of them under a recorder.
 # Longer than this it did something of its own.
 CALL_NS = 50_000
+# A call that takes so long, and so many times as long as is usual for its name, uses something for
+# the first time: a library is loaded, a plan is made.
+FIRST_USE_NS, FIRST_USE = 1_000_000, 20
 
 
 def emptied(rows: np.ndarray, trace: Trace) -> np.ndarray:
-    """Return the calls and operators of which all activities are among `rows` of `kernels`."""
+    """Return the calls and operators of which all activities are among `rows` of `kernels`.
+
+    Those within which something was used for the first time stay: others would use it, too.
+    """
     ranges = trace.ranges
     parent = np.append(ranges["parent"].to_numpy(np.int64, na_value=NOTHING), NOTHING)
     is_call = ranges["kind"].isin(["op", "runtime"]).to_numpy(bool)
@@ -26,7 +33,22 @@ def emptied(rows: np.ndarray, trace: Trace) -> np.ndarray:
     for column in ("launch_row", "op_row"):
         of = trace.kernels[column].to_numpy(np.int64, na_value=NOTHING)
         found |= _within(of[rows], parent) & ~_within(of[~rows], parent)
-    return np.flatnonzero(found & is_call)
+    found &= is_call
+    return np.flatnonzero(found & ~_within(_first_uses(found, ranges), parent))
+
+
+def _first_uses(found: np.ndarray, ranges: pd.DataFrame) -> np.ndarray:
+    """Return the rows of `found` that take far longer than is usual for their name and kind."""
+    took_ns = ranges["duration_ns"].to_numpy(np.float64, na_value=0.0)
+    long = np.flatnonzero(found & (took_ns >= FIRST_USE_NS))
+    if not len(long):
+        return long
+    names = ranges["name"]
+    alike = np.flatnonzero(names.isin(names.iloc[long]).to_numpy(bool))
+    keys = [ranges[column].iloc[alike].to_numpy() for column in ("kind", "name")]
+    usual_ns = np.full(len(ranges), np.inf)
+    usual_ns[alike] = pd.Series(took_ns[alike]).groupby(keys).transform("median").to_numpy()
+    return np.asarray(long[took_ns[long] > FIRST_USE * usual_ns[long]])
 
 
 def _within(rows: np.ndarray, parent: np.ndarray) -> np.ndarray:
