@@ -491,7 +491,7 @@ def growing_cache(size):
 
 
 def duplicate_work(size):
-    """Sort what nobody reads in every step, or do not."""
+    """Sort a result that is not read in every step, or do not."""
     x = torch.randn(1 << 22 if GPU else 1 << 10, device=DEVICE)
     return training(size, before=lambda: torch.sort(x)), training(size)
 

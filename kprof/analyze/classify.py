@@ -67,7 +67,7 @@ OWN_OP_RULES: tuple[tuple[str, str], ...] = (
 # By which a linear layer in FP8 casts its operands, before their product.
 OWN_CASTS = {"_rows", "_blocks", "_largest", "_turned"}
 
-# Matched against the words of the function's own name, joined by `_`, in small letters. First match
+# Matched against the words of the function's own name, joined by `_`, in lower case. First match
 # wins, so specific names come first.
 KERNEL_RULES: tuple[tuple[str, str], ...] = (
     *INDUCTOR_RULES,

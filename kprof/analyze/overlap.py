@@ -62,7 +62,7 @@ def allot_busy_time(kernels: pd.DataFrame) -> Int64s:
 
 @once_per_trace
 def allotted_time(trace: Trace) -> Int64s:
-    """Return `allot_busy_time` of all activities of a trace; nobody may write into it."""
+    """Return `allot_busy_time` of all activities of a trace; read only."""
     allotted = allot_busy_time(trace.kernels)
     allotted.setflags(write=False)
     return allotted

@@ -171,7 +171,7 @@ class Pricer:
         return max(costs_ns, min(costs_ns + late_ns, self._lead_ns(findings)))
 
     def _lead_ns(self, findings: Sequence[Finding]) -> int:
-        """Return what the waits of these findings cost a step that nobody records.
+        """Return what the waits of these findings cost an unrecorded step.
 
         There the host is ahead by more, and a wait takes that lead. The recorded host had none to
         lose: what it launched late after the wait it would have launched late anyway. 0 where
