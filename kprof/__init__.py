@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from kprof.api import profile as profile
     from kprof.api import range as range
     from kprof.callables import ab_test as ab_test
-    from kprof.flash import register_flash_attention as register_flash_attention
     from kprof.saved import load as load
     from kprof.sla import measure_generation as measure_generation
     from kprof.swap import swapped as swapped
@@ -20,7 +19,6 @@ _HOME = {
     "measure_generation": "kprof.sla",
     "profile": "kprof.api",
     "range": "kprof.api",
-    "register_flash_attention": "kprof.flash",
     "swapped": "kprof.swap",
 }
 
@@ -30,7 +28,6 @@ __all__ = [
     "measure_generation",
     "profile",
     "range",
-    "register_flash_attention",
     "swapped",
 ]
 

@@ -73,6 +73,16 @@ def test_every_call_of_a_process_is_replaced_and_given_back():
     assert [site.name for site in swap.replaced if site.num_replaced] == ["torch.nn.functional"]
 
 
+@pytest.mark.parametrize("wants_gradients", [False, True])
+def test_a_process_swap_reaches_torchs_own_attention_module_in_training(wants_gradients):
+    module = torch.nn.MultiheadAttention(128, 2, batch_first=True).half().train()
+    x = torch.randn(1, 20, 128).half()
+    with torch.set_grad_enabled(wants_gradients), swapped(None, KERNEL) as swap:
+        module(x, x, x, need_weights=False)
+    calls = {site.name: site.num_replaced for site in swap.replaced}
+    assert calls["torch.nn.functional"] == 1
+
+
 def test_few_and_many_tokens_go_to_two_kernels():
     module = Attention()
     with torch.no_grad(), swapped(module, KERNEL, "decode_attention") as swap:
