@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from kprof.calibrations import (
     parts_of_calibration,
 )
 from kprof.collect.launch import write_description
-from kprof.collect.trials import Variant
+from kprof.collect.trials import LOG, TrialError, Variant
 from kprof.comparison import PAIRS_FILE, Claim, Comparison, encode, save
 from kprof.errors import KprofError
 from kprof.flip import flip
@@ -193,13 +194,23 @@ def _plausible(taken: Comparison) -> tuple[Claim, ...]:
 
 
 def _take(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -> Comparison:
-    """Return what was taken and judged; where there is no verdict, say what is kept."""
+    """Return what was taken and judged; where there is no verdict, clean up."""
     protocol = flip if options.patch or options.swap else alternate
     try:
         return protocol(a, b, options, folder, tell)
     except (KprofError, KeyboardInterrupt, SystemExit) as stop:
-        if (folder / PAIRS_FILE).exists():
-            tell(f"the pairs taken before are kept in {folder / PAIRS_FILE}")
-        elif not isinstance(stop, KprofError):
-            tell(f"stopped before the first pair; what was printed is in {folder / 'raw'}")
+        _clean_up(stop, folder, tell)
         raise
+
+
+def _clean_up(stop: BaseException, folder: Path, tell: Tell) -> None:
+    """Say what a comparison without a verdict has kept; remove its folder where that is nothing."""
+    if (folder / PAIRS_FILE).exists():
+        tell(f"the pairs taken before are kept in {folder / PAIRS_FILE}")
+    elif not isinstance(stop, KprofError):
+        tell(f"stopped before the first pair; what was printed is in {folder / 'raw'}")
+    elif isinstance(stop, TrialError) and str(stop.trial.log) not in str(stop):
+        if stop.trial.windows or any(log.stat().st_size for log in folder.rglob(LOG)):
+            tell(f"what was timed and printed until then is kept in {folder}")
+        else:
+            shutil.rmtree(folder)

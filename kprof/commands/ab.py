@@ -90,9 +90,7 @@ def ab(
     more than the smallest effect, or misses a target. 2: error. 3: inconclusive or invalid.
     """
     from kprof.ab import compare
-    from kprof.collect.trials import TrialError
     from kprof.comparison import draw_seed
-    from kprof.leftovers import tidy
     from kprof.variants import AbOptions, share_of
 
     words = list(words or [])
@@ -129,12 +127,8 @@ def ab(
         force=force,
         line=shlex.join(["kprof", *ctx.obj]),
     )
-    try:
-        with secrets_shown(shown=show_secrets):
-            compared = compare(options, say)
-    except TrialError as error:
-        tidy(error, say)
-        raise
+    with secrets_shown(shown=show_secrets):
+        compared = compare(options, say)
     printed = compared.json if json else None
     last = f"report: {compared.report}"
     answer = Answer(compared.comparison.name, compared.sections, printed, last)
