@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from math import isfinite, log, log1p
 from pathlib import Path
-from random import Random
 from statistics import mean, median
 
 import numpy as np
@@ -43,14 +42,14 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
         f"comparing {plan.metrics[0].name} in at most {plan.max_pairs} pairs of processes, "
         f"{fewest_pairs(plan)} at the least"
     )
-    order = Random(plan.seed)
+    orders = plan.orders()
     taken: list[Pair] = []
     steps: dict[str, list[tuple[int, ...]]] = {"A": [], "B": []}
     reasons: list[str] = []
     ratios: list[list[float]] = []
     doubts = _doubts(plan, options, pilots)
     while not is_enough(plan, taken):
-        is_a_first = order.random() < 0.5
+        is_a_first = next(orders)
         start_ns = time.time_ns()
         where = folder / "raw" / f"{len(taken) + 1:03d}"
         in_order = (a, b) if is_a_first else (b, a)

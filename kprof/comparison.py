@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
+from random import Random
 from typing import Any, Literal
 
 import msgspec
@@ -71,6 +72,12 @@ class Plan:
     def digest(self) -> str:
         """SHA-256 of the plan, so that a reader can tell that it was not changed afterwards."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+    def orders(self) -> Iterator[bool]:
+        """Yield whether A comes first in the next pair, without end: fair coins from the seed."""
+        coins = Random(self.seed)
+        while True:
+            yield coins.random() < 0.5
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from math import isfinite, nan
 from pathlib import Path
-from random import Random
 
 from kprof.alternate import ENERGY, STEP, facts_of, say_stopped
 from kprof.analyze.verdict.judge import fewest_pairs, is_enough, judge
@@ -139,8 +139,7 @@ def _take(
 
 def order_of(plan: Plan) -> str:
     """Return which variant each window belongs to: AB or BA for each pair, by a fair coin."""
-    order = Random(plan.seed)
-    return "".join("AB" if order.random() < 0.5 else "BA" for _ in range(plan.max_pairs))
+    return "".join("AB" if first else "BA" for first in islice(plan.orders(), plan.max_pairs))
 
 
 def pairs_of(windows: Sequence[Window], plan: Plan) -> tuple[Pair, ...]:

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from kprof.comparison import Metric, Plan
 from kprof.stopwatch import SLEEP_CYCLES, GpuStopwatch, WallStopwatch, stopwatch_for
 from kprof.timing import Conditions, take_pairs, warm_up
 
@@ -58,6 +59,17 @@ def test_the_order_is_that_of_the_seed():
     first = [pair.is_a_first for pair in pairs_of(30, stopwatch, seed=4)]
     assert first == [pair.is_a_first for pair in pairs_of(30, stopwatch, seed=4)]
     assert first != [pair.is_a_first for pair in pairs_of(30, stopwatch, seed=5)]
+
+
+def test_a_plan_draws_the_order_of_each_pair_alone_and_again_from_its_seed():
+    plan = Plan((Metric("time", "ns"),), seed=0)
+    drawn = list(itertools.islice(plan.orders(), 10_000))
+    assert drawn[:8] == [False, False, True, True, False, True, False, True]
+    assert list(itertools.islice(plan.orders(), 10_000)) == drawn
+    # Of a fair coin, also behind a pair in which A was first: five standard deviations.
+    after_a = [now for before, now in itertools.pairwise(drawn) if before]
+    assert abs(sum(drawn) - 5_000) < 250
+    assert abs(sum(after_a) - len(after_a) / 2) < 180
 
 
 def test_samples_are_taken_in_the_order_that_the_pair_states():
