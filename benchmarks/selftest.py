@@ -16,13 +16,18 @@ from multiprocessing import Pool
 from pathlib import Path
 
 from evidence import RESULTS, row, write_evidence
+from rivals import false_positives_of_rivals, rivals_under_noise
 
+from kprof.analyze.verdict.rule import levels_of
 from kprof.calibrations import keep
+from kprof.comparison import Metric, Plan
 from kprof.report.calibration import result_of_calibration
 from kprof.selftest import COMPARISONS, calibrate, simulate_noise
 
+NUM_PAIRS, SEED = 40, 0
 SIMULATED = (
     "benchmarks/selftest.py",
+    "benchmarks/rivals.py",
     "kprof/analyze/verdict/*.py",
     "kprof/analyze/calibration/*.py",
 )
@@ -95,8 +100,19 @@ def rows_of_scenario(scenario):
             rows.append(rate_row(slug(name, way, "power", at(effect)), rate, "higher"))
     for effect, pairs in early["pairs"].items():
         rows.append(row(slug(name, "stopping pairs", at(effect)), pairs, "pairs", "lower"))
-    rows += [rate_row(slug(name, rival), r, "lower") for rival, r in scenario["rivals"].items()]
     return [found for found in rows if found is not None]
+
+
+def rows_of_rivals(rivals):
+    """Return a row for each of the other tests in each noise."""
+    rows = []
+    for name, rates in rivals.items():
+        for rival, rate in rates.items():
+            low, high = rate.interval
+            counts = {"count": rate.count, "of": rate.of}
+            known = {"rate": rate.share, "low": low, "high": high, **counts}
+            rows.append(rate_row(slug(name, rival), known, "lower"))
+    return rows
 
 
 def place_of(result):
@@ -106,13 +122,21 @@ def place_of(result):
     return RESULTS / f"selftest_{device or slug(result['device'].split()[-1])}_{month}.json"
 
 
-def calibrations(args):
-    """Yield the result again and again, each time with more of it."""
+def calibrations(args, rivals):
+    """Yield the result again and again, each time with more of it, and note the other tests'."""
+    levels = levels_of(Plan((Metric("time per call", "ns"),), max_pairs=NUM_PAIRS, seed=SEED))
+
+    def show(name, samples):
+        rivals[name] = false_positives_of_rivals(samples, levels)
+
     if args.simulate:
+        number = args.comparisons or 4_000
+        rivals.update(rivals_under_noise(number, NUM_PAIRS, SEED))
         with Pool(args.jobs) as pool:
-            yield simulate_noise(args.comparisons or 4_000, 40, 0, partial(pool.map, chunksize=1))
+            yield simulate_noise(number, NUM_PAIRS, SEED, partial(pool.map, chunksize=1))
     else:
-        yield from calibrate(args.comparisons or COMPARISONS, 40, 0, tell)
+        number = args.comparisons or COMPARISONS
+        yield from calibrate(number, NUM_PAIRS, SEED, tell, show=show)
 
 
 def tell(message):
@@ -120,11 +144,12 @@ def tell(message):
     print(message, file=sys.stderr, flush=True)
 
 
-def write(result, args):
+def write(result, rivals, args):
     """Write what is known so far."""
     rows = rows_of_targets(result)
     for scenario in result["scenarios"]:
         rows += rows_of_scenario(scenario)
+    rows += rows_of_rivals(rivals)
     names = ("num_pairs", "num_comparisons", "seed", "smallest_effect", "alpha", "took_s")
     write_evidence(
         args.result or place_of(result),
@@ -149,9 +174,10 @@ def main():
     parser.add_argument("--result", type=Path)
     parser.add_argument("--commit", default=None, help="commit of a tree that is no checkout")
     args = parser.parse_args()
-    for calibration in calibrations(args):
+    rivals = {}
+    for calibration in calibrations(args, rivals):
         result = result_of_calibration(calibration)
-        write(result, args)
+        write(result, rivals, args)
     if not args.simulate:
         # Comparisons that this machine makes later carry it.
         keep(calibration)

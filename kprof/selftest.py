@@ -13,8 +13,7 @@ from random import Random
 import numpy as np
 
 from kprof.analyze.calibration.designs import Orders, arms_of
-from kprof.analyze.calibration.result import EFFECTS, Calibration, Rate, Scenario
-from kprof.analyze.calibration.rivals import false_positives_of_rivals
+from kprof.analyze.calibration.result import EFFECTS, Calibration, Scenario
 from kprof.analyze.calibration.simulate import Each, simulate
 from kprof.analyze.calibration.tally import Known, look_at_all, scenario_of
 from kprof.analyze.calibration.targets import targets_on_a_machine
@@ -41,6 +40,12 @@ LONGEST_SAME_S, LONGEST_S = 120.0, 40.0
 TELL_EVERY_S = 10.0
 
 Tell = Callable[[str], None]
+Show = Callable[[str, Floats], None]
+"""Gets a scenario's name and the logs of its samples of one work in time, a row a comparison."""
+
+
+def show_nobody(name: str, samples: Floats) -> None:
+    """Leave the samples alone."""
 
 
 def simulate_noise(
@@ -51,7 +56,13 @@ def simulate_noise(
 
 
 def calibrate(
-    num_comparisons: int | None, num_pairs: int, seed: int, tell: Tell, *, quick: bool = False
+    num_comparisons: int | None,
+    num_pairs: int,
+    seed: int,
+    tell: Tell,
+    *,
+    quick: bool = False,
+    show: Show = show_nobody,
 ) -> Iterator[Calibration]:
     """Judge comparisons taken on this machine: on the GPU at hand, else on the host's clock.
 
@@ -64,7 +75,7 @@ def calibrate(
     plan = Plan((Metric("time per call", "ns"),), max_pairs=num_pairs, seed=seed)
     tell("planting slow-downs of a known size")
     stages = _stages(gpu_knobs() if machine.kind == "gpu" else host_knobs(), number)
-    bench = _Bench(machine, plan, Random(seed), tell)
+    bench = _Bench(machine, plan, Random(seed), tell, show)
     for position, stage in enumerate(stages, 1):
         tell(f"stage {position} of {len(stages)}: {stage.title}: {stage.number} comparisons")
         bench.run(stage)
@@ -148,11 +159,13 @@ def _stages(knobs: Sequence[Knob], number: int) -> list[_Stage]:
 class _Bench:
     """Takes comparisons of work whose truth is known, one after the other."""
 
-    def __init__(self, machine: Machine, plan: Plan, order: Random, tell: Tell) -> None:
-        self._machine, self._plan, self._order, self._tell = machine, plan, order, tell
+    def __init__(
+        self, machine: Machine, plan: Plan, order: Random, tell: Tell, show: Show = show_nobody
+    ) -> None:
+        self._machine, self._plan, self._order = machine, plan, order
+        self._tell, self._show = tell, show
         self._levels: Levels = levels_of(plan)
         self._stopwatch: Stopwatch = stopwatch_for("gpu" if machine.kind == "gpu" else "wall")
-        self._rivals: dict[str, dict[str, Rate]] = {}
         self.found: dict[_Stage, Known] = {}
         self.doubts: list[str] = []
 
@@ -175,7 +188,7 @@ class _Bench:
         truth = self._truth_of(b - a, stage.effect, stage.name) if stage.effect else 0.0
         self.found[stage] = Known(stage.effect, truth, a, b, orders)
         if not stage.effect:
-            self._rivals[stage.name] = false_positives_of_rivals(samples, self._levels)
+            self._show(stage.name, samples)
 
     def scenarios(self) -> tuple[Scenario, ...]:
         """Return what is known of each scenario whose comparisons without an effect are there."""
@@ -185,7 +198,6 @@ class _Bench:
                 first.says,
                 [known for stage, known in self.found.items() if stage.name == first.name],
                 self._levels,
-                self._rivals[first.name],
             )
             for first in self.found
             if not first.effect

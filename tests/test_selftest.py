@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from kprof.analyze.calibration.designs import alternating_order, random_order, samples_of
+from kprof.analyze.calibration.designs import random_order, samples_of
 from kprof.analyze.calibration.noise import NOISES
 from kprof.analyze.calibration.result import Rate
 from kprof.analyze.calibration.simulate import TOO_FEW, simulate
@@ -151,19 +151,6 @@ def test_stopping_early_keeps_to_it_too_and_saves_pairs(calibration):
         assert scenario.early.pairs["0.02"] <= 34
 
 
-def test_blocked_tests_err_under_drift_on_the_very_same_samples(scenarios):
-    rivals = scenarios["drift"].rivals
-    assert rivals["blocked, Welch"].share > 0.95
-    assert rivals["blocked, Mann-Whitney"].share > 0.95
-    assert scenarios["independent"].rivals["blocked, Welch"].share < 0.10
-
-
-def test_abba_errs_where_others_keep_its_rhythm_and_random_order_does_not(scenarios):
-    rhythm = scenarios["rhythm"]
-    assert rhythm.rivals["ABBA, signed ranks"].share > 0.9
-    assert rhythm.fixed.false_positive.share < 0.08
-
-
 def test_the_same_seed_gives_the_same_rates_and_another_others():
     first, again, other = (simulate(12, 40, seed, DAY) for seed in (0, 0, 1))
     assert replace(again, took_s=0.0) == replace(first, took_s=0.0)
@@ -172,7 +159,7 @@ def test_the_same_seed_gives_the_same_rates_and_another_others():
 
 def test_an_effect_is_that_of_b_whatever_the_order():
     quiet = np.zeros((1, 8))
-    for order in (alternating_order(1, 4), ~alternating_order(1, 4)):
+    for order in (np.array([[True, False] * 2]), np.array([[False, True] * 2])):
         a, b = samples_of(quiet, order, 0.02, BY_NAME["independent"])
         np.testing.assert_allclose(b - a, np.log1p(0.02))
 

@@ -12,10 +12,7 @@ import numpy as np
 import pytest
 
 from kprof import calibrations, selftest
-from kprof.analyze.calibration.result import Rate
-from kprof.analyze.calibration.rivals import false_positives_of_rivals
 from kprof.analyze.calibration.simulate import simulate
-from kprof.analyze.verdict.rule import levels_of
 from kprof.calibrations import (
     describe_calibration,
     doubt_resolution,
@@ -204,11 +201,11 @@ def test_how_far_it_is_is_told_within_a_stage(home, hasty, monkeypatch):
     assert any(line.startswith("3 of 8 comparisons, ") for line in heard)
 
 
-def test_blocks_and_abba_stand_beside_on_the_machines_own_samples():
-    rising = np.log(1000.0 + np.arange(80.0))[None, :].repeat(3, axis=0)
-    found = false_positives_of_rivals(rising, levels_of(Plan((Metric("t", "ns"),))))
-    assert found["blocked, Welch"] == Rate(3, 3)
-    assert found["ABBA, signed ranks"] == Rate(0, 3)
+def test_samples_of_one_work_are_shown_in_time_and_those_with_an_effect_are_not(home, hasty):
+    seen = {}
+    *_, found = calibrate(8, 10, 0, print, show=lambda name, logs: seen.update({name: logs.shape}))
+    assert seen["more bytes"] == (8, 20)
+    assert seen.keys() == {scenario.name for scenario in found.scenarios}
 
 
 @cache

@@ -13,16 +13,13 @@ IN_TEXT = tuple(f"{effect:g}" for effect in EFFECTS)
 
 
 def sections_of_calibration(calibration: Calibration) -> list[Section]:
-    """Render targets first, then rates by scenario: all pairs, stopping early, other tests."""
+    """Render targets first, then rates by scenario: all pairs, stopping early."""
     scenarios = calibration.scenarios
     sections = [
         _targets(calibration),
         Section("With all pairs of the plan, %", ORDER, _with_all_pairs(scenarios)),
         Section("Stopping early: rates in %, and pairs", ORDER, _stopping(scenarios)),
     ]
-    if any(scenario.rivals for scenario in scenarios):
-        title = "False positives of other tests, on the same samples, %"
-        sections.append(Section(title, ORDER, _rivals(scenarios)))
     lines = [
         Text(f"{s.name}: {s.says}; {s.fixed.false_positive.of:,} comparisons without a difference.")
         for s in scenarios
@@ -172,22 +169,6 @@ def _stopping(scenarios: Sequence[Scenario]) -> tuple[Part, ...]:
         rows.append((scenario.name, *(_rate(rate) for rate in rates), *taken))
     legend = "At 0, 1, 2, 5 %: pairs that were taken on average with such a difference."
     return Table(columns, tuple(rows), terminal_rows=len(rows)), Text(legend)
-
-
-def _rivals(scenarios: Sequence[Scenario]) -> tuple[Part, ...]:
-    names = list(dict.fromkeys(name for s in scenarios for name in s.rivals))
-    short = {"blocked, Mann-Whitney": "Mann-Whitney", "blocked, Welch": "Welch"}
-    columns = (
-        Column("Noise", "name"),
-        Column("kprof", "right"),
-        *(Column(short.get(name, name), "right") for name in names),
-    )
-    rows = tuple(
-        (s.name, _rate(s.fixed.false_positive), *(_rate(s.rivals.get(name)) for name in names))
-        for s in scenarios
-    )
-    legend = "Each at 5 %. Welch, Mann-Whitney: all of A, then all of B, and their test."
-    return Table(columns, rows, terminal_rows=len(rows)), Text(legend)
 
 
 def _rate(rate: Rate | None) -> str:

@@ -1,4 +1,4 @@
-"""The same samples as three designs: pairs in random order, ABBA, and A…A then B…B."""
+"""Samples of A and B in pairs of random order."""
 
 from __future__ import annotations
 
@@ -30,11 +30,6 @@ def arms_of(samples: Floats, is_a_first: Orders) -> tuple[Floats, Floats]:
 def random_order(num_comparisons: int, num_pairs: int, rng: np.random.Generator) -> Orders:
     """Return a fair coin for each pair."""
     return rng.random((num_comparisons, num_pairs)) < 0.5
-
-
-def alternating_order(num_comparisons: int, num_pairs: int) -> Orders:
-    """Return the order of ABBA ABBA …: balanced, but not random."""
-    return np.broadcast_to(np.arange(num_pairs) % 2 == 0, (num_comparisons, num_pairs))
 
 
 def shown(noise: Floats, effect: float, kind: Noise) -> Floats:

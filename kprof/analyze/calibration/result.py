@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 SCHEMA = 1
@@ -76,8 +76,6 @@ class Scenario:
     early: Judged
     least_found: float
     """The least difference that four in five comparisons with all pairs find."""
-    rivals: dict[str, Rate] = field(default_factory=dict)
-    """False positives of other tests on the very same samples, at 5 %."""
 
 
 @dataclass(frozen=True)

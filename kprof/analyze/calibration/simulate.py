@@ -1,4 +1,4 @@
-"""The instrument on simulated noise: its error rates, with the usual tests beside it."""
+"""The instrument on simulated noise: its error rates."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kprof.analyze.calibration.designs import random_order, samples_of, shown
+from kprof.analyze.calibration.designs import random_order, samples_of
 from kprof.analyze.calibration.noise import NOISES, Noise
 from kprof.analyze.calibration.result import EFFECTS, GAINS, Calibration, Scenario
-from kprof.analyze.calibration.rivals import false_positives_of_rivals
 from kprof.analyze.calibration.tally import Known, scenario_of
 from kprof.analyze.calibration.targets import targets_of_simulation
 from kprof.analyze.verdict.rule import Levels, levels_of
@@ -73,12 +72,10 @@ def scenario_under(simulation: Simulation) -> Scenario:
     """Judge the comparisons of one noise, those of each effect in turn."""
     noise, rng, levels = simulation.noise, simulation.rng, simulation.levels
     num_comparisons, num_pairs = simulation.num_comparisons, simulation.num_pairs
-    found, samples = [], np.empty(0)
+    found = []
     for effect in (0.0, *EFFECTS, *GAINS):
         made = noise.make((num_comparisons, 2 * num_pairs), rng)
         order = random_order(num_comparisons, num_pairs, rng)
         a, b = samples_of(made, order, effect, noise)
         found.append(Known(effect, float(np.log1p(effect)), a, b, order))
-        samples = shown(made, 0.0, noise) if effect == 0 else samples
-    rivals = false_positives_of_rivals(samples, levels)
-    return scenario_of(noise.name, noise.says, found, levels, rivals)
+    return scenario_of(noise.name, noise.says, found, levels)

@@ -103,13 +103,11 @@ def tally(found: Sequence[Known], levels: Levels) -> tuple[Judged, Judged]:
     return _judged(fixed), _judged(early)
 
 
-def scenario_of(
-    name: str, says: str, found: Sequence[Known], levels: Levels, rivals: dict[str, Rate]
-) -> Scenario:
+def scenario_of(name: str, says: str, found: Sequence[Known], levels: Levels) -> Scenario:
     """Return a scenario from what was found in it, each effect once, and none among them."""
     fixed, early = tally(found, levels)
     (none,) = [known.differences for known in found if known.effect == 0]
-    return Scenario(name, says, fixed, early, least_found(none, levels), rivals)
+    return Scenario(name, says, fixed, early, least_found(none, levels))
 
 
 def least_found(differences: Floats, levels: Levels) -> float:

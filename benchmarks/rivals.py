@@ -4,13 +4,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kprof.analyze.calibration.designs import alternating_order, arms_of
+import numpy as np
+
+from kprof.analyze.calibration.designs import Orders, arms_of, shown
+from kprof.analyze.calibration.noise import NOISES
 from kprof.analyze.calibration.result import Rate
 from kprof.analyze.calibration.tally import look_at_all
 from kprof.analyze.verdict.ranks import Floats
-from kprof.analyze.verdict.rule import Levels
+from kprof.analyze.verdict.rule import Levels, levels_of
+from kprof.comparison import Metric, Plan
 
 NOMINAL = 0.05
+
+
+def rivals_under_noise(
+    num_comparisons: int, num_pairs: int, seed: int
+) -> dict[str, dict[str, Rate]]:
+    """Return their false positives by noise, on the samples without an effect of `simulate`."""
+    levels = levels_of(Plan((Metric("simulated", "ms"),), max_pairs=num_pairs, seed=seed))
+    generators = np.random.default_rng(seed).spawn(len(NOISES))
+    found = {}
+    for noise, rng in zip(NOISES, generators, strict=True):
+        made = noise.make((num_comparisons, 2 * num_pairs), rng)
+        found[noise.name] = false_positives_of_rivals(shown(made, 0.0, noise), levels)
+    return found
+
+
+def alternating_order(num_comparisons: int, num_pairs: int) -> Orders:
+    """Return the order of ABBA ABBA …: balanced, but not random."""
+    return np.broadcast_to(np.arange(num_pairs) % 2 == 0, (num_comparisons, num_pairs))
 
 
 def false_positives_of_rivals(samples: Floats, levels: Levels) -> dict[str, Rate]:
