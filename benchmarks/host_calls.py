@@ -2,12 +2,11 @@
 
 python benchmarks/host_calls.py
 
-Kernels pretend to be compiled, and the driver's function does nothing: what is left are the
-comparisons, the results, and the way to the driver; once as repeated in C, once without that.
+Kernels pretend to be compiled, and the launch does nothing: the comparisons, the results and the
+way to the launcher are left.
 """
 
 import argparse
-import ctypes
 import os
 import timeit
 import types
@@ -16,17 +15,12 @@ from functools import partial
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
-import triton.backends.nvidia.driver as triton_driver
 
-from kprof.kernels import OURS, _launch, _repeated, kernel_named
+from kprof.kernels import OURS, _launch, kernel_named
 from kprof.kernels._launch import Launcher
 
 KERNELS = ("rmsnorm", "add_rmsnorm", "layernorm", "swiglu", "softmax", "relu_squared", "rope")
 FP8_KERNELS = ("quantize_fp8", "rmsnorm_quantize_fp8")
-# Does nothing with 0, the function that it is to launch, and returns 0: success.
-NOTHING = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value
-
-launchers = []
 
 
 class Run:
@@ -65,14 +59,11 @@ def pretend():
     """Let all launches be of kernels and of a device that are not there."""
     told = {"get_current_device": lambda: -1, "get_current_stream": lambda device: 0}
     active = types.SimpleNamespace(active=types.SimpleNamespace(**told))
-    _launch.driver = _repeated.driver = active
-    triton_driver.CudaLauncher = Run
-    _repeated._driver_launch = lambda: NOTHING
+    _launch.driver = active
     begin = Launcher.__init__
 
     def begin_pretended(self, kernel):
         begin(self, Kernel())
-        launchers.append(self)
 
     Launcher.__init__ = begin_pretended
 
@@ -104,19 +95,13 @@ def main():
     parser.add_argument("--repeats", type=int, default=300)
     repeats = parser.parse_args().repeats
     pretend()
-    prepare, x = _repeated._prepare, tensors("softmax")[0]
+    x = tensors("softmax")[0]
     with torch.no_grad():
         for name, call in (("empty_like", torch.empty_like), ("neg", torch.neg)):
             print(f"{'torch.' + name:22} {best_us(partial(call, x), repeats):6.2f} us")
         for name in (*KERNELS, *FP8_KERNELS):
             call = partial(kernel_named(name).provider(OURS).load(), *tensors(name))
-            took = []
-            for way in (lambda: None, prepare):
-                _repeated._prepare = way
-                for launcher in launchers:
-                    launcher.forget()
-                took.append(best_us(call, repeats))
-            print(f"{name:22} {took[0]:6.2f} us, in C {took[1]:5.2f} us", flush=True)
+            print(f"{name:22} {best_us(call, repeats):6.2f} us", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.kernels._adamw_device import step_kernel, update_kernel
-from kprof.kernels._launch import Launcher, alignments
-from kprof.kernels._repeated import ALIGNMENT
+from kprof.kernels._launch import ALIGNMENT, Launcher, alignments
 
 # One step for each program: its neighbours in time are then its neighbours in memory.
 CHUNK = 4_096

@@ -187,14 +187,8 @@ _norm = define(
     " -> Tensor[]",
     _run_norm,
     _empty_norm,
-    is_one_launch=True,
 )
-_swiglu = define(
-    "glu_and_twin(Tensor gate, Tensor up) -> Tensor[]",
-    _run_swiglu,
-    _empty_swiglu,
-    is_one_launch=True,
-)
+_swiglu = define("glu_and_twin(Tensor gate, Tensor up) -> Tensor[]", _run_swiglu, _empty_swiglu)
 
 
 def _normed(form: str, x, residual, weight, bias, eps: float) -> tuple[Any, Twin]:

@@ -290,5 +290,4 @@ operator = define(
     "-> Tensor",
     multiply,
     lambda x, w, *others: _empty(x, w),
-    is_one_launch=True,
 )

@@ -209,13 +209,11 @@ _operator_forward = define(
     "glu(Tensor gate, Tensor up, int activation) -> Tensor",
     _run_forward,
     lambda gate, up, kind: empty_like(gate),
-    is_one_launch=True,
 )
 _operator_backward = define(
     "glu_backward(Tensor dy, Tensor gate, Tensor up, int activation, bool packs) -> Tensor[]",
     _run_backward,
     _empty_gradients,
-    is_one_launch=True,
 )
 
 

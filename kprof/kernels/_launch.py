@@ -2,32 +2,26 @@
 
 Triton looks at every argument of every launch to find the binary that fits, which takes longer
 than many kernels run. Here the caller names what its binary depends on, once; and a call like one
-before, with other tensors, repeats its launch without working out anything again, in C where that
-can be had.
+before, with other tensors, repeats its launch without working out anything again.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import triton
 from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-from kprof.kernels._repeated import (
-    ALIGNMENT,
-    HAS_KNOWN_LAUNCHER,
-    Again,
-    call_again,
-    current_device_of,
-    launch_again,
-)
-
+ALIGNMENT = 16
+"""In bytes, or elements of a stride: what Triton compiles a faster binary for."""
+HAS_KNOWN_LAUNCHER = triton.__version__.startswith("3.6.")
+"""Whether Triton's launcher takes arguments in the order that `_binary_of` hands over."""
 # Read where Triton reads it: when a kernel is decorated.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Of one kernel; shapes that never come back would fill the memory.
@@ -37,9 +31,8 @@ Grid: TypeAlias = "tuple[int, int, int]"
 
 
 class _Binary(NamedTuple):
-    """A compiled kernel, and what a launch of it takes beside its arguments."""
+    """What a launch of a compiled kernel takes beside its arguments."""
 
-    compiled: Any
     launch: Callable[..., None]
     head: tuple[Any, ...]
     """What stands between stream and arguments."""
@@ -54,43 +47,6 @@ class Launch(NamedTuple):
     grid: Grid
     others: tuple[Any, ...]
     """The arguments after the tensors."""
-    again: Again | None
-    """Does it in C, where that can be had."""
-
-
-# Of every operator, what repeats its latest kinds of calls; the launchers know when they are void.
-recent_calls: list[list[Again]] = []
-
-
-class _Noted(threading.local):
-    """What this thread launches again, with its tensors, while somebody wants to know."""
-
-    launches: list[tuple[Launch, tuple[Tensor | None, ...]]] | None = None
-
-
-_noted = _Noted()
-
-
-def called(run: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, bool, Again | None]:
-    """Call, and return its results, whether it launched one kernel again, and what repeats that.
-
-    Args:
-        run: Makes its results, launches, and does nothing else.
-        arguments: Its arguments.
-    """
-    launches: list[tuple[Launch, tuple[Tensor | None, ...]]] = []
-    _noted.launches = launches
-    try:
-        results = run(*arguments)
-    finally:
-        _noted.launches = None
-    if len(launches) != 1:
-        return results, False, None
-    ((binary, grid, others, again), tensors) = launches[0]
-    if again is None:
-        return results, True, None
-    launched = (binary.compiled, grid, tensors + others)
-    return results, True, call_again(*launched, arguments, results)
 
 
 class Launcher:
@@ -135,9 +91,7 @@ class Launcher:
         if call is not None and _are_same(tensors, arguments):
             if len(self._calls) >= MOST_CALLS:
                 self._calls.clear()
-            others = arguments[len(tensors) :]
-            again = launch_again(binary.compiled, grid, (*tensors, *others), len(tensors))
-            self._calls[call] = Launch(binary, grid, others, again)
+            self._calls[call] = Launch(binary, grid, arguments[len(tensors) :])
         _launch(binary, grid, arguments)
 
     def again(self, call: Hashable, tensors: tuple[Tensor | None, ...]) -> bool:
@@ -145,34 +99,32 @@ class Launcher:
         known = self._calls.get(call)
         if known is None or _is_watched():
             return False
-        if _noted.launches is not None:
-            _noted.launches.append((known, tensors))
-        binary, grid, others, again = known
-        if again is None or again(*tensors) is NotImplemented:
-            _launch(binary, grid, tensors + others)
+        binary, grid, others = known
+        _launch(binary, grid, tensors + others)
         return True
 
     def forget(self) -> None:
         """Drop all binaries and calls, as after what decides them has changed."""
         self._binaries.clear()
         self._calls.clear()
-        for calls in recent_calls:
-            calls.clear()
 
 
 def _binary_of(compiled: Any) -> _Binary:
     active = driver.active
-    known = current_device_of(active), active.get_current_stream
+    told = active.get_current_device
+    # The same without asking first whether CUDA has started, which it has.
+    current_device = torch._C._cuda_getDevice if told is torch.cuda.current_device else told
+    known = current_device, active.get_current_stream
     run, hooks = compiled.run, (compiled.packed_metadata, None, None, None)
     takes_scratch = not HAS_KNOWN_LAUNCHER or run.global_scratch_size or run.profile_scratch_size
     if takes_scratch:
-        return _Binary(compiled, run, (compiled.function, *hooks), *known)
+        return _Binary(run, (compiled.function, *hooks), *known)
     options = run.launch_cooperative_grid, run.launch_pdl, None, None
-    return _Binary(compiled, run.launch, (compiled.function, *options, *hooks), *known)
+    return _Binary(run.launch, (compiled.function, *options, *hooks), *known)
 
 
 def _launch(binary: _Binary, grid: Grid, arguments: tuple[Any, ...]) -> None:
-    _, launch, head, current_device, current_stream = binary
+    launch, head, current_device, current_stream = binary
     device = arguments[0].get_device()
     if device == current_device():
         launch(*grid, current_stream(device), *head, *arguments)

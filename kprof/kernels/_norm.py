@@ -268,7 +268,6 @@ _forward = define(
     " bool keeps) -> Tensor[]",
     _run_forward,
     _empty_results,
-    is_one_launch=True,
 )
 _backward = define(
     "norm_backward(Tensor dy, Tensor? dsum, Tensor x, Tensor? weight, Tensor rstd,"

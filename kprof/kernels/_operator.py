@@ -15,14 +15,10 @@ from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_f
 from torch._C._autograd import _profiler_enabled
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_compiling
 
 from kprof.errors import KprofError
-from kprof.kernels._launch import called, recent_calls
-from kprof.kernels._repeated import Again
 
-# Of an operator, so many kinds of calls are repeated; of others, one in so many takes a place.
-MOST_RECENT, PAUSE = 8, 32
 NAMESPACE = "kprof"
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -32,21 +28,13 @@ class DifferentiationError(KprofError):
     """A derivative that the operators do not have, and that would be 0 if nobody said so."""
 
 
-def define(
-    schema: str,
-    run: Callable[..., Any],
-    fake: Callable[..., Any],
-    *,
-    is_one_launch: bool = False,
-) -> Callable[..., Any]:
+def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
     """Register an operator and return a function that calls it, or directly what it runs.
 
     Args:
         schema: As torch writes it, such as "silu(Tensor x) -> Tensor".
         run: Does it, on CUDA; on a CPU it runs in Triton's interpreter, or not at all.
         fake: Makes outputs of the right shape, from inputs that hold no data.
-        is_one_launch: Whether all that it does is to make its results, each of which it writes
-            whole, and to launch one kernel; calls like one before are then repeated in C.
     """
     name = schema.partition("(")[0]
     _library.define(schema)
@@ -57,8 +45,6 @@ def define(
     num_tensors = _count_tensors(operator)
     if num_tensors is None:
         return cast("Callable[..., Any]", operator)
-    if is_one_launch:
-        return _repeating(operator, run, num_tensors)
 
     def call(*arguments: Any) -> Any:
         if is_compiling():
@@ -69,50 +55,6 @@ def define(
         return run(*arguments)
 
     return call
-
-
-def _repeating(operator: Any, run: Callable[..., Any], num_tensors: int) -> Callable[..., Any]:
-    """Return what calls an operator; in C, where there was such a call before."""
-    recent = _Recent(run)
-    calls = recent.calls
-
-    def call(*arguments: Any) -> Any:
-        if is_dynamo_compiling():
-            _refuse_forward_mode()
-            return operator(*arguments)
-        for again in calls:
-            results = again(*arguments)
-            if results is not NotImplemented:
-                return results
-        if is_compiling() or _is_dispatched(arguments[:num_tensors]):
-            return operator(*arguments)
-        return recent.run(arguments)
-
-    return call
-
-
-class _Recent:
-    """What repeats the latest kinds of calls of one operator, the newest first."""
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self.calls: list[Again] = []
-        recent_calls.append(self.calls)
-        self._run = run
-        self._pause = 0
-
-    def run(self, arguments: tuple[Any, ...]) -> Any:
-        """Call the implementation, and keep what repeats that."""
-        if self._pause:
-            self._pause -= 1
-            return self._run(*arguments)
-        results, is_again, again = called(self._run, arguments)
-        if again is not None:
-            self.calls.insert(0, again)
-            del self.calls[MOST_RECENT:]
-        # Where nothing repeats it, or others are given up for it, not every call is worth that.
-        if is_again and (again is None or len(self.calls) == MOST_RECENT):
-            self._pause = PAUSE
-        return results
 
 
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:

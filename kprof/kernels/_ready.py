@@ -18,7 +18,7 @@ import torch
 from triton.runtime import JITFunction, driver
 from triton.runtime.jit import compute_cache_key
 
-from kprof.kernels._repeated import HAS_KNOWN_LAUNCHER, _prepare
+from kprof.kernels._launch import HAS_KNOWN_LAUNCHER
 
 
 class _State(threading.local):
@@ -52,7 +52,6 @@ def _build_for(kernel: Any, *arguments: Any, **options: Any) -> None:
         is_known = not any("tensordesc" in str(kind) for kind in kinds)
         is_compiled = _here.is_compiling or compute_cache_key(keys, given, decided) in compiled
         if is_known and not is_compiled:
-            _build_what_repeats()
             thread = _start(_build, kinds)
             _here.is_compiling = True
             try:
@@ -60,12 +59,6 @@ def _build_for(kernel: Any, *arguments: Any, **options: Any) -> None:
             finally:
                 _here.is_compiling = False
             thread.join()
-
-
-@cache
-def _build_what_repeats() -> None:
-    """Begin to build what repeats calls in C, which the first kernel asks for once it has run."""
-    _start(_prepare)
 
 
 def _start(work: Callable[..., object], *arguments: object) -> threading.Thread:

@@ -156,9 +156,7 @@ def _empty(x: Tensor, group: str) -> tuple[Tensor, Tensor]:
     return values, scales
 
 
-_operator = define(
-    "quantize_fp8(Tensor x, str group) -> (Tensor, Tensor)", _run, _empty, is_one_launch=True
-)
+_operator = define("quantize_fp8(Tensor x, str group) -> (Tensor, Tensor)", _run, _empty)
 
 
 def dequantize_fp8(values: Tensor, scales: Tensor, group: Group = "row") -> Tensor:

@@ -80,12 +80,9 @@ def _empty(*inputs: Tensor) -> Tensor:
     return torch.empty_like(inputs[-1], memory_format=torch.contiguous_format)
 
 
-_operator = define("relu_squared(Tensor x) -> Tensor", _run_forward, _empty, is_one_launch=True)
+_operator = define("relu_squared(Tensor x) -> Tensor", _run_forward, _empty)
 _operator_backward = define(
-    "relu_squared_backward(Tensor dy, Tensor x) -> Tensor",
-    _run_backward,
-    _empty,
-    is_one_launch=True,
+    "relu_squared_backward(Tensor dy, Tensor x) -> Tensor", _run_backward, _empty
 )
 
 

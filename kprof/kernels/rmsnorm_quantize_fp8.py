@@ -87,7 +87,6 @@ _operator = define(
     "rmsnorm_quantize_fp8(Tensor x, Tensor weight, float eps, str group) -> (Tensor, Tensor)",
     _run,
     lambda x, weight, eps, group: empty_quantized(x.shape[0], x.shape[1], group, x),
-    is_one_launch=True,
 )
 
 

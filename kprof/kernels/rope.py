@@ -176,16 +176,12 @@ def _launch_rotation(q, k, cos, sin, results: Sequence[Tensor], is_back: bool) -
 
 
 _operator = define(
-    "rope(Tensor q, Tensor k, Tensor cos, Tensor sin, bool is_back) -> Tensor[]",
-    _run,
-    _empty,
-    is_one_launch=True,
+    "rope(Tensor q, Tensor k, Tensor cos, Tensor sin, bool is_back) -> Tensor[]", _run, _empty
 )
 _operator_in_place = define(
     "rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin) -> ()",
     _run_in_place,
     lambda q, k, cos, sin: None,
-    is_one_launch=True,
 )
 
 

@@ -202,12 +202,9 @@ def _run_backward(dy: Tensor, y: Tensor) -> Tensor:
     return dx
 
 
-_operator = define("softmax(Tensor x) -> Tensor", _run_forward, empty_like, is_one_launch=True)
+_operator = define("softmax(Tensor x) -> Tensor", _run_forward, empty_like)
 _operator_backward = define(
-    "softmax_backward(Tensor dy, Tensor y) -> Tensor",
-    _run_backward,
-    lambda dy, y: empty_like(y),
-    is_one_launch=True,
+    "softmax_backward(Tensor dy, Tensor y) -> Tensor", _run_backward, lambda dy, y: empty_like(y)
 )
 
 

@@ -82,7 +82,6 @@ _operator = define(
     "swiglu_quantize_fp8(Tensor gate, Tensor up, str group) -> (Tensor, Tensor)",
     _run,
     lambda gate, up, group: empty_quantized(gate.shape[0], gate.shape[1], group, gate),
-    is_one_launch=True,
 )
 
 
