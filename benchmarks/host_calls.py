@@ -20,7 +20,7 @@ from kprof.kernels import OURS, _launch, kernel_named
 from kprof.kernels._launch import Launcher
 
 KERNELS = ("rmsnorm", "add_rmsnorm", "layernorm", "swiglu", "softmax", "relu_squared", "rope")
-FP8_KERNELS = ("quantize_fp8", "rmsnorm_quantize_fp8")
+FP8_KERNELS = ("quantize_fp8",)
 
 
 class Run:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from kprof.kernels._launch import Launcher, alignments, kind_of, next_power_of_two
+from kprof.kernels._launch import next_power_of_two
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -53,81 +52,9 @@ def store_rows(
     tl.store(scale_M + rows, largest * (1.0 / LARGEST), is_row)
 
 
-@triton.jit
-def store_quantized(
-    x32,
-    y_MN,
-    scale_GM,
-    rows,
-    num_rows,
-    num_columns,
-    GROUP: tl.constexpr,
-    LARGEST: tl.constexpr,
-    LEAST: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Store whole rows as FP8; every GROUP columns share a scale, which lie column by column."""
-    columns = tl.arange(0, BLOCK)
-    is_row = rows < num_rows
-    groups = tl.arange(0, BLOCK // GROUP)
-    grouped = tl.reshape(x32, (ROWS, BLOCK // GROUP, GROUP))
-    largest = largest_of(grouped, 2)
-    largest = tl.where(largest < LEAST, LEAST, largest)
-    at = scale_GM + groups[None, :].to(tl.int64) * num_rows + rows[:, None]
-    is_group = groups * GROUP < num_columns
-    tl.store(at, largest * (1.0 / LARGEST), is_row[:, None] & is_group[None, :])
-    y = tl.reshape(grouped * tl.div_rn(LARGEST, largest)[:, :, None], (ROWS, BLOCK))
-    mask = is_row[:, None] & (columns < num_columns)[None, :]
-    tl.store(y_MN + rows[:, None] * num_columns + columns[None, :], y.to(tl.float8e4nv), mask)
-
-
-def empty_quantized(
-    num_rows: int, num_columns: int, group: str, like: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return places for values and scales; the scales of "1x128" lie column by column."""
-    values = torch.empty(num_rows, num_columns, dtype=FP8, device=like.device)
-    groups = 1 if group == "row" else -(-num_columns // SIDE)
-    scales = torch.empty(groups, num_rows, dtype=torch.float32, device=like.device)
-    return values, scales.t()
-
-
-def rows_of_program(num_columns: int, group: str) -> tuple[tuple[int, float, float, int, int], int]:
-    """Return the constants of a kernel that ends with `store_quantized`, and its warps."""
+def rows_of_program(num_columns: int) -> tuple[int, int, int]:
+    """Return the rows and the columns of a program that ends with `store_rows`, and its warps."""
     block = next_power_of_two(num_columns)
-    if group != "row":
-        block = max(block, SIDE)
     rows_each = max(1, ELEMENTS_PER_PROGRAM // block)
     num_warps = min(MOST_WARPS, max(1, rows_each * block // ELEMENTS_PER_WARP))
-    return (block if group == "row" else SIDE, LARGEST, LEAST, rows_each, block), num_warps
-
-
-def quantize_rows(
-    launch: Launcher, inputs: tuple[Tensor, ...], group: str, *numbers: float
-) -> tuple[Tensor, Tensor]:
-    """Return values and scales that a kernel stores which ends with `store_quantized`.
-
-    Args:
-        launch: Of that kernel. It takes inputs, values, scales, the strides of the matrices among
-            the inputs, rows, columns, numbers, and the constants of `rows_of_program`.
-        inputs: Matrices (M, N), the first of which tells the shape, and vectors.
-        group: "row" or "1x128".
-        numbers: What else the kernel takes.
-    """
-    num_rows, num_columns = inputs[0].shape
-    results = empty_quantized(num_rows, num_columns, group, inputs[0])
-    tensors, call = (*inputs, *results), (kind_of(*inputs), group, numbers)
-    if launch.again(call, tensors) or not inputs[0].numel():
-        return results
-    inputs = tuple(one if one.stride(-1) == 1 else one.contiguous() for one in inputs)
-    strides = [one.stride(0) for one in inputs if one.dim() == 2]
-    options, num_warps = rows_of_program(num_columns, group)
-    key = (
-        *(inputs[0].device, *(one.dtype for one in inputs), num_columns, group),
-        tuple((stride % 16 == 0, stride == 1) for stride in strides),
-        alignments((*inputs, *results)),
-    )
-    arguments = (*inputs, *results, *strides, num_rows, num_columns, *numbers, *options)
-    programs, warps = -(-num_rows // options[3]), {"num_warps": num_warps}
-    launch(key, programs, arguments, warps, call=call, tensors=tensors)
-    return results
+    return rows_each, block, num_warps

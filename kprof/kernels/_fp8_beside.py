@@ -172,11 +172,11 @@ def _run_swiglu(gate: Tensor, up: Tensor) -> list[Tensor]:
         return results
     num_rows, columns = count_rows(gate), gate.shape[-1]
     (gates, gate_stride), (ups, up_stride) = rows_of(gate), rows_of(up)
-    (_, largest, least, rows_each, block), num_warps = rows_of_program(columns, "row")
+    rows_each, block, num_warps = rows_of_program(columns)
     steps = alignments((gates, ups), gate_stride, up_stride, columns)
     key = gate.device, gate.dtype, columns, steps
     sizes = gate_stride, up_stride, num_rows, columns
-    arguments = (gates, ups, *results, *sizes, largest, least, rows_each, block)
+    arguments = (gates, ups, *results, *sizes, LARGEST, LEAST, rows_each, block)
     programs, options = -(-num_rows // rows_each), {"num_warps": num_warps}
     _launch_swiglu(key, programs, arguments, options, call=call, tensors=tensors)
     return results

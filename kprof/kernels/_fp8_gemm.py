@@ -256,7 +256,7 @@ def _cut_of(schedule: Schedule, num_rows: int) -> tuple[tuple[int, ...], int]:
 def _gains(schedule: Schedule, programs: int, x: Tensor) -> bool:
     """Tell whether a product is faster for being launched before the cast of x has ended."""
     num_rows, depth = x.shape
-    (*_, rows_each, _), _ = rows_of_program(depth, "row")
+    rows_each, _, _ = rows_of_program(depth)
     room = _room_of(x.device) + RESERVED
     fit = room // (schedule.ring_bytes(num_rows) + RESERVED)
     return gains(programs, -(-num_rows // rows_each), fit, num_sms(x.device))

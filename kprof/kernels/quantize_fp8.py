@@ -130,9 +130,10 @@ def _run(x: Tensor, group: str) -> tuple[Tensor, Tensor]:
     )
     tensors = (x, values, scales, stride, num_rows, num_columns)
     if group == "row":
-        (_, *options), num_warps = rows_of_program(num_columns, group)
-        grid, is_let_in = -(-num_rows // options[2]), overlaps(x.device)
-        launch(key, grid, (*tensors, *options, is_let_in), {"num_warps": num_warps}, **known)
+        rows_each, block, num_warps = rows_of_program(num_columns)
+        grid, is_let_in = -(-num_rows // rows_each), overlaps(x.device)
+        constants = (LARGEST, LEAST, rows_each, block, is_let_in)
+        launch(key, grid, (*tensors, *constants), {"num_warps": num_warps}, **known)
         return values, scales
     is_square = group == "128x128"
     rows_each = SIDE if is_square else ROWS_PER_PROGRAM
