@@ -52,8 +52,6 @@ class Ring:
     stages: int
     takes_turns: bool = True
     has_room: bool = True
-    stays: bool = True
-    """Whether programs take one tile after the other."""
     groups: int = 2
     """Warpgroups that compute."""
     holds: bool = True
@@ -198,8 +196,6 @@ def _shared_out(
     num_heads, group = q.shape[0] * q.shape[1], q.shape[1] // k.shape[1]
     together = heads_together(k, group, num_heads, ring.kept_bytes)
     lengths = lengths_of(q.shape[2], k.shape[2], ROWS * ring.groups, ring.keys, *bounds)
-    if not ring.stays:
-        return len(lengths) * num_heads, together, None
     sms = num_sms(q.device) * ring.programs
     table = table_of(lengths, num_heads, together, sms, q.device) if ring.is_dealt else None
     programs = programs_for(lengths, num_heads, together, sms) if table is None else sms
