@@ -33,6 +33,8 @@ def text_of(folder, *events, **around):
     [
         ({"dur": -0.04}, "damaged_activities"),
         ({"dur": None}, "damaged_activities"),
+        ({"dur": True}, "damaged_activities"),
+        ({"ts": False}, "damaged_activities"),
         ({"ts": "soon"}, "damaged_activities"),
         ({"ts": 2**70}, "damaged_activities"),
         ({"ts": [1]}, "damaged_activities"),

@@ -34,6 +34,11 @@ def test_a_plain_file_that_is_named_gz(tmp_path):
     assert "not compressed although its name ends in .gz" in problem_of(path)
 
 
+def test_a_file_that_was_packed_twice(tmp_path):
+    packed = gzip.compress(gzip.compress(write(tmp_path, operator()).read_bytes()))
+    assert "compressed twice" in problem_of(file_of(tmp_path, packed, "trace.json.gz"))
+
+
 @pytest.mark.parametrize("content", [b"", gzip.compress(b"", mtime=0)])
 def test_an_empty_file(tmp_path, content):
     assert "is empty" in problem_of(file_of(tmp_path, content))

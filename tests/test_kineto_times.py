@@ -54,6 +54,13 @@ def test_whole_microseconds_are_multiplied_as_integers(times_us):
     assert exact_ns(times_us).tolist() == [us * 1000 for us in times_us]
 
 
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("others", [[], [1], [2.5, 0]])
+def test_a_truth_value_is_no_time(value, others):
+    with pytest.raises(NotATimeError):
+        exact_ns([*others, value])
+
+
 def test_a_large_fraction_is_refused_as_a_double_and_exact_as_text():
     with pytest.raises(NeedsTextError):
         exact_ns([1712867402348256.123])

@@ -103,7 +103,7 @@ def content_of(
 
     Raises:
         TraceError: the file cannot be read, is empty, unpacks to more than the limit, or its
-            compression is damaged or missing.
+            compression is damaged, missing or one inside another.
     """
     with ExitStack() as stack:
         try:
@@ -112,6 +112,8 @@ def content_of(
             if unpack := _unpacker_of(head):
                 target = stack.enter_context(_temporary_file(is_named=is_named))
                 text = _unpacked(path, target, unpack, losses)
+                if _unpacker_of(os.pread(text.fileno(), 4, 0)):
+                    raise _packed_twice(path)
             elif path.suffix in PACKED and size_of(text):
                 raise _not_compressed(path)
         except OSError as error:
@@ -297,6 +299,13 @@ def _not_compressed(path: Path) -> TraceError:
         f"{path.name} is not compressed although its name ends in {path.suffix}",
         fix=f"rename it without {path.suffix} if it is plain JSON; otherwise copy or record it "
         "again",
+    )
+
+
+def _packed_twice(path: Path) -> TraceError:
+    return TraceError(
+        f"{path.name} is compressed twice",
+        fix="unpack it once (`gzip -dc` or `zstd -dc`), and open the result",
     )
 
 

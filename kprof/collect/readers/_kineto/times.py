@@ -49,6 +49,10 @@ def exact_ns(microseconds: Sequence[Any]) -> NDArray[np.int64]:
         return np.empty(0, dtype=np.int64)
     if not np.abs(values).max() < EXACT_BELOW_US:  # also where one of them is not a number
         return _one_by_one(microseconds)
+    # An array takes `true` and `false` for 1 and 0.
+    places = np.flatnonzero((values == 0) | (values == 1)).tolist()
+    if any(isinstance(microseconds[place], bool) for place in places):
+        return _one_by_one(microseconds)
     whole = np.floor(values)
     rest_ns: np.ndarray = np.rint((values - whole) * 1000)
     return np.asarray(whole.astype(np.int64) * 1000 + rest_ns.astype(np.int64))
