@@ -83,7 +83,7 @@ KERNELS: tuple[Column, ...] = (
     Column("bound", "category", "", "roofline", "memory, compute or latency; missing where no work is known."),
     Column("counted_bound", "category", "", "roofline", "The bound, by the same work, of the run in which counters were read; missing where they were not."),
     Column("gap_before_ns", "Int64", "ns", "idle", "Idle time of the device before it; missing for the first."),
-    Column("gap_cause", "category", "", "idle", "Cause of the longest part of that gap, as in `idle`; missing when there is none or nobody knows."),
+    Column("gap_cause", "category", "", "idle", "Cause of the longest part of that gap, as in `idle`; missing when there is none or it is unknown."),
 )
 
 RANGES: tuple[Column, ...] = (
@@ -120,7 +120,7 @@ IDLE: tuple[Column, ...] = (
     Column("start_ns", "int64", "ns", "idle", "Start of this piece of idle time. The pieces of a device never overlap and are all of its idle time."),
     Column("duration_ns", "int64", "ns", "idle", "Length of the piece."),
     Column("cause", "category", "", "idle", "launch-bound, data loading, synchronization, pageable copy, allocator, collective wait, dependency wait, between kernels, profiler or no work; missing where the trace does not tell."),
-    Column("recoverable_ns", "Int64", "ns", "idle", "What would be gained without the cause: the piece less the time that any two kernels need between them; missing where nobody knows."),
+    Column("recoverable_ns", "Int64", "ns", "idle", "What would be gained without the cause: the piece less the time that any two kernels need between them; missing where unknown."),
     Column("edge", "category", "", "idle", "before or after: outside the rank's window, between its first activity and the begin of its first step or its last and the end of its last; missing inside."),
     Column("kernel_row", "Int64", "", "idle", "Row in `kernels` of the activity that ended the idle time; missing at the end."),
     Column("evidence_row", "Int64", "", "idle", "Row in `ranges` that shows the cause: the call that blocked, the data loading, what the host ran."),

@@ -7,7 +7,7 @@ from kprof.report.partner.sections import roofline
 from tests.partner_pages import said
 from tests.section_traces import HOST_ONLY, RICH
 
-EARLIER = "This is the run before the change. After it nobody knows what was computed"
+EARLIER = "This is the run before the change."
 
 
 def replayed(run):

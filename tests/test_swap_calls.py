@@ -74,7 +74,7 @@ def test_where_nobody_is_faster_the_original_runs_and_the_report_says_so(monkeyp
     model = nn.Sequential(Norm(16))
     with swapped(model, "rmsnorm") as swap:
         model(torch.ones(2, 16))
-    assert swap.sites[0].calls[0].why == "nobody was measured to be faster than the original"
+    assert swap.sites[0].calls[0].why == "no provider was measured to be faster than the original"
 
 
 def test_calls_with_and_without_gradients_go_to_whoever_is_the_fastest_there(monkeypatch, tmp_path):

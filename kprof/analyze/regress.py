@@ -188,7 +188,7 @@ def _on_target(target: str, before: str | None, now: str | None) -> Ruling:
     if now == "MET":
         return Ruling(target, "PASSED", "proven met")
     if now == "MISSED" and before == "MISSED":
-        why = "proven missed, as it was before; whether by more, nobody can tell"
+        why = "proven missed, as it was before; by more or not is unknown"
         return Ruling(target, "INCONCLUSIVE", why, "a baseline that keeps the target")
     if now == "MISSED" and before == "MET":
         return Ruling(target, "REGRESSION", "proven missed, and it was proven met before")
@@ -217,7 +217,7 @@ def _on_levels(
             if state == "passed":
                 yield Ruling(what, "PASSED", "passed")
             elif state == "failed" and earlier == "failed":
-                why = "failed, as it did before; whether by more, nobody can tell"
+                why = "failed, as it did before; by more or not is unknown"
                 yield Ruling(what, "INCONCLUSIVE", why, "a baseline that passes")
             elif state == "failed" and earlier == "passed":
                 yield Ruling(what, "REGRESSION", "failed, and it passed before")

@@ -38,7 +38,7 @@ def conditions_of(pairs: tuple[Pair, ...]) -> str:
     clocks = [clock for pair in pairs for clock in pair.clocks_mhz if clock is not None]
     said = [f"The GPU's clock: {min(clocks):,.0f} to {max(clocks):,.0f} MHz."] if clocks else []
     if not clocks:
-        said.append("No sensor told a GPU's clock, so nobody saw whether one was held back.")
+        said.append("No sensor reported a GPU clock, so throttling was not checked.")
     elif not causes:
         said.append("No pair was left out: heat, a power brake or a neighbour was seen in none.")
     said += [f"{format_count(n, 'pair')} left out: {cause}." for cause, n in causes.most_common()]

@@ -37,8 +37,8 @@ NAMELESS: dict[Layout, str] = {
 }
 ONE_CAPTURE = (
     "Each run was captured once. This says what differs between the two captures, not whether one "
-    "program is faster: how far two captures of the same program lie apart by chance, nobody has "
-    "measured here. Before you claim a gain, let `kprof ab` run both in turn, many times."
+    "program is faster: the variation between captures of the same program was not measured. "
+    "Before you claim a gain, let `kprof ab` run both in turn, many times."
 )
 NS_IN_US = 1_000
 

@@ -32,8 +32,8 @@ LEAN_SITES = ("swiglu", "geglu")
 # The names under which the replaced code itself is measured, as it is and compiled.
 ORIGINAL = (FALLBACK, INDUCTOR)
 NEEDS_GPU = "its tensors are not on a GPU"
-AS_FAST = "nobody was measured to be faster than the original"
-UNMEASURED = "nobody was measured on such calls: kprof kernels bench"
+AS_FAST = "no provider was measured to be faster than the original"
+UNMEASURED = "no provider was measured on such calls: kprof kernels bench"
 
 Chosen = tuple[Callable[..., Any] | None, str | None, str | None]
 

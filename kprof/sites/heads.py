@@ -219,7 +219,7 @@ def _headless(
             note(False)
             return original(self, *args, **kwargs)
         if not (self.training and torch.is_grad_enabled()):
-            ways.leave_out("nobody trains: its logits may be wanted")
+            ways.leave_out("the model is not training: its logits may be wanted")
             return original(self, *args, **kwargs)
         why = _why_not_now(self, own)
         if is_changed is not None and is_changed(self):

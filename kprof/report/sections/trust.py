@@ -74,4 +74,6 @@ def _question_table(questions: list[Unanswered]) -> Table:
         Column("To know", "prose"),
     )
     rows = tuple((found.question, found.because, found.way_out) for found in questions)
-    return Table(columns, rows, "What nobody can tell from it, and how to know.", terminal_rows=0)
+    return Table(
+        columns, rows, "What the recording cannot answer, and how to find out.", terminal_rows=0
+    )

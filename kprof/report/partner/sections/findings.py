@@ -29,7 +29,7 @@ EFFORT = {
 }
 SAVINGS = (
     "P1: saves 5 % of the time or more, in the middle of its range, and is not in doubt. P2: 1 % "
-    "or more. P3: less, or nobody knows. Savings are predicted from the recording, in the "
+    "or more. P3: less, or unknown. Savings are predicted from the recording, in the "
     "way that stands in the details of a card. They do not add up, as some overlap."
 )
 UNTRACED = 0.1

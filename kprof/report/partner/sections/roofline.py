@@ -35,8 +35,8 @@ LOOKS: dict[str, tuple[Symbol, str]] = {
 }
 UNKNOWN: tuple[Symbol, str] = ("diamond", "k9")
 EARLIER = (
-    "This is the run before the change. After it nobody knows what was computed, as where a CUDA "
-    "graph replays the work."
+    "This is the run before the change. The work of the run after it is unknown, as where a CUDA "
+    "graph replays it."
 )
 HOW = "record the operators' shapes with kprof run, on a GPU that kprof knows or has measured"
 
