@@ -18,6 +18,7 @@ from kprof.analyze.difference.lay_out import find_differences
 from kprof.analyze.intervals import LAST_NS
 from kprof.analyze.ledger import balance
 from kprof.analyze.passes import analyze
+from kprof.analyze.steps import find_steps, time_steps
 from kprof.device import find_device
 from kprof.open import read
 from kprof.report.difference import Compared, result_of_difference
@@ -364,6 +365,67 @@ def test_a_recorded_trace_with_other_ids_ranks_and_order_differs_in_nothing(path
     found = compared(analyzed(read([path])), analyzed(other))
     assert found["difference_ns"] == 0
     assert {row["fate"] for of in found["layouts"].values() for row in of} == {"same"}
+
+
+def cut(trace, begin_ns, end_ns):
+    """Return a trace that was read, with the events alone that begin in this time."""
+    tables = {}
+    for name in ("kernels", "ranges"):
+        table = getattr(trace, name)
+        tables[name] = table[table["start_ns"].between(begin_ns, end_ns - 1)].reset_index(drop=True)
+    return replace(trace, **tables)
+
+
+def by_step(trace):
+    """Return for every step when it began, its host's time, and its activities by name."""
+    kernels = trace.kernels
+    start = kernels["start_ns"].to_numpy().tolist()
+    names, numbers = kernels["name"].astype(str).tolist(), kernels["step"].fillna(-1).tolist()
+    took = kernels["duration_ns"].to_numpy().tolist()
+    rows = list(zip(numbers, start, took, names, strict=True))
+    return [
+        (
+            one.start_ns,
+            one.duration_ns,
+            one.device_end_ns,
+            sorted(r[1:] for r in rows if r[0] == one.number),
+        )
+        for one in find_steps(trace)
+    ]
+
+
+def assert_steps_do_not_depend_on_the_others(trace):
+    """Check steps and their times against those of recordings that begin later or end earlier."""
+    whole = analyzed(trace)
+    steps = find_steps(whole)
+    # A rule that tells steps by what repeats needs two of them.
+    least = 1 if (trace.ranges["kind"] == "step").any() else 2
+    for number in range(least, len(steps) - least + 1):
+        at_ns = steps[number].start_ns
+        later = analyzed(cut(trace, at_ns, LAST_NS))
+        assert by_step(later) == by_step(whole)[number:]
+        assert time_steps(later).recorded_ns[1:] == time_steps(whole).recorded_ns[number + 1 :]
+        # The device may do a step's work long after the host: that part is cut off, too.
+        done = sum(step.device_end_ns <= at_ns for step in steps[:number])
+        sooner = analyzed(cut(trace, -LAST_NS, at_ns))
+        assert by_step(sooner)[:done] == by_step(whole)[:done]
+        assert time_steps(sooner).recorded_ns[:done] == time_steps(whole).recorded_ns[:done]
+
+
+@few
+@given(events=recordings())
+def test_a_step_of_a_generated_trace_does_not_depend_on_the_others(tmp_path_factory, events):
+    assert_steps_do_not_depend_on_the_others(read([kept(tmp_path_factory, events)]))
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_a_step_of_a_recorded_trace_does_not_depend_on_the_others(path):
+    trace = read([path])
+    if trace.meta.num_ranks > 1 or trace.is_host_only:
+        pytest.skip("steps of one device alone")
+    assert_steps_do_not_depend_on_the_others(
+        replace(trace, meta=replace(trace.meta, recording=None))
+    )
 
 
 @pytest.mark.parametrize("wait", [item(), synchronize()])

@@ -7,6 +7,7 @@ import pytest
 from kprof.analyze.diagnose import diagnose
 from kprof.analyze.difference.comparability import find_doubts
 from kprof.analyze.difference.lay_out import find_differences
+from kprof.analyze.ledger import balance
 from kprof.analyze.steps import before_launches, time_steps, whole_ns
 from kprof.analyze.what_if.baseline import find_baseline
 from kprof.analyze.what_if.changes import FASTER, Change
@@ -50,6 +51,42 @@ def late(lead_ms, other_stream=False):
     return measured(trace_of(*kernels, ranges=ranges))
 
 
+def clipped(first, number):
+    """Return the steps from `first` on, of ten, with launches and no mark of those before it."""
+    kernels, ranges = [], []
+    for step in range(number):
+        begin_ns = step * PERIOD_MS * MS
+        if step >= first:
+            mark = {"kind": "step", "name": f"ProfilerStep#{step}", "start_ns": begin_ns}
+            ranges.append({**mark, "duration_ns": PERIOD_MS * MS})
+        for part, (name, at, took) in enumerate(PARTS):
+            correlation = 10 * step + part
+            call = {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": correlation}
+            ranges.append({**call, "start_ns": begin_ns + part * MS, "duration_ns": 1_000})
+            start_ns = begin_ns + (1 + at) * MS
+            times = {"start_ns": start_ns, "duration_ns": took * MS, "correlation": correlation}
+            kernels.append({"name": name, "stream": 7, **times})
+    return measured(trace_of(*kernels, ranges=ranges))
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_launches_in_the_recording_before_its_first_step_are_in_no_step(first):
+    trace, plain = clipped(first, 5), clipped(0, 5)
+    assert before_launches(trace)[0].tolist() == [True] * 2 * first + [False] * 2 * (5 - first)
+    assert time_steps(trace).recorded_ns[1:] == time_steps(plain).recorded_ns[first + 1 :]
+    assert whole_ns(plain) == whole_ns(trace) == 10 * MS
+    (parts, *_) = tables(time_section.render(trace))
+    per_step = {row[0]: row[3] for row in parts.rows if not row[0].startswith("idle")}
+    assert per_step["gemm"] == "6 ms"
+    assert per_step["reduction"] == "3 ms"
+    assert find_differences(trace, clipped(first, 5)).difference_ns == 0
+    found = {one.cause_ns for one in diagnose(trace).findings if one.rows}
+    assert found == {6 * MS, 3 * MS}
+    balanced = balance(trace)
+    assert balanced.balances
+    assert balanced.sum_ns == 5 * 9 * MS
+
+
 LEADS = pytest.mark.parametrize("lead_ms", [5, 10, 25])
 
 
@@ -76,7 +113,7 @@ def test_parts_of_a_step_do_not_depend_on_how_far_the_device_lags(lead_ms):
     (parts, *_) = tables(time_section.render(late(lead_ms)))
     per_step = {row[0]: row[3] for row in parts.rows if not row[0].startswith("idle")}
     assert per_step == {"gemm": "6 ms", "reduction": "3 ms", "all": "9.75 ms"}
-    assert "launched before the recording" in parts.caption
+    assert "launched before the first step" in parts.caption
 
 
 @LEADS

@@ -43,7 +43,7 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
     """Ask every rule of an analyzed trace; price the findings, alone and together.
 
     `baseline`, if the trace was replayed before. Rules do not see what happened once; it is listed
-    apart. Nor do they see what was launched before the recording began, where steps are marked.
+    apart. Nor do they see what was launched before the first step, where steps are marked.
     """
     if trace.kernels.empty:
         return Diagnosis()

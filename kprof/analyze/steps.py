@@ -63,13 +63,14 @@ def count_gpu_steps(trace: Trace) -> int:
 
 @dataclass(frozen=True)
 class Lead:
-    """What of the window is in no step: the device worked off what was launched before it all.
+    """The part of the window in no step: activities that were launched before the first one.
 
-    A recording may begin while launches from before it still wait in the queue of the device.
+    A recording may begin while launches from before it still wait in the queue of the device, and
+    hold launches of before its first step.
     """
 
     kernels: np.ndarray
-    """Whether each row of `kernels` was launched before the recording began."""
+    """Whether each row of `kernels` was launched before the first step."""
     idle: np.ndarray
     """Whether each row of `idle` lies before the device was done with those."""
     time_ns: int
@@ -77,11 +78,7 @@ class Lead:
 
 
 def find_lead(trace: Trace) -> Lead:
-    """Return what ran before the first step, launched before the recording began.
-
-    Streams run in order: what has no launch record, and comes before all of its stream that have
-    one, was launched before these. In ranks without steps there is none.
-    """
+    """Return what was launched before the first step, and the idle time until it had ended."""
     idle = trace.idle
     rows, end_ns = before_launches(trace)
     started = idle["start_ns"].to_numpy(np.int64)
@@ -97,7 +94,7 @@ def find_lead(trace: Trace) -> Lead:
 
 
 def without_lead(trace: Trace) -> Trace:
-    """Return the trace in which what was launched before the recording has no kind.
+    """Return the trace in which what was launched before the first step has no kind.
 
     Rows keep their places. The idle time beside it has no cause and no duration any more.
     """
@@ -115,7 +112,11 @@ def without_lead(trace: Trace) -> Trace:
 
 
 def before_launches(trace: Trace) -> tuple[np.ndarray, dict[tuple[int, int], int]]:
-    """Tell which activities were launched before the recording; by GPU, when the last ended."""
+    """Tell which activities were launched before the first step; by GPU, when the last ended.
+
+    Streams run in order: what has no launch record, and comes before all of its stream that were
+    launched in the recording, was launched before it. In ranks without steps there is none.
+    """
     kernels = trace.kernels
     rows = np.zeros(len(kernels), dtype=bool)
     if "bucket" not in kernels or "step" not in kernels or not trace.has_timeline:
@@ -123,7 +124,8 @@ def before_launches(trace: Trace) -> tuple[np.ndarray, dict[tuple[int, int], int
     with_steps = kernels["rank"][kernels["step"].notna()].unique()
     is_orphan = (kernels["bucket"] == "orphan").to_numpy(bool)
     is_orphan = is_orphan & kernels["rank"].isin(with_steps).to_numpy(bool)
-    if not is_orphan.any():
+    is_early = _launched_early(trace)
+    if not (is_orphan.any() or is_early.any()):
         return rows, {}
     start = kernels["start_ns"].to_numpy(np.int64)
     end = start + kernels["duration_ns"].to_numpy(np.int64)
@@ -131,7 +133,7 @@ def before_launches(trace: Trace) -> tuple[np.ndarray, dict[tuple[int, int], int
     first = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, lane[~is_orphan], start[~is_orphan])
     has_launches = (first < np.iinfo(np.int64).max)[lane]
-    rows = is_orphan & has_launches & (start < first[lane])
+    rows = is_early | (is_orphan & has_launches & (start < first[lane]))
     ends: dict[tuple[int, int], int] = {}
     gpus = kernels[["rank", "device"]]
     for rank, device in gpus[rows].drop_duplicates().itertuples(index=False):
@@ -141,6 +143,21 @@ def before_launches(trace: Trace) -> tuple[np.ndarray, dict[tuple[int, int], int
         rows |= is_orphan & of_gpu & ~has_launches & (start < last_ns)
         ends[int(rank), int(device)] = int(end[rows & of_gpu].max())
     return rows, ends
+
+
+def _launched_early(trace: Trace) -> np.ndarray:
+    """Tell which activities the host launched before the first step of their rank."""
+    kernels, ranges = trace.kernels, trace.ranges
+    marks = step_rows(ranges)
+    if not len(marks):
+        return np.zeros(len(kernels), dtype=bool)
+    begins = ranges["start_ns"].to_numpy(np.int64)
+    first = pd.Series(begins[marks]).groupby(ranges["rank"].to_numpy()[marks]).min()
+    of_none = np.iinfo(np.int64).min
+    limit = first.reindex(kernels["rank"].to_numpy(), fill_value=of_none).to_numpy()
+    launch = kernels["launch_row"].to_numpy(np.int64, na_value=-1)
+    is_known = (launch >= 0) & kernels["step"].isna().to_numpy(bool)
+    return np.asarray(is_known & (begins[launch] < limit))
 
 
 @dataclass(frozen=True)
@@ -157,7 +174,7 @@ def time_steps(trace: Trace) -> StepTimes:
     """Return how long the steps of one rank took: by the recorder, else by what they left behind.
 
     Then a step on a device lasts from the end of the last activity of the one before; the first
-    from the host's entry into it, or from the end of what was launched before the recording.
+    from the host's entry into it, or from the end of what was launched before the first step.
     """
     recording = trace.meta.recording
     on_device = bool((trace.kernels["activity"] != "host").any())

@@ -132,7 +132,7 @@ def _longest_gap(trace: Trace, rows: np.ndarray) -> tuple[str, ...]:
 def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[float, Finding]]:
     """Yield the kinds of activities that are large and not explained, with their time."""
     kernels = trace.kernels
-    # What was launched before the recording is in no step.
+    # Activities launched before the first step are in none.
     allotted = np.where(before_launches(trace)[0], 0, allotted_time(trace))
     is_told = _told(len(kernels), (one.rows for one in findings))
     kinds = kernels["kind"].astype(object).where(kernels["kind"].notna(), None).to_numpy()

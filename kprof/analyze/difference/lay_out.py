@@ -64,7 +64,7 @@ class Side:
     """One of the two runs: the window of all its GPUs, divided by their steps."""
 
     window_ns: int
-    """Without what was launched before the recording began, where steps are marked."""
+    """Without what was launched before the first step, where steps are marked."""
     num_steps: int
     """0 where none is marked: the window of each GPU counts as one then."""
     step_ns: int

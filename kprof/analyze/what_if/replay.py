@@ -58,7 +58,7 @@ class Spans:
     counts: np.ndarray
     """Whether it counts in the mean of its rank."""
     led_by: np.ndarray
-    """Span that each node ran before, launched before the recording, or -1: it begins after all."""
+    """Span before which each node ran, launched before the first; -1: it begins after all."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Replay:
         """Return how long each span lasts if the nodes end so.
 
         It lasts from the end of the last activity of the one before; the first of a rank from the
-        host's entry into it, or the end of what was launched before the recording. A window lasts
+        host's entry into it, or the end of what was launched before the first step. A window lasts
         from its first activity's start.
         """
         rank, of_node, led_by = self.spans.rank, self.spans.of_node, self.spans.led_by

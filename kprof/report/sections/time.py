@@ -118,7 +118,7 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
 
 
 def _in_steps(trace: Trace, lead: Lead) -> dict[tuple[str, bool], int]:
-    """Return the time of each part without what was launched before the recording."""
+    """Return the time of each part without what was launched before the first step."""
     split = split_window(trace, lead.kernels, lead.idle)
     sums = _sum_by(split.assign(part=_labels(split, trace)), ["part", "is_idle"])
     columns = (sums[column].tolist() for column in ("part", "is_idle", "time_ns"))
@@ -129,7 +129,7 @@ def _but_for(lead: Lead) -> str:
     if not lead.time_ns:
         return ""
     spent = format_time(lead.time_ns)
-    return f", without {spent} of activities that were launched before the recording began"
+    return f", without {spent} of activities that were launched before the first step"
 
 
 def _communication(trace: Trace) -> list[Part]:
