@@ -75,6 +75,8 @@ class Hazard:
     """Each pair holds five windows of each variant, of which the median is judged."""
     is_of_values: bool = False
     """The values themselves decide: the ticks of their clock, or a floor."""
+    resolution: float | None = None
+    """What the clock tells apart over A's undisturbed time, where it is asked; None: it is not."""
 
 
 def coins(rng, shape):
@@ -379,6 +381,22 @@ HAZARDS = [
     *of_both(
         "B slower by 8 % half way, 4 % faster before", only_b(half_way(0.08), 0.96), DIFFERENT
     ),
+    # The last ones, so that the others keep their places, which seed their generators.
+    *[
+        replace(hazard, resolution=0.02)
+        for hazard in (
+            *of_values(
+                "clock known, ticks of 2 %, noise 0.2 %, B 1.5 % slower",
+                ticking(0.02, 0.002, 1.015),
+                {"SAME", "FASTER"},
+            ),
+            *of_values(
+                "clock known, ticks of 2 %, noise 0.4 %, B 0.5 % slower",
+                ticking(0.02, 0.004, 1.005),
+                DIFFERENT,
+            ),
+        )
+    ],
 ]
 
 
@@ -412,9 +430,10 @@ def processes_of(pairs):
     return taken
 
 
-def verdict_of(plan, pairs):
+def verdict_of(plan, pairs, resolution=None):
     """Return verdict and exit code of pairs after which sampling stopped, and their number."""
-    (claim,) = judge(plan, pairs)
+    resolution_ns = None if resolution is None else BASE_NS * resolution
+    (claim,) = judge(plan, pairs, resolution_ns=resolution_ns)
     if reason_below_floor(pairs, CALL_NS, "a step"):
         return "INVALID", 3, len(pairs)
     return claim.verdict, exit_code_of(claim, plan.smallest_effect), len(pairs)
@@ -437,7 +456,9 @@ def outcomes_of(place, block):
     found = when_stopped(known, levels, with_all_pairs(known, levels))
     if hazard.is_of_values:
         stops = enumerate(found.stops)
-        return [verdict_of(plan, pairs_of(samples, at)[:stop]) for at, stop in stops]
+        return [
+            verdict_of(plan, pairs_of(samples, at)[:stop], hazard.resolution) for at, stop in stops
+        ]
     return [
         (said, int(said == "SLOWER" and is_material), int(stop))
         for said, is_material, stop in zip(

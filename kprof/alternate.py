@@ -18,7 +18,7 @@ from kprof.collect.trials import Schedule, Trial, Variant, Window, run_trial
 from kprof.comparison import Claim, Comparison, Metric, Pair, Plan, save_pairs
 from kprof.errors import KprofError
 from kprof.report.units import format_count
-from kprof.variants import AbOptions, Tell
+from kprof.variants import AbOptions, Tell, measure_host_resolution_ns
 
 STEP = Metric("step time", "ns")
 RUN = Metric("run time", "ns")
@@ -69,13 +69,15 @@ def alternate(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Te
         tell(_progress(taken, plan))
     if ENERGY in plan.metrics:
         doubts += _doubts_of_energy(reasons)
+    fewest_steps = min((w.num_steps for trial in pilots for w in trial.windows), default=1)
+    claims = judge(plan, taken, resolution_ns=measure_host_resolution_ns() / fewest_steps)
     return Comparison(
         name=Path(options.words[0]).name,
         a=a.difference,
         b=b.difference,
         plan=plan,
         pairs=tuple(taken),
-        claims=tuple(_constant(claim, plan, ratios) for claim in judge(plan, taken)),
+        claims=tuple(_constant(claim, plan, ratios) for claim in claims),
         protocol=_protocol(plan, schedules["A"]),
         doubts=doubts,
         steps_ns={label: tuple(runs) for label, runs in steps.items()},

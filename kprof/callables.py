@@ -39,6 +39,7 @@ from kprof.outputs import (
 )
 from kprof.stopwatch import CLOCKS, Clock, Stopwatch, WallStopwatch, stopwatch_for
 from kprof.timing import WarmUp, take_pairs, warm_up
+from kprof.variants import measure_host_resolution_ns
 
 TIME = Metric("time per call", "ns")
 OWN_PLAN = "use Plan((kprof.callables.TIME,), …)"
@@ -116,7 +117,7 @@ def ab_test(  # noqa: PLR0913 - options by name
         pairs = _take(arms, plan, stopwatch, warmed, watcher)
     last = arms[1].difference_to(arms[0])
     wrong = _find_wrong(pairs, (first, last), floor_ns) or _find_nan(arms)
-    claims = judge(plan, pairs)
+    claims = judge(plan, pairs, resolution_ns=_resolution_ns(stopwatch, warmed.num_calls))
     wrong = wrong or _find_kept_results(arms, inputs, pairs, stopwatch)
     if wrong := wrong or CHANGES_INPUTS.get(changing, ""):
         claims = tuple(_invalid(claim, wrong) for claim in claims)
@@ -210,6 +211,12 @@ def _take(
             pairs=tuple(taken),
         ) from error
     return tuple(taken)
+
+
+def _resolution_ns(stopwatch: Stopwatch, num_calls: int) -> float:
+    """Return the least difference that the stopwatch tells apart in the time of a call."""
+    is_wall = isinstance(stopwatch, WallStopwatch)
+    return (measure_host_resolution_ns() if is_wall else stopwatch.resolution_ns) / num_calls
 
 
 def _check(inputs: Sequence[tuple[object, ...]], clock: Clock, plan: Plan) -> None:

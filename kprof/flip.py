@@ -15,7 +15,7 @@ from kprof.collect.trials import Schedule, Trial, TrialInterrupted, Variant, Win
 from kprof.comparison import Claim, Comparison, Metric, Pair, Plan, save_pairs
 from kprof.errors import KprofError
 from kprof.sites._saved import SWAP_REPORT
-from kprof.variants import AbOptions, Tell
+from kprof.variants import AbOptions, Tell, measure_host_resolution_ns
 
 SWAP = "kprof.swap:all_models"
 # The energy counter needs 2 s, and a window is as long as its steps were expected to take.
@@ -57,7 +57,8 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
     doubts = [*trial.problems, _say_end(plan, len(pairs), has_ended, is_interrupted)]
     if options.energy and ENERGY not in plan.metrics:
         doubts.append(f"Energy is not compared: {trial.why_no_energy or NO_COUNTER}.")
-    claims = judge(plan, pairs, are_all=has_ended)
+    resolution_ns = measure_host_resolution_ns() / min(w.num_steps for w in trial.windows)
+    claims = judge(plan, pairs, are_all=has_ended, resolution_ns=resolution_ns)
     return Comparison(
         name=Path(options.words[0]).name,
         a=a.difference,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,10 @@ from kprof.collect.trials import Variant
 from kprof.comparison import draw_seed
 from kprof.errors import KprofError
 from kprof.run import Form, RunOptions, command_of
+
+# So many steps of the host's clock are awaited: the first may be cut, and others be interrupted.
+# So many readings take some 0.1 s, several steps of the coarsest clocks in use (16 ms).
+NUM_STEPS_OF_CLOCK, MOST_READINGS = 8, 1_000_000
 
 Tell = Callable[[str], None]
 
@@ -121,3 +126,22 @@ def share_of(text: str) -> float:
     if not 0 < value < 1:
         raise KprofError(f"{text} is no share between 0 and 1", fix="write 1% or 0.01")
     return value
+
+
+def measure_host_resolution_ns() -> float:
+    """Return the least time that the host's clock tells apart, in ns.
+
+    It is the smallest step between readings that follow one another, the time of a reading
+    included, as what the system says of its clock may be finer than its steps. Of a clock that
+    does not move meanwhile it is what the system says.
+    """
+    steps, before_ns = list[int](), time.perf_counter_ns()
+    for _ in range(MOST_READINGS):
+        now_ns = time.perf_counter_ns()
+        if now_ns != before_ns:
+            steps.append(now_ns - before_ns)
+        if len(steps) == NUM_STEPS_OF_CLOCK:
+            break
+        before_ns = now_ns
+    said_ns = time.get_clock_info("perf_counter").resolution * 1e9
+    return float(min(steps)) if steps else said_ns

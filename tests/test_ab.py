@@ -8,6 +8,7 @@ import pytest
 
 from kprof import ab
 from kprof.ab import exit_code_of
+from kprof.analyze.verdict import judge
 from kprof.collect.trials import Variant
 from kprof.comparison import Claim, Interval, Metric
 from tests.ab_runs import script_in, stand_in
@@ -26,6 +27,27 @@ def test_a_clear_gain_takes_100_of_160_pairs(script, monkeypatch, capsys):
     assert result["claims"][0]["verdict"] == "FASTER"
     assert (result["plan"]["max_pairs"], len(result["pairs"])) == (160, 100)
     assert result["doubts"] == []
+
+
+def test_on_a_clock_too_coarse_for_its_windows_nothing_is_proven(script, monkeypatch, capsys):
+    stand_in(monkeypatch, b=0.9)
+    monkeypatch.setattr("kprof.flip.measure_host_resolution_ns", lambda: 1e12)
+    assert kprof("ab", "--patch", "patch.py:f", "--pairs", "40", "--json", script) == 3
+    (claim,) = json.loads(capsys.readouterr().out)["claims"]
+    assert (claim["verdict"], claim["interval"]) == ("INCONCLUSIVE", None)
+
+
+def test_alternating_processes_are_judged_by_the_clock_of_a_step(script, monkeypatch, capsys):
+    judged = []
+    stand_in(monkeypatch, b=0.9)
+    monkeypatch.setattr("kprof.alternate.measure_host_resolution_ns", lambda: 500.0)
+    monkeypatch.setattr(
+        "kprof.alternate.judge",
+        lambda *args, **more: judged.append(more["resolution_ns"]) or judge(*args, **more),
+    )
+    kprof("ab", "--env", "X=1", "--pairs", "6", "--json", script)
+    # Windows of ten steps.
+    assert judged == [50.0]
 
 
 @pytest.mark.parametrize(

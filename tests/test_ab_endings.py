@@ -140,7 +140,7 @@ def test_what_is_stopped_after_enough_pairs_has_its_verdict_also_where_all_were_
 ):
     def interrupted(variant, schedule, folder, *, is_enough):
         windows = [
-            window_of(arm, 1000 + 100 * (arm == "B") + i % 3, i)
+            window_of(arm, 1_000_000 + 100_000 * (arm == "B") + 1_000 * (i % 3), i)
             for i, arm in enumerate(schedule.letters[:40])
         ]
         raise TrialInterrupted(trial_of("A", windows))

@@ -11,6 +11,7 @@ from kprof.callables import TIME, AbTestError, ab_test
 from kprof.comparison import Metric, Plan
 from kprof.errors import KprofError
 from kprof.timing import WarmUp
+from kprof.variants import measure_host_resolution_ns
 
 PLAN = Plan((TIME,), max_pairs=12, seed=3)
 
@@ -51,6 +52,13 @@ def test_b_that_takes_less_time_is_faster(clock):
     compared = ab_test(taking(clock, 1_000_000), taking(clock, 900_000), plan=PLAN)
     assert compared.headline.verdict == "FASTER"
     assert compared.headline.interval.ratio == pytest.approx(0.9, abs=0.005)
+
+
+def test_on_a_clock_too_coarse_for_a_sample_nothing_is_proven(clock, monkeypatch):
+    monkeypatch.setattr("kprof.callables.measure_host_resolution_ns", lambda: 1e9)
+    monkeypatch.setattr("kprof.callables.warm_up", lambda *rest: WarmUp(1, is_stable=True))
+    compared = ab_test(taking(clock, 2_000_000), taking(clock, 1_000_000), plan=PLAN)
+    assert compared.headline.verdict == "INCONCLUSIVE"
 
 
 def test_b_that_takes_more_time_is_slower(clock):
@@ -236,3 +244,15 @@ def test_inputs_that_nobody_changes_are_not_spoken_of(clock):
 def test_a_plan_longer_than_chances_can_be_told_of_is_refused():
     with pytest.raises(KprofError, match="1024 pairs is too long"):
         Plan((TIME,), max_pairs=1024)
+
+
+def test_the_resolution_of_a_clock_is_its_smallest_step(monkeypatch):
+    readings = itertools.accumulate(itertools.cycle([0, 0, 700, 0, 500]))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(readings))
+    assert measure_host_resolution_ns() == 500.0
+
+
+def test_the_resolution_of_a_clock_that_does_not_move_is_what_the_system_says(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 5)
+    said_ns = time.get_clock_info("perf_counter").resolution * 1e9
+    assert measure_host_resolution_ns() == said_ns

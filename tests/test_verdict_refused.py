@@ -183,6 +183,31 @@ def test_a_clock_whose_ticks_have_jitter_makes_no_verdict(tick):
     assert (claim.verdict, "too coarse" in claim.why) == ("INVALID", True)
 
 
+def exact_pairs_in_ns():
+    """Return pairs of which the values alone show no ticks, B at 1.005 of A; medians of 1e7 ns."""
+    return [
+        replace(p, a=(1e6 * p.a[0],), b=(1e6 * p.b[0],)) for p in pairs_with(1.005, spread=0.00003)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("resolution_ns", "verdict"),
+    [(None, "SAME"), (100.0, "SAME"), (49_000.0, "SAME"), (51_000.0, "INCONCLUSIVE")],
+)
+def test_a_clock_known_to_be_coarser_than_half_of_the_margin_decides_nothing(
+    resolution_ns, verdict
+):
+    plan = plan_of(Metric("step", "ns"), smallest_effect=0.01)
+    (claim,) = judge(plan, exact_pairs_in_ns(), resolution_ns=resolution_ns)
+    assert claim.verdict == verdict
+
+
+def test_the_resolution_of_a_clock_says_nothing_of_what_is_no_time():
+    plan = plan_of(Metric("energy", "J"))
+    (claim,) = judge(plan, exact_pairs_in_ns(), resolution_ns=1e6)
+    assert claim.verdict == "SAME"
+
+
 def test_a_workload_that_repeats_itself_to_a_ten_thousandth_has_no_ticks():
     assert verdict_of(pairs_with(1.05, spread=0.00003)).verdict == "SLOWER"
     assert verdict_of(pairs_with(1.0, spread=0.00003)).verdict == "SAME"

@@ -11,7 +11,7 @@ from kprof.analyze.verdict import ranks
 from kprof.analyze.verdict.mean import MeanLook, look_at_mean
 from kprof.analyze.verdict.outlook import pairs_needed
 from kprof.analyze.verdict.ranks import Floats
-from kprof.analyze.verdict.refusal import reason_to_refuse, say_inconstant
+from kprof.analyze.verdict.refusal import reason_to_refuse, say_inconstant, say_unresolved
 from kprof.analyze.verdict.rule import (
     FEWEST_TO_STOP,
     Flags,
@@ -28,7 +28,13 @@ from kprof.analyze.verdict.wording import say_why
 from kprof.comparison import Claim, Interval, Metric, Pair, Plan, Verdict
 
 
-def judge(plan: Plan, pairs: Sequence[Pair], *, are_all: bool = False) -> tuple[Claim, ...]:
+def judge(
+    plan: Plan,
+    pairs: Sequence[Pair],
+    *,
+    are_all: bool = False,
+    resolution_ns: float | None = None,
+) -> tuple[Claim, ...]:
     """Return a claim for each metric of the plan, in its order.
 
     With all pairs of the plan in, the interval is that of the signed ranks; with fewer (or more)
@@ -37,10 +43,17 @@ def judge(plan: Plan, pairs: Sequence[Pair], *, are_all: bool = False) -> tuple[
 
     `are_all` says that there could be no more, for a reason that has nothing to do with what they
     showed: the workload came to its own end. Then they are judged as a plan of so many would be.
+
+    `resolution_ns` is the least difference that the clock of the samples tells apart in a value in
+    ns. A clock too coarse for the smallest effect makes a claim inconclusive. None: not known, and
+    only ticks that the values show count.
     """
     are_all |= len(pairs) == plan.max_pairs
     pairs = _in_time(pairs)
-    claims = [_claim(plan, pairs, index, are_all=are_all) for index in range(len(plan.metrics))]
+    claims = [
+        _claim(plan, pairs, index, resolution_ns, are_all=are_all)
+        for index in range(len(plan.metrics))
+    ]
     return _corrected(claims)
 
 
@@ -146,12 +159,21 @@ class _Decision:
         return self.is_alike or not self.low <= 0 <= self.high
 
 
-def _claim(plan: Plan, pairs: Sequence[Pair], index: int, *, are_all: bool) -> Claim:
+def _claim(
+    plan: Plan,
+    pairs: Sequence[Pair],
+    index: int,
+    resolution_ns: float | None,
+    *,
+    are_all: bool,
+) -> Claim:
     metric, counting = plan.metrics[index], [pair for pair in pairs if not pair.problem]
     values = _values(counting, index)
     claim = Claim(metric, "INVALID", len(counting))
     if reason := reason_to_refuse(metric, values, pairs, plan.smallest_effect):
         return replace(claim, why=f"{reason}.")
+    if reason := say_unresolved(metric, values, plan.smallest_effect, resolution_ns):
+        return replace(claim, verdict="INCONCLUSIVE", why=f"{reason}.")
     differences, levels = _differences(values), levels_of(plan)
     decide = _decide_once if are_all else _decide_early
     decision = decide(differences, levels)

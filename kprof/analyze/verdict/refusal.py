@@ -154,6 +154,26 @@ def _reason_in_ticks(metric: Metric, values: Floats, smallest_effect: float) -> 
     return ""
 
 
+def say_unresolved(
+    metric: Metric, values: Floats, smallest_effect: float, resolution_ns: float | None
+) -> str:
+    """Say that the clock of the samples cannot tell the smallest effect apart; empty: it can.
+
+    Where noise is far below a tick, all readings lie at one multiple, as those of two exact
+    durations do: only the clock itself tells the two cases apart.
+    """
+    if resolution_ns is None or metric.unit != "ns":
+        return ""
+    middle = float(np.median(values))
+    if resolution_ns <= MOST_TICK * smallest_effect * middle:
+        return ""
+    return (
+        f"the clock tells {resolution_ns:.3g} ns apart, {100 * resolution_ns / middle:.2g} % of a "
+        f"value: too coarse for the {100 * smallest_effect:g} % that matters, so time more calls "
+        "in one sample"
+    )
+
+
 def tick_below_jitter(values: Floats, effect: float) -> float:
     """Return the widest tick around whose multiples A's and B's values lie; 0: there is none.
 
