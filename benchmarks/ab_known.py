@@ -26,9 +26,14 @@ from kprof.comparison import save
 
 SOURCES = (
     *("benchmarks/ab_known.py", "benchmarks/workloads/known/*.py", "examples/fused_adamw.py"),
-    *("kprof/ab.py", "kprof/alternate.py", "kprof/flip.py", "kprof/collect/trials.py"),
-    *("kprof/callables.py", "kprof/outputs.py", "kprof/timing.py"),
-    *("kprof/stopwatch.py", "kprof/collect/conditions.py"),
+    *(
+        "kprof/commands/ab.py",
+        "kprof/ab/processes.py",
+        "kprof/ab/in_process.py",
+        "kprof/collect/trials.py",
+    ),
+    *("kprof/ab/functions.py", "kprof/ab/functions.py", "kprof/timing.py"),
+    *("kprof/timing.py", "kprof/collect/nvml.py"),
     "kprof/analyze/verdict/*.py",
 )
 WORKLOADS = ROOT / "benchmarks" / "workloads" / "known"

@@ -18,13 +18,13 @@ import torch
 from evidence import RESULTS, row, write_evidence
 
 from kprof.kernels import OURS
-from kprof.kernels._choice import versions_of
-from kprof.kernels.attention_forward import KERNEL
+from kprof.kernels.attention.attention_forward import KERNEL
+from kprof.kernels.bench.choice import versions_of
 from kprof.timing import captured, time_on_gpu
 
 SOURCES = (
     "benchmarks/attention.py",
-    *("kprof/kernels/attention_forward.py", "kprof/timing.py", "kprof/stopwatch.py"),
+    *("kprof/kernels/attention/attention_forward.py", "kprof/timing.py", "kprof/timing.py"),
 )
 TOKENS, COLUMNS = 16_384, 2_048
 LENGTHS = (8_192, 2_048, 1_024, 4_096, 16_384, 512)

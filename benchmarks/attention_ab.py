@@ -26,7 +26,7 @@ from llama_serve import kept, rows_of
 SOURCES = (
     *("benchmarks/attention_ab.py", "benchmarks/attention_gate.py", "benchmarks/llama_gate.py"),
     *("benchmarks/workloads/llama_long.py", "examples/serve_llama.py"),
-    *("kprof/kernels/attention_forward.py", "kprof/kernels/attention_fp8.py"),
+    *("kprof/kernels/attention/attention_forward.py", "kprof/kernels/attention/attention_fp8.py"),
 )
 GATE = ROOT / "benchmarks" / "attention_gate.py"
 TOKENS, TINY_TOKENS = 16_384, 40

@@ -18,14 +18,14 @@ from attention import calls_of, drawn, loaded
 from evidence import RESULTS, row, write_evidence
 
 from kprof.kernels import OURS
-from kprof.kernels._choice import versions_of
-from kprof.kernels._passes import pass_of
-from kprof.kernels.attention_forward import KERNEL
+from kprof.kernels.attention.attention_forward import KERNEL
+from kprof.kernels.bench.choice import versions_of
+from kprof.kernels.bench.measure import pass_of
 from kprof.timing import captured, time_on_gpu
 
 SOURCES = (
     *("benchmarks/attention.py", "benchmarks/attention_backward.py"),
-    *("kprof/kernels/attention_forward.py", "kprof/timing.py", "kprof/stopwatch.py"),
+    *("kprof/kernels/attention/attention_forward.py", "kprof/timing.py", "kprof/timing.py"),
 )
 # Relative L2 error of a gradient: what is not right is not measured.
 MOST_ERROR = 0.03

@@ -18,15 +18,15 @@ from attention import COMPARED, Call, drawn, in_float32, loaded
 from attention import SOURCES as OTHERS
 from evidence import RESULTS, row, write_evidence
 
-from kprof.kernels import _attention_narrow
-from kprof.kernels._attention import Options, empty_results
-from kprof.kernels._choice import versions_of
-from kprof.kernels._fp8 import FP8, LARGEST
-from kprof.kernels.attention_forward import KERNEL as WIDE
-from kprof.kernels.attention_fp8 import STATED_ERROR, attention_fp8
+from kprof.kernels.attention import attention_fp8 as _attention_narrow
+from kprof.kernels.attention._portable import Options, empty_results
+from kprof.kernels.attention.attention_forward import KERNEL as WIDE
+from kprof.kernels.attention.attention_fp8 import STATED_ERROR, attention_fp8
+from kprof.kernels.bench.choice import versions_of
+from kprof.kernels.fp8._quantize_rows import FP8, LARGEST
 from kprof.timing import captured, time_on_gpu
 
-SOURCES = ("benchmarks/attention_fp8.py", "kprof/kernels/attention_fp8.py", *OTHERS)
+SOURCES = ("benchmarks/attention_fp8.py", "kprof/kernels/attention/attention_fp8.py", *OTHERS)
 CALLS = (
     *(
         Call(128, n, is_causal, 16, 16, 16_384 // n)

@@ -27,10 +27,10 @@ import torch
 from torch.nn import functional
 
 import kprof
-from kprof import library
-from kprof.gate import Curve, Model, check
-from kprof.gate.result import not_run
-from kprof.report.gate import result_of_gate
+from kprof.commands import kernels
+from kprof.kernels.correctness import Curve, Model, check
+from kprof.kernels.correctness.levels import not_run
+from kprof.report.kernel_library import result_of_gate
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
@@ -76,8 +76,8 @@ def judged_alone(what, by):
     """Return the kernel's levels, for calls as a model that trains makes, or one that reads."""
     if not torch.cuda.is_available():
         return {name: not_run(name, "there is no GPU") for name in OF_KERNEL}
-    calls = library.Calls(("bfloat16",), are_forward=what != "training")
-    (report,) = library.check_kernels([KERNELS[what]], by, calls=calls)
+    calls = kernels.Calls(("bfloat16",), are_forward=what != "training")
+    (report,) = kernels.check_kernels([KERNELS[what]], by, calls=calls)
     return {name: report[name] for name in OF_KERNEL}
 
 

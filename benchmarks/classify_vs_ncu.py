@@ -37,7 +37,7 @@ import pandas as pd
 from evidence import RESULTS, describe_gpu, measured_by, row, write_evidence
 
 import kprof
-from kprof.analyze.agreement import (
+from kprof.analyze.roofline.agreement import (
     as_recorded,
     by_work,
     compare_bounds,
@@ -45,8 +45,8 @@ from kprof.analyze.agreement import (
     is_kept_in_cache,
     traffic_ratio,
 )
-from kprof.analyze.counters import counted_bytes, counted_shares
-from kprof.analyze.roofline import BOUNDS, bound_by_counters
+from kprof.analyze.roofline.bound import BOUNDS, bound_by_counters
+from kprof.analyze.roofline.counters import counted_bytes, counted_shares
 from kprof.device import find_device
 
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "counted" / "loop.py"
@@ -64,10 +64,10 @@ RUN = "counted.kprof"
 # What an earlier result says of its run.
 OF_A_RUN = ("measured_at_commit", "date", "driver", "clocks")
 MEASURED = (
-    "kprof/analyze/*.py",
+    "kprof/analyze/**/*.py",
     "kprof/analyze/work/*.py",
     "kprof/collect/**/*.py",
-    "kprof/ncu.py",
+    "kprof/open.py",
     "benchmarks/classify_vs_ncu.py",
     "benchmarks/workloads/counted/loop.py",
 )

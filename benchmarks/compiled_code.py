@@ -112,10 +112,10 @@ def binaries_of(name, provider, shape, direction):
     """Return what one pass of a provider on tensors of this shape launches, compiled."""
     import torch
 
-    from kprof.gate.subject import Case
     from kprof.kernels import kernel_named
-    from kprof.kernels._ahead import compile_ahead
-    from kprof.kernels._subject import subject_of
+    from kprof.kernels.bench.measure import subject_of
+    from kprof.kernels.correctness.subject import Case
+    from kprof.kernels.runtime.ahead import compile_ahead
 
     kernel = kernel_named(name)
     function = kernel.provider(provider).load()
@@ -140,7 +140,7 @@ def _undrawn():
     """Return what makes tensors of the right shape whose memory is never touched."""
     import torch
 
-    from kprof.gate.inputs import Draw
+    from kprof.kernels.correctness.inputs import Draw
 
     class Undrawn(Draw):
         def _normal(self, shape):

@@ -6,7 +6,7 @@ compiles loops as PyTorch's `gpu_kernel` makes them, around the headers of the i
 (OffsetCalculator.cuh, DynamicCast.h, Float8_e4m3fn.h), for compute capability 9.0, and walks
 through the machine code for 1 to 4 dimensions: no GPU is needed, but nvcc, the headers of the CUDA
 runtime and CCCL, and nvdisasm (of CUDA, or the one that comes with Triton). What is written to
-`benchmarks/results/instructions_sm90_<yyyy-mm>.json` is what `kprof/analyze/instructions.py` says
+`benchmarks/results/instructions_sm90_<yyyy-mm>.json` is what `kprof/analyze/roofline/bound.py` says
 at least; a test compares the two.
 """
 
@@ -266,7 +266,7 @@ def main():
         chosen.result or RESULTS / f"instructions_sm90_{month}.json",
         "instructions of kernels that address every element by itself, in machine code",
         rows,
-        ("kprof/analyze/instructions.py", "benchmarks/count_instructions.py"),
+        ("kprof/analyze/roofline/bound.py", "benchmarks/count_instructions.py"),
         versions={"nvcc": re.search(r"V([\d.]+)", release.stdout)[1]},
     )
 

@@ -21,13 +21,13 @@ import torch
 from evidence import RESULTS, row, write_evidence
 from torch.nn import functional
 
-from kprof.kernels._choice import versions_of
-from kprof.kernels.decode_attention import KERNEL, decode_attention
+from kprof.kernels.bench.choice import versions_of
+from kprof.kernels.decode_attention.decode_attention import KERNEL, decode_attention
 from kprof.timing import captured, time_on_gpu
 
 SOURCES = (
     "benchmarks/decode_attention.py",
-    *("kprof/kernels/decode_attention.py", "kprof/timing.py", "kprof/stopwatch.py"),
+    *("kprof/kernels/decode_attention/decode_attention.py", "kprof/timing.py", "kprof/timing.py"),
 )
 QUERY_HEADS, HEADS, DIM, PAGE = 32, 8, 128, 64
 SHORT, LONG = (1_024, 4_096, 16_384), (131_072, 262_144)

@@ -28,28 +28,32 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 GOLDEN = ROOT / "tests" / "golden"
 # A result depends on these folders as a whole.
-FOLDERS = ("kprof/collect/inject", "kprof/gate", "tests/gate_faults", "tests/hostile")
+FOLDERS = (
+    "kprof/collect/inject",
+    "kprof/kernels/correctness",
+    "tests/gate_faults",
+    "tests/hostile",
+)
 # Where a result depends on a source below the first, its golden outputs are those of the second.
-# The first match counts; an empty pattern means that another label speaks for the source.
+# The first match counts; an empty pattern means that another label speaks for the source, None
+# that its own code does.
 GOLDENS = (
+    ("kprof/kernels/correctness/", None),
     ("kprof/kernels/", ""),
-    ("kprof/sites/", ""),
-    ("kprof/analyze/instructions.py", ""),
-    ("kprof/analyze/lateness.py", None),
-    ("kprof/analyze/rules/stragglers.py", None),
-    ("kprof/collect/numbering.py", None),
-    ("kprof/analyze/verdict/", "ab_*"),
-    ("kprof/analyze/calibration/", "ab_*"),
+    ("kprof/analyze/roofline/bound.py", ""),
+    ("kprof/analyze/late_ranks.py", None),
+    ("kprof/analyze/findings/rules/stragglers.py", None),
+    ("kprof/analyze/verdict/", None),
+    ("kprof/analyze/calibration/", None),
     ("kprof/analyze/sla/", "sla_*"),
-    ("kprof/analyze/what_if/", "whatif_*"),
-    ("kprof/analyze/difference/", "diff"),
+    ("kprof/analyze/whatif/", "whatif_*"),
+    ("kprof/analyze/diff/", "diff"),
     ("kprof/analyze/", "open_*"),
+    ("kprof/collect/merge.py", None),
     ("kprof/collect/readers/", "open_*"),
     ("kprof/collect/gpu_ceilings.py", None),
     ("kprof/collect/inject/", None),
-    ("kprof/gate/", None),
     ("kprof/timing.py", None),
-    ("kprof/stopwatch.py", None),
     ("kprof/", ""),
 )
 PACKAGES = (
@@ -153,7 +157,7 @@ def labels_of(sources):
     """Return the labels of what source files decide."""
     labels = set()
     for source in sources:
-        kernel = re.fullmatch(r"kprof/kernels/([a-z]\w*)\.py", source)
+        kernel = re.fullmatch(r"kprof/kernels/(?:\w+/)?([a-z]\w*)\.py", source)
         if kernel:
             labels |= {name for name in compiled() if name.split("/")[1] == kernel[1]}
         cases = next((cases for prefix, cases in GOLDENS if source.startswith(prefix)), None)

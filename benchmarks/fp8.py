@@ -27,13 +27,13 @@ from fp8_reaches import gates_of, rows_of_reach
 from workers import Worker, questions, say
 
 from kprof.kernels import OURS, kernel_named
-from kprof.kernels._bench import Timed, bench, run_once
-from kprof.kernels._choice import versions_of
+from kprof.kernels.bench.choice import versions_of
+from kprof.kernels.bench.measure import Timed, bench, run_once
 
 SOURCES = (
     *("benchmarks/fp8.py", "benchmarks/workers.py"),
-    *("kprof/kernels/fp8_gemm.py", "kprof/kernels/fp8_linear.py"),
-    *("kprof/timing.py", "kprof/stopwatch.py"),
+    *("kprof/kernels/fp8/fp8_gemm.py", "kprof/kernels/fp8/fp8_linear.py"),
+    *("kprof/timing.py", "kprof/timing.py"),
 )
 # Those that sum up: they may change behind a measurement.
 SUMS = ("benchmarks/fp8_reaches.py",)

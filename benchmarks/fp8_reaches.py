@@ -13,8 +13,8 @@ from collections import Counter
 from evidence import row
 
 from kprof.kernels import OURS
-from kprof.kernels._bench import Timed
-from kprof.kernels._choice import FALLBACK, ranking
+from kprof.kernels.bench.choice import FALLBACK, ranking
+from kprof.kernels.bench.measure import Timed
 
 # Of the fastest provider's speed, on any shape; of the better peer's, over all shapes.
 NEVER_BELOW, OF_PEERS = 0.98, 1.25

@@ -25,7 +25,11 @@ from evidence import RESULTS, ROOT, row, write_evidence
 sys.path.insert(0, str(ROOT))
 from tests.gate_faults import CHEATS, FAULTS, HONEST, ON_A_GPU, SAME, judge, standard_kept
 
-SOURCES = ("benchmarks/gate_mutations.py", "kprof/gate/*.py", "tests/gate_faults/*.py")
+SOURCES = (
+    "benchmarks/gate_mutations.py",
+    "kprof/kernels/correctness/*.py",
+    "tests/gate_faults/*.py",
+)
 SEEDS = 10
 CAUGHT = 0.95
 HONEST_KINDS = ("A/A", "honest")

@@ -16,8 +16,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from kprof.kernels import OURS, _launch, kernel_named
-from kprof.kernels._launch import Launcher
+from kprof.kernels import OURS, kernel_named
+from kprof.kernels.runtime import launcher
+from kprof.kernels.runtime.launcher import Launcher
 
 KERNELS = ("rmsnorm", "add_rmsnorm", "layernorm", "swiglu", "softmax", "relu_squared", "rope")
 FP8_KERNELS = ("quantize_fp8",)
@@ -59,7 +60,7 @@ def pretend():
     """Let all launches be of kernels and of a device that are not there."""
     told = {"get_current_device": lambda: -1, "get_current_stream": lambda device: 0}
     active = types.SimpleNamespace(active=types.SimpleNamespace(**told))
-    _launch.driver = active
+    launcher.driver = active
     begin = Launcher.__init__
 
     def begin_pretended(self, kernel):

@@ -30,7 +30,7 @@ from evidence import RESULTS, ROOT, describe_gpu, measured_by, row, write_eviden
 from planted_faults import CAUSES, WORKLOADS
 
 import kprof
-from kprof.analyze.ledger import balance
+from kprof.analyze.attribution.ledger import balance
 from kprof.errors import KprofError
 from kprof.report.result import result_of
 

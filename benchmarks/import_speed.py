@@ -32,10 +32,10 @@ SOURCES = (
     "benchmarks/import_speed.py",
     "benchmarks/evidence.py",
     "kprof/open.py",
-    "kprof/saved.py",
-    "kprof/analyze/*.py",
-    "kprof/collect/readers/kineto.py",
-    "kprof/collect/readers/_kineto/*.py",
+    "kprof/storage.py",
+    "kprof/analyze/**/*.py",
+    "kprof/collect/readers/kineto/reader.py",
+    "kprof/collect/readers/kineto/*.py",
     "kprof/report/html.py",
 )
 PEER = "HolisticTraceAnalysis"

@@ -25,8 +25,8 @@ from kprof.errors import KprofError
 from kprof.kernels import all_kernels, kernel_named
 
 SOURCES = (
-    *("benchmarks/kernel_gate.py", "kprof/library.py", "kprof/gate/*.py"),
-    *("kprof/kernels/_subject.py", "kprof/kernels/_sanitize.py"),
+    *("benchmarks/kernel_gate.py", "kprof/commands/kernels.py", "kprof/kernels/correctness/*.py"),
+    *("kprof/kernels/bench/measure.py", "kprof/kernels/bench/sanitize.py"),
 )
 LEVELS = ("L0", "L1")
 # What takes longest, and therefore begins first.

@@ -15,9 +15,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from kprof.analyze import classify
-from kprof.analyze.classify import find_kind
-from kprof.analyze.kernel_name import parse
+from kprof.analyze.attribution import kinds
+from kprof.analyze.attribution.kinds import find_kind, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "tests" / "data" / "kernel_names.tsv"
@@ -25,8 +24,8 @@ RESULT = ROOT / "benchmarks" / "results" / "kernel_names_cpu_2026-11.json"
 SOURCES = tuple(
     f"code/{path}"
     for path in (
-        *("benchmarks/kernel_names.py", "kprof/analyze/classify.py"),
-        "kprof/analyze/kernel_name.py",
+        *("benchmarks/kernel_names.py", "kprof/analyze/attribution/kinds.py"),
+        "kprof/analyze/attribution/kinds.py",
     )
 )
 REACH = 97  # %
@@ -67,7 +66,7 @@ def names_per_second(labels):
     """Return how many names a second of this process classifies: the best round, caches empty."""
     seconds = []
     for _ in range(ROUNDS):
-        classify._match.cache_clear()
+        kinds._match.cache_clear()
         parse.cache_clear()
         begin = time.process_time()
         for label in labels:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from evidence import row
 
 from kprof.kernels import OURS
-from kprof.kernels._choice import ranking
+from kprof.kernels.bench.choice import ranking
 
 HOST_NS = 8_000
 LOSS = (8_192, 4_096, 128_256)

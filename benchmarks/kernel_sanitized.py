@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from evidence import row
 from kernel_gate import FORWARD_ALONE, parser_of, rows_of_all
 
-from kprof.kernels import _sanitize
+from kprof.kernels.bench import sanitize
 
 SOURCES = (
     *("benchmarks/kernel_sanitized.py", "benchmarks/kernel_gate.py"),
-    *("kprof/gate/inputs.py", "kprof/gate/observe.py"),
-    *("kprof/kernels/_subject.py", "kprof/kernels/_sanitize.py"),
+    *("kprof/kernels/correctness/inputs.py", "kprof/kernels/correctness/observe.py"),
+    *("kprof/kernels/bench/measure.py", "kprof/kernels/bench/sanitize.py"),
 )
 
 
@@ -38,7 +38,7 @@ def looked_at(name, provider, ends_s):
     began_s = time.monotonic()
     why = why_it_does_not_run(name, provider, ends_s)
     with ThreadPoolExecutor() as pool:
-        told = [pool.submit(found_by, tool, name, provider, why, ends_s) for tool in _sanitize.WHAT]
+        told = [pool.submit(found_by, tool, name, provider, why, ends_s) for tool in sanitize.WHAT]
     print(f"{name} by {provider}: {time.monotonic() - began_s:.0f} s", flush=True)
     return [row_of(name, provider, future.result()) for future in told]
 
@@ -53,7 +53,7 @@ def row_of(name, provider, found):
 def why_it_does_not_run(name, provider, ends_s):
     """Run the edges without a tool; return why they did not end, or nothing."""
     are_forward = (name, provider) in FORWARD_ALONE
-    command = _sanitize.edges_of(name, provider, are_forward=are_forward)
+    command = sanitize.edges_of(name, provider, are_forward=are_forward)
     limit_s = max(ends_s - time.monotonic(), 1)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
@@ -67,10 +67,10 @@ def found_by(tool, name, provider, why, ends_s):
     """Return what one tool found, in the time that is left."""
     left_s = ends_s - time.monotonic()
     if why or left_s < 1:
-        return _sanitize.Sanitized(tool, None, why or "there was no time")
-    _sanitize.LONGEST_S = int(left_s)
+        return sanitize.Sanitized(tool, None, why or "there was no time")
+    sanitize.LONGEST_S = int(left_s)
     are_forward = (name, provider) in FORWARD_ALONE
-    return _sanitize.sanitize(tool, name, provider, are_forward=are_forward)
+    return sanitize.sanitize(tool, name, provider, are_forward=are_forward)
 
 
 if __name__ == "__main__":

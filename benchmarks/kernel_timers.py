@@ -10,7 +10,7 @@ from kernel_reaches import wanted_of
 from workers import Worker, questions, say
 
 from kprof.kernels import OURS, kernel_named
-from kprof.kernels._bench import Timed, bench, run_once
+from kprof.kernels.bench.measure import Timed, bench, run_once
 from kprof.timing import time_on_gpu
 
 # These fill the GPU's memory, and so do not compile beside others.

@@ -25,7 +25,7 @@ from kernel_reaches import kernels_to_reach, rows_of_all, table_of, wanted_of
 from kernel_timers import timers_of, work_off
 
 from kprof.kernels import OURS, kernel_named
-from kprof.kernels._choice import ranking, versions_of
+from kprof.kernels.bench.choice import ranking, versions_of
 
 SOURCES = (
     "benchmarks/kernels.py",
@@ -33,7 +33,7 @@ SOURCES = (
     "benchmarks/kernel_timers.py",
     "benchmarks/workers.py",
     "kprof/timing.py",
-    "kprof/stopwatch.py",
+    "kprof/timing.py",
 )
 # How far the copies of two processes may be apart.
 COPY_WITHIN = 0.05

@@ -32,7 +32,7 @@ OF_PREFILL = ("fp8_linear", "rmsnorm", "add_rmsnorm", "swiglu")
 KERNELS = (*OF_PREFILL, "decode_attention")
 SOURCES = (
     *("benchmarks/llama_serve.py", "benchmarks/llama_gate.py"),
-    *("examples/serve_llama.py", "kprof/swap.py"),
+    *("examples/serve_llama.py", "kprof/kernels/swap/swapping.py"),
     *(f"kprof/kernels/{name}.py" for name in KERNELS),
 )
 # At most, of a quarter of a second each, and of seconds: a clear difference is proven by nine.
@@ -274,7 +274,7 @@ def rows_of_targets(name, told):
 
 def row_of_cost(name, tokens_per_s, gpu):
     """Return what a million tokens cost at this rate on that GPU, as `kprof cost` does."""
-    from kprof.cost import calculate
+    from kprof.ab.pricing import calculate
 
     asked = {"tokens_per_s": repr(tokens_per_s), "utilisation": "1"}
     today = datetime.datetime.now(tz=datetime.timezone.utc).date()

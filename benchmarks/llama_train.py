@@ -32,7 +32,7 @@ from kprof.comparison import Metric, Pair, Plan
 
 SOURCES = (
     *("benchmarks/llama_train.py", "benchmarks/llama_arms.py", "benchmarks/workers.py"),
-    *("examples/train_llama.py", "kprof/swap.py"),
+    *("examples/train_llama.py", "kprof/kernels/swap/swapping.py"),
     *(f"kprof/kernels/{one.partition('=')[0]}.py" for arm in SWAPS.values() for one in arm),
 )
 # The best that changes nothing but modules, for `kprof ab`.

@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from kprof.kernels._gluon import gl, gluon, turn_over_to, wait_for_turn
+from kprof.kernels.tiles.gluon import gl, gluon, turn_over_to, wait_for_turn
 
 BARRIER, THREADS, TURNS = gl.constexpr(9), gl.constexpr(256), gl.constexpr(4)
 PROGRAMS = 264

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kprof.redaction import without_identities, without_secrets
+from kprof.report.redaction import without_identities, without_secrets
 from tests.secrets_drawn import (
     HELD_OUT_IDENTITIES,
     HELD_OUT_SECRETS,

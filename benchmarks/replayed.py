@@ -23,7 +23,7 @@ import numpy as np
 from evidence import RESULTS, ROOT, describe_gpu, measured_by, row, write_evidence
 
 import kprof
-from kprof.analyze.ledger import is_graph_launch_name
+from kprof.analyze.attribution.ledger import is_graph_launch_name
 
 WORKLOADS = {
     "generate, static cache": ("replayed/static_cache.py", ("--skip", "5", "--steps", "2")),

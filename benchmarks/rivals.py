@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from kprof.analyze.calibration.designs import Orders, arms_of, shown
-from kprof.analyze.calibration.noise import NOISES
-from kprof.analyze.calibration.result import Rate
+from kprof.analyze.calibration.error_rates import Rate
+from kprof.analyze.calibration.simulate import NOISES, Orders, arms_of, shown
 from kprof.analyze.calibration.tally import look_at_all
 from kprof.analyze.verdict.ranks import Floats
 from kprof.analyze.verdict.rule import Levels, levels_of

@@ -19,7 +19,7 @@ from kprof.collect.gpu_ceilings import measure_gpu
 SOURCES = (
     "benchmarks/roofline.py",
     "kprof/timing.py",
-    "kprof/stopwatch.py",
+    "kprof/timing.py",
     "kprof/collect/gpu_ceilings.py",
 )
 # What others measured on an H200, in the units below.

@@ -20,10 +20,9 @@ from pathlib import Path
 
 from evidence import RESULTS, row, write_evidence
 
-from kprof.analyze.what_if.baseline import find_baseline
-from kprof.analyze.what_if.changes import FASTER, GRAPHED, REMOVED, WITHOUT, Change
-from kprof.analyze.what_if.predict import predict
-from kprof.analyze.what_if.targets import Target
+from kprof.analyze.whatif.baseline import find_baseline
+from kprof.analyze.whatif.changes import FASTER, GRAPHED, REMOVED, WITHOUT, Change, Target
+from kprof.analyze.whatif.predict import predict
 from kprof.open import open_trace
 
 MEASURED = ("kprof/analyze/**/*.py", "benchmarks/savings.py")

@@ -32,8 +32,7 @@ from savings import MS, SLACK, asked, compared, rows_of
 from scipy import stats
 
 import kprof
-from kprof.analyze.what_if.changes import REMOVED, Change
-from kprof.analyze.what_if.targets import Target
+from kprof.analyze.whatif.changes import REMOVED, Change, Target
 from kprof.errors import KprofError
 
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "real_changes.py"

@@ -18,11 +18,10 @@ from pathlib import Path
 from evidence import RESULTS, row, write_evidence
 from rivals import false_positives_of_rivals, rivals_under_noise
 
+from kprof.ab.selftest import COMPARISONS, calibrate, keep, simulate_noise
 from kprof.analyze.verdict.rule import levels_of
-from kprof.calibrations import keep
 from kprof.comparison import Metric, Plan
 from kprof.report.calibration import result_of_calibration
-from kprof.selftest import COMPARISONS, calibrate, simulate_noise
 
 NUM_PAIRS, SEED = 40, 0
 SIMULATED = (
@@ -33,10 +32,10 @@ SIMULATED = (
 )
 MEASURED = (
     *SIMULATED,
-    "kprof/selftest.py",
+    "kprof/ab/selftest.py",
     "kprof/timing.py",
-    "kprof/stopwatch.py",
-    "kprof/collect/known_effects.py",
+    "kprof/timing.py",
+    "kprof/ab/selftest.py",
     "kprof/collect/disturbance.py",
 )
 

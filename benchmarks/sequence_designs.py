@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 from evidence import RESULTS, row, write_evidence
 
-from kprof.analyze.calibration.designs import differences_of, random_order
-from kprof.analyze.calibration.noise import NOISES
+from kprof.analyze.calibration.simulate import NOISES, differences_of, random_order
 from kprof.analyze.calibration.tally import Known, tally
 from kprof.analyze.verdict.rule import MOST_PAIRS, levels_of
 from kprof.analyze.verdict.sequence import BETS_AT_40_PAIRS, CLIP, scales

@@ -22,14 +22,13 @@ from evidence import RESULTS, row, write_evidence
 from scipy import stats
 from sla_error_rates import MOST_WRONG_PERCENT, correlated, independent
 
-from kprof.analyze.sla.bounds import bound_share, ranks_of
-from kprof.analyze.sla.judge import judge
-from kprof.analyze.sla.rates import Rate
+from kprof.analyze.sla.evaluate import judge
+from kprof.analyze.sla.percentiles import bound_share, ranks_of
+from kprof.analyze.sla.rates import Rate, reach_of
+from kprof.analyze.sla.responses import Load, Response, Responses
 from kprof.analyze.sla.samples import Sample
+from kprof.analyze.sla.target_verdict import judge_rate, judge_times
 from kprof.analyze.sla.targets import parse_target
-from kprof.analyze.sla.verdict import judge_rate, judge_times
-from kprof.analyze.sla.wandering import reach_of
-from kprof.responses import Load, Response, Responses
 
 SOURCES = (
     "benchmarks/sla_dependence.py",

@@ -19,15 +19,15 @@ from statistics import NormalDist
 import numpy as np
 from evidence import RESULTS, row, write_evidence
 
-from kprof.analyze.sla.bounds import ranks_of
+from kprof.analyze.sla.percentiles import ranks_of
 from kprof.analyze.sla.samples import Sample
-from kprof.analyze.sla.verdict import bound_percentile
+from kprof.analyze.sla.target_verdict import bound_percentile
 
 SOURCES = (
     "benchmarks/sla_error_rates.py",
-    "kprof/analyze/sla/bounds.py",
+    "kprof/analyze/sla/percentiles.py",
     "kprof/analyze/sla/samples.py",
-    "kprof/analyze/sla/verdict.py",
+    "kprof/analyze/sla/target_verdict.py",
 )
 MOST_WRONG_PERCENT = 1.0
 SIGMA = 0.35

@@ -21,13 +21,13 @@ import numpy as np
 from evidence import RESULTS, row, write_evidence
 from sla_spells import LENGTHS, MOST_WRONG_PERCENT, SPELL_S, is_slow
 
-from kprof.analyze.sla.bounds import least_samples
 from kprof.analyze.sla.independence import LEAST_SPELLS
+from kprof.analyze.sla.percentiles import least_samples
 
 SOURCES = (
     "benchmarks/sla_least_load.py",
     "benchmarks/sla_spells.py",
-    "kprof/analyze/sla/bounds.py",
+    "kprof/analyze/sla/percentiles.py",
 )
 PERCENTILES = {
     name: Fraction(kept)

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from evidence import RESULTS, row, write_evidence
 
-from kprof.analyze.sla.judge import judge
+from kprof.analyze.sla.evaluate import judge
+from kprof.analyze.sla.responses import Load, Response, Responses
 from kprof.analyze.sla.targets import parse_target
-from kprof.responses import Load, Response, Responses
 
 SOURCES = (
     "benchmarks/sla_spells.py",

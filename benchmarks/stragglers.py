@@ -19,17 +19,17 @@ from pathlib import Path
 from evidence import RESULTS, ROOT, row, write_evidence
 
 sys.path.insert(0, str(ROOT))
-from kprof.analyze.lateness import find_lateness
-from kprof.analyze.rules import stragglers
-from kprof.saved import load
+from kprof.analyze.findings.rules import stragglers
+from kprof.analyze.late_ranks import find_lateness
+from kprof.storage import load
 from tests.late_ranks import KINDS, cases, recorded
 
 SOURCES = (
     "benchmarks/stragglers.py",
     "tests/late_ranks.py",
-    "kprof/analyze/lateness.py",
-    "kprof/analyze/rules/stragglers.py",
-    "kprof/collect/numbering.py",
+    "kprof/analyze/late_ranks.py",
+    "kprof/analyze/findings/rules/stragglers.py",
+    "kprof/collect/merge.py",
 )
 WORKLOAD = ROOT / "benchmarks" / "workloads" / "late_ranks.py"
 REACH = 0.95

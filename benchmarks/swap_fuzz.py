@@ -37,7 +37,7 @@ if "--gpu" not in sys.argv:
 import torch  # noqa: E402
 from swap_grammar import written  # noqa: E402
 
-from kprof.swap import swapped  # noqa: E402
+from kprof.kernels.swap.swapping import swapped  # noqa: E402
 
 NEAR, ROUNDINGS, MOST_PERTURBED = 3.0, 8.0, 8
 KERNELS = {
@@ -57,7 +57,13 @@ NEVER_OURS_ON_HOST = ("rope",)
 # Kernels keep the input of a norm for gradients, where some originals keep what they made of it.
 # Whoever writes to that input later gets torch's error instead of a result, as documented.
 IN_PLACE = "has been modified by an inplace operation"
-SOURCES = ("code/kprof/sites", "code/kprof/swap.py", "kprof/kernels/*.py", "benchmarks/swap_*.py")
+FAMILIES = ("attention", "cross_entropy", "decode_attention", "fp8", "gated", "norm")
+SOURCES = (
+    "code/kprof/kernels/swap",
+    "kprof/kernels/*.py",
+    *(f"kprof/kernels/{family}/*.py" for family in FAMILIES),
+    "benchmarks/swap_*.py",
+)
 
 
 def main():

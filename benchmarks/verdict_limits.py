@@ -13,8 +13,7 @@ import numpy as np
 from evidence import RESULTS, row, write_evidence
 from scipy.special import stdtr
 
-from kprof.analyze.calibration.designs import arms_of, random_order
-from kprof.analyze.calibration.noise import independent, spikes
+from kprof.analyze.calibration.simulate import arms_of, independent, random_order, spikes
 from kprof.analyze.calibration.tally import Known, with_all_pairs
 from kprof.analyze.verdict.rule import levels_of
 from kprof.comparison import Metric, Plan
@@ -23,7 +22,7 @@ SEED, COMPARISONS, DRAWS = 36, 4_000, 200_000
 SOURCES = (
     "benchmarks/verdict_limits.py",
     "kprof/analyze/verdict/*.py",
-    "kprof/analyze/calibration/noise.py",
+    "kprof/analyze/calibration/simulate.py",
     "kprof/analyze/calibration/tally.py",
 )
 RATIO, SHARE, LENGTH = 0.98, 0.05, 0.1

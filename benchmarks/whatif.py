@@ -31,9 +31,9 @@ from pathlib import Path
 from evidence import RESULTS, describe_gpu, measured_by, row, write_evidence
 
 import kprof
-from kprof.analyze.overhead import measure_cost
-from kprof.analyze.what_if.baseline import find_baseline
-from kprof.analyze.what_if.changes import (
+from kprof.analyze.capture_quality.overhead import measure_cost
+from kprof.analyze.whatif.baseline import find_baseline
+from kprof.analyze.whatif.changes import (
     FASTER,
     GRAPHED,
     REMOVED,
@@ -41,9 +41,10 @@ from kprof.analyze.what_if.changes import (
     ROOFLINE,
     WITHOUT,
     Change,
+    Target,
+    rows_of,
 )
-from kprof.analyze.what_if.predict import predict
-from kprof.analyze.what_if.targets import Target, rows_of
+from kprof.analyze.whatif.predict import predict
 from kprof.errors import KprofError
 
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "changes" / "loop.py"

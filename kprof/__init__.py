@@ -6,20 +6,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kprof.ab.functions import ab_test
     from kprof.api import profile as profile
     from kprof.api import range as range
-    from kprof.callables import ab_test as ab_test
-    from kprof.saved import load as load
-    from kprof.sla import measure_generation as measure_generation
-    from kprof.swap import swapped as swapped
+    from kprof.collect.generation import measure_generation
+    from kprof.kernels.swap.swapping import swapped
+    from kprof.storage import load
 
 _HOME = {
-    "ab_test": "kprof.callables",
-    "load": "kprof.saved",
-    "measure_generation": "kprof.sla",
+    "ab_test": "kprof.ab.functions",
+    "load": "kprof.storage",
+    "measure_generation": "kprof.collect.generation",
     "profile": "kprof.api",
     "range": "kprof.api",
-    "swapped": "kprof.swap",
+    "swapped": "kprof.kernels.swap.swapping",
 }
 
 __all__ = [

@@ -100,7 +100,7 @@ def _launched(raw: Path) -> Iterator[None]:
     """Do around the block what the launcher does around a whole workload."""
     from kprof.collect.launch import write_description
     from kprof.collect.nvml import Sampler
-    from kprof.collect.parts import compress_parts
+    from kprof.collect.process_folders import compress_parts
 
     sampler = Sampler(raw / "nvml.jsonl")
     started_ns = time.time_ns()

@@ -7,40 +7,64 @@ import os
 import sys
 from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from kprof.answer import Answer, say
+from kprof.commands import Answer, say
 from kprof.errors import KprofError
-from kprof.redaction import redacted, redacted_json, secrets_shown, without_secrets
+from kprof.report.redaction import redacted, redacted_json, secrets_shown, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-# In the order of `kprof --help`.
-COMMANDS = (
-    "run",
-    "open",
-    "diff",
-    "whatif",
-    "playbook",
-    "ncu",
-    "ab",
-    "kernels",
-    "sla",
-    "cost",
-    "report",
-    "roofline",
-    "selftest",
-    "engage",
-    "gate",
-    "doctor",
-)
+# In the order of `kprof --help`, each with the first sentence of its own help.
+COMMANDS = {
+    "run": "Run a workload unmodified, record some steps, report on them.",
+    "open": "Analyze a trace, or take a saved run, and write its report.",
+    "diff": "Lay two runs side by side, part by part.",
+    "whatif": "Predict a step's time after changes.",
+    "playbook": "Show how to confirm and fix a finding, or list all rules.",
+    "ncu": "Count what the kernels of a run did, by hardware counters.",
+    "ab": "Compare two variants of a workload and say which is faster.",
+    "kernels": "List replacement kernels, check them, measure who is fastest.",
+    "sla": "Judge SLA targets with 99 % confidence bounds.",
+    "cost": "Compute what tokens, fleets and training cost.",
+    "report": "Write one page for whoever decides: verdict, money, how sure.",
+    "roofline": "Measure what this GPU reaches, once, for later runs on it.",
+    "selftest": "Measure how often the verdicts of `kprof ab` are right.",
+    "engage": "Keep one workload's evidence, and score what was predicted.",
+    "gate": "Fail a CI job where something became worse, and that is proven.",
+    "doctor": "Say what this machine can measure, and how to fix the rest.",
+}
+
+
+class Commands(TyperGroup):
+    """The commands; the module of one is imported where that command is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return one command, or None where there is none of this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        alone = typer.Typer(rich_markup_mode=None)
+        add_command(alone, import_module(f"kprof.commands.{cmd_name}"))
+        return typer.main.get_command(alone)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
 
 app = typer.Typer(
     name="kprof",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -77,10 +101,6 @@ def add_command(app: typer.Typer, module: ModuleType) -> None:
             why = f"the output cannot be written: {problem.strerror}"
             raise KprofError(why, fix=answer.if_unwritten)
         raise typer.Exit(answer.exit_code)
-
-
-for _name in COMMANDS:
-    add_command(app, import_module(f"kprof.commands.{_name}"))
 
 
 def _write(answer: Answer) -> OSError | None:

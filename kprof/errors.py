@@ -1,6 +1,13 @@
-"""What a user can cause, always together with the way out."""
+"""What a user can cause, always together with the way out.
+
+Plug-ins by convention: every module of a plural folder is one of them.
+"""
 
 from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
 
 
 class KprofError(Exception):
@@ -23,3 +30,10 @@ class TraceError(KprofError):
 
 class LaunchError(KprofError):
     """A workload that cannot be started or recorded."""
+
+
+def modules_in(package: str) -> list[ModuleType]:
+    """Import every public module of `package`, in the order of their names."""
+    folder = importlib.import_module(package)
+    names = sorted(m.name for m in pkgutil.iter_modules(folder.__path__) if m.name[0] != "_")
+    return [importlib.import_module(f"{package}.{name}") for name in names]

@@ -2,6 +2,8 @@
 
 Times are integer nanoseconds on the clock of the recorder, between -2**62 and 2**62, so that the
 sum of two fits an int64; `Meta.base_time_ns` turns them into wall time. Passes add columns and never rewrite a measured one. Unknown is missing, never 0.
+
+What a workload's own libraries noted of what it ran: the compiler of code, torch of graphs.
 """
 
 from __future__ import annotations
@@ -16,8 +18,40 @@ from typing import Literal, TypeVar
 import pandas as pd
 
 from kprof.device import Device
-from kprof.finding import Diagnosis
-from kprof.notes import CompiledCode, NodeNote
+from kprof.findings import Diagnosis
+
+
+@dataclass(frozen=True)
+class CompiledLaunch:
+    """A kernel or an operator that generated code launches."""
+
+    name: str
+    stacks: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    """For each operator in it the modules around it, outermost first: once for each module that the
+    code may serve, as one piece does for all layers of a class. Empty where nothing was noted."""
+
+
+@dataclass(frozen=True)
+class CompiledCode:
+    """What a compiler generated of one graph; ranges around its calls name it by a key."""
+
+    keys: tuple[str, ...]
+    launches: tuple[CompiledLaunch, ...]
+    is_in_order: bool
+    """Whether a call launches all of them, one after another as listed."""
+
+
+@dataclass(frozen=True)
+class NodeNote:
+    """What torch noted of a node of a CUDA graph while that was captured (`mark_kernels`)."""
+
+    rank: int
+    node: int
+    """Its number, as in `graph_node`."""
+    range: str | None = None
+    """Innermost range that the workload marked around it."""
+    module: str | None = None
+
 
 Table = Literal["kernels", "ranges", "samples", "idle"]
 

@@ -4,7 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from kprof import alternate, comparison, flip
+from kprof import comparison
+from kprof.ab import in_process, processes
 from kprof.collect.trials import Trial, Window
 
 
@@ -68,8 +69,8 @@ class Workload:
 
 def stand_in(monkeypatch, *rest, **more):
     workload = Workload(*rest, **more)
-    monkeypatch.setattr(flip, "run_trial", workload)
-    monkeypatch.setattr(alternate, "run_trial", workload)
+    monkeypatch.setattr(in_process, "run_trial", workload)
+    monkeypatch.setattr(processes, "run_trial", workload)
     return workload
 
 

@@ -1,6 +1,6 @@
 """Asks the audit of a trace."""
 
-from kprof.analyze.trust.audit import audit
+from kprof.analyze.capture_quality.audit import audit
 
 HOST_AND_GPU = "Clocks of host and GPU"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kprof.analyze.operator_work import find_model
+from kprof.analyze.roofline.operator_work import find_model
 from kprof.analyze.work import Inputs, Work, parse_inputs
 
 _RECORDED = {

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kprof.gate import Subject
+from kprof.kernels.correctness import Subject
 
 FEW_VALUES = 50_000
 DOUBLED = Subject(

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from kprof.comparison import Claim, Comparison, Interval, Metric, Pair, Plan
 from kprof.comparison import save as save_comparison
-from kprof.finding import Diagnosis, Finding, Saving
-from kprof.saved import save as save_run
+from kprof.findings import Diagnosis, Finding, Saving
+from kprof.storage import save as save_run
 from tests.traces import analyzed_trace_of
 
 STEP = Metric("step time", "ns")

@@ -4,7 +4,7 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 
 import pytest
 
-from kprof.kernels import _fp8_weights
+from kprof.kernels.fp8 import _weights
 from tests.kernel_checks import rows
 
 
@@ -16,4 +16,4 @@ def given(num_rows=4, num_columns=32, depth=64):
 
 @pytest.fixture(autouse=True)
 def nothing_kept():
-    _fp8_weights.quantized._kept.clear()
+    _weights.quantized._kept.clear()

@@ -1,8 +1,7 @@
 """Traces of two kernels with a gap between them, and what its causes are."""
 
-from kprof.analyze.attribute import add_attribution
-from kprof.analyze.classify import add_kind
-from kprof.analyze.host import add_host_activity
+from kprof.analyze.attribution.attribute import add_attribution, add_host_activity
+from kprof.analyze.attribution.kinds import add_kind
 from kprof.analyze.idle.assign import add_idle
 from tests.traces import trace_of
 

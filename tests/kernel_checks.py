@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from kprof.gate import check, honesty, independence
-from kprof.kernels._subject import subject_of
+from kprof.kernels.bench.measure import subject_of
+from kprof.kernels.correctness import check, integrity, isolation
 from tests.kernel_hopper import on_hopper
 
 # Of Triton's interpreter, where a loop's bounds are its tensors.
@@ -53,7 +53,7 @@ def why_not(level, kernel, shape, dtypes, num_values=0):
     # Growth ends by the clock, and the interpreter is slow.
     subject = replace(subject_of(kernel), **small, num_values=num_values, growth_s=0.0)
     # How often it is called is not up to a clock: as often as the gate calls the slowest code.
-    with patch.object(honesty, "LONG_NS", 0), patch.object(independence, "KEPT_NS", 0):
+    with patch.object(integrity, "LONG_NS", 0), patch.object(isolation, "KEPT_NS", 0):
         found = next(one for one in check(subject, (level,)).levels if one.name == level)
     return "" if found.state == "passed" else found.why
 
@@ -129,10 +129,10 @@ def spills_of(kernel, *cases):
 
 AHEAD = """
 import importlib, json
-from kprof.gate.inputs import Draw
-from kprof.gate.subject import Case
-from kprof.kernels._ahead import compile_ahead
-from kprof.kernels._subject import subject_of
+from kprof.kernels.correctness.inputs import Draw
+from kprof.kernels.correctness.subject import Case
+from kprof.kernels.runtime.ahead import compile_ahead
+from kprof.kernels.bench.measure import subject_of
 
 kernel = importlib.import_module(module).KERNEL
 subject, found = subject_of(kernel), []

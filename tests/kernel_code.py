@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from kprof.kernels._ahead import disassemble
+from kprof.kernels.runtime.ahead import disassemble
 
 
 def instructions_of(binary):

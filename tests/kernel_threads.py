@@ -5,7 +5,7 @@ made when they are waited for. So what is read too early or overwritten too earl
 and who waits for ever is found out.
 """
 
-import itertools
+import ast
 import random
 import threading
 import time
@@ -88,7 +88,7 @@ def _round_or_move(code, constraints, numbers, **about):
 
 def _narrowing(gluon, gl):
     """Return the functions for 8 bits as they are, with these names for what they are made of."""
-    source = (FOLDER / "_gluon.py").read_text()
+    source = (FOLDER / "tiles" / "gluon.py").read_text()
     names = {"gluon": gluon, "gl": gl}
     exec(
         "from __future__ import annotations\n" + source[source.index("@gluon.jit\ndef pack_nar") :],
@@ -366,7 +366,10 @@ def run_in_threads(modules, name, num_programs, *arguments):
 
 def _body_of(module):
     """Return a module without its imports; of numbers that are Python's there is no type."""
-    lines = (FOLDER / f"{module}.py").read_text().splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith(("@", "# ")))
-    kept = itertools.chain(["from __future__ import annotations"], lines[first:])
+    text = (FOLDER / f"{module}.py").read_text()
+    imports = (ast.Import, ast.ImportFrom, ast.Expr)
+    first = next(one for one in ast.parse(text).body if not isinstance(one, imports))
+    above = [one.lineno for one in getattr(first, "decorator_list", [])]
+    kept = ["from __future__ import annotations"]
+    kept += text.splitlines()[min([first.lineno, *above]) - 1 :]
     return "\n".join(kept).replace(".to(gl.int64)", "")

@@ -6,21 +6,21 @@ from dataclasses import replace
 from datetime import date
 from fractions import Fraction
 
-from kprof.analyze.calibration.result import Calibration, Judged, Rate, Scenario
-from kprof.analyze.calibration.result import Target as Aim
+from kprof.analyze.calibration.error_rates import Calibration, Judged, Rate, Scenario
+from kprof.analyze.calibration.error_rates import Target as Aim
 from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cost.price import Band, Price
 from kprof.analyze.cost.sheet import Figure
+from kprof.analyze.kernel_times import Benched, Timing
 from kprof.analyze.sla.curves import Curves, TokenCurve
-from kprof.analyze.sla.judge import Assessment
+from kprof.analyze.sla.evaluate import Assessment
+from kprof.analyze.sla.target_verdict import Judgement
 from kprof.analyze.sla.targets import parse_target
-from kprof.analyze.sla.verdict import Judgement
-from kprof.benched import Benched, Timing
 from kprof.comparison import Claim, Comparison, Interval, Metric, Pair, Plan
-from kprof.finding import Diagnosis, Finding, Saving
-from kprof.gate.result import GateReport, Level, Measure, not_run
+from kprof.findings import Diagnosis, Finding, Saving
+from kprof.kernels.correctness.levels import GateReport, Level, Measure, not_run
 from kprof.report.partner.evidence import Evidence
-from kprof.report.sla import Judged as JudgedLevel
+from kprof.report.sla_verdict import Judged as JudgedLevel
 from tests.traces import analyzed_trace_of
 
 STEP = Metric("step time", "ns")

@@ -6,7 +6,7 @@ import re
 from html import unescape
 
 from kprof.report.partner import render_report
-from kprof.report.partner.template import read_template
+from kprof.report.partner.parts import read_template
 
 
 def page_of(evidence, level="partner", template="partner"):

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from kprof.analyze.sla.judge import judge
+from kprof.analyze.sla.evaluate import judge
+from kprof.analyze.sla.responses import Load, Response, Responses
 from kprof.analyze.sla.targets import parse_target
-from kprof.responses import Load, Response, Responses
 
 MS = 1_000_000
 OPEN = Load("open", "50 requests/s, Poisson")

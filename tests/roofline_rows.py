@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kprof.analyze.roofline import add_roofline
+from kprof.analyze.roofline.bound import add_roofline
 from tests.calls import recorded, tensor
 from tests.traces import ROUND_DEVICE, trace_of
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from kprof.analyze.idle.assign import add_idle
 from kprof.analyze.passes import PASSES
-from kprof.collect.readers.kineto import read
+from kprof.collect.readers.kineto.reader import read
 from kprof.trace import Trace
 from tests.planted.machine import Machine
 from tests.planted.workloads import PLANTED, forward, train

@@ -1,8 +1,8 @@
 """Secrets and identities as they stand in command lines, drawn from seeds.
 
 No value here has the form of a secret: each is assembled from parts and random draws. The kinds
-were written down before the rules of `kprof.redaction`; those held out were not used while the
-rules were written.
+were written down before the rules of `kprof.report.redaction`; those held out were not used while
+the rules were written.
 """
 
 import base64

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from kprof.analyze.passes import analyze
-from kprof.report import sections_of
-from kprof.report.section import Facts, Section, Table, Text
+from kprof.report.section import Facts, Section, Table, Text, sections_of
 from kprof.trace import Recording
 from tests.traces import analyzed_trace_of, trace_of
 

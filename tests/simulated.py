@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
-from kprof.analyze.attribute import add_attribution
-from kprof.analyze.what_if.changes import SHORTEST_KERNEL_NS
+from kprof.analyze.attribution.attribute import add_attribution
+from kprof.analyze.whatif.changes import SHORTEST_KERNEL_NS
 from tests.traces import trace_of
 
 LATENCY_NS, BETWEEN_NS, WAIT_NS, CALL_NS = 7_000, 1_400, 5_000, 3_000

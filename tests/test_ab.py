@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kprof import ab
-from kprof.ab import exit_code_of
 from kprof.analyze.verdict import judge
 from kprof.collect.trials import Variant
+from kprof.commands import ab
+from kprof.commands.ab import exit_code_of
 from kprof.comparison import Claim, Interval, Metric
 from tests.ab_runs import script_in, stand_in
 from tests.test_cli import kprof
@@ -31,7 +31,7 @@ def test_a_clear_gain_takes_100_of_160_pairs(script, monkeypatch, capsys):
 
 def test_on_a_clock_too_coarse_for_its_windows_nothing_is_proven(script, monkeypatch, capsys):
     stand_in(monkeypatch, b=0.9)
-    monkeypatch.setattr("kprof.flip.measure_host_resolution_ns", lambda: 1e12)
+    monkeypatch.setattr("kprof.ab.in_process.measure_host_resolution_ns", lambda: 1e12)
     assert kprof("ab", "--patch", "patch.py:f", "--pairs", "40", "--json", script) == 3
     (claim,) = json.loads(capsys.readouterr().out)["claims"]
     assert (claim["verdict"], claim["interval"]) == ("INCONCLUSIVE", None)
@@ -40,9 +40,9 @@ def test_on_a_clock_too_coarse_for_its_windows_nothing_is_proven(script, monkeyp
 def test_alternating_processes_are_judged_by_the_clock_of_a_step(script, monkeypatch, capsys):
     judged = []
     stand_in(monkeypatch, b=0.9)
-    monkeypatch.setattr("kprof.alternate.measure_host_resolution_ns", lambda: 500.0)
+    monkeypatch.setattr("kprof.ab.processes.measure_host_resolution_ns", lambda: 500.0)
     monkeypatch.setattr(
-        "kprof.alternate.judge",
+        "kprof.ab.processes.judge",
         lambda *args, **more: judged.append(more["resolution_ns"]) or judge(*args, **more),
     )
     kprof("ab", "--env", "X=1", "--pairs", "6", "--json", script)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kprof import flip
+from kprof.ab import in_process
 from kprof.collect.trials import TrialError, TrialInterrupted
 from tests.ab_runs import script_in, stand_in, trial_of, window_of
 from tests.test_cli import kprof
@@ -34,7 +34,7 @@ def test_ctrl_c_gives_the_verdict_of_what_was_taken(script, monkeypatch, capsys)
         windows = [window_of(arm, 1000 + 100 * (arm == "B"), i) for i, arm in enumerate(letters)]
         raise TrialInterrupted(trial_of("A", windows))
 
-    monkeypatch.setattr(flip, "run_trial", interrupted)
+    monkeypatch.setattr(in_process, "run_trial", interrupted)
     assert kprof("ab", "--patch", "patch.py:f", "--json", script) in (1, 3)
     result = json.loads(capsys.readouterr().out)
     assert len(result["pairs"]) == 8
@@ -47,7 +47,7 @@ def test_a_stop_by_hand_is_never_judged_as_if_the_plan_were_complete(script, mon
         windows = [window_of(arm, 10_000 + i % 7, i) for i, arm in enumerate(schedule.letters[:20])]
         raise TrialInterrupted(trial_of("A", windows))
 
-    monkeypatch.setattr(flip, "run_trial", interrupted)
+    monkeypatch.setattr(in_process, "run_trial", interrupted)
     kprof("ab", "--patch", "patch.py:f", "--json", script)
     interval = json.loads(capsys.readouterr().out)["claims"][0]["interval"]
     assert interval is None or interval["kind"] == "sequence"
@@ -80,7 +80,7 @@ def test_a_script_without_steps_has_nothing_to_switch_between(script, monkeypatc
     def without_steps(variant, schedule, folder, *, is_enough):
         return replace(trial_of("A", []), rule="")
 
-    monkeypatch.setattr(flip, "run_trial", without_steps)
+    monkeypatch.setattr(in_process, "run_trial", without_steps)
     assert kprof("ab", "--patch", "patch.py:f", script, "600") == 2
     error = capsys.readouterr().err
     assert f"{script} took no steps that kprof knows" in error
@@ -102,7 +102,7 @@ def patch_broken(monkeypatch, *windows, printed=""):
         trial = replace(trial_of("A", windows), log=log)
         raise TrialError("The patch cannot be entered.", fix="mend the patch", trial=trial)
 
-    monkeypatch.setattr(flip, "run_trial", stopped)
+    monkeypatch.setattr(in_process, "run_trial", stopped)
 
 
 def test_a_broken_patch_leaves_nothing_behind_where_nothing_was_timed_or_printed(
@@ -130,7 +130,7 @@ def test_a_stop_before_the_first_pair_says_where_the_output_is(script, monkeypat
     def stopped(variant, schedule, folder, *, is_enough):
         raise TrialInterrupted(trial_of("A", []))
 
-    monkeypatch.setattr(flip, "run_trial", stopped)
+    monkeypatch.setattr(in_process, "run_trial", stopped)
     assert kprof("ab", "--patch", "patch.py:f", script) == 130
     assert "stopped before the first pair" in capsys.readouterr().err
 
@@ -145,7 +145,7 @@ def test_what_is_stopped_after_enough_pairs_has_its_verdict_also_where_all_were_
         ]
         raise TrialInterrupted(trial_of("A", windows))
 
-    monkeypatch.setattr(flip, "run_trial", interrupted)
+    monkeypatch.setattr(in_process, "run_trial", interrupted)
     assert kprof("ab", "--patch", "patch.py:f", "--fixed", "--json", script) == 1
     result = json.loads(capsys.readouterr().out)
     assert result["doubts"] == ["It was stopped by hand after 20 of 40 pairs."]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kprof import alternate, flip
+from kprof.ab import in_process, processes
 from tests.ab_runs import Workload, script_in, stand_in, trial_of, window_of
 from tests.test_cli import kprof
 
@@ -28,7 +28,7 @@ def test_energy_that_cannot_be_compared_is_told(script, monkeypatch, capsys, wor
 @pytest.fixture
 def counter(monkeypatch):
     """Let this machine have a GPU with an energy counter."""
-    monkeypatch.setattr(flip, "can_count_energy", lambda: True)
+    monkeypatch.setattr(in_process, "can_count_energy", lambda: True)
 
 
 def test_energy_of_two_arms_in_one_process_is_judged_in_windows_of_seconds(
@@ -85,7 +85,7 @@ def test_the_energy_of_a_window_that_is_read_a_moment_later_is_waited_for(
 
             return super().__call__(variant, schedule, folder, is_enough=look)
 
-    monkeypatch.setattr(flip, "run_trial", Late(b=0.8, watts={"A": 500, "B": 550}, why=""))
+    monkeypatch.setattr(in_process, "run_trial", Late(b=0.8, watts={"A": 500, "B": 550}, why=""))
     kprof("ab", "--patch", "patch.py:f", "--energy", "--json", script)
     result = json.loads(capsys.readouterr().out)
     # The step is decided after a dozen pairs; its energy takes more.
@@ -108,7 +108,7 @@ def test_why_some_processes_have_no_energy_is_counted(script, monkeypatch, capsy
             why_no_energy=why if is_missing else "",
         )
 
-    monkeypatch.setattr(alternate, "run_trial", sometimes)
+    monkeypatch.setattr(processes, "run_trial", sometimes)
     kprof("ab", "--env", "K=V", "--energy", "--pairs", "6", "--fixed", "--json", script)
     result = json.loads(capsys.readouterr().out)
     assert f"The energy of 1 of 12 processes is missing: {why}." in result["doubts"]
@@ -185,7 +185,7 @@ def test_the_partners_page_says_better_of_energy_and_faster_of_time(
 def test_with_energy_fewer_pairs_are_planned_and_the_least_time_is_told(
     script, monkeypatch, capsys
 ):
-    monkeypatch.setattr(flip, "can_count_energy", lambda: True)
+    monkeypatch.setattr(in_process, "can_count_energy", lambda: True)
     stand_in(monkeypatch, b=0.9, watts={"A": 100.0, "B": 100.0}, why="")
     assert kprof("ab", "--patch", "patch.py:f", "--energy", "--json", script) == 0
     said = capsys.readouterr()

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kprof import ab, alternate, calibrations
+from kprof.ab import processes, selftest
+from kprof.ab.selftest import Machine
 from kprof.analyze.calibration.simulate import simulate
-from kprof.collect.machine import Machine
+from kprof.commands import ab
 from tests.ab_runs import kept, script_in, stand_in, trial_of, window_of
 from tests.test_cli import kprof
 
@@ -56,7 +57,7 @@ def test_pairs_that_were_none_are_shown_and_kept_wherever_a_comparison_goes(
         windows = [window_of(arm, 1e6, i) for i, arm in enumerate(schedule.letters)]
         return trial_of(variant.label, [] if "003" in str(folder) else windows)
 
-    monkeypatch.setattr(alternate, "run_trial", empty_at_last)
+    monkeypatch.setattr(processes, "run_trial", empty_at_last)
     assert kprof("ab", "--env", "K=V", "--pairs", "6", "--fixed", script) == 3
     assert kept(script)["claims"][0]["verdict"] == "INVALID"
     assert kprof("report", "train-ab.kprof") == 0
@@ -75,7 +76,7 @@ def test_the_calibration_of_the_machine_goes_with_the_comparison(script, monkeyp
     coarse = tuple(replace(one, least_found=0.016) for one in made.scenarios)
     made = replace(made, scenarios=coarse)
     monkeypatch.setattr(ab, "last_calibration", lambda: made)
-    monkeypatch.setattr(calibrations, "this_machine", lambda: Machine("host", "a processor", None))
+    monkeypatch.setattr(selftest, "this_machine", lambda: Machine("host", "a processor", None))
     stand_in(monkeypatch, b=0.9)
     kprof("ab", "--patch", "patch.py:f", script)
     assert "Finds from" in capsys.readouterr().out

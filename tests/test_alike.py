@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from kprof.analyze.alike import find_alike
-from kprof.analyze.nesting import NO_ROW
+from kprof.analyze.attribution.call_tree import NO_ROW
+from kprof.analyze.roofline.launch_work import find_alike
 from tests.traces import table_of
 
 

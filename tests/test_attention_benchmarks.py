@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kprof.gate import GateReport, Model, check
-from kprof.gate.result import LEVELS, Level, not_run
+from kprof.kernels.correctness import GateReport, Model, check
+from kprof.kernels.correctness.levels import LEVELS, Level, not_run
 from kprof.kernels import kernel_named
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -149,7 +149,7 @@ def test_the_kernel_is_judged_with_gradients_where_it_trains(
         return [GateReport("attention", levels, LEVELS[:2])]
 
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(module.library, "check_kernels", checked)
+    monkeypatch.setattr(module.kernels, "check_kernels", checked)
     assert module.judged_alone(what, "kprof") == {one.name: one for one in levels[:2]}
     assert asked == [([kernel], "kprof", ("bfloat16",), are_forward)]
 

@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-import kprof.kernels._attention_back_ring as back
-import kprof.kernels._attention_ring as ring
-from kprof.kernels._attention import Options
-from kprof.kernels._attention_back import Given
-from kprof.kernels._attention_ring import ring_for
-from kprof.kernels._attention_shares import (
+import kprof.kernels.attention._hopper_backward as back
+import kprof.kernels.attention._hopper as ring
+from kprof.kernels.attention._portable import Options
+from kprof.kernels.attention._portable_backward import Given
+from kprof.kernels.attention._hopper import ring_for
+from kprof.kernels.attention._hopper import (
     TILE_COST,
     _longest,
     dealt,
@@ -22,8 +22,8 @@ from kprof.kernels._attention_shares import (
     programs_for,
     table_of,
 )
-from kprof.kernels._tile_order import tile_at, turn_of, turns_of
-from kprof.kernels._tile_reach import reach_of
+from kprof.kernels.tiles.key_range import tile_at, turn_of, turns_of
+from kprof.kernels.tiles.key_range import reach_of
 from tests.kernel_checks import INTERPRETED
 
 pytestmark = INTERPRETED

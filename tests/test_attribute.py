@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from kprof.analyze.attribute import add_attribution
+from kprof.analyze.attribution.attribute import add_attribution
 from tests.traces import trace_of
 
 LAUNCH = {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": 1}

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from kprof.analyze.passes import analyze
-from kprof.collect.readers.recorded import read
+from kprof.collect.readers.recorded.reader import read
 from tests.recorded import record
 
 pytest.importorskip("torch")

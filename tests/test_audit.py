@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kprof.analyze.trust.audit import audit
+from kprof.analyze.capture_quality.audit import audit
 from kprof.report.section import Table, Text
 from kprof.report.sections.trust import render
 from tests.audited import HOST_AND_GPU, check, names_of

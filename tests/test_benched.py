@@ -1,6 +1,6 @@
 """What was measured of a kernel, as reports for readers take it."""
 
-from kprof.benched import Benched, Timing
+from kprof.analyze.kernel_times import Benched, Timing
 
 
 def benched(direction="training", **times_ns):

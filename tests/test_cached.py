@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kprof.analyze.agreement import as_recorded, by_work
-from kprof.analyze.cached import copy_ns, is_served, kept_bytes
-from kprof.analyze.roofline import BOUNDS, add_roofline
+from kprof.analyze.roofline.agreement import as_recorded, by_work
+from kprof.analyze.roofline.bound import BOUNDS, add_roofline, copy_ns, is_served, kept_bytes
 from tests.calls import recorded, tensor
 from tests.roofline_rows import CACHED
 from tests.traces import ROUND_DEVICE, trace_of

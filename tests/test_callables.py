@@ -6,12 +6,12 @@ import time
 import numpy as np
 import pytest
 
-from kprof import callables
-from kprof.callables import TIME, AbTestError, ab_test
+from kprof.ab import functions
+from kprof.ab.functions import TIME, AbTestError, ab_test
+from kprof.ab.variants import measure_host_resolution_ns
 from kprof.comparison import Metric, Plan
 from kprof.errors import KprofError
 from kprof.timing import WarmUp
-from kprof.variants import measure_host_resolution_ns
 
 PLAN = Plan((TIME,), max_pairs=12, seed=3)
 
@@ -55,8 +55,8 @@ def test_b_that_takes_less_time_is_faster(clock):
 
 
 def test_on_a_clock_too_coarse_for_a_sample_nothing_is_proven(clock, monkeypatch):
-    monkeypatch.setattr("kprof.callables.measure_host_resolution_ns", lambda: 1e9)
-    monkeypatch.setattr("kprof.callables.warm_up", lambda *rest: WarmUp(1, is_stable=True))
+    monkeypatch.setattr("kprof.ab.functions.measure_host_resolution_ns", lambda: 1e9)
+    monkeypatch.setattr("kprof.ab.functions.warm_up", lambda *rest: WarmUp(1, is_stable=True))
     compared = ab_test(taking(clock, 2_000_000), taking(clock, 1_000_000), plan=PLAN)
     assert compared.headline.verdict == "INCONCLUSIVE"
 
@@ -149,12 +149,12 @@ def test_the_gpu_is_told_as_in_a_comparison_of_processes(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
-    assert callables._machine()["GPU"] == "Tesla T4"
+    assert functions._machine()["GPU"] == "Tesla T4"
 
 
 def test_an_error_in_one_arm_names_it_and_keeps_the_pairs_before(clock, monkeypatch):
     # Called once for its output, then twice a pair.
-    monkeypatch.setattr("kprof.callables.warm_up", lambda *rest: WarmUp(1, is_stable=True))
+    monkeypatch.setattr("kprof.ab.functions.warm_up", lambda *rest: WarmUp(1, is_stable=True))
     work, calls = taking(clock, 1_000_000), itertools.count()
 
     def failing():

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kprof.analyze.classify import add_kind, find_dtype, find_kind
+from kprof.analyze.attribution.kinds import add_kind, find_dtype, find_kind
 from tests.calls import recorded, tensor
 from tests.traces import trace_of
 
@@ -173,7 +173,7 @@ def test_kprofs_own_kernels_are_told_by_name_or_else_by_operator(name, op, kind)
 
 
 def test_every_operator_of_kprofs_own_tells_a_kind():
-    sources = (Path(__file__).parent.parent / "kprof" / "kernels").glob("*.py")
+    sources = (Path(__file__).parent.parent / "kprof" / "kernels").rglob("*.py")
     defined = [re.findall(r'define\(\s*f?"(\w+)', path.read_text()) for path in sources]
     names = {name for found in defined for name in found}
     assert {"decode_attention", "fp8_linear", "glu", "norm"} < names

@@ -6,8 +6,8 @@ import types
 import pytest
 import typer
 
-from kprof.answer import Answer
 from kprof.cli import add_command, run_command_line
+from kprof.commands import Answer
 from kprof.errors import KprofError
 
 EVENT = {

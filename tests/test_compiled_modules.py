@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from kprof.analyze.attribute import add_attribution
-from kprof.analyze.ledger import balance
-from kprof.notes import CompiledCode, CompiledLaunch
+from kprof.analyze.attribution.attribute import add_attribution
+from kprof.analyze.attribution.ledger import balance
+from kprof.trace import CompiledCode, CompiledLaunch
 from tests.test_recorded_traces import opened
 from tests.traces import trace_of
 

@@ -8,9 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kprof.collect.inject.kprof_recorder.compiled import CompilerNotes  # noqa: E402
-from kprof.collect.inject.kprof_recorder.ranges import Models  # noqa: E402
-from kprof.collect.inject.kprof_recorder.stacks import Stacks  # noqa: E402
+from kprof.collect.inject.kprof_recorder.compiled import (  # noqa: E402
+    CompilerNotes,
+    Stacks,
+)
+from kprof.collect.inject.kprof_recorder.named_ranges import Models  # noqa: E402
 
 
 class Block(torch.nn.Module):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kprof.collect.conditions import Watcher
+from kprof.collect.nvml import Watcher
 from kprof.timing import Conditions
 
 REASONS = "nvmlDeviceGetCurrentClocksThrottleReasons"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kprof.ab.pricing import calculate
 from kprof.analyze.cost.facts import COMPANIONS, LIMITS, Facts
 from kprof.analyze.cost.price import Band
 from kprof.commands.cost import cost
-from kprof.cost import calculate
 from kprof.errors import KprofError
 from kprof.report.costs import sections_of_costs
 from kprof.report.html import render_page

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from kprof.ab.engagement import recognise
+from kprof.ab.pricing import read_prices
 from kprof.analyze.cost.of_findings import with_worth
 from kprof.analyze.cost.price import Quote
-from kprof.finding import Diagnosis, Finding, Saving
+from kprof.findings import Diagnosis, Finding, Saving
 from kprof.open import open_run
-from kprof.quotes import read_prices
-from kprof.summarise import recognise
 from kprof.trace import Gpu
 from tests.traces import trace_of
 

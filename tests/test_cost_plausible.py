@@ -2,7 +2,7 @@
 
 import pytest
 
-from kprof.cost import calculate
+from kprof.ab.pricing import calculate
 from kprof.errors import KprofError
 from tests.cost_answers import DAY, TODAY, answer, refusal
 from tests.test_cli import kprof

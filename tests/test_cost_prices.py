@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
+from kprof.ab.pricing import read_prices
 from kprof.analyze.cost.facts import facts_of
-from kprof.cost import read_prices
 from tests.cost_answers import OWN_LINE, SERVING, TODAY, answer, own_file, refusal
 from tests.test_cli import kprof
 

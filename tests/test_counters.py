@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from kprof.analyze.agreement import Agreement, compare_bounds, is_borderline, traffic_ratio
-from kprof.analyze.ledger import balance
-from kprof.analyze.roofline import BOUNDS, add_roofline, bound_by_counters
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.roofline.agreement import Agreement, compare_bounds, is_borderline, traffic_ratio
+from kprof.analyze.roofline.bound import BOUNDS, add_roofline, bound_by_counters
 from kprof.report.result import result_of
 from kprof.report.sections import counters
 from tests.traces import ROUND_DEVICE, analyzed_trace_of, trace_of

@@ -10,10 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from kprof.analyze.sampled import sampled_by, share_out
+from kprof.analyze.roofline.counters import sampled_by, share_out
 from kprof.collect.inject.kprof_recorder import newest_cupti
 from kprof.collect.inject.kprof_recorder.counters import QUANTITIES, TRAFFIC, Counters
-from kprof.collect.readers._counters import FILE, Sampled, busy_of, place, with_samples
+from kprof.collect.readers.recorded.sampled_counters import (
+    FILE,
+    Sampled,
+    busy_of,
+    place,
+    with_samples,
+)
 from kprof.errors import LaunchError
 from kprof.report.sections import counters as section
 from kprof.run import RunOptions, run

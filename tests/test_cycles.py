@@ -1,6 +1,6 @@
 """A difference that the GPU's clock makes."""
 
-from kprof.analyze.cycles import find_power_effect
+from kprof.analyze.verdict.plausibility import find_power_effect
 from kprof.comparison import Metric, Pair, Plan
 
 PLAN = Plan((Metric("step time", "ns"),), smallest_effect=0.01)

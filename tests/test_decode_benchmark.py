@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kprof.kernels.decode_attention import KERNEL
+from kprof.kernels.decode_attention.decode_attention import KERNEL
 
 ROOT = Path(__file__).parent.parent
-KERNELS = ROOT / "kprof" / "kernels"
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kprof.analyze.difference.lay_out import apportion, find_differences
-from kprof.analyze.difference.matching import (
+from kprof.analyze.diff.alignment import (
     LAYOUTS,
     Cell,
+    apportion,
+    find_differences,
     match,
     without_arguments,
     without_numbers,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kprof.doctor import (
+from kprof.commands.doctor import (
     Check,
     check_counters,
     check_gpus,

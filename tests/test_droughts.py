@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.analyze.idle.droughts import find_droughts
+from kprof.analyze.idle.queue_starvation import find_droughts
 from kprof.analyze.intervals import Intervals, cut, disjoint, length_before, paint
 
 

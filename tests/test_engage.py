@@ -6,19 +6,18 @@ import subprocess
 import msgspec
 import pytest
 
-from kprof import engage
-from kprof.engagement import Decided, RunAdded
-from kprof.engagement_report import write_report
-from kprof.entries import read_engagement
+from kprof.ab import engagement
+from kprof.analyze.engagement import Decided, RunAdded, read_engagement
+from kprof.commands.engage import write_report
 from kprof.errors import KprofError
-from kprof.finding import Saving
+from kprof.findings import Saving
 from tests.engagements import finding, write_comparison, write_run
 from tests.test_cli import kprof
 
 
 @pytest.fixture
 def begun(tmp_path):
-    engage.init(tmp_path / "engagement", "Tiny")
+    engagement.init(tmp_path / "engagement", "Tiny")
     return tmp_path / "engagement"
 
 
@@ -40,12 +39,12 @@ def test_an_engagement_begins_with_its_name_and_the_day(begun):
 
 
 def test_without_a_name_it_has_the_folders(tmp_path):
-    assert engage.init(tmp_path / "acme").name == "acme"
+    assert engagement.init(tmp_path / "acme").name == "acme"
 
 
 def test_a_folder_holds_one_engagement(begun):
     with pytest.raises(KprofError, match="holds an engagement already"):
-        engage.init(begun)
+        engagement.init(begun)
 
 
 def test_a_folder_without_one_says_how_to_begin(tmp_path):
@@ -70,7 +69,7 @@ def test_adding_several_tells_of_each(begun, tmp_path, capsys):
 
 
 def test_a_run_is_kept_in_short_with_its_findings_and_without_its_folders(begun, tmp_path):
-    engage.add(begun, [write_run(tmp_path / "run.kprof", finding())])
+    engagement.add(begun, [write_run(tmp_path / "run.kprof", finding())])
     text = (begun / "0002-run-run-kprof.json").read_text()
     assert "/home/ada" not in text
     assert str(tmp_path) not in text
@@ -82,7 +81,7 @@ def test_a_run_is_kept_in_short_with_its_findings_and_without_its_folders(begun,
 
 
 def test_a_step_takes_what_it_takes_while_nobody_records(begun, tmp_path):
-    engage.add(begun, [write_run(tmp_path / "run.kprof")])
+    engagement.add(begun, [write_run(tmp_path / "run.kprof")])
     _, run = read_engagement(begun).of(RunAdded)[0]
     timed = msgspec.structs.replace(run, step_ns=120, unrecorded_step_ns=100)
     assert timed.true_step_ns == 100
@@ -90,14 +89,16 @@ def test_a_step_takes_what_it_takes_while_nobody_records(begun, tmp_path):
 
 
 def test_an_address_on_the_web_keeps_its_slashes(begun):
-    engage.decide(begun, "see https://example.org/a/b, tokens/s, and /data/x/y.json")
+    engagement.decide(begun, "see https://example.org/a/b, tokens/s, and /data/x/y.json")
     assert entries(begun)[1]["content"]["text"] == (
         "see https://example.org/a/b, tokens/s, and y.json"
     )
 
 
 def test_a_secret_does_not_get_into_the_folder(begun):
-    engage.decide(begun, "run t.py --hf-token s3cret --db postgres://bob:s3cret@db/x --host node7")
+    engagement.decide(
+        begun, "run t.py --hf-token s3cret --db postgres://bob:s3cret@db/x --host node7"
+    )
     assert entries(begun)[1]["content"]["text"] == (
         "run t.py --hf-token [left out] --db postgres://[left out]@db/x --host node7"
     )
@@ -105,33 +106,33 @@ def test_a_secret_does_not_get_into_the_folder(begun):
 
 def test_the_same_thing_is_not_added_twice(begun, tmp_path):
     run = write_run(tmp_path / "run.kprof")
-    engage.add(begun, [run])
+    engagement.add(begun, [run])
     with pytest.raises(KprofError, match="is entry 2 already"):
-        engage.add(begun, [run])
+        engagement.add(begun, [run])
 
 
 def test_what_cannot_be_read_leaves_nothing_behind(begun, tmp_path):
     run = write_run(tmp_path / "run.kprof")
     with pytest.raises(KprofError, match="does not exist"):
-        engage.add(begun, [run, tmp_path / "nowhere"])
+        engagement.add(begun, [run, tmp_path / "nowhere"])
     assert len(entries(begun)) == 1
 
 
 def test_a_file_that_nobody_knows_is_refused_with_what_is_known(begun, tmp_path):
     (tmp_path / "x.json").write_text("[1, 2]")
     with pytest.raises(KprofError, match="kprof sla"):
-        engage.add(begun, [tmp_path / "x.json"])
+        engagement.add(begun, [tmp_path / "x.json"])
 
 
 def test_a_run_of_before_there_were_findings_is_refused(begun, tmp_path):
     run = write_run(tmp_path / "run.kprof")
     (run / "findings.json").unlink()
     with pytest.raises(KprofError, match="--force"):
-        engage.add(begun, [run])
+        engagement.add(begun, [run])
 
 
 def test_a_changed_entry_is_found_and_nothing_is_added_after_it(begun, tmp_path):
-    engage.add(begun, [write_run(tmp_path / "run.kprof", finding())])
+    engagement.add(begun, [write_run(tmp_path / "run.kprof", finding())])
     path = begun / "0002-run-run-kprof.json"
 
     def promise_less(content):
@@ -142,7 +143,7 @@ def test_a_changed_entry_is_found_and_nothing_is_added_after_it(begun, tmp_path)
         "0002-run-run-kprof.json was changed after it was written.",
     )
     with pytest.raises(KprofError, match="was changed after it was written"):
-        engage.decide(begun, "Go on.")
+        engagement.decide(begun, "Go on.")
 
 
 def test_a_field_that_kprof_does_not_know_is_a_change_as_well(begun):
@@ -151,7 +152,7 @@ def test_a_field_that_kprof_does_not_know_is_a_change_as_well(begun):
 
 
 def test_another_layout_of_the_same_json_is_no_change(begun):
-    engage.decide(begun, "Go on.")
+    engagement.decide(begun, "Go on.")
     for path in begun.glob("*.json"):
         turned = dict(reversed(json.loads(path.read_text()).items()))
         path.write_bytes(json.dumps(turned).replace(",", ",\r\n").encode())
@@ -159,27 +160,27 @@ def test_another_layout_of_the_same_json_is_no_change(begun):
 
 
 def test_an_entry_that_was_exchanged_as_a_whole_is_found(begun, tmp_path, monkeypatch):
-    engage.decide(begun, "Stop.")
-    engage.decide(begun, "It is over.")
-    monkeypatch.setattr(engage, "now", lambda: "2000-01-01T00:00:00Z")
+    engagement.decide(begun, "Stop.")
+    engagement.decide(begun, "It is over.")
+    monkeypatch.setattr(engagement, "now", lambda: "2000-01-01T00:00:00Z")
     other = tmp_path / "other"
-    engage.init(other, "Tiny")
-    engage.decide(other, "Go on.")
+    engagement.init(other, "Tiny")
+    engagement.decide(other, "Go on.")
     (begun / "0002-decision.json").write_bytes((other / "0002-decision.json").read_bytes())
     assert any("does not follow" in problem for problem in read_engagement(begun).problems)
 
 
 def test_an_entry_that_is_missing_is_found(begun):
-    engage.decide(begun, "Stop.")
-    engage.decide(begun, "Go on.")
+    engagement.decide(begun, "Stop.")
+    engagement.decide(begun, "Go on.")
     (begun / "0002-decision.json").unlink()
     assert "stands in place 2" in read_engagement(begun).problems[0]
 
 
 def test_entries_stand_in_the_order_of_their_dates(begun, monkeypatch):
-    monkeypatch.setattr(engage, "now", lambda: "2000-01-01T00:00:00Z")
+    monkeypatch.setattr(engagement, "now", lambda: "2000-01-01T00:00:00Z")
     with pytest.raises(KprofError, match="clock"):
-        engage.decide(begun, "Long ago.")
+        engagement.decide(begun, "Long ago.")
 
 
 def test_an_entry_of_a_later_schema_is_refused(begun):
@@ -201,14 +202,14 @@ def test_reports_in_the_folder_are_no_entries(begun):
 
 
 def test_a_decision_has_words(begun):
-    engage.decide(begun, "Adopt the swap.")
+    engagement.decide(begun, "Adopt the swap.")
     assert [one.text for _, one in read_engagement(begun).of(Decided)] == ["Adopt the swap."]
     with pytest.raises(KprofError, match="no decision"):
-        engage.decide(begun, " ")
+        engagement.decide(begun, " ")
 
 
 def test_git_may_change_the_ends_of_lines(begun, tmp_path):
-    engage.decide(begun, "Adopt it.")
+    engagement.decide(begun, "Adopt it.")
     git = ["git", "-c", "core.autocrlf=true", "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], cwd=begun, check=True, capture_output=True)
@@ -241,7 +242,7 @@ def test_the_command_goes_from_the_first_entry_to_the_report(tmp_path, monkeypat
 
 def test_who_noted_a_seal_sees_that_the_last_entries_were_taken_away(begun):
     first = read_engagement(begun).seal
-    engage.decide(begun, "Stop.")
+    engagement.decide(begun, "Stop.")
     noted = read_engagement(begun).seal
     assert kprof("engage", "status", str(begun), "--seal", noted[:16]) == 0
     (begun / "0002-decision.json").unlink()
@@ -253,7 +254,7 @@ def test_who_noted_a_seal_sees_that_the_last_entries_were_taken_away(begun):
 
 def test_secrets_of_a_command_line_are_left_out(begun, tmp_path):
     command = ("python", "train.py", "--api-key=hunter2", "--steps", "3")
-    engage.add(begun, [write_run(tmp_path / "run.kprof", command=command)])
+    engagement.add(begun, [write_run(tmp_path / "run.kprof", command=command)])
     _, run = read_engagement(begun).of(RunAdded)[0]
     assert run.command == "python train.py --api-key=[left out] --steps 3"
 

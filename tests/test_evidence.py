@@ -62,7 +62,9 @@ def test_the_digest_of_code_is_the_same_under_all_versions_of_python(evidence):
 
 
 def test_a_result_is_stale_where_one_thing_that_it_ran_changed_or_is_gone(evidence):
-    ran = evidence.what_ran(("benchmarks/row*.py", "kprof/timing.py", "kprof/kernels/rmsnorm.py"))
+    ran = evidence.what_ran(
+        ("benchmarks/row*.py", "kprof/timing.py", "kprof/kernels/norm/rmsnorm.py")
+    )
     assert "code/kprof/timing.py" in ran
     assert "compiled/rmsnorm/kprof/8192x2048/forward" in ran
     assert evidence.stale({"ran": ran}) == []
@@ -73,8 +75,8 @@ def test_a_result_is_stale_where_one_thing_that_it_ran_changed_or_is_gone(eviden
 @pytest.mark.parametrize(
     ("source", "label"),
     [
-        ("kprof/analyze/classify.py", "golden/open_llama_train"),
-        ("kprof/analyze/what_if/replay.py", "golden/whatif_compiled"),
+        ("kprof/analyze/attribution/kinds.py", "golden/open_llama_train"),
+        ("kprof/analyze/whatif/replay.py", "golden/whatif_compiled"),
         ("kprof/collect/inject/kprof_recorder/ending.py", "code/kprof/collect/inject"),
         ("benchmarks/selftest.py", "code/benchmarks/selftest.py"),
     ],

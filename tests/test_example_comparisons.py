@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kprof.analyze.verdict import judge
+from kprof.commands.report import read_evidence, sections_of_summary, write_partner_report
 from kprof.comparison import load
-from kprof.partner import read_evidence, sections_of_summary, write_partner_report
+from kprof.report.partner.disclosure import LEVELS, MARKS, reduced
 from kprof.report.partner.outcome import outcome_of
-from kprof.report.partner.redaction import LEVELS, MARKS, reduced
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 KEPT = sorted(path.parent for path in EXAMPLES.glob("ab_*/comparison.json"))

@@ -11,8 +11,8 @@ import pytest
 import torch
 import typer.main
 
+from kprof.analyze.engagement import read_engagement
 from kprof.cli import app
-from kprof.entries import read_engagement
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "examples" / "engagements"
@@ -66,7 +66,7 @@ class Noting:
 
     def __call__(self, *words, into=None):
         name, *rest = map(str, words)
-        command = KPROF.commands[name]
+        command = KPROF.get_command(None, name)
         command.make_context(name, list(rest), obj=[name, *rest]).close()
         self.said.append((name, *rest))
 

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from kprof.analyze.diagnose import diagnose
-from kprof.finding import Diagnosis, Finding, Remedy, Saving, Unasked
+from kprof.analyze.findings.diagnose import diagnose
+from kprof.findings import Diagnosis, Finding, Remedy, Saving, Unasked
 from kprof.open import open_run
-from kprof.report import sections_of
-from kprof.report.section import Table, Text
+from kprof.report.section import Table, Text, sections_of
 from kprof.report.sections.findings import format_saving, render
-from kprof.saved import load, save
+from kprof.storage import load, save
 from tests.rule_cases import CASES
 from tests.test_recorded_traces import FOLDER
 from tests.traces import analyzed_trace_of

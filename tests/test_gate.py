@@ -6,12 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kprof.gate import Timing
-from kprof.gate.honesty import find_patched_timers, find_wrong_outputs
-from kprof.gate.integrity import check_integrity
-from kprof.gate.numerics import check_numerics
-from kprof.gate.observe import draw
-from kprof.gate.subject import Case
+from kprof.kernels.correctness import Timing
+from kprof.kernels.correctness.integrity import (
+    check_integrity,
+    find_patched_timers,
+    find_wrong_outputs,
+)
+from kprof.kernels.correctness.numerics import check_numerics
+from kprof.kernels.correctness.observe import draw
+from kprof.kernels.correctness.subject import Case
 from tests.doubling import DOUBLED, few, new_is
 from tests.gate_faults import (
     CHEATS,

@@ -6,22 +6,33 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kprof.gate import Case, Curve, Generation, Subject, independence, integrity, variation
-from kprof.gate.deviation import (
+from kprof.kernels.correctness import (
+    Case,
+    Curve,
+    Generation,
+    Subject,
+    integrity,
+    isolation,
+    variation,
+)
+from kprof.kernels.correctness.model_levels import (
+    check_generation,
+    check_layers,
+    check_logits,
+    check_task,
+    check_training,
+)
+from kprof.kernels.correctness.numerics import (
     Pool,
+    check_numerics,
     compare,
     errors_of,
+    find_wrong,
     measure_l2,
     measure_maximum,
     measure_percentile,
 )
-from kprof.gate.generation import check_generation
-from kprof.gate.layers import check_layers
-from kprof.gate.logits import check_logits
-from kprof.gate.numerics import check_numerics, find_wrong
-from kprof.gate.observe import Observed
-from kprof.gate.task import check_task
-from kprof.gate.training import check_training
+from kprof.kernels.correctness.observe import Observed
 
 JUST = pytest.mark.parametrize
 EXACT = Subject(
@@ -175,9 +186,9 @@ def test_a_percentile_needs_a_hundred_values_above_it(num_values, is_measured):
         (variation.GROWTH_S, {"cpu": 2.0, "cuda": 10.0}),
         (variation.ROWS, 65_536),
         (variation.COLUMNS, 8_192),
-        (independence.LEAST_KEPT, 4),
-        (independence.KEPT_BYTES, 67_108_864),
-        (independence.KEPT_NS, 1_000_000_000),
+        (isolation.LEAST_KEPT, 4),
+        (isolation.KEPT_BYTES, 67_108_864),
+        (isolation.KEPT_NS, 1_000_000_000),
         (integrity.NUM_REPEATS, 4),
     ],
 )

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from kprof import library
-from kprof.gate import GateReport, check
-from kprof.gate.result import LEVELS, not_run
+from kprof.commands import kernels
+from kprof.kernels.correctness import GateReport, check
+from kprof.kernels.correctness.levels import LEVELS, not_run
 from tests.doubling import DOUBLED
 
 SAID = "CUDA error: an illegal memory access was encountered\nFor debugging consider ..."
@@ -67,12 +67,12 @@ def test_kernels_after_one_that_broke_the_gpu_are_checked_in_a_fresh_process(mon
         return GateReport(kernel.name, levels, (), is_gpu_broken=kernel.name == "rmsnorm")
 
     afresh = []
-    monkeypatch.setattr(library, "_device_to_check_on", lambda: "cuda")
-    monkeypatch.setattr(library, "_checked", checked)
+    monkeypatch.setattr(kernels, "_device_to_check_on", lambda: "cuda")
+    monkeypatch.setattr(kernels, "_checked", checked)
     monkeypatch.setattr(
-        library,
+        kernels,
         "_check_in_a_fresh_process",
-        lambda rest, *more: [afresh.append(rest), checked(library._named(rest)[0])][1:],
+        lambda rest, *more: [afresh.append(rest), checked(kernels._named(rest)[0])][1:],
     )
-    library.check_kernels(names, None)
+    kernels.check_kernels(names, None)
     assert afresh == ([["softmax", "rope"]] if names[0] == "rmsnorm" else [])

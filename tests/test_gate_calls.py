@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kprof.gate import independence
-from kprof.gate.integrity import check_integrity
+from kprof.kernels.correctness import isolation
+from kprof.kernels.correctness.integrity import check_integrity
 from tests.doubling import DOUBLED, new_is
 
 SMALL = replace(DOUBLED, distributions=("normal",), layouts=("contiguous",), free=())
@@ -63,7 +63,7 @@ def test_a_result_that_a_later_call_overwrites_in_part_fails():
 
 
 def test_a_pool_is_found_where_few_results_of_a_large_call_fit_the_memory(monkeypatch):
-    monkeypatch.setattr(independence, "KEPT_BYTES", 20 * 8 * 16 * 4)
+    monkeypatch.setattr(isolation, "KEPT_BYTES", 20 * 8 * 16 * 4)
     pools, calls = {}, []
 
     def into_a_pool(x):
@@ -189,8 +189,8 @@ def test_a_result_without_elements_overlaps_nothing():
 
 def test_halves_of_the_columns_of_one_matrix_do_not_overlap():
     packed = torch.zeros(4, 6)
-    assert not independence.overlap(packed[:, :3], packed[:, 3:])
-    assert independence.overlap(packed[:, :4], packed[:, 3:])
+    assert not isolation.overlap(packed[:, :3], packed[:, 3:])
+    assert isolation.overlap(packed[:, :4], packed[:, 3:])
 
 
 def test_a_write_of_the_same_values_into_the_input_fails():

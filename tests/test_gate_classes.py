@@ -2,9 +2,9 @@
 
 import pytest
 
-from kprof.gate import GateReport, Level, Measure, check
-from kprof.gate.check import GateError
-from kprof.gate.result import (
+from kprof.kernels.correctness import GateReport, Level, Measure, check
+from kprof.kernels.correctness.check import GateError
+from kprof.kernels.correctness.levels import (
     BEHAVIOURAL,
     BIT_EXACT,
     LEVELS,

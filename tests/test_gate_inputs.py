@@ -6,10 +6,10 @@ from itertools import islice
 import pytest
 import torch
 
-from kprof.gate.inputs import Draw, bulk_cases, edge_shapes, place
-from kprof.gate.memory import LARGE_BYTE, Guarded
-from kprof.gate.observe import draw
-from kprof.gate.subject import Case
+from kprof.kernels.correctness.inputs import Draw, bulk_cases, edge_shapes, place
+from kprof.kernels.correctness.memory import LARGE_BYTE, Guarded
+from kprof.kernels.correctness.observe import draw
+from kprof.kernels.correctness.subject import Case
 from tests.doubling import DOUBLED
 
 # Memory

@@ -7,13 +7,19 @@ from functools import cache
 import pytest
 import torch
 
-from kprof.gate import Curve, Generation, Model, check
-from kprof.gate.check import _training
-from kprof.gate.generation import check_generation, log_rank
-from kprof.gate.layers import check_layers
-from kprof.gate.logits import check_logits
-from kprof.gate.task import check_task, deviations, kept_within, mcnemar
-from kprof.gate.training import check_training
+from kprof.kernels.correctness import Curve, Generation, Model, check
+from kprof.kernels.correctness.check import _training
+from kprof.kernels.correctness.model_levels import (
+    check_generation,
+    check_layers,
+    check_logits,
+    check_task,
+    check_training,
+    deviations,
+    kept_within,
+    log_rank,
+    mcnemar,
+)
 from tests.gate_faults import attentions, llama, norms, products
 
 HONEST = llama.Parts(norms.fused, attentions.online, products.rounded_once)

@@ -5,15 +5,24 @@ import math
 import pytest
 import torch
 
-from kprof.gate import Curve, Generation, Measure
-from kprof.gate.deviation import Pool, compare, errors_of, measure_l2, measure_maximum
-from kprof.gate.generation import check_generation
-from kprof.gate.layers import check_layers
-from kprof.gate.logits import check_logits
-from kprof.gate.numerics import beside_all, largest_gradient
-from kprof.gate.observe import Observed
-from kprof.gate.result import judge
-from kprof.gate.training import check_training
+from kprof.kernels.correctness import Curve, Generation, Measure
+from kprof.kernels.correctness.levels import judge
+from kprof.kernels.correctness.model_levels import (
+    check_generation,
+    check_layers,
+    check_logits,
+    check_training,
+)
+from kprof.kernels.correctness.numerics import (
+    Pool,
+    beside_all,
+    compare,
+    errors_of,
+    largest_gradient,
+    measure_l2,
+    measure_maximum,
+)
+from kprof.kernels.correctness.observe import Observed
 
 NAN, INF = math.nan, math.inf
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kprof.gate import check
-from kprof.gate.deviation import (
+from kprof.kernels.correctness import check
+from kprof.kernels.correctness.integrity import check_integrity
+from kprof.kernels.correctness.numerics import (
     Pool,
+    check_numerics,
     compare,
     errors_of,
     measure_l2,
     measure_maximum,
 )
-from kprof.gate.integrity import check_integrity
-from kprof.gate.numerics import check_numerics
 from tests.doubling import DOUBLED, few, new_is
 from tests.gate_faults import norms
 

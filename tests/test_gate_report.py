@@ -2,9 +2,9 @@
 
 import json
 
-from kprof.gate import GateReport, Level, Measure
-from kprof.gate.result import LEVELS, not_run
-from kprof.report.gate import result_of_gate, sections_of_gate
+from kprof.kernels.correctness import GateReport, Level, Measure
+from kprof.kernels.correctness.levels import LEVELS, not_run
+from kprof.report.kernel_library import result_of_gate, sections_of_gate
 from kprof.report.section import Table, Text
 
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kprof.gate import Scope, check
-from kprof.gate.numerics import check_numerics
-from kprof.gate.scope import Size
-from kprof.report.gate import result_of_gate, sections_of_gate
-from kprof.report.partner.saved_answers import gate_in
+from kprof.kernels.correctness import Scope, check
+from kprof.kernels.correctness.numerics import check_numerics
+from kprof.kernels.correctness.scope import Size
+from kprof.report.kernel_library import result_of_gate, sections_of_gate
+from kprof.report.partner.evidence import gate_in
 from kprof.report.partner.sections import quality
 from tests.doubling import DOUBLED, new_is
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from kprof.gate import Scope
-from kprof.gate.scope import Size
+from kprof.kernels.correctness import Scope
+from kprof.kernels.correctness.scope import Size
 from kprof.kernels import all_kernels
-from kprof.kernels._bench import Timed
-from kprof.kernels._choice import choose, counted, find_choice, keep, why_beyond
-from kprof.kernels._subject import subject_of
-from kprof.kernels.rmsnorm import KERNEL
-from kprof.sites._providers import Providers
-from kprof.swap import swapped
+from kprof.kernels.bench.measure import Timed
+from kprof.kernels.bench.choice import choose, counted, find_choice, keep, why_beyond
+from kprof.kernels.bench.measure import subject_of
+from kprof.kernels.norm.rmsnorm import KERNEL
+from kprof.kernels.swap.providers import Providers
+from kprof.kernels.swap.swapping import swapped
 from tests.swap_models import Norm
 
 SCOPE = Scope(

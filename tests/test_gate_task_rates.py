@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from kprof.gate.task import RECOVERY, check_task
+from kprof.kernels.correctness.model_levels import RECOVERY, check_task
 
 NUM_SIMULATED = 4_000
 

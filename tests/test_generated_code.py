@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kprof.collect.readers._compiled import add_notes
+from kprof.collect.readers.recorded.compiled_code import add_notes
 from tests.traces import trace_of
 
 # What Inductor of torch 2.13 generates, shortened.

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from kprof.analyze.attribute import add_attribution
-from kprof.analyze.launches import count_launches
-from kprof.analyze.ledger import balance
+from kprof.analyze.attribution.attribute import add_attribution
+from kprof.analyze.attribution.ledger import balance, count_launches
 from kprof.collect.merge import merge
-from kprof.collect.readers import kineto
-from kprof.collect.readers._graphs import _timed, add_captures
-from kprof.notes import NodeNote
+from kprof.collect.readers.kineto import reader as kineto
+from kprof.collect.readers.recorded.reader import _timed, add_captures
+from kprof.trace import NodeNote
 from tests import kineto_files
 from tests.traces import trace_of
 

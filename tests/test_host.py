@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.analyze.attribute import add_attribution
-from kprof.analyze.host import add_host_activity
-from kprof.analyze.ledger import balance
+from kprof.analyze.attribution.attribute import add_attribution, add_host_activity
+from kprof.analyze.attribution.ledger import balance
 from tests.traces import trace_of
 
 

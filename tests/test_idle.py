@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.analyze.idle.causes import CAUSES
+from kprof.analyze.attribution.ledger import balance, union_ns
+from kprof.analyze.idle.causes import CAUSES, group_idle, inside_window
 from kprof.analyze.idle.gaps import find_launches
-from kprof.analyze.idle.summary import group_idle, inside_window
-from kprof.analyze.ledger import balance, union_ns
 from kprof.analyze.passes import analyze
 from kprof.analyze.summary import split_window
 from kprof.open import read

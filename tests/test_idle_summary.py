@@ -1,12 +1,7 @@
 """Idle time added up by cause and place, and collectives that only waited."""
 
-from kprof.analyze.idle.summary import (
-    find_exposed_waits,
-    group_idle,
-    inside_window,
-    worst_places,
-)
-from kprof.analyze.ledger import balance
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.idle.causes import find_exposed_waits, group_idle, inside_window, worst_places
 from kprof.report.result import result_of
 from tests.traces import analyzed_trace_of
 

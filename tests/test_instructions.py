@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kprof.analyze.instructions import (
+from kprof.analyze.roofline.bound import (
+    add_roofline,
     instructions_each,
     issue_ns,
     least_instructions,
     num_dimensions,
 )
-from kprof.analyze.roofline import add_roofline
 from tests.calls import recorded, tensor
 from tests.traces import ROUND_DEVICE, trace_of
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-import kprof.kernels._adamw as tables
+import kprof.kernels.adamw as tables
 from kprof.kernels.adamw import KERNEL, OptimizerError, adamw, adamw_step
 from tests.kernel_checks import (
     INTERPRETED,

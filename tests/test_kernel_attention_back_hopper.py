@@ -9,8 +9,7 @@ import pytest
 from tests.kernel_hopper import on_hopper
 from tests.kernel_threads import Descriptor, Told, run_in_threads, tile
 
-MODULES = ("_tile_reach", "_tile_order", "_tile_ring")
-MODULES += ("_attention_back_adds", "_attention_back_hopper")
+MODULES = ("tiles/key_range", "tiles/pipeline", "attention/_hopper_backward_kernel")
 CLOSE = 3e-3
 ROWS = 64
 # Queries of a block, by columns of a head.
@@ -146,10 +145,10 @@ ON_HOPPER = """
 import json, re, subprocess, tempfile, torch, triton
 from pathlib import Path
 from unittest.mock import patch
-from kprof.kernels import _ahead
-from kprof.kernels.attention_forward import attention_forward
+from kprof.kernels.runtime import ahead
+from kprof.kernels.attention.attention_forward import attention_forward
 
-read, found = _ahead._read, []
+read, found = ahead._read, []
 
 def kept(*given):
     binary = read(*given)
@@ -174,8 +173,8 @@ def kept(*given):
 
 given = [torch.zeros(1, h, 300, 128, dtype=torch.bfloat16).requires_grad_() for h in (4, 4, 4)]
 how = {"is_for_hopper": True, "is_ordered": is_ordered}
-with patch.object(_ahead, "_read", kept):
-    _ahead.compile_ahead(lambda: attention_forward(*given, **how)[0].sum().backward())
+with patch.object(ahead, "_read", kept):
+    ahead.compile_ahead(lambda: attention_forward(*given, **how)[0].sum().backward())
 print(json.dumps(found))
 """
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-import kprof.kernels._attention as host
-import kprof.kernels._attention_back as back
-import kprof.kernels._attention_back_ring as ring
-from kprof.kernels._attention import Options, Tiled
-from kprof.kernels._attention_back import Given
-from kprof.kernels.attention_forward import KERNEL, attention_forward
+import kprof.kernels.attention._portable as host
+import kprof.kernels.attention._portable_backward as back
+import kprof.kernels.attention._hopper_backward as ring
+from kprof.kernels.attention._portable import Options, Tiled
+from kprof.kernels.attention._portable_backward import Given
+from kprof.kernels.attention.attention_forward import KERNEL, attention_forward
 from tests.kernel_checks import (
     COMPILED,
     INTERPRETED,
@@ -144,7 +144,7 @@ def test_scores_may_be_scaled_otherwise():
 def test_a_whole_scale_is_a_number_like_others(monkeypatch):
     given = []
     take = lambda *about: given.append(about[5][0])  # noqa: E731
-    monkeypatch.setattr("kprof.kernels.attention_forward.attend_with_gradient", take)
+    monkeypatch.setattr("kprof.kernels.attention.attention_forward.attend_with_gradient", take)
     attention_forward(*(one.requires_grad_() for one in call_of(4)), scale=1)
     # What Triton compiles for a 1 that is no float holds for no other scale.
     assert [type(one) for one in given] == [float]
@@ -359,11 +359,11 @@ def test_a_peer_without_gradients_says_so(monkeypatch):
 ON_HOPPER = """
 import json, torch
 from unittest.mock import patch
-from kprof.kernels import _ahead
-from kprof.kernels.attention_forward import attention_forward
+from kprof.kernels.runtime import ahead
+from kprof.kernels.attention.attention_forward import attention_forward
 from tests.kernel_code import product_loops_of
 
-read, found = _ahead._read, []
+read, found = ahead._read, []
 
 def kept(*given):
     binary = read(*given)
@@ -376,8 +376,8 @@ calls += [(128, 1, False, 0), (128, 2, False, 0), (128, 1, False, 100)]
 for dim, group, causal, window in calls:
     q = torch.zeros(1, 4, 300, dim, dtype=torch.bfloat16).requires_grad_()
     k = torch.zeros(1, 4 // group, 300, dim, dtype=torch.bfloat16).requires_grad_()
-    with patch.object(_ahead, "_read", kept):
-        _ahead.compile_ahead(
+    with patch.object(ahead, "_read", kept):
+        ahead.compile_ahead(
             lambda: attention_forward(q, k, k, is_causal=causal, window=window)[0].sum().backward()
         )
 print(json.dumps(found))

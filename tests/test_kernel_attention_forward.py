@@ -11,13 +11,13 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-import kprof.kernels._attention as host
-from kprof.gate import Case
-from kprof.gate.inputs import Draw
-from kprof.gate.rows import count_variant_rows
-from kprof.kernels._attention import Tiled
-from kprof.kernels._subject import subject_of
-from kprof.kernels.attention_forward import KERNEL, attention_forward, shape_of
+import kprof.kernels.attention._portable as host
+from kprof.kernels.correctness import Case
+from kprof.kernels.correctness.inputs import Draw
+from kprof.kernels.correctness.integrity import count_variant_rows
+from kprof.kernels.attention._portable import Tiled
+from kprof.kernels.bench.measure import subject_of
+from kprof.kernels.attention.attention_forward import KERNEL, attention_forward, shape_of
 from tests.kernel_checks import (
     COMPILED,
     INTERPRETED,
@@ -290,12 +290,12 @@ def test_nothing_spills_on_hopper_for_the_default_shapes():
 ON_HOPPER = """
 import json, torch
 from unittest.mock import patch
-from kprof.kernels import _ahead
-from kprof.kernels._attention_ring import REGISTERS, ring_for
-from kprof.kernels.attention_forward import KERNEL
+from kprof.kernels.runtime import ahead
+from kprof.kernels.attention._hopper import REGISTERS, ring_for
+from kprof.kernels.attention.attention_forward import KERNEL
 from tests.kernel_code import powers_beside_values
 
-read, found = _ahead._read, []
+read, found = ahead._read, []
 
 def kept(*given):
     binary = read(*given)
@@ -319,8 +319,8 @@ for queries, dim, dtype, causal, window, keys in calls:
     q = torch.zeros(1, 4, queries, dim, dtype=dtype)
     k = torch.zeros(1, 2, keys, dim, dtype=dtype)
     ring = ring_for(dim, queries, keys, not (causal or window))
-    with patch.object(_ahead, "_read", kept):
-        _ahead.compile_ahead(lambda: attend(q, k, k, causal, window))
+    with patch.object(ahead, "_read", kept):
+        ahead.compile_ahead(lambda: attend(q, k, k, causal, window))
 print(json.dumps(found))
 """
 

@@ -10,14 +10,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from kprof.kernels import _attention_narrow
-from kprof.kernels._attention import Options
-from kprof.kernels._attention_narrow import attend_narrow, run_narrow
-from kprof.kernels._operator import DifferentiationError
-from kprof.kernels.attention_fp8 import KERNEL, STATED_ERROR, attention_fp8
-from kprof.gate.inputs import Draw
-from kprof.gate.numerics import DISTRIBUTIONS
-from kprof.gate.subject import Case
+from kprof.kernels.attention import attention_fp8 as _attention_narrow
+from kprof.kernels.attention._portable import Options
+from kprof.kernels.attention.attention_fp8 import attend_narrow, run_narrow
+from kprof.kernels.runtime.operator import DifferentiationError
+from kprof.kernels.attention.attention_fp8 import KERNEL, STATED_ERROR, attention_fp8
+from kprof.kernels.correctness.inputs import Draw
+from kprof.kernels.correctness.numerics import DISTRIBUTIONS
+from kprof.kernels.correctness.subject import Case
 from tests.kernel_checks import COMPILED, compiled
 from tests.kernel_hopper import on_hopper
 from tests.test_kernel_attention_hopper import order_of
@@ -134,9 +134,9 @@ def test_a_compiler_sees_the_operator(pretended):
 ON_HOPPER = """
 import json
 import torch
-from kprof.kernels import _ahead
-from kprof.kernels._attention import Options
-from kprof.kernels._attention_narrow import run_narrow
+from kprof.kernels.runtime import ahead
+from kprof.kernels.attention._portable import Options
+from kprof.kernels.attention.attention_fp8 import run_narrow
 from tests.kernel_code import powers_beside_values, product_loops_of
 
 found = []
@@ -145,7 +145,7 @@ for dim, dtype, causal, window in (
 ):
     q, k = torch.zeros(1, 4, 300, dim, dtype=dtype), torch.zeros(1, 2, 300, dim, dtype=dtype)
     call = lambda: run_narrow(q, k, k, Options(0.1, causal, window, 300))
-    for binary in _ahead.compile_ahead(call):
+    for binary in ahead.compile_ahead(call):
         about = [binary.num_registers, binary.shared_bytes, binary.spilled_bytes]
         found.append([binary.name, *about, product_loops_of(binary), powers_beside_values(binary)])
 print(json.dumps(found))

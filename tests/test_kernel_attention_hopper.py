@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from kprof.kernels._attention_shares import lengths_of, table_of
+from kprof.kernels.attention._hopper import lengths_of, table_of
 from tests.kernel_threads import Address, Descriptor, Results, run_in_threads, tile
 
 MODULES = (
-    *("_tile_reach", "_tile_order", "_tile_softmax", "_tile_scores", "_tile_ring"),
-    *("_attention_results", "_attention_roles", "_attention_hopper"),
+    *("tiles/key_range", "tiles/online_softmax", "tiles/pipeline"),
+    "attention/_hopper_kernel",
 )
 CLOSE = 2e-3
 BLOCK = 32

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kprof.kernels.attention_forward import KERNEL
+from kprof.kernels.attention.attention_forward import KERNEL
 
 ATTEND = functional.scaled_dot_product_attention
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterError, interpreter_builder
 
-from kprof.kernels import _attention_narrow
-from kprof.kernels._attention_narrow import narrowed
+from kprof.kernels.attention import attention_fp8
+from kprof.kernels.attention.attention_fp8 import narrowed
 from tests.kernel_checks import INTERPRETED
 from tests.test_kernel_attention_hopper import order_of
 
@@ -135,7 +135,7 @@ def test_a_head_is_rounded_once_all_of_it_has_been_looked_through(head):
     # Two tiles of each head: programs of even numbers look, others round that much later.
     tile, waiting = 2 * head + head % 2, 2 * (2 * head + 2 + APART) + 1
     with (
-        patch.object(_attention_narrow, "APART", APART),
+        patch.object(attention_fp8, "APART", APART),
         programs_run(without=2 * tile, instead=2 * 32),
         pytest.raises(InterpreterError, match=rf"OrderError\({waiting}, .*wait.*wait"),
     ):

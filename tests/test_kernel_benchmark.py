@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kprof.kernels import _bench, kernel_named
-from kprof.kernels._bench import Timed
+from kprof.kernels import kernel_named
+from kprof.kernels.bench import measure
+from kprof.kernels.bench.measure import Timed
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SHAPE = (8_192, 4_096)
@@ -175,4 +176,4 @@ def test_the_table_writes_each_number_with_a_marker_that_leads_to_it(benchmark, 
     [("rmsnorm", (2, 16_384)), ("cross_entropy", (5, 144)), ("softmax", (5, 127))],
 )
 def test_the_host_is_timed_on_few_rows_of_whole_vectors_where_there_are_such(name, shape):
-    assert _bench._small_shape(kernel_named(name)) == shape
+    assert measure._small_shape(kernel_named(name)) == shape

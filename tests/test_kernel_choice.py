@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kprof.kernels import Provider, kernel_named
-from kprof.kernels._bench import Timed
-from kprof.kernels._choice import (
+from kprof.kernels.bench.choice import (
     bucket_of,
     choose,
     file_of,
@@ -19,7 +18,8 @@ from kprof.kernels._choice import (
     ranking,
     without_rejected,
 )
-from kprof.kernels.rmsnorm import KERNEL
+from kprof.kernels.bench.measure import Timed
+from kprof.kernels.norm.rmsnorm import KERNEL
 
 
 def timed(provider, gpu_ns, host_ns=5_000.0, problem="", direction="forward"):

@@ -7,13 +7,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from kprof import library
+from kprof.commands import kernels as library
 from kprof.commands.kernels import kernels
 from kprof.errors import KprofError
-from kprof.gate import GateReport, Measure
-from kprof.gate.result import LEVELS, judge, not_run
-from kprof.kernels import _bench
-from kprof.kernels._bench import Timed
+from kprof.kernels.bench import measure
+from kprof.kernels.bench.measure import Timed
+from kprof.kernels.correctness import GateReport, Measure
+from kprof.kernels.correctness.levels import LEVELS, judge, not_run
 from kprof.report.terminal import print_summary
 
 
@@ -80,7 +80,7 @@ def test_a_check_judges_the_calls_that_are_asked_for_and_names_them(
         return replace(report(is_right=True), subject=subject.name)
 
     monkeypatch.setattr(library, "_device_to_check_on", lambda: "cpu")
-    monkeypatch.setattr("kprof.gate.check", check)
+    monkeypatch.setattr("kprof.kernels.correctness.check", check)
     answer = kernels("check", ["relu_squared"], provider="eager", json=True, **given)
     assert json.loads(answer.json)[0]["subject"] == name
     assert (subjects[0].differentiable, subjects[0].dtypes) == (differentiable, dtypes)
@@ -137,7 +137,7 @@ def h200(monkeypatch, tmp_path):
         def reject(kernel, provider, dtype, direction):
             return "L1: output" if (provider, direction) in rejected else ""
 
-        monkeypatch.setattr(_bench, "bench", bench)
+        monkeypatch.setattr(measure, "bench", bench)
         monkeypatch.setattr(library, "_why_rejected", reject)
 
     return measuring
@@ -218,7 +218,7 @@ def test_who_has_no_backward_pass_may_run_calls_without_gradients(monkeypatch, d
         subjects.append(subject)
         return report(is_right=True)
 
-    monkeypatch.setattr("kprof.gate.check", check)
+    monkeypatch.setattr("kprof.kernels.correctness.check", check)
     (kernel,) = library._named(["relu_squared"])
     assert library._why_rejected(kernel, "eager", "float16", direction) == ""
     assert (subjects[0].differentiable, subjects[0].dtypes) == (asked, ("float16",))
@@ -232,7 +232,7 @@ def test_a_provider_that_breaks_the_gpu_ends_the_measuring_with_its_name(monkeyp
         *(not_run(n, "not asked for") for n in LEVELS[2:]),
     )
     found = GateReport("relu_squared by eager", levels, ("L0", "L1"), is_gpu_broken=True)
-    monkeypatch.setattr("kprof.gate.check", lambda *words: found)
+    monkeypatch.setattr("kprof.kernels.correctness.check", lambda *words: found)
     (kernel,) = library._named(["relu_squared"])
     with pytest.raises(KprofError, match="relu_squared by eager: the replaced code broke the GPU"):
         library._why_rejected(kernel, "eager", "float16", "training")
@@ -243,6 +243,6 @@ def test_a_provider_that_cannot_run_here_is_a_clear_error(monkeypatch):
         raise ImportError("No module named 'quack'")
 
     monkeypatch.setattr(library, "_device_to_check_on", lambda: "cpu")
-    monkeypatch.setattr("kprof.kernels._subject.subject_of", missing)
+    monkeypatch.setattr("kprof.kernels.bench.measure.subject_of", missing)
     with pytest.raises(KprofError, match="rmsnorm by quack cannot run here"):
         library.check_kernels(["rmsnorm"], "quack")

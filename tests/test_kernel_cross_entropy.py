@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-import kprof.kernels._cross_entropy as launching
-from kprof.kernels._operator import DifferentiationError
-from kprof.kernels.cross_entropy import KERNEL, cross_entropy
+import kprof.kernels.cross_entropy._sweeps as launching
+from kprof.kernels.runtime.operator import DifferentiationError
+from kprof.kernels.cross_entropy.cross_entropy import KERNEL, cross_entropy
 from tests.kernel_checks import (
     COMPILED,
     INTERPRETED,

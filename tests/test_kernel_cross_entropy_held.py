@@ -7,16 +7,16 @@ import math
 import pytest
 import torch
 
-import kprof.kernels._cross_entropy as launching
-from kprof.kernels._cross_entropy_held import losses_held_kernel
-from kprof.kernels._cross_entropy_operators import (
+import kprof.kernels.cross_entropy._sweeps as launching
+from kprof.kernels.cross_entropy._sweeps import losses_held_kernel
+from kprof.kernels.cross_entropy.cross_entropy import (
     operator_both,
     operator_both_over,
     operator_gradient,
     operator_loss,
 )
-from kprof.kernels._launch import Launcher
-from kprof.kernels.cross_entropy import KERNEL, cross_entropy
+from kprof.kernels.runtime.launcher import Launcher
+from kprof.kernels.cross_entropy.cross_entropy import KERNEL, cross_entropy
 from tests.kernel_checks import INTERPRETED, are_same, quiet_numpy, spills_of  # noqa: F401
 
 pytestmark = INTERPRETED

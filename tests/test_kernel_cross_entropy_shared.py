@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-import kprof.kernels._cross_entropy_groups as groups_module
-from kprof.kernels._cross_entropy_groups import programs_of_row
-from kprof.kernels._cross_entropy_operators import (
+import kprof.kernels.cross_entropy._clusters as groups_module
+from kprof.kernels.cross_entropy._clusters import programs_of_row
+from kprof.kernels.cross_entropy.cross_entropy import (
     operator_both,
     operator_both_shared,
     operator_both_shared_over,
 )
-from kprof.kernels._launch import next_power_of_two
-from kprof.kernels.cross_entropy import KERNEL, cross_entropy
+from kprof.kernels.runtime.launcher import next_power_of_two
+from kprof.kernels.cross_entropy.cross_entropy import KERNEL, cross_entropy
 from tests.kernel_checks import INTERPRETED, SHARED_BYTES, are_same, quiet_numpy  # noqa: F401
 from tests.kernel_groups import NUM_WARPS, Described, run_together
 from tests.kernel_hopper import on_hopper
 
 pytestmark = INTERPRETED
-MODULES = "_tile_ring", *(f"_cross_entropy_{one}" for one in ("pieces", "letters", "shared"))
+MODULES = ("tiles/pipeline", "cross_entropy/_clusters_kernel")
 LANES = 32 * NUM_WARPS
 # Rows, columns, programs of a row, groups of programs.
 SIZES = [(7, 1_024, 4, 1), (9, 8_256, 3, 2), (1, 1_024, 2, 1), (12, 576, 1, 4), (4, 12_032, 5, 2)]
@@ -266,8 +266,8 @@ def compiled():
     told = on_hopper(
         """
 import json, torch
-from kprof.kernels._ahead import compile_ahead, disassemble
-from kprof.kernels.cross_entropy import KERNEL
+from kprof.kernels.runtime.ahead import compile_ahead, disassemble
+from kprof.kernels.cross_entropy.cross_entropy import KERNEL
 
 cross_entropy = KERNEL.provider("kprof-shared").load()
 for columns in widths:

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-import kprof.kernels._decode as host
+import kprof.kernels.decode_attention._launch as host
 from kprof.errors import KprofError
-from kprof.gate import Case
-from kprof.gate.rows import count_variant_rows
-from kprof.kernels._decode_schedule import Schedule
-from kprof.kernels._operator import DifferentiationError
-from kprof.kernels._subject import subject_of
-from kprof.kernels.decode_attention import KERNEL, decode_attention
+from kprof.kernels.correctness import Case
+from kprof.kernels.correctness.integrity import count_variant_rows
+from kprof.kernels.decode_attention._launch import Schedule
+from kprof.kernels.runtime.operator import DifferentiationError
+from kprof.kernels.bench.measure import subject_of
+from kprof.kernels.decode_attention.decode_attention import KERNEL, decode_attention
 from tests.kernel_checks import (
     COMPILED,
     INTERPRETED,
@@ -346,8 +346,8 @@ def test_nothing_spills_on_hopper_for_the_default_shapes():
 
 AHEAD = """
 import itertools, json, torch
-from kprof.kernels._ahead import compile_ahead
-from kprof.kernels.decode_attention import decode_attention
+from kprof.kernels.runtime.ahead import compile_ahead
+from kprof.kernels.decode_attention.decode_attention import decode_attention
 
 keys = 4_096
 for dim, dtype, page in itertools.product((64, 128, 256), ("bfloat16", "float8_e4m3fn"), (0, 64)):

@@ -10,12 +10,12 @@ import torch
 from torch.autograd import forward_ad
 
 import kprof.kernels
-from kprof.kernels._operator import DifferentiationError
-from kprof.kernels.layernorm import layernorm
-from kprof.kernels.relu_squared import relu_squared
-from kprof.kernels.rmsnorm import rmsnorm
+from kprof.kernels.runtime.operator import DifferentiationError
+from kprof.kernels.norm.layernorm import layernorm
+from kprof.kernels.gated.relu_squared import relu_squared
+from kprof.kernels.norm.rmsnorm import rmsnorm
 from kprof.kernels.softmax import softmax
-from kprof.kernels.swiglu import swiglu
+from kprof.kernels.gated.swiglu import swiglu
 from tests.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
 
 pytestmark = [INTERPRETED, pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
@@ -67,7 +67,7 @@ def test_compiled_code_does_not_lose_a_derivative_in_forward_mode():
 
 
 def test_no_kernel_forgets_to_refuse():
-    sources = [path.read_text() for path in Path(kprof.kernels.__path__[0]).glob("*.py")]
+    sources = [path.read_text() for path in Path(kprof.kernels.__path__[0]).rglob("*.py")]
     functions = [re.findall(r"class (\w+)\(torch.autograd.Function\)", one) for one in sources]
     assert sum(map(len, functions)) > 5
     for source, names in zip(sources, functions, strict=True):

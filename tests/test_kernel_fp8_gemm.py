@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
-from kprof.gate.inputs import place
-from kprof.kernels import _fp8_gemm
-from kprof.kernels._fp8_gemm import Narrow, Tiled, multiply, schedule_of
-from kprof.kernels._fp8_overlap import FETCHED, gains
-from kprof.kernels._launch import Launcher
-from kprof.kernels.fp8_gemm import KERNEL, fp8_gemm
-from kprof.kernels.quantize_fp8 import quantize_fp8
+from kprof.kernels.correctness.inputs import place
+from kprof.kernels.fp8 import _gemm
+from kprof.kernels.fp8._gemm import Narrow, Tiled, multiply, schedule_of
+from kprof.kernels.fp8._gemm_kernel import FETCHED, gains
+from kprof.kernels.runtime.launcher import Launcher
+from kprof.kernels.fp8.fp8_gemm import KERNEL, fp8_gemm
+from kprof.kernels.fp8.quantize_fp8 import quantize_fp8
 from tests.kernel_checks import (
     INTERPRETED,
     compiled,
@@ -226,9 +226,9 @@ def test_a_launch_before_the_cast_ends_gains_where_programs_still_spread_evenly(
 def launched(monkeypatch, *arguments, schedule=SMALL_NARROW):
     """Return the arguments and options with which a product behind the cast is launched."""
     found = []
-    monkeypatch.setattr(_fp8_gemm, "_fits", {})
-    monkeypatch.setattr(_fp8_gemm, "overlaps", lambda device: True)
-    monkeypatch.setattr(_fp8_gemm, "num_sms", lambda device: 132)
+    monkeypatch.setattr(_gemm, "_fits", {})
+    monkeypatch.setattr(_gemm, "overlaps", lambda device: True)
+    monkeypatch.setattr(_gemm, "num_sms", lambda device: 132)
     monkeypatch.setattr(Launcher, "__call__", lambda *given, **known: found.append(given[3:5]))
     multiply(*arguments, None, "none", schedule, is_behind_cast=True)
     (one,) = found
@@ -292,8 +292,9 @@ def test_ahead_of_time_products_read_nothing_before_they_wait_for_the_cast():
 KINDS = ("ACQBULK", "CCTL", "LDG", "LDGSTS", "PREEXIT", "STG", "ATOMG", "RED", "UTMALDG")
 OVERLAPPING = """
 import json, torch
-from kprof.kernels import _ahead, _fp8_gemm, quantize_fp8
-from kprof.kernels._fp8_gemm import multiply
+from kprof.kernels.fp8 import _gemm as _fp8_gemm, quantize_fp8
+from kprof.kernels.runtime import ahead
+from kprof.kernels.fp8._gemm import multiply
 from tests.kernel_code import instructions_of, _kind_of
 
 _fp8_gemm.overlaps = quantize_fp8.overlaps = lambda device: True
@@ -305,7 +306,7 @@ for m, n in ((1, 4096), (16, 6144), (64, 4096), (64, 6144), (1, 28672)):
     s = torch.empty(m, 1), torch.empty(n, 1)
     calls.append(lambda x=x, w=w, s=s: multiply(x, w, *s, None, "none", is_behind_cast=True))
 for call in calls:
-    (binary,) = _ahead.compile_ahead(call)
+    (binary,) = ahead.compile_ahead(call)
     print(json.dumps([_kind_of(one) for one in instructions_of(binary)[0]]))
 """
 
@@ -339,8 +340,9 @@ def test_ahead_of_time_nothing_spills_and_tensor_cores_multiply_fp8():
 AHEAD = """
 import json, re, torch
 from itertools import product
-from kprof.kernels import _ahead, _fp8_gemm
-from kprof.kernels.fp8_gemm import LLAMA, fp8_gemm
+from kprof.kernels.fp8 import _gemm as _fp8_gemm
+from kprof.kernels.runtime import ahead
+from kprof.kernels.fp8.fp8_gemm import LLAMA, fp8_gemm
 from tests.kernel_code import product_loops_of
 
 _fp8_gemm.num_sms = lambda device: 132
@@ -358,7 +360,7 @@ for m, (n, k), is_wide, is_blocked in product(
     w_scale = torch.empty(n // 128, k // 128) if is_blocked else torch.empty(n, 1)
     x_scale = None if is_wide else torch.empty(k // 128 if is_blocked else 1, m).t()
     call = lambda: fp8_gemm(x, w, x_scale, w_scale)
-    for binary in _ahead.compile_ahead(call):
+    for binary in ahead.compile_ahead(call):
         seen = set(re.findall(r"wgmma\\S*|mma\\.sync\\S*|cp\\.async\\.cg\\S*", binary.ptx))
         print(json.dumps({"rows": m, "is_wide": is_wide, "shared": binary.shared_bytes,
             "ring": 0 if is_wide or is_blocked else schedule.ring_bytes(m),
@@ -369,9 +371,9 @@ for m, (n, k), is_wide, is_blocked in product(
 
 ON_BLACKWELL = """
 import json, torch
-from kprof.kernels import _fp8_gemm
-from kprof.kernels._ahead import BLACKWELL, compile_ahead
-from kprof.kernels.fp8_gemm import fp8_gemm
+from kprof.kernels.fp8 import _gemm as _fp8_gemm
+from kprof.kernels.runtime.ahead import BLACKWELL, compile_ahead
+from kprof.kernels.fp8.fp8_gemm import fp8_gemm
 
 _fp8_gemm.num_sms = lambda device: 148
 FP8 = torch.float8_e4m3fn

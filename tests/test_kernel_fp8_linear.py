@@ -11,16 +11,16 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kprof.gate.inputs import place
-from kprof.gate.subject import LAYOUTS
-from kprof.kernels import _fp8_linear
-from kprof.kernels._choice import bucket_of
-from kprof.kernels._fp8_across import quantize_across
-from kprof.kernels._fp8_linear import route_of, run_on, to_input, to_weight
-from kprof.kernels._subject import subject_of
-from kprof.kernels.fp8_linear import KERNEL, STATED_ERROR, fp8_linear
-from kprof.kernels.quantize_fp8 import KERNEL as QUANTIZE
-from kprof.kernels.quantize_fp8 import dequantize_fp8, quantize_fp8
+from kprof.kernels.correctness.inputs import place
+from kprof.kernels.correctness.subject import LAYOUTS
+from kprof.kernels.fp8 import fp8_linear as _fp8_linear
+from kprof.kernels.bench.choice import bucket_of
+from kprof.kernels.fp8._quantize_rows import quantize_across
+from kprof.kernels.fp8.fp8_linear import route_of, run_on, to_input, to_weight
+from kprof.kernels.bench.measure import subject_of
+from kprof.kernels.fp8.fp8_linear import KERNEL, STATED_ERROR, fp8_linear
+from kprof.kernels.fp8.quantize_fp8 import KERNEL as QUANTIZE
+from kprof.kernels.fp8.quantize_fp8 import dequantize_fp8, quantize_fp8
 from tests.fp8_layers import given, nothing_kept  # noqa: F401
 from tests.kernel_checks import (
     COMPILED,

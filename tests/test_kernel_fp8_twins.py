@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from kprof.kernels import _fp8_twins
-from kprof.kernels._fp8_beside import WITH_TWIN
-from kprof.kernels._fp8_twins import Maker, find_made
-from kprof.kernels.add_layernorm import add_layernorm
-from kprof.kernels.add_rmsnorm import add_rmsnorm
-from kprof.kernels.geglu import geglu
-from kprof.kernels.layernorm import layernorm
-from kprof.kernels.quantize_fp8 import quantize_fp8
-from kprof.kernels.rmsnorm import rmsnorm
-from kprof.kernels.swiglu import swiglu
+from kprof.kernels.fp8 import _copies
+from kprof.kernels.fp8._copies import WITH_TWIN
+from kprof.kernels.fp8._copies import Maker, find_made
+from kprof.kernels.norm.add_layernorm import add_layernorm
+from kprof.kernels.norm.add_rmsnorm import add_rmsnorm
+from kprof.kernels.gated.geglu import geglu
+from kprof.kernels.norm.layernorm import layernorm
+from kprof.kernels.fp8.quantize_fp8 import quantize_fp8
+from kprof.kernels.norm.rmsnorm import rmsnorm
+from kprof.kernels.gated.swiglu import swiglu
 from tests.kernel_checks import (
     INTERPRETED,
     compiled,
@@ -166,21 +166,21 @@ PLACES = {"another stream": (8, 0), "another capture": (7, 2), "no capture": (7,
 
 @pytest.mark.parametrize("where", [*PLACES.values(), None], ids=[*PLACES, "unknown"])
 def test_a_twin_counts_on_its_stream_and_in_its_capture_alone(where, maker, monkeypatch):
-    monkeypatch.setattr(_fp8_twins, "_place_of", lambda x: (7, 1))
+    monkeypatch.setattr(_copies, "_place_of", lambda x: (7, 1))
     y = made(maker)
     assert twin_of(y) is not None
-    monkeypatch.setattr(_fp8_twins, "_place_of", lambda x: where)
+    monkeypatch.setattr(_copies, "_place_of", lambda x: where)
     assert twin_of(y) is None
 
 
 def test_what_was_made_outside_is_not_read_in_a_capture(maker, monkeypatch):
     y = made(maker)
-    monkeypatch.setattr(_fp8_twins, "_place_of", lambda x: (0, 3))
+    monkeypatch.setattr(_copies, "_place_of", lambda x: (0, 3))
     assert twin_of(y) is None
 
 
 def test_where_nobody_knows_the_capture_no_twin_is_made(maker, monkeypatch):
-    monkeypatch.setattr(_fp8_twins, "_place_of", lambda x: None)
+    monkeypatch.setattr(_copies, "_place_of", lambda x: None)
     assert find_made(id(made(maker))).twin is None
 
 
@@ -200,10 +200,10 @@ def test_the_driver_is_asked_for_the_capture(is_capturing, told, place, monkeypa
     for name, found in on_device.items():
         monkeypatch.setattr(torch._C, name, found, raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
-    monkeypatch.setattr(_fp8_twins, "_capture_on", lambda stream: told)
-    assert _fp8_twins._place_of(OnGpu()) == place
+    monkeypatch.setattr(_copies, "_capture_on", lambda stream: told)
+    assert _copies._place_of(OnGpu()) == place
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
-    assert _fp8_twins._place_of(OnGpu()) is None
+    assert _copies._place_of(OnGpu()) is None
 
 
 @pytest.mark.parametrize(
@@ -216,10 +216,10 @@ def test_a_capture_is_known_by_the_drivers_number_while_it_goes_on(
         into_status._obj.value, into_number._obj.value = status, 42
         return failed
 
-    monkeypatch.setattr(_fp8_twins, "_driver_tells", lambda: tell)
-    assert _fp8_twins._capture_on(5) == found
-    monkeypatch.setattr(_fp8_twins, "_driver_tells", lambda: None)
-    assert _fp8_twins._capture_on(5) is None
+    monkeypatch.setattr(_copies, "_driver_tells", lambda: tell)
+    assert _copies._capture_on(5) == found
+    monkeypatch.setattr(_copies, "_driver_tells", lambda: None)
+    assert _copies._capture_on(5) is None
 
 
 def test_with_gradients_nothing_is_made_or_read(maker):
@@ -248,10 +248,10 @@ def test_in_float32_where_last_bits_would_differ_there_is_no_twin(maker):
 
 def test_a_twin_ends_with_its_activation(maker):
     gc.collect()
-    before = len(_fp8_twins._made)
+    before = len(_copies._made)
     y = made(maker)
     key = id(y)
-    assert len(_fp8_twins._made) == before + 1
+    assert len(_copies._made) == before + 1
     del y
     assert find_made(key) is None
 
@@ -268,9 +268,9 @@ def test_ahead_of_time_nothing_spills_on_the_sizes_of_llamas():
 
 AHEAD = """
 import torch
-from kprof.kernels._ahead import compile_ahead
-from kprof.kernels._fp8_beside import _run_norm, _run_swiglu
-from kprof.kernels._norm import FORMS
+from kprof.kernels.runtime.ahead import compile_ahead
+from kprof.kernels.fp8._copies import _run_norm, _run_swiglu
+from kprof.kernels.norm._norm import FORMS
 
 def x(columns):
     return torch.empty(64, columns, dtype=torch.bfloat16)

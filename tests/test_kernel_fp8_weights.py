@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kprof.kernels import _fp8_weights
-from kprof.kernels.fp8_linear import fp8_linear
-from kprof.kernels.quantize_fp8 import quantize_fp8
+from kprof.kernels.fp8 import _weights
+from kprof.kernels.fp8.fp8_linear import fp8_linear
+from kprof.kernels.fp8.quantize_fp8 import quantize_fp8
 from tests.fp8_layers import given, nothing_kept  # noqa: F401
 from tests.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
 
@@ -23,9 +23,9 @@ pytestmark = INTERPRETED
 def test_a_weight_is_quantised_once_for_each_version():
     x, weight, _ = given()
     first = fp8_linear(x, weight)
-    kept = _fp8_weights.quantized(weight, is_kept=True)[0]
+    kept = _weights.quantized(weight, is_kept=True)[0]
     fp8_linear(x, weight)
-    assert _fp8_weights.quantized(weight, is_kept=True)[0] is kept
+    assert _weights.quantized(weight, is_kept=True)[0] is kept
     weight.mul_(2)
     assert torch.equal(fp8_linear(x, weight), 2 * first)
 
@@ -44,9 +44,9 @@ def test_where_gradients_of_weights_are_recorded_they_are_quantised_in_every_cal
 def test_a_new_version_is_put_where_a_captured_graph_reads_the_last_one():
     x, weight, _ = given()
     fp8_linear(x, weight)
-    first = _fp8_weights.quantized(weight, is_kept=True)
+    first = _weights.quantized(weight, is_kept=True)
     weight.mul_(2)
-    second = _fp8_weights.quantized(weight, is_kept=True)
+    second = _weights.quantized(weight, is_kept=True)
     assert [one.data_ptr() for one in first] == [one.data_ptr() for one in second]
 
 
@@ -56,20 +56,20 @@ def test_what_is_written_past_torchs_counting_can_be_forgotten():
     before = fp8_linear(x, layer.weight)
     layer.weight.data.zero_()
     assert torch.equal(fp8_linear(x, layer.weight), before)
-    _fp8_weights.forget(layer)
+    _weights.forget(layer)
     assert not fp8_linear(x, layer.weight).any()
 
 
 def test_what_is_kept_goes_with_the_weight():
     x, weight, _ = given()
     fp8_linear(x, weight)
-    assert len(_fp8_weights.quantized._kept) == 1
+    assert len(_weights.quantized._kept) == 1
     del weight
     gc.collect()
-    assert len(_fp8_weights.quantized._kept) == 0
+    assert len(_weights.quantized._kept) == 0
 
 
-class Doubled(_fp8_weights.ByVersion):
+class Doubled(_weights.ByVersion):
     """What a peer keeps of weights, and how often it made that."""
 
     def __init__(self):
@@ -101,11 +101,11 @@ def test_a_peer_makes_weights_without_versions_in_every_call():
 def test_a_weight_that_is_kept_is_not_made_again_while_a_graph_is_captured(monkeypatch):
     known, unknown, doubled = given()[1], given()[1], Doubled()
     first = doubled(known)
-    monkeypatch.setattr(_fp8_weights, "_is_captured", lambda weight: True)
+    monkeypatch.setattr(_weights, "_is_captured", lambda weight: True)
     assert (doubled(known) is first, doubled.num_made) == (True, 1)
     # What is first met there holds nothing yet.
     assert doubled(unknown) is not doubled(unknown)
-    monkeypatch.setattr(_fp8_weights, "_is_captured", lambda weight: False)
+    monkeypatch.setattr(_weights, "_is_captured", lambda weight: False)
     assert doubled(unknown) is doubled(unknown)
     assert doubled.num_made == 4
 
@@ -115,7 +115,7 @@ def test_what_peers_made_of_a_module_is_forgotten_with_ours():
     kept = doubled(layer.weight)
     layer.weight.data.zero_()
     assert doubled(layer.weight).any()
-    _fp8_weights.forget(layer)
+    _weights.forget(layer)
     assert doubled(layer.weight) is kept
     assert not kept.any()
 
@@ -130,13 +130,13 @@ def test_tensors_made_in_inference_mode_are_quantised_in_every_call():
 
 def test_a_weight_on_another_device_than_before_is_not_put_where_it_was():
     weight = given()[1]
-    _fp8_weights.quantized(weight, is_kept=True)
-    known = _fp8_weights.quantized._kept[id(weight)]
+    _weights.quantized(weight, is_kept=True)
+    known = _weights.quantized._kept[id(weight)]
     away = tuple(one.to("meta") for one in known.made)
     sort = (weight.shape, weight.dtype, torch.device("meta"))
     kept = replace(known, version=-1, sort=sort, made=away)
-    _fp8_weights.quantized._kept[id(weight)] = kept
-    assert _fp8_weights.quantized(weight, is_kept=True)[0].device == weight.device
+    _weights.quantized._kept[id(weight)] = kept
+    assert _weights.quantized(weight, is_kept=True)[0].device == weight.device
 
 
 def test_what_is_kept_is_no_part_of_what_this_thread_allocates_and_ready_for_every_stream(
@@ -149,8 +149,8 @@ def test_what_is_kept_is_no_part_of_what_this_thread_allocates_and_ready_for_eve
         seen.append("here" if threading.get_ident() == main else "apart")
         return quantize_fp8(weight)
 
-    monkeypatch.setattr(_fp8_weights, "_wait_for", lambda weight: seen.append("waited"))
-    quantized, weight = _fp8_weights.ByVersion(quantize_seen), given()[1]
+    monkeypatch.setattr(_weights, "_wait_for", lambda weight: seen.append("waited"))
+    quantized, weight = _weights.ByVersion(quantize_seen), given()[1]
     quantized(weight)
     assert seen == ["waited", "waited", "apart", "waited", "waited"]
     quantized(weight.mul_(2))

@@ -5,10 +5,10 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 import pytest
 import torch
 
-from kprof.kernels.add_layernorm import KERNEL as ADD_KERNEL
-from kprof.kernels.add_layernorm import add_layernorm
-from kprof.kernels.layernorm import KERNEL, layernorm
-from kprof.kernels.rmsnorm import KERNEL as RMSNORM
+from kprof.kernels.norm.add_layernorm import KERNEL as ADD_KERNEL
+from kprof.kernels.norm.add_layernorm import add_layernorm
+from kprof.kernels.norm.layernorm import KERNEL, layernorm
+from kprof.kernels.norm.rmsnorm import KERNEL as RMSNORM
 from tests.kernel_checks import (
     INTERPRETED,
     Plain,

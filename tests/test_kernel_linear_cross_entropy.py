@@ -7,10 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-import kprof.kernels._linear_cross_entropy as ways
+import kprof.kernels.cross_entropy.linear_cross_entropy as ways
 from kprof.kernels import Provider
-from kprof.kernels._operator import DifferentiationError
-from kprof.kernels.linear_cross_entropy import KERNEL, linear_cross_entropy, logits_and_loss
+from kprof.kernels.runtime.operator import DifferentiationError
+from kprof.kernels.cross_entropy.linear_cross_entropy import (
+    KERNEL,
+    linear_cross_entropy,
+    logits_and_loss,
+)
 from tests.kernel_checks import (
     COMPILED,
     INTERPRETED,

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from benchmarks.kernel_names import corpus, score
-from kprof.analyze.classify import find_kind
-from kprof.analyze.kernel_name import KernelName, parse
+from kprof.analyze.attribution.kinds import KernelName, find_kind, parse
 
 
 @pytest.mark.parametrize(

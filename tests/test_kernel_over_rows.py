@@ -6,15 +6,8 @@ from itertools import product
 
 import pytest
 
-from kprof.kernels import (
-    add_layernorm,
-    add_rmsnorm,
-    geglu,
-    layernorm,
-    relu_squared,
-    rmsnorm,
-    swiglu,
-)
+from kprof.kernels.norm import add_layernorm, add_rmsnorm, layernorm, rmsnorm
+from kprof.kernels.gated import geglu, relu_squared, swiglu
 from tests.kernel_checks import (
     COMPILED,
     INTERPRETED,

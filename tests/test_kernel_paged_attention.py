@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 import torch
 
-from kprof.gate import Case
-from kprof.gate.numerics import check_numerics
-from kprof.gate.observe import draw
-from kprof.kernels._subject import subject_of
-from kprof.kernels.paged_attention import KERNEL
+from kprof.kernels.correctness import Case
+from kprof.kernels.correctness.numerics import check_numerics
+from kprof.kernels.correctness.observe import draw
+from kprof.kernels.bench.measure import subject_of
+from kprof.kernels.decode_attention.paged_attention import KERNEL
 from tests.kernel_checks import INTERPRETED, errors_of, quiet_numpy  # noqa: F401
 
 pytestmark = INTERPRETED

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kprof.kernels._passes import pass_of
+from kprof.kernels.bench.measure import pass_of
 
 # As much of a kernel as its passes look at.
 KERNEL = SimpleNamespace(differentiable=(0,))

@@ -14,9 +14,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kprof.gate import check
-from kprof.kernels._subject import subject_of
-from kprof.kernels.quantize_fp8 import KERNEL, LARGEST, dequantize_fp8, quantize_fp8
+from kprof.kernels.correctness import check
+from kprof.kernels.bench.measure import subject_of
+from kprof.kernels.fp8.quantize_fp8 import KERNEL, LARGEST, dequantize_fp8, quantize_fp8
 from tests.kernel_checks import (
     INTERPRETED,
     Plain,

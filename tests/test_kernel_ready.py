@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from kprof.sites import _ways
+from kprof.kernels.swap import dispatch
 from tests.kernel_hopper import on_hopper
 
 BUILT = """
@@ -17,12 +17,12 @@ import json, os, tempfile, threading, time, torch
 from unittest.mock import patch
 from triton.backends.nvidia import driver
 from triton.runtime import build
-from kprof.kernels import _ahead, _ready
-from kprof.kernels._attention import Options
-from kprof.kernels._attention_ring import run_ring
-from kprof.kernels.rmsnorm import rmsnorm
-from kprof.kernels.swiglu import swiglu
-import kprof.kernels._attention_hopper
+from kprof.kernels.runtime import ahead, ready as _ready
+from kprof.kernels.attention._portable import Options
+from kprof.kernels.attention._hopper import run_ring
+from kprof.kernels.norm.rmsnorm import rmsnorm
+from kprof.kernels.gated.swiglu import swiglu
+import kprof.kernels.attention._hopper_kernel
 
 os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
 kernels, built = [], []
@@ -47,13 +47,13 @@ def waited():
     return sorted(built)
 
 def called(function, *arguments):
-    _ahead.compile_ahead(lambda: function(*arguments))
+    ahead.compile_ahead(lambda: function(*arguments))
     return built.count("__triton_launcher"), waited()
 
 x, weight = torch.zeros(4, 256, dtype=torch.bfloat16), torch.ones(256, dtype=torch.bfloat16)
 q = torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)
 with (
-    patch.object(_ahead, "_read", kept),
+    patch.object(ahead, "_read", kept),
     patch.object(build, "_build", counted),
     patch.object(build, "_load_module_from_path", loaded),
     patch.object(driver, "library_dirs", list),
@@ -82,7 +82,7 @@ def test_what_is_built_beside_is_what_triton_asks_for_once():
 
 @pytest.mark.slow
 def test_a_swap_imports_no_compiler_of_torchs():
-    asked = "import sys, kprof.swap; print('torch._dynamo' in sys.modules)"
+    asked = "import sys, kprof.kernels.swap.swapping; print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -94,6 +94,6 @@ def test_a_constant_is_marked_as_torch_marks_it():
     def other():
         return True
 
-    _ways._as_constant(one)
+    dispatch._as_constant(one)
     torch.compiler.assume_constant_result(other)
     assert vars(one) == vars(other)

@@ -5,11 +5,11 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 import pytest
 import torch
 
-from kprof.kernels import _norm
-from kprof.kernels._norm import BackwardPlan
-from kprof.kernels.add_rmsnorm import KERNEL as ADD_KERNEL
-from kprof.kernels.add_rmsnorm import add_rmsnorm
-from kprof.kernels.rmsnorm import KERNEL, rmsnorm
+from kprof.kernels.norm import _norm
+from kprof.kernels.norm._norm import BackwardPlan
+from kprof.kernels.norm.add_rmsnorm import KERNEL as ADD_KERNEL
+from kprof.kernels.norm.add_rmsnorm import add_rmsnorm
+from kprof.kernels.norm.rmsnorm import KERNEL, rmsnorm
 from tests.kernel_checks import (
     INTERPRETED,
     Plain,
@@ -175,13 +175,14 @@ def test_no_more_programs_add_up_than_end_sooner(tiles, most, programs):
 
 OVERLAPPING = """
 import torch
-from kprof.kernels import _ahead, _norm
-from kprof.kernels.rmsnorm import rmsnorm
+from kprof.kernels.norm import _norm
+from kprof.kernels.runtime import ahead
+from kprof.kernels.norm.rmsnorm import rmsnorm
 
 _norm._overlaps = lambda device: True
-_ahead._read = lambda kernel, launch: kernel
+ahead._read = lambda kernel, launch: kernel
 x, weight = (torch.zeros(*shape, requires_grad=True) for shape in ((8, 2048), (2048,)))
-for one in _ahead.compile_ahead(lambda: rmsnorm(x, weight).sum().backward()):
+for one in ahead.compile_ahead(lambda: rmsnorm(x, weight).sum().backward()):
     words = ("launch_dependents", "wait")
     found = [word for word in words if f"griddepcontrol.{word}" in one.asm["ptx"]]
     print(one.metadata.name, one.metadata.launch_pdl, *found)
@@ -198,14 +199,14 @@ def test_a_sum_that_is_launched_early_waits_for_its_terms():
 
 FITTED = """
 import torch
-from kprof.kernels import _ahead
-from kprof.kernels.add_rmsnorm import add_rmsnorm
+from kprof.kernels.runtime import ahead
+from kprof.kernels.norm.add_rmsnorm import add_rmsnorm
 
 for dtype in (torch.bfloat16, torch.float16, torch.float32):
     x, residual, weight = (torch.zeros(*shape, 2048, dtype=dtype) for shape in ((8,), (8,), ()))
     given = [one.requires_grad_() for one in (x, residual, weight)]
     run = lambda: sum(one.float().sum() for one in add_rmsnorm(*given)).backward()
-    for one in _ahead.compile_ahead(run):
+    for one in ahead.compile_ahead(run):
         if one.name == "backward":
             print(one.num_registers <= 112, one.spilled_bytes)
 """

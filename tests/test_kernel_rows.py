@@ -4,10 +4,10 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 
 import torch
 
-from kprof.kernels._launch import Launcher, alignments
-from kprof.kernels._norm import plan_backward
-from kprof.kernels._rows import rows_of, tile_of
-from kprof.kernels.swiglu import swiglu
+from kprof.kernels.runtime.launcher import Launcher, alignments
+from kprof.kernels.norm._norm import plan_backward
+from kprof.kernels.runtime.rows import rows_of, tile_of
+from kprof.kernels.gated.swiglu import swiglu
 
 
 def test_all_that_is_aligned_needs_one_binary():

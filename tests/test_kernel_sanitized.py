@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from kprof.gate import Measure, Subject
-from kprof.gate.result import judge, not_run
-from kprof.kernels._sanitize import read_log, run_edges, sanitize, sanitized
+from kprof.kernels.bench.sanitize import read_log, run_edges, sanitize, sanitized
+from kprof.kernels.correctness import Measure, Subject
+from kprof.kernels.correctness.levels import judge, not_run
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
 BEYOND = """========= COMPUTE-SANITIZER

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kprof.kernels._sanitize import Sanitized
+from kprof.kernels.bench.sanitize import Sanitized
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -16,7 +16,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 def benchmark(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     found = importlib.import_module("kernel_sanitized")
-    monkeypatch.setattr(found._sanitize, "LONGEST_S", found._sanitize.LONGEST_S)
+    monkeypatch.setattr(found.sanitize, "LONGEST_S", found.sanitize.LONGEST_S)
     return found
 
 
@@ -35,7 +35,7 @@ def test_each_tool_has_a_row_that_is_met_by_no_finding(benchmark, monkeypatch):
     ends(benchmark, monkeypatch)
     counts = {"memcheck": 0, "racecheck": 2}
     monkeypatch.setattr(
-        benchmark._sanitize,
+        benchmark.sanitize,
         "sanitize",
         lambda tool, *who, are_forward: Sanitized(tool, counts[tool], ""),
     )
@@ -56,7 +56,7 @@ def test_each_tool_has_a_row_that_is_met_by_no_finding(benchmark, monkeypatch):
 def test_who_does_not_run_alone_is_not_looked_at(benchmark, monkeypatch, how, why):
     ends(benchmark, monkeypatch, **how)
     monkeypatch.setattr(
-        benchmark._sanitize, "sanitize", lambda *who, **how: pytest.fail("looked at")
+        benchmark.sanitize, "sanitize", lambda *who, **how: pytest.fail("looked at")
     )
     rows = benchmark.looked_at("rope", "kprof", 1e12)
     assert [(one["value"], one["met"], one["what"]) for one in rows] == 2 * [(None, None, why)]

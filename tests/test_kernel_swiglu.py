@@ -5,9 +5,9 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 import pytest
 import torch
 
-from kprof.kernels.geglu import KERNEL as GEGLU
-from kprof.kernels.geglu import geglu
-from kprof.kernels.swiglu import KERNEL, swiglu
+from kprof.kernels.gated.geglu import KERNEL as GEGLU
+from kprof.kernels.gated.geglu import geglu
+from kprof.kernels.gated.swiglu import KERNEL, swiglu
 from tests.kernel_checks import (
     COMPILED,
     INTERPRETED,

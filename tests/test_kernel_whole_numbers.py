@@ -6,15 +6,17 @@ from tests import kernel_interpreter  # noqa: F401
 
 torch = pytest.importorskip("torch")
 
-from kprof.kernels.cross_entropy import cross_entropy  # noqa: E402
-from kprof.kernels.linear_cross_entropy import linear_cross_entropy  # noqa: E402
-from kprof.kernels.rmsnorm import rmsnorm  # noqa: E402
+from kprof.kernels.cross_entropy.cross_entropy import cross_entropy  # noqa: E402
+from kprof.kernels.cross_entropy.linear_cross_entropy import linear_cross_entropy  # noqa: E402
+from kprof.kernels.norm.rmsnorm import rmsnorm  # noqa: E402
 
 X, WEIGHT, TARGETS = torch.ones(2, 16), torch.ones(16), torch.zeros(2, dtype=torch.long)
 CALLS = {
-    "_norm._forward": lambda: rmsnorm(X, WEIGHT, 1),
-    "cross_entropy.operator_loss": lambda: cross_entropy(X, TARGETS, label_smoothing=0, z_loss=1),
-    "linear_cross_entropy.operator_loss": lambda: linear_cross_entropy(
+    "norm._norm._forward": lambda: rmsnorm(X, WEIGHT, 1),
+    "cross_entropy.cross_entropy.operator_loss": lambda: cross_entropy(
+        X, TARGETS, label_smoothing=0, z_loss=1
+    ),
+    "cross_entropy.linear_cross_entropy.operator_loss": lambda: linear_cross_entropy(
         X, torch.ones(5, 16), TARGETS, label_smoothing=0, z_loss=1
     ),
 }

@@ -1,6 +1,6 @@
 """Columns of texts are numbered by combination, and mean what each text alone means."""
 
-from kprof.collect.readers._kineto.columns import JOINT, Combinations, Vocabulary
+from kprof.collect.readers.kineto.columns import JOINT, Combinations, Vocabulary
 
 
 def texts_of(combinations, joined):

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kprof.collect.readers._kineto import document, workers
-from kprof.collect.readers._kineto.cuts import cuts_of
-from kprof.collect.readers._kineto.document import read_blocks, read_document, read_whole
-from kprof.collect.readers._kineto.merge import Merger
-from kprof.collect.readers._kineto.source import json_text_of, mapped
-from kprof.collect.readers._kineto.tables import kernels_of, ranges_of, samples_of
+from kprof.collect.readers.kineto import document, workers
+from kprof.collect.readers.kineto.blocks import Merger
+from kprof.collect.readers.kineto.cuts import cuts_of
+from kprof.collect.readers.kineto.document import read_blocks, read_document, read_whole
+from kprof.collect.readers.kineto.tables import kernels_of, ranges_of, samples_of
+from kprof.collect.trace_file import json_text_of, mapped
 from tests.kineto_files import allocation, annotation, kernel, launch, operator, python_call, write
 
 NAMES = st.sampled_from(["aten::mm", 'a "quoted" name', '}, {"ph": "X"', "back\\slash", "é", ""])

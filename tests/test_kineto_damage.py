@@ -7,13 +7,13 @@ import json
 import pyarrow as pa
 import pytest
 
-from kprof.collect.readers._kineto import document
-from kprof.collect.readers._kineto.damage import DamageError
-from kprof.collect.readers._kineto.document import read_damaged, read_document
-from kprof.collect.readers._kineto.merge import Merger
-from kprof.collect.readers._kineto.source import LIMIT_VARIABLE, json_text_of, mapped
-from kprof.collect.readers._kineto.tables import kernels_of
-from kprof.collect.readers.kineto import read
+from kprof.collect.readers.kineto import document
+from kprof.collect.readers.kineto.blocks import Merger
+from kprof.collect.readers.kineto.damage import DamageError
+from kprof.collect.readers.kineto.document import read_damaged, read_document
+from kprof.collect.readers.kineto.reader import read
+from kprof.collect.readers.kineto.tables import kernels_of
+from kprof.collect.trace_file import LIMIT_VARIABLE, json_text_of, mapped
 from kprof.errors import TraceError
 from tests.kineto_files import annotation, kernel, launch, operator, write
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kprof.collect.readers.kineto import read
+from kprof.collect.readers.kineto.reader import read
 from kprof.errors import TraceError
 from tests.kineto_files import operator, write
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kprof.analyze.attribute import add_attribution
-from kprof.analyze.launches import count_launches
-from kprof.collect.readers.kineto import read
+from kprof.analyze.attribution.attribute import add_attribution
+from kprof.analyze.attribution.ledger import count_launches
+from kprof.collect.readers.kineto.reader import read
 from tests.kineto_files import kernel, launch, operator, write
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kprof.collect.readers.kineto import knows, read
+from kprof.collect.readers.kineto.reader import knows, read
 from kprof.trace import Gpu, columns_of
 from tests.kineto_files import allocation, annotation, kernel, launch, operator, python_call, write
 

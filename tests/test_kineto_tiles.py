@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kprof.collect.readers.kineto import read
+from kprof.collect.readers.kineto.reader import read
 from tests.kineto_files import annotation, kernel, launch, operator, write
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

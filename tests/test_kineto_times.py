@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.collect.readers._kineto.times import (
+from kprof.collect.readers.kineto.columns import (
     EXACT_BELOW_US,
     LIMIT_US,
     NeedsTextError,

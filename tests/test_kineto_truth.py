@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kprof.collect.readers.kineto import read
+from kprof.collect.readers.kineto.reader import read
 
 FOLDER = Path(__file__).parents[2] / "shared" / "traces" / "public"
 TRUTH = FOLDER / "TRUTH.csv"

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kprof.analyze.lateness import find_lateness
-from kprof.analyze.rules import stragglers
-from kprof.analyze.saving import Pricer
+from kprof.analyze.findings.rules import stragglers
+from kprof.analyze.findings.savings import Pricer
+from kprof.analyze.late_ranks import find_lateness
 from kprof.collect.merge import merge
 from kprof.report.section import Table
 from kprof.report.sections import ranks

@@ -2,9 +2,8 @@
 
 import pytest
 
-from kprof.analyze.attribute import add_attribution
-from kprof.analyze.host import add_host_activity
-from kprof.analyze.launches import Launches, count_launches
+from kprof.analyze.attribution.attribute import add_attribution, add_host_activity
+from kprof.analyze.attribution.ledger import Launches, count_launches
 from tests.traces import trace_of
 
 

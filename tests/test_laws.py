@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 
-from kprof.analyze.difference.comparability import find_obstacle
-from kprof.analyze.difference.lay_out import find_differences
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.attribution.steps import find_steps, time_steps
+from kprof.analyze.diff.alignment import find_differences
+from kprof.analyze.diff.comparability import find_obstacle
 from kprof.analyze.intervals import LAST_NS
-from kprof.analyze.ledger import balance
 from kprof.analyze.passes import analyze
-from kprof.analyze.steps import find_steps, time_steps
 from kprof.device import find_device
 from kprof.open import read
 from kprof.report.difference import Compared, result_of_difference

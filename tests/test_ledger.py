@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.analyze.attribute import add_attribution
-from kprof.analyze.classify import add_kind
+from kprof.analyze.attribution.attribute import add_attribution
+from kprof.analyze.attribution.kinds import add_kind
+from kprof.analyze.attribution.ledger import balance, truth_columns, union_ns
 from kprof.analyze.idle.assign import add_idle
-from kprof.analyze.ledger import balance, truth_columns, union_ns
 from tests.traces import trace_of
 
 MOMENTS = st.integers(0, 10**9)

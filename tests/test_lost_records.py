@@ -2,7 +2,7 @@
 
 import pytest
 
-from kprof.analyze.trust.audit import audit
+from kprof.analyze.capture_quality.audit import audit
 from kprof.collect.lost_records import without_lost_records
 from tests.traces import measured, trace_of
 

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.analyze.difference.lay_out import find_differences
-from kprof.analyze.evidence import count_steps
-from kprof.analyze.marks import CROSSING_NS, sort_out
-from kprof.analyze.steps import find_steps, time_steps
-from kprof.analyze.trust.audit import audit
+from kprof.analyze.attribution.steps import CROSSING_NS, find_steps, sort_out, time_steps
+from kprof.analyze.capture_quality.audit import audit
+from kprof.analyze.diff.alignment import find_differences
+from kprof.analyze.findings.evidence import count_steps
 from kprof.trace import Trace
 from tests.traces import measured, trace_of
 

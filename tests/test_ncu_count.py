@@ -8,12 +8,11 @@ import sys
 import pytest
 
 from kprof.collect.ncu import REPORT
-from kprof.collect.readers import recorded
-from kprof.collect.readers._ncu.join import function_in
+from kprof.collect.readers.ncu.join import function_in
+from kprof.collect.readers.recorded import reader as recorded
 from kprof.errors import KprofError, LaunchError
-from kprof.ncu import count, window_of
-from kprof.run import RunOptions, run
-from kprof.service import run_service
+from kprof.open import count, window_of
+from kprof.run import RunOptions, run, run_service
 from tests.kineto_files import kernel, operator
 from tests.ncu_files import DRAM, DURATION, SM, launch, raw_page
 from tests.traces import analyzed_trace_of

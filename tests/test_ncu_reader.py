@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from kprof.collect.readers.ncu import knows, read
+from kprof.collect.readers.ncu.reader import knows, read
 from kprof.errors import TraceError
 from tests.ncu_files import DRAM, DURATION, SM, details_page, launch, raw_page
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kprof.collect.readers._ncu import report
-from kprof.collect.readers.ncu import read
+from kprof.collect.readers.ncu import report
+from kprof.collect.readers.ncu.reader import read
 from kprof.errors import TraceError
 from tests.ncu_files import DURATION, launch, raw_page
 

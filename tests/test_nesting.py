@@ -5,7 +5,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.analyze.nesting import NO_ROW, nesting_order, parents
+from kprof.analyze.attribution.call_tree import NO_ROW, nesting_order, parents
 
 SPAN = st.tuples(
     st.sampled_from(["op", "runtime", "module"]),

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from kprof.collect.readers.nsys import read
+from kprof.collect.readers.nsys.reader import read
 from kprof.errors import TraceError
 from kprof.open import read as read_paths
 from tests.nsys_files import kernel, launch, nvtx, setting, write

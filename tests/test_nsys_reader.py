@@ -5,10 +5,10 @@ import gzip
 import pandas as pd
 import pytest
 
-from kprof.analyze.ledger import balance
+from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.passes import analyze
-from kprof.collect.readers._nsys import database
-from kprof.collect.readers.nsys import knows, read
+from kprof.collect.readers.nsys import database
+from kprof.collect.readers.nsys.reader import knows, read
 from kprof.open import read as read_paths
 from kprof.trace import Gpu
 from tests.nsys_files import (

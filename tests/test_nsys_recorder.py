@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kprof.collect.inject.kprof_recorder import ranges  # noqa: E402
+from kprof.collect.inject.kprof_recorder import named_ranges  # noqa: E402
 from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402
 from kprof.collect.launch import INJECT  # noqa: E402
 from tests.recorded import LEAN_TORCH  # noqa: E402
@@ -18,7 +18,7 @@ from tests.recorded import LEAN_TORCH  # noqa: E402
 # A GPU that does nothing and says what it is asked for.
 PRETENCE = f"""{LEAN_TORCH}
 import contextlib
-from kprof_recorder import hooks, nsight, ranges, recording
+from kprof_recorder import hooks, named_ranges, nsight, recording
 from types import SimpleNamespace
 
 def say(*words):
@@ -46,7 +46,7 @@ cuda.get_device_name, cuda.Event = lambda: "pretended", Event
 cuda.profiler = SimpleNamespace(start=lambda: say("start"), stop=lambda: say("stop"))
 cuda.nvtx = SimpleNamespace(range_push=lambda name: say("+", name), range_pop=lambda: say("-"))
 nsight.emit_nvtx = operators
-hooks.Range = recording.Range = ranges.PlainNvtxRange
+hooks.Range = recording.Range = named_ranges.PlainNvtxRange
 torch.autograd.profiler._prepare_profiler = lambda *given: say("torch's profiler")
 torch.autograd.profiler._enable_profiler = lambda *given: say("torch's profiler")
 model = torch.nn.Linear(2, 2).eval()
@@ -147,6 +147,6 @@ def test_the_settings_pass_through_the_environment():
 
 
 def test_ranges_go_to_nvtx_alone_where_torch_writes_its_own_there(monkeypatch):
-    monkeypatch.setattr(ranges, "_has_nvtx", lambda: True)
+    monkeypatch.setattr(named_ranges, "_has_nvtx", lambda: True)
     environment = {"KPROF_TRACER": "nsys", "NVTX_INJECTION64_PATH": "/nsys.so"}
-    assert ranges.range_type(environment) is ranges.PlainNvtxRange
+    assert named_ranges.range_type(environment) is named_ranges.PlainNvtxRange

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from kprof.collect.nsys import keep_window
-from kprof.collect.readers import recorded
+from kprof.collect.readers.recorded import reader as recorded
 from kprof.errors import LaunchError
 from kprof.run import RunOptions, run
 from tests.nsys_files import kernel, launch, nvtx, session, write

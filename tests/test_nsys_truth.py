@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kprof.analyze.ledger import balance, union_ns
+from kprof.analyze.attribution.ledger import balance, union_ns
 from kprof.open import read
 from tests.traces import measured
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kprof.analyze.ledger import balance, truth_columns
+from kprof.analyze.attribution.ledger import balance, truth_columns
 from kprof.errors import KprofError
 from kprof.open import open_run, read
 from tests.kineto_files import annotation, kernel, launch, operator

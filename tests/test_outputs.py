@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kprof.outputs import difference_of, holds_nan
+from kprof.ab.functions import difference_of, holds_nan
 
 
 def test_the_difference_is_relative_to_the_norm_of_the_first():

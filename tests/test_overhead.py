@@ -1,7 +1,7 @@
 """What recording cost, told by steps with and without it."""
 
-from kprof.analyze.ledger import balance
-from kprof.analyze.overhead import measure_cost
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.report.result import result_of
 from kprof.trace import Recording
 from tests.traces import analyzed_trace_of, trace_of

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.analyze.difference.lay_out import find_differences
-from kprof.analyze.ledger import balance
-from kprof.analyze.overlap import Communication, allot_busy_time, measure_communication
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.attribution.overlap import Communication, allot_busy_time, measure_communication
+from kprof.analyze.diff.alignment import find_differences
 from kprof.analyze.summary import split_window
-from kprof.analyze.what_if.baseline import Baseline
-from kprof.analyze.what_if.changes import Change
-from kprof.analyze.what_if.predict import predict
-from kprof.analyze.what_if.targets import Target
+from kprof.analyze.whatif.baseline import Baseline
+from kprof.analyze.whatif.changes import Change, Target
+from kprof.analyze.whatif.predict import predict
 from kprof.report.result import result_of
 from kprof.report.sections import time
 from tests.traces import analyzed_trace_of

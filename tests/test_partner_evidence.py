@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import msgspec
 
-from kprof.analyze.cycles import find_power_effect
+from kprof.analyze.verdict.plausibility import find_power_effect
+from kprof.commands.report import read_evidence
 from kprof.comparison import Pair, save
-from kprof.partner import read_evidence
 from kprof.report.calibration import result_of_calibration
 from kprof.report.costs import result_of_costs
-from kprof.report.gate import result_of_gate
-from kprof.report.sla import result_of_sla
+from kprof.report.kernel_library import result_of_gate
+from kprof.report.sla_verdict import result_of_sla
 from tests.partner_evidence import (
     calibration_of,
     comparison_of,

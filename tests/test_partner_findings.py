@@ -8,9 +8,9 @@ from datetime import date
 
 import pytest
 
+from kprof.commands.report import write_partner_report
 from kprof.comparison import Interval
-from kprof.finding import Diagnosis, Remedy, Unasked
-from kprof.partner import write_partner_report
+from kprof.findings import Diagnosis, Remedy, Unasked
 from kprof.report.partner.evidence import Evidence, Scored
 from tests.partner_evidence import (
     comparison_of,

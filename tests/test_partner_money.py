@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from kprof.analyze.cost.price import Band
 from kprof.analyze.cost.sheet import Figure
-from kprof.finding import Saving, Worth
+from kprof.findings import Saving, Worth
 from kprof.report.partner.evidence import Evidence
 from tests.partner_evidence import (
     comparison_of,

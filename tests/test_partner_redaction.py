@@ -7,9 +7,9 @@ from time import monotonic
 
 import pytest
 
-from kprof.partner import write_partner_report
+from kprof.commands.report import write_partner_report
+from kprof.report.partner.disclosure import LEVELS, Redactor
 from kprof.report.partner.evidence import Evidence
-from kprof.report.partner.redaction import LEVELS, Redactor
 from tests.partner_evidence import comparison_of, costs_of, everything, finding_of, level_of, run_of
 from tests.partner_pages import page_of
 

@@ -8,11 +8,11 @@ from datetime import date
 
 import pytest
 
-from kprof.analyze.sla.judge import Assessment
-from kprof.gate.result import not_run
+from kprof.analyze.sla.evaluate import Assessment
+from kprof.kernels.correctness.levels import not_run
 from kprof.report.partner import render_report
 from kprof.report.partner.evidence import Decision, Evidence
-from kprof.report.partner.template import Template, all_sections, list_templates, read_template
+from kprof.report.partner.parts import Template, all_sections, list_templates, read_template
 from kprof.report.partner.wording import changed_in_words
 from tests.partner_evidence import (
     calibration_of,

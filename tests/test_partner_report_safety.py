@@ -12,13 +12,13 @@ import pytest
 
 from kprof.analyze.cost.answer import Costs
 from kprof.cli import run_command_line
+from kprof.commands.report import read_evidence
 from kprof.comparison import save
 from kprof.errors import KprofError
-from kprof.gate.result import GateReport
-from kprof.partner import read_evidence
+from kprof.kernels.correctness.levels import GateReport
+from kprof.report.partner.disclosure import LEVELS
 from kprof.report.partner.evidence import Source
-from kprof.report.partner.redaction import LEVELS
-from kprof.report.partner.template import read_template
+from kprof.report.partner.parts import read_template
 from tests.partner_evidence import (
     comparison_of,
     costs_of,

@@ -4,13 +4,12 @@ import json
 import re
 from dataclasses import replace
 
+from kprof.commands.sla import json_of, judge_responses, read_targets
 from kprof.report.partner import render_report
-from kprof.report.partner.evidence import Evidence
-from kprof.report.partner.saved_answers import service_level_in
+from kprof.report.partner.evidence import Evidence, service_level_in
+from kprof.report.partner.parts import read_template
 from kprof.report.partner.sections import service_level
 from kprof.report.partner.service_curves import pictures_of
-from kprof.report.partner.template import read_template
-from kprof.sla import json_of, judge_responses, read_targets
 from tests.partner_evidence import everything, level_of
 from tests.partner_pages import said
 from tests.responses import MS, answer, failure, service

@@ -2,7 +2,7 @@
 
 import gzip
 
-from kprof.collect.parts import compress_parts, escape_name, leave_out_helpers
+from kprof.collect.process_folders import compress_parts, escape_name, leave_out_helpers
 from tests.recorded import recorded_part
 
 

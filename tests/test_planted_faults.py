@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kprof.collect.readers.kineto import read
+from kprof.collect.readers.kineto.reader import read
 from tests.planted import workloads
 from tests.planted.machine import US, Machine
 from tests.planted.workloads import PLANTED, train

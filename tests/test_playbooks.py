@@ -11,10 +11,9 @@ import pytest
 import typer
 
 from kprof.cli import app, run_command_line
-from kprof.discover import modules_in
-from kprof.errors import KprofError
-from kprof.partner import _sentences
-from kprof.playbook import HEADINGS, all_playbooks, find_playbook
+from kprof.commands.report import _sentences
+from kprof.errors import KprofError, modules_in
+from kprof.report.playbooks import HEADINGS, all_playbooks, find_playbook
 
 ROOT = Path(__file__).parent.parent
 PAGES = all_playbooks()
@@ -42,7 +41,7 @@ def test_a_page_has_all_parts_in_their_order_and_none_is_empty(page):
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_of_a_page_is_one_that_kprof_understands(line):
     _, name, *words = shlex.split(line)
-    command = KPROF.commands[name]
+    command = KPROF.get_command(None, name)
     context = command.make_context(name, words, ignore_unknown_options=True)
     assert context.info_name == name
 
@@ -79,7 +78,7 @@ def test_a_page_that_does_not_exist_names_the_nearest():
 
 
 def test_pages_are_found_from_another_folder(tmp_path):
-    code = "from kprof.playbook import all_playbooks; print(len(all_playbooks()))"
+    code = "from kprof.report.playbooks import all_playbooks; print(len(all_playbooks()))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -87,14 +86,14 @@ def test_pages_are_found_from_another_folder(tmp_path):
 
 
 def test_every_kernel_that_a_rule_would_swap_in_is_one_of_the_library():
-    library = {path.stem for path in (ROOT / "kprof" / "kernels").glob("[a-z]*.py")}
+    library = {path.stem for path in (ROOT / "kprof" / "kernels").rglob("[a-z]*.py")}
     text = "".join(Path(module.__file__).read_text() for module in modules_in(RULES_PACKAGE))
     named = set(re.findall(r'(?:swap=|remedy, )"(\w+)"', text))
     assert named >= {"rope", "cross_entropy", "linear_cross_entropy"}
     assert named | {"rmsnorm", "layernorm", "swiglu", "geglu", "adamw"} <= library
 
 
-RULES_PACKAGE = "kprof.analyze.rules"
+RULES_PACKAGE = "kprof.analyze.findings.rules"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

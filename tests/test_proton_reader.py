@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from kprof.analyze.passes import analyze
-from kprof.collect.readers import kineto
-from kprof.collect.readers.proton import knows, read
+from kprof.collect.readers.kineto import reader as kineto
+from kprof.collect.readers.proton.reader import knows, read
 from kprof.errors import TraceError
 
 DEVICES = {

@@ -4,9 +4,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from kprof.analyze.ledger import balance
+from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.passes import analyze
-from kprof.collect.readers import recorded
+from kprof.collect.readers.recorded import reader as recorded
 from kprof.device import find_device
 from kprof.report.result import result_of
 

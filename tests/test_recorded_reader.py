@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from kprof.collect.readers import recorded
-from kprof.collect.readers._marks import is_own_step
+from kprof.collect.readers.marks import is_own_step
+from kprof.collect.readers.recorded import reader as recorded
 from kprof.errors import TraceError
 from tests.kineto_files import annotation, kernel
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kprof.analyze.ledger import balance
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.attribution.steps import find_steps
 from kprof.analyze.passes import analyze
-from kprof.analyze.roofline import beaten_ceilings
-from kprof.analyze.steps import find_steps
-from kprof.analyze.utilisation import share_of_time
+from kprof.analyze.roofline.bound import beaten_ceilings
+from kprof.analyze.roofline.utilisation import share_of_time
 from kprof.device import find_device
 from kprof.open import read
 from kprof.trace import Trace

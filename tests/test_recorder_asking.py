@@ -8,13 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kprof.collect.inject.kprof_recorder import alongside, capture, native  # noqa: E402
-from kprof.collect.inject.kprof_recorder.alongside import (  # noqa: E402
+from kprof.collect.inject.kprof_recorder import capture, native  # noqa: E402
+from kprof.collect.inject.kprof_recorder import capture as alongside  # noqa: E402
+from kprof.collect.inject.kprof_recorder.capture import (  # noqa: E402
     COMPILED_KERNELS,
+    Ahead,
     let_others_leave,
     of_all_threads,
 )
-from kprof.collect.inject.kprof_recorder.capture import Ahead  # noqa: E402
 from kprof.collect.inject.kprof_recorder.hooks import Hooks  # noqa: E402
 from kprof.collect.inject.kprof_recorder.recorder import Recorder  # noqa: E402
 from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402

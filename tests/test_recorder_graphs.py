@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kprof.collect.readers import recorded
+from kprof.collect.readers.recorded import reader as recorded
 from tests.recorded import MODEL, record
 
 pytest.importorskip("torch")

@@ -14,8 +14,8 @@ from kprof.collect.inject.kprof_recorder.capture import (  # noqa: E402
     _detaching,
     _is_complete,
 )
+from kprof.collect.inject.kprof_recorder.named_ranges import TorchRange  # noqa: E402
 from kprof.collect.inject.kprof_recorder.quiet import Quiet  # noqa: E402
-from kprof.collect.inject.kprof_recorder.ranges import TorchRange  # noqa: E402
 from kprof.collect.inject.kprof_recorder.ranks import rank, world_size  # noqa: E402
 from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402
 

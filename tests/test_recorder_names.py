@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kprof.collect.inject.kprof_recorder import ranges  # noqa: E402
-from kprof.collect.inject.kprof_recorder.ranges import Models  # noqa: E402
+from kprof.collect.inject.kprof_recorder import named_ranges  # noqa: E402
+from kprof.collect.inject.kprof_recorder.named_ranges import Models  # noqa: E402
 
 
 class Block(torch.nn.Module):
@@ -113,9 +113,9 @@ def test_before_the_window_names_are_given_anew_to_the_largest_model_first():
 
 
 def test_nvtx_is_spoken_only_where_a_tool_listens(monkeypatch):
-    monkeypatch.setattr(ranges, "_has_nvtx", lambda: True)
-    assert ranges.range_type({"NVTX_INJECTION64_PATH": "/nsys.so"}) is ranges.NvtxRange
-    assert ranges.range_type({}) is ranges.TorchRange
+    monkeypatch.setattr(named_ranges, "_has_nvtx", lambda: True)
+    assert named_ranges.range_type({"NVTX_INJECTION64_PATH": "/nsys.so"}) is named_ranges.NvtxRange
+    assert named_ranges.range_type({}) is named_ranges.TorchRange
 
 
 def test_importing_the_recorders_package_imports_no_torch_of_its_own():

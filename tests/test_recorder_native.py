@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kprof.collect.inject.kprof_recorder import alongside, native  # noqa: E402
+from kprof.collect.inject.kprof_recorder import capture, native  # noqa: E402
 from kprof.collect.inject.kprof_recorder.ending import Deadline, MainThread  # noqa: E402
 from kprof.collect.inject.kprof_recorder.recording import now  # noqa: E402
 from tests.recorded import MODEL, record  # noqa: E402
@@ -121,7 +121,7 @@ def test_the_recorders_clock_and_threads_are_not_those_that_a_workload_has_repla
     for module, name in ((time, "sleep"), (time, "perf_counter_ns"), (_thread, "get_ident")):
         monkeypatch.setattr(module, name, None)
     before = now()
-    alongside.sleep(0.001)
+    capture.sleep(0.001)
     assert now() > before
     assert native.get_ident() == threading.main_thread().ident
 
@@ -130,7 +130,7 @@ def test_a_thread_that_waits_needs_no_turn_of_a_processor():
     is_over = threading.Event()
     thread = threading.Thread(target=is_over.wait)
     thread.start()
-    assert wait_until(lambda: str(thread.native_id) not in alongside.running_threads())
+    assert wait_until(lambda: str(thread.native_id) not in capture.running_threads())
     is_over.set()
 
 
@@ -138,8 +138,8 @@ def test_a_trace_ends_once_each_thread_that_could_run_has_had_its_turn(monkeypat
     ran_ns = iter([{"7": 5, "8": 5}, {"7": 5}, {"7": 20_000_004}, {"7": 20_000_005}, {}])
     slept = []
     monkeypatch.setattr(torch.autograd, "_toggle_collection_dynamic", lambda *how: None)
-    monkeypatch.setattr(alongside, "num_other_threads", lambda: 1)
-    monkeypatch.setattr(alongside, "running_threads", lambda: next(ran_ns))
-    monkeypatch.setattr(alongside, "sleep", slept.append)
-    alongside.let_others_leave()
+    monkeypatch.setattr(capture, "num_other_threads", lambda: 1)
+    monkeypatch.setattr(capture, "running_threads", lambda: next(ran_ns))
+    monkeypatch.setattr(capture, "sleep", slept.append)
+    capture.let_others_leave()
     assert slept == [0.02] * 3

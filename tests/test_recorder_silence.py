@@ -11,12 +11,12 @@ torch = pytest.importorskip("torch")
 
 from torch.profiler import record_function  # noqa: E402
 
-from kprof.collect.inject.kprof_recorder import forking  # noqa: E402
+from kprof.collect.inject.kprof_recorder import ending  # noqa: E402
 from kprof.collect.inject.kprof_recorder.capture import Capture  # noqa: E402
-from kprof.collect.inject.kprof_recorder.forking import ForkWarning  # noqa: E402
+from kprof.collect.inject.kprof_recorder.ending import ForkWarning  # noqa: E402
+from kprof.collect.inject.kprof_recorder.named_ranges import Range  # noqa: E402
 from kprof.collect.inject.kprof_recorder.others import Others, Ours  # noqa: E402
 from kprof.collect.inject.kprof_recorder.quiet import Warnings  # noqa: E402
-from kprof.collect.inject.kprof_recorder.ranges import Range  # noqa: E402
 from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -69,8 +69,8 @@ def fork(monkeypatch, tmp_path):
     """A fork under Python 3.12, in a process whose second thread is that of torch's profiler."""
     for thread in ("1", "2"):
         (tmp_path / thread).touch()
-    monkeypatch.setattr(forking, "THREADS", tmp_path)
-    monkeypatch.setattr(forking, "WARNS", sys.version_info[:2])
+    monkeypatch.setattr(ending, "THREADS", tmp_path)
+    monkeypatch.setattr(ending, "WARNS", sys.version_info[:2])
     monkeypatch.setattr(Ours, "has_begun", True)
     monkeypatch.setattr(Others, "was_seen", False)
     return ForkWarning()

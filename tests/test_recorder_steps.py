@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from kprof.collect.inject.kprof_recorder import steps
-from kprof.collect.inject.kprof_recorder.steps import REPLAY, Rule, Source, StepCounter
+from kprof.collect.inject.kprof_recorder import step_counter
+from kprof.collect.inject.kprof_recorder.step_counter import REPLAY, Rule, Source, StepCounter
 
 ADAM = Source("adam", "Adam", 100)
 SMALL = Source("small", "SGD", 10)
@@ -134,7 +134,7 @@ def test_the_marked_step_of_calls_that_were_undecided_is_not_one_that_was_comple
 
 
 def test_a_step_that_is_kept_stays_among_the_steps_however_many_follow(monkeypatch):
-    monkeypatch.setattr(steps, "LONGEST_LOG", 2)
+    monkeypatch.setattr(step_counter, "LONGEST_LOG", 2)
     counter = StepCounter()
     for start_ns in range(9):
         call(counter, MODEL, start_ns, start_ns)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kprof.analyze.diagnose import diagnose
-from kprof.analyze.difference.comparability import find_doubts
-from kprof.analyze.difference.lay_out import find_differences
-from kprof.analyze.ledger import balance
-from kprof.analyze.steps import before_launches, time_steps, whole_ns
-from kprof.analyze.what_if.baseline import find_baseline
-from kprof.analyze.what_if.changes import FASTER, Change
-from kprof.analyze.what_if.predict import predict
-from kprof.analyze.what_if.targets import Target
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.attribution.steps import before_launches, time_steps, whole_ns
+from kprof.analyze.diff.alignment import find_differences
+from kprof.analyze.diff.comparability import find_doubts
+from kprof.analyze.findings.diagnose import diagnose
+from kprof.analyze.whatif.baseline import find_baseline
+from kprof.analyze.whatif.changes import FASTER, Change, Target
+from kprof.analyze.whatif.predict import predict
 from kprof.report.sections import time as time_section
 from tests.section_traces import tables
 from tests.traces import measured, trace_of

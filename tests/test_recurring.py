@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from kprof.analyze.nesting import NO_ROW
-from kprof.analyze.recurring import find_period, find_recurring
-from kprof.analyze.roofline import add_roofline
+from kprof.analyze.attribution.call_tree import NO_ROW
+from kprof.analyze.attribution.steps import find_period, find_recurring
+from kprof.analyze.roofline.bound import add_roofline
 from tests.calls import recorded, tensor
 from tests.traces import ROUND_DEVICE, trace_of
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kprof.cli import run_command_line
-from kprof.partner import Evidence, write_partner_report
-from kprof.redaction import redacted, redacted_json, without_identities, without_secrets
-from kprof.saved import save
+from kprof.commands.report import Evidence, write_partner_report
+from kprof.report.redaction import redacted, redacted_json, without_identities, without_secrets
+from kprof.storage import save
 from tests.partner_evidence import finding_of, run_of
 from tests.secrets_drawn import (
     HELD_OUT_IDENTITIES,

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.analyze.what_if.replay import LONG_AGO_NS, earliest_starts
+from kprof.analyze.whatif.replay import LONG_AGO_NS, earliest_starts
 
 
 @st.composite

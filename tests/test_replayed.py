@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kprof.analyze.attribute import add_attribution
-from kprof.analyze.ledger import balance
+from kprof.analyze.attribution.attribute import add_attribution
+from kprof.analyze.attribution.cuda_graphs import AGREES, _check, how_named
+from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.passes import analyze
-from kprof.analyze.replayed import AGREES, _check, how_named
-from kprof.collect.readers import kineto
-from kprof.notes import CompiledCode, CompiledLaunch, NodeNote
+from kprof.collect.readers.kineto import reader as kineto
 from kprof.report.result import result_of
 from kprof.report.sections import ledger
+from kprof.trace import CompiledCode, CompiledLaunch, NodeNote
 from tests.section_traces import tables, texts
 from tests.test_recorded_graph import opened
 from tests.traces import trace_of

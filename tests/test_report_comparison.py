@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from kprof.analyze.per_token import per_token
+from kprof.analyze.verdict.per_token import per_token
 from kprof.comparison import Claim, Comparison, Interval, Metric, Pair, Plan, load, save
 from kprof.errors import KprofError
-from kprof.report.changes import format_interval, format_percent
-from kprof.report.comparison import sections_of_comparison
-from kprof.report.comparison_pairs import conditions_of
+from kprof.report.comparison import (
+    conditions_of,
+    format_interval,
+    format_percent,
+    sections_of_comparison,
+)
 from kprof.report.html import render_page
 from kprof.report.section import Figure, Table, Text
 from kprof.report.terminal import print_summary
@@ -201,7 +204,7 @@ def test_without_a_sensor_no_clock_is_drawn_and_it_is_said():
     blind = [replace(pair, clocks_mhz=(None, None)) for pair in comparison_of().pairs]
     comparison = comparison_of(pairs=tuple(blind))
     assert len(figures(comparison)) == 2
-    assert conditions_of(comparison.pairs).startswith("No sensor told a GPU's clock")
+    assert conditions_of(comparison.pairs).startswith("No sensor reported a GPU clock")
 
 
 def test_what_left_pairs_out_is_counted_beside_the_clocks():

@@ -10,10 +10,8 @@ import re
 
 import pytest
 
-from kprof.report import sections_of
-from kprof.report.html import embed_json, render_page, write_html
-from kprof.report.plotly_script import pack_plotly
-from kprof.report.section import Figure, Section, Text
+from kprof.report.html import embed_json, pack_plotly, render_page, write_html
+from kprof.report.section import Figure, Section, Text, sections_of
 from tests.browser import IS_AVAILABLE, browser
 from tests.traces import analyzed_trace_of
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kprof.discover import modules_in
-from kprof.report import sections_of
-from kprof.report.section import Facts, Figure, Table, Text
+from kprof.errors import modules_in
+from kprof.report.section import Facts, Figure, Table, Text, sections_of
 from kprof.trace import Gpu, Recording
 from tests.section_traces import (
     HOST_ONLY,

@@ -7,8 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from kprof.report import sections_of
-from kprof.report.section import Column, Facts, Figure, Section, Table, Text
+from kprof.report.section import Column, Facts, Figure, Section, Table, Text, sections_of
 from kprof.report.terminal import print_summary
 from tests.traces import analyzed_trace_of
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.analyze.claims import in_words
+from kprof.analyze.findings.claims import in_words
 from kprof.report.units import (
     format_amount,
     format_count,

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from kprof.collect import generation
+from kprof.commands.sla import judge_responses, measure_generation, read_targets
 from kprof.errors import KprofError
-from kprof.sla import judge_responses, measure_generation, read_targets
 from tests.responses import MS, judged
 
 

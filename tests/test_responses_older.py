@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kprof.collect.results import read_result
+from kprof.collect.load_results import read_result
 from kprof.errors import KprofError
 from tests.responses import MS
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kprof.analyze.sla.times import NEVER, time_to_end, time_to_first, time_to_tokens
-from kprof.collect.results import is_result, read_result
+from kprof.analyze.sla.samples import NEVER, time_to_end, time_to_first, time_to_tokens
+from kprof.collect.load_results import is_result, read_result
 from kprof.errors import KprofError
 from tests.responses import MS, judged, service, verdict
 

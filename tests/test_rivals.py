@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kprof.analyze.calibration.result import Rate
+from kprof.analyze.calibration.error_rates import Rate
 from kprof.analyze.calibration.simulate import simulate
 from kprof.analyze.verdict.rule import levels_of
 from kprof.comparison import Metric, Plan

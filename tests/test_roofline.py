@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kprof.analyze.roofline import BOUNDS, add_roofline, beaten_ceilings, decide_bound
+from kprof.analyze.roofline.bound import BOUNDS, add_roofline, beaten_ceilings, decide_bound
 from kprof.device import Device
 from kprof.trace import columns_of
 from tests.calls import recorded, tensor

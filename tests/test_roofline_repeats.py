@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kprof.analyze.roofline import CERTAIN_SHARE
+from kprof.analyze.roofline.bound import CERTAIN_SHARE
 from tests.calls import recorded, tensor, tensors
 from tests.roofline_rows import CACHED, LIST_KERNEL, columns, measured
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.analyze.nesting import NO_ROW
-from kprof.analyze.row_work import split_by_duration
+from kprof.analyze.attribution.call_tree import NO_ROW
+from kprof.analyze.roofline.launch_work import split_by_duration
 from tests.calls import recorded, tensor, tensors
 from tests.roofline_rows import COPY, GPU_COPY, LIST_KERNEL, PRODUCT, SQUARE, columns, measured
 

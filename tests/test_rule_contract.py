@@ -7,12 +7,12 @@ from functools import cache
 import pandas as pd
 import pytest
 
-from kprof.analyze.diagnose import MOST_ROWS, RULES, diagnose, name_of
-from kprof.analyze.unexplained import RULE as UNEXPLAINED
-from kprof.discover import modules_in
-from kprof.finding import Remedy
-from kprof.playbook import all_playbooks
+from kprof.analyze.findings.diagnose import MOST_ROWS, RULES, diagnose, name_of
+from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
+from kprof.errors import modules_in
+from kprof.findings import Remedy
 from kprof.report.html import render_page
+from kprof.report.playbooks import all_playbooks
 from kprof.report.section import Table
 from kprof.report.sections import findings
 from kprof.trace import Gpu

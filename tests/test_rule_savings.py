@@ -6,15 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kprof.analyze.claims import proof, proof_by_copy
-from kprof.analyze.diagnose import _ranked, diagnose
-from kprof.analyze.evidence import idle_of
+from kprof.analyze.findings.claims import fused, proof, proof_by_copy
+from kprof.analyze.findings.diagnose import _ranked, diagnose
+from kprof.analyze.findings.evidence import idle_of
+from kprof.analyze.findings.savings import find_pricer
 from kprof.analyze.passes import analyze
-from kprof.analyze.remedies import fused
-from kprof.analyze.saving import find_pricer
-from kprof.analyze.what_if import baseline
-from kprof.analyze.what_if.replay import gain_error_ns
-from kprof.finding import Finding, Remedy
+from kprof.analyze.whatif import baseline
+from kprof.analyze.whatif.replay import gain_error_ns
+from kprof.findings import Finding, Remedy
 from kprof.trace import Recording
 from tests.rule_cases import CASES
 from tests.rule_faults import LOGITS, RMS_NORM, loss_of
@@ -196,7 +195,7 @@ def test_a_fused_kernel_of_unknown_bytes_gains_anything_from_nothing_to_nearly_a
 
 
 def test_of_very_many_rows_the_longest_are_kept_and_all_are_counted(monkeypatch):
-    monkeypatch.setattr("kprof.analyze.diagnose.MOST_ROWS", 3)
+    monkeypatch.setattr("kprof.analyze.findings.diagnose.MOST_ROWS", 3)
     trace = CASES["unfused_norm"].faulty()
     *_, found = diagnose(trace).findings
     assert (len(found.rows), found.num_rows) == (3, 14)

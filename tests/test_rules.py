@@ -6,10 +6,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kprof.analyze.diagnose import RULES, diagnose, name_of, why_not
-from kprof.analyze.saving import find_pricer
-from kprof.discover import modules_in
-from kprof.finding import Remedy
+from kprof.analyze.findings.diagnose import RULES, diagnose, name_of, why_not
+from kprof.analyze.findings.savings import find_pricer
+from kprof.errors import modules_in
+from kprof.findings import Remedy
 from kprof.trace import Gpu
 from tests.planted.machine import Machine
 from tests.rule_cases import CASES

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.passes import analyze
-from kprof.analyze.unexplained import RULE as UNEXPLAINED
 from kprof.device import find_device
 from kprof.open import read
 

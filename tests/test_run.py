@@ -8,7 +8,7 @@ import kprof.open
 from kprof.collect.launch import LaunchResult
 from kprof.errors import LaunchError
 from kprof.run import RunOptions, command_of, name_of, report_on, run
-from kprof.runfolder import make_folder, remove_empty
+from kprof.storage import make_folder, remove_empty
 
 
 def test_a_script_runs_under_this_interpreter_with_its_arguments(tmp_path, monkeypatch):

@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from kprof.collect.inject.kprof_recorder.settings import Settings
-from kprof.collect.inject.kprof_recorder.swapping import Swapping
+from kprof.collect.inject.kprof_recorder.start import Swapping
 from kprof.collect.launch import LaunchResult
 from kprof.errors import KprofError
 from kprof.open import Opened
 from kprof.run import RunOptions, run
-from kprof.service import run_service
-from kprof.sites import SwapReport
-from kprof.sites._saved import SWAP_REPORT, write_report
+from kprof.run import run_service
+from kprof.kernels.swap.sites import SwapReport
+from kprof.kernels.swap.saved import SWAP_REPORT, write_report
 from tests.test_cli import kprof
 
 TRAIN = """

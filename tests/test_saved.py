@@ -8,7 +8,7 @@ import pytest
 from kprof.analyze.passes import analyze
 from kprof.device import Device
 from kprof.errors import KprofError, TraceError
-from kprof.saved import is_saved, load, save, whole_or_not_at_all
+from kprof.storage import is_saved, load, save, whole_or_not_at_all
 from kprof.trace import Recording
 from tests.traces import trace_of
 

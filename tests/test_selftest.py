@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from kprof.analyze.calibration.designs import random_order, samples_of
-from kprof.analyze.calibration.noise import NOISES
-from kprof.analyze.calibration.result import Rate
-from kprof.analyze.calibration.simulate import TOO_FEW, simulate
+from kprof.analyze.calibration.error_rates import Rate, quantile
+from kprof.analyze.calibration.simulate import NOISES, TOO_FEW, random_order, samples_of, simulate
 from kprof.analyze.calibration.tally import (
     Known,
     least_found,
@@ -19,7 +17,6 @@ from kprof.analyze.calibration.tally import (
     when_stopped,
     with_all_pairs,
 )
-from kprof.analyze.calibration.targets import quantile
 from kprof.analyze.verdict import is_enough, judge, rule
 from kprof.analyze.verdict.rule import levels_of, look_once
 from kprof.comparison import Metric, Pair, Plan

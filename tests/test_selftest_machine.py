@@ -11,22 +11,24 @@ import msgspec
 import numpy as np
 import pytest
 
-from kprof import calibrations, selftest
-from kprof.analyze.calibration.simulate import simulate
-from kprof.calibrations import (
+from kprof.ab import selftest
+from kprof.ab import selftest as calibrations
+from kprof.ab import selftest as known_effects
+from kprof.ab import selftest as machine
+from kprof.ab.selftest import (
+    Machine,
+    calibrate,
     describe_calibration,
     doubt_resolution,
+    host_knobs,
     keep,
     last_calibration,
 )
-from kprof.collect import known_effects, machine
+from kprof.analyze.calibration.simulate import simulate
 from kprof.collect.disturbance import disturbance, share_at
-from kprof.collect.known_effects import host_knobs
-from kprof.collect.machine import Machine
 from kprof.comparison import Metric, Plan
 from kprof.errors import KprofError
 from kprof.report.calibration import describe, result_of_calibration, sections_of_calibration
-from kprof.selftest import calibrate
 from kprof.timing import WarmUp
 from tests.test_cli import kprof
 

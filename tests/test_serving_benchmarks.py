@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kprof.gate import GateReport
-from kprof.gate.result import LEVELS, Level, not_run
-from kprof.kernels._bench import Timed
+from kprof.kernels.bench.measure import Timed
+from kprof.kernels.correctness import GateReport
+from kprof.kernels.correctness.levels import LEVELS, Level, not_run
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 FEW, MANY = (8, 4_096, 4_096), (4_096, 4_096, 4_096)

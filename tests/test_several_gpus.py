@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kprof.analyze.difference.lay_out import find_differences
-from kprof.analyze.evidence import count_host_steps, count_steps, per_step, share_of_whole
-from kprof.analyze.idle.summary import group_idle, inside_window
-from kprof.analyze.ledger import balance
-from kprof.analyze.steps import count_gpu_steps
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.attribution.steps import count_gpu_steps
+from kprof.analyze.diff.alignment import find_differences
+from kprof.analyze.findings.evidence import count_host_steps, count_steps, per_step, share_of_whole
+from kprof.analyze.idle.causes import group_idle, inside_window
+from kprof.analyze.roofline.utilisation import measure_utilisation
 from kprof.analyze.summary import split_window
-from kprof.analyze.utilisation import measure_utilisation
 from kprof.report.result import result_of
 from tests.section_traces import section
 from tests.traces import ROUND_DEVICE, measured, trace_of

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from kprof.analyze.sla.bounds import bound_share, least_samples, ranks_of, samples_to_pass
+from kprof.analyze.sla.percentiles import bound_share, least_samples, ranks_of, samples_to_pass
 
 P99 = Fraction(99, 100)
 QUANTILES = st.sampled_from([Fraction(1, 2), Fraction(9, 10), Fraction(19, 20), P99])

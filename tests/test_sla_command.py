@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from kprof.analyze.sla.steps import judge_steps
+from kprof.analyze.sla.evaluate import judge_steps
+from kprof.analyze.sla.responses import Load
 from kprof.analyze.sla.targets import parse_target
+from kprof.commands.sla import json_of, judge_responses, read_targets
 from kprof.errors import KprofError
 from kprof.report.html import render_page
 from kprof.report.section import Text
-from kprof.report.sla import result_of_sla, sections_of_sla
+from kprof.report.sla_verdict import result_of_sla, sections_of_sla
 from kprof.report.units import format_time
-from kprof.responses import Load
-from kprof.sla import json_of, judge_responses, read_targets
 from kprof.trace import Recording
 from tests.responses import MS, answer, failure, run_of, service
 from tests.test_cli import kprof

@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from kprof.analyze.sla.evaluate import judge
 from kprof.analyze.sla.independence import Marks, count_independent
-from kprof.analyze.sla.judge import judge
 from kprof.analyze.sla.samples import Sample
+from kprof.analyze.sla.target_verdict import judge_times
 from kprof.analyze.sla.targets import parse_target
-from kprof.analyze.sla.verdict import judge_times
 from tests.responses import answer, failure, judged, run_of, service, verdict
 
 

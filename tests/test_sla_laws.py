@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kprof.collect.results import read_result
+from kprof.collect.load_results import read_result
 from tests.responses import judged
 
 TARGETS = (

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kprof.analyze.sla.judge import judge
-from kprof.analyze.sla.rates import find_window
+from kprof.analyze.sla.evaluate import judge
+from kprof.analyze.sla.rates import find_window, reach_of
 from kprof.analyze.sla.targets import parse_target
-from kprof.analyze.sla.wandering import reach_of
 from tests.responses import MS, answer, judged, run_of, service, verdict
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kprof.analyze.sla.bounds import ranks_of
+from kprof.analyze.sla.percentiles import ranks_of
 from kprof.analyze.sla.samples import Sample
+from kprof.analyze.sla.target_verdict import judge_times
 from kprof.analyze.sla.targets import parse_target
-from kprof.analyze.sla.verdict import judge_times
 
 REPEATS = 1000
 SIGMA = 0.35

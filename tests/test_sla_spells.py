@@ -7,9 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from kprof.analyze.sla.bounds import least_samples
+from kprof.analyze.sla.percentiles import least_samples
+from kprof.commands.sla import json_of, judge_responses, read_targets
 from kprof.errors import KprofError
-from kprof.sla import json_of, judge_responses, read_targets
 from tests.responses import answer, judged, run_of, service, verdict
 from tests.test_cli import kprof
 from tests.test_sla_command import AIPERF

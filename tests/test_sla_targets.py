@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.analyze.sla.bounds import least_samples
-from kprof.analyze.sla.presets import PRESETS, targets_of
-from kprof.analyze.sla.targets import METRICS, TIME_NS, TargetError, parse_target
+from kprof.analyze.sla.percentiles import least_samples
+from kprof.analyze.sla.targets import (
+    METRICS,
+    PRESETS,
+    TIME_NS,
+    TargetError,
+    parse_target,
+    targets_of,
+)
 
 
 @pytest.mark.parametrize(

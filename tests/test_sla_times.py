@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprof.analyze.sla.curves import token_curve
-from kprof.analyze.sla.times import (
+from kprof.analyze.sla.responses import Response
+from kprof.analyze.sla.samples import (
     longest_gap,
     time_between_tokens,
     time_per_token,
@@ -16,7 +17,6 @@ from kprof.analyze.sla.times import (
     time_to_first,
     time_to_tokens,
 )
-from kprof.responses import Response
 from tests.responses import MS, answer, cancelled, failure, service
 
 NEVER = float("inf")

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kprof.analyze.sla.doubts import find_doubts, lag_of
-from kprof.analyze.sla.judge import Assessment, judge
+from kprof.analyze.sla.caveats import find_doubts, lag_of
+from kprof.analyze.sla.evaluate import Assessment, judge
+from kprof.analyze.sla.responses import Load
 from kprof.analyze.sla.targets import TargetError, parse_target
-from kprof.responses import Load
 from tests.responses import MS, answer, cancelled, failure, judged, run_of, service, verdict
 
 CLOSED = Load("closed", "8 at a time")

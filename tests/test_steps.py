@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kprof.analyze.steps import Step, find_steps, median_step, time_steps
+from kprof.analyze.attribution.steps import Step, find_steps, median_step, time_steps
 from kprof.trace import Recording
 from tests.traces import analyzed_trace_of
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kprof.analyze.marks import rule_of
-from kprof.analyze.steps import find_steps, time_steps
+from kprof.analyze.attribution.steps import find_steps, rule_of, time_steps
 from kprof.trace import Recording
 from tests.traces import measured, trace_of
 

@@ -6,8 +6,8 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.analyze.ledger import balance
-from kprof.analyze.overlap import allot_busy_time
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.attribution.overlap import allot_busy_time
 from kprof.analyze.summary import (
     collapse_layers,
     count_gpus,

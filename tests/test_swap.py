@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from kprof.errors import KprofError
-from kprof.swap import swapped
+from kprof.kernels.swap.swapping import swapped
 from tests.swap_models import (
     NAMES,
     Attention,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kprof.swap import swapped
+from kprof.kernels.swap.swapping import swapped
 from tests import attention_calls as calls
 from tests.attention_calls import Attention
 from tests.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401

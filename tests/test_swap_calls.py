@@ -10,12 +10,12 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from kprof.kernels._bench import Timed
-from kprof.kernels._choice import choose, keep
-from kprof.kernels.rmsnorm import KERNEL
-from kprof.sites import _providers
-from kprof.sites._providers import Providers
-from kprof.swap import swapped
+from kprof.kernels.bench.measure import Timed
+from kprof.kernels.bench.choice import choose, keep
+from kprof.kernels.norm.rmsnorm import KERNEL
+from kprof.kernels.swap import providers
+from kprof.kernels.swap.providers import Providers
+from kprof.kernels.swap.swapping import swapped
 from tests.swap_models import NAMES, Mlp, Model, Norm, tokens
 
 
@@ -45,7 +45,7 @@ def test_an_mlp_that_falls_back_runs_each_layer_once():
 
 
 def test_a_kernel_that_needs_a_gpu_falls_back_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(_providers, "IS_INTERPRETED", False)
+    monkeypatch.setattr(providers, "IS_INTERPRETED", False)
     model = nn.Sequential(Norm(16))
     with swapped(model, "rmsnorm") as swap:
         model(torch.ones(2, 16))

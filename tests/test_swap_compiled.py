@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kprof.sites._rewire import Rewired
-from kprof.swap import swapped
+from kprof.kernels.swap.patches import Rewired
+from kprof.kernels.swap.swapping import swapped
 from tests.swap_models import NAMES, Mlp, Model, Norm, tokens
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kprof.sites import norms, residuals
+from kprof.kernels.swap.sites import norms, residuals
 from tests.samples import benchmark
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from kprof.swap import swapped
+from kprof.kernels.swap.swapping import swapped
 
 transformers = pytest.importorskip("transformers")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from kprof.kernels import _fp8_linear, _fp8_twins
-from kprof.sites import linears
-from kprof.swap import swapped
+from kprof.kernels.fp8 import fp8_linear, _copies
+from kprof.kernels.swap.sites import linears
+from kprof.kernels.swap.swapping import swapped
 from tests.fp8_layers import nothing_kept  # noqa: F401
 from tests.kernel_checks import (
     COMPILED,
@@ -57,7 +57,7 @@ def route(monkeypatch):
     """Let layers quantise their input, as bfloat16 on a GPU is; and another where it is set."""
     way = {"route": "tiles"}
     monkeypatch.setattr(linears, "LEAST_WEIGHTS", 1)
-    monkeypatch.setattr(_fp8_linear, "route_of", lambda *sizes: way["route"])
+    monkeypatch.setattr(fp8_linear, "route_of", lambda *sizes: way["route"])
     return way
 
 
@@ -71,13 +71,13 @@ def model(route):
 def casts(monkeypatch):
     """Note how many rows of activations layers quantise themselves."""
     counted = []
-    cast = _fp8_linear.quantize_fp8
+    cast = fp8_linear.quantize_fp8
 
     def count(x):
         counted.append(x.shape[0])
         return cast(x)
 
-    monkeypatch.setattr(_fp8_linear, "quantize_fp8", count)
+    monkeypatch.setattr(fp8_linear, "quantize_fp8", count)
     return counted
 
 
@@ -121,10 +121,10 @@ def test_from_the_second_call_on_each_activation_is_cast_by_what_made_it(model, 
 def test_without_fp8_layers_nobody_remembers_what_is_made(model):
     with torch.no_grad(), swapped(model, *TOGETHER[:-1]):
         model(given())
-        assert not _fp8_twins._made
+        assert not _copies._made
     with torch.no_grad(), swapped(model, "fp8_linear") as swap:
         model(given())
-        assert not _fp8_twins._made
+        assert not _copies._made
     assert not joined(swap)
 
 
@@ -191,7 +191,7 @@ def test_training_casts_as_ever_in_between(model):
 
 def test_another_capture_reads_nothing_of_the_last(model, monkeypatch):
     capture = {"number": 1}
-    monkeypatch.setattr(_fp8_twins, "_place_of", lambda x: (0, capture["number"]))
+    monkeypatch.setattr(_copies, "_place_of", lambda x: (0, capture["number"]))
 
     def begin_another(module, args):
         capture["number"] += 1
@@ -244,7 +244,7 @@ def test_compiled_graphs_hold_the_cast_and_neither_make_nor_read_twins(model):
     with torch.no_grad(), swapped(model, *TOGETHER) as swap:
         run = compiled(model)
         found = [run(x) for _ in range(2)]
-        assert not _fp8_twins._made
+        assert not _copies._made
     assert all(torch.equal(one, expected) for one in found)
     assert not joined(swap)
 
@@ -253,4 +253,4 @@ def test_after_the_swap_nothing_is_remembered(model):
     with torch.no_grad(), swapped(model, *TOGETHER):
         model(given())
         model(given())
-    assert not _fp8_twins._made
+    assert not _copies._made

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from kprof.sites import linears
-from kprof.swap import swapped
+from kprof.kernels.swap.sites import linears
+from kprof.kernels.swap.swapping import swapped
 from tests.kernel_checks import (
     INTERPRETED,
     compiled,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kprof.swap import swapped
+from kprof.kernels.swap.swapping import swapped
 
 V, H = 13, 8
 NO_LOSS = "it is not the loss of a causal language model"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune, spectral_norm, weight_norm
 
-from kprof.swap import swapped
+from kprof.kernels.swap.swapping import swapped
 from tests.swap_models import Norm
 
 EAGER = ("rmsnorm=eager", "layernorm=aten", "add_rmsnorm=eager", "add_layernorm=eager")

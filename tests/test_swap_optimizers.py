@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from kprof.sites._providers import Providers
-from kprof.swap import swapped
+from kprof.kernels.swap.providers import Providers
+from kprof.kernels.swap.swapping import swapped
 
 
 def made():

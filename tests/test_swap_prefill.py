@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kprof.kernels.attention_forward import KERNEL as FORWARD
-from kprof.sites._providers import AS_FAST, UNMEASURED, Providers
-from kprof.swap import swapped
+from kprof.kernels.attention.attention_forward import KERNEL as FORWARD
+from kprof.kernels.swap.providers import AS_FAST, UNMEASURED, Providers
+from kprof.kernels.swap.swapping import swapped
 from tests.kernel_checks import COMPILED, INTERPRETED, quiet_numpy  # noqa: F401
 from tests.attention_calls import KERNEL, NAME, Attention, call_of, ways_of
 
@@ -57,7 +57,7 @@ def test_what_nobody_measured_goes_to_torch():
 def test_the_measured_provider_is_chosen_or_none(monkeypatch, fastest, why):
     providers = Providers({FORWARD.name: FORWARD}, {})
     monkeypatch.setattr(providers, "_fastest", lambda *about: fastest)
-    monkeypatch.setattr("kprof.sites._providers.IS_INTERPRETED", False)
+    monkeypatch.setattr("kprof.kernels.swap.providers.IS_INTERPRETED", False)
     function, provider, found = providers.choose(FORWARD, call_of()[0], (1,), is_default=True)
     assert (function, provider) == (None, None)
     assert why in found

@@ -7,8 +7,8 @@ import functools
 import pytest
 import torch
 
-from kprof.sites._providers import UNMEASURED
-from kprof.swap import swapped
+from kprof.kernels.swap.providers import UNMEASURED
+from kprof.kernels.swap.swapping import swapped
 from tests.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
 from tests.attention_calls import KERNEL, NAME, drawn, ways_of
 

@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from kprof.errors import KprofError
 from kprof.report.swap import sections_of_swap
-from kprof.sites import Calls, SiteReport, SwapReport
-from kprof.sites._saved import read_report
-from kprof.swap import all_models, swapped
+from kprof.kernels.swap.sites import Calls, SiteReport, SwapReport
+from kprof.kernels.swap.saved import read_report
+from kprof.kernels.swap.swapping import all_models, swapped
 from tests.swap_models import Model, Norm, WithoutRootNorm, tokens
 
 
@@ -53,7 +53,7 @@ def test_a_function_that_somebody_kept_is_the_original_afterwards():
 
 
 def test_swaps_of_all_the_process_are_left_in_order(monkeypatch):
-    monkeypatch.setattr("kprof.swap.all_roots", list)
+    monkeypatch.setattr("kprof.kernels.swap.swapping.all_roots", list)
     original = functional.cross_entropy
     outer, inner = swapped(None, "cross_entropy=eager"), swapped(None, "cross_entropy=kprof")
     outer.__enter__()

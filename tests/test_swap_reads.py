@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from kprof.swap import swapped
+from kprof.kernels.swap.swapping import swapped
 from tests.swap_models import GemmaNorm, Mlp, Norm
 
 NAMES = ("rmsnorm=eager", "layernorm=aten", "swiglu=eager", "geglu=eager", "rope=eager")

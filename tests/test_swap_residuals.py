@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.checkpoint import checkpoint as again
 
-from kprof.swap import swapped
+from kprof.kernels.swap.swapping import swapped
 from tests.kernel_checks import COMPILED, INTERPRETED, compiled
 from tests.swap_models import GemmaNorm, Mlp, Model, Norm, snapshot, tokens
 

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 
-from kprof.swap import swapped
+from kprof.kernels.swap.swapping import swapped
 from tests.swap_models import Model, Norm, tokens
 
 KERNELS = ("rmsnorm", "swiglu", "cross_entropy", "adamw")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kprof.swap import swapped
+from kprof.kernels.swap.swapping import swapped
 from tests.swap_models import GemmaNorm, Mlp, Norm, WithoutRootNorm
 
 NORMS = ("rmsnorm=eager", "layernorm=aten")

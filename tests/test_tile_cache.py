@@ -7,7 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
-from kprof.kernels._tile_cache import block_of, bytes_of, fit_float16, is_seen, start_of
+from kprof.kernels.decode_attention._kernel import (
+    block_of,
+    bytes_of,
+    fit_float16,
+    is_seen,
+    start_of,
+)
 from tests.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
 
 pytestmark = INTERPRETED

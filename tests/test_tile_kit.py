@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kprof.kernels._tile_softmax import finish, merge, store_part, weigh
-from kprof.kernels._tile_splits import Counters, is_last_to_arrive, part_length
+from kprof.kernels.tiles.online_softmax import finish, merge, store_part, weigh
+from kprof.kernels.tiles.splits import Counters, is_last_to_arrive, part_length
 from tests.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
 from tests.kernel_hopper import on_hopper
 
@@ -97,8 +97,8 @@ def test_counters_are_zeros():
 
 AHEAD = """
 import json, torch
-from kprof.kernels._ahead import BLACKWELL, HOPPER, compile_ahead
-from kprof.kernels.decode_attention import decode_attention
+from kprof.kernels.runtime.ahead import BLACKWELL, HOPPER, compile_ahead
+from kprof.kernels.decode_attention.decode_attention import decode_attention
 
 found = []
 bf16, fp8 = torch.bfloat16, torch.float8_e4m3fn

@@ -7,8 +7,15 @@ from random import Random
 import pytest
 
 from kprof.comparison import Metric, Plan
-from kprof.stopwatch import SLEEP_CYCLES, GpuStopwatch, WallStopwatch, stopwatch_for
-from kprof.timing import Conditions, take_pairs, warm_up
+from kprof.timing import (
+    SLEEP_CYCLES,
+    Conditions,
+    GpuStopwatch,
+    WallStopwatch,
+    stopwatch_for,
+    take_pairs,
+    warm_up,
+)
 
 
 class Recorded:

@@ -73,7 +73,7 @@ print(ignoring.pid, apart.pid, flush=True)
 
 @pytest.mark.slow
 def test_all_that_the_workload_started_ends_with_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("kprof.collect.processes.PATIENCE_S", 0.5)
+    monkeypatch.setattr("kprof.collect.trials.PATIENCE_S", 0.5)
     trial = run(tmp_path, LEAVES_CHILDREN + MODEL + "serve(10 ** 9)")
     pids = trial.log.read_text().split()
     assert len(pids) == 2

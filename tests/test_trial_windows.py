@@ -6,9 +6,8 @@ import platform
 import pytest
 
 from kprof.collect.inject.kprof_recorder.schedule import Schedule
-from kprof.collect.samples import Samples, Tail, read_with_processes
-from kprof.collect.stepenergy import Span, can_count_energy, energy_of, spans_of
-from kprof.collect.windows import Sheets, Window
+from kprof.collect.nvml import Samples, Tail, read_with_processes
+from kprof.collect.windows import Sheets, Span, Window, can_count_energy, energy_of, spans_of
 
 S = 10**9
 GPU = {"number": 0, "name": "NVIDIA H200", "uuid": "aaaa-bbbb"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kprof.analyze.ledger import balance, truth_columns
+from kprof.analyze.attribution.ledger import balance, truth_columns
 from kprof.open import read
 from tests.traces import measured
 

@@ -1,6 +1,6 @@
 """Questions that a capture cannot answer, why, and how to know."""
 
-from kprof.analyze.trust.unanswered import find_unanswered
+from kprof.analyze.capture_quality.unanswered import find_unanswered
 from tests.traces import analyzed_trace_of, recorded
 
 

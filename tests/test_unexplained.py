@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kprof.analyze.findings.unexplained import find_unexplained, is_of_nvidia
 from kprof.analyze.idle.causes import DEPENDENCY_WAIT
-from kprof.analyze.unexplained import find_unexplained, is_of_nvidia
-from kprof.analyze.what_if.baseline import find_baseline
+from kprof.analyze.whatif.baseline import find_baseline
 from kprof.trace import Gpu
 from tests.traces import analyzed_trace_of
 

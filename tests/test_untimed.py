@@ -2,17 +2,17 @@
 
 import pytest
 
-from kprof.analyze.difference.comparability import find_doubts, find_obstacle
-from kprof.analyze.ledger import balance, truth_columns
+from kprof.analyze.attribution.ledger import balance, truth_columns
+from kprof.analyze.capture_quality.audit import audit
+from kprof.analyze.capture_quality.unanswered import find_unanswered
+from kprof.analyze.diff.comparability import find_doubts, find_obstacle
 from kprof.analyze.passes import analyze
-from kprof.analyze.trust.audit import audit
-from kprof.analyze.trust.unanswered import find_unanswered
 from kprof.collect.merge import merge
+from kprof.commands.whatif import ask
 from kprof.errors import TraceError
 from kprof.open import open_run, read
-from kprof.report import sections_of
 from kprof.report.result import result_of
-from kprof.whatif import ask
+from kprof.report.section import sections_of
 from tests.ncu_files import launch, raw_page
 from tests.traces import trace_of
 

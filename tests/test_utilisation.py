@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kprof.analyze.utilisation import measure_utilisation
+from kprof.analyze.roofline.utilisation import measure_utilisation
 from kprof.trace import Gpu
 from tests.traces import ROUND_DEVICE, analyzed_trace_of
 

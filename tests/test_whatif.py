@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from kprof.analyze.attribute import add_attribution
+from kprof.analyze.attribution.attribute import add_attribution
 from kprof.analyze.passes import analyze
-from kprof.analyze.what_if.baseline import find_baseline
-from kprof.analyze.what_if.changes import (
+from kprof.analyze.whatif.baseline import find_baseline
+from kprof.analyze.whatif.changes import (
     FASTER,
     REMOVED,
     REPLACED,
     ROOFLINE,
     WITHOUT,
     Change,
+    Target,
     durations_after,
 )
-from kprof.analyze.what_if.predict import find_predictions, predict
-from kprof.analyze.what_if.targets import Target
+from kprof.analyze.whatif.predict import find_predictions, predict
 from kprof.open import read
 from kprof.trace import Recording
 from tests.simulated import (
@@ -160,7 +160,7 @@ def test_a_replay_that_misses_the_recording_predicts_nothing():
 
 
 def test_a_large_recording_is_replayed_only_when_asked(monkeypatch):
-    monkeypatch.setattr("kprof.analyze.what_if.predict.MOST_UNASKED", 1)
+    monkeypatch.setattr("kprof.analyze.whatif.predict.MOST_UNASKED", 1)
     trace = record([kernel("mm", 9_000), kernel("mm", 9_000)])
     (found,) = find_predictions(trace)
     assert found.reason == "replaying 2 activities takes long; ask with kprof whatif"
@@ -168,7 +168,7 @@ def test_a_large_recording_is_replayed_only_when_asked(monkeypatch):
 
 
 def test_a_recording_that_is_too_large_says_so(monkeypatch):
-    monkeypatch.setattr("kprof.analyze.what_if.baseline.MOST_ACTIVITIES", 1)
+    monkeypatch.setattr("kprof.analyze.whatif.baseline.MOST_ACTIVITIES", 1)
     (found,) = find_predictions(record([kernel("mm", 9_000), kernel("mm", 9_000)]))
     assert (found.target, found.change) == ("a step", "after any change")
     assert found.reason == "2 activities are too many to replay"

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kprof.analyze.what_if.targets import Target, parse_target, rows_of
+from kprof.analyze.whatif.changes import Target, parse_target, rows_of
 from kprof.cli import run_command_line
 from kprof.errors import KprofError
 from kprof.report.sections.what_if import render, section_of
-from kprof.saved import load
+from kprof.storage import load
 from kprof.trace import Prediction
 from tests import kineto_files as kineto
 from tests.traces import analyzed_trace_of

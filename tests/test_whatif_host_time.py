@@ -3,10 +3,9 @@
 import pytest
 
 from kprof.analyze.passes import analyze
-from kprof.analyze.what_if.baseline import find_baseline
-from kprof.analyze.what_if.changes import REMOVED, Change
-from kprof.analyze.what_if.predict import predict
-from kprof.analyze.what_if.targets import Target
+from kprof.analyze.whatif.baseline import find_baseline
+from kprof.analyze.whatif.changes import REMOVED, Change, Target
+from kprof.analyze.whatif.predict import predict
 from kprof.trace import Recording
 from tests.traces import trace_of
 

@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 
 from kprof.analyze.idle import causes
-from kprof.analyze.what_if.baseline import find_baseline
-from kprof.analyze.what_if.changes import FASTER, REMOVED, WITHOUT, Change, apply, without_rows
-from kprof.analyze.what_if.dependencies import find_replay
-from kprof.analyze.what_if.predict import predict
-from kprof.analyze.what_if.targets import Target
-from kprof.analyze.what_if.untouched import with_untouched
+from kprof.analyze.whatif.baseline import find_baseline, with_untouched
+from kprof.analyze.whatif.changes import (
+    FASTER,
+    REMOVED,
+    WITHOUT,
+    Change,
+    Target,
+    apply,
+    without_rows,
+)
+from kprof.analyze.whatif.dependencies import find_replay
+from kprof.analyze.whatif.predict import predict
 from kprof.trace import Recording
 from tests.simulated import END_OF_STEP, Do, kernel, record, step_ns, upload
 from tests.whatif_questions import GRAPHS, MM, NORM, doubled

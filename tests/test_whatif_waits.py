@@ -3,12 +3,11 @@
 import pytest
 
 from kprof.analyze.passes import analyze
-from kprof.analyze.what_if.baseline import find_baseline
-from kprof.analyze.what_if.changes import FASTER, WITHOUT, Change
-from kprof.analyze.what_if.dependencies import find_replay
-from kprof.analyze.what_if.predict import predict
-from kprof.analyze.what_if.replay import WAIT
-from kprof.analyze.what_if.targets import Target
+from kprof.analyze.whatif.baseline import find_baseline
+from kprof.analyze.whatif.changes import FASTER, WITHOUT, Change, Target
+from kprof.analyze.whatif.dependencies import find_replay
+from kprof.analyze.whatif.predict import predict
+from kprof.analyze.whatif.replay import WAIT
 from tests.simulated import (
     BACKWARD,
     Do,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kprof.analyze.operator_work import find_model, find_work
 from kprof.analyze.passes import analyze
-from kprof.collect.readers import kineto
+from kprof.analyze.roofline.operator_work import find_model, find_work
+from kprof.collect.readers.kineto import reader as kineto
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional

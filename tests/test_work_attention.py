@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from kprof.analyze.operator_work import find_model
+from kprof.analyze.roofline.operator_work import find_model
 from kprof.analyze.work import Work
 from tests.calls import inputs, tensor, work_of
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from kprof.analyze.operator_work import find_model
+from kprof.analyze.roofline.operator_work import find_model
 from kprof.analyze.work import Inputs, Work
 from tests.calls import tensor, work_of
 

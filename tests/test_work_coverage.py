@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kprof.analyze.ledger import balance
-from kprof.analyze.nesting import NO_ROW
+from kprof.analyze.attribution.call_tree import NO_ROW
+from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.passes import analyze
 from kprof.device import find_device
 from kprof.open import read

@@ -1,6 +1,6 @@
-from kprof.analyze.operator_work import find_model
+from kprof.analyze.roofline.operator_work import find_model
 from kprof.analyze.work import Inputs, Tensor, Work, broadcast, promote, written_by
-from kprof.discover import modules_in
+from kprof.errors import modules_in
 from tests.calls import inputs, tensor, tensors, work_of
 
 FAMILIES = modules_in("kprof.analyze.work")

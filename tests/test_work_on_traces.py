@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kprof.analyze.passes import analyze
-from kprof.collect.readers import kineto
+from kprof.collect.readers.kineto import reader as kineto
 from kprof.device import find_device
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces" / "h200"

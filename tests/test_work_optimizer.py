@@ -1,5 +1,5 @@
-from kprof.analyze.bounds import bound_list_kernel
 from kprof.analyze.element_type import type_in_name
+from kprof.analyze.roofline.launch_work import bound_list_kernel
 from kprof.analyze.work import Work
 from tests.calls import tensors, work_of
 

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from kprof.analyze.operator_work import find_model
+from kprof.analyze.roofline.operator_work import find_model
 from kprof.analyze.work import Work
 from tests.calls import inputs, tensor, work_of
 

@@ -8,8 +8,8 @@ from functools import cache
 import pandas as pd
 
 from kprof.analyze import passes as every
-from kprof.analyze.diagnose import add_diagnosis
-from kprof.analyze.what_if.predict import add_predictions
+from kprof.analyze.findings.diagnose import add_diagnosis
+from kprof.analyze.whatif.predict import add_predictions
 from kprof.device import Device
 from kprof.trace import SCHEMA, Gpu, Meta, Recording, Table, Trace
 

@@ -1,9 +1,8 @@
 """Asks what a step of a simulated program would take after changes."""
 
-from kprof.analyze.what_if.baseline import find_baseline
-from kprof.analyze.what_if.changes import FASTER, GRAPHED, Change
-from kprof.analyze.what_if.predict import predict
-from kprof.analyze.what_if.targets import Target
+from kprof.analyze.whatif.baseline import find_baseline
+from kprof.analyze.whatif.changes import FASTER, GRAPHED, Change, Target
+from kprof.analyze.whatif.predict import predict
 from tests.simulated import record
 
 MM, NORM = Target("kernel", "mm"), Target("kernel", "norm")

@@ -104,7 +104,7 @@ class SwiGlu(Block):
     """A layer whose gated activation is one kernel."""
 
     def activation(self, x):
-        from kprof.kernels.swiglu import swiglu
+        from kprof.kernels.gated.swiglu import swiglu
 
         return swiglu(self.gate(x), self.up(x))
 
@@ -330,7 +330,7 @@ def unfused_activation(size):
 
 def unfused_loss(size):
     """Compute the loss of many logits by torch, or in one kernel."""
-    from kprof.kernels.cross_entropy import cross_entropy as in_one
+    from kprof.kernels.cross_entropy.cross_entropy import cross_entropy as in_one
 
     many = {"vocabulary": 4 * size.vocabulary}
     return training(size, **many), training(size, loss=in_one if GPU else cross_entropy, **many)

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import kprof
-from kprof.sla import json_of, judge_responses, measure_generation, read_targets
+from kprof.collect.generation import measure_generation
+from kprof.commands.sla import json_of, judge_responses, read_targets
 
 # Tokens that are handed on at once where the GPU need not wait for the host after each.
 CHUNK = 8
@@ -104,7 +105,7 @@ def look_masked(q, cache):
 
 def look_ours(q, cache):
     """Attend to the keys that were written, with kprof's kernel."""
-    from kprof.kernels.decode_attention import decode_attention
+    from kprof.kernels.decode_attention.decode_attention import decode_attention
 
     return decode_attention(q, cache.k, cache.v, cache.lengths)[0]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kprof.analyze.steps import find_steps
+from kprof.analyze.attribution.steps import find_steps
 from kprof.analyze.summary import count_gpus
 from kprof.device import THROTTLE_REASONS
 from kprof.trace import Trace

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from kprof.analyze.attribute import add_attribution
-from kprof.analyze.classify import add_kind
-from kprof.analyze.diagnose import add_diagnosis
-from kprof.analyze.host import add_host_activity
+from kprof.analyze.attribution.attribute import add_attribution, add_host_activity
+from kprof.analyze.attribution.kinds import add_kind
+from kprof.analyze.findings.diagnose import add_diagnosis
 from kprof.analyze.idle.assign import add_idle
-from kprof.analyze.roofline import add_roofline
-from kprof.analyze.what_if.baseline import find_baseline
-from kprof.analyze.what_if.predict import add_predictions
+from kprof.analyze.roofline.bound import add_roofline
+from kprof.analyze.whatif.baseline import find_baseline
+from kprof.analyze.whatif.predict import add_predictions
 from kprof.trace import Trace
 
 PASSES = (

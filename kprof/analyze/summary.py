@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.ledger import num_launches
-from kprof.analyze.overlap import Int64s, allotted_time, rows_by
+from kprof.analyze.attribution.ledger import num_launches
+from kprof.analyze.attribution.overlap import Int64s, allotted_time, rows_by
 from kprof.trace import Trace
 
 # A part of a path that is a number, or torch's own `Linear_12` where no path is known.

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from kprof.cache import cache_folder
 from kprof.device import Device, find_device
+from kprof.storage import cache_folder
 
 COPY_BYTES = 256 << 20
 MATRIX_SIZE = 2048

@@ -1,16 +1,178 @@
-"""The clocks of several recordings: which of them collectives prove wrong, and by how much."""
+"""The clocks of several recordings: which of them collectives prove wrong, and by how much.
+
+The offset between two clocks, from the collectives that were recorded on both.
+
+A collective to which every rank contributes cannot end on any rank before it has begun on all of
+them: each one that two recordings share bounds the offset between their clocks from both sides.
+It also ends everywhere at almost the same moment, so that its ends tell the offset itself.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kprof.collect.collectives import runs_of
-from kprof.collect.offsets import TOLERANCE_NS, Mismatch, Offset, compare
+from kprof.collect.collectives import Pair, Run, by_number, by_order, runs_of
 from kprof.trace import Trace
+
+# Clocks that contradict the collectives by no more than this are left alone: every process
+# converts its GPU's timestamps to the host's clock for itself.
+TOLERANCE_NS = 50_000
+
+# How far apart a collective may end on two ranks, and one part in so many of its duration more.
+# On two ranks of one host, gathers of 1 GB ended 0.3 to 0.8 % of their 42 to 62 ms apart.
+END_SKEW_NS = 20_000
+END_SKEW_PART = 100
+
+# What is so many times as far apart as that does not end together.
+FAR_APART = 3
+
+# No two clocks are compared better than their timestamps are.
+RESOLUTION_NS = 1_000
+
+# One in so many collectives may contradict the rest.
+ONE_IN = 20
+
+# Fewer show no spread, and fit together by chance.
+FEWEST_TO_TELL = 8
+
+# Fewer do not show a drift; and it must exceed the scatter by so many times.
+FEWEST_TO_DRIFT = 24
+CLEAR_OF_SCATTER = 4
+# What changes faster is no drift: NTP turns a clock by at most one part in so many.
+FASTEST_DRIFT = 2_000
+
+
+class Mismatch(Enum):
+    """Why collectives tell nothing of two clocks."""
+
+    UNCLEAR = "fit together in several ways, or are too few"
+    CONTRADICTORY = "cannot be matched without contradiction"
+
+
+@dataclass(frozen=True)
+class Offset:
+    """What to add to a second clock so that it reads as the first."""
+
+    offset_ns: int
+    uncertainty_ns: int
+    contradiction_ns: int
+    """By how much the clocks, left alone, contradict that a collective ends on no rank before it
+    has begun on all, or that it ends on all together."""
+    drift_ns: int
+    """How much the offset changes while they are recorded; 0 where no change is clear."""
+    number: int
+    """Of collectives that were compared."""
+    spread_ns: int
+    """How far apart, but for a tenth of them, they end on clocks put right by the offset."""
+    skew_ns: int
+    """How far apart collectives of their durations may end."""
+
+
+def compare(first: dict[str, Run], second: dict[str, Run]) -> Offset | Mismatch:
+    """Return the offset of the second clock by the collectives of the groups that both are in."""
+    matches = [ways(first[group], second[group]) for group in sorted(first.keys() & second.keys())]
+    told = [pair for found in matches if len(found) == 1 for pair in found]
+    if not told:
+        return Mismatch.UNCLEAR if any(matches) else Mismatch.CONTRADICTORY
+    joined = [_joined(list(runs)) for runs in zip(*told, strict=True)]
+    return measure(*joined) or Mismatch.CONTRADICTORY
+
+
+def measure(first: Run, second: Run) -> Offset | None:
+    """Return the offset that the same collectives show on two clocks; None where they contradict.
+
+    The median difference of their ends, within what causality allows. Few tell no more than
+    that; of many, the spread of the differences tells how well the offset is known, though not
+    better than collectives end together.
+    """
+    lows, highs = first.start_ns - second.end_ns, first.end_ns - second.start_ns
+    low, high, number = int(lows.max()), int(highs.min()), len(first)
+    is_possible = low <= high
+    if not is_possible:
+        spare = number // ONE_IN
+        low = int(np.partition(lows, number - 1 - spare)[number - 1 - spare])
+        high = int(np.partition(highs, spare)[spare])
+        if low - high > TOLERANCE_NS + _most_drift(first):
+            return None
+    difference = first.end_ns - second.end_ns
+    shorter = np.minimum(first.end_ns - first.start_ns, second.end_ns - second.start_ns)
+    skew = END_SKEW_NS + _median(shorter) // END_SKEW_PART
+    drift = _drift(first, difference, skew)
+    if low - high > TOLERANCE_NS + abs(drift):
+        return None
+    offset = _median(difference)
+    if is_possible:
+        offset = min(max(offset, low), high)
+    spread = np.sort(np.abs(difference - offset))
+    most = int(spread[number * 9 // 10])
+    uncertainty, contradiction = max(most, skew), max(low, -high, 0)
+    if number >= FEWEST_TO_TELL:
+        contradiction = max(contradiction, abs(offset) - FAR_APART * uncertainty)
+    if is_possible:
+        allowed = max(high - offset, offset - low, RESOLUTION_NS)
+        uncertainty = min(uncertainty, allowed) if number >= FEWEST_TO_TELL else allowed
+    uncertainty = max(uncertainty, abs(drift))
+    return Offset(offset, uncertainty, contradiction, drift, number, most, skew)
+
+
+def ways(first: Run, second: Run) -> list[Pair]:
+    """Return the ways in which the collectives of a group match: by their numbers, or by order.
+
+    Two are as many as any more, and stand for all that is not certain: none with the same number,
+    few in the same order, an order in which they do not end together, or as good as another.
+    """
+    if first.sequence is not None and second.sequence is not None:
+        pair = by_number(first, second)
+        return [pair] if len(pair[0]) else [pair] * 2
+    fitting = [(found, pair) for pair in by_order(first, second) if (found := measure(*pair))]
+    fitting.sort(key=lambda way: way[0].spread_ns)
+    best = [found for found, _ in fitting[:2]]
+    is_certain = (
+        len(best) > 0
+        and best[0].number >= FEWEST_TO_TELL
+        and best[0].spread_ns <= FAR_APART * best[0].skew_ns
+        and (len(best) == 1 or best[1].spread_ns > FAR_APART * best[0].spread_ns)
+    )
+    pairs = [pair for _, pair in fitting[:1]]
+    return pairs if is_certain else pairs * 2
+
+
+def _joined(runs: list[Run]) -> Run:
+    return Run(
+        np.concatenate([run.operation for run in runs]),
+        None,
+        np.concatenate([run.start_ns for run in runs]),
+        np.concatenate([run.end_ns for run in runs]),
+    )
+
+
+def _most_drift(run: Run) -> int:
+    return int(np.ptp(run.start_ns)) // FASTEST_DRIFT
+
+
+def _drift(first: Run, difference: NDArray[np.int64], skew_ns: int) -> int:
+    """Return the change from the first third to the last, carried to the ends, where clear."""
+    third = len(first) // 3
+    if len(first) < FEWEST_TO_DRIFT:
+        return 0
+    in_order = difference[np.argsort(first.start_ns, kind="stable")]
+    parts = (in_order[:third], in_order[-third:])
+    early, late = (_median(part) for part in parts)
+    scatter = max(_median(np.abs(part - _median(part))) for part in parts)
+    change = (late - early) * 3 // 2
+    is_clear = abs(change) > skew_ns + CLEAR_OF_SCATTER * scatter
+    return change if is_clear and abs(change) <= _most_drift(first) else 0
+
+
+def _median(values: NDArray[np.int64]) -> int:
+    return int(np.sort(values)[len(values) // 2])
+
 
 # More recordings than this are not named one by one.
 NAMED = 4

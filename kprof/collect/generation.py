@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from kprof.analyze.sla.responses import NO_TIMES, Load, Response, Responses
 from kprof.errors import KprofError
-from kprof.responses import NO_TIMES, Load, Response, Responses
 
 ONE_BY_ONE = Load(
     "closed", "1 at a time", "no network and no queue: prompts came one by one in this process"

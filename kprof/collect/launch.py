@@ -25,7 +25,7 @@ from typing import Union
 from kprof.collect.inject.kprof_recorder.settings import NSIGHT, OPTIONAL, Settings
 from kprof.collect.nsys import EXPORT, ProfiledProcess, keep_window
 from kprof.collect.nvml import Sampler
-from kprof.collect.parts import compress_parts, leave_out_helpers, recorders_of
+from kprof.collect.process_folders import compress_parts, leave_out_helpers, recorders_of
 from kprof.errors import LaunchError
 
 INJECT = Path(__file__).parent / "inject"

@@ -21,7 +21,7 @@ from kprof.collect.launch import (
     write_description,
 )
 from kprof.collect.nvml import Sampler
-from kprof.collect.parts import recorders_of
+from kprof.collect.process_folders import recorders_of
 from kprof.errors import LaunchError
 
 # Ranks finish within this time of each other; who has not begun by then takes no part.

@@ -1,19 +1,58 @@
-"""Which files a path stands for, and the reader of each."""
+"""Which files a path stands for, and the reader of each.
+
+Files of other tools that cannot be opened yet: how to tell them, and the way round.
+"""
 
 from __future__ import annotations
 
 import re
 import stat
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from kprof.collect.foreign import refusal
 from kprof.collect.nsys import REPORT_SUFFIX
-from kprof.collect.readers._kineto.source import PACKED, unpacked_head
-from kprof.discover import modules_in
-from kprof.errors import TraceError
-from kprof.saved import META_FILE, is_saved
+from kprof.collect.trace_file import PACKED, unpacked_head
+from kprof.errors import TraceError, modules_in
+from kprof.storage import META_FILE, is_saved
 from kprof.trace import Trace
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A kind of file: the bytes it begins with or the suffix it has, and what to do instead."""
+
+    name: str
+    fix: str
+    magic: bytes = b""
+    suffix: str = ""
+
+    def matches(self, path: Path, head: bytes) -> bool:
+        """Tell whether a file with this name and beginning is of this kind."""
+        begins = bool(self.magic) and b"".join(head[:4096].split()).startswith(self.magic)
+        return begins or (bool(self.suffix) and path.name.endswith(self.suffix))
+
+
+RECORD = "record the workload with `kprof run`, or with torch.profiler and export_chrome_trace"
+
+FOREIGN = (
+    Foreign("a Perfetto trace", "export it as JSON (export_chrome_trace)", suffix=".pftrace"),
+    Foreign("a zip archive", "unpack it and open the traces in it", magic=b"PK\x03\x04"),
+)
+
+
+def refusal(path: Path, head: bytes) -> TraceError:
+    """Return the error for a file that no reader knows, naming its kind where that can be told."""
+    for kind in FOREIGN:
+        if kind.matches(path, head):
+            return TraceError(f"{path.name} is {kind.name}, which kprof cannot open", fix=kind.fix)
+    return TraceError(
+        f"{path.name} is not a trace that kprof can read",
+        fix="open a Kineto (torch.profiler) trace: *.json or *.json.gz, an Nsight Systems export: "
+        "*.sqlite, a CSV of Nsight Compute, a profile of Proton, or a *.kprof folder",
+    )
+
 
 # Enough of a file to see who wrote it.
 HEAD_BYTES = 1 << 16
@@ -120,7 +159,11 @@ def _read_one(path: Path, *, named: Path) -> Trace:
 
 
 def _readers() -> list[ModuleType]:
-    return modules_in("kprof.collect.readers")
+    """Return the readers; that of a package is its module `reader`."""
+    found = modules_in("kprof.collect.readers")
+    packages = [module for module in found if hasattr(module, "__path__")]
+    found += [import_module(f"{package.__name__}.reader") for package in packages]
+    return [module for module in found if hasattr(module, "knows")]
 
 
 def head_of(path: Path) -> bytes:

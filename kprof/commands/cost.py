@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from kprof.answer import Answer
+from kprof.commands import Answer
 
 
 def cost(
@@ -79,7 +79,13 @@ def cost(
     figure that follows, with its band, and names the facts that other figures need. Numbers may be
     written as 15.6T, 281/77, or LOW,MID,HIGH where a band is allowed.
     """
-    from kprof.cost import calculate, json_of, read_prices, section_of_quotes, sections_of_costs
+    from kprof.ab.pricing import (
+        calculate,
+        json_of,
+        read_prices,
+        section_of_quotes,
+        sections_of_costs,
+    )
 
     other = {"run", "prices", "as_of", "json"}
     given = {name: value for name, value in ctx.params.items() if name not in other}

@@ -1,4 +1,7 @@
-"""The options of `kprof diff`: which two runs."""
+"""The options of `kprof diff`: which two runs.
+
+`kprof diff`: lay two runs side by side, and say what a step of the second takes more or less.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,44 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
-from kprof.answer import Answer
-from kprof.commands import ShowSecrets
-from kprof.redaction import secrets_shown
+from kprof.analyze.diff.alignment import find_differences
+from kprof.analyze.diff.comparability import find_doubts, find_obstacle
+from kprof.commands import Answer, ShowSecrets
+from kprof.errors import KprofError
+from kprof.open import Progress, open_trace
+from kprof.report import html
+from kprof.report.difference import Compared, result_of_difference, sections_of_difference
+from kprof.report.redaction import secrets_shown
+
+ROWS_ON_PAGE = 60
+
+
+def diff_runs(a: Path, b: Path, progress: Progress = lambda stage: None) -> Compared:
+    """Open two runs or traces and find what differs; nothing is written.
+
+    Raises:
+        KprofError: one cannot be read, or the two cannot be compared.
+    """
+    first, second = (open_trace(path, progress) for path in (a, b))
+    progress("comparing")
+    if obstacle := find_obstacle(first, second):
+        raise KprofError(obstacle[0], fix=obstacle[1])
+    doubts = tuple(find_doubts(first, second))
+    return Compared(first, second, find_differences(first, second), doubts)
+
+
+def write_page(compared: Compared, path: Path, *, force: bool) -> None:
+    """Write the difference as one offline HTML page."""
+    sections = sections_of_difference(compared, ROWS_ON_PAGE)
+    html.write_page(compared.title, sections, path, force=force)
+
+
+def json_of(compared: Compared) -> bytes:
+    """Return the difference as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(result_of_difference(compared)))
 
 
 def diff(
@@ -24,7 +60,6 @@ def diff(
     show_secrets: ShowSecrets = False,
 ) -> Answer:
     """Lay two runs side by side, part by part."""
-    from kprof.diff import diff_runs, json_of, write_page
     from kprof.report.difference import sections_of_difference
     from kprof.report.progress import Progress
 

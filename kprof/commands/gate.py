@@ -1,14 +1,159 @@
-"""The options of `kprof gate`: what to hold against what."""
+"""The options of `kprof gate`: what to hold against what.
+
+`kprof gate`: whether something has become worse, for a CI job that fails on proof alone.
+"""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from typer import Option
 
-from kprof.answer import Answer
+from kprof.ab.engagement import recognise
+from kprof.analyze.engagement import (
+    AnyContent,
+    ComparisonAdded,
+    GateAdded,
+    RunAdded,
+    ServiceLevelAdded,
+    without_folders,
+)
+from kprof.analyze.verdict.regressions import (
+    Ruling,
+    Verdict,
+    differing_comparisons,
+    differing_limits,
+    differing_services,
+    overall,
+    rule_on_comparison,
+    rule_on_comparisons,
+    rule_on_gates,
+    rule_on_levels,
+    rule_on_runs,
+)
+from kprof.commands import Answer
+from kprof.errors import KprofError
+from kprof.report.junit import render_junit
+from kprof.report.markdown import render_markdown
+from kprof.report.regression import cases_of_rulings, sections_of_rulings
+from kprof.report.section import Section
+
+SCHEMA = 1
+SAME_TIMING = "compare both on the same machine, timed in the same way"
+SAME_SERVICE = "kprof sla, of both at the same recorded load, GPUs and targets"
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """All rulings on a candidate."""
+
+    candidate: str
+    baseline: str
+    rulings: tuple[Ruling, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on all of them."""
+        return overall(self.rulings)
+
+    @property
+    def title(self) -> str:
+        """What was held against what."""
+        return f"{self.candidate} against {self.baseline}"
+
+    @property
+    def sections(self) -> list[Section]:
+        """All that is shown."""
+        return sections_of_rulings(self.verdict, self.rulings)
+
+    @property
+    def json(self) -> bytes:
+        """Everything, as indented JSON."""
+        told = {"candidate": self.candidate, "baseline": self.baseline, "verdict": self.verdict}
+        content = {"schema": SCHEMA, **told, "rulings": [asdict(one) for one in self.rulings]}
+        return msgspec.json.format(msgspec.json.encode(content))
+
+
+def hold_against(candidate: Path, baseline: Path | None, smallest: float | None = None) -> Ruled:
+    """Rule on a candidate; without a baseline it is a comparison, whose A is the baseline.
+
+    `smallest`: the least relative difference that matters, in place of the comparison's own.
+
+    Raises:
+        KprofError: one cannot be read, or the two cannot be held against one another.
+    """
+    found = recognise(candidate, "after")
+    if baseline is None:
+        if not isinstance(found.content, ComparisonAdded):
+            problem = f"{candidate} is no comparison, so there is nothing to hold it against"
+            raise KprofError(problem, fix="name a baseline of its kind: --against BASELINE")
+        comparison = found.content.comparison
+        rulings = rule_on_comparison(comparison, smallest)
+        b, a = (without_folders(one) for one in (comparison.b, comparison.a))
+        return Ruled(f"B ({b})", f"A ({a})", rulings)
+    base = recognise(baseline, "before")
+    return Ruled(found.source.name, base.source.name, _rule(base.content, found.content, smallest))
+
+
+def _rule(
+    baseline: AnyContent, candidate: AnyContent, smallest: float | None
+) -> tuple[Ruling, ...]:
+    if isinstance(candidate, ComparisonAdded) and isinstance(baseline, ComparisonAdded):
+        rulings = rule_on_comparisons(baseline.comparison, candidate.comparison, smallest)
+        differing = differing_comparisons(baseline.comparison, candidate.comparison)
+        return tuple(_opened(one, differing, SAME_TIMING) for one in rulings)
+    if isinstance(candidate, RunAdded) and isinstance(baseline, RunAdded):
+        return rule_on_runs(baseline, candidate)
+    if isinstance(candidate, ServiceLevelAdded) and isinstance(baseline, ServiceLevelAdded):
+        differing = differing_services(baseline, candidate)
+        return tuple(
+            _opened(one, differing or differing_limits(baseline, candidate, one.what), SAME_SERVICE)
+            for one in rule_on_levels(baseline, candidate)
+        )
+    if isinstance(candidate, GateAdded) and isinstance(baseline, GateAdded):
+        return rule_on_gates(baseline, candidate)
+    raise KprofError(
+        "the two are not of a kind that can become worse, or not of the same one",
+        fix="name two comparisons, two runs, or two outputs of kprof sla or kprof kernels check "
+        "with --json",
+    )
+
+
+def _opened(ruling: Ruling, differing: str, settle: str) -> Ruling:
+    """Return the ruling or, where other conditions may be the cause, an open question."""
+    return Ruling(ruling.what, "INCONCLUSIVE", differing, settle) if differing else ruling
+
+
+def write_beside(ruled: Ruled, junit: Path | None, markdown: Path | None, *, force: bool) -> None:
+    """Write the rulings as JUnit XML and as Markdown, where files are named for them.
+
+    Raises:
+        KprofError: a file is there already, or cannot be written.
+    """
+    cases = cases_of_rulings(ruled.rulings)
+    wanted = [
+        (junit, render_junit("kprof gate", cases)),
+        (markdown, render_markdown(ruled.title, ruled.sections).encode()),
+    ]
+    for path, _ in wanted:
+        if path is not None and path.exists() and not force:
+            raise KprofError(f"{path} exists already", fix="name another file, or pass --force")
+    for path, content in wanted:
+        if path is not None:
+            _write(path, content)
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        problem = f"{path} cannot be written: {error.strerror or error}"
+        raise KprofError(problem, fix="name another file") from error
+
 
 INCONCLUSIVE = 3
 
@@ -36,8 +181,7 @@ def gate(
     --json. Exit code: 1 a regression is proven; 0 none is, INCONCLUSIVE included, unless --strict;
     2 usage.
     """
-    from kprof.regression import hold_against, write_beside
-    from kprof.variants import share_of
+    from kprof.ab.variants import share_of
 
     effect = share_of(smallest_effect) if smallest_effect else None
     ruled = hold_against(candidate, against, effect)

@@ -1,16 +1,316 @@
-"""The options of `kprof kernels`: list, check, bench or explain, and which."""
+"""The options of `kprof kernels`: list, check, bench or explain, and which.
+
+`kprof kernels`: what there is to swap in, whether it is right, how fast, and who was chosen.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import cache, partial
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Option
 
-from kprof.answer import Answer, say
-from kprof.commands import refuse_idle_options
+from kprof.commands import Answer, refuse_idle_options, say
 from kprof.errors import KprofError
+from kprof.report.kernel_library import Listed
+
+if TYPE_CHECKING:
+    from kprof.kernels import Kernel, Shape
+    from kprof.kernels.bench.choice import Choice
+    from kprof.kernels.bench.measure import Pass, Timed
+    from kprof.kernels.correctness import GateReport, Scope, Subject
+    from kprof.open import Progress
+
+# What the interpreter computes as a GPU does; it cuts bfloat16 off instead of rounding it.
+INTERPRETED_DTYPES = ("float16", "float32")
+# By kernel, provider, dtype and pass: the calls that the gate tried in this process.
+_tried: dict[tuple[str, str, str, str], Scope | None] = {}
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls that are judged: in which dtypes (none: all), and only those without gradients."""
+
+    dtypes: tuple[str, ...] = ()
+    are_forward: bool = False
+
+    def name(self, kernel: Kernel, provider: str) -> str:
+        """Return what is judged, such as "fp8_linear forward in bfloat16 by torchao"."""
+        forward = " forward" if self.are_forward else ""
+        dtypes = f" in {' and '.join(self.dtypes)}" if self.dtypes else ""
+        return f"{kernel.name}{forward}{dtypes} by {provider}"
+
+
+ALL_CALLS = Calls()
+
+
+def list_kernels() -> list[Listed]:
+    """Return every kernel with its providers.
+
+    Raises:
+        KprofError: there is no torch, or no Triton, to load them with.
+    """
+    from kprof.kernels.bench.choice import versions_of
+
+    listed = []
+    for kernel in _named(()):
+        versions = versions_of(kernel.providers)
+        providers = tuple((one.name, versions.get(one.distribution)) for one in kernel.providers)
+        listed.append(Listed(kernel.name, kernel.replaces, providers, kernel.dtypes))
+    return listed
+
+
+def check_kernels(
+    names: Sequence[str],
+    provider: str | None,
+    progress: Progress = lambda stage: None,
+    *,
+    calls: Calls = ALL_CALLS,
+    sanitizes: bool = False,
+) -> list[GateReport]:
+    """Run levels L0 and L1 of the quality gate: on the GPU, else in Triton's interpreter.
+
+    Args:
+        names: Of the kernels; none: all.
+        provider: Whose code is checked; None: ours.
+        progress: Told which kernel is next.
+        calls: Those that are judged.
+        sanitizes: Whether compute-sanitizer watches the edges, too, of all calls; it takes a GPU.
+
+    Raises:
+        KprofError: no such kernel, provider or dtype, or Triton was loaded without its interpreter.
+    """
+    import torch
+
+    if sanitizes and calls != ALL_CALLS:
+        why = "compute-sanitizer watches calls of every dtype, with gradients and without"
+        raise KprofError(why, fix="leave out --sanitizer, or --forward and --dtype")
+    if sanitizes and not torch.cuda.is_available():
+        why = "compute-sanitizer watches what runs on a GPU, and there is none here"
+        raise KprofError(why, fix="leave out --sanitizer, or run it on a GPU machine")
+    device = _device_to_check_on()
+    from kprof.kernels import OURS
+
+    kernels = _named(names)
+    reports = []
+    for place, kernel in enumerate(kernels):
+        progress(f"checking {kernel.name}")
+        reports.append(_checked(kernel, provider or OURS, device, calls))
+        if sanitizes:
+            reports[-1] = _sanitized(reports[-1], kernel, provider or OURS)
+        rest = [one.name for one in kernels[place + 1 :]]
+        if reports[-1].is_gpu_broken and rest:
+            return reports + _check_in_a_fresh_process(rest, provider, calls, sanitizes)
+    return reports
+
+
+def _checked(kernel: Kernel, provider: str, device: str, calls: Calls) -> GateReport:
+    from kprof.kernels.correctness import GateReport, check
+    from kprof.kernels.correctness.levels import LEVELS, not_run
+
+    asked = ("L0", "L1")
+    if unknown := sorted(set(calls.dtypes) - set(kernel.dtypes)):
+        fix = f"choose among {', '.join(kernel.dtypes)}"
+        raise KprofError(f"{kernel.name} is not for {unknown[0]}", fix=fix)
+    why_not = kernel.needs_gpu
+    if set(calls.dtypes) - set(INTERPRETED_DTYPES):
+        why_not = why_not or "Triton's interpreter does not round to bfloat16"
+    if device == "cpu" and why_not:
+        levels = tuple(not_run(name, why_not) for name in LEVELS)
+        return GateReport(calls.name(kernel, provider), levels, asked)
+    try:
+        subject = _subject_of(kernel, provider, device, calls)
+    except ImportError as error:
+        raise KprofError(
+            f"{kernel.name} by {provider} cannot run here: {error}",
+            fix="kprof kernels list says who can be had, and of which version",
+        ) from error
+    if device == "cpu":
+        known = tuple(one for one in subject.dtypes if one in INTERPRETED_DTYPES)
+        subject = replace(subject, dtypes=known)
+    return check(subject, asked)
+
+
+def _subject_of(kernel: Kernel, provider: str, device: str, calls: Calls) -> Subject:
+    """Return a provider as the gate wants it, for these calls alone."""
+    from kprof.kernels.bench.measure import subject_of
+
+    subject = replace(subject_of(kernel, provider, device), name=calls.name(kernel, provider))
+    if calls.dtypes:
+        subject = replace(subject, dtypes=calls.dtypes)
+    if calls.are_forward:
+        # Of those who say that bits may differ, gradients alone do.
+        subject = replace(subject, differentiable=(), is_deterministic=True)
+    return subject
+
+
+def _check_in_a_fresh_process(
+    names: Sequence[str], provider: str | None, calls: Calls, sanitizes: bool
+) -> list[GateReport]:
+    """Check where the GPU still answers; here it refuses all work."""
+    check = partial(check_kernels, names, provider, calls=calls, sanitizes=sanitizes)
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(check).result()
+
+
+def _sanitized(report: GateReport, kernel: Kernel, provider: str) -> GateReport:
+    from kprof.kernels.bench.sanitize import sanitized
+
+    first, *others = report.levels
+    return replace(report, levels=(sanitized(first, kernel.name, provider), *others))
+
+
+def bench_kernels(
+    names: Sequence[str],
+    shape: Shape | None,
+    dtypes: Sequence[str],
+    progress: Progress = lambda stage: None,
+) -> list[Choice]:
+    """Measure every provider on every shape; keep and return who runs such calls from now on.
+
+    Calls without gradients and those with them are measured, and run, apart. Who fails the quality
+    gate runs none, however fast.
+
+    Args:
+        names: Of the kernels; none: all.
+        shape: Of the inputs; None: all that a kernel measures.
+        dtypes: Of the inputs; none: a kernel's first.
+        progress: Told what is next.
+
+    Raises:
+        KprofError: there is no GPU, or no such kernel.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise KprofError(
+            "kernels are measured on a GPU, and there is none here",
+            fix="run it on a GPU machine; kprof kernels check works without one",
+        )
+    from kprof.kernels.bench.choice import choose, keep, passes_of, without_rejected
+    from kprof.kernels.bench.measure import bench
+
+    gpu, today = torch.cuda.get_device_name(), date.today().isoformat()
+    choices = []
+    for kernel in _named(names):
+        why_rejected = cache(partial(_why_rejected, kernel))
+        for wanted in (shape,) if shape else kernel.shapes:
+            for dtype in dtypes or kernel.dtypes[:1]:
+                for direction in passes_of(kernel):
+                    what = f"{kernel.name} {direction}, {'x'.join(map(str, wanted))} {dtype}"
+                    progress(f"{what}: measuring")
+                    measured = list(bench(kernel, wanted, dtype, direction))
+                    progress(f"{what}: checking who is fastest")
+                    measured = without_rejected(measured, why_rejected)
+                    choice = choose(kernel, measured, gpu, today)
+                    tried = _tried.get((kernel.name, choice.provider, dtype, direction))
+                    choices.append(replace(choice, scope=tried))
+                    keep(choices[-1])
+    return choices
+
+
+def _why_rejected(kernel: Kernel, provider: str, dtype: str, direction: Pass) -> str:
+    """Return which level of the gate a provider fails in a pass, and why; empty: none."""
+    from kprof.kernels.correctness import check
+
+    calls = Calls((dtype,), are_forward=direction == "forward")
+    report = check(_subject_of(kernel, provider, "cuda", calls), ("L0", "L1"))
+    failed = [f"{one.name}: {one.why}" for one in report.levels if one.state == "failed"]
+    _tried[kernel.name, provider, dtype, direction] = report.scope
+    if report.is_gpu_broken:
+        why = next(one.why for one in report.levels if one.state != "passed")
+        raise KprofError(
+            f"{kernel.name} by {provider}: {why}",
+            fix="kprof kernels explain shows what was measured until then; take "
+            f"{provider} out of this environment, or measure the other kernels by name",
+        )
+    return failed[0] if failed else ""
+
+
+def explain_choices(names: Sequence[str]) -> list[Choice]:
+    """Return the choices that were made for this machine's GPU, and on what they rest.
+
+    Raises:
+        KprofError: none was made yet, or there is no GPU to have made it for.
+    """
+    import torch
+
+    from kprof.kernels.bench.choice import load_choices
+
+    known = {kernel.name for kernel in _named(names)}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    found = [choice for choice in load_choices(gpu) if choice.kernel in known] if gpu else []
+    if not found:
+        raise KprofError(
+            "nothing was measured on this machine's GPU yet" if gpu else "there is no GPU here",
+            fix="kprof kernels bench, on the GPU that is to run them",
+        )
+    return found
+
+
+def shape_of(text: str) -> Shape:
+    """Return a shape written as 8192x4096.
+
+    Raises:
+        KprofError: it is none.
+    """
+    lengths = text.lower().split("x")
+    if not all(length.isdigit() for length in lengths):
+        raise KprofError(f"{text} is no shape", fix="write its lengths as 8192x4096")
+    return tuple(int(length) for length in lengths)
+
+
+def _named(names: Iterable[str]) -> list[Kernel]:
+    try:
+        from kprof.kernels import all_kernels, kernel_named
+
+        return [kernel_named(name) for name in names] or list(all_kernels().values())
+    except ModuleNotFoundError as error:
+        raise KprofError(
+            f"the kernels need {error.name}, which is not installed here",
+            fix="run kprof in the workload's environment, with its torch and Triton",
+        ) from error
+
+
+def _device_to_check_on() -> str:
+    """Return the GPU, or the host with Triton's interpreter switched on.
+
+    Raises:
+        KprofError: Triton is loaded already, without its interpreter.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        if "triton" in sys.modules:
+            raise KprofError(
+                "there is no GPU here, and Triton was loaded without its interpreter",
+                fix="set TRITON_INTERPRET=1 before it is imported",
+            )
+        os.environ["TRITON_INTERPRET"] = "1"
+    # NaN and infinity are among the inputs; numpy warns of each.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
+    return "cpu"
+
+
+def ranked(choice: Choice) -> list[Timed]:
+    """Return what was measured for a choice: the winner first, what could not be measured last."""
+    from kprof.kernels.bench.choice import ranking
+
+    order = ranking(choice.measured)
+    return [*order, *(one for one in choice.measured if one not in order)]
+
 
 Action = Literal["list", "check", "bench", "explain"]
 
@@ -41,8 +341,7 @@ def kernels(
     """
     import msgspec
 
-    from kprof import library
-    from kprof.report import providers
+    from kprof.report import kernel_library
     from kprof.report.progress import Progress
 
     def encoded(result: object) -> bytes | None:
@@ -56,17 +355,15 @@ def kernels(
         if chosen:
             fix = f"kprof kernels explain {chosen[0]}"
             raise KprofError(f"list takes no names, but {chosen[0]!r} is given", fix=fix)
-        listed = library.list_kernels()
+        listed = list_kernels()
         last = "next: kprof kernels check"
-        return Answer("kernels", [providers.section_of_kernels(listed)], encoded(listed), last)
+        return Answer("kernels", [kernel_library.section_of_kernels(listed)], encoded(listed), last)
     if action == "check":
-        from kprof.report.gate import result_of_gate, sections_of_gate
+        from kprof.report.kernel_library import result_of_gate, sections_of_gate
 
-        judged = library.Calls(tuple(dtype or ()), forward)
+        judged = Calls(tuple(dtype or ()), forward)
         with closing(Progress(say)) as progress:
-            reports = library.check_kernels(
-                chosen, provider, progress, calls=judged, sanitizes=sanitizer
-            )
+            reports = check_kernels(chosen, provider, progress, calls=judged, sanitizes=sanitizer)
         sections = [section for report in reports for section in sections_of_gate(report)]
         states = {report[level].state for report in reports for level in report.asked}
         code = 1 if "failed" in states else 0 if states == {"passed"} else 3
@@ -74,12 +371,12 @@ def kernels(
         found = encoded([result_of_gate(report) for report in reports])
         return Answer("kernels check", sections, found, last, code)
     if action == "bench":
-        wanted = library.shape_of(shape) if shape else None
+        wanted = shape_of(shape) if shape else None
         with closing(Progress(say)) as progress:
-            choices = library.bench_kernels(chosen, wanted, dtype or [], progress)
+            choices = bench_kernels(chosen, wanted, dtype or [], progress)
     else:
-        choices = library.explain_choices(chosen)
-    sections = [providers.section_of_choice(one, library.ranked(one)) for one in choices]
+        choices = explain_choices(chosen)
+    sections = [kernel_library.section_of_choice(one, ranked(one)) for one in choices]
     return Answer(f"kernels {action}", sections, encoded(choices), "next: kprof kernels explain")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kprof.answer import Answer
+from kprof.commands import Answer
 
 
 def ncu(
@@ -21,7 +21,7 @@ def ncu(
     Runs the workload once more in Nsight Compute, its most expensive kernels several times over.
     Then the report says which bytes were moved, and how busy memory, SMs and tensor cores were.
     """
-    from kprof.ncu import count
+    from kprof.open import count
     from kprof.report.progress import Progress
     from kprof.report.sections.counters import render
 

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from kprof.answer import Answer
-from kprof.commands import ShowSecrets
+from kprof.commands import Answer, ShowSecrets
 from kprof.errors import KprofError
-from kprof.redaction import secrets_shown
+from kprof.report.redaction import secrets_shown
 
 
 def open(
@@ -47,7 +46,7 @@ def open(
 
 def _refuse_to_lose_a_run(paths: list[Path], out: Path | None, *, force: bool) -> None:
     """Refuse to write several paths over the first of them, where that is a saved run."""
-    from kprof.saved import is_saved
+    from kprof.storage import is_saved
 
     if len(paths) > 1 and out is None and not force and is_saved(paths[0]):
         first, second, *_ = paths

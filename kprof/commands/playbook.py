@@ -7,22 +7,26 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from kprof.answer import Answer
+from kprof.commands import Answer
 
 
 def playbook(
     name: Annotated[str | None, typer.Argument(help="A rule's name [default: list all].")] = None,
     json: Annotated[bool, Option("--json", help="Print it as JSON.")] = False,
 ) -> Answer:
-    """Show how to confirm and mend a finding, or list all rules.
+    """Show how to confirm and fix a finding, or list all rules.
 
     Each says what the symptom is, why it happens, how to confirm and to mend it, what that gains,
     and where the advice stops.
     """
     import msgspec
 
-    from kprof.playbook import all_playbooks, find_playbook
-    from kprof.report.playbooks import section_of_list, sections_of_page
+    from kprof.report.playbooks import (
+        all_playbooks,
+        find_playbook,
+        section_of_list,
+        sections_of_page,
+    )
 
     def encoded(value: object) -> bytes | None:
         return msgspec.json.format(msgspec.json.encode(value)) if json else None

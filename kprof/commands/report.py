@@ -1,13 +1,258 @@
-"""The options of `kprof report`: what was saved, for whom the page is, what it may show."""
+"""The options of `kprof report`: what was saved, for whom the page is, what it may show.
+
+`kprof report`: one page for whoever decides, made from what was saved.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import typer
 
-from kprof.answer import Answer
+from kprof.ab.pricing import read_prices
+from kprof.analyze.cost.of_findings import with_worth
+from kprof.analyze.kernel_times import KEYS as BENCH_KEYS
+from kprof.analyze.kernel_times import Benched, read_benched
+from kprof.commands import Answer
+from kprof.comparison import FILE as COMPARISON_FILE
+from kprof.comparison import Comparison, read
+from kprof.errors import KprofError
+from kprof.open import Progress, open_trace
+from kprof.report.partner import chapters_of, render_report
+from kprof.report.partner.disclosure import LEVELS, Level, Redactor, reduced
+from kprof.report.partner.evidence import (
+    Advice,
+    Decision,
+    Evidence,
+    Scored,
+    Source,
+    calibration_in,
+    costs_in,
+    gate_in,
+    service_level_in,
+)
+from kprof.report.partner.outcome import outcome_of
+from kprof.report.partner.parts import Steps, list_templates, read_template
+from kprof.report.partner.sections import summary
+from kprof.report.playbooks import all_playbooks
+from kprof.report.section import Part, Section, Table, Text
+from kprof.report.units import MISSING
+from kprof.storage import META_FILE
+
+__all__ = [
+    "LEVELS",
+    "Decision",
+    "Evidence",
+    "Level",
+    "Scored",
+    "Source",
+    "chapters_of",
+    "list_templates",
+    "read_evidence",
+    "read_template",
+    "sections_of_summary",
+    "write_partner_report",
+]
+
+FIX = "name runs (*.kprof), comparisons of kprof ab, or what a command printed with --json"
+
+
+@dataclass
+class _Found:
+    """What was read so far, of each kind in the order of the names."""
+
+    runs: list[Any] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    service_levels: list[Any] = field(default_factory=list)
+    costs: list[Any] = field(default_factory=list)
+    gates: list[Any] = field(default_factory=list)
+    benches: list[Benched] = field(default_factory=list)
+    calibration: Any = None
+    calibration_text: str = ""
+    sources: list[Source] = field(default_factory=list)
+
+
+def read_evidence(
+    paths: Sequence[Path], title: str = "", progress: Progress = lambda stage: None
+) -> Evidence:
+    """Read what was saved, of each kind in the order in which it is named: before first.
+
+    Raises:
+        KprofError: a path is none of what kprof saves, or it is damaged.
+    """
+    found = _Found()
+    for path in paths:
+        if path.is_dir() and (path / COMPARISON_FILE).exists():
+            _add(found, _json_in(path / COMPARISON_FILE), path)
+            found.sources.append(_source(path.name, "comparison", path / COMPARISON_FILE))
+        elif path.is_file() and (content := _json_in(path)) is not None:
+            what = _add(found, content, path)
+            found.sources.append(_source(path.name, what, path))
+        else:
+            found.runs.append(with_worth(open_trace(path, progress), read_prices()))
+            kept = path / META_FILE
+            found.sources.append(_source(path.name, "run", kept if kept.exists() else path))
+    named = found.runs[0].meta.source if found.runs else ""
+    named = found.comparisons[0].name if found.comparisons else named
+    evidence = Evidence(
+        title or f"Performance of {named.removesuffix('.kprof') or 'a workload'}",
+        tuple(found.runs),
+        tuple(found.comparisons),
+        tuple(found.service_levels),
+        tuple(found.costs),
+        tuple(found.gates),
+        found.calibration,
+        found.calibration_text,
+        sources=tuple(found.sources),
+        benches=tuple(found.benches),
+    )
+    return replace(evidence, advice=_advice_for(evidence))
+
+
+def write_partner_report(
+    evidence: Evidence, path: Path, template: str = "partner", level: Level = "partner"
+) -> None:
+    """Write the report as one HTML file; the same evidence gives the same bytes.
+
+    Raises:
+        KprofError: there is no such template, or the file cannot be written.
+    """
+    chosen = read_template(template)
+    evidence = replace(evidence, advice=evidence.advice or _advice_for(evidence))
+    # A name may hold half a surrogate pair, which no encoding can write.
+    page = render_report(evidence, chosen, level).encode("utf-8", "replace")
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_bytes(page)
+        partial.replace(path)
+    except OSError as error:
+        problem = f"{path} cannot be written: {error.strerror or error}"
+        raise KprofError(problem, fix="name another file with --out") from error
+
+
+def _advice_for(evidence: Evidence) -> dict[str, Advice]:
+    """Return what the playbooks say of the findings that were made."""
+    found = [f.rule for run in evidence.runs if run.diagnosis for f in run.diagnosis.findings]
+    pages = {page.name: page for page in all_playbooks()} if found else {}
+    return {
+        rule: Advice(pages[rule].title, tuple(_sentences(dict(pages[rule].parts).get("Fix", ""))))
+        for rule in found
+        if rule in pages
+    }
+
+
+def _sentences(text: str) -> list[str]:
+    """Return what a playbook says in words: its commands are left out, they are of other files."""
+    words = re.sub(r":\s*```.*?```", ".", text, flags=re.DOTALL)
+    words = re.sub(r"```.*?```", "", words, flags=re.DOTALL)
+    lines = [re.sub(r"^(?:-|\d+\.)\s+", "", line.strip()) for line in words.splitlines()]
+    # What leads to a list says nothing by itself, nor does an alternative to a command.
+    kept = [line.replace("`", "") for line in lines if line and not line.endswith(":")]
+    return [re.sub(r"^Or (.)", lambda found: found[1].upper(), line) for line in kept]
+
+
+def _json_in(path: Path) -> Any:  # noqa: ANN401 - any JSON
+    """Return the content of a file of JSON that a command printed; None: it is a trace."""
+    if not path.name.endswith(".json"):
+        return None
+    try:
+        content = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise KprofError(f"{path} is no complete JSON: {error}", fix=FIX) from error
+    is_trace = isinstance(content, dict) and "traceEvents" in content
+    return None if is_trace else content
+
+
+def _add(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 - any JSON
+    """Add what a file of JSON holds, and return what that is in words."""
+    try:
+        return _add_known(found, content, path)
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+        raise KprofError(f"{path} is incomplete: {error}", fix=FIX) from error
+
+
+def _add_known(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 - any JSON
+    if isinstance(content, list) and content and all(isinstance(o, Mapping) for o in content):
+        return _add_kernels(found, content)
+    if not isinstance(content, Mapping):
+        raise KprofError(f"{path} holds nothing that a report could show", fix=FIX)
+    if {"plan", "pairs", "claims"} <= content.keys():
+        _add_compared(found, content)
+        return "comparison"
+    if {"as_of", "figures"} <= content.keys():
+        found.costs.append(costs_in(content))
+        return "cost"
+    if {"targets", "percentiles"} <= content.keys():
+        found.service_levels.append(service_level_in(content))
+        return "service level"
+    if {"levels", "asked"} <= content.keys():
+        found.gates.append(gate_in(content))
+        return "quality gate"
+    if {"scenarios", "num_comparisons"} <= content.keys():
+        found.calibration = calibration_in(content)
+        return "calibration"
+    raise KprofError(f"{path} holds nothing that a report could show", fix=FIX)
+
+
+def _add_kernels(found: _Found, content: list[Any]) -> str:
+    """Add what `kprof kernels check` or `bench` printed of several kernels."""
+    if content[0].keys() >= BENCH_KEYS:
+        found.benches += read_benched(content)
+        return "kernels beside their peers"
+    found.gates += [gate_in(one) for one in content]
+    return "quality gate"
+
+
+def _add_compared(found: _Found, content: Mapping[str, Any]) -> None:
+    """Add what `kprof ab --json` printed: the comparison, its targets, costs and calibration."""
+    found.comparisons.append(read(content))
+    for arm, judged in (content.get("targets") or {}).items():
+        found.service_levels.append(service_level_in(judged, arm))
+    if content.get("costs"):
+        found.costs.append(costs_in(content["costs"]))
+    found.calibration_text = content.get("calibration") or found.calibration_text
+    if content.get("calibrated") and found.calibration is None:
+        found.calibration = calibration_in(content["calibrated"])
+
+
+def _source(name: str, what: str, path: Path) -> Source:
+    """Return a source with the hash of its file; of a folder of traces there is none."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "a folder"
+    return Source(name, what, digest)
+
+
+def sections_of_summary(evidence: Evidence, level: Level = "partner") -> list[Section]:
+    """Return the verdict, the summary's rows and what next, a line each, for the terminal."""
+    evidence = reduced(evidence, level)
+    outcome = outcome_of(evidence)
+    parts: list[Part] = [Text(outcome.sentence, outcome.tone)]
+    for block in summary.render(evidence).blocks:
+        if isinstance(block, Text):
+            parts.append(block)
+        elif isinstance(block, Table):
+            names = [column.header for column in block.columns]
+            parts += [Text(_line_of(row, names)) for row in block.rows]
+        elif isinstance(block, Steps):
+            parts += [Text(f"{i}. {item}") for i, item in enumerate(block.items, 1)]
+    return [
+        Section(outcome.word, 0, tuple(Redactor(level, evidence).apply(part) for part in parts))
+    ]
+
+
+def _line_of(row: tuple[str, ...], names: Sequence[str]) -> str:
+    """Return a row in a line; which of two figures was before, the column's name says."""
+    cells = [
+        f"{name.lower()} {cell}" if name in ("Before", "After", "Now") else cell
+        for name, cell in zip(names[1:], row[1:], strict=True)
+        if cell not in ("", MISSING)
+    ]
+    return f"{row[0]}: {'; '.join(cells)}"
 
 
 def report(
@@ -36,7 +281,6 @@ def report(
     Of what is named twice, such as two runs, the first is before and the last after.
     """
     from kprof.errors import KprofError
-    from kprof.partner import read_evidence, sections_of_summary, write_partner_report
     from kprof.report.progress import Progress
 
     if out.exists() and not force:

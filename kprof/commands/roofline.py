@@ -1,12 +1,60 @@
-"""The options of `kprof roofline`."""
+"""The options of `kprof roofline`.
+
+`kprof roofline`: measure what the GPU at hand can do, for every later run on it.
+
+Measured ceilings on a terminal.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from kprof.answer import Answer
+from kprof.collect.ceilings import Ceilings, keep_gpu_ceilings
+from kprof.collect.gpu_ceilings import measure_gpu
+from kprof.commands import Answer
+from kprof.report.units import MISSING, format_amount, format_share, format_time
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, and where it is kept; nowhere for a user without a home."""
+
+    ceilings: Ceilings
+    path: Path | None
+
+    def json(self) -> bytes:
+        """Return the ceilings as indented JSON."""
+        return msgspec.json.format(msgspec.json.encode(self.ceilings))
+
+
+def measure_roofline() -> Measured:
+    """Measure the GPU and keep the figures."""
+    ceilings = measure_gpu()
+    return Measured(ceilings, keep_gpu_ceilings(ceilings))
+
+
+def print_ceilings(
+    title: str, figures: Sequence[tuple[str, float, str, str, float | None]], console: Console
+) -> None:
+    """Print figures given as (name, value, unit, detail, spread)."""
+    console.print(title, style="bold", markup=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("Ceiling")
+    table.add_column("Value", justify="right")
+    table.add_column("Spread", justify="right")
+    table.add_column("")
+    for name, value, unit, detail, spread in figures:
+        shown = format_time(value) if unit == "ns" else format_amount(value, unit)
+        table.add_row(name, shown, MISSING if spread is None else format_share(spread), detail)
+    console.print(table)
 
 
 def roofline(
@@ -17,14 +65,10 @@ def roofline(
     Takes less than a minute and 13 GiB of the GPU's memory. The roofline of every later
     `kprof run` on this GPU and driver is drawn from it.
     """
-    from kprof.roofline import measure_roofline
-
     measured = measure_roofline()
     if json:
         return Answer("", [], measured.json())
     from rich.console import Console
-
-    from kprof.report.ceilings import print_ceilings
 
     ceilings = measured.ceilings
     figures = [(f.name, f.value, f.unit, f.detail, f.spread) for f in ceilings.figures]

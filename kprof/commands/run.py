@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kprof.answer import Answer, say
-from kprof.commands import ShowSecrets
-from kprof.redaction import secrets_shown
+from kprof.commands import Answer, ShowSecrets, say
+from kprof.report.redaction import secrets_shown
 
 if TYPE_CHECKING:
     from kprof.run import Form
@@ -68,9 +67,8 @@ def run(
     Options of kprof stand before the script. The exit code is the workload's own.
     """
     from kprof.report.progress import Progress
-    from kprof.run import RunOptions
+    from kprof.run import RunOptions, run_service
     from kprof.run import run as run_workload
-    from kprof.service import run_service
 
     form = _form(words, ctx.obj, is_module=module)
     options = RunOptions(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kprof.answer import Answer, say
+from kprof.commands import Answer, say
 
 EXIT_CODES = {True: 0, False: 1, None: 3}
 
@@ -31,9 +31,8 @@ def selftest(
     What is found is kept as it goes. Exit code 0: every target is met; 1: one is missed; 3:
     something could not be measured.
     """
-    from kprof.calibrations import json_of, keep
+    from kprof.ab.selftest import calibrate, json_of, keep, simulate_noise
     from kprof.report.calibration import sections_of_calibration
-    from kprof.selftest import calibrate, simulate_noise
 
     if simulate:
         found = simulate_noise(comparisons or (2_000 if quick else 4_000), pairs, seed)

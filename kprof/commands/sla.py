@@ -1,13 +1,134 @@
-"""The options of `kprof sla`: which results, which targets."""
+"""The options of `kprof sla`: which results, which targets.
+
+`kprof sla`: judge promises on a service, from result files, a recorded run, or in process.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
-from kprof.answer import Answer
+from kprof.analyze.sla.caveats import find_doubts
+from kprof.analyze.sla.evaluate import LONGEST_SPELL_S, Assessment, judge
+from kprof.analyze.sla.responses import Responses
+from kprof.analyze.sla.targets import PRESETS, Target, list_metrics, parse_target, targets_of
+from kprof.collect.generation import measure_generation
+from kprof.collect.load_results import is_result, read_result
+from kprof.commands import Answer
+from kprof.errors import KprofError
+from kprof.report import html
+from kprof.report.sla_verdict import Judged, result_of_sla, sections_of_sla
+
+__all__ = [
+    "Judged",
+    "json_of",
+    "judge_responses",
+    "judge_results",
+    "measure_generation",
+    "read_targets",
+    "write_page",
+]
+
+
+def read_targets(texts: Sequence[str], preset: str | None = None) -> tuple[Target, ...]:
+    """Return the targets of a preset and those given as text.
+
+    Raises:
+        KprofError: there is none, or one is malformed.
+    """
+    targets = targets_of(preset) if preset is not None else ()
+    targets += tuple(parse_target(text) for text in texts)
+    if not targets:
+        fix = f"give --target 'ttft_p95<=200ms' or --preset ({', '.join(PRESETS)}); "
+        raise KprofError("there is no target to judge", fix=fix + list_metrics())
+    return targets
+
+
+def judge_results(
+    names: Sequence[str],
+    targets: Sequence[Target],
+    num_gpus: int | None = None,
+    spell_s: float = LONGEST_SPELL_S,
+) -> Judged:
+    """Judge targets on result files, runs of one load each, or on one recorded run.
+
+    "Met" rests on slow spells of the service that last no longer than `spell_s`; 0: on none.
+
+    Raises:
+        KprofError: a file cannot be read, or the files are of different loads.
+    """
+    if len(names) == 1 and not is_result(names[0]):
+        recorded = _judge_run(Path(names[0]), targets)
+        if recorded is not None:
+            return recorded
+    runs = [read_result(name) for name in names]
+    for i, run in enumerate(runs):
+        if any(_is_same(run, other) for other in runs[:i]):
+            raise KprofError(
+                f"{names[i]} is named twice, and would count twice", fix="name it once"
+            )
+    return judge_responses(runs, targets, num_gpus, spell_s)
+
+
+def judge_responses(
+    runs: Sequence[Responses],
+    targets: Sequence[Target],
+    num_gpus: int | None = None,
+    spell_s: float = LONGEST_SPELL_S,
+) -> Judged:
+    """Judge targets on the requests of one or more runs at one load.
+
+    Raises:
+        KprofError: the runs are of different loads.
+    """
+    if not runs:
+        raise KprofError("there is no run to judge", fix="name a result file")
+    _refuse_mixture(runs)
+    judgements = judge(runs, targets, num_gpus, spell_s)
+    doubts = find_doubts(runs, targets, judgements)
+    assessment = Assessment(judgements, doubts, num_gpus, spell_s or None)
+    source = runs[0].source if len(runs) == 1 else f"{len(runs)} runs"
+    return Judged(source, assessment, tuple(runs))
+
+
+def json_of(judged: Judged) -> bytes:
+    """Return the verdict as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(result_of_sla(judged)))
+
+
+def write_page(judged: Judged, path: Path, *, force: bool) -> None:
+    """Write the verdict as one offline HTML page."""
+    title = f"Service level of {judged.source}"
+    html.write_page(title, sections_of_sla(judged, for_page=True), path, force=force)
+
+
+def _judge_run(path: Path, targets: Sequence[Target]) -> Judged | None:
+    """Judge a recorded run; None: it is none, or steps are not asked for."""
+    if not any(target.metric.name == "step" for target in targets):
+        return None
+    # The tables of a run need pandas, and result files do not.
+    from kprof.analyze.sla.evaluate import judge_steps
+    from kprof.open import open_trace
+
+    return Judged(path.name, judge_steps(open_trace(path), targets))
+
+
+def _refuse_mixture(runs: Sequence[Responses]) -> None:
+    """Refuse runs at different loads: the percentile of a mixture is nobody's."""
+    loads = list(dict.fromkeys(run.load.name for run in runs if run.load.kind != "unknown"))
+    if len(loads) > 1:
+        problem = f"the runs are of different loads: {'; '.join(loads)}"
+        raise KprofError(problem, fix="judge each load by itself, with all its runs")
+
+
+def _is_same(run: Responses, other: Responses) -> bool:
+    """Tell whether two runs have the same requests, by when they were sent and ended."""
+    times = [[(row.sent_ns, row.end_ns) for row in each.rows] for each in (run, other)]
+    return times[0] == times[1]
 
 
 def sla(
@@ -47,8 +168,7 @@ def sla(
     one cannot be judged on the given input, 3 inconclusive. A load shorter than ten slow spells
     (--spell) proves no target met; p95 takes 90 spells, p99 takes 459.
     """
-    from kprof.report.sla import sections_of_sla
-    from kprof.sla import json_of, judge_results, read_targets, write_page
+    from kprof.report.sla_verdict import sections_of_sla
 
     judged = judge_results(results, read_targets(target or [], preset), gpus, spell)
     if out is not None:

@@ -1,14 +1,114 @@
-"""The options of `kprof whatif`: which run, which changes."""
+"""The options of `kprof whatif`: which run, which changes.
+
+`kprof whatif`: ask a recording what a step would take after a change, and keep the answer.
+"""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
-from kprof.answer import Answer, say
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.whatif.baseline import find_baseline
+from kprof.analyze.whatif.changes import FASTER, GRAPHED, REMOVED, ROOFLINE, Change, parse_target
+from kprof.analyze.whatif.predict import predict
+from kprof.commands import Answer, say
+from kprof.errors import KprofError
+from kprof.open import Opened, Progress, open_trace
+from kprof.report.sections.what_if import whole_of
+from kprof.storage import META_FILE, is_saved, save_meta, whole_or_not_at_all
+from kprof.trace import Prediction, Trace
+
+GRAPHS = "graphs"
+# Beyond these a change is no kernel's any more.
+LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e6
+
+EXAMPLES = "kind:gemm=2 module:NAME=roofline op:NAME=removed graphs"
+
+
+def ask(
+    run: Path,
+    questions: Sequence[str],
+    progress: Progress = lambda stage: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> tuple[list[Prediction], str]:
+    """Predict each change alone, and all of them together; a saved run keeps the answers.
+
+    Without a question, what the run was asked when it was analyzed, or since. What is predicted
+    comes with it: a step, or the window. `say` is told when a run cannot be written, and so
+    does not keep them.
+
+    Raises:
+        KprofError: the run cannot be read, or a question cannot be understood or answered.
+    """
+    trace = open_trace(run, progress)
+    if not questions:
+        return list(trace.meta.what_if), whole_of(trace)
+    progress("replaying")
+    changes = [parse_change(text, trace) for text in questions]
+    baseline = find_baseline(trace)
+    together = [changes] if len(changes) > 1 else []
+    answers = [predict(asked, baseline) for asked in [*([one] for one in changes), *together]]
+    if is_saved(run):
+        try:
+            _keep(answers, trace, run)
+        except KprofError as error:
+            say(f"{error.problem}; the answers stand here only")
+    return answers, whole_of(trace)
+
+
+def parse_change(text: str, trace: Trace) -> Change:
+    """Read `TARGET=2`, `TARGET=roofline`, `TARGET=removed` or `graphs`.
+
+    Raises:
+        KprofError: it is none of these, the factor is out of all bounds, or nothing in the trace is
+            the target.
+    """
+    if text == GRAPHS:
+        return Change(GRAPHED)
+    # Names of kernels may hold an equals sign of their own.
+    name, _, how = text.rpartition("=")
+    if name and how in (ROOFLINE, REMOVED):
+        return Change(how, parse_target(name, trace))
+    try:
+        factor = float(how)
+    except ValueError:
+        factor = 0.0
+    if not name or not 0 < factor < float("inf"):
+        raise KprofError(
+            f"{text!r} does not say what changes how",
+            fix="write kind:gemm=2, module:NAME=roofline, op:NAME=removed or graphs",
+        )
+    if not LEAST_FACTOR <= factor <= MOST_FACTOR:
+        raise KprofError(
+            f"{text!r} asks for a factor of {how}, which no change of a kernel has",
+            fix=f"give one from {LEAST_FACTOR:g} (a thousand times slower) to {MOST_FACTOR:,.0f}, "
+            "or write =removed",
+        )
+    return Change(FASTER, parse_target(name, trace), factor)
+
+
+def _keep(answers: list[Prediction], trace: Trace, run: Path) -> None:
+    """Write the answers into the run, in place of earlier ones to the same questions."""
+    new = {(one.target, one.change): one for one in answers}
+    old = [one for one in trace.meta.what_if if (one.target, one.change) not in new]
+    meta = replace(trace.meta, what_if=(*old, *new.values()))
+    kept = replace(trace, meta=meta)
+    with whole_or_not_at_all(run) as unfinished:
+        opened = Opened(kept, balance(kept), run)
+        (unfinished / "summary.json").write_bytes(opened.json)
+        save_meta(meta, unfinished / META_FILE)
+
+
+def json_of(answers: list[Prediction]) -> bytes:
+    """Return the answers as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode([asdict(one) for one in answers]))
 
 
 def whatif(
@@ -24,7 +124,6 @@ def whatif(
     for anything; =2 is twice as fast.
     """
     from kprof.report.sections.what_if import section_of
-    from kprof.whatif import EXAMPLES, ask, json_of
 
     answers, whole = ask(run, changes or [], say=say)
     parts = [section_of(answers, whole=whole)]

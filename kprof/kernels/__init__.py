@@ -1,6 +1,7 @@
 """Replacement kernels: each an operation with several providers, judged by one gate, one bench.
 
-Every public module of this folder holds one `KERNEL`; that is all that registration takes. A
+Every public module here, or in the package of a family, holds one `KERNEL`; that is all that
+registration takes. A
 provider may be ours, torch's own or a peer's: which one runs is decided by measuring them.
 """
 
@@ -11,15 +12,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kprof.discover import modules_in
-from kprof.errors import KprofError
+from kprof.errors import KprofError, modules_in
 
 if TYPE_CHECKING:
-    from kprof.gate.inputs import Draw
+    from kprof.kernels.correctness.inputs import Draw
 
 Function = Callable[..., Any]
 Shape = tuple[int, ...]
 OURS = "kprof"
+# Packages beside those of the families.
+INFRASTRUCTURE = tuple(
+    f"kprof.kernels.{name}" for name in ("bench", "correctness", "runtime", "swap", "tiles")
+)
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,11 @@ class Kernel:
 @cache
 def all_kernels() -> dict[str, Kernel]:
     """Return every kernel by its name; needs torch."""
-    found = [module.KERNEL for module in modules_in("kprof.kernels")]
-    return {kernel.name: kernel for kernel in found}
+    modules = modules_in("kprof.kernels")
+    families = [m for m in modules if hasattr(m, "__path__") and m.__name__ not in INFRASTRUCTURE]
+    modules += [module for family in families for module in modules_in(family.__name__)]
+    found = [module.KERNEL for module in modules if hasattr(module, "KERNEL")]
+    return {kernel.name: kernel for kernel in sorted(found, key=lambda kernel: kernel.name)}
 
 
 def kernel_named(name: str) -> Kernel:

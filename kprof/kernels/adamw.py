@@ -1,21 +1,342 @@
 """AdamW over all parameters of a model, in one launch for each group of dtypes.
 
 Numbers come out as from `torch.optim.AdamW(fused=True)`; states are those that torch keeps.
+
+What runs on the GPU for AdamW: counting steps, and updating a chunk of a tensor.
+
+T is tensors, C chunks, N the elements of a tensor. Arithmetic is that of torch's fused optimizer:
+for parameters in float32 it is in float64 where a number of Python meets one of the tensors.
+
+One launch over many tensors: their addresses in a table on the device, cut into chunks.
+
+T is tensors, C chunks. A program reads which part of which tensor is its own, so that the number
+of tensors costs nothing.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.optim import Optimizer
 
 from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels._adamw import GRADIENT, TRITON_TYPES, Numbers, launch
-from kprof.kernels._operator import define
+from kprof.kernels.runtime.launcher import ALIGNMENT, Launcher, alignments
+from kprof.kernels.runtime.operator import define
+
+
+@triton.jit
+def _power(base, exponent, BITS: tl.constexpr):
+    """Return a float64 to the power of an integer."""
+    result = base * 0.0 + 1.0
+    for _ in range(BITS):
+        result = tl.where(exponent % 2 == 1, result * base, result)
+        base *= base
+        exponent = exponent // 2
+    return result
+
+
+@triton.jit(do_not_specialize=["num_tensors"])
+def step_kernel(
+    tensors_T6,
+    corrections_T2,
+    found_inf_1,
+    beta1: tl.float64,
+    beta2: tl.float64,
+    num_tensors,
+    BITS: tl.constexpr,
+    FIELDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Count the step of every tensor, and write its bias corrections."""
+    tensors = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_tensor = tensors < num_tensors
+    address = tl.load(tensors_T6 + tensors * FIELDS + 4, is_tensor, other=0)
+    step_1 = address.to(tl.pointer_type(tl.float32))
+    step = tl.load(step_1, is_tensor, other=0.0) + 1.0
+    if found_inf_1 is not None:
+        step -= tl.load(found_inf_1).to(tl.float32)
+    tl.store(step_1, step, is_tensor)
+    number = step.to(tl.int32)
+    first = 1.0 - _power(tl.zeros((BLOCK,), tl.float64) + beta1, number, BITS)
+    second = 1.0 - _power(tl.zeros((BLOCK,), tl.float64) + beta2, number, BITS)
+    tl.store(corrections_T2 + 2 * tensors, first, is_tensor)
+    tl.store(corrections_T2 + 2 * tensors + 1, tl.sqrt(second), is_tensor)
+
+
+@triton.jit
+def _update(
+    elements,
+    is_element,
+    tensors,
+    numbers,
+    IS_SCALED: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+):
+    param_N, gradient_N, average_N, square_N = tensors
+    scale, step_size, second_root, decay, beta1, beta2, eps = numbers
+    param = tl.load(param_N + elements, is_element, other=0.0)
+    gradient = tl.load(gradient_N + elements, is_element, other=0.0)
+    average = tl.load(average_N + elements, is_element, other=0.0)
+    square = tl.load(square_N + elements, is_element, other=0.0)
+    param32 = param.to(tl.float32)
+    gradient32 = gradient.to(tl.float32)
+    if IS_SCALED:
+        gradient32 = tl.div_rn(gradient32, scale)
+        tl.store(gradient_N + elements, gradient32.to(gradient.dtype), is_element)
+    if MAXIMIZE:
+        gradient32 = -gradient32
+    if param.dtype == tl.float32:
+        gradient64 = gradient32.to(tl.float64)
+        param64 = param32.to(tl.float64)
+        param32 = (param64 - decay * param64).to(tl.float32)
+        new_average = beta1 * average.to(tl.float64) + (1.0 - beta1) * gradient64
+        new_square = beta2 * square.to(tl.float64) + (1.0 - beta2) * gradient64 * gradient64
+        average32, square32 = new_average.to(tl.float32), new_square.to(tl.float32)
+        root = tl.div_rn(tl.sqrt_rn(square32), second_root)
+        denominator = (root.to(tl.float64) + eps).to(tl.float32)
+        param32 -= tl.div_rn(step_size * average32, denominator)
+    else:
+        # Conversions to float64 would take longer than the memory does, and the last bits of
+        # float32 are rounded away.
+        param32 -= tl.cast(decay, tl.float32) * param32
+        average32 = tl.cast(beta1, tl.float32) * average.to(tl.float32)
+        average32 += tl.cast(1.0 - beta1, tl.float32) * gradient32
+        square32 = tl.cast(beta2, tl.float32) * square.to(tl.float32)
+        square32 += tl.cast(1.0 - beta2, tl.float32) * gradient32 * gradient32
+        denominator = tl.sqrt(square32) / second_root + tl.cast(eps, tl.float32)
+        param32 -= step_size * average32 / denominator
+    tl.store(param_N + elements, param32.to(param.dtype), is_element)
+    tl.store(average_N + elements, average32.to(average.dtype), is_element)
+    tl.store(square_N + elements, square32.to(square.dtype), is_element)
+
+
+@triton.jit
+def update_kernel(
+    tensors_T6,
+    corrections_T2,
+    chunks_C,
+    lr_1,
+    grad_scale_1,
+    found_inf_1,
+    lr: tl.float64,
+    beta1: tl.float64,
+    beta2: tl.float64,
+    weight_decay: tl.float64,
+    eps: tl.float64,
+    MAXIMIZE: tl.constexpr,
+    PARAM: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    STATE: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    FIELDS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Update one chunk of one tensor, unless an infinity was found."""
+    is_good = True
+    if found_inf_1 is not None:
+        is_good = tl.load(found_inf_1) == 0.0
+    if is_good:
+        place = tl.load(chunks_C + tl.program_id(0))
+        number, first = place >> 32, (place & 0xFFFFFFFF) * CHUNK
+        row_6 = tensors_T6 + number * FIELDS
+        param_N = tl.multiple_of(tl.load(row_6).to(tl.pointer_type(PARAM)), ALIGNED)
+        gradient_N = tl.multiple_of(tl.load(row_6 + 1).to(tl.pointer_type(GRADIENT)), ALIGNED)
+        average_N = tl.multiple_of(tl.load(row_6 + 2).to(tl.pointer_type(STATE)), ALIGNED)
+        square_N = tl.multiple_of(tl.load(row_6 + 3).to(tl.pointer_type(STATE)), ALIGNED)
+        length = tl.load(row_6 + 5)
+        if lr_1 is not None:
+            lr = tl.load(lr_1).to(tl.float64)
+        step_size = (lr / tl.load(corrections_T2 + 2 * number)).to(tl.float32)
+        second_root = tl.load(corrections_T2 + 2 * number + 1).to(tl.float32)
+        scale = 1.0
+        if grad_scale_1 is not None:
+            scale = tl.load(grad_scale_1).to(tl.float32)
+        decay = lr * weight_decay
+        common = (
+            (param_N, gradient_N, average_N, square_N),
+            (scale, step_size, second_root, decay, beta1, beta2, eps),
+            grad_scale_1 is not None,
+            MAXIMIZE,
+        )
+        # Multiples of 16 are loaded 16 bytes at a time; the few elements after them are not.
+        even = length // 16 * 16
+        elements = first + tl.arange(0, CHUNK)
+        # Within this branch it takes 63 registers, without it 72: four programs on an SM, or three.
+        if first < even:
+            _update(elements, elements < even, *common)
+        if (length > even) & (first + CHUNK >= length):
+            last = even + tl.arange(0, 16)
+            _update(last, last < length, *common)
+
+
+# One step for each program: its neighbours in time are then its neighbours in memory.
+CHUNK = 4_096
+NUM_WARPS = 8
+TENSORS_PER_PROGRAM = 64
+# Bits of the largest step that float32 counts exactly.
+STEP_BITS = 24
+PARAM, GRADIENT, AVERAGE, SQUARE, STEP, LENGTH = range(6)
+NUM_FIELDS = 6
+TABLES_KEPT = 32
+
+TRITON_TYPES = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+}
+# What a graph copies from the host when it is replayed has to stay there.
+_captured: list[Tensor] = []
+
+
+class Numbers(NamedTuple):
+    """The hyperparameters of a group."""
+
+    lr: float | Tensor
+    beta1: float
+    beta2: float
+    weight_decay: float
+    eps: float
+    maximize: bool
+
+
+class Table(NamedTuple):
+    """Where the tensors are, and which parts of them the programs have."""
+
+    tensors_T6: Tensor
+    """Addresses of parameter, gradient, average, square and step; number of elements."""
+    corrections_T2: Tensor
+    """Both bias corrections in float64, as of the running step."""
+    chunks_C: Tensor
+    """Number of the tensor times 2^32, plus that of the chunk in it."""
+    is_aligned: bool
+
+
+_launch_step = Launcher(step_kernel)
+_launch_update = Launcher(update_kernel)
+
+
+def launch(
+    tensors: list[list[Tensor]],
+    numbers: Numbers,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    """Update all parameters, which share a device and dtypes, each dense and laid out alike.
+
+    Args:
+        tensors: Parameters, gradients, averages, squares and steps; steps on the device, or on
+            the host, where they are counted, too.
+        numbers: Hyperparameters.
+        grad_scale: What the gradients are divided by first.
+        found_inf: One where nothing may be updated.
+    """
+    params, gradients, averages, _, steps = tensors
+    table = _table_of(tensors)
+    device = params[0].device
+    has_found_inf = found_inf is not None
+    if steps[0].device == device:
+        grid = -(-len(params) // TENSORS_PER_PROGRAM)
+        arguments: tuple[Any, ...] = (
+            *(table.tensors_T6, table.corrections_T2, found_inf, numbers.beta1, numbers.beta2),
+            *(len(params), STEP_BITS, NUM_FIELDS, TENSORS_PER_PROGRAM),
+        )
+        _launch_step((device, has_found_inf), grid, arguments, {"num_warps": 2})
+    else:
+        _correct_on_host(steps, numbers, table)
+    lr = numbers.lr if isinstance(numbers.lr, Tensor) else None
+    dtypes = tuple(TRITON_TYPES[one[0].dtype] for one in (params, gradients, averages))
+    alignment = ALIGNMENT if table.is_aligned else 1
+    key = (
+        *(device, dtypes, alignment, numbers.maximize),
+        *(lr is None or lr.dtype, grad_scale is None, has_found_inf),
+        alignments(
+            (
+                lr,
+                grad_scale,
+                found_inf,
+            )
+        ),
+    )
+    arguments = (
+        *(*table[:3], lr, grad_scale, found_inf, 0.0 if lr is not None else numbers.lr),
+        *(numbers.beta1, numbers.beta2, numbers.weight_decay, numbers.eps, numbers.maximize),
+        *(*dtypes, alignment, NUM_FIELDS, CHUNK),
+    )
+    _launch_update(key, table.chunks_C.numel(), arguments, {"num_warps": NUM_WARPS})
+
+
+def _correct_on_host(steps: list[Tensor], numbers: Numbers, table: Table) -> None:
+    """Count steps that live on the host, and send the corrections over without waiting."""
+    torch._foreach_add_(steps, 1)
+    counts = [float(step) for step in steps]
+    rows = [[1 - numbers.beta1**n, (1 - numbers.beta2**n) ** 0.5] for n in counts]
+    values = torch.tensor(rows, dtype=torch.float64, device="cpu")
+    corrections = _send(values, table.corrections_T2.device)
+    table.corrections_T2.copy_(corrections, non_blocking=True)
+
+
+def _table_of(tensors: list[list[Tensor]]) -> Table:
+    """Return the table of these tensors, made anew only where one of them has moved."""
+    device = tensors[0][0].device
+    is_on_device = tensors[STEP][0].device == device
+    kept = tensors if is_on_device else tensors[:STEP]
+    addresses = tuple(tuple(one.data_ptr() for one in group) for group in kept)
+    lengths = tuple(one.numel() for one in tensors[0])
+    if _is_captured(device):
+        # While a graph is captured nothing is copied yet: nobody else may use such a table.
+        return _make_table(device, addresses, lengths)
+    return _keep_table(device, addresses, lengths)
+
+
+def _make_table(
+    device: torch.device, addresses: tuple[tuple[int, ...], ...], lengths: tuple[int, ...]
+) -> Table:
+    none = (0,) * len(lengths)
+    fields = [*addresses, none, lengths] if len(addresses) == STEP else [*addresses, lengths]
+    rows = torch.tensor(list(zip(*fields, strict=True)), dtype=torch.int64, device="cpu")
+    make_chunks = _make_chunks if _is_captured(device) else _keep_chunks
+    return Table(
+        _send(rows, device),
+        torch.empty(len(rows), 2, dtype=torch.float64, device=device),
+        make_chunks(device, lengths, CHUNK),
+        all(a % ALIGNMENT == 0 for group in addresses[:STEP] for a in group),
+    )
+
+
+def _make_chunks(device: torch.device, lengths: tuple[int, ...], chunk: int) -> Tensor:
+    """Return the number of the tensor times 2^32, plus that of the chunk in it, of every chunk."""
+    counts = torch.tensor([-(-length // chunk) for length in lengths], device="cpu")
+    firsts = counts.cumsum(0) - counts
+    tensors = torch.arange(len(lengths), device="cpu").repeat_interleave(counts)
+    places = torch.arange(len(tensors), device="cpu") - firsts[tensors]
+    return _send((tensors << 32) + places, device)
+
+
+# Tensors that move, as gradients do, keep their lengths.
+_keep_table = lru_cache(maxsize=TABLES_KEPT)(_make_table)
+_keep_chunks = lru_cache(maxsize=TABLES_KEPT)(_make_chunks)
+
+
+def _send(values: Tensor, device: torch.device) -> Tensor:
+    """Return the host's values on the device, without waiting for it."""
+    if device.type != "cuda":
+        return values
+    on_host = values.pin_memory()
+    if _is_captured(device):
+        _captured.append(on_host)
+    return on_host.to(device, non_blocking=True)
+
+
+def _is_captured(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
 
 PLAIN = (Tensor, torch.nn.Parameter)
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels._launch import Launcher, alignments, kind_of, next_power_of_two
-from kprof.kernels._operator import applied, define
-from kprof.kernels._rows import DTYPES, empty_like
+from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of, next_power_of_two
+from kprof.kernels.runtime.operator import applied, define
+from kprof.kernels.runtime.rows import DTYPES, empty_like
 
 # Of the heads of one token, which one program holds in its registers.
 MOST_ELEMENTS = 32_768

@@ -13,10 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels._exact import divide, exp
-from kprof.kernels._launch import Launcher, alignments, kind_of
-from kprof.kernels._operator import applied, define
-from kprof.kernels._rows import (
+from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of
+from kprof.kernels.runtime.operator import applied, define
+from kprof.kernels.runtime.rows import (
     DTYPES,
     MOST_WARPS,
     count_rows,
@@ -25,6 +24,7 @@ from kprof.kernels._rows import (
     rows_of,
     tile_of,
 )
+from kprof.kernels.tiles.exact import divide, exp
 
 ELEMENTS = 4_096
 # Of a row that is read once: more does not fit the registers.

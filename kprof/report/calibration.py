@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from kprof.analyze.calibration.result import EFFECTS, Calibration, Judged, Rate, Scenario
+from kprof.analyze.calibration.error_rates import EFFECTS, Calibration, Judged, Rate, Scenario
 from kprof.report.section import Column, Facts, Part, Section, Table, Text
 
 ORDER = 90

@@ -6,9 +6,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from kprof.analyze.difference.lay_out import Difference, Fate, Row, Side, apportion
-from kprof.analyze.difference.matching import NAME, Layout, Names
-from kprof.analyze.steps import time_steps
+from kprof.analyze.attribution.steps import time_steps
+from kprof.analyze.diff.alignment import NAME, Difference, Fate, Layout, Names, Row, Side, apportion
 from kprof.report.section import Column, Facts, Section, Table, Text
 from kprof.report.sections.time import HOST_IDLE, NO_CAUSE
 from kprof.report.units import (

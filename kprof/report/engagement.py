@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kprof.analyze.score import Promise, Score, Scores, score
-from kprof.engagement import (
+from kprof.analyze.engagement import (
     ALL_SWAPS,
     BenchAdded,
     CalibrationAdded,
@@ -21,7 +20,8 @@ from kprof.engagement import (
     RunAdded,
     ServiceLevelAdded,
 )
-from kprof.report.changes import format_interval, format_percent
+from kprof.analyze.findings.scores import Promise, Score, Scores, score
+from kprof.report.comparison import format_interval, format_percent
 from kprof.report.engagement_sides import section_of_benches, section_of_gates, section_of_sides
 from kprof.report.section import Column, Facts, Part, Section, Table, Text
 from kprof.report.units import MISSING, UNKNOWN, format_count, shorten

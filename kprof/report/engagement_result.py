@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import msgspec
 
-from kprof.analyze.regress import rule_on_comparison
-from kprof.analyze.score import Score, Scores, score
-from kprof.engagement import ComparisonAdded, Engagement, GateAdded, ServiceLevelAdded
+from kprof.analyze.engagement import ComparisonAdded, Engagement, GateAdded, ServiceLevelAdded
+from kprof.analyze.findings.scores import Score, Scores, score
+from kprof.analyze.verdict.regressions import rule_on_comparison
 from kprof.report.junit import Case, Outcome
 from kprof.report.regression import cases_of_rulings
 

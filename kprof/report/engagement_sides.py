@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kprof.engagement import (
+from kprof.analyze.engagement import (
     BenchAdded,
     CostAdded,
     Engagement,
@@ -16,9 +16,8 @@ from kprof.engagement import (
     TargetJudged,
     When,
 )
-from kprof.report.partner.digits import within
-from kprof.report.partner.saved_answers import gate_in
-from kprof.report.partner.wording import gained
+from kprof.report.partner.evidence import gate_in
+from kprof.report.partner.wording import gained, within
 from kprof.report.section import Column, Section, Table
 from kprof.report.units import MISSING, UNKNOWN, format_time
 

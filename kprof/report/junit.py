@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
 
-from kprof.redaction import redacted
+from kprof.report.redaction import redacted
 
 Outcome = Literal["passed", "failed", "skipped"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kprof.redaction import redacted
+from kprof.report.redaction import redacted
 from kprof.report.section import Column, Facts, Figure, Section, Table, Text
 
 MOST_ROWS = 25

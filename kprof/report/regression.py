@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kprof.analyze.regress import Ruling, Verdict
+from kprof.analyze.verdict.regressions import Ruling, Verdict
 from kprof.report.junit import Case, Outcome
 from kprof.report.section import Column, Part, Section, Table, Text
 

@@ -7,23 +7,18 @@ from dataclasses import asdict
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.agreement import compare_bounds, traffic_ratio
-from kprof.analyze.counters import is_counted
-from kprof.analyze.idle.summary import (
-    find_exposed_waits,
-    group_idle,
-    inside_window,
-    worst_places,
-)
-from kprof.analyze.ledger import Ledger, truth_columns
-from kprof.analyze.overhead import measure_cost
-from kprof.analyze.overlap import measure_communication
-from kprof.analyze.replayed import how_named
-from kprof.analyze.row_work import SOURCES
+from kprof.analyze.attribution.cuda_graphs import how_named
+from kprof.analyze.attribution.ledger import Ledger, truth_columns
+from kprof.analyze.attribution.overlap import measure_communication
+from kprof.analyze.capture_quality.audit import audit
+from kprof.analyze.capture_quality.overhead import measure_cost
+from kprof.analyze.capture_quality.unanswered import find_unanswered
+from kprof.analyze.idle.causes import find_exposed_waits, group_idle, inside_window, worst_places
+from kprof.analyze.roofline.agreement import compare_bounds, traffic_ratio
+from kprof.analyze.roofline.counters import is_counted
+from kprof.analyze.roofline.launch_work import SOURCES
+from kprof.analyze.roofline.utilisation import Share, has_work, measure_utilisation, share_of_time
 from kprof.analyze.summary import group_kernels, group_modules, split_window
-from kprof.analyze.trust.audit import audit
-from kprof.analyze.trust.unanswered import find_unanswered
-from kprof.analyze.utilisation import Share, has_work, measure_utilisation, share_of_time
 from kprof.trace import Trace
 
 SCHEMA = 1

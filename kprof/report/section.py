@@ -7,6 +7,12 @@ whoever draws it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kprof.errors import modules_in
+
+if TYPE_CHECKING:
+    from kprof.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -74,3 +80,13 @@ class Section:
     order: int
     parts: tuple[Part, ...] = field(default_factory=tuple)
     in_terminal: bool = True
+
+
+def sections_of(trace: Trace, *, for_page: bool = True) -> list[Section]:
+    """Render the sections of an analyzed trace in their order; the terminal's are fewer."""
+    sections = [
+        module.render(trace)
+        for module in modules_in("kprof.report.sections")
+        if for_page or not getattr(module, "FOR_PAGE_ONLY", False)
+    ]
+    return sorted(sections, key=lambda section: section.order)

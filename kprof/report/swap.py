@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from kprof.kernels.swap.sites import SiteReport, SwapReport
 from kprof.report.section import Column, Facts, Section, Table, Text
-from kprof.sites import SiteReport, SwapReport
 
 ORDER = 5
 MOST_NAMES = 3

@@ -1,4 +1,7 @@
-"""Numbers as people read them: the only place where a time, a rate or a share becomes text."""
+"""Numbers as people read them: the only place where a time, a rate or a share becomes text.
+
+Whose times are added up, in words.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from kprof.finding import Worth
+from kprof.analyze.summary import count_gpus
+from kprof.findings import Worth
+from kprof.trace import Trace
 
 MISSING = "—"
 UNKNOWN = "not known"
@@ -167,3 +172,15 @@ def _digits(value: float) -> str:
     if magnitude >= 1000:
         return f"{value:,.0f}"
     return f"{value:.0f}" if magnitude >= 99.95 else f"{value:.3g}"
+
+
+def of_all(trace: Trace) -> str:
+    """Return that times are of all GPUs, or ranks, together; nothing where there is one of them."""
+    if has_several_gpus_a_rank(trace):
+        return " of all GPUs together"
+    return " of all ranks together" if trace.meta.num_ranks > 1 else ""
+
+
+def has_several_gpus_a_rank(trace: Trace) -> bool:
+    """Tell whether one process drove several GPUs."""
+    return count_gpus(trace.kernels) > max(int(trace.kernels["rank"].nunique()), 1)

@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import torch
 
-from kprof.gate import Subject, check, integrity, numerics, variation
-from kprof.gate.observe import observe, observe_truth
+from kprof.kernels.correctness import Subject, check, integrity, numerics, variation
+from kprof.kernels.correctness.observe import observe, observe_truth
 
 from . import attentions, calls, cheats, norms, optimizers, products, scopes, softmaxes, streams
 

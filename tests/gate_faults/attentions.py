@@ -5,7 +5,7 @@ Shapes: (batch, query heads, length, head size); there are half as many key head
 
 import torch
 
-from kprof.gate import Subject
+from kprof.kernels.correctness import Subject
 
 GROUP = 2
 

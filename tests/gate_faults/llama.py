@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kprof.gate import Curve, Generation
+from kprof.kernels.correctness import Curve, Generation
 
 from .attentions import attention
 from .norms import rmsnorm

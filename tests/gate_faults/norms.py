@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from kprof.gate import Subject
+from kprof.kernels.correctness import Subject
 
 EPS = 1e-6
 

@@ -1,6 +1,6 @@
 """AdamW, in place: as torch has it, honestly rewritten, and broken."""
 
-from kprof.gate import Subject
+from kprof.kernels.correctness import Subject
 
 RATE, BETA1, BETA2, EPS, DECAY = 1e-3, 0.9, 0.999, 1e-8, 0.1
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kprof.gate import Subject
+from kprof.kernels.correctness import Subject
 
 
 def softmax(x):

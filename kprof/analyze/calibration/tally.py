@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kprof.analyze.calibration.result import Judged, Rate, Scenario, pooled
+from kprof.analyze.calibration.error_rates import Judged, Rate, Scenario, pooled
 from kprof.analyze.verdict.constancy import find_carry_over, find_change, find_waves
 from kprof.analyze.verdict.mean import MeanLook, look_at_mean
 from kprof.analyze.verdict.ranks import Floats

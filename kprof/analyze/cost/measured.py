@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from statistics import median
 
+from kprof.analyze.attribution.steps import time_steps
 from kprof.analyze.energy import measure_step_energy
-from kprof.analyze.steps import time_steps
 from kprof.analyze.summary import count_gpus
 from kprof.device import find_device
 from kprof.trace import Trace

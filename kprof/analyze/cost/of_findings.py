@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kprof.analyze.attribution.steps import step_rows
 from kprof.analyze.cost.measured import gpus_in
 from kprof.analyze.cost.price import HOURS_PER_MONTH, ON_DEMAND, Band, Price, Quote, price_of
-from kprof.analyze.marks import step_rows
 from kprof.errors import KprofError
-from kprof.finding import Diagnosis, Finding, Saving, Worth
+from kprof.findings import Diagnosis, Finding, Saving, Worth
 from kprof.trace import Trace
 
 

@@ -1,6 +1,20 @@
-"""The causes of idle time: their names, and how the host's calls and functions show them."""
+"""The causes of idle time: their names, and how the host's calls and functions show them.
+
+Idle time added up: by cause, and by the place that each cause lies at.
+"""
 
 from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from kprof.analyze.intervals import Intervals, disjoint, length_in
+from kprof.analyze.summary import collapse_layers
+from kprof.trace import Trace
 
 LAUNCH_BOUND = "launch-bound"
 DATA_LOADING = "data loading"
@@ -61,3 +75,145 @@ WAITING_FUNCTION = (
 # What CUPTI reports beside its own work: the driver loads a kernel when it is first launched.
 LOADING_OF_KERNELS = r"^Lazy "
 DRIVERS_OWN = r"^(?:Lazy |Command Buffer Full)"
+
+Int64s = NDArray[np.int64]
+
+# Those in which every rank waits for all: no broadcast, no send, no all-to-all with empty parts.
+SYMMETRIC = re.compile(r"_?(?:all_?reduce|all_?gather|reduce_?scatter|barrier)")
+
+
+def inside_window(idle: pd.DataFrame) -> pd.DataFrame:
+    """Return the pieces between the first and the last activity of each rank."""
+    inside: pd.DataFrame = idle[idle["edge"].isna().to_numpy(bool)]
+    return inside
+
+
+def group_idle(idle: pd.DataFrame) -> pd.DataFrame:
+    """Add up pieces by cause, longest first; those of unknown cause form a group.
+
+    Columns: `cause`, `time_ns`, `share` (of the time in `idle`), `recoverable_ns` (missing where
+    nobody knows), `pieces` (their number), `longest_ns`. The recoverable times of two causes never
+    overlap: they may be added.
+    """
+    groups = _by(idle, ["cause"])
+    groups["share"] = groups["time_ns"] / max(int(groups["time_ns"].sum()), 1)
+    columns = ["cause", "time_ns", "share", "recoverable_ns", "pieces", "longest_ns"]
+    ordered: pd.DataFrame = groups[columns]
+    return ordered
+
+
+def worst_places(idle: pd.DataFrame, number: int) -> pd.DataFrame:
+    """Return for each cause the `number` places that cost most, as `group_idle` adds up.
+
+    Layers of one kind count as one place. The device's own time between kernels has none.
+    """
+    placed = idle[(idle["place"].notna() | idle["line"].notna()).to_numpy(bool)]
+    layers = {name: collapse_layers(placed[name]) for name in ("place", "module")}
+    placed = placed.assign(**layers)
+    groups = _by(placed, ["cause", "place", "module", "line"])
+    by_cause = groups.groupby("cause", observed=True, dropna=False, sort=False)
+    worst: pd.DataFrame = by_cause.head(number).reset_index(drop=True)
+    return worst
+
+
+def _by(idle: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    groups = idle.groupby(keys, observed=True, dropna=False, sort=False)
+    sums = pd.DataFrame(
+        {
+            "time_ns": groups["duration_ns"].sum(),
+            "recoverable_ns": groups["recoverable_ns"].sum(min_count=1),
+            "pieces": groups["duration_ns"].size(),
+            "longest_ns": groups["duration_ns"].max(),
+        }
+    )
+    # Ties are ordered by their keys, not by which came first in the file.
+    named = sums.sort_index(key=lambda values: values.astype(str))
+    ordered: pd.DataFrame = named.sort_values(
+        "time_ns", ascending=False, kind="stable"
+    ).reset_index()
+    return ordered
+
+
+@dataclass(frozen=True)
+class ExposedWait:
+    """Time in which a rank's collectives ran, but only waited for a rank that came later."""
+
+    rank: int
+    waiting_ns: int
+    exposed_ns: int
+    """The part of it in which nothing else ran on the device."""
+    num_collectives: int
+
+
+def find_exposed_waits(trace: Trace) -> list[ExposedWait] | None:
+    """Find how long collectives of each rank waited for the last rank to begin the same one.
+
+    This time counts as busy, not as idle. None where `collective_waits` knows none.
+    """
+    waits = collective_waits(trace)
+    if waits is None:
+        return None
+    ranks = waits["rank"].to_numpy(np.int64)
+    waiting, exposed = (waits[c].to_numpy(np.int64) for c in ("waiting_ns", "exposed_ns"))
+    return [
+        ExposedWait(int(one), int(waiting[mine].sum()), int(exposed[mine].sum()), int(mine.sum()))
+        for one in np.unique(ranks)
+        for mine in [ranks == one]
+    ]
+
+
+def collective_waits(trace: Trace) -> pd.DataFrame | None:
+    """Return the collectives that several ranks took part in, and how long each waited in them.
+
+    A collective ends on all ranks together, so one that takes longer than the shortest of them
+    waited for the rest of its time, whatever the ranks' clocks say. `exposed_ns` is the part in
+    which nothing else ran on the device. None where one rank was recorded, or no numbers tell
+    which collectives belong together. Columns: `row` in `kernels`, `rank`, `group`, `number`,
+    `collective`, `step`, `start_ns`, `waiting_ns`, `exposed_ns`.
+    """
+    kernels = trace.kernels
+    names = kernels["collective"].cat
+    is_symmetric = np.array([*(bool(SYMMETRIC.match(str(n))) for n in names.categories), False])
+    chosen = is_symmetric[names.codes.to_numpy()]
+    chosen &= (kernels["group_sequence"].notna() & kernels["group"].notna()).to_numpy(bool)
+    rows = np.flatnonzero(chosen)
+    calls = kernels.iloc[rows]
+    keys = [calls[name] for name in ("group", "group_sequence", "collective")]
+    together = calls.groupby(keys, observed=True, sort=False)
+    is_shared = (together["rank"].transform("nunique") > 1).to_numpy(bool)
+    if not is_shared.any():
+        return None
+    shortest = together["duration_ns"].transform("min").to_numpy(np.int64)[is_shared]
+    rows, calls = rows[is_shared], calls[is_shared]
+    start = calls["start_ns"].to_numpy(np.int64)
+    waiting = calls["duration_ns"].to_numpy(np.int64) - shortest
+    step = calls["step"] if "step" in calls else pd.array([pd.NA] * len(rows), "Int64")
+    waits: pd.DataFrame = pd.DataFrame(
+        {
+            "row": rows,
+            "rank": calls["rank"].to_numpy(np.int64),
+            "group": calls["group"].to_numpy(),
+            "number": calls["group_sequence"].to_numpy(np.int64),
+            "collective": calls["collective"].to_numpy(),
+            "step": np.asarray(step),
+            "start_ns": start,
+            "waiting_ns": waiting,
+            "exposed_ns": waiting - _hidden(kernels, rows, start, start + waiting),
+        }
+    ).astype({"group": "category", "step": "Int64"})
+    return waits
+
+
+def _hidden(kernels: pd.DataFrame, rows: Int64s, start: Int64s, end: Int64s) -> Int64s:
+    """Return for how long each of some spans others than collectives ran on its device."""
+    is_other = ((kernels["kind"] != "collective") & kernels["collective"].isna()).to_numpy(bool)
+    device = kernels.groupby(["rank", "device"], sort=False).ngroup().to_numpy()
+    begins = kernels["start_ns"].to_numpy(np.int64)
+    ends = begins + kernels["duration_ns"].to_numpy(np.int64)
+    hidden = np.zeros(len(rows), dtype=np.int64)
+    for one in np.unique(device[rows]):
+        others = np.flatnonzero((device == one) & is_other)
+        busy = disjoint(Intervals(begins[others], ends[others], others))
+        mine = np.flatnonzero(device[rows] == one)
+        hidden[mine] = length_in(busy, start[mine], end[mine])
+    return hidden

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kprof.analyze.attribution.call_tree import nearest
+from kprof.analyze.attribution.steps import step_rows
 from kprof.analyze.idle import causes
 from kprof.analyze.intervals import NOTHING, Intervals, Painting, disjoint, paint
-from kprof.analyze.marks import step_rows
-from kprof.analyze.nesting import nearest
 from kprof.trace import Trace, once_per_trace
 
 # From the weakest evidence to the strongest: a call that blocks says more than the operator in it.

@@ -8,11 +8,17 @@ from fractions import Fraction
 
 import numpy as np
 
-from kprof.analyze.sla.bounds import ranks_of
-from kprof.analyze.sla.samples import Values, samples_of
+from kprof.analyze.sla.percentiles import ranks_of
+from kprof.analyze.sla.responses import Response, Responses, Times
+from kprof.analyze.sla.samples import (
+    NEVER,
+    Values,
+    samples_of,
+    time_to_tokens,
+    tokens_by_chunk,
+    total_tokens,
+)
 from kprof.analyze.sla.targets import Target
-from kprof.analyze.sla.times import NEVER, time_to_tokens, tokens_by_chunk, total_tokens
-from kprof.responses import Response, Responses, Times
 
 MOST_TOKENS = 256
 MOST_POINTS = 500

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from kprof.analyze.sla.bounds import CONFIDENCE
+from kprof.analyze.sla.percentiles import CONFIDENCE
 
 Numbers = npt.NDArray[np.float64]
 

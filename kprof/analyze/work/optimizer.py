@@ -1,7 +1,7 @@
 """Work of optimizers that update all parameters in one operator.
 
-Where recorders leave the shapes out (they do so for long lists), `kprof.analyze.bounds` still
-bounds the work from the launches.
+Where recorders leave the shapes out (they do so for long lists), the launches still bound the work:
+`kprof.analyze.roofline.launch_work`.
 """
 
 from __future__ import annotations

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from kprof.report.partner.disclosure import MARKS, Level, Redactor, reduced
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.page import render_page
-from kprof.report.partner.parts import Chapter, Folded, Missing
-from kprof.report.partner.redaction import MARKS, Level, Redactor, reduced
-from kprof.report.partner.template import Template, all_sections
+from kprof.report.partner.parts import Chapter, Folded, Missing, Template, all_sections
 from kprof.report.section import Column, Table
 
 NOT_HERE = "What this report does not hold, and how to get it"

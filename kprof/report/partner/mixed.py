@@ -8,11 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from kprof.analyze.steps import time_steps
+from kprof.analyze.attribution.steps import time_steps
 from kprof.comparison import Comparison
-from kprof.report.partner.digits import time_within
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.outcome import medians_in_words, medians_of
+from kprof.report.partner.wording import time_within
 from kprof.trace import Trace
 
 STEP_TIME = "step time"

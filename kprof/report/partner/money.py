@@ -11,9 +11,9 @@ from kprof.analyze.cost.gain import BEFORE
 from kprof.analyze.cost.of_findings import worth_of
 from kprof.analyze.cost.price import Band
 from kprof.analyze.cost.sheet import Figure
-from kprof.finding import Saving
-from kprof.report.partner.digits import dollars
+from kprof.findings import Saving
 from kprof.report.partner.evidence import Evidence, first_and_last
+from kprof.report.partner.wording import dollars
 from kprof.report.units import MISSING, UNKNOWN, format_worth
 
 MILLION, MONTH, STEPS = "A million tokens", "A month", "A thousand steps"

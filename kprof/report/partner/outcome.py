@@ -6,9 +6,8 @@ import math
 from statistics import median
 
 from kprof.comparison import Claim, Comparison
-from kprof.gate.result import REJECT
-from kprof.report.changes import format_value
-from kprof.report.partner.digits import gain_range, time_within
+from kprof.kernels.correctness.levels import REJECT
+from kprof.report.comparison import format_value
 from kprof.report.partner.evidence import Evidence, first_and_last
 from kprof.report.partner.money import (
     MILLION,
@@ -21,7 +20,7 @@ from kprof.report.partner.money import (
     written,
 )
 from kprof.report.partner.parts import Verdict
-from kprof.report.partner.wording import VERDICTS, change_in_words
+from kprof.report.partner.wording import VERDICTS, change_in_words, gain_range, time_within
 
 UNCHECKED = "Adopt the change once the quality gate has shown that results stay right"
 KEPT_NOW = "every promise of the service is kept now, and was not before"

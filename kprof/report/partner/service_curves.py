@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 
 from kprof.analyze.sla.curves import TokenCurve
-from kprof.analyze.sla.verdict import Judgement
-from kprof.report.partner.digits import exact_time, time_within
-from kprof.report.partner.drawings import both
-from kprof.report.partner.lines import Limits, Line, Scale, chart
+from kprof.analyze.sla.target_verdict import Judgement
+from kprof.report.partner.drawings import Limits, Line, Scale, both, chart
 from kprof.report.partner.parts import Picture, Symbol
+from kprof.report.partner.wording import exact_time, time_within
 from kprof.report.section import Column, Table
-from kprof.report.sla import Judged
+from kprof.report.sla_verdict import Judged
 from kprof.report.units import MISSING, format_count, format_share
 
 NS_PER_MS = 1e6

@@ -1,12 +1,128 @@
-"""Plain words for what kprof calls by its technical name."""
+"""Plain words for what kprof calls by its technical name.
+
+Numbers with no more digits than their interval allows, each with its unit.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
 from kprof.comparison import Claim, Interval, Metric
-from kprof.report.partner.digits import across, rounded, within
+from kprof.report.units import MISSING
+
+_TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+MOST_DECIMALS = 4
+
+
+def decimals_for(uncertainty: float) -> int:
+    """Return how many decimals a number deserves: one digit of its uncertainty, two of a 1 or 2.
+
+    Negative: it is to be rounded to tens, hundreds and so on.
+    """
+    if not 0 < uncertainty < math.inf:
+        return MOST_DECIMALS
+    place = math.floor(math.log10(uncertainty))
+    leading = uncertainty / 10.0**place
+    return min(-place + (leading < 2.95), MOST_DECIMALS)
+
+
+def rounded(value: float, decimals: int) -> str:
+    """Write a number with so many decimals, thousands separated; none below zero."""
+    shown = round(value, decimals)
+    return f"{shown + 0.0:,.{max(decimals, 0)}f}"
+
+
+def within(low: float, middle: float, high: float, most_digits: int = 4) -> tuple[str, str, str]:
+    """Return low, middle and high, all with the decimals that half their distance allows."""
+    decimals = min(decimals_for((high - low) / 2), _limit(middle, most_digits))
+    shown = [rounded(value, decimals) for value in (low, middle, high)]
+    return shown[0], shown[1], shown[2]
+
+
+def across(low: float, high: float) -> tuple[str, str]:
+    """Return the ends of an interval around zero, with digits enough that neither looks like it."""
+    decimals = decimals_for((high - low) / 2)
+    for end in (low, high):
+        if end:
+            decimals = max(decimals, _limit(end, 1))
+    decimals = min(decimals, 3)
+    return rounded(low, decimals), rounded(high, decimals)
+
+
+def _limit(value: float, most_digits: int) -> int:
+    """Return the decimals at which a value has so many significant digits."""
+    if not value or not math.isfinite(value):
+        return most_digits - 1
+    return most_digits - 1 - math.floor(math.log10(abs(value)))
+
+
+def percent_range(low: float, high: float) -> str:
+    """Write a range of shares of one in percent, as in '11 to 13 %'."""
+    width = 100 * (high - low)
+    decimals = min(max(-math.floor(math.log10(width)), 0), 2) if width > 0 else 1
+    few, many = rounded(100 * low, decimals), rounded(100 * high, decimals)
+    return f"{few} %" if few == many else f"{few} to {many} %"
+
+
+def gain_range(low: float, high: float) -> str:
+    """Write a range of savings: what may be nothing is written as 'up to'."""
+    if low > 0:
+        return percent_range(low, high)
+    decimals = min(max(_limit(100 * high, 2), 0), 2)
+    return f"up to {rounded(100 * high, decimals)} %"
+
+
+def time_within(time_ns: float | None, share: float = 0.005) -> str:
+    """Write a time that is known to this share of itself."""
+    if time_ns is None or math.isnan(time_ns):
+        return MISSING
+    if not time_ns or not share:
+        return exact_time(time_ns)
+    place = math.floor(math.log10(abs(time_ns) * share))
+    place = max(place, math.floor(math.log10(abs(time_ns))) - 3)
+    # Rounded before a unit is chosen: 999.6 µs is 1 ms.
+    nearest = round(time_ns, -place)
+    size, unit = _unit_of(nearest)
+    return f"{rounded(nearest / size, round(math.log10(size)) - place)} {unit}"
+
+
+def _unit_of(time_ns: float) -> tuple[float, str]:
+    return next((u for u in _TIME_UNITS if abs(time_ns) >= u[0]), _TIME_UNITS[-1])
+
+
+def exact_time(time_ns: float) -> str:
+    """Write a time that somebody set, with all its digits."""
+    size, unit = _unit_of(time_ns)
+    return f"{time_ns / size:,.12g} {unit}"
+
+
+def dollars(low: float, middle: float, high: float) -> str:
+    """Write an amount of money in the middle of its band, with the band where there is one.
+
+    A band is of price lists more than of measurements, so two digits stay however wide it is.
+    """
+    if low == high:
+        return _dollar_sign(rounded(middle, _decimals_of_money(middle)))
+    least = _limit(middle, 2)
+    decimals = min(max(decimals_for((high - low) / 2), least), _limit(middle, 3))
+    # Dollars and cents, never dimes.
+    decimals = 2 if decimals == 1 else decimals
+    few, shown, many = (_dollar_sign(rounded(value, decimals)) for value in (low, middle, high))
+    return shown if few == many else f"{shown} ({few} to {many})"
+
+
+def _decimals_of_money(value: float) -> int:
+    """Return the decimals of an amount that has no band: cents, or two digits below a dollar."""
+    if abs(value) >= 100 or not value:
+        return 0
+    return 2 if abs(value) >= 1 else min(_limit(value, 2), 6)
+
+
+def _dollar_sign(shown: str) -> str:
+    return f"-${shown[1:]}" if shown.startswith("-") else f"${shown}"
+
 
 KINDS = {
     "gemm": "Matrix multiplication",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kprof.analyze.launches import count_launches
-from kprof.analyze.overhead import measure_cost
-from kprof.analyze.roofline import beaten_ceilings
+from kprof.analyze.attribution.ledger import count_launches
+from kprof.analyze.capture_quality.overhead import measure_cost
+from kprof.analyze.roofline.bound import beaten_ceilings
+from kprof.analyze.roofline.utilisation import has_work, share_of_time
 from kprof.analyze.summary import group_kernels
-from kprof.analyze.utilisation import has_work, share_of_time
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import (
     format_count,

@@ -8,17 +8,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.agreement import (
+from kprof.analyze.roofline.agreement import (
     by_work,
     compare_bounds,
     is_kept_in_cache,
     traffic_ratio,
 )
-from kprof.analyze.counters import NOT_COUNTED, counted_bytes, counted_shares, is_counted
-from kprof.analyze.roofline import BOUNDS, bound_by_counters
-from kprof.analyze.sampled import has_samples, interval_ns, sampled_by, share_out
+from kprof.analyze.roofline.bound import BOUNDS, bound_by_counters
+from kprof.analyze.roofline.counters import (
+    NOT_COUNTED,
+    counted_bytes,
+    counted_shares,
+    has_samples,
+    interval_ns,
+    is_counted,
+    sampled_by,
+    share_out,
+)
+from kprof.analyze.roofline.utilisation import share_of_time
 from kprof.analyze.summary import collapse_layers
-from kprof.analyze.utilisation import share_of_time
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_amount, format_count, format_share, format_time
 from kprof.trace import Trace

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.summary import collapse_layers, measure_capacity
-from kprof.analyze.unexplained import RULE as UNEXPLAINED
-from kprof.finding import Diagnosis, Finding, Saving
+from kprof.findings import Diagnosis, Finding, Saving
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import (
     MISSING,

@@ -7,21 +7,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.idle.summary import (
-    find_exposed_waits,
-    group_idle,
-    inside_window,
-    worst_places,
-)
+from kprof.analyze.capture_quality.unanswered import why_no_timeline
+from kprof.analyze.idle.causes import find_exposed_waits, group_idle, inside_window, worst_places
 from kprof.analyze.summary import measure_capacity
-from kprof.analyze.trust.unanswered import why_no_timeline
 from kprof.report.section import Column, Part, Section, Table, Text
-from kprof.report.together import of_all
 from kprof.report.units import (
     MISSING,
     format_count,
     format_share,
     format_time,
+    of_all,
     or_missing,
     round_shares,
 )

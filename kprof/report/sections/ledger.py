@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from kprof.analyze.ledger import Ledger, balance
-from kprof.analyze.replayed import Named, how_named
+from kprof.analyze.attribution.cuda_graphs import Named, how_named
+from kprof.analyze.attribution.ledger import Ledger, balance
 from kprof.report.section import Column, Part, Section, Table, Text
-from kprof.report.together import has_several_gpus_a_rank
-from kprof.report.units import MISSING, format_exact, format_share
+from kprof.report.units import MISSING, format_exact, format_share, has_several_gpus_a_rank
 from kprof.trace import Trace
 
 TITLE = "Ledger"

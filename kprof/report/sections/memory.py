@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kprof.analyze.capture_quality.unanswered import why_no_memory
 from kprof.analyze.energy import Series, readings, thin_out
-from kprof.analyze.trust.unanswered import why_no_memory
 from kprof.report.section import Column, Figure, Section, Table, Text
 from kprof.report.units import MISSING, format_memory
 from kprof.trace import Trace

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kprof.analyze.attribution.steps import find_steps
+from kprof.analyze.capture_quality.unanswered import why_no_power
 from kprof.analyze.energy import (
     Series,
     devices_in,
@@ -10,8 +12,6 @@ from kprof.analyze.energy import (
     thin_out,
     throttle_shares,
 )
-from kprof.analyze.steps import find_steps
-from kprof.analyze.trust.unanswered import why_no_power
 from kprof.device import HARMLESS_REASONS, THROTTLE_REASONS
 from kprof.report.section import Column, Facts, Figure, Part, Section, Table, Text
 from kprof.report.units import MISSING, UNKNOWN, format_count, format_share

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kprof.analyze.lateness import Lateness, RankLateness, find_lateness
-from kprof.analyze.rules.stragglers import LEAST_SHARE, why_no_ranks
+from kprof.analyze.findings.rules.stragglers import LEAST_SHARE, why_no_ranks
+from kprof.analyze.late_ranks import Lateness, RankLateness, find_lateness
 from kprof.report.section import Column, Section, Table, Text
 from kprof.report.units import MISSING, format_share, format_time
 from kprof.trace import Trace

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from kprof.analyze.ledger import num_launches
-from kprof.analyze.marks import rule_of
-from kprof.analyze.overhead import measure_cost
-from kprof.analyze.steps import find_steps
+from kprof.analyze.attribution.ledger import num_launches
+from kprof.analyze.attribution.steps import find_steps, rule_of
+from kprof.analyze.capture_quality.overhead import measure_cost
+from kprof.analyze.capture_quality.unanswered import why_no_cost, why_no_steps, why_no_timeline
+from kprof.analyze.roofline.utilisation import has_work, share_of_time
 from kprof.analyze.summary import measure_capacity, measure_elapsed
-from kprof.analyze.trust.unanswered import why_no_cost, why_no_steps, why_no_timeline
-from kprof.analyze.utilisation import has_work, share_of_time
 from kprof.report.section import Facts, Part, Section, Text
-from kprof.report.together import of_all
 from kprof.report.units import (
     UNKNOWN,
     format_count,
     format_memory,
     format_share,
     format_time,
+    of_all,
     whose_time,
 )
 from kprof.trace import Trace

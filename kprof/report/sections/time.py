@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pandas as pd
 
-from kprof.analyze.overlap import measure_communication
-from kprof.analyze.steps import Lead, count_gpu_steps, find_lead
+from kprof.analyze.attribution.overlap import measure_communication
+from kprof.analyze.attribution.steps import Lead, count_gpu_steps, find_lead
 from kprof.analyze.summary import split_window
 from kprof.report.figures import IDLE_COLOUR, UNKNOWN_COLOUR, colours_of, literal
 from kprof.report.section import Column, Figure, Part, Section, Table, Text
-from kprof.report.together import of_all
 from kprof.report.units import (
     format_count,
     format_exact,
     format_share,
     format_time,
+    of_all,
     round_shares,
 )
 from kprof.trace import Trace

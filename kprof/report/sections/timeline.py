@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from kprof.analyze.attribution.steps import find_steps, median_step
+from kprof.analyze.capture_quality.unanswered import why_no_timeline
 from kprof.analyze.lanes import device_rows, host_rows, merge_small
-from kprof.analyze.steps import find_steps, median_step
-from kprof.analyze.trust.unanswered import why_no_timeline
 from kprof.report.figures import UNKNOWN_COLOUR, colours_of, literal
 from kprof.report.section import Figure, Section, Text
 from kprof.report.units import format_count, format_time, readable, shorten

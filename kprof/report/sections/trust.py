@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kprof.analyze.trust.audit import audit
-from kprof.analyze.trust.check import Check, Verdict
-from kprof.analyze.trust.unanswered import Unanswered, find_unanswered
+from kprof.analyze.capture_quality.audit import Check, Verdict, audit
+from kprof.analyze.capture_quality.unanswered import Unanswered, find_unanswered
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import format_count
 from kprof.trace import Trace

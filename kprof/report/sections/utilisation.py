@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kprof.analyze.overhead import measure_cost
-from kprof.analyze.trust.unanswered import why_no_timeline
-from kprof.analyze.utilisation import Share, measure_utilisation
+from kprof.analyze.capture_quality.overhead import measure_cost
+from kprof.analyze.capture_quality.unanswered import why_no_timeline
+from kprof.analyze.roofline.utilisation import Share, measure_utilisation
 from kprof.report.section import Facts, Part, Section, Text
 from kprof.report.units import UNKNOWN, format_share, format_time
 from kprof.trace import Trace

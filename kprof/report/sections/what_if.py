@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kprof.analyze.steps import find_steps
-from kprof.analyze.trust.unanswered import why_no_timeline
+from kprof.analyze.attribution.steps import find_steps
+from kprof.analyze.capture_quality.unanswered import why_no_timeline
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_range, format_share, format_time
 from kprof.trace import Prediction, Trace

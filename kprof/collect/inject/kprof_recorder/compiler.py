@@ -1,11 +1,16 @@
-"""How the recorder stays out of torch.compile's sight."""
+"""How the recorder stays out of torch.compile's sight.
+
+Putting the recorder's functions in the place of torch's.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -66,3 +71,34 @@ def _skip(code: CodeType) -> None:
         _frames.set_code_exec_strategy(code, strategy)
     elif hasattr(_frames, "skip_code"):
         _frames.skip_code(code)
+
+
+# ruff: noqa: ANN401 - what is replaced may be of any type.
+
+
+def replace(
+    owner: Any,
+    name: str,
+    make: Callable[[Callable[..., Any]], Callable[..., Any]],
+    *,
+    is_static: bool = False,
+) -> None:
+    """Put what `make` returns for `owner.name` in its place."""
+    original = getattr(owner, name)
+    replacement = functools.wraps(original)(make(original))
+    setattr(owner, name, staticmethod(replacement) if is_static else replacement)
+
+
+def subclasses(cls: Any) -> set[Any]:
+    """Return every class below `cls`."""
+    below = set(cls.__subclasses__())
+    return below.union(*(subclasses(c) for c in below))
+
+
+def is_plain(function: object) -> TypeGuard[FunctionType]:
+    """Tell whether calling it runs it to its end, which no generator or coroutine does."""
+    return (
+        isinstance(function, FunctionType)
+        and not inspect.isgeneratorfunction(function)
+        and not inspect.iscoroutinefunction(function)
+    )

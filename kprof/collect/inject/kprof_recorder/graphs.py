@@ -16,8 +16,8 @@ import torch
 
 from .capture import PROFILER_ERRORS, Capture, can_start
 from .known import Known
+from .named_ranges import CAPTURE, GRAPH, Range
 from .native import RLock
-from .ranges import CAPTURE, GRAPH, Range
 from .recorder import Recorder
 from .recording import Recording, Stage, now
 from .settings import NSIGHT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .ending import Deadline
 from .native import RLock
-from .outcome import Outcome
+from .output import Outcome
 from .recorder import Recorder
 from .recording import Recording
 from .settings import Settings

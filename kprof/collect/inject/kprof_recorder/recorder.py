@@ -26,7 +26,7 @@ from .nsight import is_in_sight, new_capture, new_window
 from .recording import Recording, Stage, now
 from .settings import Settings
 from .softly import softly
-from .steps import Rule, StepCounter
+from .step_counter import Rule, StepCounter
 
 
 class Recorder(Follower):

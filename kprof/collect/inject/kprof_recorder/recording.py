@@ -7,8 +7,8 @@ from enum import Enum
 from typing import Any
 
 from .capture import Capture
+from .named_ranges import STEP, Range
 from .native import perf_counter_ns, time_ns
-from .ranges import STEP, Range
 from .settings import Settings
 
 # The provisional capture is bounded in steps, time and size: most scripts never need it.

@@ -1,29 +1,72 @@
-"""Puts the recorder's parts together in a process that has imported torch."""
+"""Puts the recorder's parts together in a process that has imported torch.
+
+Letting kernels take over in a recorded workload, after a step of its own code.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from .capture import PROFILER_ERRORS
 from .compiler import keep_from_compiler
-from .ending import Deadline, Ending, leave_without_destructors, main_thread, on_fork
-from .engines import listen_to_engines
-from .forking import ForkWarning
-from .hooks import Hooks
+from .ending import Deadline, Ending, ForkWarning, leave_without_destructors, main_thread, on_fork
+from .hooks import Hooks, listen_to_engines
 from .ondemand import OnDemand
 from .others import watch_others
-from .outcome import Outcome
-from .quiet import hush
+from .output import Outcome
+from .quiet import hide_from_tracebacks, hush
 from .ranks import started_by
 from .recorder import Recorder
 from .recording import EARLY_NS, Recording
 from .settings import Settings
-from .steps import Source, StepCounter
-from .swapping import Swapping
-from .tracebacks import hide_from_tracebacks
+from .step_counter import Source, StepCounter
+
+REPORT = "swap.json"
+
+
+class Swapping:
+    """The swap of this process: made before a step, told after the window and at the end."""
+
+    def __init__(self, names: str, folder: Path, problems: list[str]) -> None:
+        """Prepare the swap of `names`; its report goes into the folder, what fails to `problems`.
+
+        Ranks write the same report: they run the same model.
+        """
+        self._names, self._path, self._problems = names, folder / REPORT, problems
+        self._is_tried = False
+        self._swap: Any = None
+
+    def make(self) -> None:
+        """Let the kernels take over in all models that there are, the first time."""
+        if self._is_tried:
+            return
+        self._is_tried = True
+        try:
+            # Of the workload's environment: without a swap, it need not be there.
+            swap = import_module("kprof.kernels.swap.swapping").all_models(
+                self._names, str(self._path)
+            )
+            swap.__enter__()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
+            self._problems.append(
+                f"{self._names} could not be swapped in ({type(error).__name__}: {error}), so the "
+                "workload ran as it is."
+            )
+            return
+        self._swap = swap
+        atexit.register(self.tell)
+
+    def tell(self) -> None:
+        """Write what became of the swap so far."""
+        if self._swap is not None:
+            self._swap.tell()
+
 
 FORKED = (
     "This process was forked after torch had been imported, and trained without being recorded: "

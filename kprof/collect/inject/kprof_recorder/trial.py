@@ -9,14 +9,12 @@ import torch
 
 from .compiler import keep_from_compiler
 from .ending import on_fork
-from .engines import listen_to_engines
-from .hooks import Hooks
+from .hooks import Hooks, listen_to_engines
+from .quiet import hide_from_tracebacks
 from .schedule import Schedule
 from .settings import Settings
-from .sheet import Sheet
-from .steps import Source
-from .tracebacks import hide_from_tracebacks
-from .windows import WindowTimer
+from .step_counter import Source
+from .window_timer import Sheet, WindowTimer
 
 FORKED = (
     "A process that was forked after torch had been imported trained without being timed. Start "

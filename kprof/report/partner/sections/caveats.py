@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from kprof.analyze.trust.audit import audit
-from kprof.analyze.trust.unanswered import find_unanswered
+from kprof.analyze.capture_quality.audit import audit
+from kprof.analyze.capture_quality.unanswered import find_unanswered
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.mixed import say_mixed
 from kprof.report.partner.parts import Block, Chapter, Folded
 from kprof.report.partner.sections.service_level import promise_of
 from kprof.report.partner.wording import without_letters
 from kprof.report.section import Column, Table, Text
-from kprof.report.sla import Judged
+from kprof.report.sla_verdict import Judged
 from kprof.report.units import format_count
 
 TITLE = "What to keep in mind"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from kprof.analyze.per_token import per_token
+from kprof.analyze.verdict.per_token import per_token
 from kprof.comparison import Comparison, Pair
-from kprof.report.changes import format_value
-from kprof.report.partner.digits import rounded
+from kprof.report.comparison import format_value
 from kprof.report.partner.drawings import Band, Dot, both, pairs
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Block, Chapter, Folded, Missing, Picture
@@ -14,6 +13,7 @@ from kprof.report.partner.wording import (
     change_in_words,
     changed_in_words,
     marked,
+    rounded,
     verdict_in_words,
     without_letters,
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cost.price import Price
 from kprof.analyze.energy import StepEnergy, measure_step_energy
-from kprof.analyze.overhead import measure_cost
-from kprof.report.partner.digits import within
 from kprof.report.partner.drawings import Range, both, ranges
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.money import (
@@ -19,7 +18,7 @@ from kprof.report.partner.money import (
 from kprof.report.partner.parts import Block, Chapter, Folded, Missing, Picture
 from kprof.report.partner.sections.summary import format_joules
 from kprof.report.partner.sections.time import stages_of
-from kprof.report.partner.wording import gained
+from kprof.report.partner.wording import gained, within
 from kprof.report.section import Column, Facts, Table, Text
 from kprof.report.units import format_count
 from kprof.trace import Trace

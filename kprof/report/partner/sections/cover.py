@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kprof.analyze.calibration.result import Calibration
+from kprof.analyze.calibration.error_rates import Calibration
 from kprof.report.calibration import most_false
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.mixed import gpu_of

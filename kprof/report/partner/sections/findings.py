@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kprof.analyze.steps import find_steps
-from kprof.finding import Finding, Saving
-from kprof.report.partner.digits import percent_range, time_within
+from kprof.analyze.attribution.steps import find_steps
+from kprof.findings import Finding, Saving
 from kprof.report.partner.evidence import Advice, Evidence
 from kprof.report.partner.money import worth_in_words
 from kprof.report.partner.parts import Block, Card, Chapter, Missing
 from kprof.report.partner.sections.time import untraced_share, wait_share
-from kprof.report.partner.wording import share_in_words
+from kprof.report.partner.wording import percent_range, share_in_words, time_within
 from kprof.report.section import Table, Text
 from kprof.report.sections.findings import evidence_of
 from kprof.report.units import UNKNOWN, format_count

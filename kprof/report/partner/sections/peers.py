@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kprof.benched import Benched
-from kprof.report.partner.digits import time_within
+from kprof.analyze.kernel_times import Benched
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Chapter
+from kprof.report.partner.wording import time_within
 from kprof.report.section import Column, Table, Text
 from kprof.report.units import MISSING, format_share
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from kprof.engagement import ALL_FINDINGS, ALL_SWAPS
-from kprof.report.partner.digits import percent_range
+from kprof.analyze.engagement import ALL_FINDINGS, ALL_SWAPS
 from kprof.report.partner.evidence import Evidence, Scored
 from kprof.report.partner.parts import Chapter
-from kprof.report.partner.wording import marked
+from kprof.report.partner.wording import marked, percent_range
 from kprof.report.section import Column, Table, Text
 from kprof.report.units import format_count
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kprof.gate.result import REJECT, GateReport, Level
+from kprof.kernels.correctness.levels import REJECT, GateReport, Level
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Block, Chapter, Missing
 from kprof.report.partner.wording import STATES, marked

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 
-from kprof.analyze.sla.verdict import Judgement
-from kprof.report.partner.digits import exact_time, time_within
+from kprof.analyze.sla.target_verdict import Judgement
 from kprof.report.partner.drawings import Range, both, ranges
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Block, Chapter, Missing, Picture
 from kprof.report.partner.service_curves import later_in_words, pictures_of
-from kprof.report.partner.wording import SLA_VERDICTS, marked
+from kprof.report.partner.wording import SLA_VERDICTS, exact_time, marked, time_within
 from kprof.report.section import Column, Table, Text
-from kprof.report.sla import Judged, sentence_of
+from kprof.report.sla_verdict import Judged, sentence_of
 from kprof.report.units import MISSING, format_share
 
 TITLE = "Service level"

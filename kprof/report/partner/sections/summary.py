@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from statistics import median
 
+from kprof.analyze.attribution.steps import time_steps
 from kprof.analyze.energy import measure_step_energy
-from kprof.analyze.steps import time_steps
-from kprof.analyze.utilisation import measure_utilisation
+from kprof.analyze.roofline.utilisation import measure_utilisation
 from kprof.comparison import Claim, Comparison
-from kprof.report.partner.digits import gain_range, time_within
 from kprof.report.partner.evidence import Evidence, first_and_last
 from kprof.report.partner.mixed import gpu_of
 from kprof.report.partner.money import (
@@ -28,12 +27,14 @@ from kprof.report.partner.sections.time import idle_share
 from kprof.report.partner.wording import (
     SLA_VERDICTS,
     change_in_words,
+    gain_range,
     marked,
     share_in_words,
+    time_within,
     without_letters,
 )
 from kprof.report.section import Column, Table, Text
-from kprof.report.sla import Judged
+from kprof.report.sla_verdict import Judged
 from kprof.report.units import MISSING, format_count
 from kprof.trace import Trace
 

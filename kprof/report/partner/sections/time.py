@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from kprof.analyze.overhead import measure_cost
-from kprof.analyze.score import SAME_STEP
-from kprof.analyze.steps import count_gpu_steps
+from kprof.analyze.attribution.steps import count_gpu_steps
+from kprof.analyze.capture_quality.overhead import measure_cost
+from kprof.analyze.findings.scores import SAME_STEP
+from kprof.analyze.roofline.utilisation import share_of_time
 from kprof.analyze.summary import split_window
-from kprof.analyze.utilisation import share_of_time
-from kprof.report.partner.digits import time_within
 from kprof.report.partner.drawings import Part, both, stack
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.mixed import step_in, steps_compared
 from kprof.report.partner.parts import Block, Chapter, Missing, Picture
-from kprof.report.partner.wording import KINDS, WAITS, share_in_words
+from kprof.report.partner.wording import KINDS, WAITS, share_in_words, time_within
 from kprof.report.section import Column, Table, Text
 from kprof.report.units import format_time, round_shares
 from kprof.trace import Trace

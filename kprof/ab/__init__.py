@@ -1,0 +1,1 @@
+"""Prove: two variants of a workload against each other, and what the difference is worth."""

@@ -1,0 +1,503 @@
+"""`kprof engage`: what happened for one workload, in the order in which it happened.
+
+What a path holds, recognised by its saved form, in short enough to be kept in an engagement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from kprof.ab.pricing import read_prices
+from kprof.analyze.calibration.error_rates import Calibration
+from kprof.analyze.cost.of_findings import with_worth
+from kprof.analyze.engagement import (
+    ALL_FINDINGS,
+    ALL_SWAPS,
+    AnyContent,
+    BenchAdded,
+    Bet,
+    CalibrationAdded,
+    ComparisonAdded,
+    CostAdded,
+    Decided,
+    Engagement,
+    Entry,
+    GateAdded,
+    Holding,
+    Opened,
+    Predicted,
+    PredictionAdded,
+    RunAdded,
+    ServiceLevelAdded,
+    Source,
+    TimeSpent,
+    When,
+    read_engagement,
+    seal,
+    without_folders,
+    write,
+)
+from kprof.analyze.findings.scores import Promise, began_s, promises_in
+from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
+from kprof.analyze.kernel_times import KEYS as BENCH_KEYS
+from kprof.comparison import FILE as COMPARISON_FILE
+from kprof.comparison import read
+from kprof.errors import KprofError
+from kprof.findings import Diagnosis, Finding, Saving
+from kprof.report.partner.disclosure import Redactor
+from kprof.report.partner.evidence import Evidence
+from kprof.storage import FINDINGS_FILE, is_saved, load
+from kprof.trace import SCHEMA, Prediction, Trace
+
+BLOCK_BYTES = 1 << 20
+LARGEST_BYTES = 1 << 26
+KNOWN = (
+    "a run (folder of kprof run), a comparison (folder of kprof ab), or the output of "
+    "kprof sla, cost, ab, selftest, kernels check or kernels bench with --json, in a file"
+)
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What a path holds, and the name and hash of what was read."""
+
+    content: AnyContent
+    source: Source
+    besides: tuple[AnyContent, ...] = ()
+    """What stands in the same file: how A and B of a comparison keep targets, and what B costs."""
+
+
+def recognise(path: Path, when: When) -> Recognised:
+    """Read a run, a comparison, or the JSON of another command, and shorten it.
+
+    Raises:
+        KprofError: it is none of these, or damaged.
+    """
+    name = path.absolute().resolve().name
+    if path.is_dir() and (path / COMPARISON_FILE).is_file():
+        return _of_json(path / COMPARISON_FILE, name, when)
+    if path.is_dir() and is_saved(path):
+        run = with_worth(load(path), read_prices())
+        return Recognised(_of_run(run, path, when), Source(name, _hash_of_run(path)))
+    if path.is_file():
+        return _of_json(path, name, when)
+    if not path.exists():
+        raise KprofError(f"{path} does not exist", fix=f"name {KNOWN}")
+    raise KprofError(
+        f"{path} is neither an analyzed run nor a complete comparison",
+        fix=f"analyze a trace with kprof open first; otherwise name {KNOWN}",
+    )
+
+
+def _of_json(path: Path, name: str, when: When) -> Recognised:
+    if path.stat().st_size > LARGEST_BYTES:
+        fix = "analyze a trace with kprof open, and name the run"
+        raise KprofError(f"{path} is too large for the result of a command", fix=fix)
+    try:
+        content = path.read_bytes()
+        found = msgspec.json.decode(content)
+    except (OSError, msgspec.DecodeError) as error:
+        raise KprofError(f"{path} cannot be read: {error}", fix=f"name {KNOWN}") from error
+    try:
+        contents = tuple(_contents(found, when))
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+        raise KprofError(f"{path} cannot be used: {error}", fix="write it again") from error
+    if not contents:
+        raise KprofError(f"{path} holds nothing that kprof saves or prints", fix=f"name {KNOWN}")
+    return Recognised(contents[0], Source(name, hashlib.sha256(content).hexdigest()), contents[1:])
+
+
+def _contents(found: Any, when: When) -> Iterator[AnyContent]:  # noqa: ANN401 - any JSON
+    """Yield what the JSON of a command says; nothing where it is not known."""
+    keys = found.keys() if isinstance(found, dict) else set()
+    reports = found if isinstance(found, list) else [found]
+    if keys >= {"plan", "pairs", "claims"}:
+        yield _of_comparison(found)
+        yield from _besides(found)
+    elif keys >= {"percentiles", "targets", "verdict"}:
+        yield _of_service_level(found, when)
+    elif keys >= {"figures", "as_of", "missing"}:
+        yield _of_cost(found, when)
+    elif keys >= {"scenarios", "num_comparisons"}:
+        msgspec.convert(found, type=Calibration)
+        yield CalibrationAdded(found)
+    elif reports and all(isinstance(one, dict) and one.keys() >= _OF_GATE for one in reports):
+        yield _of_gate(reports)
+    elif reports and all(isinstance(one, dict) and one.keys() >= BENCH_KEYS for one in reports):
+        benched = BenchAdded(tuple(reports))
+        _require(benched.calls)
+        yield benched
+
+
+def _of_comparison(found: dict[str, Any]) -> ComparisonAdded:
+    comparison = replace(read(found), steps_ns={})
+    return ComparisonAdded(comparison, str(found.get("calibration", "")))
+
+
+def _besides(found: dict[str, Any]) -> Iterator[AnyContent]:
+    """Yield what `kprof ab --json` tells of targets and costs, where it was asked for them."""
+    arms: dict[str, When] = {"A": "before", "B": "after"}
+    for arm, level in (found.get("targets") or {}).items():
+        yield _of_service_level(level, arms[arm])
+    if found.get("costs") is not None:
+        yield _of_cost(found["costs"], "after")
+
+
+def _of_service_level(found: dict[str, Any], when: When) -> ServiceLevelAdded:
+    level = ServiceLevelAdded(when, found)
+    _require(level.targets)
+    return level
+
+
+def _of_cost(found: dict[str, Any], when: When) -> CostAdded:
+    cost = CostAdded(when, found)
+    _require(cost.figures)
+    return cost
+
+
+_OF_GATE = {"subject", "levels", "asked"}
+
+
+def _of_gate(reports: list[dict[str, Any]]) -> GateAdded:
+    gate = GateAdded(tuple(reports))
+    _require(gate.subjects)
+    return gate
+
+
+def _require(told: Sized) -> None:
+    """Refuse an answer without content; that it can be read was seen in reading it."""
+    if not told:
+        raise ValueError("nothing follows from it")
+
+
+def _of_run(trace: Trace, path: Path, when: When) -> RunAdded:
+    from kprof.analyze.attribution.steps import time_steps
+    from kprof.analyze.roofline.utilisation import measure_utilisation
+    from kprof.analyze.summary import split_window
+
+    if trace.diagnosis is None:
+        raise KprofError(
+            f"{path} was analyzed before there were findings, so it predicts nothing",
+            fix=f"analyze it again: kprof open --force {path}",
+        )
+    times = time_steps(trace)
+    shares = measure_utilisation(trace)
+    spent = split_window(trace)
+    time = msgspec.convert(
+        spent.astype(object).where(spent.notna(), None).to_dict("records"),
+        type=tuple[TimeSpent, ...],
+        strict=False,
+    )
+    return RunAdded(
+        when,
+        trace.meta.command_line,
+        tuple(dict.fromkeys(gpu.name for gpu in trace.gpus)),
+        trace.meta.versions,
+        _median(times.recorded_ns),
+        _median(times.unrecorded_ns),
+        len(times.recorded_ns),
+        sum(one.time_ns for one in time),
+        time,
+        {
+            "mfu": shares.mfu.value,
+            "mbu": shares.mbu.value,
+            "roofline": shares.roofline.value,
+            "busy": shares.busy.value,
+        },
+        tuple(_predictions(trace.diagnosis, trace.meta.what_if)),
+        trace.meta.caveats,
+    )
+
+
+def _median(steps_ns: Sequence[int]) -> int | None:
+    return round(median(steps_ns)) if steps_ns else None
+
+
+def _predictions(diagnosis: Diagnosis, what_if: tuple[Prediction, ...]) -> Iterator[Predicted]:
+    """Yield what every finding, all of them together, and every what-if question predict."""
+    names: dict[str, int] = {}
+    known = [one for one in diagnosis.findings if one.rule != UNEXPLAINED]
+    for finding in known:
+        number = names[finding.rule] = names.get(finding.rule, 0) + 1
+        yield _of_finding(finding, f"{finding.rule}-{number}" if number > 1 else finding.rule)
+    if diagnosis.together is not None and len(known) > 1:
+        saving = diagnosis.together
+        yield Predicted(
+            ALL_FINDINGS,
+            "all findings",
+            f"All {len(known)} findings fixed together",
+            *_interval(saving),
+            worth=saving.worth,
+        )
+    if diagnosis.swapped is not None:
+        kernels = dict.fromkeys(one.swap for one in diagnosis.findings if one.swap)
+        claim = f"What {len(kernels)} kernels would take over, swapped in together"
+        saving = diagnosis.swapped
+        yield Predicted(
+            ALL_SWAPS,
+            "finding",
+            claim,
+            *_interval(saving),
+            swap=",".join(kernels),
+            worth=saving.worth,
+        )
+    for asked in what_if:
+        if asked.predicted_step_ns is not None:
+            yield _of_question(asked, asked.predicted_step_ns)
+
+
+def _interval(saving: Saving) -> tuple[int, int | None, int | None, str]:
+    return saving.step_ns, saving.low_ns, saving.high_ns, saving.basis
+
+
+def _of_finding(finding: Finding, name: str) -> Predicted:
+    saving = finding.saving or Saving(0, None, None, "no saving was predicted")
+    return Predicted(
+        name,
+        "finding",
+        finding.claim,
+        *_interval(saving),
+        finding.confidence,
+        finding.effort,
+        finding.swap or "",
+        finding.command,
+        saving.worth,
+    )
+
+
+def _of_question(asked: Prediction, predicted_step_ns: int) -> Predicted:
+    missed = asked.uncertainty_ns or 0
+    # Runs of earlier versions have no readings of their own.
+    shortest, longest = (
+        predicted_step_ns + sign * missed if told is None else told
+        for sign, told in ((-1, asked.shortest_step_ns), (1, asked.longest_step_ns))
+    )
+    what = f"{asked.target} {asked.change}"
+    basis = (
+        "the recording replayed with this change, under every reading of what it does not hold, "
+        "widened by the replay's error and by how the host's time varies"
+    )
+    least, most = asked.step_ns - longest, min(asked.step_ns - shortest, asked.step_ns)
+    return Predicted(what, "what-if", what, asked.step_ns, least, most, basis)
+
+
+def find_source(source: Source, folder: Path) -> Path | None:
+    """Return a run that an engagement summarises, where it lies beside its folder, in it or here.
+
+    None: nothing of that name is there, or it is not the same any more.
+    """
+    for place in (folder.absolute().parent, folder, Path.cwd()):
+        path = place / source.name
+        if is_saved(path) and _hash_of_run(path) == source.sha256:
+            return path
+    return None
+
+
+def _hash_of_run(path: Path) -> str:
+    """Return a hash of the tables and findings; answers that a run is asked for later are none."""
+    whole = hashlib.sha256()
+    for name in sorted([*(f"{table}.parquet" for table in SCHEMA), FINDINGS_FILE]):
+        digest = hashlib.sha256()
+        with (path / name).open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+        whole.update(f"{name} {digest.hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+NOTHING = "nothing"
+
+
+def now() -> str:
+    """Return the present date, UTC, to the second."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def init(folder: Path, name: str | None = None) -> Engagement:
+    """Begin an engagement in a folder, which may hold other files.
+
+    Raises:
+        KprofError: there is one already, or nothing can be written there.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.glob("0001-*.json"))):
+        raise KprofError(
+            f"{folder} is a file, or holds an engagement already",
+            fix="name another folder; kprof engage status shows what is in one",
+        )
+    _append(None, folder, Opened(name or folder.absolute().resolve().name))
+    return read_engagement(folder)
+
+
+def add(
+    folder: Path, paths: Sequence[Path], when: When = "before", tests: str | None = None
+) -> list[Entry]:
+    """Add runs, comparisons and results to an engagement, an entry each; return these.
+
+    `when`: whether what was measured was the workload before the change or after it. `tests`: the
+    prediction that a comparison tests, or "nothing"; None: the one whose swap it tried.
+
+    Raises:
+        KprofError: a path holds nothing that is known, was added before, or a comparison tests
+            a prediction that nobody made.
+    """
+    before = engagement = read_engagement(folder)
+    if not paths:
+        raise KprofError("nothing to add", fix=f"kprof engage add {folder} RUN.kprof")
+    # All are read and checked before the first is written.
+    for found in [recognise(path, when) for path in paths]:
+        _refuse_again(engagement, found, len(before.entries))
+        content = found.content
+        if isinstance(content, ComparisonAdded):
+            by_s = began_s(content.comparison)
+            bet = _bet(promises_in(engagement, by_s), content, tests)
+            content = msgspec.structs.replace(content, bet=bet)
+        elif tests is not None:
+            problem = f"{found.source.name} is no comparison, so it tests no prediction"
+            raise KprofError(problem, fix="leave out --tests")
+        for one in (content, *found.besides):
+            engagement = _with(engagement, folder, one, found.source)
+    added = list(engagement.entries[len(before.entries) :])
+    for entry in added:
+        write(entry, folder)
+    return added
+
+
+def predict(folder: Path, name: str, gain: tuple[float, float]) -> Entry:
+    """Add what somebody predicts of a change that no rule proposes, as shares of a step.
+
+    Raises:
+        KprofError: there is no run yet, or the interval is none.
+    """
+    engagement = read_engagement(folder)
+    # Of a run without steps, savings are shares of its window.
+    steps_ns = [run.true_step_ns or run.window_ns for _, run in engagement.of(RunAdded)]
+    if not steps_ns:
+        raise KprofError(
+            "there is no run yet whose step this would be a share of",
+            fix=f"add one first: kprof engage add {folder} RUN.kprof",
+        )
+    if not name.strip() or not -1 < gain[0] <= gain[1] < 1:
+        raise KprofError(
+            f"{gain[0]:g} to {gain[1]:g} is no interval of shares, or it has no name",
+            fix="write kprof engage predict DIR NAME --gain 2%,10%",
+        )
+    step_ns = steps_ns[-1]
+    low_ns, high_ns = (round(share * step_ns) for share in gain)
+    basis = "a person's estimate"
+    predicted = Predicted(name.strip(), "own", name.strip(), step_ns, low_ns, high_ns, basis)
+    return _append(engagement, folder, PredictionAdded(predicted))
+
+
+def gain_of(text: str) -> tuple[float, float]:
+    """Return an interval of shares written as 2%,10% or 0.02,0.1.
+
+    Raises:
+        KprofError: it is none.
+    """
+    try:
+        low, high = (
+            float(one.removesuffix("%")) / (100 if one.endswith("%") else 1)
+            for one in text.replace(" ", "").split(",")
+        )
+    except ValueError as error:
+        fix = "write the least and the most gain: --gain 2%,10%"
+        raise KprofError(f"{text!r} is no interval of shares", fix=fix) from error
+    return low, high
+
+
+def decide(folder: Path, text: str) -> Entry:
+    """Add a decision to an engagement.
+
+    Raises:
+        KprofError: the text is empty, or the folder holds no engagement.
+    """
+    if not text.strip():
+        raise KprofError("there is no decision to write down", fix="say what was decided")
+    return _append(read_engagement(folder), folder, Decided(text.strip()))
+
+
+def _refuse_again(engagement: Engagement, found: Recognised, num_written: int) -> None:
+    """Refuse what an entry holds already: the same file, or the same A/B out of another one."""
+    pairs = _measured(found.content)
+    for one in engagement.entries:
+        if one.source == found.source or (pairs and pairs == _measured(one.content)):
+            named = one.source.name if one.source else ""
+            known = f", as {named}" if named and named != found.source.name else ""
+            if one.number > num_written:
+                raise KprofError(
+                    f"{found.source.name} is named twice{known}", fix="name it once; none was added"
+                )
+            raise KprofError(
+                f"{found.source.name} is entry {one.number} already{known}",
+                fix="add something else; entries are never replaced",
+            )
+
+
+def _measured(content: Holding) -> str:
+    """Return what tells an A/B from every other: all that its pairs measured, and when.
+
+    Other tools write whole numbers of this size as floats, so starts are compared as these.
+    """
+    if not isinstance(content, ComparisonAdded):
+        return ""
+    pairs = content.comparison.pairs
+    return ";".join(f"{float(one.start_ns)} {one.a} {one.b}" for one in pairs)
+
+
+def _bet(promises: list[Promise], added: ComparisonAdded, tests: str | None) -> Bet | None:
+    """Return the prediction that a comparison tests; it has to be said where that is not clear."""
+    if tests == NOTHING or (tests is None and not promises):
+        return None
+    tried = added.comparison.b.removeprefix("--swap ")
+    kernels = set(tried.split(",")) if tried != added.comparison.b else None
+    fits = [
+        one
+        for one in promises
+        if (one.predicted.name == tests if tests else set(one.predicted.swap.split(",")) == kernels)
+    ]
+    if len(fits) == 1:
+        return Bet(fits[0].entry.number, fits[0].predicted.name)
+    # Answers to what-if are many, and named after whole kernels.
+    named = [one.predicted for one in promises if one.predicted.source != "what-if"]
+    names = ", ".join(repr(one.name) for one in named) or "answers to what-if alone"
+    raise KprofError(
+        f"nothing of the name {tests!r} was predicted"
+        if tests
+        else f"which prediction does B ({without_folders(added.comparison.b)}) test?",
+        fix=f"say it with --tests NAME, or --tests {NOTHING}; predicted were: {names}",
+    )
+
+
+def _append(engagement: Engagement | None, folder: Path, content: AnyContent) -> Entry:
+    """Write the next entry, or the first; return it."""
+    entry = _with(engagement, folder, content).entries[-1]
+    write(entry, folder)
+    return entry
+
+
+def _with(
+    engagement: Engagement | None, folder: Path, content: AnyContent, source: Source | None = None
+) -> Engagement:
+    """Return an engagement with an entry more, not yet written.
+
+    It is without the secrets that its texts may hold: the folder may live in git.
+    """
+    redactor = Redactor("internal", Evidence(""))
+
+    def cleaned(value: object) -> object:
+        if isinstance(value, dict):
+            return {name: cleaned(one) for name, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [cleaned(one) for one in value]
+        return redactor.clean(value) if isinstance(value, str) else value
+
+    plain = cleaned(msgspec.to_builtins(content))
+    return seal(engagement, folder, msgspec.convert(plain, type=AnyContent), source, now())

@@ -1,0 +1,1 @@
+"""Attribution: whose every nanosecond of device time is, and of what kind."""

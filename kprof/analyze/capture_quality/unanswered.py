@@ -1,0 +1,210 @@
+"""What a capture cannot answer: for each question why not, and how to record so that it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kprof.analyze.attribution.steps import find_steps
+from kprof.analyze.capture_quality.overhead import RecordingCost, measure_cost
+from kprof.analyze.energy import devices_in
+from kprof.trace import Trace
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """A question, why nobody can tell, and the way out."""
+
+    question: str
+    because: str
+    way_out: str
+
+    @property
+    def sentence(self) -> str:
+        """Say it as the report does where the answer would stand."""
+        return f"Cannot tell, because {self.because}. To know, {self.way_out}."
+
+    @property
+    def reason(self) -> str:
+        """Say it beside a number that is missing."""
+        return f"{self.because}; to know, {self.way_out}"
+
+
+def find_unanswered(trace: Trace) -> list[Unanswered]:
+    """Return every question that an analyzed trace leaves open, in the order of the report."""
+    if trace.kernels.empty:
+        return []
+    return [found for why in QUESTIONS if (found := why(trace)) is not None]
+
+
+def why_no_timeline(trace: Trace) -> Unanswered | None:
+    """Say why nobody can tell what ran when, and so how long nothing did."""
+    if trace.meta.untimed is None:
+        return None
+    return Unanswered(
+        "What ran when, what beside it, and how long was the device idle?",
+        trace.meta.untimed,
+        "record the workload with `kprof run`",
+    )
+
+
+def why_no_steps(trace: Trace) -> Unanswered | None:
+    """Say why nobody can tell how long a step takes."""
+    if find_steps(trace):
+        return None
+    way_out = 'name the steps: kprof.range("step")'
+    if trace.meta.recording is None:
+        way_out = f"record with `kprof run`, or {way_out}"
+    return Unanswered("How long is a step?", "nothing in the trace marks a step", way_out)
+
+
+def why_no_cost(trace: Trace) -> Unanswered | None:
+    """Say why nobody can tell what recording cost."""
+    recording, question = trace.meta.recording, "What did recording cost?"
+    cost = measure_cost(trace)
+    if cost is not None:
+        return None if cost.is_known else _untold(question, cost)
+    if recording is None:
+        why = "kprof did not record this trace, so no unrecorded step was timed"
+        return Unanswered(question, why, "record with `kprof run`")
+    if not recording.recorded_step_ns or not recording.unrecorded_step_ns:
+        why = "it takes recorded and unrecorded steps to compare"
+        return Unanswered(question, why, "let the script run on for some steps after the window")
+    why = "only the host's clock timed the steps, and the host runs ahead of the GPU"
+    return Unanswered(question, why, "record without --nsys: torch's profiler lets both be timed")
+
+
+def _untold(question: str, cost: RecordingCost) -> Unanswered:
+    """Say how a difference hides in the spread of steps, or is not the recorder's."""
+    if cost.spread_ns is None:
+        why = "one recorded step and one unrecorded one do not tell how much steps differ anyway"
+        return Unanswered(question, why, "record more steps, and let the script run on after them")
+    if not cost.is_of_like_steps:
+        why = (
+            f"recorded steps are {cost.difference} than the others in the median; recording makes "
+            "none shorter, so the two did not do the same work"
+        )
+        return Unanswered(question, why, "record steps that are like the others: --skip, --steps")
+    apart = cost.spread_ns / cost.unrecorded_ns
+    why = (
+        f"recorded steps are {cost.difference} in the median, and steps of one kind lie "
+        f"{100 * apart:.1f} % apart"
+    )
+    return Unanswered(question, why, "record steps that repeat, on a calm machine")
+
+
+def why_no_ceilings(trace: Trace) -> Unanswered | None:
+    """Say why nobody can tell what the device could do at best."""
+    question = "How much of the device is used: MFU, MBU, bounds?"
+    if trace.meta.device is not None:
+        return None
+    if trace.is_host_only and trace.meta.recording is not None:
+        why = "a window of a service is analyzed beside it, so the host's speed was not measured"
+        way_out = "record without --trigger: `kprof run` measures once the workload has ended"
+    elif trace.is_host_only:
+        why, way_out = "no ceilings were measured for this host", "record with `kprof run`"
+    elif not trace.gpus or not trace.gpus[0].name:
+        why = "the trace does not name its GPU, so its peaks are unknown"
+        way_out = "record with `kprof run`"
+        if trace.meta.tool == "kineto":
+            way_out += ", or with a torch that writes deviceProperties"
+    else:
+        why = f"kprof has no peaks for {trace.gpus[0].name}"
+        way_out = "run `kprof roofline` on that GPU, then record there again"
+    return Unanswered(question, why, way_out)
+
+
+def why_no_work(trace: Trace) -> Unanswered | None:
+    """Say why nobody can tell how many operations and bytes the operators need."""
+    if trace.ranges["input_shapes"].notna().any():
+        return None
+    return Unanswered(
+        "What do the operators compute, and how fast could they be?",
+        "the shapes of the operators' inputs were not recorded",
+        _again(trace, "without --no-shapes", "with record_shapes=True"),
+    )
+
+
+def why_no_operators(trace: Trace) -> Unanswered | None:
+    """Say why nobody can tell which operator launched what."""
+    if trace.kernels["op"].notna().any():
+        return None
+    has_op = bool((trace.ranges["kind"] == "op").any())
+    return Unanswered(
+        "Which operator launched which kernel?",
+        "no launch leads to one of the operators" if has_op else "no operator was recorded",
+        _again(trace, "without CUDA graphs", "with activities=[CPU, CUDA]"),
+    )
+
+
+def why_no_modules(trace: Trace) -> Unanswered | None:
+    """Say why nobody can tell how time spreads over the model."""
+    if trace.kernels["module"].notna().any():
+        return None
+    has_modules = bool((trace.ranges["kind"] == "module").any())
+    why = "nothing ran in a module" if has_modules else "the trace does not record modules"
+    way_out = _again(trace, "with a model of torch.nn.Module", "with with_modules=True")
+    return Unanswered("Which part of the model takes the time?", why, way_out)
+
+
+def why_no_lines(trace: Trace) -> Unanswered | None:
+    """Say why nobody can tell which line of Python is behind what the host does."""
+    if (trace.ranges["kind"] == "python").any():
+        return None
+    return Unanswered(
+        "Which line of Python launched it, or kept the GPU waiting?",
+        "Python's stacks were not recorded",
+        _again(trace, "with --stacks (slower)", "with with_stack=True"),
+    )
+
+
+def why_no_power(trace: Trace) -> Unanswered | None:
+    """Say why nobody can tell power, clocks and throttling."""
+    if trace.is_host_only or devices_in(trace.samples, "nvml"):
+        return None
+    return Unanswered(
+        "How much power, at what clock, and was it held back?",
+        "the recording has no samples of power or clocks",
+        _again(trace, "where NVML works: see `kprof doctor`", ""),
+    )
+
+
+def why_no_memory(trace: Trace) -> Unanswered | None:
+    """Say why nobody can tell how full the memory was."""
+    if devices_in(trace.samples, "profiler"):
+        return None
+    return Unanswered(
+        "How much memory do tensors take?",
+        "the recording has no samples of the allocator",
+        _again(trace, "with --memory", "with profile_memory=True"),
+    )
+
+
+def _again(trace: Trace, with_kprof: str, with_torch: str) -> str:
+    """Say how to record again: as it was recorded, by kprof or by somebody else.
+
+    `with_torch` is empty where torch's profiler alone cannot tell. Nsight has none of its options.
+    """
+    if not trace.has_timeline:
+        return f"record the workload with `kprof run`, {with_kprof}"
+    if trace.meta.tool == "nsys" and with_torch:
+        return f"let torch's profiler record: `kprof run` without --nsys, {with_kprof}"
+    if trace.meta.recording is not None:
+        return f"record again {with_kprof}"
+    if not with_torch:
+        return f"record with `kprof run` {with_kprof}"
+    return f"record again {with_torch}, or with `kprof run`"
+
+
+QUESTIONS: tuple[Callable[[Trace], Unanswered | None], ...] = (
+    why_no_timeline,
+    why_no_steps,
+    why_no_cost,
+    why_no_ceilings,
+    why_no_work,
+    why_no_operators,
+    why_no_modules,
+    why_no_lines,
+    why_no_power,
+    why_no_memory,
+)

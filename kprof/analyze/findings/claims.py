@@ -1,0 +1,163 @@
+"""Claims: how findings put what they saw in words, and the command that would prove a gain.
+
+Remedies: what kernels would take after a fix that fuses them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+
+from kprof.analyze.findings.evidence import (
+    Int64s,
+    count_steps,
+    is_one_of,
+    per_step,
+    total_ns,
+    whole_of,
+)
+from kprof.analyze.idle.causes import worst_places
+from kprof.analyze.summary import collapse_layers
+from kprof.analyze.whatif.changes import SHORTEST_KERNEL_NS
+from kprof.findings import Remedy
+from kprof.trace import Trace
+
+NUM_PLACES = 3
+LONGEST_NAME = 100
+TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1, "ns"))
+SCRIPT = "SCRIPT"
+
+
+def idle_places(trace: Trace, rows: Int64s) -> tuple[str, ...]:
+    """Return where pieces of idle time lie: line, operator and module, costliest first."""
+    worst = worst_places(trace.idle.iloc[rows], NUM_PLACES)
+    found = []
+    for row in worst.to_dict("records"):
+        known = (row[c] for c in ("line", "place", "module") if isinstance(row[c], str))
+        said = ", ".join(dict.fromkeys(clipped(name) for name in known))
+        found.append(f"{said}: {in_words(per_step(trace, row['time_ns']))} of {whole_of(trace)}")
+    return tuple(found)
+
+
+def work_places(trace: Trace, rows: Int64s) -> tuple[str, ...]:
+    """Return where activities lie: modules, alike layers as one, or operators; longest first."""
+    kernels = trace.kernels.iloc[rows]
+    column = "module" if kernels["module"].notna().any() else "op"
+    named = collapse_layers(kernels[column])
+    sums = kernels["duration_ns"].groupby(named, observed=True).agg(["sum", "size"])
+    sums = sums.sort_values("sum", ascending=False, kind="stable").head(NUM_PLACES)
+    steps, whole = count_steps(trace), whole_of(trace)
+    return tuple(
+        f"{clipped(name)}: {in_words(time_ns / steps)} of {whole}, "
+        f"{launches_in_words(count / steps)}"
+        for name, time_ns, count in zip(
+            sums.index.astype(str), sums["sum"], sums["size"], strict=True
+        )
+    )
+
+
+def clipped(name: str) -> str:
+    """Return a name, cut where it is longer than anybody reads: a file may hold any."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def launches_in_words(number: float) -> str:
+    """Return a number of launches with its noun."""
+    text = f"{number:,.0f}" if number >= 9.5 else f"{number:.3g}"
+    return f"{text} {'launch' if text == '1' else 'launches'}"
+
+
+def in_words(time_ns: float) -> str:
+    """Return a time with its unit, in three digits."""
+    for size, unit in TIME_UNITS:
+        # Three digits of the next smaller unit would read 1000.
+        if abs(time_ns) >= 0.9995 * size:
+            return f"{_digits(time_ns / size)} {unit}"
+    return f"{time_ns:.0f} ns"
+
+
+def percent(share: float) -> str:
+    """Return a share of one in percent, in no more digits than such a share is worth."""
+    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
+
+
+def size_in_words(num_bytes: float) -> str:
+    """Return a size of memory in powers of 1024."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if num_bytes >= 2**power:
+            return f"{_digits(num_bytes / 2**power)} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
+def proof(trace: Trace, *difference: str) -> str:
+    """Return the command that would prove a change: the recorded one as A, with `difference` as B.
+
+    Where nobody knows the command, SCRIPT stands for it.
+    """
+    words, is_python = _recorded_words(trace)
+    return shlex.join(["kprof", "ab", *difference, *([] if is_python else ["--"]), *words])
+
+
+def proof_by_copy(trace: Trace, ending: str) -> str:
+    """Return the command that compares the script with a changed copy of it: `train_ENDING.py`.
+
+    Empty where what was recorded is no script.
+    """
+    words, is_python = _recorded_words(trace)
+    if not is_python or not (words[0] == SCRIPT or words[0].endswith(".py")):
+        return ""
+    other = f"{words[0].removesuffix('.py')}_{ending}.py"
+    return shlex.join(["kprof", "ab", "--python", words[0], other, *words[1:]])
+
+
+def _recorded_words(trace: Trace) -> tuple[list[str], bool]:
+    """Return the recorded command without its interpreter, and whether Python runs it."""
+    words = list(trace.meta.command)
+    if not words:
+        return [SCRIPT], True
+    if re.fullmatch(r"(python|pypy)[\d.]*(\.exe)?", Path(words[0]).name) and words[1:]:
+        return words[1:], True
+    return words, words[0].endswith(".py")
+
+
+# What good kernels reach of the bandwidth that a large copy has.
+WELL_USED, POORLY_USED = 0.9, 1 / 3
+LEFT_OVER = 0.1
+
+
+def fused(trace: Trace, rows: Int64s, num_bytes: float, launches: int) -> Remedy:
+    """Return the remedy of doing with `launches` what the rows do, in one pass over `num_bytes`.
+
+    At best that is done at nine tenths of the memory's bandwidth; modestly at a third of it, or no
+    better than the rows use it now, and a tenth of their time remains, which the kernel does not
+    reach. Where the bytes are not known (0), anything from no gain to all of it.
+    """
+    took = total_ns(trace, rows)
+    shortest = launches * SHORTEST_KERNEL_NS
+    at_best = memory_ns(trace, num_bytes)
+    moved = int(trace.kernels["bytes"].to_numpy(np.int64, na_value=0)[rows].sum())
+    if not num_bytes or at_best is None or moved <= 0:
+        return Remedy(best_ns=min(shortest, took), modest_ns=took, launches=launches)
+    best = min(max(round(at_best / WELL_USED), shortest), took)
+    slowly = max(took * num_bytes / moved, at_best / POORLY_USED, shortest)
+    modest = min(round(slowly + LEFT_OVER * took), took)
+    return Remedy(best_ns=best, modest_ns=modest, launches=launches)
+
+
+def item_size(trace: Trace, rows: Int64s) -> int:
+    """Return the bytes of an element of the model's type: 2 where some rows are of 16 bits."""
+    is_half = is_one_of(trace.kernels["dtype"], "bf16", "fp16")[rows]
+    return 2 if is_half.any() else 4
+
+
+def memory_ns(trace: Trace, num_bytes: float) -> int | None:
+    """Return how long moving so many bytes takes at the memory's bandwidth; None if not known."""
+    device = trace.meta.device
+    return round(num_bytes / device.memory_bytes_per_s * 1e9) if device else None

@@ -1,0 +1,165 @@
+"""Diagnose: ask every rule, price what it found, and keep what is worth saying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze.attribution.steps import whole_ns, without_lead
+from kprof.analyze.capture_quality.unanswered import Unanswered, why_no_timeline
+from kprof.analyze.findings.evidence import whole_of, why_no_device
+from kprof.analyze.findings.one_offs import without_start_up
+from kprof.analyze.findings.savings import Pricer, find_pricer, together
+from kprof.analyze.findings.unexplained import LARGE_SHARE, find_unexplained
+from kprof.analyze.whatif.baseline import Baseline
+from kprof.errors import modules_in
+from kprof.findings import Diagnosis, Finding, Grade, Remedy, Saving, Unasked
+from kprof.trace import Trace
+
+RULES = "kprof.analyze.findings.rules"
+# Less than this share of the step, even where the fix succeeds fully, is not worth a card.
+LEAST_SAVING = 0.005
+# So many rows open a claim into its evidence; the counts beside them tell how many there were.
+MOST_ROWS = 500
+# Of the sum of savings: a difference of less needs no reason.
+SAME_SUM = 0.01
+# How much of an expected saving counts where findings are ranked.
+SURE: dict[Grade, float] = {"high": 1.0, "medium": 0.7, "low": 0.4}
+
+Why = Callable[[Trace], Unanswered | None]
+
+
+def add_diagnosis(trace: Trace, baseline: Baseline | None = None) -> Trace:
+    """Note what the rules find in an analyzed trace; it stays with the run."""
+    return replace(trace, diagnosis=diagnose(trace, baseline))
+
+
+def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
+    """Ask every rule of an analyzed trace; price the findings, alone and together.
+
+    `baseline`, if the trace was replayed before. Rules do not see what happened once; it is listed
+    apart. Nor do they see what was launched before the first step, where steps are marked.
+    """
+    if trace.kernels.empty:
+        return Diagnosis()
+    steady, start_up = without_start_up(trace)
+    seen = without_lead(steady)
+    found: list[Finding] = []
+    unasked: list[Unasked] = []
+    # What more particular rules explain, general ones do not see.
+    for rule in sorted(modules_in(RULES), key=is_general):
+        why = why_not(rule, trace)
+        if why is not None:
+            unasked.append(Unasked(name_of(rule), why.because, why.way_out))
+        else:
+            found += rule.check(_unexplained(seen, found) if is_general(rule) else seen)
+    pricer = find_pricer(steady, baseline)
+    ranked = _ranked(found, pricer) if found else []
+    largest = [
+        replace(one, saving=pricer.price([one]), cause_ns=pricer.cause_ns(one))
+        for one in find_unexplained(seen, ranked)
+    ]
+    all_saved = together(pricer, ranked)
+    return Diagnosis(
+        tuple(_with_telling_rows(one, trace) for one in (*largest, *ranked)),
+        all_saved,
+        _why_no_sum(all_saved, ranked),
+        start_up,
+        together(pricer, [one for one in ranked if one.swap is not None]),
+        tuple(unasked),
+        whole_of(trace),
+        whole_ns(trace),
+    )
+
+
+def _why_no_sum(
+    all_saved: Saving | None, findings: list[Finding]
+) -> Literal["", "overlap", "shared limit"]:
+    """Say why savings do not add up: they overlap, or share a limit that one alone leaves."""
+    if all_saved is None or all_saved.high_ns is None:
+        return ""
+    total = sum(one.saving.high_ns or 0 for one in findings if one.saving is not None)
+    if abs(all_saved.high_ns - total) <= SAME_SUM * total:
+        return ""
+    return "overlap" if all_saved.high_ns < total else "shared limit"
+
+
+def name_of(rule: ModuleType) -> str:
+    """Return the name of a rule: its module's."""
+    return rule.__name__.rpartition(".")[2]
+
+
+def why_not(rule: ModuleType, trace: Trace) -> Unanswered | None:
+    """Say why a rule cannot be asked of a trace, or None.
+
+    A rule names what it needs in `NEEDS`; without, activities of a device and their times.
+    """
+    needs: tuple[Why, ...] = getattr(rule, "NEEDS", (why_no_device, why_no_timeline))
+    return next((why for need in needs if (why := need(trace)) is not None), None)
+
+
+def is_general(rule: ModuleType) -> bool:
+    """Tell whether what more particular rules say of the same activities is more to the point."""
+    return bool(getattr(rule, "IS_GENERAL", False))
+
+
+def _unexplained(trace: Trace, found: list[Finding]) -> Trace:
+    """Return the trace without the kinds of activities that findings with a remedy are about."""
+    is_told = np.zeros(len(trace.kernels), dtype=bool)
+    for one in found:
+        if one.remedy.best_ns is not None:
+            is_told[list(one.rows)] = True
+    return trace.with_kernels(kind=trace.kernels["kind"].where(~is_told))
+
+
+def _ranked(findings: list[Finding], pricer: Pricer) -> list[Finding]:
+    """Price each finding alone; leave out what would save next to nothing."""
+    priced = [
+        replace(one, saving=pricer.price([one]), cause_ns=pricer.cause_ns(one)) for one in findings
+    ]
+    worth = [one for one in priced if _is_worth(one)]
+    return sorted(worth, key=lambda one: _expected(one, pricer), reverse=True)
+
+
+def _expected(finding: Finding, pricer: Pricer) -> float:
+    """Return what a finding may be expected to save: the middle, weighed by how sure it is.
+
+    Where that is unknown, and it costs a large part of the step, it comes before all others.
+    """
+    saving = finding.saving
+    if saving is None or saving.high_ns is None:
+        large = LARGE_SHARE * whole_ns(pricer.trace)
+        return float("inf") if (finding.cause_ns or 0) > large else 0.0
+    return saving.middle_ns * SURE[finding.confidence]
+
+
+def _is_worth(finding: Finding) -> bool:
+    saving = finding.saving
+    if saving is None or saving.high_ns is None or finding.remedy == Remedy():
+        return True
+    return saving.high_ns >= LEAST_SAVING * saving.step_ns
+
+
+def _with_telling_rows(finding: Finding, trace: Trace) -> Finding:
+    """Keep of very many rows those that took longest, and how many there were."""
+    return replace(
+        finding,
+        rows=_longest(finding.rows, trace.kernels),
+        idle_rows=_longest(finding.idle_rows, trace.idle),
+        range_rows=_longest(finding.range_rows, trace.ranges),
+        num_rows=len(finding.rows),
+        num_idle_rows=len(finding.idle_rows),
+    )
+
+
+def _longest(rows: tuple[int, ...], table: pd.DataFrame) -> tuple[int, ...]:
+    if len(rows) <= MOST_ROWS:
+        return rows
+    at = np.array(rows, dtype=np.int64)
+    took = table["duration_ns"].to_numpy(np.int64)[at]
+    return tuple(np.sort(at[np.argsort(-took, kind="stable")[:MOST_ROWS]]).tolist())

@@ -1,0 +1,203 @@
+"""Start-up: idle time that happened once, and says nothing of the steps to come.
+
+Of at least three steps, that is the time by which one step exceeds all others: a first use, a warm
+allocator, a cold cache, a final copy. Of fewer, only what is known by name: modules loaded, memory
+allocated, graphs captured, code compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze.attribution.steps import step_rows
+from kprof.analyze.idle import causes
+from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_in
+from kprof.analyze.summary import measure_capacity
+from kprof.findings import StartUp
+from kprof.trace import Trace, once_per_trace
+
+ENOUGH_STEPS = 3
+# Between two launches the host takes some µs. After a silence of so much it did something else.
+SILENCE_NS = 5_000_000
+# Steps vary by less than this share of the next longest.
+LEAST_EXCESS = 0.25
+# Less than this share of the window is not worth a line.
+LEAST_SHARE = 0.005
+# A name that goes on to the second half of a window, this often, is no start-up.
+OFTEN = 3
+LOADING, ALLOCATION, CAPTURE, COMPILATION = (
+    *("module loading", "memory allocation"),
+    *("graph capture", "compilation"),
+)
+COMPILING = r"\(dynamo_timed\)$|^_compile\.compile_inner|^compile_fx"
+NAMES = {
+    LOADING: r"^(?:cu|hip)(?:Module|Library)(?:Load|GetFunction|GetKernel)|^cuLink|^cuInit$"
+    r"|^Lazy ",
+    ALLOCATION: causes.ALLOCATING_CALL,
+    CAPTURE: r"^(?:cuda|cu|hip)(?:Stream(?:Begin|End)Capture|Graph(?:Instantiate|Upload))",
+    COMPILATION: rf"{COMPILING}|^(?:nvrtc|hiprtc)Compile"
+    r"|^triton/(?:compiler/compiler|runtime/build)\.py|^torch/_inductor/compile_fx\.py"
+    r"|^torch/utils/cpp_extension\.py",
+}
+
+
+@dataclass(frozen=True)
+class Once:
+    """For each row of `idle`, how much is start-up, and the place of its name or `NOTHING`."""
+
+    ns: np.ndarray
+    name: np.ndarray
+
+
+@once_per_trace
+def without_start_up(trace: Trace) -> tuple[Trace, tuple[StartUp, ...]]:
+    """Return the trace whose idle time holds no start-up, and what that was.
+
+    Rows keep their places. What happened once has no cause and nothing to gain any more.
+    """
+    once = find_once(trace)
+    if not once.ns.any():
+        return trace, ()
+    idle = trace.idle
+    took = idle["duration_ns"].to_numpy(np.int64) - once.ns
+    gained = idle["recoverable_ns"]
+    steady = idle.assign(
+        duration_ns=took,
+        recoverable_ns=(gained - once.ns).clip(lower=0).astype(gained.dtype),
+        cause=idle["cause"].where(took > 0),
+    )
+    return replace(trace, idle=steady), _listed(trace, once)
+
+
+@once_per_trace
+def find_once(trace: Trace) -> Once:
+    """Find the idle time that is start-up."""
+    idle, name = trace.idle, _names(trace)
+    found = Once(np.zeros(len(idle), dtype=np.int64), name)
+    if trace.is_host_only or idle.empty:
+        return found
+    took = idle["duration_ns"].to_numpy(np.int64)
+    steps = _steps_of(trace)
+    device = idle.groupby(["rank", "device"], sort=True).ngroup().to_numpy(np.int64)
+    cause = idle["cause"].cat.codes.to_numpy(np.int64)
+    is_asked = (~idle["cause"].isin(causes.BESIDES)).to_numpy(bool)
+    number = count_steps_of_window(trace)
+    for one in np.unique(device):
+        for each in np.unique(cause[(device == one) & is_asked]):
+            rows = np.flatnonzero((device == one) & (cause == each) & is_asked)
+            if number >= ENOUGH_STEPS:
+                found.ns[rows] = _excess(took[rows], steps[rows], number)
+            elif (named := rows[name[rows] != NOTHING]).size:
+                found.ns[named] = _named_once(trace, took[named], steps[named], named, number)
+    return found
+
+
+def _named_once(
+    trace: Trace, took: np.ndarray, steps: np.ndarray, rows: np.ndarray, number: int
+) -> np.ndarray:
+    """Return how much of what is known by name is start-up, in a window of fewer than three steps.
+
+    The same in each of two steps is none; nor, without steps, what goes on through the window.
+    """
+    if number > 1 and (steps != NOTHING).any():
+        return _excess(took, steps, number)
+    start = trace.idle["start_ns"].to_numpy(np.int64)
+    first, last = int(start.min()), int((start + trace.idle["duration_ns"].to_numpy()).max())
+    begins = start[rows] - first
+    goes_on = number == 0 and len(rows) >= OFTEN and 2 * int(begins.max()) > last - first
+    return np.zeros_like(took) if goes_on else took
+
+
+def _excess(took: np.ndarray, steps: np.ndarray, number: int) -> np.ndarray:
+    """Return how much of each piece lies beyond what every other step has, longest pieces first.
+
+    `number` steps were recorded. Where the others differ by as much, it is how steps vary.
+    """
+    once = np.zeros_like(took)
+    known = steps != NOTHING
+    numbers, of = np.unique(steps[known], return_inverse=True)
+    sums = np.zeros(max(number, len(numbers)), dtype=np.int64)
+    np.add.at(sums, of, took[known])
+    if len(sums) < 2:
+        return once
+    most = int(sums.argmax())
+    others = np.delete(sums, most)
+    excess = int(sums[most] - others.max())
+    varies = max(int(np.ptp(others)), round(LEAST_EXCESS * int(others.max())))
+    if excess <= varies or most >= len(numbers):
+        return once
+    rows = np.flatnonzero(steps == numbers[most])
+    rows = rows[np.argsort(-took[rows], kind="stable")]
+    before = np.cumsum(took[rows]) - took[rows]
+    once[rows] = np.clip(excess - before, 0, took[rows])
+    return once
+
+
+def _steps_of(trace: Trace) -> np.ndarray:
+    """Return for each row of `idle` the step of the activity that ended it, or `NOTHING`.
+
+    What no activity ended belongs to the step of the last one before.
+    """
+    step = np.append(trace.kernels["step"].to_numpy(np.int64, na_value=NOTHING), NOTHING)
+    row = trace.idle["kernel_row"].to_numpy(np.int64, na_value=NOTHING)
+    return np.asarray(step[row])
+
+
+def _names(trace: Trace) -> np.ndarray:
+    """Return for each row of `idle` the name that explains most of it, by its place in `NAMES`."""
+    ranges, idle = trace.ranges, trace.idle
+    found = np.full(len(idle), NOTHING, dtype=np.int64)
+    names = ranges["name"].cat
+    start = ranges["start_ns"].to_numpy(np.int64)
+    end = start + ranges["duration_ns"].to_numpy(np.int64)
+    begins = idle["start_ns"].to_numpy(np.int64)
+    ends = begins + idle["duration_ns"].to_numpy(np.int64)
+    evidence = idle["evidence_row"].to_numpy(np.int64, na_value=NOTHING)
+    for at, pattern in enumerate(NAMES.values()):
+        matches = np.append(np.asarray(names.categories.str.contains(pattern), dtype=bool), False)
+        rows = np.flatnonzero(matches[names.codes.to_numpy()])
+        if not len(rows):
+            continue
+        is_mine = np.isin(evidence, rows)
+        for rank in np.unique(ranges["rank"].to_numpy()[rows]):
+            of = rows[(ranges["rank"].to_numpy() == rank)[rows]]
+            union = disjoint(Intervals(start[of], end[of], of))
+            mostly = 2 * length_in(union, begins, ends) > ends - begins
+            is_mine |= mostly & (idle["rank"] == rank).to_numpy(bool)
+        found[is_mine & (found == NOTHING)] = at
+    return found
+
+
+def _listed(trace: Trace, once: Once) -> tuple[StartUp, ...]:
+    """Return the start-up by what it was and where, longest first."""
+    idle = trace.idle
+    rows = np.flatnonzero(once.ns > 0)
+    window_ns = measure_capacity(trace.kernels)
+    known = np.array([*NAMES, None], dtype=object)
+    cause = idle["cause"].astype(object).to_numpy()[rows]
+    what = np.where(once.name[rows] == NOTHING, cause, known[once.name[rows]])
+    place = idle["place"].astype(object).to_numpy()[rows]
+    table = pd.DataFrame({"what": what, "place": place, "ns": once.ns[rows]})
+    groups = table.groupby(["what", "place"], dropna=False, sort=False)["ns"]
+    sums = groups.agg(["sum", "size"]).sort_values("sum", ascending=False, kind="stable")
+    return tuple(
+        StartUp(
+            "idle, cause not known" if pd.isna(key[0]) else str(key[0]),
+            None if pd.isna(key[1]) else str(key[1]),
+            int(total),
+            int(number),
+        )
+        for key, total, number in zip(sums.index, sums["sum"], sums["size"], strict=True)
+        if total >= LEAST_SHARE * window_ns
+    )
+
+
+def count_steps_of_window(trace: Trace) -> int:
+    """Return how many steps the rank with most has in the window; 0 where none is marked."""
+    rows = step_rows(trace.ranges)
+    if not len(rows):
+        return 0
+    return int(np.unique(trace.ranges["rank"].to_numpy()[rows], return_counts=True)[1].max())

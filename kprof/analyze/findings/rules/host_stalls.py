@@ -1,0 +1,43 @@
+"""host_stalls: the GPU waits while the host does one long thing that launches nothing."""
+
+from __future__ import annotations
+
+from kprof.analyze.findings.claims import idle_places, in_words, percent
+from kprof.analyze.findings.evidence import count_steps, idle_of, per_step, share_of_whole, whole_of
+from kprof.analyze.findings.one_offs import ENOUGH_STEPS, SILENCE_NS, count_steps_of_window
+from kprof.analyze.idle.causes import LAUNCH_BOUND
+from kprof.findings import Finding, Remedy
+from kprof.trace import Trace
+
+# A run of a few steps may hold one such pause by accident; a twentieth of the time is none.
+LEAST_SHARE = 0.05
+
+
+def check(trace: Trace) -> list[Finding]:
+    """Find long silences of the host; many short ones are another rule's."""
+    idle_rows, lost_ns = idle_of(trace, LAUNCH_BOUND, least_ns=SILENCE_NS)
+    share = share_of_whole(trace, lost_ns)
+    if share < LEAST_SHARE:
+        return []
+    longest_ns = int(trace.idle["duration_ns"].iloc[idle_rows].max())
+    number = len(idle_rows) / count_steps(trace)
+    often = "Once" if len(idle_rows) == 1 else f"{number:.3g} times in {whole_of(trace)}"
+    claim = (
+        f"{often} the host launches nothing for {in_words(SILENCE_NS)} and more, at worst for "
+        f"{in_words(longest_ns)}, and the GPU idles for {in_words(per_step(trace, lost_ns))} of "
+        f"{whole_of(trace)} ({percent(share)} of it)"
+    )
+    return [
+        Finding(
+            rule="host_stalls",
+            claim=claim,
+            confidence="medium",
+            effort="medium",
+            idle_rows=tuple(idle_rows.tolist()),
+            details=idle_places(trace, idle_rows),
+            # Once in fewer than three steps may be a start-up: the recording cannot tell.
+            remedy=Remedy()
+            if len(idle_rows) == 1 and count_steps_of_window(trace) < ENOUGH_STEPS
+            else Remedy(idle_cause=LAUNCH_BOUND),
+        )
+    ]

@@ -1,0 +1,50 @@
+"""no_cuda_graph_in_decode: tokens are made one by one, and each kernel is launched by the host."""
+
+from __future__ import annotations
+
+from kprof.analyze.capture_quality.unanswered import why_no_timeline, why_no_work
+from kprof.analyze.findings.claims import idle_places, in_words, percent, proof_by_copy
+from kprof.analyze.findings.evidence import (
+    count_host_steps,
+    idle_of,
+    per_step,
+    share_of_whole,
+    whole_of,
+    why_no_device,
+)
+from kprof.analyze.findings.one_offs import SILENCE_NS
+from kprof.analyze.findings.patterns import is_decoding
+from kprof.analyze.idle.causes import LAUNCH_BOUND
+from kprof.findings import Finding, Remedy
+from kprof.trace import Trace
+
+NEEDS = (why_no_device, why_no_timeline, why_no_work)
+
+# What the recorder adds to the host's time is a few percent of a step, and never so much.
+LEAST_SHARE = 0.15
+
+
+def check(trace: Trace) -> list[Finding]:
+    """Find decoding whose time is the host's, launching kernel by kernel."""
+    idle_rows, lost_ns = idle_of(trace, LAUNCH_BOUND, most_ns=SILENCE_NS)
+    share = share_of_whole(trace, lost_ns)
+    if share < LEAST_SHARE or not is_decoding(trace):
+        return []
+    number = (trace.kernels["activity"] == "kernel").sum() / count_host_steps(trace)
+    claim = (
+        f"Decoding leaves the GPU idle for {in_words(per_step(trace, lost_ns))} of "
+        f"{whole_of(trace)} ({percent(share)} of it), while the host launches "
+        f"{number:,.0f} kernels one by one; a CUDA graph replays those of a token with one launch"
+    )
+    return [
+        Finding(
+            rule="no_cuda_graph_in_decode",
+            claim=claim,
+            confidence="high",
+            effort="medium",
+            idle_rows=tuple(idle_rows.tolist()),
+            details=idle_places(trace, idle_rows),
+            remedy=Remedy(graphs=True),
+            command=proof_by_copy(trace, "static_cache"),
+        )
+    ]

@@ -1,0 +1,385 @@
+"""Savings: how much shorter a step gets after the remedies of findings, as an interval.
+
+A remedy is replayed twice, as if it succeeded fully and modestly. The replay's own error, the
+spread of the full gain over the recorded steps, and all readings of what the recording does not
+hold, widen the interval. No saving exceeds the time of its cause. Where nothing can be replayed,
+that time is an upper bound, and nothing a lower one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze.attribution.steps import whole_ns
+from kprof.analyze.findings.evidence import count_steps
+from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
+from kprof.analyze.idle.causes import BETWEEN_KERNELS, LAUNCH_BOUND, SYNCHRONIZATION
+from kprof.analyze.intervals import NOTHING
+from kprof.analyze.whatif.baseline import Baseline, find_baseline
+from kprof.analyze.whatif.changes import (
+    AVOIDABLE,
+    FILLED,
+    GRAPHED,
+    WITHOUT,
+    Change,
+    apply,
+    emptied,
+    spans_by_program,
+    with_durations,
+    without_rows,
+)
+from kprof.analyze.whatif.host_program import find_program
+from kprof.analyze.whatif.replay import Replay, gain_error_ns
+from kprof.findings import Finding, Remedy, Saving
+from kprof.trace import Trace
+
+# Launching a kernel from Python takes the host up to as long as so many of torch's own launches.
+HOSTS_COST = 3
+
+DIFFERS = 0.01
+ENDS = ("low_ns", "high_ns")
+UNKNOWN = "nothing in the recording tells what it costs"
+REPLAYED = (
+    "replayed with the fix succeeding fully and modestly, widened by the replay's error and by how "
+    "much the recorded steps differ"
+)
+STREAMS = "; which stream waits for which was not recorded, so all readings of it count"
+RESULTS = "; the host may need the results that it waits for, and then these waits stay"
+STALLED = "at most what the device waits for it: what the host did then may be needed"
+WAITED = "what the other ranks wait for these, half of it if the fix succeeds modestly"
+BOUNDED = "at most the time of its cause; it was not replayed, because "
+
+
+class Gain(NamedTuple):
+    """What a replay gains by a change in the mean step."""
+
+    ns: float
+    error_ns: float
+    """By how much the mean may differ in other steps than the recorded ones."""
+
+    @property
+    def most_ns(self) -> float:
+        """The most that it may gain."""
+        return self.ns + self.error_ns
+
+
+@dataclass(frozen=True)
+class Pricer:
+    """Prices the findings of one trace."""
+
+    trace: Trace
+    baseline: Baseline | None
+    """None where nothing tells what ran when."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Say why nothing is replayed, or None."""
+        if self.trace.meta.untimed is not None:
+            return self.trace.meta.untimed
+        if self.trace.is_host_only:
+            return "a host's operators run one after another"
+        return self.baseline.refusal if self.baseline is not None else "nothing was timed"
+
+    @property
+    def step_ns(self) -> int:
+        """What savings are of: without recording, where such steps were timed."""
+        if self.baseline is not None and self.baseline.step_ns > 0:
+            return self.baseline.step_ns
+        return whole_ns(self.trace)
+
+    def price(self, findings: Sequence[Finding]) -> Saving:
+        """Return what the remedies of all these findings save together, in one replay.
+
+        A row that several of them would change counts for the first of them alone.
+        """
+        known = [one for one in findings if one.remedy != Remedy()]
+        if not known:
+            return Saving(self.step_ns, None, None, UNKNOWN)
+        waited_ns = sum(one.remedy.waited_ns or 0 for one in known)
+        if waited_ns:
+            rest = self.price([one for one in known if one.remedy.waited_ns is None])
+            low_ns, high_ns = (rest.low_ns or 0) + waited_ns // 2, (rest.high_ns or 0) + waited_ns
+            low_ns, high_ns = min(low_ns, self.step_ns), min(high_ns, self.step_ns)
+            return Saving(self.step_ns, low_ns, high_ns, WAITED)
+        most_ns = min(self._most_ns(known), self.step_ns)
+        if self.refusal is not None or self.baseline is None:
+            return Saving(self.step_ns, 0, most_ns, BOUNDED + str(self.refusal))
+        # A quicker host may make the step that was measured: a change of the device's time, or of
+        # a wait, gains more with it.
+        readings = (*self._replays(), *self.baseline.quick)
+        best = [self._gained(known, replay, is_best=True) for replay in readings]
+        modest = [self._modestly_gained(known, replay) for replay in self._replays()]
+        missed = self.baseline.uncertainty_ns
+        # How modest a success may be is a choice: its own spread would tell nothing more.
+        least = min(*(one.ns - one.error_ns for one in best), *(one.ns for one in modest))
+        most = max(*(one.most_ns for one in (*best, *modest)), 0)
+        low, high = (min(max(end, 0), most_ns) for end in (least - missed, most + missed))
+        if len(known) == 1 and _stalls(known):
+            return Saving(self.step_ns, 0, round(high), STALLED)
+        basis = (
+            REPLAYED
+            + STREAMS * _differ(best[: len(modest)], modest)
+            + RESULTS * self._needs_results(known)
+        )
+        return Saving(self.step_ns, round(low), round(high), basis)
+
+    def cause_ns(self, finding: Finding) -> int | None:
+        """Return what a finding costs of a step, on the GPU on which it costs most.
+
+        The device's time in its rows, and the idle time that it is about; where launches go, also
+        the idle time before these, or that the host's time in them explains; where recording was
+        taken off, the lead that waits take from a host that is not recorded. None: it is not about
+        time.
+        """
+        remedy = finding.remedy
+        is_work = remedy.best_ns is not None or remedy.waited_ns is not None
+        is_work |= finding.rule == UNEXPLAINED
+        if not is_work and not finding.idle_rows:
+            return None
+        rows = np.array(finding.rows if is_work else (), dtype=np.int64)
+        return self._costs_ns([finding], rows, self._took()[rows])
+
+    def _most_ns(self, findings: Sequence[Finding]) -> int:
+        """Return how much of what these findings cost their remedies could take away."""
+        after, _ = _new_durations(findings, self.trace, is_best=True)
+        saved = self._took() - after
+        rows = np.flatnonzero(saved)
+        return self._costs_ns(findings, rows, saved[rows])
+
+    def _took(self) -> np.ndarray:
+        return self.trace.kernels["duration_ns"].to_numpy(np.int64)
+
+    def _costs_ns(self, findings: Sequence[Finding], rows: np.ndarray, took: np.ndarray) -> int:
+        """Return the time `took` of these rows with the idle time that goes with the findings."""
+        devices = self._devices
+        spent = np.zeros(max(len(devices.keys), 1), dtype=np.int64)
+        np.add.at(spent, devices.of_row[rows], took)
+        idle_rows = _joined(one.idle_rows for one in findings)
+        launches = _joined(one.rows for one in findings if one.remedy.launches is not None)
+        for at, lost_ns in self._by_device(idle_rows).items():
+            spent[at] += lost_ns
+        for at, lost_ns in self._launching_ns(launches, idle_rows).items():
+            spent[at] += lost_ns
+        scale, steps = len(spent), count_steps(self.trace)
+        costs_ns = int(spent.max()) * scale // steps
+        late_ns = self._late_ns(idle_rows).get(int(spent.argmax()), 0) * scale // steps
+        return max(costs_ns, min(costs_ns + late_ns, self._lead_ns(findings)))
+
+    def _lead_ns(self, findings: Sequence[Finding]) -> int:
+        """Return what the waits of these findings cost an unrecorded step.
+
+        There the host is ahead by more, and a wait takes that lead. The recorded host had none to
+        lose: what it launched late after the wait it would have launched late anyway. 0 where
+        recording was not taken off.
+        """
+        waits = [
+            replace(one, rows=(), remedy=Remedy(idle_cause=one.remedy.idle_cause))
+            for one in findings
+            if one.remedy.idle_cause in AVOIDABLE
+        ]
+        baseline = self.baseline
+        if not waits or self.refusal is not None or baseline is None or baseline.added_ns <= 0:
+            return 0
+        gains = [self._gained(waits, one, is_best=True).most_ns for one in self._replays()]
+        return int(max(gains))
+
+    def _late_ns(self, counted: np.ndarray) -> dict[int, int]:
+        """Return by device the idle time that waited for launches, but for the pieces `counted`."""
+        is_late = (self.trace.idle["cause"] == LAUNCH_BOUND).to_numpy(bool, copy=True)
+        is_late[counted] = False
+        return self._by_device(is_late)
+
+    def _replays(self) -> list[Replay]:
+        baseline = self.baseline
+        assert baseline is not None
+        assert baseline.replay is not None
+        return [baseline.replay, *baseline.others]
+
+    def _needs_results(self, findings: Sequence[Finding]) -> bool:
+        """Tell whether any wait that would go is for a result that the host may need."""
+        if all(one.remedy.idle_cause != SYNCHRONIZATION for one in findings):
+            return False
+        replay = self._replays()[0]
+        waits = Change(WITHOUT, cause=SYNCHRONIZATION)
+        kept = replace(waits, keeps_results=True)
+        all_gone, some_gone = (apply([one], replay, self.trace).edges for one in (waits, kept))
+        return len(all_gone.kind) < len(some_gone.kind)
+
+    def _gained(
+        self,
+        findings: Sequence[Finding],
+        replay: Replay,
+        *,
+        is_best: bool,
+        is_waiting: bool = False,
+    ) -> Gain:
+        """Return what the replay of the changed recording gains on that of the unchanged one.
+
+        With `is_waiting` the waits stay, and the launches as they are.
+        """
+        before = replay
+        after, gone = _new_durations(findings, self.trace, is_best=is_best)
+        if not is_waiting:
+            replay = apply(_changes(findings, is_best=is_best), replay, self.trace)
+        if gone.any():
+            replay = without_rows(gone, replay, self.trace)
+        changed = with_durations(replay, after)
+        return Gain(before.step_ns() - changed.step_ns(), gain_error_ns(before, changed))
+
+    def _modestly_gained(self, findings: Sequence[Finding], replay: Replay) -> Gain:
+        gained = self._gained(findings, replay, is_best=False)
+        if any(one.remedy.idle_cause or one.remedy.graphs for one in findings):
+            # Of the waiting, half goes away: half of the most that it may gain.
+            waiting = self._gained(findings, replay, is_best=False, is_waiting=True)
+            return Gain((gained.most_ns + waiting.most_ns) / 2, 0.0)
+        return gained
+
+    def _launching_ns(self, rows: np.ndarray, counted: np.ndarray) -> dict[int, int]:
+        """Return by device the idle time that launches of these rows explain.
+
+        That which they ended, or as much of all that waited for launches as the host spent on
+        these; without the pieces that are counted already.
+        """
+        idle = self.trace.idle
+        if not len(rows) or idle.empty:
+            return {}
+        is_free = np.ones(len(idle), dtype=bool)
+        is_free[counted] = False
+        is_mine = np.isin(idle["kernel_row"].to_numpy(np.int64, na_value=-1), rows) & is_free
+        is_late = (idle["cause"] == LAUNCH_BOUND).to_numpy(bool) & is_free
+        is_own = is_mine & (is_late | (idle["cause"] == BETWEEN_KERNELS).to_numpy(bool))
+        ended, late = self._by_device(is_own), self._by_device(is_late)
+        chosen = np.zeros(len(self.trace.kernels), dtype=bool)
+        chosen[rows] = True
+        spans = spans_by_program(emptied(chosen, self.trace), find_program(self.trace), self.trace)
+        host_ns = max((int((one.end - one.start).sum()) for one in spans.values()), default=0)
+        return {at: max(ended.get(at, 0), min(late.get(at, 0), host_ns)) for at in {*ended, *late}}
+
+    def _by_device(self, idle_rows: np.ndarray) -> dict[int, int]:
+        """Add up pieces of idle time, rows or a bool for each, by the number of their device."""
+        at = self._idle_devices[idle_rows]
+        took = self.trace.idle["duration_ns"].to_numpy(np.int64)[idle_rows]
+        known, number = at != NOTHING, len(self._devices.keys)
+        sums = np.zeros(number, dtype=np.int64)
+        np.add.at(sums, at[known], took[known])
+        present = np.flatnonzero(np.bincount(at[known], minlength=number))
+        return dict(zip(present.tolist(), sums[present].tolist(), strict=True))
+
+    @cached_property
+    def _devices(self) -> _Devices:
+        """The devices of all ranks, and which each row of `kernels` ran on."""
+        keys, of_row = np.unique(_device_keys(self.trace.kernels), return_inverse=True)
+        return _Devices(keys, of_row)
+
+    @cached_property
+    def _idle_devices(self) -> np.ndarray:
+        """The number of each row's device in `idle`; `NOTHING` where nothing ran on it."""
+        keys, asked = self._devices.keys, _device_keys(self.trace.idle)
+        at = np.searchsorted(keys, asked)
+        is_known = np.append(keys, NOTHING)[at] == asked
+        return np.asarray(np.where(is_known, at, NOTHING))
+
+
+@dataclass(frozen=True)
+class _Devices:
+    """The devices that ran something, numbered from 0 on by rank and index."""
+
+    keys: np.ndarray
+    """Of each device, in ascending order; see `_device_keys`."""
+    of_row: np.ndarray
+    """The number of each row of `kernels`."""
+
+
+def find_pricer(trace: Trace, baseline: Baseline | None = None) -> Pricer:
+    """Replay a trace as it is, unless that was done, to price its findings by."""
+    if not trace.has_timeline:
+        return Pricer(trace, None)
+    return Pricer(trace, find_baseline(trace) if baseline is None else baseline)
+
+
+def together(pricer: Pricer, findings: Sequence[Finding]) -> Saving | None:
+    """Return what all findings with a known saving save in one replay, None of fewer than two.
+
+    Never less than the largest of them alone: a fix need not wait for another.
+    """
+    known = [one.saving for one in findings if one.saving and one.saving.high_ns is not None]
+    if len(known) < 2:
+        return None
+    saving = pricer.price(
+        [one for one in findings if one.saving and one.saving.high_ns is not None]
+    )
+    low, high = (max(getattr(one, end) or 0 for one in (*known, saving)) for end in ENDS)
+    return replace(saving, low_ns=min(low, saving.step_ns), high_ns=min(high, saving.step_ns))
+
+
+def _differ(*readings: Sequence[Gain]) -> bool:
+    """Tell whether gains differ between readings of the recording, by more than a hundredth."""
+    gains = [[one.ns for one in of] for of in readings]
+    return any(np.ptp(of) > DIFFERS * max(*of, 1) for of in gains)
+
+
+def _device_keys(table: pd.DataFrame) -> np.ndarray:
+    """Return rank and device of each row as one number; both have 32 bits."""
+    rank, device = (table[column].to_numpy(np.int64) for column in ("rank", "device"))
+    return np.asarray((rank << 32) + device)
+
+
+def _joined(parts: Iterable[tuple[int, ...]]) -> np.ndarray:
+    """Return every row of several findings once."""
+    return np.unique(np.array([row for rows in parts for row in rows], dtype=np.int64))
+
+
+def _stalls(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings about idle time that only another program of the host would fill."""
+    return [one for one in findings if one.remedy.idle_cause not in (None, *AVOIDABLE)]
+
+
+def _changes(findings: Sequence[Finding], *, is_best: bool) -> list[Change]:
+    """Return what happens to waits and launches; loads and waits go before graphs are made."""
+    found = {one.remedy.idle_cause for one in findings if one.remedy.idle_cause}
+    changes = [
+        Change(WITHOUT, cause=cause, keeps_results=not is_best)
+        for cause in AVOIDABLE
+        if cause in found
+    ]
+    if is_best and (rows := _joined(one.idle_rows for one in _stalls(findings))).size:
+        changes.append(Change(FILLED, idle_rows=tuple(rows.tolist())))
+    return changes + [Change(GRAPHED)] * any(one.remedy.graphs for one in findings)
+
+
+def _new_durations(
+    findings: Sequence[Finding], trace: Trace, *, is_best: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return how long each row would take, and which would be gone."""
+    took = trace.kernels["duration_ns"].to_numpy(np.int64)
+    start = trace.kernels["start_ns"].to_numpy(np.int64)
+    after, gone = took.copy(), np.zeros(len(took), dtype=bool)
+    is_free = np.ones(len(took), dtype=bool)
+    for one in findings:
+        remedy, rows = one.remedy, np.array(one.rows, dtype=np.int64)
+        wanted_ns = remedy.best_ns if is_best else remedy.modest_ns
+        mine = rows[is_free[rows]] if len(rows) else rows
+        if wanted_ns is None or not len(mine):
+            continue
+        is_free[mine] = False
+        # Python's integers: the product of two times of some seconds is beyond an int64.
+        wanted = wanted_ns * int(took[mine].sum()) / max(int(took[rows].sum()), 1)
+        kept = mine[np.argsort(start[mine], kind="stable")]
+        launches = remedy.launches
+        if launches is not None and not is_best:
+            launches *= HOSTS_COST
+        if launches is not None and launches < len(rows) and (launches or not wanted):
+            number = round(launches * len(mine) / len(rows))
+            kept = kept[np.linspace(0, len(kept) - 1, number).astype(np.int64)]
+        gone[mine], gone[kept] = True, False
+        after[mine] = 0
+        if len(kept):
+            share = took[kept] / max(int(took[kept].sum()), 1)
+            after[kept] = np.rint(wanted * share).astype(np.int64)
+    return after, gone

@@ -1,0 +1,281 @@
+"""Large parts of a step that no rule explains: what is known of each, and how to learn more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from kprof.analyze.attribution.overlap import allotted_time
+from kprof.analyze.attribution.steps import before_launches
+from kprof.analyze.findings.claims import (
+    clipped,
+    idle_places,
+    in_words,
+    percent,
+    size_in_words,
+    work_places,
+)
+from kprof.analyze.findings.evidence import (
+    is_one_of,
+    limits,
+    per_step,
+    share_of_whole,
+    total_ns,
+    whole_of,
+)
+from kprof.analyze.idle import causes
+from kprof.findings import Finding
+from kprof.trace import Trace
+
+RULE = "unexplained_time"
+# A larger share of a step, or of the window, is never left without a word.
+LARGE_SHARE = 0.2
+# Findings that are about this share of a line explain it.
+EXPLAINED = 0.5
+NUM_OPERATORS = 3
+NUM_NAMES = 3
+
+STACKS = "record Python's stacks: kprof run --stacks SCRIPT"
+STREAMS = "which event an activity waited for is not in the recording"
+# What NVIDIA's own profilers tell.
+NSYS = "; Nsight Systems shows it: kprof run --nsys SCRIPT"
+NCU = "count what bounds them: kprof run --ncu SCRIPT"
+OTHERS = "count what bounds them by the profiler of the device's vendor"
+OTHER_VENDORS = re.compile(r"AMD|Radeon|Instinct|HIP |gfx\d|Intel|Gaudi|Ascend|MTIA|ARTEMIS")
+LEARN = {
+    causes.LAUNCH_BOUND: STACKS,
+    causes.DATA_LOADING: STACKS,
+    causes.SYNCHRONIZATION: STACKS,
+    causes.PAGEABLE_COPY: STACKS,
+    causes.ALLOCATOR: "record every allocation: kprof run --memory SCRIPT",
+    causes.COLLECTIVE_WAIT: "record all ranks, and open their traces together: kprof open FOLDER",
+    causes.DEPENDENCY_WAIT: STREAMS,
+    causes.BETWEEN_KERNELS: "fewer, larger kernels have fewer pauses: kprof playbook tiny_kernels",
+    causes.PROFILER: "record fewer details: kprof run --no-shapes SCRIPT",
+    causes.NO_WORK: STACKS,
+}
+MEANINGS = {
+    causes.LAUNCH_BOUND: "because the host had not launched the next activity yet",
+    causes.DATA_LOADING: "while the host waits for data",
+    causes.SYNCHRONIZATION: "because the host had waited for the GPU, and launched late afterwards",
+    causes.PAGEABLE_COPY: "while the host copies from memory that is not pinned",
+    causes.ALLOCATOR: "while the host allocates or frees memory",
+    causes.COLLECTIVE_WAIT: "while the host or the next kernel waits for other ranks",
+    causes.DEPENDENCY_WAIT: "because an activity that was launched in time waits for another stream"
+    ", another node of its graph, or work that was not recorded",
+    causes.BETWEEN_KERNELS: "for what it needs itself from one activity to the next",
+    causes.PROFILER: "for the recorder's own work",
+    causes.NO_WORK: "while the host sleeps, or waits to be asked for something",
+}
+NOT_KNOWN = "and nothing in the recording tells what the host did meanwhile"
+
+
+def find_unexplained(trace: Trace, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the lines above a fifth of a step that no finding is about, largest first.
+
+    Lines are causes of idle time, kinds of activities, and a single long gap. Without a GPU they
+    are the largest operators by their own time.
+    """
+    if trace.is_host_only:
+        found = [*_operators(trace), *_idle_lines(trace, findings)]
+        return tuple(one for _, one in found)
+    lines = [*_idle_lines(trace, findings), *_work_lines(trace, findings)]
+    if trace.has_timeline:
+        lines += _gap(trace, findings, [one for _, one in lines])
+    return tuple(one for _, one in sorted(lines, key=lambda line: -line[0]))
+
+
+def _idle_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[float, Finding]]:
+    """Yield the causes of idle time that are large and not explained, with their time."""
+    idle = trace.idle
+    took = idle["duration_ns"].to_numpy(np.int64)
+    is_told = _told(len(idle), (one.idle_rows for one in findings))
+    codes = idle["cause"].cat.codes.to_numpy()
+    for code in np.unique(codes[took > 0]).tolist():
+        rows = np.flatnonzero((codes == code) & (took > 0))
+        line_ns = int(took[rows].sum())
+        share = share_of_whole(trace, line_ns)
+        if share <= LARGE_SHARE or took[rows][is_told[rows]].sum() >= EXPLAINED * line_ns:
+            continue
+        cause = str(idle["cause"].cat.categories[code]) if code >= 0 else None
+        who = "No operator runs" if trace.is_host_only else "The GPU is idle"
+        why = MEANINGS[cause] if cause else NOT_KNOWN
+        claim = (
+            f"{who} for {in_words(per_step(trace, line_ns))} of {whole_of(trace)} "
+            f"({percent(share)} of it) {why}{f' ({cause})' if cause else ''}"
+        )
+        learn = LEARN[cause] if cause else STACKS
+        if cause == causes.DEPENDENCY_WAIT and is_of_nvidia(trace):
+            learn += NSYS
+        details = (*_longest_gap(trace, rows), *idle_places(trace, rows[_is_placed(trace, rows)]))
+        yield line_ns, _finding(claim, details, learn, idle_rows=rows)
+
+
+def _is_placed(trace: Trace, rows: np.ndarray) -> np.ndarray:
+    placed = trace.idle["place"].notna() | trace.idle["line"].notna()
+    return np.asarray(placed.to_numpy(bool)[rows])
+
+
+def _longest_gap(trace: Trace, rows: np.ndarray) -> tuple[str, ...]:
+    """Say which activity ended the longest of these pieces, and how long it is."""
+    took = trace.idle["duration_ns"].to_numpy(np.int64)
+    row = int(rows[took[rows].argmax()])
+    ended_by = int(trace.idle["kernel_row"].to_numpy(np.int64, na_value=-1)[row])
+    name = clipped(str(trace.kernels["name"].iloc[ended_by])) if ended_by >= 0 else None
+    number = "once" if len(rows) == 1 else f"{len(rows):,} times, the longest"
+    before = f", before {name}" if name else ""
+    return (f"{number} for {in_words(int(took[row]))}{before}",)
+
+
+def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[float, Finding]]:
+    """Yield the kinds of activities that are large and not explained, with their time."""
+    kernels = trace.kernels
+    # Activities launched before the first step are in none.
+    allotted = np.where(before_launches(trace)[0], 0, allotted_time(trace))
+    is_told = _told(len(kernels), (one.rows for one in findings))
+    kinds = kernels["kind"].astype(object).where(kernels["kind"].notna(), None).to_numpy()
+    for kind in dict.fromkeys(kinds.tolist()):
+        is_mine = np.array([one == kind for one in kinds], dtype=bool)
+        rows = np.flatnonzero(is_mine & (allotted > 0))
+        if not len(rows):
+            continue
+        line_ns = int(allotted[rows].sum())
+        share = share_of_whole(trace, line_ns)
+        if share <= LARGE_SHARE or allotted[rows][is_told[rows]].sum() >= EXPLAINED * line_ns:
+            continue
+        name = f"Activities of the kind {kind}" if kind else "Activities of unknown kind"
+        claim = (
+            f"{name} take {in_words(per_step(trace, line_ns))} of {whole_of(trace)} "
+            f"({percent(share)} of it), and no rule finds a fix{_reached(trace, rows)}"
+        )
+        learn = NCU if is_of_nvidia(trace) else OTHERS
+        if _are_transfers(trace, rows):
+            learn = f"find what copies, and whether it is needed; {STACKS}"
+        if kind == "collective":
+            learn = LEARN[causes.COLLECTIVE_WAIT]
+        details = (*_largest_names(trace, rows), *work_places(trace, rows))
+        yield line_ns, _finding(claim, details, learn, rows=rows)
+
+
+def _reached(trace: Trace, rows: np.ndarray) -> str:
+    """Say how near these activities are to their roofline, as far as that is known."""
+    if _are_transfers(trace, rows):
+        return _rate(trace, rows)
+    limit = trace.kernels["limit_ns"]
+    known = rows[limit.notna().to_numpy(bool)[rows]]
+    spent = total_ns(trace, known)
+    if not spent:
+        return ": their work is not known"
+    reached = percent(int(limits(trace)[known].sum()) / spent)
+    part = spent / max(total_ns(trace, rows), 1)
+    where = "" if part > 0.995 else f", as far as it is known ({percent(part)} of their time)"
+    return f": they reach {reached} of their roofline{where}"
+
+
+def is_of_nvidia(trace: Trace) -> bool:
+    """Tell whether the devices are NVIDIA's, by their names and the calls of their runtime."""
+    if any(OTHER_VENDORS.search(gpu.name) for gpu in trace.meta.gpus):
+        return False
+    ranges = trace.ranges
+    calls = ranges["name"][(ranges["kind"] == "runtime").to_numpy(bool)].unique()
+    return not len(calls) or any(str(name).startswith("cu") for name in calls)
+
+
+def _are_transfers(trace: Trace, rows: np.ndarray) -> bool:
+    """Tell whether most of the time of these rows is that of copies and sets without a kernel."""
+    moves = is_one_of(trace.kernels["activity"], "memcpy", "memset")[rows]
+    return total_ns(trace, rows[moves]) > EXPLAINED * total_ns(trace, rows)
+
+
+def _rate(trace: Trace, rows: np.ndarray) -> str:
+    """Say how much copies move, and how fast, as far as that is known."""
+    moved = trace.kernels["copied_bytes"].iloc[rows]
+    known = moved.notna().to_numpy(bool)
+    spent, size = total_ns(trace, rows[known]), int(moved.sum())
+    if not spent or not size:
+        return ": how much they move is not known"
+    per = f" in {whole_of(trace)}" if whole_of(trace) == "a step" else ""
+    return f": they move {size_in_words(per_step(trace, size))}{per}, at {size / spent:,.1f} GB/s"
+
+
+def _largest_names(trace: Trace, rows: np.ndarray) -> tuple[str, ...]:
+    names = trace.kernels["name"].iloc[rows].astype(str)
+    sums = trace.kernels["duration_ns"].iloc[rows].groupby(names).sum().nlargest(NUM_NAMES)
+    return tuple(f"{clipped(str(n))}: {in_words(per_step(trace, ns))}" for n, ns in sums.items())
+
+
+def _gap(
+    trace: Trace, findings: Sequence[Finding], lines: Sequence[Finding]
+) -> list[tuple[float, Finding]]:
+    """Return the longest gap where it is large and neither a finding nor a line is about it."""
+    idle, kernels = trace.idle, trace.kernels
+    if not kernels["gap_before_ns"].notna().any():
+        return []
+    is_told = _told(len(idle), (one.idle_rows for one in (*findings, *lines)))
+    ended_by = idle["kernel_row"].to_numpy(np.int64, na_value=-1)
+    took = np.where(idle["edge"].isna(), idle["duration_ns"].to_numpy(np.int64), 0)
+    sums = np.bincount(ended_by[ended_by >= 0], took[ended_by >= 0], len(kernels))
+    row, gap_ns = int(sums.argmax()), int(sums.max())
+    rows = np.flatnonzero((ended_by == row) & (took > 0))
+    share = share_of_whole(trace, gap_ns)
+    told_ns = int(took[rows][is_told[rows]].sum())
+    if share <= LARGE_SHARE or told_ns >= EXPLAINED * gap_ns:
+        return []
+    claim = (
+        f"In a single gap the GPU is idle for {in_words(gap_ns)}: "
+        f"{in_words(per_step(trace, gap_ns))} of {whole_of(trace)} ({percent(share)} of it)"
+    )
+    causes_of = idle["cause"].iloc[rows].astype(object)
+    parts = [
+        f"{in_words(ns)}: {'cause not known' if cause is None else cause}"
+        for cause, ns in zip(causes_of.where(causes_of.notna(), None), took[rows], strict=True)
+    ]
+    details = (*_longest_gap(trace, rows), *parts[:NUM_NAMES])
+    return [(per_step(trace, gap_ns), _finding(claim, details, STACKS, idle_rows=rows))]
+
+
+def _operators(trace: Trace) -> Iterator[tuple[float, Finding]]:
+    """Yield the largest operators of a host by their own time, where there is no GPU."""
+    names = trace.kernels["name"].astype(str)
+    took = trace.kernels["duration_ns"]
+    sums = took.groupby(names).sum().nlargest(NUM_OPERATORS)
+    spent = int(took.sum())
+    said = ", ".join(
+        f"{clipped(str(name))} {in_words(per_step(trace, ns))} ({percent(ns / max(spent, 1))})"
+        for name, ns in sums.items()
+    )
+    claim = (
+        "No GPU activity was recorded, so rules about a device do not apply; of the operators' own "
+        f"time of {in_words(per_step(trace, spent))} in {whole_of(trace)} the largest are {said}"
+    )
+    rows = np.flatnonzero(names.isin(list(sums.index)).to_numpy(bool))
+    learn = "record the operators' shapes and Python's stacks: kprof run --stacks SCRIPT"
+    yield float(spent), _finding(claim, work_places(trace, rows), learn, rows=rows)
+
+
+def _told(number: int, parts: Iterator[tuple[int, ...]]) -> np.ndarray:
+    is_told = np.zeros(number, dtype=bool)
+    for rows in parts:
+        is_told[list(rows)] = True
+    return is_told
+
+
+def _finding(
+    claim: str,
+    details: Sequence[str],
+    learn: str,
+    *,
+    rows: np.ndarray | None = None,
+    idle_rows: np.ndarray | None = None,
+) -> Finding:
+    return Finding(
+        rule=RULE,
+        claim=claim,
+        confidence="high",
+        effort="medium",
+        rows=() if rows is None else tuple(rows.tolist()),
+        idle_rows=() if idle_rows is None else tuple(idle_rows.tolist()),
+        details=(*details, f"To learn more: {learn}"),
+    )

@@ -1,0 +1,271 @@
+"""Which ranks others wait for: how late each comes to the collectives, and whether always the same.
+
+A collective ends on all its ranks together, so a rank's wait in it is its duration beyond the
+shortest one: no clock is compared with another. Lateness is judged in units: steps, or parts of
+the window where fewer than three steps are marked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from kprof.analyze.attribution.steps import before_launches
+from kprof.analyze.idle.causes import collective_waits
+from kprof.analyze.summary import measure_elapsed
+from kprof.trace import Trace
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+FEWEST_STEPS = 3
+MOST_PARTS = 20
+# The rank that comes at this quantile of a group is in time: a quarter may come earlier.
+IN_TIME = 0.75
+# A rank is late in a unit by so much of its time, clear of what ranks differ by anyway; a tenth of
+# a unit is late in any case.
+LEAST_LATE = 0.02
+CLEAR_OF_SCATTER = 4.5
+LATE_ANYWAY = 0.1
+# A rank is a straggler if late in so many of the units, or in more than chance has it.
+ALWAYS = 0.8
+SOMETIMES = 0.15
+FEWEST_TIMES = 3
+CHANCE = 0.01
+# Stragglers stand apart from the ranks next to them by so much of what all ranks span: where work
+# grows from rank to rank, none does.
+APART = 0.2
+# A host or process group is named where so many of its ranks are late.
+MOST_OF_GROUP = 0.75
+# Lateness rotates where so many units have a late rank, by so much of the scatter or of a unit.
+LEAST_ROTATING = 0.25
+ROTATING_CLEAR_OF_SCATTER = 6.0
+ROTATING_ANYWAY = 0.2
+
+
+@dataclass(frozen=True)
+class RankLateness:
+    """How one rank kept up with the others in the collectives; times in ns per unit."""
+
+    rank: int
+    host: str | None
+    waits_ns: float
+    """Its mean time in collectives with nothing else to do until the last rank came."""
+    late_ns: float
+    """How much later than a rank in time it comes to them, in the mean; negative: earlier."""
+    num_late: int
+    """Units in which it was late."""
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """Who waits for whom in a recording of several ranks."""
+
+    ranks: tuple[RankLateness, ...]
+    stragglers: tuple[int, ...]
+    """Ranks that others wait for again and again; none is hidden by another."""
+    where: str | None
+    """What the stragglers share, if that is more than being late: a host or a process group."""
+    lost_ns: float
+    """What a unit would be shorter by, were the stragglers in time; 0 without any."""
+    rotating_ns: float
+    """What a unit loses to ranks that are late in turn; 0 where lateness does not rotate."""
+    num_rotating: int
+    """Ranks that are late in turn."""
+    num_units: int
+    unit_ns: float
+    """Mean time of a unit."""
+    are_steps: bool
+    """Whether units are steps."""
+
+
+def find_lateness(trace: Trace) -> Lateness | None:
+    """Return who waits for whom; None where no collective was recorded on several ranks."""
+    waits = collective_waits(trace)
+    if waits is None:
+        return None
+    unit, are_steps = _units(waits)
+    waits = waits.assign(unit=unit)[unit >= 0]
+    ranks, at_rank = np.unique(waits["rank"].to_numpy(np.int64), return_inverse=True)
+    num_units = int(waits["unit"].max()) + 1
+    groups = _by_group(waits, at_rank, (len(ranks), num_units))
+    unit_ns = _elapsed_ns(trace, are_steps=are_steps) / num_units
+    late_ns = _lateness(groups)
+    is_late = late_ns >= _least_late(late_ns, unit_ns)
+    chosen = _stragglers(late_ns, is_late, num_units)
+    hosts = dict(trace.meta.hosts)
+    names = [hosts.get(rank) for rank in ranks.tolist()]
+    chosen = _whole_hosts(chosen, late_ns.mean(axis=1), names)
+    rotating, num_rotating = _rotating(groups, late_ns, chosen, unit_ns)
+    total = np.sum([table for _, table in groups], axis=0)
+    return Lateness(
+        ranks=tuple(
+            RankLateness(rank, host, float(total[i].mean()), float(late_ns[i].mean()), int(num))
+            for i, (rank, host, num) in enumerate(
+                zip(ranks.tolist(), names, is_late.sum(axis=1), strict=True)
+            )
+        ),
+        stragglers=tuple(ranks[chosen].tolist()),
+        where=_shared(ranks, chosen, names, waits),
+        lost_ns=float(_lost_ns(groups, chosen).mean()) if chosen.any() else 0.0,
+        rotating_ns=rotating,
+        num_rotating=num_rotating,
+        num_units=num_units,
+        unit_ns=unit_ns,
+        are_steps=are_steps,
+    )
+
+
+def _units(waits: pd.DataFrame) -> tuple[NDArray[np.int64], bool]:
+    """Return the unit of each collective, -1 for none: its step, or its part of the window."""
+    together = waits.groupby(["group", "number", "collective"], observed=True, sort=False)
+    step = together["step"].transform("min")
+    steps = np.unique(step.dropna().to_numpy(np.int64))
+    if len(steps) >= FEWEST_STEPS:
+        known = step.to_numpy(np.int64, na_value=-1)
+        return np.where(known < 0, -1, np.searchsorted(steps, known)), True
+    start = together["start_ns"].transform("min").to_numpy(np.int64)
+    at = np.unique(start, return_inverse=True)[1]
+    number = int(at.max()) + 1
+    return np.asarray(at * min(number, MOST_PARTS) // number), False
+
+
+def _elapsed_ns(trace: Trace, *, are_steps: bool) -> float:
+    """Return the time of all units together: of all steps, or of the window."""
+    ranges = trace.ranges
+    is_lead = before_launches(trace)[0]
+    elapsed = measure_elapsed(trace.kernels[~is_lead] if is_lead.any() else trace.kernels)
+    if not are_steps or not len(ranges):
+        return float(elapsed)
+    steps = ranges[(ranges["kind"] == "step").to_numpy(bool)]
+    return float(max(elapsed, steps.groupby("rank")["duration_ns"].sum().max()))
+
+
+def _by_group(
+    waits: pd.DataFrame, at_rank: NDArray[np.intp], shape: tuple[int, int]
+) -> list[tuple[NDArray[np.intp], Floats]]:
+    """Return for each process group its ranks' places, and every rank's waits in it by unit."""
+    found = []
+    exposed, unit = (waits[c].to_numpy(np.int64) for c in ("exposed_ns", "unit"))
+    codes = waits["group"].cat.codes.to_numpy()
+    for code in np.unique(codes):
+        mine = codes == code
+        table = np.zeros(shape)
+        np.add.at(table, (at_rank[mine], unit[mine]), exposed[mine])
+        found.append((np.unique(at_rank[mine]), table))
+    return found
+
+
+def _lateness(groups: list[tuple[NDArray[np.intp], Floats]]) -> Floats:
+    """Return how late each rank came in each unit, by the group in which it came latest.
+
+    A rank that itself waits in one group is late in others for no reason of its own.
+    """
+    total = np.sum([table for _, table in groups], axis=0)
+    late = np.full(total.shape, -np.inf)
+    for members, table in groups:
+        own = table[members]
+        in_time = np.sort(own, axis=0)[int(IN_TIME * len(members) - 0.5)]
+        excused = total[members] - own
+        late[members] = np.maximum(late[members], in_time - own - excused)
+    return late
+
+
+def _scatter(late_ns: Floats) -> float:
+    """Return the spread of ranks and units that stragglers, constant or in turn, do not widen."""
+    of_rank = np.abs(late_ns - np.median(late_ns, axis=1, keepdims=True))
+    of_unit = np.abs(late_ns - np.median(late_ns, axis=0, keepdims=True))
+    return 1.4826 * float(min(np.median(of_rank), np.median(of_unit)))
+
+
+def _least_late(late_ns: Floats, unit_ns: float) -> float:
+    clear = min(CLEAR_OF_SCATTER * _scatter(late_ns), LATE_ANYWAY * unit_ns)
+    return max(LEAST_LATE * unit_ns, clear)
+
+
+def _stragglers(late_ns: Floats, is_late: Bools, num_units: int) -> Bools:
+    """Tell which ranks are late again and again, and stand apart from all others."""
+    # Slow to import, and needed for several ranks only.
+    from scipy.special import pdtrc
+
+    times = is_late.sum(axis=1)
+    number = len(times)
+    is_always = times >= ALWAYS * num_units
+    # How often chance makes a rank late, all others but those that always are tell.
+    others = times[~is_always].sum() - times
+    usual = np.maximum(others, 0.5) / max(number - is_always.sum() - 1, 1)
+    # The chance that a Poisson variable exceeds times - 1.
+    is_unlikely = pdtrc(np.maximum(times - 1, 0), usual) <= CHANCE / number
+    is_often = (times >= max(FEWEST_TIMES, SOMETIMES * num_units)) & is_unlikely
+    candidates = (is_often | is_always) & (num_units >= FEWEST_STEPS)
+    mean = late_ns.mean(axis=1)
+    order = np.argsort(-mean, kind="stable")
+    chosen = np.zeros(number, dtype=bool)
+    for last in range(number // 2, 0, -1):
+        first_left_out = mean[order[last]]
+        is_apart = mean[order[last - 1]] - first_left_out >= APART * np.ptp(mean)
+        if is_apart and candidates[order[:last]].all():
+            chosen[order[:last]] = True
+            break
+    return chosen
+
+
+def _whole_hosts(chosen: Bools, mean: Floats, hosts: list[str | None]) -> Bools:
+    """Add the ranks of a host that are hardly less late than most of its ranks, which are."""
+    chosen = chosen.copy()
+    for host in {name for name in hosts if name is not None}:
+        own = np.array([name == host for name in hosts])
+        if chosen[own].mean() >= MOST_OF_GROUP and own.sum() <= len(own) // 2:
+            chosen |= own & (mean >= np.median(mean[own & chosen]) / 2)
+    return chosen
+
+
+def _lost_ns(groups: list[tuple[NDArray[np.intp], Floats]], chosen: Bools) -> Floats:
+    """Return what each unit would be shorter by, were the chosen ranks in time with the next."""
+    lost = np.zeros(groups[0][1].shape[1])
+    for members, table in groups:
+        others = members[~chosen[members]]
+        if len(others):
+            gain = table[others].min(axis=0) - table[members].min(axis=0)
+            lost = np.maximum(lost, gain)
+    return lost
+
+
+def _rotating(
+    groups: list[tuple[NDArray[np.intp], Floats]], late_ns: Floats, chosen: Bools, unit_ns: float
+) -> tuple[float, int]:
+    """Return what a unit loses to ranks that are late in turn, and how many those are."""
+    # What a rank is late by in most units does not rotate.
+    usual = np.quantile(late_ns, 0.25, axis=1, keepdims=True)
+    others = np.maximum(late_ns - usual, 0)[~chosen]
+    clear = min(ROTATING_CLEAR_OF_SCATTER * _scatter(late_ns), ROTATING_ANYWAY * unit_ns)
+    least = max(LEAST_LATE * unit_ns, clear)
+    is_late = others >= least
+    affected = is_late.any(axis=0)
+    num_ranks = int(is_late.any(axis=1).sum())
+    often = max(FEWEST_STEPS, LEAST_ROTATING * late_ns.shape[1])
+    if affected.sum() < often or num_ranks < 2:
+        return 0.0, 0
+    return float(np.where(affected, others.max(axis=0), 0.0).mean()), num_ranks
+
+
+def _shared(
+    ranks: NDArray[np.int64], chosen: Bools, hosts: list[str | None], waits: pd.DataFrame
+) -> str | None:
+    """Return the host or the process group whose ranks are just the chosen ones, if one is."""
+    if not chosen.any():
+        return None
+    own = {name for name, is_chosen in zip(hosts, chosen, strict=True) if is_chosen}
+    others = {name for name, is_chosen in zip(hosts, chosen, strict=True) if not is_chosen}
+    if None not in own and len(own) == 1 and not own & others:
+        return f"host {own.pop()}"
+    wanted = set(ranks[chosen].tolist())
+    members: Any = waits.groupby("group", observed=True)["rank"].unique()
+    for group, found in members.items():
+        if len(wanted) > 1 and set(found.tolist()) == wanted:
+            return f"process group {group}"
+    return None

@@ -1,0 +1,148 @@
+"""How much of the GPU was used: MFU, MBU and roofline share over the elapsed time.
+
+MFU and MBU are shares of the datasheet's peaks, as everybody quotes them; the roofline share is
+one of the ceilings that were measured, where they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from kprof.analyze.attribution.overlap import allotted_time
+from kprof.analyze.capture_quality.unanswered import (
+    Unanswered,
+    why_no_ceilings,
+    why_no_timeline,
+    why_no_work,
+)
+from kprof.analyze.element_type import computed_in
+from kprof.analyze.summary import measure_capacity
+from kprof.device import Device, find_device
+from kprof.trace import Trace
+
+# Below this share of device time with known work, a utilisation is only a lower bound.
+ENOUGH_KNOWN = 0.95
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of one, None where nobody knows; `basis` says how it was counted, or why not."""
+
+    value: float | None
+    basis: str
+    is_lower_bound: bool = False
+    """Whether much of the device time has no known work, so that the share may be larger."""
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """The headline: shares of the elapsed time, from first to last activity.
+
+    Work that checkpointing did a second time takes time, but is not counted.
+    """
+
+    mfu: Share
+    mbu: Share
+    roofline: Share
+    busy: Share
+
+
+def measure_utilisation(trace: Trace) -> Utilisation:
+    """Measure the headline shares of an analyzed trace."""
+    kernels, peaks = trace.kernels, _peaks(trace)
+    elapsed_ns = measure_capacity(kernels)
+    if not elapsed_ns:
+        nothing = Share(None, "nothing ran")
+        return Utilisation(nothing, nothing, nothing, nothing)
+    if (untimed := why_no_timeline(trace)) is not None:
+        unknown = Share(None, untimed.reason)
+        return Utilisation(unknown, unknown, unknown, unknown)
+    busy_ns = int(allotted_time(trace).sum())
+    busy = Share(busy_ns / elapsed_ns, "at least one activity was running")
+    if peaks is None:
+        why = why_no_ceilings(trace)
+        unknown = Share(None, why.reason if why else "the device's peaks are unknown")
+        return Utilisation(unknown, unknown, unknown, busy)
+    is_known = has_work(kernels) & (kernels["work_bound"] != "at least")
+    known = share_of_time(kernels, is_known)
+    no_work = why_no_work(trace)
+    useful = kernels[~kernels["recomputed"].to_numpy(dtype=bool)]
+    return Utilisation(
+        mfu=_bounded(_measure_mfu(useful, peaks, elapsed_ns), known, no_work),
+        mbu=_bounded(_measure_mbu(useful, peaks, elapsed_ns), known, no_work),
+        roofline=_bounded(_measure_roofline_share(useful, elapsed_ns), known, no_work),
+        busy=busy,
+    )
+
+
+def _peaks(trace: Trace) -> Device | None:
+    """Return the datasheet's rates; what was measured, where there is no datasheet."""
+    device = trace.meta.device
+    if device is None or not device.is_measured or not trace.gpus:
+        return device
+    return find_device(trace.gpus[0].name) or device
+
+
+def _bounded(share: Share, known: float, why: Unanswered | None) -> Share:
+    """Say so where all of the work of a good part of the device time is not known, and why."""
+    if share.value is None:
+        return Share(None, f"{share.basis}: {why.reason}" if why else share.basis)
+    if known >= ENOUGH_KNOWN:
+        return share
+    basis = f"{share.basis}; the work of only {100 * known:.1f} % of what ran is known"
+    return Share(share.value, basis, is_lower_bound=True)
+
+
+def has_work(kernels: pd.DataFrame) -> pd.Series[bool]:
+    """Tell which rows' work is known."""
+    return kernels["bytes"].notna() | kernels["flops"].notna()
+
+
+def share_of_time(kernels: pd.DataFrame, rows: pd.Series[bool] | NDArray[np.bool_]) -> float:
+    """Return the share of all device time that lies in `rows`."""
+    duration_ns = kernels["duration_ns"].to_numpy(np.int64)
+    chosen_ns = int(duration_ns[np.asarray(rows, dtype=bool)].sum())
+    return chosen_ns / max(int(duration_ns.sum()), 1)
+
+
+def _measure_mfu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Share:
+    """FLOPs of every row over what the device could do in the time, each type at its own peak."""
+    flops = kernels["flops"].to_numpy(np.float64, na_value=0.0)
+    types = kernels["dtype"].cat
+    codes = types.codes.to_numpy()
+    in_types = [computed_in(str(name)) for name in types.categories]
+    peak = np.array([device.flops_per_s.get(name, 0.0) for name in in_types] + [0.0])
+    # A row of unknown type has code -1: the peak of 0 appended at the end, which is not counted.
+    counted = (flops > 0) & (peak[codes] > 0)
+    if not counted.any():
+        return Share(None, "no operator's FLOPs are known")
+    by_type = np.bincount(codes[counted], weights=flops[counted], minlength=len(types.categories))
+    at_peak_ns = float((by_type / np.where(peak[:-1] > 0, peak[:-1], np.inf)).sum()) * 1e9
+    main = str(types.categories[int(by_type.argmax())])
+    rate = "measured rate" if device.is_measured else "datasheet's dense peak"
+    return Share(
+        at_peak_ns / elapsed_ns,
+        f"useful FLOPs over the {rate} of their type, mostly {main}",
+    )
+
+
+def _measure_mbu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Share:
+    num_bytes = kernels["bytes"].to_numpy(np.float64, na_value=0.0).sum()
+    if not num_bytes:
+        return Share(None, "no operator's bytes are known")
+    could_move = device.memory_bytes_per_s * elapsed_ns / 1e9
+    rate = "measured rate" if device.is_measured else "bandwidth by the datasheet"
+    basis = f"least bytes of the operators over the memory's {rate}"
+    return Share(float(num_bytes) / could_move, basis)
+
+
+def _measure_roofline_share(kernels: pd.DataFrame, elapsed_ns: int) -> Share:
+    known = kernels["limit_ns"].notna()
+    if not known.any():
+        return Share(None, "no operator's work is known")
+    limit_ns = int(kernels["limit_ns"].to_numpy(np.int64, na_value=0).sum())
+    return Share(limit_ns / elapsed_ns, "time at the roofline over elapsed time")

@@ -1,0 +1,502 @@
+"""Changes to a replay: work that takes less time or is gone, launches in a graph, no more waits.
+
+Targets: the part of a recording that a question is about, by name.
+
+The host's time that goes with what it no longer launches.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+import numpy as np
+import pandas as pd
+
+from kprof.analyze.attribution.call_tree import NO_ROW, nearest
+from kprof.analyze.findings.one_offs import SILENCE_NS, find_once
+from kprof.analyze.idle import causes
+from kprof.analyze.idle.host_state import find_host
+from kprof.analyze.intervals import NOTHING, Intervals, disjoint, either, length_before, length_in
+from kprof.analyze.whatif.dependencies import GRAPH_LATENCY_NS
+from kprof.analyze.whatif.host_program import BEGIN, WAIT_END, HostProgram, number_threads
+from kprof.analyze.whatif.replay import HOST, LAUNCH, STREAM, WAIT, Replay
+from kprof.errors import KprofError
+from kprof.trace import Trace, once_per_trace
+
+SORTS = ("kernel", "op", "module", "kind", "phase")
+NUM_SUGGESTED = 3
+
+
+@dataclass(frozen=True)
+class Target:
+    """A sort of thing, one of `SORTS`, and a name, in which `*` stands for anything."""
+
+    sort: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.sort}:{self.name}"
+
+
+def parse_target(text: str, trace: Trace) -> Target:
+    """Read `module:layers.0.attn`, `op:aten::mm`, `kernel:*gemm*`, `kind:norm`, or a name alone.
+
+    Raises:
+        KprofError: nothing in the trace has that name.
+    """
+    sort, _, name = text.partition(":")
+    asked = [Target(sort, name)] if sort in SORTS else [Target(one, text) for one in SORTS]
+    for target in asked:
+        if rows_of(target, trace).any():
+            return target
+    known = [f"{one.sort}:{known}" for one in asked for known in names_of(one.sort, trace)]
+    near = difflib.get_close_matches(str(asked[0]), known, NUM_SUGGESTED, cutoff=0.0)
+    raise KprofError(
+        f"nothing that ran on the device belongs to {text!r}",
+        fix=f"the nearest names: {', '.join(near)}; * in a name stands for anything"
+        if near
+        else "nothing in this trace has a name of that sort; try kernel:NAME",
+    )
+
+
+def rows_of(target: Target, trace: Trace) -> np.ndarray:
+    """Tell which rows of `kernels` belong to a target.
+
+    A module or an operator has all that runs inside it.
+    """
+    kernels = trace.kernels
+    if target.sort == "op":
+        return _inside_operator(target.name, trace)
+    column = kernels["name" if target.sort == "kernel" else target.sort].cat
+    matches = [_matches(target, str(name)) for name in column.categories]
+    return np.asarray(np.append(matches, False)[column.codes.to_numpy()], dtype=bool)
+
+
+def names_of(sort: str, trace: Trace) -> list[str]:
+    """Return the names of a sort that occur in a trace."""
+    if sort == "op":
+        is_op = (trace.ranges["kind"] == "op").to_numpy(bool)
+        return sorted(set(trace.ranges["name"][is_op].dropna().astype(str)))
+    return sorted(set(trace.kernels["name" if sort == "kernel" else sort].dropna().astype(str)))
+
+
+def _matches(target: Target, name: str) -> bool:
+    is_inside = target.sort == "module" and fnmatchcase(name, f"{_literal(target.name)}.*")
+    return is_inside or name == target.name or fnmatchcase(name, _literal(target.name))
+
+
+def _literal(name: str) -> str:
+    """Leave only the stars of a pattern their meaning: names of kernels hold brackets."""
+    return name.replace("[", "[[]").replace("?", "[?]")
+
+
+def _inside_operator(name: str, trace: Trace) -> np.ndarray:
+    ranges = trace.ranges
+    if not len(ranges):
+        return np.zeros(len(trace.kernels), dtype=bool)
+    names = ranges["name"].cat
+    matches = [fnmatchcase(str(one), _literal(name)) for one in names.categories]
+    is_op = (ranges["kind"] == "op").to_numpy(bool)
+    is_named = np.append(matches, False)[names.codes.to_numpy()].astype(bool) & is_op
+    op = trace.kernels["op_row"].to_numpy(np.int64, na_value=NO_ROW)
+    parent = ranges["parent"].to_numpy(np.int64, na_value=NO_ROW)
+    return np.asarray(nearest(op, parent, is_named) != NO_ROW)
+
+
+def largest_names(sort: str, saved_ns: np.ndarray, trace: Trace, number: int) -> list[str]:
+    """Return the names of a sort with most of `saved_ns`, one value for each row of `kernels`."""
+    column = trace.kernels["name" if sort == "kernel" else sort].cat
+    codes = column.codes.to_numpy()
+    known = codes >= 0
+    sums = np.bincount(codes[known], saved_ns[known], len(column.categories))
+    largest = np.argsort(-sums, kind="stable")[:number]
+    return [str(column.categories[at]) for at in largest if sums[at] > 0]
+
+
+# What Python does from one operator to the next takes some µs, or tens of them under a recorder.
+# Longer than this it did something of its own.
+CALL_NS = 50_000
+# A call that takes so long, and so many times as long as is usual for its name, uses something for
+# the first time: a library is loaded, a plan is made.
+FIRST_USE_NS, FIRST_USE = 1_000_000, 20
+
+
+def emptied(rows: np.ndarray, trace: Trace) -> np.ndarray:
+    """Return the calls and operators of which all activities are among `rows` of `kernels`.
+
+    Those within which something was used for the first time stay: others would use it, too.
+    """
+    ranges = trace.ranges
+    parent = np.append(ranges["parent"].to_numpy(np.int64, na_value=NOTHING), NOTHING)
+    is_call = ranges["kind"].isin(["op", "runtime"]).to_numpy(bool)
+    found = np.zeros(len(ranges), dtype=bool)
+    for column in ("launch_row", "op_row"):
+        of = trace.kernels[column].to_numpy(np.int64, na_value=NOTHING)
+        found |= _within(of[rows], parent) & ~_within(of[~rows], parent)
+    found &= is_call
+    return np.flatnonzero(found & ~_within(_first_uses(found, ranges), parent))
+
+
+def _first_uses(found: np.ndarray, ranges: pd.DataFrame) -> np.ndarray:
+    """Return the rows of `found` that take far longer than is usual for their name and kind."""
+    took_ns = ranges["duration_ns"].to_numpy(np.float64, na_value=0.0)
+    long = np.flatnonzero(found & (took_ns >= FIRST_USE_NS))
+    if not len(long):
+        return long
+    names = ranges["name"]
+    alike = np.flatnonzero(names.isin(names.iloc[long]).to_numpy(bool))
+    keys = [ranges[column].iloc[alike].to_numpy() for column in ("kind", "name")]
+    usual_ns = np.full(len(ranges), np.inf)
+    usual_ns[alike] = pd.Series(took_ns[alike]).groupby(keys).transform("median").to_numpy()
+    return np.asarray(long[took_ns[long] > FIRST_USE * usual_ns[long]])
+
+
+def _within(rows: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """Tell of every range whether one of `rows` stands in it, or is it."""
+    found = np.zeros(len(parent), dtype=bool)
+    found[rows[rows != NOTHING]] = True
+    rows = np.flatnonzero(found)
+    while len(rows):
+        is_next = np.zeros(len(parent), dtype=bool)
+        is_next[parent[rows]] = True
+        is_next[NOTHING] = False
+        rows = np.flatnonzero(is_next & ~found)
+        found[rows] = True
+    return found[:-1]
+
+
+def without_host_time(replay: Replay, trace: Trace, gone: np.ndarray) -> Replay:
+    """Take the host's time within the ranges `gone` out of their programs.
+
+    Of operators with nothing between them also what Python needed to get from one to the next.
+    """
+    return without_host_spans(replay, spans_by_program(gone, replay.program, trace))
+
+
+def spans_by_program(gone: np.ndarray, program: HostProgram, trace: Trace) -> dict[int, Intervals]:
+    """Return when the ranges `gone` were open, by the program of their thread."""
+    start, end, row = _spans_of(gone, trace)
+    of_range = program.of_ranges(trace)[row]
+    return {
+        one: disjoint(Intervals(start[of_range == one], end[of_range == one], row[of_range == one]))
+        for one in np.unique(of_range[of_range != NOTHING]).tolist()
+    }
+
+
+def without_host_spans(replay: Replay, gone: Mapping[int, Intervals]) -> Replay:
+    """Take the host's time within a union of intervals out of each program."""
+    edges, program = replay.edges, replay.program
+    lag_ns, kept_ns = edges.lag_ns.astype(float), edges.kept_ns.copy()
+    is_host = edges.kind == HOST
+    for one, union in gone.items():
+        at = np.flatnonzero(is_host)
+        at = at[program.program[edges.target[at]] == one]
+        until, since = (program.time_ns[node[at]] for node in (edges.target, edges.source))
+        removed_ns, kept = length_in(union, since, until), edges.kept_ns[at]
+        removed_kept_ns = np.zeros_like(removed_ns)
+        if one in replay.untouched:
+            both = _in_both(union, replay.untouched[one], since, until)
+            removed_kept_ns = np.minimum(both, kept)
+        # Of a lag that is no longer as recorded the same share goes.
+        rest = 1 - (removed_ns - removed_kept_ns) / np.maximum(until - since - kept, 1)
+        kept_ns[at] = kept - removed_kept_ns
+        lag_ns[at] = kept_ns[at] + (lag_ns[at] - kept) * np.clip(rest, 0, 1)
+    lag_ns = np.rint(lag_ns).astype(np.int64)
+    return replace(replay, edges=replace(edges, lag_ns=lag_ns, kept_ns=kept_ns))
+
+
+def _in_both(one: Intervals, other: Intervals, since: np.ndarray, until: np.ndarray) -> np.ndarray:
+    """Return how much of the overlap of two unions lies between each two moments."""
+    first, second, together = (
+        length_in(union, since, until) for union in (one, other, either(one, other))
+    )
+    return np.asarray(first + second - together)
+
+
+def _spans_of(gone: np.ndarray, trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return starts, ends and rows of ranges, operators up to a next one that follows at once."""
+    start, duration = (trace.ranges[c].to_numpy(np.int64) for c in ("start_ns", "duration_ns"))
+    this, following = _operators_in_turn(trace)
+    is_gone = np.zeros(len(start), dtype=bool)
+    is_gone[gone] = True
+    joins = is_gone[this] & is_gone[following]
+    until = start + duration
+    until[this[joins]] = np.maximum(until[this[joins]], start[following[joins]])
+    return start[gone], until[gone], gone
+
+
+@once_per_trace
+def _operators_in_turn(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs of operators of which the second follows the first at once.
+
+    Nothing stands between them that the host recorded, and both stand in the same range.
+    """
+    ranges, thread = trace.ranges, number_threads(trace)
+    start = ranges["start_ns"].to_numpy(np.int64)
+    end = start + ranges["duration_ns"].to_numpy(np.int64)
+    parent = ranges["parent"].to_numpy(np.int64, na_value=NOTHING)
+    shown = np.flatnonzero(~ranges["kind"].isin(["python", "overhead"]).to_numpy(bool))
+    order = shown[np.lexsort([start[shown], parent[shown], thread[shown]])]
+    this, following = order[:-1], order[1:]
+    is_op = (ranges["kind"] == "op").to_numpy(bool)
+    joins = is_op[this] & is_op[following] & (thread[this] == thread[following])
+    joins &= (parent[this] == parent[following]) & (start[following] - end[this] <= CALL_NS)
+    return this[joins], following[joins]
+
+
+# From node to node of a replayed graph, unrecorded: an empty kernel in a graph takes 1.08 µs on an
+# H200, and runs for 0.86 (`kprof roofline`).
+BETWEEN_NODES_NS = 220
+# No kernel takes less: the shortest that CUPTI timed on an H200 (`kprof roofline`).
+SHORTEST_KERNEL_NS = 860
+# What all rows may take together, 73 years: sums of it and of times of day stay within an int64.
+LONGEST_SUM_NS = 2**61
+
+FASTER, ROOFLINE, REMOVED, REPLACED = "faster", "roofline", "removed", "replaced"
+GRAPHED, WITHOUT, FILLED = "graphed", "without", "filled"
+# A copy to the host, whose result the host may use afterwards.
+FETCH = r"DtoH|Device -> (?:Pageable|Pinned|Host)|CopyDeviceToHost"
+AVOIDABLE = (
+    causes.SYNCHRONIZATION,
+    causes.DATA_LOADING,
+    causes.PAGEABLE_COPY,
+    causes.ALLOCATOR,
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is asked: what happens, and to what.
+
+    `what` is faster, roofline, removed, replaced, graphed, without or filled. `factor` goes with
+    faster, `total_ns` and `launches` (of a step) with replaced, `cause` (of idle time) with
+    without, `idle_rows` with filled: the host's time in these pieces of idle time is gone.
+    """
+
+    what: str
+    target: Target | None = None
+    factor: float = 1.0
+    cause: str = ""
+    total_ns: int = 0
+    launches: int = 0
+    idle_rows: tuple[int, ...] = ()
+    keeps_results: bool = False
+    """Whether waits for a result that the host may use stay: no recording tells what it does."""
+
+    def __str__(self) -> str:
+        return f"{self.subject} {self.words}"
+
+    @property
+    def subject(self) -> str:
+        """What changes, in a word: a target, the launches, or a cause of idle time."""
+        if self.what == WITHOUT:
+            return f"idle:{self.cause}"
+        return "launches" if self.target is None else str(self.target)
+
+    @property
+    def words(self) -> str:
+        """How it changes, as in 2x faster or removed."""
+        return {
+            FASTER: f"{self.factor:g}x faster",
+            ROOFLINE: "at its roofline",
+            REMOVED: "removed",
+            REPLACED: f"replaced by {self.launches} launches",
+            GRAPHED: "in CUDA graphs",
+            WITHOUT: "gone",
+            FILLED: "filled",
+        }[self.what]
+
+
+def rooflines_ns(trace: Trace) -> np.ndarray:
+    """Return each row's time at its roofline; `NOTHING` where that is not known.
+
+    Nor is it where the work is at least so much: with more of it, it takes longer.
+    """
+    kernels = trace.kernels
+    is_least = (kernels["work_bound"] == "at least").to_numpy(bool)
+    return np.where(is_least, NOTHING, kernels["limit_ns"].to_numpy(np.int64, na_value=NOTHING))
+
+
+def new_durations(
+    change: Change, trace: Trace, shortest_ns: int = SHORTEST_KERNEL_NS
+) -> np.ndarray:
+    """Return how long each row of `kernels` would take; faster ones no less than `shortest_ns`."""
+    duration = trace.kernels["duration_ns"].to_numpy(np.int64)
+    if change.target is None:
+        return duration
+    rows = rows_of(change.target, trace)
+    if change.what == FASTER:
+        longest_ns = np.maximum(duration, LONGEST_SUM_NS // max(len(duration), 1))
+        changed = np.rint(np.minimum(duration / change.factor, longest_ns)).astype(np.int64)
+        least = np.minimum(duration, shortest_ns)
+        return np.where(rows, np.maximum(changed, least), duration)
+    if change.what == ROOFLINE:
+        roofline = rooflines_ns(trace)
+        least = np.minimum(duration, np.maximum(roofline, SHORTEST_KERNEL_NS))
+        return np.where(rows & (roofline != NOTHING), least, duration)
+    kept = _replaced_rows(change, trace)
+    each_ns = change.total_ns // max(change.launches, 1)
+    return np.where(kept, each_ns, np.where(rows, 0, duration))
+
+
+def _replaced_rows(change: Change, trace: Trace) -> np.ndarray:
+    """Tell which rows stand for what replaces a target: its first launches of every step."""
+    kept = np.zeros(len(trace.kernels), dtype=bool)
+    if change.what == REPLACED and change.target is not None:
+        kernels = trace.kernels
+        at = np.flatnonzero(rows_of(change.target, trace))
+        at = at[np.argsort(kernels["start_ns"].to_numpy(np.int64)[at], kind="stable")]
+        steps = [kernels["rank"].iloc[at], kernels["step"].iloc[at]]
+        number = kernels["name"].iloc[at].groupby(steps, dropna=False, observed=True).cumcount()
+        kept[at] = number.to_numpy() < change.launches
+    return kept
+
+
+def with_durations(replay: Replay, duration_ns: np.ndarray) -> Replay:
+    """Return a replay in which the rows of `kernels` take these times."""
+    host = np.zeros(replay.first_activity, dtype=np.int64)
+    return replace(replay, duration_ns=np.append(host, duration_ns))
+
+
+def apply(changes: Iterable[Change], replay: Replay, trace: Trace) -> Replay:
+    """Return the replay after all changes."""
+    changes = list(changes)
+    removed = np.zeros(len(trace.kernels), dtype=bool)
+    for one in changes:
+        if one.what in (REMOVED, REPLACED) and one.target is not None:
+            removed |= rows_of(one.target, trace) & ~_replaced_rows(one, trace)
+    if removed.any():
+        replay = without_rows(removed, replay, trace)
+    for change in changes:
+        if change.what in _STRUCTURAL:
+            replay = _STRUCTURAL[change.what](change, replay, trace)
+    return with_durations(replay, durations_after(changes, trace))
+
+
+def durations_after(
+    changes: Iterable[Change], trace: Trace, shortest_ns: int = SHORTEST_KERNEL_NS
+) -> np.ndarray:
+    """Return how long each row of `kernels` would take after all changes.
+
+    Of two to the same row the one that takes more off counts.
+    """
+    duration = trace.kernels["duration_ns"].to_numpy(np.int64)
+    after = duration
+    for change in changes:
+        changed = new_durations(change, trace, shortest_ns)
+        both = np.where(after == duration, changed, np.minimum(after, changed))
+        after = np.where(changed == duration, after, both)
+    return np.asarray(after)
+
+
+def without_rows(rows: np.ndarray, replay: Replay, trace: Trace) -> Replay:
+    """Take rows of `kernels` out, a bool for each; their durations stay the caller's to change.
+
+    What they waited for holds what follows them, and their launches cost nothing. With them goes
+    the host's time in these, in operators of which nothing is left, and between two of those.
+    """
+    edges = replay.edges
+    is_gone = np.append(np.zeros(replay.first_activity, dtype=bool), rows)[edges.target]
+    lag_ns = np.where(is_gone & (edges.kind == STREAM), np.minimum(edges.lag_ns, 0), edges.lag_ns)
+    kept = replace(edges, lag_ns=lag_ns).take(~(is_gone & (edges.kind == LAUNCH)))
+    return without_host_time(replace(replay, edges=kept), trace, emptied(rows, trace))
+
+
+def _graph(change: Change, replay: Replay, trace: Trace) -> Replay:
+    """Replay every run of launches between two waits, step edges or loads of data as one graph."""
+    edges, segment = replay.edges, segments(replay, trace)
+    first = replay.first_activity
+    point = np.full(len(replay.start_ns), NOTHING, dtype=np.int64)
+    is_launch = edges.kind == LAUNCH
+    point[edges.target[is_launch]] = edges.source[is_launch]
+    point[:first] = np.arange(first)
+    of_node = np.where(point == NOTHING, NOTHING, np.append(segment, NOTHING)[point])
+    source, target = of_node[edges.source], of_node[edges.target]
+    within = (source == target) & (source != NOTHING)
+    lag_ns = np.where(within & (edges.kind == HOST), 0, edges.lag_ns)
+    between = np.minimum(edges.lag_ns, BETWEEN_NODES_NS)
+    lag_ns = np.where(within & (edges.kind == STREAM), between, lag_ns)
+    in_graph = is_launch & (target != NOTHING)
+    lag_ns = np.where(in_graph, np.maximum(lag_ns, GRAPH_LATENCY_NS), lag_ns)
+    kept_ns = np.minimum(edges.kept_ns, np.maximum(lag_ns, 0))
+    return replace(replay, edges=replace(edges, lag_ns=lag_ns, kept_ns=kept_ns))
+
+
+def segments(replay: Replay, trace: Trace) -> np.ndarray:
+    """Return for each point of the host the number of the graph that would hold it, or `NOTHING`.
+
+    Runs of one launch stay as they are.
+    """
+    program = replay.program
+    is_plain = (program.what == BEGIN) & ~program.awaits
+    loaded = find_host(trace).rows["loaded"]
+    start = trace.ranges["start_ns"].to_numpy(np.int64)[loaded]
+    union = disjoint(
+        Intervals(start, start + trace.ranges["duration_ns"].to_numpy(np.int64)[loaded], loaded)
+    )
+    waited = np.diff(length_before(union, program.time_ns)) != 0
+    waited |= np.diff(program.time_ns) > SILENCE_NS
+    joins = np.zeros(len(program.time_ns), dtype=bool)
+    joins[1:] = is_plain[1:] & is_plain[:-1] & (np.diff(program.program) == 0) & ~waited
+    number = np.cumsum(~joins)
+    sizes = np.bincount(number, minlength=1)
+    return np.where(is_plain & (sizes[number] > 1), number, NOTHING)
+
+
+def _avoid(change: Change, replay: Replay, trace: Trace) -> Replay:
+    """Take away what causes idle time: waits, and the host's time that is spent in it."""
+    host = find_host(trace)
+    if change.cause == causes.DATA_LOADING:
+        return without_host_time(replay, trace, host.rows["loaded"])
+    calls = host.blocking.index[host.blocking == change.cause].to_numpy(np.int64)
+    # What happened once is no part of a step to come: it stays.
+    once = trace.idle["evidence_row"].to_numpy(np.int64, na_value=NOTHING)[find_once(trace).ns > 0]
+    calls = np.setdiff1d(calls, once)
+    if change.cause in (causes.ALLOCATOR, causes.PAGEABLE_COPY):
+        # A copy from memory that is not pinned returns before its end, when its last part is
+        # staged: then it is no wait, but all of it was the host's time.
+        replay = without_host_time(replay, trace, calls)
+    program, edges = replay.program, replay.edges
+    ends = np.flatnonzero((program.what == WAIT_END) & np.isin(program.row, calls))
+    if change.keeps_results:
+        ends = ends[~_follows_fetch(ends, replay, trace)]
+    is_wait = (edges.kind == WAIT) & np.isin(edges.target, ends)
+    return replace(replay, edges=edges.take(~is_wait))
+
+
+def _follows_fetch(ends: np.ndarray, replay: Replay, trace: Trace) -> np.ndarray:
+    """Tell which waits end after a copy to the host that was launched since the wait before."""
+    program, edges, first = replay.program, replay.edges, replay.first_activity
+    names = trace.kernels["name"].cat
+    matches = np.append(np.asarray(names.categories.str.contains(FETCH), dtype=bool), False)
+    is_fetch = np.append(np.zeros(first, dtype=bool), matches[names.codes.to_numpy()])
+    launch = (edges.kind == LAUNCH) & is_fetch[edges.target]
+    fetched = np.zeros(len(program.time_ns), dtype=np.int64)
+    fetched[edges.source[launch]] = 1
+    before = np.cumsum(fetched)
+    all_ends = np.flatnonzero(program.what == WAIT_END)
+    at = np.searchsorted(all_ends, ends)
+    same = (at > 0) & (program.program[all_ends[np.maximum(at - 1, 0)]] == program.program[ends])
+    since = np.where(same, before[all_ends[np.maximum(at - 1, 0)]], 0)
+    return np.asarray(before[ends] > since)
+
+
+def _fill(change: Change, replay: Replay, trace: Trace) -> Replay:
+    """Take the host's time within pieces of idle time out of the program that ended them."""
+    idle = trace.idle.iloc[list(change.idle_rows)]
+    ended_by = idle["kernel_row"].to_numpy(np.int64, na_value=NOTHING)
+    launch = np.append(trace.kernels["launch_row"].to_numpy(np.int64, na_value=NOTHING), NOTHING)
+    thread = np.append(replay.program.of_ranges(trace), NOTHING)[launch[ended_by]]
+    start = idle["start_ns"].to_numpy(np.int64)
+    end = start + idle["duration_ns"].to_numpy(np.int64)
+    gone = {
+        one: disjoint(Intervals(start[thread == one], end[thread == one], ended_by[thread == one]))
+        for one in np.unique(thread[thread != NOTHING]).tolist()
+    }
+    return without_host_spans(replay, gone)
+
+
+_STRUCTURAL = {GRAPHED: _graph, WITHOUT: _avoid, FILLED: _fill}

@@ -1,0 +1,115 @@
+"""The processes of an export: which of them is which rank, and on which GPUs they ran."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kprof.collect.readers.nsys.database import Database, Numbers
+from kprof.trace import Gpu
+
+THREAD_BITS = 24
+ONE_THREAD = (1 << THREAD_BITS) - 1
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that have a rank, by their global ids in ascending order."""
+
+    global_pids: Numbers
+    ranks: NDArray[np.int32]
+    num_without: int
+    """Processes that recorded something, but nothing that a device did."""
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids, in ascending order."""
+        return [pid_of(one) for one in self.global_pids.tolist()]
+
+    def has_rank(self, global_pids: Numbers) -> NDArray[np.bool_]:
+        """Tell which of these are ranks."""
+        return np.isin(global_pids, self.global_pids)
+
+    def ranks_of(self, global_pids: Numbers) -> NDArray[np.int32]:
+        """Return the ranks of processes that have one."""
+        if not len(global_pids):
+            return np.zeros(0, dtype=np.int32)
+        return self.ranks[np.searchsorted(self.global_pids, global_pids)]
+
+
+def pid_of(global_pid: int) -> int:
+    """Return the process id that the operating system knows."""
+    return (global_pid >> THREAD_BITS) & ONE_THREAD
+
+
+def processes_of(
+    database: Database, device: list[str], host: list[str], known: Mapping[int, int]
+) -> Processes:
+    """Return the processes that used a device, or all where none did.
+
+    `device` and `host` are the tables of activities and of ranges; `known` gives ranks by process
+    id. Who is not in it gets the lowest number that is free, in the order of the ids.
+    """
+    on_device = {pid for table in device for pid in _distinct(database, table, "globalPid")}
+    on_host = {
+        thread & ~ONE_THREAD for table in host for thread in _distinct(database, table, "globalTid")
+    }
+    chosen = sorted(on_device or on_host)
+    free = (number for number in itertools.count() if number not in known.values())
+    ranks = [known[pid] if (pid := pid_of(one)) in known else next(free) for one in chosen]
+    return Processes(
+        np.array(chosen, dtype=np.int64),
+        np.array(ranks, dtype=np.int32),
+        len(on_host.difference(chosen)),
+    )
+
+
+def gpus_of(database: Database, processes: Processes) -> tuple[Gpu, ...]:
+    """Return the GPUs by the numbers under which CUDA knew them, as far as the export tells.
+
+    In a trace of several processes each one's, since one number may stand for several GPUs.
+    """
+    if not database.has("TARGET_INFO_GPU"):
+        return ()
+    wanted = ("id", "name", "smCount", "totalMemory", "computeMajor", "computeMinor", "cuDevice")
+    chosen = ", ".join(n if database.has("TARGET_INFO_GPU", n) else "NULL" for n in wanted)
+    rows = database.rows(f"SELECT {chosen} FROM TARGET_INFO_GPU ORDER BY id")
+    found = {}
+    for number, name, num_sms, memory, major, minor, cuda_number in rows:
+        capability = None if major is None or minor is None else f"{major}.{minor}"
+        index = number if cuda_number is None else cuda_number
+        found[_whole(number)] = Gpu(
+            _whole(index) or 0, str(name or ""), _whole(num_sms), _whole(memory), capability
+        )
+    if not database.has("TARGET_INFO_CUDA_DEVICE"):
+        return tuple(found.values())
+    return _as_cuda_saw_them(database, found, processes) or tuple(found.values())
+
+
+def _as_cuda_saw_them(
+    database: Database, gpus: dict[int | None, Gpu], processes: Processes
+) -> tuple[Gpu, ...]:
+    rank_of = dict(zip(processes.pids, processes.ranks.tolist(), strict=True))
+    query = "SELECT DISTINCT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE ORDER BY 1, 2, 3"
+    seen = []
+    for pid, cuda_number, number in database.rows(query):
+        index, gpu = _whole(cuda_number), gpus.get(_whole(number))
+        if index is not None and gpu is not None and isinstance(pid, int) and pid in rank_of:
+            rank = rank_of[pid] if len(rank_of) > 1 else None
+            seen.append(replace(gpu, index=index, rank=rank))
+    return tuple(dict.fromkeys(seen))
+
+
+def _distinct(database: Database, table: str, column: str) -> list[int]:
+    if not database.has(table, column):
+        return []
+    rows = database.rows(f'SELECT DISTINCT "{column}" FROM "{table}"')
+    return [number for (value,) in rows if (number := _whole(value)) is not None]
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None

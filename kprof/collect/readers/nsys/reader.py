@@ -1,0 +1,237 @@
+"""Traces of Nsight Systems: the SQLite file that `nsys export` writes, or the report itself.
+
+What an export says about itself: versions, command, wall time, and what went wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from kprof.collect.nsys import REPORT_SUFFIX, export_report
+from kprof.collect.readers.nsys.activities import TABLES as DEVICE_TABLES
+from kprof.collect.readers.nsys.activities import activities_of
+from kprof.collect.readers.nsys.database import EXPORT_AGAIN, MAGIC, Database, opened
+from kprof.collect.readers.nsys.host_ranges import TABLES as HOST_TABLES
+from kprof.collect.readers.nsys.host_ranges import ranges_of
+from kprof.collect.readers.nsys.ranks import Processes, gpus_of, processes_of
+from kprof.errors import TraceError
+from kprof.trace import Meta, Trace, empty
+
+# Of the warnings those that are about what kprof reads; errors count whatever they are about.
+_OF_INTEREST = re.compile(
+    r"CUDA|CUPTI|NVTX|GPU|drop|lost|lose|buffer|incomplete|missing|overflow|truncat", re.IGNORECASE
+)
+_WARNING, _ERROR = 2, 3
+MOST_MESSAGES = 8
+
+
+def versions_of(database: Database) -> dict[str, str]:
+    """Return the versions of Nsight Systems, the driver and its CUDA."""
+    exported, system = database.pairs("META_DATA_EXPORT"), database.pairs("TARGET_INFO_SYSTEM_ENV")
+    cuda = system.get("CudaDriverVersion", "")
+    told = {
+        "nsys": exported.get("EXPORT_PRODUCT_VERSION"),
+        "driver": system.get("NvDriverVersion"),
+        "cuda_driver": f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda.isdecimal() else "",
+    }
+    return {name: version for name, version in told.items() if version not in (None, "", "0")}
+
+
+def host_of(database: Database) -> str | None:
+    """Return the name of the machine."""
+    return database.pairs("TARGET_INFO_SYSTEM_ENV").get("Hostname") or None
+
+
+def command_of(database: Database) -> tuple[str, ...]:
+    """Return the command that Nsight Systems started, where it did."""
+    told = database.pairs("META_DATA_CAPTURE")
+    words = [told.get("PROCESS_0:COMMAND", "")]
+    while (word := told.get(f"PROCESS_0:ARGUMENT_{len(words) - 1}")) is not None:
+        words.append(word)
+    return tuple(words) if words[0] else ()
+
+
+def base_time_ns_of(database: Database) -> int | None:
+    """Return the wall time at the clock's zero, which an export may have shifted."""
+    asked = database.pairs("META_DATA_EXPORT")
+    if asked.get("EXPORT_PARAM_TIME_NORMALIZE") == "true":
+        return 0
+    table = "TARGET_INFO_SESSION_START_TIME"
+    if not database.has(table, "utcEpochNs"):
+        return None
+    shift = asked.get("EXPORT_PARAM_TIME_SHIFT", "0")
+    starts = [row[0] for row in database.rows(f"SELECT utcEpochNs FROM {table} LIMIT 1")]
+    if not starts or not isinstance(starts[0], int) or not re.fullmatch(r"-?\d{1,18}", shift):
+        return None
+    return starts[0] - int(shift)
+
+
+def messages_of(database: Database) -> list[str]:
+    """Return what Nsight Systems itself complained about."""
+    table = "DIAGNOSTIC_EVENT"
+    if not (database.has(table, "severity") and database.has(table, "text")):
+        return []
+    query = f"SELECT severity, text FROM {table} WHERE severity IN ({_WARNING}, {_ERROR})"
+    said = [
+        " ".join(str(text).split())
+        for severity, text in database.rows(query)
+        if severity == _ERROR or _OF_INTEREST.search(str(text))
+    ]
+    distinct = list(dict.fromkeys(said))
+    messages = [f"Nsight Systems says: {text}" for text in distinct[:MOST_MESSAGES]]
+    if more := len(distinct) - MOST_MESSAGES:
+        messages += [f"Nsight Systems has {more} more messages like these."] if more > 0 else []
+    return messages
+
+
+SUFFIXES = (".sqlite", ".sqlite.gz", ".sqlite.zst")
+# Half of what an int64 holds, so that sums of times do not overflow.
+LARGEST_NS = 1 << 62
+_RECORD = "record with `kprof run --nsys`, or with: nsys profile --trace=cuda,nvtx"
+
+
+def knows(path: Path, head: bytes) -> bool:
+    """Say whether the file could be an export, or a report that can be exported."""
+    if path.is_dir():
+        return False
+    return path.name.endswith((*SUFFIXES, REPORT_SUFFIX)) or head.startswith(MAGIC)
+
+
+def read(path: Path, ranks: Mapping[int, int] | None = None) -> Trace:
+    """Read an export; a report is exported first, into a temporary folder.
+
+    `ranks` gives the ranks of processes by their ids, which no export tells.
+
+    Raises:
+        TraceError: the file is damaged, no export, or holds nothing to analyze; or it is a report
+            and Nsight Systems is not installed here.
+    """
+    if not path.name.endswith(REPORT_SUFFIX):
+        return _read_export(path, path, ranks or {})
+    with tempfile.TemporaryDirectory(prefix="kprof-") as folder:
+        export = export_report(path, Path(folder) / f"{path.stem}.sqlite")
+        return _read_export(export, path, ranks or {})
+
+
+def _read_export(export: Path, named: Path, known: Mapping[int, int]) -> Trace:
+    """Read an export of the file that was named, which may be itself."""
+    with opened(export) as database:
+        _require_export(database)
+        processes = processes_of(database, list(DEVICE_TABLES), list(HOST_TABLES), known)
+        kernels = activities_of(database, processes)
+        device_end = (
+            int((kernels["start_ns"] + kernels["duration_ns"]).max()) if len(kernels) else 0
+        )
+        ranges, special = ranges_of(database, processes, device_end)
+        (kernels, num_activities), (ranges, num_ranges) = _in_order(kernels), _in_order(ranges)
+        damaged = Counter(database.damaged)
+        num_activities += sum(damaged[table] for table in DEVICE_TABLES)
+        num_ranges += damaged.total() - sum(damaged[table] for table in DEVICE_TABLES)
+        meta = Meta(
+            source=named.name,
+            tool="nsys",
+            gpus=gpus_of(database, processes),
+            command=command_of(database),
+            host=host_of(database),
+            versions=versions_of(database),
+            base_time_ns=base_time_ns_of(database),
+            num_ranks=max(len(processes.global_pids), 1),
+            counts={
+                "events": len(kernels) + len(ranges),
+                "file_bytes": named.stat().st_size,
+                "seq_ops": int(ranges["sequence"].notna().sum()),
+                "nn_module_events": int((ranges["kind"] == "module").sum()),
+                **({"damaged_activities": num_activities} if num_activities else {}),
+                **({"damaged_events": num_ranges} if num_ranges else {}),
+            },
+            caveats=(
+                *_caveats(kernels, ranges, special),
+                *_caveats_of_processes(processes, known),
+                *messages_of(database),
+                *_damage_in(database.name, num_activities, num_ranges),
+            ),
+        )
+    return Trace(kernels, ranges, empty("samples"), meta)
+
+
+def _require_export(database: Database) -> None:
+    if any(database.has(table) for table in (*DEVICE_TABLES, *HOST_TABLES)):
+        return
+    # Exports of old versions, and of sessions that recorded nothing, tell no version.
+    if database.has("META_DATA_EXPORT") or database.has("TARGET_INFO_SESSION_START_TIME"):
+        raise TraceError(
+            f"{database.name} holds neither CUDA calls nor NVTX ranges, so nothing to analyze",
+            fix=_RECORD,
+        )
+    raise TraceError(
+        f"{database.name} is an SQLite file, but no export of Nsight Systems", fix=EXPORT_AGAIN
+    )
+
+
+def _in_order(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """Leave out what ends before it starts, lacks one of the two, or lies beyond any clock."""
+    start_ns, duration_ns = (table[c].to_numpy(np.int64) for c in ("start_ns", "duration_ns"))
+    is_right = (duration_ns >= 0) & (start_ns > -LARGEST_NS) & (start_ns < LARGEST_NS)
+    # What overflows comes back with its end.
+    is_right &= (start_ns + duration_ns >= start_ns) & (start_ns + duration_ns < LARGEST_NS)
+    if is_right.all():
+        return table, 0
+    return table[is_right].reset_index(drop=True), int((~is_right).sum())
+
+
+def _damage_in(name: str, num_activities: int, num_ranges: int) -> Iterator[str]:
+    if num_activities or num_ranges:
+        yield (
+            f"{name} is damaged: rows without numbers, that end before they start, or on pages "
+            f"that cannot be read are left out, {num_activities:,} of devices and {num_ranges:,} "
+            "of the host."
+        )
+
+
+def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame, special: Counter[str]) -> Iterator[str]:
+    if num_whole := int((kernels["activity"] == "graph").sum()):
+        yield (
+            f"Replays of CUDA graphs that were recorded as a whole: {num_whole:,}. What ran in "
+            "them is not known, nor how much of that time the device was idle: record with "
+            "--cuda-graph-trace=node."
+        )
+    if not (ranges["kind"] == "op").any():
+        yield (
+            "Nsight Systems records no operators of PyTorch: activities are traced to runtime "
+            "calls and NVTX ranges alone. `kprof run --nsys` adds the operators, as "
+            "torch.autograd.profiler.emit_nvtx does."
+        )
+    elif ranges["input_shapes"].isna().all():
+        yield "Operators were recorded without shapes: emit_nvtx(record_shapes=True) writes them."
+    else:
+        yield (
+            "NVTX ranges tell the shapes of operators' inputs, not their types, so that the work "
+            "of operators is not known; torch's profiler records both."
+        )
+    if not (ranges["kind"] != "runtime").any():
+        yield "The trace holds no NVTX range, so that nothing names what its launches were for."
+    if special["open"]:
+        yield f"Ranges still open where the trace ends, cut there: {special['open']:,}."
+    if special["crossing"]:
+        yield (
+            "NVTX ranges that one thread started and another ended, left out since nothing "
+            f"nests in them: {special['crossing']:,}."
+        )
+
+
+def _caveats_of_processes(processes: Processes, known: Mapping[int, int]) -> Iterator[str]:
+    unknown = [str(pid) for pid in processes.pids if pid not in known]
+    if unknown and len(processes.pids) > 1:
+        yield (
+            "Nsight Systems does not tell the ranks of a job: the processes that used a GPU are "
+            f"numbered in the order of their ids ({', '.join(unknown)})."
+        )
+    if processes.num_without:
+        yield f"Processes that used no GPU, left out: {processes.num_without}."

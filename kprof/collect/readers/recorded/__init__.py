@@ -1,0 +1,1 @@
+"""Recordings of `kprof run`: what it left in a run folder's `raw/`."""

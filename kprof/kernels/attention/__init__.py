@@ -1,0 +1,1 @@
+"""Attention of many queries, as in training and prefill, with its gradients."""

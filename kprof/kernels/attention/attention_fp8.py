@@ -1,0 +1,441 @@
+"""Attention of many queries in FP8, for prefill on Hopper: products at twice the rate.
+
+Less precise than in 16 bits: each head of queries, keys and values gets one scale, and weights are
+rounded to FP8 on their way to the values. Scores, their softmax and sums stay in float32. There are
+no gradients.
+
+Rounding of queries, keys and values to FP8: what programs of one launch do.
+
+Each head gets a scale by its largest number, so all of it is read twice. Programs that look and
+programs that round take turns: rounding comes so far behind that its head has been looked through,
+and so near that L2 still holds it. It waits for programs of lower numbers alone, which have begun
+before. Values are turned over as `_attention_narrow` says.
+
+Attention with queries, keys and values in FP8: heads get scales, then Hopper's kernel runs.
+
+The largest number of each head is found, and everything rounded, in one launch. Values are turned
+over meanwhile, as tensor cores take 8 bits with what is summed over side by side: block after block
+of keys, columns first, keys in the order of `pack_narrow` of `_gluon`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kprof.kernels import OURS, Kernel, Provider, Work
+from kprof.kernels.attention._hopper import Ring, attend_in_ring, deals, why_not_here
+from kprof.kernels.attention._portable import Options, empty_results
+from kprof.kernels.attention.attention_forward import KERNEL as WIDE
+from kprof.kernels.attention.attention_forward import MOST_PLACES
+from kprof.kernels.fp8._quantize_rows import FP8, LARGEST, LEAST
+from kprof.kernels.runtime.launcher import Launcher, alignments
+from kprof.kernels.runtime.operator import DifferentiationError, define
+
+
+@triton.jit
+def _packed(x_MD) -> tl.tensor:
+    """Return 16 bits of two columns as one number; loaded halves else take a register each."""
+    if x_MD.dtype.primitive_bitwidth == 16:
+        M: tl.constexpr = x_MD.shape[0]
+        N: tl.constexpr = x_MD.shape[1] // 2
+        low_MN, high_MN = tl.split(x_MD.to(tl.uint16, bitcast=True).reshape([M, N, 2]))
+        return low_MN.to(tl.uint32) | high_MN.to(tl.uint32) << 16
+    else:  # noqa: RET505
+        return x_MD
+
+
+@triton.jit
+def _unpacked(x_MN, DTYPE: tl.constexpr) -> tl.tensor:
+    """Return in float32 what was packed."""
+    if DTYPE.primitive_bitwidth == 16:
+        x_MN2 = tl.join(x_MN.to(tl.uint16), (x_MN >> 16).to(tl.uint16))
+        x_MD = x_MN2.reshape([x_MN.shape[0], 2 * x_MN.shape[1]])
+        return x_MD.to(DTYPE, bitcast=True).to(tl.float32)
+    else:  # noqa: RET505
+        return x_MN.to(tl.float32)
+
+
+@triton.jit
+def _tile(x, batch, head, row_M, num_rows, D: tl.constexpr, POLICY: tl.constexpr) -> tl.tensor:
+    """Return rows of one head, packed, with zeros where there are none."""
+    x_BHTD, step_B, step_H, step_T = x
+    at = x_BHTD + batch * step_B + head * step_H
+    at_MD = at + row_M.to(tl.int64)[:, None] * step_T + tl.arange(0, D)[None, :]
+    return _packed(tl.load(at_MD, (row_M < num_rows)[:, None], other=0.0, eviction_policy=POLICY))
+
+
+@triton.jit
+def _halves(x, batch, head, row_M, num_rows, D: tl.constexpr, POLICY: tl.constexpr):
+    """Return two tiles, one behind the other; registers hold one of them in float32."""
+    first_MD = _tile(x, batch, head, row_M, num_rows, D, POLICY)
+    return first_MD, _tile(x, batch, head, row_M + row_M.shape[0], num_rows, D, POLICY)
+
+
+@triton.jit
+def _magnitudes(x, DTYPE: tl.constexpr) -> tl.tensor:
+    """Return magnitudes as integers, of which NaN is the largest: of packed ones, of each pair."""
+    if DTYPE.primitive_bitwidth == 16:
+        # Behind the bits of a magnitude, those of the other one decide nothing.
+        return tl.maximum(x << 1, x << 17)
+    else:  # noqa: RET505
+        return tl.abs(x.to(tl.float32)).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _raise(largest_at, x, DTYPE: tl.constexpr) -> None:
+    """Take the magnitudes of two tiles into their head's largest, of float32 as integers."""
+    largest = tl.max(tl.maximum(_magnitudes(x[0], DTYPE), _magnitudes(x[1], DTYPE)))
+    if DTYPE.primitive_bitwidth == 16:
+        largest = (largest >> 17).to(tl.uint16).to(DTYPE, bitcast=True).to(tl.float32)
+        largest = largest.to(tl.int32, bitcast=True)
+    tl.atomic_max(largest_at, largest, sem="relaxed")
+
+
+@triton.jit
+def _find(largest_U, given, place, sizes, HOW: tl.constexpr) -> None:
+    """Look for the largest magnitude of a head in M rows."""
+    HEADS: tl.constexpr = HOW[0]
+    KEY_HEADS: tl.constexpr = HOW[1]
+    D: tl.constexpr = HOW[2]
+    M: tl.constexpr = HOW[3]
+    q, k, v = given
+    unit, block = place
+    largest_at = largest_U + unit
+    batch, head = unit // (HEADS + 2 * KEY_HEADS), unit % (HEADS + 2 * KEY_HEADS)
+    row_M = block * M + tl.arange(0, M // 2)
+    if head < HEADS:
+        x = _halves(q, batch, head, row_M, sizes[0], D, "")
+        _raise(largest_at, x, q[0].dtype.element_ty)
+    elif head < HEADS + KEY_HEADS:
+        x = _halves(k, batch, head - HEADS, row_M, sizes[1], D, "")
+        _raise(largest_at, x, k[0].dtype.element_ty)
+    else:
+        x = _halves(v, batch, head - HEADS - KEY_HEADS, row_M, sizes[1], D, "")
+        _raise(largest_at, x, v[0].dtype.element_ty)
+
+
+@triton.jit
+def _factor(largest_at, found_at, count, LARGEST: tl.constexpr, LEAST: tl.constexpr) -> tl.tensor:
+    """Return by what a head is multiplied, once `count` programs have looked through it."""
+    while tl.atomic_add(found_at, 0, sem="acquire", scope="gpu") < count:
+        pass
+    # Past L1, which may hold what it was before.
+    largest = tl.load(largest_at, cache_modifier=".cg").to(tl.float32, bitcast=True)
+    return tl.div_rn(LARGEST, tl.where(largest < LEAST, LEAST, largest))
+
+
+@triton.jit
+def _narrowed(x, factor, DTYPE: tl.constexpr) -> tl.tensor:
+    return (_unpacked(x, DTYPE) * factor).to(tl.float8e4nv)
+
+
+@triton.jit
+def _store_rows(
+    y_BHTD, x, factor, head, row_M, num_rows, D: tl.constexpr, DTYPE: tl.constexpr
+) -> None:
+    """Round two tiles and store them."""
+    for half in tl.static_range(2):
+        own_M = row_M + half * row_M.shape[0]
+        at_MD = (head.to(tl.int64) * num_rows + own_M)[:, None] * D + tl.arange(0, D)[None, :]
+        tl.store(y_BHTD + at_MD, _narrowed(x[half], factor, DTYPE), (own_M < num_rows)[:, None])
+
+
+@triton.jit
+def _store_turned(
+    y_BHDM, x, factor, block, D: tl.constexpr, M: tl.constexpr, DTYPE: tl.constexpr
+) -> None:
+    """Round two tiles and store them as one block, columns first."""
+    HALF: tl.constexpr = M // 2
+    at_DM = tl.arange(0, D)[:, None] * M + tl.arange(0, HALF)[None, :]
+    at_DM += block.to(tl.int64) * (D * M)
+    for half in tl.static_range(2):
+        tl.store(y_BHDM + at_DM + half * HALF, tl.trans(_narrowed(x[half], factor, DTYPE)))
+
+
+@triton.jit
+def _round(largest_U, found_U, count, given, made, place, sizes, HOW: tl.constexpr) -> None:
+    """Round M rows; of values, turn them over."""
+    HEADS: tl.constexpr = HOW[0]
+    KEY_HEADS: tl.constexpr = HOW[1]
+    D: tl.constexpr = HOW[2]
+    M: tl.constexpr = HOW[3]
+    LARGEST: tl.constexpr = HOW[4]
+    LEAST: tl.constexpr = HOW[5]
+    q, k, v = given
+    unit, block = place
+    num_queries, num_keys = sizes
+    # Once it is read again, nobody needs it any more.
+    LAST: tl.constexpr = "evict_first"
+    batch, head = unit // (HEADS + 2 * KEY_HEADS), unit % (HEADS + 2 * KEY_HEADS)
+    largest_at, found_at = largest_U + unit, found_U + unit
+    place_M = tl.arange(0, M // 2)
+    row_M = block * M + place_M
+    # It is on its way while the largest is waited for.
+    if head < HEADS:
+        x = _halves(q, batch, head, row_M, num_queries, D, LAST)
+        factor = _factor(largest_at, found_at, count, LARGEST, LEAST)
+        _store_rows(
+            made[0], x, factor, batch * HEADS + head, row_M, num_queries, D, q[0].dtype.element_ty
+        )
+    elif head < HEADS + KEY_HEADS:
+        head -= HEADS
+        x = _halves(k, batch, head, row_M, num_keys, D, LAST)
+        factor = _factor(largest_at, found_at, count, LARGEST, LEAST)
+        _store_rows(
+            made[1], x, factor, batch * KEY_HEADS + head, row_M, num_keys, D, k[0].dtype.element_ty
+        )
+    elif block * M < num_keys:
+        head -= HEADS + KEY_HEADS
+        key_M = place_M // 16 * 16 + place_M % 4 // 2 * 8 + place_M % 16 // 4 * 2 + place_M % 2
+        x = _halves(v, batch, head, block * M + key_M, num_keys, D, LAST)
+        factor = _factor(largest_at, found_at, count, LARGEST, LEAST)
+        at = (batch * KEY_HEADS + head) * tl.cdiv(num_keys, M) + block
+        _store_turned(made[2], x, factor, at, D, M, v[0].dtype.element_ty)
+
+
+@triton.jit(do_not_specialize=["num_queries", "num_keys", "num_units"])
+def narrow(
+    found_U,
+    q_BHTD,
+    k_BHND,
+    v_BHND,
+    into_q,
+    into_k,
+    into_v,
+    q_batch: tl.int64,
+    q_head: tl.int64,
+    q_row: tl.int64,
+    k_batch: tl.int64,
+    k_head: tl.int64,
+    k_row: tl.int64,
+    v_batch: tl.int64,
+    v_head: tl.int64,
+    v_row: tl.int64,
+    num_queries,
+    num_keys,
+    num_units,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    LARGEST: tl.constexpr,
+    LEAST: tl.constexpr,
+    APART: tl.constexpr,
+) -> None:
+    """Round all heads to 8 bits; values in blocks of M keys, turned over.
+
+    Every other program looks for the largest magnitude of a head; rounding comes APART tiles behind
+    a whole head. `found_U` holds what was found of each head, then how many programs have looked.
+    """
+    of_q, of_k = (q_BHTD, q_batch, q_head, q_row), (k_BHND, k_batch, k_head, k_row)
+    given = (of_q, of_k, (v_BHND, v_batch, v_head, v_row))
+    made, sizes = (into_q, into_k, into_v), (num_queries, num_keys)
+    HOW: tl.constexpr = (HEADS, KEY_HEADS, D, M, LARGEST, LEAST)
+    blocks = tl.cdiv(tl.maximum(num_queries, num_keys), M)
+    counts_U, tile = found_U + num_units, tl.program_id(0) // 2
+    if tl.program_id(0) % 2 == 0:
+        place = (tile // blocks, tile % blocks)
+        if tile < num_units * blocks:
+            _find(found_U, given, place, sizes, HOW)
+            # The thread that counts is the one that raised the largest.
+            tl.atomic_add(counts_U + place[0], 1, sem="release", scope="gpu")
+    else:
+        tile -= blocks + APART
+        place = (tile // blocks, tile % blocks)
+        if tile >= 0:
+            _round(found_U, counts_U, blocks, given, made, place, sizes, HOW)
+
+
+ROWS, WARPS = 128, 8
+# With them nothing is spilled, and programs for three tiles fit a multiprocessor.
+REGISTERS = 80
+# So many tiles behind a whole head it is rounded: as many as a GPU looks through in the 3 us that
+# one of them may take.
+APART = 192
+
+_launch_narrow = Launcher(narrow)
+
+
+def narrowed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return queries, keys, values turned over, and the largest magnitude of each head.
+
+    Args:
+        q: (B, H, T, D); float16 or bfloat16, D a power of two.
+        k: (B, heads, N, D).
+        v: As k. Of the results it has (B, heads, blocks of 128 keys times D, 128).
+    """
+    batch, heads, num_queries, dim = q.shape
+    key_heads, num_keys = k.shape[1:3]
+    q, k, v = (one if one.stride(-1) == 1 else one.contiguous() for one in (q, k, v))
+    units = batch * (heads + 2 * key_heads)
+    # The largest numbers, and how many tiles of each head have been looked through.
+    found = q.new_zeros((2, batch, heads + 2 * key_heads), dtype=torch.int32)
+    in_blocks = (batch, key_heads, -(-num_keys // ROWS) * dim, ROWS)
+    made = tuple(torch.empty(s, dtype=FP8, device=q.device) for s in (q.shape, k.shape, in_blocks))
+    steps = tuple(step for one in (q, k, v) for step in one.stride()[:3])
+    numbers = (*steps, num_queries, num_keys, units, heads, key_heads, dim, ROWS)
+    blocks = -(-max(num_queries, num_keys) // ROWS)
+    dtypes = (q.dtype, k.dtype, v.dtype)
+    key = (q.device, *dtypes, heads, key_heads, dim, alignments((q, k, v), *steps))
+    options = {"num_warps": WARPS, "maxnreg": REGISTERS}
+    arguments = (found, q, k, v, *made, *numbers, LARGEST, LEAST, APART)
+    # As many look as round.
+    _launch_narrow(key, 2 * (units * blocks + blocks + APART), arguments, options)
+    return *made, found[0].view(torch.float32)
+
+
+def run_narrow(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """Attend in FP8."""
+    y, lse = empty_results(q)
+    if not q.numel() or not k.numel():
+        return y.zero_(), lse.fill_(-math.inf)
+    attend_to(narrowed(q, k, v), y, lse, options)
+    return y, lse
+
+
+def attend_to(made: tuple[Tensor, ...], y: Tensor, lse: Tensor, options: Options) -> None:
+    """Attend to what `narrowed` made, in blocks as its values lie in, and store results."""
+    q, k, v, largest = made
+    sees_all = options.sees_all(q.shape[2], k.shape[2])
+    ring = Ring(ROWS, 4, is_dealt=deals(q.shape[3], q.shape[2], sees_all))
+    attend_in_ring(q, k, v, largest, y, lse, options, ring)
+
+
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, is_causal: bool, window: int
+) -> tuple[Tensor, Tensor]:
+    return run_narrow(q, k, v, Options(scale, is_causal, window, q.shape[2]))
+
+
+attend_narrow = define(
+    "attention_fp8(Tensor q, Tensor k, Tensor v, float scale, bool is_causal, int window) "
+    "-> (Tensor, Tensor)",
+    _run,
+    lambda q, *others: empty_results(q),
+)
+
+DIMS = (64, 128)
+# Of results, where scores spread as much as those of normal queries and keys: see `_inputs`.
+STATED_ERROR = 0.08
+
+
+def attention_fp8(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    is_causal: bool = True,
+    window: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Return what each query gets of the values, and the log-sum-exp of its scores.
+
+    As `attention_forward`, but that queries, keys and values are rounded to float8_e4m3fn, the
+    largest magnitude of each head to 448. An infinity or NaN makes all of its head NaN. Errors of
+    weights grow with scores, as those are sums of rounded products.
+
+    Args:
+        q: (B, query heads, T, D) in float16 or bfloat16, D 64 or 128.
+        k: (B, heads, N, D), as q.
+        v: As k.
+        scale: Of the scores, above 0; None: 1 / sqrt(D).
+        is_causal: Whether a query sees no later key.
+        window: How near to its own a key has to be that a query sees, its own counted; 0: all are.
+
+    Raises:
+        DifferentiationError: gradients are recorded; there are none.
+    """
+    if _wants_gradient(q, k, v):
+        raise DifferentiationError(
+            "attention in FP8 has no gradients", fix="call it within torch.no_grad()"
+        )
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    results: tuple[Tensor, Tensor] = attend_narrow(q, k, v, scale, is_causal, window)
+    return results
+
+
+def _wants_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
+
+
+def _ours() -> Any:
+    why = why_not_here()
+    if why:
+        raise ImportError(why)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
+        return attention_fp8(q, k, v, is_causal=is_causal, window=window)[0]
+
+    return call
+
+
+def _refuses(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0
+) -> str | None:
+    if q.dim() == 4 and q.shape[-1] not in DIMS:
+        return f"heads of {q.shape[-1]}, not of {' or '.join(map(str, DIMS))}"
+    if _wants_gradient(q, k, v):
+        return "gradients are asked for"
+    why = WIDE.refuses(q, k, v, is_causal, window)
+    if why is None and q.shape[1] + 2 * k.shape[1] > MOST_PLACES:
+        why = f"{q.shape[1]} heads and twice {k.shape[1]}: more than a grid has room for"
+    return why
+
+
+def _work(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Work:
+    """Count the products, and what is read and written as if nothing were written in between."""
+    return WIDE.work(q, k, v, is_causal, window)
+
+
+def _inputs(shape: tuple[int, ...], draw: Any) -> tuple[Any, ...]:
+    """Make a call as of `attention_forward`, with queries and keys of the size of normal ones.
+
+    Errors grow with scores, which a stated one has to be for. What is no number makes a head NaN,
+    and torch's not always.
+    """
+    q, k, v, *others = WIDE.inputs(shape, draw)
+    q, k, v = (one.where(one.isfinite(), 0) for one in (q, k, v))
+    q, k = (
+        one / one.float().square().mean().sqrt().clamp(min=1e-3).to(one.dtype) for one in (q, k)
+    )
+    return q, k, v, *others
+
+
+KERNEL = Kernel(
+    name="attention_fp8",
+    replaces="torch's scaled_dot_product_attention, of many queries, in less precision: in FP8",
+    reference=WIDE.reference,
+    truth=WIDE.truth,
+    providers=(
+        Provider(OURS, _ours, "kprof"),
+        Provider("eager", lambda: WIDE.reference, is_varying=True, repeats=False),
+    ),
+    refuses=_refuses,
+    inputs=_inputs,
+    work=_work,
+    shapes=(
+        *((16_384 // n, 16, 16, n, n, 1, 128) for n in (2_048, 8_192, 16_384)),
+        *((2, 16, 16, 8_192, 8_192, 0, 128), (2, 32, 32, 8_192, 8_192, 1, 64)),
+        (1, 32, 8, 8_192, 8_192, 1, 128),
+    ),
+    edges=tuple(shape for shape in WIDE.edges if shape[-1] in DIMS),
+    reach=(2**13,),
+    dtypes=("bfloat16", "float16"),
+    stated_error=STATED_ERROR,
+    rows=(0, 1, 2),
+    # Hugging Face's function puts the tokens before the heads, contiguous, and so does the swap.
+    has_free_strides=True,
+    exact=2,
+    unmeasured="eager",
+    needs_gpu="Gluon has no interpreter",
+    sources=(
+        "Shah and others, FlashAttention-3, arXiv 2407.08608: values turned over, weights in FP8",
+        "DeepSeek-AI, DeepSeek-V3 technical report, arXiv 2412.19437: sums promoted to float32",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Measuring the providers of a kernel, and choosing among them."""

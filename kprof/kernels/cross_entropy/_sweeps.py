@@ -1,0 +1,758 @@
+"""Launching the kernels of cross-entropy: how rows are swept, and how many at a time.
+
+Sweeps over a row of logits: its sums, its gradient, or zeros in its place.
+
+V is the vocabulary. Within a sweep every thread keeps a maximum and a sum of its own, and waits
+for nobody.
+
+What runs on the GPU for cross-entropy: the loss and the gradient of rows of logits.
+
+M is rows, V the vocabulary. A row is swept twice: once for its maximum and its sum, once for its
+gradient. So few rows are under way at a time that the second sweep finds them in the L2 cache.
+
+What runs on the GPU for cross-entropy where two rows of every SM fit the L2 cache.
+
+M is rows, V the vocabulary. A program keeps the first tiles of its row in registers, a whole row of
+up to 64 KB, so that all of them are on their way at once, and reads only the others twice. While it
+waits, the other program of its SM works. A row is summed without looking for its maximum:
+exponentials are taken about the target's logit. Where that makes too much, or no number, it is
+summed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kprof.kernels.runtime.launcher import (
+    IS_INTERPRETED,
+    Launcher,
+    alignments,
+    kind_of,
+    next_power_of_two,
+)
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def divisor_of(
+    divisor_1, targets_M, num_rows, ignore_index, IS_MEAN: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return what was given, else for a mean how many targets count, as a float."""
+    divisor = 1.0
+    if divisor_1 is not None:
+        divisor = tl.load(divisor_1).to(tl.float32)
+    elif IS_MEAN:
+        counts = tl.zeros((BLOCK,), tl.int32)
+        for first in range(0, num_rows, BLOCK):
+            rows = tl.arange(0, BLOCK) + first
+            targets = tl.load(targets_M + rows, rows < num_rows, other=ignore_index)
+            counts += (targets != ignore_index).to(tl.int32)
+        divisor = tl.sum(counts, axis=0).to(tl.float32)
+    return divisor
+
+
+@triton.jit
+def tile_columns(LANES: tl.constexpr, VECTOR: tl.constexpr, IS_EVEN: tl.constexpr):
+    """Return the columns of the first tile; those of one lane belong to one thread.
+
+    A lane's columns lie side by side where they can be loaded at once; else the lanes do.
+    """
+    lanes, numbers = tl.arange(0, LANES)[:, None], tl.arange(0, VECTOR)[None, :]
+    if IS_EVEN:
+        return lanes * VECTOR + numbers
+    return lanes + numbers * LANES
+
+
+@triton.jit
+def sweep_sums(
+    row_V,
+    num_columns,
+    IS_SMOOTHED: tl.constexpr,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):
+    """Return the row's maximum (0 for -inf), the sum of exponentials about it, and its sum."""
+    lanes = tile_columns(LANES, VECTOR, IS_EVEN)
+    maximum = tl.full((LANES,), float("-inf"), tl.float32)
+    total = tl.zeros((LANES,), tl.float32)
+    plain = tl.zeros((LANES,), tl.float32)
+    for first in range(0, num_columns, LANES * VECTOR):
+        columns = lanes + first
+        is_column = columns < num_columns
+        x = tl.load(row_V + columns, is_column, other=float("-inf"), eviction_policy="evict_last")
+        x32 = x.to(tl.float32)
+        higher = tl.maximum(maximum, tl.max(x32, axis=1))
+        # -inf less -inf would be NaN, where nothing but -inf has come yet.
+        about = tl.where(higher == float("-inf"), 0.0, higher)
+        total *= tl.exp2((maximum - about) * LOG2_E)
+        total += tl.sum(tl.exp2((x32 - about[:, None]) * LOG2_E), axis=1)
+        maximum = higher
+        if IS_SMOOTHED:
+            plain += tl.sum(tl.where(is_column, x32, 0.0), axis=1)
+    highest = tl.max(maximum, axis=0)
+    about = tl.where(highest == float("-inf"), 0.0, highest)
+    return about, tl.sum(total * tl.exp2((maximum - about) * LOG2_E), axis=0), tl.sum(plain, axis=0)
+
+
+@triton.jit
+def _sweep_gradient(
+    row_V,
+    drow_V,
+    num_columns,
+    about,
+    factor,
+    each,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):
+    """Write exp(x - about) * factor - each; from the end, of which most is still in the cache."""
+    lanes = tile_columns(LANES, VECTOR, IS_EVEN)
+    num_tiles = tl.cdiv(num_columns, LANES * VECTOR)
+    for done in range(num_tiles):
+        columns = lanes + (num_tiles - 1 - done) * (LANES * VECTOR)
+        is_column = columns < num_columns
+        x = tl.load(row_V + columns, is_column, other=0.0, eviction_policy="evict_first")
+        dx = tl.exp2((x.to(tl.float32) - about) * LOG2_E) * factor - each
+        dx = dx.to(drow_V.dtype.element_ty)
+        tl.store(drow_V + columns, dx, is_column, eviction_policy="evict_first")
+
+
+@triton.jit
+def sweep_zeros(
+    drow_V, num_columns, LANES: tl.constexpr, VECTOR: tl.constexpr, IS_EVEN: tl.constexpr
+):
+    """Write zeros over the row."""
+    lanes = tile_columns(LANES, VECTOR, IS_EVEN)
+    zeros = tl.zeros((LANES, VECTOR), drow_V.dtype.element_ty)
+    for first in range(0, num_columns, LANES * VECTOR):
+        columns = lanes + first
+        tl.store(drow_V + columns, zeros, columns < num_columns, eviction_policy="evict_first")
+
+
+@triton.jit
+def write_gradient(
+    row_V,
+    drow_V,
+    target,
+    num_columns,
+    about,
+    total,
+    scale,
+    smoothing,
+    z_loss,
+    vocabulary,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):
+    """Write the gradient of a row, or of a piece of it; `row_V` and `drow_V` may be the same."""
+    is_inside = (target >= 0) & (target < num_columns)
+    x = tl.load(row_V + target, is_inside, other=0.0).to(tl.float32)
+    factor = scale * (1 + 2 * z_loss * (about + tl.log(total))) / total
+    each = scale * smoothing / vocabulary
+    # All threads must have read the target's logit before one of them writes there.
+    tl.debug_barrier()
+    _sweep_gradient(row_V, drow_V, num_columns, about, factor, each, LANES, VECTOR, IS_EVEN)
+    dx = tl.exp2((x - about) * LOG2_E) * factor - each - scale * (1 - smoothing)
+    tl.debug_barrier()
+    tl.store(drow_V + target, dx.to(drow_V.dtype.element_ty), is_inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_programs", "ignore_index"])
+def losses_kernel(
+    logits_MV,
+    targets_M,
+    divisor_1,
+    losses_M,
+    state_M21,
+    dlogits_MV,
+    stride: tl.int64,
+    dstride: tl.int64,
+    num_rows,
+    num_columns,
+    num_programs,
+    ignore_index,
+    smoothing,
+    z_loss,
+    IS_MEAN: tl.constexpr,
+    IS_SMOOTHED: tl.constexpr,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):
+    """Write the loss of every row, its maximum and sum, and the gradient if there is a place."""
+    program = tl.program_id(0)
+    divisor = divisor_of(divisor_1, targets_M, num_rows, ignore_index, IS_MEAN, LANES)
+    if program == 0:
+        tl.store(state_M21 + 2 * num_rows, divisor)
+    for number in range(program, num_rows, num_programs):
+        row = tl.zeros((), tl.int64) + number
+        target = tl.load(targets_M + row)
+        loss, about, total = 0.0, 0.0, 1.0
+        if target == ignore_index:
+            if dlogits_MV is not None:
+                sweep_zeros(dlogits_MV + row * dstride, num_columns, LANES, VECTOR, IS_EVEN)
+        else:
+            row_V = logits_MV + row * stride
+            # A target outside the vocabulary is no index to read at: its loss is NaN.
+            is_inside = (target >= 0) & (target < num_columns)
+            x = tl.load(row_V + target, is_inside, other=float("nan")).to(tl.float32)
+            about, total, plain = sweep_sums(
+                row_V, num_columns, IS_SMOOTHED, LANES, VECTOR, IS_EVEN
+            )
+            log_total = tl.log(total)
+            loss = log_total - (x - about)
+            if IS_SMOOTHED:
+                smooth = log_total - (plain / num_columns - about)
+                loss = loss * (1 - smoothing) + smooth * smoothing
+            loss += z_loss * (about + log_total) * (about + log_total)
+            if dlogits_MV is not None:
+                scale = tl.where(is_inside, 1.0 / divisor, float("nan"))
+                write_gradient(
+                    row_V,
+                    dlogits_MV + row * dstride,
+                    target,
+                    num_columns,
+                    about,
+                    total,
+                    scale,
+                    smoothing,
+                    z_loss,
+                    num_columns,
+                    LANES,
+                    VECTOR,
+                    IS_EVEN,
+                )
+        tl.store(losses_M + row, loss)
+        tl.store(state_M21 + row, about)
+        tl.store(state_M21 + num_rows + row, total)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_rows",
+        "num_programs",
+        "ignore_index",
+        "dloss_stride",
+        "first_column",
+        "vocabulary",
+    ]
+)
+def gradients_kernel(
+    dloss_M,
+    logits_MV,
+    targets_M,
+    state_M21,
+    dlogits_MV,
+    dloss_stride,
+    stride: tl.int64,
+    dstride: tl.int64,
+    num_rows,
+    num_columns,
+    num_programs,
+    ignore_index,
+    first_column,
+    vocabulary,
+    smoothing,
+    z_loss,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):
+    """Write the gradient of every row from the maximum and the sum that were found before.
+
+    The columns may be a piece of the vocabulary, from `first_column` on.
+    """
+    divisor = tl.load(state_M21 + 2 * num_rows)
+    for number in range(tl.program_id(0), num_rows, num_programs):
+        row = tl.zeros((), tl.int64) + number
+        target = tl.load(targets_M + row)
+        drow_V = dlogits_MV + row * dstride
+        if target == ignore_index:
+            sweep_zeros(drow_V, num_columns, LANES, VECTOR, IS_EVEN)
+        else:
+            scale = tl.load(dloss_M + row * dloss_stride).to(tl.float32) / divisor
+            scale = tl.where((target >= 0) & (target < vocabulary), scale, float("nan"))
+            about = tl.load(state_M21 + row)
+            total = tl.load(state_M21 + num_rows + row)
+            write_gradient(
+                logits_MV + row * stride,
+                drow_V,
+                target - first_column,
+                num_columns,
+                about,
+                total,
+                scale,
+                smoothing,
+                z_loss,
+                vocabulary,
+                LANES,
+                VECTOR,
+                IS_EVEN,
+            )
+
+
+@triton.jit(do_not_specialize=["num_rows", "first_column"])
+def merge_kernel(
+    logits_MV,
+    targets_M,
+    state_4M,
+    stride: tl.int64,
+    num_rows,
+    num_columns,
+    first_column,
+    IS_SMOOTHED: tl.constexpr,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):
+    """Add a piece of the vocabulary to what is known of each row.
+
+    That is its maximum, its sum of exponentials about it, the target's logit and the plain sum.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    row_V = logits_MV + row * stride
+    target = tl.load(targets_M + row) - first_column
+    is_inside = (target >= 0) & (target < num_columns)
+    x = tl.load(row_V + target, is_inside, other=0.0).to(tl.float32)
+    about, total, plain = sweep_sums(row_V, num_columns, IS_SMOOTHED, LANES, VECTOR, IS_EVEN)
+    row_4 = state_4M + row
+    about_before, total_before = tl.load(row_4), tl.load(row_4 + num_rows)
+    # A piece of nothing but -inf has no sum, and no say in what the sums are about.
+    about = tl.where(total == 0.0, about_before, about)
+    higher = tl.where(total_before == 0.0, about, tl.maximum(about, about_before))
+    total = total * tl.exp2((about - higher) * LOG2_E)
+    total += total_before * tl.exp2(
+        tl.where(total_before == 0.0, 0.0, about_before - higher) * LOG2_E
+    )
+    tl.store(row_4, higher)
+    tl.store(row_4 + num_rows, total)
+    if is_inside:
+        tl.store(row_4 + 2 * num_rows, x)
+    if IS_SMOOTHED:
+        tl.store(row_4 + 3 * num_rows, tl.load(row_4 + 3 * num_rows) + plain)
+
+
+# Of a sum of which the target's own share is one. Beyond, exponentials are taken about the maximum,
+# so that neither they nor what divides by their sum leave float32.
+MOST = tl.constexpr(2.0**60)
+# That a program counts at a time: so many that it seldom has to wait for them twice.
+TARGETS = tl.constexpr(4_096)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_programs", "ignore_index"])
+def losses_held_kernel(
+    logits_MV,
+    targets_M,
+    divisor_1,
+    losses_M,
+    state_M21,
+    dlogits_MV,
+    stride: tl.int64,
+    dstride: tl.int64,
+    num_rows,
+    num_programs,
+    ignore_index,
+    z_loss,
+    IS_MEAN: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HELD: tl.constexpr,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    HAS_PTX: tl.constexpr,
+):
+    """Write the loss of every row, what its sum is about, the sum, and maybe the gradient.
+
+    `HELD` is how many tiles of a row are kept: those of a shorter row are all its tiles.
+    """
+    first_row = tl.program_id(0).to(tl.int64)
+    divisor = divisor_of(divisor_1, targets_M, num_rows, ignore_index, IS_MEAN, TARGETS)
+    if first_row == 0:
+        tl.store(state_M21 + 2 * num_rows, divisor)
+    row = first_row
+    while row < num_rows:
+        row_V = logits_MV + row * stride
+        held = _held(row_V, COLUMNS, HELD, LANES, VECTOR)
+        target = tl.load(targets_M + row)
+        loss, about, total = 0.0, 0.0, 1.0
+        if target == ignore_index:
+            if dlogits_MV is not None:
+                sweep_zeros(dlogits_MV + row * dstride, COLUMNS, LANES, VECTOR, True)
+        else:
+            is_inside = (target >= 0) & (target < COLUMNS)
+            logit = tl.load(row_V + target, is_inside, other=float("nan")).to(tl.float32)
+            about, total = _sum_up(row_V, held, logit, COLUMNS, LANES, VECTOR)
+            log_total = tl.log(total)
+            loss = log_total - (logit - about) + z_loss * (about + log_total) * (about + log_total)
+            if dlogits_MV is not None:
+                scale = tl.where(is_inside, 1.0 / divisor, float("nan"))
+                factor = scale * (1 + 2 * z_loss * (about + log_total)) / total
+                drow_V = dlogits_MV + row * dstride
+                # No row has so high a number, which the compiler does not know.
+                nothing = (row >> 62).to(tl.int16)
+                places = row_V, drow_V, nothing
+                _write_row(places, held, about, factor, COLUMNS, LANES, VECTOR, HAS_PTX)
+                dx = tl.exp2((logit - about) * LOG2_E) * factor - scale
+                # Over what a thread has just written there.
+                tl.debug_barrier()
+                tl.store(drow_V + target, dx.to(drow_V.dtype.element_ty), is_inside)
+        tl.store(losses_M + row, loss)
+        tl.store(state_M21 + row, about)
+        tl.store(state_M21 + num_rows + row, total)
+        row += num_programs
+
+
+@triton.jit
+def _tile(
+    row_V,
+    number,
+    COLUMNS: tl.constexpr,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    POLICY: tl.constexpr,
+):
+    first, columns = number * (LANES * VECTOR), tile_columns(LANES, VECTOR, True)
+    is_column = columns < COLUMNS - first
+    # One address, and the distance of the tile beside it: all addresses would take registers.
+    return tl.load(row_V + first + columns, is_column, other=float("-inf"), eviction_policy=POLICY)
+
+
+@triton.jit
+def _held(
+    row_V, COLUMNS: tl.constexpr, HELD: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr
+):
+    """Return the first tiles of the row, of which nothing waits for another."""
+    held = ()
+    for number in tl.static_range(HELD):
+        tile = _tile(row_V, number, COLUMNS, LANES, VECTOR, "evict_first")
+        held += (tile,)  # type: ignore[assignment]
+    return held
+
+
+@triton.jit
+def _sum_up(row_V, held, logit, COLUMNS: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr):
+    """Return what the exponentials are about, and their sum."""
+    HELD: tl.constexpr = len(held)
+    TILES: tl.constexpr = (COLUMNS + LANES * VECTOR - 1) // (LANES * VECTOR)
+    sums = tl.zeros((LANES,), tl.float32)
+    if HELD < TILES:
+        x = _tile(row_V, HELD, COLUMNS, LANES, VECTOR, "evict_last")
+    for number in tl.static_range(HELD):
+        sums += _exponentials(held[number], logit)
+    if HELD < TILES:
+        for streamed in range(HELD + 1, TILES):
+            following = _tile(row_V, streamed, COLUMNS, LANES, VECTOR, "evict_last")
+            sums += _exponentials(x, logit)
+            x = following
+        sums += _exponentials(x, logit)
+    about, total = logit, tl.sum(sums, axis=0)
+    # Said so that NaN is too much, too.
+    if not (total < MOST):
+        about, total, _ = sweep_sums(row_V, COLUMNS, False, LANES, VECTOR, True)
+    return about, total
+
+
+@triton.jit
+def _exponentials(x, about):
+    """Return their sum over the columns of each lane."""
+    return tl.sum(tl.exp2((x.to(tl.float32) - about) * LOG2_E), axis=1)
+
+
+@triton.jit
+def _write_row(
+    places,
+    held,
+    about,
+    factor,
+    COLUMNS: tl.constexpr,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    HAS_PTX: tl.constexpr,
+):
+    """Write exp(x - about) * factor: what is held while the last of the others is on its way."""
+    row_V, drow_V, nothing = places
+    HELD: tl.constexpr = len(held)
+    TILES: tl.constexpr = (COLUMNS + LANES * VECTOR - 1) // (LANES * VECTOR)
+    if HELD < TILES:
+        x = _tile(row_V, TILES - 1, COLUMNS, LANES, VECTOR, "evict_first")
+    for number in tl.static_range(HELD):
+        again = _unknown(held[number], nothing, HAS_PTX)
+        _write(drow_V, number, again, about, factor, COLUMNS, LANES, VECTOR)
+    if HELD < TILES:
+        for done in range(TILES - HELD - 1):
+            last = TILES - 1 - done
+            following = _tile(row_V, last - 1, COLUMNS, LANES, VECTOR, "evict_first")
+            _write(drow_V, last, x, about, factor, COLUMNS, LANES, VECTOR)
+            x = following
+        _write(drow_V, HELD, x, about, factor, COLUMNS, LANES, VECTOR)
+
+
+@triton.jit
+def _unknown(x, nothing, HAS_PTX: tl.constexpr):
+    """Return x, of which the compiler does not know that it is x.
+
+    Else it would keep exponentials, twice as many registers as x, instead of taking them again.
+    """
+    if not HAS_PTX:
+        return x
+    nothings = tl.zeros_like(x.to(tl.int16, bitcast=True)) + nothing
+    code: tl.constexpr = "xor.b32 $0, $1, $2;"
+    return tl.inline_asm_elementwise(
+        code, "=r,r,r", [x, nothings], dtype=x.dtype, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def _write(
+    drow_V,
+    number,
+    x,
+    about,
+    factor,
+    COLUMNS: tl.constexpr,
+    LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    first, columns = number * (LANES * VECTOR), tile_columns(LANES, VECTOR, True)
+    dx = tl.exp2((x.to(tl.float32) - about) * LOG2_E) * factor
+    dx = dx.to(drow_V.dtype.element_ty)
+    tl.store(drow_V + first + columns, dx, columns < COLUMNS - first, eviction_policy="evict_first")
+
+
+VECTOR_BYTES = 16
+VECTORS_PER_THREAD = 4
+WARPS_PER_SM = 32
+MOST_ROWS_PER_SM = 16
+# Of the L2 cache, for rows between their two sweeps; the rest is for what is written.
+SHARE_OF_L2 = 0.6
+# Two rows that are held keep an SM busy, of so many tiles that it is worth the while. A thread has
+# 64 registers then: the four of each tile fit them eight times, or six where others are read, too.
+WARPS_HELD, ROWS_HELD, LEAST_TILES_HELD = 16, 2, 4
+MOST_TILES_HELD, TILES_HELD_OF_MORE, REGISTERS_HELD = 8, 6, 64
+# A sum about something else than the maximum has fewer digits, of which float32 would show.
+DTYPES_HELD = (torch.bfloat16, torch.float16)
+# Neither the interpreter nor another maker's GPU knows instructions, or counts registers, by name.
+HAS_PTX = not IS_INTERPRETED and torch.version.hip is None
+# Where there is no GPU: what an H200 has.
+SMS_WITHOUT_GPU = 132
+L2_BYTES_WITHOUT_GPU = 60 * 2**20
+
+
+class Options(NamedTuple):
+    """What decides the loss beside logits and targets."""
+
+    ignore_index: int
+    smoothing: float
+    z_loss: float
+    reduction: str
+
+
+class _Plan(NamedTuple):
+    num_warps: int
+    rows_at_once: int
+    """In all, over the GPU."""
+    tile: tuple[int, int, bool]
+    """Lanes, elements of a lane, and whether they lie side by side."""
+
+
+_Kind = tuple[Hashable, ...]
+
+_launch_losses = Launcher(losses_kernel)
+_launch_losses_held = Launcher(losses_held_kernel)
+_launch_gradients = Launcher(gradients_kernel)
+_launch_merge = Launcher(merge_kernel)
+
+
+def write_losses(
+    logits: Tensor,
+    targets: Tensor,
+    divisor: Tensor | None,
+    options: Options,
+    losses: Tensor,
+    state: Tensor,
+    dlogits: Tensor | None,
+) -> None:
+    """Write each row's loss, and if `dlogits` is given (it may be `logits`) its gradient.
+
+    Args:
+        logits: (M, V), the columns side by side.
+        targets: (M,), contiguous int64.
+        divisor: One float32, of sum and gradient; without it a mean counts the targets.
+        options: See there.
+        losses: (M,) float32.
+        state: (2 M + 1,) float32; gets maxima, sums and the divisor.
+        dlogits: (M, V), the columns side by side.
+    """
+    tensors = (logits, targets, divisor, losses, state, dlogits)
+    call = kind_of(*tensors), options
+    if _launch_losses.again(call, tensors) or _launch_losses_held.again(call, tensors):
+        return
+    num_rows, num_columns = logits.shape
+    kind = _kind_of(logits, logits if dlogits is None else dlogits)
+    is_mean, is_smoothed = options.reduction == "mean", options.smoothing != 0
+    held = None if is_smoothed else _plan_held(*kind)
+    plan = held or _plan(*kind)
+    programs = min(num_rows, plan.rows_at_once)
+    types = targets.dtype, None if divisor is None else divisor.dtype, dlogits is None
+    alignment = alignments((targets, divisor, losses, state))
+    key = kind, types, is_mean, is_smoothed, alignment
+    strides = logits.stride(0), logits.stride(0) if dlogits is None else dlogits.stride(0)
+    warps: dict[str, int] = {"num_warps": plan.num_warps}
+    known: dict[str, Any] = {"call": call, "tensors": tensors}
+    if held:
+        numbers = (num_rows, programs, options.ignore_index, options.z_loss)
+        lanes, vector, _ = plan.tile
+        num_tiles = -(-num_columns // (lanes * vector))
+        num_held = num_tiles if num_tiles <= MOST_TILES_HELD else TILES_HELD_OF_MORE
+        tile = num_held, lanes, vector
+        constants: tuple[Any, ...] = (is_mean, num_columns, *tile, HAS_PTX)
+        arguments = (*tensors, *strides, *numbers, *constants)
+        if HAS_PTX:
+            warps["maxnreg"] = REGISTERS_HELD
+        _launch_losses_held(key, programs, arguments, warps, **known)
+        return
+    sizes = (num_rows, num_columns, programs, options.ignore_index)
+    constants = (options.smoothing, options.z_loss, is_mean, is_smoothed, *plan.tile)
+    _launch_losses(key, programs, (*tensors, *strides, *sizes, *constants), warps, **known)
+
+
+def write_gradients(
+    dloss: Tensor,
+    logits: Tensor,
+    targets: Tensor,
+    options: Options,
+    state: Tensor,
+    dlogits: Tensor,
+    piece: tuple[int, int] | None = None,
+) -> None:
+    """Write the gradient of each row into `dlogits`, which may be `logits`.
+
+    Args:
+        dloss: One element, or one a row where nothing is reduced.
+        logits: (M, V), the columns side by side.
+        targets: (M,), contiguous int64.
+        options: See there.
+        state: (2 M + 1,): maxima, sums and the divisor.
+        dlogits: (M, V), the columns side by side.
+        piece: Of which column of the vocabulary the first one is, and how large that is.
+    """
+    num_rows, num_columns = logits.shape
+    kind = _kind_of(logits, dlogits)
+    plan = _plan(*kind)
+    programs = min(num_rows, plan.rows_at_once)
+    key = kind, dloss.dtype, alignments((dloss, targets, state))
+    arguments = (
+        *(dloss, logits, targets, state, dlogits, dloss.stride(0) if dloss.dim() else 0),
+        *(logits.stride(0), dlogits.stride(0), num_rows, num_columns, programs),
+        *(options.ignore_index, *(piece or (0, num_columns))),
+        *(options.smoothing, options.z_loss, *plan.tile),
+    )
+    _launch_gradients(key, programs, arguments, {"num_warps": plan.num_warps})
+
+
+def merge_piece(
+    logits: Tensor, targets: Tensor, state: Tensor, first_column: int, is_smoothed: bool
+) -> None:
+    """Add the logits of a piece of the vocabulary to what `state` knows of each row.
+
+    Args:
+        logits: (M, columns of the piece), side by side.
+        targets: (M,), contiguous int64.
+        state: (4, M): maxima, sums of exponentials about them, targets' logits and plain sums.
+        first_column: Where the piece begins.
+        is_smoothed: Whether plain sums are needed.
+    """
+    num_rows, num_columns = logits.shape
+    kind = _kind_of(logits, logits)
+    plan = _plan(*kind)
+    key = kind, is_smoothed, alignments((targets, state))
+    arguments = (
+        *(logits, targets, state, logits.stride(0), num_rows, num_columns, first_column),
+        *(is_smoothed, *plan.tile),
+    )
+    _launch_merge(key, num_rows, arguments, {"num_warps": plan.num_warps})
+
+
+def _kind_of(logits: Tensor, dlogits: Tensor) -> _Kind:
+    """Return all of the two matrices that a binary and a plan depend on."""
+    strides = logits.stride(0), dlogits.stride(0)
+    return (
+        logits.device,
+        logits.dtype,
+        logits.shape[1],
+        *strides,
+        alignments((logits, dlogits)),
+    )
+
+
+@cache
+def _plan(
+    device: torch.device,
+    dtype: torch.dtype,
+    num_columns: int,
+    stride: int,
+    dstride: int,
+    alignment: Hashable,
+) -> _Plan:
+    """Return how rows are swept; no number of rows has a say in that."""
+    rows_per_sm = _rows_per_sm(device, dtype, num_columns)
+    rows_per_sm = 1 << (min(max(rows_per_sm, 1), MOST_ROWS_PER_SM).bit_length() - 1)
+    vector = VECTOR_BYTES // dtype.itemsize
+    is_even = _is_even(dtype, num_columns, stride, dstride, alignment)
+    vectors = next_power_of_two(-(-num_columns // vector))
+    num_warps = max(1, min(WARPS_PER_SM // rows_per_sm, vectors // 32))
+    each = VECTORS_PER_THREAD if is_even else VECTORS_PER_THREAD // 2
+    lanes = min(vectors, 32 * num_warps * each)
+    return _Plan(num_warps, rows_per_sm * _limits(device)[0], (lanes, vector, is_even))
+
+
+@cache
+def _plan_held(
+    device: torch.device,
+    dtype: torch.dtype,
+    num_columns: int,
+    stride: int,
+    dstride: int,
+    alignment: Hashable,
+) -> _Plan | None:
+    """Return how rows are held and summed without a maximum; None where that is not faster."""
+    lanes, vector = 32 * WARPS_HELD, VECTOR_BYTES // dtype.itemsize
+    is_fit = _rows_per_sm(device, dtype, num_columns) >= ROWS_HELD
+    is_long = num_columns >= LEAST_TILES_HELD * lanes * vector
+    is_even = _is_even(dtype, num_columns, stride, dstride, alignment)
+    if is_fit and is_long and is_even and dtype in DTYPES_HELD:
+        return _Plan(WARPS_HELD, ROWS_HELD * _limits(device)[0], (lanes, vector, True))
+    return None
+
+
+def _rows_per_sm(device: torch.device, dtype: torch.dtype, num_columns: int) -> int:
+    """Return how many rows every SM can have in the L2 cache."""
+    num_sms, l2_bytes = _limits(device)
+    return int(SHARE_OF_L2 * l2_bytes / (num_columns * dtype.itemsize * num_sms))
+
+
+def _is_even(
+    dtype: torch.dtype, num_columns: int, stride: int, dstride: int, alignment: Hashable
+) -> bool:
+    """Tell whether all vectors of all rows are aligned."""
+    vector = VECTOR_BYTES // dtype.itemsize
+    return alignment == 0 and not any(n % vector for n in (num_columns, stride, dstride))
+
+
+@cache
+def _limits(device: torch.device) -> tuple[int, int]:
+    """Return the number of SMs, and the bytes of the L2 cache."""
+    if device.type != "cuda":
+        return SMS_WITHOUT_GPU, L2_BYTES_WITHOUT_GPU
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.multi_processor_count), int(properties.L2_cache_size)

@@ -1,0 +1,563 @@
+"""The last linear layer and its cross-entropy in one, without float32 logits in memory.
+
+Saving time, the gradients are made beside the loss, and each logit is computed once. Saving memory,
+logits are computed a piece at a time, once for the loss and once more for the gradients.
+
+The two ways through a linear layer and its cross-entropy that never hold float32 logits.
+
+By rows: each logit is computed once and becomes its own gradient, for an arriving gradient of one.
+By pieces of the vocabulary: each logit is computed twice, in the forward and in the backward pass,
+and what is held beside the gradients is a twentieth of the logits, or less. M is rows, H the
+hidden size, V the vocabulary.
+
+A linear layer and its cross-entropy as operators of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kprof.kernels import OURS, Kernel, Provider, Work
+from kprof.kernels.cross_entropy._scaling import scale_once
+from kprof.kernels.cross_entropy._sweeps import Options, merge_piece, write_gradients, write_losses
+from kprof.kernels.cross_entropy.cross_entropy import IGNORE_INDEX, Reduction, cross_entropy
+from kprof.kernels.runtime.operator import applied, define
+
+ROWS_PER_BLOCK, ROWS_OF_TILE = 2_048, 128
+# Blocks of rows that a gradient in 16 bits is added up over: one more rounding than in one go, and
+# far less than what rounding the logits costs.
+MOST_ROUNDED = 2
+# Of the logits, for one piece of them and a float32 gradient of the hidden rows.
+SHARE_OF_LOGITS = 1 / 20.5
+LEAST_ROWS = 1_024
+# With rows that are a power of two, so many columns make tiles that fill whole waves of SMs.
+MULTIPLE_OF_COLUMNS = 1_024
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""Of hidden, weight and bias; empty where nobody asked."""
+
+
+def run_by_rows(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    divisor: Tensor | None,
+    options: Options,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the loss, and the gradients of hidden, weight and bias that are wanted."""
+    divisor = find_divisor(targets, divisor, options)
+    sums = _Sums(hidden, weight, bias, wanted)
+    losses = _sweep_rows(hidden, weight, bias, targets, divisor, options, sums)
+    return reduce_losses(losses, divisor, options), *sums.finish()
+
+
+def _sweep_rows(hidden, weight, bias, targets, divisor, options, sums) -> Tensor:
+    """Return the loss of each row, and add up the gradients; all logits pass through one buffer."""
+    losses, state = empty_rows(hidden)
+    targets, summed = targets.contiguous(), options._replace(reduction="sum")
+    columns = slice(0, weight.shape[0])
+    buffer = hidden.new_empty(min(sums.rows_per_block, hidden.shape[0]) * weight.shape[0])
+    for rows in _slices(hidden.shape[0], sums.rows_per_block):
+        logits = _logits(hidden, weight, bias, rows, columns, buffer)
+        part = state[: 2 * logits.shape[0] + 1]
+        dlogits = logits if sums.is_wanted else None
+        write_losses(logits, targets[rows], divisor, summed, losses[rows], part, dlogits)
+        if dlogits is not None:
+            sums.add(dlogits, rows)
+    return losses
+
+
+class _Sums:
+    """The gradients as they come together; over more than two blocks, added up in float32."""
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        wanted: tuple[bool, bool, bool],
+    ) -> None:
+        self.rows_per_block = _rows_per_block(hidden, weight)
+        self.is_wanted = any(wanted)
+        self._hidden, self._weight, self._wanted = hidden, weight, wanted
+        self._dhidden = torch.empty_like(hidden) if wanted[0] else hidden.new_empty(0)
+        self._dweight = weight.new_empty(0)
+        if wanted[1]:
+            is_rounded = len(hidden) <= MOST_ROUNDED * self.rows_per_block
+            dtype = weight.dtype if is_rounded else torch.float32
+            make = torch.empty if len(hidden) else torch.zeros
+            self._dweight = make(weight.shape, dtype=dtype, device=weight.device)
+        self._dbias = hidden.new_empty(0, dtype=torch.float32)
+        if bias is not None and wanted[2]:
+            self._dbias = torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
+
+    def add(self, dlogits: Tensor, rows: slice) -> None:
+        """Add what the logits of these rows give."""
+        if self._wanted[0]:
+            torch.mm(dlogits, self._weight, out=self._dhidden[rows])
+        if self._wanted[1]:
+            add_product(self._dweight, dlogits.t(), self._hidden[rows], is_first=rows.start == 0)
+        if self._dbias.numel():
+            self._dbias += dlogits.sum(0, dtype=torch.float32)
+
+    def finish(self) -> Gradients:
+        """Return the gradients in the dtypes of what they are of."""
+        dtype = self._weight.dtype
+        return self._dhidden, self._dweight.to(dtype), self._dbias.to(dtype)
+
+
+def add_product(sums: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:
+    """Add a matrix product to `sums`, which may be of float32 where the factors have 16 bits."""
+    if sums.dtype == left.dtype:
+        sums.addmm_(left, right, beta=0 if is_first else 1)
+    elif left.device.type != "cuda":
+        product = torch.mm(left.float(), right.float())
+        sums.copy_(product if is_first else sums + product)
+    elif is_first:
+        torch.mm(left, right, out_dtype=sums.dtype, out=sums)
+    else:
+        torch.addmm(sums, left, right, out_dtype=sums.dtype, out=sums)
+
+
+def _rows_per_block(hidden: Tensor, weight: Tensor) -> int:
+    """Return half of many rows, where their logits take no more than a sum in float32 would."""
+    num_rows = max(hidden.shape[0], 1)
+    if num_rows <= ROWS_PER_BLOCK:
+        return num_rows
+    half = -(-num_rows // (MOST_ROUNDED * ROWS_OF_TILE)) * ROWS_OF_TILE
+    is_small = half * hidden.element_size() <= 4 * weight.shape[1]
+    return half if is_small else ROWS_PER_BLOCK
+
+
+def find_losses_by_pieces(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    divisor: Tensor | None,
+    options: Options,
+) -> tuple[Tensor, Tensor]:
+    """Return the loss, and of each row the maximum and the sum, and the divisor: (2 M + 1,)."""
+    num_rows, vocabulary = hidden.shape[0], weight.shape[0]
+    divisor, targets = find_divisor(targets, divisor, options), targets.contiguous()
+    parts = torch.empty(4, num_rows, dtype=torch.float32, device=hidden.device)
+    rows_each, columns_each = _piece(hidden, weight)
+    buffer = hidden.new_empty(rows_each * columns_each)
+    for rows in _slices(num_rows, rows_each):
+        part = parts.new_zeros(4, rows.stop - rows.start)
+        for columns in _slices(vocabulary, columns_each):
+            logits = _logits(hidden, weight, bias, rows, columns, buffer)
+            merge_piece(logits, targets[rows], part, columns.start, options.smoothing != 0)
+        parts[:, rows] = part
+    losses = _losses_of(parts, targets, options, vocabulary)
+    state = torch.cat([parts[:2].reshape(-1), divisor.reshape(1)])
+    return reduce_losses(losses, divisor, options), state
+
+
+def _losses_of(parts: Tensor, targets: Tensor, options: Options, vocabulary: int) -> Tensor:
+    """Return the loss of each row; a target outside the vocabulary makes it NaN."""
+    about, log_total = parts[0], parts[1].log()
+    losses = log_total - (parts[2] - about)
+    if options.smoothing:
+        smooth = log_total - (parts[3] / vocabulary - about)
+        losses = losses * (1 - options.smoothing) + smooth * options.smoothing
+    if options.z_loss:
+        losses = losses + options.z_loss * (about + log_total) ** 2
+    losses = losses.masked_fill((targets < 0) | (targets >= vocabulary), math.nan)
+    return losses.masked_fill(targets == options.ignore_index, 0.0)
+
+
+def find_gradients_by_pieces(
+    dloss: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    state: Tensor,
+    options: Options,
+    wanted: tuple[bool, bool, bool],
+) -> Gradients:
+    """Return the gradients of hidden, weight and bias that are wanted, computing logits anew."""
+    num_rows, vocabulary = hidden.shape[0], weight.shape[0]
+    rows_each, columns_each = _piece(hidden, weight)
+    buffer = hidden.new_empty(rows_each * columns_each)
+    sums = hidden.new_empty(rows_each if wanted[0] else 0, hidden.shape[1], dtype=torch.float32)
+    dhidden = torch.empty_like(hidden) if wanted[0] else hidden.new_empty(0)
+    dweight = torch.empty_like(weight) if wanted[1] else weight.new_empty(0)
+    dbias = hidden.new_zeros(vocabulary if wanted[2] else 0, dtype=torch.float32)
+    targets = targets.contiguous()
+    for rows in _slices(num_rows, rows_each):
+        count = rows.stop - rows.start
+        part = torch.cat([state[rows], state[num_rows:][rows], state[2 * num_rows :]])
+        arriving = dloss[rows] if dloss.dim() else dloss
+        for columns in _slices(vocabulary, columns_each):
+            logits = _logits(hidden, weight, bias, rows, columns, buffer)
+            piece = columns.start, vocabulary
+            write_gradients(arriving, logits, targets[rows], options, part, logits, piece)
+            if wanted[0]:
+                add_product(sums[:count], logits, weight[columns], is_first=columns.start == 0)
+            if wanted[1]:
+                is_first = rows.start == 0
+                add_product(dweight[columns], logits.t(), hidden[rows], is_first=is_first)
+            if wanted[2]:
+                dbias[columns] += logits.sum(0, dtype=torch.float32)
+        if wanted[0]:
+            dhidden[rows] = sums[:count]
+    return dhidden, dweight if num_rows else dweight.zero_(), dbias.to(weight.dtype)
+
+
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, columns: slice, buffer: Tensor
+) -> Tensor:
+    """Compute the logits of these rows and columns in the buffer."""
+    shape = rows.stop - rows.start, columns.stop - columns.start
+    logits = buffer[: shape[0] * shape[1]].view(shape)
+    if bias is None:
+        return torch.mm(hidden[rows], weight[columns].t(), out=logits)
+    return torch.addmm(bias[columns], hidden[rows], weight[columns].t(), out=logits)
+
+
+def _piece(hidden: Tensor, weight: Tensor) -> tuple[int, int]:
+    """Return how many rows and columns a piece of the logits has.
+
+    Fewer blocks of rows mean fewer roundings of the weight's gradient, so there are as few as
+    leave a quarter of the memory to the logits beside the hidden rows' gradient in float32.
+    """
+    num_rows, num_columns, size = hidden.shape[0], weight.shape[0], hidden.element_size()
+    allowed = SHARE_OF_LOGITS * num_rows * num_columns * size
+    rows = max(num_rows, 1)
+    while rows > LEAST_ROWS and rows * 4 * hidden.shape[1] > allowed * 3 / 4:
+        rows = -(-rows // 2)
+    columns = int((allowed - rows * 4 * hidden.shape[1]) / (rows * size))
+    columns -= columns % MULTIPLE_OF_COLUMNS
+    return rows, min(max(columns, MULTIPLE_OF_COLUMNS), num_columns)
+
+
+def _slices(total: int, step: int) -> Iterator[slice]:
+    return (slice(first, min(first + step, total)) for first in range(0, total, step))
+
+
+def find_divisor(targets: Tensor, divisor: Tensor | None, options: Options) -> Tensor:
+    """Return what the sum of the losses is divided by, in float32."""
+    if divisor is not None:
+        return divisor.float()
+    if options.reduction == "mean":
+        return (targets != options.ignore_index).sum().float()
+    return torch.ones((), dtype=torch.float32, device=targets.device)
+
+
+def empty_rows(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Return places for each row's loss, and for what else is known of it."""
+    num_rows = hidden.shape[0]
+    losses = torch.empty(num_rows, dtype=torch.float32, device=hidden.device)
+    return losses, torch.empty(2 * num_rows + 1, dtype=torch.float32, device=hidden.device)
+
+
+def reduce_losses(losses: Tensor, divisor: Tensor, options: Options) -> Tensor:
+    """Return the losses, or their sum over the divisor."""
+    if options.reduction == "none":
+        return losses
+    return losses.sum() / divisor
+
+
+def _run_by_rows(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    divisor: Tensor | None,
+    wanted: tuple[bool, bool, bool],
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return run_by_rows(hidden, weight, bias, targets, divisor, Options(*options), wanted)
+
+
+def _run_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    divisor: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, Tensor]:
+    return find_losses_by_pieces(hidden, weight, bias, targets, divisor, Options(*options))
+
+
+def _run_gradients(
+    dloss: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    state: Tensor,
+    wanted: tuple[bool, bool, bool],
+    *options: Any,
+) -> Gradients:
+    return find_gradients_by_pieces(
+        dloss, hidden, weight, bias, targets, state, Options(*options), wanted
+    )
+
+
+def _empty_loss(hidden: Tensor, reduction: str) -> Tensor:
+    shape = (hidden.shape[0],) if reduction == "none" else ()
+    return torch.empty(shape, dtype=torch.float32, device=hidden.device)
+
+
+def _empty_gradients(hidden: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]) -> Gradients:
+    return (
+        torch.empty_like(hidden) if wanted[0] else hidden.new_empty(0),
+        torch.empty_like(weight) if wanted[1] else weight.new_empty(0),
+        weight.new_empty(weight.shape[0] if wanted[2] else 0),
+    )
+
+
+_INPUTS = "Tensor hidden, Tensor weight, Tensor? bias, Tensor targets"
+_OPTIONS = "int ignore_index, float label_smoothing, float z_loss, str reduction"
+operator_by_rows = define(
+    f"linear_cross_entropy_with_gradients({_INPUTS}, Tensor? divisor, bool[3] wanted, {_OPTIONS})"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _run_by_rows,
+    lambda hidden, weight, bias, targets, divisor, wanted, *options: (
+        _empty_loss(hidden, options[-1]),
+        *_empty_gradients(hidden, weight, wanted),
+    ),
+)
+operator_loss = define(
+    f"linear_cross_entropy({_INPUTS}, Tensor? divisor, {_OPTIONS}) -> (Tensor, Tensor)",
+    _run_loss,
+    lambda hidden, weight, bias, targets, divisor, *options: (
+        _empty_loss(hidden, options[-1]),
+        hidden.new_empty(2 * hidden.shape[0] + 1, dtype=torch.float32),
+    ),
+)
+operator_gradients = define(
+    f"linear_cross_entropy_backward(Tensor dloss, {_INPUTS}, Tensor state, bool[3] wanted,"
+    f" {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    _run_gradients,
+    lambda dloss, hidden, weight, bias, targets, state, wanted, *options: _empty_gradients(
+        hidden, weight, wanted
+    ),
+)
+
+Saves = Literal["time", "memory"]
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
+    label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
+    *,
+    z_loss: float = 0.0,
+    divisor: Tensor | float | None = None,
+    saves: Saves = "time",
+) -> Tensor:
+    """Return the cross-entropy, in float32, of hidden @ weight.T + bias.
+
+    Logits are rounded to the dtype of `hidden`, as the layer rounds them. Where gradients cannot
+    be made before it is known what they are multiplied by (float16, a loss for every row), memory
+    is saved whatever was asked for.
+
+    Args:
+        hidden: (M, H); float32, float16 or bfloat16.
+        weight: (V, H), of the same dtype; under autocast both are cast.
+        targets: (M,) int64.
+        bias: (V,).
+        ignore_index: A target that does not count.
+        label_smoothing: The share of each target that is spread over the vocabulary.
+        reduction: As in torch.
+        z_loss: As of `cross_entropy`.
+        divisor: As of `cross_entropy`.
+        saves: "time": 6 M H V FLOPs, and half of the logits in memory beside the gradients (of many
+            rows those of 2,048, and a gradient in float32). "memory": 8 M H V FLOPs, and a
+            twentieth of the logits.
+    """
+    hidden, weight, bias = _autocast(hidden, weight, bias)
+    options = Options(ignore_index, float(label_smoothing), float(z_loss), reduction)
+    if divisor is not None and not isinstance(divisor, Tensor):
+        divisor = torch.full((), divisor, dtype=torch.float32, device=hidden.device)
+    leaves = [one for one in (hidden, weight, bias) if one is not None]
+    if not (torch.is_grad_enabled() and any(one.requires_grad for one in leaves)):
+        return operator_loss(hidden, weight, bias, targets, divisor, *options)[0]
+    is_known = reduction != "none" and hidden.dtype != torch.float16
+    way = _by_rows if is_known and saves == "time" else _by_pieces
+    loss: Tensor = way(hidden, weight, bias, targets, divisor, options)
+    return loss
+
+
+def logits_and_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Return the logits, too, for who has to see them; options as of `cross_entropy`."""
+    logits = functional.linear(hidden, weight, bias)
+    return logits, cross_entropy(logits, targets, **options)
+
+
+class _ByRows(torch.autograd.Function):
+    """The gradients are made with the loss, for an arriving gradient of one."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden, weight, bias, targets, divisor, options: Options) -> Tensor:
+        wanted = ctx.needs_input_grad[:3]
+        loss, *gradients = operator_by_rows(
+            hidden, weight, bias, targets, divisor, wanted, *options
+        )
+        ctx.save_for_backward(*gradients)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        needs = ctx.needs_input_grad
+        found = [
+            (scale_once(gradient, dloss) if is_needed else None)
+            for gradient, is_needed in zip(ctx.saved_tensors, needs, strict=False)
+        ]
+        return *found, None, None, None
+
+
+class _ByPieces(torch.autograd.Function):
+    """The gradients are made when it is known what they are multiplied by."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden, weight, bias, targets, divisor, options: Options) -> Tensor:
+        loss, state = operator_loss(hidden, weight, bias, targets, divisor, *options)
+        ctx.save_for_backward(hidden, weight, bias, targets, state)
+        ctx.options = options
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        needs = ctx.needs_input_grad[:3]
+        found = operator_gradients(dloss, *ctx.saved_tensors, needs, *ctx.options)
+        pairs = zip(found, needs, strict=True)
+        return *(one if is_needed else None for one, is_needed in pairs), None, None, None
+
+
+_by_rows, _by_pieces = applied(_ByRows), applied(_ByPieces)
+
+
+def _autocast(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Cast what a linear layer casts under autocast."""
+    kind = hidden.device.type
+    if not torch.is_autocast_enabled(kind):
+        return hidden, weight, bias
+    dtype = torch.get_autocast_dtype(kind)
+    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _reference(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
+    label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Do what a language model of Hugging Face does: layer, cast to float32, loss."""
+    logits = functional.linear(hidden, weight, bias)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return functional.cross_entropy(
+        logits,
+        targets,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction=reduction,
+    )
+
+
+def _refuses(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, *options: Any
+) -> str | None:
+    tensors = [one for one in (hidden, weight, targets, bias) if one is not None]
+    for tensor in tensors:
+        if type(tensor) not in (Tensor, torch.nn.Parameter):
+            return f"a {type(tensor).__name__} is no plain tensor"
+    if hidden.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"{hidden.dtype} is none of float32, float16 and bfloat16"
+    if weight.dtype != hidden.dtype or (bias is not None and bias.dtype != hidden.dtype):
+        return f"the weight is {weight.dtype}, the input {hidden.dtype}"
+    if targets.dtype != torch.int64:
+        return f"targets of {targets.dtype}: they have to be indices in int64"
+    if hidden.dim() != 2 or targets.shape != hidden.shape[:1]:
+        return f"rows of shape {tuple(hidden.shape)} for targets of {tuple(targets.shape)}"
+    return None
+
+
+def _work(hidden: Tensor, weight: Tensor, *others: Any) -> Work:
+    """Count the product, hidden and weight read."""
+    flops = 2 * hidden.numel() * weight.shape[0]
+    return Work(flops, hidden.element_size() * (hidden.numel() + weight.numel()))
+
+
+def _backward_work(hidden: Tensor, weight: Tensor, *others: Any) -> Work:
+    """Count two products; hidden and weight read, their gradients written."""
+    flops = 4 * hidden.numel() * weight.shape[0]
+    return Work(flops, 2 * hidden.element_size() * (hidden.numel() + weight.numel()))
+
+
+def _saving_memory() -> Any:
+    return lambda *inputs: linear_cross_entropy(*inputs, saves="memory")
+
+
+def _inductor() -> Any:
+    return torch.compile(_reference, dynamic=False)
+
+
+def _liger() -> Any:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    return lambda hidden, weight, targets, bias=None: LigerFusedLinearCrossEntropyFunction.apply(
+        hidden, weight, targets, bias
+    )[0]
+
+
+def _quack() -> Any:
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    return lambda hidden, weight, targets: chunked_linear_cross_entropy(hidden, weight, targets)
+
+
+KERNEL = Kernel(
+    name="linear_cross_entropy",
+    replaces="the last linear layer of a language model of Hugging Face, and its loss",
+    reference=_reference,
+    truth=_reference,
+    providers=(
+        Provider(OURS, lambda: linear_cross_entropy, "kprof"),
+        Provider("kprof-lean", _saving_memory, "kprof"),
+        Provider("eager", lambda: _reference),
+        Provider("inductor", _inductor),
+        Provider("liger", _liger, "liger-kernel"),
+        Provider("quack", _quack, "quack-kernels"),
+    ),
+    refuses=_refuses,
+    inputs=lambda shape, draw: (
+        draw(shape[0], shape[1]),
+        draw.plain(shape[2], shape[1], scale=shape[1] ** -0.5),
+        draw.integers(shape[2], shape[0]),
+    ),
+    work=_work,
+    shapes=((8_192, 4_096, 128_256), (8_192, 2_048, 128_256), (16_384, 4_096, 32_000)),
+    edges=((5, 33, 127), (70, 16, 1_000)),
+    reach=(2**19,),
+    differentiable=(0, 1),
+    backward_work=_backward_work,
+    sources=(
+        "Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867",
+        "Wijmans and others, Cut your losses in large-vocabulary language models, arXiv 2411.09009",
+    ),
+)

@@ -1,0 +1,344 @@
+"""Whose twin is whose: activations that were made together with their rows in FP8.
+
+A layer that would quantise what it is given looks here first. A twin is as good as its activation
+because one kernel writes both; it counts for that tensor object alone, as long as nobody writes to
+it, on the stream where it was made, and in the same capture of a CUDA graph, or outside of all.
+
+Norms and SwiGLU that write, beside their result, its rows in FP8: its twin.
+
+In bfloat16 the result is what the kernel without a twin writes, and the twin is what `quantize_fp8`
+makes of that, both to the bit: the norm is that very kernel, followed by the end of the quantising
+one. Elsewhere the compiler fuses other products: last bits of LayerNorm differ in float16, and of
+all in float32, which no layer in FP8 takes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kprof.kernels.fp8._quantize_rows import FP8, LARGEST, LEAST, rows_of_program, store_rows
+from kprof.kernels.gated.swiglu import swiglu
+from kprof.kernels.norm._norm import FEW_COLUMNS, FORMS, forward, plan_forward
+from kprof.kernels.norm.add_layernorm import add_layernorm
+from kprof.kernels.norm.add_rmsnorm import add_rmsnorm
+from kprof.kernels.norm.layernorm import layernorm
+from kprof.kernels.norm.rmsnorm import rmsnorm
+from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of
+from kprof.kernels.runtime.operator import define
+from kprof.kernels.runtime.rows import count_rows, empty_like, rows_of
+from kprof.kernels.tiles.exact import divide, exp
+
+
+class Twin(NamedTuple):
+    """The rows of an activation in FP8, as `quantize_fp8` gives them."""
+
+    values: Tensor
+    """(M, N), where the activation is (..., N) of M rows."""
+    scales: Tensor
+    """(M, 1)."""
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def norm_and_twin(
+    x_MN,
+    residual_MN,
+    weight_N,
+    bias_N,
+    y_MN,
+    sum_MN,
+    values_MN,
+    scale_M,
+    x_stride: tl.int64,
+    residual_stride: tl.int64,
+    num_rows,
+    eps,
+    FORM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_WEIGHT_EARLY: tl.constexpr,
+    LARGEST: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    """Normalise rows, and quantise what that stored, a scale for each row."""
+    forward(
+        x_MN,
+        residual_MN,
+        weight_N,
+        bias_N,
+        y_MN,
+        sum_MN,
+        None,
+        None,
+        x_stride,
+        residual_stride,
+        num_rows,
+        eps,
+        FORM,
+        COLUMNS,
+        ROWS,
+        BLOCK,
+        IS_WEIGHT_EARLY,
+    )
+    # What other threads of this program stored is there behind it.
+    tl.debug_barrier()
+    rows = tl.arange(0, ROWS).to(tl.int64) + tl.program_id(0) * ROWS
+    columns = tl.arange(0, BLOCK)
+    mask = (rows < num_rows)[:, None] & (columns < COLUMNS)[None, :]
+    y = tl.load(y_MN + rows[:, None] * COLUMNS + columns[None, :], mask, other=0.0)
+    y32 = y.to(tl.float32)
+    store_rows(y32, values_MN, scale_M, rows, num_rows, COLUMNS, LARGEST, LEAST, BLOCK)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def swiglu_and_twin(
+    gate_MN,
+    up_MN,
+    y_MN,
+    values_MN,
+    scale_M,
+    gate_stride: tl.int64,
+    up_stride: tl.int64,
+    num_rows,
+    num_columns,
+    LARGEST: tl.constexpr,
+    LEAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Gate rows by SwiGLU, and quantise what that stored, a scale for each row."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    gate = tl.load(gate_MN + rows[:, None] * gate_stride + columns[None, :], mask, other=0.0)
+    up = tl.load(up_MN + rows[:, None] * up_stride + columns[None, :], mask, other=0.0)
+    gate32, is_exact = gate.to(tl.float32), gate.dtype == tl.float32
+    activated = divide(gate32, 1.0 + exp(-gate32, is_exact), is_exact)
+    y = (activated.to(gate.dtype).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    tl.store(y_MN + rows[:, None] * num_columns + columns[None, :], y, mask)
+    y32 = y.to(tl.float32)
+    store_rows(y32, values_MN, scale_M, rows, num_rows, num_columns, LARGEST, LEAST, BLOCK)
+
+
+_launch_norm, _launch_swiglu = Launcher(norm_and_twin), Launcher(swiglu_and_twin)
+
+
+def _empty_twin(x: Tensor) -> list[Tensor]:
+    num_rows, columns = count_rows(x), x.shape[-1]
+    values = torch.empty(num_rows, columns, dtype=FP8, device=x.device)
+    return [values, torch.empty(num_rows, 1, dtype=torch.float32, device=x.device)]
+
+
+def _empty_norm(x, residual, weight, bias, eps, form) -> list[Tensor]:
+    """Return y; with a residual, the sum; the twin's values and scales."""
+    like = [empty_like(x)] if residual is None else [empty_like(x), empty_like(x)]
+    return [*like, *_empty_twin(x)]
+
+
+def _run_norm(x, residual, weight, bias, eps, form) -> list[Tensor]:
+    results = _empty_norm(x, residual, weight, bias, eps, form)
+    added = None if residual is None else results[1]
+    tensors = (x, residual, weight, bias, results[0], added, *results[-2:])
+    call = kind_of(x, residual, weight, bias), eps, form
+    if _launch_norm.again(call, tensors) or not count_rows(x):
+        return results
+    num_rows, columns = count_rows(x), x.shape[-1]
+    rows, stride = rows_of(x)
+    others, other_stride = (None, stride) if residual is None else rows_of(residual)
+    weight, bias = (None if one is None else one.contiguous() for one in (weight, bias))
+    rows_each, block, warps = plan_forward(columns)
+    key = (
+        *(x.device, x.dtype, columns, form, residual is None, weight is None, bias is None),
+        alignments((rows, others, weight, bias), stride, other_stride),
+    )
+    arguments = (
+        *(rows, others, weight, bias, *tensors[4:], stride, other_stride, num_rows, eps),
+        *(form, columns, rows_each, block, block > FEW_COLUMNS, LARGEST, LEAST),
+    )
+    programs, options = -(-num_rows // rows_each), {"num_warps": warps}
+    _launch_norm(key, programs, arguments, options, call=call, tensors=tensors)
+    return results
+
+
+def _empty_swiglu(gate: Tensor, up: Tensor) -> list[Tensor]:
+    return [empty_like(gate), *_empty_twin(gate)]
+
+
+def _run_swiglu(gate: Tensor, up: Tensor) -> list[Tensor]:
+    results = _empty_swiglu(gate, up)
+    tensors, call = (gate, up, *results), kind_of(gate, up)
+    if _launch_swiglu.again(call, tensors) or not count_rows(gate):
+        return results
+    num_rows, columns = count_rows(gate), gate.shape[-1]
+    (gates, gate_stride), (ups, up_stride) = rows_of(gate), rows_of(up)
+    rows_each, block, num_warps = rows_of_program(columns)
+    steps = alignments((gates, ups), gate_stride, up_stride, columns)
+    key = gate.device, gate.dtype, columns, steps
+    sizes = gate_stride, up_stride, num_rows, columns
+    arguments = (gates, ups, *results, *sizes, LARGEST, LEAST, rows_each, block)
+    programs, options = -(-num_rows // rows_each), {"num_warps": num_warps}
+    _launch_swiglu(key, programs, arguments, options, call=call, tensors=tensors)
+    return results
+
+
+_norm = define(
+    "norm_and_twin(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, int form)"
+    " -> Tensor[]",
+    _run_norm,
+    _empty_norm,
+)
+_swiglu = define("glu_and_twin(Tensor gate, Tensor up) -> Tensor[]", _run_swiglu, _empty_swiglu)
+
+
+def _normed(form: str, x, residual, weight, bias, eps: float) -> tuple[Any, Twin]:
+    y, *added, values, scales = _norm(x, residual, weight, bias, float(eps), FORMS[form])
+    return (y if residual is None else (y, *added)), Twin(values, scales)
+
+
+def _gated(gate: Tensor, up: Tensor | None = None) -> tuple[Tensor, Twin]:
+    gate, up = gate.chunk(2, dim=-1) if up is None else (gate, up)
+    y, values, scales = _swiglu(gate, up)
+    return y, Twin(values, scales)
+
+
+# What returns what a function returns, and the twin of its first tensor; no gradients. All tensors
+# have one dtype.
+WITH_TWIN: dict[Callable[..., Any], Callable[..., tuple[Any, Twin]]] = {
+    rmsnorm: lambda x, weight, eps=1e-6, form="llama": _normed(form, x, None, weight, None, eps),
+    add_rmsnorm: lambda x, residual, weight, eps=1e-6, form="llama": _normed(
+        form, x, residual, weight, None, eps
+    ),
+    layernorm: lambda x, weight=None, bias=None, eps=1e-5: _normed(
+        "layer", x, None, weight, bias, eps
+    ),
+    add_layernorm: lambda x, residual, weight=None, bias=None, eps=1e-5: _normed(
+        "layer", x, residual, weight, bias, eps
+    ),
+    swiglu: _gated,
+}
+
+CAPTURING = 1
+NARROW = {torch.bfloat16, torch.float16}
+
+
+class Maker:
+    """A place that makes activations, with twins as long as somebody reads them."""
+
+    __slots__ = ("is_wanted",)
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        """Whether a layer would have quantised, or did not need to, what was made last."""
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what gives the same results, whose twins can be found; or the function itself."""
+        with_twin = WITH_TWIN.get(function)
+        if with_twin is None:
+            return function
+
+        @wraps(function)
+        def make(*arguments: Any) -> Any:
+            # What is made in inference mode counts no versions.
+            if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+                return function(*arguments)
+            x = arguments[0]
+            place = _place_of(x) if self.is_wanted and _are_narrow(arguments) else None
+            self.is_wanted = False
+            results, twin = (function(*arguments), None) if place is None else with_twin(*arguments)
+            _remember(results[0] if type(results) is tuple else results, self, twin, place)
+            return results
+
+        return make
+
+
+class Made(NamedTuple):
+    """An activation that a maker made."""
+
+    tensor: weakref.ref[Tensor]
+    maker: Maker
+    twin: Twin | None
+    proof: tuple[object, ...]
+    """What of the activation, and of where it was made, must be the same where it is read."""
+
+    def twin_of(self, x: Tensor) -> Twin | None:
+        """Return the twin of what is this activation, if it counts here and now.
+
+        None: it has none, or not any more; its maker hears that it is wanted.
+        """
+        if torch.is_grad_enabled():
+            return None
+        self.maker.is_wanted = True
+        is_good = self.twin is not None and self.proof == (*_state_of(x), _place_of(x))
+        return self.twin if is_good else None
+
+
+# By identity, as long as the activation lives.
+_made: dict[int, Made] = {}
+find_made = _made.get
+
+
+def _remember(y: Tensor, maker: Maker, twin: Twin | None, place: Place | None) -> None:
+    key = id(y)
+    mark = weakref.ref(y, lambda _: _made.pop(key, None))
+    _made[key] = Made(mark, maker, twin, () if twin is None else (*_state_of(y), place))
+
+
+def _state_of(x: Tensor) -> tuple[object, ...]:
+    return x._version, x.data_ptr(), x.shape, x.is_contiguous(), x.dtype
+
+
+def _are_narrow(arguments: tuple[Any, ...]) -> bool:
+    """Tell whether all tensors are in the same 16 bits.
+
+    In float32 the kernel with a twin rounds elsewhere in the last bit than the one without; and no
+    layer in FP8 takes such.
+    """
+    dtypes = {one.dtype for one in arguments if isinstance(one, Tensor)}
+    return len(dtypes) == 1 and dtypes <= NARROW
+
+
+Place = tuple[int, int]
+"""A stream, and the capture that is going on there; 0: none."""
+
+
+def _place_of(x: Tensor) -> Place | None:
+    """Return where a kernel on x would run; None: nobody knows."""
+    if not x.is_cuda:
+        return 0, 0
+    device = x.get_device()
+    if device != torch._C._cuda_getDevice():
+        return None
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    if not torch.cuda.is_current_stream_capturing():
+        return stream, 0
+    capture = _capture_on(stream)
+    return None if capture is None else (stream, capture)
+
+
+def _capture_on(stream: int) -> int | None:
+    """Return what the driver calls the capture that is going on; None: it does not tell."""
+    ask = _driver_tells()
+    if ask is None:
+        return None
+    status, capture = ctypes.c_int(), ctypes.c_ulonglong()
+    failed = ask(stream, ctypes.byref(status), ctypes.byref(capture), None, None, None)
+    return capture.value if not failed and status.value == CAPTURING else None
+
+
+@cache
+def _driver_tells() -> Callable[..., int] | None:
+    try:
+        ask = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
+    except (OSError, AttributeError):
+        return None
+    ask.argtypes = [ctypes.c_void_p] * 6
+    return ask

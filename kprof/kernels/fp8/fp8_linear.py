@@ -1,0 +1,358 @@
+"""A linear layer whose weights are in FP8, quantised once; x is, too, where that is faster.
+
+Gradients are quantised to e4m3 as well: with a scale for each row, the three more binades of e5m2
+are not needed, and its one bit less of mantissa would double the error.
+
+The linear layer in FP8: which way each product goes, and the operators for it.
+
+x is quantised by rows; few rows meet the weights in our kernel, many in cuBLASLt. In float16, which
+cuBLASLt does not give, x stays as it is, and the weights are widened as they are read.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kprof.kernels import OURS, Kernel, Provider, Work
+from kprof.kernels.fp8._gemm import MULTIPLE, multiply, operator
+from kprof.kernels.fp8._quantize_rows import MOST_COLUMNS, quantize_across
+from kprof.kernels.fp8._weights import ByVersion, quantized
+from kprof.kernels.fp8.fp8_gemm import LLAMA, WIDE
+from kprof.kernels.fp8.quantize_fp8 import quantize_fp8
+from kprof.kernels.runtime.operator import applied, define
+
+Route = Literal["wide", "tiles", "library", "plain"]
+# Up to so many rows our kernel is faster than cuBLASLt; the second where few columns and a long sum
+# keep that from filling the GPU.
+MOST_TILED_ROWS, MOST_DEEP_ROWS = 64, 128
+DEEP = 2
+# With more weights, FP8 is faster than 16 bits at 65 to 128 rows as well.
+MANY_WEIGHTS = 1 << 24
+# What a gradient needs is turned round and quantised first, which few rows do not pay for.
+LEAST_ROWS_ACROSS = 4_096
+# Of weights (N, K), N K / (N + K): what is gained over what both matrices turned round cost.
+LEAST_BREADTH = 3_072
+# cuBLAS counts elements in 32 bits, and beyond reads what is not there (pytorch/pytorch#31708).
+MOST_SPAN = 2**31
+
+
+def route_of(num_rows: int, num_columns: int, depth: int, x: Tensor) -> Route:
+    """Return which way a product of such a size goes, as measured on an H200."""
+    if depth > MOST_COLUMNS:
+        return "plain"
+    is_few = num_rows <= MOST_TILED_ROWS
+    is_few |= num_rows <= MOST_DEEP_ROWS and depth > DEEP * num_columns
+    if x.dtype != torch.bfloat16 or not x.is_cuda:
+        return "wide" if is_few or not x.is_cuda else "plain"
+    if is_few:
+        return "tiles"
+    is_small = num_rows <= MOST_DEEP_ROWS and num_columns * depth <= MANY_WEIGHTS
+    is_odd = num_columns % MULTIPLE or depth % MULTIPLE
+    return "plain" if is_small or is_odd or not has_library(x.device) else "library"
+
+
+@cache
+def has_library(device: torch.device) -> bool:
+    """Tell whether torch leaves products with scales for rows to cuBLASLt.
+
+    Else they are CUTLASS's, some of which read past the scales (pytorch/pytorch#133334) or run on
+    another stream than the current one (pytorch/pytorch#177651).
+    """
+    version = tuple(map(int, (torch.version.cuda or "0").split(".")[:2]))
+    return version >= (12, 9) and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def _route_across(num_tokens: int, num_rows: int, num_columns: int, depth: int, x: Tensor) -> Route:
+    """Return which way a product of a backward pass goes."""
+    is_large = num_tokens >= LEAST_ROWS_ACROSS
+    return route_of(num_rows, num_columns, depth, x) if is_large else "plain"
+
+
+def near(x: Tensor) -> Tensor:
+    """Return a tensor as cuBLAS takes it: a copy where gaps put its last element out of reach."""
+    if x.is_contiguous():
+        return x
+    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return x if last < MOST_SPAN else x.contiguous()
+
+
+Quantized = tuple[Tensor, Tensor]
+
+
+def product(x: Tensor, w: Quantized, bias: Tensor | None, route: Route) -> Tensor:
+    """Return x times quantised weights (N, K), by rows, on a route other than "plain"."""
+    if route == "wide":
+        return multiply(x, w[0], None, w[1], bias, "none")
+    y = _product_of_both(quantize_fp8(x), w, bias, route, is_behind_cast=True)
+    return y if y.dtype == x.dtype else y.to(x.dtype)
+
+
+def _product_of_both(
+    x: Quantized, w: Quantized, bias: Tensor | None, route: Route, *, is_behind_cast: bool = False
+) -> Tensor:
+    if route == "library":
+        options = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+        y: Tensor = torch._scaled_mm(x[0], w[0].t(), x[1], w[1].t(), bias=bias, **options)
+        return y
+    if is_behind_cast:
+        return multiply(x[0], w[0], x[1], w[1], bias, "none", is_behind_cast=True)
+    return operator(x[0], w[0], x[1], w[1], bias, "none")
+
+
+def run_on(
+    x: Tensor, weight: Tensor, bias: Tensor | None, is_kept: bool, route: Route | None = None
+) -> Tensor:
+    """Return the linear layer's result on a route; None: the one that is known as best."""
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    (num_rows, depth), (num_columns, met_depth) = rows.shape, weight.shape
+    # What does not go together, torch tells best; our kernels would read past the end of it.
+    is_wrong = met_depth != depth or weight.device != x.device
+    route = route or route_of(num_rows, num_columns, depth, x)
+    if route == "plain" or not num_rows or is_wrong:
+        return functional.linear(near(x), near(weight), bias)
+    y = product(rows, quantized(weight, is_kept=is_kept), bias, route)
+    return y if x is rows else y.view(*x.shape[:-1], num_columns)
+
+
+def route_by_rows(x: Tensor, weight: Tensor, route: Route | None = None) -> Route | None:
+    """Return the route of a forward pass on which rows of x are quantised; None: they are not.
+
+    Args:
+        x: (..., K).
+        weight: (N, K).
+        route: One that is given; None: the one that is known as best.
+    """
+    num_columns, depth = weight.shape
+    if x.shape[-1] != depth or weight.device != x.device or not x.numel():
+        return None
+    route = route or route_of(x.numel() // depth, num_columns, depth, x)
+    return route if route in ("tiles", "library") else None
+
+
+def of_twin(
+    x: Tensor, values: Tensor, scales: Tensor, weight: Tensor, bias: Tensor | None, route: Route
+) -> Tensor:
+    """Return what `run_on` does on this route, of rows of x that were quantised before.
+
+    Without gradients. No operator by itself: both products that it may be are.
+    """
+    y = _product_of_both((values, scales), quantized(weight), bias, route)
+    y = y if y.dtype == x.dtype else y.to(x.dtype)
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
+def _run_to_input(dy: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of x: a product over the weights' rows."""
+    rows = dy.reshape(-1, dy.shape[-1])
+    num_rows, (num_columns, depth) = rows.shape[0], weight.shape
+    route = _route_across(num_rows, num_rows, depth, num_columns, dy)
+    if route == "plain":
+        return (near(rows) @ near(weight)).view(*dy.shape[:-1], depth)
+    return product(rows, quantize_across(weight), None, route).view(*dy.shape[:-1], depth)
+
+
+def _run_to_weight(dy: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of the weights: a product over rows, in FP8 where that pays."""
+    dy, x = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+    num_tokens, num_rows = dy.shape
+    depth = x.shape[1]
+    route = _route_across(num_tokens, num_rows, depth, num_tokens, x)
+    if route == "plain" or num_rows * depth < LEAST_BREADTH * (num_rows + depth):
+        return near(dy).t() @ near(x)
+    y = _product_of_both(quantize_across(dy), quantize_across(x), None, route)
+    return y.to(x.dtype)
+
+
+forward = define(
+    "fp8_linear(Tensor x, Tensor weight, Tensor? bias, bool is_kept) -> Tensor",
+    run_on,
+    lambda x, weight, bias, is_kept: x.new_empty((*x.shape[:-1], weight.shape[0])),
+)
+to_input = define(
+    "fp8_linear_to_input(Tensor dy, Tensor weight) -> Tensor",
+    _run_to_input,
+    lambda dy, weight: dy.new_empty((*dy.shape[:-1], weight.shape[1])),
+)
+to_weight = define(
+    "fp8_linear_to_weight(Tensor dy, Tensor x) -> Tensor",
+    _run_to_weight,
+    lambda dy, x: dy.new_empty((dy.shape[-1], x.shape[-1])),
+)
+
+# Of the forward pass: two matrices of three bits of mantissa, each rounded to half of the last.
+STATED_ERROR = 0.05
+
+
+def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x weight' + bias, with the weights in float8_e4m3fn, a scale for each row of them.
+
+    Weights are quantised when a version of theirs is first met. Where gradients of them are
+    recorded, that is in every forward pass.
+
+    Args:
+        x: (..., K); bfloat16 or float16.
+        weight: (N, K), of the same dtype.
+        bias: (N,).
+    """
+    is_recorded = torch.is_grad_enabled()
+    is_kept = not (is_recorded and weight.requires_grad)
+    if is_recorded and (x.requires_grad or weight.requires_grad or _is_wanted(bias)):
+        y: Tensor = _with_gradient(x, weight, bias, is_kept)
+    else:
+        y = forward(x, weight, bias, is_kept)
+    return y
+
+
+def _is_wanted(bias: Tensor | None) -> bool:
+    return bias is not None and bias.requires_grad
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, is_kept: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        y: Tensor = forward(x, weight, bias, is_kept)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,), (x, weight) = gradients, ctx.saved_tensors
+        is_x, is_weight, is_bias, _ = ctx.needs_input_grad
+        return (
+            to_input(dy, weight) if is_x else None,
+            to_weight(dy, x) if is_weight else None,
+            dy.reshape(-1, dy.shape[-1]).sum(0) if is_bias else None,
+            None,
+        )
+
+
+_with_gradient = applied(_Linear)
+
+
+def _reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return functional.linear(x, weight, bias)
+
+
+def _on(route: Route) -> Any:
+    """Return the layer on one route, forward alone."""
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return run_on(x, weight, bias, True, route)
+
+    return call
+
+
+# Providers that quantise rows of x, which therefore take a twin, and the route of each; None: the
+# one that is known as best.
+BY_ROWS: dict[str, Route | None] = {OURS: None, f"{OURS}-tiles": "tiles", "scaled-mm": "library"}
+
+
+def _library() -> Any:
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
+        raise ImportError("a GPU that multiplies FP8")
+    return _on("library")
+
+
+def _torchao() -> Any:
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
+
+    config = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
+    # What is written in C is not compiled.
+    multiply = torch.compile(_reference, dynamic=False)
+
+    def quantize(weight: Tensor) -> Tensor:
+        layer = torch.nn.Linear(*reversed(weight.shape), bias=False, device="meta")
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+        quantize_(layer, config)
+        return layer.weight
+
+    quantized = ByVersion(quantize)
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        return multiply(x, quantized(weight), bias)
+
+    return call
+
+
+def _deep_gemm() -> Any:
+    from deep_gemm import fp8_gemm_nt
+
+    quantized = ByVersion(lambda weight: quantize_fp8(weight, "128x128"))
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        y = torch.empty(rows.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
+        fp8_gemm_nt(quantize_fp8(rows, "1x128"), quantized(weight), y)
+        y = y if bias is None else y + bias
+        y = y if y.dtype == x.dtype else y.to(x.dtype)
+        return y if x is rows else y.view(*x.shape[:-1], weight.shape[0])
+
+    return call
+
+
+def _refuses(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
+    if weight.dim() != 2 or not x.dim() or x.shape[-1] != weight.shape[1]:
+        return f"{tuple(x.shape)} by {tuple(weight.shape)}, which are no (..., K) and (N, K)"
+    dtypes = {one.dtype for one in (x, weight, bias) if one is not None}
+    if x.dtype not in WIDE or len(dtypes) > 1:
+        return f"tensors in {', '.join(map(str, dtypes))}: not all in float16, or in bfloat16"
+    if not weight.numel():
+        return "there are no weights"
+    return None
+
+
+def _work(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Work:
+    """Count x and the weights in FP8 read once, and the result written."""
+    num_rows = x.numel() // x.shape[-1]
+    moved = x.element_size() * (x.numel() + num_rows * weight.shape[0])
+    return Work(2 * x.numel() * weight.shape[0], moved + weight.numel())
+
+
+def _backward_work(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Work:
+    """Count both products: what arrives, x and the weights read, two gradients written."""
+    arriving = x.numel() // x.shape[-1] * weight.shape[0]
+    moved = x.element_size() * (2 * x.numel() + 2 * weight.numel() + arriving)
+    return Work(4 * x.numel() * weight.shape[0], moved)
+
+
+KERNEL = Kernel(
+    name="fp8_linear",
+    replaces="torch's linear layer, in less precision: its weights in float8_e4m3fn",
+    reference=_reference,
+    truth=_reference,
+    providers=(
+        Provider(OURS, lambda: fp8_linear, "kprof", is_varying=True),
+        Provider(f"{OURS}-wide", lambda: _on("wide"), "kprof", is_varying=True),
+        Provider(f"{OURS}-tiles", lambda: _on("tiles"), "kprof", is_varying=True),
+        Provider("eager", lambda: _reference, is_varying=True),
+        Provider("scaled-mm", _library, is_varying=True),
+        Provider("torchao", _torchao, "torchao", is_varying=True),
+        Provider("deep-gemm", _deep_gemm, "sgl-deep-gemm", is_varying=True),
+    ),
+    refuses=_refuses,
+    inputs=lambda shape, draw: (
+        draw(shape[0], shape[2]),
+        draw.plain(shape[1], shape[2], scale=shape[2] ** -0.5),
+    ),
+    work=_work,
+    backward_work=_backward_work,
+    shapes=tuple((m, *shape) for shape in LLAMA for m in (1, 8, 64, 512, 4_096)),
+    edges=((5, 48, 80), (130, 64, 256), (4_096, 128, 256)),
+    reach=(2**17,),
+    dtypes=("bfloat16", "float16"),
+    differentiable=(0, 1),
+    stated_error=STATED_ERROR,
+    constant=(1,),
+    exact=2,
+    rows=(0,),
+    needs_gpu="Triton's interpreter rounds to float8 wrongly",
+    sources=(
+        "Micikevicius and others, FP8 formats for deep learning, arXiv 2209.05433",
+        "PyTorch, Float8 training with scales for rows: e4m3 for gradients, too",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Gated units and their activations."""

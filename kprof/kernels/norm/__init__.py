@@ -1,0 +1,1 @@
+"""Norms of rows: RMSNorm and LayerNorm, with or without a residual add."""

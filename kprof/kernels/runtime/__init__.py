@@ -1,0 +1,1 @@
+"""Launching kernels, and registering them as operators of torch."""

@@ -1,0 +1,1 @@
+"""The swap: how kernels get into models, and out again."""

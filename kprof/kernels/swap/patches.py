@@ -1,0 +1,434 @@
+"""Who has patched a module already: a swap never stacks on what somebody else has put there.
+
+Patched copies of a function, for one module: with other globals, or with other statements.
+
+A forward calls functions by global names (`apply_rotary_pos_emb`, `F.cross_entropy`) that belong to
+the whole process. A copy of the forward with globals of its own changes them for one module, at no
+cost for other calls, and a compiler reads it as it reads the original. A copy with other statements
+is compiled from the changed syntax tree of the function's source.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import builtins
+import dis
+import inspect
+import types
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.nn.modules import module as _GLOBAL
+
+# A function and the names by which the code reaches it: ("F", "cross_entropy").
+Path = tuple[str, ...]
+
+
+def calls_in(function: Callable[..., Any]) -> Iterator[tuple[Path, object]]:
+    """Yield what a function's code reaches from a global name, modules aside, and the names."""
+    inner = innermost(function)
+    if inner is None:
+        return
+    seen: set[Path] = set()
+    for path in paths_in(inner.__code__):
+        value = inner.__globals__.get(path[0])
+        for length in range(1, len(path) + 1):
+            if length > 1:
+                if not isinstance(value, types.ModuleType):
+                    break
+                value = getattr(value, path[length - 1], None)
+            if path[:length] not in seen and not isinstance(value, types.ModuleType):
+                seen.add(path[:length])
+                yield path[:length], value
+
+
+def innermost(function: Any) -> types.FunctionType | None:
+    """Return the function within its decorators, None where they cannot be looked through."""
+    while isinstance(function, types.FunctionType) and hasattr(function, "__wrapped__"):
+        inner = function.__wrapped__
+        if not any(content_of(cell) is inner for cell in function.__closure__ or ()):
+            return None
+        function = inner
+    return function if isinstance(function, types.FunctionType) else None
+
+
+def why_not_rewired(function: Callable[..., Any]) -> str | None:
+    """Return why a copy with globals of its own would not do what the function does."""
+    inner = innermost(function)
+    if inner is None:
+        return "its forward is wrapped by a decorator that hides it"
+    names = {instruction.opname for instruction in dis.get_instructions(inner.__code__)}
+    if names & {"STORE_GLOBAL", "DELETE_GLOBAL"}:
+        return "its forward writes a global variable"
+    if "IMPORT_NAME" in names:
+        return "its forward imports"
+    if "LOAD_BUILD_CLASS" in names:
+        return "its forward defines a class"
+    found = {"eval", "exec", "globals"} & set(_names_in(inner.__code__))
+    return f"its forward calls {min(found)}" if found else None
+
+
+class Rewired:
+    """A copy of a function that calls others in the place of some."""
+
+    def __init__(self, function: Callable[..., Any], others: Mapping[Path, object]) -> None:
+        inner = innermost(function)
+        assert inner is not None
+        self._original, self._others = inner.__globals__, others
+        self._globals = dict(inner.__globals__)
+        # Without a name, compilers look names up here, and not in the module of that name.
+        self._globals.pop("__name__", None)
+        self._names = set(_names_in(inner.__code__))
+        self._put_others()
+        self.function = _with_globals(function, inner, self._globals)
+        """For compilers: its other globals are those of the last `refresh`."""
+        self._live = self._live_globals(inner.__code__)
+        self.live = _with_globals(function, inner, self._live)
+        """For all other calls: looks its other globals up where the original does."""
+        # A function keeps the builtins that it was made with. Code in C that imports, such as
+        # torch's anomaly detection, looks for `__import__` in those that are there.
+        if self._live["__builtins__"] is self._original:
+            self._live["__builtins__"] = builtins
+
+    def _put_others(self) -> None:
+        for path, other in self._others.items():
+            value = other
+            for depth in range(len(path) - 1, 0, -1):
+                value = _namespace(_reached(self._globals, path[:depth]), path[depth], value)
+            self._globals[path[0]] = value
+
+    def _live_globals(self, code: types.CodeType) -> dict[str, Any]:
+        """Return what is replaced and builtins, behind which the original's globals are."""
+        roots = {path[0] for path in self._others}
+        names: dict[str, Any] = {name: self._globals[name] for name in roots}
+        missing = self._names - set(self._original)
+        names |= {name: getattr(builtins, name) for name in missing if hasattr(builtins, name)}
+        # Python looks a name up in globals, then in what these say are builtins.
+        behind: dict[str, Any] = self._original
+        if any(isinstance(one, types.CodeType) for one in code.co_consts):
+            # Functions that it makes take the builtins of their time: both have to be in one
+            # place, where a lookup takes 80 ns longer.
+            both = type("Both", (dict,), {"__missing__": self._original.__getitem__})
+            behind = both(__import__=builtins.__import__)
+        return {**names, "__name__": self._original.get("__name__"), "__builtins__": behind}
+
+    def refresh(self) -> None:
+        """Take over what has changed in the original's globals."""
+        own, original = self._globals, self._original
+        for name in self._names - {path[0] for path in self._others}:
+            # Only what is another object, so that compiled graphs stay what they are.
+            if name in original and own.get(name) is not original[name]:
+                own[name] = original[name]
+            if name in original:
+                self._live.pop(name, None)
+
+    def why_changed(self, functions: Mapping[Path, object]) -> str | None:
+        """Return which of these functions is another one now; None: none."""
+        for path, function in functions.items():
+            value = self._original.get(path[0])
+            for name in path[1:]:
+                value = getattr(value, name, None)
+            # What a swap has put there calls the function that was there.
+            if value is not function and getattr(value, "__wrapped__", None) is not function:
+                return f"{'.'.join(path)} is another function now"
+        return None
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that code and the functions within it look up."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def _reached(names: Mapping[str, Any], path: Path) -> Any:
+    value = names[path[0]]
+    for name in path[1:]:
+        value = getattr(value, name)
+    return value
+
+
+def _namespace(module: types.ModuleType, name: str, value: object) -> types.ModuleType:
+    """Return a module with the contents of another one, and one of them replaced."""
+    namespace = types.ModuleType(module.__name__)
+    namespace.__dict__.update(module.__dict__)
+    namespace.__dict__[name] = value
+    return namespace
+
+
+def _with_globals(
+    function: Any, inner: types.FunctionType, names: dict[str, Any]
+) -> types.FunctionType:
+    """Return a copy of the inner function with these globals, in copies of its decorators."""
+    # Compilers keep their graphs with the code: the copy's must not be the original's.
+    code = inner.__code__.replace(co_name=f"{inner.__code__.co_name} (swapped)")
+    copy = types.FunctionType(code, names, inner.__name__, None, inner.__closure__)
+    return _in_decorators(function, inner, copy)
+
+
+def _in_decorators(
+    function: Any, inner: types.FunctionType, replacement: types.FunctionType
+) -> types.FunctionType:
+    """Return the replacement of the inner function, in copies of the function's decorators."""
+    if function is inner:
+        copy = replacement
+    else:
+        wrapped = _in_decorators(function.__wrapped__, inner, replacement)
+        closure = tuple(
+            types.CellType(wrapped) if content_of(cell) is function.__wrapped__ else cell
+            for cell in function.__closure__
+        )
+        code, globals_ = function.__code__, function.__globals__
+        copy = types.FunctionType(code, globals_, function.__name__, None, closure)
+    copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    copy.__dict__.update({k: v for k, v in function.__dict__.items() if k != "__wrapped__"})
+    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
+    return copy
+
+
+def tree_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
+    """Return the syntax tree of the function within its decorators.
+
+    None where its source is missing, or is not the source of the code that runs.
+    """
+    inner = innermost(function)
+    if inner is None:
+        return None
+    try:
+        lines, first = inspect.getsourcelines(inner)
+        tree = ast.parse("if 1:\n" + "".join(lines) if lines[0][0].isspace() else "".join(lines))
+    except (OSError, TypeError, SyntaxError, IndexError):
+        return None
+    outermost = tree.body[0]
+    node = outermost.body[0] if isinstance(outermost, ast.If) else outermost
+    if not isinstance(node, ast.FunctionDef):
+        return None
+    ast.increment_lineno(node, first - (2 if node is not outermost else 1))
+    return node if _same_code(_compiled(node, inner, ()), inner.__code__) else None
+
+
+def rewritten(
+    function: Callable[..., Any], tree: ast.FunctionDef, names: Mapping[str, object]
+) -> types.FunctionType:
+    """Return the function with the statements of a tree, to which `names` are known besides."""
+    inner = innermost(function)
+    assert inner is not None
+    code = _compiled(tree, inner, tuple(names))
+    assert code is not None
+    cells = dict(zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True))
+    cells.update({name: types.CellType(value) for name, value in names.items()})
+    closure = tuple(cells[name] for name in code.co_freevars)
+    copy = types.FunctionType(code, inner.__globals__, inner.__name__, None, closure)
+    return _in_decorators(function, inner, copy)
+
+
+def _compiled(
+    tree: ast.FunctionDef, inner: types.FunctionType, names: tuple[str, ...]
+) -> types.CodeType | None:
+    """Return the code of a function with this tree, where the inner function was defined.
+
+    `names` become free variables, as those of the inner function are.
+    """
+    free = (*inner.__code__.co_freevars, *names)
+    holder: ast.stmt = ast.FunctionDef(
+        name=tree.name, args=_plain(tree.args), body=tree.body, decorator_list=[]
+    )
+    # Private names (`self.__x`) carry the name of the class.
+    owner = inner.__qualname__.split(".")[-2:-1]
+    if owner and owner[0].isidentifier():
+        holder = ast.ClassDef(
+            name=owner[0], bases=[], keywords=[], body=[holder], decorator_list=[]
+        )
+    arguments = ast.arguments(
+        posonlyargs=[],
+        args=[ast.arg(arg=name) for name in free],
+        kwonlyargs=[],
+        kw_defaults=[],
+        defaults=[],
+    )
+    outer = ast.FunctionDef(name="outer", args=arguments, body=[holder], decorator_list=[])
+    for node in (outer, holder):
+        if "type_params" in node._fields:
+            node.type_params = []  # type: ignore[attr-defined]
+    module = ast.fix_missing_locations(ast.Module(body=[outer], type_ignores=[]))
+    futures = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+    code: types.CodeType | None = compile(
+        module,
+        inner.__code__.co_filename,
+        "exec",
+        flags=inner.__code__.co_flags & futures,
+        dont_inherit=True,
+    )
+    while code is not None and code.co_name != tree.name:
+        inside = [one for one in code.co_consts if isinstance(one, types.CodeType)]
+        code = inside[0] if inside else None
+    return code
+
+
+def _plain(arguments: ast.arguments) -> ast.arguments:
+    """Return arguments without annotations, and with None for each default."""
+    none = ast.Constant(value=None)
+
+    def plain(one: ast.arg | None) -> ast.arg | None:
+        return None if one is None else ast.arg(arg=one.arg)
+
+    return ast.arguments(
+        posonlyargs=[ast.arg(arg=one.arg) for one in arguments.posonlyargs],
+        args=[ast.arg(arg=one.arg) for one in arguments.args],
+        vararg=plain(arguments.vararg),
+        kwonlyargs=[ast.arg(arg=one.arg) for one in arguments.kwonlyargs],
+        kw_defaults=[None if one is None else none for one in arguments.kw_defaults],
+        kwarg=plain(arguments.kwarg),
+        defaults=[none for _ in arguments.defaults],
+    )
+
+
+def _same_code(one: types.CodeType | None, other: types.CodeType) -> bool:
+    """Tell whether two code objects do the same, wherever they stand."""
+    names = ("co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
+    return (
+        one is not None
+        and all(getattr(one, name) == getattr(other, name) for name in names)
+        and len(mine := _instructions(one)) == len(theirs := _instructions(other))
+        and all(
+            name == other_name
+            and (
+                _same_code(value, other_value)
+                if isinstance(value, types.CodeType) and isinstance(other_value, types.CodeType)
+                else (type(value), repr(value)) == (type(other_value), repr(other_value))
+            )
+            for (name, value), (other_name, other_value) in zip(mine, theirs, strict=True)
+        )
+    )
+
+
+# How CPython calls `a.b()` depends on whether the file imports a, and not on what the call does.
+_CALLS_OF_METHODS = {"LOAD_METHOD": "LOAD_ATTR"}
+_OF_CALLS = ("CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "NOP")
+
+
+def _instructions(code: types.CodeType) -> list[tuple[str, object]]:
+    """Return names and arguments of instructions; of a jump, the number of the one it goes to."""
+    kept = [one for one in dis.get_instructions(code) if one.opname not in _OF_CALLS]
+    offsets = [one.offset for one in kept]
+    return [
+        (
+            _CALLS_OF_METHODS.get(one.opname, one.opname),
+            bisect_left(offsets, one.argval)
+            if one.opcode in (*dis.hasjrel, *dis.hasjabs)
+            else one.argval,
+        )
+        for one in kept
+    ]
+
+
+def content_of(cell: types.CellType) -> object:
+    """Return what a cell of a closure holds, None where it holds nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def paths_in(code: types.CodeType) -> Iterator[Path]:
+    """Yield every chain of names that begins with a global one."""
+    path: list[str] = []
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            if path:
+                yield tuple(path)
+            path = [str(instruction.argval)]
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and path:
+            path.append(str(instruction.argval))
+        elif instruction.opname not in ("CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG"):
+            if path:
+                yield tuple(path)
+            path = []
+    if path:
+        yield tuple(path)
+
+
+# Set on every method that a swap binds, so that it knows its own.
+MARK = "kprof_site"
+# Packages whose modules are replacements themselves.
+FUSED = ("apex", "flash_attn", "liger_kernel", "quack", "transformer_engine", "unsloth", "xformers")
+
+
+def python_modules(root: Module) -> Iterator[tuple[str, Module]]:
+    """Yield a module and those below it, with their names, but none compiled by TorchScript."""
+    for name, module in root.named_modules():
+        if not isinstance(module, torch.jit.ScriptModule):
+            yield name, module
+
+
+def why_foreign(module: Module) -> str | None:
+    """Return why this module's forward is not its author's any more; None: it is."""
+    function = _put_there(module)
+    if function is not None:
+        if hasattr(function, MARK):
+            # A copy of a swapped module: what it carries goes to the original by itself.
+            return None if not is_on(module) else "it is swapped already"
+        return f"its forward was replaced by {_origin(function)}"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is compiled by TorchScript"
+    cls = type(module)
+    package = cls.__module__.partition(".")[0]
+    if package in FUSED:
+        return f"{cls.__name__} of {package} is a replacement already"
+    owner = next((c for c in cls.__mro__ if "forward" in vars(c)), cls)
+    function = inspect.unwrap(vars(owner).get("forward", cls.forward))
+    if getattr(function, "__module__", owner.__module__) != owner.__module__:
+        return f"the forward of {owner.__name__} was replaced by {_origin(function)}"
+    return None
+
+
+def is_passed_over(module: Module) -> bool:
+    """Tell whether nobody would miss a call of this module: no hook, and no forward of its own."""
+    function = _put_there(module)
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or (function is not None and not hasattr(function, MARK))
+        or _GLOBAL._global_forward_hooks
+        or _GLOBAL._global_forward_pre_hooks
+        or _GLOBAL._global_backward_hooks
+        or _GLOBAL._global_backward_pre_hooks
+    )
+
+
+def why_writing(forward: Callable[..., Any]) -> str | None:
+    """Return that a forward leaves something on its module, which a kernel would not."""
+    inner = innermost(forward)
+    if inner is None:
+        return None
+    names = {one.opname for one in dis.get_instructions(inner)}
+    return "its forward writes attributes" if names & {"STORE_ATTR", "DELETE_ATTR"} else None
+
+
+def _put_there(module: Module) -> Any:
+    """Return the function that stands for the class's forward in an instance; None: none does."""
+    own = module.__dict__.get("forward")
+    # A swapped module that was pickled carries its class's own, bound to it.
+    if own is None or own == types.MethodType(type(module).forward, module):
+        return None
+    return getattr(own, "__func__", own)
+
+
+def is_on(module: Module) -> bool:
+    """Tell whether a swap runs this very module now."""
+    function = getattr(module.__dict__.get("forward"), "__func__", None)
+    switch = getattr(function, MARK, None)
+    return switch is not None and switch.owner is module
+
+
+def _origin(function: Any) -> str:
+    module = getattr(function, "__module__", None) or type(function).__module__
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{module}.{name}"

@@ -1,0 +1,302 @@
+"""Probes: a module's own code on random data, without touching the module.
+
+What runs is a stand-in: the same class and plain attributes, with parameters and children of its
+own, and no hooks. So a probe needs no weights that are there (they may be sharded, or on no device
+at all), and sees a weight that is multiplied even where the module's own is still all ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kprof.kernels.swap.reads import OF_MODULES, Number, is_plain, names_in_class, value_key
+
+# What somebody else's forward may raise on data that it was not made for.
+CANNOT = (
+    *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),
+    *(NotImplementedError, ArithmeticError),
+)
+# Differences that other orders of summation make, in units of the last place.
+MOST_ULPS = {torch.bfloat16: 2.0, torch.float16: 2.0, torch.float32: 32.0}
+# And in gradients, where what is detached shows by far more.
+MOST_ULPS_OF_GRADIENTS = 4_096.0
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# A dtype that arrives, and that of autocast where it is on.
+Setting = tuple[torch.dtype, torch.dtype | None]
+SETTINGS: tuple[Setting, ...] = tuple(
+    (dtype, cast) for cast in (None, torch.bfloat16, torch.float16) for dtype in DTYPES
+)
+
+
+class CannotCopyError(TypeError):
+    """A module of which no copy can be made to probe."""
+
+
+def stand_in(
+    module: Module, parameters: Mapping[str, Tensor | None], children: Mapping[str, Module | None]
+) -> Module:
+    """Return a module of the same code, with these parameters and children, and without hooks.
+
+    All that its code may read is a deep copy: what code does to it stays in the stand-in.
+
+    Raises:
+        CannotCopyError: some of that cannot be copied.
+    """
+    cls = type(module)
+    clone: Module = object.__new__(cls)
+    memo: dict[int, Any] = {id(module): clone, id(module._parameters): dict(parameters)}
+    memo |= {id(one): children[name] for name, one in module._modules.items() if name in children}
+    names = names_in_class(cls)
+    for name, value in module.__dict__.items():
+        if name.endswith("_hooks") or "_hooks_" in name:
+            clone.__dict__[name] = OrderedDict()
+        elif name in OF_MODULES or names is None or name in names:
+            clone.__dict__[name] = _copied(value, name, memo)
+    clone.__dict__.pop("forward", None)
+    clone.__dict__["_parameters"] = dict(parameters)
+    clone.__dict__["_modules"] = dict(children)
+    return clone
+
+
+def _copied(value: object, name: str, memo: dict[int, Any]) -> object:
+    if name in ("_parameters", "_modules", "forward") or is_plain(value):
+        return value
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception as error:  # Whatever its class raises.
+        raise CannotCopyError(f"its {name} cannot be copied for a probe ({error})") from error
+
+
+class Operators(TorchDispatchMode):
+    """Notes which operators of torch code runs, and whether on tensors that it was not given."""
+
+    def __init__(self, *given: Tensor | None) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.has_others = False
+        """Whether a tensor took part that is neither given nor made of what is."""
+        self._kept: list[Tensor] = []
+        self._storages: set[int] = set()
+        self.know(given)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Note one operator."""
+        name = function.overloadpacket.__name__.rstrip("_")
+        self.names.add(name)
+        if name == "lift_fresh":
+            self.know(args)
+        self.has_others |= any(
+            one.untyped_storage()._cdata not in self._storages
+            for one in tree_leaves((args, kwargs))
+            if isinstance(one, Tensor)
+        )
+        result = function(*args, **(kwargs or {}))
+        self.know(tree_leaves(result))
+        return result
+
+    def know(self, tensors: Iterable[Any]) -> None:
+        """Take these tensors for given or made, and not for data from elsewhere."""
+        for one in tensors:
+            if isinstance(one, Tensor):
+                # Kept, so that no other one has its address.
+                self._kept.append(one)
+                self._storages.add(one.untyped_storage()._cdata)
+
+    def why_not(self, allowed: Container[str]) -> str | None:
+        """Return why what ran is more than these operators on what was given; None: it is not."""
+        others = sorted(name for name in self.names if name not in allowed)
+        if others:
+            return f"its code runs {others[0]}, which the kernel does not"
+        return "it reads a tensor that the kernel does not take" if self.has_others else None
+
+
+# Operators that cast, copy or arrange what there is, or make a constant.
+ARRANGING = frozenset(
+    (
+        *("_reshape_alias", "_to_copy", "_unsafe_view", "alias", "cat", "chunk", "clone"),
+        *("contiguous", "copy", "detach", "empty", "empty_like", "expand", "fill", "full"),
+        *("full_like", "lift_fresh", "narrow", "new_empty", "ones", "ones_like", "permute"),
+        *("reshape", "scalar_tensor", "select", "slice", "split", "split_with_sizes"),
+        *("squeeze", "stack", "t", "transpose", "unbind", "unsqueeze", "view", "zeros"),
+        *("zeros_like",),
+    )
+)
+ARITHMETIC = frozenset(("add", "div", "mul", "neg", "pow", "reciprocal", "rsub", "square", "sub"))
+
+
+class Direct(Module):
+    """A child in a stand-in: its own code on its own data, in the mode asked for, without hooks."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__()
+        children = {
+            name: None if child is None else Direct(child)
+            for name, child in module._modules.items()
+        }
+        self.__dict__["module"] = stand_in(module, module._parameters, children)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the child's code, past what is hung on the calls of modules."""
+        module = self.__dict__["module"]
+        return type(module).forward(module, *args, **kwargs)
+
+
+def set_mode(module: Module, is_training: bool) -> None:
+    """Let a stand-in and its children train, or not."""
+    module.__dict__["training"] = is_training
+    for child in module._modules.values():
+        if isinstance(child, Direct):
+            set_mode(child.__dict__["module"], is_training)
+
+
+@contextmanager
+def probing(device: torch.device) -> Iterator[torch.Generator]:
+    """Leave no trace: no gradients, no autocast of the caller's, no random numbers of theirs."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.no_grad(), warnings.catch_warnings():
+        # torch may say that settings which nobody uses are slow.
+        warnings.simplefilter("ignore")
+        with torch.autocast(device.type, enabled=False):
+            yield torch.Generator().manual_seed(20)
+
+
+def kind_of(module: Module) -> tuple[Hashable, ...]:
+    """Return what decides what a module computes, besides the values of its parameters."""
+    names = names_in_class(type(module))
+    own = (
+        (name, value_key(value))
+        for name, value in module.__dict__.items()
+        if name not in OF_MODULES and (names is None or name in names)
+    )
+    tensors = (
+        (name, None if one is None else (one.shape, one.dtype, one.device))
+        for name, one in (*module._parameters.items(), *module._buffers.items())
+    )
+    children = (
+        (name, None if one is None else kind_of(one)) for name, one in module._modules.items()
+    )
+    return (type(module), type(module).forward, *own, *tensors, *children)
+
+
+def place_of(module: Module) -> torch.device:
+    """Return the device to probe on: that of the parameters, the host where they have no data."""
+    parameter = next(module.parameters(), None)
+    if parameter is None or parameter.device.type not in ("cuda", "cpu"):
+        return torch.device("cpu")
+    return parameter.device
+
+
+def autocast_of(device: torch.device, cast: torch.dtype | None) -> Any:
+    """Return the autocast of a setting."""
+    return nullcontext() if cast is None else torch.autocast(device.type, dtype=cast)
+
+
+def distance(new: object, old: object) -> float:
+    """Return the largest difference of two results in units of the last place of their row.
+
+    Infinite where they are not alike: in shape, dtype, or in what is no number.
+    """
+    if isinstance(new, (tuple, list)) and isinstance(old, (tuple, list)) and len(new) == len(old):
+        return max((distance(a, b) for a, b in zip(new, old, strict=True)), default=0.0)
+    if not isinstance(new, Tensor) or not isinstance(old, Tensor):
+        return float("inf")
+    if new.shape != old.shape or new.dtype != old.dtype or not old.dtype.is_floating_point:
+        return float("inf")
+    # On the host: on a GPU, each of the operations below would be loaded for this alone.
+    a, b = new.detach().cpu().double(), old.detach().cpu().double()
+    scale = torch.maximum(b.abs(), b.pow(2).mean(-1, keepdim=True).sqrt() if b.dim() else b.abs())
+    apart = (a - b).abs() / (scale * torch.finfo(old.dtype).eps).clamp_min(1e-300)
+    worst = float(apart.max()) if apart.numel() else 0.0
+    return float("inf") if worst != worst else worst
+
+
+def are_alike(new: object, old: object) -> bool:
+    """Tell whether two results differ by no more than an order of summation can explain."""
+    dtype = old.dtype if isinstance(old, Tensor) else torch.float32
+    if isinstance(old, (tuple, list)) and old and isinstance(old[0], Tensor):
+        dtype = old[0].dtype
+    return distance(new, old) <= MOST_ULPS.get(dtype, 0.0)
+
+
+def gradients_of(compute: Callable[..., object], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradients of what is computed with these tensors, in float32."""
+    with torch.enable_grad():
+        given = [one.detach().float().requires_grad_() for one in tensors]
+        result = compute(*given)
+        assert isinstance(result, Tensor)
+        weights = torch.linspace(-1, 2, result.numel(), device=result.device)
+        weights = weights.view(result.shape)
+        return torch.autograd.grad(result, given, weights, materialize_grads=True)
+
+
+def have_same_gradients(
+    new: Callable[..., object], old: Callable[..., object], *tensors: Tensor
+) -> bool:
+    """Tell whether two functions of these tensors have the same gradients."""
+    try:
+        apart = distance(gradients_of(new, *tensors), gradients_of(old, *tensors))
+    except CANNOT:
+        return False
+    return apart <= MOST_ULPS_OF_GRADIENTS
+
+
+def set_number(module: Module, number: Number) -> Callable[[bool], None]:
+    """Return what gives a stand-in another number, or the one that it had."""
+    for name in number.path:
+        child = module._modules[name]
+        module = child.__dict__["module"] if isinstance(child, Direct) else cast("Module", child)
+    value = number.value
+    other = value + 1 if isinstance(value, int) else 1.37 * value + 0.11
+
+    def put(is_other: bool) -> None:
+        module.__dict__[number.name] = other if is_other else value
+
+    return put
+
+
+def is_another(compute: Callable[[], list[object]], put: Callable[[bool], None]) -> bool:
+    """Tell whether results of the same shape are others where a number is another one.
+
+    Where the other number gives an error or another shape, it tells of the form of the module.
+    """
+    with torch.random.fork_rng([]):
+        before = compute()
+    put(True)
+    try:
+        after = compute()
+    except CANNOT:
+        return False
+    finally:
+        put(False)
+    for one, other in zip(before, after, strict=False):
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            if one.shape == other.shape and not torch.equal(one, other):
+                return True
+        elif one != other:
+            return True
+    return len(before) != len(after)
+
+
+def settings_where(agrees: Callable[[Setting], bool]) -> frozenset[Setting]:
+    """Return the settings in which original and replacement agree; who cannot run does not."""
+    found = set()
+    for setting in SETTINGS:
+        try:
+            if agrees(setting):
+                found.add(setting)
+        except CANNOT:
+            continue
+    return frozenset(found)

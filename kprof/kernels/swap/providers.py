@@ -1,0 +1,179 @@
+"""Whose code runs: who was asked for, else who was measured to be the fastest, else ours."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kprof.errors import KprofError
+from kprof.kernels import OURS, Kernel, Provider, kernel_named
+from kprof.kernels.bench.choice import (
+    FALLBACK,
+    Choice,
+    bucket_of,
+    find_choice,
+    passes_of,
+    why_beyond,
+)
+from kprof.kernels.runtime.launcher import IS_INTERPRETED
+
+# Providers that run wherever torch does; the others take a GPU.
+ANYWHERE = ("aten", "eager", "inductor")
+# It compiles for each shape anew.
+INDUCTOR = "inductor"
+# Ours, around which a site keeps less for gradients: nothing to measure, but something to ask for.
+LEAN = "kprof-lean"
+LEAN_SITES = ("swiglu", "geglu")
+# The names under which the replaced code itself is measured, as it is and compiled.
+ORIGINAL = (FALLBACK, INDUCTOR)
+NEEDS_GPU = "its tensors are not on a GPU"
+AS_FAST = "no provider was measured to be faster than the original"
+UNMEASURED = "no provider was measured on such calls: kprof kernels bench"
+
+Chosen = tuple[Callable[..., Any] | None, str | None, str | None]
+
+
+class Providers:
+    """Chooses a function for calls of a kernel: it, its provider; or none, and why."""
+
+    def __init__(self, kernels: Mapping[str, Kernel], forced: Mapping[str, str]) -> None:
+        self._forced = forced
+        self._unmeasured = {name: kernel.unmeasured for name, kernel in kernels.items()}
+        self._chosen: dict[Hashable, Choice | None] = {}
+        self._loaded: dict[tuple[str, str], Callable[..., Any] | str] = {}
+        for kernel in kernels.values():
+            self._check(kernel)
+
+    def _check(self, kernel: Kernel) -> None:
+        name = self._forced.get(kernel.name, OURS)
+        function = self._load(kernel, name)
+        if isinstance(function, str):
+            raise KprofError(
+                f"{kernel.name} by {name} cannot be loaded: {function}",
+                fix="install it, or name another provider: kprof kernels list",
+            )
+
+    def choose(
+        self,
+        kernel: Kernel,
+        x: Tensor,
+        shape: tuple[int, ...],
+        *,
+        is_default: bool,
+        arguments: tuple[Any, ...] | None = None,
+    ) -> Chosen:
+        """Choose for calls with such a first argument.
+
+        Where nothing was measured it is the kernel's `unmeasured`, ours by default: who names a
+        kernel asks for it, and on a new machine a swap would else do nothing. Where ours is slower,
+        `kprof kernels bench` finds out and calls go to who is faster; `kprof ab` tells.
+
+        Args:
+            kernel: Of these calls.
+            x: Its first tensor.
+            shape: As the kernel's bench counts shapes.
+            is_default: Whether the options are those that were measured; else it is ours or None.
+            arguments: Of the call: a provider that was asked for may not take as many.
+        """
+        name = self._forced.get(kernel.name)
+        if name is None:
+            fastest = self._fastest(kernel, x, shape)
+            name = fastest or kernel.unmeasured
+            if name == FALLBACK:
+                return None, None, UNMEASURED if fastest is None else AS_FAST
+            name = name if is_default else OURS
+        if not self._runs(name, x.device.type):
+            return None, None, NEEDS_GPU
+        choice = self._choice(kernel, x, shape)
+        scope = choice.scope if choice is not None and choice.provider == name else None
+        why = why_beyond(kernel, x, shape, scope)
+        if why is not None:
+            return None, None, why
+        function = self._load(kernel, name)
+        if isinstance(function, str):
+            return None, None, f"{name} cannot be loaded: {function}"
+        if arguments is not None and not _takes(function, arguments):
+            return None, None, f"{name} has no such options"
+        return function, name, None
+
+    def compiled(self, kernel: Kernel) -> dict[str, Callable[..., Any]]:
+        """Return what to compile a kernel's calls into, by type of device; else the original."""
+        name = self.name(kernel.name)
+        function = self._load(kernel, name)
+        # Inside a graph that is compiled anyway, Inductor's is what the original becomes.
+        is_left = name == INDUCTOR or (name in ORIGINAL and kernel.name not in self._forced)
+        if isinstance(function, str) or is_left:
+            return {}
+        return {one: function for one in ("cuda", "cpu") if self._runs(name, one)}
+
+    def name(self, kernel: str) -> str:
+        """Return who runs a kernel's calls where nothing was measured."""
+        return self._forced.get(kernel, self._unmeasured[kernel])
+
+    def _runs(self, name: str, device: str) -> bool:
+        return device == "cuda" or (device == "cpu" and (name in ANYWHERE or IS_INTERPRETED))
+
+    def _load(self, kernel: Kernel, name: str) -> Callable[..., Any] | str:
+        if (kernel.name, name) not in self._loaded:
+            try:
+                self._loaded[kernel.name, name] = _provider_of(kernel, name).load()
+            except ImportError as error:
+                self._loaded[kernel.name, name] = str(error)
+        return self._loaded[kernel.name, name]
+
+    def _fastest(self, kernel: Kernel, x: Tensor, shape: tuple[int, ...]) -> str | None:
+        choice = self._choice(kernel, x, shape)
+        return None if choice is None or _compiles_anew(choice, shape) else choice.provider
+
+    def _choice(self, kernel: Kernel, x: Tensor, shape: tuple[int, ...]) -> Choice | None:
+        if x.device.type != "cuda":
+            return None
+        direction = passes_of(kernel)[-1 if torch.is_grad_enabled() else 0]
+        bucket = bucket_of(kernel, shape)
+        key = (kernel.name, x.device, x.dtype, bucket, direction)
+        if key not in self._chosen:
+            gpu = torch.cuda.get_device_name(x.device)
+            dtype = str(x.dtype).removeprefix("torch.")
+            self._chosen[key] = find_choice(kernel, gpu, dtype, shape, direction)
+        return self._chosen[key]
+
+
+def _takes(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
+    """Tell whether a function can be called with so many arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        # A builtin that does not tell its signature.
+        return True
+    return True
+
+
+def _compiles_anew(choice: Choice, shape: tuple[int, ...]) -> bool:
+    """Tell whether calls of a bucket would be compiled for, beside those that were measured."""
+    measured = choice.measured[0].shape
+    return choice.provider == INDUCTOR and math.prod(shape) != math.prod(measured)
+
+
+def kernels_named(names: Mapping[str, str | None]) -> dict[str, Kernel]:
+    """Return the kernels of these names; a provider that a kernel does not have is an error."""
+    found = {name: kernel_named(name) for name in names}
+    for name, provider in names.items():
+        if provider is not None:
+            _provider_of(found[name], provider)
+    return found
+
+
+def _provider_of(kernel: Kernel, name: str) -> Provider:
+    """Return whose code runs for this name.
+
+    Raises:
+        KprofError: the kernel has no such provider.
+    """
+    return kernel.provider(OURS if name == LEAN and kernel.name in LEAN_SITES else name)

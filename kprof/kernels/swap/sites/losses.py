@@ -1,0 +1,337 @@
+"""Losses of language models: what computes the loss of a model of Hugging Face from its logits.
+
+There the logits are cast to float32 in a copy, and another copy holds their gradient; the kernel
+reads them as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.nn import Module, functional
+
+from kprof.kernels import kernel_named
+from kprof.kernels.swap.dispatch import Ways, key_of
+from kprof.kernels.swap.patches import innermost, python_modules
+from kprof.kernels.swap.probes import (
+    ARRANGING,
+    CANNOT,
+    Operators,
+    Setting,
+    are_alike,
+    autocast_of,
+    have_same_gradients,
+    probing,
+    settings_where,
+)
+from kprof.kernels.swap.reads import CHANGED, Reads, reads_of_function
+from kprof.kernels.swap.site import Request, Site, Skip, Switch
+from kprof.kernels.swap.sites import Family
+
+CROSS_ENTROPY = "cross_entropy"
+PROPERTY, ATTRIBUTE = "loss_function", "_loss_function"
+IGNORE_INDEX = -100
+VOCABULARY = 37
+OTHER_SIZE = "its vocabulary has another size than its logits"
+
+
+# Options of a loss of Hugging Face's, beside logits, labels and the size of the vocabulary.
+OPTIONS = ("num_items_in_batch", "ignore_index", "shift_labels")
+# Batches and tokens of probes: with the last, all tokens of the vocabulary are labels.
+LENGTHS = ((2, 5), (1, 2), (3, 64))
+OPERATORS = ARRANGING | {"_log_softmax", "constant_pad_nd", "div", "mean", "mul", "sum"}
+OPERATORS |= {"nll_loss2d_forward", "nll_loss_forward"}
+
+
+@dataclass(frozen=True)
+class Known:
+    """A function that is the loss of a causal language model."""
+
+    settings: frozenset[Setting]
+    options: frozenset[str]
+    """Those of its arguments that mean what they do in Hugging Face's own."""
+    reads: Reads
+
+    def why_not(self, logits: Any, labels: Any, vocab_size: Any, options: dict[str, Any]) -> str:
+        """Return why a call goes to the function itself; empty: a kernel may take it."""
+        for name, value in options.items():
+            if name not in self.options and not (name in OPTIONS and value is None):
+                return f"it is called with {name}"
+        tensors = (logits, labels, options.get("shift_labels"))
+        if not all(isinstance(one, Tensor) for one in tensors if one is not None):
+            return "it is called in another way than with logits and labels"
+        targets = labels if options.get("shift_labels") is None else options["shift_labels"]
+        if targets is None or logits.shape[:-1] != targets.shape or logits.dim() != 3:
+            return "its logits and labels have other dimensions"
+        return ""
+
+
+class Loss:
+    """The loss of a causal language model, whose logits need no copy.
+
+    A copy of the model that carries it, and what is read back from a file, carries the original.
+    """
+
+    def __init__(
+        self, original: Callable[..., Any], known: Known, ways: Ways, switch: Switch
+    ) -> None:
+        self._original = original
+        self._known = known
+        self._is_changed = known.reads.changes()
+        self._aside = ways.aside(original)
+        self._ways = ways
+        self._trace = ways.tracing()
+        self._switch = switch
+
+    def __call__(
+        self, logits: Any, labels: Any, vocab_size: Any, *others: Any, **options: Any
+    ) -> Any:
+        """Return the loss, as the original does."""
+        function, original = None, self._original
+        if self._switch.owner is not None:
+            why = self._why_not(logits, labels, vocab_size, others, options)
+            if why:
+                if not is_compiling():
+                    self._ways.leave_out(why)
+                    original = self._aside
+            else:
+                arguments = arguments_of(logits, labels, options)
+                if is_compiling():
+                    function = self._trace(*arguments)
+                else:
+                    function, original = self._decide(arguments), self._aside
+        if function is None:
+            return original(logits, labels, vocab_size, *others, **options)
+        return divided(function(*arguments), options.get("num_items_in_batch"))
+
+    def _why_not(
+        self, logits: Any, labels: Any, vocab_size: Any, others: Any, options: dict[str, Any]
+    ) -> str:
+        if others:
+            return "it is called with more arguments by position"
+        if self._is_changed is not None and self._is_changed(self):
+            return CHANGED
+        why = self._known.why_not(logits, labels, vocab_size, options)
+        is_size = not why and logits.shape[-1] == vocab_size
+        return why if is_size or why else OTHER_SIZE
+
+    def _decide(self, arguments: tuple[Any, ...]) -> Callable[..., Any] | None:
+        rows, targets, *options = arguments
+        key = (key_of(rows, targets), targets.shape, *options)
+        is_default = options[0] == IGNORE_INDEX and options[2] == "mean"
+        way = self._ways.known.get(key) or self._ways.decide(key, arguments, is_default=is_default)
+        way.num_calls += 1
+        return way.function
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A function's copy is itself: who reads this back needs no kprof.
+        return copy.copy, (self._original,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._original
+
+
+def _itself(loss: Loss, owner: Module) -> Loss:
+    return loss
+
+
+def targets_of(labels: Tensor, shift_labels: Tensor | None, ignore_index: int) -> Tensor:
+    """Return for every position the token that follows it."""
+    if shift_labels is None:
+        shift_labels = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    return shift_labels.reshape(-1)
+
+
+def arguments_of(rows: Tensor, labels: Tensor, options: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments of the kernel for logits, or for what becomes logits."""
+    ignore_index = options.get("ignore_index", IGNORE_INDEX)
+    targets = targets_of(labels, options.get("shift_labels"), ignore_index).to(rows.device)
+    reduction = "mean" if options.get("num_items_in_batch") is None else "sum"
+    return rows.reshape(-1, rows.shape[-1]), targets, ignore_index, 0.0, reduction
+
+
+def divided(loss: Tensor, num_items: Tensor | int | None) -> Tensor:
+    """Return a sum over this number of items; None: a mean already."""
+    if num_items is None:
+        return loss
+    return loss / (num_items.to(loss.device) if isinstance(num_items, Tensor) else num_items)
+
+
+def find(root: object, request: Request) -> Iterator[Site | Skip]:
+    """Yield the models below a module that carry a loss function."""
+    if not isinstance(root, Module):
+        return
+    for name, module in python_modules(root):
+        function = loss_of(module)
+        if function is None:
+            continue
+        label, what = name or type(module).__name__, f"{type(module).__name__}: {PROPERTY}"
+        if isinstance(function, Loss):
+            yield Skip(label, CROSS_ENTROPY, what, "it is swapped already")
+            continue
+        if not _calls_its_loss(type(module)):
+            why = "its forward computes its loss without its loss function"
+            yield Skip(label, CROSS_ENTROPY, what, why)
+            continue
+        known = request.once(("loss", function), known_loss, function)
+        if isinstance(known, str):
+            yield Skip(label, CROSS_ENTROPY, what, known)
+            continue
+        ways = Ways(request.kernels[CROSS_ENTROPY], request.providers, known.settings)
+        switch = Switch()
+        loss = Loss(function, known, ways, switch)
+        yield Site(
+            label,
+            module,
+            functools.partial(_itself, loss),
+            {what: ways},
+            attribute=ATTRIBUTE,
+            switch=switch,
+            why_changed=functools.partial(why_changed, function, known),
+        )
+
+
+def why_changed(function: object, known: Known, module: Module) -> str | None:
+    """Return what differs from when the loss of a model was recognised; None: nothing."""
+    if getattr(module, PROPERTY, None) is not function:
+        return "it has another loss now"
+    return known.reads.why_changed(None)
+
+
+def _calls_its_loss(cls: type) -> bool:
+    """Tell whether the forward of a class, or one that it calls by `super()`, names the loss."""
+    for one in cls.__mro__:
+        forward = vars(one).get("forward")
+        inner = innermost(forward)
+        if forward is None:
+            continue
+        if inner is None or PROPERTY in inner.__code__.co_names:
+            return True
+        if "super" not in inner.__code__.co_names:
+            return False
+    return False
+
+
+def loss_of(module: Module) -> Callable[..., Any] | None:
+    """Return the function by which a model of Hugging Face computes its loss; None: it has none."""
+    if not isinstance(inspect.getattr_static(type(module), PROPERTY, None), property):
+        return None
+    if "labels" not in inspect.signature(type(module).forward).parameters:
+        return None
+    function: Callable[..., Any] = getattr(module, PROPERTY)
+    if isinstance(function, Loss):
+        return function
+    names = list(inspect.signature(function).parameters)
+    return function if names[:3] == ["logits", "labels", "vocab_size"] else None
+
+
+def known_loss(function: Callable[..., Any]) -> Known | str:
+    """Find out what a loss computes; a sentence says why it is not that of a causal model."""
+    reads = reads_of_function(function)
+    if isinstance(reads, str):
+        return reads
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    probe = _Probe(function, device)
+    with probing(device):
+        settings = settings_where(lambda setting: probe.agrees(setting, {}))
+        if (torch.float32, None) not in settings:
+            return "it is not the loss of a causal language model"
+        why = probe.why_not()
+        if why is not None:
+            return why
+        options = frozenset(name for name in OPTIONS if probe.takes(name, settings))
+    return Known(settings, options, reads)
+
+
+class _Probe:
+    """Runs a loss and the kernel's reference on the same logits and labels."""
+
+    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
+        self._function, self._device = function, device
+        self._reference = kernel_named(CROSS_ENTROPY).reference
+
+    def _drawn(self, lead: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(22)
+        logits = 3 * torch.randn(*lead, VOCABULARY, generator=generator)
+        labels = (torch.arange(lead[0] * lead[1]) * 5 % VOCABULARY).view(lead)
+        labels[0, lead[1] // 2 + 1 :: 7] = IGNORE_INDEX
+        return logits.to(self._device), labels.to(self._device)
+
+    def agrees(self, setting: Setting, options: dict[str, Any]) -> bool:
+        """Tell whether both return the same for calls with these options."""
+        for lead in LENGTHS:
+            logits, labels = self._drawn(lead)
+            ignored = options.get("ignore_index", IGNORE_INDEX)
+            labels = labels.masked_fill(labels == IGNORE_INDEX, ignored)
+            logits = logits.to(setting[0])
+            with autocast_of(self._device, setting[1]):
+                original = self._function(logits, labels, VOCABULARY, **options)
+            if not are_alike(self._replaced(logits, labels, options), original):
+                return False
+        return True
+
+    def _replaced(self, logits: Tensor, labels: Tensor, options: dict[str, Any]) -> Any:
+        arguments = arguments_of(logits, labels, options)
+        return divided(self._reference(*arguments), options.get("num_items_in_batch"))
+
+    def takes(self, name: str, settings: frozenset[Setting]) -> bool:
+        """Tell whether this option means what it does in Hugging Face's loss."""
+        labels = self._drawn((2, 5))[1]
+        values: dict[str, list[Any]] = {
+            "num_items_in_batch": [9, torch.tensor(7, device=self._device)],
+            "ignore_index": [IGNORE_INDEX, 3],
+            "shift_labels": [],
+        }
+        if name == "shift_labels":
+            return self._takes_shifted(labels)
+        try:
+            return all(
+                self.agrees(setting, {name: value})
+                for setting in settings
+                for value in values[name]
+            )
+        except CANNOT:
+            return False
+
+    def _takes_shifted(self, labels: Tensor) -> bool:
+        logits, shifted = self._drawn((2, 5))[0], labels.flip(1).contiguous()
+        options = {"shift_labels": shifted}
+        try:
+            original = self._function(logits, labels, VOCABULARY, **options)
+        except CANNOT:
+            return False
+        return are_alike(self._replaced(logits, labels, options), original)
+
+    def why_not(self) -> str | None:
+        """Return what it runs besides a loss, or that its gradients are others; None: neither."""
+        for lead in LENGTHS:
+            logits, labels = self._drawn(lead)
+            versions = logits._version, labels._version
+            with Operators(logits, labels) as operators:
+                self._function(logits, labels, VOCABULARY)
+            why = operators.why_not(OPERATORS)
+            if why is not None:
+                return why
+            if (logits._version, labels._version) != versions:
+                return "it writes to its logits or labels"
+
+            def original(logits: Tensor, labels: Tensor = labels) -> object:
+                return self._function(logits, labels, VOCABULARY)
+
+            def replaced(logits: Tensor, labels: Tensor = labels) -> object:
+                return self._replaced(logits, labels, {})
+
+            if not have_same_gradients(replaced, original, logits):
+                return "its gradients are those of something else"
+        return None
+
+
+FAMILY = Family(kernels=(CROSS_ENTROPY,), find=find)

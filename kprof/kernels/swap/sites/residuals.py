@@ -1,0 +1,689 @@
+"""Residual adds in front of a norm: layers that compute x = x + part(...) and then norm(x).
+
+The forward of the layer is patched: its source is parsed, and where a sum is normed and the code in
+between and after it is known to do no more than copy and add, the sum and the norm become one call.
+Every other statement stays what it is, and every value that the forward sees is a tensor.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+from torch.compiler import is_compiling
+from torch.nn import Module
+
+from kprof.kernels.swap.dispatch import PLAIN, Ways, key_of
+from kprof.kernels.swap.norm_probes import LAYERNORM, RMSNORM, Recognised
+from kprof.kernels.swap.patches import innermost, is_passed_over, rewritten, tree_of, why_foreign
+from kprof.kernels.swap.probes import are_alike, kind_of, place_of, probing
+from kprof.kernels.swap.reads import CHANGED, Reads
+from kprof.kernels.swap.site import Request, Site, Skip, Switch, bound
+from kprof.kernels.swap.sites import Family
+from kprof.kernels.swap.sites.norms import (
+    MOVED,
+    PERMUTED,
+    compared,
+    have_moved,
+    is_default,
+    is_permuted,
+    names_of_weights,
+    norm_of,
+    reads_of,
+)
+
+KERNELS = {RMSNORM: "add_rmsnorm", LAYERNORM: "add_layernorm"}
+NO_SOURCE = "the source of its forward is missing, or is not the code that runs"
+ELSEWHERE = "it calls its norms outside of its forward"
+IN_PLACE = "it adds in place"
+BETWEEN = "its code does something between the sum and the norm (line {line})"
+BESIDE = "its code does more with the sum than norm it and add to it (line {line})"
+LOCALS = "its forward reads its local variables as a whole"
+WATCHED = "its norm has hooks, or another forward"
+ANOTHER = "its norm is another one now"
+NO_TENSORS = "it adds something else than two plain tensors"
+# Functions that would see a variable more in the frame of the forward.
+READS_LOCALS = {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "breakpoint"}
+# Attributes of a tensor that say nothing of its values.
+METADATA = {"shape", "dtype", "device", "ndim", "is_cuda", "layout", "size", "dim", "numel"}
+
+
+# Line and column where code begins, and where it ends: `f(x)` and `f(x).g()` begin alike.
+Place = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A sum and its norm in the source of a forward."""
+
+    norm: str
+    """The child that gets the sum."""
+    call: Place
+    """Of its call."""
+    sum: Place
+    """Of the statement that adds."""
+    guards: tuple[ast.expr, ...]
+    """Tests of branches in between: where one is true, the norm may get something else."""
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A sum and its norm that cannot become one call, and why."""
+
+    norm: str
+    why: str
+
+
+@dataclass
+class Found:
+    """The joints of a forward, and what is in the way of others."""
+
+    tree: ast.FunctionDef | None
+    joints: list[Joint] = field(default_factory=list)
+    obstacles: list[Obstacle] = field(default_factory=list)
+
+
+def find(root: object, request: Request) -> Iterator[Site | Skip]:
+    """Yield the layers below a module that norm a sum."""
+    if not isinstance(root, Module):
+        return
+    for name, module in root.named_modules():
+        norms = {child: norm_of(one, request) for child, one in module.named_children()}
+        known = {
+            child: one
+            for child, one in norms.items()
+            if isinstance(one, Recognised) and KERNELS[one.kernel] in request.kernels
+        }
+        if not known:
+            continue
+        forward = type(module).forward
+        key = ("joints", type(module), forward, frozenset(known), frozenset(_children_of(module)))
+        found = request.once(key, joints_of, module, frozenset(known))
+        label, what = name or type(module).__name__, type(module).__name__
+        if isinstance(found, Obstacle):
+            yield Skip(label, KERNELS[known[found.norm].kernel], what, found.why)
+            continue
+        yield from _sites(label, module, found, known, request)
+
+
+def _sites(
+    name: str, module: Module, found: Found, known: dict[str, Recognised], request: Request
+) -> Iterator[Site | Skip]:
+    """Yield the site of a layer's joints, and what is left alone."""
+    places: list[Joint | Obstacle] = [*found.joints, *found.obstacles]
+    what, joints = type(module).__name__, list[Joint]()
+    for one in places:
+        why = why_foreign(module) or (one.why if isinstance(one, Obstacle) else None)
+        why = why or _why_not(module, known[one.norm], one.norm, request)
+        if why is None and isinstance(one, Joint):
+            joints.append(one)
+        elif why is not None:
+            titled = f"{what}: {one.norm}" if len(places) > 1 else what
+            yield Skip(name, KERNELS[known[one.norm].kernel], titled, why)
+    if joints and found.tree is not None:
+        yield _site(name, module, found.tree, joints, known, request)
+
+
+def _why_not(module: Module, found: Recognised, child: str, request: Request) -> str | None:
+    """Return why the norm of a layer cannot be fused."""
+    norm, kernel = module._modules[child], KERNELS[found.kernel]
+    assert norm is not None
+    if type(norm).__call__ is not Module.__call__:
+        return "its norm is called by code of its own"
+    why: str | None = request.once((*kind_of(norm), kernel), _check, norm, kernel, found, request)
+    return why
+
+
+def _check(norm: Module, name: str, found: Recognised, request: Request) -> str | None:
+    """Let the kernel itself run on random rows; a sentence says what is wrong with it."""
+    kernel, device = request.kernels[name], place_of(norm)
+    weight = next(one for one in norm._parameters.values() if one is not None)
+    with probing(device) as generator:
+        rows = [torch.randn(9, *weight.shape, generator=generator) for _ in range(3)]
+        x, residual, weights = (one.to(device, weight.dtype) for one in rows)
+        default = is_default(found)
+        arguments = _arguments_of(found, x, residual, weights[0], weights[1], found.eps)
+        function, provider, _ = request.providers.choose(
+            kernel, x, x.shape, is_default=default, arguments=arguments
+        )
+        if function is None:
+            # Calls may come from another device, and are looked at one by one.
+            return None
+        if not are_alike(function(*arguments), kernel.reference(*arguments)):
+            return f"the kernel of {provider} does not agree with it on random rows"
+    return None
+
+
+def _arguments_of(
+    found: Recognised, x: Any, residual: Any, weight: Any, bias: Any, eps: float
+) -> tuple[Any, ...]:
+    """Return the arguments of the kernel that does this norm after a sum."""
+    if found.kernel == LAYERNORM:
+        return x, residual, weight, bias, eps
+    return x, residual, weight, eps, *(() if is_default(found) else (found.form,))
+
+
+def _children_of(module: Module) -> set[str]:
+    """Return the names by which `self.NAME` is a child, whatever code runs."""
+    cls = type(module)
+    plain = (
+        cls.__getattribute__ is Module.__getattribute__ and cls.__getattr__ is Module.__getattr__
+    )
+    return {
+        name
+        for name, child in module._modules.items()
+        if child is not None and plain and not hasattr(cls, name) and name not in module.__dict__
+    }
+
+
+def joints_of(module: Module, norms: frozenset[str]) -> Found | Obstacle:
+    """Return where a layer's forward norms a sum, and where it does so in a way that is left alone.
+
+    Of a forward that has no such place there are none; an obstacle says that it cannot be told.
+    """
+    forward, names = type(module).forward, norms & _children_of(module)
+    inner = innermost(forward)
+    tree = None if inner is None else tree_of(forward)
+    if inner is None or tree is None:
+        others = {*_names_of(inner.__code__)} if inner is not None else set()
+        # Code that names none of its norms, such as that of a container, norms no sum.
+        if inner is None or names & others:
+            return Obstacle(min(norms), NO_SOURCE)
+        return Found(None)
+    owner = tree.args.posonlyargs + tree.args.args
+    if not owner:
+        return Found(tree)
+    found = Found(tree)
+    _look(tree.body, _Reader(owner[0].arg, names, _children_of(module)), found)
+    if READS_LOCALS & {*_names_of(inner.__code__)} and found.joints:
+        return Obstacle(found.joints[0].norm, LOCALS)
+    shared = set(inner.__code__.co_cellvars)
+    if owner[0].arg in shared or _is_assigned(owner[0].arg, tree):
+        return Found(tree)
+    _leave_out_used(found, tree, shared, set(inner.__code__.co_varnames) - shared)
+    if not found.joints and not found.obstacles:
+        elsewhere = _norms_elsewhere(module, inner, names)
+        if elsewhere:
+            return Obstacle(min(elsewhere), ELSEWHERE)
+    return found
+
+
+def _norms_elsewhere(module: Module, inner: types.FunctionType, norms: frozenset[str]) -> set[str]:
+    """Return the norms that methods name which a forward reaches, and which it does not name."""
+    cls, seen, new = type(module), {inner.__code__}, [inner.__code__]
+    while new:
+        code = new.pop()
+        names = {*_names_of(code)}
+        methods = [innermost(getattr(cls, name, None)) for name in names]
+        if "super" in names:
+            methods += [innermost(vars(base).get("forward")) for base in cls.__mro__[1:]]
+        for method in methods:
+            is_new = method is not None and method.__code__ not in seen
+            if method is not None and is_new and not method.__module__.startswith("torch."):
+                seen.add(method.__code__)
+                new.append(method.__code__)
+    seen.discard(inner.__code__)
+    own = {*_names_of(inner.__code__)}
+    return {name for code in seen for name in _names_of(code) if name in norms - own}
+
+
+def _names_of(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_of(constant)
+
+
+def _is_name(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name)
+
+
+def _is_assigned(name: str, tree: ast.AST) -> bool:
+    return any(
+        isinstance(one, ast.Name) and one.id == name and not isinstance(one.ctx, ast.Load)
+        for one in ast.walk(tree)
+    )
+
+
+class _Reader(NamedTuple):
+    """Reads the code of a layer: the name of the layer itself, its norms, its children."""
+
+    owner: str
+    norms: frozenset[str]
+    children: set[str]
+
+    def norm_called(self, node: ast.AST) -> tuple[str, str] | None:
+        """Return the norm, and the name of the variable, of `self.NORM(NAME)`."""
+        if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
+            return None
+        norm, given = self.child(node.func), node.args[0]
+        if norm not in self.norms or not isinstance(given, ast.Name):
+            return None
+        return norm, given.id
+
+    def child(self, node: ast.AST) -> str:
+        """Return the name of the child that `self.NAME` is; empty: it is something else."""
+        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+            return ""
+        is_own = node.value.id == self.owner and node.attr in self.children
+        return node.attr if is_own else ""
+
+    def first_effect_of(self, statement: ast.stmt) -> ast.AST | None:
+        """Return the first part of a statement that runs code; None: it copies, or does nothing."""
+        if isinstance(statement, ast.Pass):
+            return None
+        value = getattr(statement, "value", None)
+        targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
+        are_names = all(_is_name(one) for one in targets)
+        if isinstance(statement, (ast.Return, ast.AugAssign)) or not are_names:
+            # Something happens after the value at the latest.
+            is_known = isinstance(statement, (ast.Return, ast.AugAssign, ast.Assign, ast.Expr))
+            is_free = isinstance(statement, ast.Expr)
+            effect = self.first_effect(value) if is_known else statement
+            return effect if effect is not None or is_free else statement
+        is_known = isinstance(statement, (ast.Assign, ast.AnnAssign))
+        return self.first_effect(value) if is_known else statement
+
+    def first_effect(self, node: ast.AST | None) -> ast.AST | None:
+        """Return the first part of an expression, in the order of evaluation, that runs code.
+
+        None: all of it is names, constants and children.
+        """
+        if node is None or isinstance(node, (ast.Name, ast.Constant)) or self.child(node):
+            return None
+        parts: Sequence[ast.AST | None] = ()
+        if isinstance(node, ast.Call):
+            parts = (node.func, *node.args, *(one.value for one in node.keywords))
+        elif isinstance(node, ast.BinOp):
+            parts = (node.left, node.right)
+        elif isinstance(node, (ast.Tuple, ast.List)):
+            parts = node.elts
+        elif isinstance(node, ast.Attribute):
+            parts = (node.value,)
+        elif isinstance(node, ast.Subscript):
+            parts = (node.value, node.slice)
+        effects = (self.first_effect(one) for one in parts)
+        first = next((one for one in effects if one is not None), None)
+        is_free = isinstance(node, (ast.Tuple, ast.List)) and first is None
+        return None if is_free else first or node
+
+
+def _look(block: Sequence[ast.stmt], read: _Reader, found: Found) -> None:
+    """Find the sums of a block, and of blocks within it, that are normed in the same block."""
+    for place, statement in enumerate(block):
+        for inside in _blocks_of(statement):
+            _look(inside, read, found)
+        if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
+            if isinstance(statement.target, ast.Name):
+                called = _called_later(block[place + 1 :], {statement.target.id}, read)
+                if called:
+                    found.obstacles.append(Obstacle(called, IN_PLACE))
+        elif _is_sum(statement):
+            _follow(statement, block[place + 1 :], read, found)
+
+
+def _is_sum(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Assign)
+        and all(isinstance(one, ast.Name) for one in statement.targets)
+        and isinstance(statement.value, ast.BinOp)
+        and isinstance(statement.value.op, ast.Add)
+        and not any(isinstance(one, ast.NamedExpr) for one in ast.walk(statement.value))
+    )
+
+
+def _follow(adds: Any, rest: Sequence[ast.stmt], read: _Reader, found: Found) -> None:
+    """Follow a sum to its norm."""
+    names = {one.id for one in adds.targets}
+    stored, guards = set(names), list[ast.expr]()
+    for place, statement in enumerate(rest):
+        effect = read.first_effect_of(statement)
+        called = None if effect is None else read.norm_called(effect)
+        if effect is not None and called is not None and called[1] in names:
+            joint = Joint(called[0], _place(effect), _place(adds), tuple(guards))
+            found.joints.append(joint)
+            return
+        if isinstance(statement, ast.If) and _is_guard(statement, stored):
+            guards.append(statement.test)
+        elif effect is None:
+            names, stored = _copied(statement, names, stored)
+        else:
+            norm = _called_later(rest[place:], names, read)
+            if norm:
+                found.obstacles.append(Obstacle(norm, BETWEEN.format(line=statement.lineno)))
+            return
+
+
+def _copied(statement: Any, names: set[str], stored: set[str]) -> tuple[set[str], set[str]]:
+    """Return which variables hold the sum after a statement, and which were assigned by then."""
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
+        return names, stored
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    new = {one.id for one in targets if _is_name(one)}
+    is_copy = _is_name(statement.value) and statement.value.id in names
+    return (names | new if is_copy else names - new), stored | new
+
+
+def _place(node: Any) -> Place:
+    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
+
+
+def _is_guard(statement: ast.If, stored: set[str]) -> bool:
+    """Tell whether a branch's test asks of variables alone, and can be asked before the sum."""
+
+    def is_free(node: ast.expr) -> bool:
+        if isinstance(node, ast.BoolOp):
+            return all(map(is_free, node.values))
+        if not isinstance(node, ast.Compare):
+            return False
+        operands = (node.left, *node.comparators)
+        return all(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops) and all(
+            isinstance(one, ast.Constant) or (_is_name(one) and one.id not in stored)
+            for one in operands
+        )
+
+    return not statement.orelse and is_free(statement.test)
+
+
+def _called_later(block: Sequence[ast.stmt], names: set[str], read: _Reader) -> str:
+    """Return the norm that gets one of these variables; empty: none does.
+
+    A variable that is assigned anew holds something else from there on.
+    """
+    for statement in block:
+        for node in ast.walk(statement):
+            called = read.norm_called(node)
+            if called and called[1] in names:
+                return called[0]
+        for name in list(names):
+            if _is_assigned(name, statement):
+                names = names - {name}
+    return ""
+
+
+def _blocks_of(statement: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return
+    for name in ("body", "orelse", "finalbody"):
+        yield getattr(statement, name, ())
+    for one in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+        yield one.body
+
+
+def _leave_out_used(found: Found, tree: ast.FunctionDef, shared: set[str], own: set[str]) -> None:
+    """Make obstacles of the joints whose sum goes elsewhere than to the norm and to other sums.
+
+    The fused operation computes the sum and its norm: the gradient of its sum is not that of both.
+    A hook on it, or whoever keeps it, would see the difference; an operation in place would change
+    what is kept for gradients.
+    """
+    kept = []
+    for joint in found.joints:
+        line = _Uses(joint, shared).line_of_other(tree)
+        asked = {node.id for one in joint.guards for node in ast.walk(one) if _is_name(node)}
+        if line is None and asked <= own:
+            kept.append(joint)
+        elif line is None:
+            found.obstacles.append(Obstacle(joint.norm, BETWEEN.format(line=joint.call[0])))
+        else:
+            found.obstacles.append(Obstacle(joint.norm, BESIDE.format(line=line)))
+    found.joints[:] = kept
+
+
+class _OtherUse(Exception):
+    """A use of the sum that is not known to be harmless."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__()
+        self.line = line
+
+
+class _Uses:
+    """Walks through a forward and looks for uses of the variables that may hold a joint's sum."""
+
+    def __init__(self, joint: Joint, shared: set[str]) -> None:
+        self._joint, self._shared = joint, shared
+
+    def line_of_other(self, tree: ast.FunctionDef) -> int | None:
+        """Return the line of a use other than the norm's call and sums; None: there is none."""
+        try:
+            self._block(tree.body, set())
+        except _OtherUse as found:
+            return found.line
+        return None
+
+    def _block(self, block: Sequence[ast.stmt], names: set[str]) -> set[str]:
+        """Return the variables that may hold the sum after a block."""
+        for statement in block:
+            names = self._statement(statement, names)
+        return names
+
+    def _statement(self, one: ast.stmt, names: set[str]) -> set[str]:
+        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            return names - {one.name}
+        if isinstance(one, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            return self._assigned(one, names)
+        if isinstance(one, ast.If) and one.test in self._joint.guards:
+            # In that branch, the sum is one by itself.
+            return names
+        for part in ("test", "value", "iter", "subject", "exc", "cause", "msg"):
+            self._read(getattr(one, part, None), names)
+        for item in getattr(one, "items", ()):
+            self._read(item.context_expr, names)
+        blocks = list(_blocks_of(one))
+        after, before = set(names), None
+        while before != after:
+            # A loop runs its body again, with what it has assigned.
+            before = set(after)
+            for block in blocks:
+                after |= self._block(block, set(after))
+        return after
+
+    def _assigned(self, one: Any, names: set[str]) -> set[str]:
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+        value = one.value
+        is_copy = isinstance(value, ast.Name) and value.id in names
+        is_sum = _place(one) == self._joint.sum
+        if not (is_copy and all(isinstance(target, ast.Name) for target in targets)):
+            self._read(value, names, is_operand=isinstance(one, ast.AugAssign))
+        if isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name):
+            if one.target.id in names:
+                raise _OtherUse(one.lineno)
+            return names
+        for target in targets:
+            # x[0] = ..., x.data = ...: what is written to.
+            if not isinstance(target, ast.Name):
+                self._read(target, names)
+        stored = {
+            node.id
+            for target in targets
+            for node in ast.walk(target)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        holds = (is_sum or is_copy) and value is not None
+        if holds and stored & self._shared:
+            raise _OtherUse(one.lineno)
+        return names | stored if holds else names - stored
+
+    def _read(self, node: ast.AST | None, names: set[str], *, is_operand: bool = False) -> None:
+        """Look for uses of the sum in an expression."""
+        if node is None:
+            return
+        is_call = isinstance(node, ast.Call) and _place(node) == self._joint.call
+        is_held = _is_name(node) and node.id in names and isinstance(node.ctx, ast.Load)
+        if is_call or (is_held and is_operand):
+            return
+        if is_held or (isinstance(node, ast.NamedExpr) and node.target.id in names | self._shared):
+            raise _OtherUse(node.lineno)  # type: ignore[attr-defined]
+        are_operands = isinstance(node, ast.BinOp)
+        if isinstance(node, ast.Attribute):
+            are_operands = node.attr in METADATA
+        elif isinstance(node, ast.Compare):
+            are_operands = all(isinstance(one, (ast.Is, ast.IsNot)) for one in node.ops)
+        for child in ast.iter_child_nodes(node):
+            self._read(child, names, is_operand=are_operands)
+
+
+class _Fuse(ast.NodeTransformer):
+    """Changes the statements of joints: an empty list, the call that fills it, and who reads it."""
+
+    def __init__(self, owner: str, joints: Sequence[Joint]) -> None:
+        self._owner = owner
+        self._sums = {joint.sum: (number, joint) for number, joint in enumerate(joints)}
+        self._calls = {joint.call: number for number, joint in enumerate(joints)}
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        """Let the sum of a joint make its norm, too."""
+        self.generic_visit(node)
+        if _place(node) not in self._sums:
+            return node
+        number, joint = self._sums[_place(node)]
+        assert isinstance(node.value, ast.BinOp)
+        guards: list[ast.expr] = [copy.deepcopy(one) for one in joint.guards]
+        arguments: list[ast.expr] = [
+            *(_load(self._owner), node.value.left, node.value.right, _load(_normed(number))),
+            *([ast.BoolOp(ast.Or(), guards)] if len(guards) > 1 else guards),
+        ]
+        node.value = ast.Call(_load(_adder(number)), arguments, [])
+        empty = ast.Assign([ast.Name(_normed(number), ast.Store())], ast.List([], ast.Load()))
+        return [_at(empty, node), _at(node, node)]
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        """Let the norm be what the sum has made, where it has."""
+        self.generic_visit(node)
+        number = self._calls.get(_place(node))
+        if number is None:
+            return node
+        pop = ast.Attribute(_load(_normed(number)), "pop", ast.Load())
+        choice = ast.IfExp(_load(_normed(number)), ast.Call(pop, [], []), node)
+        return _at(choice, node)
+
+
+def _at(new: Any, old: ast.AST) -> Any:
+    return ast.fix_missing_locations(ast.copy_location(new, old))
+
+
+def _load(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+def _normed(number: int) -> str:
+    return f"kprof_normed_{number}"
+
+
+def _adder(number: int) -> str:
+    return f"kprof_add_{number}"
+
+
+def _site(
+    name: str,
+    module: Module,
+    tree: ast.FunctionDef,
+    joints: Sequence[Joint],
+    known: dict[str, Recognised],
+    request: Request,
+) -> Site:
+    original, switch = type(module).forward, Switch()
+    parts, adders, reads_by_norm = {}, {}, {}
+    what = type(module).__name__
+    for number, joint in enumerate(joints):
+        found, maker = known[joint.norm], request.new_maker()
+        kernel = request.kernels[KERNELS[found.kernel]]
+        default = is_default(found)
+        ways = Ways(kernel, request.providers, found.settings, is_default=default, maker=maker)
+        parts[f"{what}: {joint.norm}" if len(joints) > 1 else what] = ways
+        norm = module._modules[joint.norm]
+        assert norm is not None
+        read = reads_of(norm)
+        # A norm whose code reads something unknown is not recognised.
+        assert isinstance(read, Reads)
+        reads_by_norm[joint.norm] = reads = compared(norm, found, read)
+        adders[_adder(number)] = _adding(module, joint, found, reads, ways)
+    owner = (tree.args.posonlyargs + tree.args.args)[0].arg
+    fused = _Fuse(owner, joints).visit(copy.deepcopy(tree))
+    patched = rewritten(original, fused, adders)
+    notes = [ways.noting() for ways in parts.values()]
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if switch.owner is not self:
+            return original(self, *args, **kwargs)
+        if is_compiling():
+            for note in notes:
+                note(False)
+            return original(self, *args, **kwargs)
+        return patched(self, *args, **kwargs)
+
+    def why_changed(owner: Any) -> str | None:
+        if type(owner).forward is not original:
+            return "its forward is another one now"
+        changed = (
+            reads.why_changed(owner._modules.get(child)) for child, reads in reads_by_norm.items()
+        )
+        return next((why for why in changed if why is not None), None)
+
+    put = bound(forward, original, switch)
+    return Site(name, module, put, parts, switch=switch, why_changed=why_changed)
+
+
+def _adding(
+    module: Module, joint: Joint, found: Recognised, reads: Reads, ways: Ways
+) -> Callable[..., Any]:
+    """Return what a layer calls for its sum: it adds, and leaves the norm of the sum in a list.
+
+    The list stays empty where the original norm has to run.
+    """
+    child, known, decide = joint.norm, ways.known, ways.decide
+    expected = module._modules[child]
+    assert expected is not None
+    norm_found, names = weakref.ref(expected), names_of_weights(expected)
+    constant, eps_name, is_changed = found.eps, found.eps_name, reads.changes()
+
+    def add(owner: Any, a: Any, b: Any, normed: list[Any], is_another_branch: bool = False) -> Any:
+        if is_another_branch:
+            return a + b
+        norm = owner._modules.get(child)
+        why = _why_original(norm, norm_found(), names, (a, b))
+        if why is None and is_changed is not None and is_changed(norm):
+            why = CHANGED
+        if why is not None:
+            ways.leave_out(why)
+            return a + b
+        own = norm._parameters
+        weight, bias = own.get("weight"), own.get("bias")
+        eps = constant if eps_name is None else getattr(norm, eps_name)
+        arguments = _arguments_of(found, b, a, weight, bias, eps)
+        key = key_of(b, weight, bias), a.shape, a.dtype, a.get_device()
+        way = known.get(key) or decide(key, arguments)
+        way.num_calls += 1
+        if way.function is None:
+            return a + b
+        y, total = way.function(*arguments)
+        normed.append(y)
+        return total
+
+    return add
+
+
+def _why_original(
+    norm: Any, expected: Module | None, names: tuple[bool, bool], terms: tuple[Any, Any]
+) -> str | None:
+    """Return why a call runs the original sum and norm; None: the kernel may take it."""
+    if norm is None or norm is not expected:
+        return ANOTHER
+    if not is_passed_over(norm):
+        return WATCHED
+    if type(terms[0]) not in PLAIN or type(terms[1]) not in PLAIN:
+        return NO_TENSORS
+    if have_moved(norm, names):
+        return MOVED
+    is_other = any(not one.is_contiguous() and is_permuted(one) for one in terms)
+    return PERMUTED if is_other else None
+
+
+FAMILY = Family(kernels=tuple(KERNELS.values()), find=find)

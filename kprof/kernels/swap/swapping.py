@@ -1,0 +1,364 @@
+"""The swap: kernels take over in a model, and go again, and leave it bit for bit as it was.
+
+A whole process as what is swapped: its models and optimizers, and torch's own functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.compiler import is_compiling
+from torch.fx import GraphModule
+from torch.nn import DataParallel, Module, functional
+from torch.optim import Optimizer
+
+from kprof.kernels.runtime.ready import build_beside
+from kprof.kernels.swap.dispatch import UNWANTED, Ways, has_decided
+from kprof.kernels.swap.patches import MARK
+from kprof.kernels.swap.providers import ORIGINAL, Providers, kernels_named
+from kprof.kernels.swap.saved import SwapError, write_report
+from kprof.kernels.swap.site import Request, Site, Skip, Switch
+from kprof.kernels.swap.sites import SiteReport, SwapReport, all_families
+from kprof.kernels.swap.sites.rewired import replacement_of
+from kprof.kernels.swap.translate import Route, Translation, settings_of, translations_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+# Taken when this was imported: what is there later may be a swap's.
+FUNCTIONS = (functional.cross_entropy, functional.scaled_dot_product_attention)
+
+
+def all_roots() -> list[Any]:
+    """Return the modules of this process that are in no other one, and its optimizers.
+
+    The largest come first: what a compiler made of a model's parts comes after the model.
+    """
+    found = [one for one in gc.get_objects() if issubclass(type(one), (Module, Optimizer))]
+    modules = [one for one in found if isinstance(one, Module) and not isinstance(one, GraphModule)]
+    modules = [one for one in modules if "_modules" in one.__dict__]
+    inside = {id(child) for one in modules for child in one._modules.values()}
+    roots = [one for one in modules if id(one) not in inside]
+    sizes = {id(one): sum(1 for _ in one.modules()) for one in roots}
+    roots.sort(key=lambda one: -sizes[id(one)])
+    return [*roots, *(one for one in found if isinstance(one, Optimizer))]
+
+
+def process_sites(request: Request) -> Iterator[Site]:
+    """Yield the sites for all calls of functions of torch, wherever a script makes them."""
+    for function in FUNCTIONS:
+        translations = translations_of(function, request.kernels)
+        if translations:
+            yield _site(function, translations, request)
+
+
+def _site(
+    function: Callable[..., Any], translations: Sequence[Translation], request: Request
+) -> Site:
+    name, routes = function.__name__, []
+    for one in translations:
+        found = settings_of(function, one)
+        settings = frozenset() if isinstance(found, str) else found
+        ways = Ways(request.kernels[one.kernel], request.providers, settings)
+        routes.append(Route(one, ways))
+    replacement, switch = replacement_of(function, routes), Switch()
+    # What calls this function itself cannot be compiled into its place.
+    name_of = request.providers.name
+    others = [one for one in routes if name_of(one.translation.kernel) not in ORIGINAL]
+    compiled = replacement_of(function, others)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # Who took this function while the swap was on may call it later.
+        if switch.owner is None:
+            return function(*args, **kwargs)
+        if is_compiling():
+            return compiled(*args, **kwargs)
+        if has_decided(request.providers):
+            return function(*args, **kwargs)
+        return replacement(*args, **kwargs)
+
+    setattr(call, MARK, switch)
+    return Site(
+        "torch.nn.functional",
+        functional,
+        lambda owner: call,
+        {one.translation.titled(name): one.ways for one in routes},
+        attribute=name,
+        switch=switch,
+    )
+
+
+class Swap:
+    """A swap of a model's sites: a context manager, and the report of what became of them.
+
+    What is to be put where is found out when it is entered first; to enter it again, and to leave
+    it, takes microseconds.
+    """
+
+    def __init__(self, roots: Iterable[object] | None, names: Iterable[str]) -> None:
+        """Prepare to swap these kernels.
+
+        Args:
+            roots: Modules and optimizers, held until it is entered; None: all of this process.
+            names: KERNEL, or KERNEL=PROVIDER, each with @PATTERN;!PATTERN behind it or without.
+
+        Raises:
+            KprofError: there is no such kernel or provider.
+        """
+        given = [name.partition("@") for name in names]
+        asked = dict(_parsed(name) for name, _, _ in given)
+        patterns = {_parsed(name)[0]: tuple(of.split(";")) for name, _, of in given if of}
+        if not asked:
+            raise SwapError("no kernel to swap", fix="name some: kprof kernels list")
+        kernels = kernels_named(asked)
+        forced = {name: provider for name, provider in asked.items() if provider is not None}
+        self._request = Request(kernels, Providers(kernels, forced), patterns=patterns)
+        self._roots = None if roots is None else list(roots)
+        self._found: list[Site | Skip] | None = None
+        self._is_everything = roots is None
+        self._on: list[Site] = []
+        # Identities, not references: what was swapped once may go.
+        self._members: set[int] = set()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the kernels have taken over now."""
+        return self in _entered
+
+    @property
+    def report(self) -> SwapReport:
+        """What became of every site, so far."""
+        found = self._found or ()
+        sites = tuple(report for one in found for report in one.reports())
+        return SwapReport(tuple(self._request.kernels), sites)
+
+    @property
+    def sites(self) -> tuple[SiteReport, ...]:
+        """What became of every site, so far."""
+        return self.report.sites
+
+    @property
+    def replaced(self) -> tuple[SiteReport, ...]:
+        """The sites where a kernel runs, or will run when they are called."""
+        return self.report.replaced
+
+    @property
+    def fallen_back(self) -> tuple[SiteReport, ...]:
+        """The sites all of whose calls so far ran the original, each call with its reason."""
+        return self.report.fallen_back
+
+    @property
+    def skipped(self) -> tuple[SiteReport, ...]:
+        """The sites that are left as they were, and why."""
+        return self.report.skipped
+
+    def __enter__(self) -> Swap:
+        """Let the kernels take over."""
+        if self.is_on:
+            raise SwapError("this swap is on already", fix="leave it before you enter it again")
+        if self._found is None:
+            build_beside()
+            self._found = _without_parts_taken(list(self._find()))
+            self._roots = []
+        self._on = [one for one in self._found if isinstance(one, Site)]
+        for site in self._on:
+            site.enter()
+        _entered.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave everything as it was.
+
+        Raises:
+            SwapError: one that was entered later is on in the same model.
+        """
+        later = _entered[_entered.index(self) + 1 :]
+        if any(self._members & other._members for other in later):
+            raise SwapError(
+                "a swap was to be left before another of the same modules that came after it",
+                fix="leave the inner one first, as with blocks do",
+            )
+        _entered.remove(self)
+        for site in reversed(self._on):
+            site.leave()
+        self._on = []
+
+    def _find(self) -> Iterator[Site | Skip]:
+        roots = all_roots() if self._roots is None else self._roots
+        taken: set[Hashable] = set()
+        for root, one in self._find_in(roots):
+            _name(one, root, is_one_of_many=len(roots) > 1)
+            if one.place in taken:
+                continue
+            if isinstance(one, Skip) or self._is_wanted(one):
+                taken.add(one.place)
+                yield one
+            else:
+                # The place is free for other kernels.
+                for what, ways in one.parts.items():
+                    yield Skip(one.name, ways.kernel.name, what, UNWANTED)
+
+    def _is_wanted(self, one: Site) -> bool:
+        """Close the parts of a site whose kernels nobody wants there; tell whether any is left."""
+        # What makes masks has no parts of its own, and serves those of others.
+        if not one.parts:
+            return True
+        for ways in one.parts.values():
+            if not self._request.is_wanted(ways.kernel.name, one.name, one.shape):
+                ways.close()
+        return any(ways.is_open for ways in one.parts.values())
+
+    def _find_in(self, roots: list[Any]) -> Iterator[tuple[object, Site | Skip]]:
+        if self._is_everything:
+            self._members.add(id(functional))
+            for site in process_sites(self._request):
+                yield None, site
+        asked = set(self._request.kernels)
+        families = [family for family in all_families() if asked & set(family.kernels)]
+        for root in roots:
+            check_root(root)
+            modules = root.modules() if isinstance(root, Module) else [root]
+            self._members.update(id(one) for one in modules)
+            for family in families:
+                for one in family.find(root, self._request):
+                    yield root, one
+
+
+def _without_parts_taken(found: list[Site | Skip]) -> list[Site | Skip]:
+    """Leave out why a module is skipped as a whole where a function that it calls is replaced."""
+    taken = {
+        (one.name, ways.kernel.name)
+        for one in found
+        if isinstance(one, Site)
+        for what, ways in one.parts.items()
+        if ways.is_open and PART in what
+    }
+    return [
+        one
+        for one in found
+        if isinstance(one, Site) or PART in one.what or (one.name, one.kernel) not in taken
+    ]
+
+
+# Between the class of a module and the function that it calls, in what a report calls a place.
+PART = ": "
+# Those that are on, in the order in which they were entered.
+_entered: list[Swap] = []
+
+
+def swapped(model: object, *names: str) -> Swap:
+    """Return a swap to enter: `with kprof.swapped(model, "rmsnorm", "swiglu=liger") as swap:`.
+
+    Args:
+        model: A module or an optimizer, several in a list, or None: all of this process.
+        names: KERNEL, or KERNEL=PROVIDER; with the names of sites behind an @, such as
+            "fp8_linear@*.mlp.*;!*.down_proj", it is for these alone; "fp8_linear@14336x*" is for
+            linear layers of 14,336 outputs.
+
+    Raises:
+        KprofError: there is no such kernel or provider.
+    """
+    if model is None:
+        return Swap(None, names)
+    roots = list(model) if isinstance(model, (list, tuple)) else [model]
+    for root in roots:
+        if not isinstance(root, (Module, torch.optim.Optimizer)):
+            raise SwapError(
+                f"a {type(root).__name__} cannot be swapped", fix="give a module or an optimizer"
+            )
+    return Swap(roots, names)
+
+
+def _parsed(name: str) -> tuple[str, str | None]:
+    kernel, separator, provider = name.strip().partition("=")
+    return kernel, provider if separator else None
+
+
+def check_root(root: object) -> None:
+    """Make sure that what is put into a root stays there.
+
+    Raises:
+        SwapError: it does not.
+    """
+    if isinstance(root, Module) and any(type(one) is DataParallel for one in root.modules()):
+        raise SwapError(
+            "DataParallel copies modules to other GPUs, and would take their methods along",
+            fix="use DistributedDataParallel",
+        )
+
+
+def _name(one: Site | Skip, root: object, *, is_one_of_many: bool) -> None:
+    """Take wrappers of torch.compile and FSDP out of a qualified name, and tell models apart."""
+    for wrapper in WRAPPERS:
+        one.name = one.name.replace(f"{wrapper}.", "")
+    title = type(getattr(root, "_orig_mod", root)).__name__
+    if root is not None and is_one_of_many and one.name != title:
+        one.name = f"{title}.{one.name}"
+
+
+# Attributes by which torch.compile, FSDP and checkpointing hold what they wrap.
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_prepared: dict[tuple[str, ...], Swap] = {}
+
+
+def all_models(names: str, path: str | None = None) -> Leaving:
+    """Return a context manager that swaps kernels in all models of this process.
+
+    What is to be put where is found out once; after that it takes microseconds to enter and leave.
+    Models that are made later are left alone.
+
+    Args:
+        names: "KERNEL,KERNEL=PROVIDER,…".
+        path: Where to write the report when it is left.
+
+    Raises:
+        KprofError: there is no such kernel or provider.
+    """
+    asked = tuple(names.split(","))
+    if asked not in _prepared:
+        _prepared[asked] = Swap(None, asked)
+    return Leaving(_prepared[asked], None if path is None else Path(path))
+
+
+class Leaving:
+    """A swap that tells what became of it in a file, when it is left, at most once a second."""
+
+    def __init__(self, swap: Swap, path: Path | None) -> None:
+        self._swap, self._path = swap, path
+
+    def __enter__(self) -> Swap:
+        """Let the kernels take over."""
+        return self._swap.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave everything as it was."""
+        self._swap.__exit__(kind, error, trace)
+        if self._path is None or time.monotonic() - _written_s.get(self._path, 0.0) >= LEAST_S:
+            self.tell()
+
+    def tell(self) -> None:
+        """Write what became of the swap so far."""
+        if self._path is not None:
+            _written_s[self._path] = time.monotonic()
+            write_report(self._swap.report, self._path)
+
+
+LEAST_S = 1.0
+_written_s: dict[Path, float] = {}

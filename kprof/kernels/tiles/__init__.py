@@ -1,0 +1,1 @@
+"""The tile kit: device functions that several kernels are made of."""

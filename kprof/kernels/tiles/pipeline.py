@@ -1,0 +1,53 @@
+"""A ring of blocks in shared memory: the copying hardware fills it, warps of others empty it.
+
+Each place has a barrier that says when its block is there, and one that says when all who read it
+have done so. Which round it is follows from a count that both sides keep. Blocks are of four
+dimensions, (1, 1, rows, columns), so that rows that are not there are zeros, in each of the others.
+"""
+
+from __future__ import annotations
+
+from kprof.kernels.tiles.gluon import gl, gluon, mbarrier, tma
+
+
+@gluon.jit
+def room_for(desc, PLACES: gl.constexpr):
+    """Return shared memory for so many blocks."""
+    # Gluon knows no starred lists.
+    return gl.allocate_shared_memory(
+        desc.dtype,
+        [PLACES] + desc.block_type.shape,  # noqa: RUF005
+        desc.layout,
+    )
+
+
+@gluon.jit
+def ring_of(desc, PLACES: gl.constexpr, READERS: gl.constexpr):
+    """Return shared memory for so many blocks, and barriers that say when one is full or free."""
+    smem = room_for(desc, PLACES)
+    full = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(PLACES):
+        mbarrier.init(full.index(place), count=1)
+        mbarrier.init(free.index(place), count=READERS)
+    return smem, full, free
+
+
+@gluon.jit
+def load(desc, ring, count, batch, head, row):
+    """Begin to load a block into the next place of a ring, once that is free."""
+    smem, full, free = ring
+    place = count % smem.shape[0]
+    mbarrier.wait(free.index(place), (count // smem.shape[0] & 1) ^ 1)
+    mbarrier.expect(full.index(place), desc.block_type.nbytes)
+    at = [batch, head, row, 0]
+    tma.async_copy_global_to_shared(desc, at, full.index(place), smem.index(place))
+
+
+@gluon.jit
+def loaded(ring, count):
+    """Return the block that lies in a ring at this count, once it is there, and who frees it."""
+    smem, full, free = ring
+    place = count % smem.shape[0]
+    mbarrier.wait(full.index(place), count // smem.shape[0] & 1)
+    return smem.index(place).reshape([smem.shape[3], smem.shape[4]]), free.index(place)

@@ -1,0 +1,229 @@
+"""The kernel library as sections: what there is, and who won where.
+
+What the quality gate found, as sections for the terminal and the page, and as plain data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from kprof.kernels.correctness.levels import REJECT, GateReport, Level, Measure
+from kprof.kernels.correctness.scope import Scope
+from kprof.report.section import Column, Part, Section, Table, Text
+from kprof.report.units import MISSING, format_amount, format_share, format_time
+
+if TYPE_CHECKING:
+    from kprof.kernels.bench.choice import Choice
+    from kprof.kernels.bench.measure import Timed
+
+# Of which calls the time of a pass is what users pay.
+OF_CALLS = {"forward": "without gradients", "training": "with gradients"}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One kernel of the library, as a reader wants to see it."""
+
+    name: str
+    replaces: str
+    providers: tuple[tuple[str, str | None], ...]
+    """Name and installed version of each; None: not installed."""
+    dtypes: tuple[str, ...]
+
+
+def section_of_kernels(listed: list[Listed]) -> Section:
+    """List the kernels with who can do them here."""
+    columns = (
+        Column("Kernel"),
+        Column("Can do it here", "prose"),
+        Column("Takes the place of", "prose"),
+        Column("Not installed", "prose", essential=False),
+    )
+    rows = tuple(
+        (
+            one.name,
+            ", ".join(name for name, version in one.providers if version),
+            one.replaces,
+            ", ".join(name for name, version in one.providers if not version) or MISSING,
+        )
+        for one in listed
+    )
+    return Section("Kernels", 0, (Table(columns, rows, terminal_rows=len(rows)),))
+
+
+def section_of_choice(choice: Choice, ranked: list[Timed]) -> Section:
+    """Show the times of every provider on one shape in one pass, the chosen one first."""
+    shape = "x".join(str(length) for length in ranked[0].shape)
+    calls = f"such calls {OF_CALLS[choice.direction]}"
+    lead = f"{choice.provider} runs {calls} on {choice.gpu}: {choice.why} ({choice.date})."
+    columns = (
+        Column("Provider"),
+        Column("GPU time", "right"),
+        Column("Rate", "right"),
+        Column("Of a copy", "right"),
+        Column("Host", "right"),
+        Column("Does not run because", "prose", essential=False),
+    )
+    rows = tuple(_row(one) for one in ranked)
+    title = f"{choice.kernel} {choice.direction}, {shape} {choice.dtype}"
+    caption = "Of a copy: the time of a copy of the same bytes in the same harness, over this time."
+    if choice.direction == "training":
+        caption = f"Forward and backward pass as one. {caption}"
+    return Section(title, 0, (Text(lead), Table(columns, rows, caption, terminal_rows=len(rows))))
+
+
+def _row(one: Timed) -> tuple[str, ...]:
+    return (
+        one.provider,
+        format_time(one.gpu_ns),
+        MISSING if one.bytes_per_s is None else format_amount(one.bytes_per_s, "B/s"),
+        format_share(one.share_of_copy),
+        format_time(one.host_ns),
+        one.problem,
+    )
+
+
+SCHEMA = 1
+TITLE = "Quality gate"
+ORDER = 90
+CAPTION = (
+    "A/A: what the replaced code shows against itself or the truth. "
+    "A level that was not run counts as nothing."
+)
+
+
+def sections_of_gate(report: GateReport) -> list[Section]:
+    """Render the class reached, the matrix of levels, and every measure."""
+    parts: list[Part] = [Text(_verdict(report), _tone(report)), _matrix(report)]
+    parts += [Text(f"{lv.name}: {lv.why}.", "warning") for lv in report.levels if _is_bad(lv)]
+    notes = [f"{level.name}: {note}." for level in report.levels for note in level.notes]
+    sections = [Section(f"{TITLE}: {report.subject}", ORDER, tuple(parts))]
+    if notes:
+        sections.append(Section("To know", ORDER, tuple(Text(note) for note in notes)))
+    measures = [(level, measure) for level in report.levels for measure in level.measures]
+    if measures:
+        sections.append(Section("Measures", ORDER, (_measures(measures),), in_terminal=False))
+    return sections
+
+
+def _is_bad(level: Level) -> bool:
+    return level.state in ("failed", "undecided")
+
+
+def _verdict(report: GateReport) -> str:
+    by_state: dict[str, list[str]] = {}
+    for level in report.levels:
+        by_state.setdefault(level.state, []).append(level.name)
+    nearest = f"{report.nearest} would need {', '.join(report.missing)}" if report.nearest else ""
+    if report.reached == REJECT:
+        what = f"{REJECT}: {', '.join(by_state['failed'])} failed"
+    elif report.reached is None:
+        failed = f", {', '.join(by_state['failed'])} failed" if "failed" in by_state else ""
+        passed = ", ".join(by_state.get("passed", ["nothing"]))
+        what = f"{passed} passed{failed}, which shows no class yet"
+    else:
+        what = report.reached
+    if report.scope is not None and report.reached != REJECT:
+        what = f"{what}, for {report.scope}"
+    return f"{what}; {nearest}." if nearest else f"{what}."
+
+
+def _tone(report: GateReport) -> str:
+    return "good" if report.passed and report.reached != REJECT else "warning"
+
+
+def _matrix(report: GateReport) -> Table:
+    columns = (
+        Column("Level", "name"),
+        Column("State"),
+        Column("Value", "right"),
+        Column("Threshold", "right"),
+        Column("A/A", "right"),
+        Column("Of what", "name"),
+        Column("Looked at", essential=False),
+    )
+    rows = tuple(_gate_row(level) for level in report.levels if level.name in report.asked)
+    return Table(columns, rows, CAPTION, terminal_rows=len(rows))
+
+
+def _gate_row(level: Level) -> tuple[str, ...]:
+    title = f"{level.name} {level.title}"
+    worst = level.worst
+    if worst is None:
+        return (title, level.state, "", "", "", level.why, level.looked_at)
+    return (title, level.state, *_numbers(worst), worst.name, level.looked_at)
+
+
+def _numbers(measure: Measure) -> tuple[str, str, str]:
+    sign = "≤" if measure.better == "lower" else "≥"
+    return (
+        f"{_number(measure.value)} {measure.unit}".rstrip(),
+        f"{sign} {_number(measure.threshold)}",
+        "" if measure.baseline is None else _number(measure.baseline),
+    )
+
+
+def _measures(measures: list[tuple[Level, Measure]]) -> Table:
+    columns = (
+        Column("Level"),
+        Column("Measure", "name"),
+        Column("Met"),
+        Column("Value", "right"),
+        Column("Threshold", "right"),
+        Column("A/A", "right"),
+        Column("Worst on", "name"),
+    )
+    rows = tuple(
+        (level.name, m.name, "yes" if m.is_met else "NO", *_numbers(m), m.where)
+        for level, m in measures
+    )
+    return Table(columns, rows, terminal_rows=len(rows))
+
+
+def _number(value: float) -> str:
+    if math.isinf(value):
+        return "∞"
+    return f"{value:.4g}"
+
+
+def result_of_gate(report: GateReport) -> dict[str, object]:
+    """Return the report as plain data; a number that is not finite is None."""
+    return {
+        "schema": SCHEMA,
+        "subject": report.subject,
+        "passed": report.passed,
+        "reached": report.reached,
+        "missing": list(report.missing),
+        "asked": list(report.asked),
+        "changes_precision": report.changes_precision,
+        "scope": None if report.scope is None else _scope(report.scope),
+        "levels": [_level(level) for level in report.levels],
+    }
+
+
+def _scope(scope: Scope) -> dict[str, object]:
+    return {"words": str(scope), **asdict(scope)}
+
+
+def _level(level: Level) -> dict[str, object]:
+    return {
+        "name": level.name,
+        "title": level.title,
+        "state": level.state,
+        "why": level.why,
+        "looked_at": level.looked_at,
+        "is_bit_exact": level.is_bit_exact,
+        "scope": None if level.scope is None else _scope(level.scope),
+        "notes": list(level.notes),
+        "measures": [_measure(measure) for measure in level.measures],
+    }
+
+
+def _measure(measure: Measure) -> dict[str, object]:
+    plain = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in asdict(measure).items()
+    }
+    return plain | {"is_met": measure.is_met}
