@@ -93,18 +93,32 @@ def standard_kept():
         operation = SUBJECTS.get(subject.name)
         if operation is None or function is not operation.replaced or function is subject.new:
             return observe(*about, **options)
-        key = function, subject.seed, subject.differentiable, case, *options.values()
+        about_call = function, subject.seed, subject.differentiable, case, *options.values()
+        key = *about_call, _bits_of(arguments)
         return once(key, lambda: observe(*about, **options))
 
     def of_truth(subject, case, arguments):
-        key = "truth", subject.truth, subject.seed, subject.differentiable, subject.writes, case
-        return once(key, lambda: observe_truth(subject, case, arguments))
+        about = subject.truth, subject.seed, subject.differentiable, subject.writes, case
+        # The search for cheats gives other values for the same case.
+        return once(
+            ("truth", *about, _bits_of(arguments)), lambda: observe_truth(subject, case, arguments)
+        )
 
     with contextlib.ExitStack() as stack:
         for level in (integrity, numerics, variation):
             stack.enter_context(patch.object(level, "observe", of_code))
             stack.enter_context(patch.object(level, "observe_truth", of_truth))
         yield
+
+
+def _bits_of(arguments):
+    """Return what tells arguments of other values apart."""
+    tensors = [one.detach() for one in arguments if isinstance(one, torch.Tensor)]
+    return hash(
+        tuple(
+            one.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for one in tensors
+        )
+    )
 
 
 def judge(subject, levels=("L0", "L1")):
