@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kprof.ab import engagement
-from kprof.analyze.engagement import read_engagement
+from kprof.ab.engagement import read_engagement
 from kprof.analyze.findings.scores import score
 from kprof.comparison import Metric
 from kprof.errors import KprofError
@@ -220,3 +220,12 @@ def test_a_prediction_of_ones_own_needs_a_step_to_be_a_share_of(tmp_path):
     engagement.init(tmp_path)
     with pytest.raises(KprofError, match="no run yet"):
         engagement.predict(tmp_path, "tuned", (0.1, 0.2))
+
+
+def test_a_prediction_whose_entry_was_removed_is_not_scored(begun):
+    added(begun, 0.87)
+    (begun / "0002-run-run-kprof.json").unlink()
+    found = scores(begun)
+    assert found.scored == ()
+    assert [one.why for one in found.unscored] == ["entry 2 does not predict it"]
+    assert kprof("engage", "report", str(begun)) == 0

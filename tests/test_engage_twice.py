@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kprof.ab import engagement
-from kprof.analyze.engagement import read_engagement
+from kprof.ab.engagement import read_engagement
 from kprof.errors import KprofError
 from tests.engagements import LATER_NS, finding, write_comparison, write_run
 from tests.test_cli import kprof

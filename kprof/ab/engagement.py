@@ -1,11 +1,9 @@
-"""`kprof engage`: what happened for one workload, in the order in which it happened.
-
-What a path holds, recognised by its saved form, in short enough to be kept in an engagement.
-"""
+"""The folder of an engagement: recognise results, add entries, read and write their files."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -21,6 +19,7 @@ from kprof.analyze.cost.of_findings import with_worth
 from kprof.analyze.engagement import (
     ALL_FINDINGS,
     ALL_SWAPS,
+    SCHEMA,
     AnyContent,
     BenchAdded,
     Bet,
@@ -40,25 +39,24 @@ from kprof.analyze.engagement import (
     Source,
     TimeSpent,
     When,
-    read_engagement,
-    seal,
     without_folders,
-    write,
 )
 from kprof.analyze.findings.scores import Promise, began_s, promises_in
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.kernel_times import KEYS as BENCH_KEYS
 from kprof.comparison import FILE as COMPARISON_FILE
-from kprof.comparison import read
+from kprof.comparison import read, with_nan
 from kprof.errors import KprofError
 from kprof.findings import Diagnosis, Finding, Saving
 from kprof.report.partner.disclosure import Redactor
 from kprof.report.partner.evidence import Evidence
 from kprof.storage import FINDINGS_FILE, is_saved, load
-from kprof.trace import SCHEMA, Prediction, Trace
+from kprof.trace import SCHEMA as TABLES
+from kprof.trace import Prediction, Trace
 
 BLOCK_BYTES = 1 << 20
 LARGEST_BYTES = 1 << 26
+LONGEST_SLUG = 40
 KNOWN = (
     "a run (folder of kprof run), a comparison (folder of kprof ab), or the output of "
     "kprof sla, cost, ab, selftest, kernels check or kernels bench with --json, in a file"
@@ -304,7 +302,7 @@ def find_source(source: Source, folder: Path) -> Path | None:
 def _hash_of_run(path: Path) -> str:
     """Return a hash of the tables and findings; answers that a run is asked for later are none."""
     whole = hashlib.sha256()
-    for name in sorted([*(f"{table}.parquet" for table in SCHEMA), FINDINGS_FILE]):
+    for name in sorted([*(f"{table}.parquet" for table in TABLES), FINDINGS_FILE]):
         digest = hashlib.sha256()
         with (path / name).open("rb") as file:
             while block := file.read(BLOCK_BYTES):
@@ -353,7 +351,7 @@ def add(
         raise KprofError("nothing to add", fix=f"kprof engage add {folder} RUN.kprof")
     # All are read and checked before the first is written.
     for found in [recognise(path, when) for path in paths]:
-        _refuse_again(engagement, found, len(before.entries))
+        _refuse_again(engagement, found, before.entries[-1].number)
         content = found.content
         if isinstance(content, ComparisonAdded):
             by_s = began_s(content.comparison)
@@ -363,10 +361,11 @@ def add(
             problem = f"{found.source.name} is no comparison, so it tests no prediction"
             raise KprofError(problem, fix="leave out --tests")
         for one in (content, *found.besides):
-            engagement = _with(engagement, folder, one, found.source)
+            entry = _next(engagement, one, found.source)
+            engagement = Engagement(folder, (*engagement.entries, entry))
     added = list(engagement.entries[len(before.entries) :])
     for entry in added:
-        write(entry, folder)
+        _write(entry, folder)
     return added
 
 
@@ -424,20 +423,20 @@ def decide(folder: Path, text: str) -> Entry:
     return _append(read_engagement(folder), folder, Decided(text.strip()))
 
 
-def _refuse_again(engagement: Engagement, found: Recognised, num_written: int) -> None:
+def _refuse_again(engagement: Engagement, found: Recognised, last_written: int) -> None:
     """Refuse what an entry holds already: the same file, or the same A/B out of another one."""
     pairs = _measured(found.content)
     for one in engagement.entries:
         if one.source == found.source or (pairs and pairs == _measured(one.content)):
             named = one.source.name if one.source else ""
             known = f", as {named}" if named and named != found.source.name else ""
-            if one.number > num_written:
+            if one.number > last_written:
                 raise KprofError(
                     f"{found.source.name} is named twice{known}", fix="name it once; none was added"
                 )
             raise KprofError(
                 f"{found.source.name} is entry {one.number} already{known}",
-                fix="add something else; entries are never replaced",
+                fix=f"add something else, or remove the file of entry {one.number} first",
             )
 
 
@@ -478,17 +477,17 @@ def _bet(promises: list[Promise], added: ComparisonAdded, tests: str | None) -> 
 
 def _append(engagement: Engagement | None, folder: Path, content: AnyContent) -> Entry:
     """Write the next entry, or the first; return it."""
-    entry = _with(engagement, folder, content).entries[-1]
-    write(entry, folder)
+    entry = _next(engagement, content)
+    _write(entry, folder)
     return entry
 
 
-def _with(
-    engagement: Engagement | None, folder: Path, content: AnyContent, source: Source | None = None
-) -> Engagement:
-    """Return an engagement with an entry more, not yet written.
+def _next(
+    engagement: Engagement | None, content: AnyContent, source: Source | None = None
+) -> Entry:
+    """Return the next entry, not yet written.
 
-    It is without the secrets that its texts may hold: the folder may live in git.
+    Secrets and folders in its texts are left out, because the folder may live in git.
     """
     redactor = Redactor("internal", Evidence(""))
 
@@ -500,4 +499,115 @@ def _with(
         return redactor.clean(value) if isinstance(value, str) else value
 
     plain = cleaned(msgspec.to_builtins(content))
-    return seal(engagement, folder, msgspec.convert(plain, type=AnyContent), source, now())
+    number = engagement.entries[-1].number + 1 if engagement is not None else 1
+    return _converted(
+        _portable(Entry(number, now(), msgspec.convert(plain, type=AnyContent), source))
+    )
+
+
+def _portable(entry: Entry) -> dict[str, Any]:
+    """Return an entry as it is written: absolute paths shortened to their last name, in UTF-8."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, str):
+            return without_folders(value).encode("utf-8", errors="replace").decode()
+        if isinstance(value, dict):
+            return {plain(name): plain(one) for name, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(one) for one in value]
+        return value
+
+    # JSON has no NaN: encoding once makes it null, as a reader will see it.
+    told = plain(msgspec.to_builtins(entry))
+    return msgspec.json.decode(msgspec.json.encode(told), type=dict[str, Any])
+
+
+def _write(entry: Entry, folder: Path) -> None:
+    """Write an entry into a new file.
+
+    Raises:
+        KprofError: nothing can be written there.
+    """
+    kind = msgspec.inspect.type_info(type(entry.content)).tag  # type: ignore[attr-defined]
+    path = folder / f"{entry.number:04d}-{kind}{_slug(entry.source)}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(entry)) + b"\n")
+    except OSError as error:
+        problem = f"{path} cannot be written: {error.strerror or error}"
+        raise KprofError(problem, fix="free some space, or change the permissions") from error
+
+
+def _slug(source: Source | None) -> str:
+    name = re.sub(r"[^A-Za-z0-9]+", "-", source.name if source else "").strip("-").lower()
+    return f"-{name[:LONGEST_SLUG]}" if name else ""
+
+
+def read_engagement(folder: Path) -> Engagement:
+    """Read all entries.
+
+    Raises:
+        KprofError: the folder holds no engagement, a damaged entry, or two with one number.
+    """
+    paths = sorted(folder.glob("[0-9][0-9][0-9][0-9]-*.json"))
+    if not paths:
+        raise KprofError(
+            f"{folder} holds no engagement", fix=f"begin one: kprof engage init {folder}"
+        )
+    entries = tuple(_read_entry(path) for path in paths)
+    for path, before, entry in zip(paths[1:], entries, entries[1:], strict=False):
+        if entry.number == before.number:
+            raise KprofError(
+                f"{path} is a second entry with the number {entry.number}",
+                fix=f"remove it, then add it again: kprof engage add {folder} PATH",
+            )
+    return Engagement(folder, entries)
+
+
+def _read_entry(path: Path) -> Entry:
+    try:
+        raw = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        if raw.get("schema") != SCHEMA:
+            raise KprofError(
+                f"{path.name} is of schema {raw.get('schema')}, and this kprof knows {SCHEMA}",
+                fix="use the version of kprof that wrote it, or a newer one",
+            )
+        entry = _converted(raw)
+        _check(entry.content)
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+    if not path.name.startswith(f"{entry.number:04d}-"):
+        raise _damaged(path, f"it has the number {entry.number}, and its name has another")
+    return entry
+
+
+def _damaged(path: Path, why: str) -> KprofError:
+    return KprofError(
+        f"{path} is no entry of an engagement: {why}",
+        fix="restore it, for example from git, or remove it",
+    )
+
+
+def _check(content: AnyContent) -> None:
+    """Read the saved answers of other commands, which are converted only where they are used."""
+    if isinstance(content, ServiceLevelAdded):
+        _require(content.verdict and content.targets)
+    elif isinstance(content, CostAdded):
+        _require(content.figures)
+    elif isinstance(content, GateAdded):
+        _require(content.subjects)
+    elif isinstance(content, BenchAdded):
+        _require(content.calls)
+    elif isinstance(content, CalibrationAdded):
+        msgspec.convert(content.said, type=Calibration)
+    elif isinstance(content, ComparisonAdded):
+        _require(content.comparison.claims)
+
+
+def _converted(plain: dict[str, Any]) -> Entry:
+    """Return an entry; a null in the pairs of a comparison becomes NaN again."""
+    content = plain.get("content")
+    if isinstance(content, dict) and isinstance(content.get("comparison"), dict):
+        content = {**content, "comparison": with_nan(content["comparison"])}
+    return msgspec.convert({**plain, "content": content}, type=Entry)

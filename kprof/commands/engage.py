@@ -1,18 +1,16 @@
-"""The options of `kprof engage`: what to do with which folder.
-
-The report of an engagement: the page for its partner, and what machines read beside it.
-"""
+"""`kprof engage`: keep one workload's evidence in a folder, and report it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import typer
 from typer import Option
 
+from kprof.ab import engagement as verbs
 from kprof.ab.engagement import find_source
 from kprof.analyze.engagement import (
     BenchAdded,
@@ -37,10 +35,6 @@ from kprof.report.junit import render_junit
 from kprof.report.markdown import render_markdown
 from kprof.report.partner.evidence import calibration_in, costs_in, gate_in, service_level_in
 
-if TYPE_CHECKING:
-    from kprof.analyze.engagement import Engagement, Entry
-    from kprof.commands.report import Level
-
 Measured = TypeVar("Measured", RunAdded, ServiceLevelAdded, CostAdded)
 
 FORMS = (".html", ".json", ".md", ".xml")
@@ -60,7 +54,7 @@ def write_report(
     only they know is not on the page. Reports in the engagement's own folder are replaced.
 
     Raises:
-        KprofError: a file is there already, or cannot be written; an entry was changed.
+        KprofError: a file is there already, or cannot be written.
     """
     page = out or engagement.folder / "report.html"
     beside = {form: page.with_suffix(form) for form in FORMS}
@@ -68,9 +62,6 @@ def write_report(
     if out is not None and taken and not force:
         fix = "name another file with --out, or pass --force"
         raise KprofError(f"{sorted(taken)[0]} exists already", fix=fix)
-    if engagement.problems:
-        fix = "restore the entries as they were, for example from git"
-        raise KprofError(engagement.problems[0], fix=fix)
     evidence, missing = evidence_of(engagement)
     write_partner_report(evidence, page, template, level)
     sections = sections_of_engagement(engagement)
@@ -131,7 +122,8 @@ def _predictions(engagement: Engagement) -> Iterator[Scored]:
         added = compared[one.entry]
         bet, interval = added.bet, added.comparison.headline.interval
         assert bet is not None
-        made_in = engagement.entries[bet.entry - 1]
+        made_in = engagement.entry(bet.entry)
+        assert made_in is not None
         yield Scored(one.name, *one.predicted, _day_of(made_in), interval, _name_of(made_in))
     for promise in scores.untested:
         shares = promise.predicted.shares
@@ -144,8 +136,6 @@ def _sources(engagement: Engagement) -> Iterator[Source]:
     for entry in engagement.entries:
         if entry.source is not None:
             yield Source(entry.source.name, describe(entry), entry.source.sha256)
-    number = len(engagement.entries)
-    yield Source(engagement.name, f"engagement up to entry {number}: its seal", engagement.seal)
 
 
 def _name_of(entry: Entry) -> str:
@@ -188,29 +178,20 @@ def engage(
         Option(help="report: as of kprof report [partner]."),
     ] = None,
     force: Annotated[bool, Option("--force", help="report: replace existing files.")] = False,
-    seal: Annotated[
-        str | None, Option(metavar="HEX", help="status: a seal that was noted; is it still there?")
-    ] = None,
     json: Annotated[bool, Option("--json", help="status: print it as JSON.")] = False,
 ) -> Answer:
     """Keep one workload's evidence, and score what was predicted.
 
     add takes runs, comparisons of kprof ab, and what kprof sla, kprof cost and kprof kernels check
     printed with --json. What a run's findings predict is written down when it is added, and scored
-    by the A/B that tests it. status exits with 1 if an entry was changed afterwards, or is gone.
+    by the A/B that tests it.
     """
-    from kprof.ab import engagement as verbs
-    from kprof.analyze.engagement import read_engagement
-    from kprof.report.engagement import describe, sections_of_engagement
-    from kprof.report.engagement_result import json_of_engagement
-
     given = words or []
     options: dict[str, object] = {
         "after": after,
         "tests": tests,
         "gain": gain,
         "json": json,
-        "seal": seal,
     }
     options |= {"out": out, "template": template, "redact": redact, "force": force}
     most, known = TAKES[action]
@@ -228,14 +209,13 @@ def engage(
         verbs.predict(folder, " ".join(given), verbs.gain_of(_given(gain)))
     elif action == "decide":
         verbs.decide(folder, " ".join(given))
-    found = read_engagement(folder, seal)
+    found = verbs.read_engagement(folder)
     if action == "report":
         return _report(found, out, template or "partner", redact or "partner", force=force)
     if action == "status":
-        code = 1 if found.problems else 0
         printed = json_of_engagement(found) if json else None
         last = f"next: kprof engage report {folder}"
-        return Answer(found.name, sections_of_engagement(found), printed, last, code)
+        return Answer(found.name, sections_of_engagement(found), printed, last)
     new = "\n".join(f"entry {one.number}: {describe(one)}" for one in added or found.entries[-1:])
     following = f"add {folder} RUN" if action == "init" else f"status {folder}"
     last = f"{new}; next: kprof engage {following}"
@@ -252,7 +232,6 @@ def _given(gain: str | None) -> str:
 def _report(
     found: Engagement, out: Path | None, template: str, redact: Level, *, force: bool
 ) -> Answer:
-
     page, missing = write_report(found, out, template=template, level=redact, force=force)
     for name in missing:
         say(f"{name} is not beside {found.folder}, or was changed: what only it knows is left out")
@@ -265,6 +244,6 @@ TAKES: dict[Action, tuple[float, set[str]]] = {
     "add": (float("inf"), {"--after", "--tests"}),
     "predict": (1, {"--gain"}),
     "decide": (1, set()),
-    "status": (0, {"--json", "--seal"}),
+    "status": (0, {"--json"}),
     "report": (0, {"--out", "--template", "--redact", "--force"}),
 }

@@ -27,7 +27,7 @@ from kprof.report.section import Column, Facts, Part, Section, Table, Text
 from kprof.report.units import MISSING, UNKNOWN, format_count, shorten
 
 NONE_SCORED = "none scored yet"
-SEAL_DIGITS = 16
+HASH_DIGITS = 16
 DAY = 10
 LONGEST_NAME = 100
 ERROR = (
@@ -37,7 +37,7 @@ ERROR = (
 
 
 def sections_of_engagement(engagement: Engagement) -> list[Section]:
-    """Render where the engagement stands, beginning with what speaks against trusting it."""
+    """Render where the engagement stands."""
     scores = score(engagement)
     sections = [_overview(engagement, scores), _predictions(scores)]
     sections += [part for part in (_tried(engagement), section_of_sides(engagement)) if part]
@@ -48,8 +48,6 @@ def sections_of_engagement(engagement: Engagement) -> list[Section]:
 
 def _overview(engagement: Engagement, scores: Scores) -> Section:
     first, last = engagement.entries[0], engagement.entries[-1]
-    warnings = [Text(problem, "warning") for problem in engagement.problems]
-    seal = f"of entry {last.number}; noted elsewhere, it shows that nothing was changed since"
     facts = Facts(
         (
             ("Begun", first.date[:DAY], engagement.name),
@@ -59,10 +57,9 @@ def _overview(engagement: Engagement, scores: Scores) -> Section:
                 format_count(len(engagement.entries), "entry", "entries"),
             ),
             ("Predictions", _scored_in_words(scores), _error_in_words(scores)),
-            ("Seal", engagement.seal[:SEAL_DIGITS], seal),
         )
     )
-    return Section("Engagement", 0, (*warnings, facts))
+    return Section("Engagement", 0, (facts,))
 
 
 def _scored_in_words(scores: Scores) -> str:
@@ -206,7 +203,7 @@ def _entries(engagement: Engagement) -> Section:
             one.date,
             describe(one),
             one.source.name if one.source else MISSING,
-            one.source.sha256[:SEAL_DIGITS] if one.source else MISSING,
+            one.source.sha256[:HASH_DIGITS] if one.source else MISSING,
         )
         for one in engagement.entries
     )

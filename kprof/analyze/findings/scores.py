@@ -132,7 +132,7 @@ def _score(engagement: Engagement, entry: Entry, added: ComparisonAdded) -> Scor
     comparison, bet = added.comparison, added.bet
     if bet is None:
         return Unscored(entry.number, comparison.b, "it was added as a test of no prediction")
-    made_in = next((one for one in engagement.entries if one.number == bet.entry), entry)
+    made_in = engagement.entry(bet.entry) or entry
     predicted = next((one for one in made_in.predictions if one.name == bet.name), None)
     claim = comparison.headline
     if predicted is None:
