@@ -57,6 +57,8 @@ from kprof.trace import Prediction, Trace
 BLOCK_BYTES = 1 << 20
 LARGEST_BYTES = 1 << 26
 LONGEST_SLUG = 40
+# Of `--tests`: the comparison tests no prediction.
+NOTHING = "nothing"
 KNOWN = (
     "a run (folder of kprof run), a comparison (folder of kprof ab), or the output of "
     "kprof sla, cost, ab, selftest, kernels check or kernels bench with --json, in a file"
@@ -309,9 +311,6 @@ def _hash_of_run(path: Path) -> str:
                 digest.update(block)
         whole.update(f"{name} {digest.hexdigest()}\n".encode())
     return whole.hexdigest()
-
-
-NOTHING = "nothing"
 
 
 def now() -> str:

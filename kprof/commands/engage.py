@@ -29,8 +29,12 @@ from kprof.commands import Answer, refuse_idle_options, say
 from kprof.commands.report import Decision, Evidence, Level, Scored, Source, write_partner_report
 from kprof.errors import KprofError
 from kprof.open import open_trace
-from kprof.report.engagement import describe, sections_of_engagement
-from kprof.report.engagement_result import cases_of_engagement, json_of_engagement
+from kprof.report.engagement import (
+    cases_of_engagement,
+    describe,
+    json_of_engagement,
+    sections_of_engagement,
+)
 from kprof.report.junit import render_junit
 from kprof.report.markdown import render_markdown
 from kprof.report.partner.evidence import calibration_in, costs_in, gate_in, service_level_in

@@ -1,9 +1,12 @@
-"""An engagement as sections: what was predicted, tried, measured and decided."""
+"""An engagement as sections, as plain data, and as test cases for a CI server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
+
+import msgspec
 
 from kprof.analyze.engagement import (
     ALL_SWAPS,
@@ -14,36 +17,56 @@ from kprof.analyze.engagement import (
     Decided,
     Engagement,
     Entry,
+    Figure,
     GateAdded,
+    Holding,
     Opened,
     PredictionAdded,
     RunAdded,
     ServiceLevelAdded,
+    TargetJudged,
+    When,
 )
 from kprof.analyze.findings.scores import Promise, Score, Scores, score
+from kprof.analyze.verdict.regressions import rule_on_comparison
 from kprof.report.comparison import format_interval, format_percent
-from kprof.report.engagement_sides import section_of_benches, section_of_gates, section_of_sides
+from kprof.report.junit import Case, Outcome
+from kprof.report.partner.evidence import gate_in
+from kprof.report.partner.wording import gained, within
+from kprof.report.regression import cases_of_rulings
 from kprof.report.section import Column, Facts, Part, Section, Table, Text
-from kprof.report.units import MISSING, UNKNOWN, format_count, shorten
+from kprof.report.units import MISSING, UNKNOWN, format_count, format_time, shorten
 
+SCHEMA = 1
 NONE_SCORED = "none scored yet"
 HASH_DIGITS = 16
 DAY = 10
+MOST_DIGITS = 4
 LONGEST_NAME = 100
 ERROR = (
     "Error: the middle of the predicted interval less what was measured, in points: hundredths of "
     "A's step. Above 0, too much was promised."
 )
+OF_TARGETS: dict[str, Outcome] = {"MET": "passed", "MISSED": "failed"}
+OF_LEVELS: dict[str, Outcome] = {"passed": "passed", "failed": "failed"}
 
 
 def sections_of_engagement(engagement: Engagement) -> list[Section]:
     """Render where the engagement stands."""
     scores = score(engagement)
-    sections = [_overview(engagement, scores), _predictions(scores)]
-    sections += [part for part in (_tried(engagement), section_of_sides(engagement)) if part]
-    sections += [part for part in (section_of_gates(engagement),) if part]
-    sections += [part for part in (section_of_benches(engagement), _decisions(engagement)) if part]
-    return [*sections, _entries(engagement)]
+    optional = (
+        _tried(engagement),
+        _section_of_sides(engagement),
+        _section_of_gates(engagement),
+        _section_of_benches(engagement),
+        _decisions(engagement),
+    )
+    return [
+        _overview(engagement, scores),
+        _predictions(scores),
+        *(section for section in optional if section),
+        _entries(engagement),
+    ]
 
 
 def _overview(engagement: Engagement, scores: Scores) -> Section:
@@ -181,6 +204,118 @@ def _tried(engagement: Engagement) -> Section | None:
     return Section("Tried", 20, (Table(columns, tuple(rows), caption, terminal_rows=len(rows)),))
 
 
+def _section_of_sides(engagement: Engagement) -> Section | None:
+    """Lay the last run, service level and cost before the change beside those after it."""
+    rows = [*_step_rows(engagement), *_target_rows(engagement), *_cost_rows(engagement)]
+    if not rows:
+        return None
+    columns = (Column("What", "name"), Column("Before", "right"), Column("After", "right"))
+    caption = (
+        "Each measured by itself, the newest of either: what changed between them is told by the "
+        "comparisons, not by this table."
+    )
+    return Section(
+        "Before and after", 30, (Table(columns, tuple(rows), caption, terminal_rows=40),)
+    )
+
+
+def _newest(engagement: Engagement, kind: type[Holding], when: When) -> Holding | None:
+    found = [one for _, one in engagement.of(kind) if getattr(one, "when", None) == when]
+    return found[-1] if found else None
+
+
+def _sides(
+    engagement: Engagement, kind: type[Holding], told: Callable[[Holding], dict[str, str]]
+) -> list[tuple[str, str, str]]:
+    """Return what is told of the newest before and after, by name; a dash where one has none."""
+    ends: list[When] = ["before", "after"]
+    sides = [told(one) if (one := _newest(engagement, kind, end)) else {} for end in ends]
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    return [(name, *(side.get(name, MISSING) for side in sides)) for name in names]  # type: ignore[misc]
+
+
+def _step_rows(engagement: Engagement) -> list[tuple[str, str, str]]:
+    def told(run: Holding) -> dict[str, str]:
+        assert isinstance(run, RunAdded)
+        if run.unrecorded_step_ns is not None:
+            return {"step, median": format_time(run.unrecorded_step_ns)}
+        return {"step while recorded, median": format_time(run.step_ns)}
+
+    return _sides(engagement, RunAdded, told)
+
+
+def _target_rows(engagement: Engagement) -> list[tuple[str, str, str]]:
+    def told(level: Holding) -> dict[str, str]:
+        assert isinstance(level, ServiceLevelAdded)
+        return {one.target: f"{one.verdict.lower()}, {_measured(one)}" for one in level.targets}
+
+    return _sides(engagement, ServiceLevelAdded, told)
+
+
+def _measured(target: TargetJudged) -> str:
+    if target.estimate is None or isinstance(target.estimate, str):
+        return MISSING if target.estimate is None else "no answer"
+    if target.unit == "ns":
+        return format_time(target.estimate)
+    return f"{target.estimate:.4g} {target.unit}".rstrip()
+
+
+def _cost_rows(engagement: Engagement) -> list[tuple[str, str, str]]:
+    def told(cost: Holding) -> dict[str, str]:
+        assert isinstance(cost, CostAdded)
+        units = [one.unit for one in cost.figures]
+        return {f"{gained(one.name, units)}, {one.unit}": _banded(one) for one in cost.figures}
+
+    return _sides(engagement, CostAdded, told)
+
+
+def _banded(figure: Figure) -> str:
+    low, middle, high = within(figure.low, figure.mid, figure.high, MOST_DIGITS)
+    return middle if figure.low == figure.high else f"{middle} ({low} to {high})"
+
+
+def _section_of_gates(engagement: Engagement) -> Section | None:
+    """Show which levels of the gate each replacement passed; None: none was checked."""
+    found = [gate_in(said) for _, gate in engagement.of(GateAdded) for said in gate.said]
+    if not found:
+        return None
+    columns = (Column("Replacement", "name"), Column("Levels", "name"), Column("Class"))
+    rows = tuple(
+        (
+            one.subject,
+            ", ".join(f"{level} {one[level].state}" for level in one.asked),
+            one.reached or UNKNOWN,
+        )
+        for one in found
+    )
+    return Section("Quality gate", 40, (Table(columns, rows, terminal_rows=len(rows)),))
+
+
+def _section_of_benches(engagement: Engagement) -> Section | None:
+    """Show every call beside the best of its peers; None: none was measured."""
+    calls = [call for _, bench in engagement.of(BenchAdded) for call in bench.calls]
+    if not calls:
+        return None
+    columns = (
+        Column("Kernel alone", "name"),
+        Column("Ours", "right"),
+        Column("Best other", "right"),
+        Column("Which"),
+        Column("Ours is", "right"),
+    )
+    rows = tuple(
+        (
+            one.what,
+            format_time(one.ours.gpu_ns if one.ours else None),
+            format_time(one.best_other.gpu_ns if one.best_other else None),
+            one.best_other.provider if one.best_other else MISSING,
+            MISSING if one.ratio is None else f"{one.ratio:.2f} times as fast",
+        )
+        for one in calls
+    )
+    return Section("Beside peers", 42, (Table(columns, rows, terminal_rows=len(rows)),))
+
+
 def _decisions(engagement: Engagement) -> Section | None:
     decided = engagement.of(Decided)
     if not decided:
@@ -233,3 +368,63 @@ WORDS: dict[type, Callable[[Any], str]] = {
     CalibrationAdded: lambda one: "calibration: how often verdicts err",
     Decided: lambda one: f"decision: {one.text}",
 }
+
+
+def result_of_engagement(engagement: Engagement) -> dict[str, object]:
+    """Return all entries and the scores as plain data; unknown as None."""
+    return {
+        "schema": SCHEMA,
+        "name": engagement.name,
+        "predictions": _scores_result(score(engagement)),
+        "entries": msgspec.to_builtins(engagement.entries),
+    }
+
+
+def json_of_engagement(engagement: Engagement) -> bytes:
+    """Return the same as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(result_of_engagement(engagement)))
+
+
+def _scores_result(scores: Scores) -> dict[str, object]:
+    return {
+        "num_scored": len(scores.scored),
+        "num_inside": scores.num_inside if scores.scored else None,
+        "num_surely_inside": scores.num_surely_inside if scores.scored else None,
+        "mean_absolute_error": scores.mean_absolute_error,
+        "mean_error": scores.mean_error,
+        "scored": [_score_result(one) for one in scores.scored],
+        "unscored": [asdict(one) for one in scores.unscored],
+        "untested": [
+            {"entry": one.entry.number, **msgspec.to_builtins(one.predicted)}
+            for one in scores.untested
+        ],
+    }
+
+
+def _score_result(one: Score) -> dict[str, object]:
+    told = {"error": one.error, "is_inside": one.is_inside, "is_clear": one.is_clear}
+    return {**asdict(one), **told}
+
+
+def cases_of_engagement(engagement: Engagement) -> list[Case]:
+    """Return an outcome for each A/B, target after the change and level of the quality gate.
+
+    What nobody can tell is skipped, and never failed.
+    """
+    cases = []
+    for entry, added in engagement.of(ComparisonAdded):
+        group = f"entry {entry.number}: {added.comparison.b}"
+        cases += cases_of_rulings(rule_on_comparison(added.comparison, None), group)
+    for _, level in engagement.of(ServiceLevelAdded):
+        if level.when == "after":
+            cases += [
+                Case("service level", one.target, OF_TARGETS.get(one.verdict, "skipped"), one.why)
+                for one in level.targets
+            ]
+    for _, gate in engagement.of(GateAdded):
+        for one in gate.subjects.values():
+            cases += [
+                Case(f"quality gate: {one.subject}", name, OF_LEVELS.get(state, "skipped"), state)
+                for name, state in one.states.items()
+            ]
+    return cases
