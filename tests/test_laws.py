@@ -311,6 +311,38 @@ def test_of_a_recorded_trace_in_another_order_nothing_changes(path, tmp_path):
     assert list(differences(parts(before, names), parts(after, names))) == []
 
 
+def assert_one_denominator(trace):
+    """Check that findings, predictions, the split of time and a difference divide by one time."""
+    found = analyzed(trace)
+    document = result_of(found, balance(found))
+    whole = document["denominator"]
+    step_ns, diagnosis = whole["step_ns"], document["findings"]
+    assert sum(row["time_ns"] for row in document["time"]) == whole["time_ns"]
+    assert all(row["time_ns"] > 0 for row in document["time"])
+    if len(found.kernels):
+        assert (diagnosis["whole_ns"], diagnosis["whole"]) == (step_ns, whole["whole"])
+    savings = [diagnosis["together"], *(one["saving"] for one in diagnosis["findings"])]
+    predicted = [one for one in document["what_if"] if not one["is_without_recording"]]
+    assert {one["step_ns"] for one in (*savings, *predicted) if one} <= {step_ns}
+    difference = find_differences(found, found)
+    for side in (difference.a, difference.b):
+        assert side.window_ns == whole["time_ns"]
+        assert (side.step_ns, side.num_gpu_steps) == (step_ns, whole["num_gpu_steps"])
+    for rows in difference.layouts.values():
+        assert sum(row.a.step_ns for row in rows) == step_ns
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_all_shares_of_a_recorded_trace_have_one_denominator(path):
+    assert_one_denominator(read([path]))
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(events=recordings())
+def test_all_shares_of_a_generated_trace_have_one_denominator(tmp_path_factory, events):
+    assert_one_denominator(read([kept(tmp_path_factory, events)]))
+
+
 @pytest.mark.parametrize("path", ALL)
 def test_no_saving_of_a_recorded_trace_exceeds_its_cause(path):
     assert_savings_are_possible(told(read([path])))

@@ -179,9 +179,8 @@ def _require(told: Sized) -> None:
 
 
 def _of_run(trace: Trace, path: Path, when: When) -> RunAdded:
-    from kprof.analyze.attribution.steps import time_steps
+    from kprof.analyze.attribution.steps import split_steps, time_steps
     from kprof.analyze.roofline.utilisation import measure_utilisation
-    from kprof.analyze.summary import split_window
 
     if trace.diagnosis is None:
         raise KprofError(
@@ -190,7 +189,7 @@ def _of_run(trace: Trace, path: Path, when: When) -> RunAdded:
         )
     times = time_steps(trace)
     shares = measure_utilisation(trace)
-    spent = split_window(trace)
+    spent = split_steps(trace)
     time = msgspec.convert(
         spent.astype(object).where(spent.notna(), None).to_dict("records"),
         type=tuple[TimeSpent, ...],

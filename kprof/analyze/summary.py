@@ -54,24 +54,28 @@ def count_gpus(kernels: pd.DataFrame) -> int:
 def split_window(
     trace: Trace,
     left_out: np.ndarray | None = None,
-    idle_left_out: np.ndarray | None = None,
+    idle_ns: np.ndarray | None = None,
+    total_ns: int | None = None,
 ) -> pd.DataFrame:
     """Split every device's time by phase and by what it did: exact, adding up to the window.
 
-    Without the rows of `kernels` and of `idle` that are to be left out. Columns: `phase` and `part`
-    (a kind, or the cause of idle time; missing where unknown), `is_idle`, `time_ns`. Idle time
-    belongs to the phase of the activity that ended it.
+    Columns: `phase` and `part` (a kind, or the cause of idle time; missing where unknown),
+    `is_idle`, `time_ns`. Idle time belongs to the phase of the activity that ended it.
+    `split_steps` gives the rows of `kernels` to leave out, how much of each row of `idle` counts,
+    and the total.
     """
     kernels = trace.kernels
     allotted = allotted_time(trace)
-    unexplained_ns = measure_capacity(kernels) - int(allotted.sum())
     if left_out is not None:
         allotted = np.where(left_out, 0, allotted)
+    if idle_ns is None:
+        is_inside = trace.idle["edge"].isna().to_numpy(bool)
+        idle_ns = np.where(is_inside, trace.idle["duration_ns"].to_numpy(np.int64), 0)
+    if total_ns is None:
+        total_ns = measure_capacity(kernels)
+    unexplained_ns = total_ns - int(allotted.sum()) - int(idle_ns.sum())
     busy = _sum_time(kernels, ["phase", "kind"], allotted).rename(columns={"kind": "part"})
-    is_inside = trace.idle["edge"].isna().to_numpy(bool)
-    unexplained_ns -= int(trace.idle["duration_ns"].to_numpy(np.int64)[is_inside].sum())
-    gaps = trace.idle[is_inside if idle_left_out is None else is_inside & ~idle_left_out]
-    gaps_ns = gaps["duration_ns"].to_numpy(np.int64)
+    gaps, gaps_ns = trace.idle[idle_ns > 0], idle_ns[idle_ns > 0]
     ended_by = gaps["kernel_row"].to_numpy(np.int64, na_value=-1)
     phases = kernels["phase"].cat
     by_phase = _from_codes(

@@ -10,15 +10,17 @@ import pandas as pd
 from kprof.analyze.attribution.cuda_graphs import how_named
 from kprof.analyze.attribution.ledger import Ledger, truth_columns
 from kprof.analyze.attribution.overlap import measure_communication
+from kprof.analyze.attribution.steps import denominator, split_steps
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import find_unanswered
+from kprof.analyze.findings.evidence import whole_of
 from kprof.analyze.idle.causes import find_exposed_waits, group_idle, inside_window, worst_places
 from kprof.analyze.roofline.agreement import compare_bounds, traffic_ratio
 from kprof.analyze.roofline.counters import is_counted
 from kprof.analyze.roofline.launch_work import SOURCES
 from kprof.analyze.roofline.utilisation import Share, has_work, measure_utilisation, share_of_time
-from kprof.analyze.summary import group_kernels, group_modules, split_window
+from kprof.analyze.summary import group_kernels, group_modules
 from kprof.trace import Trace
 
 SCHEMA = 1
@@ -41,6 +43,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "ceilings": asdict(trace.meta.device) if trace.meta.device else None,
         "recording": _recording(trace),
         "ledger": truth_columns(trace, ledger) | {"buckets": ledger.buckets},
+        "denominator": _denominator(trace),
         "utilisation": {
             "mfu": _share(utilisation.mfu),
             "mbu": _share(utilisation.mbu),
@@ -50,7 +53,7 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "coverage": _coverage(trace),
         "replayed": [asdict(one) for one in how_named(trace)],
         "counters": _counters(trace),
-        "time": _records(split_window(trace)),
+        "time": _records(split_steps(trace)),
         "communication": asdict(measure_communication(trace)),
         "idle": _idle(trace),
         "kernels": _records(group_kernels(trace.kernels, ["name", "kind", "dtype"]).head(NUM_TOP)),
@@ -61,6 +64,11 @@ def result_of(trace: Trace, ledger: Ledger) -> dict[str, object]:
         "unanswered": [asdict(found) for found in find_unanswered(trace)],
         "caveats": list(trace.meta.caveats),
     }
+
+
+def _denominator(trace: Trace) -> dict[str, object]:
+    whole = denominator(trace)
+    return {**asdict(whole), "step_ns": whole.step_ns, "whole": whole_of(trace)}
 
 
 def _share(share: Share) -> dict[str, object]:

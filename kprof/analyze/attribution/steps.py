@@ -22,13 +22,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from kprof.analyze.attribution.call_tree import NO_ROW, is_evaluation, is_node, parents
-from kprof.analyze.attribution.overlap import allotted_time
-from kprof.analyze.summary import measure_elapsed
+from kprof.analyze.attribution.ledger import union_ns
+from kprof.analyze.attribution.overlap import allotted_time, rows_by
+from kprof.analyze.summary import count_gpus, measure_capacity, split_window
 from kprof.trace import Trace, once_per_trace
 
 _PLACE = ("rank", "device", "stream")
@@ -424,7 +426,7 @@ def count_gpu_steps(trace: Trace) -> int:
 
 @dataclass(frozen=True)
 class Lead:
-    """The part of the window in no step: activities that were launched before the first one.
+    """The part of the recording in no step, before the first one.
 
     A recording may begin while launches from before it still wait in the queue of the device, and
     hold launches of before its first step.
@@ -432,41 +434,126 @@ class Lead:
 
     kernels: np.ndarray
     """Whether each row of `kernels` was launched before the first step."""
-    idle: np.ndarray
-    """Whether each row of `idle` lies before the device was done with those."""
+    idle_ns: np.ndarray
+    """How much of each row of `idle` lies before the device began with the first step."""
     time_ns: int
-    """How much of the windows of all GPUs that is."""
+    """How much time of all GPUs that is."""
 
 
 def find_lead(trace: Trace) -> Lead:
-    """Return what was launched before the first step, and the idle time until it had ended."""
-    idle = trace.idle
-    rows, end_ns = before_launches(trace)
-    started = idle["start_ns"].to_numpy(np.int64)
-    pieces = np.zeros(len(idle), dtype=bool)
-    if not end_ns:
-        return Lead(rows, pieces, 0)
-    for (rank, device), last_ns in end_ns.items():
-        mine = (idle["rank"] == rank) & (idle["device"] == device)
-        pieces |= mine.to_numpy(bool) & (started < last_ns)
-    inside = pieces & idle["edge"].isna().to_numpy(bool)
-    waited_ns = int(idle["duration_ns"].to_numpy(np.int64)[inside].sum())
-    return Lead(rows, pieces, int(allotted_time(trace)[rows].sum()) + waited_ns)
+    """Return what was launched before the first step, and the idle time until that step began.
+
+    `time_ns` follows from `kernels` and `ranges` alone: it stays as it is where a pass shortens
+    the rows of `idle`.
+    """
+    kernels, idle = trace.kernels, trace.idle
+    rows, ends_ns = before_launches(trace)
+    before_ns = np.zeros(len(idle), dtype=np.int64)
+    if not ends_ns:
+        return Lead(rows, before_ns, 0)
+    spans = _spans(trace)
+    idle_start = idle["start_ns"].to_numpy(np.int64)
+    idle_took = idle["duration_ns"].to_numpy(np.int64)
+    start = kernels["start_ns"].to_numpy(np.int64)
+    end = start + kernels["duration_ns"].to_numpy(np.int64)
+    total_ns = int(allotted_time(trace)[rows].sum())
+    for mine in rows_by(kernels, "rank", "device"):
+        rank, device = (int(kernels[column].iloc[mine[0]]) for column in ("rank", "device"))
+        if rank not in {of for of, _ in ends_ns}:
+            continue
+        begin_ns = spans[rank].begin_ns
+        limit_ns = max(spans[rank].first_ns, ends_ns.get((rank, device), begin_ns))
+        here = ((idle["rank"] == rank) & (idle["device"] == device)).to_numpy(bool)
+        before_ns[here] = (limit_ns - idle_start[here]).clip(0, idle_took[here])
+        clipped = np.minimum(start[mine], limit_ns), np.minimum(end[mine], limit_ns)
+        total_ns += limit_ns - begin_ns - union_ns(*clipped)
+    return Lead(rows, before_ns, total_ns)
+
+
+class _Span(NamedTuple):
+    """From when to when the steps and the activities of a rank lasted."""
+
+    begin_ns: int
+    end_ns: int
+    first_ns: int
+    """When the host entered the first step; the begin where no step is marked."""
+
+
+def _spans(trace: Trace) -> dict[int, _Span]:
+    """Return the span of every rank: its window, widened to the host's steps."""
+    kernels, marks = trace.kernels, trace.ranges.iloc[step_rows(trace.ranges)]
+    starts = kernels["start_ns"].to_numpy(np.int64)
+    ends = starts + kernels["duration_ns"].to_numpy(np.int64)
+    found = {}
+    for rows in rows_by(kernels, "rank"):
+        rank = int(kernels["rank"].iloc[rows[0]])
+        begin_ns, end_ns = int(starts[rows].min()), int(ends[rows].max())
+        mine = marks[(marks["rank"] == rank).to_numpy(bool)]
+        first_ns = int(mine["start_ns"].min()) if len(mine) else begin_ns
+        if len(mine):
+            end_ns = max(end_ns, int((mine["start_ns"] + mine["duration_ns"]).max()))
+        found[rank] = _Span(min(begin_ns, first_ns), end_ns, first_ns)
+    return found
+
+
+@dataclass(frozen=True)
+class Denominator:
+    """The time that every share and every time per step of a trace refers to."""
+
+    time_ns: int
+    """Of all GPUs: from the host's entry into the first step to the end of the last step.
+
+    Without what was launched before the first step; the window where no step is marked.
+    """
+    num_gpu_steps: int
+    """Steps of all GPUs added up; the number of GPUs where none is marked."""
+
+    @property
+    def step_ns(self) -> int:
+        """The mean step of a GPU, or its window where no step is marked, in whole ns."""
+        return (2 * self.time_ns + self.num_gpu_steps) // (2 * self.num_gpu_steps)
+
+
+@once_per_trace
+def denominator(trace: Trace) -> Denominator:
+    """Return the time that every share and every time per step of a trace refers to.
+
+    A rank's steps last from the host's entry into the first to the end of the last, on the host or
+    on the device, whichever is later. Idle time at these edges is idle time of a step.
+    """
+    num_gpu_steps = count_gpu_steps(trace)
+    if not num_gpu_steps or not trace.has_timeline:
+        number = num_gpu_steps or max(count_gpus(trace.kernels), 1)
+        return Denominator(measure_capacity(trace.kernels), number)
+    gpus = trace.kernels[["rank", "device"]].drop_duplicates()["rank"].value_counts().to_dict()
+    spans = _spans(trace).items()
+    time_ns = sum((span.end_ns - span.begin_ns) * int(gpus[rank]) for rank, span in spans)
+    return Denominator(time_ns - find_lead(trace).time_ns, num_gpu_steps)
+
+
+def split_steps(trace: Trace) -> pd.DataFrame:
+    """Split the time of the denominator as `split_window` does the window; adds up to it exactly.
+
+    Idle time at the edges of the steps counts. In host mode no row of `idle` tells of it.
+    """
+    lead = find_lead(trace)
+    idle_ns = trace.idle["duration_ns"].to_numpy(np.int64) - lead.idle_ns
+    return split_window(trace, lead.kernels, idle_ns, denominator(trace).time_ns)
 
 
 def without_lead(trace: Trace) -> Trace:
     """Return the trace in which what was launched before the first step has no kind.
 
-    Rows keep their places. The idle time beside it has no cause and no duration any more.
+    Rows keep their places. The idle time before the first step has no cause and no duration.
     """
     lead = find_lead(trace)
     if not lead.time_ns:
         return trace
-    idle = trace.idle
-    idle = idle.assign(
-        duration_ns=idle["duration_ns"].mask(lead.idle, 0),
-        recoverable_ns=idle["recoverable_ns"].mask(lead.idle, 0),
-        cause=idle["cause"].mask(lead.idle),
+    took = trace.idle["duration_ns"] - lead.idle_ns
+    idle = trace.idle.assign(
+        duration_ns=took,
+        recoverable_ns=trace.idle["recoverable_ns"].clip(upper=took),
+        cause=trace.idle["cause"].mask((lead.idle_ns > 0) & (took == 0)),
     )
     kind = trace.kernels["kind"].mask(lead.kernels)
     return replace(trace.with_kernels(kind=kind), idle=idle)
@@ -555,25 +642,9 @@ def time_steps(trace: Trace) -> StepTimes:
     return StepTimes(times_ns, (), "the ends of their activities")
 
 
-@once_per_trace
 def whole_ns(trace: Trace) -> int:
-    """Return what all shares of a trace's findings are of, in ns.
-
-    The mean step of the rank in which it is longest; the longest window of a rank where no step is
-    marked.
-    """
-    steps = find_steps(trace)
-    if not steps:
-        return measure_elapsed(trace.kernels)
-    means = []
-    for rank in sorted({step.rank for step in steps}):
-        mine = [step for step in steps if step.rank == rank]
-        if trace.is_host_only:
-            means.append(sum(step.duration_ns for step in mine) // len(mine))
-        else:
-            last_ns = max(step.device_end_ns for step in mine)
-            means.append((last_ns - _begin_ns(trace, mine[0])) // len(mine))
-    return max(means)
+    """Return what all shares of a trace are of, in ns: a step of the denominator."""
+    return denominator(trace).step_ns
 
 
 def _begin_ns(trace: Trace, first: Step) -> int:

@@ -17,13 +17,10 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 
 from kprof.analyze.attribution.overlap import allot_busy_time
-from kprof.analyze.attribution.steps import find_lead, find_steps
-from kprof.analyze.findings.evidence import count_steps
+from kprof.analyze.attribution.steps import denominator, find_lead, find_steps, split_steps
 from kprof.analyze.summary import (
     collapse_layers,
     group_kernels,
-    measure_capacity,
-    split_window,
 )
 from kprof.trace import Trace
 
@@ -250,7 +247,7 @@ class Side:
     """One of the two runs: the window of all its GPUs, divided by their steps."""
 
     window_ns: int
-    """Without what was launched before the first step, where steps are marked."""
+    """Where steps are marked, from the host's entry into the first to the end of the last."""
     num_steps: int
     """0 where none is marked: the window of each GPU counts as one then."""
     step_ns: int
@@ -301,10 +298,8 @@ def apportion(amounts: Sequence[int], divisor: int) -> list[int]:
 
 
 def _side(trace: Trace) -> Side:
-    window_ns = measure_capacity(trace.kernels) - find_lead(trace).time_ns
-    num_gpu_steps = count_steps(trace)
-    step_ns = apportion([window_ns], num_gpu_steps)[0]
-    return Side(window_ns, len(find_steps(trace)), step_ns, num_gpu_steps)
+    whole = denominator(trace)
+    return Side(whole.time_ns, len(find_steps(trace)), whole.step_ns, whole.num_gpu_steps)
 
 
 def _rows(matches: list[Match], sides: tuple[Side, Side]) -> tuple[Row, ...]:
@@ -354,7 +349,7 @@ def _cells(trace: Trace) -> list[Cell]:
             strict=True,
         )
     ]
-    split = split_window(trace, lead.kernels, lead.idle)
+    split = split_steps(trace)
     idle = split[split["is_idle"].to_numpy(bool)]
     return ran + [
         Cell(None, None, None, phase, cause, is_idle=True, calls=0, time_ns=time_ns)

@@ -13,12 +13,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.attribution.call_tree import NO_ROW, nearest
-from kprof.analyze.attribution.steps import before_launches, count_gpu_steps, step_rows, whole_ns
+from kprof.analyze.attribution.steps import before_launches, denominator, step_rows, whole_ns
 from kprof.analyze.capture_quality.unanswered import Unanswered
 from kprof.analyze.idle.causes import ALLOCATING_CALL, SYNCHRONIZING_CALL
 from kprof.analyze.idle.host_state import matching
 from kprof.analyze.intervals import LAST_NS, Intervals, disjoint, length_in
-from kprof.analyze.summary import count_gpus
 from kprof.trace import Trace
 
 Bools = NDArray[np.bool_]
@@ -90,7 +89,7 @@ def share_of_device(trace: Trace, rows: Bools | Int64s) -> float:
 
 def count_steps(trace: Trace) -> int:
     """Return how many steps were recorded, of all GPUs together; 1 of each where none is marked."""
-    return count_gpu_steps(trace) or max(count_gpus(trace.kernels), 1)
+    return denominator(trace).num_gpu_steps
 
 
 def count_host_steps(trace: Trace) -> int:

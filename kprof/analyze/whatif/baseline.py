@@ -307,7 +307,7 @@ def find_baseline(trace: Trace) -> Baseline:
         trace,
         steady,
         int((rank == np.unique(rank)[slowest]).sum()),
-        int(means.max()),
+        whole_ns(trace),
         int(steady.step_ns()),
         int(max(error[slowest] for error in errors)),
         steady_ns=int(means_of_ranks(measured[counts], rank[counts]).max()),

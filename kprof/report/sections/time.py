@@ -5,8 +5,13 @@ from __future__ import annotations
 import pandas as pd
 
 from kprof.analyze.attribution.overlap import measure_communication
-from kprof.analyze.attribution.steps import Lead, count_gpu_steps, find_lead
-from kprof.analyze.summary import split_window
+from kprof.analyze.attribution.steps import (
+    count_gpu_steps,
+    denominator,
+    find_lead,
+    split_steps,
+)
+from kprof.analyze.summary import measure_capacity
 from kprof.report.figures import IDLE_COLOUR, UNKNOWN_COLOUR, colours_of, literal
 from kprof.report.section import Column, Figure, Part, Section, Table, Text
 from kprof.report.units import (
@@ -30,7 +35,7 @@ NO_PHASE = "no phase known"
 
 def render(trace: Trace) -> Section:
     """Render the elapsed time by kind and cause of idleness, as a whole and by phase."""
-    split = split_window(trace)
+    split = split_steps(trace)
     if split.empty:
         return Section(TITLE, ORDER, (Text("No time has passed, so none can be divided."),))
     split = split.assign(part=_labels(split, trace), phase=split["phase"].fillna(NO_PHASE))
@@ -91,21 +96,17 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
     rows.append(["all", "100.0 %", format_time(total_ns)])
     together, per_step = of_all(trace), ""
     if num_steps:
-        lead = find_lead(trace)
-        in_steps = _in_steps(trace, lead)
-        keys = zip(by_part["part"].tolist(), by_part["is_idle"].tolist(), strict=True)
-        of_part = [in_steps.get(key, 0) for key in keys]
         columns.append(Column("Per step", "right", essential=False))
-        for row, time_ns in zip(rows, [*of_part, sum(of_part)], strict=True):
+        for row, time_ns in zip(rows, [*times, total_ns], strict=True):
             row.append(format_time(time_ns / num_steps))
-        per_step = f" Per step: over {format_count(num_steps, 'step')}{together}{_but_for(lead)}."
+        per_step = f" Per step: over {format_count(num_steps, 'step')}{together}.{_edges(trace)}"
     whole, overlap = "device time", ""
     if trace.has_timeline:
         overlap = (
             " Where activities overlap, an instant belongs to computation before a collective, "
             "before a copy, before a set; among these to the one that ends last."
         )
-        whole = "window"
+        whole = "steps" if num_steps else "window"
     return Table(
         columns=tuple(columns),
         rows=tuple(tuple(row) for row in rows),
@@ -117,19 +118,16 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
     )
 
 
-def _in_steps(trace: Trace, lead: Lead) -> dict[tuple[str, bool], int]:
-    """Return the time of each part without what was launched before the first step."""
-    split = split_window(trace, lead.kernels, lead.idle)
-    sums = _sum_by(split.assign(part=_labels(split, trace)), ["part", "is_idle"])
-    columns = (sums[column].tolist() for column in ("part", "is_idle", "time_ns"))
-    return {(part, is_idle): time_ns for part, is_idle, time_ns in zip(*columns, strict=True)}
-
-
-def _but_for(lead: Lead) -> str:
-    if not lead.time_ns:
-        return ""
-    spent = format_time(lead.time_ns)
-    return f", without {spent} of activities that were launched before the first step"
+def _edges(trace: Trace) -> str:
+    """Say how the steps differ from the window of the device, which the ledger divides."""
+    lead_ns = find_lead(trace).time_ns
+    parts = []
+    if lead_ns:
+        parts.append(f"without {format_time(lead_ns)} of what was launched before the first step")
+    edge_ns = denominator(trace).time_ns + lead_ns - measure_capacity(trace.kernels)
+    if edge_ns:
+        parts.append(f"with {format_time(edge_ns)} of idle time before and after it")
+    return f" This is the device's window {' and '.join(parts)}." if parts else ""
 
 
 def _communication(trace: Trace) -> list[Part]:

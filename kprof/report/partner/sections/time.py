@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from kprof.analyze.attribution.steps import count_gpu_steps
+from kprof.analyze.attribution.steps import count_gpu_steps, split_steps
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.findings.scores import SAME_STEP
 from kprof.analyze.roofline.utilisation import share_of_time
-from kprof.analyze.summary import split_window
 from kprof.report.partner.drawings import Part, both, stack
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.mixed import step_in, steps_compared
@@ -28,7 +27,7 @@ HOW = "kprof run train.py, then name the run's folder"
 
 def render(evidence: Evidence) -> Chapter | Missing:
     """Render a bar and a table of the parts, of the first and of the last run."""
-    stages = [(name, run) for name, run in stages_of(evidence) if not split_window(run).empty]
+    stages = [(name, run) for name, run in stages_of(evidence) if not split_steps(run).empty]
     if not stages:
         return Missing("Where the time goes", HOW)
     times = {name: _by_part(run) for name, run in stages}
@@ -50,7 +49,7 @@ def stages_of(evidence: Evidence) -> list[tuple[str, Trace]]:
 
 
 def _by_part(run: Trace) -> dict[str, int]:
-    split = split_window(run)
+    split = split_steps(run)
     times: dict[str, int] = {}
     for part, is_idle, time_ns in zip(
         split["part"], split["is_idle"], split["time_ns"].tolist(), strict=True
