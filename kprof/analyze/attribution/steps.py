@@ -426,16 +426,16 @@ def count_gpu_steps(trace: Trace) -> int:
 
 @dataclass(frozen=True)
 class Lead:
-    """The part of the recording in no step, before the first one.
+    """The part of the recording in no step, before the first one; in host mode also after the last.
 
     A recording may begin while launches from before it still wait in the queue of the device, and
     hold launches of before its first step.
     """
 
     kernels: np.ndarray
-    """Whether each row of `kernels` was launched before the first step."""
+    """Whether each row of `kernels` was launched before the first step; began outside the steps."""
     idle_ns: np.ndarray
-    """How much of each row of `idle` lies before the device began with the first step."""
+    """How much of each row of `idle` lies before the device began with the first step; outside."""
     time_ns: int
     """How much time of all GPUs that is."""
 
@@ -446,6 +446,8 @@ def find_lead(trace: Trace) -> Lead:
     `time_ns` follows from `kernels` and `ranges` alone: it stays as it is where a pass shortens
     the rows of `idle`.
     """
+    if trace.is_host_only:
+        return _outside_on_the_host(trace)
     kernels, idle = trace.kernels, trace.idle
     rows, ends_ns = before_launches(trace)
     before_ns = np.zeros(len(idle), dtype=np.int64)
@@ -470,6 +472,34 @@ def find_lead(trace: Trace) -> Lead:
     return Lead(rows, before_ns, total_ns)
 
 
+def _outside_on_the_host(trace: Trace) -> Lead:
+    """Return the operators that began before the first step or after the last, and idle time."""
+    kernels, idle = trace.kernels, trace.idle
+    start = kernels["start_ns"].to_numpy(np.int64)
+    end = start + kernels["duration_ns"].to_numpy(np.int64)
+    is_outside = np.zeros(len(kernels), dtype=bool)
+    idle_start = idle["start_ns"].to_numpy(np.int64)
+    idle_end = idle_start + idle["duration_ns"].to_numpy(np.int64)
+    outside_ns = np.zeros(len(idle), dtype=np.int64)
+    total_ns, spans = 0, _spans(trace)
+    for rows in rows_by(kernels, "rank", "device"):
+        span = spans[int(kernels["rank"].iloc[rows[0]])]
+        if (span.first_ns, span.last_ns) == (span.begin_ns, span.end_ns):
+            continue
+        is_outside[rows] = (start[rows] < span.first_ns) | (start[rows] >= span.last_ns)
+        begin_ns, end_ns = (
+            span.first_ns,
+            int(end[rows[~is_outside[rows]]].max(initial=span.last_ns)),
+        )
+        here = np.ones(len(idle), dtype=bool)
+        for column in ("rank", "device"):
+            here &= (idle[column] == kernels[column].iloc[rows[0]]).to_numpy(bool)
+        within = idle_end[here].clip(begin_ns, end_ns) - idle_start[here].clip(begin_ns, end_ns)
+        outside_ns[here] = idle_end[here] - idle_start[here] - within
+        total_ns += span.end_ns - span.begin_ns - (end_ns - begin_ns)
+    return Lead(is_outside, outside_ns, total_ns)
+
+
 class _Span(NamedTuple):
     """From when to when the steps and the activities of a rank lasted."""
 
@@ -477,6 +507,8 @@ class _Span(NamedTuple):
     end_ns: int
     first_ns: int
     """When the host entered the first step; the begin where no step is marked."""
+    last_ns: int
+    """When the host left the last step; the end where no step is marked."""
 
 
 def _spans(trace: Trace) -> dict[int, _Span]:
@@ -489,10 +521,11 @@ def _spans(trace: Trace) -> dict[int, _Span]:
         rank = int(kernels["rank"].iloc[rows[0]])
         begin_ns, end_ns = int(starts[rows].min()), int(ends[rows].max())
         mine = marks[(marks["rank"] == rank).to_numpy(bool)]
-        first_ns = int(mine["start_ns"].min()) if len(mine) else begin_ns
+        first_ns, last_ns = begin_ns, end_ns
         if len(mine):
-            end_ns = max(end_ns, int((mine["start_ns"] + mine["duration_ns"]).max()))
-        found[rank] = _Span(min(begin_ns, first_ns), end_ns, first_ns)
+            first_ns = int(mine["start_ns"].min())
+            last_ns = int((mine["start_ns"] + mine["duration_ns"]).max())
+        found[rank] = _Span(min(begin_ns, first_ns), max(end_ns, last_ns), first_ns, last_ns)
     return found
 
 
@@ -519,7 +552,8 @@ def denominator(trace: Trace) -> Denominator:
     """Return the time that every share and every time per step of a trace refers to.
 
     A rank's steps last from the host's entry into the first to the end of the last, on the host or
-    on the device, whichever is later. Idle time at these edges is idle time of a step.
+    on the device, whichever is later. Idle time at these edges is idle time of a step. In host mode
+    what began before the first step or after the last is in none.
     """
     num_gpu_steps = count_gpu_steps(trace)
     if not num_gpu_steps or not trace.has_timeline:
@@ -542,12 +576,12 @@ def split_steps(trace: Trace) -> pd.DataFrame:
 
 
 def without_lead(trace: Trace) -> Trace:
-    """Return the trace in which what was launched before the first step has no kind.
+    """Return the trace in which what `find_lead` finds in no step has no kind.
 
-    Rows keep their places. The idle time before the first step has no cause and no duration.
+    Rows keep their places. The idle time in no step has no cause and no duration.
     """
     lead = find_lead(trace)
-    if not lead.time_ns:
+    if not lead.time_ns and not lead.kernels.any():
         return trace
     took = trace.idle["duration_ns"] - lead.idle_ns
     idle = trace.idle.assign(

@@ -123,11 +123,15 @@ def _edges(trace: Trace) -> str:
     lead_ns = find_lead(trace).time_ns
     parts = []
     if lead_ns:
-        parts.append(f"without {format_time(lead_ns)} of what was launched before the first step")
+        what = "of what was launched before the first step"
+        if trace.is_host_only:
+            what = "before the first step and after the last"
+        parts.append(f"without {format_time(lead_ns)} {what}")
     edge_ns = denominator(trace).time_ns + lead_ns - measure_capacity(trace.kernels)
     if edge_ns:
         parts.append(f"with {format_time(edge_ns)} of idle time before and after it")
-    return f" This is the device's window {' and '.join(parts)}." if parts else ""
+    of = "operators'" if trace.is_host_only else "device's"
+    return f" This is the {of} window {' and '.join(parts)}." if parts else ""
 
 
 def _communication(trace: Trace) -> list[Part]:
