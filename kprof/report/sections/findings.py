@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from kprof.analyze.attribution.steps import count_gpu_steps, denominator
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
-from kprof.analyze.summary import collapse_layers, measure_capacity
+from kprof.analyze.summary import collapse_layers
 from kprof.findings import Diagnosis, Finding, Saving
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import (
@@ -96,10 +97,11 @@ def _start_up(trace: Trace, diagnosis: Diagnosis) -> list[Part]:
     total_ns = sum(one.time_ns for one in diagnosis.start_up)
     largest = diagnosis.start_up[0]
     where = f", at {largest.place}" if largest.place else ""
-    share = format_share(total_ns / max(measure_capacity(trace.kernels), 1))
+    share = format_share(total_ns / max(denominator(trace).time_ns, 1))
+    whole = "all steps" if count_gpu_steps(trace) else "the window"
     lead = (
         f"Start-up, in no saving: {format_time(total_ns)} of idle time happened once, {share} of "
-        f"the window; the largest is {largest.what}{where}, {format_time(largest.time_ns)}."
+        f"{whole}; the largest is {largest.what}{where}, {format_time(largest.time_ns)}."
     )
     rows = tuple(
         (one.what, or_missing(one.place), format_time(one.time_ns), f"{one.num_pieces:,}")
