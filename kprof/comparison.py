@@ -152,7 +152,7 @@ class Comparison:
     facts: dict[str, str] = field(default_factory=dict)
     """Machine, versions, commands: what it takes to do it again."""
     tokens_per_step: float | None = None
-    """Of A and of B alike, as the user told; missing where nobody did."""
+    """Of A and of B alike, as the user told; missing where not given."""
     schema: int = SCHEMA
 
     @property

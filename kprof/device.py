@@ -25,7 +25,7 @@ BRAKES = 0x8 | 0x20 | 0x40 | 0x80
 
 @dataclass(frozen=True)
 class Device:
-    """Ceilings of one kind of device; a rate that nobody published or measured is absent."""
+    """Ceilings of one kind of device; a rate neither published nor measured is absent."""
 
     name: str
     memory_bytes_per_s: float
@@ -38,7 +38,7 @@ class Device:
     num_sms: int | None = None
     memory_bytes: int | None = None
     cache_bytes: int | None = None
-    """Size of the last cache before the memory; None where nobody told."""
+    """Size of the last cache before the memory; None where unknown."""
     cached_copies: tuple[tuple[int, float], ...] = ()
     """Bytes read and written, and ns, of copies that stay in that cache; empty if unmeasured."""
 

@@ -1,7 +1,4 @@
-"""What a user can cause, always together with the way out.
-
-Plug-ins by convention: every module of a plural folder is one of them.
-"""
+"""`KprofError`, the errors that a user can cause and fix, and the discovery of plug-in modules."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from types import ModuleType
 
 
 class KprofError(Exception):
-    """A problem that its reader can mend; the command line prints it and exits with `exit_code`."""
+    """A problem that its reader can fix; the command line prints it and exits with `exit_code`."""
 
     exit_code = 2
 

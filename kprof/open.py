@@ -1,7 +1,4 @@
-"""`kprof open`: import a trace, whoever recorded it, analyze it and write its report.
-
-`kprof ncu`: run a recorded workload once more in Nsight Compute, and count what it did.
-"""
+"""`kprof open`, `kprof run` and `kprof ncu`: read a recording, analyze it and write its report."""
 
 from __future__ import annotations
 
@@ -31,34 +28,14 @@ from kprof.report.swap import sections_of_swap
 from kprof.storage import META_FILE, is_saved, load, save, whole_or_not_at_all
 from kprof.trace import Trace
 
-# Half of what an int64 holds: sums and differences of times within it cannot overflow.
-LONGEST_NS = 2.0**62
-
-# What is left off a file's name to make its run's, in this order.
-SUFFIXES = (
-    ".gz",
-    ".zst",
-    ".json",
-    ".sqlite",
-    ".csv",
-    ".nsys-rep",
-    ".ncu-rep",
-    ".hatchet",
-    ".hatchet_msgpack",
-    ".chrome_trace",
-    ".trace",
-    ".pt",
-    ".kprof",
-)
-
 Progress = Callable[[str], None]
 
-# What analyzes and what draws are imported where that is done: a saved run is shown without.
+# The modules that analyze and draw are imported where used: a saved run is shown without them.
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An analyzed run: its trace, its books, its report, and where they lie."""
+    """An analyzed run: its trace, ledger, report and folder."""
 
     trace: Trace
     ledger: Ledger
@@ -71,14 +48,14 @@ class Opened:
 
     @property
     def summary(self) -> list[Section]:
-        """Those of the sections that the terminal shows, or some more if there are all already."""
+        """The sections that the terminal shows; all of them where they are rendered already."""
         is_drawn = "sections" in vars(self)
         if is_drawn:
             return self.sections
         return self._with_swap(sections_of(self.trace, for_page=False))
 
     def _with_swap(self, sections: list[Section]) -> list[Section]:
-        """Add what the kernels did that took over in it, if any did."""
+        """Add the section on swapped kernels, if there were any."""
         path = self.folder / SWAP_REPORT
         added = sections_of_swap(read_report(path)) if path.exists() else []
         return sorted([*sections, *added], key=lambda section: section.order)
@@ -115,15 +92,8 @@ def open_run(
     return _finish(_analyzed(trace), folder, progress=progress)
 
 
-def open_trace(path: Path, progress: Progress = lambda stage: None) -> Trace:
-    """Return what `kprof open` analyzes of one path, or has analyzed; nothing is written."""
-    require_file_or_folder(path)
-    progress(f"reading {_name_of(path)}")
-    return load(path) if is_saved(path) else _analyzed(read([path]))
-
-
 def open_recorded(folder: Path, progress: Progress = lambda stage: None) -> Opened:
-    """Analyze what `kprof run` has just recorded into `folder`, on the machine it ran on.
+    """Analyze a new recording of `kprof run` in `folder`, on the machine of the workload.
 
     Ceilings that were measured on this machine stay beside the recording.
     """
@@ -138,6 +108,59 @@ def open_recorded(folder: Path, progress: Progress = lambda stage: None) -> Open
     return _finish(_analyzed(trace), folder, progress=progress)
 
 
+def open_trace(path: Path, progress: Progress = lambda stage: None) -> Trace:
+    """Return the analyzed trace of one path, saved or not; nothing is written."""
+    require_file_or_folder(path)
+    progress(f"reading {_name_of(path)}")
+    return load(path) if is_saved(path) else _analyzed(read([path]))
+
+
+# Removed from a file's name, in this order, for the name of its run.
+SUFFIXES = (
+    ".gz",
+    ".zst",
+    ".json",
+    ".sqlite",
+    ".csv",
+    ".nsys-rep",
+    ".ncu-rep",
+    ".hatchet",
+    ".hatchet_msgpack",
+    ".chrome_trace",
+    ".trace",
+    ".pt",
+    ".kprof",
+)
+
+
+def _folder_for(paths: list[Path]) -> Path:
+    """Return the run folder for a trace: a run folder itself, else one in the current folder."""
+    first = paths[0]
+    if first.suffix == ".kprof" and first.is_dir():
+        return first.absolute()
+    stem = _name_of(first)
+    for suffix in SUFFIXES:
+        stem = stem.removesuffix(suffix)
+    return Path.cwd() / f"{stem or 'trace'}.kprof"
+
+
+def _refuse_overwriting(folder: Path, paths: list[Path], *, force: bool) -> None:
+    """Refuse to write over anything but a run, and over a run without `force`."""
+    another = "name another folder with --out"
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise KprofError(f"{folder} is a file, so the run cannot be written there", fix=another)
+    if folder.resolve() in [path.resolve() for path in paths] or not any(folder.iterdir()):
+        return
+    if (folder / "raw").exists():
+        raise KprofError(f"{folder} holds another recording, which would be lost", fix=another)
+    if not (folder / META_FILE).exists() or not (folder / "kernels.parquet").exists():
+        raise KprofError(f"{folder} holds files, and they are not a run of kprof", fix=another)
+    if not force:
+        raise KprofError(f"{folder} holds a run already", fix=f"{another}, or pass --force")
+
+
 def read(paths: list[Path]) -> Trace:
     """Read every file with the reader that knows it, and merge them into one trace."""
     traces = [on_the_hosts_clock(without_lost_records(trace)) for trace in read_each(paths)]
@@ -148,8 +171,12 @@ def read(paths: list[Path]) -> Trace:
     return replace(trace, meta=replace(trace.meta, source=_as_text(source), command=command))
 
 
+# Half of the range of an int64: sums and differences of times within it cannot overflow.
+LONGEST_NS = 2.0**62
+
+
 def _require_activity(trace: Trace, source: str) -> None:
-    """Refuse a trace of which no time is left to account for, or more than can be added up."""
+    """Refuse a trace without any activity, or with times that overflow when added."""
     kernels, ranges = trace.kernels, trace.ranges
     if not len(kernels) and not ((ranges["kind"] == "op") & (ranges["duration_ns"] > 0)).any():
         raise TraceError(
@@ -177,34 +204,6 @@ def _name_of(path: Path) -> str:
 def _as_text(name: str) -> str:
     """Return a name that can be written as UTF-8; a file's may hold any bytes."""
     return name.encode("utf-8", errors="replace").decode()
-
-
-def _folder_for(paths: list[Path]) -> Path:
-    """Return the run folder for a trace: a run folder itself, else one in the current folder."""
-    first = paths[0]
-    if first.suffix == ".kprof" and first.is_dir():
-        return first.absolute()
-    stem = _name_of(first)
-    for suffix in SUFFIXES:
-        stem = stem.removesuffix(suffix)
-    return Path.cwd() / f"{stem or 'trace'}.kprof"
-
-
-def _refuse_overwriting(folder: Path, paths: list[Path], *, force: bool) -> None:
-    """Refuse to write over what is not a run, or is one that nobody asked to replace."""
-    another = "name another folder with --out"
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise KprofError(f"{folder} is a file, so the run cannot be written there", fix=another)
-    if folder.resolve() in [path.resolve() for path in paths] or not any(folder.iterdir()):
-        return
-    if (folder / "raw").exists():
-        raise KprofError(f"{folder} holds another recording, which would be lost", fix=another)
-    if not (folder / META_FILE).exists() or not (folder / "kernels.parquet").exists():
-        raise KprofError(f"{folder} holds files, and they are not a run of kprof", fix=another)
-    if not force:
-        raise KprofError(f"{folder} holds a run already", fix=f"{another}, or pass --force")
 
 
 def _analyzed(trace: Trace) -> Trace:
@@ -252,7 +251,7 @@ MOST_LAUNCHES = 1_000
 
 
 class Launched(msgspec.Struct):
-    """What launch.json says that is read here."""
+    """The fields of launch.json that are read here."""
 
     command: tuple[str, ...]
     cwd: str
@@ -264,7 +263,7 @@ def count(
     most_launches: int = MOST_LAUNCHES,
     progress: Progress = lambda stage: None,
 ) -> Opened:
-    """Count what the most expensive kernels of a run did, and analyze the run again with that.
+    """Add hardware counters of a run's most expensive kernels, and analyze the run again.
 
     The run's own command is started again, and the first of its recorded steps is profiled.
 
@@ -289,7 +288,7 @@ def count(
 
 
 def window_of(trace: Trace, num_kernels: int, most_launches: int) -> Window:
-    """Choose what to profile of an analyzed recording: the functions that take most time.
+    """Choose what to profile: the functions that take most time in an analyzed recording.
 
     Raises:
         KprofError: nothing of the recording can be profiled.

@@ -1,6 +1,6 @@
-"""`kprof run`: the main path. Launch → read → analyze → report, top to bottom.
+"""`kprof run`, the main path: launch → read → analyze → report, in this order.
 
-`kprof run --trigger`: a process that never ends, recorded while somebody asks for it.
+`run` records one window of a workload that ends, `run_service` (`--trigger`) windows of a service.
 """
 
 from __future__ import annotations
@@ -24,15 +24,11 @@ if TYPE_CHECKING:
     from kprof.open import Opened, Progress
 
 Form = Literal["script", "module", "command"]
-NOT_SWAPPED = (
-    "No kernel took over: the workload took no second step, or ended before it could tell. What "
-    "was recorded is its own code."
-)
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What to run and what to record of it."""
+    """The workload and what is recorded of it."""
 
     words: tuple[str, ...]
     """A script and its arguments, a module and its arguments, or a whole command."""
@@ -60,22 +56,28 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What the workload did, and what kprof made of it."""
+    """How the workload ended, and the analyzed recording."""
 
     exit_code: int
     """The workload's own, always."""
     folder: Path
     messages: tuple[str, ...]
-    """What kprof has to say about the recording, for stderr."""
+    """About the recording, for stderr."""
     opened: Opened | None
     trouble: KprofError | None = None
     """Why there is no report, although the workload ran."""
 
 
+NOT_SWAPPED = (
+    "No kernel took over: the workload took no second step, or ended before it could tell. What "
+    "was recorded is its own code."
+)
+
+
 def run(options: RunOptions, progress: Progress = lambda stage: None) -> RunOutcome:
     """Run a workload under the recorder and report on it.
 
-    Raises `LaunchError` only for what goes wrong before the workload starts. Afterwards its
+    Raises `LaunchError` only for problems before the workload starts. Afterwards its
     exit code stands, and kprof's own trouble is in the outcome.
     """
     command = command_of(options)
@@ -85,69 +87,7 @@ def run(options: RunOptions, progress: Progress = lambda stage: None) -> RunOutc
     outcome = report_on(launch(launch_options(options, command, folder)), folder, progress)
     if options.swap and not (folder / SWAP_REPORT).exists():
         outcome = replace(outcome, messages=(*outcome.messages, NOT_SWAPPED))
-    return _counted(outcome, progress) if options.ncu else outcome
-
-
-def _counted(outcome: RunOutcome, progress: Progress) -> RunOutcome:
-    """Count what the most expensive kernels do; go on without where that cannot be done."""
-    if outcome.opened is None:
-        return outcome
-    from kprof.open import count
-
-    try:
-        return replace(outcome, opened=count(outcome.folder, progress=progress))
-    except KprofError as error:
-        told = f"Nothing was counted: {error.problem}. To mend that, {error.fix}."
-        return replace(outcome, messages=(*outcome.messages, told))
-
-
-def _check_tracer(options: RunOptions) -> None:
-    """Refuse what Nsight Systems cannot do, before a run folder is made."""
-    if not options.nsys:
-        return
-    if options.stacks or options.memory or options.counters:
-        raise LaunchError(
-            "--nsys records neither Python stacks nor memory nor counters",
-            fix="leave out --stacks, --memory and --counters, or --nsys",
-        )
-    find_program()
-
-
-def _check_swap(options: RunOptions) -> None:
-    """Refuse kernels that there are not, before the workload starts."""
-    if not options.swap:
-        return
-    if options.ncu:
-        raise LaunchError(
-            "--ncu counts in another run, in which no kernel would take over",
-            fix="leave out --ncu, or --swap",
-        )
-    if not options.skip:
-        raise LaunchError(
-            "kernels take over after the first step, which --skip 0 would record",
-            fix="let it skip a few: --skip 5",
-        )
-    # Not without need: it imports torch.
-    from kprof.kernels.swap.swapping import Swap
-
-    Swap((), options.swap.split(","))
-
-
-def launch_options(options: RunOptions, command: tuple[str, ...], folder: Path) -> LaunchOptions:
-    """Return what the launcher has to know of a run into `folder`."""
-    return LaunchOptions(
-        command=command,
-        out=folder,
-        skip=options.skip,
-        steps=options.steps,
-        stacks=options.stacks,
-        memory=options.memory,
-        counters=options.counters,
-        shapes=options.shapes,
-        seconds=options.seconds,
-        nsys=options.nsys,
-        swap=options.swap,
-    )
+    return _with_counters(outcome, progress) if options.ncu else outcome
 
 
 def command_of(options: RunOptions) -> tuple[str, ...]:
@@ -167,18 +107,67 @@ def command_of(options: RunOptions) -> tuple[str, ...]:
 
 
 def name_of(options: RunOptions) -> str:
-    """Return what a run is called after: its script, or the last part of its module."""
+    """Return the name of a run: its script, or the last part of its module."""
     if options.form == "module":
         return options.words[0].rpartition(".")[2]
     return Path(options.words[0]).stem or "run"
 
 
+def _check_tracer(options: RunOptions) -> None:
+    """Refuse options that Nsight Systems lacks, before a run folder is made."""
+    if not options.nsys:
+        return
+    if options.stacks or options.memory or options.counters:
+        raise LaunchError(
+            "--nsys records neither Python stacks nor memory nor counters",
+            fix="leave out --stacks, --memory and --counters, or --nsys",
+        )
+    find_program()
+
+
+def _check_swap(options: RunOptions) -> None:
+    """Refuse unknown kernels before the workload starts."""
+    if not options.swap:
+        return
+    if options.ncu:
+        raise LaunchError(
+            "--ncu counts in another run, in which no kernel would take over",
+            fix="leave out --ncu, or --swap",
+        )
+    if not options.skip:
+        raise LaunchError(
+            "kernels take over after the first step, which --skip 0 would record",
+            fix="let it skip a few: --skip 5",
+        )
+    # Imported only where needed: it imports torch.
+    from kprof.kernels.swap.swapping import Swap
+
+    Swap((), options.swap.split(","))
+
+
+def launch_options(options: RunOptions, command: tuple[str, ...], folder: Path) -> LaunchOptions:
+    """Return the launcher's options for a run into `folder`."""
+    return LaunchOptions(
+        command=command,
+        out=folder,
+        skip=options.skip,
+        steps=options.steps,
+        stacks=options.stacks,
+        memory=options.memory,
+        counters=options.counters,
+        shapes=options.shapes,
+        seconds=options.seconds,
+        nsys=options.nsys,
+        swap=options.swap,
+    )
+
+
 def report_on(launched: LaunchResult, folder: Path, progress: Progress) -> RunOutcome:
-    """Read, analyze and report what was recorded; the raw recording stays whatever happens."""
+    """Read, analyze and report a recording; its raw files stay in every case."""
     if not launched.parts:
         remove_empty(folder)
         return RunOutcome(launched.exit_code, folder, launched.messages, None)
-    # Not before the workload ran: it should neither wait for pandas nor share its memory with it.
+    # Imported after the workload has ended: it must not wait for pandas or share memory with it.
     from kprof.open import open_recorded
 
     opened: Opened | None = None
@@ -195,8 +184,21 @@ def report_on(launched: LaunchResult, folder: Path, progress: Progress) -> RunOu
     return RunOutcome(launched.exit_code, folder, launched.messages, opened, trouble)
 
 
-# The longest window, in seconds, if the user does not say.
-SECONDS = 30.0
+def _with_counters(outcome: RunOutcome, progress: Progress) -> RunOutcome:
+    """Add hardware counters of the most expensive kernels; without them, add a message."""
+    if outcome.opened is None:
+        return outcome
+    from kprof.open import count
+
+    try:
+        return replace(outcome, opened=count(outcome.folder, progress=progress))
+    except KprofError as error:
+        told = f"Nothing was counted: {error.problem}. To fix that, {error.fix}."
+        return replace(outcome, messages=(*outcome.messages, told))
+
+
+# The longest window of a service, in seconds, if the user does not say.
+SERVICE_SECONDS = 30.0
 
 
 def run_service(
@@ -204,8 +206,8 @@ def run_service(
 ) -> RunOutcome:
     """Run a service to its end; every window of it becomes a run with a report of its own.
 
-    Raises `LaunchError` only for what goes wrong before the service starts. `say` gets what the
-    user has to know while it runs.
+    Raises `LaunchError` only for problems before the service starts. `say` gets messages
+    for the user while it runs.
     """
     kind = Trigger.parse(trigger)
     if options.nsys:
@@ -225,7 +227,9 @@ def run_service(
         )
     command = command_of(options)
     folder = make_folder(name_of(options), options.out, force=options.force)
-    bounded = replace(options, seconds=SECONDS if options.seconds is None else options.seconds)
+    bounded = replace(
+        options, seconds=SERVICE_SECONDS if options.seconds is None else options.seconds
+    )
 
     def report(window: Window) -> None:
         for message in window.messages:

@@ -1,9 +1,4 @@
-"""A trace on disk: a Parquet file a table, `meta.json`, `findings.json`, read without kprof.
-
-Where a run is kept: its folder is made before the workload starts.
-
-Where kprof keeps what it can make again: a folder of the user's own.
-"""
+"""Folders on disk: a run's, its tables as Parquet with `meta.json`, and the user's cache."""
 
 from __future__ import annotations
 
@@ -39,6 +34,85 @@ _ROWS_OF: dict[tuple[Table, str], Table] = {
     ("idle", "evidence_row"): "ranges",
 }
 
+SUFFIX = ".kprof"
+# What only kprof writes into a folder: one of them stands in every run and every comparison.
+OURS = ("raw/launch.json", "kernels.parquet")
+
+
+def make_folder(workload: str, out: Path | None, *, force: bool) -> Path:
+    """Make the run folder: as named, else the workload's name, with a number if that is taken.
+
+    With `force` a former run of that name is replaced.
+
+    Raises:
+        LaunchError: something is there that may not be replaced, or nothing can be made there.
+    """
+    try:
+        if out is None and not force:
+            return _numbered(Path.cwd(), workload)
+        return _named(out or Path.cwd() / f"{workload}{SUFFIX}", force=force)
+    except OSError as error:
+        raise LaunchError(
+            f"{error.filename}: no run folder can be made there ({error.strerror})",
+            fix="name one with --out, in a folder that you may write to",
+        ) from error
+
+
+def _numbered(parent: Path, name: str, first: int = 1) -> Path:
+    for number in itertools.count(first):
+        folder = parent / (f"{name}{SUFFIX}" if number == 1 else f"{name}-{number}{SUFFIX}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
+    return folder
+
+
+def _named(folder: Path, *, force: bool) -> Path:
+    if folder.exists() and any(folder.iterdir()):
+        if not force:
+            raise LaunchError(f"{folder} exists already", fix="name another --out, or pass --force")
+        _remove_run(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _remove_run(folder: Path) -> None:
+    """Remove a former run; anything else in the way is not ours to delete."""
+    # Data lies in folders called `raw` as well, so what only kprof writes has to be there.
+    if not is_run(folder):
+        raise LaunchError(
+            f"{folder} is not a run folder, so --force does not empty it",
+            fix="name another --out",
+        )
+    shutil.rmtree(folder)
+
+
+def make_next(folder: Path) -> Path:
+    """Make a folder for another recording beside `folder`, with the next number that is free."""
+    return _numbered(folder.absolute().parent, folder.name.removesuffix(SUFFIX), first=2)
+
+
+def is_run(folder: Path) -> bool:
+    """Tell whether kprof keeps a run or a comparison in this folder, whole or not."""
+    return any((folder / name).is_file() for name in OURS)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove the folder of a workload that recorded nothing; whatever else lies there stays."""
+    raw = folder / "raw"
+    if not any(raw.glob("rank*-pid*")):
+        for name in ("launch.json", "nvml.jsonl", "nsys.log"):
+            (raw / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            raw.rmdir()
+            folder.rmdir()
+
+
+@dataclass(frozen=True)
+class _Saved:
+    format: int
+    meta: Meta
+
 
 def save(trace: Trace, folder: Path) -> None:
     """Write the tables as Parquet and `meta.json` into `folder`, which exists."""
@@ -66,49 +140,6 @@ def save_meta(meta: Meta, path: Path) -> None:
     path.write_bytes(msgspec.json.format(content))
 
 
-@contextmanager
-def whole_or_not_at_all(folder: Path) -> Iterator[Path]:
-    """Give an empty folder, whose files are moved into `folder` once all of them are written.
-
-    `meta.json` comes last: where it stands, the files beside it are complete. When something
-    goes wrong before, `folder` is as it was.
-
-    Raises:
-        KprofError: there is no room, or no permission, to write there.
-    """
-    try:
-        is_new = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as unfinished:
-                yield Path(unfinished)
-                _move_all(Path(unfinished), folder)
-        finally:
-            if is_new and not any(folder.iterdir()):
-                folder.rmdir()
-    except OSError as error:
-        raise KprofError(
-            f"{folder} cannot be written: {error.strerror or error}",
-            fix="free some space or mend the permissions, or name another folder with --out",
-        ) from error
-
-
-def _move_all(source: Path, target: Path) -> None:
-    if (source / META_FILE).exists():
-        (target / META_FILE).unlink(missing_ok=True)
-    for path in sorted(source.iterdir(), key=lambda path: path.name == META_FILE):
-        path.replace(target / path.name)
-
-
-def is_saved(folder: Path) -> bool:
-    """Tell whether `folder` holds a saved trace of the current format."""
-    try:
-        head = msgspec.json.decode((folder / META_FILE).read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return False
-    return isinstance(head, dict) and head.get("format") == FORMAT
-
-
 def load(folder: str | os.PathLike[str]) -> Trace:
     """Read a trace that `save` wrote.
 
@@ -128,6 +159,27 @@ def load(folder: str | os.PathLike[str]) -> Trace:
             fix="open the trace it was made from again, with --force",
         ) from error
     return Trace(**tables, meta=meta, diagnosis=diagnosis)
+
+
+def _as_declared(folder: Path, name: Table) -> pd.DataFrame:
+    """Read one table; a column in which everything is missing forgets its dtype in Parquet."""
+    with (folder / f"{name}.parquet").open("rb") as file:
+        try:
+            table = pq.read_table(file)
+        except pa.ArrowException as error:
+            raise ValueError(f"{name}.parquet is damaged: {error}") from error
+    # A million ranges are not copied once more only to lie side by side.
+    frame: pd.DataFrame = table.to_pandas(split_blocks=True, self_destruct=True)
+    if lacking := [c.name for c in SCHEMA[name] if c.name not in frame]:
+        raise ValueError(f"{name}.parquet has no column {lacking[0]}")
+    lost = {c.name: c.dtype for c in SCHEMA[name] if str(frame[c.name].dtype) != c.dtype}
+    return frame.astype(lost) if lost else frame
+
+
+def _diagnosis_in(folder: Path) -> Diagnosis | None:
+    """Read what the rules found; a run of before there were rules has no such file."""
+    path = folder / FINDINGS_FILE
+    return msgspec.json.decode(path.read_bytes(), type=Diagnosis) if path.exists() else None
 
 
 def _require_references(tables: dict[Table, pd.DataFrame], diagnosis: Diagnosis | None) -> None:
@@ -158,105 +210,47 @@ def _require_references(tables: dict[Table, pd.DataFrame], diagnosis: Diagnosis 
                 raise ValueError(f"{FINDINGS_FILE} and {name}.parquet do not belong together")
 
 
-def _diagnosis_in(folder: Path) -> Diagnosis | None:
-    """Read what the rules found; a run of before there were rules has no such file."""
-    path = folder / FINDINGS_FILE
-    return msgspec.json.decode(path.read_bytes(), type=Diagnosis) if path.exists() else None
+def is_saved(folder: Path) -> bool:
+    """Tell whether `folder` holds a saved trace of the current format."""
+    try:
+        head = msgspec.json.decode((folder / META_FILE).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return False
+    return isinstance(head, dict) and head.get("format") == FORMAT
 
 
-def _as_declared(folder: Path, name: Table) -> pd.DataFrame:
-    """Read one table; a column in which everything is missing forgets its dtype in Parquet."""
-    with (folder / f"{name}.parquet").open("rb") as file:
-        try:
-            table = pq.read_table(file)
-        except pa.ArrowException as error:
-            raise ValueError(f"{name}.parquet is damaged: {error}") from error
-    # A million ranges are not copied once more only to lie side by side.
-    frame: pd.DataFrame = table.to_pandas(split_blocks=True, self_destruct=True)
-    if lacking := [c.name for c in SCHEMA[name] if c.name not in frame]:
-        raise ValueError(f"{name}.parquet has no column {lacking[0]}")
-    lost = {c.name: c.dtype for c in SCHEMA[name] if str(frame[c.name].dtype) != c.dtype}
-    return frame.astype(lost) if lost else frame
+@contextmanager
+def whole_or_not_at_all(folder: Path) -> Iterator[Path]:
+    """Give an empty folder, whose files are moved into `folder` once all of them are written.
 
-
-@dataclass(frozen=True)
-class _Saved:
-    format: int
-    meta: Meta
-
-
-SUFFIX = ".kprof"
-# What only kprof writes into a folder: one of them stands in every run and every comparison.
-OURS = ("raw/launch.json", "kernels.parquet")
-
-
-def make_folder(workload: str, out: Path | None, *, force: bool) -> Path:
-    """Make the run folder: as named, else the workload's name, with a number if that is taken.
-
-    With `force` a former run of that name is replaced.
+    `meta.json` comes last: where it stands, the files beside it are complete. When something
+    goes wrong before, `folder` is as it was.
 
     Raises:
-        LaunchError: something is there that may not be replaced, or nothing can be made there.
+        KprofError: there is no room, or no permission, to write there.
     """
     try:
-        if out is None and not force:
-            return _numbered(Path.cwd(), workload)
-        return _named(out or Path.cwd() / f"{workload}{SUFFIX}", force=force)
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as unfinished:
+                yield Path(unfinished)
+                _move_all(Path(unfinished), folder)
+        finally:
+            if is_new and not any(folder.iterdir()):
+                folder.rmdir()
     except OSError as error:
-        raise LaunchError(
-            f"{error.filename}: no run folder can be made there ({error.strerror})",
-            fix="name one with --out, in a folder that you may write to",
+        raise KprofError(
+            f"{folder} cannot be written: {error.strerror or error}",
+            fix="free some space or fix the permissions, or name another folder with --out",
         ) from error
 
 
-def make_next(folder: Path) -> Path:
-    """Make a folder for another recording beside `folder`, with the next number that is free."""
-    return _numbered(folder.absolute().parent, folder.name.removesuffix(SUFFIX), first=2)
-
-
-def is_run(folder: Path) -> bool:
-    """Tell whether kprof keeps a run or a comparison in this folder, whole or not."""
-    return any((folder / name).is_file() for name in OURS)
-
-
-def remove_empty(folder: Path) -> None:
-    """Remove the folder of a workload that recorded nothing; whatever else lies there stays."""
-    raw = folder / "raw"
-    if not any(raw.glob("rank*-pid*")):
-        for name in ("launch.json", "nvml.jsonl", "nsys.log"):
-            (raw / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            raw.rmdir()
-            folder.rmdir()
-
-
-def _numbered(parent: Path, name: str, first: int = 1) -> Path:
-    for number in itertools.count(first):
-        folder = parent / (f"{name}{SUFFIX}" if number == 1 else f"{name}-{number}{SUFFIX}")
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            break
-    return folder
-
-
-def _named(folder: Path, *, force: bool) -> Path:
-    if folder.exists() and any(folder.iterdir()):
-        if not force:
-            raise LaunchError(f"{folder} exists already", fix="name another --out, or pass --force")
-        _remove_run(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _remove_run(folder: Path) -> None:
-    """Remove a former run; anything else in the way is not ours to delete."""
-    # Data lies in folders called `raw` as well, so what only kprof writes has to be there.
-    if not is_run(folder):
-        raise LaunchError(
-            f"{folder} is not a run folder, so --force does not empty it",
-            fix="name another --out",
-        )
-    shutil.rmtree(folder)
+def _move_all(source: Path, target: Path) -> None:
+    if (source / META_FILE).exists():
+        (target / META_FILE).unlink(missing_ok=True)
+    for path in sorted(source.iterdir(), key=lambda path: path.name == META_FILE):
+        path.replace(target / path.name)
 
 
 def cache_folder() -> Path | None:

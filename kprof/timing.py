@@ -1,6 +1,6 @@
-"""The only timing loop in the repository: warm up, then samples, of one work or of two in pairs.
+"""The timing loop of kprof: warm up, then samples of one call, or of two in pairs.
 
-How long a call takes, on one of three clocks: the wall's, the GPU's, the GPU's with cold L2.
+Three clocks: the host's (wall), the GPU's, and the GPU's with a cold L2 cache.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The Trace: the tables that every part of kprof reads, and the one place where columns are declared.
 
 Times are integer nanoseconds on the clock of the recorder, between -2**62 and 2**62, so that the
-sum of two fits an int64; `Meta.base_time_ns` turns them into wall time. Passes add columns and never rewrite a measured one. Unknown is missing, never 0.
-
-What a workload's own libraries noted of what it ran: the compiler of code, torch of graphs.
+sum of two fits an int64; `Meta.base_time_ns` turns them into wall time. Passes add columns and
+never rewrite a measured one. Unknown is missing, never 0.
 """
 
 from __future__ import annotations
@@ -19,39 +18,6 @@ import pandas as pd
 
 from kprof.device import Device
 from kprof.findings import Diagnosis
-
-
-@dataclass(frozen=True)
-class CompiledLaunch:
-    """A kernel or an operator that generated code launches."""
-
-    name: str
-    stacks: tuple[tuple[tuple[str, ...], ...], ...] = ()
-    """For each operator in it the modules around it, outermost first: once for each module that the
-    code may serve, as one piece does for all layers of a class. Empty where nothing was noted."""
-
-
-@dataclass(frozen=True)
-class CompiledCode:
-    """What a compiler generated of one graph; ranges around its calls name it by a key."""
-
-    keys: tuple[str, ...]
-    launches: tuple[CompiledLaunch, ...]
-    is_in_order: bool
-    """Whether a call launches all of them, one after another as listed."""
-
-
-@dataclass(frozen=True)
-class NodeNote:
-    """What torch noted of a node of a CUDA graph while that was captured (`mark_kernels`)."""
-
-    rank: int
-    node: int
-    """Its number, as in `graph_node`."""
-    range: str | None = None
-    """Innermost range that the workload marked around it."""
-    module: str | None = None
-
 
 Table = Literal["kernels", "ranges", "samples", "idle"]
 
@@ -232,9 +198,41 @@ class Prediction:
     known_share: float = 1.0
     """Of the time of what is put at its roofline, the share whose roofline is known."""
     is_without_recording: bool = False
-    """Whether all figures are of a step that nobody records, as such steps were timed."""
+    """Whether all figures are of an unrecorded step, as such steps were timed."""
     reason: str | None = None
     """Why nothing could be predicted."""
+
+
+@dataclass(frozen=True)
+class CompiledLaunch:
+    """A kernel or an operator that generated code launches."""
+
+    name: str
+    stacks: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    """For each operator in it the modules around it, outermost first: once for each module that the
+    code may serve, as one piece does for all layers of a class. Empty where nothing was noted."""
+
+
+@dataclass(frozen=True)
+class CompiledCode:
+    """What a compiler generated of one graph; ranges around its calls name it by a key."""
+
+    keys: tuple[str, ...]
+    launches: tuple[CompiledLaunch, ...]
+    is_in_order: bool
+    """Whether a call launches all of them, one after another as listed."""
+
+
+@dataclass(frozen=True)
+class NodeNote:
+    """What torch noted of a node of a CUDA graph while that was captured (`mark_kernels`)."""
+
+    rank: int
+    node: int
+    """Its number, as in `graph_node`."""
+    range: str | None = None
+    """Innermost range that the workload marked around it."""
+    module: str | None = None
 
 
 @dataclass(frozen=True)
@@ -266,7 +264,7 @@ class Meta:
     graph_notes: tuple[NodeNote, ...] = ()
     """What torch noted of the nodes of CUDA graphs, where the trace tells it."""
     device: Device | None = None
-    """Ceilings that the roofline is drawn against; None where nobody knows the device."""
+    """Ceilings that the roofline is drawn against; None for an unknown device."""
     what_if: tuple[Prediction, ...] = ()
     """What was predicted when the recording was analyzed, or asked for since."""
     caveats: tuple[str, ...] = ()
