@@ -27,7 +27,7 @@ from kprof.comparison import save
 SOURCES = (
     *("benchmarks/ab_known.py", "benchmarks/workloads/known/*.py", "examples/fused_adamw.py"),
     *(
-        "kprof/commands/ab.py",
+        "kprof/ab/compare.py",
         "kprof/ab/processes.py",
         "kprof/ab/in_process.py",
         "kprof/collect/trials.py",

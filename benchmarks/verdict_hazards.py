@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 from evidence import RESULTS, row, write_evidence
 
+from kprof.ab.compare import exit_code_of
 from kprof.analyze.calibration.tally import Known, when_stopped, with_all_pairs
 from kprof.analyze.verdict import is_enough, judge
 from kprof.analyze.verdict.judge import fewest_pairs
 from kprof.analyze.verdict.plausibility import CALL_NS, reason_below_floor
 from kprof.analyze.verdict.rule import levels_of
-from kprof.commands.ab import exit_code_of
 from kprof.comparison import Metric, Pair, Plan
 
 SPREAD, BASE_NS, SEED = 0.007, 1e7, 36
@@ -36,7 +36,7 @@ SOURCES = (
     "benchmarks/verdict_hazards.py",
     "kprof/analyze/verdict/*.py",
     "kprof/analyze/calibration/tally.py",
-    "kprof/commands/ab.py",
+    "kprof/ab/compare.py",
 )
 TIME = Metric("step time", "ns")
 NUM_WINDOWS = 5

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from kprof.ab.compare import exit_code_of
+from kprof.ab.variants import AbOptions
 from kprof.analyze.verdict import judge
 from kprof.collect.trials import Variant
-from kprof.commands import ab
-from kprof.commands.ab import exit_code_of
 from kprof.comparison import Claim, Interval, Metric
 from tests.ab_runs import script_in, stand_in
 from tests.test_cli import kprof
@@ -104,7 +104,7 @@ def test_the_order_is_another_one_in_each_comparison_unless_its_seed_is_named(
         seeds.append(json.loads(capsys.readouterr().out)["plan"]["seed"])
     assert seeds[0] != seeds[1]
     assert seeds[2] == 7
-    assert ab.AbOptions((script,)).seed != ab.AbOptions((script,)).seed
+    assert AbOptions((script,)).seed != AbOptions((script,)).seed
 
 
 def test_more_pairs_than_can_be_judged_are_refused_before_anything_runs(

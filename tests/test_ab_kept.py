@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kprof.ab import processes, selftest
+from kprof.ab import compare, processes, selftest
 from kprof.ab.selftest import Machine
 from kprof.analyze.calibration.simulate import simulate
-from kprof.commands import ab
 from tests.ab_runs import kept, script_in, stand_in, trial_of, window_of
 from tests.test_cli import kprof
 
@@ -75,7 +74,7 @@ def test_the_calibration_of_the_machine_goes_with_the_comparison(script, monkeyp
     made = replace(simulate(50, 40, 0, "2026-11-20"), kind="host", device="a processor")
     coarse = tuple(replace(one, least_found=0.016) for one in made.scenarios)
     made = replace(made, scenarios=coarse)
-    monkeypatch.setattr(ab, "last_calibration", lambda: made)
+    monkeypatch.setattr(compare, "last_calibration", lambda: made)
     monkeypatch.setattr(selftest, "this_machine", lambda: Machine("host", "a processor", None))
     stand_in(monkeypatch, b=0.9)
     kprof("ab", "--patch", "patch.py:f", script)

@@ -15,7 +15,7 @@ import typer
 from kprof.analyze.sla.caveats import find_doubts
 from kprof.analyze.sla.evaluate import LONGEST_SPELL_S, Assessment, judge
 from kprof.analyze.sla.responses import Responses
-from kprof.analyze.sla.targets import PRESETS, Target, list_metrics, parse_target, targets_of
+from kprof.analyze.sla.targets import Target, read_targets
 from kprof.collect.generation import measure_generation
 from kprof.collect.load_results import is_result, read_result
 from kprof.commands import Answer
@@ -32,20 +32,6 @@ __all__ = [
     "read_targets",
     "write_page",
 ]
-
-
-def read_targets(texts: Sequence[str], preset: str | None = None) -> tuple[Target, ...]:
-    """Return the targets of a preset and those given as text.
-
-    Raises:
-        KprofError: there is none, or one is malformed.
-    """
-    targets = targets_of(preset) if preset is not None else ()
-    targets += tuple(parse_target(text) for text in texts)
-    if not targets:
-        fix = f"give --target 'ttft_p95<=200ms' or --preset ({', '.join(PRESETS)}); "
-        raise KprofError("there is no target to judge", fix=fix + list_metrics())
-    return targets
 
 
 def judge_results(

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from kprof.analyze.sla.percentiles import CONFIDENCE
 
@@ -175,6 +174,8 @@ def _clumping(groups: list[_Group], chance: float) -> float:
 @lru_cache
 def _chance(freedom: int, chance: float) -> tuple[float, float]:
     """Return the deviation that chance still explains, and Student's quantile over the normal."""
+    from scipy import stats  # Half a second, which `--help` must not wait for.
+
     by_chance = stats.chi2.ppf(1 - chance, freedom)
     return float(by_chance), float(stats.t.ppf(CONFIDENCE, freedom) / stats.norm.ppf(CONFIDENCE))
 

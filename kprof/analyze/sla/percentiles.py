@@ -11,8 +11,6 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from scipy import stats
-
 CONFIDENCE = 0.99
 """Of every bound, one-sided."""
 MOST_SAMPLES = 100_000_000
@@ -36,6 +34,8 @@ def ranks_of(num_samples: int, quantile: Fraction, confidence: float = CONFIDENC
     The high rank is the smallest r with BinomCDF(r - 1; n, p) >= confidence, the low one the
     largest with BinomCDF(r - 1; n, p) <= 1 - confidence.
     """
+    from scipy import stats  # Half a second, which `--help` must not wait for.
+
     count = stats.binom(num_samples, float(quantile))
     high = int(count.ppf(confidence)) + 1
     low = int(count.ppf(1 - confidence))
@@ -76,6 +76,8 @@ def samples_to_pass(quantile: Fraction, share_missed: float) -> int | None:
 
 def _proves(num_samples: int, quantile: Fraction, share_missed: float) -> bool:
     """Tell whether n samples prove the target if this share of them, rounded up, misses it."""
+    from scipy import stats  # Half a second, which `--help` must not wait for.
+
     missed = math.ceil(share_missed * num_samples)
     return bool(stats.binom.cdf(missed, num_samples, 1 - float(quantile)) <= 1 - CONFIDENCE)
 
@@ -106,6 +108,8 @@ def bound_share(
     confidence: float = CONFIDENCE,
 ) -> ShareBounds:
     """Return the share of hits with one-sided bounds, of samples that count as so many."""
+    from scipy import stats  # Half a second, which `--help` must not wait for.
+
     each = 1.0 if num_independent is None else num_independent / num_samples
     found, others = hits * each, (num_samples - hits) * each
     low = float(stats.beta.ppf(1 - confidence, found, others + 1)) if hits else 0.0

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from kprof.analyze.sla.independence import CHANCE_OF_RUNS, RUNS_DIFFER, Numbers
 from kprof.analyze.sla.percentiles import CONFIDENCE
@@ -54,6 +53,8 @@ def _by_slices(runs: Sequence[Numbers]) -> Reach:
     Of n slices with a correlation r, n (1 - r) / (1 + r) count as independent. Short series show
     less of r than there is (Marriott and Pope, 1954), and less variance.
     """
+    from scipy import stats  # Half a second, which `--help` must not wait for.
+
     centred = [run - run.mean() for run in runs]
     num, squares = sum(map(len, runs)), float(sum((run**2).sum() for run in centred))
     if not squares:
@@ -78,6 +79,8 @@ def _twice_as_long(run: Numbers) -> Numbers:
 
 def _by_runs(runs: Sequence[Numbers]) -> Reach:
     """Take runs for what is independent, if they differ by more than chance among slices."""
+    from scipy import stats  # Half a second, which `--help` must not wait for.
+
     means, lengths = np.array([run.mean() for run in runs]), np.array([len(run) for run in runs])
     within = sum(float(((run - run.mean()) ** 2).sum()) for run in runs)
     variance = within / (lengths.sum() - len(runs))

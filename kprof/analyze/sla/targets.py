@@ -1,12 +1,10 @@
-"""Targets as text: `ttf64_p99<=100ms`, `throughput>=2000tok/s/gpu`, `attainment>=99%`.
-
-Sets of targets that others publish, each with where it comes from.
-"""
+"""SLA targets as text, as `ttf64_p99<=100ms`, and published sets of them with their sources."""
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -97,6 +95,20 @@ class Target:
     num_tokens: int | None = None
     """N, of the time to the first N tokens."""
     is_per_gpu: bool = False
+
+
+def read_targets(texts: Sequence[str], preset: str | None = None) -> tuple[Target, ...]:
+    """Return the targets of a preset and those given as text.
+
+    Raises:
+        KprofError: there is none, or one is malformed.
+    """
+    targets = targets_of(preset) if preset is not None else ()
+    targets += tuple(parse_target(text) for text in texts)
+    if not targets:
+        fix = f"give --target 'ttft_p95<=200ms' or --preset ({', '.join(PRESETS)}); "
+        raise KprofError("there is no target to judge", fix=fix + list_metrics())
+    return targets
 
 
 def parse_target(text: str) -> Target:
