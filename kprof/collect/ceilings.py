@@ -21,7 +21,6 @@ COPY_BYTES = 256 << 20
 MATRIX_SIZE = 2048
 REPEATS = 4
 
-
 FILE = "ceilings.json"
 
 
@@ -104,6 +103,12 @@ def keep_gpu_ceilings(ceilings: Ceilings) -> Path | None:
     return path
 
 
+def _path_for(gpu: str, driver: str, day: str) -> Path | None:
+    folder = cache_folder()
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{gpu} {driver}").strip("-").lower()
+    return folder / "ceilings" / f"{name}-{day}.json" if folder else None
+
+
 def find_gpu_ceilings(gpu: str, driver: str) -> Ceilings | None:
     """Return what was last measured on a GPU of this name under this driver, or None."""
     days = _path_for(gpu, driver, "????-??-??")
@@ -111,12 +116,6 @@ def find_gpu_ceilings(gpu: str, driver: str) -> Ceilings | None:
         with suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(path.read_bytes(), type=Ceilings)
     return None
-
-
-def _path_for(gpu: str, driver: str, day: str) -> Path | None:
-    folder = cache_folder()
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{gpu} {driver}").strip("-").lower()
-    return folder / "ceilings" / f"{name}-{day}.json" if folder else None
 
 
 def keep_ceilings(raw: Path, device: Device) -> None:

@@ -1,6 +1,4 @@
-"""The clocks of several recordings: which of them collectives prove wrong, and by how much.
-
-The offset between two clocks, from the collectives that were recorded on both.
+"""Offsets between the clocks of several recordings, from the collectives that they share.
 
 A collective to which every rank contributes cannot end on any rank before it has begun on all of
 them: each one that two recordings share bounds the offset between their clocks from both sides.
@@ -74,106 +72,6 @@ class Offset:
     """How far apart collectives of their durations may end."""
 
 
-def compare(first: dict[str, Run], second: dict[str, Run]) -> Offset | Mismatch:
-    """Return the offset of the second clock by the collectives of the groups that both are in."""
-    matches = [ways(first[group], second[group]) for group in sorted(first.keys() & second.keys())]
-    told = [pair for found in matches if len(found) == 1 for pair in found]
-    if not told:
-        return Mismatch.UNCLEAR if any(matches) else Mismatch.CONTRADICTORY
-    joined = [_joined(list(runs)) for runs in zip(*told, strict=True)]
-    return measure(*joined) or Mismatch.CONTRADICTORY
-
-
-def measure(first: Run, second: Run) -> Offset | None:
-    """Return the offset that the same collectives show on two clocks; None where they contradict.
-
-    The median difference of their ends, within what causality allows. Few tell no more than
-    that; of many, the spread of the differences tells how well the offset is known, though not
-    better than collectives end together.
-    """
-    lows, highs = first.start_ns - second.end_ns, first.end_ns - second.start_ns
-    low, high, number = int(lows.max()), int(highs.min()), len(first)
-    is_possible = low <= high
-    if not is_possible:
-        spare = number // ONE_IN
-        low = int(np.partition(lows, number - 1 - spare)[number - 1 - spare])
-        high = int(np.partition(highs, spare)[spare])
-        if low - high > TOLERANCE_NS + _most_drift(first):
-            return None
-    difference = first.end_ns - second.end_ns
-    shorter = np.minimum(first.end_ns - first.start_ns, second.end_ns - second.start_ns)
-    skew = END_SKEW_NS + _median(shorter) // END_SKEW_PART
-    drift = _drift(first, difference, skew)
-    if low - high > TOLERANCE_NS + abs(drift):
-        return None
-    offset = _median(difference)
-    if is_possible:
-        offset = min(max(offset, low), high)
-    spread = np.sort(np.abs(difference - offset))
-    most = int(spread[number * 9 // 10])
-    uncertainty, contradiction = max(most, skew), max(low, -high, 0)
-    if number >= FEWEST_TO_TELL:
-        contradiction = max(contradiction, abs(offset) - FAR_APART * uncertainty)
-    if is_possible:
-        allowed = max(high - offset, offset - low, RESOLUTION_NS)
-        uncertainty = min(uncertainty, allowed) if number >= FEWEST_TO_TELL else allowed
-    uncertainty = max(uncertainty, abs(drift))
-    return Offset(offset, uncertainty, contradiction, drift, number, most, skew)
-
-
-def ways(first: Run, second: Run) -> list[Pair]:
-    """Return the ways in which the collectives of a group match: by their numbers, or by order.
-
-    Two are as many as any more, and stand for all that is not certain: none with the same number,
-    few in the same order, an order in which they do not end together, or as good as another.
-    """
-    if first.sequence is not None and second.sequence is not None:
-        pair = by_number(first, second)
-        return [pair] if len(pair[0]) else [pair] * 2
-    fitting = [(found, pair) for pair in by_order(first, second) if (found := measure(*pair))]
-    fitting.sort(key=lambda way: way[0].spread_ns)
-    best = [found for found, _ in fitting[:2]]
-    is_certain = (
-        len(best) > 0
-        and best[0].number >= FEWEST_TO_TELL
-        and best[0].spread_ns <= FAR_APART * best[0].skew_ns
-        and (len(best) == 1 or best[1].spread_ns > FAR_APART * best[0].spread_ns)
-    )
-    pairs = [pair for _, pair in fitting[:1]]
-    return pairs if is_certain else pairs * 2
-
-
-def _joined(runs: list[Run]) -> Run:
-    return Run(
-        np.concatenate([run.operation for run in runs]),
-        None,
-        np.concatenate([run.start_ns for run in runs]),
-        np.concatenate([run.end_ns for run in runs]),
-    )
-
-
-def _most_drift(run: Run) -> int:
-    return int(np.ptp(run.start_ns)) // FASTEST_DRIFT
-
-
-def _drift(first: Run, difference: NDArray[np.int64], skew_ns: int) -> int:
-    """Return the change from the first third to the last, carried to the ends, where clear."""
-    third = len(first) // 3
-    if len(first) < FEWEST_TO_DRIFT:
-        return 0
-    in_order = difference[np.argsort(first.start_ns, kind="stable")]
-    parts = (in_order[:third], in_order[-third:])
-    early, late = (_median(part) for part in parts)
-    scatter = max(_median(np.abs(part - _median(part))) for part in parts)
-    change = (late - early) * 3 // 2
-    is_clear = abs(change) > skew_ns + CLEAR_OF_SCATTER * scatter
-    return change if is_clear and abs(change) <= _most_drift(first) else 0
-
-
-def _median(values: NDArray[np.int64]) -> int:
-    return int(np.sort(values)[len(values) // 2])
-
-
 # More recordings than this are not named one by one.
 NAMED = 4
 
@@ -243,6 +141,113 @@ def align(traces: Sequence[Trace], reference: int = 0) -> Alignment:
     )
 
 
+def _name(trace: Trace) -> str:
+    ranks = np.unique(np.concatenate([trace.kernels["rank"], trace.ranges["rank"]]))
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) else trace.meta.source
+
+
+def compare(first: dict[str, Run], second: dict[str, Run]) -> Offset | Mismatch:
+    """Return the offset of the second clock by the collectives of the groups that both are in."""
+    matches = [ways(first[group], second[group]) for group in sorted(first.keys() & second.keys())]
+    told = [pair for found in matches if len(found) == 1 for pair in found]
+    if not told:
+        return Mismatch.UNCLEAR if any(matches) else Mismatch.CONTRADICTORY
+    joined = [_joined(list(runs)) for runs in zip(*told, strict=True)]
+    return measure(*joined) or Mismatch.CONTRADICTORY
+
+
+def ways(first: Run, second: Run) -> list[Pair]:
+    """Return the ways in which the collectives of a group match: by their numbers, or by order.
+
+    Two are as many as any more, and stand for all that is not certain: none with the same number,
+    few in the same order, an order in which they do not end together, or as good as another.
+    """
+    if first.sequence is not None and second.sequence is not None:
+        pair = by_number(first, second)
+        return [pair] if len(pair[0]) else [pair] * 2
+    fitting = [(found, pair) for pair in by_order(first, second) if (found := measure(*pair))]
+    fitting.sort(key=lambda way: way[0].spread_ns)
+    best = [found for found, _ in fitting[:2]]
+    is_certain = (
+        len(best) > 0
+        and best[0].number >= FEWEST_TO_TELL
+        and best[0].spread_ns <= FAR_APART * best[0].skew_ns
+        and (len(best) == 1 or best[1].spread_ns > FAR_APART * best[0].spread_ns)
+    )
+    pairs = [pair for _, pair in fitting[:1]]
+    return pairs if is_certain else pairs * 2
+
+
+def measure(first: Run, second: Run) -> Offset | None:
+    """Return the offset that the same collectives show on two clocks; None where they contradict.
+
+    The median difference of their ends, within what causality allows. Few tell no more than
+    that; of many, the spread of the differences tells how well the offset is known, though not
+    better than collectives end together.
+    """
+    lows, highs = first.start_ns - second.end_ns, first.end_ns - second.start_ns
+    low, high, number = int(lows.max()), int(highs.min()), len(first)
+    is_possible = low <= high
+    if not is_possible:
+        spare = number // ONE_IN
+        low = int(np.partition(lows, number - 1 - spare)[number - 1 - spare])
+        high = int(np.partition(highs, spare)[spare])
+        if low - high > TOLERANCE_NS + _most_drift(first):
+            return None
+    difference = first.end_ns - second.end_ns
+    shorter = np.minimum(first.end_ns - first.start_ns, second.end_ns - second.start_ns)
+    skew = END_SKEW_NS + _median(shorter) // END_SKEW_PART
+    drift = _drift(first, difference, skew)
+    if low - high > TOLERANCE_NS + abs(drift):
+        return None
+    offset = _median(difference)
+    if is_possible:
+        offset = min(max(offset, low), high)
+    spread = np.sort(np.abs(difference - offset))
+    most = int(spread[number * 9 // 10])
+    uncertainty, contradiction = max(most, skew), max(low, -high, 0)
+    if number >= FEWEST_TO_TELL:
+        contradiction = max(contradiction, abs(offset) - FAR_APART * uncertainty)
+    if is_possible:
+        allowed = max(high - offset, offset - low, RESOLUTION_NS)
+        uncertainty = min(uncertainty, allowed) if number >= FEWEST_TO_TELL else allowed
+    uncertainty = max(uncertainty, abs(drift))
+    return Offset(offset, uncertainty, contradiction, drift, number, most, skew)
+
+
+def _most_drift(run: Run) -> int:
+    return int(np.ptp(run.start_ns)) // FASTEST_DRIFT
+
+
+def _median(values: NDArray[np.int64]) -> int:
+    return int(np.sort(values)[len(values) // 2])
+
+
+def _drift(first: Run, difference: NDArray[np.int64], skew_ns: int) -> int:
+    """Return the change from the first third to the last, carried to the ends, where clear."""
+    third = len(first) // 3
+    if len(first) < FEWEST_TO_DRIFT:
+        return 0
+    in_order = difference[np.argsort(first.start_ns, kind="stable")]
+    parts = (in_order[:third], in_order[-third:])
+    early, late = (_median(part) for part in parts)
+    scatter = max(_median(np.abs(part - _median(part))) for part in parts)
+    change = (late - early) * 3 // 2
+    is_clear = abs(change) > skew_ns + CLEAR_OF_SCATTER * scatter
+    return change if is_clear and abs(change) <= _most_drift(first) else 0
+
+
+def _joined(runs: list[Run]) -> Run:
+    return Run(
+        np.concatenate([run.operation for run in runs]),
+        None,
+        np.concatenate([run.start_ns for run in runs]),
+        np.concatenate([run.end_ns for run in runs]),
+    )
+
+
 def _placed(known: _Place, offset: Offset) -> _Place:
     """Return where a clock stands by its offset to one that is placed."""
     shift, within = known.shift_ns, known.within_ns + offset.uncertainty_ns
@@ -256,36 +261,12 @@ def _placed(known: _Place, offset: Offset) -> _Place:
     return _Place(shift, within, offset.number)
 
 
-def _agreement(kept: list[_Place], number: int) -> Iterator[str]:
-    # The first to be placed is the reference itself.
-    if len(kept) > 1:
-        whose = "all ranks" if len(kept) == number else f"{len(kept)} recordings"
-        within = _time(max(place.within_ns for place in kept))
-        yield f"The clocks of {whose} agree within {within}, {_by(kept[1:])}."
-
-
-def _refused(refusals: dict[int, tuple[str, Mismatch]], why: Mismatch) -> Iterator[str]:
-    pairs = [both for both, reason in refusals.values() if reason is why]
-    if pairs:
-        yield (
-            f"The collectives of {_listed(pairs)} {why.value}: those clocks are not checked by "
-            "them."
-        )
-
-
-def _unseen(names: list[str], number: int) -> Iterator[str]:
-    if names and len(names) == number - 1:
-        yield (
-            "The ranks' clocks are not checked: no collective of a named process group was "
-            "recorded on several of them."
-        )
-    elif names:
-        yield f"Not checked, for want of a shared collective: {_listed(names)}."
-
-
-def _listed(names: list[str]) -> str:
-    more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+def _time(time_ns: int, *, sign: str = "") -> str:
+    if abs(time_ns) >= 10_000_000_000:
+        return f"{time_ns / 1e9:{sign},.1f} s"
+    if abs(time_ns) >= 10_000_000:
+        return f"{time_ns / 1e6:{sign},.1f} ms"
+    return f"{time_ns / 1e3:{sign},.1f} µs"
 
 
 def _moves(moved: dict[str, _Place]) -> Iterator[str]:
@@ -311,16 +292,33 @@ def _by(places: list[_Place]) -> str:
     return f"by {numbers[0]:,}{most} collectives" if numbers[-1] > 1 else "by 1 collective"
 
 
-def _time(time_ns: int, *, sign: str = "") -> str:
-    if abs(time_ns) >= 10_000_000_000:
-        return f"{time_ns / 1e9:{sign},.1f} s"
-    if abs(time_ns) >= 10_000_000:
-        return f"{time_ns / 1e6:{sign},.1f} ms"
-    return f"{time_ns / 1e3:{sign},.1f} µs"
+def _refused(refusals: dict[int, tuple[str, Mismatch]], why: Mismatch) -> Iterator[str]:
+    pairs = [both for both, reason in refusals.values() if reason is why]
+    if pairs:
+        yield (
+            f"The collectives of {_listed(pairs)} {why.value}: those clocks are not checked by "
+            "them."
+        )
 
 
-def _name(trace: Trace) -> str:
-    ranks = np.unique(np.concatenate([trace.kernels["rank"], trace.ranges["rank"]]))
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {ranks[0]} to {ranks[-1]}" if len(ranks) else trace.meta.source
+def _listed(names: list[str]) -> str:
+    more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _agreement(kept: list[_Place], number: int) -> Iterator[str]:
+    # The first to be placed is the reference itself.
+    if len(kept) > 1:
+        whose = "all ranks" if len(kept) == number else f"{len(kept)} recordings"
+        within = _time(max(place.within_ns for place in kept))
+        yield f"The clocks of {whose} agree within {within}, {_by(kept[1:])}."
+
+
+def _unseen(names: list[str], number: int) -> Iterator[str]:
+    if names and len(names) == number - 1:
+        yield (
+            "The ranks' clocks are not checked: no collective of a named process group was "
+            "recorded on several of them."
+        )
+    elif names:
+        yield f"Not checked, for want of a shared collective: {_listed(names)}."

@@ -1,9 +1,9 @@
-"""The clock of a GPU against its host's: nothing begins before the call that launched it.
+"""Correction of a GPU's clock against its host's: nothing begins before the call that launched it.
 
-Both clocks are read through the driver, which may take one for earlier than the other, and for
-slower: on an H200 kernels were seen to begin 85 µs before their launch, and 331 µs before it 0.7 s
-later. Times of the host and of the device then contradict each other, by more than an idle gap.
-A few that begin early where the others fit are no clock's fault: their launch is another's.
+The driver's reading of one clock may be earlier or slower than of the other: on an H200 kernels
+were seen to begin 85 µs before their launch, and 331 µs before it 0.7 s later. Times of the host
+and of the device then contradict each other by more than an idle gap. A few early activities among
+others that fit are not the clock's fault: they are joined to a wrong launch.
 """
 
 from __future__ import annotations
@@ -83,67 +83,6 @@ def on_the_hosts_clock(trace: Trace) -> Trace:
     return trace
 
 
-def _num_early(rows: pd.DataFrame) -> int:
-    return int((rows["late_ns"] > TOLERANCE_NS).sum())
-
-
-def _times(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    return rows["start_ns"].to_numpy(np.int64), rows["late_ns"].to_numpy(np.int64)
-
-
-def _noted(trace: Trace, caveat: str) -> Trace:
-    return replace(trace, meta=replace(trace.meta, caveats=(*trace.meta.caveats, caveat)))
-
-
-def _counted(trace: Trace, what: str, number: int) -> Trace:
-    """Count what the times and numbers no longer tell."""
-    counts = {**trace.meta.counts, what: trace.meta.counts.get(what, 0) + number}
-    return replace(trace, meta=replace(trace.meta, counts=counts))
-
-
-def _without_launches(trace: Trace, rows: pd.DataFrame, num_all: int, whose: str) -> Trace:
-    """Take the numbers off activities whose launches are others', and say so."""
-    if rows.empty:
-        return trace
-    correlation = trace.kernels["correlation"].copy()
-    correlation.loc[rows["kernel"]] = pd.NA
-    trace = _noted(
-        trace.with_kernels(correlation=correlation),
-        f"By their numbers {len(rows):,} of {num_all:,} activities of {whose} began before they "
-        f"were launched, by up to {rows['late_ns'].max() / 1e3:,.0f} µs, where the others fit: the "
-        "numbers were given twice, or are damaged. Who launched them counts as unknown, and no "
-        "clock was moved for them.",
-    )
-    return _counted(trace, "disbelieved_launches", len(rows))
-
-
-def _moved(trace: Trace, rank: object, device: object, line: _Line, told: str) -> Trace:
-    kernels, samples = trace.kernels, trace.samples
-    is_activity = (kernels["rank"] == rank) & (kernels["device"] == device)
-    is_activity &= kernels["activity"] != "host"
-    is_counted = (samples["rank"] == rank) & (samples["device"] == device)
-    is_counted &= samples["source"] == "counters"
-    start_ns, added_ns = _later(kernels["start_ns"], is_activity, line)
-    time_ns, _ = _later(samples["time_ns"], is_counted, line)
-    moved = replace(trace.with_kernels(start_ns=start_ns), samples=samples.assign(time_ns=time_ns))
-    return _noted(
-        moved,
-        f"{told}. All of its activities count as {added_ns.min() / 1e3:,.0f} to "
-        f"{added_ns.max() / 1e3:,.0f} µs later, so that none does; between host and GPU times may "
-        "be off by some µs more.",
-    )
-
-
-def _later(
-    times: pd.Series[int], is_moved: pd.Series[bool], line: _Line
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the times, some of them moved, and what was added to those."""
-    found, is_there = times.to_numpy(np.int64, copy=True), is_moved.to_numpy(bool)
-    added_ns = line.at(found[is_there])
-    found[is_there] += added_ns
-    return found, added_ns
-
-
 def _lateness_of_launches(trace: Trace) -> pd.DataFrame:
     """Return rank, device, row and begin of GPUs' activities, and how much later their launch."""
     kernels, ranges = trace.kernels, trace.ranges
@@ -160,6 +99,10 @@ def _lateness_of_launches(trace: Trace) -> pd.DataFrame:
         both = both.iloc[:0].copy()
     both["late_ns"] = both["start_ns_of_launch"] - both["start_ns"]
     return both
+
+
+def _num_early(rows: pd.DataFrame) -> int:
+    return int((rows["late_ns"] > TOLERANCE_NS).sum())
 
 
 def _borne_out(start_ns: np.ndarray, late_ns: np.ndarray) -> np.ndarray:
@@ -191,12 +134,6 @@ def _doubling(number: int) -> Iterator[int]:
     yield number
 
 
-def _num_at_once(line: _Line, start_ns: np.ndarray, late_ns: np.ndarray) -> int:
-    """Return how many activities begin right after their launch once a line is added."""
-    waited_ns = line.at(start_ns) - late_ns
-    return int(((waited_ns >= -TOLERANCE_NS) & (waited_ns <= AT_ONCE_NS)).sum())
-
-
 def _lowest_line(start_ns: np.ndarray, late_ns: np.ndarray) -> _Line:
     """Return the lowest line, on average, that is nowhere below `late_ns`.
 
@@ -213,14 +150,6 @@ def _lowest_line(start_ns: np.ndarray, late_ns: np.ndarray) -> _Line:
     drifting = _Line(first_ns, float((y - drift * x).max()), drift)
     least = max(LEAST_ON_A_DRIFT, _num_at_once(flat, start_ns, late_ns))
     return drifting if _num_at_once(drifting, start_ns, late_ns) >= least else flat
-
-
-def _highest_of_stretches(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
-    """Return the highest point of each stretch of time, in their order; no two at one time."""
-    stretch = np.minimum(x * (STRETCHES / max(float(x.max()), 1.0)), STRETCHES - 1).astype(int)
-    points = pd.DataFrame({"x": x, "y": y, "stretch": stretch})
-    highest = points.loc[points.groupby("stretch")["y"].idxmax()].sort_values("x")
-    return list(zip(highest["x"], highest["y"], strict=True))
 
 
 def _edges(
@@ -241,3 +170,74 @@ def _is_below(
     """Tell whether the middle point is not above the line between the others."""
     (x1, y1), (x2, y2), (x3, y3) = first, middle, last
     return (y2 - y1) * (x3 - x1) <= (y3 - y1) * (x2 - x1)
+
+
+def _highest_of_stretches(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
+    """Return the highest point of each stretch of time, in their order; no two at one time."""
+    stretch = np.minimum(x * (STRETCHES / max(float(x.max()), 1.0)), STRETCHES - 1).astype(int)
+    points = pd.DataFrame({"x": x, "y": y, "stretch": stretch})
+    highest = points.loc[points.groupby("stretch")["y"].idxmax()].sort_values("x")
+    return list(zip(highest["x"], highest["y"], strict=True))
+
+
+def _num_at_once(line: _Line, start_ns: np.ndarray, late_ns: np.ndarray) -> int:
+    """Return how many activities begin right after their launch once a line is added."""
+    waited_ns = line.at(start_ns) - late_ns
+    return int(((waited_ns >= -TOLERANCE_NS) & (waited_ns <= AT_ONCE_NS)).sum())
+
+
+def _times(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    return rows["start_ns"].to_numpy(np.int64), rows["late_ns"].to_numpy(np.int64)
+
+
+def _without_launches(trace: Trace, rows: pd.DataFrame, num_all: int, whose: str) -> Trace:
+    """Take the numbers off activities whose launches are others', and say so."""
+    if rows.empty:
+        return trace
+    correlation = trace.kernels["correlation"].copy()
+    correlation.loc[rows["kernel"]] = pd.NA
+    trace = _noted(
+        trace.with_kernels(correlation=correlation),
+        f"By their numbers {len(rows):,} of {num_all:,} activities of {whose} began before they "
+        f"were launched, by up to {rows['late_ns'].max() / 1e3:,.0f} µs, where the others fit: the "
+        "numbers were given twice, or are damaged. Who launched them counts as unknown, and no "
+        "clock was moved for them.",
+    )
+    return _counted(trace, "disbelieved_launches", len(rows))
+
+
+def _noted(trace: Trace, caveat: str) -> Trace:
+    return replace(trace, meta=replace(trace.meta, caveats=(*trace.meta.caveats, caveat)))
+
+
+def _counted(trace: Trace, what: str, number: int) -> Trace:
+    """Count what the times and numbers no longer tell."""
+    counts = {**trace.meta.counts, what: trace.meta.counts.get(what, 0) + number}
+    return replace(trace, meta=replace(trace.meta, counts=counts))
+
+
+def _moved(trace: Trace, rank: object, device: object, line: _Line, told: str) -> Trace:
+    kernels, samples = trace.kernels, trace.samples
+    is_activity = (kernels["rank"] == rank) & (kernels["device"] == device)
+    is_activity &= kernels["activity"] != "host"
+    is_counted = (samples["rank"] == rank) & (samples["device"] == device)
+    is_counted &= samples["source"] == "counters"
+    start_ns, added_ns = _later(kernels["start_ns"], is_activity, line)
+    time_ns, _ = _later(samples["time_ns"], is_counted, line)
+    moved = replace(trace.with_kernels(start_ns=start_ns), samples=samples.assign(time_ns=time_ns))
+    return _noted(
+        moved,
+        f"{told}. All of its activities count as {added_ns.min() / 1e3:,.0f} to "
+        f"{added_ns.max() / 1e3:,.0f} µs later, so that none does; between host and GPU times may "
+        "be off by some µs more.",
+    )
+
+
+def _later(
+    times: pd.Series[int], is_moved: pd.Series[bool], line: _Line
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the times, some of them moved, and what was added to those."""
+    found, is_there = times.to_numpy(np.int64, copy=True), is_moved.to_numpy(bool)
+    added_ns = line.at(found[is_there])
+    found[is_there] += added_ns
+    return found, added_ns

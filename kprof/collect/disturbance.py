@@ -1,7 +1,7 @@
-"""Another process in the way: `python -m kprof.collect.disturbance gpu|host FROM TO PERIOD_S`.
+"""A disturbing process: `python -m kprof.collect.disturbance gpu|host FROM TO PERIOD_S`.
 
 It works for a share of its time that goes from FROM to TO within each period, and ends when its
-standard input does: with the process that started it, whatever becomes of that.
+standard input is closed: at the latest with the process that started it.
 """
 
 from __future__ import annotations

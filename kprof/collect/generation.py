@@ -22,6 +22,23 @@ TOOL = "kprof.measure_generation"
 Generate = Callable[..., Any]
 
 
+class _Streamer:
+    """Receives tokens as Hugging Face's `generate` hands them out, the prompt's first."""
+
+    def __init__(self, note: Callable[[object], None]) -> None:
+        self._note = note
+        self._has_prompt = False
+
+    def put(self, value: object) -> None:
+        """Take tokens that have just been generated."""
+        if self._has_prompt:
+            self._note(value)
+        self._has_prompt = True
+
+    def end(self) -> None:
+        """Take note that there are no more."""
+
+
 def measure_generation(
     generate: Generate,
     prompts: Iterable[Any],
@@ -92,47 +109,6 @@ def _measure(
     )
 
 
-def _chunks(generate: Generate, prompt: object, note: Callable[[object], None]) -> Iterator[object]:
-    """Yield what is generated; what goes through a streamer is noted as it comes."""
-    arguments: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
-    words = () if isinstance(prompt, Mapping) else (prompt,)
-    if _takes_streamer(generate):
-        generate(*words, **arguments, streamer=_Streamer(note))
-        return
-    generated = generate(*words, **arguments)
-    if not isinstance(generated, Iterator):
-        found = type(generated).__name__
-        raise KprofError(
-            f"the function returned a {found} at once, so no token has a time of its own",
-            fix="pass a function that yields chunks as they come, or that takes a streamer",
-        )
-    yield from generated
-
-
-def _takes_streamer(generate: Generate) -> bool:
-    try:
-        return "streamer" in inspect.signature(generate).parameters
-    except (TypeError, ValueError):  # Functions written in C may have no signature.
-        return False
-
-
-class _Streamer:
-    """Receives tokens as Hugging Face's `generate` hands them out, the prompt's first."""
-
-    def __init__(self, note: Callable[[object], None]) -> None:
-        self._note = note
-        self._has_prompt = False
-
-    def put(self, value: object) -> None:
-        """Take tokens that have just been generated."""
-        if self._has_prompt:
-            self._note(value)
-        self._has_prompt = True
-
-    def end(self) -> None:
-        """Take note that there are no more."""
-
-
 def _wait_for(chunk: object) -> None:
     """Wait until a tensor on a device is computed; what lies on the host already is."""
     if getattr(chunk, "is_cuda", False):
@@ -155,3 +131,27 @@ def _tokens_in(chunk: object) -> int | None:
     if hasattr(chunk, "numel"):
         return int(chunk.numel())
     return len(chunk) if isinstance(chunk, list | tuple) else None
+
+
+def _chunks(generate: Generate, prompt: object, note: Callable[[object], None]) -> Iterator[object]:
+    """Yield what is generated; what goes through a streamer is noted as it comes."""
+    arguments: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
+    words = () if isinstance(prompt, Mapping) else (prompt,)
+    if _takes_streamer(generate):
+        generate(*words, **arguments, streamer=_Streamer(note))
+        return
+    generated = generate(*words, **arguments)
+    if not isinstance(generated, Iterator):
+        found = type(generated).__name__
+        raise KprofError(
+            f"the function returned a {found} at once, so no token has a time of its own",
+            fix="pass a function that yields chunks as they come, or that takes a streamer",
+        )
+    yield from generated
+
+
+def _takes_streamer(generate: Generate) -> bool:
+    try:
+        return "streamer" in inspect.signature(generate).parameters
+    except (TypeError, ValueError):  # Functions written in C may have no signature.
+        return False

@@ -64,6 +64,15 @@ def measure_gpu() -> Ceilings:
     return ceilings
 
 
+def _state(nvml: Nvml, index: int | None) -> dict[str, float]:
+    """Return clocks, power and temperature now; empty where NVML cannot tell."""
+    if index is None or index not in nvml.handles:
+        return {}
+    wanted = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "throttle_reasons")
+    sample = read_sample(nvml, index)
+    return {name: sample[name] for name in wanted if name in sample}
+
+
 def _measure(torch: Any) -> tuple[Figure, ...]:  # noqa: ANN401
     """Measure part by part; a GPU that others fill cannot be measured."""
     parts = (_dram, _l2, _products, _latencies, _peer_to_peer, _all_reduce)
@@ -81,15 +90,6 @@ def _measure(torch: Any) -> tuple[Figure, ...]:  # noqa: ANN401
             "the GPU has too little free memory to be measured: 13 GiB are needed",
             fix="stop what else runs on it; what it measures beside others is no ceiling anyway",
         ) from error
-
-
-def _state(nvml: Nvml, index: int | None) -> dict[str, float]:
-    """Return clocks, power and temperature now; empty where NVML cannot tell."""
-    if index is None or index not in nvml.handles:
-        return {}
-    wanted = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "throttle_reasons")
-    sample = read_sample(nvml, index)
-    return {name: sample[name] for name in wanted if name in sample}
 
 
 def _dram(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
@@ -165,20 +165,6 @@ def _product(torch: Any, dtype: str, size: int) -> Any:  # noqa: ANN401
     return lambda: torch.mm(a, b, out=out)
 
 
-def _launch_ns(torch: Any) -> float:  # noqa: ANN401
-    """Return what the smallest launch costs the host now; the best of a few rounds."""
-    one = torch.zeros(1, device="cuda")
-    times = []
-    for _ in range(NUM_ROUNDS):
-        torch.cuda.synchronize()
-        began_ns = time.perf_counter_ns()
-        for _ in range(NUM_LAUNCHES):
-            one.add_(1)
-        torch.cuda.synchronize()
-        times.append((time.perf_counter_ns() - began_ns) / NUM_LAUNCHES)
-    return min(times)
-
-
 def _latencies(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
     """Measure what the smallest launch costs between the nodes of a graph, and how long it runs."""
     one = torch.zeros(1, device="cuda")
@@ -239,3 +225,17 @@ def _all_reduce(torch: Any) -> Iterator[Figure]:  # noqa: ANN401
     took = time_on_gpu(lambda: torch.cuda.nccl.all_reduce(each, results))
     detail = f"NCCL, {count} GPUs, 512 MiB each, bytes on the bus"
     yield Figure("all-reduce", num_bytes / took.median_ns * 1e9, "B/s", detail, took.spread)
+
+
+def _launch_ns(torch: Any) -> float:  # noqa: ANN401
+    """Return what the smallest launch costs the host now; the best of a few rounds."""
+    one = torch.zeros(1, device="cuda")
+    times = []
+    for _ in range(NUM_ROUNDS):
+        torch.cuda.synchronize()
+        began_ns = time.perf_counter_ns()
+        for _ in range(NUM_LAUNCHES):
+            one.add_(1)
+        torch.cuda.synchronize()
+        times.append((time.perf_counter_ns() - began_ns) / NUM_LAUNCHES)
+    return min(times)

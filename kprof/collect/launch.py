@@ -68,37 +68,13 @@ class LaunchResult:
     """Sentences about what went wrong in recording, for stderr and the report."""
 
 
-def command_for(arguments: Sequence[str], *, is_module: bool = False) -> tuple[str, ...]:
-    """Return the command that runs a script, a module (`-m`), or any program.
+class PlainProcess(subprocess.Popen[bytes]):
+    """A workload as it is: in the terminal's group, if there is a terminal."""
 
-    Raises:
-        LaunchError: there is no such script, module or program.
-    """
-    if not arguments:
-        raise LaunchError("nothing to run", fix="name a script: kprof run train.py")
-    target = arguments[0]
-    if target.startswith("-"):
-        raise LaunchError(
-            f"kprof has no option {target} here",
-            fix="a script's options stand after it, kprof's own before it: see --help",
-        )
-    if is_module:
-        _check_module(target)
-        return (sys.executable, "-m", *arguments)
-    is_script = Path(target).is_file() and not os.access(target, os.X_OK)
-    if target.endswith(".py") or is_script:
-        if not Path(target).is_file():
-            raise LaunchError(
-                f"{target}: no such script",
-                fix="check the path; a module is named with -m, as in -m package.module",
-            )
-        return (sys.executable, *arguments)
-    if shutil.which(target) is None:
-        raise LaunchError(
-            f"{target}: command not found",
-            fix="give a script (`kprof run train.py`) or a program on the PATH",
-        )
-    return tuple(arguments)
+    has_terminal = True
+
+    def __init__(self, command: tuple[str, ...], environment: dict[str, str]) -> None:
+        super().__init__(command, env=environment)
 
 
 def launch(options: LaunchOptions) -> LaunchResult:
@@ -136,53 +112,6 @@ def launch(options: LaunchOptions) -> LaunchResult:
     return LaunchResult(exit_code, raw, times_ns[1] - started_ns, parts, messages + troubles)
 
 
-def complete(
-    raw: Path,
-    command: Sequence[str],
-    started_and_ended_ns: tuple[int, int | None],
-    exit_code: int | None,
-) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Bring what the recorder wrote into its final form; return the parts, and what went wrong."""
-    try:
-        write_description(raw, command, started_and_ended_ns, exit_code)
-        leave_out_helpers(raw)
-        return compress_parts(raw), ()
-    except OSError as error:
-        return (), (f"The recording in {raw} could not be completed: {error}.",)
-
-
-def environment_for(
-    options: LaunchOptions, raw: Path, trigger: Path | None = None
-) -> dict[str, str]:
-    """Return the workload's environment: this process's own, and what starts the recorder."""
-    settings = Settings(
-        raw=raw.resolve(),
-        skip=options.skip,
-        steps=options.steps,
-        shapes=options.shapes,
-        stacks=options.stacks,
-        memory=options.memory,
-        counters=options.counters,
-        seconds=options.seconds,
-        trigger=trigger,
-        tracer=NSIGHT if options.nsys else Settings.tracer,
-        # Where every rank is started under a kprof of its own, each is the leader.
-        leader=os.environ.get("LOCAL_RANK", Settings.leader),
-        swap=options.swap,
-    )
-    return injecting(settings, os.environ)
-
-
-def injecting(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` with what makes every Python of the workload do what `settings` say."""
-    path = environment.get("PYTHONPATH")
-    return {
-        **{name: value for name, value in environment.items() if name not in OPTIONAL},
-        **settings.to_environment(),
-        "PYTHONPATH": str(INJECT) + (os.pathsep + path if path else ""),
-    }
-
-
 def write_description(
     raw: Path,
     command: Sequence[str],
@@ -203,13 +132,12 @@ def write_description(
     (raw / "launch.json").write_text(json.dumps(description, indent=2))
 
 
-class PlainProcess(subprocess.Popen[bytes]):
-    """A workload as it is: in the terminal's group, if there is a terminal."""
-
-    has_terminal = True
-
-    def __init__(self, command: tuple[str, ...], environment: dict[str, str]) -> None:
-        super().__init__(command, env=environment)
+def _versions() -> dict[str, str]:
+    try:
+        own = version("kprof")
+    except PackageNotFoundError:
+        own = "not installed"
+    return {"kprof": own, "python": platform.python_version(), "platform": platform.platform()}
 
 
 def run_command(
@@ -265,6 +193,53 @@ def _is_foreground() -> bool:
         return False
 
 
+def environment_for(
+    options: LaunchOptions, raw: Path, trigger: Path | None = None
+) -> dict[str, str]:
+    """Return the workload's environment: this process's own, and what starts the recorder."""
+    settings = Settings(
+        raw=raw.resolve(),
+        skip=options.skip,
+        steps=options.steps,
+        shapes=options.shapes,
+        stacks=options.stacks,
+        memory=options.memory,
+        counters=options.counters,
+        seconds=options.seconds,
+        trigger=trigger,
+        tracer=NSIGHT if options.nsys else Settings.tracer,
+        # Where every rank is started under a kprof of its own, each is the leader.
+        leader=os.environ.get("LOCAL_RANK", Settings.leader),
+        swap=options.swap,
+    )
+    return injecting(settings, os.environ)
+
+
+def injecting(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` with what makes every Python of the workload do what `settings` say."""
+    path = environment.get("PYTHONPATH")
+    return {
+        **{name: value for name, value in environment.items() if name not in OPTIONAL},
+        **settings.to_environment(),
+        "PYTHONPATH": str(INJECT) + (os.pathsep + path if path else ""),
+    }
+
+
+def complete(
+    raw: Path,
+    command: Sequence[str],
+    started_and_ended_ns: tuple[int, int | None],
+    exit_code: int | None,
+) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Bring what the recorder wrote into its final form; return the parts, and what went wrong."""
+    try:
+        write_description(raw, command, started_and_ended_ns, exit_code)
+        leave_out_helpers(raw)
+        return compress_parts(raw), ()
+    except OSError as error:
+        return (), (f"The recording in {raw} could not be completed: {error}.",)
+
+
 def messages_of(sampler: Sampler, raw: Path, exit_code: int = 0) -> tuple[str, ...]:
     """Return what went wrong; what only limits the recording is said in the report."""
     recorders = recorders_of(raw)
@@ -282,6 +257,39 @@ def messages_of(sampler: Sampler, raw: Path, exit_code: int = 0) -> tuple[str, .
     return tuple(messages)
 
 
+def command_for(arguments: Sequence[str], *, is_module: bool = False) -> tuple[str, ...]:
+    """Return the command that runs a script, a module (`-m`), or any program.
+
+    Raises:
+        LaunchError: there is no such script, module or program.
+    """
+    if not arguments:
+        raise LaunchError("nothing to run", fix="name a script: kprof run train.py")
+    target = arguments[0]
+    if target.startswith("-"):
+        raise LaunchError(
+            f"kprof has no option {target} here",
+            fix="a script's options stand after it, kprof's own before it: see --help",
+        )
+    if is_module:
+        _check_module(target)
+        return (sys.executable, "-m", *arguments)
+    is_script = Path(target).is_file() and not os.access(target, os.X_OK)
+    if target.endswith(".py") or is_script:
+        if not Path(target).is_file():
+            raise LaunchError(
+                f"{target}: no such script",
+                fix="check the path; a module is named with -m, as in -m package.module",
+            )
+        return (sys.executable, *arguments)
+    if shutil.which(target) is None:
+        raise LaunchError(
+            f"{target}: command not found",
+            fix="give a script (`kprof run train.py`) or a program on the PATH",
+        )
+    return tuple(arguments)
+
+
 def _check_module(name: str) -> None:
     root = name.partition(".")[0]
     is_here = Path(root).is_dir() or Path(f"{root}.py").is_file()
@@ -290,11 +298,3 @@ def _check_module(name: str) -> None:
             f"{name}: no such module",
             fix="run kprof from the folder that holds it, or install it in this environment",
         )
-
-
-def _versions() -> dict[str, str]:
-    try:
-        own = version("kprof")
-    except PackageNotFoundError:
-        own = "not installed"
-    return {"kprof": own, "python": platform.python_version(), "platform": platform.platform()}

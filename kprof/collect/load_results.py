@@ -1,8 +1,6 @@
-"""Which reader knows a result file, and which of its loads is meant.
+"""Reading of load generators' result files: the reader's choice, decoding, units and errors.
 
-What readers of result files share: decoding, units, and the errors that say what to do.
-
-Results that hold a list for each quantity, with an entry for every request (vLLM, SGLang).
+Results of vLLM and SGLang hold a list for each quantity, with an entry for every request.
 """
 
 from __future__ import annotations
@@ -33,162 +31,14 @@ class ResultError(KprofError):
     """A result file that cannot be read, or from which no request can be told."""
 
 
-def decode(text: bytes, path: Path, kind: type[T], tool: str) -> T:
-    """Decode JSON of a file; what is not asked for is skipped."""
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
-        raise damaged(path, tool, str(error)) from error
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a file."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        problem = f"{path} cannot be read: {error.strerror or error}"
-        raise ResultError(problem, fix="check the path, and that you may read it") from error
-
-
-def damaged(path: Path, tool: str, why: str) -> ResultError:
-    """Return the error on a file that is not what its beginning says."""
-    problem = f"{path.name} is a damaged result of {tool}: {why}"
-    return ResultError(problem, fix=RECORD_AGAIN)
-
-
-def without_details(path: Path, tool: str, option: str) -> ResultError:
-    """Return the error on a summary, from which no percentile can be proven."""
-    return ResultError(f"{path.name} holds no single requests of {tool}", fix=option)
-
-
-def in_ns(amount: object, unit_ns: float = 1e9) -> int:
-    """Return whole nanoseconds of an amount in a unit, seconds unless told otherwise."""
-    return round(_amount_ns(amount, unit_ns))
-
-
-def took_ns(amount: object, unit_ns: float = 1e9) -> int:
-    """Return a duration in whole nanoseconds, rounded up: a limit that it breaks stays broken.
-
-    A picosecond is put to the arithmetic of floats: 0.1 s + 0.2 s are 0.3 s.
-    """
-    return math.ceil(round(_amount_ns(amount, unit_ns), 3))
-
-
-def _amount_ns(amount: object, unit_ns: float) -> float:
-    if not isinstance(amount, int | float) or not abs(amount) * unit_ns < LONGEST_NS:
-        raise ResultError(f"{amount!r} stands where a time belongs", fix=RECORD_AGAIN)
-    return amount * unit_ns
-
-
-def arrivals(first_ns: int, gaps: object, unit_ns: float = 1e9) -> Times:
-    """Return when chunks arrived: the first, and the others after the gaps between them."""
-    if not isinstance(gaps, list) or not all(isinstance(gap, int | float) for gap in gaps):
-        raise ResultError(f"{gaps!r} stands where a list of gaps belongs", fix=RECORD_AGAIN)
-    if abs(first_ns) >= LONGEST_NS:
-        raise ResultError(f"{first_ns} ns stands where a time belongs", fix=RECORD_AGAIN)
-    after_ns = [took_ns(total, unit_ns) for total in accumulate(gaps, initial=0.0)]
-    return first_ns + np.array(after_ns, np.int64)
-
-
-def at(column: Sequence[V] | None, place: int) -> V | None:
-    """Return the value at a place of a list that may be missing or too short."""
-    return column[place] if column is not None and place < len(column) else None
-
-
 RECORDED_BY = (
     "AIPerf (profile_export.jsonl), vllm bench serve (--save-result --save-detailed), "
     "GuideLLM (its JSON report), SGLang bench_serving (--output-details), inference-perf "
     "(per_request_lifecycle_metrics.json) and genai-bench"
 )
 
-
 MOST_TOKENS = 2**40
 """More than any answer has, and few enough to be added up."""
-
-
-def read_result(name: str) -> Responses:
-    """Read the requests of a result file; `FILE#2` means the second load in it.
-
-    Raises:
-        KprofError: it cannot be read, no reader knows it, or it holds several loads.
-    """
-    path, place = _split(name)
-    require_file_or_folder(path)
-    reader = _reader_of(path)
-    try:
-        loads: list[Responses] = reader.read(path)
-    except ResultError as error:
-        if path.name in error.problem:
-            raise
-        raise ResultError(f"{path.name}: {error.problem}", fix=error.fix) from error
-    if place is None and len(loads) > 1:
-        listed = ", ".join(f"#{i} {run.load.name}" for i, run in enumerate(loads, start=1))
-        problem = f"{path.name} holds {len(loads)} loads, each with percentiles of its own"
-        raise ResultError(problem, fix=f"name one, as {path}#1; there are {listed}")
-    if not 1 <= (place or 1) <= len(loads):
-        problem = f"{path.name} has no load #{place}, there are {len(loads)}"
-        raise ResultError(problem, fix=f"name one as {path}#1")
-    chosen = loads[(place or 1) - 1]
-    for number, row in enumerate(chosen.rows, start=1):
-        if not _is_possible(row):
-            problem = f"{path.name}: request {number} was answered before it was sent, or backwards"
-            raise ResultError(problem, fix="its clock was set meanwhile; record it again")
-    if _is_doubled(chosen.rows):
-        problem = f"{path.name} holds its requests twice, and they would count twice"
-        raise ResultError(problem, fix="name the file as it was recorded, or record it again")
-    return chosen
-
-
-def _is_doubled(rows: Sequence[Response]) -> bool:
-    """Tell whether at least half of the requests repeat another one, to the nanosecond."""
-    if len({row.sent_ns for row in rows}) < 2:
-        return False  # Not known when each was sent.
-    told = {(row.sent_ns, row.end_ns, row.outcome, row.chunk_ns.tobytes()) for row in rows}
-    return 2 * len(told) <= len(rows)
-
-
-def _is_possible(row: Response) -> bool:
-    """Tell whether what came for a request came after it, in order, and not less than nothing."""
-    times = [row.sent_ns, *row.chunk_ns[:1].tolist(), *row.chunk_ns[-1:].tolist()]
-    ends = [] if row.end_ns is None else [row.end_ns]
-    is_in_order = times == sorted(times) and not (np.diff(row.chunk_ns) < 0).any()
-    counts = (row.output_tokens, row.input_tokens, row.num_chunks)
-    return (
-        is_in_order
-        and all(row.sent_ns <= end for end in ends)
-        and all(count is None or 0 <= count < MOST_TOKENS for count in counts)
-        and abs(row.due_ns) < LONGEST_NS
-        and all(abs(time) < LONGEST_NS for time in [*times, *ends])
-    )
-
-
-def is_result(name: str) -> bool:
-    """Tell whether some reader knows what `name` leads to."""
-    path, _ = _split(name)
-    return path.exists() and _find_reader(path) is not None
-
-
-def _split(name: str) -> tuple[Path, int | None]:
-    path, mark, place = name.rpartition("#")
-    if mark and place.isdecimal() and not Path(name).exists():
-        return Path(path), int(place)
-    return Path(name), None
-
-
-def _reader_of(path: Path) -> ModuleType:
-    reader = _find_reader(path)
-    if reader is None:
-        raise ResultError(
-            f"{path} is not a result file of a known load generator",
-            fix=f"it reads those of {RECORDED_BY}; of a recorded run, step times (step_p50<=60ms)",
-        )
-    return reader
-
-
-def _find_reader(path: Path) -> ModuleType | None:
-    head = b"" if path.is_dir() else head_of(path)
-    return next((r for r in modules_in("kprof.collect.loadgen") if r.knows(path, head)), None)
-
 
 TIMES = ("ttfts", "itls", "latencies")
 
@@ -237,6 +87,142 @@ class Arrived(NamedTuple):
     tokens: Times | None = None
 
 
+def decode(text: bytes, path: Path, kind: type[T], tool: str) -> T:
+    """Decode JSON of a file; what is not asked for is skipped."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise damaged(path, tool, str(error)) from error
+
+
+def damaged(path: Path, tool: str, why: str) -> ResultError:
+    """Return the error on a file that is not what its beginning says."""
+    problem = f"{path.name} is a damaged result of {tool}: {why}"
+    return ResultError(problem, fix=RECORD_AGAIN)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror or error}"
+        raise ResultError(problem, fix="check the path, and that you may read it") from error
+
+
+def in_ns(amount: object, unit_ns: float = 1e9) -> int:
+    """Return whole nanoseconds of an amount in a unit, seconds unless told otherwise."""
+    return round(_amount_ns(amount, unit_ns))
+
+
+def _amount_ns(amount: object, unit_ns: float) -> float:
+    if not isinstance(amount, int | float) or not abs(amount) * unit_ns < LONGEST_NS:
+        raise ResultError(f"{amount!r} stands where a time belongs", fix=RECORD_AGAIN)
+    return amount * unit_ns
+
+
+def arrivals(first_ns: int, gaps: object, unit_ns: float = 1e9) -> Times:
+    """Return when chunks arrived: the first, and the others after the gaps between them."""
+    if not isinstance(gaps, list) or not all(isinstance(gap, int | float) for gap in gaps):
+        raise ResultError(f"{gaps!r} stands where a list of gaps belongs", fix=RECORD_AGAIN)
+    if abs(first_ns) >= LONGEST_NS:
+        raise ResultError(f"{first_ns} ns stands where a time belongs", fix=RECORD_AGAIN)
+    after_ns = [took_ns(total, unit_ns) for total in accumulate(gaps, initial=0.0)]
+    return first_ns + np.array(after_ns, np.int64)
+
+
+def took_ns(amount: object, unit_ns: float = 1e9) -> int:
+    """Return a duration in whole nanoseconds, rounded up: a limit that it breaks stays broken.
+
+    A picosecond is put to the arithmetic of floats: 0.1 s + 0.2 s are 0.3 s.
+    """
+    return math.ceil(round(_amount_ns(amount, unit_ns), 3))
+
+
+def read_result(name: str) -> Responses:
+    """Read the requests of a result file; `FILE#2` means the second load in it.
+
+    Raises:
+        KprofError: it cannot be read, no reader knows it, or it holds several loads.
+    """
+    path, place = _split(name)
+    require_file_or_folder(path)
+    reader = _reader_of(path)
+    try:
+        loads: list[Responses] = reader.read(path)
+    except ResultError as error:
+        if path.name in error.problem:
+            raise
+        raise ResultError(f"{path.name}: {error.problem}", fix=error.fix) from error
+    if place is None and len(loads) > 1:
+        listed = ", ".join(f"#{i} {run.load.name}" for i, run in enumerate(loads, start=1))
+        problem = f"{path.name} holds {len(loads)} loads, each with percentiles of its own"
+        raise ResultError(problem, fix=f"name one, as {path}#1; there are {listed}")
+    if not 1 <= (place or 1) <= len(loads):
+        problem = f"{path.name} has no load #{place}, there are {len(loads)}"
+        raise ResultError(problem, fix=f"name one as {path}#1")
+    chosen = loads[(place or 1) - 1]
+    for number, row in enumerate(chosen.rows, start=1):
+        if not _is_possible(row):
+            problem = f"{path.name}: request {number} was answered before it was sent, or backwards"
+            raise ResultError(problem, fix="its clock was set meanwhile; record it again")
+    if _is_doubled(chosen.rows):
+        problem = f"{path.name} holds its requests twice, and they would count twice"
+        raise ResultError(problem, fix="name the file as it was recorded, or record it again")
+    return chosen
+
+
+def _split(name: str) -> tuple[Path, int | None]:
+    path, mark, place = name.rpartition("#")
+    if mark and place.isdecimal() and not Path(name).exists():
+        return Path(path), int(place)
+    return Path(name), None
+
+
+def _reader_of(path: Path) -> ModuleType:
+    reader = _find_reader(path)
+    if reader is None:
+        raise ResultError(
+            f"{path} is not a result file of a known load generator",
+            fix=f"it reads those of {RECORDED_BY}; of a recorded run, step times (step_p50<=60ms)",
+        )
+    return reader
+
+
+def _find_reader(path: Path) -> ModuleType | None:
+    head = b"" if path.is_dir() else head_of(path)
+    return next((r for r in modules_in("kprof.collect.loadgen") if r.knows(path, head)), None)
+
+
+def _is_possible(row: Response) -> bool:
+    """Tell whether what came for a request came after it, in order, and not less than nothing."""
+    times = [row.sent_ns, *row.chunk_ns[:1].tolist(), *row.chunk_ns[-1:].tolist()]
+    ends = [] if row.end_ns is None else [row.end_ns]
+    is_in_order = times == sorted(times) and not (np.diff(row.chunk_ns) < 0).any()
+    counts = (row.output_tokens, row.input_tokens, row.num_chunks)
+    return (
+        is_in_order
+        and all(row.sent_ns <= end for end in ends)
+        and all(count is None or 0 <= count < MOST_TOKENS for count in counts)
+        and abs(row.due_ns) < LONGEST_NS
+        and all(abs(time) < LONGEST_NS for time in [*times, *ends])
+    )
+
+
+def _is_doubled(rows: Sequence[Response]) -> bool:
+    """Tell whether at least half of the requests repeat another one, to the nanosecond."""
+    if len({row.sent_ns for row in rows}) < 2:
+        return False  # Not known when each was sent.
+    told = {(row.sent_ns, row.end_ns, row.outcome, row.chunk_ns.tobytes()) for row in rows}
+    return 2 * len(told) <= len(rows)
+
+
+def is_result(name: str) -> bool:
+    """Tell whether some reader knows what `name` leads to."""
+    path, _ = _split(name)
+    return path.exists() and _find_reader(path) is not None
+
+
 def requests_of(result: Columns, path: Path, tool: str, option: str) -> list[Request]:
     """Return the requests of a result.
 
@@ -271,12 +257,22 @@ def requests_of(result: Columns, path: Path, tool: str, option: str) -> list[Req
     ]
 
 
+def without_details(path: Path, tool: str, option: str) -> ResultError:
+    """Return the error on a summary, from which no percentile can be proven."""
+    return ResultError(f"{path.name} holds no single requests of {tool}", fix=option)
+
+
 def _refuse_negative(
     column: Sequence[float | list[float]], name: str, path: Path, tool: str
 ) -> None:
     for i, times in enumerate(column, start=1):
         if min(times if isinstance(times, list) else [times], default=0.0) < 0:
             raise damaged(path, tool, f"{name} of request {i} is negative")
+
+
+def at(column: Sequence[V] | None, place: int) -> V | None:
+    """Return the value at a place of a list that may be missing or too short."""
+    return column[place] if column is not None and place < len(column) else None
 
 
 def response_of(

@@ -1,4 +1,4 @@
-"""Records whose times cannot be right, left out: lost ones, and such as overrun their own stream.
+"""Removal of records with impossible times: lost ones, and those that overrun their own stream.
 
 A recorder writes a record that it lost with time 0, or with an end from elsewhere. One such record
 makes a window of a millisecond one of a day. Its launch stays, and counts as one without activity.
@@ -71,17 +71,6 @@ def without_lost_records(trace: Trace) -> Trace:
     return trace
 
 
-def _noted(trace: Trace, name: str, number: int, caveat: str = "") -> Trace:
-    counts = {**trace.meta.counts, name: trace.meta.counts.get(name, 0) + number}
-    caveats = (*trace.meta.caveats, *([caveat] if caveat else []))
-    return replace(trace, meta=replace(trace.meta, counts=counts, caveats=caveats))
-
-
-def _times(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    start_ns = table["start_ns"].to_numpy(np.int64)
-    return start_ns, start_ns + table["duration_ns"].to_numpy(np.int64)
-
-
 def _far_at_zero(table: pd.DataFrame, others: pd.DataFrame) -> np.ndarray:
     """Tell which rows begin at 0 where all else lies farther away than it is long."""
     start_ns, end_ns = _times(table)
@@ -95,6 +84,17 @@ def _far_at_zero(table: pd.DataFrame, others: pd.DataFrame) -> np.ndarray:
         return np.zeros(len(table), dtype=bool)
     first_ns = int(starts.min())
     return np.asarray(is_zero & (first_ns - end_ns > int(ends.max()) - first_ns))
+
+
+def _times(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    start_ns = table["start_ns"].to_numpy(np.int64)
+    return start_ns, start_ns + table["duration_ns"].to_numpy(np.int64)
+
+
+def _noted(trace: Trace, name: str, number: int, caveat: str = "") -> Trace:
+    counts = {**trace.meta.counts, name: trace.meta.counts.get(name, 0) + number}
+    caveats = (*trace.meta.caveats, *([caveat] if caveat else []))
+    return replace(trace, meta=replace(trace.meta, counts=counts, caveats=caveats))
 
 
 def _launch_rows(kernels: pd.DataFrame, ranges: pd.DataFrame) -> np.ndarray:

@@ -1,6 +1,6 @@
 """One trace from the traces of several processes.
 
-Numbers for collectives that were recorded without any: by their order, where all ranks agree.
+Collectives recorded without a number get one by their order, where all ranks agree on it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,63 @@ from kprof.trace import SCHEMA, Gpu, Table, Trace
 
 # One in so many matched collectives may not overlap: lost and damaged records.
 ONE_IN = 20
+
+# Half a century: clocks that lie farther apart are not both right.
+FARTHEST_NS = 50 * 365 * 86_400 * 10**9
+
+
+def merge(traces: list[Trace], source: str) -> Trace:
+    """Put the rows of several processes into one trace with distinct ranks on one clock.
+
+    Processes whose files carry the same rank are numbered in the order given, and a caveat
+    says so. Clocks are aligned by wall time, and by collectives where those contradict it.
+    """
+    if len(traces) == 1:
+        return numbered(traces[0])
+    _refuse_mixed_activity(traces)
+    _refuse_mixed_timelines(traces)
+    ranks = [_ranks(trace) for trace in traces]
+    caveats = [c for trace in traces for c in trace.meta.caveats]
+    are_ranks = len({r for each in ranks for r in each}) == sum(len(each) for each in ranks)
+    if not are_ranks:
+        firsts = itertools.accumulate(map(len, ranks[:-1]), initial=0)
+        traces = [_renumbered(trace, first) for trace, first in zip(traces, firsts, strict=True)]
+        caveats.append(
+            "Several files are of the same rank, or do not name theirs: each counts as a rank of "
+            "its own, in the order of the files."
+        )
+    gpus = _gpus(traces)
+    if len(models := dict.fromkeys(gpu.name for gpu in gpus)) > 1:
+        caveats.append(
+            f"The ranks used several models of GPU: {', '.join(models)}. Ceilings, and what is "
+            "compared with them, are the first one's."
+        )
+    traces, base_time_ns, clocks = _on_one_clock(traces, caveats, are_ranks=are_ranks)
+    counts: dict[str, int] = {}
+    for trace in traces:
+        for name, count in trace.meta.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    meta = replace(
+        traces[0].meta,
+        source=source,
+        gpus=gpus,
+        base_time_ns=base_time_ns,
+        clocks=clocks,
+        hosts=tuple(host for trace in traces for host in trace.meta.hosts),
+        num_ranks=len({r for trace in traces for r in _ranks(trace)}),
+        counts=counts,
+        compiled=tuple(dict.fromkeys(code for trace in traces for code in trace.meta.compiled)),
+        graph_notes=tuple(note for trace in traces for note in trace.meta.graph_notes),
+        caveats=tuple(dict.fromkeys(caveats)),
+    )
+    return numbered(
+        Trace(
+            concatenated(traces, "kernels"),
+            concatenated(traces, "ranges"),
+            concatenated(traces, "samples"),
+            meta,
+        )
+    )
 
 
 def numbered(trace: Trace) -> Trace:
@@ -111,64 +168,6 @@ def _overlap(first: Run, second: Run) -> bool:
     late, early = first.start_ns - second.end_ns, second.start_ns - first.end_ns
     is_apart = np.maximum(late, early) > TOLERANCE_NS
     return bool(is_apart.sum() <= len(first) // ONE_IN)
-
-
-# Half a century: clocks that lie farther apart are not both right.
-FARTHEST_NS = 50 * 365 * 86_400 * 10**9
-
-
-def merge(traces: list[Trace], source: str) -> Trace:
-    """Put the rows of several processes into one trace with distinct ranks on one clock.
-
-    Processes whose files carry the same rank are numbered in the order given, and a caveat
-    says so. Clocks are aligned by wall time, and by collectives where those contradict it.
-    """
-    if len(traces) == 1:
-        return numbered(traces[0])
-    _refuse_mixed_activity(traces)
-    _refuse_mixed_timelines(traces)
-    ranks = [_ranks(trace) for trace in traces]
-    caveats = [c for trace in traces for c in trace.meta.caveats]
-    are_ranks = len({r for each in ranks for r in each}) == sum(len(each) for each in ranks)
-    if not are_ranks:
-        firsts = itertools.accumulate(map(len, ranks[:-1]), initial=0)
-        traces = [_renumbered(trace, first) for trace, first in zip(traces, firsts, strict=True)]
-        caveats.append(
-            "Several files are of the same rank, or do not name theirs: each counts as a rank of "
-            "its own, in the order of the files."
-        )
-    gpus = _gpus(traces)
-    if len(models := dict.fromkeys(gpu.name for gpu in gpus)) > 1:
-        caveats.append(
-            f"The ranks used several models of GPU: {', '.join(models)}. Ceilings, and what is "
-            "compared with them, are the first one's."
-        )
-    traces, base_time_ns, clocks = _on_one_clock(traces, caveats, are_ranks=are_ranks)
-    counts: dict[str, int] = {}
-    for trace in traces:
-        for name, count in trace.meta.counts.items():
-            counts[name] = counts.get(name, 0) + count
-    meta = replace(
-        traces[0].meta,
-        source=source,
-        gpus=gpus,
-        base_time_ns=base_time_ns,
-        clocks=clocks,
-        hosts=tuple(host for trace in traces for host in trace.meta.hosts),
-        num_ranks=len({r for trace in traces for r in _ranks(trace)}),
-        counts=counts,
-        compiled=tuple(dict.fromkeys(code for trace in traces for code in trace.meta.compiled)),
-        graph_notes=tuple(note for trace in traces for note in trace.meta.graph_notes),
-        caveats=tuple(dict.fromkeys(caveats)),
-    )
-    return numbered(
-        Trace(
-            concatenated(traces, "kernels"),
-            concatenated(traces, "ranges"),
-            concatenated(traces, "samples"),
-            meta,
-        )
-    )
 
 
 def _refuse_mixed_activity(traces: list[Trace]) -> None:

@@ -44,11 +44,6 @@ class Window:
     """Steps before the one to profile; None where no step was marked: from the start."""
 
 
-def find_program() -> str | None:
-    """Return where Nsight Compute is, or None."""
-    return shutil.which(PROGRAM)
-
-
 def profile(command: tuple[str, ...], cwd: Path, raw: Path, window: Window) -> None:
     """Run a command once more inside Nsight Compute; leave its report and export in `raw`.
 
@@ -87,6 +82,11 @@ def profile(command: tuple[str, ...], cwd: Path, raw: Path, window: Window) -> N
     if not (raw / REPORT).is_file():
         raise _without_report((raw / LOG).read_text(errors="replace"), raw / LOG)
     export_report(raw / REPORT, raw / EXPORT)
+
+
+def find_program() -> str | None:
+    """Return where Nsight Compute is, or None."""
+    return shutil.which(PROGRAM)
 
 
 def _options(program: str, window: Window) -> list[str]:

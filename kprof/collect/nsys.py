@@ -37,18 +37,6 @@ PROFILE = (
 )
 
 
-def find_program() -> str:
-    """Return where Nsight Systems is.
-
-    Raises:
-        LaunchError: it is not installed.
-    """
-    program = shutil.which(PROGRAM)
-    if program is None:
-        raise LaunchError("--nsys: Nsight Systems is not installed here", fix=INSTALL)
-    return program
-
-
 class ProfiledProcess:
     """A workload inside Nsight Systems: its streams, exit code and signals are its own.
 
@@ -113,21 +101,6 @@ class ProfiledProcess:
         return None
 
 
-def _set_aside(stream: int) -> int:
-    """Return a second descriptor of a stream of this process; of nothing where it is closed."""
-    try:
-        return os.dup(stream)
-    except OSError:
-        return os.open(os.devnull, os.O_WRONLY)
-
-
-def _umask() -> str:
-    """Return this process's umask, which Nsight Systems would take from the workload."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return str(mask)
-
-
 def keep_window(raw: Path, *, is_explained: bool) -> tuple[str, ...]:
     """Export the report of the last window, for the reader; return what went wrong.
 
@@ -177,10 +150,37 @@ def export_report(report: Path, target: Path) -> Path:
     return target
 
 
-def _last_line(path: Path) -> str:
-    return _last_of(path.read_bytes().decode(errors="replace"))
-
-
 def _last_of(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"
+
+
+def find_program() -> str:
+    """Return where Nsight Systems is.
+
+    Raises:
+        LaunchError: it is not installed.
+    """
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise LaunchError("--nsys: Nsight Systems is not installed here", fix=INSTALL)
+    return program
+
+
+def _set_aside(stream: int) -> int:
+    """Return a second descriptor of a stream of this process; of nothing where it is closed."""
+    try:
+        return os.dup(stream)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def _umask() -> str:
+    """Return this process's umask, which Nsight Systems would take from the workload."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return str(mask)
+
+
+def _last_line(path: Path) -> str:
+    return _last_of(path.read_bytes().decode(errors="replace"))

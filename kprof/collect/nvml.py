@@ -1,9 +1,4 @@
-"""Samples of power, clocks, temperature and memory of the GPUs, as NVML gives them.
-
-What the GPU in use was like at a moment: its clock, and who else is on it.
-
-What NVML saw of the GPUs in a span of time, read while it is being written.
-"""
+"""Samples of the GPUs' power, clocks, temperature, memory and processes, as NVML gives them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which files a path stands for, and the reader of each.
-
-Files of other tools that cannot be opened yet: how to tell them, and the way round.
-"""
+"""The files of a path and the reader of each; files of unsupported tools are refused with a fix."""
 
 from __future__ import annotations
 
@@ -41,19 +38,6 @@ FOREIGN = (
     Foreign("a zip archive", "unpack it and open the traces in it", magic=b"PK\x03\x04"),
 )
 
-
-def refusal(path: Path, head: bytes) -> TraceError:
-    """Return the error for a file that no reader knows, naming its kind where that can be told."""
-    for kind in FOREIGN:
-        if kind.matches(path, head):
-            return TraceError(f"{path.name} is {kind.name}, which kprof cannot open", fix=kind.fix)
-    return TraceError(
-        f"{path.name} is not a trace that kprof can read",
-        fix="open a Kineto (torch.profiler) trace: *.json or *.json.gz, an Nsight Systems export: "
-        "*.sqlite, a CSV of Nsight Compute, a profile of Proton, or a *.kprof folder",
-    )
-
-
 # Enough of a file to see who wrote it.
 HEAD_BYTES = 1 << 16
 SUFFIXES = (
@@ -67,27 +51,6 @@ def read_each(paths: list[Path]) -> list[Trace]:
     files = [(path, file) for path in paths for file in _files_of(path)]
     _refuse_repeated([file for _, file in files])
     return [_read_one(file, named=path) for path, file in files]
-
-
-def require_file_or_folder(path: Path) -> None:
-    """Refuse a path where nothing is, and a pipe, which would be waited for without end."""
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        raise TraceError(f"{path} does not exist", fix="check the path") from None
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise TraceError(
-            f"{path} is a pipe or a device, not a file",
-            fix="write the trace to a file first, and open that",
-        )
-
-
-def _unreadable(path: Path, error: OSError) -> TraceError:
-    return TraceError(
-        f"{path} cannot be read: {error.strerror or error}", fix="check that you may read it"
-    )
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -108,16 +71,12 @@ def _files_of(path: Path) -> list[Path]:
     return sorted(files, key=_by_number)
 
 
-def _is_exported(path: Path) -> bool:
-    """Tell a report of Nsight Systems beside which its own export lies: it would count twice."""
-    exports = (path.with_suffix(f".sqlite{packed}") for packed in ("", *PACKED))
-    return path.suffix == REPORT_SUFFIX and any(export.exists() for export in exports)
-
-
-def _by_number(path: Path) -> list[tuple[int, str]]:
-    """Sort rank2 before rank10."""
-    parts = re.split(r"([0-9]+)", path.name)
-    return [(int(part), part) if part.isdecimal() else (0, part) for part in parts]
+def _readers() -> list[ModuleType]:
+    """Return the readers; that of a package is its module `reader`."""
+    found = modules_in("kprof.collect.readers")
+    packages = [module for module in found if hasattr(module, "__path__")]
+    found += [import_module(f"{package.__name__}.reader") for package in packages]
+    return [module for module in found if hasattr(module, "knows")]
 
 
 def _without_recording(folder: Path) -> TraceError:
@@ -130,6 +89,24 @@ def _without_recording(folder: Path) -> TraceError:
         f"{problem}, written by another version of kprof or not to its end",
         fix="open that recording again, with --force",
     )
+
+
+def _unreadable(path: Path, error: OSError) -> TraceError:
+    return TraceError(
+        f"{path} cannot be read: {error.strerror or error}", fix="check that you may read it"
+    )
+
+
+def _is_exported(path: Path) -> bool:
+    """Tell a report of Nsight Systems beside which its own export lies: it would count twice."""
+    exports = (path.with_suffix(f".sqlite{packed}") for packed in ("", *PACKED))
+    return path.suffix == REPORT_SUFFIX and any(export.exists() for export in exports)
+
+
+def _by_number(path: Path) -> list[tuple[int, str]]:
+    """Sort rank2 before rank10."""
+    parts = re.split(r"([0-9]+)", path.name)
+    return [(int(part), part) if part.isdecimal() else (0, part) for part in parts]
 
 
 def _refuse_repeated(files: list[Path]) -> None:
@@ -158,17 +135,36 @@ def _read_one(path: Path, *, named: Path) -> Trace:
     raise refusal(path, head)
 
 
-def _readers() -> list[ModuleType]:
-    """Return the readers; that of a package is its module `reader`."""
-    found = modules_in("kprof.collect.readers")
-    packages = [module for module in found if hasattr(module, "__path__")]
-    found += [import_module(f"{package.__name__}.reader") for package in packages]
-    return [module for module in found if hasattr(module, "knows")]
-
-
 def head_of(path: Path) -> bytes:
     """Return the beginning of a file, unpacked as far as it can be."""
     try:
         return unpacked_head(path, HEAD_BYTES)
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def refusal(path: Path, head: bytes) -> TraceError:
+    """Return the error for a file that no reader knows, naming its kind where that can be told."""
+    for kind in FOREIGN:
+        if kind.matches(path, head):
+            return TraceError(f"{path.name} is {kind.name}, which kprof cannot open", fix=kind.fix)
+    return TraceError(
+        f"{path.name} is not a trace that kprof can read",
+        fix="open a Kineto (torch.profiler) trace: *.json or *.json.gz, an Nsight Systems export: "
+        "*.sqlite, a CSV of Nsight Compute, a profile of Proton, or a *.kprof folder",
+    )
+
+
+def require_file_or_folder(path: Path) -> None:
+    """Refuse a path where nothing is, and a pipe, which would be waited for without end."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise TraceError(f"{path} does not exist", fix="check the path") from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise TraceError(
+            f"{path} is a pipe or a device, not a file",
+            fix="write the trace to a file first, and open that",
+        )

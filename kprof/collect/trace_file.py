@@ -69,6 +69,13 @@ _MARKS = (
 )
 
 
+class _Slow(io.FileIO):
+    """A file that gives little at a time, so that what is decoded before damage is handed on."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(_SMALL_CHUNK_BYTES if size is None or size < 0 else min(size, 512))
+
+
 @contextmanager
 def json_text_of(path: Path, losses: list[str] | None = None) -> Iterator[IO[bytes]]:
     """Open the text of `path`, plain or unpacked, as UTF-8 without a byte order mark.
@@ -121,20 +128,6 @@ def content_of(
         yield text
 
 
-def unpacked_head(path: Path, num_bytes: int) -> bytes:
-    """Return the beginning of a file, unpacked as far as it can be."""
-    with path.open("rb") as file:
-        head = file.read(num_bytes)
-    try:
-        if head.startswith(GZIP_MAGIC):
-            return b"".join(_gzip_parts(io.BytesIO(head)))[:num_bytes]
-        if head.startswith(ZSTD_MAGIC):
-            return next(_zstd_parts(path), b"")[:num_bytes]
-    except _DAMAGED:
-        return b""
-    return head
-
-
 def _unpacker_of(head: bytes) -> Callable[[Path], Iterator[bytes]] | None:
     """Return what unpacks a file that begins like this; None where it is not packed."""
     if head.startswith(GZIP_MAGIC):
@@ -146,36 +139,6 @@ def _fast_gzip_parts(path: Path) -> Iterator[bytes]:
     with _GZIP.open(path, "rb") as packed:
         while part := packed.read(_CHUNK_BYTES):
             yield part
-
-
-def _gzip_parts(packed: IO[bytes]) -> Iterator[bytes]:
-    """Yield what gzip data holds, up to the byte at which it is damaged or cut off."""
-    inflater = zlib.decompressobj(wbits=31)
-    while data := packed.read(_SMALL_CHUNK_BYTES):
-        while data:
-            before = inflater.copy()
-            try:
-                part = inflater.decompress(data)
-            except zlib.error:
-                for i in range(len(data)):
-                    with contextlib.suppress(zlib.error):
-                        yield before.decompress(data[i : i + 1])
-                        continue
-                    return
-                return
-            yield part
-            data = inflater.unused_data
-            if inflater.eof:
-                inflater = zlib.decompressobj(wbits=31)
-                # A file may end with zeros, or in another file that was appended to it.
-                data = data if data.startswith(GZIP_MAGIC[: len(data)]) else b""
-
-
-class _Slow(io.FileIO):
-    """A file that gives little at a time, so that what is decoded before damage is handed on."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        return super().read(_SMALL_CHUNK_BYTES if size is None or size < 0 else min(size, 512))
 
 
 def _zstd_parts(
@@ -197,14 +160,9 @@ def _zstd_parts(
             yield part
 
 
-def _parts_before_damage(path: Path) -> Iterator[bytes]:
-    """Yield what a damaged file holds before the damage."""
-    with path.open("rb") as file:
-        if os.pread(file.fileno(), 2, 0) == GZIP_MAGIC:
-            yield from _gzip_parts(file)
-            return
-    with contextlib.suppress(_ZstdError):
-        yield from _zstd_parts(path, _SMALL_CHUNK_BYTES, _Slow)
+def _temporary_file(*, is_named: bool = False) -> IO[bytes]:
+    kind = tempfile.NamedTemporaryFile if is_named else tempfile.TemporaryFile
+    return kind(prefix="kprof-")
 
 
 def _unpacked(
@@ -233,17 +191,6 @@ def _unpacked(
     return target
 
 
-def _write(path: Path, parts: Iterator[bytes], target: IO[bytes], limit_bytes: int) -> None:
-    for part in parts:
-        target.write(part)
-        if target.tell() > limit_bytes:
-            raise TraceError(
-                f"{path.name}, a file of {path.stat().st_size:,} bytes, unpacks to more than "
-                f"{limit_bytes:,} bytes",
-                fix=f"if it is a trace, set {LIMIT_VARIABLE} to as many GB as it may unpack to",
-            )
-
-
 def _limit_bytes(path: Path) -> int:
     """Return how much a packed file may grow to."""
     told = os.environ.get(LIMIT_VARIABLE)
@@ -261,9 +208,80 @@ def _limit_bytes(path: Path) -> int:
     return int(limit_gb * 1e9)
 
 
-def _temporary_file(*, is_named: bool = False) -> IO[bytes]:
-    kind = tempfile.NamedTemporaryFile if is_named else tempfile.TemporaryFile
-    return kind(prefix="kprof-")
+def _write(path: Path, parts: Iterator[bytes], target: IO[bytes], limit_bytes: int) -> None:
+    for part in parts:
+        target.write(part)
+        if target.tell() > limit_bytes:
+            raise TraceError(
+                f"{path.name}, a file of {path.stat().st_size:,} bytes, unpacks to more than "
+                f"{limit_bytes:,} bytes",
+                fix=f"if it is a trace, set {LIMIT_VARIABLE} to as many GB as it may unpack to",
+            )
+
+
+def _parts_before_damage(path: Path) -> Iterator[bytes]:
+    """Yield what a damaged file holds before the damage."""
+    with path.open("rb") as file:
+        if os.pread(file.fileno(), 2, 0) == GZIP_MAGIC:
+            yield from _gzip_parts(file)
+            return
+    with contextlib.suppress(_ZstdError):
+        yield from _zstd_parts(path, _SMALL_CHUNK_BYTES, _Slow)
+
+
+def _gzip_parts(packed: IO[bytes]) -> Iterator[bytes]:
+    """Yield what gzip data holds, up to the byte at which it is damaged or cut off."""
+    inflater = zlib.decompressobj(wbits=31)
+    while data := packed.read(_SMALL_CHUNK_BYTES):
+        while data:
+            before = inflater.copy()
+            try:
+                part = inflater.decompress(data)
+            except zlib.error:
+                for i in range(len(data)):
+                    with contextlib.suppress(zlib.error):
+                        yield before.decompress(data[i : i + 1])
+                        continue
+                    return
+                return
+            yield part
+            data = inflater.unused_data
+            if inflater.eof:
+                inflater = zlib.decompressobj(wbits=31)
+                # A file may end with zeros, or in another file that was appended to it.
+                data = data if data.startswith(GZIP_MAGIC[: len(data)]) else b""
+
+
+def _packed_twice(path: Path) -> TraceError:
+    return TraceError(
+        f"{path.name} is compressed twice",
+        fix="unpack it once (`gzip -dc` or `zstd -dc`), and open the result",
+    )
+
+
+def size_of(text: IO[bytes]) -> int:
+    """Return the length of the text in bytes."""
+    return os.fstat(text.fileno()).st_size
+
+
+def _not_compressed(path: Path) -> TraceError:
+    return TraceError(
+        f"{path.name} is not compressed although its name ends in {path.suffix}",
+        fix=f"rename it without {path.suffix} if it is plain JSON; otherwise copy or record it "
+        "again",
+    )
+
+
+def _unreadable(path: Path, error: OSError) -> TraceError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return TraceError(
+            f"no room to unpack {path.name} in {tempfile.gettempdir()}: {error.strerror}",
+            fix="free some space there, or set TMPDIR to a folder with more",
+        )
+    return TraceError(
+        f"{path} cannot be read: {error.strerror or error}",
+        fix="check that it is there and that you may read it",
+    )
 
 
 def _encoding_of(head: bytes) -> str | None:
@@ -294,36 +312,18 @@ def _empty(path: Path) -> TraceError:
     )
 
 
-def _not_compressed(path: Path) -> TraceError:
-    return TraceError(
-        f"{path.name} is not compressed although its name ends in {path.suffix}",
-        fix=f"rename it without {path.suffix} if it is plain JSON; otherwise copy or record it "
-        "again",
-    )
-
-
-def _packed_twice(path: Path) -> TraceError:
-    return TraceError(
-        f"{path.name} is compressed twice",
-        fix="unpack it once (`gzip -dc` or `zstd -dc`), and open the result",
-    )
-
-
-def _unreadable(path: Path, error: OSError) -> TraceError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return TraceError(
-            f"no room to unpack {path.name} in {tempfile.gettempdir()}: {error.strerror}",
-            fix="free some space there, or set TMPDIR to a folder with more",
-        )
-    return TraceError(
-        f"{path} cannot be read: {error.strerror or error}",
-        fix="check that it is there and that you may read it",
-    )
-
-
-def size_of(text: IO[bytes]) -> int:
-    """Return the length of the text in bytes."""
-    return os.fstat(text.fileno()).st_size
+def unpacked_head(path: Path, num_bytes: int) -> bytes:
+    """Return the beginning of a file, unpacked as far as it can be."""
+    with path.open("rb") as file:
+        head = file.read(num_bytes)
+    try:
+        if head.startswith(GZIP_MAGIC):
+            return b"".join(_gzip_parts(io.BytesIO(head)))[:num_bytes]
+        if head.startswith(ZSTD_MAGIC):
+            return next(_zstd_parts(path), b"")[:num_bytes]
+    except _DAMAGED:
+        return b""
+    return head
 
 
 def mapped(text: IO[bytes]) -> mmap.mmap:

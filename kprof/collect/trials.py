@@ -1,6 +1,6 @@
-"""Runs a variant of a workload and times windows of its steps: one process, no profiler.
+"""Runs of a variant of a workload without a profiler, with timed windows of its steps.
 
-A workload that kprof ends itself, with every process that it has started.
+A trial ends the workload itself, with every process that it has started.
 """
 
 from __future__ import annotations
@@ -126,37 +126,6 @@ class Workload:
             return False
 
 
-def _children_of(parents: set[Process], running: Sequence[Process]) -> set[Process]:
-    numbers = {parent.number for parent in parents}
-    return {process for process in running if process.parent in numbers}
-
-
-def _running() -> list[Process]:
-    """Return every process that has not ended; none where the system does not list them."""
-    found = [_describe(path) for path in PROCESSES.glob("[0-9]*/stat")]
-    return [process for process in found if process is not None]
-
-
-def _describe(path: Path) -> Process | None:
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        return None
-    # The name stands in brackets, and may hold anything.
-    fields = text.rpartition(")")[2].split()
-    if fields[0] in "ZX":
-        return None
-    return Process(int(path.parent.name), int(fields[1]), int(fields[3]), int(fields[19]))
-
-
-def _send(processes: set[Process], number: int) -> None:
-    for process in processes:
-        # Another may have its number by now.
-        if _describe(PROCESSES / str(process.number) / "stat") in processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process.number, number)
-
-
 __all__ = [
     "Schedule",
     "Trial",
@@ -230,64 +199,6 @@ class TrialInterrupted(KeyboardInterrupt):
     def __init__(self, trial: Trial) -> None:
         super().__init__()
         self.trial = trial
-
-
-def run_trial(
-    variant: Variant,
-    schedule: Schedule,
-    folder: Path,
-    *,
-    is_enough: Callable[[Sequence[Window]], bool],
-    most_s: float | None = None,
-) -> Trial:
-    """Run a variant until the schedule is done, `is_enough` says so, or it ends by itself.
-
-    Then the process is ended, with all that it has started. `most_s` bounds the whole run.
-
-    Raises:
-        LaunchError: it cannot be started, or the folder holds another trial.
-        TrialError: it crashed, or the patch of its arm B did.
-        TrialInterrupted: somebody pressed Ctrl-C.
-    """
-    raw = folder.resolve() / "raw"
-    if raw.exists():
-        raise LaunchError(f"{folder}: holds a trial already", fix="choose another folder")
-    schedule = replace(schedule, patch=_placed(schedule.patch))
-    raw.mkdir(parents=True)
-    plan = raw / "schedule.json"
-    schedule.write(plan)
-    environment = injecting(Settings(raw, schedule=plan), {**os.environ, **variant.environment})
-    course = Course(variant, schedule, Sheets(raw), folder / LOG)
-    sampler = Sampler(raw / "nvml.jsonl", read=read_with_processes)
-    sampler.start()
-    try:
-        course.run(environment, is_enough, most_s)
-    except KeyboardInterrupt:
-        sampler.stop()
-        raise TrialInterrupted(course.judge(sampler.problem)) from None
-    finally:
-        sampler.stop()
-    return course.judge(sampler.problem)
-
-
-def _placed(patch: str | None) -> str | None:
-    """Return a patch with the whole path of its file, since a workload may change its folder.
-
-    Raises:
-        LaunchError: it is malformed, or there is no such file.
-    """
-    if patch is None:
-        return None
-    place, _, name = patch.rpartition(":")
-    if not place or not name:
-        raise LaunchError(
-            f"{patch}: names no function", fix="write FILE.py:NAME or MODULE:NAME for the patch"
-        )
-    if not place.endswith(".py"):
-        return patch
-    if not Path(place).is_file():
-        raise LaunchError(f"{place}: no such file", fix="check the path of the patch")
-    return f"{Path(place).resolve()}:{name}"
 
 
 class Course:
@@ -390,6 +301,95 @@ class Course:
             fix=f"see that it runs by itself: {self._variant.line}; its output is in {self._log}",
             trial=trial,
         )
+
+
+def run_trial(
+    variant: Variant,
+    schedule: Schedule,
+    folder: Path,
+    *,
+    is_enough: Callable[[Sequence[Window]], bool],
+    most_s: float | None = None,
+) -> Trial:
+    """Run a variant until the schedule is done, `is_enough` says so, or it ends by itself.
+
+    Then the process is ended, with all that it has started. `most_s` bounds the whole run.
+
+    Raises:
+        LaunchError: it cannot be started, or the folder holds another trial.
+        TrialError: it crashed, or the patch of its arm B did.
+        TrialInterrupted: somebody pressed Ctrl-C.
+    """
+    raw = folder.resolve() / "raw"
+    if raw.exists():
+        raise LaunchError(f"{folder}: holds a trial already", fix="choose another folder")
+    schedule = replace(schedule, patch=_placed(schedule.patch))
+    raw.mkdir(parents=True)
+    plan = raw / "schedule.json"
+    schedule.write(plan)
+    environment = injecting(Settings(raw, schedule=plan), {**os.environ, **variant.environment})
+    course = Course(variant, schedule, Sheets(raw), folder / LOG)
+    sampler = Sampler(raw / "nvml.jsonl", read=read_with_processes)
+    sampler.start()
+    try:
+        course.run(environment, is_enough, most_s)
+    except KeyboardInterrupt:
+        sampler.stop()
+        raise TrialInterrupted(course.judge(sampler.problem)) from None
+    finally:
+        sampler.stop()
+    return course.judge(sampler.problem)
+
+
+def _placed(patch: str | None) -> str | None:
+    """Return a patch with the whole path of its file, since a workload may change its folder.
+
+    Raises:
+        LaunchError: it is malformed, or there is no such file.
+    """
+    if patch is None:
+        return None
+    place, _, name = patch.rpartition(":")
+    if not place or not name:
+        raise LaunchError(
+            f"{patch}: names no function", fix="write FILE.py:NAME or MODULE:NAME for the patch"
+        )
+    if not place.endswith(".py"):
+        return patch
+    if not Path(place).is_file():
+        raise LaunchError(f"{place}: no such file", fix="check the path of the patch")
+    return f"{Path(place).resolve()}:{name}"
+
+
+def _children_of(parents: set[Process], running: Sequence[Process]) -> set[Process]:
+    numbers = {parent.number for parent in parents}
+    return {process for process in running if process.parent in numbers}
+
+
+def _running() -> list[Process]:
+    """Return every process that has not ended; none where the system does not list them."""
+    found = [_describe(path) for path in PROCESSES.glob("[0-9]*/stat")]
+    return [process for process in found if process is not None]
+
+
+def _describe(path: Path) -> Process | None:
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return None
+    # The name stands in brackets, and may hold anything.
+    fields = text.rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        return None
+    return Process(int(path.parent.name), int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def _send(processes: set[Process], number: int) -> None:
+    for process in processes:
+        # Another may have its number by now.
+        if _describe(PROCESSES / str(process.number) / "stat") in processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.number, number)
 
 
 @contextlib.contextmanager

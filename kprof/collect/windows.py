@@ -1,7 +1,4 @@
-"""Windows of a workload's steps, as its processes write them and NVML saw them.
-
-What a step took in joules, from windows that follow each other for long enough.
-"""
+"""Timed windows of a workload's steps, with NVML's samples, and the energy of a step in joules."""
 
 from __future__ import annotations
 
@@ -227,32 +224,6 @@ class Sheets:
         return f"the GPU slowed down: {', '.join(names)}" if names else ""
 
 
-def _others(number: int) -> str:
-    return "1 other process" if number == 1 else f"{number} other processes"
-
-
-def _usual(arms: Sequence[str], clocks: Sequence[float | None]) -> dict[str, float]:
-    """Return the usual clock of each arm: what one of them needs more power for is its own."""
-    of: dict[str, list[float]] = {}
-    for arm, clock in zip(arms, clocks, strict=True):
-        if clock is not None:
-            of.setdefault(arm, []).append(clock)
-    return {arm: median(values) for arm, values in of.items()}
-
-
-def _throttled(clock: float | None, usual_mhz: float | None) -> str:
-    if clock is None or usual_mhz is None or clock >= LEAST_CLOCK * usual_mhz:
-        return ""
-    return f"the GPU's clock fell below {LEAST_CLOCK:.0%} of its usual {usual_mhz:.0f} MHz"
-
-
-def _sum(joules: Iterable[float | None]) -> float | None:
-    """Return the sum of what is known of every GPU; None if it is not of all, or of none."""
-    all_of_them = list(joules)
-    known = [one for one in all_of_them if one is not None]
-    return sum(known) if known and len(known) == len(all_of_them) else None
-
-
 # Between neighbouring windows lie the steps that belong to none; with more, something else ran.
 LARGEST_GAP = 3
 # The counter and the integral of power are two sensors' word for the same thing.
@@ -308,22 +279,6 @@ def energy_of(
     return (sum(known) / sum(span.num_steps for span in long) if is_alone else None), ""
 
 
-def _why_not_believed(spans: Sequence[Span], sheets: Sheets) -> str:
-    """Return what speaks against the counters in these spans, or nothing."""
-    checks = [sheets.power_against_counters((span.start_ns, span.end_ns)) for span in spans]
-    worst = max((abs(check - 1) for check in checks if check is not None), default=None)
-    if worst is None:
-        return "power was not sampled, with which the energy counters could be checked"
-    if worst > MOST_DISAGREEMENT:
-        return f"the energy counters and the sampled power differ by {100 * worst:.0f} %"
-    return ""
-
-
-def _each(windows: Sequence[Window]) -> list[Span]:
-    """Return every window as a span of its own."""
-    return [Span(window.start_ns, window.end_ns, window.num_steps) for window in windows]
-
-
 def spans_of(windows: Sequence[Window], settle_steps: int) -> list[Span]:
     """Return the spans of time in which nothing but steps of one arm ran."""
     spans: list[Span] = []
@@ -345,3 +300,45 @@ def _follows(window: Window, before: Window, settle_steps: int) -> bool:
     num_steps = window.first_step - before.first_step - before.num_steps
     is_near = gap_ns <= LARGEST_GAP * (settle_steps + 1) * before.time_ns
     return window.arm == before.arm and num_steps == settle_steps and is_near
+
+
+def _each(windows: Sequence[Window]) -> list[Span]:
+    """Return every window as a span of its own."""
+    return [Span(window.start_ns, window.end_ns, window.num_steps) for window in windows]
+
+
+def _why_not_believed(spans: Sequence[Span], sheets: Sheets) -> str:
+    """Return what speaks against the counters in these spans, or nothing."""
+    checks = [sheets.power_against_counters((span.start_ns, span.end_ns)) for span in spans]
+    worst = max((abs(check - 1) for check in checks if check is not None), default=None)
+    if worst is None:
+        return "power was not sampled, with which the energy counters could be checked"
+    if worst > MOST_DISAGREEMENT:
+        return f"the energy counters and the sampled power differ by {100 * worst:.0f} %"
+    return ""
+
+
+def _others(number: int) -> str:
+    return "1 other process" if number == 1 else f"{number} other processes"
+
+
+def _usual(arms: Sequence[str], clocks: Sequence[float | None]) -> dict[str, float]:
+    """Return the usual clock of each arm: what one of them needs more power for is its own."""
+    of: dict[str, list[float]] = {}
+    for arm, clock in zip(arms, clocks, strict=True):
+        if clock is not None:
+            of.setdefault(arm, []).append(clock)
+    return {arm: median(values) for arm, values in of.items()}
+
+
+def _throttled(clock: float | None, usual_mhz: float | None) -> str:
+    if clock is None or usual_mhz is None or clock >= LEAST_CLOCK * usual_mhz:
+        return ""
+    return f"the GPU's clock fell below {LEAST_CLOCK:.0%} of its usual {usual_mhz:.0f} MHz"
+
+
+def _sum(joules: Iterable[float | None]) -> float | None:
+    """Return the sum of what is known of every GPU; None if it is not of all, or of none."""
+    all_of_them = list(joules)
+    known = [one for one in all_of_them if one is not None]
+    return sum(known) if known and len(known) == len(all_of_them) else None

@@ -131,6 +131,17 @@ def read(path: Path) -> list[Responses]:
     return [_run_of(by_phase[place], config, place, records.name, doubts) for place in places]
 
 
+def _decode_line(line: bytes, path: Path, number: int) -> _Record:
+    return decode(line, path, _Record, f"{TOOL}, line {number}")
+
+
+def _config_of(summary: Path) -> _Config:
+    try:
+        return decode(read_bytes(summary), summary, _Summary, TOOL).input_config or _Config()
+    except KprofError:
+        return _Config()
+
+
 def _run_of(
     rows: list[_Record], config: _Config, place: int | None, source: str, doubts: tuple[str, ...]
 ) -> Responses:
@@ -143,16 +154,41 @@ def _run_of(
     return Responses(source, TOOL, load, responses, doubts)
 
 
+def _phase_at(config: _Config, place: int | None) -> _Phase | None:
+    """Return the phase of that place among all, or the first one that was measured."""
+    if place is not None and place < len(config.phases):
+        return config.phases[place]
+    return next((phase for phase in config.phases if phase.kind == "profiling"), None)
+
+
+def _load(config: _Config, phase: _Phase | None) -> Load:
+    if phase is not None:
+        grows = GROWS if phase.rate_ramp or phase.rate_series or phase.concurrency_ramp else ""
+        at_most = phase.concurrency
+        capped = f", {at_most:g} at a time at most" if at_most else ""
+        rate = f"{phase.rate:g} requests/s, " if phase.rate is not None else ""
+        if phase.type in SCHEDULED or (phase.rate is not None and phase.type is None):
+            return Load("open", f"{rate}{phase.type}{capped}", grows or AS_RELEASED)
+        if phase.type == "user_centric":
+            # The next turn of a user follows an answer.
+            return Load("closed", f"{rate}{phase.type}", grows)
+        if at_most is not None:
+            return Load("closed", f"{at_most:g} at a time", grows)
+    generator = config.loadgen
+    if generator and generator.request_rate:
+        pattern = generator.arrival_pattern or generator.request_rate_mode or "Poisson"
+        return Load("open", f"{generator.request_rate:g} requests/s, {pattern}", AS_RELEASED)
+    if generator and generator.concurrency:
+        return Load("closed", f"{generator.concurrency} at a time")
+    return Load("unknown", f"load not recorded ({SUMMARY} is not beside the records)")
+
+
 def _is_full(rows: Sequence[_Record], limit: float) -> bool:
     """Tell whether so many requests were under way that the next one had to wait."""
     begins = np.sort([row.metadata.request_start_ns for row in rows])
     ends = np.sort([row.metadata.request_end_ns or row.metadata.request_start_ns for row in rows])
     under_way = np.arange(1, len(rows) + 1) - np.searchsorted(ends, begins, side="right")
     return bool(under_way.max() >= limit)
-
-
-def _decode_line(line: bytes, path: Path, number: int) -> _Record:
-    return decode(line, path, _Record, f"{TOOL}, line {number}")
 
 
 def _response(record: _Record, load: Load, *, is_due_known: bool = True) -> Response:
@@ -192,14 +228,14 @@ def _time_ns(metrics: dict[str, _Metric], name: str) -> int | None:
     return None if metric is None else took_ns(metric.value, _unit_ns(metric))
 
 
-def _gap_unit_ns(gaps: _Metric | None) -> float:
-    return _unit_ns(gaps) if gaps else 1.0
-
-
 def _unit_ns(metric: _Metric) -> float:
     if metric.unit not in IN_NS:
         raise ResultError(f"{metric.unit!r} stands where a unit of time belongs", fix=RECORD_AGAIN)
     return IN_NS[metric.unit]
+
+
+def _gap_unit_ns(gaps: _Metric | None) -> float:
+    return _unit_ns(gaps) if gaps else 1.0
 
 
 def _count(metrics: dict[str, _Metric], name: str) -> int | None:
@@ -209,39 +245,3 @@ def _count(metrics: dict[str, _Metric], name: str) -> int | None:
     if not isinstance(metric.value, int | float):
         raise ResultError(f"{metric.value!r} stands where a count belongs", fix=RECORD_AGAIN)
     return int(metric.value)
-
-
-def _config_of(summary: Path) -> _Config:
-    try:
-        return decode(read_bytes(summary), summary, _Summary, TOOL).input_config or _Config()
-    except KprofError:
-        return _Config()
-
-
-def _phase_at(config: _Config, place: int | None) -> _Phase | None:
-    """Return the phase of that place among all, or the first one that was measured."""
-    if place is not None and place < len(config.phases):
-        return config.phases[place]
-    return next((phase for phase in config.phases if phase.kind == "profiling"), None)
-
-
-def _load(config: _Config, phase: _Phase | None) -> Load:
-    if phase is not None:
-        grows = GROWS if phase.rate_ramp or phase.rate_series or phase.concurrency_ramp else ""
-        at_most = phase.concurrency
-        capped = f", {at_most:g} at a time at most" if at_most else ""
-        rate = f"{phase.rate:g} requests/s, " if phase.rate is not None else ""
-        if phase.type in SCHEDULED or (phase.rate is not None and phase.type is None):
-            return Load("open", f"{rate}{phase.type}{capped}", grows or AS_RELEASED)
-        if phase.type == "user_centric":
-            # The next turn of a user follows an answer.
-            return Load("closed", f"{rate}{phase.type}", grows)
-        if at_most is not None:
-            return Load("closed", f"{at_most:g} at a time", grows)
-    generator = config.loadgen
-    if generator and generator.request_rate:
-        pattern = generator.arrival_pattern or generator.request_rate_mode or "Poisson"
-        return Load("open", f"{generator.request_rate:g} requests/s, {pattern}", AS_RELEASED)
-    if generator and generator.concurrency:
-        return Load("closed", f"{generator.concurrency} at a time")
-    return Load("unknown", f"load not recorded ({SUMMARY} is not beside the records)")

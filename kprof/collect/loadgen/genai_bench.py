@@ -1,6 +1,6 @@
 """genai-bench: a file for each scenario and concurrency, with the metrics of every request.
 
-Of an answer it keeps the time to the first token and to the end, and no time of sending.
+An answer has the time to its first token and to its end, and no time of sending.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """GuideLLM's report: one benchmark for each load, in it requests by outcome.
 
-Of a streamed answer it keeps the first and the last chunk's time and how many there were.
+A streamed answer has the times of its first and last chunk and the number of chunks.
 """
 
 from __future__ import annotations
@@ -151,24 +151,6 @@ def _strategy_of(benchmark: _Benchmark) -> _Strategy:
     return _Strategy()
 
 
-def _load(strategy: _Strategy) -> tuple[LoadKind, str]:
-    kind, rate = strategy.type_, strategy.rate
-    if kind in SCHEDULED:
-        return "open", f"{rate:g} requests/s, {kind}" if rate else kind
-    if kind == "concurrent":
-        return "closed", f"{strategy.streams or strategy.max_concurrency} at a time"
-    if kind == "synchronous":
-        return "closed", "1 at a time"
-    if kind == "throughput":
-        return "closed", "as many at a time as possible"
-    return "unknown", "load not recorded"
-
-
-def _doubts(num_unsent: int) -> tuple[str, ...]:
-    """Say what is left out: a request without a start, when the load ended, was never sent."""
-    return (f"{num_unsent:,} requests were never sent, and are left out",) if num_unsent else ()
-
-
 def _response(request: _Request, outcome: Outcome, *, is_scheduled: bool) -> Response | None:
     times = _timings_of(request)
     start = times.request_start or times.resolve_start
@@ -200,20 +182,6 @@ def _response(request: _Request, outcome: Outcome, *, is_scheduled: bool) -> Res
     )
 
 
-def _end_of(
-    times: _Timings, end: float, outcome: Literal["answered", "failed", "cancelled"]
-) -> float:
-    """Return the end of an answer's content, or when a request was given up."""
-    if outcome == "answered":
-        return end
-    return times.request_end or times.resolve_end or end
-
-
-def _error_of(request: _Request) -> str:
-    info = request.info or request.scheduler_info
-    return request.error or (info.error if info else None) or "error"
-
-
 def _timings_of(request: _Request) -> _Timings:
     info = request.info or request.scheduler_info
     if info is None or (info.timings is None and info.request_timings is None):
@@ -234,3 +202,35 @@ def _tokens(usage: _Usage | None, flat: int | None) -> int | None:
     if usage is None:
         return flat
     return usage.total_tokens if usage.total_tokens is not None else usage.text_tokens
+
+
+def _end_of(
+    times: _Timings, end: float, outcome: Literal["answered", "failed", "cancelled"]
+) -> float:
+    """Return the end of an answer's content, or when a request was given up."""
+    if outcome == "answered":
+        return end
+    return times.request_end or times.resolve_end or end
+
+
+def _error_of(request: _Request) -> str:
+    info = request.info or request.scheduler_info
+    return request.error or (info.error if info else None) or "error"
+
+
+def _load(strategy: _Strategy) -> tuple[LoadKind, str]:
+    kind, rate = strategy.type_, strategy.rate
+    if kind in SCHEDULED:
+        return "open", f"{rate:g} requests/s, {kind}" if rate else kind
+    if kind == "concurrent":
+        return "closed", f"{strategy.streams or strategy.max_concurrency} at a time"
+    if kind == "synchronous":
+        return "closed", "1 at a time"
+    if kind == "throughput":
+        return "closed", "as many at a time as possible"
+    return "unknown", "load not recorded"
+
+
+def _doubts(num_unsent: int) -> tuple[str, ...]:
+    """Say what is left out: a request without a start, when the load ended, was never sent."""
+    return (f"{num_unsent:,} requests were never sent, and are left out",) if num_unsent else ()

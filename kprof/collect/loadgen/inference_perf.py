@@ -135,19 +135,6 @@ def _stages_beside(records: Path) -> list[_LoadSummary]:
         return []
 
 
-def _run_of(stage: _LoadSummary, requests: list[_Request], source: str) -> Responses:
-    late_s = stage.schedule_delay.max if stage.schedule_delay else None
-    if stage.concurrency:
-        load = Load("closed", f"{stage.concurrency} at a time")
-    elif stage.requested_rate is None:
-        load = Load("unknown", "load not recorded")
-    else:
-        load = Load("open", f"{stage.requested_rate:g} requests/s", LATEST if late_s else "")
-    late_ns = took_ns(max(late_s, 0.0)) if late_s is not None and load.kind == "open" else None
-    rows = tuple(_response(request, late_ns) for request in requests)
-    return Responses(source, TOOL, load, rows)
-
-
 def _response(request: _Request, late_ns: int | None = None) -> Response:
     info = request.info or _Info()
     answer = info.response_metrics or _Answer(info.output_tokens, info.output_token_times)
@@ -172,6 +159,13 @@ def _response(request: _Request, late_ns: int | None = None) -> Response:
     )
 
 
+def _tokens(answer: _Answer) -> int | None:
+    """Return the tokens that the server counted, else those of the client's tokenizer."""
+    usage = answer.server_usage or _Usage()
+    told = usage.completion_tokens or usage.output_tokens
+    return told or answer.output_tokens or None
+
+
 def _tokens_by_chunk(chunk_ns: Times, token_ns: Times, num_tokens: int | None) -> Times | None:
     """Return the tokens that had come with each chunk; None: not every token has a time."""
     if not len(chunk_ns) or len(token_ns) != num_tokens:
@@ -180,8 +174,14 @@ def _tokens_by_chunk(chunk_ns: Times, token_ns: Times, num_tokens: int | None) -
     return come if come[0] > 0 and come[-1] == num_tokens else None
 
 
-def _tokens(answer: _Answer) -> int | None:
-    """Return the tokens that the server counted, else those of the client's tokenizer."""
-    usage = answer.server_usage or _Usage()
-    told = usage.completion_tokens or usage.output_tokens
-    return told or answer.output_tokens or None
+def _run_of(stage: _LoadSummary, requests: list[_Request], source: str) -> Responses:
+    late_s = stage.schedule_delay.max if stage.schedule_delay else None
+    if stage.concurrency:
+        load = Load("closed", f"{stage.concurrency} at a time")
+    elif stage.requested_rate is None:
+        load = Load("unknown", "load not recorded")
+    else:
+        load = Load("open", f"{stage.requested_rate:g} requests/s", LATEST if late_s else "")
+    late_ns = took_ns(max(late_s, 0.0)) if late_s is not None and load.kind == "open" else None
+    rows = tuple(_response(request, late_ns) for request in requests)
+    return Responses(source, TOOL, load, rows)

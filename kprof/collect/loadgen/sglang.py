@@ -89,36 +89,24 @@ def _responses(result: _Result, path: Path) -> Responses:
     return Responses(path.name, TOOL, load, tuple(rows), tuple(doubts))
 
 
+def _load(result: _Result) -> Load:
+    rate, limit, capped = result.request_rate, result.max_concurrency, result.capped
+    why = NO_WAIT if limit else ""
+    if isinstance(rate, float) and np.isfinite(rate):
+        return Load("open", f"{rate:g} requests/s, Poisson{capped}", why)
+    if rate == "trace":
+        return Load("open", f"a timed trace{capped}", why)
+    if limit:
+        return Load("closed", f"{limit} at a time")
+    return Load("open", "all requests at once", "all requests were sent at once: a burst, no load")
+
+
 def _is_counted(result: _Result) -> bool:
     """Tell whether the tokens of the texts are as many as the recorded lengths say."""
     told, counted = result.total_output_tokens, result.total_output_tokens_retokenized
     if told is None or counted is None:
         return False
     return abs(counted - told) <= COUNTS_AGREE * told
-
-
-def _response(request: Request, arrived: Arrived, load: Load, *, is_capped: bool) -> Response:
-    if not len(arrived.chunk_ns) and request.text == "" and not request.error:
-        # SGLang counts an empty answer as a success of the length that it asked for.
-        request = request._replace(num_tokens=0)
-    is_due_known = load.kind == "closed" or not is_capped
-    return response_of(request, arrived, _sent_ns(request), is_due_known=is_due_known)
-
-
-def _sent_ns(request: Request) -> int:
-    return in_ns(request.started_s or 0.0)
-
-
-def _as_chunks(request: Request) -> Arrived:
-    """Return when chunks came, of which each has its gap."""
-    first_ns = first_ns_of(request)
-    if first_ns is None:
-        return Arrived()
-    chunk_ns = arrivals(_sent_ns(request) + first_ns, request.gaps_s)
-    # One chunk of many tokens may be the first of an answer that then was not streamed.
-    if len(chunk_ns) == 1 and request.num_tokens != 1:
-        return Arrived(chunk_ns, has_every_chunk=False)
-    return Arrived(chunk_ns, end_ns=int(chunk_ns[-1]))
 
 
 def _spread(request: Request, gaps: Counter[float]) -> Arrived:
@@ -142,13 +130,25 @@ def _spread(request: Request, gaps: Counter[float]) -> Arrived:
     return Arrived(chunk_ns, end_ns=found.end_ns, tokens=tokens[np.append(True, ends)])
 
 
-def _load(result: _Result) -> Load:
-    rate, limit, capped = result.request_rate, result.max_concurrency, result.capped
-    why = NO_WAIT if limit else ""
-    if isinstance(rate, float) and np.isfinite(rate):
-        return Load("open", f"{rate:g} requests/s, Poisson{capped}", why)
-    if rate == "trace":
-        return Load("open", f"a timed trace{capped}", why)
-    if limit:
-        return Load("closed", f"{limit} at a time")
-    return Load("open", "all requests at once", "all requests were sent at once: a burst, no load")
+def _as_chunks(request: Request) -> Arrived:
+    """Return when chunks came, of which each has its gap."""
+    first_ns = first_ns_of(request)
+    if first_ns is None:
+        return Arrived()
+    chunk_ns = arrivals(_sent_ns(request) + first_ns, request.gaps_s)
+    # One chunk of many tokens may be the first of an answer that then was not streamed.
+    if len(chunk_ns) == 1 and request.num_tokens != 1:
+        return Arrived(chunk_ns, has_every_chunk=False)
+    return Arrived(chunk_ns, end_ns=int(chunk_ns[-1]))
+
+
+def _sent_ns(request: Request) -> int:
+    return in_ns(request.started_s or 0.0)
+
+
+def _response(request: Request, arrived: Arrived, load: Load, *, is_capped: bool) -> Response:
+    if not len(arrived.chunk_ns) and request.text == "" and not request.error:
+        # SGLang counts an empty answer as a success of the length that it asked for.
+        request = request._replace(num_tokens=0)
+    is_due_known = load.kind == "closed" or not is_capped
+    return response_of(request, arrived, _sent_ns(request), is_due_known=is_due_known)

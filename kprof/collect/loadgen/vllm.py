@@ -69,50 +69,31 @@ def _responses(result: _Result, path: Path) -> Responses:
     return Responses(path.name, TOOL, load, rows, tuple(_doubts(result, rows)))
 
 
-def _response(result: _Result, request: Request, load: Load) -> Response:
-    sent_ns, due_ns = in_ns(request.started_s or 0.0), _due_ns(request, load)
-    # Behind a limit, a request waits until the service has answered another one.
-    since_ns = sent_ns if due_ns is None or not _waits(result) else min(sent_ns, due_ns)
-    is_due_known = load.kind == "closed" or not _waits(result) or _has_due(result)
-    arrived = _arrived(request, sent_ns)
-    return response_of(request, arrived, since_ns, due_ns, is_due_known=is_due_known)
-
-
-def _arrived(request: Request, sent_ns: int) -> Arrived:
-    """Return when chunks came.
-
-    A server that buffers sends a first chunk and the rest later, of which vLLM lists nothing; only
-    the latency tells when the answer ended.
-    """
-    first_ns = first_ns_of(request)
-    ended_ns = sent_ns + took_ns(request.took_s) if request.took_s else None
-    if first_ns is None:
-        return Arrived(end_ns=ended_ns)
-    chunk_ns = arrivals(sent_ns + first_ns, request.gaps_s)
-    last_ns = int(chunk_ns[-1])
-    if request.num_tokens is not None and len(chunk_ns) < request.num_tokens:
-        if ended_ns is None:
-            is_streamed = len(chunk_ns) > 1
-            return Arrived(chunk_ns, is_streamed, last_ns if is_streamed else None)
-        if ended_ns - last_ns > LAST_CHUNK_NS:
-            first_and_end = np.array([chunk_ns[0], ended_ns], np.int64)
-            return Arrived(first_and_end, has_every_chunk=False, end_ns=ended_ns)
-    return Arrived(chunk_ns, end_ns=max(last_ns, ended_ns or 0))
+def _load(result: _Result) -> Load:
+    limit, capped = result.max_concurrency, result.capped
+    if result.ramp_up_strategy is not None:
+        why = "the load grows all along, so percentiles are of a mixture of loads"
+        return Load("open", f"{result.ramp_up_strategy} ramp{capped}", why)
+    if isinstance(result.request_rate, float):
+        spacing = "Poisson" if result.burstiness in (1.0, None) else "gamma"
+        name = f"{result.request_rate:g} requests/s, {spacing}{capped}"
+        return Load("open", name, NOT_KNOWN if limit and not _has_due(result) else "")
+    if _is_closed(result):
+        return Load("closed", f"{limit} at a time")
+    if result.request_rate is None:
+        return Load("unknown", "load not recorded")
+    starts, waits = result.start_times or [], result.queue_times or []
+    due = [sent - waited for sent, waited in zip(starts, waits, strict=False)] or starts
+    if not due or _is_burst(due):
+        why = "all requests were sent at once: a burst, no load"
+        return Load("open", "all requests at once", why)
+    return Load(
+        "open", f"a timed trace{capped}", "" if _has_due(result) or not limit else NOT_KNOWN
+    )
 
 
 def _has_due(result: _Result) -> bool:
     return bool(result.queue_times) and bool(result.start_times)
-
-
-def _waits(result: _Result) -> bool:
-    """Tell whether a request may have waited in the client until another one was answered."""
-    return result.max_concurrency is not None
-
-
-def _due_ns(request: Request, load: Load) -> int | None:
-    if request.waited_s is None or load.kind == "closed" or request.started_s is None:
-        return None
-    return in_ns(request.started_s) - in_ns(request.waited_s)
 
 
 def _is_closed(result: _Result) -> bool:
@@ -129,6 +110,10 @@ def _is_closed(result: _Result) -> bool:
     if waits:
         return _is_burst([sent - waited for sent, waited in zip(starts, waits, strict=True)])
     return _is_full(result, starts, limit)
+
+
+def _is_scheduled(result: _Result) -> bool:
+    return isinstance(result.request_rate, float) or result.ramp_up_strategy is not None
 
 
 def _is_burst(due_s: Sequence[float]) -> bool:
@@ -151,31 +136,46 @@ def _is_full(result: _Result, starts: Sequence[float], limit: int) -> bool:
     return bool(np.median(under_way) >= FULL_SHARE * limit)
 
 
-def _is_scheduled(result: _Result) -> bool:
-    return isinstance(result.request_rate, float) or result.ramp_up_strategy is not None
+def _response(result: _Result, request: Request, load: Load) -> Response:
+    sent_ns, due_ns = in_ns(request.started_s or 0.0), _due_ns(request, load)
+    # Behind a limit, a request waits until the service has answered another one.
+    since_ns = sent_ns if due_ns is None or not _waits(result) else min(sent_ns, due_ns)
+    is_due_known = load.kind == "closed" or not _waits(result) or _has_due(result)
+    arrived = _arrived(request, sent_ns)
+    return response_of(request, arrived, since_ns, due_ns, is_due_known=is_due_known)
 
 
-def _load(result: _Result) -> Load:
-    limit, capped = result.max_concurrency, result.capped
-    if result.ramp_up_strategy is not None:
-        why = "the load grows all along, so percentiles are of a mixture of loads"
-        return Load("open", f"{result.ramp_up_strategy} ramp{capped}", why)
-    if isinstance(result.request_rate, float):
-        spacing = "Poisson" if result.burstiness in (1.0, None) else "gamma"
-        name = f"{result.request_rate:g} requests/s, {spacing}{capped}"
-        return Load("open", name, NOT_KNOWN if limit and not _has_due(result) else "")
-    if _is_closed(result):
-        return Load("closed", f"{limit} at a time")
-    if result.request_rate is None:
-        return Load("unknown", "load not recorded")
-    starts, waits = result.start_times or [], result.queue_times or []
-    due = [sent - waited for sent, waited in zip(starts, waits, strict=False)] or starts
-    if not due or _is_burst(due):
-        why = "all requests were sent at once: a burst, no load"
-        return Load("open", "all requests at once", why)
-    return Load(
-        "open", f"a timed trace{capped}", "" if _has_due(result) or not limit else NOT_KNOWN
-    )
+def _due_ns(request: Request, load: Load) -> int | None:
+    if request.waited_s is None or load.kind == "closed" or request.started_s is None:
+        return None
+    return in_ns(request.started_s) - in_ns(request.waited_s)
+
+
+def _waits(result: _Result) -> bool:
+    """Tell whether a request may have waited in the client until another one was answered."""
+    return result.max_concurrency is not None
+
+
+def _arrived(request: Request, sent_ns: int) -> Arrived:
+    """Return when chunks came.
+
+    A server that buffers sends a first chunk and the rest later, of which vLLM lists nothing; only
+    the latency tells when the answer ended.
+    """
+    first_ns = first_ns_of(request)
+    ended_ns = sent_ns + took_ns(request.took_s) if request.took_s else None
+    if first_ns is None:
+        return Arrived(end_ns=ended_ns)
+    chunk_ns = arrivals(sent_ns + first_ns, request.gaps_s)
+    last_ns = int(chunk_ns[-1])
+    if request.num_tokens is not None and len(chunk_ns) < request.num_tokens:
+        if ended_ns is None:
+            is_streamed = len(chunk_ns) > 1
+            return Arrived(chunk_ns, is_streamed, last_ns if is_streamed else None)
+        if ended_ns - last_ns > LAST_CHUNK_NS:
+            first_and_end = np.array([chunk_ns[0], ended_ns], np.int64)
+            return Arrived(first_and_end, has_every_chunk=False, end_ns=ended_ns)
+    return Arrived(chunk_ns, end_ns=max(last_ns, ended_ns or 0))
 
 
 def _doubts(result: _Result, rows: tuple[Response, ...]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What kprof's recorder calls its own ranges, in whoever's trace they are."""
+"""Names of the ranges that kprof's recorder makes, in traces of any tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of all shares as one column a name, whoever decoded them."""
+"""The blocks of all processes that decoded a file, as one column a name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A block of events as plain arrays, one a column.
-
-Kineto's decimal microseconds as exact integer nanoseconds.
-"""
+"""A block of events as plain arrays, one a column; decimal microseconds as exact nanoseconds."""
 
 from __future__ import annotations
 
@@ -40,74 +37,6 @@ class NotATimeError(ValueError):
     def __init__(self, position: int) -> None:
         super().__init__(f"value {position} is no time")
         self.position = position
-
-
-def exact_ns(microseconds: Sequence[Any]) -> NDArray[np.int64]:
-    """Return whole nanoseconds, a thousandth of a microsecond at a time, without rounding errors.
-
-    Digits beyond the third decimal are rounded to the nearest nanosecond.
-
-    Raises:
-        NeedsTextError: a float is too large to be exact.
-        NotATimeError: a value is missing, not a number, or beyond 64 bits.
-    """
-    try:
-        values = np.asarray(array("d", microseconds), dtype=np.float64)
-    except (TypeError, OverflowError):
-        return _one_by_one(microseconds)
-    if len(values) == 0:
-        return np.empty(0, dtype=np.int64)
-    if not np.abs(values).max() < EXACT_BELOW_US:  # also where one of them is not a number
-        return _one_by_one(microseconds)
-    # An array takes `true` and `false` for 1 and 0.
-    places = np.flatnonzero((values == 0) | (values == 1)).tolist()
-    if any(isinstance(microseconds[place], bool) for place in places):
-        return _one_by_one(microseconds)
-    whole = np.floor(values)
-    rest_ns: np.ndarray = np.rint((values - whole) * 1000)
-    return np.asarray(whole.astype(np.int64) * 1000 + rest_ns.astype(np.int64))
-
-
-def known_ns(microseconds: Sequence[Any]) -> NDArray[np.int64]:
-    """Return whole nanoseconds as `exact_ns` does, and `MISSING` for what is no time.
-
-    Raises:
-        NeedsTextError: a float is too large to be exact.
-    """
-    try:
-        return exact_ns(microseconds)
-    except NotATimeError:
-        return np.array([_ns_or_missing(value) for value in microseconds], dtype=np.int64)
-
-
-def _ns_or_missing(value: object) -> int:
-    try:
-        return _ns(value, 0)
-    except NotATimeError:
-        return MISSING
-
-
-def _one_by_one(microseconds: Sequence[Any]) -> NDArray[np.int64]:
-    if all(type(value) is int for value in microseconds):
-        whole = np.array(microseconds)
-        if whole.dtype == np.int64 and np.abs(whole).max() <= LIMIT_US:
-            return whole * 1000
-    return np.array([_ns(value, i) for i, value in enumerate(microseconds)], dtype=np.int64)
-
-
-def _ns(value: object, position: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
-        raise NotATimeError(position)
-    try:
-        # Some writers give numbers as texts.
-        number = Decimal(value)
-        if not abs(number) <= LIMIT_US:
-            raise NotATimeError(position)
-        if isinstance(value, float) and abs(value) >= EXACT_BELOW_US:
-            raise NeedsTextError
-        return int((number * 1000).to_integral_value(rounding=ROUND_HALF_EVEN))
-    except InvalidOperation:  # NaN has no order
-        raise NotATimeError(position) from None
 
 
 Columns = dict[str, NDArray[np.generic]]
@@ -344,6 +273,74 @@ class BlockDecoder:
             "group": group,
             "group_sequence": ids_of([a.group_sequence for a in args]),
         }
+
+
+def exact_ns(microseconds: Sequence[Any]) -> NDArray[np.int64]:
+    """Return whole nanoseconds, a thousandth of a microsecond at a time, without rounding errors.
+
+    Digits beyond the third decimal are rounded to the nearest nanosecond.
+
+    Raises:
+        NeedsTextError: a float is too large to be exact.
+        NotATimeError: a value is missing, not a number, or beyond 64 bits.
+    """
+    try:
+        values = np.asarray(array("d", microseconds), dtype=np.float64)
+    except (TypeError, OverflowError):
+        return _one_by_one(microseconds)
+    if len(values) == 0:
+        return np.empty(0, dtype=np.int64)
+    if not np.abs(values).max() < EXACT_BELOW_US:  # also where one of them is not a number
+        return _one_by_one(microseconds)
+    # An array takes `true` and `false` for 1 and 0.
+    places = np.flatnonzero((values == 0) | (values == 1)).tolist()
+    if any(isinstance(microseconds[place], bool) for place in places):
+        return _one_by_one(microseconds)
+    whole = np.floor(values)
+    rest_ns: np.ndarray = np.rint((values - whole) * 1000)
+    return np.asarray(whole.astype(np.int64) * 1000 + rest_ns.astype(np.int64))
+
+
+def _one_by_one(microseconds: Sequence[Any]) -> NDArray[np.int64]:
+    if all(type(value) is int for value in microseconds):
+        whole = np.array(microseconds)
+        if whole.dtype == np.int64 and np.abs(whole).max() <= LIMIT_US:
+            return whole * 1000
+    return np.array([_ns(value, i) for i, value in enumerate(microseconds)], dtype=np.int64)
+
+
+def _ns(value: object, position: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        raise NotATimeError(position)
+    try:
+        # Some writers give numbers as texts.
+        number = Decimal(value)
+        if not abs(number) <= LIMIT_US:
+            raise NotATimeError(position)
+        if isinstance(value, float) and abs(value) >= EXACT_BELOW_US:
+            raise NeedsTextError
+        return int((number * 1000).to_integral_value(rounding=ROUND_HALF_EVEN))
+    except InvalidOperation:  # NaN has no order
+        raise NotATimeError(position) from None
+
+
+def known_ns(microseconds: Sequence[Any]) -> NDArray[np.int64]:
+    """Return whole nanoseconds as `exact_ns` does, and `MISSING` for what is no time.
+
+    Raises:
+        NeedsTextError: a float is too large to be exact.
+    """
+    try:
+        return exact_ns(microseconds)
+    except NotATimeError:
+        return np.array([_ns_or_missing(value) for value in microseconds], dtype=np.int64)
+
+
+def _ns_or_missing(value: object) -> int:
+    try:
+        return _ns(value, 0)
+    except NotATimeError:
+        return MISSING
 
 
 def spread(

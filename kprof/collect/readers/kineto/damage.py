@@ -64,6 +64,10 @@ def damage_of_json(text: mmap.mmap, error: Exception) -> DamageError:
     )
 
 
+def _one_line(text: bytes) -> str:
+    return " ".join(text.decode(errors="replace").split())
+
+
 def _where(text: mmap.mmap, place: int) -> str:
     """Return a place in the text as byte, line and event."""
     names = _NAME.findall(text[max(0, place - 4096) : place])
@@ -75,7 +79,3 @@ def _line_of(text: mmap.mmap, place: int) -> int:
     """Return the number of a line without holding the whole text."""
     begins = range(0, place, _CHUNK_BYTES)
     return 1 + sum(text[b : min(b + _CHUNK_BYTES, place)].count(b"\n") for b in begins)
-
-
-def _one_line(text: bytes) -> str:
-    return " ".join(text.decode(errors="replace").split())

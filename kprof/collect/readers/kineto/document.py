@@ -66,13 +66,6 @@ def read_document(
         return read_damaged(mapped(text), damage_of_json(mapped(text), error), block_bytes)
 
 
-def num_processes_for(text: IO[bytes], num_blocks: int) -> int:
-    """Return how many processes are worth their start."""
-    if size_of(text) < PARALLEL_FROM_BYTES:
-        return 1
-    return min(len(os.sched_getaffinity(0)), num_blocks, MAX_PROCESSES)
-
-
 def read_blocks(text: IO[bytes], cuts: Cuts, num_processes: int) -> Document:
     """Decode a trace block by block, in bounded memory.
 
@@ -89,6 +82,30 @@ def read_blocks(text: IO[bytes], cuts: Cuts, num_processes: int) -> Document:
     around, lost = _plain(top)
     tail.counts.update(lost)
     return Document([*shares, Share(decoder.words, {len(spans): tail})], around)
+
+
+def _top_of(text: bytes | mmap.mmap) -> dict[str, msgspec.Raw]:
+    if bytes(text[:64]).lstrip().startswith(b"["):
+        return {"traceEvents": msgspec.json.decode(text, type=msgspec.Raw)}
+    return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+
+
+def _plain(top: dict[str, msgspec.Raw]) -> tuple[dict[str, Any], Counter[str]]:
+    """Return the values that can be decoded, and how many cannot."""
+    plain, lost = {}, Counter[str]()
+    for key, value in top.items():
+        try:
+            plain[key] = msgspec.json.decode(value)
+        except UNREADABLE:
+            lost["damaged_keys"] += 1
+    return plain, lost
+
+
+def num_processes_for(text: IO[bytes], num_blocks: int) -> int:
+    """Return how many processes are worth their start."""
+    if size_of(text) < PARALLEL_FROM_BYTES:
+        return 1
+    return min(len(os.sched_getaffinity(0)), num_blocks, MAX_PROCESSES)
 
 
 def read_whole(text: mmap.mmap) -> Document:
@@ -116,6 +133,17 @@ def read_whole(text: mmap.mmap) -> Document:
     return Document([Share(decoder.words, blocks)], around)
 
 
+def _block_of(decoder: BlockDecoder, text: bytes) -> Block:
+    """Decode events between commas; where one of them is no event, all but it."""
+    try:
+        return decoder.decode(b"[" + text + b"]")
+    except UNREADABLE:
+        found = repaired(text)
+    block = decoder.decode(found.text)
+    block.counts.update(found.counts)
+    return block
+
+
 def read_damaged(text: mmap.mmap, damage: DamageError, block_bytes: int = BLOCK_BYTES) -> Document:
     """Decode what can be read of a text that is no valid JSON, event by event.
 
@@ -139,17 +167,6 @@ def read_damaged(text: mmap.mmap, damage: DamageError, block_bytes: int = BLOCK_
     return Document([Share(decoder.words, blocks)], around, damage.problem)
 
 
-def _block_of(decoder: BlockDecoder, text: bytes) -> Block:
-    """Decode events between commas; where one of them is no event, all but it."""
-    try:
-        return decoder.decode(b"[" + text + b"]")
-    except UNREADABLE:
-        found = repaired(text)
-    block = decoder.decode(found.text)
-    block.counts.update(found.counts)
-    return block
-
-
 def _around_of(part: bytes) -> tuple[dict[str, Any], Counter[str]]:
     """Return the keys in the head or the tail of a damaged document, as far as they are valid."""
     if part.lstrip().startswith(b"["):
@@ -163,20 +180,3 @@ def _around_of(part: bytes) -> tuple[dict[str, Any], Counter[str]]:
             top.pop("traceEvents", None)
             return _plain(top)
     return {}, Counter(damaged_keys=1)
-
-
-def _top_of(text: bytes | mmap.mmap) -> dict[str, msgspec.Raw]:
-    if bytes(text[:64]).lstrip().startswith(b"["):
-        return {"traceEvents": msgspec.json.decode(text, type=msgspec.Raw)}
-    return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-
-
-def _plain(top: dict[str, msgspec.Raw]) -> tuple[dict[str, Any], Counter[str]]:
-    """Return the values that can be decoded, and how many cannot."""
-    plain, lost = {}, Counter[str]()
-    for key, value in top.items():
-        try:
-            plain[key] = msgspec.json.decode(value)
-        except UNREADABLE:
-            lost["damaged_keys"] += 1
-    return plain, lost

@@ -78,12 +78,6 @@ DEVICE_ROLES = (Role.KERNEL, Role.MEMCPY, Role.MEMSET)
 _NOTHING = msgspec.Raw()
 
 
-def role_of(category: str) -> Role | None:
-    """Return what events of a category are; None where nothing tells."""
-    role = ROLE_OF_CATEGORY.get(category)
-    return Role.RUNTIME if role is None and category.endswith(OF_CALLS) else role
-
-
 class Args(msgspec.Struct, gc=False):
     """An event's `args`, in the order in which Kineto writes them most often.
 
@@ -147,3 +141,9 @@ class ExactEvent(Event, gc=False):
 NO_ARGS = Args()
 FAST_DECODER = msgspec.json.Decoder(list[Event])
 EXACT_DECODER = msgspec.json.Decoder(list[ExactEvent])
+
+
+def role_of(category: str) -> Role | None:
+    """Return what events of a category are; None where nothing tells."""
+    role = ROLE_OF_CATEGORY.get(category)
+    return Role.RUNTIME if role is None and category.endswith(OF_CALLS) else role

@@ -1,10 +1,9 @@
-"""Which call launched which activity, where the ids in a file do not tell it by themselves.
+"""Joins of activities to the calls that launched them, where ids alone do not tell.
 
 An id stands for one call of one process of one recording. In files that hold several of these the
 same ids come again, ROCm writes ids of its own, and events may stand twice. Here each call gets an
 id of its own, and each activity that of its call, so that rank and id are enough from here on.
-
-The arrows of a trace (flow events): from a call of the host to what it started on a device.
+Arrows (flow events) lead from a call of the host to the activity that it started.
 """
 
 from __future__ import annotations
@@ -51,28 +50,6 @@ class Arrow:
     process: str
     thread: str
     time_ns: int
-
-
-def arrows_in(text: mmap.mmap) -> list[Arrow]:
-    """Read the arrows of a file; for the rare one whose events carry no ids that join."""
-    start = BARE_LIST.match(text) or LIST_OF_EVENTS.search(text)
-    if start is None:
-        return []
-    return list(_arrows(text, start.end()))
-
-
-def _arrows(text: mmap.mmap, begin: int) -> Iterator[Arrow]:
-    for part in repaired_parts(text, begin, BLOCK_BYTES):
-        try:
-            events = msgspec.json.decode(part.text, type=list[_Flow])
-        except UNREADABLE:
-            continue
-        for event in events:
-            if event.ph in ("s", "t", "f") and event.cat not in _BETWEEN_OPERATORS:
-                (time_ns,) = known_ns([event.ts]).tolist()
-                if time_ns != MISSING:
-                    is_begin = event.ph == "s"
-                    yield Arrow(bytes(event.id), is_begin, str(event.pid), str(event.tid), time_ns)
 
 
 Numbers = NDArray[np.int64]
@@ -135,6 +112,28 @@ class Activities:
     start_ns: Numbers
 
 
+def arrows_in(text: mmap.mmap) -> list[Arrow]:
+    """Read the arrows of a file; for the rare one whose events carry no ids that join."""
+    start = BARE_LIST.match(text) or LIST_OF_EVENTS.search(text)
+    if start is None:
+        return []
+    return list(_arrows(text, start.end()))
+
+
+def _arrows(text: mmap.mmap, begin: int) -> Iterator[Arrow]:
+    for part in repaired_parts(text, begin, BLOCK_BYTES):
+        try:
+            events = msgspec.json.decode(part.text, type=list[_Flow])
+        except UNREADABLE:
+            continue
+        for event in events:
+            if event.ph in ("s", "t", "f") and event.cat not in _BETWEEN_OPERATORS:
+                (time_ns,) = known_ns([event.ts]).tolist()
+                if time_ns != MISSING:
+                    is_begin = event.ph == "s"
+                    yield Arrow(bytes(event.id), is_begin, str(event.pid), str(event.tid), time_ns)
+
+
 def settle(merger: Merger, arrows: Callable[[], list[Arrow]]) -> Counter[str]:
     """Take out events that stand twice, and give ids that join; return what was counted.
 
@@ -169,43 +168,6 @@ def settle(merger: Merger, arrows: Callable[[], list[Arrow]]) -> Counter[str]:
             merger.put("device", "correlation", _in_range(correlation))
     _put_operator_ids(merger, calls, own)
     return +counts
-
-
-def _calls(merger: Merger) -> Calls:
-    role = merger.numbers("host", "role")
-    row = np.flatnonzero(role == Role.RUNTIME)
-    name, names = merger.words("host", "name", "host_name", str)
-    is_launch = np.array([bool(_LAUNCH.search(text)) for text in names] + [False])
-    start_ns = merger.numbers("host", "start_ns")[row]
-    return Calls(
-        row=row,
-        correlation=merger.numbers("host", "correlation")[row],
-        external_id=merger.numbers("host", "external_id")[row],
-        process=merger.words("host", "pid", "pid", str)[0][row].astype(np.int64),
-        thread=merger.words("host", "tid", "tid", str)[0][row].astype(np.int64),
-        start_ns=start_ns,
-        end_ns=start_ns + merger.numbers("host", "duration_ns")[row],
-        is_launch=is_launch[name[row]],
-    )
-
-
-def _activities(merger: Merger) -> Activities:
-    return Activities(
-        correlation=merger.numbers("device", "correlation"),
-        external_id=merger.numbers("device", "external_id"),
-        process=merger.words("device", "pid", "pid", str)[0].astype(np.int64),
-        stream=merger.numbers("device", "stream"),
-        start_ns=merger.numbers("device", "start_ns"),
-    )
-
-
-def _are_plain(ids: Numbers) -> bool:
-    """Tell whether the ids can stay as they are."""
-    return not len(ids) or bool(ids.min() >= 0 and ids.max() < LARGEST_ID)
-
-
-def _in_range(ids: Numbers) -> Numbers:
-    return np.where((ids < 0) | (ids >= LARGEST_ID), MISSING, ids)
 
 
 # Events that stand twice
@@ -269,6 +231,39 @@ def _has_id_alone(correlation: Numbers, is_copy: NDArray[np.bool_]) -> NDArray[n
     return np.asarray((num_distinct[inverse] == 1) & (correlation != MISSING))
 
 
+def _calls(merger: Merger) -> Calls:
+    role = merger.numbers("host", "role")
+    row = np.flatnonzero(role == Role.RUNTIME)
+    name, names = merger.words("host", "name", "host_name", str)
+    is_launch = np.array([bool(_LAUNCH.search(text)) for text in names] + [False])
+    start_ns = merger.numbers("host", "start_ns")[row]
+    return Calls(
+        row=row,
+        correlation=merger.numbers("host", "correlation")[row],
+        external_id=merger.numbers("host", "external_id")[row],
+        process=merger.words("host", "pid", "pid", str)[0][row].astype(np.int64),
+        thread=merger.words("host", "tid", "tid", str)[0][row].astype(np.int64),
+        start_ns=start_ns,
+        end_ns=start_ns + merger.numbers("host", "duration_ns")[row],
+        is_launch=is_launch[name[row]],
+    )
+
+
+def _activities(merger: Merger) -> Activities:
+    return Activities(
+        correlation=merger.numbers("device", "correlation"),
+        external_id=merger.numbers("device", "external_id"),
+        process=merger.words("device", "pid", "pid", str)[0].astype(np.int64),
+        stream=merger.numbers("device", "stream"),
+        start_ns=merger.numbers("device", "start_ns"),
+    )
+
+
+def _are_plain(ids: Numbers) -> bool:
+    """Tell whether the ids can stay as they are."""
+    return not len(ids) or bool(ids.min() >= 0 and ids.max() < LARGEST_ID)
+
+
 # Which call launched an activity
 
 
@@ -311,25 +306,86 @@ def _launches(calls: Calls, activities: Activities, processes: list[str]) -> Num
     return launch
 
 
-def _by_external_id(
-    calls: Calls, activities: Activities, owner: Numbers, lacks: Numbers, width: int
-) -> Numbers:
-    code, of_call = _shared_codes(activities.external_id[lacks], calls.external_id)
-    # The owner's calls alone, where the owner is known.
-    code = code * width + np.where(owner[lacks] == NO_ROW, width - 1, owner[lacks])
-    found = np.full(len(lacks), NO_ROW, dtype=np.int64)
-    for is_valid in (calls.is_launch, np.ones(len(calls.row), dtype=bool)):
-        for process in (calls.process, np.full(len(calls.row), width - 1)):
-            rest = np.flatnonzero(found == NO_ROW)
-            found[rest] = _in_order_or_last(
-                of_call * width + process,
-                calls.start_ns,
-                code[rest],
-                activities.start_ns[lacks[rest]],
-                is_valid=is_valid & (calls.external_id != MISSING),
-                is_ordered=np.ones(len(rest), dtype=bool),
-            )
-    return found
+# Which process a device is of
+
+
+def _owners(
+    calls: Calls, activities: Activities, processes: list[str]
+) -> tuple[Numbers, NDArray[np.bool_]]:
+    """Return for each process that activities name the one that launched them, or `NO_ROW`.
+
+    And whether the names alone tell it. One more entry is for activities that name none.
+    """
+    owner = np.full(len(processes) + 1, NO_ROW, dtype=np.int64)
+    is_certain = np.zeros(len(owner), dtype=bool)
+    of_calls = np.unique(calls.process).tolist()
+    named = [one for one in np.unique(activities.process).tolist() if one >= 0]
+    if len(of_calls) < 2:
+        return owner, is_certain
+    for one in named:
+        by_name = _by_name(processes[one], {each: processes[each] for each in of_calls})
+        # What runs on a device may have its own calls on the device's track, as MTIA writes them.
+        if by_name is not None and _share_known(calls, activities, one, by_name) >= MANY:
+            owner[one], is_certain[one] = by_name, True
+    unnamed = [one for one in named if owner[one] == NO_ROW]
+    for one in unnamed:
+        owner[one] = _by_ids(calls, activities, one)
+    unnamed = [one for one in unnamed if owner[one] == NO_ROW]
+    if len(unnamed) == len(of_calls):
+        # Takes half a second to import, and few files need it.
+        from scipy.optimize import linear_sum_assignment
+
+        costs = [[_cost(calls, activities, one, each) for each in of_calls] for one in unnamed]
+        for one, each in zip(*linear_sum_assignment(np.array(costs)), strict=True):
+            owner[unnamed[one]] = of_calls[each]
+    return owner, is_certain
+
+
+def _by_name(text: str, callers: dict[int, str]) -> int | None:
+    """Return the process with this name, or the one whose name shares most of its first words."""
+    same = [code for code, name in callers.items() if name == text]
+    if same:
+        return same[0]
+    words = _TOKEN.findall(text.lower())
+    if all(word.isdigit() for word in words):
+        return None
+    shared = {
+        code: _num_shared(words, _TOKEN.findall(name.lower())) for code, name in callers.items()
+    }
+    most = max(shared.values())
+    best = [code for code, number in shared.items() if number == most]
+    return best[0] if most and len(best) == 1 else None
+
+
+def _num_shared(first: list[str], second: list[str]) -> int:
+    number = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        number += 1
+    return number
+
+
+def _share_known(calls: Calls, activities: Activities, device: int, process: int) -> float:
+    """Return how many of a device's activities with ids have one that is among a process's."""
+    ids = activities.correlation[activities.process == device]
+    ids = ids[ids != MISSING]
+    known = np.isin(ids, calls.correlation[calls.process == process])
+    return float(known.mean()) if len(ids) else 1.0
+
+
+def _by_ids(calls: Calls, activities: Activities, process: int) -> int:
+    """Return the process of nearly all activities of a device whose id one process alone has."""
+    mine = activities.correlation[activities.process == process]
+    code, of_call = _shared_codes(mine[mine != MISSING], calls.correlation)
+    number = 1 + int(code.max(initial=0))
+    caller = np.full(max(number, 1 + int(of_call.max(initial=0))), NO_ROW, dtype=np.int64)
+    caller[of_call] = calls.process
+    callers = caller[code[~_is_of_several(of_call, calls.process, number)[code]]]
+    found, counts = np.unique(callers[callers != NO_ROW], return_counts=True)
+    if not len(found) or counts.max() < MOST * counts.sum():
+        return NO_ROW
+    return int(found[counts.argmax()])
 
 
 def _shared_codes(first: Numbers, second: Numbers) -> tuple[Numbers, Numbers]:
@@ -342,6 +398,26 @@ def _is_of_several(code: Numbers, process: Numbers, number: int) -> NDArray[np.b
     """Tell of each of so many codes whether calls of several processes have it."""
     pairs = np.unique(np.stack([code, process]), axis=1)
     return np.bincount(pairs[0], minlength=number) > 1
+
+
+def _cost(calls: Calls, activities: Activities, device: int, process: int) -> float:
+    """Return how badly a device's activities fit a process's calls: waits, contradictions, gaps."""
+    mine = np.flatnonzero((activities.process == device) & (activities.correlation != MISSING))
+    start_ns = activities.start_ns[mine]
+    call = _last_before(
+        calls.correlation,
+        calls.start_ns,
+        activities.correlation[mine],
+        start_ns,
+        is_valid=(calls.process == process) & (calls.correlation != MISSING),
+    )
+    is_found = call != NO_ROW
+    if not is_found.any():
+        return 1e30
+    wait_ns = (start_ns - calls.start_ns[call])[is_found]
+    contradicted = float((wait_ns < 0).mean()) + float((~is_found).mean())
+    # Squared, since the sum of waits is the same whoever waits: processes wait alike.
+    return float(np.median(np.abs(wait_ns))) ** 2 + 1e24 * contradicted
 
 
 def _last_before(
@@ -407,6 +483,27 @@ def _in_order_or_last(
     return result
 
 
+def _by_external_id(
+    calls: Calls, activities: Activities, owner: Numbers, lacks: Numbers, width: int
+) -> Numbers:
+    code, of_call = _shared_codes(activities.external_id[lacks], calls.external_id)
+    # The owner's calls alone, where the owner is known.
+    code = code * width + np.where(owner[lacks] == NO_ROW, width - 1, owner[lacks])
+    found = np.full(len(lacks), NO_ROW, dtype=np.int64)
+    for is_valid in (calls.is_launch, np.ones(len(calls.row), dtype=bool)):
+        for process in (calls.process, np.full(len(calls.row), width - 1)):
+            rest = np.flatnonzero(found == NO_ROW)
+            found[rest] = _in_order_or_last(
+                of_call * width + process,
+                calls.start_ns,
+                code[rest],
+                activities.start_ns[lacks[rest]],
+                is_valid=is_valid & (calls.external_id != MISSING),
+                is_ordered=np.ones(len(rest), dtype=bool),
+            )
+    return found
+
+
 def _by_arrows(
     calls: Calls,
     activities: Activities,
@@ -447,108 +544,6 @@ def _call_at(calls: Calls, order: Numbers, arrow: Arrow, code_of: dict[str, int]
     return NO_ROW
 
 
-# Which process a device is of
-
-
-def _owners(
-    calls: Calls, activities: Activities, processes: list[str]
-) -> tuple[Numbers, NDArray[np.bool_]]:
-    """Return for each process that activities name the one that launched them, or `NO_ROW`.
-
-    And whether the names alone tell it. One more entry is for activities that name none.
-    """
-    owner = np.full(len(processes) + 1, NO_ROW, dtype=np.int64)
-    is_certain = np.zeros(len(owner), dtype=bool)
-    of_calls = np.unique(calls.process).tolist()
-    named = [one for one in np.unique(activities.process).tolist() if one >= 0]
-    if len(of_calls) < 2:
-        return owner, is_certain
-    for one in named:
-        by_name = _by_name(processes[one], {each: processes[each] for each in of_calls})
-        # What runs on a device may have its own calls on the device's track, as MTIA writes them.
-        if by_name is not None and _share_known(calls, activities, one, by_name) >= MANY:
-            owner[one], is_certain[one] = by_name, True
-    unnamed = [one for one in named if owner[one] == NO_ROW]
-    for one in unnamed:
-        owner[one] = _by_ids(calls, activities, one)
-    unnamed = [one for one in unnamed if owner[one] == NO_ROW]
-    if len(unnamed) == len(of_calls):
-        # Takes half a second to import, and few files need it.
-        from scipy.optimize import linear_sum_assignment
-
-        costs = [[_cost(calls, activities, one, each) for each in of_calls] for one in unnamed]
-        for one, each in zip(*linear_sum_assignment(np.array(costs)), strict=True):
-            owner[unnamed[one]] = of_calls[each]
-    return owner, is_certain
-
-
-def _share_known(calls: Calls, activities: Activities, device: int, process: int) -> float:
-    """Return how many of a device's activities with ids have one that is among a process's."""
-    ids = activities.correlation[activities.process == device]
-    ids = ids[ids != MISSING]
-    known = np.isin(ids, calls.correlation[calls.process == process])
-    return float(known.mean()) if len(ids) else 1.0
-
-
-def _by_ids(calls: Calls, activities: Activities, process: int) -> int:
-    """Return the process of nearly all activities of a device whose id one process alone has."""
-    mine = activities.correlation[activities.process == process]
-    code, of_call = _shared_codes(mine[mine != MISSING], calls.correlation)
-    number = 1 + int(code.max(initial=0))
-    caller = np.full(max(number, 1 + int(of_call.max(initial=0))), NO_ROW, dtype=np.int64)
-    caller[of_call] = calls.process
-    callers = caller[code[~_is_of_several(of_call, calls.process, number)[code]]]
-    found, counts = np.unique(callers[callers != NO_ROW], return_counts=True)
-    if not len(found) or counts.max() < MOST * counts.sum():
-        return NO_ROW
-    return int(found[counts.argmax()])
-
-
-def _cost(calls: Calls, activities: Activities, device: int, process: int) -> float:
-    """Return how badly a device's activities fit a process's calls: waits, contradictions, gaps."""
-    mine = np.flatnonzero((activities.process == device) & (activities.correlation != MISSING))
-    start_ns = activities.start_ns[mine]
-    call = _last_before(
-        calls.correlation,
-        calls.start_ns,
-        activities.correlation[mine],
-        start_ns,
-        is_valid=(calls.process == process) & (calls.correlation != MISSING),
-    )
-    is_found = call != NO_ROW
-    if not is_found.any():
-        return 1e30
-    wait_ns = (start_ns - calls.start_ns[call])[is_found]
-    contradicted = float((wait_ns < 0).mean()) + float((~is_found).mean())
-    # Squared, since the sum of waits is the same whoever waits: processes wait alike.
-    return float(np.median(np.abs(wait_ns))) ** 2 + 1e24 * contradicted
-
-
-def _by_name(text: str, callers: dict[int, str]) -> int | None:
-    """Return the process with this name, or the one whose name shares most of its first words."""
-    same = [code for code, name in callers.items() if name == text]
-    if same:
-        return same[0]
-    words = _TOKEN.findall(text.lower())
-    if all(word.isdigit() for word in words):
-        return None
-    shared = {
-        code: _num_shared(words, _TOKEN.findall(name.lower())) for code, name in callers.items()
-    }
-    most = max(shared.values())
-    best = [code for code, number in shared.items() if number == most]
-    return best[0] if most and len(best) == 1 else None
-
-
-def _num_shared(first: list[str], second: list[str]) -> int:
-    number = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        number += 1
-    return number
-
-
 # What is written back
 
 
@@ -571,6 +566,10 @@ def _put_ids(merger: Merger, calls: Calls, activities: Activities, launch: Numbe
     column[calls.row] = ids
     merger.put("host", "correlation", column)
     merger.put("device", "correlation", np.where(launch == NO_ROW, own, np.append(ids, 0)[launch]))
+
+
+def _in_range(ids: Numbers) -> Numbers:
+    return np.where((ids < 0) | (ids >= LARGEST_ID), MISSING, ids)
 
 
 def _put_ranks(

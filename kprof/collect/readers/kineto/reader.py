@@ -148,6 +148,27 @@ def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, 
     return Trace(kernels, ranges, samples_of(merger, rank), meta)
 
 
+def _whole(value: object) -> int | None:
+    """Return a whole number of 64 bits, also one written as text; None for anything else."""
+    try:
+        number = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        return None
+    return number if -(2**63) <= number < 2**63 else None
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _num_dropped(around: dict[str, Any]) -> int:
+    return sum(map(int, _DROPPED.findall(_messages(around))))
+
+
+def _messages(around: dict[str, Any]) -> str:
+    return " ".join(str(around.get(level, "")) for level in ("WARNING", "ERROR"))
+
+
 def _gpus(properties: object) -> tuple[Gpu, ...]:
     if not isinstance(properties, list):
         return ()
@@ -195,6 +216,18 @@ def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame) -> tuple[str, ...]:
     if num_empty := int((kernels["duration_ns"] == 0).sum()):
         caveats.append(f"Device activities recorded with no duration: {num_empty:,}.")
     return tuple(caveats)
+
+
+def _losses(around: dict[str, Any]) -> tuple[str, ...]:
+    """Return what Kineto's own messages in the file say of lost records."""
+    losses, dropped = [], _num_dropped(around)
+    if dropped:
+        losses.append(f"The profiler dropped {dropped:,} records of the GPU, by its own count.")
+    if _BUFFERS_FULL in _messages(around):
+        losses.append(
+            "The profiler's buffers were full before the end: the last activities are missing."
+        )
+    return tuple(losses)
 
 
 def _damage_in(document: Document, losses: list[str], counts: dict[str, int]) -> Iterator[str]:
@@ -247,36 +280,3 @@ def _unread(counts: dict[str, int]) -> Iterator[str]:
             for category, number, ns in sorted(found, key=lambda one: -one[2])
         )
         yield f"Categories that kprof does not read, left out: {listed}."
-
-
-def _losses(around: dict[str, Any]) -> tuple[str, ...]:
-    """Return what Kineto's own messages in the file say of lost records."""
-    losses, dropped = [], _num_dropped(around)
-    if dropped:
-        losses.append(f"The profiler dropped {dropped:,} records of the GPU, by its own count.")
-    if _BUFFERS_FULL in _messages(around):
-        losses.append(
-            "The profiler's buffers were full before the end: the last activities are missing."
-        )
-    return tuple(losses)
-
-
-def _num_dropped(around: dict[str, Any]) -> int:
-    return sum(map(int, _DROPPED.findall(_messages(around))))
-
-
-def _messages(around: dict[str, Any]) -> str:
-    return " ".join(str(around.get(level, "")) for level in ("WARNING", "ERROR"))
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _whole(value: object) -> int | None:
-    """Return a whole number of 64 bits, also one written as text; None for anything else."""
-    try:
-        number = int(value)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        return None
-    return number if -(2**63) <= number < 2**63 else None

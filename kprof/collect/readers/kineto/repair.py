@@ -65,16 +65,6 @@ class Repaired:
         return b"[" + b",".join(self.events) + b"]"
 
 
-def repaired(text: bytes) -> Repaired:
-    """Read a part of a list of events, each event apart, so that damage stays where it is."""
-    if _is_valid(b"[" + text + b"]", list[ExactEvent]):
-        return Repaired([text] if text.strip() else [])
-    found, parts, at = Repaired(), _parts_of(text), 0
-    while at < len(parts) and found.tail is None:
-        at += _add_next(found, parts, at)
-    return found
-
-
 def repaired_parts(text: mmap.mmap, begin: int, block_bytes: int) -> Iterator[Repaired]:
     """Yield the events from `begin` on, and those of another document that follows the first."""
     while begin < len(text):
@@ -87,6 +77,24 @@ def repaired_parts(text: mmap.mmap, begin: int, block_bytes: int) -> Iterator[Re
             begin = following.end() if following else len(text)
             found.tail = b"}" if following else text[end - len(found.tail) :]
         yield found
+
+
+def repaired(text: bytes) -> Repaired:
+    """Read a part of a list of events, each event apart, so that damage stays where it is."""
+    if _is_valid(b"[" + text + b"]", list[ExactEvent]):
+        return Repaired([text] if text.strip() else [])
+    found, parts, at = Repaired(), _parts_of(text), 0
+    while at < len(parts) and found.tail is None:
+        at += _add_next(found, parts, at)
+    return found
+
+
+def _is_valid(text: bytes, form: object) -> bool:
+    try:
+        msgspec.json.decode(text, type=form)
+    except UNREADABLE:
+        return False
+    return True
 
 
 def _parts_of(text: bytes) -> list[bytes]:
@@ -120,6 +128,83 @@ def _add_event(found: Repaired, text: bytes) -> bool:
         found.events.append(event)
         found.counts["repaired_events"] += 1
     return event is not None
+
+
+def _is_event(text: bytes) -> bool:
+    return _is_valid(text, ExactEvent)
+
+
+def _readable(text: bytes) -> bytes | None:
+    """Return one event with what can be read of it, as valid JSON; None where that is nothing."""
+    forms = [valid_json(text), valid_json(text, has_bare_quotes=True)]
+    for one in ([text] if _is_utf_8(text) else []) + forms:
+        try:
+            fields = msgspec.json.decode(one, type=dict[str, msgspec.Raw])
+        except msgspec.ValidationError:
+            return None
+        except UNREADABLE:
+            continue
+        event = _with_right_types(fields)
+        return event if _is_event(event) else None
+    return None
+
+
+def valid_json(text: bytes, *, has_bare_quotes: bool = False) -> bytes:
+    """Return JSON with the damage that writers do to it undone, as far as it can be told.
+
+    Bytes that are not UTF-8 count as Latin-1; control characters as spaces; half a surrogate pair
+    as a replacement character; a number that is none (NaN, Infinity) as null. A comma before a
+    closing bracket goes. With `has_bare_quotes` a quote inside a text is escaped.
+    """
+    plain = _as_text(text.translate(_SPACES))
+    form = _TEXT_WITH_QUOTES if has_bare_quotes else _TEXT
+    token = re.compile(f"({form})|({_NO_NUMBER}|{_HUGE})|({_TRAILING_COMMA})", re.IGNORECASE)
+    return token.sub(_valid_token, plain).encode("utf-8", "replace")
+
+
+def _as_text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        text = content.decode("utf-8", "surrogateescape")
+        return "".join(
+            chr(ord(letter) - 0xDC00) if "\udc80" <= letter <= "\udcff" else letter
+            for letter in text
+        )
+
+
+def _valid_token(token: re.Match[str]) -> str:
+    if (text := token[1]) is not None:
+        inner = re.sub(r'(\\.)|"', lambda part: part[1] or '\\"', text[1:-1], flags=re.DOTALL)
+        return f'"{_ESCAPE.sub(_valid_escape, inner)}"'
+    return "null" if token[2] else ""
+
+
+def _valid_escape(escape: re.Match[str]) -> str:
+    if escape[1]:
+        return r"\ufffd"
+    return escape[0] if escape[2] is None else "\\\\" + escape[2]
+
+
+def _is_utf_8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _with_right_types(fields: dict[str, msgspec.Raw]) -> bytes:
+    """Return an event without the fields whose values are of no type that they may have."""
+    kept = []
+    for name, value in fields.items():
+        try:
+            if name in _FIELDS:
+                msgspec.json.decode(value, type=_FIELDS[name])
+        except UNREADABLE:
+            continue
+        kept.append(msgspec.json.encode(name) + b":" + bytes(value))
+    return b"{" + b",".join(kept) + b"}"
 
 
 def _add_objects(found: Repaired, text: bytes) -> None:
@@ -167,88 +252,3 @@ def _objects_in(text: bytes) -> tuple[list[tuple[int, int]], int]:
 def _num_others(text: bytes) -> int:
     """Count what stands between events and is none."""
     return sum(bool(other.strip()) for other in text.translate(_SPACES).split(b","))
-
-
-def _is_event(text: bytes) -> bool:
-    return _is_valid(text, ExactEvent)
-
-
-def _is_valid(text: bytes, form: object) -> bool:
-    try:
-        msgspec.json.decode(text, type=form)
-    except UNREADABLE:
-        return False
-    return True
-
-
-def _readable(text: bytes) -> bytes | None:
-    """Return one event with what can be read of it, as valid JSON; None where that is nothing."""
-    forms = [valid_json(text), valid_json(text, has_bare_quotes=True)]
-    for one in ([text] if _is_utf_8(text) else []) + forms:
-        try:
-            fields = msgspec.json.decode(one, type=dict[str, msgspec.Raw])
-        except msgspec.ValidationError:
-            return None
-        except UNREADABLE:
-            continue
-        event = _with_right_types(fields)
-        return event if _is_event(event) else None
-    return None
-
-
-def _with_right_types(fields: dict[str, msgspec.Raw]) -> bytes:
-    """Return an event without the fields whose values are of no type that they may have."""
-    kept = []
-    for name, value in fields.items():
-        try:
-            if name in _FIELDS:
-                msgspec.json.decode(value, type=_FIELDS[name])
-        except UNREADABLE:
-            continue
-        kept.append(msgspec.json.encode(name) + b":" + bytes(value))
-    return b"{" + b",".join(kept) + b"}"
-
-
-def valid_json(text: bytes, *, has_bare_quotes: bool = False) -> bytes:
-    """Return JSON with the damage that writers do to it undone, as far as it can be told.
-
-    Bytes that are not UTF-8 count as Latin-1; control characters as spaces; half a surrogate pair
-    as a replacement character; a number that is none (NaN, Infinity) as null. A comma before a
-    closing bracket goes. With `has_bare_quotes` a quote inside a text is escaped.
-    """
-    plain = _as_text(text.translate(_SPACES))
-    form = _TEXT_WITH_QUOTES if has_bare_quotes else _TEXT
-    token = re.compile(f"({form})|({_NO_NUMBER}|{_HUGE})|({_TRAILING_COMMA})", re.IGNORECASE)
-    return token.sub(_valid_token, plain).encode("utf-8", "replace")
-
-
-def _valid_token(token: re.Match[str]) -> str:
-    if (text := token[1]) is not None:
-        inner = re.sub(r'(\\.)|"', lambda part: part[1] or '\\"', text[1:-1], flags=re.DOTALL)
-        return f'"{_ESCAPE.sub(_valid_escape, inner)}"'
-    return "null" if token[2] else ""
-
-
-def _valid_escape(escape: re.Match[str]) -> str:
-    if escape[1]:
-        return r"\ufffd"
-    return escape[0] if escape[2] is None else "\\\\" + escape[2]
-
-
-def _is_utf_8(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _as_text(content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        text = content.decode("utf-8", "surrogateescape")
-        return "".join(
-            chr(ord(letter) - 0xDC00) if "\udc80" <= letter <= "\udcff" else letter
-            for letter in text
-        )

@@ -32,6 +32,20 @@ class Share:
     blocks: dict[int, Block]
 
 
+@dataclass
+class _Child:
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+
+    def result(self) -> Share | None:
+        """Wait for the process and return its share; None where it failed."""
+        if self.process.wait() != 0:
+            return None
+        self.output.seek(0)
+        share: Share = pickle.load(self.output)
+        return share
+
+
 def decode_blocks(text: IO[bytes], spans: list[Span], num_processes: int) -> list[Share]:
     """Decode each span of `text` as a list of events.
 
@@ -58,40 +72,6 @@ def decode_blocks(text: IO[bytes], spans: list[Span], num_processes: int) -> lis
     for number in sorted(set(range(len(spans))) - done):
         mine[number] = decoder.decode(read_list(text.fileno(), spans[number]))
     return [Share(decoder.words, mine), *shares]
-
-
-def read_list(file: int, span: Span) -> bytearray:
-    """Return the bytes of `span` between brackets, read without copying them again."""
-    begin, end = span
-    text = bytearray(end - begin + 2)
-    view, done = memoryview(text)[1:-1], 0
-    while done < len(view):
-        done += os.preadv(file, [view[done:]], begin + done)
-    text[0], text[-1] = b"[]"
-    return text
-
-
-def claimed_blocks(
-    decoder: BlockDecoder, file: int, spans: list[Span], claims: int
-) -> Iterator[tuple[int, Block]]:
-    """Decode the next block that nobody has taken, until there is none."""
-    while claim := os.read(claims, _NUMBER.size):
-        (number,) = _NUMBER.unpack(claim)
-        yield number, decoder.decode(read_list(file, spans[number]))
-
-
-@dataclass
-class _Child:
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
-
-    def result(self) -> Share | None:
-        """Wait for the process and return its share; None where it failed."""
-        if self.process.wait() != 0:
-            return None
-        self.output.seek(0)
-        share: Share = pickle.load(self.output)
-        return share
 
 
 @contextmanager
@@ -126,6 +106,26 @@ def _processes(
             for child in children:
                 child.process.kill()
                 child.process.wait()
+
+
+def claimed_blocks(
+    decoder: BlockDecoder, file: int, spans: list[Span], claims: int
+) -> Iterator[tuple[int, Block]]:
+    """Decode the next block that nobody has taken, until there is none."""
+    while claim := os.read(claims, _NUMBER.size):
+        (number,) = _NUMBER.unpack(claim)
+        yield number, decoder.decode(read_list(file, spans[number]))
+
+
+def read_list(file: int, span: Span) -> bytearray:
+    """Return the bytes of `span` between brackets, read without copying them again."""
+    begin, end = span
+    text = bytearray(end - begin + 2)
+    view, done = memoryview(text)[1:-1], 0
+    while done < len(view):
+        done += os.preadv(file, [view[done:]], begin + done)
+    text[0], text[-1] = b"[]"
+    return text
 
 
 def serve() -> None:

@@ -65,12 +65,6 @@ def match(kernels: pd.DataFrame, launches: list[Launch]) -> tuple[np.ndarray, np
     return np.array(rows, dtype=np.int64), np.array(places, dtype=np.int64)
 
 
-def _keys(ordered: pd.DataFrame) -> Iterable[Key]:
-    functions = {name: function_in(str(name)) for name in ordered["name"].cat.categories}
-    sizes = (ordered[what].astype(object).fillna("") for what in ("grid", "block"))
-    return zip((functions[name] for name in ordered["name"]), *sizes, strict=True)
-
-
 def function_in(name: str) -> str:
     """Return the bare name of a kernel's function: no namespace, template, type or argument.
 
@@ -88,3 +82,9 @@ def function_in(name: str) -> str:
         if character == ">":
             depth -= 1
     return "".join(kept).rpartition("::")[2].split(" ")[-1]
+
+
+def _keys(ordered: pd.DataFrame) -> Iterable[Key]:
+    functions = {name: function_in(str(name)) for name in ordered["name"].cat.categories}
+    sizes = (ordered[what].astype(object).fillna("") for what in ("grid", "block"))
+    return zip((functions[name] for name in ordered["name"]), *sizes, strict=True)

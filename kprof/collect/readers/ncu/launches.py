@@ -1,9 +1,4 @@
-"""A launch as Nsight Compute profiled it, and what its metrics mean.
-
-Numbers as Nsight Compute writes them: in the language of the machine, with a unit beside.
-
-What was counted of launches, as columns of `kernels`.
-"""
+"""A profiled launch of Nsight Compute: its metrics, their numbers and units, and their columns."""
 
 from __future__ import annotations
 
@@ -24,54 +19,6 @@ _PREFIXES = {"": 0, "K": 3, "M": 6, "G": 9, "T": 12}
 _BYTES = re.compile(r"([KMGT]?)(?:byte|B)s?")
 _SECONDS = {"": 0, "m": -3, "u": -6, "µ": -6, "n": -9}
 _TIME = re.compile(r"([munµ]?)(?:second|s)s?")
-
-
-def find_decimal_mark(texts: Iterable[str]) -> str | None:
-    """Return the mark before the decimals in these numbers, `.` or `,`.
-
-    `1,234` alone may be either; another number beside it tells. A dot where none does, and None
-    where they contradict one another.
-    """
-    marks = {mark for text in texts if (mark := _told(text)) is not None}
-    return None if len(marks) > 1 else next(iter(marks), ".")
-
-
-def _told(text: str) -> str | None:
-    """Return the decimal mark that one number gives away, or None."""
-    text = _FURTHER.sub("", text).lstrip("+-")
-    used = [character for character in text if character in SEPARATORS]
-    if not used or not _NUMBER.fullmatch(text):
-        return None
-    last, other = used[-1], SEPARATORS.replace(used[-1], "")
-    if len(set(used)) == 2:
-        return last
-    if len(used) > 1:
-        return other
-    before, _, after = text.partition(last)
-    is_group = len(after) == 3 and 1 <= len(before) <= 3 and not before.startswith("0")
-    return None if is_group else last
-
-
-def number_in(text: str, decimal_mark: str) -> Decimal | None:
-    """Return the number that a text says, or None for `n/a` and the like."""
-    text = _FURTHER.sub("", text)
-    if not _NUMBER.fullmatch(text):
-        return None
-    group = SEPARATORS.replace(decimal_mark, "")
-    return Decimal(text.replace(group, "").replace(decimal_mark, "."))
-
-
-def in_bytes(number: Decimal, unit: str) -> int | None:
-    """Return whole bytes; None where the unit is not one of bytes."""
-    found = _BYTES.fullmatch(unit)
-    return None if found is None else round(number.scaleb(_PREFIXES[found[1]]))
-
-
-def in_ns(number: Decimal, unit: str) -> int | None:
-    """Return whole nanoseconds; None where the unit is not one of time."""
-    found = _TIME.fullmatch(unit)
-    return None if found is None else round(number.scaleb(_SECONDS[found[1]] + 9))
-
 
 # The first that a report holds counts. The second names are labels of its details page.
 DURATION = ("gpu__time_duration.sum", "gpu__time_duration.avg", "Duration")
@@ -173,6 +120,41 @@ class Launch:
         return next((self.metrics[name] for name in names if name in self.metrics), None)
 
 
+def find_decimal_mark(texts: Iterable[str]) -> str | None:
+    """Return the mark before the decimals in these numbers, `.` or `,`.
+
+    `1,234` alone may be either; another number beside it tells. A dot where none does, and None
+    where they contradict one another.
+    """
+    marks = {mark for text in texts if (mark := _told(text)) is not None}
+    return None if len(marks) > 1 else next(iter(marks), ".")
+
+
+def _told(text: str) -> str | None:
+    """Return the decimal mark that one number gives away, or None."""
+    text = _FURTHER.sub("", text).lstrip("+-")
+    used = [character for character in text if character in SEPARATORS]
+    if not used or not _NUMBER.fullmatch(text):
+        return None
+    last, other = used[-1], SEPARATORS.replace(used[-1], "")
+    if len(set(used)) == 2:
+        return last
+    if len(used) > 1:
+        return other
+    before, _, after = text.partition(last)
+    is_group = len(after) == 3 and 1 <= len(before) <= 3 and not before.startswith("0")
+    return None if is_group else last
+
+
+def number_in(text: str, decimal_mark: str) -> Decimal | None:
+    """Return the number that a text says, or None for `n/a` and the like."""
+    text = _FURTHER.sub("", text)
+    if not _NUMBER.fullmatch(text):
+        return None
+    group = SEPARATORS.replace(decimal_mark, "")
+    return Decimal(text.replace(group, "").replace(decimal_mark, "."))
+
+
 def is_wanted(name: str, unit: str) -> bool:
     """Tell the metrics that are read here from the hundreds that a report may hold.
 
@@ -196,3 +178,15 @@ def counted_columns(launches: list[Launch]) -> dict[str, pd.Series]:
         **{name: pd.Series(values, dtype="Int64") for name, values in whole.items()},
         **{name: pd.Series(values, dtype="float64") for name, values in percents.items()},
     }
+
+
+def in_bytes(number: Decimal, unit: str) -> int | None:
+    """Return whole bytes; None where the unit is not one of bytes."""
+    found = _BYTES.fullmatch(unit)
+    return None if found is None else round(number.scaleb(_PREFIXES[found[1]]))
+
+
+def in_ns(number: Decimal, unit: str) -> int | None:
+    """Return whole nanoseconds; None where the unit is not one of time."""
+    found = _TIME.fullmatch(unit)
+    return None if found is None else round(number.scaleb(_SECONDS[found[1]] + 9))

@@ -1,7 +1,6 @@
 """Reports of Nsight Compute: its CSV, or the report itself.
 
-Each launch was measured alone, several times over, so a report says how long each took and what
-it moved, and nothing of when it ran.
+Each launch was measured alone, several times over: a report has durations and traffic, no starts.
 """
 
 from __future__ import annotations
@@ -60,6 +59,34 @@ def read_launches(path: Path) -> Table:
     return read_report(path) if path.name.endswith(REPORT_SUFFIX) else read_table(path)
 
 
+def _gpus(launches: list[Launch]) -> tuple[Gpu, ...]:
+    named = {launch.device: launch.gpu for launch in launches if launch.gpu}
+    return tuple(Gpu(index, name) for index, name in sorted(named.items()))
+
+
+def _caveats(table: Table, timed: list[Launch]) -> Iterator[str]:
+    yield (
+        "Durations are of kernels that ran alone, by default with caches flushed before each and "
+        "clocks held at their base: they are not those of the workload."
+    )
+    if num_untimed := len(table.launches) - len(timed):
+        yield f"Launches without a duration, left out: {num_untimed:,}."
+    if any(launch.is_rounded for launch in timed):
+        yield (
+            "Times are rounded in this file, as they are written in larger units than "
+            "nanoseconds: export it with --print-units base."
+        )
+    if all(launch.dram_read_bytes is None or launch.dram_written_bytes is None for launch in timed):
+        yield (
+            "The traffic with the device's memory was not counted: add "
+            "--metrics dram__bytes_read.sum,dram__bytes_write.sum."
+        )
+    if table.num_other_lines:
+        yield f"Lines, or results, that are no launch of a kernel: {table.num_other_lines:,}."
+    for said in dict.fromkeys(table.said):
+        yield f"Nsight Compute: {said}."
+
+
 def _kernels(launches: list[Launch]) -> pd.DataFrame:
     processes = sorted({launch.process for launch in launches})
     rank = np.array([processes.index(launch.process) for launch in launches], dtype=np.int32)
@@ -89,31 +116,3 @@ def one_after_another(rank: np.ndarray, duration_ns: np.ndarray) -> np.ndarray:
         rows = np.flatnonzero(rank == one)
         start_ns[rows[1:]] = np.cumsum(duration_ns[rows])[:-1]
     return start_ns
-
-
-def _gpus(launches: list[Launch]) -> tuple[Gpu, ...]:
-    named = {launch.device: launch.gpu for launch in launches if launch.gpu}
-    return tuple(Gpu(index, name) for index, name in sorted(named.items()))
-
-
-def _caveats(table: Table, timed: list[Launch]) -> Iterator[str]:
-    yield (
-        "Durations are of kernels that ran alone, by default with caches flushed before each and "
-        "clocks held at their base: they are not those of the workload."
-    )
-    if num_untimed := len(table.launches) - len(timed):
-        yield f"Launches without a duration, left out: {num_untimed:,}."
-    if any(launch.is_rounded for launch in timed):
-        yield (
-            "Times are rounded in this file, as they are written in larger units than "
-            "nanoseconds: export it with --print-units base."
-        )
-    if all(launch.dram_read_bytes is None or launch.dram_written_bytes is None for launch in timed):
-        yield (
-            "The traffic with the device's memory was not counted: add "
-            "--metrics dram__bytes_read.sum,dram__bytes_write.sum."
-        )
-    if table.num_other_lines:
-        yield f"Lines, or results, that are no launch of a kernel: {table.num_other_lines:,}."
-    for said in dict.fromkeys(table.said):
-        yield f"Nsight Compute: {said}."

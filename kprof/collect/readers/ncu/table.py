@@ -56,6 +56,21 @@ def is_table(head: bytes) -> bool:
     return any(_is_header(row) for row in _rows(_text(head).splitlines()))
 
 
+def _is_header(row: list[str]) -> bool:
+    return row[:1] == [_FIRST] and _NAME in row
+
+
+def _rows(lines: list[str]) -> Iterator[list[str]]:
+    """Yield the cells of each line; a line of something else may hold any quotes."""
+    for line in lines:
+        yield next(csv.reader([line]), [])
+
+
+def _text(content: bytes) -> str:
+    encoding = _MARKS.get(content[:2], "utf-8-sig")
+    return content.decode(encoding, errors="replace")
+
+
 def read_table(path: Path) -> Table:
     """Read a CSV.
 
@@ -83,21 +98,6 @@ def read_table(path: Path) -> Table:
     return Table(tuple(launches(whole, path)), num_other_lines, tuple(one[2] for one in said))
 
 
-def _text(content: bytes) -> str:
-    encoding = _MARKS.get(content[:2], "utf-8-sig")
-    return content.decode(encoding, errors="replace")
-
-
-def _rows(lines: list[str]) -> Iterator[list[str]]:
-    """Yield the cells of each line; a line of something else may hold any quotes."""
-    for line in lines:
-        yield next(csv.reader([line]), [])
-
-
-def _is_header(row: list[str]) -> bool:
-    return row[:1] == [_FIRST] and _NAME in row
-
-
 def _no_header(path: Path, said: list[re.Match[str]]) -> TraceError:
     errors = [one[2] for one in said if one[1] == "ERROR"]
     if errors:
@@ -109,27 +109,6 @@ def _no_header(path: Path, said: list[re.Match[str]]) -> TraceError:
         f"{path.name} is no CSV of Nsight Compute: no line begins with ID and names kernels",
         fix=f"export the report again: {EXPORT}",
     )
-
-
-def _launches_of_columns(rows: list[Cells], path: Path) -> Iterator[Launch]:
-    """Yield the launches of the raw page: a row each, below a row with the units."""
-    if not rows:
-        return
-    units, launches = rows[0], rows[1:]
-    names = [name for name in rows[0] if is_wanted(name, units.get(name, ""))]
-    mark = _decimal_mark(
-        chain.from_iterable([row[name] for name in names] for row in launches), path
-    )
-    for row in launches:
-        numbers = {name: number_in(row[name], mark) for name in names}
-        yield _launch(
-            row,
-            {
-                name: Metric(number, units.get(name, ""))
-                for name, number in numbers.items()
-                if number is not None
-            },
-        )
 
 
 def _launches_of_rows(rows: list[Cells], path: Path) -> Iterator[Launch]:
@@ -183,3 +162,24 @@ def _dimensions(cells: Cells, what: str) -> str | None:
 
 def _whole(text: str | None, otherwise: int) -> int:
     return int(text) if text and text.strip().isdecimal() else otherwise
+
+
+def _launches_of_columns(rows: list[Cells], path: Path) -> Iterator[Launch]:
+    """Yield the launches of the raw page: a row each, below a row with the units."""
+    if not rows:
+        return
+    units, launches = rows[0], rows[1:]
+    names = [name for name in rows[0] if is_wanted(name, units.get(name, ""))]
+    mark = _decimal_mark(
+        chain.from_iterable([row[name] for name in names] for row in launches), path
+    )
+    for row in launches:
+        numbers = {name: number_in(row[name], mark) for name in names}
+        yield _launch(
+            row,
+            {
+                name: Metric(number, units.get(name, ""))
+                for name, number in numbers.items()
+                if number is not None
+            },
+        )

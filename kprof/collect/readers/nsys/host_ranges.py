@@ -1,7 +1,4 @@
-"""What the host did: runtime calls, NVTX ranges, calls of libraries where they were traced.
-
-NVTX ranges, among them PyTorch's operators where `emit_nvtx` wrote them.
-"""
+"""Host ranges of Nsight Systems: runtime calls, NVTX ranges (also operators), library calls."""
 
 from __future__ import annotations
 
@@ -106,40 +103,6 @@ class Batch:
     """Ranges left out, since they were started on one thread and ended on another."""
 
 
-def batches_of(database: Database, texts: Texts) -> Iterator[Batch]:
-    """Yield all ranges, many at a time."""
-    if not database.has(TABLE):
-        return
-    present = {name: database.has(TABLE, name) for name in ("endGlobalTid", "text", "textId")}
-    numbers = [f"COALESCE({n}, {MISSING})" if present.get(n, True) else MISSING for n in _NUMBERS]
-    words = [name if present[name] else "NULL" for name in ("text", "textId")]
-    chosen = ", ".join(map(str, (*numbers, *words)))
-    kept = f"eventType IN {_EVENT_TYPES} AND start IS NOT NULL"
-    shared = {i: text.encode() for i, text in database.texts(TABLE, "textId").items()}
-    for rows in database.batches(f"SELECT {chosen} FROM {TABLE} WHERE {kept} ORDER BY rowid"):
-        rows, times = database.with_numbers(TABLE, rows, len(_NUMBERS))
-        if not rows:
-            continue
-        *_, own, ids = zip(*rows, strict=True)
-        spelled = (
-            _as_bytes(text) if text is not None else shared.get(number, b"")
-            for text, number in zip(own, ids, strict=True)
-        )
-        meanings = np.array(list(map(texts.meaning_of, spelled)), dtype=np.int64)
-        yield _batch(times.T, meanings)
-
-
-def _as_bytes(text: object) -> bytes:
-    """Return a text, also one that is stored as a number."""
-    return text if isinstance(text, bytes) else str(text).encode()
-
-
-def _batch(numbers: NDArray[np.int64], meanings: NDArray[np.int64]) -> Batch:
-    start, end, thread, end_thread = numbers
-    stays = (end_thread == MISSING) | (end_thread == 0) | (end_thread == thread)
-    return Batch(start[stays], end[stays], thread[stays], meanings[stays], int((~stays).sum()))
-
-
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 # Traced only where somebody asked for them.
 LIBRARIES = ("CUDNN_EVENTS", "CUBLAS_EVENTS")
@@ -196,11 +159,6 @@ def ranges_of(
     return _table(found, processes, texts), counts
 
 
-def _latest(found: dict[str, Numbers]) -> int:
-    times = (found["start"], found["end"])
-    return max((int(time.max()) for time in times if len(time)), default=0)
-
-
 def _add_calls(database: Database, rows: _Rows, texts: Texts, table: str, kind: str) -> None:
     """Add a table of calls; their names are ids of texts."""
     calls = database.numbers(table, ("start", "end", "globalTid", "nameId"), ("correlationId",))
@@ -218,9 +176,48 @@ def _add_calls(database: Database, rows: _Rows, texts: Texts, table: str, kind: 
     )
 
 
+def batches_of(database: Database, texts: Texts) -> Iterator[Batch]:
+    """Yield all ranges, many at a time."""
+    if not database.has(TABLE):
+        return
+    present = {name: database.has(TABLE, name) for name in ("endGlobalTid", "text", "textId")}
+    numbers = [f"COALESCE({n}, {MISSING})" if present.get(n, True) else MISSING for n in _NUMBERS]
+    words = [name if present[name] else "NULL" for name in ("text", "textId")]
+    chosen = ", ".join(map(str, (*numbers, *words)))
+    kept = f"eventType IN {_EVENT_TYPES} AND start IS NOT NULL"
+    shared = {i: text.encode() for i, text in database.texts(TABLE, "textId").items()}
+    for rows in database.batches(f"SELECT {chosen} FROM {TABLE} WHERE {kept} ORDER BY rowid"):
+        rows, times = database.with_numbers(TABLE, rows, len(_NUMBERS))
+        if not rows:
+            continue
+        *_, own, ids = zip(*rows, strict=True)
+        spelled = (
+            _as_bytes(text) if text is not None else shared.get(number, b"")
+            for text, number in zip(own, ids, strict=True)
+        )
+        meanings = np.array(list(map(texts.meaning_of, spelled)), dtype=np.int64)
+        yield _batch(times.T, meanings)
+
+
+def _as_bytes(text: object) -> bytes:
+    """Return a text, also one that is stored as a number."""
+    return text if isinstance(text, bytes) else str(text).encode()
+
+
+def _batch(numbers: NDArray[np.int64], meanings: NDArray[np.int64]) -> Batch:
+    start, end, thread, end_thread = numbers
+    stays = (end_thread == MISSING) | (end_thread == 0) | (end_thread == thread)
+    return Batch(start[stays], end[stays], thread[stays], meanings[stays], int((~stays).sum()))
+
+
 def _add_ranges(rows: _Rows, batch: Batch) -> None:
     told = dict(zip(Meaning._fields, batch.meanings.T, strict=True))
     rows.add(len(batch.start), start=batch.start, end=batch.end, thread=batch.thread, **told)
+
+
+def _latest(found: dict[str, Numbers]) -> int:
+    times = (found["start"], found["end"])
+    return max((int(time.max()) for time in times if len(time)), default=0)
 
 
 def _table(found: dict[str, Numbers], processes: Processes, texts: Texts) -> pd.DataFrame:

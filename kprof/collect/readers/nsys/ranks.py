@@ -41,11 +41,6 @@ class Processes:
         return self.ranks[np.searchsorted(self.global_pids, global_pids)]
 
 
-def pid_of(global_pid: int) -> int:
-    """Return the process id that the operating system knows."""
-    return (global_pid >> THREAD_BITS) & ONE_THREAD
-
-
 def processes_of(
     database: Database, device: list[str], host: list[str], known: Mapping[int, int]
 ) -> Processes:
@@ -66,6 +61,22 @@ def processes_of(
         np.array(ranks, dtype=np.int32),
         len(on_host.difference(chosen)),
     )
+
+
+def _distinct(database: Database, table: str, column: str) -> list[int]:
+    if not database.has(table, column):
+        return []
+    rows = database.rows(f'SELECT DISTINCT "{column}" FROM "{table}"')
+    return [number for (value,) in rows if (number := _whole(value)) is not None]
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def pid_of(global_pid: int) -> int:
+    """Return the process id that the operating system knows."""
+    return (global_pid >> THREAD_BITS) & ONE_THREAD
 
 
 def gpus_of(database: Database, processes: Processes) -> tuple[Gpu, ...]:
@@ -102,14 +113,3 @@ def _as_cuda_saw_them(
             rank = rank_of[pid] if len(rank_of) > 1 else None
             seen.append(replace(gpu, index=index, rank=rank))
     return tuple(dict.fromkeys(seen))
-
-
-def _distinct(database: Database, table: str, column: str) -> list[int]:
-    if not database.has(table, column):
-        return []
-    rows = database.rows(f'SELECT DISTINCT "{column}" FROM "{table}"')
-    return [number for (value,) in rows if (number := _whole(value)) is not None]
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None

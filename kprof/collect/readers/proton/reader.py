@@ -1,8 +1,6 @@
-"""Profiles of Proton, Triton's profiler: launches added up by call path.
+"""Profiles of Proton, Triton's profiler: launches added up by call path, or a timeline.
 
-Rows of a trace from Proton's tree: one for each kernel of a call path, and its scopes around.
-
-Proton's other output, data="trace": a line of Chrome's JSON for each stream.
+A timeline (data="trace") is a line of Chrome's JSON for each stream.
 """
 
 from __future__ import annotations
@@ -81,6 +79,150 @@ class _Open:
     first_row: int
 
 
+NS_IN_US = 1_000
+_HEAD = re.compile(rb'\s*\{[^\[]{0,200}"traceEvents":\s*\[\s*\{\s*"args":\s*\{\s*"call_stack"')
+
+
+class Arguments(msgspec.Struct):
+    """What an event says of itself."""
+
+    call_stack: list[str] = []
+
+
+class Event(msgspec.Struct):
+    """A launch, or something within a kernel."""
+
+    name: str = ""
+    cat: str = ""
+    ph: str = ""
+    ts: Decimal = Decimal(0)
+    dur: Decimal = Decimal(0)
+    tid: int | str = -1
+    args: Arguments = msgspec.field(default_factory=Arguments)
+
+
+class Line(msgspec.Struct):
+    """What one line holds."""
+
+    traceEvents: list[Event] = []  # noqa: N815 - the name in the file
+    baseTimeNanoseconds: int | None = None  # noqa: N815
+
+
+UNTIMED = "Proton adds up the launches of a call path, and keeps no times of their starts"
+SUFFIXES = (".hatchet", ".hatchet_msgpack", ".chrome_trace")
+HEAD_BYTES = 1 << 12
+_TREE = re.compile(rb'\s*\[\s*\{\s*"(?:children|frame|metrics)"')
+
+
+def knows(path: Path, head: bytes) -> bool:
+    """Say whether the file could be a profile: by its suffix, or by what its tree begins with."""
+    if path.is_dir():
+        return False
+    is_tree = _TREE.match(head) is not None or head.startswith(MSGPACK_HEAD)
+    return is_tree or is_timeline(head) or path.name.endswith(SUFFIXES)
+
+
+def is_timeline(head: bytes) -> bool:
+    """Tell it from Kineto's: the first event begins with the path of its launch."""
+    return _HEAD.match(head) is not None
+
+
+def read(path: Path) -> Trace:
+    """Read a profile; its activities stand one after another, whenever they ran.
+
+    Raises:
+        TraceError: the file is damaged, or holds no time of any kernel.
+    """
+    if _is_timeline(path):
+        return read_timeline(path)
+    root, devices = read_tree(path)
+    rows = rows_of(root)
+    if not rows.kernels:
+        raise TraceError(
+            f"{path.name} is a profile of Proton without the time of any kernel",
+            fix=f"samples of program counters and cycles within kernels say no times; {RECORD}",
+        )
+    meta = Meta(
+        source=path.name,
+        tool="proton",
+        gpus=tuple(_gpus(devices)),
+        untimed=UNTIMED,
+        counts={
+            "events": len(rows.kernels),
+            "file_bytes": path.stat().st_size,
+            "nn_module_events": sum(one.kind == "module" for one in rows.ranges),
+        },
+        caveats=tuple(_caveats(rows)),
+    )
+    return Trace(_kernels(rows), _ranges(rows.ranges), empty("samples"), meta)
+
+
+def _is_timeline(path: Path) -> bool:
+    with content_of(path) as file:
+        return is_timeline(file.read(HEAD_BYTES))
+
+
+def read_timeline(path: Path) -> Trace:
+    """Read the launches with their times; their paths have no times, so none are ranges.
+
+    Raises:
+        TraceError: the file is damaged, or holds no launch.
+    """
+    with content_of(path) as file:
+        texts = [text for text in file.read().splitlines() if text.strip()]
+    try:
+        lines = [msgspec.json.decode(text, type=Line) for text in texts]
+    except msgspec.DecodeError as error:
+        raise TraceError(
+            f"{path.name} is no whole trace of Proton: {error}", fix="copy the file again in full"
+        ) from error
+    events = [event for line in lines for event in line.traceEvents]
+    launches = [event for event in events if event.ph == "X" and event.cat == "kernel"]
+    if not launches:
+        raise TraceError(f"{path.name} is a trace of Proton without any launch", fix=RECORD)
+    base = [line.baseTimeNanoseconds for line in lines if line.baseTimeNanoseconds is not None]
+    caveats = ["The call paths of launches are in the file, but no times of theirs: no modules."]
+    if len(events) > len(launches):
+        caveats.append(f"Events that are no launches, left out: {len(events) - len(launches):,}.")
+    meta = Meta(
+        source=path.name,
+        tool="proton",
+        base_time_ns=base[0] if base else None,
+        counts={"events": len(events), "file_bytes": path.stat().st_size},
+        caveats=tuple(caveats),
+    )
+    return Trace(_timeline_kernels(launches), empty("ranges"), empty("samples"), meta)
+
+
+def _timeline_kernels(launches: list[Event]) -> pd.DataFrame:
+    number = len(launches)
+    times = np.array([[_in_ns(one.ts), _in_ns(one.dur)] for one in launches], dtype=np.int64)
+    order = np.argsort(times[:, 0], kind="stable")
+    ordered = [launches[row] for row in order.tolist()]
+    return as_declared(
+        "kernels",
+        number,
+        {
+            "name": pd.Categorical([one.name for one in ordered]),
+            "activity": pd.Categorical(["kernel"] * number),
+            "rank": np.zeros(number, dtype=np.int32),
+            "device": np.zeros(number, dtype=np.int32),
+            "stream": np.array([_stream(one.tid) for one in ordered], dtype=np.int64),
+            "start_ns": times[order, 0],
+            "duration_ns": times[order, 1],
+        },
+    )
+
+
+def _in_ns(microseconds: Decimal) -> int:
+    return round(microseconds * NS_IN_US)
+
+
+def _stream(thread: int | str) -> int:
+    found = re.search(r"\d+", str(thread))
+    return int(found[0]) if found else -1
+
+
 def rows_of(root: Node) -> Rows:
     """Lay the kernels of a tree out one after another, each within its scopes."""
     rows, clock, opened = Rows(), 0, list[_Open]()
@@ -151,148 +293,32 @@ def _divided(total: int, rows: list[Row]) -> list[int]:
     return [*parts[:-1], total - sum(parts[:-1])]
 
 
-NS_IN_US = 1_000
-_HEAD = re.compile(rb'\s*\{[^\[]{0,200}"traceEvents":\s*\[\s*\{\s*"args":\s*\{\s*"call_stack"')
+def _gpus(devices: Devices) -> Iterator[Gpu]:
+    """Yield the devices: Proton tells their architecture, not their names."""
+    for kind, of_kind in devices.items():
+        for index, told in of_kind.items():
+            if not index.isdecimal():
+                continue
+            num_sms = told.get("num_sms")
+            name = f"{kind} device of architecture {told.get('arch', 'unknown')}"
+            yield Gpu(int(index), name, num_sms if isinstance(num_sms, int) else None)
 
 
-class Arguments(msgspec.Struct):
-    """What an event says of itself."""
-
-    call_stack: list[str] = []
-
-
-class Event(msgspec.Struct):
-    """A launch, or something within a kernel."""
-
-    name: str = ""
-    cat: str = ""
-    ph: str = ""
-    ts: Decimal = Decimal(0)
-    dur: Decimal = Decimal(0)
-    tid: int | str = -1
-    args: Arguments = msgspec.field(default_factory=Arguments)
-
-
-class Line(msgspec.Struct):
-    """What one line holds."""
-
-    traceEvents: list[Event] = []  # noqa: N815 - the name in the file
-    baseTimeNanoseconds: int | None = None  # noqa: N815
-
-
-def is_timeline(head: bytes) -> bool:
-    """Tell it from Kineto's: the first event begins with the path of its launch."""
-    return _HEAD.match(head) is not None
-
-
-def read_timeline(path: Path) -> Trace:
-    """Read the launches with their times; their paths have no times, so none are ranges.
-
-    Raises:
-        TraceError: the file is damaged, or holds no launch.
-    """
-    with content_of(path) as file:
-        texts = [text for text in file.read().splitlines() if text.strip()]
-    try:
-        lines = [msgspec.json.decode(text, type=Line) for text in texts]
-    except msgspec.DecodeError as error:
-        raise TraceError(
-            f"{path.name} is no whole trace of Proton: {error}", fix="copy the file again in full"
-        ) from error
-    events = [event for line in lines for event in line.traceEvents]
-    launches = [event for event in events if event.ph == "X" and event.cat == "kernel"]
-    if not launches:
-        raise TraceError(f"{path.name} is a trace of Proton without any launch", fix=RECORD)
-    base = [line.baseTimeNanoseconds for line in lines if line.baseTimeNanoseconds is not None]
-    caveats = ["The call paths of launches are in the file, but no times of theirs: no modules."]
-    if len(events) > len(launches):
-        caveats.append(f"Events that are no launches, left out: {len(events) - len(launches):,}.")
-    meta = Meta(
-        source=path.name,
-        tool="proton",
-        base_time_ns=base[0] if base else None,
-        counts={"events": len(events), "file_bytes": path.stat().st_size},
-        caveats=tuple(caveats),
+def _caveats(rows: Rows) -> Iterator[str]:
+    yield (
+        "Each row adds up all launches of a kernel on one call path: single launches, their order "
+        "and what overlapped are not recorded."
     )
-    return Trace(_timeline_kernels(launches), empty("ranges"), empty("samples"), meta)
-
-
-def _timeline_kernels(launches: list[Event]) -> pd.DataFrame:
-    number = len(launches)
-    times = np.array([[_in_ns(one.ts), _in_ns(one.dur)] for one in launches], dtype=np.int64)
-    order = np.argsort(times[:, 0], kind="stable")
-    ordered = [launches[row] for row in order.tolist()]
-    return as_declared(
-        "kernels",
-        number,
-        {
-            "name": pd.Categorical([one.name for one in ordered]),
-            "activity": pd.Categorical(["kernel"] * number),
-            "rank": np.zeros(number, dtype=np.int32),
-            "device": np.zeros(number, dtype=np.int32),
-            "stream": np.array([_stream(one.tid) for one in ordered], dtype=np.int64),
-            "start_ns": times[order, 0],
-            "duration_ns": times[order, 1],
-        },
-    )
-
-
-def _in_ns(microseconds: Decimal) -> int:
-    return round(microseconds * NS_IN_US)
-
-
-def _stream(thread: int | str) -> int:
-    found = re.search(r"\d+", str(thread))
-    return int(found[0]) if found else -1
-
-
-UNTIMED = "Proton adds up the launches of a call path, and keeps no times of their starts"
-SUFFIXES = (".hatchet", ".hatchet_msgpack", ".chrome_trace")
-HEAD_BYTES = 1 << 12
-_TREE = re.compile(rb'\s*\[\s*\{\s*"(?:children|frame|metrics)"')
-
-
-def knows(path: Path, head: bytes) -> bool:
-    """Say whether the file could be a profile: by its suffix, or by what its tree begins with."""
-    if path.is_dir():
-        return False
-    is_tree = _TREE.match(head) is not None or head.startswith(MSGPACK_HEAD)
-    return is_tree or is_timeline(head) or path.name.endswith(SUFFIXES)
-
-
-def read(path: Path) -> Trace:
-    """Read a profile; its activities stand one after another, whenever they ran.
-
-    Raises:
-        TraceError: the file is damaged, or holds no time of any kernel.
-    """
-    if _is_timeline(path):
-        return read_timeline(path)
-    root, devices = read_tree(path)
-    rows = rows_of(root)
-    if not rows.kernels:
-        raise TraceError(
-            f"{path.name} is a profile of Proton without the time of any kernel",
-            fix=f"samples of program counters and cycles within kernels say no times; {RECORD}",
+    if rows.own_launches:
+        yield (
+            f"Launches by which Proton asked kernels for their metadata, left out: "
+            f"{rows.own_launches:,}, which took {rows.own_ns:,} ns."
         )
-    meta = Meta(
-        source=path.name,
-        tool="proton",
-        gpus=tuple(_gpus(devices)),
-        untimed=UNTIMED,
-        counts={
-            "events": len(rows.kernels),
-            "file_bytes": path.stat().st_size,
-            "nn_module_events": sum(one.kind == "module" for one in rows.ranges),
-        },
-        caveats=tuple(_caveats(rows)),
-    )
-    return Trace(_kernels(rows), _ranges(rows.ranges), empty("samples"), meta)
-
-
-def _is_timeline(path: Path) -> bool:
-    with content_of(path) as file:
-        return is_timeline(file.read(HEAD_BYTES))
+    if rows.num_untyped:
+        yield (
+            "Declared FLOPs of no type, or of several types at once, are left out on "
+            f"{rows.num_untyped:,} call paths: declare flops8, flops16, flops32 or flops64."
+        )
 
 
 def _kernels(rows: Rows) -> pd.DataFrame:
@@ -332,31 +358,3 @@ def _ranges(ranges: list[Range]) -> pd.DataFrame:
             "correlation": pd.array([one.correlation for one in ranges], dtype="Int64"),
         },
     )
-
-
-def _gpus(devices: Devices) -> Iterator[Gpu]:
-    """Yield the devices: Proton tells their architecture, not their names."""
-    for kind, of_kind in devices.items():
-        for index, told in of_kind.items():
-            if not index.isdecimal():
-                continue
-            num_sms = told.get("num_sms")
-            name = f"{kind} device of architecture {told.get('arch', 'unknown')}"
-            yield Gpu(int(index), name, num_sms if isinstance(num_sms, int) else None)
-
-
-def _caveats(rows: Rows) -> Iterator[str]:
-    yield (
-        "Each row adds up all launches of a kernel on one call path: single launches, their order "
-        "and what overlapped are not recorded."
-    )
-    if rows.own_launches:
-        yield (
-            f"Launches by which Proton asked kernels for their metadata, left out: "
-            f"{rows.own_launches:,}, which took {rows.own_ns:,} ns."
-        )
-    if rows.num_untyped:
-        yield (
-            "Declared FLOPs of no type, or of several types at once, are left out on "
-            f"{rows.num_untyped:,} call paths: declare flops8, flops16, flops32 or flops64."
-        )

@@ -108,6 +108,10 @@ def _names_fit(code: Code) -> bool:
     return all(names <= code.notes.keys() for names in named)
 
 
+def _names_in(nodes: str) -> list[str]:
+    return nodes.split(", ") if nodes else []
+
+
 def _read_code(code: Code) -> CompiledCode | None:
     """Return the launches of a piece of code; None where its form is not known."""
     try:
@@ -127,22 +131,6 @@ def _read_code(code: Code) -> CompiledCode | None:
     if not is_in_order:
         ordered = [launch for function in functions.values() for launch in function.launches()]
     return CompiledCode(code.keys, tuple(ordered), is_in_order)
-
-
-def _functions_in(tree: ast.Module) -> Iterator[ast.FunctionDef]:
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            yield node
-        elif isinstance(node, ast.ClassDef):
-            yield from (part for part in node.body if isinstance(part, ast.FunctionDef))
-
-
-def _in_order(name: str, functions: dict[str, _Function]) -> Iterator[CompiledLaunch]:
-    for step in functions[name].steps:
-        if isinstance(step, CompiledLaunch):
-            yield step
-        elif step in functions:
-            yield from _in_order(step, functions)
 
 
 def _read_function(lines: list[str], code: Code) -> _Function:
@@ -166,31 +154,6 @@ def _read_function(lines: list[str], code: Code) -> _Function:
             function.steps.append(CompiledLaunch(name, stacks))
             nodes = []
     return function
-
-
-def _names_in(nodes: str) -> list[str]:
-    return nodes.split(", ") if nodes else []
-
-
-def _launched_by(line: str) -> str | None:
-    for form, name in _LAUNCHES:
-        if found := form.search(line):
-            launched = name.format(*found.groups())
-            return _CALLED_FOR.get(launched, launched)
-    return None
-
-
-def _stacks_of(launched: str, nodes: list[str], code: Code) -> tuple[Stacks, ...]:
-    """Return the modules around each of the nodes; none unless those of all are known.
-
-    An operator's own node is the last; those that made its inputs are named before it.
-    """
-    own = nodes[-1:] if "::" in launched else nodes
-    if not all(name in code.notes for name in own):
-        return ()
-    places = {place for name in own if (place := code.notes[name]) is not None}
-    known = [stacks for place in sorted(places) if (stacks := code.stacks[place]) is not None]
-    return tuple(known) if len(known) == len(places) else ()
 
 
 def _places_of_inputs(code: Code) -> dict[str, int | None]:
@@ -225,6 +188,27 @@ def _returned_by(text: str) -> list[str]:
     return [ast.unparse(each) for each in body.elts] if isinstance(body, ast.Tuple) else []
 
 
+def _launched_by(line: str) -> str | None:
+    for form, name in _LAUNCHES:
+        if found := form.search(line):
+            launched = name.format(*found.groups())
+            return _CALLED_FOR.get(launched, launched)
+    return None
+
+
+def _stacks_of(launched: str, nodes: list[str], code: Code) -> tuple[Stacks, ...]:
+    """Return the modules around each of the nodes; none unless those of all are known.
+
+    An operator's own node is the last; those that made its inputs are named before it.
+    """
+    own = nodes[-1:] if "::" in launched else nodes
+    if not all(name in code.notes for name in own):
+        return ()
+    places = {place for name in own if (place := code.notes[name]) is not None}
+    known = [stacks for place in sorted(places) if (stacks := code.stacks[place]) is not None]
+    return tuple(known) if len(known) == len(places) else ()
+
+
 def _stacks_by_inputs(line: str, places: dict[str, int | None], code: Code) -> tuple[Stacks, ...]:
     """Return the modules around an operator that takes such inputs, or makes such a gradient."""
     made = _MADE.search(line)
@@ -233,3 +217,19 @@ def _stacks_by_inputs(line: str, places: dict[str, int | None], code: Code) -> t
     place = of_names.pop() if len(of_names) == 1 else None
     stacks = code.stacks[place] if place is not None else None
     return (stacks,) if stacks is not None else ()
+
+
+def _functions_in(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node
+        elif isinstance(node, ast.ClassDef):
+            yield from (part for part in node.body if isinstance(part, ast.FunctionDef))
+
+
+def _in_order(name: str, functions: dict[str, _Function]) -> Iterator[CompiledLaunch]:
+    for step in functions[name].steps:
+        if isinstance(step, CompiledLaunch):
+            yield step
+        elif step in functions:
+            yield from _in_order(step, functions)

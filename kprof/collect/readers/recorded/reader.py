@@ -1,9 +1,4 @@
-"""What `kprof run` left in a run folder's `raw/`, before it was analyzed.
-
-Which window of each process of a run is read.
-
-What CUDA graphs hold: the recordings of their captures, beside a process's window.
-"""
+"""Raw recordings of `kprof run`: one window of each process, CUDA graphs' captures beside it."""
 
 from __future__ import annotations
 
@@ -34,6 +29,179 @@ from kprof.trace import Recording, Trace, empty
 
 _WINDOW = re.compile(r"window-([0-9]{1,9})\.json(?:\.gz)?")
 
+BEGIN = "cudaStreamBeginCapture"
+
+
+class Step(msgspec.Struct):
+    """A step as the recorder timed it."""
+
+    index: int
+    start_ns: int
+    end_ns: int
+    recorded: bool = False
+    device_ns: int | float | None = None
+
+
+class Recorder(msgspec.Struct):
+    """What one process's recorder.json says that is read here."""
+
+    pid: int | None = None
+    rank: int | None = None
+    host: str | None = None
+    skip: int | None = None
+    steps: list[Step] = []
+    step_rule: str | None = None
+    num_steps_seen: int | None = None
+    is_count_final: bool = True
+    caveats: list[str] = []
+    python: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+
+
+class Launch(msgspec.Struct):
+    """What launch.json says that is read here."""
+
+    command: tuple[str, ...] = ()
+    host: str | None = None
+    versions: dict[str, str] = {}
+    started_ns: int | None = None
+    ended_ns: int | None = None
+    exit_code: int | None = None
+
+
+class DeviceLine(msgspec.Struct):
+    """What NVML said of one GPU that is read here."""
+
+    driver: str | None = None
+
+
+class Devices(msgspec.Struct):
+    """The first line of nvml.jsonl."""
+
+    devices: list[DeviceLine] = []
+
+
+File = TypeVar("File", Recorder, Launch)
+
+
+def knows(path: Path, head: bytes) -> bool:
+    """Tell a run folder by its launch record."""
+    return path.is_dir() and _raw(path).joinpath("launch.json").is_file()
+
+
+def _raw(path: Path) -> Path:
+    return path if path.name == "raw" else path / "raw"
+
+
+def read(path: Path) -> Trace:
+    """Read every process's window and the NVML samples of one run."""
+    raw = _raw(path)
+    launch = _decoded(raw / "launch.json", Launch)
+    num_without = 0
+    if (raw / EXPORT).is_file():
+        traces, recorders = _of_nsight(raw)
+    else:
+        traces, recorders, num_without = _with_device(*_of_torch(raw, path.name))
+    trace = merge(traces, path.name)
+    caveats = [*trace.meta.caveats, *(caveat for r in recorders for caveat in r.caveats)]
+    if num_without:
+        caveats.append(f"Recorded processes that used no GPU, left out: {num_without}.")
+    meta = replace(
+        trace.meta,
+        source=path.name,
+        command=launch.command,
+        host=launch.host,
+        versions={
+            **trace.meta.versions,
+            **launch.versions,
+            **_versions(recorders[0]),
+            **_driver(raw / "nvml.jsonl"),
+        },
+        recording=_recording(launch, recorders[0]),
+        device=_ceilings(raw),
+        caveats=tuple(dict.fromkeys(caveats)),
+    )
+    if meta.base_time_ns is None and (raw / "nvml.jsonl").is_file():
+        unplaced = "Power and clocks are left out: the trace does not tell its wall time."
+        meta = replace(meta, caveats=(*meta.caveats, unplaced))
+    samples = _nvml_samples(raw / "nvml.jsonl", meta.base_time_ns)
+    if len(samples):
+        both = pd.concat([trace.samples, samples], ignore_index=True)
+        trace = replace(trace, samples=both.astype({"source": "category", "quantity": "category"}))
+    return with_counters(replace(trace, meta=meta), raw)
+
+
+def _decoded(path: Path, form: type[File]) -> File:
+    # json reads what it wrote: a word of a command line may hold bytes that are no text.
+    try:
+        return msgspec.convert(json.loads(path.read_bytes()), form)
+    except (OSError, ValueError, *UNREADABLE) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> TraceError:
+    return TraceError(
+        f"{path.parent.name}/{path.name} cannot be read: {error}",
+        fix="record the run again; the process may have been killed while writing",
+    )
+
+
+def _of_nsight(raw: Path) -> tuple[list[Trace], list[Recorder]]:
+    """Return the one window of Nsight Systems, and the process whose steps speak for all first."""
+    parts = sorted(raw.glob("rank*-pid*/recorder.json"))
+    recorders = [_decoded(part, Recorder) for part in parts] or [Recorder()]
+    recorders.sort(key=lambda r: (not any(step.recorded for step in r.steps), r.rank or 0))
+    ranks = {r.pid: r.rank or 0 for r in recorders if r.pid is not None}
+    trace = nsys.read(raw / EXPORT, ranks)
+    caveats = (*trace.meta.caveats, *_untraced(trace, recorders))
+    return [replace(trace, meta=replace(trace.meta, caveats=caveats))], recorders
+
+
+def _untraced(trace: Trace, recorders: list[Recorder]) -> Iterator[str]:
+    """Tell of ranks whose steps lay outside the window, which one rank opens for all."""
+    is_own = is_own_step(trace.ranges)
+    traced = trace.ranges["rank"][is_own].value_counts()
+    for recorder in recorders:
+        rank, number = recorder.rank or 0, sum(step.recorded for step in recorder.steps)
+        if number > traced.get(rank, 0):
+            yield (
+                f"Rank {rank} marked {number} steps, and {traced.get(rank, 0)} of them lie in the "
+                "trace: it was not in step with the rank that opens and closes the window."
+            )
+
+
+def _with_device(
+    traces: list[Trace], recorders: list[Recorder]
+) -> tuple[list[Trace], list[Recorder], int]:
+    """Leave out processes without GPU activity, unless all are, and say how many those were."""
+    using = [i for i, trace in enumerate(traces) if len(trace.kernels)] or range(len(traces))
+    num_without = len(traces) - len(using)
+    return [traces[i] for i in using], [recorders[i] for i in using], num_without
+
+
+def _of_torch(raw: Path, name: str) -> tuple[list[Trace], list[Recorder]]:
+    """Return the window of every process, as torch's profiler wrote it."""
+    windows, others = newest_windows(raw)
+    if not windows:
+        raise TraceError(
+            f"{name}: no process of this run recorded anything",
+            fix="see the messages of `kprof run`; does the script import torch?",
+        )
+    recorders = [_decoded(part / "recorder.json", Recorder) for part, _ in windows]
+    traces = [
+        _of_rank(
+            with_samples(add_captures(add_notes(kineto.read(window), part), part), part), recorder
+        )
+        for (part, window), recorder in zip(windows, recorders, strict=True)
+    ]
+    if others:
+        recorders[0].caveats.append(
+            "Of several windows of a process one is analyzed. Left out, to be opened apart: "
+            f"{', '.join(others)}."
+        )
+    return traces, recorders
+
 
 def newest_windows(raw: Path) -> tuple[list[tuple[Path, Path]], list[str]]:
     """Return each process's folder with its window, and the names of other windows.
@@ -56,7 +224,16 @@ def _windows_of(part: Path) -> dict[int, Path]:
     return {int(match[1]): path for match, path in found if match}
 
 
-BEGIN = "cudaStreamBeginCapture"
+def _of_rank(trace: Trace, recorder: Recorder) -> Trace:
+    """Return the trace with its rank, and with ranges of those steps only that lie in it whole."""
+    number = np.int32(recorder.rank or 0)
+    recorded = [str(step.index) for step in recorder.steps if step.recorded]
+    is_cut = is_own_step(trace.ranges) & ~trace.ranges["name"].isin(recorded).to_numpy(bool)
+    ranges = trace.ranges[~is_cut].reset_index(drop=True).assign(rank=number)
+    samples = trace.samples.assign(rank=number)
+    hosts = ((int(number), recorder.host),) if recorder.host else ()
+    meta = replace(trace.meta, hosts=hosts)
+    return replace(trace.with_kernels(rank=number), ranges=ranges, samples=samples, meta=meta)
 
 
 def add_captures(trace: Trace, part: Path) -> Trace:
@@ -127,196 +304,6 @@ def _outside(moment: int, start: np.ndarray, end: np.ndarray) -> int:
     return moment
 
 
-class Step(msgspec.Struct):
-    """A step as the recorder timed it."""
-
-    index: int
-    start_ns: int
-    end_ns: int
-    recorded: bool = False
-    device_ns: int | float | None = None
-
-
-class Recorder(msgspec.Struct):
-    """What one process's recorder.json says that is read here."""
-
-    pid: int | None = None
-    rank: int | None = None
-    host: str | None = None
-    skip: int | None = None
-    steps: list[Step] = []
-    step_rule: str | None = None
-    num_steps_seen: int | None = None
-    is_count_final: bool = True
-    caveats: list[str] = []
-    python: str | None = None
-    torch: str | None = None
-    cuda: str | None = None
-
-
-class Launch(msgspec.Struct):
-    """What launch.json says that is read here."""
-
-    command: tuple[str, ...] = ()
-    host: str | None = None
-    versions: dict[str, str] = {}
-    started_ns: int | None = None
-    ended_ns: int | None = None
-    exit_code: int | None = None
-
-
-class DeviceLine(msgspec.Struct):
-    """What NVML said of one GPU that is read here."""
-
-    driver: str | None = None
-
-
-class Devices(msgspec.Struct):
-    """The first line of nvml.jsonl."""
-
-    devices: list[DeviceLine] = []
-
-
-File = TypeVar("File", Recorder, Launch)
-
-
-def knows(path: Path, head: bytes) -> bool:
-    """Tell a run folder by its launch record."""
-    return path.is_dir() and _raw(path).joinpath("launch.json").is_file()
-
-
-def read(path: Path) -> Trace:
-    """Read every process's window and the NVML samples of one run."""
-    raw = _raw(path)
-    launch = _decoded(raw / "launch.json", Launch)
-    num_without = 0
-    if (raw / EXPORT).is_file():
-        traces, recorders = _of_nsight(raw)
-    else:
-        traces, recorders, num_without = _with_device(*_of_torch(raw, path.name))
-    trace = merge(traces, path.name)
-    caveats = [*trace.meta.caveats, *(caveat for r in recorders for caveat in r.caveats)]
-    if num_without:
-        caveats.append(f"Recorded processes that used no GPU, left out: {num_without}.")
-    meta = replace(
-        trace.meta,
-        source=path.name,
-        command=launch.command,
-        host=launch.host,
-        versions={
-            **trace.meta.versions,
-            **launch.versions,
-            **_versions(recorders[0]),
-            **_driver(raw / "nvml.jsonl"),
-        },
-        recording=_recording(launch, recorders[0]),
-        device=_ceilings(raw),
-        caveats=tuple(dict.fromkeys(caveats)),
-    )
-    if meta.base_time_ns is None and (raw / "nvml.jsonl").is_file():
-        unplaced = "Power and clocks are left out: the trace does not tell its wall time."
-        meta = replace(meta, caveats=(*meta.caveats, unplaced))
-    samples = _nvml_samples(raw / "nvml.jsonl", meta.base_time_ns)
-    if len(samples):
-        both = pd.concat([trace.samples, samples], ignore_index=True)
-        trace = replace(trace, samples=both.astype({"source": "category", "quantity": "category"}))
-    return with_counters(replace(trace, meta=meta), raw)
-
-
-def _of_torch(raw: Path, name: str) -> tuple[list[Trace], list[Recorder]]:
-    """Return the window of every process, as torch's profiler wrote it."""
-    windows, others = newest_windows(raw)
-    if not windows:
-        raise TraceError(
-            f"{name}: no process of this run recorded anything",
-            fix="see the messages of `kprof run`; does the script import torch?",
-        )
-    recorders = [_decoded(part / "recorder.json", Recorder) for part, _ in windows]
-    traces = [
-        _of_rank(
-            with_samples(add_captures(add_notes(kineto.read(window), part), part), part), recorder
-        )
-        for (part, window), recorder in zip(windows, recorders, strict=True)
-    ]
-    if others:
-        recorders[0].caveats.append(
-            "Of several windows of a process one is analyzed. Left out, to be opened apart: "
-            f"{', '.join(others)}."
-        )
-    return traces, recorders
-
-
-def _of_nsight(raw: Path) -> tuple[list[Trace], list[Recorder]]:
-    """Return the one window of Nsight Systems, and the process whose steps speak for all first."""
-    parts = sorted(raw.glob("rank*-pid*/recorder.json"))
-    recorders = [_decoded(part, Recorder) for part in parts] or [Recorder()]
-    recorders.sort(key=lambda r: (not any(step.recorded for step in r.steps), r.rank or 0))
-    ranks = {r.pid: r.rank or 0 for r in recorders if r.pid is not None}
-    trace = nsys.read(raw / EXPORT, ranks)
-    caveats = (*trace.meta.caveats, *_untraced(trace, recorders))
-    return [replace(trace, meta=replace(trace.meta, caveats=caveats))], recorders
-
-
-def _untraced(trace: Trace, recorders: list[Recorder]) -> Iterator[str]:
-    """Tell of ranks whose steps lay outside the window, which one rank opens for all."""
-    is_own = is_own_step(trace.ranges)
-    traced = trace.ranges["rank"][is_own].value_counts()
-    for recorder in recorders:
-        rank, number = recorder.rank or 0, sum(step.recorded for step in recorder.steps)
-        if number > traced.get(rank, 0):
-            yield (
-                f"Rank {rank} marked {number} steps, and {traced.get(rank, 0)} of them lie in the "
-                "trace: it was not in step with the rank that opens and closes the window."
-            )
-
-
-def _raw(path: Path) -> Path:
-    return path if path.name == "raw" else path / "raw"
-
-
-def _decoded(path: Path, form: type[File]) -> File:
-    # json reads what it wrote: a word of a command line may hold bytes that are no text.
-    try:
-        return msgspec.convert(json.loads(path.read_bytes()), form)
-    except (OSError, ValueError, *UNREADABLE) as error:
-        raise _damaged(path, error) from error
-
-
-def _ceilings(raw: Path) -> Device | None:
-    try:
-        return kept_ceilings(raw)
-    except (OSError, *UNREADABLE) as error:
-        raise _damaged(raw / FILE, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> TraceError:
-    return TraceError(
-        f"{path.parent.name}/{path.name} cannot be read: {error}",
-        fix="record the run again; the process may have been killed while writing",
-    )
-
-
-def _with_device(
-    traces: list[Trace], recorders: list[Recorder]
-) -> tuple[list[Trace], list[Recorder], int]:
-    """Leave out processes without GPU activity, unless all are, and say how many those were."""
-    using = [i for i, trace in enumerate(traces) if len(trace.kernels)] or range(len(traces))
-    num_without = len(traces) - len(using)
-    return [traces[i] for i in using], [recorders[i] for i in using], num_without
-
-
-def _of_rank(trace: Trace, recorder: Recorder) -> Trace:
-    """Return the trace with its rank, and with ranges of those steps only that lie in it whole."""
-    number = np.int32(recorder.rank or 0)
-    recorded = [str(step.index) for step in recorder.steps if step.recorded]
-    is_cut = is_own_step(trace.ranges) & ~trace.ranges["name"].isin(recorded).to_numpy(bool)
-    ranges = trace.ranges[~is_cut].reset_index(drop=True).assign(rank=number)
-    samples = trace.samples.assign(rank=number)
-    hosts = ((int(number), recorder.host),) if recorder.host else ()
-    meta = replace(trace.meta, hosts=hosts)
-    return replace(trace.with_kernels(rank=number), ranges=ranges, samples=samples, meta=meta)
-
-
 def _versions(recorder: Recorder) -> dict[str, str]:
     told = {"python": recorder.python, "torch": recorder.torch, "cuda": recorder.cuda}
     return {name: version for name, version in told.items() if version}
@@ -372,6 +359,13 @@ def _durations(steps: list[Step], *, on_device: bool) -> tuple[int, ...]:
     if on_device:
         return tuple(int(step.device_ns) for step in steps if step.device_ns is not None)
     return tuple(step.end_ns - step.start_ns for step in steps)
+
+
+def _ceilings(raw: Path) -> Device | None:
+    try:
+        return kept_ceilings(raw)
+    except (OSError, *UNREADABLE) as error:
+        raise _damaged(raw / FILE, error) from error
 
 
 def _nvml_samples(path: Path, base_time_ns: int | None) -> pd.DataFrame:

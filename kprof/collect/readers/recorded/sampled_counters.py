@@ -98,6 +98,14 @@ def with_samples(trace: Trace, part: Path) -> Trace:
     return _noted(replace(trace, samples=samples), caveat)
 
 
+def _without(trace: Trace, why: str) -> Trace:
+    return _noted(trace, f"Counters were sampled, but are left out: {why}.")
+
+
+def _noted(trace: Trace, caveat: str) -> Trace:
+    return replace(trace, meta=replace(trace.meta, caveats=(*trace.meta.caveats, caveat)))
+
+
 def busy_of(kernels: pd.DataFrame) -> Busy:
     """Return the union of the activities."""
     start = kernels["start_ns"].to_numpy(np.int64)
@@ -172,11 +180,3 @@ def _rows(sampled: Sampled, first_ns: float) -> pd.DataFrame:
         )
     rows: pd.DataFrame = pd.concat(parts, ignore_index=True)
     return rows
-
-
-def _without(trace: Trace, why: str) -> Trace:
-    return _noted(trace, f"Counters were sampled, but are left out: {why}.")
-
-
-def _noted(trace: Trace, caveat: str) -> Trace:
-    return replace(trace, meta=replace(trace.meta, caveats=(*trace.meta.caveats, caveat)))
