@@ -1,1 +1,1 @@
-"""Prove: two variants of a workload against each other, and what the difference is worth."""
+"""A against B: in one process, in alternating processes, as functions; and its cost."""

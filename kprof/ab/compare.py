@@ -57,19 +57,6 @@ from kprof.storage import make_folder
 EXIT_CODES = {"FASTER": 0, "SAME": 0, "INCONCLUSIVE": 3, "INVALID": 3}
 
 
-def exit_code_of(claim: Claim, smallest_effect: float) -> int:
-    """Return the exit code of a verdict: 1 only where B is slower by more than what matters.
-
-    SLOWER by a difference that may or may not matter is 3, and 0 where it certainly does not.
-    """
-    if claim.verdict != "SLOWER":
-        return EXIT_CODES[claim.verdict]
-    if claim.is_material or claim.interval is None:
-        return 1
-    most = 1 + smallest_effect
-    return 0 if 1 / most <= claim.interval.low and claim.interval.high <= most else 3
-
-
 @dataclass(frozen=True)
 class Compared:
     """A comparison with its targets, costs and folder."""
@@ -135,6 +122,13 @@ class Compared:
         return encode(self.comparison, self.besides)
 
 
+HOW_JUDGED = Text(METHOD, "muted")
+OF_B = "The cost of steps as long as B's mean, and the saving against A's."
+ONLY_STEPS = "a comparison has steps, and no requests: give a result file to kprof sla"
+
+PROVEN = ("FASTER", "SLOWER")
+
+
 def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     """Compare two variants of a workload; `tell` gets a message for every pair.
 
@@ -180,15 +174,25 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     return compared
 
 
-def _plausible(taken: Comparison) -> tuple[Claim, ...]:
-    """Return the claims; where steps are too short to be steps, none about their time."""
-    first = taken.headline
-    on_gpu = "GPU" in taken.facts
-    floor = (LAUNCH_NS, "a step that launches a kernel") if on_gpu else (CALL_NS, "a step")
-    reason = reason_below_floor(taken.pairs, *floor) if first.metric.unit == "ns" else ""
-    if not reason:
-        return taken.claims
-    return (Claim(first.metric, "INVALID", first.num_pairs, why=reason), *taken.claims[1:])
+def check_worth(targets: Sequence[Target], given: Mapping[str, str | None]) -> None:
+    """See that targets can be judged and costs be computed, before hours are spent on samples.
+
+    Raises:
+        KprofError: a target is not one of steps, or a fact of the costs cannot be true.
+    """
+    for target in targets:
+        if target.metric.name != "step":
+            raise KprofError(
+                f"{target.text!r}: kprof ab times steps, and no requests",
+                fix="give a target such as step_p50<=60ms; of requests, a result file to kprof sla",
+            )
+    if any(given.values()):
+        _costs({**given, "step_s": "1", "speedup": "1"})
+
+
+def _costs(given: Mapping[str, str | None], gpu: str | None = None) -> Costs:
+    known = {name: value for name, value in given.items() if value is not None}
+    return calculate({"gpus": "1", **known}, date.today(), ran_on=gpu)
 
 
 def _take(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -> Comparison:
@@ -214,9 +218,31 @@ def _clean_up(stop: BaseException, folder: Path, tell: Tell) -> None:
             shutil.rmtree(folder)
 
 
-HOW_JUDGED = Text(METHOD, "muted")
-OF_B = "The cost of steps as long as B's mean, and the saving against A's."
-ONLY_STEPS = "a comparison has steps, and no requests: give a result file to kprof sla"
+def _plausible(taken: Comparison) -> tuple[Claim, ...]:
+    """Return the claims; where steps are too short to be steps, none about their time."""
+    first = taken.headline
+    on_gpu = "GPU" in taken.facts
+    floor = (LAUNCH_NS, "a step that launches a kernel") if on_gpu else (CALL_NS, "a step")
+    reason = reason_below_floor(taken.pairs, *floor) if first.metric.unit == "ns" else ""
+    if not reason:
+        return taken.claims
+    return (Claim(first.metric, "INVALID", first.num_pairs, why=reason), *taken.claims[1:])
+
+
+def tokens_per_step(given: Mapping[str, str | None]) -> float | None:
+    """Return how many tokens a step has, if that was told.
+
+    Raises:
+        KprofError: it is no number above 0.
+    """
+    tokens = facts_of({"tokens_per_step": given.get("tokens_per_step")}).tokens_per_step
+    return None if tokens is None else float(tokens)
+
+
+def is_asked_for_costs(options: AbOptions) -> bool:
+    """Tell whether costs are wanted; tokens of a step may be told for the energy of a token."""
+    told = {name for name, value in options.facts.items() if value is not None}
+    return bool(told - {"tokens_per_step"} if options.energy else told)
 
 
 def assess(comparison: Comparison, targets: Sequence[Target]) -> dict[str, Assessment]:
@@ -234,25 +260,40 @@ def assess(comparison: Comparison, targets: Sequence[Target]) -> dict[str, Asses
     return assessed
 
 
-def check_worth(targets: Sequence[Target], given: Mapping[str, str | None]) -> None:
-    """See that targets can be judged and costs be computed, before hours are spent on samples.
+def price(comparison: Comparison, given: Mapping[str, str | None]) -> Costs | None:
+    """Return what B's steps cost and save, or None where no step was timed or no gain proven.
 
-    Raises:
-        KprofError: a target is not one of steps, or a fact of the costs cannot be true.
+    `given` has the names of `kprof cost`'s facts. Where it has no price, that of the GPU counts
+    that the steps ran on. All of it is about means, for a stall costs as much as any other time:
+    the band of the speed-up is the interval of the mean, so the money is no surer than the time.
     """
-    for target in targets:
-        if target.metric.name != "step":
-            raise KprofError(
-                f"{target.text!r}: kprof ab times steps, and no requests",
-                fix="give a target such as step_p50<=60ms; of requests, a result file to kprof sla",
-            )
-    if any(given.values()):
-        _costs({**given, "step_s": "1", "speedup": "1"})
+    claim = comparison.headline
+    if claim.metric.unit != "ns" or claim.mean is None or claim.verdict not in PROVEN:
+        return None
+    interval = claim.mean
+    speedup = ",".join(repr(1 / ratio) for ratio in (interval.high, interval.ratio, interval.low))
+    measured = {"step_s": repr(_mean_of_b(comparison, 0) / 1e9), "speedup": speedup}
+    for place, other in enumerate(comparison.claims):
+        if other.metric.unit == "J" and other.verdict != "INVALID":
+            measured["joules_per_step"] = repr(_mean_of_b(comparison, place))
+    return _costs({**given, **measured}, comparison.facts.get("GPU"))
 
 
-def _costs(given: Mapping[str, str | None], gpu: str | None = None) -> Costs:
-    known = {name: value for name, value in given.items() if value is not None}
-    return calculate({"gpus": "1", **known}, date.today(), ran_on=gpu)
+def _mean_of_b(comparison: Comparison, place: int) -> float:
+    return mean((pair.mean_b or pair.b)[place] for pair in comparison.pairs if not pair.problem)
+
+
+def exit_code_of(claim: Claim, smallest_effect: float) -> int:
+    """Return the exit code of a verdict: 1 only where B is slower by more than what matters.
+
+    SLOWER by a difference that may or may not matter is 3, and 0 where it certainly does not.
+    """
+    if claim.verdict != "SLOWER":
+        return EXIT_CODES[claim.verdict]
+    if claim.is_material or claim.interval is None:
+        return 1
+    most = 1 + smallest_effect
+    return 0 if 1 / most <= claim.interval.low and claim.interval.high <= most else 3
 
 
 def section_of_targets(assessed: Mapping[str, Assessment]) -> Section:
@@ -285,48 +326,6 @@ def section_of_costs(costs: Costs) -> Section:
             for part in section.parts
         ]
     return Section(first.title, 30, tuple(parts))
-
-
-def price(comparison: Comparison, given: Mapping[str, str | None]) -> Costs | None:
-    """Return what B's steps cost and save, or None where no step was timed or no gain proven.
-
-    `given` has the names of `kprof cost`'s facts. Where it has no price, that of the GPU counts
-    that the steps ran on. All of it is about means, for a stall costs as much as any other time:
-    the band of the speed-up is the interval of the mean, so the money is no surer than the time.
-    """
-    claim = comparison.headline
-    if claim.metric.unit != "ns" or claim.mean is None or claim.verdict not in PROVEN:
-        return None
-    interval = claim.mean
-    speedup = ",".join(repr(1 / ratio) for ratio in (interval.high, interval.ratio, interval.low))
-    measured = {"step_s": repr(_mean_of_b(comparison, 0) / 1e9), "speedup": speedup}
-    for place, other in enumerate(comparison.claims):
-        if other.metric.unit == "J" and other.verdict != "INVALID":
-            measured["joules_per_step"] = repr(_mean_of_b(comparison, place))
-    return _costs({**given, **measured}, comparison.facts.get("GPU"))
-
-
-def _mean_of_b(comparison: Comparison, place: int) -> float:
-    return mean((pair.mean_b or pair.b)[place] for pair in comparison.pairs if not pair.problem)
-
-
-PROVEN = ("FASTER", "SLOWER")
-
-
-def is_asked_for_costs(options: AbOptions) -> bool:
-    """Tell whether costs are wanted; tokens of a step may be told for the energy of a token."""
-    told = {name for name, value in options.facts.items() if value is not None}
-    return bool(told - {"tokens_per_step"} if options.energy else told)
-
-
-def tokens_per_step(given: Mapping[str, str | None]) -> float | None:
-    """Return how many tokens a step has, if that was told.
-
-    Raises:
-        KprofError: it is no number above 0.
-    """
-    tokens = facts_of({"tokens_per_step": given.get("tokens_per_step")}).tokens_per_step
-    return None if tokens is None else float(tokens)
 
 
 def no_price(comparison: Comparison) -> Section:

@@ -1,7 +1,4 @@
-"""`kprof.ab_test`: two callables against each other, in pairs, inside this process.
-
-What two callables returned: how far apart it is, and memory that must not hold it already.
-"""
+"""`kprof.ab_test`: two functions in pairs, in this process, with their results compared."""
 
 from __future__ import annotations
 
@@ -42,171 +39,6 @@ from kprof.timing import (
     warm_up,
 )
 
-
-def difference_of(a: object, b: object) -> float | None:
-    """Return the norm of b - a over that of a, the largest over all their arrays and numbers.
-
-    Infinite where they do not match: in structure, shape, or where one holds NaN and the other
-    does not. None where neither holds a number to compare.
-    """
-    left, right = dict(_leaves(a)), dict(_leaves(b))
-    if not left and not right:
-        return None
-    if left.keys() != right.keys():
-        return math.inf
-    return max(_relative(left[place], right[place]) for place in left)
-
-
-def holds_nan(output: object) -> bool:
-    """Tell whether some value in `output` is no number."""
-    leaves = (_as_float(leaf) for _, leaf in _leaves(output))
-    return any(bool((values != values).any()) for values in leaves)
-
-
-def poison_free_memory(output: object) -> None:
-    """Leave NaN where torch will next put tensors of the sizes that are in `output`.
-
-    The caching allocator gives a freed block to the next tensor of its size. On the host there is
-    no such cache, and nothing is done.
-    """
-    torch = sys.modules.get("torch")
-    for _, leaf in _leaves(output):
-        if torch is not None and isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-            block = torch.empty_like(leaf)
-            if leaf.is_floating_point():
-                block.fill_(math.nan)
-            del block
-
-
-def arrays_in(value: object) -> list[Any]:
-    """Return the arrays in `value`, of torch or numpy."""
-    return [leaf for _, leaf in _leaves(value) if hasattr(leaf, "shape")]
-
-
-def size_bytes(value: object) -> int:
-    """Return how many bytes the arrays in `value` have; an expanded one has those of its memory."""
-    return sum(_size_bytes(leaf) for leaf in arrays_in(value))
-
-
-def _size_bytes(leaf: Any) -> int:  # noqa: ANN401 - arrays of torch or numpy
-    strides = leaf.stride() if callable(getattr(leaf, "stride", None)) else leaf.strides
-    size = int(leaf.itemsize)
-    for length, stride in zip(leaf.shape, strides, strict=True):
-        size *= int(length) if stride else min(1, int(length))
-    return size
-
-
-def share_memory(one: object, other: object) -> bool:
-    """Tell whether some array of one lies in the same memory as some array of the other."""
-    return bool(_places(one) & _places(other))
-
-
-def _places(value: object) -> set[tuple[str, int]]:
-    """Return where the memory of each array begins, and on which device."""
-    found = set()
-    for leaf in arrays_in(value):
-        if hasattr(leaf, "untyped_storage"):
-            found.add((str(leaf.device), leaf.untyped_storage().data_ptr()))
-        elif hasattr(leaf, "__array_interface__"):
-            base = leaf
-            while getattr(base, "base", None) is not None and hasattr(base.base, "shape"):
-                base = base.base
-            found.add(("cpu", base.__array_interface__["data"][0]))
-    return found
-
-
-def overwrite(output: object, numbers: Mapping[object, Any] | None = None) -> None:
-    """Put `numbers`, as of `copy_numbers`, into the arrays of `output`; without them, NaN or 0."""
-    torch = sys.modules.get("torch")
-    for place, leaf in _leaves(output):
-        if not hasattr(leaf, "shape"):
-            continue
-        if torch is not None and isinstance(leaf, torch.Tensor):
-            spoilt = math.nan if leaf.is_floating_point() or leaf.is_complex() else 0
-            with torch.no_grad():
-                target = leaf.detach()
-                target.fill_(spoilt) if numbers is None else target.copy_(numbers[place])
-        elif getattr(leaf, "flags", None) is not None and leaf.flags.writeable:
-            spoilt = math.nan if leaf.dtype.kind in "fc" else 0
-            leaf[...] = spoilt if numbers is None else numbers[place]
-
-
-def fresh_copy(inputs: tuple[object, ...]) -> tuple[object, ...] | None:
-    """Return inputs with new arrays of the same numbers; None where some cannot be copied."""
-    copied: list[object] = []
-    for value in inputs:
-        if hasattr(value, "shape"):
-            copied.append(_copied(value))
-        elif value is None or isinstance(value, Number | str | bytes):
-            copied.append(value)
-        else:
-            return None
-    return tuple(copied)
-
-
-def copy_numbers(value: object) -> dict[object, Any]:
-    """Return a copy of every array and number in `value`, by its place."""
-    return {place: _copied(leaf) for place, leaf in _leaves(value)}
-
-
-def has_changed(kept: Mapping[object, Any], value: object) -> bool:
-    """Tell whether `value` holds something else than when `copy_numbers` saw it."""
-    now = dict(_leaves(value))
-    if now.keys() != kept.keys():
-        return True
-    return any(_relative(leaf, now[place]) != 0.0 for place, leaf in kept.items())
-
-
-def _copied(leaf: Any) -> Any:  # noqa: ANN401 - arrays of torch or numpy
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(leaf, torch.Tensor):
-        return leaf.detach().clone()
-    return leaf.copy() if hasattr(leaf, "shape") else leaf
-
-
-def _leaves(value: object, place: tuple[object, ...] = ()) -> Iterator[tuple[object, Any]]:
-    """Yield the arrays and numbers in a nest of sequences and mappings, each with its place."""
-    if value is None or isinstance(value, str | bytes):
-        return
-    if isinstance(value, Number) or hasattr(value, "shape"):
-        yield place, value
-    elif isinstance(value, Mapping):
-        for key in value:
-            yield from _leaves(value[key], (*place, key))
-    elif isinstance(value, Sequence):
-        for index, item in enumerate(value):
-            yield from _leaves(item, (*place, index))
-
-
-def _relative(a: Any, b: Any) -> float:  # noqa: ANN401 - arrays of torch or numpy
-    if getattr(a, "shape", ()) != getattr(b, "shape", ()):
-        return math.inf
-    left, right = _as_float(a), _as_float(b)
-    # NaN and infinity have to stand in the same places; the rest is measured.
-    is_special = (left != left) | (abs(left) == math.inf)
-    here, there = left[is_special], right[is_special]
-    if not bool(((here == there) | ((here != here) & (there != there))).all()):
-        return math.inf
-    left, right = left[~is_special], right[~is_special]
-    distance = float(((right - left) ** 2).sum()) ** 0.5
-    if distance == 0.0:
-        return 0.0
-    norm = float((left**2).sum()) ** 0.5
-    # A NaN only in b makes the distance one.
-    return distance / norm if norm and not math.isnan(distance) else math.inf
-
-
-def _as_float(value: Any) -> Any:  # noqa: ANN401
-    """Return a flat array of double precision, on the device where it was."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        value = torch.view_as_real(value) if value.is_complex() else value
-        return value.detach().double().reshape(-1)
-    import numpy as np
-
-    return np.asarray(value, dtype=np.float64).reshape(-1)
-
-
 TIME = Metric("time per call", "ns")
 OWN_PLAN = "use Plan((kprof.ab.functions.TIME,), …)"
 SAMPLE_NS = 2e7
@@ -236,6 +68,50 @@ class AbTestError(KprofError):
 
 
 Function = Callable[..., object]
+
+
+class _Arm:
+    """One of the two with its turn among the inputs, and what it returned last."""
+
+    def __init__(self, function: Function, inputs: Sequence[tuple[object, ...]]) -> None:
+        self._function = function
+        self._inputs = inputs
+        self._turn = -1
+        self.last: object = None
+        self.is_inside = False
+        """Whether it was called and has not returned."""
+
+    def call(self) -> object:
+        """Call it with the inputs whose turn it is."""
+        self._turn = (self._turn + 1) % len(self._inputs)
+        self.is_inside = True
+        self.last = self._function(*self._inputs[self._turn])
+        self.is_inside = False
+        return self.last
+
+    def call_with(self, inputs: tuple[object, ...]) -> object:
+        """Call it with other inputs, out of turn."""
+        return self._function(*inputs)
+
+    def returns_what_it_kept(self) -> bool:
+        """Overwrite what it returned, call it again, and tell whether it returns just that.
+
+        What was overwritten is put back: a function that keeps its results keeps the right ones.
+        """
+        inputs = self._inputs[self._turn]
+        returned = self._function(*inputs)
+        numbers = copy_numbers(returned)
+        if not arrays_in(returned):
+            return False
+        overwrite(returned)
+        again = self._function(*inputs)
+        is_kept = share_memory(again, returned) and has_changed(numbers, again)
+        overwrite(returned, numbers)
+        return is_kept
+
+    def difference_to(self, other: _Arm) -> float | None:
+        """Return how far what it returned last, while timed, is from the other's on the same."""
+        return difference_of(other._function(*self._inputs[self._turn]), self.last)
 
 
 def ab_test(  # noqa: PLR0913 - options by name
@@ -300,91 +176,6 @@ def ab_test(  # noqa: PLR0913 - options by name
     )
 
 
-class _Arm:
-    """One of the two with its turn among the inputs, and what it returned last."""
-
-    def __init__(self, function: Function, inputs: Sequence[tuple[object, ...]]) -> None:
-        self._function = function
-        self._inputs = inputs
-        self._turn = -1
-        self.last: object = None
-        self.is_inside = False
-        """Whether it was called and has not returned."""
-
-    def call(self) -> object:
-        """Call it with the inputs whose turn it is."""
-        self._turn = (self._turn + 1) % len(self._inputs)
-        self.is_inside = True
-        self.last = self._function(*self._inputs[self._turn])
-        self.is_inside = False
-        return self.last
-
-    def call_with(self, inputs: tuple[object, ...]) -> object:
-        """Call it with other inputs, out of turn."""
-        return self._function(*inputs)
-
-    def returns_what_it_kept(self) -> bool:
-        """Overwrite what it returned, call it again, and tell whether it returns just that.
-
-        What was overwritten is put back: a function that keeps its results keeps the right ones.
-        """
-        inputs = self._inputs[self._turn]
-        returned = self._function(*inputs)
-        numbers = copy_numbers(returned)
-        if not arrays_in(returned):
-            return False
-        overwrite(returned)
-        again = self._function(*inputs)
-        is_kept = share_memory(again, returned) and has_changed(numbers, again)
-        overwrite(returned, numbers)
-        return is_kept
-
-    def difference_to(self, other: _Arm) -> float | None:
-        """Return how far what it returned last, while timed, is from the other's on the same."""
-        return difference_of(other._function(*self._inputs[self._turn]), self.last)
-
-
-def _call_first(arms: tuple[_Arm, _Arm], inputs: tuple[object, ...]) -> tuple[str, float | None]:
-    """Call A, then B, on the first inputs; return which change those, and how far both differ."""
-    changing, returned = "", []
-    for label, arm in zip("AB", arms, strict=True):
-        kept = copy_numbers(inputs)
-        returned.append(arm.call())
-        changing += label if has_changed(kept, inputs) else ""
-    return changing, difference_of(*returned)
-
-
-def _take(
-    arms: tuple[_Arm, _Arm], plan: Plan, stopwatch: Stopwatch, warmed: WarmUp, watcher: Watcher
-) -> tuple[Pair, ...]:
-    """Take pairs until the plan's number is reached or, if it says so, the verdict stands."""
-    taken: list[Pair] = []
-    order = Random(plan.seed)
-    works = arms[0].call, arms[1].call
-    try:
-        for pair in take_pairs(*works, stopwatch, warmed.num_calls, order, watcher.read):
-            taken.append(pair)
-            # What is freed now is what the next call gets for its output: one that leaves part of
-            # it unwritten shall not find a right answer there.
-            poison_free_memory(arms[0].last)
-            if is_enough(plan, taken):
-                break
-    except Exception as error:
-        raise AbTestError(
-            f"{'B' if arms[1].is_inside else 'A'} raised {type(error).__name__} after "
-            f"{len(taken)} pairs: {error}",
-            fix="see its traceback; `pairs` of this error has what was measured",
-            pairs=tuple(taken),
-        ) from error
-    return tuple(taken)
-
-
-def _resolution_ns(stopwatch: Stopwatch, num_calls: int) -> float:
-    """Return the least difference that the stopwatch tells apart in the time of a call."""
-    is_wall = isinstance(stopwatch, WallStopwatch)
-    return (measure_host_resolution_ns() if is_wall else stopwatch.resolution_ns) / num_calls
-
-
 def _check(inputs: Sequence[tuple[object, ...]], clock: Clock, plan: Plan) -> None:
     if not inputs:
         raise KprofError("no inputs to call with", fix="leave `inputs` out, or give a tuple a call")
@@ -416,6 +207,133 @@ def _check(inputs: Sequence[tuple[object, ...]], clock: Clock, plan: Plan) -> No
         )
 
 
+def _call_first(arms: tuple[_Arm, _Arm], inputs: tuple[object, ...]) -> tuple[str, float | None]:
+    """Call A, then B, on the first inputs; return which change those, and how far both differ."""
+    changing, returned = "", []
+    for label, arm in zip("AB", arms, strict=True):
+        kept = copy_numbers(inputs)
+        returned.append(arm.call())
+        changing += label if has_changed(kept, inputs) else ""
+    return changing, difference_of(*returned)
+
+
+def copy_numbers(value: object) -> dict[object, Any]:
+    """Return a copy of every array and number in `value`, by its place."""
+    return {place: _copied(leaf) for place, leaf in _leaves(value)}
+
+
+def _copied(leaf: Any) -> Any:  # noqa: ANN401 - arrays of torch or numpy
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(leaf, torch.Tensor):
+        return leaf.detach().clone()
+    return leaf.copy() if hasattr(leaf, "shape") else leaf
+
+
+def _leaves(value: object, place: tuple[object, ...] = ()) -> Iterator[tuple[object, Any]]:
+    """Yield the arrays and numbers in a nest of sequences and mappings, each with its place."""
+    if value is None or isinstance(value, str | bytes):
+        return
+    if isinstance(value, Number) or hasattr(value, "shape"):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for key in value:
+            yield from _leaves(value[key], (*place, key))
+    elif isinstance(value, Sequence):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*place, index))
+
+
+def has_changed(kept: Mapping[object, Any], value: object) -> bool:
+    """Tell whether `value` holds something else than when `copy_numbers` saw it."""
+    now = dict(_leaves(value))
+    if now.keys() != kept.keys():
+        return True
+    return any(_relative(leaf, now[place]) != 0.0 for place, leaf in kept.items())
+
+
+def _relative(a: Any, b: Any) -> float:  # noqa: ANN401 - arrays of torch or numpy
+    if getattr(a, "shape", ()) != getattr(b, "shape", ()):
+        return math.inf
+    left, right = _as_float(a), _as_float(b)
+    # NaN and infinity have to stand in the same places; the rest is measured.
+    is_special = (left != left) | (abs(left) == math.inf)
+    here, there = left[is_special], right[is_special]
+    if not bool(((here == there) | ((here != here) & (there != there))).all()):
+        return math.inf
+    left, right = left[~is_special], right[~is_special]
+    distance = float(((right - left) ** 2).sum()) ** 0.5
+    if distance == 0.0:
+        return 0.0
+    norm = float((left**2).sum()) ** 0.5
+    # A NaN only in b makes the distance one.
+    return distance / norm if norm and not math.isnan(distance) else math.inf
+
+
+def _as_float(value: Any) -> Any:  # noqa: ANN401
+    """Return a flat array of double precision, on the device where it was."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = torch.view_as_real(value) if value.is_complex() else value
+        return value.detach().double().reshape(-1)
+    import numpy as np
+
+    return np.asarray(value, dtype=np.float64).reshape(-1)
+
+
+def difference_of(a: object, b: object) -> float | None:
+    """Return the norm of b - a over that of a, the largest over all their arrays and numbers.
+
+    Infinite where they do not match: in structure, shape, or where one holds NaN and the other
+    does not. None where neither holds a number to compare.
+    """
+    left, right = dict(_leaves(a)), dict(_leaves(b))
+    if not left and not right:
+        return None
+    if left.keys() != right.keys():
+        return math.inf
+    return max(_relative(left[place], right[place]) for place in left)
+
+
+def _take(
+    arms: tuple[_Arm, _Arm], plan: Plan, stopwatch: Stopwatch, warmed: WarmUp, watcher: Watcher
+) -> tuple[Pair, ...]:
+    """Take pairs until the plan's number is reached or, if it says so, the verdict stands."""
+    taken: list[Pair] = []
+    order = Random(plan.seed)
+    works = arms[0].call, arms[1].call
+    try:
+        for pair in take_pairs(*works, stopwatch, warmed.num_calls, order, watcher.read):
+            taken.append(pair)
+            # What is freed now is what the next call gets for its output: one that leaves part of
+            # it unwritten shall not find a right answer there.
+            poison_free_memory(arms[0].last)
+            if is_enough(plan, taken):
+                break
+    except Exception as error:
+        raise AbTestError(
+            f"{'B' if arms[1].is_inside else 'A'} raised {type(error).__name__} after "
+            f"{len(taken)} pairs: {error}",
+            fix="see its traceback; `pairs` of this error has what was measured",
+            pairs=tuple(taken),
+        ) from error
+    return tuple(taken)
+
+
+def poison_free_memory(output: object) -> None:
+    """Leave NaN where torch will next put tensors of the sizes that are in `output`.
+
+    The caching allocator gives a freed block to the next tensor of its size. On the host there is
+    no such cache, and nothing is done.
+    """
+    torch = sys.modules.get("torch")
+    for _, leaf in _leaves(output):
+        if torch is not None and isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+            block = torch.empty_like(leaf)
+            if leaf.is_floating_point():
+                block.fill_(math.nan)
+            del block
+
+
 def _find_wrong(
     pairs: Sequence[Pair], differences: tuple[float | None, ...], floor_ns: float | None
 ) -> str:
@@ -443,6 +361,18 @@ def _find_wrong(
 def _find_nan(arms: Sequence[_Arm]) -> str:
     is_nan = all(holds_nan(arm.last) for arm in arms)
     return "Both return NaN: whether they do the same is unknown." if is_nan else ""
+
+
+def holds_nan(output: object) -> bool:
+    """Tell whether some value in `output` is no number."""
+    leaves = (_as_float(leaf) for _, leaf in _leaves(output))
+    return any(bool((values != values).any()) for values in leaves)
+
+
+def _resolution_ns(stopwatch: Stopwatch, num_calls: int) -> float:
+    """Return the least difference that the stopwatch tells apart in the time of a call."""
+    is_wall = isinstance(stopwatch, WallStopwatch)
+    return (measure_host_resolution_ns() if is_wall else stopwatch.resolution_ns) / num_calls
 
 
 def _find_kept_results(
@@ -483,6 +413,30 @@ def _find_kept_results(
     return ""
 
 
+def share_memory(one: object, other: object) -> bool:
+    """Tell whether some array of one lies in the same memory as some array of the other."""
+    return bool(_places(one) & _places(other))
+
+
+def _places(value: object) -> set[tuple[str, int]]:
+    """Return where the memory of each array begins, and on which device."""
+    found = set()
+    for leaf in arrays_in(value):
+        if hasattr(leaf, "untyped_storage"):
+            found.add((str(leaf.device), leaf.untyped_storage().data_ptr()))
+        elif hasattr(leaf, "__array_interface__"):
+            base = leaf
+            while getattr(base, "base", None) is not None and hasattr(base.base, "shape"):
+                base = base.base
+            found.add(("cpu", base.__array_interface__["data"][0]))
+    return found
+
+
+def arrays_in(value: object) -> list[Any]:
+    """Return the arrays in `value`, of torch or numpy."""
+    return [leaf for _, leaf in _leaves(value) if hasattr(leaf, "shape")]
+
+
 def _floor(output: object, stopwatch: Stopwatch) -> tuple[float, str]:
     """Return the least time that a call can take which computes such an output, and of what."""
     arrays = arrays_in(output)
@@ -498,12 +452,39 @@ def _floor(output: object, stopwatch: Stopwatch) -> tuple[float, str]:
     return max(launch_ns, written_ns), "a kernel that writes the result"
 
 
-def _doubts_of_gain(claims: Sequence[Claim]) -> list[str]:
-    return [doubt for claim in claims if (doubt := doubt_ratio(claim))]
+def size_bytes(value: object) -> int:
+    """Return how many bytes the arrays in `value` have; an expanded one has those of its memory."""
+    return sum(_size_bytes(leaf) for leaf in arrays_in(value))
+
+
+def _size_bytes(leaf: Any) -> int:  # noqa: ANN401 - arrays of torch or numpy
+    strides = leaf.stride() if callable(getattr(leaf, "stride", None)) else leaf.strides
+    size = int(leaf.itemsize)
+    for length, stride in zip(leaf.shape, strides, strict=True):
+        size *= int(length) if stride else min(1, int(length))
+    return size
+
+
+def fresh_copy(inputs: tuple[object, ...]) -> tuple[object, ...] | None:
+    """Return inputs with new arrays of the same numbers; None where some cannot be copied."""
+    copied: list[object] = []
+    for value in inputs:
+        if hasattr(value, "shape"):
+            copied.append(_copied(value))
+        elif value is None or isinstance(value, Number | str | bytes):
+            copied.append(value)
+        else:
+            return None
+    return tuple(copied)
 
 
 def _invalid(claim: Claim, why: str) -> Claim:
     return replace(claim, verdict="INVALID", why=why, is_material=False, pairs_needed=None)
+
+
+def _name(function: Function, otherwise: str) -> str:
+    name = getattr(function, "__name__", otherwise)
+    return otherwise if name == "<lambda>" else name
 
 
 def _doubts(
@@ -533,10 +514,8 @@ def _doubts(
     return doubts
 
 
-def _outputs(first: float | None, last: float | None) -> dict[str, str]:
-    if first is None or last is None:
-        return {}
-    return {"outputs": f"differ by {first:.2g} before and {last:.2g} after timing, of A's norm"}
+def _doubts_of_gain(claims: Sequence[Claim]) -> list[str]:
+    return [doubt for claim in claims if (doubt := doubt_ratio(claim))]
 
 
 def _machine() -> dict[str, str]:
@@ -549,6 +528,23 @@ def _machine() -> dict[str, str]:
     return found
 
 
-def _name(function: Function, otherwise: str) -> str:
-    name = getattr(function, "__name__", otherwise)
-    return otherwise if name == "<lambda>" else name
+def _outputs(first: float | None, last: float | None) -> dict[str, str]:
+    if first is None or last is None:
+        return {}
+    return {"outputs": f"differ by {first:.2g} before and {last:.2g} after timing, of A's norm"}
+
+
+def overwrite(output: object, numbers: Mapping[object, Any] | None = None) -> None:
+    """Put `numbers`, as of `copy_numbers`, into the arrays of `output`; without them, NaN or 0."""
+    torch = sys.modules.get("torch")
+    for place, leaf in _leaves(output):
+        if not hasattr(leaf, "shape"):
+            continue
+        if torch is not None and isinstance(leaf, torch.Tensor):
+            spoilt = math.nan if leaf.is_floating_point() or leaf.is_complex() else 0
+            with torch.no_grad():
+                target = leaf.detach()
+                target.fill_(spoilt) if numbers is None else target.copy_(numbers[place])
+        elif getattr(leaf, "flags", None) is not None and leaf.flags.writeable:
+            spoilt = math.nan if leaf.dtype.kind in "fc" else 0
+            leaf[...] = spoilt if numbers is None else numbers[place]

@@ -77,42 +77,6 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
     )
 
 
-def _schedule(plan: Plan, options: AbOptions, folder: Path) -> Schedule:
-    window_s = max(options.window_s, ENERGY_WINDOW_S if ENERGY in plan.metrics else 0)
-    patch: str | None = options.patch
-    arguments: tuple[str, ...] = ()
-    if options.swap:
-        patch, arguments = SWAP, (options.swap, str((folder / SWAP_REPORT).resolve()))
-    return Schedule(order_of(plan), options.skip, window_s, patch=patch, patch_arguments=arguments)
-
-
-def _say_end(plan: Plan, num_pairs: int, has_ended: bool, is_interrupted: bool) -> str:
-    if has_ended:
-        return f"The workload ended after {num_pairs} of {plan.max_pairs} pairs."
-    return say_stopped(plan, num_pairs) if is_interrupted else ""
-
-
-def _too_few(name: str, trial: Trial) -> KprofError:
-    if not trial.rule:
-        return KprofError(
-            f"{name} took no steps that kprof knows, so there is nothing to switch between",
-            fix='name its steps: with kprof.range("step"); or compare whole runs, with --env, '
-            f"--arg or --python; its output: {trial.log}",
-        )
-    return KprofError(
-        f"{name} ended before a pair of windows was taken",
-        fix=f"let it take more steps, or shorten --window or --skip; its output: {trial.log}",
-    )
-
-
-def _believed(claim: Claim, trial: Trial) -> Claim:
-    """Return a claim; on energy that the sensors contradict, none."""
-    if claim.metric != ENERGY or not trial.why_no_energy:
-        return claim
-    why = f"{trial.why_no_energy[0].upper()}{trial.why_no_energy[1:]}."
-    return Claim(claim.metric, "INVALID", claim.num_pairs, why=why)
-
-
 def _plan(options: AbOptions) -> Plan:
     has_energy = options.energy and can_count_energy()
     # Samples of seconds take too long for many, and need fewer: they scatter less.
@@ -126,16 +90,13 @@ def _plan(options: AbOptions) -> Plan:
     )
 
 
-def _take(
-    a: Variant, schedule: Schedule, folder: Path, look: Callable[[Sequence[Window]], bool]
-) -> tuple[Trial, bool]:
-    """Return the trial, and whether it was stopped by hand after the first pair."""
-    try:
-        return run_trial(a, schedule, folder / "raw", is_enough=look), False
-    except TrialInterrupted as stop:
-        if len(stop.trial.windows) < 2:
-            raise
-        return stop.trial, True
+def _schedule(plan: Plan, options: AbOptions, folder: Path) -> Schedule:
+    window_s = max(options.window_s, ENERGY_WINDOW_S if ENERGY in plan.metrics else 0)
+    patch: str | None = options.patch
+    arguments: tuple[str, ...] = ()
+    if options.swap:
+        patch, arguments = SWAP, (options.swap, str((folder / SWAP_REPORT).resolve()))
+    return Schedule(order_of(plan), options.skip, window_s, patch=patch, patch_arguments=arguments)
 
 
 def order_of(plan: Plan) -> str:
@@ -165,3 +126,42 @@ def _value(metric: Metric, window: Window) -> float:
     if metric != ENERGY:
         return float(window.time_ns)
     return nan if window.joules is None else window.joules / window.num_steps
+
+
+def _take(
+    a: Variant, schedule: Schedule, folder: Path, look: Callable[[Sequence[Window]], bool]
+) -> tuple[Trial, bool]:
+    """Return the trial, and whether it was stopped by hand after the first pair."""
+    try:
+        return run_trial(a, schedule, folder / "raw", is_enough=look), False
+    except TrialInterrupted as stop:
+        if len(stop.trial.windows) < 2:
+            raise
+        return stop.trial, True
+
+
+def _too_few(name: str, trial: Trial) -> KprofError:
+    if not trial.rule:
+        return KprofError(
+            f"{name} took no steps that kprof knows, so there is nothing to switch between",
+            fix='name its steps: with kprof.range("step"); or compare whole runs, with --env, '
+            f"--arg or --python; its output: {trial.log}",
+        )
+    return KprofError(
+        f"{name} ended before a pair of windows was taken",
+        fix=f"let it take more steps, or shorten --window or --skip; its output: {trial.log}",
+    )
+
+
+def _say_end(plan: Plan, num_pairs: int, has_ended: bool, is_interrupted: bool) -> str:
+    if has_ended:
+        return f"The workload ended after {num_pairs} of {plan.max_pairs} pairs."
+    return say_stopped(plan, num_pairs) if is_interrupted else ""
+
+
+def _believed(claim: Claim, trial: Trial) -> Claim:
+    """Return a claim; on energy that the sensors contradict, none."""
+    if claim.metric != ENERGY or not trial.why_no_energy:
+        return claim
+    why = f"{trial.why_no_energy[0].upper()}{trial.why_no_energy[1:]}."
+    return Claim(claim.metric, "INVALID", claim.num_pairs, why=why)

@@ -1,7 +1,4 @@
-"""`kprof cost`: what tokens, fleets and training cost, from what a run and its user know.
-
-Quotes of GPU-hours in files: kprof's own table of prices, and anybody's in the same form.
-"""
+"""`kprof cost`: cost of tokens, fleets and training, from a run, its user and price lists."""
 
 from __future__ import annotations
 
@@ -38,52 +35,6 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 class _File(msgspec.Struct):
     quotes: list[_Line]
-
-
-def read_prices(path: Path | None = None) -> list[Quote]:
-    """Return kprof's table of prices; a GPU that is in the file `path` has only that file's.
-
-    Raises:
-        KprofError: the file cannot be read, or is no table of prices.
-    """
-    table = _read(TABLE)
-    if path is None:
-        return table
-    own = _read(path)
-    theirs = {quote.gpu.casefold() for quote in own}
-    return [*own, *(quote for quote in table if quote.gpu.casefold() not in theirs)]
-
-
-def _read(path: Path) -> list[Quote]:
-    fix = "see docs/cost.md for what a file of prices holds"
-    try:
-        lines = msgspec.json.decode(path.read_bytes(), type=_File).quotes
-    except OSError as error:
-        raise KprofError(
-            f"{path} cannot be read: {error.strerror}",
-            fix="name a file of prices that exists, or none for kprof's own table",
-        ) from error
-    except msgspec.MsgspecError as error:
-        raise KprofError(f"{path} is no table of prices: {error}", fix=fix) from error
-    for line in lines:
-        if not 0 < line.usd_per_gpu_hour < float("inf"):
-            problem = f"{path}: {line.gpu} costs {line.usd_per_gpu_hour} at {line.price_list}"
-            raise KprofError(problem, fix="a price is a number of dollars above 0")
-    return [_quote(line) for line in lines]
-
-
-def _quote(line: _Line) -> Quote:
-    return Quote(
-        line.gpu,
-        # As it is written, not the float nearest to it: the sums are exact.
-        Fraction(repr(line.usd_per_gpu_hour)),
-        line.term,
-        line.price_list,
-        line.source,
-        line.date,
-        line.region,
-        line.note,
-    )
 
 
 __all__ = ["calculate", "json_of", "read_prices", "section_of_quotes", "sections_of_costs"]
@@ -132,20 +83,50 @@ def calculate(
     return replace(costs, notes=(*notes, *costs.notes), warnings=(*others, *costs.warnings))
 
 
-def _of_another(facts: Facts, ran_on: str | None) -> tuple[str, ...]:
-    """Say so where the price is of another GPU than the times."""
-    is_listed = facts.price is None and facts.capex is None
-    if not (is_listed and facts.gpu and ran_on) or facts.gpu.casefold() == ran_on.casefold():
-        return ()
-    return (
-        f"The price is that of {facts.gpu}, as --gpu says, and the times were measured on "
-        f"{ran_on}: these dollars are of neither. Leave --gpu out, or measure on {facts.gpu}.",
+def read_prices(path: Path | None = None) -> list[Quote]:
+    """Return kprof's table of prices; a GPU that is in the file `path` has only that file's.
+
+    Raises:
+        KprofError: the file cannot be read, or is no table of prices.
+    """
+    table = _read(TABLE)
+    if path is None:
+        return table
+    own = _read(path)
+    theirs = {quote.gpu.casefold() for quote in own}
+    return [*own, *(quote for quote in table if quote.gpu.casefold() not in theirs)]
+
+
+def _read(path: Path) -> list[Quote]:
+    fix = "see docs/cost.md for what a file of prices holds"
+    try:
+        lines = msgspec.json.decode(path.read_bytes(), type=_File).quotes
+    except OSError as error:
+        raise KprofError(
+            f"{path} cannot be read: {error.strerror}",
+            fix="name a file of prices that exists, or none for kprof's own table",
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise KprofError(f"{path} is no table of prices: {error}", fix=fix) from error
+    for line in lines:
+        if not 0 < line.usd_per_gpu_hour < float("inf"):
+            problem = f"{path}: {line.gpu} costs {line.usd_per_gpu_hour} at {line.price_list}"
+            raise KprofError(problem, fix="a price is a number of dollars above 0")
+    return [_quote(line) for line in lines]
+
+
+def _quote(line: _Line) -> Quote:
+    return Quote(
+        line.gpu,
+        # As it is written, not the float nearest to it: the sums are exact.
+        Fraction(repr(line.usd_per_gpu_hour)),
+        line.term,
+        line.price_list,
+        line.source,
+        line.date,
+        line.region,
+        line.note,
     )
-
-
-def json_of(costs: Costs) -> bytes:
-    """Return the costs as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(result_of_costs(costs)))
 
 
 def _measured(run: Path) -> tuple[dict[str, object], tuple[str, ...], str | None]:
@@ -179,3 +160,19 @@ def _peak_tflops(gpu: str) -> Fraction | None:
         if listed_name(device.name).casefold() == gpu.casefold() and "bf16" in device.flops_per_s:
             return Fraction(repr(device.flops_per_s["bf16"])) / 10**12
     return None
+
+
+def _of_another(facts: Facts, ran_on: str | None) -> tuple[str, ...]:
+    """Say so where the price is of another GPU than the times."""
+    is_listed = facts.price is None and facts.capex is None
+    if not (is_listed and facts.gpu and ran_on) or facts.gpu.casefold() == ran_on.casefold():
+        return ()
+    return (
+        f"The price is that of {facts.gpu}, as --gpu says, and the times were measured on "
+        f"{ran_on}: these dollars are of neither. Leave --gpu out, or measure on {facts.gpu}.",
+    )
+
+
+def json_of(costs: Costs) -> bytes:
+    """Return the costs as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(result_of_costs(costs)))

@@ -124,80 +124,6 @@ def _plan(options: AbOptions, pilots: Sequence[Trial]) -> Plan:
     )
 
 
-def _pair(plan: Plan, a: Trial, b: Trial, is_a_first: bool, start_ns: int) -> Pair:
-    problems = [w.problem for trial in (a, b) for w in trial.windows if w.problem]
-    is_bad = any(trial.windows and not _good(trial) for trial in (a, b))
-    return Pair(
-        a=tuple(_value(metric, a) for metric in plan.metrics),
-        b=tuple(_value(metric, b) for metric in plan.metrics),
-        is_a_first=is_a_first,
-        start_ns=start_ns,
-        clocks_mhz=(_clock(a), _clock(b)),
-        mean_a=tuple(_mean(metric, a) for metric in plan.metrics),
-        mean_b=tuple(_mean(metric, b) for metric in plan.metrics),
-        num_windows=max(1, min(len(_good(a)), len(_good(b)))),
-        problem=problems[0] if is_bad else "",
-    )
-
-
-def _ratios(a: Trial, b: Trial) -> list[float]:
-    """Return the log ratios of B's windows to A's, in order; none where one of them is missing."""
-    times = [[w.time_ns for w in _good(trial)] for trial in (a, b)]
-    if any(len(of) != NUM_WINDOWS for of in times):
-        return []
-    return [log(of_b / of_a) for of_a, of_b in zip(*times, strict=True)]
-
-
-def _constant(claim: Claim, plan: Plan, ratios: Sequence[Sequence[float]]) -> Claim:
-    """Return a claim; on steps whose ratio changes within each process, none."""
-    whole = np.array([of for of in ratios if of], dtype=float)
-    reason = say_warm_up(whole, log1p(plan.smallest_effect)) if claim.metric is STEP else ""
-    return Claim(claim.metric, "INVALID", claim.num_pairs, why=reason) if reason else claim
-
-
-def _value(metric: Metric, trial: Trial) -> float:
-    if metric is RUN:
-        return float(trial.wall_ns)
-    if metric is ENERGY:
-        return float("nan") if trial.joules_per_step is None else trial.joules_per_step
-    windows = _good(trial) or trial.windows
-    return median(w.time_ns for w in windows) if windows else float("nan")
-
-
-def _mean(metric: Metric, trial: Trial) -> float:
-    """Return the mean of the windows where the value is their median: costs follow the mean."""
-    windows = _good(trial) or trial.windows
-    if metric is not STEP or not windows:
-        return _value(metric, trial)
-    return mean(w.time_ns for w in windows)
-
-
-def _good(trial: Trial) -> list[Window]:
-    return [window for window in trial.windows if not window.problem]
-
-
-def _clock(trial: Trial) -> float | None:
-    clocks = [w.sm_clock_mhz for w in trial.windows if w.sm_clock_mhz is not None]
-    return median(clocks) if clocks else None
-
-
-def _progress(taken: Sequence[Pair], plan: Plan) -> str:
-    last = taken[-1]
-    change = 100 * (last.b[0] / last.a[0] - 1)
-    said = f"B {change:+.1f} %" if isfinite(change) else "no step was timed in one of the two"
-    return f"pair {len(taken)} of at most {plan.max_pairs}: {said}"
-
-
-def _protocol(plan: Plan, schedule: Schedule) -> str:
-    how = "Alternating processes in random order, one of A and one of B a pair: "
-    if plan.metrics[0] is RUN:
-        return how + "the whole time of each, from its start to its end."
-    return (
-        f"{how}of each the median of {NUM_WINDOWS} windows of at least {schedule.window_s:g} s "
-        f"after {format_count(schedule.skip, 'step')}, from an idle GPU to an idle GPU."
-    )
-
-
 def _doubts(plan: Plan, options: AbOptions, pilots: Sequence[Trial]) -> tuple[str, ...]:
     doubts = list(dict.fromkeys(problem for trial in pilots for problem in trial.problems))
     if plan.metrics[0] is RUN:
@@ -217,12 +143,86 @@ def say_stopped(plan: Plan, num_taken: int) -> str:
     return f"{said}." if num_taken >= least else f"{said}: no verdict comes before {least}."
 
 
+def _ratios(a: Trial, b: Trial) -> list[float]:
+    """Return the log ratios of B's windows to A's, in order; none where one of them is missing."""
+    times = [[w.time_ns for w in _good(trial)] for trial in (a, b)]
+    if any(len(of) != NUM_WINDOWS for of in times):
+        return []
+    return [log(of_b / of_a) for of_a, of_b in zip(*times, strict=True)]
+
+
+def _good(trial: Trial) -> list[Window]:
+    return [window for window in trial.windows if not window.problem]
+
+
+def _pair(plan: Plan, a: Trial, b: Trial, is_a_first: bool, start_ns: int) -> Pair:
+    problems = [w.problem for trial in (a, b) for w in trial.windows if w.problem]
+    is_bad = any(trial.windows and not _good(trial) for trial in (a, b))
+    return Pair(
+        a=tuple(_value(metric, a) for metric in plan.metrics),
+        b=tuple(_value(metric, b) for metric in plan.metrics),
+        is_a_first=is_a_first,
+        start_ns=start_ns,
+        clocks_mhz=(_clock(a), _clock(b)),
+        mean_a=tuple(_mean(metric, a) for metric in plan.metrics),
+        mean_b=tuple(_mean(metric, b) for metric in plan.metrics),
+        num_windows=max(1, min(len(_good(a)), len(_good(b)))),
+        problem=problems[0] if is_bad else "",
+    )
+
+
+def _value(metric: Metric, trial: Trial) -> float:
+    if metric is RUN:
+        return float(trial.wall_ns)
+    if metric is ENERGY:
+        return float("nan") if trial.joules_per_step is None else trial.joules_per_step
+    windows = _good(trial) or trial.windows
+    return median(w.time_ns for w in windows) if windows else float("nan")
+
+
+def _clock(trial: Trial) -> float | None:
+    clocks = [w.sm_clock_mhz for w in trial.windows if w.sm_clock_mhz is not None]
+    return median(clocks) if clocks else None
+
+
+def _mean(metric: Metric, trial: Trial) -> float:
+    """Return the mean of the windows where the value is their median: costs follow the mean."""
+    windows = _good(trial) or trial.windows
+    if metric is not STEP or not windows:
+        return _value(metric, trial)
+    return mean(w.time_ns for w in windows)
+
+
+def _progress(taken: Sequence[Pair], plan: Plan) -> str:
+    last = taken[-1]
+    change = 100 * (last.b[0] / last.a[0] - 1)
+    said = f"B {change:+.1f} %" if isfinite(change) else "no step was timed in one of the two"
+    return f"pair {len(taken)} of at most {plan.max_pairs}: {said}"
+
+
 def _doubts_of_energy(reasons: Sequence[str]) -> tuple[str, ...]:
     """Say why the energy of some processes is missing; each reason is empty where it is not."""
     counts = Counter(reason for reason in reasons if reason)
     return tuple(
         f"The energy of {number} of {len(reasons)} processes is missing: {reason}."
         for reason, number in counts.items()
+    )
+
+
+def _constant(claim: Claim, plan: Plan, ratios: Sequence[Sequence[float]]) -> Claim:
+    """Return a claim; on steps whose ratio changes within each process, none."""
+    whole = np.array([of for of in ratios if of], dtype=float)
+    reason = say_warm_up(whole, log1p(plan.smallest_effect)) if claim.metric is STEP else ""
+    return Claim(claim.metric, "INVALID", claim.num_pairs, why=reason) if reason else claim
+
+
+def _protocol(plan: Plan, schedule: Schedule) -> str:
+    how = "Alternating processes in random order, one of A and one of B a pair: "
+    if plan.metrics[0] is RUN:
+        return how + "the whole time of each, from its start to its end."
+    return (
+        f"{how}of each the median of {NUM_WINDOWS} windows of at least {schedule.window_s:g} s "
+        f"after {format_count(schedule.skip, 'step')}, from an idle GPU to an idle GPU."
     )
 
 

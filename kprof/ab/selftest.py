@@ -1,10 +1,7 @@
 """`kprof selftest`: how often verdicts are right, on simulated noise and on this machine.
 
-Which machine this is, as far as a calibration of its clock goes: its GPU, or its host.
-
-Work whose slow-down is known because it was put there: by more bytes, or by a spin.
-
-Calibrations that this machine has made, and the sentence that stands on every comparison.
+On the machine, work is slowed down by known amounts: by more bytes, or by a spin. Each machine,
+its GPU or its host, keeps its last result, which every later comparison quotes.
 """
 
 from __future__ import annotations
@@ -66,34 +63,6 @@ class Machine:
     driver: str | None
 
 
-def this_machine() -> Machine:
-    """Return the first GPU that programs see, else the host's processor."""
-    nvml = Nvml()
-    try:
-        devices = describe_devices(nvml)
-        for index in visible_devices(devices, os.environ)[:1]:
-            device = next(d for d in devices if d["index"] == index)
-            return Machine("gpu", str(device.get("name")), str(device.get("driver")))
-    finally:
-        nvml.close()
-    return this_host()
-
-
-def this_host() -> Machine:
-    """Return the host's processor."""
-    return Machine("host", processor(), None)
-
-
-def processor() -> str:
-    """Return the model of the host's processor."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
-    found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
-    return found[1] if found else platform.machine()
-
-
 # Large enough that what a call costs beside its bytes is lost in them.
 HOST_BYTES = 256 << 10
 GPU_BYTES = 256 << 20
@@ -109,67 +78,6 @@ class Knob:
     name: str
     says: str
     work: Callable[[float], Work]
-
-
-def host_knobs() -> tuple[Knob, ...]:
-    """Return the host's: a checksum of so many bytes more."""
-    data = memoryview(np.random.default_rng(0).bytes(2 * HOST_BYTES))
-
-    def checksum(num_bytes: int) -> None:
-        hashlib.sha256(data[:num_bytes])
-
-    work = _calibrated(checksum, (HOST_BYTES, 2 * HOST_BYTES), WallStopwatch())
-    return (Knob("more bytes", "SHA-256 of 256 KiB, and of so much more", work),)
-
-
-def gpu_knobs() -> tuple[Knob, ...]:
-    """Return the GPU's: so many bytes more, and as many followed by a longer spin."""
-    import torch
-
-    source: Any = torch.zeros(2 * GPU_BYTES // FLOAT_BYTES, device="cuda")
-    target: Any = torch.empty_like(source)
-
-    def negate(num_bytes: int) -> None:
-        # Whole vector loads only, and a kernel of torch's: the driver's own copy took 1.8 % more
-        # on an H200 as soon as it was any larger than 256 MiB.
-        whole = num_bytes // VECTOR_BYTES * VECTOR_BYTES // FLOAT_BYTES
-        torch.neg(source[:whole], out=target[:whole])
-
-    def negate_and_spin(num_cycles: int) -> None:
-        negate(GPU_BYTES)
-        torch.cuda._sleep(num_cycles)
-
-    stopwatch = GpuStopwatch()
-    more_bytes = _calibrated(negate, (GPU_BYTES, 2 * GPU_BYTES), stopwatch)
-    longer_spin = _calibrated(negate_and_spin, SPIN_CYCLES, stopwatch)
-    return (
-        Knob("more bytes", "256 MiB read, negated and written, and so much more", more_bytes),
-        Knob("longer spin", "256 MiB negated, then a spin so much longer", longer_spin),
-    )
-
-
-def _calibrated(
-    run: Callable[[int], None], amounts: tuple[int, int], stopwatch: Stopwatch
-) -> Callable[[float], Work]:
-    """Return what makes the work of an effect, from the times of two amounts of it.
-
-    A call costs something beside its amount, so time does not grow in proportion to that.
-    """
-    base, more = amounts
-    works = partial(run, base), partial(run, more)
-    num_calls = warm_up(works, stopwatch, WARM_UP_S, SAMPLE_NS).num_calls
-    # In turns, so that a drifting clock takes part in both.
-    times = [
-        [stopwatch.time(work, num_calls) for work in works] for _ in range(CALIBRATION_SAMPLES)
-    ]
-    base_ns, more_ns = (float(value) for value in np.median(np.array(times), axis=0))
-    if more_ns <= base_ns:
-        raise KprofError(
-            f"{more} of the work took no longer than {base}, so no slow-down can be planted",
-            fix="let nothing else run, and see that the GPU or the host is not overloaded",
-        )
-    amount_as_long = base_ns * (more - base) / (more_ns - base_ns)
-    return lambda effect: partial(run, base + round(effect * amount_as_long))
 
 
 COMPARISONS, QUICK_COMPARISONS = 400, 100
@@ -191,72 +99,6 @@ Show = Callable[[str, Floats], None]
 
 def show_nobody(name: str, samples: Floats) -> None:
     """Leave the samples alone."""
-
-
-def simulate_noise(
-    num_comparisons: int, num_pairs: int, seed: int, each: Each = map
-) -> Calibration:
-    """Judge comparisons of simulated noise, whose truth is known."""
-    return simulate(num_comparisons, num_pairs, seed, _today(), each)
-
-
-def calibrate(
-    num_comparisons: int | None,
-    num_pairs: int,
-    seed: int,
-    tell: Tell,
-    *,
-    quick: bool = False,
-    show: Show = show_nobody,
-) -> Iterator[Calibration]:
-    """Judge comparisons taken on this machine: on the GPU at hand, else on the host's clock.
-
-    Yield what is known after every stage, the last time with all of them. What has not been
-    taken, or not been possible, is in `missing`.
-    """
-    number = num_comparisons or (QUICK_COMPARISONS if quick else COMPARISONS)
-    begin_s = time.monotonic()
-    machine, doubts = _usable_machine()
-    plan = Plan((Metric("time per call", "ns"),), max_pairs=num_pairs, seed=seed)
-    tell("planting slow-downs of a known size")
-    stages = _stages(gpu_knobs() if machine.kind == "gpu" else host_knobs(), number)
-    bench = _Bench(machine, plan, Random(seed), tell, show)
-    for position, stage in enumerate(stages, 1):
-        tell(f"stage {position} of {len(stages)}: {stage.title}: {stage.number} comparisons")
-        bench.run(stage)
-        scenarios = bench.scenarios()
-        yield Calibration(
-            kind=machine.kind,
-            device=machine.name,
-            driver=machine.driver,
-            date=_today(),
-            num_pairs=num_pairs,
-            num_comparisons=number,
-            seed=seed,
-            smallest_effect=plan.smallest_effect,
-            alpha=plan.alpha,
-            scenarios=scenarios,
-            targets=targets_on_a_machine(scenarios),
-            took_s=time.monotonic() - begin_s,
-            doubts=(*doubts, *bench.doubts),
-            missing=tuple(stage.title for stage in stages if stage not in bench.found),
-        )
-
-
-def _usable_machine() -> tuple[Machine, list[str]]:
-    """Return the GPU, or the host where there is none that torch can use, and says so."""
-    machine = this_machine()
-    if machine.kind == "host":
-        return machine, ["There is no GPU: this is the host's clock, which says nothing of one."]
-    try:
-        import torch
-    except ImportError:
-        why = "torch is not installed"
-    else:
-        if torch.cuda.is_available():
-            return machine, []
-        why = f"torch {torch.__version__} cannot use it"
-    return this_host(), [f"There is a GPU, but {why}: this is the host's clock."]
 
 
 @dataclass(frozen=True)
@@ -282,23 +124,6 @@ class _Stage:
     def longest_s(self) -> float:
         """When it ends, whatever it has by then."""
         return LONGEST_S if self.effect or self.duty else LONGEST_SAME_S
-
-
-def _stages(knobs: Sequence[Knob], number: int) -> list[_Stage]:
-    """Return what there is to do, each scenario's comparisons without an effect first."""
-    part = max(number // PART_WITH_EFFECT, 1)
-    stages = []
-    for knob in knobs:
-        stages.append(_Stage(knob.name, knob.says, knob, number))
-        stages += [_Stage(knob.name, knob.says, knob, part, effect) for effect in EFFECTS]
-    share = CO_TENANT_DUTY
-    often = f"others busy {100 * share:g} % of the time"
-    rising = f"others busy 0 to 100 % of the time, every {RAMP_S:g} s"
-    return [
-        *stages,
-        _Stage("co-tenant", often, knobs[0], part, duty=(share, share)),
-        _Stage("ramp", rising, knobs[0], part, duty=(0.0, 1.0)),
-    ]
 
 
 class _Bench:
@@ -394,17 +219,183 @@ class _Bench:
         return truth
 
 
-def _others(machine: Machine, stage: _Stage) -> AbstractContextManager[None]:
-    if stage.duty is None:
-        return nullcontext()
-    return disturbance(machine.kind, stage.duty, RAMP_S)
+UNKNOWN = "How often such verdicts err on this machine is not known yet: run kprof selftest."
+
+
+def simulate_noise(
+    num_comparisons: int, num_pairs: int, seed: int, each: Each = map
+) -> Calibration:
+    """Judge comparisons of simulated noise, whose truth is known."""
+    return simulate(num_comparisons, num_pairs, seed, _today(), each)
 
 
 def _today() -> str:
     return datetime.now(tz=timezone.utc).date().isoformat()
 
 
-UNKNOWN = "How often such verdicts err on this machine is not known yet: run kprof selftest."
+def calibrate(
+    num_comparisons: int | None,
+    num_pairs: int,
+    seed: int,
+    tell: Tell,
+    *,
+    quick: bool = False,
+    show: Show = show_nobody,
+) -> Iterator[Calibration]:
+    """Judge comparisons taken on this machine: on the GPU at hand, else on the host's clock.
+
+    Yield what is known after every stage, the last time with all of them. What has not been
+    taken, or not been possible, is in `missing`.
+    """
+    number = num_comparisons or (QUICK_COMPARISONS if quick else COMPARISONS)
+    begin_s = time.monotonic()
+    machine, doubts = _usable_machine()
+    plan = Plan((Metric("time per call", "ns"),), max_pairs=num_pairs, seed=seed)
+    tell("planting slow-downs of a known size")
+    stages = _stages(gpu_knobs() if machine.kind == "gpu" else host_knobs(), number)
+    bench = _Bench(machine, plan, Random(seed), tell, show)
+    for position, stage in enumerate(stages, 1):
+        tell(f"stage {position} of {len(stages)}: {stage.title}: {stage.number} comparisons")
+        bench.run(stage)
+        scenarios = bench.scenarios()
+        yield Calibration(
+            kind=machine.kind,
+            device=machine.name,
+            driver=machine.driver,
+            date=_today(),
+            num_pairs=num_pairs,
+            num_comparisons=number,
+            seed=seed,
+            smallest_effect=plan.smallest_effect,
+            alpha=plan.alpha,
+            scenarios=scenarios,
+            targets=targets_on_a_machine(scenarios),
+            took_s=time.monotonic() - begin_s,
+            doubts=(*doubts, *bench.doubts),
+            missing=tuple(stage.title for stage in stages if stage not in bench.found),
+        )
+
+
+def _usable_machine() -> tuple[Machine, list[str]]:
+    """Return the GPU, or the host where there is none that torch can use, and says so."""
+    machine = this_machine()
+    if machine.kind == "host":
+        return machine, ["There is no GPU: this is the host's clock, which says nothing of one."]
+    try:
+        import torch
+    except ImportError:
+        why = "torch is not installed"
+    else:
+        if torch.cuda.is_available():
+            return machine, []
+        why = f"torch {torch.__version__} cannot use it"
+    return this_host(), [f"There is a GPU, but {why}: this is the host's clock."]
+
+
+def this_machine() -> Machine:
+    """Return the first GPU that programs see, else the host's processor."""
+    nvml = Nvml()
+    try:
+        devices = describe_devices(nvml)
+        for index in visible_devices(devices, os.environ)[:1]:
+            device = next(d for d in devices if d["index"] == index)
+            return Machine("gpu", str(device.get("name")), str(device.get("driver")))
+    finally:
+        nvml.close()
+    return this_host()
+
+
+def this_host() -> Machine:
+    """Return the host's processor."""
+    return Machine("host", processor(), None)
+
+
+def processor() -> str:
+    """Return the model of the host's processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
+def _stages(knobs: Sequence[Knob], number: int) -> list[_Stage]:
+    """Return what there is to do, each scenario's comparisons without an effect first."""
+    part = max(number // PART_WITH_EFFECT, 1)
+    stages = []
+    for knob in knobs:
+        stages.append(_Stage(knob.name, knob.says, knob, number))
+        stages += [_Stage(knob.name, knob.says, knob, part, effect) for effect in EFFECTS]
+    share = CO_TENANT_DUTY
+    often = f"others busy {100 * share:g} % of the time"
+    rising = f"others busy 0 to 100 % of the time, every {RAMP_S:g} s"
+    return [
+        *stages,
+        _Stage("co-tenant", often, knobs[0], part, duty=(share, share)),
+        _Stage("ramp", rising, knobs[0], part, duty=(0.0, 1.0)),
+    ]
+
+
+def gpu_knobs() -> tuple[Knob, ...]:
+    """Return the GPU's: so many bytes more, and as many followed by a longer spin."""
+    import torch
+
+    source: Any = torch.zeros(2 * GPU_BYTES // FLOAT_BYTES, device="cuda")
+    target: Any = torch.empty_like(source)
+
+    def negate(num_bytes: int) -> None:
+        # Whole vector loads only, and a kernel of torch's: the driver's own copy took 1.8 % more
+        # on an H200 as soon as it was any larger than 256 MiB.
+        whole = num_bytes // VECTOR_BYTES * VECTOR_BYTES // FLOAT_BYTES
+        torch.neg(source[:whole], out=target[:whole])
+
+    def negate_and_spin(num_cycles: int) -> None:
+        negate(GPU_BYTES)
+        torch.cuda._sleep(num_cycles)
+
+    stopwatch = GpuStopwatch()
+    more_bytes = _calibrated(negate, (GPU_BYTES, 2 * GPU_BYTES), stopwatch)
+    longer_spin = _calibrated(negate_and_spin, SPIN_CYCLES, stopwatch)
+    return (
+        Knob("more bytes", "256 MiB read, negated and written, and so much more", more_bytes),
+        Knob("longer spin", "256 MiB negated, then a spin so much longer", longer_spin),
+    )
+
+
+def _calibrated(
+    run: Callable[[int], None], amounts: tuple[int, int], stopwatch: Stopwatch
+) -> Callable[[float], Work]:
+    """Return what makes the work of an effect, from the times of two amounts of it.
+
+    A call costs something beside its amount, so time does not grow in proportion to that.
+    """
+    base, more = amounts
+    works = partial(run, base), partial(run, more)
+    num_calls = warm_up(works, stopwatch, WARM_UP_S, SAMPLE_NS).num_calls
+    # In turns, so that a drifting clock takes part in both.
+    times = [
+        [stopwatch.time(work, num_calls) for work in works] for _ in range(CALIBRATION_SAMPLES)
+    ]
+    base_ns, more_ns = (float(value) for value in np.median(np.array(times), axis=0))
+    if more_ns <= base_ns:
+        raise KprofError(
+            f"{more} of the work took no longer than {base}, so no slow-down can be planted",
+            fix="let nothing else run, and see that the GPU or the host is not overloaded",
+        )
+    amount_as_long = base_ns * (more - base) / (more_ns - base_ns)
+    return lambda effect: partial(run, base + round(effect * amount_as_long))
+
+
+def host_knobs() -> tuple[Knob, ...]:
+    """Return the host's: a checksum of so many bytes more."""
+    data = memoryview(np.random.default_rng(0).bytes(2 * HOST_BYTES))
+
+    def checksum(num_bytes: int) -> None:
+        hashlib.sha256(data[:num_bytes])
+
+    work = _calibrated(checksum, (HOST_BYTES, 2 * HOST_BYTES), WallStopwatch())
+    return (Knob("more bytes", "SHA-256 of 256 KiB, and of so much more", work),)
 
 
 def describe_calibration(found: Calibration | None) -> str:
@@ -447,6 +438,13 @@ def _read(machine: Machine) -> Calibration | None:
     return found if found is not None and found.schema == SCHEMA else None
 
 
+def _path_for(machine: Machine) -> Path | None:
+    folder = cache_folder()
+    text = f"{machine.name} {machine.driver or ''}"
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-").lower()
+    return folder / "calibration" / f"{name}.json" if folder else None
+
+
 def json_of(calibration: Calibration) -> bytes:
     """Return the calibration as indented JSON, the worst rates on top."""
     return msgspec.json.format(msgspec.json.encode(result_of_calibration(calibration)))
@@ -474,8 +472,7 @@ def keep(calibration: Calibration, *, is_complete: bool = True) -> Path | None:
     return path if is_complete else unfinished
 
 
-def _path_for(machine: Machine) -> Path | None:
-    folder = cache_folder()
-    text = f"{machine.name} {machine.driver or ''}"
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-").lower()
-    return folder / "calibration" / f"{name}.json" if folder else None
+def _others(machine: Machine, stage: _Stage) -> AbstractContextManager[None]:
+    if stage.duty is None:
+        return nullcontext()
+    return disturbance(machine.kind, stage.duty, RAMP_S)

@@ -57,11 +57,6 @@ class AbOptions:
     """What was typed, to do it again."""
 
 
-def run_options(options: AbOptions) -> RunOptions:
-    """Return variant A as `kprof run` would start it."""
-    return RunOptions(options.words, options.form)
-
-
 def variants_of(options: AbOptions) -> tuple[Variant, Variant]:
     """Return the two variants.
 
@@ -88,6 +83,11 @@ def variants_of(options: AbOptions) -> tuple[Variant, Variant]:
     a = Variant("A", command, {}, "as it is" if options.other is None else options.words[0])
     b = Variant("B", others, environment, " ".join(words) or "the same: an A/A test")
     return a, b
+
+
+def run_options(options: AbOptions) -> RunOptions:
+    """Return variant A as `kprof run` would start it."""
+    return RunOptions(options.words, options.form)
 
 
 def _other_command(options: AbOptions, command: tuple[str, ...]) -> tuple[str, ...]:
