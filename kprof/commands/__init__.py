@@ -1,7 +1,4 @@
-"""The commands, one file each: a function named after its verb, its options, no logic.
-
-What a command has to show, and how it speaks meanwhile.
-"""
+"""The commands, one file each, and the answer that a command gives the command line."""
 
 from __future__ import annotations
 

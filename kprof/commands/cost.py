@@ -1,4 +1,4 @@
-"""The options of `kprof cost`, each a fact with its unit, and what is shown for them."""
+"""`kprof cost`: what tokens, fleets and training cost; each option is a fact with its unit."""
 
 from __future__ import annotations
 

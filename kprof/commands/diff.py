@@ -1,7 +1,4 @@
-"""The options of `kprof diff`: which two runs.
-
-`kprof diff`: lay two runs side by side, and say what a step of the second takes more or less.
-"""
+"""`kprof diff`: compare two runs part by part, per step."""
 
 from __future__ import annotations
 
@@ -22,31 +19,6 @@ from kprof.report.difference import Compared, result_of_difference, sections_of_
 from kprof.report.redaction import secrets_shown
 
 ROWS_ON_PAGE = 60
-
-
-def diff_runs(a: Path, b: Path, progress: Progress = lambda stage: None) -> Compared:
-    """Open two runs or traces and find what differs; nothing is written.
-
-    Raises:
-        KprofError: one cannot be read, or the two cannot be compared.
-    """
-    first, second = (open_trace(path, progress) for path in (a, b))
-    progress("comparing")
-    if obstacle := find_obstacle(first, second):
-        raise KprofError(obstacle[0], fix=obstacle[1])
-    doubts = tuple(find_doubts(first, second))
-    return Compared(first, second, find_differences(first, second), doubts)
-
-
-def write_page(compared: Compared, path: Path, *, force: bool) -> None:
-    """Write the difference as one offline HTML page."""
-    sections = sections_of_difference(compared, ROWS_ON_PAGE)
-    html.write_page(compared.title, sections, path, force=force)
-
-
-def json_of(compared: Compared) -> bytes:
-    """Return the difference as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(result_of_difference(compared)))
 
 
 def diff(
@@ -75,3 +47,28 @@ def diff(
     both = shlex.join([str(a), str(b)])
     last = f"page: {out}" if out else f"as a page: kprof diff {both} --out difference.html"
     return Answer(compared.title, sections, result, last, shows_secrets=show_secrets)
+
+
+def diff_runs(a: Path, b: Path, progress: Progress = lambda stage: None) -> Compared:
+    """Open two runs or traces and find what differs; nothing is written.
+
+    Raises:
+        KprofError: one cannot be read, or the two cannot be compared.
+    """
+    first, second = (open_trace(path, progress) for path in (a, b))
+    progress("comparing")
+    if obstacle := find_obstacle(first, second):
+        raise KprofError(obstacle[0], fix=obstacle[1])
+    doubts = tuple(find_doubts(first, second))
+    return Compared(first, second, find_differences(first, second), doubts)
+
+
+def write_page(compared: Compared, path: Path, *, force: bool) -> None:
+    """Write the difference as one offline HTML page."""
+    sections = sections_of_difference(compared, ROWS_ON_PAGE)
+    html.write_page(compared.title, sections, path, force=force)
+
+
+def json_of(compared: Compared) -> bytes:
+    """Return the difference as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(result_of_difference(compared)))

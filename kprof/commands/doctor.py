@@ -1,9 +1,4 @@
-"""`kprof doctor`, which has no options.
-
-What this machine can and cannot measure, and how to mend each.
-
-The doctor's findings on a terminal.
-"""
+"""`kprof doctor`: what this machine can measure, and how to fix the rest."""
 
 from __future__ import annotations
 
@@ -46,6 +41,17 @@ class Check:
     mend: str = ""
 
 
+STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
+
+
+def doctor() -> None:
+    """Say what this machine can measure, and how to fix the rest."""
+    from rich.console import Console
+
+    checks = [(c.name, c.state, c.found, c.mend) for c in check_machine()]
+    print_checks(checks, Console())
+
+
 def check_machine(root: Path = Path("/")) -> tuple[Check, ...]:
     """Return every check of this machine and interpreter; /proc is looked for below `root`."""
     nvml = Nvml()
@@ -77,35 +83,6 @@ def check_machine(root: Path = Path("/")) -> tuple[Check, ...]:
     finally:
         nvml.close()
     return (what_works(checks), *checks)
-
-
-def what_works(checks: tuple[Check, ...]) -> Check:
-    """Return the sum of `checks`: what a recording on this machine holds."""
-    state = {check.name: check.state for check in checks}
-    if state["torch"] == "missing":
-        return Check(
-            "recording",
-            "limited",
-            "this interpreter has no usable torch: saved traces can be opened, and workloads "
-            "recorded that bring an interpreter of their own",
-            "install torch here, or run the workload with `kprof run -- /its/own/python script.py`",
-        )
-    if state["GPUs"] == "missing":
-        return Check(
-            "recording",
-            "limited",
-            "host mode: without a GPU, steps, modules and operators are timed on the CPU; "
-            "traces from other machines open in full",
-            "record on a machine with an NVIDIA GPU",
-        )
-    if state["torch"] == "limited" or state["CUPTI"] != "ok":
-        return Check(
-            "recording",
-            "limited",
-            "operators are recorded, GPU kernels perhaps not (see torch and CUPTI below)",
-            "mend torch or CUPTI",
-        )
-    return Check("recording", "ok", "GPU kernels, operators, modules, power and clocks")
 
 
 def check_driver(nvml: Nvml) -> Check:
@@ -177,6 +154,24 @@ def check_torch() -> Check:
     return Check("torch", "ok", f"{found}, CUDA {_cuda_of_torch()}")
 
 
+def _cuda_of_torch() -> str | None:
+    """Return the CUDA version that torch was built for, without importing torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    for line in _text(Path(spec.origin).with_name("version.py")).splitlines():
+        if line.startswith("cuda"):
+            return line.partition("=")[2].strip().strip("'\"").replace("None", "") or None
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def check_cupti() -> Check:
     """Look for CUPTI, through which torch's profiler sees kernels."""
     places = [*_site_folders("nvidia/cuda_cupti/lib"), *_site_folders("nvidia/cu13/lib")]
@@ -195,6 +190,10 @@ def check_cupti() -> Check:
         "no libcupti; GPU kernels cannot be recorded",
         "install a CUDA build of torch, which brings it, or the CUDA toolkit",
     )
+
+
+def _site_folders(path: str) -> list[Path]:
+    return [Path(entry) / path for entry in sys.path if entry and (Path(entry) / path).is_dir()]
 
 
 def check_counters(root: Path, *, is_root: bool) -> Check:
@@ -257,6 +256,17 @@ def check_other_profilers(environment: Mapping[str, str], parents: tuple[str, ..
     )
 
 
+def parents_of(root: Path) -> tuple[str, ...]:
+    """Return the names of the processes above this one, nearest first."""
+    names: list[str] = []
+    process = os.getppid()
+    while process > 1 and len(names) < 32:
+        fields = _text(root / f"proc/{process}/stat").rpartition(")")[2].split()
+        names.append(_text(root / f"proc/{process}/comm").strip())
+        process = int(fields[1]) if len(fields) > 1 else 0
+    return tuple(names)
+
+
 def check_sandbox(root: Path) -> Check:
     """Look for kernels of sandboxes, which hide counters and slow system calls."""
     banner = _text(root / "proc/version")
@@ -272,40 +282,33 @@ def check_sandbox(root: Path) -> Check:
     return Check("kernel", "ok", platform.release())
 
 
-def parents_of(root: Path) -> tuple[str, ...]:
-    """Return the names of the processes above this one, nearest first."""
-    names: list[str] = []
-    process = os.getppid()
-    while process > 1 and len(names) < 32:
-        fields = _text(root / f"proc/{process}/stat").rpartition(")")[2].split()
-        names.append(_text(root / f"proc/{process}/comm").strip())
-        process = int(fields[1]) if len(fields) > 1 else 0
-    return tuple(names)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
-
-
-def _site_folders(path: str) -> list[Path]:
-    return [Path(entry) / path for entry in sys.path if entry and (Path(entry) / path).is_dir()]
-
-
-def _cuda_of_torch() -> str | None:
-    """Return the CUDA version that torch was built for, without importing torch."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    for line in _text(Path(spec.origin).with_name("version.py")).splitlines():
-        if line.startswith("cuda"):
-            return line.partition("=")[2].strip().strip("'\"").replace("None", "") or None
-    return None
-
-
-STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
+def what_works(checks: tuple[Check, ...]) -> Check:
+    """Return the sum of `checks`: what a recording on this machine holds."""
+    state = {check.name: check.state for check in checks}
+    if state["torch"] == "missing":
+        return Check(
+            "recording",
+            "limited",
+            "this interpreter has no usable torch: saved traces can be opened, and workloads "
+            "recorded that bring an interpreter of their own",
+            "install torch here, or run the workload with `kprof run -- /its/own/python script.py`",
+        )
+    if state["GPUs"] == "missing":
+        return Check(
+            "recording",
+            "limited",
+            "host mode: without a GPU, steps, modules and operators are timed on the CPU; "
+            "traces from other machines open in full",
+            "record on a machine with an NVIDIA GPU",
+        )
+    if state["torch"] == "limited" or state["CUPTI"] != "ok":
+        return Check(
+            "recording",
+            "limited",
+            "operators are recorded, GPU kernels perhaps not (see torch and CUPTI below)",
+            "mend torch or CUPTI",
+        )
+    return Check("recording", "ok", "GPU kernels, operators, modules, power and clocks")
 
 
 def print_checks(checks: Sequence[tuple[str, str, str, str]], console: Console) -> None:
@@ -317,11 +320,3 @@ def print_checks(checks: Sequence[tuple[str, str, str, str]], console: Console) 
             text.append(f"\n→ {mend}", style="dim")
         table.add_row(Text(name), Text(state, style=STYLES[state]), text)
     console.print(table)
-
-
-def doctor() -> None:
-    """Say what this machine can measure, and how to fix the rest."""
-    from rich.console import Console
-
-    checks = [(c.name, c.state, c.found, c.mend) for c in check_machine()]
-    print_checks(checks, Console())

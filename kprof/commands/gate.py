@@ -1,7 +1,4 @@
-"""The options of `kprof gate`: what to hold against what.
-
-`kprof gate`: whether something has become worse, for a CI job that fails on proof alone.
-"""
+"""`kprof gate`: fail a CI job on a proven regression."""
 
 from __future__ import annotations
 
@@ -76,6 +73,44 @@ class Ruled:
         told = {"candidate": self.candidate, "baseline": self.baseline, "verdict": self.verdict}
         content = {"schema": SCHEMA, **told, "rulings": [asdict(one) for one in self.rulings]}
         return msgspec.json.format(msgspec.json.encode(content))
+
+
+INCONCLUSIVE = 3
+
+
+def gate(
+    candidate: Annotated[
+        Path, typer.Argument(metavar="CANDIDATE", help="A comparison, a run, or a result as JSON.")
+    ],
+    against: Annotated[
+        Path | None,
+        Option(metavar="BASELINE", help="One of the same kind [of a comparison: its A]."),
+    ] = None,
+    smallest_effect: Annotated[
+        str | None, Option(metavar="SHARE", help="Least difference that matters [the A/B's].")
+    ] = None,
+    strict: Annotated[bool, Option("--strict", help="Exit with 3 where nobody can tell.")] = False,
+    junit: Annotated[Path | None, Option(metavar="FILE", help="Write JUnit XML as well.")] = None,
+    markdown: Annotated[Path | None, Option(metavar="FILE", help="Write Markdown as well.")] = None,
+    json: Annotated[bool, Option("--json", help="Print the rulings as JSON.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace existing files.")] = False,
+) -> Answer:
+    """Fail a CI job where something became worse, and that is proven.
+
+    Takes comparisons of kprof ab, runs, or what kprof sla and kprof kernels check printed with
+    --json. Exit code: 1 a regression is proven; 0 none is, INCONCLUSIVE included, unless --strict;
+    2 usage.
+    """
+    from kprof.ab.variants import share_of
+
+    effect = share_of(smallest_effect) if smallest_effect else None
+    ruled = hold_against(candidate, against, effect)
+    write_beside(ruled, junit, markdown, force=force)
+    code = 1 if ruled.verdict == "REGRESSION" else 0
+    if strict and ruled.verdict == "INCONCLUSIVE":
+        code = INCONCLUSIVE
+    last = f"{ruled.verdict}: exit code {code}"
+    return Answer(ruled.title, ruled.sections, ruled.json if json else None, last, code)
 
 
 def hold_against(candidate: Path, baseline: Path | None, smallest: float | None = None) -> Ruled:
@@ -153,41 +188,3 @@ def _write(path: Path, content: bytes) -> None:
     except OSError as error:
         problem = f"{path} cannot be written: {error.strerror or error}"
         raise KprofError(problem, fix="name another file") from error
-
-
-INCONCLUSIVE = 3
-
-
-def gate(
-    candidate: Annotated[
-        Path, typer.Argument(metavar="CANDIDATE", help="A comparison, a run, or a result as JSON.")
-    ],
-    against: Annotated[
-        Path | None,
-        Option(metavar="BASELINE", help="One of the same kind [of a comparison: its A]."),
-    ] = None,
-    smallest_effect: Annotated[
-        str | None, Option(metavar="SHARE", help="Least difference that matters [the A/B's].")
-    ] = None,
-    strict: Annotated[bool, Option("--strict", help="Exit with 3 where nobody can tell.")] = False,
-    junit: Annotated[Path | None, Option(metavar="FILE", help="Write JUnit XML as well.")] = None,
-    markdown: Annotated[Path | None, Option(metavar="FILE", help="Write Markdown as well.")] = None,
-    json: Annotated[bool, Option("--json", help="Print the rulings as JSON.")] = False,
-    force: Annotated[bool, Option("--force", help="Replace existing files.")] = False,
-) -> Answer:
-    """Fail a CI job where something became worse, and that is proven.
-
-    Takes comparisons of kprof ab, runs, or what kprof sla and kprof kernels check printed with
-    --json. Exit code: 1 a regression is proven; 0 none is, INCONCLUSIVE included, unless --strict;
-    2 usage.
-    """
-    from kprof.ab.variants import share_of
-
-    effect = share_of(smallest_effect) if smallest_effect else None
-    ruled = hold_against(candidate, against, effect)
-    write_beside(ruled, junit, markdown, force=force)
-    code = 1 if ruled.verdict == "REGRESSION" else 0
-    if strict and ruled.verdict == "INCONCLUSIVE":
-        code = INCONCLUSIVE
-    last = f"{ruled.verdict}: exit code {code}"
-    return Answer(ruled.title, ruled.sections, ruled.json if json else None, last, code)

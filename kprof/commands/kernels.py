@@ -1,7 +1,4 @@
-"""The options of `kprof kernels`: list, check, bench or explain, and which.
-
-`kprof kernels`: what there is to swap in, whether it is right, how fast, and who was chosen.
-"""
+"""`kprof kernels`: list, check, bench or explain the replacement kernels."""
 
 from __future__ import annotations
 
@@ -54,6 +51,82 @@ class Calls:
 ALL_CALLS = Calls()
 
 
+Action = Literal["list", "check", "bench", "explain"]
+
+# The options that each action takes, besides --json.
+TAKES: dict[Action, set[str]] = {
+    "list": set(),
+    "check": {"--provider", "--dtype", "--forward", "--sanitizer"},
+    "bench": {"--shape", "--dtype"},
+    "explain": set(),
+}
+
+
+def kernels(
+    action: Annotated[Action, typer.Argument(metavar="ACTION", help="What to do.")] = "list",
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="KERNEL", help="Kernels [default: all].")
+    ] = None,
+    provider: Annotated[str | None, Option(help="check: whose code [default: kprof].")] = None,
+    shape: Annotated[str | None, Option(metavar="MxN", help="bench: what to measure.")] = None,
+    dtype: Annotated[
+        list[str] | None, Option(help="check, bench: such as bfloat16; may be repeated.")
+    ] = None,
+    forward: Annotated[
+        bool, Option("--forward", help="check: calls without gradients alone.")
+    ] = False,
+    sanitizer: Annotated[
+        bool, Option("--sanitizer", help="check: let compute-sanitizer check as well, on a GPU.")
+    ] = False,
+    json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
+) -> Answer:
+    """List replacement kernels, check them, measure who is fastest.
+
+    check runs the quality gate on the GPU, or without one in Triton's interpreter; bench measures
+    ours, torch's and the installed peers', without gradients and with them, and keeps both choices;
+    explain shows them.
+    """
+    import msgspec
+
+    from kprof.report import kernel_library
+    from kprof.report.progress import Progress
+
+    def encoded(result: object) -> bytes | None:
+        return msgspec.json.format(msgspec.json.encode(result)) if json else None
+
+    chosen = names or []
+    options: dict[str, object] = {"provider": provider, "shape": shape, "dtype": dtype}
+    options |= {"forward": forward, "sanitizer": sanitizer}
+    refuse_idle_options(action, options, TAKES[action])
+    if action == "list":
+        if chosen:
+            fix = f"kprof kernels explain {chosen[0]}"
+            raise KprofError(f"list takes no names, but {chosen[0]!r} is given", fix=fix)
+        listed = list_kernels()
+        last = "next: kprof kernels check"
+        return Answer("kernels", [kernel_library.section_of_kernels(listed)], encoded(listed), last)
+    if action == "check":
+        from kprof.report.kernel_library import result_of_gate, sections_of_gate
+
+        judged = Calls(tuple(dtype or ()), forward)
+        with closing(Progress(say)) as progress:
+            reports = check_kernels(chosen, provider, progress, calls=judged, sanitizes=sanitizer)
+        sections = [section for report in reports for section in sections_of_gate(report)]
+        states = {report[level].state for report in reports for level in report.asked}
+        code = 1 if "failed" in states else 0 if states == {"passed"} else 3
+        last = "next: kprof kernels bench"
+        found = encoded([result_of_gate(report) for report in reports])
+        return Answer("kernels check", sections, found, last, code)
+    if action == "bench":
+        wanted = shape_of(shape) if shape else None
+        with closing(Progress(say)) as progress:
+            choices = bench_kernels(chosen, wanted, dtype or [], progress)
+    else:
+        choices = explain_choices(chosen)
+    sections = [kernel_library.section_of_choice(one, ranked(one)) for one in choices]
+    return Answer(f"kernels {action}", sections, encoded(choices), "next: kprof kernels explain")
+
+
 def list_kernels() -> list[Listed]:
     """Return every kernel with its providers.
 
@@ -68,6 +141,18 @@ def list_kernels() -> list[Listed]:
         providers = tuple((one.name, versions.get(one.distribution)) for one in kernel.providers)
         listed.append(Listed(kernel.name, kernel.replaces, providers, kernel.dtypes))
     return listed
+
+
+def _named(names: Iterable[str]) -> list[Kernel]:
+    try:
+        from kprof.kernels import all_kernels, kernel_named
+
+        return [kernel_named(name) for name in names] or list(all_kernels().values())
+    except ModuleNotFoundError as error:
+        raise KprofError(
+            f"the kernels need {error.name}, which is not installed here",
+            fix="run kprof in the workload's environment, with its torch and Triton",
+        ) from error
 
 
 def check_kernels(
@@ -114,6 +199,28 @@ def check_kernels(
     return reports
 
 
+def _device_to_check_on() -> str:
+    """Return the GPU, or the host with Triton's interpreter switched on.
+
+    Raises:
+        KprofError: Triton is loaded already, without its interpreter.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        if "triton" in sys.modules:
+            raise KprofError(
+                "there is no GPU here, and Triton was loaded without its interpreter",
+                fix="set TRITON_INTERPRET=1 before it is imported",
+            )
+        os.environ["TRITON_INTERPRET"] = "1"
+    # NaN and infinity are among the inputs; numpy warns of each.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
+    return "cpu"
+
+
 def _checked(kernel: Kernel, provider: str, device: str, calls: Calls) -> GateReport:
     from kprof.kernels.correctness import GateReport, check
     from kprof.kernels.correctness.levels import LEVELS, not_run
@@ -154,6 +261,13 @@ def _subject_of(kernel: Kernel, provider: str, device: str, calls: Calls) -> Sub
     return subject
 
 
+def _sanitized(report: GateReport, kernel: Kernel, provider: str) -> GateReport:
+    from kprof.kernels.bench.sanitize import sanitized
+
+    first, *others = report.levels
+    return replace(report, levels=(sanitized(first, kernel.name, provider), *others))
+
+
 def _check_in_a_fresh_process(
     names: Sequence[str], provider: str | None, calls: Calls, sanitizes: bool
 ) -> list[GateReport]:
@@ -163,11 +277,16 @@ def _check_in_a_fresh_process(
         return pool.submit(check).result()
 
 
-def _sanitized(report: GateReport, kernel: Kernel, provider: str) -> GateReport:
-    from kprof.kernels.bench.sanitize import sanitized
+def shape_of(text: str) -> Shape:
+    """Return a shape written as 8192x4096.
 
-    first, *others = report.levels
-    return replace(report, levels=(sanitized(first, kernel.name, provider), *others))
+    Raises:
+        KprofError: it is none.
+    """
+    lengths = text.lower().split("x")
+    if not all(length.isdigit() for length in lengths):
+        raise KprofError(f"{text} is no shape", fix="write its lengths as 8192x4096")
+    return tuple(int(length) for length in lengths)
 
 
 def bench_kernels(
@@ -258,132 +377,9 @@ def explain_choices(names: Sequence[str]) -> list[Choice]:
     return found
 
 
-def shape_of(text: str) -> Shape:
-    """Return a shape written as 8192x4096.
-
-    Raises:
-        KprofError: it is none.
-    """
-    lengths = text.lower().split("x")
-    if not all(length.isdigit() for length in lengths):
-        raise KprofError(f"{text} is no shape", fix="write its lengths as 8192x4096")
-    return tuple(int(length) for length in lengths)
-
-
-def _named(names: Iterable[str]) -> list[Kernel]:
-    try:
-        from kprof.kernels import all_kernels, kernel_named
-
-        return [kernel_named(name) for name in names] or list(all_kernels().values())
-    except ModuleNotFoundError as error:
-        raise KprofError(
-            f"the kernels need {error.name}, which is not installed here",
-            fix="run kprof in the workload's environment, with its torch and Triton",
-        ) from error
-
-
-def _device_to_check_on() -> str:
-    """Return the GPU, or the host with Triton's interpreter switched on.
-
-    Raises:
-        KprofError: Triton is loaded already, without its interpreter.
-    """
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        if "triton" in sys.modules:
-            raise KprofError(
-                "there is no GPU here, and Triton was loaded without its interpreter",
-                fix="set TRITON_INTERPRET=1 before it is imported",
-            )
-        os.environ["TRITON_INTERPRET"] = "1"
-    # NaN and infinity are among the inputs; numpy warns of each.
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
-    return "cpu"
-
-
 def ranked(choice: Choice) -> list[Timed]:
     """Return what was measured for a choice: the winner first, what could not be measured last."""
     from kprof.kernels.bench.choice import ranking
 
     order = ranking(choice.measured)
     return [*order, *(one for one in choice.measured if one not in order)]
-
-
-Action = Literal["list", "check", "bench", "explain"]
-
-
-def kernels(
-    action: Annotated[Action, typer.Argument(metavar="ACTION", help="What to do.")] = "list",
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="KERNEL", help="Kernels [default: all].")
-    ] = None,
-    provider: Annotated[str | None, Option(help="check: whose code [default: kprof].")] = None,
-    shape: Annotated[str | None, Option(metavar="MxN", help="bench: what to measure.")] = None,
-    dtype: Annotated[
-        list[str] | None, Option(help="check, bench: such as bfloat16; may be repeated.")
-    ] = None,
-    forward: Annotated[
-        bool, Option("--forward", help="check: calls without gradients alone.")
-    ] = False,
-    sanitizer: Annotated[
-        bool, Option("--sanitizer", help="check: let compute-sanitizer check as well, on a GPU.")
-    ] = False,
-    json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
-) -> Answer:
-    """List replacement kernels, check them, measure who is fastest.
-
-    check runs the quality gate on the GPU, or without one in Triton's interpreter; bench measures
-    ours, torch's and the installed peers', without gradients and with them, and keeps both choices;
-    explain shows them.
-    """
-    import msgspec
-
-    from kprof.report import kernel_library
-    from kprof.report.progress import Progress
-
-    def encoded(result: object) -> bytes | None:
-        return msgspec.json.format(msgspec.json.encode(result)) if json else None
-
-    chosen = names or []
-    options: dict[str, object] = {"provider": provider, "shape": shape, "dtype": dtype}
-    options |= {"forward": forward, "sanitizer": sanitizer}
-    refuse_idle_options(action, options, TAKES[action])
-    if action == "list":
-        if chosen:
-            fix = f"kprof kernels explain {chosen[0]}"
-            raise KprofError(f"list takes no names, but {chosen[0]!r} is given", fix=fix)
-        listed = list_kernels()
-        last = "next: kprof kernels check"
-        return Answer("kernels", [kernel_library.section_of_kernels(listed)], encoded(listed), last)
-    if action == "check":
-        from kprof.report.kernel_library import result_of_gate, sections_of_gate
-
-        judged = Calls(tuple(dtype or ()), forward)
-        with closing(Progress(say)) as progress:
-            reports = check_kernels(chosen, provider, progress, calls=judged, sanitizes=sanitizer)
-        sections = [section for report in reports for section in sections_of_gate(report)]
-        states = {report[level].state for report in reports for level in report.asked}
-        code = 1 if "failed" in states else 0 if states == {"passed"} else 3
-        last = "next: kprof kernels bench"
-        found = encoded([result_of_gate(report) for report in reports])
-        return Answer("kernels check", sections, found, last, code)
-    if action == "bench":
-        wanted = shape_of(shape) if shape else None
-        with closing(Progress(say)) as progress:
-            choices = bench_kernels(chosen, wanted, dtype or [], progress)
-    else:
-        choices = explain_choices(chosen)
-    sections = [kernel_library.section_of_choice(one, ranked(one)) for one in choices]
-    return Answer(f"kernels {action}", sections, encoded(choices), "next: kprof kernels explain")
-
-
-# The options that each action takes, besides --json.
-TAKES: dict[Action, set[str]] = {
-    "list": set(),
-    "check": {"--provider", "--dtype", "--forward", "--sanitizer"},
-    "bench": {"--shape", "--dtype"},
-    "explain": set(),
-}

@@ -1,4 +1,4 @@
-"""The options of `kprof ncu`: which run, how much of it."""
+"""`kprof ncu`: add hardware counters of its most expensive kernels to a run."""
 
 from __future__ import annotations
 

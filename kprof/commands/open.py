@@ -1,4 +1,4 @@
-"""The options of `kprof open`: which traces, where the run goes."""
+"""`kprof open`: analyze traces and write their report."""
 
 from __future__ import annotations
 

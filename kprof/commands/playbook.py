@@ -1,4 +1,4 @@
-"""The options of `kprof playbook`: which page."""
+"""`kprof playbook`: show how to confirm and fix a finding."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The options of `kprof report`: what was saved, for whom the page is, what it may show.
-
-`kprof report`: one page for whoever decides, made from what was saved.
-"""
+"""`kprof report`: one page for decision makers, from saved runs, comparisons and results."""
 
 from __future__ import annotations
 
@@ -78,6 +75,46 @@ class _Found:
     sources: list[Source] = field(default_factory=list)
 
 
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH",
+            help="Runs, comparisons, JSON of sla, cost, selftest, kernels check; before first.",
+        ),
+    ],
+    template: Annotated[
+        str, typer.Option(metavar="NAME", help="partner, engineer, or a file.toml of your own.")
+    ] = "partner",
+    redact: Annotated[
+        Literal["internal", "partner", "public"],
+        typer.Option(help="Leave out nothing; paths, hosts and prompts; those and prices."),
+    ] = "partner",
+    title: Annotated[str, typer.Option(help="Title of the page [the workload's name].")] = "",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")] = Path(
+        "report.html"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
+) -> Answer:
+    """Write one page for whoever decides: verdict, money, how sure.
+
+    Of what is named twice, such as two runs, the first is before and the last after.
+    """
+    from kprof.errors import KprofError
+    from kprof.report.progress import Progress
+
+    if out.exists() and not force:
+        raise KprofError(f"{out} exists already", fix="name another --out, or pass --force")
+    progress = Progress()
+    try:
+        evidence = read_evidence(paths, title, progress)
+        progress("drawing")
+        write_partner_report(evidence, out, template, redact)
+    finally:
+        progress.close()
+    return Answer(evidence.title, sections_of_summary(evidence, redact), None, f"report: {out}")
+
+
 def read_evidence(
     paths: Sequence[Path], title: str = "", progress: Progress = lambda stage: None
 ) -> Evidence:
@@ -113,60 +150,6 @@ def read_evidence(
         benches=tuple(found.benches),
     )
     return replace(evidence, advice=_advice_for(evidence))
-
-
-def write_partner_report(
-    evidence: Evidence, path: Path, template: str = "partner", level: Level = "partner"
-) -> None:
-    """Write the report as one HTML file; the same evidence gives the same bytes.
-
-    Raises:
-        KprofError: there is no such template, or the file cannot be written.
-    """
-    chosen = read_template(template)
-    evidence = replace(evidence, advice=evidence.advice or _advice_for(evidence))
-    # A name may hold half a surrogate pair, which no encoding can write.
-    page = render_report(evidence, chosen, level).encode("utf-8", "replace")
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_bytes(page)
-        partial.replace(path)
-    except OSError as error:
-        problem = f"{path} cannot be written: {error.strerror or error}"
-        raise KprofError(problem, fix="name another file with --out") from error
-
-
-def _advice_for(evidence: Evidence) -> dict[str, Advice]:
-    """Return what the playbooks say of the findings that were made."""
-    found = [f.rule for run in evidence.runs if run.diagnosis for f in run.diagnosis.findings]
-    pages = {page.name: page for page in all_playbooks()} if found else {}
-    return {
-        rule: Advice(pages[rule].title, tuple(_sentences(dict(pages[rule].parts).get("Fix", ""))))
-        for rule in found
-        if rule in pages
-    }
-
-
-def _sentences(text: str) -> list[str]:
-    """Return what a playbook says in words: its commands are left out, they are of other files."""
-    words = re.sub(r":\s*```.*?```", ".", text, flags=re.DOTALL)
-    words = re.sub(r"```.*?```", "", words, flags=re.DOTALL)
-    lines = [re.sub(r"^(?:-|\d+\.)\s+", "", line.strip()) for line in words.splitlines()]
-    # What leads to a list says nothing by itself, nor does an alternative to a command.
-    kept = [line.replace("`", "") for line in lines if line and not line.endswith(":")]
-    return [re.sub(r"^Or (.)", lambda found: found[1].upper(), line) for line in kept]
-
-
-def _json_in(path: Path) -> Any:  # noqa: ANN401 - any JSON
-    """Return the content of a file of JSON that a command printed; None: it is a trace."""
-    if not path.name.endswith(".json"):
-        return None
-    try:
-        content = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        raise KprofError(f"{path} is no complete JSON: {error}", fix=FIX) from error
-    is_trace = isinstance(content, dict) and "traceEvents" in content
-    return None if is_trace else content
 
 
 def _add(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 - any JSON
@@ -221,10 +204,64 @@ def _add_compared(found: _Found, content: Mapping[str, Any]) -> None:
         found.calibration = calibration_in(content["calibrated"])
 
 
+def _json_in(path: Path) -> Any:  # noqa: ANN401 - any JSON
+    """Return the content of a file of JSON that a command printed; None: it is a trace."""
+    if not path.name.endswith(".json"):
+        return None
+    try:
+        content = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise KprofError(f"{path} is no complete JSON: {error}", fix=FIX) from error
+    is_trace = isinstance(content, dict) and "traceEvents" in content
+    return None if is_trace else content
+
+
 def _source(name: str, what: str, path: Path) -> Source:
     """Return a source with the hash of its file; of a folder of traces there is none."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "a folder"
     return Source(name, what, digest)
+
+
+def _advice_for(evidence: Evidence) -> dict[str, Advice]:
+    """Return what the playbooks say of the findings that were made."""
+    found = [f.rule for run in evidence.runs if run.diagnosis for f in run.diagnosis.findings]
+    pages = {page.name: page for page in all_playbooks()} if found else {}
+    return {
+        rule: Advice(pages[rule].title, tuple(_sentences(dict(pages[rule].parts).get("Fix", ""))))
+        for rule in found
+        if rule in pages
+    }
+
+
+def _sentences(text: str) -> list[str]:
+    """Return what a playbook says in words: its commands are left out, they are of other files."""
+    words = re.sub(r":\s*```.*?```", ".", text, flags=re.DOTALL)
+    words = re.sub(r"```.*?```", "", words, flags=re.DOTALL)
+    lines = [re.sub(r"^(?:-|\d+\.)\s+", "", line.strip()) for line in words.splitlines()]
+    # What leads to a list says nothing by itself, nor does an alternative to a command.
+    kept = [line.replace("`", "") for line in lines if line and not line.endswith(":")]
+    return [re.sub(r"^Or (.)", lambda found: found[1].upper(), line) for line in kept]
+
+
+def write_partner_report(
+    evidence: Evidence, path: Path, template: str = "partner", level: Level = "partner"
+) -> None:
+    """Write the report as one HTML file; the same evidence gives the same bytes.
+
+    Raises:
+        KprofError: there is no such template, or the file cannot be written.
+    """
+    chosen = read_template(template)
+    evidence = replace(evidence, advice=evidence.advice or _advice_for(evidence))
+    # A name may hold half a surrogate pair, which no encoding can write.
+    page = render_report(evidence, chosen, level).encode("utf-8", "replace")
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_bytes(page)
+        partial.replace(path)
+    except OSError as error:
+        problem = f"{path} cannot be written: {error.strerror or error}"
+        raise KprofError(problem, fix="name another file with --out") from error
 
 
 def sections_of_summary(evidence: Evidence, level: Level = "partner") -> list[Section]:
@@ -253,43 +290,3 @@ def _line_of(row: tuple[str, ...], names: Sequence[str]) -> str:
         if cell not in ("", MISSING)
     ]
     return f"{row[0]}: {'; '.join(cells)}"
-
-
-def report(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="PATH",
-            help="Runs, comparisons, JSON of sla, cost, selftest, kernels check; before first.",
-        ),
-    ],
-    template: Annotated[
-        str, typer.Option(metavar="NAME", help="partner, engineer, or a file.toml of your own.")
-    ] = "partner",
-    redact: Annotated[
-        Literal["internal", "partner", "public"],
-        typer.Option(help="Leave out nothing; paths, hosts and prompts; those and prices."),
-    ] = "partner",
-    title: Annotated[str, typer.Option(help="Title of the page [the workload's name].")] = "",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")] = Path(
-        "report.html"
-    ),
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
-) -> Answer:
-    """Write one page for whoever decides: verdict, money, how sure.
-
-    Of what is named twice, such as two runs, the first is before and the last after.
-    """
-    from kprof.errors import KprofError
-    from kprof.report.progress import Progress
-
-    if out.exists() and not force:
-        raise KprofError(f"{out} exists already", fix="name another --out, or pass --force")
-    progress = Progress()
-    try:
-        evidence = read_evidence(paths, title, progress)
-        progress("drawing")
-        write_partner_report(evidence, out, template, redact)
-    finally:
-        progress.close()
-    return Answer(evidence.title, sections_of_summary(evidence, redact), None, f"report: {out}")

@@ -1,9 +1,4 @@
-"""The options of `kprof roofline`.
-
-`kprof roofline`: measure what the GPU at hand can do, for every later run on it.
-
-Measured ceilings on a terminal.
-"""
+"""`kprof roofline`: measure this GPU's ceilings for later runs on it."""
 
 from __future__ import annotations
 
@@ -35,6 +30,27 @@ class Measured:
         return msgspec.json.format(msgspec.json.encode(self.ceilings))
 
 
+def roofline(
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> Answer | None:
+    """Measure what this GPU reaches, once, for later runs on it.
+
+    Takes less than a minute and 13 GiB of the GPU's memory. The roofline of every later
+    `kprof run` on this GPU and driver is drawn from it.
+    """
+    measured = measure_roofline()
+    if json:
+        return Answer("", [], measured.json())
+    from rich.console import Console
+
+    ceilings = measured.ceilings
+    figures = [(f.name, f.value, f.unit, f.detail, f.spread) for f in ceilings.figures]
+    title = f"{ceilings.gpu}, driver {ceilings.driver}, measured in {ceilings.took_s:.0f} s"
+    print_ceilings(title, figures, Console())
+    typer.echo(f"kept for later runs: {measured.path or 'nowhere, there is no home folder'}")
+    return None
+
+
 def measure_roofline() -> Measured:
     """Measure the GPU and keep the figures."""
     ceilings = measure_gpu()
@@ -55,24 +71,3 @@ def print_ceilings(
         shown = format_time(value) if unit == "ns" else format_amount(value, unit)
         table.add_row(name, shown, MISSING if spread is None else format_share(spread), detail)
     console.print(table)
-
-
-def roofline(
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-) -> Answer | None:
-    """Measure what this GPU reaches, once, for later runs on it.
-
-    Takes less than a minute and 13 GiB of the GPU's memory. The roofline of every later
-    `kprof run` on this GPU and driver is drawn from it.
-    """
-    measured = measure_roofline()
-    if json:
-        return Answer("", [], measured.json())
-    from rich.console import Console
-
-    ceilings = measured.ceilings
-    figures = [(f.name, f.value, f.unit, f.detail, f.spread) for f in ceilings.figures]
-    title = f"{ceilings.gpu}, driver {ceilings.driver}, measured in {ceilings.took_s:.0f} s"
-    print_ceilings(title, figures, Console())
-    typer.echo(f"kept for later runs: {measured.path or 'nowhere, there is no home folder'}")
-    return None

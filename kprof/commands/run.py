@@ -1,4 +1,4 @@
-"""The options of `kprof run`: what to start, what to record."""
+"""`kprof run`: record a workload and report on it."""
 
 from __future__ import annotations
 

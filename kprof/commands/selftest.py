@@ -1,4 +1,4 @@
-"""The options of `kprof selftest`."""
+"""`kprof selftest`: measure how often the verdicts of `kprof ab` are right."""
 
 from __future__ import annotations
 

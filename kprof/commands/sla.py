@@ -1,7 +1,4 @@
-"""The options of `kprof sla`: which results, which targets.
-
-`kprof sla`: judge promises on a service, from result files, a recorded run, or in process.
-"""
+"""`kprof sla`: judge SLA targets on results of load generators, a recorded run, or in process."""
 
 from __future__ import annotations
 
@@ -32,89 +29,6 @@ __all__ = [
     "read_targets",
     "write_page",
 ]
-
-
-def judge_results(
-    names: Sequence[str],
-    targets: Sequence[Target],
-    num_gpus: int | None = None,
-    spell_s: float = LONGEST_SPELL_S,
-) -> Judged:
-    """Judge targets on result files, runs of one load each, or on one recorded run.
-
-    "Met" rests on slow spells of the service that last no longer than `spell_s`; 0: on none.
-
-    Raises:
-        KprofError: a file cannot be read, or the files are of different loads.
-    """
-    if len(names) == 1 and not is_result(names[0]):
-        recorded = _judge_run(Path(names[0]), targets)
-        if recorded is not None:
-            return recorded
-    runs = [read_result(name) for name in names]
-    for i, run in enumerate(runs):
-        if any(_is_same(run, other) for other in runs[:i]):
-            raise KprofError(
-                f"{names[i]} is named twice, and would count twice", fix="name it once"
-            )
-    return judge_responses(runs, targets, num_gpus, spell_s)
-
-
-def judge_responses(
-    runs: Sequence[Responses],
-    targets: Sequence[Target],
-    num_gpus: int | None = None,
-    spell_s: float = LONGEST_SPELL_S,
-) -> Judged:
-    """Judge targets on the requests of one or more runs at one load.
-
-    Raises:
-        KprofError: the runs are of different loads.
-    """
-    if not runs:
-        raise KprofError("there is no run to judge", fix="name a result file")
-    _refuse_mixture(runs)
-    judgements = judge(runs, targets, num_gpus, spell_s)
-    doubts = find_doubts(runs, targets, judgements)
-    assessment = Assessment(judgements, doubts, num_gpus, spell_s or None)
-    source = runs[0].source if len(runs) == 1 else f"{len(runs)} runs"
-    return Judged(source, assessment, tuple(runs))
-
-
-def json_of(judged: Judged) -> bytes:
-    """Return the verdict as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(result_of_sla(judged)))
-
-
-def write_page(judged: Judged, path: Path, *, force: bool) -> None:
-    """Write the verdict as one offline HTML page."""
-    title = f"Service level of {judged.source}"
-    html.write_page(title, sections_of_sla(judged, for_page=True), path, force=force)
-
-
-def _judge_run(path: Path, targets: Sequence[Target]) -> Judged | None:
-    """Judge a recorded run; None: it is none, or steps are not asked for."""
-    if not any(target.metric.name == "step" for target in targets):
-        return None
-    # The tables of a run need pandas, and result files do not.
-    from kprof.analyze.sla.evaluate import judge_steps
-    from kprof.open import open_trace
-
-    return Judged(path.name, judge_steps(open_trace(path), targets))
-
-
-def _refuse_mixture(runs: Sequence[Responses]) -> None:
-    """Refuse runs at different loads: the percentile of a mixture is nobody's."""
-    loads = list(dict.fromkeys(run.load.name for run in runs if run.load.kind != "unknown"))
-    if len(loads) > 1:
-        problem = f"the runs are of different loads: {'; '.join(loads)}"
-        raise KprofError(problem, fix="judge each load by itself, with all its runs")
-
-
-def _is_same(run: Responses, other: Responses) -> bool:
-    """Tell whether two runs have the same requests, by when they were sent and ended."""
-    times = [[(row.sent_ns, row.end_ns) for row in each.rows] for each in (run, other)]
-    return times[0] == times[1]
 
 
 def sla(
@@ -163,3 +77,86 @@ def sla(
     result = json_of(judged) if json else None
     code = judged.assessment.exit_code
     return Answer(judged.source, sections_of_sla(judged), result, last, code)
+
+
+def judge_results(
+    names: Sequence[str],
+    targets: Sequence[Target],
+    num_gpus: int | None = None,
+    spell_s: float = LONGEST_SPELL_S,
+) -> Judged:
+    """Judge targets on result files, runs of one load each, or on one recorded run.
+
+    "Met" rests on slow spells of the service that last no longer than `spell_s`; 0: on none.
+
+    Raises:
+        KprofError: a file cannot be read, or the files are of different loads.
+    """
+    if len(names) == 1 and not is_result(names[0]):
+        recorded = _judge_run(Path(names[0]), targets)
+        if recorded is not None:
+            return recorded
+    runs = [read_result(name) for name in names]
+    for i, run in enumerate(runs):
+        if any(_is_same(run, other) for other in runs[:i]):
+            raise KprofError(
+                f"{names[i]} is named twice, and would count twice", fix="name it once"
+            )
+    return judge_responses(runs, targets, num_gpus, spell_s)
+
+
+def _judge_run(path: Path, targets: Sequence[Target]) -> Judged | None:
+    """Judge a recorded run; None: it is none, or steps are not asked for."""
+    if not any(target.metric.name == "step" for target in targets):
+        return None
+    # The tables of a run need pandas, and result files do not.
+    from kprof.analyze.sla.evaluate import judge_steps
+    from kprof.open import open_trace
+
+    return Judged(path.name, judge_steps(open_trace(path), targets))
+
+
+def _is_same(run: Responses, other: Responses) -> bool:
+    """Tell whether two runs have the same requests, by when they were sent and ended."""
+    times = [[(row.sent_ns, row.end_ns) for row in each.rows] for each in (run, other)]
+    return times[0] == times[1]
+
+
+def judge_responses(
+    runs: Sequence[Responses],
+    targets: Sequence[Target],
+    num_gpus: int | None = None,
+    spell_s: float = LONGEST_SPELL_S,
+) -> Judged:
+    """Judge targets on the requests of one or more runs at one load.
+
+    Raises:
+        KprofError: the runs are of different loads.
+    """
+    if not runs:
+        raise KprofError("there is no run to judge", fix="name a result file")
+    _refuse_mixture(runs)
+    judgements = judge(runs, targets, num_gpus, spell_s)
+    doubts = find_doubts(runs, targets, judgements)
+    assessment = Assessment(judgements, doubts, num_gpus, spell_s or None)
+    source = runs[0].source if len(runs) == 1 else f"{len(runs)} runs"
+    return Judged(source, assessment, tuple(runs))
+
+
+def _refuse_mixture(runs: Sequence[Responses]) -> None:
+    """Refuse runs at different loads: the percentile of a mixture is nobody's."""
+    loads = list(dict.fromkeys(run.load.name for run in runs if run.load.kind != "unknown"))
+    if len(loads) > 1:
+        problem = f"the runs are of different loads: {'; '.join(loads)}"
+        raise KprofError(problem, fix="judge each load by itself, with all its runs")
+
+
+def write_page(judged: Judged, path: Path, *, force: bool) -> None:
+    """Write the verdict as one offline HTML page."""
+    title = f"Service level of {judged.source}"
+    html.write_page(title, sections_of_sla(judged, for_page=True), path, force=force)
+
+
+def json_of(judged: Judged) -> bytes:
+    """Return the verdict as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(result_of_sla(judged)))

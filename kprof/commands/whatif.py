@@ -1,7 +1,4 @@
-"""The options of `kprof whatif`: which run, which changes.
-
-`kprof whatif`: ask a recording what a step would take after a change, and keep the answer.
-"""
+"""`kprof whatif`: predict a step's time after changes, and keep the prediction."""
 
 from __future__ import annotations
 
@@ -30,6 +27,26 @@ GRAPHS = "graphs"
 LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e6
 
 EXAMPLES = "kind:gemm=2 module:NAME=roofline op:NAME=removed graphs"
+
+
+def whatif(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a trace.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="TARGET=2, =roofline or =removed; or graphs.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
+) -> Answer:
+    """Predict a step's time after changes.
+
+    Each alone, then all together. A TARGET is kernel:, op:, module: or kind: and a name, with *
+    for anything; =2 is twice as fast.
+    """
+    from kprof.report.sections.what_if import section_of
+
+    answers, whole = ask(run, changes or [], say=say)
+    parts = [section_of(answers, whole=whole)]
+    last = f"ask: kprof whatif {shlex.quote(str(run))} {EXAMPLES}"
+    return Answer(run.name, parts, json_of(answers) if json else None, last)
 
 
 def ask(
@@ -109,23 +126,3 @@ def _keep(answers: list[Prediction], trace: Trace, run: Path) -> None:
 def json_of(answers: list[Prediction]) -> bytes:
     """Return the answers as indented JSON."""
     return msgspec.json.format(msgspec.json.encode([asdict(one) for one in answers]))
-
-
-def whatif(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a trace.")],
-    changes: Annotated[
-        list[str] | None, typer.Argument(help="TARGET=2, =roofline or =removed; or graphs.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
-) -> Answer:
-    """Predict a step's time after changes.
-
-    Each alone, then all together. A TARGET is kernel:, op:, module: or kind: and a name, with *
-    for anything; =2 is twice as fast.
-    """
-    from kprof.report.sections.what_if import section_of
-
-    answers, whole = ask(run, changes or [], say=say)
-    parts = [section_of(answers, whole=whole)]
-    last = f"ask: kprof whatif {shlex.quote(str(run))} {EXAMPLES}"
-    return Answer(run.name, parts, json_of(answers) if json else None, last)
