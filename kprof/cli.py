@@ -32,7 +32,7 @@ COMMANDS = {
     "kernels": "List replacement kernels, check them, measure who is fastest.",
     "sla": "Judge SLA targets with 99 % confidence bounds.",
     "cost": "Compute what tokens, fleets and training cost.",
-    "report": "Write one page for whoever decides: verdict, money, how sure.",
+    "report": "Write one page for decision makers: verdict, money, how sure.",
     "roofline": "Measure what this GPU reaches, once, for later runs on it.",
     "selftest": "Measure how often the verdicts of `kprof ab` are right.",
     "engage": "Keep one workload's evidence, and score what was predicted.",

@@ -28,7 +28,7 @@ def test_counters_for_administrators_only_are_limited_for_others(tmp_path, param
     parameters.write_text("RmProfilingAdminOnly: 1\n")
     check = check_counters(tmp_path, is_root=False)
     assert check.state == "limited"
-    assert "NVreg_RestrictProfilingToAdminUsers=0" in check.mend
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in check.fix
 
 
 def test_an_administrator_may_read_counters(tmp_path, parameters):
@@ -76,7 +76,7 @@ def test_firecracker_is_recognized_by_its_kernel(tmp_path):
 
 
 def test_a_missing_tool_is_optional():
-    assert "optional" in check_tool("no-such-tool", "nothing", ()).mend
+    assert "optional" in check_tool("no-such-tool", "nothing", ()).fix
 
 
 def checks(**states):
@@ -99,5 +99,5 @@ def test_every_check_that_is_not_ok_says_what_was_found():
 
 def test_an_optional_package_is_named_with_what_it_is_for():
     found = check_package("triton_of_nobody", "nothing", "kernels", "pip install nothing")
-    assert (found.state, found.mend) == ("missing", "optional, for kernels: pip install nothing")
+    assert (found.state, found.fix) == ("missing", "optional, for kernels: pip install nothing")
     assert check_package("rich", "rich", "terminals", "").state == "ok"

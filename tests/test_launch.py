@@ -157,11 +157,11 @@ def test_a_run_with_quotes_in_its_ranges_gets_its_report(tmp_path):
 
 @pytest.mark.slow
 def test_compiled_kernels_keep_their_shapes_at_the_price_of_other_threads(monkeypatch):
-    alongside = pytest.importorskip("kprof.collect.inject.kprof_recorder.capture")
-    monkeypatch.delitem(sys.modules, alongside.COMPILED_KERNELS, raising=False)
-    assert alongside.of_all_threads(memory=False) is not None
-    monkeypatch.setitem(sys.modules, alongside.COMPILED_KERNELS, sys)
-    assert alongside.of_all_threads(memory=False) is None
+    capture = pytest.importorskip("kprof.collect.inject.kprof_recorder.capture")
+    monkeypatch.delitem(sys.modules, capture.COMPILED_KERNELS, raising=False)
+    assert capture.of_all_threads(memory=False) is not None
+    monkeypatch.setitem(sys.modules, capture.COMPILED_KERNELS, sys)
+    assert capture.of_all_threads(memory=False) is None
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kprof.collect.inject.kprof_recorder import capture, native  # noqa: E402
-from kprof.collect.inject.kprof_recorder import capture as alongside  # noqa: E402
 from kprof.collect.inject.kprof_recorder.capture import (  # noqa: E402
     COMPILED_KERNELS,
     Ahead,
@@ -84,7 +83,7 @@ def test_before_a_trace_ends_nothing_more_is_noted_of_other_threads(
     )
     # Other tests of this process may have left some, such as the one that watches tqdm's bars.
     count, num_left = native.num_other_threads, native.num_other_threads()
-    monkeypatch.setattr(alongside, "num_other_threads", lambda: count() - num_left)
+    monkeypatch.setattr(capture, "num_other_threads", lambda: count() - num_left)
     is_over = threading.Event()
     for _ in range(num_others):
         threading.Thread(target=is_over.wait).start()

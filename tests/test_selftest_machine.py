@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 
 from kprof.ab import selftest
-from kprof.ab import selftest as calibrations
-from kprof.ab import selftest as known_effects
-from kprof.ab import selftest as machine
 from kprof.ab.selftest import (
     Machine,
     calibrate,
@@ -39,9 +36,8 @@ HOST = Machine("host", "a processor", None)
 def home(monkeypatch, tmp_path):
     """Keep what is measured in a folder of the test, as if on a host without a GPU."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for module in (selftest, calibrations):
-        monkeypatch.setattr(module, "this_machine", lambda: HOST)
-        monkeypatch.setattr(module, "this_host", lambda: HOST)
+    monkeypatch.setattr(selftest, "this_machine", lambda: HOST)
+    monkeypatch.setattr(selftest, "this_host", lambda: HOST)
     return tmp_path
 
 
@@ -50,9 +46,8 @@ def hasty(monkeypatch):
     """Warm up and calibrate for no time to speak of, however busy this machine is."""
     monkeypatch.setattr(selftest, "WARM_UP_S", 0.0)
     monkeypatch.setattr(selftest, "SAMPLE_NS", 1e5)
-    monkeypatch.setattr(known_effects, "WARM_UP_S", 0.0)
-    monkeypatch.setattr(known_effects, "CALIBRATION_SAMPLES", 15)
-    monkeypatch.setattr(known_effects, "WallStopwatch", Counted)
+    monkeypatch.setattr(selftest, "CALIBRATION_SAMPLES", 15)
+    monkeypatch.setattr(selftest, "WallStopwatch", Counted)
 
 
 class Counted:
@@ -67,7 +62,7 @@ class Counted:
 
 
 def test_what_a_call_costs_beside_its_amount_is_no_part_of_the_effect(hasty):
-    work = known_effects._calibrated(lambda amount: None, (10_000, 20_000), Counted())
+    work = selftest._calibrated(lambda amount: None, (10_000, 20_000), Counted())
     assert work(0.0).args == (10_000,)
     # 1 % of 11,000 ns.
     assert work(0.01).args == (10_110,)
@@ -77,7 +72,7 @@ def test_the_host_is_made_slower_by_more_of_the_same(hasty):
     (knob,) = host_knobs()
     amounts = [knob.work(effect).args[0] for effect in (0.0, 0.01, 0.05)]
     assert amounts == sorted(amounts)
-    assert amounts[1] > amounts[0] == known_effects.HOST_BYTES
+    assert amounts[1] > amounts[0] == selftest.HOST_BYTES
 
 
 class CountedGpu:
@@ -86,7 +81,7 @@ class CountedGpu:
     def time(self, work, num_calls):
         (amount,) = work.args
         is_spun = work.func.__name__ == "negate_and_spin"
-        num_bytes, num_cycles = (amount, 0) if not is_spun else (known_effects.GPU_BYTES, amount)
+        num_bytes, num_cycles = (amount, 0) if not is_spun else (selftest.GPU_BYTES, amount)
         return 3_000 + num_bytes / 4 + num_cycles / 2
 
     resolution_ns, num_exposed = 500.0, 0
@@ -99,26 +94,26 @@ def pretended_gpu(hasty, monkeypatch):
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *size, device, **rest: zeros(*size, **rest))
     monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
-    monkeypatch.setattr(known_effects, "GPU_BYTES", 1 << 20)
-    monkeypatch.setattr(known_effects, "GpuStopwatch", CountedGpu)
+    monkeypatch.setattr(selftest, "GPU_BYTES", 1 << 20)
+    monkeypatch.setattr(selftest, "GpuStopwatch", CountedGpu)
     return slept
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_gpu_takes_as_much_longer_as_was_asked_for(pretended_gpu, number):
-    knob, clock = known_effects.gpu_knobs()[number], CountedGpu()
+    knob, clock = selftest.gpu_knobs()[number], CountedGpu()
     times = [clock.time(knob.work(effect), 1) for effect in (0.0, 0.01, 0.05)]
     assert times[1] / times[0] == pytest.approx(1.01, abs=2e-5)
     assert times[2] / times[0] == pytest.approx(1.05, abs=2e-5)
 
 
 def test_a_spin_on_the_gpu_follows_the_same_bytes_in_both_variants(pretended_gpu):
-    _, knob = known_effects.gpu_knobs()
+    _, knob = selftest.gpu_knobs()
     del pretended_gpu[:]
     knob.work(0.0)()
     knob.work(0.05)()
     least, more = pretended_gpu
-    assert least == known_effects.SPIN_CYCLES[0] < more
+    assert least == selftest.SPIN_CYCLES[0] < more
 
 
 def test_a_calibration_is_taken_kept_and_found_again(home, hasty):
@@ -168,7 +163,7 @@ def test_a_stage_ends_in_time_with_whole_comparisons_and_says_how_many(home, has
     seconds = count()
     monkeypatch.setattr(selftest.time, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(selftest, "warm_up", lambda *rest: WarmUp(1, is_stable=True))
-    monkeypatch.setattr(known_effects, "_calibrated", lambda run, *rest: lambda effect: int)
+    monkeypatch.setattr(selftest, "_calibrated", lambda run, *rest: lambda effect: int)
     *_, found = calibrate(50, 10, 0, print)
     same, ramp = found.scenarios[0].fixed, found.scenarios[-1].fixed
     # A second is over with every pair: 120 of them without an effect, 40 with one.
@@ -229,22 +224,16 @@ def test_before_a_self_test_nothing_is_known(home):
 
 def test_what_another_driver_did_says_nothing_of_this_one(home, monkeypatch):
     kept(home, monkeypatch, kind="gpu", device="NVIDIA H200", driver="580.1")
-    monkeypatch.setattr(
-        calibrations, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "590.2")
-    )
+    monkeypatch.setattr(selftest, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "590.2"))
     assert last_calibration() is None
-    monkeypatch.setattr(
-        calibrations, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1")
-    )
+    monkeypatch.setattr(selftest, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1"))
     assert last_calibration().driver == "580.1"
     assert "On NVIDIA H200, driver 580.1, 2026-11-20" in describe_calibration(last_calibration())
 
 
 def test_a_gpu_of_which_nothing_is_known_has_at_least_its_hosts_clock(home, monkeypatch):
     kept(home, monkeypatch, kind="host", device="a processor", driver=None)
-    monkeypatch.setattr(
-        calibrations, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1")
-    )
+    monkeypatch.setattr(selftest, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1"))
     assert describe_calibration(last_calibration()).startswith("On this host's clock (a processor)")
 
 
@@ -257,7 +246,7 @@ def test_a_machine_that_cannot_see_what_matters_is_told_of(
 ):
     made = kept(home, monkeypatch, kind="gpu", device="NVIDIA H200", driver="580.1")
     coarse = tuple(replace(scenario, least_found=least) for scenario in made.scenarios)
-    monkeypatch.setattr(calibrations, "this_machine", lambda: Machine("gpu", device, "580.1"))
+    monkeypatch.setattr(selftest, "this_machine", lambda: Machine("gpu", device, "580.1"))
     doubt = doubt_resolution(replace(made, scenarios=coarse), Plan((Metric("step time", "ns"),)))
     assert ("find only differences from 1.6 % on" in doubt) is is_doubted
 
@@ -282,7 +271,7 @@ def test_a_gpu_is_made_slower_by_what_was_planted(number):
 
 @pytest.mark.parametrize("text", ["", "{", '{"kind": "gpu"}', "[]"])
 def test_a_damaged_file_is_no_calibration(home, text):
-    path = calibrations._path_for(HOST)
+    path = selftest._path_for(HOST)
     path.parent.mkdir(parents=True)
     path.write_text(text)
     assert last_calibration() is None
@@ -294,7 +283,7 @@ def test_a_calibration_of_an_older_form_is_none(home, monkeypatch):
 
 
 def test_a_user_without_a_home_is_told_that_nothing_is_kept(home, hasty, monkeypatch, capsys):
-    monkeypatch.setattr(calibrations, "cache_folder", lambda: None)
+    monkeypatch.setattr(selftest, "cache_folder", lambda: None)
     code = kprof("selftest", "--comparisons", "50", "--pairs", "10", "--json")
     result = json.loads(capsys.readouterr().out)
     assert code == (0 if result["is_met"] else 1)
@@ -342,9 +331,9 @@ def test_a_disturbance_that_cannot_start_is_no_quiet_measurement(started, monkey
 def test_work_that_takes_no_longer_when_doubled_cannot_be_slowed_down(hasty, monkeypatch):
     monkeypatch.setattr(Counted, "time", lambda self, work, num_calls: 5.0)
     with pytest.raises(KprofError, match="no slow-down can be planted"):
-        known_effects._calibrated(lambda amount: None, (10, 20), Counted())
+        selftest._calibrated(lambda amount: None, (10, 20), Counted())
 
 
 def test_a_host_has_a_name_even_where_no_file_tells_it(monkeypatch):
-    monkeypatch.setattr(machine.Path, "read_text", lambda self: "flags : none")
-    assert machine.processor()
+    monkeypatch.setattr(selftest.Path, "read_text", lambda self: "flags : none")
+    assert selftest.processor()

@@ -119,7 +119,7 @@ def find_gpu_ceilings(gpu: str, driver: str) -> Ceilings | None:
 
 
 def keep_ceilings(raw: Path, device: Device) -> None:
-    """Leave a run's ceilings beside its recording, for whoever opens it later or elsewhere."""
+    """Leave a run's ceilings beside its recording, for later analysis or on another machine."""
     (raw / FILE).write_bytes(msgspec.json.encode(device))
 
 

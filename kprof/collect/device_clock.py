@@ -88,7 +88,7 @@ def _lateness_of_launches(trace: Trace) -> pd.DataFrame:
     kernels, ranges = trace.kernels, trace.ranges
     keys = ["rank", "correlation"]
     is_launch = (ranges["kind"] == "runtime") & ranges["correlation"].notna()
-    # Of two launches with one number nobody can tell whose an activity is.
+    # Of two launches with one number it is unknown whose an activity is.
     launches = ranges.loc[is_launch, [*keys, "start_ns"]].drop_duplicates(keys, keep=False)
     is_launched = (kernels["activity"] != "host") & kernels["correlation"].notna()
     activities = kernels.loc[is_launched, [*keys, "device", "start_ns"]]

@@ -105,7 +105,7 @@ def _options(program: str, window: Window) -> list[str]:
 
 
 def _tensor_metrics(program: str) -> list[str]:
-    """Return what counts the tensor cores of the GPU here; nothing where nobody tells."""
+    """Return what counts the tensor cores of the GPU here; nothing where unknown."""
     asked = subprocess.run(
         [program, "--query-metrics"],
         stdin=subprocess.DEVNULL,

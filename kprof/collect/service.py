@@ -99,7 +99,7 @@ class Service:
 
     @property
     def instruction(self) -> str:
-        """How to start a window, as a sentence for whoever started the service."""
+        """How to start a window, as a sentence for its user."""
         if self.trigger.kind == "signal":
             return f"To record, and to stop before the end: kill -USR1 {os.getpid()}"
         if self.trigger.kind == "file":
@@ -184,7 +184,7 @@ class OpenWindow:
         self._unwanted_since: float | None = None
 
     def is_over(self, *, is_wanted: bool, order: Path) -> bool:
-        """Whether every process that takes part has written its window, or nobody will."""
+        """Whether every process that takes part has written its window, or none will."""
         now = time.monotonic()
         if not is_wanted and self._unwanted_since is None:
             self._unwanted_since = now

@@ -42,7 +42,7 @@ class Process:
 class Workload:
     """A command in a session of its own, whose output goes to a file, with all that it starts.
 
-    `mark` is a variable of its environment that nobody else's has: ranks and workers have it even
+    `mark` is a variable of its environment alone: ranks and workers have it even
     where they left the session and their parent is gone.
     """
 
@@ -106,7 +106,7 @@ class Workload:
             members = self._members() if has_ended else set()
             if has_ended and not members:
                 return
-            # Nobody else tells those who have left the group.
+            # Processes that have left the group get no other signal.
             _send(members - told, signal.SIGTERM)
             told |= members
             time.sleep(LOOK_AT_PROCESS_S if members else 0)
@@ -266,7 +266,7 @@ class Course:
             if timed.is_patch_broken:
                 raise TrialError(
                     f"The patch {timed.problems[-1]}",
-                    fix="mend the patch: a function that returns a context manager",
+                    fix="fix the patch: a function that returns a context manager",
                     trial=trial,
                 )
         # Where it was ended from outside there is no exit code of its own.

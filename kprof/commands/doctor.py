@@ -33,12 +33,12 @@ INJECTIONS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NSYS_PROFILING_
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that measuring needs: what was found, and how to mend it where it is not ok."""
+    """One thing that measuring needs: what was found, and how to fix it where it is not ok."""
 
     name: str
     state: State
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
@@ -48,7 +48,7 @@ def doctor() -> None:
     """Say what this machine can measure, and how to fix the rest."""
     from rich.console import Console
 
-    checks = [(c.name, c.state, c.found, c.mend) for c in check_machine()]
+    checks = [(c.name, c.state, c.found, c.fix) for c in check_machine()]
     print_checks(checks, Console())
 
 
@@ -199,19 +199,19 @@ def _site_folders(path: str) -> list[Path]:
 def check_counters(root: Path, *, is_root: bool) -> Check:
     """Check who may read hardware counters; tracing does not need them."""
     parameters = root / "proc/driver/nvidia/params"
-    mend = (
+    fix = (
         "load the driver with NVreg_RestrictProfilingToAdminUsers=0, or run as root "
         "(in a container with --cap-add=SYS_ADMIN)"
     )
     try:
         text = parameters.read_text()
     except OSError:
-        return Check("hardware counters", "missing", f"{parameters} cannot be read", mend)
+        return Check("hardware counters", "missing", f"{parameters} cannot be read", fix)
     if "RmProfilingAdminOnly: 0" in text:
         return Check("hardware counters", "ok", "open to every user")
     if is_root:
         return Check("hardware counters", "ok", "for administrators only, and this is one")
-    return Check("hardware counters", "limited", "for administrators only", mend)
+    return Check("hardware counters", "limited", "for administrators only", fix)
 
 
 def check_tool(name: str, purpose: str, arguments: tuple[str, ...]) -> Check:
@@ -231,10 +231,10 @@ def check_tool(name: str, purpose: str, arguments: tuple[str, ...]) -> Check:
     return Check(name, "ok", f"{path}: {lines[-1] if lines else 'no version'}")
 
 
-def check_package(module: str, package: str, purpose: str, mend: str) -> Check:
+def check_package(module: str, package: str, purpose: str, fix: str) -> Check:
     """Look for an optional package in this interpreter."""
     if importlib.util.find_spec(module) is None:
-        return Check(package, "missing", "not installed", f"optional, for {purpose}: {mend}")
+        return Check(package, "missing", "not installed", f"optional, for {purpose}: {fix}")
     try:
         return Check(package, "ok", f"{version(package)}, for {purpose}")
     except PackageNotFoundError:
@@ -306,17 +306,17 @@ def what_works(checks: tuple[Check, ...]) -> Check:
             "recording",
             "limited",
             "operators are recorded, GPU kernels perhaps not (see torch and CUPTI below)",
-            "mend torch or CUPTI",
+            "fix torch or CUPTI",
         )
     return Check("recording", "ok", "GPU kernels, operators, modules, power and clocks")
 
 
 def print_checks(checks: Sequence[tuple[str, str, str, str]], console: Console) -> None:
-    """Print checks as (name, state, what was found, how to mend it)."""
+    """Print checks as (name, state, what was found, how to fix it)."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, state, found, mend in checks:
+    for name, state, found, fix in checks:
         text = Text(found)
-        if mend:
-            text.append(f"\n→ {mend}", style="dim")
+        if fix:
+            text.append(f"\n→ {fix}", style="dim")
         table.add_row(Text(name), Text(state, style=STYLES[state]), text)
     console.print(table)

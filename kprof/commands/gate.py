@@ -89,7 +89,7 @@ def gate(
     smallest_effect: Annotated[
         str | None, Option(metavar="SHARE", help="Least difference that matters [the A/B's].")
     ] = None,
-    strict: Annotated[bool, Option("--strict", help="Exit with 3 where nobody can tell.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Exit with 3 where inconclusive.")] = False,
     junit: Annotated[Path | None, Option(metavar="FILE", help="Write JUnit XML as well.")] = None,
     markdown: Annotated[Path | None, Option(metavar="FILE", help="Write Markdown as well.")] = None,
     json: Annotated[bool, Option("--json", help="Print the rulings as JSON.")] = False,

@@ -16,7 +16,7 @@ def playbook(
 ) -> Answer:
     """Show how to confirm and fix a finding, or list all rules.
 
-    Each says what the symptom is, why it happens, how to confirm and to mend it, what that gains,
+    Each says what the symptom is, why it happens, how to confirm and fix it, what that gains,
     and where the advice stops.
     """
     import msgspec

@@ -96,7 +96,7 @@ def report(
     ),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
 ) -> Answer:
-    """Write one page for whoever decides: verdict, money, how sure.
+    """Write one page for decision makers: verdict, money, how sure.
 
     Of what is named twice, such as two runs, the first is before and the last after.
     """

@@ -144,7 +144,7 @@ def judge_responses(
 
 
 def _refuse_mixture(runs: Sequence[Responses]) -> None:
-    """Refuse runs at different loads: the percentile of a mixture is nobody's."""
+    """Refuse runs at different loads: a percentile of mixed loads describes none of them."""
     loads = list(dict.fromkeys(run.load.name for run in runs if run.load.kind != "unknown"))
     if len(loads) > 1:
         problem = f"the runs are of different loads: {'; '.join(loads)}"

@@ -416,7 +416,7 @@ def _cost(calls: Calls, activities: Activities, device: int, process: int) -> fl
         return 1e30
     wait_ns = (start_ns - calls.start_ns[call])[is_found]
     contradicted = float((wait_ns < 0).mean()) + float((~is_found).mean())
-    # Squared, since the sum of waits is the same whoever waits: processes wait alike.
+    # Squared, since the sum of waits is the same whichever process waits: processes wait alike.
     return float(np.median(np.abs(wait_ns))) ** 2 + 1e24 * contradicted
 
 

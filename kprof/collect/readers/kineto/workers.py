@@ -111,7 +111,7 @@ def _processes(
 def claimed_blocks(
     decoder: BlockDecoder, file: int, spans: list[Span], claims: int
 ) -> Iterator[tuple[int, Block]]:
-    """Decode the next block that nobody has taken, until there is none."""
+    """Decode the next block that no process has taken, until there is none."""
     while claim := os.read(claims, _NUMBER.size):
         (number,) = _NUMBER.unpack(claim)
         yield number, decoder.decode(read_list(file, spans[number]))

@@ -113,7 +113,7 @@ _COLUMNS = ("kind", "name", "start", "end", "thread", "correlation", "sequence",
 _VERSION = re.compile(r"_v[0-9]{4,}$")
 # What autograd's engine calls the run of a node; the node's name follows.
 _EVALUATION = "autograd::engine::evaluate_function: "
-# Nobody recorded which thread made a node; any number above 0 says that it is one.
+# The thread that made a node is not recorded; any number above 0 says that it is one.
 _SOME_THREAD = 1
 
 

@@ -118,7 +118,7 @@ def busy_of(kernels: pd.DataFrame) -> Busy:
 
 
 def place(activity: np.ndarray, sampled: Sampled, busy: Busy) -> float | str:
-    """Return when the first sample began, or why nobody can tell.
+    """Return when the first sample began, or why that is unknown.
 
     What is decided first is whether both can be the same work. Samples show it from the first to
     the last in which anything went on, up to an interval too early and too late. And they may
