@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kprof.collect.readers.ncu import report
+from kprof.collect.readers.ncu import reader
 from kprof.collect.readers.ncu.reader import read
 from kprof.errors import TraceError
 from tests.ncu_files import DURATION, launch, raw_page
@@ -120,7 +120,7 @@ def without_module(monkeypatch):
     def refuse(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(report.importlib, "import_module", refuse)
+    monkeypatch.setattr(reader.importlib, "import_module", refuse)
 
 
 def test_without_any_software_of_nvidia_the_way_out_is_an_export(tmp_path, monkeypatch):
