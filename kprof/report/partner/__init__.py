@@ -31,7 +31,7 @@ def chapters_of(evidence: Evidence, template: Template) -> list[Chapter]:
     missing: list[Missing] = []
     place = None
     for name in template.sections:
-        found = sections[name].render(evidence)
+        found = sections[name](evidence)
         if isinstance(found, Missing):
             missing.append(found)
         elif isinstance(found, Chapter):

@@ -1,20 +1,28 @@
-"""What a partner report is built of, as plain data: drawings with their tables, cards, chapters.
-
-Templates: which sections a partner report has, in which order, under which titles.
-"""
+"""Parts of a partner report as plain data, and the templates that choose its sections."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from kprof.errors import KprofError, modules_in
 from kprof.report.section import Facts, Table, Text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from kprof.report.partner.evidence import Evidence
+
+FOLDER = Path(__file__).parent / "templates"
+SECTIONS = "kprof.report.partner.sections"
 
 Anchor = Literal["start", "middle", "end"]
 Symbol = Literal["circle", "square", "triangle", "diamond", "cross"]
@@ -146,13 +154,7 @@ class Missing:
     how: str
 
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-FOLDER = Path(__file__).parent / "templates"
-SECTIONS = "kprof.report.partner.sections"
+Render = Callable[["Evidence"], Chapter | Missing | None]
 
 
 @dataclass(frozen=True)
@@ -163,9 +165,16 @@ class Template:
     titles: dict[str, str] = field(default_factory=dict)
 
 
-def all_sections() -> dict[str, ModuleType]:
-    """Return every section by its name: the file that holds it."""
-    return {module.__name__.rpartition(".")[2]: module for module in modules_in(SECTIONS)}
+def all_sections() -> dict[str, Render]:
+    """Return what renders each section, by the section's name.
+
+    A module is one section of its own name, or holds several in `SECTIONS`.
+    """
+    found: dict[str, Render] = {}
+    for module in modules_in(SECTIONS):
+        name = module.__name__.rpartition(".")[2]
+        found |= module.SECTIONS if hasattr(module, "SECTIONS") else {name: module.render}
+    return dict(sorted(found.items()))
 
 
 def list_templates() -> list[str]:

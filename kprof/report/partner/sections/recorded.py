@@ -1,0 +1,44 @@
+"""Sections that the last run's own report has as well, as text and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.parts import Block, Chapter, Missing
+from kprof.report.section import Facts, Section, Table, Text
+from kprof.report.sections import gaps, kernels, ledger, trust
+from kprof.trace import Trace
+
+HOW = "kprof run train.py, then name the run's folder"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A section of a run's report under the partner report's title."""
+
+    title: str
+    question: str
+    """What stays unknown without a run."""
+    render_run: Callable[[Trace], Section]
+
+    def render(self, evidence: Evidence) -> Chapter | Missing:
+        """Render the last run; its figures are left out, because they need a script."""
+        if not evidence.runs:
+            return Missing(self.question, HOW)
+        parts = self.render_run(evidence.runs[-1]).parts
+        blocks: list[Block] = [p for p in parts if isinstance(p, Text | Facts | Table)]
+        return Chapter(self.title, tuple(blocks))
+
+
+SECTIONS = {
+    "idle": Recorded("Idle time", "What the device waited for", gaps.render).render,
+    "kernels": Recorded("Kernels", "Which kernels take the time", kernels.render).render,
+    "ledger": Recorded(
+        "The books", "Whether every nanosecond is accounted for", ledger.render
+    ).render,
+    "trust": Recorded(
+        "How far to trust the recording", "How far the recording can be trusted", trust.render
+    ).render,
+}
