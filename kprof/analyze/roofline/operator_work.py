@@ -110,7 +110,7 @@ HOST_FAMILIES = frozenset({"view"})
 # What it has done element by element comes before or after its own work: the backward pass of a
 # softmax multiplies first, a safe softmax looks for infinities.
 BETWEEN_FAMILIES = frozenset({"softmax"})
-PREPARING_FAMILIES = frozenset({"copy", "offsets", "random", "view"})
+PREPARING_FAMILIES = frozenset({"copy", "offsets", "view"})
 
 # What a model meets in a record that does not fit its operator (another version's arguments).
 _MISFITS = (ArithmeticError, LookupError, TypeError, ValueError)

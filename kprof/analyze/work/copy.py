@@ -1,11 +1,16 @@
-"""Work of operators that move or set elements without computing on them."""
+"""Work of operators that move, set or draw elements.
+
+Drawing random numbers takes integer arithmetic, which no FLOP count covers.
+"""
 
 from __future__ import annotations
 
 import math
 from functools import partial
 
-from kprof.analyze.work import Inputs, Model, Work
+from kprof.analyze.work import Inputs, Model, Work, vector_dtype
+
+_DRAWING = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_"
 
 
 def _copy(inputs: Inputs) -> Work | None:
@@ -59,6 +64,30 @@ def _triangle(inputs: Inputs, in_place: bool) -> Work | None:
     return Work(0, source.bytes // 2 + (0 if in_place else source.written_as()))
 
 
+def _draw(inputs: Inputs) -> Work | None:
+    """Model filling a tensor."""
+    target = inputs.tensor(0)
+    if target is None:
+        return None
+    return Work(0, target.written_as(), written=target.written_as())
+
+
+def _drop(inputs: Inputs) -> Work | None:
+    """Model dropout: the result and a mask of one byte for each element are written."""
+    x = inputs.tensor(0)
+    if x is None:
+        return None
+    return Work(x.numel, x.bytes + x.written_as() + x.numel, vector_dtype(x.dtype))
+
+
+def _drop_backward(inputs: Inputs) -> Work | None:
+    """Model its backward: gradient and mask read, the input's gradient written."""
+    grad, mask = inputs.tensor(0), inputs.tensor(1)
+    if grad is None or mask is None:
+        return None
+    return Work(grad.numel, grad.bytes + mask.bytes + grad.written_as(), vector_dtype(grad.dtype))
+
+
 MODELS: dict[str, Model] = {
     "aten::copy_": _copy,
     "aten::_copy_from": _copy,
@@ -90,4 +119,9 @@ MODELS: dict[str, Model] = {
     "fbgemm::recat_embedding_grad_output_mixed_D_batch": _same_size,
     "torch::autograd::CppNode<fbgemm_gpu::PermutePooledEmbsFunction"
     "<&fbgemm_gpu::permute_pooled_embs_gpu> >": _same_size,
+    **{f"aten::{name}": _draw for name in _DRAWING.split()},
+    "aten::native_dropout": _drop,
+    "aten::_fused_dropout": _drop,
+    "aten::native_dropout_backward": _drop_backward,
+    "aten::_masked_scale": _drop_backward,
 }
