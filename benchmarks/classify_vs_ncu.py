@@ -46,7 +46,7 @@ from kprof.analyze.roofline.agreement import (
     traffic_ratio,
 )
 from kprof.analyze.roofline.bound import BOUNDS, bound_by_counters
-from kprof.analyze.roofline.counters import counted_bytes, counted_shares
+from kprof.analyze.roofline.hardware_counters import counted_bytes, counted_shares
 from kprof.device import find_device
 
 WORKLOAD = Path(__file__).resolve().parent / "workloads" / "counted" / "loop.py"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kprof.analyze.roofline.counters import sampled_by, share_out
+from kprof.analyze.roofline.hardware_counters import sampled_by, share_out
 from kprof.collect.inject.kprof_recorder import newest_cupti
 from kprof.collect.inject.kprof_recorder.counters import QUANTITIES, TRAFFIC, Counters
 from kprof.collect.readers.recorded.sampled_counters import (

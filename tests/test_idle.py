@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprof.analyze.attribution.ledger import balance, union_ns
+from kprof.analyze.groupings import split_window
 from kprof.analyze.idle.causes import CAUSES, group_idle, inside_window
 from kprof.analyze.idle.gaps import find_launches
 from kprof.analyze.passes import analyze
-from kprof.analyze.summary import split_window
 from kprof.open import read
 from kprof.trace import Recording
 from tests.idle_traces import LAUNCH, US, WAIT, analyzed, causes, idle_of, spent

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kprof.analyze.attribution.steps import CROSSING_NS, find_steps, sort_out, time_steps
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.diff.alignment import find_differences
-from kprof.analyze.findings.evidence import count_steps
+from kprof.analyze.findings.queries import count_steps
 from kprof.trace import Trace
 from tests.traces import measured, trace_of
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.attribution.overlap import Communication, allot_busy_time, measure_communication
 from kprof.analyze.diff.alignment import find_differences
-from kprof.analyze.summary import split_window
+from kprof.analyze.groupings import split_window
 from kprof.analyze.whatif.baseline import Baseline
 from kprof.analyze.whatif.changes import Change, Target
 from kprof.analyze.whatif.predict import predict

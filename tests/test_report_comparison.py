@@ -11,7 +11,7 @@ from rich.console import Console
 from kprof.analyze.verdict.per_token import per_token
 from kprof.comparison import Claim, Comparison, Interval, Metric, Pair, Plan, load, save
 from kprof.errors import KprofError
-from kprof.report.comparison import (
+from kprof.report.comparison_sections import (
     conditions_of,
     format_interval,
     format_percent,

@@ -8,7 +8,7 @@ import pytest
 
 from kprof.analyze.findings.claims import fused, proof, proof_by_copy
 from kprof.analyze.findings.diagnose import _ranked, diagnose
-from kprof.analyze.findings.evidence import idle_of
+from kprof.analyze.findings.queries import idle_of
 from kprof.analyze.findings.savings import find_pricer
 from kprof.analyze.passes import analyze
 from kprof.analyze.whatif import baseline

@@ -7,10 +7,10 @@ import pytest
 from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.attribution.steps import count_gpu_steps
 from kprof.analyze.diff.alignment import find_differences
-from kprof.analyze.findings.evidence import count_host_steps, count_steps, per_step, share_of_whole
+from kprof.analyze.findings.queries import count_host_steps, count_steps, per_step, share_of_whole
+from kprof.analyze.groupings import split_window
 from kprof.analyze.idle.causes import group_idle, inside_window
 from kprof.analyze.roofline.utilisation import measure_utilisation
-from kprof.analyze.summary import split_window
 from kprof.report.result import result_of
 from tests.section_traces import section
 from tests.traces import ROUND_DEVICE, measured, trace_of

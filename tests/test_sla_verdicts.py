@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kprof.analyze.sla.caveats import find_doubts, lag_of
+from kprof.analyze.sla.doubts import find_doubts, lag_of
 from kprof.analyze.sla.evaluate import Assessment, judge
 from kprof.analyze.sla.responses import Load
 from kprof.analyze.sla.targets import TargetError, parse_target

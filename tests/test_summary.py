@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.attribution.overlap import allot_busy_time
-from kprof.analyze.summary import (
+from kprof.analyze.groupings import (
     collapse_layers,
     count_gpus,
     find_dominant,

@@ -43,7 +43,7 @@ from kprof.collect.trials import LOG, TrialError, Variant
 from kprof.comparison import PAIRS_FILE, Claim, Comparison, encode, save
 from kprof.errors import KprofError
 from kprof.kernels.swap.saved import SWAP_REPORT, read_report
-from kprof.report.comparison import sections_of_comparison
+from kprof.report.comparison_sections import sections_of_comparison
 from kprof.report.costs import MISSING_FACTS, result_of_costs, sections_of_costs
 from kprof.report.html import write_html
 from kprof.report.redaction import redacted

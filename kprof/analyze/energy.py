@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.attribution.steps import find_steps
-from kprof.analyze.summary import count_gpus
+from kprof.analyze.groupings import count_gpus
 from kprof.device import THROTTLE_REASONS
 from kprof.trace import Trace
 

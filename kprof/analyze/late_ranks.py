@@ -15,8 +15,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.attribution.steps import before_launches
+from kprof.analyze.groupings import measure_elapsed
 from kprof.analyze.idle.causes import collective_waits
-from kprof.analyze.summary import measure_elapsed
 from kprof.trace import Trace
 
 Floats = NDArray[np.float64]

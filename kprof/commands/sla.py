@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from kprof.analyze.sla.caveats import find_doubts
+from kprof.analyze.sla.doubts import find_doubts
 from kprof.analyze.sla.evaluate import LONGEST_SPELL_S, Assessment, judge
 from kprof.analyze.sla.responses import Responses
 from kprof.analyze.sla.targets import Target, read_targets

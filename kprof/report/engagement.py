@@ -29,7 +29,7 @@ from kprof.analyze.engagement import (
 )
 from kprof.analyze.findings.scores import Promise, Score, Scores, score
 from kprof.analyze.verdict.regressions import rule_on_comparison
-from kprof.report.comparison import format_interval, format_percent
+from kprof.report.comparison_sections import format_interval, format_percent
 from kprof.report.junit import Case, Outcome
 from kprof.report.partner.evidence import gate_in
 from kprof.report.partner.wording import gained, within

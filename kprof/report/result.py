@@ -14,13 +14,13 @@ from kprof.analyze.attribution.steps import denominator, split_steps
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import find_unanswered
-from kprof.analyze.findings.evidence import whole_of
+from kprof.analyze.findings.queries import whole_of
+from kprof.analyze.groupings import group_kernels, group_modules
 from kprof.analyze.idle.causes import find_exposed_waits, group_idle, inside_window, worst_places
 from kprof.analyze.roofline.agreement import compare_bounds, traffic_ratio
-from kprof.analyze.roofline.counters import is_counted
+from kprof.analyze.roofline.hardware_counters import is_counted
 from kprof.analyze.roofline.launch_work import SOURCES
 from kprof.analyze.roofline.utilisation import Share, has_work, measure_utilisation, share_of_time
-from kprof.analyze.summary import group_kernels, group_modules
 from kprof.trace import Trace
 
 SCHEMA = 1

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kprof.analyze.sla.caveats import lag_of
 from kprof.analyze.sla.curves import Curves, TokenCurve, curves_of, distribution, token_curve
+from kprof.analyze.sla.doubts import lag_of
 from kprof.analyze.sla.evaluate import Assessment
 from kprof.analyze.sla.independence import RUNS_DIFFER
 from kprof.analyze.sla.rates import find_window

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from kprof.analyze.summary import count_gpus
+from kprof.analyze.groupings import count_gpus
 from kprof.findings import Worth
 from kprof.trace import Trace
 

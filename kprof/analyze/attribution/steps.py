@@ -30,7 +30,7 @@ import pandas as pd
 from kprof.analyze.attribution.call_tree import NO_ROW, is_evaluation, is_node, parents
 from kprof.analyze.attribution.ledger import union_ns
 from kprof.analyze.attribution.overlap import allotted_time, rows_by
-from kprof.analyze.summary import count_gpus, measure_capacity, split_window
+from kprof.analyze.groupings import count_gpus, measure_capacity, split_window
 from kprof.trace import Trace, once_per_trace
 
 _PLACE = ("rank", "device", "stream")

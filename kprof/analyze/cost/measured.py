@@ -8,7 +8,7 @@ from statistics import median
 
 from kprof.analyze.attribution.steps import time_steps
 from kprof.analyze.energy import measure_step_energy
-from kprof.analyze.summary import count_gpus
+from kprof.analyze.groupings import count_gpus
 from kprof.device import find_device
 from kprof.trace import Trace
 

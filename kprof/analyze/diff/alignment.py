@@ -18,10 +18,7 @@ import pandas as pd
 
 from kprof.analyze.attribution.overlap import allot_busy_time
 from kprof.analyze.attribution.steps import denominator, find_lead, find_steps, split_steps
-from kprof.analyze.summary import (
-    collapse_layers,
-    group_kernels,
-)
+from kprof.analyze.groupings import collapse_layers, group_kernels
 from kprof.trace import Trace
 
 Layout = Literal["part", "phase", "module", "operator", "kernel"]

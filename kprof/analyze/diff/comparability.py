@@ -10,8 +10,8 @@ from kprof.analyze.attribution.overlap import allot_busy_time
 from kprof.analyze.attribution.steps import find_lead, find_steps, rule_of, time_steps
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.energy import around, devices_in, readings
+from kprof.analyze.groupings import count_gpus, measure_window
 from kprof.analyze.roofline.utilisation import ENOUGH_KNOWN, has_work, share_of_time
-from kprof.analyze.summary import count_gpus, measure_window
 from kprof.trace import Trace
 
 # Clocks, or work, that differ by more than this are named.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.queries import (
     Int64s,
     count_steps,
     is_one_of,
@@ -19,8 +19,8 @@ from kprof.analyze.findings.evidence import (
     total_ns,
     whole_of,
 )
+from kprof.analyze.groupings import collapse_layers
 from kprof.analyze.idle.causes import worst_places
-from kprof.analyze.summary import collapse_layers
 from kprof.analyze.whatif.changes import SHORTEST_KERNEL_NS
 from kprof.findings import Remedy
 from kprof.trace import Trace

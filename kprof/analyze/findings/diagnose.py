@@ -12,8 +12,8 @@ import pandas as pd
 
 from kprof.analyze.attribution.steps import whole_ns, without_lead
 from kprof.analyze.capture_quality.unanswered import Unanswered, why_no_timeline
-from kprof.analyze.findings.evidence import whole_of, why_no_device
 from kprof.analyze.findings.one_offs import without_start_up
+from kprof.analyze.findings.queries import whole_of, why_no_device
 from kprof.analyze.findings.savings import Pricer, find_pricer, together
 from kprof.analyze.findings.unexplained import LARGE_SHARE, find_unexplained
 from kprof.analyze.whatif.baseline import Baseline

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.attribution.steps import step_rows
+from kprof.analyze.groupings import measure_capacity
 from kprof.analyze.idle import causes
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_in
-from kprof.analyze.summary import measure_capacity
 from kprof.findings import StartUp
 from kprof.trace import Trace, once_per_trace
 

@@ -22,7 +22,7 @@ import numpy as np
 from kprof.analyze.capture_quality.unanswered import Unanswered
 from kprof.analyze.energy import Series, around, devices_in, readings
 from kprof.analyze.findings.claims import proof, work_places
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.queries import (
     Bools,
     Int64s,
     by_shapes,
@@ -33,7 +33,7 @@ from kprof.analyze.findings.evidence import (
     share_of_device,
     total_ns,
 )
-from kprof.analyze.summary import count_gpus
+from kprof.analyze.groupings import count_gpus
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace
 

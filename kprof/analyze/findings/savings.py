@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.attribution.steps import whole_ns
-from kprof.analyze.findings.evidence import count_steps
+from kprof.analyze.findings.queries import count_steps
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.idle.causes import BETWEEN_KERNELS, LAUNCH_BOUND, SYNCHRONIZATION
 from kprof.analyze.intervals import NOTHING

@@ -17,7 +17,7 @@ from kprof.analyze.findings.claims import (
     size_in_words,
     work_places,
 )
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.queries import (
     is_one_of,
     limits,
     per_step,

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kprof.analyze.groupings import collapse_layers
 from kprof.analyze.intervals import Intervals, disjoint, length_in
-from kprof.analyze.summary import collapse_layers
 from kprof.trace import Trace
 
 LAUNCH_BOUND = "launch-bound"

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.roofline.bound import BOUND_SHARE, BOUNDS, bound_by_counters
-from kprof.analyze.roofline.counters import NOT_COUNTED, counted_bytes, counted_shares
+from kprof.analyze.roofline.hardware_counters import NOT_COUNTED, counted_bytes, counted_shares
 
 BORDER = 0.05
 """How near to a border between two bounds a launch belongs to neither for sure."""

@@ -48,7 +48,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.attribution.call_tree import NO_ROW
-from kprof.analyze.roofline.counters import counted_shares
+from kprof.analyze.roofline.hardware_counters import counted_shares
 from kprof.analyze.roofline.launch_work import (
     COUNTERS,
     FALLBACK_DTYPE,

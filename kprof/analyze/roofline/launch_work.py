@@ -25,7 +25,7 @@ from kprof.analyze.attribution.call_tree import NO_ROW
 from kprof.analyze.attribution.ledger import is_graph_launch_name
 from kprof.analyze.attribution.steps import find_recurring
 from kprof.analyze.element_type import SIZE_BYTES, least_size_in_name, type_in_name
-from kprof.analyze.roofline.counters import NOT_COUNTED, counted_bytes
+from kprof.analyze.roofline.hardware_counters import NOT_COUNTED, counted_bytes
 from kprof.analyze.roofline.operator_work import DTYPES, WORK_BOUNDS, find_work
 from kprof.analyze.work import Work
 from kprof.analyze.work.optimizer import ADAGRAD_FLOPS, ADAM_FLOPS, SGD_FLOPS

@@ -20,7 +20,7 @@ from kprof.analyze.capture_quality.unanswered import (
     why_no_work,
 )
 from kprof.analyze.element_type import computed_in
-from kprof.analyze.summary import measure_capacity
+from kprof.analyze.groupings import measure_capacity
 from kprof.device import Device, find_device
 from kprof.trace import Trace
 

@@ -7,7 +7,7 @@ from statistics import median
 
 from kprof.comparison import Claim, Comparison
 from kprof.kernels.correctness.levels import REJECT
-from kprof.report.comparison import format_value
+from kprof.report.comparison_sections import format_value
 from kprof.report.partner.evidence import Evidence, first_and_last
 from kprof.report.partner.money import (
     MILLION,

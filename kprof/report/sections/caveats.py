@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from kprof.analyze.attribution.ledger import count_launches
 from kprof.analyze.capture_quality.overhead import measure_cost
+from kprof.analyze.groupings import group_kernels
 from kprof.analyze.roofline.bound import beaten_ceilings
 from kprof.analyze.roofline.utilisation import has_work, share_of_time
-from kprof.analyze.summary import group_kernels
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import (
     format_count,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kprof.analyze.groupings import collapse_layers
 from kprof.analyze.roofline.agreement import (
     by_work,
     compare_bounds,
@@ -15,7 +16,7 @@ from kprof.analyze.roofline.agreement import (
     traffic_ratio,
 )
 from kprof.analyze.roofline.bound import BOUNDS, bound_by_counters
-from kprof.analyze.roofline.counters import (
+from kprof.analyze.roofline.hardware_counters import (
     NOT_COUNTED,
     counted_bytes,
     counted_shares,
@@ -26,7 +27,6 @@ from kprof.analyze.roofline.counters import (
     share_out,
 )
 from kprof.analyze.roofline.utilisation import share_of_time
-from kprof.analyze.summary import collapse_layers
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_amount, format_count, format_share, format_time
 from kprof.trace import Trace

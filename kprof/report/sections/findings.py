@@ -6,7 +6,7 @@ import pandas as pd
 
 from kprof.analyze.attribution.steps import count_gpu_steps, denominator
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
-from kprof.analyze.summary import collapse_layers
+from kprof.analyze.groupings import collapse_layers
 from kprof.findings import Diagnosis, Finding, Saving
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import (

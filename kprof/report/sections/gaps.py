@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
+from kprof.analyze.groupings import measure_capacity
 from kprof.analyze.idle.causes import find_exposed_waits, group_idle, inside_window, worst_places
-from kprof.analyze.summary import measure_capacity
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import (
     MISSING,

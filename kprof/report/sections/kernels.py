@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from kprof.analyze.summary import find_dominant, group_kernels
+from kprof.analyze.groupings import find_dominant, group_kernels
 from kprof.report.section import Column, Section, Table, Text
 from kprof.report.units import (
     format_count,

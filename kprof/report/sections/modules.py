@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from kprof.analyze.capture_quality.unanswered import why_no_modules
+from kprof.analyze.groupings import collapse_layers, group_modules
 from kprof.analyze.roofline.utilisation import share_of_time
-from kprof.analyze.summary import collapse_layers, group_modules
 from kprof.report.section import Column, Section, Table, Text
 from kprof.report.units import (
     format_count,

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.capture_quality.unanswered import why_no_work
-from kprof.analyze.summary import group_operators
+from kprof.analyze.groupings import group_operators
 from kprof.device import Device
 from kprof.report.figures import BOUND_COLOURS, CEILING_COLOUR, UNKNOWN_COLOUR, literal
 from kprof.report.section import Figure, Part, Section, Text

@@ -6,8 +6,8 @@ from kprof.analyze.attribution.ledger import num_launches
 from kprof.analyze.attribution.steps import find_steps, rule_of
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import why_no_cost, why_no_steps, why_no_timeline
+from kprof.analyze.groupings import measure_capacity, measure_elapsed
 from kprof.analyze.roofline.utilisation import has_work, share_of_time
-from kprof.analyze.summary import measure_capacity, measure_elapsed
 from kprof.report.section import Facts, Part, Section, Text
 from kprof.report.units import (
     UNKNOWN,

@@ -11,7 +11,7 @@ from kprof.analyze.attribution.steps import (
     find_lead,
     split_steps,
 )
-from kprof.analyze.summary import measure_capacity
+from kprof.analyze.groupings import measure_capacity
 from kprof.report.figures import IDLE_COLOUR, UNKNOWN_COLOUR, colours_of, literal
 from kprof.report.section import Column, Figure, Part, Section, Table, Text
 from kprof.report.units import (

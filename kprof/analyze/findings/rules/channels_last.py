@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kprof.analyze.findings.claims import in_words, percent, work_places
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.queries import (
     Int64s,
     count_steps,
     durations,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
 from kprof.analyze.findings.claims import idle_places, in_words, percent
-from kprof.analyze.findings.evidence import idle_of, per_step, share_of_whole, whole_of
+from kprof.analyze.findings.queries import idle_of, per_step, share_of_whole, whole_of
 from kprof.analyze.idle.causes import DATA_LOADING
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace

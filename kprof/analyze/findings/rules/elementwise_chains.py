@@ -13,7 +13,8 @@ from kprof.analyze.findings.claims import (
     proof_by_copy,
     work_places,
 )
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.patterns import launch_order
+from kprof.analyze.findings.queries import (
     count_steps,
     durations,
     elements_of,
@@ -25,7 +26,6 @@ from kprof.analyze.findings.evidence import (
     whole_of,
     why_no_device,
 )
-from kprof.analyze.findings.patterns import launch_order
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace
 

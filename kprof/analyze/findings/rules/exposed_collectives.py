@@ -6,7 +6,7 @@ import numpy as np
 
 from kprof.analyze.attribution.overlap import allotted_time, measure_communication
 from kprof.analyze.findings.claims import clipped, in_words, percent
-from kprof.analyze.findings.evidence import is_one_of, per_step, share_of_whole, total_ns, whole_of
+from kprof.analyze.findings.queries import is_one_of, per_step, share_of_whole, total_ns, whole_of
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from kprof.analyze.capture_quality.unanswered import why_no_ceilings, why_no_work
 from kprof.analyze.findings.claims import in_words, percent, proof, work_places
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.patterns import find_products
+from kprof.analyze.findings.queries import (
     is_one_of,
     per_step,
     share_of_device,
@@ -14,7 +15,6 @@ from kprof.analyze.findings.evidence import (
     whole_of,
     why_no_device,
 )
-from kprof.analyze.findings.patterns import find_products
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from kprof.analyze.capture_quality.unanswered import why_no_ceilings, why_no_work
 from kprof.analyze.findings.claims import in_words, percent
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.patterns import Products, find_products
+from kprof.analyze.findings.queries import (
     Int64s,
     durations,
     limits,
@@ -18,7 +19,6 @@ from kprof.analyze.findings.evidence import (
     whole_of,
     why_no_device,
 )
-from kprof.analyze.findings.patterns import Products, find_products
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kprof.analyze.findings.claims import idle_places, in_words, percent
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.queries import (
     Int64s,
     idle_of,
     is_one_of,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kprof.analyze.findings.claims import idle_places, in_words, percent
-from kprof.analyze.findings.evidence import count_steps, idle_of, per_step, share_of_whole, whole_of
 from kprof.analyze.findings.one_offs import ENOUGH_STEPS, SILENCE_NS, count_steps_of_window
+from kprof.analyze.findings.queries import count_steps, idle_of, per_step, share_of_whole, whole_of
 from kprof.analyze.idle.causes import LAUNCH_BOUND
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace

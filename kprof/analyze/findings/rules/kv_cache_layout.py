@@ -12,7 +12,7 @@ from kprof.analyze.findings.claims import (
     size_in_words,
     work_places,
 )
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.queries import (
     by_shapes,
     count_steps,
     is_one_of,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from kprof.analyze.findings.claims import idle_places, in_words, percent, proof_by_copy
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.one_offs import SILENCE_NS
+from kprof.analyze.findings.patterns import is_decoding
+from kprof.analyze.findings.queries import (
     count_host_steps,
     durations,
     idle_of,
@@ -13,8 +15,6 @@ from kprof.analyze.findings.evidence import (
     share_of_whole,
     whole_of,
 )
-from kprof.analyze.findings.one_offs import SILENCE_NS
-from kprof.analyze.findings.patterns import is_decoding
 from kprof.analyze.idle.causes import LAUNCH_BOUND
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace

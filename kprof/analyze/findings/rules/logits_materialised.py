@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kprof.analyze.findings.claims import percent, proof, size_in_words
-from kprof.analyze.findings.evidence import is_one_of
 from kprof.analyze.findings.patterns import rows_of_logits
+from kprof.analyze.findings.queries import is_one_of
 from kprof.findings import Finding
 from kprof.trace import Trace
 

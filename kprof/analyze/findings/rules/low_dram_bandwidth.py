@@ -6,7 +6,7 @@ import numpy as np
 
 from kprof.analyze.capture_quality.unanswered import why_no_ceilings, why_no_work
 from kprof.analyze.findings.claims import clipped, in_words, percent
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.queries import (
     durations,
     is_one_of,
     limits,
@@ -16,7 +16,7 @@ from kprof.analyze.findings.evidence import (
     whole_of,
     why_no_device,
 )
-from kprof.analyze.summary import collapse_layers
+from kprof.analyze.groupings import collapse_layers
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kprof.analyze.findings.claims import clipped, in_words, percent
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.queries import (
     durations,
     is_one_of,
     limits,
@@ -14,7 +14,7 @@ from kprof.analyze.findings.evidence import (
     total_ns,
     whole_of,
 )
-from kprof.analyze.summary import collapse_layers
+from kprof.analyze.groupings import collapse_layers
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from kprof.analyze.attribution.call_tree import NO_ROW, is_node, made_by, nearest
 from kprof.analyze.findings.claims import in_words, percent, proof_by_copy, work_places
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.patterns import Groups, with_neighbours
+from kprof.analyze.findings.queries import (
     Bools,
     Int64s,
     by_shapes,
@@ -20,7 +21,6 @@ from kprof.analyze.findings.evidence import (
     total_ns,
     whole_of,
 )
-from kprof.analyze.findings.patterns import Groups, with_neighbours
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace
 

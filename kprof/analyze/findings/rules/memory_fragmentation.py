@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kprof.analyze.findings.claims import idle_places, in_words, percent, proof
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.queries import (
     count_host_steps,
     idle_of,
     per_step,

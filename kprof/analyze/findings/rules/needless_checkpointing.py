@@ -6,7 +6,7 @@ import numpy as np
 
 from kprof.analyze.capture_quality.unanswered import Unanswered
 from kprof.analyze.findings.claims import in_words, percent, size_in_words, work_places
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.queries import (
     per_step,
     share_of_device,
     total_ns,

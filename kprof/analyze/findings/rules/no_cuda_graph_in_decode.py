@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from kprof.analyze.capture_quality.unanswered import why_no_timeline, why_no_work
 from kprof.analyze.findings.claims import idle_places, in_words, percent, proof_by_copy
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.one_offs import SILENCE_NS
+from kprof.analyze.findings.patterns import is_decoding
+from kprof.analyze.findings.queries import (
     count_host_steps,
     idle_of,
     per_step,
@@ -12,8 +14,6 @@ from kprof.analyze.findings.evidence import (
     whole_of,
     why_no_device,
 )
-from kprof.analyze.findings.one_offs import SILENCE_NS
-from kprof.analyze.findings.patterns import is_decoding
 from kprof.analyze.idle.causes import LAUNCH_BOUND
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace

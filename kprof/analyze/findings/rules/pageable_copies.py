@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from kprof.analyze.findings.claims import idle_places, in_words, percent, size_in_words
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.queries import (
     count_steps,
     durations,
     exposed_ns,

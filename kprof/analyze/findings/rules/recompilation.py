@@ -8,7 +8,8 @@ from collections import defaultdict
 import numpy as np
 
 from kprof.analyze.findings.claims import in_words, percent
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.one_offs import COMPILING
+from kprof.analyze.findings.queries import (
     count_host_steps,
     count_steps,
     matches,
@@ -16,7 +17,6 @@ from kprof.analyze.findings.evidence import (
     share_of_whole,
     whole_of,
 )
-from kprof.analyze.findings.one_offs import COMPILING
 from kprof.analyze.idle.causes import LAUNCH_BOUND
 from kprof.analyze.intervals import Intervals, disjoint, length_in
 from kprof.findings import Finding, Remedy

@@ -6,7 +6,7 @@ import numpy as np
 
 from kprof.analyze.capture_quality.unanswered import Unanswered, why_no_timeline
 from kprof.analyze.findings.claims import in_words, percent
-from kprof.analyze.findings.evidence import why_no_device
+from kprof.analyze.findings.queries import why_no_device
 from kprof.analyze.idle.causes import collective_waits
 from kprof.analyze.late_ranks import Lateness, find_lateness
 from kprof.findings import Finding, Grade, Remedy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kprof.analyze.findings.claims import idle_places, in_words, percent
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.queries import (
     count_host_steps,
     idle_of,
     per_step,

@@ -6,7 +6,8 @@ import numpy as np
 
 from kprof.analyze.capture_quality.unanswered import why_no_ceilings
 from kprof.analyze.findings.claims import in_words, percent, proof_by_copy, work_places
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.patterns import in_type_ns
+from kprof.analyze.findings.queries import (
     Bools,
     Int64s,
     is_one_of,
@@ -16,7 +17,6 @@ from kprof.analyze.findings.evidence import (
     whole_of,
     why_no_device,
 )
-from kprof.analyze.findings.patterns import in_type_ns
 from kprof.analyze.findings.rules.math_attention import spelled_out
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace

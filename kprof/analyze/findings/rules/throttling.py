@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
 from kprof.analyze.findings.claims import percent
-from kprof.analyze.findings.evidence import why_no_device
 from kprof.analyze.findings.patterns import at_full_clock, computing_rows, held_back, why_no_clock
+from kprof.analyze.findings.queries import why_no_device
 from kprof.device import BRAKES
 from kprof.findings import Finding
 from kprof.trace import Trace

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kprof.analyze.findings.claims import in_words, percent, proof_by_copy, work_places
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.patterns import launch_order
+from kprof.analyze.findings.queries import (
     count_steps,
     durations,
     idle_of,
@@ -15,7 +16,6 @@ from kprof.analyze.findings.evidence import (
     total_ns,
     whole_of,
 )
-from kprof.analyze.findings.patterns import launch_order
 from kprof.analyze.findings.rules.launch_bound_host import LEAST_SHARE as LAUNCH_BOUND_SHARE
 from kprof.analyze.idle.causes import BETWEEN_KERNELS, LAUNCH_BOUND
 from kprof.analyze.whatif.changes import SHORTEST_KERNEL_NS

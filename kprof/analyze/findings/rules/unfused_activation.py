@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kprof.analyze.findings.claims import fused, in_words, item_size, percent
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.patterns import finding_of, launch_order, matter
+from kprof.analyze.findings.queries import (
     Bools,
     Int64s,
     count_steps,
@@ -16,7 +17,6 @@ from kprof.analyze.findings.evidence import (
     total_ns,
     whole_of,
 )
-from kprof.analyze.findings.patterns import finding_of, launch_order, matter
 from kprof.findings import Finding
 from kprof.trace import Trace
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kprof.analyze.findings.claims import fused, in_words, percent
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.patterns import ANCHORS, finding_of, matter, rows_of_logits
+from kprof.analyze.findings.queries import (
     count_steps,
     elements_of,
     is_one_of,
@@ -12,7 +13,6 @@ from kprof.analyze.findings.evidence import (
     total_ns,
     whole_of,
 )
-from kprof.analyze.findings.patterns import ANCHORS, finding_of, matter, rows_of_logits
 from kprof.findings import Finding
 from kprof.trace import Trace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kprof.analyze.findings.claims import clipped, in_words, percent, proof
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.queries import (
     count_steps,
     is_one_of,
     limits,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kprof.analyze.findings.claims import fused, in_words, item_size, percent
-from kprof.analyze.findings.evidence import (
+from kprof.analyze.findings.patterns import finding_of, matter, with_neighbours
+from kprof.analyze.findings.queries import (
     count_steps,
     elements_of,
     is_one_of,
@@ -14,7 +15,6 @@ from kprof.analyze.findings.evidence import (
     total_ns,
     whole_of,
 )
-from kprof.analyze.findings.patterns import finding_of, matter, with_neighbours
 from kprof.findings import Finding
 from kprof.trace import Trace
 

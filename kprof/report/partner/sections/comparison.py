@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kprof.analyze.verdict.per_token import per_token
 from kprof.comparison import Comparison, Pair
-from kprof.report.comparison import format_value
+from kprof.report.comparison_sections import format_value
 from kprof.report.partner.drawings import Band, Dot, both, pairs
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Block, Chapter, Folded, Missing, Picture

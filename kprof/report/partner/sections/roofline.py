@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.capture_quality.overhead import measure_cost
+from kprof.analyze.groupings import group_operators
 from kprof.analyze.roofline.utilisation import measure_utilisation
-from kprof.analyze.summary import group_operators
 from kprof.report.partner.drawings import Ceiling, Dot, both, roofline
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Chapter, Missing, Picture, Symbol
