@@ -81,4 +81,4 @@ def test_the_calibration_of_the_machine_goes_with_the_comparison(script, monkeyp
     assert "Finds from" in capsys.readouterr().out
     assert any("find only differences from 1.6 % on" in doubt for doubt in kept(script)["doubts"])
     kprof("report", "train-ab.kprof")
-    assert "Finds differences from" in Path("report.html").read_text()
+    assert "Minimum detectable effect" in Path("report.html").read_text()

@@ -114,7 +114,7 @@ def test_no_finding_is_no_clean_bill_where_rules_could_not_be_asked():
     section = render(told(unasked=(Unasked("stragglers", "one rank was recorded", "record all"),)))
     assert section.in_terminal
     assert texts(section) == [
-        "No rule found anything worth a change; 1 rule could not be asked of this recording."
+        "No rule found anything worth a change; 1 rule not applicable to this recording."
     ]
     assert texts(render(told())) == ["No rule found anything worth a change."]
 

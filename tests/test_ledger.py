@@ -1,4 +1,4 @@
-"""The books must balance to the nanosecond, on every trace."""
+"""The ledger must balance to the nanosecond, on every trace."""
 
 import numpy as np
 from hypothesis import given

@@ -28,7 +28,7 @@ from tests.partner_pages import page_of, said, text_of
 def test_the_cover_says_in_one_sentence_what_changed_and_what_it_saves():
     found = said(everything())
     assert "✓ Faster, proven With the change, one step takes 20.0 % less time" in found
-    assert "(19.0 % to 21.0 %); every promise of the service is kept now" in found
+    assert "(19.0 % to 21.0 %); every SLA target of the service is met now" in found
     assert "it saves $0.10 ($0.05 to $0.20) per million tokens." in found
 
 
@@ -158,8 +158,8 @@ def test_too_few_levels_show_no_equivalence():
 def test_the_badge_says_how_often_the_instrument_errs_and_where():
     found = said(everything())
     assert "✓ Keeps its targets on Round GPU, 2026-11-20" in found
-    assert "Sees a difference by mistake 4.0 % of 100 comparisons" in found
-    assert "Finds differences from 0.80 %" in found
+    assert "False-positive rate 4.0 % of 100 comparisons" in found
+    assert "Minimum detectable effect 0.80 %" in found
 
 
 def test_a_calibration_of_another_gpu_is_pointed_out():
@@ -175,7 +175,7 @@ def test_an_instrument_that_was_never_calibrated_is_not_called_calibrated():
 
 def test_what_is_not_there_is_listed_with_how_to_get_it():
     found = said(Evidence("T", runs=(run_of(),)))
-    assert "Whether the service keeps its promises kprof sla RESULTS" in found
+    assert "Whether the service meets its SLA targets kprof sla RESULTS" in found
     assert "What it costs and saves kprof cost RUN" in found
     assert "Service level " not in found[: found.index("What to keep in mind")]
 
@@ -199,11 +199,11 @@ def test_the_pairs_are_drawn_and_listed_in_the_order_of_time():
     assert "1 before 40 ms 31.96 ms" in text_of(page) or "1 before 40 ms 32 ms" in text_of(page)
 
 
-def test_the_engineers_report_has_the_kernels_and_the_books():
+def test_the_engineers_report_has_the_kernels_and_the_ledger():
     found = said(everything(), template="engineer")
     assert "Which kernels" not in found
     assert "gemm_kernel" in found
-    assert "The books balance to the nanosecond." in found
+    assert "The ledger balances to the nanosecond." in found
 
 
 @pytest.mark.parametrize("name", sorted(all_sections()))

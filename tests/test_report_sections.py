@@ -72,7 +72,7 @@ def test_sections_come_in_their_order():
     assert titles == [
         "Run",
         "Utilisation",
-        "How far to trust this",
+        "Data quality",
         "Findings",
         "Where the time goes",
         "Roofline",
@@ -180,7 +180,7 @@ def test_the_roofline_places_a_marker_at_intensity_and_speed():
 
 def test_the_ledger_prints_its_three_identities():
     assert texts(section("Ledger")).splitlines() == [
-        "The books balance to the nanosecond.",
+        "The ledger balances to the nanosecond.",
         "attributed 100 ns + unattributed 200 ns = sum 300 ns",
         "sum 300 ns - overlapped 0 ns = busy 300 ns",
         "busy 300 ns + idle 50 ns = window 350 ns",

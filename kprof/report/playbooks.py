@@ -1,6 +1,6 @@
 """Playbooks as sections: the list of them, or one page.
 
-`kprof playbook`: for each rule the page that says how to confirm and mend what it finds.
+`kprof playbook`: for each rule the page that says how to confirm and fix its finding.
 """
 
 from __future__ import annotations

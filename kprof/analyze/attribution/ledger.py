@@ -100,7 +100,7 @@ NEEDS_STARTS = ("gpu_busy_union_ns", "gpu_span_ns", "same_stream_overlaps")
 
 @dataclass(frozen=True)
 class Ledger:
-    """The books of one trace; sums over its devices, all in nanoseconds or counts."""
+    """The ledger of one trace; sums over its devices, all in nanoseconds or counts."""
 
     sum_ns: int
     attributed_ns: int
@@ -143,7 +143,7 @@ def union_ns(start_ns: np.ndarray, end_ns: np.ndarray) -> int:
 
 
 def balance(trace: Trace) -> Ledger:
-    """Balance the books of an attributed trace.
+    """Balance the ledger of an attributed trace.
 
     Busy time and the window are taken device by device and summed: idle is time in which no
     activity ran on that device, on any stream. A device's window is that of its rank.
@@ -187,7 +187,7 @@ def balance(trace: Trace) -> Ledger:
 
 
 def truth_columns(trace: Trace, ledger: Ledger) -> dict[str, int | str | None]:
-    """Return what was counted in the trace and its books; None is what nobody can know."""
+    """Return what was counted in the trace and its ledger; None is what nobody can know."""
     counts = trace.meta.counts
     is_graph = launched_by_graph(trace)
     duration_ns = trace.kernels["duration_ns"].to_numpy()

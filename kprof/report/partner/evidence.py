@@ -66,7 +66,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Advice:
-    """What a finding is called in plain words, and how it is mended, a sentence each."""
+    """What a finding is called in plain words, and how it is fixed, a sentence each."""
 
     title: str
     how: tuple[str, ...]

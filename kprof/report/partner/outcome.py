@@ -23,8 +23,8 @@ from kprof.report.partner.parts import Verdict
 from kprof.report.partner.wording import VERDICTS, change_in_words, gain_range, time_within
 
 UNCHECKED = "Adopt the change once the quality gate has shown that results stay right"
-KEPT_NOW = "every promise of the service is kept now, and was not before"
-UNPROVEN = "whether the service keeps its promises is not proven"
+KEPT_NOW = "every SLA target of the service is met now, and was not before"
+UNPROVEN = "whether the service meets its SLA targets is not proven"
 SAVINGS = (
     (MONTH, "a month"),
     (MILLION, "per million tokens"),
@@ -82,7 +82,7 @@ def _of_comparison(evidence: Evidence, comparison: Comparison) -> Verdict:
 
 
 def _besides(evidence: Evidence) -> list[str]:
-    """Return what a proven difference means for promises and for money."""
+    """Return what a proven difference means for SLA targets and for money."""
     told = [KEPT_NOW] if _is_kept_now(evidence) else []
     told += [UNPROVEN] if _is_unproven(evidence) else []
     saved = _saving(evidence)
@@ -95,7 +95,7 @@ def _rejected(evidence: Evidence) -> str:
         return "its results are not good enough: the quality gate rejects it"
     _, level = first_and_last(evidence.service_levels)
     if level is not None and level.assessment.verdict == "MISSED":
-        return "a promised service level is still broken"
+        return "an SLA target is still missed"
     return ""
 
 
@@ -224,7 +224,7 @@ def _about_gaps(evidence: Evidence) -> list[str]:
 
 
 def _enough_to_prove(evidence: Evidence) -> str:
-    """Say how many measurements would prove the promise that takes most, and how many there are."""
+    """Say how many measurements the hardest SLA target needs for a proof, and how many exist."""
     judgements = evidence.service_levels[-1].assessment.judgements
     most = max(judgements, key=lambda one: one.samples_needed or 0, default=None)
     if most is None or not most.samples_needed:

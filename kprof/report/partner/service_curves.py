@@ -26,7 +26,7 @@ TOKENS = (
 )
 DISTRIBUTION = (
     "The share of all requests that had an answer within a time. What failed never had one. The "
-    "promise is kept where the line passes the limit above the share that was promised."
+    "target is met where the line passes the limit above the share that the target names."
 )
 
 

@@ -165,7 +165,7 @@ def _table(counted: pd.DataFrame) -> Table:
     cut = f"The {ROWS} longest of {len(total_ns):,}. " if len(total_ns) > ROWS else ""
     caption = (
         f"{cut}Launches of one kernel over one grid; shares are of the peak, medians of its "
-        "launches. Of least: traffic over the least bytes that the work needs; above 1 it is read "
+        "launches. Of least: traffic over the minimum that the work needs; above 1 it is read "
         "again, below 1 it came from a cache. Bound: by the counters."
     )
     return Table(COLUMNS, tuple(rows), caption=caption)

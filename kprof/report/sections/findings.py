@@ -61,7 +61,7 @@ def render(trace: Trace) -> Section:
 
 def _why_none(diagnosis: Diagnosis) -> str:
     unasked = format_count(len(diagnosis.unasked), "rule")
-    asked = f"; {unasked} could not be asked of this recording" if diagnosis.unasked else ""
+    asked = f"; {unasked} not applicable to this recording" if diagnosis.unasked else ""
     return f"No rule found anything worth a change{asked}."
 
 
@@ -259,5 +259,5 @@ def _unasked(diagnosis: Diagnosis) -> list[Part]:
         rules.setdefault((one.because, one.way_out), []).append(one.rule)
     rows = tuple((", ".join(names), *why) for why, names in rules.items())
     number = format_count(len(diagnosis.unasked), "rule")
-    caption = f"{number} could not be asked of this recording."
+    caption = f"{number} not applicable to this recording."
     return [Table(columns, rows, caption, terminal_rows=0)]

@@ -1,4 +1,4 @@
-"""The books: every nanosecond of device time in one place, and the identities that prove it."""
+"""The ledger: every nanosecond of device time in one place, and the identities that prove it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def render(trace: Trace) -> Section:
     ledger = balance(trace)
     tone = "good" if ledger.balances else "warning"
     verdict = (
-        "The books balance to the nanosecond."
+        "The ledger balances to the nanosecond."
         if ledger.balances
-        else "The books do not balance: this is a defect of kprof, please report it."
+        else "The ledger does not balance: this is a defect of kprof, please report it."
     )
     identities: tuple[str, ...] = (
         f"attributed {format_exact(ledger.attributed_ns)} + unattributed "

@@ -1,4 +1,4 @@
-"""How far the capture can be trusted: what could make it lie, and what it cannot answer."""
+"""Data quality: checks of the recording, and the questions that it leaves open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import format_count
 from kprof.trace import Trace
 
-TITLE = "How far to trust this"
+TITLE = "Data quality"
 ORDER = 25
 
 # The worst first.

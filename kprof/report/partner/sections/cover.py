@@ -85,11 +85,11 @@ def _figures(calibration: Calibration) -> list[tuple[str, str, str]]:
     met = {True: "✓ Keeps its targets", False: "✗ Misses targets", None: "? Not all measured"}
     return [
         ("Instrument", met[calibration.is_met], f"{where}, {calibration.date}"),
-        ("Sees a difference by mistake", rate, of),
+        ("False-positive rate", rate, of),
         (
-            "Finds differences from",
+            "Minimum detectable effect",
             finds,
-            f"on, four times in five, with {calibration.num_pairs} pairs",
+            f"detected four times in five, with {calibration.num_pairs} pairs",
         ),
     ]
 

@@ -161,7 +161,7 @@ def title_of(finding: Finding, evidence: Evidence) -> str:
 
 def _action(finding: Finding, advice: Advice | None) -> list[Text]:
     sentences = [f"What to do: {advice.how[0]}"] if advice and advice.how else []
-    sentences.append(f"To confirm and mend it: kprof playbook {finding.playbook}")
+    sentences.append(f"To confirm and fix it: kprof playbook {finding.playbook}")
     if finding.command:
         sentences.append(f"To prove the gain: {finding.command}")
     return [Text(sentence) for sentence in sentences]
@@ -196,4 +196,4 @@ def _together(run: Trace) -> str:
     if together is None or not together.high_ns or run.diagnosis is None:
         return ""
     saves = saving_in_words(together, run.diagnosis.whole)
-    return f"All that is found now, mended together, would save {saves}."
+    return f"All findings of this run, fixed together, would save {saves}."

@@ -35,10 +35,6 @@ class Recorded:
 SECTIONS = {
     "idle": Recorded("Idle time", "What the device waited for", gaps.render).render,
     "kernels": Recorded("Kernels", "Which kernels take the time", kernels.render).render,
-    "ledger": Recorded(
-        "The books", "Whether every nanosecond is accounted for", ledger.render
-    ).render,
-    "trust": Recorded(
-        "How far to trust the recording", "How far the recording can be trusted", trust.render
-    ).render,
+    "ledger": Recorded("Ledger", "Whether every nanosecond is accounted for", ledger.render).render,
+    "trust": Recorded("Data quality", "The data quality of the recording", trust.render).render,
 }

@@ -1,4 +1,4 @@
-"""The service level: what was promised, what was measured, and its 99 % bound."""
+"""The service level: each SLA target, the measured value, and its 99 % bound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TITLE = "Service level"
 
 METHOD = (
     "A bound is the worst value that the measurements still allow, with a confidence of 99 %; of a "
-    "broken promise it is the best one. A target counts as kept only if its bound keeps it, not if "
+    "missed target it is the best one. A target counts as met only if its bound meets it, not if "
     "the measured value alone does."
 )
 TONES = {"MET": "good", "MISSED": "warning"}
@@ -28,7 +28,7 @@ HOW = "kprof sla RESULTS --target 'ttft_p95<=200ms' --json > sla.json, then name
 def render(evidence: Evidence) -> Chapter | Missing:
     """Render every target before and after, with its bound, and a drawing over the limits."""
     if not evidence.service_levels:
-        return Missing("Whether the service keeps its promises", HOW)
+        return Missing("Whether the service meets its SLA targets", HOW)
     last = evidence.service_levels[-1]
     verdict = last.assessment.verdict
     tone = TONES.get(verdict, "plain")
@@ -113,7 +113,7 @@ def bound_of(judgement: Judgement) -> float | None:
 
 def _table(evidence: Evidence) -> Table:
     columns = (
-        Column("Promise", "prose"),
+        Column("SLA target", "prose"),
         Column("When"),
         Column("Measured", "right"),
         Column("99 % bound", "right"),
@@ -134,7 +134,7 @@ def _table(evidence: Evidence) -> Table:
     ]
     order = list(dict.fromkeys(row[0] for row in rows))
     ordered = tuple(sorted(rows, key=lambda row: order.index(row[0])))
-    return Table(columns, ordered, "Every promise, what was measured, and its bound.")
+    return Table(columns, ordered, "Every SLA target, the measured value, and its bound.")
 
 
 def _picture(evidence: Evidence) -> Picture | None:

@@ -1,4 +1,4 @@
-"""The executive summary: before, after, difference, promises, money, and what next."""
+"""The executive summary: before, after, difference, SLA targets, money, next steps."""
 
 from __future__ import annotations
 
