@@ -1,10 +1,9 @@
-"""Attribution: from a device activity to its launch, operator, module, phase and step.
+"""Attribution of each device activity to its launch, operator, module, phase and step.
 
-The way goes launch → runtime call (correlation id) → operator (the innermost one open on the
-calling thread, or the recorded external id where no range is open) → the ranges around it.
-A backward operator reaches the module of its forward through the autograd sequence number.
-
-Host mode: the self time of host operators as the activity, where no device was recorded.
+A launch is found by correlation id. Its operator is the innermost one open on the calling thread,
+or the recorded external id where no range is open. A backward operator reaches the module of its
+forward operator through the autograd sequence number. Where no device was recorded, the self time
+of host operators is the activity.
 """
 
 from __future__ import annotations

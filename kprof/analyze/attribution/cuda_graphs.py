@@ -1,15 +1,10 @@
-"""CUDA graphs: what put each replayed activity into its graph, while that was captured.
+"""CUDA graph replays: the source of each replayed activity's names, and how certain it is.
 
-A replay is one call that launches all of a graph, so it names nothing in it. Where the capture was
-recorded as well, the calls that added its nodes lie in it, inside their operators and modules, in
-the order in which the graph runs them on one stream. Where torch noted what was marked around each
-node, the trace tells that by the node's number.
-
-What CUDA graphs replayed: how it got its names, and how sure that is.
-
-A replay shows kernels and no operators. Operators that were laid beside it by their order may lie
-a place off. The kernels' own names had no part in that, so they tell: where one says what it is (a
-product, a convolution, attention, a collective), its operator must be of that kind.
+A replay is one call that names nothing in its graph. If the capture was recorded, the calls that
+added its nodes lie inside it, under their operators and modules, in the order in which the graph
+runs them on one stream. If torch annotated the nodes, the trace has the annotation of each node's
+number. Names assigned by order may be one place off. The kernels' own names check them: where one
+says its kind (GEMM, convolution, attention, collective), its operator must be of that kind.
 """
 
 from __future__ import annotations

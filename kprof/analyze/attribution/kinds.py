@@ -1,12 +1,8 @@
-"""Kinds: what each device activity is, and the type of its operands.
+"""The kind of each device activity, and the type of its operands.
 
-A kernel's name decides first, then the name of the operator that launched it. Rules are asked
-once per distinct combination of names, never per row.
-
-What a kernel's name says: the function, the scopes around it and its template arguments.
-
-A name is that of a plain function (Triton, assembly), a C++ function with or without its
-signature, or mangled by the Itanium ABI. Return type and parameters tell nothing of the work.
+A kernel's name decides first, then the name of the operator that launched it. Rules run once for
+each distinct combination of names, never for each row. A name belongs to a plain function (Triton,
+assembly), to a C++ function with or without its signature, or is mangled by the Itanium ABI.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from kprof.trace import Trace
 
 @dataclass(frozen=True)
 class Unanswered:
-    """A question, why nobody can tell, and the way out."""
+    """A question, why it has no answer, and the fix."""
 
     question: str
     because: str

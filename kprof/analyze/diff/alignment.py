@@ -1,10 +1,9 @@
-"""Two runs side by side: what appeared, vanished and changed, adding up to the step's difference.
+"""The step's difference between two runs, split by activities that appeared, vanished or changed.
 
 The elapsed time of each run is split as in the report: every instant counts once, for the activity
-that owns it (`overlap`), or for the cause of idleness. The same time is laid out several ways: by
-kind, phase, module, operator, kernel. Each layout is whole: its rows add up to the same difference.
-
-Which part of one run became which of another: by name, by what it computes, by its place.
+that owns it (`overlap`), or for the cause of idleness. The split by kind, phase, module, operator
+and kernel each adds up to the same difference. Activities match by name, by computation and by
+place.
 """
 
 from __future__ import annotations

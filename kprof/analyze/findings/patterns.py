@@ -1,14 +1,7 @@
-"""Neighbours: activities that follow one another on a stream, as patterns of operators.
+"""Patterns of activities that several rules look for, and the findings they share.
 
-Clock: how often, and by how much, the GPU was slowed down while it was recorded.
-
-Decoding: whether a recording is of a model that makes one token after another.
-
-Logits: the activities around the softmax of a loss over a large vocabulary.
-
-Products: the sizes of matrix products, as their operators' shapes tell them.
-
-Operators for which the library has one kernel: from where on it matters, and their finding.
+They cover neighbours on a stream, throttled clocks, decoding, the logits of a loss over a large
+vocabulary, the sizes of matrix multiplications, and operators that the library has a kernel for.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from kprof.analyze.idle.gaps import (
     split_gaps,
 )
 from kprof.analyze.idle.host_state import Host, find_host
-from kprof.analyze.idle.queue_starvation import add_drain, add_droughts
+from kprof.analyze.idle.queue_starvation import add_drain, add_starvation
 from kprof.analyze.intervals import NOTHING
 from kprof.trace import Trace, columns_of, empty
 
@@ -154,7 +154,7 @@ def add_idle(trace: Trace) -> Trace:
     evidence = Evidence(trace, gaps, launch, find_host(trace), floor_ns)
     pieces = split_gaps(evidence)
     if not trace.is_host_only:
-        pieces = add_droughts(evidence, pieces)
+        pieces = add_starvation(evidence, pieces)
         if trace.meta.recording is not None:
             pieces = add_drain(evidence, pieces)
     places = find_places(evidence, pieces)

@@ -1,9 +1,8 @@
-"""Droughts: idle time after a wait, because the host lost its lead over the device.
+"""Queue starvation: idle time after a wait, because the host lost its lead over the device.
 
-While a call holds the host and the device works on, the host loses the lead that it had. What it
-launches afterwards comes late, though nothing slows it any more. Without the call it would have
-launched all of that earlier, by as long as the call held it while the device was busy, or about to
-begin with what was launched before: so much idle time is the call's, and no more.
+While a call blocks the host and the device works on, the host loses its lead, and later launches
+come late although nothing delays them any more. The call explains as much idle time as it held the
+host while the device was busy, or about to begin earlier launches.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ HOSTS = [CODES[cause] for cause in causes.RECOVERABLE]
 
 
 @dataclass(frozen=True)
-class Drought:
+class Starvation:
     """Which parts of pieces of idle time a wait explains; `row` is the wait's row in `ranges`."""
 
     piece: np.ndarray
@@ -34,9 +33,9 @@ class Drought:
     row: np.ndarray
 
 
-def find_droughts(
+def find_starvation(
     waits: Intervals, held_ns: np.ndarray, launched: np.ndarray, start: np.ndarray, end: np.ndarray
-) -> Drought:
+) -> Starvation:
     """Find which pieces [start, end), in order, follow a wait for which the host lost its lead.
 
     `held_ns` is how much of each wait the device worked; `launched` are the moments, in order, at
@@ -65,7 +64,7 @@ def find_droughts(
             at = _next_free(free, at)
     explained, by_row = np.array(taken, dtype=np.int64), np.array(row, dtype=np.int64)
     piece = np.flatnonzero(by_row != NOTHING)
-    return Drought(piece, explained[piece], by_row[piece])
+    return Starvation(piece, explained[piece], by_row[piece])
 
 
 def _next_free(free: list[int], at: int) -> int:
@@ -76,7 +75,7 @@ def _next_free(free: list[int], at: int) -> int:
     return at
 
 
-def add_droughts(evidence: Evidence, pieces: Pieces) -> Pieces:
+def add_starvation(evidence: Evidence, pieces: Pieces) -> Pieces:
     """Give what the host launched late after a wait to that wait, as far as it cost the lead."""
     kernels, host, launch = evidence.trace.kernels, evidence.host, evidence.launch
     rank, device = (kernels[c].to_numpy(np.int64) for c in ("rank", "device"))
@@ -94,7 +93,7 @@ def add_droughts(evidence: Evidence, pieces: Pieces) -> Pieces:
             )
         )
         of_rank = waits.take(host.rank[waits.row] == one[0])
-        found = find_droughts(
+        found = find_starvation(
             of_rank,
             _held_ns(of_rank, busy, evidence.trace),
             np.sort(start[mine & launch.is_first]),

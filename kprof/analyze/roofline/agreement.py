@@ -14,7 +14,7 @@ BORDER = 0.05
 """How near to a border between two bounds a launch belongs to neither for sure."""
 
 KEPT = 0.9
-"""Share of the least bytes below which the memory did not see all of a launch's traffic."""
+"""Share of the minimum traffic below which the memory did not see all of a launch's traffic."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _is_near(one: np.ndarray, other: np.ndarray | float) -> np.ndarray:
 
 
 def is_kept_in_cache(kernels: pd.DataFrame) -> np.ndarray:
-    """Tell which rows moved less through the memory than their least bytes.
+    """Tell which rows moved less through the memory than their minimum traffic.
 
     The rest came out of a cache, or stayed there, to be written when the launch was over. So how
     busy the memory was in the meantime does not tell what bounds them.
@@ -94,7 +94,7 @@ def is_kept_in_cache(kernels: pd.DataFrame) -> np.ndarray:
 
 
 def traffic_ratio(kernels: pd.DataFrame) -> np.ndarray:
-    """Return measured traffic over the least bytes of each row's work, NaN where one is unknown."""
+    """Return measured over minimum traffic of each row's work, NaN where one is unknown."""
     counted = counted_bytes(kernels)
     least = kernels["bytes"].to_numpy(np.float64, na_value=np.nan)
     has_work = (kernels["work_from"] != "counters").to_numpy(bool)

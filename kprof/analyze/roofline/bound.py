@@ -1,38 +1,31 @@
-"""Roofline: what work each device activity had to do, how fast it could be, and what bounds it.
+"""The roofline of each device activity: its limit, and the resource that bounds it.
 
-Work belongs to an operator and is split over its activities by their durations. A copy's own
-size is recorded. Between host and device, and between GPUs, it is the link that limits a copy or a
-collective, so those have no limit here.
+Work belongs to an operator and is split over its activities by their durations. A copy between
+host and device or between GPUs, or a collective, is limited by its link and has no limit here.
 
 The bound follows from the shares of the two ceilings that the whole operator reached in its
 measured time T:
 
-* memory: least bytes / (bandwidth · T) reaches `BOUND_SHARE`, and the compute share is not above
+* memory: minimum traffic / (bandwidth · T) reaches `BOUND_SHARE`, and the compute share is not
+  above it
 * compute: FLOPs / (peak of their type · T) reaches it, and is above the memory share; or the share
-  of T that the SMs issue instructions, where it is known how many those are
-* latency: both are below: too little work to fill the device, it waits, or does more than it needs
+  of T in which the SMs issue instructions does, where their number is known
+* latency: both are below: too little work to fill the device, waiting, or excess work
 
-Where all of it fits into the cache before the memory, and it took no longer than a copy within
-that cache would take, over `BOUND_SHARE`, the memory had no part in it: the cache is its ceiling,
-and of the memory it reached nothing. What else was faster than the memory had a part from there.
+Where the data fits into the last-level cache, and the operator took at most the time of a copy
+within that cache, over `BOUND_SHARE`, the cache is the ceiling and the memory share is zero.
+Anything else that was faster than the memory got a part from the cache.
 
-Counters see all traffic, the shares only least bytes: memory and compute are certain where they
-are found, and some of latency may be an operator that reads its input twice. Where nothing but
-counters tells, the same rule is asked of the throughputs that they measured. What is compared with
-counters is the bound of the run in which they counted: over its durations, with nothing in the
-caches when a launch begins, and with what it wrote last still in them when it ends.
+Counters see all traffic, the shares only the minimum: memory and compute are certain, and some of
+latency may be an operator that reads its input twice. Where only counters are known, the same rule
+uses the throughputs that they measured. Against counters stands the bound of the run in which they
+counted: over its durations, with cold caches at a launch's begin and its last writes still in
+them at its end.
 
-Instructions that launches issue at least, where those rather than FLOPs keep an SM busy.
-
-PyTorch's kernel for operands that are strided, broadcast or cast finds every element by itself: it
-divides the element's number by the length of each dimension. Another converts to FP8 in software.
-
-The counts are of machine code for compute capability 9.0, made of PyTorch's own headers
-(benchmarks/count_instructions.py, benchmarks/results/instructions_sm90_*.json). They are least
-ones: what the function does itself is not in them, unless it divides, nor are dimensions that only
-the result's layout keeps apart.
-
-What the cache before the memory served or kept, so that the memory did not move it.
+Instruction counts are lower bounds, of machine code for compute capability 9.0 made of PyTorch's
+own headers (benchmarks/count_instructions.py, benchmarks/results/instructions_sm90_*.json). They
+exclude the function's own work unless it divides, and dimensions that only the result's layout
+keeps apart.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What hardware counters say of a launch: its traffic, and how busy memory and arithmetic were.
+"""Hardware counters of a launch: its traffic, and how busy memory and arithmetic units were.
 
-Counters see all traffic of a kernel that ran alone: what it read twice counts twice, and what
-stayed in a cache does not count. So they tell what bounds a kernel, and no least bytes.
-
-Counters that were sampled in time, shared out to what ran meanwhile.
+Counters see all traffic of a kernel that ran alone: repeated reads count again, and cache hits do
+not count. So they tell what bounds a kernel, but not its minimum traffic. Counters sampled in time
+are split over the activities that ran meanwhile.
 """
 
 from __future__ import annotations

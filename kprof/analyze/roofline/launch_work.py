@@ -1,16 +1,10 @@
-"""Work of each device activity, from the best source that there is.
+"""The work of each device activity, from the best available source.
 
-Work belongs to an operator and is split over its activities: by their durations, but where they
-work through lists of tensors by their blocks, of which each has one chunk. What adds up the partial
-sums of a split product has no part in it: no operator needs them. A copy's own size is recorded.
-
-Launches alike: the same kernel over the same grid, one with known work and one without.
-
-A launch from before the recording began, or out of a CUDA graph, tells no operator. The same
-kernel over as many blocks of as many threads, in about the same time, has the same work if all
-known ones have that did: a product's inner length shows in its time only.
-
-Bounds of the work of launches whose operators' shapes were not recorded.
+An operator's work is split over its activities by their durations; kernels over lists of tensors
+split it by their blocks, each of which has one chunk. The reduction of a split-K GEMM gets none. A
+copy's own size is recorded. A launch without an operator (from before the recording began, or out
+of a CUDA graph) gets the work of launches of the same kernel with the same grid, block and about
+the same time, if all known ones agree. Where shapes are missing, the launch bounds the work.
 """
 
 from __future__ import annotations

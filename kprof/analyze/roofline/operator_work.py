@@ -1,10 +1,8 @@
-"""Operators' work: which operator carries the work of each device activity, and how much it is.
+"""Operators' work: the operator that carries the work of each device activity, and its amount.
 
 The carrier is the innermost operator around the launch whose work is known, or the nearest
-enclosing one. Where one operator with known work stands inside another, the same work must not
-count twice: `aten::addmm` carries it, and the `aten::linear` around it carries none.
-
-Arguments of operators, as far as other records than their own tell them.
+enclosing one. Nested operators must not count the same work twice: `aten::addmm` carries it, and
+the `aten::linear` around it carries none.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""The samples behind a target: a range of time for every answer, and what had to be left out.
+"""The samples behind an SLA target: a range of time for each answer, and the answers left out.
 
-The times of one answer, each as a range: what is surely waited for, and what is so at most.
-
-A recording leaves some things open. How many tokens a chunk held may be unknown, so a time to N
-tokens lies between two chunks; a request that was late because the client was is between its time
-from sending and its time from the schedule; one that was cancelled would have taken at least as
-long as somebody waited. A promise is met only if the upper ends keep it, and missed only if the
-lower ends break it.
+Some times are known only as a range. The number of tokens in a chunk may be unknown, so a time to
+N tokens lies between two chunks. A request that the client sent late lies between its time from
+sending and its time from the schedule. A cancelled one takes at least as long as the client
+waited. A target is met only if the upper ends meet it, and missed only if the lower ends miss it.
 """
 
 from __future__ import annotations

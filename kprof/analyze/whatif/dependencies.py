@@ -1,15 +1,11 @@
-"""Dependencies: what every launch, activity and wait of a recording had to come after.
+"""Dependencies: the predecessors of every launch, activity and wait of a recording.
 
-The host's own time between two points is kept as measured. What the device needs after a launch,
-or between two activities of a stream, is kept where the trace shows it, and is that of a typical
-one where a queue hid it; more than is usual stays unexplained. Recordings do not tell which stream
-waits for which event: an activity that began late, right after one of another stream of its rank
-had ended, is taken to have waited for that one. How far an answer depends on that is told by two
-other readings: no such waits at all, and streams that keep the order in which they were seen.
-
-The activities of the devices, and what came before each: its launch, its stream, its graph.
-
-What the host's waiting calls waited for.
+The host's own time between two points is kept as measured. The device's time after a launch, or
+between two activities of a stream, is kept where the trace shows it, and is a typical one where a
+queue hid it; the excess stays unexplained. Recordings do not tell which stream waits for which
+event: an activity that began late, right after one of another stream of its rank had ended, is
+taken to have waited for that one. Two other readings tell how far an answer depends on that: no
+such waits at all, and streams that keep their recorded order.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Work models: FLOPs and least bytes of an operator from its shapes, one family each.
+"""Work models: FLOPs and minimum traffic of an operator from its shapes, one family each.
 
 A module here has `MODELS`, from an operator's name to a function of its inputs, and may have
-`PREFIXES`, the same for names that only begin so. FLOPs are what
-the mathematical operation needs, 2 per multiply-add; bytes are each input read once and each
-output written once, in their types. A model that lacks a shape or a type returns None.
+`PREFIXES`, the same for beginnings of names. FLOPs are those of the mathematical operation, 2 per
+multiply-add; bytes are each input read once and each output written once, in their types. A model
+that lacks a shape or a type returns None.
 
-A model speaks of the operator's own part: what another recorded operator does inside it (zeroing
-a gradient before values are added to it, say) is that one's work. Outside matrix products FLOPs
-are a convention (an addition, a product, an exponential count 1 each): such operators are
-limited by memory, and what matters is that one count is used throughout.
+A model covers the operator's own part: the work of another recorded operator inside it (zeroing a
+gradient before values are added to it, say) belongs to that one. The module's name is the family,
+which decides who carries nested work (`roofline/operator_work.py`): merge only families of equal
+precedence. Outside matrix multiplications FLOPs are a convention (an addition, a multiplication,
+an exponential count 1 each): such operators are limited by memory, and the count is consistent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Work of matrix products."""
+"""Work of matrix multiplications (GEMM)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work of matrix products with quantized operands, as libraries register them.
+"""Work of matrix multiplications (GEMM) with quantized operands, as libraries register them.
 
 The FLOPs are those of the product; of a matrix whose numbers share elements the sizes follow from
 the other tensors.

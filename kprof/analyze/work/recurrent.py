@@ -1,4 +1,4 @@
-"""Work of recurrent layers: at every position of every sequence, the gates' matrix products.
+"""Work of recurrent layers: at every position of every sequence, the gates' GEMMs.
 
 Biases, activations and what is kept for the backward pass are left out of the FLOPs and of the
 bytes: small against the products of a layer, or not needed by the mathematics.

@@ -68,7 +68,7 @@ def _scan(inputs: Inputs) -> Work | None:
 
 
 def _sort(inputs: Inputs) -> Work | None:
-    """Model a sort by its least bytes: input read, values and places written."""
+    """Model a sort by its minimum traffic: input read, values and places written."""
     x = inputs.tensor(0)
     return None if x is None else Work(None, x.bytes + x.written_as() + _INDEX_BYTES * x.numel)
 
@@ -80,7 +80,7 @@ def _argsort(inputs: Inputs) -> Work | None:
 
 
 def _top(inputs: Inputs) -> Work | None:
-    """Model `topk(x, k, dim)` by its least bytes."""
+    """Model `topk(x, k, dim)` by its minimum traffic."""
     x, count, dim = inputs.tensor(0), inputs.value(1), inputs.value(2)
     if x is None or not isinstance(count, int):
         return None

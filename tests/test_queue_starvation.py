@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.analyze.idle.queue_starvation import find_droughts
+from kprof.analyze.idle.queue_starvation import find_starvation
 from kprof.analyze.intervals import Intervals, cut, disjoint, length_before, paint
 
 
@@ -13,36 +13,36 @@ def intervals(*rows):
     return Intervals(start, end, row)
 
 
-def droughts(waits, pieces, launched=(), busy=((0, 100, 0),)):
+def starvation(waits, pieces, launched=(), busy=((0, 100, 0),)):
     start, end = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))
     held, worked = intervals(*waits), intervals(*busy)
     held_ns = length_before(worked, held.end) - length_before(worked, held.start)
-    found = find_droughts(held, held_ns, np.array(launched, dtype=np.int64), start, end)
+    found = find_starvation(held, held_ns, np.array(launched, dtype=np.int64), start, end)
     columns = (found.piece, found.taken_ns, found.row)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def test_a_wait_explains_as_much_as_it_held_the_host_while_the_device_was_busy():
     pieces = [(110, 130), (150, 190), (200, 210)]
-    assert droughts([(60, 110, 5)], pieces) == [(0, 20, 5), (1, 20, 5)]
+    assert starvation([(60, 110, 5)], pieces) == [(0, 20, 5), (1, 20, 5)]
 
 
 def test_a_wait_on_an_idle_device_explains_nothing_that_comes_after_it():
-    assert droughts([(100, 300, 5)], [(300, 330)]) == []
+    assert starvation([(100, 300, 5)], [(300, 330)]) == []
 
 
 def test_no_lead_is_longer_than_what_can_be_queued():
     launched = [*range(110, 140), *[145] * 1000]
     pieces = [(110, 130), (140, 145), (150, 190)]
-    assert droughts([(0, 110, 5)], pieces, launched) == [(0, 20, 5), (1, 5, 5)]
+    assert starvation([(0, 110, 5)], pieces, launched) == [(0, 20, 5), (1, 5, 5)]
 
 
 def test_nothing_before_its_end_is_a_waits():
-    assert droughts([(0, 110, 5)], [(100, 109), (150, 190)]) == [(1, 40, 5)]
+    assert starvation([(0, 110, 5)], [(100, 109), (150, 190)]) == [(1, 40, 5)]
 
 
 def test_of_two_waits_the_one_that_cost_more_explains_first():
-    assert droughts([(90, 105, 5), (20, 90, 6)], [(110, 130)]) == [(0, 20, 6)]
+    assert starvation([(90, 105, 5), (20, 90, 6)], [(110, 130)]) == [(0, 20, 6)]
 
 
 def test_the_union_gives_every_moment_to_what_started_first():
