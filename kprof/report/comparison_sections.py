@@ -1,9 +1,4 @@
-"""The verdict of a comparison of A and B, and how it was reached, in words and tables.
-
-How the report writes a value of A or of B, and how far the two are apart.
-
-Every pair of a comparison: drawn in the order of time, with the GPU's clock, and as a table.
-"""
+"""Sections of a comparison of A and B: the verdict, its method, and every pair in time order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The HTML page: one offline file, whose figures plotly draws from a script inside it.
-
-Plotly's JavaScript, packed to travel inside a page.
-"""
+"""The HTML page: one offline file, whose figures the Plotly script inside it draws."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The kernel library as sections: what there is, and who won where.
-
-What the quality gate found, as sections for the terminal and the page, and as plain data.
-"""
+"""Sections of the kernel library: the kernels, the fastest of each shape, the quality gate."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Playbooks as sections: the list of them, or one page.
-
-`kprof playbook`: for each rule the page that says how to confirm and fix its finding.
-"""
+"""Playbooks as sections: the list of them, or the page of one rule."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The verdict on a service as sections for the terminal and the page, and as plain data.
-
-Figures of a service: distributions with their limit, the time to the first N tokens.
-"""
+"""Sections of an SLA verdict: the targets, the distributions, the time to the first N tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Numbers as people read them: the only place where a time, a rate or a share becomes text.
-
-Whose times are added up, in words.
-"""
+"""Numbers as text: the only place where a time, a rate or a share is formatted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The drawings of a partner report: plain shapes, for a page of so many pixels.
-
-A chart of lines over a measured quantity, with the limit that they are to keep.
-"""
+"""Drawings of a partner report: plain shapes, sized in pixels, and line charts with limits."""
 
 from __future__ import annotations
 

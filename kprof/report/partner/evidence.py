@@ -1,7 +1,4 @@
-"""Evidence: everything that a partner report is made from, as the parts of kprof left it.
-
-What commands kept or printed with --json, read back as what it was.
-"""
+"""Evidence: the results that a partner report is made from, read back from saved JSON."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The page of a partner report: one HTML file that needs no script and may load nothing.
+"""The page of a partner report: one HTML file that needs no script and loads nothing.
 
-Shapes as SVG inside the page: styled by classes alone, as the policy forbids anything else.
+Drawings become SVG inside the page, styled by classes alone, because the policy forbids more.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Plain words for what kprof calls by its technical name.
+"""Plain words for kprof's technical names and numbers.
 
-Numbers with no more digits than their interval allows, each with its unit.
+A number has no more digits than its interval allows, and its unit.
 """
 
 from __future__ import annotations
