@@ -20,109 +20,20 @@ from kprof.analyze.work.elementwise import MODELS as ELEMENTWISE
 from kprof.trace import Trace
 
 _OPENING, _CLOSING = "<({[", {">": "<", ")": "(", "}": "{", "]": "["}
+
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\(anonymous\)::|<unnamed>::|_GLOBAL__N__?\w*::")
+
 _OPERATOR = re.compile(r"operator(\(\)|\[\]|<<?=?|>>?=?|->)")
+
 _LENGTH = re.compile(r"\d+")
+
 _ROCM_SUFFIX = ".kd"  # of a kernel's descriptor
+
 # The CuTe DSL puts a fixed word before module and class, and the types of arguments behind them.
 _CUTE_PREFIX, _CUTE_TYPES = "kernel_cutlass_kernel_", "_object_at_"
+
 # The type of the operands, which MTIA's names end in: fc-dtype_Float, cat.out-dtype_Long-extraKey_1
 _OPERANDS = re.compile(r"-dtype_\w+(-\w+)*$")
-
-
-@dataclass(frozen=True)
-class KernelName:
-    """The parts of a kernel's name that tell what it does."""
-
-    function: str
-    """Without scopes, arguments and parameters."""
-    scopes: str
-    """Namespaces and classes around it, joined by `::`."""
-    arguments: str
-    """Template arguments of the function, without the parameter lists in them."""
-
-
-@lru_cache(maxsize=65536)
-def parse(name: str) -> KernelName:
-    """Take a kernel's name apart; one that was cut off is read as far as it goes."""
-    name = name.removesuffix(_ROCM_SUFFIX)
-    if name.startswith("_Z"):
-        return _mangled(name)
-    if name.startswith(_CUTE_PREFIX):
-        return KernelName(name.removeprefix(_CUTE_PREFIX).split(_CUTE_TYPES)[0], "", "")
-    text = _OPERANDS.sub("", _OPERATOR.sub("operator", _ANONYMOUS.sub("", name)))
-    text = text.replace("->", " ")
-    outside, groups = _outermost(text)
-    words = outside.split()
-    qualified = words[-1] if words else name
-    scopes, _, function = qualified.rpartition("::")
-    # The arguments that stand after the last scope are those of the function.
-    at = outside.rfind(function) if function else 0
-    arguments = " ".join(inside for place, inside in groups if place >= at)
-    return KernelName(function or name, scopes, _without_parameters(arguments))
-
-
-def _outermost(text: str) -> tuple[str, list[tuple[int, str]]]:
-    """Return the text outside of brackets, and what stands in `<>`, with its place in that text.
-
-    The text ends with the parameters.
-    """
-    kept: list[str] = []
-    groups: list[tuple[int, str]] = []
-    open_brackets: list[str] = []
-    begin = 0
-    for place, character in enumerate(text):
-        if character in _OPENING:
-            if not open_brackets:
-                begin = place + 1
-                if character == "(" and kept:
-                    break
-            open_brackets.append(character)
-        elif open_brackets and open_brackets[-1] == _CLOSING.get(character):
-            open_brackets.pop()
-            if not open_brackets and character == ">":
-                groups.append((len(kept), text[begin:place]))
-        elif not open_brackets:
-            kept.append(character)
-    # A name that was cut off lacks the ends of its brackets.
-    cut_off = [(len(kept), text[begin:])] if open_brackets[:1] == ["<"] else []
-    return "".join(kept), groups + cut_off
-
-
-def _without_parameters(arguments: str) -> str:
-    """Return template arguments without what stands in parentheses."""
-    kept, depth = [], 0
-    for character in arguments:
-        depth += character == "("
-        if not depth:
-            kept.append(character)
-        depth -= character == ")" and depth > 0
-    return "".join(kept)
-
-
-def _mangled(name: str) -> KernelName:
-    """Return the parts of a mangled name: its source names are preceded by their lengths."""
-    place = 3 if name.startswith("_ZN") else 2
-    parts: list[str] = []
-    while found := _LENGTH.match(name, place):
-        place = found.end() + int(found[0])
-        parts.append(name[found.end() : place])
-        if not name.startswith("_ZN"):
-            break
-    parts = [part for part in parts if not part.startswith("_GLOBAL__N")]
-    if not parts:
-        return KernelName(name, "", "")
-    rest: list[str] = []
-    while (found := _LENGTH.search(name, place)) is not None:
-        length = int(found[0])
-        text = name[found.end() : found.end() + length]
-        # Digits of a literal or of a substitution have no name behind them.
-        is_name = 1 < length == len(text) and text.isidentifier() and not text.isdigit()
-        place = found.end() + (length if is_name else 0)
-        if is_name:
-            rest.append(text)
-    return KernelName(parts[-1], "::".join(parts[:-1]), " ".join(rest))
-
 
 OTHER = "other"
 
@@ -164,12 +75,14 @@ OWN_RULES: tuple[tuple[str, str], ...] = (
     ("loss", r"^losses_((held|shared)_)?kernel$"),
     ("elementwise", r"^_rotate$"),
 )
+
 OWN_OP_RULES: tuple[tuple[str, str], ...] = (
     ("norm", r"^kprof::norm"),
     ("optimizer", r"^kprof::adamw"),
     ("gemm", r"^kprof::fp8_(gemm|linear)"),
     ("elementwise", r"^kprof::(glu|rope|scale|(swiglu_)?quantize)"),
 )
+
 # By which a linear layer in FP8 casts its operands, before their product.
 OWN_CASTS = {"_rows", "_blocks", "_largest", "_turned"}
 
@@ -421,6 +334,7 @@ KERNEL_RULES: tuple[tuple[str, str], ...] = (
         r"|(lstm|gru)_?(cell|unit|acts?)|(gated|act)_act|linewise",
     ),
 )
+
 # Words that say little: the operator's kind comes before them.
 WEAK_RULES: tuple[tuple[str, str], ...] = (
     (
@@ -440,6 +354,7 @@ _GENERIC = re.compile(
     r"|kernelPointwiseApply\d|EigenMetaKernel)$",
     re.IGNORECASE,
 )
+
 # Functors of an elementwise kernel that do not compute on numbers.
 FUNCTOR_RULES: tuple[tuple[str, str], ...] = (
     ("random", r"distribution_|philox|bernoulli|random|dropout"),
@@ -450,6 +365,7 @@ FUNCTOR_RULES: tuple[tuple[str, str], ...] = (
     ("indexing", r"index_(put|copy|fill|kernel)|gather|scatter|masked_select|take_put|flip_kernel"),
     ("copy", r"copy_?(kernel|op)|direct_copy|triu_tril"),
 )
+
 # Eigen names a kernel after the expression that it evaluates, its leaves last.
 EXPRESSION_RULES: tuple[tuple[str, str], ...] = (
     ("reduction", r"reducer|reduction_?op|scan_?op"),
@@ -464,6 +380,7 @@ EXPRESSION_RULES: tuple[tuple[str, str], ...] = (
     ("elementwise", r"cwise|conversion_?op|scalar_\w+_op|select_?op"),
     ("copy", r"(broadcasting|reshaping|assign)_?op"),
 )
+
 # Namespaces whose functions have names of one word.
 SCOPE_RULES: tuple[tuple[str, str], ...] = (
     ("collective", r"deep_ep|nccl|mscclpp|nvshmem"),
@@ -508,8 +425,10 @@ OP_RULES: tuple[tuple[str, str], ...] = (
 )
 
 _BETWEEN_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
 # One word each, in spite of the capitals within.
 _ACRONYMS = re.compile("[RGS][ei]LU|(Swi|Ge|Re)GLU|RoPE|TanH|MoE|LoRA|IoU|NaN")
+
 _UPDATE = re.compile(r"optimizer|adam|adagrad|sgd|lamb", re.IGNORECASE)
 
 
@@ -659,3 +578,97 @@ def _compiled(
 ) -> tuple[tuple[str, Callable[[str], re.Match[str] | None]], ...]:
     """Return each rule's kind and the search for its pattern."""
     return tuple((kind, re.compile(pattern, re.MULTILINE).search) for kind, pattern in rules)
+
+
+@dataclass(frozen=True)
+class KernelName:
+    """The parts of a kernel's name that tell what it does."""
+
+    function: str
+    """Without scopes, arguments and parameters."""
+    scopes: str
+    """Namespaces and classes around it, joined by `::`."""
+    arguments: str
+    """Template arguments of the function, without the parameter lists in them."""
+
+
+@lru_cache(maxsize=65536)
+def parse(name: str) -> KernelName:
+    """Take a kernel's name apart; one that was cut off is read as far as it goes."""
+    name = name.removesuffix(_ROCM_SUFFIX)
+    if name.startswith("_Z"):
+        return _mangled(name)
+    if name.startswith(_CUTE_PREFIX):
+        return KernelName(name.removeprefix(_CUTE_PREFIX).split(_CUTE_TYPES)[0], "", "")
+    text = _OPERANDS.sub("", _OPERATOR.sub("operator", _ANONYMOUS.sub("", name)))
+    text = text.replace("->", " ")
+    outside, groups = _outermost(text)
+    words = outside.split()
+    qualified = words[-1] if words else name
+    scopes, _, function = qualified.rpartition("::")
+    # The arguments that stand after the last scope are those of the function.
+    at = outside.rfind(function) if function else 0
+    arguments = " ".join(inside for place, inside in groups if place >= at)
+    return KernelName(function or name, scopes, _without_parameters(arguments))
+
+
+def _outermost(text: str) -> tuple[str, list[tuple[int, str]]]:
+    """Return the text outside of brackets, and what stands in `<>`, with its place in that text.
+
+    The text ends with the parameters.
+    """
+    kept: list[str] = []
+    groups: list[tuple[int, str]] = []
+    open_brackets: list[str] = []
+    begin = 0
+    for place, character in enumerate(text):
+        if character in _OPENING:
+            if not open_brackets:
+                begin = place + 1
+                if character == "(" and kept:
+                    break
+            open_brackets.append(character)
+        elif open_brackets and open_brackets[-1] == _CLOSING.get(character):
+            open_brackets.pop()
+            if not open_brackets and character == ">":
+                groups.append((len(kept), text[begin:place]))
+        elif not open_brackets:
+            kept.append(character)
+    # A name that was cut off lacks the ends of its brackets.
+    cut_off = [(len(kept), text[begin:])] if open_brackets[:1] == ["<"] else []
+    return "".join(kept), groups + cut_off
+
+
+def _without_parameters(arguments: str) -> str:
+    """Return template arguments without what stands in parentheses."""
+    kept, depth = [], 0
+    for character in arguments:
+        depth += character == "("
+        if not depth:
+            kept.append(character)
+        depth -= character == ")" and depth > 0
+    return "".join(kept)
+
+
+def _mangled(name: str) -> KernelName:
+    """Return the parts of a mangled name: its source names are preceded by their lengths."""
+    place = 3 if name.startswith("_ZN") else 2
+    parts: list[str] = []
+    while found := _LENGTH.match(name, place):
+        place = found.end() + int(found[0])
+        parts.append(name[found.end() : place])
+        if not name.startswith("_ZN"):
+            break
+    parts = [part for part in parts if not part.startswith("_GLOBAL__N")]
+    if not parts:
+        return KernelName(name, "", "")
+    rest: list[str] = []
+    while (found := _LENGTH.search(name, place)) is not None:
+        length = int(found[0])
+        text = name[found.end() : found.end() + length]
+        # Digits of a literal or of a substitution have no name behind them.
+        is_name = 1 < length == len(text) and text.isidentifier() and not text.isdigit()
+        place = found.end() + (length if is_name else 0)
+        if is_name:
+            rest.append(text)
+    return KernelName(parts[-1], "::".join(parts[:-1]), " ".join(rest))
