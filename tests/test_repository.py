@@ -36,6 +36,8 @@ CLAIM = re.compile(
     r"<!-- result: (?P<file>[\w.-]+\.json)#(?P<row>[\w-]+)\.(?P<field>\w+) -->"
 )
 MARKER = "<!-- result:"
+# `kprof.open:read` or `kprof.report.section:Section.render`, in a document.
+NAMED = re.compile(r"`(kprof[\w.]*):([\w.]+)`")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
@@ -90,6 +92,17 @@ def public_definitions_in(path):
     for node in [node for node in offered if isinstance(node, ast.ClassDef)]:
         offered += [m for m in node.body if isinstance(m, kinds) and not m.name.startswith("_")]
     return offered
+
+
+def definitions_of(module):
+    """Return the functions and classes of a module, and methods as `Class.method`."""
+    path = ROOT.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    found = [node for node in ast.parse(path.read_text()).body if isinstance(node, kinds)]
+    classes = [node for node in found if isinstance(node, ast.ClassDef)]
+    methods = {f"{one.name}.{m.name}" for one in classes for m in one.body if isinstance(m, kinds)}
+    return {node.name for node in found} | methods
 
 
 def row_of(result, name):
@@ -189,6 +202,19 @@ def test_a_documented_command_is_one_that_kprof_understands(line):
     _, name, *words = shlex.split(line)
     command = kprof_command().get_command(None, name)
     assert command.make_context(name, words).args == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=relative)
+def test_a_function_that_a_document_names_exists(path):
+    named = NAMED.findall(path.read_text())
+    assert [name for name in named if name[1] not in definitions_of(name[0])] == []
+
+
+def test_the_ways_through_the_code_name_at_most_ten_functions_each():
+    parts = (ROOT / "docs" / "architecture.md").read_text().split("\n## ")
+    counts = [len(NAMED.findall(part)) for part in parts if part.startswith("One ")]
+    assert len(counts) == 2
+    assert all(0 < count <= 10 for count in counts)
 
 
 @pytest.mark.parametrize("path", CLAIMING, ids=relative)
