@@ -105,7 +105,14 @@ def test_what_replaced_a_kernel_stands_beside_it():
 
 def test_two_runs_on_hosts_name_idle_time_as_their_reports_do_and_list_operators_once():
     host = {"activity": "host", "device": -1}
-    both = compared(*(run_of(host, {**host, "start_ns": gap}, gpus=()) for gap in (100, 350)))
+    # Operators after the step would be in none.
+    steps = {gap: {**STEP, "duration_ns": gap + 100} for gap in (100, 350)}
+    both = compared(
+        *(
+            run_of(host, {**host, "start_ns": gap}, gpus=(), ranges=[step])
+            for gap, step in steps.items()
+        )
+    )
     titles = [section.title for section in sections_of_difference(both, 8)]
     assert titles[-1] == "By operator"
     told = printed(both, 100)
