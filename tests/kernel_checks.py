@@ -114,8 +114,8 @@ def errors_against_truth(kernel, function, arguments):
 
 def binaries_of(kernel, *cases):
     """Return all that these (shape, dtype) launch, forward and backward, as on Hopper."""
-    module, differentiable = f"kprof.kernels.{kernel.name}", kernel.differentiable
-    told = on_hopper(AHEAD, module=module, differentiable=differentiable, cases=cases)
+    differentiable = kernel.differentiable
+    told = on_hopper(AHEAD, kernel_name=kernel.name, differentiable=differentiable, cases=cases)
     binaries = json.loads(told)
     assert len(binaries) >= len(cases)
     assert max(one["shared_bytes"] for one in binaries) <= SHARED_BYTES
@@ -128,13 +128,14 @@ def spills_of(kernel, *cases):
 
 
 AHEAD = """
-import importlib, json
+import json
+from kprof.kernels import kernel_named
 from kprof.kernels.correctness.inputs import Draw
 from kprof.kernels.correctness.subject import Case
 from kprof.kernels.runtime.ahead import compile_ahead
 from kprof.kernels.bench.measure import subject_of
 
-kernel = importlib.import_module(module).KERNEL
+kernel = kernel_named(kernel_name)
 subject, found = subject_of(kernel), []
 for shape, dtype in cases:
     given = kernel.inputs(tuple(shape), Draw(Case(tuple(shape), dtype), subject))
