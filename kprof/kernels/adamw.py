@@ -1,16 +1,9 @@
 """AdamW over all parameters of a model, in one launch for each group of dtypes.
 
-Numbers come out as from `torch.optim.AdamW(fused=True)`; states are those that torch keeps.
-
-What runs on the GPU for AdamW: counting steps, and updating a chunk of a tensor.
-
+Results equal those of `torch.optim.AdamW(fused=True)`, whose states are used. The addresses of all
+tensors stand in a table on the device, cut into chunks, so the number of tensors costs no launches.
 T is tensors, C chunks, N the elements of a tensor. Arithmetic is that of torch's fused optimizer:
-for parameters in float32 it is in float64 where a number of Python meets one of the tensors.
-
-One launch over many tensors: their addresses in a table on the device, cut into chunks.
-
-T is tensors, C chunks. A program reads which part of which tensor is its own, so that the number
-of tensors costs nothing.
+for float32 parameters, float64 where a Python number meets an element.
 """
 
 from __future__ import annotations

@@ -1,21 +1,19 @@
-"""Gradients of attention on Hopper: a warp loads, two warpgroups have 64 keys each of a tile.
+"""Gradients of attention on Hopper: a producer warp loads, two warpgroups own 64 keys each.
 
-Keys and values stay, and blocks of queries pass by with the gradients of their results. Scores lie
-keys first, so that weights and the scores' gradients are operands from registers; for the queries'
-gradient, the latter meet in shared memory, where each warpgroup multiplies for 64 queries and 64
-columns, and another warp has that added to what other programs have added. B, H, T, D, M
-and N as in `_attention_device`. Of what is passed on, `sizes` are queries, keys, what is seen on
-the left and on the right, heads of keys of a sequence, those of all, and those worked off together;
-`HOW` is whether there is a left and a right bound, how many query heads share a head of keys,
-M (64 queries of a block for 128 columns, 128 for 64), and whether sums are added in one order.
+Keys and values stay in shared memory while blocks of queries pass by with the gradients of their
+results. Scores lie keys first, so weights and gradients of scores are register operands. For the
+gradient of the queries, the latter meet in shared memory: each warpgroup multiplies for 64 queries
+and 64 columns, and a reduction warp adds the product to the sums of other CTAs.
 
-Adding up the queries' gradient on Hopper: which tile a program has, in which order, and by whom.
+With `HOW[4]`, sums are added in the order of the CTAs, tile after tile, so they have the same bits
+in every run. A tile then waits only for the one before it, which belongs to a CTA of a lower index
+that has begun before. It begins with its last block, the other tiles of its head with theirs, so
+those before it have little to do first. Columns of sums lie as `store_spread` leaves them.
 
-A warp of its own adds, so that nobody who computes waits for it. Where `HOW[4]` asks for it, that
-is in the order of programs, tile after tile, so that sums have the same bits in every run. A tile
-then waits only for the one before it, which a program with a lower number has, and which has begun
-before. It begins with its last block, the other tiles of its head with theirs: so those before it
-have hardly anything to do first. Columns of sums lie as `store_spread` leaves them.
+B, H, T, D, M and N as in `_portable`. `sizes` are queries, keys, the window on the left and on the
+right, key heads of a sequence, those of all sequences, and those of one section. `HOW` is whether
+there is a left and a right bound, how many query heads share a key head, M (64 queries of a block
+for 128 columns, 128 for 64), and whether sums are added in one order.
 """
 
 from __future__ import annotations

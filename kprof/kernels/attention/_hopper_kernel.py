@@ -1,27 +1,19 @@
-"""Attention of many queries on Hopper: warpgroups compute side by side, and a warp loads for them.
+"""Attention of many queries on Hopper, warp-specialised: a producer warp loads, warpgroups compute.
 
-Two or three of a program take turns, or one of each of two programs share a multiprocessor. While
-one warpgroup weighs its scores, the tensor cores multiply for another. Within each, scores of one
-block are multiplied beside the values of the block before. B, H, T, D, M and N as in
-`_attention_device`; of the M queries of a tile, each warpgroup has 64. Of what is passed on,
-`sizes` are queries, keys, what is seen on the left and on the right, all heads, those worked off
-together, and heads of a sequence; `HOW` is N, whether there is a left and a right bound, the number
-of warpgroups, whether powers are held before the wait for the values of the block before, how many
-heads share keys, by what weights are raised (0, unless queries, keys and values are of 8 bits; then
-`largest_BH` holds, of each sequence, the largest numbers of heads of queries, of keys, of values),
-whether tiles are dealt out by a table, whether anything is hidden: not where every query sees every
-key, and keys fill their blocks; and whether there is room for the queries of the next tile.
+Two or three warpgroups of a CTA take turns, or one of each of two CTAs share an SM: while one
+weighs its scores, the tensor cores multiply for another. Within a warpgroup, scores of one block
+are multiplied beside the values of the block before. Results go from registers through shared
+memory, by TMA. Queries, keys and values are of 16 bits, or of 8 with one scale a head; values of 8
+bits lie as the tensor cores want them: columns first, keys in the order of a thread's weights.
 
-What the warps of attention for Hopper do: which tile is whose, loading, and single products.
-
-Words and letters as in `_attention_hopper`. Queries, keys and values are of 16 bits, or of 8, with
-one scale for each head. Of 8 bits, values lie as the tensor cores want them: columns first, and
-keys in the order in which a thread holds their weights.
-
-Results of attention of many queries on Hopper: from registers by way of shared memory, by TMA.
-
-B batch, H heads, T queries of a sequence, D columns of a head, M rows of a warpgroup; `sizes`
-as in `_attention_hopper`.
+B batch, H heads, T queries of a sequence, D columns of a head, N keys of a block, M queries of a
+tile, of which each warpgroup has 64. `sizes` are queries, keys, the window on the left and on the
+right, all heads, those of one section, and heads of a sequence. `HOW` is N; whether there is a left
+and a right bound; the number of warpgroups; whether powers are held before the wait for the values
+of the block before; how many heads share keys; by what weights are raised (0, unless inputs are of
+8 bits; then `largest_BH` holds the largest numbers of heads of queries, keys and values); whether a
+table schedules the tiles; whether anything is masked (not where every query sees every key and keys
+fill their blocks); and whether there is room for the queries of the next tile.
 """
 
 from __future__ import annotations

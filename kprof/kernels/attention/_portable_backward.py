@@ -1,16 +1,10 @@
-"""Gradients of attention of many queries on the host: how the work is cut, and the operator.
+"""Gradients of attention of many queries in plain Triton, for every GPU, and their torch operator.
 
-Gradients of attention's keys and values on the device, in plain Triton: queries pass by.
-
-A tile of keys stays, with its values, and the queries pass by that see it, of all query heads that
-share it. Scores lie keys first, so that weights are an operand as they are. Else as in
-`_attention_back_queries`, which has to run before.
-
-Gradients of attention's queries on the device, in plain Triton: keys and values pass by.
-
-A tile of queries stays; scores are computed again from the log-sum-exp of the forward pass. Each
-gradient is added up by one program in one order, so its bits are always the same. B, H, T, D, M and
-N as in `_attention_device`.
+The kernel of the queries runs first: a tile of queries stays while keys and values pass by, and
+scores are computed again from the log-sum-exp of the forward pass. In the kernel of keys and values
+a tile of keys stays while the queries that see it pass by, of all query heads that share it; scores
+lie keys first, so that weights are an operand as they are. Each gradient is summed by one CTA in
+one order, so its bits are always the same. B, H, T, D, M and N as in `_portable`.
 """
 
 from __future__ import annotations

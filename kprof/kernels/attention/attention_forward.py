@@ -1,10 +1,8 @@
 """Attention of many queries, as in training and prefill: with the log-sum-exp, and gradients.
 
-Scores never leave the chip: a tile of queries stays while its keys and values pass by. In plain
-Triton for every GPU, and for Hopper with warps that load, two warpgroups that take turns, and
-products that run beside the softmax. Gradients are computed from scores that are computed again.
-
-Attention of many queries with its gradients, as torch's autograd wants them.
+Scores never leave the chip: a tile of queries stays while its keys and values pass by. There is a
+kernel in plain Triton for every GPU, and a warp-specialised one for Hopper. Gradients recompute the
+scores.
 """
 
 from __future__ import annotations

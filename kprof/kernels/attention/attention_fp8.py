@@ -1,21 +1,14 @@
-"""Attention of many queries in FP8, for prefill on Hopper: products at twice the rate.
+"""Attention of many queries in FP8, for prefill on Hopper: tensor cores at twice the rate.
 
 Less precise than in 16 bits: each head of queries, keys and values gets one scale, and weights are
 rounded to FP8 on their way to the values. Scores, their softmax and sums stay in float32. There are
 no gradients.
 
-Rounding of queries, keys and values to FP8: what programs of one launch do.
-
-Each head gets a scale by its largest number, so all of it is read twice. Programs that look and
-programs that round take turns: rounding comes so far behind that its head has been looked through,
-and so near that L2 still holds it. It waits for programs of lower numbers alone, which have begun
-before. Values are turned over as `_attention_narrow` says.
-
-Attention with queries, keys and values in FP8: heads get scales, then Hopper's kernel runs.
-
-The largest number of each head is found, and everything rounded, in one launch. Values are turned
-over meanwhile, as tensor cores take 8 bits with what is summed over side by side: block after block
-of keys, columns first, keys in the order of `pack_narrow` of `_gluon`.
+One launch finds the largest number of each head and rounds: all inputs are read twice. CTAs that
+search and CTAs that round take turns, so a head is rounded once it has been searched and while it
+is still in L2. A CTA waits for lower indices only, which have begun before. Values are transposed
+meanwhile, as 8-bit tensor cores want the summed dimension contiguous: block after block of keys,
+columns first, keys in the order of `pack_narrow` of `tiles.gluon`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """How fast each provider of a kernel is, beside a copy of the same bytes in the same harness.
 
 GPU time is that of a CUDA graph's replay over sets of inputs that together are several times
-larger than L2, so that nobody finds data there or waits for a launch; what a call costs the host
-is measured apart. Every provider runs on the same random data.
-
-One pass of a kernel as work that can be timed and captured: forward, backward, or both.
-
-A provider of a kernel as the quality gate wants it.
+larger than L2, so no data is cached and no launch is waited for; the host's time of a call is
+measured apart. Every provider runs on the same random data: forward, backward, or both.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
 """L0: does the new code do what any function must, whatever it computes?
 
-Every check is made of the replaced code, too: what the customer's own code does as well is noted,
-and not held against the new one.
-
-Batch invariance: does a row's result depend on the rows around it?
-
-On a GPU: right on any stream, and right when a CUDA graph replays it with other inputs.
-
-Against cheats: does the code compute when it is called, on what it is given, in the open?
-
-Each function here finds one way to look faster than one is. Timing code uses `find_patched_timers`
-and `find_wrong_outputs` itself, on the very outputs that it timed.
+Every check is made of the replaced code, too: its own faults are noted, and not held against the
+new code. Checks: single calls, repeats, batch invariance, unwritten memory, streams and CUDA
+graphs, and cheats, which look faster than they are. Timing code uses `find_patched_timers` and
+`find_wrong_outputs` itself, on the very outputs that it timed.
 """
 
 from __future__ import annotations

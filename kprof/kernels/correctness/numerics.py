@@ -7,8 +7,6 @@ For every result (outputs and gradients) and dtype, err(new) <= 1.05 * err(repla
 - in the maximum, where four times the replaced code's and one ulp are allowed (at an edge shape
   16 times), in the same groups: one wrong element in a million moves neither of the others.
 
-How far results lie from the truth: errors in ulps, pooled, and by how much they may differ.
-
 Errors count in ulps of the larger of the true value and a scale around it: next to a zero that
 cancellation made, any implementation is wrong by thousands of its own ulps. The scale of an output
 is the RMS of its row (of all of it, where rows are short); of a gradient, of which whole rows may

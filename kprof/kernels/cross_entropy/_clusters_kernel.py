@@ -1,27 +1,19 @@
-"""What runs on the GPU for cross-entropy where rows lie in shared memory, and are read once.
+"""Cross-entropy with rows in shared memory on Hopper: logits are read once, by several CTAs a row.
 
-M is rows, V the vocabulary, G the programs of a group, which take the same rows, `step` apart, and
-W the warps of each; all have a share of every row. Where several programs share a row, all have to
-run at once, as they wait for one another.
+TMA moves tiles of a row, a vector of each lane to a box, so no thread waits for memory. The tiles
+of a CTA pass through a pipeline: the next ones arrive while one is summed. The rest of a tile, in
+registers, becomes its gradient, which leaves from boxes of its own. The last tile may reach into
+the next. Warps leave the maximum and the sum of their part in shared memory.
 
-Pieces of rows of logits in shared memory: read once, summed, and turned into gradients.
+CTAs that share a row run at once, as they wait for one another. Each leaves one aligned word in a
+cross-CTA mailbox in global memory, read whole (`volatile`, in L2), and sums the next row before it
+looks for the others'. Zero is no message. Nothing else has to be visible before the word, so it
+needs no order, only to arrive; a CTA's word for a row leaves before it waits for that row, and as
+all are in one array, no compiler moves a write behind a later read.
 
-The copying hardware (TMA) moves them, a vector of each lane to a box, so that no thread waits until
-memory has answered or taken something. A program's pieces go through a ring: the next ones arrive
-while one is summed; what is left of it, in registers, becomes its gradient, which leaves from boxes
-of its own. L is lanes, one to a thread, T to a warp, W the warps, V the columns of a vector, and
-`count` the vectors of a piece; TILES of all lanes hold it. The last may reach into the next piece.
-
-What programs that share a row of logits tell each other of it, and what warps of a program do.
-
-M is rows, G the programs of a group, W the warps of each. Warps leave the maximum and the sum of
-their shares of a piece in shared memory. Programs that share a row leave one letter each in memory,
-and sum the next row before they look for the others'. Zeros are no letter.
-
-A letter is one aligned word, read whole, and all that anybody is told: nothing else has to be
-visible before it, so it needs no order, only to arrive. It is written into L2, and read there
-(`volatile`). A program's letter for a row leaves before it waits for that row, and as all are in
-one array, no compiler moves a write behind a later read.
+M is rows, V the vocabulary, or the columns of a vector; G the CTAs of a group, which take the same
+rows, `step` apart; W the warps of each; L is lanes, one to a thread, T to a warp; `count` the
+vectors of a tile, and TILES of all lanes hold it.
 """
 
 from __future__ import annotations

@@ -1,22 +1,12 @@
-"""Launching the kernels of cross-entropy: how rows are swept, and how many at a time.
+"""Cross-entropy by sweeps over the rows of logits: device code, and how many rows run at a time.
 
-Sweeps over a row of logits: its sums, its gradient, or zeros in its place.
+A row is swept twice: for its maximum and sum, and for its gradient. So few rows are under way that
+the second sweep finds them in L2. Within a sweep every thread keeps a maximum and a sum of its own.
 
-V is the vocabulary. Within a sweep every thread keeps a maximum and a sum of its own, and waits
-for nobody.
-
-What runs on the GPU for cross-entropy: the loss and the gradient of rows of logits.
-
-M is rows, V the vocabulary. A row is swept twice: once for its maximum and its sum, once for its
-gradient. So few rows are under way at a time that the second sweep finds them in the L2 cache.
-
-What runs on the GPU for cross-entropy where two rows of every SM fit the L2 cache.
-
-M is rows, V the vocabulary. A program keeps the first tiles of its row in registers, a whole row of
-up to 64 KB, so that all of them are on their way at once, and reads only the others twice. While it
-waits, the other program of its SM works. A row is summed without looking for its maximum:
-exponentials are taken about the target's logit. Where that makes too much, or no number, it is
-summed again.
+Where two rows of every SM fit L2, the first tiles of a row stay in registers (register-resident, a
+whole row of up to 64 KB), and only the others are read twice; while one CTA waits, the other of its
+SM works. Such a row is summed without its maximum: exponentials are taken about the target's logit,
+and where that overflows or gives no number, the row is summed again. M is rows, V the vocabulary.
 """
 
 from __future__ import annotations

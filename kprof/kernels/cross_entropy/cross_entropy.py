@@ -1,13 +1,10 @@
 """Cross-entropy over a large vocabulary: loss and gradient with one read and one write.
 
 In eager mode the gradient is made beside the loss, while the row is in the cache, and scaled later
-only if what arrives is not one. Where that could be wrong (float16 would underflow before a
-gradient scaler has its say), cannot be known (a gradient for every row), or cannot be seen (under
-torch.compile), the logits are read again in the backward pass.
-
-Cross-entropy as operators of torch: the loss alone, loss and gradient, the gradient later.
-
-Those with a trailing underscore write the gradient over the logits.
+only if the arriving gradient is not one. Where that could be wrong (float16 would underflow before
+a gradient scaler acts), cannot be known (a gradient for every row), or cannot be seen (under
+torch.compile), the logits are read again in the backward pass. Operators with a trailing underscore
+write the gradient over the logits.
 """
 
 from __future__ import annotations

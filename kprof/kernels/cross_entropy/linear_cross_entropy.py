@@ -1,16 +1,9 @@
 """The last linear layer and its cross-entropy in one, without float32 logits in memory.
 
-Saving time, the gradients are made beside the loss, and each logit is computed once. Saving memory,
-logits are computed a piece at a time, once for the loss and once more for the gradients.
-
-The two ways through a linear layer and its cross-entropy that never hold float32 logits.
-
-By rows: each logit is computed once and becomes its own gradient, for an arriving gradient of one.
-By pieces of the vocabulary: each logit is computed twice, in the forward and in the backward pass,
-and what is held beside the gradients is a twentieth of the logits, or less. M is rows, H the
-hidden size, V the vocabulary.
-
-A linear layer and its cross-entropy as operators of torch.
+By rows, which saves time: each logit is computed once and becomes its own gradient, for an arriving
+gradient of one. By parts of the vocabulary, which saves memory: each logit is computed in the
+forward and again in the backward pass, and the memory beside the gradients is a twentieth of the
+logits, or less. M is rows, H the hidden size, V the vocabulary.
 """
 
 from __future__ import annotations

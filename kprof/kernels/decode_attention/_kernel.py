@@ -1,13 +1,8 @@
-"""Decode attention on the device: one program attends with a group of heads to a part of a cache.
+"""Decode attention on the device: a CTA attends with a group of heads to a split of a cache.
 
-B batch, H heads, T query tokens, D columns of a head; M rows of a tile, the query heads of one head
-of keys times T; N keys of a tile.
-
-What becomes of a part: a result, or one of several that the last program puts together.
-
-Reading a cache of keys and values: where it lies, in one piece or in pages; and e4m3 numbers.
-
-N keys of a tile, M rows of queries, D columns.
+A split is a result, or one of several that the last CTA merges. The cache lies in one piece or in
+pages, in 16 bits or e4m3. B batch, H heads, T query tokens, D columns of a head; M rows of a tile:
+the query heads of one key head times T; N keys of a tile.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""Whose twin is whose: activations that were made together with their rows in FP8.
+"""FP8 copies: activations that were made together with their rows in FP8, and who finds them.
 
-A layer that would quantise what it is given looks here first. A twin is as good as its activation
-because one kernel writes both; it counts for that tensor object alone, as long as nobody writes to
-it, on the stream where it was made, and in the same capture of a CUDA graph, or outside of all.
-
-Norms and SwiGLU that write, beside their result, its rows in FP8: its twin.
-
-In bfloat16 the result is what the kernel without a twin writes, and the twin is what `quantize_fp8`
-makes of that, both to the bit: the norm is that very kernel, followed by the end of the quantising
-one. Elsewhere the compiler fuses other products: last bits of LayerNorm differ in float16, and of
-all in float32, which no layer in FP8 takes.
+A layer that would quantise its input looks here first. A copy holds for that tensor object alone,
+as long as nobody writes to it, on the stream where it was made, and in the same capture of a CUDA
+graph, or outside of all. One kernel writes both: in bfloat16 the result has the bits of the kernel
+without a copy, and the copy those of `quantize_fp8` of it. In other dtypes the compiler fuses other
+multiplications: last bits of LayerNorm differ in float16, and of all in float32, which no FP8 layer
+takes.
 """
 
 from __future__ import annotations

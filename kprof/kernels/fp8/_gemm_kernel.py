@@ -1,17 +1,11 @@
-"""Products of few rows with FP8 weights on the device, and the end of all products with them.
+"""GEMMs with FP8 weights on the device: for few rows, and by tiles with K whole or split.
 
-M rows of x, N columns of the result, which are rows of the weights, K what is summed over. Weights
+M rows of x, N columns of the result, which are rows of the weights, K the summed dimension. Weights
 are the left operand, so that a tile of them is filled however few the rows of x are.
 
-Products launched before the cast of x ahead of them has ended: what they do meanwhile.
-
-The cast lets them in as it begins (`let_in`). They fetch weights into L2, which is no read: what is
-written until they wait is what they find. Then they wait until the cast has ended, and all that ran
-before it, which nothing had let in; only then do they read or write anything.
-
-Products of tiles with FP8 weights on the device: K whole, or in parts that are put together.
-
-M, N and K as in `_fp8_device`; weights are the left operand here, too.
+With programmatic dependent launch, a GEMM begins as the cast of x ahead of it begins (`let_in`). It
+fetches weights into L2, which is no read, and waits until the cast and all that ran before it have
+ended; only then does it read or write.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The end of kernels that quantise rows to FP8: scales, and where values and scales are stored.
+"""Quantisation of rows, or of the columns of a transposed matrix, to FP8 with scales.
 
-A matrix turned round and quantised to FP8, a scale for each of its columns.
-
-Products of backward passes sum over what the forward pass left side by side. Two reads and one
-write: the largest of every column first, then tiles that are scaled, turned round and stored.
+GEMMs of backward passes sum over the dimension that the forward pass left contiguous, so their
+operands are transposed: two reads and one write. The largest of every column comes first, then
+tiles are scaled, transposed and stored.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """A linear layer whose weights are in FP8, quantised once; x is, too, where that is faster.
 
-Gradients are quantised to e4m3 as well: with a scale for each row, the three more binades of e5m2
-are not needed, and its one bit less of mantissa would double the error.
-
-The linear layer in FP8: which way each product goes, and the operators for it.
-
 x is quantised by rows; few rows meet the weights in our kernel, many in cuBLASLt. In float16, which
-cuBLASLt does not give, x stays as it is, and the weights are widened as they are read.
+cuBLASLt does not give, x stays as it is, and the weights are widened as they are read. Gradients
+are quantised to e4m3 as well: with a scale for each row, the three more binades of e5m2 are not
+needed, and its one bit less of mantissa would double the error.
 """
 
 from __future__ import annotations

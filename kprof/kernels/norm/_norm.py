@@ -1,10 +1,8 @@
-"""All norms of rows as one operator of torch, with its gradients.
+"""RMSNorm and LayerNorm of rows, with or without a residual add: device code and torch operator.
 
-What runs on the GPU for all norms of rows: RMSNorm and LayerNorm, with or without a sum first.
-
-M rows, N columns, P programs, K parameters (the weight, then the bias). A row is whole in registers
-between the statistics and the product. In the backward pass programs walk over rows, and load the
-next ones ahead.
+M rows, N columns, P CTAs, K parameters (the weight, then the bias). A row is whole in registers
+between the statistics and the product. In the backward pass CTAs walk over rows, and load the next
+ones ahead.
 """
 
 from __future__ import annotations

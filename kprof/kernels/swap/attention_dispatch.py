@@ -1,9 +1,7 @@
 """Attention as the models of Hugging Face call it: of many tokens, or of a few over a cache.
 
 Those look their attention up by a name, and make a mask for it by the same name. A mask of a plain
-causal shape carries what it was made of, so that the kernel need not read it.
-
-Masks of Hugging Face's models: those of a plain causal shape say what they let tokens see.
+causal shape carries its description, so that the kernel need not read it.
 """
 
 from __future__ import annotations

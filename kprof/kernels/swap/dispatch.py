@@ -1,10 +1,8 @@
-"""The way that each call at a site goes: to which provider's function, or why to the original.
+"""Dispatch of each call at a site: to a provider's function, or to the original with the reason.
 
-Calls that a swap has decided about: torch's own functions leave what runs for them alone.
-
-What a site replaces, and others' code that runs there, calls functions of torch's that a swap of
-the whole process decides about, too. One decision of a swap about a call is enough, and is counted
-once; another swap decides for itself.
+A site's original, and others' code that runs there, calls functions of torch's that a swap of the
+whole process dispatches, too. One decision of a swap about a call is enough, and is counted once
+(the re-entrancy guard); another swap decides for itself.
 """
 
 from __future__ import annotations

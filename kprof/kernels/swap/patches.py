@@ -1,11 +1,10 @@
-"""Who has patched a module already: a swap never stacks on what somebody else has put there.
-
-Patched copies of a function, for one module: with other globals, or with other statements.
+"""Patched copies of a function for one module, and who has patched a module already.
 
 A forward calls functions by global names (`apply_rotary_pos_emb`, `F.cross_entropy`) that belong to
 the whole process. A copy of the forward with globals of its own changes them for one module, at no
 cost for other calls, and a compiler reads it as it reads the original. A copy with other statements
-is compiled from the changed syntax tree of the function's source.
+is compiled from the changed syntax tree of the function's source. A swap never stacks on a patch of
+somebody else.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Which keys a tile of queries sees: where its keys begin and end, and where a mask is needed.
+"""Which keys a tile of queries sees, where a mask is needed, and in which order tiles run.
 
 Row i of a sequence of T queries over N keys stands at the key i + N - T, its own. It sees from
-`left` keys before that to `right` keys after; a bound that is not there sees all.
-
-In which order tiles are worked off: the longest first, and neighbours share what they read.
+`left` keys before that to `right` keys after; a missing bound sees all. The tile scheduler takes
+the longest tiles first, and neighbours share keys.
 """
 
 from __future__ import annotations

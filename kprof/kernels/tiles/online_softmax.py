@@ -2,11 +2,8 @@
 
 Powers are of 2, so scores come multiplied by log2(e). A row's state is the largest score so far,
 the sum of powers, and the sum of values weighted by them. A row that saw nothing but -inf has the
-result 0 and the log-sum-exp -inf.
-
-One step of the online softmax over scores still to be scaled, as products leave them.
-
-In such a tile four threads share a row; a thread has a pair of every eight columns.
+result 0 and the log-sum-exp -inf. Where scores come unscaled from the tensor cores, four threads
+share a row, and a thread has a pair of every eight columns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A ring of blocks in shared memory: the copying hardware fills it, warps of others empty it.
+"""A pipeline of blocks in shared memory: TMA fills it, consumer warps empty it.
 
-Each place has a barrier that says when its block is there, and one that says when all who read it
-have done so. Which round it is follows from a count that both sides keep. Blocks are of four
-dimensions, (1, 1, rows, columns), so that rows that are not there are zeros, in each of the others.
+Each stage has a barrier for the arrival of its block, and one for the end of all reads. The phase
+follows from a count that both sides keep. Blocks are of four dimensions, (1, 1, rows, columns), so
+that rows beyond the end are zeros, in each of the others.
 """
 
 from __future__ import annotations

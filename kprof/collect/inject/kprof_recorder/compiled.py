@@ -1,11 +1,9 @@
-"""Which modules' operators each kernel of a compiled model runs: what torch.compile notes of it.
+"""Which modules' operators each kernel of a compiled model runs: torch.compile's notes of it.
 
 Compiled modules call no hooks. But Dynamo keeps the modules it traced through with every node of
 its graphs, and Inductor names those nodes in comments of the code that it generates. Both are kept
 here as they are; the reader puts them together. Nothing is changed in what is compiled, nothing is
 imported that the workload has not imported itself, and no failure here reaches it.
-
-Modules that call each other, as torch.compile notes them with the nodes of its graphs.
 """
 
 from __future__ import annotations

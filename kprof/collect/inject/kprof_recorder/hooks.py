@@ -1,13 +1,9 @@
-"""Where the recorder listens: calls of modules, backward passes, optimizers, loaders, CUDA.
+"""Where the recorder listens: modules, backward passes, optimizers, loaders, engines, CUDA.
 
 `Module.__call__` is replaced once, before torch.compile looks at it, and never again: the compiler
 takes the replacement for the original and compiles what it would have compiled. (torch's global
 module hooks cost eight times as much a call, warn on stderr for every compiled module, and change
-what is compiled.)
-
-What the workload's own modules and optimizers are to the recorder; to ask them may fail.
-
-Inference engines whose steps have a place of their own, which says more than a model's call.
+what is compiled.) Asking the workload's own modules and optimizers may fail.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""Times windows of the workload's steps, without any profiler, and changes arms between them.
+"""Times windows of the workload's steps without a profiler, and switches variants between them.
 
-How long some steps took together, and each of them.
-
-Whose turn it is: the blocks of a schedule, the same ones in every rank that changes arms.
-
-The change that arm B makes to a running process: a context manager of the user's.
-
-What a process of a trial leaves behind: a file with a line for everything that was timed.
+The blocks of a schedule are the same in every rank. Variant B is a context manager of the user's.
+Each process writes a file with a line for every timed window.
 """
 
 from __future__ import annotations
