@@ -7,9 +7,11 @@ import pytest
 from kprof.commands import kernels
 from kprof.kernels.correctness import GateReport, check
 from kprof.kernels.correctness.levels import LEVELS, not_run
+from kprof.kernels.correctness.memory import large_calls
 from tests.doubling import DOUBLED
 
-SAID = "CUDA error: an illegal memory access was encountered\nFor debugging consider ..."
+ADVICE = "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+SAID = f"CUDA error: an illegal memory access was encountered\n{ADVICE}"
 
 
 class Gpu:
@@ -51,9 +53,33 @@ def test_replaced_code_that_breaks_the_gpu_is_not_held_against_the_new_code():
     assert report.reached is None
 
 
+def test_rows_that_the_replaced_code_may_break_on_too_can_be_left_out():
+    near = tuple(name for name in DOUBLED.layouts if name != "far")
+
+    def breaks_far(x):
+        if x.stride(0) > 2**24:
+            raise RuntimeError(SAID)
+        return x * 2
+
+    far = check(replace(DOUBLED, new=breaks_far), ("L1",))
+    assert (far["L1"].state, far.is_gpu_broken) == ("failed", True)
+    left_out = check(replace(DOUBLED, new=breaks_far, layouts=near), ("L1",))
+    assert left_out["L1"].state == "passed"
+
+
+def test_memory_is_not_given_back_to_a_broken_gpu(monkeypatch, tmp_path):
+    def refuses():
+        raise RuntimeError(SAID)
+
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("torch.cuda.empty_cache", refuses)
+    with pytest.raises(ZeroDivisionError), large_calls("cuda"):
+        raise ZeroDivisionError
+
+
 def test_an_error_that_leaves_the_gpu_working_is_a_result_like_another():
     def refusing(*arguments):
-        raise RuntimeError("CUDA error: out of memory")
+        raise RuntimeError(f"CUDA error: operation would make the legacy stream depend\n{ADVICE}")
 
     report = check(replace(DOUBLED, new=refusing), ("L0", "L1"))
     assert report["L0"].state == "failed"

@@ -7,21 +7,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kprof.kernels.correctness.levels import Level, not_run
-from kprof.kernels.correctness.subject import Function, Subject
+from kprof.kernels.correctness.subject import Case, Function, Subject
 
-# Errors after which CUDA answers every call with the same one, until the process ends.
+# Errors after which CUDA answers every call with the same one, until the process ends. torch names
+# device-side assertions in the advice below any error of CUDA.
 STICKY = re.compile(
     "illegal memory access|misaligned address|illegal instruction|invalid program counter|"
     "invalid address space|hardware stack error|unspecified launch failure|"
-    "device-side assert|launch timed out"
+    "device-side assert triggered|launch timed out"
 )
 
 
 class GpuBrokenError(Exception):
     """Nothing runs on the GPU any more; says whose call it was, and on what."""
 
-    def __init__(self, is_new: bool, where: str, error: Exception) -> None:
+    def __init__(self, is_new: bool, where: Case | str, error: Exception) -> None:
         self.is_new = is_new
+        self.where = where
         whose = "the new code" if is_new else "the replaced code"
         said = STICKY.search(str(error))
         super().__init__(f"{whose} broke the GPU ({where}): {said[0] if said else error}")
@@ -30,7 +32,11 @@ class GpuBrokenError(Exception):
         """Return what a level found: a fault of the new code, or nothing to compare it with."""
         if not self.is_new:
             return not_run(name, str(self))
-        return Level(name, "failed", f"{self}; compute-sanitizer names the line")
+        fix = "compute-sanitizer names the line"
+        if isinstance(self.where, Case) and self.where.layout == "far":
+            # The replaced code was called on dense rows alone: torch's GEMMs break here too.
+            fix += "; if the replaced code breaks on such rows too, take far out of the layouts"
+        return Level(name, "failed", f"{self}; {fix}")
 
 
 def is_sticky(error: BaseException) -> bool:
@@ -39,7 +45,7 @@ def is_sticky(error: BaseException) -> bool:
 
 
 @contextmanager
-def blaming(function: Function, subject: Subject, where: str) -> Iterator[None]:
+def blaming(function: Function, subject: Subject, where: Case | str) -> Iterator[None]:
     """Wait for what `function` launches, and name it if it breaks the GPU.
 
     Raises:

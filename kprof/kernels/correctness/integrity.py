@@ -478,7 +478,7 @@ def _sort_of(fault: str) -> str:
 def _faults_of(look: Check, subject: Subject, function: Function, case: Case) -> list[str]:
     try:
         # A call that nothing else watches may be the one that breaks the GPU.
-        with blaming(function, subject, str(case)), ModesKept(subject.device) as modes:
+        with blaming(function, subject, case), ModesKept(subject.device) as modes:
             faults = list(look(subject, function, case))
         return faults + modes.faults
     except GpuBrokenError:

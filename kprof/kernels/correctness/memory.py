@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,8 @@ def _can_be_guarded(made: Tensor) -> bool:
 def large_calls(device: str) -> Iterator[None]:
     """Wait until no other process makes its largest calls on a GPU: together they do not fit.
 
-    At the end, memory that nothing lies in is given back.
+    At the end, memory that nothing lies in is given back, unless a call broke the GPU: it refuses
+    that too, and the error of the call says more.
     """
     if not device.startswith("cuda"):
         yield
@@ -95,7 +96,8 @@ def large_calls(device: str) -> Iterator[None]:
         try:
             yield
         finally:
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):
+                torch.cuda.empty_cache()
 
 
 def poison_freed(like: Iterable[Tensor], byte: int = NAN_BYTE) -> None:

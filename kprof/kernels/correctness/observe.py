@@ -137,7 +137,7 @@ def observe(
     Raises:
         GpuBrokenError: the call left a GPU on which nothing runs any more.
     """
-    with blaming(function, subject, str(case)):
+    with blaming(function, subject, case):
         return _observe(function, subject, case, arguments, byte)
 
 
