@@ -52,7 +52,7 @@ golden: $(READY)  ## write the golden outputs anew; the diff shows what changed 
 	$(BIN)/python benchmarks/golden.py
 
 hostile: $(READY)  ## run hostile workloads without and with the recorder (4 minutes; one in six: SAMPLE=6)
-	$(BIN)/python -m pytest -m hostile tests/test_hostile.py $(TOGETHER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m hostile tests/collect/recorder/test_hostile.py $(TOGETHER) $(PYTEST_ARGS)
 
 chromium:  ## install headless Chromium where it is missing and can be
 	@command -v chromedriver >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
@@ -65,7 +65,7 @@ browser: $(READY) chromium  ## open the reports in headless Chromium
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps \
 		axe-playwright-python==0.1.8
 	KPROF_BROWSER=required $(BIN)/python -m pytest -m browser \
-		$(shell grep -l 'mark\.browser' tests/test_*.py) $(PYTEST_ARGS)
+		$(shell grep -rl --include="test_*.py" "mark\.browser" tests) $(PYTEST_ARGS)
 
 check: $(READY)  ## format, lint, types, layers, tests: what every commit passes
 	$(BIN)/ruff format --check $(SOURCES)

@@ -3,7 +3,7 @@
 import json
 from datetime import date
 
-from tests.test_cli import kprof
+from tests.commands.test_cli import kprof
 
 TODAY = date(2026, 11, 20)
 DAY = ("--as-of", "2026-11-20")

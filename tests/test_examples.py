@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_cli import kprof
+from tests.commands.test_cli import kprof
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -29,7 +29,7 @@ OF_TRANSFORMERS = {"train_llama.py", "serve_llama.py"}
 EDITED = {"api_profile.py": ["--steps", "6"]}
 # A change that `kprof ab` switches on and off in another example.
 PATCHES = {"fused_adamw.py": "fused"}
-# Runs until it is ended: recorded, with its client, in tests/test_service.py.
+# Runs until it is ended: recorded, with its client, in tests/collect/test_service.py.
 ENDLESS = {"serve_tiny.py"}
 FILES_OF_A_RUN = {"meta.json", "kernels.parquet", "ranges.parquet", "report.html"}
 

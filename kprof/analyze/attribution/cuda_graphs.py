@@ -120,7 +120,7 @@ TELLING = ("gemm", "convolution", "attention", "collective")
 # Libraries do some convolutions as a matrix product.
 ALIKE = {"convolution": "gemm"}
 # Of the time in which kernels' names tell. Eager steps agree in all of it, and in about half with
-# their operators a place off, as `tests/test_replayed.py` has it.
+# their operators a place off, as `tests/analyze/attribution/test_replayed.py` has it.
 AGREES = 0.95
 
 ANNOTATION, CAPTURE = "annotation", "capture"

@@ -1,0 +1,137 @@
+"""`kprof ab`, from its options to its verdict: what is planned, what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kprof.ab.compare import exit_code_of
+from kprof.ab.variants import AbOptions
+from kprof.analyze.verdict import judge
+from kprof.collect.trials import Variant
+from kprof.comparison import Claim, Interval, Metric
+from tests.ab.ab_runs import script_in, stand_in
+from tests.commands.test_cli import kprof
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    return script_in(tmp_path, monkeypatch)
+
+
+def test_a_clear_gain_takes_100_of_160_pairs(script, monkeypatch, capsys):
+    stand_in(monkeypatch, b=0.9)
+    assert kprof("ab", "--patch", "patch.py:f", "--json", script) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["claims"][0]["verdict"] == "FASTER"
+    assert (result["plan"]["max_pairs"], len(result["pairs"])) == (160, 100)
+    assert result["doubts"] == []
+
+
+def test_on_a_clock_too_coarse_for_its_windows_nothing_is_proven(script, monkeypatch, capsys):
+    stand_in(monkeypatch, b=0.9)
+    monkeypatch.setattr("kprof.ab.in_process.measure_host_resolution_ns", lambda: 1e12)
+    assert kprof("ab", "--patch", "patch.py:f", "--pairs", "40", "--json", script) == 3
+    (claim,) = json.loads(capsys.readouterr().out)["claims"]
+    assert (claim["verdict"], claim["interval"]) == ("INCONCLUSIVE", None)
+
+
+def test_alternating_processes_are_judged_by_the_clock_of_a_step(script, monkeypatch, capsys):
+    judged = []
+    stand_in(monkeypatch, b=0.9)
+    monkeypatch.setattr("kprof.ab.processes.measure_host_resolution_ns", lambda: 500.0)
+    monkeypatch.setattr(
+        "kprof.ab.processes.judge",
+        lambda *args, **more: judged.append(more["resolution_ns"]) or judge(*args, **more),
+    )
+    kprof("ab", "--env", "X=1", "--pairs", "6", "--json", script)
+    # Windows of ten steps.
+    assert judged == [50.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--gpu", "nosuch"), "no price is known for the GPU 'nosuch'"),
+        (("--price", "cheap", "--gpu", "H200"), "cheap"),
+        (("--target", "ttft_p99<=10ms"), "kprof ab times steps, and no requests"),
+        (("--target", "step_p99<="), "is not a target"),
+        (("--swap", "nosuch"), "there is no kernel nosuch"),
+        (("--env", "X"), "--env X sets nothing"),
+        (("--patch", "nosuch.py:f"), "there is no nosuch.py"),
+        (("--patch", "patch"), "--patch patch names no function"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_before_anything_runs(
+    script, monkeypatch, capsys, words, problem
+):
+    workload = stand_in(monkeypatch)
+    assert kprof("ab", *words, script) == 2
+    assert problem in capsys.readouterr().err
+    assert workload.started == []
+    assert not list(Path(script).parent.glob("*.kprof"))
+
+
+def test_how_b_differs_stands_in_the_command_that_repeats_it(script, monkeypatch, capsys):
+    stand_in(monkeypatch)
+    kprof("ab", "--env", "MODE=max autotune", "--pairs", "6", "--json", script)
+    facts = json.loads(capsys.readouterr().out)["facts"]
+    assert facts["command of B"].startswith("MODE='max autotune' ")
+    assert facts["command of B"].endswith(facts["command of A"])
+    b = Variant("B", ("python", "a b.py"), {"K": "V"})
+    assert b.line == "K=V python 'a b.py'"
+    assert replace(b, environment={}).line == "python 'a b.py'"
+
+
+@pytest.mark.parametrize(("skip", "words"), [("1", "after 1 step,"), ("2", "after 2 steps,")])
+def test_how_many_steps_are_not_counted_is_said(script, monkeypatch, capsys, skip, words):
+    stand_in(monkeypatch)
+    kprof("ab", "--env", "K=V", "--pairs", "6", "--skip", skip, "--json", script)
+    assert words in json.loads(capsys.readouterr().out)["protocol"]
+
+
+def test_the_order_is_another_one_in_each_comparison_unless_its_seed_is_named(
+    script, monkeypatch, capsys
+):
+    monkeypatch.undo()
+    monkeypatch.chdir(Path(script).parent)
+    stand_in(monkeypatch, b=0.9)
+    seeds = []
+    for number, named in enumerate(([], [], ["--seed", "7"])):
+        command = ["ab", "--patch", "patch.py:f", "--json", "--out", f"{number}.kprof", *named]
+        assert kprof(*command, script) == 0
+        seeds.append(json.loads(capsys.readouterr().out)["plan"]["seed"])
+    assert seeds[0] != seeds[1]
+    assert seeds[2] == 7
+    assert AbOptions((script,)).seed != AbOptions((script,)).seed
+
+
+def test_more_pairs_than_can_be_judged_are_refused_before_anything_runs(
+    script, monkeypatch, capsys
+):
+    workload = stand_in(monkeypatch, b=0.9, num_windows=20)
+    for change in (["--patch", "patch.py:f"], ["--env", "K=V"]):
+        assert kprof("ab", *change, "--pairs", "1001", script) == 2
+    assert workload.started == []
+    assert not list(Path(script).parent.glob("*.kprof"))
+    assert kprof("ab", "--patch", "patch.py:f", "--pairs", "1000", "--fixed", "--json", script) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["plan"]["max_pairs"] == 1000
+    assert len(workload.schedules[0].letters) == 2000
+
+
+@pytest.mark.parametrize(
+    ("verdict", "low", "high", "code"),
+    [
+        ("SLOWER", 1.002, 1.008, 0),
+        ("SLOWER", 1.002, 1.015, 3),
+        ("SLOWER", 1.012, 1.03, 1),
+        ("FASTER", 0.97, 0.99, 0),
+        ("INCONCLUSIVE", 0.98, 1.03, 3),
+    ],
+)
+def test_slower_is_an_error_only_where_it_matters(verdict, low, high, code):
+    interval = Interval((low + high) / 2, low, high, 0.95, "fixed")
+    claim = Claim(Metric("step", "ns"), verdict, 40, interval, is_material=low > 1.01)
+    assert exit_code_of(claim, 0.01) == code

@@ -1,0 +1,277 @@
+"""`kprof selftest --simulate`: the error rates of the very rule that judges, on known noise."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from kprof.analyze.calibration.error_rates import Rate, quantile
+from kprof.analyze.calibration.simulate import NOISES, TOO_FEW, random_order, samples_of, simulate
+from kprof.analyze.calibration.tally import (
+    Known,
+    least_found,
+    look_at_all,
+    tally,
+    when_stopped,
+    with_all_pairs,
+)
+from kprof.analyze.verdict import is_enough, judge, rule
+from kprof.analyze.verdict.rule import levels_of, look_once
+from kprof.comparison import Metric, Pair, Plan
+from kprof.report.calibration import (
+    badge_of,
+    describe,
+    most_false,
+    result_of_calibration,
+    sections_of_calibration,
+)
+from kprof.report.section import Table
+from tests.commands.test_cli import kprof
+
+NUMBER, DAY = 400, "2026-11-20"
+PLAN = Plan((Metric("time", "ms"),))
+BY_NAME = {noise.name: noise for noise in NOISES}
+
+
+@pytest.fixture(scope="module")
+def calibration():
+    return simulate(NUMBER, 40, 0, DAY)
+
+
+@pytest.fixture(scope="module")
+def sixty():
+    return simulate(60, 40, 0, DAY)
+
+
+@pytest.fixture
+def scenarios(sixty):
+    return {scenario.name: scenario for scenario in sixty.scenarios}
+
+
+def differences(name, effect, number=30, seed=1):
+    """Return log ratios of simulated comparisons of one noise."""
+    rng = np.random.default_rng(seed)
+    made = BY_NAME[name].make((number, 80), rng)
+    a, b = samples_of(made, random_order(number, 40, rng), effect, BY_NAME[name])
+    return b - a
+
+
+def known_of(effect, truth, found):
+    """Return comparisons of these log ratios, in which A always takes 1."""
+    orders = np.broadcast_to(np.arange(found.shape[1]) % 3 != 1, found.shape)
+    return Known(effect, truth, np.zeros_like(found), found, orders)
+
+
+def pairs_of(row):
+    """Return one simulated comparison as pairs, its A always 1."""
+    return [
+        Pair((1.0,), (float(ratio),), is_a_first=number % 3 != 1, start_ns=number)
+        for number, ratio in enumerate(np.exp(row))
+    ]
+
+
+def stopped(pairs):
+    """Return the pairs up to where sampling would have ended."""
+    return next(pairs[:n] for n in range(6, 41) if is_enough(PLAN, pairs[:n]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["independent", "all together", "heavy tails"])
+@pytest.mark.parametrize("effect", [0.0, 0.01])
+def test_what_is_calibrated_is_what_judges(name, effect):
+    """Each comparison judged alone, pair by pair, comes out as it does among all at once."""
+    found = differences(name, effect)
+    none = known_of(0.0, 0.0, differences(name, 0.0, 2))
+    known = [none, known_of(0.01, np.log1p(effect), found)]
+    fixed, early = tally(known, levels_of(PLAN))
+    alone = [judge(PLAN, pairs_of(row))[0].verdict for row in found]
+    assert fixed.same_at["0.01"].count == alone.count("SAME")
+    assert fixed.power["0.01"].count == alone.count("SLOWER")
+    ended = [stopped(pairs_of(row)) for row in found]
+    claims = [judge(PLAN, pairs)[0].verdict for pairs in ended]
+    assert early.same_at["0.01"].count == claims.count("SAME")
+    assert early.power["0.01"].count == claims.count("SLOWER")
+    assert early.pairs["0.01"] == pytest.approx(np.mean([len(pairs) for pairs in ended]))
+
+
+def test_what_is_stopped_early_leaves_the_rates_of_whole_plans_alone():
+    found = known_of(0.0, 0.0, differences("spikes", 0.02, 60))
+    levels = levels_of(PLAN)
+    whole = with_all_pairs(found, levels)
+    before = [flags.copy() for flags in vars(whole.verdict).values()]
+    early = when_stopped(found, levels, whole)
+    assert (early.stops < 40).any()
+    for flags, kept in zip(vars(whole.verdict).values(), before, strict=True):
+        np.testing.assert_array_equal(flags, kept)
+
+
+def test_the_interval_at_the_stop_is_the_one_that_is_counted():
+    made, truth = differences("spikes", 0.01, 60), float(np.log1p(0.01))
+    at_stop = [judge(PLAN, stopped(pairs_of(row)))[0].interval for row in made]
+    # A comparison that is refused has no interval.
+    intervals = [interval for interval in at_stop if interval]
+    found = made[[interval is not None for interval in at_stop]]
+    none = known_of(0.0, 0.0, found[:1])
+    _, early = tally([none, known_of(0.01, truth, found)], levels_of(PLAN))
+    _, alone = tally([none], levels_of(PLAN))
+    assert len(intervals) > 50
+    covered = sum(interval.low <= 1.01 <= interval.high for interval in intervals)
+    assert early.coverage.count - alone.coverage.count == covered
+
+
+def test_a_claim_that_is_material_is_counted_where_there_is_no_difference():
+    """Ratios of 1.015 that are called no difference: as many are material as `judge` says."""
+    found = differences("heavy tails", 0.01) + np.log(1.005)
+    fixed, early = tally([known_of(0.0, 0.0, found)], levels_of(PLAN))
+    claims = [judge(PLAN, pairs_of(row))[0] for row in found]
+    at_stop = [judge(PLAN, stopped(pairs_of(row)))[0] for row in found]
+    assert 0 < sum(claim.is_material for claim in claims) < len(claims)
+    assert fixed.false_material.count == sum(claim.is_material for claim in claims)
+    assert early.false_material.count == sum(claim.is_material for claim in at_stop)
+
+
+@pytest.mark.slow
+def test_random_pairs_keep_to_their_error_under_every_noise(calibration):
+    worst = max(s.fixed.false_positive.share for s in calibration.scenarios)
+    # 4 % allowed: as many of 400 only once in a thousand, in any of nine noises.
+    assert worst <= quantile(1 - 1e-4, NUMBER, 0.04)
+    assert 0.93 <= result_of_calibration(calibration)["coverage"] <= 0.98
+
+
+@pytest.mark.slow
+def test_stopping_early_keeps_to_it_too_and_saves_pairs(calibration):
+    for scenario in calibration.scenarios:
+        assert scenario.early.false_positive.share <= quantile(1 - 1e-4, NUMBER, 0.05)
+        assert scenario.early.coverage.share >= quantile(1e-4, 4 * NUMBER, 0.95)
+        assert scenario.early.pairs["0.02"] <= 34
+
+
+def test_the_same_seed_gives_the_same_rates_and_another_others():
+    first, again, other = (simulate(12, 40, seed, DAY) for seed in (0, 0, 1))
+    assert replace(again, took_s=0.0) == replace(first, took_s=0.0)
+    assert other.scenarios != first.scenarios
+
+
+def test_an_effect_is_that_of_b_whatever_the_order():
+    quiet = np.zeros((1, 8))
+    for order in (np.array([[True, False] * 2]), np.array([[False, True] * 2])):
+        a, b = samples_of(quiet, order, 0.02, BY_NAME["independent"])
+        np.testing.assert_allclose(b - a, np.log1p(0.02))
+
+
+def test_a_coarse_clock_shows_whole_ticks():
+    found = differences("coarse clock", 0.0, 3)
+    assert len(np.unique(found.round(9))) < 0.9 * found.size
+
+
+def test_a_rate_has_the_exact_binomial_interval():
+    for count, of in ((0, 59), (3, 400), (400, 400)):
+        exact = binomtest(count, of).proportion_ci(0.95, "exact")
+        assert Rate(count, of).interval == pytest.approx((exact.low, exact.high))
+
+
+def test_of_400_comparisons_27_may_be_false():
+    assert quantile(0.95, 400, 0.05) == 27 / 400
+
+
+def test_comparisons_judged_some_at_a_time_come_out_as_all_at_once(monkeypatch):
+    found = differences("spikes", 0.0, 50)
+    whole = look_once(found, levels_of(PLAN))
+    monkeypatch.setattr("kprof.analyze.calibration.tally.MOST_AVERAGES", 7 * 820)
+    for name, part in vars(look_at_all(found, levels_of(PLAN))).items():
+        np.testing.assert_array_equal(part, getattr(whole, name))
+
+
+def test_the_least_difference_found_is_found_in_four_of_five():
+    found = differences("independent", 0.0, 500)
+    levels = levels_of(PLAN)
+    least = least_found(found, levels)
+    fixed, _ = tally(
+        [known_of(0.0, 0.0, found), known_of(0.004, 0.0, found + np.log1p(least))], levels
+    )
+    assert fixed.power["0.004"].count + fixed.same_at["0.004"].count >= 400
+    assert 0.003 < least < 0.007
+
+
+def test_the_result_has_the_worst_rates_on_top(sixty):
+    result = result_of_calibration(sixty)
+    rates = [s["fixed"]["false_positive"]["rate"] for s in result["scenarios"]]
+    assert result["false_positive_rate"] == max(rates)
+    assert result["power"].keys() == {"0.01", "0.02", "0.05"}
+    assert result["power"]["0.02"] == min(
+        s["fixed"]["power"]["0.02"]["rate"] for s in result["scenarios"]
+    )
+    assert result["wrong_direction"] == 0
+    first = result["scenarios"][0]["fixed"]["false_positive"]
+    assert first["low"] < first["rate"] < first["high"]
+
+
+def test_every_table_stands_in_a_terminal_of_80_columns(sixty, capsys):
+    from rich.console import Console
+
+    from kprof.report.terminal import print_summary
+
+    print_summary("self-test", sections_of_calibration(sixty), Console(width=80))
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert not any("…" in line for line in lines)
+
+
+def test_targets_say_in_which_noise_they_are_worst(sixty):
+    (table,) = [p for p in sections_of_calibration(sixty)[0].parts if isinstance(p, Table)]
+    rows = {row[0]: row for row in table.rows}
+    assert rows["pairs saved at 2 %, stopping"][2] == "≥ 15 %"
+    assert rows["power at 5 %"][3] == "yes"
+
+
+def test_the_sentence_for_reports_has_rate_least_difference_and_date(sixty):
+    sentence = describe(sixty)
+    assert sentence.startswith("On simulated noise, 2026-11-20: of 60 comparisons without")
+    assert f"differences from {100 * sixty.least_found:.2f} % on" in sentence
+
+
+def test_the_rate_on_reports_is_that_of_the_worst_noise_however_few_its_comparisons(sixty):
+    many, few = sixty.scenarios[:2]
+    many = replace(many, fixed=replace(many.fixed, false_positive=Rate(20, 400)))
+    few = replace(few, fixed=replace(few.fixed, false_positive=Rate(6, 100)))
+    none = replace(few, fixed=replace(few.fixed, false_positive=Rate(0, 0)))
+    found = replace(sixty, scenarios=(many, few, none))
+    assert most_false(found) == Rate(6, 100)
+    assert "of 100 comparisons without a difference 6.0 % had" in describe(found)
+    assert badge_of(found).items[0][1] == "6.0 %"
+
+
+def test_the_command_prints_the_result_and_exits_with_whether_it_is_met(capsys):
+    words = ("--simulate", "--json", "--comparisons", "50", "--seed", "3")
+    code = kprof("selftest", *words)
+    result = json.loads(capsys.readouterr().out)
+    assert code == (0 if result["is_met"] else 1)
+    assert (result["num_comparisons"], result["num_pairs"], result["seed"]) == (50, 40, 3)
+    assert result["doubts"] == [TOO_FEW]
+
+
+@pytest.mark.slow
+def test_two_thousand_comparisons_meet_every_target(capsys):
+    assert kprof("selftest", "--simulate", "--quick", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["num_comparisons"] == 2_000
+    assert result["doubts"] == []
+    assert result["false_positive_rate"] <= 0.05
+    assert [target["name"] for target in result["targets"] if not target["is_met"]] == []
+
+
+@pytest.mark.slow
+def test_a_rule_that_errs_too_often_is_found_out(monkeypatch, capsys):
+    """All of the error to the last look, and twice as much: verdicts come too easily."""
+    honest = rule.levels_of(PLAN)
+    loose = replace(honest, fixed=0.10)
+    monkeypatch.setattr("kprof.analyze.calibration.simulate.levels_of", lambda plan: loose)
+    assert kprof("selftest", "--simulate", "--comparisons", "200") == 1
+    assert "NO" in capsys.readouterr().out
+
+
+def test_ten_pairs_have_not_the_power_of_forty(capsys):
+    assert kprof("selftest", "--simulate", "--comparisons", "200", "--pairs", "10") == 1
+    assert "NO" in capsys.readouterr().out

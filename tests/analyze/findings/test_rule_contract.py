@@ -1,0 +1,215 @@
+"""What holds for every rule: its findings, their form, and what it does to traces of any kind."""
+
+import re
+from dataclasses import replace
+from functools import cache
+
+import pandas as pd
+import pytest
+
+from kprof.analyze.findings.diagnose import MOST_ROWS, RULES, diagnose, name_of
+from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
+from kprof.errors import modules_in
+from kprof.findings import Remedy
+from kprof.report.html import render_page
+from kprof.report.playbooks import all_playbooks
+from kprof.report.section import Table
+from kprof.report.sections import findings
+from kprof.trace import Gpu
+from tests.analyze.findings.rule_cases import CASES
+from tests.analyze.findings.rule_traces import trace_of_work
+from tests.traces import analyzed_trace_of, trace_of
+
+GRADES = {"low", "medium", "high"}
+HOSTILE = "</script><b>\"'&\n\u202eevil" + "x" * 10_000
+
+
+@cache
+def faulty(rule):
+    return CASES[rule].faulty()
+
+
+@cache
+def diagnosed(rule):
+    return replace(faulty(rule), diagnosis=diagnose(faulty(rule)))
+
+
+@cache
+def finding_of(rule):
+    (found,) = [one for one in diagnosed(rule).diagnosis.findings if one.rule == rule]
+    return found
+
+
+@cache
+def of_hostile_names(rule):
+    """Return the trace, diagnosed, with hostile text at the end of kernels' and modules' names."""
+    trace = faulty(rule)
+    columns = {}
+    for column in ("name", "module"):
+        values = trace.kernels[column]
+        names = {old: f"{old}{HOSTILE}" for old in values.cat.categories}
+        columns[column] = values.cat.rename_categories(names)
+    renamed = trace.with_kernels(**columns)
+    return replace(renamed, diagnosis=diagnose(renamed))
+
+
+def test_rules_and_playbooks_correspond_one_to_one():
+    rules = [name_of(module) for module in modules_in(RULES)]
+    assert len(rules) >= 20
+    assert [*rules, UNEXPLAINED] == sorted(
+        (page.name for page in all_playbooks()), key=lambda name: (name == UNEXPLAINED, name)
+    )
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_finding_survives_what_is_worth_saying(rule):
+    assert finding_of(rule).playbook == rule
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_claim_is_one_sentence_with_a_number_and_a_unit(rule):
+    claim = finding_of(rule).claim
+    assert re.search(r"\d[\d,.]* ?(s|ms|µs|ns|%|GiB|MiB|versions|MHz)\b|\d %", claim), claim
+    assert claim[0].isupper() or claim[0].isdigit()
+    assert not claim.endswith(".")
+    assert "\n" not in claim
+    assert "nan" not in claim.lower().split()
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_finding_opens_into_rows_that_exist(rule):
+    trace, found = diagnosed(rule), finding_of(rule)
+    tables = {"rows": trace.kernels, "idle_rows": trace.idle, "range_rows": trace.ranges}
+    for field, table in tables.items():
+        rows = getattr(found, field)
+        assert list(rows) == sorted(set(rows))
+        assert len(rows) <= MOST_ROWS
+        assert all(0 <= row < len(table) for row in rows)
+    assert found.rows or found.idle_rows or found.range_rows
+    assert found.num_rows >= len(found.rows)
+    assert found.num_idle_rows >= len(found.idle_rows)
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_saving_is_an_interval_within_the_step_or_unknown(rule):
+    found = finding_of(rule)
+    assert {found.confidence, found.effort} <= GRADES
+    saving = found.saving
+    if saving.high_ns is None:
+        assert found.remedy == Remedy()
+        assert saving.low_ns is None
+    else:
+        assert 0 <= saving.low_ns <= saving.high_ns <= saving.step_ns
+        assert saving.high_ns > 0
+    assert saving.basis
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_remedy_never_costs_time(rule):
+    trace, found = diagnosed(rule), finding_of(rule)
+    remedy = found.remedy
+    if remedy.best_ns is not None:
+        took = int(trace.kernels["duration_ns"].iloc[list(found.rows)].sum())
+        assert 0 <= remedy.best_ns <= remedy.modest_ns
+        assert found.num_rows > len(found.rows) or remedy.modest_ns <= took
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_asked_again_the_rules_say_the_same(rule):
+    assert diagnose(faulty(rule)) == diagnosed(rule).diagnosis
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_hostile_names_stay_text(rule):
+    page = render_page("hostile", [findings.render(of_hostile_names(rule))])
+    assert "</script><b>" not in page
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_the_page_shows_the_evidence_of_every_finding(rule):
+    section = findings.render(diagnosed(rule))
+    evidence = [part for part in section.parts if isinstance(part, Table)][2]
+    assert rule in {row[0] for row in evidence.rows}
+
+
+def test_nothing_is_found_in_an_empty_trace():
+    assert diagnose(analyzed_trace_of()).findings == ()
+
+
+def by_rules(trace):
+    """Return what rules find in a trace, without large parts that no rule explains."""
+    return [one for one in diagnose(trace).findings if one.rule != UNEXPLAINED]
+
+
+def test_no_rule_finds_anything_in_a_trace_of_one_kernel_of_which_nothing_is_known():
+    assert by_rules(analyzed_trace_of({})) == []
+    assert by_rules(analyzed_trace_of({}, device=None, gpus=())) == []
+
+
+def test_of_a_host_alone_only_what_does_not_need_a_device_is_asked():
+    host = {"activity": "host", "device": -1, "kind": "gemm", "op": "aten::mm", "dtype": "fp32"}
+    told = diagnose(analyzed_trace_of(host))
+    assert by_rules(analyzed_trace_of(host)) == []
+    assert "launch_bound_host" in {one.rule for one in told.unasked}
+    assert "data_loading" not in {one.rule for one in told.unasked}
+
+
+def test_where_shapes_are_missing_rules_that_need_them_say_how_to_record_them():
+    told = diagnose(analyzed_trace_of({"kind": "gemm", "op": "aten::mm"}))
+    (unasked,) = [one for one in told.unasked if one.rule == "fp8_opportunity"]
+    assert unasked.because == "the shapes of the operators' inputs were not recorded"
+    assert "record_shapes=True" in unasked.way_out
+
+
+def test_a_trace_without_times_is_asked_for_nothing_that_needs_them():
+    trace = replace(analyzed_trace_of({"kind": "gemm"}), meta=trace_of().meta)
+    untimed = replace(trace, meta=replace(trace.meta, untimed="only sums were kept"))
+    because = {one.because for one in diagnose(untimed).unasked}
+    assert "only sums were kept" in because
+
+
+def test_a_gpu_of_unknown_size_is_no_error():
+    trace = replace(faulty("low_occupancy"), meta=trace_of().meta)
+    assert by_rules(replace(trace, meta=replace(trace.meta, gpus=(Gpu(0, "?"),)))) == []
+
+
+def test_missing_columns_of_categories_are_no_error():
+    kernels = [{"name": None, "op": None, "module": None, "duration_ns": 100}] * 3
+    assert by_rules(analyzed_trace_of(*kernels)) == []
+    assert pd.isna(analyzed_trace_of(*kernels).kernels["op"]).all()
+
+
+def test_of_sums_without_times_a_saving_is_an_upper_bound():
+    kernel = {"kind": "gemm", "dtype": "fp32", "op": "aten::mm", "duration_ns": 1000}
+    trace = trace_of_work(kernel)
+    untimed = replace(trace, meta=replace(trace.meta, untimed="only sums were kept"))
+    (found,) = diagnose(untimed).findings
+    assert found.rule == "fp32_products"
+    assert found.saving.low_ns == 0
+    assert found.saving.basis.endswith("because only sums were kept")
+
+
+def test_rules_about_kernels_are_not_asked_of_a_hosts_operators():
+    trace = faulty("low_dram_bandwidth")
+    host = pd.Series(["host"] * len(trace.kernels), dtype="category")
+    assert by_rules(trace) != []
+    assert by_rules(trace.with_kernels(activity=host)) == []
+
+
+def test_on_a_host_alone_a_slow_loader_is_found_and_its_waiting_bounds_the_saving():
+    host = {"activity": "host", "device": -1, "stream": 1, "duration_ns": 100_000}
+    wait = {"cause": "data loading", "device": -1, "start_ns": 100_000, "duration_ns": 900_000}
+    trace = analyzed_trace_of(
+        host,
+        {**host, "start_ns": 1_000_000},
+        idle=[{**wait, "recoverable_ns": 900_000, "place": "next"}],
+    )
+    (found,) = by_rules(replace(trace))
+    assert found.claim.startswith("The operators wait 900 µs of the window (82 % of it)")
+    assert (found.saving.low_ns, found.saving.high_ns) == (0, 900_000)
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_long_names_are_cut_in_what_is_told(rule):
+    told = of_hostile_names(rule).diagnosis
+    assert max(len(detail) for one in told.findings for detail in ("", *one.details)) < 400

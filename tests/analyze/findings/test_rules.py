@@ -1,0 +1,370 @@
+"""Each rule fires on its fault, and is silent on the clean twin and on a near miss."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kprof.analyze.findings.diagnose import RULES, diagnose, name_of, why_not
+from kprof.analyze.findings.savings import find_pricer
+from kprof.errors import modules_in
+from kprof.findings import Remedy
+from kprof.trace import Gpu
+from tests.analyze.findings.rule_cases import CASES
+from tests.analyze.findings.rule_faults import (
+    GATE,
+    RMS_NORM,
+    attention,
+    compiling,
+    explained,
+    joined,
+    loss_of,
+    updated,
+)
+from tests.analyze.findings.rule_traces import (
+    MS,
+    US,
+    X,
+    product,
+    ran,
+    repeated,
+    rest,
+    trace_of_work,
+    work,
+)
+from tests.planted.machine import Machine
+
+# Rules that weigh what they find by its share of the device time, or of the window.
+WEIGHED = (
+    *("channels_last", "elementwise_chains", "exposed_collectives", "fp32_products"),
+    *("fp8_opportunity", "gemm_shapes", "kv_cache_layout", "low_dram_bandwidth"),
+    *("low_occupancy", "math_attention", "needless_checkpointing", "tf32_products"),
+    *("tiny_kernels",),
+    *("unfused_activation", "unfused_loss", "unfused_norm", "unfused_rope"),
+)
+MODULES = {name_of(module): module for module in modules_in(RULES)}
+
+
+def findings(rule, trace):
+    """Return what a rule says of a trace that it can be asked of."""
+    module = MODULES[rule]
+    assert why_not(module, trace) is None
+    return module.check(trace)
+
+
+def test_every_rule_has_a_case():
+    assert CASES.keys() == MODULES.keys()
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_fires_on_its_fault(rule):
+    assert [found.rule for found in findings(rule, CASES[rule].faulty())] == [rule]
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_is_silent_without_its_fault(rule):
+    assert findings(rule, CASES[rule].clean()) == []
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_is_silent_on_a_near_miss(rule):
+    assert findings(rule, CASES[rule].near()) == []
+
+
+PLAYBOOKS = Path(__file__).parents[3] / "playbooks"
+SWAPS = {
+    rule: re.findall(r"kprof ab --swap (\S+)", (PLAYBOOKS / f"{rule}.md").read_text())
+    for rule in CASES
+}
+
+
+@pytest.mark.parametrize("rule", [rule for rule, swaps in SWAPS.items() if swaps])
+def test_what_a_swap_would_mend_comes_with_the_command_that_proves_it(rule):
+    (found,) = findings(rule, CASES[rule].faulty())
+    assert any(found.command.startswith(f"kprof ab --swap {swap} ") for swap in SWAPS[rule])
+
+
+def test_products_in_fp8_are_not_among_all_swaps():
+    # Whether a model's quality allows them nobody knows before.
+    (found,) = findings("fp8_opportunity", CASES["fp8_opportunity"].faulty())
+    assert found.swap is None
+
+
+def outweighed(trace):
+    """Return the trace with ten seconds more of work that nothing is wrong with."""
+    kernels = trace.kernels
+    is_rest = (kernels["name"] == "aten::_scaled_mm_kernel").to_numpy(bool)
+    assert is_rest.any()
+    longer = kernels["duration_ns"] + 10**10 * is_rest
+    return trace.with_kernels(duration_ns=longer)
+
+
+@pytest.mark.parametrize("rule", WEIGHED)
+def test_a_rule_is_silent_on_a_fault_that_costs_next_to_nothing(rule):
+    assert findings(rule, outweighed(CASES[rule].faulty())) == []
+
+
+def test_an_optimizer_of_a_few_long_launches_is_found_as_well():
+    rows = repeated([rest(10 * US)], 20)
+    trace = trace_of_work(*rows, *updated("aten::_foreach_addcdiv_", 100 * US, number=2))
+    assert [found.swap for found in findings("unfused_optimizer", trace)] == ["adamw"]
+
+
+def test_an_optimizer_without_second_moments_is_no_adam():
+    trace = trace_of_work(rest(), *updated("aten::_foreach_add_", 50 * US))
+    assert [found.swap for found in findings("unfused_optimizer", trace)] == [None]
+
+
+def test_logits_of_a_gibibyte_count_where_nobody_knows_how_large_the_memory_is():
+    gpus = (Gpu(0, "Unknown GPU"),)
+    small = trace_of_work(rest(), *loss_of([4096, 64000]), gpus=gpus)
+    large = trace_of_work(rest(), *loss_of([4096, 66000]), gpus=gpus)
+    assert findings("logits_materialised", small) == []
+    assert len(findings("logits_materialised", large)) == 1
+
+
+def test_three_compiled_versions_of_one_region_are_many():
+    names = [f"Torch-Compiled Region: 7/{version}" for version in range(3)]
+    (found,) = findings("recompilation", compiling(*names))
+    assert found.claim.startswith("Compiled region 7 runs in 3 versions")
+
+
+def test_a_layer_norm_is_told_from_an_rms_norm():
+    rows = [
+        work("aten::mean", 12 * US, "reduction", 0.6, shapes=[X, []]),
+        work("aten::sub", 25 * US, "elementwise", 0.5, shapes=[X, []]),
+        work("aten::mean", 12 * US, "reduction", 0.6, shapes=[X, []]),
+        ran("aten::rsqrt", 1 * US, shapes=[[4, 1024, 1]]),
+        work("aten::mul", 25 * US, "elementwise", 0.5, shapes=[X, []]),
+    ]
+    (found,) = findings("unfused_norm", trace_of_work(*rows, rest()))
+    assert (found.swap, found.num_rows, len(found.rows)) == ("layernorm", 0, 5)
+
+
+def test_the_backward_pass_of_a_norm_belongs_to_it():
+    back = [{**row, "phase": "backward"} for row in RMS_NORM[:4]]
+    (found,) = findings("unfused_norm", trace_of_work(*RMS_NORM, rest(), *back))
+    assert len(found.rows) == len(RMS_NORM) + 4
+
+
+def test_geglu_has_a_kernel_of_its_own():
+    trace = trace_of_work(
+        work("aten::gelu", 40 * US, "elementwise", 0.8, shapes=[GATE]),
+        work("aten::mul", 60 * US, "elementwise", 0.8, shapes=[GATE, GATE]),
+        rest(),
+    )
+    assert [found.swap for found in findings("unfused_activation", trace)] == ["geglu"]
+
+
+def test_tiles_that_fill_a_wave_and_a_bit_are_found_and_whole_waves_are_not():
+    # 12 x 12 tiles of 128 are 144 on 132 SMs: two waves, of which the second is nearly empty.
+    name = "nvjet_sm90_tst_128x128_64x6_2x1_v_bz_TNT"
+    partial = product(200 * US, m=1536, n=1536, share=0.4, name=name)
+    whole = product(200 * US, m=1408, n=1536, share=0.4, name=name)
+    (found,) = findings("gemm_shapes", trace_of_work(rest(), partial))
+    assert "fill 55 % of the SMs" in found.claim
+    assert findings("gemm_shapes", trace_of_work(rest(), whole)) == []
+
+
+def test_a_weights_gradient_with_odd_rows_in_memory_is_unaligned_and_a_plain_left_matrix_is_not():
+    # Of an odd vocabulary: the gradients of the logits, transposed, have rows of 50,257 elements.
+    gradient = product(400 * US, m=50257, n=4096, k=4096, share=0.3)
+    turned_left = {**gradient, "strides": [[1, 50257], [4096, 1]]}
+    plain_left = {**gradient, "strides": [[4096, 1], [4096, 1]]}
+    (found,) = findings("gemm_shapes", trace_of_work(rest(), turned_left))
+    assert found.rows == (1,)
+    assert findings("gemm_shapes", trace_of_work(rest(), plain_left)) == []
+    assert findings("gemm_shapes", trace_of_work(rest(), gradient)) == []
+
+
+def test_norms_between_turned_convolutions_gain_up_to_their_least_traffic():
+    turning = ran("aten::convolution", 20 * US, "copy", name="cudnn::ops::nchwToNhwcKernel<half>")
+    norm = work("aten::native_batch_norm", 90 * US, "norm", 0.3, shapes=[X])
+    convolution = ran("aten::cudnn_convolution", 100 * US, "convolution")
+    (found,) = findings("channels_last", trace_of_work(*[turning] * 4, norm, convolution, rest()))
+    assert found.rows == (0, 1, 2, 3, 4)
+    # At nine tenths of the bandwidth its 27 µs take 30; modestly as long as now.
+    assert found.remedy == Remedy(best_ns=30 * US, modest_ns=130 * US)
+
+
+def test_what_is_written_to_its_place_by_another_kernel_costs_a_growing_cache_nothing():
+    (found,) = findings("kv_cache_layout", trace_of_work(*joined([128, 129, 130])))
+    assert found.remedy == Remedy(best_ns=0, modest_ns=75 * US, launches=0)
+
+
+def test_attention_inside_torchs_fallback_is_found_by_its_name():
+    math = {
+        "name": "aten::_scaled_dot_product_attention_math",
+        "duration_ns": 5_000,
+        "start_ns": 501_000,
+    }
+    trace = trace_of_work(rest(), ran("aten::bmm", 200 * US, "gemm"), ranges=[math])
+    number = len(trace.ranges)
+    parents = [None] * number
+    parents[1] = number - 1
+    inside = trace.with_ranges(parent=pd.array(parents, dtype="Int64"))
+    (found,) = findings("math_attention", inside)
+    assert found.rows == (1,)
+    assert findings("math_attention", trace) == []
+
+
+def test_the_backward_of_what_torchs_fallback_did_is_its_own_too():
+    math = {"name": "aten::_scaled_dot_product_attention_math", "duration_ns": 5_000}
+    node = {"name": "MulBackward0", "start_ns": 10 * MS, "duration_ns": 5_000}
+    rows = [rest(), ran("aten::mul", 100 * US), ran("aten::mul", 100 * US, phase="backward")]
+    trace = trace_of_work(*rows, ran("aten::mul", 100 * US), ranges=[math, node])
+    number = len(trace.ranges)
+    parents, numbers, threads = [None] * number, [None] * number, [None] * number
+    parents[1], parents[2] = number - 2, number - 1
+    numbers[1], numbers[-1], threads[-1] = 7, 7, 1
+    columns = {"parent": parents, "sequence": numbers, "forward_thread": threads}
+    linked = trace.with_ranges(**{c: pd.array(v, dtype="Int64") for c, v in columns.items()})
+    (found,) = findings("math_attention", linked)
+    assert found.rows == (1, 2)
+
+
+def test_shapes_that_are_damaged_are_no_error():
+    hostile = ["x", None, [["a", 2]], [[-1, 10**40]], [[[1]]], {"a": 1}, [[10**40, 4], [4, 10**40]]]
+    for op in ("aten::mm", "aten::cat", "aten::silu", "aten::_softmax", "aten::mul"):
+        rows = [ran(op, 100 * US, "gemm", shapes=shapes) for shapes in hostile]
+        assert diagnose(trace_of_work(*rows)) is not None
+
+
+def test_a_prompt_that_is_appended_to_a_cache_is_no_growing_cache():
+    assert findings("kv_cache_layout", trace_of_work(*joined([128, 256, 384], new=64))) == []
+
+
+def test_operators_of_unknown_size_are_no_chain():
+    row = {**work("aten::mul", 60 * US, "elementwise", 0.8), "shapes": None}
+    trace = trace_of_work(*repeated([row], 3), rest(100 * US))
+    assert findings("elementwise_chains", trace) == []
+
+
+def copied(ns, num_bytes, name="Memcpy HtoD (Pageable -> Device)", **more):
+    copy = {"name": name, "activity": "memcpy", "kind": "copy", "copied_bytes": num_bytes}
+    return {**ran("aten::copy_", ns), **copy, **more}
+
+
+BYTES = 64 << 20
+AT_55_GB_PER_S, AT_12_GB_PER_S = 1_220_161, 5_592_405
+
+
+def test_a_copy_that_the_device_waits_in_counts_though_the_device_is_never_idle():
+    # On an H100: 64 MiB in 8.76 ms, 1.22 from pinned memory; a step was 37.6 ms, and 31.8 then.
+    (found,) = findings("pageable_copies", trace_of_work(copied(8_760 * US, BYTES), rest(28 * MS)))
+    assert "8.76 ms, where pinned memory takes 1.22 ms to 5.59 ms" in found.claim
+    assert (found.remedy.best_ns, found.remedy.modest_ns) == (AT_55_GB_PER_S, AT_12_GB_PER_S)
+    assert found.rows == (0,)
+
+
+def test_a_copy_that_pinned_memory_would_not_make_faster_is_none():
+    fast = copied(AT_12_GB_PER_S, BYTES), rest()
+    assert findings("pageable_copies", trace_of_work(*fast)) == []
+    pinned = copied(8_760 * US, BYTES, "Memcpy HtoD (Pinned -> Device)"), rest()
+    assert findings("pageable_copies", trace_of_work(*pinned)) == []
+
+
+def test_a_copy_behind_other_work_costs_the_device_nothing():
+    behind = copied(8 * MS, BYTES, start_ns=10 * US, stream=9)
+    assert findings("pageable_copies", trace_of_work(rest(30 * MS), behind)) == []
+
+
+def test_only_copies_that_pinned_memory_makes_faster_are_part_of_what_is_saved():
+    rows = [
+        copied(AT_12_GB_PER_S, BYTES),
+        copied(8_760 * US, BYTES),
+        rest(30 * MS),
+        copied(9 * MS, BYTES, start_ns=15 * MS, stream=9),
+    ]
+    (found,) = findings("pageable_copies", trace_of_work(*rows))
+    assert found.rows == (0, 1)
+    assert found.remedy.modest_ns == 2 * AT_12_GB_PER_S
+    assert "3 copies, 192 MiB in all, in a step come from memory that is not pinned" in found.claim
+    assert "14.4 ms in those beside which nothing runs" in found.claim
+
+
+def test_of_copies_whose_size_nobody_knows_only_idle_time_counts():
+    assert findings("pageable_copies", trace_of_work(copied(8 * MS, None), rest())) == []
+
+
+def test_a_model_in_float32_gains_its_products_and_its_attention():
+    rows = [
+        product(500 * US, dtype="tf32"),
+        ran("aten::_efficient_attention_forward", 400 * US, "attention", dtype="fp32", flops=7e10),
+        ran("aten::add", 60 * US, dtype="fp32"),
+        ran("aten::mul_", 80 * US, dtype="fp32", phase="optimizer"),
+        ran("aten::copy_", 90 * US, "copy", dtype="fp32", activity="memcpy"),
+    ]
+    (found,) = findings("tf32_products", trace_of_work(*rows))
+    # At 70 % of 1,000 Tflop/s.
+    best = round(2 * 4096**3 / 700e12 * 1e9) + 100 * US
+    # What only moves bytes takes half at best, and as long as now where it stays in float32.
+    assert found.remedy.best_ns == pytest.approx(best + 30 * US, abs=2)
+    assert found.remedy.modest_ns == pytest.approx((best + 900 * US) / 2 + 60 * US, abs=2)
+    assert found.rows == (0, 1, 2)
+    assert "60 µs of passes in float32 would move half" in found.claim
+
+
+def test_what_autocast_leaves_in_float32_would_not_move_half():
+    rows = [product(600 * US), product(110 * US, dtype="tf32"), ran("aten::sum", 90 * US)]
+    (found,) = findings("tf32_products", trace_of_work(*rows, ran("aten::add", 60 * US)))
+    assert "would move half" not in found.claim
+
+
+def test_attention_spelled_out_in_float32_is_held_against_the_models_own_type():
+    # Torch's fallback computes in float32 what comes in bf16.
+    casts = [ran("aten::_to_copy", 10 * US, "copy", dtype="bf16", shapes=[X]) for _ in range(2)]
+    wide = [{**one, "dtype": "fp32"} for one in attention()]
+    inside = [wide[0], *casts, *wide[1:]]
+    (found,) = findings("math_attention", trace_of_work(rest(), *inside))
+    assert found.remedy.best_ns == pytest.approx(2e10 / 700e12 * 1e9, abs=1)
+
+
+def test_what_torchs_fallback_for_attention_does_in_float32_makes_no_model_of_float32():
+    wide = [{**one, "dtype": "tf32"} for one in attention()]
+    assert findings("tf32_products", trace_of_work(*wide, rest())) == []
+    assert len(findings("tf32_products", trace_of_work(wide[0], rest()))) == 1
+
+
+def sleeping(amid, *, is_training=False, stacks=True):
+    """Return steps of two passes whose host sleeps between these, or else between the steps."""
+    machine = Machine(1, stacks=stacks)
+
+    def sleep():
+        with machine.python("<built-in function sleep>"):
+            machine.run(8 * MS)
+
+    for number in range(4):
+        with machine.step(number):
+            with machine.phase("forward"):
+                for part in range(40):
+                    machine.kernel("aten::mm", 40 * US)
+                    if amid and part == 20:
+                        sleep()
+            if is_training:
+                with machine.phase("backward"):
+                    machine.kernel("aten::mm", 400 * US)
+        if not amid:
+            sleep()
+    return explained(machine)
+
+
+def test_a_host_that_sleeps_amid_a_pass_is_found_in_inference_and_between_steps_in_training():
+    (found,) = findings("host_sleeps", sleeping(amid=True))
+    assert "<built-in function sleep>" in found.details[0]
+    assert findings("host_sleeps", sleeping(amid=False)) == []
+    assert len(findings("host_sleeps", sleeping(amid=False, is_training=True))) == 1
+
+
+def test_a_host_that_shows_nothing_is_not_said_to_sleep():
+    assert findings("host_sleeps", sleeping(False, is_training=True, stacks=False)) == []
+
+
+def test_sleep_saves_at_most_what_the_device_waits():
+    trace = sleeping(amid=True)
+    (found,) = findings("host_sleeps", trace)
+    pricer = find_pricer(trace)
+    alone = pricer.price([found])
+    lost_ns = trace.idle["duration_ns"].iloc[list(found.idle_rows)].sum() / 4
+    assert (alone.low_ns, alone.high_ns) == (0, pytest.approx(lost_ns, abs=1))

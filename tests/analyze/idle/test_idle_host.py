@@ -1,0 +1,158 @@
+"""What a host that launches late was doing: it waits, loads data, allocates, sleeps, is silent."""
+
+import pytest
+
+from tests.analyze.idle.idle_traces import LAUNCH, US, WAIT, analyzed, causes, spent
+
+
+def test_a_wait_for_the_device_is_synchronization_as_long_as_it_lasts():
+    # It held the host for no time in which the device worked, so that no lead was lost.
+    assert causes(spent(100, 700, **WAIT)) == [("synchronization", 600), ("launch-bound", 300)]
+
+
+def test_what_is_launched_late_after_a_wait_is_synchronization_for_as_long_as_the_wait_held():
+    assert causes(spent(40, 110, **WAIT)) == [("synchronization", 70), ("launch-bound", 830)]
+
+
+def test_a_wait_of_another_rank_explains_nothing():
+    assert causes(spent(40, 110, rank=1, **WAIT)) == [("launch-bound", 900)]
+
+
+def test_a_wait_of_a_thread_that_launches_nothing_explains_nothing():
+    assert causes(spent(40, 900, thread=9, **WAIT)) == [("launch-bound", 900)]
+
+
+def test_a_wait_is_the_cause_also_after_the_host_was_ahead_for_a_moment():
+    # It held the host for 200 µs. The third kernel was queued behind the second, the fourth late.
+    at = {1: (240, 250), 2: (260, 350), 3: (300, 450), 4: (540, 550)}
+    kernels = [
+        {"start_ns": start * US, "duration_ns": 100 * US, "correlation": i}
+        for i, (_, start) in at.items()
+    ]
+    kernels[2]["duration_ns"] = 50 * US
+    launches = [{**LAUNCH, "correlation": i, "start_ns": made * US} for i, (made, _) in at.items()]
+    wait = spent(0, 205, **WAIT)
+    idle = analyzed({"duration_ns": 200 * US}, *kernels, ranges=[*launches, wait]).idle
+    pieces = zip(idle["cause"], idle["duration_ns"] / US, strict=True)
+    assert list(pieces) == [("synchronization", 50), ("synchronization", 50)]
+
+
+def test_data_loading_counts_for_itself_also_after_a_wait():
+    load = {"kind": "phase", "name": "data"}
+    assert causes(spent(0, 110, **WAIT), spent(150, 850, **load)) == [
+        ("synchronization", 50),
+        ("data loading", 700),
+        ("synchronization", 60),
+        ("launch-bound", 90),
+    ]
+
+
+def test_a_data_loader_of_another_recording_is_known_by_torchs_range():
+    name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    assert causes(spent(100, 990, kind="range", name=name))[0] == ("data loading", 890)
+
+
+@pytest.mark.parametrize("call", ["cudaMalloc", "cudaFree", "cudaHostAlloc", "cuMemCreate"])
+def test_calls_that_manage_memory_are_the_allocators(call):
+    assert causes(spent(100, 990, kind="runtime", name=call))[0] == ("allocator", 890)
+
+
+@pytest.mark.parametrize("call", ["cudaMallocAsync", "cuMemFreeAsync", "cudaMemcpyAsync"])
+def test_calls_that_block_nobody_are_part_of_launching(call):
+    assert causes(spent(100, 990, kind="runtime", name=call)) == [("launch-bound", 900)]
+
+
+def test_a_version_in_a_calls_name_changes_nothing():
+    call = spent(100, 990, kind="runtime", name="cudaMemcpy_v3020")
+    assert causes(call)[0] == ("synchronization", 890)
+
+
+def test_a_copy_from_pageable_memory_blocks_the_host_and_so_does_its_wait():
+    copy = {**LAUNCH, "name": "cudaMemcpyAsync", "start_ns": 100 * US, "duration_ns": 910 * US}
+    trace = analyzed(
+        {"duration_ns": 100 * US},
+        {"name": "Memcpy HtoD (Pageable -> Device)", "start_ns": 1000 * US, "correlation": 1},
+        {"start_ns": 1500 * US, "correlation": 2},
+        ranges=[
+            copy,
+            spent(1010, 1400, **WAIT),
+            {**LAUNCH, "start_ns": 1490 * US, "correlation": 2},
+            {"name": "aten::copy_", "start_ns": 90 * US, "duration_ns": 1400 * US},
+        ],
+    )
+    assert trace.idle["cause"].tolist()[:2] == ["pageable copy", "pageable copy"]
+    assert trace.idle["place"].tolist()[0] == "aten::copy_"
+
+
+def test_a_copy_from_pinned_memory_is_launched_like_a_kernel():
+    copy = {"name": "Memcpy HtoD (Pinned -> Device)", "activity": "memcpy"}
+    assert causes(**copy) == [("launch-bound", 900)]
+
+
+def test_a_barrier_waits_for_the_other_ranks():
+    barrier = spent(90, 985, name="c10d::barrier")
+    assert causes(barrier, spent(100, 980, **WAIT))[0] == ("collective wait", 880)
+
+
+def test_what_the_profiler_does_amid_a_launch_is_the_profilers():
+    flush = spent(200, 900, kind="overhead", name="Activity Buffer Request", thread=0)
+    assert causes(flush) == [("launch-bound", 100), ("profiler", 700), ("launch-bound", 100)]
+
+
+def test_that_the_driver_loads_a_kernel_is_not_the_profilers():
+    load = spent(200, 900, kind="overhead", name="Lazy Function Loading", thread=0)
+    assert causes(load) == [("launch-bound", 900)]
+
+
+def test_sleeping_is_no_work_where_stacks_tell():
+    sleep = spent(200, 900, kind="python", name="<built-in function sleep>")
+    assert causes(sleep) == [("launch-bound", 100), ("no work", 700), ("launch-bound", 100)]
+
+
+def test_a_lock_that_the_data_loader_waits_for_is_data_loading():
+    lock = "<built-in method acquire of _thread.lock object at 0x7f18>"
+    loader = "torch/utils/data/dataloader.py(720): __next__"
+    rows = [spent(100, 990, kind="python", name=name) for name in (loader, lock)]
+    assert causes(*rows)[0] == ("data loading", 890)
+
+
+def silence(*steps):
+    """Return the cause of 9 ms in which the host shows nothing before it launches."""
+    trace = analyzed(
+        {"duration_ns": 100 * US},
+        {"start_ns": 9_100 * US, "correlation": 1},
+        ranges=[{**LAUNCH, "start_ns": 9_090 * US}, *steps],
+    )
+    inside = trace.idle[trace.idle["edge"].isna()]
+    return inside.sort_values("duration_ns")["cause"].tolist()[-1]
+
+
+def test_a_silent_host_in_a_step_runs_python():
+    assert silence(spent(0, 10_000, kind="step", name="1")) == "launch-bound"
+
+
+def test_a_silent_host_between_steps_has_no_work():
+    steps = [spent(0, 90, kind="step", name="1"), spent(9_085, 9_200, kind="step", name="2")]
+    assert silence(*steps) == "no work"
+
+
+def test_nobody_knows_what_a_silent_host_does_without_steps_and_stacks():
+    assert silence(spent(0, 50, name="aten::mm"), spent(9_085, 9_200, name="aten::mm")) is not None
+    trace = analyzed(
+        {"duration_ns": 100 * US},
+        {"start_ns": 9_100 * US, "correlation": 1},
+        ranges=[{**LAUNCH, "start_ns": 9_090 * US}, spent(0, 50, name="aten::mm")],
+    )
+    assert trace.idle.sort_values("duration_ns")["cause"].isna().tolist()[-1]
+
+
+def test_where_the_launching_thread_shows_nothing_the_others_are_asked():
+    # The first kernel of a backward pass: autograd's thread is new, the calling one waited.
+    wait = spent(100, 980, thread=2, **WAIT)
+    earlier = {**LAUNCH, "correlation": 7, "thread": 2, "start_ns": 0}
+    trace = analyzed(
+        {"duration_ns": 100 * US, "correlation": 7},
+        {"start_ns": 1000 * US, "correlation": 1},
+        ranges=[{**LAUNCH, "start_ns": 990 * US}, wait, earlier],
+    )
+    assert trace.idle["cause"].tolist()[0] == "synchronization"

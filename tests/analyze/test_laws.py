@@ -1,0 +1,480 @@
+"""Laws that hold for every trace: scaled, shifted, permuted or longer, it tells the same."""
+
+import gzip
+import itertools
+import json
+import math
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as some
+
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.attribution.steps import find_steps, time_steps
+from kprof.analyze.diff.alignment import find_differences
+from kprof.analyze.diff.comparability import find_obstacle
+from kprof.analyze.intervals import LAST_NS
+from kprof.analyze.passes import analyze
+from kprof.device import find_device
+from kprof.open import read
+from kprof.report.difference import Compared, result_of_difference
+from kprof.report.result import result_of
+from tests import kineto_files as kineto
+from tests.analyze.simulated import END_OF_STEP, Machine, item, kernel, synchronize
+
+RECORDED = Path(__file__).parents[1] / "data" / "h200"
+SHARED = Path(__file__).parents[3] / "shared" / "traces"
+QUICK = [RECORDED / f"{name}.json.gz" for name in ("compiled", "cudagraph")]
+OTHERS = sorted(RECORDED.glob("*.json.gz")) + sorted(
+    path for path in SHARED.rglob("*.gz") if "ncu" not in path.name
+)
+ALL = [
+    *(pytest.param(path, id=path.name) for path in QUICK),
+    *(
+        pytest.param(path, id=path.name, marks=pytest.mark.slow)
+        for path in OTHERS
+        if path not in QUICK
+    ),
+]
+# Whole microseconds: of events with the same start and length only their order tells which holds
+# the other.
+ORDERED = ("sampled_rank", "test.json")
+OF_TIME = ("ledger", "time", "idle", "replayed")
+NAMES = ("gemm", "vectorized_elementwise_kernel", "ncclDevKernel_AllReduce")
+# Of shares, and of sums of pieces that are rounded to a ns each.
+ROUNDED, ROUNDED_NS = 1e-4, 64
+
+
+def analyzed(trace):
+    """Return a trace that was read as `kprof open` analyzes it."""
+    device = find_device(trace.gpus[0].name) if trace.gpus else None
+    return analyze(replace(trace, meta=replace(trace.meta, device=device)))
+
+
+def told(trace):
+    """Return the document of `kprof open --json` of a trace that was read."""
+    found = analyzed(trace)
+    return result_of(found, balance(found))
+
+
+def compared(a, b):
+    """Return the document of `kprof diff --json` of two analyzed traces, without their names."""
+    document = result_of_difference(Compared(a, b, find_differences(a, b), ()))
+    return {name: document[name] for name in ("difference_ns", "layouts")}
+
+
+def mirrored(document):
+    """Return what a difference is when its two runs change places."""
+    other = {"a": "b", "b": "a", "names_a": "names_b", "names_b": "names_a"}
+    fates = {"appeared": "vanished", "vanished": "appeared"}
+    layouts = {
+        layout: [
+            {
+                **{other.get(key, key): value for key, value in row.items()},
+                "fate": fates.get(row["fate"], row["fate"]),
+                "difference_ns": -row["difference_ns"],
+            }
+            for row in rows
+        ]
+        for layout, rows in document["layouts"].items()
+    }
+    return {"difference_ns": -document["difference_ns"], "layouts": layouts}
+
+
+def by_part(document):
+    """Return a difference with the rows of each layout by their names: near ties may swap."""
+    rows = {
+        layout: {str((row["names_a"], row["names_b"], row["is_idle"])): row for row in of}
+        for layout, of in document["layouts"].items()
+    }
+    assert all(len(rows[layout]) == len(of) for layout, of in document["layouts"].items())
+    return {"difference_ns": document["difference_ns"], "layouts": rows}
+
+
+def changed(trace, change, *columns):
+    """Return the trace with `change` made to these columns of its tables, where they have them."""
+    tables = {}
+    for name in ("kernels", "ranges", "samples"):
+        table = getattr(trace, name)
+        mine = [column for column in table.columns if column in columns]
+        tables[name] = table.assign(**{column: change(table[column]) for column in mine})
+    return replace(trace, **tables)
+
+
+def scaled(trace, factor):
+    """Scale all times about the first moment: an epoch's would leave what a Trace holds."""
+    moments = [t["start_ns"].min() for t in (trace.kernels, trace.ranges) if len(t)]
+    trace = shifted(trace, -int(min(moments)))
+    return changed(trace, lambda column: column * factor, "start_ns", "duration_ns", "time_ns")
+
+
+def shifted(trace, by_ns):
+    return changed(trace, lambda column: column + by_ns, "start_ns", "time_ns")
+
+
+def differences(one, other, factor=1, path=""):
+    """Yield where two documents differ, the times of the first taken `factor` times."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in one.keys() | other.keys():
+            where = f"{path}/{key}"
+            yield from differences(one.get(key), other.get(key), factor, where)
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        if len(one) != len(other):
+            yield path, len(one), len(other)
+        for at, (a, b) in enumerate(zip(one, other, strict=False)):
+            yield from differences(a, b, factor, f"{path}[{at}]")
+    elif not is_same(one, other, factor, is_time=path.endswith("_ns") or "/buckets/" in path):
+        yield path, one, other
+
+
+def is_same(one, other, factor, *, is_time):
+    """Tell whether two values of a document are the same but for rounding."""
+    if isinstance(one, bool | str | None) or isinstance(other, bool | str | None):
+        return one == other
+    slack = ROUNDED_NS * factor if is_time else 0.0
+    return math.isclose(one * factor if is_time else one, other, rel_tol=ROUNDED, abs_tol=slack)
+
+
+def parts(document, names):
+    """Return parts of a document, without the size and name of the file that it was read from."""
+    found = {name: document[name] for name in names if name in document}
+    hidden = ("bytes", "file", "raw_json_bytes")
+    return {**found, "ledger": {k: v for k, v in document["ledger"].items() if k not in hidden}}
+
+
+def permuted(path, folder, seed):
+    """Write a Kineto file with its events in another order, and other correlation ids."""
+    raw = path.read_bytes()
+    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+    # Times stay as they are written: a float holds no nanoseconds of an epoch.
+    quoted = re.sub(r'("(?:ts|dur)": ?)(-?[\d.]+)', r'\1"\2"', text)
+    document = json.loads(quoted)
+    chance, events = random.Random(seed), document["traceEvents"]
+    args = [event["args"] for event in events if isinstance(event.get("args"), dict)]
+    flows = [one for one in events if one.get("cat") == "ac2g"]
+    for key in ("correlation", "External id"):
+        arrows = [(one, "id") for one in flows if key == "correlation"]
+        places = [*((one, key) for one in args if type(one.get(key)) is int), *arrows]
+        known = sorted({one[name] for one, name in places})
+        new = dict(zip(known, chance.sample(known, len(known)), strict=True))
+        for one, name in places:
+            one[name] = new[one[name]]
+    chance.shuffle(events)
+    target = folder / "permuted.json"
+    written = json.dumps(document)
+    target.write_text(re.sub(r'("(?:ts|dur)": ?)"(-?[\d.]+)"', r"\1\2", written))
+    return target
+
+
+@some.composite
+def recordings(draw):
+    """Draw the events of a training run of one or two streams, with steps or without."""
+    steps = draw(some.integers(0, 4))
+    events, now, correlation = [], 1_000.0, 0
+    ended = {7: 0.0, 20: 0.0}
+    launches = draw(
+        some.lists(
+            some.tuples(
+                some.sampled_from(NAMES),
+                some.sampled_from([7, 7, 7, 20]),
+                some.integers(1, 400),
+                some.integers(3, 300),
+                some.booleans(),
+            ),
+            min_size=4,
+            max_size=14,
+        )
+    )
+    for number in range(max(steps, 1)):
+        begin = now
+        for name, stream, took, host, waits in launches:
+            now += host
+            correlation += 1
+            ids = {"correlation": correlation, "External id": correlation}
+            events.append(kineto.operator(ts=now, dur=6, args=ids))
+            events.append(kineto.launch(ts=now + 1, dur=4, args=ids))
+            start = max(now + 8, ended[stream] + 1, *(ended.values() if waits else [0]))
+            where = {**ids, "stream": stream}
+            events.append(kineto.kernel(name=name, ts=start, dur=took, args=where))
+            ended[stream] = start + took
+        if steps:
+            events.append(kineto.annotation(f"ProfilerStep#{number}", ts=begin, dur=now - begin))
+    return events
+
+
+def kept(tmp_path_factory, events):
+    folder = tmp_path_factory.mktemp("law")
+    gpu = {"id": 0, "name": "NVIDIA H100 80GB HBM3"}
+    return kineto.write(folder, *events, deviceProperties=[gpu])
+
+
+few = settings(
+    max_examples=6,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.slow
+@few
+@given(events=recordings(), factor=some.integers(2, 1_000))
+def test_of_a_trace_of_longer_times_all_times_are_longer_and_all_shares_the_same(
+    tmp_path_factory, events, factor
+):
+    trace = read([kept(tmp_path_factory, events)])
+    one, other = (parts(told(each), OF_TIME) for each in (trace, scaled(trace, factor)))
+    assert list(differences(one, other, factor)) == []
+
+
+@pytest.mark.slow
+@few
+@given(events=recordings(), by_ns=some.integers(-900_000, 10**18))
+def test_of_a_trace_with_another_clock_nothing_changes(tmp_path_factory, events, by_ns):
+    trace = read([kept(tmp_path_factory, events)])
+    assert list(differences(told(trace), told(shifted(trace, by_ns)))) == []
+
+
+@pytest.mark.slow
+@few
+@given(events=recordings(), seed=some.integers(0, 2**32))
+def test_of_a_trace_in_another_order_with_other_ids_nothing_changes(tmp_path_factory, events, seed):
+    path = kept(tmp_path_factory, events)
+    other = permuted(path, path.parent, seed)
+    one, other = (parts(told(read([each])), told(read([path]))) for each in (path, other))
+    del one["source"], other["source"]
+    assert list(differences(one, other)) == []
+
+
+@pytest.mark.slow
+@few
+@given(events=recordings(), number=some.integers(1, 500))
+def test_of_a_trace_of_another_rank_nothing_changes(tmp_path_factory, events, number):
+    trace = read([kept(tmp_path_factory, events)])
+    other = changed(trace, lambda column: column + number, "rank")
+    one, other = (parts(told(each), (*OF_TIME, "findings")) for each in (trace, other))
+    assert list(differences(one, other)) == []
+
+
+@pytest.mark.slow
+@few
+@given(events=recordings())
+def test_no_saving_of_a_generated_trace_exceeds_its_cause(tmp_path_factory, events):
+    assert_savings_are_possible(told(read([kept(tmp_path_factory, events)])))
+
+
+def assert_savings_are_possible(document):
+    """Check that no saving exceeds its cause, nor all of them the step or less than the largest."""
+    found = document["findings"]
+    savings = [one["saving"] for one in found["findings"]]
+    assert len({one["step_ns"] for one in savings}) <= 1
+    known = [one for one in found["findings"] if one["saving"]["high_ns"] is not None]
+    for one in known:
+        saving = one["saving"]
+        assert 0 <= saving["low_ns"] <= saving["high_ns"] <= min(one["cause_ns"], saving["step_ns"])
+    if (both := found["together"]) is None:
+        return
+    lows, highs = ([one["saving"][end] for one in known] for end in ("low_ns", "high_ns"))
+    assert max(lows) <= both["low_ns"] <= both["high_ns"] <= both["step_ns"]
+    assert max(highs) <= both["high_ns"]
+    if abs(both["high_ns"] - sum(highs)) > 0.01 * sum(highs):
+        is_less = both["high_ns"] < sum(highs)
+        assert found["differs_by"] == ("overlap" if is_less else "shared limit")
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_of_a_recorded_trace_of_longer_times_all_shares_are_the_same(path):
+    trace = read([path])
+    one, other = (parts(told(each), OF_TIME) for each in (trace, scaled(trace, 3)))
+    assert list(differences(one, other, 3)) == []
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_of_a_recorded_trace_with_another_clock_nothing_changes(path):
+    trace = read([path])
+    tables = [table for table in (trace.kernels, trace.ranges) if len(table)]
+    last = max(int((table["start_ns"] + table["duration_ns"]).max()) for table in tables)
+    latest = shifted(trace, LAST_NS - 1 - last)
+    assert list(differences(told(trace), told(latest))) == []
+
+
+@pytest.mark.parametrize("path", [one for one in ALL if ".json" in one.values[0].name])
+def test_of_a_recorded_trace_in_another_order_nothing_changes(path, tmp_path):
+    if path.name.startswith(ORDERED):
+        pytest.skip("events of the same start and length, of which order tells the outer one")
+    before, after = told(read([path])), told(read([permuted(path, tmp_path, seed=1)]))
+    names = before.keys() - {"source", "versions"}
+    assert list(differences(parts(before, names), parts(after, names))) == []
+
+
+def assert_one_denominator(trace):
+    """Check that findings, predictions, the split of time and a difference divide by one time."""
+    found = analyzed(trace)
+    document = result_of(found, balance(found))
+    whole = document["denominator"]
+    step_ns, diagnosis = whole["step_ns"], document["findings"]
+    assert sum(row["time_ns"] for row in document["time"]) == whole["time_ns"]
+    assert all(row["time_ns"] > 0 for row in document["time"])
+    if len(found.kernels):
+        assert (diagnosis["whole_ns"], diagnosis["whole"]) == (step_ns, whole["whole"])
+    savings = [diagnosis["together"], *(one["saving"] for one in diagnosis["findings"])]
+    predicted = [one for one in document["what_if"] if not one["is_without_recording"]]
+    steps_ns = {one["step_ns"] for one in (*savings, *predicted) if one}
+    if found.kernels["rank"].nunique() > 1:  # The slowest rank makes the step of savings.
+        assert all(one_ns >= step_ns for one_ns in steps_ns)
+        assert len(steps_ns) <= 1
+    else:
+        assert steps_ns <= {step_ns}
+    difference = find_differences(found, found)
+    for side in (difference.a, difference.b):
+        assert side.window_ns == whole["time_ns"]
+        assert (side.step_ns, side.num_gpu_steps) == (step_ns, whole["num_gpu_steps"])
+    for rows in difference.layouts.values():
+        assert sum(row.a.step_ns for row in rows) == step_ns
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_all_shares_of_a_recorded_trace_have_one_denominator(path):
+    assert_one_denominator(read([path]))
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(events=recordings())
+def test_all_shares_of_a_generated_trace_have_one_denominator(tmp_path_factory, events):
+    assert_one_denominator(read([kept(tmp_path_factory, events)]))
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_no_saving_of_a_recorded_trace_exceeds_its_cause(path):
+    assert_savings_are_possible(told(read([path])))
+
+
+def one_after_another(paths):
+    """Pair each recording with the next, as parameters of a test."""
+    for first, second in itertools.pairwise(paths):
+        marks = [] if {first, second} <= set(QUICK) else [pytest.mark.slow]
+        yield pytest.param(first, second, id=f"{first.name}-{second.name}", marks=marks)
+
+
+PAIRS = list(one_after_another([*QUICK, *(path for path in OTHERS if path not in QUICK)]))
+
+
+def assert_diff_is_lawful(one, other):
+    """Check a difference of two traces against itself, mirrored and with all times longer."""
+    a, b = analyzed(one), analyzed(other)
+    unchanged = compared(a, a)
+    assert unchanged["difference_ns"] == 0
+    rows = [row for of in unchanged["layouts"].values() for row in of]
+    assert {(row["fate"], row["difference_ns"]) for row in rows} == {("same", 0)}
+    assert all(row["a"] == row["b"] and row["names_a"] == row["names_b"] for row in rows)
+    if find_obstacle(a, b) is not None:
+        assert find_obstacle(b, a) is not None
+        return
+    found = compared(a, b)
+    assert mirrored(found) == compared(b, a)
+    longer = compared(*(analyzed(scaled(each, 3)) for each in (one, other)))
+    assert list(differences(by_part(found), by_part(longer), 3)) == []
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_a_difference_of_recorded_traces_is_none_of_one_mirrored_of_both_and_scales(first, second):
+    assert_diff_is_lawful(read([first]), read([second]))
+
+
+@pytest.mark.slow
+@few
+@given(one=recordings(), other=recordings())
+def test_a_difference_of_generated_traces_is_none_of_one_mirrored_of_both_and_scales(
+    tmp_path_factory, one, other
+):
+    assert_diff_is_lawful(*(read([kept(tmp_path_factory, each)]) for each in (one, other)))
+
+
+@pytest.mark.parametrize("path", [one for one in ALL if ".json" in one.values[0].name])
+def test_a_recorded_trace_with_other_ids_ranks_and_order_differs_in_nothing(path, tmp_path):
+    if path.name.startswith(ORDERED):
+        pytest.skip("events of the same start and length, of which order tells the outer one")
+    other = changed(read([permuted(path, tmp_path, seed=2)]), lambda column: column + 5, "rank")
+    found = compared(analyzed(read([path])), analyzed(other))
+    assert found["difference_ns"] == 0
+    assert {row["fate"] for of in found["layouts"].values() for row in of} == {"same"}
+
+
+def cut(trace, begin_ns, end_ns):
+    """Return a trace that was read, with the events alone that begin in this time."""
+    tables = {}
+    for name in ("kernels", "ranges"):
+        table = getattr(trace, name)
+        tables[name] = table[table["start_ns"].between(begin_ns, end_ns - 1)].reset_index(drop=True)
+    return replace(trace, **tables)
+
+
+def by_step(trace):
+    """Return for every step when it began, its host's time, and its activities by name."""
+    kernels = trace.kernels
+    start = kernels["start_ns"].to_numpy().tolist()
+    names, numbers = kernels["name"].astype(str).tolist(), kernels["step"].fillna(-1).tolist()
+    took = kernels["duration_ns"].to_numpy().tolist()
+    rows = list(zip(numbers, start, took, names, strict=True))
+    return [
+        (
+            one.start_ns,
+            one.duration_ns,
+            one.device_end_ns,
+            sorted(r[1:] for r in rows if r[0] == one.number),
+        )
+        for one in find_steps(trace)
+    ]
+
+
+def assert_steps_do_not_depend_on_the_others(trace):
+    """Check steps and their times against those of recordings that begin later or end earlier."""
+    whole = analyzed(trace)
+    steps = find_steps(whole)
+    # A rule that tells steps by what repeats needs two of them.
+    least = 1 if (trace.ranges["kind"] == "step").any() else 2
+    for number in range(least, len(steps) - least + 1):
+        at_ns = steps[number].start_ns
+        later = analyzed(cut(trace, at_ns, LAST_NS))
+        assert by_step(later) == by_step(whole)[number:]
+        assert time_steps(later).recorded_ns[1:] == time_steps(whole).recorded_ns[number + 1 :]
+        # The device may do a step's work long after the host: that part is cut off, too.
+        done = sum(step.device_end_ns <= at_ns for step in steps[:number])
+        sooner = analyzed(cut(trace, -LAST_NS, at_ns))
+        assert by_step(sooner)[:done] == by_step(whole)[:done]
+        assert time_steps(sooner).recorded_ns[:done] == time_steps(whole).recorded_ns[:done]
+
+
+@few
+@given(events=recordings())
+def test_a_step_of_a_generated_trace_does_not_depend_on_the_others(tmp_path_factory, events):
+    assert_steps_do_not_depend_on_the_others(read([kept(tmp_path_factory, events)]))
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_a_step_of_a_recorded_trace_does_not_depend_on_the_others(path):
+    trace = read([path])
+    if trace.meta.num_ranks > 1 or trace.is_host_only:
+        pytest.skip("steps of one device alone")
+    assert_steps_do_not_depend_on_the_others(
+        replace(trace, meta=replace(trace.meta, recording=None))
+    )
+
+
+@pytest.mark.parametrize("wait", [item(), synchronize()])
+def test_a_steady_trace_twice_as_long_takes_and_saves_the_same_per_step(wait):
+    program = [*[kernel("mm", 40_000, host_ns=9_000)] * 20, wait]
+
+    def per_step(number):
+        trace = Machine().run([*[*program, END_OF_STEP] * (number - 1), *program])
+        (found,) = [
+            one for one in told(trace)["findings"]["findings"] if one["rule"] == "sync_in_loop"
+        ]
+        return found["saving"]["step_ns"], found["cause_ns"], found["saving"]["high_ns"]
+
+    # The wait of the last step holds nothing up any more.
+    assert per_step(32) == pytest.approx(per_step(16), rel=1 / 16)

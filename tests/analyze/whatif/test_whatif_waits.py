@@ -1,0 +1,176 @@
+"""Who waits for whom in a replay: streams, events, threads, and a host that is held."""
+
+import pytest
+
+from kprof.analyze.passes import analyze
+from kprof.analyze.whatif.baseline import find_baseline
+from kprof.analyze.whatif.changes import FASTER, WITHOUT, Change, Target
+from kprof.analyze.whatif.dependencies import find_replay
+from kprof.analyze.whatif.predict import predict
+from kprof.analyze.whatif.replay import WAIT
+from tests.analyze.simulated import (
+    BACKWARD,
+    Do,
+    Machine,
+    faster,
+    item,
+    kernel,
+    record,
+    step_ns,
+    synchronize,
+    upload,
+)
+from tests.analyze.whatif.whatif_questions import GRAPHS, MM, NORM, ask, doubled
+
+
+def test_a_wait_in_the_middle_keeps_the_launches_behind_it():
+    program = [kernel("mm", 100_000), item(), kernel("norm", 40_000, host_ns=80_000)]
+    found = ask(program, doubled(NORM), doubled(MM))
+    assert found.predicted_step_ns == step_ns(faster(faster(program, "mm", 2), "norm", 2))
+
+
+def test_a_stream_that_waits_for_another_follows_it():
+    program = [
+        kernel("mm", 90_000),
+        kernel("norm", 30_000, stream=20, after=7),
+        kernel("add", 10_000, after=20),
+    ]
+    found = ask(program, doubled(MM))
+    assert found.predicted_step_ns == step_ns(faster(program, "mm", 2))
+    assert found.predicted_step_ns == found.step_ns - 45_000
+
+
+def test_work_hidden_behind_another_stream_gains_nothing():
+    program = [kernel("norm", 50_000, stream=20), kernel("mm", 200_000), synchronize()]
+    found = ask(program, doubled(NORM))
+    assert found.predicted_step_ns == found.step_ns
+    assert found.amdahl_step_ns == found.step_ns
+
+
+def test_a_wait_for_a_stream_or_an_event_does_not_wait_for_other_streams():
+    program = [
+        kernel("norm", 300_000, stream=20),
+        kernel("mm", 50_000),
+        Do("synchronize"),
+        kernel("mm", 500_000, host_ns=60_000),
+    ]
+    for what in ("Stream", "Event"):
+        program[2] = synchronize(what)
+        found = ask(program, doubled(NORM))
+        assert found.predicted_step_ns == step_ns(faster(program, "norm", 2)) == found.step_ns
+        assert ask(program, doubled(MM)).predicted_step_ns == step_ns(faster(program, "mm", 2))
+
+
+def test_only_an_event_that_held_the_host_tells_what_it_stands_for():
+    held, passed = (
+        find_replay(record([kernel("mm", 50_000), synchronize("Event", host_ns=host_ns)]))
+        for host_ns in (0, 90_000)
+    )
+    assert (held.edges.kind == WAIT).sum() == 1
+    assert (passed.edges.kind == WAIT).sum() == 0
+
+
+@pytest.mark.parametrize("what", ["Stream", "Device"])
+def test_a_wait_that_found_nothing_would_wait_for_slower_work(what):
+    program = [
+        kernel("norm", 20_000, stream=20),
+        kernel("mm", 20_000),
+        synchronize(what, host_ns=90_000),
+        kernel("mm", 9_000),
+    ]
+    for name in ("norm", "mm"):
+        found = ask(program, Change(FASTER, Target("kernel", name), 0.05))
+        assert found.predicted_step_ns == step_ns(faster(program, name, 0.05))
+
+
+@pytest.mark.parametrize(("what", "cause"), [("load", "data loading"), ("allocate", "allocator")])
+def test_without_loading_or_allocating_the_host_has_that_time(what, cause):
+    program = [kernel("mm", 9_000), Do(what, ns=80_000), kernel("mm", 9_000)]
+    found = ask(program, Change(WITHOUT, cause=cause))
+    assert found.predicted_step_ns == step_ns([program[0], Do("think"), program[2]])
+    # No graph loads data, and none allocates.
+    graphed = {"load": found.step_ns, "allocate": 2_000 + 17_000 + 9_000 + 220 + 9_000}
+    assert ask(program, GRAPHS).predicted_step_ns == graphed[what]
+
+
+def test_a_copy_from_pinned_memory_holds_the_host_no_more():
+    program = [kernel("mm", 9_000), upload(80_000, stream=20), kernel("mm", 9_000)]
+    trace = analyze(Machine().run(program))
+    found = predict([Change(WITHOUT, cause="pageable copy")], find_baseline(trace))
+    # Two launches and the copy's begin; its call ends 1 µs before it, then comes the last launch.
+    assert found.step_ns == 14_000 + 80_000 - 1_000 + 9_000 + 9_000
+    # The copy itself still takes its time, on a stream of its own.
+    assert found.predicted_step_ns == 14_000 + 80_000
+
+
+def test_data_that_another_thread_loads_is_not_the_launching_threads_time():
+    program = [kernel("mm", 9_000), Do("load", ns=80_000, thread=5), kernel("mm", 9_000)]
+    found = ask(program, Change(WITHOUT, cause="data loading"))
+    assert found.predicted_step_ns == found.step_ns
+
+
+def test_what_one_thread_no_longer_loads_is_not_the_others_time():
+    program = [
+        kernel("mm", 9_000),
+        Do("load", ns=80_000, thread=3),
+        kernel("norm", 9_000, stream=20, thread=3),
+        kernel("mm", 9_000),
+    ]
+    found = ask(program, Change(WITHOUT, cause="data loading"))
+    assert found.predicted_step_ns == found.step_ns
+
+
+def test_an_overlapping_kernel_never_begins_before_the_one_it_follows():
+    names = (("add", 900_000), ("mm", 90_000), ("norm", 10_000))
+    trace = record([kernel(name, ns, host_ns=0) for name, ns in names])
+    start = trace.kernels["start_ns"] - [0, 0, 4_400]
+    baseline = find_baseline(trace.with_kernels(start_ns=start))
+    # The last begins 3 µs before the end of the one before, as long as that takes 3 µs.
+    begin_ns = 7_000 + 900_000 + 1_400
+    halved = predict([doubled(MM)], baseline)
+    assert halved.predicted_step_ns == begin_ns + 45_000 - 3_000 + 10_000
+    shortest = predict([Change(FASTER, MM, 900.0)], baseline)
+    assert shortest.predicted_step_ns == begin_ns + 10_000
+
+
+def test_the_backward_thread_goes_on_where_the_main_thread_stopped_and_back():
+    program = [
+        kernel("mm", 50_000),
+        item(thread=BACKWARD),
+        kernel("norm", 30_000, host_ns=40_000),
+    ]
+    found = ask(program, doubled(MM))
+    assert found.predicted_step_ns == step_ns(faster(program, "mm", 2)) == found.step_ns - 25_000
+
+
+def test_another_thread_begins_after_what_came_before_it():
+    program = [kernel("mm", 50_000), item(), kernel("norm", 30_000, thread=3)]
+    found = ask(program, doubled(MM))
+    assert found.predicted_step_ns == step_ns(faster(program, "mm", 2)) == found.step_ns - 25_000
+
+
+def test_a_launch_into_a_full_queue_was_held_by_the_device():
+    program = [*(kernel("mm", 60_000, host_ns=0) for _ in range(2_400)), item(), kernel("norm", 9)]
+    found = ask(program, doubled(MM))
+    truth = step_ns(faster(program, "mm", 2))
+    assert abs(found.predicted_step_ns - truth) < 0.001 * truth
+
+
+def test_a_late_begin_on_its_own_stream_stays_unexplained():
+    trace = record([kernel("mm", 90_000, host_ns=0) for _ in range(3)])
+    late = trace.kernels["start_ns"] + [0, 0, 4_000]
+    assert find_baseline(trace.with_kernels(start_ns=late)).uncertainty_ns == 4_000
+
+
+def test_without_its_waits_the_host_runs_ahead():
+    program = [
+        kernel("mm", 100_000),
+        synchronize(),
+        kernel("mm", 100_000, host_ns=60_000),
+    ]
+    found = predict(
+        [Change(WITHOUT, cause="synchronization")], find_baseline(analyze(Machine().run(program)))
+    )
+    assert found.step_ns == 114_000 + 60_000 + 7_000 + 100_000
+    # Launch, its call, the wait that finds nothing, 60 µs of Python: over before the first kernel.
+    assert found.predicted_step_ns == 9_000 + 100_000 + 1_400 + 100_000

@@ -1,0 +1,38 @@
+from kprof.analyze.work import Work
+from tests.analyze.calls import tensor, work_of
+
+# 16 experts: 8 hidden, 12 inner of which two halves are multiplied by each other.
+FIRST, SECOND = tensor("bf16", 16, 24, 8), tensor("bf16", 16, 8, 12)
+MATRIX_BYTES = 2 * (24 * 8 + 8 * 12)
+FLOPS_EACH = 2 * (24 * 8 + 8 * 12)
+
+
+def experts(num_tokens, num_chosen):
+    tokens = tensor("bf16", num_tokens, 8)
+    weights, choices = (tensor(t, num_tokens, num_chosen) for t in ("fp32", "int32"))
+    name = "vllm::outplace_fused_experts"
+    return work_of(name, tokens, FIRST, SECOND, weights, choices, "silu")
+
+
+def test_one_token_meets_as_many_experts_as_it_chooses():
+    assert experts(1, 4) == Work(4 * FLOPS_EACH, 2 * 16 + 4 * MATRIX_BYTES + 2 * 16, "bf16")
+
+
+def test_several_tokens_meet_at_most_as_many_as_all_choose():
+    work = experts(3, 4)
+    assert work == Work(12 * FLOPS_EACH, 96 + 12 * MATRIX_BYTES + 96, "bf16", "at most")
+
+
+def test_no_more_experts_are_read_than_there_are():
+    assert experts(100, 4).bytes == 2 * 1600 + 16 * MATRIX_BYTES + 2 * 1600
+
+
+def test_matrices_of_another_width_have_unknown_work():
+    tokens, choices = tensor("bf16", 3, 10), tensor("int32", 3, 4)
+    name = "vllm::outplace_fused_experts"
+    assert work_of(name, tokens, FIRST, SECOND, choices, choices) is None
+
+
+def test_a_layer_that_records_no_matrices_reads_and_writes_at_least_its_tokens():
+    work = work_of("vllm::moe_forward", tensor("bf16", 5, 8), tensor("bf16", 5, 16), "layer")
+    assert work == Work(None, 2 * (40 + 80 + 40), bound="at least")

@@ -1,0 +1,165 @@
+"""An Nsight Systems file that cannot be read ends in one error that names the damage."""
+
+import gzip
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from kprof.collect.readers.nsys.reader import read
+from kprof.errors import TraceError
+from kprof.open import read as read_paths
+from tests.collect.nsys_files import kernel, launch, nvtx, setting, write
+
+
+def problem_of(path, reader=read):
+    with pytest.raises(TraceError) as error:
+        reader(path)
+    assert error.value.fix
+    assert error.value.problem.startswith(path.name)
+    return error.value.problem
+
+
+def file_of(folder, content, name="trace.sqlite"):
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def many_rows(folder):
+    return write(folder, *[kernel(start=i, end=i + 1) for i in range(500)])
+
+
+def program_in(folder, monkeypatch, script):
+    """Put an `nsys` on the PATH that does what the script says; none where there is no script."""
+    if script is not None:
+        program = folder / "nsys"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin" if script else str(folder))
+
+
+def test_an_empty_file(tmp_path):
+    assert problem_of(file_of(tmp_path, b"")) == "trace.sqlite is empty"
+
+
+def test_a_header_of_zeros_is_an_interrupted_export(tmp_path):
+    assert "interrupted" in problem_of(file_of(tmp_path, bytes(4096)))
+
+
+def test_a_file_of_another_sort(tmp_path):
+    assert "is no SQLite file; it begins with b'hello'" in problem_of(file_of(tmp_path, b"hello"))
+
+
+def test_a_file_that_ends_in_its_header(tmp_path):
+    head = many_rows(tmp_path).read_bytes()[:50]
+    assert "cut off within its header" in problem_of(file_of(tmp_path, head))
+
+
+def test_a_file_that_is_cut_off(tmp_path):
+    whole = many_rows(tmp_path).read_bytes()
+    problem = problem_of(file_of(tmp_path, whole[:-5000]))
+    assert f"cut off: it holds {len(whole) - 5000:,} of {len(whole):,} bytes" in problem
+
+
+def test_pages_that_are_damaged(tmp_path):
+    path = many_rows(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[8192:] = b"\xff" * (len(content) - 8192)
+    assert "is damaged" in problem_of(file_of(tmp_path, bytes(content)))
+
+
+def test_a_gzip_file_that_is_cut_off(tmp_path):
+    packed = gzip.compress(many_rows(tmp_path).read_bytes())
+    path = file_of(tmp_path, packed[: len(packed) // 2], "trace.sqlite.gz")
+    assert "cut off" in problem_of(path)
+
+
+def test_an_export_whose_journal_lies_beside_it(tmp_path):
+    path = many_rows(tmp_path)
+    path.with_name("trace.sqlite-journal").write_bytes(b"x")
+    assert "its journal lies beside" in problem_of(path)
+
+
+def test_a_database_of_something_else(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "trace.sqlite")) as connection, connection:
+        connection.execute("CREATE TABLE users (name)")
+    assert "no export of Nsight Systems" in problem_of(tmp_path / "trace.sqlite")
+
+
+def test_an_export_in_which_neither_cuda_nor_nvtx_was_traced(tmp_path):
+    path = write(tmp_path, setting("META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION", "2025.5"))
+    assert "neither CUDA calls nor NVTX ranges" in problem_of(path)
+
+
+def test_an_export_of_a_session_that_recorded_nothing_is_told_as_one(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "trace.sqlite")) as connection:
+        connection.execute("CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER)")
+    assert "neither CUDA calls nor NVTX" in problem_of(tmp_path / "trace.sqlite")
+
+
+def test_ranges_without_operators_and_activities_are_nothing_to_analyze(tmp_path):
+    path = write(tmp_path, nvtx("a"))
+    assert "nothing to analyze" in problem_of(path, lambda path: read_paths([path]))
+
+
+def test_a_column_that_is_needed_and_absent(tmp_path):
+    table, row = kernel()
+    del row["globalPid"]
+    problem = problem_of(write(tmp_path, (table, row)))
+    assert "CUPTI_ACTIVITY_KIND_KERNEL has no column globalPid" in problem
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"start": "soon"}, {"end": b"\xff"}, {"start": None}, {"end": 999}, {"start": -(2**63)}],
+)
+def test_an_activity_without_valid_times_is_left_out_and_counted(tmp_path, changes):
+    trace = read(write(tmp_path, kernel(), kernel(**changes)))
+    assert trace.kernels["duration_ns"].tolist() == [500]
+    assert trace.meta.counts["damaged_activities"] == 1
+
+
+@pytest.mark.parametrize(
+    "row", [launch(end=49), nvtx("a", 5, 4), nvtx("a", "soon"), launch(start="soon")]
+)
+def test_a_range_without_valid_times_is_left_out_and_counted(tmp_path, row):
+    trace = read(write(tmp_path, kernel(), row))
+    assert len(trace.ranges) == 0
+    assert trace.meta.counts["damaged_events"] == 1
+
+
+@pytest.mark.parametrize("changes", [{"gridX": "wide"}, {"demangledName": None}, {"streamId": "s"}])
+def test_a_damaged_detail_costs_that_detail_alone(tmp_path, changes):
+    assert read(write(tmp_path, kernel(**changes))).kernels["duration_ns"].tolist() == [500]
+
+
+def test_numbers_that_are_stored_as_text_are_numbers(tmp_path):
+    assert read(write(tmp_path, kernel(start="1000"))).kernels["start_ns"].tolist() == [1000]
+
+
+def test_a_report_where_nsight_systems_is_not_installed(tmp_path, monkeypatch):
+    program_in(tmp_path, monkeypatch, None)
+    path = file_of(tmp_path, b"anything", "run.nsys-rep")
+    with pytest.raises(TraceError) as error:
+        read(path)
+    assert "not installed here" in error.value.problem
+    assert "nsys export --type=sqlite run.nsys-rep" in error.value.fix
+
+
+def test_a_report_that_cannot_be_exported(tmp_path, monkeypatch):
+    program_in(tmp_path, monkeypatch, "echo Loading; echo 'Invalid version prefix' >&2; exit 1")
+    path = file_of(tmp_path, b"anything", "run.nsys-rep")
+    assert problem_of(path) == "run.nsys-rep cannot be exported: Invalid version prefix"
+
+
+def test_a_report_is_exported_and_read_under_its_own_name(tmp_path, monkeypatch):
+    export = write(tmp_path, kernel(), launch())
+    program_in(
+        tmp_path, monkeypatch, f'cp {export} "${{4#--output=}}"; echo "$@" > {tmp_path}/said'
+    )
+    trace = read(path := file_of(tmp_path, b"anything", "run.nsys-rep"))
+    assert (trace.meta.source, len(trace.kernels)) == ("run.nsys-rep", 1)
+    words = (tmp_path / "said").read_text().split()
+    assert words[:3] == ["export", "--type=sqlite", "--force-overwrite=true"]
+    assert words[4] == str(path)

@@ -1,0 +1,365 @@
+"""An Nsight Systems export becomes the same tables that every other trace becomes."""
+
+import gzip
+
+import pandas as pd
+import pytest
+
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.passes import analyze
+from kprof.collect.readers.nsys import database
+from kprof.collect.readers.nsys.reader import knows, read
+from kprof.open import read as read_paths
+from kprof.trace import Gpu
+from tests.collect.nsys_files import (
+    MARK,
+    STARTED,
+    copy,
+    fill,
+    gpu,
+    kernel,
+    launch,
+    message,
+    nvtx,
+    session,
+    setting,
+    thread,
+    whole_graph,
+    write,
+)
+
+
+def only(frame):
+    assert len(frame) == 1
+    return frame.iloc[0]
+
+
+def of_kind(trace, kind):
+    return trace.ranges[trace.ranges["kind"] == kind]
+
+
+def test_a_kernel_is_an_activity_with_its_place_and_its_launch(tmp_path):
+    row = only(read(write(tmp_path, kernel(), launch())).kernels)
+    assert (row["name"], row["activity"], row["rank"]) == ("gemm", "kernel", 0)
+    assert (row["device"], row["stream"], row["correlation"]) == (0, 7, 1)
+    assert (row["start_ns"], row["duration_ns"]) == (1000, 500)
+    assert (row["grid"], row["block"]) == ("8,1,1", "256,1,1")
+    assert pd.isna(row["copied_bytes"])
+    assert pd.isna(row["graph_node"])
+
+
+def test_a_kernel_without_a_full_name_has_its_short_one(tmp_path):
+    path = write(tmp_path, kernel(demangledName=None, shortName="gemm_short"))
+    assert only(read(path).kernels)["name"] == "gemm_short"
+
+
+def test_copies_and_sets_say_where_and_how_much(tmp_path):
+    kernels = read(write(tmp_path, copy(), fill(start=2000, end=2100))).kernels
+    assert kernels["name"].tolist() == ["Memcpy HtoD (Pinned -> Device)", "Memset (Device)"]
+    assert kernels["activity"].tolist() == ["memcpy", "memset"]
+    assert kernels["copied_bytes"].tolist() == [4096, 64]
+    assert kernels["grid"].isna().all()
+
+
+def test_a_copy_of_a_kind_that_nobody_knows_says_so(tmp_path):
+    path = write(tmp_path, copy(copyKind=99, srcKind=None))
+    assert only(read(path).kernels)["name"] == "Memcpy Unknown (Unknown -> Device)"
+
+
+def test_a_kernel_of_a_graph_carries_its_node_and_zero_is_none(tmp_path):
+    rows = kernel(graphNodeId=77), kernel(graphNodeId=0, start=3000, end=3001)
+    nodes = read(write(tmp_path, *rows)).kernels["graph_node"]
+    assert nodes[0] == 77
+    assert pd.isna(nodes[1])
+
+
+def test_a_graph_that_was_recorded_as_a_whole_is_time_without_names(tmp_path):
+    replay = launch("cudaGraphLaunch_v10000")
+    trace = analyze(read(write(tmp_path, whole_graph(), replay)))
+    ledger = balance(trace)
+    assert only(trace.kernels)["activity"] == "graph"
+    assert ledger.buckets == {"graph": 500}
+    assert ledger.num_kernels == 0
+    assert any("--cuda-graph-trace=node" in caveat for caveat in trace.meta.caveats)
+
+
+def test_runtime_calls_lose_the_version_in_their_names_but_not_the_drivers_number(tmp_path):
+    calls = launch(), launch("cuMemcpyDtoH_v2", start=70, end=80, correlationId=2)
+    ranges = read(write(tmp_path, *calls)).ranges
+    assert ranges["name"].tolist() == ["cudaLaunchKernel", "cuMemcpyDtoH_v2"]
+    assert ranges["kind"].tolist() == ["runtime", "runtime"]
+    assert ranges["correlation"].tolist() == [1, 2]
+    assert (ranges["thread"][0], ranges["duration_ns"][0]) == (100, 10)
+
+
+def test_a_launch_inside_a_range_belongs_to_it(tmp_path):
+    trace = analyze(read(write(tmp_path, kernel(), launch(), nvtx("tokenize"))))
+    row = only(trace.kernels)
+    assert (row["range"], row["bucket"]) == ("tokenize", "attributed")
+
+
+def test_equal_correlations_of_two_processes_do_not_meet(tmp_path):
+    of_other = {"pid": 200, "tid": 200}
+    rows = (
+        *(kernel(), kernel(pid=200, start=1200, end=1300)),
+        *(launch(), launch(**of_other, start=150, end=160)),
+        *(nvtx("mine"), nvtx("other", start=140, end=170, **of_other)),
+    )
+    kernels = analyze(read(write(tmp_path, *rows))).kernels
+    assert kernels["rank"].tolist() == [0, 1]
+    assert kernels["range"].tolist() == ["mine", "other"]
+
+
+@pytest.mark.parametrize("text", ["forward", None])
+def test_a_ranges_text_stands_in_it_or_among_the_shared_ones(tmp_path, text):
+    row = nvtx(text, textId=None if text else "forward")
+    assert only(read(write(tmp_path, row)).ranges)["name"] == "forward"
+
+
+def test_kprofs_own_ranges_are_steps_phases_and_modules(tmp_path):
+    texts = ("kprof.step#5", "kprof.phase#forward", "kprof.module#layers.0.mlp", "kprof.other#1")
+    ranges = read(write(tmp_path, *(nvtx(text) for text in texts))).ranges
+    assert ranges["kind"].tolist() == ["step", "phase", "module", "range"]
+    assert ranges["name"].tolist() == ["5", "forward", "layers.0.mlp", "kprof.other#1"]
+
+
+def test_a_range_that_torch_wrote_is_an_operator_with_its_shapes(tmp_path):
+    text = "aten::mm, seq = 7, op_id = 12, sizes = [[2, 3], [3, 4], []], input_op_ids = [(1,0)]"
+    row = only(read(write(tmp_path, nvtx(text))).ranges)
+    assert (row["kind"], row["name"], row["sequence"]) == ("op", "aten::mm", 7)
+    assert row["input_shapes"] == "[[2, 3], [3, 4], []]"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name"),
+    [
+        ("aten::empty, op_id = 3", "op", "aten::empty"),
+        ("aten::add, seq = 3", "op", "aten::add"),
+        ("aten::view", "op", "aten::view"),
+        ("kprof.module#a, op_id = 9", "module", "a"),
+        ("ProfilerStep#4, op_id = 9", "step", "ProfilerStep#4"),
+        ("loss, sizes", "range", "loss, sizes"),
+        ("", "range", ""),
+    ],
+)
+def test_what_torch_writes_is_told_from_other_ranges(tmp_path, text, kind, name):
+    row = only(read(write(tmp_path, nvtx(text))).ranges)
+    assert (row["kind"], row["name"]) == (kind, name)
+    assert pd.isna(row["sequence"]) == ("seq" not in text)
+    assert pd.isna(row["input_shapes"])
+
+
+def test_a_backward_kernel_finds_the_module_of_its_forward(tmp_path):
+    rows = (
+        nvtx("kprof.module#layers.0", 0, 40),
+        nvtx("aten::mm, seq = 7, op_id = 1", 10, 30),
+        nvtx("autograd::engine::evaluate_function: MmBackward0, op_id = 2", 45, 90, tid=101),
+        nvtx("MmBackward0, seq = 7, op_id = 3", 46, 80, tid=101),
+        launch(tid=101),
+        kernel(),
+    )
+    row = only(analyze(read(write(tmp_path, *rows))).kernels)
+    assert (row["module"], row["phase"], row["op"]) == ("layers.0", "backward", "MmBackward0")
+
+
+def test_a_mark_is_no_range(tmp_path):
+    rows = nvtx("here", end=None, eventType=MARK), nvtx("there")
+    assert read(write(tmp_path, *rows)).ranges["name"].tolist() == ["there"]
+
+
+def test_a_range_that_was_still_open_ends_with_the_trace(tmp_path):
+    trace = read(write(tmp_path, nvtx("epoch", end=None), kernel(), launch()))
+    assert only(of_kind(trace, "range"))["duration_ns"] == 1500
+    assert "Ranges still open where the trace ends, cut there: 1." in trace.meta.caveats
+
+
+def test_a_range_that_moves_to_another_thread_is_left_out_and_counted(tmp_path):
+    rows = (
+        nvtx("request", eventType=STARTED, endGlobalTid=thread(101)),
+        nvtx("batch", eventType=STARTED, endGlobalTid=thread()),
+        kernel(),
+    )
+    trace = read(write(tmp_path, *rows))
+    assert trace.ranges["name"].tolist() == ["batch"]
+    assert any(
+        "another ended" in caveat and caveat.endswith(": 1.") for caveat in trace.meta.caveats
+    )
+
+
+def test_calls_of_libraries_are_ranges(tmp_path):
+    _, row = launch("cudnnConvolutionForward")
+    del row["correlationId"]
+    ranges = read(write(tmp_path, ("CUDNN_EVENTS", row))).ranges
+    assert (only(ranges)["kind"], only(ranges)["name"]) == ("range", "cudnnConvolutionForward")
+
+
+def test_ranks_are_the_processes_that_used_a_gpu_in_the_order_of_their_ids(tmp_path):
+    rows = (
+        *(kernel(pid=300), kernel(pid=200, start=2000, end=2100)),
+        *(nvtx("rank", pid=200, tid=200), nvtx("launcher", pid=150, tid=150)),
+    )
+    trace = read(write(tmp_path, *rows))
+    assert trace.kernels["rank"].tolist() == [1, 0]
+    assert trace.ranges["name"].tolist() == ["rank"]
+    assert trace.meta.num_ranks == 2
+    assert any("(200, 300)" in caveat for caveat in trace.meta.caveats)
+    assert "Processes that used no GPU, left out: 1." in trace.meta.caveats
+
+
+def test_who_knows_the_ranks_gives_them_by_process(tmp_path):
+    path = write(tmp_path, kernel(pid=200), kernel(pid=300, start=2000, end=2100))
+    trace = read(path, {200: 1, 300: 0})
+    assert trace.kernels["rank"].tolist() == [1, 0]
+    assert not any("does not tell the ranks" in caveat for caveat in trace.meta.caveats)
+
+
+def test_a_process_of_unknown_rank_takes_a_free_one(tmp_path):
+    path = write(tmp_path, kernel(pid=200), kernel(pid=300, start=2000, end=2100))
+    assert read(path, {300: 0}).kernels["rank"].tolist() == [1, 0]
+
+
+def test_the_gpus_are_described(tmp_path):
+    gpus = read(write(tmp_path, kernel(), gpu())).meta.gpus
+    assert gpus == (Gpu(0, "NVIDIA H200", 132, 150_000_000_000, "9.0"),)
+
+
+def test_a_gpu_goes_by_the_number_under_which_its_process_saw_it(tmp_path):
+    rows = (
+        *(gpu(), gpu(id=5, name="NVIDIA L4", smCount=58)),
+        *(kernel(pid=200), kernel(pid=300)),
+        ("TARGET_INFO_CUDA_DEVICE", {"gpuId": 5, "cudaId": 0, "pid": 200}),
+        ("TARGET_INFO_CUDA_DEVICE", {"gpuId": 0, "cudaId": 0, "pid": 300}),
+        ("TARGET_INFO_CUDA_DEVICE", {"gpuId": 0, "cudaId": 1, "pid": 999}),
+    )
+    gpus = read(write(tmp_path, *rows)).meta.gpus
+    assert [(g.rank, g.index, g.name) for g in gpus] == [(0, 0, "NVIDIA L4"), (1, 0, "NVIDIA H200")]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("EXPORT_PARAM_TIME_SHIFT", "0", 1_700_000_000_000_000_000),
+        ("EXPORT_PARAM_TIME_SHIFT", "-500", 1_700_000_000_000_000_500),
+        ("EXPORT_PARAM_TIME_SHIFT", "soon", None),
+        ("EXPORT_PARAM_TIME_NORMALIZE", "true", 0),
+    ],
+)
+def test_wall_time_follows_what_the_export_was_asked_for(tmp_path, option, value, expected):
+    path = write(tmp_path, kernel(), session(), setting("META_DATA_EXPORT", option, value))
+    assert read(path).meta.base_time_ns == expected
+
+
+def test_without_the_start_of_the_session_wall_time_is_unknown(tmp_path):
+    assert read(write(tmp_path, kernel())).meta.base_time_ns is None
+
+
+def test_command_host_and_versions_are_told(tmp_path):
+    meta = read(
+        write(
+            tmp_path,
+            kernel(),
+            setting("META_DATA_CAPTURE", "PROCESS_0:COMMAND", "python"),
+            setting("META_DATA_CAPTURE", "PROCESS_0:ARGUMENT_0", "train.py"),
+            setting("META_DATA_CAPTURE", "PROCESS_0:ARGUMENT_1", "--lr=3"),
+            setting("META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION", "2025.5.2.266"),
+            setting("TARGET_INFO_SYSTEM_ENV", "NvDriverVersion", "580.95.05"),
+            setting("TARGET_INFO_SYSTEM_ENV", "CudaDriverVersion", "13020"),
+            setting("TARGET_INFO_SYSTEM_ENV", "Hostname", "node7"),
+        )
+    ).meta
+    assert meta.command == ("python", "train.py", "--lr=3")
+    assert meta.host == "node7"
+    assert meta.versions == {"nsys": "2025.5.2.266", "driver": "580.95.05", "cuda_driver": "13.2"}
+
+
+def test_warnings_about_cuda_and_all_errors_are_caveats(tmp_path):
+    rows = (
+        message(1, "CUDA injection initialized successfully."),
+        message(2, "Some CUDA events\nwere dropped."),
+        message(2, "Scheduling information is absent."),
+        message(3, "The daemon failed."),
+    )
+    caveats = read(write(tmp_path, kernel(), *rows)).meta.caveats
+    said = [c.removeprefix("Nsight Systems says: ") for c in caveats if "says" in c]
+    assert said == ["Some CUDA events were dropped.", "The daemon failed."]
+
+
+def test_many_different_messages_are_counted_not_all_repeated(tmp_path):
+    rows = [message(3, f"CUDA buffer {i} was lost") for i in range(10)]
+    caveats = read(write(tmp_path, kernel(), *rows)).meta.caveats
+    assert sum("says" in caveat for caveat in caveats) == 8
+    assert "Nsight Systems has 2 more messages like these." in caveats
+
+
+def test_what_a_trace_without_operators_cannot_answer_is_said(tmp_path):
+    caveats = read(write(tmp_path, kernel(), launch())).meta.caveats
+    assert any("records no operators" in caveat for caveat in caveats)
+    assert any("no NVTX range" in caveat for caveat in caveats)
+
+
+def test_operators_without_shapes_are_said(tmp_path):
+    caveats = read(write(tmp_path, kernel(), nvtx("aten::mm, op_id = 1"))).meta.caveats
+    assert any("without shapes" in caveat for caveat in caveats)
+    assert not any("records no operators" in caveat for caveat in caveats)
+
+
+def test_operators_alone_are_analyzed_as_the_hosts(tmp_path):
+    path = write(tmp_path, nvtx("aten::mm, op_id = 1", 0, 70))
+    trace = analyze(read_paths([path]))
+    assert trace.is_host_only
+    assert trace.kernels["duration_ns"].sum() == 70
+
+
+def test_rows_are_read_in_batches_as_in_one(tmp_path, monkeypatch):
+    rows = [
+        row
+        for i in range(7)
+        for row in (kernel(start=i * 10, end=i * 10 + 5, correlationId=i), nvtx(f"r{i}", i, i + 1))
+    ]
+    path = write(tmp_path, *rows)
+    whole = read(path)
+    monkeypatch.setattr(database, "BATCH_ROWS", 2)
+    parts = read(path)
+    pd.testing.assert_frame_equal(parts.kernels, whole.kernels)
+    pd.testing.assert_frame_equal(parts.ranges, whole.ranges)
+    assert whole.ranges["name"].tolist() == [f"r{i}" for i in range(7)]
+
+
+def test_a_gzipped_export_is_read_as_a_plain_one(tmp_path):
+    plain = write(tmp_path, kernel(), launch())
+    packed = tmp_path / "trace.sqlite.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    pd.testing.assert_frame_equal(read(packed).kernels, read(plain).kernels)
+
+
+def test_a_name_of_any_characters_is_opened(tmp_path):
+    path = write(tmp_path, kernel(), name="50% of #1?.sqlite")
+    assert len(read(path).kernels) == 1
+
+
+def test_nothing_is_written_beside_an_export(tmp_path):
+    read(path := write(tmp_path, kernel()))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_exports_are_known_by_their_names_or_their_beginning(tmp_path):
+    assert knows(tmp_path / "a.sqlite", b"")
+    assert knows(tmp_path / "a.sqlite.gz", b"")
+    assert knows(tmp_path / "a.nsys-rep", b"")
+    assert knows(tmp_path / "a.db", b"SQLite format 3\x00rest")
+    assert not knows(tmp_path / "a.json", b"{}")
+    assert not knows(tmp_path, b"")
+
+
+def test_a_folder_of_exports_is_a_distributed_job(tmp_path):
+    rows = kernel(pid=7), kernel(pid=8, start=2000, end=2001)
+    for node in ("node0", "node1"):
+        write(tmp_path, *rows, name=f"{node}.sqlite")
+    trace = read_paths([tmp_path])
+    assert sorted(trace.kernels["rank"].tolist()) == [0, 1, 2, 3]
+
+
+def test_a_report_in_a_folder_is_left_to_the_export_beside_it(tmp_path):
+    write(tmp_path, kernel(), name="run.sqlite")
+    (tmp_path / "run.nsys-rep").touch()
+    assert len(read_paths([tmp_path]).kernels) == 1

@@ -1,0 +1,275 @@
+"""`kprof diff`: two captures side by side, on the terminal, as JSON and as a page."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kprof.analyze.diff.alignment import find_differences
+from kprof.analyze.diff.comparability import find_doubts, find_obstacle
+from kprof.commands.diff import diff_runs
+from kprof.errors import KprofError
+from kprof.report.difference import Compared, result_of_difference, sections_of_difference
+from kprof.report.section import Table, Text
+from kprof.report.terminal import print_summary
+from kprof.trace import Gpu, Recording
+from tests.commands.test_cli import kprof
+from tests.traces import analyzed_trace_of
+
+H200 = Path(__file__).parents[1] / "data" / "h200"
+EAGER, COMPILED = H200 / "llama_train.json.gz", H200 / "compiled.json.gz"
+SMALL = H200 / "cudagraph.json.gz"
+STEP = {"kind": "step", "name": "0"}
+
+
+def run_of(*kernels, **meta):
+    """Build an analyzed run of one step, whose kernels follow one another."""
+    rows = [{"step": 0, "start_ns": 100 * i, **kernel} for i, kernel in enumerate(kernels)]
+    ranges = meta.pop("ranges", [STEP])
+    return analyzed_trace_of(*rows, ranges=ranges, **meta)
+
+
+def compared(a, b):
+    return Compared(a, b, find_differences(a, b), tuple(find_doubts(a, b)))
+
+
+def printed(both, width):
+    buffer = io.StringIO()
+    print_summary("A against B", sections_of_difference(both, 8), Console(file=buffer, width=width))
+    return buffer.getvalue()
+
+
+def tables(both, num_rows):
+    sections = sections_of_difference(both, num_rows)[1:]
+    return [part for section in sections for part in section.parts if isinstance(part, Table)]
+
+
+def number(text):
+    return round(1000 * float(text.replace(",", "")))
+
+
+@pytest.fixture(scope="module")
+def real():
+    return diff_runs(EAGER, COMPILED)
+
+
+@pytest.mark.parametrize("num_rows", [3, 60])
+def test_every_table_of_two_real_runs_adds_up_as_it_is_shown(real, num_rows):
+    for table in tables(real, num_rows):
+        whole, *parts = [[number(cell) for cell in row[1:4]] for row in table.rows]
+        assert [sum(column) for column in zip(*parts, strict=True)] == whole
+        assert all(b - a == change for a, b, change in [whole, *parts])
+
+
+def test_the_tables_of_two_real_runs_add_up_to_the_same_difference(real):
+    (sums,) = {table.rows[0][1:4] for table in tables(real, 5)}
+    assert number(sums[2]) == pytest.approx(real.difference.difference_ns / 1000, abs=1)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_two_real_runs_fit_the_terminal(real, width):
+    text = printed(real, width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert f"= {real.difference.difference_ns:+,} ns" in text.replace("\n  ", " ")
+
+
+def test_the_output_says_that_one_capture_each_proves_nothing(real):
+    assert "Each run was captured once." in printed(real, 200)
+
+
+def test_the_result_as_json_adds_up(real):
+    result = result_of_difference(real)
+    sums = {sum(row["difference_ns"] for row in rows) for rows in result["layouts"].values()}
+    assert sums == {result["difference_ns"]}
+    assert result["a"]["step_ns"] + result["difference_ns"] == result["b"]["step_ns"]
+
+
+def test_runs_that_are_alike_show_no_table():
+    run = run_of({"name": "gemm"})
+    assert tables(compared(run, run), 8) == []
+    assert printed(compared(run, run), 80).count("Nothing differs.") == 5
+
+
+def test_what_replaced_a_kernel_stands_beside_it():
+    place = {"op": "aten::mm", "module": "mlp"}
+    both = compared(run_of({"name": "old", **place}), run_of({"name": "new", **place}))
+    text = printed(both, 200)
+    assert "replaced" in text
+    assert "operator and module" in text
+
+
+def test_two_runs_on_hosts_name_idle_time_as_their_reports_do_and_list_operators_once():
+    host = {"activity": "host", "device": -1}
+    # Operators after the step would be in none.
+    steps = {gap: {**STEP, "duration_ns": gap + 100} for gap in (100, 350)}
+    both = compared(
+        *(
+            run_of(host, {**host, "start_ns": gap}, gpus=(), ranges=[step])
+            for gap, step in steps.items()
+        )
+    )
+    titles = [section.title for section in sections_of_difference(both, 8)]
+    assert titles[-1] == "By operator"
+    told = printed(both, 100)
+    assert "between operators" in told
+    assert "cause unknown" not in told
+
+
+def test_a_gpu_and_a_host_are_not_compared():
+    host = run_of({"activity": "host", "device": -1}, gpus=())
+    problem, fix = find_obstacle(run_of({}), host)
+    assert "A is about a GPU and B about host operators" in problem
+    assert fix
+
+
+def test_steps_are_not_compared_with_a_window_without_any():
+    problem, _ = find_obstacle(run_of({}), run_of({}, ranges=[]))
+    assert "A has steps and B has none" in problem
+
+
+def test_two_windows_without_steps_are_compared_as_they_are():
+    both = compared(run_of({}, ranges=[]), run_of({}, {}, ranges=[]))
+    assert both.difference.difference_ns == 100
+    assert any("whole windows are compared" in doubt for doubt in both.doubts)
+
+
+CLOCKED = [{"quantity": "sm_clock_mhz", "value": 1980.0}]
+
+
+def doubts(a, b):
+    return " ".join(find_doubts(a, b))
+
+
+def test_runs_under_the_same_conditions_leave_no_doubt():
+    rows = {"bucket": "attributed", "bytes": 5, "flops": 100, "op": "aten::mm"}
+    samples = [
+        {"quantity": quantity, "value": value, "time_ns": time_ns}
+        for time_ns in (0, 90)
+        for quantity, value in (("sm_clock_mhz", 1980.0), ("throttle_reasons", 0.0))
+    ]
+    a = run_of(rows, samples=samples)
+    assert find_doubts(a, a) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpus": (Gpu(0, "Square GPU"),)}, "Round GPU in A, Square GPU in B"),
+        ({"num_ranks": 4}, "A has 1 and B 4 ranks"),
+        ({"tool": "nsys"}, "A was recorded by kineto and B by nsys"),
+        ({"samples": [{**CLOCKED[0], "value": 1500.0}]}, "1,980 MHz in A and at 1,500 MHz in B"),
+        ({"samples": []}, "The GPU's clock is not known of B"),
+        (
+            {"recording": Recording("Inference: a step is one call.", 1, (0,))},
+            "not told by the same rule",
+        ),
+    ],
+)
+def test_other_conditions_are_named(changes, said):
+    a = run_of({}, samples=CLOCKED)
+    assert said in doubts(a, run_of({}, **{"samples": CLOCKED, **changes}))
+
+
+def test_a_clock_that_is_almost_the_same_is_not_named():
+    a, b = (run_of({}, samples=[{**CLOCKED[0], "value": mhz}]) for mhz in (1980.0, 1960.0))
+    assert "MHz" not in doubts(a, b)
+
+
+def test_products_in_another_type_are_named():
+    a, b = (run_of({"kind": "gemm", "dtype": dtype}) for dtype in ("bf16", "fp8"))
+    assert "100 % bf16 in A, 100 % fp8 in B" in doubts(a, b)
+
+
+def test_a_step_that_does_other_work_is_named():
+    a, b = (run_of({"flops": flops, "bytes": 1}) for flops in (100, 150))
+    assert "1.50 times the floating-point operations" in doubts(a, b)
+
+
+def test_what_the_audit_finds_of_either_run_is_named():
+    b = run_of({"bucket": "orphan"})
+    assert "The capture of B is not beyond doubt. Orphans, bad: 100.0 %" in doubts(run_of({}), b)
+
+
+def test_steps_that_overlap_in_length_are_named():
+    def run(*steps_ns):
+        recording = Recording("Training.", 9, (0, 1), "device", steps_ns)
+        return run_of({}, recording=recording)
+
+    assert "Some steps of the slower run" in doubts(run(100, 120), run(90, 101))
+    assert "Some steps of the slower run" not in doubts(run(100, 120), run(90, 99))
+
+
+def test_a_window_that_is_shorter_than_its_steps_is_named():
+    ranges = [{**STEP, "duration_ns": 1000}]
+    late = run_of({"start_ns": 900}, ranges=ranges)
+    assert "A's window, from its first activity to its last, is 90.0 % shorter" in doubts(
+        late, late
+    )
+    assert "window" not in doubts(run_of({}), run_of({}))
+
+
+def test_a_difference_opens_runs_and_traces_alike(tmp_path, monkeypatch, capfdbinary):
+    monkeypatch.chdir(tmp_path)
+    kprof("open", SMALL, "--out", tmp_path / "a.kprof")
+    capfdbinary.readouterr()
+    assert kprof("diff", tmp_path / "a.kprof", SMALL, "--json") == 0
+    result = json.loads(capfdbinary.readouterr().out)
+    assert result["difference_ns"] == 0
+    assert {row["fate"] for rows in result["layouts"].values() for row in rows} == {"same"}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.kprof"]
+
+
+def test_a_page_is_written_where_it_is_asked_for_and_never_over_another(
+    tmp_path, monkeypatch, capfd
+):
+    page = tmp_path / "difference.html"
+    assert kprof("diff", SMALL, COMPILED, "--out", page) == 0
+    assert "By kernel" in page.read_text()
+    monkeypatch.setattr("kprof.commands.diff.open_trace", lambda path, progress: run_of({}))
+    assert kprof("diff", SMALL, COMPILED, "--out", page) == 2
+    assert "pass --force" in capfd.readouterr().err
+    assert kprof("diff", SMALL, COMPILED, "--out", tmp_path) == 2
+
+
+def test_the_last_line_is_the_command_that_writes_the_page(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("kprof.commands.diff.open_trace", lambda path, progress: run_of({}))
+    assert kprof("diff", tmp_path / "a", tmp_path / "b c") == 0
+    line = capfd.readouterr().out.splitlines()[-1]
+    assert line == (
+        f"as a page: kprof diff {tmp_path / 'a'} '{tmp_path / 'b c'}' --out difference.html"
+    )
+
+
+def test_what_cannot_be_compared_is_one_error_with_a_way_out(tmp_path, monkeypatch, capfd):
+    host = run_of({"activity": "host", "device": -1}, gpus=())
+    monkeypatch.setattr(
+        "kprof.commands.diff.open_trace",
+        lambda path, progress: {"a": host, "b": run_of({})}[path.name],
+    )
+    assert kprof("diff", tmp_path / "a", tmp_path / "b") == 2
+    assert "what to do: record both" in capfd.readouterr().err
+
+
+def test_a_path_that_is_not_there_is_the_users_error(tmp_path):
+    with pytest.raises(KprofError, match="does not exist"):
+        diff_runs(tmp_path / "gone.kprof", EAGER)
+
+
+def test_two_real_captures_of_other_work_say_so(real):
+    assert any("floating-point operations" in doubt for doubt in real.doubts)
+
+
+def test_a_doubt_stands_in_the_summary():
+    both = compared(run_of({}), run_of({}, num_ranks=2))
+    texts = [p for p in sections_of_difference(both, 8)[0].parts if isinstance(p, Text)]
+    assert [t.text for t in texts if t.tone == "warning"][:1] == [both.doubts[0]]
+
+
+def test_a_trace_named_twice_differs_in_nothing(real):
+    again = replace(real, b=real.a, difference=find_differences(real.a, real.a))
+    assert tables(again, 8) == []

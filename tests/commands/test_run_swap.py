@@ -1,0 +1,107 @@
+"""`kprof run --swap`: kernels take over in an unmodified script, and the report says where."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
+
+import json
+import sys
+
+import pytest
+
+from kprof.collect.inject.kprof_recorder.settings import Settings
+from kprof.collect.inject.kprof_recorder.start import Swapping
+from kprof.collect.launch import LaunchResult
+from kprof.errors import KprofError
+from kprof.open import Opened
+from kprof.run import RunOptions, run
+from kprof.run import run_service
+from kprof.kernels.swap.sites import SwapReport
+from kprof.kernels.swap.saved import SWAP_REPORT, write_report
+from tests.commands.test_cli import kprof
+
+TRAIN = """
+import torch
+from torch import nn
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(16)), 1e-6
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+model = nn.Sequential(nn.Linear(16, 16), Norm())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    model(torch.ones(2, 16)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_kernels_take_over_after_a_step_and_the_report_says_where(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = ["--skip", "2", "--steps", "2", "--swap", "rmsnorm=eager"]
+    exit_code = kprof("run", *words, "train.py")
+    told = capfd.readouterr()
+    assert exit_code == 0, told.err
+    assert "places where a kernel runs" in told.out
+    (site,) = json.loads((tmp_path / "train.kprof" / SWAP_REPORT).read_text())["sites"]
+    assert (site["name"], site["calls"][0]["provider"]) == ("Sequential.1", "eager")
+    assert site["calls"][0]["num_calls"] == 5
+    assert "places where a kernel runs" in (tmp_path / "train.kprof/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"swap": "nosuch"}, "there is no kernel nosuch"),
+        ({"swap": "rmsnorm", "skip": 0}, "which --skip 0 would record"),
+        ({"swap": "rmsnorm", "ncu": True}, "in which no kernel would take over"),
+    ],
+)
+def test_what_cannot_be_swapped_is_an_error_before_anything_starts(tmp_path, options, problem):
+    out = tmp_path / "run.kprof"
+    with pytest.raises(KprofError, match=problem):
+        run(RunOptions((sys.executable,), form="command", out=out, **options))
+    assert not out.exists()
+
+
+def test_a_service_is_not_swapped():
+    with pytest.raises(KprofError, match="--trigger records no steps"):
+        run_service(RunOptions(("serve.py",), swap="rmsnorm"), "signal")
+
+
+def test_a_workload_in_which_no_kernel_took_over_is_told(tmp_path, monkeypatch):
+    launched = LaunchResult(0, tmp_path / "raw", 1, (), ())
+    monkeypatch.setattr("kprof.run.launch", lambda options: launched)
+    options = RunOptions((sys.executable,), form="command", out=tmp_path / "x", swap="rmsnorm")
+    assert "No kernel took over" in run(options).messages[0]
+
+
+def test_a_swap_that_fails_in_the_workload_leaves_it_as_it_is(tmp_path):
+    problems = []
+    swapping = Swapping("nosuch", tmp_path, problems)
+    swapping.make()
+    swapping.make()
+    swapping.tell()
+    assert "nosuch could not be swapped in (KprofError: there is no kernel nosuch" in problems[0]
+    assert len(problems) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_inside_another_does_not_find_its_swap(tmp_path, monkeypatch):
+    from kprof.collect.launch import injecting
+
+    inner = injecting(Settings(tmp_path), Settings(tmp_path, swap="rmsnorm").to_environment())
+    assert Settings.from_environment(inner).swap is None
+
+
+def test_a_run_without_a_swap_has_no_such_section(tmp_path, monkeypatch):
+    monkeypatch.setattr("kprof.open.sections_of", lambda trace, **how: [])
+    opened = Opened(None, None, tmp_path)
+    assert opened.summary == []
+    write_report(SwapReport(("rmsnorm",)), tmp_path / SWAP_REPORT)
+    assert [section.title for section in opened.summary] == ["Swap"]

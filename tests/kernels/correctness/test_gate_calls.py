@@ -1,0 +1,413 @@
+"""L0: a call changes nothing but its results, and depends on nothing but its arguments."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kprof.kernels.correctness import isolation
+from kprof.kernels.correctness.integrity import check_integrity
+from tests.kernels.correctness.doubling import DOUBLED, new_is
+
+SMALL = replace(DOUBLED, distributions=("normal",), layouts=("contiguous",), free=())
+
+
+def faults_of(function, **changes):
+    """Return what the first level finds: for every broken check the first fault."""
+    level = check_integrity(replace(SMALL, new=function, **changes))
+    return [measure.where for measure in level.measures if not measure.is_met]
+
+
+def test_one_buffer_for_every_result_fails():
+    buffer = torch.empty(8, 16)
+
+    def into_one_buffer(x):
+        return x * 2 if x.requires_grad else torch.mul(x, 2, out=buffer)
+
+    (fault,) = faults_of(into_one_buffer)
+    assert "the output of call 2 lies where the output of call 1 is" in fault
+
+
+@pytest.mark.parametrize("size", [2, 40, 63])
+def test_a_pool_of_buffers_fails(size):
+    pool, calls = torch.empty(size, 8, 16), []
+
+    def into_a_pool(x):
+        calls.append(1)
+        return x * 2 if x.requires_grad else torch.mul(x, 2, out=pool[len(calls) % size])
+
+    again = f"the output of call {size + 1} lies where the output of call 1 is"
+    assert any(again in fault for fault in faults_of(into_a_pool))
+
+
+def test_a_pool_of_as_many_buffers_as_results_are_kept_passes():
+    pool, calls = torch.empty(64, 8, 16), []
+
+    def into_a_pool(x):
+        calls.append(1)
+        return x * 2 if x.requires_grad else torch.mul(x, 2, out=pool[len(calls) % 64])
+
+    assert faults_of(into_a_pool) == []
+
+
+def test_a_result_that_a_later_call_overwrites_in_part_fails():
+    arena, calls = torch.zeros(20_000), []
+
+    def into_an_arena(x):
+        calls.append(1)
+        start = 2 * len(calls)
+        return x * 2 if x.requires_grad else arena[start : start + 128].view(8, 16).copy_(x * 2)
+
+    faults = faults_of(into_an_arena)
+    assert any("a later call changes the output of an earlier one" in one for one in faults)
+
+
+def test_a_pool_is_found_where_few_results_of_a_large_call_fit_the_memory(monkeypatch):
+    monkeypatch.setattr(isolation, "KEPT_BYTES", 20 * 8 * 16 * 4)
+    pools, calls = {}, []
+
+    def into_a_pool(x):
+        calls.append(1)
+        key = x.shape, len(calls) % 30
+        out = pools.setdefault(key, torch.empty(x.shape))
+        return x * 2 if x.requires_grad else torch.mul(x, 2, out=out)
+
+    faults = faults_of(into_a_pool, free=(0,))
+    assert any("call 31 lies where the output of call 1 is" in fault for fault in faults)
+
+
+def test_two_gradients_of_one_call_may_be_one_tensor_and_two_of_two_calls_may_not():
+    buffer = torch.empty(8, 16)
+
+    class Added(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x + y
+
+        @staticmethod
+        def backward(ctx, arriving):
+            found = buffer.copy_(arriving) if arriving.shape == buffer.shape else arriving
+            return found, found
+
+    def added(x, y):
+        return x + y
+
+    two = {"inputs": lambda shape, draw: (draw(*shape), draw(*shape)), "differentiable": (0, 1)}
+    of_torch = {"replaced": added, "truth": added, **two}
+    assert faults_of(added, **of_torch) == []
+    faults = faults_of(Added.apply, **of_torch)
+    assert any(" of call 2 lies where the gradient of " in fault for fault in faults)
+
+
+def test_two_outputs_in_one_place_fail_where_the_replaced_codes_have_two():
+    def twice(x):
+        return x * 2, x * 2
+
+    def once(x):
+        out = x * 2
+        return out, out
+
+    pair = {"replaced": twice, "truth": twice, "differentiable": ()}
+    assert "returns two outputs in the same memory" in faults_of(once, **pair)[0]
+
+
+def test_a_gradient_in_one_buffer_fails():
+    buffer = torch.empty(8, 16)
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, arriving):
+            return torch.mul(arriving, 2, out=buffer)
+
+    faults = faults_of(Doubled.apply)
+    assert any("the gradient of x of call 2 lies where the gradient of x" in one for one in faults)
+
+
+def same(x):
+    return x.view_as(x)
+
+
+def test_a_view_of_the_input_fails_where_the_replaced_code_returns_a_result_of_its_own():
+    def new(x):
+        return same(x)
+
+    aliased = {"replaced": lambda x: x * 1, "truth": lambda x: x * 1}
+    assert any("in the memory of its input x" in one for one in faults_of(new, **aliased))
+    assert faults_of(new, **aliased | {"replaced": same}) == []
+
+
+def test_a_result_that_requires_a_gradient_where_the_replaced_codes_does_not_fails():
+    faults = faults_of(lambda x: (x * 2).requires_grad_(not x.is_inference()))
+    assert "output requires a gradient, unlike the replaced code's" in faults[0]
+
+
+def test_a_tuple_in_the_place_of_a_tensor_fails():
+    assert "returns (a tensor), not a tensor" in faults_of(lambda x: (x * 2,))[0]
+
+
+def test_a_transposed_result_fails_where_the_replaced_codes_is_contiguous():
+    assert "output is not contiguous" in faults_of(lambda x: (x * 2).mT.contiguous().mT)[0]
+
+
+def test_a_transposed_result_passes_where_the_caller_makes_it_contiguous():
+    def transposed(x):
+        return (x * 2).mT.contiguous().mT
+
+    level = check_integrity(replace(SMALL, new=transposed, has_free_strides=True))
+    assert level.state == "passed"
+    assert "so their strides were not compared" in level.notes[-1]
+
+
+def test_an_expanded_gradient_fails_as_an_optimizer_writes_to_it():
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx, arriving):
+            return arriving.expand(8, 16)
+
+    def dense(x):
+        return (x * torch.ones_like(x)).sum()
+
+    faults = faults_of(Summed.apply, replaced=dense, truth=dense, rows=())
+    assert "gradient of x has several elements in one place" in faults[0]
+
+
+def test_a_result_without_elements_overlaps_nothing():
+    def no_rows_expanded(x):
+        return x * 2 if x.numel() else x.sum() * 2 + torch.zeros(()).expand(x.shape)
+
+    empty = {"shapes": ((8, 16),), "free": (0,), "differentiable": ()}
+    assert faults_of(no_rows_expanded, **empty) == []
+
+
+def test_halves_of_the_columns_of_one_matrix_do_not_overlap():
+    packed = torch.zeros(4, 6)
+    assert not isolation.overlap(packed[:, :3], packed[:, 3:])
+    assert isolation.overlap(packed[:, :4], packed[:, 3:])
+
+
+def test_a_write_of_the_same_values_into_the_input_fails():
+    def rewrites(x):
+        x.detach().mul_(1)
+        return x * 2
+
+    assert "changes the version of its input x" in faults_of(rewrites)[0]
+
+
+def test_a_draw_from_torchs_generator_fails_unless_the_replaced_code_draws_too():
+    def draws(x):
+        torch.rand(1)
+        return x * 2
+
+    assert "draws from torch's random numbers" in faults_of(draws)[0]
+    assert faults_of(draws, replaced=draws) == []
+
+
+def test_a_mode_of_torch_that_is_left_changed_fails_and_is_put_back():
+    def leaves_it_off(x):
+        out = x * 2
+        torch.set_grad_enabled(False)
+        return out
+
+    assert "changes torch's gradient mode" in faults_of(leaves_it_off)[0]
+    assert torch.is_grad_enabled()
+
+
+def test_a_call_that_depends_on_a_call_of_another_shape_fails():
+    shapes = []
+
+    def sticks_to_the_latest_shape(x):
+        is_other = bool(shapes) and shapes[-1] != x.shape
+        shapes.append(x.shape)
+        return x * 3 if is_other else x * 2
+
+    faults = faults_of(sticks_to_the_latest_shape, shapes=((8, 16), (4, 16)))
+    assert any("after calls of other shapes" in one for one in faults)
+
+
+def test_a_backward_pass_that_takes_the_latest_input_fails():
+    latest = []
+
+    class Squared(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            latest[:] = [x.detach()]
+            return x * x
+
+        @staticmethod
+        def backward(ctx, arriving):
+            return 2 * latest[0] * arriving
+
+    def squared(x):
+        return x * x
+
+    faults = faults_of(Squared.apply, replaced=squared, truth=squared)
+    assert any("when two calls go forward before one goes back" in one for one in faults)
+
+
+def test_a_second_pass_back_through_a_retained_graph_gives_the_same():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.factor = 2
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, arriving):
+            ctx.factor, factor = 1, ctx.factor
+            return arriving * factor
+
+    faults = faults_of(Doubled.apply)
+    assert any("a second time through a retained graph" in one for one in faults)
+
+
+def test_scratch_memory_that_two_threads_share_fails(monkeypatch):
+    # Other tests of this process may run Triton in its interpreter, one call at a time.
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    scratch = torch.empty(8, 16)
+
+    def over_scratch(x):
+        return x * 2 if x.requires_grad else scratch.copy_(x) * 2
+
+    assert "when two threads call at the same time" in faults_of(over_scratch)[0]
+
+
+def test_what_is_written_in_place_is_a_result_of_each_thread(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    scratch = torch.empty(8, 16)
+
+    def over_scratch(x):
+        scratch.copy_(x)
+        x.copy_(scratch * 2)
+
+    def in_place(x):
+        x.mul_(2)
+
+    written = {"replaced": in_place, "truth": in_place, "differentiable": (), "writes": (0,)}
+    faults = faults_of(over_scratch, **written)
+    assert "x after is another one when two threads call at the same time" in faults[0]
+
+
+def test_results_without_a_gradient_are_left_out_where_one_argument_alone_asks_for_it():
+    def doubled(x, y):
+        return x * 2, y * 2
+
+    two = {"inputs": lambda shape, draw: (draw(*shape), draw(*shape)), "differentiable": (0, 1)}
+    pair = {"replaced": doubled, "truth": doubled, **two}
+    assert faults_of(lambda x, y: (x + x, y + y), **pair) == []
+
+    def lost(x, y):
+        return (x + x if y.requires_grad else (x + x).detach()), y + y
+
+    assert "does not require grad" in faults_of(lost, **pair)[0]
+
+
+def test_a_gradient_of_one_argument_alone_is_asked_for():
+    def product(x, y):
+        return x * y
+
+    def needs_both(x, y):
+        return x * y if x.requires_grad == y.requires_grad else (x * y).detach()
+
+    two = new_is(
+        needs_both,
+        replaced=product,
+        truth=product,
+        inputs=lambda shape, draw: (draw(*shape), draw(*shape)),
+        differentiable=(0, 1),
+        distributions=("normal",),
+        layouts=("contiguous",),
+        free=(),
+    )
+    level = check_integrity(two)
+    assert level.state == "failed"
+    assert "does not require grad" in level.why
+
+
+class Keeping(torch.autograd.Function):
+    """A square that keeps its input, or its result, as an attribute."""
+
+    @staticmethod
+    def forward(ctx, x, keeps_result):
+        ctx.x, ctx.result = x.clone() if keeps_result else x, None
+        ctx.result = x * x
+        ctx.keeps_result = keeps_result
+        return ctx.result if keeps_result else ctx.result.clone()
+
+    @staticmethod
+    def backward(ctx, arriving):
+        root = ctx.result.detach().sqrt() * ctx.x.sign() if ctx.keeps_result else ctx.x
+        return 2 * root * arriving, None
+
+
+@pytest.mark.parametrize(("keeps_result", "name"), [(False, "x"), (True, "output")])
+def test_a_gradient_of_what_was_written_since_without_an_error_fails(keeps_result, name):
+    square = {"replaced": torch.square, "truth": lambda x: x * x}
+    faults = faults_of(lambda x: Keeping.apply(x, keeps_result), **square, is_deterministic=False)
+    assert len(faults) == 1
+    assert f"when the {name} is written to before it goes back" in faults[0]
+
+
+def test_an_error_or_a_copy_where_the_input_was_written_since_passes():
+    square = {"replaced": torch.square, "truth": lambda x: x * x}
+    assert faults_of(lambda x: x * x, **square) == []
+    assert faults_of(lambda x: x * x.clone(), **square) == []
+    assert faults_of(lambda x: torch.square(x.clone()), **square) == []
+
+
+def test_an_input_that_is_kept_after_later_calls_fails():
+    kept = []
+
+    def keeping(x):
+        kept.append(x.detach())
+        return x * 2
+
+    (fault,) = faults_of(keeping)
+    assert "keeps the memory of the input x after 2 further calls" in fault
+
+
+def test_an_input_that_the_next_call_lets_go_passes():
+    latest = []
+
+    def keeping(x):
+        latest[:] = [x.detach()]
+        return x * 2
+
+    assert faults_of(keeping) == []
+
+
+def test_a_gradient_of_leaves_alone_fails():
+    (fault,) = faults_of(lambda x: x * 2 if x.is_leaf else x.detach() * 2 + 0 * x)
+    assert "for tensors that other operators computed" in fault
+
+
+def test_a_copy_of_a_parameter_that_was_updated_since_fails():
+    copies = {}
+
+    def copied(x):
+        if not isinstance(x, torch.nn.Parameter):
+            return x * 2
+        _, copy = copies.setdefault(id(x), (x, x.detach().clone()))
+        return (x - x.detach() + copy) * 2
+
+    assert any("for parameters, the second time" in fault for fault in faults_of(copied))
+
+
+def test_a_copy_by_the_version_of_a_parameter_passes():
+    copies = {}
+
+    def copied(x):
+        if not isinstance(x, torch.nn.Parameter):
+            return x * 2
+        key = id(x), x._version
+        _, copy = copies.setdefault(key, (x, x.detach().clone()))
+        return (x - x.detach() + copy) * 2
+
+    assert not any("for parameters" in fault for fault in faults_of(copied))

@@ -1,0 +1,332 @@
+"""The calls that the gate tries by itself beyond those given, and the scope that it names."""
+
+import itertools
+import json
+import math
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kprof.kernels.correctness import Scope, check
+from kprof.kernels.correctness.numerics import check_numerics
+from kprof.kernels.correctness.scope import Size
+from kprof.report.kernel_library import result_of_gate, sections_of_gate
+from kprof.report.partner.evidence import gate_in
+from kprof.report.partner.sections import quality
+from tests.kernels.correctness.doubling import DOUBLED, new_is
+
+PLAIN = {"num_values": 1, "distributions": ("normal",), "layouts": ("contiguous",)}
+# No clock ends it.
+GROWING = replace(DOUBLED, **PLAIN, growth_s=math.inf)
+QUICK = replace(GROWING, reach=(600, 300))
+
+
+def level_of(function, **changes):
+    return check_numerics(replace(QUICK, new=function, **changes))
+
+
+def scope_of(function=DOUBLED.new, **changes):
+    return level_of(function, **changes).scope
+
+
+def sizes_of(scope):
+    return {size.name: size.largest for size in scope.sizes}
+
+
+# What is tried
+
+
+@pytest.mark.slow
+def test_free_dimensions_grow_beyond_every_size_given():
+    scope = check_numerics(GROWING).scope
+    assert sizes_of(scope) == {"rows": 65_536, "columns": 8_192}
+
+
+def test_a_reach_lets_them_grow_further():
+    assert sizes_of(scope_of(reach=(1_000, 2_000))) == {"rows": 1_000, "columns": 2_000}
+
+
+def test_growth_goes_to_twice_the_largest_size_given_in_any_case():
+    scope = scope_of(shapes=((8, 16), (4, 400)), reach=(10, 500))
+    assert sizes_of(scope) == {"rows": 16, "columns": 800}
+
+
+def test_the_time_of_a_first_call_which_compiles_does_not_end_growth():
+    seen = set()
+
+    def compiled_at_first(x):
+        time.sleep(0.0 if x.shape in seen else 0.2)
+        seen.add(x.shape)
+        return x * 2
+
+    only_rows = {"free": (0,), "contexts": ("gradient",), "growth_s": 1.0}
+    assert sizes_of(scope_of(compiled_at_first, **only_rows))["rows"] == 600
+
+
+def test_costs_that_do_not_grow_with_the_size_do_not_end_growth():
+    def with_fixed_cost(x):
+        time.sleep(0.1)
+        return x * 2
+
+    only_rows = {"free": (0,), "contexts": ("gradient",), "growth_s": 1.0}
+    assert sizes_of(scope_of(with_fixed_cost, **only_rows))["rows"] == 600
+
+
+@pytest.mark.parametrize("end", [600, 1_000, 5_000, 40_000])
+def test_no_step_of_growth_is_longer_than_sixteen_times(end):
+    rows = set()
+
+    def noted(x):
+        rows.add(x.shape[0])
+        return x * 2
+
+    scope_of(noted, free=(0,), shapes=((8, 3),), reach=(end,), contexts=("gradient",))
+    grown = sorted(size for size in rows if size >= 8)
+    assert grown[-1] == end
+    assert all(larger <= 16 * smaller for smaller, larger in itertools.pairwise(grown))
+
+
+def test_a_size_that_would_take_longer_than_its_time_is_not_tried():
+    def slow(x):
+        time.sleep(x.shape[0] / 1_000)
+        return x * 2
+
+    only_rows = {"free": (0,), "contexts": ("gradient",), "growth_s": 0.3}
+    assert sizes_of(scope_of(slow, **only_rows))["rows"] == 65
+
+
+def test_a_call_without_memory_for_it_is_left_out_of_the_scope_and_no_fault():
+    def large(x):
+        if x.shape[0] > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x * 2
+
+    level = level_of(large, free=(0,))
+    assert (level.state, level.scope.sizes[0].largest) == ("passed", 65)
+    assert level.scope.left_out == ("600 rows: there is no memory for the call here",)
+
+
+def test_other_dimensions_have_seventeen_at_most_while_rows_grow():
+    shapes = []
+
+    def noted(x):
+        shapes.append(tuple(x.shape))
+        return x * 2
+
+    level_of(noted, shapes=((8, 40),), contexts=("gradient",))
+    assert (600, 17) in shapes
+
+
+def test_code_that_refuses_more_rows_than_were_given_passes_with_what_it_takes():
+    def refuses_more(x):
+        if x.dim() == 2 and x.shape[0] > 9:
+            raise ValueError("too many rows")
+        return x * 2
+
+    level = level_of(refuses_more, free=(0,), num_values=3_000, reach=(100,), differentiable=())
+    assert (level.state, level.scope.sizes[0].largest) == ("passed", 8)
+    assert "where 1,000,000 are due" in level.notes[0]
+
+
+def test_growth_ends_where_its_time_does():
+    assert sizes_of(scope_of(growth_s=0.0)) == {"rows": 8, "columns": 16}
+
+
+def test_sizes_that_are_not_free_are_those_that_were_tried():
+    scope = scope_of(free=(0,), shapes=((8, 16), (4, 24)))
+    assert scope.sizes[1] == Size("columns", None, (16, 24))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(550, 10**9), (10**9, 250)])
+def test_a_kernel_that_is_wrong_beyond_a_size_fails(rows, columns):
+    def wrong_beyond(x):
+        return x * 3 if x.shape[0] > rows or x.shape[-1] > columns else x * 2
+
+    level = level_of(wrong_beyond)
+    assert level.state == "failed"
+    assert "right beyond the calls given" in [m.name for m in level.measures if not m.is_met]
+
+
+def test_a_kernel_that_refuses_beyond_a_size_is_right_up_to_it():
+    def refuses_beyond(x):
+        if x.shape[-1] > 150:
+            raise ValueError("too many columns")
+        return x * 2
+
+    level = level_of(refuses_beyond, reach=(600, 1_200))
+    assert level.state == "passed"
+    assert sizes_of(level.scope)["columns"] == 129
+    assert "1,051 columns: raises ValueError: too many columns" in level.scope.left_out
+
+
+def test_declared_limits_are_left_out_and_not_called():
+    def never_wide(x):
+        assert x.shape[-1] <= 17
+        return x * 2
+
+    def why_not(x):
+        return "rows are short" if x.shape[-1] > 17 else None
+
+    level = level_of(never_wide, refuses=why_not)
+    assert level.state == "passed"
+    assert level.scope.left_out == ("129 columns: rows are short",)
+
+
+def test_rows_in_another_number_of_dimensions_are_tried():
+    assert scope_of().num_dimensions == (1, 2, 3, 4, 5)
+
+    def wrong_in_three(x):
+        return x * 3 if x.dim() == 3 else x * 2
+
+    assert level_of(wrong_in_three).state == "failed"
+
+    def refuses_three(x):
+        if x.dim() == 3:
+            raise ValueError("no")
+        return x * 2
+
+    assert scope_of(refuses_three).num_dimensions == (1, 2, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("is_on", "context"),
+    [
+        (torch.is_inference_mode_enabled, "inference_mode"),
+        (lambda: not torch.is_grad_enabled(), "no_grad"),
+        (lambda: torch.is_autocast_enabled("cpu"), "autocast"),
+    ],
+)
+def test_a_kernel_that_is_wrong_in_a_mode_of_torch_fails_unless_it_is_not_for_it(is_on, context):
+    def wrong_there(x):
+        return x * 3 if is_on() else x * 2
+
+    level = level_of(wrong_there)
+    assert level.state == "failed"
+    assert context in level.why
+    without = replace(QUICK, new=wrong_there, contexts=("gradient",))
+    assert check_numerics(without).scope.contexts == ("gradient",)
+
+
+def test_another_dtype_under_autocast_is_left_out_of_the_scope():
+    def product(x):
+        return x @ torch.eye(x.shape[-1], dtype=x.dtype)
+
+    def in_its_own_dtype(x):
+        return product(x).to(x.dtype)
+
+    products = {"replaced": product, "truth": lambda x: x * 1, "free": ()}
+    scope = scope_of(in_its_own_dtype, **products)
+    assert "autocast" not in scope.contexts
+    assert scope.left_out == (
+        "autocast: gives torch.float32, where the replaced code gives torch.bfloat16",
+    )
+
+
+def test_a_kernel_without_gradients_of_gradients_is_left_out_of_that_alone():
+    class Squared(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, arriving):
+            return 2 * arriving * ctx.saved_tensors[0]
+
+    def squared(x):
+        return x * x
+
+    level = level_of(Squared.apply, replaced=squared, truth=squared)
+    assert level.state == "passed"
+    assert level.scope.contexts == ("gradient", "no_grad", "inference_mode", "autocast")
+
+
+def test_all_three_dtypes_are_tried_unless_the_subject_has_others():
+    subject = replace(QUICK, dtypes=type(QUICK).__dataclass_fields__["dtypes"].default)
+    assert check_numerics(subject).scope.dtypes == ("bfloat16", "float16", "float32")
+
+
+def test_bits_beyond_the_calls_given_count():
+    def other_bits_in_long_rows(x):
+        return (x * 2).nextafter(torch.tensor(9e9)) if x.shape[-1] > 250 else x * 2
+
+    assert level_of(DOUBLED.new).is_bit_exact
+    level = level_of(other_bits_in_long_rows)
+    assert (level.state, level.is_bit_exact) == ("passed", False)
+
+
+# What is said
+
+SCOPE = Scope(
+    sizes=(Size("rows", 65_536), Size("columns", None, (128, 256))),
+    num_dimensions=(2, 3),
+    dtypes=("bfloat16", "float32"),
+    layouts=("contiguous", "padded"),
+    contexts=("gradient", "no_grad"),
+)
+
+
+def test_a_scope_in_words_has_sizes_dtypes_layouts_and_modes():
+    assert str(SCOPE) == (
+        "rows ≤ 65,536, columns in {128, 256}, 2 and 3 dimensions, bf16 and fp32, "
+        "contiguous and padded layouts, contexts gradient and no_grad"
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (((65_536, 256), "float32"), None),
+        (((65_537, 256), "float32"), "65,537 rows: the gate tried up to 65,536"),
+        (((1, 255), "float32"), "255 columns: the gate tried 128, 256"),
+        (((1, 256), "float16"), "float16: the gate tried bfloat16, float32"),
+        (((1, 2, 256), "float32"), "a shape of 3 sizes: the gate tried 2"),
+    ],
+)
+def test_a_call_outside_a_scope_has_a_reason(call, why):
+    assert SCOPE.why_outside(*call) == why
+
+
+def test_a_number_of_dimensions_and_a_mode_are_outside_where_they_were_not_tried():
+    inside = SCOPE.why_outside((1, 256), "float32", num_dimensions=3, contexts=("no_grad",))
+    assert inside is None
+    four = SCOPE.why_outside((1, 256), "float32", num_dimensions=4)
+    assert four == "4 dimensions: the gate tried 2, 3"
+    cast = SCOPE.why_outside((1, 256), "float32", contexts=("autocast",))
+    assert cast == "autocast: the gate tried gradient, no_grad"
+
+
+def test_the_class_and_its_scope_stand_together_in_words_and_as_data():
+    report = check(replace(QUICK, distributions=("normal", "small")), ("L0", "L1"))
+    first = sections_of_gate(report)[0].parts[0].text
+    assert first.startswith("BIT-EXACT, for rows ≤ 600, columns ≤ 300, 1, 2, 3, 4 and 5 dim")
+    saved = result_of_gate(report)["scope"]
+    assert saved["sizes"][0] == {"name": "rows", "largest": 600, "known": ()}
+    assert saved["dtypes"] == ("float32",)
+
+
+def test_a_saved_report_has_its_scope_when_it_is_read_again():
+    report = check(QUICK, ("L0", "L1"))
+    saved = json.loads(json.dumps(result_of_gate(report)))
+    read = gate_in(saved)
+    assert (read.scope, read.reached) == (report.scope, "BIT-EXACT")
+    (chapter,) = [quality.render(SimpleNamespace(gates=(read,)))]
+    assert "the same to the last bit, for the calls that were tried: rows ≤ 600" in (
+        chapter.blocks[0].text
+    )
+
+
+def test_a_report_without_the_second_level_has_no_scope():
+    report = check(QUICK, ("L0",))
+    assert report.scope is None
+    assert result_of_gate(report)["scope"] is None
+
+
+def test_the_same_function_is_right_in_every_context():
+    assert scope_of(new_is(DOUBLED.replaced).new).contexts == (
+        *("gradient", "no_grad", "inference_mode", "autocast"),
+    )

@@ -1,0 +1,166 @@
+"""A swap and torch.compile: whole graphs, never a stale one; and graphs that are exported."""
+
+import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kprof.kernels.swap.patches import Rewired
+from kprof.kernels.swap.swapping import swapped
+from tests.kernels.swap_models import NAMES, Mlp, Model, Norm, tokens
+
+
+@pytest.fixture(autouse=True)
+def anew():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Graphs:
+    """A backend that keeps what it is given."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, graph, inputs):
+        self.seen.append({str(node.target) for node in graph.graph.nodes})
+        return graph.forward
+
+
+@pytest.mark.slow
+def test_a_model_compiles_whole_within_a_swap_and_gives_the_same():
+    model = Model()
+    wanted = model(tokens(), tokens())
+    with swapped(model, *NAMES) as swap:
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        loss = compiled(tokens(), tokens())
+        loss.backward()
+    torch.testing.assert_close(loss, wanted)
+    assert all(one.is_compiled for site in swap.replaced for one in site.calls)
+    assert len([site for site in swap.replaced if site.calls]) == 10
+
+
+def test_no_graph_breaks_are_added():
+    model = Model()
+    with swapped(model, *NAMES):
+        assert torch._dynamo.explain(model)(tokens()).graph_break_count == 0
+
+
+def test_a_graph_compiled_before_a_swap_is_not_used_in_it_nor_the_other_way_round():
+    model, graphs = nn.Sequential(Norm(8)), Graphs()
+    compiled, x = torch.compile(model, backend=graphs, fullgraph=True), torch.ones(2, 8)
+    compiled(x)
+    with swapped(model, "rmsnorm=aten"):
+        compiled(x)
+    compiled(x)
+    assert ["rms_norm" in str(seen) for seen in graphs.seen] == [False, True]
+
+
+def test_flipping_compiles_each_side_once():
+    model, graphs = Model(), Graphs()
+    compiled, swap = torch.compile(model, backend=graphs, fullgraph=True), swapped(model, *NAMES)
+    for _ in range(4):
+        compiled(tokens(), tokens())
+        with swap:
+            compiled(tokens(), tokens())
+    assert len(graphs.seen) == 2
+
+
+def test_another_provider_compiles_anew():
+    model, graphs = nn.Sequential(Norm(8)), Graphs()
+    compiled, x = torch.compile(model, backend=graphs, fullgraph=True), torch.ones(2, 8)
+    with swapped(model, "rmsnorm=aten"):
+        compiled(x)
+    with swapped(model, "rmsnorm=eager"):
+        compiled(x)
+    assert ["rms_norm" in str(seen) for seen in graphs.seen] == [True, False]
+
+
+def test_a_module_compiled_in_place_is_swapped():
+    model = nn.Sequential(Norm(8), Mlp(8))
+    model.requires_grad_(False)
+    x = torch.randn(2, 8)
+    wanted = model(x)
+    model.compile(backend="eager", fullgraph=True)
+    torch.testing.assert_close(model(x), wanted)
+    with swapped(model, *NAMES) as swap:
+        torch.testing.assert_close(model(x), wanted)
+    assert [site.calls[0].is_compiled for site in swap.replaced] == [True, True]
+
+
+def test_a_compiled_model_is_swapped_below_its_wrapper():
+    compiled = torch.compile(nn.Sequential(Norm(8)), backend="eager", fullgraph=True)
+    with swapped(compiled, "rmsnorm=eager") as swap:
+        compiled(torch.ones(2, 8))
+    assert [site.name for site in swap.replaced] == ["0"]
+
+
+def test_dtypes_that_a_kernel_refuses_compile_into_the_original():
+    model = nn.Sequential(Norm(8))
+    x = torch.randn(2, 8, dtype=torch.float64)
+    with swapped(model, "rmsnorm=aten") as swap:
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert any(one.is_compiled and one.provider is None for one in swap.sites[0].calls)
+
+
+def test_an_exported_model_needs_no_kernels():
+    model = nn.Sequential(Norm(8))
+    x = (torch.ones(2, 8),)
+    with swapped(model, "rmsnorm=aten"):
+        exported = [torch.export.export(model, x, strict=strict) for strict in (False, True)]
+    for program in exported:
+        assert "rms_norm" not in str(program.graph)
+
+
+def test_a_compiler_that_says_it_exports_every_graph_compiles_the_kernel(monkeypatch):
+    def is_exporting():
+        return torch.compiler.is_dynamo_compiling()
+
+    # As torch 2.11 does, whose `is_exporting` is true inside of all that it compiles.
+    monkeypatch.setattr(torch.compiler, "is_exporting", is_exporting)
+    model = nn.Sequential(Norm(8))
+    with swapped(model, "rmsnorm=aten") as swap:
+        torch.compile(model, backend="eager", fullgraph=True)(torch.ones(2, 8))
+    assert [one.provider for one in swap.sites[0].calls if one.is_compiled] == ["aten"]
+
+
+def test_a_copy_of_a_forward_does_not_get_the_graphs_of_the_original():
+    model = nn.CrossEntropyLoss()
+    x, y = torch.randn(3, 5), torch.tensor([1, 2, 3])
+    rewired = Rewired(type(model).forward, {("F", "cross_entropy"): lambda *_, **__: x})
+    original = torch.compile(type(model).forward, backend="eager", fullgraph=True)
+    copied = torch.compile(rewired.function, backend="eager", fullgraph=True)
+    assert copied(model, x, y) is not original(model, x, y)
+    assert original(model, x, y).shape == ()
+
+
+def test_a_loss_of_the_script_itself_compiles_within_a_swap_of_the_process():
+    graphs = Graphs()
+
+    @torch.compile(backend=graphs, fullgraph=True)
+    def lose(x, y):
+        return functional.cross_entropy(x, y)
+
+    x, y = torch.randn(3, 5), torch.tensor([1, 2, 3])
+    wanted = lose(x, y)
+    with swapped(None, "cross_entropy=eager"):
+        torch.testing.assert_close(lose(x, y), wanted)
+    torch.testing.assert_close(lose(x, y), wanted)
+
+
+def test_inside_a_compiled_transform_the_original_runs():
+    norm, x = Norm(8), torch.randn(3, 8)
+    weights = {"weight": torch.randn(8)}
+
+    def loss(weights):
+        return torch.func.functional_call(norm, weights, x).square().sum()
+
+    wanted = torch.func.grad(loss)(weights)["weight"]
+    with swapped(norm, "rmsnorm"):
+        found = torch.compile(torch.func.grad(loss), backend="eager")(weights)["weight"]
+    torch.testing.assert_close(found, wanted)
+    assert float(found.abs().max()) > 0

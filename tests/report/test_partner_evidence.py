@@ -1,0 +1,88 @@
+"""Evidence is read back from what commands printed and kept, as it was."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import msgspec
+
+from kprof.analyze.verdict.plausibility import find_power_effect
+from kprof.commands.report import read_evidence
+from kprof.comparison import Pair, save
+from kprof.report.calibration import result_of_calibration
+from kprof.report.costs import result_of_costs
+from kprof.report.kernel_library import result_of_gate
+from kprof.report.sla_verdict import result_of_sla
+from tests.report.partner_evidence import (
+    calibration_of,
+    comparison_of,
+    everything,
+)
+from tests.report.partner_pages import said
+
+
+def test_what_commands_printed_is_read_back_as_it_was(tmp_path):
+    evidence = everything()
+    before, after = evidence.service_levels
+    files = {
+        "sla-1.json": result_of_sla(before),
+        "sla-2.json": result_of_sla(after),
+        "cost-1.json": result_of_costs(evidence.costs[0]),
+        "cost-2.json": result_of_costs(evidence.costs[1]),
+        "gate.json": result_of_gate(evidence.gates[0]),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / "ab.kprof").mkdir()
+    save(evidence.comparisons[0], tmp_path / "ab.kprof")
+    read = read_evidence([tmp_path / name for name in [*files, "ab.kprof"]], evidence.title)
+    assert read.comparisons == evidence.comparisons
+    assert [one.assessment for one in read.service_levels] == [
+        one.assessment for one in evidence.service_levels
+    ]
+    assert read.costs == evidence.costs
+    assert read.gates == evidence.gates
+    assert [source.what for source in read.sources][-2:] == ["quality gate", "comparison"]
+    assert all(re.fullmatch("[0-9a-f]{64}", source.sha256) for source in read.sources)
+
+
+def test_what_a_comparison_printed_brings_its_targets_its_costs_and_its_calibration(tmp_path):
+    evidence = everything()
+    before, after = (result_of_sla(level) for level in evidence.service_levels)
+    content = msgspec.to_builtins(evidence.comparisons[0])
+    content |= {"targets": {"A": before, "B": after}, "costs": result_of_costs(evidence.costs[0])}
+    content |= {"calibration": "It errs now and then."}
+    (tmp_path / "ab.json").write_bytes(msgspec.json.encode(content))
+    read = read_evidence([tmp_path / "ab.json"])
+    assert read.comparisons == evidence.comparisons
+    assert [one.assessment.verdict for one in read.service_levels] == ["MISSED", "MET"]
+    assert read.costs == evidence.costs[:1]
+    assert "Instrument: It errs now and then." in said(read)
+
+
+def test_a_comparison_with_values_that_are_no_numbers_is_read_and_shown(tmp_path):
+    pairs = (*comparison_of().pairs, Pair((40e6,), (float("nan"),), True, 0))
+    invalid = comparison_of("INVALID", None, pairs=pairs, why="A value is no number.")
+    (tmp_path / "ab.kprof").mkdir()
+    save(invalid, tmp_path / "ab.kprof")
+    found = said(read_evidence([tmp_path / "ab.kprof"]))
+    assert "Not a valid measurement: A value is no number." in found
+    assert "9 before 40 ms missing missing" in found
+    assert "Step time missing ? not valid" in found
+
+
+def test_a_calibration_is_read_from_what_selftest_printed(tmp_path):
+    printed = result_of_calibration(calibration_of())
+    (tmp_path / "selftest.json").write_bytes(msgspec.json.encode(printed))
+    assert read_evidence([tmp_path / "selftest.json"]).calibration == calibration_of()
+
+
+def test_the_sides_of_a_comparison_are_called_as_the_page_calls_them():
+    pairs = tuple(replace(one, clocks_mhz=(1800, 1600)) for one in comparison_of().pairs)
+    doubt = find_power_effect(comparison_of().plan, pairs)
+    found = said(everything(comparisons=(comparison_of(doubts=(doubt,)),)))
+    assert found.count("With the change the GPU's clock was 11.1 % lower than without: part") == 3
+    assert "While B" not in found
+    assert "under A" not in found

@@ -1,0 +1,55 @@
+"""How close to the device's limits the partner report says that work comes, and of which run."""
+
+from dataclasses import replace
+
+from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.sections import roofline
+from tests.report.partner_pages import said
+from tests.section_traces import HOST_ONLY, RICH
+
+EARLIER = "This is the run before the change."
+
+
+def replayed(run):
+    """Return the run as it is where a CUDA graph replays the work: nobody knows what it is."""
+    return run.with_kernels(flops=None, bytes=None)
+
+
+def timed(run, recorded_ns, unrecorded_ns):
+    """Return the run with steps that took so long while recorded, and so long otherwise."""
+    times = {"recorded_step_ns": (recorded_ns,) * 2, "unrecorded_step_ns": (unrecorded_ns,) * 2}
+    recording = replace(run.meta.recording, **times)
+    return replace(run, meta=replace(run.meta, recording=recording))
+
+
+def told_of(*runs):
+    """Return what the section says of runs, in their order of time."""
+    chapter = roofline.render(Evidence("t", runs=runs))
+    return " ".join(part.text for part in chapter.blocks if hasattr(part, "text"))
+
+
+def test_where_nobody_knows_what_was_computed_after_a_change_the_run_before_it_is_drawn():
+    text = said(Evidence("t", runs=(RICH, replayed(RICH))))
+    assert EARLIER in text
+    assert "Speed of the work under the device's ceilings" in text
+    assert "How close the work comes to the device's limits record the" not in text
+
+
+def test_what_is_known_after_a_change_is_drawn_of_it():
+    assert told_of(RICH) == told_of(HOST_ONLY, RICH) == told_of(RICH, RICH)
+    assert EARLIER not in told_of(RICH, RICH)
+
+
+def test_without_known_work_in_any_run_it_is_said_how_to_get_it():
+    missing = roofline.render(Evidence("t", runs=(replayed(RICH), HOST_ONLY)))
+    assert missing.how == roofline.HOW
+
+
+def test_a_step_that_recording_made_longer_has_the_share_of_one_that_nobody_records():
+    told = told_of(timed(RICH, 8_000_000, 4_000_000))
+    assert (
+        "at least 29 % of the time that it took while it was recorded, and 57 % otherwise." in told
+    )
+    assert "at least 29 % of the time that it took. Real" in told_of(
+        timed(RICH, 4_000_000, 4_000_000)
+    )

@@ -1,0 +1,104 @@
+"""Playbooks: one for each rule, all of one form, shown by a command from anywhere."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from kprof.cli import app, run_command_line
+from kprof.commands.report import _sentences
+from kprof.errors import KprofError, modules_in
+from kprof.report.playbooks import HEADINGS, all_playbooks, find_playbook
+
+ROOT = Path(__file__).parents[2]
+PAGES = all_playbooks()
+# The command, with all of its commands: it takes long to build.
+KPROF = typer.main.get_command(app)
+NAMES = [page.name for page in PAGES]
+
+
+def commands_in(text):
+    """Return the command lines of kprof in a page's code blocks."""
+    lines = [line.strip() for block in text.split("```")[1::2] for line in block.splitlines()]
+    return [line for line in lines if line.startswith("kprof ")]
+
+
+COMMANDS = sorted({line for page in PAGES for line in commands_in(page.text)})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_page_has_all_parts_in_their_order_and_none_is_empty(page):
+    assert tuple(heading for heading, _ in page.parts) == HEADINGS
+    assert all(len(text) > 20 for _, text in page.parts)
+    assert page.title
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_of_a_page_is_one_that_kprof_understands(line):
+    _, name, *words = shlex.split(line)
+    command = KPROF.get_command(None, name)
+    context = command.make_context(name, words, ignore_unknown_options=True)
+    assert context.info_name == name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_page_refers_to_files_and_pages_that_exist(page):
+    for word in page.text.replace("`", " ").replace(",", " ").split():
+        if word.startswith(("docs/", "kprof/")):
+            assert (ROOT / word).exists(), word
+    for line in page.text.split("kprof playbook ")[1:]:
+        assert line.split("`")[0].split()[0] in NAMES
+
+
+def test_the_list_names_every_page(capsys):
+    with pytest.raises(SystemExit) as left:
+        run_command_line(["playbook", "--json"])
+    assert left.value.code == 0
+    assert [page["name"] for page in json.loads(capsys.readouterr().out)] == NAMES
+
+
+def test_a_page_is_printed_with_its_parts(capsys):
+    with pytest.raises(SystemExit) as left:
+        run_command_line(["playbook", "unfused-norm"])
+    assert left.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(heading in printed for heading in HEADINGS)
+    assert "kprof ab --swap rmsnorm train.py" in printed
+
+
+def test_a_page_that_does_not_exist_names_the_nearest():
+    with pytest.raises(KprofError, match="there is no playbook unfused") as error:
+        find_playbook("unfused_nrm")
+    assert "unfused_norm" in error.value.fix
+
+
+def test_pages_are_found_from_another_folder(tmp_path):
+    code = "from kprof.report.playbooks import all_playbooks; print(len(all_playbooks()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(len(PAGES))
+
+
+def test_every_kernel_that_a_rule_would_swap_in_is_one_of_the_library():
+    library = {path.stem for path in (ROOT / "kprof" / "kernels").rglob("[a-z]*.py")}
+    text = "".join(Path(module.__file__).read_text() for module in modules_in(RULES_PACKAGE))
+    named = set(re.findall(r'(?:swap=|remedy, )"(\w+)"', text))
+    assert named >= {"rope", "cross_entropy", "linear_cross_entropy"}
+    assert named | {"rmsnorm", "layernorm", "swiglu", "geglu", "adamw"} <= library
+
+
+RULES_PACKAGE = "kprof.analyze.findings.rules"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_fix_says_in_words_what_to_do_first(page):
+    # A card of the partner report shows the first sentence, and no commands.
+    (first, *_) = _sentences(dict(page.parts)["Fix"])
+    assert len(first) > 25
+    assert not first.startswith(("For GeGLU", "Both are needed"))
