@@ -29,7 +29,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 GOLDEN = ROOT / "tests" / "golden"
 # A result depends on these folders as a whole.
 FOLDERS = (
-    "kprof/collect/inject",
+    "kprof/collect/recorder",
     "kprof/kernels/correctness",
     "tests/gate_faults",
     "tests/hostile",
@@ -52,7 +52,7 @@ GOLDENS = (
     ("kprof/collect/merge.py", None),
     ("kprof/collect/readers/", "open_*"),
     ("kprof/collect/gpu_ceilings.py", None),
-    ("kprof/collect/inject/", None),
+    ("kprof/collect/recorder/", None),
     ("kprof/timing.py", None),
     ("kprof/", ""),
 )

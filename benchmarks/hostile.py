@@ -27,7 +27,7 @@ SOURCES = (
     "benchmarks/hostile.py",
     "tests/hostility.py",
     "tests/hostile/**/*.py",
-    "kprof/collect/inject/**/*.py",
+    "kprof/collect/recorder/**/*.py",
     "kprof/collect/launch.py",
 )
 SERVERS = "server_"

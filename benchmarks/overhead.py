@@ -24,7 +24,7 @@ SOURCES = (
     SCRIPT,
     "kprof/collect/launch.py",
     "kprof/collect/nvml.py",
-    "kprof/collect/inject/**/*.py",
+    "kprof/collect/recorder/**/*.py",
 )
 # The installed program, as users have it, not this working tree.
 KPROF = shutil.which("kprof") or str(Path(sys.executable).parent / "kprof")

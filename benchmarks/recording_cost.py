@@ -19,11 +19,11 @@ from evidence import RESULTS, ROOT, row, write_evidence
 
 SOURCES = (
     "benchmarks/recording_cost.py",
-    "kprof/collect/inject/**/*.py",
+    "kprof/collect/recorder/**/*.py",
     "kprof/collect/launch.py",
     "kprof/run.py",
 )
-INJECT = ROOT / "kprof" / "collect" / "inject"
+RECORDER = ROOT / "kprof" / "collect" / "recorder"
 NUM_MODULES = 257
 SKIP, STEPS, REST = 15, 30, 30
 
@@ -77,7 +77,7 @@ def environment_for(mode, folder):
         return dict(os.environ)
     return {
         **os.environ,
-        "PYTHONPATH": str(INJECT),
+        "PYTHONPATH": str(RECORDER),
         "KINETO_LOG_LEVEL": "99",
         "KPROF_RAW": str(folder / "raw"),
         "KPROF_SKIP": str(SKIP),

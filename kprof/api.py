@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from kprof.errors import LaunchError
 
 if TYPE_CHECKING:
-    from kprof.collect.inject.kprof_recorder.start import Session
-    from kprof.collect.inject.kprof_recorder.trial import TrialSession
+    from kprof.collect.recorder.kprof_recorder.start import Session
+    from kprof.collect.recorder.kprof_recorder.trial import TrialSession
 
 PACKAGE = "kprof_recorder"
 
@@ -37,7 +37,7 @@ def profile(
     Raises:
         LaunchError: `out` holds a recording already, or this Python has no torch.
     """
-    from kprof.collect.inject.kprof_recorder.settings import Settings
+    from kprof.collect.recorder.kprof_recorder.settings import Settings
 
     running = _recorder_of_this_process()
     if running is not None and running.session.is_following:
@@ -137,9 +137,9 @@ def _recorder_of_this_process() -> ModuleType | None:
 def _load_recorder() -> ModuleType:
     """Import the recorder under the name that it has inside every recorded process."""
     if PACKAGE not in sys.modules:
-        from kprof.collect.launch import INJECT
+        from kprof.collect.launch import RECORDER
 
-        folder = INJECT / PACKAGE
+        folder = RECORDER / PACKAGE
         spec = importlib.util.spec_from_file_location(
             PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )

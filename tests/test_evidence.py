@@ -77,7 +77,7 @@ def test_a_result_is_stale_where_one_thing_that_it_ran_changed_or_is_gone(eviden
     [
         ("kprof/analyze/attribution/kinds.py", "golden/open_llama_train"),
         ("kprof/analyze/whatif/replay.py", "golden/whatif_compiled"),
-        ("kprof/collect/inject/kprof_recorder/ending.py", "code/kprof/collect/inject"),
+        ("kprof/collect/recorder/kprof_recorder/ending.py", "code/kprof/collect/recorder"),
         ("benchmarks/selftest.py", "code/benchmarks/selftest.py"),
     ],
 )

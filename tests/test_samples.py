@@ -8,7 +8,7 @@ from tests.samples import HOSTILE, VERSIONS, benchmark, draw, ran_today, sample
 
 COMMIT = "635d03b000000000000000000000000000000000"
 FIVE = ("fork", "thread", "signal", "exit", "wait")
-RECORDER = "code/kprof/collect/inject"
+RECORDER = "code/kprof/collect/recorder"
 
 
 def measured_today(**different):

@@ -22,13 +22,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Union
 
-from kprof.collect.inject.kprof_recorder.settings import NSIGHT, OPTIONAL, Settings
 from kprof.collect.nsys import EXPORT, ProfiledProcess, keep_window
 from kprof.collect.nvml import Sampler
 from kprof.collect.process_folders import compress_parts, leave_out_helpers, recorders_of
+from kprof.collect.recorder.kprof_recorder.settings import NSIGHT, OPTIONAL, Settings
 from kprof.errors import LaunchError
 
-INJECT = Path(__file__).parent / "inject"
+RECORDER = Path(__file__).parent / "recorder"
 LOOK_S = 0.05
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Process = Union["PlainProcess", ProfiledProcess]
@@ -221,7 +221,7 @@ def injecting(settings: Settings, environment: Mapping[str, str]) -> dict[str, s
     return {
         **{name: value for name, value in environment.items() if name not in OPTIONAL},
         **settings.to_environment(),
-        "PYTHONPATH": str(INJECT) + (os.pathsep + path if path else ""),
+        "PYTHONPATH": str(RECORDER) + (os.pathsep + path if path else ""),
     }
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kprof.collect.inject.kprof_recorder.trigger import write_order
 from kprof.collect.launch import (
     LaunchOptions,
     complete,
@@ -22,6 +21,7 @@ from kprof.collect.launch import (
 )
 from kprof.collect.nvml import Sampler
 from kprof.collect.process_folders import recorders_of
+from kprof.collect.recorder.kprof_recorder.trigger import write_order
 from kprof.errors import LaunchError
 
 # Ranks finish within this time of each other; who has not begun by then takes no part.

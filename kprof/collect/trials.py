@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
-from kprof.collect.inject.kprof_recorder.schedule import Schedule
-from kprof.collect.inject.kprof_recorder.settings import Settings
 from kprof.collect.launch import LOOK_S, injecting
 from kprof.collect.nvml import Sampler, read_with_processes
+from kprof.collect.recorder.kprof_recorder.schedule import Schedule
+from kprof.collect.recorder.kprof_recorder.settings import Settings
 from kprof.collect.windows import Sheets, Timed, Window, energy_of
 from kprof.errors import KprofError, LaunchError
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from kprof.collect.inject.kprof_recorder.schedule import SHEET, Schedule
 from kprof.collect.nvml import LEAST_ENERGY_NS, POWER_LAG_NS, Nvml, Samples, Tail
 from kprof.collect.process_folders import recorders_of
+from kprof.collect.recorder.kprof_recorder.schedule import SHEET, Schedule
 from kprof.device import BRAKES, THROTTLE_REASONS
 
 # Of what the arm's windows usually have: below it, the GPU was throttled.

@@ -9,7 +9,7 @@ import pytest
 
 import kprof.collect.launch
 from kprof.collect.launch import (
-    INJECT,
+    RECORDER,
     LaunchOptions,
     command_for,
     environment_for,
@@ -60,7 +60,7 @@ def test_a_program_that_cannot_start_is_a_launch_error(tmp_path):
 
 
 def test_the_workload_does_not_see_the_recorders_folder_on_its_path(tmp_path):
-    code = f"import sys; raise SystemExit({str(INJECT)!r} in sys.path)"
+    code = f"import sys; raise SystemExit({str(RECORDER)!r} in sys.path)"
     assert run_python(tmp_path, code).exit_code == 0
 
 
@@ -75,7 +75,7 @@ def test_the_environment_keeps_what_the_caller_set(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/my/code")
     options = LaunchOptions(("true",), tmp_path, skip=2, steps=4, stacks=True)
     environment = environment_for(options, tmp_path)
-    assert environment["PYTHONPATH"] == f"{INJECT}{os.pathsep}/my/code"
+    assert environment["PYTHONPATH"] == f"{RECORDER}{os.pathsep}/my/code"
     assert (environment["KPROF_SKIP"], environment["KPROF_STEPS"]) == ("2", "4")
     assert (environment["KPROF_STACKS"], environment["KPROF_SHAPES"]) == ("1", "1")
 
@@ -157,7 +157,7 @@ def test_a_run_with_quotes_in_its_ranges_gets_its_report(tmp_path):
 
 @pytest.mark.slow
 def test_compiled_kernels_keep_their_shapes_at_the_price_of_other_threads(monkeypatch):
-    capture = pytest.importorskip("kprof.collect.inject.kprof_recorder.capture")
+    capture = pytest.importorskip("kprof.collect.recorder.kprof_recorder.capture")
     monkeypatch.delitem(sys.modules, capture.COMPILED_KERNELS, raising=False)
     assert capture.of_all_threads(memory=False) is not None
     monkeypatch.setitem(sys.modules, capture.COMPILED_KERNELS, sys)

@@ -5,8 +5,8 @@ import platform
 
 import pytest
 
-from kprof.collect.inject.kprof_recorder.schedule import Schedule
 from kprof.collect.nvml import Samples, Tail, read_with_processes
+from kprof.collect.recorder.kprof_recorder.schedule import Schedule
 from kprof.collect.windows import Sheets, Span, Window, can_count_energy, energy_of, spans_of
 
 S = 10**9

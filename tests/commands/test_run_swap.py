@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from kprof.collect.inject.kprof_recorder.settings import Settings
-from kprof.collect.inject.kprof_recorder.start import Swapping
+from kprof.collect.recorder.kprof_recorder.settings import Settings
+from kprof.collect.recorder.kprof_recorder.start import Swapping
 from kprof.collect.launch import LaunchResult
 from kprof.errors import KprofError
 from kprof.open import Opened

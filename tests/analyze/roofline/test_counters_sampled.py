@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from kprof.analyze.roofline.hardware_counters import sampled_by, share_out
-from kprof.collect.inject.kprof_recorder import newest_cupti
-from kprof.collect.inject.kprof_recorder.counters import QUANTITIES, TRAFFIC, Counters
 from kprof.collect.readers.recorded.sampled_counters import (
     FILE,
     Sampled,
@@ -20,6 +18,8 @@ from kprof.collect.readers.recorded.sampled_counters import (
     place,
     with_samples,
 )
+from kprof.collect.recorder.kprof_recorder import newest_cupti
+from kprof.collect.recorder.kprof_recorder.counters import QUANTITIES, TRAFFIC, Counters
 from kprof.errors import LaunchError
 from kprof.report.sections import counters as section
 from kprof.run import RunOptions, run

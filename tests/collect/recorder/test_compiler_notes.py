@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kprof.collect.inject.kprof_recorder.compiled import (  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.compiled import (  # noqa: E402
     CompilerNotes,
     Stacks,
 )
-from kprof.collect.inject.kprof_recorder.named_ranges import Models  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.named_ranges import Models  # noqa: E402
 
 
 class Block(torch.nn.Module):

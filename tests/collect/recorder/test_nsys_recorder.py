@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kprof.collect.inject.kprof_recorder import named_ranges  # noqa: E402
-from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402
-from kprof.collect.launch import INJECT  # noqa: E402
+from kprof.collect.launch import RECORDER  # noqa: E402
+from kprof.collect.recorder.kprof_recorder import named_ranges  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.settings import Settings  # noqa: E402
 from tests.recorded import LEAN_TORCH  # noqa: E402
 
 # A GPU that does nothing and says what it is asked for.
@@ -66,7 +66,7 @@ def said_by(folder, text, **environment):
         env={
             **{key: value for key, value in os.environ.items() if key != "LOCAL_RANK"},
             **settings.to_environment(),
-            "PYTHONPATH": f"{INJECT}:{Path(__file__).parents[3]}",
+            "PYTHONPATH": f"{RECORDER}:{Path(__file__).parents[3]}",
             **environment,
         },
         capture_output=True,

@@ -8,16 +8,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kprof.collect.inject.kprof_recorder import capture, native  # noqa: E402
-from kprof.collect.inject.kprof_recorder.capture import (  # noqa: E402
+from kprof.collect.recorder.kprof_recorder import capture, native  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.capture import (  # noqa: E402
     COMPILED_KERNELS,
     Ahead,
     let_others_leave,
     of_all_threads,
 )
-from kprof.collect.inject.kprof_recorder.hooks import Hooks  # noqa: E402
-from kprof.collect.inject.kprof_recorder.recorder import Recorder  # noqa: E402
-from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.hooks import Hooks  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.recorder import Recorder  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.settings import Settings  # noqa: E402
 
 EXPECTED = "The recorder stopped, because a Shy could not be described (ValueError: no)."
 

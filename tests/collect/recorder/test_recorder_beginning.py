@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kprof.collect.inject.kprof_recorder import capture, recorder  # noqa: E402
-from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402
+from kprof.collect.recorder.kprof_recorder import capture, recorder  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.settings import Settings  # noqa: E402
 
 
 class Trace:

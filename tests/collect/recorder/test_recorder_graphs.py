@@ -136,7 +136,7 @@ def test_a_capture_right_before_the_window_borrows_what_is_set_up_for_it(tmp_pat
 
 
 def test_a_later_window_of_a_service_has_the_capture_as_well(tmp_path):
-    graphs = pytest.importorskip("kprof.collect.inject.kprof_recorder.graphs")
+    graphs = pytest.importorskip("kprof.collect.recorder.kprof_recorder.graphs")
     first, later = tmp_path / "first", tmp_path / "later"
     first.mkdir()
     later.mkdir()

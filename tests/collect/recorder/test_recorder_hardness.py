@@ -9,15 +9,15 @@ from tests.recorded import MODEL, record
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-from kprof.collect.inject.kprof_recorder.capture import (  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.capture import (  # noqa: E402
     Capture,
     _detaching,
     _is_complete,
 )
-from kprof.collect.inject.kprof_recorder.named_ranges import TorchRange  # noqa: E402
-from kprof.collect.inject.kprof_recorder.quiet import Quiet  # noqa: E402
-from kprof.collect.inject.kprof_recorder.ranks import rank, world_size  # noqa: E402
-from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.named_ranges import TorchRange  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.quiet import Quiet  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.ranks import rank, world_size  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.settings import Settings  # noqa: E402
 
 TRAIN = """
 import os, threading

@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kprof.collect.inject.kprof_recorder import named_ranges  # noqa: E402
-from kprof.collect.inject.kprof_recorder.named_ranges import Models  # noqa: E402
+from kprof.collect.recorder.kprof_recorder import named_ranges  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.named_ranges import Models  # noqa: E402
 
 
 class Block(torch.nn.Module):
@@ -119,4 +119,4 @@ def test_nvtx_is_spoken_only_where_a_tool_listens(monkeypatch):
 
 
 def test_importing_the_recorders_package_imports_no_torch_of_its_own():
-    assert "torch" not in vars(sys.modules["kprof.collect.inject.kprof_recorder"])
+    assert "torch" not in vars(sys.modules["kprof.collect.recorder.kprof_recorder"])

@@ -11,13 +11,13 @@ torch = pytest.importorskip("torch")
 
 from torch.profiler import record_function  # noqa: E402
 
-from kprof.collect.inject.kprof_recorder import ending  # noqa: E402
-from kprof.collect.inject.kprof_recorder.capture import Capture  # noqa: E402
-from kprof.collect.inject.kprof_recorder.ending import ForkWarning  # noqa: E402
-from kprof.collect.inject.kprof_recorder.named_ranges import Range  # noqa: E402
-from kprof.collect.inject.kprof_recorder.others import Others, Ours  # noqa: E402
-from kprof.collect.inject.kprof_recorder.quiet import Warnings  # noqa: E402
-from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402
+from kprof.collect.recorder.kprof_recorder import ending  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.capture import Capture  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.ending import ForkWarning  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.named_ranges import Range  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.others import Others, Ours  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.quiet import Warnings  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.settings import Settings  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 OF_THREADS = "This process (pid=7) is multi-threaded, use of fork() may lead to deadlocks"
@@ -135,8 +135,8 @@ def test_a_forked_child_is_warned_of_its_own_thread(fork):
 PREPARED_ELSEWHERE = """
 import threading
 from pathlib import Path
-from kprof.collect.inject.kprof_recorder.capture import Capture
-from kprof.collect.inject.kprof_recorder.settings import Settings
+from kprof.collect.recorder.kprof_recorder.capture import Capture
+from kprof.collect.recorder.kprof_recorder.settings import Settings
 thread = threading.Thread(target=Capture(Settings(Path())).prepare)
 thread.start()
 thread.join()

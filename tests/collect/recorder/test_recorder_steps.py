@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from kprof.collect.inject.kprof_recorder import step_counter
-from kprof.collect.inject.kprof_recorder.step_counter import REPLAY, Rule, Source, StepCounter
+from kprof.collect.recorder.kprof_recorder import step_counter
+from kprof.collect.recorder.kprof_recorder.step_counter import REPLAY, Rule, Source, StepCounter
 
 ADAM = Source("adam", "Adam", 100)
 SMALL = Source("small", "SGD", 10)
@@ -238,7 +238,7 @@ def test_the_rule_of_inference_reads_well():
 
 def test_whatever_fails_in_the_recorder_stops_the_recorder_and_not_the_workload():
     pytest.importorskip("torch")
-    from kprof.collect.inject.kprof_recorder.softly import softly
+    from kprof.collect.recorder.kprof_recorder.softly import softly
 
     class Recorder:
         is_broken, lock, told = False, threading.RLock(), ""

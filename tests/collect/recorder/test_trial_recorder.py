@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kprof.collect.inject.kprof_recorder.schedule import Block, Schedule, blocks_of
+from kprof.collect.recorder.kprof_recorder.schedule import Block, Schedule, blocks_of
 
 MS = 1e6
 
@@ -81,10 +81,10 @@ def test_a_schedule_is_read_as_it_was_written(tmp_path):
 
 pytest.importorskip("torch")
 
-from kprof.collect.inject.kprof_recorder import window_timer  # noqa: E402
-from kprof.collect.inject.kprof_recorder.settings import Settings  # noqa: E402
-from kprof.collect.inject.kprof_recorder.step_counter import REPLAY, Source  # noqa: E402
-from kprof.collect.inject.kprof_recorder.window_timer import Patch, PatchError  # noqa: E402
+from kprof.collect.recorder.kprof_recorder import window_timer  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.settings import Settings  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.step_counter import REPLAY, Source  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.window_timer import Patch, PatchError  # noqa: E402
 
 OPTIMIZER = Source("optimizer", "AdamW", 8)
 MODEL = Source("model", "outermost call of Llama", 8)
