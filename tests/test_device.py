@@ -2,52 +2,50 @@ import pytest
 
 from kprof.device import CATALOGUE, find_device
 
-ENTRIES = [device for _, device in CATALOGUE]
-NAMES = [device.name for device in ENTRIES]
+ENTRIES = {device.name: device for _, device in CATALOGUE}
+NARROWING = ("fp64", "fp32", "tf32", "fp16", "fp8", "fp4")
+# What drivers report, and the entry that is meant.
+REPORTED = {
+    "NVIDIA H200": "H200 SXM",
+    "NVIDIA H200 NVL": "H200 NVL",
+    "NVIDIA H100 80GB HBM3": "H100 SXM",
+    "NVIDIA H100 PCIe": "H100 PCIe",
+    "NVIDIA H100 NVL": "H100 NVL",
+    "NVIDIA H800": "H800 SXM",
+    "NVIDIA H20": "H20",
+    "NVIDIA GH200 480GB": "GH200 96GB",
+    "NVIDIA GH200 144G HBM3e": "GH200 144GB",
+    "NVIDIA B200": "B200",
+    "NVIDIA B300 SXM6 AC": "B300",
+    "NVIDIA GB200": "GB200",
+    "NVIDIA GB300": "GB300",
+    "NVIDIA A100-SXM4-40GB": "A100 40GB",
+    "NVIDIA A100-PCIE-40GB": "A100 40GB",
+    "NVIDIA A100-PG509-200": "A100 40GB",
+    "NVIDIA A100-SXM4-80GB": "A100 SXM 80GB",
+    "NVIDIA A100 80GB PCIe": "A100 PCIe 80GB",
+    "NVIDIA A10": "A10",
+    "NVIDIA A10G": "A10G",
+    "NVIDIA A30": "A30",
+    "NVIDIA A40": "A40",
+    "NVIDIA L4": "L4",
+    "NVIDIA L40": "L40",
+    "NVIDIA L40S": "L40S",
+    "NVIDIA RTX 6000 Ada Generation": "RTX 6000 Ada",
+    "NVIDIA GeForce RTX 4090": "RTX 4090",
+    "Tesla V100-SXM2-16GB": "V100 SXM 16GB",
+    "Tesla V100-SXM2-32GB": "V100 SXM 32GB",
+    "Tesla V100-PCIE-16GB": "V100 PCIe 16GB",
+    "Tesla T4": "T4",
+    "AMD Instinct MI300X": "MI300X",
+    "AMD Instinct MI325X": "MI325X",
+    "AMD Instinct MI250X": "MI250X, one die",
+    "AMD Instinct MI210": "MI210",
+}
 
 
-@pytest.mark.parametrize(
-    ("reported", "found"),
-    [
-        ("NVIDIA H200", "H200 SXM"),
-        ("NVIDIA H200 NVL", "H200 NVL"),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA H100 NVL", "H100 NVL"),
-        ("NVIDIA H800", "H800 SXM"),
-        ("NVIDIA H20", "H20"),
-        ("NVIDIA GH200 480GB", "GH200 96GB"),
-        ("NVIDIA GH200 144G HBM3e", "GH200 144GB"),
-        ("NVIDIA B200", "B200"),
-        ("NVIDIA B300 SXM6 AC", "B300"),
-        ("NVIDIA GB200", "GB200"),
-        ("NVIDIA GB300", "GB300"),
-        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
-        ("NVIDIA A100-PG509-200", "A100 40GB"),
-        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80GB"),
-        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
-        ("NVIDIA A10", "A10"),
-        ("NVIDIA A10G", "A10G"),
-        ("NVIDIA A30", "A30"),
-        ("NVIDIA A40", "A40"),
-        ("NVIDIA L4", "L4"),
-        ("NVIDIA L40", "L40"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("Tesla V100-SXM2-16GB", "V100 SXM 16GB"),
-        ("Tesla V100-SXM2-32GB", "V100 SXM 32GB"),
-        ("Tesla V100-PCIE-16GB", "V100 PCIe 16GB"),
-        ("Tesla T4", "T4"),
-        ("AMD Instinct MI300X", "MI300X"),
-        ("AMD Instinct MI325X", "MI325X"),
-        ("AMD Instinct MI250X", "MI250X, one die"),
-        ("AMD Instinct MI210", "MI210"),
-    ],
-)
-def test_the_name_that_a_driver_reports_finds_its_device(reported, found):
-    assert find_device(reported).name == found
+def test_the_name_that_a_driver_reports_finds_its_device():
+    assert {reported: find_device(reported).name for reported in REPORTED} == REPORTED
 
 
 @pytest.mark.parametrize(
@@ -74,28 +72,31 @@ def test_an_h200_has_its_datasheets_rates():
     assert device.num_sms == 132
 
 
-@pytest.mark.parametrize("device", ENTRIES, ids=NAMES)
-def test_every_entry_names_its_source_and_is_no_measurement(device):
-    assert len(device.source) > 10
-    assert not device.is_measured
+def test_every_entry_names_its_source_and_is_no_measurement():
+    bare = [n for n, one in ENTRIES.items() if len(one.source) <= 10 or one.is_measured]
+    assert bare == []
 
 
-@pytest.mark.parametrize("device", ENTRIES, ids=NAMES)
-def test_narrower_types_are_never_slower(device):
-    order = ("fp64", "fp32", "tf32", "fp16", "fp8", "fp4")
-    rates = [device.flops_per_s[d] for d in order if d in device.flops_per_s]
-    assert rates == sorted(rates)
+def test_narrower_types_are_never_slower():
+    rates = {
+        name: [device.flops_per_s[d] for d in NARROWING if d in device.flops_per_s]
+        for name, device in ENTRIES.items()
+    }
+    assert rates == {name: sorted(ordered) for name, ordered in rates.items()}
 
 
-@pytest.mark.parametrize("device", ENTRIES, ids=NAMES)
-def test_rates_are_of_the_size_that_such_devices_have(device):
-    flops_per_byte = device.flops_per_s["fp16"] / device.memory_bytes_per_s
-    assert 30 < flops_per_byte < 450
-    assert 3e11 <= device.memory_bytes_per_s <= 1e13
-    assert 15 * 2**30 < device.memory_bytes < 300 * 2**30
+def test_rates_are_of_the_size_that_such_devices_have():
+    odd = [
+        name
+        for name, device in ENTRIES.items()
+        if not 30 < device.flops_per_s["fp16"] / device.memory_bytes_per_s < 450
+        or not 3e11 <= device.memory_bytes_per_s <= 1e13
+        or not 15 * 2**30 < device.memory_bytes < 300 * 2**30
+    ]
+    assert odd == []
 
 
-@pytest.mark.parametrize("device", ENTRIES, ids=NAMES)
-def test_bf16_is_as_fast_as_fp16_where_there_is_both(device):
-    rates = device.flops_per_s
-    assert rates.get("bf16", rates["fp16"]) == rates["fp16"]
+def test_bf16_is_as_fast_as_fp16_where_there_is_both():
+    rates = {n: one.flops_per_s for n, one in ENTRIES.items() if "bf16" in one.flops_per_s}
+    assert len(rates) > 20
+    assert [name for name, one in rates.items() if one["bf16"] != one["fp16"]] == []

@@ -14,53 +14,52 @@ def kind_of(name, op=None, phase=None, activity="kernel"):
     return find_kind(name, activity, op, phase)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "gemm"),
-        ("ampere_sgemm_128x64_nn", "gemm"),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "gemm"),
-        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(", "gemm"),
-        ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64", "gemm"),
-        ("void splitKreduce_kernel<float, float, float, float, true, false>", "gemm"),
-        ("triton_tem_fused_mm_3", "gemm"),
-        ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd", "attention"),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26", "attention"),
-        ("fmha_cutlassF_bf16_aligned_64x64_rf_sm80", "attention"),
-        ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32", "convolution"),
-        ("void cutlass_cudnn_infer::Kernel<cutlass_tensorop_s1688dgrad_opt", "convolution"),
-        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage", "collective"),
-        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "collective"),
-        ("void multimem_all_reduce_kernel<c10::BFloat16, 16>(", "collective"),
-        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512>", "norm"),
-        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel", "norm"),
-        ("void (anonymous namespace)::softmax_warp_forward<float, float, float", "softmax"),
-        ("void at::native::nll_loss_forward_reduce_cuda_kernel_2d<float", "loss"),
-        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float", "reduction"),
-        ("void at::native::CatArrayBatchedCopy<at::native::OpaqueType<2u>", "copy"),
-        ("void cudnn::ops::nchwToNhwcKernel<float, float, float, false>", "copy"),
-        ("void at::native::index_elementwise_kernel<128, 4, at::native::gpu", "indexing"),
-        ("void at::native::vectorized_gather_kernel<16, long>(char*, char*", "indexing"),
-        ("void at::native::(anonymous namespace)::indexSelectLargeIndex<", "embedding"),
-        ("void cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy", "sort"),
-        ("void at::native::distribution_elementwise_grid_stride_kernel<float", "random"),
-        ("triton_poi_fused_add_mul_0", "elementwise"),
-        ("triton_red_fused_add_mean_mul_pow_rsqrt_0", "norm"),
-        ("triton_per_fused_native_layer_norm_2", "norm"),
-        ("triton_red_fused_sum_1", "reduction"),
-        ("triton_per_fused__softmax_4", "softmax"),
-        (ELEMENTWISE + "FillFunctor<float>, std::array<char*, 1ul> >", "set"),
-        (ELEMENTWISE + "CUDAFunctor_add<float>, at::detail::Array<char*, 3> >", "elementwise"),
-        ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_k", "copy"),
-        ("void fbgemm_gpu::permute_indices_weights_kernel<false, int>", "indexing"),
-        ("sm50_xmma_pooling_coalescedC_NHWC_kMAX_3_False_execute_kernel_trt", "reduction"),
-        ("void cutensor_internal_namespace::permutationKernelPLC3<float, float>(", "copy"),
-        ("XXT_kernel", "gemm"),
-        ("my_own_kernel", "other"),
-    ],
-)
-def test_a_kernels_name_tells_its_kind(name, kind):
-    assert kind_of(name) == kind
+KINDS = {
+    "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT": "gemm",
+    "ampere_sgemm_128x64_nn": "gemm",
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64": "gemm",
+    "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(": "gemm",
+    "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64": "gemm",
+    "void splitKreduce_kernel<float, float, float, float, true, false>": "gemm",
+    "triton_tem_fused_mm_3": "gemm",
+    "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd": "attention",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26": "attention",
+    "fmha_cutlassF_bf16_aligned_64x64_rf_sm80": "attention",
+    "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32": "convolution",
+    "void cutlass_cudnn_infer::Kernel<cutlass_tensorop_s1688dgrad_opt": "convolution",
+    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage": "collective",
+    "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)": "collective",
+    "void multimem_all_reduce_kernel<c10::BFloat16, 16>(": "collective",
+    "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512>": "norm",
+    "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel": "norm",
+    "void (anonymous namespace)::softmax_warp_forward<float, float, float": "softmax",
+    "void at::native::nll_loss_forward_reduce_cuda_kernel_2d<float": "loss",
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float": "reduction",
+    "void at::native::CatArrayBatchedCopy<at::native::OpaqueType<2u>": "copy",
+    "void cudnn::ops::nchwToNhwcKernel<float, float, float, false>": "copy",
+    "void at::native::index_elementwise_kernel<128, 4, at::native::gpu": "indexing",
+    "void at::native::vectorized_gather_kernel<16, long>(char*, char*": "indexing",
+    "void at::native::(anonymous namespace)::indexSelectLargeIndex<": "embedding",
+    "void cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy": "sort",
+    "void at::native::distribution_elementwise_grid_stride_kernel<float": "random",
+    "triton_poi_fused_add_mul_0": "elementwise",
+    "triton_red_fused_add_mean_mul_pow_rsqrt_0": "norm",
+    "triton_per_fused_native_layer_norm_2": "norm",
+    "triton_red_fused_sum_1": "reduction",
+    "triton_per_fused__softmax_4": "softmax",
+    ELEMENTWISE + "FillFunctor<float>, std::array<char*, 1ul> >": "set",
+    ELEMENTWISE + "CUDAFunctor_add<float>, at::detail::Array<char*, 3> >": "elementwise",
+    "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_k": "copy",
+    "void fbgemm_gpu::permute_indices_weights_kernel<false, int>": "indexing",
+    "sm50_xmma_pooling_coalescedC_NHWC_kMAX_3_False_execute_kernel_trt": "reduction",
+    "void cutensor_internal_namespace::permutationKernelPLC3<float, float>(": "copy",
+    "XXT_kernel": "gemm",
+    "my_own_kernel": "other",
+}
+
+
+def test_a_kernels_name_tells_its_kind():
+    assert {name: kind_of(name) for name in KINDS} == KINDS
 
 
 FLASHINFER = "void flashinfer::"
@@ -68,84 +67,80 @@ CUTLASS3 = "void cutlass::device_kernel<"
 TENSORRT_LLM = "void tensorrt_llm::kernels::"
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        # FlashAttention, FlashInfer and others that only begin with the same word.
-        (CUTLASS3 + "flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<", "attention"),
-        ("void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<", "attention"),
-        ("void flash_fwd_splitkv_mla_kernel<Flash_fwd_kernel_traits_mla<576, 64", "attention"),
-        (
-            FLASHINFER + "BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode",
-            "attention",
-        ),
-        (FLASHINFER + "PrefillWithKVCacheKernel<flashinfer::CollectiveMainloop<", "attention"),
-        (FLASHINFER + "norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>(", "norm"),
-        (FLASHINFER + "sampling::TopKTopPSamplingFromProbKernel<1024u, (cub::", "sort"),
-        (FLASHINFER + "activation::act_and_mul_kernel<__nv_bfloat16, &silu>(", "elementwise"),
-        (FLASHINFER + "BatchQKApplyRotaryPosIdsCosSinCacheKernel<true, 128u", "elementwise"),
-        (FLASHINFER + "trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_la", "collective"),
-        # vLLM and SGLang
-        ("kernel_unified_attention_2d", "attention"),
-        ("_fwd_grouped_kernel_stage1", "attention"),
-        ("void vllm::merge_attn_states_kernel<__nv_bfloat16, 128u>(", "attention"),
-        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData", "collective"),
-        ("void vllm::concat_and_cache_mla_kernel<__nv_bfloat16, __nv_bfloat16", "copy"),
-        ("void vllm::act_and_mul_kernel<c10::BFloat16, &(c10::BFloat16 vllm::silu", "elementwise"),
-        ("void marlin::Marlin<nv_bfloat16, 1125899906842624l, 256, 1, 8, 8", "gemm"),
-        ("fused_moe_kernel", "gemm"),
-        ("_w8a8_block_fp8_matmul", "gemm"),
-        ("void vllm::moe::moe_align_block_size_kernel<int>(int const*", "indexing"),
-        ("void vllm::moe::topkGatingSoftmax<8, 128, 4, 16>(float const*", "softmax"),
-        ("_lora_shrink_kernel", "gemm"),
-        # TensorRT-LLM
-        (TENSORRT_LLM + "mmha::masked_multihead_attention_kernel<__nv_bfloat16", "attention"),
-        (TENSORRT_LLM + "cutlass_kernels::expandInputRowsKernel<__nv_bfloat16", "indexing"),
-        (TENSORRT_LLM + "cutlass_kernels::doActivationKernel<__nv_bfloat16", "elementwise"),
-        (TENSORRT_LLM + "generalRmsNorm<__nv_bfloat16, true>(", "norm"),
-        (TENSORRT_LLM + "twoShotAllReduceKernel<__nv_bfloat16, 8, true>(", "collective"),
-        ("void moe::dev::finalize::finalizeKernelVecLoad<moe::dev::finalize::Ker", "indexing"),
-        ("bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16_m128x16x32", "gemm"),
-        # CUTLASS 3 and 4, DeepGEMM, DeepEP, cuBLAS
-        (CUTLASS3 + "cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int", "gemm"),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16", "gemm"),
-        ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 7168u, 2048u, 1u, 128u", "gemm"),
-        ("void deep_ep::internode_ll::dispatch<true, 9, 7168>(void*", "collective"),
-        ("void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensor<float", "gemm"),
-        # cuDNN, MIOpen, rocBLAS, hipBLASLt, AITER, RCCL
-        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(", "convolution"),
-        ("void explicit_convolve_sgemm<float, int, 1024, 5, 5, 3, 3, 3, 0>(", "convolution"),
-        ("void cudnn::pooling_fw_4d_kernel<float, float, cudnn::maxpooling_func", "reduction"),
-        ("miopenSp3AsmConv_v30_3_1_gfx9_fp32_f3x2_stride1_group", "convolution"),
-        ("MIOpenBatchNormFwdTrainSpatialNorm", "norm"),
-        ("void rocblas_gemvt_warp_reduce_kernel<false, 256, int, float const*", "gemm"),
-        ("Custom_Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64", "gemm"),
-        ("void ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<", "attention"),
-        ("aiter::mla_a16w16_qh16_m16x4_n16x1_coex0_mask1", "attention"),
-        ("void aiter::cross_device_reduce_2stage<__hip_bfloat16, 8>(", "collective"),
-        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "collective"),
-        ("ncclSymkDevKernel_AllGather_LL(ncclSymkDevWorkArgs4K)", "collective"),
-        # Inductor: what a kernel fused does not make it a product or a convolution.
-        ("triton_poi_fused_convolution_relu_3", "elementwise"),
-        ("triton_poi_fused__scaled_dot_product_flash_attention_clone_2", "elementwise"),
-        ("triton_poi_fused_native_dropout_add_7", "elementwise"),
-        ("triton_poi_fused_embedding_0", "embedding"),
-        ("triton_red_fused_convolution_backward_5", "reduction"),
-        ("triton_per_fused_nll_loss_forward_1", "loss"),
-        ("triton_tem_fused_flex_attention_2", "attention"),
-        ("triton_tem_fused_convolution_4", "convolution"),
-        ("triton_tem_fused_addmm_relu_0", "gemm"),
-        ("triton_mm_12", "gemm"),
-        # Liger, Transformer Engine, Mamba
-        ("liger_cross_entropy_kernel", "loss"),
-        ("_swiglu_forward_kernel", "elementwise"),
-        ("_triton_rope", "elementwise"),
-        ("void transformer_engine::normalization::ln_fwd_tuned_kernel<", "norm"),
-        ("void causal_conv1d_fwd_kernel<Causal_conv1d_fwd_kernel_traits<128, 4", "convolution"),
-    ],
-)
-def test_kernels_of_well_known_libraries_are_told_by_name(name, kind):
-    assert kind_of(name) == kind
+LIBRARIES = {
+    # FlashAttention, FlashInfer and others that only begin with the same word.
+    CUTLASS3 + "flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<": "attention",
+    "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<": "attention",
+    "void flash_fwd_splitkv_mla_kernel<Flash_fwd_kernel_traits_mla<576, 64": "attention",
+    FLASHINFER + "BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode": "attention",
+    FLASHINFER + "PrefillWithKVCacheKernel<flashinfer::CollectiveMainloop<": "attention",
+    FLASHINFER + "norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>(": "norm",
+    FLASHINFER + "sampling::TopKTopPSamplingFromProbKernel<1024u, (cub::": "sort",
+    FLASHINFER + "activation::act_and_mul_kernel<__nv_bfloat16, &silu>(": "elementwise",
+    FLASHINFER + "BatchQKApplyRotaryPosIdsCosSinCacheKernel<true, 128u": "elementwise",
+    FLASHINFER + "trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_la": "collective",
+    # vLLM and SGLang
+    "kernel_unified_attention_2d": "attention",
+    "_fwd_grouped_kernel_stage1": "attention",
+    "void vllm::merge_attn_states_kernel<__nv_bfloat16, 128u>(": "attention",
+    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData": "collective",
+    "void vllm::concat_and_cache_mla_kernel<__nv_bfloat16, __nv_bfloat16": "copy",
+    "void vllm::act_and_mul_kernel<c10::BFloat16, &(c10::BFloat16 vllm::silu": "elementwise",
+    "void marlin::Marlin<nv_bfloat16, 1125899906842624l, 256, 1, 8, 8": "gemm",
+    "fused_moe_kernel": "gemm",
+    "_w8a8_block_fp8_matmul": "gemm",
+    "void vllm::moe::moe_align_block_size_kernel<int>(int const*": "indexing",
+    "void vllm::moe::topkGatingSoftmax<8, 128, 4, 16>(float const*": "softmax",
+    "_lora_shrink_kernel": "gemm",
+    # TensorRT-LLM
+    TENSORRT_LLM + "mmha::masked_multihead_attention_kernel<__nv_bfloat16": "attention",
+    TENSORRT_LLM + "cutlass_kernels::expandInputRowsKernel<__nv_bfloat16": "indexing",
+    TENSORRT_LLM + "cutlass_kernels::doActivationKernel<__nv_bfloat16": "elementwise",
+    TENSORRT_LLM + "generalRmsNorm<__nv_bfloat16, true>(": "norm",
+    TENSORRT_LLM + "twoShotAllReduceKernel<__nv_bfloat16, 8, true>(": "collective",
+    "void moe::dev::finalize::finalizeKernelVecLoad<moe::dev::finalize::Ker": "indexing",
+    "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16_m128x16x32": "gemm",
+    # CUTLASS 3 and 4, DeepGEMM, DeepEP, cuBLAS
+    CUTLASS3 + "cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int": "gemm",
+    "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16": "gemm",
+    "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 7168u, 2048u, 1u, 128u": "gemm",
+    "void deep_ep::internode_ll::dispatch<true, 9, 7168>(void*": "collective",
+    "void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensor<float": "gemm",
+    # cuDNN, MIOpen, rocBLAS, hipBLASLt, AITER, RCCL
+    "void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(": "convolution",
+    "void explicit_convolve_sgemm<float, int, 1024, 5, 5, 3, 3, 3, 0>(": "convolution",
+    "void cudnn::pooling_fw_4d_kernel<float, float, cudnn::maxpooling_func": "reduction",
+    "miopenSp3AsmConv_v30_3_1_gfx9_fp32_f3x2_stride1_group": "convolution",
+    "MIOpenBatchNormFwdTrainSpatialNorm": "norm",
+    "void rocblas_gemvt_warp_reduce_kernel<false, 256, int, float const*": "gemm",
+    "Custom_Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64": "gemm",
+    "void ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<": "attention",
+    "aiter::mla_a16w16_qh16_m16x4_n16x1_coex0_mask1": "attention",
+    "void aiter::cross_device_reduce_2stage<__hip_bfloat16, 8>(": "collective",
+    "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)": "collective",
+    "ncclSymkDevKernel_AllGather_LL(ncclSymkDevWorkArgs4K)": "collective",
+    # Inductor: what a kernel fused does not make it a product or a convolution.
+    "triton_poi_fused_convolution_relu_3": "elementwise",
+    "triton_poi_fused__scaled_dot_product_flash_attention_clone_2": "elementwise",
+    "triton_poi_fused_native_dropout_add_7": "elementwise",
+    "triton_poi_fused_embedding_0": "embedding",
+    "triton_red_fused_convolution_backward_5": "reduction",
+    "triton_per_fused_nll_loss_forward_1": "loss",
+    "triton_tem_fused_flex_attention_2": "attention",
+    "triton_tem_fused_convolution_4": "convolution",
+    "triton_tem_fused_addmm_relu_0": "gemm",
+    "triton_mm_12": "gemm",
+    # Liger, Transformer Engine, Mamba
+    "liger_cross_entropy_kernel": "loss",
+    "_swiglu_forward_kernel": "elementwise",
+    "_triton_rope": "elementwise",
+    "void transformer_engine::normalization::ln_fwd_tuned_kernel<": "norm",
+    "void causal_conv1d_fwd_kernel<Causal_conv1d_fwd_kernel_traits<128, 4": "convolution",
+}
+
+
+def test_kernels_of_well_known_libraries_are_told_by_name():
+    assert {name: kind_of(name) for name in LIBRARIES} == LIBRARIES
 
 
 @pytest.mark.parametrize(
