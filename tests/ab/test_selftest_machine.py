@@ -116,6 +116,20 @@ def test_a_spin_on_the_gpu_follows_the_same_bytes_in_both_variants(pretended_gpu
     assert least == selftest.SPIN_CYCLES[0] < more
 
 
+def test_only_b_is_made_slower(home, hasty, monkeypatch):
+    asked = []
+    (knob,) = host_knobs()
+
+    def noted(effect):
+        asked.append(effect)
+        return knob.work(effect)
+
+    monkeypatch.setattr(selftest, "host_knobs", lambda: (replace(knob, work=noted),))
+    assert len(list(calibrate(8, 10, 0, print))) > 0
+    assert set(asked[0::2]) == {0.0}
+    assert set(asked[1::2]) == {0.0, 0.01, 0.02, 0.05}
+
+
 def test_a_calibration_is_taken_kept_and_found_again(home, hasty):
     heard = []
     *_, found = calibrate(8, 10, 0, heard.append)
