@@ -76,6 +76,14 @@ def test_a_rank_that_is_late_in_some_steps_is_found():
     assert found.ranks[3].num_late == 7
 
 
+def test_ranks_that_are_always_late_hide_none_that_is_late_now_and_then():
+    def late(rng, rank, step):
+        return 2 * MS * (rank >= 4) + MS // 2 * (rank == 0 and step % 3 == 0)
+
+    found = found_in(replace(EIGHT, late=late))
+    assert [one.num_late for one in found.ranks] == [4, 0, 0, 0, 10, 10, 10, 10]
+
+
 def test_lateness_that_rotates_is_no_ranks():
     case = replace(EIGHT, num_steps=16, late=lambda rng, rank, step: 4 * MS * (rank == step % 8))
     found = found_in(case)
