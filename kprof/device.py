@@ -42,6 +42,11 @@ class Device:
     cached_copies: tuple[tuple[int, float], ...] = ()
     """Bytes read and written, and ns, of copies that stay in that cache; empty if unmeasured."""
 
+    @property
+    def listed_name(self) -> str:
+        """The name in price lists, which do not mention SXM."""
+        return " ".join(word for word in self.name.split() if word != "SXM")
+
 
 def find_device(name: str) -> Device | None:
     """Return the datasheet entry for a GPU as its driver names it, or None for an unknown one.
@@ -54,6 +59,12 @@ def find_device(name: str) -> Device | None:
         if re.search(pattern, name):
             return device
     return None
+
+
+def listed_name(driver_name: str) -> str:
+    """Return a GPU's name as price lists have it; an unknown one stays as its driver names it."""
+    device = find_device(driver_name)
+    return device.listed_name if device else driver_name
 
 
 # Second-level caches: of the H200 as CUDA tells it (cudaDevAttrL2CacheSize), of the others as

@@ -3,6 +3,7 @@
 import json
 from datetime import date
 
+from kprof.ab.pricing import calculate, json_of
 from tests.commands.test_cli import kprof
 
 TODAY = date(2026, 11, 20)
@@ -29,6 +30,11 @@ def answer(capsys, *words):
     """Return the JSON that `kprof cost` prints."""
     assert kprof("cost", *words, *DAY, "--json") == 0
     return json.loads(capsys.readouterr().out)
+
+
+def assuming(facts, **assumptions):
+    """Return the JSON of what follows from facts and assumptions."""
+    return json.loads(json_of(calculate({**facts, "assumptions": assumptions}, TODAY)))
 
 
 def figures(result, topic):

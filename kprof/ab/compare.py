@@ -24,8 +24,8 @@ from kprof.ab.selftest import (
 )
 from kprof.ab.variants import AbOptions, Tell, run_options, variants_of
 from kprof.analyze.calibration.error_rates import Calibration
-from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cost.facts import facts_of
+from kprof.analyze.cost.sheet import Costs
 from kprof.analyze.sla.evaluate import Assessment
 from kprof.analyze.sla.samples import Sample
 from kprof.analyze.sla.target_verdict import judge_times, not_measured
@@ -44,7 +44,7 @@ from kprof.comparison import PAIRS_FILE, Claim, Comparison, encode, save
 from kprof.errors import KprofError
 from kprof.kernels.swap.saved import SWAP_REPORT, read_report
 from kprof.report.comparison_sections import sections_of_comparison
-from kprof.report.costs import MISSING_FACTS, result_of_costs, sections_of_costs
+from kprof.report.costs import MISSING_FACTS, sections_of_costs
 from kprof.report.html import write_html
 from kprof.report.redaction import redacted
 from kprof.report.section import Part, Section, Table, Text
@@ -113,7 +113,7 @@ class Compared:
             judged = {arm: Judged(arm, found) for arm, found in self.assessed.items()}
             told["targets"] = {arm: result_of_sla(one) for arm, one in judged.items()}
         if self.is_priced:
-            told["costs"] = None if self.costs is None else result_of_costs(self.costs)
+            told["costs"] = msgspec.to_builtins(self.costs)
         return told
 
     @property
@@ -235,8 +235,7 @@ def tokens_per_step(given: Mapping[str, str | None]) -> float | None:
     Raises:
         KprofError: it is no number above 0.
     """
-    tokens = facts_of({"tokens_per_step": given.get("tokens_per_step")}).tokens_per_step
-    return None if tokens is None else float(tokens)
+    return facts_of({"tokens_per_step": given.get("tokens_per_step")}).tokens_per_step
 
 
 def is_asked_for_costs(options: AbOptions) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 from kprof.ab.pricing import read_prices
 from kprof.analyze.calibration.error_rates import Calibration
-from kprof.analyze.cost.of_findings import with_worth
+from kprof.analyze.cost.of_runs import with_worth
 from kprof.analyze.engagement import (
     ALL_FINDINGS,
     ALL_SWAPS,

@@ -5,39 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
-from fractions import Fraction
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
-from kprof.analyze.cost.answer import Costs, costs_of
-from kprof.analyze.cost.facts import Facts, facts_of
+from kprof.analyze.cost.answer import costs_of
+from kprof.analyze.cost.facts import Facts, facts_of, read_assumptions
 from kprof.analyze.cost.price import Quote
-from kprof.device import CATALOGUE, find_device
+from kprof.analyze.cost.sheet import Costs
+from kprof.device import CATALOGUE, listed_name
 from kprof.errors import KprofError
-from kprof.report.costs import result_of_costs, section_of_quotes, sections_of_costs
 
 TABLE = Path(__file__).with_name("prices.json")
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    """A quote as a file of prices writes it."""
-
-    gpu: str
-    usd_per_gpu_hour: float
-    term: str
-    price_list: str
-    source: str
-    date: date
-    region: str | None = None
-    note: str | None = None
-
-
 class _File(msgspec.Struct):
-    quotes: list[_Line]
-
-
-__all__ = ["calculate", "json_of", "read_prices", "section_of_quotes", "sections_of_costs"]
+    quotes: list[Quote]
 
 
 def calculate(
@@ -46,13 +30,15 @@ def calculate(
     run: Path | None = None,
     prices: Path | None = None,
     *,
+    assumptions: Path | None = None,
     ran_on: str | None = None,
 ) -> Costs:
     """Compute every figure that follows from what is given, and from what the run measured.
 
     `given` has the names of `kprof.analyze.cost.facts.Facts`, with numbers or text; what is given
-    goes before what a run knows. `prices` is a file of prices of one's own. `ran_on` is the GPU
-    that took the given times, as its driver names it; with a run, it is the run's.
+    goes before what a run knows. `prices` is a file of own prices, `assumptions` one of
+    `kprof.analyze.cost.facts.Assumptions`. `ran_on` is the GPU that took the given times, as its
+    driver names it; with a run, it is the run's.
 
     Raises:
         KprofError: a fact cannot be true, nothing follows from them, or a file cannot be read.
@@ -65,18 +51,22 @@ def calculate(
         known = {**from_run, **known}
         if not known.keys() - {"term"}:
             raise KprofError(notes[0], fix="give --step-s, --gpus and --price yourself")
-    ran_on = ran_on and _listed(ran_on)
+    ran_on = ran_on and listed_name(ran_on)
     if ran_on and "gpu" not in known:
         if ran_on.casefold() in {quote.gpu.casefold() for quote in quotes}:
             known["gpu"] = ran_on
         else:
             notes += (f"No price list has the GPU, {ran_on}: give its price with --price.",)
+    if assumptions is not None:
+        known["assumptions"] = read_assumptions(assumptions)
     facts = facts_of(known)
-    if facts.peak_tflops is None and facts.active_parameters is not None and facts.gpu:
+    assumed = facts.assumptions
+    if assumed.training.peak_tflops is None and facts.active_parameters is not None and facts.gpu:
         peak = _peak_tflops(facts.gpu)
         if peak is not None:
-            facts = replace(facts, peak_tflops=peak)
-            notes += (f"Peak of {facts.gpu}: {float(peak):g} dense TFLOP/s in bf16, datasheet.",)
+            training = structs.replace(assumed.training, peak_tflops=peak)
+            facts = structs.replace(facts, assumptions=structs.replace(assumed, training=training))
+            notes += (f"Peak of {facts.gpu}: {peak:g} dense TFLOP/s in bf16, datasheet.",)
     costs = costs_of(facts, quotes, today)
     is_measured = run is None or given.get("step_s") is None
     others = _of_another(facts, ran_on if is_measured else None)
@@ -100,7 +90,7 @@ def read_prices(path: Path | None = None) -> list[Quote]:
 def _read(path: Path) -> list[Quote]:
     fix = "see docs/cost.md for what a file of prices holds"
     try:
-        lines = msgspec.json.decode(path.read_bytes(), type=_File).quotes
+        return msgspec.json.decode(path.read_bytes(), type=_File).quotes
     except OSError as error:
         raise KprofError(
             f"{path} cannot be read: {error.strerror}",
@@ -108,63 +98,30 @@ def _read(path: Path) -> list[Quote]:
         ) from error
     except msgspec.MsgspecError as error:
         raise KprofError(f"{path} is no table of prices: {error}", fix=fix) from error
-    for line in lines:
-        if not 0 < line.usd_per_gpu_hour < float("inf"):
-            problem = f"{path}: {line.gpu} costs {line.usd_per_gpu_hour} at {line.price_list}"
-            raise KprofError(problem, fix="a price is a number of dollars above 0")
-    return [_quote(line) for line in lines]
-
-
-def _quote(line: _Line) -> Quote:
-    return Quote(
-        line.gpu,
-        # As it is written, not the float nearest to it: the sums are exact.
-        Fraction(repr(line.usd_per_gpu_hour)),
-        line.term,
-        line.price_list,
-        line.source,
-        line.date,
-        line.region,
-        line.note,
-    )
 
 
 def _measured(run: Path) -> tuple[dict[str, object], tuple[str, ...], str | None]:
     """Return what a run knows, as facts and in words, and the GPU that it ran on."""
     # The tables of a run need pandas, and figures alone do not.
-    from kprof.analyze.cost.measured import measured_in
+    from kprof.analyze.cost.of_runs import measured_in
     from kprof.open import open_trace
 
     found = measured_in(open_trace(run))
-    facts: dict[str, object] = {
-        "gpus": found.gpus,
-        "step_s": found.step_s,
-        "joules_per_step": found.joules_per_step,
-    }
+    facts = {name: getattr(found, name) for name in ("gpus", "step_s", "joules_per_step")}
     known = {name: value for name, value in facts.items() if value is not None}
     return known, found.notes, found.gpu
 
 
-def _listed(driver_name: str) -> str:
-    """Return a GPU's name as price lists have it; one that is not known stays as it is."""
-    from kprof.analyze.cost.measured import listed_name
-
-    device = find_device(driver_name)
-    return listed_name(device.name) if device else driver_name
-
-
-def _peak_tflops(gpu: str) -> Fraction | None:
-    from kprof.analyze.cost.measured import listed_name
-
+def _peak_tflops(gpu: str) -> float | None:
     for _, device in CATALOGUE:
-        if listed_name(device.name).casefold() == gpu.casefold() and "bf16" in device.flops_per_s:
-            return Fraction(repr(device.flops_per_s["bf16"])) / 10**12
+        if device.listed_name.casefold() == gpu.casefold() and "bf16" in device.flops_per_s:
+            return device.flops_per_s["bf16"] / 1e12
     return None
 
 
 def _of_another(facts: Facts, ran_on: str | None) -> tuple[str, ...]:
     """Say so where the price is of another GPU than the times."""
-    is_listed = facts.price is None and facts.capex is None
+    is_listed = facts.price is None and facts.assumptions.owning is None
     if not (is_listed and facts.gpu and ran_on) or facts.gpu.casefold() == ran_on.casefold():
         return ()
     return (
@@ -175,4 +132,4 @@ def _of_another(facts: Facts, ran_on: str | None) -> tuple[str, ...]:
 
 def json_of(costs: Costs) -> bytes:
     """Return the costs as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(result_of_costs(costs)))
+    return msgspec.json.format(msgspec.json.encode(costs))

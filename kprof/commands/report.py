@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from kprof.ab.pricing import read_prices
-from kprof.analyze.cost.of_findings import with_worth
+from kprof.analyze.cost.of_runs import with_worth
 from kprof.analyze.kernel_times import KEYS as BENCH_KEYS
 from kprof.analyze.kernel_times import Benched, read_benched
 from kprof.commands import Answer

@@ -1,19 +1,14 @@
-"""Costs and prices as sections for the terminal and the page, and as plain data."""
+"""Costs and prices as sections for the terminal and the page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from fractions import Fraction
 from itertools import groupby
 
-from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cost.price import Band, Price, Quote
-from kprof.analyze.cost.sheet import Figure
-from kprof.analyze.cost.tokens import in_micro_dollars
+from kprof.analyze.cost.sheet import Costs, Figure
 from kprof.report.section import Column, Part, Section, Table, Text
 
-SCHEMA = 1
 TITLE, MISSING_FACTS = "Cost", "Missing"
 ORDER = 95
 BAND = (
@@ -30,7 +25,7 @@ def sections_of_costs(costs: Costs) -> list[Section]:
     for topic, figures in groupby(costs.figures, key=lambda figure: figure.topic):
         sections.append(Section(topic, ORDER, (_table(list(figures)),)))
     if costs.missing:
-        lines = [Text(f"{m.topic}: give {', '.join(m.facts)}.") for m in costs.missing]
+        lines = [Text(f"{m.topic}: give {', '.join(m.give)}.") for m in costs.missing]
         sections.append(Section(MISSING_FACTS, ORDER, tuple(lines)))
     if costs.notes:
         sections.append(Section("To know", ORDER, tuple(Text(note) for note in costs.notes)))
@@ -39,12 +34,12 @@ def sections_of_costs(costs: Costs) -> list[Section]:
 
 def _basis(price: Price) -> str:
     band = price.usd_per_gpu_hour
-    amounts = " / ".join(f"${_number(value)}" for value in _distinct(band))
+    values = " / ".join(f"${_number(value)}" for value in _distinct(band))
     kind = " (low / mid / high)" if not band.is_known else ""
-    return f"{amounts} a GPU-hour{kind}: {price.name}, {_dates(price)}."
+    return f"{values} a GPU-hour{kind}: {price.name}, {_dates(price)}."
 
 
-def _distinct(band: Band) -> list[Fraction]:
+def _distinct(band: Band) -> list[float]:
     return [band.mid] if band.is_known else [band.low, band.mid, band.high]
 
 
@@ -78,13 +73,12 @@ def _table(figures: list[Figure]) -> Table:
     return Table(tuple(columns[i] for i in kept), shown, BAND, terminal_rows=len(rows))
 
 
-def _number(value: Fraction) -> str:
+def _number(value: float) -> str:
     """Format a number with four digits, or all of its whole ones; large ones as B and T."""
-    amount = float(value)
     for factor, suffix in ((1e12, " T"), (1e9, " B")):
-        if abs(amount) >= factor:
-            return f"{amount / factor:.4g}{suffix}"
-    return f"{amount:,.0f}" if abs(amount) >= 1_000 else f"{amount:.4g}"
+        if abs(value) >= factor:
+            return f"{value / factor:.4g}{suffix}"
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
 
 
 def section_of_quotes(quotes: Sequence[Quote]) -> Section:
@@ -102,7 +96,7 @@ def section_of_quotes(quotes: Sequence[Quote]) -> Section:
     rows = tuple(
         (
             quote.gpu,
-            f"{float(quote.usd_per_gpu_hour):.2f}",
+            f"{quote.usd_per_gpu_hour:.2f}",
             quote.term,
             quote.price_list,
             quote.date.isoformat(),
@@ -113,52 +107,3 @@ def section_of_quotes(quotes: Sequence[Quote]) -> Section:
         for quote in sorted(quotes, key=lambda q: (q.gpu, q.term, q.usd_per_gpu_hour))
     )
     return Section("Prices", ORDER, (Table(columns, rows, terminal_rows=len(rows)),))
-
-
-def result_of_costs(costs: Costs) -> dict[str, object]:
-    """Return the costs as plain data; dollars of a bill also in whole millionths, adding up."""
-    return {
-        "schema": SCHEMA,
-        "as_of": costs.as_of.isoformat(),
-        "price": _price(costs.price) if costs.price else None,
-        "figures": [_figure(figure) for figure in costs.figures],
-        "bill": _bill(costs),
-        "missing": [{"topic": m.topic, "give": list(m.facts)} for m in costs.missing],
-        "warnings": list(costs.warnings),
-        "notes": list(costs.notes),
-    }
-
-
-def _price(price: Price) -> dict[str, object]:
-    return {
-        "name": price.name,
-        "usd_per_gpu_hour": _band(price.usd_per_gpu_hour),
-        "oldest": price.oldest.isoformat(),
-        "newest": price.newest.isoformat(),
-        "sources": list(price.sources),
-    }
-
-
-def _figure(figure: Figure) -> dict[str, object]:
-    return {
-        "topic": figure.topic,
-        "name": figure.name,
-        "unit": figure.unit,
-        **_band(figure.values),
-        "formula": figure.formula,
-        "prices": [_price(price) for price in figure.prices],
-    }
-
-
-def _band(band: Band) -> dict[str, float]:
-    return {name: float(value) for name, value in asdict(band).items()}
-
-
-def _bill(costs: Costs) -> dict[str, int] | None:
-    """Return the bill at the middle price in millionths of a dollar; the parts are the whole."""
-    if costs.bill is None:
-        return None
-    bill = costs.bill
-    parts = in_micro_dollars([bill.computed_usd, bill.cached_usd, bill.output_usd])
-    names = ("input_microusd", "cached_input_microusd", "output_microusd")
-    return {**dict(zip(names, parts, strict=True)), "total_microusd": sum(parts)}

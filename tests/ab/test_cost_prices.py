@@ -2,14 +2,13 @@
 
 import json
 from datetime import date
-from fractions import Fraction
 
 import pytest
 
 from kprof.ab.pricing import read_prices
 from kprof.analyze.cost.facts import facts_of
 from tests.commands.test_cli import kprof
-from tests.cost_answers import OWN_LINE, SERVING, TODAY, answer, own_file, refusal
+from tests.cost_answers import OWN_LINE, SERVING, TODAY, answer, assuming, own_file, refusal
 
 
 def test_two_gpus_that_no_list_has_both_of_need_a_price(capsys):
@@ -17,26 +16,28 @@ def test_two_gpus_that_no_list_has_both_of_need_a_price(capsys):
     assert "no list has MI300X and A10" in result["missing"][0]["give"][0]
 
 
-def test_an_own_gpu_has_a_price_of_its_own(capsys):
-    words = ("--capex", "35040", "--life", "4", "--tokens-per-s", "1000")
-    result = answer(capsys, *words)
-    assert result["price"]["usd_per_gpu_hour"]["mid"] == 1
-    assert "current out" in " ".join(result["notes"])
-    powered = answer(capsys, *words, "--kw", "2", "--kwh-price", "0.1", "--pue", "1.5")
-    assert powered["price"]["usd_per_gpu_hour"]["mid"] == pytest.approx(1.3)
+OWNING = {"capex_usd_per_gpu": 35_040, "life_years": 4}
 
 
-def test_capital_without_a_life_is_no_price(capsys):
-    result = answer(capsys, "--capex", "35040", "--tokens-per-s", "1000")
-    assert result["price"] is None
-    assert {"topic": "Price of an own GPU", "give": ["--life"]} in result["missing"]
+def hourly(facts, **assumptions):
+    return assuming(facts, **assumptions)["price"]["usd_per_gpu_hour"]["mid"]
 
 
-def test_interruptions_make_spot_dearer(capsys):
-    words = ("--price", "2", "--interruptions", "0.1", "--tokens-per-s", "1000")
-    spot = answer(capsys, *words, "--restart", "0.5")
-    assert spot["price"]["usd_per_gpu_hour"]["mid"] == 2.1
-    assert answer(capsys, *words)["price"] is None
+def test_an_own_gpu_has_a_price_of_its_own():
+    assert hourly({"tokens_per_s": 1000}, owning=OWNING) == 1
+    assert "electricity out" in " ".join(assuming({}, owning=OWNING)["notes"])
+    energy = {"kw_per_gpu": 2, "usd_per_kwh": 0.1, "pue": 1.5}
+    assert hourly({}, owning=OWNING, energy=energy) == pytest.approx(1.3)
+
+
+def test_a_price_of_the_line_goes_before_an_own_gpu_and_that_before_a_list():
+    assert hourly({"price": 2, "gpu": "H100"}, owning=OWNING) == 2
+    assert hourly({"gpu": "H100"}, owning=OWNING) == 1
+
+
+def test_interruptions_make_spot_dearer():
+    spot = {"interruptions_per_hour": 0.1, "restart_hours": 0.5}
+    assert hourly({"price": 2}, spot=spot) == pytest.approx(2.1)
 
 
 def test_an_unknown_gpu_is_answered_with_the_nearest_names(capsys):
@@ -69,7 +70,7 @@ def test_a_file_of_ones_own_replaces_the_prices_of_its_gpus(capsys, tmp_path):
         ("{}", "no table of prices"),
         (json.dumps({"quotes": [{**OWN_LINE, "date": "yesterday"}]}), "no table of prices"),
         (json.dumps({"quotes": [{**OWN_LINE, "currency": "EUR"}]}), "no table of prices"),
-        (json.dumps({"quotes": [{**OWN_LINE, "usd_per_gpu_hour": 0}]}), "H100 costs 0.0"),
+        (json.dumps({"quotes": [{**OWN_LINE, "usd_per_gpu_hour": 0}]}), "Expected `float` > 0.0"),
     ],
 )
 def test_a_damaged_file_of_prices_is_refused(capsys, tmp_path, content, said):
@@ -97,7 +98,7 @@ def test_every_price_of_the_table_has_a_source_and_a_day_that_was():
 
 def test_a_price_is_exact_as_it_is_written():
     (aws,) = [q for q in read_prices() if (q.gpu, q.price_list) == ("H100", "AWS")]
-    assert aws.usd_per_gpu_hour == Fraction("6.88")
+    assert aws.usd_per_gpu_hour == 6.88
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_a_price_is_exact_as_it_is_written():
     [
         ("15.6T", 15_600_000_000_000),
         ("100k", 100_000),
-        ("281/77", Fraction(281, 77)),
+        ("281/77", 281 / 77),
         ("1e9", 10**9),
     ],
 )

@@ -1,17 +1,21 @@
 """`kprof cost`: what it takes from the line, a file and a run, and how it answers."""
 
 import inspect
+import re
 import shlex
-from dataclasses import fields
-from fractions import Fraction
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from kprof.ab.pricing import calculate
-from kprof.analyze.cost.facts import COMPANIONS, LIMITS, Facts
-from kprof.analyze.cost.price import Band
+from kprof.analyze.cost.facts import (
+    FIELDS,
+    Assumptions,
+    Facts,
+    detail,
+    documented,
+    read_assumptions,
+)
 from kprof.commands.cost import cost
 from kprof.errors import KprofError
 from kprof.report.costs import sections_of_costs
@@ -22,6 +26,7 @@ from tests.cost_answers import (
     SERVING,
     TODAY,
     answer,
+    assuming,
     figures,
     mid,
     refusal,
@@ -31,12 +36,60 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "cost.md"
 
 
 def test_every_option_is_a_fact_and_every_fact_an_option():
-    other = {"ctx", "run", "prices", "as_of", "json"}
-    assert inspect.signature(cost).parameters.keys() - other == {f.name for f in fields(Facts)}
+    other = {"run", "prices", "assumptions", "show_assumptions", "as_of", "json"}
+    facts = {name for name in Facts.__struct_fields__ if name != "assumptions"}
+    assert inspect.signature(cost).parameters.keys() - other == facts
 
 
-def test_every_limit_is_of_a_fact():
-    assert LIMITS.keys() <= {f.name for f in fields(Facts)}
+def test_every_field_is_described_and_every_number_has_a_range():
+    for one in FIELDS.values():
+        assert detail(one.type, "description")
+        assert (detail(one.type, "ge") is None) == ("str" in str(one.type))
+
+
+def test_the_assumptions_that_are_shown_are_the_defaults(capsys, tmp_path):
+    assert kprof("cost", "--show-assumptions") == 0
+    path = tmp_path / "assumptions.toml"
+    path.write_text(capsys.readouterr().out)
+    assert read_assumptions(path) == Assumptions()
+
+
+def test_every_example_that_is_shown_is_valid(tmp_path):
+    path = tmp_path / "assumptions.toml"
+    path.write_text(re.sub(r"^# (?=\w+ = |\[)", "", documented(), flags=re.MULTILINE))
+    assumed = read_assumptions(path)
+    assert assumed.owning.life_years == 4
+    assert assumed.spot.restart_hours == 0.5
+    assert assumed.served.input_tokens == 40_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "fix"),
+    [
+        ("[energy]\npue = 9", "<= 5.0 - at `$.energy.pue`", "pue in [energy], power of the data"),
+        ("[owning]\ncapex_usd_per_gpu = 9", "missing required field `life_years`", "years of use"),
+        ("[energy]\npu = 1", "unknown field `pu`", "--show-assumptions"),
+        ("overhead = 'big'", "Expected `float`, got `str`", "the whole bill"),
+        ("[energy", "Expected ']'", "--show-assumptions"),
+        (None, "cannot be read", "--show-assumptions"),
+    ],
+)
+def test_wrong_assumptions_are_refused_with_file_field_and_range(capsys, tmp_path, text, said, fix):
+    path = tmp_path / "assumptions.toml"
+    if text is not None:
+        path.write_text(text)
+    message = refusal(capsys, "--price", "2", "--assumptions", path)
+    assert str(path) in message
+    assert said in message
+    assert fix in message
+
+
+def test_a_file_of_assumptions_counts_beside_the_options(capsys, tmp_path):
+    path = tmp_path / "assumptions.toml"
+    path.write_text("overhead = 1.5\n")
+    words = ("--price", "2", "--tokens-per-s", "1000", "--assumptions", path)
+    paid = mid(answer(capsys, *words), "Serving", "as paid", "$/M tokens")
+    assert paid == pytest.approx(1.5 * 2 / 3.6)
 
 
 def test_every_dollar_has_a_price_a_date_and_a_band(capsys):
@@ -50,9 +103,11 @@ def test_every_dollar_has_a_price_a_date_and_a_band(capsys):
 
 
 @pytest.mark.parametrize("width", ["80", "200"])
-def test_the_terminal_shows_price_band_and_date_in_its_width(capsys, monkeypatch, width):
+def test_the_terminal_shows_price_band_and_date_in_its_width(capsys, monkeypatch, tmp_path, width):
+    aws = tmp_path / "aws.toml"
+    aws.write_text("price_list = 'AWS'\n")
     monkeypatch.setenv("COLUMNS", width)
-    assert kprof("cost", *SERVING, "--price-list", "AWS", *DAY) == 0
+    assert kprof("cost", *SERVING, "--assumptions", aws, *DAY) == 0
     out = capsys.readouterr().out
     assert "$6.88 a GPU-hour: H100, on-demand, of 2026-11-09." in out
     assert "0.3822" in out
@@ -60,18 +115,18 @@ def test_the_terminal_shows_price_band_and_date_in_its_width(capsys, monkeypatch
 
 
 def test_what_is_not_given_is_named_and_never_guessed(capsys):
-    result = answer(capsys, "--tokens-per-s", "5000", "--kwh-price", "0.1")
-    assert result["figures"] == []
+    result = answer(capsys, "--tokens-per-s", "5000", "--joules-per-token", "0.1")
+    assert [figure["unit"] for figure in result["figures"]] == ["J/token"]
     assert result["missing"] == [
         {"topic": "Serving", "give": ["--gpu or --price"]},
-        {"topic": "Energy", "give": ["--joules-per-token"]},
+        {"topic": "Energy", "give": ["usd_per_kwh in [energy]"]},
     ]
 
 
-def test_the_bill_is_given_in_micro_dollars_that_add_up(capsys):
-    words = ("--input-tokens", "3M", "--output-tokens", "1M", "--prefill-gpu-s", "100")
-    words += ("--decode-gpu-s", "200", "--cached-share", "1/3", "--cached-weight", "0.1")
-    bill = answer(capsys, "--price", "7", *words)["bill"]
+def test_the_bill_is_given_in_micro_dollars_that_add_up():
+    served = {"input_tokens": 3e6, "output_tokens": 1e6, "prefill_gpu_s": 100}
+    served |= {"decode_gpu_s": 200, "cached_share": 1 / 3, "cached_weight": 0.1}
+    bill = assuming({"price": "7"}, served=served)["bill"]
     parts = [bill[f"{name}_microusd"] for name in ("input", "cached_input", "output")]
     # 300 GPU seconds at $7 an hour; a cached token weighs a tenth, so 2 and 0.1 of 2.1 parts.
     assert bill["total_microusd"] == sum(parts) == 583_333
@@ -183,10 +238,10 @@ def test_each_uncertain_fact_moves_the_cost_alone(capsys):
     assert moved["utilisation", "$/M tokens"]["mid"] == pytest.approx(2 / 3.6 / 0.5)
 
 
-def test_the_rest_of_the_bill_is_a_factor_of_every_cost(capsys):
-    words = ("--price", "3.6", "--tokens-per-s", "1000", "--gpus", "2", "--demand", "1000")
-    words += ("--gpu-hours", "5", "--step-s", "1")
-    plain, whole = (answer(capsys, *words, "--overhead", factor) for factor in ("1", "1.5"))
+def test_the_rest_of_the_bill_is_a_factor_of_every_cost():
+    facts = {"price": 3.6, "tokens_per_s": 1000, "gpus": 2, "demand": 1000}
+    facts |= {"gpu_hours": 5, "step_s": 1}
+    plain, whole = (assuming(facts, overhead=factor) for factor in (1, 1.5))
     costs = [(a, b) for a, b in zip(plain["figures"], whole["figures"], strict=True) if a["prices"]]
     assert len(costs) == 8
     assert [b["mid"] for _, b in costs] == pytest.approx([1.5 * a["mid"] for a, _ in costs])
@@ -220,80 +275,76 @@ def test_an_api_that_is_cheaper_at_any_load_is_said_to_be(capsys):
     assert "cheaper at any load" in " ".join(cheap["notes"])
 
 
-def test_energy_is_told_as_measured_and_as_provisioned(capsys):
-    words = ("--kw", "1.73", "--tokens-per-s", "1000", "--joules-per-token", "0.5")
-    result = answer(capsys, *words, "--kwh-price", "0.08", "--pue", "1.5")
-    energy = figures(result, "Energy")
-    assert energy["measured", "J/token"]["mid"] == 0.5
-    assert energy["provisioned", "J/token"]["mid"] == 1.73
-    assert energy["current, provisioned", "$/M tokens"]["mid"] == pytest.approx(0.05767, rel=1e-3)
+def test_energy_is_told_as_measured_and_as_provisioned():
+    energy = {"kw_per_gpu": 1.73, "usd_per_kwh": 0.08, "pue": 1.5}
+    result = assuming({"tokens_per_s": 1000, "joules_per_token": 0.5}, energy=energy)
+    shown = figures(result, "Energy")
+    assert shown["measured", "J/token"]["mid"] == 0.5
+    assert shown["provisioned", "J/token"]["mid"] == pytest.approx(1.73)
+    dollars = shown["electricity, provisioned", "$/M tokens"]["mid"]
+    assert dollars == pytest.approx(0.05767, rel=1e-3)
     assert "no money saved" in " ".join(result["notes"])
 
 
-def test_training_takes_the_peak_of_the_gpu_unless_one_is_given(capsys):
-    words = ("--gpu", "H100", "--active-parameters", "1B", "--mfu", "0.5")
-    listed = mid(answer(capsys, *words), "Training", "tokens per second of a GPU", "tokens/s")
-    own = answer(capsys, *words, "--peak-tflops", "12")
+def test_training_takes_the_peak_of_the_gpu_unless_one_is_given():
+    facts, training = {"gpu": "H100", "active_parameters": "1B"}, {"mfu": 0.5}
+    where = ("Training", "tokens per second of a GPU", "tokens/s")
+    listed = mid(assuming(facts, training=training), *where)
+    own = mid(assuming(facts, training={**training, "peak_tflops": 12}), *where)
     assert listed == pytest.approx(989.4e12 * 0.5 / 6e9)
-    assert mid(own, "Training", "tokens per second of a GPU", "tokens/s") == 1000
+    assert own == pytest.approx(1000)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--price", "-1"), "--price -1: must be $ for one GPU and one hour"),
-        (("--tokens-per-s", "0"), "--tokens-per-s 0: must be a number above 0"),
-        (("--tokens-per-s", "1/0"), "must be a number above 0"),
-        (("--price", "1e999999999"), "must be $ for one GPU and one hour"),
-        (("--price", "0e999999999"), "must be $ for one GPU and one hour"),
-        (("--price", "9" * 61), "must be $ for one GPU and one hour"),
-        (("--life", "101"), "must be a number of years above 0 and at most 100"),
+        (("--price", "-1"), "--price -1: Expected `float` >= 0.01"),
+        (("--price", "2920"), "--price 2920: Expected `float` <= 100.0"),
+        (("--tokens-per-s", "0"), "--tokens-per-s 0: Expected `float` >= 1e-09"),
+        (("--tokens-per-s", "1/0"), "--tokens-per-s 1/0: Expected `float`"),
+        (("--tokens-per-s", "1e-99"), "--tokens-per-s 1e-99: Expected `float` >="),
+        (("--tokens-per-s", "1e99T"), "--tokens-per-s 1e99T: Expected `float` <="),
+        (("--price", "nan"), "--price nan: Expected `float`"),
+        (("--price", "inf"), "--price inf: Expected `float`"),
+        (("--price", "cheap"), "$ per GPU-hour (of a server: divide it by its GPUs)"),
+        (("--utilisation", "1.2"), "share served of the SLA's capacity (above 0 to 1)"),
+        (("--gpus", "2.5"), "--gpus 2.5: Expected `int"),
+        (("--price", "3,2,1"), "LOW,MID,HIGH in this order"),
+        (("--price", "1,2"), "--price 1,2: Expected"),
+        (("--demand", "0,0"), "--demand 0,0: demand is 0 in every hour"),
+        (("--demand", "2M/month"), "--demand 2M/month: Expected `float`"),
         (("--gpu", "H100", "--baseline-gpu", "B20", "--speedup", "2"), "--baseline-gpu takes B200"),
-        (("--price", "nan"), "must be $ for one GPU and one hour"),
-        (("--price", "inf"), "must be $ for one GPU and one hour"),
-        (("--price", "cheap"), "must be $ for one GPU and one hour"),
-        (("--utilisation", "1.2"), "must be a share above 0 and at most 1"),
-        (("--utilisation", "0"), "must be a share above 0 and at most 1"),
-        (("--overhead", "0.9"), "must be a factor from 1 to 10"),
-        (("--gpus", "2.5"), "must be a whole number of at least 1"),
-        (("--price", "3,2,1"), "must be LOW,MID,HIGH in this order"),
-        (("--price", "1,2"), "must be one number or LOW,MID,HIGH"),
-        (("--kw", "1,2,3"), "must be one number"),
-        (("--demand", "0,0"), "--demand is 0 in every hour"),
-        (("--demand", "2M/month"), "--demand 2M/month: must be a rate of at least 0 in tokens/s"),
-        (("--price", "1", "--capex", "9"), "two prices of the same hour"),
-        (("--cached-share", "1"), "looking it up costs nothing"),
         (("--gpu", "H1000"), "no price is known for the GPU 'H1000'"),
         (("--gpu", "H100", "--term", "weekly"), "no price is known for the term for H100"),
-        (("--price", "1", "--tokens-per-s", "1e-99"), "as paid: what follows from these facts"),
-        (("--price", "1", "--tokens-per-s", "1e99T"), "is too small for a number"),
-        (("--price", "1", "--interruptions", "1e99", "--restart", "1e99"), "price of a GPU-hour"),
-        (("--pue", "1"), "nothing follows from what is given"),
     ],
 )
-def test_nonsense_is_refused_with_a_way_out(capsys, words, said):
+def test_nonsense_is_refused_with_a_fix(capsys, words, said):
     message = refusal(capsys, *words)
     assert said in message
     assert "what to do: " in message
 
 
 def test_a_fact_that_changes_nothing_is_named_with_what_it_needs(capsys):
-    result = answer(capsys, "--gpu", "H100", "--fee", "9", "--pue", "1.2", "--speedup", "2")
-    alone = {"topic": "--pue alone changes nothing", "give": ["--kwh-price"]}
-    assert [one for one in result["missing"] if "alone" in one["topic"]] == [alone]
-    (fee,) = answer(capsys, "--fee", "9")["missing"]
-    assert fee == {"topic": "--fee alone changes nothing", "give": ["--speedup"]}
-
-
-def test_every_companion_is_a_fact():
-    names = {f.name for f in fields(Facts)}
-    assert {*COMPANIONS, *chain(*COMPANIONS.values())} <= names
+    result = answer(capsys, "--gpu", "H100", "--utilisation", "0.5", "--fee", "9")
+    assert result["missing"] == [
+        {
+            "topic": "--utilisation alone changes nothing",
+            "give": ["--tokens-per-s or --tokens-per-step"],
+        },
+        {"topic": "--fee alone changes nothing", "give": ["--speedup"]},
+    ]
 
 
 def test_python_gives_facts_as_numbers():
     costs = calculate({"price": 3.99, "tokens_per_s": 5000, "utilisation": 0.6}, TODAY)
     (as_paid,) = [figure for figure in costs.figures if figure.name == "as paid"]
-    assert as_paid.values == Band.known(Fraction("3.99") * 10**6 / (5000 * 3600) / Fraction("0.6"))
+    assert as_paid.mid == pytest.approx(3.99 * 10**6 / (5000 * 3600) / 0.6)
+    assert as_paid.values.is_known
+
+
+def test_assumptions_alone_are_no_question():
+    with pytest.raises(KprofError, match="nothing follows"):
+        assuming({}, energy={"pue": 1.2})
 
 
 def test_a_fact_that_does_not_exist_is_refused():
@@ -311,17 +362,25 @@ def test_costs_render_on_a_page_with_their_sources():
 # The document.
 
 
-def shown_in(document):
-    """Return the commands of a document with what it shows of their output."""
+def blocks_of(document):
+    """Return the commands of a document with what it shows of their output, and its files."""
     blocks = [block.strip("\n") for block in document.read_text().split("```")[1::2]]
     shown = [block.partition("\n") for block in blocks if block.startswith("kprof cost ")]
-    return {command: output for command, _, output in shown if output}
+    files = [block.partition("\n")[2] for block in blocks if block.startswith("toml\n# ")]
+    commands = {command: output for command, _, output in shown if output}
+    return commands, {text.split()[1]: text for text in files}
 
 
-@pytest.mark.parametrize("command", sorted(shown_in(DOCUMENT)))
-def test_the_document_shows_what_the_command_prints(capsys, monkeypatch, command):
+COMMANDS, FILES = blocks_of(DOCUMENT)
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_the_document_shows_what_the_command_prints(capsys, monkeypatch, tmp_path, command):
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.chdir(DOCUMENT.parent.parent)
+    (tmp_path / "tests").symlink_to(DOCUMENT.parent.parent / "tests")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
     assert kprof(*shlex.split(command)[1:]) == 0
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert shown_in(DOCUMENT)[command] in "\n".join(printed)
+    assert COMMANDS[command] in "\n".join(printed)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import date
-from fractions import Fraction
 
 from kprof.analyze.calibration.error_rates import Calibration, Judged, Rate, Scenario
 from kprof.analyze.calibration.error_rates import Target as Aim
-from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cost.price import Band, Price
-from kprof.analyze.cost.sheet import Figure
+from kprof.analyze.cost.sheet import Costs, Figure
 from kprof.analyze.kernel_times import Benched, Timing
 from kprof.analyze.sla.curves import Curves, TokenCurve
 from kprof.analyze.sla.evaluate import Assessment
@@ -98,17 +96,22 @@ def curves_of(text):
 
 def price_of(usd="4.29"):
     """Build a price with a band from two lists."""
-    middle = Fraction(usd)
+    middle = float(usd)
     band = Band(middle / 2, middle, middle * 2)
     return Price(
         "H100, on-demand", band, date(2026, 8, 26), date(2026, 11, 9), ("Cloud: price list",)
     )
 
 
+def figure_of(topic, name, unit, band, formula="", prices=()):
+    """Build a figure from its band."""
+    return Figure(topic, name, unit, band.low, band.mid, band.high, formula, prices)
+
+
 def costs_of(per_million="0.40", usd="4.29", **more):
     """Build costs of so many dollars for a million tokens, in the middle of the price."""
-    middle, price = Fraction(per_million), price_of(usd)
-    figure = Figure(
+    middle, price = float(per_million), price_of(usd)
+    figure = figure_of(
         "Serving",
         "as paid",
         "$/M tokens",

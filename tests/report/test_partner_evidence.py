@@ -12,7 +12,6 @@ from kprof.analyze.verdict.plausibility import find_power_effect
 from kprof.commands.report import read_evidence
 from kprof.comparison import Pair, save
 from kprof.report.calibration import result_of_calibration
-from kprof.report.costs import result_of_costs
 from kprof.report.kernel_library import result_of_gate
 from kprof.report.sla_verdict import result_of_sla
 from tests.report.partner_evidence import (
@@ -29,8 +28,8 @@ def test_what_commands_printed_is_read_back_as_it_was(tmp_path):
     files = {
         "sla-1.json": result_of_sla(before),
         "sla-2.json": result_of_sla(after),
-        "cost-1.json": result_of_costs(evidence.costs[0]),
-        "cost-2.json": result_of_costs(evidence.costs[1]),
+        "cost-1.json": msgspec.to_builtins(evidence.costs[0]),
+        "cost-2.json": msgspec.to_builtins(evidence.costs[1]),
         "gate.json": result_of_gate(evidence.gates[0]),
     }
     for name, content in files.items():
@@ -52,7 +51,10 @@ def test_what_a_comparison_printed_brings_its_targets_its_costs_and_its_calibrat
     evidence = everything()
     before, after = (result_of_sla(level) for level in evidence.service_levels)
     content = msgspec.to_builtins(evidence.comparisons[0])
-    content |= {"targets": {"A": before, "B": after}, "costs": result_of_costs(evidence.costs[0])}
+    content |= {
+        "targets": {"A": before, "B": after},
+        "costs": msgspec.to_builtins(evidence.costs[0]),
+    }
     content |= {"calibration": "It errs now and then."}
     (tmp_path / "ab.json").write_bytes(msgspec.json.encode(content))
     read = read_evidence([tmp_path / "ab.json"])

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 
 from kprof.analyze.cost.price import Band
-from kprof.analyze.cost.sheet import Figure
 from kprof.findings import Saving, Worth
 from kprof.report.partner.evidence import Evidence
 from tests.report.partner_evidence import (
     comparison_of,
     costs_of,
     everything,
+    figure_of,
     finding_of,
     price_of,
     run_of,
@@ -71,11 +70,11 @@ def test_money_stands_with_its_price_its_source_and_its_date():
 
 
 def test_a_month_follows_from_the_volume_that_savings_were_computed_for():
-    saved = Band.known(Fraction(1, 10))
-    monthly = Band.known(Fraction(200))
+    saved = Band.known(0.1)
+    monthly = Band.known(200)
     figures = (
-        Figure("Gain of a token", "saved", "$/M tokens", saved, ""),
-        Figure("Gain of a token", "saved", "$/month", monthly, ""),
+        figure_of("Gain of a token", "saved", "$/M tokens", saved, ""),
+        figure_of("Gain of a token", "saved", "$/month", monthly, ""),
     )
     found = said(everything(costs=(costs_of("0.40", figures=figures),)))
     # The price is half to twice the middle one, and so is all that follows from it.
@@ -86,15 +85,15 @@ def test_a_month_follows_from_the_volume_that_savings_were_computed_for():
 
 
 def test_how_much_of_the_time_that_is_paid_serves_stands_beside_the_money():
-    used = Figure("Serving", "of use alone", "$/M tokens", Band.known(Fraction("0.16")), "")
+    used = figure_of("Serving", "of use alone", "$/M tokens", Band.known(0.16), "")
     found = said(everything(costs=(costs_of("0.40", figures=(used,)),)))
     assert "GPUs serve in 40 % of the time that is paid." in found
     assert "of the time that is paid" not in said(everything())
 
 
 def test_a_saving_has_the_range_of_the_price_and_that_of_the_gain():
-    saved = Band(Fraction("0.08"), Fraction("0.10"), Fraction("0.12"))
-    figures = (Figure("Gain of a token", "saved", "$/M tokens", saved, ""),)
+    saved = Band(0.08, 0.10, 0.12)
+    figures = (figure_of("Gain of a token", "saved", "$/M tokens", saved, ""),)
     found = said(everything(costs=(costs_of("0.40", figures=figures),)))
     # From 8 cents at half the price to 12 cents at twice the price; so nothing saves more than
     # it cost, which was 40 cents and 8 to 12 more, at half to twice the price.
@@ -128,9 +127,9 @@ def test_a_saving_at_one_price_moves_with_it():
 
 
 def test_what_it_cost_at_an_old_price_given_apart_is_what_it_was():
-    before, saved = Band(2, 4, 8), Band(Fraction(0), Fraction(2), Fraction(6))
+    before, saved = Band(2, 4, 8), Band(0, 2, 6)
     figures = tuple(
-        Figure("Gain of a token", name, "$/M tokens", band, "")
+        figure_of("Gain of a token", name, "$/M tokens", band, "")
         for name, band in (("before", before), ("saved", saved))
     )
     found = said(everything(costs=(costs_of("2", figures=figures),)))
@@ -146,10 +145,8 @@ def test_costs_that_do_not_change_are_no_saving():
 
 def test_what_is_saved_of_a_thousand_steps_stands_in_the_verdict_where_nothing_else_is_known():
     price = price_of()
-    steps = Figure("Steps", "a thousand steps", "$", Band.known(Fraction(2)), "", (price,))
-    gain = Figure(
-        "Gain of a token", "a token gets cheaper by", "times", Band.known(Fraction(3)), ""
-    )
+    steps = figure_of("Steps", "a thousand steps", "$", Band.known(2), "", (price,))
+    gain = figure_of("Gain of a token", "a token gets cheaper by", "times", Band.known(3), "")
     found = said(everything(costs=(replace(costs_of(), figures=(steps, gain)),)))
     assert "it saves $4.00 per thousand steps." in found[: found.index("What was changed")]
     # Nobody said how many tokens a step has.
@@ -158,12 +155,12 @@ def test_what_is_saved_of_a_thousand_steps_stands_in_the_verdict_where_nothing_e
 
 
 def test_gpus_that_are_kept_cost_what_they_cost_before_where_the_gain_is_of_time_alone():
-    kept = Band.known(Fraction(3600))
-    figures = (Figure("Serving", "all GPUs, kept for a month", "$/month", kept, ""),)
+    kept = Band.known(3600)
+    figures = (figure_of("Serving", "all GPUs, kept for a month", "$/month", kept, ""),)
     # A step takes 80 % of the time in the comparison.
     same, other = (
-        (*figures, Figure("Gain of a token", "a token gets cheaper by", "times", gain, ""))
-        for gain in (Band.known(Fraction(5, 4)), Band.known(Fraction(2)))
+        (*figures, figure_of("Gain of a token", "a token gets cheaper by", "times", gain, ""))
+        for gain in (Band.known(1.25), Band.known(2))
     )
     found = said(everything(costs=(costs_of(figures=same),)))
     assert "A month, all GPUs kept $3,600 $3,600 none ? the same" in found

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kprof.analyze.cost.answer import Costs
+from kprof.analyze.cost.sheet import Costs
 from kprof.cli import run_command_line
 from kprof.commands.report import read_evidence
 from kprof.comparison import save

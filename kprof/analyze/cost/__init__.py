@@ -1,1 +1,1 @@
-"""Dollars of tokens, fleets and training: exact arithmetic on fractions, no I/O, no clock."""
+"""Dollars of tokens, fleets and training: arithmetic alone, no I/O but the assumptions."""

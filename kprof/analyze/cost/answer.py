@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import date
 
-from kprof.analyze.cost.facts import COMPANIONS, Facts, option_of, without_companion
-from kprof.analyze.cost.fleet import add_break_even, add_fleet, replicas_of, size_fleet
+from msgspec.structs import replace
+
+from kprof.analyze.cost.facts import Energy, Facts, Owning, Spot, option_of
+from kprof.analyze.cost.fleet import add_break_even, add_fleet, size_fleet
 from kprof.analyze.cost.gain import add_gain
 from kprof.analyze.cost.plausible import check_facts
-from kprof.analyze.cost.price import (
-    STALE_AFTER_DAYS,
-    Band,
-    Ownership,
-    Price,
-    Quote,
-    interrupted_usd_per_gpu_hour,
-    owned_usd_per_gpu_hour,
-    price_of,
-)
+from kprof.analyze.cost.price import ON_DEMAND, STALE_AFTER_DAYS, Band, Price, Quote, price_of
 from kprof.analyze.cost.serving import (
     add_energy,
     add_serving,
@@ -27,13 +20,11 @@ from kprof.analyze.cost.serving import (
     add_steps,
     add_what_moves_it,
 )
-from kprof.analyze.cost.sheet import Figure, Missing, Sheet
-from kprof.analyze.cost.tokens import Bill
+from kprof.analyze.cost.sheet import Costs, Missing, Sheet
 from kprof.analyze.cost.training import add_training
 from kprof.errors import KprofError
 
-LARGEST = 10**100
-"""Anything in dollars, hours or tokens that is larger is a slip."""
+HOURS_PER_YEAR = 8_760
 ALL = (
     add_steps,
     add_serving,
@@ -45,20 +36,14 @@ ALL = (
     add_energy,
     add_gain,
 )
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Everything that follows from some facts, on the day on which its prices were judged."""
-
-    as_of: date
-    price: Price | None
-    figures: tuple[Figure, ...]
-    missing: tuple[Missing, ...]
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-    bill: Bill | None = None
-    """The bill of the served window at the middle price, exact."""
+RATES = ("tokens_per_s", "tokens_per_step")
+# A fact that changes nothing unless one of these is given beside it.
+COMPANIONS = {
+    "term": ("gpu",),
+    "utilisation": RATES,
+    "gpus": (*RATES, "step_s", "api_price"),
+    **dict.fromkeys(("baseline_gpu", "baseline_price", "tokens_per_month", "fee"), ("speedup",)),
+}
 
 
 def costs_of(facts: Facts, quotes: Sequence[Quote], today: date) -> Costs:
@@ -70,48 +55,38 @@ def costs_of(facts: Facts, quotes: Sequence[Quote], today: date) -> Costs:
     sheet = Sheet(facts, tuple(quotes))
     sheet.facts = _with_rates(sheet)
     sheet.price = _price(sheet, today)
-    hardly_true = check_facts(sheet)
+    warnings = check_facts(sheet)
     for add in ALL:
         add(sheet)
-    for name in without_companion(facts):
-        options = " or ".join(option_of(other) for other in COMPANIONS[name])
-        sheet.missing.append(Missing(f"{option_of(name)} alone changes nothing", (options,)))
+    _name_idle_facts(sheet)
     if sheet.price is None and not sheet.figures and not sheet.missing:
         raise KprofError(
             "nothing follows from what is given",
             fix="begin with: kprof cost --gpu H100 --tokens-per-s 5000",
         )
-    _refuse_beyond_numbers(sheet)
     behind = [price for figure in sheet.figures for price in figure.prices]
     used = dict.fromkeys([*([sheet.price] if sheet.price else []), *behind])
-    stale = [price for price in used if price.is_stale(today)]
+    if stale := [price for price in used if price.is_stale(today)]:
+        warnings.append(_stale_warning(stale, today))
     return Costs(
         as_of=today,
         price=sheet.price,
         figures=tuple(sheet.figures),
         missing=tuple(dict.fromkeys(sheet.missing)),
-        warnings=(*hardly_true, *([_stale_warning(stale, today)] if stale else [])),
+        warnings=tuple(warnings),
         notes=tuple(dict.fromkeys(sheet.notes)),
         bill=sheet.bill,
     )
 
 
-def _refuse_beyond_numbers(sheet: Sheet) -> None:
-    """Refuse what no report can show: beyond it, a figure would read as 0 or as infinity.
-
-    Raises:
-        KprofError: a figure, or the price of a GPU-hour, is so far from 1.
-    """
-    told = [(f"{one.topic}, {one.name}", one.values) for one in sheet.figures]
-    told += [("the price of a GPU-hour", sheet.price.usd_per_gpu_hour)] if sheet.price else []
-    for what, band in told:
-        for value in (band.low, band.mid, band.high):
-            if value and not 1 / LARGEST < abs(value) < LARGEST:
-                size = "large" if abs(value) > 1 else "small"
-                raise KprofError(
-                    f"{what}: what follows from these facts is too {size} for a number",
-                    fix="look for a slip in the exponents of what was given",
-                )
+def _name_idle_facts(sheet: Sheet) -> None:
+    """Name the facts that were given and change nothing."""
+    for name, others in COMPANIONS.items():
+        is_given = getattr(sheet.facts, name) not in (None, ON_DEMAND)
+        is_served = name == "utilisation" and sheet.assumed.served is not None
+        if is_given and not is_served and not sheet.is_asked(*others):
+            told = " or ".join(option_of(other) for other in others)
+            sheet.missing.append(Missing(f"{option_of(name)} alone changes nothing", (told,)))
 
 
 def _with_rates(sheet: Sheet) -> Facts:
@@ -126,7 +101,7 @@ def _with_rates(sheet: Sheet) -> Facts:
         facts = replace(facts, tokens_per_s=Band.known(tokens / facts.step_s / facts.gpus))
     rate, demand = facts.tokens_per_s, facts.demand
     if demand is not None and rate is not None and facts.utilisation is None:
-        used = size_fleet(demand, rate.mid, replicas_of(facts)).steady_utilisation
+        used = size_fleet(demand, rate.mid, facts.assumptions.replicas).steady_utilisation
         sheet.notes.append("Utilisation follows from the demand on GPUs kept at its peak.")
         facts = replace(facts, utilisation=Band.known(used))
     return facts
@@ -143,49 +118,44 @@ def _stale_warning(stale: Sequence[Price], today: date) -> str:
 
 def _price(sheet: Sheet, today: date) -> Price | None:
     """Return the price of a GPU-hour: as given, as owned, or from the table."""
-    facts = sheet.facts
+    facts, owning = sheet.facts, sheet.assumed.owning
     if facts.price is not None:
         price = Price("as given", facts.price, today, today, ("--price",))
-    elif facts.capex is not None:
-        if not sheet.has("Price of an own GPU", "life"):
-            return None
-        hourly = Band.known(owned_usd_per_gpu_hour(_ownership(sheet)))
-        price = Price("owned, as given", hourly, today, today, (option_of("capex"),))
+    elif owning is not None:
+        energy = sheet.assumed.energy
+        if energy.kw_per_gpu is None or energy.usd_per_kwh is None:
+            sheet.notes.append(
+                "The price leaves electricity out; to count it, give kw_per_gpu and usd_per_kwh "
+                "in [energy]."
+            )
+        hourly = Band.known(owned_usd_per_gpu_hour(owning, energy))
+        price = Price("owned, as assumed", hourly, today, today, ("[owning]",))
     elif facts.gpu is not None:
-        price = price_of(sheet.quotes, facts.gpu, facts.term, facts.price_list)
+        price = price_of(sheet.quotes, facts.gpu, facts.term, sheet.assumed.price_list)
     else:
         return None
-    return _interrupted(sheet, price)
-
-
-def _ownership(sheet: Sheet) -> Ownership:
-    facts = sheet.facts
-    assert facts.capex and facts.life
-    kw, kwh_price = facts.kw, facts.kwh_price
-    if kw is None or kwh_price is None:
-        sheet.notes.append("The price leaves current out; to count it, give --kw and --kwh-price.")
-        kw = kwh_price = facts.opex * 0
-    return Ownership(
-        facts.capex,
-        facts.life,
-        facts.interest,
-        facts.opex,
-        facts.availability,
-        kw,
-        facts.pue,
-        kwh_price,
-    )
-
-
-def _interrupted(sheet: Sheet, price: Price) -> Price | None:
-    """Return the price with what interruptions cost, where any are expected."""
-    facts = sheet.facts
-    if facts.interruptions is None and facts.restart is None:
+    spot = sheet.assumed.spot
+    if spot is None:
         return price
-    if not sheet.has("Price with interruptions", "interruptions", "restart"):
-        return None
-    rate, hours = facts.interruptions, facts.restart
-    assert rate is not None and hours is not None
-    band = price.usd_per_gpu_hour.map(lambda p: interrupted_usd_per_gpu_hour(p, rate, hours))
+    band = price.usd_per_gpu_hour.map(lambda usd: interrupted_usd_per_gpu_hour(usd, spot))
     name = f"{price.name}, with interruptions"
     return Price(name, band, price.oldest, price.newest, price.sources)
+
+
+def owned_usd_per_gpu_hour(owned: Owning, energy: Energy) -> float:
+    """Return what an hour costs an owner: capital, operation and electricity.
+
+    (capex * CRF + opex) / (8,760 * availability) + kW * PUE * $/kWh, where the capital recovery
+    factor CRF = r (1 + r)^n / ((1 + r)^n - 1) spreads the capital evenly over n years at interest
+    r, and is 1 / n without interest.
+    """
+    rate, years = owned.interest_per_year, owned.life_years
+    recovery = rate / -math.expm1(-years * math.log1p(rate)) if rate else 1 / years
+    yearly = owned.capex_usd_per_gpu * recovery + owned.opex_usd_per_gpu_year
+    electricity = (energy.kw_per_gpu or 0) * energy.pue * (energy.usd_per_kwh or 0)
+    return yearly / (HOURS_PER_YEAR * owned.availability) + electricity
+
+
+def interrupted_usd_per_gpu_hour(usd_per_gpu_hour: float, spot: Spot) -> float:
+    """Return what an hour of work costs on GPUs that are taken away: P * (1 + r * t_restart)."""
+    return usd_per_gpu_hour * (1 + spot.interruptions_per_hour * spot.restart_hours)

@@ -1,244 +1,322 @@
-"""What is known of a workload and its prices: every fact with its unit, checked once."""
+"""What a cost follows from: the facts of one question, and the assumptions of a TOML file.
+
+Every number is declared once, with its range, its meaning and, in `extra`, the range in which it
+usually lies. Validation, help texts, warnings and the documented TOML follow from that.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from fractions import Fraction
-from typing import Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
-from kprof.analyze.cost.price import ON_DEMAND, Band
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import FieldInfo, fields
+
+from kprof.analyze.cost.price import ON_DEMAND, Spread
 from kprof.errors import KprofError
 
-ONE, ZERO = Fraction(1), Fraction(0)
-# An exponent of more digits would be a number that no memory holds.
-NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?(?:/[0-9]+)?")
-MOST_CHARACTERS = 60
-SUFFIXES = {"k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+SUFFIXES = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+TEXTS = ("gpu", "term", "baseline_gpu")
+BANDS = ("price", "baseline_price", "tokens_per_s", "utilisation", "speedup")
+SHOWN = "kprof cost --show-assumptions prints such a file, with the meaning of each field"
+# No figure that follows from numbers within these limits overflows.
+LEAST, MOST = 1e-9, 1e18
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Everything that a cost can follow from; what is None is not known.
+def told(
+    text: str,
+    least: float | None = None,
+    most: float | None = None,
+    example: object = None,
+    usual: tuple[float, float] | None = None,
+) -> Meta:
+    """Declare a field: its meaning, its range, an example, and the range in which it usually is."""
+    examples = None if example is None else [example]
+    extra = {"usual": usual} if usual else None
+    return Meta(description=text, ge=least, le=most, examples=examples, extra=extra)
 
-    The names are those of the options of `kprof cost`, and so are the units. `tokens_per_s` is
-    what one GPU serves at the largest load that meets the targets, not its peak.
+
+Positive = Annotated[float, Meta(ge=LEAST, le=MOST)]
+Amount = Annotated[float, Meta(ge=0, le=MOST)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+UsedShare = Annotated[float, Meta(ge=LEAST, le=1)]
+Factor = Annotated[float, Meta(ge=1, le=10)]
+Usd = Annotated[float, Meta(ge=0.01, le=100)]
+
+
+class Owning(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An own GPU: the price of a GPU-hour where --price is not given."""
+
+    capex_usd_per_gpu: Annotated[
+        Positive,
+        told("$ for one GPU with its share of the server", None, None, 35_000, (1e3, 1.5e5)),
+    ]
+    life_years: Annotated[float, told("years of use", 0.01, 100, 4, (0, 15))]
+    interest_per_year: Annotated[Share, told("interest, a share of one")] = 0
+    opex_usd_per_gpu_year: Annotated[Amount, told("$ a year to run it, without electricity")] = 0
+    availability: Annotated[UsedShare, told("share of the year in which it can work")] = 1
+
+
+class Energy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Electricity; it is part of the price of an own GPU."""
+
+    kw_per_gpu: (
+        Annotated[float, told("kW of one GPU with its share of the server", 0.01, 20, 1.3, (0, 4))]
+        | None
+    ) = None
+    usd_per_kwh: (
+        Annotated[float, told("$ per kWh, not cents, not per Wh", 0, 2, 0.08, (0.005, 2))] | None
+    ) = None
+    pue: Annotated[float, told("power of the data center over that of its IT", 1, 5)] = 1
+
+
+class Spot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Interruptions of spot GPUs: they raise the price of an hour of work."""
+
+    interruptions_per_hour: Annotated[float, told("interruptions per hour", 0, 60, 0.02)]
+    restart_hours: Annotated[float, told("hours of work lost by each", 0, 1e3, 0.5, (0, 24))]
+
+
+class Replicas(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a fleet is made: GPUs come in whole replicas."""
+
+    gpus_per_replica: Annotated[int, told("GPUs of a replica", 1, 10**6)] = 1
+    min_replicas: Annotated[int, told("replicas that are always on", 0, 10**6)] = 1
+    headroom: Annotated[Factor, told("capacity over demand")] = 1
+    cold_start_s: Annotated[float, told("seconds paid before a replica serves", 0, 1e6)] = 0
+
+
+class Served(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A window of serving with its GPU seconds: it splits the bill into input and output."""
+
+    input_tokens: Annotated[Positive, told("input tokens", example=40e6)]
+    output_tokens: Annotated[Positive, told("output tokens", example=8e6)]
+    prefill_gpu_s: Annotated[Positive, told("GPU seconds of prefill", example=2400)]
+    decode_gpu_s: Annotated[Amount, told("GPU seconds of decode", example=9600)]
+    cached_share: Annotated[float, told("share of the input from the prefix cache", 0, 0.9999)] = 0
+    cached_weight: Annotated[Share, told("cost of a cached input token over a computed one")] = 0
+
+    @property
+    def cached_tokens(self) -> float:
+        """Input tokens from the cache."""
+        return self.input_tokens * self.cached_share
+
+    @property
+    def computed_tokens(self) -> float:
+        """Input tokens that had to be computed."""
+        return self.input_tokens - self.cached_tokens
+
+
+class Training(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How fast one GPU trains, where no rate is given."""
+
+    mfu: Annotated[UsedShare | None, told("model FLOPs utilisation", example=0.4)] = None
+    peak_tflops: (
+        Annotated[float, told("dense peak of one GPU in TFLOP/s, else that in bf16", 0.1, 1e5, 989)]
+        | None
+    ) = None
+
+
+class Assumptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Assumptions of `kprof cost`, with their defaults; remove the # of a line to set it."""
+
+    overhead: Annotated[Factor, told("the whole bill over that of the GPUs")] = 1
+    price_list: Annotated[str | None, told("only the prices of this list", example="AWS")] = None
+    owning: Owning | None = None
+    energy: Energy = Energy()
+    spot: Spot | None = None
+    replicas: Replicas = Replicas()
+    served: Served | None = None
+    training: Training = Training()
+
+
+class Facts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The facts of one question, each an option of `kprof cost`; None is unknown.
+
+    `tokens_per_s` is what one GPU serves at the largest load that meets the targets, not its peak.
     """
 
-    gpu: str | None = None
-    term: str = ON_DEMAND
-    price_list: str | None = None
-    price: Band | None = None
-    baseline_gpu: str | None = None
-    baseline_price: Band | None = None
-    overhead: Fraction = ONE
-    capex: Fraction | None = None
-    life: Fraction | None = None
-    interest: Fraction = ZERO
-    opex: Fraction = ZERO
-    availability: Fraction = ONE
-    kw: Fraction | None = None
-    kwh_price: Fraction | None = None
-    pue: Fraction = ONE
-    interruptions: Fraction | None = None
-    restart: Fraction | None = None
-    tokens_per_s: Band | None = None
-    tokens_per_step: Fraction | None = None
-    step_s: Fraction | None = None
-    joules_per_step: Fraction | None = None
-    utilisation: Band | None = None
-    input_tokens: Fraction | None = None
-    output_tokens: Fraction | None = None
-    prefill_gpu_s: Fraction | None = None
-    decode_gpu_s: Fraction | None = None
-    cached_share: Fraction = ZERO
-    cached_weight: Fraction = ZERO
-    demand: tuple[Fraction, ...] | None = None
-    headroom: Fraction = ONE
-    replica_gpus: Fraction = ONE
-    min_replicas: Fraction = ONE
-    cold_start: Fraction = ZERO
-    gpus: Fraction | None = None
-    api_price: Fraction | None = None
-    active_parameters: Fraction | None = None
-    mfu: Fraction | None = None
-    peak_tflops: Fraction | None = None
-    training_tokens: Fraction | None = None
-    gpu_hours: Fraction | None = None
-    joules_per_token: Fraction | None = None
-    speedup: Band | None = None
-    tokens_per_month: Fraction | None = None
-    fee: Fraction | None = None
+    gpu: Annotated[str | None, told("GPU, as price lists name it")] = None
+    term: Annotated[str, told("on-demand, spot, reserved-3y or owned")] = ON_DEMAND
+    price: Annotated[
+        Spread[Usd] | None,
+        told("$ per GPU-hour (of a server: divide it by its GPUs)", usual=(0, 20)),
+    ] = None
+    tokens_per_s: Annotated[
+        Spread[Positive] | None,
+        told("tokens/s of one GPU at the SLA, not its peak", usual=(0, 1e6)),
+    ] = None
+    utilisation: Annotated[Spread[UsedShare] | None, told("share served of the SLA's capacity")] = (
+        None
+    )
+    tokens_per_step: Annotated[Positive | None, told("tokens of a step on all GPUs")] = None
+    step_s: Annotated[Positive | None, told("seconds of a step")] = None
+    joules_per_step: Annotated[Positive | None, told("measured J of a step on all GPUs")] = None
+    joules_per_token: Annotated[Positive | None, told("measured J per token")] = None
+    gpus: Annotated[int, told("number of GPUs in use", 1, 10**7)] | None = None
+    demand: Annotated[list[Amount] | None, told("tokens/s of all users, one for each hour")] = None
+    api_price: Annotated[float, told("$ per million tokens of an API", 1e-4, 1e4)] | None = None
+    active_parameters: Annotated[float, told("active parameters, as 37B", 1e4, 1e14)] | None = None
+    training_tokens: Annotated[float, told("tokens to train on, as 15.6T", 1e3, MOST)] | None = None
+    gpu_hours: Annotated[Positive | None, told("GPU-hours of the training")] = None
+    speedup: Annotated[
+        Spread[Positive] | None,
+        told("old time over new, as 281/77: 30 % faster is 1.3, a slowdown below 1", usual=(1, 20)),
+    ] = None
+    baseline_gpu: Annotated[str | None, told("GPU before the change")] = None
+    baseline_price: Annotated[Spread[Usd] | None, told("$ per hour of that GPU")] = None
+    tokens_per_month: Annotated[
+        Positive | None, told("tokens per month, as 2T", usual=(1e6, MOST))
+    ] = None
+    fee: Annotated[Positive | None, told("$ that the speed-up costs once")] = None
+    assumptions: Assumptions = Assumptions()
+
+    def __post_init__(self) -> None:
+        """Check what a range cannot say; msgspec makes its own error of a ValueError."""
+        for name in BANDS:
+            band = getattr(self, name)
+            if band is not None and not band.low <= band.mid <= band.high:
+                raise ValueError(f"{name} is LOW,MID,HIGH in this order")
+        if self.demand is not None and not any(self.demand):
+            raise ValueError("demand is 0 in every hour, or empty")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Between which values a fact can be true, in words and with an example."""
-
-    words: str
-    example: str
-    least: int | Fraction = 0
-    most: int | None = None
-    may_be_least: bool = True
-    is_whole: bool = False
-
-    def hold(self, value: Fraction) -> bool:
-        """Tell whether a value lies within."""
-        above = value >= self.least if self.may_be_least else value > self.least
-        below = self.most is None or value <= self.most
-        return above and below and (not self.is_whole or value.denominator == 1)
+def _declared(kind: type[Struct], section: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for one in fields(kind):
+        if (inner := _struct_in(one.type)) is None:
+            yield section + one.name, one
+        else:
+            yield from _declared(inner, f"{one.name}." if kind is Assumptions else "")
 
 
-CENT = Fraction(1, 100)
-POSITIVE = Limits("a number above 0", "2.5", may_be_least=False)
-NOT_NEGATIVE = Limits("a number of at least 0", "0.1")
-DEMAND = Limits("a rate of at least 0 in tokens/s", "2000,5000,3000")
-USED_SHARE = Limits("a share above 0 and at most 1", "0.6", most=1, may_be_least=False)
-SHARE = Limits("a share from 0 to 1", "0.4", most=1)
-WHOLE = Limits("a whole number of at least 1", "8", least=1, is_whole=True)
-YEARS = Limits("a number of years above 0 and at most 100", "4", most=100, may_be_least=False)
-PRICE = Limits(
-    "$ for one GPU and one hour, from 0.01 to 100 (a price per month: divide it by 730; of a "
-    "server: by its GPUs)",
-    "3.99",
-    CENT,
-    100,
-)
-KW = Limits("the kW of one GPU, all in, from 0.01 to 20 (W: divide by 1,000)", "1.3", CENT, 20)
-KWH_PRICE = Limits("$ per kWh, from 0 to 2 (cents: divide by 100)", "0.08", most=2)
-POWER_FACTOR = Limits("a factor from 1 to 5", "1.25", least=1, most=5)
-SMALL_FACTOR = Limits("a factor from 1 to 10 (30 % more is 1.3)", "1.3", least=1, most=10)
-PARAMETERS = Limits("a model's parameters, from 10,000 to 10^14", "7B", 10_000, 10**14)
-TRAINED = Limits("a training's tokens, at least 1,000", "15.6T", 1_000)
-TFLOPS = Limits("the dense TFLOP/s of one GPU, from 0.1 to 100,000", "989", Fraction(1, 10), 10**5)
-API_PRICE = Limits("$ per million tokens, from 0.0001 to 10,000", "0.6", Fraction(1, 10**4), 10**4)
-COUNT = Limits("a whole number of at least 0", "1", is_whole=True)
-
-TEXTS = ("gpu", "term", "price_list", "baseline_gpu")
-BANDS = ("price", "baseline_price", "tokens_per_s", "utilisation", "speedup")
-LISTS = ("demand",)
-LIMITS: dict[str, Limits] = {
-    **dict.fromkeys(("utilisation", "availability", "mfu"), USED_SHARE),
-    **dict.fromkeys(("interest", "cached_share", "cached_weight"), SHARE),
-    **dict.fromkeys(("price", "baseline_price"), PRICE),
-    **dict.fromkeys(("overhead", "headroom"), SMALL_FACTOR),
-    **dict.fromkeys(("gpus", "replica_gpus"), WHOLE),
-    **dict.fromkeys(("opex", "cold_start", "decode_gpu_s"), NOT_NEGATIVE),
-    "kw": KW,
-    "kwh_price": KWH_PRICE,
-    "pue": POWER_FACTOR,
-    "active_parameters": PARAMETERS,
-    "training_tokens": TRAINED,
-    "peak_tflops": TFLOPS,
-    "api_price": API_PRICE,
-    **dict.fromkeys(("interruptions", "restart"), NOT_NEGATIVE),
-    "demand": DEMAND,
-    "min_replicas": COUNT,
-    "life": YEARS,
-}
-PRICED = ("gpu", "price", "capex")
-SERVED = ("tokens_per_s", "tokens_per_step")
-# What a fact needs beside it to matter: one of these at least.
-COMPANIONS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("term", "price_list"), ("gpu",)),
-    **dict.fromkeys(("overhead", "interruptions", "restart"), PRICED),
-    **dict.fromkeys(("life", "interest", "opex", "availability"), ("capex",)),
-    **dict.fromkeys(("kw", "joules_per_token"), ("capex", "kwh_price", *SERVED)),
-    "pue": ("kwh_price",),
-    "utilisation": (*SERVED, "prefill_gpu_s"),
-    **dict.fromkeys(("cached_share", "cached_weight"), ("prefill_gpu_s",)),
-    **dict.fromkeys(("headroom", "replica_gpus", "min_replicas", "cold_start"), ("demand",)),
-    "gpus": (*SERVED, "step_s", "api_price"),
-    **dict.fromkeys(("mfu", "peak_tflops"), ("active_parameters",)),
-    **dict.fromkeys(("baseline_gpu", "baseline_price", "tokens_per_month", "fee"), ("speedup",)),
-}
+def _struct_in(hint: object) -> type[Struct] | None:
+    kinds = (hint, *get_args(hint))
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Struct)), None)
 
 
-def without_companion(facts: Facts) -> list[str]:
-    """Return the facts that were given and change nothing, as none stands beside them to use."""
-    defaults = {one.name: one.default for one in fields(Facts)}
-    given = {name for name, default in defaults.items() if getattr(facts, name) != default}
-    return [name for name in COMPANIONS if name in given and not given & {*COMPANIONS[name]}]
+FIELDS = dict(_declared(Facts))
+"""Every fact and assumption by its name, `section.name` where it is in a section."""
 
 
 def option_of(name: str) -> str:
-    """Return the option of `kprof cost` that gives a fact."""
-    return "--" + name.replace("_", "-")
+    """Return how a reader gives a fact: an option, or a field of the assumptions."""
+    section, _, field = name.rpartition(".")
+    return f"{field} in [{section}]" if section else "--" + name.replace("_", "-")
+
+
+def detail(hint: object, name: str) -> Any:  # noqa: ANN401 - as Meta declares it
+    """Return what the declaration of a field says of `name`, such as its `description`."""
+    for part in get_args(hint):
+        found = getattr(part, name) if isinstance(part, Meta) else detail(part, name)
+        if found is not None:
+            return found
+    return None
+
+
+def _range(least: float, most: float) -> str:
+    low, high = f"from {least:,.9g}", f" to {most:,.9g}"
+    return f"{'above 0' if least == LEAST else low}{'' if most == MOST else high}"
+
+
+def described(hint: object) -> str:
+    """Return the meaning of a field with its range."""
+    least, most, text = (detail(hint, what) for what in ("ge", "le", "description"))
+    return str(text) if least is None else f"{text} ({_range(least, most)})"
 
 
 def facts_of(given: Mapping[str, object]) -> Facts:
     """Read facts from numbers or text: `3.99`, `281/77`, `15.6T`, `LOW,MID,HIGH`; None is unknown.
 
     Raises:
-        KprofError: one is no number, or cannot be true, or there is no such fact.
+        KprofError: a fact is outside of its range, or there is no such fact.
     """
-    names = {one.name for one in fields(Facts)}
-    known: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in names:
-            raise KprofError(f"unknown fact {name!r}", fix="see docs/cost.md")
-        if value is not None:
-            known[name] = str(value) if name in TEXTS else _quantity(name, value)
-    facts = Facts(**known)
-    _check_together(facts)
-    return facts
-
-
-def _quantity(name: str, value: object) -> Fraction | Band | tuple[Fraction, ...]:
-    if isinstance(value, Band):
-        parts: list[object] = [value.low, value.mid, value.high]
-    elif isinstance(value, (list, tuple)):
-        parts = list(value)
-    else:
-        parts = list(value.split(",")) if isinstance(value, str) else [value]
-    numbers = [_number(name, part) for part in parts]
-    if name in LISTS:
-        return tuple(numbers)
-    if name in BANDS and len(numbers) == 3:
-        if numbers != sorted(numbers):
-            raise _refused(name, value, "LOW,MID,HIGH in this order", "2.69,3.99,6.88")
-        return Band(*numbers)
-    if len(numbers) != 1:
-        words = "one number or LOW,MID,HIGH" if name in BANDS else "one number"
-        raise _refused(name, value, words, "2.5")
-    return Band.known(numbers[0]) if name in BANDS else numbers[0]
-
-
-def _number(name: str, value: object) -> Fraction:
-    """Return a number exactly as it is written; a float as its shortest decimals."""
-    limits = LIMITS.get(name, POSITIVE)
-    text = str(value).strip()
-    factor = SUFFIXES.get(text[-1:], 1)
-    plain = text[:-1] if factor > 1 else text
-    if len(plain) > MOST_CHARACTERS or not NUMBER.fullmatch(plain):
-        raise _refused(name, value, limits.words, limits.example)
+    known = {name: _parsed(name, value) for name, value in given.items() if value is not None}
     try:
-        number = Fraction(plain) * factor
+        return msgspec.convert(known, Facts)
+    except msgspec.ValidationError as error:
+        raise _refused(error, given) from None
+
+
+def read_assumptions(path: Path) -> Assumptions:
+    """Read a TOML file of assumptions.
+
+    Raises:
+        KprofError: it cannot be read, or holds a field that is unknown or outside of its range.
+    """
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Assumptions)
+    except OSError as error:
+        raise KprofError(f"{path} cannot be read: {error.strerror}", fix=SHOWN) from error
+    except msgspec.DecodeError as error:
+        raise _refused(error, {}, f"{path}: ") from None
+
+
+def _parsed(name: str, value: object) -> object:
+    if name in TEXTS or not isinstance(value, (str, int, float)):
+        return value
+    numbers = [_number(part) for part in str(value).split(",")]
+    if name in BANDS and len(numbers) in (1, 3):
+        return {"low": numbers[0], "mid": numbers[len(numbers) // 2], "high": numbers[-1]}
+    return numbers[0] if len(numbers) == 1 and name != "demand" else numbers
+
+
+def _number(text: str) -> object:
+    """Return the number that `15.6T` or `281/77` is; any other text as it is, to be refused."""
+    factor = SUFFIXES.get(text[-1:], 1)
+    over, _, under = (text if factor == 1 else text[:-1]).partition("/")
+    try:
+        number = float(over) / float(under or 1) * factor
     except (ValueError, ZeroDivisionError):
-        raise _refused(name, value, limits.words, limits.example) from None
-    if not limits.hold(number):
-        raise _refused(name, value, limits.words, limits.example)
-    return number
+        return text
+    return int(number) if number.is_integer() else number
 
 
-def _refused(name: str, value: object, words: str, example: str) -> KprofError:
+def _refused(
+    error: msgspec.DecodeError, given: Mapping[str, object], where: str = ""
+) -> KprofError:
+    """Return msgspec's error with the value as given, and the field's meaning and range."""
+    words = re.findall(r"\w+", str(error))
+    name = next((one for one in FIELDS if one.rpartition(".")[2] in words), None)
+    if name is None:
+        return KprofError(f"{where}{error}", fix=SHOWN)
+    said = str(error)
+    if name in given:
+        where, said = f"{option_of(name)} {given[name]}: ", said.partition(" - at")[0]
     return KprofError(
-        f"{option_of(name)} {value}: must be {words}", fix=f"as in {option_of(name)} {example}"
+        f"{where}{said}", fix=f"give {option_of(name)}, {described(FIELDS[name].type)}"
     )
 
 
-def _check_together(facts: Facts) -> None:
-    """Refuse facts that contradict each other."""
-    if facts.price is not None and facts.capex is not None:
-        raise KprofError(
-            "--price and --capex are two prices of the same hour",
-            fix="give --price for GPUs that are rented, --capex and --life for your own",
-        )
-    if facts.demand is not None and not any(facts.demand):
-        raise KprofError("--demand is 0 in every hour", fix=f"as in --demand {DEMAND.example}")
-    if facts.cached_share == 1 and not facts.cached_weight:
-        raise KprofError(
-            "all input comes from the cache and looking it up costs nothing, yet prefill took time",
-            fix="give --cached-weight, the cost of a cached token over that of a computed one",
-        )
+def unusual(facts: Facts) -> list[str]:
+    """Return a warning for every fact outside of the range in which it usually lies."""
+    warnings = []
+    for name, one in FIELDS.items():
+        holder = getattr(facts.assumptions, name.partition(".")[0]) if "." in name else facts
+        value = getattr(holder, one.name, None)
+        number = value.mid if isinstance(value, Spread) else value
+        low, high = (detail(one.type, "extra") or {}).get("usual", (number, number))
+        if number and not low <= number <= high:
+            warnings.append(
+                f"{option_of(name)} is {number:,.4g}, and usually {_range(low, high)}: "
+                f"{detail(one.type, 'description')}."
+            )
+    return warnings
+
+
+def documented(kind: type[Struct] = Assumptions, *, is_set: bool = True) -> str:
+    """Return the assumptions as TOML: defaults, or examples behind a #, with meaning and range."""
+    lines = [f"# {kind.__doc__}"]
+    for one in fields(kind):
+        is_known = one.default not in (None, msgspec.NODEFAULT)
+        if (inner := _struct_in(one.type)) is not None:
+            header = f"[{one.name}]" if is_known else f"# [{one.name}]"
+            lines += ["", header, documented(inner, is_set=is_known)]
+            continue
+        value = one.default if is_known else detail(one.type, "examples")[0]
+        text = f"{value:.12g}" if isinstance(value, (int, float)) else f'"{value}"'
+        off = "" if is_set and is_known else "# "
+        lines.append(f"{off}{one.name} = {text}  # {described(one.type)}")
+    return "\n".join(lines)

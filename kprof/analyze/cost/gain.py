@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from statistics import median
 
-from kprof.analyze.cost.fleet import replicas_of, size_fleet, usd_per_month
+from kprof.analyze.cost.fleet import size_fleet, usd_per_month
 from kprof.analyze.cost.price import Band, ListedRatio, Price, ratios_by_list
-from kprof.analyze.cost.sheet import ONE, Figure, Missing, Sheet
-from kprof.analyze.cost.tokens import usd_per_million_tokens
+from kprof.analyze.cost.serving import usd_per_million_tokens
+from kprof.analyze.cost.sheet import Missing, Sheet
 
 UNIT, CASH = "Gain of a token", "Gain in cash"
 BEFORE = "before"
 """What a million tokens cost at an old price that was given apart from the new one."""
-
-
-def unit_gain(speedup: Fraction, old_over_new_price: Fraction) -> Fraction:
-    """Return by what a token gets cheaper: (P_old / T_old) / (P_new / T_new).
-
-    A ratio of latencies is a speed-up here only where a GPU serves one stream, or a fixed number
-    of them, at a time; else take tokens per second at the SLA. Utilisation is the same in both.
-    """
-    return speedup * old_over_new_price
-
-
-def payback_months(fee_usd: Fraction, saved_usd_per_month: Fraction) -> Fraction | None:
-    """Return after how many months a saving has paid for the work; None where it never does."""
-    return fee_usd / saved_usd_per_month if saved_usd_per_month > 0 else None
 
 
 def add_gain(sheet: Sheet) -> None:
@@ -37,11 +22,9 @@ def add_gain(sheet: Sheet) -> None:
     ratio = _price_ratio(sheet)
     if ratio is None:
         return
-    gain = Band(
-        unit_gain(speedup.low, ratio.low),
-        unit_gain(speedup.mid, ratio.mid),
-        unit_gain(speedup.high, ratio.high),
-    )
+    # A ratio of latencies is a speed-up only where a GPU serves a fixed number of streams at a
+    # time; utilisation is the same before and after.
+    gain = Band(speedup.low * ratio.low, speedup.mid * ratio.mid, speedup.high * ratio.high)
     formula = "speed-up * price of the old GPU / price of the new"
     sheet.add(UNIT, "a token gets cheaper by", "times", gain, formula)
     _add_unit_saving(sheet, speedup, ratio)
@@ -59,7 +42,7 @@ def _price_ratio(sheet: Sheet) -> Band | None:
         old, new = facts.baseline_price, sheet.price.usd_per_gpu_hour
         return Band(old.low / new.high, old.mid / new.mid, old.high / new.low)
     if facts.baseline_gpu is None:
-        return Band.known(ONE)
+        return Band.known(1)
     if not sheet.has(UNIT, "gpu") or facts.gpu is None or facts.speedup is None:
         return None
     found = ratios_by_list(sheet.quotes, facts.baseline_gpu, facts.gpu)
@@ -82,9 +65,9 @@ def _add_listed_gain(sheet: Sheet, one: ListedRatio, speedup: Band) -> None:
     names = f"{one.price_list}, {one.term}"
     hourly = Band.known(one.quotes[1].usd_per_gpu_hour)
     price = Price(names, hourly, min(dates), max(dates), (one.quotes[1].source,))
-    gain = speedup.map(lambda speed: unit_gain(speed, one.ratio))
-    text = f"{sheet.facts.baseline_gpu} over {sheet.facts.gpu}: {float(one.ratio):.3g}"
-    sheet.figures.append(Figure("Gain by price list", price.name, "times", gain, text, (price,)))
+    gain = speedup.map(lambda times: times * one.ratio)
+    text = f"{sheet.facts.baseline_gpu} over {sheet.facts.gpu}: {one.ratio:.3g}"
+    sheet.add("Gain by price list", price.name, "times", gain, text, price)
 
 
 def _add_unit_saving(sheet: Sheet, speedup: Band, ratio: Band) -> None:
@@ -94,28 +77,31 @@ def _add_unit_saving(sheet: Sheet, speedup: Band, ratio: Band) -> None:
             sheet.has(f"{UNIT}, in dollars", "tokens_per_s", "price")
         return
     new = usd_per_million_tokens(
-        price.usd_per_gpu_hour.mid, facts.tokens_per_s.mid, sheet.utilisation, facts.overhead
+        price.usd_per_gpu_hour.mid,
+        facts.tokens_per_s.mid,
+        sheet.utilisation,
+        sheet.assumed.overhead,
     )
     if (old := facts.baseline_price) is not None:
         ratio = old.map(lambda usd: usd / price.usd_per_gpu_hour.mid)
     ends = zip(_ends(speedup), _ends(ratio), strict=True)
-    saved = Band(*(new * (unit_gain(speed, one) - 1) for speed, one in ends))
+    saved = Band(*(new * (times * one - 1) for times, one in ends))
     if old is not None:
         before = saved.map(lambda usd: usd + new)
         text = "cost at the old GPU's price, over its band and that of the speed-up"
-        sheet.figures.append(Figure(UNIT, BEFORE, "$/M tokens", before, text))
+        sheet.add(UNIT, BEFORE, "$/M tokens", before, text)
     text = "new cost at the middle price * (gain - 1), over the band of the gain"
-    sheet.figures.append(Figure(UNIT, "saved", "$/M tokens", saved, text, (price,)))
+    sheet.add(UNIT, "saved", "$/M tokens", saved, text, price)
     if facts.tokens_per_month is None:
         return
     volume = facts.tokens_per_month
     monthly = saved.map(lambda usd: usd * volume / 10**6)
     text = "the same for all tokens; cash only as far as GPUs are given back"
-    sheet.figures.append(Figure(UNIT, "saved", "$/month", monthly, text, (price,)))
+    sheet.add(UNIT, "saved", "$/month", monthly, text, price)
     _add_payback(sheet, UNIT, monthly)
 
 
-def _ends(band: Band) -> tuple[Fraction, Fraction, Fraction]:
+def _ends(band: Band) -> tuple[float, float, float]:
     return band.low, band.mid, band.high
 
 
@@ -126,15 +112,15 @@ def _add_cash(sheet: Sheet, speedup: Band, ratio: Band) -> None:
         return
     if facts.demand is None or facts.tokens_per_s is None or price is None:
         return
-    demand, rate, replicas = facts.demand, facts.tokens_per_s.mid, replicas_of(facts)
+    demand, rate, replicas = facts.demand, facts.tokens_per_s.mid, sheet.assumed.replicas
     after = size_fleet(demand, rate, replicas).gpus
-    before = speedup.map(lambda times: Fraction(size_fleet(demand, rate / times, replicas).gpus))
+    before = speedup.map(lambda times: size_fleet(demand, rate / times, replicas).gpus)
     sheet.add(CASH, "GPUs before", "GPUs", before, "fleet at T / speed-up")
-    sheet.add(CASH, "GPUs after", "GPUs", Fraction(after), "fleet at T")
+    sheet.add(CASH, "GPUs after", "GPUs", after, "fleet at T")
 
-    def saved_on(gpus: Fraction, old_usd: Fraction, new_usd: Fraction) -> Fraction:
-        old = usd_per_month(int(gpus), old_usd, facts.overhead)
-        return old - usd_per_month(after, new_usd, facts.overhead)
+    def saved_on(gpus: float, old_usd: float, new_usd: float) -> float:
+        old = usd_per_month(int(gpus), old_usd, sheet.assumed.overhead)
+        return old - usd_per_month(after, new_usd, sheet.assumed.overhead)
 
     pairs = _price_pairs(price.usd_per_gpu_hour, facts.baseline_price, ratio)
     saves = [saved_on(gpus, *pair) for gpus in _ends(before) for pair in pairs]
@@ -143,11 +129,11 @@ def _add_cash(sheet: Sheet, speedup: Band, ratio: Band) -> None:
     )
     saved = Band(min(saves), middle, max(saves))
     text = "whole GPUs * 730 h, before less after, once they are given back"
-    sheet.figures.append(Figure(CASH, "saved", "$/month", saved, text, (price,)))
+    sheet.add(CASH, "saved", "$/month", saved, text, price)
     _add_payback(sheet, CASH, saved)
 
 
-def _price_pairs(new: Band, given: Band | None, ratio: Band) -> list[tuple[Fraction, Fraction]]:
+def _price_pairs(new: Band, given: Band | None, ratio: Band) -> list[tuple[float, float]]:
     """Return the old and the new price of a GPU-hour, wherever the bands of both end.
 
     Two that were given apart are unknown apart; else the old price is so many times the new one.
@@ -158,11 +144,11 @@ def _price_pairs(new: Band, given: Band | None, ratio: Band) -> list[tuple[Fract
 
 
 def _add_payback(sheet: Sheet, topic: str, saved: Band) -> None:
-    if sheet.facts.fee is None:
+    fee = sheet.facts.fee
+    if fee is None:
         return
-    months = [payback_months(sheet.facts.fee, usd) for usd in (saved.high, saved.mid, saved.low)]
-    if months[2] is None or months[1] is None or months[0] is None:
+    if saved.low <= 0:
         sheet.notes.append(f"{topic}: at the low end of the band the fee is never paid back.")
         return
-    band = Band(months[0], months[1], months[2])
-    sheet.add(topic, "paid back after", "months", band, "fee / saved a month")
+    months = saved.map(lambda usd: fee / usd)
+    sheet.add(topic, "paid back after", "months", months, "fee / saved a month")

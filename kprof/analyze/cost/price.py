@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
-from fractions import Fraction
 from statistics import median
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
 
 from kprof.errors import KprofError
 
 STALE_AFTER_DAYS = 90
-HOURS_PER_YEAR = 8_760
 HOURS_PER_MONTH = 730
 ON_DEMAND = "on-demand"
 
 
+T = TypeVar("T", bound=float)
+
+
 @dataclass(frozen=True)
-class Band:
+class Spread(Generic[T]):
     """A quantity between what is low and what is high; all three the same where it is known."""
 
-    low: Fraction
-    mid: Fraction
-    high: Fraction
+    low: T
+    mid: T
+    high: T
 
     @classmethod
-    def known(cls, value: Fraction) -> Band:
+    def known(cls, value: T) -> Spread[T]:
         """Return the band of a value that has no spread."""
         return cls(value, value, value)
 
@@ -36,18 +39,20 @@ class Band:
         """Whether the band has no spread."""
         return self.low == self.high
 
-    def map(self, function: Callable[[Fraction], Fraction]) -> Band:
+    def map(self, function: Callable[[T], T]) -> Spread[T]:
         """Return the band of a function that only rises, or only falls, over it."""
         ends = function(self.low), function(self.high)
-        return Band(min(ends), function(self.mid), max(ends))
+        return Spread(min(ends), function(self.mid), max(ends))
 
 
-@dataclass(frozen=True)
-class Quote:
+Band = Spread[float]
+
+
+class Quote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The price of one GPU for an hour, as one list had it on one day."""
 
     gpu: str
-    usd_per_gpu_hour: Fraction
+    usd_per_gpu_hour: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
     term: str
     """on-demand, spot, reserved-3y, or owned (what it costs its owner)."""
     price_list: str
@@ -70,29 +75,12 @@ class Price:
 
     @property
     def is_listed(self) -> bool:
-        """Whether price lists tell it, and no option of the command line."""
-        return not any(source.startswith("--") for source in self.sources)
+        """Whether price lists tell it, and neither an option nor an assumption."""
+        return not any(source.startswith(("--", "[")) for source in self.sources)
 
     def is_stale(self, today: date) -> bool:
         """Tell whether a price in it was read too long ago to stand for today's."""
         return (today - self.oldest).days > STALE_AFTER_DAYS
-
-
-@dataclass(frozen=True)
-class Ownership:
-    """What a GPU with its share of the server costs who owns it.
-
-    `availability` is the share of the year in which it can work; `kw_per_gpu` is drawn all-in.
-    """
-
-    capex_usd_per_gpu: Fraction
-    life_years: Fraction
-    interest_per_year: Fraction = Fraction(0)
-    opex_usd_per_gpu_year: Fraction = Fraction(0)
-    availability: Fraction = Fraction(1)
-    kw_per_gpu: Fraction = Fraction(0)
-    pue: Fraction = Fraction(1)
-    usd_per_kwh: Fraction = Fraction(0)
 
 
 def price_of(quotes: Sequence[Quote], gpu: str, term: str, price_list: str | None = None) -> Price:
@@ -108,7 +96,9 @@ def price_of(quotes: Sequence[Quote], gpu: str, term: str, price_list: str | Non
     named = [q for q in of_term if price_list is None or q.price_list == price_list]
     if not named:
         known = [quote.price_list for quote in of_term]
-        raise _unknown(f"price list for {gpu}", str(price_list), known, "--price-list")
+        raise _unknown(
+            f"price list for {gpu}", str(price_list), known, "price_list of the assumptions"
+        )
     newest = list({q.price_list: q for q in sorted(named, key=lambda q: q.date)}.values())
     amounts = [quote.usd_per_gpu_hour for quote in newest]
     dates = [quote.date for quote in newest]
@@ -143,45 +133,13 @@ def _unknown(what: str, name: str, known: Sequence[str], option: str) -> KprofEr
     )
 
 
-def _recovery(rate: Fraction, years: Fraction) -> Fraction:
-    """Return the capital recovery factor, which next to no interest brings to 1 / n."""
-    if not rate:
-        return 1 / years
-    if years.denominator == 1:
-        growth = (1 + rate) ** years.numerator
-        return rate * growth / (growth - 1)
-    # Of a root only floats are known; the growth less 1 keeps its digits near no interest.
-    grown = Fraction(math.expm1(years * math.log1p(rate))) or rate * years
-    return rate * (1 + grown) / grown
-
-
-def owned_usd_per_gpu_hour(owned: Ownership) -> Fraction:
-    """Return what an hour costs an owner: capital, operation and current.
-
-    (capex * CRF + opex) / (8,760 * availability) + kW * PUE * $/kWh, where the capital recovery
-    factor CRF = r (1 + r)^n / ((1 + r)^n - 1) spreads the capital evenly over n years at interest
-    r, and is 1 / n without interest.
-    """
-    recovery = _recovery(owned.interest_per_year, owned.life_years)
-    yearly = owned.capex_usd_per_gpu * recovery + owned.opex_usd_per_gpu_year
-    current = owned.kw_per_gpu * owned.pue * owned.usd_per_kwh
-    return yearly / (HOURS_PER_YEAR * owned.availability) + current
-
-
-def interrupted_usd_per_gpu_hour(
-    usd_per_gpu_hour: Fraction, interruptions_per_hour: Fraction, restart_hours: Fraction
-) -> Fraction:
-    """Return what an hour of work costs on GPUs that are taken away: P * (1 + r * t_restart)."""
-    return usd_per_gpu_hour * (1 + interruptions_per_hour * restart_hours)
-
-
 @dataclass(frozen=True)
 class ListedRatio:
     """What one GPU costs over another on one list, by the quotes that lie nearest in time."""
 
     price_list: str
     term: str
-    ratio: Fraction
+    ratio: float
     quotes: tuple[Quote, Quote]
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
+from datetime import date
+from operator import attrgetter
 
-from kprof.analyze.cost.facts import Facts, option_of
-from kprof.analyze.cost.price import Band, Price, Quote
-from kprof.analyze.cost.tokens import Bill
+from kprof.analyze.cost.facts import Assumptions, Facts, option_of
+from kprof.analyze.cost.price import Band, Price, Quote, Spread
 
-ONE = Fraction(1)
+SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,39 @@ class Figure:
     topic: str
     name: str
     unit: str
-    values: Band
+    low: float
+    mid: float
+    high: float
     formula: str
     prices: tuple[Price, ...] = ()
+
+    @property
+    def values(self) -> Band:
+        """The number with its band."""
+        return Band(self.low, self.mid, self.high)
 
 
 @dataclass(frozen=True)
 class Missing:
-    """What could not be computed, and the facts that would tell it."""
+    """What could not be computed, and the facts to give for it."""
 
     topic: str
-    facts: tuple[str, ...]
+    give: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Everything that follows from some facts, on the day on which its prices were judged."""
+
+    as_of: date
+    price: Price | None
+    figures: tuple[Figure, ...]
+    missing: tuple[Missing, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    bill: Mapping[str, int] | None = None
+    """The bill of the served window at the middle price, in whole millionths of a dollar."""
+    schema: int = SCHEMA
 
 
 @dataclass
@@ -43,13 +65,17 @@ class Sheet:
     figures: list[Figure] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    bill: Bill | None = None
-    """The bill of the served window at the price in the middle of its band."""
+    bill: Mapping[str, int] | None = None
 
     @property
-    def utilisation(self) -> Fraction:
-        """What is served over what could be; 1 where nobody says."""
-        return self.facts.utilisation.mid if self.facts.utilisation else ONE
+    def assumed(self) -> Assumptions:
+        """The assumptions beside the facts."""
+        return self.facts.assumptions
+
+    @property
+    def utilisation(self) -> float:
+        """What is served over what could be; 1 where it is unknown."""
+        return self.facts.utilisation.mid if self.facts.utilisation else 1
 
     def has(self, topic: str, *names: str) -> bool:
         """Tell whether all of these facts are known; note those that are not."""
@@ -60,21 +86,31 @@ class Sheet:
         return not absent
 
     def _is_absent(self, name: str) -> bool:
-        return self.price is None if name == "price" else getattr(self.facts, name) is None
+        if name == "price":
+            return self.price is None
+        return attrgetter(name)(self.assumed if "." in name else self.facts) is None
 
     def is_asked(self, *names: str) -> bool:
         """Tell whether any of these facts is given."""
         return any(getattr(self.facts, name) is not None for name in names)
 
-    def add(self, topic: str, name: str, unit: str, values: Band | Fraction, formula: str) -> None:
-        """Add a figure that stands on no price."""
-        band = values if isinstance(values, Band) else Band.known(values)
-        self.figures.append(Figure(topic, name, unit, band, formula))
-
-    def add_usd(
-        self, topic: str, name: str, unit: str, cost: Callable[[Fraction], Fraction], formula: str
+    def add(
+        self,
+        topic: str,
+        name: str,
+        unit: str,
+        values: Band | float,
+        formula: str,
+        *prices: Price,
     ) -> None:
-        """Add dollars as a function of the price of a GPU-hour, over the price's band."""
+        """Add a figure, with the prices that it stands on."""
+        band = values if isinstance(values, Spread) else Band.known(values)
+        self.figures.append(
+            Figure(topic, name, unit, band.low, band.mid, band.high, formula, prices)
+        )
+
+    def add_usd(self, topic: str, name: str, unit: str, gpu_hours: float, formula: str) -> None:
+        """Add the cost of so many GPU-hours, over the price's band."""
         assert self.price is not None, "asked for dollars without a price"
-        values = self.price.usd_per_gpu_hour.map(cost)
-        self.figures.append(Figure(topic, name, unit, values, formula, (self.price,)))
+        values = self.price.usd_per_gpu_hour.map(lambda usd: usd * gpu_hours)
+        self.add(topic, name, unit, values, formula, self.price)

@@ -6,15 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
-from fractions import Fraction
 from typing import Any, TypeVar
 
 import msgspec
 
 from kprof.analyze.calibration.error_rates import Calibration
-from kprof.analyze.cost.answer import Costs
-from kprof.analyze.cost.price import Band, Price
-from kprof.analyze.cost.sheet import Figure, Missing
+from kprof.analyze.cost.sheet import Costs
 from kprof.analyze.kernel_times import Benched
 from kprof.analyze.sla.curves import Curves
 from kprof.analyze.sla.evaluate import Assessment
@@ -168,45 +165,8 @@ def _time(value: object) -> float | None:
 
 
 def costs_in(content: Plain) -> Costs:
-    """Read what `kprof cost --json` printed; the parts of a bill are not kept."""
-    return Costs(
-        as_of=_day(content["as_of"]),
-        price=_price(content["price"]) if content["price"] else None,
-        figures=tuple(_figure(one) for one in content["figures"]),
-        missing=tuple(Missing(one["topic"], tuple(one["give"])) for one in content["missing"]),
-        warnings=tuple(content["warnings"]),
-        notes=tuple(content["notes"]),
-    )
-
-
-def _figure(content: Plain) -> Figure:
-    return Figure(
-        content["topic"],
-        content["name"],
-        content["unit"],
-        _band(content),
-        content["formula"],
-        tuple(_price(one) for one in content["prices"]),
-    )
-
-
-def _price(content: Plain) -> Price:
-    return Price(
-        content["name"],
-        _band(content["usd_per_gpu_hour"]),
-        _day(content["oldest"]),
-        _day(content["newest"]),
-        tuple(content["sources"]),
-    )
-
-
-def _band(content: Plain) -> Band:
-    low, middle, high = (Fraction(repr(float(content[name]))) for name in ("low", "mid", "high"))
-    return Band(low, middle, high)
-
-
-def _day(text: str) -> date:
-    return date.fromisoformat(text)
+    """Read what `kprof cost --json` printed."""
+    return msgspec.convert(content, Costs)
 
 
 def gate_in(content: Plain) -> GateReport:

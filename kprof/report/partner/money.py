@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 
-from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cost.gain import BEFORE
-from kprof.analyze.cost.of_findings import worth_of
+from kprof.analyze.cost.of_runs import worth_of
 from kprof.analyze.cost.price import Band
-from kprof.analyze.cost.sheet import Figure
+from kprof.analyze.cost.sheet import Costs, Figure
 from kprof.findings import Saving
 from kprof.report.partner.evidence import Evidence, first_and_last
 from kprof.report.partner.wording import dollars
@@ -77,7 +75,7 @@ def money_in(evidence: Evidence) -> list[Line]:
     if _is_same_gpu(after, evidence):
         # What is kept costs what it cost: that much is known without any other figure.
         lines = [
-            Line(KEPT, line.after, line.after, Band.known(Fraction(0)))
+            Line(KEPT, line.after, line.after, Band.known(0))
             if line.name == KEPT and line.before is None and line.saved is None
             else line
             for line in lines
@@ -175,9 +173,9 @@ def load_in_words(costs: Costs) -> str:
 
 
 def _times(line: Line, name: str, factor: float) -> Line:
-    by = Fraction(factor)
     bands = (
-        b.map(lambda usd: usd * by) if b else None for b in (line.before, line.after, line.saved)
+        b.map(lambda usd: usd * factor) if b else None
+        for b in (line.before, line.after, line.saved)
     )
     return Line(name, *bands)
 

@@ -3,14 +3,13 @@
 import json
 from dataclasses import replace
 from datetime import date
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from kprof.ab.engagement import recognise
 from kprof.ab.pricing import read_prices
-from kprof.analyze.cost.of_findings import with_worth
+from kprof.analyze.cost.of_runs import with_worth
 from kprof.analyze.cost.price import Quote
 from kprof.findings import Diagnosis, Finding, Saving
 from kprof.open import open_run
@@ -22,7 +21,7 @@ RECORDED = Path(__file__).parents[2] / "data" / "h200" / "llama_train.json.gz"
 
 
 def quote(usd, price_list):
-    return Quote("H200", Fraction(usd), "on-demand", price_list, "https://example.com", DAY)
+    return Quote("H200", float(usd), "on-demand", price_list, "https://example.com", DAY)
 
 
 QUOTES = [quote(2, "Cheap"), quote(3, "Middle"), quote(5, "Dear")]

@@ -1,12 +1,11 @@
 """What a recorded run knows of its cost, and what it does not."""
 
 import json
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from kprof.analyze.cost.measured import measured_in
+from kprof.analyze.cost.of_runs import measured_in
 from kprof.trace import Gpu, Recording
 from tests.cost_answers import answer, mid, refusal
 from tests.kineto_files import annotation, kernel, launch, operator, write
@@ -96,9 +95,9 @@ def test_a_run_counts_the_gpus_of_all_ranks_and_names_them_as_price_lists_do():
 
 def test_unrecorded_steps_go_before_recorded_ones():
     timed = Recording("a rule", 9, (5,), "device", (300_000_000,), (100_000_000, 120_000_000))
-    assert measured({}, recording=timed).step_s == Fraction(11, 100)
+    assert measured({}, recording=timed).step_s == 0.11
     alone = Recording("a rule", 9, (5,), "device", (300_000_000,))
-    assert measured({}, recording=alone).step_s == Fraction(3, 10)
+    assert measured({}, recording=alone).step_s == 0.3
 
 
 def test_the_energy_of_a_step_comes_from_the_counter():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kprof.analyze.capture_quality.overhead import measure_cost
-from kprof.analyze.cost.answer import Costs
 from kprof.analyze.cost.price import Price
+from kprof.analyze.cost.sheet import Costs
 from kprof.analyze.energy import StepEnergy, measure_step_energy
 from kprof.report.partner.drawings import Range, both, ranges
 from kprof.report.partner.evidence import Evidence
@@ -112,7 +112,7 @@ def _basis(costs: Costs) -> list[Block]:
     blocks.append(Folded("Every figure, with its formula", _figures(costs)))
     blocks += [Text(note, "muted") for note in costs.notes]
     if costs.missing:
-        topics = "; ".join(f"{m.topic}: {', '.join(m.facts)}" for m in costs.missing)
+        topics = "; ".join(f"{m.topic}: {', '.join(m.give)}" for m in costs.missing)
         blocks.append(Text(f"Not computed, for lack of facts: {topics}.", "muted"))
     return blocks
 
