@@ -43,13 +43,12 @@ from kprof.analyze.engagement import (
 )
 from kprof.analyze.findings.scores import Promise, began_s, promises_in
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
-from kprof.analyze.kernel_times import KEYS as BENCH_KEYS
 from kprof.comparison import FILE as COMPARISON_FILE
 from kprof.comparison import read, with_nan
 from kprof.errors import KprofError
 from kprof.findings import Diagnosis, Finding, Saving
 from kprof.report.partner.disclosure import Redactor
-from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.evidence import Evidence, Kind, parts_of
 from kprof.storage import FINDINGS_FILE, is_saved, load
 from kprof.trace import SCHEMA as TABLES
 from kprof.trace import Prediction, Trace
@@ -116,60 +115,24 @@ def _of_json(path: Path, name: str, when: When) -> Recognised:
 
 
 def _contents(found: Any, when: When) -> Iterator[AnyContent]:  # noqa: ANN401 - any JSON
-    """Yield what the JSON of a command says; nothing where it is not known."""
-    keys = found.keys() if isinstance(found, dict) else set()
-    reports = found if isinstance(found, list) else [found]
-    if keys >= {"plan", "pairs", "claims"}:
-        yield _of_comparison(found)
-        yield from _besides(found)
-    elif keys >= {"percentiles", "targets", "verdict"}:
-        yield _of_service_level(found, when)
-    elif keys >= {"figures", "as_of", "missing"}:
-        yield _of_cost(found, when)
-    elif keys >= {"scenarios", "num_comparisons"}:
-        msgspec.convert(found, type=Calibration)
-        yield CalibrationAdded(found)
-    elif reports and all(isinstance(one, dict) and one.keys() >= _OF_GATE for one in reports):
-        yield _of_gate(reports)
-    elif reports and all(isinstance(one, dict) and one.keys() >= BENCH_KEYS for one in reports):
-        benched = BenchAdded(tuple(reports))
-        _require(benched.calls)
-        yield benched
-
-
-def _of_comparison(found: dict[str, Any]) -> ComparisonAdded:
-    comparison = replace(read(found), steps_ns={})
-    return ComparisonAdded(comparison, str(found.get("calibration", "")))
-
-
-def _besides(found: dict[str, Any]) -> Iterator[AnyContent]:
-    """Yield what `kprof ab --json` tells of targets and costs, where it was asked for them."""
+    """Yield the results in the JSON of a command; nothing where it is not known."""
     arms: dict[str, When] = {"A": "before", "B": "after"}
-    for arm, level in (found.get("targets") or {}).items():
-        yield _of_service_level(level, arms[arm])
-    if found.get("costs") is not None:
-        yield _of_cost(found["costs"], "after")
+    for kind, said, arm in parts_of(found):
+        content = _content(kind, said, arms.get(arm, when))
+        _check(content)
+        yield content
 
 
-def _of_service_level(found: dict[str, Any], when: When) -> ServiceLevelAdded:
-    level = ServiceLevelAdded(when, found)
-    _require(level.targets)
-    return level
-
-
-def _of_cost(found: dict[str, Any], when: When) -> CostAdded:
-    cost = CostAdded(when, found)
-    _require(cost.figures)
-    return cost
-
-
-_OF_GATE = {"subject", "levels", "asked"}
-
-
-def _of_gate(reports: list[dict[str, Any]]) -> GateAdded:
-    gate = GateAdded(tuple(reports))
-    _require(gate.subjects)
-    return gate
+def _content(kind: Kind, said: Any, when: When) -> AnyContent:  # noqa: ANN401 - any JSON
+    if kind == "comparison":
+        return ComparisonAdded(replace(read(said), steps_ns={}), str(said.get("calibration", "")))
+    if kind == "service level":
+        return ServiceLevelAdded(when, said)
+    if kind == "cost":
+        return CostAdded(when, said)
+    if kind == "calibration":
+        return CalibrationAdded(said)
+    return GateAdded(tuple(said)) if kind == "quality gate" else BenchAdded(tuple(said))
 
 
 def _require(told: Sized) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +14,6 @@ import typer
 
 from kprof.ab.pricing import read_prices
 from kprof.analyze.cost.of_runs import with_worth
-from kprof.analyze.kernel_times import KEYS as BENCH_KEYS
 from kprof.analyze.kernel_times import Benched, read_benched
 from kprof.commands import Answer
 from kprof.comparison import FILE as COMPARISON_FILE
@@ -32,6 +31,7 @@ from kprof.report.partner.evidence import (
     calibration_in,
     costs_in,
     gate_in,
+    parts_of,
     service_level_in,
 )
 from kprof.report.partner.outcome import outcome_of
@@ -161,47 +161,30 @@ def _add(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 - any 
 
 
 def _add_known(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 - any JSON
-    if isinstance(content, list) and content and all(isinstance(o, Mapping) for o in content):
-        return _add_kernels(found, content)
-    if not isinstance(content, Mapping):
+    parts = parts_of(content)
+    if not parts:
         raise KprofError(f"{path} holds nothing that a report could show", fix=FIX)
-    if {"plan", "pairs", "claims"} <= content.keys():
-        _add_compared(found, content)
-        return "comparison"
-    if {"as_of", "figures"} <= content.keys():
-        found.costs.append(costs_in(content))
-        return "cost"
-    if {"targets", "percentiles"} <= content.keys():
-        found.service_levels.append(service_level_in(content))
-        return "service level"
-    if {"levels", "asked"} <= content.keys():
-        found.gates.append(gate_in(content))
-        return "quality gate"
-    if {"scenarios", "num_comparisons"} <= content.keys():
-        found.calibration = calibration_in(content)
-        return "calibration"
-    raise KprofError(f"{path} holds nothing that a report could show", fix=FIX)
+    for kind, said, arm in parts:
+        if kind == "comparison":
+            _add_compared(found, said)
+        elif kind == "service level":
+            found.service_levels.append(service_level_in(said, arm))
+        elif kind == "cost":
+            found.costs.append(costs_in(said))
+        elif kind == "calibration":
+            found.calibration = calibration_in(said)
+        elif kind == "quality gate":
+            found.gates += [gate_in(one) for one in said]
+        else:
+            found.benches += read_benched(said)
+    return parts[0].kind
 
 
-def _add_kernels(found: _Found, content: list[Any]) -> str:
-    """Add what `kprof kernels check` or `bench` printed of several kernels."""
-    if content[0].keys() >= BENCH_KEYS:
-        found.benches += read_benched(content)
-        return "kernels beside their peers"
-    found.gates += [gate_in(one) for one in content]
-    return "quality gate"
-
-
-def _add_compared(found: _Found, content: Mapping[str, Any]) -> None:
-    """Add what `kprof ab --json` printed: the comparison, its targets, costs and calibration."""
-    found.comparisons.append(read(content))
-    for arm, judged in (content.get("targets") or {}).items():
-        found.service_levels.append(service_level_in(judged, arm))
-    if content.get("costs"):
-        found.costs.append(costs_in(content["costs"]))
-    found.calibration_text = content.get("calibration") or found.calibration_text
-    if content.get("calibrated") and found.calibration is None:
-        found.calibration = calibration_in(content["calibrated"])
+def _add_compared(found: _Found, said: dict[str, Any]) -> None:
+    found.comparisons.append(read(said))
+    found.calibration_text = said.get("calibration") or found.calibration_text
+    if said.get("calibrated") and found.calibration is None:
+        found.calibration = calibration_in(said["calibrated"])
 
 
 def _json_in(path: Path) -> Any:  # noqa: ANN401 - any JSON

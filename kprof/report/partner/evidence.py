@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from kprof.analyze.calibration.error_rates import Calibration
 from kprof.analyze.cost.sheet import Costs
+from kprof.analyze.kernel_times import KEYS as BENCH_KEYS
 from kprof.analyze.kernel_times import Benched
 from kprof.analyze.sla.curves import Curves
 from kprof.analyze.sla.evaluate import Assessment
@@ -124,6 +125,56 @@ def _day_of(time_ns: int) -> date:
 
 
 Plain = Mapping[str, Any]
+Kind = Literal[
+    "comparison",
+    "service level",
+    "cost",
+    "calibration",
+    "quality gate",
+    "kernels beside their peers",
+]
+KEYS: dict[Kind, set[str]] = {
+    "comparison": {"plan", "pairs", "claims"},
+    "service level": {"percentiles", "targets", "verdict"},
+    "cost": {"figures", "as_of", "missing"},
+    "calibration": {"scenarios", "num_comparisons"},
+    "quality gate": {"subject", "levels", "asked"},
+    "kernels beside their peers": {*BENCH_KEYS},
+}
+"""What a command printed or saved has these keys; no two kinds share them."""
+
+
+class Part(NamedTuple):
+    """One result in a saved JSON; of kernels a list, one for each."""
+
+    kind: Kind
+    said: Any
+    arm: str = ""
+    """A or B, where it stands in a comparison."""
+
+
+def parts_of(content: Any) -> list[Part]:  # noqa: ANN401 - any JSON
+    """Return the results in the JSON of a command; none where it is of no command.
+
+    The targets and costs of a comparison follow it.
+    """
+    several = content if isinstance(content, list) else [content]
+    kinds = {_kind_of(one) for one in several}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind in ("quality gate", "kernels beside their peers"):
+        return [Part(kind, several)]
+    if kind is None or isinstance(content, list):
+        return []
+    levels = content.get("targets") or {} if kind == "comparison" else {}
+    parts = [Part(kind, content), *(Part("service level", levels[arm], arm) for arm in levels)]
+    if kind == "comparison" and content.get("costs"):
+        parts.append(Part("cost", content["costs"], "B"))
+    return parts
+
+
+def _kind_of(content: Any) -> Kind | None:  # noqa: ANN401 - any JSON
+    found = content.keys() if isinstance(content, dict) else set()
+    return next((kind for kind, keys in KEYS.items() if found >= keys), None)
 
 
 def service_level_in(content: Plain, source: str = "") -> Judged:
