@@ -18,7 +18,7 @@ from pathlib import Path
 from evidence import RESULTS, row, write_evidence
 from rivals import false_positives_of_rivals, rivals_under_noise
 
-from kprof.ab.selftest import COMPARISONS, calibrate, keep, simulate_noise
+from kprof.ab.calibrate import COMPARISONS, calibrate, keep, simulate_noise
 from kprof.analyze.verdict.rule import levels_of
 from kprof.comparison import Metric, Plan
 from kprof.report.calibration import result_of_calibration
@@ -32,11 +32,11 @@ SIMULATED = (
 )
 MEASURED = (
     *SIMULATED,
-    "kprof/ab/selftest.py",
+    "kprof/ab/calibrate.py",
     "kprof/timing.py",
     "kprof/timing.py",
-    "kprof/ab/selftest.py",
-    "kprof/collect/disturbance.py",
+    "kprof/ab/calibrate.py",
+    "kprof/ab/disturbance.py",
 )
 
 

@@ -15,8 +15,8 @@ from kprof.collect.ceilings import find_gpu_ceilings, keep_ceilings, measure_hos
 from kprof.collect.device_clock import on_the_hosts_clock
 from kprof.collect.lost_records import without_lost_records
 from kprof.collect.merge import merge
-from kprof.collect.ncu import Window, profile
 from kprof.collect.readers.ncu.join import function_in
+from kprof.collect.readers.ncu.program import Window, profile
 from kprof.collect.sources import read_each, require_file_or_folder
 from kprof.device import find_device
 from kprof.errors import KprofError, TraceError

@@ -11,7 +11,7 @@ import pytest
 import torch
 import typer.main
 
-from kprof.ab.engagement import read_engagement
+from kprof.ab.engagement_folder import read_engagement
 from kprof.cli import app
 
 ROOT = Path(__file__).parent.parent

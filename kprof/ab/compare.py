@@ -13,15 +13,15 @@ from statistics import mean
 import msgspec
 import numpy as np
 
-from kprof.ab.in_process import flip
-from kprof.ab.pricing import calculate
-from kprof.ab.processes import alternate
-from kprof.ab.selftest import (
+from kprof.ab.calibrate import (
     describe_calibration,
     doubt_resolution,
     last_calibration,
     parts_of_calibration,
 )
+from kprof.ab.in_process import flip
+from kprof.ab.pricing import calculate
+from kprof.ab.processes import alternate
 from kprof.ab.variants import AbOptions, Tell, run_options, variants_of
 from kprof.analyze.calibration.error_rates import Calibration
 from kprof.analyze.cost.facts import facts_of

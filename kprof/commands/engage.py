@@ -10,8 +10,8 @@ from typing import Annotated, Literal, TypeVar
 import typer
 from typer import Option
 
-from kprof.ab import engagement as verbs
-from kprof.ab.engagement import find_source
+from kprof.ab import engagement_folder as verbs
+from kprof.ab.engagement_folder import find_source
 from kprof.analyze.engagement import (
     BenchAdded,
     CalibrationAdded,
@@ -29,7 +29,7 @@ from kprof.commands import Answer, refuse_idle_options, say
 from kprof.commands.report import Decision, Evidence, Level, Scored, Source, write_partner_report
 from kprof.errors import KprofError
 from kprof.open import open_trace
-from kprof.report.engagement import (
+from kprof.report.engagement_sections import (
     cases_of_engagement,
     describe,
     json_of_engagement,

@@ -10,7 +10,7 @@ import msgspec
 import typer
 from typer import Option
 
-from kprof.ab.engagement import recognise
+from kprof.ab.engagement_folder import recognise
 from kprof.analyze.engagement import (
     AnyContent,
     ComparisonAdded,

@@ -31,7 +31,7 @@ def selftest(
     What is found is kept as it goes. Exit code 0: every target is met; 1: one is missed; 3:
     something could not be measured.
     """
-    from kprof.ab.selftest import calibrate, json_of, keep, simulate_noise
+    from kprof.ab.calibrate import calibrate, json_of, keep, simulate_noise
     from kprof.report.calibration import sections_of_calibration
 
     if simulate:

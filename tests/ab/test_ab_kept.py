@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kprof.ab import compare, processes, selftest
-from kprof.ab.selftest import Machine
+from kprof.ab import calibrate, compare, processes
+from kprof.ab.calibrate import Machine
 from kprof.analyze.calibration.simulate import simulate
 from tests.ab.ab_runs import kept, script_in, stand_in, trial_of, window_of
 from tests.commands.test_cli import kprof
@@ -75,7 +75,7 @@ def test_the_calibration_of_the_machine_goes_with_the_comparison(script, monkeyp
     coarse = tuple(replace(one, least_found=0.016) for one in made.scenarios)
     made = replace(made, scenarios=coarse)
     monkeypatch.setattr(compare, "last_calibration", lambda: made)
-    monkeypatch.setattr(selftest, "this_machine", lambda: Machine("host", "a processor", None))
+    monkeypatch.setattr(calibrate, "this_machine", lambda: Machine("host", "a processor", None))
     stand_in(monkeypatch, b=0.9)
     kprof("ab", "--patch", "patch.py:f", script)
     assert "Finds from" in capsys.readouterr().out

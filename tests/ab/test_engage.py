@@ -5,8 +5,8 @@ import json
 import msgspec
 import pytest
 
-from kprof.ab import engagement
-from kprof.ab.engagement import read_engagement
+from kprof.ab import engagement_folder
+from kprof.ab.engagement_folder import read_engagement
 from kprof.analyze.engagement import Decided, RunAdded
 from kprof.commands.engage import write_report
 from kprof.errors import KprofError
@@ -17,7 +17,7 @@ from tests.engagements import finding, write_comparison, write_run
 
 @pytest.fixture
 def begun(tmp_path):
-    engagement.init(tmp_path / "engagement", "Tiny")
+    engagement_folder.init(tmp_path / "engagement", "Tiny")
     return tmp_path / "engagement"
 
 
@@ -39,12 +39,12 @@ def test_an_engagement_begins_with_its_name_and_the_day(begun):
 
 
 def test_without_a_name_it_has_the_folders(tmp_path):
-    assert engagement.init(tmp_path / "acme").name == "acme"
+    assert engagement_folder.init(tmp_path / "acme").name == "acme"
 
 
 def test_a_folder_holds_one_engagement(begun):
     with pytest.raises(KprofError, match="holds an engagement already"):
-        engagement.init(begun)
+        engagement_folder.init(begun)
 
 
 def test_a_folder_without_one_says_how_to_begin(tmp_path):
@@ -69,7 +69,7 @@ def test_adding_several_tells_of_each(begun, tmp_path, capsys):
 
 
 def test_a_run_is_kept_in_short_with_its_findings_and_without_its_folders(begun, tmp_path):
-    engagement.add(begun, [write_run(tmp_path / "run.kprof", finding())])
+    engagement_folder.add(begun, [write_run(tmp_path / "run.kprof", finding())])
     text = (begun / "0002-run-run-kprof.json").read_text()
     assert "/home/ada" not in text
     assert str(tmp_path) not in text
@@ -81,7 +81,7 @@ def test_a_run_is_kept_in_short_with_its_findings_and_without_its_folders(begun,
 
 
 def test_a_step_takes_what_it_takes_while_nobody_records(begun, tmp_path):
-    engagement.add(begun, [write_run(tmp_path / "run.kprof")])
+    engagement_folder.add(begun, [write_run(tmp_path / "run.kprof")])
     _, run = read_engagement(begun).of(RunAdded)[0]
     timed = msgspec.structs.replace(run, step_ns=120, unrecorded_step_ns=100)
     assert timed.true_step_ns == 100
@@ -89,14 +89,14 @@ def test_a_step_takes_what_it_takes_while_nobody_records(begun, tmp_path):
 
 
 def test_an_address_on_the_web_keeps_its_slashes(begun):
-    engagement.decide(begun, "see https://example.org/a/b, tokens/s, and /data/x/y.json")
+    engagement_folder.decide(begun, "see https://example.org/a/b, tokens/s, and /data/x/y.json")
     assert entries(begun)[1]["content"]["text"] == (
         "see https://example.org/a/b, tokens/s, and y.json"
     )
 
 
 def test_a_secret_does_not_get_into_the_folder(begun):
-    engagement.decide(
+    engagement_folder.decide(
         begun, "run t.py --hf-token s3cret --db postgres://bob:s3cret@db/x --host node7"
     )
     assert entries(begun)[1]["content"]["text"] == (
@@ -106,29 +106,29 @@ def test_a_secret_does_not_get_into_the_folder(begun):
 
 def test_the_same_thing_is_not_added_twice(begun, tmp_path):
     run = write_run(tmp_path / "run.kprof")
-    engagement.add(begun, [run])
+    engagement_folder.add(begun, [run])
     with pytest.raises(KprofError, match="is entry 2 already"):
-        engagement.add(begun, [run])
+        engagement_folder.add(begun, [run])
 
 
 def test_what_cannot_be_read_leaves_nothing_behind(begun, tmp_path):
     run = write_run(tmp_path / "run.kprof")
     with pytest.raises(KprofError, match="does not exist"):
-        engagement.add(begun, [run, tmp_path / "nowhere"])
+        engagement_folder.add(begun, [run, tmp_path / "nowhere"])
     assert len(entries(begun)) == 1
 
 
 def test_a_file_that_nobody_knows_is_refused_with_what_is_known(begun, tmp_path):
     (tmp_path / "x.json").write_text("[1, 2]")
     with pytest.raises(KprofError, match="kprof sla"):
-        engagement.add(begun, [tmp_path / "x.json"])
+        engagement_folder.add(begun, [tmp_path / "x.json"])
 
 
 def test_a_run_of_before_there_were_findings_is_refused(begun, tmp_path):
     run = write_run(tmp_path / "run.kprof")
     (run / "findings.json").unlink()
     with pytest.raises(KprofError, match="--force"):
-        engagement.add(begun, [run])
+        engagement_folder.add(begun, [run])
 
 
 def test_fields_of_earlier_versions_are_ignored(begun):
@@ -137,22 +137,22 @@ def test_fields_of_earlier_versions_are_ignored(begun):
 
 
 def test_after_a_removed_entry_the_next_number_follows_on_the_last(begun):
-    engagement.decide(begun, "Stop.")
-    engagement.decide(begun, "Go on.")
+    engagement_folder.decide(begun, "Stop.")
+    engagement_folder.decide(begun, "Go on.")
     (begun / "0002-decision.json").unlink()
-    assert engagement.decide(begun, "Adopt it.").number == 4
+    assert engagement_folder.decide(begun, "Adopt it.").number == 4
     assert [one.number for one in read_engagement(begun).entries] == [1, 3, 4]
 
 
 def test_an_entry_that_was_removed_can_be_added_again(begun, tmp_path):
     run = write_run(tmp_path / "run.kprof")
-    engagement.add(begun, [run])
+    engagement_folder.add(begun, [run])
     (begun / "0002-run-run-kprof.json").unlink()
-    assert [one.number for one in engagement.add(begun, [run])] == [2]
+    assert [one.number for one in engagement_folder.add(begun, [run])] == [2]
 
 
 def test_two_entries_with_one_number_are_refused(begun, capsys):
-    engagement.decide(begun, "Stop.")
+    engagement_folder.decide(begun, "Stop.")
     (begun / "0002-run-x.json").write_bytes((begun / "0002-decision.json").read_bytes())
     assert kprof("engage", "status", str(begun)) == 2
     assert "0002-run-x.json is a second entry with the number 2" in capsys.readouterr().err
@@ -200,10 +200,10 @@ def test_reports_in_the_folder_are_no_entries(begun):
 
 
 def test_a_decision_has_words(begun):
-    engagement.decide(begun, "Adopt the swap.")
+    engagement_folder.decide(begun, "Adopt the swap.")
     assert [one.text for _, one in read_engagement(begun).of(Decided)] == ["Adopt the swap."]
     with pytest.raises(KprofError, match="no decision"):
-        engagement.decide(begun, " ")
+        engagement_folder.decide(begun, " ")
 
 
 def test_the_command_goes_from_the_first_entry_to_the_report(tmp_path, monkeypatch, capsys):
@@ -229,7 +229,7 @@ def test_the_command_goes_from_the_first_entry_to_the_report(tmp_path, monkeypat
 
 def test_secrets_of_a_command_line_are_left_out(begun, tmp_path):
     command = ("python", "train.py", "--api-key=hunter2", "--steps", "3")
-    engagement.add(begun, [write_run(tmp_path / "run.kprof", command=command)])
+    engagement_folder.add(begun, [write_run(tmp_path / "run.kprof", command=command)])
     _, run = read_engagement(begun).of(RunAdded)[0]
     assert run.command == "python train.py --api-key=[left out] --steps 3"
 

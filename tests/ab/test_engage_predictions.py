@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from kprof.ab import engagement
-from kprof.ab.engagement import read_engagement
+from kprof.ab import engagement_folder
+from kprof.ab.engagement_folder import read_engagement
 from kprof.analyze.findings.scores import score
 from kprof.comparison import Metric
 from kprof.errors import KprofError
@@ -21,10 +21,10 @@ from tests.engagements import LATER_NS, STEP_NS, finding, write_comparison, writ
 def begun(tmp_path):
     """Return an engagement with a run in which a norm could be 10 to 20 % of a step."""
     folder = tmp_path / "engagement"
-    engagement.init(folder)
+    engagement_folder.init(folder)
     two = finding(swap="rmsnorm"), finding("sync_in_loop", 100_000, 300_000, command="kprof ab x")
     together = Saving(STEP_NS, 1_000_000, 2_200_000, "replayed")
-    engagement.add(folder, [write_run(tmp_path / "run.kprof", *two, together=together)])
+    engagement_folder.add(folder, [write_run(tmp_path / "run.kprof", *two, together=together)])
     return folder
 
 
@@ -37,7 +37,7 @@ def added(folder, ratio, tests=None, **changes):
     # Each is an A/B of its own, however much they look alike.
     changes.setdefault("start_ns", LATER_NS + number * 10**9)
     path = write_comparison(folder.parent / f"ab{number}.kprof", ratio, **changes)
-    engagement.add(folder, [path], tests=tests)
+    engagement_folder.add(folder, [path], tests=tests)
     return scores(folder)
 
 
@@ -61,8 +61,8 @@ def test_every_finding_and_all_together_are_promises(begun):
 
 
 def test_two_findings_of_one_rule_have_two_names(tmp_path):
-    engagement.init(tmp_path / "e")
-    engagement.add(tmp_path / "e", [write_run(tmp_path / "run.kprof", finding(), finding())])
+    engagement_folder.init(tmp_path / "e")
+    engagement_folder.add(tmp_path / "e", [write_run(tmp_path / "run.kprof", finding(), finding())])
     names = [one.predicted.name for one in scores(tmp_path / "e").untested]
     assert names == ["unfused_norm", "unfused_norm-2"]
 
@@ -114,10 +114,12 @@ def test_a_swap_is_of_the_one_finding_that_proposes_it(begun):
 
 
 def test_a_swap_of_several_kernels_is_of_the_promise_that_names_them_all(tmp_path):
-    engagement.init(tmp_path / "two")
+    engagement_folder.init(tmp_path / "two")
     swaps = finding(swap="rmsnorm"), finding("unfused_rope", swap="rope")
     both = Saving(STEP_NS, 1_500_000, 2_500_000, "replayed", Worth(500.0, 700.0, 900.0))
-    engagement.add(tmp_path / "two", [write_run(tmp_path / "run.kprof", *swaps, swapped=both)])
+    engagement_folder.add(
+        tmp_path / "two", [write_run(tmp_path / "run.kprof", *swaps, swapped=both)]
+    )
     (scored,) = added(tmp_path / "two", 0.8, b="--swap rope,rmsnorm").scored
     assert scored.name == "all-swaps"
     assert scored.predicted == (0.15, 0.25)
@@ -148,9 +150,9 @@ def test_what_was_measured_before_the_prediction_is_no_test_of_it(begun):
 
 
 def test_a_later_baseline_does_not_take_the_place_of_the_promise_in_time(begun, monkeypatch):
-    monkeypatch.setattr(engagement, "now", lambda: "2999-01-01T00:00:00Z")
+    monkeypatch.setattr(engagement_folder, "now", lambda: "2999-01-01T00:00:00Z")
     again = write_run(begun.parent / "again.kprof", finding(low_ns=1_299_999, high_ns=1_300_001))
-    engagement.add(begun, [again])
+    engagement_folder.add(begun, [again])
     (one,) = added(begun, 0.87, start_ns=LATER_NS).scored
     assert one.predicted == (0.1, 0.2)
 
@@ -173,7 +175,7 @@ def test_a_comparison_of_something_else_than_time_scores_nothing(begun):
 
 def test_a_finding_whose_saving_nobody_knows_is_not_scored(begun):
     unknown = write_run(begun.parent / "u.kprof", finding("kv_cache_layout", None, None))
-    engagement.add(begun, [unknown])
+    engagement_folder.add(begun, [unknown])
     found = added(begun, 0.9, tests="kv_cache_layout")
     assert "no gain was predicted" in found.unscored[0].why
 
@@ -182,14 +184,14 @@ def test_another_step_time_than_the_recordings_is_a_doubt(begun):
     assert added(begun, 0.87).scored[0].doubts == ()
     slow = Saving(2 * STEP_NS, 1_000_000, 2_000_000, "replayed")
     run = write_run(begun.parent / "slow.kprof", replace(finding("tiny_kernels"), saving=slow))
-    engagement.add(begun, [run])
+    engagement_folder.add(begun, [run])
     (_, one) = added(begun, 0.87, tests="tiny_kernels").scored
     assert one.doubts == ("A's step took 10 ms, and 20 ms in the recording that predicts",)
 
 
 def test_a_tested_promise_is_open_again_where_a_later_run_makes_it_again(begun):
     assert "unfused_norm" not in [one.predicted.name for one in added(begun, 0.87).untested]
-    engagement.add(
+    engagement_folder.add(
         begun, [write_run(begun.parent / "b.kprof", finding("unfused_norm", 1))], "after"
     )
     assert "unfused_norm" in [one.predicted.name for one in scores(begun).untested]
@@ -200,8 +202,8 @@ def test_what_if_answers_are_promises_with_what_the_replay_misses(tmp_path):
     trace = load(run)
     asked = Prediction("kind:gemm", "2x faster", 1000, 800, 800, 50)
     save(replace(trace, meta=replace(trace.meta, what_if=(asked,))), run)
-    engagement.init(tmp_path / "e")
-    engagement.add(tmp_path / "e", [run])
+    engagement_folder.init(tmp_path / "e")
+    engagement_folder.add(tmp_path / "e", [run])
     (one,) = scores(tmp_path / "e").untested
     assert one.predicted.name == "kind:gemm 2x faster"
     assert one.predicted.shares == (0.15, 0.25)
@@ -217,9 +219,9 @@ def test_a_prediction_of_ones_own_is_an_interval_of_shares(begun, gain):
 
 
 def test_a_prediction_of_ones_own_needs_a_step_to_be_a_share_of(tmp_path):
-    engagement.init(tmp_path)
+    engagement_folder.init(tmp_path)
     with pytest.raises(KprofError, match="no run yet"):
-        engagement.predict(tmp_path, "tuned", (0.1, 0.2))
+        engagement_folder.predict(tmp_path, "tuned", (0.1, 0.2))
 
 
 def test_a_prediction_whose_entry_was_removed_is_not_scored(begun):

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from kprof.ab import engagement
-from kprof.ab.engagement import read_engagement
+from kprof.ab import engagement_folder
+from kprof.ab.engagement_folder import read_engagement
 from kprof.ab.pricing import calculate, json_of
 from kprof.analyze.engagement import CostAdded, ServiceLevelAdded
 from kprof.analyze.kernel_times import Benched
@@ -31,7 +31,7 @@ HOSTILE = "</script>|`*_[x](y)<b>\x00\u202e"
 
 @pytest.fixture
 def folder(tmp_path):
-    engagement.init(tmp_path / "engagement", "Tiny")
+    engagement_folder.init(tmp_path / "engagement", "Tiny")
     return tmp_path / "engagement"
 
 
@@ -65,8 +65,8 @@ def rows_of(folder, title):
 
 def test_a_page_for_a_pull_request_begins_with_its_name_and_cuts_names_of_kernels(folder, tmp_path):
     kernel = f"kernel:void at::native::{'deep::' * 50}last at its roofline"
-    engagement.add(folder, [write_run(tmp_path / "run.kprof")])
-    engagement.predict(folder, kernel, (0.01, 0.02))
+    engagement_folder.add(folder, [write_run(tmp_path / "run.kprof")])
+    engagement_folder.predict(folder, kernel, (0.01, 0.02))
     (row,) = [one for one in rows_of(folder, "Predictions") if "at its roofline" in one]
     assert row.startswith("| kernel:void at::native::deep") and len(row) < 200
     assert (folder / "report.md").read_text().startswith("# Engagement: Tiny\n")
@@ -77,7 +77,7 @@ def test_money_has_the_digits_that_its_band_allows_and_no_tokens_where_nobody_na
 ):
     asked = {"gpu": "H100", "price": "2,3,4", "step_s": "0.05", "gpus": "1", "speedup": "1.5"}
     (tmp_path / "cost.json").write_bytes(json_of(calculate(asked, TODAY)))
-    engagement.add(folder, [tmp_path / "cost.json"], "after")
+    engagement_folder.add(folder, [tmp_path / "cost.json"], "after")
     rows = " ".join(rows_of(folder, "Before and after"))
     assert "a thousand steps, \\$ | — | 0.042 (0.028 to 0.056)" in rows
     assert "a step gets cheaper by" in rows
@@ -87,8 +87,8 @@ def test_money_has_the_digits_that_its_band_allows_and_no_tokens_where_nobody_na
 def test_before_and_after_stand_side_by_side(folder, tmp_path):
     before = written(tmp_path / "before.json", level_of("MISSED", 3e8))
     after = written(tmp_path / "after.json", level_of("MET", 1e8))
-    engagement.add(folder, [before])
-    engagement.add(folder, [after], "after")
+    engagement_folder.add(folder, [before])
+    engagement_folder.add(folder, [after], "after")
     assert "| ttft\\_p95\\<=200ms | missed, 300 ms | met, 100 ms |" in rows_of(
         folder, "Before and after"
     )
@@ -96,7 +96,7 @@ def test_before_and_after_stand_side_by_side(folder, tmp_path):
 
 def test_what_was_measured_on_one_side_only_is_missing_on_the_other(folder, tmp_path):
     (tmp_path / "cost.json").write_bytes(json_of(price_of("3")))
-    engagement.add(folder, [tmp_path / "cost.json"], "after")
+    engagement_folder.add(folder, [tmp_path / "cost.json"], "after")
     (line,) = [one for one in rows_of(folder, "Before and after") if "as paid, \\$/M" in one]
     assert line.split(" | ")[1] == "—"
     assert "0.8333" in line
@@ -106,7 +106,7 @@ def test_what_ab_says_of_targets_and_costs_is_added_with_it(folder, tmp_path):
     told = msgspec.to_builtins(comparison_of())
     told["targets"] = {"A": level_of("MISSED", 3e8), "B": level_of("MET", 1e8)}
     told["costs"] = json.loads(json_of(price_of("3")))
-    engagement.add(folder, [written(tmp_path / "ab.json", told)])
+    engagement_folder.add(folder, [written(tmp_path / "ab.json", told)])
     found = read_engagement(folder)
     assert [one.when for _, one in found.of(ServiceLevelAdded)] == ["before", "after"]
     assert [one.when for _, one in found.of(CostAdded)] == ["after"]
@@ -115,7 +115,7 @@ def test_what_ab_says_of_targets_and_costs_is_added_with_it(folder, tmp_path):
 def test_a_cost_from_which_nothing_follows_is_refused(folder, tmp_path):
     content = json.loads(json_of(price_of("3"))) | {"figures": []}
     with pytest.raises(KprofError, match="nothing follows from it"):
-        engagement.add(folder, [written(tmp_path / "cost.json", content)])
+        engagement_folder.add(folder, [written(tmp_path / "cost.json", content)])
 
 
 def test_kernels_stand_beside_their_peers_and_who_did_not_run_is_no_peer(folder, tmp_path):
@@ -128,7 +128,7 @@ def test_kernels_stand_beside_their_peers_and_who_did_not_run_is_no_peer(folder,
     choice = {"kernel": "rmsnorm", "dtype": "bfloat16", "bucket": [8192, 4096], "gpu": "H200"}
     choice |= {"direction": "forward", "provider": "kprof", "date": "2026-11-20", "versions": {}}
     path = written(tmp_path / "bench.json", [{**choice, "measured": measured}])
-    engagement.add(folder, [path])
+    engagement_folder.add(folder, [path])
     (row,) = rows_of(folder, "Beside peers")
     assert "rmsnorm forward, 8192x4096 bfloat16 | 2 µs | 3 µs | liger | 1.50 times as fast" in row
     page = (folder / "report.html").read_text()
@@ -144,13 +144,15 @@ def test_a_kernel_without_a_peer_has_no_ratio():
 
 
 def test_the_page_is_made_of_the_entries_and_of_the_runs_beside_them(folder, tmp_path):
-    engagement.add(folder, [write_run(tmp_path / "run.kprof", finding(swap="rmsnorm"))])
-    engagement.add(folder, [write_comparison(tmp_path / "old.kprof", 0.99)], tests="nothing")
-    engagement.add(folder, [write_comparison(tmp_path / "new.kprof", 0.87)])
+    engagement_folder.add(folder, [write_run(tmp_path / "run.kprof", finding(swap="rmsnorm"))])
+    engagement_folder.add(folder, [write_comparison(tmp_path / "old.kprof", 0.99)], tests="nothing")
+    engagement_folder.add(folder, [write_comparison(tmp_path / "new.kprof", 0.87)])
     for name, when in (("MISSED", "after"), ("MET", "before")):
-        engagement.add(folder, [written(tmp_path / f"{name}.json", level_of(name, 3e8))], when)
-    engagement.add(folder, [written(tmp_path / "gate.json", [gate_of("passed")])])
-    engagement.decide(folder, "Adopt it.")
+        engagement_folder.add(
+            folder, [written(tmp_path / f"{name}.json", level_of(name, 3e8))], when
+        )
+    engagement_folder.add(folder, [written(tmp_path / "gate.json", [gate_of("passed")])])
+    engagement_folder.decide(folder, "Adopt it.")
     evidence, missing = evidence_of(read_engagement(folder))
     assert missing == ()
     assert len(evidence.runs) == 1
@@ -167,7 +169,7 @@ def test_the_page_is_made_of_the_entries_and_of_the_runs_beside_them(folder, tmp
 
 def test_a_run_that_was_changed_or_is_gone_is_named_and_not_shown(folder, tmp_path):
     run = write_run(tmp_path / "run.kprof", finding())
-    engagement.add(folder, [run])
+    engagement_folder.add(folder, [run])
     (run / "findings.json").write_text((run / "findings.json").read_text() + " ")
     evidence, missing = evidence_of(read_engagement(folder))
     assert evidence.runs == ()
@@ -175,8 +177,8 @@ def test_a_run_that_was_changed_or_is_gone_is_named_and_not_shown(folder, tmp_pa
 
 
 def test_the_same_entries_give_the_same_bytes(folder, tmp_path):
-    engagement.add(folder, [write_run(tmp_path / "run.kprof", finding(swap="rmsnorm"))])
-    engagement.add(folder, [write_comparison(tmp_path / "ab.kprof")])
+    engagement_folder.add(folder, [write_run(tmp_path / "run.kprof", finding(swap="rmsnorm"))])
+    engagement_folder.add(folder, [write_comparison(tmp_path / "ab.kprof")])
     names = [f"report.{form}" for form in ("html", "json", "md", "xml")]
     write_report(read_engagement(folder))
     first = [(folder / name).read_bytes() for name in names]
@@ -193,8 +195,8 @@ def test_reports_elsewhere_replace_nothing_unless_told_to(folder, tmp_path):
 
 
 def test_the_json_has_a_schema_every_entry_and_every_score(folder, tmp_path):
-    engagement.add(folder, [write_run(tmp_path / "run.kprof", finding(swap="rmsnorm"))])
-    engagement.add(folder, [write_comparison(tmp_path / "ab.kprof", 0.87)])
+    engagement_folder.add(folder, [write_run(tmp_path / "run.kprof", finding(swap="rmsnorm"))])
+    engagement_folder.add(folder, [write_comparison(tmp_path / "ab.kprof", 0.87)])
     write_report(read_engagement(folder))
     told = json.loads((folder / "report.json").read_text())
     assert told["schema"] == 1
@@ -211,10 +213,12 @@ def test_junit_fails_what_is_proven_bad_and_skips_what_nobody_can_tell(folder, t
         ("FASTER", 0.9, 0.01),
     ):
         path = tmp_path / f"{verdict}{ratio}.kprof"
-        engagement.add(folder, [write_comparison(path, ratio, width, verdict)])
-    engagement.add(folder, [written(tmp_path / "before.json", level_of("MISSED", 3e8))])
-    engagement.add(folder, [written(tmp_path / "after.json", level_of("MISSED", 4e8))], "after")
-    engagement.add(folder, [written(tmp_path / "gate.json", [gate_of("undecided")])])
+        engagement_folder.add(folder, [write_comparison(path, ratio, width, verdict)])
+    engagement_folder.add(folder, [written(tmp_path / "before.json", level_of("MISSED", 3e8))])
+    engagement_folder.add(
+        folder, [written(tmp_path / "after.json", level_of("MISSED", 4e8))], "after"
+    )
+    engagement_folder.add(folder, [written(tmp_path / "gate.json", [gate_of("undecided")])])
     write_report(read_engagement(folder))
     suite = ElementTree.parse(folder / "report.xml").getroot()[0]
     outcomes = [case[0].tag if len(case) else "passed" for case in suite]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from kprof.ab import engagement
-from kprof.ab.engagement import read_engagement
+from kprof.ab import engagement_folder
+from kprof.ab.engagement_folder import read_engagement
 from kprof.errors import KprofError
 from tests.commands.test_cli import kprof
 from tests.engagements import LATER_NS, finding, write_comparison, write_run
@@ -13,7 +13,7 @@ from tests.engagements import LATER_NS, finding, write_comparison, write_run
 
 @pytest.fixture
 def begun(tmp_path):
-    engagement.init(tmp_path / "engagement")
+    engagement_folder.init(tmp_path / "engagement")
     return tmp_path / "engagement"
 
 
@@ -41,7 +41,7 @@ def test_the_same_comparison_is_not_added_twice_whatever_file_it_lies_in(
 ):
     start_ns = 1_795_409_827_943_683_757
     first = write_comparison(tmp_path / "ab.kprof", start_ns=start_ns)
-    engagement.add(begun, [first])
+    engagement_folder.add(begun, [first])
     assert kprof("engage", "add", begun, again(first, name, tmp_path)) == 2
     assert f"{name} is entry 2 already, as ab.kprof" in capsys.readouterr().err
     assert len(read_engagement(begun).entries) == 2
@@ -50,20 +50,20 @@ def test_the_same_comparison_is_not_added_twice_whatever_file_it_lies_in(
 def test_the_same_comparison_twice_in_one_command_adds_nothing(begun, tmp_path):
     first = write_comparison(tmp_path / "ab.kprof")
     with pytest.raises(KprofError, match=r"ab.json is named twice, as ab.kprof"):
-        engagement.add(begun, [first, again(first, "ab.json", tmp_path)])
+        engagement_folder.add(begun, [first, again(first, "ab.json", tmp_path)])
     assert len(read_engagement(begun).entries) == 1
     with pytest.raises(KprofError, match=r"ab.kprof is named twice\n"):
-        engagement.add(begun, [first, first])
+        engagement_folder.add(begun, [first, first])
     assert len(read_engagement(begun).entries) == 1
 
 
 def test_nothing_is_added_where_the_last_that_is_named_is_refused(begun, tmp_path):
     run = write_run(tmp_path / "run.kprof", finding())
-    engagement.add(begun, [run])
+    engagement_folder.add(begun, [run])
     tried = write_comparison(tmp_path / "ab.kprof")
     unclear = write_comparison(tmp_path / "unclear.kprof", ratio=0.9, b="--env K=V")
     with pytest.raises(KprofError, match="which prediction does B"):
-        engagement.add(begun, [tried, unclear])
+        engagement_folder.add(begun, [tried, unclear])
     assert len(read_engagement(begun).entries) == 2
 
 
@@ -72,5 +72,5 @@ def test_a_comparison_done_again_is_another_even_with_the_same_plan_and_result(b
     later = write_comparison(tmp_path / "later.kprof", start_ns=LATER_NS + 10**9)
     other = write_comparison(tmp_path / "other.kprof", ratio=0.86)
     nothing = [write_comparison(tmp_path / f"{i}.kprof", name=str(i), pairs=()) for i in range(2)]
-    engagement.add(begun, [first, later, other, *nothing])
+    engagement_folder.add(begun, [first, later, other, *nothing])
     assert len(read_engagement(begun).entries) == 6

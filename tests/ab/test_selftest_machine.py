@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from kprof.ab import selftest
-from kprof.ab.selftest import (
+from kprof.ab import calibrate as selftest
+from kprof.ab.calibrate import (
     Machine,
     calibrate,
     describe_calibration,
@@ -21,8 +21,8 @@ from kprof.ab.selftest import (
     keep,
     last_calibration,
 )
+from kprof.ab.disturbance import disturbance, share_at
 from kprof.analyze.calibration.simulate import simulate
-from kprof.collect.disturbance import disturbance, share_at
 from kprof.comparison import Metric, Plan
 from kprof.errors import KprofError
 from kprof.report.calibration import describe, result_of_calibration, sections_of_calibration
@@ -198,7 +198,7 @@ def test_a_stage_too_short_for_one_comparison_is_missing_and_not_none_of_none(
 
 
 def test_a_co_tenant_that_cannot_start_costs_its_stages_and_not_the_rest(home, hasty, monkeypatch):
-    monkeypatch.setattr("kprof.collect.disturbance.sys.executable", "/bin/false")
+    monkeypatch.setattr("kprof.ab.disturbance.sys.executable", "/bin/false")
     *_, found = calibrate(8, 10, 0, print)
     assert found.missing == ("co-tenant, the same twice", "ramp, the same twice")
     assert "did not start" in found.doubts[-1]
@@ -336,7 +336,7 @@ def test_a_disturbance_ends_with_what_it_disturbs(started):
 
 
 def test_a_disturbance_that_cannot_start_is_no_quiet_measurement(started, monkeypatch):
-    monkeypatch.setattr("kprof.collect.disturbance.sys.executable", "/bin/false")
+    monkeypatch.setattr("kprof.ab.disturbance.sys.executable", "/bin/false")
     with pytest.raises(KprofError, match="did not start"), disturbance("host", (0.3, 0.3), 1.0):
         pass
     assert all(other.returncode for other in started)

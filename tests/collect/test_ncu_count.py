@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from kprof.collect.ncu import REPORT
 from kprof.collect.readers.ncu.join import function_in
+from kprof.collect.readers.ncu.program import REPORT
 from kprof.collect.readers.recorded import reader as recorded
 from kprof.errors import KprofError, LaunchError
 from kprof.open import count, window_of

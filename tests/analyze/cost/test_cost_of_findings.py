@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kprof.ab.engagement import recognise
+from kprof.ab.engagement_folder import recognise
 from kprof.ab.pricing import read_prices
 from kprof.analyze.cost.of_runs import with_worth
 from kprof.analyze.cost.price import Quote

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kprof.collect.ncu import EXPORT
 from kprof.collect.readers.ncu.launches import Launch, counted_columns
+from kprof.collect.readers.ncu.program import EXPORT
 from kprof.collect.readers.ncu.table import read_table
 from kprof.trace import Trace
 

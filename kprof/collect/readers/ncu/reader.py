@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kprof.collect.ncu import REPORT_SUFFIX, export_report, find_program
 from kprof.collect.readers.ncu.launches import GPU_NAME, Launch, Metric, counted_columns, is_wanted
+from kprof.collect.readers.ncu.program import REPORT_SUFFIX, export_report, find_program
 from kprof.collect.readers.ncu.table import EXPORT, Table, is_table, read_table
 from kprof.collect.readers.table_columns import as_declared
 from kprof.errors import TraceError

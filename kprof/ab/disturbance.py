@@ -1,4 +1,4 @@
-"""A disturbing process: `python -m kprof.collect.disturbance gpu|host FROM TO PERIOD_S`.
+"""A disturbing process: `python -m kprof.ab.disturbance gpu|host FROM TO PERIOD_S`.
 
 It works for a share of its time that goes from FROM to TO within each period, and ends when its
 standard input is closed: at the latest with the process that started it.

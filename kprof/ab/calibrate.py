@@ -24,6 +24,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from kprof.ab.disturbance import disturbance
 from kprof.analyze.calibration.error_rates import (
     EFFECTS,
     SCHEMA,
@@ -35,7 +36,6 @@ from kprof.analyze.calibration.simulate import Each, Orders, arms_of, simulate
 from kprof.analyze.calibration.tally import Known, look_at_all, scenario_of
 from kprof.analyze.verdict.ranks import Floats
 from kprof.analyze.verdict.rule import Levels, levels_of
-from kprof.collect.disturbance import disturbance
 from kprof.collect.nvml import Nvml, describe_devices, visible_devices
 from kprof.comparison import Metric, Pair, Plan
 from kprof.errors import KprofError
