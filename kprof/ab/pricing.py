@@ -11,7 +11,7 @@ import msgspec
 from msgspec import structs
 
 from kprof.analyze.cost.answer import costs_of
-from kprof.analyze.cost.facts import Facts, facts_of, read_assumptions
+from kprof.analyze.cost.facts import SHOWN, Assumptions, Facts, assumptions_of, facts_of
 from kprof.analyze.cost.price import Quote
 from kprof.analyze.cost.sheet import Costs
 from kprof.device import CATALOGUE, listed_name
@@ -71,6 +71,18 @@ def calculate(
     is_measured = run is None or given.get("step_s") is None
     others = _of_another(facts, ran_on if is_measured else None)
     return replace(costs, notes=(*notes, *costs.notes), warnings=(*others, *costs.warnings))
+
+
+def read_assumptions(path: Path) -> Assumptions:
+    """Read a TOML file of assumptions.
+
+    Raises:
+        KprofError: it cannot be read, or holds a field that is unknown or outside of its range.
+    """
+    try:
+        return assumptions_of(path.read_bytes(), str(path))
+    except OSError as error:
+        raise KprofError(f"{path} cannot be read: {error.strerror}", fix=SHOWN) from error
 
 
 def read_prices(path: Path | None = None) -> list[Quote]:

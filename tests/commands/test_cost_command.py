@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kprof.ab.pricing import calculate
+from kprof.ab.pricing import calculate, read_assumptions
 from kprof.analyze.cost.facts import (
     FIELDS,
     Assumptions,
     Facts,
     detail,
     documented,
-    read_assumptions,
 )
 from kprof.commands.cost import cost
 from kprof.errors import KprofError
@@ -69,15 +68,16 @@ def test_every_example_that_is_shown_is_valid(tmp_path):
         ("[energy]\npue = 9", "<= 5.0 - at `$.energy.pue`", "pue in [energy], power of the data"),
         ("[owning]\ncapex_usd_per_gpu = 9", "missing required field `life_years`", "years of use"),
         ("[energy]\npu = 1", "unknown field `pu`", "--show-assumptions"),
-        ("overhead = 'big'", "Expected `float`, got `str`", "the whole bill"),
+        ("overhead = 'big'", "Expected `float`, got `str`", "give overhead, the whole bill"),
         ("[energy", "Expected ']'", "--show-assumptions"),
+        ("# \xff", "invalid start byte", "--show-assumptions"),
         (None, "cannot be read", "--show-assumptions"),
     ],
 )
 def test_wrong_assumptions_are_refused_with_file_field_and_range(capsys, tmp_path, text, said, fix):
     path = tmp_path / "assumptions.toml"
     if text is not None:
-        path.write_text(text)
+        path.write_bytes(text.encode("latin-1"))
     message = refusal(capsys, "--price", "2", "--assumptions", path)
     assert str(path) in message
     assert said in message

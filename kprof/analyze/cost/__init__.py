@@ -1,1 +1,1 @@
-"""Dollars of tokens, fleets and training: arithmetic alone, no I/O but the assumptions."""
+"""Dollars of tokens, fleets and training: arithmetic alone, no I/O, no clock."""

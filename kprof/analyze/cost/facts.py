@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import msgspec
@@ -204,7 +203,9 @@ FIELDS = dict(_declared(Facts))
 def option_of(name: str) -> str:
     """Return how a reader gives a fact: an option, or a field of the assumptions."""
     section, _, field = name.rpartition(".")
-    return f"{field} in [{section}]" if section else "--" + name.replace("_", "-")
+    if name in Facts.__struct_fields__:
+        return "--" + name.replace("_", "-")
+    return f"{field} in [{section}]" if section else name
 
 
 def detail(hint: object, name: str) -> Any:  # noqa: ANN401 - as Meta declares it
@@ -240,18 +241,16 @@ def facts_of(given: Mapping[str, object]) -> Facts:
         raise _refused(error, given) from None
 
 
-def read_assumptions(path: Path) -> Assumptions:
-    """Read a TOML file of assumptions.
+def assumptions_of(toml: bytes, source: str) -> Assumptions:
+    """Read assumptions from TOML, which `source` names in errors.
 
     Raises:
-        KprofError: it cannot be read, or holds a field that is unknown or outside of its range.
+        KprofError: it is no TOML, or holds a field that is unknown or outside of its range.
     """
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=Assumptions)
-    except OSError as error:
-        raise KprofError(f"{path} cannot be read: {error.strerror}", fix=SHOWN) from error
-    except msgspec.DecodeError as error:
-        raise _refused(error, {}, f"{path}: ") from None
+        return msgspec.toml.decode(toml, type=Assumptions)
+    except ValueError as error:  # Of msgspec, and of bytes that are no text.
+        raise _refused(error, {}, f"{source}: ") from None
 
 
 def _parsed(name: str, value: object) -> object:
@@ -274,9 +273,7 @@ def _number(text: str) -> object:
     return int(number) if number.is_integer() else number
 
 
-def _refused(
-    error: msgspec.DecodeError, given: Mapping[str, object], where: str = ""
-) -> KprofError:
+def _refused(error: Exception, given: Mapping[str, object], where: str = "") -> KprofError:
     """Return msgspec's error with the value as given, and the field's meaning and range."""
     words = re.findall(r"\w+", str(error))
     name = next((one for one in FIELDS if one.rpartition(".")[2] in words), None)
