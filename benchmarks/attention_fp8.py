@@ -19,7 +19,7 @@ from attention import SOURCES as OTHERS
 from evidence import RESULTS, row, write_evidence
 
 from kprof.kernels.attention import attention_fp8 as _attention_narrow
-from kprof.kernels.attention._portable import Options, empty_results
+from kprof.kernels.attention._triton import Options, empty_results
 from kprof.kernels.attention.attention_forward import KERNEL as WIDE
 from kprof.kernels.attention.attention_fp8 import STATED_ERROR, attention_fp8
 from kprof.kernels.bench.choice import versions_of

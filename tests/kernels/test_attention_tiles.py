@@ -11,8 +11,8 @@ import triton.language as tl
 
 import kprof.kernels.attention._hopper_backward as back
 import kprof.kernels.attention._hopper as ring
-from kprof.kernels.attention._portable import Options
-from kprof.kernels.attention._portable_backward import Given
+from kprof.kernels.attention._triton import Options
+from kprof.kernels.attention._triton import Given
 from kprof.kernels.attention._hopper import ring_for
 from kprof.kernels.attention._hopper import (
     TILE_COST,

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-import kprof.kernels.attention._portable as host
-import kprof.kernels.attention._portable_backward as back
+import kprof.kernels.attention._triton as host
+import kprof.kernels.attention._triton as back
 import kprof.kernels.attention._hopper_backward as ring
-from kprof.kernels.attention._portable import Options, Tiled
-from kprof.kernels.attention._portable_backward import Given
+from kprof.kernels.attention._triton import Options, Tiled
+from kprof.kernels.attention._triton import Given
 from kprof.kernels.attention.attention_forward import KERNEL, attention_forward
 from tests.kernels.kernel_checks import (
     COMPILED,

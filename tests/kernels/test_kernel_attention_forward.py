@@ -11,11 +11,11 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-import kprof.kernels.attention._portable as host
+import kprof.kernels.attention._triton as host
 from kprof.kernels.correctness import Case
 from kprof.kernels.correctness.inputs import Draw
 from kprof.kernels.correctness.integrity import count_variant_rows
-from kprof.kernels.attention._portable import Tiled
+from kprof.kernels.attention._triton import Tiled
 from kprof.kernels.bench.measure import subject_of
 from kprof.kernels.attention.attention_forward import KERNEL, attention_forward, shape_of
 from tests.kernels.kernel_checks import (

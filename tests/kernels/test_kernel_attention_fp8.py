@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kprof.kernels.attention import attention_fp8 as _attention_narrow
-from kprof.kernels.attention._portable import Options
+from kprof.kernels.attention._triton import Options
 from kprof.kernels.attention.attention_fp8 import attend_narrow, run_narrow
 from kprof.kernels.runtime.operator import DifferentiationError
 from kprof.kernels.attention.attention_fp8 import KERNEL, STATED_ERROR, attention_fp8
@@ -135,7 +135,7 @@ ON_HOPPER = """
 import json
 import torch
 from kprof.kernels.runtime import ahead
-from kprof.kernels.attention._portable import Options
+from kprof.kernels.attention._triton import Options
 from kprof.kernels.attention.attention_fp8 import run_narrow
 from tests.kernels.kernel_code import powers_beside_values, product_loops_of
 

@@ -10,7 +10,7 @@ import torch
 from kprof.kernels.correctness.inputs import place
 from kprof.kernels.fp8 import _gemm
 from kprof.kernels.fp8._gemm import Narrow, Tiled, multiply, schedule_of
-from kprof.kernels.fp8._gemm_kernel import FETCHED, gains
+from kprof.kernels.fp8._gemm import FETCHED, gains
 from kprof.kernels.runtime.launcher import Launcher
 from kprof.kernels.fp8.fp8_gemm import KERNEL, fp8_gemm
 from kprof.kernels.fp8.quantize_fp8 import quantize_fp8

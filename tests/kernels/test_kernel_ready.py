@@ -18,7 +18,7 @@ from unittest.mock import patch
 from triton.backends.nvidia import driver
 from triton.runtime import build
 from kprof.kernels.runtime import ahead, ready as _ready
-from kprof.kernels.attention._portable import Options
+from kprof.kernels.attention._triton import Options
 from kprof.kernels.attention._hopper import run_ring
 from kprof.kernels.norm.rmsnorm import rmsnorm
 from kprof.kernels.gated.swiglu import swiglu

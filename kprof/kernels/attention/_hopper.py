@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kprof.kernels.attention._portable import LOG2_E, Options, empty_results, run_tiled
+from kprof.kernels.attention._triton import LOG2_E, Options, empty_results, run_tiled
 from kprof.kernels.runtime.launcher import IS_INTERPRETED, MOST_CALLS, Launcher
 from kprof.kernels.runtime.operator import define
 from kprof.kernels.runtime.rows import num_sms

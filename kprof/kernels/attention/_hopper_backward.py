@@ -16,13 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.kernels.attention._hopper import KEPT_BYTES, MANY_QUERIES, SHORT_KEPT_BYTES, describe
-from kprof.kernels.attention._portable import Options
-from kprof.kernels.attention._portable_backward import (
-    SCHEMA,
-    Given,
-    empty_gradients,
-    run_tiled_back,
-)
+from kprof.kernels.attention._triton import SCHEMA, Given, Options, empty_gradients, run_tiled_back
 from kprof.kernels.runtime.launcher import Launcher, alignments
 from kprof.kernels.runtime.operator import define
 

@@ -21,9 +21,8 @@ from kprof.kernels.attention._hopper_backward import (
     run_attention_back_in_order,
     run_attention_back_on_hopper,
 )
-from kprof.kernels.attention._portable import run_attention
-from kprof.kernels.attention._portable_backward import run_attention_back
 from kprof.kernels.attention._reference import reference, truth
+from kprof.kernels.attention._triton import run_attention, run_attention_back
 from kprof.kernels.runtime.operator import applied
 
 

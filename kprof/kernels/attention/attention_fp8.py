@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels.attention._hopper import Ring, attend_in_ring, deals, why_not_here
-from kprof.kernels.attention._portable import Options, empty_results
+from kprof.kernels.attention._triton import Options, empty_results
 from kprof.kernels.attention.attention_forward import KERNEL as WIDE
 from kprof.kernels.attention.attention_forward import MOST_PLACES
 from kprof.kernels.fp8._quantize_rows import FP8, LARGEST, LEAST

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels.attention._reference import attention_of_torch
-from kprof.kernels.decode_attention._launch import attend
-from kprof.kernels.decode_attention._limits import why_refused
+from kprof.kernels.decode_attention._triton import attend, why_refused
 from kprof.kernels.runtime.operator import DifferentiationError
 
 

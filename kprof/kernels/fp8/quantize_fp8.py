@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels.fp8._gemm_kernel import let_in, overlaps
+from kprof.kernels.fp8._gemm import let_in, overlaps
 from kprof.kernels.fp8._quantize_rows import (
     FP8,
     LARGEST,
