@@ -106,12 +106,12 @@ def one_of(function, expected):
 
 def attending(call, given):
     """Return our kernel alone."""
-    made = _attention_narrow.narrowed(*given)
+    made = _attention_narrow.quantize_heads(*given)
     options = Options(call.dim**-0.5, call.is_causal, 0, call.length)
     y, lse = empty_results(given[0])
 
     def attend():
-        _attention_narrow.attend_to(made, y, lse, options)
+        _attention_narrow.attend_quantized(made, y, lse, options)
         return y
 
     return attend

@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from kprof.kernels.tiles.gluon import gl, gluon, turn_over_to, wait_for_turn
+from kprof.kernels.tiles.gluon import gl, gluon, named_barrier_arrive, named_barrier_sync
 
 BARRIER, THREADS, TURNS = gl.constexpr(9), gl.constexpr(256), gl.constexpr(4)
 PROGRAMS = 264
@@ -35,13 +35,13 @@ def _put(out, WHO: gl.constexpr):
 @gluon.jit
 def _put_in_turns(out, WHO: gl.constexpr):
     if WHO == 1:
-        turn_over_to(BARRIER, THREADS)
+        named_barrier_arrive(BARRIER, THREADS)
     for _ in range(TURNS):
-        wait_for_turn(BARRIER + WHO, THREADS)
-        turn_over_to(BARRIER + 1 - WHO, THREADS)
+        named_barrier_sync(BARRIER + WHO, THREADS)
+        named_barrier_arrive(BARRIER + 1 - WHO, THREADS)
     _put(out, WHO)
     if WHO == 0:
-        wait_for_turn(BARRIER, THREADS)
+        named_barrier_sync(BARRIER, THREADS)
 
 
 @gluon.jit

@@ -1,7 +1,11 @@
-"""Rotary position embedding of queries and keys in one launch: each read once, written once.
+"""Rotary position embedding of queries and keys in one launch: each is read once and written once.
 
-A program turns all heads of one token, so that cosine and sine are read once for them. Going
-back, the gradients are turned the other way.
+With x1 and x2 the halves of a head, y1 = x1 cos1 - x2 sin1 and y2 = x2 cos2 + x1 sin2. q is (B, Hq,
+S, D), k is (B, Hk, S, D), cos and sin are (B or 1, S, D). `rope` returns new tensors, `rope_` works
+in place. A CTA rotates all heads of one token, so it reads cosine and sine once. The backward pass
+rotates the gradients back.
+
+Order, in this and the other single files: kernel, public function, launch, operator, KERNEL.
 """
 
 from __future__ import annotations
@@ -20,13 +24,13 @@ from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of, next_p
 from kprof.kernels.runtime.operator import applied, define
 from kprof.kernels.runtime.rows import DTYPES, empty_like
 
-# Of the heads of one token, which one program holds in its registers.
+# Of all heads of one token, which a CTA keeps in registers.
 MOST_ELEMENTS = 32_768
 ELEMENTS_PER_WARP, MOST_WARPS = 256, 16
 
 
 @triton.jit
-def _rotate(
+def rope_kernel(
     q_BHSD,
     k_BHSD,
     cos_BSD,
@@ -56,6 +60,7 @@ def _rotate(
     BLOCK: tl.constexpr,
     IS_BACK: tl.constexpr,
 ):
+    """Rotate all heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     b, s = token // length, token % length
     places = tl.arange(0, BLOCK)[None, :]
@@ -76,26 +81,26 @@ def _rotate(
     k_from = k_BHSD + b * k_b + s * k_s + k_heads * k_h + places
     k_1, k_2 = tl.load(k_from, is_k, other=0.0), tl.load(k_from + HALF, is_k, other=0.0)
     q_to = q_out_BHSD + b * q_out_b + s * q_out_s + q_heads * q_out_h + places
-    tl.store(q_to, _turn(q_1, cos_1, -q_2, sin_1), is_q)
-    tl.store(q_to + HALF, _turn(q_2, cos_2, q_1, sin_2), is_q)
+    tl.store(q_to, _rotate_half(q_1, cos_1, -q_2, sin_1), is_q)
+    tl.store(q_to + HALF, _rotate_half(q_2, cos_2, q_1, sin_2), is_q)
     k_to = k_out_BHSD + b * k_out_b + s * k_out_s + k_heads * k_out_h + places
-    tl.store(k_to, _turn(k_1, cos_1, -k_2, sin_1), is_k)
-    tl.store(k_to + HALF, _turn(k_2, cos_2, k_1, sin_2), is_k)
+    tl.store(k_to, _rotate_half(k_1, cos_1, -k_2, sin_1), is_k)
+    tl.store(k_to + HALF, _rotate_half(k_2, cos_2, k_1, sin_2), is_k)
 
 
 @triton.jit
-def _turn(own, cos, other, sin):
-    # Hugging Face's order: both products are rounded before they are added.
+def _rotate_half(own, cos, other, sin):
+    # Rounds both terms before they are added, as Hugging Face's code does.
     kept = (own.to(tl.float32) * cos).to(own.dtype).to(tl.float32)
     crossed = (other.to(tl.float32) * sin).to(own.dtype).to(tl.float32)
     return (kept + crossed).to(own.dtype)
 
 
-_launch = Launcher(_rotate)
+_launch = Launcher(rope_kernel)
 
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-    """Return q and k with the halves of each head turned by the angles of their positions.
+    """Return q and k with each head rotated by the angles of its position.
 
     Args:
         q: (B, Hq, S, D), in any order in memory; float32, float16 or bfloat16.
@@ -109,15 +114,15 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
 
 
 def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn q and k in place, and return them; refused where they want gradients."""
+    """Rotate q and k in place, and return them; refused where they need gradients."""
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
-        raise KprofError("q and k want gradients", fix="call `rope`, which writes new tensors")
+        raise KprofError("q and k need gradients", fix="call `rope`, which writes new tensors")
     _operator_in_place(q, k, cos, sin)
     return q, k
 
 
 class _WithGradient(torch.autograd.Function):
-    """The operator with its gradients, outside the dispatcher, where that costs least."""
+    """The operator with gradients, outside the dispatcher, which is faster."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
@@ -133,7 +138,7 @@ _with_gradient = applied(_WithGradient)
 
 
 def _empty(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, is_back: bool) -> list[Tensor]:
-    """Return tensors in the order of q and k in memory, where that is one of whole heads."""
+    """Return memory for the results: in the order of q and k, if their heads are contiguous."""
     like = [torch.empty_like(one) for one in (q, k)]
     return [one if one.stride(-1) == 1 else empty_like(one) for one in like]
 
@@ -186,7 +191,7 @@ _operator_in_place = define(
 
 
 def _reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Do what Hugging Face's `apply_rotary_pos_emb` does."""
+    """Compute Hugging Face's `apply_rotary_pos_emb`."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
 
     def turn(x: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
-"""Softmax over the last dimension: one read and one write where a row fits the registers.
+"""Softmax over the last dimension: y = exp(x - max(x)) / sum(exp(x - max(x))), with gradients.
 
-Longer rows are read twice, a part at a time; the second read mostly finds them in the L2 cache.
+x is (..., N). A CTA has one row or several: one read and one write where they fit the registers.
+Longer rows are read twice, a part at a time; the second read mostly hits L2. `softmax` is the
+public function.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from kprof.kernels.runtime.rows import (
 from kprof.kernels.tiles.exact import divide, exp
 
 ELEMENTS = 4_096
-# Of a row that is read once: more does not fit the registers.
+# Of the longest row that fits the registers.
 FORWARD_BYTES, BACKWARD_COLUMNS = 65_536, 16_384
 PART = 16_384
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _forward(
+def softmax_forward_kernel(
     x_MN,
     y_MN,
     x_stride: tl.int64,
@@ -42,19 +44,23 @@ def _forward(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Compute ROWS whole rows."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows)[:, None] & (columns < COLUMNS)
     x = tl.load(x_MN + rows[:, None] * x_stride + columns, mask, other=float("-inf"))
     x32 = x.to(tl.float32)
-    # Rows past the last one are all -inf; none of theirs is stored.
+    # Rows behind the last one are all -inf, and are not stored.
     powers = exp(x32 - tl.max(x32, axis=1)[:, None], x.dtype == tl.float32)
     y = divide(powers, tl.sum(powers, axis=1)[:, None], x.dtype == tl.float32)
     tl.store(y_MN + rows[:, None] * COLUMNS + columns, y.to(x.dtype), mask)
 
 
 @triton.jit
-def _forward_in_parts(x_MN, y_MN, x_stride: tl.int64, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def softmax_forward_in_parts_kernel(
+    x_MN, y_MN, x_stride: tl.int64, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Compute one row, BLOCK columns at a time, by an online softmax."""
     row = tl.program_id(0).to(tl.int64)
     x_MN += row * x_stride
     y_MN += row * COLUMNS
@@ -66,7 +72,7 @@ def _forward_in_parts(x_MN, y_MN, x_stride: tl.int64, COLUMNS: tl.constexpr, BLO
         x = tl.load(x_MN + columns, columns < COLUMNS, other=float("-inf")).to(tl.float32)
         before = largest
         largest = tl.maximum(largest, tl.max(x, axis=0))
-        # As long as all are -inf nothing is added up: -inf less itself would not be a number.
+        # While all are -inf the shift is 0, as -inf - (-inf) is NaN.
         shift = tl.where(largest == float("-inf"), 0.0, largest)
         total = total * tl.exp(before - shift) + tl.sum(exp(x - shift, IS_EXACT), axis=0)
     for first in tl.range(0, COLUMNS, BLOCK, num_stages=2):
@@ -77,7 +83,7 @@ def _forward_in_parts(x_MN, y_MN, x_stride: tl.int64, COLUMNS: tl.constexpr, BLO
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _backward(
+def softmax_backward_kernel(
     dy_MN,
     y_MN,
     dx_MN,
@@ -88,6 +94,7 @@ def _backward(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Compute the gradient of ROWS whole rows: y * (dy - sum(dy * y))."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows)[:, None] & (columns < COLUMNS)
@@ -99,7 +106,7 @@ def _backward(
 
 
 @triton.jit
-def _backward_in_parts(
+def softmax_backward_in_parts_kernel(
     dy_MN,
     y_MN,
     dx_MN,
@@ -108,6 +115,7 @@ def _backward_in_parts(
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Compute the gradient of one row, BLOCK columns at a time."""
     row = tl.program_id(0).to(tl.int64)
     dy_MN += row * dy_stride
     y_MN += row * y_stride
@@ -126,14 +134,14 @@ def _backward_in_parts(
         tl.store(dx_MN + columns, dx.to(y.dtype), columns < COLUMNS)
 
 
-_launch_forward = Launcher(_forward)
-_launch_forward_in_parts = Launcher(_forward_in_parts)
-_launch_backward = Launcher(_backward)
-_launch_backward_in_parts = Launcher(_backward_in_parts)
+_launch_forward = Launcher(softmax_forward_kernel)
+_launch_forward_in_parts = Launcher(softmax_forward_in_parts_kernel)
+_launch_backward = Launcher(softmax_backward_kernel)
+_launch_backward_in_parts = Launcher(softmax_backward_in_parts_kernel)
 
 
 def softmax(x: Tensor) -> Tensor:
-    """Return exp(x) / sum(exp(x)) over the last dimension, computed in float32, rounded once.
+    """Return the softmax over the last dimension, computed in float32 and rounded once.
 
     Args:
         x: (..., N); float32, float16 or bfloat16.
@@ -144,7 +152,7 @@ def softmax(x: Tensor) -> Tensor:
 
 
 class _WithGradient(torch.autograd.Function):
-    """The operator with its gradients, outside the dispatcher, where that costs least."""
+    """The operator with gradients, outside the dispatcher, which is faster."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ def _multiply_and_add(x, y, z):
     return tile((np.float64(x) * np.float64(y) + np.float64(z)).astype(np.float32))
 
 
-def store_spread(smem, x):
+def store_permuted(smem, x):
     in_order = x.reshape((64, 2, 4, 2, 4)).transpose(0, 1, 3, 2, 4)
     smem[...] = in_order.reshape((1, 1, 64, 64))
 
@@ -91,10 +92,10 @@ def _narrowing(gluon, gl):
     source = (FOLDER / "tiles" / "gluon.py").read_text()
     names = {"gluon": gluon, "gl": gl}
     exec(
-        "from __future__ import annotations\n" + source[source.index("@gluon.jit\ndef pack_nar") :],
+        "from __future__ import annotations\n" + source[source.index("@gluon.jit\ndef pack_f") :],
         names,
     )
-    return {name: names[name] for name in ("pack_narrow", "unpack_narrow")}
+    return {name: names[name] for name in ("pack_fp8", "unpack_fp8")}
 
 
 class Barrier:
@@ -198,6 +199,7 @@ class Device:
             allocate_shared_memory=self._allocate,
             warp_specialize=self._specialize,
             float32=np.float32,
+            tensor=None,
             int64="barrier",
             bfloat16=None,
             **dict.fromkeys(LAYOUTS, lambda *about: None),
@@ -222,6 +224,7 @@ class Device:
         jit = SimpleNamespace(jit=lambda f=None, **about: f if f else lambda g: g)
         jit.constexpr_function = jit.jit
         return {
+            "NamedTuple": NamedTuple,
             "gl": self.gl,
             "tl": self.gl,
             "gluon": jit,
@@ -230,11 +233,11 @@ class Device:
             "tma": self.tma,
             "add_shared_to_global": partial(self._begin_to_store, adds=True),
             "fence_async_shared": lambda: None,
-            "wait_for_turn": lambda number, threads: self._come(number, threads, True),
-            "turn_over_to": lambda number, threads: self._come(number, threads, False),
-            "wait_until_told": lambda told, number: told.wait(number),
-            "tell_when_added": self._tell,
-            "store_spread": store_spread,
+            "named_barrier_sync": lambda number, threads: self._come(number, threads, True),
+            "named_barrier_arrive": lambda number, threads: self._come(number, threads, False),
+            "semaphore_wait": lambda told, number: told.wait(number),
+            "semaphore_release": self._tell,
+            "store_permuted": store_permuted,
             "warpgroup_mma": self._multiply,
             "warpgroup_mma_wait": self._wait,
             "hold": lambda x: None,

@@ -21,13 +21,13 @@ def drawn(*shape, seed):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
 
 
-def numbers_of(lse, share, block):
+def numbers_of(lse, delta, block):
     """Return both numbers of each query, block by block, as they are prepared on the GPU."""
     batch, heads, queries = lse.shape
     blocks = -(-queries // block)
     found = np.zeros((2, batch, heads, blocks * block), np.float32)
     with np.errstate(invalid="ignore"):
-        found[:, :, :, :queries] = -lse * math.log2(math.e), -share
+        found[:, :, :, :queries] = -lse * math.log2(math.e), -delta
     found = np.moveaxis(found.reshape(2, batch, heads, blocks, block), 0, 3)
     return np.ascontiguousarray(found).reshape(batch, heads, blocks, 2 * block)
 
@@ -40,7 +40,7 @@ def gradients_of(queries, keys, left=None, right=0, **how):
     q, dy = (drawn(batch, heads, queries, dim, seed=seed) for seed in (0, 3))
     k, v = (drawn(batch, heads // group, keys, dim, seed=seed) for seed in (1, 2))
     q, k = q + np.float16(how.get("apart", 0)), k - np.float16(how.get("apart", 0))
-    expected, lse, share = exact((q, k, v, dy), group, left, right)
+    expected, lse, delta = exact((q, k, v, dy), group, left, right)
     dq = np.zeros(q.shape, np.float32)
     dk, dv = (np.full_like(k, np.nan) for _ in range(2))
     descs = [Descriptor(tile(one), block) for one in (q, dy)]
@@ -50,17 +50,17 @@ def gradients_of(queries, keys, left=None, right=0, **how):
     sizes = (queries, keys, left or 0, right or 0, heads // group, num_heads)
     constants = (left is not None, right is not None, group, block)
     programs = -(-keys // (2 * ROWS)) * num_heads
-    numbers = Descriptor(numbers_of(lse, share, block), 1)
+    numbers = Descriptor(numbers_of(lse, delta, block), 1)
     constants += (how.get("is_ordered", False), how.get("stages", 2), 240)
     told = Told(np.zeros(batch * heads * -(-queries // block), np.int32))
     arguments = (told, numbers, *descs, SCALE, *sizes, how.get("together", 2), *constants)
-    run_in_threads(MODULES, "attend_back", programs, *arguments)
+    run_in_threads(MODULES, "attention_backward_hopper_kernel", programs, *arguments)
     dq = dq.reshape(*dq.shape[:3], -1, 2, 4, 4).swapaxes(4, 5).reshape(dq.shape)
     return (SCALE * dq, dk, dv), expected
 
 
 def exact(given, group, left, right):
-    """Return the gradients, and of each query log-sum-exp and share."""
+    """Return the gradients, and of each query log-sum-exp and delta."""
     q, k, v, dy = (one.astype(np.float64) for one in given)
     shape = k.shape
     k, v = (one.repeat(group, 1) for one in (k, v))
@@ -75,13 +75,13 @@ def exact(given, group, left, right):
     powers = np.where(is_seen, np.exp(scores), 0.0)
     totals = powers.sum(-1, keepdims=True)
     weights = powers / np.where(totals == 0, 1, totals)
-    share = (weights @ v * dy).sum(-1)
-    dscores = weights * (dy @ v.transpose(0, 1, 3, 2) - share[..., None])
+    delta = (weights @ v * dy).sum(-1)
+    dscores = weights * (dy @ v.transpose(0, 1, 3, 2) - delta[..., None])
     dq = SCALE * dscores @ k
     dk, dv = SCALE * dscores.transpose(0, 1, 3, 2) @ q, weights.transpose(0, 1, 3, 2) @ dy
     parts = [one.reshape(*shape[:2], group, *shape[2:]).sum(2) for one in (dk, dv)]
     with np.errstate(divide="ignore"):
-        return (dq, *parts), np.log(totals[..., 0]), share
+        return (dq, *parts), np.log(totals[..., 0]), delta
 
 
 def check(*about, **how):
@@ -183,7 +183,12 @@ print(json.dumps(found))
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_on_hopper_warps_are_specialised_and_loops_store_nothing_that_spilled(is_ordered):
     found = json.loads(on_hopper(ON_HOPPER, is_ordered=is_ordered))
-    assert [name for name, *_ in found] == ["attend", "prepare", "attend_back", "round_sums"]
+    assert [name for name, *_ in found] == [
+        "attention_forward_hopper_kernel",
+        "attention_backward_prepare_kernel",
+        "attention_backward_hopper_kernel",
+        "attention_backward_round_kernel",
+    ]
     _, num_registers, spilled_bytes, shared_bytes, loops = found[2]
     assert num_registers == 168
     assert spilled_bytes <= 8

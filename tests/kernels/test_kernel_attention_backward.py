@@ -12,10 +12,9 @@ import pytest
 import torch
 
 import kprof.kernels.attention._triton as host
-import kprof.kernels.attention._triton as back
-import kprof.kernels.attention._hopper_backward as ring
-from kprof.kernels.attention._triton import Options, Tiled
-from kprof.kernels.attention._triton import Given
+import kprof.kernels.attention._hopper_backward as hopper
+from kprof.kernels.attention._triton import Options, Schedule
+from kprof.kernels.attention._triton import BackwardInputs
 from kprof.kernels.attention.attention_forward import KERNEL, attention_forward
 from tests.kernels.kernel_checks import (
     COMPILED,
@@ -27,7 +26,7 @@ from tests.kernels.kernel_checks import (
     why_inaccurate,
 )
 from tests.kernels.kernel_hopper import on_hopper
-from tests.kernels.kernel_threads import store_spread
+from tests.kernels.kernel_threads import store_permuted
 
 pytestmark = INTERPRETED
 CLOSE = 6e-4
@@ -36,9 +35,9 @@ CLOSE = 6e-4
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """A GPU's tiles would hold all of these calls."""
-    monkeypatch.setattr(host, "tiled_for", lambda *about: Tiled(32, 16, 4, 2))
-    monkeypatch.setattr(back, "queries_tiled_for", lambda dim: Tiled(32, 16, 4, 2))
-    monkeypatch.setattr(back, "keys_tiled_for", lambda dim: Tiled(16, 32, 4, 2))
+    monkeypatch.setattr(host, "forward_schedule", lambda *about: Schedule(32, 16, 4, 2))
+    monkeypatch.setattr(host, "dq_schedule", lambda dim: Schedule(32, 16, 4, 2))
+    monkeypatch.setattr(host, "dkdv_schedule", lambda dim: Schedule(16, 32, 4, 2))
 
 
 def drawn(*shape, seed=0):
@@ -191,8 +190,8 @@ STARTS = (torch.tensor([0, 20, 20, 21, 58]).int(), torch.tensor([0, 20, 35, 66, 
 
 
 def gradients_of_sequences(call, **options):
-    starts = {"q_starts": STARTS[0], "k_starts": STARTS[1]}
-    most = {"most_queries": 37, "most_keys": 31}
+    starts = {"cu_seqlens_q": STARTS[0], "cu_seqlens_k": STARTS[1]}
+    most = {"max_seqlen_q": 37, "max_seqlen_k": 31}
     return gradients_of(call, **starts, **most, **options)
 
 
@@ -224,7 +223,7 @@ def test_nothing_of_the_next_sequence_gets_into_this_one():
     alone = gradients_of([one[:, :, :9] for one in call], dy=dy[:, :, :9])
     for one in (*call, dy):
         one[:, :, 9:] = math.nan
-    found = gradients_of(call, dy=dy, q_starts=starts, k_starts=starts, most_queries=21)
+    found = gradients_of(call, dy=dy, cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=21)
     assert are_same([one[:, :, :9] for one in found], alone)
 
 
@@ -276,12 +275,14 @@ def test_five_products_are_counted_for_two():
 def backward_by(monkeypatch, dim, is_ordered=False):
     """Return who computes gradients, and in which order."""
     called = []
-    monkeypatch.setattr(ring, "run_tiled_back", lambda *about: called.append("plain"))
-    monkeypatch.setattr(ring, "_attend_back", lambda *about: called.append(("Hopper", about[-1])))
+    monkeypatch.setattr(hopper, "run_backward", lambda *about: called.append("plain"))
+    monkeypatch.setattr(
+        hopper, "_launch_backward", lambda *about: called.append(("Hopper", about[-1]))
+    )
     q, k, v = call_of(20, dim=dim)
     y, lse = attention_forward(q, k, v)
-    given = Given(drawn(*y.shape), None, q, k, v, y, lse, None, None)
-    ring.run_ring_back(given, Options(0.1, True, 0, 20), 20, is_ordered=is_ordered)
+    given = BackwardInputs(drawn(*y.shape), None, q, k, v, y, lse, None, None)
+    hopper.run_backward_on_hopper(given, Options(0.1, True, 0, 20), 20, is_ordered=is_ordered)
     return called
 
 
@@ -300,18 +301,20 @@ def test_who_asked_for_an_order_or_told_torch_so_gets_it(monkeypatch):
 def test_sums_are_rounded_with_their_columns_in_order(monkeypatch, dim):
     # Tokens first in memory, as many layers have it.
     q = torch.rand(2, 70, 2, dim).half().transpose(1, 2)
-    given = Given(*(q for _ in Given._fields))._replace(q_starts=None, k_starts=None)
+    given = BackwardInputs(*(q for _ in BackwardInputs._fields))._replace(
+        cu_seqlens_q=None, cu_seqlens_k=None
+    )
 
     def spread(given, options, prepared, of_keys, is_ordered):
         for place in itertools.product(range(2), range(2), range(0, dim, 64)):
             batch, head, first = place
             columns, smem = slice(first, first + 64), np.zeros((1, 1, 128, 64), np.float32)
-            store_spread(smem[:, :, :64], q[batch, head, :64, columns].float().numpy())
+            store_permuted(smem[:, :, :64], q[batch, head, :64, columns].float().numpy())
             prepared[2][batch, head, :64, columns] = torch.from_numpy(smem[0, 0, :64])
 
-    monkeypatch.setattr(ring, "_numbers_of", lambda given: None)
-    monkeypatch.setattr(ring, "_attend_back", spread)
-    dq, _, _ = ring.run_ring_back(given, Options(0.5, True, 0, 70), 70, is_ordered=False)
+    monkeypatch.setattr(hopper, "_row_statistics", lambda given: None)
+    monkeypatch.setattr(hopper, "_launch_backward", spread)
+    dq, _, _ = hopper.run_backward_on_hopper(given, Options(0.5, True, 0, 70), 70, is_ordered=False)
     assert dq.stride() == q.stride()
     assert torch.equal(dq[:, :, :64], 0.5 * q[:, :, :64])
     assert not dq[:, :, 64:].any()
@@ -322,12 +325,12 @@ def test_a_block_of_queries_has_its_numbers_side_by_side(dim, block):
     q, k, v = call_of(70, dim=dim)
     y, lse = attention_forward(q, k, v)
     dy, dlse = drawn(*y.shape, seed=3), drawn(*lse.shape, seed=4).float()
-    found = ring._numbers_of(Given(dy, dlse, q, k, v, y, lse, None, None))
+    found = hopper._row_statistics(BackwardInputs(dy, dlse, q, k, v, y, lse, None, None))
     assert found.shape == (1, 2, 128 // block, 2 * block)
     numbers = found.unflatten(3, (2, block)).transpose(2, 3).reshape(1, 2, 2, 128)
-    share = (y.float() * dy.float()).sum(-1) - dlse
+    delta = (y.float() * dy.float()).sum(-1) - dlse
     torch.testing.assert_close(numbers[:, :, 0, :70], -lse * math.log2(math.e))
-    torch.testing.assert_close(numbers[:, :, 1, :70], -share, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(numbers[:, :, 1, :70], -delta, rtol=1e-4, atol=1e-4)
     assert not numbers[..., 70:].any()
 
 
@@ -337,10 +340,12 @@ def test_a_query_that_sees_nothing_gives_nothing_whatever_its_log_sum_exp_gets()
     assert lse[:, :, :17].isneginf().all()
     dlse = torch.zeros_like(lse).index_fill_(2, torch.arange(17), math.nan)
     dy = drawn(*y.shape, seed=3)
-    share = ring._numbers_of(Given(dy, dlse, q, k, v, y, lse, None, None))[:, :, 0, 128:]
-    assert not share[..., :17].any()
-    assert share[..., 18:50].all()
-    assert not share.isnan().any()
+    delta = hopper._row_statistics(BackwardInputs(dy, dlse, q, k, v, y, lse, None, None))[
+        :, :, 0, 128:
+    ]
+    assert not delta[..., :17].any()
+    assert delta[..., 18:50].all()
+    assert not delta.isnan().any()
     found, expected = (gradients_of((q, k, v), dy=dy, dlse=one) for one in (dlse, 0 * lse.exp()))
     assert are_same(found, expected)
 
@@ -387,7 +392,7 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_on_hopper_nothing_spills_and_products_do_not_wait_for_each_other():
     found = json.loads(on_hopper(ON_HOPPER))
-    names = {"attend", "attend_back_to_queries", "attend_back_to_keys"}
+    names = {"attention_forward_kernel", "attention_dq_kernel", "attention_dkdv_kernel"}
     assert {name for name, *_ in found} == names
     assert len(found) == 7 * len(names)
     for name, spilled_bytes, shared_bytes, loops in found:

@@ -15,7 +15,7 @@ import kprof.kernels.attention._triton as host
 from kprof.kernels.correctness import Case
 from kprof.kernels.correctness.inputs import Draw
 from kprof.kernels.correctness.integrity import count_variant_rows
-from kprof.kernels.attention._triton import Tiled
+from kprof.kernels.attention._triton import Schedule
 from kprof.kernels.bench.measure import subject_of
 from kprof.kernels.attention.attention_forward import KERNEL, attention_forward, shape_of
 from tests.kernels.kernel_checks import (
@@ -38,7 +38,7 @@ CLOSE = 5e-4
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """A GPU's tiles would hold all of these calls."""
-    monkeypatch.setattr(host, "tiled_for", lambda *about: Tiled(32, 16, 4, 2))
+    monkeypatch.setattr(host, "forward_schedule", lambda *about: Schedule(32, 16, 4, 2))
 
 
 def drawn(*shape, seed=0, dtype=torch.float16):
@@ -157,12 +157,19 @@ def test_a_query_for_which_one_key_counts_has_its_value_to_the_last_bit(monkeypa
 
 def test_sequences_of_several_lengths_lie_one_after_another():
     q, k, v = call_of(batch=1, queries=60, keys=80)
-    q_starts, k_starts = torch.tensor([0, 20, 20, 21, 60]), torch.tensor([0, 20, 35, 66, 80])
-    starts = {"q_starts": q_starts.int(), "k_starts": k_starts.int(), "most_queries": 39}
+    cu_seqlens_q, cu_seqlens_k = (
+        torch.tensor([0, 20, 20, 21, 60]),
+        torch.tensor([0, 20, 35, 66, 80]),
+    )
+    starts = {
+        "cu_seqlens_q": cu_seqlens_q.int(),
+        "cu_seqlens_k": cu_seqlens_k.int(),
+        "max_seqlen_q": 39,
+    }
     y, lse = attention_forward(q, k, v, **starts)
     for i in (0, 2, 3):
-        a, b = q_starts[i], q_starts[i + 1]
-        c, d = k_starts[i], k_starts[i + 1]
+        a, b = cu_seqlens_q[i], cu_seqlens_q[i + 1]
+        c, d = cu_seqlens_k[i], cu_seqlens_k[i + 1]
         alone = attention_forward(q[:, :, a:b], k[:, :, c:d], v[:, :, c:d])
         assert are_same((y[:, :, a:b], lse[:, :, a:b]), alone)
 
@@ -174,7 +181,7 @@ def test_nothing_of_the_next_sequence_gets_into_this_one():
     starts = torch.tensor([0, 9, 30], dtype=torch.int32)
     alone = attention_forward(q[:, :, :9], k[:, :, :9], v[:, :, :9])[0]
     k[:, :, 9:] = v[:, :, 9:] = math.nan
-    found = attention_forward(q, k, v, starts, starts, most_queries=21)[0]
+    found = attention_forward(q, k, v, starts, starts, max_seqlen_q=21)[0]
     assert are_same([found[:, :, :9]], [alone])
 
 
@@ -271,7 +278,7 @@ def test_the_kernel_for_hopper_says_why_it_is_not_here():
 
 @pytest.mark.slow
 def test_the_gate_passes_in_the_interpreter(monkeypatch):
-    monkeypatch.setattr(host, "tiled_for", lambda *about: Tiled(16, 16, 4, 2))
+    monkeypatch.setattr(host, "forward_schedule", lambda *about: Schedule(16, 16, 4, 2))
     assert why_untrusted(KERNEL, (2, 1, 1, 20, 20, 1, 64)) == ""
     assert why_inaccurate(KERNEL, (2, 2, 1, 20, 20, 0, 64), ("float16",)) == ""
 
@@ -291,7 +298,7 @@ ON_HOPPER = """
 import json, torch
 from unittest.mock import patch
 from kprof.kernels.runtime import ahead
-from kprof.kernels.attention._hopper import REGISTERS, ring_for
+from kprof.kernels.attention._hopper import REGISTERS, schedule_for
 from kprof.kernels.attention.attention_forward import KERNEL
 from tests.kernels.kernel_code import powers_beside_values
 
@@ -302,9 +309,9 @@ def kept(*given):
     ptx = binary.ptx
     kinds = ("wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg.dec", "bar.sync 9, 256")
     counts = [ptx.count(kind) > 0 for kind in kinds]
-    spared = REGISTERS[ring.groups][0] - binary.num_registers
+    spared = REGISTERS[schedule.warpgroups][0] - binary.num_registers
     about = [spared, binary.spilled_bytes, binary.shared_bytes, counts]
-    ways = ring.groups, ring.holds, ring.looks_ahead
+    ways = schedule.warpgroups, schedule.exp_before_wait, schedule.prefetches_q
     found.append([*about, *ways, powers_beside_values(binary)])
     return binary
 
@@ -318,7 +325,7 @@ calls += [(600, dim, torch.bfloat16, True, 0, 600) for dim in (64, 128)]
 for queries, dim, dtype, causal, window, keys in calls:
     q = torch.zeros(1, 4, queries, dim, dtype=dtype)
     k = torch.zeros(1, 2, keys, dim, dtype=dtype)
-    ring = ring_for(dim, queries, keys, not (causal or window))
+    schedule = schedule_for(dim, queries, keys, not (causal or window))
     with patch.object(ahead, "_read", kept):
         ahead.compile_ahead(lambda: attend(q, k, k, causal, window))
 print(json.dumps(found))
@@ -331,10 +338,10 @@ def test_on_hopper_warps_are_specialised_and_nothing_spills():
     held = [False, *2 * [True], False, *3 * [True], *3 * [False], True, False, False, False, True]
     early = [*4 * [True], False, False, True, False, False, True, False, True, False, True, False]
     assert [one[5:7] for one in found] == [list(one) for one in zip(held, early, strict=True)]
-    for spared, spilled_bytes, shared_bytes, has, groups, holds, _, powers in found:
+    for spared, spilled_bytes, shared_bytes, has, groups, exp_before_wait, _, powers in found:
         # One warpgroup takes no turns, and leaves half of a multiprocessor to another program.
         assert (spared, spilled_bytes, has) == (0, 0, [*3 * [True], groups > 1])
         assert shared_bytes <= (227 if groups > 1 else 113) * 1024
         # A thread's: half of a block of 64 or 128 keys, and what two rows shrink by.
         assert len(powers) >= 2
-        assert all(one in (34, 66) for one in powers) or not holds
+        assert all(one in (34, 66) for one in powers) or not exp_before_wait

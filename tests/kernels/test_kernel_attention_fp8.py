@@ -12,7 +12,7 @@ import torch
 
 from kprof.kernels.attention import attention_fp8 as _attention_narrow
 from kprof.kernels.attention._triton import Options
-from kprof.kernels.attention.attention_fp8 import attend_narrow, run_narrow
+from kprof.kernels.attention.attention_fp8 import forward_fp8, run_fp8
 from kprof.kernels.runtime.operator import DifferentiationError
 from kprof.kernels.attention.attention_fp8 import KERNEL, STATED_ERROR, attention_fp8
 from kprof.kernels.correctness.inputs import Draw
@@ -54,7 +54,7 @@ def emulated(q, k, v, largest, *into_and_how):
 
 
 def rounded(q, k, v):
-    """Do as `narrowed`, where Triton's interpreter rounds wrongly."""
+    """Do as `quantize_heads`, where Triton's interpreter rounds wrongly."""
     largest = [one.float().abs().amax((2, 3)) for one in (q, k, v)]
     scaled = [
         (one.float() * (448 / most.clamp(min=1e-12))[..., None, None]).to(torch.float8_e4m3fn)
@@ -67,8 +67,8 @@ def rounded(q, k, v):
 @pytest.fixture
 def pretended():
     with (
-        patch.object(_attention_narrow, "attend_in_ring", emulated),
-        patch.object(_attention_narrow, "narrowed", rounded),
+        patch.object(_attention_narrow, "launch_forward", emulated),
+        patch.object(_attention_narrow, "quantize_heads", rounded),
     ):
         yield
 
@@ -80,7 +80,7 @@ def test_the_stated_error_holds_for_every_distribution(pretended, shape, distrib
     subject = SimpleNamespace(seed=0, device="cpu", large=1e3)
     arguments = KERNEL.inputs(shape, Draw(case, subject))
     truth = KERNEL.truth(*(one.double() if torch.is_tensor(one) else one for one in arguments))
-    y, _ = run_narrow(*arguments[:3], Options(shape[-1] ** -0.5, *arguments[3:], shape[3]))
+    y, _ = run_fp8(*arguments[:3], Options(shape[-1] ** -0.5, *arguments[3:], shape[3]))
     assert (y.double() - truth).norm() <= STATED_ERROR * truth.norm()
 
 
@@ -126,7 +126,7 @@ def test_gradients_are_refused_where_they_are_recorded(pretended):
 def test_a_compiler_sees_the_operator(pretended):
     q, k, v = given()
     y, lse = compiled(lambda *call: attention_fp8(*call))(q, k, v)
-    expected = attend_narrow(q, k, v, q.shape[-1] ** -0.5, True, 0)
+    expected = forward_fp8(q, k, v, q.shape[-1] ** -0.5, True, 0)
     assert torch.equal(y, expected[0])
     assert torch.equal(lse, expected[1])
 
@@ -136,7 +136,7 @@ import json
 import torch
 from kprof.kernels.runtime import ahead
 from kprof.kernels.attention._triton import Options
-from kprof.kernels.attention.attention_fp8 import run_narrow
+from kprof.kernels.attention.attention_fp8 import run_fp8
 from tests.kernels.kernel_code import powers_beside_values, product_loops_of
 
 found = []
@@ -144,7 +144,7 @@ for dim, dtype, causal, window in (
     (128, torch.bfloat16, True, 0), (128, torch.float16, False, 0), (64, torch.bfloat16, True, 100)
 ):
     q, k = torch.zeros(1, 4, 300, dim, dtype=dtype), torch.zeros(1, 2, 300, dim, dtype=dtype)
-    call = lambda: run_narrow(q, k, k, Options(0.1, causal, window, 300))
+    call = lambda: run_fp8(q, k, k, Options(0.1, causal, window, 300))
     for binary in ahead.compile_ahead(call):
         about = [binary.num_registers, binary.shared_bytes, binary.spilled_bytes]
         found.append([binary.name, *about, product_loops_of(binary), powers_beside_values(binary)])
@@ -155,10 +155,13 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_on_hopper_products_of_8_bits_run_beside_powers_and_no_loop_spills():
     found = json.loads(on_hopper(ON_HOPPER))
-    assert [one[0] for one in found] == 3 * ["narrow", "attend"]
+    assert [one[0] for one in found] == 3 * [
+        "attention_fp8_quantize_kernel",
+        "attention_forward_hopper_kernel",
+    ]
     for name, registers, shared, spilled, loops, powers in found:
         assert shared <= 227 * 1024
-        if name != "attend":
+        if name != "attention_forward_hopper_kernel":
             # Three programs fit a multiprocessor.
             assert (registers <= 80, spilled) == (True, 0)
             continue

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kprof.kernels.attention._hopper import lengths_of, table_of
+from kprof.kernels.attention._hopper import tile_lengths, tile_table
 from tests.kernels.kernel_threads import Address, Descriptor, Results, run_in_threads, tile
 
 MODULES = (
@@ -41,10 +41,10 @@ def attend(queries, keys, left=None, right=0, **how):
     constants = (group, left is not None, right is not None, BLOCK, how.get("stages", 2))
     ways = (
         how.get("groups", 2),
-        how.get("takes_turns", True),
-        how.get("has_room", True),
-        *(how.get("holds", True), hides(left, right, keys), False, 240),
-        how.get("looks_ahead", False),
+        how.get("is_pingpong", True),
+        how.get("has_output_buffer", True),
+        *(how.get("exp_before_wait", True), hides(left, right, keys), False, 240),
+        how.get("prefetches_q", False),
     )
     scale = 0.25 * math.log2(math.e)
     table = how.get("dealt")
@@ -60,7 +60,7 @@ def attend(queries, keys, left=None, right=0, **how):
         *constants,
         *ways,
     )
-    run_in_threads(MODULES, "attend", how.get("programs", 3), *given)
+    run_in_threads(MODULES, "attention_forward_hopper_kernel", how.get("programs", 3), *given)
     return y, lse.reshape(batch, heads, queries), *expected(q, k, v, group, left, right)
 
 
@@ -117,17 +117,17 @@ def test_heads_may_be_worked_off_in_sections(together):
     check(200, 200, heads=4, together=together)
 
 
-@pytest.mark.parametrize("has_room", [True, False])
-@pytest.mark.parametrize("takes_turns", [True, False])
+@pytest.mark.parametrize("has_output_buffer", [True, False])
+@pytest.mark.parametrize("is_pingpong", [True, False])
 @pytest.mark.parametrize("stages", [2, 3])
-def test_it_is_right_whatever_the_schedule(stages, takes_turns, has_room):
-    check(300, 300, stages=stages, takes_turns=takes_turns, has_room=has_room)
+def test_it_is_right_whatever_the_schedule(stages, is_pingpong, has_output_buffer):
+    check(300, 300, stages=stages, is_pingpong=is_pingpong, has_output_buffer=has_output_buffer)
 
 
-@pytest.mark.parametrize("holds", [True, False])
-def test_it_is_right_whatever_is_held_before_the_values_are_waited_for(holds):
-    check(300, 300, holds=holds)
-    check(300, 300, 40, holds=holds, groups=3)
+@pytest.mark.parametrize("exp_before_wait", [True, False])
+def test_it_is_right_whatever_is_held_before_the_values_are_waited_for(exp_before_wait):
+    check(300, 300, exp_before_wait=exp_before_wait)
+    check(300, 300, 40, exp_before_wait=exp_before_wait, groups=3)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
@@ -137,13 +137,13 @@ def test_masks_are_left_out_where_keys_fill_their_blocks_and_all_are_seen(querie
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("looks_ahead", [False, True])
+@pytest.mark.parametrize("prefetches_q", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize(("heads", "together", "left"), [(4, 4, None), (6, 4, None), (4, 1, 70)])
-def test_tiles_may_be_dealt_out(heads, together, left, groups, looks_ahead):
-    lengths = lengths_of(500, 500, 64 * groups, BLOCK, left, 0)
-    table = table_of(lengths, heads, together, 5, torch.device("cpu")).numpy()
-    how = {"heads": heads, "together": together, "groups": groups, "looks_ahead": looks_ahead}
+def test_tiles_may_be_dealt_out(heads, together, left, groups, prefetches_q):
+    lengths = tile_lengths(500, 500, 64 * groups, BLOCK, left, 0)
+    table = tile_table(lengths, heads, together, 5, torch.device("cpu")).numpy()
+    how = {"heads": heads, "together": together, "groups": groups, "prefetches_q": prefetches_q}
     check(500, 500, left, dealt=table, programs=5, **how)
 
 
@@ -151,7 +151,7 @@ def test_tiles_may_be_dealt_out(heads, together, left, groups, looks_ahead):
 @pytest.mark.parametrize(("queries", "left"), [(1, None), (192, None), (400, None), (400, 50)])
 def test_three_warpgroups_may_take_turns(queries, left, programs):
     check(queries, 400, left, groups=3, programs=programs)
-    check(queries, 400, left, groups=3, programs=programs, takes_turns=False)
+    check(queries, 400, left, groups=3, programs=programs, is_pingpong=False)
 
 
 @pytest.mark.slow
@@ -159,10 +159,10 @@ def test_three_warpgroups_may_take_turns(queries, left, programs):
 @pytest.mark.parametrize("programs", [1, 3, 12])
 @pytest.mark.parametrize(("queries", "left"), [(1, None), (300, None), (600, 0), (400, 50)])
 def test_queries_of_the_next_tile_may_come_early(queries, left, programs, groups):
-    how = {"groups": groups, "programs": programs, "looks_ahead": True}
+    how = {"groups": groups, "programs": programs, "prefetches_q": True}
     check(queries, queries, left, **how)
     check(queries, queries, left, **how, stages=4, batch=2)
-    check(queries, 40, None, None, **how, stages=3, takes_turns=False)
+    check(queries, 40, None, None, **how, stages=3, is_pingpong=False)
 
 
 @pytest.mark.parametrize("right", [None, 0])
@@ -214,12 +214,19 @@ def attend_narrow(queries, keys, left=None, right=0, group=1, batch=1, **how):
     descs = [Descriptor(x, rows) for x, rows in into]
     bounds = (left or 0, right or 0, batch * heads, 2, heads)
     constants = (group, left is not None, right is not None, BLOCK, 2, how.get("groups", 2))
-    holds = how.get("holds", True)
-    ways = (how.get("takes_turns", True), True, holds, hides(left, right, keys), True, 240)
-    ways = (*ways, how.get("looks_ahead", False))
+    exp_before_wait = how.get("exp_before_wait", True)
+    ways = (
+        how.get("is_pingpong", True),
+        True,
+        exp_before_wait,
+        hides(left, right, keys),
+        True,
+        240,
+    )
+    ways = (*ways, how.get("prefetches_q", False))
     largest = Address(448 * scales.astype(np.float32).reshape(-1))
     given = (Results(lse), largest, None, *descs, 1.0, queries, keys, *bounds, *constants, *ways)
-    run_in_threads(MODULES, "attend", 3, *given)
+    run_in_threads(MODULES, "attention_forward_hopper_kernel", 3, *given)
     of_q, of_k, of_v = np.split(scales, [heads, heads + heads // group], axis=1)
     # By powers of 2, where `expected` takes those of e, and by its scale.
     q, k, v = (x * s[..., None, None] for x, s in ((q, of_q), (k, of_k), (v, of_v)))
@@ -237,8 +244,8 @@ def attend_narrow(queries, keys, left=None, right=0, group=1, batch=1, **how):
     ],
 )
 def test_of_8_bits_values_meet_their_own_weights(queries, keys, left, right, group):
-    ways = ({}, {"groups": 3, "batch": 2}, {"takes_turns": False}, {"holds": False})
-    for how in (*ways, {"looks_ahead": True}):
+    ways = ({}, {"groups": 3, "batch": 2}, {"is_pingpong": False}, {"exp_before_wait": False})
+    for how in (*ways, {"prefetches_q": True}):
         y, lse, wanted_y, wanted_lse = attend_narrow(queries, keys, left, right, group=group, **how)
         np.testing.assert_allclose(y.astype(np.float64), wanted_y, rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(lse, wanted_lse, rtol=0, atol=1e-4)

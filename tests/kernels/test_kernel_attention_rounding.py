@@ -11,7 +11,7 @@ import torch
 from triton.runtime.interpreter import InterpreterError, interpreter_builder
 
 from kprof.kernels.attention import attention_fp8
-from kprof.kernels.attention.attention_fp8 import narrowed
+from kprof.kernels.attention.attention_fp8 import quantize_heads
 from tests.kernels.kernel_checks import INTERPRETED
 from tests.kernels.test_kernel_attention_hopper import order_of
 
@@ -93,7 +93,7 @@ def watched():
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (200, 140), (128, 300), (700, 20)])
 def test_heads_are_rounded_with_their_own_scale_and_values_are_turned_over(queries, keys, dim):
     q, k, v = given(queries, keys, dim=dim)
-    narrow_q, narrow_k, narrow_v, largest = narrowed(q, k, v)
+    narrow_q, narrow_k, narrow_v, largest = quantize_heads(q, k, v)
     assert torch.equal(narrow_q.float(), q.float())
     assert torch.equal(narrow_k.float(), k.float() / 2)
     assert torch.equal(narrow_v.float(), as_laid_out(v.float() * 8))
@@ -103,9 +103,11 @@ def test_heads_are_rounded_with_their_own_scale_and_values_are_turned_over(queri
 @INTERPRETED
 def test_tensors_may_lie_in_any_way():
     q, k, v = given()
-    expected = narrowed(q, k, v)
+    expected = quantize_heads(q, k, v)
     apart = torch.stack([q, q], -1)[..., 0], k.mT.contiguous().mT, v.transpose(1, 2).contiguous()
-    for one, other in zip(narrowed(*apart[:2], apart[2].transpose(1, 2)), expected, strict=True):
+    for one, other in zip(
+        quantize_heads(*apart[:2], apart[2].transpose(1, 2)), expected, strict=True
+    ):
         assert torch.equal(one.float(), other.float())
 
 
@@ -114,7 +116,7 @@ def test_tensors_may_lie_in_any_way():
 def test_a_head_of_zeros_stays_zeros_and_one_with_nan_is_known_by_its_largest():
     q, k, v = given()
     k[0, 0], v[1, 1, 3, 5], q[1, 2, 0, 0] = 0, math.nan, math.inf
-    _, narrow_k, _, largest = narrowed(q, k, v)
+    _, narrow_k, _, largest = quantize_heads(q, k, v)
     assert largest[0, 4] == 0
     assert not narrow_k[0, 0].float().any()
     assert largest[1, 7].isnan()
@@ -124,8 +126,8 @@ def test_a_head_of_zeros_stays_zeros_and_one_with_nan_is_known_by_its_largest():
 @INTERPRETED
 def test_each_dtype_has_a_binary_of_its_own():
     q, k, v = given()
-    found = narrowed(q, k.half(), v.float())
-    for one, other in zip(found, narrowed(q, k, v), strict=True):
+    found = quantize_heads(q, k.half(), v.float())
+    for one, other in zip(found, quantize_heads(q, k, v), strict=True):
         assert torch.equal(one.float(), other.float())
 
 
@@ -135,8 +137,8 @@ def test_a_head_is_rounded_once_all_of_it_has_been_looked_through(head):
     # Two tiles of each head: programs of even numbers look, others round that much later.
     tile, waiting = 2 * head + head % 2, 2 * (2 * head + 2 + APART) + 1
     with (
-        patch.object(attention_fp8, "APART", APART),
+        patch.object(attention_fp8, "TILES_BEHIND", APART),
         programs_run(without=2 * tile, instead=2 * 32),
         pytest.raises(InterpreterError, match=rf"OrderError\({waiting}, .*wait.*wait"),
     ):
-        narrowed(*given())
+        quantize_heads(*given())

@@ -209,14 +209,14 @@ def test_a_sequence_has_the_same_bits_in_every_batch_where_that_is_asked_for(mon
 )
 def test_a_cache_is_cut_by_what_each_sm_reads_of_it(batch, keys, parts, block):
     q, k = torch.empty(batch, 32, 1, 128).half(), torch.empty(1, 8, keys, 128).half()
-    cut = host.cut_of(q, k.expand(batch, -1, -1, -1), None, False)
+    cut = host.partition_of(q, k.expand(batch, -1, -1, -1), None, False)
     assert (cut.parts, cut.schedule.block) == (parts, block)
 
 
 @pytest.mark.parametrize("batch", [16, 32, 128])
 def test_many_sequences_are_read_by_two_programs_on_an_sm(batch):
     q, k = torch.empty(batch, 32, 1, 128).half(), torch.empty(1, 8, 4_096, 128).half()
-    cut = host.cut_of(q, k.expand(batch, -1, -1, -1), None, False)
+    cut = host.partition_of(q, k.expand(batch, -1, -1, -1), None, False)
     assert (cut.schedule.block, cut.schedule.programs) == (64, 2)
 
 
@@ -224,7 +224,9 @@ def test_how_a_sequence_is_cut_does_not_depend_on_the_batch_where_that_is_asked_
     cuts = []
     for batch in (1, 8, 40):
         q, k = torch.empty(batch, 32, 1, 128).half(), torch.empty(1, 8, 4_096, 128).half()
-        cuts.append(host.cut_of(q, k.expand(batch, -1, -1, -1), None, True)._replace(places=0))
+        cuts.append(
+            host.partition_of(q, k.expand(batch, -1, -1, -1), None, True)._replace(places=0)
+        )
     assert len(set(cuts)) == 1
 
 

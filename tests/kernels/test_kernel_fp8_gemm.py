@@ -9,8 +9,8 @@ import torch
 
 from kprof.kernels.correctness.inputs import place
 from kprof.kernels.fp8 import _gemm
-from kprof.kernels.fp8._gemm import Narrow, Tiled, multiply, schedule_of
-from kprof.kernels.fp8._gemm import FETCHED, gains
+from kprof.kernels.fp8._gemm import FewRows, Tiled, multiply, schedule_of
+from kprof.kernels.fp8._gemm import PREFETCHED, gains_from_overlap
 from kprof.kernels.runtime.launcher import Launcher
 from kprof.kernels.fp8.fp8_gemm import KERNEL, fp8_gemm
 from kprof.kernels.fp8.quantize_fp8 import quantize_fp8
@@ -26,7 +26,7 @@ pytestmark = INTERPRETED
 FP8 = torch.float8_e4m3fn
 # The interpreter truncates to bfloat16.
 OF_BFLOAT16, OF_FLOAT16 = 6e-3, 5e-4
-SMALL_NARROW = Narrow(16, 32, 2, 2)
+SMALL_NARROW = FewRows(16, 32, 2, 2)
 SMALL_TILED = Tiled(16, 16, 128, 4, 2, 3)
 BLOCKED_TILED = Tiled(16, 32, 128, 4, 2, 2)
 
@@ -75,7 +75,9 @@ def test_every_schedule_gives_the_product(schedule, shape, dtype):
     assert error_of(found, exact(*arguments)) < (OF_BFLOAT16 if dtype == FP8 else OF_FLOAT16)
 
 
-@pytest.mark.parametrize("schedule", [Narrow(16, 64, 4, 2), BLOCKED_TILED], ids=["narrow", "tiled"])
+@pytest.mark.parametrize(
+    "schedule", [FewRows(16, 64, 4, 2), BLOCKED_TILED], ids=["narrow", "tiled"]
+)
 @pytest.mark.parametrize("dtype", [FP8, torch.float16], ids=["fp8", "wide"])
 def test_blocks_may_have_scales_of_their_own(schedule, dtype):
     arguments = given(6, 144, 272, dtype, is_blocked=True)
@@ -220,14 +222,14 @@ def test_rings_are_as_long_as_a_gpu_has_room_for():
 def test_a_launch_before_the_cast_ends_gains_where_programs_still_spread_evenly(
     programs, num_casting, fit, is_gain
 ):
-    assert gains(programs, num_casting, fit, 132) == is_gain
+    assert gains_from_overlap(programs, num_casting, fit, 132) == is_gain
 
 
 def launched(monkeypatch, *arguments, schedule=SMALL_NARROW):
     """Return the arguments and options with which a product behind the cast is launched."""
     found = []
-    monkeypatch.setattr(_gemm, "_fits", {})
-    monkeypatch.setattr(_gemm, "overlaps", lambda device: True)
+    monkeypatch.setattr(_gemm, "_plans", {})
+    monkeypatch.setattr(_gemm, "has_dependent_launch", lambda device: True)
     monkeypatch.setattr(_gemm, "num_sms", lambda device: 132)
     monkeypatch.setattr(Launcher, "__call__", lambda *given, **known: found.append(given[3:5]))
     multiply(*arguments, None, "none", schedule, is_behind_cast=True)
@@ -246,7 +248,7 @@ def empty(num_rows, num_columns, depth):
     return x, w, torch.empty(num_rows, 1), torch.empty(num_columns, 1)
 
 
-@pytest.mark.parametrize(("num_columns", "fetched"), [(6_144, FETCHED), (28_672, 0)])
+@pytest.mark.parametrize(("num_columns", "fetched"), [(6_144, PREFETCHED), (28_672, 0)])
 def test_no_more_weights_are_fetched_than_the_cast_leaves_time_for(
     num_columns, fetched, monkeypatch
 ):

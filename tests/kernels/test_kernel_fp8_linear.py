@@ -15,7 +15,7 @@ from kprof.kernels.correctness.inputs import place
 from kprof.kernels.correctness.subject import LAYOUTS
 from kprof.kernels.fp8 import fp8_linear as _fp8_linear
 from kprof.kernels.bench.choice import bucket_of
-from kprof.kernels.fp8._quantize_rows import quantize_across
+from kprof.kernels.fp8._quantize_rows import quantize_transposed
 from kprof.kernels.fp8.fp8_linear import route_of, run_on, to_input, to_weight
 from kprof.kernels.bench.measure import subject_of
 from kprof.kernels.fp8.fp8_linear import KERNEL, STATED_ERROR, fp8_linear
@@ -95,7 +95,7 @@ def test_products_of_a_forward_pass_and_of_x_overlap_the_cast(monkeypatch):
         return torch.zeros(x.shape[0], w.shape[0], dtype=torch.bfloat16)
 
     monkeypatch.setattr(_fp8_linear, "multiply", multiply)
-    monkeypatch.setattr(_fp8_linear, "operator", multiply)
+    monkeypatch.setattr(_fp8_linear, "gemm_operator", multiply)
     monkeypatch.setattr(_fp8_linear, "LEAST_ROWS_ACROSS", 1)
     monkeypatch.setattr(_fp8_linear, "LEAST_BREADTH", 1)
     monkeypatch.setattr(_fp8_linear, "route_of", lambda *sizes: "tiles")
@@ -160,7 +160,7 @@ def test_however_matrices_lie_cublaslt_gets_them_whole_and_aligned(layout, monke
     monkeypatch.setattr(torch, "_scaled_mm", note)
     x, weight = (place(rows(n, 64).bfloat16(), layout).view for n in (130, 48))
     run_on(x, weight, None, True, "library")
-    _fp8_linear._product_of_both(quantize_across(x), quantize_across(x), None, "library")
+    _fp8_linear._product_of_both(quantize_transposed(x), quantize_transposed(x), None, "library")
     found = [(tuple(one.shape), one.is_contiguous(), one.data_ptr() % 16) for one in given]
     shapes = (130, 64), (48, 64), (130, 1), (1, 48), (64, 130), (64, 130), (64, 1), (1, 64)
     assert found == [(shape, True, 0) for shape in shapes]
@@ -253,7 +253,7 @@ def test_it_compiles_without_a_graph_break_forward_and_backward():
 def test_a_matrix_is_turned_round_and_scaled_by_its_columns(shape):
     x = rows(*shape)
     x[0, 2] = torch.nan if shape[0] == 300 else 0
-    values, scales = quantize_across(x)
+    values, scales = quantize_transposed(x)
     expected, expected_scales = QUANTIZE.reference(x.t().contiguous())
     assert values.shape == expected.shape
     torch.testing.assert_close(scales, expected_scales, equal_nan=True)
@@ -263,11 +263,14 @@ def test_a_matrix_is_turned_round_and_scaled_by_its_columns(shape):
 
 def test_columns_that_lie_apart_are_turned_where_they_are():
     wide = rows(40, 60)
-    found, expected = quantize_across(wide[:, 7:39]), quantize_across(wide[:, 7:39].contiguous())
+    found, expected = (
+        quantize_transposed(wide[:, 7:39]),
+        quantize_transposed(wide[:, 7:39].contiguous()),
+    )
     assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("quantize", [quantize_across, quantize_fp8], ids=["across", "by rows"])
+@pytest.mark.parametrize("quantize", [quantize_transposed, quantize_fp8], ids=["across", "by rows"])
 def test_rows_that_32_bits_do_not_reach_are_quantised_as_others(quantize):
     x = rows(3, 70).half()
     pairs = zip(quantize(place(x, "far").view), quantize(x), strict=True)

@@ -1,4 +1,4 @@
-"""Activations with twins: the same bits as casting them, and when a twin counts."""
+"""Activations with copies: the same bits as casting them, and when a copy counts."""
 
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from kprof.kernels.fp8 import _copies
-from kprof.kernels.fp8._copies import WITH_TWIN
-from kprof.kernels.fp8._copies import Maker, find_made
+from kprof.kernels.fp8._copies import WITH_COPY
+from kprof.kernels.fp8._copies import CopyMaker, find_activation
 from kprof.kernels.norm.add_layernorm import add_layernorm
 from kprof.kernels.norm.add_rmsnorm import add_rmsnorm
 from kprof.kernels.gated.geglu import geglu
@@ -60,35 +60,35 @@ def as_tuple(results):
 def test_result_and_twin_have_the_bits_of_the_kernel_and_of_the_cast(name, shape):
     function, *arguments = cases(shape[-1], *shape[:-1])[name]
     expected = as_tuple(function(*arguments))
-    results, twin = WITH_TWIN[function](*arguments)
+    results, copy = WITH_COPY[function](*arguments)
     assert all(torch.equal(a, b) for a, b in zip(as_tuple(results), expected, strict=True))
     values, scales = quantize_fp8(expected[0].reshape(-1, shape[-1]))
-    assert torch.equal(twin.values.float(), values.float())
-    assert torch.equal(twin.scales, scales)
-    assert (twin.values.stride(), twin.scales.stride()) == (values.stride(), scales.stride())
+    assert torch.equal(copy.values.float(), values.float())
+    assert torch.equal(copy.scales, scales)
+    assert (copy.values.stride(), copy.scales.stride()) == (values.stride(), scales.stride())
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
 def test_zeros_and_rows_that_are_no_numbers_are_cast_as_elsewhere():
     x = drawn(4, 64)
     x[1], x[2, 5], x[3, 7] = 0, torch.nan, torch.inf
-    y, twin = WITH_TWIN[swiglu](x, torch.ones_like(x))
+    y, copy = WITH_COPY[swiglu](x, torch.ones_like(x))
     values, scales = quantize_fp8(y)
-    assert torch.equal(twin.values.view(torch.uint8), values.view(torch.uint8))
-    assert torch.equal(twin.scales.nan_to_num(-1.0), scales.nan_to_num(-1.0))
+    assert torch.equal(copy.values.view(torch.uint8), values.view(torch.uint8))
+    assert torch.equal(copy.scales.nan_to_num(-1.0), scales.nan_to_num(-1.0))
 
 
 def test_no_rows_have_an_empty_twin():
-    _, twin = WITH_TWIN[rmsnorm](drawn(0, 64), drawn(64), 1e-6)
-    assert (twin.values.shape, twin.scales.shape) == ((0, 64), (0, 1))
+    _, copy = WITH_COPY[rmsnorm](drawn(0, 64), drawn(64), 1e-6)
+    assert (copy.values.shape, copy.scales.shape) == ((0, 64), (0, 1))
 
 
 @pytest.mark.parametrize("name", ["add_rmsnorm", "swiglu"])
 def test_it_compiles_without_a_graph_break_to_the_same_bits(name):
     function, x, *others = cases(64, 3)[name]
-    results, twin = compiled(lambda x: WITH_TWIN[function](x, *others))(x)
-    expected, cast = WITH_TWIN[function](x, *others)
-    pairs = zip((*as_tuple(results), *twin), (*as_tuple(expected), *cast), strict=True)
+    results, copy = compiled(lambda x: WITH_COPY[function](x, *others))(x)
+    expected, cast = WITH_COPY[function](x, *others)
+    pairs = zip((*as_tuple(results), *copy), (*as_tuple(expected), *cast), strict=True)
     assert all(torch.equal(a.float(), b.float()) for a, b in pairs)
 
 
@@ -96,32 +96,32 @@ def made(maker, x=None, weight=None):
     """Return what a maker's rmsnorm makes; without gradients."""
     with torch.no_grad():
         x = drawn(3, 64) if x is None else x
-        return maker.around(rmsnorm)(x, drawn(64, seed=2) if weight is None else weight, 1e-6)
+        return maker.wrap(rmsnorm)(x, drawn(64, seed=2) if weight is None else weight, 1e-6)
 
 
-def twin_of(y):
-    """Return the twin that a layer without gradients finds; None: it finds none."""
+def copy_of(y):
+    """Return the copy that a layer without gradients finds; None: it finds none."""
     with torch.no_grad():
-        known = find_made(id(y))
-        return known.twin_of(y) if known is not None and known.tensor() is y else None
+        known = find_activation(id(y))
+        return known.copy_of(y) if known is not None and known.tensor() is y else None
 
 
 @pytest.fixture
 def maker():
     """Return one whose last result was wanted in FP8."""
-    found = Maker()
+    found = CopyMaker()
     found.is_wanted = True
     return found
 
 
 def test_a_twin_is_made_once_the_last_result_was_wanted_and_until_none_is():
-    maker = Maker()
+    maker = CopyMaker()
     found = []
     for is_read in (True, True, False, True, True):
         y = made(maker)
-        found.append(find_made(id(y)).twin is not None)
+        found.append(find_activation(id(y)).copy is not None)
         if is_read:
-            twin_of(y)
+            copy_of(y)
     assert found == [False, True, True, False, True]
 
 
@@ -129,9 +129,9 @@ def test_all_layers_that_read_an_activation_find_the_same_twin(maker):
     y = made(maker)
     values, scales = quantize_fp8(y)
     for _ in range(3):
-        twin = twin_of(y)
-        assert torch.equal(twin.values.float(), values.float())
-        assert torch.equal(twin.scales, scales)
+        copy = copy_of(y)
+        assert torch.equal(copy.values.float(), values.float())
+        assert torch.equal(copy.scales, scales)
 
 
 CHANGES = {
@@ -147,10 +147,10 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_who_changes_an_activation_in_place_makes_its_twin_void(name, maker):
     y = made(maker)
-    assert twin_of(y) is not None
+    assert copy_of(y) is not None
     with torch.no_grad():
         CHANGES[name](y)
-    assert twin_of(y) is None
+    assert copy_of(y) is None
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_who_changes_an_activation_in_place_makes_its_twin_void(name, maker):
 )
 def test_another_tensor_has_no_twin_however_equal(change, maker):
     y = made(maker)
-    assert twin_of(change(y)) is None
+    assert copy_of(change(y)) is None
 
 
 PLACES = {"another stream": (8, 0), "another capture": (7, 2), "no capture": (7, 0)}
@@ -166,22 +166,22 @@ PLACES = {"another stream": (8, 0), "another capture": (7, 2), "no capture": (7,
 
 @pytest.mark.parametrize("where", [*PLACES.values(), None], ids=[*PLACES, "unknown"])
 def test_a_twin_counts_on_its_stream_and_in_its_capture_alone(where, maker, monkeypatch):
-    monkeypatch.setattr(_copies, "_place_of", lambda x: (7, 1))
+    monkeypatch.setattr(_copies, "_stream_of", lambda x: (7, 1))
     y = made(maker)
-    assert twin_of(y) is not None
-    monkeypatch.setattr(_copies, "_place_of", lambda x: where)
-    assert twin_of(y) is None
+    assert copy_of(y) is not None
+    monkeypatch.setattr(_copies, "_stream_of", lambda x: where)
+    assert copy_of(y) is None
 
 
 def test_what_was_made_outside_is_not_read_in_a_capture(maker, monkeypatch):
     y = made(maker)
-    monkeypatch.setattr(_copies, "_place_of", lambda x: (0, 3))
-    assert twin_of(y) is None
+    monkeypatch.setattr(_copies, "_stream_of", lambda x: (0, 3))
+    assert copy_of(y) is None
 
 
 def test_where_nobody_knows_the_capture_no_twin_is_made(maker, monkeypatch):
-    monkeypatch.setattr(_copies, "_place_of", lambda x: None)
-    assert find_made(id(made(maker))).twin is None
+    monkeypatch.setattr(_copies, "_stream_of", lambda x: None)
+    assert find_activation(id(made(maker))).copy is None
 
 
 class OnGpu:
@@ -201,9 +201,9 @@ def test_the_driver_is_asked_for_the_capture(is_capturing, told, place, monkeypa
         monkeypatch.setattr(torch._C, name, found, raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
     monkeypatch.setattr(_copies, "_capture_on", lambda stream: told)
-    assert _copies._place_of(OnGpu()) == place
+    assert _copies._stream_of(OnGpu()) == place
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
-    assert _copies._place_of(OnGpu()) is None
+    assert _copies._stream_of(OnGpu()) is None
 
 
 @pytest.mark.parametrize(
@@ -216,49 +216,49 @@ def test_a_capture_is_known_by_the_drivers_number_while_it_goes_on(
         into_status._obj.value, into_number._obj.value = status, 42
         return failed
 
-    monkeypatch.setattr(_copies, "_driver_tells", lambda: tell)
+    monkeypatch.setattr(_copies, "_capture_info", lambda: tell)
     assert _copies._capture_on(5) == found
-    monkeypatch.setattr(_copies, "_driver_tells", lambda: None)
+    monkeypatch.setattr(_copies, "_capture_info", lambda: None)
     assert _copies._capture_on(5) is None
 
 
 def test_with_gradients_nothing_is_made_or_read(maker):
-    y = maker.around(rmsnorm)(drawn(3, 64), drawn(64), 1e-6)
-    assert find_made(id(y)) is None
+    y = maker.wrap(rmsnorm)(drawn(3, 64), drawn(64), 1e-6)
+    assert find_activation(id(y)) is None
     y = made(maker)
-    assert find_made(id(y)).twin_of(y) is None
+    assert find_activation(id(y)).copy_of(y) is None
 
 
 def test_in_inference_mode_which_counts_no_versions_nothing_is_remembered(maker):
     with torch.inference_mode():
-        y = maker.around(rmsnorm)(drawn(3, 64), drawn(64), 1e-6)
-        assert find_made(id(y)) is None
+        y = maker.wrap(rmsnorm)(drawn(3, 64), drawn(64), 1e-6)
+        assert find_activation(id(y)) is None
 
 
 def test_weights_of_another_dtype_make_no_twin(maker):
     y = made(maker, weight=torch.ones(64))
     assert y.dtype == torch.float32
-    assert find_made(id(y)).twin is None
+    assert find_activation(id(y)).copy is None
 
 
 def test_in_float32_where_last_bits_would_differ_there_is_no_twin(maker):
     y = made(maker, torch.ones(3, 64), torch.ones(64))
-    assert find_made(id(y)).twin is None
+    assert find_activation(id(y)).copy is None
 
 
 def test_a_twin_ends_with_its_activation(maker):
     gc.collect()
-    before = len(_copies._made)
+    before = len(_copies._activations)
     y = made(maker)
     key = id(y)
-    assert len(_copies._made) == before + 1
+    assert len(_copies._activations) == before + 1
     del y
-    assert find_made(key) is None
+    assert find_activation(key) is None
 
 
 def test_what_has_no_twin_is_left_as_it_is():
-    assert Maker().around(geglu) is geglu
-    assert Maker().around(nn.functional.silu) is nn.functional.silu
+    assert CopyMaker().wrap(geglu) is geglu
+    assert CopyMaker().wrap(nn.functional.silu) is nn.functional.silu
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_in_place_it_is_the_same(order):
 
 def test_in_place_is_refused_where_a_gradient_is_wanted():
     q, k, cos, sin = arguments_of(1, 1, 1, 1, 2)
-    with pytest.raises(KprofError, match="want gradients"):
+    with pytest.raises(KprofError, match="need gradients"):
         rope_(q.requires_grad_(), k, cos, sin)
 
 

@@ -11,7 +11,7 @@ from kprof.kernels.decode_attention._triton import (
     block_of,
     bytes_of,
     fit_float16,
-    is_seen,
+    is_visible,
     start_of,
 )
 from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
@@ -125,7 +125,7 @@ def tell_who_sees(  # noqa: PLR0913 - as many as it is given
 ):
     key_N, row_M = tl.arange(0, 8), tl.arange(0, 2)
     lowest, limit = tl.load(lowest_M + row_M), tl.load(limit_M + row_M)
-    is_key_N, is_seen_MN = is_seen(key_N, end, oldest, lowest, limit, CAUSAL, WINDOW)
+    is_key_N, is_seen_MN = is_visible(key_N, end, oldest, lowest, limit, CAUSAL, WINDOW)
     tl.store(y + row_M[:, None] * 8 + key_N[None, :], is_seen_MN.to(tl.int8))
     tl.store(y + 16 + key_N, is_key_N.to(tl.int8))
 

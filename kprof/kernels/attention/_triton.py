@@ -1,23 +1,25 @@
-"""Attention of many queries on the host: how the work is cut, and the operator that launches it.
+"""Attention of many queries in Triton, for every GPU: forward, backward, and their torch operators.
 
-Attention of many queries on the device, in plain Triton, for every GPU that Triton knows.
+Forward: y = softmax(scale * q k') v, and the log-sum-exp of each row's scores. A CTA has one tile
+of queries of one head; blocks of keys and values pass by, and scores never leave the chip.
+
+Backward recomputes the scores from the log-sum-exp, in two kernels. In the first, for dq, a tile of
+queries stays while keys and values pass by; it also stores delta, the row sums of y * dy. In the
+second, for dk and dv, a tile of keys stays while the queries that see it pass by, of all query
+heads that share it; its scores are transposed, so weights are an operand as they are. One CTA sums
+a gradient in one order, so its bits are the same in every run.
+
+Order: call options, forward kernel, backward kernels, schedules and launches, operators.
 
 B batch, H query heads, T queries of a sequence, D columns of a head; M queries of a tile, N keys of
-a block.
-
-Gradients of attention of many queries in plain Triton, for every GPU, and their torch operator.
-
-The kernel of the queries runs first: a tile of queries stays while keys and values pass by, and
-scores are computed again from the log-sum-exp of the forward pass. In the kernel of keys and values
-a tile of keys stays while the queries that see it pass by, of all query heads that share it; scores
-lie keys first, so that weights are an operand as they are. Each gradient is summed by one CTA in
-one order, so its bits are always the same. B, H, T, D, M and N as in `_portable`.
+a block. With `cu_seqlens`, sequences lie one after another in T and N, and B is 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,17 +28,51 @@ from torch import Tensor
 
 from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of
 from kprof.kernels.runtime.operator import define
-from kprof.kernels.tiles.key_range import is_in_reach, reach_of, sequence_at
+from kprof.kernels.tiles.key_range import is_visible, key_ranges, sequence_at
 from kprof.kernels.tiles.online_softmax import (
     finish,
-    largest_of,
-    parts_of,
-    raise_largest,
+    partial_sums,
+    raise_max,
+    row_max,
     settle,
     weigh_scores,
 )
 
+LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(LOG2_E)
 LN_2 = tl.constexpr(0.6931471805599453)
+
+
+class Options(NamedTuple):
+    """What a call is given beside its tensors."""
+
+    scale: float
+    is_causal: bool
+    window: int
+    max_seqlen_q: int
+    """Of a sequence, where they lie one after another."""
+
+    def bounds(self, num_queries: int, num_keys: int) -> tuple[int | None, int | None]:
+        """Return how many keys before and after its own a row sees; None: all there are."""
+        side = self.window - 1 if 0 < self.window < max(num_queries, num_keys) else None
+        return side, 0 if self.is_causal else side
+
+    def sees_all(self, num_queries: int, num_keys: int) -> bool:
+        """Tell whether every row sees every key."""
+        return self.bounds(num_queries, num_keys) == (None, None)
+
+
+@triton.jit
+def _sequence_of(
+    cu_seqlens_q, cu_seqlens_k, batch, num_queries, num_keys, IS_VARLEN: tl.constexpr
+) -> tl.tensor:
+    """Return batch index, first query and key, and both lengths of a CTA's sequence."""
+    q_start, k_start = 0, 0
+    if IS_VARLEN:
+        q_start, num_queries = sequence_at(cu_seqlens_q, batch)
+        k_start, num_keys = sequence_at(cu_seqlens_k, batch)
+        batch *= 0
+    return batch, q_start, k_start, num_queries, num_keys
 
 
 @triton.jit
@@ -75,28 +111,28 @@ def _attend(
             k = tl.load(at_k)
         score_MN = tl.dot(q_MD, k.T)
         if IS_MASKED:
-            is_seen_MN = is_in_reach(own_M, key_N, num_keys, left, right, HAS_LEFT, HAS_RIGHT)
+            is_seen_MN = is_visible(own_M, key_N, num_keys, left, right, HAS_LEFT, HAS_RIGHT)
             score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
             # What lies beyond may be NaN, which no weight of 0 would make 0.
             v = tl.load(at_v, is_key_ND, other=0.0)
         else:
             v = tl.load(at_v)
-        shrink_M, largest_M = raise_largest(largest_of(score_MN), largest_M, scale)
+        shrink_M, largest_M = raise_max(row_max(score_MN), largest_M, scale)
         weight_MN = weigh_scores(score_MN, largest_M, scale)
-        total_M4 = total_M4 * shrink_M[:, None] + parts_of(weight_MN)
+        total_M4 = total_M4 * shrink_M[:, None] + partial_sums(weight_MN)
         sum_MD = tl.dot(weight_MN.to(v.dtype), v, sum_MD * shrink_M[:, None])
     return sum_MD, largest_M, total_M4
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "left", "right"])
-def attend(
+def attention_forward_kernel(
     q_BHTD,
     k_BHND,
     v_BHND,
     y_BTHD,
     lse_BHT,
-    q_starts,
-    k_starts,
+    cu_seqlens_q,
+    cu_seqlens_k,
     q_batch: tl.int64,
     q_head: tl.int64,
     q_token: tl.int64,
@@ -114,7 +150,7 @@ def attend(
     left,
     right,
     GROUP: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
     D: tl.constexpr,
@@ -124,16 +160,13 @@ def attend(
 ) -> None:
     """Attend with one tile of queries of one head; with starts, sequences lie one after another."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    lse_BHT += (batch * tl.num_programs(1) + head) * num_queries
-    q_first, k_first = batch * q_batch, batch * k_batch
-    v_first, y_first = batch * v_batch, batch * y_batch
-    if HAS_STARTS:
-        q_start, k_start = tl.load(q_starts + batch), tl.load(k_starts + batch)
-        lse_BHT += q_start - batch * tl.num_programs(1) * num_queries
-        num_queries = (tl.load(q_starts + batch + 1) - q_start).to(tl.int32)
-        num_keys = (tl.load(k_starts + batch + 1) - k_start).to(tl.int32)
-        q_first, k_first = q_start.to(tl.int64) * q_token, k_start.to(tl.int64) * k_key
-        v_first, y_first = k_start.to(tl.int64) * v_key, q_start.to(tl.int64) * y_token
+    lse_head = num_queries
+    batch, q_start, k_start, num_queries, num_keys = _sequence_of(
+        cu_seqlens_q, cu_seqlens_k, batch, num_queries, num_keys, IS_VARLEN
+    )
+    lse_BHT += (batch * tl.num_programs(1) + head) * lse_head + q_start
+    q_first, k_first = batch * q_batch + q_start * q_token, batch * k_batch + k_start * k_key
+    v_first, y_first = batch * v_batch + k_start * v_key, batch * y_batch + q_start * y_token
     # The last rows see most where later keys are not seen: they begin first.
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
     if first_row < num_queries:
@@ -143,7 +176,7 @@ def attend(
         q_at_MD = q_BHTD + q_first + head * q_head + (q_at_M[:, None] + column_D[None, :])
         q_MD = tl.load(q_at_MD, is_row_M[:, None], other=0.0)
         first_own = first_row + num_keys - num_queries
-        begin, inner_begin, inner_end, end = reach_of(
+        begin, inner_begin, inner_end, end = key_ranges(
             first_own, M, num_keys, left, right, N, HAS_LEFT, HAS_RIGHT
         )
         own_M = row_M + (num_keys - num_queries)
@@ -178,123 +211,8 @@ def attend(
         tl.store(lse_BHT + row_M, lse_M * LN_2, is_row_M)
 
 
-LOG2_E = 1.4426950408889634
-
-
-class Options(NamedTuple):
-    """What a call is given beside its tensors."""
-
-    scale: float
-    is_causal: bool
-    window: int
-    most_queries: int
-    """Of a sequence, where they lie one after another."""
-
-    def bounds(self, num_queries: int, num_keys: int) -> tuple[int | None, int | None]:
-        """Return how many keys before and after its own a row sees; None: all there are."""
-        side = self.window - 1 if 0 < self.window < max(num_queries, num_keys) else None
-        return side, 0 if self.is_causal else side
-
-    def sees_all(self, num_queries: int, num_keys: int) -> bool:
-        """Tell whether every row sees every key."""
-        return self.bounds(num_queries, num_keys) == (None, None)
-
-
-@dataclass(frozen=True)
-class Tiled:
-    """How plain Triton cuts a call: queries of a tile, keys of a block, warps, blocks in flight."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-
-
-def tiled_for(dim: int, num_queries: int) -> Tiled:
-    """Return the schedule that was the fastest on an H200; of few queries none was measured."""
-    if num_queries <= 64:
-        return Tiled(64, 64, 4, 3) if dim <= 128 else Tiled(64, 32, 8, 2)
-    if dim <= 64:
-        return Tiled(64, 128, 4, 3)
-    return Tiled(128, 128, 8, 2) if dim <= 128 else Tiled(128, 64, 8, 2)
-
-
-_launch_forward = Launcher(attend)
-
-
-def run_tiled(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_starts: Tensor | None,
-    k_starts: Tensor | None,
-    options: Options,
-) -> tuple[Tensor, Tensor]:
-    """Attend with plain Triton."""
-    y, lse = empty_results(q)
-    if not y.numel():
-        return y, lse
-    q, k, v = (one if one.stride(-1) == 1 else one.contiguous() for one in (q, k, v))
-    call, tensors = (kind_of(q, k, v, q_starts, k_starts), options), (q, k, v, y, lse)
-    given = (*tensors, q_starts, k_starts)
-    if not _launch_forward.again(call, given):
-        _launch_first(call, given, options)
-    return y, lse
-
-
-def _launch_first(call: object, tensors: tuple[Tensor | None, ...], options: Options) -> None:
-    q, k, v, y, _, q_starts, k_starts = tensors
-    assert q is not None and k is not None and v is not None and y is not None
-    batch, heads, num_queries, dim = q.shape
-    num_sequences, most = batch, num_queries
-    if q_starts is not None:
-        num_sequences, most = q_starts.numel() - 1, options.most_queries
-    schedule = tiled_for(dim, most)
-    left, right = options.bounds(num_queries, k.shape[2])
-    constants = (
-        *(heads // k.shape[1], q_starts is not None, left is not None, right is not None),
-        *(dim, schedule.rows, schedule.keys, schedule.stages),
-    )
-    steps = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], y.stride(0), y.stride(2))
-    types = tuple(None if one is None else one.dtype for one in tensors)
-    inputs = (q, k, v, q_starts, k_starts)
-    key = (q.device, types, constants, schedule.warps, alignments(inputs, *steps))
-    numbers = (num_queries, k.shape[2], left or 0, right or 0)
-    arguments = (*tensors, *steps, options.scale * LOG2_E, *numbers, *constants)
-    grid = (-(-most // schedule.rows), heads, num_sequences)
-    _launch_forward(key, grid, arguments, {"num_warps": schedule.warps}, call=call, tensors=tensors)
-
-
-def empty_results(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return places for the results: tokens before heads in memory, as what comes next wants."""
-    batch, heads, tokens, dim = q.shape
-    y = q.new_empty(batch, tokens, heads, dim).transpose(1, 2)
-    return y, q.new_empty((batch, heads, tokens), dtype=torch.float32)
-
-
-def _run_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_starts: Tensor | None,
-    k_starts: Tensor | None,
-    *given: float,
-) -> tuple[Tensor, Tensor]:
-    return run_tiled(q, k, v, q_starts, k_starts, Options(*given))  # type: ignore[arg-type]
-
-
-run_attention = define(
-    "attention_forward(Tensor q, Tensor k, Tensor v, Tensor? q_starts, Tensor? k_starts, "
-    "float scale, bool is_causal, int window, int most_queries) -> (Tensor, Tensor)",
-    _run_forward,
-    lambda q, *others: empty_results(q),
-)
-
-_LOG2_E = tl.constexpr(1.4426950408889634)
-
-
 @triton.jit
-def _to_keys(
+def _add_to_dkdv(
     state,
     keys,
     queries,
@@ -320,7 +238,7 @@ def _to_keys(
     """
     dk_ND, dv_ND = state
     k_ND, v_ND, own_N = keys
-    q_TD, dy_TD, lse_T, share_T = queries
+    q_TD, dy_TD, lse_T, delta_T = queries
     q_head, q_token, dy_head, dy_token, lse_head = steps
     column_D = tl.arange(0, k_ND.shape[1])
     start, member = begin, 0
@@ -329,24 +247,22 @@ def _to_keys(
         at_M1 = row_M.to(tl.int64)[:, None]
         at_q = q_TD + member * q_head + at_M1 * q_token + column_D[None, :]
         at_dy = dy_TD + member * dy_head + at_M1 * dy_token + column_D[None, :]
-        lse_at, share_at = lse_T + member * lse_head, share_T + member * lse_head
+        lse_at, delta_at = lse_T + member * lse_head, delta_T + member * lse_head
         if IS_MASKED:
             is_row_M = row_M < num_queries
             q = tl.load(at_q, is_row_M[:, None], other=0.0)
             dy = tl.load(at_dy, is_row_M[:, None], other=0.0)
             lse_M = tl.load(lse_at + row_M, is_row_M, other=0.0)
-            share_M = tl.load(share_at + row_M, is_row_M, other=0.0)
+            delta_M = tl.load(delta_at + row_M, is_row_M, other=0.0)
         else:
             q, dy = tl.load(at_q), tl.load(at_dy)
-            lse_M, share_M = tl.load(lse_at + row_M), tl.load(share_at + row_M)
+            lse_M, delta_M = tl.load(lse_at + row_M), tl.load(delta_at + row_M)
         weight_NM = tl.exp2(tl.dot(k_ND, q.T) * (scale * _LOG2_E) - (lse_M * _LOG2_E)[None, :])
         # What is taken off of a product is where it begins: it needs no registers beside it.
-        less_NM = tl.broadcast_to(-share_M[None, :], [k_ND.shape[0], BLOCK])
+        less_NM = tl.broadcast_to(-delta_M[None, :], [k_ND.shape[0], BLOCK])
         score_NM = weight_NM * tl.dot(v_ND, dy.T, less_NM)
         if IS_MASKED:
-            is_seen_NM = is_in_reach(
-                own_N, row_M, num_queries, before, after, HAS_BEFORE, HAS_AFTER
-            )
+            is_seen_NM = is_visible(own_N, row_M, num_queries, before, after, HAS_BEFORE, HAS_AFTER)
             weight_NM = tl.where(is_seen_NM, weight_NM, 0.0)
             score_NM = tl.where(is_seen_NM, score_NM, 0.0)
         dv_ND = tl.dot(weight_NM.to(dy.dtype), dy, dv_ND)
@@ -359,15 +275,15 @@ def _to_keys(
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "left", "right"])
-def attend_back_to_keys(
+def attention_dkdv_kernel(
     q_BHTD,
     k_BHND,
     v_BHND,
     dy_BHTD,
     lse_BHT,
-    share_BHT,
-    q_starts,
-    k_starts,
+    delta_BHT,
+    cu_seqlens_q,
+    cu_seqlens_k,
     dk_BHND,
     dv_BHND,
     q_batch: tl.int64,
@@ -394,7 +310,7 @@ def attend_back_to_keys(
     left,
     right,
     GROUP: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
     D: tl.constexpr,
@@ -404,15 +320,12 @@ def attend_back_to_keys(
 ) -> None:
     """Store the gradients of a tile of keys and its values, from all query heads that share it."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    # Where the numbers of the first query head are that shares these keys; how far to the next.
-    lse_at, lse_head = (batch * tl.num_programs(1) + head) * GROUP * num_queries, num_queries
-    q_start, k_start = 0, 0
-    if HAS_STARTS:
-        lse_at -= batch * tl.num_programs(1) * GROUP * num_queries
-        q_start, num_queries = sequence_at(q_starts, batch)
-        k_start, num_keys = sequence_at(k_starts, batch)
-        lse_at += q_start
-        batch *= 0
+    lse_head = num_queries
+    batch, q_start, k_start, num_queries, num_keys = _sequence_of(
+        cu_seqlens_q, cu_seqlens_k, batch, num_queries, num_keys, IS_VARLEN
+    )
+    # Of the first query head that shares these keys; the next ones are `lse_head` apart.
+    lse_at = (batch * tl.num_programs(1) + head) * GROUP * lse_head + q_start
     # The first keys are seen most where later ones are not seen.
     first_key = tl.program_id(0) * N
     if first_key < num_keys:
@@ -426,26 +339,26 @@ def attend_back_to_keys(
         # Key j is seen from the query j + T - N, its own, on, as far as that query's reach goes
         # the other way round.
         first_own = first_key + num_queries - num_keys
-        begin, inner_begin, inner_end, end = reach_of(
+        begin, inner_begin, inner_end, end = key_ranges(
             first_own, N, num_queries, right, left, M, HAS_RIGHT, HAS_LEFT
         )
         keys = (k_ND, v_ND, key_N + (num_queries - num_keys))
         state = (tl.zeros([N, D], tl.float32), tl.zeros([N, D], tl.float32))
         q_TD = q_BHTD + batch * q_batch + head * GROUP * q_head + q_start * q_token
         dy_TD = dy_BHTD + batch * dy_batch + head * GROUP * dy_head + q_start * dy_token
-        queries = (q_TD, dy_TD, lse_BHT + lse_at, share_BHT + lse_at)
+        queries = (q_TD, dy_TD, lse_BHT + lse_at, delta_BHT + lse_at)
         steps = (q_head, q_token, dy_head, dy_token, lse_head)
         # fmt: off
         if GROUP > 1 or HAS_RIGHT:
-            state = _to_keys(
+            state = _add_to_dkdv(
                 state, keys, queries, steps, begin, inner_begin, num_queries, right, left, scale,
                 GROUP, HAS_RIGHT, HAS_LEFT, True, M, STAGES,
             )
-        state = _to_keys(
+        state = _add_to_dkdv(
             state, keys, queries, steps, inner_begin, inner_end, num_queries, right, left, scale,
             GROUP, HAS_RIGHT, HAS_LEFT, False, M, STAGES,
         )
-        state = _to_keys(
+        state = _add_to_dkdv(
             state, keys, queries, steps, inner_end, end, num_queries, right, left, scale,
             GROUP, HAS_RIGHT, HAS_LEFT, True, M, STAGES,
         )
@@ -458,7 +371,7 @@ def attend_back_to_keys(
 
 
 @triton.jit
-def _to_queries(
+def _add_to_dq(
     dq_MD,
     queries,
     k_ND,
@@ -478,7 +391,7 @@ def _to_queries(
     STAGES: tl.constexpr,
 ) -> tl.tensor:
     """Add what the keys from `begin` to `end` give to the gradient of a tile of queries."""
-    q_MD, dy_MD, own_M, lse_M, share_M = queries
+    q_MD, dy_MD, own_M, lse_M, delta_M = queries
     column_D = tl.arange(0, q_MD.shape[1])
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
         key_N = tl.arange(0, BLOCK) + start
@@ -491,16 +404,16 @@ def _to_queries(
         else:
             k, v = tl.load(at_k), tl.load(at_v)
         weight_MN = tl.exp2(tl.dot(q_MD, k.T) * (scale * _LOG2_E) - lse_M[:, None])
-        score_MN = weight_MN * (tl.dot(dy_MD, v.T) - share_M[:, None])
+        score_MN = weight_MN * (tl.dot(dy_MD, v.T) - delta_M[:, None])
         if IS_MASKED:
-            is_seen_MN = is_in_reach(own_M, key_N, num_keys, left, right, HAS_LEFT, HAS_RIGHT)
+            is_seen_MN = is_visible(own_M, key_N, num_keys, left, right, HAS_LEFT, HAS_RIGHT)
             score_MN = tl.where(is_seen_MN, score_MN, 0.0)
         dq_MD = tl.dot(score_MN.to(k.dtype), k, dq_MD)
     return dq_MD
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_keys", "left", "right"])
-def attend_back_to_queries(
+def attention_dq_kernel(
     q_BHTD,
     k_BHND,
     v_BHND,
@@ -508,10 +421,10 @@ def attend_back_to_queries(
     dy_BHTD,
     lse_BHT,
     dlse_BHT,
-    q_starts,
-    k_starts,
+    cu_seqlens_q,
+    cu_seqlens_k,
     dq_BHTD,
-    share_BHT,
+    delta_BHT,
     q_batch: tl.int64,
     q_head: tl.int64,
     q_token: tl.int64,
@@ -536,7 +449,7 @@ def attend_back_to_queries(
     left,
     right,
     GROUP: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
     D: tl.constexpr,
@@ -546,14 +459,11 @@ def attend_back_to_queries(
 ) -> None:
     """Store the gradient of one tile of queries, and what its scores' gradients are reduced by."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    lse_at = (batch * tl.num_programs(1) + head) * num_queries
-    q_start, k_start = 0, 0
-    if HAS_STARTS:
-        lse_at -= batch * tl.num_programs(1) * num_queries
-        q_start, num_queries = sequence_at(q_starts, batch)
-        k_start, num_keys = sequence_at(k_starts, batch)
-        lse_at += q_start
-        batch *= 0
+    lse_head = num_queries
+    batch, q_start, k_start, num_queries, num_keys = _sequence_of(
+        cu_seqlens_q, cu_seqlens_k, batch, num_queries, num_keys, IS_VARLEN
+    )
+    lse_at = (batch * tl.num_programs(1) + head) * lse_head + q_start
     # The last rows see most where later keys are not seen: they begin first.
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
     if first_row < num_queries:
@@ -565,31 +475,31 @@ def attend_back_to_queries(
         dy_at = dy_BHTD + batch * dy_batch + head * dy_head + token_M1 * dy_token + column_1D
         q_MD, y_MD = tl.load(q_at, is_row_MD, other=0.0), tl.load(y_at, is_row_MD, other=0.0)
         dy_MD = tl.load(dy_at, is_row_MD, other=0.0)
-        share_M = tl.sum(y_MD.to(tl.float32) * dy_MD.to(tl.float32), axis=1)
+        delta_M = tl.sum(y_MD.to(tl.float32) * dy_MD.to(tl.float32), axis=1)
         if dlse_BHT is not None:
-            share_M -= tl.load(dlse_BHT + lse_at + row_M, is_row_M, other=0.0)
-        tl.store(share_BHT + lse_at + row_M, share_M, is_row_M)
+            delta_M -= tl.load(dlse_BHT + lse_at + row_M, is_row_M, other=0.0)
+        tl.store(delta_BHT + lse_at + row_M, delta_M, is_row_M)
         lse_M = tl.load(lse_BHT + lse_at + row_M, is_row_M, other=0.0) * _LOG2_E
         first_own = first_row + num_keys - num_queries
-        begin, inner_begin, inner_end, end = reach_of(
+        begin, inner_begin, inner_end, end = key_ranges(
             first_own, M, num_keys, left, right, N, HAS_LEFT, HAS_RIGHT
         )
         own_M = row_M + (num_keys - num_queries)
-        queries = (q_MD, dy_MD, own_M, lse_M, share_M)
+        queries = (q_MD, dy_MD, own_M, lse_M, delta_M)
         k_ND = k_BHND + batch * k_batch + head // GROUP * k_head + k_start * k_key
         v_ND = v_BHND + batch * v_batch + head // GROUP * v_head + k_start * v_key
         dq_MD = tl.zeros([M, D], tl.float32)
         # fmt: off
         if HAS_LEFT:
-            dq_MD = _to_queries(
+            dq_MD = _add_to_dq(
                 dq_MD, queries, k_ND, v_ND, k_key, v_key, begin, inner_begin, num_keys,
                 left, right, scale, HAS_LEFT, HAS_RIGHT, True, N, STAGES,
             )
-        dq_MD = _to_queries(
+        dq_MD = _add_to_dq(
             dq_MD, queries, k_ND, v_ND, k_key, v_key, inner_begin, inner_end, num_keys,
             left, right, scale, HAS_LEFT, HAS_RIGHT, False, N, STAGES,
         )
-        dq_MD = _to_queries(
+        dq_MD = _add_to_dq(
             dq_MD, queries, k_ND, v_ND, k_key, v_key, inner_end, end, num_keys,
             left, right, scale, HAS_LEFT, HAS_RIGHT, True, N, STAGES,
         )
@@ -598,111 +508,186 @@ def attend_back_to_queries(
         tl.store(dq_at, (dq_MD * scale).to(dq_BHTD.dtype.element_ty), is_row_MD)
 
 
-class Given(NamedTuple):
-    """What a backward pass begins with: gradients that arrive, and what the forward pass kept."""
+@dataclass(frozen=True)
+class Schedule:
+    """Queries and keys of a tile, warps of a CTA, and blocks in flight."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def forward_schedule(dim: int, num_queries: int) -> Schedule:
+    """Return the fastest forward schedule on an H200; up to 64 queries, none was measured."""
+    if num_queries <= 64:
+        return Schedule(64, 64, 4, 3) if dim <= 128 else Schedule(64, 32, 8, 2)
+    if dim <= 64:
+        return Schedule(64, 128, 4, 3)
+    return Schedule(128, 128, 8, 2) if dim <= 128 else Schedule(128, 64, 8, 2)
+
+
+def dq_schedule(dim: int) -> Schedule:
+    """Return the fastest schedule for dq on an H200; heads of 256 were not measured."""
+    if dim <= 64:
+        return Schedule(64, 64, 4, 3)
+    return Schedule(64, 64, 4, 2) if dim <= 128 else Schedule(64, 32, 8, 2)
+
+
+def dkdv_schedule(dim: int) -> Schedule:
+    """Return the fastest schedule for dk and dv on an H200; heads of 256 were not measured."""
+    if dim <= 64:
+        return Schedule(64, 64, 4, 2)
+    # For heads of 128, tiles of 64 keys are up to 15 % faster, but spill.
+    return Schedule(64, 128, 8, 2) if dim <= 128 else Schedule(16, 64, 8, 3)
+
+
+class BackwardInputs(NamedTuple):
+    """Gradients of the results, and what the forward pass saved."""
 
     dy: Tensor
     dlse: Tensor | None
-    """Of the log-sum-exps; None: nobody used them."""
+    """Gradient of the log-sum-exp; None: it was not used."""
     q: Tensor
     k: Tensor
     v: Tensor
     y: Tensor
     lse: Tensor
-    q_starts: Tensor | None
-    k_starts: Tensor | None
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
 
 
-def queries_tiled_for(dim: int) -> Tiled:
-    """Return the schedule for the queries' gradient, the fastest on an H200; not so of 256."""
-    if dim <= 64:
-        return Tiled(64, 64, 4, 3)
-    return Tiled(64, 64, 4, 2) if dim <= 128 else Tiled(64, 32, 8, 2)
+_launch_forward = Launcher(attention_forward_kernel)
+_launch_dq, _launch_dkdv = Launcher(attention_dq_kernel), Launcher(attention_dkdv_kernel)
 
 
-def keys_tiled_for(dim: int) -> Tiled:
-    """Return the schedule for the gradients of keys and values, as for queries."""
-    if dim <= 64:
-        return Tiled(64, 64, 4, 2)
-    # That of 64 is up to 15 % faster here, too, but spills.
-    return Tiled(64, 128, 8, 2) if dim <= 128 else Tiled(16, 64, 8, 3)
+def run_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    options: Options,
+) -> tuple[Tensor, Tensor]:
+    """Return y and the log-sum-exp."""
+    y, lse = empty_results(q)
+    if not y.numel():
+        return y, lse
+    q, k, v = (_with_contiguous_rows(one) for one in (q, k, v))
+    call = (kind_of(q, k, v, cu_seqlens_q, cu_seqlens_k), options)
+    tensors = (q, k, v, y, lse, cu_seqlens_q, cu_seqlens_k)
+    if _launch_forward.again(call, tensors):
+        return y, lse
+    most = q.shape[2] if cu_seqlens_q is None else options.max_seqlen_q
+    schedule = forward_schedule(q.shape[3], most)
+    strides = (*(step for one in (q, k, v) for step in one.stride()[:3]), y.stride(0), y.stride(2))
+    scaled = options._replace(scale=options.scale * LOG2_E)
+    tiles = (-(-most // schedule.rows), q.shape[1])
+    _launch(_launch_forward, call, tensors, strides, (q, k, cu_seqlens_q), scaled, schedule, tiles)
+    return y, lse
 
 
-_launch_queries = Launcher(attend_back_to_queries)
-_launch_keys = Launcher(attend_back_to_keys)
-
-
-def run_tiled_back(given: Given, options: Options, most_keys: int) -> tuple[Tensor, ...]:
-    """Return the gradients of queries, keys and values, by plain Triton."""
+def run_backward(given: BackwardInputs, options: Options, max_seqlen_k: int) -> tuple[Tensor, ...]:
+    """Return dq, dk and dv."""
     dq, dk, dv = empty_gradients(given)
     rows = ("dy", "q", "k", "v", "y")
-    found = given._replace(**{one: _side_by_side(getattr(given, one)) for one in rows})
+    found = given._replace(**{one: _with_contiguous_rows(getattr(given, one)) for one in rows})
     dlse = None if given.dlse is None else given.dlse.contiguous()
     found = found._replace(dlse=dlse, lse=given.lse.contiguous())
-    # What the gradients of a query's scores are reduced by: its weights' mean of them.
-    share = torch.empty_like(found.lse)
+    delta = torch.empty_like(found.lse)
     if dq.numel():
-        _back_to_queries(found, options, dq, share)
+        _run_dq(found, options, dq, delta)
     if dk.numel():
-        _back_to_keys(found, options, dk, dv, share, most_keys)
+        _run_dkdv(found, options, (dk, dv), delta, max_seqlen_k)
     return dq, dk, dv
 
 
-def _back_to_queries(given: Given, options: Options, dq: Tensor, share: Tensor) -> None:
-    dy, dlse, q, k, v, y, lse, q_starts, k_starts = given
-    tensors = (q, k, v, y, dy, lse, dlse, q_starts, k_starts, dq, share)
-    steps = [step for one in (q, k, v, y, dy, dq) for step in one.stride()[:3]]
-    most = options.most_queries if q_starts is not None else q.shape[2]
-    schedule = queries_tiled_for(q.shape[3])
-    tiles = -(-most // schedule.rows), q.shape[1]
-    _launch_backward(_launch_queries, given, options, schedule, tensors, steps, tiles)
+def _run_dq(given: BackwardInputs, options: Options, dq: Tensor, delta: Tensor) -> None:
+    dy, dlse, q, k, v, y, lse, cu_seqlens_q, cu_seqlens_k = given
+    tensors = (q, k, v, y, dy, lse, dlse, cu_seqlens_q, cu_seqlens_k, dq, delta)
+    call = (kind_of(*tensors), options)
+    if _launch_dq.again(call, tensors):
+        return
+    strides = tuple(step for one in (q, k, v, y, dy, dq) for step in one.stride()[:3])
+    schedule = dq_schedule(q.shape[3])
+    most = q.shape[2] if cu_seqlens_q is None else options.max_seqlen_q
+    tiles = (-(-most // schedule.rows), q.shape[1])
+    _launch(_launch_dq, call, tensors, strides, (q, k, cu_seqlens_q), options, schedule, tiles)
 
 
-def _back_to_keys(
-    given: Given, options: Options, dk: Tensor, dv: Tensor, share: Tensor, most_keys: int
-) -> None:
-    dy, _, q, k, v, _, lse, q_starts, k_starts = given
-    tensors = (q, k, v, dy, lse, share, q_starts, k_starts, dk, dv)
-    steps = [step for one in (q, k, v, dy, dk, dv) for step in one.stride()[:3]]
-    most = most_keys if k_starts is not None else k.shape[2]
-    schedule = keys_tiled_for(q.shape[3])
-    tiles = -(-most // schedule.keys), k.shape[1]
-    _launch_backward(_launch_keys, given, options, schedule, tensors, steps, tiles)
-
-
-def _launch_backward(
-    launcher: Launcher,
-    given: Given,
+def _run_dkdv(
+    given: BackwardInputs,
     options: Options,
-    schedule: Tiled,
+    results: tuple[Tensor, Tensor],
+    delta: Tensor,
+    max_seqlen_k: int,
+) -> None:
+    dy, _, q, k, v, _, lse, cu_seqlens_q, cu_seqlens_k = given
+    tensors = (q, k, v, dy, lse, delta, cu_seqlens_q, cu_seqlens_k, *results)
+    call = (kind_of(*tensors), options, max_seqlen_k)
+    if _launch_dkdv.again(call, tensors):
+        return
+    strides = tuple(step for one in (q, k, v, dy, *results) for step in one.stride()[:3])
+    schedule = dkdv_schedule(q.shape[3])
+    most = k.shape[2] if cu_seqlens_k is None else max_seqlen_k
+    tiles = (-(-most // schedule.keys), k.shape[1])
+    _launch(_launch_dkdv, call, tensors, strides, (q, k, cu_seqlens_q), options, schedule, tiles)
+
+
+def _launch(
+    launcher: Launcher,
+    call: Hashable,
     tensors: tuple[Tensor | None, ...],
-    steps: list[int],
+    strides: tuple[int, ...],
+    sequences: tuple[Tensor, Tensor, Tensor | None],
+    options: Options,
+    schedule: Schedule,
     tiles: tuple[int, int],
 ) -> None:
-    call = (kind_of(*tensors), options, schedule, tiles)
-    if launcher.again(call, tensors):
-        return
-    q, k, q_starts = given.q, given.k, given.q_starts
-    num_sequences = q.shape[0] if q_starts is None else q_starts.numel() - 1
+    """Launch a kernel of this file, and keep the launch for the next such call.
+
+    Args:
+        launcher: The kernel's.
+        call: What `Launcher.again` is asked for.
+        tensors: The kernel's, in its order.
+        strides: The kernel's, in its order.
+        sequences: q, k and cu_seqlens_q.
+        options: Of the call, with the scale that the kernel takes.
+        schedule: Of the kernel.
+        tiles: Tiles of the longest sequence, and heads that have them.
+    """
+    q, k, cu_seqlens_q = sequences
+    num_sequences = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.numel() - 1
     left, right = options.bounds(q.shape[2], k.shape[2])
     constants = (
-        *(q.shape[1] // k.shape[1], q_starts is not None, left is not None, right is not None),
+        *(q.shape[1] // k.shape[1], cu_seqlens_q is not None, left is not None, right is not None),
         *(q.shape[3], schedule.rows, schedule.keys, schedule.stages),
     )
     types = tuple(None if one is None else one.dtype for one in tensors)
-    key = (q.device, types, constants, schedule.warps, alignments(tensors, *steps))
+    key = (q.device, types, constants, schedule.warps, alignments(tensors, *strides))
     numbers = (q.shape[2], k.shape[2], left or 0, right or 0)
-    arguments = (*tensors, *steps, options.scale, *numbers, *constants)
-    grid = (*tiles, num_sequences)
-    launcher(key, grid, arguments, {"num_warps": schedule.warps}, call=call, tensors=tensors)
+    arguments = (*tensors, *strides, options.scale, *numbers, *constants)
+    warps = {"num_warps": schedule.warps}
+    launcher(key, (*tiles, num_sequences), arguments, warps, call=call, tensors=tensors)
 
 
-def empty_gradients(given: Given) -> tuple[Tensor, ...]:
-    """Return places for the gradients, in the order in memory of what they are gradients of.
+def _with_contiguous_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
 
-    Between sequences there may be tokens of none, whose gradient is 0.
+
+def empty_results(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return memory for y, tokens before heads as the next layer reads it, and the log-sum-exp."""
+    batch, heads, tokens, dim = q.shape
+    y = q.new_empty(batch, tokens, heads, dim).transpose(1, 2)
+    return y, q.new_empty((batch, heads, tokens), dtype=torch.float32)
+
+
+def empty_gradients(given: BackwardInputs) -> tuple[Tensor, ...]:
+    """Return memory for dq, dk and dv, in the memory order of q, k and v.
+
+    Tokens between sequences belong to none; their gradient is 0.
     """
-    make = torch.empty_like if given.q_starts is None else torch.zeros_like
+    make = torch.empty_like if given.cu_seqlens_q is None else torch.zeros_like
     found = (make(one) for one in (given.q, given.k, given.v))
     return tuple(
         one if one.stride(-1) == 1 else make(one, memory_format=torch.contiguous_format)
@@ -710,34 +695,39 @@ def empty_gradients(given: Given) -> tuple[Tensor, ...]:
     )
 
 
-def _side_by_side(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _run_backward(
-    dy: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    y: Tensor,
-    lse: Tensor,
-    q_starts: Tensor | None,
-    k_starts: Tensor | None,
-    *options: float,
-) -> tuple[Tensor, ...]:
-    given = Given(dy, dlse, q, k, v, y, lse, q_starts, k_starts)
-    *others, most_keys = options
-    return run_tiled_back(given, Options(*others), int(most_keys))  # type: ignore[arg-type]
-
-
-def _empty(*arguments: Tensor) -> tuple[Tensor, ...]:
-    return empty_gradients(Given(*arguments[: len(Given._fields)]))
-
-
-SCHEMA = (
-    "(Tensor dy, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, "
-    "Tensor? q_starts, Tensor? k_starts, float scale, bool is_causal, int window, "
-    "int most_queries, int most_keys) -> (Tensor, Tensor, Tensor)"
+FORWARD_SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, float scale, "
+    "bool is_causal, int window, int max_seqlen_q) -> (Tensor, Tensor)"
 )
-run_attention_back = define(f"attention_backward{SCHEMA}", _run_backward, _empty)
+BACKWARD_SCHEMA = (
+    "(Tensor dy, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, float scale, bool is_causal, int window, "
+    "int max_seqlen_q, int max_seqlen_k) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def forward_operator(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Register a forward pass as a torch operator; `run` takes five tensors and Options."""
+
+    def forward(*arguments: Any) -> Any:
+        return run(*arguments[:5], Options(*arguments[5:]))
+
+    return define(name + FORWARD_SCHEMA, forward, lambda q, *others: empty_results(q))
+
+
+def backward_operator(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Register a backward pass; `run` takes BackwardInputs, Options and max_seqlen_k."""
+    count = len(BackwardInputs._fields)
+
+    def backward(*arguments: Any) -> Any:
+        *options, max_seqlen_k = arguments[count:]
+        return run(BackwardInputs(*arguments[:count]), Options(*options), max_seqlen_k)
+
+    def empty(*arguments: Any) -> tuple[Tensor, ...]:
+        return empty_gradients(BackwardInputs(*arguments[:count]))
+
+    return define(name + BACKWARD_SCHEMA, backward, empty)
+
+
+forward_triton = forward_operator("attention_forward", run_forward)
+backward_triton = backward_operator("attention_backward", run_backward)

@@ -1,8 +1,10 @@
-"""Attention of many queries, as in training and prefill: with the log-sum-exp, and gradients.
+"""Attention of many queries, for training and prefill: y = softmax(scale * q k') v, with gradients.
 
-Scores never leave the chip: a tile of queries stays while its keys and values pass by. There is a
-kernel in plain Triton for every GPU, and a warp-specialised one for Hopper. Gradients recompute the
-scores.
+q is (B, query heads, T, D), k and v are (B, heads, N, D); the log-sum-exp of each row's scores is
+returned, too. `attention_forward` is the public function. Two implementations have the same
+arguments: `_triton` for every GPU, and `_hopper`, warp-specialised, for Hopper. A CTA keeps a tile
+of queries while keys and values pass by, so scores never reach memory; the backward pass recomputes
+them.
 """
 
 from __future__ import annotations
@@ -16,18 +18,15 @@ import torch
 from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels.attention._hopper import run_on_hopper, why_not_here
-from kprof.kernels.attention._hopper_backward import (
-    run_attention_back_in_order,
-    run_attention_back_on_hopper,
-)
+from kprof.kernels.attention._hopper import forward_hopper, why_unavailable
+from kprof.kernels.attention._hopper_backward import backward_hopper, backward_hopper_ordered
 from kprof.kernels.attention._reference import reference, truth
-from kprof.kernels.attention._triton import run_attention, run_attention_back
+from kprof.kernels.attention._triton import backward_triton, forward_triton
 from kprof.kernels.runtime.operator import applied
 
 
 class _WithGradient(torch.autograd.Function):
-    """The operators, outside the dispatcher, where that costs least."""
+    """The operators with gradients, outside the dispatcher, which is faster."""
 
     @staticmethod
     def forward(
@@ -35,20 +34,20 @@ class _WithGradient(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        q_starts: Tensor | None,
-        k_starts: Tensor | None,
+        cu_seqlens_q: Tensor | None,
+        cu_seqlens_k: Tensor | None,
         options: tuple[Any, ...],
-        most_keys: int,
+        max_seqlen_k: int,
         is_for_hopper: bool,
         is_ordered: bool,
     ) -> tuple[Tensor, Tensor]:
-        run = run_on_hopper if is_for_hopper else run_attention
-        y, lse = run(q, k, v, q_starts, k_starts, *options)
-        ctx.save_for_backward(q, k, v, y, lse, q_starts, k_starts)
+        run = forward_hopper if is_for_hopper else forward_triton
+        y, lse = run(q, k, v, cu_seqlens_q, cu_seqlens_k, *options)
+        ctx.save_for_backward(q, k, v, y, lse, cu_seqlens_q, cu_seqlens_k)
         ctx.set_materialize_grads(False)
-        ctx.options = (*options, most_keys)
-        on_hopper = run_attention_back_in_order if is_ordered else run_attention_back_on_hopper
-        ctx.run_back = on_hopper if is_for_hopper else run_attention_back
+        ctx.options = (*options, max_seqlen_k)
+        on_hopper = backward_hopper_ordered if is_ordered else backward_hopper
+        ctx.run_back = on_hopper if is_for_hopper else backward_triton
         return y, lse
 
     @staticmethod
@@ -63,10 +62,10 @@ attend_with_gradient = applied(_WithGradient)
 
 DTYPES = (torch.float16, torch.bfloat16)
 DIMS = (64, 128, 256)
-# Of a grid's second and third dimension.
+# Largest second or third dimension of a grid.
 MOST_PLACES = 65_535
 MOST_KEYS = 1 << 30
-# Ways of torch's, of which gradients may have other bits every time.
+# Backends of torch; their gradients may differ in their last bits from run to run.
 BACKENDS = (("sdpa-flash", "FLASH_ATTENTION"), ("sdpa-cudnn", "CUDNN_ATTENTION"))
 # Peers: name, module and package. FlashAttention-3 as it is published has no backward pass.
 PEERS = (
@@ -82,50 +81,49 @@ def attention_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_starts: Tensor | None = None,
-    k_starts: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
     *,
     scale: float | None = None,
     is_causal: bool = True,
     window: int = 0,
-    most_queries: int = 0,
-    most_keys: int = 0,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
     is_for_hopper: bool = False,
     is_ordered: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return what each query gets of the values, and the log-sum-exp of its scores.
+    """Return y, the weighted mean of the values for each query, and the log-sum-exp of its scores.
 
-    With fewer queries than keys, queries are the last ones. One that sees no key gets 0, and -inf.
-    A value that a query does not see counts with a weight of 0, as in torch: where it is no number,
-    so may the result be.
+    With fewer queries than keys, the queries are the last ones. A query that sees no key gets 0 and
+    -inf. A masked value has the weight 0, as in torch, so a NaN in it may reach the result.
 
     Args:
         q: (B, query heads, T, D) in float16 or bfloat16, D 64, 128 or 256.
         k: (B, heads, N, D), as q.
         v: As k.
-        q_starts: (sequences + 1,) of integers: where each sequence begins in T, of a batch of one,
-            and where the last one ends.
-        k_starts: The same of keys, in N; both or none.
+        cu_seqlens_q: (sequences + 1,) of integers: where each sequence begins in T, of a batch of
+            one, and where the last one ends.
+        cu_seqlens_k: The same of keys, in N; both or none.
         scale: Of the scores, above 0; None: 1 / sqrt(D).
         is_causal: Whether a query sees no later key.
-        window: How near to its own a key has to be that a query sees, its own counted; 0: all are.
-        most_queries: Of a sequence, where they have starts; 0: T.
-        most_keys: Likewise; 0: N. Gradients alone need it.
-        is_for_hopper: Whether the kernel for Hopper runs.
-        is_ordered: Whether gradients are added up in one order, to the same bits every time; else
-            the kernel for Hopper does it, in any.
+        window: Keys that a query sees before its own, and after it unless causal, its own counted;
+            0: no bound.
+        max_seqlen_q: Most queries of a sequence, with `cu_seqlens_q`; 0: T.
+        max_seqlen_k: Most keys of a sequence, likewise; 0: N. Only gradients need it.
+        is_for_hopper: Whether the kernels of `_hopper` run.
+        is_ordered: Whether these sum dq in one order, to the same bits in every run.
     """
-    # To Triton, an integer of 1 is a constant; of numbers with a point it makes none.
+    # Triton specialises an integer of 1, but no float.
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    options = (scale, is_causal, window, most_queries or q.shape[2])
+    options = (scale, is_causal, window, max_seqlen_q or q.shape[2])
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        most_keys = most_keys or k.shape[2]
+        max_seqlen_k = max_seqlen_k or k.shape[2]
         with_gradient: tuple[Tensor, Tensor] = attend_with_gradient(
-            *(q, k, v, q_starts, k_starts, options, most_keys, is_for_hopper, is_ordered)
+            *(q, k, v, cu_seqlens_q, cu_seqlens_k, options, max_seqlen_k, is_for_hopper, is_ordered)
         )
         return with_gradient
-    run = run_on_hopper if is_for_hopper else run_attention
-    results: tuple[Tensor, Tensor] = run(q, k, v, q_starts, k_starts, *options)
+    run = forward_hopper if is_for_hopper else forward_triton
+    results: tuple[Tensor, Tensor] = run(q, k, v, cu_seqlens_q, cu_seqlens_k, *options)
     return results
 
 
@@ -134,7 +132,7 @@ def _ours(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int =
 
 
 def _for_hopper(*, is_ordered: bool) -> Any:
-    why = why_not_here()
+    why = why_unavailable()
     if why:
         raise ImportError(why)
 
@@ -171,13 +169,13 @@ def _work(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int =
 def _backward_work(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0
 ) -> Work:
-    """Count five products for the two of the forward pass; results and their gradients are read."""
+    """Count five GEMMs for the two of the forward pass; y and dy are read."""
     moved = 4 * q.numel() + 4 * k.numel()
     return Work(_work(q, k, v, is_causal, window).flops * 5 // 2, moved * q.element_size())
 
 
 def _count_pairs(num_queries: int, num_keys: int, is_causal: bool, window: int) -> int:
-    """Return how many keys all queries of a head see together."""
+    """Return the number of query-key pairs of a head that are not masked."""
     own = torch.arange(num_queries) + num_keys - num_queries
     reach = window or num_queries + num_keys
     first = (own - reach + 1).clamp(0, num_keys)
@@ -186,7 +184,7 @@ def _count_pairs(num_queries: int, num_keys: int, is_causal: bool, window: int) 
 
 
 def _of_torch(backend: str) -> Any:
-    """Return torch's attention by one of its ways."""
+    """Return torch's attention by one of its backends."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Tensor:
@@ -197,13 +195,13 @@ def _of_torch(backend: str) -> Any:
 
 
 def _bounds(q: Tensor, k: Tensor, is_causal: bool, window: int) -> tuple[int, int]:
-    """Return how far a query sees, as FlashAttention counts; -1: everything."""
+    """Return FlashAttention's window_size; -1: no bound."""
     side = window - 1 if 0 < window < max(q.shape[2], k.shape[2]) else -1
     return side, 0 if is_causal else side
 
 
 def _flash(module: str) -> Any:
-    """Return FlashAttention as a module has it."""
+    """Return FlashAttention of a module."""
     attend = importlib.import_module(module).flash_attn_func
 
     def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int = 0) -> Any:
@@ -225,7 +223,7 @@ def _inputs(shape: tuple[int, ...], draw: Any) -> tuple[Any, ...]:
     q = draw(batch, query_heads, queries, dim)
     k, v = (draw(batch, heads, keys, dim) for _ in range(2))
     if window:
-        # Under a mask, the reference makes NaN of an infinity that the mask hides.
+        # The reference turns an infinity behind a mask into NaN.
         q, k, v = (one.where(one.isfinite(), 0) for one in (q, k, v))
     return q, k, v, window > 0, 0 if window == ALL_EARLIER else window
 

@@ -194,7 +194,7 @@ def block_of(
 
 
 @triton.jit
-def is_seen(
+def is_visible(
     key_N, end, oldest, lowest_M, limit_M, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr
 ) -> tl.tensor:
     """Return which keys of a block anyone sees, and which of them each row does."""
@@ -284,7 +284,9 @@ def _attend(
         odd_sum_MD = tl.zeros([M, COLUMNS], tl.float32)
     for start in tl.range(first, end, BLOCK, num_stages=STAGES):
         key_N = tl.arange(0, BLOCK) + start
-        is_key_N, is_seen_MN = is_seen(key_N, end, oldest, lowest_M, limit_M, IS_CAUSAL, HAS_WINDOW)
+        is_key_N, is_seen_MN = is_visible(
+            key_N, end, oldest, lowest_M, limit_M, IS_CAUSAL, HAS_WINDOW
+        )
         at_ND = block_of(
             k_ND, table, start, is_key_N, k_page_step, k_step, K_STEP, PAGE, BLOCK, COLUMNS
         )
@@ -319,7 +321,7 @@ def _attend(
 
 
 @triton.jit(do_not_specialize=["max_length", "most_parts", "each", "count", "window", "zero"])
-def decode(
+def decode_attention_kernel(
     q_BHTD,
     k_BHND,
     v_BHND,
@@ -538,7 +540,7 @@ class Options(NamedTuple):
     is_invariant: bool
 
 
-class Cut(NamedTuple):
+class Partition(NamedTuple):
     """How the work of a call is cut."""
 
     schedule: Schedule
@@ -550,7 +552,7 @@ class Cut(NamedTuple):
     """What decides how long a part is."""
 
 
-def cut_of(q: Tensor, k: Tensor, table: Tensor | None, is_invariant: bool) -> Cut:
+def partition_of(q: Tensor, k: Tensor, table: Tensor | None, is_invariant: bool) -> Partition:
     """Return how a call is cut: to fill the GPU, or the same way for a sequence in every batch."""
     batch, query_heads, tokens, dim = q.shape
     heads, key_bytes = k.shape[1], k.element_size()
@@ -561,7 +563,7 @@ def cut_of(q: Tensor, k: Tensor, table: Tensor | None, is_invariant: bool) -> Cu
     schedule = schedule_of(dim, rows, key_bytes, table is not None, read, 2 * places > sms)
     most = INVARIANT_PARTS if is_invariant else max(1, schedule.programs * sms // places)
     parts = max(1, min(most, -(-most_keys // schedule.block)))
-    return Cut(schedule, places, parts, most)
+    return Partition(schedule, places, parts, most)
 
 
 def _most_keys(k: Tensor, table: Tensor | None) -> int:
@@ -576,8 +578,8 @@ def sms_of(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-_launch = Launcher(decode)
-_cuts: dict[Hashable, Cut] = {}
+_launch = Launcher(decode_attention_kernel)
+_partitions: dict[Hashable, Partition] = {}
 
 
 def _run(
@@ -600,17 +602,17 @@ def _run(
     lengths = None if lengths is None else lengths.contiguous()
     table = table if table is None or table.stride(1) == 1 else table.contiguous()
     if k.dtype == FP8:
-        k, v = (one if _is_in_pairs(one) else one.clone() for one in (k, v))
-        k_scale, v_scale = (_of_every_head(one, q, k) for one in (k_scale, v_scale))
+        k, v = (one if _is_pair_aligned(one) else one.clone() for one in (k, v))
+        k_scale, v_scale = (_scale_of_each_head(one, q, k) for one in (k_scale, v_scale))
     call = kind_of(q, k, v, lengths, table, k_scale, v_scale), options
-    cut = _cuts.get(call)
+    cut = _partitions.get(call)
     if cut is None:
         # What comes again was asked before.
         has_scale = not (k_scale is None and v_scale is None)
         why = why_refused(q, k, v, lengths, table, has_scale)
         if why is not None:
             raise refusal(why)
-        cut = _cut_first(call, q, k, table)
+        cut = _partition_first(call, q, k, table)
     partial = lse
     if cut.parts > 1:
         rows = y.numel() // (cut.places * y.shape[-1])
@@ -623,18 +625,20 @@ def _run(
     return y, lse
 
 
-def _cut_first(call: tuple[Hashable, Options], q: Tensor, k: Tensor, table: Tensor | None) -> Cut:
+def _partition_first(
+    call: tuple[Hashable, Options], q: Tensor, k: Tensor, table: Tensor | None
+) -> Partition:
     """Cut what was not cut before, and remember it as long as launches are."""
-    cut = cut_of(q, k, table, call[1].is_invariant)
+    cut = partition_of(q, k, table, call[1].is_invariant)
     if not IS_INTERPRETED:
-        if len(_cuts) >= MOST_CALLS:
-            _cuts.clear()
-        _cuts[call] = cut
+        if len(_partitions) >= MOST_CALLS:
+            _partitions.clear()
+        _partitions[call] = cut
     return cut
 
 
 def _launch_first(
-    call: Hashable, tensors: tuple[Tensor | None, ...], options: Options, cut: Cut
+    call: Hashable, tensors: tuple[Tensor | None, ...], options: Options, cut: Partition
 ) -> None:
     """Launch what was not launched for such tensors before."""
     q, k, v, *_, lengths, table, k_scale, v_scale = tensors
@@ -672,19 +676,19 @@ def _launching(schedule: Schedule) -> dict[str, int]:
     return {"num_warps": schedule.warps} | registers
 
 
-def _part_length(most_keys: int, cut: Cut) -> int:
+def _part_length(most_keys: int, cut: Partition) -> int:
     """Return how many keys a part has, as the kernel would count them."""
     block = cut.schedule.block
     of_part = -(-most_keys // cut.most_parts)
     return block * max(1, -(-of_part // block))
 
 
-def _is_in_pairs(cache: Tensor) -> bool:
+def _is_pair_aligned(cache: Tensor) -> bool:
     """Tell whether a cache of bytes can be read two at a time."""
     return not any(one % 2 for one in (cache.data_ptr(), *cache.stride()[:-1]))
 
 
-def _of_every_head(scale: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
+def _scale_of_each_head(scale: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
     """Return a scale for each head of each sequence, 1 where there is none."""
     shape = q.shape[0], k.shape[1]
     if scale is None:
@@ -702,7 +706,7 @@ def _empty_results(q: Tensor) -> tuple[Tensor, Tensor]:
     return y, q.new_empty((batch, heads, tokens), dtype=torch.float32)
 
 
-attend = define(
+decode_operator = define(
     "decode_attention(Tensor q, Tensor k, Tensor v, Tensor? lengths, Tensor? table, "
     "Tensor? k_scale, Tensor? v_scale, float scale, bool is_causal, int window, "
     "bool is_invariant) -> (Tensor, Tensor)",

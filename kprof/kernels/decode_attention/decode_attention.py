@@ -1,8 +1,10 @@
-"""Attention of a few new tokens over a long cache of keys and values, in one launch.
+"""Attention of a few new tokens to a long cache of keys and values, in one launch.
 
-The query heads that share a head of keys are the rows of one tile, so that the cache is read once.
-A sequence is split among as many programs as fill the GPU; the last of them to finish puts their
-results together.
+y = softmax(scale * q k') v for the last T tokens: q is (B, query heads, T, D), the cache (B, heads,
+N, D), or pages that a table orders. `decode_attention` is the public function; kernel, schedule and
+launch are in `_triton`. The query heads of a key head are the rows of one tile, so the cache is
+read once. A sequence is split among as many CTAs as fill the GPU; the last one to finish merges the
+splits.
 """
 
 from __future__ import annotations
@@ -14,8 +16,12 @@ import torch
 from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels.attention._reference import attention_of_torch
-from kprof.kernels.decode_attention._triton import attend, why_refused
+from kprof.kernels.attention._reference import (
+    aligned_for_torch,
+    attention_of_torch,
+    masked_attention,
+)
+from kprof.kernels.decode_attention._triton import decode_operator, why_refused
 from kprof.kernels.runtime.operator import DifferentiationError
 
 
@@ -33,9 +39,9 @@ def decode_attention(
     v_scale: Tensor | None = None,
     is_invariant: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return what each new token gets of the cached values, and the log-sum-exp of its scores.
+    """Return y, the weighted mean of the cached values for each token, and the log-sum-exp.
 
-    A token that sees no key gets 0, and -inf.
+    A token that sees no key gets 0 and -inf.
 
     Args:
         q: (B, query heads, T, D): the last T tokens of each sequence; float16 or bfloat16.
@@ -61,7 +67,9 @@ def decode_attention(
         )
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     options = (scale, is_causal, window, is_invariant)
-    results: tuple[Tensor, Tensor] = attend(q, k, v, lengths, table, k_scale, v_scale, *options)
+    results: tuple[Tensor, Tensor] = decode_operator(
+        q, k, v, lengths, table, k_scale, v_scale, *options
+    )
     return results
 
 
@@ -84,12 +92,11 @@ def _invariant(
 def _reference(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, window: int = 0
 ) -> Tensor:
-    """Do as Hugging Face does: torch's own attention, with a mask where it needs one.
+    """Return torch's own attention, with a mask where it needs one, as Hugging Face calls it.
 
-    Of a token that sees nothing, each of torch's ways makes something else: it is let see all, and
-    gets 0 afterwards.
+    Torch's backends differ for a token that sees no key: here it sees all, and gets 0 afterwards.
     """
-    q, k, v = (_as_torch_reads(one) for one in (q, k, v))
+    q, k, v = (aligned_for_torch(one) for one in (q, k, v))
     is_plain = lengths is None and q.shape[2] == 1 and (not window or window >= k.shape[2])
     is_seen = None if is_plain else _seen(q, k, lengths, window)
     is_blind = None
@@ -98,16 +105,6 @@ def _reference(
         is_seen |= is_blind
     y = attention_of_torch(q, k, v, attn_mask=is_seen, enable_gqa=True)
     return y if is_blind is None else y.masked_fill(is_blind, 0.0)
-
-
-def _as_torch_reads(x: Tensor) -> Tensor:
-    """Return a tensor whose rows begin at multiples of 16 bytes.
-
-    Torch's kernels take that for granted; elsewhere they end the process's use of the GPU.
-    """
-    starts = (x.data_ptr(), *(step * x.element_size() for step in x.stride()[:-1]))
-    is_aligned = x.stride(-1) == 1 and not any(one % 16 for one in starts)
-    return x if is_aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 def _seen(q: Tensor, k: Tensor, lengths: Tensor | None, window: int) -> Tensor:
@@ -127,13 +124,8 @@ def _seen(q: Tensor, k: Tensor, lengths: Tensor | None, window: int) -> Tensor:
 def _truth(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, window: int = 0
 ) -> Tensor:
-    group = q.shape[1] // k.shape[1]
-    scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) / math.sqrt(q.shape[-1])
     is_seen = _seen(q, k, None if lengths is None else lengths.long(), window)
-    scores = scores.masked_fill(~is_seen, -math.inf)
-    # A token that sees nothing has the mean of nothing, which is 0.
-    weights = torch.softmax(scores, -1).masked_fill(~is_seen.any(-1, keepdim=True), 0.0)
-    return weights @ v.repeat_interleave(group, 1)
+    return masked_attention(q, k, v, is_seen)
 
 
 def _refuses(
@@ -192,7 +184,7 @@ def _inputs(shape: tuple[int, ...], draw: Any) -> tuple[Any, ...]:
         return q, k, v
     lengths = draw.integers(keys, batch) + 1
     lengths[-1:] = 0
-    # Under a mask, the reference makes NaN of an infinity that the mask hides.
+    # The reference turns an infinity behind a mask into NaN.
     q, k, v = (one.where(one.isfinite(), 0) for one in (q, k, v))
     return q, k, v, lengths, *window
 

@@ -1,7 +1,7 @@
-"""Decode attention over a cache in pages, in 16 bits or in FP8: as engines keep it.
+"""Decode attention over a paged cache, in 16 bits or FP8, as serving engines keep it.
 
-The call is `decode_attention` with a table, and with scales where the cache is in e4m3. It stands
-here by itself for the gate and the bench: what it replaces gathers the pages first.
+The call is `decode_attention` with a page table, and with scales for FP8. It is a kernel of its own
+for the correctness gate and the benchmarks: it replaces a gather of the pages and attention.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kprof.kernels.decode_attention import decode_attention as whole
 from kprof.kernels.decode_attention._triton import why_refused
 from kprof.kernels.fp8._quantize_rows import FP8, LARGEST
 
-# The last two numbers of a shape: a window of that many keys, 0: none; whether the cache is in FP8.
+# The last two numbers of a shape: the window in keys, 0: none; whether the cache is FP8.
 PLAIN = (0, 0)
 IN_FP8 = (0, 1)
 
@@ -49,7 +49,7 @@ def _gathered(
     v_scale: Tensor | None = None,
     window: int = 0,
 ) -> Tensor:
-    """Put each sequence's pages in order, as wide as q, and attend to them in one piece."""
+    """Gather each sequence's pages in q's dtype, and attend to the contiguous cache."""
     keys, values = (_in_order(*one, table, q) for one in ((k, k_scale), (v, v_scale)))
     y: Tensor = attend(q, keys, values, lengths, window)
     return y
@@ -58,7 +58,7 @@ def _gathered(
 def _in_order(pages: Tensor, scale: Tensor | None, table: Tensor, q: Tensor) -> Tensor:
     """Return (B, heads, keys, D) in q's dtype; `scale` is one for each head."""
     _, heads, size, dim = pages.shape
-    # Those in FP8 are gathered as bytes: torch has no gathering kernel for them.
+    # Torch has no gather for FP8, so its pages are gathered as bytes.
     is_fp8 = pages.dtype == FP8
     found = (pages.view(torch.uint8) if is_fp8 else pages)[table.long()]
     found = (found.view(FP8) if is_fp8 else found).transpose(1, 2)
@@ -77,7 +77,7 @@ def _refuses(
 
 
 def _work(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor, *others: Any) -> Work:
-    """Count as many keys as a sequence's pages hold: how many it has, the host does not know."""
+    """Count all keys of a sequence's pages, as the host does not know the lengths."""
     _, heads, size, dim = k.shape
     *_, window = others
     num_keys = table.shape[1] * size
@@ -89,16 +89,16 @@ def _work(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor, *othe
 def _inputs(shape: tuple[int, ...], draw: Any) -> tuple[Any, ...]:
     """Make a call of (B, query heads, heads, T, N, D, keys of a page, window, whether in FP8).
 
-    Pages stand in any order. Where N fills its pages, each sequence has N keys; else their lengths
-    differ, the last one is empty, and the table names pages that no sequence needs.
+    Pages are in random order. Where N fills its pages, each sequence has N keys; else lengths
+    differ, the last one is 0, and the table has pages that no sequence needs.
     """
     batch, query_heads, heads, tokens, keys, dim, size, window, is_fp8 = shape
     each = -(-keys // size)
-    # One page is nobody's.
+    # One page belongs to no sequence.
     num_pages = batch * each + 1
     q = draw(batch, query_heads, tokens, dim)
     caches = [draw(num_pages, heads, size, dim) for _ in range(2)]
-    # Under a mask, the reference makes NaN of an infinity that the mask hides.
+    # The reference turns an infinity behind a mask into NaN.
     q, k, v = (one.where(one.isfinite(), 0) for one in (q, *caches))
     table = draw.integers(1 << 30, num_pages).argsort()[: batch * each].view(batch, each)
     lengths = draw.integers(1, batch) + keys
@@ -112,7 +112,7 @@ def _inputs(shape: tuple[int, ...], draw: Any) -> tuple[Any, ...]:
 
 
 def _in_fp8(pages: Tensor) -> tuple[Tensor, Tensor]:
-    """Return pages in e4m3, and by what to multiply each head's to get them back."""
+    """Return pages in e4m3, and the scale of each head."""
     largest = pages.float().abs().amax((0, 2, 3))
     scale = torch.where(largest > 0, largest / LARGEST, 1.0)
     return (pages.float() / scale[:, None, None]).to(FP8), scale

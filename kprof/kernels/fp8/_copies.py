@@ -1,11 +1,15 @@
-"""FP8 copies: activations that were made together with their rows in FP8, and who finds them.
+"""FP8 copies of activations, made together with them and found by the layer that reads them.
 
-A layer that would quantise its input looks here first. A copy holds for that tensor object alone,
-as long as nobody writes to it, on the stream where it was made, and in the same capture of a CUDA
-graph, or outside of all. One kernel writes both: in bfloat16 the result has the bits of the kernel
-without a copy, and the copy those of `quantize_fp8` of it. In other dtypes the compiler fuses other
-multiplications: last bits of LayerNorm differ in float16, and of all in float32, which no FP8 layer
-takes.
+A norm or SwiGLU ahead of an FP8 linear layer writes its result twice in one launch: as it is, and
+quantised by rows as `quantize_fp8` would. The layer then skips its own cast. In bfloat16 both have
+the bits of the separate kernels. In other dtypes the compiler fuses other multiplications: last
+bits differ for LayerNorm in float16, and for all in float32, which no FP8 layer takes.
+
+A `CopyMaker` wraps the function at one stream of a model and makes copies while they are read. A
+layer asks `find_activation(id(x))` for its input. A copy is valid for that tensor object alone,
+unchanged, on the stream where it was made, and in the same capture of a CUDA graph or outside all.
+
+Order: kernels, launches and operators, public functions by what they wrap, finding copies.
 """
 
 from __future__ import annotations
@@ -21,7 +25,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kprof.kernels.fp8._quantize_rows import FP8, LARGEST, LEAST, rows_of_program, store_rows
+from kprof.kernels.fp8._quantize_rows import (
+    FP8,
+    LARGEST,
+    LEAST,
+    rows_of_program,
+    store_quantized_rows,
+)
 from kprof.kernels.gated.swiglu import swiglu
 from kprof.kernels.norm._norm import FEW_COLUMNS, FORMS, forward, plan_forward
 from kprof.kernels.norm.add_layernorm import add_layernorm
@@ -34,8 +44,8 @@ from kprof.kernels.runtime.rows import count_rows, empty_like, rows_of
 from kprof.kernels.tiles.exact import divide, exp
 
 
-class Twin(NamedTuple):
-    """The rows of an activation in FP8, as `quantize_fp8` gives them."""
+class Fp8Copy(NamedTuple):
+    """The rows of an activation in FP8, as `quantize_fp8` returns them."""
 
     values: Tensor
     """(M, N), where the activation is (..., N) of M rows."""
@@ -44,7 +54,7 @@ class Twin(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def norm_and_twin(
+def norm_quantize_fp8_kernel(
     x_MN,
     residual_MN,
     weight_N,
@@ -65,7 +75,7 @@ def norm_and_twin(
     LARGEST: tl.constexpr,
     LEAST: tl.constexpr,
 ):
-    """Normalise rows, and quantise what that stored, a scale for each row."""
+    """Normalise rows, and quantise the stored result, with one scale a row."""
     forward(
         x_MN,
         residual_MN,
@@ -85,18 +95,18 @@ def norm_and_twin(
         BLOCK,
         IS_WEIGHT_EARLY,
     )
-    # What other threads of this program stored is there behind it.
+    # Makes the stores of all threads of this CTA visible to its loads.
     tl.debug_barrier()
     rows = tl.arange(0, ROWS).to(tl.int64) + tl.program_id(0) * ROWS
     columns = tl.arange(0, BLOCK)
     mask = (rows < num_rows)[:, None] & (columns < COLUMNS)[None, :]
     y = tl.load(y_MN + rows[:, None] * COLUMNS + columns[None, :], mask, other=0.0)
     y32 = y.to(tl.float32)
-    store_rows(y32, values_MN, scale_M, rows, num_rows, COLUMNS, LARGEST, LEAST, BLOCK)
+    store_quantized_rows(y32, values_MN, scale_M, rows, num_rows, COLUMNS, LARGEST, LEAST, BLOCK)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def swiglu_and_twin(
+def swiglu_quantize_fp8_kernel(
     gate_MN,
     up_MN,
     y_MN,
@@ -111,7 +121,7 @@ def swiglu_and_twin(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gate rows by SwiGLU, and quantise what that stored, a scale for each row."""
+    """Compute SwiGLU, and quantise the rounded result, with one scale a row."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
@@ -122,22 +132,27 @@ def swiglu_and_twin(
     y = (activated.to(gate.dtype).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
     tl.store(y_MN + rows[:, None] * num_columns + columns[None, :], y, mask)
     y32 = y.to(tl.float32)
-    store_rows(y32, values_MN, scale_M, rows, num_rows, num_columns, LARGEST, LEAST, BLOCK)
+    store_quantized_rows(
+        y32, values_MN, scale_M, rows, num_rows, num_columns, LARGEST, LEAST, BLOCK
+    )
 
 
-_launch_norm, _launch_swiglu = Launcher(norm_and_twin), Launcher(swiglu_and_twin)
+_launch_norm, _launch_swiglu = (
+    Launcher(norm_quantize_fp8_kernel),
+    Launcher(swiglu_quantize_fp8_kernel),
+)
 
 
-def _empty_twin(x: Tensor) -> list[Tensor]:
+def _empty_copy(x: Tensor) -> list[Tensor]:
     num_rows, columns = count_rows(x), x.shape[-1]
     values = torch.empty(num_rows, columns, dtype=FP8, device=x.device)
     return [values, torch.empty(num_rows, 1, dtype=torch.float32, device=x.device)]
 
 
 def _empty_norm(x, residual, weight, bias, eps, form) -> list[Tensor]:
-    """Return y; with a residual, the sum; the twin's values and scales."""
+    """Return memory for y, the sum if there is a residual, and the copy's values and scales."""
     like = [empty_like(x)] if residual is None else [empty_like(x), empty_like(x)]
-    return [*like, *_empty_twin(x)]
+    return [*like, *_empty_copy(x)]
 
 
 def _run_norm(x, residual, weight, bias, eps, form) -> list[Tensor]:
@@ -166,7 +181,7 @@ def _run_norm(x, residual, weight, bias, eps, form) -> list[Tensor]:
 
 
 def _empty_swiglu(gate: Tensor, up: Tensor) -> list[Tensor]:
-    return [empty_like(gate), *_empty_twin(gate)]
+    return [empty_like(gate), *_empty_copy(gate)]
 
 
 def _run_swiglu(gate: Tensor, up: Tensor) -> list[Tensor]:
@@ -187,28 +202,28 @@ def _run_swiglu(gate: Tensor, up: Tensor) -> list[Tensor]:
 
 
 _norm = define(
-    "norm_and_twin(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, int form)"
-    " -> Tensor[]",
+    "norm_quantize_fp8(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, "
+    "int form) -> Tensor[]",
     _run_norm,
     _empty_norm,
 )
-_swiglu = define("glu_and_twin(Tensor gate, Tensor up) -> Tensor[]", _run_swiglu, _empty_swiglu)
+_swiglu = define("glu_quantize_fp8(Tensor gate, Tensor up) -> Tensor[]", _run_swiglu, _empty_swiglu)
 
 
-def _normed(form: str, x, residual, weight, bias, eps: float) -> tuple[Any, Twin]:
+def _normed(form: str, x, residual, weight, bias, eps: float) -> tuple[Any, Fp8Copy]:
     y, *added, values, scales = _norm(x, residual, weight, bias, float(eps), FORMS[form])
-    return (y if residual is None else (y, *added)), Twin(values, scales)
+    return (y if residual is None else (y, *added)), Fp8Copy(values, scales)
 
 
-def _gated(gate: Tensor, up: Tensor | None = None) -> tuple[Tensor, Twin]:
+def _gated(gate: Tensor, up: Tensor | None = None) -> tuple[Tensor, Fp8Copy]:
     gate, up = gate.chunk(2, dim=-1) if up is None else (gate, up)
     y, values, scales = _swiglu(gate, up)
-    return y, Twin(values, scales)
+    return y, Fp8Copy(values, scales)
 
 
-# What returns what a function returns, and the twin of its first tensor; no gradients. All tensors
-# have one dtype.
-WITH_TWIN: dict[Callable[..., Any], Callable[..., tuple[Any, Twin]]] = {
+# By function, a function of the same arguments that returns the same results and an FP8 copy of the
+# first. All tensors have one dtype; there are no gradients.
+WITH_COPY: dict[Callable[..., Any], Callable[..., tuple[Any, Fp8Copy]]] = {
     rmsnorm: lambda x, weight, eps=1e-6, form="llama": _normed(form, x, None, weight, None, eps),
     add_rmsnorm: lambda x, residual, weight, eps=1e-6, form="llama": _normed(
         form, x, residual, weight, None, eps
@@ -223,91 +238,95 @@ WITH_TWIN: dict[Callable[..., Any], Callable[..., tuple[Any, Twin]]] = {
 }
 
 CAPTURING = 1
-NARROW = {torch.bfloat16, torch.float16}
+HALF_PRECISION = {torch.bfloat16, torch.float16}
 
 
-class Maker:
-    """A place that makes activations, with twins as long as somebody reads them."""
+class CopyMaker:
+    """Makes FP8 copies at one stream of a model, as long as a layer reads them."""
 
     __slots__ = ("is_wanted",)
 
     def __init__(self) -> None:
         self.is_wanted = False
-        """Whether a layer would have quantised, or did not need to, what was made last."""
+        """Whether an FP8 layer read the last activation."""
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what gives the same results, whose twins can be found; or the function itself."""
-        with_twin = WITH_TWIN.get(function)
-        if with_twin is None:
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function with the same results that makes copies; or the function itself."""
+        with_copy = WITH_COPY.get(function)
+        if with_copy is None:
             return function
 
         @wraps(function)
         def make(*arguments: Any) -> Any:
-            # What is made in inference mode counts no versions.
+            # Tensors of inference mode have no version counter.
             if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
                 return function(*arguments)
             x = arguments[0]
-            place = _place_of(x) if self.is_wanted and _are_narrow(arguments) else None
+            stream = _stream_of(x) if self.is_wanted and _are_half_precision(arguments) else None
             self.is_wanted = False
-            results, twin = (function(*arguments), None) if place is None else with_twin(*arguments)
-            _remember(results[0] if type(results) is tuple else results, self, twin, place)
+            results, copy = (
+                (function(*arguments), None) if stream is None else with_copy(*arguments)
+            )
+            _remember(results[0] if type(results) is tuple else results, self, copy, stream)
             return results
 
         return make
 
 
-class Made(NamedTuple):
-    """An activation that a maker made."""
+class Activation(NamedTuple):
+    """A result of a wrapped function."""
 
     tensor: weakref.ref[Tensor]
-    maker: Maker
-    twin: Twin | None
-    proof: tuple[object, ...]
-    """What of the activation, and of where it was made, must be the same where it is read."""
+    maker: CopyMaker
+    copy: Fp8Copy | None
+    made_as: tuple[object, ...]
+    """Version, address and layout of the activation, and its stream, when the copy was made."""
 
-    def twin_of(self, x: Tensor) -> Twin | None:
-        """Return the twin of what is this activation, if it counts here and now.
+    def copy_of(self, x: Tensor) -> Fp8Copy | None:
+        """Return the copy, if x still is this activation and the copy is valid on this stream.
 
-        None: it has none, or not any more; its maker hears that it is wanted.
+        In any case its maker learns that a copy is wanted.
         """
         if torch.is_grad_enabled():
             return None
         self.maker.is_wanted = True
-        is_good = self.twin is not None and self.proof == (*_state_of(x), _place_of(x))
-        return self.twin if is_good else None
+        is_valid = self.copy is not None and self.made_as == (*_state_of(x), _stream_of(x))
+        return self.copy if is_valid else None
 
 
-# By identity, as long as the activation lives.
-_made: dict[int, Made] = {}
-find_made = _made.get
+# By id, as long as the activation lives.
+_activations: dict[int, Activation] = {}
+find_activation = _activations.get
 
 
-def _remember(y: Tensor, maker: Maker, twin: Twin | None, place: Place | None) -> None:
+def _remember(y: Tensor, maker: CopyMaker, copy: Fp8Copy | None, stream: Stream | None) -> None:
     key = id(y)
-    mark = weakref.ref(y, lambda _: _made.pop(key, None))
-    _made[key] = Made(mark, maker, twin, () if twin is None else (*_state_of(y), place))
+    mark = weakref.ref(y, lambda _: _activations.pop(key, None))
+    _activations[key] = Activation(
+        mark, maker, copy, () if copy is None else (*_state_of(y), stream)
+    )
 
 
 def _state_of(x: Tensor) -> tuple[object, ...]:
     return x._version, x.data_ptr(), x.shape, x.is_contiguous(), x.dtype
 
 
-def _are_narrow(arguments: tuple[Any, ...]) -> bool:
+def _are_half_precision(arguments: tuple[Any, ...]) -> bool:
     """Tell whether all tensors are in the same 16 bits.
 
-    In float32 the kernel with a twin rounds elsewhere in the last bit than the one without; and no
-    layer in FP8 takes such.
+    In float32 the kernel with a copy differs in the last bit from the one without, and no FP8 layer
+    takes float32.
     """
     dtypes = {one.dtype for one in arguments if isinstance(one, Tensor)}
-    return len(dtypes) == 1 and dtypes <= NARROW
+    return len(dtypes) == 1 and dtypes <= HALF_PRECISION
 
 
-Place = tuple[int, int]
-"""A stream, and the capture that is going on there; 0: none."""
+Stream = tuple[int, int]
+"""A stream, and the id of the capture in progress there; 0: none."""
 
 
-def _place_of(x: Tensor) -> Place | None:
-    """Return where a kernel on x would run; None: nobody knows."""
+def _stream_of(x: Tensor) -> Stream | None:
+    """Return where a kernel on x would run; None: unknown."""
     if not x.is_cuda:
         return 0, 0
     device = x.get_device()
@@ -321,8 +340,8 @@ def _place_of(x: Tensor) -> Place | None:
 
 
 def _capture_on(stream: int) -> int | None:
-    """Return what the driver calls the capture that is going on; None: it does not tell."""
-    ask = _driver_tells()
+    """Return the driver's id of the capture in progress; None: unknown."""
+    ask = _capture_info()
     if ask is None:
         return None
     status, capture = ctypes.c_int(), ctypes.c_ulonglong()
@@ -331,7 +350,7 @@ def _capture_on(stream: int) -> int | None:
 
 
 @cache
-def _driver_tells() -> Callable[..., int] | None:
+def _capture_info() -> Callable[..., int] | None:
     try:
         ask = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
     except (OSError, AttributeError):

@@ -38,18 +38,18 @@ from kprof.kernels.tiles.splits import counters, is_last_to_arrive, part_length
 
 
 @functools.cache
-def overlaps(device: torch.device) -> bool:
+def has_dependent_launch(device: torch.device) -> bool:
     """Tell whether a launch may begin before the one that it depends on has ended: from Hopper."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 # Of each row of weights that a program reads, in bytes; a power of two.
-FETCHED = 512
+PREFETCHED = 512
 # Of all programs: fetching more takes longer than the cast, and what is read first waits for it.
-MOST_FETCHED = 6 << 20
+MAX_PREFETCHED = 6 << 20
 
 
-def gains(programs: int, num_casting: int, fit: int, sms: int) -> bool:
+def gains_from_overlap(programs: int, num_casting: int, fit: int, sms: int) -> bool:
     """Tell whether a product gains by being launched before the cast ends, as seen on an H200.
 
     Its programs go where there is most room: to other multiprocessors than the cast's. Where these
@@ -66,7 +66,7 @@ def gains(programs: int, num_casting: int, fit: int, sms: int) -> bool:
 
 
 @triton.jit
-def let_in(OVERLAPS: tl.constexpr):
+def allow_dependent_launch(OVERLAPS: tl.constexpr):
     """Let programs of the next launch come, and wait, as soon as there is room for them."""
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
@@ -77,7 +77,9 @@ LINE = tl.constexpr(64)
 
 
 @triton.jit
-def fetch_and_wait(w_NK, row, num_rows, depth, first, end, N: tl.constexpr, FETCHED: tl.constexpr):
+def prefetch_and_wait(
+    w_NK, row, num_rows, depth, first, end, N: tl.constexpr, FETCHED: tl.constexpr
+):
     """Fetch N rows' weights from `first` into L2, FETCHED of each at most, then wait for the cast.
 
     FETCHED is a power of two, or 0.
@@ -85,12 +87,12 @@ def fetch_and_wait(w_NK, row, num_rows, depth, first, end, N: tl.constexpr, FETC
     if FETCHED > 0:
         rows = tl.minimum(row + tl.arange(0, N), num_rows - 1).to(tl.int64)
         k_L = first + tl.arange(0, FETCHED // LINE) * LINE
-        _fetch(w_NK + rows[:, None] * depth + tl.minimum(k_L, end - 1)[None, :])
+        _prefetch(w_NK + rows[:, None] * depth + tl.minimum(k_L, end - 1)[None, :])
     tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def _fetch(at):
+def _prefetch(at):
     """Ask for what lies there to be brought to L2."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
@@ -146,7 +148,7 @@ def finish(
 
 
 @triton.jit(do_not_specialize=["num_rows", "x_scale_step"])
-def narrow(
+def fp8_gemm_few_rows_kernel(
     x_MK,
     w_NK,
     y_MN,
@@ -183,7 +185,7 @@ def narrow(
     x_at = x_MK + m_M[None, None, :].to(tl.int64) * x_step + k_WK[:, :, None]
     is_m_M = m_M < num_rows
     if OVERLAPS:
-        fetch_and_wait(w_NK, tl.program_id(0) * N, num_columns, depth, 0, depth, N, FETCHED)
+        prefetch_and_wait(w_NK, tl.program_id(0) * N, num_columns, depth, 0, depth, N, FETCHED)
     sum_WNM = tl.zeros([W, N, M], tl.float32)
     for start in tl.range(0, depth, W * K, num_stages=STAGES):
         if IS_EVEN:
@@ -216,7 +218,7 @@ MOST_IMPRECISE = tl.constexpr(128)
 
 
 @triton.jit
-def _put_together(sum_NM, parts, counter, part, SPLITS: tl.constexpr) -> tuple[tl.tensor, bool]:
+def _sum_splits(sum_NM, parts, counter, part, SPLITS: tl.constexpr) -> tuple[tl.tensor, bool]:
     """Return the sum of a tile's parts, and whether it is this program that has it: the last."""
     is_mine = True
     if SPLITS > 1:
@@ -245,7 +247,7 @@ def _place_of(tile, num_rows, num_columns, M: tl.constexpr, N: tl.constexpr) -> 
 
 
 @triton.jit(do_not_specialize=["num_rows", "x_scale_step"])
-def tiled(
+def fp8_gemm_tiled_kernel(
     x_MK,
     w_NK,
     y_MN,
@@ -282,7 +284,7 @@ def tiled(
     x_at = x_MK + m_M[:, None].to(tl.int64) * x_step
     is_m_M = m_M < num_rows
     if OVERLAPS:
-        fetch_and_wait(w_NK, band * N, num_columns, depth, first, end, N, FETCHED)
+        prefetch_and_wait(w_NK, band * N, num_columns, depth, first, end, N, FETCHED)
     sum_NM = tl.zeros([N, M], tl.float32)
     for start in tl.range(first, end, K, num_stages=STAGES):
         k_K = start + tl.arange(0, K)
@@ -308,7 +310,7 @@ def tiled(
         else:
             sum_NM = tl.dot(w.to(x.dtype), x.T, sum_NM)
     parts = partial + tile.to(tl.int64) * (SPLITS * N * M)
-    sum_NM, is_mine = _put_together(sum_NM, parts, counter + tile, part, SPLITS)
+    sum_NM, is_mine = _sum_splits(sum_NM, parts, counter + tile, part, SPLITS)
     if is_mine:
         into = (y_MN, x_scale, w_scale, bias_N, num_rows, num_columns)
         finish(sum_NM, n_N, m_M, into, HAS_X_SCALE, IS_BLOCKED, ACTIVATION)
@@ -317,7 +319,7 @@ def tiled(
 # The least tile of a product on tensor cores: rows of x.
 LEAST_ROWS = 8
 # More rows are read too often by programs that each have few columns.
-MOST_NARROW_ROWS = 16
+MAX_FEW_ROWS = 16
 # What cuBLASLt asks for, too.
 MULTIPLE = 16
 # Beyond, they fill the GPU without being cut.
@@ -328,7 +330,7 @@ ROOM_OF_HOPPER, RESERVED = 232_448, 1_024
 
 
 @dataclass(frozen=True)
-class Narrow:
+class FewRows:
     """Few rows: N columns for a program, whose warps share out K; tiles in flight."""
 
     n: int = 16
@@ -359,7 +361,7 @@ class Tiled:
         return self.stages * self.k * (self.n + self.m)
 
 
-Schedule = Narrow | Tiled
+Schedule = FewRows | Tiled
 
 
 @lru_cache(MOST_CALLS)
@@ -392,8 +394,8 @@ def schedule_of(
         columns, stages = (256, 3) if is_wide and not is_blocked else (128, 4)
         return Tiled(128, columns, SIDE, 8, stages)
     is_large = tiles > MANY_TILES and not is_wide
-    if num_rows <= (MOST_NARROW_ROWS if is_wide else LEAST_ROWS) and not is_large:
-        return Narrow(stages=4 if is_wide else 6)
+    if num_rows <= (MAX_FEW_ROWS if is_wide else LEAST_ROWS) and not is_large:
+        return FewRows(stages=4 if is_wide else 6)
     m = max(16, next_power_of_two(num_rows))
     if is_large and m <= 64:
         return Tiled(m, 128, SIDE, 8, 4)
@@ -417,7 +419,10 @@ def _one_for_each(tiles: float, depth: int, room: int) -> Tiled:
     return replace(one, stages=min(one.stages, most))
 
 
-_launch_narrow, _launch_tiled = Launcher(narrow), Launcher(tiled)
+_launch_few_rows, _launch_tiled = (
+    Launcher(fp8_gemm_few_rows_kernel),
+    Launcher(fp8_gemm_tiled_kernel),
+)
 
 # x, w, the scales of both, and the bias.
 Operands: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]"
@@ -438,18 +443,18 @@ def multiply(
     Where the last launch was the cast of x by rows, as is then said, it need not have ended.
     """
     operands: Operands = (x, w, x_scale, w_scale, bias)
-    fit = _fits.get((kind_of(*operands), activation, schedule, is_behind_cast))
+    fit = _plans.get((kind_of(*operands), activation, schedule, is_behind_cast))
     if fit is None:
         if not (x.shape[0] and w.shape[0]):
             return _empty(x, w)
-        operands = _placed(*operands)
+        operands = _as_kernels_read(*operands)
         # The last launch is another one where there was nothing to cast, or weights are copied.
         is_behind_cast &= operands[1] is w and x.numel() > 0
-        fit = _fit_of(operands, activation, schedule, is_behind_cast)
+        fit = _plan_of(operands, activation, schedule, is_behind_cast)
     return fit(*operands)
 
 
-def _placed(
+def _as_kernels_read(
     x: Tensor, w: Tensor, x_scale: Tensor | None, w_scale: Tensor, bias: Tensor | None
 ) -> Operands:
     """Return operands that lie as the kernels read them: themselves, or copies."""
@@ -461,7 +466,7 @@ def _placed(
     return x, w.contiguous(), x_scale, w_scale.contiguous(), bias
 
 
-class _Fit:
+class _Plan:
     """How products of one kind are launched: worked out once, for all operands of that kind."""
 
     def __init__(
@@ -469,7 +474,7 @@ class _Fit:
     ) -> None:
         x, w, x_scale, w_scale, _ = operands
         (num_rows, depth), num_columns = x.shape, w.shape[0]
-        self._launch, programs = _launch_narrow, -(-num_columns // schedule.n)
+        self._launch, programs = _launch_few_rows, -(-num_columns // schedule.n)
         # Of parts of sums, and of what counts them; None: the kernel asks for neither.
         self._parts: tuple[int, int] | None = None
         self._is_tiled = isinstance(schedule, Tiled)
@@ -479,10 +484,14 @@ class _Fit:
             if schedule.splits > 1:
                 self._parts = programs * schedule.m * schedule.n, tiles
         cut, step = _cut_of(schedule, num_rows)
-        is_early = is_behind_cast and overlaps(x.device) and _gains(schedule, programs, x)
-        is_fetched = is_early and programs * schedule.n * FETCHED <= MOST_FETCHED
+        is_early = (
+            is_behind_cast
+            and has_dependent_launch(x.device)
+            and _overlap_gains(schedule, programs, x)
+        )
+        is_fetched = is_early and programs * schedule.n * PREFETCHED <= MAX_PREFETCHED
         is_blocked, is_even = tuple(w_scale.shape) != (num_columns, 1), depth % step == 0
-        overlap = (is_early, FETCHED if is_fetched else 0)
+        overlap = (is_early, PREFETCHED if is_fetched else 0)
         x_scale_step = num_rows if x_scale is None else x_scale.stride(1)
         self._sizes = (num_rows, num_columns, depth, x.stride(0), x_scale_step)
         self._constants = (x_scale is not None, is_blocked, is_even, activation, *cut, *overlap)
@@ -509,15 +518,15 @@ class _Fit:
         return y
 
 
-_fits: dict[Hashable, _Fit] = {}
+_plans: dict[Hashable, _Plan] = {}
 
 
-def _fit_of(
+def _plan_of(
     operands: Operands, activation: str, schedule: Schedule | None, is_behind_cast: bool
-) -> _Fit:
+) -> _Plan:
     """Return how products like this are launched, and remember it."""
     kind = kind_of(*operands), activation, schedule, is_behind_cast
-    known = _fits.get(kind)
+    known = _plans.get(kind)
     if known is not None:
         return known
     x, w, x_scale, w_scale, _ = operands
@@ -526,9 +535,9 @@ def _fit_of(
         limits = num_sms(x.device), _room_of(x.device)
         sizes = x.shape[0], w.shape[0], x.shape[1]
         schedule = schedule_of(*sizes, x_scale is None, is_blocked, *limits)
-    if len(_fits) >= MOST_CALLS:
-        _fits.clear()
-    _fits[kind] = fit = _Fit(operands, activation, schedule, is_behind_cast)
+    if len(_plans) >= MOST_CALLS:
+        _plans.clear()
+    _plans[kind] = fit = _Plan(operands, activation, schedule, is_behind_cast)
     return fit
 
 
@@ -541,13 +550,13 @@ def _cut_of(schedule: Schedule, num_rows: int) -> tuple[tuple[int, ...], int]:
     return (m, n, k, schedule.warps, stages), k * schedule.warps
 
 
-def _gains(schedule: Schedule, programs: int, x: Tensor) -> bool:
+def _overlap_gains(schedule: Schedule, programs: int, x: Tensor) -> bool:
     """Tell whether a product is faster for being launched before the cast of x has ended."""
     num_rows, depth = x.shape
     rows_each, _, _ = rows_of_program(depth)
     room = _room_of(x.device) + RESERVED
     fit = room // (schedule.ring_bytes(num_rows) + RESERVED)
-    return gains(programs, -(-num_rows // rows_each), fit, num_sms(x.device))
+    return gains_from_overlap(programs, -(-num_rows // rows_each), fit, num_sms(x.device))
 
 
 @cache
@@ -573,7 +582,7 @@ def _empty(x: Tensor, w: Tensor) -> Tensor:
     return torch.empty(x.shape[0], w.shape[0], dtype=dtype, device=x.device)
 
 
-operator = define(
+gemm_operator = define(
     "fp8_gemm(Tensor x, Tensor w, Tensor? x_scale, Tensor w_scale, Tensor? bias, str activation) "
     "-> Tensor",
     multiply,

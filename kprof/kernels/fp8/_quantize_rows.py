@@ -27,7 +27,7 @@ MOST_WARPS = 32
 
 
 @triton.jit
-def largest_of(x32, axis: tl.constexpr) -> tl.tensor:
+def amax(x32, axis: tl.constexpr) -> tl.tensor:
     """Return the largest magnitude, NaN where there is one, as torch does."""
     magnitude = tl.abs(x32)
     largest = tl.max(magnitude, axis=axis)
@@ -36,7 +36,7 @@ def largest_of(x32, axis: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def store_rows(
+def store_quantized_rows(
     x32,
     y_MN,
     scale_M,
@@ -51,7 +51,7 @@ def store_rows(
     columns = tl.arange(0, BLOCK)
     is_row = rows < num_rows
     mask = is_row[:, None] & (columns < num_columns)[None, :]
-    largest = largest_of(x32, 1)
+    largest = amax(x32, 1)
     largest = tl.where(largest < LEAST, LEAST, largest)
     y = x32 * tl.div_rn(LARGEST, largest)[:, None]
     tl.store(y_MN + rows[:, None] * num_columns + columns[None, :], y.to(tl.float8e4nv), mask)
@@ -73,7 +73,7 @@ TILE_ROWS, TILE_COLUMNS = 128, 64
 
 
 @triton.jit(do_not_specialize=["num_rows", "rows_each"])
-def _largest(
+def quantize_fp8_column_amax_kernel(
     x_MN,
     largest_SN,
     x_step: tl.int64,
@@ -83,6 +83,7 @@ def _largest(
     M: tl.constexpr,
     N: tl.constexpr,
 ) -> None:
+    """Store the largest magnitude of N columns in each strip of rows."""
     bands = tl.cdiv(num_columns, N)
     band, strip = tl.program_id(0) % bands, tl.program_id(0) // bands
     n_N = band * N + tl.arange(0, N)
@@ -93,14 +94,14 @@ def _largest(
         m_M = start + tl.arange(0, M)
         at_MN = m_M[:, None].to(tl.int64) * x_step + n_N[None, :]
         x = tl.load(x_MN + at_MN, (m_M < end)[:, None] & is_n_N[None, :], other=0.0)
-        of_tile_N = largest_of(x.to(tl.float32), 0)
+        of_tile_N = amax(x.to(tl.float32), 0)
         # A NaN stays: it is larger than nothing, and nothing is larger than it.
         largest_N = tl.where(of_tile_N <= largest_N, largest_N, of_tile_N + 0.0 * largest_N)
     tl.store(largest_SN + strip * num_columns + n_N, largest_N, is_n_N)
 
 
 @triton.jit(do_not_specialize=["num_strips"])
-def _turned(
+def quantize_fp8_transposed_kernel(
     x_MN,
     y_NM,
     scale_N,
@@ -115,6 +116,7 @@ def _turned(
     M: tl.constexpr,
     N: tl.constexpr,
 ) -> None:
+    """Scale, transpose and store one tile."""
     bands = tl.cdiv(num_columns, N)
     band, strip = tl.program_id(0) % bands, tl.program_id(0) // bands
     m_M, n_N = strip * M + tl.arange(0, M), band * N + tl.arange(0, N)
@@ -124,7 +126,7 @@ def _turned(
     s_S = tl.arange(0, STRIPS)
     is_SN = (s_S < num_strips)[:, None] & is_n_N[None, :]
     found = tl.load(largest_SN + s_S[:, None] * num_columns + n_N[None, :], is_SN, other=0.0)
-    largest_N = largest_of(found, 0)
+    largest_N = amax(found, 0)
     largest_N = tl.where(largest_N < LEAST, LEAST, largest_N)
     y = (x.to(tl.float32) * tl.div_rn(LARGEST, largest_N)[None, :]).to(tl.float8e4nv)
     at_NM = n_N[:, None].to(tl.int64) * num_rows + m_M[None, :]
@@ -133,10 +135,13 @@ def _turned(
         tl.store(scale_N + n_N, largest_N * (1.0 / LARGEST), is_n_N)
 
 
-_launch_largest, _launch_turned = Launcher(_largest), Launcher(_turned)
+_launch_column_amax, _launch_transposed = (
+    Launcher(quantize_fp8_column_amax_kernel),
+    Launcher(quantize_fp8_transposed_kernel),
+)
 
 
-def quantize_across(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_transposed(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return x of (M, N) as (N, M) in float8_e4m3fn, and (N, 1) scales to multiply that by."""
     num_rows, num_columns = x.shape
     values = torch.empty(num_columns, num_rows, dtype=FP8, device=x.device)
@@ -151,15 +156,15 @@ def quantize_across(x: Tensor) -> tuple[Tensor, Tensor]:
     tensors = (x, values, scales, largest)
     key = x.device, x.dtype, alignments(tensors, *sizes)
     call = kind_of(*tensors)
-    if not _launch_largest.again(call, (x, largest)):
+    if not _launch_column_amax.again(call, (x, largest)):
         cut = (rows_each, STRIP_TILE, STRIP_COLUMNS)
         grid = strips * -(-num_columns // STRIP_COLUMNS)
         options = {"num_warps": 4}
         given = (x, largest, *sizes, *cut)
-        _launch_largest(key, grid, given, options, call=call, tensors=(x, largest))
-    if not _launch_turned.again(call, tensors):
+        _launch_column_amax(key, grid, given, options, call=call, tensors=(x, largest))
+    if not _launch_transposed.again(call, tensors):
         constants = (LARGEST, LEAST, MOST_STRIPS, TILE_ROWS, TILE_COLUMNS)
         grid = -(-num_rows // TILE_ROWS) * -(-num_columns // TILE_COLUMNS)
         arguments = (*tensors, *sizes, strips, *constants)
-        _launch_turned(key, grid, arguments, {"num_warps": 4}, call=call, tensors=tensors)
+        _launch_transposed(key, grid, arguments, {"num_warps": 4}, call=call, tensors=tensors)
     return values, scales

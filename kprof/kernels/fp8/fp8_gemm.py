@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels.fp8._gemm import operator
+from kprof.kernels.fp8._gemm import gemm_operator
 from kprof.kernels.fp8._quantize_rows import FP8, SIDE
 from kprof.kernels.fp8.quantize_fp8 import KERNEL as QUANTIZE
-from kprof.kernels.fp8.quantize_fp8 import TOGETHER
+from kprof.kernels.fp8.quantize_fp8 import SCALES_PER_16_BYTES
 
 Activation = Literal["none", "relu", "silu", "gelu"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -48,7 +48,7 @@ def fp8_gemm(
         bias: (N,).
         activation: "none", "relu", "silu" or "gelu" (the exact one).
     """
-    y: Tensor = operator(x, w, x_scale, w_scale, bias, activation)
+    y: Tensor = gemm_operator(x, w, x_scale, w_scale, bias, activation)
     return y
 
 
@@ -161,7 +161,7 @@ def _side_by_side(scales: Tensor) -> Tensor:
     num_rows, num_groups = scales.shape
     if num_groups == 1:
         return scales
-    room = scales.new_empty(num_groups, -(-num_rows // TOGETHER) * TOGETHER)
+    room = scales.new_empty(num_groups, -(-num_rows // SCALES_PER_16_BYTES) * SCALES_PER_16_BYTES)
     return room.t()[:num_rows].copy_(scales)
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels.fp8._gemm import MULTIPLE, multiply, operator
-from kprof.kernels.fp8._quantize_rows import MOST_COLUMNS, quantize_across
+from kprof.kernels.fp8._gemm import MULTIPLE, gemm_operator, multiply
+from kprof.kernels.fp8._quantize_rows import MOST_COLUMNS, quantize_transposed
 from kprof.kernels.fp8._weights import ByVersion, quantized
 from kprof.kernels.fp8.fp8_gemm import LLAMA, WIDE
 from kprof.kernels.fp8.quantize_fp8 import quantize_fp8
@@ -98,7 +98,7 @@ def _product_of_both(
         return y
     if is_behind_cast:
         return multiply(x[0], w[0], x[1], w[1], bias, "none", is_behind_cast=True)
-    return operator(x[0], w[0], x[1], w[1], bias, "none")
+    return gemm_operator(x[0], w[0], x[1], w[1], bias, "none")
 
 
 def run_on(
@@ -131,7 +131,7 @@ def route_by_rows(x: Tensor, weight: Tensor, route: Route | None = None) -> Rout
     return route if route in ("tiles", "library") else None
 
 
-def of_twin(
+def linear_of_copy(
     x: Tensor, values: Tensor, scales: Tensor, weight: Tensor, bias: Tensor | None, route: Route
 ) -> Tensor:
     """Return what `run_on` does on this route, of rows of x that were quantised before.
@@ -150,7 +150,7 @@ def _run_to_input(dy: Tensor, weight: Tensor) -> Tensor:
     route = _route_across(num_rows, num_rows, depth, num_columns, dy)
     if route == "plain":
         return (near(rows) @ near(weight)).view(*dy.shape[:-1], depth)
-    return product(rows, quantize_across(weight), None, route).view(*dy.shape[:-1], depth)
+    return product(rows, quantize_transposed(weight), None, route).view(*dy.shape[:-1], depth)
 
 
 def _run_to_weight(dy: Tensor, x: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def _run_to_weight(dy: Tensor, x: Tensor) -> Tensor:
     route = _route_across(num_tokens, num_rows, depth, num_tokens, x)
     if route == "plain" or num_rows * depth < LEAST_BREADTH * (num_rows + depth):
         return near(dy).t() @ near(x)
-    y = _product_of_both(quantize_across(dy), quantize_across(x), None, route)
+    y = _product_of_both(quantize_transposed(dy), quantize_transposed(x), None, route)
     return y.to(x.dtype)
 
 

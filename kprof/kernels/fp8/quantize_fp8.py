@@ -13,16 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels.fp8._gemm import let_in, overlaps
+from kprof.kernels.fp8._gemm import allow_dependent_launch, has_dependent_launch
 from kprof.kernels.fp8._quantize_rows import (
     FP8,
     LARGEST,
     LEAST,
     MOST_COLUMNS,
     SIDE,
-    largest_of,
+    amax,
     rows_of_program,
-    store_rows,
+    store_quantized_rows,
 )
 from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of
 from kprof.kernels.runtime.operator import define
@@ -30,11 +30,11 @@ from kprof.kernels.runtime.operator import define
 Group = Literal["row", "1x128", "128x128"]
 ROWS_PER_PROGRAM = 32
 # Scales in 16 bytes: where columns of them begin elsewhere, TMA cannot read them.
-TOGETHER = 4
+SCALES_PER_16_BYTES = 4
 
 
 @triton.jit
-def _rows(
+def quantize_fp8_rows_kernel(
     x_MN,
     y_MN,
     scale_M,
@@ -47,18 +47,19 @@ def _rows(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    let_in(OVERLAPS)
+    """Quantise whole rows, a scale for each."""
+    allow_dependent_launch(OVERLAPS)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     is_row = rows < num_rows
     mask = is_row[:, None] & (columns < num_columns)[None, :]
     x = tl.load(x_MN + rows[:, None] * x_stride + columns[None, :], mask, other=0.0)
     x32 = x.to(tl.float32)
-    store_rows(x32, y_MN, scale_M, rows, num_rows, num_columns, LARGEST, LEAST, BLOCK)
+    store_quantized_rows(x32, y_MN, scale_M, rows, num_rows, num_columns, LARGEST, LEAST, BLOCK)
 
 
 @triton.jit
-def _blocks(
+def quantize_fp8_blocks_kernel(
     x_MN,
     y_MN,
     scale_BM,
@@ -81,7 +82,7 @@ def _blocks(
     mask = is_row[:, None] & (columns < num_columns)[None, :]
     x = tl.load(x_MN + rows[:, None] * x_stride + columns[None, :], mask, other=0.0)
     x32 = x.to(tl.float32)
-    largest = largest_of(x32, 1)
+    largest = amax(x32, 1)
     if IS_SQUARE:
         has_nan = tl.max((largest != largest).to(tl.int32), axis=0) > 0
         largest = tl.where(has_nan, float("nan"), tl.max(largest, axis=0))
@@ -96,8 +97,8 @@ def _blocks(
     tl.store(y_MN + rows[:, None] * num_columns + columns[None, :], y.to(tl.float8e4nv), mask)
 
 
-_launch_rows = Launcher(_rows)
-_launch_blocks = Launcher(_blocks)
+_launch_rows = Launcher(quantize_fp8_rows_kernel)
+_launch_blocks = Launcher(quantize_fp8_blocks_kernel)
 
 
 def quantize_fp8(x: Tensor, group: Group = "row") -> tuple[Tensor, Tensor]:
@@ -131,7 +132,7 @@ def _run(x: Tensor, group: str) -> tuple[Tensor, Tensor]:
     tensors = (x, values, scales, stride, num_rows, num_columns)
     if group == "row":
         rows_each, block, num_warps = rows_of_program(num_columns)
-        grid, is_let_in = -(-num_rows // rows_each), overlaps(x.device)
+        grid, is_let_in = -(-num_rows // rows_each), has_dependent_launch(x.device)
         constants = (LARGEST, LEAST, rows_each, block, is_let_in)
         launch(key, grid, (*tensors, *constants), {"num_warps": num_warps}, **known)
         return values, scales
@@ -149,7 +150,7 @@ def _empty(x: Tensor, group: str) -> tuple[Tensor, Tensor]:
     values = torch.empty(num_rows, num_columns, dtype=FP8, device=x.device)
     blocks = 1 if group == "row" else -(-num_columns // SIDE)
     if group == "1x128":
-        step = -(-num_rows // TOGETHER) * TOGETHER
+        step = -(-num_rows // SCALES_PER_16_BYTES) * SCALES_PER_16_BYTES
         scales = torch.empty(blocks, step, dtype=torch.float32, device=x.device).t()[:num_rows]
     else:
         strips = -(-num_rows // SIDE) if group == "128x128" else num_rows

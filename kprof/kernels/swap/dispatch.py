@@ -25,7 +25,7 @@ from kprof.kernels.swap.providers import Providers
 from kprof.kernels.swap.sites import Calls
 
 if TYPE_CHECKING:
-    from kprof.kernels.fp8._copies import Maker
+    from kprof.kernels.fp8._copies import CopyMaker
 
 
 class _Decided(threading.local):
@@ -90,7 +90,7 @@ class Ways:
         settings: frozenset[Setting],
         *,
         is_default: bool = True,
-        maker: Maker | None = None,
+        maker: CopyMaker | None = None,
     ) -> None:
         """Let calls in these `settings` go to a kernel.
 
@@ -246,7 +246,7 @@ class Ways:
             if function is not None and not is_ours(provider or ""):
                 function = self.aside(function)
             if function is not None and self._maker is not None:
-                function = self._maker.around(function)
+                function = self._maker.wrap(function)
             self._all[provider, why] = Way(function, provider, why)
         return self._all[provider, why]
 

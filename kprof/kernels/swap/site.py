@@ -16,13 +16,13 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 
 from kprof.kernels import Kernel
-from kprof.kernels.fp8._copies import Maker
+from kprof.kernels.fp8._copies import CopyMaker
 from kprof.kernels.swap.dispatch import UNWANTED, Ways
 from kprof.kernels.swap.patches import MARK
 from kprof.kernels.swap.providers import Providers
 from kprof.kernels.swap.sites import SiteReport
 
-# The kernel whose layers read twins.
+# The kernel whose layers read FP8 copies.
 FP8_LINEAR = "fp8_linear"
 _ABSENT = object()
 
@@ -55,9 +55,9 @@ class Request:
         """Tell whether somebody asked for just this site."""
         return name in self.patterns.get(kernel, ())
 
-    def new_maker(self) -> Maker | None:
-        """Return what lets a site write twins of its results; None: nobody here would read them."""
-        return Maker() if FP8_LINEAR in self.kernels else None
+    def new_maker(self) -> CopyMaker | None:
+        """Return what makes FP8 copies of a site's results; None: no layer reads them."""
+        return CopyMaker() if FP8_LINEAR in self.kernels else None
 
     def once(self, key: Hashable, find: Callable[..., Any], *arguments: Any) -> Any:
         """Return what `find` finds for these arguments, and the same for the same key."""

@@ -26,25 +26,25 @@ __all__ = [
     "gluon",
     "hold",
     "mbarrier",
+    "named_barrier_arrive",
+    "named_barrier_sync",
     "pack",
-    "pack_narrow",
+    "pack_fp8",
     "product",
-    "store_spread",
-    "tell_when_added",
+    "semaphore_release",
+    "semaphore_wait",
+    "store_permuted",
     "tma",
-    "turn_over_to",
     "unpack",
-    "unpack_narrow",
-    "wait_for_turn",
-    "wait_until_told",
+    "unpack_fp8",
     "warp",
     "warpgroup_mma",
     "warpgroup_mma_wait",
 ]
 
 
-# Row and column that each bit of a place stands for, in `store_spread`.
-SPREAD = gl.constexpr(
+# Row and column that each bit of a place stands for, in `store_permuted`.
+PERMUTED = gl.constexpr(
     gl.SharedLinearLayout(
         [
             *([0, 1], [0, 2], [0, 8], [0, 16], [0, 4]),
@@ -79,21 +79,21 @@ def warp():
 
 
 @gluon.jit
-def wait_for_turn(barrier: gl.constexpr, THREADS: gl.constexpr) -> None:
+def named_barrier_sync(barrier: gl.constexpr, THREADS: gl.constexpr) -> None:
     """Wait at one of the hardware's barriers until THREADS are there, with those that passed by."""
     code: gl.constexpr = f"bar.sync {barrier}, {THREADS}; mov.u32 $0, 0;"
     gl.inline_asm_elementwise(code, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def turn_over_to(barrier: gl.constexpr, THREADS: gl.constexpr) -> None:
+def named_barrier_arrive(barrier: gl.constexpr, THREADS: gl.constexpr) -> None:
     """Count this thread at such a barrier, without waiting."""
     code: gl.constexpr = f"bar.arrive {barrier}, {THREADS}; mov.u32 $0, 0;"
     gl.inline_asm_elementwise(code, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def wait_until_told(at, number) -> None:
+def semaphore_wait(at, number) -> None:
     """Wait until what is told at this address is a number; what was added before then is there."""
     code: gl.constexpr = (
         "{ .reg .pred is_other; .reg .b32 told; "
@@ -104,7 +104,7 @@ def wait_until_told(at, number) -> None:
 
 
 @gluon.jit
-def tell_when_added(at, number) -> None:
+def semaphore_release(at, number) -> None:
     """Tell a number at an address, once all that this warp has begun to add is in memory.
 
     One of its threads has begun it, and the others wait for that one. It takes a warp alone.
@@ -117,7 +117,7 @@ def tell_when_added(at, number) -> None:
 
 
 @gluon.jit
-def store_spread(smem, x_MN):
+def store_permuted(smem, x_MN):
     """Store 64 by 64 numbers of 32 bits that a product leaves, columns in another order.
 
     Of columns 2t, 2t + 1 of every eight that a thread has, 16 threads store those of one eight of
@@ -125,7 +125,7 @@ def store_spread(smem, x_MN):
     they share half of the banks. Here bits 4 3 2 1 0 of a column lie in the order 2 4 3 1 0, and
     they share none.
     """
-    smem._reinterpret(gl.float32, [64, 64], SPREAD).store(x_MN)
+    smem._reinterpret(gl.float32, [64, 64], PERMUTED).store(x_MN)
 
 
 @gluon.jit
@@ -188,7 +188,7 @@ def unpack(pair_MN, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def pack_narrow(x_MN):
+def pack_fp8(x_MN):
     """Round to 8 bits (e4m3), four columns into one number of 32, in another order.
 
     Of sixteen columns that a product leaves, a thread holds two of the first eight and the same two
@@ -214,7 +214,7 @@ def pack_narrow(x_MN):
 
 
 @gluon.jit
-def unpack_narrow(four_MN, LAYOUT: gl.constexpr):
+def unpack_fp8(four_MN, LAYOUT: gl.constexpr):
     """Return in this layout what was packed to 8 bits: it is moved, once.
 
     The assembler makes every product wait for the one before where what they are given may be

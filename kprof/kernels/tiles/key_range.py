@@ -12,7 +12,7 @@ import triton.language as tl
 
 
 @triton.jit
-def reach_of(
+def key_ranges(
     first_own,
     rows,
     num_keys,
@@ -52,7 +52,7 @@ def reach_of(
 
 
 @triton.jit
-def is_in_reach(
+def is_visible(
     own_M, key_N, num_keys, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr
 ) -> tl.tensor:
     """Return which of these keys each row sees, whose own keys are `own_M`."""
@@ -72,17 +72,17 @@ def sequence_at(starts, place) -> tl.tensor:
 
 
 @triton.jit
-def turn_of(turn, program, num_programs) -> tl.tensor:
+def snake_tile(turn, program, num_programs) -> tl.tensor:
     """Return which tile a program has in its n-th turn: to and fro, which evens lengths out."""
     is_back = turn % 2 == 1
     return turn * num_programs + tl.where(is_back, num_programs - 1 - program, program)
 
 
 @triton.jit
-def turns_of(num_tiles, program, num_programs) -> tl.tensor:
+def num_snake_tiles(num_tiles, program, num_programs) -> tl.tensor:
     """Return how many turns a program has."""
     whole = num_tiles // num_programs
-    return whole + tl.where(turn_of(whole, program, num_programs) < num_tiles, 1, 0)
+    return whole + tl.where(snake_tile(whole, program, num_programs) < num_tiles, 1, 0)
 
 
 @triton.jit

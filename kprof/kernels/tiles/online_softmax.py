@@ -92,7 +92,7 @@ def merge(
 
 
 @triton.jit
-def raise_largest(top_M, largest_M, scale) -> tl.tensor:
+def raise_max(top_M, largest_M, scale) -> tl.tensor:
     """Return how sums so far shrink, and the largest scores, with `top_M` those of this tile.
 
     Scores are still to be multiplied by a scale above 0.
@@ -126,7 +126,7 @@ def settle(total_M, largest_M, scale, DTYPE: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def largest_of(score_MN) -> tl.tensor:
+def row_max(score_MN) -> tl.tensor:
     """Return the largest of each row: of pairs first, which do not wait for one another."""
     M: tl.constexpr = score_MN.shape[0]
     N: tl.constexpr = score_MN.shape[1]
@@ -135,7 +135,7 @@ def largest_of(score_MN) -> tl.tensor:
 
 
 @triton.jit
-def parts_of(weight_MN) -> tl.tensor:
+def partial_sums(weight_MN) -> tl.tensor:
     """Return the sum of each row in four parts, one for each thread; who adds them up waits."""
     M: tl.constexpr = weight_MN.shape[0]
     N: tl.constexpr = weight_MN.shape[1]

@@ -22,7 +22,7 @@ def room_for(desc, PLACES: gl.constexpr):
 
 
 @gluon.jit
-def ring_of(desc, PLACES: gl.constexpr, READERS: gl.constexpr):
+def pipeline_of(desc, PLACES: gl.constexpr, READERS: gl.constexpr):
     """Return shared memory for so many blocks, and barriers that say when one is full or free."""
     smem = room_for(desc, PLACES)
     full = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
@@ -34,7 +34,7 @@ def ring_of(desc, PLACES: gl.constexpr, READERS: gl.constexpr):
 
 
 @gluon.jit
-def load(desc, ring, count, batch, head, row):
+def producer_load(desc, ring, count, batch, head, row):
     """Begin to load a block into the next place of a ring, once that is free."""
     smem, full, free = ring
     place = count % smem.shape[0]
@@ -45,7 +45,7 @@ def load(desc, ring, count, batch, head, row):
 
 
 @gluon.jit
-def loaded(ring, count):
+def consumer_wait(ring, count):
     """Return the block that lies in a ring at this count, once it is there, and who frees it."""
     smem, full, free = ring
     place = count % smem.shape[0]

@@ -121,10 +121,10 @@ def test_from_the_second_call_on_each_activation_is_cast_by_what_made_it(model, 
 def test_without_fp8_layers_nobody_remembers_what_is_made(model):
     with torch.no_grad(), swapped(model, *TOGETHER[:-1]):
         model(given())
-        assert not _copies._made
+        assert not _copies._activations
     with torch.no_grad(), swapped(model, "fp8_linear") as swap:
         model(given())
-        assert not _copies._made
+        assert not _copies._activations
     assert not joined(swap)
 
 
@@ -191,7 +191,7 @@ def test_training_casts_as_ever_in_between(model):
 
 def test_another_capture_reads_nothing_of_the_last(model, monkeypatch):
     capture = {"number": 1}
-    monkeypatch.setattr(_copies, "_place_of", lambda x: (0, capture["number"]))
+    monkeypatch.setattr(_copies, "_stream_of", lambda x: (0, capture["number"]))
 
     def begin_another(module, args):
         capture["number"] += 1
@@ -244,7 +244,7 @@ def test_compiled_graphs_hold_the_cast_and_neither_make_nor_read_twins(model):
     with torch.no_grad(), swapped(model, *TOGETHER) as swap:
         run = compiled(model)
         found = [run(x) for _ in range(2)]
-        assert not _copies._made
+        assert not _copies._activations
     assert all(torch.equal(one, expected) for one in found)
     assert not joined(swap)
 
@@ -253,4 +253,4 @@ def test_after_the_swap_nothing_is_remembered(model):
     with torch.no_grad(), swapped(model, *TOGETHER):
         model(given())
         model(given())
-    assert not _copies._made
+    assert not _copies._activations

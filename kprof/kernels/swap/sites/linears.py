@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Embedding, Linear, Module
 
-from kprof.kernels.fp8._copies import Made, find_made
+from kprof.kernels.fp8._copies import Activation, find_activation
 from kprof.kernels.fp8._weights import forget
 from kprof.kernels.fp8.fp8_gemm import WIDE
-from kprof.kernels.fp8.fp8_linear import BY_ROWS, of_twin, route_by_rows
+from kprof.kernels.fp8.fp8_linear import BY_ROWS, linear_of_copy, route_by_rows
 from kprof.kernels.swap.dispatch import OTHERWISE, PLAIN, Way, Ways, key_of
 from kprof.kernels.swap.patches import why_foreign
 from kprof.kernels.swap.probes import Setting
@@ -124,7 +124,7 @@ def _linear(original: Callable[..., Any], ways: Ways, switch: Switch) -> Callabl
         way.num_calls += 1
         if way.function is None:
             return original(self, x)
-        made = find_made(id(x))
+        made = find_activation(id(x))
         return (
             way.function(x, weight, bias) if made is None else _joined(way, made, x, weight, bias)
         )
@@ -132,14 +132,14 @@ def _linear(original: Callable[..., Any], ways: Ways, switch: Switch) -> Callabl
     return forward
 
 
-def _joined(way: Way, made: Made, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-    """Return a layer's result, by the twin of x where its provider takes one and x has one."""
+def _joined(way: Way, made: Activation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+    """Return a layer's result, from the FP8 copy of x if its provider takes one and x has one."""
     if way.provider in BY_ROWS and made.tensor() is x:
         route = route_by_rows(x, weight, BY_ROWS[way.provider])
-        twin = None if route is None else made.twin_of(x)
-        if route is not None and twin is not None:
+        copy = None if route is None else made.copy_of(x)
+        if route is not None and copy is not None:
             way.num_joined += 1
-            return of_twin(x, *twin, weight, bias, route)
+            return linear_of_copy(x, *copy, weight, bias, route)
     assert way.function is not None
     return way.function(x, weight, bias)
 
