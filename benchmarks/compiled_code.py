@@ -113,9 +113,9 @@ def binaries_of(name, provider, shape, direction):
     import torch
 
     from kprof.kernels import kernel_named
+    from kprof.kernels.bench.ahead import compile_ahead
     from kprof.kernels.bench.measure import subject_of
     from kprof.kernels.correctness.subject import Case
-    from kprof.kernels.runtime.ahead import compile_ahead
 
     kernel = kernel_named(name)
     function = kernel.provider(provider).load()

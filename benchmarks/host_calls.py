@@ -16,9 +16,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from kprof.kernels import OURS, kernel_named
-from kprof.kernels.runtime import launcher
-from kprof.kernels.runtime.launcher import Launcher
+from kprof.kernels import OURS, kernel_named, runtime
+from kprof.kernels.runtime import Launcher
 
 KERNELS = ("rmsnorm", "add_rmsnorm", "layernorm", "swiglu", "softmax", "relu_squared", "rope")
 FP8_KERNELS = ("quantize_fp8",)
@@ -60,7 +59,7 @@ def pretend():
     """Let all launches be of kernels and of a device that are not there."""
     told = {"get_current_device": lambda: -1, "get_current_stream": lambda device: 0}
     active = types.SimpleNamespace(active=types.SimpleNamespace(**told))
-    launcher.driver = active
+    runtime.driver = active
     begin = Launcher.__init__
 
     def begin_pretended(self, kernel):

@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 OURS = "kprof"
 # Packages beside those of the families.
 INFRASTRUCTURE = tuple(
-    f"kprof.kernels.{name}" for name in ("bench", "correctness", "runtime", "swap", "tiles")
+    f"kprof.kernels.{name}" for name in ("bench", "correctness", "swap", "tiles")
 )
 
 

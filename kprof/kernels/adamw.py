@@ -20,8 +20,7 @@ from torch.optim import Optimizer
 
 from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels.runtime.launcher import ALIGNMENT, Launcher, alignments
-from kprof.kernels.runtime.operator import define
+from kprof.kernels.runtime import ALIGNMENT, Launcher, alignments, define
 
 
 @triton.jit

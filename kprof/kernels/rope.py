@@ -20,9 +20,16 @@ from torch import Tensor
 
 from kprof.errors import KprofError
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of, next_power_of_two
-from kprof.kernels.runtime.operator import applied, define
-from kprof.kernels.runtime.rows import DTYPES, empty_like
+from kprof.kernels.runtime import (
+    DTYPES,
+    Launcher,
+    alignments,
+    applied,
+    define,
+    empty_like,
+    kind_of,
+    next_power_of_two,
+)
 
 # Of all heads of one token, which a CTA keeps in registers.
 MOST_ELEMENTS = 32_768

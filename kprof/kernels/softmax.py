@@ -15,14 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of
-from kprof.kernels.runtime.operator import applied, define
-from kprof.kernels.runtime.rows import (
+from kprof.kernels.runtime import (
     DTYPES,
     MOST_WARPS,
+    Launcher,
+    alignments,
+    applied,
     count_rows,
+    define,
     empty_like,
     is_widened,
+    kind_of,
     rows_of,
     tile_of,
 )

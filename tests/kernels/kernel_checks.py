@@ -132,7 +132,7 @@ import json
 from kprof.kernels import kernel_named
 from kprof.kernels.correctness.inputs import Draw
 from kprof.kernels.correctness.subject import Case
-from kprof.kernels.runtime.ahead import compile_ahead
+from kprof.kernels.bench.ahead import compile_ahead
 from kprof.kernels.bench.measure import subject_of
 
 kernel = kernel_named(kernel_name)

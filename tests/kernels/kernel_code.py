@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from kprof.kernels.runtime.ahead import disassemble
+from kprof.kernels.bench.ahead import disassemble
 
 
 def instructions_of(binary):

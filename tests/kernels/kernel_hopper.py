@@ -33,7 +33,7 @@ def _starting():
 
 STARTING = """
 import contextlib, io, json, os, sys, traceback
-import kprof.kernels.runtime.ahead
+import kprof.kernels.bench.ahead
 from triton.experimental.gluon.nvidia import hopper
 from triton.runtime.cache import triton_key
 

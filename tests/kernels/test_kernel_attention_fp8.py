@@ -13,7 +13,7 @@ import torch
 from kprof.kernels.attention import attention_fp8 as _attention_narrow
 from kprof.kernels.attention._triton import Options
 from kprof.kernels.attention.attention_fp8 import forward_fp8, run_fp8
-from kprof.kernels.runtime.operator import DifferentiationError
+from kprof.kernels.runtime import DifferentiationError
 from kprof.kernels.attention.attention_fp8 import KERNEL, STATED_ERROR, attention_fp8
 from kprof.kernels.correctness.inputs import Draw
 from kprof.kernels.correctness.numerics import DISTRIBUTIONS

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kprof.kernels.cross_entropy._sweeps as launching
-from kprof.kernels.runtime.operator import DifferentiationError
+from kprof.kernels.runtime import DifferentiationError
 from kprof.kernels.cross_entropy.cross_entropy import KERNEL, cross_entropy
 from tests.kernels.kernel_checks import (
     COMPILED,

@@ -15,7 +15,7 @@ from kprof.kernels.cross_entropy.cross_entropy import (
     operator_gradient,
     operator_loss,
 )
-from kprof.kernels.runtime.launcher import Launcher
+from kprof.kernels.runtime import Launcher
 from kprof.kernels.cross_entropy.cross_entropy import KERNEL, cross_entropy
 from tests.kernels.kernel_checks import INTERPRETED, are_same, quiet_numpy, spills_of  # noqa: F401
 

@@ -16,7 +16,7 @@ from kprof.kernels.cross_entropy.cross_entropy import (
     operator_both_shared,
     operator_both_shared_over,
 )
-from kprof.kernels.runtime.launcher import next_power_of_two
+from kprof.kernels.runtime import next_power_of_two
 from kprof.kernels.cross_entropy.cross_entropy import KERNEL, cross_entropy
 from tests.kernels.kernel_checks import INTERPRETED, SHARED_BYTES, are_same, quiet_numpy  # noqa: F401
 from tests.kernels.kernel_groups import NUM_WARPS, Described, run_together
@@ -266,7 +266,7 @@ def compiled():
     told = on_hopper(
         """
 import json, torch
-from kprof.kernels.runtime.ahead import compile_ahead, disassemble
+from kprof.kernels.bench.ahead import compile_ahead, disassemble
 from kprof.kernels.cross_entropy.cross_entropy import KERNEL
 
 cross_entropy = KERNEL.provider("kprof-shared").load()

@@ -13,7 +13,7 @@ from kprof.errors import KprofError
 from kprof.kernels.correctness import Case
 from kprof.kernels.correctness.integrity import count_variant_rows
 from kprof.kernels.decode_attention._triton import Schedule
-from kprof.kernels.runtime.operator import DifferentiationError
+from kprof.kernels.runtime import DifferentiationError
 from kprof.kernels.bench.measure import subject_of
 from kprof.kernels.decode_attention.decode_attention import KERNEL, decode_attention
 from tests.kernels.kernel_checks import (
@@ -348,7 +348,7 @@ def test_nothing_spills_on_hopper_for_the_default_shapes():
 
 AHEAD = """
 import itertools, json, torch
-from kprof.kernels.runtime.ahead import compile_ahead
+from kprof.kernels.runtime import compile_ahead
 from kprof.kernels.decode_attention.decode_attention import decode_attention
 
 keys = 4_096

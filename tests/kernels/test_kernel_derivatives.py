@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 import kprof.kernels
-from kprof.kernels.runtime.operator import DifferentiationError
+from kprof.kernels.runtime import DifferentiationError
 from kprof.kernels.norm.layernorm import layernorm
 from kprof.kernels.gated.relu_squared import relu_squared
 from kprof.kernels.norm.rmsnorm import rmsnorm

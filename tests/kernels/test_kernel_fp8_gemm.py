@@ -11,7 +11,7 @@ from kprof.kernels.correctness.inputs import place
 from kprof.kernels.fp8 import _gemm
 from kprof.kernels.fp8._gemm import FewRows, Tiled, multiply, schedule_of
 from kprof.kernels.fp8._gemm import PREFETCHED, gains_from_overlap
-from kprof.kernels.runtime.launcher import Launcher
+from kprof.kernels.runtime import Launcher
 from kprof.kernels.fp8.fp8_gemm import KERNEL, fp8_gemm
 from kprof.kernels.fp8.quantize_fp8 import quantize_fp8
 from tests.kernels.kernel_checks import (
@@ -374,7 +374,7 @@ for m, (n, k), is_wide, is_blocked in product(
 ON_BLACKWELL = """
 import json, torch
 from kprof.kernels.fp8 import _gemm as _fp8_gemm
-from kprof.kernels.runtime.ahead import BLACKWELL, compile_ahead
+from kprof.kernels.runtime import BLACKWELL, compile_ahead
 from kprof.kernels.fp8.fp8_gemm import fp8_gemm
 
 _fp8_gemm.num_sms = lambda device: 148

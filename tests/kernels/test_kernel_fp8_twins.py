@@ -268,7 +268,7 @@ def test_ahead_of_time_nothing_spills_on_the_sizes_of_llamas():
 
 AHEAD = """
 import torch
-from kprof.kernels.runtime.ahead import compile_ahead
+from kprof.kernels.bench.ahead import compile_ahead
 from kprof.kernels.fp8._copies import _run_norm, _run_swiglu
 from kprof.kernels.norm._norm import FORMS
 

@@ -9,7 +9,7 @@ import torch
 
 import kprof.kernels.cross_entropy.linear_cross_entropy as ways
 from kprof.kernels import Provider
-from kprof.kernels.runtime.operator import DifferentiationError
+from kprof.kernels.runtime import DifferentiationError
 from kprof.kernels.cross_entropy.linear_cross_entropy import (
     KERNEL,
     linear_cross_entropy,

@@ -4,9 +4,9 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 
 import torch
 
-from kprof.kernels.runtime.launcher import Launcher, alignments
+from kprof.kernels.runtime import Launcher, alignments
 from kprof.kernels.norm._norm import plan_backward
-from kprof.kernels.runtime.rows import rows_of, tile_of
+from kprof.kernels.runtime import rows_of, tile_of
 from kprof.kernels.gated.swiglu import swiglu
 
 

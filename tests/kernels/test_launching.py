@@ -7,11 +7,11 @@ import types
 import pytest
 import torch
 
-from kprof.kernels.runtime import launcher
+from kprof.kernels import runtime
 from kprof.kernels.norm import _norm
 from kprof.kernels import rope as rope_module, softmax as softmax_module
-from kprof.kernels.runtime.launcher import Launcher, kind_of
-from kprof.kernels.runtime.operator import _is_dispatched
+from kprof.kernels.runtime import Launcher, kind_of
+from kprof.kernels.runtime import _is_dispatched
 from kprof.kernels.norm.rmsnorm import rmsnorm
 from kprof.kernels.rope import rope, rope_
 from kprof.kernels.softmax import softmax
@@ -47,8 +47,8 @@ class _Kernel:
 def kernel(monkeypatch):
     """A kernel that all launchers here launch, on a pretended device."""
     active = types.SimpleNamespace(get_current_device=lambda: -1, get_current_stream=lambda d: d)
-    monkeypatch.setattr(launcher, "driver", types.SimpleNamespace(active=active))
-    monkeypatch.setattr(launcher, "HAS_KNOWN_LAUNCHER", True)
+    monkeypatch.setattr(runtime, "driver", types.SimpleNamespace(active=active))
+    monkeypatch.setattr(runtime, "HAS_KNOWN_LAUNCHER", True)
     noted = _Kernel()
     for module, name in (
         (_norm, "_launch_forward"),
@@ -180,7 +180,7 @@ def test_the_stream_is_that_of_the_tensors_device(kernel):
 
 
 def test_calls_are_not_kept_for_ever(kernel, monkeypatch):
-    monkeypatch.setattr(launcher, "MOST_CALLS", 3)
+    monkeypatch.setattr(runtime, "MOST_CALLS", 3)
     for rows in range(1, 9):
         for _ in range(2):
             _call(softmax, torch.zeros(rows, 64))
@@ -190,7 +190,7 @@ def test_calls_are_not_kept_for_ever(kernel, monkeypatch):
 def test_triton_itself_launches_while_a_profiler_of_it_listens(kernel, monkeypatch):
     for _ in range(3):
         _call(softmax, torch.zeros(4, 64))
-    monkeypatch.setattr(launcher, "_is_watched", lambda: True)
+    monkeypatch.setattr(runtime, "_is_watched", lambda: True)
     before = kernel.compiled, len(kernel.launched)
     _call(softmax, torch.zeros(4, 64))
     assert (kernel.compiled, len(kernel.launched)) == (before[0] + 1, before[1])

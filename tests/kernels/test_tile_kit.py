@@ -97,7 +97,7 @@ def test_counters_are_zeros():
 
 AHEAD = """
 import json, torch
-from kprof.kernels.runtime.ahead import BLACKWELL, HOPPER, compile_ahead
+from kprof.kernels.bench.ahead import BLACKWELL, HOPPER, compile_ahead
 from kprof.kernels.decode_attention.decode_attention import decode_attention
 
 found = []

@@ -24,8 +24,7 @@ from kprof.kernels.attention._triton import (
     forward_operator,
     run_forward,
 )
-from kprof.kernels.runtime.launcher import IS_INTERPRETED, MOST_CALLS, Launcher
-from kprof.kernels.runtime.rows import num_sms
+from kprof.kernels.runtime import IS_INTERPRETED, MOST_CALLS, Launcher, num_sms
 
 HOPPER = 9
 ALIGNMENT = 16

@@ -29,7 +29,7 @@ from kprof.kernels.attention._triton import (
     empty_gradients,
     run_backward,
 )
-from kprof.kernels.runtime.launcher import Launcher, alignments
+from kprof.kernels.runtime import Launcher, alignments
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -26,8 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of
-from kprof.kernels.runtime.operator import define
+from kprof.kernels.runtime import Launcher, alignments, define, kind_of
 from kprof.kernels.tiles.key_range import is_visible, key_ranges, sequence_at
 from kprof.kernels.tiles.online_softmax import (
     finish,

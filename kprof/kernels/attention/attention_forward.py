@@ -22,7 +22,7 @@ from kprof.kernels.attention._hopper import forward_hopper, why_unavailable
 from kprof.kernels.attention._hopper_backward import backward_hopper, backward_hopper_ordered
 from kprof.kernels.attention._reference import reference, truth
 from kprof.kernels.attention._triton import backward_triton, forward_triton
-from kprof.kernels.runtime.operator import applied
+from kprof.kernels.runtime import applied
 
 
 class _WithGradient(torch.autograd.Function):

@@ -33,8 +33,7 @@ from kprof.kernels.attention._triton import Options, empty_results
 from kprof.kernels.attention.attention_forward import KERNEL as FORWARD
 from kprof.kernels.attention.attention_forward import MOST_PLACES
 from kprof.kernels.fp8._quantize_rows import FP8, LARGEST, LEAST
-from kprof.kernels.runtime.launcher import Launcher, alignments
-from kprof.kernels.runtime.operator import DifferentiationError, define
+from kprof.kernels.runtime import DifferentiationError, Launcher, alignments, define
 
 
 class Config(NamedTuple):

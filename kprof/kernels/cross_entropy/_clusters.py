@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from kprof.kernels.cross_entropy._sweeps import Options, write_losses
-from kprof.kernels.runtime.launcher import IS_INTERPRETED, Launcher, alignments, next_power_of_two
-from kprof.kernels.runtime.rows import num_sms
+from kprof.kernels.runtime import IS_INTERPRETED, Launcher, alignments, next_power_of_two, num_sms
 
 HOPPER = 9
 DTYPES = (torch.bfloat16, torch.float16)

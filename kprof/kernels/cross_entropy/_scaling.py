@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of
-from kprof.kernels.runtime.operator import define
+from kprof.kernels.runtime import Launcher, alignments, define, kind_of
 
 # As many as most calls have, so that a program waits for memory once.
 ELEMENTS_PER_SUM = 8_192

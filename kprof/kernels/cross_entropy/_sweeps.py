@@ -20,13 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kprof.kernels.runtime.launcher import (
-    IS_INTERPRETED,
-    Launcher,
-    alignments,
-    kind_of,
-    next_power_of_two,
-)
+from kprof.kernels.runtime import IS_INTERPRETED, Launcher, alignments, kind_of, next_power_of_two
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -22,7 +22,7 @@ from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels.cross_entropy._clusters import why_not_here, write_losses_shared
 from kprof.kernels.cross_entropy._scaling import is_graph_kept, scale_once, write_reduced
 from kprof.kernels.cross_entropy._sweeps import Options, write_gradients, write_losses
-from kprof.kernels.runtime.operator import applied, define
+from kprof.kernels.runtime import applied, define
 
 
 def has_side_by_side_columns(logits: Tensor) -> bool:

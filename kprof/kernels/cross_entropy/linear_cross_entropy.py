@@ -20,7 +20,7 @@ from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels.cross_entropy._scaling import scale_once
 from kprof.kernels.cross_entropy._sweeps import Options, merge_piece, write_gradients, write_losses
 from kprof.kernels.cross_entropy.cross_entropy import IGNORE_INDEX, Reduction, cross_entropy
-from kprof.kernels.runtime.operator import applied, define
+from kprof.kernels.runtime import applied, define
 
 ROWS_PER_BLOCK, ROWS_OF_TILE = 2_048, 128
 # Blocks of rows that a gradient in 16 bits is added up over: one more rounding than in one go, and

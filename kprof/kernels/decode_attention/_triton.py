@@ -24,15 +24,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.errors import KprofError
-from kprof.kernels.runtime.launcher import (
+from kprof.kernels.runtime import (
     IS_INTERPRETED,
     MOST_CALLS,
     Launcher,
     alignments,
+    define,
     kind_of,
     next_power_of_two,
 )
-from kprof.kernels.runtime.operator import define
 from kprof.kernels.tiles.online_softmax import finish, merge, store_part, weigh
 from kprof.kernels.tiles.splits import counters, is_last_to_arrive, part_length
 

@@ -22,7 +22,7 @@ from kprof.kernels.attention._reference import (
     masked_attention,
 )
 from kprof.kernels.decode_attention._triton import decode_operator, why_refused
-from kprof.kernels.runtime.operator import DifferentiationError
+from kprof.kernels.runtime import DifferentiationError
 
 
 def decode_attention(

@@ -38,9 +38,15 @@ from kprof.kernels.norm.add_layernorm import add_layernorm
 from kprof.kernels.norm.add_rmsnorm import add_rmsnorm
 from kprof.kernels.norm.layernorm import layernorm
 from kprof.kernels.norm.rmsnorm import rmsnorm
-from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of
-from kprof.kernels.runtime.operator import define
-from kprof.kernels.runtime.rows import count_rows, empty_like, rows_of
+from kprof.kernels.runtime import (
+    Launcher,
+    alignments,
+    count_rows,
+    define,
+    empty_like,
+    kind_of,
+    rows_of,
+)
 from kprof.kernels.tiles.exact import divide, exp
 
 

@@ -25,15 +25,15 @@ from torch import Tensor
 from triton.runtime import driver
 
 from kprof.kernels.fp8._quantize_rows import FP8, SIDE, rows_of_program
-from kprof.kernels.runtime.launcher import (
+from kprof.kernels.runtime import (
     MOST_CALLS,
     Launcher,
     alignments,
+    define,
     kind_of,
     next_power_of_two,
+    num_sms,
 )
-from kprof.kernels.runtime.operator import define
-from kprof.kernels.runtime.rows import num_sms
 from kprof.kernels.tiles.splits import counters, is_last_to_arrive, part_length
 
 

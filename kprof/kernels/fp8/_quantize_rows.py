@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of, next_power_of_two
+from kprof.kernels.runtime import Launcher, alignments, kind_of, next_power_of_two
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0

@@ -21,7 +21,7 @@ from kprof.kernels.fp8._quantize_rows import MOST_COLUMNS, quantize_transposed
 from kprof.kernels.fp8._weights import ByVersion, quantized
 from kprof.kernels.fp8.fp8_gemm import LLAMA, WIDE
 from kprof.kernels.fp8.quantize_fp8 import quantize_fp8
-from kprof.kernels.runtime.operator import applied, define
+from kprof.kernels.runtime import applied, define
 
 Route = Literal["wide", "tiles", "library", "plain"]
 # Up to so many rows our kernel is faster than cuBLASLt; the second where few columns and a long sum

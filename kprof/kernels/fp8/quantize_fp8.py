@@ -24,8 +24,7 @@ from kprof.kernels.fp8._quantize_rows import (
     rows_of_program,
     store_quantized_rows,
 )
-from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of
-from kprof.kernels.runtime.operator import define
+from kprof.kernels.runtime import Launcher, alignments, define, kind_of
 
 Group = Literal["row", "1x128", "128x128"]
 ROWS_PER_PROGRAM = 32

@@ -14,9 +14,18 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.kernels import Work
-from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of, next_power_of_two
-from kprof.kernels.runtime.operator import applied, define
-from kprof.kernels.runtime.rows import DTYPES, count_rows, empty_like, rows_of
+from kprof.kernels.runtime import (
+    DTYPES,
+    Launcher,
+    alignments,
+    applied,
+    count_rows,
+    define,
+    empty_like,
+    kind_of,
+    next_power_of_two,
+    rows_of,
+)
 from kprof.kernels.tiles.exact import divide, exp
 
 SILU: tl.constexpr = tl.constexpr(0)

@@ -10,9 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of
-from kprof.kernels.runtime.operator import applied, define
-from kprof.kernels.runtime.rows import DTYPES
+from kprof.kernels.runtime import DTYPES, Launcher, alignments, applied, define, kind_of
 
 # Four loads of 16 bytes for each of 128 threads, of 16 bits.
 BLOCK, WARPS = 4_096, 4

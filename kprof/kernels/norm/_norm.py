@@ -16,13 +16,17 @@ import triton.language as tl
 from torch import Tensor, is_grad_enabled
 
 from kprof.kernels import Work
-from kprof.kernels.runtime.launcher import Launcher, alignments, kind_of, next_power_of_two
-from kprof.kernels.runtime.operator import applied, define
-from kprof.kernels.runtime.rows import (
+from kprof.kernels.runtime import (
     DTYPES,
+    Launcher,
+    alignments,
+    applied,
     count_rows,
+    define,
     empty_like,
     is_widened,
+    kind_of,
+    next_power_of_two,
     num_sms,
     rows_of,
     tile_of,

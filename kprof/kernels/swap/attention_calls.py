@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kprof.kernels.runtime.launcher import next_power_of_two
+from kprof.kernels.runtime import next_power_of_two
 from kprof.kernels.swap.dispatch import key_of
 
 DECODE_ATTENTION, ATTENTION_FORWARD = "decode_attention", "attention_forward"

@@ -19,7 +19,7 @@ from torch._C._functorch import maybe_current_level
 
 from kprof.analyze.kernel_times import is_ours
 from kprof.kernels import Kernel
-from kprof.kernels.runtime.operator import is_forward_mode
+from kprof.kernels.runtime import is_forward_mode
 from kprof.kernels.swap.probes import Setting
 from kprof.kernels.swap.providers import Providers
 from kprof.kernels.swap.sites import Calls

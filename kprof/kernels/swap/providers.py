@@ -20,7 +20,7 @@ from kprof.kernels.bench.choice import (
     passes_of,
     why_beyond,
 )
-from kprof.kernels.runtime.launcher import IS_INTERPRETED
+from kprof.kernels.runtime import IS_INTERPRETED
 
 # Providers that run wherever torch does; the others take a GPU.
 ANYWHERE = ("aten", "eager", "inductor")

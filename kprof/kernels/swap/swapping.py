@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.nn import DataParallel, Module, functional
 from torch.optim import Optimizer
 
-from kprof.kernels.runtime.ready import build_beside
+from kprof.kernels.runtime import build_beside
 from kprof.kernels.swap.dispatch import UNWANTED, Ways, has_decided
 from kprof.kernels.swap.patches import MARK
 from kprof.kernels.swap.providers import ORIGINAL, Providers, kernels_named

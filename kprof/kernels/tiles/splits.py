@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kprof.kernels.runtime.launcher import IS_INTERPRETED
+from kprof.kernels.runtime import IS_INTERPRETED
 
 # Of four bytes each, for all calls that were ever captured.
 NUM_COUNTERS = 1 << 20

@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from kprof.kernels.runtime.launcher import Launcher
+from kprof.kernels.runtime import Launcher
 
 HOPPER, BLACKWELL = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 100, 32)
 

@@ -1,1 +1,0 @@
-"""Launching kernels, and registering them as operators of torch."""
