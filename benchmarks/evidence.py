@@ -145,9 +145,11 @@ def installed_versions():
 def what_ran(patterns):
     """Return the digests of all that a result depends on, by label.
 
-    Patterns are from the root; one that begins with `code/` is a label itself.
+    Patterns are from the root. `code/PATH` is a label itself; `kprof/kernels/KERNEL.py` stands for
+    the compiled code of this kernel, whichever file holds it.
     """
     labels = {pattern for pattern in patterns if pattern.startswith("code/")}
+    labels |= {one for one in compiled() if f"kprof/kernels/{one.split('/')[1]}.py" in patterns}
     paths = {path.resolve() for pattern in patterns for path in ROOT.glob(pattern)}
     sources = (path.relative_to(ROOT).as_posix() for path in paths)
     return digests(sorted(labels.union(labels_of(sources))))
@@ -157,9 +159,9 @@ def labels_of(sources):
     """Return the labels of what source files decide."""
     labels = set()
     for source in sources:
-        kernel = re.fullmatch(r"kprof/kernels/(?:\w+/)?([a-z]\w*)\.py", source)
-        if kernel:
-            labels |= {name for name in compiled() if name.split("/")[1] == kernel[1]}
+        if re.fullmatch(r"kprof/kernels/(?:\w+/)?[a-z]\w*\.py", source):
+            kernels = re.findall(r'(?m)^    name="(\w+)",$', (ROOT / source).read_text())
+            labels |= {name for name in compiled() if name.split("/")[1] in kernels}
         cases = next((cases for prefix, cases in GOLDENS if source.startswith(prefix)), None)
         if cases:
             labels |= {f"golden/{path.stem}" for path in GOLDEN.glob(f"{cases}.json")}

@@ -104,7 +104,7 @@ class SwiGlu(Block):
     """A layer whose gated activation is one kernel."""
 
     def activation(self, x):
-        from kprof.kernels.gated.swiglu import swiglu
+        from kprof.kernels.gated import swiglu
 
         return swiglu(self.gate(x), self.up(x))
 

@@ -1,8 +1,8 @@
-"""Replacement kernels: each an operation with several providers, judged by one gate, one bench.
+"""Replacement kernels: operations, each with several providers, one correctness gate and one bench.
 
-Every public module here, or in the package of a family, holds one `KERNEL`; that is all that
-registration takes. A
-provider may be ours, torch's own or a peer's: which one runs is decided by measuring them.
+A public module here, or in the package of a family, holds one `KERNEL`, or several `KERNELS`; that
+is all that registration takes. A provider may be ours, torch's own or a peer's. Measurements decide
+which one runs.
 """
 
 from __future__ import annotations
@@ -119,7 +119,12 @@ def all_kernels() -> dict[str, Kernel]:
     modules = modules_in("kprof.kernels")
     families = [m for m in modules if hasattr(m, "__path__") and m.__name__ not in INFRASTRUCTURE]
     modules += [module for family in families for module in modules_in(family.__name__)]
-    found = [module.KERNEL for module in modules if hasattr(module, "KERNEL")]
+    found = [
+        one
+        for module in modules
+        for one in getattr(module, "KERNELS", ()) or (getattr(module, "KERNEL", None),)
+        if one is not None
+    ]
     return {kernel.name: kernel for kernel in sorted(found, key=lambda kernel: kernel.name)}
 
 

@@ -145,7 +145,7 @@ ON_HOPPER = """
 import json, re, subprocess, tempfile, torch, triton
 from pathlib import Path
 from unittest.mock import patch
-from kprof.kernels.runtime import ahead
+from kprof.kernels.bench import ahead
 from kprof.kernels.attention.attention_forward import attention_forward
 
 read, found = ahead._read, []

@@ -364,7 +364,7 @@ def test_a_peer_without_gradients_says_so(monkeypatch):
 ON_HOPPER = """
 import json, torch
 from unittest.mock import patch
-from kprof.kernels.runtime import ahead
+from kprof.kernels.bench import ahead
 from kprof.kernels.attention.attention_forward import attention_forward
 from tests.kernels.kernel_code import product_loops_of
 

@@ -299,6 +299,8 @@ import json, torch
 from unittest.mock import patch
 from kprof.kernels.runtime import ahead
 from kprof.kernels.attention._hopper import REGISTERS, schedule_for
+from kprof.kernels.bench import ahead
+from kprof.kernels.attention._hopper import REGISTERS, ring_for
 from kprof.kernels.attention.attention_forward import KERNEL
 from tests.kernels.kernel_code import powers_beside_values
 

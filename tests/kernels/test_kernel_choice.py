@@ -19,7 +19,7 @@ from kprof.kernels.bench.choice import (
     without_rejected,
 )
 from kprof.kernels.bench.measure import Timed
-from kprof.kernels.norm.rmsnorm import KERNEL
+from kprof.kernels.norm import RMSNORM
 
 
 def timed(provider, gpu_ns, host_ns=5_000.0, problem="", direction="forward"):
@@ -40,7 +40,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def choice_of(*measured):
-    return choose(KERNEL, measured, "NVIDIA H200", "2026-11-20")
+    return choose(RMSNORM, measured, "NVIDIA H200", "2026-11-20")
 
 
 def test_the_fastest_runs_whoever_made_it():
@@ -100,7 +100,7 @@ def test_calls_without_gradients_and_with_them_are_chosen_for_apart():
     training = [timed("liger", 50.0), timed("kprof", 40.0)]
     keep(choice_of(*forward))
     keep(choice_of(*[replace(one, direction="training") for one in training]))
-    asked = (KERNEL, "NVIDIA H200", "bfloat16", (8192, 4096))
+    asked = (RMSNORM, "NVIDIA H200", "bfloat16", (8192, 4096))
     assert find_choice(*asked, "forward").provider == "liger"
     assert find_choice(*asked, "training").provider == "kprof"
 
@@ -124,7 +124,7 @@ def test_choices_for_a_backward_pass_alone_count_as_none_and_the_others_stay():
     backward["measured"] = [{**one, "direction": "backward"} for one in forward["measured"]]
     path.write_text(json.dumps([forward, backward]))
     assert [one.direction for one in load_choices("NVIDIA H200")] == ["forward"]
-    assert find_choice(KERNEL, "NVIDIA H200", "bfloat16", (8192, 4096), "training") is None
+    assert find_choice(RMSNORM, "NVIDIA H200", "bfloat16", (8192, 4096), "training") is None
     keep(choice_of(timed("liger", 30_000.0, direction="training")))
     assert [one["direction"] for one in json.loads(path.read_text())] == ["forward", "training"]
 
@@ -147,7 +147,7 @@ def test_a_choice_says_by_how_much_it_won():
     ],
 )
 def test_rows_are_measured_by_powers_of_two_and_columns_exactly(shape, bucket):
-    assert bucket_of(KERNEL, shape) == bucket
+    assert bucket_of(RMSNORM, shape) == bucket
 
 
 @pytest.mark.parametrize(
@@ -214,11 +214,11 @@ def test_all_of_the_numbers_that_decide_are_told_apart():
 
 def test_a_choice_is_found_again_for_calls_like_those_measured():
     keep(choice_of(timed("kprof", 40_000.0)))
-    found = find_choice(KERNEL, "NVIDIA H200", "bfloat16", (2, 4000, 4096))
+    found = find_choice(RMSNORM, "NVIDIA H200", "bfloat16", (2, 4000, 4096))
     assert found.provider == "kprof"
-    assert find_choice(KERNEL, "NVIDIA H200", "bfloat16", (8192, 2048)) is None
-    assert find_choice(KERNEL, "NVIDIA H200", "float16", (8192, 4096)) is None
-    assert find_choice(KERNEL, "NVIDIA B200", "bfloat16", (8192, 4096)) is None
+    assert find_choice(RMSNORM, "NVIDIA H200", "bfloat16", (8192, 2048)) is None
+    assert find_choice(RMSNORM, "NVIDIA H200", "float16", (8192, 4096)) is None
+    assert find_choice(RMSNORM, "NVIDIA B200", "bfloat16", (8192, 4096)) is None
 
 
 def test_a_new_choice_takes_the_place_of_the_former():
@@ -229,8 +229,8 @@ def test_a_new_choice_takes_the_place_of_the_former():
 
 def test_other_versions_are_not_those_that_were_measured():
     keep(choice_of(timed("kprof", 40_000.0)))
-    providers = (*KERNEL.providers, Provider("other", lambda: None, "numpy"))
-    other = replace(KERNEL, providers=providers)
+    providers = (*RMSNORM.providers, Provider("other", lambda: None, "numpy"))
+    other = replace(RMSNORM, providers=providers)
     assert find_choice(other, "NVIDIA H200", "bfloat16", (8192, 4096)) is None
 
 

@@ -11,11 +11,11 @@ from torch.autograd import forward_ad
 
 import kprof.kernels
 from kprof.kernels.runtime import DifferentiationError
-from kprof.kernels.norm.layernorm import layernorm
-from kprof.kernels.gated.relu_squared import relu_squared
-from kprof.kernels.norm.rmsnorm import rmsnorm
+from kprof.kernels.norm import layernorm
+from kprof.kernels.relu_squared import relu_squared
+from kprof.kernels.norm import rmsnorm
 from kprof.kernels.softmax import softmax
-from kprof.kernels.gated.swiglu import swiglu
+from kprof.kernels.gated import swiglu
 from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
 
 pytestmark = [INTERPRETED, pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]

@@ -295,7 +295,7 @@ KINDS = ("ACQBULK", "CCTL", "LDG", "LDGSTS", "PREEXIT", "STG", "ATOMG", "RED", "
 OVERLAPPING = """
 import json, torch
 from kprof.kernels.fp8 import _gemm as _fp8_gemm, quantize_fp8
-from kprof.kernels.runtime import ahead
+from kprof.kernels.bench import ahead
 from kprof.kernels.fp8._gemm import multiply
 from tests.kernels.kernel_code import instructions_of, _kind_of
 
@@ -343,7 +343,7 @@ AHEAD = """
 import json, re, torch
 from itertools import product
 from kprof.kernels.fp8 import _gemm as _fp8_gemm
-from kprof.kernels.runtime import ahead
+from kprof.kernels.bench import ahead
 from kprof.kernels.fp8.fp8_gemm import LLAMA, fp8_gemm
 from tests.kernels.kernel_code import product_loops_of
 

@@ -12,13 +12,13 @@ from torch import nn
 from kprof.kernels.fp8 import _copies
 from kprof.kernels.fp8._copies import WITH_COPY
 from kprof.kernels.fp8._copies import CopyMaker, find_activation
-from kprof.kernels.norm.add_layernorm import add_layernorm
-from kprof.kernels.norm.add_rmsnorm import add_rmsnorm
-from kprof.kernels.gated.geglu import geglu
-from kprof.kernels.norm.layernorm import layernorm
+from kprof.kernels.norm import add_layernorm
+from kprof.kernels.norm import add_rmsnorm
+from kprof.kernels.gated import geglu
+from kprof.kernels.norm import layernorm
 from kprof.kernels.fp8.quantize_fp8 import quantize_fp8
-from kprof.kernels.norm.rmsnorm import rmsnorm
-from kprof.kernels.gated.swiglu import swiglu
+from kprof.kernels.norm import rmsnorm
+from kprof.kernels.gated import swiglu
 from tests.kernels.kernel_checks import (
     INTERPRETED,
     compiled,
@@ -270,7 +270,7 @@ AHEAD = """
 import torch
 from kprof.kernels.bench.ahead import compile_ahead
 from kprof.kernels.fp8._copies import _run_norm, _run_swiglu
-from kprof.kernels.norm._norm import FORMS
+from kprof.kernels.norm import FORMS
 
 def x(columns):
     return torch.empty(64, columns, dtype=torch.bfloat16)

@@ -5,10 +5,11 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 import pytest
 import torch
 
-from kprof.kernels.norm.add_layernorm import KERNEL as ADD_KERNEL
-from kprof.kernels.norm.add_layernorm import add_layernorm
-from kprof.kernels.norm.layernorm import KERNEL, layernorm
-from kprof.kernels.norm.rmsnorm import KERNEL as RMSNORM
+from kprof.kernels.norm import add_layernorm
+from kprof.kernels.norm import layernorm
+from kprof.kernels.norm import ADD_LAYERNORM as ADD_KERNEL
+from kprof.kernels.norm import LAYERNORM
+from kprof.kernels.norm import RMSNORM
 from tests.kernels.kernel_checks import (
     INTERPRETED,
     Plain,
@@ -20,7 +21,7 @@ from tests.kernels.kernel_checks import (
 )
 
 pytestmark = INTERPRETED
-KERNELS = pytest.mark.parametrize("kernel", [KERNEL, ADD_KERNEL], ids=lambda one: one.name)
+KERNELS = pytest.mark.parametrize("kernel", [LAYERNORM, ADD_KERNEL], ids=lambda one: one.name)
 
 
 def test_a_single_column_is_the_bias():
@@ -34,7 +35,7 @@ def test_sixteen_bits_are_rounded_once_at_the_end_as_torch_does():
         rows(4, 64, dtype=torch.float16, seed=i)[: 4 - 3 * bool(i)] for i in range(3)
     )
     found = layernorm(x, weight[0], bias[0])
-    exact = KERNEL.truth(x.double(), weight[0].double(), bias[0].double())
+    exact = LAYERNORM.truth(x.double(), weight[0].double(), bias[0].double())
     assert float((found.double() - exact).abs().max()) <= 2**-11 * float(exact.abs().max())
 
 
@@ -46,7 +47,7 @@ def test_a_large_mean_does_not_swallow_the_variance():
 
 def test_a_large_mean_does_not_swallow_the_weights_gradient():
     arguments = rows(1, 64) + 4_096.0, rows(64, seed=1), rows(64, seed=2)
-    assert errors_against_truth(KERNEL, layernorm, arguments) < 1e-5
+    assert errors_against_truth(LAYERNORM, layernorm, arguments) < 1e-5
 
 
 def test_adding_a_constant_to_a_row_changes_nothing():
@@ -108,8 +109,8 @@ def test_its_operators_keep_torchs_rules():
 
 def test_what_it_cannot_do_it_refuses():
     x, weight = torch.zeros(2, 8), torch.zeros(8)
-    assert "the weight or bias is" in KERNEL.refuses(x.half(), weight.half(), weight)
-    assert "at most 8,192" in KERNEL.refuses(torch.zeros(1, 8_193))
+    assert "the weight or bias is" in LAYERNORM.refuses(x.half(), weight.half(), weight)
+    assert "at most 8,192" in LAYERNORM.refuses(torch.zeros(1, 8_193))
     assert "a residual" in ADD_KERNEL.refuses(x, x[:1])
     assert ADD_KERNEL.refuses(x, x, weight, weight) is None
 
@@ -117,7 +118,7 @@ def test_what_it_cannot_do_it_refuses():
 def test_under_autocast_torch_widens_what_this_does_not():
     x = torch.zeros(2, 8).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        assert "autocast" in KERNEL.refuses(x)
+        assert "autocast" in LAYERNORM.refuses(x)
         assert "autocast" in RMSNORM.refuses(x, None, form="torch")
         assert RMSNORM.refuses(x, None, form="llama") is None
-    assert KERNEL.refuses(x) is None
+    assert LAYERNORM.refuses(x) is None

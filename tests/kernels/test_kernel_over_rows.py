@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from kprof.kernels.norm import add_layernorm, add_rmsnorm, layernorm, rmsnorm
-from kprof.kernels.gated import geglu, relu_squared, swiglu
+from kprof.kernels import norm
+from kprof.kernels import relu_squared, gated
 from tests.kernels.kernel_checks import (
     COMPILED,
     INTERPRETED,
@@ -23,8 +23,7 @@ from tests.kernels.kernel_checks import (
 )
 
 pytestmark = INTERPRETED
-MODULES = (layernorm, add_layernorm, rmsnorm, add_rmsnorm, swiglu, geglu, relu_squared)
-KERNELS = [module.KERNEL for module in MODULES]
+KERNELS = (*norm.KERNELS, *gated.KERNELS, relu_squared.KERNEL)
 OF_EACH = pytest.mark.parametrize("kernel", KERNELS, ids=lambda one: one.name)
 # Columns of the default shapes.
 LENGTHS = {
@@ -81,7 +80,7 @@ def test_nothing_spills_on_hopper_for_the_default_shapes(kernel):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [add_layernorm.KERNEL, add_rmsnorm.KERNEL], ids=lambda k: k.name)
+@pytest.mark.parametrize("kernel", [norm.ADD_LAYERNORM, norm.ADD_RMSNORM], ids=lambda k: k.name)
 def test_rows_that_are_no_power_of_two_are_loaded_ahead_as_far_as_shared_memory_goes(kernel):
     spilled = spills_of(kernel, ((3, 4_099), "float32"), ((3, 4_099), "bfloat16"))
     # A little, beside what is read and written.

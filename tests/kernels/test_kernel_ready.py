@@ -19,9 +19,11 @@ from triton.backends.nvidia import driver
 from triton.runtime import build
 from kprof.kernels.runtime import ahead, ready as _ready
 from kprof.kernels.attention._triton import Options
+from kprof.kernels.bench import ahead, ready as _ready
+from kprof.kernels.attention._portable import Options
 from kprof.kernels.attention._hopper import run_ring
-from kprof.kernels.norm.rmsnorm import rmsnorm
-from kprof.kernels.gated.swiglu import swiglu
+from kprof.kernels.norm import rmsnorm
+from kprof.kernels.gated import swiglu
 import kprof.kernels.attention._hopper_kernel
 
 os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()

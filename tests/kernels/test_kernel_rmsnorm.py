@@ -5,11 +5,12 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 import pytest
 import torch
 
-from kprof.kernels.norm import _norm
-from kprof.kernels.norm._norm import BackwardPlan
-from kprof.kernels.norm.add_rmsnorm import KERNEL as ADD_KERNEL
-from kprof.kernels.norm.add_rmsnorm import add_rmsnorm
-from kprof.kernels.norm.rmsnorm import KERNEL, rmsnorm
+from kprof.kernels.norm import BackwardPlan
+from kprof.kernels.norm import add_rmsnorm
+from kprof.kernels.norm import rmsnorm
+from kprof.kernels import norm
+from kprof.kernels.norm import ADD_RMSNORM as ADD_KERNEL
+from kprof.kernels.norm import RMSNORM
 from tests.kernels.kernel_checks import (
     INTERPRETED,
     Plain,
@@ -23,7 +24,7 @@ from tests.kernels.kernel_checks import (
 from tests.kernels.kernel_hopper import on_hopper
 
 pytestmark = INTERPRETED
-KERNELS = pytest.mark.parametrize("kernel", [KERNEL, ADD_KERNEL], ids=lambda one: one.name)
+KERNELS = pytest.mark.parametrize("kernel", [RMSNORM, ADD_KERNEL], ids=lambda one: one.name)
 
 
 @KERNELS
@@ -34,14 +35,14 @@ def test_two_columns_have_the_right_norm_and_gradients(kernel):
 
 def test_sixteen_bits_are_rounded_before_the_weight_as_a_llama_of_hugging_face_does():
     x, weight = rows(4, 64, dtype=torch.float16), rows(64, dtype=torch.float16, seed=1)
-    assert are_same([rmsnorm(x, weight)], [KERNEL.reference(x, weight)])
+    assert are_same([rmsnorm(x, weight)], [RMSNORM.reference(x, weight)])
 
 
 def test_a_weight_of_float32_makes_a_llamas_result_float32():
     x, weight = rows(4, 64, dtype=torch.float16), rows(64, seed=1)
     y = rmsnorm(x, weight)
     assert y.dtype == torch.float32
-    assert are_same([y], [KERNEL.reference(x, weight)])
+    assert are_same([y], [RMSNORM.reference(x, weight)])
 
 
 @pytest.mark.parametrize("form", ["torch", "gemma"])
@@ -49,14 +50,14 @@ def test_other_forms_round_once_at_the_end(form):
     x, weight = rows(4, 64, dtype=torch.float16), rows(64, seed=1)
     y = rmsnorm(x, weight, form=form)
     assert y.dtype == torch.float16
-    assert are_same([y], [KERNEL.reference(x, weight, form=form)])
+    assert are_same([y], [RMSNORM.reference(x, weight, form=form)])
 
 
 def test_a_weight_of_float32_has_a_gradient_of_float32():
     x, weight = rows(4, 64, dtype=torch.float16), rows(64, seed=1)
     y, dx, dweight = results_of(rmsnorm, (x, weight), (0, 1))
     assert (y.dtype, dx.dtype, dweight.dtype) == (torch.float32, torch.float16, torch.float32)
-    exact = results_of(KERNEL.truth, (x.double(), weight.double()), (0, 1))
+    exact = results_of(RMSNORM.truth, (x.double(), weight.double()), (0, 1))
     assert errors_of([dx], exact[1:2]) < 1e-3
     assert errors_of([dweight], exact[2:]) < 1e-6
 
@@ -77,7 +78,7 @@ def test_the_gradients_of_other_forms_are_those_of_autograd(form):
     found = results_of(lambda *a: rmsnorm(*a, 1e-6, form), (x, weight), (0, 1))
     exact = (x.double(), weight.double())
     shift = 1.0 if form == "gemma" else 0.0
-    expected = results_of(lambda x, w: KERNEL.truth(x, w + shift), exact, (0, 1))
+    expected = results_of(lambda x, w: RMSNORM.truth(x, w + shift), exact, (0, 1))
     for one, truth in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), truth, rtol=1e-5, atol=1e-5)
 
@@ -103,16 +104,16 @@ def test_a_rows_bits_do_not_depend_on_the_rows_around_it():
 
 
 def test_the_shares_of_many_programs_add_up_to_the_weights_gradient(monkeypatch):
-    monkeypatch.setattr(_norm, "num_sms", lambda device: 100)
+    monkeypatch.setattr(norm, "num_sms", lambda device: 100)
     arguments = rows(150, 2_048), rows(2_048, seed=1)
-    assert errors_against_truth(KERNEL, rmsnorm, arguments) < 2e-6
+    assert errors_against_truth(RMSNORM, rmsnorm, arguments) < 2e-6
 
 
 def test_programs_that_walk_over_rows_give_the_same_gradient(monkeypatch):
     x, weight = rows(30, 100), rows(100, seed=1)
     expected = results_of(rmsnorm, (x, weight), (0, 1))
-    walking = BackwardPlan(rows=2, block=128, warps=1, stages=2, programs_per_sm=1)
-    monkeypatch.setattr(_norm, "plan_backward", lambda columns, row_bytes: walking)
+    walking = BackwardPlan(rows=2, block=128, warps=1, stages=2, ctas_per_sm=1)
+    monkeypatch.setattr(norm, "plan_backward", lambda columns, row_bytes: walking)
     y, dx, dweight = results_of(rmsnorm, (x, weight), (0, 1))
     assert are_same([y, dx], expected[:2])
     torch.testing.assert_close(dweight, expected[2])
@@ -121,7 +122,7 @@ def test_programs_that_walk_over_rows_give_the_same_gradient(monkeypatch):
 def test_a_weight_loaded_before_the_sum_gives_the_same_bits(monkeypatch):
     x, residual, weight = rows(3, 100), rows(3, 100, seed=2), rows(100, seed=1)
     expected = add_rmsnorm(x, residual, weight)
-    monkeypatch.setattr(_norm, "FEW_COLUMNS", 0)
+    monkeypatch.setattr(norm, "FEW_COLUMNS", 0)
     assert are_same(add_rmsnorm(x, residual, weight), expected)
 
 
@@ -170,16 +171,16 @@ def test_its_operators_keep_torchs_rules():
     [(4_096, 264, 256), (264, 264, 264), (265, 264, 133), (3, 264, 3)],
 )
 def test_no_more_programs_add_up_than_end_sooner(tiles, most, programs):
-    assert _norm._share_out(tiles, most) == programs
+    assert norm._count_ctas(tiles, most) == programs
 
 
 OVERLAPPING = """
 import torch
-from kprof.kernels.norm import _norm
-from kprof.kernels.runtime import ahead
-from kprof.kernels.norm.rmsnorm import rmsnorm
+from kprof.kernels import norm
+from kprof.kernels.bench import ahead
+from kprof.kernels.norm import rmsnorm
 
-_norm._overlaps = lambda device: True
+norm._overlaps = lambda device: True
 ahead._read = lambda kernel, launch: kernel
 x, weight = (torch.zeros(*shape, requires_grad=True) for shape in ((8, 2048), (2048,)))
 for one in ahead.compile_ahead(lambda: rmsnorm(x, weight).sum().backward()):
@@ -191,23 +192,23 @@ for one in ahead.compile_ahead(lambda: rmsnorm(x, weight).sum().backward()):
 
 def test_a_sum_that_is_launched_early_waits_for_its_terms():
     assert on_hopper(OVERLAPPING).splitlines() == [
-        "forward False",
-        "backward False launch_dependents",
-        "add_up True wait",
+        "norm_forward False",
+        "norm_backward False launch_dependents",
+        "sum_partials True wait",
     ]
 
 
 FITTED = """
 import torch
-from kprof.kernels.runtime import ahead
-from kprof.kernels.norm.add_rmsnorm import add_rmsnorm
+from kprof.kernels.bench import ahead
+from kprof.kernels.norm import add_rmsnorm
 
 for dtype in (torch.bfloat16, torch.float16, torch.float32):
     x, residual, weight = (torch.zeros(*shape, 2048, dtype=dtype) for shape in ((8,), (8,), ()))
     given = [one.requires_grad_() for one in (x, residual, weight)]
     run = lambda: sum(one.float().sum() for one in add_rmsnorm(*given)).backward()
     for one in ahead.compile_ahead(run):
-        if one.name == "backward":
+        if one.name == "norm_backward":
             print(one.num_registers <= 112, one.spilled_bytes)
 """
 
@@ -226,7 +227,7 @@ def test_with_a_residual_a_program_of_2048_columns_leaves_room_and_spills_nothin
     ],
 )
 def test_what_it_cannot_do_it_refuses(arguments, why):
-    assert why in KERNEL.refuses(*arguments)
+    assert why in RMSNORM.refuses(*arguments)
 
 
 def test_a_residual_of_another_shape_or_dtype_is_refused():

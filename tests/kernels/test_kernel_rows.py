@@ -5,9 +5,9 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 import torch
 
 from kprof.kernels.runtime import Launcher, alignments
-from kprof.kernels.norm._norm import plan_backward
+from kprof.kernels.norm import plan_backward
 from kprof.kernels.runtime import rows_of, tile_of
-from kprof.kernels.gated.swiglu import swiglu
+from kprof.kernels.gated import swiglu
 
 
 def test_all_that_is_aligned_needs_one_binary():

@@ -5,9 +5,10 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 import pytest
 import torch
 
-from kprof.kernels.gated.geglu import KERNEL as GEGLU
-from kprof.kernels.gated.geglu import geglu
-from kprof.kernels.gated.swiglu import KERNEL, swiglu
+from kprof.kernels.gated import geglu
+from kprof.kernels.gated import swiglu
+from kprof.kernels.gated import GEGLU
+from kprof.kernels.gated import SWIGLU
 from tests.kernels.kernel_checks import (
     COMPILED,
     INTERPRETED,
@@ -21,7 +22,7 @@ from tests.kernels.kernel_checks import (
 )
 
 pytestmark = INTERPRETED
-KERNELS = pytest.mark.parametrize("kernel", [KERNEL, GEGLU], ids=lambda one: one.name)
+KERNELS = pytest.mark.parametrize("kernel", [SWIGLU, GEGLU], ids=lambda one: one.name)
 FUNCTIONS = pytest.mark.parametrize("function", [swiglu, geglu])
 
 
@@ -42,7 +43,7 @@ def test_the_error_function_is_there_for_those_who_do_not_approximate():
     assert not are_same(found[:1], [geglu(gate, up)])
 
 
-@pytest.mark.parametrize("kernel", [KERNEL, GEGLU], ids=lambda one: one.name)
+@pytest.mark.parametrize("kernel", [SWIGLU, GEGLU], ids=lambda one: one.name)
 def test_the_activation_is_rounded_before_the_product(kernel):
     gate, up = rows(8, 64, dtype=torch.float16), rows(8, 64, dtype=torch.float16, seed=1)
     found, expected = kernel.provider("kprof").load()(gate, up), kernel.reference(gate, up)
@@ -89,7 +90,7 @@ def test_nothing_in_is_nothing_out(function):
 
 def test_float32_keeps_its_digits_where_the_gate_is_nearly_closed():
     gate = -torch.linspace(1, 80, 1_001)
-    exact = KERNEL.truth(gate.double(), torch.ones(1_001).double())
+    exact = SWIGLU.truth(gate.double(), torch.ones(1_001).double())
     error = swiglu(gate, torch.ones(1_001)).double() / exact - 1
     assert float(error.abs().max()) < 4e-7
 

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from kprof.kernels.cross_entropy.cross_entropy import cross_entropy  # noqa: E402
 from kprof.kernels.cross_entropy.linear_cross_entropy import linear_cross_entropy  # noqa: E402
-from kprof.kernels.norm.rmsnorm import rmsnorm  # noqa: E402
+from kprof.kernels.norm import rmsnorm  # noqa: E402
 
 X, WEIGHT, TARGETS = torch.ones(2, 16), torch.ones(16), torch.zeros(2, dtype=torch.long)
 CALLS = {

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kprof.kernels import runtime
-from kprof.kernels.norm import _norm
+from kprof.kernels import norm
 from kprof.kernels import rope as rope_module, softmax as softmax_module
 from kprof.kernels.runtime import Launcher, kind_of
 from kprof.kernels.runtime import _is_dispatched
-from kprof.kernels.norm.rmsnorm import rmsnorm
+from kprof.kernels.norm import rmsnorm
 from kprof.kernels.rope import rope, rope_
 from kprof.kernels.softmax import softmax
 
@@ -51,9 +51,9 @@ def kernel(monkeypatch):
     monkeypatch.setattr(runtime, "HAS_KNOWN_LAUNCHER", True)
     noted = _Kernel()
     for module, name in (
-        (_norm, "_launch_forward"),
-        (_norm, "_launch_backward"),
-        (_norm, "_launch_sum"),
+        (norm, "_launch_forward"),
+        (norm, "_launch_backward"),
+        (norm, "_launch_sum"),
         (rope_module, "_launch"),
         (softmax_module, "_launch_forward"),
     ):
@@ -145,13 +145,13 @@ def test_a_gradient_of_another_kind_is_no_repetition(kernel, dy):
     x, weight = _wanting(4, 64), torch.ones(64).requires_grad_()
     for _ in range(3):
         _gradient(x, weight, torch.zeros(4, 64))
-    calls = len(_norm._launch_backward._calls)
+    calls = len(norm._launch_backward._calls)
     for _ in range(2):
         _gradient(x, weight, dy)
     backwards = [arguments for _, arguments in kernel.launched if len(arguments) == 19]
     assert backwards[-1][0].is_contiguous()
     assert torch.equal(backwards[-1][0], dy)
-    assert len(_norm._launch_backward._calls) == calls + dy.is_contiguous()
+    assert len(norm._launch_backward._calls) == calls + dy.is_contiguous()
 
 
 def test_rows_that_had_to_be_copied_are_copied_every_time(kernel):

@@ -32,12 +32,17 @@ from kprof.kernels.fp8._quantize_rows import (
     rows_of_program,
     store_quantized_rows,
 )
-from kprof.kernels.gated.swiglu import swiglu
-from kprof.kernels.norm._norm import FEW_COLUMNS, FORMS, forward, plan_forward
-from kprof.kernels.norm.add_layernorm import add_layernorm
-from kprof.kernels.norm.add_rmsnorm import add_rmsnorm
-from kprof.kernels.norm.layernorm import layernorm
-from kprof.kernels.norm.rmsnorm import rmsnorm
+from kprof.kernels.gated import swiglu
+from kprof.kernels.norm import (
+    FEW_COLUMNS,
+    FORMS,
+    add_layernorm,
+    add_rmsnorm,
+    layernorm,
+    norm_forward,
+    plan_forward,
+    rmsnorm,
+)
 from kprof.kernels.runtime import (
     Launcher,
     alignments,
@@ -82,7 +87,7 @@ def norm_quantize_fp8_kernel(
     LEAST: tl.constexpr,
 ):
     """Normalise rows, and quantise the stored result, with one scale a row."""
-    forward(
+    norm_forward(
         x_MN,
         residual_MN,
         weight_N,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from kprof.kernels.gated import geglu, swiglu
+from kprof.kernels import kernel_named
 from kprof.kernels.swap.probes import (
     ARITHMETIC,
     ARRANGING,
@@ -414,5 +414,4 @@ def _best_of(probe: Probe, others: list[str], product: Tensor) -> tuple[float, F
 
 
 def _reference(kernel: str, options: tuple[str, ...], *tensors: Tensor | None) -> object:
-    module = swiglu if kernel == SWIGLU else geglu
-    return module.KERNEL.reference(*tensors, *options)
+    return kernel_named(kernel).reference(*tensors, *options)

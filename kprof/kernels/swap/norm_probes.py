@@ -17,6 +17,7 @@ from torch.nn import Module
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import parametrize
 
+from kprof.kernels import kernel_named
 from kprof.kernels.swap.probes import (
     ARITHMETIC,
     ARRANGING,
@@ -263,12 +264,9 @@ def _computed(
     function: Callable[..., Any] | None = None,
 ) -> object:
     kernel, form, eps, _ = one
+    function = function or kernel_named(kernel).reference
     weight = parameters.get("weight")
     if kernel == RMSNORM:
-        from kprof.kernels.norm.rmsnorm import KERNEL
-
         options = () if form == FORMS[0] else (form,)
-        return (function or KERNEL.reference)(rows, weight, eps, *options)
-    from kprof.kernels.norm.layernorm import KERNEL as LAYER
-
-    return (function or LAYER.reference)(rows, weight, parameters.get("bias"), eps)
+        return function(rows, weight, eps, *options)
+    return function(rows, weight, parameters.get("bias"), eps)

@@ -15,7 +15,7 @@ from kprof.kernels import all_kernels
 from kprof.kernels.bench.measure import Timed
 from kprof.kernels.bench.choice import choose, counted, find_choice, keep, why_beyond
 from kprof.kernels.bench.measure import subject_of
-from kprof.kernels.norm.rmsnorm import KERNEL
+from kprof.kernels.norm import RMSNORM
 from kprof.kernels.swap.providers import Providers
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.swap_models import Norm
@@ -36,7 +36,7 @@ def call_of(*shape, dtype=torch.float32):
 
 def test_a_call_with_more_rows_than_the_gate_tries_goes_to_the_original_with_the_reason():
     model = nn.Sequential(Norm(1))
-    rows = KERNEL.reach[0] + 1
+    rows = RMSNORM.reach[0] + 1
     with swapped(model, "rmsnorm") as swap:
         model(torch.ones(2, 1))
         model(torch.ones(rows, 1))
@@ -60,7 +60,7 @@ def test_a_call_with_more_rows_than_the_gate_tries_goes_to_the_original_with_the
     ],
 )
 def test_what_was_tried_on_this_machine_bounds_the_calls(shape, why):
-    found = why_beyond(KERNEL, call_of(*shape), shape, SCOPE)
+    found = why_beyond(RMSNORM, call_of(*shape), shape, SCOPE)
     assert found == (why and f"outside of what the quality gate tried, {why}")
 
 
@@ -68,22 +68,22 @@ def test_a_measured_provider_is_chosen_inside_its_scope_alone(monkeypatch, tmp_p
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "GPU")
     timed = Timed("rmsnorm", "aten", (128, 64), "float32", "forward", gpu_ns=9.0)
-    keep(replace(choose(KERNEL, [timed], "GPU", "2026-01-01"), scope=SCOPE))
-    assert find_choice(KERNEL, "GPU", "float32", (128, 64)).scope == SCOPE
-    providers = Providers({"rmsnorm": KERNEL}, {})
+    keep(replace(choose(RMSNORM, [timed], "GPU", "2026-01-01"), scope=SCOPE))
+    assert find_choice(RMSNORM, "GPU", "float32", (128, 64)).scope == SCOPE
+    providers = Providers({"rmsnorm": RMSNORM}, {})
     with torch.no_grad():
         for shape, name in (((100, 64), "aten"), ((101, 64), None)):
-            found = providers.choose(KERNEL, call_of(*shape), shape, is_default=True)
+            found = providers.choose(RMSNORM, call_of(*shape), shape, is_default=True)
             assert found[1] == name
 
 
 def test_the_gate_grows_to_what_a_swap_lets_a_kernel_take():
-    assert subject_of(KERNEL).reach == KERNEL.reach == (1_048_576,)
+    assert subject_of(RMSNORM).reach == RMSNORM.reach == (1_048_576,)
     # Its calls are whole lists of parameters.
     assert [name for name, kernel in all_kernels().items() if not kernel.reach] == ["adamw"]
 
 
 def test_rows_in_several_dimensions_are_counted_in_one_number():
-    assert counted(KERNEL, (2, 3, 4)) == (6, 4)
+    assert counted(RMSNORM, (2, 3, 4)) == (6, 4)
     attention = all_kernels()["attention_forward"]
     assert counted(attention, (2, 8, 8, 128, 128, 64)) == (2, 8, 8, 128, 128, 64)

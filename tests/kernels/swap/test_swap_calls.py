@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kprof.kernels.bench.measure import Timed
 from kprof.kernels.bench.choice import choose, keep
-from kprof.kernels.norm.rmsnorm import KERNEL
+from kprof.kernels.norm import RMSNORM
 from kprof.kernels.swap import providers
 from kprof.kernels.swap.providers import Providers
 from kprof.kernels.swap.swapping import swapped
@@ -82,27 +82,27 @@ def test_calls_with_and_without_gradients_go_to_whoever_is_the_fastest_there(mon
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "GPU")
     for direction, name in (("forward", "eager"), ("training", "aten")):
         timed = Timed("rmsnorm", name, (8, 8), "float32", direction, gpu_ns=9.0)
-        keep(choose(KERNEL, [timed], "GPU", "2026-01-01"))
+        keep(choose(RMSNORM, [timed], "GPU", "2026-01-01"))
     on_gpu = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32)
-    providers = Providers({"rmsnorm": KERNEL}, {})
-    assert providers._fastest(KERNEL, on_gpu, (8, 8)) == "aten"
+    providers = Providers({"rmsnorm": RMSNORM}, {})
+    assert providers._fastest(RMSNORM, on_gpu, (8, 8)) == "aten"
     with torch.no_grad():
-        assert providers._fastest(KERNEL, on_gpu, (8, 8)) == "eager"
-        assert providers._fastest(KERNEL, on_gpu, (8, 9)) is None
+        assert providers._fastest(RMSNORM, on_gpu, (8, 8)) == "eager"
+        assert providers._fastest(RMSNORM, on_gpu, (8, 9)) is None
 
 
 def test_inductor_runs_where_it_was_measured_and_compiles_for_no_other_rows(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: "GPU")
     timed = Timed("rmsnorm", "inductor", (8, 8), "float32", "forward", gpu_ns=9.0)
-    keep(choose(KERNEL, [timed], "GPU", "2026-01-01"))
+    keep(choose(RMSNORM, [timed], "GPU", "2026-01-01"))
     # Nothing is compiled here.
     monkeypatch.setattr(Providers, "_load", lambda self, kernel, name: torch.rsqrt)
     on_gpu = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32)
-    providers = Providers({"rmsnorm": KERNEL}, {})
+    providers = Providers({"rmsnorm": RMSNORM}, {})
     with torch.no_grad():
         for shape, wanted in (((8, 8), "inductor"), ((2, 4, 8), "inductor"), ((7, 8), "kprof")):
-            _, name, why = providers.choose(KERNEL, on_gpu, shape, is_default=True)
+            _, name, why = providers.choose(RMSNORM, on_gpu, shape, is_default=True)
             assert (name, why) == (wanted, None)
 
 

@@ -1,1 +1,0 @@
-"""Gated units and their activations."""

@@ -1,1 +1,0 @@
-"""Norms of rows: RMSNorm and LayerNorm, with or without a residual add."""
