@@ -23,8 +23,7 @@ from kprof.report.kernel_library import Listed
 
 if TYPE_CHECKING:
     from kprof.kernels import Kernel, Shape
-    from kprof.kernels.bench.choice import Choice
-    from kprof.kernels.bench.measure import Pass, Timed
+    from kprof.kernels.bench.choice import Choice, Pass, Timed
     from kprof.kernels.correctness import GateReport, Scope, Subject
     from kprof.open import Progress
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kprof.errors import KprofError, modules_in
@@ -20,6 +22,24 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 Shape = tuple[int, ...]
 OURS = "kprof"
+# Modules by the kernels that they hold, so that a swap imports no others. A kernel that is missing
+# here is found all the same, with all modules imported.
+HOMES = {
+    "adamw": "adamw",
+    "add_layernorm": "norm",
+    "add_rmsnorm": "norm",
+    "attention_forward": "attention.attention_forward",
+    "attention_fp8": "attention.attention_fp8",
+    "cross_entropy": "cross_entropy.cross_entropy",
+    "decode_attention": "decode_attention.decode_attention",
+    "fp8_linear": "fp8.fp8_linear",
+    "geglu": "gated",
+    "layernorm": "norm",
+    "linear_cross_entropy": "cross_entropy.linear_cross_entropy",
+    "rmsnorm": "norm",
+    "rope": "rope",
+    "swiglu": "gated",
+}
 # Packages beside those of the families.
 INFRASTRUCTURE = tuple(
     f"kprof.kernels.{name}" for name in ("bench", "correctness", "swap", "tiles")
@@ -119,13 +139,15 @@ def all_kernels() -> dict[str, Kernel]:
     modules = modules_in("kprof.kernels")
     families = [m for m in modules if hasattr(m, "__path__") and m.__name__ not in INFRASTRUCTURE]
     modules += [module for family in families for module in modules_in(family.__name__)]
-    found = [
-        one
-        for module in modules
-        for one in getattr(module, "KERNELS", ()) or (getattr(module, "KERNEL", None),)
-        if one is not None
-    ]
+    found = [kernel for module in modules for kernel in _kernels_in(module)]
     return {kernel.name: kernel for kernel in sorted(found, key=lambda kernel: kernel.name)}
+
+
+def _kernels_in(module: ModuleType) -> tuple[Kernel, ...]:
+    if hasattr(module, "KERNEL"):
+        return (module.KERNEL,)
+    kernels: tuple[Kernel, ...] = getattr(module, "KERNELS", ())
+    return kernels
 
 
 def kernel_named(name: str) -> Kernel:
@@ -134,6 +156,9 @@ def kernel_named(name: str) -> Kernel:
     Raises:
         KprofError: there is none of that name.
     """
+    if name in HOMES:
+        home = import_module(f"{__name__}.{HOMES[name]}")
+        return next(one for one in _kernels_in(home) if one.name == name)
     kernels = all_kernels()
     if name not in kernels:
         raise KprofError(f"there is no kernel {name}", fix=f"choose among {', '.join(kernels)}")

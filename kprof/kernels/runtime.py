@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext, suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -401,9 +401,10 @@ class _State(threading.local):
 
 
 _here = _State()
+# Kernels whose launchers are built in threads.
+_hooked: set[int] = set()
 
 
-@cache
 def build_beside() -> None:
     """From now on, build the launchers of all kernels imported so far in threads.
 
@@ -417,7 +418,8 @@ def build_beside() -> None:
         if name.startswith("kprof.kernels."):
             for one in [*vars(module).values()]:
                 # Each kernel once: where it is defined, not where it is imported.
-                if isinstance(one, JITFunction) and one.module == name:
+                if isinstance(one, JITFunction) and one.module == name and id(one) not in _hooked:
+                    _hooked.add(id(one))
                     one.add_pre_run_hook(partial(_build_for, one))
 
 

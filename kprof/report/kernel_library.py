@@ -12,8 +12,7 @@ from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_amount, format_share, format_time
 
 if TYPE_CHECKING:
-    from kprof.kernels.bench.choice import Choice
-    from kprof.kernels.bench.measure import Timed
+    from kprof.kernels.bench.choice import Choice, Timed
 
 # Of which calls the time of a pass is what users pay.
 OF_CALLS = {"forward": "without gradients", "training": "with gradients"}

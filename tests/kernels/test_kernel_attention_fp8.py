@@ -139,7 +139,7 @@ from kprof.kernels.attention._triton import Options
 from kprof.kernels.attention.attention_fp8 import run_fp8
 from tests.kernels.kernel_code import powers_beside_values, product_loops_of
 from kprof.kernels.bench import ahead
-from kprof.kernels.attention._portable import Options
+from kprof.kernels.attention._triton import Options
 from kprof.kernels.attention.attention_fp8 import run_narrow
 from tests.kernel_code import powers_beside_values, product_loops_of
 

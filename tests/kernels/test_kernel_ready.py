@@ -17,11 +17,10 @@ import json, os, tempfile, threading, time, torch
 from unittest.mock import patch
 from triton.backends.nvidia import driver
 from triton.runtime import build
-from kprof.kernels.runtime import ahead, ready as _ready
+from kprof.kernels import runtime as _ready
+from kprof.kernels.bench import ahead
 from kprof.kernels.attention._triton import Options
-from kprof.kernels.bench import ahead, ready as _ready
-from kprof.kernels.attention._portable import Options
-from kprof.kernels.attention._hopper import run_ring
+from kprof.kernels.attention._hopper import run_on_hopper
 from kprof.kernels.norm import rmsnorm
 from kprof.kernels.gated import swiglu
 import kprof.kernels.attention._hopper_kernel
@@ -64,7 +63,7 @@ with (
     _ready.build_beside()
     found = [called(rmsnorm, x, weight, 1e-6) for _ in range(2)]
     found.append(called(swiglu, x, x))
-    found.append(called(run_ring, q, q, q, None, None, Options(0.1, True, 0, 256)))
+    found.append(called(run_on_hopper, q, q, q, None, None, Options(0.1, True, 0, 256)))
     for kernel in kernels[:3]:
         driver.CudaLauncher(kernel.src, kernel.metadata)
     found.append([len(built), waited()])

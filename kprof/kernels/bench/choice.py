@@ -11,21 +11,51 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from torch import Tensor
 
 from kprof.kernels import Kernel, Provider, Shape
-from kprof.kernels.bench.measure import Pass, Timed
 from kprof.kernels.correctness.scope import Scope, names_of_dimensions
 from kprof.storage import cache_folder
 
+# Training: a forward and a backward pass, with all gradients.
+Pass = Literal["forward", "backward", "training"]
 # Within this, the one that costs the host less is taken.
 ALIKE = 0.01
 FALLBACK = "eager"
 # What users pay for: calls without gradients; with them, forward and backward pass as one, since a
 # gradient may be made beside the result.
 PASSES: tuple[Pass, ...] = ("forward", "training")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One provider on one shape; what could not be measured is missing, `problem` says why."""
+
+    kernel: str
+    provider: str
+    shape: Shape
+    dtype: str
+    direction: Pass
+    gpu_ns: float | None = None
+    spread: float | None = None
+    """Interquartile range of the samples over their median."""
+    host_ns: float | None = None
+    """What a call takes the host, without gradient."""
+    bytes_per_s: float | None = None
+    share_of_copy: float | None = None
+    """Rate over that of a copy of the same bytes."""
+    flops_per_s: float | None = None
+    """Useful ones."""
+    extra_bytes: int | None = None
+    """Most memory that one call holds beside its arguments, results included."""
+    copy_ns: float | None = None
+    """What that copy took."""
+    is_in_graph: bool = True
+    """Whether GPU time is that of a graph's replay; else of calls in a row, launches included."""
+    problem: str = ""
 
 
 @dataclass(frozen=True)

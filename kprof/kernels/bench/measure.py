@@ -12,20 +12,17 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Shape, Work
+from kprof.kernels.bench.choice import Pass, Timed
 from kprof.kernels.correctness import Case, Subject
 from kprof.kernels.correctness.inputs import Draw
 from kprof.timing import captured, time_on_gpu
-
-# Training: a forward and a backward pass, with all gradients.
-Pass = Literal["forward", "backward", "training"]
 
 
 def pass_of(
@@ -138,34 +135,6 @@ ELEMENTS = 16
 # What ran just before has kept the clocks up.
 WARM_UP_S = 0.15
 MOST_COMPILED = 128
-
-
-@dataclass(frozen=True)
-class Timed:
-    """One provider on one shape; what could not be measured is missing, `problem` says why."""
-
-    kernel: str
-    provider: str
-    shape: Shape
-    dtype: str
-    direction: Pass
-    gpu_ns: float | None = None
-    spread: float | None = None
-    """Interquartile range of the samples over their median."""
-    host_ns: float | None = None
-    """What a call takes the host, without gradient."""
-    bytes_per_s: float | None = None
-    share_of_copy: float | None = None
-    """Rate over that of a copy of the same bytes."""
-    flops_per_s: float | None = None
-    """Useful ones."""
-    extra_bytes: int | None = None
-    """Most memory that one call holds beside its arguments, results included."""
-    copy_ns: float | None = None
-    """What that copy took."""
-    is_in_graph: bool = True
-    """Whether GPU time is that of a graph's replay; else of calls in a row, launches included."""
-    problem: str = ""
 
 
 class DrawOnDevice(Draw):

@@ -20,9 +20,11 @@ from torch._C._functorch import maybe_current_level
 from kprof.analyze.kernel_times import is_ours
 from kprof.kernels import Kernel
 from kprof.kernels.runtime import is_forward_mode
+from kprof.kernels.swap.patches import content_of
 from kprof.kernels.swap.probes import Setting
 from kprof.kernels.swap.providers import Providers
-from kprof.kernels.swap.sites import Calls
+from kprof.kernels.swap.reads import ABSENT, Reads
+from kprof.kernels.swap.report import Calls
 
 if TYPE_CHECKING:
     from kprof.kernels.fp8._copies import CopyMaker
@@ -42,7 +44,7 @@ def has_decided(swap: object) -> bool:
     return any(one is swap for one in _decided.by)
 
 
-def standing_aside(function: Callable[..., Any], swap: object) -> Callable[..., Any]:
+def guarded(function: Callable[..., Any], swap: object) -> Callable[..., Any]:
     """Return a function about whose calls of torch's functions a swap does not decide again."""
 
     @functools.wraps(function)
@@ -64,7 +66,7 @@ UNWANTED = "it is not among those that were asked for"
 MOST_KEYS = 512
 
 
-class Way:
+class Decision:
     """Where calls of one sort go, and how many went there."""
 
     __slots__ = ("function", "num_calls", "num_joined", "provider", "why")
@@ -80,7 +82,7 @@ class Way:
         """Of these: layers in FP8 whose input came with its rows in FP8."""
 
 
-class Ways:
+class Dispatcher:
     """The ways of the calls at one site, found once for each sort of call."""
 
     def __init__(
@@ -97,12 +99,12 @@ class Ways:
         `is_default`: any provider knows how. `maker`: remembers what the kernel makes.
         """
         self.kernel = kernel
-        self.known: dict[Hashable, Way] = {}
+        self.known: dict[Hashable, Decision] = {}
         self.settings = settings
         self._providers = providers
         self._is_default = is_default
         self._maker = maker
-        self._all: dict[tuple[str | None, str | None], Way] = {}
+        self._all: dict[tuple[str | None, str | None], Decision] = {}
         self._num_traced = [0, 0]
         self._is_open = True
 
@@ -113,7 +115,7 @@ class Ways:
         shape: tuple[int, ...] | None = None,
         *,
         is_default: bool = True,
-    ) -> Way:
+    ) -> Decision:
         """Find the way of a call with these arguments of the kernel; remember it for the key.
 
         `shape`: as the kernel's bench counts shapes [that of the first argument]. `is_default`:
@@ -131,7 +133,7 @@ class Ways:
         shape: tuple[int, ...],
         is_default: bool,
         arguments: tuple[Any, ...] | None = None,
-    ) -> Way:
+    ) -> Decision:
         """Find the way of calls that the kernel takes, unless there is a reason why it does not."""
         function, provider = None, None
         if why is None:
@@ -139,15 +141,15 @@ class Ways:
             function, provider, why = self._providers.choose(
                 self.kernel, x, shape, is_default=is_default, arguments=arguments
             )
-        way = self._way(function, provider, why)
+        decision = self._decision(function, provider, why)
         if len(self.known) >= MOST_KEYS:
             self.known.clear()
-        self.known[key] = way
-        return way
+        self.known[key] = decision
+        return decision
 
     def leave_out(self, why: str) -> None:
         """Count a call that goes to the original."""
-        self._way(None, None, why).num_calls += 1
+        self._decision(None, None, why).num_calls += 1
 
     def close(self) -> None:
         """Leave all calls to the original: nobody wants the kernel here."""
@@ -158,9 +160,9 @@ class Ways:
         """Whether the kernel is wanted here."""
         return self._is_open
 
-    def aside(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function during whose calls this swap decides about none of torch's."""
-        return standing_aside(function, self._providers)
+        return guarded(function, self._providers)
 
     def tracing(self) -> Callable[..., Callable[..., Any] | None]:
         """Return the decision for calls that are being compiled, as a compiler can read it."""
@@ -239,16 +241,57 @@ class Ways:
             return f"with {_short(dtype)}{under}, the original computes something else"
         return self.kernel.refuses(*arguments)
 
-    def _way(
+    def _decision(
         self, function: Callable[..., Any] | None, provider: str | None, why: str | None
-    ) -> Way:
+    ) -> Decision:
         if (provider, why) not in self._all:
             if function is not None and not is_ours(provider or ""):
-                function = self.aside(function)
+                function = self.guarded(function)
             if function is not None and self._maker is not None:
                 function = self._maker.wrap(function)
-            self._all[provider, why] = Way(function, provider, why)
+            self._all[provider, why] = Decision(function, provider, why)
         return self._all[provider, why]
+
+
+def changes_of(reads: Reads) -> Callable[[Any], bool] | None:
+    """Return a test at each call whether a value that code reads has changed; None: none can.
+
+    It is cheap, and a compiler can read it. It takes the module; a function has None.
+    """
+    others = _changes_elsewhere(reads) if reads.others or reads.cells else None
+    if not (reads.own or reads.empty):
+        return others
+    own, empty = tuple(reads.own), tuple(reads.empty)
+
+    def is_changed(owner: Any) -> bool:
+        namespace = owner.__dict__
+        for name, value in own:
+            now = namespace.get(name, ABSENT)
+            if now is not value and now != value:
+                return True
+        for name in empty:
+            if getattr(owner, name, None) is not None:
+                return True
+        return others is not None and others(owner)
+
+    return is_changed
+
+
+def _changes_elsewhere(reads: Reads) -> Callable[[object], bool]:
+    """Return the test for values that are no attributes of the module."""
+    # Plain tuples: a compiler, and a call, take longer to read the fields of named ones.
+    found = tuple(tuple(one) for one in reads.others)
+    enclosed = tuple((cell, value) for _, cell, value in reads.cells)
+
+    def is_changed(owner: object) -> bool:
+        for namespace, name, value in found:
+            now = namespace.get(name, ABSENT)
+            # Compilers know plain values by what they equal.
+            if now is not value and now != value:
+                return True
+        return any(content_of(cell) is not value for cell, value in enclosed)
+
+    return is_changed
 
 
 def key_of(x: Tensor, other: Tensor | None = None, third: Tensor | None = None) -> Hashable:

@@ -55,7 +55,7 @@ def innermost(function: Any) -> types.FunctionType | None:
     return function if isinstance(function, types.FunctionType) else None
 
 
-def why_not_rewired(function: Callable[..., Any]) -> str | None:
+def why_not_patched(function: Callable[..., Any]) -> str | None:
     """Return why a copy with globals of its own would not do what the function does."""
     inner = innermost(function)
     if inner is None:
@@ -71,7 +71,7 @@ def why_not_rewired(function: Callable[..., Any]) -> str | None:
     return f"its forward calls {min(found)}" if found else None
 
 
-class Rewired:
+class Patched:
     """A copy of a function that calls others in the place of some."""
 
     def __init__(self, function: Callable[..., Any], others: Mapping[Path, object]) -> None:

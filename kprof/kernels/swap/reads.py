@@ -11,7 +11,7 @@ import builtins
 import dis
 import functools
 import types
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
@@ -150,31 +150,6 @@ class Reads:
     names: set[str] = field(default_factory=set)
     """Of all attributes that the code names, of whatever object."""
 
-    def changes(self) -> Callable[[Any], bool] | None:
-        """Return what tells whether a value differs that is compared at each call; None: none can.
-
-        It is for sites: as cheap as it can be, and compilers can read it.
-        """
-        others: Callable[[Any], bool] | None = None
-        if self.others or self.cells:
-            others = _changes_of([tuple(one) for one in self.others], self.cells)
-        if not (self.own or self.empty):
-            return others
-        own, empty = tuple(self.own), tuple(self.empty)
-
-        def is_changed(owner: Any) -> bool:
-            namespace = owner.__dict__
-            for name, value in own:
-                now = namespace.get(name, ABSENT)
-                if now is not value and now != value:
-                    return True
-            for name in empty:
-                if getattr(owner, name, None) is not None:
-                    return True
-            return others is not None and others(owner)
-
-        return is_changed
-
     def why_changed(self, owner: Module | None) -> str | None:
         """Return which value differs from what it was when the code was read; None: none."""
         own: list[Read] = []
@@ -189,25 +164,6 @@ class Reads:
             if content_of(cell) is not value:
                 return f"{name} has changed since it was recognised"
         return None
-
-
-def _changes_of(
-    reads: list[tuple[Any, ...]], cells: list[tuple[str, types.CellType, object]]
-) -> Callable[[object], bool]:
-    """Return what tells whether one of these values differs: mapping, name, value."""
-    # Bare tuples: the fields of named ones take a compiler, and a call, longer.
-    found = tuple(reads)
-    enclosed = tuple((cell, value) for _, cell, value in cells)
-
-    def is_changed(owner: object) -> bool:
-        for namespace, name, value in found:
-            now = namespace.get(name, ABSENT)
-            # Compilers know plain values by what they equal.
-            if now is not value and now != value:
-                return True
-        return any(content_of(cell) is not value for cell, value in enclosed)
-
-    return is_changed
 
 
 def reads_of_module(

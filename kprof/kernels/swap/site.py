@@ -10,17 +10,19 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.compiler import is_compiling
 from torch.nn import Module
 
 from kprof.kernels import Kernel
-from kprof.kernels.fp8._copies import CopyMaker
-from kprof.kernels.swap.dispatch import UNWANTED, Ways
+from kprof.kernels.swap.dispatch import UNWANTED, Dispatcher
 from kprof.kernels.swap.patches import MARK
 from kprof.kernels.swap.providers import Providers
-from kprof.kernels.swap.sites import SiteReport
+from kprof.kernels.swap.report import SiteReport
+
+if TYPE_CHECKING:
+    from kprof.kernels.fp8._copies import CopyMaker
 
 # The kernel whose layers read FP8 copies.
 FP8_LINEAR = "fp8_linear"
@@ -56,8 +58,13 @@ class Request:
         return name in self.patterns.get(kernel, ())
 
     def new_maker(self) -> CopyMaker | None:
-        """Return what makes FP8 copies of a site's results; None: no layer reads them."""
-        return CopyMaker() if FP8_LINEAR in self.kernels else None
+        """Return a maker of FP8 copies of a site's results; None: no layer reads them."""
+        if FP8_LINEAR not in self.kernels:
+            return None
+        # Imports the FP8 kernels, which other swaps do without.
+        from kprof.kernels.fp8._copies import CopyMaker
+
+        return CopyMaker()
 
     def once(self, key: Hashable, find: Callable[..., Any], *arguments: Any) -> Any:
         """Return what `find` finds for these arguments, and the same for the same key."""
@@ -112,7 +119,7 @@ class Site:
         name: str,
         owner: Any,
         put: Callable[[Any], Any],
-        ways: Ways | dict[str, Ways],
+        dispatcher: Dispatcher | dict[str, Dispatcher],
         *,
         attribute: str = "forward",
         switch: Switch,
@@ -126,7 +133,7 @@ class Site:
             name: Qualified.
             owner: Whose attribute it is; held weakly.
             put: Makes the new value for the owner.
-            ways: Of its calls; or by what they call, where that is not one thing.
+            dispatcher: Of its calls; or several, by the function that they call.
             attribute: Its name.
             switch: Turned on for the owner.
             may_stand: Whether a value that comes to be there later may be replaced, too.
@@ -135,7 +142,9 @@ class Site:
         """
         self.name = name
         self.shape = shape
-        self.parts = ways if isinstance(ways, dict) else {type(owner).__name__: ways}
+        self.parts = (
+            dispatcher if isinstance(dispatcher, dict) else {type(owner).__name__: dispatcher}
+        )
         self.problem: str | None = None
         self._owner = weakref.ref(owner)
         self._put = put
@@ -188,18 +197,20 @@ class Site:
 
     def reports(self) -> Iterator[SiteReport]:
         """Yield what became of it, as plain data."""
-        for what, ways in self.parts.items():
-            why = self.problem if ways.is_open else UNWANTED
-            calls = ways.calls() if ways.is_open else ()
-            yield SiteReport(self.name, ways.kernel.name, what, why, calls)
+        for what, dispatcher in self.parts.items():
+            why = self.problem if dispatcher.is_open else UNWANTED
+            calls = dispatcher.calls() if dispatcher.is_open else ()
+            yield SiteReport(self.name, dispatcher.kernel.name, what, why, calls)
 
 
-def running_as_ever(original: Callable[..., Any], ways: Ways, switch: Switch) -> Callable[..., Any]:
+def running_original(
+    original: Callable[..., Any], dispatcher: Dispatcher, switch: Switch
+) -> Callable[..., Any]:
     """Return what runs the original where no kernel is asked, and counts the owner's calls."""
 
     def run(owner: Any, why: str, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is owner and not is_compiling():
-            ways.leave_out(why)
+            dispatcher.leave_out(why)
         return original(owner, *args, **kwargs)
 
     return run
@@ -220,7 +231,7 @@ def bound(function: Callable[..., Any], original: Callable[..., Any], switch: Sw
     return lambda owner: types.MethodType(function, owner)
 
 
-class Around:
+class CallProxy:
     """One call of a module's code with other children, and other attributes."""
 
     def __init__(self, module: Module, children: Mapping[str, Any], **others: Any) -> None:
@@ -228,12 +239,12 @@ class Around:
         self.clone: Module = object.__new__(type(module))
         own = {**module.__dict__, **others, "_modules": dict(children)}
         own.pop("forward", None)
-        self._before = own
+        self._attributes_before = own
         self.clone.__dict__.update(own)
 
-    def take_over(self) -> None:
+    def copy_back(self) -> None:
         """Let the module have what the call has written to its attributes."""
-        before = self._before
+        before = self._attributes_before
         for name, value in self.clone.__dict__.items():
             if before.get(name, _ABSENT) is not value:
                 self._module.__dict__[name] = value

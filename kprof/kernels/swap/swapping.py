@@ -5,34 +5,26 @@ A whole process as what is swapped: its models and optimizers, and torch's own f
 
 from __future__ import annotations
 
-import functools
 import gc
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.compiler import is_compiling
 from torch.fx import GraphModule
 from torch.nn import DataParallel, Module, functional
 from torch.optim import Optimizer
 
 from kprof.kernels.runtime import build_beside
-from kprof.kernels.swap.dispatch import UNWANTED, Ways, has_decided
-from kprof.kernels.swap.patches import MARK
-from kprof.kernels.swap.providers import ORIGINAL, Providers, kernels_named
-from kprof.kernels.swap.saved import SwapError, write_report
-from kprof.kernels.swap.site import Request, Site, Skip, Switch
-from kprof.kernels.swap.sites import SiteReport, SwapReport, all_families
-from kprof.kernels.swap.sites.rewired import replacement_of
-from kprof.kernels.swap.translate import Route, Translation, settings_of, translations_of
+from kprof.kernels.swap.dispatch import UNWANTED
+from kprof.kernels.swap.providers import Providers, kernels_named
+from kprof.kernels.swap.report import SiteReport, SwapError, SwapReport, write_report
+from kprof.kernels.swap.site import Request, Site, Skip
+from kprof.kernels.swap.sites import families_of
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-# Taken when this was imported: what is there later may be a swap's.
-FUNCTIONS = (functional.cross_entropy, functional.scaled_dot_product_attention)
 
 
 def all_roots() -> list[Any]:
@@ -48,51 +40,6 @@ def all_roots() -> list[Any]:
     sizes = {id(one): sum(1 for _ in one.modules()) for one in roots}
     roots.sort(key=lambda one: -sizes[id(one)])
     return [*roots, *(one for one in found if isinstance(one, Optimizer))]
-
-
-def process_sites(request: Request) -> Iterator[Site]:
-    """Yield the sites for all calls of functions of torch, wherever a script makes them."""
-    for function in FUNCTIONS:
-        translations = translations_of(function, request.kernels)
-        if translations:
-            yield _site(function, translations, request)
-
-
-def _site(
-    function: Callable[..., Any], translations: Sequence[Translation], request: Request
-) -> Site:
-    name, routes = function.__name__, []
-    for one in translations:
-        found = settings_of(function, one)
-        settings = frozenset() if isinstance(found, str) else found
-        ways = Ways(request.kernels[one.kernel], request.providers, settings)
-        routes.append(Route(one, ways))
-    replacement, switch = replacement_of(function, routes), Switch()
-    # What calls this function itself cannot be compiled into its place.
-    name_of = request.providers.name
-    others = [one for one in routes if name_of(one.translation.kernel) not in ORIGINAL]
-    compiled = replacement_of(function, others)
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        # Who took this function while the swap was on may call it later.
-        if switch.owner is None:
-            return function(*args, **kwargs)
-        if is_compiling():
-            return compiled(*args, **kwargs)
-        if has_decided(request.providers):
-            return function(*args, **kwargs)
-        return replacement(*args, **kwargs)
-
-    setattr(call, MARK, switch)
-    return Site(
-        "torch.nn.functional",
-        functional,
-        lambda owner: call,
-        {one.translation.titled(name): one.ways for one in routes},
-        attribute=name,
-        switch=switch,
-    )
 
 
 class Swap:
@@ -207,26 +154,28 @@ class Swap:
                 yield one
             else:
                 # The place is free for other kernels.
-                for what, ways in one.parts.items():
-                    yield Skip(one.name, ways.kernel.name, what, UNWANTED)
+                for what, dispatcher in one.parts.items():
+                    yield Skip(one.name, dispatcher.kernel.name, what, UNWANTED)
 
     def _is_wanted(self, one: Site) -> bool:
         """Close the parts of a site whose kernels nobody wants there; tell whether any is left."""
         # What makes masks has no parts of its own, and serves those of others.
         if not one.parts:
             return True
-        for ways in one.parts.values():
-            if not self._request.is_wanted(ways.kernel.name, one.name, one.shape):
-                ways.close()
-        return any(ways.is_open for ways in one.parts.values())
+        for dispatcher in one.parts.values():
+            if not self._request.is_wanted(dispatcher.kernel.name, one.name, one.shape):
+                dispatcher.close()
+        return any(dispatcher.is_open for dispatcher in one.parts.values())
 
     def _find_in(self, roots: list[Any]) -> Iterator[tuple[object, Site | Skip]]:
         if self._is_everything:
+            # Not imported by swaps of one model.
+            from kprof.kernels.swap.sites.functions import process_sites
+
             self._members.add(id(functional))
             for site in process_sites(self._request):
                 yield None, site
-        asked = set(self._request.kernels)
-        families = [family for family in all_families() if asked & set(family.kernels)]
+        families = families_of(self._request.kernels)
         for root in roots:
             check_root(root)
             modules = root.modules() if isinstance(root, Module) else [root]
@@ -239,11 +188,11 @@ class Swap:
 def _without_parts_taken(found: list[Site | Skip]) -> list[Site | Skip]:
     """Leave out why a module is skipped as a whole where a function that it calls is replaced."""
     taken = {
-        (one.name, ways.kernel.name)
+        (one.name, dispatcher.kernel.name)
         for one in found
         if isinstance(one, Site)
-        for what, ways in one.parts.items()
-        if ways.is_open and PART in what
+        for what, dispatcher in one.parts.items()
+        if dispatcher.is_open and PART in what
     }
     return [
         one

@@ -6,6 +6,8 @@ import copy
 import gc
 import io
 import operator
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -13,7 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from kprof.errors import KprofError
+from kprof import kernels
+from kprof.errors import KprofError, modules_in
+from kprof.kernels.swap import sites
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.swap_models import (
     NAMES,
@@ -344,3 +348,50 @@ def test_only_the_asked_for_attention_gets_another_rotation():
         assert swap.sites[0].num_replaced == 0
         swapped_one(torch.ones(2, 3, 16), angles, angles)
     assert swap.sites[0].num_replaced == 1
+
+
+def test_a_kernel_is_found_without_the_modules_of_others():
+    homes = {
+        name: kernels.kernel_named(name) is kernel for name, kernel in kernels.all_kernels().items()
+    }
+    assert set(kernels.HOMES) <= set(homes)
+    assert all(homes.values())
+
+
+def test_a_family_of_call_sites_is_found_without_the_modules_of_others():
+    found = modules_in("kprof.kernels.swap.sites")
+    kernels_by_module = {one.__name__.rpartition(".")[2]: one.FAMILY.kernels for one in found}
+    assert {name: set(given) for name, given in sites.FAMILIES.items()} == {
+        name: set(given) for name, given in kernels_by_module.items()
+    }
+    assert list(sites.FAMILIES)[-1] == "functions"
+
+
+SECOND_CALL = """
+import sys, torch
+from kprof import swapped
+
+entered, x = set(), torch.ones(4, 64)
+norm = torch.nn.RMSNorm(64, eps=1e-6)
+
+def note(frame, event, argument):
+    if event == "call" and "/kprof/" in frame.f_code.co_filename:
+        entered.add(frame.f_code.co_filename)
+
+with torch.no_grad(), swapped(norm, "rmsnorm") as swap:
+    norm(x), norm(x)
+    sys.setprofile(note)
+    norm(x)
+    sys.setprofile(None)
+assert swap.sites[0].num_replaced == 3
+print(len(entered), sum(name.partition(".")[0] == "kprof" for name in sys.modules))
+"""
+
+
+def test_a_further_call_enters_few_files_and_a_swap_imports_few_modules():
+    # The interpreter of Triton, which this process runs for the CPU, is inherited.
+    command = [sys.executable, "-c", SECOND_CALL]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    num_files, num_modules = map(int, done.stdout.split())
+    assert num_files <= 4
+    assert num_modules <= 40

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kprof.kernels.swap.patches import Rewired
+from kprof.kernels.swap.patches import Patched
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.swap_models import NAMES, Mlp, Model, Norm, tokens
 
@@ -131,7 +131,7 @@ def test_a_compiler_that_says_it_exports_every_graph_compiles_the_kernel(monkeyp
 def test_a_copy_of_a_forward_does_not_get_the_graphs_of_the_original():
     model = nn.CrossEntropyLoss()
     x, y = torch.randn(3, 5), torch.tensor([1, 2, 3])
-    rewired = Rewired(type(model).forward, {("F", "cross_entropy"): lambda *_, **__: x})
+    rewired = Patched(type(model).forward, {("F", "cross_entropy"): lambda *_, **__: x})
     original = torch.compile(type(model).forward, backend="eager", fullgraph=True)
     copied = torch.compile(rewired.function, backend="eager", fullgraph=True)
     assert copied(model, x, y) is not original(model, x, y)

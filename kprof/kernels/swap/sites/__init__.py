@@ -1,111 +1,48 @@
-"""Sites: the places of a model where a kernel can take over, one file per family of them.
+"""Call sites: the places of a model where a kernel can run, one module per family of them.
 
-Every public module of this folder holds one `FAMILY`. What a swap did is told by the plain data
-here, which needs no torch.
+Every public module of this folder holds one `FAMILY`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
-
-from kprof.errors import modules_in
 
 if TYPE_CHECKING:
     from kprof.kernels.swap.site import Request, Site, Skip
 
     Find = Callable[[object, Request], Iterator[Site | Skip]]
 
+# Modules by the kernels that they find call sites for: a swap imports no others. Functions come
+# last: they take what the others leave.
+FAMILIES = {
+    "gated": ("swiglu", "geglu"),
+    "heads": ("linear_cross_entropy",),
+    "linears": ("fp8_linear",),
+    "losses": ("cross_entropy",),
+    "norms": ("rmsnorm", "layernorm"),
+    "optimizers": ("adamw",),
+    "residuals": ("add_rmsnorm", "add_layernorm"),
+    "functions": (
+        *("attention_forward", "attention_fp8", "cross_entropy", "decode_attention"),
+        *("layernorm", "rmsnorm", "rope"),
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Family:
-    """Sites of one sort: which kernels can take over there, and how they are found."""
+    """Call sites of one sort: for which kernels, and how they are found."""
 
     kernels: tuple[str, ...]
     find: Find
-    """Yields the sites below a module, an optimizer or another root, and those it leaves out."""
-    is_last: bool = False
-    """Whether it takes only what the others leave."""
+    """Yields the call sites below a module, an optimizer or another root, and those left out."""
 
 
-@dataclass(frozen=True)
-class Calls:
-    """So many calls that went one way."""
-
-    num_calls: int
-    provider: str | None
-    """Whose code ran; None: the original."""
-    why: str | None = None
-    """Why it was the original; None where the kernel ran."""
-    is_compiled: bool = False
-    """Whether calls were traced for a compiled graph, whose runs nobody counts."""
-    num_joined: int = 0
-    """Of a layer in FP8: those whose input came with its rows in FP8, from what made it."""
-
-
-@dataclass(frozen=True)
-class SiteReport:
-    """What became of one place of a model."""
-
-    name: str
-    """The qualified name of the module; a root's own is that of its class."""
-    kernel: str
-    what: str
-    """The class that is there, or the function that is called there."""
-    skipped: str | None = None
-    """Why nothing was replaced; None: it was."""
-    calls: tuple[Calls, ...] = ()
-
-    @property
-    def num_replaced(self) -> int:
-        """Calls that the kernel ran, without those of compiled graphs."""
-        return sum(one.num_calls for one in self._counted if one.provider is not None)
-
-    @property
-    def num_fallen_back(self) -> int:
-        """Calls that the original had to run, without those of compiled graphs."""
-        return sum(one.num_calls for one in self._counted if one.provider is None)
-
-    @property
-    def has_fallen_back(self) -> bool:
-        """Whether every call so far ran the original, or was compiled into a graph as it is."""
-        is_called = self.skipped is None and bool(self.calls)
-        return is_called and all(one.provider is None for one in self.calls)
-
-    @property
-    def _counted(self) -> list[Calls]:
-        return [one for one in self.calls if not one.is_compiled]
-
-
-@dataclass(frozen=True)
-class SwapReport:
-    """What became of everything that a swap was asked for."""
-
-    kernels: tuple[str, ...]
-    sites: tuple[SiteReport, ...] = ()
-    notes: tuple[str, ...] = field(default=())
-    """Sentences that a reader has to know."""
-
-    @property
-    def replaced(self) -> tuple[SiteReport, ...]:
-        """The sites where a kernel runs, or will run when they are called."""
-        return tuple(
-            site for site in self.sites if site.skipped is None and not site.has_fallen_back
-        )
-
-    @property
-    def fallen_back(self) -> tuple[SiteReport, ...]:
-        """The sites all of whose calls so far ran the original."""
-        return tuple(site for site in self.sites if site.has_fallen_back)
-
-    @property
-    def skipped(self) -> tuple[SiteReport, ...]:
-        """The sites that are left as they were."""
-        return tuple(site for site in self.sites if site.skipped is not None)
-
-
-def all_families() -> tuple[Family, ...]:
-    """Return every family; needs torch."""
-    found = [module.FAMILY for module in modules_in("kprof.kernels.swap.sites")]
-    return tuple(sorted(found, key=lambda family: family.is_last))
+def families_of(kernels: Iterable[str]) -> list[Family]:
+    """Return the families that find call sites for one of these kernels; imports them."""
+    asked = set(kernels)
+    names = [name for name, found in FAMILIES.items() if asked.intersection(found)]
+    return [import_module(f"{__name__}.{name}").FAMILY for name in names]

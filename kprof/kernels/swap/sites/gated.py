@@ -1,4 +1,9 @@
-"""Gated MLPs: modules that compute down(activation(gate(x)) * up(x)), or the same with gate and up
+"""What a gated MLP computes: found by running its own code with layers that return given tensors.
+
+What reaches the last layer tells which layer is which, and what is between them. No matrix
+multiplication is needed.
+
+Gated MLPs: modules that compute down(activation(gate(x)) * up(x)), or the same with gate and up
 in one layer.
 
 A tensor that is computed again for gradients, by whoever would else keep it until then.
@@ -6,7 +11,10 @@ A tensor that is computed again for gradients, by whoever would else keep it unt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,24 +24,411 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.compiler import is_compiling
 from torch.nn import Linear, Module
 
-from kprof.kernels.swap.dispatch import OTHERWISE, Ways, key_of
-from kprof.kernels.swap.gates import (
-    GEGLU,
-    SWIGLU,
-    Given,
-    Probe,
-    Recognised,
-    layers_of,
-    looks_gated,
-    recognise,
-    why_unknown_layers,
-)
+from kprof.kernels import kernel_named
+from kprof.kernels.swap.dispatch import OTHERWISE, Dispatcher, changes_of, key_of
 from kprof.kernels.swap.patches import is_passed_over, python_modules, why_foreign
-from kprof.kernels.swap.probes import are_alike, kind_of, place_of, probing
+from kprof.kernels.swap.probes import (
+    ARITHMETIC,
+    ARRANGING,
+    CANNOT,
+    DTYPES,
+    CannotCopyError,
+    Direct,
+    Operators,
+    Setting,
+    are_alike,
+    autocast_of,
+    distance,
+    have_same_gradients,
+    is_another,
+    kind_of,
+    place_of,
+    probing,
+    set_mode,
+    set_number,
+    settings_where,
+    stand_in,
+)
 from kprof.kernels.swap.providers import LEAN
-from kprof.kernels.swap.reads import CHANGED, Reads, reads_of_module
-from kprof.kernels.swap.site import Around, Request, Site, Skip, Switch, bound, running_as_ever
+from kprof.kernels.swap.reads import CHANGED, Number, Reads, reads_of_module
+from kprof.kernels.swap.site import CallProxy, Request, Site, Skip, Switch, bound, running_original
 from kprof.kernels.swap.sites import Family
+
+SWIGLU, GEGLU = "swiglu", "geglu"
+# Kernel, and the options of its call.
+CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (SWIGLU, ()),
+    (GEGLU, ("tanh",)),
+    (GEGLU, ("none",)),
+)
+NUM_COLUMNS = 128
+# float32 tells activations apart that look the same in fewer bits.
+IN_FULL: Setting = (torch.float32, None)
+# Of rows: most tell activations apart, and the last ones what is cut off where numbers are large.
+SCALES = (1.0, 3.0, 3.0, 3.0, 3.0, 10.0, 50.0, 3e3)
+OPERATORS = ARRANGING | ARITHMETIC | {"erf", "exp", "gelu", "sigmoid", "silu", "tanh"}
+# Dimensions before the columns: rows alone, in batches of two and three dimensions, one, and many.
+LEADS = ((8,), (2, 2, 2), (1, 1), (1, 1_030))
+BATCHES = (2, 4)
+# Parts of names of layers and classes of gated MLPs.
+GATES = (("gate",), ("w1", "w2", "w3"), ("wi_0", "wi_1"))
+CLASSES = ("expert", "feedforward", "feed_forward", "ffn", "glu", "mlp")
+# The product of two has to be a number.
+LARGEST_OF = {torch.float16: 150.0}
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What a gated MLP computes."""
+
+    kernel: str
+    options: tuple[str, ...]
+    gate: str
+    """The name of the layer before the activation."""
+    up: str | None
+    """None: the gate's layer computes both, itself first."""
+    down: str
+    passed_over: tuple[str, ...]
+    """Other children, whose work the kernel does."""
+    is_up_first: bool
+    """Whether the layer of `up` runs before that of `gate`."""
+    settings: frozenset[Setting]
+
+
+def layers_of(module: Module) -> dict[str, Module]:
+    """Return the children that map vectors to vectors, as linear layers do."""
+    return {
+        name: child
+        for name, child in module._modules.items()
+        if child is not None and hasattr(child, "out_features") and hasattr(child, "in_features")
+    }
+
+
+def looks_gated(module: Module) -> bool:
+    """Tell whether a reader would expect a gated MLP there, by its names."""
+    names, title = layers_of(module), type(module).__name__.lower()
+    if "attention" in title or not _lead_to_another(names.values()):
+        return False
+    if _are_names_of_gates(names):
+        return True
+    return len(names) == 3 and any(part in title for part in CLASSES)
+
+
+def _are_names_of_gates(names: Iterable[str]) -> bool:
+    found = list(names)
+    return any(all(any(part in name for name in found) for part in parts) for parts in GATES)
+
+
+def why_unknown_layers(module: Module) -> str | None:
+    """Return why a gated MLP by its names has no layers that are known; None: it is none."""
+    layers = [
+        name
+        for name, child in module._modules.items()
+        if child is not None and getattr(child._parameters.get("weight"), "dim", int)() == 2
+    ]
+    is_named = any(part in type(module).__name__.lower() for part in CLASSES)
+    if layers_of(module) or len(layers) not in (2, 3) or not is_named:
+        return None
+    return (
+        "its layers have no in_features and out_features" if _are_names_of_gates(layers) else None
+    )
+
+
+def _lead_to_another(layers: Iterable[Any]) -> bool:
+    """Tell whether one layer takes what another one returns, or half of that.
+
+    A lazy layer has no size yet, and may be either.
+    """
+    sizes = [(one.in_features, one.out_features) for one in layers]
+    taken = {given for given, _ in sizes}
+    return 0 in taken or any({made, made / 2} & taken for _, made in sizes)
+
+
+class Given(Module):
+    """A layer that returns a given tensor, and remembers what it was given."""
+
+    def __init__(self, layer: Any, order: list[Given] | None = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.given: list[object] = []
+        self.result: Tensor | None = None
+        self.modes: object = None
+        self._order = order
+
+    def __call__(self, *args: Any) -> Any:
+        """Return the tensor."""
+        self.given.append(args[0] if len(args) == 1 else args)
+        self.modes = modes()
+        if self._order is not None:
+            self._order.append(self)
+        return self.result
+
+    @property
+    def weight(self) -> Tensor:
+        """No weights, of the dtype that they would have."""
+        return torch.empty(0, dtype=torch.float32 if self.result is None else self.result.dtype)
+
+
+def modes() -> object:
+    """Return what torch's modes say about how a layer runs."""
+    devices = [one for one in ("cpu", "cuda") if torch.amp.is_autocast_available(one)]
+    casts = [(torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in devices]
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts
+
+
+class NotGatedError(Exception):
+    """A module that is not two layers, a product, and a third layer."""
+
+
+class Probe:
+    """Runs a copy of a module with layers that return given tensors."""
+
+    def __init__(self, module: Module, device: torch.device, generator: torch.Generator) -> None:
+        self._device = device
+        self._order: list[Given] = []
+        self._layers = {
+            name: Given(layer, self._order) for name, layer in layers_of(module).items()
+        }
+        children: dict[str, Module | None] = {
+            name: self._layers.get(name) or (child and Direct(child))
+            for name, child in module._modules.items()
+        }
+        self._module = stand_in(module, module._parameters, children)
+        set_mode(self._module, False)
+        columns = NUM_COLUMNS * (1 + (len(self._layers) == 2))
+        scales = torch.tensor(SCALES)[:, None]
+        self._drawn = {
+            name: (scales * torch.randn(len(SCALES), columns, generator=generator)).to(device)
+            for name in self._layers
+        }
+
+    def run(
+        self,
+        setting: Setting,
+        lead: tuple[int, ...] = BATCHES,
+        *,
+        x_dtype: torch.dtype | None = None,
+        operators: Operators | None = None,
+    ) -> tuple[str, object]:
+        """Return the layer that the result comes from, and what it was given.
+
+        Raises:
+            NotGatedError: the module has another form.
+        """
+        dtype = setting[0]
+        drawn = {name: self.of(name, dtype, lead) for name in self._layers}
+        return self._run(setting[1], drawn, x_dtype or dtype, operators)
+
+    def _run(
+        self,
+        cast: torch.dtype | None,
+        results: dict[str, Tensor],
+        x_dtype: torch.dtype,
+        operators: Operators | None = None,
+    ) -> tuple[str, object]:
+        self._order.clear()
+        for name, layer in self._layers.items():
+            layer.result, layer.given = results[name], []
+        x = (next(iter(results.values())) + 1).detach().to(x_dtype)
+        versions = [one._version for one in (x, *results.values())]
+        if operators is not None:
+            operators.know((x, *results.values()))
+        with autocast_of(self._device, cast), operators or nullcontext():
+            outside = modes()
+            returned = type(self._module).forward(self._module, x)
+        last = [name for name, layer in self._layers.items() if layer.result is returned]
+        if not last:
+            raise NotGatedError("its result is not that of one of its layers")
+        if any(len(layer.given) != 1 for layer in self._layers.values()):
+            raise NotGatedError("it does not call each of its layers once")
+        first = [layer.given[0] for name, layer in self._layers.items() if name != last[0]]
+        if any(given is not x for given in first):
+            raise NotGatedError("its first layers do not get its input as it is")
+        if any(layer.modes != outside for layer in self._layers.values()):
+            raise NotGatedError("it runs its layers in another mode of autocast or of gradients")
+        if versions != [one._version for one in (x, *results.values())]:
+            raise NotGatedError("it writes to its input, or to what its layers return")
+        return last[0], self._layers[last[0]].given[0]
+
+    def is_before(self, name: str, other: str) -> bool:
+        """Tell whether in the last run, one layer ran before another."""
+        return self._order.index(self._layers[name]) < self._order.index(self._layers[other])
+
+    def given_to_last(self, setting: Setting, is_training: bool) -> object:
+        """Return what the last layer is given."""
+        set_mode(self._module, is_training)
+        return self.run(setting)[1]
+
+    def agrees(
+        self, setting: Setting, kernel: str, options: tuple[str, ...], gate: str, up: str | None
+    ) -> bool:
+        """Tell whether the last layer is given what a kernel's reference computes."""
+        expected = _reference(kernel, options, *self.tensors(setting, gate, up))
+        try:
+            return all(
+                are_alike(expected, self.given_to_last(setting, is_training))
+                for is_training in (False, True)
+            )
+        except NotGatedError:
+            return False
+
+    def why_not_training(self) -> str:
+        """Return why a module that is known otherwise is not where it trains."""
+        try:
+            self.given_to_last(IN_FULL, True)
+        except NotGatedError as error:
+            return f"where it trains, {error}"
+        return "it computes something else when it trains"
+
+    def has_gradients_of(
+        self, kernel: str, options: tuple[str, ...], gate: str, up: str | None
+    ) -> bool:
+        """Tell whether what the last layer is given has the gradients of a kernel's reference."""
+        given = [one for one in self.tensors(IN_FULL, gate, up) if one is not None]
+        others = [None] if up is None else []
+        try:
+            return have_same_gradients(
+                lambda *given: _reference(kernel, options, *given, *others),
+                lambda *given: self.given_to_last_by(gate, up, *given),
+                *given,
+            )
+        except NotGatedError:
+            return False
+
+    def tensors(
+        self, setting: Setting, gate: str, up: str | None, lead: tuple[int, ...] = BATCHES
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what these layers return."""
+        dtype = setting[0]
+        return self.of(gate, dtype, lead), None if up is None else self.of(up, dtype, lead)
+
+    def given_to_last_by(self, gate: str, up: str | None, *tensors: Tensor) -> object:
+        """Return what the last layer is given where these layers return these float32 tensors."""
+        drawn = {name: self.of(name, torch.float32) for name in self._layers}
+        results = drawn | dict(zip((gate, up), tensors, strict=False))
+        return self._run(None, {name: results[name] for name in drawn}, torch.float32)[1]
+
+    def why_not_operators(self) -> str | None:
+        """Return which operator runs that a gated MLP does not need; None: none."""
+        for is_training in (False, True):
+            set_mode(self._module, is_training)
+            operators = Operators()
+            self.run(IN_FULL, operators=operators)
+            why = operators.why_not(OPERATORS)
+            if why is not None:
+                return why
+        return None
+
+    def is_read(self, number: Number) -> bool:
+        """Tell whether the result is another one where this number is."""
+        return is_another(lambda: self._results(), set_number(self._module, number))
+
+    def _results(self) -> list[object]:
+        found: list[object] = []
+        for is_training in (False, True):
+            set_mode(self._module, is_training)
+            try:
+                found += self.run(IN_FULL)
+            except NotGatedError as why:
+                found.append(str(why))
+        return found
+
+    def of(self, name: str, dtype: torch.dtype, lead: tuple[int, ...] = BATCHES) -> Tensor:
+        """Return what a layer returns, in these dimensions."""
+        largest = LARGEST_OF.get(dtype)
+        drawn, rows = self._drawn[name], math.prod(lead)
+        drawn = drawn.repeat(-(-rows // len(drawn)), 1)[:rows].unflatten(0, lead)
+        return (drawn if largest is None else drawn.clamp(-largest, largest)).to(dtype)
+
+
+def recognise(module: Module, reads: Reads) -> Recognised | str | None:
+    """Find out what an MLP computes; None: no gated MLP, a sentence: one that is not known."""
+    device = place_of(module)
+    with probing(device) as generator:
+        try:
+            probe = Probe(module, device, generator)
+            down, product = probe.run(IN_FULL)
+        except CannotCopyError as error:
+            return str(error)
+        except CANNOT as error:
+            why = f"its code failed between given layers ({type(error).__name__}: {error})"
+            return why if looks_gated(module) else None
+        except NotGatedError as error:
+            return str(error) if looks_gated(module) else None
+        return _recognise(module, reads, probe, down, product)
+
+
+def _recognise(
+    module: Module, reads: Reads, probe: Probe, down: str, product: object
+) -> Recognised | str | None:
+    names = list(layers_of(module))
+    others = [name for name in names if name != down]
+    if not isinstance(product, Tensor):
+        return "its last layer gets no tensor"
+    is_up_first = len(others) == 2 and probe.is_before(others[1], others[0])
+    best, (kernel, options, gate, up) = _best_of(probe, others, product)
+    if not best <= 32:
+        # With two layers alone, it is as any other MLP.
+        is_named = len(others) == 2 or looks_gated(module)
+        return "what it computes between its layers is not known" if is_named else None
+    is_up_first ^= gate != others[0]
+    settings = settings_where(lambda one: probe.agrees(one, kernel, options, gate, up))
+    if IN_FULL not in settings:
+        return probe.why_not_training()
+    if not probe.has_gradients_of(kernel, options, gate, up):
+        return "its gradients are those of something else"
+    why = probe.why_not_operators() or _why_not_everywhere(probe, kernel, options, gate, up)
+    if why is not None:
+        return why
+    for number in reads.numbers:
+        if probe.is_read(number):
+            return f"it reads {number.title}, which the kernel does not take"
+    passed_over = tuple(name for name in module._modules if name not in names)
+    return Recognised(kernel, options, gate, up, down, passed_over, is_up_first, settings)
+
+
+def _why_not_everywhere(
+    probe: Probe, kernel: str, options: tuple[str, ...], gate: str, up: str | None
+) -> str | None:
+    """Return where it computes something else: in other dimensions, or for another input."""
+    for lead in LEADS:
+        try:
+            given = probe.run(IN_FULL, lead)[1]
+        except CANNOT:
+            continue
+        except NotGatedError as error:
+            return str(error)
+        if not are_alike(
+            _reference(kernel, options, *probe.tensors(IN_FULL, gate, up, lead)), given
+        ):
+            return f"it computes something else for inputs of {lead} rows"
+    for dtype in DTYPES:
+        try:
+            probe.run(IN_FULL, x_dtype=dtype)
+        except (*CANNOT, NotGatedError):
+            return "its first layers do not get its input as it is"
+    return None
+
+
+Found = tuple[str, tuple[str, ...], str, str | None]
+
+
+def _best_of(probe: Probe, others: list[str], product: Tensor) -> tuple[float, Found]:
+    """Return what comes closest to the product, and how close: kernel, options, gate, up."""
+    pairs: list[tuple[str, str | None]] = [(others[0], None)]
+    if len(others) == 2:
+        pairs = [(others[0], others[1]), (others[1], others[0])]
+    tried = [
+        (distance(_reference(kernel, options, *probe.tensors(IN_FULL, *pair)), product), found)
+        for kernel, options in CANDIDATES
+        for pair in pairs
+        for found in [(kernel, options, *pair)]
+    ]
+    return min(tried, key=lambda one: one[0])
+
+
+def _reference(kernel: str, options: tuple[str, ...], *tensors: Tensor | None) -> object:
+    return kernel_named(kernel).reference(*tensors, *options)
 
 
 class _Again(NamedTuple):
@@ -171,12 +566,14 @@ def _options(found: Recognised) -> tuple[str, ...]:
 def _site(name: str, module: Module, found: Recognised, reads: Reads, request: Request) -> Site:
     kernel = request.kernels[found.kernel]
     maker, settings = request.new_maker(), found.settings
-    ways = Ways(kernel, request.providers, settings, is_default=_is_default(found), maker=maker)
+    dispatcher = Dispatcher(
+        kernel, request.providers, settings, is_default=_is_default(found), maker=maker
+    )
     switch = Switch()
     original = type(module).forward
     passed_over = {name: module._modules[name] for name in found.passed_over}
-    put = bound(_gated(original, found, passed_over, reads, ways, switch), original, switch)
-    return Site(name, module, put, ways, switch=switch, why_changed=reads.why_changed)
+    put = bound(_gated(original, found, passed_over, reads, dispatcher, switch), original, switch)
+    return Site(name, module, put, dispatcher, switch=switch, why_changed=reads.why_changed)
 
 
 def _gated(
@@ -184,22 +581,22 @@ def _gated(
     found: Recognised,
     passed_over: Mapping[str, Any],
     reads: Reads,
-    ways: Ways,
+    dispatcher: Dispatcher,
     switch: Switch,
 ) -> Callable[..., Any]:
-    known, decide, trace = ways.known, ways.decide, ways.tracing()
-    as_ever, is_changed = running_as_ever(original, ways, switch), reads.changes()
+    known, decide, trace = dispatcher.known, dispatcher.decide, dispatcher.tracing()
+    run_original, is_changed = running_original(original, dispatcher, switch), changes_of(reads)
     first, second, last = found.gate, found.up, found.down
     options, run_first = _options(found), _running_first(found)
 
     def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self or args or kwargs or x is None:
-            return as_ever(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
+            return run_original(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         children = self._modules
         if not _are_as_found(children, passed_over):
-            return as_ever(self, NOT_AS_FOUND, x)
+            return run_original(self, NOT_AS_FOUND, x)
         if is_changed is not None and is_changed(self):
-            return as_ever(self, CHANGED, x)
+            return run_original(self, CHANGED, x)
         gate, up = run_first(children, x)
         if is_compiling():
             function = trace(gate, up, *options)
@@ -207,12 +604,12 @@ def _gated(
                 return original(self, x)
             return children[last](function(gate, up, *options))
         key = key_of(gate, up)
-        way = known.get(key) or decide(key, (gate, up, *options))
-        way.num_calls += 1
-        if way.function is None:
+        decision = known.get(key) or decide(key, (gate, up, *options))
+        decision.num_calls += 1
+        if decision.function is None:
             return original(_with_results(self, {first: gate, second: up}), x)
-        run = run_without_keeping if way.provider == LEAN else run_on
-        return run(children[last], partial(way.function, gate, up, *options))
+        run = run_without_keeping if decision.provider == LEAN else run_on
+        return run(children[last], partial(decision.function, gate, up, *options))
 
     return forward
 
@@ -242,7 +639,7 @@ def _with_results(module: Module, results: dict[str | None, Tensor | None]) -> M
         if name is not None:
             children[name] = layer = Given(children[name])
             layer.result = result
-    return Around(module, children).clone
+    return CallProxy(module, children).clone
 
 
 FAMILY = Family(kernels=(SWIGLU, GEGLU), find=find)

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Linear, Module
 
-from kprof.kernels.swap.dispatch import Ways, key_of
+from kprof.kernels.swap.dispatch import Dispatcher, changes_of, key_of
 from kprof.kernels.swap.patches import is_passed_over, python_modules, why_foreign
 from kprof.kernels.swap.probes import CANNOT, CannotCopyError, kind_of, probing, stand_in
 from kprof.kernels.swap.reads import CHANGED, why_effects
-from kprof.kernels.swap.site import Around, Request, Site, Skip, Switch, bound
+from kprof.kernels.swap.site import CallProxy, Request, Site, Skip, Switch, bound
 from kprof.kernels.swap.sites import Family
 from kprof.kernels.swap.sites.losses import (
     ATTRIBUTE,
@@ -150,8 +150,8 @@ class _Watching(_Passing):
 class _Fused:
     """The loss of one call, from what its head would get."""
 
-    def __init__(self, model: Any, known: Known, ways: Ways) -> None:
-        self._model, self._known, self._ways = model, known, ways
+    def __init__(self, model: Any, known: Known, dispatcher: Dispatcher) -> None:
+        self._model, self._known, self._dispatcher = model, known, dispatcher
         self.hidden: Any = None
         self.logits: Any = None
         """Where the kernel could not do it: the head's."""
@@ -163,7 +163,7 @@ class _Fused:
         why = why or self._known.why_not(logits, labels, vocab_size, opt)
         function = None
         if why or others:
-            self._ways.leave_out(why or "it is called with more arguments by position")
+            self._dispatcher.leave_out(why or "it is called with more arguments by position")
         else:
             rows, targets, *options = arguments_of(logits, labels, opt)
             arguments = (rows, head.weight, targets, head.bias, *options)
@@ -180,36 +180,36 @@ class _Fused:
     def _decide(self, arguments: tuple[Any, ...]) -> Callable[..., Any] | None:
         rows, weight, targets, bias, *options = arguments
         key = (key_of(rows, weight), targets.shape, bias is None, *options)
-        way = self._ways.known.get(key)
-        if way is None:
+        decision = self._dispatcher.known.get(key)
+        if decision is None:
             shape = (*rows.shape, weight.shape[0])
             is_default = options == [IGNORE_INDEX, 0.0, "mean"]
-            way = self._ways.decide(key, arguments, shape, is_default=is_default)
-        way.num_calls += 1
-        return way.function
+            decision = self._dispatcher.decide(key, arguments, shape, is_default=is_default)
+        decision.num_calls += 1
+        return decision.function
 
 
 def _site(
     name: str, module: Module, function: Callable[..., Any], known: Known, request: Request
 ) -> Site:
-    ways = Ways(request.kernels[KERNEL], request.providers, known.settings)
+    dispatcher = Dispatcher(request.kernels[KERNEL], request.providers, known.settings)
     switch = Switch()
     original = type(module).forward
     own = module.__dict__.get(ATTRIBUTE)
-    put = bound(_headless(original, own, known, ways, switch), original, switch)
+    put = bound(_headless(original, own, known, dispatcher, switch), original, switch)
 
     def why(owner: Any) -> str | None:
         # Another site may have put the kernel's there.
         loss = owner.__dict__.get(ATTRIBUTE)
         return None if isinstance(loss, Loss) else why_changed(function, known, owner)
 
-    return Site(name, module, put, ways, switch=switch, why_changed=why)
+    return Site(name, module, put, dispatcher, switch=switch, why_changed=why)
 
 
 def _headless(
-    original: Callable[..., Any], own: object, known: Known, ways: Ways, switch: Switch
+    original: Callable[..., Any], own: object, known: Known, dispatcher: Dispatcher, switch: Switch
 ) -> Callable[..., Any]:
-    note, is_changed = ways.noting(), known.reads.changes()
+    note, is_changed = dispatcher.noting(), changes_of(known.reads)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self or kwargs.get("labels") is None:
@@ -218,20 +218,20 @@ def _headless(
             note(False)
             return original(self, *args, **kwargs)
         if not (self.training and torch.is_grad_enabled()):
-            ways.leave_out("the model is not training: its logits may be wanted")
+            dispatcher.leave_out("the model is not training: its logits may be wanted")
             return original(self, *args, **kwargs)
         why = _why_not_now(self, own)
         if is_changed is not None and is_changed(self):
             why = why or CHANGED
         if why:
-            ways.leave_out(why)
+            dispatcher.leave_out(why)
             return original(self, *args, **kwargs)
-        fused = _Fused(self, known, ways)
-        call = Around(self, {**self._modules, HEAD: _Passing()}, **{ATTRIBUTE: fused})
+        fused = _Fused(self, known, dispatcher)
+        call = CallProxy(self, {**self._modules, HEAD: _Passing()}, **{ATTRIBUTE: fused})
         try:
             outputs = original(call.clone, *args, **kwargs)
         finally:
-            call.take_over()
+            call.copy_back()
         return _with_logits(outputs, fused.hidden, fused.logits)
 
     return forward

@@ -18,10 +18,10 @@ from kprof.kernels.fp8._copies import Activation, find_activation
 from kprof.kernels.fp8._weights import forget
 from kprof.kernels.fp8.fp8_gemm import WIDE
 from kprof.kernels.fp8.fp8_linear import BY_ROWS, linear_of_copy, route_by_rows
-from kprof.kernels.swap.dispatch import OTHERWISE, PLAIN, Way, Ways, key_of
+from kprof.kernels.swap.dispatch import OTHERWISE, PLAIN, Decision, Dispatcher, key_of
 from kprof.kernels.swap.patches import why_foreign
 from kprof.kernels.swap.probes import Setting
-from kprof.kernels.swap.site import FP8_LINEAR, Request, Site, Skip, Switch, bound, running_as_ever
+from kprof.kernels.swap.site import FP8_LINEAR, Request, Site, Skip, Switch, bound, running_original
 from kprof.kernels.swap.sites import Family
 
 KERNEL = FP8_LINEAR
@@ -87,10 +87,10 @@ def _why_spared(name: str, module: Linear, *, is_tied: bool) -> str | None:
 
 
 def _site(name: str, module: Linear, request: Request) -> Site:
-    ways = Ways(request.kernels[KERNEL], request.providers, SETTINGS)
+    dispatcher = Dispatcher(request.kernels[KERNEL], request.providers, SETTINGS)
     switch = Switch()
     original = type(module).forward
-    bind = bound(_linear(original, ways, switch), original, switch)
+    bind = bound(_linear(original, dispatcher, switch), original, switch)
 
     def put(owner: Any) -> Any:
         # Nobody counted what was written to its weights since another swap.
@@ -98,50 +98,56 @@ def _site(name: str, module: Linear, request: Request) -> Site:
         return bind(owner)
 
     rows, columns = module.weight.shape
-    return Site(name, module, put, ways, switch=switch, shape=f"{rows}x{columns}")
+    return Site(name, module, put, dispatcher, switch=switch, shape=f"{rows}x{columns}")
 
 
-def _linear(original: Callable[..., Any], ways: Ways, switch: Switch) -> Callable[..., Any]:
-    known, decide, trace = ways.known, ways.decide, ways.tracing()
-    as_ever = running_as_ever(original, ways, switch)
+def _linear(
+    original: Callable[..., Any], dispatcher: Dispatcher, switch: Switch
+) -> Callable[..., Any]:
+    known, decide, trace = dispatcher.known, dispatcher.decide, dispatcher.tracing()
+    run_original = running_original(original, dispatcher, switch)
 
     def forward(self: Any, x: Any = None, /, **kwargs: Any) -> Any:
         if switch.owner is not self or kwargs or x is None:
-            return as_ever(self, OTHERWISE, *(() if x is None else (x,)), **kwargs)
+            return run_original(self, OTHERWISE, *(() if x is None else (x,)), **kwargs)
         parameters = self._parameters
         if "weight" not in parameters or "bias" not in parameters:
             # Pruned, parametrized or sharded since.
-            return as_ever(self, "its weights are no parameters of its own any more", x)
+            return run_original(self, "its weights are no parameters of its own any more", x)
         weight, bias = parameters["weight"], parameters["bias"]
         if is_compiling():
             function = trace(x, weight, bias) if type(weight) in PLAIN else None
             return original(self, x) if function is None else function(x, weight, bias)
         key = key_of(x, weight)
-        way = known.get(key)
-        if way is None:
+        decision = known.get(key)
+        if decision is None:
             shape = (x.numel() // max(x.shape[-1], 1), *weight.shape)
-            way = decide(key, (x, weight, bias), shape)
-        way.num_calls += 1
-        if way.function is None:
+            decision = decide(key, (x, weight, bias), shape)
+        decision.num_calls += 1
+        if decision.function is None:
             return original(self, x)
         made = find_activation(id(x))
         return (
-            way.function(x, weight, bias) if made is None else _joined(way, made, x, weight, bias)
+            decision.function(x, weight, bias)
+            if made is None
+            else _joined(decision, made, x, weight, bias)
         )
 
     return forward
 
 
-def _joined(way: Way, made: Activation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+def _joined(
+    decision: Decision, made: Activation, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Any:
     """Return a layer's result, from the FP8 copy of x if its provider takes one and x has one."""
-    if way.provider in BY_ROWS and made.tensor() is x:
-        route = route_by_rows(x, weight, BY_ROWS[way.provider])
+    if decision.provider in BY_ROWS and made.tensor() is x:
+        route = route_by_rows(x, weight, BY_ROWS[decision.provider])
         copy = None if route is None else made.copy_of(x)
         if route is not None and copy is not None:
-            way.num_joined += 1
+            decision.num_joined += 1
             return linear_of_copy(x, *copy, weight, bias, route)
-    assert way.function is not None
-    return way.function(x, weight, bias)
+    assert decision.function is not None
+    return decision.function(x, weight, bias)
 
 
 FAMILY = Family(kernels=(KERNEL,), find=find)

@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 from torch.nn import Module, functional
 
 from kprof.kernels import kernel_named
-from kprof.kernels.swap.dispatch import Ways, key_of
+from kprof.kernels.swap.dispatch import Dispatcher, changes_of, key_of
 from kprof.kernels.swap.patches import innermost, python_modules
 from kprof.kernels.swap.probes import (
     ARRANGING,
@@ -81,14 +81,14 @@ class Loss:
     """
 
     def __init__(
-        self, original: Callable[..., Any], known: Known, ways: Ways, switch: Switch
+        self, original: Callable[..., Any], known: Known, dispatcher: Dispatcher, switch: Switch
     ) -> None:
         self._original = original
         self._known = known
-        self._is_changed = known.reads.changes()
-        self._aside = ways.aside(original)
-        self._ways = ways
-        self._trace = ways.tracing()
+        self._is_changed = changes_of(known.reads)
+        self._guarded = dispatcher.guarded(original)
+        self._dispatcher = dispatcher
+        self._trace = dispatcher.tracing()
         self._switch = switch
 
     def __call__(
@@ -100,14 +100,14 @@ class Loss:
             why = self._why_not(logits, labels, vocab_size, others, options)
             if why:
                 if not is_compiling():
-                    self._ways.leave_out(why)
-                    original = self._aside
+                    self._dispatcher.leave_out(why)
+                    original = self._guarded
             else:
                 arguments = arguments_of(logits, labels, options)
                 if is_compiling():
                     function = self._trace(*arguments)
                 else:
-                    function, original = self._decide(arguments), self._aside
+                    function, original = self._decide(arguments), self._guarded
         if function is None:
             return original(logits, labels, vocab_size, *others, **options)
         return divided(function(*arguments), options.get("num_items_in_batch"))
@@ -127,9 +127,11 @@ class Loss:
         rows, targets, *options = arguments
         key = (key_of(rows, targets), targets.shape, *options)
         is_default = options[0] == IGNORE_INDEX and options[2] == "mean"
-        way = self._ways.known.get(key) or self._ways.decide(key, arguments, is_default=is_default)
-        way.num_calls += 1
-        return way.function
+        decision = self._dispatcher.known.get(key) or self._dispatcher.decide(
+            key, arguments, is_default=is_default
+        )
+        decision.num_calls += 1
+        return decision.function
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A function's copy is itself: who reads this back needs no kprof.
@@ -185,14 +187,14 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
         if isinstance(known, str):
             yield Skip(label, CROSS_ENTROPY, what, known)
             continue
-        ways = Ways(request.kernels[CROSS_ENTROPY], request.providers, known.settings)
+        dispatcher = Dispatcher(request.kernels[CROSS_ENTROPY], request.providers, known.settings)
         switch = Switch()
-        loss = Loss(function, known, ways, switch)
+        loss = Loss(function, known, dispatcher, switch)
         yield Site(
             label,
             module,
             functools.partial(_itself, loss),
-            {what: ways},
+            {what: dispatcher},
             attribute=ATTRIBUTE,
             switch=switch,
             why_changed=functools.partial(why_changed, function, known),

@@ -1,35 +1,287 @@
-"""Norms of rows: modules that compute an RMSNorm or a LayerNorm, whatever they are called."""
+"""What a norm computes: found by trying which candidate agrees with the module's own code.
+
+The rows are random, some of them tiny, so that the order in which a norm rounds, and where its
+epsilon is, show.
+
+Norms of rows: modules that compute an RMSNorm or a LayerNorm, whatever they are called.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Module
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils import parametrize
 
-from kprof.kernels.swap.dispatch import OTHERWISE, Ways, key_of
-from kprof.kernels.swap.norm_probes import (
-    FORMS,
-    LAYERNORM,
-    RMSNORM,
-    TAKEN,
-    Probe,
-    Recognised,
-    looks_like_a_norm,
-    recognise,
-    why_no_weights,
-)
+from kprof.kernels import kernel_named
+from kprof.kernels.swap.dispatch import OTHERWISE, Dispatcher, changes_of, key_of
 from kprof.kernels.swap.patches import python_modules, why_foreign
-from kprof.kernels.swap.probes import are_alike, kind_of, place_of, probing
-from kprof.kernels.swap.reads import CHANGED, Reads, reads_of_module
-from kprof.kernels.swap.site import Request, Site, Skip, Switch, bound, running_as_ever
+from kprof.kernels.swap.probes import (
+    ARITHMETIC,
+    ARRANGING,
+    CANNOT,
+    DTYPES,
+    CannotCopyError,
+    Operators,
+    Setting,
+    are_alike,
+    autocast_of,
+    distance,
+    have_same_gradients,
+    is_another,
+    kind_of,
+    place_of,
+    probing,
+    set_mode,
+    set_number,
+    settings_where,
+    stand_in,
+)
+from kprof.kernels.swap.reads import CHANGED, Number, Reads, reads_of_module
+from kprof.kernels.swap.site import Request, Site, Skip, Switch, bound, running_original
 from kprof.kernels.swap.sites import Family
 
+RMSNORM, LAYERNORM = "rmsnorm", "layernorm"
+# Parameters that kernels take.
+TAKEN = ("weight", "bias")
+OTHER = "it computes something else than an RMSNorm or a LayerNorm of rows"
+MOVED = "its weight is no parameter of its own: it is sharded, pruned or parametrized"
+FORMS = ("llama", "torch", "gemma")
+USUAL_EPS = (1e-6, 1e-5, 1e-8, 1e-12, torch.finfo(torch.float32).eps)
+# Rows of which the epsilon is a small part, about half, and most.
+SCALES = (1.0, 30.0, 1e-1, 1e-2, 3e-3, 1e-3, 1e-4, 1.0)
+# Dimensions before the columns.
+BATCHES = (2, 4)
+LEADS = ((8,), (2, 2, 2), (1, 1), (1, 130))
+OPERATORS = ARRANGING | ARITHMETIC
+OPERATORS |= {"_fused_rms_norm", "linalg_vector_norm", "mean", "native_layer_norm", "norm"}
+OPERATORS |= {"rms_norm", "rsqrt", "sqrt", "std", "std_mean", "sum", "var", "var_mean"}
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What a norm computes."""
+
+    kernel: str
+    form: str | None
+    """Of an RMSNorm: the order in which it rounds."""
+    eps: float
+    eps_name: str | None
+    """The attribute that holds it; None: it is in the code."""
+    settings: frozenset[Setting]
+
+
+def looks_like_a_norm(module: Module) -> bool:
+    """Tell whether a reader would expect a norm of rows there, by its name or its epsilon."""
+    if isinstance(module, (_NormBase, torch.jit.ScriptModule)) or module._modules:
+        return False
+    return "norm" in type(module).__name__.lower() or (
+        module._parameters.get("weight") is not None and bool(_eps_names(module))
+    )
+
+
+def why_no_weights(module: Module) -> str | None:
+    """Return why it has not one row of weights, and perhaps one of biases; None: it has."""
+    own = module._parameters
+    weight, bias = own.get("weight"), own.get("bias")
+    if weight is None:
+        has_moved = "weight" in module.__dict__ or "weight_orig" in own
+        if has_moved or parametrize.is_parametrized(module, "weight"):
+            return MOVED
+        return "it has no weight"
+    if weight.dim() != 1:
+        return f"its weight has {weight.dim()} dimensions"
+    if bias is not None and bias.shape != weight.shape:
+        return "its bias has another shape than its weight"
+    return None
+
+
+def _eps_names(module: Module) -> list[str]:
+    return [
+        name
+        for name, value in module.__dict__.items()
+        if isinstance(value, float) and 0 <= value <= 1e-2
+    ]
+
+
+def recognise(module: Module, reads: Reads) -> Recognised | str:
+    """Find out what a norm computes; a sentence says why it is none that is known."""
+    device, dtype = place_of(module), module._parameters["weight"].dtype
+    if dtype not in DTYPES:
+        return f"its weights are {str(dtype).removeprefix('torch.')}"
+    with probing(device) as generator:
+        try:
+            probe = Probe(module, device, generator)
+            original = probe.original((dtype, None))
+        except CannotCopyError as error:
+            return str(error)
+        except CANNOT as error:
+            return f"its own code failed on random rows ({type(error).__name__}: {error})"
+        best = min(
+            _candidates(module, dtype, reads),
+            key=lambda one: distance(probe.replaced((dtype, None), one), original),
+        )
+        if not are_alike(probe.replaced((dtype, None), best), original):
+            return OTHER
+        return _recognise(probe, best, dtype, reads)
+
+
+def _recognise(probe: Probe, best: Candidate, dtype: torch.dtype, reads: Reads) -> Recognised | str:
+    settings = settings_where(
+        lambda setting: all(
+            are_alike(probe.replaced(setting, best), probe.original(setting, is_training))
+            for is_training in (False, True)
+        )
+    )
+    if (dtype, None) not in settings:
+        return "it computes something else when it trains"
+    if not probe.has_gradients_of(best):
+        return "its gradients are those of something else"
+    kernel, form, eps, eps_name = best
+    why = probe.why_not_operators() or probe.why_not_everywhere(best)
+    if why is not None:
+        return why
+    for number in reads.numbers:
+        if number.name != eps_name and probe.is_read(number):
+            return f"it reads {number.title}, which the kernel does not take"
+    return Recognised(kernel, form, eps, eps_name, settings)
+
+
+Candidate = tuple[str, str | None, float, str | None]
+
+
+def _candidates(module: Module, dtype: torch.dtype, reads: Reads) -> Iterator[Candidate]:
+    names = [name for name in _eps_names(module) if name in reads.names]
+    named = [(module.__dict__[name], name) for name in names]
+    usual = [(eps, None) for eps in (*USUAL_EPS, torch.finfo(dtype).eps)]
+    for eps, name in (*named, *usual):
+        if module._parameters.get("bias") is None:
+            for form in FORMS:
+                yield RMSNORM, form, eps, name
+        yield LAYERNORM, None, eps, name
+
+
+class Probe:
+    """Runs a norm's own code and its replacements on the same rows."""
+
+    def __init__(self, module: Module, device: torch.device, generator: torch.Generator) -> None:
+        self._device = device
+        own = module._parameters
+        self._dtype = own["weight"].dtype
+        columns = own["weight"].shape[0]
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(device)
+
+        self._parameters = {
+            name: None if one is None else (0.5 + 0.2 * draw(*one.shape)).to(one.dtype)
+            for name, one in own.items()
+        }
+        self._module = stand_in(module, self._parameters, {})
+        scales = torch.tensor(SCALES, device=device)[:, None]
+        self.rows = draw(len(SCALES), columns) * scales + 0.1 * scales
+
+    def original(
+        self, setting: Setting, is_training: bool = False, lead: tuple[int, ...] = BATCHES
+    ) -> object:
+        """Return what the module's code computes."""
+        dtype, cast = setting
+        set_mode(self._module, is_training)
+        with autocast_of(self._device, cast):
+            return self._run(self._rows_in(lead).to(dtype), lead)
+
+    def _rows_in(self, lead: tuple[int, ...]) -> Tensor:
+        num_rows = math.prod(lead)
+        return self.rows.repeat(-(-num_rows // len(self.rows)), 1)[:num_rows]
+
+    def _run(self, rows: Tensor, lead: tuple[int, ...] = BATCHES) -> object:
+        # In several dimensions: what norms more than a row, or another dimension, shows.
+        x = rows.unflatten(0, lead)
+        result = type(self._module).forward(self._module, x)
+        is_known = isinstance(result, Tensor) and result.shape == x.shape
+        return result.reshape(rows.shape) if is_known else result
+
+    def why_not_operators(self) -> str | None:
+        """Return which operator runs that a norm does not need, or that it writes to its input."""
+        x = self.rows.to(self._dtype, copy=True).unflatten(0, BATCHES)
+        version = x._version
+        for is_training in (False, True):
+            set_mode(self._module, is_training)
+            with Operators(x, *self._parameters.values()) as operators:
+                type(self._module).forward(self._module, x)
+            why = operators.why_not(OPERATORS)
+            if why is not None:
+                return why
+        return "it writes to its input" if x._version != version else None
+
+    def why_not_everywhere(self, one: Candidate) -> str | None:
+        """Return for which dimensions it computes something else than a candidate; None: none."""
+        for lead in LEADS:
+            try:
+                original = self.original((self._dtype, None), lead=lead)
+            except CANNOT:
+                continue
+            rows = self._rows_in(lead).to(self._dtype)
+            if not are_alike(_computed(rows, self._parameters, one), original):
+                return f"it computes something else for inputs of {lead} rows"
+        return None
+
+    def is_read(self, number: Number) -> bool:
+        """Tell whether the result is another one where this number is."""
+        return is_another(
+            lambda: [self.original((self._dtype, None), one) for one in (False, True)],
+            set_number(self._module, number),
+        )
+
+    def has_gradients_of(self, one: Candidate) -> bool:
+        """Tell whether a candidate has the gradients of the module's code, in float32."""
+        names = [name for name in TAKEN if self._parameters.get(name) is not None]
+
+        def original(rows: Tensor, *weights: Tensor) -> object:
+            own = {**self._parameters, **dict(zip(names, weights, strict=True))}
+            self._module.__dict__["_parameters"] = own
+            return self._run(rows)
+
+        def replaced(rows: Tensor, *weights: Tensor) -> object:
+            return _computed(rows, dict(zip(names, weights, strict=True)), one)
+
+        weights = [self._parameters[name] for name in names]
+        try:
+            return have_same_gradients(replaced, original, self.rows, *weights)
+        finally:
+            self._module.__dict__["_parameters"] = self._parameters
+
+    def replaced(
+        self, setting: Setting, one: Candidate, function: Callable[..., Any] | None = None
+    ) -> object:
+        """Return what a candidate computes, by the reference or by another function."""
+        return _computed(self.rows.to(setting[0]), self._parameters, one, function)
+
+
+def _computed(
+    rows: Tensor,
+    parameters: Mapping[str, Tensor | None],
+    one: Candidate,
+    function: Callable[..., Any] | None = None,
+) -> object:
+    kernel, form, eps, _ = one
+    function = function or kernel_named(kernel).reference
+    weight = parameters.get("weight")
+    if kernel == RMSNORM:
+        options = () if form == FORMS[0] else (form,)
+        return function(rows, weight, eps, *options)
+    return function(rows, weight, parameters.get("bias"), eps)
+
+
 PERMUTED = "its rows lie in another order, which the original's result keeps"
-MOVED = "its weights are no parameters of its own any more"
+MOVED_SINCE = "its weights are no parameters of its own any more"
 
 
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
@@ -125,13 +377,15 @@ def is_default(found: Recognised) -> bool:
 def _site(name: str, module: Module, found: Recognised, reads: Reads, request: Request) -> Site:
     kernel = request.kernels[found.kernel]
     maker, settings = request.new_maker(), found.settings
-    ways = Ways(kernel, request.providers, settings, is_default=is_default(found), maker=maker)
+    dispatcher = Dispatcher(
+        kernel, request.providers, settings, is_default=is_default(found), maker=maker
+    )
     switch = Switch()
     original = type(module).forward
     make = _rmsnorm if found.kernel == RMSNORM else _layernorm
     names = names_of_weights(module)
-    put = bound(make(original, found, names, reads, ways, switch), original, switch)
-    return Site(name, module, put, ways, switch=switch, why_changed=reads.why_changed)
+    put = bound(make(original, found, names, reads, dispatcher, switch), original, switch)
+    return Site(name, module, put, dispatcher, switch=switch, why_changed=reads.why_changed)
 
 
 def _rmsnorm(
@@ -139,32 +393,32 @@ def _rmsnorm(
     found: Recognised,
     names: tuple[bool, bool],
     reads: Reads,
-    ways: Ways,
+    dispatcher: Dispatcher,
     switch: Switch,
 ) -> Callable[..., Any]:
-    known, decide, trace = ways.known, ways.decide, ways.tracing()
-    as_ever, is_changed = running_as_ever(original, ways, switch), reads.changes()
+    known, decide, trace = dispatcher.known, dispatcher.decide, dispatcher.tracing()
+    run_original, is_changed = running_original(original, dispatcher, switch), changes_of(reads)
     constant, eps_name = found.eps, found.eps_name
     options = () if is_default(found) else (found.form,)
 
     def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self or args or kwargs or x is None:
-            return as_ever(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
+            return run_original(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         if not x.is_contiguous() and is_permuted(x):
-            return as_ever(self, PERMUTED, x)
+            return run_original(self, PERMUTED, x)
         if have_moved(self, names):
-            return as_ever(self, MOVED, x)
+            return run_original(self, MOVED_SINCE, x)
         if is_changed is not None and is_changed(self):
-            return as_ever(self, CHANGED, x)
+            return run_original(self, CHANGED, x)
         weight = self._parameters["weight"]
         eps = constant if eps_name is None else getattr(self, eps_name)
         if is_compiling():
             function = trace(x, weight, eps, *options)
         else:
             key = key_of(x, weight)
-            way = known.get(key) or decide(key, (x, weight, eps, *options))
-            way.num_calls += 1
-            function = way.function
+            decision = known.get(key) or decide(key, (x, weight, eps, *options))
+            decision.num_calls += 1
+            function = decision.function
         if function is None:
             return original(self, x)
         return function(x, weight, eps, *options)
@@ -177,22 +431,22 @@ def _layernorm(
     found: Recognised,
     names: tuple[bool, bool],
     reads: Reads,
-    ways: Ways,
+    dispatcher: Dispatcher,
     switch: Switch,
 ) -> Callable[..., Any]:
-    known, decide, trace = ways.known, ways.decide, ways.tracing()
-    as_ever, is_changed = running_as_ever(original, ways, switch), reads.changes()
+    known, decide, trace = dispatcher.known, dispatcher.decide, dispatcher.tracing()
+    run_original, is_changed = running_original(original, dispatcher, switch), changes_of(reads)
     constant, eps_name = found.eps, found.eps_name
 
     def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self or args or kwargs or x is None:
-            return as_ever(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
+            return run_original(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
         if not x.is_contiguous() and is_permuted(x):
-            return as_ever(self, PERMUTED, x)
+            return run_original(self, PERMUTED, x)
         if have_moved(self, names):
-            return as_ever(self, MOVED, x)
+            return run_original(self, MOVED_SINCE, x)
         if is_changed is not None and is_changed(self):
-            return as_ever(self, CHANGED, x)
+            return run_original(self, CHANGED, x)
         parameters = self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
         eps = constant if eps_name is None else getattr(self, eps_name)
@@ -200,9 +454,9 @@ def _layernorm(
             function = trace(x, weight, bias, eps)
         else:
             key = key_of(x, weight, bias)
-            way = known.get(key) or decide(key, (x, weight, bias, eps))
-            way.num_calls += 1
-            function = way.function
+            decision = known.get(key) or decide(key, (x, weight, bias, eps))
+            decision.num_calls += 1
+            function = decision.function
         if function is None:
             return original(self, x)
         return function(x, weight, bias, eps)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from kprof.kernels import OURS
-from kprof.kernels.swap.dispatch import Ways
+from kprof.kernels.swap.dispatch import Dispatcher
 from kprof.kernels.swap.patches import MARK
 from kprof.kernels.swap.site import Request, Site, Skip, Switch
 from kprof.kernels.swap.sites import Family
@@ -33,13 +33,13 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
     if why is not None:
         yield Skip(cls.__name__, KERNEL, cls.__name__, why)
         return
-    ways = Ways(request.kernels[KERNEL], request.providers, frozenset())
+    dispatcher = Dispatcher(request.kernels[KERNEL], request.providers, frozenset())
     switch = Switch()
     yield Site(
         cls.__name__,
         root,
-        lambda owner: types.MethodType(_step(owner, ways, switch), owner),
-        ways,
+        lambda owner: types.MethodType(_step(owner, dispatcher, switch), owner),
+        dispatcher,
         attribute="step",
         switch=switch,
         may_stand=lambda own: hasattr(own, COUNTED),
@@ -57,7 +57,7 @@ def _why_foreign(optimizer: AdamW) -> str | None:
     return None
 
 
-def _step(optimizer: AdamW, ways: Ways, switch: Switch) -> Callable[..., Any]:
+def _step(optimizer: AdamW, dispatcher: Dispatcher, switch: Switch) -> Callable[..., Any]:
     from kprof.kernels.adamw import adamw_step, refuses_step
 
     # Whether a scheduler counts the steps, whose wrapper this one takes the place of.
@@ -70,7 +70,9 @@ def _step(optimizer: AdamW, ways: Ways, switch: Switch) -> Callable[..., Any]:
             self._opt_called = True
         params = [one for group in self.param_groups for one in group["params"]]
         if closure is not None or not params:
-            ways.leave_out("its step computes the loss anew" if params else "it has no parameters")
+            dispatcher.leave_out(
+                "its step computes the loss anew" if params else "it has no parameters"
+            )
             return type(self).step(self, closure)
         if torch.cuda.is_available():
             # As torch's own step does: raises while a graph is captured that would count no steps.
@@ -78,14 +80,14 @@ def _step(optimizer: AdamW, ways: Ways, switch: Switch) -> Callable[..., Any]:
         why = refuses_step(self) or _refuses(self, params)
         sizes = tuple(len(group["params"]) for group in self.param_groups)
         key = (why, sizes, params[0].device, params[0].dtype)
-        way = ways.known.get(key)
-        if way is None:
+        decision = dispatcher.known.get(key)
+        if decision is None:
             size = sum(one.numel() for one in params)
-            way = ways.settle(key, why, params[0], (size,), False)
-        way.num_calls += 1
+            decision = dispatcher.settle(key, why, params[0], (size,), False)
+        decision.num_calls += 1
         return (
             type(self).step(self)
-            if way.function is None
+            if decision.function is None
             else adamw_step(self, is_known_to_fit=True)
         )
 

@@ -19,16 +19,18 @@ import torch
 from torch.compiler import is_compiling
 from torch.nn import Module
 
-from kprof.kernels.swap.dispatch import PLAIN, Ways, key_of
-from kprof.kernels.swap.norm_probes import LAYERNORM, RMSNORM, Recognised
+from kprof.kernels.swap.dispatch import PLAIN, Dispatcher, changes_of, key_of
 from kprof.kernels.swap.patches import innermost, is_passed_over, rewritten, tree_of, why_foreign
 from kprof.kernels.swap.probes import are_alike, kind_of, place_of, probing
 from kprof.kernels.swap.reads import CHANGED, Reads
 from kprof.kernels.swap.site import Request, Site, Skip, Switch, bound
 from kprof.kernels.swap.sites import Family
 from kprof.kernels.swap.sites.norms import (
-    MOVED,
+    LAYERNORM,
+    MOVED_SINCE,
     PERMUTED,
+    RMSNORM,
+    Recognised,
     compared,
     have_moved,
     is_default,
@@ -596,19 +598,21 @@ def _site(
         found, maker = known[joint.norm], request.new_maker()
         kernel = request.kernels[KERNELS[found.kernel]]
         default = is_default(found)
-        ways = Ways(kernel, request.providers, found.settings, is_default=default, maker=maker)
-        parts[f"{what}: {joint.norm}" if len(joints) > 1 else what] = ways
+        dispatcher = Dispatcher(
+            kernel, request.providers, found.settings, is_default=default, maker=maker
+        )
+        parts[f"{what}: {joint.norm}" if len(joints) > 1 else what] = dispatcher
         norm = module._modules[joint.norm]
         assert norm is not None
         read = reads_of(norm)
         # A norm whose code reads something unknown is not recognised.
         assert isinstance(read, Reads)
         reads_by_norm[joint.norm] = reads = compared(norm, found, read)
-        adders[_adder(number)] = _adding(module, joint, found, reads, ways)
+        adders[_adder(number)] = _adding(module, joint, found, reads, dispatcher)
     owner = (tree.args.posonlyargs + tree.args.args)[0].arg
     fused = _Fuse(owner, joints).visit(copy.deepcopy(tree))
     patched = rewritten(original, fused, adders)
-    notes = [ways.noting() for ways in parts.values()]
+    notes = [dispatcher.noting() for dispatcher in parts.values()]
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self:
@@ -632,17 +636,17 @@ def _site(
 
 
 def _adding(
-    module: Module, joint: Joint, found: Recognised, reads: Reads, ways: Ways
+    module: Module, joint: Joint, found: Recognised, reads: Reads, dispatcher: Dispatcher
 ) -> Callable[..., Any]:
     """Return what a layer calls for its sum: it adds, and leaves the norm of the sum in a list.
 
     The list stays empty where the original norm has to run.
     """
-    child, known, decide = joint.norm, ways.known, ways.decide
+    child, known, decide = joint.norm, dispatcher.known, dispatcher.decide
     expected = module._modules[child]
     assert expected is not None
     norm_found, names = weakref.ref(expected), names_of_weights(expected)
-    constant, eps_name, is_changed = found.eps, found.eps_name, reads.changes()
+    constant, eps_name, is_changed = found.eps, found.eps_name, changes_of(reads)
 
     def add(owner: Any, a: Any, b: Any, normed: list[Any], is_another_branch: bool = False) -> Any:
         if is_another_branch:
@@ -652,18 +656,18 @@ def _adding(
         if why is None and is_changed is not None and is_changed(norm):
             why = CHANGED
         if why is not None:
-            ways.leave_out(why)
+            dispatcher.leave_out(why)
             return a + b
         own = norm._parameters
         weight, bias = own.get("weight"), own.get("bias")
         eps = constant if eps_name is None else getattr(norm, eps_name)
         arguments = _arguments_of(found, b, a, weight, bias, eps)
         key = key_of(b, weight, bias), a.shape, a.dtype, a.get_device()
-        way = known.get(key) or decide(key, arguments)
-        way.num_calls += 1
-        if way.function is None:
+        decision = known.get(key) or decide(key, arguments)
+        decision.num_calls += 1
+        if decision.function is None:
             return a + b
-        y, total = way.function(*arguments)
+        y, total = decision.function(*arguments)
         normed.append(y)
         return total
 
@@ -681,7 +685,7 @@ def _why_original(
     if type(terms[0]) not in PLAIN or type(terms[1]) not in PLAIN:
         return NO_TENSORS
     if have_moved(norm, names):
-        return MOVED
+        return MOVED_SINCE
     is_other = any(not one.is_contiguous() and is_permuted(one) for one in terms)
     return PERMUTED if is_other else None
 
