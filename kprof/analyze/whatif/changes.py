@@ -129,23 +129,47 @@ def emptied(rows: np.ndarray, trace: Trace) -> np.ndarray:
 
     Those within which something was used for the first time stay: others would use it, too.
     """
-    ranges = trace.ranges
+    tree = _find_tree(trace)
+    found = np.zeros(len(trace.ranges), dtype=bool)
+    for of in tree.of_activity:
+        found |= _within(of[rows], tree.parent) & ~_within(of[~rows], tree.parent)
+    found &= tree.is_call
+    first_uses = _first_uses(np.flatnonzero(found), trace.ranges)
+    if len(first_uses):
+        found &= ~_within(first_uses, tree.parent)
+    return np.flatnonzero(found)
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """Which range each range stands in, and which of them make activities."""
+
+    parent: np.ndarray
+    """`NOTHING` at the top, and in one more entry at the end."""
+    is_call: np.ndarray
+    """Whether it is an operator or a call."""
+    of_activity: tuple[np.ndarray, np.ndarray]
+    """For each row of `kernels` the call that launched it, and its operator, or `NOTHING`."""
+
+
+@once_per_trace
+def _find_tree(trace: Trace) -> _Tree:
+    ranges, kernels = trace.ranges, trace.kernels
     parent = np.append(ranges["parent"].to_numpy(np.int64, na_value=NOTHING), NOTHING)
     is_call = ranges["kind"].isin(["op", "runtime"]).to_numpy(bool)
-    found = np.zeros(len(ranges), dtype=bool)
-    for column in ("launch_row", "op_row"):
-        of = trace.kernels[column].to_numpy(np.int64, na_value=NOTHING)
-        found |= _within(of[rows], parent) & ~_within(of[~rows], parent)
-    found &= is_call
-    return np.flatnonzero(found & ~_within(_first_uses(found, ranges), parent))
+    launch, op = (
+        kernels[column].to_numpy(np.int64, na_value=NOTHING) for column in ("launch_row", "op_row")
+    )
+    return _Tree(parent, is_call, (launch, op))
 
 
 def _first_uses(found: np.ndarray, ranges: pd.DataFrame) -> np.ndarray:
     """Return the rows of `found` that take far longer than is usual for their name and kind."""
-    took_ns = ranges["duration_ns"].to_numpy(np.float64, na_value=0.0)
-    long = np.flatnonzero(found & (took_ns >= FIRST_USE_NS))
+    duration_ns = ranges["duration_ns"].to_numpy(np.int64)
+    long = found[duration_ns[found] >= FIRST_USE_NS]
     if not len(long):
         return long
+    took_ns = duration_ns.astype(np.float64)
     names = ranges["name"]
     alike = np.flatnonzero(names.isin(names.iloc[long]).to_numpy(bool))
     keys = [ranges[column].iloc[alike].to_numpy() for column in ("kind", "name")]
@@ -157,15 +181,16 @@ def _first_uses(found: np.ndarray, ranges: pd.DataFrame) -> np.ndarray:
 def _within(rows: np.ndarray, parent: np.ndarray) -> np.ndarray:
     """Tell of every range whether one of `rows` stands in it, or is it."""
     found = np.zeros(len(parent), dtype=bool)
-    found[rows[rows != NOTHING]] = True
-    rows = np.flatnonzero(found)
-    while len(rows):
-        is_next = np.zeros(len(parent), dtype=bool)
-        is_next[parent[rows]] = True
-        is_next[NOTHING] = False
-        rows = np.flatnonzero(is_next & ~found)
+    found[NOTHING] = True
+    number = np.empty(len(parent), dtype=np.int64)
+    while True:
+        rows = rows[~found[rows]]
+        if not len(rows):
+            return found[:-1]
         found[rows] = True
-    return found[:-1]
+        # Of equal rows the last one stands for all.
+        number[rows] = place = np.arange(len(rows))
+        rows = parent[rows[number[rows] == place]]
 
 
 def without_host_time(replay: Replay, trace: Trace, gone: np.ndarray) -> Replay:
@@ -179,10 +204,11 @@ def without_host_time(replay: Replay, trace: Trace, gone: np.ndarray) -> Replay:
 def spans_by_program(gone: np.ndarray, program: HostProgram, trace: Trace) -> dict[int, Intervals]:
     """Return when the ranges `gone` were open, by the program of their thread."""
     start, end, row = _spans_of(gone, trace)
-    of_range = program.of_ranges(trace)[row]
+    of_range = program.of_ranges(trace, row)
+    mine = {one: of_range == one for one in np.flatnonzero(np.bincount(of_range + 1)[1:]).tolist()}
     return {
-        one: disjoint(Intervals(start[of_range == one], end[of_range == one], row[of_range == one]))
-        for one in np.unique(of_range[of_range != NOTHING]).tolist()
+        one: disjoint(Intervals(start[chosen], end[chosen], row[chosen]))
+        for one, chosen in mine.items()
     }
 
 
@@ -219,18 +245,18 @@ def _in_both(one: Intervals, other: Intervals, since: np.ndarray, until: np.ndar
 def _spans_of(gone: np.ndarray, trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return starts, ends and rows of ranges, operators up to a next one that follows at once."""
     start, duration = (trace.ranges[c].to_numpy(np.int64) for c in ("start_ns", "duration_ns"))
-    this, following = _operators_in_turn(trace)
-    is_gone = np.zeros(len(start), dtype=bool)
+    since = start[gone]
+    until, following = since + duration[gone], _operators_in_turn(trace)[gone]
+    is_gone = np.zeros(len(start) + 1, dtype=bool)
     is_gone[gone] = True
-    joins = is_gone[this] & is_gone[following]
-    until = start + duration
-    until[this[joins]] = np.maximum(until[this[joins]], start[following[joins]])
-    return start[gone], until[gone], gone
+    joins = np.flatnonzero(is_gone[following])
+    until[joins] = np.maximum(until[joins], start[following[joins]])
+    return since, until, gone
 
 
 @once_per_trace
-def _operators_in_turn(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pairs of operators of which the second follows the first at once.
+def _operators_in_turn(trace: Trace) -> np.ndarray:
+    """Return for every range the operator that follows it at once, an operator; or `NOTHING`.
 
     Nothing stands between them that the host recorded, and both stand in the same range.
     """
@@ -244,7 +270,9 @@ def _operators_in_turn(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     is_op = (ranges["kind"] == "op").to_numpy(bool)
     joins = is_op[this] & is_op[following] & (thread[this] == thread[following])
     joins &= (parent[this] == parent[following]) & (start[following] - end[this] <= CALL_NS)
-    return this[joins], following[joins]
+    found = np.full(len(ranges), NOTHING, dtype=np.int64)
+    found[this[joins]] = following[joins]
+    return found
 
 
 # From node to node of a replayed graph, unrecorded: an empty kernel in a graph takes 1.08 µs on an

@@ -233,8 +233,9 @@ class Recorded:
     @property
     def has_several_streams(self) -> bool:
         """Tell whether any rank used more than one stream, so that one may wait for another."""
-        lanes = np.unique(np.vstack([self.activities.rank, self.activities.lane]), axis=1)
-        return bool((np.unique(lanes[0], return_counts=True)[1] > 1).any())
+        # A lane is of one rank.
+        lanes, at = np.unique(self.activities.lane, return_index=True)
+        return len(np.unique(self.activities.rank[at])) < len(lanes)
 
     def replay(self, streams: Streams = "likely", *, is_typical: bool = False) -> Replay:
         """Return the replay under one reading of what streams wait for.
@@ -443,12 +444,14 @@ def _in_order(parts: list[Parts], keys: np.ndarray) -> Edges:
     source, target, lag = (
         np.concatenate([np.asarray(part[i], dtype=np.int64) for part in parts]) for i in range(3)
     )
-    kind = np.repeat([part[3] for part in parts], [len(part[0]) for part in parts])
+    kinds = np.array([part[3] for part in parts], dtype=np.int8)
+    kind = np.repeat(kinds, [len(part[0]) for part in parts])
     place = np.empty(len(keys), dtype=np.int64)
     place[np.argsort(keys, kind="stable")] = np.arange(len(keys))
     forward = np.flatnonzero(place[source] < place[target])
     forward = forward[np.argsort(place[target[forward]], kind="stable")]
-    return Edges(source, target, lag, kind, np.zeros_like(lag)).take(forward)
+    source, target, lag, kind = (part[forward] for part in (source, target, lag, kind))
+    return Edges(source, target, lag, kind, np.zeros_like(lag))
 
 
 def _spans(trace: Trace, program: HostProgram, first: int) -> Spans:

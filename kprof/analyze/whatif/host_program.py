@@ -48,12 +48,12 @@ class HostProgram:
         found[self.row[at]] = at
         return found
 
-    def of_ranges(self, trace: Trace) -> np.ndarray:
-        """Return for every row of `ranges` the program of its thread, or `NOTHING`."""
+    def of_ranges(self, trace: Trace, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return for these rows of `ranges`, or all, the program of their thread, or `NOTHING`."""
         thread = number_threads(trace)
         program = np.full(int(thread.max(initial=0)) + 1, NOTHING, dtype=np.int64)
         program[thread[self.row]] = self.program
-        return np.asarray(program[thread])
+        return np.asarray(program[thread if rows is None else thread[rows]])
 
 
 @once_per_trace

@@ -18,6 +18,8 @@ from kprof.analyze.whatif.host_program import HostProgram
 
 HOST, LAUNCH, STREAM, ACROSS, WAIT = range(5)
 LONG_AGO_NS = -(2**62)
+# Sums of two such numbers stay within an int64.
+LARGEST_NS = 2**61
 # Of the activities of a step: by as many may others differ that do the same.
 ALIKE = 0.02
 LEAST_STEPS = 3
@@ -39,11 +41,21 @@ class Edges:
     """`HOST`, `LAUNCH`, `STREAM`, `ACROSS` streams or within a graph, or `WAIT`."""
     kept_ns: np.ndarray
     """Of a lag of the host's, what stays when recording is taken off it."""
+    known: dict[tuple[int, int], Chains] = field(default_factory=dict, repr=False, compare=False)
+    """The chains among the edges by number of points and nodes, shared by edges of other lags."""
 
     def take(self, chosen: np.ndarray) -> Edges:
-        """Return the chosen ones, by position or by a mask."""
+        """Return those that a mask chooses."""
+        at = np.flatnonzero(chosen)
         parts = (self.source, self.target, self.lag_ns, self.kind, self.kept_ns)
-        return Edges(*(part[chosen] for part in parts))
+        return Edges(*(part[at] for part in parts))
+
+    def chains(self, first_activity: int, number: int) -> Chains:
+        """Return the chains among these edges of so many nodes."""
+        key = first_activity, number
+        if key not in self.known:
+            self.known[key] = find_chains(self.source, self.target, first_activity, number)
+        return self.known[key]
 
 
 @dataclass(frozen=True)
@@ -87,8 +99,8 @@ class Replay:
         # Activities of a stream may overlap, but none begins before the one it follows.
         lag_ns = np.maximum(self.duration_ns[edges.source] + edges.lag_ns, 0)
         base = np.where(self.is_root, self.start_ns, LONG_AGO_NS)
-        start = earliest_starts(base, edges.source, edges.target, lag_ns, self.first_activity)
-        return np.asarray(start + self.duration_ns)
+        chains = edges.chains(self.first_activity, len(base))
+        return np.asarray(chains.earliest_starts(base, lag_ns) + self.duration_ns)
 
     def scaled(self, kind: int, share: float) -> Replay:
         """Return the replay with the lags of one kind of edges at a share of what they are.
@@ -163,113 +175,186 @@ def earliest_starts(
 ) -> np.ndarray:
     """Return when each node starts: as early as its edges allow, and not before its `base`.
 
-    Edges are sorted by the place of their targets in time; lags are not negative. Most nodes come
-    after the one before them in the host's program or on their stream, and after one launch. Such
-    chains are computed as arrays, from the few nodes where they meet; only these go one by one.
+    Edges are sorted by the place of their targets in time; lags are not negative.
     """
-    chains = _find_chains(source, target, lag_ns, first_activity, len(base))
-    is_member = chains.block_of != -1
-    inner = is_member[target]
-    last = np.flatnonzero(is_member & ~np.append(chains.continues[1:], False))
-    edge_of_last = chains.chain_edge[last]
-    rest = np.flatnonzero(~inner & ~chains.is_host_chain[target])
-    from_member = is_member[source[rest]]
-    one, other = rest[~from_member], rest[from_member]
-    of_one, of_other = source[one], source[other]
-    # An edge from within a block is one from its launches and one from what the block follows.
-    parts = [
-        (one, target[one], chains.hub[of_one], lag_ns[one] + chains.after_hub[of_one]),
-        (other, target[other], chains.hub[of_other], lag_ns[other] + chains.after_hub[of_other]),
-        (other, target[other], chains.before[of_other], lag_ns[other] + chains.after[of_other]),
-        (edge_of_last, last, chains.hub[last], chains.after_hub[last]),
-        (edge_of_last, last, chains.before[last], chains.after[last]),
-    ]
-    place, to, since, lag = (np.concatenate(part) for part in zip(*parts, strict=True))
-    order = np.argsort(place, kind="stable")
-    nodes, compact = np.unique(np.concatenate([to, since]), return_inverse=True)
-    to_list, since_list = (part[order].tolist() for part in np.split(compact, 2))
-    moments = base[nodes].tolist()
-    for at, come, wait in zip(to_list, since_list, lag[order].tolist(), strict=True):
-        moment = moments[come] + wait
-        if moment > moments[at]:
-            moments[at] = moment
-    start = base.copy()
-    start[nodes] = np.array(moments, dtype=np.int64)
-    host = np.flatnonzero(chains.is_host_chain)
-    start[host] = start[chains.hub[host]] + chains.after_hub[host]
-    members = np.flatnonzero(is_member)
-    launched = start[chains.hub[members]] + chains.after_hub[members]
-    followed = start[chains.before[members]] + chains.after[members]
-    start[members] = np.maximum(launched, followed)
-    return np.asarray(start)
+    return find_chains(source, target, first_activity, len(base)).earliest_starts(base, lag_ns)
 
 
 @dataclass(frozen=True)
-class _Chains:
-    """Nodes that come after the one before them; each array has one entry a node."""
+class Chains:
+    """Nodes that come after the one before them, and the few edges between such chains.
 
-    is_host_chain: np.ndarray
-    """Whether a point of the host comes after the point before it and nothing else."""
-    block_of: np.ndarray
-    """Number of a run of activities with launches after one hub; -1 outside of such runs."""
-    continues: np.ndarray
-    """Whether an activity continues the block of the one before it."""
-    chain_edge: np.ndarray
-    """The edge from the node before, or -1."""
+    Most nodes come after the one before them in the host's program or on their stream, and after
+    one launch. Such chains are computed as arrays, from the nodes where they meet; only these go
+    one by one. All of this follows from the edges' ends; lags may change.
+    """
+
+    first_activity: int
+    number: int
+    """Of the nodes."""
+    host: np.ndarray
+    """Points of the host that come after the point before them and nothing else."""
+    host_edge: np.ndarray
     hub: np.ndarray
-    """The point after which a node comes by a chain of the host's, itself where by none."""
-    after_hub: np.ndarray
-    """How long after its hub a node starts at the earliest."""
+    """Of each point the one after which it comes by a chain of the host's, itself where by none."""
+    members: np.ndarray
+    """Activities of blocks: runs on one stream with launches after one hub."""
+    edge: np.ndarray
+    """Of each member, the edge from the activity before it."""
+    block: np.ndarray
+    first: np.ndarray
+    """Of each block, the place of its first member."""
+    launched: np.ndarray
+    """Places of the members that have a launch of their own."""
+    launch_edge: np.ndarray
+    launch: np.ndarray
+    """Of these, the point that launched them."""
+    hub_of_member: np.ndarray
     before: np.ndarray
-    """The activity that a block follows."""
-    after: np.ndarray
-    """How long after that a node of the block starts at the earliest."""
+    """Of each member, the activity that its block follows."""
+    singles: tuple[np.ndarray, np.ndarray, np.ndarray]
+    """Edges that come from points and from activities outside of blocks: the edge, its source if
+    that is a point, else the number of points; where it stands among all that go one by one."""
+    from_members: tuple[np.ndarray, np.ndarray, np.ndarray]
+    """Edges that come from members, and the way to each block's last member: the edge or -1, the
+    place of the member, and where it stands; twice, by its launches and by what it follows."""
+    nodes: np.ndarray
+    """The nodes that go one by one."""
+    to: list[int]
+    """Of each edge between them the target, as a place in `nodes`."""
+    since: list[int]
+
+    def earliest_starts(self, base: np.ndarray, lag_ns: np.ndarray) -> np.ndarray:
+        """Return when each node starts: as early as its edges allow, and not before its `base`."""
+        after_hub = self._after_hub(lag_ns)
+        by_launch, by_stream = self._along_blocks(lag_ns, after_hub)
+        lags = np.empty(len(self.to), dtype=np.int64)
+        edge, point, at = self.singles
+        lags[at] = lag_ns[edge] + np.append(after_hub, 0)[point]
+        edge, member, at = self.from_members
+        own, half = np.append(lag_ns, 0)[edge], len(member) // 2
+        lags[at[:half]] = own[:half] + by_launch[member[:half]]
+        lags[at[half:]] = own[half:] + by_stream[member[half:]]
+        moments = base[self.nodes].tolist()
+        for to, come, wait in zip(self.to, self.since, lags.tolist(), strict=True):
+            moment = moments[come] + wait
+            if moment > moments[to]:
+                moments[to] = moment
+        start = base.copy()
+        start[self.nodes] = np.array(moments, dtype=np.int64)
+        start[self.host] = start[self.hub[self.host]] + after_hub[self.host]
+        launched = start[self.hub_of_member] + by_launch
+        start[self.members] = np.maximum(launched, start[self.before] + by_stream)
+        return np.asarray(start)
+
+    def _after_hub(self, lag_ns: np.ndarray) -> np.ndarray:
+        """Return how long after its hub each point starts."""
+        own = np.zeros(self.first_activity, dtype=np.int64)
+        own[self.host] = lag_ns[self.host_edge]
+        so_far = np.cumsum(own)
+        return np.asarray(so_far - so_far[self.hub])
+
+    def _along_blocks(
+        self, lag_ns: np.ndarray, after_hub: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return how long after its hub, and after what its block follows, each member starts."""
+        own = lag_ns[self.edge]
+        total = np.cumsum(own)
+        launch_ns = lag_ns[self.launch_edge] + after_hub[self.launch] - total[self.launched]
+        # The first member of each block has a launch.
+        ahead = np.full(len(total), launch_ns.min(initial=0))
+        ahead[self.launched] = launch_ns
+        ahead = largest_so_far(ahead, self.block)
+        until = (total - own)[self.first][self.block]
+        return total + ahead, total - until
 
 
-def _find_chains(
-    source: np.ndarray, target: np.ndarray, lag_ns: np.ndarray, first_activity: int, number: int
-) -> _Chains:
-    """Find the chains among the edges."""
+def largest_so_far(values: np.ndarray, block: np.ndarray) -> np.ndarray:
+    """Return the largest value up to each place of its block; blocks are numbered in order."""
+    if not len(values):
+        return values
+    lowest, highest = int(values.min()), int(values.max())
+    width = highest - lowest + 1
+    if (int(block[-1]) + 1) * width > LARGEST_NS:
+        return pd.Series(values).groupby(block).cummax().to_numpy(np.int64)
+    # Each block lies above all that come before it.
+    floor = block * width - lowest
+    return np.asarray(np.maximum.accumulate(values + floor) - floor)
+
+
+def find_chains(
+    source: np.ndarray, target: np.ndarray, first_activity: int, number: int
+) -> Chains:
+    """Find the chains among edges that are sorted by the place of their targets in time."""
     node = np.arange(number)
     is_activity = node >= first_activity
     num_edges = np.bincount(target, minlength=number)
-    is_chain = (source == target - 1) & (is_activity[source] == is_activity[target])
+    of_activity = source >= first_activity
+    is_chain = (source == target - 1) & (of_activity == (target >= first_activity))
     num_chain = np.bincount(target[is_chain], minlength=number)
     chain_edge, side_edge = np.full((2, number), -1)
     chain_edge[target[is_chain]] = np.flatnonzero(is_chain)
-    is_side = ~is_chain & ~is_activity[source]
+    is_side = ~is_chain & ~of_activity
     side_edge[target[is_side]] = np.flatnonzero(is_side)
-    chain_lag = np.where(num_chain == 1, np.append(lag_ns, 0)[chain_edge], 0)
-
     is_host_chain = ~is_activity & (num_edges == 1) & (num_chain == 1)
-    so_far = np.cumsum(np.where(is_host_chain, chain_lag, 0))
     hub = np.maximum.accumulate(np.where(is_host_chain, 0, node))
-    after_hub = so_far - so_far[hub]
 
     is_launched = is_activity & (num_edges == 2) & (num_chain == 1) & (side_edge != -1)
     is_alone = is_activity & (num_edges == 1) & (num_chain == 1)
     launch = np.append(source, 0)[side_edge]
     launch_hub = np.where(is_launched, hub[launch], -1)
-    launch_lag = np.append(lag_ns, 0)[side_edge] + after_hub[launch]
     # An activity without a launch continues the block of the one before it, if that is in one.
     head = np.maximum.accumulate(np.where(is_alone, 0, node))
     is_member = is_launched | (is_alone & is_launched[head])
     of_hub = np.where(is_member, launch_hub[head], -1)
     continues = np.append(False, is_member[1:] & is_member[:-1] & (of_hub[1:] == of_hub[:-1]))
     continues = continues[:number]
-    begins = is_member & ~continues
-    block_of = np.where(is_member, np.cumsum(begins) - 1, -1)
-    members, first = np.flatnonzero(is_member), np.flatnonzero(begins)
-    block = block_of[members]
-    total = np.cumsum(chain_lag[members])
-    ahead = np.where(is_launched[members], launch_lag[members] - total, np.iinfo(np.int64).min)
-    ahead = pd.Series(ahead).groupby(block).cummax().to_numpy(np.int64)
-    hub[members], after_hub[members] = of_hub[members], total + ahead
-    before, after = np.full(number, -1), np.zeros(number, dtype=np.int64)
-    before[members] = first[block] - 1
-    until = total - chain_lag[members]
-    after[members] = total - until[np.searchsorted(members, first)][block]
-    return _Chains(is_host_chain, block_of, continues, chain_edge, hub, after_hub, before, after)
+    members = np.flatnonzero(is_member)
+    begins = ~continues[members]
+    first, block = np.flatnonzero(begins), np.cumsum(begins) - 1
+    launched = np.flatnonzero(is_launched[members])
+    before = (members[first] - 1)[block]
+    hub[members] = of_hub[members]
+
+    # An edge from within a block is one from its launches and one from what the block follows.
+    place = np.full(number, -1)
+    place[members] = np.arange(len(members))
+    rest = np.flatnonzero(~is_member[target] & ~is_host_chain[target])
+    from_member = is_member[source[rest]]
+    one, other = rest[~from_member], rest[from_member]
+    last = np.flatnonzero(np.append(begins[1:], True)[: len(begins)])
+    own = np.concatenate([place[source[other]], last])
+    edges = np.concatenate([other, np.full(len(last), -1)])
+    order_by = np.concatenate([one, *[other, chain_edge[members[last]]] * 2])
+    to = np.concatenate([target[one], *[target[other], members[last]] * 2])
+    since = np.concatenate([hub[source[one]], hub[members[own]], before[own]])
+    order = np.argsort(order_by, kind="stable")
+    at = np.empty(len(order), dtype=np.int64)
+    at[order] = np.arange(len(order))
+    nodes, compact = np.unique(np.concatenate([to, since]), return_inverse=True)
+    to_list, since_list = (part[order].tolist() for part in np.split(compact, 2))
+    host = np.flatnonzero(is_host_chain)
+    return Chains(
+        first_activity=first_activity,
+        number=number,
+        host=host,
+        host_edge=chain_edge[host],
+        hub=hub[:first_activity],
+        members=members,
+        edge=chain_edge[members],
+        block=block,
+        first=first,
+        launched=launched,
+        launch_edge=side_edge[members[launched]],
+        launch=launch[members[launched]],
+        hub_of_member=of_hub[members],
+        before=before,
+        singles=(one, np.minimum(source[one], first_activity), at[: len(one)]),
+        from_members=(np.tile(edges, 2), np.tile(own, 2), at[len(one) :]),
+        nodes=nodes,
+        to=to_list,
+        since=since_list,
+    )
 
 
 def means_of_ranks(times: np.ndarray, rank: np.ndarray) -> np.ndarray:
