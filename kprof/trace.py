@@ -10,9 +10,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Literal, TypeVar
+from weakref import ReferenceType, ref
 
 import pandas as pd
 
@@ -289,14 +290,14 @@ class Trace:
     diagnosis: Diagnosis | None = None
     """What the rules found; None before they were asked."""
 
-    @property
+    @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that did something; a trace may list all that the machine has."""
         pairs = self.kernels[["rank", "device"]].drop_duplicates().itertuples(index=False)
         used = {(rank, device) for place, device in pairs for rank in (None, place)}
         return tuple(g for g in self.meta.gpus if (g.rank, g.index) in used) or self.meta.gpus
 
-    @property
+    @cached_property
     def is_host_only(self) -> bool:
         """Whether the activities are host operators because no device row was recorded."""
         return len(self.kernels) > 0 and bool((self.kernels["activity"] == "host").all())
@@ -316,6 +317,7 @@ class Trace:
 
 
 _Answer = TypeVar("_Answer")
+_TABLES_KEPT = 4
 
 
 def once_per_trace(function: Callable[[Trace], _Answer]) -> Callable[[Trace], _Answer]:
@@ -331,6 +333,26 @@ def once_per_trace(function: Callable[[Trace], _Answer]) -> Callable[[Trace], _A
         if key not in known:
             known[key] = function(trace)
         found: _Answer = known[key]
+        return found
+
+    return answer
+
+
+def once_per_table(function: Callable[[pd.DataFrame], _Answer]) -> Callable[[pd.DataFrame], _Answer]:
+    """Compute an answer about a table of a trace once, and keep it as long as the table is asked.
+
+    Of the last few tables: traces after several passes share theirs.
+    """
+    known: list[tuple[ReferenceType[pd.DataFrame], _Answer]] = []
+
+    @wraps(function)
+    def answer(table: pd.DataFrame) -> _Answer:
+        for reference, found in known:
+            if reference() is table:
+                return found
+        known[_TABLES_KEPT - 1 :] = []
+        found = function(table)
+        known.insert(0, (ref(table), found))
         return found
 
     return answer

@@ -25,7 +25,16 @@ def nesting_order(ranges: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
     duration = ranges["duration_ns"].to_numpy()[rows]
     thread = ranges["thread"].to_numpy()[rows]
     rank = ranges["rank"].to_numpy()[rows]
-    return np.asarray(rows[np.lexsort([kind, -duration, start, thread, rank])])
+    order = np.lexsort([start, thread, rank])
+    # Few begin at one moment: only these are put in order by the other keys.
+    same = np.ones(max(len(order) - 1, 0), dtype=bool)
+    for key in (start, thread, rank):
+        same &= key[order[1:]] == key[order[:-1]]
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    at = order[tied]
+    keys = [kind[at], -duration[at], start[at], thread[at], rank[at]]
+    order[tied] = at[np.lexsort(keys)]
+    return np.asarray(rows[order])
 
 
 def parents(ranges: pd.DataFrame, rows: np.ndarray) -> np.ndarray:

@@ -37,11 +37,10 @@ def captured_calls(trace: Trace, parent: np.ndarray, launch: np.ndarray) -> np.n
     """
     ranges = trace.ranges
     found = np.full(len(launch), NO_ROW, dtype=np.int64)
-    kind = ranges["kind"].to_numpy(dtype=object)
-    captures = np.flatnonzero(kind == "capture")
+    captures = np.flatnonzero((ranges["kind"] == "capture").to_numpy(bool))
     if not len(captures):
         return found
-    replay = nearest(launch, parent, kind == "graph")
+    replay = nearest(launch, parent, (ranges["kind"] == "graph").to_numpy(bool))
     replayed = np.flatnonzero(replay != NO_ROW)
     of_graph = {_graph(ranges, row): row for row in captures.tolist()}
     node = _node_sorts(ranges)

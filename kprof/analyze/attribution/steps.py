@@ -31,7 +31,7 @@ from kprof.analyze.attribution.call_tree import NO_ROW, is_evaluation, is_node, 
 from kprof.analyze.attribution.ledger import union_ns
 from kprof.analyze.attribution.overlap import allotted_time, rows_by
 from kprof.analyze.groupings import count_gpus, measure_capacity, split_window
-from kprof.trace import Trace, once_per_trace
+from kprof.trace import Trace, once_per_table, once_per_trace
 
 _PLACE = ("rank", "device", "stream")
 _KERNEL = ("name", "grid", "block")
@@ -133,6 +133,7 @@ class Marks:
     """Rows left out because they overlap with the steps, though nothing else sets them apart."""
 
 
+@once_per_table
 def sort_out(ranges: pd.DataFrame) -> Marks:
     """Decide which marks are steps.
 
@@ -593,6 +594,7 @@ def without_lead(trace: Trace) -> Trace:
     return replace(trace.with_kernels(kind=kind), idle=idle)
 
 
+@once_per_trace
 def before_launches(trace: Trace) -> tuple[np.ndarray, dict[tuple[int, int], int]]:
     """Tell which activities were launched before the first step; by GPU, when the last ended.
 

@@ -246,9 +246,19 @@ class Pricer:
         That which they ended, or as much of all that waited for launches as the host spent on
         these; without the pieces that are counted already.
         """
-        idle = self.trace.idle
-        if not len(rows) or idle.empty:
+        if not len(rows) or self.trace.idle.empty:
             return {}
+        key = rows.tobytes(), counted.tobytes()
+        if key not in self._launching_known:
+            self._launching_known[key] = self._find_launching_ns(rows, counted)
+        return self._launching_known[key]
+
+    @cached_property
+    def _launching_known(self) -> dict[tuple[bytes, bytes], dict[int, int]]:
+        return {}
+
+    def _find_launching_ns(self, rows: np.ndarray, counted: np.ndarray) -> dict[int, int]:
+        idle = self.trace.idle
         is_free = np.ones(len(idle), dtype=bool)
         is_free[counted] = False
         is_mine = np.isin(idle["kernel_row"].to_numpy(np.int64, na_value=-1), rows) & is_free

@@ -24,7 +24,7 @@ from kprof.analyze.idle.gaps import (
     find_launches,
     split_gaps,
 )
-from kprof.analyze.idle.host_state import Host, find_host
+from kprof.analyze.idle.host_state import Host, find_host, threads_in
 from kprof.analyze.idle.queue_starvation import add_drain, add_starvation
 from kprof.analyze.intervals import NOTHING
 from kprof.trace import Trace, columns_of, empty
@@ -114,7 +114,7 @@ def innermost(
     result = np.full(len(moment), NOTHING, dtype=np.int64)
     asked = np.flatnonzero(thread != NOTHING)
     pairs = [(host.rank[of], host.thread[of]) for of in (rows, thread[asked])]
-    for rank, each in np.unique(np.vstack(pairs[1]), axis=1).T.tolist():
+    for rank, each in threads_in(*pairs[1]):
         part = rows[(pairs[0][0] == rank) & (pairs[0][1] == each)]
         part = part[np.lexsort([-host.end[part], host.start[part]])]
         mine = asked[(pairs[1][0] == rank) & (pairs[1][1] == each)]

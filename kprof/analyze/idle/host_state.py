@@ -86,8 +86,7 @@ class Host:
         launch = self.trace.kernels["launch_row"].dropna().to_numpy(np.int64)
         phases = np.flatnonzero((self.trace.ranges["kind"] == "phase").to_numpy(bool))
         rows = np.concatenate([np.unique(launch), self.rows["step"], phases])
-        pairs = np.unique(np.vstack([self.rank[rows], self.thread[rows]]), axis=1)
-        return {(int(rank), int(thread)) for rank, thread in pairs.T}
+        return set(threads_in(self.rank[rows], self.thread[rows]))
 
     def waits(self) -> Intervals:
         """Return when a launching thread was blocked in a call or waited for data."""
@@ -126,13 +125,19 @@ def find_host(trace: Trace) -> Host:
     return Host(trace, _blocking_calls(trace))
 
 
+def threads_in(rank: np.ndarray, thread: np.ndarray) -> list[tuple[int, int]]:
+    """Return the distinct pairs of rank and thread, in order."""
+    table: pd.DataFrame = pd.DataFrame({"rank": rank, "thread": thread}).drop_duplicates()
+    return sorted(zip(table["rank"].tolist(), table["thread"].tolist(), strict=True))
+
+
 def matching(ranges: pd.DataFrame, kind: str, pattern: str) -> np.ndarray:
     """Return the rows of a kind whose name matches."""
     name = ranges["name"].cat
     # A row without a name has the code -1, which reads the last.
     matches = np.append(np.asarray(name.categories.str.contains(pattern), dtype=bool), False)
-    is_kind = (ranges["kind"] == kind).to_numpy(bool)
-    return np.flatnonzero(is_kind & matches[name.codes.to_numpy()])
+    rows = np.flatnonzero((ranges["kind"] == kind).to_numpy(bool))
+    return np.asarray(rows[matches[name.codes.to_numpy()[rows]]])
 
 
 def _outermost(ranges: pd.DataFrame) -> np.ndarray:

@@ -131,8 +131,9 @@ def emptied(rows: np.ndarray, trace: Trace) -> np.ndarray:
     """
     tree = _find_tree(trace)
     found = np.zeros(len(trace.ranges), dtype=bool)
-    for of in tree.of_activity:
-        found |= _within(of[rows], tree.parent) & ~_within(of[~rows], tree.parent)
+    for of, total in zip(tree.of_activity, tree.counts, strict=True):
+        at, counts = _count_within(of[rows], tree.parent)
+        found[at[counts == total[at]]] = True
     found &= tree.is_call
     first_uses = _first_uses(np.flatnonzero(found), trace.ranges)
     if len(first_uses):
@@ -150,6 +151,8 @@ class _Tree:
     """Whether it is an operator or a call."""
     of_activity: tuple[np.ndarray, np.ndarray]
     """For each row of `kernels` the call that launched it, and its operator, or `NOTHING`."""
+    counts: tuple[np.ndarray, np.ndarray]
+    """How many activities of each of these two stand in each range."""
 
 
 @once_per_trace
@@ -160,7 +163,29 @@ def _find_tree(trace: Trace) -> _Tree:
     launch, op = (
         kernels[column].to_numpy(np.int64, na_value=NOTHING) for column in ("launch_row", "op_row")
     )
-    return _Tree(parent, is_call, (launch, op))
+    counts = tuple(np.zeros(len(parent), dtype=np.int64) for _ in range(2))
+    for of, counted in zip((launch, op), counts, strict=True):
+        at, number = _count_within(of, parent)
+        counted[at] = number
+    return _Tree(parent, is_call, (launch, op), (counts[0], counts[1]))
+
+
+def _count_within(rows: np.ndarray, parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ranges in which any of `rows` stand, or which they are, and how many of them."""
+    counts = np.zeros(len(parent), dtype=np.int64)
+    number = np.empty(len(parent), dtype=np.int64)
+    rows, weights = rows[rows != NOTHING], None
+    while len(rows):
+        # The last of equal rows stands for all.
+        number[rows] = np.arange(len(rows))
+        weights = np.bincount(number[rows], weights, len(rows)).astype(np.int64)
+        kept = np.flatnonzero(weights)
+        rows, weights = rows[kept], weights[kept]
+        counts[rows] += weights
+        rows = parent[rows]
+        rows, weights = rows[rows != NOTHING], weights[rows != NOTHING]
+    found = np.flatnonzero(counts)
+    return found, counts[found]
 
 
 def _first_uses(found: np.ndarray, ranges: pd.DataFrame) -> np.ndarray:

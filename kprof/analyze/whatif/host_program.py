@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from kprof.analyze.attribution.call_tree import is_evaluation, is_node, nearest
 from kprof.analyze.attribution.steps import step_rows
@@ -59,8 +60,12 @@ class HostProgram:
 @once_per_trace
 def number_threads(trace: Trace) -> np.ndarray:
     """Return for every row of `ranges` the number of its thread among those of all ranks."""
-    threads = trace.ranges.groupby(["rank", "thread"], sort=True).ngroup()
-    return np.asarray(threads.to_numpy(np.int64))
+    number = np.zeros(len(trace.ranges), dtype=np.int64)
+    for column in ("rank", "thread"):
+        codes, distinct = pd.factorize(trace.ranges[column].to_numpy(np.int64), sort=True)
+        number = number * max(len(distinct), 1) + codes
+    is_used = np.bincount(number) > 0
+    return np.asarray((np.cumsum(is_used) - 1)[number])
 
 
 @once_per_trace
