@@ -338,7 +338,9 @@ def once_per_trace(function: Callable[[Trace], _Answer]) -> Callable[[Trace], _A
     return answer
 
 
-def once_per_table(function: Callable[[pd.DataFrame], _Answer]) -> Callable[[pd.DataFrame], _Answer]:
+def once_per_table(
+    function: Callable[[pd.DataFrame], _Answer],
+) -> Callable[[pd.DataFrame], _Answer]:
     """Compute an answer about a table of a trace once, and keep it as long as the table is asked.
 
     Of the last few tables: traces after several passes share theirs.

@@ -193,7 +193,7 @@ def _first_uses(found: np.ndarray, ranges: pd.DataFrame) -> np.ndarray:
     duration_ns = ranges["duration_ns"].to_numpy(np.int64)
     long = found[duration_ns[found] >= FIRST_USE_NS]
     if not len(long):
-        return long
+        return np.asarray(long)
     took_ns = duration_ns.astype(np.float64)
     names = ranges["name"]
     alike = np.flatnonzero(names.isin(names.iloc[long]).to_numpy(bool))
@@ -205,17 +205,9 @@ def _first_uses(found: np.ndarray, ranges: pd.DataFrame) -> np.ndarray:
 
 def _within(rows: np.ndarray, parent: np.ndarray) -> np.ndarray:
     """Tell of every range whether one of `rows` stands in it, or is it."""
-    found = np.zeros(len(parent), dtype=bool)
-    found[NOTHING] = True
-    number = np.empty(len(parent), dtype=np.int64)
-    while True:
-        rows = rows[~found[rows]]
-        if not len(rows):
-            return found[:-1]
-        found[rows] = True
-        # Of equal rows the last one stands for all.
-        number[rows] = place = np.arange(len(rows))
-        rows = parent[rows[number[rows] == place]]
+    found = np.zeros(len(parent) - 1, dtype=bool)
+    found[_count_within(rows, parent)[0]] = True
+    return found
 
 
 def without_host_time(replay: Replay, trace: Trace, gone: np.ndarray) -> Replay:

@@ -49,8 +49,9 @@ class Edges:
     def take(self, chosen: np.ndarray) -> Edges:
         """Return those that a mask chooses."""
         at = np.flatnonzero(chosen)
-        parts = (self.source, self.target, self.lag_ns, self.kind, self.kept_ns)
-        return Edges(*(part[at] for part in parts))
+        return Edges(
+            self.source[at], self.target[at], self.lag_ns[at], self.kind[at], self.kept_ns[at]
+        )
 
     def chains(self, first_activity: int, number: int) -> Chains:
         """Return the chains among these edges of so many nodes."""
@@ -214,36 +215,29 @@ class Chains:
     hub_of_member: np.ndarray
     before: np.ndarray
     """Of each member, the activity that its block follows."""
-    singles: tuple[np.ndarray, np.ndarray, np.ndarray]
-    """Edges that come from points and from activities outside of blocks: the edge, its source if
-    that is a point, else the number of points; where it stands among all that go one by one."""
-    from_members: tuple[np.ndarray, np.ndarray, np.ndarray]
-    """Edges that come from members, and the way to each block's last member: the edge or -1, the
-    place of the member, and where it stands; twice, by its launches and by what it follows."""
-    nodes: np.ndarray
-    """The nodes that go one by one."""
-    to: list[int]
-    """Of each edge between them the target, as a place in `nodes`."""
-    since: list[int]
+    source: np.ndarray
+    target: np.ndarray
 
     def earliest_starts(self, base: np.ndarray, lag_ns: np.ndarray) -> np.ndarray:
         """Return when each node starts: as early as its edges allow, and not before its `base`."""
         after_hub = self._after_hub(lag_ns)
         by_launch, by_stream = self._along_blocks(lag_ns, after_hub)
-        lags = np.empty(len(self.to), dtype=np.int64)
-        edge, point, at = self.singles
-        lags[at] = lag_ns[edge] + np.append(after_hub, 0)[point]
-        edge, member, at = self.from_members
-        own, half = np.append(lag_ns, 0)[edge], len(member) // 2
-        lags[at[:half]] = own[:half] + by_launch[member[:half]]
-        lags[at[half:]] = own[half:] + by_stream[member[half:]]
-        moments = base[self.nodes].tolist()
-        for to, come, wait in zip(self.to, self.since, lags.tolist(), strict=True):
+        those = self.between
+        own = np.append(lag_ns, 0)[those.from_members]
+        lags = np.concatenate(
+            [
+                lag_ns[those.from_others] + np.append(after_hub, 0)[those.points],
+                own + by_launch[those.members],
+                own + by_stream[those.members],
+            ]
+        )[those.order]
+        moments = base[those.nodes].tolist()
+        for to, come, wait in zip(those.to, those.since, lags.tolist(), strict=True):
             moment = moments[come] + wait
             if moment > moments[to]:
                 moments[to] = moment
         start = base.copy()
-        start[self.nodes] = np.array(moments, dtype=np.int64)
+        start[those.nodes] = np.array(moments, dtype=np.int64)
         start[self.host] = start[self.hub[self.host]] + after_hub[self.host]
         launched = start[self.hub_of_member] + by_launch
         start[self.members] = np.maximum(launched, start[self.before] + by_stream)
@@ -270,6 +264,61 @@ class Chains:
         until = (total - own)[self.first][self.block]
         return total + ahead, total - until
 
+    @cached_property
+    def between(self) -> Between:
+        """The edges that go one by one."""
+        is_inner = np.zeros(self.number, dtype=bool)
+        is_inner[self.host] = is_inner[self.members] = True
+        place = np.full(self.number, -1)
+        place[self.members] = np.arange(len(self.members))
+        hub = np.append(self.hub, np.arange(self.first_activity, self.number))
+        rest = np.flatnonzero(~is_inner[self.target])
+        from_member = place[self.source[rest]] >= 0
+        one, other = rest[~from_member], rest[from_member]
+        last = np.append(self.first[1:], len(self.members))[: len(self.first)] - 1
+        ends = self.members[last]
+        members = np.concatenate([place[self.source[other]], last])
+        to = np.concatenate([self.target[one], *[self.target[other], ends] * 2])
+        come = self.source[one]
+        since = np.concatenate([hub[come], self.hub_of_member[members], self.before[members]])
+        order = np.concatenate([one, *[other, self.edge[last]] * 2]).argsort(kind="stable")
+        nodes, compact = np.unique(np.concatenate([to, since]), return_inverse=True)
+        to_list, since_list = (part[order].tolist() for part in np.split(compact, 2))
+        return Between(
+            from_others=one,
+            points=np.minimum(come, self.first_activity),
+            from_members=np.concatenate([other, np.full(len(last), -1)]),
+            members=members,
+            order=order,
+            nodes=nodes,
+            to=to_list,
+            since=since_list,
+        )
+
+
+@dataclass(frozen=True)
+class Between:
+    """Edges between chains, and the ways through a block to its last member.
+
+    Those from a block stand twice: one comes from its launches, one from what the block follows.
+    """
+
+    from_others: np.ndarray
+    """Edges that come from points and from activities outside of blocks."""
+    points: np.ndarray
+    """Where these come from, if that is a point; else the number of points."""
+    from_members: np.ndarray
+    """Edges that come from members; -1 for the ways to a block's last member."""
+    members: np.ndarray
+    """Places of these members."""
+    order: np.ndarray
+    """The order of the two above, the second twice, in time."""
+    nodes: np.ndarray
+    """The nodes that go one by one."""
+    to: list[int]
+    """Of each edge in order the target, as a place in `nodes`."""
+    since: list[int]
+
 
 def largest_so_far(values: np.ndarray, block: np.ndarray) -> np.ndarray:
     """Return the largest value up to each place of its block; blocks are numbered in order."""
@@ -278,15 +327,13 @@ def largest_so_far(values: np.ndarray, block: np.ndarray) -> np.ndarray:
     lowest, highest = int(values.min()), int(values.max())
     width = highest - lowest + 1
     if (int(block[-1]) + 1) * width > LARGEST_NS:
-        return pd.Series(values).groupby(block).cummax().to_numpy(np.int64)
+        return np.asarray(pd.Series(values).groupby(block).cummax().to_numpy(np.int64))
     # Each block lies above all that come before it.
     floor = block * width - lowest
     return np.asarray(np.maximum.accumulate(values + floor) - floor)
 
 
-def find_chains(
-    source: np.ndarray, target: np.ndarray, first_activity: int, number: int
-) -> Chains:
+def find_chains(source: np.ndarray, target: np.ndarray, first_activity: int, number: int) -> Chains:
     """Find the chains among edges that are sorted by the place of their targets in time."""
     node = np.arange(number)
     is_activity = node >= first_activity
@@ -315,26 +362,6 @@ def find_chains(
     begins = ~continues[members]
     first, block = np.flatnonzero(begins), np.cumsum(begins) - 1
     launched = np.flatnonzero(is_launched[members])
-    before = (members[first] - 1)[block]
-    hub[members] = of_hub[members]
-
-    # An edge from within a block is one from its launches and one from what the block follows.
-    place = np.full(number, -1)
-    place[members] = np.arange(len(members))
-    rest = np.flatnonzero(~is_member[target] & ~is_host_chain[target])
-    from_member = is_member[source[rest]]
-    one, other = rest[~from_member], rest[from_member]
-    last = np.flatnonzero(np.append(begins[1:], True)[: len(begins)])
-    own = np.concatenate([place[source[other]], last])
-    edges = np.concatenate([other, np.full(len(last), -1)])
-    order_by = np.concatenate([one, *[other, chain_edge[members[last]]] * 2])
-    to = np.concatenate([target[one], *[target[other], members[last]] * 2])
-    since = np.concatenate([hub[source[one]], hub[members[own]], before[own]])
-    order = np.argsort(order_by, kind="stable")
-    at = np.empty(len(order), dtype=np.int64)
-    at[order] = np.arange(len(order))
-    nodes, compact = np.unique(np.concatenate([to, since]), return_inverse=True)
-    to_list, since_list = (part[order].tolist() for part in np.split(compact, 2))
     host = np.flatnonzero(is_host_chain)
     return Chains(
         first_activity=first_activity,
@@ -350,12 +377,9 @@ def find_chains(
         launch_edge=side_edge[members[launched]],
         launch=launch[members[launched]],
         hub_of_member=of_hub[members],
-        before=before,
-        singles=(one, np.minimum(source[one], first_activity), at[: len(one)]),
-        from_members=(np.tile(edges, 2), np.tile(own, 2), at[len(one) :]),
-        nodes=nodes,
-        to=to_list,
-        since=since_list,
+        before=(members[first] - 1)[block],
+        source=source,
+        target=target,
     )
 
 

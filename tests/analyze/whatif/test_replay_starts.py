@@ -1,10 +1,18 @@
 """Nodes of a replay start as early as their edges allow, however many of them are chained."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import stdtrit
 
-from kprof.analyze.whatif.replay import LONG_AGO_NS, earliest_starts
+from kprof.analyze.whatif.replay import (
+    LONG_AGO_NS,
+    earliest_starts,
+    find_chains,
+    largest_so_far,
+    student_quantile,
+)
 
 
 @st.composite
@@ -52,3 +60,27 @@ def test_a_launch_holds_all_that_follows_it_on_the_stream():
     lag_ns = np.array([100, 1, 10, 5, 5, 1])
     found = earliest_starts(base, source, target, lag_ns, 2)
     assert found.tolist() == [0, 100, 1, 110, 115]
+
+
+@given(graphs(), st.integers(0, 9))
+def test_chains_that_were_found_once_hold_for_other_lags(graph, more_ns):
+    base, source, target, lag_ns, points = graph
+    chains = find_chains(source, target, points, len(base))
+    chains.earliest_starts(base, lag_ns)
+    found = chains.earliest_starts(base, lag_ns + more_ns)
+    assert found.tolist() == one_by_one(base, source, target, lag_ns + more_ns)
+
+
+def test_the_largest_so_far_begins_anew_with_each_block():
+    values, block = np.array([3, 1, 5, 2, 4, -7]), np.array([0, 0, 0, 1, 1, 2])
+    assert largest_so_far(values, block).tolist() == [3, 3, 5, 2, 4, -7]
+
+
+def test_the_largest_so_far_of_values_that_are_far_apart():
+    values, block = np.array([2**61, 1, -(2**61), 2]), np.array([0, 0, 1, 1])
+    assert largest_so_far(values, block).tolist() == [2**61, 2**61, -(2**61), 2]
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 9, 10, 999, 5_000])
+def test_students_quantile_is_that_of_scipy(degrees):
+    assert student_quantile(degrees) == pytest.approx(stdtrit(degrees, 0.95), rel=1e-12)
