@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import kprof
+from kprof.analyze.sla.targets import read_targets
 from kprof.collect.generation import measure_generation
-from kprof.commands.sla import json_of, judge_responses, read_targets
+from kprof.commands.sla import json_of, judge_responses
 
 # Tokens that are handed on at once where the GPU need not wait for the host after each.
 CHUNK = 8

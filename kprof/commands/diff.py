@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from kprof.analyze.diff.alignment import find_differences
-from kprof.analyze.diff.comparability import find_doubts, find_obstacle
 from kprof.commands import Answer, ShowSecrets
 from kprof.errors import KprofError
-from kprof.open import Progress, open_trace
-from kprof.report import html
-from kprof.report.difference import Compared, result_of_difference, sections_of_difference
 from kprof.report.redaction import secrets_shown
+
+if TYPE_CHECKING:
+    from kprof.open import Progress
+    from kprof.report.difference import Compared
 
 ROWS_ON_PAGE = 60
 
@@ -55,6 +54,11 @@ def diff_runs(a: Path, b: Path, progress: Progress = lambda stage: None) -> Comp
     Raises:
         KprofError: one cannot be read, or the two cannot be compared.
     """
+    from kprof.analyze.diff.alignment import find_differences
+    from kprof.analyze.diff.comparability import find_doubts, find_obstacle
+    from kprof.open import open_trace
+    from kprof.report.difference import Compared
+
     first, second = (open_trace(path, progress) for path in (a, b))
     progress("comparing")
     if obstacle := find_obstacle(first, second):
@@ -65,10 +69,15 @@ def diff_runs(a: Path, b: Path, progress: Progress = lambda stage: None) -> Comp
 
 def write_page(compared: Compared, path: Path, *, force: bool) -> None:
     """Write the difference as one offline HTML page."""
+    from kprof.report import html
+    from kprof.report.difference import sections_of_difference
+
     sections = sections_of_difference(compared, ROWS_ON_PAGE)
     html.write_page(compared.title, sections, path, force=force)
 
 
 def json_of(compared: Compared) -> bytes:
     """Return the difference as indented JSON."""
+    from kprof.report.difference import result_of_difference
+
     return msgspec.json.format(msgspec.json.encode(result_of_difference(compared)))

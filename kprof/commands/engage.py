@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 from typer import Option
 
-from kprof.ab import engagement_folder as verbs
-from kprof.ab.engagement_folder import find_source
 from kprof.analyze.engagement import (
     BenchAdded,
     CalibrationAdded,
@@ -26,18 +24,14 @@ from kprof.analyze.engagement import (
 )
 from kprof.analyze.findings.scores import score
 from kprof.commands import Answer, refuse_idle_options, say
-from kprof.commands.report import Decision, Evidence, Level, Scored, Source, write_partner_report
+from kprof.commands.report import write_partner_report
 from kprof.errors import KprofError
-from kprof.open import open_trace
-from kprof.report.engagement_sections import (
-    cases_of_engagement,
-    describe,
-    json_of_engagement,
-    sections_of_engagement,
-)
 from kprof.report.junit import render_junit
 from kprof.report.markdown import render_markdown
-from kprof.report.partner.evidence import calibration_in, costs_in, gate_in, service_level_in
+
+if TYPE_CHECKING:
+    from kprof.report.partner.disclosure import Level
+    from kprof.report.partner.evidence import Evidence, Scored, Source
 
 Measured = TypeVar("Measured", RunAdded, ServiceLevelAdded, CostAdded)
 
@@ -60,6 +54,12 @@ def write_report(
     Raises:
         KprofError: a file is there already, or cannot be written.
     """
+    from kprof.report.engagement_sections import (
+        cases_of_engagement,
+        json_of_engagement,
+        sections_of_engagement,
+    )
+
     page = out or engagement.folder / "report.html"
     beside = {form: page.with_suffix(form) for form in FORMS}
     taken = [path for path in {page, *beside.values()} if path.exists()]
@@ -86,6 +86,17 @@ def evidence_of(engagement: Engagement) -> tuple[Evidence, tuple[str, ...]]:
     Of each kind what was before the change comes before what was after it; of comparisons the
     newest comes first, because the verdict is about that.
     """
+    from kprof.ab.engagement_folder import find_source
+    from kprof.open import open_trace
+    from kprof.report.partner.evidence import (
+        Decision,
+        Evidence,
+        calibration_in,
+        costs_in,
+        gate_in,
+        service_level_in,
+    )
+
     runs, missing = [], []
     for entry, _ in _in_order(engagement, RunAdded):
         path = find_source(entry.source, engagement.folder) if entry.source else None
@@ -120,6 +131,8 @@ def _in_order(engagement: Engagement, kind: type[Measured]) -> list[tuple[Entry,
 
 def _predictions(engagement: Engagement) -> Iterator[Scored]:
     """Yield what was scored, and what no A/B tests yet; answers to questions are no promises."""
+    from kprof.report.partner.evidence import Scored
+
     compared = {entry.number: one for entry, one in engagement.of(ComparisonAdded)}
     scores = score(engagement)
     for one in scores.scored:
@@ -137,6 +150,9 @@ def _predictions(engagement: Engagement) -> Iterator[Scored]:
 
 
 def _sources(engagement: Engagement) -> Iterator[Source]:
+    from kprof.report.engagement_sections import describe
+    from kprof.report.partner.evidence import Source
+
     for entry in engagement.entries:
         if entry.source is not None:
             yield Source(entry.source.name, describe(entry), entry.source.sha256)
@@ -190,6 +206,9 @@ def engage(
     printed with --json. What a run's findings predict is written down when it is added, and scored
     by the A/B that tests it.
     """
+    from kprof.ab import engagement_folder as verbs
+    from kprof.report.engagement_sections import describe, json_of_engagement, sections_of_engagement
+
     given = words or []
     options: dict[str, object] = {
         "after": after,

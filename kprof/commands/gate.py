@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from typer import Option
 
-from kprof.ab.engagement_folder import recognise
 from kprof.analyze.engagement import (
     AnyContent,
     ComparisonAdded,
@@ -19,25 +18,14 @@ from kprof.analyze.engagement import (
     ServiceLevelAdded,
     without_folders,
 )
-from kprof.analyze.verdict.regressions import (
-    Ruling,
-    Verdict,
-    differing_comparisons,
-    differing_limits,
-    differing_services,
-    overall,
-    rule_on_comparison,
-    rule_on_comparisons,
-    rule_on_gates,
-    rule_on_levels,
-    rule_on_runs,
-)
 from kprof.commands import Answer
 from kprof.errors import KprofError
 from kprof.report.junit import render_junit
 from kprof.report.markdown import render_markdown
-from kprof.report.regression import cases_of_rulings, sections_of_rulings
 from kprof.report.section import Section
+
+if TYPE_CHECKING:
+    from kprof.analyze.verdict.regressions import Ruling, Verdict
 
 SCHEMA = 1
 SAME_TIMING = "compare both on the same machine, timed in the same way"
@@ -55,6 +43,8 @@ class Ruled:
     @property
     def verdict(self) -> Verdict:
         """The verdict on all of them."""
+        from kprof.analyze.verdict.regressions import overall
+
         return overall(self.rulings)
 
     @property
@@ -65,6 +55,8 @@ class Ruled:
     @property
     def sections(self) -> list[Section]:
         """All that is shown."""
+        from kprof.report.regression import sections_of_rulings
+
         return sections_of_rulings(self.verdict, self.rulings)
 
     @property
@@ -121,6 +113,9 @@ def hold_against(candidate: Path, baseline: Path | None, smallest: float | None 
     Raises:
         KprofError: one cannot be read, or the two cannot be held against one another.
     """
+    from kprof.ab.engagement_folder import recognise
+    from kprof.analyze.verdict.regressions import rule_on_comparison
+
     found = recognise(candidate, "after")
     if baseline is None:
         if not isinstance(found.content, ComparisonAdded):
@@ -137,6 +132,16 @@ def hold_against(candidate: Path, baseline: Path | None, smallest: float | None 
 def _rule(
     baseline: AnyContent, candidate: AnyContent, smallest: float | None
 ) -> tuple[Ruling, ...]:
+    from kprof.analyze.verdict.regressions import (
+        differing_comparisons,
+        differing_limits,
+        differing_services,
+        rule_on_comparisons,
+        rule_on_gates,
+        rule_on_levels,
+        rule_on_runs,
+    )
+
     if isinstance(candidate, ComparisonAdded) and isinstance(baseline, ComparisonAdded):
         rulings = rule_on_comparisons(baseline.comparison, candidate.comparison, smallest)
         differing = differing_comparisons(baseline.comparison, candidate.comparison)
@@ -160,6 +165,8 @@ def _rule(
 
 def _opened(ruling: Ruling, differing: str, settle: str) -> Ruling:
     """Return the ruling or, where other conditions may be the cause, an open question."""
+    from kprof.analyze.verdict.regressions import Ruling
+
     return Ruling(ruling.what, "INCONCLUSIVE", differing, settle) if differing else ruling
 
 
@@ -169,6 +176,8 @@ def write_beside(ruled: Ruled, junit: Path | None, markdown: Path | None, *, for
     Raises:
         KprofError: a file is there already, or cannot be written.
     """
+    from kprof.report.regression import cases_of_rulings
+
     cases = cases_of_rulings(ruled.rulings)
     wanted = [
         (junit, render_junit("kprof gate", cases)),

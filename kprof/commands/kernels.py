@@ -19,13 +19,13 @@ from typer import Option
 
 from kprof.commands import Answer, refuse_idle_options, say
 from kprof.errors import KprofError
-from kprof.report.kernel_library import Listed
 
 if TYPE_CHECKING:
     from kprof.kernels import Kernel, Shape
     from kprof.kernels.bench.choice import Choice, Pass, Timed
     from kprof.kernels.correctness import GateReport, Scope, Subject
     from kprof.open import Progress
+    from kprof.report.kernel_library import Listed
 
 # What the interpreter computes as a GPU does; it cuts bfloat16 off instead of rounding it.
 INTERPRETED_DTYPES = ("float16", "float32")
@@ -133,6 +133,7 @@ def list_kernels() -> list[Listed]:
         KprofError: there is no torch, or no Triton, to load them with.
     """
     from kprof.kernels.bench.choice import versions_of
+    from kprof.report.kernel_library import Listed
 
     listed = []
     for kernel in _named(()):

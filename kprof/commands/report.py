@@ -7,55 +7,24 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
 
 from kprof.ab.pricing import read_prices
-from kprof.analyze.cost.of_runs import with_worth
 from kprof.analyze.kernel_times import Benched, read_benched
 from kprof.commands import Answer
 from kprof.comparison import FILE as COMPARISON_FILE
 from kprof.comparison import Comparison, read
 from kprof.errors import KprofError
-from kprof.open import Progress, open_trace
-from kprof.report.partner import chapters_of, render_report
-from kprof.report.partner.disclosure import LEVELS, Level, Redactor, reduced
-from kprof.report.partner.evidence import (
-    Advice,
-    Decision,
-    Evidence,
-    Scored,
-    Source,
-    calibration_in,
-    costs_in,
-    gate_in,
-    parts_of,
-    service_level_in,
-)
-from kprof.report.partner.outcome import outcome_of
-from kprof.report.partner.parts import Steps, list_templates, read_template
-from kprof.report.partner.sections import summary
 from kprof.report.playbooks import all_playbooks
 from kprof.report.section import Part, Section, Table, Text
-from kprof.report.units import MISSING
-from kprof.storage import META_FILE
 
-__all__ = [
-    "LEVELS",
-    "Decision",
-    "Evidence",
-    "Level",
-    "Scored",
-    "Source",
-    "chapters_of",
-    "list_templates",
-    "read_evidence",
-    "read_template",
-    "sections_of_summary",
-    "write_partner_report",
-]
+if TYPE_CHECKING:
+    from kprof.open import Progress
+    from kprof.report.partner.disclosure import Level
+    from kprof.report.partner.evidence import Advice, Evidence, Source
 
 FIX = "name runs (*.kprof), comparisons of kprof ab, or what a command printed with --json"
 
@@ -123,6 +92,11 @@ def read_evidence(
     Raises:
         KprofError: a path is none of what kprof saves, or it is damaged.
     """
+    from kprof.analyze.cost.of_runs import with_worth
+    from kprof.open import open_trace
+    from kprof.report.partner.evidence import Evidence
+    from kprof.storage import META_FILE
+
     found = _Found()
     for path in paths:
         if path.is_dir() and (path / COMPARISON_FILE).exists():
@@ -161,6 +135,14 @@ def _add(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 - any 
 
 
 def _add_known(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 - any JSON
+    from kprof.report.partner.evidence import (
+        calibration_in,
+        costs_in,
+        gate_in,
+        parts_of,
+        service_level_in,
+    )
+
     parts = parts_of(content)
     if not parts:
         raise KprofError(f"{path} holds nothing that a report could show", fix=FIX)
@@ -181,6 +163,8 @@ def _add_known(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 
 
 
 def _add_compared(found: _Found, said: dict[str, Any]) -> None:
+    from kprof.report.partner.evidence import calibration_in
+
     found.comparisons.append(read(said))
     found.calibration_text = said.get("calibration") or found.calibration_text
     if said.get("calibrated") and found.calibration is None:
@@ -201,12 +185,16 @@ def _json_in(path: Path) -> Any:  # noqa: ANN401 - any JSON
 
 def _source(name: str, what: str, path: Path) -> Source:
     """Return a source with the hash of its file; of a folder of traces there is none."""
+    from kprof.report.partner.evidence import Source
+
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "a folder"
     return Source(name, what, digest)
 
 
 def _advice_for(evidence: Evidence) -> dict[str, Advice]:
     """Return what the playbooks say of the findings that were made."""
+    from kprof.report.partner.evidence import Advice
+
     found = [f.rule for run in evidence.runs if run.diagnosis for f in run.diagnosis.findings]
     pages = {page.name: page for page in all_playbooks()} if found else {}
     return {
@@ -234,6 +222,9 @@ def write_partner_report(
     Raises:
         KprofError: there is no such template, or the file cannot be written.
     """
+    from kprof.report.partner import render_report
+    from kprof.report.partner.parts import read_template
+
     chosen = read_template(template)
     evidence = replace(evidence, advice=evidence.advice or _advice_for(evidence))
     # A name may hold half a surrogate pair, which no encoding can write.
@@ -249,6 +240,11 @@ def write_partner_report(
 
 def sections_of_summary(evidence: Evidence, level: Level = "partner") -> list[Section]:
     """Return the verdict, the summary's rows and what next, a line each, for the terminal."""
+    from kprof.report.partner.disclosure import Redactor, reduced
+    from kprof.report.partner.outcome import outcome_of
+    from kprof.report.partner.parts import Steps
+    from kprof.report.partner.sections import summary
+
     evidence = reduced(evidence, level)
     outcome = outcome_of(evidence)
     parts: list[Part] = [Text(outcome.sentence, outcome.tone)]
@@ -267,6 +263,8 @@ def sections_of_summary(evidence: Evidence, level: Level = "partner") -> list[Se
 
 def _line_of(row: tuple[str, ...], names: Sequence[str]) -> str:
     """Return a row in a line; which of two figures was before, the column's name says."""
+    from kprof.report.units import MISSING
+
     cells = [
         f"{name.lower()} {cell}" if name in ("Before", "After", "Now") else cell
         for name, cell in zip(names[1:], row[1:], strict=True)

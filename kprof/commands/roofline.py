@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from kprof.collect.ceilings import Ceilings, keep_gpu_ceilings
-from kprof.collect.gpu_ceilings import measure_gpu
 from kprof.commands import Answer
-from kprof.report.units import MISSING, format_amount, format_share, format_time
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kprof.collect.ceilings import Ceilings
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ def roofline(
 
 def measure_roofline() -> Measured:
     """Measure the GPU and keep the figures."""
+    from kprof.collect.ceilings import keep_gpu_ceilings
+    from kprof.collect.gpu_ceilings import measure_gpu
+
     ceilings = measure_gpu()
     return Measured(ceilings, keep_gpu_ceilings(ceilings))
 
@@ -61,6 +64,10 @@ def print_ceilings(
     title: str, figures: Sequence[tuple[str, float, str, str, float | None]], console: Console
 ) -> None:
     """Print figures given as (name, value, unit, detail, spread)."""
+    from rich.table import Table
+
+    from kprof.report.units import MISSING, format_amount, format_share, format_time
+
     console.print(title, style="bold", markup=False)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("Ceiling")

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from kprof.analyze.sla.doubts import find_doubts
-from kprof.analyze.sla.evaluate import LONGEST_SPELL_S, Assessment, judge
-from kprof.analyze.sla.responses import Responses
 from kprof.analyze.sla.targets import Target, read_targets
-from kprof.collect.generation import measure_generation
-from kprof.collect.load_results import is_result, read_result
 from kprof.commands import Answer
 from kprof.errors import KprofError
-from kprof.report import html
-from kprof.report.sla_verdict import Judged, result_of_sla, sections_of_sla
 
-__all__ = [
-    "Judged",
-    "json_of",
-    "judge_responses",
-    "judge_results",
-    "measure_generation",
-    "read_targets",
-    "write_page",
-]
+if TYPE_CHECKING:
+    from kprof.analyze.sla.responses import Responses
+    from kprof.report.sla_verdict import Judged
+
+# The default of --spell, which holds in `kprof.analyze.sla.evaluate` as well.
+LONGEST_SPELL_S = 10.0
 
 
 def sla(
@@ -53,7 +43,7 @@ def sla(
     spell: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0, help="Longest slow spell, in s; MET assumes it."),
-    ] = 10.0,
+    ] = LONGEST_SPELL_S,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write an HTML page as well.")
     ] = None,
@@ -92,6 +82,8 @@ def judge_results(
     Raises:
         KprofError: a file cannot be read, or the files are of different loads.
     """
+    from kprof.collect.load_results import is_result, read_result
+
     if len(names) == 1 and not is_result(names[0]):
         recorded = _judge_run(Path(names[0]), targets)
         if recorded is not None:
@@ -107,6 +99,8 @@ def judge_results(
 
 def _judge_run(path: Path, targets: Sequence[Target]) -> Judged | None:
     """Judge a recorded run; None: it is none, or steps are not asked for."""
+    from kprof.report.sla_verdict import Judged
+
     if not any(target.metric.name == "step" for target in targets):
         return None
     # The tables of a run need pandas, and result files do not.
@@ -133,6 +127,10 @@ def judge_responses(
     Raises:
         KprofError: the runs are of different loads.
     """
+    from kprof.analyze.sla.doubts import find_doubts
+    from kprof.analyze.sla.evaluate import Assessment, judge
+    from kprof.report.sla_verdict import Judged
+
     if not runs:
         raise KprofError("there is no run to judge", fix="name a result file")
     _refuse_mixture(runs)
@@ -153,10 +151,15 @@ def _refuse_mixture(runs: Sequence[Responses]) -> None:
 
 def write_page(judged: Judged, path: Path, *, force: bool) -> None:
     """Write the verdict as one offline HTML page."""
+    from kprof.report import html
+    from kprof.report.sla_verdict import sections_of_sla
+
     title = f"Service level of {judged.source}"
     html.write_page(title, sections_of_sla(judged, for_page=True), path, force=force)
 
 
 def json_of(judged: Judged) -> bytes:
     """Return the verdict as indented JSON."""
+    from kprof.report.sla_verdict import result_of_sla
+
     return msgspec.json.format(msgspec.json.encode(result_of_sla(judged)))

@@ -6,21 +6,18 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from kprof.analyze.attribution.ledger import balance
-from kprof.analyze.whatif.baseline import find_baseline
-from kprof.analyze.whatif.changes import FASTER, GRAPHED, REMOVED, ROOFLINE, Change, parse_target
-from kprof.analyze.whatif.predict import predict
 from kprof.commands import Answer, say
 from kprof.errors import KprofError
-from kprof.open import Opened, Progress, open_trace
-from kprof.report.sections.what_if import whole_of
-from kprof.storage import META_FILE, is_saved, save_meta, whole_or_not_at_all
-from kprof.trace import Prediction, Trace
+
+if TYPE_CHECKING:
+    from kprof.analyze.whatif.changes import Change
+    from kprof.open import Progress
+    from kprof.trace import Prediction, Trace
 
 GRAPHS = "graphs"
 # Beyond these a change is no kernel's any more.
@@ -64,6 +61,12 @@ def ask(
     Raises:
         KprofError: the run cannot be read, or a question cannot be understood or answered.
     """
+    from kprof.analyze.whatif.baseline import find_baseline
+    from kprof.analyze.whatif.predict import predict
+    from kprof.open import open_trace
+    from kprof.report.sections.what_if import whole_of
+    from kprof.storage import is_saved
+
     trace = open_trace(run, progress)
     if not questions:
         return list(trace.meta.what_if), whole_of(trace)
@@ -87,6 +90,15 @@ def parse_change(text: str, trace: Trace) -> Change:
         KprofError: it is none of these, the factor is out of all bounds, or nothing in the trace is
             the target.
     """
+    from kprof.analyze.whatif.changes import (
+        FASTER,
+        GRAPHED,
+        REMOVED,
+        ROOFLINE,
+        Change,
+        parse_target,
+    )
+
     if text == GRAPHS:
         return Change(GRAPHED)
     # Names of kernels may hold an equals sign of their own.
@@ -113,6 +125,10 @@ def parse_change(text: str, trace: Trace) -> Change:
 
 def _keep(answers: list[Prediction], trace: Trace, run: Path) -> None:
     """Write the answers into the run, in place of earlier ones to the same questions."""
+    from kprof.analyze.attribution.ledger import balance
+    from kprof.open import Opened
+    from kprof.storage import META_FILE, save_meta, whole_or_not_at_all
+
     new = {(one.target, one.change): one for one in answers}
     old = [one for one in trace.meta.what_if if (one.target, one.change) not in new]
     meta = replace(trace.meta, what_if=(*old, *new.values()))

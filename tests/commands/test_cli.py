@@ -1,6 +1,8 @@
 """The command line: what users type, and what they get when it is wrong."""
 
 import json
+import subprocess
+import sys
 import types
 
 import pytest
@@ -33,6 +35,25 @@ def test_the_list_of_commands_says_of_each_in_full_what_it_does(capsys, monkeypa
     monkeypatch.setenv("COLUMNS", "80")
     assert kprof("--help") == 0
     assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
+
+
+HELP_OF_EACH = """
+import sys
+from kprof.cli import COMMANDS, run_command_line
+codes = set()
+for name in COMMANDS:
+    try:
+        run_command_line([name, "--help"])
+    except SystemExit as end:
+        codes.add(end.code)
+heavy = {"jinja2", "numpy", "pandas", "plotly", "pyarrow", "scipy", "torch", "triton"}
+print(codes, sorted(heavy & sys.modules.keys()))
+"""
+
+
+def test_the_help_of_a_command_imports_no_tables_figures_or_kernels():
+    done = subprocess.run([sys.executable, "-c", HELP_OF_EACH], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "{0} []"
 
 
 @pytest.fixture

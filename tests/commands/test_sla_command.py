@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from kprof.analyze.sla import evaluate
 from kprof.analyze.sla.evaluate import judge_steps
 from kprof.analyze.sla.responses import Load
-from kprof.analyze.sla.targets import parse_target
-from kprof.commands.sla import json_of, judge_responses, read_targets
+from kprof.analyze.sla.targets import parse_target, read_targets
+from kprof.commands import sla
+from kprof.commands.sla import json_of, judge_responses
 from kprof.errors import KprofError
 from kprof.report.html import render_page
 from kprof.report.section import Text
@@ -248,3 +250,7 @@ def test_a_saved_run_is_judged_on_its_steps(tmp_path, monkeypatch, capsys):
     assert kprof("sla", "trace.kprof", "--target", "step_p50<=60ms") == 0
     assert kprof("sla", "trace.kprof", "--target", "step_p50<=1us") == 3
     assert kprof("sla", "trace.kprof", "--target", "ttft_p50<=1s") == 2
+
+
+def test_the_default_spell_of_the_command_is_that_of_the_verdict():
+    assert sla.LONGEST_SPELL_S == evaluate.LONGEST_SPELL_S

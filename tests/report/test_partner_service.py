@@ -4,7 +4,8 @@ import json
 import re
 from dataclasses import replace
 
-from kprof.commands.sla import json_of, judge_responses, read_targets
+from kprof.analyze.sla.targets import read_targets
+from kprof.commands.sla import json_of, judge_responses
 from kprof.report.partner import render_report
 from kprof.report.partner.evidence import Evidence, service_level_in
 from kprof.report.partner.parts import read_template

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kprof.cli import run_command_line
-from kprof.commands.report import Evidence, write_partner_report
+from kprof.commands.report import write_partner_report
+from kprof.report.partner.evidence import Evidence
 from kprof.report.redaction import redacted, redacted_json, without_identities, without_secrets
 from kprof.storage import save
 from tests.report.partner_evidence import finding_of, run_of

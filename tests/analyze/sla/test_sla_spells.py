@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from kprof.analyze.sla.percentiles import least_samples
-from kprof.commands.sla import json_of, judge_responses, read_targets
+from kprof.analyze.sla.targets import read_targets
+from kprof.commands.sla import json_of, judge_responses
 from kprof.errors import KprofError
 from tests.commands.test_cli import kprof
 from tests.commands.test_sla_command import AIPERF

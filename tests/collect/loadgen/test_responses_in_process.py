@@ -5,8 +5,10 @@ import time
 
 import pytest
 
+from kprof.analyze.sla.targets import read_targets
 from kprof.collect import generation
-from kprof.commands.sla import judge_responses, measure_generation, read_targets
+from kprof.collect.generation import measure_generation
+from kprof.commands.sla import judge_responses
 from kprof.errors import KprofError
 from tests.responses import MS, judged
 
