@@ -130,9 +130,9 @@ def round_shares(amounts: Sequence[int]) -> list[str]:
     return [f"{value / 10:.1f} %" for value in tenths]
 
 
-def or_missing(value: object) -> str:
-    """Return the text of a value, a dash for a missing one."""
-    return str(value) if isinstance(value, str) else MISSING
+def or_missing(value: Any) -> str:  # noqa: ANN401 - a cell of pandas
+    """Return the text of a value of a table, a dash for a missing one."""
+    return MISSING if value is None or pd.isna(value) else str(value)
 
 
 @lru_cache(maxsize=4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from kprof.report.units import (
     format_range,
     format_share,
     format_time,
+    or_missing,
     readable,
     round_shares,
     shorten,
@@ -101,3 +103,13 @@ def test_other_names_are_readable_as_they_are():
         "",
     ):
         assert readable(name) == name
+
+
+def test_only_a_missing_cell_is_a_dash():
+    assert [or_missing(cell) for cell in ("a", 7, None, pd.NA, float("nan"))] == [
+        "a",
+        "7",
+        "—",
+        "—",
+        "—",
+    ]
