@@ -207,7 +207,11 @@ def engage(
     by the A/B that tests it.
     """
     from kprof.ab import engagement_folder as verbs
-    from kprof.report.engagement_sections import describe, json_of_engagement, sections_of_engagement
+    from kprof.report.engagement_sections import (
+        describe,
+        json_of_engagement,
+        sections_of_engagement,
+    )
 
     given = words or []
     options: dict[str, object] = {
