@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +99,14 @@ def test_a_section_has_a_place_and_a_title_of_its_own():
     modules = modules_in("kprof.report.sections")
     assert len({module.ORDER for module in modules}) == len(modules)
     assert len({module.TITLE for module in modules}) == len(modules)
+
+
+def test_the_page_about_the_report_has_a_row_for_each_section_in_order():
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    table = page.split("## Sections")[1].split("## ")[0]
+    modules = sorted(modules_in("kprof.report.sections"), key=lambda one: one.ORDER)
+    rows = re.findall(r"^\| (\w[^|]*) \|", table, re.MULTILINE)
+    assert rows[1:] == [module.TITLE for module in modules]
 
 
 def test_a_host_only_trace_says_so_in_the_first_line():
