@@ -132,14 +132,18 @@ def list_kernels() -> list[Listed]:
     Raises:
         KprofError: there is no torch, or no Triton, to load them with.
     """
+    kernels = _named(())
     from kprof.kernels.bench.choice import versions_of
+    from kprof.kernels.swap.sites import all_families
     from kprof.report.kernel_library import Listed
 
+    with_sites = {name for family in all_families() for name in family.kernels}
     listed = []
-    for kernel in _named(()):
+    for kernel in kernels:
         versions = versions_of(kernel.providers)
         providers = tuple((one.name, versions.get(one.distribution)) for one in kernel.providers)
-        listed.append(Listed(kernel.name, kernel.replaces, providers, kernel.dtypes))
+        has_sites = kernel.name in with_sites
+        listed.append(Listed(kernel.name, kernel.replaces, providers, kernel.dtypes, has_sites))
     return listed
 
 

@@ -27,6 +27,8 @@ class Listed:
     providers: tuple[tuple[str, str | None], ...]
     """Name and installed version of each; None: not installed."""
     dtypes: tuple[str, ...]
+    has_sites: bool
+    """Whether a swap finds places for it in a model."""
 
 
 def section_of_kernels(listed: list[Listed]) -> Section:
@@ -46,7 +48,10 @@ def section_of_kernels(listed: list[Listed]) -> Section:
         )
         for one in listed
     )
-    return Section("Kernels", 0, (Table(columns, rows, terminal_rows=len(rows)),))
+    parts: list[Text | Table] = [Table(columns, rows, terminal_rows=len(rows))]
+    if without := ", ".join(one.name for one in listed if not one.has_sites):
+        parts.append(Text(f"No swap puts these into a model: {without}."))
+    return Section("Kernels", 0, tuple(parts))
 
 
 def section_of_choice(choice: Choice, ranked: list[Timed]) -> Section:

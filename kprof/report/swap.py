@@ -17,7 +17,9 @@ def sections_of_swap(report: SwapReport) -> list[Section]:
     parts: list[Text | Facts | Table] = [_headline(report)]
     parts += [Text(note, "warning") for note in report.notes]
     if not report.sites:
-        parts.append(Text("No site was found where these kernels could take over.", "warning"))
+        text = "No site was found where these kernels could take over. "
+        text += "`kprof kernels list` names the kernels that have none in any model."
+        parts.append(Text(text, "warning"))
     if report.replaced or report.fallen_back:
         parts.append(_table_of_calls([*report.replaced, *report.fallen_back]))
     if report.skipped:

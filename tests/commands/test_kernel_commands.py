@@ -1,7 +1,9 @@
 """`kprof kernels`: what it says of checks and measurements, on stand-ins for both."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -184,6 +186,16 @@ def test_without_a_terminal_each_step_is_a_line(h200, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "kprof: relu_squared forward, 8x8 bfloat16: measuring"
     assert len(lines) == 4
+
+
+def test_the_list_and_the_page_name_the_kernels_that_no_swap_puts_into_a_model():
+    text = kernels("list").sections[0].parts[-1].text
+    told = json.loads(kernels("list", json=True).json)
+    without = [one["name"] for one in told if not one["has_sites"]]
+    assert text == f"No swap puts these into a model: {', '.join(without)}."
+    page = (Path(__file__).parents[2] / "docs" / "swap.md").read_text()
+    (line,) = re.findall(r"^- (`[^-]*) have no sites", page, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", line)) == without
 
 
 def test_80_columns_hold_what_each_kernel_takes_the_place_of(capsys, monkeypatch):
