@@ -114,6 +114,8 @@ def kernels(
         states = {report[level].state for report in reports for level in report.asked}
         code = 1 if "failed" in states else 0 if states == {"passed"} else 3
         last = "next: kprof kernels bench"
+        if not _has_gpu():
+            last += ", on a machine with a GPU"
         found = encoded([result_of_gate(report) for report in reports])
         return Answer("kernels check", sections, found, last, code)
     if action == "bench":
@@ -201,6 +203,12 @@ def check_kernels(
         if reports[-1].is_gpu_broken and rest:
             return reports + _check_in_a_fresh_process(rest, provider, calls, sanitizes)
     return reports
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def _device_to_check_on() -> str:

@@ -198,6 +198,19 @@ def test_the_list_and_the_page_name_the_kernels_that_no_swap_puts_into_a_model()
     assert sorted(re.findall(r"`(\w+)`", line)) == without
 
 
+@pytest.mark.parametrize(
+    ("has_gpu", "last"),
+    [
+        (True, "next: kprof kernels bench"),
+        (False, "next: kprof kernels bench, on a machine with a GPU"),
+    ],
+)
+def test_after_a_check_the_next_command_is_one_that_works_here(monkeypatch, has_gpu, last):
+    monkeypatch.setattr(library, "check_kernels", lambda *_, **__: [report(is_right=True)])
+    monkeypatch.setattr(library, "_has_gpu", lambda: has_gpu)
+    assert kernels("check", ["rmsnorm"]).last == last
+
+
 def test_80_columns_hold_what_each_kernel_takes_the_place_of(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     print_summary("kernels", kernels("list").sections, Console())
