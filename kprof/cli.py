@@ -56,6 +56,23 @@ class Commands(TyperGroup):
         add_command(alone, import_module(f"kprof.commands.{cmd_name}"))
         return typer.main.get_command(alone)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command of a command line.
+
+        Raises:
+            KprofError: there is none of this name; the fix names the nearest.
+        """
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            from difflib import get_close_matches
+
+            near = ", ".join(get_close_matches(name, COMMANDS, 3))
+            fix = f"the nearest: {near}; kprof --help lists all" if near else "see kprof --help"
+            if name.endswith(".py"):
+                fix = f"to record a script: kprof run {name}"
+            raise KprofError(f"there is no command {name}", fix=fix)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):

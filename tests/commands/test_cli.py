@@ -64,6 +64,22 @@ def trace(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("opne", "the nearest: open; kprof --help lists all"),
+        ("quantum", "see kprof --help"),
+        ("train.py", "to record a script: kprof run train.py"),
+    ],
+)
+def test_an_unknown_command_names_the_nearest(name, fix, capfd):
+    with pytest.raises(SystemExit) as left:
+        run_command_line([name, "trace.json"])
+    assert left.value.code == 2
+    told = f"kprof: there is no command {name}\n  what to do: {fix}\n"
+    assert capfd.readouterr().err == told
+
+
 def test_open_writes_a_run_folder_beside_you(trace, tmp_path):
     assert kprof("open", trace) == 0
     names = {path.name for path in (tmp_path / "trace.kprof").iterdir()}
