@@ -52,7 +52,7 @@ class Commands(TyperGroup):
         """Return one command, or None where there is none of this name."""
         if cmd_name not in COMMANDS:
             return None
-        alone = typer.Typer(rich_markup_mode=None)
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
         add_command(alone, import_module(f"kprof.commands.{cmd_name}"))
         return typer.main.get_command(alone)
 

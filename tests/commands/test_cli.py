@@ -64,6 +64,13 @@ def trace(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.parametrize("command", [[], ["run"], ["open"]])
+def test_a_help_lists_options_of_kprof_alone(command, capsys):
+    with pytest.raises(SystemExit):
+        run_command_line([*command, "--help"])
+    assert "completion" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
