@@ -54,7 +54,7 @@ def read_each(paths: list[Path]) -> list[Trace]:
 
 
 def _files_of(path: Path) -> list[Path]:
-    if not path.is_dir() or any(reader.knows(path, b"") for reader in _readers()):
+    if not path.is_dir() or any(reader.knows(path, b"") for reader in readers()):
         return [path]
     if any((path / name).exists() for name in (META_FILE, "kernels.parquet")):
         raise _without_recording(path)
@@ -71,7 +71,7 @@ def _files_of(path: Path) -> list[Path]:
     return sorted(files, key=_by_number)
 
 
-def _readers() -> list[ModuleType]:
+def readers() -> list[ModuleType]:
     """Return the readers; that of a package is its module `reader`."""
     found = modules_in("kprof.collect.readers")
     packages = [module for module in found if hasattr(module, "__path__")]
@@ -124,7 +124,7 @@ def _read_one(path: Path, *, named: Path) -> Trace:
     """Read a file; `named` is itself or the folder that was named in its stead."""
     head = b"" if path.is_dir() else head_of(path)
     try:
-        for reader in _readers():
+        for reader in readers():
             if reader.knows(path, head):
                 return reader.read(path)  # type: ignore[no-any-return]
     except TraceError as error:
@@ -148,10 +148,10 @@ def refusal(path: Path, head: bytes) -> TraceError:
     for kind in FOREIGN:
         if kind.matches(path, head):
             return TraceError(f"{path.name} is {kind.name}, which kprof cannot open", fix=kind.fix)
+    opens = [one.OPENS for one in readers() if hasattr(one, "OPENS")]
     return TraceError(
         f"{path.name} is not a trace that kprof can read",
-        fix="open a Kineto (torch.profiler) trace: *.json or *.json.gz, an Nsight Systems export: "
-        "*.sqlite, a CSV of Nsight Compute, a profile of Proton, or a *.kprof folder",
+        fix=f"open {', '.join(opens)}, or a *.kprof folder",
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from kprof.cli import add_command, run_command_line
+from kprof.collect.sources import readers
 from kprof.commands import Answer
 from kprof.errors import KprofError
 
@@ -151,6 +152,16 @@ def test_a_bad_file_is_one_clear_error_with_the_way_out(content, said, tmp_path,
     assert "Traceback" not in err
     assert said in err
     assert not (tmp_path / "bad.kprof").exists()
+
+
+def test_a_file_of_no_known_format_names_what_each_reader_opens(tmp_path, capfd):
+    other = tmp_path / "notes.txt"
+    other.write_text("a list of things to do")
+    assert kprof("open", other) == 2
+    said = capfd.readouterr().err
+    # kprof's own recordings are folders.
+    missing = {one.__name__ for one in readers() if getattr(one, "OPENS", "?") not in said}
+    assert missing == {"kprof.collect.readers.recorded.reader"}
 
 
 def test_a_path_that_does_not_exist_is_an_error(tmp_path, capfd):

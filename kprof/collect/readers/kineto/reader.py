@@ -26,6 +26,9 @@ from kprof.collect.trace_file import json_text_of, mapped
 from kprof.errors import TraceError
 from kprof.trace import Gpu, Meta, Trace
 
+# For the message about a file that no reader knows.
+OPENS = "a Kineto (torch.profiler) trace: *.json or *.json.gz"
+
 _RECORD = "record the workload with `kprof run`, or with torch.profiler and export_chrome_trace"
 # Ranks share an int64 with the ids of a trace; no machine has so many.
 MAX_RANKS = 1 << 20

@@ -23,6 +23,9 @@ from kprof.collect.readers.table_columns import as_declared
 from kprof.errors import TraceError
 from kprof.trace import Gpu, Meta, Trace, empty
 
+# For the message about a file that no reader knows.
+OPENS = "a report of Nsight Compute: its CSV or *.ncu-rep"
+
 MODULE = "ncu_report"
 INSTALL = "pip install ncu-report"
 

@@ -21,6 +21,9 @@ from kprof.collect.readers.table_columns import as_declared, category, nullable
 from kprof.errors import TraceError
 from kprof.trace import Meta, Trace, empty
 
+# For the message about a file that no reader knows.
+OPENS = "an export of Nsight Systems: *.sqlite or *.nsys-rep"
+
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
 MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"

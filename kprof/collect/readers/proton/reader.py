@@ -20,6 +20,9 @@ from kprof.collect.trace_file import content_of
 from kprof.errors import TraceError
 from kprof.trace import Gpu, Meta, Trace, empty
 
+# For the message about a file that no reader knows.
+OPENS = "a profile of Proton: *.hatchet"
+
 RECORD = "record with Proton's hatchet output (data='tree'), or with `kprof run`"
 # In what Proton launches itself to ask a kernel for its metadata.
 OWN_SCOPE = "__proton_launch_metadata"
