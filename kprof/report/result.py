@@ -10,13 +10,13 @@ import pandas as pd
 from kprof.analyze.attribution.cuda_graphs import how_named
 from kprof.analyze.attribution.ledger import Ledger, truth_columns
 from kprof.analyze.attribution.overlap import measure_communication
-from kprof.analyze.attribution.steps import denominator, split_steps
+from kprof.analyze.attribution.steps import denominator, idle_in_steps, split_steps
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import find_unanswered
 from kprof.analyze.findings.queries import whole_of
 from kprof.analyze.groupings import group_kernels, group_modules
-from kprof.analyze.idle.causes import find_exposed_waits, group_idle, inside_window, worst_places
+from kprof.analyze.idle.causes import find_exposed_waits, group_idle, worst_places
 from kprof.analyze.roofline.agreement import compare_bounds, traffic_ratio
 from kprof.analyze.roofline.hardware_counters import is_counted
 from kprof.analyze.roofline.launch_work import SOURCES
@@ -119,18 +119,18 @@ def _counters(trace: Trace) -> dict[str, object] | None:
 
 
 def _idle(trace: Trace) -> dict[str, object] | None:
-    """Return the idle time of the devices by cause, inside the window and at its edges."""
+    """Return the idle time in steps by cause, and how much of it lies at their edges."""
     if not trace.has_timeline:
         return None
-    inside = inside_window(trace.idle)
-    edges = trace.idle[trace.idle["edge"].notna().to_numpy(bool)]
-    worst = _records(worst_places(inside, NUM_PLACES))
+    pieces = idle_in_steps(trace)
+    edges = pieces[pieces["edge"].notna().to_numpy(bool)]
+    worst = _records(worst_places(pieces, NUM_PLACES))
     waits = find_exposed_waits(trace)
     return {
-        "time_ns": int(inside["duration_ns"].sum()),
+        "time_ns": int(pieces["duration_ns"].sum()),
         "causes": [
             {**group, "worst": [_placed(row) for row in worst if row["cause"] == group["cause"]]}
-            for group in _records(group_idle(inside))
+            for group in _records(group_idle(pieces))
         ],
         "at_the_edges": _records(group_idle(edges)),
         "exposed_collective_waits": None if waits is None else [asdict(wait) for wait in waits],

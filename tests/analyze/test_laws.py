@@ -23,6 +23,8 @@ from kprof.device import find_device
 from kprof.open import read
 from kprof.report.difference import Compared, result_of_difference
 from kprof.report.result import result_of
+from kprof.report.section import Text
+from kprof.report.sections import gaps, run, time, utilisation
 from tests import kineto_files as kineto
 from tests.analyze.simulated import END_OF_STEP, Machine, item, kernel, synchronize
 
@@ -40,6 +42,7 @@ ALL = [
         if path not in QUICK
     ),
 ]
+SAMPLED = sorted(SHARED.rglob("sampled_rank-*.json.gz"))
 # Whole microseconds: of events with the same start and length only their order tells which holds
 # the other.
 ORDERED = ("sampled_rank", "test.json")
@@ -324,11 +327,8 @@ def assert_one_denominator(trace):
     savings = [diagnosis["together"], *(one["saving"] for one in diagnosis["findings"])]
     predicted = [one for one in document["what_if"] if not one["is_without_recording"]]
     steps_ns = {one["step_ns"] for one in (*savings, *predicted) if one}
-    if found.kernels["rank"].nunique() > 1:  # The slowest rank makes the step of savings.
-        assert all(one_ns >= step_ns for one_ns in steps_ns)
-        assert len(steps_ns) <= 1
-    else:
-        assert steps_ns <= {step_ns}
+    assert steps_ns <= {step_ns}
+    assert_idle_and_busy_are_of_it(found, document)
     difference = find_differences(found, found)
     for side in (difference.a, difference.b):
         assert side.window_ns == whole["time_ns"]
@@ -337,9 +337,37 @@ def assert_one_denominator(trace):
         assert sum(row.a.step_ns for row in rows) == step_ns
 
 
+def assert_idle_and_busy_are_of_it(trace, document):
+    """Check that busy and idle time are of all steps, and that no other window has a percentage."""
+    whole_ns, busy = document["denominator"]["time_ns"], document["utilisation"]["busy_share"]
+    idle_ns = sum(row["time_ns"] for row in document["time"] if row["is_idle"])
+    if busy["value"] is not None:
+        assert busy["value"] == pytest.approx(1 - idle_ns / whole_ns)
+    if document["idle"] is not None and not trace.is_host_only:
+        listed_ns = sum(row["time_ns"] for row in document["idle"]["causes"])
+        assert listed_ns == document["idle"]["time_ns"]
+        assert listed_ns + document["denominator"]["imbalance_ns"] == idle_ns
+    if find_steps(trace):
+        sections = [section.render(trace) for section in (gaps, run, time, utilisation)]
+        told = [part.text for one in sections for part in one.parts if isinstance(part, Text)]
+        assert not re.search(r"% of (?:the window|the elapsed time)", " ".join(told))
+
+
 @pytest.mark.parametrize("path", ALL)
 def test_all_shares_of_a_recorded_trace_have_one_denominator(path):
     assert_one_denominator(read([path]))
+
+
+@pytest.mark.skipif(not SAMPLED, reason="needs ../shared/traces")
+def test_all_shares_of_recorded_ranks_have_one_denominator():
+    assert_one_denominator(read(SAMPLED))
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(one=recordings(), other=recordings())
+def test_all_shares_of_generated_ranks_have_one_denominator(tmp_path_factory, one, other):
+    paths = [kept(tmp_path_factory, events) for events in (one, other)]
+    assert_one_denominator(read(paths))
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])

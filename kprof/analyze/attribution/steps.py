@@ -19,8 +19,10 @@ In a rank of a trace that kprof did not record and that holds no mark, other ran
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -32,6 +34,9 @@ from kprof.analyze.attribution.ledger import union_ns
 from kprof.analyze.attribution.overlap import allotted_time, rows_by
 from kprof.analyze.groupings import count_gpus, measure_capacity, split_window
 from kprof.trace import Trace, once_per_table, once_per_trace
+
+# By how much the steps of a GPU are shorter than those of the job, which waits for a slower one.
+IMBALANCE = "load imbalance"
 
 _PLACE = ("rank", "device", "stream")
 _KERNEL = ("name", "grid", "block")
@@ -413,16 +418,19 @@ def find_steps(trace: Trace) -> list[Step]:
 def count_gpu_steps(trace: Trace) -> int:
     """Return how many steps the GPUs took, a rank's once for each of its GPUs; 0 without marks.
 
-    Over so many the time of all GPUs comes to that of one in a step. A rank without marks took as
-    many as the rank with most.
+    Over so many the time of all GPUs comes to that of one in a step.
     """
-    of_rank = trace.kernels[["rank", "device"]].drop_duplicates()["rank"].value_counts().to_dict()
-    ranks = trace.ranges["rank"].to_numpy()[step_rows(trace.ranges)].tolist()
-    marked: dict[int, int] = {rank: ranks.count(rank) for rank in set(ranks)}
+    steps = _steps_of_ranks(trace)
+    ranks = trace.kernels[["rank", "device"]].drop_duplicates()["rank"].tolist()
+    return sum(steps[rank] for rank in ranks) if ranks else sum(steps.values())
+
+
+def _steps_of_ranks(trace: Trace) -> dict[int, int]:
+    """Return how many steps each rank took: one without marks as many as the rank with most."""
+    marked = trace.ranges["rank"].iloc[step_rows(trace.ranges)].value_counts().to_dict()
     most = max(marked.values(), default=0)
-    unmarked = sum(int(gpus) for rank, gpus in of_rank.items() if rank not in marked)
-    counted = (int(of_rank.get(rank, 1)) * steps for rank, steps in marked.items())
-    return sum(counted) + unmarked * most
+    ranks = {*marked, *trace.kernels["rank"].unique().tolist()}
+    return {int(rank): int(marked.get(rank, most)) for rank in ranks}
 
 
 @dataclass(frozen=True)
@@ -437,14 +445,20 @@ class Lead:
     """Whether each row of `kernels` was launched before the first step; began outside the steps."""
     idle_ns: np.ndarray
     """How much of each row of `idle` lies before the device began with the first step; outside."""
-    time_ns: int
-    """How much time of all GPUs that is."""
+    of_gpus: dict[tuple[int, int], int]
+    """How much time of each GPU, by rank and device, that is; none of a GPU is left out."""
+
+    @property
+    def time_ns(self) -> int:
+        """How much time of all GPUs that is."""
+        return sum(self.of_gpus.values())
 
 
+@once_per_trace
 def find_lead(trace: Trace) -> Lead:
     """Return what was launched before the first step, and the idle time until that step began.
 
-    `time_ns` follows from `kernels` and `ranges` alone: it stays as it is where a pass shortens
+    `of_gpus` follows from `kernels` and `ranges` alone: it stays as it is where a pass shortens
     the rows of `idle`.
     """
     if trace.is_host_only:
@@ -453,13 +467,13 @@ def find_lead(trace: Trace) -> Lead:
     rows, ends_ns = before_launches(trace)
     before_ns = np.zeros(len(idle), dtype=np.int64)
     if not ends_ns:
-        return Lead(rows, before_ns, 0)
+        return Lead(rows, before_ns, {})
     spans = _spans(trace)
     idle_start = idle["start_ns"].to_numpy(np.int64)
     idle_took = idle["duration_ns"].to_numpy(np.int64)
     start = kernels["start_ns"].to_numpy(np.int64)
     end = start + kernels["duration_ns"].to_numpy(np.int64)
-    total_ns = int(allotted_time(trace)[rows].sum())
+    allotted, of_gpus = np.where(rows, allotted_time(trace), 0), {}
     for mine in rows_by(kernels, "rank", "device"):
         rank, device = (int(kernels[column].iloc[mine[0]]) for column in ("rank", "device"))
         if rank not in {of for of, _ in ends_ns}:
@@ -469,8 +483,9 @@ def find_lead(trace: Trace) -> Lead:
         here = ((idle["rank"] == rank) & (idle["device"] == device)).to_numpy(bool)
         before_ns[here] = (limit_ns - idle_start[here]).clip(0, idle_took[here])
         clipped = np.minimum(start[mine], limit_ns), np.minimum(end[mine], limit_ns)
-        total_ns += limit_ns - begin_ns - union_ns(*clipped)
-    return Lead(rows, before_ns, total_ns)
+        waited_ns = limit_ns - begin_ns - union_ns(*clipped)
+        of_gpus[rank, device] = int(allotted[mine].sum()) + waited_ns
+    return Lead(rows, before_ns, of_gpus)
 
 
 def _outside_on_the_host(trace: Trace) -> Lead:
@@ -482,9 +497,11 @@ def _outside_on_the_host(trace: Trace) -> Lead:
     idle_start = idle["start_ns"].to_numpy(np.int64)
     idle_end = idle_start + idle["duration_ns"].to_numpy(np.int64)
     outside_ns = np.zeros(len(idle), dtype=np.int64)
-    total_ns, spans = 0, _spans(trace)
+    spans = _spans(trace)
+    of_gpus: dict[tuple[int, int], int] = {}
     for rows in rows_by(kernels, "rank", "device"):
-        span = spans[int(kernels["rank"].iloc[rows[0]])]
+        rank, device = (int(kernels[column].iloc[rows[0]]) for column in ("rank", "device"))
+        span = spans[rank]
         if (span.first_ns, span.last_ns) == (span.begin_ns, span.end_ns):
             continue
         is_outside[rows] = (start[rows] < span.first_ns) | (start[rows] >= span.last_ns)
@@ -492,13 +509,11 @@ def _outside_on_the_host(trace: Trace) -> Lead:
             span.first_ns,
             int(end[rows[~is_outside[rows]]].max(initial=span.last_ns)),
         )
-        here = np.ones(len(idle), dtype=bool)
-        for column in ("rank", "device"):
-            here &= (idle[column] == kernels[column].iloc[rows[0]]).to_numpy(bool)
+        here = ((idle["rank"] == rank) & (idle["device"] == device)).to_numpy(bool)
         within = idle_end[here].clip(begin_ns, end_ns) - idle_start[here].clip(begin_ns, end_ns)
         outside_ns[here] = idle_end[here] - idle_start[here] - within
-        total_ns += span.end_ns - span.begin_ns - (end_ns - begin_ns)
-    return Lead(is_outside, outside_ns, total_ns)
+        of_gpus[rank, device] = span.end_ns - span.begin_ns - (end_ns - begin_ns)
+    return Lead(is_outside, outside_ns, of_gpus)
 
 
 class _Span(NamedTuple):
@@ -532,19 +547,22 @@ def _spans(trace: Trace) -> dict[int, _Span]:
 
 @dataclass(frozen=True)
 class Denominator:
-    """The time that every share and every time per step of a trace refers to."""
+    """The time that every share and every time per step of a trace refers to.
+
+    The step of a job is what its user waits for: the mean step of the GPU whose steps took longest.
+    It is the step of every GPU of the job.
+    """
 
     time_ns: int
-    """Of all GPUs: from the host's entry into the first step to the end of the last step.
-
-    Without what was launched before the first step; the window where no step is marked.
-    """
+    """Of all GPUs: as many steps of the job as they took together, in whole ns, rounded up."""
     num_gpu_steps: int
     """Steps of all GPUs added up; the number of GPUs where none is marked."""
+    imbalance_ns: int = 0
+    """How much longer that is than the steps of each GPU, from first to last, added up."""
 
     @property
     def step_ns(self) -> int:
-        """The mean step of a GPU, or its window where no step is marked, in whole ns."""
+        """The mean step of the job, or its window where no step is marked, in whole ns."""
         return (2 * self.time_ns + self.num_gpu_steps) // (2 * self.num_gpu_steps)
 
 
@@ -552,28 +570,52 @@ class Denominator:
 def denominator(trace: Trace) -> Denominator:
     """Return the time that every share and every time per step of a trace refers to.
 
-    A rank's steps last from the host's entry into the first to the end of the last, on the host or
-    on the device, whichever is later. Idle time at these edges is idle time of a step. In host mode
-    what began before the first step or after the last is in none.
+    A GPU's steps last from the host's entry into the first to the end of the last, on the host or
+    on the device, whichever is later, without what was launched before the first; its window where
+    no step is marked. Idle time at these edges is idle time of a step. In host mode what began
+    before the first step or after the last is in none.
     """
     num_gpu_steps = count_gpu_steps(trace)
-    if not num_gpu_steps or not trace.has_timeline:
+    if not trace.has_timeline or not len(trace.kernels):
         number = num_gpu_steps or max(count_gpus(trace.kernels), 1)
         return Denominator(measure_capacity(trace.kernels), number)
-    gpus = trace.kernels[["rank", "device"]].drop_duplicates()["rank"].value_counts().to_dict()
-    spans = _spans(trace).items()
-    time_ns = sum((span.end_ns - span.begin_ns) * int(gpus[rank]) for rank, span in spans)
-    return Denominator(time_ns - find_lead(trace).time_ns, num_gpu_steps)
+    steps, spans, lead = _steps_of_ranks(trace), _spans(trace), find_lead(trace).of_gpus
+    gpus = trace.kernels[["rank", "device"]].drop_duplicates().itertuples(index=False)
+    took = [
+        (
+            spans[int(rank)].end_ns - spans[int(rank)].begin_ns - lead.get((rank, device), 0),
+            steps[int(rank)] if num_gpu_steps else 1,
+        )
+        for rank, device in gpus
+    ]
+    number = sum(of_gpu for _, of_gpu in took)
+    step_ns = max(Fraction(time_ns, of_gpu) for time_ns, of_gpu in took)
+    time_ns = math.ceil(number * step_ns)
+    return Denominator(time_ns, number, time_ns - sum(time_ns for time_ns, _ in took))
 
 
 def split_steps(trace: Trace) -> pd.DataFrame:
     """Split the time of the denominator as `split_window` does the window; adds up to it exactly.
 
-    Idle time at the edges of the steps counts. In host mode no row of `idle` tells of it.
+    Idle time at the edges of the steps counts. In host mode no row of `idle` tells of it. By how
+    much steps of GPUs are shorter than the job's has the part `IMBALANCE`.
     """
-    lead = find_lead(trace)
+    lead, whole = find_lead(trace), denominator(trace)
     idle_ns = trace.idle["duration_ns"].to_numpy(np.int64) - lead.idle_ns
-    return split_window(trace, lead.kernels, idle_ns, denominator(trace).time_ns)
+    split = split_window(trace, lead.kernels, idle_ns, whole.time_ns - whole.imbalance_ns)
+    if not whole.imbalance_ns:
+        return split
+    added = {
+        "phase": [None],
+        "part": [IMBALANCE],
+        "is_idle": [True],
+        "time_ns": [whole.imbalance_ns],
+    }
+    # A key that is missing everywhere would come out as a column of floats.
+    types = {"phase": object, "part": object}
+    both = [split, pd.DataFrame(added)]
+    rows: pd.DataFrame = pd.concat([one.astype(types) for one in both], ignore_index=True)
+    return rows
 
 
 def without_lead(trace: Trace) -> Trace:
@@ -592,6 +634,14 @@ def without_lead(trace: Trace) -> Trace:
     )
     kind = trace.kernels["kind"].mask(lead.kernels)
     return replace(trace.with_kernels(kind=kind), idle=idle)
+
+
+@once_per_trace
+def idle_in_steps(trace: Trace) -> pd.DataFrame:
+    """Return the pieces of idle time in steps, their edges included; all where none is marked."""
+    idle = without_lead(trace).idle
+    pieces: pd.DataFrame = idle[(idle["duration_ns"] > 0).to_numpy(bool)]
+    return pieces
 
 
 @once_per_trace
@@ -679,7 +729,7 @@ def time_steps(trace: Trace) -> StepTimes:
 
 
 def whole_ns(trace: Trace) -> int:
-    """Return what all shares of a trace are of, in ns: a step of the denominator."""
+    """Return what all shares of a trace are of, in ns: a step of the job."""
     return denominator(trace).step_ns
 
 

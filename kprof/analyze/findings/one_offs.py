@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.attribution.steps import step_rows
-from kprof.analyze.groupings import measure_capacity
+from kprof.analyze.attribution.steps import denominator, step_rows
 from kprof.analyze.idle import causes
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, length_in
 from kprof.findings import StartUp
@@ -175,7 +174,7 @@ def _listed(trace: Trace, once: Once) -> tuple[StartUp, ...]:
     """Return the start-up by what it was and where, longest first."""
     idle = trace.idle
     rows = np.flatnonzero(once.ns > 0)
-    window_ns = measure_capacity(trace.kernels)
+    whole_ns = denominator(trace).time_ns
     known = np.array([*NAMES, None], dtype=object)
     cause = idle["cause"].astype(object).to_numpy()[rows]
     what = np.where(once.name[rows] == NOTHING, cause, known[once.name[rows]])
@@ -191,7 +190,7 @@ def _listed(trace: Trace, once: Once) -> tuple[StartUp, ...]:
             int(number),
         )
         for key, total, number in zip(sums.index, sums["sum"], sums["size"], strict=True)
-        if total >= LEAST_SHARE * window_ns
+        if total >= LEAST_SHARE * whole_ns
     )
 
 

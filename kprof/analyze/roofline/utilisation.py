@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.attribution.overlap import allotted_time
+from kprof.analyze.attribution.steps import denominator, find_lead
 from kprof.analyze.capture_quality.unanswered import (
     Unanswered,
     why_no_ceilings,
@@ -20,7 +21,6 @@ from kprof.analyze.capture_quality.unanswered import (
     why_no_work,
 )
 from kprof.analyze.element_type import computed_in
-from kprof.analyze.groupings import measure_capacity
 from kprof.device import Device, find_device
 from kprof.trace import Trace
 
@@ -40,7 +40,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Utilisation:
-    """The headline: shares of the elapsed time, from first to last activity.
+    """The headline: shares of the time of all steps; of the window where none is marked.
 
     Work that checkpointing did a second time takes time, but is not counted.
     """
@@ -53,15 +53,16 @@ class Utilisation:
 
 def measure_utilisation(trace: Trace) -> Utilisation:
     """Measure the headline shares of an analyzed trace."""
-    kernels, peaks = trace.kernels, _peaks(trace)
-    elapsed_ns = measure_capacity(kernels)
+    lead, peaks = find_lead(trace).kernels, _peaks(trace)
+    kernels = trace.kernels[~lead] if lead.any() else trace.kernels
+    elapsed_ns = denominator(trace).time_ns
     if not elapsed_ns:
         nothing = Share(None, "nothing ran")
         return Utilisation(nothing, nothing, nothing, nothing)
     if (untimed := why_no_timeline(trace)) is not None:
         unknown = Share(None, untimed.reason)
         return Utilisation(unknown, unknown, unknown, unknown)
-    busy_ns = int(allotted_time(trace).sum())
+    busy_ns = int(allotted_time(trace)[~lead].sum())
     busy = Share(busy_ns / elapsed_ns, "at least one activity was running")
     if peaks is None:
         why = why_no_ceilings(trace)

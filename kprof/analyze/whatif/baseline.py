@@ -307,8 +307,7 @@ def find_baseline(trace: Trace) -> Baseline:
         trace,
         steady,
         int((rank == np.unique(rank)[slowest]).sum()),
-        # The slowest of several ranks makes the step; the denominator is the mean of all.
-        whole_ns(trace) if len(means) == 1 else max(int(means.max()), whole_ns(trace)),
+        whole_ns(trace),
         int(steady.step_ns()),
         int(max(error[slowest] for error in errors)),
         steady_ns=int(means_of_ranks(measured[counts], rank[counts]).max()),

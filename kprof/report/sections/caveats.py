@@ -99,7 +99,7 @@ def _beaten_ceilings(trace: Trace) -> str:
     share = share_of_time(trace.kernels, trace.kernels.index.isin(beaten.index))
     return (
         f"{format_count(len(beaten), 'activity', 'activities')} "
-        f"({format_share(share)} of the time) ran faster than the roofline says: data came "
+        f"({format_share(share)} of the device time) ran faster than the roofline says: data came "
         "from a cache, or the operator did less than its shapes tell."
     )
 

@@ -133,7 +133,7 @@ def _module(name: Any) -> str:  # noqa: ANN401 - a cell of a table
 def _lead(kernels: pd.DataFrame, counted: np.ndarray) -> str:
     share = format_share(share_of_time(kernels, counted))
     number = format_count(int(counted.sum()), "launch", "launches")
-    lead = f"{number} counted, {share} of the time."
+    lead = f"{number} counted, {share} of the device time."
     kept = is_kept_in_cache(kernels)
     found = compare_bounds(kernels)
     if found.share is not None:

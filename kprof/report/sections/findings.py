@@ -83,12 +83,10 @@ def _lead(diagnosis: Diagnosis) -> str:
 
 
 def saved_of(saving: Saving | None, diagnosis: Diagnosis) -> str:
-    """Return what a saving is a share of; one without recording, or of one rank, is named so."""
+    """Return what a saving is a share of; one without recording is named so."""
     is_recorded = saving is None or saving.step_ns == diagnosis.whole_ns
     if is_recorded or not diagnosis.whole_ns:
         return diagnosis.whole
-    if saving is not None and saving.step_ns > diagnosis.whole_ns:
-        return f"{diagnosis.whole} of the slowest rank"
     return f"{diagnosis.whole} without recording"
 
 

@@ -7,9 +7,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kprof.analyze.attribution.steps import (
+    IMBALANCE,
+    count_gpu_steps,
+    denominator,
+    idle_in_steps,
+)
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
-from kprof.analyze.groupings import measure_capacity
-from kprof.analyze.idle.causes import find_exposed_waits, group_idle, inside_window, worst_places
+from kprof.analyze.idle.causes import find_exposed_waits, group_idle, worst_places
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import (
     MISSING,
@@ -40,6 +45,7 @@ MEANINGS = {
     "profiler": "the recorder's own work, which is not there without it",
     "no work": "the host slept or waited to be asked for something",
     "between operators": "Python code or waiting",
+    IMBALANCE: "shorter than the steps of the slowest GPU, which the job waits for",
 }
 UNEXPLAINED = "not known"
 BETWEEN_OPERATORS = "between operators"
@@ -50,15 +56,29 @@ def render(trace: Trace) -> Section:
     """Render idle time by cause, the places to look at and the longest pieces."""
     if why := why_no_timeline(trace):
         return Section(TITLE, ORDER, (Text(why.sentence),), in_terminal=False)
-    inside = inside_window(trace.idle)
-    if inside.empty:
+    pieces = idle_in_steps(trace)
+    groups = _by_cause(trace, pieces)
+    if groups.empty:
         return Section(TITLE, ORDER, (Text("There is no gap between activities."),))
-    parts: list[Part] = [Text(_lead(trace, inside)), _by_cause(trace, inside)]
-    if (places := _places(inside)).rows:
+    parts: list[Part] = [Text(_lead(trace, groups)), _cause_table(trace, groups)]
+    if (places := _places(pieces)).rows:
         parts.append(places)
-    parts.append(_longest(trace, inside))
-    parts += [Text(text) for text in (_edges(trace), _exposed(trace)) if text]
+    if not pieces.empty:
+        parts.append(_longest(trace, pieces))
+    parts += [Text(text) for text in (_edges(trace, pieces), _exposed(trace)) if text]
     return Section(TITLE, ORDER, tuple(parts))
+
+
+def _by_cause(trace: Trace, pieces: pd.DataFrame) -> pd.DataFrame:
+    """Return the idle time of all steps by cause, with that of GPUs whose steps are shorter."""
+    groups, imbalance_ns = group_idle(pieces), denominator(trace).imbalance_ns
+    if imbalance_ns:
+        row = {"cause": IMBALANCE, "time_ns": imbalance_ns, "recoverable_ns": pd.NA}
+        groups = pd.concat([groups.astype(object), pd.DataFrame([row], dtype=object)])
+        groups["share"] = groups["time_ns"] / int(groups["time_ns"].sum())
+        groups = groups.sort_values("time_ns", ascending=False, kind="stable")
+    plain: pd.DataFrame = groups.reset_index(drop=True)
+    return plain
 
 
 def _name(trace: Trace, cause: Any) -> str:  # noqa: ANN401 - a cell of a table
@@ -66,23 +86,22 @@ def _name(trace: Trace, cause: Any) -> str:  # noqa: ANN401 - a cell of a table
     return unexplained if pd.isna(cause) else str(cause)
 
 
-def _lead(trace: Trace, inside: pd.DataFrame) -> str:
-    groups = group_idle(inside)
-    idle_ns, capacity_ns = int(groups["time_ns"].sum()), measure_capacity(trace.kernels)
+def _lead(trace: Trace, groups: pd.DataFrame) -> str:
+    idle_ns = int(groups["time_ns"].sum())
     recoverable_ns = int(groups["recoverable_ns"].sum())
     largest = groups.iloc[0]
     name = _name(trace, largest["cause"])
     idle = f"{format_time(idle_ns)} idle"
     if not trace.is_host_only:
-        idle = f"{idle}, {format_share(idle_ns / capacity_ns)} of the window{of_all(trace)}"
+        whole = ("all steps" if count_gpu_steps(trace) else "the window") + of_all(trace)
+        idle = f"{idle}, {format_share(idle_ns / denominator(trace).time_ns)} of {whole}"
     lead = f"{idle}; {format_share(largest['share'])} of it ({name}): {_meaning(name)}."
     if recoverable_ns:
-        lead += f" Up to {format_time(recoverable_ns)} could be gained by mending all causes."
+        lead += f" Up to {format_time(recoverable_ns)} could be gained by fixing all causes."
     return lead
 
 
-def _by_cause(trace: Trace, inside: pd.DataFrame) -> Table:
-    groups = group_idle(inside)
+def _cause_table(trace: Trace, groups: pd.DataFrame) -> Table:
     times = [int(time_ns) for time_ns in groups["time_ns"]]
     rows = tuple(
         (
@@ -90,7 +109,7 @@ def _by_cause(trace: Trace, inside: pd.DataFrame) -> Table:
             share,
             format_time(time_ns),
             format_time(recoverable_ns),
-            f"{pieces:,}",
+            MISSING if pd.isna(pieces) else f"{pieces:,}",
             format_time(longest_ns),
             _meaning(name),
         )
@@ -119,15 +138,15 @@ def _meaning(name: str) -> str:
     return MEANINGS.get(name, NOT_TOLD)
 
 
-def _places(inside: pd.DataFrame) -> Table:
+def _places(pieces: pd.DataFrame) -> Table:
     """List where each cause lies; Python's lines stand there where stacks were recorded."""
-    worst = worst_places(inside[inside["cause"].notna().to_numpy(bool)], PLACES)
+    worst = worst_places(pieces[pieces["cause"].notna().to_numpy(bool)], PLACES)
     told = {name: header for name, header in TOLD.items() if worst[name].notna().any()}
     cells = [
         [str(cause) for cause in worst["cause"]],
         *([or_missing(value) for value in worst[name]] for name in ("place", *told)),
         [format_time(time_ns) for time_ns in worst["time_ns"]],
-        [format_count(pieces, "time") for pieces in worst["pieces"]],
+        [format_count(number, "time") for number in worst["pieces"]],
     ]
     columns = (
         Column("Cause"),
@@ -140,10 +159,10 @@ def _places(inside: pd.DataFrame) -> Table:
     return Table(columns, tuple(zip(*cells, strict=True)), caption=caption, terminal_rows=6)
 
 
-def _longest(trace: Trace, inside: pd.DataFrame) -> Table:
+def _longest(trace: Trace, pieces: pd.DataFrame) -> Table:
     kernels = trace.kernels
-    longest = inside.sort_values("duration_ns", ascending=False, kind="stable").head(LONGEST)
-    first_ns = int(kernels["start_ns"].min())
+    longest = pieces.sort_values("duration_ns", ascending=False, kind="stable").head(LONGEST)
+    first_ns = min(int(kernels["start_ns"].min()), int(pieces["start_ns"].min()))
     rows = []
     for piece in longest.itertuples(index=False):
         ended = None if pd.isna(piece.kernel_row) else kernels.iloc[int(piece.kernel_row)]
@@ -171,9 +190,9 @@ def _longest(trace: Trace, inside: pd.DataFrame) -> Table:
     return Table(columns, tuple(rows), caption=caption, terminal_rows=0)
 
 
-def _edges(trace: Trace) -> str:
-    """Say how long the devices were idle in the recorded steps, but outside the window."""
-    edges = trace.idle[trace.idle["edge"].notna().to_numpy(bool)]
+def _edges(trace: Trace, pieces: pd.DataFrame) -> str:
+    """Say how long the devices were idle before the first activity and after the last."""
+    edges = pieces[pieces["edge"].notna().to_numpy(bool)]
     if edges.empty:
         return ""
     total_ns = int(edges["duration_ns"].sum())
@@ -182,8 +201,7 @@ def _edges(trace: Trace) -> str:
         for cause, time_ns in group_idle(edges)[["cause", "time_ns"]].to_numpy(dtype=object)
     )
     return (
-        f"Besides, {format_time(total_ns)} of the recorded steps lie before the first activity "
-        f"or after the last, outside the window: {listed}."
+        f"{format_time(total_ns)} of it is before the first activity or after the last: {listed}."
     )
 
 

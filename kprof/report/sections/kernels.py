@@ -85,9 +85,9 @@ def _lead(groups: pd.DataFrame, noun: str) -> str:
     longest = groups["share"].head(5)
     lead = (
         f"The {len(longest)} longest of {len(groups):,} {noun} take "
-        f"{format_share(longest.sum())} of the time."
+        f"{format_share(longest.sum())} of the device time."
         if len(groups) > len(longest)
-        else f"{format_count(len(groups), noun[:-1])} took all of the time."
+        else f"{format_count(len(groups), noun[:-1])} took all of the device time."
     )
     best = groups.sort_values("saving_ns", ascending=False, kind="stable").iloc[0]
     if pd.isna(best["saving_ns"]) or not best["saving_ns"]:

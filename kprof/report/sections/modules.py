@@ -50,7 +50,7 @@ def _lead(kernels: pd.DataFrame) -> str:
     inside = share_of_time(kernels, kernels["module"].notna())
     number = format_count(int(kernels["module"].nunique()), "module")
     return (
-        f"{format_share(inside)} of the time lies in {number}; an activity counts for the "
+        f"{format_share(inside)} of the device time lies in {number}; an activity counts for the "
         "innermost module around its launch, a backward one for the module of its forward."
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kprof.analyze.attribution.ledger import num_launches
-from kprof.analyze.attribution.steps import find_steps, rule_of
+from kprof.analyze.attribution.steps import denominator, find_steps, rule_of
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import why_no_cost, why_no_steps, why_no_timeline
 from kprof.analyze.groupings import measure_capacity, measure_elapsed
@@ -51,13 +51,13 @@ def _lead(trace: Trace) -> str:
     if not trace.has_timeline:
         device_time = format_time(int(trace.kernels["duration_ns"].sum()))
         return f"{what} on {_gpu_names(trace)}, {device_time} of device time in all."
-    window = format_time(measure_elapsed(trace.kernels))
+    whole = format_time(denominator(trace).step_ns)
     steps = find_steps(trace)
     if not steps:
-        return f"{what} on {_gpu_names(trace)} in {window}; no step was marked."
-    return (
-        f"{format_count(len(steps), 'recorded step')} on {_gpu_names(trace)}: {what} in {window}."
-    )
+        return f"{what} on {_gpu_names(trace)} in {whole}; no step was marked."
+    number = format_count(len(steps), "recorded step")
+    took = f"{whole} each in the mean" if len(steps) > 1 else whole
+    return f"{number} of {took} on {_gpu_names(trace)}: {what}."
 
 
 def _gpu_names(trace: Trace) -> str:

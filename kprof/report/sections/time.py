@@ -107,6 +107,9 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
             "before a copy, before a set; among these to the one that ends last."
         )
         whole = "steps" if num_steps else "window"
+        if denominator(trace).imbalance_ns:
+            unit = "A step" if num_steps else "The window"
+            overlap += f" {unit} lasts as long as on the GPU where it is longest."
     return Table(
         columns=tuple(columns),
         rows=tuple(tuple(row) for row in rows),
@@ -127,7 +130,8 @@ def _edges(trace: Trace) -> str:
         if trace.is_host_only:
             what = "before the first step and after the last"
         parts.append(f"without {format_time(lead_ns)} {what}")
-    edge_ns = denominator(trace).time_ns + lead_ns - measure_capacity(trace.kernels)
+    whole = denominator(trace)
+    edge_ns = whole.time_ns - whole.imbalance_ns + lead_ns - measure_capacity(trace.kernels)
     if edge_ns:
         parts.append(f"with {format_time(edge_ns)} of idle time before and after it")
     of = "operators'" if trace.is_host_only else "device's"

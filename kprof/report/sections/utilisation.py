@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kprof.analyze.attribution.steps import count_gpu_steps
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
 from kprof.analyze.roofline.utilisation import Share, measure_utilisation
@@ -14,7 +15,7 @@ ORDER = 20
 
 
 def render(trace: Trace) -> Section:
-    """Render MFU, MBU, roofline share and busy share, all over the elapsed time."""
+    """Render MFU, MBU, roofline share and busy share, all over the same time."""
     headline = measure_utilisation(trace)
     named = (
         ("Roofline share", headline.roofline),
@@ -62,15 +63,19 @@ def _lead(trace: Trace, roofline: Share, busy: Share) -> str:
         return "Nothing ran, so there is nothing to measure."
     if roofline.value is None:
         return (
-            f"The {device} was busy for {format_share(busy.value)} of the elapsed time; how much "
+            f"The {device} was busy for {format_share(busy.value)} of {_whole(trace)}; how much "
             f"of its speed that used is not known: {roofline.basis}."
         )
     at_least = "at least " if roofline.is_lower_bound else ""
     return (
         f"The same work at the speed of the {device}'s memory and arithmetic would take "
-        f"{at_least}{format_share(roofline.value)} of the elapsed time; the {device} was busy "
+        f"{at_least}{format_share(roofline.value)} of {_whole(trace)}; the {device} was busy "
         f"for {format_share(busy.value)} of it."
     )
+
+
+def _whole(trace: Trace) -> str:
+    return "all steps" if count_gpu_steps(trace) else "the window"
 
 
 def _shown(share: Share) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kprof.analyze.attribution.steps import Denominator, denominator, split_steps
+from kprof.analyze.attribution.steps import IMBALANCE, Denominator, denominator, split_steps
 from tests.traces import measured, trace_of
 
 
@@ -48,10 +48,26 @@ def test_every_gpu_of_a_rank_has_the_steps_of_its_rank():
     assert idle_ns(trace) == 600
 
 
-def test_the_mean_is_over_the_steps_of_all_ranks():
+def test_a_step_of_a_job_lasts_as_long_as_on_its_slowest_rank():
     kernels = {"start_ns": 0}, {"start_ns": 0, "rank": 1}
     trace = measured(trace_of(*kernels, ranges=[step(0, 0, 200), step(0, 0, 400, rank=1)]))
-    assert denominator(trace) == Denominator(600, 2)
+    assert denominator(trace) == Denominator(800, 2, imbalance_ns=200)
+    split = split_steps(trace)
+    assert split["time_ns"][split["part"] == IMBALANCE].tolist() == [200]
+    assert split["time_ns"].sum() == 800
+
+
+def test_of_ranks_with_other_numbers_of_steps_the_longest_mean_is_the_jobs():
+    kernels = {"start_ns": 0}, {"start_ns": 0, "rank": 1}
+    steps = [step(0, 0, 100), step(1, 100, 101), step(0, 0, 90, rank=1)]
+    trace = measured(trace_of(*kernels, ranges=steps))
+    # 100.5 ns a step, three times.
+    assert denominator(trace) == Denominator(302, 3, imbalance_ns=302 - 201 - 100)
+
+
+def test_without_steps_the_window_of_a_job_is_the_longest_of_its_ranks():
+    kernels = {"start_ns": 0, "duration_ns": 50}, {"start_ns": 0, "duration_ns": 80, "rank": 1}
+    assert denominator(measured(trace_of(*kernels))) == Denominator(160, 2, imbalance_ns=30)
 
 
 def test_operators_outside_the_steps_of_a_host_are_in_none():

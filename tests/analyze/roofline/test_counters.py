@@ -112,7 +112,7 @@ def test_the_section_says_what_was_counted_and_how_far_verdicts_agree():
     row = counted(90, 10, work_from="shapes", bound="memory", grid="8,1,1", bytes=100)
     row |= {"dram_read_bytes": 150, "dram_written_bytes": 50}
     text, table = counters.render(analyzed_trace_of(row, row, {})).parts
-    assert text.text.startswith("2 launches counted, 66.7 % of the time.")
+    assert text.text.startswith("2 launches counted, 66.7 % of the device time.")
     assert "100.0 % of 2" in text.text
     assert table.rows == (
         (
