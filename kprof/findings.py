@@ -14,7 +14,8 @@ class Remedy:
 
     A fix of work says how long the finding's `rows` would still take, all together, where it
     succeeds fully and where it succeeds modestly. A fix of waiting takes a cause of idle time
-    away, or brings launches in CUDA graphs; succeeding modestly, it does half of it.
+    away, or brings launches in CUDA graphs; succeeding modestly, it does half of it where no
+    recording holds how much it can do.
     """
 
     best_ns: int | None = None

@@ -19,7 +19,7 @@ import pandas as pd
 from kprof.analyze.attribution.steps import whole_ns
 from kprof.analyze.findings.queries import count_steps
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
-from kprof.analyze.idle.causes import BETWEEN_KERNELS, LAUNCH_BOUND, SYNCHRONIZATION
+from kprof.analyze.idle.causes import BETWEEN_KERNELS, LAUNCH_BOUND, PAGEABLE_COPY, SYNCHRONIZATION
 from kprof.analyze.intervals import NOTHING
 from kprof.analyze.whatif.baseline import Baseline, find_baseline
 from kprof.analyze.whatif.changes import (
@@ -234,7 +234,7 @@ class Pricer:
 
     def _modestly_gained(self, findings: Sequence[Finding], replay: Replay) -> Gain:
         gained = self._gained(findings, replay, is_best=False)
-        if any(one.remedy.idle_cause or one.remedy.graphs for one in findings):
+        if any(_may_succeed_in_part(one.remedy) for one in findings):
             # Of the waiting, half goes away: half of the most that it may gain.
             waiting = self._gained(findings, replay, is_best=False, is_waiting=True)
             return Gain((gained.most_ns + waiting.most_ns) / 2, 0.0)
@@ -343,6 +343,16 @@ def _device_keys(table: pd.DataFrame) -> np.ndarray:
 def _joined(parts: Iterable[tuple[int, ...]]) -> np.ndarray:
     """Return every row of several findings once."""
     return np.unique(np.array([row for rows in parts for row in rows], dtype=np.int64))
+
+
+def _may_succeed_in_part(remedy: Remedy) -> bool:
+    """Tell whether a fix may leave a part of the waiting, by what no recording holds.
+
+    How fast other workers load, how much an allocator keeps, what a graph can hold. A host that no
+    longer waits for the device, nor copies from memory that is not pinned, does not wait at all.
+    """
+    cause = remedy.idle_cause
+    return remedy.graphs or (cause is not None and cause not in (SYNCHRONIZATION, PAGEABLE_COPY))
 
 
 def _stalls(findings: Sequence[Finding]) -> list[Finding]:

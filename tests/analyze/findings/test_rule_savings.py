@@ -70,10 +70,10 @@ def waiting(wait):
     return find_pricer(trace).price([found]), trace.idle["duration_ns"].iloc[rows].sum()
 
 
-def test_of_a_wait_the_lower_end_is_half_of_what_the_upper_one_gains():
+def test_of_a_wait_without_a_result_the_whole_gain_is_certain():
     found, lost_ns = waiting(synchronize())
     assert 0 < found.high_ns <= lost_ns
-    assert found.low_ns == pytest.approx(found.high_ns / 2, rel=0.2)
+    assert found.low_ns == pytest.approx(found.high_ns, rel=0.2)
 
 
 def test_of_a_wait_for_a_result_that_the_host_may_need_nothing_may_be_saved():

@@ -192,7 +192,8 @@ def test_norms_between_turned_convolutions_gain_up_to_their_least_traffic():
 
 def test_what_is_written_to_its_place_by_another_kernel_costs_a_growing_cache_nothing():
     (found,) = findings("kv_cache_layout", trace_of_work(*joined([128, 129, 130])))
-    assert found.remedy == Remedy(best_ns=0, modest_ns=75 * US, launches=0)
+    # Modestly three of the shortest kernels write them.
+    assert found.remedy == Remedy(best_ns=0, modest_ns=3 * 860, launches=0)
 
 
 def test_attention_inside_torchs_fallback_is_found_by_its_name():

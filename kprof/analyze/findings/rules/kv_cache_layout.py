@@ -15,6 +15,7 @@ from kprof.analyze.findings.claims import (
 from kprof.analyze.findings.queries import (
     by_shapes,
     count_steps,
+    durations,
     is_one_of,
     per_step,
     shape_of,
@@ -23,6 +24,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
     why_no_device,
 )
+from kprof.analyze.whatif.changes import SHORTEST_KERNEL_NS
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace
 
@@ -38,7 +40,7 @@ def check(trace: Trace) -> list[Finding]:
     """Find joins of a long tensor and a short one along a dimension that grows call by call."""
     kernels = trace.kernels
     joins = np.flatnonzero(is_one_of(kernels["op"], "aten::cat"))
-    lengths = by_shapes(trace, joins, lambda shapes: [_grown_length(shapes)], 1)[:, 0]
+    lengths, new = by_shapes(trace, joins, _appended, 2).T
     rows = joins[lengths > 0]
     share = share_of_device(trace, rows)
     if share < LEAST_SHARE or len(np.unique(lengths[lengths > 0])) < 2:
@@ -59,27 +61,33 @@ def check(trace: Trace) -> list[Finding]:
             effort="low",
             rows=tuple(rows.tolist()),
             details=work_places(trace, rows),
-            remedy=_remedy(trace, rows),
+            remedy=_remedy(trace, rows, (new / np.maximum(lengths + new, 1))[lengths > 0]),
             command=proof_by_copy(trace, "static_cache"),
         )
     ]
 
 
-def _grown_length(shapes: list[object]) -> int:
-    """Return how long a cache is that a join appends to: its last dimension but one; else 0."""
+def _appended(shapes: list[object]) -> list[int]:
+    """Return how long a cache is that a join appends to, and by how much; 0 where it is none.
+
+    Its length is the last dimension but one.
+    """
     tensors = shapes[0] if shapes else None
     if not isinstance(tensors, list) or len(tensors) != 2:
-        return 0
+        return [0, 0]
     old, new = map(shape_of, tensors)
     if len(old) != 4 or len(new) != 4:
-        return 0
+        return [0, 0]
     is_appended = (*old[:2], old[3]) == (*new[:2], new[3]) and 0 < new[2] <= MOST_NEW < old[2]
-    return old[2] if is_appended else 0
+    return [old[2], new[2]] if is_appended else [0, 0]
 
 
-def _remedy(trace: Trace, rows: np.ndarray) -> Remedy:
+def _remedy(trace: Trace, rows: np.ndarray, share_new: np.ndarray) -> Remedy:
     """Return what writing the new tokens alone takes: nothing where another kernel does it.
 
-    Attention, or what makes the new keys, can write them to their place. Modestly half remains.
+    Attention, or what makes the new keys, can write them to their place. Modestly a kernel of its
+    own does, for each join.
     """
-    return Remedy(best_ns=0, modest_ns=total_ns(trace, rows) // 2, launches=0)
+    took = durations(trace)[rows]
+    written = np.minimum(np.maximum(took * share_new, SHORTEST_KERNEL_NS), took)
+    return Remedy(best_ns=0, modest_ns=round(float(written.sum())), launches=0)
