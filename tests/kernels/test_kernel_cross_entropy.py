@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import kprof.kernels.cross_entropy._sweeps as launching
+import kprof.kernels.cross_entropy._rows as launching
 from kprof.kernels.runtime import DifferentiationError
 from kprof.kernels.cross_entropy.cross_entropy import KERNEL, cross_entropy
 from tests.kernels.kernel_checks import (
@@ -298,7 +298,7 @@ def test_a_divisor_of_another_dtype_has_a_binary_of_its_own(monkeypatch, columns
         def __call__(self, key, *given, **known):
             keys.append(key)
 
-    for name in ("_launch_losses", "_launch_losses_held"):
+    for name in ("_launch_losses", "_launch_losses_resident"):
         monkeypatch.setattr(launching, name, Noting(None))
     logits, targets = (
         torch.zeros(2, columns, dtype=torch.bfloat16),

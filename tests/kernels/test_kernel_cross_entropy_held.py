@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-import kprof.kernels.cross_entropy._sweeps as launching
-from kprof.kernels.cross_entropy._sweeps import losses_held_kernel
+import kprof.kernels.cross_entropy._rows as launching
+from kprof.kernels.cross_entropy._rows import losses_resident_kernel
 from kprof.kernels.cross_entropy.cross_entropy import (
     operator_both,
     operator_both_over,
@@ -28,19 +28,19 @@ PLAIN = (-100, 0.0, 0.0, "sum")
 @pytest.fixture(autouse=True)
 def short_rows(monkeypatch):
     """Hold up to four of a row's tiles of 128, or two of more, with two programs in all."""
-    monkeypatch.setattr(launching, "WARPS_HELD", 1)
-    monkeypatch.setattr(launching, "LEAST_TILES_HELD", 2)
-    monkeypatch.setattr(launching, "MOST_TILES_HELD", 4)
-    monkeypatch.setattr(launching, "TILES_HELD_OF_MORE", 2)
+    monkeypatch.setattr(launching, "RESIDENT_WARPS", 1)
+    monkeypatch.setattr(launching, "LEAST_RESIDENT_TILES", 2)
+    monkeypatch.setattr(launching, "MOST_RESIDENT_TILES", 4)
+    monkeypatch.setattr(launching, "RESIDENT_TILES_OF_LONG_ROWS", 2)
     monkeypatch.setattr(launching, "SMS_WITHOUT_GPU", 1)
-    monkeypatch.setattr(launching, "DTYPES_HELD", (torch.float32, torch.float16))
+    monkeypatch.setattr(launching, "RESIDENT_DTYPES", (torch.float32, torch.float16))
     _forget()
     yield
     _forget()
 
 
 def _forget():
-    for one in (launching._plan, launching._plan_held, launching._limits):
+    for one in (launching._plan, launching._plan_resident, launching._limits):
         one.cache_clear()
 
 
@@ -48,7 +48,7 @@ class _NotingLauncher(Launcher):
     """Notes its launches."""
 
     def __init__(self):
-        super().__init__(losses_held_kernel)
+        super().__init__(losses_resident_kernel)
         self.noted = []
 
     def __call__(self, *given, **known):
@@ -60,7 +60,7 @@ class _NotingLauncher(Launcher):
 def launched(monkeypatch):
     """The launches of the kernel that holds rows."""
     launcher = _NotingLauncher()
-    monkeypatch.setattr(launching, "_launch_losses_held", launcher)
+    monkeypatch.setattr(launching, "_launch_losses_resident", launcher)
     return launcher.noted
 
 
@@ -187,15 +187,15 @@ def test_what_cannot_be_loaded_in_whole_vectors_or_needs_plain_sums_is_left_out(
 
 
 @pytest.mark.parametrize(
-    ("columns", "is_held"),
-    [(8_192, False), (16_384, True), (32_000, True), (65_536, True), (128_256, False)],
+    ("columns", "num_resident"),
+    [(8_192, 0), (16_384, 4), (32_000, 8), (65_536, 6), (128_256, 0)],
 )
-def test_an_h200_holds_rows_that_fit_its_cache_twice(monkeypatch, columns, is_held):
+def test_an_h200_holds_rows_that_fit_its_cache_twice(monkeypatch, columns, num_resident):
     monkeypatch.undo()
     _forget()
-    plan = launching._plan_held(H200, torch.bfloat16, columns, columns, columns, 0)
-    assert plan == ((16, 2 * 132, (512, 8, True)) if is_held else None)
-    assert launching._plan_held(H200, torch.float32, columns, columns, columns, 0) is None
+    plan = launching._plan_resident(H200, torch.bfloat16, columns, columns, columns, 0)
+    assert plan == ((16, 2 * 132, (512, 8, True), num_resident) if num_resident else None)
+    assert launching._plan_resident(H200, torch.float32, columns, columns, columns, 0) is None
 
 
 @pytest.mark.slow

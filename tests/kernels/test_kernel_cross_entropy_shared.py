@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-import kprof.kernels.cross_entropy._clusters as groups_module
-from kprof.kernels.cross_entropy._clusters import programs_of_row
+import kprof.kernels.cross_entropy.cross_entropy as groups_module
+from kprof.kernels.cross_entropy.cross_entropy import ctas_of_row
 from kprof.kernels.cross_entropy.cross_entropy import (
     operator_both,
     operator_both_shared,
@@ -58,7 +58,7 @@ def run(logits, targets, group, groups, over=True, **options):
     numbers = columns, columns, rows, groups
     chosen = options.get("ignore_index", -100), options.get("z_loss", 0.0)
     constants = divisor is None, columns, group
-    name = "losses_shared_kernel"
+    name = "losses_cluster_kernel"
     run_together(MODULES, name, group * groups, *tensors, *described, *numbers, *chosen, *constants)
     return losses, gradient.reshape(rows, columns), state[-1], letters
 
@@ -197,7 +197,7 @@ def test_a_row_does_not_depend_on_its_neighbours():
     [(16, 1), (32_000, 1), (32_784, 2), (65_552, 3), (128_256, 4), (151_936, 5), (262_144, 8)],
 )
 def test_as_few_programs_share_a_row_as_have_room(columns, programs):
-    assert programs_of_row(columns) == programs
+    assert ctas_of_row(columns) == programs
 
 
 @pytest.fixture
@@ -327,7 +327,7 @@ def test_rows_come_and_most_of_their_gradients_leave_by_the_copying_hardware(com
     # What they leave from is written again when it has been read, by all who copy.
     assert places(row, "DEPBAR.LE SB0, 0x0")[0] < summed
     # The other half of a gradient goes from registers.
-    vectors = -(-columns // 8 // programs_of_row(columns))
+    vectors = -(-columns // 8 // ctas_of_row(columns))
     tiles = -(-vectors // 1_024)
     assert len(boxes) == tiles // 2
     assert len(boxes) + len(places(row, "STG.E.EF.128")) == tiles
@@ -346,12 +346,12 @@ def test_nothing_that_is_loaded_is_waited_for_before_a_row_is_summed(compiled, c
     loads = [place for place in places(row, "LDG.") if place < begin]
     # The next target's logit, and letters, one in a lane; a target to come may be waited for.
     loads = [place for place in loads if row[place].split()[0] != "LDG.E.64"]
-    assert len(loads) == (2 if programs_of_row(columns) > 1 else 1)
+    assert len(loads) == (2 if ctas_of_row(columns) > 1 else 1)
     into = [re.match(r"(\S+) R(\d+),", row[place]) for place in loads]
     names = [int(one[2]) + half for one in into for half in range(1 + (".64" in one[1]))]
     is_used = re.compile("|".join(rf"\bR{name}\b" for name in names)).search
     used = next(place for place in range(max(loads) + 1, len(row)) if is_used(row[place]))
-    vectors = -(-columns // 8 // programs_of_row(columns))
+    vectors = -(-columns // 8 // ctas_of_row(columns))
     assert exponentials_in(row[max(loads) : used]) >= 8 * -(-vectors // 1_024)
 
 
@@ -359,7 +359,7 @@ def test_nothing_that_is_loaded_is_waited_for_before_a_row_is_summed(compiled, c
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_every_exponential_is_taken_once(compiled, columns):
     row = row_of(compiled[columns][-1])
-    vectors = -(-columns // 8 // programs_of_row(columns))
+    vectors = -(-columns // 8 // ctas_of_row(columns))
     # And a few for a lane, a warp, a program and the target.
     assert 0 <= exponentials_in(row) - 8 * -(-vectors // 1_024) <= 8
 

@@ -94,7 +94,7 @@ def test_pieces_give_what_the_whole_gives(monkeypatch):
     arguments = drawn()
     whole = results_of(linear_cross_entropy, arguments, saves="memory", z_loss=1e-3)
     sizes = []
-    monkeypatch.setattr(ways, "_piece", lambda hidden, weight: sizes.append(1) or (3, 50))
+    monkeypatch.setattr(ways, "_chunk_shape", lambda hidden, weight: sizes.append(1) or (3, 50))
     pieces = results_of(linear_cross_entropy, arguments, saves="memory", z_loss=1e-3)
     assert len(sizes) == 2
     torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-6)
@@ -188,7 +188,7 @@ def test_logits_are_there_for_who_asks():
 def test_saving_memory_a_piece_and_a_sum_take_less_than_a_twentieth_of_the_logits(rows, vocabulary):
     hidden = torch.empty(rows, 4_096, dtype=torch.bfloat16, device="meta")
     weight = torch.empty(vocabulary, 4_096, dtype=torch.bfloat16, device="meta")
-    rows_each, columns_each = ways._piece(hidden, weight)
+    rows_each, columns_each = ways._chunk_shape(hidden, weight)
     taken = rows_each * columns_each * 2 + rows_each * 4_096 * 4
     assert taken <= rows * vocabulary * 2 / 20
     assert columns_each >= 1_024

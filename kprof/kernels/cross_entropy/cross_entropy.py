@@ -1,17 +1,25 @@
 """Cross-entropy over a large vocabulary: loss and gradient with one read and one write.
 
-In eager mode the gradient is made beside the loss, while the row is in the cache, and scaled later
-only if the arriving gradient is not one. Where that could be wrong (float16 would underflow before
-a gradient scaler acts), cannot be known (a gradient for every row), or cannot be seen (under
-torch.compile), the logits are read again in the backward pass. Operators with a trailing underscore
-write the gradient over the logits.
+    loss = logsumexp(x) - x[target] + z_loss * logsumexp(x)²;  dx = softmax(x) - onehot(target)
+
+The logits x are (M, V), the targets (M,). In eager mode the gradient is written with the loss,
+while the row is in the cache, and scaled later if the arriving gradient is not 1. The logits are
+read again in the backward pass where this could be wrong (float16 would underflow before a gradient
+scaler acts), where the factor is not known (a gradient for every row), and under torch.compile,
+which does not see it. Operators with a trailing underscore overwrite the logits with the gradient.
+
+On the GPU a CTA has a row (`_rows.py`). On Hopper, several CTAs can share a row, a cluster of them
+in the sense of this package (`_clusters_kernel.py`): they wait for one another, so all of them run
+at once, one per SM, by a cooperative launch.
+
+Entered by `cross_entropy`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -19,23 +27,138 @@ from torch import Tensor
 from torch.nn import functional
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels.cross_entropy._clusters import why_not_here, write_losses_shared
-from kprof.kernels.cross_entropy._scaling import is_graph_kept, scale_once, write_reduced
-from kprof.kernels.cross_entropy._sweeps import Options, write_gradients, write_losses
-from kprof.kernels.runtime import applied, define
+from kprof.kernels.cross_entropy._rows import (
+    Options,
+    is_graph_kept,
+    scale_once,
+    write_gradients,
+    write_losses,
+    write_reduced,
+)
+from kprof.kernels.runtime import (
+    IS_INTERPRETED,
+    Launcher,
+    alignments,
+    applied,
+    define,
+    next_power_of_two,
+    num_sms,
+)
+
+HOPPER = 9
+DTYPES = (torch.bfloat16, torch.float16)
+WARPS = 32
+LANES = 32 * WARPS
+# As many as so many threads can have; else the assembler may use half, for a second CTA.
+REGISTERS = 65_536 // LANES
+# Elements that a thread loads at once, and loads of a thread for one row.
+# Two rows, and the gradient of one, then take 192 of the 227 KB of shared memory of a CTA.
+VECTOR, MOST_TILES = 8, 4
+# Columns of a row of a TMA box: 128 bytes.
+WIDTH = 64
+_OPTIONS = "int ignore_index, float label_smoothing, float z_loss, str reduction"
+_INPUTS = f"Tensor targets, Tensor? divisor, {_OPTIONS}"
+_BACKWARD_INPUTS = f"Tensor targets, Tensor state, {_OPTIONS}"
+Reduction = Literal["mean", "sum", "none"]
+IGNORE_INDEX = -100
 
 
-def has_side_by_side_columns(logits: Tensor) -> bool:
-    """Tell whether a row can be read, and written, as it lies."""
+def why_not_here() -> str:
+    """Return why CTAs cannot share rows here; empty: they can, or may at least be compiled for."""
+    if IS_INTERPRETED:
+        return "Gluon has no interpreter"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != HOPPER:
+        return "written for Hopper"
+    return ""
+
+
+def ctas_of_row(num_columns: int) -> int:
+    """Return the fewest CTAs with room for a row."""
+    return -(-num_columns // (LANES * VECTOR * MOST_TILES))
+
+
+def write_losses_by_clusters(
+    logits: Tensor,
+    targets: Tensor,
+    divisor: Tensor | None,
+    options: Options,
+    losses: Tensor,
+    state: Tensor,
+    dlogits: Tensor | None,
+) -> None:
+    """Do what `write_losses` does, with several CTAs a row.
+
+    Calls without a gradient, with smoothing, or with unaligned rows go to `write_losses`.
+    """
+    if dlogits is None or not _can_share(logits, dlogits, options):
+        write_losses(logits, targets, divisor, options, losses, state, dlogits)
+        return
+    num_rows, num_columns = logits.shape
+    group = ctas_of_row(num_columns)
+    groups = min(num_rows, max(1, num_sms(logits.device) // group))
+    # One word of each CTA for each row; zero is no message.
+    mailbox = None
+    if group > 1:
+        mailbox = torch.zeros(num_rows * group, dtype=torch.int64, device=logits.device)
+    # TMA wants a power of two of boxes.
+    boxes = next_power_of_two(-(-num_columns // (group * LANES * VECTOR)))
+    described = _describe(logits, group, boxes), _describe(dlogits, group, 1)
+    tensors = (logits, targets, divisor, losses, state, dlogits, mailbox, *described)
+    strides = logits.stride(0), dlogits.stride(0)
+    constants = options.reduction == "mean", num_columns, group
+    types = logits.device, logits.dtype, None if divisor is None else divisor.dtype
+    key = types, *strides, constants, alignments((targets, divisor, losses, state))
+    chosen = options.ignore_index, options.z_loss
+    arguments = (*tensors, *strides, num_rows, groups, *chosen, *constants)
+    how = {"num_warps": WARPS, "launch_cooperative_grid": True, "maxnreg": REGISTERS}
+    _launcher()(key, groups * group, arguments, how)
+
+
+def _can_share(logits: Tensor, dlogits: Tensor, options: Options) -> bool:
+    """Return whether rows are aligned, of whole boxes, and all CTAs of a row can run at once."""
+    num_columns = logits.shape[1]
+    steps = num_columns, logits.stride(0), dlogits.stride(0)
+    is_aligned = alignments((logits, dlogits), *steps) == 0 and num_columns % WIDTH == 0
+    is_here = logits.device.type == "cuda"
+    has_room = not is_here or ctas_of_row(num_columns) <= num_sms(logits.device)
+    return is_aligned and has_room and not options.smoothing and logits.dtype in DTYPES
+
+
+def _describe(rows: Tensor, group: int, boxes: int) -> Any:
+    """Return the TMA descriptor of rows, for so many boxes at a time.
+
+    If all CTAs have equal parts, nothing beyond a part is copied.
+    """
+    from kprof.kernels.tiles.gluon import TensorDescriptor, gl
+
+    num_rows, num_columns = rows.shape
+    dtype = gl.bfloat16 if rows.dtype == torch.bfloat16 else gl.float16
+    box = [1, 1, boxes * LANES * VECTOR // WIDTH, WIDTH]
+    layout = gl.NVMMASharedLayout.get_default_for(box, dtype)
+    chunks = group if num_columns % (group * WIDTH) == 0 else 1
+    shape = [num_rows, chunks, num_columns // (chunks * WIDTH), WIDTH]
+    strides = [rows.stride(0), num_columns // chunks, WIDTH, 1]
+    return TensorDescriptor(rows, shape, strides, box, layout)
+
+
+@cache
+def _launcher() -> Launcher:
+    from kprof.kernels.cross_entropy._clusters_kernel import losses_cluster_kernel
+
+    return Launcher(losses_cluster_kernel)
+
+
+def has_contiguous_columns(logits: Tensor) -> bool:
+    """Return whether rows can be read and written without a copy."""
     return logits.stride(-1) == 1
 
 
 def _as_rows(logits: Tensor) -> Tensor:
-    return logits if has_side_by_side_columns(logits) else logits.contiguous()
+    return logits if has_contiguous_columns(logits) else logits.contiguous()
 
 
 def _empty_results(logits: Tensor, reduction: str) -> tuple[Tensor, Tensor]:
-    """Return places for the loss, and for what the rows leave behind."""
+    """Return empty tensors for the loss, and for the state of the rows."""
     num_rows = logits.shape[0]
     shape = (num_rows,) if reduction == "none" else ()
     loss = torch.empty(shape, dtype=torch.float32, device=logits.device)
@@ -50,7 +173,7 @@ def _run(
     dlogits: Tensor | None,
     write: Callable[..., None] = write_losses,
 ) -> tuple[Tensor, Tensor]:
-    """Write the gradient, if there is a place; return the loss, and what the rows left behind."""
+    """Write the gradient, if `dlogits` is given; return the loss, and the state of the rows."""
     loss, state = _empty_results(logits, options.reduction)
     if not logits.shape[0]:
         return loss.fill_(math.nan if options.reduction == "mean" else 0.0), state
@@ -112,17 +235,8 @@ def _empty_gradient(logits: Tensor) -> Tensor:
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
 
-_OPTIONS = "int ignore_index, float label_smoothing, float z_loss, str reduction"
-_INPUTS = f"Tensor targets, Tensor? divisor, {_OPTIONS}"
-operator_loss = define(
-    f"cross_entropy(Tensor logits, {_INPUTS}) -> (Tensor, Tensor)",
-    _run_loss,
-    lambda logits, targets, divisor, *options: _empty_results(logits, options[-1]),
-)
-
-
 def _define_both(name: str, write: Callable[..., None]) -> tuple[Callable[..., Any], ...]:
-    """Define loss and gradient in one pass; the gradient apart, and over the logits."""
+    """Define loss and gradient in one pass: with a new gradient, and in place of the logits."""
     apart = define(
         f"{name}(Tensor logits, {_INPUTS}) -> (Tensor, Tensor)",
         partial(_run_both, write),
@@ -139,26 +253,6 @@ def _define_both(name: str, write: Callable[..., None]) -> tuple[Callable[..., A
     return apart, over
 
 
-operator_both, operator_both_over = _define_both("cross_entropy_with_gradient", write_losses)
-operator_both_shared, operator_both_shared_over = _define_both(
-    "cross_entropy_with_gradient_shared", write_losses_shared
-)
-_BACKWARD_INPUTS = f"Tensor targets, Tensor state, {_OPTIONS}"
-operator_gradient = define(
-    f"cross_entropy_backward(Tensor dloss, Tensor logits, {_BACKWARD_INPUTS}) -> Tensor",
-    _run_gradient,
-    lambda dloss, logits, *others: _empty_gradient(logits),
-)
-operator_gradient_over = define(
-    f"cross_entropy_backward_(Tensor dloss, Tensor(a!) logits, {_BACKWARD_INPUTS}) -> ()",
-    _run_gradient_over,
-    lambda *inputs: None,
-)
-
-Reduction = Literal["mean", "sum", "none"]
-IGNORE_INDEX = -100
-
-
 def cross_entropy(
     logits: Tensor,
     targets: Tensor,
@@ -171,23 +265,22 @@ def cross_entropy(
     may_overwrite: bool = False,
     shares_rows: bool = False,
 ) -> Tensor:
-    """Return the cross-entropy in float32, as of logits that were cast to it before.
+    """Return the cross-entropy in float32, as if the logits were cast to float32.
 
-    A target that is neither in the vocabulary nor `ignore_index` makes its loss NaN.
+    A target outside of the vocabulary, except `ignore_index`, makes its loss NaN.
 
     Args:
         logits: (M, V); float32, float16 or bfloat16.
         targets: (M,) int64.
-        ignore_index: A target that does not count, and whose row gets a gradient of zero.
+        ignore_index: A target that does not count; the gradient of its row is zero.
         label_smoothing: The share of each target that is spread over the vocabulary.
         reduction: As in torch.
-        z_loss: This times the squared logarithm of the sum of exponentials is added for each row.
-        divisor: What to divide the sum by, such as the number of targets of all micro-batches:
-            better here than afterwards, where it takes one more pass over the gradient.
-        may_overwrite: Whether the logits may become their own gradient. Nobody may read them then.
-        shares_rows: Whether several SMs of a Hopper GPU share a row, which each reads once, where
-            loss and gradient are made together. Label smoothing, float32, and rows that are not
-            multiples of 16 columns apart are swept as ever.
+        z_loss: Factor of logsumexp(x)², which is added for each row.
+        divisor: Divides the sum, such as the number of targets of all micro-batches. A division
+            afterwards would take one more pass over the gradient.
+        may_overwrite: Whether the gradient may overwrite the logits. They must not be read then.
+        shares_rows: Whether several CTAs of a Hopper GPU share a row, and read it once, if loss and
+            gradient are computed together. Label smoothing, float32 and unaligned rows are swept.
     """
     options = Options(ignore_index, float(label_smoothing), float(z_loss), reduction)
     if divisor is not None and not isinstance(divisor, Tensor):
@@ -201,13 +294,13 @@ def cross_entropy(
 
 
 class _InOnePass(torch.autograd.Function):
-    """The gradient is made with the loss, for an arriving gradient of one."""
+    """The gradient is computed with the loss, for an arriving gradient of 1."""
 
     @staticmethod
     def forward(
         ctx: Any, logits, targets, divisor, options, may_overwrite: bool, shares_rows: bool
     ) -> Tensor:
-        if may_overwrite and has_side_by_side_columns(logits):
+        if may_overwrite and has_contiguous_columns(logits):
             over = operator_both_shared_over if shares_rows else operator_both_over
             loss, gradient = over(logits, targets, divisor, *options), logits
             torch.autograd.graph.increment_version(logits)
@@ -224,7 +317,7 @@ class _InOnePass(torch.autograd.Function):
 
 
 class _InTwoPasses(torch.autograd.Function):
-    """The gradient is made when it is known what it is multiplied by."""
+    """The gradient is computed in the backward pass, when its factor is known."""
 
     @staticmethod
     def forward(ctx: Any, logits, targets, divisor, options, may_overwrite: bool) -> Tensor:
@@ -238,31 +331,16 @@ class _InTwoPasses(torch.autograd.Function):
         logits, targets, state = ctx.saved_tensors
         arguments = dloss, logits, targets, state, *ctx.options
         is_last = not torch.compiler.is_compiling() and not is_graph_kept()
-        if ctx.may_overwrite and is_last and has_side_by_side_columns(logits):
+        if ctx.may_overwrite and is_last and has_contiguous_columns(logits):
             operator_gradient_over(*arguments)
             torch.autograd.graph.increment_version(logits)
             return logits, None, None, None, None
         return operator_gradient(*arguments), None, None, None, None
 
 
-_in_one_pass, _in_two_passes = applied(_InOnePass), applied(_InTwoPasses)
-
-
-def _reference(
-    logits: Tensor,
-    targets: Tensor,
-    ignore_index: int = IGNORE_INDEX,
-    label_smoothing: float = 0.0,
-    reduction: Reduction = "mean",
-) -> Tensor:
-    """Do what the loss function of Hugging Face's language models does."""
-    return functional.cross_entropy(
-        logits.float(),
-        targets,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        reduction=reduction,
-    )
+def _reference(logits: Tensor, targets: Tensor, *options: Any, **named: Any) -> Tensor:
+    """Compute what the loss function of Hugging Face's language models does."""
+    return _truth(logits.float(), targets, *options, **named)
 
 
 def _truth(
@@ -295,12 +373,12 @@ def _refuses(logits: Tensor, targets: Tensor, *options: Any, **more: Any) -> str
 
 
 def _work(logits: Tensor, *others: Any) -> Work:
-    """Count the logits read; 4 FLOPs an element."""
+    """Count the logits, read once; 4 FLOPs per element."""
     return Work(4 * logits.numel(), logits.element_size() * logits.numel())
 
 
 def _backward_work(logits: Tensor, *others: Any) -> Work:
-    """Count the gradient written, beside logits that were read for the loss; 4 FLOPs an element."""
+    """Count the gradient, written once; the logits were read for the loss. 4 FLOPs per element."""
     return Work(4 * logits.numel(), logits.element_size() * logits.numel())
 
 
@@ -340,6 +418,26 @@ def _quack() -> Any:
     return run
 
 
+operator_loss = define(
+    f"cross_entropy(Tensor logits, {_INPUTS}) -> (Tensor, Tensor)",
+    _run_loss,
+    lambda logits, targets, divisor, *options: _empty_results(logits, options[-1]),
+)
+operator_both, operator_both_over = _define_both("cross_entropy_with_gradient", write_losses)
+operator_both_shared, operator_both_shared_over = _define_both(
+    "cross_entropy_with_gradient_shared", write_losses_by_clusters
+)
+operator_gradient = define(
+    f"cross_entropy_backward(Tensor dloss, Tensor logits, {_BACKWARD_INPUTS}) -> Tensor",
+    _run_gradient,
+    lambda dloss, logits, *others: _empty_gradient(logits),
+)
+operator_gradient_over = define(
+    f"cross_entropy_backward_(Tensor dloss, Tensor(a!) logits, {_BACKWARD_INPUTS}) -> ()",
+    _run_gradient_over,
+    lambda *inputs: None,
+)
+_in_one_pass, _in_two_passes = applied(_InOnePass), applied(_InTwoPasses)
 KERNEL = Kernel(
     name="cross_entropy",
     replaces="torch.nn.functional.cross_entropy of logits cast to float32, as in Hugging Face",

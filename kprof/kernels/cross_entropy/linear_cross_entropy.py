@@ -1,9 +1,14 @@
-"""The last linear layer and its cross-entropy in one, without float32 logits in memory.
+"""The last linear layer and its cross-entropy in one operation, without float32 logits in memory.
 
-By rows, which saves time: each logit is computed once and becomes its own gradient, for an arriving
-gradient of one. By parts of the vocabulary, which saves memory: each logit is computed in the
-forward and again in the backward pass, and the memory beside the gradients is a twentieth of the
-logits, or less. M is rows, H the hidden size, V the vocabulary.
+    loss = cross_entropy(hidden @ weight.T + bias, targets)
+
+hidden is (M, H), weight (V, H), targets (M,). By rows, which saves time: a block of rows of logits
+at a time is computed, and overwritten with its gradient, for an arriving gradient of 1. By chunks
+of rows and vocabulary, which saves memory: each logit is computed in the forward and again in the
+backward pass, and the memory beside the gradients is at most a twentieth of the logits. GEMMs are
+torch's; the kernels over logits are those of `_rows.py`.
+
+Entered by `linear_cross_entropy`.
 """
 
 from __future__ import annotations
@@ -17,23 +22,28 @@ from torch import Tensor
 from torch.nn import functional
 
 from kprof.kernels import OURS, Kernel, Provider, Work
-from kprof.kernels.cross_entropy._scaling import scale_once
-from kprof.kernels.cross_entropy._sweeps import Options, merge_piece, write_gradients, write_losses
+from kprof.kernels.cross_entropy._rows import (
+    Options,
+    merge_chunk,
+    scale_once,
+    write_gradients,
+    write_losses,
+)
 from kprof.kernels.cross_entropy.cross_entropy import IGNORE_INDEX, Reduction, cross_entropy
 from kprof.kernels.runtime import applied, define
 
 ROWS_PER_BLOCK, ROWS_OF_TILE = 2_048, 128
-# Blocks of rows that a gradient in 16 bits is added up over: one more rounding than in one go, and
-# far less than what rounding the logits costs.
+# Blocks of rows over which a gradient in 16 bits is accumulated: one more rounding, whose error is
+# far below that of rounding the logits.
 MOST_ROUNDED = 2
-# Of the logits, for one piece of them and a float32 gradient of the hidden rows.
+# Share of the logits' memory for one chunk of them and a float32 gradient of the hidden rows.
 SHARE_OF_LOGITS = 1 / 20.5
 LEAST_ROWS = 1_024
-# With rows that are a power of two, so many columns make tiles that fill whole waves of SMs.
+# With a power of two of rows, this many columns give GEMM tiles that fill whole waves of SMs.
 MULTIPLE_OF_COLUMNS = 1_024
 
 Gradients = tuple[Tensor, Tensor, Tensor]
-"""Of hidden, weight and bias; empty where nobody asked."""
+"""Of hidden, weight and bias; empty if not needed."""
 
 
 def run_by_rows(
@@ -53,7 +63,7 @@ def run_by_rows(
 
 
 def _sweep_rows(hidden, weight, bias, targets, divisor, options, sums) -> Tensor:
-    """Return the loss of each row, and add up the gradients; all logits pass through one buffer."""
+    """Return the loss of each row, and accumulate the gradients; one buffer serves all blocks."""
     losses, state = empty_rows(hidden)
     targets, summed = targets.contiguous(), options._replace(reduction="sum")
     columns = slice(0, weight.shape[0])
@@ -69,7 +79,7 @@ def _sweep_rows(hidden, weight, bias, targets, divisor, options, sums) -> Tensor
 
 
 class _Sums:
-    """The gradients as they come together; over more than two blocks, added up in float32."""
+    """Accumulates the gradients; over more than two blocks of rows, in float32."""
 
     def __init__(
         self,
@@ -93,7 +103,7 @@ class _Sums:
             self._dbias = torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
 
     def add(self, dlogits: Tensor, rows: slice) -> None:
-        """Add what the logits of these rows give."""
+        """Add the gradients of a block of rows."""
         if self._wanted[0]:
             torch.mm(dlogits, self._weight, out=self._dhidden[rows])
         if self._wanted[1]:
@@ -102,13 +112,13 @@ class _Sums:
             self._dbias += dlogits.sum(0, dtype=torch.float32)
 
     def finish(self) -> Gradients:
-        """Return the gradients in the dtypes of what they are of."""
+        """Return the gradients in the dtypes of their inputs."""
         dtype = self._weight.dtype
         return self._dhidden, self._dweight.to(dtype), self._dbias.to(dtype)
 
 
 def add_product(sums: Tensor, left: Tensor, right: Tensor, *, is_first: bool) -> None:
-    """Add a matrix product to `sums`, which may be of float32 where the factors have 16 bits."""
+    """Add left @ right to `sums`, which may be float32 if the factors have 16 bits."""
     if sums.dtype == left.dtype:
         sums.addmm_(left, right, beta=0 if is_first else 1)
     elif left.device.type != "cuda":
@@ -121,7 +131,7 @@ def add_product(sums: Tensor, left: Tensor, right: Tensor, *, is_first: bool) ->
 
 
 def _rows_per_block(hidden: Tensor, weight: Tensor) -> int:
-    """Return half of many rows, where their logits take no more than a sum in float32 would."""
+    """Return the rows of a block: half of all, if their logits take no more than a float32 sum."""
     num_rows = max(hidden.shape[0], 1)
     if num_rows <= ROWS_PER_BLOCK:
         return num_rows
@@ -130,7 +140,7 @@ def _rows_per_block(hidden: Tensor, weight: Tensor) -> int:
     return half if is_small else ROWS_PER_BLOCK
 
 
-def find_losses_by_pieces(
+def find_losses_by_chunks(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -138,17 +148,17 @@ def find_losses_by_pieces(
     divisor: Tensor | None,
     options: Options,
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss, and of each row the maximum and the sum, and the divisor: (2 M + 1,)."""
+    """Return the loss, and the state: maximum and sum of each row, and the divisor (2 M + 1,)."""
     num_rows, vocabulary = hidden.shape[0], weight.shape[0]
     divisor, targets = find_divisor(targets, divisor, options), targets.contiguous()
     parts = torch.empty(4, num_rows, dtype=torch.float32, device=hidden.device)
-    rows_each, columns_each = _piece(hidden, weight)
+    rows_each, columns_each = _chunk_shape(hidden, weight)
     buffer = hidden.new_empty(rows_each * columns_each)
     for rows in _slices(num_rows, rows_each):
         part = parts.new_zeros(4, rows.stop - rows.start)
         for columns in _slices(vocabulary, columns_each):
             logits = _logits(hidden, weight, bias, rows, columns, buffer)
-            merge_piece(logits, targets[rows], part, columns.start, options.smoothing != 0)
+            merge_chunk(logits, targets[rows], part, columns.start, options.smoothing != 0)
         parts[:, rows] = part
     losses = _losses_of(parts, targets, options, vocabulary)
     state = torch.cat([parts[:2].reshape(-1), divisor.reshape(1)])
@@ -168,7 +178,7 @@ def _losses_of(parts: Tensor, targets: Tensor, options: Options, vocabulary: int
     return losses.masked_fill(targets == options.ignore_index, 0.0)
 
 
-def find_gradients_by_pieces(
+def find_gradients_by_chunks(
     dloss: Tensor,
     hidden: Tensor,
     weight: Tensor,
@@ -178,9 +188,9 @@ def find_gradients_by_pieces(
     options: Options,
     wanted: tuple[bool, bool, bool],
 ) -> Gradients:
-    """Return the gradients of hidden, weight and bias that are wanted, computing logits anew."""
+    """Return the wanted gradients of hidden, weight and bias; the logits are computed again."""
     num_rows, vocabulary = hidden.shape[0], weight.shape[0]
-    rows_each, columns_each = _piece(hidden, weight)
+    rows_each, columns_each = _chunk_shape(hidden, weight)
     buffer = hidden.new_empty(rows_each * columns_each)
     sums = hidden.new_empty(rows_each if wanted[0] else 0, hidden.shape[1], dtype=torch.float32)
     dhidden = torch.empty_like(hidden) if wanted[0] else hidden.new_empty(0)
@@ -193,8 +203,8 @@ def find_gradients_by_pieces(
         arriving = dloss[rows] if dloss.dim() else dloss
         for columns in _slices(vocabulary, columns_each):
             logits = _logits(hidden, weight, bias, rows, columns, buffer)
-            piece = columns.start, vocabulary
-            write_gradients(arriving, logits, targets[rows], options, part, logits, piece)
+            chunk = columns.start, vocabulary
+            write_gradients(arriving, logits, targets[rows], options, part, logits, chunk)
             if wanted[0]:
                 add_product(sums[:count], logits, weight[columns], is_first=columns.start == 0)
             if wanted[1]:
@@ -218,11 +228,11 @@ def _logits(
     return torch.addmm(bias[columns], hidden[rows], weight[columns].t(), out=logits)
 
 
-def _piece(hidden: Tensor, weight: Tensor) -> tuple[int, int]:
-    """Return how many rows and columns a piece of the logits has.
+def _chunk_shape(hidden: Tensor, weight: Tensor) -> tuple[int, int]:
+    """Return rows and columns of a chunk of the logits.
 
-    Fewer blocks of rows mean fewer roundings of the weight's gradient, so there are as few as
-    leave a quarter of the memory to the logits beside the hidden rows' gradient in float32.
+    Fewer blocks of rows mean fewer roundings of the weight's gradient. So there are as few as leave
+    a quarter of the memory to the logits, beside the float32 gradient of the hidden rows.
     """
     num_rows, num_columns, size = hidden.shape[0], weight.shape[0], hidden.element_size()
     allowed = SHARE_OF_LOGITS * num_rows * num_columns * size
@@ -239,7 +249,7 @@ def _slices(total: int, step: int) -> Iterator[slice]:
 
 
 def find_divisor(targets: Tensor, divisor: Tensor | None, options: Options) -> Tensor:
-    """Return what the sum of the losses is divided by, in float32."""
+    """Return the divisor of the sum of the losses, in float32."""
     if divisor is not None:
         return divisor.float()
     if options.reduction == "mean":
@@ -248,7 +258,7 @@ def find_divisor(targets: Tensor, divisor: Tensor | None, options: Options) -> T
 
 
 def empty_rows(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Return places for each row's loss, and for what else is known of it."""
+    """Return empty tensors for the losses, and for the state of the rows."""
     num_rows = hidden.shape[0]
     losses = torch.empty(num_rows, dtype=torch.float32, device=hidden.device)
     return losses, torch.empty(2 * num_rows + 1, dtype=torch.float32, device=hidden.device)
@@ -281,7 +291,7 @@ def _run_loss(
     divisor: Tensor | None,
     *options: Any,
 ) -> tuple[Tensor, Tensor]:
-    return find_losses_by_pieces(hidden, weight, bias, targets, divisor, Options(*options))
+    return find_losses_by_chunks(hidden, weight, bias, targets, divisor, Options(*options))
 
 
 def _run_gradients(
@@ -294,7 +304,7 @@ def _run_gradients(
     wanted: tuple[bool, bool, bool],
     *options: Any,
 ) -> Gradients:
-    return find_gradients_by_pieces(
+    return find_gradients_by_chunks(
         dloss, hidden, weight, bias, targets, state, Options(*options), wanted
     )
 
@@ -358,9 +368,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return the cross-entropy, in float32, of hidden @ weight.T + bias.
 
-    Logits are rounded to the dtype of `hidden`, as the layer rounds them. Where gradients cannot
-    be made before it is known what they are multiplied by (float16, a loss for every row), memory
-    is saved whatever was asked for.
+    Logits are rounded to the dtype of `hidden`, as the layer rounds them. For float16 and a loss
+    per row the factor of the gradients has to be known first: these calls save memory, not time.
 
     Args:
         hidden: (M, H); float32, float16 or bfloat16.
@@ -372,8 +381,8 @@ def linear_cross_entropy(
         reduction: As in torch.
         z_loss: As of `cross_entropy`.
         divisor: As of `cross_entropy`.
-        saves: "time": 6 M H V FLOPs, and half of the logits in memory beside the gradients (of many
-            rows those of 2,048, and a gradient in float32). "memory": 8 M H V FLOPs, and a
+        saves: "time": 6 M H V FLOPs, and half of the logits in memory beside gradients (for many
+            rows, the logits of 2,048 rows and a float32 gradient). "memory": 8 M H V FLOPs, and a
             twentieth of the logits.
     """
     hidden, weight, bias = _autocast(hidden, weight, bias)
@@ -384,21 +393,21 @@ def linear_cross_entropy(
     if not (torch.is_grad_enabled() and any(one.requires_grad for one in leaves)):
         return operator_loss(hidden, weight, bias, targets, divisor, *options)[0]
     is_known = reduction != "none" and hidden.dtype != torch.float16
-    way = _by_rows if is_known and saves == "time" else _by_pieces
-    loss: Tensor = way(hidden, weight, bias, targets, divisor, options)
+    compute = _by_rows if is_known and saves == "time" else _by_chunks
+    loss: Tensor = compute(hidden, weight, bias, targets, divisor, options)
     return loss
 
 
 def logits_and_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits, too, for who has to see them; options as of `cross_entropy`."""
+    """Return the logits and the loss; options as of `cross_entropy`."""
     logits = functional.linear(hidden, weight, bias)
     return logits, cross_entropy(logits, targets, **options)
 
 
 class _ByRows(torch.autograd.Function):
-    """The gradients are made with the loss, for an arriving gradient of one."""
+    """The gradients are computed with the loss, for an arriving gradient of 1."""
 
     @staticmethod
     def forward(ctx: Any, hidden, weight, bias, targets, divisor, options: Options) -> Tensor:
@@ -419,8 +428,8 @@ class _ByRows(torch.autograd.Function):
         return *found, None, None, None
 
 
-class _ByPieces(torch.autograd.Function):
-    """The gradients are made when it is known what they are multiplied by."""
+class _ByChunks(torch.autograd.Function):
+    """The gradients are computed in the backward pass, when their factor is known."""
 
     @staticmethod
     def forward(ctx: Any, hidden, weight, bias, targets, divisor, options: Options) -> Tensor:
@@ -437,13 +446,13 @@ class _ByPieces(torch.autograd.Function):
         return *(one if is_needed else None for one, is_needed in pairs), None, None, None
 
 
-_by_rows, _by_pieces = applied(_ByRows), applied(_ByPieces)
+_by_rows, _by_chunks = applied(_ByRows), applied(_ByChunks)
 
 
 def _autocast(
     hidden: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Cast what a linear layer casts under autocast."""
+    """Cast the inputs as autocast does for a linear layer."""
     kind = hidden.device.type
     if not torch.is_autocast_enabled(kind):
         return hidden, weight, bias
@@ -460,7 +469,7 @@ def _reference(
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Do what a language model of Hugging Face does: layer, cast to float32, loss."""
+    """Compute what a language model of Hugging Face does: layer, cast to float32, loss."""
     logits = functional.linear(hidden, weight, bias)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return functional.cross_entropy(
@@ -491,13 +500,13 @@ def _refuses(
 
 
 def _work(hidden: Tensor, weight: Tensor, *others: Any) -> Work:
-    """Count the product, hidden and weight read."""
+    """Count one GEMM; hidden and weight are read."""
     flops = 2 * hidden.numel() * weight.shape[0]
     return Work(flops, hidden.element_size() * (hidden.numel() + weight.numel()))
 
 
 def _backward_work(hidden: Tensor, weight: Tensor, *others: Any) -> Work:
-    """Count two products; hidden and weight read, their gradients written."""
+    """Count two GEMMs; hidden and weight are read, their gradients written."""
     flops = 4 * hidden.numel() * weight.shape[0]
     return Work(flops, 2 * hidden.element_size() * (hidden.numel() + weight.numel()))
 
