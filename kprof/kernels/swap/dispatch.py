@@ -1,8 +1,8 @@
 """Dispatch of each call at a site: to a provider's function, or to the original with the reason.
 
-A site's original, and others' code that runs there, calls functions of torch's that a swap of the
-whole process dispatches, too. One decision of a swap about a call is enough, and is counted once
-(the re-entrancy guard); another swap decides for itself.
+The original, and peers' code, may call functions of torch that a swap of the whole process
+dispatches, too. A swap decides about a call once (the re-entrancy guard); another swap decides for
+itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Decided(threading.local):
-    """Which swaps have decided about what runs now in this thread; each by what is its own."""
+    """The swaps that have decided about the call that runs in this thread, by their providers."""
 
     by: tuple[object, ...] = ()
 
@@ -40,12 +40,12 @@ _decided = _Decided()
 
 
 def has_decided(swap: object) -> bool:
-    """Tell whether this swap has decided about what runs now."""
+    """Return whether this swap has decided about the call that runs now."""
     return any(one is swap for one in _decided.by)
 
 
 def guarded(function: Callable[..., Any], swap: object) -> Callable[..., Any]:
-    """Return a function about whose calls of torch's functions a swap does not decide again."""
+    """Return a function during which a swap does not dispatch calls of torch's functions again."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -62,12 +62,12 @@ def guarded(function: Callable[..., Any], swap: object) -> Callable[..., Any]:
 PLAIN = (Tensor, torch.nn.Parameter)
 OTHERWISE = "it is called in another way than with one tensor"
 UNWANTED = "it is not among those that were asked for"
-# Beyond, what was found out is found out again: shapes that never come back must not pile up.
+# Decisions that a site caches: shapes that never recur must not fill the memory.
 MOST_KEYS = 512
 
 
 class Decision:
-    """Where calls of one sort go, and how many went there."""
+    """The function that calls of one sort go to, and their count."""
 
     __slots__ = ("function", "num_calls", "num_joined", "provider", "why")
 
@@ -79,11 +79,11 @@ class Decision:
         self.why = why
         self.num_calls = 0
         self.num_joined = 0
-        """Of these: layers in FP8 whose input came with its rows in FP8."""
+        """Of these, calls of FP8 layers whose input had an FP8 copy."""
 
 
 class Dispatcher:
-    """The ways of the calls at one site, found once for each sort of call."""
+    """Decides about the calls at one site, once for each sort of call."""
 
     def __init__(
         self,
@@ -94,9 +94,9 @@ class Dispatcher:
         is_default: bool = True,
         maker: CopyMaker | None = None,
     ) -> None:
-        """Let calls in these `settings` go to a kernel.
+        """Dispatch calls in these `settings` to a kernel.
 
-        `is_default`: any provider knows how. `maker`: remembers what the kernel makes.
+        `is_default`: every provider supports its options. `maker`: records its FP8 copies.
         """
         self.kernel = kernel
         self.known: dict[Hashable, Decision] = {}
@@ -116,10 +116,10 @@ class Dispatcher:
         *,
         is_default: bool = True,
     ) -> Decision:
-        """Find the way of a call with these arguments of the kernel; remember it for the key.
+        """Decide about a call with these arguments of the kernel, and cache the decision.
 
         `shape`: as the kernel's bench counts shapes [that of the first argument]. `is_default`:
-        whether any provider knows these options.
+        whether every provider supports these options.
         """
         shape = arguments[0].shape if shape is None else shape
         why = self._why_not(arguments)
@@ -134,7 +134,7 @@ class Dispatcher:
         is_default: bool,
         arguments: tuple[Any, ...] | None = None,
     ) -> Decision:
-        """Find the way of calls that the kernel takes, unless there is a reason why it does not."""
+        """Choose a provider, unless `why` says why the kernel is not used; cache the decision."""
         function, provider = None, None
         if why is None:
             is_default = is_default and self._is_default
@@ -152,22 +152,22 @@ class Dispatcher:
         self._decision(None, None, why).num_calls += 1
 
     def close(self) -> None:
-        """Leave all calls to the original: nobody wants the kernel here."""
+        """Leave all calls to the original: filters exclude this site."""
         self._is_open = False
 
     @property
     def is_open(self) -> bool:
-        """Whether the kernel is wanted here."""
+        """Whether filters select this site."""
         return self._is_open
 
     def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function during whose calls this swap decides about none of torch's."""
+        """Return a function during which this swap does not dispatch torch's functions."""
         return guarded(function, self._providers)
 
     def tracing(self) -> Callable[..., Callable[..., Any] | None]:
-        """Return the decision for calls that are being compiled, as a compiler can read it."""
+        """Return a function that decides about calls under torch.compile, which can trace it."""
         settings, refuses = self.settings, self.kernel.refuses
-        # Only where a call's rows can be counted without branches: a compiler reads this.
+        # Only if rows can be counted without branches, for torch.compile.
         counts_rows = len(self.kernel.shapes[0]) == 2 and bool(self.kernel.reach)
         most_rows = self.kernel.reach[0] if counts_rows else 0
         functions = self._providers.compiled(self.kernel)
@@ -198,7 +198,7 @@ class Dispatcher:
         return trace
 
     def noting(self) -> Callable[[bool], bool]:
-        """Return what counts a call that is being compiled: replaced or not."""
+        """Return a function that counts a compiled call, replaced or not."""
         num_traced = self._num_traced
 
         @_as_constant
@@ -209,7 +209,7 @@ class Dispatcher:
         return note
 
     def calls(self) -> tuple[Calls, ...]:
-        """Return how many calls went each way so far."""
+        """Return the counts of all decisions so far."""
         counted = [
             Calls(w.num_calls, w.provider, w.why, num_joined=w.num_joined)
             for w in self._all.values()
@@ -295,7 +295,7 @@ def _changes_elsewhere(reads: Reads) -> Callable[[object], bool]:
 
 
 def key_of(x: Tensor, other: Tensor | None = None, third: Tensor | None = None) -> Hashable:
-    """Return what the way of a call depends on, as far as these tensors and torch's modes tell."""
+    """Return the key of a call's decision: its tensors, and torch's modes."""
     return (
         x.shape,
         x.dtype,
@@ -311,17 +311,17 @@ def key_of(x: Tensor, other: Tensor | None = None, third: Tensor | None = None) 
 
 
 def cast_of(x: Tensor) -> torch.dtype | None:
-    """Return the dtype of the autocast that is on for this tensor's device, None where none is."""
+    """Return the autocast dtype of this tensor's device; None without autocast."""
     device = x.device.type
-    # On what has no autocast, such as meta, torch raises.
+    # Torch raises on devices without autocast, such as meta.
     is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if is_on else None
 
 
 def _as_constant(function: Callable[..., bool]) -> Callable[..., bool]:
-    """Mark a function that the compiler calls once, while it traces.
+    """Mark a function that the compiler calls once, during tracing.
 
-    As `torch.compiler.assume_constant_result` does, which imports the whole compiler for it.
+    `torch.compiler.assume_constant_result` does the same, but imports the whole compiler.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -329,13 +329,13 @@ def _as_constant(function: Callable[..., bool]) -> Callable[..., bool]:
 
 @_as_constant
 def _is_in_transform() -> bool:
-    """Tell whether a transform of torch.func is being compiled, of which kernels know nothing."""
+    """Return whether a transform of torch.func is active, which kernels do not support."""
     return maybe_current_level() is not None
 
 
 @_as_constant
 def _is_exporting() -> bool:
-    """Tell whether a graph is made to be exported; inside graphs, torch 2.11 says so of all."""
+    """Return whether a graph is exported; torch 2.11 says so of all graphs inside of them."""
     return torch.compiler.is_exporting()
 
 

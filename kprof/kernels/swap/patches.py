@@ -1,10 +1,10 @@
-"""Patched copies of a function for one module, and who has patched a module already.
+"""Patched copies of a function for one module, and detection of patches by other code.
 
 A forward calls functions by global names (`apply_rotary_pos_emb`, `F.cross_entropy`) that belong to
-the whole process. A copy of the forward with globals of its own changes them for one module, at no
-cost for other calls, and a compiler reads it as it reads the original. A copy with other statements
-is compiled from the changed syntax tree of the function's source. A swap never stacks on a patch of
-somebody else.
+the whole process. A copy of the forward with its own globals replaces them for one module; other
+calls are unchanged, and torch.compile reads the copy as it reads the original. A copy with other
+statements is compiled from the changed syntax tree of the source. A swap does not patch a module
+that other code has patched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Path = tuple[str, ...]
 
 
 def calls_in(function: Callable[..., Any]) -> Iterator[tuple[Path, object]]:
-    """Yield what a function's code reaches from a global name, modules aside, and the names."""
+    """Yield the path and value of what a function reaches from global names, without modules."""
     inner = innermost(function)
     if inner is None:
         return
@@ -46,7 +46,7 @@ def calls_in(function: Callable[..., Any]) -> Iterator[tuple[Path, object]]:
 
 
 def innermost(function: Any) -> types.FunctionType | None:
-    """Return the function within its decorators, None where they cannot be looked through."""
+    """Return the function inside its decorators; None if a decorator hides it."""
     while isinstance(function, types.FunctionType) and hasattr(function, "__wrapped__"):
         inner = function.__wrapped__
         if not any(content_of(cell) is inner for cell in function.__closure__ or ()):
@@ -56,7 +56,7 @@ def innermost(function: Any) -> types.FunctionType | None:
 
 
 def why_not_patched(function: Callable[..., Any]) -> str | None:
-    """Return why a copy with globals of its own would not do what the function does."""
+    """Return why a copy with its own globals would not behave as the function; None: it would."""
     inner = innermost(function)
     if inner is None:
         return "its forward is wrapped by a decorator that hides it"
@@ -72,24 +72,24 @@ def why_not_patched(function: Callable[..., Any]) -> str | None:
 
 
 class Patched:
-    """A copy of a function that calls others in the place of some."""
+    """A copy of a function that calls replacements of some functions."""
 
     def __init__(self, function: Callable[..., Any], others: Mapping[Path, object]) -> None:
         inner = innermost(function)
         assert inner is not None
         self._original, self._others = inner.__globals__, others
         self._globals = dict(inner.__globals__)
-        # Without a name, compilers look names up here, and not in the module of that name.
+        # Without `__name__`, compilers look names up here instead of in that module.
         self._globals.pop("__name__", None)
         self._names = set(_names_in(inner.__code__))
         self._put_others()
         self.function = _with_globals(function, inner, self._globals)
-        """For compilers: its other globals are those of the last `refresh`."""
+        """For torch.compile: its other globals are those of the last `refresh`."""
         self._live = self._live_globals(inner.__code__)
         self.live = _with_globals(function, inner, self._live)
-        """For all other calls: looks its other globals up where the original does."""
-        # A function keeps the builtins that it was made with. Code in C that imports, such as
-        # torch's anomaly detection, looks for `__import__` in those that are there.
+        """For all other calls: its other globals are looked up where the original does."""
+        # A function keeps the builtins of its creation. C code that imports, such as torch's
+        # anomaly detection, looks `__import__` up in the current ones.
         if self._live["__builtins__"] is self._original:
             self._live["__builtins__"] = builtins
 
@@ -101,44 +101,44 @@ class Patched:
             self._globals[path[0]] = value
 
     def _live_globals(self, code: types.CodeType) -> dict[str, Any]:
-        """Return what is replaced and builtins, behind which the original's globals are."""
+        """Return globals with the replacements, whose fallback is the original's globals."""
         roots = {path[0] for path in self._others}
         names: dict[str, Any] = {name: self._globals[name] for name in roots}
         missing = self._names - set(self._original)
         names |= {name: getattr(builtins, name) for name in missing if hasattr(builtins, name)}
-        # Python looks a name up in globals, then in what these say are builtins.
+        # Python looks a name up in the globals, then in their `__builtins__`.
         behind: dict[str, Any] = self._original
         if any(isinstance(one, types.CodeType) for one in code.co_consts):
-            # Functions that it makes take the builtins of their time: both have to be in one
-            # place, where a lookup takes 80 ns longer.
+            # Inner functions take the current builtins: one mapping has to hold both. A lookup in
+            # it takes 80 ns longer.
             both = type("Both", (dict,), {"__missing__": self._original.__getitem__})
             behind = both(__import__=builtins.__import__)
         return {**names, "__name__": self._original.get("__name__"), "__builtins__": behind}
 
     def refresh(self) -> None:
-        """Take over what has changed in the original's globals."""
+        """Copy changes of the original's globals."""
         own, original = self._globals, self._original
         for name in self._names - {path[0] for path in self._others}:
-            # Only what is another object, so that compiled graphs stay what they are.
+            # Only other objects, so that compiled graphs stay valid.
             if name in original and own.get(name) is not original[name]:
                 own[name] = original[name]
             if name in original:
                 self._live.pop(name, None)
 
     def why_changed(self, functions: Mapping[Path, object]) -> str | None:
-        """Return which of these functions is another one now; None: none."""
+        """Return which of these functions has been replaced since; None: none."""
         for path, function in functions.items():
             value = self._original.get(path[0])
             for name in path[1:]:
                 value = getattr(value, name, None)
-            # What a swap has put there calls the function that was there.
+            # A replacement by a swap calls the original function.
             if value is not function and getattr(value, "__wrapped__", None) is not function:
                 return f"{'.'.join(path)} is another function now"
         return None
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
-    """Yield the names that code and the functions within it look up."""
+    """Yield the names that code and its inner functions look up."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -153,7 +153,7 @@ def _reached(names: Mapping[str, Any], path: Path) -> Any:
 
 
 def _namespace(module: types.ModuleType, name: str, value: object) -> types.ModuleType:
-    """Return a module with the contents of another one, and one of them replaced."""
+    """Return a copy of a module with one attribute replaced."""
     namespace = types.ModuleType(module.__name__)
     namespace.__dict__.update(module.__dict__)
     namespace.__dict__[name] = value
@@ -163,8 +163,8 @@ def _namespace(module: types.ModuleType, name: str, value: object) -> types.Modu
 def _with_globals(
     function: Any, inner: types.FunctionType, names: dict[str, Any]
 ) -> types.FunctionType:
-    """Return a copy of the inner function with these globals, in copies of its decorators."""
-    # Compilers keep their graphs with the code: the copy's must not be the original's.
+    """Return a copy of the inner function with these globals, inside copies of its decorators."""
+    # Compilers cache graphs by code object, so the copy needs its own.
     code = inner.__code__.replace(co_name=f"{inner.__code__.co_name} (swapped)")
     copy = types.FunctionType(code, names, inner.__name__, None, inner.__closure__)
     return _in_decorators(function, inner, copy)
@@ -173,7 +173,7 @@ def _with_globals(
 def _in_decorators(
     function: Any, inner: types.FunctionType, replacement: types.FunctionType
 ) -> types.FunctionType:
-    """Return the replacement of the inner function, in copies of the function's decorators."""
+    """Return the replacement of the inner function, inside copies of the decorators."""
     if function is inner:
         copy = replacement
     else:
@@ -191,9 +191,9 @@ def _in_decorators(
 
 
 def tree_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
-    """Return the syntax tree of the function within its decorators.
+    """Return the syntax tree of the function inside its decorators.
 
-    None where its source is missing, or is not the source of the code that runs.
+    None if its source is missing, or is not the source of the code that runs.
     """
     inner = innermost(function)
     if inner is None:
@@ -214,7 +214,7 @@ def tree_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
 def rewritten(
     function: Callable[..., Any], tree: ast.FunctionDef, names: Mapping[str, object]
 ) -> types.FunctionType:
-    """Return the function with the statements of a tree, to which `names` are known besides."""
+    """Return the function with the statements of a tree; `names` are additional variables."""
     inner = innermost(function)
     assert inner is not None
     code = _compiled(tree, inner, tuple(names))
@@ -229,9 +229,9 @@ def rewritten(
 def _compiled(
     tree: ast.FunctionDef, inner: types.FunctionType, names: tuple[str, ...]
 ) -> types.CodeType | None:
-    """Return the code of a function with this tree, where the inner function was defined.
+    """Compile a tree as if it stood where the inner function is defined.
 
-    `names` become free variables, as those of the inner function are.
+    `names` become free variables, in addition to those of the inner function.
     """
     free = (*inner.__code__.co_freevars, *names)
     holder: ast.stmt = ast.FunctionDef(
@@ -270,7 +270,7 @@ def _compiled(
 
 
 def _plain(arguments: ast.arguments) -> ast.arguments:
-    """Return arguments without annotations, and with None for each default."""
+    """Return arguments without annotations, with None for each default."""
     none = ast.Constant(value=None)
 
     def plain(one: ast.arg | None) -> ast.arg | None:
@@ -288,7 +288,7 @@ def _plain(arguments: ast.arguments) -> ast.arguments:
 
 
 def _same_code(one: types.CodeType | None, other: types.CodeType) -> bool:
-    """Tell whether two code objects do the same, wherever they stand."""
+    """Return whether two code objects are equal, apart from their location."""
     names = ("co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
     return (
         one is not None
@@ -306,13 +306,13 @@ def _same_code(one: types.CodeType | None, other: types.CodeType) -> bool:
     )
 
 
-# How CPython calls `a.b()` depends on whether the file imports a, and not on what the call does.
+# CPython compiles `a.b()` in another way if the file imports a; the call does the same.
 _CALLS_OF_METHODS = {"LOAD_METHOD": "LOAD_ATTR"}
 _OF_CALLS = ("CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG", "NOP")
 
 
 def _instructions(code: types.CodeType) -> list[tuple[str, object]]:
-    """Return names and arguments of instructions; of a jump, the number of the one it goes to."""
+    """Return names and arguments of instructions; for a jump, the number of its target."""
     kept = [one for one in dis.get_instructions(code) if one.opname not in _OF_CALLS]
     offsets = [one.offset for one in kept]
     return [
@@ -327,7 +327,7 @@ def _instructions(code: types.CodeType) -> list[tuple[str, object]]:
 
 
 def content_of(cell: types.CellType) -> object:
-    """Return what a cell of a closure holds, None where it holds nothing yet."""
+    """Return the content of a closure's cell; None if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -352,25 +352,25 @@ def paths_in(code: types.CodeType) -> Iterator[Path]:
         yield tuple(path)
 
 
-# Set on every method that a swap binds, so that it knows its own.
+# Attribute of every method that a swap binds.
 MARK = "kprof_site"
-# Packages whose modules are replacements themselves.
+# Packages whose modules are fused already.
 FUSED = ("apex", "flash_attn", "liger_kernel", "quack", "transformer_engine", "unsloth", "xformers")
 
 
 def python_modules(root: Module) -> Iterator[tuple[str, Module]]:
-    """Yield a module and those below it, with their names, but none compiled by TorchScript."""
+    """Yield a module and those below it, with names, except those compiled by TorchScript."""
     for name, module in root.named_modules():
         if not isinstance(module, torch.jit.ScriptModule):
             yield name, module
 
 
 def why_foreign(module: Module) -> str | None:
-    """Return why this module's forward is not its author's any more; None: it is."""
+    """Return why this module's forward is not the original of its class; None: it is."""
     function = _put_there(module)
     if function is not None:
         if hasattr(function, MARK):
-            # A copy of a swapped module: what it carries goes to the original by itself.
+            # A copy of a swapped module: its method runs the original.
             return None if not is_on(module) else "it is swapped already"
         return f"its forward was replaced by {_origin(function)}"
     if isinstance(module, torch.jit.ScriptModule):
@@ -387,7 +387,7 @@ def why_foreign(module: Module) -> str | None:
 
 
 def is_passed_over(module: Module) -> bool:
-    """Tell whether nobody would miss a call of this module: no hook, and no forward of its own."""
+    """Return whether a call of this module can be left out: no hooks, no forward of its own."""
     function = _put_there(module)
     return not (
         module._forward_hooks
@@ -403,7 +403,7 @@ def is_passed_over(module: Module) -> bool:
 
 
 def why_writing(forward: Callable[..., Any]) -> str | None:
-    """Return that a forward leaves something on its module, which a kernel would not."""
+    """Return that a forward writes attributes, which a kernel would not; None: it does not."""
     inner = innermost(forward)
     if inner is None:
         return None
@@ -412,16 +412,16 @@ def why_writing(forward: Callable[..., Any]) -> str | None:
 
 
 def _put_there(module: Module) -> Any:
-    """Return the function that stands for the class's forward in an instance; None: none does."""
+    """Return the function that replaces the class's forward in an instance; None: none does."""
     own = module.__dict__.get("forward")
-    # A swapped module that was pickled carries its class's own, bound to it.
+    # A swapped module that was pickled has its class's forward, bound to it.
     if own is None or own == types.MethodType(type(module).forward, module):
         return None
     return getattr(own, "__func__", own)
 
 
 def is_on(module: Module) -> bool:
-    """Tell whether a swap runs this very module now."""
+    """Return whether a swap replaces this module now."""
     function = getattr(module.__dict__.get("forward"), "__func__", None)
     switch = getattr(function, MARK, None)
     return switch is not None and switch.owner is module

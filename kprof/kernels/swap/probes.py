@@ -1,8 +1,8 @@
-"""Probes: a module's own code on random data, without touching the module.
+"""Probes: a module's own code on random data, without a change of the module.
 
-What runs is a stand-in: the same class and plain attributes, with parameters and children of its
-own, and no hooks. So a probe needs no weights that are there (they may be sharded, or on no device
-at all), and sees a weight that is multiplied even where the module's own is still all ones.
+A probe runs a stand-in: the same class and plain attributes, with its own parameters and children,
+and without hooks. So the module's weights may be sharded, or on the meta device; and a factor that
+is still all ones in the module shows.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch.utils._pytree import tree_leaves
 
 from kprof.kernels.swap.reads import OF_MODULES, Number, is_plain, names_in_class, value_key
 
-# What somebody else's forward may raise on data that it was not made for.
+# Errors that a forward may raise on data of another kind than it expects.
 CANNOT = (
     *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),
     *(NotImplementedError, ArithmeticError),
 )
-# Differences that other orders of summation make, in units of the last place.
+# Differences by other summation orders, in units of the last place.
 MOST_ULPS = {torch.bfloat16: 2.0, torch.float16: 2.0, torch.float32: 32.0}
-# And in gradients, where what is detached shows by far more.
+# The same for gradients, where a detached part differs by far more.
 MOST_ULPS_OF_GRADIENTS = 4_096.0
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# A dtype that arrives, and that of autocast where it is on.
+# Dtype of the input, and of autocast if it is on.
 Setting = tuple[torch.dtype, torch.dtype | None]
 SETTINGS: tuple[Setting, ...] = tuple(
     (dtype, cast) for cast in (None, torch.bfloat16, torch.float16) for dtype in DTYPES
@@ -40,18 +40,18 @@ SETTINGS: tuple[Setting, ...] = tuple(
 
 
 class CannotCopyError(TypeError):
-    """A module of which no copy can be made to probe."""
+    """A module that cannot be copied for a probe."""
 
 
 def stand_in(
     module: Module, parameters: Mapping[str, Tensor | None], children: Mapping[str, Module | None]
 ) -> Module:
-    """Return a module of the same code, with these parameters and children, and without hooks.
+    """Return a module with the same code, with these parameters and children, without hooks.
 
-    All that its code may read is a deep copy: what code does to it stays in the stand-in.
+    Everything that its code may read is a deep copy, so that the module does not change.
 
     Raises:
-        CannotCopyError: some of that cannot be copied.
+        CannotCopyError: an attribute cannot be copied.
     """
     cls = type(module)
     clone: Module = object.__new__(cls)
@@ -74,18 +74,18 @@ def _copied(value: object, name: str, memo: dict[int, Any]) -> object:
         return value
     try:
         return copy.deepcopy(value, memo)
-    except Exception as error:  # Whatever its class raises.
+    except Exception as error:  # Its class may raise anything.
         raise CannotCopyError(f"its {name} cannot be copied for a probe ({error})") from error
 
 
 class Operators(TorchDispatchMode):
-    """Notes which operators of torch code runs, and whether on tensors that it was not given."""
+    """Records which operators of torch run, and whether they use tensors that were not given."""
 
     def __init__(self, *given: Tensor | None) -> None:
         super().__init__()
         self.names: set[str] = set()
         self.has_others = False
-        """Whether a tensor took part that is neither given nor made of what is."""
+        """Whether a tensor was used that is neither given nor computed from given ones."""
         self._kept: list[Tensor] = []
         self._storages: set[int] = set()
         self.know(given)
@@ -93,7 +93,7 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Note one operator."""
+        """Record one operator."""
         name = function.overloadpacket.__name__.rstrip("_")
         self.names.add(name)
         if name == "lift_fresh":
@@ -108,22 +108,22 @@ class Operators(TorchDispatchMode):
         return result
 
     def know(self, tensors: Iterable[Any]) -> None:
-        """Take these tensors for given or made, and not for data from elsewhere."""
+        """Count these tensors as given."""
         for one in tensors:
             if isinstance(one, Tensor):
-                # Kept, so that no other one has its address.
+                # A reference, so that no other tensor gets its address.
                 self._kept.append(one)
                 self._storages.add(one.untyped_storage()._cdata)
 
     def why_not(self, allowed: Container[str]) -> str | None:
-        """Return why what ran is more than these operators on what was given; None: it is not."""
+        """Return which operator is not allowed, or that a tensor was not given; None: neither."""
         others = sorted(name for name in self.names if name not in allowed)
         if others:
             return f"its code runs {others[0]}, which the kernel does not"
         return "it reads a tensor that the kernel does not take" if self.has_others else None
 
 
-# Operators that cast, copy or arrange what there is, or make a constant.
+# Operators that cast, copy or rearrange tensors, or create constants.
 ARRANGING = frozenset(
     (
         *("_reshape_alias", "_to_copy", "_unsafe_view", "alias", "cat", "chunk", "clone"),
@@ -138,7 +138,7 @@ ARITHMETIC = frozenset(("add", "div", "mul", "neg", "pow", "reciprocal", "rsub",
 
 
 class Direct(Module):
-    """A child in a stand-in: its own code on its own data, in the mode asked for, without hooks."""
+    """A child in a stand-in: its own code and data, without hooks."""
 
     def __init__(self, module: Module) -> None:
         super().__init__()
@@ -149,13 +149,13 @@ class Direct(Module):
         self.__dict__["module"] = stand_in(module, module._parameters, children)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the child's code, past what is hung on the calls of modules."""
+        """Call the child's forward without hooks."""
         module = self.__dict__["module"]
         return type(module).forward(module, *args, **kwargs)
 
 
 def set_mode(module: Module, is_training: bool) -> None:
-    """Let a stand-in and its children train, or not."""
+    """Set a stand-in and its children to training or evaluation."""
     module.__dict__["training"] = is_training
     for child in module._modules.values():
         if isinstance(child, Direct):
@@ -164,17 +164,17 @@ def set_mode(module: Module, is_training: bool) -> None:
 
 @contextmanager
 def probing(device: torch.device) -> Iterator[torch.Generator]:
-    """Leave no trace: no gradients, no autocast of the caller's, no random numbers of theirs."""
+    """Run a probe without gradients and autocast, and without use of the caller's random state."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad(), warnings.catch_warnings():
-        # torch may say that settings which nobody uses are slow.
+        # Torch may warn of slow settings that no result depends on.
         warnings.simplefilter("ignore")
         with torch.autocast(device.type, enabled=False):
             yield torch.Generator().manual_seed(20)
 
 
 def kind_of(module: Module) -> tuple[Hashable, ...]:
-    """Return what decides what a module computes, besides the values of its parameters."""
+    """Return a key of what a module computes, apart from the values of its parameters."""
     names = names_in_class(type(module))
     own = (
         (name, value_key(value))
@@ -192,7 +192,7 @@ def kind_of(module: Module) -> tuple[Hashable, ...]:
 
 
 def place_of(module: Module) -> torch.device:
-    """Return the device to probe on: that of the parameters, the host where they have no data."""
+    """Return the device of probes: that of the parameters, or the host if they have no data."""
     parameter = next(module.parameters(), None)
     if parameter is None or parameter.device.type not in ("cuda", "cpu"):
         return torch.device("cpu")
@@ -200,14 +200,14 @@ def place_of(module: Module) -> torch.device:
 
 
 def autocast_of(device: torch.device, cast: torch.dtype | None) -> Any:
-    """Return the autocast of a setting."""
+    """Return the autocast context of a setting."""
     return nullcontext() if cast is None else torch.autocast(device.type, dtype=cast)
 
 
 def distance(new: object, old: object) -> float:
-    """Return the largest difference of two results in units of the last place of their row.
+    """Return the largest difference of two results, in units of the last place of their row.
 
-    Infinite where they are not alike: in shape, dtype, or in what is no number.
+    It is infinite if shapes or dtypes differ, or if one is NaN.
     """
     if isinstance(new, (tuple, list)) and isinstance(old, (tuple, list)) and len(new) == len(old):
         return max((distance(a, b) for a, b in zip(new, old, strict=True)), default=0.0)
@@ -215,7 +215,7 @@ def distance(new: object, old: object) -> float:
         return float("inf")
     if new.shape != old.shape or new.dtype != old.dtype or not old.dtype.is_floating_point:
         return float("inf")
-    # On the host: on a GPU, each of the operations below would be loaded for this alone.
+    # On the host: on a GPU, the kernels of these operations would be loaded for this alone.
     a, b = new.detach().cpu().double(), old.detach().cpu().double()
     scale = torch.maximum(b.abs(), b.pow(2).mean(-1, keepdim=True).sqrt() if b.dim() else b.abs())
     apart = (a - b).abs() / (scale * torch.finfo(old.dtype).eps).clamp_min(1e-300)
@@ -224,7 +224,7 @@ def distance(new: object, old: object) -> float:
 
 
 def are_alike(new: object, old: object) -> bool:
-    """Tell whether two results differ by no more than an order of summation can explain."""
+    """Return whether two results differ by no more than another summation order explains."""
     dtype = old.dtype if isinstance(old, Tensor) else torch.float32
     if isinstance(old, (tuple, list)) and old and isinstance(old[0], Tensor):
         dtype = old[0].dtype
@@ -232,7 +232,7 @@ def are_alike(new: object, old: object) -> bool:
 
 
 def gradients_of(compute: Callable[..., object], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients of what is computed with these tensors, in float32."""
+    """Return the gradients of a function of these tensors, in float32."""
     with torch.enable_grad():
         given = [one.detach().float().requires_grad_() for one in tensors]
         result = compute(*given)
@@ -245,7 +245,7 @@ def gradients_of(compute: Callable[..., object], *tensors: Tensor) -> tuple[Tens
 def have_same_gradients(
     new: Callable[..., object], old: Callable[..., object], *tensors: Tensor
 ) -> bool:
-    """Tell whether two functions of these tensors have the same gradients."""
+    """Return whether two functions of these tensors have the same gradients."""
     try:
         apart = distance(gradients_of(new, *tensors), gradients_of(old, *tensors))
     except CANNOT:
@@ -254,7 +254,7 @@ def have_same_gradients(
 
 
 def set_number(module: Module, number: Number) -> Callable[[bool], None]:
-    """Return what gives a stand-in another number, or the one that it had."""
+    """Return a function that sets a number of a stand-in to another value, or back."""
     for name in number.path:
         child = module._modules[name]
         module = child.__dict__["module"] if isinstance(child, Direct) else cast("Module", child)
@@ -268,9 +268,9 @@ def set_number(module: Module, number: Number) -> Callable[[bool], None]:
 
 
 def is_another(compute: Callable[[], list[object]], put: Callable[[bool], None]) -> bool:
-    """Tell whether results of the same shape are others where a number is another one.
+    """Return whether results change, in the same shape, with a number.
 
-    Where the other number gives an error or another shape, it tells of the form of the module.
+    A number whose change raises or changes the shape describes the form of the module.
     """
     with torch.random.fork_rng([]):
         before = compute()
@@ -291,7 +291,7 @@ def is_another(compute: Callable[[], list[object]], put: Callable[[bool], None])
 
 
 def settings_where(agrees: Callable[[Setting], bool]) -> frozenset[Setting]:
-    """Return the settings in which original and replacement agree; who cannot run does not."""
+    """Return the settings in which original and replacement agree; errors count as disagreement."""
     found = set()
     for setting in SETTINGS:
         try:

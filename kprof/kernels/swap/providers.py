@@ -1,4 +1,4 @@
-"""Whose code runs: who was asked for, else who was measured to be the fastest, else ours."""
+"""Choice of the provider for a call: the one asked for, else the fastest measured, else ours."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from kprof.kernels.bench.choice import (
 )
 from kprof.kernels.runtime import IS_INTERPRETED
 
-# Providers that run wherever torch does; the others take a GPU.
+# Providers that run on every device of torch; the others need a GPU.
 ANYWHERE = ("aten", "eager", "inductor")
-# It compiles for each shape anew.
+# It compiles for each shape.
 INDUCTOR = "inductor"
-# Ours, around which a site keeps less for gradients: nothing to measure, but something to ask for.
+# Our kernel in a site that saves less memory for gradients: not measured, but may be asked for.
 LEAN = "kprof-lean"
 LEAN_SITES = ("swiglu", "geglu")
-# The names under which the replaced code itself is measured, as it is and compiled.
+# Providers that are the replaced code itself, eager and compiled.
 ORIGINAL = (FALLBACK, INDUCTOR)
 NEEDS_GPU = "its tensors are not on a GPU"
 AS_FAST = "no provider was measured to be faster than the original"
@@ -39,7 +39,7 @@ Chosen = tuple[Callable[..., Any] | None, str | None, str | None]
 
 
 class Providers:
-    """Chooses a function for calls of a kernel: it, its provider; or none, and why."""
+    """Chooses a function for calls of a kernel: function and provider, or the reason for none."""
 
     def __init__(self, kernels: Mapping[str, Kernel], forced: Mapping[str, str]) -> None:
         self._forced = forced
@@ -67,18 +67,18 @@ class Providers:
         is_default: bool,
         arguments: tuple[Any, ...] | None = None,
     ) -> Chosen:
-        """Choose for calls with such a first argument.
+        """Choose a provider for calls with such a first argument.
 
-        Where nothing was measured it is the kernel's `unmeasured`, ours by default: who names a
-        kernel asks for it, and on a new machine a swap would else do nothing. Where ours is slower,
-        `kprof kernels bench` finds out and calls go to who is faster; `kprof ab` tells.
+        Without measurements it is the kernel's `unmeasured`, ours by default: otherwise a swap on a
+        new machine would do nothing. Where another provider is faster, `kprof kernels bench` finds
+        it, and calls go there.
 
         Args:
             kernel: Of these calls.
             x: Its first tensor.
             shape: As the kernel's bench counts shapes.
-            is_default: Whether the options are those that were measured; else it is ours or None.
-            arguments: Of the call: a provider that was asked for may not take as many.
+            is_default: Whether the options are those that were measured; else ours alone has them.
+            arguments: Of the call; a provider that was asked for may have fewer options.
         """
         name = self._forced.get(kernel.name)
         if name is None:
@@ -102,17 +102,17 @@ class Providers:
         return function, name, None
 
     def compiled(self, kernel: Kernel) -> dict[str, Callable[..., Any]]:
-        """Return what to compile a kernel's calls into, by type of device; else the original."""
+        """Return the function of calls under torch.compile, by device type; none: the original."""
         name = self.name(kernel.name)
         function = self._load(kernel, name)
-        # Inside a graph that is compiled anyway, Inductor's is what the original becomes.
+        # In a compiled graph, Inductor compiles the original anyway.
         is_left = name == INDUCTOR or (name in ORIGINAL and kernel.name not in self._forced)
         if isinstance(function, str) or is_left:
             return {}
         return {one: function for one in ("cuda", "cpu") if self._runs(name, one)}
 
     def name(self, kernel: str) -> str:
-        """Return who runs a kernel's calls where nothing was measured."""
+        """Return the provider of a kernel without measurements."""
         return self._forced.get(kernel, self._unmeasured[kernel])
 
     def _runs(self, name: str, device: str) -> bool:
@@ -144,25 +144,25 @@ class Providers:
 
 
 def _takes(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
-    """Tell whether a function can be called with so many arguments."""
+    """Return whether a function accepts so many arguments."""
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:
         return False
     except ValueError:
-        # A builtin that does not tell its signature.
+        # A builtin without a signature.
         return True
     return True
 
 
 def _compiles_anew(choice: Choice, shape: tuple[int, ...]) -> bool:
-    """Tell whether calls of a bucket would be compiled for, beside those that were measured."""
+    """Return whether a call of this bucket would be compiled for a shape that was not measured."""
     measured = choice.measured[0].shape
     return choice.provider == INDUCTOR and math.prod(shape) != math.prod(measured)
 
 
 def kernels_named(names: Mapping[str, str | None]) -> dict[str, Kernel]:
-    """Return the kernels of these names; a provider that a kernel does not have is an error."""
+    """Return the kernels of these names; an unknown provider is an error."""
     found = {name: kernel_named(name) for name in names}
     for name, provider in names.items():
         if provider is not None:
@@ -171,7 +171,7 @@ def kernels_named(names: Mapping[str, str | None]) -> dict[str, Kernel]:
 
 
 def _provider_of(kernel: Kernel, name: str) -> Provider:
-    """Return whose code runs for this name.
+    """Return the provider of this name.
 
     Raises:
         KprofError: the kernel has no such provider.

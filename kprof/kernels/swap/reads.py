@@ -1,8 +1,8 @@
-"""What a module's own code reads besides its arguments, from its bytecode: no code runs for that.
+"""Static analysis of a module's code: the values that it reads besides its arguments.
 
-A kernel computes what the code computes only as long as all of that has the values it had when the
-module was recognised. Code that reads something of which this cannot be told, such as a list or an
-object of an unknown class, or that has an effect besides its result, is not understood.
+It reads bytecode and runs nothing. A kernel computes the same as the code only while these values
+are as they were when the module was recognised. Code is refused if it reads values that cannot be
+compared, such as a list or an object of an unknown class, or if it has side effects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ABSENT = object()
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 # Attributes that `torch.nn.Module` gives to every instance.
 OF_MODULES = frozenset(Module().__dict__)
-# Of Python: these have no effect, and depend on nothing but their arguments.
+# Builtins of Python without side effects, which depend on their arguments alone.
 PURE = frozenset(
     (
         *("abs", "all", "any", "bool", "bytes", "dict", "divmod", "enumerate"),
@@ -38,7 +38,7 @@ PURE = frozenset(
 )
 # Modules whose functions and constants are pure.
 PURE_MODULES = ("math", "operator", "typing", "typing_extensions", "collections.abc")
-# Of torch: where its functions of tensors are defined.
+# Modules of torch that define functions of tensors.
 TORCH = (
     *("torch", "torch.functional", "torch.nn.functional", "torch.special", "torch.fft"),
     *("torch.linalg", "torch._tensor", "torch._jit_internal", "torch.utils._contextlib"),
@@ -50,7 +50,7 @@ TYPES_OF_TORCH = (
     "torch.nn",
     "torch.types",
 )
-# Methods of `torch.nn.Module` that read or change more than one attribute; tensors have none such.
+# Methods of `torch.nn.Module`, and not of tensors, that read or change several attributes.
 OF_ALL = frozenset(
     (
         *("add_module", "apply", "buffers"),
@@ -69,16 +69,16 @@ OF_ALL = frozenset(
         *("zero_grad",),
     )
 )
-# Methods of tensors whose effect is not in their result.
+# Methods of tensors with side effects.
 OF_TENSORS = frozenset(
     ("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 )
-# Called without being named.
+# Methods that are called without their name.
 IMPLICIT = ("__bool__", "__contains__", "__getitem__", "__iter__", "__len__")
-# Their constants stay what they are.
+# Libraries whose constants do not change.
 LIBRARIES = ("torch", "math", "operator", "typing")
 DYNAMIC = frozenset(("getattr", "vars", "__dict__", "__getattribute__", "__getattr__"))
-# How code gets at its class.
+# Names by which code reaches its class.
 OF_CLASSES = frozenset(("type", "__class__"))
 SIZES = frozenset(("dim", "len", "ndim", "nelement", "numel", "shape", "size", "stride"))
 WRITES = "its forward writes attributes"
@@ -95,23 +95,23 @@ COMPARES = "its code compares sizes: it may compute something else for others"
 
 
 class UnclearError(Exception):
-    """Code that reads or does what cannot be followed; its text says what."""
+    """Code that cannot be analysed; the text says why."""
 
 
 class Read(NamedTuple):
-    """One value that code read, and where it is."""
+    """One value that code reads, and where it is."""
 
     namespace: Any
-    """A mapping, or an object of whose attributes it is one."""
+    """A mapping, or an object with this attribute."""
     name: str
     value: object
 
     def is_as_it_was(self) -> bool:
-        """Tell whether it has that value still."""
+        """Return whether it still has that value."""
         namespace = self.namespace
         if isinstance(namespace, (dict, types.MappingProxyType)):
             now = namespace.get(self.name, ABSENT)
-            # What a swap has put there calls the function that was there.
+            # A replacement by a swap calls the original function.
             return now is self.value or (hasattr(now, MARK) and now.__wrapped__ is self.value)
         return getattr(namespace, self.name, ABSENT) is self.value
 
@@ -126,13 +126,13 @@ class Number(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Its name in the code of the module."""
+        """The dotted name in the code of the module."""
         return ".".join((*self.path, self.name))
 
 
 @dataclass
 class Reads:
-    """What code read that a kernel has to find again as it was."""
+    """The values that code reads, and that must not change while a kernel runs in its place."""
 
     own: list[tuple[str, object]] = field(default_factory=list)
     """Plain attributes and functions of the module itself: compared at each call."""
@@ -145,13 +145,13 @@ class Reads:
     cells: list[tuple[str, types.CellType, object]] = field(default_factory=list)
     """Variables of enclosing functions: compared at each call."""
     defined: list[Read] = field(default_factory=list)
-    """What is defined once, as functions and classes are: compared at each entry."""
+    """Functions, classes and other definitions: compared at each entry."""
     numbers: list[Number] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
-    """Of all attributes that the code names, of whatever object."""
+    """Names of all attributes that the code mentions, of any object."""
 
     def why_changed(self, owner: Module | None) -> str | None:
-        """Return which value differs from what it was when the code was read; None: none."""
+        """Return which value has changed since the code was analysed; None: none."""
         own: list[Read] = []
         if owner is not None:
             own += [Read(owner.__dict__, name, value) for name, value in self.own]
@@ -169,12 +169,12 @@ class Reads:
 def reads_of_module(
     module: Module, *, taken: Collection[str] = (), leaves: Collection[Module] = ()
 ) -> Reads | str:
-    """Return what the forward of a module and of its children reads; a sentence: why not known.
+    """Return what the forward of a module and its children reads, or why this is not known.
 
     Args:
-        module: Which.
-        taken: Names of its parameters that the kernel takes, and of attributes that it reads anew.
-        leaves: Children that run as they do without the kernel, and are not looked into.
+        module: The module.
+        taken: Parameters that the kernel takes, and attributes that are read at each call.
+        leaves: Children that still run when the kernel does, and are not analysed.
     """
     modules = list(_modules_of(module, leaves, ()))
     scan = _Scan([one for _, one in modules])
@@ -188,7 +188,7 @@ def reads_of_module(
 
 
 def reads_of_function(function: object) -> Reads | str:
-    """Return what a function reads besides its arguments; a sentence says why that is not known."""
+    """Return what a function reads besides its arguments, or why this is not known."""
     scan = _Scan()
     try:
         scan.follow(function, getattr(function, "__name__", "it"))
@@ -198,9 +198,9 @@ def reads_of_function(function: object) -> Reads | str:
 
 
 def why_effects(module: Module) -> str | None:
-    """Return what a run of a module's forward might change outside of it; None: nothing.
+    """Return which side effect a run of a module's forward may have; None: none.
 
-    Its children do not count, nor what it writes to attributes: a stand-in has others.
+    Its children and its own attributes do not count: a stand-in has others.
     """
     scan = _Scan([module], is_for_effects=True)
     done: set[str] = set()
@@ -216,7 +216,7 @@ def why_effects(module: Module) -> str | None:
 
 
 def names_in_class(cls: type[Module]) -> frozenset[str] | None:
-    """Return the names that code of a class of modules loads; None: it may load any name."""
+    """Return the names that the code of a class loads; None: it may load any name."""
     found: set[str] = set()
     for one in _above_module(cls):
         for name, value in vars(one).items():
@@ -227,21 +227,21 @@ def names_in_class(cls: type[Module]) -> frozenset[str] | None:
 
 
 def value_key(value: object) -> Hashable:
-    """Return what tells a value apart from others: itself where it is plain, else its identity."""
+    """Return a key of a value: the value itself if it is plain, else its identity."""
     if isinstance(value, tuple):
         return (type(value), *map(value_key, value))
     return (type(value), repr(value)) if isinstance(value, PLAIN) else id(value)
 
 
 def is_plain(value: object) -> bool:
-    """Tell whether a value cannot change by itself and says all that it says by being equal."""
+    """Return whether a value is immutable, and equality compares all of it."""
     if isinstance(value, tuple):
         return all(map(is_plain, value))
     return isinstance(value, PLAIN)
 
 
 def _above_module(cls: type) -> list[type]:
-    """Return a class of modules and those it is made of, up to that of all modules."""
+    """Return a class and its bases below `torch.nn.Module`."""
     return [one for one in cls.__mro__ if one not in (Module, object)]
 
 
@@ -255,17 +255,17 @@ def _modules_of(
 
 
 class _Scan:
-    """Follows code from function to function and collects what it reads."""
+    """Follows code from function to function, and collects the values that it reads."""
 
     def __init__(self, modules: Collection[Module] = (), *, is_for_effects: bool = False) -> None:
-        """Collect what is read; or, for effects alone, say only what a run would change."""
+        """Collect what is read; with `is_for_effects`, look for side effects only."""
         self.reads = Reads()
         self._is_for_effects = is_for_effects
         self._modules = modules
         self._seen: set[int] = set()
 
     def follow_forward(self, module: Module, *, is_root: bool) -> None:
-        """Follow the forward of a module's class, or what stands for it in the instance."""
+        """Follow the forward of a module's class."""
         cls = type(module)
         if isinstance(module, torch.jit.ScriptModule):
             raise UnclearError(f"{cls.__name__} is compiled by TorchScript")
@@ -282,7 +282,7 @@ class _Scan:
                 self.follow_defined(cls, name, name)
 
     def follow_defined(self, cls: type[Module], name: str, title: str) -> None:
-        """Follow what a class and those before it define by this name."""
+        """Follow the definitions of this name in a class and its bases."""
         found = getattr(cls, name, ABSENT)
         if found is getattr(Module, name, ABSENT):
             return
@@ -296,7 +296,7 @@ class _Scan:
                 is_first = False
 
     def follow_methods(self, cls: type[Module], name: str) -> None:
-        """Follow the methods of this name of a class and those before it."""
+        """Follow the methods of this name in a class and its bases."""
         for one in _above_module(cls):
             for function in functions_of(vars(one).get(name)):
                 self.follow(function, name)
@@ -311,11 +311,11 @@ class _Scan:
             follow_object(self, value, title)
 
     def defined(self, namespace: Any, name: str, value: object) -> None:
-        """Note something that is defined once."""
+        """Record a definition."""
         self.reads.defined.append(Read(namespace, name, value))
 
     def follow(self, value: object, title: str) -> None:
-        """Follow what is called by this name, or say that it cannot be followed."""
+        """Follow a callable, or raise that it cannot be followed."""
         if isinstance(value, functools.partial):
             bound = [one for one in (*value.args, *value.keywords.values()) if not is_plain(one)]
             if bound:
@@ -362,7 +362,7 @@ class _Scan:
                 self._follow_path(path, names)
 
     def _follow_path(self, path: Path, names: dict[str, Any]) -> None:
-        """Follow what code reaches by a chain of names that begins with a global one."""
+        """Follow a chain of attributes that begins with a global name."""
         if path[0] not in names:
             if path[0] not in PURE and not _is_error(getattr(builtins, path[0], None)):
                 raise UnclearError(f"its code calls {path[0]}")
@@ -381,7 +381,7 @@ class _Scan:
             self._follow_value(value, ".".join(path[: depth + 1]))
 
     def _reached(self, path: Path, names: dict[str, Any]) -> tuple[dict[str, Any], int, object]:
-        """Return the first value on a path that is no module, its place, and in which names."""
+        """Return namespace, depth and value of the first element of a path that is not a module."""
         value: Any = names[path[0]]
         self.defined(names, path[0], value)
         for depth, name in enumerate(path[1:], 1):
@@ -406,7 +406,7 @@ class _Scan:
 def _follow_attributes(
     scan: _Scan, modules: list[tuple[tuple[str, ...], Module]], taken: Collection[str]
 ) -> None:
-    """Find what the names that code loads stand for in modules; methods name further ones."""
+    """Resolve the attribute names that code loads in its modules; methods add further names."""
     done: set[str] = set()
     while names := set(scan.reads.names) - done:
         done |= names
@@ -480,7 +480,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 
 def follow_object(scan: _Scan, value: object, title: str) -> None:
-    """Follow an attribute that is no plain value."""
+    """Follow an attribute that is not a plain value."""
     if isinstance(value, (Tensor, Module, list, dict, set)):
         kind = "a tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise UnclearError(f"it reads {title}, {kind}, which the kernel does not take")
@@ -500,7 +500,7 @@ def follow_object(scan: _Scan, value: object, title: str) -> None:
 
 
 def functions_of(value: object) -> Iterator[types.FunctionType]:
-    """Yield the functions that run where a class attribute with this value is used."""
+    """Yield the functions that run when a class attribute with this value is used."""
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
     if isinstance(value, property):
@@ -520,7 +520,7 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 @functools.lru_cache(maxsize=4096)
 def _names_loaded(code: types.CodeType) -> frozenset[str]:
-    """Return the names of attributes that code loads, and strings that may be such names."""
+    """Return the attribute names that code loads, and strings that may be attribute names."""
     found: set[str] = set()
     for one in _codes_in(code):
         found |= {name for name in one.co_consts if isinstance(name, str) and name.isidentifier()}
@@ -533,9 +533,9 @@ def _names_loaded(code: types.CodeType) -> frozenset[str]:
 
 
 def _check_instructions(code: types.CodeType, *, is_for_effects: bool) -> None:
-    """Raise where code has effects besides its result, or branches by the sizes of tensors.
+    """Raise if code has side effects, or branches on sizes of tensors.
 
-    `is_for_effects`: neither branches nor what it writes to objects of its own count.
+    `is_for_effects`: branches, and writes to its own objects, are allowed.
     """
     names = set(code.co_names)
     effects = sorted(names & OF_TENSORS)
@@ -551,7 +551,7 @@ def _check_instructions(code: types.CodeType, *, is_for_effects: bool) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _instructions_of(code: types.CodeType) -> tuple[tuple[str, ...], bool]:
-    """Return what code does that it may not, and whether it compares the order of values."""
+    """Return the forbidden operations of code, and whether it compares by order."""
     found, is_ordering = [], bool({"min", "max"} & set(code.co_names))
     for one in dis.get_instructions(code):
         if one.opname in FORBIDDEN:
@@ -563,7 +563,7 @@ def _instructions_of(code: types.CodeType) -> tuple[tuple[str, ...], bool]:
 
 
 def _is_of_torch(value: object) -> bool:
-    """Tell whether this is a function of tensors, a type or a constant of torch's."""
+    """Return whether this is a function of tensors, a type or a constant of torch."""
     if isinstance(value, types.FunctionType):
         return value.__globals__.get("__name__") in TORCH and not value.__closure__
     module = str(getattr(value, "__module__", None) or "")
@@ -578,7 +578,7 @@ def _is_of_torch(value: object) -> bool:
 
 
 def _is_library(package: str) -> bool:
-    """Tell whether code of a package changes nothing outside of its module."""
+    """Return whether code of a package has no side effects outside of its module."""
     return package.partition(".")[0] in ("torch", "transformers")
 
 

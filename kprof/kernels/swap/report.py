@@ -14,55 +14,55 @@ import msgspec
 
 from kprof.errors import KprofError
 
-# In the folder of a run, or of a comparison.
+# Name of the file in the folder of a run or a comparison.
 SWAP_REPORT = "swap.json"
 
 
 class SwapError(KprofError):
-    """A swap that cannot be made or taken back in this way."""
+    """A swap that cannot be entered or left."""
 
 
 @dataclass(frozen=True)
 class Calls:
-    """So many calls that went one way."""
+    """The count of calls with one outcome."""
 
     num_calls: int
     provider: str | None
-    """Whose code ran; None: the original."""
+    """The provider that ran; None: the original."""
     why: str | None = None
-    """Why it was the original; None where the kernel ran."""
+    """Why the original ran; None: the kernel ran."""
     is_compiled: bool = False
-    """Whether calls were traced for a compiled graph, whose runs nobody counts."""
+    """Whether calls were traced for a compiled graph, whose runs are not counted."""
     num_joined: int = 0
-    """Of a layer in FP8: those whose input came with its rows in FP8, from what made it."""
+    """Of these, calls of FP8 layers whose input had an FP8 copy."""
 
 
 @dataclass(frozen=True)
 class SiteReport:
-    """What became of one place of a model."""
+    """The outcome of one call site."""
 
     name: str
-    """The qualified name of the module; a root's own is that of its class."""
+    """Qualified name of the module; a root has the name of its class."""
     kernel: str
     what: str
-    """The class that is there, or the function that is called there."""
+    """The class of the module, or the function that it calls."""
     skipped: str | None = None
-    """Why nothing was replaced; None: it was."""
+    """Why it was not swapped; None: it was."""
     calls: tuple[Calls, ...] = ()
 
     @property
     def num_replaced(self) -> int:
-        """Calls that the kernel ran, without those of compiled graphs."""
+        """Calls of the kernel, without compiled graphs."""
         return sum(one.num_calls for one in self._counted if one.provider is not None)
 
     @property
     def num_fallen_back(self) -> int:
-        """Calls that the original had to run, without those of compiled graphs."""
+        """Calls of the original, without compiled graphs."""
         return sum(one.num_calls for one in self._counted if one.provider is None)
 
     @property
     def has_fallen_back(self) -> bool:
-        """Whether every call so far ran the original, or was compiled into a graph as it is."""
+        """Whether all calls so far ran the original, compiled graphs included."""
         is_called = self.skipped is None and bool(self.calls)
         return is_called and all(one.provider is None for one in self.calls)
 
@@ -73,33 +73,33 @@ class SiteReport:
 
 @dataclass(frozen=True)
 class SwapReport:
-    """What became of everything that a swap was asked for."""
+    """The outcome of a swap."""
 
     kernels: tuple[str, ...]
     sites: tuple[SiteReport, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    """Sentences that a reader has to know."""
+    """Remarks for the reader."""
 
     @property
     def replaced(self) -> tuple[SiteReport, ...]:
-        """The sites where a kernel runs, or will run when they are called."""
+        """Sites where a kernel runs, or will run when they are called."""
         return tuple(
             site for site in self.sites if site.skipped is None and not site.has_fallen_back
         )
 
     @property
     def fallen_back(self) -> tuple[SiteReport, ...]:
-        """The sites all of whose calls so far ran the original."""
+        """Sites of which all calls so far ran the original."""
         return tuple(site for site in self.sites if site.has_fallen_back)
 
     @property
     def skipped(self) -> tuple[SiteReport, ...]:
-        """The sites that are left as they were."""
+        """Sites that were not swapped."""
         return tuple(site for site in self.sites if site.skipped is not None)
 
 
 def write_report(report: SwapReport, path: Path) -> None:
-    """Write a report as JSON, whole or not at all."""
+    """Write a report as JSON, atomically."""
     partial = path.with_suffix(f".{os.getpid()}.partial")
     partial.write_text(json.dumps(asdict(report), indent=2))
     partial.replace(path)

@@ -1,6 +1,6 @@
-"""One place of a model: what is put there, and the way that each of its calls goes.
+"""One call site: which attribute is replaced while a swap is on, and how its calls are dispatched.
 
-A module for one call of another's code, with other children.
+`CallProxy` runs a module's own code once with other children.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _ABSENT = object()
 
 @dataclass
 class Request:
-    """What a swap was asked for, and what it has found out about modules of the same kind."""
+    """The kernels and filters of a swap, and a cache of what it knows about kinds of modules."""
 
     kernels: Mapping[str, Kernel]
     providers: Providers
     recognised: dict[Hashable, Any] = field(default_factory=dict)
     patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of names or shapes, by kernel: its sites that are wanted; those with ! before are not."""
+    """Filters by kernel: patterns of names or shapes of wanted sites; ! excludes."""
 
     def is_wanted(self, kernel: str, name: str, shape: str = "") -> bool:
-        """Tell whether a kernel is wanted at the site of this name; without patterns, at all.
+        """Return whether the filters of a kernel select the site of this name.
 
-        `shape`: that of its weights, such as "14336x4096"; empty: it has none.
+        `shape` is that of its weights, such as "14336x4096"; empty: it has none.
         """
 
         def matches(pattern: str) -> bool:
@@ -54,7 +54,7 @@ class Request:
         return (not wanted or any(map(matches, wanted))) and not any(map(matches, unwanted))
 
     def is_named_in_full(self, kernel: str, name: str) -> bool:
-        """Tell whether somebody asked for just this site."""
+        """Return whether a filter is the full name of this site."""
         return name in self.patterns.get(kernel, ())
 
     def new_maker(self) -> CopyMaker | None:
@@ -67,14 +67,14 @@ class Request:
         return CopyMaker()
 
     def once(self, key: Hashable, find: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what `find` finds for these arguments, and the same for the same key."""
+        """Return the result of `find` for these arguments, cached by key."""
         if key not in self.recognised:
             self.recognised[key] = find(*arguments)
         return self.recognised[key]
 
 
 def _is_of_shapes(pattern: str) -> bool:
-    """Tell whether a pattern is one of shapes, such as "14336x*"."""
+    """Return whether a pattern is one of shapes, such as "14336x*"."""
     rows, _, columns = pattern.partition("x")
     are_lengths = all(side and set(side) <= set("0123456789*?") for side in (rows, columns))
     return are_lengths and any(map(str.isdigit, pattern))
@@ -82,7 +82,7 @@ def _is_of_shapes(pattern: str) -> bool:
 
 @dataclass
 class Skip:
-    """A place that is left as it is, and why."""
+    """A place that is not swapped, and why."""
 
     name: str
     kernel: str
@@ -91,18 +91,18 @@ class Skip:
 
     @property
     def place(self) -> Hashable:
-        """What there is only one of."""
+        """The key of the place: each is swapped once."""
         return (self.name, self.kernel, self.what)
 
     def reports(self) -> Iterator[SiteReport]:
-        """Yield it as plain data."""
+        """Yield the report of the place."""
         yield SiteReport(self.name, self.kernel, self.what, self.why)
 
 
 class Switch:
-    """Whose calls are replaced now: one object's, or, while it is off, None's.
+    """The object whose calls are replaced; None while the swap is off.
 
-    A copy of that object carries the same method; its calls find that it is not the one.
+    A copy of the object carries the same method, but is not the owner: it runs the original.
     """
 
     __slots__ = ("owner",)
@@ -112,7 +112,7 @@ class Switch:
 
 
 class Site:
-    """An attribute of an object that is another one while a swap is on."""
+    """An attribute of an object that is replaced while a swap is on."""
 
     def __init__(
         self,
@@ -131,14 +131,14 @@ class Site:
 
         Args:
             name: Qualified.
-            owner: Whose attribute it is; held weakly.
-            put: Makes the new value for the owner.
+            owner: The object with the attribute; held weakly.
+            put: Returns the new value for the owner.
             dispatcher: Of its calls; or several, by the function that they call.
             attribute: Its name.
             switch: Turned on for the owner.
-            may_stand: Whether a value that comes to be there later may be replaced, too.
-            why_changed: Takes the owner; returns what differs from when it was recognised, or None.
-            shape: Of its weights, "rows x columns" without the blanks, for filters; empty: none.
+            may_stand: Whether another value, set after recognition, may be replaced, too.
+            why_changed: Takes the owner; returns what has changed since recognition, or None.
+            shape: Of its weights, "ROWSxCOLUMNS", for filters; empty: none.
         """
         self.name = name
         self.shape = shape
@@ -157,22 +157,22 @@ class Site:
 
     @property
     def owner(self) -> Any:
-        """Whose attribute it is; None where that is gone."""
+        """The object with the attribute; None after it was deleted."""
         return self._owner()
 
     @property
     def place(self) -> Hashable:
-        """What there is only one of."""
+        """The key of the place: each is swapped once."""
         return (id(self.owner), self._attribute)
 
     def enter(self) -> None:
-        """Put the new value there, unless somebody else put one there meanwhile."""
+        """Set the new value, unless other code has replaced the attribute since recognition."""
         owner, self.problem = self._owner(), None
         if owner is None:
             return
         previous = owner.__dict__.get(self._attribute, _ABSENT)
         if previous is not self._found and not self._may_stand(previous):
-            self.problem = "somebody else has replaced it since"
+            self.problem = "other code has replaced it since"
             return
         self.problem = self._why_changed(owner)
         if self.problem is not None:
@@ -182,21 +182,21 @@ class Site:
         self._switch.owner = owner
 
     def leave(self) -> None:
-        """Take it away; what somebody has put around it stays, and runs the original."""
+        """Restore the attribute. A wrapper around it by other code stays, and runs the original."""
         owner, value = self._owner(), self._value
         self._switch.owner = None
         self._value = _ABSENT
         if owner is None or value is _ABSENT:
             return
         if owner.__dict__.get(self._attribute) is not value:
-            self.problem = "somebody replaced it in between: it was left so, and runs the original"
+            self.problem = "other code replaced it in between: it stays, and runs the original"
         elif self._previous is _ABSENT:
             del owner.__dict__[self._attribute]
         else:
             owner.__dict__[self._attribute] = self._previous
 
     def reports(self) -> Iterator[SiteReport]:
-        """Yield what became of it, as plain data."""
+        """Yield the report of the site."""
         for what, dispatcher in self.parts.items():
             why = self.problem if dispatcher.is_open else UNWANTED
             calls = dispatcher.calls() if dispatcher.is_open else ()
@@ -206,7 +206,7 @@ class Site:
 def running_original(
     original: Callable[..., Any], dispatcher: Dispatcher, switch: Switch
 ) -> Callable[..., Any]:
-    """Return what runs the original where no kernel is asked, and counts the owner's calls."""
+    """Return a function that runs the original, and counts the owner's calls with a reason."""
 
     def run(owner: Any, why: str, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is owner and not is_compiling():
@@ -217,10 +217,9 @@ def running_original(
 
 
 def bound(function: Callable[..., Any], original: Callable[..., Any], switch: Switch) -> Any:
-    """Return what binds a method to its owner, for `Site`.
+    """Return a function that binds a method to its owner, for `Site`.
 
-    It has the name and the signature of the original, so that who inspects or pickles the owner
-    finds what would be there without it.
+    The method has the name and the signature of the original, for inspection and pickling.
     """
     function.__name__ = "forward"
     function.__qualname__ = getattr(original, "__qualname__", "forward")
@@ -232,7 +231,7 @@ def bound(function: Callable[..., Any], original: Callable[..., Any], switch: Sw
 
 
 class CallProxy:
-    """One call of a module's code with other children, and other attributes."""
+    """A stand-in for one call of a module's code, with other children and attributes."""
 
     def __init__(self, module: Module, children: Mapping[str, Any], **others: Any) -> None:
         self._module = module
@@ -243,7 +242,7 @@ class CallProxy:
         self.clone.__dict__.update(own)
 
     def copy_back(self) -> None:
-        """Let the module have what the call has written to its attributes."""
+        """Copy the attributes that the call has written to the module."""
         before = self._attributes_before
         for name, value in self.clone.__dict__.items():
             if before.get(name, _ABSENT) is not value:

@@ -1,6 +1,7 @@
-"""The swap: kernels take over in a model, and go again, and leave it bit for bit as it was.
+"""The swap: kernels replace code in a model, or in a whole process, and are removed again.
 
-A whole process as what is swapped: its models and optimizers, and torch's own functions.
+`swapped` returns a `Swap`, a context manager with a report. `all_models` swaps all models and
+optimizers of a process, and functions of torch. After a swap, a model is bit for bit as it was.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 def all_roots() -> list[Any]:
     """Return the modules of this process that are in no other one, and its optimizers.
 
-    The largest come first: what a compiler made of a model's parts comes after the model.
+    The largest come first: compiled parts of a model come after the model.
     """
     found = [one for one in gc.get_objects() if issubclass(type(one), (Module, Optimizer))]
     modules = [one for one in found if isinstance(one, Module) and not isinstance(one, GraphModule)]
@@ -43,18 +44,17 @@ def all_roots() -> list[Any]:
 
 
 class Swap:
-    """A swap of a model's sites: a context manager, and the report of what became of them.
+    """A swap of a model's call sites: a context manager with a report.
 
-    What is to be put where is found out when it is entered first; to enter it again, and to leave
-    it, takes microseconds.
+    The first entry finds the call sites; later entries and exits take microseconds.
     """
 
     def __init__(self, roots: Iterable[object] | None, names: Iterable[str]) -> None:
         """Prepare to swap these kernels.
 
         Args:
-            roots: Modules and optimizers, held until it is entered; None: all of this process.
-            names: KERNEL, or KERNEL=PROVIDER, each with @PATTERN;!PATTERN behind it or without.
+            roots: Modules and optimizers, referenced until the first entry; None: whole process.
+            names: KERNEL or KERNEL=PROVIDER, each optionally followed by @PATTERN;!PATTERN.
 
         Raises:
             KprofError: there is no such kernel or provider.
@@ -71,43 +71,43 @@ class Swap:
         self._found: list[Site | Skip] | None = None
         self._is_everything = roots is None
         self._on: list[Site] = []
-        # Identities, not references: what was swapped once may go.
+        # Identities, not references: a swapped module may be deleted.
         self._members: set[int] = set()
 
     @property
     def is_on(self) -> bool:
-        """Whether the kernels have taken over now."""
+        """Whether the swap is on."""
         return self in _entered
 
     @property
     def report(self) -> SwapReport:
-        """What became of every site, so far."""
+        """The outcome of every site so far."""
         found = self._found or ()
         sites = tuple(report for one in found for report in one.reports())
         return SwapReport(tuple(self._request.kernels), sites)
 
     @property
     def sites(self) -> tuple[SiteReport, ...]:
-        """What became of every site, so far."""
+        """The outcome of every site so far."""
         return self.report.sites
 
     @property
     def replaced(self) -> tuple[SiteReport, ...]:
-        """The sites where a kernel runs, or will run when they are called."""
+        """Sites where a kernel runs, or will run when they are called."""
         return self.report.replaced
 
     @property
     def fallen_back(self) -> tuple[SiteReport, ...]:
-        """The sites all of whose calls so far ran the original, each call with its reason."""
+        """Sites of which all calls so far ran the original, with the reasons."""
         return self.report.fallen_back
 
     @property
     def skipped(self) -> tuple[SiteReport, ...]:
-        """The sites that are left as they were, and why."""
+        """Sites that are not swapped, and why."""
         return self.report.skipped
 
     def __enter__(self) -> Swap:
-        """Let the kernels take over."""
+        """Put the kernels into the model."""
         if self.is_on:
             raise SwapError("this swap is on already", fix="leave it before you enter it again")
         if self._found is None:
@@ -126,10 +126,10 @@ class Swap:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave everything as it was.
+        """Restore the model.
 
         Raises:
-            SwapError: one that was entered later is on in the same model.
+            SwapError: a swap of the same model that was entered later is still on.
         """
         later = _entered[_entered.index(self) + 1 :]
         if any(self._members & other._members for other in later):
@@ -153,13 +153,13 @@ class Swap:
                 taken.add(one.place)
                 yield one
             else:
-                # The place is free for other kernels.
+                # Other kernels may use the place.
                 for what, dispatcher in one.parts.items():
                     yield Skip(one.name, dispatcher.kernel.name, what, UNWANTED)
 
     def _is_wanted(self, one: Site) -> bool:
-        """Close the parts of a site whose kernels nobody wants there; tell whether any is left."""
-        # What makes masks has no parts of its own, and serves those of others.
+        """Close the parts of a site that filters exclude; return whether any is left."""
+        # A site that makes masks has no parts: it serves other sites.
         if not one.parts:
             return True
         for dispatcher in one.parts.values():
@@ -186,7 +186,7 @@ class Swap:
 
 
 def _without_parts_taken(found: list[Site | Skip]) -> list[Site | Skip]:
-    """Leave out why a module is skipped as a whole where a function that it calls is replaced."""
+    """Drop the reason why a whole module is skipped if a function that it calls is replaced."""
     taken = {
         (one.name, dispatcher.kernel.name)
         for one in found
@@ -201,9 +201,9 @@ def _without_parts_taken(found: list[Site | Skip]) -> list[Site | Skip]:
     ]
 
 
-# Between the class of a module and the function that it calls, in what a report calls a place.
+# Separates the class of a module from the function that it calls, in reports.
 PART = ": "
-# Those that are on, in the order in which they were entered.
+# Swaps that are on, in the order of entry.
 _entered: list[Swap] = []
 
 
@@ -236,10 +236,10 @@ def _parsed(name: str) -> tuple[str, str | None]:
 
 
 def check_root(root: object) -> None:
-    """Make sure that what is put into a root stays there.
+    """Check that a root can be swapped.
 
     Raises:
-        SwapError: it does not.
+        SwapError: it cannot.
     """
     if isinstance(root, Module) and any(type(one) is DataParallel for one in root.modules()):
         raise SwapError(
@@ -249,7 +249,7 @@ def check_root(root: object) -> None:
 
 
 def _name(one: Site | Skip, root: object, *, is_one_of_many: bool) -> None:
-    """Take wrappers of torch.compile and FSDP out of a qualified name, and tell models apart."""
+    """Remove wrappers of torch.compile and FSDP from a name; prefix the model's class if needed."""
     for wrapper in WRAPPERS:
         one.name = one.name.replace(f"{wrapper}.", "")
     title = type(getattr(root, "_orig_mod", root)).__name__
@@ -257,7 +257,7 @@ def _name(one: Site | Skip, root: object, *, is_one_of_many: bool) -> None:
         one.name = f"{title}.{one.name}"
 
 
-# Attributes by which torch.compile, FSDP and checkpointing hold what they wrap.
+# Attributes of wrapped modules in torch.compile, FSDP and checkpointing.
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _prepared: dict[tuple[str, ...], Swap] = {}
 
@@ -265,8 +265,8 @@ _prepared: dict[tuple[str, ...], Swap] = {}
 def all_models(names: str, path: str | None = None) -> Leaving:
     """Return a context manager that swaps kernels in all models of this process.
 
-    What is to be put where is found out once; after that it takes microseconds to enter and leave.
-    Models that are made later are left alone.
+    The first entry finds the call sites; later entries and exits take microseconds. Models that are
+    created later are not swapped.
 
     Args:
         names: "KERNEL,KERNEL=PROVIDER,…".
@@ -282,13 +282,13 @@ def all_models(names: str, path: str | None = None) -> Leaving:
 
 
 class Leaving:
-    """A swap that tells what became of it in a file, when it is left, at most once a second."""
+    """A swap that writes its report to a file on exit, at most once per second."""
 
     def __init__(self, swap: Swap, path: Path | None) -> None:
         self._swap, self._path = swap, path
 
     def __enter__(self) -> Swap:
-        """Let the kernels take over."""
+        """Put the kernels into the model."""
         return self._swap.__enter__()
 
     def __exit__(
@@ -297,13 +297,13 @@ class Leaving:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave everything as it was."""
+        """Restore the models."""
         self._swap.__exit__(kind, error, trace)
         if self._path is None or time.monotonic() - _written_s.get(self._path, 0.0) >= LEAST_S:
             self.tell()
 
     def tell(self) -> None:
-        """Write what became of the swap so far."""
+        """Write the report of the swap so far."""
         if self._path is not None:
             _written_s[self._path] = time.monotonic()
             write_report(self._swap.report, self._path)

@@ -1,6 +1,7 @@
-"""Calls of attention: which of them kernels take, and with which arguments.
+"""Translation of calls: how a call of a function becomes one of a kernel, for torch's functions.
 
-Functions that kernels can replace: how their calls become calls of a kernel.
+Attention of a few tokens over a cache goes to `decode_attention`, of more tokens to
+`attention_forward`; rotations, norms and the cross-entropy have one kernel each.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from kprof.kernels.swap.reads import reads_of_function
 
 DECODE_ATTENTION, ATTENTION_FORWARD = "decode_attention", "attention_forward"
 ATTENTION_FP8 = "attention_fp8"
-# With more tokens it is no longer decoding.
+# Tokens per call of decoding; with more, it is prefill.
 MOST_TOKENS = 8
 FEW_TOKENS, MANY_TOKENS = f"{MOST_TOKENS} tokens or fewer", f"more than {MOST_TOKENS} tokens"
 Arguments = tuple[Any, ...]
@@ -53,7 +54,7 @@ def attend(
     if attn_mask is not None or dropout_p or query.dim() != 4 or key.dim() != 4:
         return None
     tokens, keys = query.shape[2], key.shape[2]
-    # The first token sees all keys, or one; the kernel's sees all but those of later tokens.
+    # With is_causal torch aligns the mask at the first key, the kernel at the last one.
     is_plain = tokens == keys <= MOST_TOKENS if is_causal else tokens == 1
     if not is_plain or not (enable_gqa or query.shape[1] == key.shape[1]):
         return MANY_TOKENS if tokens > MOST_TOKENS else None
@@ -81,10 +82,10 @@ def attend_to_many(
 
 
 def many_queries(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Arguments | str:
-    """Return the arguments of `attention_forward` for attention of torch's without a mask.
+    """Return the arguments of `attention_forward` for torch's attention without a mask.
 
-    Torch's first query sees the first key alone, the kernel's last one sees the last key: the same
-    where there are no keys that nobody sees.
+    Torch aligns a causal mask at the first query and key, the kernel at the last ones. Keys that no
+    query sees are cut off.
     """
     tokens, keys = q.shape[2], k.shape[2]
     if not is_causal or tokens == keys:
@@ -95,12 +96,12 @@ def many_queries(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Arguments 
 
 
 def as_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what torch's attention computes with: all in autocast's dtype, where that is on.
+    """Return the inputs cast as torch's attention casts them under autocast.
 
-    There, queries and keys come in float32 from rotary embeddings, and values do not.
+    Under autocast, rotary embeddings return float32 queries and keys; values are not float32.
     """
     kind = q.device.type
-    # On what has no autocast, such as meta, torch raises.
+    # Torch raises on devices without autocast, such as meta.
     if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
         return q, k, v
     dtype = torch.get_autocast_dtype(kind)
@@ -109,7 +110,7 @@ def as_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def casting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an attention of torch's that is called with what it computes with."""
+    """Return torch's attention with inputs cast as under autocast."""
 
     def attend_to_cast(query: Tensor, key: Tensor, value: Tensor, *args: Any, **named: Any) -> Any:
         return function(*as_autocast(query, key, value), *args, **named)
@@ -118,12 +119,12 @@ def casting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_own_scale(scale: float | None, q: Tensor) -> bool:
-    """Tell whether scores are scaled as usual."""
+    """Return whether the scale is the default."""
     return scale is None or math.isclose(scale, q.shape[-1] ** -0.5)
 
 
 def attention_key(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, window: int) -> Hashable:
-    """Return what the way of a call depends on; a cache grows, and the way stays the same."""
+    """Return the key of a call's decision; it does not change for each token of a growing cache."""
     has_gradient = q.requires_grad or k.requires_grad or v.requires_grad
     cache = (*k.shape[:2], next_power_of_two(k.shape[2]), k.shape[3], v.shape == k.shape)
     return key_of(q, k), cache, v.dtype, type(v), lengths is None, window > 0, has_gradient
@@ -137,61 +138,61 @@ def attention_shape(
 
 
 def many_key(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, window: int) -> Hashable:
-    """Return what the way of a call of `attention_forward` depends on."""
+    """Return the key of the decision about a call of `attention_forward`."""
     has_gradient = q.requires_grad or k.requires_grad or v.requires_grad
     return key_of(q, k), k.shape, v.shape, v.dtype, type(v), is_causal, window, has_gradient
 
 
 def probe_attention(tokens: int) -> Callable[..., Arguments]:
-    """Return what draws arguments of torch's attention for so many queries."""
+    """Return a function that draws arguments of torch's attention for so many queries."""
     return lambda draw, dtype: (
         *(draw(2, 3, tokens, 16).to(dtype), draw(2, 3, tokens + 6, 16).to(dtype)),
         draw(2, 3, tokens + 6, 16).to(dtype),
     )
 
 
-# The arguments of a rotation, its operators, and how many tokens probes have.
+# Arguments of a rotation, its operators, and the lengths of probes in tokens.
 ROTATED = ("q", "k", "cos", "sin")
 ROTATING = ARRANGING | ARITHMETIC
 LENGTHS = (1, 5, 64, 1_030)
 CROSS_ENTROPY, LAYERNORM, RMSNORM, ROPE = "cross_entropy", "layernorm", "rmsnorm", "rope"
 PLAIN_LOSS = (-100, 0.0, "mean")
-# Taken when this was imported: what is there later may be a swap's.
+# Taken at import: later, a swap may have replaced it.
 attention = functional.scaled_dot_product_attention
 
 
 @dataclass(frozen=True)
 class Translation:
-    """How a call of a function becomes one of a kernel."""
+    """The translation of a function's calls into calls of a kernel."""
 
     kernel: str
     arguments: Callable[..., Arguments | str | None]
     """Takes the function's arguments; returns the kernel's, or why it has no such call, or None."""
     key: Callable[..., Hashable]
-    """Takes the kernel's arguments; returns what the way of the call depends on."""
+    """Takes the kernel's arguments; returns the key of the decision."""
     probe: Callable[[Callable[..., Tensor], torch.dtype], Arguments]
-    """Takes what draws normal values, and a dtype; returns arguments of the function."""
+    """Takes a function that draws normal values, and a dtype; returns arguments."""
     shape: Callable[..., tuple[int, ...]]
     """Takes the kernel's arguments; returns the shape as its bench counts it."""
     is_default: Callable[[Arguments], bool] = lambda arguments: True
-    """Whether these options are those that every provider knows."""
+    """Whether every provider supports these options."""
     calls: str = ""
-    """Which calls of the function these are, where others go to another kernel."""
+    """Which calls of the function these are, if others go to another kernel."""
 
     def titled(self, name: str) -> str:
-        """Return what a report calls these calls of a function."""
+        """Return the title of these calls in a report."""
         return f"{name}, {self.calls}" if self.calls else name
 
 
 class Route(NamedTuple):
-    """How a function's calls get to a kernel, and the ways that they went."""
+    """The translation of a function's calls, and their dispatcher."""
 
     translation: Translation
     dispatcher: Dispatcher
 
 
 def translations_of(function: object, kernels: Container[str]) -> tuple[Translation, ...]:
-    """Return how calls of this function become calls of these kernels."""
+    """Return the translations of this function's calls for these kernels."""
     return tuple(one for one in _all_of(function) if one.kernel in kernels)
 
 
@@ -206,20 +207,20 @@ def _all_of(function: object) -> tuple[Translation, ...]:
 
 
 def is_interface(value: object) -> bool:
-    """Tell whether this is where models of Hugging Face look their attention up."""
+    """Return whether this is the registry of attention functions of Hugging Face."""
     return type(value).__name__ == "AttentionInterface" and is_of_hugging_face(type(value))
 
 
 def is_of_hugging_face(value: Any) -> bool:
-    """Tell whether this function or class is one of transformers."""
+    """Return whether this function or class is from transformers."""
     return str(getattr(value, "__module__", "")).startswith("transformers.")
 
 
 def settings_of(function: Callable[..., Any], translation: Translation) -> frozenset[Setting] | str:
     """Return the settings in which the kernel's reference computes what the function does.
 
-    A sentence says why there are none. Functions of torch's are known by what they are; others
-    have their code read before they run.
+    A sentence says why there are none. Functions of torch are known by identity; the code of others
+    is analysed before it runs.
     """
     why = why_unlike_rotation(function) if translation is _ROTATION else None
     if why is not None:
@@ -266,7 +267,7 @@ def why_unlike_rotation(function: Callable[..., Any]) -> str | None:
 
 
 def _why_not_rotation(function: Callable[..., Any], device: torch.device) -> str | None:
-    """Return where a function is no rotation: for other lengths, in its gradients, or besides."""
+    """Return why a function is no rotation: results, gradients, operators or side effects."""
     generator = torch.Generator().manual_seed(23)
     reference = kernel_named(ROPE).reference
     for length in LENGTHS:
@@ -292,7 +293,7 @@ def _why_not_rotation(function: Callable[..., Any], device: torch.device) -> str
 def _part_of(
     function: Callable[..., Any], place: int, given: Sequence[Tensor]
 ) -> Callable[[Tensor], object]:
-    """Return what computes one result of a rotation from q, or from k."""
+    """Return a function that computes one result of a rotation from q or k."""
 
     def compute(one: Tensor) -> object:
         return function(*given[:place], one, *given[place + 1 :])[place]
@@ -303,7 +304,7 @@ def _part_of(
 def _rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *others: Any, **named: Any
 ) -> Arguments | None:
-    # Other dimensions than these are what the rest of the arguments is for.
+    # Other arguments select other dimensions.
     return None if others or named else (q, k, cos, sin)
 
 
@@ -328,7 +329,7 @@ def _norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Arguments | None:
-    # Without an epsilon, it depends on torch's version which it is.
+    # The default epsilon depends on torch's version.
     return (input, weight, eps, "torch") if eps is not None and len(normalized_shape) == 1 else None
 
 

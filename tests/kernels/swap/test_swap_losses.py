@@ -164,7 +164,7 @@ def test_a_head_that_somebody_watches_runs():
     model.lm_head.register_forward_hook(lambda *_: seen.append(1))
     with swapped(model, "linear_cross_entropy=eager") as swap:
         assert model(TOKENS, labels=LABELS).logits is not None
-    assert (seen, swap.sites[0].calls[0].why) == ([1], "somebody watches its head")
+    assert (seen, swap.sites[0].calls[0].why) == ([1], "its head has hooks")
 
 
 def test_a_head_that_is_no_linear_layer_is_left_alone():
@@ -376,7 +376,7 @@ def test_a_loss_that_is_exchanged_between_two_entries_counts(kernel):
     wanted = trained(model)
     with swap:
         torch.testing.assert_close(trained(model), wanted)
-    whys = ("it has another loss now", "somebody else has replaced it since")
+    whys = ("it has another loss now", "other code has replaced it since")
     assert swap.sites[0].skipped in whys
 
 

@@ -71,7 +71,7 @@ def test_a_site_that_somebody_replaced_once_is_told_anew():
     with swap:
         norm.forward = norm.forward
         norm.__dict__["forward"] = lambda x: x
-    assert "somebody replaced it" in swap.sites[0].skipped
+    assert "other code replaced it" in swap.sites[0].skipped
     del norm.__dict__["forward"]
     with swap:
         norm(torch.ones(2, 8))

@@ -1,12 +1,11 @@
-"""Attention as the models of Hugging Face call it: of many tokens, or of a few over a cache.
+"""Functions that a forward calls by a global name: attention, rotations, norms, losses.
 
-Those look their attention up by a name, and make a mask for it by the same name. A mask of a plain
-causal shape carries its description, so that the kernel need not read it.
+A module gets its own copy of its forward, in which the name is another function; other modules of
+the class, and the function itself, do not change. `process_sites` replaces functions of torch for
+the whole process instead.
 
-Functions that a module's forward calls by a global name: attention, rotations, norms, losses.
-
-The module gets its own copy of its forward, in which that name is another function; other modules
-of the class, and the function itself, stay what they are.
+Models of Hugging Face look attention up by a name, and make a mask by the same name. The copy of a
+mask function attaches a description to plain causal masks, so that a kernel need not read the mask.
 """
 
 from __future__ import annotations
@@ -65,30 +64,30 @@ from kprof.kernels.swap.translate import (
 )
 
 SEEN = "kprof_seen"
-# What makes masks, and the setting that holds their window.
+# Functions that make masks, and the setting with their window.
 MASKS = {"create_causal_mask": None, "create_sliding_window_causal_mask": "sliding_window"}
 GENERATION = "create_masks_for_generate"
 
 
 class Seen(NamedTuple):
-    """What a causal mask lets tokens see."""
+    """The keys that a causal mask allows."""
 
     lengths: Tensor | None
-    """Keys of each sequence; None: all."""
+    """Number of keys of each sequence; None: all."""
     window: int
     version: int
-    """Of the mask; who writes to it later makes something else of it."""
+    """Version counter of the mask: a later write invalidates this."""
 
 
 def is_mask(value: object) -> TypeGuard[types.FunctionType]:
-    """Tell whether this makes a causal mask of Hugging Face's."""
+    """Return whether this is a function of Hugging Face that makes causal masks."""
     return inspect.isfunction(value) and value.__name__ in MASKS and is_of_hugging_face(value)
 
 
 def generation_masks(model: object) -> types.FunctionType | None:
-    """Return what makes the masks of a model of Hugging Face's for `generate`.
+    """Return the function that makes the masks of a Hugging Face model for `generate`.
 
-    With a static cache they are made before the model is called. None where a class makes its own.
+    With a static cache, masks are made before the model is called. None: the class has its own.
     """
     if hasattr(type(model), GENERATION):
         return None
@@ -101,14 +100,14 @@ def generation_masks(model: object) -> types.FunctionType | None:
 
 
 def remembering_all(function: types.FunctionType) -> Callable[..., Any]:
-    """Return what makes the same masks, which carry what `remembering` makes them carry."""
+    """Return a function that makes the same masks, with descriptions as of `remembering`."""
     used = {path: _remembered(value) for path, value in calls_in(function)}
     others = {path: value for path, value in used.items() if value is not None}
     return Patched(function, others).function
 
 
 def _remembered(value: object) -> Any:
-    """Return what is used in the place of this; None: it makes no masks."""
+    """Return the replacement of a value; None: it makes no masks."""
     if is_mask(value):
         return remembering(value)
     if not isinstance(value, dict):
@@ -119,7 +118,7 @@ def _remembered(value: object) -> Any:
 
 
 def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what makes the same mask, which carries what it lets tokens see if that is plain."""
+    """Return a function that makes the same mask, with a description if it is plainly causal."""
     signature = inspect.signature(function)
     setting = MASKS[function.__name__]
 
@@ -137,14 +136,14 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-# Those whose tokens follow one another.
+# Caches with tokens in their order.
 CACHES = ("DynamicCache", "StaticCache")
-# What may be left out of a plain mask's making, and has to be.
+# Arguments that a plain mask does not have.
 ADDED = ("or_mask_function", "and_mask_function", "block_sequence_ids", "layer_idx")
 
 
 def _seen_by(mask: Tensor, given: dict[str, Any], setting: str | None) -> Seen | None:
-    """Return what a mask lets tokens see; None: nobody knows without reading it."""
+    """Return the description of a mask; None: unknown without reading the mask."""
     config, cache, padding = (
         given.get(one) for one in ("config", "past_key_values", "attention_mask")
     )
@@ -159,11 +158,11 @@ def _seen_by(mask: Tensor, given: dict[str, Any], setting: str | None) -> Seen |
     num_keys, first = cache.get_mask_sizes(num_tokens, layer)
     if num_keys != mask.shape[3] or not isinstance(first, int):
         return None
-    # Of a window that has moved on, the cache keeps what one new token sees.
+    # A sliding window keeps the keys that one new token sees.
     has_moved = first > 0
     if has_moved and not (num_tokens == 1 and num_keys <= cast("int", window)):
         return None
-    # Hugging Face asks the same of a mask of one token; who captures a graph cannot ask.
+    # This waits for the GPU, as Hugging Face does for one token; a captured graph cannot.
     is_captured = mask.is_cuda and torch.cuda.is_current_stream_capturing()
     if padding is not None and (is_captured or not bool(padding.all())):
         return None
@@ -201,7 +200,7 @@ class Interface:
         return name in self._original
 
     def _instead_of(self, function: Any) -> Any:
-        # By its code: what is wrapped around it has its name.
+        # By its code: wrappers have the same name.
         code = getattr(function, "__code__", None)
         is_torchs = getattr(code, "co_name", "") == "sdpa_attention_forward"
         if is_compiling():
@@ -216,7 +215,7 @@ class Interface:
 
 
 def _attending(function: Callable[..., Any], routes: Sequence[Route]) -> Callable[..., Any]:
-    """Return what is called in the place of Hugging Face's way to torch's attention."""
+    """Return the replacement of Hugging Face's function that calls torch's attention."""
     original = routes[0].dispatcher.guarded(function)
 
     def attend(
@@ -227,7 +226,7 @@ def _attending(function: Callable[..., Any], routes: Sequence[Route]) -> Callabl
         attention_mask: Tensor | None,
         **options: Any,
     ) -> Any:
-        # The original gets what it was called with: its heads of keys are repeated before a cast.
+        # The original gets the uncast inputs: it repeats heads of keys before the cast.
         q, k, v = as_autocast(query, key, value)
         for translation, dispatcher in routes:
             asked = ARGUMENTS[translation.kernel]
@@ -249,7 +248,7 @@ def _attending(function: Callable[..., Any], routes: Sequence[Route]) -> Callabl
 
 
 def _attending_compiled(routes: Sequence[Route]) -> Callable[..., Callable[..., Any]]:
-    """Return what makes the same of a function, in a form that a compiler can read."""
+    """Return the same replacement, in a form that torch.compile can trace."""
     traced = tuple(
         (ARGUMENTS[one.translation.kernel], one.dispatcher.tracing(), one.dispatcher.noting())
         for one in routes
@@ -314,14 +313,14 @@ def _many(
     return q, k, v, True, seen.window
 
 
-# By kernel: takes what Hugging Face's attention is called with; returns the kernel's arguments, or
-# why it has none.
+# Per kernel: takes the arguments of Hugging Face's attention; returns those of the kernel, or why
+# it has none.
 ARGUMENTS: dict[str, Callable[..., Arguments | str]] = {DECODE_ATTENTION: _decoding}
 ARGUMENTS |= {ATTENTION_FORWARD: _many, ATTENTION_FP8: _many}
 
 
 def _why_odd(q: Tensor, k: Tensor, mask: Tensor | None, options: dict[str, Any]) -> str:
-    """Return why no kernel takes such a call; empty: one may."""
+    """Return why no kernel supports such a call; empty: one may."""
     if options.get("dropout"):
         return "dropout"
     if options.get("position_bias") is not None or options.get("output_attentions"):
@@ -332,7 +331,7 @@ def _why_odd(q: Tensor, k: Tensor, mask: Tensor | None, options: dict[str, Any])
         return ""
     seen: Seen | None = getattr(mask, SEEN, None)
     fits = mask.shape[2] == q.shape[2] and mask.shape[3] == k.shape[2]
-    # A compiler cannot ask whether somebody wrote to it.
+    # A compiler cannot check the version.
     is_known = seen is not None and fits and (is_compiling() or seen.version == mask._version)
     return "" if is_known else "a mask that is not plainly causal"
 
@@ -342,18 +341,18 @@ def _is_causal(module: Any, options: dict[str, Any]) -> bool:
     return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
-# Taken when this was imported: later, a swap may have replaced them.
+# Taken at import: later, a swap may have replaced them.
 FUNCTIONS = (functional.cross_entropy, functional.scaled_dot_product_attention)
 NO_ATTENTION = "its forward calls neither torch's attention nor one of Hugging Face's registry"
 
 
 class Known(NamedTuple):
-    """A function, and how its calls become calls of kernels."""
+    """A function, and the translations of its calls."""
 
     function: Any
     translations: tuple[Translation, ...]
     reads: Reads | str | None
-    """What its code reads, or why that is not known; None: it is torch's."""
+    """What its code reads, or why this is not known; None: it is torch's."""
 
 
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
@@ -378,7 +377,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
 def _expected(
     name: str, module: Module, calls: Mapping[Path, Known], request: Request
 ) -> Iterator[Skip]:
-    """Yield the rotations and the attention that a reader would expect there, and are not known."""
+    """Yield rotations and attention that the names suggest, and that were not recognised."""
     what, forward = type(module).__name__, type(module).forward
     if ROPE in request.kernels:
         for path, function in request.once(("rotations", forward), _other_rotations, forward):
@@ -393,7 +392,7 @@ def _expected(
 
 
 def _computes_attention(module: Module) -> bool:
-    """Tell whether its name says attention, and it has the layers for that itself."""
+    """Return whether its name says attention, and it has layers of its own."""
     children = [one for one in module._modules.values() if one is not None]
     is_inside = any("attention" in type(one).__name__.lower() for one in children)
     layers = [one for one in children if hasattr(one, "weight") and not is_norm(one)]
@@ -401,12 +400,12 @@ def _computes_attention(module: Module) -> bool:
 
 
 def is_norm(module: Module) -> bool:
-    """Tell whether a module's name says that it is a norm."""
+    """Return whether a module's name says that it is a norm."""
     return "norm" in type(module).__name__.lower()
 
 
 def _generation_site(name: str, module: Module, make: Callable[..., Any]) -> Site:
-    """Return the place where Hugging Face lets a model make its masks for `generate` itself."""
+    """Return the site that replaces the function for the masks of `generate`."""
     return Site(name, module, lambda owner: make, {}, attribute=GENERATION, switch=Switch())
 
 
@@ -433,7 +432,7 @@ def _other_rotations(forward: Callable[..., Any]) -> list[tuple[Path, Callable[.
 
 
 def _masks_of(forward: Callable[..., Any], request: Request) -> dict[Path, Any]:
-    """Return what makes masks for attention in a forward, as it is to be for a kernel's."""
+    """Return replacements of the functions of a forward that make masks."""
     if not ARGUMENTS.keys() & request.kernels.keys():
         return {}
     return {path: remembering(one) for path, one in calls_in(forward) if is_mask(one)}
@@ -495,7 +494,7 @@ def _site(
 
 
 def _guarded(known: Known, routes: Sequence[Route]) -> Any:
-    """Return what is called in the place of a function while what its code reads is as it was."""
+    """Return the replacement of a function; it runs the original if the code's reads changed."""
     function, replacement = known.function, replacement_of(known.function, routes)
     is_changed = changes_of(known.reads) if isinstance(known.reads, Reads) else None
     if is_changed is None:
@@ -522,7 +521,7 @@ def _calling(original: Callable[..., Any], rewired: Patched, switch: Switch) -> 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if switch.owner is not self:
             return original(self, *args, **kwargs)
-        # A compiler would read the live one, too, where it has left this frame to Python.
+        # After a graph break a compiler would trace the live one, too.
         if is_compiling() or compiler_of_frames() is not None:
             return compiled(self, *args, **kwargs)
         return live(self, *args, **kwargs)
@@ -531,10 +530,7 @@ def _calling(original: Callable[..., Any], rewired: Patched, switch: Switch) -> 
 
 
 def replacement_of(function: Any, routes: Sequence[Route]) -> Any:
-    """Return what is called in the place of a function; what no kernel takes goes there.
-
-    The first kernel of these that takes a call gets it.
-    """
+    """Return the replacement of a function: the first kernel that supports a call gets it."""
     if is_interface(function):
         return Interface(function, routes)
     replacement = function
@@ -571,7 +567,7 @@ def _routed(function: Callable[..., Any], route: Route) -> Callable[..., Any]:
 
 
 def process_sites(request: Request) -> Iterator[Site]:
-    """Yield the sites for all calls of functions of torch, wherever a script makes them."""
+    """Yield the sites of functions of torch, for all calls of the process."""
     for function in FUNCTIONS:
         translations = translations_of(function, request.kernels)
         if translations:
@@ -588,14 +584,14 @@ def _process_site(
         dispatcher = Dispatcher(request.kernels[one.kernel], request.providers, settings)
         routes.append(Route(one, dispatcher))
     replacement, switch = replacement_of(function, routes), Switch()
-    # What calls this function itself cannot be compiled into its place.
+    # Providers that call this function itself cannot be compiled into its place.
     name_of = request.providers.name
     others = [one for one in routes if name_of(one.translation.kernel) not in ORIGINAL]
     compiled = replacement_of(function, others)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        # Who took this function while the swap was on may call it later.
+        # A reference taken while the swap was on may be called later.
         if switch.owner is None:
             return function(*args, **kwargs)
         if is_compiling():
@@ -615,7 +611,7 @@ def _process_site(
     )
 
 
-# Returns None outside of what a compiler runs; where torch does not tell, it may be anywhere.
+# Returns None outside of compiled code; without this function, code may always be compiled.
 compiler_of_frames = getattr(eval_frame, "get_eval_frame_callback", object)
 
 

@@ -1,12 +1,8 @@
-"""What a gated MLP computes: found by running its own code with layers that return given tensors.
+"""Gated MLPs: modules that compute down(activation(gate(x)) * up(x)), gate and up apart or packed.
 
-What reaches the last layer tells which layer is which, and what is between them. No matrix
-multiplication is needed.
-
-Gated MLPs: modules that compute down(activation(gate(x)) * up(x)), or the same with gate and up
-in one layer.
-
-A tensor that is computed again for gradients, by whoever would else keep it until then.
+A probe runs the module's own code with layers that return given tensors. The input of the last
+layer tells which layer is which, and what is computed between them; no GEMM is needed. The provider
+`kprof-lean` computes the product again for gradients instead of saving it.
 """
 
 from __future__ import annotations
@@ -55,48 +51,48 @@ from kprof.kernels.swap.site import CallProxy, Request, Site, Skip, Switch, boun
 from kprof.kernels.swap.sites import Family
 
 SWIGLU, GEGLU = "swiglu", "geglu"
-# Kernel, and the options of its call.
+# Kernel and options.
 CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (SWIGLU, ()),
     (GEGLU, ("tanh",)),
     (GEGLU, ("none",)),
 )
 NUM_COLUMNS = 128
-# float32 tells activations apart that look the same in fewer bits.
+# float32 distinguishes activations that agree in fewer bits.
 IN_FULL: Setting = (torch.float32, None)
-# Of rows: most tell activations apart, and the last ones what is cut off where numbers are large.
+# Scales of rows: most distinguish activations, the last ones show clamps of large numbers.
 SCALES = (1.0, 3.0, 3.0, 3.0, 3.0, 10.0, 50.0, 3e3)
 OPERATORS = ARRANGING | ARITHMETIC | {"erf", "exp", "gelu", "sigmoid", "silu", "tanh"}
-# Dimensions before the columns: rows alone, in batches of two and three dimensions, one, and many.
+# Leading dimensions: rows alone, batches in two and three dimensions, one row, many rows.
 LEADS = ((8,), (2, 2, 2), (1, 1), (1, 1_030))
 BATCHES = (2, 4)
-# Parts of names of layers and classes of gated MLPs.
+# Parts of the names of layers and classes of gated MLPs.
 GATES = (("gate",), ("w1", "w2", "w3"), ("wi_0", "wi_1"))
 CLASSES = ("expert", "feedforward", "feed_forward", "ffn", "glu", "mlp")
-# The product of two has to be a number.
+# The product of two values must be finite.
 LARGEST_OF = {torch.float16: 150.0}
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """What a gated MLP computes."""
+    """A recognised gated MLP."""
 
     kernel: str
     options: tuple[str, ...]
     gate: str
-    """The name of the layer before the activation."""
+    """Name of the layer before the activation."""
     up: str | None
-    """None: the gate's layer computes both, itself first."""
+    """None: the gate's layer computes both, the gate first."""
     down: str
     passed_over: tuple[str, ...]
-    """Other children, whose work the kernel does."""
+    """Other children, such as the activation, that the kernel replaces."""
     is_up_first: bool
     """Whether the layer of `up` runs before that of `gate`."""
     settings: frozenset[Setting]
 
 
 def layers_of(module: Module) -> dict[str, Module]:
-    """Return the children that map vectors to vectors, as linear layers do."""
+    """Return the children with in_features and out_features, as linear layers have."""
     return {
         name: child
         for name, child in module._modules.items()
@@ -105,7 +101,7 @@ def layers_of(module: Module) -> dict[str, Module]:
 
 
 def looks_gated(module: Module) -> bool:
-    """Tell whether a reader would expect a gated MLP there, by its names."""
+    """Return whether its names suggest a gated MLP."""
     names, title = layers_of(module), type(module).__name__.lower()
     if "attention" in title or not _lead_to_another(names.values()):
         return False
@@ -120,7 +116,7 @@ def _are_names_of_gates(names: Iterable[str]) -> bool:
 
 
 def why_unknown_layers(module: Module) -> str | None:
-    """Return why a gated MLP by its names has no layers that are known; None: it is none."""
+    """Return why the layers of a gated MLP, by its names, are not known; None: it is none."""
     layers = [
         name
         for name, child in module._modules.items()
@@ -135,9 +131,9 @@ def why_unknown_layers(module: Module) -> str | None:
 
 
 def _lead_to_another(layers: Iterable[Any]) -> bool:
-    """Tell whether one layer takes what another one returns, or half of that.
+    """Return whether one layer takes the output of another one, or half of it.
 
-    A lazy layer has no size yet, and may be either.
+    A lazy layer has no size yet, and may match.
     """
     sizes = [(one.in_features, one.out_features) for one in layers]
     taken = {given for given, _ in sizes}
@@ -145,7 +141,7 @@ def _lead_to_another(layers: Iterable[Any]) -> bool:
 
 
 class Given(Module):
-    """A layer that returns a given tensor, and remembers what it was given."""
+    """A layer that returns a given tensor, and records its inputs."""
 
     def __init__(self, layer: Any, order: list[Given] | None = None) -> None:
         super().__init__()
@@ -165,19 +161,19 @@ class Given(Module):
 
     @property
     def weight(self) -> Tensor:
-        """No weights, of the dtype that they would have."""
+        """An empty tensor, of the dtype that the weights would have."""
         return torch.empty(0, dtype=torch.float32 if self.result is None else self.result.dtype)
 
 
 def modes() -> object:
-    """Return what torch's modes say about how a layer runs."""
+    """Return torch's modes: gradients, inference and autocast."""
     devices = [one for one in ("cpu", "cuda") if torch.amp.is_autocast_available(one)]
     casts = [(torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in devices]
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts
 
 
 class NotGatedError(Exception):
-    """A module that is not two layers, a product, and a third layer."""
+    """A module that is not a gated MLP."""
 
 
 class Probe:
@@ -210,7 +206,7 @@ class Probe:
         x_dtype: torch.dtype | None = None,
         operators: Operators | None = None,
     ) -> tuple[str, object]:
-        """Return the layer that the result comes from, and what it was given.
+        """Return the layer that computes the result, and its input.
 
         Raises:
             NotGatedError: the module has another form.
@@ -251,18 +247,18 @@ class Probe:
         return last[0], self._layers[last[0]].given[0]
 
     def is_before(self, name: str, other: str) -> bool:
-        """Tell whether in the last run, one layer ran before another."""
+        """Return whether one layer ran before another in the last run."""
         return self._order.index(self._layers[name]) < self._order.index(self._layers[other])
 
     def given_to_last(self, setting: Setting, is_training: bool) -> object:
-        """Return what the last layer is given."""
+        """Return the input of the last layer."""
         set_mode(self._module, is_training)
         return self.run(setting)[1]
 
     def agrees(
         self, setting: Setting, kernel: str, options: tuple[str, ...], gate: str, up: str | None
     ) -> bool:
-        """Tell whether the last layer is given what a kernel's reference computes."""
+        """Return whether the input of the last layer is the result of a kernel's reference."""
         expected = _reference(kernel, options, *self.tensors(setting, gate, up))
         try:
             return all(
@@ -273,7 +269,7 @@ class Probe:
             return False
 
     def why_not_training(self) -> str:
-        """Return why a module that is known otherwise is not where it trains."""
+        """Return why a module differs in training mode."""
         try:
             self.given_to_last(IN_FULL, True)
         except NotGatedError as error:
@@ -283,7 +279,7 @@ class Probe:
     def has_gradients_of(
         self, kernel: str, options: tuple[str, ...], gate: str, up: str | None
     ) -> bool:
-        """Tell whether what the last layer is given has the gradients of a kernel's reference."""
+        """Return whether the gradients are those of a kernel's reference."""
         given = [one for one in self.tensors(IN_FULL, gate, up) if one is not None]
         others = [None] if up is None else []
         try:
@@ -298,18 +294,18 @@ class Probe:
     def tensors(
         self, setting: Setting, gate: str, up: str | None, lead: tuple[int, ...] = BATCHES
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what these layers return."""
+        """Return the tensors that these layers return."""
         dtype = setting[0]
         return self.of(gate, dtype, lead), None if up is None else self.of(up, dtype, lead)
 
     def given_to_last_by(self, gate: str, up: str | None, *tensors: Tensor) -> object:
-        """Return what the last layer is given where these layers return these float32 tensors."""
+        """Return the input of the last layer if these layers return these float32 tensors."""
         drawn = {name: self.of(name, torch.float32) for name in self._layers}
         results = drawn | dict(zip((gate, up), tensors, strict=False))
         return self._run(None, {name: results[name] for name in drawn}, torch.float32)[1]
 
     def why_not_operators(self) -> str | None:
-        """Return which operator runs that a gated MLP does not need; None: none."""
+        """Return an operator that no gated MLP needs; None: none."""
         for is_training in (False, True):
             set_mode(self._module, is_training)
             operators = Operators()
@@ -320,7 +316,7 @@ class Probe:
         return None
 
     def is_read(self, number: Number) -> bool:
-        """Tell whether the result is another one where this number is."""
+        """Return whether the result depends on this number."""
         return is_another(lambda: self._results(), set_number(self._module, number))
 
     def _results(self) -> list[object]:
@@ -334,7 +330,7 @@ class Probe:
         return found
 
     def of(self, name: str, dtype: torch.dtype, lead: tuple[int, ...] = BATCHES) -> Tensor:
-        """Return what a layer returns, in these dimensions."""
+        """Return the tensor of a layer, in these leading dimensions."""
         largest = LARGEST_OF.get(dtype)
         drawn, rows = self._drawn[name], math.prod(lead)
         drawn = drawn.repeat(-(-rows // len(drawn)), 1)[:rows].unflatten(0, lead)
@@ -342,7 +338,7 @@ class Probe:
 
 
 def recognise(module: Module, reads: Reads) -> Recognised | str | None:
-    """Find out what an MLP computes; None: no gated MLP, a sentence: one that is not known."""
+    """Recognise a gated MLP; a sentence says why it is not known; None: it is none."""
     device = place_of(module)
     with probing(device) as generator:
         try:
@@ -368,7 +364,7 @@ def _recognise(
     is_up_first = len(others) == 2 and probe.is_before(others[1], others[0])
     best, (kernel, options, gate, up) = _best_of(probe, others, product)
     if not best <= 32:
-        # With two layers alone, it is as any other MLP.
+        # With two layers, it may be any other MLP.
         is_named = len(others) == 2 or looks_gated(module)
         return "what it computes between its layers is not known" if is_named else None
     is_up_first ^= gate != others[0]
@@ -390,7 +386,7 @@ def _recognise(
 def _why_not_everywhere(
     probe: Probe, kernel: str, options: tuple[str, ...], gate: str, up: str | None
 ) -> str | None:
-    """Return where it computes something else: in other dimensions, or for another input."""
+    """Return for which dimensions or inputs it differs; None: none."""
     for lead in LEADS:
         try:
             given = probe.run(IN_FULL, lead)[1]
@@ -414,7 +410,7 @@ Found = tuple[str, tuple[str, ...], str, str | None]
 
 
 def _best_of(probe: Probe, others: list[str], product: Tensor) -> tuple[float, Found]:
-    """Return what comes closest to the product, and how close: kernel, options, gate, up."""
+    """Return the candidate that is closest to the product, and its distance."""
     pairs: list[tuple[str, str | None]] = [(others[0], None)]
     if len(others) == 2:
         pairs = [(others[0], others[1]), (others[1], others[0])]
@@ -432,7 +428,7 @@ def _reference(kernel: str, options: tuple[str, ...], *tensors: Tensor | None) -
 
 
 class _Again(NamedTuple):
-    """What stands for the tensor meanwhile."""
+    """Replaces a saved tensor until it is computed again."""
 
     make: Callable[[], Tensor]
     shape: torch.Size
@@ -444,15 +440,15 @@ def run_on(layer: Module, make: Callable[[], Tensor]) -> Any:
 
 
 def run_without_keeping(layer: Module, make: Callable[[], Tensor]) -> Any:
-    """Return layer(make()); what it keeps of that for gradients is made again for them.
+    """Return layer(make()), and compute make() again for gradients instead of saving it.
 
-    Where that is not known to be right, or to save anything, it is kept as ever: by a layer other
-    than torch's linear one, or one with hooks, which may change what it is given, or where somebody
-    else has hooks for what is saved, as gradient checkpointing does.
+    The tensor is saved as usual if this is not known to be right, or to save memory: for a layer
+    that is not torch's linear one or has hooks, or under hooks for saved tensors, which gradient
+    checkpointing uses.
 
     Args:
-        layer: Which.
-        make: Computes what it is given, the same bits every time.
+        layer: The layer.
+        make: Computes the input, with the same bits every time.
     """
     x = make()
     if not _saves_x(layer):
@@ -480,7 +476,7 @@ def _unpack(packed: Tensor | _Again) -> Tensor:
         return packed.make().view(packed.shape)
 
 
-NOT_AS_FOUND = "its activation is another one now, or somebody watches it"
+NOT_AS_FOUND = "its activation was replaced, or has hooks"
 
 
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
@@ -524,13 +520,13 @@ def _sites(
 
 
 def _holds_experts(module: Module) -> bool:
-    """Tell whether its own parameters are the layers of many gated MLPs."""
+    """Return whether its parameters are the stacked layers of several experts."""
     own = [name for name, one in module._parameters.items() if one is not None and one.dim() == 3]
     return any("up" in name or "gate" in name for name in own) and any("down" in n for n in own)
 
 
 def _check(module: Module, found: Recognised, request: Request) -> str | None:
-    """Let the kernel itself run on the data; a sentence says what is wrong with it."""
+    """Run the kernel on the data of a probe; return why it does not agree."""
     device = place_of(module)
     parameter = next(module.parameters(), None)
     dtype = torch.float32 if parameter is None else parameter.dtype
@@ -555,7 +551,7 @@ def _check(module: Module, found: Recognised, request: Request) -> str | None:
 
 
 def _is_default(found: Recognised) -> bool:
-    """Tell whether every provider knows how: two tensors, and tanh."""
+    """Return whether every provider supports it: two tensors, and tanh."""
     return found.up is not None and found.options in ((), ("tanh",))
 
 
@@ -615,7 +611,7 @@ def _gated(
 
 
 def _running_first(found: Recognised) -> Callable[[Mapping[str, Any], Any], tuple[Any, Any]]:
-    """Return what runs gate and up in the order of the original, which hooks can see."""
+    """Return a function that runs gate and up in the original's order, for hooks."""
     gate, up, is_up_first = found.gate, found.up, found.is_up_first
 
     def run(children: Mapping[str, Any], x: Any) -> tuple[Any, Any]:
@@ -628,12 +624,12 @@ def _running_first(found: Recognised) -> Callable[[Mapping[str, Any], Any], tupl
 
 
 def _are_as_found(children: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Tell whether these children are those that were found, and nobody would miss their calls."""
+    """Return whether these children are unchanged, and their calls can be left out."""
     return all(children[one] is child and is_passed_over(child) for one, child in found.items())
 
 
 def _with_results(module: Module, results: dict[str | None, Tensor | None]) -> Module:
-    """Return the module for a call of its own code that need not run these layers again."""
+    """Return a module that runs the code with these results of layers."""
     children = dict(module._modules)
     for name, result in results.items():
         if name is not None:

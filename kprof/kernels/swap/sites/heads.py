@@ -1,10 +1,8 @@
-"""Heads of language models: the last linear layer and the loss in one, so that a step of training
-makes no logits.
+"""Heads of language models: the last linear layer and the loss as one operation, without logits.
 
-The model's own forward runs, with a layer that passes on what it gets in the place of its head,
-and a loss function that knows that. Its result has no logits then; where nobody trains, where
-there are no labels, where somebody watches the head, or where it or the loss is another one since,
-everything runs as it would.
+The model's own forward runs with a head that returns its input, and with a loss function that
+expects that. The result has no logits then. The original runs if the model is not training, if
+there are no labels, if the head has hooks, or if head or loss have been replaced since.
 """
 
 from __future__ import annotations
@@ -41,22 +39,22 @@ HEAD = "lm_head"
 
 
 class _Passing(Module):
-    """A head that passes on what it gets."""
+    """A head that returns its input."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Return it."""
+        """Return the input."""
         return hidden
 
 
 class _Body(Module):
-    """A body that returns given hidden states, and nothing else."""
+    """A body that returns given hidden states."""
 
     def __init__(self, hidden: Tensor) -> None:
         super().__init__()
         self.__dict__["last_hidden_state"] = hidden
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return itself: it has what a body's output has."""
+        """Return itself: it has the attributes of a body's output."""
         return self
 
     def __getattr__(self, name: str) -> None:
@@ -67,7 +65,7 @@ class _Body(Module):
 
 
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
-    """Yield the models below a module whose head and loss can be one."""
+    """Yield the models below a module whose head and loss can be fused."""
     if not isinstance(root, Module):
         return
     for name, module in python_modules(root):
@@ -98,16 +96,16 @@ def _why_not(module: Module, head: Module, function: Any) -> str | None:
 
 def _title(module: Module) -> str:
     cls = type(module)
-    # A class of torch's own name has to be told apart from it.
+    # Another class may have the name of torch's.
     return f"{cls.__module__}.{cls.__name__}" if cls.__name__ == Linear.__name__ else cls.__name__
 
 
 def _why_apart(module: Module) -> str | None:
-    """Run a copy of the model around a body that is none; return why it does not fit."""
+    """Run a stand-in of the model with a stand-in body; return why it does not fit."""
     why = why_effects(module)
     if why is not None:
         return why
-    # Values do not matter here, and drawing some would move the random numbers of the workload.
+    # Ones, because random values would advance the workload's random state.
     hidden = torch.ones(1, 3, 8)
     losses: list[Any] = []
 
@@ -135,7 +133,7 @@ def _why_apart(module: Module) -> str | None:
 
 
 class _Watching(_Passing):
-    """A head that remembers what it passed on."""
+    """A head that records and returns its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,16 +146,16 @@ class _Watching(_Passing):
 
 
 class _Fused:
-    """The loss of one call, from what its head would get."""
+    """The loss function of one call, which gets the input of the head."""
 
     def __init__(self, model: Any, known: Known, dispatcher: Dispatcher) -> None:
         self._model, self._known, self._dispatcher = model, known, dispatcher
         self.hidden: Any = None
         self.logits: Any = None
-        """Where the kernel could not do it: the head's."""
+        """Logits of the head, if the kernel could not run."""
 
     def __call__(self, logits: Any, labels: Any, vocab_size: Any, *others: Any, **opt: Any) -> Any:
-        """Return the loss of these hidden states, which are no logits."""
+        """Return the loss of these hidden states."""
         self.hidden, head = logits, self._model._modules[HEAD]
         why = OTHER_SIZE if vocab_size != head.weight.shape[0] else ""
         why = why or self._known.why_not(logits, labels, vocab_size, opt)
@@ -171,7 +169,7 @@ class _Fused:
         if function is not None:
             return divided(function(*arguments), opt.get("num_items_in_batch"))
         self.logits = head(logits)
-        # By keywords, as models call it.
+        # By keyword, as models call it.
         named = {"logits": self.logits, "labels": labels, "vocab_size": vocab_size}
         if others:
             return self._model.loss_function(*named.values(), *others, **opt)
@@ -199,7 +197,7 @@ def _site(
     put = bound(_headless(original, own, known, dispatcher, switch), original, switch)
 
     def why(owner: Any) -> str | None:
-        # Another site may have put the kernel's there.
+        # Another site may have replaced it.
         loss = owner.__dict__.get(ATTRIBUTE)
         return None if isinstance(loss, Loss) else why_changed(function, known, owner)
 
@@ -238,17 +236,17 @@ def _headless(
 
 
 def _why_not_now(model: Any, own: object) -> str:
-    """Return why this call needs its logits; empty: it does not."""
+    """Return why this call needs logits; empty: it does not."""
     head, loss = model._modules[HEAD], model.__dict__.get(ATTRIBUTE)
     if type(head) is not Linear:
         return f"its head is a {_title(head)} now, not a torch.nn.Linear"
     if not is_passed_over(head):
-        return "somebody watches its head"
+        return "its head has hooks"
     return "" if loss is own or isinstance(loss, Loss) else "it has another loss now"
 
 
 def _with_logits(outputs: Any, hidden: Tensor | None, logits: Tensor | None) -> Any:
-    """Return a model's outputs with these logits, or with none, where the hidden states are."""
+    """Return a model's outputs with these logits, or without, instead of the hidden states."""
     if isinstance(outputs, tuple):
         placed = [logits if one is hidden else one for one in outputs]
         return tuple(one for one in placed if one is not None)

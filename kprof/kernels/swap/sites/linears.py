@@ -1,7 +1,7 @@
-"""Linear layers: products whose weights can be in FP8.
+"""Linear layers: GEMMs with weights in FP8.
 
-Less precise than what is there, so that some are left alone unless they are named in full: heads
-and routers, whose small errors decide between tokens and experts, and layers too small to gain.
+FP8 is less precise, so some layers are swapped only if a filter names them in full: heads and
+routers, whose small errors decide between tokens and experts, and layers too small to gain.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from kprof.kernels.swap.site import FP8_LINEAR, Request, Site, Skip, Switch, bou
 from kprof.kernels.swap.sites import Family
 
 KERNEL = FP8_LINEAR
-# What layers are called whose results are compared with each other.
+# Names of layers whose results are compared with each other.
 DECIDING = {
     "heads": ("classifier", "embed_out", "lm_head", "output_projection", "qa_outputs", "score"),
     "routers": ("gate", "router"),
 }
-# Of weights; with fewer, a call takes the time of a launch in any precision.
+# Weights of a layer; with fewer, a call takes as long as a launch in any precision.
 LEAST_WEIGHTS = 1 << 20
 MULTIPLE = 16
-# Of the first GPUs that multiply FP8.
+# First compute capability with FP8 GEMMs.
 LEAST_CAPABILITY = (8, 9)
 SETTINGS: frozenset[Setting] = frozenset((dtype, cast) for dtype in WIDE for cast in (None, dtype))
 
@@ -74,7 +74,7 @@ def _why_not(module: Linear) -> str | None:
 
 
 def _why_spared(name: str, module: Linear, *, is_tied: bool) -> str | None:
-    """Return why a layer had better not be in FP8, which a filter can overrule."""
+    """Return why a layer is not in FP8 by default, which a filter can overrule."""
     for sort, names in DECIDING.items():
         if name.rpartition(".")[2] in names:
             return f"{sort} stay as precise as they are: {KERNEL}@{name} takes it all the same"
@@ -93,7 +93,7 @@ def _site(name: str, module: Linear, request: Request) -> Site:
     bind = bound(_linear(original, dispatcher, switch), original, switch)
 
     def put(owner: Any) -> Any:
-        # Nobody counted what was written to its weights since another swap.
+        # Writes to its weights since another swap were not counted.
         forget(owner)
         return bind(owner)
 
@@ -112,7 +112,7 @@ def _linear(
             return run_original(self, OTHERWISE, *(() if x is None else (x,)), **kwargs)
         parameters = self._parameters
         if "weight" not in parameters or "bias" not in parameters:
-            # Pruned, parametrized or sharded since.
+            # It was pruned, parametrized or sharded.
             return run_original(self, "its weights are no parameters of its own any more", x)
         weight, bias = parameters["weight"], parameters["bias"]
         if is_compiling():

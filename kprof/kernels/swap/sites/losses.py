@@ -1,7 +1,7 @@
-"""Losses of language models: what computes the loss of a model of Hugging Face from its logits.
+"""Losses of language models: the function by which a model of Hugging Face computes its loss.
 
-There the logits are cast to float32 in a copy, and another copy holds their gradient; the kernel
-reads them as they are.
+The original casts logits to float32 in a copy, and has their gradient in another one; the kernel
+reads the logits as they are.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ VOCABULARY = 37
 OTHER_SIZE = "its vocabulary has another size than its logits"
 
 
-# Options of a loss of Hugging Face's, beside logits, labels and the size of the vocabulary.
+# Options of Hugging Face's loss, besides logits, labels and the size of the vocabulary.
 OPTIONS = ("num_items_in_batch", "ignore_index", "shift_labels")
 # Batches and tokens of probes: with the last, all tokens of the vocabulary are labels.
 LENGTHS = ((2, 5), (1, 2), (3, 64))
@@ -53,15 +53,15 @@ OPERATORS |= {"nll_loss2d_forward", "nll_loss_forward"}
 
 @dataclass(frozen=True)
 class Known:
-    """A function that is the loss of a causal language model."""
+    """A recognised loss of a causal language model."""
 
     settings: frozenset[Setting]
     options: frozenset[str]
-    """Those of its arguments that mean what they do in Hugging Face's own."""
+    """Arguments with the same meaning as in Hugging Face's own loss."""
     reads: Reads
 
     def why_not(self, logits: Any, labels: Any, vocab_size: Any, options: dict[str, Any]) -> str:
-        """Return why a call goes to the function itself; empty: a kernel may take it."""
+        """Return why a call runs the original; empty: a kernel may take it."""
         for name, value in options.items():
             if name not in self.options and not (name in OPTIONS and value is None):
                 return f"it is called with {name}"
@@ -75,9 +75,9 @@ class Known:
 
 
 class Loss:
-    """The loss of a causal language model, whose logits need no copy.
+    """The loss of a causal language model, without a copy of the logits.
 
-    A copy of the model that carries it, and what is read back from a file, carries the original.
+    A copied or pickled model gets the original instead.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Loss:
         return decision.function
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A function's copy is itself: who reads this back needs no kprof.
+        # A function's copy is itself: unpickling needs no kprof.
         return copy.copy, (self._original,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -146,14 +146,14 @@ def _itself(loss: Loss, owner: Module) -> Loss:
 
 
 def targets_of(labels: Tensor, shift_labels: Tensor | None, ignore_index: int) -> Tensor:
-    """Return for every position the token that follows it."""
+    """Return the next token of every position."""
     if shift_labels is None:
         shift_labels = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     return shift_labels.reshape(-1)
 
 
 def arguments_of(rows: Tensor, labels: Tensor, options: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments of the kernel for logits, or for what becomes logits."""
+    """Return the kernel's arguments, for logits or for the input of the head."""
     ignore_index = options.get("ignore_index", IGNORE_INDEX)
     targets = targets_of(labels, options.get("shift_labels"), ignore_index).to(rows.device)
     reduction = "mean" if options.get("num_items_in_batch") is None else "sum"
@@ -161,7 +161,7 @@ def arguments_of(rows: Tensor, labels: Tensor, options: dict[str, Any]) -> tuple
 
 
 def divided(loss: Tensor, num_items: Tensor | int | None) -> Tensor:
-    """Return a sum over this number of items; None: a mean already."""
+    """Return a sum divided by a number of items; None: it is a mean already."""
     if num_items is None:
         return loss
     return loss / (num_items.to(loss.device) if isinstance(num_items, Tensor) else num_items)
@@ -202,14 +202,14 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
 
 
 def why_changed(function: object, known: Known, module: Module) -> str | None:
-    """Return what differs from when the loss of a model was recognised; None: nothing."""
+    """Return what has changed since the loss of a model was recognised; None: nothing."""
     if getattr(module, PROPERTY, None) is not function:
         return "it has another loss now"
     return known.reads.why_changed(None)
 
 
 def _calls_its_loss(cls: type) -> bool:
-    """Tell whether the forward of a class, or one that it calls by `super()`, names the loss."""
+    """Return whether the forward of a class, or a base's by `super()`, names the loss."""
     for one in cls.__mro__:
         forward = vars(one).get("forward")
         inner = innermost(forward)
@@ -223,7 +223,7 @@ def _calls_its_loss(cls: type) -> bool:
 
 
 def loss_of(module: Module) -> Callable[..., Any] | None:
-    """Return the function by which a model of Hugging Face computes its loss; None: it has none."""
+    """Return the loss function of a Hugging Face model; None: it has none."""
     if not isinstance(inspect.getattr_static(type(module), PROPERTY, None), property):
         return None
     if "labels" not in inspect.signature(type(module).forward).parameters:
@@ -236,7 +236,7 @@ def loss_of(module: Module) -> Callable[..., Any] | None:
 
 
 def known_loss(function: Callable[..., Any]) -> Known | str:
-    """Find out what a loss computes; a sentence says why it is not that of a causal model."""
+    """Recognise a loss; a sentence says why it is not that of a causal model."""
     reads = reads_of_function(function)
     if isinstance(reads, str):
         return reads
@@ -268,7 +268,7 @@ class _Probe:
         return logits.to(self._device), labels.to(self._device)
 
     def agrees(self, setting: Setting, options: dict[str, Any]) -> bool:
-        """Tell whether both return the same for calls with these options."""
+        """Return whether both agree for calls with these options."""
         for lead in LENGTHS:
             logits, labels = self._drawn(lead)
             ignored = options.get("ignore_index", IGNORE_INDEX)
@@ -285,7 +285,7 @@ class _Probe:
         return divided(self._reference(*arguments), options.get("num_items_in_batch"))
 
     def takes(self, name: str, settings: frozenset[Setting]) -> bool:
-        """Tell whether this option means what it does in Hugging Face's loss."""
+        """Return whether this option has the meaning of Hugging Face's loss."""
         labels = self._drawn((2, 5))[1]
         values: dict[str, list[Any]] = {
             "num_items_in_batch": [9, torch.tensor(7, device=self._device)],
@@ -313,7 +313,7 @@ class _Probe:
         return are_alike(self._replaced(logits, labels, options), original)
 
     def why_not(self) -> str | None:
-        """Return what it runs besides a loss, or that its gradients are others; None: neither."""
+        """Return an operator that no loss needs, or that gradients differ; None: neither."""
         for lead in LENGTHS:
             logits, labels = self._drawn(lead)
             versions = logits._version, labels._version

@@ -1,9 +1,7 @@
-"""What a norm computes: found by trying which candidate agrees with the module's own code.
+"""Norms: modules that compute an RMSNorm or a LayerNorm of rows, whatever they are called.
 
-The rows are random, some of them tiny, so that the order in which a norm rounds, and where its
-epsilon is, show.
-
-Norms of rows: modules that compute an RMSNorm or a LayerNorm, whatever they are called.
+A probe runs the module's own code on random rows, some of them tiny, so that the rounding order and
+the place of epsilon show. The candidate that agrees tells which kernel computes the same.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ OTHER = "it computes something else than an RMSNorm or a LayerNorm of rows"
 MOVED = "its weight is no parameter of its own: it is sharded, pruned or parametrized"
 FORMS = ("llama", "torch", "gemma")
 USUAL_EPS = (1e-6, 1e-5, 1e-8, 1e-12, torch.finfo(torch.float32).eps)
-# Rows of which the epsilon is a small part, about half, and most.
+# Scales of rows: epsilon is a small part of the mean square, about half, or most.
 SCALES = (1.0, 30.0, 1e-1, 1e-2, 3e-3, 1e-3, 1e-4, 1.0)
 # Dimensions before the columns.
 BATCHES = (2, 4)
@@ -67,19 +65,19 @@ OPERATORS |= {"rms_norm", "rsqrt", "sqrt", "std", "std_mean", "sum", "var", "var
 
 @dataclass(frozen=True)
 class Recognised:
-    """What a norm computes."""
+    """A recognised norm."""
 
     kernel: str
     form: str | None
-    """Of an RMSNorm: the order in which it rounds."""
+    """Rounding order of an RMSNorm."""
     eps: float
     eps_name: str | None
-    """The attribute that holds it; None: it is in the code."""
+    """Attribute with the epsilon; None: it is in the code."""
     settings: frozenset[Setting]
 
 
 def looks_like_a_norm(module: Module) -> bool:
-    """Tell whether a reader would expect a norm of rows there, by its name or its epsilon."""
+    """Return whether its name or its epsilon suggests a norm of rows."""
     if isinstance(module, (_NormBase, torch.jit.ScriptModule)) or module._modules:
         return False
     return "norm" in type(module).__name__.lower() or (
@@ -169,7 +167,7 @@ def _candidates(module: Module, dtype: torch.dtype, reads: Reads) -> Iterator[Ca
 
 
 class Probe:
-    """Runs a norm's own code and its replacements on the same rows."""
+    """Runs a norm's own code and candidates on the same rows."""
 
     def __init__(self, module: Module, device: torch.device, generator: torch.Generator) -> None:
         self._device = device
@@ -191,7 +189,7 @@ class Probe:
     def original(
         self, setting: Setting, is_training: bool = False, lead: tuple[int, ...] = BATCHES
     ) -> object:
-        """Return what the module's code computes."""
+        """Return the result of the module's code."""
         dtype, cast = setting
         set_mode(self._module, is_training)
         with autocast_of(self._device, cast):
@@ -202,14 +200,14 @@ class Probe:
         return self.rows.repeat(-(-num_rows // len(self.rows)), 1)[:num_rows]
 
     def _run(self, rows: Tensor, lead: tuple[int, ...] = BATCHES) -> object:
-        # In several dimensions: what norms more than a row, or another dimension, shows.
+        # In several dimensions, so that a norm over another dimension shows.
         x = rows.unflatten(0, lead)
         result = type(self._module).forward(self._module, x)
         is_known = isinstance(result, Tensor) and result.shape == x.shape
         return result.reshape(rows.shape) if is_known else result
 
     def why_not_operators(self) -> str | None:
-        """Return which operator runs that a norm does not need, or that it writes to its input."""
+        """Return an operator that no norm needs, or that it writes to its input; None: neither."""
         x = self.rows.to(self._dtype, copy=True).unflatten(0, BATCHES)
         version = x._version
         for is_training in (False, True):
@@ -222,7 +220,7 @@ class Probe:
         return "it writes to its input" if x._version != version else None
 
     def why_not_everywhere(self, one: Candidate) -> str | None:
-        """Return for which dimensions it computes something else than a candidate; None: none."""
+        """Return for which dimensions it differs from a candidate; None: none."""
         for lead in LEADS:
             try:
                 original = self.original((self._dtype, None), lead=lead)
@@ -234,14 +232,14 @@ class Probe:
         return None
 
     def is_read(self, number: Number) -> bool:
-        """Tell whether the result is another one where this number is."""
+        """Return whether the result depends on this number."""
         return is_another(
             lambda: [self.original((self._dtype, None), one) for one in (False, True)],
             set_number(self._module, number),
         )
 
     def has_gradients_of(self, one: Candidate) -> bool:
-        """Tell whether a candidate has the gradients of the module's code, in float32."""
+        """Return whether a candidate has the gradients of the module's code, in float32."""
         names = [name for name in TAKEN if self._parameters.get(name) is not None]
 
         def original(rows: Tensor, *weights: Tensor) -> object:
@@ -261,7 +259,7 @@ class Probe:
     def replaced(
         self, setting: Setting, one: Candidate, function: Callable[..., Any] | None = None
     ) -> object:
-        """Return what a candidate computes, by the reference or by another function."""
+        """Return the result of a candidate, by the reference or another function."""
         return _computed(self.rows.to(setting[0]), self._parameters, one, function)
 
 
@@ -307,14 +305,14 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
 
 
 def _kernel_of(module: Module, request: Request) -> str:
-    """Return the kernel that was asked for and would be expected for a norm that is not known."""
+    """Return the kernel to report for a norm that was not recognised."""
     asked = [one for one in (RMSNORM, LAYERNORM) if one in request.kernels]
     is_layer = "layer" in type(module).__name__.lower() and LAYERNORM in asked
     return LAYERNORM if is_layer else asked[0] if asked else ""
 
 
 def compared(module: Module, found: Recognised, reads: Reads) -> Reads:
-    """Return what has to stay as it is: all but what the kernel reads anew at each call."""
+    """Return the reads to compare: all except those that the kernel reads at each call."""
     taken = ("weight",) if found.kernel == RMSNORM else TAKEN
     empty = [name for name, one in module._parameters.items() if one is None and name not in taken]
     return replace(
@@ -325,7 +323,7 @@ def compared(module: Module, found: Recognised, reads: Reads) -> Reads:
 
 
 def norm_of(module: Module, request: Request) -> Recognised | str | None:
-    """Return what a norm computes, or why it is none that is known; None: it looks like none."""
+    """Return a recognised norm, or why it was not recognised; None: it is no norm."""
     if not looks_like_a_norm(module):
         return None
     why = why_no_weights(module)
@@ -335,7 +333,7 @@ def norm_of(module: Module, request: Request) -> Recognised | str | None:
 
 
 def reads_of(module: Module) -> Reads | str:
-    """Return what the code of a norm reads; a sentence says why that is not known."""
+    """Return what the code of a norm reads, or why this is not known."""
     return reads_of_module(module, taken=TAKEN)
 
 
@@ -345,7 +343,7 @@ def _recognised(module: Module) -> Recognised | str:
 
 
 def _check(module: Module, found: Recognised, request: Request) -> str | None:
-    """Let the kernel itself run on the rows; a sentence says what is wrong with it."""
+    """Run the kernel on the rows of a probe; return why it does not agree."""
     device = place_of(module)
     kernel = request.kernels[found.kernel]
     with probing(device) as generator:
@@ -361,7 +359,7 @@ def _check(module: Module, found: Recognised, request: Request) -> str | None:
             arguments=(rows, rows, found.eps, *options),
         )
         if function is None:
-            # Calls may come from another device, and are looked at one by one.
+            # Calls may come from another device; each is decided later.
             return None
         new = probe.replaced((dtype, None), (found.kernel, found.form, found.eps, None), function)
         if not are_alike(new, probe.original((dtype, None))):
@@ -370,7 +368,7 @@ def _check(module: Module, found: Recognised, request: Request) -> str | None:
 
 
 def is_default(found: Recognised) -> bool:
-    """Tell whether it rounds as every provider does."""
+    """Return whether it rounds as every provider does."""
     return found.form in (None, FORMS[0])
 
 
@@ -382,13 +380,12 @@ def _site(name: str, module: Module, found: Recognised, reads: Reads, request: R
     )
     switch = Switch()
     original = type(module).forward
-    make = _rmsnorm if found.kernel == RMSNORM else _layernorm
-    names = names_of_weights(module)
-    put = bound(make(original, found, names, reads, dispatcher, switch), original, switch)
+    forward = _normalising(original, found, names_of_weights(module), reads, dispatcher, switch)
+    put = bound(forward, original, switch)
     return Site(name, module, put, dispatcher, switch=switch, why_changed=reads.why_changed)
 
 
-def _rmsnorm(
+def _normalising(
     original: Callable[..., Any],
     found: Recognised,
     names: tuple[bool, bool],
@@ -396,9 +393,10 @@ def _rmsnorm(
     dispatcher: Dispatcher,
     switch: Switch,
 ) -> Callable[..., Any]:
+    """Return the forward of a swapped norm."""
     known, decide, trace = dispatcher.known, dispatcher.decide, dispatcher.tracing()
     run_original, is_changed = running_original(original, dispatcher, switch), changes_of(reads)
-    constant, eps_name = found.eps, found.eps_name
+    constant, eps_name, takes_bias = found.eps, found.eps_name, found.kernel == LAYERNORM
     options = () if is_default(found) else (found.form,)
 
     def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
@@ -410,70 +408,32 @@ def _rmsnorm(
             return run_original(self, MOVED_SINCE, x)
         if is_changed is not None and is_changed(self):
             return run_original(self, CHANGED, x)
-        weight = self._parameters["weight"]
-        eps = constant if eps_name is None else getattr(self, eps_name)
-        if is_compiling():
-            function = trace(x, weight, eps, *options)
-        else:
-            key = key_of(x, weight)
-            decision = known.get(key) or decide(key, (x, weight, eps, *options))
-            decision.num_calls += 1
-            function = decision.function
-        if function is None:
-            return original(self, x)
-        return function(x, weight, eps, *options)
-
-    return forward
-
-
-def _layernorm(
-    original: Callable[..., Any],
-    found: Recognised,
-    names: tuple[bool, bool],
-    reads: Reads,
-    dispatcher: Dispatcher,
-    switch: Switch,
-) -> Callable[..., Any]:
-    known, decide, trace = dispatcher.known, dispatcher.decide, dispatcher.tracing()
-    run_original, is_changed = running_original(original, dispatcher, switch), changes_of(reads)
-    constant, eps_name = found.eps, found.eps_name
-
-    def forward(self: Any, x: Any = None, /, *args: Any, **kwargs: Any) -> Any:
-        if switch.owner is not self or args or kwargs or x is None:
-            return run_original(self, OTHERWISE, *(() if x is None else (x,)), *args, **kwargs)
-        if not x.is_contiguous() and is_permuted(x):
-            return run_original(self, PERMUTED, x)
-        if have_moved(self, names):
-            return run_original(self, MOVED_SINCE, x)
-        if is_changed is not None and is_changed(self):
-            return run_original(self, CHANGED, x)
         parameters = self._parameters
-        weight, bias = parameters.get("weight"), parameters.get("bias")
+        weight, bias = parameters.get("weight"), parameters.get("bias") if takes_bias else None
         eps = constant if eps_name is None else getattr(self, eps_name)
+        arguments = (x, weight, bias, eps) if takes_bias else (x, weight, eps, *options)
         if is_compiling():
-            function = trace(x, weight, bias, eps)
+            function = trace(*arguments)
         else:
             key = key_of(x, weight, bias)
-            decision = known.get(key) or decide(key, (x, weight, bias, eps))
+            decision = known.get(key) or decide(key, arguments)
             decision.num_calls += 1
             function = decision.function
-        if function is None:
-            return original(self, x)
-        return function(x, weight, bias, eps)
+        return original(self, x) if function is None else function(*arguments)
 
     return forward
 
 
 def names_of_weights(norm: Module) -> tuple[bool, bool]:
-    """Tell whether a norm has a weight, and whether it has a bias."""
+    """Return whether a norm has a weight, and whether it has a bias."""
     own = norm._parameters
     return own.get("weight") is not None, own.get("bias") is not None
 
 
 def have_moved(norm: Module, names: tuple[bool, bool]) -> bool:
-    """Tell whether a norm's weight or bias is no longer the parameter that it was.
+    """Return whether a norm's weight or bias is no longer its own parameter.
 
-    Pruning, parametrizing and FullyShardedDataParallel make a plain attribute of it.
+    Pruning, parametrization and FullyShardedDataParallel make a plain attribute of it.
     """
     own, parameters = norm.__dict__, norm._parameters
     return (
@@ -485,7 +445,7 @@ def have_moved(norm: Module, names: tuple[bool, bool]) -> bool:
 
 
 def is_permuted(x: Tensor) -> bool:
-    """Tell whether elements lie in memory in another order than that of the dimensions."""
+    """Return whether the order of elements in memory differs from that of the dimensions."""
     steps = [step for step, size in zip(x.stride(), x.shape, strict=True) if step and size > 1]
     return steps != sorted(steps, reverse=True)
 

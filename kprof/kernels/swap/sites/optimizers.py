@@ -1,4 +1,4 @@
-"""Optimizers: the step of an AdamW."""
+"""Optimizers: the step of torch's AdamW."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kprof.kernels.swap.site import Request, Site, Skip, Switch
 from kprof.kernels.swap.sites import Family
 
 KERNEL = "adamw"
-# What a scheduler of torch's leaves on the step that it counts.
+# Attribute that torch's schedulers set on a step that they count.
 COUNTED = "_wrapped_by_lr_sched"
 
 
@@ -60,7 +60,7 @@ def _why_foreign(optimizer: AdamW) -> str | None:
 def _step(optimizer: AdamW, dispatcher: Dispatcher, switch: Switch) -> Callable[..., Any]:
     from kprof.kernels.adamw import adamw_step, refuses_step
 
-    # Whether a scheduler counts the steps, whose wrapper this one takes the place of.
+    # Whether a scheduler has wrapped the step to count it; this step replaces the wrapper.
     is_counted = "step" in optimizer.__dict__
 
     def step(self: Any, closure: Any = None) -> Any:
@@ -75,7 +75,7 @@ def _step(optimizer: AdamW, dispatcher: Dispatcher, switch: Switch) -> Callable[
             )
             return type(self).step(self, closure)
         if torch.cuda.is_available():
-            # As torch's own step does: raises while a graph is captured that would count no steps.
+            # As torch's step does: raises during a graph capture that would count no steps.
             self._cuda_graph_capture_health_check()
         why = refuses_step(self) or _refuses(self, params)
         sizes = tuple(len(group["params"]) for group in self.param_groups)
@@ -98,12 +98,12 @@ def _step(optimizer: AdamW, dispatcher: Dispatcher, switch: Switch) -> Callable[
 
 
 def _refuses(optimizer: AdamW, params: list[Tensor]) -> str | None:
-    """Return why all groups of an optimizer together cannot be updated here; None: they can."""
+    """Return why the groups of an optimizer are not supported; None: they are."""
     if len({one.device for one in params}) > 1:
         return "its parameters are on several devices"
     if not all(group.get("decoupled_weight_decay", True) for group in optimizer.param_groups):
         return "weights decay by their gradients"
-    # New states count their steps in the default dtype.
+    # New states count steps in the default dtype.
     is_new = any(one.grad is not None and not optimizer.state.get(one) for one in params)
     if is_new and torch.get_default_dtype() == torch.float64:
         return "its steps are counted in float64"

@@ -1,8 +1,8 @@
 """Residual adds in front of a norm: layers that compute x = x + part(...) and then norm(x).
 
-The forward of the layer is patched: its source is parsed, and where a sum is normed and the code in
-between and after it is known to do no more than copy and add, the sum and the norm become one call.
-Every other statement stays what it is, and every value that the forward sees is a tensor.
+The forward of the layer is patched: its source is parsed, and where a sum is normed, and the code
+between and after them does no more than copy and add, the sum and the norm become one call. All
+other statements stay, and every value that the forward sees is a tensor.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ LOCALS = "its forward reads its local variables as a whole"
 WATCHED = "its norm has hooks, or another forward"
 ANOTHER = "its norm is another one now"
 NO_TENSORS = "it adds something else than two plain tensors"
-# Functions that would see a variable more in the frame of the forward.
+# Functions that see the additional variables of the patched forward.
 READS_LOCALS = {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "breakpoint"}
-# Attributes of a tensor that say nothing of its values.
+# Attributes of a tensor that do not depend on its values.
 METADATA = {"shape", "dtype", "device", "ndim", "is_cuda", "layout", "size", "dim", "numel"}
 
 
-# Line and column where code begins, and where it ends: `f(x)` and `f(x).g()` begin alike.
+# First line and column, last line and column: `f(x)` and `f(x).g()` have the same start.
 Place = tuple[int, int, int, int]
 
 
@@ -65,18 +65,18 @@ class Joint:
     """A sum and its norm in the source of a forward."""
 
     norm: str
-    """The child that gets the sum."""
+    """Name of the norm."""
     call: Place
     """Of its call."""
     sum: Place
     """Of the statement that adds."""
     guards: tuple[ast.expr, ...]
-    """Tests of branches in between: where one is true, the norm may get something else."""
+    """Tests of branches in between: if one is true, the norm may have another input."""
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A sum and its norm that cannot become one call, and why."""
+    """A sum and its norm that cannot be fused, and why."""
 
     norm: str
     why: str
@@ -84,7 +84,7 @@ class Obstacle:
 
 @dataclass
 class Found:
-    """The joints of a forward, and what is in the way of others."""
+    """The joints and obstacles of a forward."""
 
     tree: ast.FunctionDef | None
     joints: list[Joint] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Found:
 
 
 def find(root: object, request: Request) -> Iterator[Site | Skip]:
-    """Yield the layers below a module that norm a sum."""
+    """Yield the layers below a module with a norm of a sum."""
     if not isinstance(root, Module):
         return
     for name, module in root.named_modules():
@@ -117,7 +117,7 @@ def find(root: object, request: Request) -> Iterator[Site | Skip]:
 def _sites(
     name: str, module: Module, found: Found, known: dict[str, Recognised], request: Request
 ) -> Iterator[Site | Skip]:
-    """Yield the site of a layer's joints, and what is left alone."""
+    """Yield the site of a layer's joints, and the places that are skipped."""
     places: list[Joint | Obstacle] = [*found.joints, *found.obstacles]
     what, joints = type(module).__name__, list[Joint]()
     for one in places:
@@ -143,7 +143,7 @@ def _why_not(module: Module, found: Recognised, child: str, request: Request) ->
 
 
 def _check(norm: Module, name: str, found: Recognised, request: Request) -> str | None:
-    """Let the kernel itself run on random rows; a sentence says what is wrong with it."""
+    """Run the kernel on random rows; return why it does not agree."""
     kernel, device = request.kernels[name], place_of(norm)
     weight = next(one for one in norm._parameters.values() if one is not None)
     with probing(device) as generator:
@@ -155,7 +155,7 @@ def _check(norm: Module, name: str, found: Recognised, request: Request) -> str 
             kernel, x, x.shape, is_default=default, arguments=arguments
         )
         if function is None:
-            # Calls may come from another device, and are looked at one by one.
+            # Calls may come from another device; each is decided later.
             return None
         if not are_alike(function(*arguments), kernel.reference(*arguments)):
             return f"the kernel of {provider} does not agree with it on random rows"
@@ -165,14 +165,14 @@ def _check(norm: Module, name: str, found: Recognised, request: Request) -> str 
 def _arguments_of(
     found: Recognised, x: Any, residual: Any, weight: Any, bias: Any, eps: float
 ) -> tuple[Any, ...]:
-    """Return the arguments of the kernel that does this norm after a sum."""
+    """Return the arguments of the fused kernel."""
     if found.kernel == LAYERNORM:
         return x, residual, weight, bias, eps
     return x, residual, weight, eps, *(() if is_default(found) else (found.form,))
 
 
 def _children_of(module: Module) -> set[str]:
-    """Return the names by which `self.NAME` is a child, whatever code runs."""
+    """Return the names for which `self.NAME` is always a child."""
     cls = type(module)
     plain = (
         cls.__getattribute__ is Module.__getattribute__ and cls.__getattr__ is Module.__getattr__
@@ -185,16 +185,16 @@ def _children_of(module: Module) -> set[str]:
 
 
 def joints_of(module: Module, norms: frozenset[str]) -> Found | Obstacle:
-    """Return where a layer's forward norms a sum, and where it does so in a way that is left alone.
+    """Return the joints and obstacles of a layer's forward.
 
-    Of a forward that has no such place there are none; an obstacle says that it cannot be told.
+    An obstacle instead means that the forward cannot be analysed.
     """
     forward, names = type(module).forward, norms & _children_of(module)
     inner = innermost(forward)
     tree = None if inner is None else tree_of(forward)
     if inner is None or tree is None:
         others = {*_names_of(inner.__code__)} if inner is not None else set()
-        # Code that names none of its norms, such as that of a container, norms no sum.
+        # Code that names none of its norms, such as a container's, has no joints.
         if inner is None or names & others:
             return Obstacle(min(norms), NO_SOURCE)
         return Found(None)
@@ -217,7 +217,7 @@ def joints_of(module: Module, norms: frozenset[str]) -> Found | Obstacle:
 
 
 def _norms_elsewhere(module: Module, inner: types.FunctionType, norms: frozenset[str]) -> set[str]:
-    """Return the norms that methods name which a forward reaches, and which it does not name."""
+    """Return norms that are named in methods that a forward calls, but not in the forward."""
     cls, seen, new = type(module), {inner.__code__}, [inner.__code__]
     while new:
         code = new.pop()
@@ -254,7 +254,7 @@ def _is_assigned(name: str, tree: ast.AST) -> bool:
 
 
 class _Reader(NamedTuple):
-    """Reads the code of a layer: the name of the layer itself, its norms, its children."""
+    """Reads the code of a layer: the name of `self`, its norms, its children."""
 
     owner: str
     norms: frozenset[str]
@@ -270,21 +270,21 @@ class _Reader(NamedTuple):
         return norm, given.id
 
     def child(self, node: ast.AST) -> str:
-        """Return the name of the child that `self.NAME` is; empty: it is something else."""
+        """Return the name of a child `self.NAME`; empty: it is something else."""
         if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
             return ""
         is_own = node.value.id == self.owner and node.attr in self.children
         return node.attr if is_own else ""
 
     def first_effect_of(self, statement: ast.stmt) -> ast.AST | None:
-        """Return the first part of a statement that runs code; None: it copies, or does nothing."""
+        """Return the first part of a statement that runs code; None: it only copies."""
         if isinstance(statement, ast.Pass):
             return None
         value = getattr(statement, "value", None)
         targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
         are_names = all(_is_name(one) for one in targets)
         if isinstance(statement, (ast.Return, ast.AugAssign)) or not are_names:
-            # Something happens after the value at the latest.
+            # The statement itself has an effect after its value.
             is_known = isinstance(statement, (ast.Return, ast.AugAssign, ast.Assign, ast.Expr))
             is_free = isinstance(statement, ast.Expr)
             effect = self.first_effect(value) if is_known else statement
@@ -293,9 +293,9 @@ class _Reader(NamedTuple):
         return self.first_effect(value) if is_known else statement
 
     def first_effect(self, node: ast.AST | None) -> ast.AST | None:
-        """Return the first part of an expression, in the order of evaluation, that runs code.
+        """Return the first part of an expression, in order of evaluation, that runs code.
 
-        None: all of it is names, constants and children.
+        None: it has only names, constants and children.
         """
         if node is None or isinstance(node, (ast.Name, ast.Constant)) or self.child(node):
             return None
@@ -317,7 +317,7 @@ class _Reader(NamedTuple):
 
 
 def _look(block: Sequence[ast.stmt], read: _Reader, found: Found) -> None:
-    """Find the sums of a block, and of blocks within it, that are normed in the same block."""
+    """Find sums of a block, and of inner blocks, whose norm is in the same block."""
     for place, statement in enumerate(block):
         for inside in _blocks_of(statement):
             _look(inside, read, found)
@@ -363,7 +363,7 @@ def _follow(adds: Any, rest: Sequence[ast.stmt], read: _Reader, found: Found) ->
 
 
 def _copied(statement: Any, names: set[str], stored: set[str]) -> tuple[set[str], set[str]]:
-    """Return which variables hold the sum after a statement, and which were assigned by then."""
+    """Return the variables with the sum after a statement, and all that were assigned."""
     if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
         return names, stored
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
@@ -377,7 +377,7 @@ def _place(node: Any) -> Place:
 
 
 def _is_guard(statement: ast.If, stored: set[str]) -> bool:
-    """Tell whether a branch's test asks of variables alone, and can be asked before the sum."""
+    """Return whether a branch's test reads only variables, and can run before the sum."""
 
     def is_free(node: ast.expr) -> bool:
         if isinstance(node, ast.BoolOp):
@@ -394,9 +394,9 @@ def _is_guard(statement: ast.If, stored: set[str]) -> bool:
 
 
 def _called_later(block: Sequence[ast.stmt], names: set[str], read: _Reader) -> str:
-    """Return the norm that gets one of these variables; empty: none does.
+    """Return the norm of one of these variables; empty: none.
 
-    A variable that is assigned anew holds something else from there on.
+    A variable that is assigned again no longer counts.
     """
     for statement in block:
         for node in ast.walk(statement):
@@ -419,11 +419,11 @@ def _blocks_of(statement: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
 
 
 def _leave_out_used(found: Found, tree: ast.FunctionDef, shared: set[str], own: set[str]) -> None:
-    """Make obstacles of the joints whose sum goes elsewhere than to the norm and to other sums.
+    """Make obstacles of joints whose sum is used by more than the norm and other sums.
 
-    The fused operation computes the sum and its norm: the gradient of its sum is not that of both.
-    A hook on it, or whoever keeps it, would see the difference; an operation in place would change
-    what is kept for gradients.
+    The fused operation returns the sum and its norm, so the gradient of its sum lacks the part of
+    the norm. A hook on the sum would see the difference; an operation in place would change a
+    tensor that is saved for gradients.
     """
     kept = []
     for joint in found.joints:
@@ -447,7 +447,7 @@ class _OtherUse(Exception):
 
 
 class _Uses:
-    """Walks through a forward and looks for uses of the variables that may hold a joint's sum."""
+    """Looks for uses of the variables of a forward that may hold a joint's sum."""
 
     def __init__(self, joint: Joint, shared: set[str]) -> None:
         self._joint, self._shared = joint, shared
@@ -472,7 +472,7 @@ class _Uses:
         if isinstance(one, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             return self._assigned(one, names)
         if isinstance(one, ast.If) and one.test in self._joint.guards:
-            # In that branch, the sum is one by itself.
+            # In that branch, the sum is not fused.
             return names
         for part in ("test", "value", "iter", "subject", "exc", "cause", "msg"):
             self._read(getattr(one, part, None), names)
@@ -481,7 +481,7 @@ class _Uses:
         blocks = list(_blocks_of(one))
         after, before = set(names), None
         while before != after:
-            # A loop runs its body again, with what it has assigned.
+            # A loop runs its body again, with its assignments.
             before = set(after)
             for block in blocks:
                 after |= self._block(block, set(after))
@@ -499,7 +499,7 @@ class _Uses:
                 raise _OtherUse(one.lineno)
             return names
         for target in targets:
-            # x[0] = ..., x.data = ...: what is written to.
+            # x[0] = ..., x.data = ...: x is read, and written to.
             if not isinstance(target, ast.Name):
                 self._read(target, names)
         stored = {
@@ -533,7 +533,7 @@ class _Uses:
 
 
 class _Fuse(ast.NodeTransformer):
-    """Changes the statements of joints: an empty list, the call that fills it, and who reads it."""
+    """Rewrites joints: an empty list, the fused call that fills it, and the norm that reads it."""
 
     def __init__(self, owner: str, joints: Sequence[Joint]) -> None:
         self._owner = owner
@@ -541,7 +541,7 @@ class _Fuse(ast.NodeTransformer):
         self._calls = {joint.call: number for number, joint in enumerate(joints)}
 
     def visit_Assign(self, node: ast.Assign) -> Any:
-        """Let the sum of a joint make its norm, too."""
+        """Replace the sum of a joint by the fused call."""
         self.generic_visit(node)
         if _place(node) not in self._sums:
             return node
@@ -557,7 +557,7 @@ class _Fuse(ast.NodeTransformer):
         return [_at(empty, node), _at(node, node)]
 
     def visit_Call(self, node: ast.Call) -> Any:
-        """Let the norm be what the sum has made, where it has."""
+        """Replace the norm by the fused result, if there is one."""
         self.generic_visit(node)
         number = self._calls.get(_place(node))
         if number is None:
@@ -605,7 +605,7 @@ def _site(
         norm = module._modules[joint.norm]
         assert norm is not None
         read = reads_of(norm)
-        # A norm whose code reads something unknown is not recognised.
+        # A norm whose reads are unknown is not recognised.
         assert isinstance(read, Reads)
         reads_by_norm[joint.norm] = reads = compared(norm, found, read)
         adders[_adder(number)] = _adding(module, joint, found, reads, dispatcher)
@@ -638,9 +638,9 @@ def _site(
 def _adding(
     module: Module, joint: Joint, found: Recognised, reads: Reads, dispatcher: Dispatcher
 ) -> Callable[..., Any]:
-    """Return what a layer calls for its sum: it adds, and leaves the norm of the sum in a list.
+    """Return the fused call of a layer: it returns the sum, and appends its norm to a list.
 
-    The list stays empty where the original norm has to run.
+    The list stays empty if the original norm has to run.
     """
     child, known, decide = joint.norm, dispatcher.known, dispatcher.decide
     expected = module._modules[child]
@@ -677,7 +677,7 @@ def _adding(
 def _why_original(
     norm: Any, expected: Module | None, names: tuple[bool, bool], terms: tuple[Any, Any]
 ) -> str | None:
-    """Return why a call runs the original sum and norm; None: the kernel may take it."""
+    """Return why a call runs the original sum and norm; None: the kernel may run."""
     if norm is None or norm is not expected:
         return ANOTHER
     if not is_passed_over(norm):
