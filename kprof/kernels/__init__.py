@@ -48,7 +48,7 @@ INFRASTRUCTURE = tuple(
 
 @dataclass(frozen=True)
 class Work:
-    """What one call has to do at least: useful FLOPs, each input read and each output written."""
+    """Work of one call: useful FLOPs, and compulsory traffic (each input and output once)."""
 
     flops: int
     bytes: int
@@ -56,69 +56,69 @@ class Work:
 
 @dataclass(frozen=True)
 class Provider:
-    """Somebody's implementation of an operation, with the arguments of the reference."""
+    """An implementation of an operation, with the arguments of the reference."""
 
     name: str
     load: Callable[[], Function]
-    """Imports what it takes and returns the function; an ImportError says what is missing."""
+    """Imports and returns the function; an ImportError says what is missing."""
     distribution: str = "torch"
-    """The installed package whose version decides how fast it is."""
+    """The installed package that has it, whose version goes into results."""
     is_varying: bool = False
-    """Whether a row's bits depend on how many rows stand around it."""
+    """Whether a row's bits depend on the number of rows (it is not batch-invariant)."""
     repeats: bool = True
-    """Whether the same call has the same bits every time, gradients included."""
+    """Whether the same call has the same bits every time (it is deterministic), gradients too."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """An operation, what it computes, and who can do it."""
+    """An operation: its reference, its providers, and how it is checked and measured."""
 
     name: str
     replaces: str
-    """The code that it takes the place of, in words."""
+    """The code that it replaces, in words."""
     reference: Function
-    """That code, in eager torch: the standard of the gate, and the fallback."""
+    """That code in eager torch: the standard of the gate, and the fallback."""
     truth: Function
     """The mathematics, on float64 arguments."""
     providers: tuple[Provider, ...]
     refuses: Callable[..., str | None]
-    """Why ours cannot take these arguments, which then go to the reference; None: it can."""
+    """Returns why our kernel does not support these arguments; None: it does."""
     inputs: Callable[[Shape, Draw], tuple[Any, ...]]
-    """Makes the arguments of a call of this shape."""
+    """Returns arguments of a call of this shape."""
     work: Callable[..., Work]
     """Counts the work of a call from its arguments, without its gradients."""
     shapes: tuple[Shape, ...]
-    """What is measured when nobody names a shape."""
+    """Shapes that the bench measures by default."""
     edges: tuple[Shape, ...] = ()
-    """Shapes that the gate has to see: around tiles, and the largest that are taken."""
+    """Shapes that the gate must try: around tile sizes, and the largest that are supported."""
     free: tuple[int, ...] = (0,)
-    """Dimensions of a shape that the gate may give any size."""
+    """Dimensions of a shape to which the gate may give any size."""
     reach: Shape = ()
-    """Sizes up to which the gate tries the first dimensions, and a swap lets the kernel take calls;
-    none: those that `refuses` takes."""
+    """Sizes of the first dimensions up to which the gate tries the kernel, and a swap uses it;
+    empty: `refuses` alone decides."""
     dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
     differentiable: tuple[int, ...] = ()
-    """Arguments that get gradients."""
+    """Positions of arguments that get gradients."""
     backward_work: Callable[..., Work] | None = None
     """Counts the work of the backward pass alone, from the same arguments."""
     writes: tuple[int, ...] = ()
-    """Arguments that are written in place."""
+    """Positions of arguments that are written in place."""
     rows: tuple[int, ...] = ()
-    """Arguments of which row i, and no other, decides row i of every result."""
+    """Positions of arguments whose row i alone determines row i of every result."""
     stated_error: float | None = None
-    """Of a lower precision than what it replaces: the relative error that it promises."""
+    """Documented relative error of a kernel with a lower precision than the reference."""
     constant: tuple[int, ...] = ()
-    """Arguments that nobody writes to behind torch's back: weights, of which something is kept."""
+    """Positions of weights that are cached in another form; they change through torch alone."""
     has_free_strides: bool = False
-    """Whether a swap makes results contiguous itself, so that their strides may be any."""
+    """Whether results may have any strides, as a swap makes them contiguous."""
     exact: int = 1
-    """How many of a shape's last numbers decide who is fastest; those before them are rows."""
+    """How many of the last sizes of a shape choose the fastest provider; earlier ones are rows."""
     unmeasured: str = OURS
-    """The provider that runs in a swap where nobody was measured on this GPU."""
+    """The provider that a swap uses without measurements on this GPU."""
     needs_gpu: str = ""
-    """Why Triton's interpreter cannot check it; empty: it can."""
+    """Why Triton's interpreter cannot run it; empty: it can."""
     sources: tuple[str, ...] = ()
-    """Where the formulas and the ideas are from."""
+    """Sources of the formulas and ideas."""
 
     def provider(self, name: str) -> Provider:
         """Return the provider with this name.

@@ -1,4 +1,8 @@
-"""The square of what is positive: one read and one write, forward; two reads and one, backward."""
+"""Squared ReLU: y = max(x, 0)², elementwise, of any shape.
+
+Forward is one read and one write; backward two reads and one write. A CTA has a block of elements.
+Entered by `relu_squared`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from torch import Tensor
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels.runtime import DTYPES, Launcher, alignments, applied, define, kind_of
 
-# Four loads of 16 bytes for each of 128 threads, of 16 bits.
+# Elements of a CTA: four 16-byte loads for each of 128 threads, in 16 bits.
 BLOCK, WARPS = 4_096, 4
 
 
@@ -31,7 +35,7 @@ def relu_squared(x: Tensor) -> Tensor:
 def _forward(x_N, y_N, num_elements: tl.int64, BLOCK: tl.constexpr):
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_N + places, places < num_elements).to(tl.float32)
-    # Said so that NaN stays what it is.
+    # Written so that NaN stays NaN.
     y = tl.where(x <= 0, 0.0, x * x)
     tl.store(y_N + places, y.to(y_N.dtype.element_ty), places < num_elements)
 
@@ -50,11 +54,11 @@ _launch_backward = Launcher(_backward)
 
 
 def _launch(launcher: Launcher, *tensors: Tensor) -> None:
-    """Launch over all elements of tensors that lie alike, the last of which is written."""
+    """Launch over all elements of contiguous tensors, the last of which is written."""
     call, size = kind_of(*tensors), tensors[0].numel()
     if launcher.again(call, tensors) or not size:
         return
-    # All that Triton compiles anew for.
+    # Everything for which Triton compiles another binary.
     key = tensors[0].device, tensors[0].dtype, alignments(tensors, size)
     arguments, options = (*tensors, size, BLOCK), {"num_warps": WARPS}
     launcher(key, -(-size // BLOCK), arguments, options, call=call, tensors=tensors)

@@ -1,4 +1,4 @@
-"""Compiling kernels for a GPU that is not there, and reading what the assembler made of them."""
+"""Ahead-of-time compilation of kernels for a GPU that is not installed, and their resources."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ HOPPER, BLACKWELL = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 100, 32)
 
 @dataclass(frozen=True)
 class Launch:
-    """What a kernel is launched with, besides tensors."""
+    """Arguments of a launch, without tensors."""
 
     grid: tuple[int, ...]
     scalars: tuple[object, ...]
-    """Arguments that are no tensors, constants included, in the kernel's order."""
+    """Scalar arguments, constants included, in the kernel's order."""
     options: tuple[tuple[str, int], ...]
     """Triton's, such as `num_warps`."""
 
@@ -37,22 +37,22 @@ class Binary:
 
     name: str
     capability: int
-    """Ten times the compute capability that it was compiled for."""
+    """Ten times the compute capability of its target."""
     num_registers: int
-    """Of a thread."""
+    """Per thread."""
     spilled_bytes: int
-    """Of a thread's local memory; what does not fit the registers goes there, and is slow."""
+    """Local memory per thread, for values that do not fit the registers."""
     shared_bytes: int
     cubin: bytes = field(repr=False)
-    """What the GPU would load."""
+    """The binary."""
     ptx: str = field(repr=False)
     launch: Launch
 
 
 def compile_ahead(call: Callable[[], object], target: GPUTarget = HOPPER) -> list[Binary]:
-    """Return what the kernels that `call` launches become on such a GPU; nothing is run.
+    """Return the compiled kernels that `call` would launch on a GPU; nothing runs.
 
-    `call` gets tensors of the host, of which only shape, dtype and address count. Triton must not
+    `call` uses tensors on the host, of which only shape, dtype and address count. Triton must not
     have been imported for its interpreter.
     """
     compiled: list[Any] = []
@@ -65,7 +65,7 @@ def compile_ahead(call: Callable[[], object], target: GPUTarget = HOPPER) -> lis
         options: dict[str, int],
         **known: Any,
     ) -> None:
-        # Nothing compiled depends on how many programs there will be.
+        # Compiled code does not depend on the grid.
         kernel = self._kernel.warmup(*arguments, grid=(1,), **options)
         scalars = tuple(one for one in arguments if isinstance(one, int | float | str | None))
         grid = grid if isinstance(grid, tuple) else (grid,)
@@ -80,12 +80,12 @@ def compile_ahead(call: Callable[[], object], target: GPUTarget = HOPPER) -> lis
 
 
 def disassemble(binary: Binary) -> str:
-    """Return what the kernel is in the GPU's own language: labels, and an instruction a line."""
+    """Return the SASS of a kernel: labels, and one instruction per line."""
     return _told(binary.cubin, "nvdisasm", "--print-code")
 
 
 class _PretendedDriver:
-    """Answers what Triton asks of a driver before it compiles."""
+    """Answers Triton's queries to a driver during compilation."""
 
     def __init__(self, target: GPUTarget = HOPPER) -> None:
         self._target = target
@@ -94,7 +94,7 @@ class _PretendedDriver:
         return self._target
 
     def get_current_device(self) -> int:
-        # Triton keeps what it has compiled by device, and one has one target.
+        # Triton caches compiled kernels by device, and a device has one target.
         return int(self._target.arch)
 
     def get_current_stream(self, device: int) -> int:
@@ -118,7 +118,7 @@ def _read(kernel: Any, launch: Launch) -> Binary:
 
 
 def _told(cubin: bytes, program: str, option: str) -> str:
-    """Return what one of Triton's own programs tells about a binary."""
+    """Return the output of one of Triton's CUDA tools for a binary."""
     path = Path(triton.__file__).parent / "backends/nvidia/bin" / program
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -1,7 +1,7 @@
-"""Which provider runs: the fastest of those that pass the gate, as measured on this GPU.
+"""The choice of a provider: the fastest of those that pass the gate, as measured on this GPU.
 
-A choice holds for a GPU, the versions that were measured, a dtype, a bucket of shapes, and one of
-the two passes that users pay for.
+A choice holds for a GPU, the measured versions, a dtype, a bucket of shapes, and one pass: forward,
+or training.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from kprof.kernels import Kernel, Provider, Shape
 from kprof.kernels.correctness.scope import Scope, names_of_dimensions
 from kprof.storage import cache_folder
 
-# Training: a forward and a backward pass, with all gradients.
+# "training" is a forward and a backward pass, with all gradients.
 Pass = Literal["forward", "backward", "training"]
-# Within this, the one that costs the host less is taken.
+# Relative difference of GPU times below which the provider with less host time is chosen.
 ALIKE = 0.01
 FALLBACK = "eager"
-# What users pay for: calls without gradients; with them, forward and backward pass as one, since a
-# gradient may be made beside the result.
+# Passes that choices are made for. Forward and backward are one pass, as a kernel may compute the
+# gradient with the result.
 PASSES: tuple[Pass, ...] = ("forward", "training")
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One provider on one shape; what could not be measured is missing, `problem` says why."""
+    """The times of one provider on one shape; None: not measured, and `problem` says why."""
 
     kernel: str
     provider: str
@@ -43,24 +43,24 @@ class Timed:
     spread: float | None = None
     """Interquartile range of the samples over their median."""
     host_ns: float | None = None
-    """What a call takes the host, without gradient."""
+    """Host time of a call, without gradient."""
     bytes_per_s: float | None = None
     share_of_copy: float | None = None
-    """Rate over that of a copy of the same bytes."""
+    """Rate divided by that of a copy of the same bytes."""
     flops_per_s: float | None = None
-    """Useful ones."""
+    """Useful FLOPs."""
     extra_bytes: int | None = None
-    """Most memory that one call holds beside its arguments, results included."""
+    """Peak memory of one call, results included, arguments not."""
     copy_ns: float | None = None
-    """What that copy took."""
+    """Time of that copy."""
     is_in_graph: bool = True
-    """Whether GPU time is that of a graph's replay; else of calls in a row, launches included."""
+    """Whether GPU time is of a graph replay; else of successive calls, launches included."""
     problem: str = ""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Who runs calls of one kernel in a bucket of shapes, and what that was decided on."""
+    """The provider of one kernel for a bucket of shapes, and the measurements behind it."""
 
     kernel: str
     dtype: str
@@ -72,11 +72,11 @@ class Choice:
     versions: dict[str, str]
     measured: tuple[Timed, ...]
     scope: Scope | None = None
-    """The calls that the gate tried of who was chosen; None: an older kprof did not say."""
+    """Calls of the provider that the gate tried; None: an older kprof did not record them."""
 
     @property
     def why(self) -> str:
-        """A sentence: how much faster than the next, or that there was no other."""
+        """How much faster it is than the next provider, or that there was no other."""
         ranked = ranking(self.measured)
         if len(ranked) < 2 or ranked[0].gpu_ns is None or ranked[1].gpu_ns is None:
             return "no other provider could be measured"
@@ -85,16 +85,16 @@ class Choice:
 
 
 def passes_of(kernel: Kernel) -> tuple[Pass, ...]:
-    """Return the passes that are paid for: without gradients, and then with them if there are."""
+    """Return the passes of a kernel: forward, and training if it has gradients."""
     return PASSES[:1] if kernel.backward_work is None else PASSES
 
 
 def bucket_of(kernel: Kernel, shape: Shape) -> Shape:
-    """Return what calls are measured together: rows to the next power of two, columns as they are.
+    """Return the bucket of a shape: rows rounded up to a power of two, the last sizes as they are.
 
-    Speed hardly depends on the exact number of rows; on that of columns it does, or on the last
-    `exact` numbers of a shape. What counts as rows in one number is one, however many dimensions
-    a call has; what the kernel's own shapes tell apart, such as batch, heads and keys, stays apart.
+    Speed hardly depends on the exact number of rows, but on the last `exact` sizes of a shape.
+    Leading dimensions count as rows in one number, except those that the kernel's shapes separate,
+    such as batch, heads and keys.
     """
     shape = counted(kernel, shape)
     lengths, exact = shape[: -kernel.exact], shape[-kernel.exact :]
@@ -102,7 +102,7 @@ def bucket_of(kernel: Kernel, shape: Shape) -> Shape:
 
 
 def counted(kernel: Kernel, shape: Shape) -> Shape:
-    """Return a shape with all that counts as rows in one number."""
+    """Return a shape with all rows in one number."""
     lengths, exact = shape[: -kernel.exact], shape[-kernel.exact :]
     if len(kernel.shapes[0]) <= kernel.exact + 1:
         lengths = (math.prod(lengths),)
@@ -110,13 +110,13 @@ def counted(kernel: Kernel, shape: Shape) -> Shape:
 
 
 def why_beyond(kernel: Kernel, x: Tensor, shape: Shape, scope: Scope | None) -> str | None:
-    """Return why a call is none of those that the gate tried; None: it is one, or any is.
+    """Return why a call is outside of the calls that the gate tried; None: it is not.
 
     Args:
-        kernel: Of the call; its `reach` is what the gate tries of our own providers.
+        kernel: Of the call; its `reach` bounds the gate's shapes for our own providers.
         x: The call's first tensor.
         shape: As the kernel's bench counts shapes.
-        scope: What the gate tried on this machine; None: nothing was measured here.
+        scope: The gate's calls on this machine; None: no measurements here.
     """
     if not kernel.reach:
         return None
@@ -133,9 +133,9 @@ def why_beyond(kernel: Kernel, x: Tensor, shape: Shape, scope: Scope | None) -> 
 
 
 def ranking(measured: Iterable[Timed]) -> list[Timed]:
-    """Return those that could be measured, the fastest first; among equals the cheapest call.
+    """Return those that were measured, the fastest first; among equals, the least host time.
 
-    Among equals whose calls cost the host nobody knows what, the fastest is first, too.
+    Among equals without a host time, the fastest is first.
     """
     usable = [one for one in measured if one.gpu_ns is not None and not one.problem]
     if not usable:
@@ -152,7 +152,7 @@ def ranking(measured: Iterable[Timed]) -> list[Timed]:
 
 
 def choose(kernel: Kernel, measured: Sequence[Timed], gpu: str, date: str) -> Choice:
-    """Return the choice that follows from measurements of one shape; they must not be empty."""
+    """Return the choice by measurements of one shape, at least one."""
     first = measured[0]
     ranked = ranking(measured)
     return Choice(
@@ -171,14 +171,13 @@ def choose(kernel: Kernel, measured: Sequence[Timed], gpu: str, date: str) -> Ch
 def without_rejected(
     measured: Sequence[Timed], why_rejected: Callable[[str, str, Pass], str]
 ) -> list[Timed]:
-    """Return what was measured of a pass, with a problem for each who would win and fails the gate.
+    """Return the measurements, with a problem for each fastest provider that fails the gate.
 
-    Only who would win is judged.
+    Only the fastest provider is judged, and after a failure the next.
 
     Args:
         measured: Of one pass and shape.
-        why_rejected: Of a provider, a dtype and a pass, what the gate has against it; empty:
-            nothing.
+        why_rejected: Takes provider, dtype and pass; returns why the gate fails; empty: it passes.
     """
     left = list(measured)
     while ranked := ranking(left):
@@ -191,7 +190,7 @@ def without_rejected(
 
 
 def versions_of(providers: Iterable[Provider]) -> dict[str, str]:
-    """Return the installed version of every provider's package; those that are missing are not."""
+    """Return the versions of the providers' packages that are installed."""
     found = {}
     for name in sorted({provider.distribution for provider in providers}):
         try:
@@ -202,16 +201,16 @@ def versions_of(providers: Iterable[Provider]) -> dict[str, str]:
 
 
 def file_of(gpu: str) -> Path | None:
-    """Return where choices for this GPU are kept; None for a user without a home."""
+    """Return the file of choices for this GPU; None for a user without a home."""
     folder = cache_folder()
     name = "".join(c if c.isalnum() else "-" for c in gpu)
     return None if folder is None else folder / "kernels" / f"{name}.json"
 
 
 def load_choices(gpu: str) -> list[Choice]:
-    """Return what was chosen for this GPU before; a damaged file counts as none.
+    """Return the stored choices for this GPU; a damaged file counts as none.
 
-    So does what an older kprof chose for a backward pass alone, which nobody pays for.
+    Choices of an older kprof for a backward pass alone are ignored.
     """
     path = file_of(gpu)
     try:

@@ -1,8 +1,8 @@
-"""How fast each provider of a kernel is, beside a copy of the same bytes in the same harness.
+"""The bench: GPU and host time of each provider of a kernel, and of a copy of the same bytes.
 
-GPU time is that of a CUDA graph's replay over sets of inputs that together are several times
-larger than L2, so no data is cached and no launch is waited for; the host's time of a call is
-measured apart. Every provider runs on the same random data: forward, backward, or both.
+GPU time is of a CUDA graph replay over sets of inputs that together are several times larger than
+L2, so that no data is cached and no launch delays it. Host time of a call is measured apart. Every
+provider runs on the same random data: forward, backward, or both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kprof.timing import captured, time_on_gpu
 def pass_of(
     kernel: Kernel, function: Callable[..., Any], sets: list[tuple[Any, ...]], direction: Pass
 ) -> Callable[[], None]:
-    """Return what runs one pass of the kernel on one of the sets of arguments after the other."""
+    """Return a function that runs one pass, on the next of the sets of arguments at each call."""
     make = {"forward": _forward, "backward": _backward, "training": _training}[direction]
     return make(kernel, function, sets)
 
@@ -48,9 +48,9 @@ def _forward(
 def _backward(
     kernel: Kernel, function: Callable[..., Any], sets: list[tuple[Any, ...]]
 ) -> Callable[[], None]:
-    """Return the backward pass alone; the forward passes run once, when it is first called.
+    """Return the backward pass alone; the forward passes run at its first call.
 
-    Autograd launches on the stream of the forward pass, so that has to be the caller's.
+    Autograd launches on the stream of the forward pass, which has to be the caller's.
     """
     done: dict[int, Iterator[Any]] = {}
 
@@ -84,9 +84,9 @@ def _with_graph(
     arguments: tuple[Any, ...],
     kept: list[Any] | None = None,
 ) -> tuple[Any, tuple[Any, ...], Any]:
-    """Return results of a forward pass, what gets gradients, and gradients of the results.
+    """Return results of a forward pass, the inputs with gradients, and gradients of the results.
 
-    Those gradients are drawn once and `kept`; of a loss, one number, they are 1.
+    Gradients of results are drawn once and `kept`; the gradient of a loss is 1.
     """
     inputs = tuple(arguments[i].requires_grad_() for i in kernel.differentiable)
     output = function(*arguments)
@@ -100,7 +100,7 @@ def _with_graph(
 
 
 def subject_of(kernel: Kernel, provider: str = OURS, device: str = "cpu") -> Subject:
-    """Return what the gate has to look at to let this provider take the reference's place."""
+    """Return the gate's subject: this provider in place of the reference."""
     by = kernel.provider(provider)
     return Subject(
         name=f"{kernel.name} by {provider}",
@@ -126,19 +126,19 @@ def subject_of(kernel: Kernel, provider: str = OURS, device: str = "cpu") -> Sub
     )
 
 
-# All sets of inputs together are so many times larger than L2.
+# Size of all sets of inputs together, in multiples of L2.
 BEYOND_L2 = 4
 MOST_SETS = 32
 HOST_CALLS = 200
-# Of the smallest dtype, in 16 bytes.
+# Elements of the smallest dtype in 16 bytes.
 ELEMENTS = 16
-# What ran just before has kept the clocks up.
+# Short: the measurement before has kept the clocks up.
 WARM_UP_S = 0.15
 MOST_COMPILED = 128
 
 
 class DrawOnDevice(Draw):
-    """Draws normal values where they are needed: the host would take minutes for gigabytes."""
+    """Draws random values on the device: the host would take minutes for gigabytes."""
 
     def __init__(self, case: Case, subject: Subject) -> None:
         super().__init__(case, subject)
@@ -167,14 +167,14 @@ def bench(
     """Yield the times of every provider of a kernel that is installed, on one shape.
 
     Args:
-        kernel: What to do.
+        kernel: The operation.
         shape: Of its inputs.
         dtype: Of its inputs.
-        direction: Which pass.
-        providers: Who does it; left out, all.
-        is_in_graph: Whether calls are captured. Some providers wait for the GPU, and break that;
-            and after a capture that broke, nothing random can be drawn in the process.
-        copy_ns: What a copy of the same bytes takes, where that is known.
+        direction: The pass.
+        providers: Those to measure; None: all.
+        is_in_graph: Whether calls are captured in a CUDA graph. Some providers wait for the GPU,
+            which breaks a capture; after that, the process can draw no random values.
+        copy_ns: Time of a copy of the same bytes, if it is known.
     """
     for provider in kernel.providers if providers is None else providers:
         about = (kernel.name, provider.name, shape, dtype, direction)
@@ -188,16 +188,16 @@ def bench(
                 timed = _measure(kernel, function, about, copy_ns, is_in_graph)
             copy_ns = timed.copy_ns
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-            # A peer's own limits, which are no failure of the bench.
+            # A limit of a peer is not a failure of the bench.
             timed = Timed(*about, problem=f"{type(error).__name__}: {error}")
-        # Graphs hold their memory until they are gone.
+        # Graphs hold their memory until they are deleted.
         gc.collect()
         torch.cuda.empty_cache()
         yield timed
 
 
 def run_once(kernel: Kernel, provider: Provider, shape: Shape, dtype: str, direction: Pass) -> None:
-    """Run all of a provider that `bench` runs once, so that it is compiled."""
+    """Run each part of `bench` once for a provider, so that it is compiled."""
     function = provider.load()
     with _compiling_each_shape():
         pass_of(kernel, function, [_drawn(kernel, shape, dtype)], direction)()
@@ -210,10 +210,10 @@ def run_once(kernel: Kernel, provider: Provider, shape: Shape, dtype: str, direc
 
 
 def _compiling_each_shape() -> AbstractContextManager[None]:
-    """Let torch compile for every shape; by itself it goes back to eager after eight."""
+    """Let torch compile for every shape; by default it falls back to eager after eight."""
     import torch._dynamo.config as settings
 
-    # Its name before torch 2.6.
+    # The second is its name before torch 2.6.
     name = "recompile_limit" if hasattr(settings, "recompile_limit") else "cache_size_limit"
     patched: AbstractContextManager[None] = settings.patch({name: MOST_COMPILED})
     return patched
@@ -230,7 +230,7 @@ def _measure(
     sets = _inputs(kernel, shape, dtype)
     work = _work_of(kernel, sets[0], direction)
     run = pass_of(kernel, function, sets, direction)
-    # What is made once of an argument, such as weights in less precision, is no part of a call.
+    # Values that are cached per argument, such as FP8 weights, are not part of a call.
     for _ in sets:
         run()
     extra_bytes = _extra_bytes(run)
@@ -267,7 +267,7 @@ def _work_of(kernel: Kernel, arguments: tuple[Any, ...], direction: Pass) -> Wor
 
 
 def _extra_bytes(run: Callable[[], None]) -> int:
-    """Return what one call allocates at most; the first call, which compiles, does not count."""
+    """Return the peak memory of one call; the first call, which compiles, does not count."""
     run()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -278,9 +278,9 @@ def _extra_bytes(run: Callable[[], None]) -> int:
 
 
 def copy_time_ns(num_bytes: int) -> float:
-    """Return how long a copy takes that reads half of `num_bytes` and writes the other half.
+    """Return the time of a copy that reads half of `num_bytes` and writes the other half.
 
-    It is the faster of two: the driver's copy, which some sizes slow down, and a kernel's.
+    It is the faster of two: the driver's copy, which is slow for some sizes, and a kernel.
     """
     size, num_sets = max(num_bytes // 4, 1), _num_sets(num_bytes)
     sources = [torch.randn(size, device="cuda").bfloat16() for _ in range(num_sets)]
@@ -300,7 +300,7 @@ def copy_time_ns(num_bytes: int) -> float:
 
 
 def _inputs(kernel: Kernel, shape: Shape, dtype: str) -> list[tuple[Any, ...]]:
-    """Return as many sets of arguments as L2 cannot hold, each drawn anew."""
+    """Return as many random sets of arguments as exceed L2."""
     first = _drawn(kernel, shape, dtype)
     num_sets = _num_sets(kernel.work(*first).bytes)
     return [first, *(_drawn(kernel, shape, dtype, seed) for seed in range(1, num_sets))]
@@ -317,13 +317,13 @@ def _num_sets(num_bytes: int) -> int:
 
 
 def _small_shape(kernel: Kernel) -> Shape:
-    """Return a shape whose calls wait for no GPU; of whole vectors, as some peers take no other."""
+    """Return a shape whose calls do not wait for the GPU; of whole vectors, for some peers."""
     shapes = kernel.edges or kernel.shapes
     return min(shapes, key=lambda shape: (shape[-1] % ELEMENTS != 0, math.prod(shape)))
 
 
 def _host_time_ns(kernel: Kernel, function: Callable[..., Any], dtype: str) -> float:
-    """Return what a call takes the host: of many small ones in a row, which wait for no GPU."""
+    """Return the host time of a call, from many small ones in a row."""
     arguments = _drawn(kernel, _small_shape(kernel), dtype)
     times = []
     with torch.no_grad():

@@ -1,7 +1,7 @@
-"""What NVIDIA's compute-sanitizer sees of a kernel: accesses out of bounds, races within a program.
+"""Checks of kernels with NVIDIA's compute-sanitizer: accesses out of bounds, shared-memory races.
 
-It watches a process of its own, in which every edge shape runs once in every dtype and layout, and
-torch asks the driver for each allocation, so that what lies beyond one belongs to nobody.
+It runs a process in which every edge shape is called once in every dtype and layout. Torch's
+caching allocator is off there, so that memory beyond an allocation belongs to no other tensor.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LAYOUTS = ("contiguous", "padded")
 LONGEST_S = 600
 FORWARD = "forward"
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) ")
-# What is no finding: the tool's own name, and where on the host the kernel was launched. A race has
-# two ends; how many pairs of threads raced depends on the shape.
+# Lines that are findings: not the tool's name, and not the host's stack of the launch. A race has
+# two ends; the number of racing threads depends on the shape, and is removed.
 FINDING = re.compile(
     r"^=+ (?!COMPUTE-SANITIZER|\s|Saved|Host|Program|Target)(.+(?:\n=+ +and .+)*)$", re.MULTILINE
 )
@@ -35,18 +35,18 @@ CONTINUED = re.compile(r"\n=+ +| \[\d+ hazards?\]")
 
 @dataclass(frozen=True)
 class Sanitized:
-    """What one tool found; missing where it could not look."""
+    """Findings of one tool; `num_errors` is None if it could not run."""
 
     tool: str
     num_errors: int | None
     what: str
-    """The first error, or why it could not look; empty: all is well."""
+    """The first error, or why it could not run; empty: no error."""
     findings: tuple[str, ...] = ()
-    """Each different error, in the order in which they came."""
+    """Distinct errors, in the order of the log."""
 
 
 def sanitized(level: Level, kernel: str, provider: str) -> Level:
-    """Return L0 with what compute-sanitizer found, or with a note of why it found nothing."""
+    """Return L0 with the findings of compute-sanitizer, or with a note why it could not run."""
     measures, notes = list(level.measures), list(level.notes)
     for tool, what in WHAT.items():
         found = sanitize(tool, kernel, provider)
@@ -56,12 +56,12 @@ def sanitized(level: Level, kernel: str, provider: str) -> Level:
             name = f"{what}, by {COMMAND}"
             measures.append(Measure(name, found.num_errors, 0, None, "faults", where=found.what))
     judged = judge(level.name, measures, level.looked_at, notes=notes)
-    # What was not run is not passed because nothing was found.
+    # A level that was not run does not pass because nothing was found.
     return judged if level.state != "not run" else replace(level, notes=judged.notes)
 
 
 def sanitize(tool: str, kernel: str, provider: str, *, are_forward: bool = False) -> Sanitized:
-    """Run one tool of compute-sanitizer over all edges of a provider, maybe without gradients."""
+    """Run one tool of compute-sanitizer over all edges of a provider."""
     program = shutil.which(COMMAND)
     if program is None:
         return Sanitized(tool, None, "it is not on the PATH; it comes with the CUDA toolkit")
@@ -69,7 +69,7 @@ def sanitize(tool: str, kernel: str, provider: str, *, are_forward: bool = False
         log = Path(folder) / "log"
         command = [program, "--tool", tool, "--log-file", str(log)]
         command += edges_of(kernel, provider, are_forward=are_forward)
-        # So that what is beyond an allocation does not belong to another.
+        # Without its cache, torch allocates each tensor apart.
         environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         try:
             done = subprocess.run(
@@ -87,7 +87,7 @@ def edges_of(kernel: str, provider: str, *, are_forward: bool) -> list[str]:
 
 
 def read_log(tool: str, said: str, exit_code: int, complaints: str) -> Sanitized:
-    """Return what a log of compute-sanitizer says; a log that was not ended says nothing."""
+    """Return the findings of a log; None errors if the log is incomplete."""
     summary = SUMMARY.search(said)
     found = (CONTINUED.sub(_joined, one) for one in FINDING.findall(said))
     findings = tuple(dict.fromkeys(one for one in found if not SUMMARY.search(one)))
@@ -130,7 +130,7 @@ def _cases(subject: Subject) -> Iterator[Case]:
 
 
 def main(kernel: str, provider: str, *options: str) -> None:
-    """Be the process that is watched."""
+    """Run all edges, in the process under compute-sanitizer."""
     from kprof.kernels import kernel_named
     from kprof.kernels.bench.measure import subject_of
 
