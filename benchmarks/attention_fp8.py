@@ -23,7 +23,7 @@ from kprof.kernels.attention._triton import Options, empty_results
 from kprof.kernels.attention.attention_forward import KERNEL as WIDE
 from kprof.kernels.attention.attention_fp8 import STATED_ERROR, attention_fp8
 from kprof.kernels.bench.choice import versions_of
-from kprof.kernels.fp8._quantize_rows import FP8, LARGEST
+from kprof.kernels.fp8.quantize_fp8 import FP8, LARGEST
 from kprof.timing import captured, time_on_gpu
 
 SOURCES = ("benchmarks/attention_fp8.py", "kprof/kernels/attention/attention_fp8.py", *OTHERS)

@@ -136,10 +136,10 @@ def list_kernels() -> list[Listed]:
     """
     kernels = _named(())
     from kprof.kernels.bench.choice import versions_of
-    from kprof.kernels.swap.sites import all_families
+    from kprof.kernels.swap.sites import FAMILIES
     from kprof.report.kernel_library import Listed
 
-    with_sites = {name for family in all_families() for name in family.kernels}
+    with_sites = {name for names in FAMILIES.values() for name in names}
     listed = []
     for kernel in kernels:
         versions = versions_of(kernel.providers)

@@ -217,7 +217,7 @@ def test_a_cache_is_cut_by_what_each_sm_reads_of_it(batch, keys, parts, block):
 def test_many_sequences_are_read_by_two_programs_on_an_sm(batch):
     q, k = torch.empty(batch, 32, 1, 128).half(), torch.empty(1, 8, 4_096, 128).half()
     cut = host.partition_of(q, k.expand(batch, -1, -1, -1), None, False)
-    assert (cut.schedule.block, cut.schedule.programs) == (64, 2)
+    assert (cut.schedule.block, cut.schedule.ctas_per_sm) == (64, 2)
 
 
 def test_how_a_sequence_is_cut_does_not_depend_on_the_batch_where_that_is_asked_for():

@@ -195,12 +195,12 @@ def test_64_rows_have_a_program_for_each_multiprocessor_and_no_room_for_two(
     cut = schedule_of(64, num_columns, 4_096, False, False, 132)
     assert cut == Tiled(64, 64, 128, 4, stages, splits)
     assert num_columns // 64 * splits <= 132
-    assert cut.ring_bytes(64) > 232_448 // 2
+    assert cut.stage_bytes(64) > 232_448 // 2
 
 
 def test_rings_are_as_long_as_a_gpu_has_room_for():
     cut = schedule_of(64, 4_096, 4_096, False, False, 128, room=101_376)
-    assert (cut.stages, cut.ring_bytes(64)) == (6, 98_304)
+    assert (cut.stages, cut.stage_bytes(64)) == (6, 98_304)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ for m, (n, k), is_wide, is_blocked in product(
     for binary in ahead.compile_ahead(call):
         seen = set(re.findall(r"wgmma\\S*|mma\\.sync\\S*|cp\\.async\\.cg\\S*", binary.ptx))
         print(json.dumps({"rows": m, "is_wide": is_wide, "shared": binary.shared_bytes,
-            "ring": 0 if is_wide or is_blocked else schedule.ring_bytes(m),
+            "ring": 0 if is_wide or is_blocked else schedule.stage_bytes(m),
             "spilled": binary.spilled_bytes, "ptx": " ".join(sorted(seen)),
             "loops": product_loops_of(binary)}))
 """

@@ -15,7 +15,7 @@ from kprof.kernels.correctness.inputs import place
 from kprof.kernels.correctness.subject import LAYOUTS
 from kprof.kernels.fp8 import fp8_linear as _fp8_linear
 from kprof.kernels.bench.choice import bucket_of
-from kprof.kernels.fp8._quantize_rows import quantize_transposed
+from kprof.kernels.fp8.quantize_fp8 import quantize_transposed
 from kprof.kernels.fp8.fp8_linear import route_of, run_on, to_input, to_weight
 from kprof.kernels.bench.measure import subject_of
 from kprof.kernels.fp8.fp8_linear import KERNEL, STATED_ERROR, fp8_linear

@@ -133,8 +133,8 @@ def test_a_weight_on_another_device_than_before_is_not_put_where_it_was():
     _weights.quantized(weight, is_kept=True)
     known = _weights.quantized._kept[id(weight)]
     away = tuple(one.to("meta") for one in known.made)
-    sort = (weight.shape, weight.dtype, torch.device("meta"))
-    kept = replace(known, version=-1, sort=sort, made=away)
+    layout = (weight.shape, weight.dtype, torch.device("meta"))
+    kept = replace(known, version=-1, layout=layout, made=away)
     _weights.quantized._kept[id(weight)] = kept
     assert _weights.quantized(weight, is_kept=True)[0].device == weight.device
 

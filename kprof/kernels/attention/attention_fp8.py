@@ -32,7 +32,7 @@ from kprof.kernels.attention._hopper import (
 from kprof.kernels.attention._triton import Options, empty_results
 from kprof.kernels.attention.attention_forward import KERNEL as FORWARD
 from kprof.kernels.attention.attention_forward import MOST_PLACES
-from kprof.kernels.fp8._quantize_rows import FP8, LARGEST, LEAST
+from kprof.kernels.fp8.quantize_fp8 import FP8, LARGEST, LEAST
 from kprof.kernels.runtime import DifferentiationError, Launcher, alignments, define
 
 

@@ -1,21 +1,18 @@
-"""What decode attention takes: beyond it, results would be wrong, or read from elsewhere.
+"""Decode attention in Triton: limits, kernel, schedule, launch and torch operator.
 
-Decode attention on the device: a CTA attends with a group of heads to a split of a cache.
+A CTA attends with the query heads of one key head, times T tokens, to one split of a sequence's
+keys. A split is the result, or the last CTA to arrive merges all splits of its sequence. The cache
+is contiguous or in pages that a table orders, in 16 bits or e4m3. e4m3 is loaded in pairs of
+columns, whose even and odd columns are GEMMs of their own.
 
-A split is a result, or one of several that the last CTA merges. The cache lies in one piece or in
-pages, in 16 bits or e4m3. B batch, H heads, T query tokens, D columns of a head; M rows of a tile:
-the query heads of one key head times T; N keys of a tile.
-
-Decode attention on the host: how the work is cut, and the operator that launches it.
-
-How decode attention reads a cache: as measured on an H200, and so that no register spills.
+B batch, H heads, T query tokens, D columns of a head; M rows of a tile, query heads of a key head
+times T; N keys of a tile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -32,6 +29,7 @@ from kprof.kernels.runtime import (
     define,
     kind_of,
     next_power_of_two,
+    num_sms,
 )
 from kprof.kernels.tiles.online_softmax import finish, merge, store_part, weigh
 from kprof.kernels.tiles.splits import counters, is_last_to_arrive, part_length
@@ -39,14 +37,14 @@ from kprof.kernels.tiles.splits import counters, is_last_to_arrive, part_length
 FP8 = torch.float8_e4m3fn
 DTYPES = (torch.float16, torch.bfloat16)
 DIMS = (64, 128, 256)
-# Query heads of a head of keys times query tokens: the rows of a tile.
+# Most rows of a tile: query heads of a key head times query tokens.
 MOST_ROWS = 64
-# Of a grid's second and third dimension.
+# Largest second or third dimension of a grid.
 MOST_PLACES = 65_535
 
 
 def refusal(why: str | None) -> KprofError:
-    """Return what is raised for that reason."""
+    """Return the error for a refused call."""
     return KprofError(
         f"decode_attention cannot take this call: {why}",
         fix="give it what its documentation names, or call torch's scaled_dot_product_attention",
@@ -61,7 +59,7 @@ def why_refused(
     table: Tensor | None = None,
     has_scale: bool = False,
 ) -> str | None:
-    """Return why these tensors cannot be attended with and to; None: they can."""
+    """Return why the kernel does not take these tensors; None: it does."""
     if q.dim() != 4 or k.dim() != 4 or v.shape != k.shape:
         return f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)}"
     if table is None and q.shape[0] != k.shape[0]:
@@ -100,7 +98,7 @@ def _why_not_placed(q: Tensor, lengths: Tensor | None, table: Tensor | None) -> 
 
 @triton.jit
 def _row_of(row, TOKENS: tl.constexpr, GROUP: tl.constexpr) -> tl.tensor:
-    """Return which row of the results, (B, T, H), a row of this program's tile is."""
+    """Return the row of the results, (B, T, H), for a row of this CTA's tile."""
     head, num_heads = tl.program_id(1), tl.num_programs(1)
     batch = tl.program_id(2).to(tl.int64)
     return (batch * TOKENS + row % TOKENS) * num_heads * GROUP + head * GROUP + row // TOKENS
@@ -110,7 +108,7 @@ def _row_of(row, TOKENS: tl.constexpr, GROUP: tl.constexpr) -> tl.tensor:
 def store(
     mean_MD, lse_M, y_BTHD, lse_BHT, place, TOKENS: tl.constexpr, GROUP: tl.constexpr
 ) -> None:
-    """Store the results of one head of keys; the log-sum-exp becomes the natural one."""
+    """Store the results of one key head; the log-sum-exp of base 2 becomes the natural one."""
     row_M, column_D = tl.arange(0, mean_MD.shape[0]), tl.arange(0, mean_MD.shape[1])
     at_M = _row_of(row_M, TOKENS, GROUP) * mean_MD.shape[1]
     is_row_M = row_M < TOKENS * GROUP
@@ -134,12 +132,12 @@ def merge_as_last(
     R: tl.constexpr,
     S: tl.constexpr,
 ) -> None:
-    """Leave a part in memory; the last program to do so puts all of them together."""
+    """Store a split's result; the last CTA to do so merges all splits."""
     ROWS: tl.constexpr = TOKENS * GROUP
     DIM: tl.constexpr = mean_MD.shape[1]
     num_parts = tl.num_programs(0)
     means = partial + place * num_parts * (ROWS * DIM)
-    # Behind all means.
+    # Log-sum-exps lie behind all means.
     num_places = tl.num_programs(1).to(tl.int64) * tl.num_programs(2)
     lses = partial + (num_places * DIM + place) * num_parts * ROWS
     store_part(mean_MD, lse_M, means, lses, tl.program_id(0), ROWS)
@@ -150,7 +148,7 @@ def merge_as_last(
 
 @triton.jit
 def start_of(cache, page_step, head_step, PAGE: tl.constexpr, IS_FP8: tl.constexpr) -> tl.tensor:
-    """Return where this program's head of a cache begins; e4m3 numbers are read two at a time."""
+    """Return the address of this CTA's head in the cache; e4m3 is addressed in pairs."""
     cache += tl.program_id(1).to(tl.int64) * head_step
     if PAGE == 0:
         cache += tl.program_id(2).to(tl.int64) * page_step
@@ -172,7 +170,7 @@ def block_of(
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """Return where a block of keys lies: in one piece, or in the pages that the table names.
+    """Return the addresses of a block of keys, in a contiguous cache or in pages.
 
     A step that the compiler knows makes it one address, and what is known beside it.
     """
@@ -184,7 +182,7 @@ def block_of(
     if PAGE == 0:
         place_N = key_N.to(tl.int64) * step
     else:
-        # A page of whole blocks takes one entry of the table, a smaller one takes one for each key.
+        # One entry of the table if a page holds whole blocks, else one for each key.
         if PAGE % BLOCK == 0:
             page = tl.load(table + start // PAGE)
         else:
@@ -197,7 +195,7 @@ def block_of(
 def is_visible(
     key_N, end, oldest, lowest_M, limit_M, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr
 ) -> tl.tensor:
-    """Return which keys of a block anyone sees, and which of them each row does."""
+    """Return which keys of a block are valid, and which of them each row sees."""
     is_key_N = key_N < end
     if HAS_WINDOW:
         is_key_N &= key_N >= oldest
@@ -274,7 +272,7 @@ def _attend(
 ) -> tl.tensor:
     """Return the mean of the values from `first` to `end`, and log2 of the sum of the powers."""
     M: tl.constexpr = q_MD.shape[0]
-    # Of e4m3, two columns at a time: the even ones and the odd ones are products of their own.
+    # e4m3: even and odd columns are GEMMs of their own.
     COLUMNS: tl.constexpr = DIM // 2 if IS_FP8 else DIM
     largest_M = tl.full([M], float("-inf"), tl.float32)
     total_MN = tl.zeros([M, BLOCK], tl.float32)
@@ -290,13 +288,13 @@ def _attend(
         at_ND = block_of(
             k_ND, table, start, is_key_N, k_page_step, k_step, K_STEP, PAGE, BLOCK, COLUMNS
         )
-        # What nobody is to see may be NaN, which no weight of 0 would make 0.
+        # Keys behind the end may be NaN, which a weight of 0 does not make 0.
         k = tl.load(at_ND, is_key_N[:, None], other=0)
         if IS_FP8:
             score_MN = tl.dot(even_MD, bytes_of(k, False, IS_INTERPRETED).T)
             score_MN = tl.dot(odd_MD, bytes_of(k, True, IS_INTERPRETED).T, score_MN)
         elif M == 16:
-            # Read as the keys are, with them: read before, it would hold them up.
+            # Loaded in the loop, with the keys: a load before it would delay them.
             q = tl.load(q_at_MD + tl.multiple_of(start * zero, 16), is_row_M[:, None], other=0.0)
             score_MN = tl.dot(q, k.T)
         else:
@@ -446,32 +444,32 @@ def decode_attention_kernel(
             )
 
 
-# Of keys in one tile: bounded by what registers hold.
+# Elements of keys in a tile, bounded by registers.
 TILE_ELEMENTS = 8_192
-# Rows times keys of a tile, for each byte of a key: bounded by registers, of which e4m3 takes more.
+# Scores of a tile for each byte of a key, bounded by registers, of which e4m3 takes more.
 SCORES_OF_BYTE = 2_048
-# Of a thread, where the compiler would rather spill than use as many.
+# Registers of a thread where the compiler would otherwise spill.
 REGISTERS_OF_TWO_WARPS, REGISTERS_OF_WIDE = 240, 168
-# What an SM reads of a short cache, of one that is not long, and of a long one.
+# Bytes that an SM reads of a short, a medium and a long cache.
 LITTLE_BYTES, MANY_BYTES, MOST_BYTES = 1 << 15, 1 << 18, 3 << 19
-# Triton's least tile of a product.
+# Least rows of a tensor-core tile in Triton.
 LEAST_ROWS = 16
-# Columns of the heads for which schedules were measured.
+# Largest head dimension for which schedules were measured.
 MOST_SMALL_DIM = 128
-# Rows times columns of a sum that four warps hold.
+# Elements of an accumulator for four warps.
 ELEMENTS_OF_FOUR_WARPS = 4_096
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a cache is read: keys of a tile, tiles in flight, warps, and programs on an SM."""
+    """Keys of a tile, tiles in flight, warps, and CTAs of an SM."""
 
     block: int
     stages: int
     warps: int
-    programs: int = 2
+    ctas_per_sm: int = 2
     registers: int | None = None
-    """Of a thread; None: as many as the compiler likes."""
+    """Of a thread; None: the compiler's choice."""
 
 
 def schedule_of(
@@ -482,10 +480,15 @@ def schedule_of(
     bytes_of_sm: int | None = None,
     is_crowded: bool = False,
 ) -> Schedule:
-    """Return the schedule for heads of this dimension, such rows and such keys.
+    """Return the schedule, as measured on an H200.
 
-    What each SM reads decides, where that is known, and whether it is crowded: with more than half
-    as many heads of keys as there are SMs, by two programs on each. As measured on an H200.
+    Args:
+        dim: Of a head.
+        rows: Of a tile.
+        key_bytes: Of an element of the cache.
+        is_paged: Whether the cache is in pages.
+        bytes_of_sm: What each SM reads; None: unknown, or not to matter.
+        is_crowded: Whether there are more than half as many key heads as SMs: two CTAs share one.
     """
     is_small = rows <= LEAST_ROWS and dim <= MOST_SMALL_DIM
     block = TILE_ELEMENTS // (dim * key_bytes)
@@ -495,7 +498,7 @@ def schedule_of(
         is_wide = key_bytes > 1 and (dim > 128 or (is_paged and dim > 64))
         return Schedule(
             max(LEAST_ROWS, min(2 * block, most)),
-            # The table's entries are on their way for two more tiles before the keys are.
+            # The table's entries are loaded two tiles ahead of the keys.
             5 if is_paged else 3,
             warps,
             registers=REGISTERS_OF_WIDE if is_wide else None,
@@ -512,7 +515,7 @@ def schedule_of(
 
 
 def _schedule_of_bytes(block: int, bytes_of_sm: int) -> Schedule:
-    """Return the schedule for keys in e4m3, which instructions hold up more than memory."""
+    """Return the schedule for e4m3, which is bound by instructions rather than memory."""
     if bytes_of_sm <= LITTLE_BYTES:
         return Schedule(block, 2, 4, 1)
     if bytes_of_sm <= MANY_BYTES // 2:
@@ -521,18 +524,18 @@ def _schedule_of_bytes(block: int, bytes_of_sm: int) -> Schedule:
 
 
 LOG2_E = 1.4426950408889634
-# Of parts that are merged at a time: bounded by what registers hold.
+# Elements of the splits that are merged at a time, bounded by registers.
 MERGED_ELEMENTS = 8_192
-# What a tile's addresses may be apart, to be known when it is compiled.
+# Largest stride of keys that is a compile-time constant.
 MOST_STEP = 1 << 20
-# Batch-invariant: a sequence has so many parts, whatever else is in the batch.
+# Most splits of a sequence where results may not depend on the batch.
 INVARIANT_PARTS = 32
-# Of an H200, where there is no GPU to ask.
+# SMs of an H200, assumed where there is no GPU.
 SMS = 132
 
 
 class Options(NamedTuple):
-    """What a call is given beside its tensors."""
+    """Arguments of a call besides its tensors."""
 
     scale: float
     is_causal: bool
@@ -541,19 +544,19 @@ class Options(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """How the work of a call is cut."""
+    """How the work of a call is split."""
 
     schedule: Schedule
     places: int
-    """Heads of keys in all sequences."""
+    """Key heads of all sequences."""
     parts: int
-    """Of a sequence, as many programs as there are for it."""
+    """CTAs of a sequence and key head."""
     most_parts: int
-    """What decides how long a part is."""
+    """Most splits of a sequence, which decide the length of one."""
 
 
 def partition_of(q: Tensor, k: Tensor, table: Tensor | None, is_invariant: bool) -> Partition:
-    """Return how a call is cut: to fill the GPU, or the same way for a sequence in every batch."""
+    """Return a partition that fills the GPU, or one that does not depend on the batch."""
     batch, query_heads, tokens, dim = q.shape
     heads, key_bytes = k.shape[1], k.element_size()
     rows = query_heads // heads * tokens
@@ -561,7 +564,7 @@ def partition_of(q: Tensor, k: Tensor, table: Tensor | None, is_invariant: bool)
     sms = sms_of(q.device)
     read = None if is_invariant else 2 * places * most_keys * dim * key_bytes // max(sms, 1)
     schedule = schedule_of(dim, rows, key_bytes, table is not None, read, 2 * places > sms)
-    most = INVARIANT_PARTS if is_invariant else max(1, schedule.programs * sms // places)
+    most = INVARIANT_PARTS if is_invariant else max(1, schedule.ctas_per_sm * sms // places)
     parts = max(1, min(most, -(-most_keys // schedule.block)))
     return Partition(schedule, places, parts, most)
 
@@ -570,12 +573,9 @@ def _most_keys(k: Tensor, table: Tensor | None) -> int:
     return k.shape[2] if table is None else table.shape[1] * k.shape[2]
 
 
-@cache
 def sms_of(device: torch.device) -> int:
-    """Return how many multiprocessors a device has."""
-    if device.type != "cuda":
-        return SMS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    """Return the number of SMs; an H200's without a GPU."""
+    return num_sms(device) if device.type == "cuda" else SMS
 
 
 _launch = Launcher(decode_attention_kernel)
@@ -605,42 +605,42 @@ def _run(
         k, v = (one if _is_pair_aligned(one) else one.clone() for one in (k, v))
         k_scale, v_scale = (_scale_of_each_head(one, q, k) for one in (k_scale, v_scale))
     call = kind_of(q, k, v, lengths, table, k_scale, v_scale), options
-    cut = _partitions.get(call)
-    if cut is None:
-        # What comes again was asked before.
+    partition = _partitions.get(call)
+    if partition is None:
+        # A call like an earlier one was checked then.
         has_scale = not (k_scale is None and v_scale is None)
         why = why_refused(q, k, v, lengths, table, has_scale)
         if why is not None:
             raise refusal(why)
-        cut = _partition_first(call, q, k, table)
+        partition = _partition_first(call, q, k, table)
     partial = lse
-    if cut.parts > 1:
-        rows = y.numel() // (cut.places * y.shape[-1])
-        size = cut.places * cut.parts * rows * (y.shape[-1] + 1)
+    if partition.parts > 1:
+        rows = y.numel() // (partition.places * y.shape[-1])
+        size = partition.places * partition.parts * rows * (y.shape[-1] + 1)
         partial = torch.empty(size, dtype=torch.float32, device=q.device)
-    counter = counters(cut.places, q.device)
+    counter = counters(partition.places, q.device)
     tensors = (q, k, v, y, lse, partial, counter, lengths, table, k_scale, v_scale)
     if not _launch.again(call, tensors):
-        _launch_first(call, tensors, options, cut)
+        _launch_first(call, tensors, options, partition)
     return y, lse
 
 
 def _partition_first(
     call: tuple[Hashable, Options], q: Tensor, k: Tensor, table: Tensor | None
 ) -> Partition:
-    """Cut what was not cut before, and remember it as long as launches are."""
-    cut = partition_of(q, k, table, call[1].is_invariant)
+    """Partition a new kind of call, and keep the partition as long as launches."""
+    partition = partition_of(q, k, table, call[1].is_invariant)
     if not IS_INTERPRETED:
         if len(_partitions) >= MOST_CALLS:
             _partitions.clear()
-        _partitions[call] = cut
-    return cut
+        _partitions[call] = partition
+    return partition
 
 
 def _launch_first(
-    call: Hashable, tensors: tuple[Tensor | None, ...], options: Options, cut: Partition
+    call: Hashable, tensors: tuple[Tensor | None, ...], options: Options, partition: Partition
 ) -> None:
-    """Launch what was not launched for such tensors before."""
+    """Launch for the first time on tensors of this kind."""
     q, k, v, *_, lengths, table, k_scale, v_scale = tensors
     assert q is not None and k is not None and v is not None
     heads, tokens, dim = k.shape[1], q.shape[2], q.shape[3]
@@ -651,45 +651,52 @@ def _launch_first(
     is_known = table is None and max(k.stride(2), v.stride(2)) <= MOST_STEP
     constants = (
         *(tokens, group, dim, max(LEAST_ROWS, rows), lengths is not None),
-        # One token is the last, and sees everything.
+        # A single token is the last one, and sees all keys.
         *(options.is_causal and tokens > 1, options.window > 0, k.dtype == FP8),
         0 if table is None else k.shape[2],
         *((k.stride(2), v.stride(2)) if is_known else (0, 0)),
-        *(cut.schedule.block, cut.schedule.stages),
+        *(partition.schedule.block, partition.schedule.stages),
         *(rows, max(1, MERGED_ELEMENTS // (rows * dim)), IS_INTERPRETED),
     )
     types = tuple(None if one is None else one.dtype for one in tensors)
     inputs = (q, k, v, lengths, table, k_scale, v_scale)
-    launching = _launching(cut.schedule)
+    launching = _launching(partition.schedule)
     key = (q.device, types, constants, *launching.values(), alignments(inputs, *steps))
     most_keys = _most_keys(k, table)
-    each = _part_length(most_keys, cut)
-    numbers = (most_keys, cut.most_parts, each, max(1, -(-most_keys // each)), options.window, 0)
+    each = _part_length(most_keys, partition)
+    numbers = (
+        most_keys,
+        partition.most_parts,
+        each,
+        max(1, -(-most_keys // each)),
+        options.window,
+        0,
+    )
     arguments = (*tensors, *steps, options.scale * LOG2_E, *numbers, *constants)
-    grid = (cut.parts, heads, q.shape[0])
+    grid = (partition.parts, heads, q.shape[0])
     _launch(key, grid, arguments, launching, call=call, tensors=tensors)
 
 
 def _launching(schedule: Schedule) -> dict[str, int]:
-    """Return what Triton compiles with."""
+    """Return Triton's compile options."""
     registers = {} if schedule.registers is None else {"maxnreg": schedule.registers}
     return {"num_warps": schedule.warps} | registers
 
 
-def _part_length(most_keys: int, cut: Partition) -> int:
-    """Return how many keys a part has, as the kernel would count them."""
-    block = cut.schedule.block
-    of_part = -(-most_keys // cut.most_parts)
+def _part_length(most_keys: int, partition: Partition) -> int:
+    """Return the keys of a split, as the kernel computes it."""
+    block = partition.schedule.block
+    of_part = -(-most_keys // partition.most_parts)
     return block * max(1, -(-of_part // block))
 
 
 def _is_pair_aligned(cache: Tensor) -> bool:
-    """Tell whether a cache of bytes can be read two at a time."""
+    """Tell whether an e4m3 cache can be read in pairs."""
     return not any(one % 2 for one in (cache.data_ptr(), *cache.stride()[:-1]))
 
 
 def _scale_of_each_head(scale: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
-    """Return a scale for each head of each sequence, 1 where there is none."""
+    """Return a scale for each head of each sequence; 1 without scales."""
     shape = q.shape[0], k.shape[1]
     if scale is None:
         return torch.ones(shape, dtype=torch.float32, device=q.device)
@@ -697,7 +704,7 @@ def _scale_of_each_head(scale: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
 
 
 def _empty_results(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return places for the results: tokens before heads in memory, as what comes next wants."""
+    """Return memory for y, tokens before heads as the next layer reads it, and the log-sum-exp."""
     batch, heads, tokens, dim = q.shape
     if tokens == 1:
         y = q.new_empty(batch, heads, 1, dim)

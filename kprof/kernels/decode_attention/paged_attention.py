@@ -15,7 +15,7 @@ from torch import Tensor
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels.decode_attention import decode_attention as whole
 from kprof.kernels.decode_attention._triton import why_refused
-from kprof.kernels.fp8._quantize_rows import FP8, LARGEST
+from kprof.kernels.fp8.quantize_fp8 import FP8, LARGEST
 
 # The last two numbers of a shape: the window in keys, 0: none; whether the cache is FP8.
 PLAIN = (0, 0)

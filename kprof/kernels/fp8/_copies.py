@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kprof.kernels.fp8._quantize_rows import (
+from kprof.kernels.fp8.quantize_fp8 import (
     FP8,
     LARGEST,
     LEAST,

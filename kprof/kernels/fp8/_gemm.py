@@ -1,18 +1,20 @@
-"""GEMMs with FP8 weights on the device: for few rows, and by tiles with K whole or split.
+"""GEMMs with FP8 weights in Triton: y = activation(x w' + bias), with scales; kernels to operator.
 
-M rows of x, N columns of the result, which are rows of the weights, K the summed dimension. Weights
-are the left operand, so that a tile of them is filled however few the rows of x are.
+M rows of x, N columns of y, which are rows of the weights, K the summed dimension. Weights are the
+left operand, so an instruction's 64 rows are filled however few rows x has. There are two kernels:
+for few rows, whose warps split K; and tiled, with K whole or split among CTAs, of which the last
+one sums. Hopper's tensor cores sum FP8 products in about 14 bits, so every 128 elements of K are
+added to float32 sums.
 
-With programmatic dependent launch, a GEMM begins as the cast of x ahead of it begins (`let_in`). It
-fetches weights into L2, which is no read, and waits until the cast and all that ran before it have
-ended; only then does it read or write.
+With programmatic dependent launch, a GEMM begins while the cast of x ahead of it still runs
+(`allow_dependent_launch` of `quantize_fp8`). It prefetches weights into L2, and waits for the cast
+and all that ran before it ahead of its first load or store.
 
-FP8 products on the host: how the work is cut, and the operator that launches it.
+Order: dependent launch, epilogue, kernels, schedules, launch, operator.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -24,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-from kprof.kernels.fp8._quantize_rows import FP8, SIDE, rows_of_program
+from kprof.kernels.fp8.quantize_fp8 import FP8, SIDE, has_dependent_launch, rows_of_program
 from kprof.kernels.runtime import (
     MOST_CALLS,
     Launcher,
@@ -36,43 +38,29 @@ from kprof.kernels.runtime import (
 )
 from kprof.kernels.tiles.splits import counters, is_last_to_arrive, part_length
 
-
-@functools.cache
-def has_dependent_launch(device: torch.device) -> bool:
-    """Tell whether a launch may begin before the one that it depends on has ended: from Hopper."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-# Of each row of weights that a program reads, in bytes; a power of two.
+# Bytes of each row of weights that a CTA prefetches; a power of two.
 PREFETCHED = 512
-# Of all programs: fetching more takes longer than the cast, and what is read first waits for it.
+# Bytes that all CTAs prefetch: more takes longer than the cast, and delays the first loads.
 MAX_PREFETCHED = 6 << 20
 
 
 def gains_from_overlap(programs: int, num_casting: int, fit: int, sms: int) -> bool:
-    """Tell whether a product gains by being launched before the cast ends, as seen on an H200.
+    """Tell whether a GEMM gains from being launched before the cast ends, as measured on an H200.
 
-    Its programs go where there is most room: to other multiprocessors than the cast's. Where these
-    have room for more than an even share, they get more and end last, by more than is gained.
+    Its CTAs go to the SMs with most room, which are not those of the cast. Where these take more
+    than an even share, they end last, and more is lost than gained.
 
     Args:
-        programs: Of the product.
-        num_casting: Programs of the cast.
-        fit: Programs of the product that one multiprocessor has room for.
-        sms: Multiprocessors of the GPU.
+        programs: CTAs of the GEMM.
+        num_casting: CTAs of the cast.
+        fit: CTAs of the GEMM that fit one SM.
+        sms: SMs of the GPU.
     """
     evenly, besides = -(-programs // sms), -(-programs // max(1, sms - num_casting))
     return min(besides, fit) <= evenly
 
 
-@triton.jit
-def allow_dependent_launch(OVERLAPS: tl.constexpr):
-    """Let programs of the next launch come, and wait, as soon as there is room for them."""
-    if OVERLAPS:
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-# What DRAM is read by where nothing else is asked for.
+# Bytes of a DRAM access.
 LINE = tl.constexpr(64)
 
 
@@ -80,7 +68,7 @@ LINE = tl.constexpr(64)
 def prefetch_and_wait(
     w_NK, row, num_rows, depth, first, end, N: tl.constexpr, FETCHED: tl.constexpr
 ):
-    """Fetch N rows' weights from `first` into L2, FETCHED of each at most, then wait for the cast.
+    """Prefetch at most FETCHED bytes of N rows of weights from `first`, then wait for the cast.
 
     FETCHED is a power of two, or 0.
     """
@@ -93,7 +81,7 @@ def prefetch_and_wait(
 
 @triton.jit
 def _prefetch(at):
-    """Ask for what lies there to be brought to L2."""
+    """Prefetch these addresses into L2."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",
@@ -130,9 +118,9 @@ def finish(
     IS_BLOCKED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ) -> None:
-    """Store what the sums become: scaled where whole rows share a scale, biased, activated.
+    """Store the result: row scales, bias and activation applied, cast and transposed.
 
-    `into` holds the result, the scales of x and of the weights, the bias, and the result's size.
+    `into` is the result, the scales of x and of the weights, the bias, and the result's size.
     """
     y_MN, x_scale, w_scale, bias_N, num_rows, num_columns = into
     is_n_N, is_m_M = n_N < num_columns, m_M < num_rows
@@ -174,8 +162,8 @@ def fp8_gemm_few_rows_kernel(
 ) -> None:
     """Multiply few rows of x by N rows of the weights; each of W warps sums a part of K.
 
-    x in 16 bits meets weights that are widened to it. Nothing is left to put together with other
-    programs, so that the time is that of reading.
+    For x in 16 bits, weights are converted in registers. No CTA waits for another, so the time is
+    that of reading the weights.
     """
     m_M, n_N = tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
     part_W = tl.arange(0, W) * K
@@ -213,13 +201,13 @@ def fp8_gemm_few_rows_kernel(
     finish(sum_NM, n_N, m_M, into, HAS_X_SCALE, IS_BLOCKED, ACTIVATION)
 
 
-# So many products of 8 bits are summed in tensor cores.
+# Most FP8 products that are summed in the tensor cores.
 MOST_IMPRECISE = tl.constexpr(128)
 
 
 @triton.jit
 def _sum_splits(sum_NM, parts, counter, part, SPLITS: tl.constexpr) -> tuple[tl.tensor, bool]:
-    """Return the sum of a tile's parts, and whether it is this program that has it: the last."""
+    """Return the sum of a tile's splits, and whether this CTA has it: the last one to arrive."""
     is_mine = True
     if SPLITS > 1:
         N: tl.constexpr = sum_NM.shape[0]
@@ -236,9 +224,9 @@ def _sum_splits(sum_NM, parts, counter, part, SPLITS: tl.constexpr) -> tuple[tl.
 
 @triton.jit
 def _place_of(tile, num_rows, num_columns, M: tl.constexpr, N: tl.constexpr) -> tl.tensor:
-    """Return which rows and columns a tile has: neighbours in time share what they read."""
+    """Return row and column index of a tile, so that consecutive tiles share operands in L2."""
     strips, tiles_n = tl.cdiv(num_rows, M), tl.cdiv(num_columns, N)
-    # Of columns of tiles that are worked off together.
+    # Columns of tiles in a band.
     TOGETHER: tl.constexpr = 8
     band = tile // (TOGETHER * strips)
     width = tl.minimum(tiles_n - band * TOGETHER, TOGETHER)
@@ -273,7 +261,7 @@ def fp8_gemm_tiled_kernel(
     OVERLAPS: tl.constexpr,
     FETCHED: tl.constexpr,
 ) -> None:
-    """Multiply M rows of x by N of the weights over one of SPLITS parts of K; the last adds up."""
+    """Multiply M rows of x by N of the weights over one split of K; the last split sums."""
     tile, part = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
     strip, band = _place_of(tile, num_rows, num_columns, M, N)
     m_M, n_N = strip * M + tl.arange(0, M), band * N + tl.arange(0, N)
@@ -304,7 +292,7 @@ def fp8_gemm_tiled_kernel(
                 scale_M *= tl.load(x_scale + group * x_scale_step + m_M, is_m_M, other=0.0)
             sum_NM += tl.dot(w.to(x.dtype), x.T) * scale_M[None, :]
         elif x.dtype == tl.float8e4nv:
-            # Hopper's tensor cores sum such products in 14 bits: each step's go to sums in 32.
+            # The tensor cores keep 14 bits of a sum: each step is added in float32.
             tl.static_assert(K <= MOST_IMPRECISE)
             sum_NM += tl.dot(w, x.T)
         else:
@@ -316,38 +304,38 @@ def fp8_gemm_tiled_kernel(
         finish(sum_NM, n_N, m_M, into, HAS_X_SCALE, IS_BLOCKED, ACTIVATION)
 
 
-# The least tile of a product on tensor cores: rows of x.
+# Least rows of x in a tile.
 LEAST_ROWS = 8
-# More rows are read too often by programs that each have few columns.
+# With more rows, the many CTAs of few columns read x too often.
 MAX_FEW_ROWS = 16
-# What cuBLASLt asks for, too.
+# Alignment of strides in elements, as for cuBLASLt.
 MULTIPLE = 16
-# Beyond, they fill the GPU without being cut.
+# Tiles an SM from which on K is not split.
 MANY_TILES = 2.0
 MOST_ROWS_OF_A_TILE, MANY_ROWS = 128, 512
-# Shared memory in bytes: what a program may have on Hopper, and what each has taken from it.
+# Shared memory in bytes: most of a CTA on Hopper, and what is reserved in each.
 ROOM_OF_HOPPER, RESERVED = 232_448, 1_024
 
 
 @dataclass(frozen=True)
 class FewRows:
-    """Few rows: N columns for a program, whose warps share out K; tiles in flight."""
+    """Few rows: N columns for a CTA, K of a warp's tile, and tiles in flight."""
 
     n: int = 16
     k: int = 128
     warps: int = 4
     stages: int = 6
 
-    def ring_bytes(self, num_rows: int) -> int:
-        """Return what tiles in flight take of shared memory, of operands in FP8."""
+    def stage_bytes(self, num_rows: int) -> int:
+        """Return the shared memory of the tiles in flight, for FP8 operands."""
         m = max(LEAST_ROWS, next_power_of_two(num_rows))
-        # The tile that is multiplied is in registers.
+        # One stage is in registers.
         return (self.stages - 1) * self.warps * self.k * (self.n + m)
 
 
 @dataclass(frozen=True)
 class Tiled:
-    """A tile of M rows and N columns, K at a time, by so many programs that each sum a part."""
+    """A tile of M rows and N columns, K of a step, and CTAs that split the sum."""
 
     m: int
     n: int
@@ -356,8 +344,8 @@ class Tiled:
     stages: int
     splits: int = 1
 
-    def ring_bytes(self, num_rows: int) -> int:
-        """Return what tiles in flight take of shared memory, of operands in FP8."""
+    def stage_bytes(self, num_rows: int) -> int:
+        """Return the shared memory of the tiles in flight, for FP8 operands."""
         return self.stages * self.k * (self.n + self.m)
 
 
@@ -374,23 +362,23 @@ def schedule_of(
     sms: int,
     room: int = ROOM_OF_HOPPER,
 ) -> Schedule:
-    """Return how a product is cut, as measured on an H200 up to 512 rows.
+    """Return the schedule of a GEMM, as measured on an H200 up to 512 rows.
 
     Args:
         num_rows: Of x.
         num_columns: Of the result.
-        depth: What is summed over.
+        depth: Of the sum, K.
         is_wide: Whether x has 16 bits.
-        is_blocked: Whether squares of weights have scales of their own.
-        sms: Multiprocessors of the GPU.
-        room: Bytes of shared memory that a program may have.
+        is_blocked: Whether weights have a scale for each square of 128.
+        sms: SMs of the GPU.
+        room: Bytes of shared memory that a CTA may have.
     """
-    # Of 64 columns, for each multiprocessor.
+    # Tiles of 64 columns for each SM.
     tiles = -(-num_columns // 64) / sms
     if num_rows > MOST_ROWS_OF_A_TILE:
         if num_rows <= MANY_ROWS:
             return Tiled(64, 128, SIDE, 4, 4)
-        # With sums beside each step's products, 256 columns would spill.
+        # With a second accumulator for block scales, 256 columns would spill.
         columns, stages = (256, 3) if is_wide and not is_blocked else (128, 4)
         return Tiled(128, columns, SIDE, 8, stages)
     is_large = tiles > MANY_TILES and not is_wide
@@ -409,13 +397,13 @@ def schedule_of(
 
 
 def _one_for_each(tiles: float, depth: int, room: int) -> Tiled:
-    """Return how 33 to 64 rows are cut where each multiprocessor has one program at most.
+    """Return the schedule for 33 to 64 rows where each SM has one CTA at most.
 
-    Its ring then has most of the shared memory, so that no two programs meet on one, either.
+    Its stages take most of the shared memory, so no two CTAs share an SM.
     """
     splits = 2 if tiles <= 0.5 and depth >= 8 * SIDE else 1
     one = Tiled(64, 64, SIDE, 4, 12 if splits == 1 else 10, splits)
-    most = room * one.stages // one.ring_bytes(64)
+    most = room * one.stages // one.stage_bytes(64)
     return replace(one, stages=min(one.stages, most))
 
 
@@ -424,7 +412,7 @@ _launch_few_rows, _launch_tiled = (
     Launcher(fp8_gemm_tiled_kernel),
 )
 
-# x, w, the scales of both, and the bias.
+# x, w, both scales, and the bias.
 Operands: TypeAlias = "tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]"
 
 
@@ -438,9 +426,9 @@ def multiply(
     schedule: Schedule | None = None,
     is_behind_cast: bool = False,
 ) -> Tensor:
-    """Return activation(x w' + bias) on a schedule; left out, on the one that is known as best.
+    """Return activation(x w' + bias); without a schedule, on the fastest one that is known.
 
-    Where the last launch was the cast of x by rows, as is then said, it need not have ended.
+    With `is_behind_cast`, the last launch was the cast of x by rows, and may still run.
     """
     operands: Operands = (x, w, x_scale, w_scale, bias)
     fit = _plans.get((kind_of(*operands), activation, schedule, is_behind_cast))
@@ -448,7 +436,7 @@ def multiply(
         if not (x.shape[0] and w.shape[0]):
             return _empty(x, w)
         operands = _as_kernels_read(*operands)
-        # The last launch is another one where there was nothing to cast, or weights are copied.
+        # Without rows to cast, or after a copy of the weights, the last launch is another one.
         is_behind_cast &= operands[1] is w and x.numel() > 0
         fit = _plan_of(operands, activation, schedule, is_behind_cast)
     return fit(*operands)
@@ -457,17 +445,17 @@ def multiply(
 def _as_kernels_read(
     x: Tensor, w: Tensor, x_scale: Tensor | None, w_scale: Tensor, bias: Tensor | None
 ) -> Operands:
-    """Return operands that lie as the kernels read them: themselves, or copies."""
+    """Return operands in the layouts that the kernels read: themselves, or copies."""
     x = x if x.stride(1) == 1 and x.stride(0) % MULTIPLE == 0 else x.contiguous()
     if x_scale is not None and x_scale.stride(0) != 1:
-        # Side by side for a group of columns, as the quantising kernels leave them.
+        # Column-major, as `quantize_fp8` stores them.
         x_scale = x_scale.t().contiguous().t()
     bias = None if bias is None else bias.contiguous()
     return x, w.contiguous(), x_scale, w_scale.contiguous(), bias
 
 
 class _Plan:
-    """How products of one kind are launched: worked out once, for all operands of that kind."""
+    """The launch of one kind of GEMM, computed once for all operands of that kind."""
 
     def __init__(
         self, operands: Operands, activation: str, schedule: Schedule, is_behind_cast: bool
@@ -475,7 +463,7 @@ class _Plan:
         x, w, x_scale, w_scale, _ = operands
         (num_rows, depth), num_columns = x.shape, w.shape[0]
         self._launch, programs = _launch_few_rows, -(-num_columns // schedule.n)
-        # Of parts of sums, and of what counts them; None: the kernel asks for neither.
+        # Sizes of the partial sums and of their counters; None without splits.
         self._parts: tuple[int, int] | None = None
         self._is_tiled = isinstance(schedule, Tiled)
         if isinstance(schedule, Tiled):
@@ -509,7 +497,7 @@ class _Plan:
             parts = torch.empty(size, dtype=torch.float32, device=x.device)
             tensors = (*tensors, parts, counters(tiles, x.device))
         elif self._is_tiled:
-            # One part alone looks at neither.
+            # Without splits, the kernel reads neither.
             tensors = (*tensors, w_scale, w_scale)
         if not self._launch.again(self, tensors):
             key = _key_of(tensors, self._sizes, self._constants)
@@ -524,7 +512,7 @@ _plans: dict[Hashable, _Plan] = {}
 def _plan_of(
     operands: Operands, activation: str, schedule: Schedule | None, is_behind_cast: bool
 ) -> _Plan:
-    """Return how products like this are launched, and remember it."""
+    """Return the plan for GEMMs of this kind, and keep it."""
     kind = kind_of(*operands), activation, schedule, is_behind_cast
     known = _plans.get(kind)
     if known is not None:
@@ -542,7 +530,7 @@ def _plan_of(
 
 
 def _cut_of(schedule: Schedule, num_rows: int) -> tuple[tuple[int, ...], int]:
-    """Return the kernel's constants of a schedule, and how much of K it takes in one step."""
+    """Return the kernel's constants of a schedule, and K of one step."""
     n, k, stages = schedule.n, schedule.k, schedule.stages
     if isinstance(schedule, Tiled):
         return (schedule.m, n, k, schedule.splits, stages), k
@@ -551,17 +539,17 @@ def _cut_of(schedule: Schedule, num_rows: int) -> tuple[tuple[int, ...], int]:
 
 
 def _overlap_gains(schedule: Schedule, programs: int, x: Tensor) -> bool:
-    """Tell whether a product is faster for being launched before the cast of x has ended."""
+    """Tell whether a GEMM gains from being launched before the cast of x has ended."""
     num_rows, depth = x.shape
     rows_each, _, _ = rows_of_program(depth)
     room = _room_of(x.device) + RESERVED
-    fit = room // (schedule.ring_bytes(num_rows) + RESERVED)
+    fit = room // (schedule.stage_bytes(num_rows) + RESERVED)
     return gains_from_overlap(programs, -(-num_rows // rows_each), fit, num_sms(x.device))
 
 
 @cache
 def _room_of(device: torch.device) -> int:
-    """Return the bytes of shared memory that a program may have; Hopper's without a GPU."""
+    """Return the bytes of shared memory that a CTA may have; Hopper's without a GPU."""
     if device.type != "cuda":
         return ROOM_OF_HOPPER
     return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])

@@ -1,7 +1,8 @@
-"""Products of matrices with FP8 weights: x in FP8 with scales, or in 16 bits as it is.
+"""GEMM with FP8 weights: y = activation(x w' + bias), x (M, K) in FP8 or 16 bits, w (N, K).
 
-For few rows of x, reading the weights is all the time there is: they are widened in registers to
-the 16 bits of x, and nothing needs quantising first. For many rows, FP8 meets FP8.
+`fp8_gemm` is the public function; the kernels are in `_gemm`. For few rows of x the time is that of
+reading the weights: they are converted in registers to the 16 bits of x, and nothing has to be
+quantised first. For many rows, both operands are FP8.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from torch.nn import functional
 
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels.fp8._gemm import gemm_operator
-from kprof.kernels.fp8._quantize_rows import FP8, SIDE
+from kprof.kernels.fp8.quantize_fp8 import FP8, SCALES_PER_16_BYTES, SIDE
 from kprof.kernels.fp8.quantize_fp8 import KERNEL as QUANTIZE
-from kprof.kernels.fp8.quantize_fp8 import SCALES_PER_16_BYTES
 
 Activation = Literal["none", "relu", "silu", "gelu"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -42,7 +42,7 @@ def fp8_gemm(
     Args:
         x: (M, K); float8_e4m3fn, or float16 or bfloat16 without scales.
         w: (N, K); float8_e4m3fn.
-        x_scale: What to multiply x by, as `quantize_fp8` gives it: (M, 1); or (M, K / 128) where
+        x_scale: Scales of x, as `quantize_fp8` returns them: (M, 1); or (M, K / 128) where
             `w_scale` is of squares.
         w_scale: Likewise (N, 1), or (N / 128, K / 128).
         bias: (N,).
@@ -60,7 +60,7 @@ def _reference(
     bias: Tensor | None = None,
     activation: str = "none",
 ) -> Tensor:
-    """Multiply by the scales first, then in the dtype that they have."""
+    """Multiply by the scales first, then in their dtype."""
     dtype = w_scale.dtype
     wide_x = x.to(dtype) if x_scale is None else _scaled(x, x_scale)
     y = _ended(wide_x @ _scaled(w, w_scale).t(), bias, activation)
@@ -97,11 +97,11 @@ def _deep_gemm() -> Any:
 
 
 def _finished(multiply: Callable[..., Tensor], *, is_blocked: bool) -> Callable[..., Tensor]:
-    """Return a peer's product with what it leaves out behind it; it takes one sort of scales."""
+    """Return a peer's GEMM with bias and activation behind it; it takes one kind of scales."""
 
     def call(x: Tensor, w: Tensor, x_scale: Tensor | None, w_scale: Tensor, *ending: Any) -> Tensor:
         if x_scale is None or is_blocked != (tuple(w_scale.shape) != (w.shape[0], 1)):
-            raise NotImplementedError("scales of this sort")
+            raise NotImplementedError("scales of this kind")
         return _ended(multiply(x, w, x_scale, w_scale), *ending)
 
     return call
@@ -120,7 +120,7 @@ def _refuses(
     activation: str = "none",
 ) -> str | None:
     if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1]:
-        return f"{tuple(x.shape)} by {tuple(w.shape)}, which are no (M, K) and (N, K)"
+        return f"{tuple(x.shape)} by {tuple(w.shape)}, which are not (M, K) and (N, K)"
     if w.dtype != FP8 or x.dtype not in (FP8, *WIDE) or (x.dtype == FP8) != (x_scale is not None):
         return f"x in {x.dtype}, weights in {w.dtype}: not float8_e4m3fn with scales"
     (num_rows, depth), num_columns = x.shape, w.shape[0]
@@ -153,11 +153,11 @@ def _inputs(shape: tuple[int, ...], draw: Any) -> tuple[Any, ...]:
     if kind == [2]:
         return x, w, None, w_scale
     x, x_scale = quantize(x, "1x128" if is_blocked else "row")
-    return x, w, _side_by_side(x_scale), w_scale
+    return x, w, _column_major(x_scale), w_scale
 
 
-def _side_by_side(scales: Tensor) -> Tensor:
-    """Return scales as our cast leaves them: otherwise DeepGEMM and we would copy them first."""
+def _column_major(scales: Tensor) -> Tensor:
+    """Return column-major scales, as `quantize_fp8` does: otherwise each call would copy them."""
     num_rows, num_groups = scales.shape
     if num_groups == 1:
         return scales

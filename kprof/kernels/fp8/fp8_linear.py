@@ -1,9 +1,12 @@
-"""A linear layer whose weights are in FP8, quantised once; x is, too, where that is faster.
+"""Linear layer in FP8: y = x w' + bias, x (..., K), w (N, K), with gradients.
 
-x is quantised by rows; few rows meet the weights in our kernel, many in cuBLASLt. In float16, which
-cuBLASLt does not give, x stays as it is, and the weights are widened as they are read. Gradients
-are quantised to e4m3 as well: with a scale for each row, the three more binades of e5m2 are not
-needed, and its one bit less of mantissa would double the error.
+`fp8_linear` is the public function. Weights are quantised by rows, once for each version; x is, in
+every call, where that is faster. Few rows of x take the kernel of `_gemm`, many take cuBLASLt
+(`route_of`). In float16, which cuBLASLt does not return, x stays as it is, and weights are
+converted as they are read. Gradients are quantised to e4m3, too: with a scale for each row, the
+three more binades of e5m2 are not needed, and its one bit less of mantissa would double the error.
+
+Order: routes, GEMMs, operators, public function, providers, KERNEL.
 """
 
 from __future__ import annotations
@@ -17,29 +20,28 @@ from torch.nn import functional
 
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels.fp8._gemm import MULTIPLE, gemm_operator, multiply
-from kprof.kernels.fp8._quantize_rows import MOST_COLUMNS, quantize_transposed
 from kprof.kernels.fp8._weights import ByVersion, quantized
 from kprof.kernels.fp8.fp8_gemm import LLAMA, WIDE
-from kprof.kernels.fp8.quantize_fp8 import quantize_fp8
+from kprof.kernels.fp8.quantize_fp8 import MOST_COLUMNS, quantize_fp8, quantize_transposed
 from kprof.kernels.runtime import applied, define
 
 Route = Literal["wide", "tiles", "library", "plain"]
-# Up to so many rows our kernel is faster than cuBLASLt; the second where few columns and a long sum
-# keep that from filling the GPU.
+# Most rows for which the kernel of `_gemm` is faster than cuBLASLt; the second where K is more than
+# DEEP times N, so that cuBLASLt does not fill the GPU.
 MOST_TILED_ROWS, MOST_DEEP_ROWS = 64, 128
 DEEP = 2
-# With more weights, FP8 is faster than 16 bits at 65 to 128 rows as well.
+# Elements of weights above which FP8 is faster than 16 bits at 65 to 128 rows, too.
 MANY_WEIGHTS = 1 << 24
-# What a gradient needs is turned round and quantised first, which few rows do not pay for.
-LEAST_ROWS_ACROSS = 4_096
-# Of weights (N, K), N K / (N + K): what is gained over what both matrices turned round cost.
-LEAST_BREADTH = 3_072
-# cuBLAS counts elements in 32 bits, and beyond reads what is not there (pytorch/pytorch#31708).
+# Least rows for which quantised gradients are faster: their operands are transposed first.
+MIN_BACKWARD_ROWS = 4_096
+# Least N K / (N + K) for a quantised gradient of weights (N, K): FLOPs over transposed elements.
+MIN_BACKWARD_INTENSITY = 3_072
+# cuBLAS counts elements in 32 bits, and reads out of bounds beyond (pytorch/pytorch#31708).
 MOST_SPAN = 2**31
 
 
 def route_of(num_rows: int, num_columns: int, depth: int, x: Tensor) -> Route:
-    """Return which way a product of such a size goes, as measured on an H200."""
+    """Return the fastest route for a GEMM of this size, as measured on an H200."""
     if depth > MOST_COLUMNS:
         return "plain"
     is_few = num_rows <= MOST_TILED_ROWS
@@ -55,23 +57,25 @@ def route_of(num_rows: int, num_columns: int, depth: int, x: Tensor) -> Route:
 
 @cache
 def has_library(device: torch.device) -> bool:
-    """Tell whether torch leaves products with scales for rows to cuBLASLt.
+    """Tell whether torch's GEMMs with row scales are those of cuBLASLt.
 
-    Else they are CUTLASS's, some of which read past the scales (pytorch/pytorch#133334) or run on
-    another stream than the current one (pytorch/pytorch#177651).
+    Otherwise they are CUTLASS's, some of which read past the scales (pytorch/pytorch#133334) or run
+    on another stream than the current one (pytorch/pytorch#177651).
     """
     version = tuple(map(int, (torch.version.cuda or "0").split(".")[:2]))
     return version >= (12, 9) and torch.cuda.get_device_capability(device)[0] == 9
 
 
-def _route_across(num_tokens: int, num_rows: int, num_columns: int, depth: int, x: Tensor) -> Route:
-    """Return which way a product of a backward pass goes."""
-    is_large = num_tokens >= LEAST_ROWS_ACROSS
+def _backward_route(
+    num_tokens: int, num_rows: int, num_columns: int, depth: int, x: Tensor
+) -> Route:
+    """Return the route of a GEMM of a backward pass."""
+    is_large = num_tokens >= MIN_BACKWARD_ROWS
     return route_of(num_rows, num_columns, depth, x) if is_large else "plain"
 
 
-def near(x: Tensor) -> Tensor:
-    """Return a tensor as cuBLAS takes it: a copy where gaps put its last element out of reach."""
+def addressable(x: Tensor) -> Tensor:
+    """Return a tensor that cuBLAS can address: a copy, if strides take it beyond 32 bits."""
     if x.is_contiguous():
         return x
     last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
@@ -81,15 +85,15 @@ def near(x: Tensor) -> Tensor:
 Quantized = tuple[Tensor, Tensor]
 
 
-def product(x: Tensor, w: Quantized, bias: Tensor | None, route: Route) -> Tensor:
+def gemm_by_rows(x: Tensor, w: Quantized, bias: Tensor | None, route: Route) -> Tensor:
     """Return x times quantised weights (N, K), by rows, on a route other than "plain"."""
     if route == "wide":
         return multiply(x, w[0], None, w[1], bias, "none")
-    y = _product_of_both(quantize_fp8(x), w, bias, route, is_behind_cast=True)
+    y = _gemm_of_quantized(quantize_fp8(x), w, bias, route, is_behind_cast=True)
     return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
-def _product_of_both(
+def _gemm_of_quantized(
     x: Quantized, w: Quantized, bias: Tensor | None, route: Route, *, is_behind_cast: bool = False
 ) -> Tensor:
     if route == "library":
@@ -104,25 +108,25 @@ def _product_of_both(
 def run_on(
     x: Tensor, weight: Tensor, bias: Tensor | None, is_kept: bool, route: Route | None = None
 ) -> Tensor:
-    """Return the linear layer's result on a route; None: the one that is known as best."""
+    """Return the linear layer's result on a route; None: the fastest one that is known."""
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     (num_rows, depth), (num_columns, met_depth) = rows.shape, weight.shape
-    # What does not go together, torch tells best; our kernels would read past the end of it.
+    # Torch raises for shapes that do not match; our kernels would read out of bounds.
     is_wrong = met_depth != depth or weight.device != x.device
     route = route or route_of(num_rows, num_columns, depth, x)
     if route == "plain" or not num_rows or is_wrong:
-        return functional.linear(near(x), near(weight), bias)
-    y = product(rows, quantized(weight, is_kept=is_kept), bias, route)
+        return functional.linear(addressable(x), addressable(weight), bias)
+    y = gemm_by_rows(rows, quantized(weight, is_kept=is_kept), bias, route)
     return y if x is rows else y.view(*x.shape[:-1], num_columns)
 
 
 def route_by_rows(x: Tensor, weight: Tensor, route: Route | None = None) -> Route | None:
-    """Return the route of a forward pass on which rows of x are quantised; None: they are not.
+    """Return the route of a forward pass if it quantises rows of x, else None.
 
     Args:
         x: (..., K).
         weight: (N, K).
-        route: One that is given; None: the one that is known as best.
+        route: A fixed one; None: the fastest one that is known.
     """
     num_columns, depth = weight.shape
     if x.shape[-1] != depth or weight.device != x.device or not x.numel():
@@ -134,34 +138,34 @@ def route_by_rows(x: Tensor, weight: Tensor, route: Route | None = None) -> Rout
 def linear_of_copy(
     x: Tensor, values: Tensor, scales: Tensor, weight: Tensor, bias: Tensor | None, route: Route
 ) -> Tensor:
-    """Return what `run_on` does on this route, of rows of x that were quantised before.
+    """Return the layer's result on this route, from an FP8 copy of x; without gradients.
 
-    Without gradients. No operator by itself: both products that it may be are.
+    It is no torch operator itself, as both GEMMs that it may call are.
     """
-    y = _product_of_both((values, scales), quantized(weight), bias, route)
+    y = _gemm_of_quantized((values, scales), quantized(weight), bias, route)
     y = y if y.dtype == x.dtype else y.to(x.dtype)
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
 def _run_to_input(dy: Tensor, weight: Tensor) -> Tensor:
-    """Return the gradient of x: a product over the weights' rows."""
+    """Return the gradient of x: a GEMM that sums over the rows of the weights."""
     rows = dy.reshape(-1, dy.shape[-1])
     num_rows, (num_columns, depth) = rows.shape[0], weight.shape
-    route = _route_across(num_rows, num_rows, depth, num_columns, dy)
+    route = _backward_route(num_rows, num_rows, depth, num_columns, dy)
     if route == "plain":
-        return (near(rows) @ near(weight)).view(*dy.shape[:-1], depth)
-    return product(rows, quantize_transposed(weight), None, route).view(*dy.shape[:-1], depth)
+        return (addressable(rows) @ addressable(weight)).view(*dy.shape[:-1], depth)
+    return gemm_by_rows(rows, quantize_transposed(weight), None, route).view(*dy.shape[:-1], depth)
 
 
 def _run_to_weight(dy: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of the weights: a product over rows, in FP8 where that pays."""
+    """Return the gradient of the weights: a GEMM that sums over rows, in FP8 where that pays."""
     dy, x = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
     num_tokens, num_rows = dy.shape
     depth = x.shape[1]
-    route = _route_across(num_tokens, num_rows, depth, num_tokens, x)
-    if route == "plain" or num_rows * depth < LEAST_BREADTH * (num_rows + depth):
-        return near(dy).t() @ near(x)
-    y = _product_of_both(quantize_transposed(dy), quantize_transposed(x), None, route)
+    route = _backward_route(num_tokens, num_rows, depth, num_tokens, x)
+    if route == "plain" or num_rows * depth < MIN_BACKWARD_INTENSITY * (num_rows + depth):
+        return addressable(dy).t() @ addressable(x)
+    y = _gemm_of_quantized(quantize_transposed(dy), quantize_transposed(x), None, route)
     return y.to(x.dtype)
 
 
@@ -181,15 +185,15 @@ to_weight = define(
     lambda dy, x: dy.new_empty((dy.shape[-1], x.shape[-1])),
 )
 
-# Of the forward pass: two matrices of three bits of mantissa, each rounded to half of the last.
+# Relative error of the forward pass: both operands have three bits of mantissa.
 STATED_ERROR = 0.05
 
 
 def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x weight' + bias, with the weights in float8_e4m3fn, a scale for each row of them.
 
-    Weights are quantised when a version of theirs is first met. Where gradients of them are
-    recorded, that is in every forward pass.
+    Weights are quantised once for each version; where their gradients are recorded, in every
+    forward pass.
 
     Args:
         x: (..., K); bfloat16 or float16.
@@ -198,14 +202,14 @@ def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     is_recorded = torch.is_grad_enabled()
     is_kept = not (is_recorded and weight.requires_grad)
-    if is_recorded and (x.requires_grad or weight.requires_grad or _is_wanted(bias)):
+    if is_recorded and (x.requires_grad or weight.requires_grad or _needs_gradient(bias)):
         y: Tensor = _with_gradient(x, weight, bias, is_kept)
     else:
         y = forward(x, weight, bias, is_kept)
     return y
 
 
-def _is_wanted(bias: Tensor | None) -> bool:
+def _needs_gradient(bias: Tensor | None) -> bool:
     return bias is not None and bias.requires_grad
 
 
@@ -244,8 +248,8 @@ def _on(route: Route) -> Any:
     return call
 
 
-# Providers that quantise rows of x, which therefore take a twin, and the route of each; None: the
-# one that is known as best.
+# Providers that quantise rows of x, and can therefore take an FP8 copy of x, with their routes;
+# None: the fastest one that is known.
 BY_ROWS: dict[str, Route | None] = {OURS: None, f"{OURS}-tiles": "tiles", "scaled-mm": "library"}
 
 
@@ -294,7 +298,7 @@ def _deep_gemm() -> Any:
 
 def _refuses(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
     if weight.dim() != 2 or not x.dim() or x.shape[-1] != weight.shape[1]:
-        return f"{tuple(x.shape)} by {tuple(weight.shape)}, which are no (..., K) and (N, K)"
+        return f"{tuple(x.shape)} by {tuple(weight.shape)}, which are not (..., K) and (N, K)"
     dtypes = {one.dtype for one in (x, weight, bias) if one is not None}
     if x.dtype not in WIDE or len(dtypes) > 1:
         return f"tensors in {', '.join(map(str, dtypes))}: not all in float16, or in bfloat16"

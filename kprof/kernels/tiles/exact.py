@@ -1,6 +1,6 @@
-"""Float32 arithmetic as exact as torch's: Triton's own exp and division are made for speed.
+"""exp and division in float32 as exact as torch's; Triton's own are approximate.
 
-Where the results are rounded to 16 bits the fast ones do, and the caller says so.
+The approximate ones suffice where results are rounded to 16 bits; IS_EXACT selects.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import triton
 import triton.language as tl
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-# ln(2) in two parts: the first has so few digits that its products with whole numbers are exact.
+# ln(2) in two parts: products of the first one with integers are exact.
 LN2_HIGH: tl.constexpr = tl.constexpr(0.693359375)
 LN2_LOW: tl.constexpr = tl.constexpr(-2.1219444005469057e-4)
-# Beyond, two to this is no normal number.
+# Above it, 2 to this power is not a normal number.
 MOST_POWER: tl.constexpr = tl.constexpr(126.0)
 
 
 @triton.jit
 def exp(x, IS_EXACT: tl.constexpr):
-    """Return e to the x: a whole power of two times e to a small rest."""
+    """Return the exponential of x: an integer power of two times exp of a small rest."""
     if not IS_EXACT:
         return tl.exp(x)
     power = tl.floor(x * LOG2E + 0.5)

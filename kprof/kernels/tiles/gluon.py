@@ -1,6 +1,7 @@
-"""What is taken of Triton's Gluon, which is experimental: names that change are changed here.
+"""Gluon of Triton 3.6, which is experimental: imports in one place, and PTX that it does not offer.
 
-Of Triton 3.6. Gluon has no interpreter; it compiles ahead of time like the rest.
+Named barriers, semaphores between CTAs, TMA reductions, bank-conflict-free stores, and weights
+packed in registers. Gluon has no interpreter; it compiles ahead of time like other kernels.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 
-# Row and column that each bit of a place stands for, in `store_permuted`.
+# Row and column of each address bit in `store_permuted`.
 PERMUTED = gl.constexpr(
     gl.SharedLinearLayout(
         [
@@ -57,10 +58,9 @@ PERMUTED = gl.constexpr(
 
 @builtin
 def add_shared_to_global(tensor_desc, coord, src, _semantic=None) -> None:
-    """Begin to add a block of shared memory to a tensor; waited for as a copy that way is.
+    """Begin a TMA reduction: add a block of shared memory to a tensor, in any order.
 
-    The hardware does it, and Gluon has no name for it. In which order programs' blocks are added is
-    not said.
+    Waited for like a TMA store. Gluon has no function for it.
     """
     at = _semantic._convert_to_ir_values(coord, require_i64=False)
     kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
@@ -69,10 +69,9 @@ def add_shared_to_global(tensor_desc, coord, src, _semantic=None) -> None:
 
 @gluon.jit
 def warp():
-    """Return which of its program's warps a thread is in, which the compiler thinks all agree on.
+    """Return a thread's warp, as a number that the compiler takes for uniform.
 
-    Of what one warp begins, such as copies, the others else take the instructions as well, one warp
-    after the other. There may be no barrier where only some are.
+    It restricts instructions such as copies to one warp. Code under it may have no barrier.
     """
     code: gl.constexpr = "{ .reg .b32 thread; mov.u32 thread, %tid.x; shr.u32 $0, thread, 5; }"
     return gl.inline_asm_elementwise(code, "=r", [], dtype=gl.int32, is_pure=True, pack=1)
@@ -80,21 +79,21 @@ def warp():
 
 @gluon.jit
 def named_barrier_sync(barrier: gl.constexpr, THREADS: gl.constexpr) -> None:
-    """Wait at one of the hardware's barriers until THREADS are there, with those that passed by."""
+    """Wait at a named barrier (`bar.sync`) until THREADS have come, with those that only arrive."""
     code: gl.constexpr = f"bar.sync {barrier}, {THREADS}; mov.u32 $0, 0;"
     gl.inline_asm_elementwise(code, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def named_barrier_arrive(barrier: gl.constexpr, THREADS: gl.constexpr) -> None:
-    """Count this thread at such a barrier, without waiting."""
+    """Arrive at a named barrier (`bar.arrive`) without waiting."""
     code: gl.constexpr = f"bar.arrive {barrier}, {THREADS}; mov.u32 $0, 0;"
     gl.inline_asm_elementwise(code, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def semaphore_wait(at, number) -> None:
-    """Wait until what is told at this address is a number; what was added before then is there."""
+    """Wait until a semaphore has this value; reductions before its release are visible then."""
     code: gl.constexpr = (
         "{ .reg .pred is_other; .reg .b32 told; "
         "AGAIN: ld.acquire.gpu.global.b32 told, [$1]; setp.ne.b32 is_other, told, $2; "
@@ -105,9 +104,9 @@ def semaphore_wait(at, number) -> None:
 
 @gluon.jit
 def semaphore_release(at, number) -> None:
-    """Tell a number at an address, once all that this warp has begun to add is in memory.
+    """Set a semaphore, once all reductions that this warp has begun are in memory.
 
-    One of its threads has begun it, and the others wait for that one. It takes a warp alone.
+    One of its threads has begun them, and the others wait for it. Called by one warp alone.
     """
     code: gl.constexpr = (
         "cp.async.bulk.wait_group 0; bar.warp.sync 0xffffffff; "
@@ -118,23 +117,22 @@ def semaphore_release(at, number) -> None:
 
 @gluon.jit
 def store_permuted(smem, x_MN):
-    """Store 64 by 64 numbers of 32 bits that a product leaves, columns in another order.
+    """Store a 64 x 64 float32 GEMM result with permuted columns, without bank conflicts.
 
-    Of columns 2t, 2t + 1 of every eight that a thread has, 16 threads store those of one eight of
-    four rows at a time. Where the copying hardware wants those (128 bytes of a row, moved by rows),
-    they share half of the banks. Here bits 4 3 2 1 0 of a column lie in the order 2 4 3 1 0, and
-    they share none.
+    A thread has columns 2t and 2t + 1 of every eight; 16 threads store one eight of four rows at a
+    time. In TMA's swizzled layout these would share half of the banks. With bits 4 3 2 1 0 of a
+    column in the order 2 4 3 1 0 they share none.
     """
     smem._reinterpret(gl.float32, [64, 64], PERMUTED).store(x_MN)
 
 
 @gluon.jit
 def hold(x_M) -> None:
-    """Keep what numbers of 0 and above are made of before the waits that follow.
+    """Keep the computation of numbers >= 0 ahead of the waits that follow.
 
-    The assembler moves a wait for products ahead of all that does not need them, so that nothing is
-    left to do beside them. It does not move it past a store to shared memory; this one is never
-    made, which the assembler cannot know.
+    ptxas moves a wait for GEMMs ahead of all code that does not need them, so nothing would overlap
+    with them. It does not move a wait past a store to shared memory. This store is predicated off,
+    which ptxas cannot know.
     """
     code: gl.constexpr = (
         "{ .reg .pred is_below; .reg .b32 place; mov.b32 place, 0; "
@@ -146,10 +144,10 @@ def hold(x_M) -> None:
 
 @gluon.jit
 def product(x_M, y_M):
-    """Multiply float32, and round before anything is added.
+    """Multiply float32 and round, without fusion into an FMA.
 
-    The assembler else makes one instruction of both, in which one of two products that are added
-    is not rounded: lanes that add the same two, each its own to the other's, differ in a bit.
+    In an FMA one of two products is not rounded: lanes that add the same two products, each its own
+    first, would differ in the last bit.
     """
     code: gl.constexpr = "mul.rn.f32 $0, $1, $2;"
     return gl.inline_asm_elementwise(
@@ -159,9 +157,9 @@ def product(x_M, y_M):
 
 @gluon.jit
 def pack(x_MN, DTYPE: gl.constexpr):
-    """Round to 16 bits, two columns into one number of 32.
+    """Round to 16 bits, two columns packed into one 32-bit number.
 
-    A loop that carries halves takes them apart and puts them together in every step.
+    A loop that carries 16-bit numbers would unpack and pack them in every step.
     """
     M: gl.constexpr = x_MN.shape[0]
     N: gl.constexpr = x_MN.shape[1]
@@ -175,7 +173,7 @@ def pack(x_MN, DTYPE: gl.constexpr):
 
 @gluon.jit
 def unpack(pair_MN, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return in this layout what was packed."""
+    """Return packed numbers in this layout."""
     M: gl.constexpr = pair_MN.shape[0]
     N: gl.constexpr = pair_MN.shape[1]
     BOTH: gl.constexpr = (
@@ -189,12 +187,12 @@ def unpack(pair_MN, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def pack_fp8(x_MN):
-    """Round to 8 bits (e4m3), four columns into one number of 32, in another order.
+    """Round to e4m3, four columns packed into one 32-bit number, columns permuted.
 
-    Of sixteen columns that a product leaves, a thread holds two of the first eight and the same two
-    of the others; of sixteen that a product of 8 bits takes, it holds four neighbours. So that
-    nothing moves between threads, 0 1 8 9 come first, then 2 3 10 11 and so on: what is multiplied
-    by these has to have its rows in the same order.
+    Of 16 columns of a GEMM result, a thread has two of the first eight and the same two of the
+    others; of 16 columns of an FP8 operand, it has four neighbours. So that nothing moves between
+    threads, the order becomes 0 1 8 9, 2 3 10 11 and so on. The other operand needs its rows in the
+    same order.
     """
     M: gl.constexpr = x_MN.shape[0]
     N: gl.constexpr = x_MN.shape[1]
@@ -215,10 +213,10 @@ def pack_fp8(x_MN):
 
 @gluon.jit
 def unpack_fp8(four_MN, LAYOUT: gl.constexpr):
-    """Return in this layout what was packed to 8 bits: it is moved, once.
+    """Return numbers packed by `pack_fp8` in this layout, in registers of their own.
 
-    The assembler makes every product wait for the one before where what they are given may be
-    written while they run, as what a loop carries is; hence registers of their own.
+    ptxas makes every GEMM wait for the one before if its operand registers may be written while it
+    runs, as loop-carried registers are.
     """
     M: gl.constexpr = four_MN.shape[0]
     N: gl.constexpr = four_MN.shape[1]

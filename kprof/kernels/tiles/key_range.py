@@ -1,8 +1,8 @@
-"""Which keys a tile of queries sees, where a mask is needed, and in which order tiles run.
+"""Which keys a tile of queries sees, where it needs a mask, and the order of tiles.
 
-Row i of a sequence of T queries over N keys stands at the key i + N - T, its own. It sees from
-`left` keys before that to `right` keys after; a missing bound sees all. The tile scheduler takes
-the longest tiles first, and neighbours share keys.
+Attention is aligned at the end: row i of T queries over N keys has the key i + N - T
+as its own. It sees from `left` keys before that to `right` keys after; a missing bound sees all.
+The tile scheduler takes the longest tiles first, and consecutive tiles share keys in L2.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def key_ranges(
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
 ) -> tl.tensor:
-    """Return the ends of three ranges of keys: masked, seen by all of these rows, masked.
+    """Return the bounds of three ranges of keys: masked, seen by all of these rows, masked.
 
-    They come as `begin`, `inner_begin`, `inner_end` and `end`. All but the last are multiples of
-    BLOCK; nobody sees anything outside, and a range may be empty.
+    The bounds are `begin`, `inner_begin`, `inner_end` and `end`; all but the last are multiples of
+    BLOCK. No row sees a key outside, and a range may be empty.
 
     Args:
         first_own: The first row's own key.
@@ -55,7 +55,7 @@ def key_ranges(
 def is_visible(
     own_M, key_N, num_keys, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr
 ) -> tl.tensor:
-    """Return which of these keys each row sees, whose own keys are `own_M`."""
+    """Return which of these keys each row sees; `own_M` are the rows' own keys."""
     is_seen_MN = (key_N < num_keys)[None, :] & (own_M == own_M)[:, None]
     if HAS_LEFT:
         is_seen_MN &= key_N[None, :] >= (own_M - left)[:, None]
@@ -66,31 +66,31 @@ def is_visible(
 
 @triton.jit
 def sequence_at(starts, place) -> tl.tensor:
-    """Return where a sequence begins among those that lie one after another, and its length."""
+    """Return where a sequence of `cu_seqlens` begins, and its length."""
     start = tl.load(starts + place).to(tl.int64)
     return start, (tl.load(starts + place + 1) - start).to(tl.int32)
 
 
 @triton.jit
 def snake_tile(turn, program, num_programs) -> tl.tensor:
-    """Return which tile a program has in its n-th turn: to and fro, which evens lengths out."""
+    """Return a CTA's n-th tile in snake order, which evens out lengths."""
     is_back = turn % 2 == 1
     return turn * num_programs + tl.where(is_back, num_programs - 1 - program, program)
 
 
 @triton.jit
 def num_snake_tiles(num_tiles, program, num_programs) -> tl.tensor:
-    """Return how many turns a program has."""
+    """Return how many tiles a CTA has in snake order."""
     whole = num_tiles // num_programs
     return whole + tl.where(snake_tile(whole, program, num_programs) < num_tiles, 1, 0)
 
 
 @triton.jit
 def tile_at(place, num_blocks, num_heads, together, IS_FALLING: tl.constexpr) -> tl.tensor:
-    """Return the block of queries and the head that come at a place.
+    """Return the block of queries and the head of the tile at an index.
 
-    Heads are worked off `together` at a time, so that L2 holds their keys and values. Among those
-    the last block comes first where lengths are falling: all heads' longest tiles, then the next.
+    Heads come in sections whose keys and values fit L2. In a section, tiles of one block of all
+    heads are consecutive; with IS_FALLING the last block, whose tiles are the longest, comes first.
     """
     section = place // (together * num_blocks)
     width = tl.minimum(num_heads - section * together, together)

@@ -14,16 +14,16 @@ import triton.language as tl
 
 @triton.jit
 def shift_of(largest) -> tl.tensor:
-    """Return what scores are reduced by: -inf less itself would be no number."""
+    """Return the shift of the scores: the largest one, or 0 for -inf, as -inf - (-inf) is NaN."""
     return tl.where(largest == float("-inf"), 0.0, largest)
 
 
 @triton.jit
 def weigh(score_MN, largest_M, total_MN) -> tl.tensor:
-    """Take a tile's scores in: return its weights, how sums so far shrink, and the new state.
+    """Process a tile's scores: return its weights, the factor for sums so far, and the new state.
 
-    The total is kept for each column of the tile, and added up across them at the end: adding
-    across columns takes warps, which would wait for one another in every step.
+    The total is kept for each column of the tile and summed at the end: a sum over columns crosses
+    warps, which would wait for one another in every step.
     """
     larger_M = tl.maximum(largest_M, tl.max(score_MN, axis=1))
     shift_M = shift_of(larger_M)
@@ -36,14 +36,14 @@ def weigh(score_MN, largest_M, total_MN) -> tl.tensor:
 def finish(sum_MD, largest_M, total_M) -> tl.tensor:
     """Return the weighted mean of the values, and log2 of the sum of all powers."""
     is_empty = total_M == 0.0
-    # Where the weights are 0, NaN among the values made the sum NaN.
+    # With weights of 0, a NaN among the values has made the sum NaN.
     mean_MD = tl.where(is_empty[:, None], 0.0, sum_MD / total_M[:, None])
     return mean_MD, tl.where(is_empty, float("-inf"), largest_M + tl.log2(total_M))
 
 
 @triton.jit
 def store_part(mean_MD, lse_M, mean_SMD, lse_SM, part, ROWS: tl.constexpr) -> None:
-    """Store the first ROWS rows of a part's mean and log-sum-exp where `merge` looks for them."""
+    """Store the first ROWS rows of a split's mean and log-sum-exp, as `merge` reads them."""
     row_M, column_D = tl.arange(0, mean_MD.shape[0]), tl.arange(0, mean_MD.shape[1])
     at_M = part * ROWS + row_M
     at_MD = at_M[:, None] * mean_MD.shape[1] + column_D[None, :]
@@ -72,10 +72,10 @@ def merge(
     sum_RD = tl.zeros([R, DIM], tl.float32)
     for first in range(0, count, S):
         part_S = tl.arange(0, S) + first
-        # Rows come first, so that warps share them out: then each adds up its own parts.
+        # Rows come first, so warps divide them, and each sums its own splits.
         at_RS = part_S[None, :] * ROWS + row_R[:, None]
         is_there_RS = (part_S < count)[None, :] & (row_R < ROWS)[:, None]
-        # Others wrote these; what this SM holds of them in L1 would be older.
+        # Written by other CTAs: bypasses L1.
         lse_RS = tl.load(lse_SM + at_RS, is_there_RS, other=float("-inf"), cache_modifier=".cg")
         at_RSD = at_RS[:, :, None] * DIM + column_D[None, None, :]
         mean_RSD = tl.load(
@@ -93,9 +93,9 @@ def merge(
 
 @triton.jit
 def raise_max(top_M, largest_M, scale) -> tl.tensor:
-    """Return how sums so far shrink, and the largest scores, with `top_M` those of this tile.
+    """Return the factor for sums so far, and the row maxima with `top_M`, those of this tile.
 
-    Scores are still to be multiplied by a scale above 0.
+    Scores are unscaled; the scale is above 0.
     """
     larger_M = tl.maximum(largest_M, top_M)
     # Exactly 1 where no score was larger.
@@ -104,22 +104,20 @@ def raise_max(top_M, largest_M, scale) -> tl.tensor:
 
 @triton.jit
 def weigh_scores(score_MN, largest_M, scale, RAISE: tl.constexpr = 0) -> tl.tensor:
-    """Return the weights of scores to be multiplied by a scale, of which the largest are known.
+    """Return the weights of unscaled scores with known row maxima, times 2 ** RAISE.
 
-    Scaling and subtracting are one instruction then. Adding weights up is for `parts_of`. Weights
-    are multiplied by two to the power of RAISE.
+    Scaling and subtracting are one FMA. `partial_sums` sums the weights.
     """
     return tl.exp2(tl.fma(score_MN, scale, (RAISE - shift_of(largest_M) * scale)[:, None]))
 
 
 @triton.jit
 def settle(total_M, largest_M, scale, DTYPE: tl.constexpr) -> tl.tensor:
-    """Return the totals of weights with the largest of each row as it was rounded to be multiplied.
+    """Return the totals of weights, corrected for the rounding of each row's largest weight.
 
-    Where scores are in the thousands, that is not quite 1: what it is lowered by was rounded, and
-    the products of its row were not. A query that sees little but one key has that key's value all
-    the same, to the last bit; its gradient then is 0, as it should be, and not a rounding error
-    times scores.
+    That weight is rounded to 16 bits for the GEMM, but not in the total. Where scores are in the
+    thousands it is not exactly 1. With the correction, a query that sees little but one key has
+    that key's value to the last bit, and a gradient of 0 instead of a rounding error times scores.
     """
     weight_M = tl.exp2(tl.fma(largest_M, scale, -shift_of(largest_M) * scale))
     return total_M + (weight_M.to(DTYPE).to(tl.float32) - weight_M)
@@ -127,7 +125,7 @@ def settle(total_M, largest_M, scale, DTYPE: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def row_max(score_MN) -> tl.tensor:
-    """Return the largest of each row: of pairs first, which do not wait for one another."""
+    """Return the largest of each row; pairs first, which are independent."""
     M: tl.constexpr = score_MN.shape[0]
     N: tl.constexpr = score_MN.shape[1]
     low_MN, high_MN = tl.split(score_MN.reshape([M, N // 2, 2]))
@@ -136,7 +134,7 @@ def row_max(score_MN) -> tl.tensor:
 
 @triton.jit
 def partial_sums(weight_MN) -> tl.tensor:
-    """Return the sum of each row in four parts, one for each thread; who adds them up waits."""
+    """Return the sum of each row in four parts, one for each thread, without an exchange."""
     M: tl.constexpr = weight_MN.shape[0]
     N: tl.constexpr = weight_MN.shape[1]
     return tl.sum(tl.sum(weight_MN.reshape([M, N // 8, 4, 2]), axis=3), axis=1)

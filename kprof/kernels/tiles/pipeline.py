@@ -11,43 +11,43 @@ from kprof.kernels.tiles.gluon import gl, gluon, mbarrier, tma
 
 
 @gluon.jit
-def room_for(desc, PLACES: gl.constexpr):
-    """Return shared memory for so many blocks."""
+def room_for(desc, STAGES: gl.constexpr):
+    """Allocate shared memory for so many blocks."""
     # Gluon knows no starred lists.
     return gl.allocate_shared_memory(
         desc.dtype,
-        [PLACES] + desc.block_type.shape,  # noqa: RUF005
+        [STAGES] + desc.block_type.shape,  # noqa: RUF005
         desc.layout,
     )
 
 
 @gluon.jit
-def pipeline_of(desc, PLACES: gl.constexpr, READERS: gl.constexpr):
-    """Return shared memory for so many blocks, and barriers that say when one is full or free."""
-    smem = room_for(desc, PLACES)
-    full = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(PLACES):
-        mbarrier.init(full.index(place), count=1)
-        mbarrier.init(free.index(place), count=READERS)
+def pipeline_of(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Return a pipeline: shared memory for its stages, and their barriers for full and free."""
+    smem = room_for(desc, STAGES)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=CONSUMERS)
     return smem, full, free
 
 
 @gluon.jit
-def producer_load(desc, ring, count, batch, head, row):
-    """Begin to load a block into the next place of a ring, once that is free."""
-    smem, full, free = ring
-    place = count % smem.shape[0]
-    mbarrier.wait(free.index(place), (count // smem.shape[0] & 1) ^ 1)
-    mbarrier.expect(full.index(place), desc.block_type.nbytes)
+def producer_load(desc, pipeline, count, batch, head, row):
+    """Begin to load a block into the next stage, once that is free."""
+    smem, full, free = pipeline
+    stage = count % smem.shape[0]
+    mbarrier.wait(free.index(stage), (count // smem.shape[0] & 1) ^ 1)
+    mbarrier.expect(full.index(stage), desc.block_type.nbytes)
     at = [batch, head, row, 0]
-    tma.async_copy_global_to_shared(desc, at, full.index(place), smem.index(place))
+    tma.async_copy_global_to_shared(desc, at, full.index(stage), smem.index(stage))
 
 
 @gluon.jit
-def consumer_wait(ring, count):
-    """Return the block that lies in a ring at this count, once it is there, and who frees it."""
-    smem, full, free = ring
-    place = count % smem.shape[0]
-    mbarrier.wait(full.index(place), count // smem.shape[0] & 1)
-    return smem.index(place).reshape([smem.shape[3], smem.shape[4]]), free.index(place)
+def consumer_wait(pipeline, count):
+    """Wait for the block of this count, and return it with the barrier that frees its stage."""
+    smem, full, free = pipeline
+    stage = count % smem.shape[0]
+    mbarrier.wait(full.index(stage), count // smem.shape[0] & 1)
+    return smem.index(stage).reshape([smem.shape[3], smem.shape[4]]), free.index(stage)

@@ -1,7 +1,6 @@
-"""Splitting one sum among programs in one launch: who does what, and who of them is the last.
+"""Split reductions in one launch: several CTAs sum a part each, and the last to arrive merges them.
 
-The last to arrive finds everything that the others stored and puts it together, so that no
-second launch is needed. Who is last differs from run to run; what it computes does not.
+No second launch is needed. Which CTA is the last differs from run to run; its result does not.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ import triton.language as tl
 
 from kprof.kernels.runtime import IS_INTERPRETED
 
-# Of four bytes each, for all calls that were ever captured.
+# Of four bytes each, for all captured calls.
 NUM_COUNTERS = 1 << 20
-# A call's counters begin at a multiple of 16 bytes, as Triton takes for granted.
+# A call's counters begin at a multiple of 16 bytes, which Triton assumes.
 STEP = 4
 
 
 @triton.jit
 def part_length(length, most, BLOCK: tl.constexpr, LEAST: tl.constexpr) -> tl.tensor:
-    """Return how much each of at most `most` parts gets: whole blocks, and at least LEAST.
+    """Return the length of each of at most `most` parts: whole blocks, and at least LEAST.
 
-    Which part computes what depends on this alone: where `most` is fixed, on nothing but length.
+    With a fixed `most` it depends on the length alone, so the order of sums does, too.
     """
     blocks = tl.cdiv(tl.cdiv(length, most), BLOCK)
     return tl.maximum(blocks * BLOCK, LEAST)
@@ -32,11 +31,11 @@ def part_length(length, most, BLOCK: tl.constexpr, LEAST: tl.constexpr) -> tl.te
 
 @triton.jit
 def is_last_to_arrive(counter, count) -> tl.tensor:
-    """Tell whether `count` programs have been here with this one; the counter is 0 again then.
+    """Tell whether this is the last of `count` CTAs to arrive; the counter is 0 again then.
 
-    What the other programs stored before they came is visible to the last one after this.
+    The last CTA sees what the others stored before they arrived.
     """
-    # Every thread has stored before one of them counts; and counted, before any of them loads.
+    # All threads store before one of them counts, and load after it has counted.
     tl.debug_barrier()
     num_before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
@@ -47,16 +46,16 @@ def is_last_to_arrive(counter, count) -> tl.tensor:
 
 
 class Counters:
-    """Zeros on one device that programs count in, and leave as zeros.
+    """Arrival counters on one device, 0 between launches.
 
-    Launches that may run at the same time have counters of their own: a stream's are its own, and
-    so are those of every captured call, whose graph may be replayed anywhere.
+    Launches that may run at the same time have counters of their own: each stream has some, and so
+    has every captured call, whose graph may be replayed on any stream.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # While Inductor warms a CUDA graph up, what this thread allocates lies in the graph's pool,
-        # which may hold nothing that stays.
+        # While Inductor warms up a CUDA graph, this thread allocates in the graph's pool, which is
+        # freed later.
         with ThreadPoolExecutor(1) as other:
             self._arena = other.submit(_zeros, NUM_COUNTERS, device).result()
         self._num_given = 0
@@ -83,7 +82,7 @@ class Counters:
 
 
 def _zeros(count: int, device: torch.device) -> torch.Tensor:
-    """Return zeros that every stream finds to be zeros."""
+    """Return zeros that are visible to every stream."""
     zeros = torch.zeros(count, dtype=torch.int32, device=device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -91,7 +90,7 @@ def _zeros(count: int, device: torch.device) -> torch.Tensor:
 
 
 def _nodes_zeros(count: int, device: torch.device) -> torch.Tensor:
-    """Return what in a capture becomes a node of the graph, and zeroes them in each replay."""
+    """Return zeros that a captured graph clears in each replay."""
     return torch.zeros(count, dtype=torch.int32, device=device)
 
 
@@ -103,7 +102,7 @@ _counters: dict[torch.device, Counters] = {}
 
 
 def counters(count: int, device: torch.device) -> torch.Tensor:
-    """Return zeros for `count` groups of programs of one launch to count in."""
+    """Return a counter for each of `count` groups of CTAs of one launch."""
     known = _counters.get(device)
     if known is None and device.type == "cuda" and _is_capturing():
         return _nodes_zeros(count, device)
