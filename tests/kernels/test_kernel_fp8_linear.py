@@ -52,8 +52,8 @@ def test_its_error_is_what_it_states(shape):
 
 @pytest.mark.parametrize("least", [1, 4_096], ids=["quantised", "plain"])
 def test_gradients_are_those_of_the_layer(least, monkeypatch):
-    monkeypatch.setattr(_fp8_linear, "LEAST_ROWS_ACROSS", least)
-    monkeypatch.setattr(_fp8_linear, "LEAST_BREADTH", 1)
+    monkeypatch.setattr(_fp8_linear, "MIN_BACKWARD_ROWS", least)
+    monkeypatch.setattr(_fp8_linear, "MIN_BACKWARD_INTENSITY", 1)
     some = [one.requires_grad_() for one in given(16)]
     others = [one.detach().clone().requires_grad_() for one in some]
     dy = rows(16, 32, seed=5).half()
@@ -96,8 +96,8 @@ def test_products_of_a_forward_pass_and_of_x_overlap_the_cast(monkeypatch):
 
     monkeypatch.setattr(_fp8_linear, "multiply", multiply)
     monkeypatch.setattr(_fp8_linear, "gemm_operator", multiply)
-    monkeypatch.setattr(_fp8_linear, "LEAST_ROWS_ACROSS", 1)
-    monkeypatch.setattr(_fp8_linear, "LEAST_BREADTH", 1)
+    monkeypatch.setattr(_fp8_linear, "MIN_BACKWARD_ROWS", 1)
+    monkeypatch.setattr(_fp8_linear, "MIN_BACKWARD_INTENSITY", 1)
     monkeypatch.setattr(_fp8_linear, "route_of", lambda *sizes: "tiles")
     x, weight, _ = given(16)
     run_on(x, weight, None, True)
@@ -144,9 +144,9 @@ def test_no_product_of_torchs_gets_a_matrix_that_32_bits_do_not_reach():
 def test_what_lies_apart_within_reach_is_not_copied():
     wide = torch.empty(64, 256, dtype=torch.float16, device="meta")
     views = (wide, wide[:, 3:80], wide.t(), wide[:1].expand(64, 256))
-    assert all(_fp8_linear.near(one) is one for one in views)
+    assert all(_fp8_linear.addressable(one) is one for one in views)
     contiguous = torch.empty(2**17, 2**15, dtype=torch.float16, device="meta")
-    assert _fp8_linear.near(contiguous) is contiguous
+    assert _fp8_linear.addressable(contiguous) is contiguous
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -160,7 +160,7 @@ def test_however_matrices_lie_cublaslt_gets_them_whole_and_aligned(layout, monke
     monkeypatch.setattr(torch, "_scaled_mm", note)
     x, weight = (place(rows(n, 64).bfloat16(), layout).view for n in (130, 48))
     run_on(x, weight, None, True, "library")
-    _fp8_linear._product_of_both(quantize_transposed(x), quantize_transposed(x), None, "library")
+    _fp8_linear._gemm_of_quantized(quantize_transposed(x), quantize_transposed(x), None, "library")
     found = [(tuple(one.shape), one.is_contiguous(), one.data_ptr() % 16) for one in given]
     shapes = (130, 64), (48, 64), (130, 1), (1, 48), (64, 130), (64, 130), (64, 1), (1, 64)
     assert found == [(shape, True, 0) for shape in shapes]
