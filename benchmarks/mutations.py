@@ -25,9 +25,11 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from queue import Queue
 
 from evidence import RESULTS, ROOT, row, write_evidence
 
@@ -88,6 +90,14 @@ def pytest_unconfigure():
 def leave():
     if not STATE["is_test"]:
         (FOLDER / f"child-{os.getpid()}").write_text(json.dumps(sorted(SEEN)))
+"""
+
+
+# Runs a command with a limit on its processor time.
+LIMITED = """
+import ast, os, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ast.literal_eval(sys.argv[1]))
+os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
@@ -345,18 +355,13 @@ class Copy:
 
     def run(self, words, cpu_s=None):
         """Run pytest; return its exit status, below 0 where it took more than `cpu_s`."""
-
-        def limit():
-            if cpu_s is not None:
-                resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 5))
-
+        limit = (resource.RLIM_INFINITY,) * 2 if cpu_s is None else (cpu_s, cpu_s + 5)
         return subprocess.run(
-            [sys.executable, *words],
+            [sys.executable, "-c", LIMITED, repr(limit), sys.executable, *words],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            preexec_fn=limit,
         ).returncode
 
 
@@ -504,17 +509,28 @@ def rows_of(tried):
     ]
 
 
-def try_faults(tree, faults, tests, args):
-    """Plant faults until enough of them count; return each with its answer."""
-    tried = []
+def try_faults(trees, faults, tests, args):
+    """Plant as many faults as are to count; return each with its answer."""
     counts = Counter(probe for one in tests.values() for probe in one["probes"])
+    chosen, left = [], args.faults
     for fault in draw([one for one in faults if counts[one.probe]], args.seed):
-        answer = try_fault(tree, fault, tests)
-        tried.append((fault, answer, counts[fault.probe]))
-        print(f"{answer:8} {counts[fault.probe]:5} {fault.name}", flush=True)
-        if sum(one.name not in EQUIVALENT for one, *_ in tried) == args.faults:
+        chosen.append(fault)
+        left -= fault.name not in EQUIVALENT
+        if not left:
             break
-    return tried
+    free = Queue()
+    for tree in trees:
+        free.put(tree)
+
+    def tried(fault):
+        tree = free.get()
+        answer = try_fault(tree, fault, tests)
+        free.put(tree)
+        print(f"{answer:8} {counts[fault.probe]:5} {fault.name}", flush=True)
+        return fault, answer, counts[fault.probe]
+
+    with ThreadPoolExecutor(len(trees)) as pool:
+        return list(pool.map(tried, chosen))
 
 
 def main():
@@ -522,20 +538,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, required=True, help="of the faults that are drawn")
     parser.add_argument("--faults", type=int, default=FAULTS)
+    parser.add_argument("--jobs", type=int, default=1, help="copies of the tree in use at once")
     parser.add_argument("--map", type=Path, help="keep here which test executes what, or read it")
     parser.add_argument("--result", type=Path, default=None)
     args = parser.parse_args()
     faults, probed = search()
     with tempfile.TemporaryDirectory() as folder:
-        tree = Copy(Path(folder))
+        trees = [Copy(Path(folder) / str(number)) for number in range(args.jobs)]
         known = json.loads(args.map.read_text()) if args.map and args.map.exists() else {}
-        found = map_tests(tree, probed, known)
+        found = map_tests(trees[0], probed, known)
         if args.map:
             args.map.write_text(json.dumps(found))
         tests = {
             name: one for file in found["files"].values() for name, one in file["tests"].items()
         }
-        tried = try_faults(tree, faults, tests, args)
+        tried = try_faults(trees, faults, tests, args)
     rows = rows_of(tried)
     print(f"caught: {rows[0]['value']} of {rows[0]['of']}")
     if args.result:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -116,18 +117,24 @@ def test_a_spin_on_the_gpu_follows_the_same_bytes_in_both_variants(pretended_gpu
     assert least == selftest.SPIN_CYCLES[0] < more
 
 
-def test_only_b_is_made_slower(home, hasty, monkeypatch):
-    asked = []
+def test_only_b_is_made_slower_and_others_work_beside_both(home, hasty, monkeypatch):
+    asked, beside = [], []
     (knob,) = host_knobs()
 
     def noted(effect):
         asked.append(effect)
         return knob.work(effect)
 
+    def disturbed(kind, duty, period_s):
+        beside.append((kind, duty, period_s))
+        return nullcontext()
+
     monkeypatch.setattr(selftest, "host_knobs", lambda: (replace(knob, work=noted),))
+    monkeypatch.setattr(selftest, "disturbance", disturbed)
     assert len(list(calibrate(8, 10, 0, print))) > 0
     assert set(asked[0::2]) == {0.0}
     assert set(asked[1::2]) == {0.0, 0.01, 0.02, 0.05}
+    assert beside == [("host", (0.3, 0.3), 4.0), ("host", (0.0, 1.0), 4.0)]
 
 
 def test_a_calibration_is_taken_kept_and_found_again(home, hasty):

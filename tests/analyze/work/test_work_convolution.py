@@ -66,6 +66,11 @@ def test_backward_counts_the_gradients_that_were_asked_for():
     assert backward([False, False, True]).bytes == grad + 16
 
 
+def test_without_a_whole_mask_all_gradients_are_counted():
+    asked = backward([True, True, True])
+    assert [backward(mask) for mask in (None, [], [True, False], 1)] == [asked] * 4
+
+
 def test_without_a_stride_the_work_is_unknown():
     assert work_of("aten::cudnn_convolution", X, WEIGHT, PADDING) is None
 
