@@ -8,7 +8,7 @@ out: texts, what `raise` says, functions that return a `str`. Tests run in a cop
 
 One run of the tests says which of them execute which statements. A fault is shown to the tests
 that execute its statement, those of its own folder first, then to the files of these: what one test
-prepared others share. Both end after two minutes of tests; a fault that is alive then survived.
+prepared others share. Both end after a minute of tests; a fault that is alive then survived.
 """
 
 import argparse
@@ -48,7 +48,7 @@ PYTEST = ("-m", "pytest", "-q", "-x", "-m", MARKED, "-p", "no:cacheprovider", "-
 FAULTS = 40
 REACH = 36
 # Processor time of the tests that one fault is shown to, and how much longer they may take with it.
-SHOWN_S = 120
+SHOWN_S = 60
 ENDLESS = 5
 # Faults that change no behaviour, judged by hand: their names and why.
 EQUIVALENT = {}
