@@ -27,7 +27,6 @@ def test_a_tenth_less_time_is_faster_and_material():
     assert claim.interval.low < 0.9 < claim.interval.high < 0.99
     assert claim.interval.kind == "fixed"
     assert claim.p_value < 1e-6
-    assert "lies beyond the 1 % that matters" in claim.why
 
 
 def test_a_tenth_more_of_a_rate_is_faster_too_and_the_ratio_is_that_of_the_values():
@@ -75,15 +74,14 @@ def test_same_beside_an_interval_that_sticks_out_says_why():
 def test_a_difference_across_the_smallest_effect_is_slower_but_not_material():
     claim = verdict_of(pairs_with(1.01, spread=0.004))
     assert (claim.verdict, claim.is_material) == ("SLOWER", False)
-    assert "a part of it lies within" in claim.why
+    assert 1 < claim.interval.low < 1.01 < claim.interval.high
 
 
 def test_noise_too_large_for_either_answer_is_inconclusive():
     claim = verdict_of(pairs_with(1.0, spread=0.05))
     assert claim.verdict == "INCONCLUSIVE"
-    assert claim.interval.low < 1 < claim.interval.high
+    assert claim.interval.low < 1 < 1.01 < claim.interval.high
     assert claim.pairs_needed > 40
-    assert "holds both 1 and differences beyond" in claim.why
 
 
 def test_so_many_more_pairs_as_are_said_to_be_needed_mostly_decide():
