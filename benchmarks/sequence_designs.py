@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from evidence import RESULTS, row, write_evidence
 
-from kprof.analyze.calibration.simulate import NOISES, differences_of, random_order
+from kprof.analyze.calibration.simulate import NOISES, random_order, samples_of
 from kprof.analyze.calibration.tally import Known, tally
 from kprof.analyze.verdict.rule import MOST_PAIRS, levels_of
 from kprof.analyze.verdict.sequence import BETS_AT_40_PAIRS, CLIP, scales
@@ -77,7 +77,8 @@ def simulated(num_comparisons):
         for effect in EFFECTS:
             made = noise.make((num_comparisons, 2 * NUM_PAIRS), rng)
             order = random_order(num_comparisons, NUM_PAIRS, rng)
-            differences = differences_of(made, order, effect, noise)
+            a, b = samples_of(made, order, effect, noise)
+            differences = b - a
             found[noise.name, effect] = differences, scales(differences)
     return found
 
