@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -37,45 +38,6 @@ _OPERANDS = re.compile(r"-dtype_\w+(-\w+)*$")
 
 OTHER = "other"
 
-# What Inductor generates is named after all operators that it fused, the last of which may be
-# products and convolutions that other kernels did: only a template (tem) does one itself.
-INDUCTOR_RULES: tuple[tuple[str, str], ...] = (
-    ("attention", r"^triton_(tem_fused|flex).*attention"),
-    ("convolution", r"^triton_(tem_fused.*convolution|convolution\d?d?_)"),
-    ("gemm", r"^triton_(tem|mm|bmm|addmm|scaled_mm)_"),
-    ("embedding", r"^triton_poi_.*embedding"),
-    ("elementwise", r"^triton_poi_"),
-    ("norm", r"^triton_(red|per)_.*(norm|rsqrt)"),
-    ("softmax", r"^triton_(red|per)_.*softmax"),
-    ("loss", r"^triton_(red|per)_.*(nll_loss|cross_entropy)"),
-    ("reduction", r"^triton_(red|per|spl)_"),
-)
-
-# XLA names a fusion after its root operations, and a lone operation `wrapped_`.
-XLA_RULES: tuple[tuple[str, str], ...] = (
-    ("gemm", r"^(triton_)?gemm_fusion"),
-    ("softmax", r"^triton_softmax"),
-    ("sort", r"^wrapped_sort"),
-    ("indexing", r"^(input|loop|wrapped)_(\w+_)?(gather|scatter|reverse)(_fusion|_\d|\.|$)"),
-    ("reduction", r"^(input|loop|wrapped)_(\w+_)?reduce(_window)?(_\w+)?(_fusion|_\d|\.|$)"),
-    (
-        "copy",
-        r"^(input|loop|wrapped)_(\w+_)?(transpose|concatenate|copy|slice|pad)(_fusion|_\d|\.|$)",
-    ),
-    ("set", r"^(loop|wrapped)_(broadcast|iota)(_fusion|_\d|\.|$)"),
-    (
-        "elementwise",
-        r"^(input|loop)_\w*fusion|^wrapped_(add|multiply|subtract|convert|compare|select)",
-    ),
-)
-
-# kprof's own whose whole names tell it; of the others (forward, _kernel) their operators do.
-OWN_RULES: tuple[tuple[str, str], ...] = (
-    ("attention", r"^(decode|attend(_back(_to_(keys|queries))?)?)$"),
-    ("loss", r"^losses_((held|shared)_)?kernel$"),
-    ("elementwise", r"^_rotate$"),
-)
-
 OWN_OP_RULES: tuple[tuple[str, str], ...] = (
     ("norm", r"^kprof::norm"),
     ("optimizer", r"^kprof::adamw"),
@@ -86,284 +48,237 @@ OWN_OP_RULES: tuple[tuple[str, str], ...] = (
 # By which a linear layer in FP8 casts its operands, before their product.
 OWN_CASTS = {"_rows", "_blocks", "_largest", "_turned"}
 
-# Matched against the words of the function's own name, joined by `_`, in lower case. First match
-# wins, so specific names come first.
-KERNEL_RULES: tuple[tuple[str, str], ...] = (
-    *INDUCTOR_RULES,
-    *XLA_RULES,
-    *OWN_RULES,
-    (
-        "collective",
-        r"nccl|rccl|msccl|nvshmem|multimem|nvls|cross_device_reduce|userbuffers"
-        r"|all[-_]?gather|reduce[-_]?scatter|all[-_]?(to|2)[-_]?all|send_?recv|pushrecv|(one|two)_?shot"
-        r"|(?<!block_)(?<!warp_)all[-_]?reduce(?!d)",
-    ),
-    (
-        "collective",
-        r"(put|get|port|semaphore|fifo)\w*ping_?pong|(?<![a-z])barrier|symm(etric)?_mem|(wait|notify)_?signal"
-        r"|ring_?(all_?)?reduc|(?<![a-z])(a2av?(?!\w*_(idx|ind|indices|offsets|metadata)(?![a-z]))|ipc|f?collect_on_stream|p2p|(pp|pg)_(send|recv|broadcast))"
-        r"(?![a-z])|_on_stream_kernel|broadcast_(simple|ring|tree|ll)",
-    ),
-    (
-        "collective",
-        r"^(kernel_?)?(cached_|low_latency_|hybrid_|intranode_|internode_)?(notify_)?(dispatch|combine)"
-        r"(_?reduce)?(_(impl|kernel))?$|^(kernel_)?(cached_)?notify(?![a-z])",
-    ),
-    ("set", r"memset"),
-    ("convolution", r"[hs]\d+cudnn_|scudnn"),
-    ("attention", r"ms_deform"),
-    ("copy", r"(d_?2_?d|d2_?h|h2_?d)_?(cpy|copy)|(?<!un)(re|pre)pack(ed)?(?![a-z])"),
-    (
-        "copy",
-        r"(reshape|concat)_and_cache|append_?paged_?kv|nchw_?(to|2)_?nhwc|nhwc_?(to|2)_?nchw|batched_?transpose",
-    ),
-    (
-        "copy",
-        r"im(2d)?_?2d?_?col|col2?_?im|(store|update|copy|set|write)_?(kv|mla)?_?(cache|buffer)|fill_(compressed_)?kv"
-        r"|(append|flatten)_?kv|(?<![a-z])kv_?(cache_)?(update|append|write|store|move|memcpy)|(?<!\bindex_)(?<!_index_)copy_(?!dequant|ind(ex|ices))",
-    ),
-    ("elementwise", r"(relu|bias|gelu|add)_?(fprop|bprop|dgrad)|scale_?(cpy|copy)|bias_?add_?grad"),
-    (
-        "indexing",
-        r"expand_?input_?rows|finalize_?moe|moe_?(alig|sum_|permute|unpermute)|routing|bucketize"
-        r"|bounds_check|linearize_index|offsets_range|dispatch_layout|(token|kv)_(ids|indices)|get_?rows"
-        r"|expert_?(maps?|ids?|counts|offsets?)(?![a-z])|to_dense(?!_mm)",
-    ),
-    ("reduction", r"moe_(\w+_)?reduc"),
-    (
-        "copy",
-        r"major_?to_?\w*(major|row|col)|^_?(kern(el)?_)?n[cdhw\d]+_(to_)?n[cdhw\d]+(_kernel)?$",
-    ),
-    (
-        "indexing",
-        r"(?<![a-z])index_(copy|add|put|fill)|(indices|indexes|idxs?|ids|inds?|offsets)_to_",
-    ),
-    (
-        "elementwise",
-        r"^_?convert_(?!d(q|kv?|v)_|\w*(layout|format|ind(ex|ices)|offset|_map|soft_?max|loss))|(?<![a-z])(sub|subtract)_mean",
-    ),
-    (
-        "indexing",
-        r"^_?(gather|scatter)_(?!\w*(gemm|mm_|matmul|top_?k|conv|fprop))",
-    ),
-    ("elementwise", r"cast_transpose|rotary|(?<![a-z])m?rope|(?<=[a-z0-9_])rotary|rope_?quant"),
-    ("elementwise", r"act_and_mul|do_?activation|(?<![a-z])act_quant"),
-    (
-        "elementwise",
-        r"^_?((de)?quant(ize)?|decompress)_\w*(output|outputs|weights?|inputs?|activations?|grads?)(_kernel)?$",
-    ),
-    (
-        "copy",
-        r"^_?(kernel_)?(transpose|reformat|relayout)_(?!\w*(quant|gemm|mat_?mul|conv|norm|soft_?max))",
-    ),
-    ("convolution", r"^compute_([wd]grad_|fprop_)?((a|b|split_k)_)?offsets(_kernel)?\d?(_?d)?$"),
-    # What prepares an index, a mask or the metadata of a batch does none of their work.
-    (
-        "indexing",
-        r"(fill|compute|prepare|generate|build|create|make|get|update|convert|calc|calculate|set(?=_\w+_))_(\w+_)?(indices|indexes|inde?x|idxs?"
-        r"|inds|ids|positions?|metadata|offsets?|strides|seq\w*_?len(gth)?s?|slots?|(block|page)_tables?|maps?"
-        r"|(in|out|kernel)\w*_map|desc(riptor)?s?)(?![a-z])|metadata",
-    ),
-    ("set", r"(build|create|make|prepare|generate|init|fill)\w*mask"),
-    ("softmax", r"(attn|attention)_?soft_?max"),
-    (
-        "gemm",
-        r"^bmm_|(?<![a-z])(?<!quant_)dense_kernel|gather_?mm|segment_?mm|sddmm|spm[mv]|spgemm|(?<![a-z])nn_dense(?![a-z])|split_?k_?reduce",
-    ),
-    (
-        "attention",
-        r"flash(?!infer|fft|_?inference)|fmha|sdpa|(?<![a-z])m[hqgl]a_|mha(?![a-z])|(?<![a-z])(gqa|mqa)(?![a-z])|attn|attention|gdpa"
-        r"|hstu|(?<![a-z])sage_(fwd|bwd)|(?<![a-z])att\d?(?![a-z])|(?<![a-z])lse(?![a-z])"
-        r"|out(put)?_correction",
-    ),
-    ("attention", r"mla_|dot_do_o|do_o_dot|merge_?states?|mqa_logits|convert_d(q|kv?|v)_"),
-    ("attention", r"(batch|single)_?(prefill|decode)|with_?(paged|ragged)?_?kv_?cache|batch_?mla"),
-    ("attention", r"^_fwd_(grouped_)?kernel_stage[12]$|causal_dot|paged_(decode|prefill)"),
-    ("reduction", r"cum_?(sum|prod|max|min)|segsum|prefix_?sum|sumexp"),
-    # Linear attention: chunkwise, recurrent and parallel forms.
-    (
-        "attention",
-        r"^_?(fused_|intra_|inter_)?(chunk(wise)?|recurrent|parallel)_\w*(fwd|bwd)|delta_(rule|net)|retention"
-        r"|gated_delta|fused_recurrent",
-    ),
-    (
-        "attention",
-        r"(?<![a-z])(gla|gdn|gdr|gsa|kda|hgrn|r?wkv|nsa)\d?(?![a-z])|_wy_repr|recompute_w_u",
-    ),
-    (
-        "convolution",
-        r"implicit_?gemm|conv(olution|olve|1d|2d|3d|_)|fprop|(?<![a-z])(?<![a-z][123])(dgrad|wgrad)|winograd|[a-z]\d*cudnn_",
-    ),
-    ("copy", r"sub_?tensor_?op_?with_?(sub_?tensor|transform)"),
-    (
-        "convolution",
-        r"^mi_?open.*conv|^igemm_(fwd|bwd|wrw)|sub_?tensor_?op|cudnn_.*conv|cv_?bwd|cv_?fwd|depthwise"
-        r"|gemm\w*(bwd|backward)_(weight|data)|(?<![a-z])conv(?![a-z])",
-    ),
-    (
-        "embedding",
-        r"split_(embedding|eb_)|^kernel_grid|^compute_grad_weight|partials?_(per_|to_)?segment",
-    ),
-    ("indexing", r"search_?sorted|sorted_?search|(upper|lower)_?bound"),
-    (
-        "optimizer",
-        r"optimizer|adam(?!ard)|ada_?grad|ams_?grad|ada_?(belief|bound)|ada_?delta|rms_?prop|momentum_?update|nesterov|ema_(step|update)|novo_(step|grad|update)"
-        r"|lookahead_step|(?<![a-z])(sgd|lamb|lars|ftrl|lion|muon|adafactor|novograd|shampoo)(?![a-z])",
-    ),
-    (
-        "loss",
-        r"x?_?entropy|xent|x_ent(?![a-z])|mse_kernel|mean_?squared_?error|smooth_l1|kl_?div|jsd|loss(?!y|less|_?scale)"
-        r"|(?<![a-z])ce_(fwd|bwd|forward|backward)|(?<![a-z])(grpo|gspo|dpo|orpo|kto|simpo|nll|bce|ctc)(?![a-z])"
-        r"|(nll|cross|bce|mse)\w*criterion|hinge",
-    ),
-    ("softmax", r"(?<!non)soft_?max"),
-    ("reduction", r"(vector|matrix|frobenius)_?norm|xmma_pooling"),
-    ("copy", r"^permutation_?kernel"),
-    (
-        "norm",
-        r"(?<!re)norm(?!al)|(?<!re)normali[sz](e|ation|er)|(?<![a-z])bn_|gamma_?beta|rowwise_?moments|welford"
-        r"|internal_?gradients|fused_?params_?cuda|(?<![a-z])cmvn",
-    ),
-    ("norm", r"(?<![a-z])ln_|_ln(_|$)|skip_?ln|(?<![a-z])(rms|lrn)(?![a-z])|rms_?pre_?norm"),
-    (
-        "embedding",
-        r"embedding|emb_?lookup|(?<![a-z])emb(?![a-z])|index_?select_?(large|small)|(?<![a-z])embed(?![a-z])",
-    ),
-    (
-        "gemm",
-        r"(?<!fb)gemm(?!_gpu|s_)|gemv|nvjet|cijk_|xmma|cutlass|split_?k(?![a-z])|mat_?mul|dot_kernel"
-        r"|reduce_1_?block",
-    ),
-    ("gemm", r"(?<![a-z])(add|b|baddb|addb|scaled_|grouped_|q)?m[mv](?![a-z])"),
-    (
-        "gemm",
-        r"cublas|wv_?split_?k|(?<![a-z])f(used_?)?moe|moe_?(fused|experts?|forward|backward|fwd|bwd)(?![a-z])|(?<![a-z])(w?mma|mfma|wgmma)_(?!softmax|attn)|marlin|mul_mat_|(?<![a-z])lora(?![a-z])|(?<![a-z])fc(?![a-z])"
-        r"|(?<![a-z])fc_?(?=cast|bias|relu|gelu|add)|(?<![a-z])(down|up|gate|qkv|out)_proj(?![a-z])",
-    ),
-    ("gemm", r"fully_?connected|^(xxt|xtx|ba_plus_c_?aa)_kernel"),
-    ("copy", r"[a-z]_?copy(_?kernel)?$"),
-    ("sort", r"(?<![a-z])select_?(min_?|max_?)?k(?![a-z])|(warp|block)_?select"),
-    (
-        "sort",
-        r"(?<!ten)sort(?!ed)|topk|top_k|radix|onesweep|bitonic|top_?p(?![a-z])|unique|kth_?value|(?<![a-z])median(?!_(filter|blur|kernel_\d))",
-    ),
-    (
-        "random",
-        r"distribution_|philox|curand|dropout|bernoulli|random|(?<!point)(?<!point_)sampling|multinomial|gumbel"
-        r"|(?<![a-z])(rand(n|int|perm)?|rng|(?<!add_)uniform(?!_shape)|gaussian_noise|halton|sobol)\d*(?![a-z])"
-        r"|(with|without)_?replacement|(?<![a-z])row_?wise_sample|(?<![a-z])sample_(?!grid|idx|ind)(\w+_)?(gamma|normal|uniform|tokens?)",
-    ),
-    (
-        "reduction",
-        r"(?<![a-z])pool(ing)?(\d*d)?(?![a-z])|(avg|max|ave|average|sum|min|roi)_?pool|pooling",
-    ),
-    # Geometry, trees, detection and codecs: what they add, copy or reduce is not tensors.
-    (
-        "other",
-        r"(?<![a-z])(quats?|quaternions?|voxels?|voxeli[sz]e|mesh(es)?|rays?|raster\w*|triangles?|iou\w*|giou|nms"
-        r"|(?<!gather_)trees?|knn|cameras?|poses?|frustum|morton|octree|covar(iance)?|i?fft|butterfly|ball_query|hash_?(map|table)"
-        r"|textures?|mip|splats?|distances?)(?![a-z])|bbox|nearest_?neighbor(?!_?(interp|upsampl))",
-    ),
-    ("elementwise", r"^_?(clamp|clip)_|penal(ty|ties|ize)|^_?add_?\w*bias|bias_?(add_)?transpose"),
-    ("copy", r"scale_transpose|(?<!cast_)(?<!quantize_)(?<!quant_)transpose_(?!quant)"),
-    (
-        "elementwise",
-        r"scale_from_amax|per_block_scale|quant(?!if|ile)|_to_(float|half|bf16|fp|lowp)|convert|dequant"
-        r"|upsampl|upscale|upfirdn|(float|half|bf16|bfloat16|fp16|fp8|int8)\d*_?(2|to)_?(float|half|bf16|fp|bfloat|u?int)|(?<![a-z])cvt(?![a-z])",
-    ),
-    (
-        "elementwise",
-        r"dtype|(?<![a-z])(up|down)?cast(?![a-z])|(mx|nv)fp[48]|(?<![a-z])(un)?pack_?(\w+_)?(signs?|bits?|u?int\d*|bf\d+|fp\d+|trellis|nibbles?|codes|\d+bits?)",
-    ),
-    (
-        "gemm",
-        r"(?<![a-z])(w\d+a\d+|a\d+w\d+)(?![a-z])|(?<![a-z])linear_kernel|mlp_fused|fused_mlp|(?<![a-z])moe_kernel|(?<![a-z])dot(_prod(uct)?)?(?![a-z])",
-    ),
-    (
-        "set",
-        r"arange|linspace|logspace|(?<![a-z])((?<!scatter_)(?<!masked_)fill(ed)?|zeros?|clear|clean|reset|set|ones|iota|eye|(?<!\w)_?full)"
-        r"_(?!pad|point|col)\w*",
-    ),
-    (
-        "set",
-        r"(^|_)(fill|zero|clear|reset|set)(_kernel)?$|(^_?init|(?<![a-z])initiali[sz]e)_(?!\w*(scan|rand|rng|hash|param|window|info|workspace))|^_?range(_kernel)?$|(?<![a-z])(generate_sequence|sequence_mask)",
-    ),
-    (
-        "reduction",
-        r"count_?non_?zero|all_?finite|no[nt]_?finite|check_numerics|(has|is|check)_?(nan|inf|finite)|nan_?inf|(?<![a-z])(any|all)_(kernel|dim)",
-    ),
-    (
-        "indexing",
-        r"index|indices|gather|scatter|masked_(select|scatter)|nonzero|(?<![a-z])(un)?permute_(?!data|nd)|position",
-    ),
-    (
-        "indexing",
-        r"(?<![a-z])(flip|roll|relabel|slots?|inds|idxs?|take|one_?hot|select_rows|(?<!leave_)reverse(?!_bits)|offsets?|seq_?lens|expert_?map|id_?map|row_?ids?"
-        r"|kernel_map|block_tables?|page_(ids|tables?))(?![a-z])|_(?<!hash_)(?<!feature_)(?<!heat_)(?<!bit_)maps?(?![a-z]|_reduc)",
-    ),
-    (
-        "copy",
-        r"direct_copy|cat_?array|copy|cpy|transpose|memcpy|(?<![a-z])tri[ul](?![a-z])|^recat|(?<![a-z])transform(_?\dd)?_\d+|permute|(major|col\d+)_?to_?(row|col)",
-    ),
-    (
-        "copy",
-        r"(?<!in)(re)?order_|reorder|rearrange|reorg|swizzle|(?<![a-z])(un)?pad(d(ed|ing))?\d*d?(?![a-z])|(?<![a-z])move(?![a-z])",
-    ),
-    (
-        "copy",
-        r"(?<![a-z])(concat(enate)?|cat|[hv]?stack|shuffle|repeat|replicate|trans|(de)?interleave|slice|unfold|fold|tile"
-        r"|split_?(qkv|heads?)|swap_?(first_)?dim(s|ensions?)?\d?|(un)?flatten|reshape|(to|make)_contiguous|contiguous(?=_kernel)|stash|arrange|compress_\w*inputs?|crop)"
-        r"(?![a-z])|nd_?permute|split_?(qkv|kv_heads|tensor)|pack_?qkv",
-    ),
-    ("reduction", r"reduce_kernel|device_?reduce|reduce_?reduce"),
-    (
-        "reduction",
-        r"scan(?!line)|reduce|reduction|selective_state|chunk_state|state_passing|amax|amin|absmax|qparam|parallel_prefix|aggregat(e|ion)"
-        r"|(?<![a-z])[cr]?(sum|summation|mean|min_?max|max|min|argm(ax|in)|var|variance|std|prod|count|trace"
-        r"|hist(o?grams?)?|bincount)(?![a-z])",
-    ),
-    (
-        "reduction",
-        r"segment_(coo|csr|sum|mean|reduce)|reduce_segments|average_pool|device_compact|histo?gram",
-    ),
-    (
-        "elementwise",
-        r"elementwise|elewise|elemwise|pointwise|(unary|binary|ternary)(?![a-z])|transform_config|elu(?![a-z])"
-        r"|op_?(\dd_?)?tensor|silu|sigmoid|tanh|glu(?![a-z])|activat(e|ion)|bitmask|logits?_?mask|mask_?(output|logits?)"
-        r"|residual|soft_?cap|int[48]_?pack|(?<![a-z])bcast|hard_?(swish|shrink|tanh)|(?<![a-z])p?relu"
-        r"|(lstm|gru)_?(cell|unit|acts?)|(gated|act)_act|linewise",
-    ),
-)
+# kprof's own that its whole name tells; of the others (forward, _kernel) their operators do.
+OWN_KINDS = {"decode": "attention"}
+
+# The words of names, a row a kind. Of several words in a name the first row wins: heavy work comes
+# before light work, and what names a library comes last. `quant*` takes any ending and `*gemm` any
+# beginning. A word may be written in parts (`softmax`: soft_max, SoftMax), so a phrase is a word
+# too; `dtype`, `dims` and `axes` stand for any type, order of dimensions and permutation.
+WORDS = """
+collective  allreduce* allgather* reducescatter* alltoall* all2all* a2a a2av nccl* rccl* msccl*
+            nvshmem* multimem nvls oneshot twoshot sendrecv pushrecv p2p ipc barrier
+            crossdevicereduce *userbuffers lamport quickreduce halo* multicast syncallgpus symmmem
+            symmetricmem pingpong waitsignal notifysignal ringreduce ringreduction ppsend pprecv
+            pgsend pgrecv pgbroadcast notify broadcastring broadcasttree broadcastll
+            broadcastsimple collectonstream fcollect onstream
+set         memset
+reduction   cumsum cumprod segsum prefixsum vectornorm matrixnorm frobenius clipnorm blockallreduce
+            warpallreduce gradnorm pnorm moereduc* moereduction moesum
+loss        crossentropy *entropy xent nll *loss losses *criterion focal kl kldiv labelsmooth* rnnt
+            transducer jsd mse huber hinge smoothl1 bce ctc grpo gspo dpo orpo kto simpo
+            meansquarederror ce celoss
+embedding   spliteb splitembedding embeddingbag kernelgrid
+optimizer   optimizer adam* *adam *sgd rprop weightdecay momentum adagrad amsgrad adabelief
+            adabound adadelta rmsprop momentumupdate nesterov lamb lars ftrl lion muon adafactor
+            novo* shampoo emaupdate emastep lookaheadstep
+norm        qknorm normrope rmsnormrope
+elementwise rope *rope rotary* rotate gridsample gridsampler ropequant lossscale biasaddgrad
+            maskedfill adduniform
+attention   flash flashattn* flashmla flashdecod* *fmha sdpa *mha mqa gqa gla gdn gdr gsa kda hgrn
+            wkv rwkv nsa hstu gdpa retention deltarule deltanet gateddelta batchprefill batchdecode
+            singleprefill singledecode pageddecode pagedprefill pagedattention mergestate*
+            mqalogits dotdoo doodot attend msdeform msdeformable multiheadattention causaldot lse
+            mlstm wyrepr recomputewu outputcorrection outcorrection dkdv dqkv withkvcache
+            fwdkernelstage sagefwd sagebwd mla attnfwd attnbwd sparseattn xqa lightningattn
+            parallelpath convertdq convertdk convertdv convertdkv
+convolution conv *conv convol* *convolution deconv* implicitgemm igemm dgrad wgrad winograd
+            depthwise dcn cvbwd cvfwd scudnn dtypecudnn computeoffset computeboffset
+            subtensoropwithscalar subtensoropwithcasttensor xdlopsbwdweight xdlopsbwddata
+indexing    routing moealig moealign moedev todense permute1ddata permute2ddata permute1dlength
+            permute2dlength permuteindices permuteweight permutepooled permutebwd moepermute
+            expandinputrows finalizemoe tokenpermute permutetoken unpermute* indicesto idxto idsto
+            sparsetodense copyindices relabel
+gemm        *gemm gemm* *gemv gemv* *matmul matmul* matvec vecmat einsum tensordot contraction syrk
+            mmf mm bmm addmm addmv baddbmm addbmm qmm mv qmv nvjet cijk mfma lora sgmv bgmv spmm
+            spmv spgemm sddmm mulmat* fullyconnected downproj upproj gateproj outproj qkvproj
+            dotkernel fusedmoe fmoe moefused moeexpert moeforward moebackward moefwd moebwd xxt xtx
+copy        fillkv fillkvcache zeropad zeropadding d2dcpy d2hcpy h2dcpy majorto positioncopy
+            conjugatecopy subtensoropwithsubtensor
+softmax     *softmax softmin sparsemax entmax
+sort        *sort sorting topk* *topk nucleus topp radix* onesweep bitonic selectk warpselect
+            blockselect unique kthvalue gathermedian gathertopk selectmink
+norm        *norm norms normali* ln bn lrn rms welford gammabeta moments standardi* runningstat
+            runningmean runningvar meandelta variancedelta cmvn internalgradients
+embedding   embed emb wte wpe embedding* embeddinglookup indexselectlarge indexselectsmall
+            indexselectlargeindex indexselectsmallindex partialspersegment partialsegment
+            partialtosegment computegradweight
+elementwise dtypetodtype dtype2dtype
+attention   attn* *attn attention* *attention att chunkwise recurrent flashdecoding
+other       quat* voxel* mesh* ray rays raster* triangle iou* giou nms tree trees knn camera* pose
+            frustum morton octree fft ifft butterfly ballquery texture* mip splat* distance bbox
+            gaussian upsert evict insert* hash* hashmap hashtable nearestneighbor blur bilateral
+            hadamard fps label warpaffine warpperspective spin nop workspace latency findbest
+            bestsplit findsplit subdivide duplicate gravity pathlength pointsampling farthest*
+random      dropout distribution philox curand bernoulli random* rand randn randint randperm rng
+            uniform gaussiannoise halton sobol multinomial exponential gumbel noise poisson
+            binomial dirichlet cauchy lognormal sampl* withreplacement unpackcudnn
+            withoutreplacement
+gemm        splitk splitkreduce wvsplitk wvsplitkrc linear nndense gateup mlp fc dot dotprod
+            dotproduct ffn wxa
+indexing    unpool* maxunpool*
+reduction   pool *pool pooling* *pooling roialign subsampling selectivestate selectivescan
+            statepassing chunkstate logsumexp sumexp
+elementwise posencoding positionencoding positionalencoding posenc resize* interp* resampl*
+            downsampl* bilinear bicubic *downscale quant* *quant dequant* *dequant requant* qdq
+            cast upcast downcast convert* cvt todtype upsampl* *upscale upfirdn silu *silu sigmoid
+            *sigmoid *glu relu *relu gelu *gelu elu celu selu mish softplus softsign swish
+            hardswish activat* *tanh hardshrink softshrink tanhshrink act actandmul residual
+            softcap elementwise elemwise elewise eltwise pointwise linewise unary binary ternary
+            globalrange submean subtractmean scalefromamax computescale addbias biasadd bcast
+            decompress* packdtype unpackdtype packsign unpacktrellis bits nibble*
+set         triuindices trilindices
+indexing    gather* scatter* index* indice* argwhere onehot nonzero maskedselect flip fliplr flipud
+            roll take bucketize searchsorted lowerbound upperbound getrows selectrows maskedscatter
+reduction   scan* *scan reduce* reduction* *reduce sum summation *mean avg average cummax cummin
+            sumsq sqsum bincount amax amin absmax argmax argmin max min minmax var variance std
+            prod count histogram* hist trace aggregate* countnonzero allfinite nonfinite isfinite
+            isnan hasnan hasinf accumulat* compact lpmax segment* qparam backwardbias dbias
+            anykernel allkernel anydim alldim histc trapezoid checknan checkinf checknumeric
+            nancheck parallelprefix scanstate
+indexing    indexes idx ind ids id offset slot seqlen position* metadata layout remap map
+set         fill* zero zeros rangekernel set clear clean reset ones iota eye arange linspace
+            logspace init initiali* generatesequence makesequence
+copy        copy* *copy *memcpy cpy memcpy transpos* transpose trans permut* cat concat* *stack
+            pixelunshuffle moveaxis movedim swapdim swapfirstdim swapdimension swapaxes slice
+            pixelshuffle spacetodepth pad padded padding repeat replicate reorder* rearrange*
+            *swizzle shuffle interleave deinterleave unfold fold tile reshape flatten unflatten
+            contiguous stash crop pack* repack* unpack* im2col col2im vol2col col2vol row2col
+            col2row rowtocol coltorow vol2im im2d2col dimsdims dimstodims dims2dims move kvcache
+            kvupdate updatecache storecache writecache andcache compressbert prepack* reformat*
+            tril triu triangular recat kvtrans
+indexing    reverse
+attention   chunk* *chunk prefill causal noncausal groupedkernelstage
+convolution *cudnn fprop
+gemm        cutlass cublas* xmma mma epilogueimpl wmma wgmma mmvq mmq marlin moe dense
+"""
 
 # Words that say little: the operator's kind comes before them.
-WEAK_RULES: tuple[tuple[str, str], ...] = (
-    (
-        "elementwise",
-        r"one_blob|(?<![a-z])(add(c(mul|div))?|plus|bitwise|logical|mult?(iply)?|div(ide)?|sub(tract)?|scal(e|es|ing)?|clamp"
-        r"|clip|pow(er)?(?!_spectrum)|exp(onential)?|log|r?sqrt|square|abs|neg|reciprocal|sinh?|cosh?|floor|ceil(ing)?|round|axpy|binari[sz]e"
-        r"|softplus|swish|lerp|bias|reconstruct|thresh(old)?|(not_)?equal|greater|less|compare|heaviside|fma|gate"
-        r"|broadcast|act|lgamma|i?gamma|polygamma|erf|where|resize|interp(olate)?)\d*(?![a-z])",
-    ),
-    ("copy", r"(?<!best_)(?<![a-z])split(?![a-z])"),
+WEAK_WORDS = """
+elementwise add addition addto addcmul addcdiv plus bitwise logical mul mult multiply div divide
+            sub subtract scal scale scaling clamp clip pow power exp expm log logp sqrt rsqrt
+            square abs neg sign reciprocal sin sinh cos cosh tan absolute fabs gcd lcm nextafter
+            isclose bessel* floor ceil round trunc axpy binarize lerp bias reconstruct threshold
+            thresh equal notequal greater less compare heaviside fma gate broadcast lgamma igamma
+            polygamma erf where acos* asin* atan* digamma erf* frac sgn signbit logit sinc nantonum
+            rsub xlogy hypot fmod remainder copysign maximum minimum fmax fmin ldexp conj lshift
+            rshift xor kron alibi lstm gru bitmask rescale gt ge lt le eq ne downscale penal* mask
+            booleannot logicalnot bitwisenot constrain shortcut beq bge bgt ble blt bne tozero
+            oneblob mxfp nvfp arith densetosparse uniformshape
+copy        split extract transformaxes transform4daxes expand identity diagonal clone
+set         constant full
+sort        top
+"""
+
+
+def _rows(text: str) -> list[tuple[str, list[str]]]:
+    """Return the kind and the words of each row; a row goes on where a line is indented."""
+    rows = re.sub(r"\n +", " ", text.strip()).split("\n")
+    return [(kind, words) for kind, *words in map(str.split, rows)]
+
+
+def _set(words: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(words.split())
+
+
+_ROWS = [*_rows(WORDS), *_rows(WEAK_WORDS)]
+_WEAK = len(_rows(WORDS))  # the first row of words that say little
+_LEXICON = [(word, row) for row, (_, words) in reversed([*enumerate(_ROWS)]) for word in words]
+_BEGINNINGS = {word[:-1]: row for word, row in _LEXICON if word.endswith("*")}
+_ENDINGS = {word[1:]: row for word, row in _LEXICON if word.startswith("*")}
+_EXACT = _BEGINNINGS | _ENDINGS | {word: row for word, row in _LEXICON if "*" not in word}
+_ATTENTION, _LIBRARIES = _EXACT["attention"], _EXACT["cutlass"]
+
+# A verb at the head takes the words behind it as its objects, but not work that is fused with it.
+_VERBS = _set(
+    "copy memcpy transpose reorder rearrange reformat concat reshape flatten append quantize"
+    " quant dequantize dequant decompress cast clamp gather scatter fill reset clear zero memset"
+    " move sample"
+)
+_FUSED = _set("collective loss optimizer convolution gemm norm random")
+
+# Preparing an index or a mask does none of the work that they are for.
+_PREPARE = _set(
+    "compute prepare build create make generate gen get set setup update convert calc cal"
+    " calculate precompute fill invert sanitize assign"
+)
+_INDEX = _set(
+    "index indices indice indexes idx idxs ind inds id ids position positions pos meta metadata"
+    " offset offsets stride strides seqlen seqlens len lens length lengths slot slots table tables"
+    " map maps desc descs descriptor descriptors ptrs pointers"
+)
+
+# They are named after the work that they belong to.
+_OPERAND_WORDS = _set("output outputs input inputs weight weights")
+_PARTS = _set(
+    "bias mask masks weight weights prob probs softmax metadata cache reshape output outputs"
+)
+
+# Words and phrases that tell nothing; other words may stand beside them without a space.
+_NOISE = _set(
+    "kernel kern ker cuda gpu hip triton fwd bwd forward backward grad gradient impl fused warp"
+    " block thread row col rows cols token tokens group layer batch qkv cache opt vec tiled naive"
+    " inplace small large multi single device shared static dynamic persistent ragged jagged"
+    " masked scaled update output input quantile gemma fbgemm deepgemm"
+)
+_IDIOMS = _set("varlen splitkv varshape")
+
+# Behind them stands the purpose or the means of the work.
+_PREPOSITIONS = _set("for by via using")
+
+# A part of a name: letters, digits, or a type.
+_PART = re.compile(
+    r"[wa]\d+[wa]\d+|n[cdhw]{2,4}\d*(?![a-z])|[hs]\d{3,5}|(?:s?u?int|b?float|fp|bf|tf|nf|[fhiuwqas])(?:16|32|64|\d)(?!d(?![a-z]))"
+    r"|e\dm\d\w*?(?=_|$)|\d+bits?(?![a-z])|[a-z]+|\d+d(?![a-z])|\d+"
+)
+_TYPE = re.compile(
+    r"(?:s?u?int|b?float|fp|bf|tf|nf|[fhiuwqs])\d+|e\dm\d\w*|\d+bits?|half|float|double|lowp|fp|int"
+)
+_DIMS = re.compile(r"n[cdhw]{2,4}\d*|[chw]{3}|b[shd]{3}|sbhd")
+_WXA = re.compile(r"w\d+a\d+|a\d+w\d+")
+_AXES = re.compile("[0-5]{3,5}")
+
+# All to all, where nothing else is said.
+_EXCHANGE = re.compile(
+    r"^(kernel_?)?(cached_|low_latency_|hybrid_|intranode_|internode_)?(notify_)?(dispatch|combine)"
+    r"(_?reduce)?(_(impl|kernel))?(_v?\d+)?$",
+    re.IGNORECASE,
+)
+
+# Functions that do what the rest of their name or a template argument says: of the kinds that
+# these can be, the first that is told, else the last.
+_FRAMES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
+    (re.compile(pattern), tuple(kinds.split()))
+    for pattern, kinds in (
+        # Inductor names a kernel after all operators that it fused, the last of which may be GEMMs
+        # and convolutions that other kernels did: only a template (tem) does one itself.
+        (
+            r"^triton_(tem_fused|flex|convolution|mm|bmm|addmm|scaled_mm)_",
+            "attention convolution gemm",
+        ),
+        (r"^triton_poi_", "embedding elementwise"),
+        (r"^triton_(red|per|spl)_(?=.*rsqrt)", "norm"),
+        (r"^triton_(red|per|spl)_", "norm softmax loss reduction"),
+        # XLA names a fusion after its root operations, and a lone operation `wrapped_`.
+        (r"^(loop|wrapped)_(broadcast|iota)(_fusion|_\d|\.|$)", "set"),
+        (
+            r"^(input|loop|wrapped)_(?=\w*fusion)|^wrapped_",
+            "sort indexing reduction copy elementwise",
+        ),
+        (
+            r"(?i)(elementwise|pointwise)_?(kernel|grid|$)",
+            "random loss norm optimizer set indexing copy elementwise",
+        ),
+    )
 )
 
 # Functions that do what a template argument says: the kind of others is in their own name.
 _GENERIC = re.compile(
-    r"^(\w*elementwise_?kernel\w*|Kernel2?|device_kernel|kentry|trampoline_kernel|kernel"
-    r"|_kernel_agent|parallel_for\w*|for_each\w*|static_kernel|GPUKernel|run_kernel|apply_kernel"
-    r"|kernelPointwiseApply\d|EigenMetaKernel)$",
+    r"^(Kernel2?|device_kernel|kentry|trampoline_kernel|kernel|_kernel_agent|parallel_for\w*"
+    r"|for_each\w*|static_kernel|GPUKernel|run_kernel|apply_kernel|kernelPointwiseApply\d"
+    r"|EigenMetaKernel)$",
     re.IGNORECASE,
-)
-
-# Functors of an elementwise kernel that do not compute on numbers.
-FUNCTOR_RULES: tuple[tuple[str, str], ...] = (
-    ("random", r"distribution_|philox|bernoulli|random|dropout"),
-    ("loss", r"mse_|smooth_l1|huber|_loss|kl_div|binary_cross_entropy"),
-    ("norm", r"(group|layer|batch|instance|rms)_?norm"),
-    ("optimizer", r"Adam|Sgd|Lamb(?!da)|Adagrad"),
-    ("set", r"(fill|full)_?functor|arange|linspace"),
-    ("indexing", r"index_(put|copy|fill|kernel)|gather|scatter|masked_select|take_put|flip_kernel"),
-    ("copy", r"copy_?(kernel|op)|direct_copy|triu_tril"),
 )
 
 # Eigen names a kernel after the expression that it evaluates, its leaves last.
@@ -379,16 +294,6 @@ EXPRESSION_RULES: tuple[tuple[str, str], ...] = (
     ),
     ("elementwise", r"cwise|conversion_?op|scalar_\w+_op|select_?op"),
     ("copy", r"(broadcasting|reshaping|assign)_?op"),
-)
-
-# Namespaces whose functions have names of one word.
-SCOPE_RULES: tuple[tuple[str, str], ...] = (
-    ("collective", r"deep_ep|nccl|mscclpp|nvshmem"),
-    ("indexing", r"moe::dev"),
-    ("attention", r"flash(?!infer)|fmha"),
-    ("convolution", r"cask_cudnn|winograd"),
-    ("gemm", r"deep_gemm|cublas|marlin|gem[mv]|fused_?moe|^epilogue::impl"),
-    ("random", r"philox"),
 )
 
 # For kernels whose names say nothing; matched against the operator's name.
@@ -495,7 +400,7 @@ def find_kind(name: str, activity: str, op: str | None, phase: str | None) -> st
         return "convolution"  # Libraries do some convolutions as a matrix product.
     if kind is None and name in OWN_CASTS and of_op == "gemm":
         return "elementwise"
-    return kind or of_op or _of_words(WEAK_RULES, parse(name).function) or OTHER
+    return kind or of_op or _of_words(parse(name).function, weak=True) or OTHER
 
 
 def kind_of_name(name: str) -> str | None:
@@ -505,26 +410,111 @@ def kind_of_name(name: str) -> str | None:
     types it has or where it was written says little of what it does.
     """
     parts = parse(name)
-    if not _GENERIC.match(parts.function):
-        return _of_words(KERNEL_RULES, parts.function) or _match(SCOPE_RULES, parts.scopes)
+    if parts.function in OWN_KINDS:
+        return OWN_KINDS[parts.function]
+    if _EXCHANGE.search(parts.function):
+        return "collective"
+    for pattern, kinds in _FRAMES:
+        if pattern.search(parts.function):
+            functor = re.sub(r"\w*OffsetCalculator\w*|std::array\b.*", "", parts.arguments)
+            words = _words(f"{parts.function} {functor}")
+            told = {_ROWS[row][0] for word in words if (row := _row(word)) is not None}
+            return next((kind for kind in kinds if kind in told), kinds[-1])
     if parts.function == "EigenMetaKernel":
         return _match(EXPRESSION_RULES, parts.arguments)
-    if re.search("elementwise|pointwise", parts.function, re.IGNORECASE):
-        # Of functors and the lambdas in them.
-        functor = _match(FUNCTOR_RULES, parts.arguments)
-        return functor or _of_words(KERNEL_RULES, parts.function)
+    if not _GENERIC.match(parts.function):
+        return _of_words(parts.function) or _of_words(parts.scopes)
     arguments = parts.arguments
     if parts.function == "trampoline_kernel":
         # Of rocPRIM's arguments one tells the algorithm: `scan_config_selector`.
         arguments = " ".join(re.findall(r"\w+_config(?:_selector)?\b", arguments))
-    return _match(KERNEL_RULES, arguments) or _match(SCOPE_RULES, parts.scopes)
+    return _of_words(arguments) or _of_words(parts.scopes)
 
 
-def _of_words(rules: tuple[tuple[str, str], ...], function: str) -> str | None:
-    """Return the kind of the first rule that the words of a function's name (mean_Kernel) meet."""
-    spelled = _ACRONYMS.sub(lambda found: found[0].capitalize(), function)
-    words = _BETWEEN_WORDS.sub("_", spelled)
-    return _match(rules, words)
+@lru_cache(maxsize=65536)
+def _of_words(text: str, weak: bool = False) -> str | None:
+    """Return the kind that the words of a name tell (mean_Kernel), or None."""
+    words = _words(text)
+    if "each" not in words:
+        end = next((at for at, word in enumerate(words) if at and word in _PREPOSITIONS), None)
+        words = words[:end]
+    told = [(word, row) for word in words if (row := _row(word)) is not None]
+    follows = dict(pairwise(words))
+    is_verb = bool(told) and told[0][0] in _VERBS
+    work = {
+        _ROWS[row][0]
+        for word, row in told[is_verb:]
+        if row < _LIBRARIES and (not is_verb or follows.get(word) not in _OPERAND_WORDS)
+    }
+    prepares = next((at for at, word in enumerate(words) if word in _PREPARE), len(words))
+    objects = set(words[prepares + 1 :])
+    if objects & _INDEX and work.isdisjoint(_FUSED - {"collective"} | {"other"}):
+        return "indexing"
+    if told and told[0][0].startswith("init") and not set(words).isdisjoint(_INDEX):
+        return "set"
+    if objects & {"mask", "masks"} and "random" not in work:
+        return "set"
+    if is_verb and not work & _FUSED:
+        return _ROWS[told[0][1]][0]
+    rows = [row for word, row in told if row != _ATTENTION or follows.get(word) not in _PARTS]
+    row = min(rows, default=len(_ROWS))
+    return _ROWS[row][0] if row < (len(_ROWS) if weak else _WEAK) else None
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a name in lower case; those of the table that stand apart are joined."""
+    spelled = _ACRONYMS.sub(lambda found: found[0].capitalize(), text)
+    lower = _BETWEEN_WORDS.sub("_", spelled).lower()
+    parts = [_class_of(part) for part in _PART.findall(lower)]
+    words: list[str] = []
+    at = 0
+    while at < len(parts):
+        joined = ((size, "".join(parts[at : at + size])) for size in range(6, 1, -1))
+        known = (
+            (size, word) for size, word in joined if word in _IDIOMS or _exact(word) is not None
+        )
+        size, word = next(known, (1, parts[at]))
+        words += [word] if size > 1 or _exact(word) is not None else _split(word)
+        at += size
+    return [word for word in words if not word[0].isdigit()]
+
+
+def _class_of(part: str) -> str:
+    """Return the word that stands for all types, all orders of dimensions, or the part itself."""
+    classes = (("wxa", _WXA), ("dtype", _TYPE), ("dims", _DIMS), ("axes", _AXES))
+    return next((word for word, pattern in classes if pattern.fullmatch(part)), part)
+
+
+@lru_cache(maxsize=65536)
+def _row(word: str) -> int | None:
+    """Return the row of a word in the table, or None."""
+    if word in _NOISE:
+        return None
+    if (row := _exact(word)) is not None:
+        return row
+    lengths = range(len(word), 2, -1)
+    beginnings = (_BEGINNINGS.get(word[:length]) for length in lengths)
+    endings = (_ENDINGS.get(word[-length:]) for length in lengths)
+    return next((row for row in (*beginnings, *endings) if row is not None), None)
+
+
+def _exact(word: str) -> int | None:
+    """Return the row of a word that stands in the table, or whose singular does."""
+    return _EXACT.get(word, _EXACT.get(word.removesuffix("s")))
+
+
+@lru_cache(maxsize=65536)
+def _split(word: str) -> list[str]:
+    """Return the known words that `word` is made of, or itself."""
+    ways: list[list[str] | None] = [[], *[None] * len(word)]
+    for end in range(1, len(word) + 1):
+        for begin in range(end - 2):
+            part, way = word[begin:end], ways[begin]
+            if way is not None and (part in _EXACT or part in _NOISE):
+                found = [*way, part]
+                if ways[end] is None or len(found) < len(ways[end] or ()):
+                    ways[end] = found
+    return ways[-1] or [word]
 
 
 def _of_operator(name: str) -> str | None:

@@ -184,7 +184,7 @@ def test_every_operator_of_kprofs_own_tells_a_kind():
     assert [name for name in names if kind_of("k", f"kprof::{name}") == "other"] == []
 
 
-@pytest.mark.parametrize("name", ["forward", "_forward", "decode_kernel", "attend_to", "_rows"])
+@pytest.mark.parametrize("name", ["forward", "_forward", "decode_kernel", "_rows"])
 def test_a_name_that_others_may_have_tells_nothing_by_itself(name):
     assert kind_of(name) == "other"
 

@@ -205,9 +205,65 @@ def test_geometry_has_the_kind_of_a_known_operator():
     assert find_kind("voxel_kernel", "kernel", "aten::sum", None) == "reduction"
 
 
-# Measured: 99.9 % and 73.2 %. The aim for names that are held out is 97 %, which is not reached.
+PLAIN = sorted(
+    {
+        label.name
+        for part in ("developed", "held out")
+        for label in corpus(part)
+        if label.name.isidentifier() and not label.name.startswith(("_Z", "kernel_cutlass"))
+    }
+)
+
+
 @pytest.mark.parametrize(
-    ("part", "num_libraries", "least_share"), [("developed", 123, 0.99), ("held out", 6, 0.73)]
+    "written",
+    [
+        "{}(float const*, softmax::Gemm const&, ncclWork*)",
+        "int {}(long)",
+        "void {}<float, 128, 4>(float*)",
+        "void at::native::{}<c10::Half>(c10::Half*)",
+        "void ours::detail::{}(float*)",
+        "{}_3",
+        "{}_v2",
+        "{}.kd",
+    ],
+)
+def test_types_numbers_and_a_librarys_namespace_change_no_kind(written):
+    kinds = {name: find_kind(name, "kernel", None, None) for name in PLAIN}
+    others = {name: find_kind(written.format(name), "kernel", None, None) for name in PLAIN}
+    assert len(PLAIN) > 1900
+    assert {name for name in PLAIN if others[name] != kinds[name]} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("copy_softmax_out", "copy"),
+        ("softmax_copy", "softmax"),
+        ("quantize_attention_output", "elementwise"),
+        ("quantize_rmsnorm", "norm"),
+        ("fused_add_rmsnorm", "norm"),
+        ("attention_bias_kernel", "elementwise"),
+        ("build_gather_map", "indexing"),
+        ("gather_map_values", "indexing"),
+        ("init_slot_map", "set"),
+        ("shuffle_rows_for_gemm", "copy"),
+        ("for_each_softmax", "softmax"),
+        ("bf16_to_fp8", "elementwise"),
+        ("NCHW2NHWC", "copy"),
+        ("transform_0213", "copy"),
+        ("meanpooling", "reduction"),
+        ("addlayernorm", "norm"),
+        ("frobnicate_kernel", "other"),
+    ],
+)
+def test_a_verb_takes_its_objects_and_heavy_work_comes_before_light_work(name, kind):
+    assert find_kind(name, "kernel", None, None) == kind
+
+
+# Measured: 99.7 % and 85.1 %. The aim for names that are held out is 97 %, which is not reached.
+@pytest.mark.parametrize(
+    ("part", "num_libraries", "least_share"), [("developed", 145, 0.99), ("held out", 14, 0.85)]
 )
 def test_names_of_public_libraries_have_the_kind_of_their_readers(part, num_libraries, least_share):
     shares, _ = score(corpus(part))
