@@ -339,6 +339,21 @@ def _last(backward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def needs_gradient(*tensors: Tensor) -> bool:
+    """Return whether a gradient of one of these tensors is being recorded."""
+    return is_grad_enabled() and any(one.requires_grad for one in tensors)
+
+
+def refuse_gradients(what: str, *tensors: Tensor) -> None:
+    """Raise where gradients are recorded, for a kernel without a backward pass.
+
+    Raises:
+        DifferentiationError: one of the tensors needs a gradient.
+    """
+    if needs_gradient(*tensors):
+        raise DifferentiationError(f"{what} has no gradients", fix="call it within torch.no_grad()")
+
+
 def is_forward_mode() -> bool:
     """Return whether derivatives are computed in forward mode."""
     return forward_ad._current_level >= 0

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-import kprof.kernels.decode_attention._triton as host
+import kprof.kernels.decode_attention._kernel as host
 from kprof.errors import KprofError
 from kprof.kernels.correctness import Case
 from kprof.kernels.correctness.integrity import count_variant_rows
-from kprof.kernels.decode_attention._triton import Schedule
+from kprof.kernels.decode_attention._kernel import Schedule
 from kprof.kernels.runtime import DifferentiationError
 from kprof.kernels.bench.measure import subject_of
 from kprof.kernels.decode_attention.decode_attention import KERNEL, decode_attention

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kprof.kernels.decode_attention._triton import (
+from kprof.kernels.decode_attention._kernel import (
     block_of,
     bytes_of,
     fit_float16,

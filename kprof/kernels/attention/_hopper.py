@@ -1,7 +1,7 @@
 """Attention of many queries on Hopper, forward, on the host: schedule, tiles, launch, operator.
 
 The kernel is in `_hopper_kernel`. Its CTAs are persistent, and a tile is 64 queries of one head for
-each consumer warpgroup. Heads are worked off in sections whose keys and values fit L2. Tiles go to
+each consumer warpgroup. Heads come in sections whose keys and values fit L2. Tiles go to
 CTAs in snake order, or by a table where their lengths differ and there are many.
 """
 
@@ -53,7 +53,7 @@ FEW_KEYS = 1_024
 
 @dataclass(frozen=True)
 class HopperSchedule:
-    """How the kernel works off a call."""
+    """Tile, pipeline and tile order of the kernel."""
 
     keys: int
     """Of a block."""

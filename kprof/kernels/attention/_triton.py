@@ -43,16 +43,16 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 class Options(NamedTuple):
-    """What a call is given beside its tensors."""
+    """Arguments of a call besides its tensors."""
 
     scale: float
     is_causal: bool
     window: int
     max_seqlen_q: int
-    """Of a sequence, where they lie one after another."""
+    """Most queries of a sequence, with `cu_seqlens_q`."""
 
     def bounds(self, num_queries: int, num_keys: int) -> tuple[int | None, int | None]:
-        """Return how many keys before and after its own a row sees; None: all there are."""
+        """Return the window on the left and on the right of a row's own key; None: no bound."""
         side = self.window - 1 if 0 < self.window < max(num_queries, num_keys) else None
         return side, 0 if self.is_causal else side
 
@@ -95,7 +95,7 @@ def _attend(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> tl.tensor:
-    """Take the keys from `begin` to `end` in, and return the state after them."""
+    """Process the keys from `begin` to `end`, and return the state."""
     sum_MD, largest_M, total_M4 = state
     column_D = tl.arange(0, q_MD.shape[1])
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
@@ -112,7 +112,7 @@ def _attend(
         if IS_MASKED:
             is_seen_MN = is_visible(own_M, key_N, num_keys, left, right, HAS_LEFT, HAS_RIGHT)
             score_MN = tl.where(is_seen_MN, score_MN, float("-inf"))
-            # What lies beyond may be NaN, which no weight of 0 would make 0.
+            # Values behind the last key may be NaN, which a weight of 0 does not make 0.
             v = tl.load(at_v, is_key_ND, other=0.0)
         else:
             v = tl.load(at_v)
@@ -157,7 +157,7 @@ def attention_forward_kernel(
     N: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """Attend with one tile of queries of one head; with starts, sequences lie one after another."""
+    """Compute one tile of queries of one head."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     lse_head = num_queries
     batch, q_start, k_start, num_queries, num_keys = _sequence_of(
@@ -166,7 +166,7 @@ def attention_forward_kernel(
     lse_BHT += (batch * tl.num_programs(1) + head) * lse_head + q_start
     q_first, k_first = batch * q_batch + q_start * q_token, batch * k_batch + k_start * k_key
     v_first, y_first = batch * v_batch + k_start * v_key, batch * y_batch + q_start * y_token
-    # The last rows see most where later keys are not seen: they begin first.
+    # With a causal mask the last rows have most keys: they start first.
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
     if first_row < num_queries:
         row_M, column_D = tl.arange(0, M) + first_row, tl.arange(0, D)
@@ -229,11 +229,11 @@ def _add_to_dkdv(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> tl.tensor:
-    """Add what queries from `begin` to `end` of all heads give to the gradients of a tile of keys.
+    """Add the contribution of queries from `begin` to `end` of a group's heads to dk and dv.
 
-    One loop for all of these heads: two, one within the other, spill. It counts heads along, of a
-    single one, too, and there are always three ranges of queries where it does: in other forms the
-    assembler makes every product wait for the one before.
+    One loop over heads and blocks, as nested loops spill. It counts heads even for a group of one,
+    and then there are always three ranges of queries: in other forms ptxas makes every GEMM wait
+    for the one before.
     """
     dk_ND, dv_ND = state
     k_ND, v_ND, own_N = keys
@@ -257,7 +257,7 @@ def _add_to_dkdv(
             q, dy = tl.load(at_q), tl.load(at_dy)
             lse_M, delta_M = tl.load(lse_at + row_M), tl.load(delta_at + row_M)
         weight_NM = tl.exp2(tl.dot(k_ND, q.T) * (scale * _LOG2_E) - (lse_M * _LOG2_E)[None, :])
-        # What is taken off of a product is where it begins: it needs no registers beside it.
+        # The GEMM accumulates onto -delta, which therefore needs no registers of its own.
         less_NM = tl.broadcast_to(-delta_M[None, :], [k_ND.shape[0], BLOCK])
         score_NM = weight_NM * tl.dot(v_ND, dy.T, less_NM)
         if IS_MASKED:
@@ -317,7 +317,7 @@ def attention_dkdv_kernel(
     N: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """Store the gradients of a tile of keys and its values, from all query heads that share it."""
+    """Store dk and dv of one tile of keys, summed over the query heads that share it."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     lse_head = num_queries
     batch, q_start, k_start, num_queries, num_keys = _sequence_of(
@@ -325,7 +325,7 @@ def attention_dkdv_kernel(
     )
     # Of the first query head that shares these keys; the next ones are `lse_head` apart.
     lse_at = (batch * tl.num_programs(1) + head) * GROUP * lse_head + q_start
-    # The first keys are seen most where later ones are not seen.
+    # With a causal mask the first keys have most queries: they start first.
     first_key = tl.program_id(0) * N
     if first_key < num_keys:
         key_N, column_1D = tl.arange(0, N) + first_key, tl.arange(0, D)[None, :]
@@ -335,8 +335,7 @@ def attention_dkdv_kernel(
         v_at = v_BHND + batch * v_batch + head * v_head + token_N1 * v_key + column_1D
         k_ND = tl.load(k_at, is_key_ND, other=0.0)
         v_ND = tl.load(v_at, is_key_ND, other=0.0)
-        # Key j is seen from the query j + T - N, its own, on, as far as that query's reach goes
-        # the other way round.
+        # Key j is the own key of query j + T - N; the window is mirrored.
         first_own = first_key + num_queries - num_keys
         begin, inner_begin, inner_end, end = key_ranges(
             first_own, N, num_queries, right, left, M, HAS_RIGHT, HAS_LEFT
@@ -389,7 +388,7 @@ def _add_to_dq(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> tl.tensor:
-    """Add what the keys from `begin` to `end` give to the gradient of a tile of queries."""
+    """Add the contribution of the keys from `begin` to `end` to dq."""
     q_MD, dy_MD, own_M, lse_M, delta_M = queries
     column_D = tl.arange(0, q_MD.shape[1])
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
@@ -456,14 +455,14 @@ def attention_dq_kernel(
     N: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """Store the gradient of one tile of queries, and what its scores' gradients are reduced by."""
+    """Store dq and delta of one tile of queries."""
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     lse_head = num_queries
     batch, q_start, k_start, num_queries, num_keys = _sequence_of(
         cu_seqlens_q, cu_seqlens_k, batch, num_queries, num_keys, IS_VARLEN
     )
     lse_at = (batch * tl.num_programs(1) + head) * lse_head + q_start
-    # The last rows see most where later keys are not seen: they begin first.
+    # With a causal mask the last rows have most keys: they start first.
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
     if first_row < num_queries:
         row_M, column_1D = tl.arange(0, M) + first_row, tl.arange(0, D)[None, :]

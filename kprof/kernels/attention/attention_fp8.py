@@ -33,7 +33,7 @@ from kprof.kernels.attention._triton import Options, empty_results
 from kprof.kernels.attention.attention_forward import KERNEL as FORWARD
 from kprof.kernels.attention.attention_forward import MOST_PLACES
 from kprof.kernels.fp8.quantize_fp8 import FP8, LARGEST, LEAST
-from kprof.kernels.runtime import DifferentiationError, Launcher, alignments, define
+from kprof.kernels.runtime import Launcher, alignments, define, needs_gradient, refuse_gradients
 
 
 class Config(NamedTuple):
@@ -66,7 +66,7 @@ def _packed(x_MD) -> tl.tensor:
 
 @triton.jit
 def _unpacked(x_MN, DTYPE: tl.constexpr) -> tl.tensor:
-    """Return in float32 what was packed."""
+    """Return packed numbers in float32."""
     if DTYPE.primitive_bitwidth == 16:
         x_MN2 = tl.join(x_MN.to(tl.uint16), (x_MN >> 16).to(tl.uint16))
         x_MD = x_MN2.reshape([x_MN.shape[0], 2 * x_MN.shape[1]])
@@ -368,11 +368,11 @@ def attention_fp8(
     is_causal: bool = True,
     window: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Return what each query gets of the values, and the log-sum-exp of its scores.
+    """Return y, the weighted mean of the values for each query, and the log-sum-exp of its scores.
 
-    As `attention_forward`, but that queries, keys and values are rounded to float8_e4m3fn, the
-    largest magnitude of each head to 448. An infinity or NaN makes all of its head NaN. Errors of
-    weights grow with scores, as those are sums of rounded products.
+    As `attention_forward`, with q, k and v rounded to float8_e4m3fn, the largest magnitude of each
+    head to 448. An infinity or NaN makes its whole head NaN. Errors of weights grow with scores, as
+    scores are sums of rounded products.
 
     Args:
         q: (B, query heads, T, D) in float16 or bfloat16, D 64 or 128.
@@ -380,22 +380,16 @@ def attention_fp8(
         v: As k.
         scale: Of the scores, above 0; None: 1 / sqrt(D).
         is_causal: Whether a query sees no later key.
-        window: How near to its own a key has to be that a query sees, its own counted; 0: all are.
+        window: Keys that a query sees before its own, and after it unless causal, its own counted;
+            0: no bound.
 
     Raises:
         DifferentiationError: gradients are recorded; there are none.
     """
-    if _wants_gradient(q, k, v):
-        raise DifferentiationError(
-            "attention in FP8 has no gradients", fix="call it within torch.no_grad()"
-        )
+    refuse_gradients("attention in FP8", q, k, v)
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     results: tuple[Tensor, Tensor] = forward_fp8(q, k, v, scale, is_causal, window)
     return results
-
-
-def _wants_gradient(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
 
 
 def _ours() -> Any:
@@ -414,7 +408,7 @@ def _refuses(
 ) -> str | None:
     if q.dim() == 4 and q.shape[-1] not in DIMS:
         return f"heads of {q.shape[-1]}, not of {' or '.join(map(str, DIMS))}"
-    if _wants_gradient(q, k, v):
+    if needs_gradient(q, k, v):
         return "gradients are asked for"
     why = FORWARD.refuses(q, k, v, is_causal, window)
     if why is None and q.shape[1] + 2 * k.shape[1] > MOST_PLACES:
@@ -430,8 +424,8 @@ def _work(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True, window: int =
 def _inputs(shape: tuple[int, ...], draw: Any) -> tuple[Any, ...]:
     """Make a call as of `attention_forward`, with queries and keys of the size of normal ones.
 
-    Errors grow with scores, which a stated one has to be for. What is no number makes a head NaN,
-    and torch's not always.
+    The stated error is for such scores, as errors grow with scores. A NaN makes a whole head NaN
+    here, unlike in torch.
     """
     q, k, v, *others = FORWARD.inputs(shape, draw)
     q, k, v = (one.where(one.isfinite(), 0) for one in (q, k, v))

@@ -2,7 +2,7 @@
 
 y = softmax(scale * q k') v for the last T tokens: q is (B, query heads, T, D), the cache (B, heads,
 N, D), or pages that a table orders. `decode_attention` is the public function; kernel, schedule and
-launch are in `_triton`. The query heads of a key head are the rows of one tile, so the cache is
+launch are in `_kernel`. The query heads of a key head are the rows of one tile, so the cache is
 read once. A sequence is split among as many CTAs as fill the GPU; the last one to finish merges the
 splits.
 """
@@ -21,8 +21,8 @@ from kprof.kernels.attention._reference import (
     attention_of_torch,
     masked_attention,
 )
-from kprof.kernels.decode_attention._triton import decode_operator, why_refused
-from kprof.kernels.runtime import DifferentiationError
+from kprof.kernels.decode_attention._kernel import decode_operator, why_refused
+from kprof.kernels.runtime import needs_gradient, refuse_gradients
 
 
 def decode_attention(
@@ -47,13 +47,13 @@ def decode_attention(
         q: (B, query heads, T, D): the last T tokens of each sequence; float16 or bfloat16.
         k: (B, heads, N, D), or in pages: (pages, heads, keys of a page, D); q's dtype or e4m3.
         v: As k.
-        lengths: (B,) of integers, how many keys each sequence has; None: N.
-        table: (B, most pages) of integers, each sequence's pages in order; None: k is in one piece.
+        lengths: (B,) of integers, the keys of each sequence; None: N.
+        table: (B, most pages) of integers, each sequence's pages in order; None: k is contiguous.
         scale: Of the scores; None: 1 / sqrt(D).
         is_causal: Whether a token sees no later one: the last one sees all keys, the one before it
             one less.
-        window: How many keys a token sees at most, its own the last of them; 0: all.
-        k_scale: What keys in e4m3 are multiplied by, for all, for each head, or (B, heads).
+        window: Most keys that a token sees, its own the last of them; 0: all.
+        k_scale: Scale of keys in e4m3: one, one for each head, or (B, heads).
         v_scale: As k_scale, of values.
         is_invariant: Whether a sequence gets the same bits in every batch, which costs some time.
 
@@ -61,20 +61,13 @@ def decode_attention(
         KprofError: shapes or dtypes that it does not take.
         DifferentiationError: gradients are recorded; there are none.
     """
-    if _wants_gradient(q, k, v):
-        raise DifferentiationError(
-            "decode attention has no gradients", fix="call it within torch.no_grad()"
-        )
+    refuse_gradients("decode attention", q, k, v)
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     options = (scale, is_causal, window, is_invariant)
     results: tuple[Tensor, Tensor] = decode_operator(
         q, k, v, lengths, table, k_scale, v_scale, *options
     )
     return results
-
-
-def _wants_gradient(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
 
 
 def _ours(
@@ -131,7 +124,7 @@ def _truth(
 def _refuses(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, window: int = 0
 ) -> str | None:
-    if _wants_gradient(q, k, v):
+    if needs_gradient(q, k, v):
         return "gradients are asked for"
     return why_refused(q, k, v, lengths)
 

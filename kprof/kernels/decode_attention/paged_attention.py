@@ -14,8 +14,9 @@ from torch import Tensor
 
 from kprof.kernels import OURS, Kernel, Provider, Work
 from kprof.kernels.decode_attention import decode_attention as whole
-from kprof.kernels.decode_attention._triton import why_refused
+from kprof.kernels.decode_attention._kernel import why_refused
 from kprof.kernels.fp8.quantize_fp8 import FP8, LARGEST
+from kprof.kernels.runtime import needs_gradient
 
 # The last two numbers of a shape: the window in keys, 0: none; whether the cache is FP8.
 PLAIN = (0, 0)
@@ -70,7 +71,7 @@ def _in_order(pages: Tensor, scale: Tensor | None, table: Tensor, q: Tensor) -> 
 def _refuses(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor, *others: Any
 ) -> str | None:
-    if torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v)):
+    if needs_gradient(q, k, v):
         return "gradients are asked for"
     has_scale = any(isinstance(one, Tensor) for one in others)
     return why_refused(q, k, v, lengths, table, has_scale)

@@ -44,19 +44,19 @@ PREFETCHED = 512
 MAX_PREFETCHED = 6 << 20
 
 
-def gains_from_overlap(programs: int, num_casting: int, fit: int, sms: int) -> bool:
+def gains_from_overlap(num_ctas: int, num_casting: int, fit: int, sms: int) -> bool:
     """Tell whether a GEMM gains from being launched before the cast ends, as measured on an H200.
 
     Its CTAs go to the SMs with most room, which are not those of the cast. Where these take more
     than an even share, they end last, and more is lost than gained.
 
     Args:
-        programs: CTAs of the GEMM.
+        num_ctas: CTAs of the GEMM.
         num_casting: CTAs of the cast.
         fit: CTAs of the GEMM that fit one SM.
         sms: SMs of the GPU.
     """
-    evenly, besides = -(-programs // sms), -(-programs // max(1, sms - num_casting))
+    evenly, besides = -(-num_ctas // sms), -(-num_ctas // max(1, sms - num_casting))
     return min(besides, fit) <= evenly
 
 
@@ -462,34 +462,34 @@ class _Plan:
     ) -> None:
         x, w, x_scale, w_scale, _ = operands
         (num_rows, depth), num_columns = x.shape, w.shape[0]
-        self._launch, programs = _launch_few_rows, -(-num_columns // schedule.n)
+        self._launch, num_ctas = _launch_few_rows, -(-num_columns // schedule.n)
         # Sizes of the partial sums and of their counters; None without splits.
         self._parts: tuple[int, int] | None = None
         self._is_tiled = isinstance(schedule, Tiled)
         if isinstance(schedule, Tiled):
-            tiles = programs * -(-num_rows // schedule.m)
-            self._launch, programs = _launch_tiled, tiles * schedule.splits
+            tiles = num_ctas * -(-num_rows // schedule.m)
+            self._launch, num_ctas = _launch_tiled, tiles * schedule.splits
             if schedule.splits > 1:
-                self._parts = programs * schedule.m * schedule.n, tiles
+                self._parts = num_ctas * schedule.m * schedule.n, tiles
         cut, step = _cut_of(schedule, num_rows)
         is_early = (
             is_behind_cast
             and has_dependent_launch(x.device)
-            and _overlap_gains(schedule, programs, x)
+            and _overlap_gains(schedule, num_ctas, x)
         )
-        is_fetched = is_early and programs * schedule.n * PREFETCHED <= MAX_PREFETCHED
+        is_fetched = is_early and num_ctas * schedule.n * PREFETCHED <= MAX_PREFETCHED
         is_blocked, is_even = tuple(w_scale.shape) != (num_columns, 1), depth % step == 0
         overlap = (is_early, PREFETCHED if is_fetched else 0)
         x_scale_step = num_rows if x_scale is None else x_scale.stride(1)
         self._sizes = (num_rows, num_columns, depth, x.stride(0), x_scale_step)
         self._constants = (x_scale is not None, is_blocked, is_even, activation, *cut, *overlap)
         self._options = {"num_warps": schedule.warps, **({"launch_pdl": True} if is_early else {})}
-        self._programs = programs
+        self._num_ctas = num_ctas
 
     def __call__(
         self, x: Tensor, w: Tensor, x_scale: Tensor | None, w_scale: Tensor, bias: Tensor | None
     ) -> Tensor:
-        """Return the product."""
+        """Launch it, and return the result."""
         y = _empty(x, w)
         tensors: tuple[Tensor | None, ...] = (x, w, y, x_scale, w_scale, bias)
         if self._parts is not None:
@@ -502,7 +502,7 @@ class _Plan:
         if not self._launch.again(self, tensors):
             key = _key_of(tensors, self._sizes, self._constants)
             arguments = (*tensors, *self._sizes, *self._constants)
-            self._launch(key, self._programs, arguments, self._options, call=self, tensors=tensors)
+            self._launch(key, self._num_ctas, arguments, self._options, call=self, tensors=tensors)
         return y
 
 
@@ -538,13 +538,13 @@ def _cut_of(schedule: Schedule, num_rows: int) -> tuple[tuple[int, ...], int]:
     return (m, n, k, schedule.warps, stages), k * schedule.warps
 
 
-def _overlap_gains(schedule: Schedule, programs: int, x: Tensor) -> bool:
+def _overlap_gains(schedule: Schedule, num_ctas: int, x: Tensor) -> bool:
     """Tell whether a GEMM gains from being launched before the cast of x has ended."""
     num_rows, depth = x.shape
     rows_each, _, _ = rows_of_program(depth)
     room = _room_of(x.device) + RESERVED
     fit = room // (schedule.stage_bytes(num_rows) + RESERVED)
-    return gains_from_overlap(programs, -(-num_rows // rows_each), fit, num_sms(x.device))
+    return gains_from_overlap(num_ctas, -(-num_rows // rows_each), fit, num_sms(x.device))
 
 
 @cache

@@ -263,7 +263,7 @@ def _torchao() -> Any:
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
 
     config = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
-    # What is written in C is not compiled.
+    # A wrapper in C is not compiled; a Python function is.
     multiply = torch.compile(_reference, dynamic=False)
 
     def quantize(weight: Tensor) -> Tensor:
@@ -315,7 +315,7 @@ def _work(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Work:
 
 
 def _backward_work(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Work:
-    """Count both products: what arrives, x and the weights read, two gradients written."""
+    """Count both GEMMs: dy, x and the weights read, two gradients written."""
     arriving = x.numel() // x.shape[-1] * weight.shape[0]
     moved = x.element_size() * (2 * x.numel() + 2 * weight.numel() + arriving)
     return Work(4 * x.numel() * weight.shape[0], moved)

@@ -172,7 +172,7 @@ def block_of(
 ) -> tl.tensor:
     """Return the addresses of a block of keys, in a contiguous cache or in pages.
 
-    A step that the compiler knows makes it one address, and what is known beside it.
+    A stride that is a compile-time constant makes it one address plus constants.
     """
     column_D = tl.arange(0, COLUMNS)
     if STEP > 0:
@@ -211,8 +211,8 @@ def is_visible(
 def bytes_of(pair, IS_HIGH: tl.constexpr, IS_INTERPRETED: tl.constexpr) -> tl.tensor:
     """Return the first or the second of each pair of e4m3 numbers, in float16.
 
-    The tensor cores take pairs of 16 bits as they lie; loaded one by one, each byte is an
-    instruction. On the GPU, of two pairs the bytes are picked, and converted together.
+    Pairs are loaded as 16 bits, the layout of the tensor cores; single bytes would take an
+    instruction each. On the GPU, bytes of two pairs are picked and converted together.
     """
     if IS_INTERPRETED:
         byte = (pair >> 8) if IS_HIGH else pair
@@ -228,10 +228,10 @@ def bytes_of(pair, IS_HIGH: tl.constexpr, IS_INTERPRETED: tl.constexpr) -> tl.te
 
 @triton.jit
 def fit_float16(q_MD) -> tl.tensor:
-    """Return queries in float16, and what each row of theirs has to be multiplied by.
+    """Return queries in float16, and the factor of each row.
 
-    That is a power of two, which makes the row's largest about 1: nothing is rounded but what is
-    next to nothing beside it.
+    The factor is a power of two that brings the row's largest magnitude to about 1, so only numbers
+    that are negligible beside it are rounded.
     """
     largest_M = tl.max(tl.abs(q_MD.to(tl.float32)), axis=1)
     exponent_M = tl.minimum((largest_M.to(tl.int32, bitcast=True) >> 23) & 0xFF, 253)
@@ -365,20 +365,20 @@ def decode_attention_kernel(
     S: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ) -> None:
-    """Attend to one part of the keys of one head in one sequence, and put the parts together.
+    """Attend to one split of a sequence's keys, for the query heads of one key head.
 
-    Without lengths and a window, the host says how long each part is, and how many there are.
+    Without lengths and a window, the host computes the length and the number of splits.
     """
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     length = max_length
     if HAS_LENGTHS:
         length = tl.minimum(tl.load(lengths + batch), max_length).to(tl.int32)
     oldest = tl.maximum(length - TOKENS + 1 - window, 0) if HAS_WINDOW else 0
-    # Blocks of keys lie in whole pages, wherever a window begins.
+    # Rounded down, so that blocks of keys never cross pages.
     begin = oldest // BLOCK * BLOCK
     if HAS_LENGTHS or HAS_WINDOW:
         each = part_length(length - begin, most_parts, BLOCK, BLOCK)
-        # Without any key there is still a result.
+        # Without keys, one split stores the result.
         count = tl.maximum(tl.cdiv(length - begin, each), 1)
     if tl.program_id(0) < count:
         place = batch * tl.num_programs(1) + head
