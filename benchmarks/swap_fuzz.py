@@ -54,10 +54,10 @@ KERNELS = {
 OURS_ON_HOST = 0.15
 # The interpreter negates bfloat16 wrongly.
 NEVER_OURS_ON_HOST = ("rope",)
-# Kernels keep the input of a norm for gradients, where some originals keep what they made of it.
-# Whoever writes to that input later gets torch's error instead of a result, as documented.
+# Kernels save the input of a norm for gradients, where some originals save a result of it. A later
+# write to that input raises torch's error instead of giving a result, as documented.
 IN_PLACE = "has been modified by an inplace operation"
-FAMILIES = ("attention", "cross_entropy", "decode_attention", "fp8", "gated", "norm")
+FAMILIES = ("attention", "cross_entropy", "decode_attention", "fp8")
 SOURCES = (
     "code/kprof/kernels/swap",
     "kprof/kernels/*.py",

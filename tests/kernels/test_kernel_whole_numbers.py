@@ -12,7 +12,7 @@ from kprof.kernels.norm import rmsnorm  # noqa: E402
 
 X, WEIGHT, TARGETS = torch.ones(2, 16), torch.ones(16), torch.zeros(2, dtype=torch.long)
 CALLS = {
-    "norm._norm._forward": lambda: rmsnorm(X, WEIGHT, 1),
+    "norm._forward": lambda: rmsnorm(X, WEIGHT, 1),
     "cross_entropy.cross_entropy.operator_loss": lambda: cross_entropy(
         X, TARGETS, label_smoothing=0, z_loss=1
     ),
