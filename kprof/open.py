@@ -20,7 +20,7 @@ from kprof.collect.readers.ncu.program import Window, profile
 from kprof.collect.sources import read_each, require_file_or_folder
 from kprof.device import find_device
 from kprof.errors import KprofError, TraceError
-from kprof.kernels.swap.report import SWAP_REPORT, read_report
+from kprof.kernels.swap.swap_report import SWAP_REPORT, read_report
 from kprof.report.redaction import redacted
 from kprof.report.result import result_of
 from kprof.report.section import Section, sections_of

@@ -17,7 +17,7 @@ from kprof.collect.launch import LaunchOptions, LaunchResult, command_for, launc
 from kprof.collect.nsys import find_program
 from kprof.collect.service import Service, Trigger, Window
 from kprof.errors import KprofError, LaunchError
-from kprof.kernels.swap.report import SWAP_REPORT
+from kprof.kernels.swap.swap_report import SWAP_REPORT
 from kprof.storage import make_folder, make_next, remove_empty
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from kprof.collect.launch import write_description
 from kprof.collect.trials import LOG, TrialError, Variant
 from kprof.comparison import PAIRS_FILE, Claim, Comparison, encode, save
 from kprof.errors import KprofError
-from kprof.kernels.swap.report import SWAP_REPORT, read_report
+from kprof.kernels.swap.swap_report import SWAP_REPORT, read_report
 from kprof.report.comparison_sections import sections_of_comparison
 from kprof.report.costs import MISSING_FACTS, sections_of_costs
 from kprof.report.html import write_html

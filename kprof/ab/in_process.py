@@ -15,7 +15,7 @@ from kprof.collect.trials import Schedule, Trial, TrialInterrupted, Variant, Win
 from kprof.collect.windows import can_count_energy
 from kprof.comparison import Claim, Comparison, Metric, Pair, Plan, save_pairs
 from kprof.errors import KprofError
-from kprof.kernels.swap.report import SWAP_REPORT
+from kprof.kernels.swap.swap_report import SWAP_REPORT
 
 SWAP = "kprof.kernels.swap.swapping:all_models"
 # The energy counter needs 2 s, and a window is as long as its steps were expected to take.

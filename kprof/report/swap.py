@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from kprof.kernels.swap.report import SiteReport, SwapReport
+from kprof.kernels.swap.swap_report import SiteReport, SwapReport
 from kprof.report.section import Column, Facts, Section, Table, Text
 
 ORDER = 5

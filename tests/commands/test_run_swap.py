@@ -14,8 +14,8 @@ from kprof.errors import KprofError
 from kprof.open import Opened
 from kprof.run import RunOptions, run
 from kprof.run import run_service
-from kprof.kernels.swap.report import SwapReport
-from kprof.kernels.swap.report import SWAP_REPORT, write_report
+from kprof.kernels.swap.swap_report import SwapReport
+from kprof.kernels.swap.swap_report import SWAP_REPORT, write_report
 from tests.commands.test_cli import kprof
 
 TRAIN = """

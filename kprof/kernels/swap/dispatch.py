@@ -24,7 +24,7 @@ from kprof.kernels.swap.patches import content_of
 from kprof.kernels.swap.probes import Setting
 from kprof.kernels.swap.providers import Providers
 from kprof.kernels.swap.reads import ABSENT, Reads
-from kprof.kernels.swap.report import Calls
+from kprof.kernels.swap.swap_report import Calls
 
 if TYPE_CHECKING:
     from kprof.kernels.fp8._copies import CopyMaker

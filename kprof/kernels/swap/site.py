@@ -19,7 +19,7 @@ from kprof.kernels import Kernel
 from kprof.kernels.swap.dispatch import UNWANTED, Dispatcher
 from kprof.kernels.swap.patches import MARK
 from kprof.kernels.swap.providers import Providers
-from kprof.kernels.swap.report import SiteReport
+from kprof.kernels.swap.swap_report import SiteReport
 
 if TYPE_CHECKING:
     from kprof.kernels.fp8._copies import CopyMaker

@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from kprof.kernels.runtime import build_beside
 from kprof.kernels.swap.dispatch import UNWANTED
 from kprof.kernels.swap.providers import Providers, kernels_named
-from kprof.kernels.swap.report import SiteReport, SwapError, SwapReport, write_report
 from kprof.kernels.swap.site import Request, Site, Skip
 from kprof.kernels.swap.sites import families_of
+from kprof.kernels.swap.swap_report import SiteReport, SwapError, SwapReport, write_report
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -170,7 +170,7 @@ class Swap:
     def _find_in(self, roots: list[Any]) -> Iterator[tuple[object, Site | Skip]]:
         if self._is_everything:
             # Not imported by swaps of one model.
-            from kprof.kernels.swap.sites.functions import process_sites
+            from kprof.kernels.swap.sites.function_calls import process_sites
 
             self._members.add(id(functional))
             for site in process_sites(self._request):

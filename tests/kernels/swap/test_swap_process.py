@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from kprof.errors import KprofError
 from kprof.report.swap import sections_of_swap
-from kprof.kernels.swap.report import Calls, SiteReport, SwapReport
-from kprof.kernels.swap.report import read_report
+from kprof.kernels.swap.swap_report import Calls, SiteReport, SwapReport
+from kprof.kernels.swap.swap_report import read_report
 from kprof.kernels.swap.swapping import all_models, swapped
 from tests.kernels.swap_models import Model, Norm, WithoutRootNorm, tokens
 

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
     Find = Callable[[object, Request], Iterator[Site | Skip]]
 
-# Modules by the kernels that they find call sites for: a swap imports no others. Functions come
-# last: they take what the others leave.
+# Modules by the kernels that they find call sites for: a swap imports no others. They are asked in
+# this order; `function_calls` takes what the others leave.
 FAMILIES = {
-    "gated": ("swiglu", "geglu"),
+    "mlps": ("swiglu", "geglu"),
     "heads": ("linear_cross_entropy",),
     "linears": ("fp8_linear",),
     "losses": ("cross_entropy",),
     "norms": ("rmsnorm", "layernorm"),
     "optimizers": ("adamw",),
     "residuals": ("add_rmsnorm", "add_layernorm"),
-    "functions": (
+    "function_calls": (
         *("attention_forward", "attention_fp8", "cross_entropy", "decode_attention"),
         *("layernorm", "rmsnorm", "rope"),
     ),
