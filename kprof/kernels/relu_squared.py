@@ -31,26 +31,20 @@ def relu_squared(x: Tensor) -> Tensor:
     return _operator(x)
 
 
-@triton.jit
-def _forward(x_N, y_N, num_elements: tl.int64, BLOCK: tl.constexpr):
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_N + places, places < num_elements).to(tl.float32)
-    # Written so that NaN stays NaN.
-    y = tl.where(x <= 0, 0.0, x * x)
-    tl.store(y_N + places, y.to(y_N.dtype.element_ty), places < num_elements)
+def _reference(x: Tensor) -> Tensor:
+    """Compute what ReLUSquaredActivation of Hugging Face does."""
+    return torch.square(torch.nn.functional.relu(x))
 
 
-@triton.jit
-def _backward(dy_N, x_N, dx_N, num_elements: tl.int64, BLOCK: tl.constexpr):
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_N + places, places < num_elements).to(tl.float32)
-    dy = tl.load(dy_N + places, places < num_elements).to(tl.float32)
-    dx = tl.where(x <= 0, 0.0, 2 * x * dy)
-    tl.store(dx_N + places, dx.to(dx_N.dtype.element_ty), places < num_elements)
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return _operator(x)
 
-
-_launch_forward = Launcher(_forward)
-_launch_backward = Launcher(_backward)
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return _operator_backward(dy, *ctx.saved_tensors)
 
 
 def _launch(launcher: Launcher, *tensors: Tensor) -> None:
@@ -82,35 +76,35 @@ def _empty(*inputs: Tensor) -> Tensor:
     return torch.empty_like(inputs[-1], memory_format=torch.contiguous_format)
 
 
-_operator = define("relu_squared(Tensor x) -> Tensor", _run_forward, _empty)
-_operator_backward = define(
-    "relu_squared_backward(Tensor dy, Tensor x) -> Tensor", _run_backward, _empty
-)
-
-
-class _WithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return _operator(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
-        return _operator_backward(dy, *ctx.saved_tensors)
-
-
-_with_gradient = applied(_WithGradient)
-
-
-def _reference(x: Tensor) -> Tensor:
-    """Do what ReLUSquaredActivation of Hugging Face does."""
-    return torch.square(torch.nn.functional.relu(x))
-
-
 def _refuses(x: Tensor) -> str | None:
     return None if x.dtype in DTYPES else f"{x.dtype} is none of float32, float16 and bfloat16"
 
 
+@triton.jit
+def _forward(x_N, y_N, num_elements: tl.int64, BLOCK: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_N + places, places < num_elements).to(tl.float32)
+    # Written so that NaN stays NaN.
+    y = tl.where(x <= 0, 0.0, x * x)
+    tl.store(y_N + places, y.to(y_N.dtype.element_ty), places < num_elements)
+
+
+@triton.jit
+def _backward(dy_N, x_N, dx_N, num_elements: tl.int64, BLOCK: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_N + places, places < num_elements).to(tl.float32)
+    dy = tl.load(dy_N + places, places < num_elements).to(tl.float32)
+    dx = tl.where(x <= 0, 0.0, 2 * x * dy)
+    tl.store(dx_N + places, dx.to(dx_N.dtype.element_ty), places < num_elements)
+
+
+_launch_forward = Launcher(_forward)
+_launch_backward = Launcher(_backward)
+_operator = define("relu_squared(Tensor x) -> Tensor", _run_forward, _empty)
+_operator_backward = define(
+    "relu_squared_backward(Tensor dy, Tensor x) -> Tensor", _run_backward, _empty
+)
+_with_gradient = applied(_WithGradient)
 KERNEL = Kernel(
     name="relu_squared",
     replaces="ReLUSquaredActivation of Hugging Face, as in Nemotron",
