@@ -40,7 +40,7 @@ HOMES = {
     "rope": "rope",
     "swiglu": "gated",
 }
-# Packages beside those of the families.
+# Packages that are no families.
 INFRASTRUCTURE = tuple(
     f"kprof.kernels.{name}" for name in ("bench", "correctness", "swap", "tiles")
 )

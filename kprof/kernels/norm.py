@@ -649,7 +649,7 @@ def _why_no_residual(x: Tensor, residual: Tensor) -> str | None:
 
 
 def _work(tensors: int, flops: int, parameters: slice, passes: int = 1) -> Callable[..., Work]:
-    """Return what counts the work of a call.
+    """Return a function that counts the work of a call.
 
     Args:
         tensors: Tensors like x that are read or written.

@@ -439,7 +439,7 @@ def build_beside() -> None:
 
 
 def _build_for(kernel: Any, *arguments: Any, **options: Any) -> None:
-    """Compile a kernel for a call, unless it is compiled, and build its launcher beside."""
+    """Compile a kernel for a call, unless it is compiled, and build its launcher meanwhile."""
     # An error here occurs again where Triton does the same, and is raised there.
     with suppress(Exception):
         compiled, keys, _, _, bind = kernel.device_caches[driver.active.get_current_device()]

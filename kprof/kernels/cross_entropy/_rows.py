@@ -639,14 +639,14 @@ def losses_resident_kernel(
     z_loss,
     IS_MEAN: tl.constexpr,
     COLUMNS: tl.constexpr,
-    HELD: tl.constexpr,
+    RESIDENT: tl.constexpr,
     LANES: tl.constexpr,
     VECTOR: tl.constexpr,
     HAS_PTX: tl.constexpr,
 ):
-    """Write the loss of every row, what its sum is about, the sum, and maybe the gradient.
+    """Write the loss of every row, the reference of its exponentials, their sum, and the gradient.
 
-    `HELD` is how many tiles of a row are kept: those of a shorter row are all its tiles.
+    `RESIDENT` is the number of tiles of a row in registers; a shorter row has all its tiles there.
     """
     first_row = tl.program_id(0).to(tl.int64)
     divisor = divisor_of(divisor_1, targets_M, num_rows, ignore_index, IS_MEAN, TARGETS)
@@ -655,7 +655,7 @@ def losses_resident_kernel(
     row = first_row
     while row < num_rows:
         row_V = logits_MV + row * stride
-        held = _resident_tiles(row_V, COLUMNS, HELD, LANES, VECTOR)
+        resident = _resident_tiles(row_V, COLUMNS, RESIDENT, LANES, VECTOR)
         target = tl.load(targets_M + row)
         loss, about, total = 0.0, 0.0, 1.0
         if target == ignore_index:
@@ -664,7 +664,7 @@ def losses_resident_kernel(
         else:
             is_inside = (target >= 0) & (target < COLUMNS)
             logit = tl.load(row_V + target, is_inside, other=float("nan")).to(tl.float32)
-            about, total = _sum_up(row_V, held, logit, COLUMNS, LANES, VECTOR)
+            about, total = _sum_up(row_V, resident, logit, COLUMNS, LANES, VECTOR)
             log_total = tl.log(total)
             loss = log_total - (logit - about) + z_loss * (about + log_total) * (about + log_total)
             if dlogits_MV is not None:
@@ -674,7 +674,7 @@ def losses_resident_kernel(
                 # Always 0, which the compiler cannot know.
                 nothing = (row >> 62).to(tl.int16)
                 places = row_V, drow_V, nothing
-                _write_row(places, held, about, factor, COLUMNS, LANES, VECTOR, HAS_PTX)
+                _write_row(places, resident, about, factor, COLUMNS, LANES, VECTOR, HAS_PTX)
                 dx = tl.exp2((logit - about) * LOG2_E) * factor - scale
                 # After the thread that wrote the tile with the target.
                 tl.debug_barrier()
@@ -702,28 +702,30 @@ def _tile(
 
 @triton.jit
 def _resident_tiles(
-    row_V, COLUMNS: tl.constexpr, HELD: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr
+    row_V, COLUMNS: tl.constexpr, RESIDENT: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr
 ):
     """Return the first tiles of the row; their loads are independent."""
-    held = ()
-    for number in tl.static_range(HELD):
+    resident = ()
+    for number in tl.static_range(RESIDENT):
         tile = _tile(row_V, number, COLUMNS, LANES, VECTOR, "evict_first")
-        held += (tile,)  # type: ignore[assignment]
-    return held
+        resident += (tile,)  # type: ignore[assignment]
+    return resident
 
 
 @triton.jit
-def _sum_up(row_V, held, logit, COLUMNS: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr):
+def _sum_up(
+    row_V, resident, logit, COLUMNS: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr
+):
     """Return the reference of the exponentials, and their sum."""
-    HELD: tl.constexpr = len(held)
+    RESIDENT: tl.constexpr = len(resident)
     TILES: tl.constexpr = (COLUMNS + LANES * VECTOR - 1) // (LANES * VECTOR)
     sums = tl.zeros((LANES,), tl.float32)
-    if HELD < TILES:
-        x = _tile(row_V, HELD, COLUMNS, LANES, VECTOR, "evict_last")
-    for number in tl.static_range(HELD):
-        sums += _exponentials(held[number], logit)
-    if HELD < TILES:
-        for streamed in range(HELD + 1, TILES):
+    if RESIDENT < TILES:
+        x = _tile(row_V, RESIDENT, COLUMNS, LANES, VECTOR, "evict_last")
+    for number in tl.static_range(RESIDENT):
+        sums += _exponentials(resident[number], logit)
+    if RESIDENT < TILES:
+        for streamed in range(RESIDENT + 1, TILES):
             following = _tile(row_V, streamed, COLUMNS, LANES, VECTOR, "evict_last")
             sums += _exponentials(x, logit)
             x = following
@@ -744,7 +746,7 @@ def _exponentials(x, about):
 @triton.jit
 def _write_row(
     places,
-    held,
+    resident,
     about,
     factor,
     COLUMNS: tl.constexpr,
@@ -754,20 +756,20 @@ def _write_row(
 ):
     """Write exp(x - about) * factor; resident tiles while the last other tile is being loaded."""
     row_V, drow_V, nothing = places
-    HELD: tl.constexpr = len(held)
+    RESIDENT: tl.constexpr = len(resident)
     TILES: tl.constexpr = (COLUMNS + LANES * VECTOR - 1) // (LANES * VECTOR)
-    if HELD < TILES:
+    if RESIDENT < TILES:
         x = _tile(row_V, TILES - 1, COLUMNS, LANES, VECTOR, "evict_first")
-    for number in tl.static_range(HELD):
-        again = _unknown(held[number], nothing, HAS_PTX)
+    for number in tl.static_range(RESIDENT):
+        again = _unknown(resident[number], nothing, HAS_PTX)
         _write(drow_V, number, again, about, factor, COLUMNS, LANES, VECTOR)
-    if HELD < TILES:
-        for done in range(TILES - HELD - 1):
+    if RESIDENT < TILES:
+        for done in range(TILES - RESIDENT - 1):
             last = TILES - 1 - done
             following = _tile(row_V, last - 1, COLUMNS, LANES, VECTOR, "evict_first")
             _write(drow_V, last, x, about, factor, COLUMNS, LANES, VECTOR)
             x = following
-        _write(drow_V, HELD, x, about, factor, COLUMNS, LANES, VECTOR)
+        _write(drow_V, RESIDENT, x, about, factor, COLUMNS, LANES, VECTOR)
 
 
 @triton.jit

@@ -110,7 +110,7 @@ def _eps_names(module: Module) -> list[str]:
 
 
 def recognise(module: Module, reads: Reads) -> Recognised | str:
-    """Find out what a norm computes; a sentence says why it is none that is known."""
+    """Recognise a norm; a sentence says why it is not known."""
     device, dtype = place_of(module), module._parameters["weight"].dtype
     if dtype not in DTYPES:
         return f"its weights are {str(dtype).removeprefix('torch.')}"
