@@ -273,7 +273,7 @@ cross_entropy = KERNEL.provider("kprof-shared").load()
 for columns in widths:
     x = torch.zeros(2, columns, dtype=torch.bfloat16, requires_grad=True)
     call = lambda: cross_entropy(x, torch.zeros(2, dtype=torch.int64))
-    (one,) = (one for one in compile_ahead(call) if "shared" in one.name)
+    (one,) = (one for one in compile_ahead(call) if "cluster" in one.name)
     figures = one.spilled_bytes, one.shared_bytes, one.num_registers
     print(json.dumps([*figures, disassemble(one)]))
 """,
