@@ -244,6 +244,15 @@ def test_texts_that_are_longer_fail():
     assert "length" in check_generation(ALIKE, ALIKE, longer).why
 
 
+def test_a_text_that_ends_without_parting_is_at_risk_until_its_end_and_no_parting():
+    short, long = generation(TEXT[:5]), generation(TEXT)
+    texts, rest = [short] * 15 + [long] * 15, [short] * 15 + [long] * 10
+    again, new = ([*rest, *[other(TEXT, at)] * 5] for at in (9, 6))
+    # At token 6 5 of 15 and 15, at token 9 5 of 15 and 10: surplus 5/2 - 2, variance 1.078 + 1.
+    measure = check_generation(texts, again, new).measures[-1]
+    assert measure.value == pytest.approx(0.3644, abs=1e-4)
+
+
 def test_the_log_rank_test_gives_the_textbook_value():
     # Surplus 1/2 + 3/5 + 3/4, variance 1/4 + 6/25 + 3/16: z = 2.248.
     early, late = ([(t, True) for t in times] for times in ((1, 2, 3), (4, 5, 6)))
