@@ -83,3 +83,16 @@ def test_the_report_says_whose_times_are_added_up():
     assert "51.0 % of all steps of all GPUs together" in said["Idle time"]
     assert "One process drove several GPUs." in said["Ledger"]
     assert "over 6 steps of all GPUs together" in str(section("Where the time goes", trace))
+
+
+def test_what_is_not_recorded_of_a_rank_with_shorter_steps_is_not_called_idle():
+    marks = [
+        {"kind": "step", "name": "0", "start_ns": 0, "duration_ns": took, "rank": rank}
+        for rank, took in ((0, 3 * MS), (1, 4 * MS))
+    ]
+    kernels = [{"start_ns": 0, "duration_ns": 3 * MS, "rank": rank} for rank in (0, 1)]
+    trace = measured(trace_of(*kernels, ranges=marks, num_ranks=2))
+    said = str(section("Where the time goes", trace))
+    # Of twice 4 ms the second rank is idle for 1; of another nothing is recorded.
+    assert "'load imbalance', '12.5 %', '1 ms'" in said
+    assert "The GPU was idle for 12.5 % of it." in said

@@ -310,6 +310,8 @@ OP_RULES: tuple[tuple[str, str], ...] = (
     ("gemm", r"::(_scaled_|_int_|_grouped_)?(mm|bmm|addmm|baddbmm|matmul|linear|addmv|mv|dot)_?\b"),
     # What a recurrent layer of the host takes is its products.
     ("gemm", r"::(mkldnn_(rnn_layer|linear)|_mkl_linear|_linear_pointwise)"),
+    # Of other libraries, whatever their operands are packed as.
+    ("gemm", r"::\w+_(?<!quantize_)(linear|matmul|gemm|b?mm)$"),
     ("sort", r"::(sort|argsort|topk|msort|kthvalue|unique)"),
     ("random", r"::(rand|normal_|uniform_|bernoulli|multinomial|native_dropout|exponential_)"),
     ("indexing", r"::(index|gather|scatter|masked_select|nonzero|take|_index_put|repeat_interl)"),

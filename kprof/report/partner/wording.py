@@ -154,7 +154,7 @@ WAITS = {
     "between kernels": "Idle: between two pieces of work",
     "profiler": "Idle: the recorder itself",
     "no work": "Idle: the program asked for nothing",
-    "load imbalance": "Idle: another GPU's steps take longer",
+    "load imbalance": "Not recorded: other GPUs' steps take longer",
 }
 BOUNDS = {
     "memory": "limited by memory",

@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.attribution.steps import (
-    IMBALANCE,
-    count_gpu_steps,
-    denominator,
-    idle_in_steps,
-)
+from kprof.analyze.attribution.steps import count_gpu_steps, denominator, idle_in_steps
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
 from kprof.analyze.idle.causes import find_exposed_waits, group_idle, worst_places
 from kprof.report.section import Column, Part, Section, Table, Text
@@ -45,7 +40,6 @@ MEANINGS = {
     "profiler": "the recorder's own work, which is not there without it",
     "no work": "the host slept or waited to be asked for something",
     "between operators": "Python code or waiting",
-    IMBALANCE: "shorter than the steps of the slowest GPU, which the job waits for",
 }
 UNEXPLAINED = "not known"
 BETWEEN_OPERATORS = "between operators"
@@ -57,28 +51,15 @@ def render(trace: Trace) -> Section:
     if why := why_no_timeline(trace):
         return Section(TITLE, ORDER, (Text(why.sentence),), in_terminal=False)
     pieces = idle_in_steps(trace)
-    groups = _by_cause(trace, pieces)
-    if groups.empty:
+    if pieces.empty:
         return Section(TITLE, ORDER, (Text("There is no gap between activities."),))
+    groups = group_idle(pieces)
     parts: list[Part] = [Text(_lead(trace, groups)), _cause_table(trace, groups)]
     if (places := _places(pieces)).rows:
         parts.append(places)
-    if not pieces.empty:
-        parts.append(_longest(trace, pieces))
+    parts.append(_longest(trace, pieces))
     parts += [Text(text) for text in (_edges(trace, pieces), _exposed(trace)) if text]
     return Section(TITLE, ORDER, tuple(parts))
-
-
-def _by_cause(trace: Trace, pieces: pd.DataFrame) -> pd.DataFrame:
-    """Return the idle time of all steps by cause, with that of GPUs whose steps are shorter."""
-    groups, imbalance_ns = group_idle(pieces), denominator(trace).imbalance_ns
-    if imbalance_ns:
-        row = {"cause": IMBALANCE, "time_ns": imbalance_ns, "recoverable_ns": pd.NA}
-        groups = pd.concat([groups.astype(object), pd.DataFrame([row], dtype=object)])
-        groups["share"] = groups["time_ns"] / int(groups["time_ns"].sum())
-        groups = groups.sort_values("time_ns", ascending=False, kind="stable")
-    plain: pd.DataFrame = groups.reset_index(drop=True)
-    return plain
 
 
 def _name(trace: Trace, cause: Any) -> str:  # noqa: ANN401 - a cell of a table
@@ -109,7 +90,7 @@ def _cause_table(trace: Trace, groups: pd.DataFrame) -> Table:
             share,
             format_time(time_ns),
             format_time(recoverable_ns),
-            MISSING if pd.isna(pieces) else f"{pieces:,}",
+            f"{pieces:,}",
             format_time(longest_ns),
             _meaning(name),
         )

@@ -45,7 +45,8 @@ def render(trace: Trace) -> Section:
     if kernels.empty:
         return Section(title, ORDER, (Text("No activity was recorded."),))
     groups = group_kernels(kernels, ["name"])
-    lead = Text(_lead(groups, "operators" if trace.is_host_only else "kernels"))
+    noun = "operators" if trace.is_host_only else "kernels"
+    lead = Text(_lead(groups, noun, whose_time(is_host_only=trace.is_host_only)))
     shown = groups.head(ROWS)
     kinds, dtypes, bounds, ops = (
         find_dominant(kernels, "name", column) for column in ("kind", "dtype", "bound", "op")
@@ -81,13 +82,13 @@ def _shares(groups: pd.DataFrame) -> tuple[float, ...]:
     return tuple(float(share) for share in groups["share"])
 
 
-def _lead(groups: pd.DataFrame, noun: str) -> str:
+def _lead(groups: pd.DataFrame, noun: str, whose: str) -> str:
     longest = groups["share"].head(5)
     lead = (
         f"The {len(longest)} longest of {len(groups):,} {noun} take "
-        f"{format_share(longest.sum())} of the device time."
+        f"{format_share(longest.sum())} of {whose}."
         if len(groups) > len(longest)
-        else f"{format_count(len(groups), noun[:-1])} took all of the device time."
+        else f"{format_count(len(groups), noun[:-1])} took all of {whose}."
     )
     best = groups.sort_values("saving_ns", ascending=False, kind="stable").iloc[0]
     if pd.isna(best["saving_ns"]) or not best["saving_ns"]:

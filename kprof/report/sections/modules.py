@@ -16,6 +16,7 @@ from kprof.report.units import (
     format_share_of_limit,
     format_time,
     or_missing,
+    whose_time,
 )
 from kprof.trace import Trace
 
@@ -43,14 +44,15 @@ def render(trace: Trace) -> Section:
     parts = [_table(kernels.assign(module=collapsed), "Layers of one kind together (*).", 8)]
     if collapsed.nunique() < kernels["module"].nunique():
         parts.append(_table(kernels, "Every layer by itself.", 0))
-    return Section(TITLE, ORDER, (Text(_lead(kernels)), *parts))
+    return Section(TITLE, ORDER, (Text(_lead(trace)), *parts))
 
 
-def _lead(kernels: pd.DataFrame) -> str:
+def _lead(trace: Trace) -> str:
+    kernels, whose = trace.kernels, whose_time(is_host_only=trace.is_host_only)
     inside = share_of_time(kernels, kernels["module"].notna())
     number = format_count(int(kernels["module"].nunique()), "module")
     return (
-        f"{format_share(inside)} of the device time lies in {number}; an activity counts for the "
+        f"{format_share(inside)} of {whose} lies in {number}; an activity counts for the "
         "innermost module around its launch, a backward one for the module of its forward."
     )
 

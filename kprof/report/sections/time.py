@@ -6,6 +6,7 @@ import pandas as pd
 
 from kprof.analyze.attribution.overlap import measure_communication
 from kprof.analyze.attribution.steps import (
+    IMBALANCE,
     count_gpu_steps,
     denominator,
     find_lead,
@@ -54,7 +55,7 @@ def _labels(split: pd.DataFrame, trace: Trace) -> pd.Series[str]:
     if trace.is_host_only:
         idle = idle.mask(split["part"].isna(), HOST_IDLE)
     labels: pd.Series[str] = split["part"].fillna(NO_KIND).where(~split["is_idle"], idle)
-    return labels
+    return labels.mask(split["part"] == IMBALANCE, IMBALANCE)
 
 
 def _sum_by(split: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -75,7 +76,8 @@ def _lead(trace: Trace, by_part: pd.DataFrame) -> str:
     listed = ", ".join(parts[:3])
     if not trace.has_timeline:
         return f"Most of the device time: {listed}. Idle time is not known."
-    idle_ns = int(by_part["time_ns"][by_part["is_idle"]].sum())
+    # Of the time that other GPUs take longer nothing is recorded.
+    idle_ns = int(by_part["time_ns"][by_part["is_idle"] & (by_part["part"] != IMBALANCE)].sum())
     device = "No operator ran" if trace.is_host_only else "The GPU was idle"
     return f"Most of the time: {listed}. {device} for {format_share(idle_ns / total_ns)} of it."
 
@@ -109,7 +111,10 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
         whole = "steps" if num_steps else "window"
         if denominator(trace).imbalance_ns:
             unit = "A step" if num_steps else "The window"
-            overlap += f" {unit} lasts as long as on the GPU where it is longest."
+            overlap += (
+                f" {unit} lasts as long as on the GPU where it is longest; by how much it is "
+                f"shorter on the others is {IMBALANCE}, of which nothing is recorded."
+            )
     return Table(
         columns=tuple(columns),
         rows=tuple(tuple(row) for row in rows),

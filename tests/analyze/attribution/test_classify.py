@@ -176,6 +176,19 @@ def test_kprofs_own_kernels_are_told_by_name_or_else_by_operator(name, op, kind)
     assert kind_of(name, op) == kind
 
 
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    [
+        ("sgl-kernel::weight_packed_linear", "gemm"),
+        ("aten::_weight_int4pack_mm", "gemm"),
+        ("quantized::quantize_linear", "other"),
+        ("aten::upsample_linear1d", "elementwise"),
+    ],
+)
+def test_a_hosts_operator_is_a_gemm_by_the_last_word_of_its_name(op, kind):
+    assert kind_of(op, activity="host") == kind
+
+
 def test_every_operator_of_kprofs_own_tells_a_kind():
     sources = (Path(__file__).parents[3] / "kprof" / "kernels").rglob("*.py")
     defined = [re.findall(r'define\(\s*f?"(\w+)', path.read_text()) for path in sources]
