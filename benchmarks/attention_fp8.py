@@ -18,10 +18,14 @@ from attention import COMPARED, Call, drawn, in_float32, loaded
 from attention import SOURCES as OTHERS
 from evidence import RESULTS, row, write_evidence
 
-from kprof.kernels.attention import attention_fp8 as _attention_narrow
 from kprof.kernels.attention._triton import Options, empty_results
 from kprof.kernels.attention.attention_forward import KERNEL as WIDE
-from kprof.kernels.attention.attention_fp8 import STATED_ERROR, attention_fp8
+from kprof.kernels.attention.attention_fp8 import (
+    STATED_ERROR,
+    attend_quantized,
+    attention_fp8,
+    quantize_heads,
+)
 from kprof.kernels.bench.choice import versions_of
 from kprof.kernels.fp8.quantize_fp8 import FP8, LARGEST
 from kprof.timing import captured, time_on_gpu
@@ -106,12 +110,12 @@ def one_of(function, expected):
 
 def attending(call, given):
     """Return our kernel alone."""
-    made = _attention_narrow.quantize_heads(*given)
+    made = quantize_heads(*given)
     options = Options(call.dim**-0.5, call.is_causal, 0, call.length)
     y, lse = empty_results(given[0])
 
     def attend():
-        _attention_narrow.attend_quantized(made, y, lse, options)
+        attend_quantized(made, y, lse, options)
         return y
 
     return attend

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from kprof.kernels.attention import attention_fp8 as _attention_narrow
+from kprof.kernels.attention import attention_fp8 as attention_fp8_module
 from kprof.kernels.attention._triton import Options
 from kprof.kernels.attention.attention_fp8 import forward_fp8, run_fp8
 from kprof.kernels.runtime import DifferentiationError
@@ -67,8 +67,8 @@ def rounded(q, k, v):
 @pytest.fixture
 def pretended():
     with (
-        patch.object(_attention_narrow, "launch_forward", emulated),
-        patch.object(_attention_narrow, "quantize_heads", rounded),
+        patch.object(attention_fp8_module, "launch_forward", emulated),
+        patch.object(attention_fp8_module, "quantize_heads", rounded),
     ):
         yield
 

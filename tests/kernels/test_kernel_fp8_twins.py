@@ -57,7 +57,7 @@ def as_tuple(results):
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3, 127), (5, 384), (3, 4_097)], ids=str)
 @pytest.mark.parametrize("name", cases(1, 1))
-def test_result_and_twin_have_the_bits_of_the_kernel_and_of_the_cast(name, shape):
+def test_result_and_copy_have_the_bits_of_the_kernel_and_of_the_cast(name, shape):
     function, *arguments = cases(shape[-1], *shape[:-1])[name]
     expected = as_tuple(function(*arguments))
     results, copy = WITH_COPY[function](*arguments)
@@ -78,7 +78,7 @@ def test_zeros_and_rows_that_are_no_numbers_are_cast_as_elsewhere():
     assert torch.equal(copy.scales.nan_to_num(-1.0), scales.nan_to_num(-1.0))
 
 
-def test_no_rows_have_an_empty_twin():
+def test_no_rows_have_an_empty_copy():
     _, copy = WITH_COPY[rmsnorm](drawn(0, 64), drawn(64), 1e-6)
     assert (copy.values.shape, copy.scales.shape) == ((0, 64), (0, 1))
 
@@ -114,7 +114,7 @@ def maker():
     return found
 
 
-def test_a_twin_is_made_once_the_last_result_was_wanted_and_until_none_is():
+def test_a_copy_is_made_once_the_last_result_was_wanted_and_until_none_is():
     maker = CopyMaker()
     found = []
     for is_read in (True, True, False, True, True):
@@ -125,7 +125,7 @@ def test_a_twin_is_made_once_the_last_result_was_wanted_and_until_none_is():
     assert found == [False, True, True, False, True]
 
 
-def test_all_layers_that_read_an_activation_find_the_same_twin(maker):
+def test_all_layers_that_read_an_activation_find_the_same_copy(maker):
     y = made(maker)
     values, scales = quantize_fp8(y)
     for _ in range(3):
@@ -145,7 +145,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_who_changes_an_activation_in_place_makes_its_twin_void(name, maker):
+def test_who_changes_an_activation_in_place_makes_its_copy_void(name, maker):
     y = made(maker)
     assert copy_of(y) is not None
     with torch.no_grad():
@@ -156,7 +156,7 @@ def test_who_changes_an_activation_in_place_makes_its_twin_void(name, maker):
 @pytest.mark.parametrize(
     "change", [torch.clone, torch.Tensor.detach, copy.deepcopy], ids=["clone", "detach", "deepcopy"]
 )
-def test_another_tensor_has_no_twin_however_equal(change, maker):
+def test_another_tensor_has_no_copy_however_equal(change, maker):
     y = made(maker)
     assert copy_of(change(y)) is None
 
@@ -165,7 +165,7 @@ PLACES = {"another stream": (8, 0), "another capture": (7, 2), "no capture": (7,
 
 
 @pytest.mark.parametrize("where", [*PLACES.values(), None], ids=[*PLACES, "unknown"])
-def test_a_twin_counts_on_its_stream_and_in_its_capture_alone(where, maker, monkeypatch):
+def test_a_copy_counts_on_its_stream_and_in_its_capture_alone(where, maker, monkeypatch):
     monkeypatch.setattr(_copies, "_stream_of", lambda x: (7, 1))
     y = made(maker)
     assert copy_of(y) is not None
@@ -179,7 +179,7 @@ def test_what_was_made_outside_is_not_read_in_a_capture(maker, monkeypatch):
     assert copy_of(y) is None
 
 
-def test_where_nobody_knows_the_capture_no_twin_is_made(maker, monkeypatch):
+def test_where_nobody_knows_the_capture_no_copy_is_made(maker, monkeypatch):
     monkeypatch.setattr(_copies, "_stream_of", lambda x: None)
     assert find_activation(id(made(maker))).copy is None
 
@@ -235,18 +235,18 @@ def test_in_inference_mode_which_counts_no_versions_nothing_is_remembered(maker)
         assert find_activation(id(y)) is None
 
 
-def test_weights_of_another_dtype_make_no_twin(maker):
+def test_weights_of_another_dtype_make_no_copy(maker):
     y = made(maker, weight=torch.ones(64))
     assert y.dtype == torch.float32
     assert find_activation(id(y)).copy is None
 
 
-def test_in_float32_where_last_bits_would_differ_there_is_no_twin(maker):
+def test_in_float32_where_last_bits_would_differ_there_is_no_copy(maker):
     y = made(maker, torch.ones(3, 64), torch.ones(64))
     assert find_activation(id(y)).copy is None
 
 
-def test_a_twin_ends_with_its_activation(maker):
+def test_a_copy_ends_with_its_activation(maker):
     gc.collect()
     before = len(_copies._activations)
     y = made(maker)
@@ -256,7 +256,7 @@ def test_a_twin_ends_with_its_activation(maker):
     assert find_activation(key) is None
 
 
-def test_what_has_no_twin_is_left_as_it_is():
+def test_what_has_no_copy_is_left_as_it_is():
     assert CopyMaker().wrap(geglu) is geglu
     assert CopyMaker().wrap(nn.functional.silu) is nn.functional.silu
 

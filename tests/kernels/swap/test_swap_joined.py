@@ -238,7 +238,7 @@ def test_a_module_that_norms_in_between_takes_nothing_away(route):
 
 @pytest.mark.slow
 @COMPILED
-def test_compiled_graphs_hold_the_cast_and_neither_make_nor_read_twins(model):
+def test_compiled_graphs_hold_the_cast_and_neither_make_nor_read_copies(model):
     x = given()
     expected = alone(model, x)
     with torch.no_grad(), swapped(model, *TOGETHER) as swap:
