@@ -8,7 +8,7 @@ assembly), to a C++ function with or without its signature, or is mangled by the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -48,13 +48,14 @@ OWN_OP_RULES: tuple[tuple[str, str], ...] = (
 # By which a linear layer in FP8 casts its operands, before their product.
 OWN_CASTS = {"_rows", "_blocks", "_largest", "_turned"}
 
-# kprof's own that its whole name tells; of the others (forward, _kernel) their operators do.
-OWN_KINDS = {"decode": "attention"}
+# Functions that only their whole names tell: of kprof and of tiny-cuda-nn.
+WHOLE_NAMES = {"decode": "attention", "kernel_grid": "embedding"}
 
 # The words of names, a row a kind. Of several words in a name the first row wins: heavy work comes
-# before light work, and what names a library comes last. `quant*` takes any ending and `*gemm` any
-# beginning. A word may be written in parts (`softmax`: soft_max, SoftMax), so a phrase is a word
-# too; `dtype`, `dims` and `axes` stand for any type, order of dimensions and permutation.
+# before light work, and words that name a library come last. `quant*` takes any ending and `*gemm`
+# any beginning. A word may be written in parts (`softmax`: soft_max, SoftMax), so a phrase is a
+# word too; `dtype`, `dims`, `axes`, `wxa` stand for a type, an order of dimensions, a permutation
+# and the types of operands.
 WORDS = """
 collective  allreduce* allgather* reducescatter* alltoall* all2all* a2a a2av nccl* rccl* msccl*
             nvshmem* multimem nvls oneshot twoshot sendrecv pushrecv p2p ipc barrier
@@ -68,7 +69,7 @@ reduction   cumsum cumprod segsum prefixsum vectornorm matrixnorm frobenius clip
 loss        crossentropy *entropy xent nll *loss losses *criterion focal kl kldiv labelsmooth* rnnt
             transducer jsd mse huber hinge smoothl1 bce ctc grpo gspo dpo orpo kto simpo
             meansquarederror ce celoss
-embedding   spliteb splitembedding embeddingbag kernelgrid
+embedding   spliteb splitembedding embeddingbag kernelgridbackward
 optimizer   optimizer adam* *adam *sgd rprop weightdecay momentum adagrad amsgrad adabelief
             adabound adadelta rmsprop momentumupdate nesterov lamb lars ftrl lion muon adafactor
             novo* shampoo emaupdate emastep lookaheadstep
@@ -82,9 +83,9 @@ attention   flash flashattn* flashmla flashdecod* *fmha sdpa *mha mqa gqa gla gd
             mlstm wyrepr recomputewu outputcorrection outcorrection dkdv dqkv withkvcache
             fwdkernelstage sagefwd sagebwd mla attnfwd attnbwd sparseattn xqa lightningattn
             parallelpath convertdq convertdk convertdv convertdkv
-convolution conv *conv convol* *convolution deconv* implicitgemm igemm dgrad wgrad winograd
-            depthwise dcn cvbwd cvfwd scudnn dtypecudnn computeoffset computeboffset
-            subtensoropwithscalar subtensoropwithcasttensor xdlopsbwdweight xdlopsbwddata
+convolution conv *conv convol* *convolution deconv* implicitgemm igemm winograd depthwise dcn cvbwd
+            cvfwd scudnn dtypecudnn computeoffset computeboffset subtensoropwithscalar
+            subtensoropwithcasttensor xdlopsbwdweight xdlopsbwddata
 indexing    routing moealig moealign moedev todense permute1ddata permute2ddata permute1dlength
             permute2dlength permuteindices permuteweight permutepooled permutebwd moepermute
             expandinputrows finalizemoe tokenpermute permutetoken unpermute* indicesto idxto idsto
@@ -93,9 +94,15 @@ gemm        *gemm gemm* *gemv gemv* *matmul matmul* matvec vecmat einsum tensord
             mmf mm bmm addmm addmv baddbmm addbmm qmm mv qmv nvjet cijk mfma lora sgmv bgmv spmm
             spmv spgemm sddmm mulmat* fullyconnected downproj upproj gateproj outproj qkvproj
             dotkernel fusedmoe fmoe moefused moeexpert moeforward moebackward moefwd moebwd xxt xtx
+convolution dgrad wgrad
 copy        fillkv fillkvcache zeropad zeropadding d2dcpy d2hcpy h2dcpy majorto positioncopy
             conjugatecopy subtensoropwithsubtensor
 softmax     *softmax softmin sparsemax entmax
+other       quat* voxel* mesh* ray rays raster* triangle iou* giou nms tree trees knn camera* pose
+            frustum morton octree fft ifft butterfly ballquery texture* mip splat* distance bbox
+            gaussian upsert evict insert* hash* hashmap hashtable nearestneighbor blur bilateral
+            fps label warpaffine warpperspective spin nop workspace latency findbest bestsplit
+            findsplit subdivide duplicate gravity pathlength pointsampling farthest*
 sort        *sort sorting topk* *topk nucleus topp radix* onesweep bitonic selectk warpselect
             blockselect unique kthvalue gathermedian gathertopk selectmink
 norm        *norm norms normali* ln bn lrn rms welford gammabeta moments standardi* runningstat
@@ -105,17 +112,12 @@ embedding   embed emb wte wpe embedding* embeddinglookup indexselectlarge indexs
             partialtosegment computegradweight
 elementwise dtypetodtype dtype2dtype
 attention   attn* *attn attention* *attention att chunkwise recurrent flashdecoding
-other       quat* voxel* mesh* ray rays raster* triangle iou* giou nms tree trees knn camera* pose
-            frustum morton octree fft ifft butterfly ballquery texture* mip splat* distance bbox
-            gaussian upsert evict insert* hash* hashmap hashtable nearestneighbor blur bilateral
-            hadamard fps label warpaffine warpperspective spin nop workspace latency findbest
-            bestsplit findsplit subdivide duplicate gravity pathlength pointsampling farthest*
 random      dropout distribution philox curand bernoulli random* rand randn randint randperm rng
             uniform gaussiannoise halton sobol multinomial exponential gumbel noise poisson
             binomial dirichlet cauchy lognormal sampl* withreplacement unpackcudnn
             withoutreplacement
 gemm        splitk splitkreduce wvsplitk wvsplitkrc linear nndense gateup mlp fc dot dotprod
-            dotproduct ffn wxa
+            dotproduct ffn
 indexing    unpool* maxunpool*
 reduction   pool *pool pooling* *pooling roialign subsampling selectivestate selectivescan
             statepassing chunkstate logsumexp sumexp
@@ -150,7 +152,7 @@ copy        copy* *copy *memcpy cpy memcpy transpos* transpose trans permut* cat
 indexing    reverse
 attention   chunk* *chunk prefill causal noncausal groupedkernelstage
 convolution *cudnn fprop
-gemm        cutlass cublas* xmma mma epilogueimpl wmma wgmma mmvq mmq marlin moe dense
+gemm        cutlass cublas* xmma mma epilogueimpl wxa wmma wgmma mmvq mmq marlin moe dense
 """
 
 # Words that say little: the operator's kind comes before them.
@@ -160,7 +162,7 @@ elementwise add addition addto addcmul addcdiv plus bitwise logical mul mult mul
             square abs neg sign reciprocal sin sinh cos cosh tan absolute fabs gcd lcm nextafter
             isclose bessel* floor ceil round trunc axpy binarize lerp bias reconstruct threshold
             thresh equal notequal greater less compare heaviside fma gate broadcast lgamma igamma
-            polygamma erf where acos* asin* atan* digamma erf* frac sgn signbit logit sinc nantonum
+            polygamma where acos* asin* atan* digamma erf* frac sgn signbit logit sinc nantonum
             rsub xlogy hypot fmod remainder copysign maximum minimum fmax fmin ldexp conj lshift
             rshift xor kron alibi lstm gru bitmask rescale gt ge lt le eq ne downscale penal* mask
             booleannot logicalnot bitwisenot constrain shortcut beq bge bgt ble blt bne tozero
@@ -206,11 +208,12 @@ _PREPARE = _set(
 _INDEX = _set(
     "index indices indice indexes idx idxs ind inds id ids position positions pos meta metadata"
     " offset offsets stride strides seqlen seqlens len lens length lengths slot slots table tables"
-    " map maps desc descs descriptor descriptors ptrs pointers"
+    " map maps desc descs descriptor descriptors ptrs pointers args arguments"
 )
 
-# They are named after the work that they belong to.
+# Operands: the word before them says what they belong to, not what is done.
 _OPERAND_WORDS = _set("output outputs input inputs weight weights")
+# Parts of attention, beside which the weak word `attention` tells nothing.
 _PARTS = _set(
     "bias mask masks weight weights prob probs softmax metadata cache reshape output outputs"
 )
@@ -222,21 +225,24 @@ _NOISE = _set(
     " inplace small large multi single device shared static dynamic persistent ragged jagged"
     " masked scaled update output input quantile gemma fbgemm deepgemm"
 )
-_IDIOMS = _set("varlen splitkv varshape")
+_IDIOMS = _set("varlen splitkv varshape gridstride")
 
 # Behind them stands the purpose or the means of the work.
 _PREPOSITIONS = _set("for by via using")
 
-# A part of a name: letters, digits, or a type.
+# A part of a name: letters, digits, a hash, types, or an order of dimensions.
 _PART = re.compile(
-    r"[wa]\d+[wa]\d+|n[cdhw]{2,4}\d*(?![a-z])|[hs]\d{3,5}|(?:s?u?int|b?float|fp|bf|tf|nf|[fhiuwqas])(?:16|32|64|\d)(?!d(?![a-z]))"
+    r"0x[0-9a-f]+|[wa]\d+[wa]\d+|(?<![a-z0-9])(?:(?:bf|mx|[efi])\d+){3,}(?![a-z0-9])"
+    r"|n[cdhw]{2,4}\d*(?![a-z])|[hs]\d{3,5}"
+    r"|(?:s?u?int|b?float|fp|bf|tf|nf|[fhiuwqas])(?:16|32|64|\d)(?!d(?![a-z]))"
     r"|e\dm\d\w*?(?=_|$)|\d+bits?(?![a-z])|[a-z]+|\d+d(?![a-z])|\d+"
 )
 _TYPE = re.compile(
     r"(?:s?u?int|b?float|fp|bf|tf|nf|[fhiuwqs])\d+|e\dm\d\w*|\d+bits?|half|float|double|lowp|fp|int"
 )
 _DIMS = re.compile(r"n[cdhw]{2,4}\d*|[chw]{3}|b[shd]{3}|sbhd")
-_WXA = re.compile(r"w\d+a\d+|a\d+w\d+")
+# Types of operands and result, after which GEMMs of mixed types are named.
+_WXA = re.compile(r"w\d+a\d+|a\d+w\d+|(?:(?:bf|mx|[efi])\d+){3,}")
 _AXES = re.compile("[0-5]{3,5}")
 
 # All to all, where nothing else is said.
@@ -412,8 +418,8 @@ def kind_of_name(name: str) -> str | None:
     types it has or where it was written says little of what it does.
     """
     parts = parse(name)
-    if parts.function in OWN_KINDS:
-        return OWN_KINDS[parts.function]
+    if parts.function in WHOLE_NAMES:
+        return WHOLE_NAMES[parts.function]
     if _EXCHANGE.search(parts.function):
         return "collective"
     for pattern, kinds in _FRAMES:
@@ -471,14 +477,22 @@ def _words(text: str) -> list[str]:
     words: list[str] = []
     at = 0
     while at < len(parts):
-        joined = ((size, "".join(parts[at : at + size])) for size in range(6, 1, -1))
-        known = (
-            (size, word) for size, word in joined if word in _IDIOMS or _exact(word) is not None
-        )
-        size, word = next(known, (1, parts[at]))
+        size, word = next(_joined(parts[at : at + 6]), (1, parts[at]))
         words += [word] if size > 1 or _exact(word) is not None else _split(word)
         at += size
     return [word for word in words if not word[0].isdigit()]
+
+
+def _joined(parts: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield the words that the first parts make together, the longest first, and their sizes.
+
+    Fragments alone make none: `se_t` is no set.
+    """
+    for size in range(len(parts), 1, -1):
+        word = "".join(parts[:size])
+        is_known = word in _IDIOMS or _exact(word) is not None
+        if is_known and (max(map(len, parts[:size])) > 2 or not word.isalpha()):
+            yield size, word
 
 
 def _class_of(part: str) -> str:
