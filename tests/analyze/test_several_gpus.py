@@ -96,3 +96,6 @@ def test_what_is_not_recorded_of_a_rank_with_shorter_steps_is_not_called_idle():
     # Of twice 4 ms the second rank is idle for 1; of another nothing is recorded.
     assert "'load imbalance', '12.5 %', '1 ms'" in said
     assert "The GPU was idle for 12.5 % of it." in said
+    run = str(section("Run", trace))
+    assert "2 recorded steps, 1 on each of 2 ranks, on " in run
+    assert "A step of the job takes 4 ms." in run

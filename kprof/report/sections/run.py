@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kprof.analyze.attribution.ledger import num_launches
-from kprof.analyze.attribution.steps import denominator, find_steps, rule_of
+from kprof.analyze.attribution.steps import Step, denominator, find_steps, rule_of
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import why_no_cost, why_no_steps, why_no_timeline
 from kprof.analyze.groupings import measure_capacity, measure_elapsed
@@ -56,8 +58,22 @@ def _lead(trace: Trace) -> str:
     if not steps:
         return f"{what} on {_gpu_names(trace)} in {whole}; no step was marked."
     number = format_count(len(steps), "recorded step")
+    if on_ranks := _on_ranks(trace, steps):
+        told = f"{number}, {on_ranks}, on {_gpu_names(trace)}: {what}."
+        return f"{told} A step of the job takes {whole}."
     took = f"{whole} each in the mean" if len(steps) > 1 else whole
     return f"{number} of {took} on {_gpu_names(trace)}: {what}."
+
+
+def _on_ranks(trace: Trace, steps: list[Step]) -> str:
+    """Return that the steps are those of all ranks, where there are several."""
+    if trace.meta.num_ranks < 2:
+        return ""
+    by_rank = Counter(step.rank for step in steps)
+    counts = set(by_rank.values())
+    if len(counts) > 1 or len(by_rank) < trace.meta.num_ranks:
+        return "of all ranks together"
+    return f"{counts.pop():,} on each of {trace.meta.num_ranks:,} ranks"
 
 
 def _gpu_names(trace: Trace) -> str:
@@ -116,7 +132,8 @@ def _steps(trace: Trace) -> tuple[str, str, str]:
         why = why_no_steps(trace)
         return ("Steps", UNKNOWN, why.reason if why else "none was recorded")
     if recording is None:
-        return ("Steps", f"{number:,}", rule_of(trace.ranges))
+        on_ranks, rule = _on_ranks(trace, steps), rule_of(trace.ranges)
+        return ("Steps", f"{number:,}", f"{on_ranks}; {rule}" if on_ranks else rule)
     more = "" if recording.is_count_final else " or more"
     seen = f"recorded of {recording.num_steps_seen:,}{more} seen"
     return ("Steps", f"{number:,}", f"{seen}. {recording.step_rule}".strip())
