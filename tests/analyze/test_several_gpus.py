@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kprof.analyze.attribution.ledger import balance
@@ -11,9 +13,10 @@ from kprof.analyze.findings.queries import count_host_steps, count_steps, per_st
 from kprof.analyze.groupings import split_window
 from kprof.analyze.idle.causes import group_idle, inside_window
 from kprof.analyze.roofline.utilisation import measure_utilisation
+from kprof.findings import Diagnosis, Finding, Saving
 from kprof.report.result import result_of
 from tests.section_traces import section
-from tests.traces import ROUND_DEVICE, measured, trace_of
+from tests.traces import ROUND_DEVICE, analyzed_trace_of, measured, trace_of
 
 MS = 1_000_000
 
@@ -83,6 +86,16 @@ def test_the_report_says_whose_times_are_added_up():
     assert "51.0 % of all steps of all GPUs together" in said["Idle time"]
     assert "One process drove several GPUs." in said["Ledger"]
     assert "over 6 steps of all GPUs together" in str(section("Where the time goes", trace))
+
+
+def test_the_cost_of_a_finding_is_of_the_gpu_with_most_of_it():
+    found = Finding("sync_in_loop", "It waits", "high", "low", cause_ns=2 * MS)
+    saving = Saving(4 * MS, 0, MS, "")
+    diagnosis = Diagnosis((replace(found, saving=saving),), whole_ns=4 * MS)
+    one, two = (analyzed_trace_of(*kernels) for kernels in ([{}], [{}, {"rank": 1}]))
+    said = [str(section("Findings", replace(x, diagnosis=diagnosis))) for x in (one, two)]
+    assert "It costs 2 ms of a step (50.0 %)." in said[0]
+    assert "It costs 2 ms of a step (50.0 %) on the GPU with most of it." in said[1]
 
 
 def test_what_is_not_recorded_of_a_rank_with_shorter_steps_is_not_called_idle():

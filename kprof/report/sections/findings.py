@@ -6,7 +6,7 @@ import pandas as pd
 
 from kprof.analyze.attribution.steps import count_gpu_steps, denominator
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
-from kprof.analyze.groupings import collapse_layers
+from kprof.analyze.groupings import collapse_layers, count_gpus
 from kprof.findings import Diagnosis, Finding, Saving
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import (
@@ -36,6 +36,8 @@ PROOF = (
     Column("Time", "right"),
 )
 ANSWERS_MISSING = (Column("Cannot tell, because", "prose"), Column("To know", "prose"))
+# A claim is about the mean GPU, and a cost about what holds the step up.
+ON_WHICH = " on the GPU with most of it"
 NOT_ASKED = (
     "This run was analyzed before there were rules; to ask them, open it again with --force."
 )
@@ -49,12 +51,15 @@ def render(trace: Trace) -> Section:
     if not diagnosis.findings:
         parts = [Text(_why_none(diagnosis)), *_start_up(trace, diagnosis), *_unasked(diagnosis)]
         return Section(TITLE, ORDER, tuple(parts))
-    told = [_card(number, one, diagnosis) for number, one in enumerate(diagnosis.findings, 1)]
+    where = ON_WHICH if count_gpus(trace.kernels) > 1 else ""
+    told = [
+        _card(number, one, diagnosis, where) for number, one in enumerate(diagnosis.findings, 1)
+    ]
     parts = [Text(_lead(diagnosis)), *_start_up(trace, diagnosis)]
     parts += [Text(text) for text in told[:NUM_TOLD]]
     if more := [one.rule for one in diagnosis.findings[NUM_TOLD:]]:
         parts.append(Text(f"{len(more)} more in the report's tables: {', '.join(more)}."))
-    parts += [_savings(diagnosis), _claims(diagnosis), _evidence(trace, diagnosis)]
+    parts += [_savings(diagnosis, where), _claims(diagnosis), _evidence(trace, diagnosis)]
     parts += _unasked(diagnosis)
     return Section(TITLE, ORDER, tuple(parts))
 
@@ -135,7 +140,7 @@ def _interval(saving: Saving | None) -> tuple[str, str]:
     return format_range(low_time, time), format_range(low_share, share)
 
 
-def _card(number: int, finding: Finding, diagnosis: Diagnosis) -> str:
+def _card(number: int, finding: Finding, diagnosis: Diagnosis, where: str) -> str:
     how = f"How: kprof playbook {finding.playbook}"
     if finding.rule == UNEXPLAINED:
         return f"{number}. {finding.claim}. {'. '.join(finding.details)}. {how}"
@@ -144,7 +149,7 @@ def _card(number: int, finding: Finding, diagnosis: Diagnosis) -> str:
     saves = f"{format_saving(finding.saving)} of {saved_of(finding.saving, diagnosis)}"
     if finding.saving.worth is not None:
         saves += f", {format_worth(finding.saving.worth)} a month at list prices"
-    costs = f"It costs {_cost(finding, diagnosis)}"
+    costs = f"It costs {_cost(finding, diagnosis)}{where}"
     return f"{number}. {finding.claim}. {costs}. A fix saves {saves}. {how}"
 
 
@@ -157,7 +162,7 @@ def _cost(finding: Finding, diagnosis: Diagnosis) -> str:
     return f"{format_time(finding.cause_ns)} of {diagnosis.whole} ({share}){idle}"
 
 
-def _savings(diagnosis: Diagnosis) -> Table:
+def _savings(diagnosis: Diagnosis, where: str) -> Table:
     columns = (
         Column("Finding"),
         Column(f"Costs of {diagnosis.whole}"),
@@ -181,10 +186,11 @@ def _savings(diagnosis: Diagnosis) -> Table:
         for one in diagnosis.findings
     )
     money = f"A month: in dollars, of {diagnosis.price}. " if diagnosis.price else ""
+    costs = f"Costs are those{where}. " if where else ""
     caption = (
         "Predicted by replaying the recording, from a modest success to a full one, widened by the "
         "replay's error and by every reading of what the recording does not hold. Savings do not "
-        f"add up: some overlap, some share a limit. {money}Each has a playbook: "
+        f"add up: some overlap, some share a limit. {costs}{money}Each has a playbook: "
         "`kprof playbook NAME`."
     )
     kept = [i for i in range(len(columns)) if diagnosis.price or columns[i].header != MONTH]
