@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kprof.kernels.correctness.inputs import Draw, bulk_cases, edge_shapes, place
-from kprof.kernels.correctness.memory import LARGE_BYTE, Guarded
+from kprof.kernels.correctness.memory import LARGE_BYTE, Guarded, poison_freed
 from kprof.kernels.correctness.observe import draw
 from kprof.kernels.correctness.subject import Case
 from tests.kernels.correctness.doubling import DOUBLED
@@ -29,6 +29,18 @@ def test_a_write_beside_a_placed_tensor_is_an_overrun_and_one_inside_a_change():
     inside.view[3] = 0
     assert (beside.was_overrun(), beside.was_changed()) == (True, False)
     assert (inside.was_overrun(), inside.was_changed()) == (False, True)
+
+
+def test_as_much_memory_is_poisoned_twice_as_the_results_will_take(monkeypatch):
+    taken, full = [], torch.full
+
+    def noted(shape, byte, **more):
+        taken.append((shape, byte))
+        return full(shape, byte, **more)
+
+    monkeypatch.setattr(torch, "full", noted)
+    poison_freed([torch.empty(3, 4), torch.empty(0)], LARGE_BYTE)
+    assert taken == [((48,), LARGE_BYTE)] * 2 + [((1,), LARGE_BYTE)] * 2
 
 
 def test_a_padded_layout_is_neither_dense_nor_aligned():
