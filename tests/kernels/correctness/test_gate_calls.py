@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -203,6 +204,13 @@ def test_halves_of_the_columns_of_one_matrix_do_not_overlap():
     packed = torch.zeros(4, 6)
     assert not isolation.overlap(packed[:, :3], packed[:, 3:])
     assert isolation.overlap(packed[:, :4], packed[:, 3:])
+
+
+def test_memory_that_is_seen_as_another_type_or_from_elsewhere_overlaps_itself():
+    packed, array = torch.zeros(4, 6), np.zeros(10, dtype=np.float32)
+    assert isolation.overlap(packed[:, 3:], packed.view(torch.int16)[:, 6:8])
+    assert isolation.overlap(torch.from_numpy(array[:6]), torch.from_numpy(array[4:]))
+    assert not isolation.overlap(torch.from_numpy(array[:4]), torch.from_numpy(array[4:]))
 
 
 def test_a_write_of_the_same_values_into_the_input_fails():
