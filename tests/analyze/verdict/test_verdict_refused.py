@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kprof.analyze.verdict import judge
-from kprof.analyze.verdict.constancy import find_waves, say_warm_up
+from kprof.analyze.verdict.constancy import find_carry_over, find_waves, say_warm_up
 from kprof.comparison import Metric, Pair
 from tests.analyze.verdict.verdict_pairs import (
     MEMORY,
@@ -293,3 +293,13 @@ def test_windows_that_deserve_one_verdict_do_no_harm(ratios):
 def test_few_processes_or_none_with_all_windows_say_nothing_of_a_warm_up():
     assert say_warm_up(processes([1.3, 0.93], 9), 0.01) == ""
     assert say_warm_up(np.array([]), 0.01) == ""
+
+
+def test_the_size_of_what_is_carried_over_is_that_of_the_medians():
+    # 21 first samples follow B and are 0.1 larger, 20 follow A; all vary by as much.
+    after_b, after_a = 0.1 + np.linspace(-0.01, 0.01, 21), np.linspace(-0.01, 0.01, 20)
+    larger = np.concatenate([after_b, after_a])
+    follows_b, always = np.arange(41) < 21, np.ones(41, dtype=bool)
+    found = find_carry_over(-larger, always, follows_b, always, margin=0.01)
+    assert found.is_found
+    assert found.size == pytest.approx(0.1)
