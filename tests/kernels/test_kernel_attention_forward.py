@@ -297,10 +297,8 @@ def test_nothing_spills_on_hopper_for_the_default_shapes():
 ON_HOPPER = """
 import json, torch
 from unittest.mock import patch
-from kprof.kernels.runtime import ahead
-from kprof.kernels.attention._hopper import REGISTERS, schedule_for
 from kprof.kernels.bench import ahead
-from kprof.kernels.attention._hopper import REGISTERS, ring_for
+from kprof.kernels.attention._hopper import REGISTERS, schedule_for
 from kprof.kernels.attention.attention_forward import KERNEL
 from tests.kernels.kernel_code import powers_beside_values
 

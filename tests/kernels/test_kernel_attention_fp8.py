@@ -134,14 +134,10 @@ def test_a_compiler_sees_the_operator(pretended):
 ON_HOPPER = """
 import json
 import torch
-from kprof.kernels.runtime import ahead
+from kprof.kernels.bench import ahead
 from kprof.kernels.attention._triton import Options
 from kprof.kernels.attention.attention_fp8 import run_fp8
 from tests.kernels.kernel_code import powers_beside_values, product_loops_of
-from kprof.kernels.bench import ahead
-from kprof.kernels.attention._triton import Options
-from kprof.kernels.attention.attention_fp8 import run_narrow
-from tests.kernel_code import powers_beside_values, product_loops_of
 
 found = []
 for dim, dtype, causal, window in (
