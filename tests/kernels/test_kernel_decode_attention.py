@@ -348,7 +348,7 @@ def test_nothing_spills_on_hopper_for_the_default_shapes():
 
 AHEAD = """
 import itertools, json, torch
-from kprof.kernels.runtime import compile_ahead
+from kprof.kernels.bench.ahead import compile_ahead
 from kprof.kernels.decode_attention.decode_attention import decode_attention
 
 keys = 4_096

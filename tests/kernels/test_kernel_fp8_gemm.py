@@ -299,7 +299,7 @@ from kprof.kernels.bench import ahead
 from kprof.kernels.fp8._gemm import multiply
 from tests.kernels.kernel_code import instructions_of, _kind_of
 
-_fp8_gemm.overlaps = quantize_fp8.overlaps = lambda device: True
+_fp8_gemm.has_dependent_launch = quantize_fp8.has_dependent_launch = lambda device: True
 _fp8_gemm.num_sms = lambda device: 132
 FP8 = torch.float8_e4m3fn
 calls = [lambda: quantize_fp8.quantize_fp8(torch.empty(1, 4096, dtype=torch.bfloat16))]
@@ -374,7 +374,7 @@ for m, (n, k), is_wide, is_blocked in product(
 ON_BLACKWELL = """
 import json, torch
 from kprof.kernels.fp8 import _gemm as _fp8_gemm
-from kprof.kernels.runtime import BLACKWELL, compile_ahead
+from kprof.kernels.bench.ahead import BLACKWELL, compile_ahead
 from kprof.kernels.fp8.fp8_gemm import fp8_gemm
 
 _fp8_gemm.num_sms = lambda device: 148
