@@ -20,9 +20,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.nn import Module
+from torch.nn import Module, functional
 from torch.nn.modules import module as _GLOBAL
 
+# Functions of torch that kernels replace, as they were when a swap was imported. Other code may
+# patch them later; what it puts there is not torch's, and is not swapped.
+TORCHS = types.SimpleNamespace(
+    attention=functional.scaled_dot_product_attention,
+    cross_entropy=functional.cross_entropy,
+    rms_norm=functional.rms_norm,
+    layer_norm=functional.layer_norm,
+)
 # A function and the names by which the code reaches it: ("F", "cross_entropy").
 Path = tuple[str, ...]
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kprof.kernels import kernel_named
 from kprof.kernels.runtime import next_power_of_two
 from kprof.kernels.swap.dispatch import Dispatcher, key_of
+from kprof.kernels.swap.patches import TORCHS
 from kprof.kernels.swap.probes import (
     ARITHMETIC,
     ARRANGING,
@@ -157,8 +157,7 @@ ROTATING = ARRANGING | ARITHMETIC
 LENGTHS = (1, 5, 64, 1_030)
 CROSS_ENTROPY, LAYERNORM, RMSNORM, ROPE = "cross_entropy", "layernorm", "rmsnorm", "rope"
 PLAIN_LOSS = (-100, 0.0, "mean")
-# Taken at import: later, a swap may have replaced it.
-attention = functional.scaled_dot_product_attention
+attention = TORCHS.attention
 
 
 @dataclass(frozen=True)
@@ -407,7 +406,7 @@ _LAYER_NORM = Translation(
 )
 _KNOWN: dict[object, tuple[Translation, ...]] = {
     attention: (_DECODING, _MANY_NARROW, _MANY),
-    functional.cross_entropy: (_LOSS,),
-    functional.rms_norm: (_RMS_NORM,),
-    functional.layer_norm: (_LAYER_NORM,),
+    TORCHS.cross_entropy: (_LOSS,),
+    TORCHS.rms_norm: (_RMS_NORM,),
+    TORCHS.layer_norm: (_LAYER_NORM,),
 }

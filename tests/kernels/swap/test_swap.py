@@ -395,3 +395,25 @@ def test_a_further_call_enters_few_files_and_a_swap_imports_few_modules():
     num_files, num_modules = map(int, done.stdout.split())
     assert num_files <= 4
     assert num_modules <= 40
+
+
+PATCHED_FIRST = """
+import torch
+from torch.nn import functional
+from kprof import swapped
+
+class Loss(torch.nn.Module):
+    def forward(self, x, y):
+        return functional.cross_entropy(x, y)
+
+theirs = functional.cross_entropy
+functional.cross_entropy = lambda x, y: theirs(x, y)
+with swapped(Loss(), "cross_entropy") as swap:
+    print(len(swap.sites))
+"""
+
+
+def test_a_function_that_was_patched_before_the_first_swap_is_not_torchs():
+    command = [sys.executable, "-c", PATCHED_FIRST]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0"]

@@ -25,6 +25,7 @@ from torch.nn import Module, functional
 from kprof.kernels.swap.dispatch import Dispatcher, changes_of, has_decided
 from kprof.kernels.swap.patches import (
     MARK,
+    TORCHS,
     Patched,
     Path,
     calls_in,
@@ -341,8 +342,8 @@ def _is_causal(module: Any, options: dict[str, Any]) -> bool:
     return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
-# Taken at import: later, a swap may have replaced them.
-FUNCTIONS = (functional.cross_entropy, functional.scaled_dot_product_attention)
+# Functions that a swap of the whole process replaces.
+FUNCTIONS = (TORCHS.cross_entropy, TORCHS.attention)
 NO_ATTENTION = "its forward calls neither torch's attention nor one of Hugging Face's registry"
 
 
