@@ -136,15 +136,14 @@ def list_kernels() -> list[Listed]:
     """
     kernels = _named(())
     from kprof.kernels.bench.choice import versions_of
-    from kprof.kernels.swap.sites import FAMILIES
+    from kprof.kernels.swap.providers import WITH_SITES
     from kprof.report.kernel_library import Listed
 
-    with_sites = {name for names in FAMILIES.values() for name in names}
     listed = []
     for kernel in kernels:
         versions = versions_of(kernel.providers)
         providers = tuple((one.name, versions.get(one.distribution)) for one in kernel.providers)
-        has_sites = kernel.name in with_sites
+        has_sites = kernel.name in WITH_SITES
         listed.append(Listed(kernel.name, kernel.replaces, providers, kernel.dtypes, has_sites))
     return listed
 

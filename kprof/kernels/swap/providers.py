@@ -21,6 +21,7 @@ from kprof.kernels.bench.choice import (
     why_beyond,
 )
 from kprof.kernels.runtime import IS_INTERPRETED
+from kprof.kernels.swap.sites import FAMILIES
 
 # Providers that run on every device of torch; the others need a GPU.
 ANYWHERE = ("aten", "eager", "inductor")
@@ -161,10 +162,23 @@ def _compiles_anew(choice: Choice, shape: tuple[int, ...]) -> bool:
     return choice.provider == INDUCTOR and math.prod(shape) != math.prod(measured)
 
 
+WITH_SITES = frozenset(name for kernels in FAMILIES.values() for name in kernels)
+"""Kernels that a swap can put into models."""
+
+
 def kernels_named(names: Mapping[str, str | None]) -> dict[str, Kernel]:
-    """Return the kernels of these names; an unknown provider is an error."""
+    """Return the kernels of these names.
+
+    Raises:
+        KprofError: no such kernel or provider, or no call site in any model takes the kernel.
+    """
     found = {name: kernel_named(name) for name in names}
     for name, provider in names.items():
+        if name not in WITH_SITES:
+            raise KprofError(
+                f"no swap puts {name} into a model",
+                fix=f"call it yourself; these have call sites: {', '.join(sorted(WITH_SITES))}",
+            )
         if provider is not None:
             _provider_of(found[name], provider)
     return found

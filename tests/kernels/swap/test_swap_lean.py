@@ -148,3 +148,10 @@ def test_what_a_hook_changes_in_place_is_kept():
     wanted = gradient()
     with swapped(mlp, "swiglu=kprof-lean"):
         torch.testing.assert_close(gradient(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["softmax", "quantize_fp8"])
+def test_a_kernel_without_call_sites_is_refused_before_anything_runs(name):
+    with pytest.raises(KprofError, match=name) as error:
+        swapped(nn.Sequential(), name)
+    assert "rmsnorm" in error.value.fix
