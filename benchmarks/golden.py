@@ -105,10 +105,11 @@ def _cases():
     targets = ("--target", "ttft_p50<=10s", "--target", "ttft_p99<=1ms", "--json")
     cases["sla_aiperf"] = lambda to: to.run("sla", responses / "aiperf", *targets)
     cases["sla_guidellm"] = lambda to: to.run("sla", f"{responses}/guidellm.json#1", *targets)
-    cost = ("cost", "--gpu", "H100", "--price", "2.5", "--tokens-per-s", "2000,2500,3000")
+    day = ("--as-of", "2026-11-26")
+    cost = ("cost", "--gpu", "H100", "--price", "2.5", "--tokens-per-s", "2000,2500,3000", *day)
     cases["cost_tokens"] = lambda to: to.run(*cost, "--utilisation", "0.4", "--json")
     cases["cost_run"] = lambda to: to.run(
-        "cost", to.opened("llama_train"), "--gpu", "H200", "--price", "3", "--json"
+        "cost", to.opened("llama_train"), "--gpu", "H200", "--price", "3", *day, "--json"
     )
     cases["report_runs"] = lambda to: to.page(
         "report", to.opened("llama_train"), to.opened("compiled")
