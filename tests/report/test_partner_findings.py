@@ -179,7 +179,7 @@ def test_a_run_without_findings_asks_for_no_other_run():
 
 def test_a_report_is_written_with_the_playbooks_names_of_its_findings(tmp_path):
     write_partner_report(Evidence("T", runs=(run_of(finding_of()),)), tmp_path / "r.html")
-    assert "A norm is spelled out in operators" in (tmp_path / "r.html").read_text()
+    assert "A norm is unfused" in (tmp_path / "r.html").read_text()
 
 
 def test_predictions_and_findings_have_the_same_plain_names(tmp_path):
