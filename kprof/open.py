@@ -1,4 +1,4 @@
-"""`kprof open`, `kprof run` and `kprof ncu`: read a recording, analyze it and write its report."""
+"""The way of a recording to its report: read, analyze, write, in this order."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from functools import cached_property
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from kprof.analyze.attribution.ledger import Ledger, balance
 from kprof.collect.ceilings import find_gpu_ceilings, keep_ceilings, measure_host
 from kprof.collect.device_clock import on_the_hosts_clock
 from kprof.collect.lost_records import without_lost_records
 from kprof.collect.merge import merge
-from kprof.collect.readers.ncu.join import function_in
-from kprof.collect.readers.ncu.program import Window, profile
 from kprof.collect.sources import read_each, require_file_or_folder
 from kprof.device import find_device
 from kprof.errors import KprofError, TraceError
@@ -243,78 +240,3 @@ def _finish(
             report = unfinished / opened.report.name
             write_html(trace.meta.source, opened.sections, report, trace.meta.command_line)
     return opened
-
-
-NUM_KERNELS = 10
-# Each is run several times over, with its memory saved and restored: some 20 ms.
-MOST_LAUNCHES = 1_000
-
-
-class Launched(msgspec.Struct):
-    """The fields of launch.json that are read here."""
-
-    command: tuple[str, ...]
-    cwd: str
-
-
-def count(
-    run: Path,
-    num_kernels: int = NUM_KERNELS,
-    most_launches: int = MOST_LAUNCHES,
-    progress: Progress = lambda stage: None,
-) -> Opened:
-    """Add hardware counters of a run's most expensive kernels, and analyze the run again.
-
-    The run's own command is started again, and the first of its recorded steps is profiled.
-
-    Raises:
-        KprofError: `run` is no recording that could be run again, or nothing could be counted.
-    """
-    raw = run / "raw"
-    if not run.exists():
-        raise KprofError(f"{run} does not exist", fix="check the path")
-    if not (raw / "launch.json").is_file():
-        raise KprofError(
-            f"{run} is no recording of kprof, so nothing says what to run again",
-            fix="record the workload with `kprof run`, then name the folder that it wrote",
-        )
-    progress("reading")
-    trace = open_trace(run)
-    launched = msgspec.json.decode((raw / "launch.json").read_bytes(), type=Launched)
-    window = window_of(trace, num_kernels, most_launches)
-    progress("counting")
-    profile(launched.command, Path(launched.cwd), raw, window)
-    return open_run([run], None, force=True, progress=progress)
-
-
-def window_of(trace: Trace, num_kernels: int, most_launches: int) -> Window:
-    """Choose what to profile: the functions that take most time in an analyzed recording.
-
-    Raises:
-        KprofError: nothing of the recording can be profiled.
-    """
-    if trace.is_host_only:
-        raise KprofError(
-            f"{trace.meta.source} used no GPU, so there is nothing to count",
-            fix="record the workload where it uses a GPU of NVIDIA",
-        )
-    if trace.meta.num_ranks > 1:
-        raise KprofError(
-            f"{trace.meta.source} has {trace.meta.num_ranks} ranks: running the kernels of one "
-            "over and over would keep the others waiting in their collectives",
-            fix="record and count a run of one rank",
-        )
-    kernels = trace.kernels
-    is_chosen = (kernels["activity"] == "kernel") & (kernels["kind"] != "collective")
-    chosen = kernels[is_chosen.to_numpy(bool)]
-    time_ns = chosen.groupby("name", observed=True)["duration_ns"].sum()
-    by_function = time_ns.groupby([function_in(str(name)) for name in time_ns.index]).sum()
-    longest = by_function.sort_values(ascending=False, kind="stable").head(num_kernels)
-    if not len(longest):
-        raise KprofError(
-            f"{trace.meta.source} holds no kernel that can be run alone",
-            fix="record a part of the workload that computes",
-        )
-    steps = trace.meta.recording.steps_recorded if trace.meta.recording else ()
-    first = int(np.min(steps)) if steps else None
-    return Window(tuple(longest.index), most_launches, first)

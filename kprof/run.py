@@ -1,6 +1,7 @@
-"""`kprof run`, the main path: launch → read → analyze → report, in this order.
+"""The way of a workload to its report: check, launch, open the recording, in this order.
 
-`run` records one window of a workload that ends, `run_service` (`--trigger`) windows of a service.
+`run` records one window of a workload that ends, `run_service` (`--trigger`) windows of a service,
+`count` adds hardware counters by running a workload once more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from kprof.collect.launch import LaunchOptions, LaunchResult, command_for, launch
 from kprof.collect.nsys import find_program
 from kprof.collect.service import Service, Trigger, Window
@@ -21,7 +24,9 @@ from kprof.kernels.swap.swap_report import SWAP_REPORT
 from kprof.storage import make_folder, make_next, remove_empty
 
 if TYPE_CHECKING:
+    from kprof.collect.readers.ncu.program import Window as CountedWindow
     from kprof.open import Opened, Progress
+    from kprof.trace import Trace
 
 Form = Literal["script", "module", "command"]
 
@@ -51,7 +56,7 @@ class RunOptions:
     counters: bool = False
     """Whether hardware counters are sampled in the same run."""
     swap: str | None = None
-    """Kernels that take over after the first step: "KERNEL,KERNEL=PROVIDER,…"."""
+    """Kernels that are swapped in after the first step: "KERNEL,KERNEL=PROVIDER,…"."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +74,13 @@ class RunOutcome:
 
 
 NOT_SWAPPED = (
-    "No kernel took over: the workload took no second step, or ended before it could tell. What "
-    "was recorded is its own code."
+    "No kernel was swapped in: the workload took no second step, or ended before it could report "
+    "the swap. The recording is of its own code."
 )
 
 
 def run(options: RunOptions, progress: Progress = lambda stage: None) -> RunOutcome:
-    """Run a workload under the recorder and report on it.
+    """Run a workload under the recorder and report on it: the main path of `kprof run`.
 
     Raises `LaunchError` only for problems before the workload starts. Afterwards its
     exit code stands, and kprof's own trouble is in the outcome.
@@ -106,13 +111,6 @@ def command_of(options: RunOptions) -> tuple[str, ...]:
     return command_for(options.words, is_module=options.form == "module")
 
 
-def name_of(options: RunOptions) -> str:
-    """Return the name of a run: its script, or the last part of its module."""
-    if options.form == "module":
-        return options.words[0].rpartition(".")[2]
-    return Path(options.words[0]).stem or "run"
-
-
 def _check_tracer(options: RunOptions) -> None:
     """Refuse options that Nsight Systems lacks, before a run folder is made."""
     if not options.nsys:
@@ -131,18 +129,25 @@ def _check_swap(options: RunOptions) -> None:
         return
     if options.ncu:
         raise LaunchError(
-            "--ncu counts in another run, in which no kernel would take over",
+            "--ncu counts in another run, into which no kernel would be swapped",
             fix="leave out --ncu, or --swap",
         )
     if not options.skip:
         raise LaunchError(
-            "kernels take over after the first step, which --skip 0 would record",
+            "kernels are swapped in after the first step, which --skip 0 would record",
             fix="let it skip a few: --skip 5",
         )
     # Imported only where needed: it imports torch.
     from kprof.kernels.swap.swapping import Swap
 
     Swap((), options.swap.split(","))
+
+
+def name_of(options: RunOptions) -> str:
+    """Return the name of a run: its script, or the last part of its module."""
+    if options.form == "module":
+        return options.words[0].rpartition(".")[2]
+    return Path(options.words[0]).stem or "run"
 
 
 def launch_options(options: RunOptions, command: tuple[str, ...], folder: Path) -> LaunchOptions:
@@ -188,13 +193,94 @@ def _with_counters(outcome: RunOutcome, progress: Progress) -> RunOutcome:
     """Add hardware counters of the most expensive kernels; without them, add a message."""
     if outcome.opened is None:
         return outcome
-    from kprof.open import count
-
     try:
         return replace(outcome, opened=count(outcome.folder, progress=progress))
     except KprofError as error:
         told = f"Nothing was counted: {error.problem}. To fix that, {error.fix}."
         return replace(outcome, messages=(*outcome.messages, told))
+
+
+# By default: how many functions are counted, and how many launches of all of them.
+NUM_COUNTED = 10
+# Each is run several times over, with its memory saved and restored: some 20 ms.
+MOST_LAUNCHES = 1_000
+
+
+class Launched(msgspec.Struct):
+    """The fields of launch.json that are read here."""
+
+    command: tuple[str, ...]
+    cwd: str
+
+
+def count(
+    run: Path,
+    num_kernels: int = NUM_COUNTED,
+    most_launches: int = MOST_LAUNCHES,
+    progress: Progress = lambda stage: None,
+) -> Opened:
+    """Add hardware counters of a run's most expensive kernels, and analyze the run again.
+
+    The run's own command is started again, and the first of its recorded steps is profiled.
+
+    Raises:
+        KprofError: `run` is no recording that could be run again, or nothing could be counted.
+    """
+    # Imported here for the same reason: `kprof run` launches without pandas.
+    from kprof.collect.readers.ncu.program import profile
+    from kprof.open import open_run, open_trace
+
+    raw = run / "raw"
+    if not run.exists():
+        raise KprofError(f"{run} does not exist", fix="check the path")
+    if not (raw / "launch.json").is_file():
+        raise KprofError(
+            f"{run} is no recording of kprof, so nothing says what to run again",
+            fix="record the workload with `kprof run`, then name the folder that it wrote",
+        )
+    progress("reading")
+    trace = open_trace(run)
+    launched = msgspec.json.decode((raw / "launch.json").read_bytes(), type=Launched)
+    window = window_of(trace, num_kernels, most_launches)
+    progress("counting")
+    profile(launched.command, Path(launched.cwd), raw, window)
+    return open_run([run], None, force=True, progress=progress)
+
+
+def window_of(trace: Trace, num_kernels: int, most_launches: int) -> CountedWindow:
+    """Choose what to profile: the functions that take most time in an analyzed recording.
+
+    Raises:
+        KprofError: nothing of the recording can be profiled.
+    """
+    from kprof.collect.readers.ncu.join import function_in
+    from kprof.collect.readers.ncu.program import Window as CountedWindow
+
+    if trace.is_host_only:
+        raise KprofError(
+            f"{trace.meta.source} used no GPU, so there is nothing to count",
+            fix="record the workload where it uses a GPU of NVIDIA",
+        )
+    if trace.meta.num_ranks > 1:
+        raise KprofError(
+            f"{trace.meta.source} has {trace.meta.num_ranks} ranks: running the kernels of one "
+            "over and over would keep the others waiting in their collectives",
+            fix="record and count a run of one rank",
+        )
+    kernels = trace.kernels
+    is_chosen = (kernels["activity"] == "kernel") & (kernels["kind"] != "collective")
+    chosen = kernels[is_chosen.to_numpy(bool)]
+    time_ns = chosen.groupby("name", observed=True)["duration_ns"].sum()
+    by_function = time_ns.groupby([function_in(str(name)) for name in time_ns.index]).sum()
+    longest = by_function.sort_values(ascending=False, kind="stable").head(num_kernels)
+    if not len(longest):
+        raise KprofError(
+            f"{trace.meta.source} holds no kernel that can be run alone",
+            fix="record a part of the workload that computes",
+        )
+    steps = trace.meta.recording.steps_recorded if trace.meta.recording else ()
+    first = int(min(steps)) if steps else None
+    return CountedWindow(tuple(longest.index), most_launches, first)
 
 
 # The longest window of a service, in seconds, if the user does not say.
@@ -222,7 +308,7 @@ def run_service(
         )
     if options.swap:
         raise LaunchError(
-            "--swap makes kernels take over after the first step, and --trigger records no steps",
+            "--swap swaps kernels in after the first step, and --trigger records no steps",
             fix="call kprof.swapped(model, ...) in the service itself",
         )
     command = command_of(options)

@@ -21,9 +21,9 @@ def ncu(
     Runs the workload once more in Nsight Compute, its most expensive kernels several times over.
     Then the report says which bytes were moved, and how busy memory, SMs and tensor cores were.
     """
-    from kprof.open import count
     from kprof.report.progress import Progress
     from kprof.report.sections.counters import render
+    from kprof.run import count
 
     progress = Progress()
     try:

@@ -11,8 +11,7 @@ from kprof.collect.readers.ncu.join import function_in
 from kprof.collect.readers.ncu.program import REPORT
 from kprof.collect.readers.recorded import reader as recorded
 from kprof.errors import KprofError, LaunchError
-from kprof.open import count, window_of
-from kprof.run import RunOptions, run, run_service
+from kprof.run import RunOptions, count, run, run_service, window_of
 from tests.kineto_files import kernel, operator
 from tests.ncu_files import DRAM, DURATION, SM, launch, raw_page
 from tests.traces import analyzed_trace_of

@@ -59,7 +59,7 @@ def test_kernels_take_over_after_a_step_and_the_report_says_where(tmp_path, monk
     [
         ({"swap": "nosuch"}, "there is no kernel nosuch"),
         ({"swap": "rmsnorm", "skip": 0}, "which --skip 0 would record"),
-        ({"swap": "rmsnorm", "ncu": True}, "in which no kernel would take over"),
+        ({"swap": "rmsnorm", "ncu": True}, "into which no kernel would be swapped"),
     ],
 )
 def test_what_cannot_be_swapped_is_an_error_before_anything_starts(tmp_path, options, problem):
@@ -78,7 +78,7 @@ def test_a_workload_in_which_no_kernel_took_over_is_told(tmp_path, monkeypatch):
     launched = LaunchResult(0, tmp_path / "raw", 1, (), ())
     monkeypatch.setattr("kprof.run.launch", lambda options: launched)
     options = RunOptions((sys.executable,), form="command", out=tmp_path / "x", swap="rmsnorm")
-    assert "No kernel took over" in run(options).messages[0]
+    assert "No kernel was swapped in" in run(options).messages[0]
 
 
 def test_a_swap_that_fails_in_the_workload_leaves_it_as_it_is(tmp_path):
