@@ -11,15 +11,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from kprof.errors import KprofError, LaunchError, TraceError
 from kprof.findings import Diagnosis
-from kprof.trace import SCHEMA, Meta, Table, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kprof.trace import Meta, Table, Trace
+
+# pandas and pyarrow are imported where tables are read or written: `kprof run` makes its folder
+# without them, so that they share no memory with the workload.
 
 # Changes when a column changes its meaning; a saved run of another version is read again from raw.
 FORMAT = 3
@@ -111,11 +116,16 @@ def remove_empty(folder: Path) -> None:
 @dataclass(frozen=True)
 class _Saved:
     format: int
-    meta: Meta
+    meta: msgspec.Raw
 
 
 def save(trace: Trace, folder: Path) -> None:
     """Write the tables as Parquet and `meta.json` into `folder`, which exists."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from kprof.trace import SCHEMA
+
     for name in SCHEMA:
         frame = getattr(trace, name)
         texts = [c.name for c in SCHEMA[name] if c.dtype == "category" and c.name in frame]
@@ -147,9 +157,12 @@ def load(folder: str | os.PathLike[str]) -> Trace:
         TraceError: a file is missing or damaged, a table lacks a column, or the files do not belong
             together.
     """
+    from kprof.trace import SCHEMA, Meta, Trace
+
     folder = Path(folder)
     try:
-        meta = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Saved).meta
+        saved = msgspec.json.decode((folder / META_FILE).read_bytes(), type=_Saved)
+        meta = msgspec.json.decode(saved.meta, type=Meta)
         tables = {name: _as_declared(folder, name) for name in SCHEMA}
         diagnosis = _diagnosis_in(folder)
         _require_references(tables, diagnosis)
@@ -163,6 +176,11 @@ def load(folder: str | os.PathLike[str]) -> Trace:
 
 def _as_declared(folder: Path, name: Table) -> pd.DataFrame:
     """Read one table; a column in which everything is missing forgets its dtype in Parquet."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from kprof.trace import SCHEMA
+
     with (folder / f"{name}.parquet").open("rb") as file:
         try:
             table = pq.read_table(file)

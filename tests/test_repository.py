@@ -166,6 +166,14 @@ def test_importing_kprof_imports_nothing_heavy():
     assert done.stdout.strip() == "set()"
 
 
+def test_what_runs_beside_a_workload_holds_no_tables():
+    code = (
+        "import sys, kprof.run; print({'torch', 'pandas', 'numpy', 'pyarrow'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 @pytest.mark.slow
 def test_no_verb_imports_torch_or_triton_before_it_needs_them():
     verbs = [path.stem for path in (ROOT / "kprof" / "commands").glob("[a-z]*.py")]
