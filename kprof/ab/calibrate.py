@@ -53,6 +53,83 @@ from kprof.timing import (
     warm_up,
 )
 
+Tell = Callable[[str], None]
+Show = Callable[[str, Floats], None]
+
+
+def show_nobody(name: str, samples: Floats) -> None:
+    """Leave the samples alone."""
+
+
+def simulate_noise(
+    num_comparisons: int, num_pairs: int, seed: int, each: Each = map
+) -> Calibration:
+    """Judge comparisons of simulated noise, whose truth is known."""
+    return simulate(num_comparisons, num_pairs, seed, _today(), each)
+
+
+def _today() -> str:
+    return datetime.now(tz=timezone.utc).date().isoformat()
+
+
+def calibrate(
+    num_comparisons: int | None,
+    num_pairs: int,
+    seed: int,
+    tell: Tell,
+    *,
+    quick: bool = False,
+    show: Show = show_nobody,
+) -> Iterator[Calibration]:
+    """Judge comparisons taken on this machine: on the GPU at hand, else on the host's clock.
+
+    Yield what is known after every stage, the last time with all of them. What has not been
+    taken, or not been possible, is in `missing`.
+    """
+    number = num_comparisons or (QUICK_COMPARISONS if quick else COMPARISONS)
+    begin_s = time.monotonic()
+    machine, doubts = _usable_machine()
+    plan = Plan((Metric("time per call", "ns"),), max_pairs=num_pairs, seed=seed)
+    tell("planting slow-downs of a known size")
+    stages = _stages(gpu_knobs() if machine.kind == "gpu" else host_knobs(), number)
+    bench = _Bench(machine, plan, Random(seed), tell, show)
+    for position, stage in enumerate(stages, 1):
+        tell(f"stage {position} of {len(stages)}: {stage.title}: {stage.number} comparisons")
+        bench.run(stage)
+        scenarios = bench.scenarios()
+        yield Calibration(
+            kind=machine.kind,
+            device=machine.name,
+            driver=machine.driver,
+            date=_today(),
+            num_pairs=num_pairs,
+            num_comparisons=number,
+            seed=seed,
+            smallest_effect=plan.smallest_effect,
+            alpha=plan.alpha,
+            scenarios=scenarios,
+            targets=targets_on_a_machine(scenarios),
+            took_s=time.monotonic() - begin_s,
+            doubts=(*doubts, *bench.doubts),
+            missing=tuple(stage.title for stage in stages if stage not in bench.found),
+        )
+
+
+def _usable_machine() -> tuple[Machine, list[str]]:
+    """Return the GPU, or the host where there is none that torch can use, and says so."""
+    machine = this_machine()
+    if machine.kind == "host":
+        return machine, ["There is no GPU: this is the host's clock, which says nothing of one."]
+    try:
+        import torch
+    except ImportError:
+        why = "torch is not installed"
+    else:
+        if torch.cuda.is_available():
+            return machine, []
+        why = f"torch {torch.__version__} cannot use it"
+    return this_host(), [f"There is a GPU, but {why}: this is the host's clock."]
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -92,13 +169,8 @@ CO_TENANT_DUTY = 0.3
 LONGEST_SAME_S, LONGEST_S = 120.0, 40.0
 TELL_EVERY_S = 10.0
 
-Tell = Callable[[str], None]
-Show = Callable[[str, Floats], None]
+
 """Gets a scenario's name and the logs of its samples of one work in time, a row a comparison."""
-
-
-def show_nobody(name: str, samples: Floats) -> None:
-    """Leave the samples alone."""
 
 
 @dataclass(frozen=True)
@@ -220,76 +292,6 @@ class _Bench:
 
 
 UNKNOWN = "How often such verdicts err on this machine is not known yet: run kprof selftest."
-
-
-def simulate_noise(
-    num_comparisons: int, num_pairs: int, seed: int, each: Each = map
-) -> Calibration:
-    """Judge comparisons of simulated noise, whose truth is known."""
-    return simulate(num_comparisons, num_pairs, seed, _today(), each)
-
-
-def _today() -> str:
-    return datetime.now(tz=timezone.utc).date().isoformat()
-
-
-def calibrate(
-    num_comparisons: int | None,
-    num_pairs: int,
-    seed: int,
-    tell: Tell,
-    *,
-    quick: bool = False,
-    show: Show = show_nobody,
-) -> Iterator[Calibration]:
-    """Judge comparisons taken on this machine: on the GPU at hand, else on the host's clock.
-
-    Yield what is known after every stage, the last time with all of them. What has not been
-    taken, or not been possible, is in `missing`.
-    """
-    number = num_comparisons or (QUICK_COMPARISONS if quick else COMPARISONS)
-    begin_s = time.monotonic()
-    machine, doubts = _usable_machine()
-    plan = Plan((Metric("time per call", "ns"),), max_pairs=num_pairs, seed=seed)
-    tell("planting slow-downs of a known size")
-    stages = _stages(gpu_knobs() if machine.kind == "gpu" else host_knobs(), number)
-    bench = _Bench(machine, plan, Random(seed), tell, show)
-    for position, stage in enumerate(stages, 1):
-        tell(f"stage {position} of {len(stages)}: {stage.title}: {stage.number} comparisons")
-        bench.run(stage)
-        scenarios = bench.scenarios()
-        yield Calibration(
-            kind=machine.kind,
-            device=machine.name,
-            driver=machine.driver,
-            date=_today(),
-            num_pairs=num_pairs,
-            num_comparisons=number,
-            seed=seed,
-            smallest_effect=plan.smallest_effect,
-            alpha=plan.alpha,
-            scenarios=scenarios,
-            targets=targets_on_a_machine(scenarios),
-            took_s=time.monotonic() - begin_s,
-            doubts=(*doubts, *bench.doubts),
-            missing=tuple(stage.title for stage in stages if stage not in bench.found),
-        )
-
-
-def _usable_machine() -> tuple[Machine, list[str]]:
-    """Return the GPU, or the host where there is none that torch can use, and says so."""
-    machine = this_machine()
-    if machine.kind == "host":
-        return machine, ["There is no GPU: this is the host's clock, which says nothing of one."]
-    try:
-        import torch
-    except ImportError:
-        why = "torch is not installed"
-    else:
-        if torch.cuda.is_available():
-            return machine, []
-        why = f"torch {torch.__version__} cannot use it"
-    return this_host(), [f"There is a GPU, but {why}: this is the host's clock."]
 
 
 def this_machine() -> Machine:

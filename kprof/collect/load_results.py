@@ -1,7 +1,4 @@
-"""Reading of load generators' result files: the reader's choice, decoding, units and errors.
-
-Results of vLLM and SGLang hold a list for each quantity, with an entry for every request.
-"""
+"""The reading of load generators' result files: choice of the reader, decoding, units, errors."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ TIMES = ("ttfts", "itls", "latencies")
 
 
 class Columns(msgspec.Struct):
-    """What is read of a result; times in seconds."""
+    """The lists of a result, one entry a request each, as vLLM and SGLang write it; in seconds."""
 
     ttfts: list[float] | None = None
     itls: list[list[float]] | None = None
@@ -85,58 +82,6 @@ class Arrived(NamedTuple):
     has_every_chunk: bool = True
     end_ns: int | None = None
     tokens: Times | None = None
-
-
-def decode(text: bytes, path: Path, kind: type[T], tool: str) -> T:
-    """Decode JSON of a file; what is not asked for is skipped."""
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
-        raise damaged(path, tool, str(error)) from error
-
-
-def damaged(path: Path, tool: str, why: str) -> ResultError:
-    """Return the error on a file that is not what its beginning says."""
-    problem = f"{path.name} is a damaged result of {tool}: {why}"
-    return ResultError(problem, fix=RECORD_AGAIN)
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a file."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        problem = f"{path} cannot be read: {error.strerror or error}"
-        raise ResultError(problem, fix="check the path, and that you may read it") from error
-
-
-def in_ns(amount: object, unit_ns: float = 1e9) -> int:
-    """Return whole nanoseconds of an amount in a unit, seconds unless told otherwise."""
-    return round(_amount_ns(amount, unit_ns))
-
-
-def _amount_ns(amount: object, unit_ns: float) -> float:
-    if not isinstance(amount, int | float) or not abs(amount) * unit_ns < LONGEST_NS:
-        raise ResultError(f"{amount!r} stands where a time belongs", fix=RECORD_AGAIN)
-    return amount * unit_ns
-
-
-def arrivals(first_ns: int, gaps: object, unit_ns: float = 1e9) -> Times:
-    """Return when chunks arrived: the first, and the others after the gaps between them."""
-    if not isinstance(gaps, list) or not all(isinstance(gap, int | float) for gap in gaps):
-        raise ResultError(f"{gaps!r} stands where a list of gaps belongs", fix=RECORD_AGAIN)
-    if abs(first_ns) >= LONGEST_NS:
-        raise ResultError(f"{first_ns} ns stands where a time belongs", fix=RECORD_AGAIN)
-    after_ns = [took_ns(total, unit_ns) for total in accumulate(gaps, initial=0.0)]
-    return first_ns + np.array(after_ns, np.int64)
-
-
-def took_ns(amount: object, unit_ns: float = 1e9) -> int:
-    """Return a duration in whole nanoseconds, rounded up: a limit that it breaks stays broken.
-
-    A picosecond is put to the arithmetic of floats: 0.1 s + 0.2 s are 0.3 s.
-    """
-    return math.ceil(round(_amount_ns(amount, unit_ns), 3))
 
 
 def read_result(name: str) -> Responses:
@@ -255,6 +200,58 @@ def requests_of(result: Columns, path: Path, tool: str, option: str) -> list[Req
         )
         for i in range(len(ttfts))
     ]
+
+
+def decode(text: bytes, path: Path, kind: type[T], tool: str) -> T:
+    """Decode JSON of a file; what is not asked for is skipped."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise damaged(path, tool, str(error)) from error
+
+
+def damaged(path: Path, tool: str, why: str) -> ResultError:
+    """Return the error on a file that is not what its beginning says."""
+    problem = f"{path.name} is a damaged result of {tool}: {why}"
+    return ResultError(problem, fix=RECORD_AGAIN)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror or error}"
+        raise ResultError(problem, fix="check the path, and that you may read it") from error
+
+
+def in_ns(amount: object, unit_ns: float = 1e9) -> int:
+    """Return whole nanoseconds of an amount in a unit, seconds unless told otherwise."""
+    return round(_amount_ns(amount, unit_ns))
+
+
+def _amount_ns(amount: object, unit_ns: float) -> float:
+    if not isinstance(amount, int | float) or not abs(amount) * unit_ns < LONGEST_NS:
+        raise ResultError(f"{amount!r} stands where a time belongs", fix=RECORD_AGAIN)
+    return amount * unit_ns
+
+
+def arrivals(first_ns: int, gaps: object, unit_ns: float = 1e9) -> Times:
+    """Return when chunks arrived: the first, and the others after the gaps between them."""
+    if not isinstance(gaps, list) or not all(isinstance(gap, int | float) for gap in gaps):
+        raise ResultError(f"{gaps!r} stands where a list of gaps belongs", fix=RECORD_AGAIN)
+    if abs(first_ns) >= LONGEST_NS:
+        raise ResultError(f"{first_ns} ns stands where a time belongs", fix=RECORD_AGAIN)
+    after_ns = [took_ns(total, unit_ns) for total in accumulate(gaps, initial=0.0)]
+    return first_ns + np.array(after_ns, np.int64)
+
+
+def took_ns(amount: object, unit_ns: float = 1e9) -> int:
+    """Return a duration in whole nanoseconds, rounded up: a limit that it breaks stays broken.
+
+    A picosecond is put to the arithmetic of floats: 0.1 s + 0.2 s are 0.3 s.
+    """
+    return math.ceil(round(_amount_ns(amount, unit_ns), 3))
 
 
 def without_details(path: Path, tool: str, option: str) -> ResultError:

@@ -1,7 +1,4 @@
-"""Which range stands inside which: the call tree of every host thread, as parent rows.
-
-Autograd: which forward operator made the node that a backward operator runs.
-"""
+"""The call tree of every host thread: parents of ranges, forward operators of nodes."""
 
 from __future__ import annotations
 

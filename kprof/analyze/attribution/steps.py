@@ -1,20 +1,6 @@
-"""Steps of a run: when the host entered and left each, and when the device was done with it.
+"""The steps of a run: which marks they are, and when the host and the device spent time on each.
 
-Launches in the same place of a sequence that repeats: what a stream does in every step.
-
-A recording often begins amid a step whose launches it has not seen. Where the launches of a stream
-that were seen repeat exactly, kernel by kernel with the same work, at least once as a whole, those
-right before and after them are taken to go on in the same way, as far as their names and grids do.
-Where a recorder takes grids from the launch, one that was not seen has none.
-
-Which of a run's marks are its steps: of each rank some that come one after another.
-
-A mark is a range of the kind `step`. More than one may be open at a time: torch's profiler marks
-the steps of its schedule even while it only waits, beside kprof's own; two threads may mark the
-same steps; a mark may lie around others. Everything that counts or times steps goes by these.
-
-In a rank of a trace that kprof did not record and that holds no mark, other ranges imply them:
-`Optimizer.step#` from end to end, else ranges that repeat at the top level of the main thread.
+A mark is a range of the kind `step`. Everything that counts or times steps uses these steps.
 """
 
 from __future__ import annotations
@@ -37,73 +23,6 @@ from kprof.trace import Trace, once_per_table, once_per_trace
 
 # By how much the steps of a GPU are shorter than those of the job, which waits for a slower one.
 IMBALANCE = "load imbalance"
-
-_PLACE = ("rank", "device", "stream")
-_KERNEL = ("name", "grid", "block")
-_MOST_TRIED = 64
-
-
-def find_recurring(kernels: pd.DataFrame, is_seen: np.ndarray, num_bytes: np.ndarray) -> np.ndarray:
-    """Return for each row that was not seen a row in the same place, `NO_ROW` where none is.
-
-    `is_seen` tells whose launch was recorded; `num_bytes` is their work, negative where unknown.
-    """
-    found = np.full(len(kernels), NO_ROW, dtype=np.int64)
-    if is_seen.all() or not is_seen.any():
-        return found
-    codes = pd.DataFrame({c: kernels[c].cat.codes.to_numpy() for c in _KERNEL})
-    kernel = codes.to_numpy().T
-    work = codes.assign(work=num_bytes).groupby([*_KERNEL, "work"], sort=False).ngroup().to_numpy()
-    order = np.argsort(kernels["start_ns"].to_numpy(), kind="stable")
-    place = kernels[list(_PLACE)].iloc[order].groupby(list(_PLACE), sort=False).ngroup().to_numpy()
-    for stream in np.unique(place[~is_seen[order]]):
-        rows = order[place == stream]
-        begin, end = _longest_run(is_seen[rows])
-        period = find_period(work[rows[begin:end]])
-        if period is not None:
-            like = _continued(kernel[:, rows], begin, end, period)
-            goes_on = like != NO_ROW
-            found[rows[goes_on]] = rows[like[goes_on]]
-    return found
-
-
-def find_period(values: np.ndarray) -> int | None:
-    """Return after how many the values repeat, the least that fits twice; None if they do not."""
-    if not len(values):
-        return None
-    _, member, number = np.unique(values, return_inverse=True, return_counts=True)
-    # Every value comes again after a period: the rarest leaves the fewest to try.
-    places = np.flatnonzero(member == np.argmin(number))
-    for period in (places[1 : _MOST_TRIED + 1] - places[0]).tolist():
-        if 2 * period <= len(values) and np.array_equal(values[period:], values[:-period]):
-            return int(period)
-    return None
-
-
-def _longest_run(is_seen: np.ndarray) -> tuple[int, int]:
-    """Return where the longest run of true values begins, and where it has ended."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_seen, [False]]).astype(np.int8)))
-    begins, ends = edges[::2], edges[1::2]
-    if not len(begins):
-        return 0, 0
-    longest = int(np.argmax(ends - begins))
-    return int(begins[longest]), int(ends[longest])
-
-
-def _continued(kernel: np.ndarray, begin: int, end: int, period: int) -> np.ndarray:
-    """Return the place in the run of what lies around it, as far as kernels go on like it.
-
-    A row of `kernel` for the codes of names, of grids and of blocks; negative where missing.
-    """
-    place = np.arange(kernel.shape[1])
-    like = begin + (place - begin) % period
-    other = kernel[:, like]
-    differs = ((kernel != other) & (kernel >= 0) & (other >= 0)).any(axis=0)
-    before, after = np.flatnonzero(differs[:begin]), np.flatnonzero(differs[end:])
-    first = before[-1] + 1 if len(before) else 0
-    last = end + after[0] if len(after) else len(place)
-    is_outside = (place < begin) | (place >= end)
-    return np.where(is_outside & (place >= first) & (place < last), like, NO_ROW)
 
 
 # As torch's profiler calls a step of its schedule; kprof's own have a number alone.
@@ -141,6 +60,10 @@ class Marks:
 @once_per_table
 def sort_out(ranges: pd.DataFrame) -> Marks:
     """Decide which marks are steps.
+
+    More than one may be open at a time: torch's profiler marks the steps of its schedule even while
+    it only waits, beside kprof's own; two threads may mark the same steps; a mark may lie around
+    others.
 
     Of each rank kprof's own, where there are any. Of marks around one another the one around
     several is no step, but a part of the run; one in a single other marks the same step again.
@@ -229,7 +152,11 @@ def add_marks(trace: Trace, launch: np.ndarray) -> Trace:
 
 
 def _implied(trace: Trace, rank: int, launch: np.ndarray) -> pd.DataFrame | None:
-    """Return the steps of one rank as rows of `ranges`, by the first rule that tells any."""
+    """Return the steps of one rank as rows of `ranges`, by the first rule that tells any.
+
+    In a rank of a trace that kprof did not record and that holds no mark, other ranges imply them:
+    `Optimizer.step#` from end to end, else ranges that repeat at the top level of the main thread.
+    """
     ranges = trace.ranges
     mine = np.flatnonzero((ranges["rank"] == rank).to_numpy(bool))
     texts = [str(name) for name in ranges["name"].cat.categories]
@@ -786,3 +713,77 @@ def number_in(name: str) -> int:
     name = name.rpartition("#")[2]
     # Other scripts' digits are digits too, and a number may be longer than an int64.
     return int(name) if name.isascii() and name.isdecimal() and len(name) <= MOST_DIGITS else -1
+
+
+_PLACE = ("rank", "device", "stream")
+_KERNEL = ("name", "grid", "block")
+_MOST_TRIED = 64
+
+
+def find_recurring(kernels: pd.DataFrame, is_seen: np.ndarray, num_bytes: np.ndarray) -> np.ndarray:
+    """Return for each row that was not seen a row in the same place, `NO_ROW` where none is.
+
+    A recording often begins amid a step whose launches it has not seen. Where the launches of a
+    stream that were seen repeat exactly, kernel by kernel with the same work, at least once as a
+    whole, those right before and after them are taken to go on in the same way, as far as their
+    names and grids do. Where a recorder takes grids from the launch, one that was not seen has
+    none.
+
+    `is_seen` tells whose launch was recorded; `num_bytes` is their work, negative where unknown.
+    """
+    found = np.full(len(kernels), NO_ROW, dtype=np.int64)
+    if is_seen.all() or not is_seen.any():
+        return found
+    codes = pd.DataFrame({c: kernels[c].cat.codes.to_numpy() for c in _KERNEL})
+    kernel = codes.to_numpy().T
+    work = codes.assign(work=num_bytes).groupby([*_KERNEL, "work"], sort=False).ngroup().to_numpy()
+    order = np.argsort(kernels["start_ns"].to_numpy(), kind="stable")
+    place = kernels[list(_PLACE)].iloc[order].groupby(list(_PLACE), sort=False).ngroup().to_numpy()
+    for stream in np.unique(place[~is_seen[order]]):
+        rows = order[place == stream]
+        begin, end = _longest_run(is_seen[rows])
+        period = find_period(work[rows[begin:end]])
+        if period is not None:
+            like = _continued(kernel[:, rows], begin, end, period)
+            goes_on = like != NO_ROW
+            found[rows[goes_on]] = rows[like[goes_on]]
+    return found
+
+
+def find_period(values: np.ndarray) -> int | None:
+    """Return after how many the values repeat, the least that fits twice; None if they do not."""
+    if not len(values):
+        return None
+    _, member, number = np.unique(values, return_inverse=True, return_counts=True)
+    # Every value comes again after a period: the rarest leaves the fewest to try.
+    places = np.flatnonzero(member == np.argmin(number))
+    for period in (places[1 : _MOST_TRIED + 1] - places[0]).tolist():
+        if 2 * period <= len(values) and np.array_equal(values[period:], values[:-period]):
+            return int(period)
+    return None
+
+
+def _longest_run(is_seen: np.ndarray) -> tuple[int, int]:
+    """Return where the longest run of true values begins, and where it has ended."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_seen, [False]]).astype(np.int8)))
+    begins, ends = edges[::2], edges[1::2]
+    if not len(begins):
+        return 0, 0
+    longest = int(np.argmax(ends - begins))
+    return int(begins[longest]), int(ends[longest])
+
+
+def _continued(kernel: np.ndarray, begin: int, end: int, period: int) -> np.ndarray:
+    """Return the place in the run of what lies around it, as far as kernels go on like it.
+
+    A row of `kernel` for the codes of names, of grids and of blocks; negative where missing.
+    """
+    place = np.arange(kernel.shape[1])
+    like = begin + (place - begin) % period
+    other = kernel[:, like]
+    differs = ((kernel != other) & (kernel >= 0) & (other >= 0)).any(axis=0)
+    before, after = np.flatnonzero(differs[:begin]), np.flatnonzero(differs[end:])
+    first = before[-1] + 1 if len(before) else 0
+    last = end + after[0] if len(after) else len(place)
+    is_outside = (place < begin) | (place >= end)
+    return np.where(is_outside & (place >= first) & (place < last), like, NO_ROW)

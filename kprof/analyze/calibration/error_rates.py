@@ -1,7 +1,4 @@
-"""What a calibration found: rates with their intervals, per kind of noise, against targets.
-
-What the instrument has to reach, and whether it does, in its worst scenario.
-"""
+"""The result of a calibration: error rates with their intervals, judged against targets."""
 
 from __future__ import annotations
 

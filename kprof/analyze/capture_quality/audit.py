@@ -1,9 +1,4 @@
-"""The audit of a capture: what could make it lie, with the numbers that say whether it does.
-
-One thing that could make a capture lie: what was found, what follows, how to do better.
-
-What surrounded the workload while it was recorded: its GPU's speed, others, whose clock.
-"""
+"""The audit of a capture: each property that could make it mislead, measured and graded."""
 
 from __future__ import annotations
 
@@ -44,6 +39,14 @@ class Check:
     """What it does to the verdicts; empty where that is nothing."""
     remedy: str = ""
     """How to record better; empty where nothing needs to be."""
+
+
+def audit(trace: Trace) -> list[Check]:
+    """Grade an analyzed trace on all that could make it lie; what cannot apply is left out."""
+    if trace.kernels.empty:
+        return []
+    checks = CHECKS if trace.has_timeline else CHECKS_WITHOUT_TIMELINE
+    return [check for find in checks for check in find(trace)]
 
 
 def graded(value: float, limits: tuple[float, float]) -> Verdict:
@@ -271,14 +274,6 @@ OUTSIDE = (0.05, 0.3)
 APART = (0.1, 0.5)
 LONGER_FIRST = 0.05
 ENOUGH_STEPS = 3
-
-
-def audit(trace: Trace) -> list[Check]:
-    """Grade an analyzed trace on all that could make it lie; what cannot apply is left out."""
-    if trace.kernels.empty:
-        return []
-    checks = CHECKS if trace.has_timeline else CHECKS_WITHOUT_TIMELINE
-    return [check for find in checks for check in find(trace)]
 
 
 def _unknown(name: str, why: Unanswered | None, meaning: str) -> Iterator[Check]:

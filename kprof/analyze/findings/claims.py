@@ -1,7 +1,4 @@
-"""Claims: how findings put what they saw in words, and the command that would prove a gain.
-
-Remedies: what kernels would take after a fix that fuses them.
-"""
+"""The parts of a finding: numbers in words, places, the proving command, the kernel remedy."""
 
 from __future__ import annotations
 

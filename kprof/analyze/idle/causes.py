@@ -1,7 +1,4 @@
-"""The causes of idle time: their names, and how the host's calls and functions show them.
-
-Idle time added up: by cause, and by the place that each cause lies at.
-"""
+"""The causes of idle time: their names, the calls that show them, their sums."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""The gaps of every device, and when the launch that ended each could have ended it.
+"""The gaps of every device, cut into pieces of one cause each.
 
-Gaps cut into pieces of one cause each, moment by moment.
-
-A gap ends when an activity starts. Until its launch could have taken effect the gap is the host's,
-and what the launching thread did meanwhile is the cause; after that it is the device's own, or
-another stream's.
+A gap ends when an activity starts. Until its launch could have taken effect the gap is the host's:
+the cause is what the launching thread did meanwhile. After that it is the device's own, or another
+stream's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""All targets judged on all runs: times, rates, and the shares that count every request.
-
-The time of a step, judged on a recorded run.
-"""
+"""The judgement of SLA targets on service runs, or on the steps of a recorded run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Whether B can be as fast as it seems: a result that was kept is no faster way to compute it.
-
-Whether a difference in time is one of work, or of the clock that a GPU chose for it.
-"""
+"""Doubts about a difference in time: results that were kept, or a changed GPU clock."""
 
 from __future__ import annotations
 

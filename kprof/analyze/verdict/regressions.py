@@ -1,9 +1,7 @@
-"""Regressions: what can be proven to have become worse between a baseline and a candidate.
+"""Regressions: proof that a candidate is worse than its baseline.
 
 A regression is proven where a whole interval lies beyond the smallest effect that matters, or
-where what was proven met, or passed, is now proven missed, or failed. Nothing else is one.
-
-Comparable: which conditions keep two results from being held against one another.
+where a target that was proven met, or a level that was passed, is now proven missed, or failed.
 """
 
 from __future__ import annotations

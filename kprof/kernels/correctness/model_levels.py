@@ -1,13 +1,4 @@
-"""L2: does the residual stream stay where it was, layer after layer?
-
-L3: does the model expect the same next tokens?
-
-L4: where generated texts part, was it a coin toss, and no earlier than the model's own?
-
-L5: does the model still answer as many items of a task rightly?
-
-L6: does a model train as it did?
-"""
+"""L2 to L6 of the quality gate: whole models, from their residual stream to their training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One run of torch's profiler: start it, stop it, write its trace.
-
-Threads other than the one that starts torch's profiler: whether and how they are recorded.
-"""
+"""One run of torch's profiler: on which threads it records, its start, its stop, its file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How the recorder stays out of torch.compile's sight.
-
-Putting the recorder's functions in the place of torch's.
-"""
+"""The recorder's functions in torch, hidden from torch.compile."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How a process can end, or split, without losing the recording or showing the recorder.
-
-What Python would say of the recorder when the workload forks.
-"""
+"""The ends and forks of a process: none of them loses the recording or shows the recorder."""
 
 from __future__ import annotations
 

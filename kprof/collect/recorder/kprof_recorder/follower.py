@@ -1,7 +1,4 @@
-"""Counts the steps of a process by what the hooks tell.
-
-Who can listen to the hooks: what they tell, and what they ask.
-"""
+"""The steps of a process, counted from what the hooks tell."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Keeps what torch and Kineto would say of the recorder's own work out of the workload's stderr.
-
-Keeps the recorder's own frames out of tracebacks, whoever prints them.
-"""
+"""The silence of the recorder: none of its messages and frames reach the workload's stderr."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Puts the recorder's parts together in a process that has imported torch.
-
-Letting kernels take over in a recorded workload, after a step of its own code.
-"""
+"""The recorder's session in a process that has imported torch: its parts put together."""
 
 from __future__ import annotations
 
