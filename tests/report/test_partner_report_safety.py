@@ -167,10 +167,10 @@ def test_a_template_that_is_not_there_is_refused():
     [
         ('{"a": 1}', "holds nothing that a report could show"),
         ("[1]", "holds nothing that a report could show"),
-        ('[{"a": 1}]', "incomplete"),
+        ('[{"a": 1}]', "holds nothing that a report could show"),
         ("3", "holds nothing that a report could show"),
-        ('{"as_of": "2026-11-20", "figures": [{}]}', "incomplete"),
-        ('{"targets": 3, "percentiles": ""}', "incomplete"),
+        ('{"as_of": "2026-11-20", "figures": [{}], "missing": []}', "incomplete"),
+        ('{"targets": 3, "percentiles": "", "verdict": ""}', "incomplete"),
         ("{", "no complete JSON"),
         ("", "no complete JSON"),
     ],
