@@ -9,8 +9,10 @@ from statistics import median
 from kprof.analyze.attribution.steps import time_steps
 from kprof.analyze.diff.alignment import NAME, Difference, Fate, Layout, Names, Row, Side, apportion
 from kprof.report.section import Column, Facts, Section, Table, Text
+from kprof.report.sections.run import blind_spots
 from kprof.report.sections.time import HOST_IDLE, NO_CAUSE
 from kprof.report.units import (
+    MISSING,
     format_count,
     format_exact,
     format_time,
@@ -143,8 +145,9 @@ def _summary(compared: Compared) -> Section:
         f"{format_exact(a.step_ns)} = {change:+,} ns. Every table below adds up to it."
     )
     warnings = [Text(doubt, "warning") for doubt in compared.doubts]
-    parts = (Text(lead), facts, Text(sum_text), _step_table(compared), Text(ONE_CAPTURE))
-    return Section("Difference", 0, (*parts, *warnings))
+    parts = (Text(lead), facts, Text(sum_text), _step_table(compared))
+    told = (_recording_table(compared), Text(ONE_CAPTURE))
+    return Section("Difference", 0, (*parts, *told, *warnings))
 
 
 def _described(trace: Trace) -> str:
@@ -176,6 +179,20 @@ def _step_table(compared: Compared) -> Table:
         Column("Most", "right"),
     )
     return Table(columns, tuple(rows), caption=f"How long steps took: {', '.join(clocks)}.")
+
+
+def _recording_table(compared: Compared) -> Table:
+    """Show what each recording cost, lost and attributed."""
+    told = [
+        {label: value for label, value, _ in blind_spots(run)} for run in (compared.a, compared.b)
+    ]
+    labels = list(dict.fromkeys([*told[0], *told[1]]))
+    columns = (Column("Recording"), *(Column(label, "right") for label in labels))
+    rows = tuple(
+        (name, *(of_run.get(label, MISSING) for label in labels))
+        for name, of_run in zip("AB", told, strict=True)
+    )
+    return Table(columns, rows, caption="What recording cost, lost and attributed of each run.")
 
 
 def _layout_section(compared: Compared, layout: Layout, title: str, num_rows: int) -> Section:

@@ -53,6 +53,21 @@ def number(text):
     return round(1000 * float(text.replace(",", "")))
 
 
+def test_each_side_says_what_recording_cost_lost_and_attributed():
+    steps = {"recorded_step_ns": (110,), "unrecorded_step_ns": (100,)}
+    a = run_of({}, recording=Recording("a rule", 9, (5,), "device", **steps))
+    summary = sections_of_difference(compared(a, run_of({}, counts={"dropped_records": 3})), 8)[0]
+    table = [part for part in summary.parts if isinstance(part, Table)][-1]
+    assert [column.header for column in table.columns[1:3]] == [
+        "Recording overhead",
+        "Dropped records",
+    ]
+    assert [row[:3] for row in table.rows] == [
+        ("A", "+10.0 %", "not known"),
+        ("B", "not known", "3"),
+    ]
+
+
 @pytest.fixture(scope="module")
 def real():
     return diff_runs(EAGER, COMPILED)

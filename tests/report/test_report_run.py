@@ -45,6 +45,24 @@ def test_overhead_of_a_foreign_trace_is_not_known():
     assert why.endswith("to know, record with `kprof run`")
 
 
+def test_a_launch_without_an_activity_is_a_dropped_record():
+    calls = [
+        {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": i, "start_ns": i}
+        for i in range(2)
+    ]
+    run = section("Run", analyzed_trace_of({"correlation": 1, "launch_row": 1}, ranges=calls))
+    assert fact(run, "Dropped records") == ("1", "1 of 2 launches left no activity")
+
+
+def test_without_recorded_launches_the_dropped_records_are_not_known():
+    assert fact(section("Run", analyzed_trace_of({})), "Dropped records")[0] == "not known"
+
+
+def test_the_profilers_own_count_of_dropped_records_stands_where_no_launch_was_recorded():
+    run = section("Run", analyzed_trace_of({}, counts={"dropped_records": 7}))
+    assert fact(run, "Dropped records") == ("7", "the profiler counted 7")
+
+
 def test_the_command_can_be_copied_into_a_shell():
     command = ("/usr/bin/python", "my train.py", "--name", "")
     run = section("Run", analyzed_trace_of({}, command=command))

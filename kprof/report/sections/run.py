@@ -1,10 +1,10 @@
-"""What was run, on what, for how long, and how far the numbers can be trusted."""
+"""The run: its command, machine and length, with the cost and the gaps of its recording."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from kprof.analyze.attribution.ledger import num_launches
+from kprof.analyze.attribution.ledger import count_launches, num_launches
 from kprof.analyze.attribution.steps import Step, denominator, find_steps, rule_of
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import why_no_cost, why_no_steps, why_no_timeline
@@ -39,10 +39,10 @@ def render(trace: Trace) -> Section:
         parts.append(Text(ENDED.format(recording.exit_code), "warning"))
     if trace.kernels.empty:
         parts.append(Text("The trace holds no activity, so there is nothing to report.", "warning"))
-    facts = [_what(trace), _where(trace), _how_long(trace), _steps(trace), _overhead(trace)]
+    facts = [_what(trace), _where(trace), _how_long(trace), _steps(trace)]
     if trace.meta.clocks:
         facts.append(("Clocks", format_count(trace.meta.num_ranks, "rank"), trace.meta.clocks))
-    parts.append(Facts((*facts, _trust(trace))))
+    parts.append(Facts((*facts, *blind_spots(trace))))
     if trace.meta.versions:
         parts.append(_versions(trace))
     return Section(TITLE, ORDER, tuple(parts))
@@ -139,6 +139,12 @@ def _steps(trace: Trace) -> tuple[str, str, str]:
     return ("Steps", f"{number:,}", f"{seen}. {recording.step_rule}".strip())
 
 
+def blind_spots(trace: Trace) -> list[tuple[str, str, str]]:
+    """Return what recording cost, how many records it lost, and what share is attributed."""
+    told = [_overhead(trace), _dropped(trace), _attributed(trace)]
+    return [fact for fact in told if fact is not None]
+
+
 def _overhead(trace: Trace) -> tuple[str, str, str]:
     label = "Recording overhead"
     cost, why = measure_cost(trace), why_no_cost(trace)
@@ -155,7 +161,22 @@ def _overhead(trace: Trace) -> tuple[str, str, str]:
     return (label, slowdown, f"{medians}{VARIES if cost.slowdown < 0 else ''}")
 
 
-def _trust(trace: Trace) -> tuple[str, str, str]:
+def _dropped(trace: Trace) -> tuple[str, str, str] | None:
+    """Return the launches whose activity is missing; nothing where only the host was recorded."""
+    if trace.is_host_only:
+        return None
+    launches = count_launches(trace)
+    number = sum(of_rank.number for of_rank in launches)
+    lost = sum(of_rank.num_lost for of_rank in launches)
+    counted = trace.meta.counts.get("dropped_records")
+    if not launches and counted is None:
+        return ("Dropped records", UNKNOWN, "no launch was recorded that could be missed")
+    told = [f"{lost:,} of {number:,} launches left no activity"] if launches else []
+    told += [f"the profiler counted {counted:,}"] if counted is not None else []
+    return ("Dropped records", f"{max(lost, counted or 0):,}", "; ".join(told))
+
+
+def _attributed(trace: Trace) -> tuple[str, str, str]:
     kernels = trace.kernels
     if kernels.empty:
         return ("Attributed", UNKNOWN, "there is no activity")
