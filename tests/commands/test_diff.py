@@ -54,7 +54,7 @@ def number(text):
 
 
 def test_each_side_says_what_recording_cost_lost_and_attributed():
-    steps = {"recorded_step_ns": (110,), "unrecorded_step_ns": (100,)}
+    steps = {"recorded_step_ns": (110,), "unrecorded_step_ns": (100, 100)}
     a = run_of({}, recording=Recording("a rule", 9, (5,), "device", **steps))
     summary = sections_of_difference(compared(a, run_of({}, counts={"dropped_records": 3})), 8)[0]
     table = [part for part in summary.parts if isinstance(part, Table)][-1]
