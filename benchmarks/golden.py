@@ -105,7 +105,6 @@ def _cases():
     targets = ("--target", "ttft_p50<=10s", "--target", "ttft_p99<=1ms", "--json")
     cases["sla_aiperf"] = lambda to: to.run("sla", responses / "aiperf", *targets)
     cases["sla_guidellm"] = lambda to: to.run("sla", f"{responses}/guidellm.json#1", *targets)
-    # A price that is given is of the day: without one, the outputs would change every midnight.
     day = ("--as-of", "2026-11-26")
     cost = ("cost", "--gpu", "H100", "--price", "2.5", "--tokens-per-s", "2000,2500,3000", *day)
     cases["cost_tokens"] = lambda to: to.run(*cost, "--utilisation", "0.4", "--json")
