@@ -17,7 +17,7 @@ TOGETHER = -n $(WORKERS) --dist worksteal
 SOURCES := kprof tests examples benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow golden hostile chromium browser check format gpu clean
+.PHONY: help install demo test slow golden hostile chromium browser lint check format gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,14 +67,15 @@ browser: $(READY) chromium  ## open the reports in headless Chromium
 	KPROF_BROWSER=required $(BIN)/python -m pytest -m browser \
 		$(shell grep -rl --include="test_*.py" "mark\.browser" tests) $(PYTEST_ARGS)
 
-check: $(READY)  ## format, lint, types, layers, tests: what every commit passes
+lint: $(READY)  ## format, lint, types and layers
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(MAKE) test
 
-format: $(READY)  ## let ruff format and mend what it can
+check: lint test  ## format, lint, types, layers, tests: what every commit passes
+
+format: $(READY)  ## let ruff format and fix what it can
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
