@@ -1,4 +1,4 @@
-"""Entry point; importing it costs nothing, so worker processes may."""
+"""The entry point of `python -m kprof`; importing it costs worker processes nothing."""
 
 from __future__ import annotations
 

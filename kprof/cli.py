@@ -1,4 +1,4 @@
-"""The command line: registers the commands, prints what they answer, and what went wrong."""
+"""The command line: registration of the commands, printing of their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`KprofError`, the errors that a user can cause and fix, and the discovery of plug-in modules."""
+"""Errors that a user can cause, each with its fix; the discovery of plug-in modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings: what is wrong with a run, what proves it, and what a fix would save."""
+"""Findings as data: a claim, its evidence, its remedy, its saving."""
 
 from __future__ import annotations
 

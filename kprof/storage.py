@@ -1,4 +1,4 @@
-"""Folders on disk: a run's, its tables as Parquet with `meta.json`, and the user's cache."""
+"""Folders on disk: runs with their Parquet tables, or the user's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Trace: the tables that every part of kprof reads, and the one place where columns are declared.
+"""The Trace: the tables that every part of kprof reads, with every column declared once.
 
 Times are integer nanoseconds on the clock of the recorder, between -2**62 and 2**62, so that the
 sum of two fits an int64; `Meta.base_time_ns` turns them into wall time. Passes add columns and

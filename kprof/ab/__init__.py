@@ -1,1 +1,1 @@
-"""A against B: in one process, in alternating processes, as functions; and its cost."""
+"""A against B: one process, alternating processes, functions."""

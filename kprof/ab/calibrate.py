@@ -1,4 +1,4 @@
-"""`kprof selftest`: how often verdicts are right, on simulated noise and on this machine.
+"""`kprof selftest`: the error rates of verdicts, on simulated noise or on this machine.
 
 On the machine, work is slowed down by known amounts: by more bytes, or by a spin. Each machine,
 its GPU or its host, keeps its last result, which every later comparison quotes.

@@ -1,4 +1,4 @@
-"""The folder of an engagement: recognise results, add entries, read and write their files."""
+"""The folder of an engagement: its entries, recognised, added, read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A against B in one process: a change is switched on and off between steps, in random order."""
+"""A against B in one process: a change is switched on or off between steps, in random order."""
 
 from __future__ import annotations
 

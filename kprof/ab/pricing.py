@@ -1,4 +1,4 @@
-"""`kprof cost`: cost of tokens, fleets and training, from a run, its user and price lists."""
+"""`kprof cost`: the facts of a question collected from the user, a run, price lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `kprof ab` compares: its options, and the two variants of a workload that they make."""
+"""The two variants of a workload that the options of `kprof ab` describe."""
 
 from __future__ import annotations
 

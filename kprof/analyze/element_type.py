@@ -1,4 +1,4 @@
-"""Element types of tensors: short names, sizes, and how recorders and kernels spell them."""
+"""Element types of tensors: their sizes, with the names that recorders use."""
 
 from __future__ import annotations
 

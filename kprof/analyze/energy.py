@@ -1,4 +1,4 @@
-"""Samples over time: the readings of one quantity, and the energy that a span of time took."""
+"""Series of a sampled quantity, such as power: readings, integrals over time."""
 
 from __future__ import annotations
 

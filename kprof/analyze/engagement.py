@@ -1,4 +1,4 @@
-"""The records of an engagement: measurements, predictions and decisions for one workload."""
+"""The records of an engagement: measurements, predictions, decisions for one workload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals of time as arrays: their union, layers painted over one another, and cuts of them."""
+"""Intervals of time as arrays: their union, painted layers, cuts."""
 
 from __future__ import annotations
 

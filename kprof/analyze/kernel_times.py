@@ -1,4 +1,4 @@
-"""What `kprof kernels bench --json` printed: who runs a kernel fastest, and everybody's times."""
+"""The times of all providers of a kernel, as `kprof kernels bench --json` prints them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks others wait for: how late each comes to the collectives, and whether always the same.
+"""Late ranks: by how much each delays the collectives, how often.
 
 A collective ends on all its ranks together, so a rank's wait in it is its duration beyond the
 shortest one: no clock is compared with another. Lateness is judged in units: steps, or parts of

@@ -1,4 +1,4 @@
-"""The passes in their order: each adds columns to the trace; the last, what they foretell."""
+"""The passes that analyze a trace, in their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured ceilings: the host's, and those of GPUs, kept for later runs."""
+"""Measured ceilings of this host or its GPUs, kept for later runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The collectives of a recording, and which of them are the same ones on another rank."""
+"""The collectives of a recording, matched across its ranks."""
 
 from __future__ import annotations
 

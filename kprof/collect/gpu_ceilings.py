@@ -1,4 +1,4 @@
-"""What the GPU at hand can really do: bandwidths, matrix rates and latencies, measured on it."""
+"""The ceilings of the GPU at hand, measured: bandwidths, matrix rates, latencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Becomes a program, with the streams that were set aside for it; run by path, without kprof.
+"""The start of a program with streams that were set aside for it; run by path, without kprof.
 
 A profiler between kprof and the workload prints of its own. So it gets other streams, and this
 stands between the two: `handover.py FILE UMASK STDOUT STDERR COMMAND…` writes its process id, which

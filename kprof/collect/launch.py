@@ -1,4 +1,4 @@
-"""Starts a workload under the recorder; arguments, streams, signals and exit code pass through."""
+"""The launch of a workload under the recorder; its streams, signals, exit code pass through."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removal of records with impossible times: lost ones, and those that overrun their own stream.
+"""Removal of records with impossible times.
 
 A recorder writes a record that it lost with time 0, or with an end from elsewhere. One such record
 makes a window of a millisecond one of a day. Its launch stays, and counts as one without activity.

@@ -1,4 +1,4 @@
-"""Samples of the GPUs' power, clocks, temperature, memory and processes, as NVML gives them."""
+"""Samples of the GPUs' power, clocks, temperature, memory, processes, from NVML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a path and the reader of each; files of unsupported tools are refused with a fix."""
+"""The files of a path with their readers; files of unsupported tools are refused with a fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timed windows of a workload's steps, with NVML's samples, and the energy of a step in joules."""
+"""Timed windows of a workload's steps, with NVML's samples of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands, one file each, and the answer that a command gives the command line."""
+"""The commands, one file each, with the answer that each gives the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kprof cost`: what tokens, fleets and training cost; each option is a fact with its unit."""
+"""`kprof cost`: the cost of tokens, fleets, training; each option is a fact with its unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kprof doctor`: what this machine can measure, and how to fix the rest."""
+"""`kprof doctor`: the abilities of this machine, with a fix for each that it lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kprof engage`: keep one workload's evidence in a folder, and report it."""
+"""`kprof engage`: one workload's evidence in a folder."""
 
 from __future__ import annotations
 

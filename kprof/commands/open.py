@@ -1,4 +1,4 @@
-"""`kprof open`: analyze traces and write their report."""
+"""`kprof open`: traces analyzed, with their report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kprof playbook`: show how to confirm and fix a finding."""
+"""`kprof playbook`: the page that confirms a finding."""
 
 from __future__ import annotations
 

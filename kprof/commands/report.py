@@ -1,4 +1,4 @@
-"""`kprof report`: one page for decision makers, from saved runs, comparisons and results."""
+"""`kprof report`: one page for decision makers, from saved results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kprof run`: record a workload and report on it."""
+"""`kprof run`: a workload recorded, with its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kprof whatif`: predict a step's time after changes, and keep the prediction."""
+"""`kprof whatif`: a step's predicted time after changes."""
 
 from __future__ import annotations
 

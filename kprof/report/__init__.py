@@ -1,1 +1,1 @@
-"""What people see: the terminal summary and the offline HTML page."""
+"""The reports: a terminal summary, an offline HTML page."""

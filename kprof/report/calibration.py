@@ -1,4 +1,4 @@
-"""How often verdicts are right, as sections, as plain data, and as the sentence on each report."""
+"""The false-positive rate of verdicts as sections, as plain data, or as a sentence."""
 
 from __future__ import annotations
 

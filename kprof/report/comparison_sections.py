@@ -1,4 +1,4 @@
-"""Sections of a comparison of A and B: the verdict, its method, and every pair in time order."""
+"""Sections of a comparison of A with B: the verdict, its method, every pair in time order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs and prices as sections for the terminal and the page."""
+"""Costs as sections."""
 
 from __future__ import annotations
 

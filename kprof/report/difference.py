@@ -1,4 +1,4 @@
-"""Two runs side by side, as sections for the terminal and the page, and as plain data."""
+"""Two runs side by side, as sections or as plain data."""
 
 from __future__ import annotations
 

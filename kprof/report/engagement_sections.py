@@ -1,4 +1,4 @@
-"""An engagement as sections, as plain data, and as test cases for a CI server."""
+"""An engagement as sections, as plain data, or as test cases for a CI server."""
 
 from __future__ import annotations
 

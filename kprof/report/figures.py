@@ -1,4 +1,4 @@
-"""What the figures share: colours, and names that plotly must not read as markup."""
+"""The colours of all figures, with names escaped for plotly."""
 
 from __future__ import annotations
 

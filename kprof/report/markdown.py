@@ -1,4 +1,4 @@
-"""Sections as Markdown, for a pull request: no figures, and no name that could be markup."""
+"""Sections as Markdown, for a pull request: no figures, no name that could be markup."""
 
 from __future__ import annotations
 

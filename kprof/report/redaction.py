@@ -1,4 +1,4 @@
-"""Redaction: secrets and identities are taken out of the texts that kprof shows or passes on."""
+"""Redaction: secrets are taken out of all texts that kprof shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine-readable result: what `kprof open --json` prints and `summary.json` holds."""
+"""The machine-readable result, as `kprof open --json` prints it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A section of the report as plain data, which the terminal and the HTML page both draw.
+"""A section of the report as plain data, for the terminal or the HTML page.
 
 A number is formatted by the section (it knows the unit); text is untrusted and is escaped by
 whoever draws it.

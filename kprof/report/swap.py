@@ -1,4 +1,4 @@
-"""What a swap did: how many sites, whose kernels ran there, what was left as it was, and why."""
+"""The result of a swap: for each site the provider, or the reason why none."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Attribution: whose every nanosecond of device time is, and of what kind."""
+"""Attribution of every nanosecond of device time."""

@@ -1,4 +1,4 @@
-"""Attribution of each device activity to its launch, operator, module, phase and step.
+"""The launch, operator, module, phase, step of each device activity.
 
 A launch is found by correlation id. Its operator is the innermost one open on the calling thread,
 or the recorded external id where no range is open. A backward operator reaches the module of its

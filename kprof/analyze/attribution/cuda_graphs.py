@@ -1,4 +1,4 @@
-"""CUDA graph replays: the source of each replayed activity's names, and how certain it is.
+"""CUDA graph replays: the source of each replayed activity's names, with its certainty.
 
 A replay is one call that names nothing in its graph. If the capture was recorded, the calls that
 added its nodes lie inside it, under their operators and modules, in the order in which the graph

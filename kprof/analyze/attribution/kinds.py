@@ -1,4 +1,4 @@
-"""The kind of each device activity, and the type of its operands.
+"""The kind of each device activity, with the type of its operands.
 
 A kernel's name decides first, then the name of the operator that launched it. Rules run once for
 each distinct combination of names, never for each row. A name belongs to a plain function (Triton,

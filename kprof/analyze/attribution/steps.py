@@ -1,4 +1,4 @@
-"""The steps of a run: which marks they are, and when the host and the device spent time on each.
+"""The steps of a run: the marks that delimit them, the times that they took.
 
 A mark is a range of the kind `step`. Everything that counts or times steps uses these steps.
 """

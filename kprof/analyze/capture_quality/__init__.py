@@ -1,1 +1,1 @@
-"""How far a capture can be trusted, and what it cannot answer."""
+"""The quality of a capture: how far it can be trusted."""

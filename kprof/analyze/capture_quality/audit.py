@@ -1,4 +1,4 @@
-"""The audit of a capture: each property that could make it mislead, measured and graded."""
+"""The audit of a capture: each property that could make it mislead, with its grade."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a capture cannot answer: for each question why not, and how to record so that it can."""
+"""The questions that a capture cannot answer, each with its reason."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Dollars of tokens, fleets and training: arithmetic alone, no I/O, no clock."""
+"""Dollars of tokens, fleets, training: arithmetic alone, no I/O, no clock."""

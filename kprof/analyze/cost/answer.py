@@ -1,4 +1,4 @@
-"""The whole answer: the price, every figure that follows, and the facts that contradict others."""
+"""The answer of `kprof cost`: every figure that follows from the facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cost follows from: the facts of one question, and the assumptions of a TOML file.
+"""The facts that a cost follows from, declared with range, meaning, usual values.
 
 Every number is declared once, with its range, its meaning and, in `extra`, the range in which it
 usually lies. Validation, help texts, warnings and the documented TOML follow from that.

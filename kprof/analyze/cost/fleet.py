@@ -1,4 +1,4 @@
-"""Whole GPUs: how many a demand needs, what they cost, and when an API would cost the same."""
+"""The number of whole GPUs that a demand needs, with their cost."""
 
 from __future__ import annotations
 

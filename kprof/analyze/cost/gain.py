@@ -1,4 +1,4 @@
-"""What being faster is worth: per token, in cash, and when it has paid for the work."""
+"""The value of being faster: per token, in cash, in time to payback."""
 
 from __future__ import annotations
 

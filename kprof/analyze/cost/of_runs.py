@@ -1,4 +1,4 @@
-"""What a recorded run knows of its cost, and what the savings of its findings are worth."""
+"""The cost facts of a recorded run, with the value of its findings' savings."""
 
 from __future__ import annotations
 

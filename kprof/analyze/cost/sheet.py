@@ -1,4 +1,4 @@
-"""The figures that follow from the facts: each with its band, its formula and its price's date."""
+"""The figures that follow from the facts, each with band, formula, date of its price."""
 
 from __future__ import annotations
 

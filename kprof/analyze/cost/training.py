@@ -1,4 +1,4 @@
-"""What training costs, and how much of the GPUs' arithmetic a model uses."""
+"""The cost of training from the model's arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two runs can be compared, and what a difference between them may come from instead."""
+"""The reasons why two runs cannot be compared, or only with doubt."""
 
 from __future__ import annotations
 

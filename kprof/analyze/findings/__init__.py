@@ -1,1 +1,1 @@
-"""Findings: what the rules see, what a fix would save, and what no rule explains."""
+"""Findings: the time that changes would save, by rule."""

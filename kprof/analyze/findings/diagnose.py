@@ -1,4 +1,4 @@
-"""Diagnose: ask every rule, price what it found, and keep what is worth saying."""
+"""The diagnosis: the findings of all rules, priced, in order of their savings."""
 
 from __future__ import annotations
 

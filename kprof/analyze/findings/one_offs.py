@@ -1,4 +1,4 @@
-"""Start-up: idle time that happened once, and says nothing of the steps to come.
+"""Start-up: idle time that happened once, of no later step.
 
 Of at least three steps, that is the time by which one step exceeds all others: a first use, a warm
 allocator, a cold cache, a final copy. Of fewer, only what is known by name: modules loaded, memory

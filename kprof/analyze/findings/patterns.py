@@ -1,4 +1,4 @@
-"""Patterns of activities that several rules look for, and the findings they share.
+"""Patterns of activities that several rules look for.
 
 They cover neighbours on a stream, throttled clocks, decoding, the logits of a loss over a large
 vocabulary, the sizes of matrix multiplications, and operators that the library has a kernel for.

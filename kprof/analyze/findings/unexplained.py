@@ -1,4 +1,4 @@
-"""Large parts of a step that no rule explains: what is known of each, and how to learn more."""
+"""Large parts of a step that no rule explains, with the way to learn more."""
 
 from __future__ import annotations
 

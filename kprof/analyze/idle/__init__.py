@@ -1,1 +1,1 @@
-"""Idle time of a device: its gaps, and what caused each of them."""
+"""Idle time of a device, by cause."""

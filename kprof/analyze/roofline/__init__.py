@@ -1,1 +1,1 @@
-"""The roofline: what work each launch has, what bounds it, and how much of the device it uses."""
+"""The roofline: the work of each launch against the limits of the device."""

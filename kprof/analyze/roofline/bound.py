@@ -1,4 +1,4 @@
-"""The roofline of each device activity: its limit, and the resource that bounds it.
+"""The roofline of each device activity: the resource that bounds it.
 
 Work belongs to an operator and is split over its activities by their durations. A copy between
 host and device or between GPUs, or a collective, is limited by its link and has no limit here.

@@ -1,4 +1,4 @@
-"""Hardware counters of a launch: its traffic, and how busy memory and arithmetic units were.
+"""Hardware counters of a launch: its traffic, the load of memory, SMs, tensor cores.
 
 Counters see all traffic of a kernel that ran alone: repeated reads count again, and cache hits do
 not count. So they tell what bounds a kernel, but not its minimum traffic. Counters sampled in time

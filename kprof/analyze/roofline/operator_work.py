@@ -1,4 +1,4 @@
-"""Operators' work: the operator that carries the work of each device activity, and its amount.
+"""The work of operators, each given to the operator that carries it.
 
 The carrier is the innermost operator around the launch whose work is known, or the nearest
 enclosing one. Nested operators must not count the same work twice: `aten::addmm` carries it, and

@@ -1,4 +1,4 @@
-"""How much of the GPU was used: MFU, MBU and roofline share over the elapsed time.
+"""The utilisation of the GPU over the elapsed time: MFU, MBU, roofline share.
 
 MFU and MBU are shares of the datasheet's peaks, as everybody quotes them; the roofline share is
 one of the ceilings that were measured, where they were.

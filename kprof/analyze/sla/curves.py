@@ -1,4 +1,4 @@
-"""What the page draws of a service: the time to N tokens for every N, and distributions."""
+"""The curves of a service that the page draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Percentiles of a sample by inverted CDF, their bounds by order statistics, and sample sizes.
+"""Percentiles of a sample by inverted CDF, with bounds by order statistics.
 
 No distribution is assumed: of n independent values, the number at or below the p-quantile is
 binomial (Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2).

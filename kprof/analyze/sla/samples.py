@@ -1,4 +1,4 @@
-"""The samples behind an SLA target: a range of time for each answer, and the answers left out.
+"""The samples behind an SLA target: a range of time for each answer that counts.
 
 Some times are known only as a range. The number of tokens in a chunk may be unknown, so a time to
 N tokens lies between two chunks. A request that the client sent late lies between its time from

@@ -1,4 +1,4 @@
-"""SLA targets as text, as `ttf64_p99<=100ms`, and published sets of them with their sources."""
+"""SLA targets as text, as `ttf64_p99<=100ms`, with published sets of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wilcoxon's signed ranks: the estimate, the interval and the test for a number of pairs.
+"""Wilcoxon's signed ranks: estimate, interval, test for a number of pairs.
 
 Everything works along the last axis, for one comparison or for thousands of simulated ones.
 A difference is ln(B/A) of a pair. A Walsh average is the mean of two differences, or one of them

@@ -1,4 +1,4 @@
-"""Dependencies: the predecessors of every launch, activity and wait of a recording.
+"""The predecessors of every launch, activity, wait of a recording.
 
 The host's own time between two points is kept as measured. The device's time after a launch, or
 between two activities of a stream, is kept where the trace shows it, and is a typical one where a

@@ -1,4 +1,4 @@
-"""The host's program: launches, waits and edges of steps, in order, and the time between them.
+"""The host's program: its launches, its waits, the time between them.
 
 The thread that runs the steps and those of autograd are one program: `backward()` holds its caller
 until autograd's threads are done. Every other thread that launches or waits is one of its own.

@@ -1,4 +1,4 @@
-"""Work models: FLOPs and minimum traffic of an operator from its shapes, one family each.
+"""Work models: FLOPs, minimum traffic of an operator from its shapes, one family a module.
 
 A module here has `MODELS`, from an operator's name to a function of its inputs, and may have
 `PREFIXES`, the same for beginnings of names. FLOPs are those of the mathematical operation, 2 per

@@ -1,4 +1,4 @@
-"""Work of collectives: what one rank's memory and arithmetic units must do.
+"""Work of collectives on one rank.
 
 A rank reads what it gives and writes what it gets, once. Of the additions that a reduction needs,
 (ranks - 1) for each element, every rank does an equal part. What crosses the links between GPUs

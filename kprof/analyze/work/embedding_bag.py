@@ -1,4 +1,4 @@
-"""Work of lookups that add up the rows of each bag, and of moving their indices around.
+"""Work of lookups that add up the rows of each bag.
 
 Which rows are looked up is not recorded, nor in tables of several widths how wide a row is: what
 is certain is that indices are read and results written.

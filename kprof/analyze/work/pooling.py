@@ -1,4 +1,4 @@
-"""Work of pooling and resampling."""
+"""Work of pooling or resampling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work of reductions, scans and selections along dimensions."""
+"""Work of reductions, scans, selections along dimensions."""
 
 from __future__ import annotations
 

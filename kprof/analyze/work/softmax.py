@@ -1,4 +1,4 @@
-"""Work of softmax and log-softmax.
+"""Work of softmax, also of its logarithm.
 
 FLOPs per element, by convention: 5 forward (maximum, difference, exponential, sum, quotient) and
 4 backward.

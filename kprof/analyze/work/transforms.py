@@ -1,4 +1,4 @@
-"""Work of factorizations, solvers and Fourier transforms, by their textbook counts.
+"""Work of factorizations, solvers, Fourier transforms, by their textbook counts.
 
 Factorizations count the leading term. A Fourier transform of n complex elements counts
 5 · n · log2(n) FLOPs by convention, half of it where one side is real.

@@ -1,4 +1,4 @@
-"""genai-bench: a file for each scenario and concurrency, with the metrics of every request.
+"""genai-bench: a file for each scenario at one concurrency, with the metrics of every request.
 
 An answer has the time to its first token and to its end, and no time of sending.
 """

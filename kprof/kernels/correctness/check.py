@@ -1,4 +1,4 @@
-"""Run the levels that are asked for, in order, and put what they found together."""
+"""The run of the levels that are asked for, in order, with one result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs: what values they have, how they lie in memory, and which cases are worth a look."""
+"""Inputs of the gate: their values, their layouts in memory, the cases worth a look."""
 
 from __future__ import annotations
 

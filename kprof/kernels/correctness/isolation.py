@@ -1,4 +1,4 @@
-"""Independence: a call changes nothing but its results, and depends on nothing but its arguments.
+"""Independence: a call changes its results alone, from its arguments alone.
 
 A result belongs to the caller: no later call may write to it, and it shares no memory with an
 argument or with another result, unless the replaced code does the same.

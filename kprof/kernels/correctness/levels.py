@@ -1,4 +1,4 @@
-"""What the gate says: measures, levels, and the class of equivalence that they reach together."""
+"""The result of the gate: measures, levels, the class of equivalence that they reach together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that tells: poison in what nobody wrote, and guard bands around what is allocated."""
+"""Poisoned memory with guard bands, which shows reads or writes out of bounds."""
 
 from __future__ import annotations
 

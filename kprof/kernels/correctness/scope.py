@@ -1,4 +1,4 @@
-"""The calls that a class of equivalence speaks of: those that the gate tried, and no others."""
+"""The calls that a class of equivalence covers: those that the gate tried."""
 
 from __future__ import annotations
 

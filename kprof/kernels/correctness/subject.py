@@ -1,4 +1,4 @@
-"""The contract: what the gate is given of a replacement, and of the model around it."""
+"""The contract: the replacement that the gate judges, with the model around it."""
 
 from __future__ import annotations
 

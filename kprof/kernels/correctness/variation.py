@@ -1,4 +1,4 @@
-"""Beyond what was given: other modes of torch, numbers of dimensions and larger sizes.
+"""Calls beyond the given ones: other modes of torch, numbers of dimensions, larger sizes.
 
 Results must be right beyond any rounding wherever the replaced code takes such a call. A call that
 the new code refuses, by its declared limits or by raising, is left out of the scope; one that it

@@ -1,4 +1,4 @@
-"""The partner report: one file for whoever decides, made from saved evidence and nothing else."""
+"""The partner report: one file for decision makers, made from saved evidence alone."""
 
 from __future__ import annotations
 

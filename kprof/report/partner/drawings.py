@@ -1,4 +1,4 @@
-"""Drawings of a partner report: plain shapes, sized in pixels, and line charts with limits."""
+"""Drawings of a partner report: plain shapes sized in pixels, line charts with limits."""
 
 from __future__ import annotations
 

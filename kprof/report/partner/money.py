@@ -1,4 +1,4 @@
-"""Money before and after, out of what `kprof cost` computed."""
+"""Money before against after the change, from the results of `kprof cost`."""
 
 from __future__ import annotations
 

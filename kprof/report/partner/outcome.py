@@ -1,4 +1,4 @@
-"""The outcome of the evidence in one sentence, and what to do next."""
+"""The outcome of the evidence in one sentence, with the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a partner report: one HTML file that needs no script and loads nothing.
+"""The page of a partner report: one HTML file without scripts or links to load.
 
 Drawings become SVG inside the page, styled by classes alone, because the policy forbids more.
 """

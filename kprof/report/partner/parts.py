@@ -1,4 +1,4 @@
-"""Parts of a partner report as plain data, and the templates that choose its sections."""
+"""Parts of a partner report as plain data, with the templates that choose its sections."""
 
 from __future__ import annotations
 

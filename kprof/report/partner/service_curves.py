@@ -1,4 +1,4 @@
-"""Curves of a service level: the time to the first N tokens with its bound, and distributions."""
+"""Curves of a service level: the time to the first N tokens with its bound, the distributions."""
 
 from __future__ import annotations
 

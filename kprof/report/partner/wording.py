@@ -1,4 +1,4 @@
-"""Plain words for kprof's technical names and numbers.
+"""Plain words for kprof's technical names, with numbers rounded to their interval.
 
 A number has no more digits than its interval allows, and its unit.
 """

@@ -1,4 +1,4 @@
-"""What this report cannot answer, and where to read its numbers with care."""
+"""The caveats: numbers to read with care, questions without an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hardware counters: what kernels moved, how busy they kept the device, and what bounds them."""
+"""Hardware counters of the kernels: bytes moved, load, bound."""
 
 from __future__ import annotations
 

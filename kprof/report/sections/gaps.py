@@ -1,4 +1,4 @@
-"""Idle time: why the devices did nothing, where to look, and what could be gained."""
+"""Idle time: its causes, its places, the possible gain."""
 
 from __future__ import annotations
 

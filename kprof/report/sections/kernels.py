@@ -1,4 +1,4 @@
-"""The kernels that take most of the time, and how far each is from its roofline."""
+"""The kernels that take most of the time, with their distance from the roofline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger: every nanosecond of device time in one place, and the identities that prove it."""
+"""The ledger: every nanosecond of device time in one bucket, with the identities that prove it."""
 
 from __future__ import annotations
 

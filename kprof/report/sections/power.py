@@ -1,4 +1,4 @@
-"""Power and clocks over the run, and what held the clocks back."""
+"""The state of the GPUs over the run: power, clocks, reasons for throttling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks: how long each waits for others in collectives, and how often others wait for it."""
+"""Ranks: how long each waits for others in collectives, how often others wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run: its command, machine and length, with the cost and the gaps of its recording."""
+"""The run: its command, machine, length, with the cost of its recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timeline of one step: what the host and every stream did, and when."""
+"""The timeline of one step: host threads above streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data quality: checks of the recording, and the questions that it leaves open."""
+"""Data quality: the checks of the recording, the questions that it leaves open."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Rules: each looks for one thing that costs time or memory, and says what proves it."""
+"""Rules: each looks for one cause of lost time or memory."""

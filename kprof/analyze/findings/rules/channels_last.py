@@ -1,4 +1,4 @@
-"""channels_last: convolutions turn their tensors from one layout to the other and back."""
+"""channels_last: convolutions convert their tensors between two layouts."""
 
 from __future__ import annotations
 

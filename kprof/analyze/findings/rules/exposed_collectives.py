@@ -1,4 +1,4 @@
-"""exposed_collectives: the GPU communicates and computes nothing."""
+"""exposed_collectives: the GPU communicates while it computes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kv_cache_layout: every new token copies the whole cache of keys and values."""
+"""kv_cache_layout: every new token copies the whole KV cache."""
 
 from __future__ import annotations
 

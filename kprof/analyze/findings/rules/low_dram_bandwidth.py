@@ -1,4 +1,4 @@
-"""low_dram_bandwidth: kernels that only move data, and move it slowly."""
+"""low_dram_bandwidth: kernels that only move data do so slowly."""
 
 from __future__ import annotations
 

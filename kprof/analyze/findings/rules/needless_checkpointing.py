@@ -1,4 +1,4 @@
-"""needless_checkpointing: the forward pass is computed again, and memory is free that it saves."""
+"""needless_checkpointing: the forward pass is recomputed although memory is free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""no_cuda_graph_in_decode: tokens are made one by one, and each kernel is launched by the host."""
+"""no_cuda_graph_in_decode: the host launches every kernel of a decode step by itself."""
 
 from __future__ import annotations
 

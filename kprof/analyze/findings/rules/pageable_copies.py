@@ -1,4 +1,4 @@
-"""pageable_copies: batches go to the GPU from memory that is not pinned, and the host waits."""
+"""pageable_copies: the host waits for batches that it copies from memory that is not pinned."""
 
 from __future__ import annotations
 

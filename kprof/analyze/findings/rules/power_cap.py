@@ -1,4 +1,4 @@
-"""power_cap: large products draw as much power as the GPU may, and its clock follows."""
+"""power_cap: large GEMMs reach the GPU's power limit, which lowers its clock."""
 
 from __future__ import annotations
 

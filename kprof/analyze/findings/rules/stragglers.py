@@ -1,4 +1,4 @@
-"""stragglers: some ranks come late to the collectives again and again, and all others wait."""
+"""stragglers: all ranks wait for some that repeatedly come late to the collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""unfused_loss: the loss passes over its logits again and again."""
+"""unfused_loss: the loss reads its logits repeatedly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""unfused_rope: rotary position embedding is spelled out in operators on every query and key."""
+"""unfused_rope: rotary position embedding is unfused."""
 
 from __future__ import annotations
 

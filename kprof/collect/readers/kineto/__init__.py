@@ -1,1 +1,1 @@
-"""The parts of the Kineto reader; what a decoding process imports is free of pandas."""
+"""The Kineto reader; a decoding process imports no pandas."""

@@ -1,4 +1,4 @@
-"""What is wrong with a damaged trace, where it is, and the fix."""
+"""Damage of a trace: its place, its fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole trace file: the columns of its events, and everything around them."""
+"""A whole trace file: the columns of its events, with everything around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields of a Kineto event that kprof reads, and which role each category plays."""
+"""The fields of a Kineto event that kprof reads, with the role of each category."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Valid JSON from damaged text: each event that can be told apart and read, and no other."""
+"""Valid JSON from damaged text: each event that can be read, no other."""
 
 from __future__ import annotations
 

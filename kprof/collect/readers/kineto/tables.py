@@ -1,4 +1,4 @@
-"""The tables `kernels`, `ranges` and `samples` of a Trace from decoded blocks."""
+"""The tables of a Trace from decoded blocks."""
 
 from __future__ import annotations
 

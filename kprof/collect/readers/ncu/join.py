@@ -1,4 +1,4 @@
-"""Counters of a second run joined to the launches of the first: by kernel, size and order."""
+"""Counters of a second run, joined to the launches of the first by kernel, size, order."""
 
 from __future__ import annotations
 

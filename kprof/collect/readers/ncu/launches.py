@@ -1,4 +1,4 @@
-"""A profiled launch of Nsight Compute: its metrics, their numbers and units, and their columns."""
+"""A profiled launch of Nsight Compute: its metrics with their units."""
 
 from __future__ import annotations
 

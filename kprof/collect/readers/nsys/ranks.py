@@ -1,4 +1,4 @@
-"""The processes of an export: which of them is which rank, and on which GPUs they ran."""
+"""The processes of an export as ranks, with their GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code that Inductor generated, and which modules' operators each of its kernels runs.
+"""The code that Inductor generated: the modules of each of its kernels.
 
 A comment before every launch names the nodes of the graph that are in it:
 

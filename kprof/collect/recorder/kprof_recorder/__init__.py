@@ -1,4 +1,4 @@
-"""Records a PyTorch workload from inside its process; needs only torch and the standard library.
+"""The recorder of a PyTorch workload inside its process; needs torch, else the standard library.
 
 `install()` is all that runs when the interpreter starts. It imports nothing of torch: the recorder
 begins once the workload itself has imported it, so the workload's own settings come first.

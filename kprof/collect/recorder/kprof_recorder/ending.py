@@ -1,4 +1,4 @@
-"""The ends and forks of a process: none of them loses the recording or shows the recorder."""
+"""The ends of a process, its forks too: none loses the recording or shows the recorder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named ranges on the workload's timeline, for torch's profiler and as NVTX."""
+"""Named ranges on the workload's timeline, for torch's profiler or for NVTX."""
 
 from __future__ import annotations
 

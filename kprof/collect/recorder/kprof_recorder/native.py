@@ -1,4 +1,4 @@
-"""The interpreter's own threads, locks and clock, even where the workload has replaced them.
+"""The interpreter's own threads, locks, clock, even where the workload has replaced them.
 
 gevent and eventlet replace functions in `threading`, `_thread` and `time`, before or after the
 recorder is imported. Such a lock or sleep switches to another greenlet, and with that changes the

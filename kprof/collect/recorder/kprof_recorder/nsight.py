@@ -1,4 +1,4 @@
-"""Windows that Nsight Systems traces, around this process; it is told here when."""
+"""Windows that Nsight Systems traces from outside this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records a process that never ends: one window for every order, bounded in time and size."""
+"""Recordings of a process that never ends: one bounded window for every order."""
 
 from __future__ import annotations
 

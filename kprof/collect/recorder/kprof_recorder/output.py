@@ -1,4 +1,4 @@
-"""What the recorder leaves behind: one folder a process, with the trace and recorder.json."""
+"""The output of the recorder: one folder a process, with its trace beside recorder.json."""
 
 from __future__ import annotations
 

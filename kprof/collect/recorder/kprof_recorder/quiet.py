@@ -1,4 +1,4 @@
-"""The silence of the recorder: none of its messages and frames reach the workload's stderr."""
+"""The silence of the recorder: none of its messages or frames reach the workload's stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a run's processes this is, and who started it."""
+"""The rank of this process among those of a run."""
 
 from __future__ import annotations
 

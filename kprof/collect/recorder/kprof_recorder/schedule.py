@@ -1,4 +1,4 @@
-"""Which arm runs when: the schedule as it was asked for, and the blocks of steps that follow."""
+"""The schedule of a trial: which arm runs in which block of steps."""
 
 from __future__ import annotations
 

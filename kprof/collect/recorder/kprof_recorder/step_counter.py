@@ -1,4 +1,4 @@
-"""What a step is, decided while the workload runs, and when each one began and ended.
+"""The rule that delimits steps while the workload runs, with the times of each step.
 
 Training counts the steps of the optimizer with most parameters; inference the outermost calls of
 the model with most parameters (or of its `generate`, or replays of a CUDA graph); a range that the

@@ -1,4 +1,4 @@
-"""Recording on demand: an order lies in a file, and is looked for where the workload is active."""
+"""Orders to record, read from a file while the workload is active."""
 
 from __future__ import annotations
 

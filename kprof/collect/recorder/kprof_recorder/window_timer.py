@@ -1,4 +1,4 @@
-"""Times windows of the workload's steps without a profiler, and switches variants between them.
+"""Timed windows of the workload's steps without a profiler, with variants switched between them.
 
 The blocks of a schedule are the same in every rank. Variant B is a context manager of the user's.
 Each process writes a file with a line for every timed window.

@@ -1,4 +1,4 @@
-"""The appendix: environment, commands, hashes of what was read, and the words used."""
+"""The appendix: environment, commands, hashes of the files, glossary."""
 
 from __future__ import annotations
 

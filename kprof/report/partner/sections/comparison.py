@@ -1,4 +1,4 @@
-"""The evidence of each comparison: its verdicts, and every pair in the order of time."""
+"""The evidence of each comparison: its verdicts, its pairs in the order of time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost and energy, with the price, its source and its date under every dollar."""
+"""Cost with its price, the source of the price, its date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cover: one sentence, what it is about, and how often the instrument is wrong."""
+"""The cover: one sentence of outcome, with the instrument's error rate."""
 
 from __future__ import annotations
 

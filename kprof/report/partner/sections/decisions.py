@@ -1,4 +1,4 @@
-"""What was decided, and when."""
+"""The decisions of an engagement with their dates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding cards: what costs time, what to do about it, what that brings and how sure it is."""
+"""Finding cards: the cost, the fix, the saving with its certainty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections that the last run's own report has as well, as text and tables."""
+"""Sections that the last run's own report has as well, without figures."""
 
 from __future__ import annotations
 

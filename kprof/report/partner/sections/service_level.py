@@ -1,4 +1,4 @@
-"""The service level: each SLA target, the measured value, and its 99 % bound."""
+"""The service level: each SLA target, its measured value, its 99 % bound."""
 
 from __future__ import annotations
 
