@@ -51,9 +51,11 @@ class Saving:
     """Of a month in which the run's GPUs do nothing else; None: unknown, or no price was given."""
 
     @property
-    def middle_ns(self) -> int:
-        """The middle of the interval, 0 where it is not known."""
-        return ((self.low_ns or 0) + (self.high_ns or 0)) // 2
+    def middle_ns(self) -> int | None:
+        """The middle of the interval; None where it is not known."""
+        if self.low_ns is None or self.high_ns is None:
+            return None
+        return (self.low_ns + self.high_ns) // 2
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ class Watcher:
         torch = sys.modules.get("torch")
         self._nvml: Nvml | None = None
         self._handle: Any = None
-        self._num_at_first = 0
+        self._num_at_first: int | None = None
         if torch is None or not torch.cuda.is_initialized():
             return
         self._nvml = open_nvml()
@@ -215,12 +215,12 @@ class Watcher:
         index = torch.cuda.current_device()
         if index < len(visible):
             self._handle = self._nvml.handles[visible[index]]
-            self._num_at_first = self._count() or 0
+            self._num_at_first = self._count()
 
     @property
-    def num_neighbours(self) -> int:
-        """Processes beside this one that were on the GPU at the beginning."""
-        return max(0, self._num_at_first - 1)
+    def num_neighbours(self) -> int | None:
+        """Processes beside this one that were on the GPU at the beginning; None: not known."""
+        return None if self._num_at_first is None else max(0, self._num_at_first - 1)
 
     def read(self) -> Conditions:
         """Return the conditions now."""
@@ -229,8 +229,8 @@ class Watcher:
         clock = self._nvml.ask(
             "nvmlDeviceGetClockInfo", self._handle, self._nvml.constant("NVML_CLOCK_SM")
         )
-        count = self._count()
-        others = None if count is None else max(0, count - self._num_at_first)
+        before, now = self._num_at_first, self._count()
+        others = None if before is None or now is None else max(0, now - before)
         reasons = self._nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons", self._handle)
         is_braked = None if reasons is None else bool(int(reasons) & BRAKES)
         return Conditions(None if clock is None else float(clock), others, is_braked)

@@ -67,6 +67,12 @@ def test_a_driver_that_does_not_tell_the_processes_leaves_them_missing(cuda):
     assert watcher.read().num_others is None
 
 
+def test_where_the_processes_at_the_beginning_are_not_known_none_is_a_newcomer(cuda):
+    watcher = Watcher(lambda: Driver(None, 3))
+    assert watcher.num_neighbours is None
+    assert watcher.read().num_others is None
+
+
 @pytest.mark.parametrize(("reasons", "is_braked"), [(0x4, False), (0x44, True), (0x8, True)])
 def test_heat_holds_a_clock_back_and_the_power_cap_does_not(cuda, reasons, is_braked):
     driver = Driver(1, 1)

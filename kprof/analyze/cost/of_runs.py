@@ -102,10 +102,10 @@ def _priced(diagnosis: Diagnosis, price: Price, count: int) -> Diagnosis:
 
 def worth_of(saving: Saving, whole: Band) -> Worth | None:
     """Return which part of a sum of dollars a saving is; None where the saving is unknown."""
-    if saving.high_ns is None or saving.step_ns <= 0:
+    low_ns, middle_ns, high_ns = saving.low_ns, saving.middle_ns, saving.high_ns
+    if low_ns is None or middle_ns is None or high_ns is None or saving.step_ns <= 0:
         return None
-    shares = (ns / saving.step_ns for ns in (saving.low_ns or 0, saving.middle_ns, saving.high_ns))
-    low, middle, high = shares
+    low, middle, high = (ns / saving.step_ns for ns in (low_ns, middle_ns, high_ns))
     return Worth(low * whole.low, middle * whole.mid, high * whole.high)
 
 

@@ -131,11 +131,11 @@ def _expected(finding: Finding, pricer: Pricer) -> float:
 
     Where that is unknown, and it costs a large part of the step, it comes before all others.
     """
-    saving = finding.saving
-    if saving is None or saving.high_ns is None:
+    middle_ns = finding.saving.middle_ns if finding.saving is not None else None
+    if middle_ns is None:
         large = LARGE_SHARE * whole_ns(pricer.trace)
         return float("inf") if (finding.cause_ns or 0) > large else 0.0
-    return saving.middle_ns * SURE[finding.confidence]
+    return middle_ns * SURE[finding.confidence]
 
 
 def _is_worth(finding: Finding) -> bool:

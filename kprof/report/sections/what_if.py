@@ -73,7 +73,7 @@ def _lead(told: list[Prediction], whole: str) -> str:
 def _interval(prediction: Prediction) -> str:
     """Return the saved share, from the least to the most that the recording allows."""
     step_ns, missed = max(prediction.step_ns, 1), prediction.uncertainty_ns or 0
-    predicted = prediction.predicted_step_ns or 0
+    predicted = _predicted_ns(prediction)
     shortest, longest = prediction.shortest_step_ns, prediction.longest_step_ns
     most = 1 - (predicted - missed if shortest is None else shortest) / step_ns
     least = 1 - (predicted + missed if longest is None else longest) / step_ns
@@ -112,7 +112,12 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
 
 def saving(prediction: Prediction) -> float:
     """Return the share of the step that a prediction saves; below 0 where it costs."""
-    return 1 - (prediction.predicted_step_ns or 0) / max(prediction.step_ns, 1)
+    return 1 - _predicted_ns(prediction) / max(prediction.step_ns, 1)
+
+
+def _predicted_ns(prediction: Prediction) -> int:
+    assert prediction.predicted_step_ns is not None, "a prediction without a time has its reason"
+    return prediction.predicted_step_ns
 
 
 def _reasons(untold: list[Prediction]) -> list[str]:

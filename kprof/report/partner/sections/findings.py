@@ -112,7 +112,7 @@ def _gone(finding: Finding, first: Trace, last: Trace) -> str:
         share = share_in_words(untraced)
         return f"? not seen after the change, where {share} of the device time has no operator"
     waits = wait_share(last, finding.remedy.idle_cause)
-    if waits >= LARGE:
+    if waits is not None and waits >= LARGE:
         return f"? less of it, but {share_in_words(waits)} of the time is still spent so"
     return "✓ no longer found after the change"
 
@@ -138,7 +138,8 @@ def _card(
         tuple(facts),
         tuple(body),
         tuple(details),
-        middle_of(finding.saving),
+        # Cards whose saving is not known come last.
+        middle_of(finding.saving) or 0.0,
     )
 
 
@@ -167,14 +168,18 @@ def _action(finding: Finding, advice: Advice | None) -> list[Text]:
     return [Text(sentence) for sentence in sentences]
 
 
-def middle_of(saving: Saving | None) -> float:
-    """Return the middle of a saving as a share of the step; 0 where nobody knows."""
-    return saving.middle_ns / max(saving.step_ns, 1) if saving else 0.0
+def middle_of(saving: Saving | None) -> float | None:
+    """Return the middle of a saving as a share of the step; None where it is not known."""
+    if saving is None or saving.middle_ns is None:
+        return None
+    return saving.middle_ns / max(saving.step_ns, 1)
 
 
 def grade_of(finding: Finding) -> str:
-    """Return P1, P2 or P3."""
+    """Return P1, P2 or P3; the last where the saving is not known."""
     middle = middle_of(finding.saving)
+    if middle is None:
+        return "P3"
     if middle >= LARGE and finding.confidence != "low":
         return "P1"
     return "P2" if middle >= SMALL else "P3"

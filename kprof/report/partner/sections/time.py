@@ -90,11 +90,11 @@ def idle_share(run: Trace) -> float | None:
     return sum(time for name, time in times.items() if is_wait(name)) / total if total else None
 
 
-def wait_share(run: Trace, cause: str | None) -> float:
-    """Return the share of the time that was idle for a cause; 0 where nobody knows."""
+def wait_share(run: Trace, cause: str | None) -> float | None:
+    """Return the share of the time that was idle for a cause; None where it is not known."""
     times = _by_part(run) if cause is not None and run.has_timeline else {}
     total = sum(times.values())
-    return times.get(WAITS.get(cause or "", ""), 0) / total if total else 0.0
+    return times.get(WAITS.get(cause or "", ""), 0) / total if total else None
 
 
 def _folded(times: dict[str, int], parts: list[str]) -> dict[str, int]:
@@ -110,9 +110,9 @@ def _lead(run: Trace, times: dict[str, int]) -> str:
     listed = "; ".join(
         f"{share_in_words(t / total)} {name[:1].lower()}{name[1:]}" for name, t in largest
     )
-    if not run.has_timeline:
+    idle = idle_share(run)
+    if idle is None:
         return f"Most of the time on the device: {listed}. How long it was idle is not known."
-    idle = idle_share(run) or 0.0
     who = "No operator ran" if run.is_host_only else "The GPU was idle"
     return f"Most of the time: {listed}. {who} for {share_in_words(idle)} of it."
 
