@@ -94,6 +94,23 @@ def test_an_output_kept_from_other_inputs_is_noticed(clock):
     assert claim.verdict == "INVALID"
 
 
+def test_a_function_that_is_fast_only_on_inputs_that_it_has_seen_is_no_comparison(clock):
+    seen = []
+
+    def remembering(x):
+        clock.spend(1_000 if any(x is one for one in seen) else 1_000_000)
+        seen.append(x)
+        return x * 2
+
+    def honest(x):
+        clock.spend(1_000_000)
+        return x * 2
+
+    claim = ab_test(honest, remembering, inputs=[(np.ones(4),)], plan=PLAN).headline
+    assert claim.verdict == "INVALID"
+    assert "on inputs that it has seen" in claim.why
+
+
 def test_a_time_below_what_the_work_needs_is_no_comparison(clock):
     a, b = taking(clock, 1_000_000), taking(clock, 90_000)
     claim = ab_test(a, b, plan=PLAN, floor_ns=100_000).headline

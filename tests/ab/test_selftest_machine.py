@@ -169,6 +169,13 @@ def test_after_every_stage_there_is_a_calibration_that_says_what_it_lacks(home, 
     assert "Not measured: more bytes, 5 % slower." in text
 
 
+def test_a_calibration_that_cannot_be_written_is_kept_nowhere(home, hasty, monkeypatch):
+    (home / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "file"))
+    *_, found = calibrate(8, 10, 0, print)
+    assert keep(found) is None
+
+
 def test_an_unfinished_calibration_is_kept_beside_the_last_whole_one(home, hasty):
     *_, almost, found = calibrate(8, 10, 0, print)
     whole = keep(found)

@@ -48,6 +48,12 @@ def test_over_all_signs_the_truth_is_ever_left_out_at_most_as_often_as_allowed(a
     assert (np.maximum(above, below) >= threshold(alpha)).mean() <= alpha
 
 
+def test_a_course_scales_a_difference_by_the_spread_of_those_before_it():
+    # The distances from the median: 1 and 1 of (0, 2), then 2, 0 and 2 of (0, 2, 4).
+    course = course_of([0.0, 2.0, 4.0, 9.0])
+    np.testing.assert_allclose(course.scale, [0, 0, 1 / 0.6745, 2 / 0.6745])
+
+
 def test_a_scale_knows_nothing_of_what_it_scales_or_of_what_follows():
     differences = np.random.default_rng(0).normal(0, 1, 12)
     changed = differences.copy()

@@ -24,6 +24,7 @@ from kprof.kernels.correctness.model_levels import (
 )
 from kprof.kernels.correctness.numerics import (
     Pool,
+    Survey,
     check_numerics,
     compare,
     errors_of,
@@ -133,6 +134,13 @@ def test_at_an_edge_it_may_be_sixteen_times_as_large(error, is_met):
 def test_at_an_edge_the_relative_error_may_be_four_times_as_large(error, is_met):
     measure = measure_l2("output", "1x16", pool_of(error, 1e-3), is_edge=True)
     assert measure.is_met is is_met
+
+
+@JUST(("group", "is_met"), [("normal", False), ("1x16", True)])
+def test_only_a_shape_at_an_edge_has_the_larger_relative_error(group, is_met):
+    survey = Survey(EXACT)
+    survey.pools["output", "float32"] = {group: pool_of(3e-3, 1e-3)}
+    assert next(survey.measures()).is_met is is_met
 
 
 @JUST(("num_ulps", "is_wrong"), [(4, False), (5, True)])
