@@ -11,7 +11,7 @@ from kprof.ab.variants import AbOptions
 from kprof.analyze.verdict import judge
 from kprof.collect.trials import Variant
 from kprof.comparison import Claim, Interval, Metric
-from tests.ab.ab_runs import script_in, stand_in
+from tests.ab.ab_runs import Workload, script_in, stand_in
 from tests.commands.test_cli import kprof
 
 
@@ -35,6 +35,20 @@ def test_on_a_clock_too_coarse_for_its_windows_nothing_is_proven(script, monkeyp
     assert kprof("ab", "--patch", "patch.py:f", "--pairs", "40", "--json", script) == 3
     (claim,) = json.loads(capsys.readouterr().out)["claims"]
     assert (claim["verdict"], claim["interval"]) == ("INCONCLUSIVE", None)
+
+
+def test_each_alternating_process_is_timed_over_five_windows(script, monkeypatch):
+    workload, timed = Workload(), []
+
+    def run_trial(*rest, **more):
+        trial = workload(*rest, **more)
+        timed.append(len(trial.windows))
+        return trial
+
+    monkeypatch.setattr("kprof.ab.processes.run_trial", run_trial)
+    kprof("ab", "--env", "X=1", "--pairs", "6", "--fixed", script)
+    # Two that are not counted, then six pairs.
+    assert timed == [5] * 14
 
 
 def test_alternating_processes_are_judged_by_the_clock_of_a_step(script, monkeypatch, capsys):
