@@ -102,8 +102,8 @@ def _launch_rows(trace: Trace) -> np.ndarray:
 
     A piece of an operator's self time in host mode was launched by that operator's row.
     """
-    if "op_row" in trace.kernels:
-        return trace.kernels["op_row"].to_numpy(dtype=np.int64)
+    if trace.is_host_only:
+        return trace.kernels["op_row"].to_numpy(dtype=np.int64, na_value=NO_ROW)
     calls = np.flatnonzero(
         _has_kind(trace.ranges, "runtime") & trace.ranges["correlation"].notna().to_numpy()
     )
