@@ -31,7 +31,7 @@ HOST_ONLY = "No GPU activity was recorded; this report is about the host's opera
 
 
 def render(trace: Trace) -> Section:
-    """Render the command, the machine, the steps, the cost of recording and the trust."""
+    """Render the command, the machine, the steps, the cost of recording and what it lost."""
     lead = Text(HOST_ONLY, "warning") if trace.is_host_only else Text(_lead(trace))
     parts: list[Part] = [lead]
     recording = trace.meta.recording

@@ -40,17 +40,17 @@ def test_a_file_that_was_packed_twice(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", gzip.compress(b"", mtime=0)])
-def test_an_empty_file(tmp_path, content):
+def test_an_empty_file_is_refused(tmp_path, content):
     assert "is empty" in problem_of(file_of(tmp_path, content))
 
 
-def test_a_binary_file(tmp_path):
+def test_a_binary_file_is_refused(tmp_path):
     problem = problem_of(file_of(tmp_path, b"SQLite format 3\x00"))
     assert problem == "trace.json is not JSON; it begins with b'SQLite format 3\\x00'"
 
 
 @pytest.mark.parametrize("content", [b"[]", b'{"traceEvents": []}', b' {"traceEvents" :\n[ ] }'])
-def test_an_empty_list_of_events(tmp_path, content):
+def test_an_empty_list_of_events_is_refused(tmp_path, content):
     assert "empty list of events" in problem_of(file_of(tmp_path, content))
 
 
@@ -69,30 +69,30 @@ def test_json_without_a_list_of_events(tmp_path, content, seen):
 
 
 @pytest.mark.parametrize("content", [b"[1, 2]", b'["a"]', b"[[]]"])
-def test_a_list_of_something_else(tmp_path, content):
+def test_a_list_of_something_else_is_refused(tmp_path, content):
     assert "a list of something else" in problem_of(file_of(tmp_path, content))
 
 
-def test_a_profile_of_proton(tmp_path):
+def test_a_profile_of_proton_is_refused(tmp_path):
     content = json.dumps([{"children": [], "frame": {"name": "ROOT"}, "metrics": {}}]).encode()
     assert "Proton" in problem_of(file_of(tmp_path, content))
 
 
-def test_a_chrome_trace_of_another_program(tmp_path):
+def test_a_chrome_trace_of_another_program_is_refused(tmp_path):
     path = write(tmp_path, operator(cat="v8"), operator(cat="blink"))
     assert "another program" in (problem := problem_of(path))
     assert "seen: blink, v8" in problem
 
 
-def test_a_trace_without_operators_and_activities(tmp_path):
+def test_a_trace_without_operators_and_activities_is_refused(tmp_path):
     event = {"ph": "X", "cat": "overhead", "name": "Flush", "ts": 1, "dur": 2}
     assert "nothing to analyze" in problem_of(write(tmp_path, event))
 
 
-def test_text_that_no_decoder_takes(tmp_path):
+def test_text_that_no_decoder_takes_is_refused(tmp_path):
     assert "cannot be decoded" in problem_of(file_of(tmp_path, b"[" * 200_000))
 
 
-def test_a_recording_in_which_nothing_happened(tmp_path):
+def test_a_recording_in_which_nothing_happened_is_refused(tmp_path):
     marks = {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "ts": 1, "dur": 2}
     assert "nothing to analyze" in problem_of(write(tmp_path, marks))

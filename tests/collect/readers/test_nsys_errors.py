@@ -39,7 +39,7 @@ def program_in(folder, monkeypatch, script):
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin" if script else str(folder))
 
 
-def test_an_empty_file(tmp_path):
+def test_an_empty_file_is_refused(tmp_path):
     assert problem_of(file_of(tmp_path, b"")) == "trace.sqlite is empty"
 
 
@@ -47,11 +47,11 @@ def test_a_header_of_zeros_is_an_interrupted_export(tmp_path):
     assert "interrupted" in problem_of(file_of(tmp_path, bytes(4096)))
 
 
-def test_a_file_of_another_sort(tmp_path):
+def test_a_file_of_another_sort_is_refused(tmp_path):
     assert "is no SQLite file; it begins with b'hello'" in problem_of(file_of(tmp_path, b"hello"))
 
 
-def test_a_file_that_ends_in_its_header(tmp_path):
+def test_a_file_that_ends_in_its_header_is_refused(tmp_path):
     head = many_rows(tmp_path).read_bytes()[:50]
     assert "cut off within its header" in problem_of(file_of(tmp_path, head))
 
@@ -81,13 +81,13 @@ def test_an_export_whose_journal_lies_beside_it(tmp_path):
     assert "its journal lies beside" in problem_of(path)
 
 
-def test_a_database_of_something_else(tmp_path):
+def test_a_database_of_something_else_is_refused(tmp_path):
     with closing(sqlite3.connect(tmp_path / "trace.sqlite")) as connection, connection:
         connection.execute("CREATE TABLE users (name)")
     assert "no export of Nsight Systems" in problem_of(tmp_path / "trace.sqlite")
 
 
-def test_an_export_in_which_neither_cuda_nor_nvtx_was_traced(tmp_path):
+def test_an_export_in_which_neither_cuda_nor_nvtx_was_traced_is_refused(tmp_path):
     path = write(tmp_path, setting("META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION", "2025.5"))
     assert "neither CUDA calls nor NVTX ranges" in problem_of(path)
 
@@ -147,7 +147,7 @@ def test_a_report_where_nsight_systems_is_not_installed(tmp_path, monkeypatch):
     assert "nsys export --type=sqlite run.nsys-rep" in error.value.fix
 
 
-def test_a_report_that_cannot_be_exported(tmp_path, monkeypatch):
+def test_a_report_that_cannot_be_exported_is_refused(tmp_path, monkeypatch):
     program_in(tmp_path, monkeypatch, "echo Loading; echo 'Invalid version prefix' >&2; exit 1")
     path = file_of(tmp_path, b"anything", "run.nsys-rep")
     assert problem_of(path) == "run.nsys-rep cannot be exported: Invalid version prefix"
