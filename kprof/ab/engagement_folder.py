@@ -41,7 +41,7 @@ from kprof.analyze.engagement import (
     When,
     without_folders,
 )
-from kprof.analyze.findings.scores import Promise, began_s, promises_in
+from kprof.analyze.findings.scores import RecordedPrediction, began_s, predictions_in
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.comparison import FILE as COMPARISON_FILE
 from kprof.comparison import read, with_nan
@@ -90,7 +90,7 @@ def add(
         content = found.content
         if isinstance(content, ComparisonAdded):
             by_s = began_s(content.comparison)
-            bet = _bet(promises_in(engagement, by_s), content, tests)
+            bet = _bet(predictions_in(engagement, by_s), content, tests)
             content = msgspec.structs.replace(content, bet=bet)
         elif tests is not None:
             problem = f"{found.source.name} is no comparison, so it tests no prediction"
@@ -186,21 +186,23 @@ def _measured(content: Holding) -> str:
     return ";".join(f"{float(one.start_ns)} {one.a} {one.b}" for one in pairs)
 
 
-def _bet(promises: list[Promise], added: ComparisonAdded, tests: str | None) -> Bet | None:
+def _bet(
+    predictions: list[RecordedPrediction], added: ComparisonAdded, tests: str | None
+) -> Bet | None:
     """Return the prediction that a comparison tests; it has to be said where that is not clear."""
-    if tests == NOTHING or (tests is None and not promises):
+    if tests == NOTHING or (tests is None and not predictions):
         return None
     tried = added.comparison.b.removeprefix("--swap ")
     kernels = set(tried.split(",")) if tried != added.comparison.b else None
     fits = [
         one
-        for one in promises
+        for one in predictions
         if (one.predicted.name == tests if tests else set(one.predicted.swap.split(",")) == kernels)
     ]
     if len(fits) == 1:
         return Bet(fits[0].entry.number, fits[0].predicted.name)
     # Answers to what-if are many, and named after whole kernels.
-    named = [one.predicted for one in promises if one.predicted.source != "what-if"]
+    named = [one.predicted for one in predictions if one.predicted.source != "what-if"]
     names = ", ".join(repr(one.name) for one in named) or "answers to what-if alone"
     raise KprofError(
         f"nothing of the name {tests!r} was predicted"

@@ -130,7 +130,7 @@ def _in_order(engagement: Engagement, kind: type[Measured]) -> list[tuple[Entry,
 
 
 def _predictions(engagement: Engagement) -> Iterator[Scored]:
-    """Yield what was scored, and what no A/B tests yet; answers to questions are no promises."""
+    """Yield scored predictions, then those without an A/B; answers to questions are left out."""
     from kprof.report.partner.evidence import Scored
 
     compared = {entry.number: one for entry, one in engagement.of(ComparisonAdded)}

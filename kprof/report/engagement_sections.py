@@ -27,7 +27,7 @@ from kprof.analyze.engagement import (
     TargetJudged,
     When,
 )
-from kprof.analyze.findings.scores import Promise, Score, Scores, score
+from kprof.analyze.findings.scores import RecordedPrediction, Score, Scores, score
 from kprof.analyze.verdict.regressions import rule_on_comparison
 from kprof.report.comparison_sections import format_interval, format_percent
 from kprof.report.junit import Case, Outcome
@@ -122,7 +122,7 @@ def _predictions(scores: Scores) -> Section:
         Text(f"Entry {one.entry}, {one.name}: not scored, {one.why}.") for one in scores.unscored
     ]
     if scores.untested:
-        parts.append(_promise_table(scores.untested))
+        parts.append(_untested_table(scores.untested))
     return Section("Predictions", 10, tuple(parts))
 
 
@@ -158,7 +158,7 @@ def _gains(ends: tuple[float, float]) -> str:
     return f"{low} %" if low == high else f"{low} to {high} %"
 
 
-def _promise_table(promises: Sequence[Promise]) -> Table:
+def _untested_table(predictions: Sequence[RecordedPrediction]) -> Table:
     columns = (
         Column("Not tested yet", "name"),
         Column("Saves of a step", "right"),
@@ -166,7 +166,7 @@ def _promise_table(promises: Sequence[Promise]) -> Table:
         Column("Entry", "right", essential=False),
         Column("To prove it", "prose", essential=False),
     )
-    ordered = sorted(promises, key=lambda one: one.predicted.source == "what-if")
+    ordered = sorted(predictions, key=lambda one: one.predicted.source == "what-if")
     rows = tuple(
         (
             shorten(one.predicted.name, LONGEST_NAME),

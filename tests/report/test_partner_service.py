@@ -65,7 +65,7 @@ def test_the_limit_lies_at_its_height_and_names_its_tokens():
 def test_one_token_is_no_plural():
     (judgement,) = kept("ttf1_p99<=100ms", rows=of_four_tokens(500)).assessment.judgements
     promised = "time to the first token: at most 100 ms for 99 % of requests"
-    assert service_level.promise_of(judgement) == promised
+    assert service_level.target_in_words(judgement) == promised
 
 
 def test_a_distribution_ends_below_100_percent_where_requests_failed():

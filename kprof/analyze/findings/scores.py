@@ -62,7 +62,7 @@ class Unscored:
 
 
 @dataclass(frozen=True)
-class Promise:
+class RecordedPrediction:
     """A prediction, and the entry that it was written down in."""
 
     entry: Entry
@@ -75,7 +75,7 @@ class Scores:
 
     scored: tuple[Score, ...]
     unscored: tuple[Unscored, ...]
-    untested: tuple[Promise, ...]
+    untested: tuple[RecordedPrediction, ...]
     """Predictions that no comparison tests yet."""
 
     @property
@@ -99,13 +99,15 @@ class Scores:
         return sum(one.is_inside and one.is_clear for one in self.scored)
 
 
-def promises_in(engagement: Engagement, by_s: float = float("inf")) -> list[Promise]:
+def predictions_in(engagement: Engagement, by_s: float = float("inf")) -> list[RecordedPrediction]:
     """Return every prediction.
 
     Of one name, the newest that was written down by `by_s`, in seconds since 1970; where there is
     none so early, the newest.
     """
-    every = [Promise(entry, one) for entry in engagement.entries for one in entry.predictions]
+    every = [
+        RecordedPrediction(entry, one) for entry in engagement.entries for one in entry.predictions
+    ]
     in_time = [one for one in every if one.entry.when_s <= by_s]
     found = {one.predicted.name: one for one in [*every, *in_time]}
     return list(found.values())
@@ -122,7 +124,7 @@ def score(engagement: Engagement) -> Scores:
         tuple(one for one in results if isinstance(one, Unscored)),
         tuple(
             one
-            for one in promises_in(engagement)
+            for one in predictions_in(engagement)
             if tested.get(one.predicted.name, 0) < one.entry.number
         ),
     )

@@ -7,7 +7,7 @@ from kprof.analyze.capture_quality.unanswered import find_unanswered
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.mixed import say_mixed
 from kprof.report.partner.parts import Block, Chapter, Folded
-from kprof.report.partner.sections.service_level import promise_of
+from kprof.report.partner.sections.service_level import target_in_words
 from kprof.report.partner.wording import without_letters
 from kprof.report.section import Column, Table, Text
 from kprof.report.sla_verdict import Judged
@@ -83,11 +83,11 @@ def _name_of(number: int, num_runs: int) -> str:
 
 
 def _doubt(text: str, judged: Judged) -> str:
-    """Say a doubt about a target with its promise in words, in the place of what was typed."""
+    """Say a doubt about a target with its target in words, in the place of what was typed."""
     for judgement in judged.assessment.judgements:
         target, colon, doubt = text.partition(": ")
         if colon and target == judgement.target.text:
-            return f"{_sentence(promise_of(judgement))} {_sentence(doubt)}"
+            return f"{_sentence(target_in_words(judgement))} {_sentence(doubt)}"
     return _sentence(text)
 
 

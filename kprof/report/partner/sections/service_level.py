@@ -46,7 +46,7 @@ def render(evidence: Evidence) -> Chapter | Missing:
 def _reasons(judged: Judged) -> list[Text]:
     """Say of every target that nobody can judge why not."""
     return [
-        Text(f"{_capital(promise_of(j))}. {_capital(j.why)}.")
+        Text(f"{_capital(target_in_words(j))}. {_capital(j.why)}.")
         for j in judged.assessment.judgements
         if j.verdict not in ("MET", "MISSED")
     ]
@@ -63,7 +63,7 @@ def _stages(evidence: Evidence) -> list[tuple[str, Judged]]:
     return [("before", levels[0]), ("after", levels[-1])]
 
 
-def promise_of(judgement: Judgement) -> str:
+def target_in_words(judgement: Judgement) -> str:
     """Say a target in words: what, of how many, at most how much."""
     target = judgement.target
     metric = target.metric
@@ -122,7 +122,7 @@ def _table(evidence: Evidence) -> Table:
     )
     rows = [
         (
-            promise_of(judgement),
+            target_in_words(judgement),
             when,
             value_of(judgement, judgement.estimate),
             value_of(judgement, bound_of(judgement)),

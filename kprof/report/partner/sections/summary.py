@@ -60,7 +60,7 @@ SLA_TONES = {"MET": "good", "MISSED": "warning"}
 
 def render(evidence: Evidence) -> Chapter:
     """Render a table of a few rows, what it warns of, and the next steps."""
-    rows = [*_measured(evidence), *_promised(evidence), *_gated(evidence)]
+    rows = [*_measured(evidence), *_targets(evidence), *_gated(evidence)]
     rows += [*_paid(evidence), *_used_energy(evidence)]
     blocks: list[Block] = [Text(warning, "warning") for warning in _warnings(evidence)]
     if rows:
@@ -172,7 +172,7 @@ def _claim(comparison: Comparison, claim: Claim) -> Row:
     return (name, *medians, change, result)
 
 
-def _promised(evidence: Evidence) -> list[Row]:
+def _targets(evidence: Evidence) -> list[Row]:
     before, after = first_and_last(evidence.service_levels)
     if after is None:
         return []
