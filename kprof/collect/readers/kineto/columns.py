@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -79,18 +80,22 @@ class Combinations:
     of_texts: Callable[[tuple[bytes, ...]], Sequence[bytes]] = tuple
     """What the vocabularies number, made of the recorded texts."""
     known: Vocabulary = field(default_factory=Vocabulary)
-    rows: list[list[int]] = field(default_factory=list)
-    """By the number of a combination, the number of each of its texts."""
 
-    def codes(self, joined: Sequence[bytes]) -> list[NDArray[np.int32]]:
-        """Return the numbers of the texts that JOINT joins, an array for each vocabulary."""
+    def __post_init__(self) -> None:
+        self._table = np.empty((len(self.vocabularies), 0), dtype=np.int32)
+
+    def codes(self, joined: Sequence[bytes]) -> NDArray[np.int32]:
+        """Return the numbers of the texts that JOINT joins, a row for each vocabulary."""
         codes = self.known.codes(joined)
-        for combination in islice(self.known, 1 + len(self.rows), None):
+        new: list[list[int]] = []
+        for combination in islice(self.known, 1 + self._table.shape[1], None):
             texts = self.of_texts(tuple(combination.split(JOINT)))  # type: ignore[attr-defined]
             numbered = zip(self.vocabularies, texts, strict=True)
-            self.rows.append([vocabulary[text] for vocabulary, text in numbered])
-        table = np.array(self.rows, dtype=np.int32).reshape(-1, len(self.vocabularies))
-        return [column[codes] for column in table.T]
+            new.append([vocabulary[text] for vocabulary, text in numbered])
+        if new:
+            # By the number of a combination, the number of each of its texts.
+            self._table = np.append(self._table, np.array(new, dtype=np.int32).T, axis=1)
+        return self._table[:, codes]
 
 
 @dataclass
@@ -106,6 +111,10 @@ class Block:
     begun_host: Columns
     """The rows that begin at these edges, without a duration."""
     begun_device: Columns
+
+
+# The columns of a block.
+TABLES = ("host", "device", "memory", "edges", "begun_host", "begun_device")
 
 
 @dataclass
@@ -156,9 +165,18 @@ class BlockDecoder:
         device, at_device = _spans(events, role, kineto.DEVICE_ROLES)
         rest = np.ones(len(events), dtype=bool)
         rest[at_host] = rest[at_device] = False
-        at_rest = np.flatnonzero(rest)
-        others = [events[i] for i in at_rest.tolist()]
-        edges = self._edges(others, role[at_rest])
+        at_rest = [
+            i
+            for i in np.flatnonzero(rest).tolist()
+            if events[i].ph not in kineto.ARROWS or not events[i].cat
+        ]
+        others = [events[i] for i in at_rest]
+        at_edges = [i for i in at_rest if events[i].ph in ("B", "E")]
+        edges = (
+            self._edges([events[i] for i in at_edges], role[at_edges])
+            if at_edges
+            else self._no_edges
+        )
         host, at_host, host_times = _timed(host, at_host, counts, "damaged_events")
         device, at_device, device_times = _timed(device, at_device, counts, "damaged_activities")
         counts.update(_counts_of(others))
@@ -178,16 +196,19 @@ class BlockDecoder:
             block.counts["profiler_overhead_ns"] = int(block.host["duration_ns"][is_overhead].sum())
         return block
 
+    @cached_property
+    def _no_edges(self) -> tuple[Columns, Columns, Columns]:
+        """What most blocks hold of edges, so that it is made and sent once."""
+        return self._edges([], np.empty(0, dtype=np.int8))
+
     def _edges(
-        self, others: list[Event], role: NDArray[np.int8]
+        self, edges: list[Event], role: NDArray[np.int8]
     ) -> tuple[Columns, Columns, Columns]:
-        """Return the edges among events, and the rows of the host and the device that begin there.
+        """Return the edges, and the rows of the host and the device that begin there.
 
         An edge's `row` is its place among those of its role; -1 for an end, and for a begin that
         makes no row, which still takes its end.
         """
-        places = [i for i, event in enumerate(others) if event.ph in ("B", "E")]
-        edges, role = [others[i] for i in places], role[places]
         time_ns = known_ns([event.ts for event in edges])
         is_known = time_ns != MISSING
         edges = [event for event, known in zip(edges, is_known.tolist(), strict=True) if known]
@@ -234,9 +255,10 @@ class BlockDecoder:
         inputs = [JOINT.join((a.shapes, a.dtypes, a.strides, a.values)) for a in operators]
         for name, codes in zip(INPUTS, self._inputs.codes(inputs), strict=True):
             columns[name] = spread(-1, len(host), (at_operators, codes))
-        messages = [b"" if a.message_in is NO_ARGS.message_in else _message(a) for a in operators]
-        codes = self.words["message"].codes(messages)
-        columns["message"] = spread(-1, len(host), (at_operators, codes))
+        nothing = NO_ARGS.message_in
+        with_message = [i for i, a in enumerate(operators) if a.message_in is not nothing]
+        codes = self.words["message"].codes([_message(operators[i]) for i in with_message])
+        columns["message"] = spread(-1, len(host), (at_operators[with_message], codes))
         return columns | {
             name: spread(MISSING, len(host), *parts)
             for name, parts in {
@@ -255,6 +277,9 @@ class BlockDecoder:
             JOINT.join((a.grid, a.block, a.collective, a.group_name, a.group_ranks)) for a in args
         ]
         grid, block, collective, group = self._launch.codes(launch)
+        graph_node = ids_of([a.graph_node for a in args])
+        at_nodes = np.flatnonzero((graph_node != MISSING) & (graph_node != 0))
+        notes = [_note(args[i]) for i in at_nodes.tolist()]
         return {
             "role": role,
             "name": self.words["device_name"].codes([event.name for event in device]),
@@ -264,8 +289,8 @@ class BlockDecoder:
             "pid": self.words["pid"].codes([event.pid for event in device]),
             "correlation": keys_of([a.correlation for a in args]),
             "external_id": _external(args),
-            "graph_node": ids_of([a.graph_node for a in args]),
-            "note": self.words["note"].codes([_note(a) for a in args]),
+            "graph_node": graph_node,
+            "note": spread(-1, len(device), (at_nodes, self.words["note"].codes(notes))),
             "copied_bytes": ids_of([a.bytes for a in args]),
             "grid": grid,
             "block": block,
@@ -450,8 +475,6 @@ def _note(args: Args) -> bytes:
     Its tool writes them into the event: a marked text as `name`, before torch 2.14 as `str`, and
     whatever else was marked under its own key, as torchtitan does a module.
     """
-    if not args.graph_node or args.graph_node == MISSING:
-        return b""
     parts = args.noted_range or args.noted_range_before_2_14, args.noted_module
     if not any(map(bytes, parts)):
         return b""

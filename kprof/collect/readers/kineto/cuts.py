@@ -10,7 +10,8 @@ import msgspec
 
 from kprof.collect.readers.kineto.damage import UNREADABLE
 
-BLOCK_BYTES = 2 << 20
+# The decoded events of a block, several times its text, fit in the cache of a core.
+BLOCK_BYTES = 512 << 10
 # The numbers of all blocks must fit in a pipe at once; see workers.py.
 MAX_BLOCKS = 4096
 

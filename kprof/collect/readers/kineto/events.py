@@ -71,6 +71,8 @@ ROLE_OF_MTIA_NAME = {
     "event_record": Role.OTHER,
     "dma_request": Role.MEMCPY,
 }
+# Phases of flow events, which are read only where nothing else joins; see joins.py.
+ARROWS = ("s", "f", "t")
 OPERATOR_ROLES = (Role.OPERATOR, Role.ANNOTATION)
 HOST_ROLES = (*OPERATOR_ROLES, Role.RUNTIME, Role.PYTHON, Role.OVERHEAD)
 DEVICE_ROLES = (Role.KERNEL, Role.MEMCPY, Role.MEMSET)

@@ -8,14 +8,18 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+
 import kprof
-from kprof.collect.readers.kineto.columns import Block, BlockDecoder, Vocabulary
+from kprof.collect.readers.kineto.columns import TABLES, Block, BlockDecoder, Columns, Vocabulary
 
 # Below this a second process costs more than it saves.
 PARALLEL_FROM_BYTES = 64 << 20
@@ -42,8 +46,8 @@ class _Child:
         if self.process.wait() != 0:
             return None
         self.output.seek(0)
-        share: Share = pickle.load(self.output)
-        return share
+        words, packed = pickle.load(self.output)
+        return Share(words, _unpacked(*packed))
 
 
 def decode_blocks(text: IO[bytes], spans: list[Span], num_processes: int) -> list[Share]:
@@ -134,4 +138,35 @@ def serve() -> None:
     spans = pickle.load(sys.stdin.buffer)
     decoder = BlockDecoder()
     blocks = dict(claimed_blocks(decoder, file, spans, claims))
-    pickle.dump(Share(decoder.words, blocks), sys.stdout.buffer, protocol=5)
+    pickle.dump((decoder.words, _packed(blocks)), sys.stdout.buffer, protocol=5)
+
+
+_Packed = tuple[list[int], list[Counter[str]], dict[str, tuple[Columns, list[int]]]]
+
+
+def _packed(blocks: dict[int, Block]) -> _Packed:
+    """Return blocks as a few long columns, which are sent in less time than many short ones."""
+    counts = [block.counts for block in blocks.values()]
+    parts = {rows: [getattr(block, rows) for block in blocks.values()] for rows in TABLES}
+    return list(blocks), counts, {rows: _joined(parts[rows]) for rows in TABLES}
+
+
+def _joined(parts: list[Columns]) -> tuple[Columns, list[int]]:
+    lengths = [len(next(iter(part.values()))) for part in parts]
+    names = list(parts[0]) if parts else []
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}, lengths
+
+
+def _unpacked(
+    numbers: list[int], counts: list[Counter[str]], tables: dict[str, tuple[Columns, list[int]]]
+) -> dict[int, Block]:
+    parts = {rows: _parted(*joined) for rows, joined in tables.items()}
+    return {
+        number: Block(counts=counts[i], **{rows: parts[rows][i] for rows in TABLES})
+        for i, number in enumerate(numbers)
+    }
+
+
+def _parted(columns: Columns, lengths: list[int]) -> list[Columns]:
+    spans = [slice(end - n, end) for end, n in zip(accumulate(lengths), lengths, strict=True)]
+    return [{name: column[span] for name, column in columns.items()} for span in spans]
