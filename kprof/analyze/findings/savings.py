@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -342,7 +343,7 @@ def _device_keys(table: pd.DataFrame) -> np.ndarray:
 
 def _joined(parts: Iterable[tuple[int, ...]]) -> np.ndarray:
     """Return every row of several findings once."""
-    return np.unique(np.array([row for rows in parts for row in rows], dtype=np.int64))
+    return np.unique(np.fromiter(chain.from_iterable(parts), np.int64))
 
 
 def _may_succeed_in_part(remedy: Remedy) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import pandas as pd
 
 from kprof.analyze.attribution.overlap import allotted_time
 from kprof.analyze.attribution.steps import before_launches
@@ -135,10 +136,10 @@ def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
     # Activities launched before the first step are in none.
     allotted = np.where(before_launches(trace)[0], 0, allotted_time(trace))
     is_told = _told(len(kernels), (one.rows for one in findings))
-    kinds = kernels["kind"].astype(object).where(kernels["kind"].notna(), None).to_numpy()
-    for kind in dict.fromkeys(kinds.tolist()):
-        is_mine = np.array([one == kind for one in kinds], dtype=bool)
-        rows = np.flatnonzero(is_mine & (allotted > 0))
+    codes, kinds = pd.factorize(kernels["kind"])
+    for code in pd.unique(codes).tolist():
+        kind = None if code < 0 else kinds[code]
+        rows = np.flatnonzero((codes == code) & (allotted > 0))
         if not len(rows):
             continue
         line_ns = int(allotted[rows].sum())

@@ -136,6 +136,8 @@ def matching(ranges: pd.DataFrame, kind: str, pattern: str) -> np.ndarray:
     name = ranges["name"].cat
     # A row without a name has the code -1, which reads the last.
     matches = np.append(np.asarray(name.categories.str.contains(pattern), dtype=bool), False)
+    if not matches.any():
+        return np.zeros(0, dtype=np.int64)
     rows = np.flatnonzero((ranges["kind"] == kind).to_numpy(bool))
     return np.asarray(rows[matches[name.codes.to_numpy()[rows]]])
 

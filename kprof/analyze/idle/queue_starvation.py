@@ -81,7 +81,7 @@ def add_starvation(evidence: Evidence, pieces: Pieces) -> Pieces:
     rank, device = (kernels[c].to_numpy(np.int64) for c in ("rank", "device"))
     start = kernels["start_ns"].to_numpy(np.int64)
     end = start + kernels["duration_ns"].to_numpy(np.int64)
-    waits = host.waits()
+    waits, cause_of = host.waits(), host.blocking.to_dict()
     for one in evidence.devices():
         mine = (rank == one[0]) & (device == one[1])
         late = np.flatnonzero(evidence.of_device(pieces, one) & (pieces.cause == LATE))
@@ -100,7 +100,7 @@ def add_starvation(evidence: Evidence, pieces: Pieces) -> Pieces:
             pieces.start[late],
             pieces.end[late],
         )
-        names = [host.blocking.get(row, causes.DATA_LOADING) for row in found.row.tolist()]
+        names = [cause_of.get(row, causes.DATA_LOADING) for row in found.row.tolist()]
         cause = np.array([CODES[name] for name in names], dtype=np.int64)
         pieces = _given(pieces, late[found.piece], found.taken_ns, cause, found.row)
     return pieces

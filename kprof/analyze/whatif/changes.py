@@ -422,20 +422,22 @@ def _find_tree(trace: Trace) -> _Tree:
 
 def _count_within(rows: np.ndarray, parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the ranges in which any of `rows` stand, or which they are, and how many of them."""
-    counts = np.zeros(len(parent), dtype=np.int64)
     number = np.empty(len(parent), dtype=np.int64)
-    rows, weights = rows[rows != NOTHING], None
-    while len(rows):
+
+    def once(rows: np.ndarray, counts: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         # The last of equal rows stands for all.
         number[rows] = np.arange(len(rows))
-        weights = np.bincount(number[rows], weights, len(rows)).astype(np.int64)
-        kept = np.flatnonzero(weights)
-        rows, weights = rows[kept], weights[kept]
-        counts[rows] += weights
-        rows = parent[rows]
-        rows, weights = rows[rows != NOTHING], weights[rows != NOTHING]
-    found = np.flatnonzero(counts)
-    return found, counts[found]
+        sums = np.bincount(number[rows], counts, len(rows))
+        kept = np.flatnonzero(sums)
+        return rows[kept], sums[kept]
+
+    levels = [once(rows[rows != NOTHING], None)]
+    while len(levels[-1][0]):
+        rows, counts = levels[-1]
+        above = parent[rows]
+        levels.append(once(above[above != NOTHING], counts[above != NOTHING]))
+    found, sums = once(*(np.concatenate(parts) for parts in zip(*levels, strict=True)))
+    return found, sums.astype(np.int64)
 
 
 def _first_uses(found: np.ndarray, ranges: pd.DataFrame) -> np.ndarray:

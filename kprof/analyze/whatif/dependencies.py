@@ -161,7 +161,7 @@ class _Asked:
         self.ended = [np.maximum.accumulate(those.end[rows]) for rows in self.lanes]
         calls = np.flatnonzero(those.call != NOTHING)
         last = pd.Series(calls).groupby(those.call[calls]).last()
-        self.own = {int(call): int(row) for call, row in last.items()}
+        self.own = dict(zip(last.index.tolist(), last.tolist(), strict=True))
 
     def is_held(self, ends: np.ndarray) -> np.ndarray:
         """Tell which calls end before what they launch: a full queue held them."""

@@ -335,48 +335,47 @@ def largest_so_far(values: np.ndarray, block: np.ndarray) -> np.ndarray:
 
 def find_chains(source: np.ndarray, target: np.ndarray, first_activity: int, number: int) -> Chains:
     """Find the chains among edges that are sorted by the place of their targets in time."""
-    node = np.arange(number)
-    is_activity = node >= first_activity
     num_edges = np.bincount(target, minlength=number)
-    of_activity = source >= first_activity
-    is_chain = (source == target - 1) & (of_activity == (target >= first_activity))
-    num_chain = np.bincount(target[is_chain], minlength=number)
+    is_chain = (source == target - 1) & (target != first_activity)
+    chain, side = np.flatnonzero(is_chain), np.flatnonzero(~is_chain & (source < first_activity))
+    num_chain = np.bincount(target[chain], minlength=number)
     chain_edge, side_edge = np.full((2, number), -1)
-    chain_edge[target[is_chain]] = np.flatnonzero(is_chain)
-    is_side = ~is_chain & ~of_activity
-    side_edge[target[is_side]] = np.flatnonzero(is_side)
-    is_host_chain = ~is_activity & (num_edges == 1) & (num_chain == 1)
-    hub = np.maximum.accumulate(np.where(is_host_chain, 0, node))
+    chain_edge[target[chain]] = chain
+    side_edge[target[side]] = side
+    is_alone = (num_edges == 1) & (num_chain == 1)
+    host, hub = np.flatnonzero(is_alone[:first_activity]), np.arange(first_activity)
+    hub[host] = 0
+    hub = np.maximum.accumulate(hub)
 
-    is_launched = is_activity & (num_edges == 2) & (num_chain == 1) & (side_edge != -1)
-    is_alone = is_activity & (num_edges == 1) & (num_chain == 1)
+    # From here on places among the activities.
+    activities = slice(first_activity, None)
+    is_alone, side_edge = is_alone[activities], side_edge[activities]
+    is_launched = (num_edges[activities] == 2) & (num_chain[activities] == 1) & (side_edge != -1)
     launch = np.append(source, 0)[side_edge]
-    launch_hub = np.where(is_launched, hub[launch], -1)
     # An activity without a launch continues the block of the one before it, if that is in one.
-    head = np.maximum.accumulate(np.where(is_alone, 0, node))
+    head = np.maximum.accumulate(np.where(is_alone, 0, np.arange(len(is_alone))))
     is_member = is_launched | (is_alone & is_launched[head])
-    of_hub = np.where(is_member, launch_hub[head], -1)
-    continues = np.append(False, is_member[1:] & is_member[:-1] & (of_hub[1:] == of_hub[:-1]))
-    continues = continues[:number]
     members = np.flatnonzero(is_member)
-    begins = ~continues[members]
+    of_hub = hub[launch[head[members]]]
+    begins = np.append(True, (np.diff(members) != 1) | (np.diff(of_hub) != 0))[: len(members)]
     first, block = np.flatnonzero(begins), np.cumsum(begins) - 1
     launched = np.flatnonzero(is_launched[members])
-    host = np.flatnonzero(is_host_chain)
+    launches = members[launched]
+    members += first_activity
     return Chains(
         first_activity=first_activity,
         number=number,
         host=host,
         host_edge=chain_edge[host],
-        hub=hub[:first_activity],
+        hub=hub,
         members=members,
         edge=chain_edge[members],
         block=block,
         first=first,
         launched=launched,
-        launch_edge=side_edge[members[launched]],
-        launch=launch[members[launched]],
-        hub_of_member=of_hub[members],
+        launch_edge=side_edge[launches],
+        launch=launch[launches],
+        hub_of_member=of_hub,
         before=(members[first] - 1)[block],
         source=source,
         target=target,

@@ -18,6 +18,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from kprof.analyze.element_type import COMPLEX, FLOATING, size_bytes, type_of
@@ -93,8 +94,12 @@ class Inputs:
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor among the arguments, in order."""
+        return list(self._tensors)
+
+    @cached_property
+    def _tensors(self) -> tuple[Tensor, ...]:
         found = (self.tensor(i) for i in range(len(self.shapes)))
-        return [t for t in found if t is not None]
+        return tuple(t for t in found if t is not None)
 
     def list_shapes(self, index: int) -> tuple[Shape, ...]:
         """Return the shapes of a list of tensors; empty where they were not recorded."""
@@ -103,7 +108,7 @@ class Inputs:
         shapes = self.shapes[index]
         return tuple(tuple(s) for s in shapes) if all(isinstance(s, tuple) for s in shapes) else ()
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Bytes of all tensors, those of lists too where an element's size is known."""
         return self._bytes_of(self.tensors(), self._listed())
