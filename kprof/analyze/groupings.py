@@ -16,7 +16,7 @@ import pandas as pd
 
 from kprof.analyze.attribution.ledger import num_launches
 from kprof.analyze.attribution.overlap import Int64s, allotted_time, rows_by
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_table
 
 # A part of a path that is a number, or torch's own `Linear_12` where no path is known.
 _LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)|^(?P<type>[A-Z]\w*_)\d+$")
@@ -180,6 +180,7 @@ def _from_codes(codes: Int64s, categories: list[str], index: pd.Index[Any]) -> p
     return column
 
 
+@once_per_table
 def group_modules(kernels: pd.DataFrame) -> pd.DataFrame:
     """Add up the rows by module, longest first; rows without a module form a group.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_trace
 
 # What it takes to know when activities ran.
 NEEDS_STARTS = ("gpu_busy_union_ns", "gpu_span_ns", "same_stream_overlaps")
@@ -57,6 +57,7 @@ def union_ns(start_ns: np.ndarray, end_ns: np.ndarray) -> int:
     return int(_uncovered_ns(start_ns, end_ns).sum())
 
 
+@once_per_trace
 def balance(trace: Trace) -> Ledger:
     """Balance the ledger of an attributed trace.
 
@@ -233,6 +234,7 @@ class Launches:
         return self.lost_at_start + self.lost_in_between + self.lost_at_end
 
 
+@once_per_trace
 def count_launches(trace: Trace) -> list[Launches]:
     """Count every rank's launches in an attributed trace, and what was lost of them.
 

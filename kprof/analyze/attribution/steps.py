@@ -521,6 +521,7 @@ def denominator(trace: Trace) -> Denominator:
     return Denominator(time_ns, number, time_ns - sum(time_ns for time_ns, _ in took))
 
 
+@once_per_trace
 def split_steps(trace: Trace) -> pd.DataFrame:
     """Split the time of the denominator as `split_window` does the window; adds up to it exactly.
 

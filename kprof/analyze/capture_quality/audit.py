@@ -22,7 +22,7 @@ from kprof.analyze.capture_quality.unanswered import (
 from kprof.analyze.energy import Series, around, devices_in, readings, throttle_shares
 from kprof.analyze.roofline.utilisation import has_work, share_of_time
 from kprof.device import HARMLESS_REASONS, THROTTLE_REASONS
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_trace
 
 Verdict = Literal["good", "limited", "bad", "unknown"]
 
@@ -41,6 +41,7 @@ class Check:
     """How to record better; empty where nothing needs to be."""
 
 
+@once_per_trace
 def audit(trace: Trace) -> list[Check]:
     """Grade an analyzed trace on all that could make it lie; what cannot apply is left out."""
     if trace.kernels.empty:

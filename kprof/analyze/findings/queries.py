@@ -18,7 +18,7 @@ from kprof.analyze.capture_quality.unanswered import Unanswered
 from kprof.analyze.idle.causes import ALLOCATING_CALL, SYNCHRONIZING_CALL
 from kprof.analyze.idle.host_state import matching
 from kprof.analyze.intervals import LAST_NS, Intervals, disjoint, length_in
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_trace
 
 Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
@@ -138,22 +138,28 @@ def _silences_ns(trace: Trace, rows: Int64s) -> Int64s:
     Calls are launches and what waits or allocates, of any thread of the rank. A device may have
     been busy for a part of that time. 0 where no launch is known.
     """
+    ended_by = trace.idle["kernel_row"].to_numpy(np.int64, na_value=NO_ROW)[rows]
+    return np.asarray(_silences_before(trace)[ended_by])
+
+
+@once_per_trace
+def _silences_before(trace: Trace) -> Int64s:
+    """Return the silence before the launch of each activity, and 0 in one more entry at the end."""
     ranges = trace.ranges
     launch = np.append(trace.kernels["launch_row"].to_numpy(np.int64, na_value=NO_ROW), NO_ROW)
-    ended_by = launch[trace.idle["kernel_row"].to_numpy(np.int64, na_value=NO_ROW)[rows]]
     waiting = [matching(ranges, "runtime", p) for p in (SYNCHRONIZING_CALL, ALLOCATING_CALL)]
     calls = np.unique(np.concatenate([launch[launch != NO_ROW], *waiting]))
     begins = ranges["start_ns"].to_numpy(np.int64)
     ends = begins + ranges["duration_ns"].to_numpy(np.int64)
     rank = ranges["rank"].to_numpy(np.int64)
-    silent_ns = np.zeros(len(rows), dtype=np.int64)
+    silent_ns = np.zeros(len(launch), dtype=np.int64)
     for one in np.unique(rank[calls]):
         of = calls[rank[calls] == one]
         of = of[np.argsort(begins[of], kind="stable")]
         until = np.maximum.accumulate(ends[of])
-        at = np.flatnonzero((ended_by != NO_ROW) & (rank[ended_by] == one))
-        before = np.searchsorted(begins[of], begins[ended_by[at]], side="left") - 1
-        silent = begins[ended_by[at]] - until[before]
+        at = np.flatnonzero((launch != NO_ROW) & (rank[launch] == one))
+        before = np.searchsorted(begins[of], begins[launch[at]], side="left") - 1
+        silent = begins[launch[at]] - until[before]
         silent_ns[at] = np.where(before >= 0, np.maximum(silent, 0), 0)
     return silent_ns
 

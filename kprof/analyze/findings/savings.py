@@ -343,7 +343,7 @@ def _device_keys(table: pd.DataFrame) -> np.ndarray:
 
 def _joined(parts: Iterable[tuple[int, ...]]) -> np.ndarray:
     """Return every row of several findings once."""
-    return np.unique(np.fromiter(chain.from_iterable(parts), np.int64))
+    return np.flatnonzero(np.bincount(np.fromiter(chain.from_iterable(parts), np.int64)))
 
 
 def _may_succeed_in_part(remedy: Remedy) -> bool:
