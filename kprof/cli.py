@@ -1,16 +1,17 @@
-"""The command line: registration of the commands, printing of their answers."""
+"""The command line: registers the commands, and prints their answers and errors."""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from kprof.commands import Answer, say
 from kprof.errors import KprofError
@@ -22,22 +23,22 @@ if TYPE_CHECKING:
 
 # In the order of `kprof --help`, each with the first sentence of its own help.
 COMMANDS = {
-    "run": "Run a workload unmodified, record some steps, report on them.",
-    "open": "Analyze a trace, or take a saved run, and write its report.",
-    "diff": "Lay two runs side by side, part by part.",
-    "whatif": "Predict a step's time after changes.",
-    "playbook": "Show how to confirm and fix a finding, or list all rules.",
-    "ncu": "Count what the kernels of a run did, by hardware counters.",
+    "run": "Run a workload unmodified, record some steps and report on them.",
+    "open": "Analyze a trace or a saved run and write its report.",
+    "diff": "Compare two runs part by part.",
+    "whatif": "Predict the time of a step after changes.",
+    "playbook": "Show how to confirm and fix a finding, or list all playbooks.",
+    "ncu": "Measure hardware counters of a run's kernels with Nsight Compute.",
     "ab": "Compare two variants of a workload and say which is faster.",
-    "kernels": "List replacement kernels, check them, measure who is fastest.",
+    "kernels": "List, check and benchmark replacement kernels.",
     "sla": "Judge SLA targets with 99 % confidence bounds.",
-    "cost": "Compute what tokens, fleets and training cost.",
-    "report": "Write one page for decision makers: verdict, money, how sure.",
-    "roofline": "Measure what this GPU reaches, once, for later runs on it.",
-    "selftest": "Measure how often the verdicts of `kprof ab` are right.",
-    "engage": "Keep one workload's evidence, and score what was predicted.",
-    "gate": "Fail a CI job where something became worse, and that is proven.",
-    "doctor": "Say what this machine can measure, and how to fix the rest.",
+    "cost": "Compute the cost of tokens, fleets and training.",
+    "report": "Write one page for decision makers: verdict, cost and confidence.",
+    "roofline": "Measure this GPU's roofline once, for later runs on it.",
+    "selftest": "Measure the error rates of `kprof ab` on this machine.",
+    "engage": "Keep the evidence of one workload and score its predictions.",
+    "gate": "Fail a CI job on a proven regression.",
+    "doctor": "Show what this machine can measure, and how to fix the rest.",
 }
 
 
@@ -107,7 +108,7 @@ def add_command(app: typer.Typer, module: ModuleType) -> None:
     name = module.__name__.rpartition(".")[2]
     function: Callable[..., Answer | None] = getattr(module, name)
 
-    @app.command(name, context_settings=getattr(module, "SETTINGS", None))
+    @app.command(name, cls=Command, context_settings=getattr(module, "SETTINGS", None))
     @wraps(function)
     def command(*words: object, **options: object) -> None:
         answer = function(*words, **options)
@@ -128,7 +129,7 @@ def _write(answer: Answer) -> OSError | None:
     except SystemExit:  # How rich answers a reader that has gone.
         return None
     except OSError as error:
-        # What is left in the buffer must not fail again when the interpreter ends.
+        # Whatever is left in the buffer must not fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return None if isinstance(error, BrokenPipeError) else error
     return None
@@ -166,3 +167,31 @@ def _accept_any_name() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
     elif isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+class Command(TyperCommand):
+    """A command whose help names words and options as they are typed, without types of Python."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """List the arguments, then the options, each with its range in words."""
+        records: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                name, text = record
+                records[parameter.param_type_name].append((_without_type(name), _in_words(text)))
+        for kind, listed in records.items():
+            if listed:
+                with formatter.section(f"{kind.capitalize()}s"):
+                    formatter.write_dl(listed)
+
+
+def _without_type(name: str) -> str:
+    """Return the name of a parameter without its type."""
+    return re.sub(r" <.*>$", "", name)
+
+
+def _in_words(text: str) -> str:
+    """Write the range of a number, such as x>=1, in words; nothing is below 0 anyway."""
+    text = re.sub(r"([\d.]+)<=x<=([\d.]+)", r"\1 to \2", text)
+    text = re.sub(r"; x>=0(?=\])", "", text)
+    return re.sub(r"x>=([\d.]+)", r"at least \1", text)

@@ -30,7 +30,7 @@ Verdict = Literal["FASTER", "SLOWER", "SAME", "INCONCLUSIVE", "INVALID"]
 
 @dataclass(frozen=True)
 class Metric:
-    """What is compared, such as `Metric("step", "ms")`."""
+    """One quantity to compare, such as `Metric("step", "ms")`."""
 
     name: str
     unit: str
@@ -48,7 +48,7 @@ def draw_seed() -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was decided before anything was measured."""
+    """The decisions made before the first measurement."""
 
     metrics: tuple[Metric, ...]
     smallest_effect: float = 0.01
@@ -58,7 +58,7 @@ class Plan:
     max_pairs: int = 40
     stops_early: bool = True
     seed: int = field(default_factory=draw_seed)
-    """Of the random order inside each pair."""
+    """Seed of the random order inside each pair."""
 
     def __post_init__(self) -> None:
         """Refuse a plan that no verdict can come of."""
@@ -121,13 +121,13 @@ class Claim:
     num_pairs: int
     interval: Interval | None = None
     p_value: float | None = None
-    """Of the test that fits the interval, that A and B are alike, two-sided: Wilcoxon's signed
+    """Two-sided p-value of A and B being alike, by the test of the interval: Wilcoxon's signed
     ranks or, after an early stop, the sequence's; corrected for the looks and, by Holm, for the
     other metrics."""
     is_material: bool = False
     """Whether the whole interval lies beyond the smallest effect."""
     pairs_needed: int | None = None
-    """Of an inconclusive verdict: so many more pairs would probably decide; None: cannot tell."""
+    """For an inconclusive verdict: about how many more pairs would decide; None: unknown."""
     why: str = ""
     """A sentence: what decided, or what was in the way."""
     mean: Interval | None = None
@@ -152,7 +152,7 @@ class Comparison:
     facts: dict[str, str] = field(default_factory=dict)
     """Machine, versions, commands: what it takes to do it again."""
     tokens_per_step: float | None = None
-    """Of A and of B alike, as the user told; missing where not given."""
+    """Tokens per step of A and of B, as the user gave them; missing where not given."""
     schema: int = SCHEMA
 
     @property

@@ -10,22 +10,21 @@ Grade = Literal["low", "medium", "high"]
 
 @dataclass(frozen=True)
 class Remedy:
-    """What a fix would change in the recording; its saving is predicted by replaying that.
+    """The change that a fix makes to the recording; replaying it predicts the saving.
 
-    A fix of work says how long the finding's `rows` would still take, all together, where it
-    succeeds fully and where it succeeds modestly. A fix of waiting takes a cause of idle time
-    away, or brings launches in CUDA graphs; succeeding modestly, it does half of it where no
-    recording holds how much it can do.
+    A fix of work says how long the finding's `rows` would still take together, with full and with
+    modest success. A fix of waiting removes a cause of idle time, or puts launches into CUDA
+    graphs; its modest success is half of that where the recording does not show more.
     """
 
     best_ns: int | None = None
     modest_ns: int | None = None
     launches: int | None = None
-    """How many launches take the place of those of the rows; None: as many as now."""
+    """Number of launches that replace those of the rows; None: as many as now."""
     idle_cause: str | None = None
     graphs: bool = False
     waited_ns: int | None = None
-    """What other ranks wait in a step for those that the finding is about: a step of all ranks is
+    """The time per step that other ranks wait for those of the finding: a step of all ranks gets
     shorter by as much, which no replay of one rank shows; modestly, by half."""
 
 
@@ -40,7 +39,7 @@ class Worth:
 
 @dataclass(frozen=True)
 class Saving:
-    """What a step would get shorter by, in ns, between `low_ns` and `high_ns`; None: unknown."""
+    """How much shorter a step would get, in ns, between `low_ns` and `high_ns`; None: unknown."""
 
     step_ns: int
     low_ns: int | None
@@ -48,7 +47,7 @@ class Saving:
     basis: str
     """How the interval was found, or why it is unknown."""
     worth: Worth | None = None
-    """Of a month in which the run's GPUs do nothing else; None: unknown, or no price was given."""
+    """$ a month if the run's GPUs do nothing else; None: unknown, or no price was given."""
 
     @property
     def middle_ns(self) -> int | None:
@@ -81,12 +80,12 @@ class Finding:
     remedy: Remedy = Remedy()
     saving: Saving | None = None
     cause_ns: int | None = None
-    """What it costs of a step, or of the window: the device's time in the rows, and the idle time
-    of them and of their launches. No saving is more; None: not a matter of time."""
+    """The cost in a step, or in the window: the device's time in the rows, and the idle time of
+    them and of their launches. An upper limit of the saving; None: not a matter of time."""
     swap: str | None = None
-    """The kernel of the library that would take the place of this."""
+    """The kernel of the library that can replace the rows."""
     command: str = ""
-    """What would prove the gain; empty where no command of kprof can."""
+    """The command that proves the gain; empty where kprof has none."""
     num_rows: int = 0
     """How many rows of `kernels` there were, `num_idle_rows` of `idle`."""
     num_idle_rows: int = 0
@@ -119,7 +118,7 @@ class StartUp:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What all rules found in a run: unexplained time first, then by expected saving."""
+    """All findings of a run: unexplained time first, then by expected saving."""
 
     findings: tuple[Finding, ...] = ()
     together: Saving | None = None
@@ -132,8 +131,8 @@ class Diagnosis:
     """The same of those that are swaps, where there are several."""
     unasked: tuple[Unasked, ...] = ()
     whole: str = "a step"
-    """What savings and shares are of: a step, or the window of a run that marks none."""
+    """The denominator of savings and shares: a step, or the window of a run without steps."""
     whole_ns: int = 0
     """How long that is, as recorded."""
     price: str = ""
-    """What the worth of savings rests on: GPUs, price, its lists' dates. Empty: nothing has one."""
+    """The basis of the savings' worth: GPUs, price, dates of its lists; empty without a price."""

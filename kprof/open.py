@@ -151,7 +151,9 @@ def _refuse_overwriting(folder: Path, paths: list[Path], *, force: bool) -> None
     if folder.resolve() in [path.resolve() for path in paths] or not any(folder.iterdir()):
         return
     if (folder / "raw").exists():
-        raise KprofError(f"{folder} holds another recording, which would be lost", fix=another)
+        raise KprofError(
+            f"{folder} holds another recording, which would be overwritten", fix=another
+        )
     if not (folder / META_FILE).exists() or not (folder / "kernels.parquet").exists():
         raise KprofError(f"{folder} holds files, and they are not a run of kprof", fix=another)
     if not force:

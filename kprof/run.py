@@ -331,7 +331,7 @@ def run_service(
     say(service.instruction)
     exit_code = service.run()
     remove_empty(folder)
-    messages = () if service.num_windows else ("Nobody asked for a recording.",)
+    messages = () if service.num_windows else ("No recording was requested.",)
     return RunOutcome(exit_code, folder, messages, None)
 
 

@@ -40,7 +40,7 @@ _ROWS_OF: dict[tuple[Table, str], Table] = {
 }
 
 SUFFIX = ".kprof"
-# What only kprof writes into a folder: one of them stands in every run and every comparison.
+# Only kprof writes these into a folder: one of them is in every run and every comparison.
 OURS = ("raw/launch.json", "kernels.parquet")
 
 

@@ -34,7 +34,7 @@ class Stopwatch(Protocol):
     """Times calls; `resolution_ns` is the least that its clock tells apart."""
 
     name: str
-    """What it measures, in words for a report."""
+    """The measured quantity, in words for a report."""
     resolution_ns: float
     num_exposed: int
     """Samples in which the GPU had to wait for launches, although its own time is asked for."""
@@ -240,7 +240,7 @@ def warm_up(
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a sample was taken under; missing where no sensor says."""
+    """The GPU's state during a sample; missing where no sensor reports it."""
 
     sm_clock_mhz: float | None = None
     num_others: int | None = None

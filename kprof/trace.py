@@ -77,7 +77,7 @@ KERNELS: tuple[Column, ...] = (
     Column("kind", "category", "", "classify", "gemm, attention, convolution, norm, softmax, elementwise, reduction, embedding, indexing, copy, set, optimizer, collective, loss, sort, random, other."),
     Column("dtype", "category", "", "classify", "Type of the operands: bf16, fp16, fp32, tf32, fp8, int8, …; missing when nothing tells."),
     Column("flops", "Int64", "flop", "roofline", "This row's part of what its operator needs mathematically."),
-    Column("bytes", "Int64", "B", "roofline", "This row's part of the least bytes its operator must move through memory."),
+    Column("bytes", "Int64", "B", "roofline", "This row's part of the minimum memory traffic of its operator."),
     Column("work_from", "category", "", "roofline", "Source of flops and bytes: shapes (of its operator, or a collective's message), recorded (a copy's own size), declared (by the workload's author), counters (measured traffic), bounds, alike (of launches of the same kernel over the same grid, or in the same place of a sequence that repeats)."),
     Column("work_bound", "category", "", "roofline", "Where work_from is bounds, whether the work is at least or at most this; missing elsewhere."),
     Column("limit_ns", "Int64", "ns", "roofline", "Time at the roofline: the larger of bytes and flops over their ceilings."),
@@ -180,7 +180,7 @@ class Prediction:
     """A step's time after a change, in ns, as a replay of the recording tells it."""
 
     target: str
-    """What changes: `kernel:…`, `op:…`, `module:…`, `kind:…`, launches, or `idle:` and a cause."""
+    """The target: `kernel:…`, `op:…`, `module:…`, `kind:…`, launches, or `idle:` and a cause."""
     change: str
     """How: 2x faster, at its roofline, removed, in CUDA graphs, gone."""
     step_ns: int
@@ -189,15 +189,15 @@ class Prediction:
     amdahl_step_ns: int | None = None
     """The step less the time taken off its activities, whatever else bounds it."""
     uncertainty_ns: int | None = None
-    """What the replay of the unchanged recording misses the measured steps by, at least; and what
-    the predicted step changes by with the host's time, as that varies in unrecorded steps."""
+    """At least the error of replaying the unchanged recording on the measured steps, and the change
+    of the predicted step with the host's time, as that varies in unrecorded steps."""
     shortest_step_ns: int | None = None
     """The shortest step that the recording allows: under each reading of what it does not hold
     (which stream waits for which, what the host does with results), less the uncertainty."""
     longest_step_ns: int | None = None
     """The longest one, with the uncertainty."""
     known_share: float = 1.0
-    """Of the time of what is put at its roofline, the share whose roofline is known."""
+    """The share of the target's time that has a known roofline."""
     is_without_recording: bool = False
     """Whether all figures are of an unrecorded step, as such steps were timed."""
     reason: str | None = None
@@ -216,7 +216,7 @@ class CompiledLaunch:
 
 @dataclass(frozen=True)
 class CompiledCode:
-    """What a compiler generated of one graph; ranges around its calls name it by a key."""
+    """The code that a compiler generated for one graph; ranges of its calls name it by a key."""
 
     keys: tuple[str, ...]
     launches: tuple[CompiledLaunch, ...]
@@ -226,7 +226,7 @@ class CompiledCode:
 
 @dataclass(frozen=True)
 class NodeNote:
-    """What torch noted of a node of a CUDA graph while that was captured (`mark_kernels`)."""
+    """torch's notes on a node of a CUDA graph, made during its capture (`mark_kernels`)."""
 
     rank: int
     node: int
@@ -238,7 +238,7 @@ class NodeNote:
 
 @dataclass(frozen=True)
 class Meta:
-    """What was recorded, on what, by whom, and what this trace cannot answer."""
+    """The recording's facts: source, tool, host, GPUs, and the questions that it leaves open."""
 
     source: str
     """Name of the file or folder that was read, without the folders above it."""
@@ -258,16 +258,16 @@ class Meta:
     clocks: str | None = None
     """How far the clocks of several ranks agree, in words for the report; None for one rank."""
     counts: dict[str, int] = field(default_factory=dict)
-    """What the reader counted in the file: events, nn_module_events, seq_ops, …"""
+    """The reader's counts of the file: events, nn_module_events, seq_ops, …"""
     recording: Recording | None = None
     compiled: tuple[CompiledCode, ...] = ()
-    """What the workload's compiler noted of the code that it generated."""
+    """The compiler's notes on the code that it generated."""
     graph_notes: tuple[NodeNote, ...] = ()
-    """What torch noted of the nodes of CUDA graphs, where the trace tells it."""
+    """torch's notes on the nodes of CUDA graphs, where the trace has them."""
     device: Device | None = None
     """Ceilings that the roofline is drawn against; None for an unknown device."""
     what_if: tuple[Prediction, ...] = ()
-    """What was predicted when the recording was analyzed, or asked for since."""
+    """The predictions of the analysis, and those asked for since."""
     caveats: tuple[str, ...] = ()
     """Sentences for the report: what is missing, dropped or uncertain."""
 
@@ -288,7 +288,7 @@ class Trace:
     idle: pd.DataFrame = field(default_factory=lambda: empty("idle", "idle"))
     """The devices' idle time in pieces; empty before the pass that finds it."""
     diagnosis: Diagnosis | None = None
-    """What the rules found; None before they were asked."""
+    """The findings of the rules; None before the rules were applied."""
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:

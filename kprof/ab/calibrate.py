@@ -133,7 +133,7 @@ def _usable_machine() -> tuple[Machine, list[str]]:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a calibration is valid for."""
+    """The machine and settings for which a calibration is valid."""
 
     kind: Literal["gpu", "host"]
     name: str
@@ -158,7 +158,7 @@ class Knob:
 
 
 COMPARISONS, QUICK_COMPARISONS = 400, 100
-# Of each effect, a part of those without one.
+# One comparison of each effect for so many without one.
 PART_WITH_EFFECT = 4
 SAMPLE_NS = 1e6
 WARM_UP_S = 1.0
@@ -178,7 +178,7 @@ class _Stage:
     """So many comparisons of a work with itself, or with itself made slower."""
 
     name: str
-    """Of the scenario that it is a part of."""
+    """The scenario that it is a part of."""
     says: str
     knob: Knob
     number: int
@@ -188,7 +188,7 @@ class _Stage:
 
     @property
     def title(self) -> str:
-        """What is done, in a few words."""
+        """The work of this part, in a few words."""
         what = f"{100 * self.effect:g} % slower" if self.effect else "the same twice"
         return f"{self.name}, {what}"
 
@@ -383,7 +383,7 @@ def _calibrated(
     if more_ns <= base_ns:
         raise KprofError(
             f"{more} of the work took no longer than {base}, so no slow-down can be planted",
-            fix="let nothing else run, and see that the GPU or the host is not overloaded",
+            fix="stop other work on the GPU and the host, then measure again",
         )
     amount_as_long = base_ns * (more - base) / (more_ns - base_ns)
     return lambda effect: partial(run, base + round(effect * amount_as_long))
@@ -421,7 +421,7 @@ def doubt_resolution(found: Calibration | None, plan: Plan) -> str:
         return ""
     return (
         f"On this machine {found.num_pairs} pairs find only differences from {100 * least:.2g} % "
-        f"on, and {100 * plan.smallest_effect:g} % is what matters: smaller ones mostly end "
+        f"on, and {100 * plan.smallest_effect:g} % matters: smaller ones mostly end "
         "INCONCLUSIVE."
     )
 

@@ -183,7 +183,7 @@ def check_worth(targets: Sequence[Target], given: Mapping[str, str | None]) -> N
     for target in targets:
         if target.metric.name != "step":
             raise KprofError(
-                f"{target.text!r}: kprof ab times steps, and no requests",
+                f"{target.text!r}: kprof ab times steps, not requests",
                 fix="give a target such as step_p50<=60ms; of requests, a result file to kprof sla",
             )
     if any(given.values()):
@@ -210,10 +210,10 @@ def _clean_up(stop: BaseException, folder: Path, tell: Tell) -> None:
     if (folder / PAIRS_FILE).exists():
         tell(f"the pairs taken before are kept in {folder / PAIRS_FILE}")
     elif not isinstance(stop, KprofError):
-        tell(f"stopped before the first pair; what was printed is in {folder / 'raw'}")
+        tell(f"stopped before the first pair; its output is in {folder / 'raw'}")
     elif isinstance(stop, TrialError) and str(stop.trial.log) not in str(stop):
         if stop.trial.windows or any(log.stat().st_size for log in folder.rglob(LOG)):
-            tell(f"what was timed and printed until then is kept in {folder}")
+            tell(f"the times and output until then are in {folder}")
         else:
             shutil.rmtree(folder)
 
@@ -319,7 +319,7 @@ def section_of_costs(costs: Costs) -> Section:
         where = ", for kprof cost to tell" if section.title == MISSING_FACTS else ""
         parts.append(Text(f"{section.title}{where}:"))
         is_first = not any(isinstance(part, Table) for part in parts)
-        # What the caption of every table says is said above the first.
+        # The caption of every table is printed once, above the first.
         parts += [
             replace(part, caption="") if isinstance(part, Table) and not is_first else part
             for part in section.parts

@@ -47,8 +47,8 @@ def _wait_for_start(other: subprocess.Popen[bytes]) -> None:
     assert other.stdout is not None
     if not other.stdout.readline():
         raise KprofError(
-            "the process that was to disturb the measurement did not start",
-            fix="see what it wrote above; on a GPU it needs torch and 100 MB of its memory",
+            "the process that disturbs the measurement did not start",
+            fix="see its output above; on a GPU it needs torch and 100 MB of GPU memory",
         )
 
 

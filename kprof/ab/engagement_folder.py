@@ -63,7 +63,7 @@ def init(folder: Path, name: str | None = None) -> Engagement:
     if folder.exists() and (not folder.is_dir() or any(folder.glob("0001-*.json"))):
         raise KprofError(
             f"{folder} is a file, or holds an engagement already",
-            fix="name another folder; kprof engage status shows what is in one",
+            fix="name another folder; kprof engage status shows the content of one",
         )
     _append(None, folder, Opened(name or folder.absolute().resolve().name))
     return read_engagement(folder)
@@ -111,16 +111,16 @@ def predict(folder: Path, name: str, gain: tuple[float, float]) -> Entry:
         KprofError: there is no run yet, or the interval is none.
     """
     engagement = read_engagement(folder)
-    # Of a run without steps, savings are shares of its window.
+    # Without steps, savings are shares of the run's window.
     steps_ns = [run.true_step_ns or run.window_ns for _, run in engagement.of(RunAdded)]
     if not steps_ns:
         raise KprofError(
-            "there is no run yet whose step this would be a share of",
+            "no run was added yet, so there is no step to take a share of",
             fix=f"add one first: kprof engage add {folder} RUN.kprof",
         )
     if not name.strip() or not -1 < gain[0] <= gain[1] < 1:
         raise KprofError(
-            f"{gain[0]:g} to {gain[1]:g} is no interval of shares, or it has no name",
+            f"{gain[0]:g} to {gain[1]:g} is not an interval of shares, or it has no name",
             fix="write kprof engage predict DIR NAME --gain 2%,10%",
         )
     step_ns = steps_ns[-1]
@@ -143,7 +143,7 @@ def gain_of(text: str) -> tuple[float, float]:
         )
     except ValueError as error:
         fix = "write the least and the most gain: --gain 2%,10%"
-        raise KprofError(f"{text!r} is no interval of shares", fix=fix) from error
+        raise KprofError(f"{text!r} is not an interval of shares", fix=fix) from error
     return low, high
 
 
@@ -205,7 +205,7 @@ def _bet(
     named = [one.predicted for one in predictions if one.predicted.source != "what-if"]
     names = ", ".join(repr(one.name) for one in named) or "answers to what-if alone"
     raise KprofError(
-        f"nothing of the name {tests!r} was predicted"
+        f"there is no prediction named {tests!r}"
         if tests
         else f"which prediction does B ({without_folders(added.comparison.b)}) test?",
         fix=f"say it with --tests NAME, or --tests {NOTHING}; predicted were: {names}",
@@ -321,7 +321,7 @@ def _read_entry(path: Path) -> Entry:
 
 def _damaged(path: Path, why: str) -> KprofError:
     return KprofError(
-        f"{path} is no entry of an engagement: {why}",
+        f"{path} is not an entry of an engagement: {why}",
         fix="restore it, for example from git, or remove it",
     )
 
@@ -353,7 +353,7 @@ def _converted(plain: dict[str, Any]) -> Entry:
 BLOCK_BYTES = 1 << 20
 LARGEST_BYTES = 1 << 26
 LONGEST_SLUG = 40
-# Of `--tests`: the comparison tests no prediction.
+# Value of `--tests`: the comparison tests no prediction.
 NOTHING = "nothing"
 KNOWN = (
     "a run (folder of kprof run), a comparison (folder of kprof ab), or the output of "
@@ -363,12 +363,12 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Recognised:
-    """What a path holds, and the name and hash of what was read."""
+    """The content of a path, and the name and hash of its file."""
 
     content: AnyContent
     source: Source
     besides: tuple[AnyContent, ...] = ()
-    """What stands in the same file: how A and B of a comparison keep targets, and what B costs."""
+    """The other content of the file: targets that A and B of a comparison keep, and costs of B."""
 
 
 def recognise(path: Path, when: When) -> Recognised:
@@ -407,7 +407,7 @@ def _of_json(path: Path, name: str, when: When) -> Recognised:
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise KprofError(f"{path} cannot be used: {error}", fix="write it again") from error
     if not contents:
-        raise KprofError(f"{path} holds nothing that kprof saves or prints", fix=f"name {KNOWN}")
+        raise KprofError(f"{path} is not a result of kprof", fix=f"name {KNOWN}")
     return Recognised(contents[0], Source(name, hashlib.sha256(content).hexdigest()), contents[1:])
 
 
@@ -444,7 +444,7 @@ def _of_run(trace: Trace, path: Path, when: When) -> RunAdded:
 
     if trace.diagnosis is None:
         raise KprofError(
-            f"{path} was analyzed before there were findings, so it predicts nothing",
+            f"{path} was analyzed by a version without findings, so it has no predictions",
             fix=f"analyze it again: kprof open --force {path}",
         )
     times = time_steps(trace)
@@ -498,7 +498,7 @@ def _predictions(diagnosis: Diagnosis, what_if: tuple[Prediction, ...]) -> Itera
         )
     if diagnosis.swapped is not None:
         kernels = dict.fromkeys(one.swap for one in diagnosis.findings if one.swap)
-        claim = f"What {len(kernels)} kernels would take over, swapped in together"
+        claim = f"Saving of {len(kernels)} kernels swapped in together"
         saving = diagnosis.swapped
         yield Predicted(
             ALL_SWAPS,

@@ -56,7 +56,7 @@ CHANGES_INPUTS = {
     "A": "A changes its inputs and B does not, so the two do not do the same.",
     "B": "B changes its inputs and A does not, so the two do not do the same.",
 }
-BOTH_CHANGE = "Both change their inputs, so each call works on what the one before it has left."
+BOTH_CHANGE = "Both change their inputs, so each call works on the result of the one before."
 
 
 class AbTestError(KprofError):
@@ -313,7 +313,7 @@ def _take(
         raise AbTestError(
             f"{'B' if arms[1].is_inside else 'A'} raised {type(error).__name__} after "
             f"{len(taken)} pairs: {error}",
-            fix="see its traceback; `pairs` of this error has what was measured",
+            fix="see its traceback; `pairs` of this error has the measurements",
             pairs=tuple(taken),
         ) from error
     return tuple(taken)

@@ -52,7 +52,7 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
     pairs = pairs_of(trial.windows, plan)
     if not pairs:
         raise _too_few(options.words[0], trial)
-    # What ended by itself, and not because of what was seen, is judged like a plan of that length.
+    # One that ended by itself, not because of its values, is judged as a plan of its length.
     has_ended = not is_interrupted and not is_enough(plan, pairs)
     doubts = [*trial.problems, _say_end(plan, len(pairs), has_ended, is_interrupted)]
     if options.energy and ENERGY not in plan.metrics:

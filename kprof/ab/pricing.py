@@ -89,7 +89,7 @@ def read_prices(path: Path | None = None) -> list[Quote]:
     """Return kprof's table of prices; a GPU that is in the file `path` has only that file's.
 
     Raises:
-        KprofError: the file cannot be read, or is no table of prices.
+        KprofError: the file cannot be read, or is not a table of prices.
     """
     table = _read(TABLE)
     if path is None:
@@ -100,7 +100,7 @@ def read_prices(path: Path | None = None) -> list[Quote]:
 
 
 def _read(path: Path) -> list[Quote]:
-    fix = "see docs/cost.md for what a file of prices holds"
+    fix = "see docs/cost.md for the format of a file of prices"
     try:
         return msgspec.json.decode(path.read_bytes(), type=_File).quotes
     except OSError as error:
@@ -109,7 +109,7 @@ def _read(path: Path) -> list[Quote]:
             fix="name a file of prices that exists, or none for kprof's own table",
         ) from error
     except msgspec.MsgspecError as error:
-        raise KprofError(f"{path} is no table of prices: {error}", fix=fix) from error
+        raise KprofError(f"{path} is not a table of prices: {error}", fix=fix) from error
 
 
 def _measured(run: Path) -> tuple[dict[str, object], tuple[str, ...], str | None]:

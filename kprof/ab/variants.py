@@ -1,4 +1,4 @@
-"""The two variants of a workload that the options of `kprof ab` describe."""
+"""The options of `kprof ab`, and the two variants of a workload that they make."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class AbOptions:
-    """What to compare with what, and how surely."""
+    """The two variants to compare, and the error rates."""
 
     words: tuple[str, ...]
     """A script and its arguments, a module and its arguments, or a whole command: variant A."""
@@ -48,13 +48,13 @@ class AbOptions:
     """A sample is as many steps as fill this time."""
     seed: int = field(default_factory=draw_seed)
     targets: tuple[str, ...] = ()
-    """What A and B have to keep, such as step_p50<=60ms."""
+    """Targets that A and B have to keep, such as step_p50<=60ms."""
     facts: Mapping[str, str | None] = field(default_factory=dict)
-    """What `kprof cost` has to know to say what B saves; all missing: it is not asked."""
+    """The inputs of `kprof cost` for the savings of B; all missing: no costs."""
     out: Path | None = None
     force: bool = False
     line: str = ""
-    """What was typed, to do it again."""
+    """The command line, to repeat the comparison."""
 
 
 def variants_of(options: AbOptions) -> tuple[Variant, Variant]:
@@ -124,7 +124,7 @@ def share_of(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < 1:
-        raise KprofError(f"{text} is no share between 0 and 1", fix="write 1% or 0.01")
+        raise KprofError(f"{text} is not a share between 0 and 1", fix="write 1% or 0.01")
     return value
 
 

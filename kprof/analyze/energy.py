@@ -59,7 +59,7 @@ def energy_between(counter: Series, start_ns: int, end_ns: int) -> float | None:
 
 @dataclass(frozen=True)
 class StepEnergy:
-    """What a step took on all GPUs of a run; `joules` is None where `why` says why."""
+    """Energy of a step on all GPUs of a run; `joules` is None where `why` says why."""
 
     joules: float | None
     num_steps: int

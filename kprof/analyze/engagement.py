@@ -23,7 +23,7 @@ Content = TypeVar("Content", bound="Holding")
 
 
 class Holding(msgspec.Struct, frozen=True, tag_field="kind"):
-    """What an entry holds: one of the kinds below."""
+    """The kind of an entry: one of those below."""
 
 
 class Opened(Holding, frozen=True, tag="opened"):
@@ -33,7 +33,7 @@ class Opened(Holding, frozen=True, tag="opened"):
 
 
 class Predicted(msgspec.Struct, frozen=True):
-    """What a step would get shorter by, as it was written down before anything was changed."""
+    """A predicted saving of a step, recorded before anything was changed."""
 
     name: str
     """A rule's name, `all-findings`, the target and change of a what-if question, or any other."""
@@ -42,12 +42,12 @@ class Predicted(msgspec.Struct, frozen=True):
     step_ns: int
     low_ns: int | None
     high_ns: int | None
-    """None: nobody knows."""
+    """None: unknown."""
     basis: str
     confidence: str = ""
     effort: str = ""
     swap: str = ""
-    """The kernel that would take over, or several, separated by commas."""
+    """The kernel to swap in, or several, separated by commas."""
     command: str = ""
     worth: Worth | None = None
 
@@ -88,12 +88,12 @@ class RunAdded(Holding, frozen=True, tag="run"):
 
     @property
     def true_step_ns(self) -> int | None:
-        """What a step takes, as far as the run can tell."""
+        """Time of a step, as far as the run shows it."""
         return self.unrecorded_step_ns or self.step_ns
 
 
 class PredictionAdded(Holding, frozen=True, tag="prediction"):
-    """What somebody predicts of a change that no rule proposes."""
+    """A person's prediction of a change that no rule proposes."""
 
     predicted: Predicted
 
@@ -110,7 +110,7 @@ class ComparisonAdded(Holding, frozen=True, tag="comparison"):
 
     comparison: Comparison
     calibration: str = ""
-    """What it was told of how often such verdicts err."""
+    """The calibration's statement on the error rate of such verdicts."""
     bet: Bet | None = None
 
 
@@ -126,7 +126,7 @@ class TargetJudged(msgspec.Struct, frozen=True):
 
 
 class ServiceLevelAdded(Holding, frozen=True, tag="service-level"):
-    """What `kprof sla --json` said."""
+    """The output of `kprof sla --json`."""
 
     when: When
     said: dict[str, Any]
@@ -154,7 +154,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class CostAdded(Holding, frozen=True, tag="cost"):
-    """What `kprof cost --json` said."""
+    """The output of `kprof cost --json`."""
 
     when: When
     said: dict[str, Any]
@@ -173,7 +173,7 @@ class LevelChecked(msgspec.Struct, frozen=True):
 
 
 class SubjectChecked(msgspec.Struct, frozen=True):
-    """What the quality gate found of one replacement."""
+    """The quality gate's result for one replacement."""
 
     subject: str
     asked: tuple[str, ...]
@@ -186,36 +186,36 @@ class SubjectChecked(msgspec.Struct, frozen=True):
 
 
 class GateAdded(Holding, frozen=True, tag="gate"):
-    """What `kprof kernels check --json` said, of each replacement."""
+    """The output of `kprof kernels check --json`, for each replacement."""
 
     said: tuple[dict[str, Any], ...]
 
     @property
     def subjects(self) -> dict[str, SubjectChecked]:
-        """What was found, by replacement."""
+        """The results, by replacement."""
         found = msgspec.convert(self.said, type=tuple[SubjectChecked, ...])
         return {one.subject: one for one in found}
 
 
 class BenchAdded(Holding, frozen=True, tag="bench"):
-    """What `kprof kernels bench --json` said, of each call that was measured."""
+    """The output of `kprof kernels bench --json`, for each measured call."""
 
     said: tuple[dict[str, Any], ...]
 
     @property
     def calls(self) -> tuple[Benched, ...]:
-        """What was measured, by call."""
+        """The measurements, by call."""
         return read_benched(self.said)
 
 
 class CalibrationAdded(Holding, frozen=True, tag="calibration"):
-    """What `kprof selftest --json` said: how often verdicts err on this machine."""
+    """The output of `kprof selftest --json`: the error rates of verdicts on this machine."""
 
     said: dict[str, Any]
 
 
 class Decided(Holding, frozen=True, tag="decision"):
-    """What was decided, in words."""
+    """The decision, in words."""
 
     text: str
 
@@ -235,7 +235,7 @@ AnyContent = (
 
 
 class Source(msgspec.Struct, frozen=True):
-    """What an entry summarises: the name of a file or folder, and the SHA-256 of its content."""
+    """The source of an entry: the name of a file or folder, and the SHA-256 of its content."""
 
     name: str
     sha256: str
@@ -258,7 +258,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def predictions(self) -> tuple[Predicted, ...]:
-        """What was predicted here."""
+        """The predictions of this entry."""
         if isinstance(self.content, PredictionAdded):
             return (self.content.predicted,)
         return self.content.predictions if isinstance(self.content, RunAdded) else ()

@@ -109,9 +109,9 @@ def group_kernels(kernels: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
     Columns: `calls`, `time_ns`, `share` (of all rows' time), `flops`, `bytes`, `limit_ns` (each
     missing where no row of the group has one), `limited_time_ns` (time of the rows that have a
-    limit), `saving_ns` (what reaching the limit would save on them: nobody knows it of the others,
-    so it is missing where none has a limit), `is_least` (whether the limit of any of them is of
-    work that is at least so much: so is the limit then, and the saving at most).
+    limit), `saving_ns` (time saved at the limit by the rows that have one; missing where none has),
+    `is_least` (whether the limit of any of them rests on a minimum of the work: the limit is a
+    minimum then, and the saving a maximum).
     """
     return _longest_first(_sum_groups(kernels, by))
 

@@ -1,4 +1,4 @@
-"""The times of all providers of a kernel, as `kprof kernels bench --json` prints them."""
+"""The output of `kprof kernels bench --json`: the fastest provider of a kernel, and all times."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Benched(msgspec.Struct, frozen=True):
 
     @property
     def ours(self) -> Timing | None:
-        """What the fastest of ours took; None: none was measured, or ran."""
+        """Time of the fastest kernel of kprof; None: none was measured, or ran."""
         return _fastest([one for one in self._usable if is_ours(one.provider)])
 
     @property

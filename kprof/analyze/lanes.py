@@ -13,7 +13,7 @@ from kprof.trace import Trace
 MAX_DEPTH = 6
 """Ranges nested deeper than this are left out."""
 MAX_RANGES = 20_000
-"""Of more host ranges than this, the longest are kept."""
+"""Limit of host ranges; beyond it, the longest are kept."""
 
 # Shares of the timeline, from fine to coarse: shorter rows are merged with those beside them.
 RESOLUTIONS = tuple(1 / parts for parts in (64_000, 16_000, 4_000, 1_000, 250))

@@ -63,17 +63,17 @@ class RankLateness:
 
 @dataclass(frozen=True)
 class Lateness:
-    """Who waits for whom in a recording of several ranks."""
+    """The waits between ranks in a recording of several ranks."""
 
     ranks: tuple[RankLateness, ...]
     stragglers: tuple[int, ...]
     """Ranks that others wait for again and again; none is hidden by another."""
     where: str | None
-    """What the stragglers share, if that is more than being late: a host or a process group."""
+    """The host or process group that all stragglers share; empty where there is none."""
     lost_ns: float
-    """What a unit would be shorter by, were the stragglers in time; 0 without any."""
+    """Time by which a unit would be shorter with the stragglers in time; 0 without stragglers."""
     rotating_ns: float
-    """What a unit loses to ranks that are late in turn; 0 where lateness does not rotate."""
+    """Time that a unit loses to ranks that are late in turn; 0 where lateness does not rotate."""
     num_rotating: int
     """Ranks that are late in turn."""
     num_units: int
@@ -239,7 +239,7 @@ def _rotating(
     groups: list[tuple[NDArray[np.intp], Floats]], late_ns: Floats, chosen: Bools, unit_ns: float
 ) -> tuple[float, int]:
     """Return what a unit loses to ranks that are late in turn, and how many those are."""
-    # What a rank is late by in most units does not rotate.
+    # A rank's lateness in most units does not rotate.
     usual = np.quantile(late_ns, 0.25, axis=1, keepdims=True)
     others = np.maximum(late_ns - usual, 0)[~chosen]
     clear = min(ROTATING_CLEAR_OF_SCATTER * _scatter(late_ns), ROTATING_ANYWAY * unit_ns)

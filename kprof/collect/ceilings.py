@@ -37,7 +37,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What was measured, on which GPU, when, and in what state it was before and after."""
+    """Measured ceilings of one GPU, with date and the GPU's state before and after."""
 
     gpu: str
     driver: str

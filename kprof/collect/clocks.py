@@ -27,7 +27,7 @@ TOLERANCE_NS = 50_000
 END_SKEW_NS = 20_000
 END_SKEW_PART = 100
 
-# What is so many times as far apart as that does not end together.
+# Activities this many times further apart do not end together.
 FAR_APART = 3
 
 # No two clocks are compared better than their timestamps are.
@@ -42,7 +42,7 @@ FEWEST_TO_TELL = 8
 # Fewer do not show a drift; and it must exceed the scatter by so many times.
 FEWEST_TO_DRIFT = 24
 CLEAR_OF_SCATTER = 4
-# What changes faster is no drift: NTP turns a clock by at most one part in so many.
+# Faster changes are not drift: NTP adjusts a clock by at most one part in this many.
 FASTEST_DRIFT = 2_000
 
 
@@ -55,7 +55,7 @@ class Mismatch(Enum):
 
 @dataclass(frozen=True)
 class Offset:
-    """What to add to a second clock so that it reads as the first."""
+    """The offset that makes a second clock read as the first."""
 
     offset_ns: int
     uncertainty_ns: int
@@ -65,7 +65,7 @@ class Offset:
     drift_ns: int
     """How much the offset changes while they are recorded; 0 where no change is clear."""
     number: int
-    """Of collectives that were compared."""
+    """Number of collectives that were compared."""
     spread_ns: int
     """How far apart, but for a tenth of them, they end on clocks put right by the offset."""
     skew_ns: int

@@ -17,19 +17,19 @@ import pandas as pd
 
 from kprof.trace import Trace
 
-# What traces round their times to.
+# The resolution to which traces round their times.
 TOLERANCE_NS = 1_000
 # No clock drifts by more than this, as a share of the time.
 MOST_DRIFT = 1e-3
 # Nor is any off by more: launches are then another process's, with the same numbers.
 MOST_OFF_NS = 1_000_000_000
-# What meets an idle GPU begins so soon after its launch did: mostly 4 to 15 µs, as recorded.
+# An activity on an idle GPU begins this soon after its launch began: mostly 4 to 15 µs.
 AT_ONCE_NS = 20_000
 # A launch is another's where, with it left out, so many more begin at once.
 MORE_WITHOUT = 10
 # Through two points there is always a line.
 LEAST_ON_A_DRIFT = 3
-# Of so many stretches of time the activity that contradicts its launch most decides.
+# Number of time segments; in each, the activity that contradicts its launch most decides.
 STRETCHES = 4_096
 # Times farther apart are damaged, and their differences may overflow.
 FARTHEST_NS = 2**62
@@ -37,7 +37,7 @@ FARTHEST_NS = 2**62
 
 @dataclass(frozen=True)
 class _Line:
-    """What to add to a device's times: more, or less, the later it is."""
+    """The offset to add to a device's times; it may grow or shrink with time."""
 
     from_ns: int
     at_first_ns: float
@@ -88,7 +88,7 @@ def _lateness_of_launches(trace: Trace) -> pd.DataFrame:
     kernels, ranges = trace.kernels, trace.ranges
     keys = ["rank", "correlation"]
     is_launch = (ranges["kind"] == "runtime") & ranges["correlation"].notna()
-    # Of two launches with one number it is unknown whose an activity is.
+    # If two launches have one number, the owner of their activity is unknown.
     launches = ranges.loc[is_launch, [*keys, "start_ns"]].drop_duplicates(keys, keep=False)
     is_launched = (kernels["activity"] != "host") & kernels["correlation"].notna()
     activities = kernels.loc[is_launched, [*keys, "device", "start_ns"]]

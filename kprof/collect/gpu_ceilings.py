@@ -1,4 +1,4 @@
-"""The ceilings of the GPU at hand, measured: bandwidths, matrix rates, latencies."""
+"""Measured ceilings of the GPU at hand: bandwidths, matrix rates and latencies."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ Process = Union["PlainProcess", ProfiledProcess]
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What to start, where to write, and what to record; `skip` and `steps` count steps."""
+    """The workload to start, the output folder, the recording; `skip` and `steps` count steps."""
 
     command: tuple[str, ...]
     out: Path
@@ -52,12 +52,12 @@ class LaunchOptions:
     nsys: bool = False
     """Whether Nsight Systems records, instead of torch's profiler."""
     swap: str | None = None
-    """The kernels that take over in it."""
+    """The kernels to swap in."""
 
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """What came of it; `exit_code` is the workload's own, 128 + n after signal n."""
+    """The end of the workload; `exit_code` is its own, 128 + n after signal n."""
 
     exit_code: int
     raw: Path
@@ -102,7 +102,7 @@ def launch(options: LaunchOptions) -> LaunchResult:
         sampler.stop()
     times_ns = (started_ns, time.time_ns())
     parts, troubles = complete(raw, options.command, times_ns, exit_code)
-    # Of those that remain: how a helper of theirs ended is no news.
+    # Only processes that remain count: how their helpers ended does not matter.
     messages = messages_of(sampler, raw, exit_code)
     if options.nsys:
         recorders = recorders_of(raw)

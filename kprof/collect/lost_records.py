@@ -121,7 +121,7 @@ def _misplaced(kernels: pd.DataFrame, ranges: pd.DataFrame, launch: np.ndarray) 
     is_early = early_ns > limit_ns
     if is_early.mean() < FEW:
         result[known] = is_early
-    # What waited for longer than all of the recording, while nothing ran, is misplaced as well.
+    # An activity that waited for longer than the recording, while nothing ran, is misplaced, too.
     order = known[np.argsort(start_ns[known], kind="stable")]
     first_ns, last_ns = int(launch_ns.min()), int(launch_end_ns.max())
     before_ns = np.append(start_ns[order[:1]], end_ns[order][:-1])

@@ -1,4 +1,4 @@
-"""What the recorder left of each process: a folder in `raw/`, a part of the run."""
+"""The recorder's output of each process: a folder in `raw/`, a part of the run."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Trigger:
-    """What starts a window: a signal to kprof, a file, or the service's first N requests."""
+    """The trigger of a window: a signal to kprof, a file, or the service's first N requests."""
 
     kind: Literal["signal", "file", "requests"]
     num_requests: int = 0

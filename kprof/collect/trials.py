@@ -148,41 +148,41 @@ class Variant:
     label: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What is added to kprof's own environment."""
+    """Variables added to kprof's own environment."""
     difference: str = ""
 
     @property
     def line(self) -> str:
-        """What one types to run it: its variables, then its command."""
+        """The command line to type: its variables, then its command."""
         added = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         return " ".join([*added, shlex.join(self.command)])
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one process."""
+    """The result of one process."""
 
     label: str
     windows: tuple[Window, ...]
-    """Of rank 0; empty where the workload has no steps."""
+    """Step times of rank 0; empty where the workload has no steps."""
     wall_ns: int
     """From its start to its end."""
     exit_code: int | None
     """128 + n after signal n; None where kprof ended it."""
     rule: str
-    """What a step is, as a sentence; empty where there was none."""
+    """The definition of a step, as a sentence; empty where there was none."""
     device_name: str | None
     """None where no GPU took part."""
     log: Path
-    """What it printed, stdout and stderr together."""
+    """The process's output, stdout and stderr together."""
     joules_per_step: float | None = None
-    """Of all its GPUs, over neighbouring windows of one arm that take at least 2 s."""
+    """Energy of all its GPUs, over neighbouring windows of one arm that take at least 2 s."""
     why_no_energy: str = ""
     """Why it is missing, as the end of a sentence."""
     problems: tuple[str, ...] = ()
     """Sentences that a reader of the numbers has to know."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of torch and of the driver, where they are known."""
+    """Versions of torch and the driver, where they are known."""
 
 
 class TrialError(KprofError):

@@ -14,7 +14,7 @@ from kprof.collect.process_folders import recorders_of
 from kprof.collect.recorder.kprof_recorder.schedule import SHEET, Schedule
 from kprof.device import BRAKES, THROTTLE_REASONS
 
-# Of what the arm's windows usually have: below it, the GPU was throttled.
+# Share of the arm's usual clock; below it, the GPU was throttled.
 LEAST_CLOCK = 0.75
 
 
@@ -27,23 +27,23 @@ class Window:
     start_ns: int
     end_ns: int
     time_ns: float
-    """Of a step, with all that lies between steps."""
+    """Time per step, including everything between steps."""
     steps_ns: tuple[int, ...]
-    """What steps took themselves, at most 256 of them, evenly spread."""
+    """Durations of the steps themselves, at most 256, evenly spread."""
     first_step: int
     peak_memory_bytes: int | None = None
     """Allocated by torch on all GPUs of the process; None without a GPU."""
     sm_clock_mhz: float | None = None
     """The mean of NVML's samples inside the window; None if there are none."""
     joules: float | None = None
-    """What all GPUs of the workload took; None of a window shorter than 2 s."""
+    """Energy of all GPUs of the workload; None for a window shorter than 2 s."""
     problem: str = ""
     """Which of the causes stated before speaks against it; empty: none."""
 
 
 @dataclass
 class Timed:
-    """What one process has told so far."""
+    """The messages of one process so far."""
 
     tail: Tail
     about: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Timed:
 
 
 class Sheets:
-    """What all processes of a workload have told, with NVML's samples beside it."""
+    """The messages of all processes of a workload, with NVML's samples."""
 
     def __init__(self, raw: Path) -> None:
         self._raw = raw

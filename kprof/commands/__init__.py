@@ -38,7 +38,7 @@ class Answer(NamedTuple):
     last: str = ""
     exit_code: int = 0
     if_unwritten: str | None = "see where it goes"
-    """What to do when the output cannot be written; None: that is no error."""
+    """The fix when the output cannot be written; None: that is no error."""
     shows_secrets: bool = False
     """The reader asked to see passwords, keys and tokens."""
 

@@ -62,13 +62,21 @@ def ab(
     target: Annotated[
         list[str] | None, Option(metavar="T", help="SLA target, such as 'step_p50<=60ms'.")
     ] = None,
-    gpu: Annotated[str | None, Option(help="For costs: GPU, as price lists name it.")] = None,
-    price: Annotated[str | None, Option(help="For costs: $ per GPU-hour.")] = None,
-    gpus: Annotated[str | None, Option(help="For costs: GPUs of the workload [1].")] = None,
-    tokens_per_step: Annotated[str | None, Option(help="For costs: tokens per step.")] = None,
-    tokens_per_month: Annotated[str | None, Option(help="For costs: tokens per month.")] = None,
+    gpu: Annotated[
+        str | None, Option(metavar="NAME", help="For costs: GPU, as price lists name it.")
+    ] = None,
+    price: Annotated[str | None, Option(metavar="X", help="For costs: $ per GPU-hour.")] = None,
+    gpus: Annotated[
+        str | None, Option(metavar="N", help="For costs: GPUs of the workload [default: 1].")
+    ] = None,
+    tokens_per_step: Annotated[
+        str | None, Option(metavar="X", help="For costs: tokens per step.")
+    ] = None,
+    tokens_per_month: Annotated[
+        str | None, Option(metavar="X", help="For costs: tokens per month.")
+    ] = None,
     seed: Annotated[
-        int | None, Option(metavar="N", help="Seed of the random order [random].")
+        int | None, Option(metavar="N", help="Seed of the random order [default: random].")
     ] = None,
     out: Annotated[
         Path | None, Option(metavar="DIR", help="Folder [default: SCRIPT-ab.kprof].")

@@ -10,26 +10,32 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from kprof.analyze.cost.facts import FIELDS, Facts, described, documented
+from kprof.analyze.cost.facts import FIELDS, TEXTS, Facts, described, documented
 from kprof.commands import Answer
 
 
 def cost(
-    run: Annotated[Path | None, typer.Argument(help="A run or trace: step, GPUs, energy.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN", help="Run or trace, for step time, GPUs and energy."),
+    ] = None,
     assumptions: Annotated[
-        Path | None, Option(metavar="FILE", help="TOML file: owning, energy, spot, replicas, ...")
+        Path | None, Option(metavar="FILE", help="TOML file: owning, energy, spot, replicas.")
     ] = None,
     show_assumptions: Annotated[
         bool, Option("--show-assumptions", help="Print such a file with its defaults.")
     ] = False,
-    prices: Annotated[Path | None, Option(help="A file of prices of your own (JSON).")] = None,
+    prices: Annotated[
+        Path | None, Option(metavar="FILE", help="JSON file with prices of your own.")
+    ] = None,
     as_of: Annotated[
-        datetime | None, Option(formats=["%Y-%m-%d"], help="Day to judge prices [today].")
+        datetime | None,
+        Option(metavar="DATE", formats=["%Y-%m-%d"], help="Day of the prices [default: today]."),
     ] = None,
     json: Annotated[bool, Option("--json", help="Print the figures as JSON.")] = False,
     **given: str | None,
 ) -> Answer | None:
-    """Compute what tokens, fleets and training cost.
+    """Compute the cost of tokens, fleets and training.
 
     Without options it lists the known prices. Give the facts that you know: kprof shows each
     figure that follows, with its band, and names the facts that other figures need. Numbers may be
@@ -59,7 +65,10 @@ def _options() -> list[inspect.Parameter]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[str | None, Option(help=f"{described(hint)}.")],
+            annotation=Annotated[
+                str | None,
+                Option(metavar="NAME" if name in TEXTS else "X", help=f"{described(hint)}."),
+            ],
         )
         for name, hint in facts.items()
     ]

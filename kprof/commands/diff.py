@@ -21,16 +21,18 @@ ROWS_ON_PAGE = 60
 
 
 def diff(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A run, a trace, or a folder of them.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="What to compare with it.")],
+    a: Annotated[
+        Path, typer.Argument(metavar="A", help="Before: a run, a trace, or a folder of traces.")
+    ],
+    b: Annotated[Path, typer.Argument(metavar="B", help="After: the same.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page of HTML as well.")
+        Path | None, typer.Option(metavar="FILE", help="Write an HTML page as well.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
     show_secrets: ShowSecrets = False,
 ) -> Answer:
-    """Lay two runs side by side, part by part."""
+    """Compare two runs part by part."""
     from kprof.report.difference import sections_of_difference
     from kprof.report.progress import Progress
 

@@ -45,7 +45,7 @@ STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
 
 
 def doctor() -> None:
-    """Say what this machine can measure, and how to fix the rest."""
+    """Show what this machine can measure, and how to fix the rest."""
     from rich.console import Console
 
     checks = [(c.name, c.state, c.found, c.fix) for c in check_machine()]

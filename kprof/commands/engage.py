@@ -170,7 +170,10 @@ Action = Literal["init", "add", "predict", "decide", "status", "report"]
 
 
 def engage(
-    action: Annotated[Action, typer.Argument(metavar="ACTION", help="What to do.")],
+    action: Annotated[
+        Action,
+        typer.Argument(metavar="ACTION", help="init, add, predict, decide, status, report."),
+    ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The engagement's folder.")],
     words: Annotated[
         list[str] | None,
@@ -179,32 +182,33 @@ def engage(
         ),
     ] = None,
     after: Annotated[
-        bool, Option("--after", help="add: it was measured after the change [before it].")
+        bool, Option("--after", help="add: measured after the change [default: before].")
     ] = False,
     tests: Annotated[
-        str | None, Option(metavar="NAME", help="add: the prediction an A/B tests, or nothing.")
+        str | None, Option(metavar="NAME", help="add: prediction that the A/B tests, or nothing.")
     ] = None,
     gain: Annotated[
-        str | None, Option(metavar="LOW,HIGH", help="predict: shares of a step, as 2%,10%.")
+        str | None,
+        Option(metavar="LOW,HIGH", help="predict: saved shares of a step, such as 2%,10%."),
     ] = None,
     out: Annotated[
         Path | None, Option(metavar="FILE", help="report: the page [default: DIR/report.html].")
     ] = None,
     template: Annotated[
-        str | None, Option(metavar="NAME", help="report: as of kprof report [partner].")
+        str | None, Option(metavar="NAME", help="report: as for kprof report [default: partner].")
     ] = None,
     redact: Annotated[
         Literal["internal", "partner", "public"] | None,
-        Option(help="report: as of kprof report [partner]."),
+        Option(metavar="LEVEL", help="report: as for kprof report [default: partner]."),
     ] = None,
     force: Annotated[bool, Option("--force", help="report: replace existing files.")] = False,
     json: Annotated[bool, Option("--json", help="status: print it as JSON.")] = False,
 ) -> Answer:
-    """Keep one workload's evidence, and score what was predicted.
+    """Keep the evidence of one workload and score its predictions.
 
     add takes runs, comparisons of kprof ab, and what kprof sla, kprof cost and kprof kernels check
-    printed with --json. What a run's findings predict is written down when it is added, and scored
-    by the A/B that tests it.
+    printed with --json. Adding a run records the predictions of its findings; an A/B that tests
+    one scores it.
     """
     from kprof.ab import engagement_folder as verbs
     from kprof.report.engagement_sections import (
@@ -261,11 +265,11 @@ def _report(
 ) -> Answer:
     page, missing = write_report(found, out, template=template, level=redact, force=force)
     for name in missing:
-        say(f"{name} is not beside {found.folder}, or was changed: what only it knows is left out")
+        say(f"{name} is not beside {found.folder}, or was changed: its own details are left out")
     return Answer(found.name, [], None, f"report: {page}, with .md, .json and .xml beside it")
 
 
-# What each action takes: how many words at most, and which options.
+# Arguments of each action: the maximum number of words, and its options.
 TAKES: dict[Action, tuple[float, set[str]]] = {
     "init": (1, set()),
     "add": (float("inf"), {"--after", "--tests"}),

@@ -49,7 +49,7 @@ class Ruled:
 
     @property
     def title(self) -> str:
-        """What was held against what."""
+        """The candidate and its baseline."""
         return f"{self.candidate} against {self.baseline}"
 
     @property
@@ -72,22 +72,22 @@ INCONCLUSIVE = 3
 
 def gate(
     candidate: Annotated[
-        Path, typer.Argument(metavar="CANDIDATE", help="A comparison, a run, or a result as JSON.")
+        Path, typer.Argument(metavar="CANDIDATE", help="Comparison, run, or result as JSON.")
     ],
     against: Annotated[
         Path | None,
-        Option(metavar="BASELINE", help="One of the same kind [of a comparison: its A]."),
+        Option(metavar="BASELINE", help="Same kind [default: A of a comparison]."),
     ] = None,
     smallest_effect: Annotated[
-        str | None, Option(metavar="SHARE", help="Least difference that matters [the A/B's].")
+        str | None, Option(metavar="SHARE", help="Smallest regression [default: the A/B's].")
     ] = None,
-    strict: Annotated[bool, Option("--strict", help="Exit with 3 where inconclusive.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Exit with 3 if inconclusive.")] = False,
     junit: Annotated[Path | None, Option(metavar="FILE", help="Write JUnit XML as well.")] = None,
     markdown: Annotated[Path | None, Option(metavar="FILE", help="Write Markdown as well.")] = None,
     json: Annotated[bool, Option("--json", help="Print the rulings as JSON.")] = False,
     force: Annotated[bool, Option("--force", help="Replace existing files.")] = False,
 ) -> Answer:
-    """Fail a CI job where something became worse, and that is proven.
+    """Fail a CI job on a proven regression.
 
     Takes comparisons of kprof ab, runs, or what kprof sla and kprof kernels check printed with
     --json. Exit code: 1 a regression is proven; 0 none is, INCONCLUSIVE included, unless --strict;

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kprof.open import Progress
     from kprof.report.kernel_library import Listed
 
-# What the interpreter computes as a GPU does; it cuts bfloat16 off instead of rounding it.
+# Dtypes that the interpreter computes as a GPU does; it truncates bfloat16 instead of rounding it.
 INTERPRETED_DTYPES = ("float16", "float32")
 # By kernel, provider, dtype and pass: the calls that the gate tried in this process.
 _tried: dict[tuple[str, str, str, str], Scope | None] = {}
@@ -62,28 +62,37 @@ TAKES: dict[Action, set[str]] = {
 
 
 def kernels(
-    action: Annotated[Action, typer.Argument(metavar="ACTION", help="What to do.")] = "list",
+    action: Annotated[
+        Action, typer.Argument(metavar="ACTION", help="list, check, bench or explain.")
+    ] = "list",
     names: Annotated[
         list[str] | None, typer.Argument(metavar="KERNEL", help="Kernels [default: all].")
     ] = None,
-    provider: Annotated[str | None, Option(help="check: whose code [default: kprof].")] = None,
-    shape: Annotated[str | None, Option(metavar="MxN", help="bench: what to measure.")] = None,
+    provider: Annotated[
+        str | None, Option(metavar="NAME", help="check: provider [default: kprof].")
+    ] = None,
+    shape: Annotated[
+        str | None, Option(metavar="MxN", help="bench: shape [default: each kernel's own].")
+    ] = None,
     dtype: Annotated[
-        list[str] | None, Option(help="check, bench: such as bfloat16; may be repeated.")
+        list[str] | None,
+        Option(metavar="DTYPE", help="check, bench: such as bfloat16; repeatable."),
     ] = None,
     forward: Annotated[
-        bool, Option("--forward", help="check: calls without gradients alone.")
+        bool, Option("--forward", help="check: only calls without gradients.")
     ] = False,
     sanitizer: Annotated[
-        bool, Option("--sanitizer", help="check: let compute-sanitizer check as well, on a GPU.")
+        bool, Option("--sanitizer", help="check: run compute-sanitizer as well (GPU).")
     ] = False,
     json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
 ) -> Answer:
-    """List replacement kernels, check them, measure who is fastest.
+    """List, check and benchmark replacement kernels.
 
-    check runs the quality gate on the GPU, or without one in Triton's interpreter; bench measures
-    ours, torch's and the installed peers', without gradients and with them, and keeps both choices;
-    explain shows them.
+    check runs levels L0 and L1 of the quality gate, on the GPU or, without one, in Triton's
+    interpreter. bench measures kprof's, torch's and installed libraries' kernels, with and without
+    gradients, and stores the fastest. explain shows the stored choices.
+
+    Exit code of check: 0 every level passed, 1 one failed, 3 one could not be run or decided.
     """
     import msgspec
 
@@ -113,9 +122,10 @@ def kernels(
         sections = [section for report in reports for section in sections_of_gate(report)]
         states = {report[level].state for report in reports for level in report.asked}
         code = 1 if "failed" in states else 0 if states == {"passed"} else 3
-        last = "next: kprof kernels bench"
-        if not _has_gpu():
-            last += ", on a machine with a GPU"
+        last = "next: fix the kernel; docs/gate.md says what each level checks"
+        if code != 1:
+            last = f"next: kprof kernels {'check' if code else 'bench'}"
+            last += "" if _has_gpu() else ", on a machine with a GPU"
         found = encoded([result_of_gate(report) for report in reports])
         return Answer("kernels check", sections, found, last, code)
     if action == "bench":
@@ -186,7 +196,7 @@ def check_kernels(
         why = "compute-sanitizer watches calls of every dtype, with gradients and without"
         raise KprofError(why, fix="leave out --sanitizer, or --forward and --dtype")
     if sanitizes and not torch.cuda.is_available():
-        why = "compute-sanitizer watches what runs on a GPU, and there is none here"
+        why = "compute-sanitizer needs a GPU, and there is none here"
         raise KprofError(why, fix="leave out --sanitizer, or run it on a GPU machine")
     device = _device_to_check_on()
     from kprof.kernels import OURS
@@ -251,7 +261,7 @@ def _checked(kernel: Kernel, provider: str, device: str, calls: Calls) -> GateRe
     except ImportError as error:
         raise KprofError(
             f"{kernel.name} by {provider} cannot run here: {error}",
-            fix="kprof kernels list says who can be had, and of which version",
+            fix="kprof kernels list shows the installed providers and their versions",
         ) from error
     if device == "cpu":
         known = tuple(one for one in subject.dtypes if one in INTERPRETED_DTYPES)
@@ -267,7 +277,7 @@ def _subject_of(kernel: Kernel, provider: str, device: str, calls: Calls) -> Sub
     if calls.dtypes:
         subject = replace(subject, dtypes=calls.dtypes)
     if calls.are_forward:
-        # Of those who say that bits may differ, gradients alone do.
+        # Kernels whose bits may differ from run to run differ in gradients alone.
         subject = replace(subject, differentiable=(), is_deterministic=True)
     return subject
 
@@ -296,7 +306,7 @@ def shape_of(text: str) -> Shape:
     """
     lengths = text.lower().split("x")
     if not all(length.isdigit() for length in lengths):
-        raise KprofError(f"{text} is no shape", fix="write its lengths as 8192x4096")
+        raise KprofError(f"{text} is not a shape", fix="write its lengths as 8192x4096")
     return tuple(int(length) for length in lengths)
 
 
@@ -361,7 +371,7 @@ def _why_rejected(kernel: Kernel, provider: str, dtype: str, direction: Pass) ->
         why = next(one.why for one in report.levels if one.state != "passed")
         raise KprofError(
             f"{kernel.name} by {provider}: {why}",
-            fix="kprof kernels explain shows what was measured until then; take "
+            fix="kprof kernels explain shows the measurements until then; take "
             f"{provider} out of this environment, or measure the other kernels by name",
         )
     return failed[0] if failed else ""

@@ -12,14 +12,18 @@ from kprof.commands import Answer
 
 def ncu(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that kprof run wrote.")],
-    kernels: Annotated[int, typer.Option(metavar="N", min=1, help="How many kernels.")] = 10,
-    launches: Annotated[int, typer.Option(metavar="N", min=1, help="At most, of all.")] = 1_000,
+    kernels: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most expensive kernels to count.")
+    ] = 10,
+    launches: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Maximum launches, of all kernels.")
+    ] = 1_000,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> Answer:
-    """Count what the kernels of a run did, by hardware counters.
+    """Measure hardware counters of a run's kernels with Nsight Compute.
 
-    Runs the workload once more in Nsight Compute, its most expensive kernels several times over.
-    Then the report says which bytes were moved, and how busy memory, SMs and tensor cores were.
+    Runs the workload once more in Nsight Compute, which repeats its most expensive kernels. The
+    report then shows bytes moved, and the load of memory, SMs and tensor cores.
     """
     from kprof.report.progress import Progress
     from kprof.report.sections.counters import render

@@ -14,7 +14,7 @@ from kprof.report.redaction import secrets_shown
 
 def open(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH", help="Traces, folders of them, or a run.")
+        list[Path], typer.Argument(metavar="PATH", help="Traces, folders of traces, or a run.")
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run folder [default: NAME.kprof].")
@@ -23,7 +23,7 @@ def open(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
     show_secrets: ShowSecrets = False,
 ) -> Answer:
-    """Analyze a trace, or take a saved run, and write its report.
+    """Analyze a trace or a saved run and write its report.
 
     With --force a saved run is read again from its recording.
     """

@@ -11,13 +11,14 @@ from kprof.commands import Answer
 
 
 def playbook(
-    name: Annotated[str | None, typer.Argument(help="A rule's name [default: list all].")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Name of a finding [default: list all].")
+    ] = None,
     json: Annotated[bool, Option("--json", help="Print it as JSON.")] = False,
 ) -> Answer:
-    """Show how to confirm and fix a finding, or list all rules.
+    """Show how to confirm and fix a finding, or list all playbooks.
 
-    Each says what the symptom is, why it happens, how to confirm and fix it, what that gains,
-    and where the advice stops.
+    Each has the symptom, its cause, how to confirm and fix it, the expected gain, and the limits.
     """
     import msgspec
 

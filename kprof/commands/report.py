@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from kprof.report.partner.disclosure import Level
     from kprof.report.partner.evidence import Advice, Evidence, Source
 
-FIX = "name runs (*.kprof), comparisons of kprof ab, or what a command printed with --json"
+FIX = "name runs (*.kprof), comparisons of kprof ab, or the --json output of a command"
 
 
 @dataclass
 class _Found:
-    """What was read so far, of each kind in the order of the names."""
+    """The files read so far, each kind in the order of the names."""
 
     runs: list[Any] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
@@ -49,25 +49,28 @@ def report(
         list[Path],
         typer.Argument(
             metavar="PATH",
-            help="Runs, comparisons, JSON of sla, cost, selftest, kernels check; before first.",
+            help="Runs, comparisons, JSON of kprof sla, cost, selftest, kernels; before first.",
         ),
     ],
     template: Annotated[
-        str, typer.Option(metavar="NAME", help="partner, engineer, or a file.toml of your own.")
+        str, typer.Option(metavar="NAME", help="partner, engineer, or your own FILE.toml.")
     ] = "partner",
     redact: Annotated[
         Literal["internal", "partner", "public"],
-        typer.Option(help="Leave out nothing; paths, hosts and prompts; those and prices."),
+        typer.Option(
+            metavar="LEVEL",
+            help="internal: show all; partner: no paths, hosts, prompts; public: nor prices.",
+        ),
     ] = "partner",
-    title: Annotated[str, typer.Option(help="Title of the page [the workload's name].")] = "",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")] = Path(
-        "report.html"
-    ),
+    title: Annotated[
+        str, typer.Option(metavar="TEXT", help="Title [default: the workload's name].")
+    ] = "",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="HTML file.")] = Path("report.html"),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
 ) -> Answer:
-    """Write one page for decision makers: verdict, money, how sure.
+    """Write one page for decision makers: verdict, cost and confidence.
 
-    Of what is named twice, such as two runs, the first is before and the last after.
+    Of two runs, service levels or costs, the first is before the change and the last after it.
     """
     from kprof.errors import KprofError
     from kprof.report.progress import Progress
@@ -145,7 +148,7 @@ def _add_known(found: _Found, content: Any, path: Path) -> str:  # noqa: ANN401 
 
     parts = parts_of(content)
     if not parts:
-        raise KprofError(f"{path} holds nothing that a report could show", fix=FIX)
+        raise KprofError(f"{path} is not a result of kprof", fix=FIX)
     for kind, said, arm in parts:
         if kind == "comparison":
             _add_compared(found, said)
@@ -178,7 +181,7 @@ def _json_in(path: Path) -> Any:  # noqa: ANN401 - any JSON
     try:
         content = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        raise KprofError(f"{path} is no complete JSON: {error}", fix=FIX) from error
+        raise KprofError(f"{path} is not complete JSON: {error}", fix=FIX) from error
     is_trace = isinstance(content, dict) and "traceEvents" in content
     return None if is_trace else content
 
@@ -209,7 +212,7 @@ def _sentences(text: str) -> list[str]:
     words = re.sub(r":\s*```.*?```", ".", text, flags=re.DOTALL)
     words = re.sub(r"```.*?```", "", words, flags=re.DOTALL)
     lines = [re.sub(r"^(?:-|\d+\.)\s+", "", line.strip()) for line in words.splitlines()]
-    # What leads to a list says nothing by itself, nor does an alternative to a command.
+    # A sentence that leads to a list, or an alternative to a command, is not an advice by itself.
     kept = [line.replace("`", "") for line in lines if line and not line.endswith(":")]
     return [re.sub(r"^Or (.)", lambda found: found[1].upper(), line) for line in kept]
 

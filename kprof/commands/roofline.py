@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured, and where it is kept; nowhere for a user without a home."""
+    """The measured ceilings, and their file; no file for a user without a home."""
 
     ceilings: Ceilings
     path: Path | None
@@ -33,7 +33,7 @@ class Measured:
 def roofline(
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> Answer | None:
-    """Measure what this GPU reaches, once, for later runs on it.
+    """Measure this GPU's roofline once, for later runs on it.
 
     Takes less than a minute and 13 GiB of the GPU's memory. The roofline of every later
     `kprof run` on this GPU and driver is drawn from it.

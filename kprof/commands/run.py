@@ -21,12 +21,14 @@ def run(
     ctx: typer.Context,
     words: Annotated[
         list[str],
-        typer.Argument(metavar="SCRIPT", help="What to run, then its own arguments."),
+        typer.Argument(metavar="SCRIPT", help="Script, then its own arguments."),
     ],
     module: Annotated[
         bool, typer.Option("-m", help="SCRIPT is a module, as in python -m.")
     ] = False,
-    skip: Annotated[int, typer.Option(metavar="N", min=0, help="Warm-up steps to skip.")] = 5,
+    skip: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Warm-up steps before the recording.")
+    ] = 5,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps to record.")] = 3,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run folder [default: SCRIPT.kprof].")
@@ -37,28 +39,30 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing run.")] = False,
     seconds: Annotated[
         float | None,
-        typer.Option(metavar="S", min=0.1, help="End a window after S seconds [--trigger: 30]."),
+        typer.Option(
+            metavar="S",
+            min=0.1,
+            help="End the recording after S seconds [default with --trigger: 30].",
+        ),
     ] = None,
     trigger: Annotated[
         str | None,
-        typer.Option(
-            metavar="WHEN", help="Record a service on demand: signal, file or requests=N."
-        ),
+        typer.Option(metavar="WHEN", help="Record a service on demand: signal, file, requests=N."),
     ] = None,
     nsys: Annotated[bool, typer.Option("--nsys", help="Record with Nsight Systems.")] = False,
     ncu: Annotated[
-        bool, typer.Option("--ncu", help="Run once more, for hardware counters (slow).")
+        bool, typer.Option("--ncu", help="Run once more in Nsight Compute (slow).")
     ] = False,
     counters: Annotated[
-        bool, typer.Option("--counters", help="Sample hardware counters as it runs.")
+        bool, typer.Option("--counters", help="Sample hardware counters during the run.")
     ] = False,
     swap: Annotated[
         str | None,
-        typer.Option(metavar="KERNELS", help="Let these kernels take over: rmsnorm,swiglu=liger,…"),
+        typer.Option(metavar="KERNELS", help="Swap kernels in, such as rmsnorm,swiglu=liger."),
     ] = None,
     show_secrets: ShowSecrets = False,
 ) -> Answer:
-    """Run a workload unmodified, record some steps, report on them.
+    """Run a workload unmodified, record some steps and report on them.
 
     A module: kprof run [OPTIONS] -m MODULE [ARGS]...
 

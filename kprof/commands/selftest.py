@@ -13,22 +13,24 @@ EXIT_CODES = {True: 0, False: 1, None: 3}
 
 def selftest(
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="On simulated noise: no GPU, half a minute.")
+        bool, typer.Option("--simulate", help="Use simulated noise: no GPU, half a minute.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer comparisons.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Make fewer comparisons.")] = False,
     comparisons: Annotated[
         int | None, typer.Option(metavar="N", min=50, help="Comparisons of each kind.")
     ] = None,
-    pairs: Annotated[int, typer.Option(metavar="N", min=10, max=1000, help="Pairs of each.")] = 40,
-    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Of noise and order.")] = 0,
+    pairs: Annotated[
+        int, typer.Option(metavar="N", min=10, max=1000, help="Pairs per comparison.")
+    ] = 40,
+    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Seed of noise and order.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> Answer:
-    """Measure how often the verdicts of `kprof ab` are right.
+    """Measure the error rates of `kprof ab` on this machine.
 
-    On this machine, in a few minutes: the same work twice, also while others disturb it, and work
-    that is 1, 2 and 5 % longer. The result is kept, and stands on every later comparison.
+    Compares, for a few minutes, the same work with itself, also under disturbances, and with work
+    that is 1, 2 and 5 % longer. The result is stored, and printed with every later comparison.
 
-    What is found is kept as it goes. Exit code 0: every target is met; 1: one is missed; 3:
+    Results are stored as they are measured. Exit code 0: every target is met; 1: one is missed; 3:
     something could not be measured.
     """
     from kprof.ab.calibrate import calibrate, json_of, keep, simulate_noise

@@ -31,7 +31,7 @@ def sla(
     ],
     target: Annotated[
         list[str] | None,
-        typer.Option(metavar="TARGET", help="SLA target, as ttf64_p99<=100ms; repeatable."),
+        typer.Option(metavar="TARGET", help="SLA target, such as ttf64_p99<=100ms; repeatable."),
     ] = None,
     preset: Annotated[
         str | None,
@@ -42,7 +42,7 @@ def sla(
     ] = None,
     spell: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0, help="Longest slow spell, in s; MET assumes it."),
+        typer.Option(metavar="S", min=0, help="Longest slow spell in seconds, assumed by MET."),
     ] = LONGEST_SPELL_S,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write an HTML page as well.")

@@ -29,11 +29,12 @@ EXAMPLES = "kind:gemm=2 module:NAME=roofline op:NAME=removed graphs"
 def whatif(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a trace.")],
     changes: Annotated[
-        list[str] | None, typer.Argument(help="TARGET=2, =roofline or =removed; or graphs.")
+        list[str] | None,
+        typer.Argument(metavar="CHANGE", help="TARGET=2, =roofline or =removed; or graphs."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
 ) -> Answer:
-    """Predict a step's time after changes.
+    """Predict the time of a step after changes.
 
     Each alone, then all together. A TARGET is kernel:, op:, module: or kind: and a name, with *
     for anything; =2 is twice as fast.
@@ -111,12 +112,12 @@ def parse_change(text: str, trace: Trace) -> Change:
         factor = 0.0
     if not name or not 0 < factor < float("inf"):
         raise KprofError(
-            f"{text!r} does not say what changes how",
+            f"{text!r} is not a change",
             fix="write kind:gemm=2, module:NAME=roofline, op:NAME=removed or graphs",
         )
     if not LEAST_FACTOR <= factor <= MOST_FACTOR:
         raise KprofError(
-            f"{text!r} asks for a factor of {how}, which no change of a kernel has",
+            f"{text!r} has a factor of {how}, which is out of range",
             fix=f"give one from {LEAST_FACTOR:g} (a thousand times slower) to {MOST_FACTOR:,.0f}, "
             "or write =removed",
         )

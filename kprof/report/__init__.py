@@ -1,1 +1,1 @@
-"""The reports: a terminal summary, an offline HTML page."""
+"""Output for people: the terminal summary and the offline HTML pages."""

@@ -1,4 +1,4 @@
-"""The false-positive rate of verdicts as sections, as plain data, or as a sentence."""
+"""The error rates of verdicts: as sections, as plain data, and as the sentence on each report."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def badge_of(calibration: Calibration) -> Facts:
     if false := most_false(calibration):
         noises = f"in the worst of {len(calibration.scenarios)} noises"
         what = f"of {false.of:,} comparisons without a difference, {noises}"
-        items.append(("False alarms", f"{_percent(false.share)} %", what))
+        items.append(("False-positive rate", f"{_percent(false.share)} %", what))
     if calibration.least_found:
         found = f"found by four in five comparisons of {calibration.num_pairs} pairs"
-        items.append(("Finds from", f"{_least(calibration.least_found)} %", found))
+        items.append(("Minimum detectable effect", f"{_least(calibration.least_found)} %", found))
     where = f"{calibration.device}, driver {calibration.driver}"
     items.append(
         ("Calibrated", calibration.date, where if calibration.driver else calibration.device)
@@ -96,7 +96,7 @@ def _targets(calibration: Calibration) -> Section:
     doubts = [Text(doubt, "warning") for doubt in calibration.doubts]
     doubts += [Text(f"Not measured: {what}.", "warning") for what in calibration.missing]
     return Section(
-        "Targets, each in the noise that is worst for it",
+        "Targets, each in its worst noise",
         ORDER,
         (*doubts, Table(columns, rows, terminal_rows=len(rows)), Text(_how_many(calibration))),
     )
@@ -144,9 +144,9 @@ def _with_all_pairs(scenarios: Sequence[Scenario]) -> tuple[Part, ...]:
             )
         )
     legend = (
-        "False: no difference, yet the interval leaves out 1. 1, 2, 5 %: such a difference, found. "
-        "Same: SAME where there is none, and at 1 %. Wrong: FASTER for SLOWER, or the reverse. "
-        "Least: the least difference that four in five find."
+        "False: no difference, but the interval excludes 1. 1, 2, 5 %: share of such differences "
+        "found. Same: SAME where there is none, and at 1 %. Wrong: FASTER for SLOWER, or the "
+        "reverse. Least: the smallest difference found in 80 % of comparisons."
     )
     return Table(columns, tuple(rows), terminal_rows=len(rows)), Text(legend)
 
@@ -184,7 +184,7 @@ def _least(share: float | None) -> str:
 def _percent(share: float) -> str:
     if share == 1:
         return "100"
-    # What is not all must not look like all.
+    # A partial calibration must not look complete.
     return text if (text := f"{100 * share:.1f}") != "100.0" else "> 99.9"
 
 
@@ -205,7 +205,7 @@ def result_of_calibration(calibration: Calibration) -> dict[str, object]:
         ),
         "false_positive_rate": false.share if false else None,
         "power": {effect: min(shares, default=None) for effect, shares in power.items()},
-        # The one furthest from what is promised, whichever way.
+        # The one furthest from its target, in either direction.
         "coverage": max(coverage, key=lambda c: abs(c - 1 + calibration.alpha), default=None),
         "wrong_direction": sum(j.wrong_direction.count for j in planted) if planted else None,
         "least_found": calibration.least_found,

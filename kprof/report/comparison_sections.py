@@ -72,7 +72,7 @@ def conditions_of(pairs: tuple[Pair, ...]) -> str:
     if not clocks:
         said.append("No sensor reported a GPU clock, so throttling was not checked.")
     elif not causes:
-        said.append("No pair was left out: heat, a power brake or a neighbour was seen in none.")
+        said.append("No pair was left out: none had heat, a power brake or another process.")
     said += [f"{format_count(n, 'pair')} left out: {cause}." for cause, n in causes.most_common()]
     return " ".join(said)
 
@@ -105,7 +105,7 @@ def _ratios(comparison: Comparison) -> Figure:
     what = comparison.headline.metric.name
     caption = (
         f"Each dot is a pair, in the order of time: B's {what} over A's, on a logarithmic scale. "
-        "Solid: the estimate, in its interval; dotted: the least effect that matters."
+        "Solid: the estimate, in its interval; dotted: the smallest effect that matters."
     )
     layout: dict[str, object] = {
         "margin": MARGIN,
@@ -149,8 +149,8 @@ def _samples(comparison: Comparison) -> Figure:
         ("B", OF_B, [pair.b[0] / scale for _, pair in numbered]),
     )
     caption = (
-        "The samples themselves. What both go through together, such as heat or a neighbour, is "
-        "in both of a pair, and so not in their ratio."
+        "The samples themselves. A disturbance of both samples of a pair, such as heat, cancels in "
+        "their ratio."
     )
     label = literal(f"{metric.name}, {unit}")
     return _of_both(arms, [i for i, _ in numbered], label, caption)
@@ -333,10 +333,10 @@ def _claims(comparison: Comparison) -> Table:
     for one in derived:
         metric = one.claim.metric
         rows.append(_claim(one.claim, format_value(one.a, metric), format_value(one.b, metric)))
-    caption = "FASTER: B is better. Together these claims err as often as one alone."
+    caption = "FASTER: B is better. The error rate holds for all claims together."
     if derived:
         tokens = f"{comparison.tokens_per_step:,.6g}"
-        caption += f" What is said of tokens follows from the step, which has {tokens} of them."
+        caption += f" Claims per token follow from the step, which has {tokens} tokens."
     return Table(columns, tuple(rows), caption)
 
 
@@ -363,9 +363,9 @@ def _method(comparison: Comparison) -> Section:
     plan = comparison.plan
     early = "stops as soon as the verdict stands" if plan.stops_early else "takes all pairs"
     rows = [
-        ("Least effect that matters", f"{100 * plan.smallest_effect:g} %"),
+        ("Smallest effect that matters", f"{100 * plan.smallest_effect:g} %"),
         (
-            "Error allowed",
+            "Error rate allowed",
             f"{100 * plan.alpha:g} % over {format_count(len(plan.metrics), 'claim')}",
         ),
         ("Pairs", f"at most {plan.max_pairs}; {early}"),
@@ -376,5 +376,5 @@ def _method(comparison: Comparison) -> Section:
         began = datetime.fromtimestamp(comparison.pairs[0].start_ns / 1e9, tz=timezone.utc)
         rows.append(("First sample", f"{began:%Y-%m-%d %H:%M} UTC"))
     rows += list(comparison.facts.items())
-    table = Table((Column("Set beforehand, and the machine"), Column("", "prose")), tuple(rows))
-    return Section("How it was done", 90, (Text(comparison.protocol), table), in_terminal=False)
+    table = Table((Column("Plan and machine"), Column("", "prose")), tuple(rows))
+    return Section("Method", 90, (Text(comparison.protocol), table), in_terminal=False)

@@ -28,7 +28,7 @@ def sections_of_costs(costs: Costs) -> list[Section]:
         lines = [Text(f"{m.topic}: give {', '.join(m.give)}.") for m in costs.missing]
         sections.append(Section(MISSING_FACTS, ORDER, tuple(lines)))
     if costs.notes:
-        sections.append(Section("To know", ORDER, tuple(Text(note) for note in costs.notes)))
+        sections.append(Section("Notes", ORDER, tuple(Text(note) for note in costs.notes)))
     return sections
 
 

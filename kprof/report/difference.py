@@ -37,9 +37,9 @@ NAMELESS: dict[Layout, str] = {
     "kernel": "of no name",
 }
 ONE_CAPTURE = (
-    "Each run was captured once. This says what differs between the two captures, not whether one "
+    "Each run was captured once. This shows differences between the two captures, not whether one "
     "program is faster: the variation between captures of the same program was not measured. "
-    "Before you claim a gain, let `kprof ab` run both in turn, many times."
+    "To prove a gain, compare both with `kprof ab`."
 )
 NS_IN_US = 1_000
 
@@ -65,7 +65,7 @@ class Compared:
 
     @property
     def unit(self) -> str:
-        """What is compared: a step, or a whole window where none is marked."""
+        """The unit of comparison: a step, or the whole window where no step is marked."""
         return "step" if self.difference.a.num_steps else "window"
 
 
@@ -76,7 +76,7 @@ def sections_of_difference(compared: Compared, num_rows: int = ROWS_ON_TERMINAL)
     """
     sections = [_summary(compared)]
     for layout, title in TITLES.items():
-        # What a host ran is operators: once is enough.
+        # A host's activities are its operators: one table is enough.
         if layout == "kernel" and compared.is_host_only:
             continue
         sections.append(_layout_section(compared, layout, title, num_rows))

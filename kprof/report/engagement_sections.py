@@ -44,8 +44,8 @@ DAY = 10
 MOST_DIGITS = 4
 LONGEST_NAME = 100
 ERROR = (
-    "Error: the middle of the predicted interval less what was measured, in points: hundredths of "
-    "A's step. Above 0, too much was promised."
+    "Error: the middle of the predicted interval minus the measurement, in points: hundredths of "
+    "A's step. Above 0, the prediction was too high."
 )
 OF_TARGETS: dict[str, Outcome] = {"MET": "passed", "MISSED": "failed"}
 OF_LEVELS: dict[str, Outcome] = {"passed": "passed", "failed": "failed"}
@@ -177,7 +177,9 @@ def _untested_table(predictions: Sequence[RecordedPrediction]) -> Table:
         )
         for one in ordered
     )
-    return Table(columns, rows, "Predictions that no A/B tests yet; those of what-if come last.")
+    return Table(
+        columns, rows, "Predictions that no A/B tests yet; those of kprof whatif come last."
+    )
 
 
 def _tried(engagement: Engagement) -> Section | None:
@@ -200,7 +202,7 @@ def _tried(engagement: Engagement) -> Section | None:
             change = (format_percent(of.ratio), format_interval(of)) if of else (MISSING, MISSING)
             what = (str(entry.number), added.comparison.b, claim.verdict, *change)
             rows.append((*what, str(claim.num_pairs), claim.metric.name))
-    caption = "B against A; SAME is proven, and INCONCLUSIVE is neither that nor a difference."
+    caption = "B relative to A. SAME is a proven verdict; INCONCLUSIVE proves nothing."
     return Section("Tried", 20, (Table(columns, tuple(rows), caption, terminal_rows=len(rows)),))
 
 
@@ -211,8 +213,8 @@ def _section_of_sides(engagement: Engagement) -> Section | None:
         return None
     columns = (Column("What", "name"), Column("Before", "right"), Column("After", "right"))
     caption = (
-        "Each measured by itself, the newest of either: what changed between them is told by the "
-        "comparisons, not by this table."
+        "The newest measurement of each, made separately. The comparisons prove differences; this "
+        "table does not."
     )
     return Section(
         "Before and after", 30, (Table(columns, tuple(rows), caption, terminal_rows=40),)
@@ -301,7 +303,7 @@ def _section_of_benches(engagement: Engagement) -> Section | None:
         Column("Ours", "right"),
         Column("Best other", "right"),
         Column("Which"),
-        Column("Ours is", "right"),
+        Column("kprof's is", "right"),
     )
     rows = tuple(
         (
@@ -313,7 +315,9 @@ def _section_of_benches(engagement: Engagement) -> Section | None:
         )
         for one in calls
     )
-    return Section("Beside peers", 42, (Table(columns, rows, terminal_rows=len(rows)),))
+    return Section(
+        "Compared with other libraries", 42, (Table(columns, rows, terminal_rows=len(rows)),)
+    )
 
 
 def _decisions(engagement: Engagement) -> Section | None:
@@ -351,7 +355,7 @@ def describe(entry: Entry) -> str:
 
 
 def _of_run(run: RunAdded) -> str:
-    # What all swaps would save together is promised besides, and named after no rule.
+    # The saving of all swaps together is a prediction as well, and named after no rule.
     counted = sum(one.source == "finding" and one.name != ALL_SWAPS for one in run.predictions)
     return f"run {run.when}, {format_count(counted, 'finding')}"
 
@@ -409,7 +413,7 @@ def _score_result(one: Score) -> dict[str, object]:
 def cases_of_engagement(engagement: Engagement) -> list[Case]:
     """Return an outcome for each A/B, target after the change and level of the quality gate.
 
-    What nobody can tell is skipped, and never failed.
+    An undecided check is skipped, and never failed.
     """
     cases = []
     for entry, added in engagement.of(ComparisonAdded):

@@ -1,4 +1,4 @@
-"""The colours of all figures, with names escaped for plotly."""
+"""Shared by figures: colours, and names that plotly must not read as markup."""
 
 from __future__ import annotations
 

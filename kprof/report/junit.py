@@ -12,13 +12,13 @@ from kprof.report.redaction import redacted
 
 Outcome = Literal["passed", "failed", "skipped"]
 
-# What XML 1.0 cannot hold.
+# Characters that XML 1.0 does not allow.
 FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that was asked: passed, failed, or skipped where nobody can tell."""
+    """One check: passed, failed, or skipped where it is undecided."""
 
     group: str
     name: str

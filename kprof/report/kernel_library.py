@@ -14,13 +14,13 @@ from kprof.report.units import MISSING, format_amount, format_share, format_time
 if TYPE_CHECKING:
     from kprof.kernels.bench.choice import Choice, Timed
 
-# Of which calls the time of a pass is what users pay.
+# The calls whose time a pass measures.
 OF_CALLS = {"forward": "without gradients", "training": "with gradients"}
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One kernel of the library, as a reader wants to see it."""
+    """One kernel of the library, with its providers."""
 
     name: str
     replaces: str
@@ -32,11 +32,11 @@ class Listed:
 
 
 def section_of_kernels(listed: list[Listed]) -> Section:
-    """List the kernels with who can do them here."""
+    """List the kernels with the providers that are installed here."""
     columns = (
         Column("Kernel"),
-        Column("Can do it here", "prose"),
-        Column("Takes the place of", "prose"),
+        Column("Installed providers", "prose"),
+        Column("Replaces", "prose"),
         Column("Not installed", "prose", essential=False),
     )
     rows = tuple(
@@ -50,26 +50,26 @@ def section_of_kernels(listed: list[Listed]) -> Section:
     )
     parts: list[Text | Table] = [Table(columns, rows, terminal_rows=len(rows))]
     if without := ", ".join(one.name for one in listed if not one.has_sites):
-        parts.append(Text(f"No swap puts these into a model: {without}."))
+        parts.append(Text(f"Not used by --swap, only by your own code: {without}."))
     return Section("Kernels", 0, tuple(parts))
 
 
 def section_of_choice(choice: Choice, ranked: list[Timed]) -> Section:
     """Show the times of every provider on one shape in one pass, the chosen one first."""
     shape = "x".join(str(length) for length in ranked[0].shape)
-    calls = f"such calls {OF_CALLS[choice.direction]}"
-    lead = f"{choice.provider} runs {calls} on {choice.gpu}: {choice.why} ({choice.date})."
+    calls = f"calls {OF_CALLS[choice.direction]}"
+    lead = f"Chosen for {calls} on {choice.gpu}: {choice.provider}, {choice.why} ({choice.date})."
     columns = (
         Column("Provider"),
         Column("GPU time", "right"),
         Column("Rate", "right"),
         Column("Of a copy", "right"),
         Column("Host", "right"),
-        Column("Does not run because", "prose", essential=False),
+        Column("Not run, because", "prose", essential=False),
     )
     rows = tuple(_row(one) for one in ranked)
     title = f"{choice.kernel} {choice.direction}, {shape} {choice.dtype}"
-    caption = "Of a copy: the time of a copy of the same bytes in the same harness, over this time."
+    caption = "Of a copy: the time of a copy of the same bytes in the same run, over this time."
     if choice.direction == "training":
         caption = f"Forward and backward pass as one. {caption}"
     return Section(title, 0, (Text(lead), Table(columns, rows, caption, terminal_rows=len(rows))))
@@ -90,19 +90,19 @@ SCHEMA = 1
 TITLE = "Quality gate"
 ORDER = 90
 CAPTION = (
-    "A/A: what the replaced code shows against itself or the truth. "
-    "A level that was not run counts as nothing."
+    "A/A: the same value for the replaced code, against itself or the exact result. "
+    "A level that was not run proves nothing."
 )
 
 
 def sections_of_gate(report: GateReport) -> list[Section]:
-    """Render the class reached, the matrix of levels, and every measure."""
+    """Render the verdict, the matrix of levels, and every measure."""
     parts: list[Part] = [Text(_verdict(report), _tone(report)), _matrix(report)]
     parts += [Text(f"{lv.name}: {lv.why}.", "warning") for lv in report.levels if _is_bad(lv)]
     notes = [f"{level.name}: {note}." for level in report.levels for note in level.notes]
     sections = [Section(f"{TITLE}: {report.subject}", ORDER, tuple(parts))]
     if notes:
-        sections.append(Section("To know", ORDER, tuple(Text(note) for note in notes)))
+        sections.append(Section("Notes", ORDER, tuple(Text(note) for note in notes)))
     measures = [(level, measure) for level in report.levels for measure in level.measures]
     if measures:
         sections.append(Section("Measures", ORDER, (_measures(measures),), in_terminal=False))
@@ -114,21 +114,28 @@ def _is_bad(level: Level) -> bool:
 
 
 def _verdict(report: GateReport) -> str:
+    """Say first whether the check passed, then the class, then the levels that a class needs."""
     by_state: dict[str, list[str]] = {}
     for level in report.levels:
         by_state.setdefault(level.state, []).append(level.name)
-    nearest = f"{report.nearest} would need {', '.join(report.missing)}" if report.nearest else ""
+    failed, passed = (", ".join(by_state.get(state, [])) for state in ("failed", "passed"))
     if report.reached == REJECT:
-        what = f"{REJECT}: {', '.join(by_state['failed'])} failed"
-    elif report.reached is None:
-        failed = f", {', '.join(by_state['failed'])} failed" if "failed" in by_state else ""
-        passed = ", ".join(by_state.get("passed", ["nothing"]))
-        what = f"{passed} passed{failed}, which shows no class yet"
+        what = f"FAILED, {REJECT}: {failed} failed"
+    elif report.passed:
+        what = f"PASSED: {passed}" if report.reached is None else f"PASSED, {report.reached}"
+    elif failed:
+        what = f"FAILED: {failed} failed; {passed or 'no level'} passed"
     else:
-        what = report.reached
+        what = f"NOT DECIDED: {passed or 'no level'} passed"
+    if report.reached not in (None, REJECT) and not report.passed:
+        what = f"{what}, which shows {report.reached}"
     if report.scope is not None and report.reached != REJECT:
         what = f"{what}, for {report.scope}"
-    return f"{what}; {nearest}." if nearest else f"{what}."
+    if not report.nearest:
+        return f"{what}."
+    needs = f"{report.nearest} needs {', '.join(report.missing)} as well"
+    is_of_model = set(report.missing) - {"L0", "L1"}
+    return f"{what}. The class {needs}{', on the whole model' if is_of_model else ''}."
 
 
 def _tone(report: GateReport) -> str:
@@ -142,8 +149,8 @@ def _matrix(report: GateReport) -> Table:
         Column("Value", "right"),
         Column("Threshold", "right"),
         Column("A/A", "right"),
-        Column("Of what", "name"),
-        Column("Looked at", essential=False),
+        Column("Measured", "prose"),
+        Column("Tried", essential=False),
     )
     rows = tuple(_gate_row(level) for level in report.levels if level.name in report.asked)
     return Table(columns, rows, CAPTION, terminal_rows=len(rows))

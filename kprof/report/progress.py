@@ -61,7 +61,7 @@ class Progress:
             if self._is_closed or not console.is_terminal:
                 return
             self._bar = Bar(console=console, transient=True, redirect_stdout=False)
-            # Of other stages nobody knows how many come: something moves, and no share is shown.
+            # The number of other stages is unknown: the bar moves without a share.
             total = len(STAGES) if self._stage in STAGES else None
             self._bar.add_task(self._stage, total=total)
             self._update()

@@ -21,7 +21,7 @@ HOST = "[host]"
 T = TypeVar("T")
 Clean = Callable[[str], str]
 Named = Literal["surely", "perhaps", "other"]
-"""What a name says of its value: a value that is only perhaps meant stays where it is a number."""
+"""How a name classifies its value: a possible secret is kept where it is a number."""
 
 _ARE_SHOWN: ContextVar[bool] = ContextVar("secrets are shown", default=False)
 LONGEST_ARGUMENT = 4_096
@@ -287,7 +287,7 @@ def _cleaned_once(text: str) -> str:
 
 # --- Random characters -----------------------------------------------------------------------
 
-# What is random and no secret: digests and revisions, by what stands before them.
+# Random but not secret: digests and revisions, recognised by the words before them.
 _DIGEST_BEFORE = re.compile(
     r"(?i)(?:sha\d{1,3}|md5|blake\w*|digest|checksum|hash|commit|revision|rev|ref|sha|branch|tag|tree"
     r"|blob|blobs|checkout|reset|snapshots|resolve|archive|raw|gdown|id|uuid|engine|graph|\w@)"

@@ -1,4 +1,4 @@
-"""The rulings of `kprof gate` as sections, or as outcomes for a CI server."""
+"""The rulings of `kprof gate`, as sections and as outcomes for a CI server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A section of the report as plain data, for the terminal or the HTML page.
 
 A number is formatted by the section (it knows the unit); text is untrusted and is escaped by
-whoever draws it.
+its renderer.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def draw_distribution(
     }
     caption = (
         f"{target.text}: {judgement.verdict.lower()}. Dashed: the limit; dotted: the 99 % bound of "
-        "the percentile. What failed never arrives, so the curve may end below 100 %."
+        "the percentile. Failed requests never arrive, so the curve may end below 100 %."
     )
     return Figure([line], layout, caption, height_px=320)
 
@@ -116,7 +116,7 @@ def _token_line(
 
 
 SCHEMA = 1
-TITLE, NOTES = "Service level", "To know"
+TITLE, NOTES = "Service level", "Notes"
 ORDER = 5
 PERCENTILES = "inverted CDF"
 METHOD = (
@@ -139,7 +139,7 @@ class Judged:
     assessment: Assessment
     runs: tuple[Responses, ...] = ()
     curves: Curves | None = None
-    """What was kept of the requests, where they themselves are not at hand."""
+    """Summary of the requests, where the requests themselves are missing."""
 
 
 def sections_of_sla(judged: Judged, *, for_page: bool = False) -> list[Section]:

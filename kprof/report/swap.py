@@ -1,4 +1,4 @@
-"""The result of a swap: for each site the provider, or the reason why none."""
+"""The result of a swap: call sites, kernels that ran there, and unchanged sites with reasons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sections_of_swap(report: SwapReport) -> list[Section]:
     parts: list[Text | Facts | Table] = [_headline(report)]
     parts += [Text(note, "warning") for note in report.notes]
     if not report.sites:
-        text = "No site was found where these kernels could take over. "
+        text = "No call site was found for these kernels. "
         text += "`kprof kernels list` names the kernels that have none in any model."
         parts.append(Text(text, "warning"))
     if report.replaced or report.fallen_back:
@@ -32,17 +32,17 @@ def _headline(report: SwapReport) -> Facts:
     away = sum(site.num_fallen_back for site in report.sites)
     compiled = sum(1 for site in report.replaced if any(one.is_compiled for one in site.calls))
     items = [
-        ("sites", str(len(report.replaced)), "places where a kernel runs"),
-        ("left alone", str(len(report.skipped)), "places that look like it, and why is below"),
+        ("sites", str(len(report.replaced)), "call sites where a kernel runs"),
+        ("left alone", str(len(report.skipped)), "similar call sites; the reasons are below"),
         ("calls", f"{replaced:,}", "that a kernel ran"),
-        ("fallen back", f"{away:,}", "calls that the original had to run"),
+        ("fallen back", f"{away:,}", "calls that the original code ran"),
     ]
     if report.fallen_back:
         number = str(len(report.fallen_back))
         items.insert(1, ("sites fallen back", number, "all their calls ran the original"))
     if compiled:
         items.append(
-            ("compiled", str(compiled), "sites in compiled graphs, whose runs none counts")
+            ("compiled", str(compiled), "sites in compiled graphs; their calls are not counted")
         )
     return Facts(tuple(items))
 
@@ -66,7 +66,7 @@ def _table_of_calls(found: Iterable[SiteReport]) -> Table:
             rows.append((shown, what, kernel, provider, calls, why))
     columns = (
         Column("site", "name"),
-        Column("what was there", essential=False),
+        Column("original", essential=False),
         Column("kernel"),
         Column("ran"),
         Column("calls", "right"),
@@ -84,7 +84,7 @@ def _table_of_skipped(report: SwapReport) -> Table:
     )
     columns = (
         Column("left alone", "name"),
-        Column("what is there", essential=False),
+        Column("code", essential=False),
         Column("kernel"),
         Column("why", "prose"),
     )

@@ -69,7 +69,7 @@ def test_alternating_processes_are_judged_by_the_clock_of_a_step(script, monkeyp
     [
         (("--gpu", "nosuch"), "no price is known for the GPU 'nosuch'"),
         (("--price", "cheap", "--gpu", "H200"), "cheap"),
-        (("--target", "ttft_p99<=10ms"), "kprof ab times steps, and no requests"),
+        (("--target", "ttft_p99<=10ms"), "kprof ab times steps, not requests"),
         (("--target", "step_p99<="), "is not a target"),
         (("--swap", "nosuch"), "there is no kernel nosuch"),
         (("--env", "X"), "--env X sets nothing"),

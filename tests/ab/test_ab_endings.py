@@ -122,7 +122,7 @@ def test_where_something_was_timed_or_printed_it_is_kept_and_named(
     patch_broken(monkeypatch, *windows, printed=printed)
     assert kprof("ab", "--patch", "patch.py:f", script) == 2
     folder = Path(script).with_name("train-ab.kprof")
-    assert f"is kept in {folder}\n" in capsys.readouterr().err
+    assert f"{folder}\n" in capsys.readouterr().err
     assert (folder / "raw" / "output.log").read_text() == printed
 
 

@@ -78,7 +78,7 @@ def test_the_calibration_of_the_machine_goes_with_the_comparison(script, monkeyp
     monkeypatch.setattr(calibrate, "this_machine", lambda: Machine("host", "a processor", None))
     stand_in(monkeypatch, b=0.9)
     kprof("ab", "--patch", "patch.py:f", script)
-    assert "Finds from" in capsys.readouterr().out
+    assert "Minimum detectable effect" in capsys.readouterr().out
     assert any("find only differences from 1.6 % on" in doubt for doubt in kept(script)["doubts"])
     kprof("report", "train-ab.kprof")
     assert "Minimum detectable effect" in Path("report.html").read_text()

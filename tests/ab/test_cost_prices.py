@@ -66,10 +66,10 @@ def test_a_file_of_ones_own_replaces_the_prices_of_its_gpus(capsys, tmp_path):
     ("content", "said"),
     [
         (None, "name a file of prices that exists"),
-        ("{", "no table of prices"),
-        ("{}", "no table of prices"),
-        (json.dumps({"quotes": [{**OWN_LINE, "date": "yesterday"}]}), "no table of prices"),
-        (json.dumps({"quotes": [{**OWN_LINE, "currency": "EUR"}]}), "no table of prices"),
+        ("{", "not a table of prices"),
+        ("{}", "not a table of prices"),
+        (json.dumps({"quotes": [{**OWN_LINE, "date": "yesterday"}]}), "not a table of prices"),
+        (json.dumps({"quotes": [{**OWN_LINE, "currency": "EUR"}]}), "not a table of prices"),
         (json.dumps({"quotes": [{**OWN_LINE, "usd_per_gpu_hour": 0}]}), "Expected `float` > 0.0"),
     ],
 )

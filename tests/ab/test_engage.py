@@ -177,7 +177,7 @@ def test_a_file_name_with_another_number_is_refused(begun, capsys):
 )
 def test_an_entry_with_a_damaged_answer_of_another_command_is_one_message(begun, content):
     rewrite(begun / "0001-opened.json", lambda entry: entry.update(content=content))
-    with pytest.raises(KprofError, match=r"0001-opened\.json is no entry"):
+    with pytest.raises(KprofError, match=r"0001-opened\.json is not an entry"):
         read_engagement(begun)
 
 
@@ -190,7 +190,7 @@ def test_an_entry_of_a_later_schema_is_refused(begun):
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1}'])
 def test_a_damaged_entry_is_one_message(begun, text):
     (begun / "0002-x.json").write_text(text)
-    with pytest.raises(KprofError, match=r"0002-x\.json is no entry"):
+    with pytest.raises(KprofError, match=r"0002-x\.json is not an entry"):
         read_engagement(begun)
 
 

@@ -132,7 +132,7 @@ def test_a_swap_of_several_kernels_is_of_the_promise_that_names_them_all(tmp_pat
 def test_any_other_change_has_to_say_what_it_tests(begun):
     with pytest.raises(KprofError, match=r"which prediction does B \(--env X=1\) test"):
         added(begun, 0.9, b="--env X=1")
-    with pytest.raises(KprofError, match="nothing of the name 'norm' was predicted"):
+    with pytest.raises(KprofError, match="there is no prediction named 'norm'"):
         added(begun, 0.9, tests="norm")
 
 
@@ -220,7 +220,7 @@ def test_a_prediction_of_ones_own_is_an_interval_of_shares(begun, gain):
 
 def test_a_prediction_of_ones_own_needs_a_step_to_be_a_share_of(tmp_path):
     engagement_folder.init(tmp_path)
-    with pytest.raises(KprofError, match="no run yet"):
+    with pytest.raises(KprofError, match="no run was added yet"):
         engagement_folder.predict(tmp_path, "tuned", (0.1, 0.2))
 
 

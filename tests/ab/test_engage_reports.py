@@ -129,10 +129,10 @@ def test_kernels_stand_beside_their_peers_and_who_did_not_run_is_no_peer(folder,
     choice |= {"direction": "forward", "provider": "kprof", "date": "2026-11-20", "versions": {}}
     path = written(tmp_path / "bench.json", [{**choice, "measured": measured}])
     engagement_folder.add(folder, [path])
-    (row,) = rows_of(folder, "Beside peers")
+    (row,) = rows_of(folder, "Compared with other libraries")
     assert "rmsnorm forward, 8192x4096 bfloat16 | 2 µs | 3 µs | liger | 1.50 times as fast" in row
     page = (folder / "report.html").read_text()
-    assert "Kernels beside their peers" in page
+    assert "Kernels compared with other libraries" in page
     assert "1.50 times as fast" in page
     assert read_evidence([path]).benches == evidence_of(read_engagement(folder))[0].benches
 

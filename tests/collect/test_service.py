@@ -208,7 +208,7 @@ def test_a_service_that_nobody_recorded_leaves_nothing_but_a_message(serve, tmp_
     served = serve("--trigger", "file")
     served.ask()
     assert served.end()[0] == 143
-    assert "Nobody asked for a recording" in served.stderr()
+    assert "No recording was requested" in served.stderr()
     assert not (tmp_path / "s.kprof").exists()
 
 

@@ -343,7 +343,7 @@ def test_python_gives_facts_as_numbers():
 
 
 def test_assumptions_alone_are_no_question():
-    with pytest.raises(KprofError, match="nothing follows"):
+    with pytest.raises(KprofError, match="no figure follows"):
         assuming({}, energy={"pue": 1.2})
 
 

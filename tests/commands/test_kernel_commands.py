@@ -161,11 +161,11 @@ def test_a_choice_is_explained_with_its_pass(h200):
     kernels("bench", ["relu_squared"], shape="8x8")
     forward, training = kernels("explain", ["relu_squared"]).sections
     assert forward.title == "relu_squared forward, 8x8 bfloat16"
-    assert "inductor runs such calls without gradients on NVIDIA H200: 2.00 times as fast as" in (
+    assert "Chosen for calls without gradients on NVIDIA H200: inductor, 2.00 times as fast as" in (
         forward.parts[0].text
     )
     assert training.title == "relu_squared training, 8x8 bfloat16"
-    assert "kprof runs such calls with gradients on NVIDIA H200" in training.parts[0].text
+    assert "Chosen for calls with gradients on NVIDIA H200: kprof" in training.parts[0].text
     assert "Forward and backward pass as one." in training.parts[1].caption
 
 
@@ -192,7 +192,7 @@ def test_the_list_and_the_page_name_the_kernels_that_no_swap_puts_into_a_model()
     text = kernels("list").sections[0].parts[-1].text
     told = json.loads(kernels("list", json=True).json)
     without = [one["name"] for one in told if not one["has_sites"]]
-    assert text == f"No swap puts these into a model: {', '.join(without)}."
+    assert text == f"Not used by --swap, only by your own code: {', '.join(without)}."
     page = (Path(__file__).parents[2] / "docs" / "swap.md").read_text()
     (line,) = re.findall(r"^- (`[^-]*) have no sites", page, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", line)) == without

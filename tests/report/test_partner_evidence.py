@@ -61,7 +61,7 @@ def test_what_a_comparison_printed_brings_its_targets_its_costs_and_its_calibrat
     assert read.comparisons == evidence.comparisons
     assert [one.assessment.verdict for one in read.service_levels] == ["MISSED", "MET"]
     assert read.costs == evidence.costs[:1]
-    assert "Instrument: It errs now and then." in said(read)
+    assert "Accuracy of kprof ab: It errs now and then." in said(read)
 
 
 def test_a_comparison_with_values_that_are_no_numbers_is_read_and_shown(tmp_path):

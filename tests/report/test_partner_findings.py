@@ -28,18 +28,18 @@ def test_the_gpu_of_a_run_is_not_named_again_for_the_comparison_on_it():
     gpu = replace(run.gpus[0], name="Round GPU", memory_bytes=1 << 30)
     run = replace(run, meta=replace(run.meta, gpus=(gpu,)))
     found = said(Evidence("T", (run,), (comparison_of(),)))
-    found = found[found.index("What it ran on.") : found.index("To do it again.")]
+    found = found[found.index("Hardware and software") : found.index("Commands to repeat")]
     assert found.count("GPU Round GPU") == 1
     alone = said(Evidence("T", comparisons=(comparison_of(),)))
-    assert "GPU Round GPU" in alone[alone.index("What it ran on.") :]
+    assert "GPU Round GPU" in alone[alone.index("Hardware and software of the runs.") :]
 
 
 def test_what_was_swapped_in_is_no_next_step_any_more():
     found = said(Evidence("T", (run_of(finding_of(swap="rmsnorm")),), (comparison_of(),)))
-    steps = found[found.index("What next") : found.index("Where the time goes", 400)]
+    steps = found[found.index("Next steps") : found.index("Where the time goes", 400)]
     assert "kprof ab --swap rmsnorm t.py" not in steps
     other = run_of(finding_of(swap="rope"))
-    assert "unfused norm: mending it may save" in said(Evidence("T", (other,), (comparison_of(),)))
+    assert "unfused norm: a fix may save" in said(Evidence("T", (other,), (comparison_of(),)))
 
 
 def test_energy_that_no_counter_told_reads_missing_with_the_reason():
@@ -50,7 +50,7 @@ def test_energy_that_no_counter_told_reads_missing_with_the_reason():
 def test_a_run_alone_says_that_savings_are_predicted_and_not_proven():
     found = said(Evidence("T", runs=(run_of(finding_of()),)))
     assert "? Predicted, not proven Nothing was changed yet" in found
-    assert "5 to 10 % of the time can be saved" in found
+    assert "predicted to save 5 to 10 % of the time" in found
 
 
 def test_shares_of_time_are_shown_in_plain_words_and_add_up_to_all():
@@ -64,17 +64,17 @@ def test_shares_of_time_are_shown_in_plain_words_and_add_up_to_all():
 def test_a_finding_card_says_what_it_saves_how_surely_and_with_how_much_work():
     found = said(Evidence("T", runs=(run_of(finding_of()),)))
     assert "P1 Unfused norm Saves 5 to 10 % of a step (50 ns to 100 ns)" in found
-    assert "How sure high Effort low: a setting" in found
+    assert "Confidence high Effort low: a setting" in found
     assert "kprof ab --swap rmsnorm t.py" in found
 
 
 def test_what_proves_a_finding_says_of_how_many_it_is():
-    assert "What proves it." in said(Evidence("T", runs=(run_of(finding_of()),)))
+    assert "Evidence." in said(Evidence("T", runs=(run_of(finding_of()),)))
     many = finding_of(num_rows=1248)
-    told = "What proves it: the 1 that took longest, of 1,248."
+    told = "Evidence: the 1 that took longest, of 1,248."
     assert told in said(Evidence("T", runs=(run_of(many),)))
     stepped = replace(RICH, diagnosis=Diagnosis((finding_of(),)))
-    assert "What proves it, in 1 recorded step together." in said(Evidence("T", runs=(stepped,)))
+    assert "Evidence, in 1 recorded step together." in said(Evidence("T", runs=(stepped,)))
 
 
 def test_a_finding_whose_saving_nobody_knows_says_so():
@@ -89,7 +89,7 @@ def test_a_finding_that_is_gone_after_the_change_is_marked():
 
 def test_a_finding_that_is_there_before_and_after_is_marked_too():
     found = said(Evidence("T", runs=(run_of(finding_of()), run_of(finding_of()))))
-    assert "still found after it" in found
+    assert "still found after the change" in found
     assert "no longer found" not in found
 
 
@@ -120,7 +120,7 @@ def test_a_rule_that_could_not_be_asked_after_the_change_says_why():
     unasked = Diagnosis(unasked=(Unasked("unfused_norm", "no shapes were recorded", ""),))
     after = replace(run_of(), diagnosis=unasked)
     found = said(Evidence("T", runs=(run_of(finding_of()), after)))
-    assert "? not looked for after the change: no shapes were recorded" in found
+    assert "? not checked after the change: no shapes were recorded" in found
 
 
 def test_many_kinds_of_work_are_folded_and_still_add_up_to_all():
@@ -136,7 +136,7 @@ def test_many_kinds_of_work_are_folded_and_still_add_up_to_all():
 
 
 def test_an_empty_run_makes_a_report():
-    assert "What to keep in mind" in said(Evidence("T", runs=(analyzed_trace_of(),)))
+    assert "Caveats" in said(Evidence("T", runs=(analyzed_trace_of(),)))
 
 
 def test_a_prediction_is_scored_by_what_was_measured():
@@ -151,15 +151,15 @@ def test_a_prediction_is_scored_by_what_was_measured():
     assert "1 of 2 predictions came true; 1 not measured yet." in found
     assert "unfused norm 2026-11-02 12 to 18 % 13 to 15 % ✓ Came true" in found
     assert "sync in loop 2026-11-03 12 to 18 % 0 to 2 % ✗ Was off" in found
-    assert "Nothing of 1 prediction was measured yet." in said(everything(predictions=(still,)))
+    assert "1 prediction, none measured yet." in said(everything(predictions=(still,)))
     near = replace(wrong, measured=Interval(0.89, 0.86, 0.90, 0.95, "fixed"))
     found = said(everything(predictions=(replace(near, source="before.kprof"),)))
     assert "from before.kprof 12 to 18 %" in found
-    assert "? Was off, not surely" in found
+    assert "? Was off, not certain" in found
     unsure = replace(right, measured=Interval(0.86, 0.80, 0.87, 0.95, "fixed"))
     found = said(everything(predictions=(unsure,)))
-    assert "1 of 1 prediction came true, 0 of them surely." in found
-    assert "? Came true, not surely" in found
+    assert "1 of 1 prediction came true, 0 of them with certainty." in found
+    assert "? Came true, not certain" in found
     together = replace(right, finding="all-swaps")
     words = "all kernels that findings propose, together 2026-11-02 12 to 18 %"
     assert words in said(everything(predictions=(together,)))

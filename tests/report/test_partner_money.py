@@ -47,13 +47,13 @@ def test_a_saving_without_a_price_says_so_and_is_no_nothing():
 
 def test_a_saving_that_nobody_knows_has_no_money_either():
     unknown = priced_run(Saving(1000, None, None, "nobody knows"))
-    assert "In money not known How sure" in said(Evidence("T", runs=(unknown,)))
+    assert "In money not known Confidence" in said(Evidence("T", runs=(unknown,)))
 
 
 def test_what_savings_are_worth_is_not_public():
     worth = Saving(1000, 50, 100, "replayed", Worth(131.0, 274.0, 460.4))
     found = said(Evidence("T", runs=(priced_run(worth),)), level="public")
-    assert "In money [left out] How sure" in found
+    assert "In money [left out] Confidence" in found
     assert "$" not in found
 
 
@@ -109,7 +109,7 @@ def test_a_saving_at_two_prices_has_the_room_of_both_and_no_tick_where_it_may_be
     one, other = given(costs_of("0.40")), given(costs_of("0.20"))
     found = said(everything(costs=(one, other)))
     # From 20 cents less 40 to 80 cents less 10.
-    assert "saves $0.20 (-$0.20 to $0.70) ? cannot tell" in found
+    assert "saves $0.20 (-$0.20 to $0.70) ? inconclusive" in found
     assert "whether it saves money is not known: $0.20 (-$0.20 to $0.70)" in found
     assert "each may lie anywhere in its band" in found
     assert "cheaper" not in found
@@ -148,7 +148,7 @@ def test_what_is_saved_of_a_thousand_steps_stands_in_the_verdict_where_nothing_e
     steps = figure_of("Steps", "a thousand steps", "$", Band.known(2), "", (price,))
     gain = figure_of("Gain of a token", "a token gets cheaper by", "times", Band.known(3), "")
     found = said(everything(costs=(replace(costs_of(), figures=(steps, gain)),)))
-    assert "it saves $4.00 per thousand steps." in found[: found.index("What was changed")]
+    assert "it saves $4.00 per thousand steps." in found[: found.index("Change ")]
     # Nobody said how many tokens a step has.
     assert "a step gets cheaper by" in found
     assert "Gain of a token" not in found

@@ -60,7 +60,7 @@ def test_what_was_changed_is_said_in_plain_words(difference, words):
 def test_what_was_swapped_in_is_to_be_checked_by_name_and_another_change_by_no_kernel():
     swapped = comparison_of(b="--swap rope,rmsnorm=liger")
     found = said(Evidence("T", comparisons=(swapped,)))
-    assert "once the quality gate has shown that results stay right." in found
+    assert "once the quality gate has shown that the results stay correct." in found
     assert "Check that they do: kprof kernels check rope rmsnorm --json > gate.json" in found
     other = said(Evidence("T", comparisons=(comparison_of(b="--arg --workers --arg 8"),)))
     assert "Check that they do" not in other
@@ -71,15 +71,15 @@ def test_before_a_class_is_shown_the_next_step_says_which_levels_were_passed():
     first, _, *others = checked.levels
     only_first = replace(checked, levels=(first, not_run("L1", "too slow"), *others))
     one = Evidence("T", comparisons=(comparison_of(),), gates=(checked,))
-    assert "that results stay right; so far L0 and L1 passed." in said(one)
+    assert "that the results stay correct; so far L0 and L1 passed." in said(one)
     two = replace(one, gates=(checked, only_first))
-    assert "that results stay right; so far L0 passed." in said(two)
+    assert "that the results stay correct; so far L0 passed." in said(two)
 
 
 def test_of_one_target_the_summary_shows_what_was_measured_and_of_several_how_many_hold():
     levels = (level_of("MISSED"), level_of("MET"))
     found = said(Evidence("T", service_levels=levels))
-    assert "Service level 90.0 ms (limit 100 ms) 90.0 ms (limit 100 ms) ✓ kept, proven" in found
+    assert "Service level 90.0 ms (limit 100 ms) 90.0 ms (limit 100 ms) ✓ met, proven" in found
     nothing = level_of("MET")
     judgement = nothing.assessment.judgements[0]
     two = replace(nothing, assessment=Assessment((judgement, judgement), ()))
@@ -106,7 +106,7 @@ def test_a_slower_change_is_called_a_loss():
 def test_an_inconclusive_comparison_claims_nothing_and_credits_no_money():
     unclear = comparison_of("INCONCLUSIVE", 0.97, 0.99, 1.02)
     found = said(everything(comparisons=(unclear,)))
-    assert "? Cannot tell yet It is not known yet whether the change helps" in found
+    assert "? Inconclusive The measurement does not show yet whether the change helps" in found
     assert "no saving is credited" in found
     assert "saves $" not in found
 
@@ -134,8 +134,8 @@ def test_a_change_is_adopted_only_once_its_results_are_shown_to_stay_right():
 def test_a_promise_is_told_in_words_with_its_bound_before_and_after():
     found = said(everything())
     promise = "time to the first 64 tokens: at most 100 ms for 99 % of requests"
-    assert f"{promise} before 90.0 ms 85.0 ms ✗ Broken, proven 1,200" in found
-    assert f"{promise} after 90.0 ms 95.0 ms ✓ Kept, proven 1,200" in found
+    assert f"{promise} before 90.0 ms 85.0 ms ✗ Missed, proven 1,200" in found
+    assert f"{promise} after 90.0 ms 95.0 ms ✓ Met, proven 1,200" in found
 
 
 def test_a_bound_that_no_number_of_samples_gave_is_missing_and_not_zero():
@@ -145,20 +145,20 @@ def test_a_bound_that_no_number_of_samples_gave_is_missing_and_not_zero():
 
 def test_a_level_of_the_gate_that_was_not_run_is_shown_as_such():
     found = said(everything())
-    assert "L3: the model's outputs agree ? Not run" in found
+    assert "L2, L3, L4, L5, L6 ? Not run" in found
     assert "the results are the same to the last bit" in found
 
 
 def test_too_few_levels_show_no_equivalence():
     found = said(everything(gates=(gate_of(is_bit_exact=False),)))
-    assert "which is too little to call it equivalent" in found
+    assert "this does not prove equivalence yet" in found
     assert "? not shown yet" in found
 
 
 def test_the_badge_says_how_often_the_instrument_errs_and_where():
     found = said(everything())
-    assert "✓ Keeps its targets on Round GPU, 2026-11-20" in found
-    assert "False-positive rate 4.0 % of 100 comparisons" in found
+    assert "✓ Meets its targets on Round GPU, 2026-11-20" in found
+    assert "False-positive rate 4.0 % in 100 comparisons" in found
     assert "Minimum detectable effect 0.80 %" in found
 
 
@@ -169,7 +169,7 @@ def test_a_calibration_of_another_gpu_is_pointed_out():
 
 def test_an_instrument_that_was_never_calibrated_is_not_called_calibrated():
     found = said(everything(calibration=None))
-    assert "was not measured. To know: kprof selftest" in found
+    assert "was not measured on this machine. To measure it: kprof selftest" in found
     assert "Keeps its targets" not in found
 
 
@@ -177,7 +177,7 @@ def test_what_is_not_there_is_listed_with_how_to_get_it():
     found = said(Evidence("T", runs=(run_of(),)))
     assert "Whether the service meets its SLA targets kprof sla RESULTS" in found
     assert "What it costs and saves kprof cost RUN" in found
-    assert "Service level " not in found[: found.index("What to keep in mind")]
+    assert "Service level " not in found[: found.index("Caveats")]
 
 
 def test_nothing_at_all_is_said_to_be_nothing():

@@ -145,8 +145,8 @@ def test_an_own_template_chooses_and_names_the_sections(tmp_path):
         ("sections = ['nowhere']", "no section 'nowhere'"),
         ("sections = ['time', 'time']", "twice"),
         ("sections = []", "twice, or none"),
-        ("sections = [", "is no template"),
-        ("title = 'x'", "is no template"),
+        ("sections = [", "is not a template"),
+        ("title = 'x'", "is not a template"),
         ("sections = ['time']\ncolour = 'red'", "colour"),
     ],
 )
@@ -165,14 +165,14 @@ def test_a_template_that_is_not_there_is_refused():
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ('{"a": 1}', "holds nothing that a report could show"),
-        ("[1]", "holds nothing that a report could show"),
-        ('[{"a": 1}]', "holds nothing that a report could show"),
-        ("3", "holds nothing that a report could show"),
+        ('{"a": 1}', "is not a result of kprof"),
+        ("[1]", "is not a result of kprof"),
+        ('[{"a": 1}]', "is not a result of kprof"),
+        ("3", "is not a result of kprof"),
         ('{"as_of": "2026-11-20", "figures": [{}], "missing": []}', "incomplete"),
         ('{"targets": 3, "percentiles": "", "verdict": ""}', "incomplete"),
-        ("{", "no complete JSON"),
-        ("", "no complete JSON"),
+        ("{", "not complete JSON"),
+        ("", "not complete JSON"),
     ],
 )
 def test_a_file_that_is_nothing_of_kprofs_is_refused(tmp_path, content, problem):

@@ -142,7 +142,7 @@ def test_a_faster_change_whose_promises_are_not_proven_says_so_and_what_would_te
     judgements = (replace(judgement, samples_needed=1910, num_samples=1200),)
     level = replace(level, assessment=replace(level.assessment, judgements=judgements))
     found = said(everything(service_levels=(level,)))
-    sentence = found[: found.index("What was changed")]
+    sentence = found[: found.index("Change ")]
     assert "; whether the service meets its SLA targets is not proven; it saves" in sentence
     assert "about 1,910 measurements like these would prove it, instead of 1,200." in found
     assert "promises is not proven" not in said(everything())
@@ -159,8 +159,8 @@ def test_why_a_promise_is_not_proven_stands_before_its_numbers():
 
 def test_the_bound_of_a_missed_target_is_the_best_value_that_is_left_and_is_called_so():
     found = said(Evidence("t", service_levels=(level_of("MISSED", high=120e6),)))
-    assert "99 % of requests now 90.0 ms 85.0 ms ✗ Broken, proven" in found
-    assert "with a confidence of 99 %; of a missed target it is the best one." in found
+    assert "99 % of requests now 90.0 ms 85.0 ms ✗ Missed, proven" in found
+    assert "with 99 % confidence; for a missed target it is the best value." in found
 
 
 def test_a_first_token_that_comes_later_than_before_is_said():

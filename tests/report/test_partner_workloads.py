@@ -20,7 +20,7 @@ def page(run, a, b):
 
 def test_a_run_beside_a_comparison_of_another_script_is_pointed_out():
     text = page("python3 /home/me/gan.py", "python3 mlp.py --fast", "python3 mlp.py")
-    assert "measured of different workloads: gan.py; mlp.py." in text
+    assert "measurements of different workloads: gan.py; mlp.py." in text
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def beside(run, of="train.py", **facts):
 
 def measured_on(text):
     """Return what the cover says that it was measured on, and what follows."""
-    return text.partition("Measured on ")[2].partition(" How sure ")[0]
+    return text.partition("Measured on ")[2].partition(" Confidence ")[0]
 
 
 def test_the_cover_names_the_comparisons_gpu_and_never_that_of_a_run_beside_it():
@@ -62,16 +62,24 @@ def test_the_cover_names_the_comparisons_gpu_and_never_that_of_a_run_beside_it()
 
 
 def test_a_host_only_run_does_not_say_that_no_gpu_took_part_in_the_comparison():
-    assert "No GPU took part" not in beside(HOST_ONLY, GPU="Square GPU")
-    assert "No GPU took part" in beside(HOST_ONLY)
+    assert "No GPU was used" not in beside(HOST_ONLY, GPU="Square GPU")
+    assert "No GPU was used" in beside(HOST_ONLY)
 
 
 @pytest.mark.parametrize(
     ("run", "facts", "told"),
     [
-        (RICH, {"GPU": "Square GPU"}, "names Square GPU, and beside it a recording Round GPU."),
-        (RICH, {}, "names no GPU, and beside it a recording Round GPU."),
-        (HOST_ONLY, {"gpu": "Square GPU"}, "names Square GPU, and beside it a recording no GPU."),
+        (
+            RICH,
+            {"GPU": "Square GPU"},
+            "names Square GPU, but the report also holds a recording on Round GPU.",
+        ),
+        (RICH, {}, "names no GPU, but the report also holds a recording on Round GPU."),
+        (
+            HOST_ONLY,
+            {"gpu": "Square GPU"},
+            "names Square GPU, but the report also holds a recording on no GPU.",
+        ),
     ],
 )
 def test_a_run_on_another_device_than_the_comparison_is_pointed_out(run, facts, told):
@@ -80,7 +88,7 @@ def test_a_run_on_another_device_than_the_comparison_is_pointed_out(run, facts, 
 
 def test_another_comparison_on_another_device_is_pointed_out():
     both = comparison_of(), comparison_of(facts={"GPU": "Square GPU"})
-    assert "beside it a comparison Square GPU." in said(Evidence("t", comparisons=both))
+    assert "also holds a comparison on Square GPU." in said(Evidence("t", comparisons=both))
 
 
 @pytest.mark.parametrize(("run", "facts"), [(RICH, {"gpu": "Round GPU"}), (HOST_ONLY, {})])
@@ -88,7 +96,7 @@ def test_one_device_is_no_doubt(run, facts):
     assert "on one device" not in beside(run, **facts)
 
 
-ANOTHER_STEP = "something else that counts as a step"
+ANOTHER_STEP = "the definition of a step may differ"
 
 
 @pytest.mark.parametrize("step_ns", [4_000_000, 400_000_000])

@@ -24,7 +24,7 @@ def test_an_overhead_below_zero_is_said_to_be_the_spread_of_steps():
         section("Run", analyzed_trace_of({}, recording=recording)), "Recording overhead"
     )
     assert value == "-4.0 %"
-    assert why.endswith("; below zero: steps differ by more than recording costs")
+    assert why.endswith("; below zero: steps vary by more than the recording overhead")
 
 
 def test_an_overhead_far_below_zero_is_not_known():
@@ -42,7 +42,7 @@ def test_overhead_of_a_foreign_trace_is_not_known():
     value, why = fact(section("Run", analyzed_trace_of({})), "Recording overhead")
     assert value == "not known"
     assert why.startswith("kprof did not record this trace")
-    assert why.endswith("to know, record with `kprof run`")
+    assert why.endswith("to find out, record with `kprof run`")
 
 
 def test_a_launch_without_an_activity_is_a_dropped_record():
@@ -87,7 +87,7 @@ def test_the_run_says_that_its_workload_failed():
     _, ended, *_ = section("Run", analyzed_trace_of({}, recording=recording)).parts
     assert ended.tone == "warning"
     assert ended.text == (
-        "The workload ended with exit code 1; what was recorded before that stands here."
+        "The workload ended with exit code 1; this report covers the recording before that."
     )
 
 

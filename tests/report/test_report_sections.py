@@ -111,9 +111,7 @@ def test_the_page_about_the_report_has_a_row_for_each_section_in_order():
 
 def test_a_host_only_trace_says_so_in_the_first_line():
     first = sections_of(HOST_ONLY)[0].parts[0]
-    assert first.text == (
-        "No GPU activity was recorded; this report is about the host's operators."
-    )
+    assert first.text == ("No GPU activity was recorded; this report covers the host's operators.")
 
 
 def test_the_headline_divides_by_the_steps():
@@ -128,19 +126,23 @@ def test_the_headline_divides_by_the_steps():
 def test_without_a_known_device_the_headline_says_why_it_is_missing():
     value, why = fact(section("Utilisation", TRACES["no device known"]), "MFU")
     assert value == "not known"
-    assert why.startswith("the trace does not name its GPU, so its peaks are unknown; to know, ")
+    assert why.startswith(
+        "the trace does not name its GPU, so its peaks are unknown; to find out, "
+    )
 
 
 def test_an_unknown_gpu_is_named_as_the_reason():
     trace = analyzed_trace_of({}, device=None, gpus=(Gpu(0, "Strange 9000"),))
     why = fact(section("Utilisation", trace), "MBU")[1]
-    assert why.startswith("kprof has no peaks for Strange 9000; to know, run `kprof roofline`")
+    assert why.startswith("kprof has no peaks for Strange 9000; to find out, run `kprof roofline`")
 
 
 def test_a_gpu_that_the_trace_lists_without_a_name_is_none_that_it_names():
     trace = analyzed_trace_of({}, device=None, gpus=(Gpu(0, ""),))
     why = fact(section("Utilisation", trace), "MBU")[1]
-    assert why.startswith("the trace does not name its GPU, so its peaks are unknown; to know, ")
+    assert why.startswith(
+        "the trace does not name its GPU, so its peaks are unknown; to find out, "
+    )
 
 
 def test_a_share_of_work_that_is_known_in_part_is_a_lower_bound():
@@ -222,7 +224,7 @@ def test_idle_time_says_its_cause_what_could_be_gained_and_where_to_look():
 
 
 def test_idle_time_at_the_edges_of_the_steps_is_told():
-    assert "50 ns of it is before the first activity or after the last" in texts(
+    assert "50 ns of the idle time is before the first activity or after the last" in texts(
         section("Idle time")
     )
 
@@ -230,7 +232,7 @@ def test_idle_time_at_the_edges_of_the_steps_is_told():
 def test_throttling_by_power_is_a_warning_and_energy_comes_from_the_counter():
     power = section("Power and clocks")
     assert power.parts[0] == Text(
-        "Clocks were held back: power cap in 100.0 % of the samples.", "warning"
+        "Clocks were lowered: power cap in 100.0 % of the samples.", "warning"
     )
     # The counter rose by 4,000 mJ during the one step of 400 ns.
     assert fact(power, "Energy per step")[0] == "4 J"
@@ -276,8 +278,8 @@ def test_a_crowded_timeline_is_merged_and_says_how_much():
     rows = [{"start_ns": 200 * i} for i in range(4000)]
     figure = section("Timeline", analyzed_trace_of(*rows)).parts[1]
     assert sum(len(data["x"]) for data in figure.data) <= 3000
-    assert "of 4,000 are too short to see and were merged" in figure.caption
-    assert "holds the idle time between them" in figure.caption
+    assert "of 4,000 are too short to see and are merged" in figure.caption
+    assert "includes the idle time between them" in figure.caption
 
 
 def test_a_name_in_a_figure_cannot_be_markup():
@@ -347,7 +349,7 @@ def test_in_host_mode_the_top_operators_are_named_once_and_no_device_is_spoken_o
 def test_bandwidth_is_drawn_with_its_unit_and_says_what_a_bar_is():
     figure = section("Roofline", analyzed_trace_of({"bytes": 9, "limit_ns": 1})).parts[-1]
     assert figure.layout["xaxis"]["ticksuffix"] == "B/s"
-    assert "1 group of one kernel, operator, shapes and bound" in figure.caption
+    assert "1 group by kernel, operator, shapes and bound" in figure.caption
 
 
 def test_the_source_of_measured_ceilings_is_said_once():

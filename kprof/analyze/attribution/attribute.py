@@ -45,14 +45,14 @@ _RANK_SHIFT = 43
 
 
 def add_attribution(trace: Trace) -> Trace:
-    """Add who launched every device activity; a row nobody can name says so in `bucket`."""
+    """Add each device activity's launch; `bucket` marks rows whose launch is unknown."""
     launch = _launch_rows(trace)
     trace = add_marks(trace, launch)
     ranges = trace.ranges
     tree = _call_tree(ranges)
     parent = tree.parent
     captured = captured_calls(trace, parent, launch)
-    # What a graph replays was made where it was captured; when, its replay tells.
+    # A graph's nodes were made at its capture; their times come from its replay.
     maker = np.where(captured == NO_ROW, launch, captured)
     inner, by_external_id = _innermost(ranges, parent, maker)
     op = nearest(inner, parent, _has_kind(ranges, "op"))
@@ -151,7 +151,7 @@ class _Tree:
     is_node: np.ndarray
     """Whether autograd ran it for a forward operator."""
     made_by: np.ndarray
-    """Of a node the forward operator that made it."""
+    """For a node, the forward operator that made it."""
     is_backward: np.ndarray
     """Whether autograd's engine ran it, for whatever purpose."""
 

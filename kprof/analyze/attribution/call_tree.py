@@ -7,7 +7,7 @@ import pandas as pd
 
 NO_ROW = -1
 
-# Of two ranges that begin and end together, the one named first here is the outer one.
+# If two ranges begin and end together, the kind named first is the outer one.
 OUTER_FIRST = ("step", "phase", "module", "range", "op", "runtime")
 
 
@@ -37,7 +37,7 @@ def nesting_order(ranges: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
 def parents(ranges: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
     """Return for every row of `ranges` the row of the innermost range open when it begins.
 
-    Only `rows` take part; runtime calls get a parent but are nobody's parent. A range that
+    Only `rows` take part; runtime calls get a parent but are no range's parent. A range that
     outlives the one it began in keeps it as its parent: host ranges may cross by some ns.
     Rows without a parent hold `NO_ROW`.
     """

@@ -34,7 +34,7 @@ _Ran = tuple[tuple[str, bool], ...]
 
 @dataclass(frozen=True)
 class Compiled:
-    """What is known of compiled kernels, an entry for every row of `kernels`."""
+    """The known facts on compiled kernels, an entry for every row of `kernels`."""
 
     module: np.ndarray
     """The innermost module that holds all it serves, as an object; None where not known."""
@@ -49,11 +49,11 @@ class Places:
     """Where launches stand in the call tree."""
 
     parent: np.ndarray
-    """Of each range the row of the range around it."""
+    """For each range, the row of the range around it."""
     launch: np.ndarray
-    """Of each kernel the row of its launch."""
+    """For each kernel, the row of its launch."""
     inner: np.ndarray
-    """Of each kernel the row of the innermost range around its launch."""
+    """For each kernel, the row of the innermost range around its launch."""
 
 
 def find_compiled(trace: Trace, places: Places, around: pd.Categorical) -> Compiled:

@@ -126,7 +126,7 @@ ANNOTATION, CAPTURE = "annotation", "capture"
 OWN_NAME, PLACE = "name in generated code", "place in generated code"
 UNNAMED = "nothing"
 
-# What each way rests on, and whether that is an order, which may be off.
+# The basis of each way, and whether it is an order, which may be off.
 WAYS: dict[str, tuple[str, bool]] = {
     ANNOTATION: ("torch noted it of the graph's node, by number; it tells no operator", False),
     CAPTURE: ("replay and recorded capture agree in number, order and sort of activities", True),
@@ -142,14 +142,14 @@ class Named:
     way: str
     time_ns: int
     share: float
-    """Of all replayed time."""
+    """Share of all replayed time."""
     confidence: Confidence | None
     """None of time that has no name."""
     because: str
     checked_share: float | None = None
-    """Of its time, what kernels took whose own names tell the kind of their operator."""
+    """Share of its time in kernels whose own names tell the kind of their operator."""
     agreeing_share: float | None = None
-    """Of that, the share whose operator is of this kind; None where no name tells."""
+    """Share of that whose operator is of this kind; None where no name tells."""
 
 
 def how_named(trace: Trace) -> list[Named]:

@@ -314,9 +314,9 @@ OP_RULES: tuple[tuple[str, str], ...] = (
     ("norm", r"(layer|batch|group|rms|instance|weight)_?norm"),
     ("embedding", r"embedding|index_select|split_embedding"),
     ("gemm", r"::(_scaled_|_int_|_grouped_)?(mm|bmm|addmm|baddbmm|matmul|linear|addmv|mv|dot)_?\b"),
-    # What a recurrent layer of the host takes is its products.
+    # A recurrent layer of the host spends its time in its GEMMs.
     ("gemm", r"::(mkldnn_(rnn_layer|linear)|_mkl_linear|_linear_pointwise)"),
-    # Of other libraries, whatever their operands are packed as.
+    # GEMMs of other libraries, whatever their operands are packed as.
     ("gemm", r"::\w+_(?<!quantize_)(linear|matmul|gemm|b?mm)$"),
     ("sort", r"::(sort|argsort|topk|msort|kthvalue|unique)"),
     ("random", r"::(rand|normal_|uniform_|bernoulli|multinomial|native_dropout|exponential_)"),
@@ -434,7 +434,7 @@ def kind_of_name(name: str) -> str | None:
         return _of_words(parts.function) or _of_words(parts.scopes)
     arguments = parts.arguments
     if parts.function == "trampoline_kernel":
-        # Of rocPRIM's arguments one tells the algorithm: `scan_config_selector`.
+        # One of rocPRIM's arguments names the algorithm: `scan_config_selector`.
         arguments = " ".join(re.findall(r"\w+_config(?:_selector)?\b", arguments))
     return _of_words(arguments) or _of_words(parts.scopes)
 

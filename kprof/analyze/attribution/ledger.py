@@ -9,7 +9,7 @@ import pandas as pd
 
 from kprof.trace import Trace, once_per_trace
 
-# What it takes to know when activities ran.
+# Counts that need the start times of activities.
 NEEDS_STARTS = ("gpu_busy_union_ns", "gpu_span_ns", "same_stream_overlaps")
 
 
@@ -31,7 +31,7 @@ class Ledger:
     num_orphans: int
     num_graph_launches: int | None
     num_graph_activities: int | None
-    """What graphs launched; None where the calls of the host were not recorded."""
+    """Number of activities that graphs launched; None without the host's calls."""
     num_streams: int
     num_same_stream_overlaps: int
     num_lost: int | None
@@ -103,7 +103,7 @@ def balance(trace: Trace) -> Ledger:
 
 
 def truth_columns(trace: Trace, ledger: Ledger) -> dict[str, int | str | None]:
-    """Return what was counted in the trace and its ledger; None is what nobody can know."""
+    """Return the counts of the trace and its ledger; None marks unknown ones."""
     counts = trace.meta.counts
     is_graph = launched_by_graph(trace)
     duration_ns = trace.kernels["duration_ns"].to_numpy()

@@ -22,7 +22,7 @@ Int64s = NDArray[np.int64]
 # From the last to the first that an instant belongs to; every other kind is computation.
 CLASSES = ("set", "copy", "collective")
 COLLECTIVE = "collective"
-# What tells apart activities that end together. Of those that agree in all, any will do.
+# Tie-breakers of activities that end together; after all of them, any activity will do.
 _TIES = ("kind", "name", "op", "module", "phase")
 
 

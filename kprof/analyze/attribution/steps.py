@@ -37,7 +37,7 @@ _OF_LIBRARIES = re.compile(
     r"|Inductor|PyTorch Profiler|record_param_comms|cub::|thrust|cublas|cudnn|cufft|autograd::",
     re.IGNORECASE,
 )
-# What a program does; Python's functions are also the profiler's own.
+# Ranges of the program; Python's functions are also the profiler's own.
 _OF_HOST = ("op", "runtime", "module", "range", "phase")
 # A first interval with fewer of the launches of the others began before the recording.
 _WHOLE = 0.9
@@ -481,7 +481,7 @@ class Denominator:
     """
 
     time_ns: int
-    """Of all GPUs: as many steps of the job as they took together, in whole ns, rounded up."""
+    """Sum over the GPUs of the job's step, in whole ns, rounded up."""
     num_gpu_steps: int
     """Steps of all GPUs added up; the number of GPUs where none is marked."""
     imbalance_ns: int = 0
@@ -601,7 +601,7 @@ def before_launches(trace: Trace) -> tuple[np.ndarray, dict[tuple[int, int], int
     for rank, device in gpus[rows].drop_duplicates().itertuples(index=False):
         of_gpu = ((gpus["rank"] == rank) & (gpus["device"] == device)).to_numpy(bool)
         last_ns = int(end[rows & of_gpu].max())
-        # Of a stream without any launch nothing but the time tells.
+        # A stream without any launch has nothing but its times.
         rows |= is_orphan & of_gpu & ~has_launches & (start < last_ns)
         ends[int(rank), int(device)] = int(end[rows & of_gpu].max())
     return rows, ends
@@ -628,7 +628,7 @@ class StepTimes:
 
     recorded_ns: tuple[int, ...]
     unrecorded_ns: tuple[int, ...]
-    """Of steps after the warm-up that were not recorded, on the same clock."""
+    """Durations of unrecorded steps after the warm-up, on the same clock."""
     clock: str
 
 

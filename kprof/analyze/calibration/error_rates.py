@@ -116,7 +116,7 @@ class Calibration:
     took_s: float
     doubts: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    """What was to be taken and has no result, or none yet."""
+    """Comparisons that were planned and have no result, or none yet."""
     schema: int = SCHEMA
 
     @property

@@ -93,7 +93,7 @@ def scenario_under(simulation: Simulation) -> Scenario:
 Make = Callable[[tuple[int, int], np.random.Generator], Floats]
 
 SPREAD = 0.007
-"""Of one sample, where nothing else is said."""
+"""Relative spread of one sample, unless stated otherwise."""
 
 
 @dataclass(frozen=True)

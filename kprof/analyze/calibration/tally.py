@@ -36,7 +36,7 @@ class Known:
     """Comparisons whose truth is known: a row each, their pairs in the order of time."""
 
     effect: float
-    """What was planted, 0 for none."""
+    """The planted effect, 0 for none."""
     truth: float
     """The log ratio of B to A that it makes."""
     a: Floats
@@ -68,7 +68,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What became of the comparisons of one effect, one of each flag a comparison."""
+    """Results of the comparisons of one effect, one of each flag a comparison."""
 
     effect: float
     is_more: Flags

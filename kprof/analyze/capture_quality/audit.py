@@ -1,4 +1,9 @@
-"""The audit of a capture: each property that could make it mislead, with its grade."""
+"""The audit of a capture: checks of its data quality, each with the numbers behind it.
+
+One thing that could make a capture lie: what was found, what follows, how to do better.
+
+What surrounded the workload while it was recorded: its GPU's speed, others, whose clock.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +34,21 @@ Verdict = Literal["good", "limited", "bad", "unknown"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that could make a capture lie, and whether it did."""
+    """One check of a capture's data quality, and its verdict."""
 
     name: str
     verdict: Verdict
     evidence: str
-    """What was found, in numbers; of an unknown one, why nobody can tell."""
+    """The numbers behind the verdict; for an unknown one, the reason."""
     meaning: str = ""
-    """What it does to the verdicts; empty where that is nothing."""
+    """The consequence for the report's results; empty where there is none."""
     remedy: str = ""
-    """How to record better; empty where nothing needs to be."""
+    """How to record better; empty where nothing has to change."""
 
 
 @once_per_trace
 def audit(trace: Trace) -> list[Check]:
-    """Grade an analyzed trace on all that could make it lie; what cannot apply is left out."""
+    """Return the checks of an analyzed trace; checks that cannot apply are left out."""
     if trace.kernels.empty:
         return []
     checks = CHECKS if trace.has_timeline else CHECKS_WITHOUT_TIMELINE
@@ -59,7 +64,7 @@ def graded(value: float, limits: tuple[float, float]) -> Verdict:
 def checked(
     name: str, verdict: Verdict, evidence: str, meaning: str = "", remedy: str = ""
 ) -> Iterator[Check]:
-    """Yield a check; what is good needs no remedy."""
+    """Yield a check; a good one needs no remedy."""
     is_good = verdict == "good"
     yield Check(name, verdict, evidence, "" if is_good else meaning, "" if is_good else remedy)
 
@@ -77,7 +82,7 @@ NEAR_NS = 500_000_000
 DRIVERS_BYTES = 2 << 30
 CONTEXT_BYTES = 64 << 20
 SOME_UTILIZATION = 5.0
-# What traces round their times to.
+# The resolution to which traces round their times.
 ROUNDED_NS = 1_000
 
 NO_SAMPLES = "no sample of the GPU lies near the window"
@@ -89,7 +94,10 @@ def _sampled(trace: Trace, quantity: str) -> tuple[list[Series], str]:
     devices = devices_in(trace.samples, "nvml")
     num_used = len(trace.kernels[["rank", "device"]].drop_duplicates())
     if len(devices) > num_used:
-        return [], "more GPUs were sampled than the run used, and nothing tells which are its own"
+        return (
+            [],
+            "more GPUs were sampled than the run used, and which were its own is not recorded",
+        )
     start = trace.kernels["start_ns"]
     start_ns, end_ns = int(start.min()), int((start + trace.kernels["duration_ns"]).max())
     found = []
@@ -102,11 +110,11 @@ def _sampled(trace: Trace, quantity: str) -> tuple[list[Series], str]:
 
 
 def check_throttling(trace: Trace) -> Iterator[Check]:
-    """Grade how often the clock was held back around the window."""
+    """Grade how often the clock was lowered around the window."""
     if trace.is_host_only:
         return
     found, why = _sampled(trace, "throttle_reasons")
-    meaning = "ceilings are those of a GPU that runs freely: kernels may look worse than they are"
+    meaning = "ceilings assume an unthrottled GPU: kernels may look worse than they are"
     if not found:
         yield Check("Throttling", "unknown", why, meaning, _again(why))
         return
@@ -133,14 +141,14 @@ def check_clock(trace: Trace) -> Iterator[Check]:
     if trace.is_host_only:
         return
     found, why = _sampled(trace, "sm_clock_mhz")
-    meaning = "kernels of one kind may have run at different speeds, so their mean tells little"
+    meaning = "kernels of one kind may have run at different clocks, so their mean is uncertain"
     spreads = [
         (float(1 - series.value.min() / series.value.max()), series)
         for series in found
         if len(series.value) > 1 and series.value.max() > 0
     ]
     if not spreads:
-        yield Check("Clock", "unknown", why or "one sample shows no change", meaning, _again(why))
+        yield Check("Clock", "unknown", why or "there is only one sample", meaning, _again(why))
         return
     spread, series = max(spreads, key=lambda pair: pair[0])
     yield from checked(
@@ -156,7 +164,7 @@ def check_others(trace: Trace) -> Iterator[Check]:
     """Grade what the GPU was doing before the workload took memory of it."""
     if trace.is_host_only:
         return
-    meaning = "another process may take time and bandwidth of the GPU, and no row of it is recorded"
+    meaning = "another process may use the GPU's time and bandwidth, and is not recorded"
     remedy = "record with `kprof run` on a GPU that is free: see nvidia-smi"
     befores = [_before_the_workload(trace, device) for device in devices_in(trace.samples, "nvml")]
     known = [before for before in befores if before is not None]
@@ -171,7 +179,7 @@ def check_others(trace: Trace) -> Iterator[Check]:
     num_bytes, busy = max(b for b, _ in known), max(u for _, u in known)
     told = (
         f"before the workload took memory, {num_bytes / 2**30:.1f} GiB were in use and the GPU was "
-        f"up to {busy:.0f} % busy; who came later shows in no sample"
+        f"up to {busy:.0f} % busy; processes that began later are not seen"
     )
     is_busy, is_full = busy > SOME_UTILIZATION, num_bytes > DRIVERS_BYTES
     verdict: Verdict = "bad" if is_busy else "limited" if is_full else "good"
@@ -199,16 +207,16 @@ def check_host_clock(trace: Trace) -> Iterator[Check]:
         return
     name = "Clocks of host and GPU"
     meaning = (
-        "what the host did beside an activity is not known for sure, and with it causes of idle "
-        "time and predictions; durations hold"
+        "the host's work during an activity is uncertain, and so are causes of idle time and "
+        "predictions; durations are correct"
     )
     late_ns = _lateness_of_launches(trace)
     if not len(late_ns):
-        why = "of no activity the launch is known, so nothing tells whether it began before"
+        why = "no launch is known, so its time cannot be compared with its activity's"
         yield Check(name, "unknown", why, meaning, "record the host, too: activities=[CPU, CUDA]")
         return
     num_early = int((late_ns > ROUNDED_NS).sum())
-    # Of those that were put right none is early any more.
+    # Corrected activities are no longer early.
     num_moved = trace.meta.counts.get("early_activities", 0)
     num_disbelieved = trace.meta.counts.get("disbelieved_launches", 0)
     is_limited = num_moved or num_disbelieved
@@ -220,10 +228,10 @@ def check_host_clock(trace: Trace) -> Iterator[Check]:
     if num_early:
         told += f", by up to {late_ns.max() / 1e3:,.0f} µs"
     elif num_moved:
-        told += ", which was put right to within some µs: see the caveats"
+        told += ", which was corrected to within some µs: see the caveats"
     if num_disbelieved:
         told += (
-            f"; {num_disbelieved:,} more had another's launch, by their numbers: see the caveats"
+            f"; {num_disbelieved:,} more had the wrong launch, by their numbers: see the caveats"
         )
     remedy = "record once more, with `kprof run`, which keeps processes apart"
     yield from checked(name, verdict, told, meaning, remedy)
@@ -232,7 +240,7 @@ def check_host_clock(trace: Trace) -> Iterator[Check]:
 def _lateness_of_launches(trace: Trace) -> np.ndarray:
     """Return how much later than an activity its launch began, in ns, of all that have one.
 
-    Of two launches with one number nobody can tell whose an activity is.
+    If two launches have one number, the owner of their activity is unknown.
     """
     kernels, ranges = trace.kernels, trace.ranges
     is_launch = (ranges["kind"] == "runtime") & ranges["correlation"].notna()
@@ -249,23 +257,23 @@ def check_rank_clocks(trace: Trace) -> Iterator[Check]:
     if trace.meta.num_ranks < 2:
         return
     clocks = trace.meta.clocks
-    meaning = "who waited for whom across ranks cannot be told; within a rank all holds"
+    meaning = "waits between ranks are uncertain; results within a rank are correct"
     remedy = "record all ranks at once with `kprof run`, with named process groups (NCCL)"
-    # What was moved, drifts or contradicts itself is a caveat of the recording as well.
+    # Clocks that were moved, drift or contradict themselves are caveats of the recording, too.
     is_doubtful = clocks is not None and any(caveat in clocks for caveat in trace.meta.caveats)
     verdict: Verdict = "limited" if is_doubtful else "good"
     if clocks is None or not (is_doubtful or "agree within" in clocks):
-        verdict, clocks = "unknown", clocks or "nothing tells how far the clocks of ranks agree"
+        verdict, clocks = "unknown", clocks or "how far the clocks of ranks agree is not recorded"
     yield from checked("Clocks of ranks", verdict, clocks.rstrip("."), meaning, remedy)
 
 
 def _again(why: str) -> str:
     if why in (NO_SAMPLES, ""):
         return SAMPLE if why else "record more steps: --steps 10"
-    return "show the run its own GPUs alone: CUDA_VISIBLE_DEVICES=0"
+    return "let the run see its own GPUs alone: CUDA_VISIBLE_DEVICES=0"
 
 
-# Of each measure: up to the first it is good, up to the second limited, beyond it bad.
+# For each measure: good up to the first, limited up to the second, bad beyond.
 LOST = (0.0, 0.01)
 ORPHANED = (0.001, 0.05)
 UNNAMED = (0.01, 0.2)
@@ -285,7 +293,7 @@ def _unknown(name: str, why: Unanswered | None, meaning: str) -> Iterator[Check]
 def _timeline(trace: Trace) -> Iterator[Check]:
     why = why_no_timeline(trace)
     if why is not None:
-        meaning = "durations add up, but nothing tells when and beside what anything ran"
+        meaning = "durations add up, but when activities ran and overlapped is not known"
         yield Check("Timeline", "limited", why.because, meaning, why.way_out)
 
 
@@ -295,7 +303,7 @@ def _device(trace: Trace) -> Iterator[Check]:
             "GPU activity",
             "limited",
             "no GPU activity was recorded",
-            "every figure is about the host's operators, by their own time",
+            "all results are about the host's operators, by their self time",
             "record where the workload uses a GPU, with its activities (CPU and CUDA)",
         )
 
@@ -311,19 +319,19 @@ def _losses(trace: Trace) -> Iterator[Check]:
         lost = sum(map(count, launches))
         told = f"{lost:,} of {number:,} launches left no activity {place}"
         if name == "Dropped records" and dropped:
-            told = f"the profiler says that it dropped {dropped:,} records; {told}"
+            told = f"the profiler reports {dropped:,} dropped records; {told}"
             lost = max(lost, dropped)
         if not launches and not lost:
             yield Check(
                 name,
                 "unknown",
-                "no launch was recorded, so nothing tells which activities are missing",
+                "no launch was recorded, so missing activities are not known",
                 "device time may be missing",
                 "record the host, too: activities=[CPU, CUDA]",
             )
             continue
         share = lost / max(number, lost, 1)
-        meaning = "device time is missing, and what is idle may have been busy"
+        meaning = "device time is missing, and idle time may have been busy"
         yield from checked(name, graded(share, LOST), told, meaning, remedy)
 
 
@@ -347,15 +355,15 @@ def _damage(trace: Trace) -> Iterator[Check]:
             "Damaged records",
             "bad",
             f"left out: {', '.join(told)}",
-            "device time may be missing, and what is idle may have been busy",
+            "device time may be missing, and idle time may have been busy",
             "record once more, with fewer steps, and copy the file in full",
         )
     elif repaired or counts.get("damaged_keys", 0):
         yield Check(
             "Damaged records",
             "limited",
-            f"{repaired:,} events are no valid JSON, and were read as far as they can be",
-            "a name or a value of theirs may be wrong or missing; their times hold",
+            f"{repaired:,} events are not valid JSON, and were read in part",
+            "their names or values may be wrong or missing; their times are correct",
             "record with a newer torch, which writes valid JSON",
         )
 
@@ -365,7 +373,7 @@ PLACES: tuple[tuple[str, str, Callable[[Launches], int], str], ...] = (
         "First kernels",
         "at the beginning",
         lambda launches: launches.lost_at_start,
-        "skip more steps, so that the profiler is awake when the window opens: --skip 10",
+        "skip more steps, so that the profiler is ready when the window opens: --skip 10",
     ),
     (
         "Dropped records",
@@ -392,7 +400,7 @@ def _orphans(trace: Trace) -> Iterator[Check]:
         graded(share, ORPHANED),
         f"{percent(share)} of the time, {int(is_orphan.sum()):,} of {len(is_orphan):,} activities, "
         "has no launch record",
-        "its operator, module and step are not known, nor what the host did before it",
+        "its operator, module and step are not known, nor the host's work before it",
         "drain the GPU before the window opens, as `kprof run` does, and record the host, too",
     )
 
@@ -405,7 +413,7 @@ def _attribution(trace: Trace) -> Iterator[Check]:
         "Attribution",
         graded(share, UNNAMED),
         f"{percent(share)} of the time has a launch and no operator, {percent(in_graph)} in graphs",
-        "shares by operator, module and phase are about the rest",
+        "shares by operator, module and phase exclude it",
         "record once without CUDA graphs, and the operators of the host: activities=[CPU, CUDA]",
     )
 
@@ -429,12 +437,12 @@ def _overhead(trace: Trace) -> Iterator[Check]:
         yield from _unknown(
             "Recording overhead",
             unknown,
-            "idle time and the host's times may in part be the profiler's",
+            "idle time and the host's times may include the profiler's own",
         )
         return
-    meaning = "idle time and the host's times are too long by as much; device times are not"
+    meaning = "idle time and the host's times are too long by that much; device times are correct"
     if trace.is_host_only:
-        meaning = "all times are too long by as much"
+        meaning = "all times are too long by that much"
     yield from checked(
         "Recording overhead",
         graded(cost.slowdown, SLOWED),
@@ -448,12 +456,12 @@ def _overhead(trace: Trace) -> Iterator[Check]:
 def _steps(trace: Trace) -> Iterator[Check]:
     steps = find_steps(trace)
     if not steps:
-        meaning = "shares are of a window that may hold more, or less, than the work of interest"
+        meaning = "shares are of a window that may not match the work of interest"
         yield from _unknown("Steps", why_no_steps(trace), meaning)
         return
     number = len(steps) // len({step.rank for step in steps})
     enough: Verdict = "good" if number >= ENOUGH_STEPS else "limited"
-    meaning = "so few may not stand for the run"
+    meaning = "so few steps may not represent the run"
     yield from checked("Steps", enough, f"{number} recorded", meaning, "record more: --steps 5")
     yield from _marks(trace)
     # The step of an orphan is not known, which another check is about.
@@ -462,7 +470,7 @@ def _steps(trace: Trace) -> Iterator[Check]:
     yield from checked(
         "Edges of the window",
         graded(outside, OUTSIDE),
-        f"{percent(outside)} of the time lies in no step",
+        f"{percent(outside)} of the time is outside of the steps",
         "the window cuts through work of steps that are not recorded, or holds other work",
         "record whole steps with `kprof run`",
     )
@@ -470,17 +478,17 @@ def _steps(trace: Trace) -> Iterator[Check]:
 
 
 def _marks(trace: Trace) -> Iterator[Check]:
-    """Tell of marks that are left out, since they overlap with the steps."""
+    """Yield checks of step marks that are left out because they overlap with the steps."""
     marks = sort_out(trace.ranges)
     if len(marks.of_torch):
-        told = f"left out, since kprof marked the steps, too: {len(marks.of_torch):,} of torch's"
+        told = f"kprof marked the steps as well: {len(marks.of_torch):,} of torch's are left out"
         yield Check("Marks of steps", "good", told)
     if len(marks.doubtful):
         yield Check(
             "Marks of steps",
             "limited",
-            f"left out, since they overlap with the steps: {len(marks.doubtful):,}",
-            "nothing tells for certain that the steps are not those",
+            f"left out because they overlap with the steps: {len(marks.doubtful):,}",
+            "they may be the true steps",
             "mark every step once, on one thread, and nothing else",
         )
 
@@ -497,8 +505,8 @@ def _alike(trace: Trace) -> Iterator[Check]:
     yield from checked(
         "Steps alike",
         graded(spread, APART),
-        f"{which} lie {percent(spread)} of their median apart",
-        "a mean step stands for none of them: look at the timeline of one",
+        f"{which} differ by {percent(spread)} of their median",
+        "the mean step represents none of them: look at the timeline of one",
         "skip more of the warm-up (--skip 20), and record more steps",
     )
     if len(times) >= ENOUGH_STEPS and not trace.is_host_only:
@@ -508,8 +516,8 @@ def _alike(trace: Trace) -> Iterator[Check]:
             "First step",
             "limited" if longer > LONGER_FIRST else "good",
             f"the first recorded step is {percent(abs(longer))} {how} than the others",
-            "the GPU is drained before it, so it lacks the head start that the host has otherwise",
-            "record more steps, of which it is a smaller part: --steps 10",
+            "the GPU is drained before it, so the host has no lead in it",
+            "record more steps, so that it weighs less: --steps 10",
         )
 
 

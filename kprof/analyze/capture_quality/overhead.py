@@ -1,4 +1,4 @@
-"""What recording cost the workload: steps with the recorder against steps without."""
+"""The recording overhead: steps with the recorder against steps without."""
 
 from __future__ import annotations
 

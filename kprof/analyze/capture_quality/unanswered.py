@@ -1,4 +1,4 @@
-"""The questions that a capture cannot answer, each with its reason."""
+"""The questions that a capture leaves open: for each the reason, and how to record the answer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Unanswered:
 
     @property
     def sentence(self) -> str:
-        """Say it as the report does where the answer would stand."""
-        return f"Cannot tell, because {self.because}. To know, {self.way_out}."
+        """Return the text that stands in the report instead of the answer."""
+        return f"Not known: {self.because}. To find out, {self.way_out}."
 
     @property
     def reason(self) -> str:
-        """Say it beside a number that is missing."""
-        return f"{self.because}; to know, {self.way_out}"
+        """Return the text that stands beside a missing number."""
+        return f"{self.because}; to find out, {self.way_out}"
 
 
 def find_unanswered(trace: Trace) -> list[Unanswered]:
@@ -38,18 +38,18 @@ def find_unanswered(trace: Trace) -> list[Unanswered]:
 
 
 def why_no_timeline(trace: Trace) -> Unanswered | None:
-    """Say why nobody can tell what ran when, and so how long nothing did."""
+    """Return why the timeline, and with it idle time, is unknown; None where it is known."""
     if trace.meta.untimed is None:
         return None
     return Unanswered(
-        "What ran when, what beside it, and how long was the device idle?",
+        "What ran when, what overlapped, and how long was the device idle?",
         trace.meta.untimed,
         "record the workload with `kprof run`",
     )
 
 
 def why_no_steps(trace: Trace) -> Unanswered | None:
-    """Say why nobody can tell how long a step takes."""
+    """Return why the length of a step is unknown; None where it is known."""
     if find_steps(trace):
         return None
     way_out = 'name the steps: kprof.range("step")'
@@ -59,7 +59,7 @@ def why_no_steps(trace: Trace) -> Unanswered | None:
 
 
 def why_no_cost(trace: Trace) -> Unanswered | None:
-    """Say why nobody can tell what recording cost."""
+    """Return why the recording overhead is unknown; None where it is known."""
     recording, question = trace.meta.recording, "What did recording cost?"
     cost = measure_cost(trace)
     if cost is not None:
@@ -68,7 +68,7 @@ def why_no_cost(trace: Trace) -> Unanswered | None:
         why = "kprof did not record this trace, so no unrecorded step was timed"
         return Unanswered(question, why, "record with `kprof run`")
     if not recording.recorded_step_ns or not recording.unrecorded_step_ns:
-        why = "it takes recorded and unrecorded steps to compare"
+        why = "there are no recorded and unrecorded steps to compare"
         return Unanswered(question, why, "let the script run on for some steps after the window")
     why = "only the host's clock timed the steps, and the host runs ahead of the GPU"
     return Unanswered(question, why, "record without --nsys: torch's profiler lets both be timed")
@@ -77,7 +77,7 @@ def why_no_cost(trace: Trace) -> Unanswered | None:
 def _untold(question: str, cost: RecordingCost) -> Unanswered:
     """Say how a difference hides in the spread of steps, or is not the recorder's."""
     if cost.spread_ns is None:
-        why = "one recorded step and one unrecorded one do not tell how much steps differ anyway"
+        why = "one recorded and one unrecorded step do not show how much steps vary"
         return Unanswered(question, why, "record more steps, and let the script run on after them")
     if not cost.is_of_like_steps:
         why = (
@@ -94,12 +94,12 @@ def _untold(question: str, cost: RecordingCost) -> Unanswered:
 
 
 def why_no_ceilings(trace: Trace) -> Unanswered | None:
-    """Say why nobody can tell what the device could do at best."""
+    """Return why the ceilings of the device are unknown; None where they are known."""
     question = "How much of the device is used: MFU, MBU, bounds?"
     if trace.meta.device is not None:
         return None
     if trace.is_host_only and trace.meta.recording is not None:
-        why = "a window of a service is analyzed beside it, so the host's speed was not measured"
+        why = "the service keeps running during the analysis, so the host's speed was not measured"
         way_out = "record without --trigger: `kprof run` measures once the workload has ended"
     elif trace.is_host_only:
         why, way_out = "no ceilings were measured for this host", "record with `kprof run`"
@@ -115,7 +115,7 @@ def why_no_ceilings(trace: Trace) -> Unanswered | None:
 
 
 def why_no_work(trace: Trace) -> Unanswered | None:
-    """Say why nobody can tell how many operations and bytes the operators need."""
+    """Return why FLOPs and bytes of the operators are unknown; None where they are known."""
     if trace.ranges["input_shapes"].notna().any():
         return None
     return Unanswered(
@@ -126,7 +126,7 @@ def why_no_work(trace: Trace) -> Unanswered | None:
 
 
 def why_no_operators(trace: Trace) -> Unanswered | None:
-    """Say why nobody can tell which operator launched what."""
+    """Return why no kernel has an operator; None where one has."""
     if trace.kernels["op"].notna().any():
         return None
     has_op = bool((trace.ranges["kind"] == "op").any())
@@ -138,7 +138,7 @@ def why_no_operators(trace: Trace) -> Unanswered | None:
 
 
 def why_no_modules(trace: Trace) -> Unanswered | None:
-    """Say why nobody can tell how time spreads over the model."""
+    """Return why no kernel has a module; None where one has."""
     if trace.kernels["module"].notna().any():
         return None
     has_modules = bool((trace.ranges["kind"] == "module").any())
@@ -148,29 +148,29 @@ def why_no_modules(trace: Trace) -> Unanswered | None:
 
 
 def why_no_lines(trace: Trace) -> Unanswered | None:
-    """Say why nobody can tell which line of Python is behind what the host does."""
+    """Return why Python lines are unknown; None where they are known."""
     if (trace.ranges["kind"] == "python").any():
         return None
     return Unanswered(
-        "Which line of Python launched it, or kept the GPU waiting?",
-        "Python's stacks were not recorded",
+        "Which line of Python launched a kernel, or kept the GPU waiting?",
+        "Python stacks were not recorded",
         _again(trace, "with --stacks (slower)", "with with_stack=True"),
     )
 
 
 def why_no_power(trace: Trace) -> Unanswered | None:
-    """Say why nobody can tell power, clocks and throttling."""
+    """Return why power, clocks and throttling are unknown; None where they are known."""
     if trace.is_host_only or devices_in(trace.samples, "nvml"):
         return None
     return Unanswered(
-        "How much power, at what clock, and was it held back?",
+        "How much power did the GPU draw, at which clock, and was the clock lowered?",
         "the recording has no samples of power or clocks",
         _again(trace, "where NVML works: see `kprof doctor`", ""),
     )
 
 
 def why_no_memory(trace: Trace) -> Unanswered | None:
-    """Say why nobody can tell how full the memory was."""
+    """Return why the memory use is unknown; None where it is known."""
     if devices_in(trace.samples, "profiler"):
         return None
     return Unanswered(

@@ -54,9 +54,9 @@ COMPANIONS = {
 LEAST_MFU = 1e-3
 """A training with less has a slip in its facts: published ones reach 0.2 to 0.6."""
 MOST_WATTS = 20_000
-"""Of one GPU with its share of the server and its cooling."""
+"""Maximum power of one GPU, in W, with its share of the server and its cooling."""
 LEAST_WATTS = 10
-"""Of one GPU: idle ones draw 20 to 100."""
+"""Minimum power of one GPU, in W: idle ones draw 20 to 100."""
 CLOSE = 0.05
 """Two statements of one quantity may differ by this share before they contradict each other."""
 
@@ -76,7 +76,7 @@ def costs_of(facts: Facts, quotes: Sequence[Quote], today: date) -> Costs:
     _name_idle_facts(sheet)
     if sheet.price is None and not sheet.figures and not sheet.missing:
         raise KprofError(
-            "nothing follows from what is given",
+            "no figure follows from the given facts",
             fix="begin with: kprof cost --gpu H100 --tokens-per-s 5000",
         )
     behind = [price for figure in sheet.figures for price in figure.prices]

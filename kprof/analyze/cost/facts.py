@@ -1,4 +1,4 @@
-"""The facts that a cost follows from, declared with range, meaning, usual values.
+"""The inputs of a cost: the facts of one question, and the assumptions of a TOML file.
 
 Every number is declared once, with its range, its meaning and, in `extra`, the range in which it
 usually lies. Validation, help texts, warnings and the documented TOML follow from that.

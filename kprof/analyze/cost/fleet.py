@@ -22,16 +22,16 @@ class Fleet:
     steady_gpu_hours: float
     scaled_gpu_hours: float
     used_gpu_hours: float
-    """What would be enough at full use of every GPU."""
+    """GPU-hours that would suffice at full use."""
 
     @property
     def steady_utilisation(self) -> float:
-        """What is served over what the GPUs of the peak could serve all the time."""
+        """Served tokens over the capacity of the peak's GPUs at all times."""
         return self.used_gpu_hours / self.steady_gpu_hours
 
     @property
     def scaled_utilisation(self) -> float:
-        """What is served over what is provisioned where every hour has its own number of GPUs."""
+        """Served tokens over the capacity where every hour has its own number of GPUs."""
         return self.used_gpu_hours / self.scaled_gpu_hours
 
 

@@ -1,4 +1,4 @@
-"""The value of being faster: per token, in cash, in time to payback."""
+"""The worth of a speed-up: per token, in cash, and when it has paid for the work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kprof.analyze.cost.sheet import Missing, Sheet
 
 UNIT, CASH = "Gain of a token", "Gain in cash"
 BEFORE = "before"
-"""What a million tokens cost at an old price that was given apart from the new one."""
+"""The cost of a million tokens at an old price that was given separately."""
 
 
 def add_gain(sheet: Sheet) -> None:

@@ -1,4 +1,4 @@
-"""The cost facts of a recorded run, with the value of its findings' savings."""
+"""The cost facts of a recorded run, and the worth of its findings' savings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured, None where it was not; `notes` say how, or why not."""
+    """The measured facts, None where there is no measurement; `notes` say how, or why not."""
 
     gpu: str | None
     gpus: int | None

@@ -1,4 +1,4 @@
-"""What a GPU-hour costs: dated quotes, the band that they make, rented or owned."""
+"""The price of a GPU-hour: dated quotes, the band that they make, rented or owned."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _unknown(what: str, name: str, known: Sequence[str], option: str) -> KprofEr
 
 @dataclass(frozen=True)
 class ListedRatio:
-    """What one GPU costs over another on one list, by the quotes that lie nearest in time."""
+    """The price of one GPU relative to another on one list, by the quotes nearest in time."""
 
     price_list: str
     term: str

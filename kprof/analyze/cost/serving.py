@@ -30,7 +30,7 @@ def usd_per_million_tokens(
 
 
 class Bill(NamedTuple):
-    """What a window of serving costs and for what: the sum of the three parts is the whole."""
+    """The cost of a window of serving, by purpose: the three parts add up to the whole."""
 
     computed_usd: float
     """For input tokens that were computed."""

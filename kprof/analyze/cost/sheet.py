@@ -34,7 +34,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Missing:
-    """What could not be computed, and the facts to give for it."""
+    """A figure that could not be computed, and the facts that it needs."""
 
     topic: str
     give: tuple[str, ...]
@@ -74,7 +74,7 @@ class Sheet:
 
     @property
     def utilisation(self) -> float:
-        """What is served over what could be; 1 where it is unknown."""
+        """Served share of the capacity; 1 where it is unknown."""
         return self.facts.utilisation.mid if self.facts.utilisation else 1
 
     def has(self, topic: str, *names: str) -> bool:

@@ -1,4 +1,4 @@
-"""The cost of training from the model's arithmetic."""
+"""The cost of training, and the share of the GPUs' arithmetic that a model uses."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What differs between two runs, as rows that add up."""
+"""The differences between two runs, as rows that add up."""

@@ -25,7 +25,7 @@ Fate = Literal["appeared", "vanished", "replaced", "changed", "same"]
 
 @dataclass(frozen=True)
 class Amount:
-    """What one run has of a part: in the whole window, and in a step."""
+    """A part's time in one run: in the whole window, and in a step."""
 
     calls: int
     """Activities; none are idle time's."""
@@ -43,7 +43,7 @@ class Row:
     """In the first run and in the second; empty where it has no such part."""
     is_idle: bool
     matched_by: str
-    """What both have in common; empty where only one has it."""
+    """The common name; empty where only one has it."""
     a: Amount
     b: Amount
     fate: Fate
@@ -193,7 +193,7 @@ class Cell(NamedTuple):
     module: str | None
     phase: str | None
     kind: str | None
-    """Of idle time, its cause."""
+    """The cause of idle time."""
     is_idle: bool
     calls: int
     """Activities; none are idle time's."""
@@ -205,10 +205,10 @@ class Match:
     """Cells of two runs that are the same part of it, or took each other's place."""
 
     names: tuple[Names, Names]
-    """Of the first and of the second run; empty where it has none."""
+    """The name in the first and in the second run; empty where it has none."""
     is_idle: bool
     matched_by: str
-    """What both have in common; empty where only one run has it."""
+    """The common name; empty where only one run has it."""
     cells: tuple[list[Cell], list[Cell]]
 
 

@@ -45,7 +45,7 @@ def find_obstacle(a: Trace, b: Trace) -> tuple[str, str] | None:
     if marked[0] != marked[1]:
         lacking, other = ("B", "A") if marked[0] else ("A", "B")
         return (
-            f"{other} has steps and {lacking} has none, so nothing tells how much of {lacking}'s "
+            f"{other} has steps and {lacking} has none, so it is unknown how much of {lacking}'s "
             f"window is one step of {other}",
             'record both with `kprof run`, or name the steps: kprof.range("step")',
         )
@@ -109,7 +109,7 @@ def _mean_clock(trace: Trace) -> float | None:
 
 def _steps(a: Trace, b: Trace) -> Iterator[str]:
     if not a.has_timeline:
-        yield "Neither has a timeline: what is compared are sums of device time, without idle time."
+        yield "Neither has a timeline: the comparison is of sums of device time, without idle time."
     rules = [
         trace.meta.recording.step_rule if trace.meta.recording else rule_of(trace.ranges)
         for trace in (a, b)
@@ -135,7 +135,7 @@ def _edges(a: Trace, b: Trace) -> Iterator[str]:
     """Tell where the windows hold much less, or more, than the steps that they are divided by."""
     for name, trace in _both(a, b):
         steps_ns = sum(time_steps(trace).recorded_ns)
-        # What was launched before a recording is in no step and in no table.
+        # Activities launched before a recording are in no step and in no table.
         left_out_ns = find_lead(trace).time_ns // max(count_gpus(trace.kernels), 1)
         window_ns = measure_window(trace.kernels) // max(trace.meta.num_ranks, 1) - left_out_ns
         apart = abs(window_ns - steps_ns) / max(steps_ns, 1)

@@ -96,7 +96,7 @@ def _digits(value: float) -> str:
 def proof(trace: Trace, *difference: str) -> str:
     """Return the command that would prove a change: the recorded one as A, with `difference` as B.
 
-    Where nobody knows the command, SCRIPT stands for it.
+    Where the command is unknown, SCRIPT stands for it.
     """
     words, is_python = _recorded_words(trace)
     return shlex.join(["kprof", "ab", *difference, *([] if is_python else ["--"]), *words])
@@ -124,7 +124,7 @@ def _recorded_words(trace: Trace) -> tuple[list[str], bool]:
     return words, words[0].endswith(".py")
 
 
-# What good kernels reach of the bandwidth that a large copy has.
+# Share of a large copy's bandwidth that good kernels reach.
 WELL_USED, POORLY_USED = 0.9, 1 / 3
 LEFT_OVER = 0.1
 

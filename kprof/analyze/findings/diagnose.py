@@ -26,7 +26,7 @@ RULES = "kprof.analyze.findings.rules"
 LEAST_SAVING = 0.005
 # So many rows open a claim into its evidence; the counts beside them tell how many there were.
 MOST_ROWS = 500
-# Of the sum of savings: a difference of less needs no reason.
+# Share of the sum of savings; a smaller difference needs no reason.
 SAME_SUM = 0.01
 # How much of an expected saving counts where findings are ranked.
 SURE: dict[Grade, float] = {"high": 1.0, "medium": 0.7, "low": 0.4}
@@ -51,7 +51,7 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
     seen = without_lead(steady)
     found: list[Finding] = []
     unasked: list[Unasked] = []
-    # What more particular rules explain, general ones do not see.
+    # General rules skip rows that more particular rules explain.
     for rule in sorted(modules_in(RULES), key=is_general):
         why = why_not(rule, trace)
         if why is not None:

@@ -1,8 +1,8 @@
-"""Start-up: idle time that happened once, of no later step.
+"""Start-up: idle time that happened once, and is not part of future steps.
 
-Of at least three steps, that is the time by which one step exceeds all others: a first use, a warm
-allocator, a cold cache, a final copy. Of fewer, only what is known by name: modules loaded, memory
-allocated, graphs captured, code compiled.
+With at least three steps, it is the time by which one step exceeds all others: a first use, a cold
+allocator or cache, a final copy. With fewer steps, only work known by name counts: modules loaded,
+memory allocated, graphs captured, code compiled.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def with_neighbours(trace: Trace, anchors: Bools, allowed: Bools, reach: tuple[i
     """Return for each anchor the activities around it: the unbroken run of allowed ones.
 
     It goes back by at most `reach[0]` activities of the stream and on by at most `reach[1]`, and
-    stays within the anchor's module and phase. Nobody belongs to two anchors.
+    stays within the anchor's module and phase. No activity belongs to two anchors.
     """
     if not anchors.any():
         return Groups(np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
@@ -107,14 +107,14 @@ class Held:
     """How the clock of a GPU was held back around the window."""
 
     share: float
-    """Of the samples around the window, those in which it was."""
+    """Share of the samples around the window with a lowered clock."""
     mean_mhz: float | None
     most_mhz: float | None
     """The highest clock of all samples; None where none was sampled."""
 
     @property
     def slowdown(self) -> float:
-        """What the mean clock lacks of the highest, as a share; 0 where nobody knows."""
+        """The mean clock's distance to the highest, as a share; 0 where it is unknown."""
         if not self.mean_mhz or not self.most_mhz:
             return 0.0
         return max(1 - self.mean_mhz / self.most_mhz, 0.0)
@@ -128,7 +128,7 @@ class Held:
 
 
 def why_no_clock(trace: Trace) -> Unanswered | None:
-    """Say why nobody can tell whether the clock was held back."""
+    """Return why it is unknown whether the clock was lowered; None where it is known."""
     if held_back(trace, 0) is not None:
         return None
     return Unanswered(
@@ -204,7 +204,7 @@ def _is_thin(trace: Trace, products: np.ndarray) -> Bools:
 def rows_of_product(shapes: list[object]) -> int:
     """Return the rows of a product's left side from the shapes of its inputs; 0 where unknown."""
     matrices = [shape for shape in map(shape_of, shapes) if len(shape) >= 2]
-    # Of addmm the bias may come first as a matrix; the two that are multiplied come last.
+    # In addmm the bias may come first as a matrix; the two factors come last.
     return math.prod(matrices[-2][:-1]) if len(matrices) >= 2 else 0
 
 
@@ -239,7 +239,7 @@ def rows_of_logits(trace: Trace) -> tuple[Int64s, int, int]:
     return np.sort(rows[is_logits | is_loss]), number, largest
 
 
-# Of the peak of tensor cores, what large products and attention reach.
+# Share of the tensor core peak that large GEMMs and attention reach.
 WELL = 0.7
 OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
 
@@ -300,7 +300,7 @@ def _left_strides(strides: list[object]) -> tuple[int, int]:
 def _sizes(shapes: list[object]) -> tuple[int, int, int, int]:
     """Return batch, M, N and K; zeros where the shapes do not tell."""
     matrices = [shape for shape in map(shape_of, shapes) if len(shape) in (2, 3)]
-    # Of addmm the bias may come first as a matrix; of a scaled product scales come last.
+    # In addmm the bias may come first as a matrix; in a scaled GEMM scales come last.
     pairs = [(a, b) for a, b in pairwise(matrices) if a[-1] == b[-2]]
     if not pairs:
         return 0, 0, 0, 0

@@ -45,20 +45,20 @@ HOSTS_COST = 3
 
 DIFFERS = 0.01
 ENDS = ("low_ns", "high_ns")
-UNKNOWN = "nothing in the recording tells what it costs"
+UNKNOWN = "the recording does not show its cost"
 REPLAYED = (
     "replayed with the fix succeeding fully and modestly, widened by the replay's error and by how "
     "much the recorded steps differ"
 )
 STREAMS = "; which stream waits for which was not recorded, so all readings of it count"
 RESULTS = "; the host may need the results that it waits for, and then these waits stay"
-STALLED = "at most what the device waits for it: what the host did then may be needed"
-WAITED = "what the other ranks wait for these, half of it if the fix succeeds modestly"
+STALLED = "at most the device's wait for it: the host's work then may be needed"
+WAITED = "the other ranks' wait for these, half of it if the fix succeeds modestly"
 BOUNDED = "at most the time of its cause; it was not replayed, because "
 
 
 class Gain(NamedTuple):
-    """What a replay gains by a change in the mean step."""
+    """The gain of a change in the mean step of a replay."""
 
     ns: float
     error_ns: float
@@ -89,7 +89,7 @@ class Pricer:
 
     @property
     def step_ns(self) -> int:
-        """What savings are of: without recording, where such steps were timed."""
+        """The denominator of savings: a step without recording, where such steps were timed."""
         if self.baseline is not None and self.baseline.step_ns > 0:
             return self.baseline.step_ns
         return whole_ns(self.trace)
@@ -236,7 +236,7 @@ class Pricer:
     def _modestly_gained(self, findings: Sequence[Finding], replay: Replay) -> Gain:
         gained = self._gained(findings, replay, is_best=False)
         if any(_may_succeed_in_part(one.remedy) for one in findings):
-            # Of the waiting, half goes away: half of the most that it may gain.
+            # Half of the waiting goes away: half of the most that it may gain.
             waiting = self._gained(findings, replay, is_best=False, is_waiting=True)
             return Gain((gained.most_ns + waiting.most_ns) / 2, 0.0)
         return gained
@@ -302,7 +302,7 @@ class _Devices:
     """The devices that ran something, numbered from 0 on by rank and index."""
 
     keys: np.ndarray
-    """Of each device, in ascending order; see `_device_keys`."""
+    """For each device, in ascending order; see `_device_keys`."""
     of_row: np.ndarray
     """The number of each row of `kernels`."""
 

@@ -31,13 +31,13 @@ class Score:
     predicted: tuple[float, float]
     measured: float
     interval: tuple[float, float]
-    """Of the measurement, at its own confidence."""
+    """Interval of the measurement, at its own confidence."""
     verdict: str
     doubts: tuple[str, ...] = ()
 
     @property
     def error(self) -> float:
-        """The middle of the prediction less what was measured: above 0, too much was promised."""
+        """The middle of the prediction minus the measurement: above 0, too much was predicted."""
         return sum(self.predicted) / 2 - self.measured
 
     @property
@@ -117,7 +117,7 @@ def score(engagement: Engagement) -> Scores:
     """Score every comparison that tests a prediction."""
     compared = engagement.of(ComparisonAdded)
     results = [_score(engagement, entry, one) for entry, one in compared]
-    # What a run after a change predicts again is a new promise, which that change did not test.
+    # A prediction repeated by a run after the change is new: that change did not test it.
     tested = {one.bet.name: entry.number for entry, one in compared if one.bet is not None}
     return Scores(
         tuple(one for one in results if isinstance(one, Score)),

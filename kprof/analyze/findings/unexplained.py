@@ -40,10 +40,10 @@ NUM_NAMES = 3
 
 STACKS = "record Python's stacks: kprof run --stacks SCRIPT"
 STREAMS = "which event an activity waited for is not in the recording"
-# What NVIDIA's own profilers tell.
+# Tools of NVIDIA that show more.
 NSYS = "; Nsight Systems shows it: kprof run --nsys SCRIPT"
-NCU = "count what bounds them: kprof run --ncu SCRIPT"
-OTHERS = "count what bounds them by the profiler of the device's vendor"
+NCU = "count their bound: kprof run --ncu SCRIPT"
+OTHERS = "count their bound with the profiler of the device's vendor"
 OTHER_VENDORS = re.compile(r"AMD|Radeon|Instinct|HIP |gfx\d|Intel|Gaudi|Ascend|MTIA|ARTEMIS")
 LEARN = {
     causes.LAUNCH_BOUND: STACKS,
@@ -66,11 +66,11 @@ MEANINGS = {
     causes.COLLECTIVE_WAIT: "while the host or the next kernel waits for other ranks",
     causes.DEPENDENCY_WAIT: "because an activity that was launched in time waits for another stream"
     ", another node of its graph, or work that was not recorded",
-    causes.BETWEEN_KERNELS: "for what it needs itself from one activity to the next",
+    causes.BETWEEN_KERNELS: "for its own delay from one activity to the next",
     causes.PROFILER: "for the recorder's own work",
     causes.NO_WORK: "while the host sleeps, or waits to be asked for something",
 }
-NOT_KNOWN = "and nothing in the recording tells what the host did meanwhile"
+NOT_KNOWN = "and the host's work meanwhile is not recorded"
 
 
 def find_unexplained(trace: Trace, findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -153,7 +153,7 @@ def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
         )
         learn = NCU if is_of_nvidia(trace) else OTHERS
         if _are_transfers(trace, rows):
-            learn = f"find what copies, and whether it is needed; {STACKS}"
+            learn = f"find the code that copies, and whether it is needed; {STACKS}"
         if kind == "collective":
             learn = LEARN[causes.COLLECTIVE_WAIT]
         details = (*_largest_names(trace, rows), *work_places(trace, rows))

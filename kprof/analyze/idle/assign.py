@@ -54,7 +54,7 @@ def add_idle(trace: Trace) -> Trace:
 
 
 def _unknown(trace: Trace) -> Trace:
-    """Return a trace in which nobody knows of idle time, since nobody knows what ran when."""
+    """Return a trace without known idle time, since its timeline is unknown."""
     number = len(trace.kernels)
     nobody_knows = np.full(number, NOTHING, dtype=np.int64)
     causes_of_gaps = pd.Categorical.from_codes(nobody_knows, CAUSES)
@@ -125,7 +125,7 @@ def _causes_of_gaps(kernels: pd.DataFrame, idle: pd.DataFrame) -> pd.Categorical
     )
     codes = np.full(len(kernels), NOTHING, dtype=np.int64)
     codes[longest["kernel_row"].to_numpy(np.int64)] = longest["cause"].cat.codes.to_numpy()
-    # What a device waited for its first activity is no gap between two.
+    # A device's wait for its first activity is not a gap between two.
     has_gap = kernels["gap_before_ns"].notna().to_numpy(bool)
     return pd.Categorical.from_codes(np.where(has_gap, codes, NOTHING), CAUSES)
 
@@ -141,7 +141,7 @@ NOT_THE_WORKLOADS = re.compile(
 
 @dataclass(frozen=True)
 class Places:
-    """Of each piece its evidence in `ranges` and the names of what is around it."""
+    """For each piece, its evidence in `ranges` and the names around it."""
 
     row: np.ndarray
     place: pd.Categorical
@@ -169,7 +169,7 @@ def find_places(evidence: Evidence, pieces: Pieces) -> Places:
     # A wait is asked about where it began: how the host got there.
     asks = is_late | (row == NOTHING)
     thread, moment = np.where(asks, of_thread, row), np.where(asks, middle, host.start[row])
-    # What the device needs for itself has no place on the host.
+    # The device's own delay has no place on the host.
     thread = np.where(pieces.cause == CODES[causes.BETWEEN_KERNELS], NOTHING, thread)
     is_module = (ranges["kind"] == "module").to_numpy(bool)
     return Places(

@@ -37,9 +37,9 @@ CAUSES = (
     NO_WORK,
 )
 
-# What goes away with its cause. Of a wait for another stream nobody knows what would be left; the
-# device's own time between kernels, and the time in which nothing was to be done, remain; what the
-# profiler took is not there without it.
+# Idle time that goes away with its cause. How much of a wait for another stream would remain is
+# unknown; the device's own delay between kernels and time without requests remain; the profiler's
+# time is absent without it.
 RECOVERABLE = frozenset(
     {LAUNCH_BOUND, DATA_LOADING, SYNCHRONIZATION, PAGEABLE_COPY, ALLOCATOR, COLLECTIVE_WAIT}
 )
@@ -69,7 +69,7 @@ WAITING_FUNCTION = (
     r"^<built-in (?:function|method) (?:sleep|acquire|select|poll|wait|recv|recv_into|recv_bytes"
     r"|accept|sigwait|sigtimedwait|waitpid)\b(?! of torch)"
 )
-# What CUPTI reports beside its own work: the driver loads a kernel when it is first launched.
+# CUPTI's reports of its own work: the driver loads a kernel when it is first launched.
 LOADING_OF_KERNELS = r"^Lazy "
 DRIVERS_OWN = r"^(?:Lazy |Command Buffer Full)"
 
@@ -89,7 +89,7 @@ def group_idle(idle: pd.DataFrame) -> pd.DataFrame:
     """Add up pieces by cause, longest first; those of unknown cause form a group.
 
     Columns: `cause`, `time_ns`, `share` (of the time in `idle`), `recoverable_ns` (missing where
-    nobody knows), `pieces` (their number), `longest_ns`. The recoverable times of two causes never
+    it is unknown), `pieces` (their number), `longest_ns`. The recoverable times of two causes never
     overlap: they may be added.
     """
     groups = _by(idle, ["cause"])

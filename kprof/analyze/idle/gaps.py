@@ -100,7 +100,7 @@ def _gaps_of(
 ) -> np.ndarray:
     """Return start, end, row, row before and edge of a device's gaps, cut at its rank's window."""
     covered_to = np.maximum.accumulate(end)
-    # Of those that ended so far, which one ended last.
+    # The activity that ended last, of those that ended so far.
     last = np.maximum.accumulate(np.where(end == covered_to, np.arange(len(end)), 0))
     outer = min(span[0], window[0]), max(span[1], window[1])
     gap_start = np.concatenate([[outer[0]], covered_to])
@@ -124,7 +124,7 @@ def _gaps_of(
 
 @dataclass(frozen=True)
 class Launch:
-    """When each activity was launched; one entry an activity, `NOTHING` where nobody knows."""
+    """When each activity was launched; one entry an activity, `NOTHING` where it is unknown."""
 
     row: np.ndarray
     """Row of the call in `ranges`."""
@@ -240,7 +240,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What there is to judge the gaps of a trace by."""
+    """The evidence for judging the gaps of a trace."""
 
     trace: Trace
     gaps: Gaps
@@ -290,7 +290,7 @@ def _hosts_until(evidence: Evidence) -> np.ndarray:
     slack_ns = max(floor_ns, 2 * launch.latency_ns)
     until = np.where(is_late & (gaps.end - until <= slack_ns), gaps.end, until)
     until = np.where(_is_short(gaps, floor_ns), gaps.start, until)
-    # What no activity ended, the end of the last step did.
+    # Idle time that no activity ended is ended by the last step.
     return np.where(row == NOTHING, gaps.end, until)
 
 

@@ -1,4 +1,4 @@
-"""What the host was doing at every moment, as layers of evidence over the timeline of a thread."""
+"""The host's state at every moment, as layers of evidence over the timeline of a thread."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from kprof.trace import Trace
 DRAINED = CODES[causes.PROFILER]
 # CUDA queues about this many launches and then blocks the host: no lead is longer.
 LONGEST_QUEUE = 1_024
-# What the host did, or what it waited for.
+# Codes of the causes that are the host's work or its wait.
 HOSTS = [CODES[cause] for cause in causes.RECOVERABLE]
 
 

@@ -1,4 +1,4 @@
-"""What bounds a launch by its work, against what bounds it by hardware counters."""
+"""A launch's bound by its work, compared with its bound by hardware counters."""
 
 from __future__ import annotations
 

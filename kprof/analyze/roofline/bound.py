@@ -166,7 +166,7 @@ def _is_beaten(from_memory: np.ndarray, time_ns: np.ndarray, device: Device) -> 
 
 @dataclass(frozen=True)
 class _Calls:
-    """What whole operators do: for each row of `kernels` its operator's sum."""
+    """Work of whole operators: for each row of `kernels` its operator's sum."""
 
     moved: np.ndarray
     """Bytes."""
@@ -201,7 +201,7 @@ def _limits(trace: Trace, work: RowWork) -> tuple[np.ndarray, np.ndarray, np.nda
     limit_ns = np.where(is_upper, np.minimum(limit_ns, duration_ns), limit_ns)
     from_memory = np.where(is_cached, 0, calls.moved)
     decided = _decide(calls, from_memory, device)
-    # Of what did at least so much nobody knows that it did too little.
+    # A minimum of the work cannot show that a launch did too little.
     is_open = (work.bound == WORK_BOUNDS.index("at least")) & (decided == _LATENCY)
     measurable = has_limit & (calls.time_ns > 0) & ~is_open
     bound[measurable] = decided[measurable]
@@ -209,10 +209,10 @@ def _limits(trace: Trace, work: RowWork) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def _moving_ns(work: RowWork, calls: _Calls, device: Device) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least time in which each row's bytes move, and what the cache served whole.
+    """Return the minimum time to move each row's bytes, and the bytes that the cache served whole.
 
-    What was faster than the memory had help from the cache: at most as much as that holds, and no
-    faster than a copy within it. Where no such copy was measured nobody knows how much that helps.
+    A row faster than the memory had help from the cache: at most the cache's size, and no faster
+    than a copy within it. Where no such copy was measured, the help is unknown.
     """
     read = calls.moved - calls.written
     is_exact = work.bound == UNKNOWN

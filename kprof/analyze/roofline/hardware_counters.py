@@ -59,7 +59,7 @@ class Shared:
     by_row: np.ndarray
     """Part of each row of `kernels`."""
     beside: float
-    """What was sampled while nothing ran, as far as the recording tells."""
+    """Samples taken while nothing ran, as far as the recording shows."""
 
 
 def has_samples(trace: Trace) -> bool:

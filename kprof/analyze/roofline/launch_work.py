@@ -65,7 +65,7 @@ _VECTORIZED = re.compile(
 
 _LEAST_EACH = 4
 
-# What compares or selects has results, or inputs, of one byte.
+# Comparisons and selections have results, or inputs, of one byte.
 _OF_TRUTHS = re.compile(r"bool|compare|logical|isnan|isinf|signbit", re.IGNORECASE)
 
 SOURCES = ("shapes", "recorded", "bounds", "alike", "declared", "counters")
@@ -74,7 +74,7 @@ _SHAPES, _RECORDED, _BOUNDS, _ALIKE, _DECLARED, COUNTERS = range(6)
 
 UNKNOWN = -1
 
-# What adds up the partial sums of a product that a library split: cuBLASLt, cuDNN, CUTLASS.
+# Kernels that add the partial sums of a split GEMM: cuBLASLt, cuDNN, CUTLASS.
 _FINISHING = r"(?i)split_?k_?reduce|reduce_?split_?k|reduce_wgrad"
 
 # Types without a peak of their own run on the vector units: integers, bf16 before Ampere.
@@ -90,7 +90,7 @@ class RowWork:
     bytes: np.ndarray
     """-1 where an author declared FLOPs alone."""
     written: np.ndarray
-    """How many of the bytes are written; 0 where nobody knows which."""
+    """Number of the bytes that are written; 0 where it is unknown."""
     may_repeat: np.ndarray
     """How many of those read are none if operands that look alike are one tensor."""
     source: np.ndarray
@@ -142,7 +142,7 @@ def find_row_work(trace: Trace) -> RowWork:
         ),
         dtype=dtype,
         bound=bound,
-        # Of chunks it is known which launch has how many.
+        # For chunks, it is known how many each launch has.
         group=np.where(is_shaped & ~is_chunked & ~is_finishing, group, alone),
     )
     _fill_alike(kernels, work)

@@ -30,7 +30,7 @@ ENOUGH_KNOWN = 0.95
 
 @dataclass(frozen=True)
 class Share:
-    """A share of one, None where nobody knows; `basis` says how it was counted, or why not."""
+    """A share of one, None if unknown; `basis` says how it was counted, or why it is unknown."""
 
     value: float | None
     basis: str
@@ -137,7 +137,7 @@ def _measure_mbu(kernels: pd.DataFrame, device: Device, elapsed_ns: int) -> Shar
         return Share(None, "no operator's bytes are known")
     could_move = device.memory_bytes_per_s * elapsed_ns / 1e9
     rate = "measured rate" if device.is_measured else "bandwidth by the datasheet"
-    basis = f"least bytes of the operators over the memory's {rate}"
+    basis = f"minimum traffic of the operators over the memory's {rate}"
     return Share(float(num_bytes) / could_move, basis)
 
 

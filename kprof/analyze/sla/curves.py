@@ -1,4 +1,4 @@
-"""The curves of a service that the page draws."""
+"""Curves of a service for the page: the time to N tokens for every N, and distributions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kprof.analyze.sla.targets import Target
 
 MOST_TOKENS = 256
 MOST_POINTS = 500
-# Of what is kept with a verdict, not drawn for the engineer who just measured it.
+# Maximum points stored with a verdict; the engineer's own page draws more.
 FEW_POINTS = 64
 LEVELS = (Fraction(1, 2), Fraction(95, 100), Fraction(99, 100))
 
@@ -41,7 +41,7 @@ class TokenCurve:
 
 @dataclass(frozen=True)
 class Curves:
-    """What can be drawn without the requests themselves: few points, times in ns."""
+    """Curves that need no requests to be drawn: few points, times in ns."""
 
     tokens: TokenCurve | None
     by_target: dict[str, tuple[tuple[float, float], ...]]

@@ -1,4 +1,4 @@
-"""What the reader of a verdict on a service has to know about how it was measured."""
+"""The doubts that a reader of a verdict on a service has to know."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kprof.analyze.sla.targets import Target
 
 LATE_NS = 1_000_000
 LATE_SHARE = 0.01
-"""Of the tightest limit: a client that is later than this, or than a millisecond, is in doubt."""
+"""Share of the tightest limit; a client later than this, or than a millisecond, is in doubt."""
 WIDE_SHARE = 0.01
 """Ranges wider than this share of the limit are worth a word."""
 
@@ -39,7 +39,7 @@ def find_doubts(
     doubts += _ranges(runs, targets)
     doubts += _fewer(judgements)
     if len(runs) == 1:
-        doubts.append("one run: what differs from one start of the service to the next is not seen")
+        doubts.append("one run: differences from one start of the service to the next are not seen")
     return tuple(dict.fromkeys([*doubts, *(doubt for run in runs for doubt in run.doubts)]))
 
 

@@ -64,7 +64,7 @@ NO_STEADY_STATE = (
 
 @dataclass(frozen=True)
 class Assessment:
-    """What is promised, and what was found of it."""
+    """A target and its verdict, with the measurement."""
 
     judgements: tuple[Judgement, ...]
     doubts: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
-"""How many independent answers those of a service count as.
+"""The effective sample size of a service's answers.
 
-Slow answers clump: one spell delays many, one start of the service is slower than the next, and
-the gaps of one answer are alike. What is marked (slow, failed) then varies more from block to
-block, or from run to run, than it would by chance, and so many answers count as fewer.
+Slow answers cluster: one slow spell delays many, one start of the service is slower than the next,
+and the gaps of one answer are alike. The number of marked (slow, failed) answers then varies more
+from block to block, or from run to run, than by chance, so the answers count as fewer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OF_ONE_ANSWER = "those of one answer belong together"
 
 @dataclass(frozen=True)
 class Marks:
-    """Of every answer of a run, in the order of sending: how many values are marked of how many."""
+    """For each answer of a run, in the order of sending: how many values are marked of how many."""
 
     marked: Numbers
     sizes: Numbers
@@ -84,7 +84,7 @@ class _Group(NamedTuple):
     marked: float
     size: float
     squares: float
-    """Of the sizes of the answers: what the variance of the marks is in proportion to."""
+    """A function of the answers' sizes to which the variance of the marks is proportional."""
 
 
 def count_independent(runs: Sequence[Marks]) -> Independent:

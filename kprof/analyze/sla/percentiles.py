@@ -12,11 +12,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 CONFIDENCE = 0.99
-"""Of every bound, one-sided."""
+"""Confidence of every bound, one-sided."""
 MOST_SAMPLES = 100_000_000
 """Beyond so many a verdict is as good as out of reach."""
 LEAST_TAIL = Fraction(1, 10**7)
-"""Of a percentile: a smaller one takes more than about half of the most samples for any bound."""
+"""Smallest tail: a smaller one needs over about half of the maximum samples for any bound."""
 
 
 class Ranks(NamedTuple):

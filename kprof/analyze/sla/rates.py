@@ -48,7 +48,7 @@ class Rate(NamedTuple):
     num_independent: int
     why_fewer: str = ""
     fastest: float | None = None
-    """Of the slices: what the service does without a slow spell; missing: as the estimate."""
+    """The rate of the slices without a slow spell; missing: as the estimate."""
 
 
 Counted = Callable[[Response, Times], "tuple[Times, Times]"]
@@ -95,7 +95,7 @@ def tokens_counted(response: Response, at_ns: Times) -> tuple[Times, Times]:
     has_begun, has_ended = arrived > 0, arrived == len(response.chunk_ns)
     at_most = most[arrived]
     if not response.has_every_chunk:
-        # Between the first chunk and the last, nobody knows how many have come.
+        # Between the first chunk and the last, the number that has come is unknown.
         at_most = np.where(has_begun & ~has_ended, (total_tokens(response) or 0) - 1, at_most)
     return least[arrived], np.minimum(at_most, total_tokens(response) or 0)
 
@@ -128,7 +128,7 @@ WANDERS = "the rate wanders"
 
 
 class Reach(NamedTuple):
-    """How far a mean may be off, infinite where nobody knows, and of how many slices it is."""
+    """The error of a mean, infinite where it is unknown, and its number of slices."""
 
     reach: float
     num_independent: int

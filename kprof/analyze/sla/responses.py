@@ -59,7 +59,7 @@ class Load:
     name: str
     """In words, such as `10 requests/s, Poisson`."""
     why: str = ""
-    """What the load cannot show, beyond what its kind implies."""
+    """Limits of the load, beyond those that its kind implies."""
 
 
 @dataclass(frozen=True)
@@ -71,4 +71,4 @@ class Responses:
     load: Load
     rows: tuple[Response, ...]
     doubts: tuple[str, ...] = ()
-    """What the file leaves open, a sentence each."""
+    """Questions that the file leaves open, a sentence each."""

@@ -242,7 +242,7 @@ class Sample:
     due_ns: Times | None = None
     """When each answer was due; missing: not recorded."""
     num_unknown: int = 0
-    """Of how many the file leaves open where in the range the time lies."""
+    """Number of answers for which the file leaves open where in the range the time lies."""
 
     def mark(self, is_marked: npt.NDArray[np.bool_]) -> Marks:
         """Count the marked times of every answer, and its times."""

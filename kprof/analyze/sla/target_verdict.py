@@ -138,7 +138,7 @@ def _weighed(
         if needed and spells and (spells.is_too_short or spells.num <= independent.num):
             load_s = max(needed, LEAST_SPELLS) * spells.longest_s
         elif needed:
-            # What clumps carries less evidence each; gaps of one answer count as one.
+            # Clustered events carry less evidence each; gaps of one answer count as one.
             samples = -(-needed * found.num_samples // independent.num)
     return replace(
         found,

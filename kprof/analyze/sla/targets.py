@@ -26,20 +26,20 @@ TIME_NS = {
 
 @dataclass(frozen=True)
 class Metric:
-    """What can be promised, in which unit, and which way is better."""
+    """A metric of targets: its unit, and which direction is better."""
 
     name: str
     kind: Kind
     means: str
     example: str
     counts: str = ""
-    """Of a rate: what it counts, `tok` or `req`."""
+    """The unit that a rate counts, `tok` or `req`."""
     is_pooled: bool = False
     """Whether one answer has several values."""
 
     @property
     def relation(self) -> Relation:
-        """The relation that a promise about it has."""
+        """The relation of a target on this metric, <= or >=."""
         return "<=" if self.kind == "time" or self.name == "errors" else ">="
 
 
@@ -65,7 +65,7 @@ METRICS = {
 }
 
 MOST_DIGITS, MOST_ZEROS = 30, 18
-"""Of a number that is written: more are no measure of anything."""
+"""Maximum number of digits and of zeros of a number in a target."""
 
 _FORM = re.compile(
     r"(?P<name>[a-z0-9]*[a-z][a-z0-9]*)(?:_(?P<statistic>[a-z0-9.]+))?"
@@ -78,7 +78,7 @@ _RATE_UNIT = re.compile(r"(?P<counts>tok|req)(?:/(?P<per>s|min))(?P<gpu>/gpu)?")
 
 
 class TargetError(KprofError):
-    """A target that nobody can judge, because it is not one."""
+    """A target that cannot be judged, because its expression is invalid."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Verdicts on pairs of samples: which of two variants is better, or that nobody can tell."""
+"""Verdicts on pairs of samples: which of two variants is better, or that it is inconclusive."""
 
 from kprof.analyze.verdict.judge import is_enough, judge
 

@@ -119,7 +119,7 @@ def _quartiles_where(values: Floats, flags: Flags) -> list[Floats]:
     return found
 
 
-# Of processes without a warm-up, the first and the last window differ so clearly in 0.1 %.
+# In processes without a warm-up, the first and the last window differ so clearly in 0.1 %.
 WARM_UP_P = 0.001
 
 
@@ -165,7 +165,7 @@ def find_waves(differences: Floats, margin: float) -> Waves:
     ranks = differences.argsort(axis=-1).argsort(axis=-1) - (num_pairs - 1) / 2
     whole = (ranks**2).sum(axis=-1)
     lags = range(1, min(FURTHEST_NEIGHBOUR, num_pairs - 1) + 1)
-    # Of equal pairs each correlation is -1/n on average, with a variance of about 1/n.
+    # For equal pairs, each correlation is -1/n on average, with a variance of about 1/n.
     likeness = [(ranks[..., lag:] * ranks[..., :-lag]).sum(axis=-1) / whole for lag in lags]
     together = np.asarray(sum(likeness))
     excess = (together + len(lags) / num_pairs) * (num_pairs / len(lags)) ** 0.5

@@ -145,7 +145,7 @@ def _differences(values: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class _Decision:
-    """What an interval of log ratios decides."""
+    """The decision from an interval of log ratios."""
 
     estimate: float
     low: float

@@ -1,4 +1,4 @@
-"""What the claims on a step mean for a token: the same verdicts, in what users count."""
+"""Claims on a step restated per token: the same verdicts, in the unit of users."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Derived:
 
 
 def per_token(comparison: Comparison) -> tuple[Derived, ...]:
-    """Return what follows for a token; nothing where nobody told how many a step has.
+    """Return the claims per token; none where the tokens per step are not given.
 
     A step of A and one of B have equally many, so the test and its interval are those of the step:
     nothing new is claimed, and no error is added.

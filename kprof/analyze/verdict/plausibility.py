@@ -49,10 +49,10 @@ def doubt_ratio(claim: Claim) -> str:
 
 
 def find_power_effect(plan: Plan, pairs: Sequence[Pair]) -> str | None:
-    """Return what the GPU's clock has to do with a difference in time; None where it has nothing.
+    """Return the effect of the GPU's clock on a difference in time; None where it has none.
 
-    A variant that draws more power gets a lower clock. For whoever pays for the time that is as
-    real as more work; it is not a merit of the code, and on another card it may be gone.
+    A variant that draws more power gets a lower clock. It costs time as more work does, but it is
+    not a property of the code, and may be absent on another card.
     """
     known = [pair for pair in pairs if not pair.problem and None not in pair.clocks_mhz]
     if len(known) < len(pairs) / 2 or not known:

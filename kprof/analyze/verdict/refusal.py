@@ -34,7 +34,7 @@ MOST_IN_ONE_TICK = 0.75
 # both variants go from one to the other so often: drift and stalls do not.
 CLEAN_RESULTANT, LEAST_IN_ONE_TICK, FEWEST_SWITCHES = 0.9, 0.15, 4
 COUNTED_UNITS = {"B", "KiB", "MiB", "GiB", "bytes", "tokens", "count", ""}
-"""What is counted and not timed may well be the same in every sample."""
+"""A count, unlike a time, may well be the same in every sample."""
 
 
 def reason_to_refuse(

@@ -23,13 +23,13 @@ MORE_PAIRS = "kprof ab again with more --pairs"
 
 @dataclass(frozen=True)
 class Ruling:
-    """What is known of one metric, target or level."""
+    """The result for one metric, target or level."""
 
     what: str
     verdict: Verdict
     why: str
     settle: str = ""
-    """What would settle an inconclusive one."""
+    """The next step for an inconclusive one."""
     low: float | None = None
     """The candidate's value over the baseline's, turned so that above 1 is worse: between `low`
     and `high` at the confidence `level`."""

@@ -27,10 +27,10 @@ FEWEST_TO_STOP = 24
 carry-over cannot be told from noise."""
 
 MOST_PAIRS, FIXED_PAIRS = 160, 40
-"""Of a plan that may stop early, and of one that may not.
+"""Maximum pairs of a plan that may stop early, and of one that may not.
 
-Who stops early pays for a long plan with two or three pairs (stakes are smaller), and where pairs
-scatter by 2 or 3 % gets the answer that 40 cannot give: benchmarks/sequence_designs.py.
+Early stopping needs two or three pairs more in a long plan (stakes are smaller), and where pairs
+scatter by 2 or 3 % it decides when 40 pairs cannot: benchmarks/sequence_designs.py.
 """
 
 Flags = npt.NDArray[np.bool_]
@@ -38,7 +38,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Levels:
-    """What error each look may make on each of the plan's metrics, and what is alike."""
+    """The error that each look may make on each of the plan's metrics, and shared settings."""
 
     sequence: float
     fixed: float
@@ -65,7 +65,7 @@ def levels_of(plan: Plan) -> Levels:
 
 @dataclass(frozen=True)
 class FixedLook:
-    """What the signed ranks say of a number of pairs set beforehand, along the last axis."""
+    """The signed-rank result for a number of pairs set beforehand, along the last axis."""
 
     estimate: Floats
     low: Floats
@@ -90,7 +90,7 @@ def look_once(differences: Floats, levels: Levels) -> FixedLook:
 
 @dataclass(frozen=True)
 class Looks:
-    """What the sequence has settled after each pair, along the last axis."""
+    """The decision of the sequence after each pair, along the last axis."""
 
     is_above: Flags
     is_below: Flags

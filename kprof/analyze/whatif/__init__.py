@@ -1,1 +1,1 @@
-"""What a step would take if something were different, by replaying its recording."""
+"""Predicts the time of a step under a change, by replaying its recording."""

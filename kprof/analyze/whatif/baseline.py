@@ -1,7 +1,9 @@
-"""The replay of the unchanged recording, from which predictions start, with its error.
+"""The baseline of predictions: the unchanged recording replayed, and its error.
 
-A step that nobody records takes less time: recording lengthens operators, calls and Python between
-them, and the device's time between two activities, but no activity.
+Recording lengthens operators, calls, the Python code between them, and the device's gaps between
+activities; the activities keep their durations. It does not lengthen the host's staging of bytes
+for a copy, the driver's mapping of memory, data loading and sleeping. The baseline of an
+unrecorded step subtracts that overhead.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Baseline:
     replayed_ns: int
     uncertainty_ns: int
     added_ns: int = 0
-    """What recording had added to a step, and was taken off the host's time."""
+    """The recording overhead of a step, subtracted from the host's time."""
     others: tuple[Replay, ...] = ()
     """The replay under other readings of what streams wait for, where there are several streams."""
     quick: tuple[Replay, ...] = ()
@@ -58,7 +60,7 @@ class Baseline:
 
     @property
     def error(self) -> float:
-        """What the replay misses the measured step by, as a share of it."""
+        """The replay's error on the measured step, as a share of it."""
         return self.uncertainty_ns / max(self.step_ns, 1)
 
     @property
@@ -71,7 +73,7 @@ class Baseline:
         if self.replay is None and not self.trace.is_host_only:
             return f"{len(self.trace.kernels):,} activities are too many to replay"
         if not _knows_waits(self.trace):
-            return "nothing tells in which calls of this device's runtime the host waits"
+            return "the calls of this device's runtime in which the host waits are unknown"
         if self.error <= WORST_REPLAY:
             return None
         return (
@@ -124,7 +126,7 @@ def find_baseline(trace: Trace) -> Baseline:
 
 
 def _without_recording(recorded: Baseline, replay: Replay) -> Baseline:
-    """Return the baseline of a step that nobody records, where such steps were timed.
+    """Return the baseline of an unrecorded step, where such steps were timed.
 
     Where nothing that recording adds explains the difference, the recorded step stands.
     """
@@ -209,7 +211,7 @@ LEAST_GAP_SHARE = 0.15
 # A host that is done with a step in less of the device's time than this was not held by a full
 # queue: it shows its own time.
 IS_AHEAD = 0.9
-# Of the unrecorded steps: all but the fastest and the slowest tenth. Fewer than this tell nothing.
+# Quantiles of unrecorded steps, and the fewest steps that show any.
 MOST_STEPS = (0.1, 0.5, 0.9)
 ENOUGH = 5
 HALVINGS = 10

@@ -26,7 +26,7 @@ from kprof.trace import Trace, once_per_trace
 BETWEEN_NODES_NS = 220
 # No kernel takes less: the shortest that CUPTI timed on an H200 (`kprof roofline`).
 SHORTEST_KERNEL_NS = 860
-# What all rows may take together, 73 years: sums of it and of times of day stay within an int64.
+# Maximum sum of all rows, 73 years: sums of it and of times of day fit an int64.
 LONGEST_SUM_NS = 2**61
 
 FASTER, ROOFLINE, REMOVED, REPLACED = "faster", "roofline", "removed", "replaced"
@@ -65,7 +65,7 @@ class Change:
 
     @property
     def subject(self) -> str:
-        """What changes, in a word: a target, the launches, or a cause of idle time."""
+        """The target in a word: a target, the launches, or a cause of idle time."""
         if self.what == WITHOUT:
             return f"idle:{self.cause}"
         return "launches" if self.target is None else str(self.target)
@@ -226,7 +226,7 @@ def _avoid(change: Change, replay: Replay, trace: Trace) -> Replay:
     if change.cause == causes.DATA_LOADING:
         return without_host_time(replay, trace, host.rows["loaded"])
     calls = host.blocking.index[host.blocking == change.cause].to_numpy(np.int64)
-    # What happened once is no part of a step to come: it stays.
+    # Idle time that happened once is not part of future steps: it stays.
     once = trace.idle["evidence_row"].to_numpy(np.int64, na_value=NOTHING)[find_once(trace).ns > 0]
     calls = np.setdiff1d(calls, once)
     if change.cause in (causes.ALLOCATOR, causes.PAGEABLE_COPY):
@@ -305,10 +305,10 @@ def parse_target(text: str, trace: Trace) -> Target:
     known = [f"{one.sort}:{known}" for one in asked for known in names_of(one.sort, trace)]
     near = difflib.get_close_matches(str(asked[0]), known, NUM_SUGGESTED, cutoff=0.0)
     raise KprofError(
-        f"nothing that ran on the device belongs to {text!r}",
+        f"no device activity belongs to {text!r}",
         fix=f"the nearest names: {', '.join(near)}; * in a name stands for anything"
         if near
-        else "nothing in this trace has a name of that sort; try kernel:NAME",
+        else "this trace has no names of that kind; try kernel:NAME",
     )
 
 
@@ -366,7 +366,7 @@ def largest_names(sort: str, saved_ns: np.ndarray, trace: Trace, number: int) ->
     return [str(column.categories[at]) for at in largest if sums[at] > 0]
 
 
-# What Python does from one operator to the next takes some µs, or tens of them under a recorder.
+# Python takes some µs from one operator to the next, or tens of them under a recorder.
 # Longer than this it did something of its own.
 CALL_NS = 50_000
 # A call that takes so long, and so many times as long as is usual for its name, uses something for
@@ -495,7 +495,7 @@ def without_host_spans(replay: Replay, gone: Mapping[int, Intervals]) -> Replay:
         if one in replay.untouched:
             both = _in_both(union, replay.untouched[one], since, until)
             removed_kept_ns = np.minimum(both, kept)
-        # Of a lag that is no longer as recorded the same share goes.
+        # A lag that differs from the recorded one shrinks by the same share.
         rest = 1 - (removed_ns - removed_kept_ns) / np.maximum(until - since - kept, 1)
         kept_ns[at] = kept - removed_kept_ns
         lag_ns[at] = kept_ns[at] + (lag_ns[at] - kept) * np.clip(rest, 0, 1)

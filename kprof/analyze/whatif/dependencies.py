@@ -95,7 +95,7 @@ LONG_AGO_NS = -(2**62)
 
 @dataclass(frozen=True)
 class Waits:
-    """What calls wait for: an entry for every pair of a call and an activity."""
+    """The waits of calls: an entry for every pair of a call and an activity."""
 
     end_point: np.ndarray
     """Point of the program at which the call ends."""
@@ -208,7 +208,7 @@ GRAPH_LATENCY_NS = 17_000
 BETWEEN_NS = 1_400
 # An activity this much later than all that is known to hold it waited for something else.
 LATE_NS = 1_000
-# What it waited for on another stream ended at most so long before.
+# An activity that it waited for on another stream ended at most this long before.
 AFTER_ANOTHER_NS = 20_000
 # Fewer observations than this tell nothing that is typical.
 ENOUGH = 8
@@ -222,7 +222,7 @@ ended before it began."""
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a recording tells of its nodes and of what each came after."""
+    """The recorded nodes, and the nodes that each one follows."""
 
     program: HostProgram
     activities: Activities
@@ -294,7 +294,7 @@ def _device_edges(
     if not is_typical:
         latency = _as_shown(latency, after_launch, was_idle, kind)
         gap = _as_shown(gap, after_end, was_queued, those.kind)
-    # Of what no launch is known, and of what followed in a graph, the trace shows the lag itself.
+    # Without a known launch, or inside a graph, the trace shows the lag itself.
     keeps = follows & ~is_launched
     gap = np.where(keeps, after_end, gap)
     parts: list[Parts] = [

@@ -114,7 +114,7 @@ def _by_the_host_ns(changed: Replay, predicted_ns: int, baseline: Baseline) -> i
     spread = baseline.host_spread
     if not spread:
         return 0
-    # What varies is all of the host's time, also what recording leaves as it is.
+    # All of the host's time varies, also the part that recording does not change.
     edges = replace(changed.edges, kept_ns=np.zeros_like(changed.edges.kept_ns))
     whole = replace(changed, edges=edges)
     others = (whole.scaled(HOST, share) for share in (1 - spread, 1 + spread))
@@ -142,7 +142,7 @@ def _obstacle(changes: Sequence[Change], baseline: Baseline, known: float) -> st
     """Return why these changes cannot be predicted, or None."""
     for one in changes:
         if one.target is not None and not rows_of(one.target, baseline.trace).any():
-            return f"nothing that ran on the device belongs to {one.target}"
+            return f"no device activity belongs to {one.target}"
     if known == 0:
         return "the work of none of it is known, so neither is its roofline"
     if baseline.replay is not None:
@@ -164,7 +164,7 @@ def _amdahl_ns(changes: Sequence[Change], baseline: Baseline, plain_ns: np.ndarr
         mine = idle[(idle["cause"] == cause).to_numpy(bool)]
         lost_ns = mine["recoverable_ns"].to_numpy(np.int64, na_value=0)
         given = mine[where].assign(ns=lost_ns).groupby(where)["ns"].sum()
-        # What recording added to the host's time is not there to be gained.
+        # The host time that recording added cannot be saved.
         added_ns = max(baseline.added_ns, 0) * baseline.num_steps if one.what == GRAPHED else 0
         saved = saved.add((given - added_ns).clip(lower=0), fill_value=0)
     return max(baseline.step_ns - int(saved.max()) // baseline.num_steps, 0)

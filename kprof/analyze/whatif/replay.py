@@ -21,10 +21,10 @@ HOST, LAUNCH, STREAM, ACROSS, WAIT = range(5)
 LONG_AGO_NS = -(2**62)
 # Sums of two such numbers stay within an int64.
 LARGEST_NS = 2**61
-# Of the activities of a step: by as many may others differ that do the same.
+# Share of a step's activities by which steps of the same work may differ.
 ALIKE = 0.02
 LEAST_STEPS = 3
-# Of the interval of the mean gain in steps to come, as far as the recorded ones tell.
+# Confidence of the interval of the mean gain in future steps, from the recorded ones.
 CONFIDENCE = 0.9
 LONG_SERIES = 2_000
 
@@ -42,7 +42,7 @@ class Edges:
     kind: np.ndarray
     """`HOST`, `LAUNCH`, `STREAM`, `ACROSS` streams or within a graph, or `WAIT`."""
     kept_ns: np.ndarray
-    """Of a lag of the host's, what stays when recording is taken off it."""
+    """The part of a host lag that remains when recording is subtracted, in ns."""
     known: dict[tuple[int, int], Chains] = field(default_factory=dict, repr=False, compare=False)
     """The chains among the edges by number of points and nodes, shared by edges of other lags."""
 
@@ -194,27 +194,27 @@ class Chains:
 
     first_activity: int
     number: int
-    """Of the nodes."""
+    """Number of the nodes."""
     host: np.ndarray
     """Points of the host that come after the point before them and nothing else."""
     host_edge: np.ndarray
     hub: np.ndarray
-    """Of each point the one after which it comes by a chain of the host's, itself where by none."""
+    """For each point, the one it follows by a chain of the host's; itself where there is none."""
     members: np.ndarray
     """Activities of blocks: runs on one stream with launches after one hub."""
     edge: np.ndarray
-    """Of each member, the edge from the activity before it."""
+    """For each member, the edge from the activity before it."""
     block: np.ndarray
     first: np.ndarray
-    """Of each block, the place of its first member."""
+    """For each block, the place of its first member."""
     launched: np.ndarray
     """Places of the members that have a launch of their own."""
     launch_edge: np.ndarray
     launch: np.ndarray
-    """Of these, the point that launched them."""
+    """For these, the point that launched them."""
     hub_of_member: np.ndarray
     before: np.ndarray
-    """Of each member, the activity that its block follows."""
+    """For each member, the activity that its block follows."""
     source: np.ndarray
     target: np.ndarray
 
@@ -316,7 +316,7 @@ class Between:
     nodes: np.ndarray
     """The nodes that go one by one."""
     to: list[int]
-    """Of each edge in order the target, as a place in `nodes`."""
+    """For each edge in order, the target, as a place in `nodes`."""
     since: list[int]
 
 

@@ -78,7 +78,7 @@ class Inputs:
     element_bytes: float | None = None
     """An element's size as a kernel's name tells it: recorders leave out the types in lists."""
     message: str | None = None
-    """What a collective's record says of its message: the column of `ranges` of that name."""
+    """A field of a collective's record: the column of `ranges` of that name."""
 
     def tensor(self, index: int) -> Tensor | None:
         """Return the tensor at `index`, or None where there is none or it was not recorded."""
@@ -138,7 +138,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Work:
-    """What an operator needs; `flops` is None where only the bytes are known."""
+    """Work of an operator; `flops` is None where only the bytes are known."""
 
     flops: int | None
     bytes: int
@@ -147,13 +147,13 @@ class Work:
     bound: Bound | None = None
     """Whether it is only a bound, where the arguments do not tell all; None where it is exact."""
     written: int | None = None
-    """Of the bytes those that are written, where they are not what all inputs leave of them."""
+    """Bytes written, where they differ from the bytes that the inputs leave."""
     may_repeat: int = 0
-    """Of the bytes those that no memory moves if operands that look alike are one tensor."""
+    """Bytes that do not move through memory if operands that look alike are one tensor."""
 
 
 def written_by(work: Work, inputs: Inputs) -> int:
-    """Return how many of the bytes are written: all but the inputs' own, if nobody says more."""
+    """Return how many of the bytes are written: all but the inputs' own, unless the work says."""
     if work.written is not None:
         return work.written
     return max(work.bytes - inputs.bytes, 0)
@@ -162,8 +162,8 @@ def written_by(work: Work, inputs: Inputs) -> int:
 def may_repeat(work: Work, inputs: Inputs) -> int:
     """Return how many of the bytes are read in vain if operands that look alike are one tensor.
 
-    No record tells where tensors lie, so nobody sees that `x + x` has one operand. 0 where the work
-    is a bound, or is not to read every input once: which of them it reads is not known then.
+    Addresses of tensors are not recorded, so `x + x` looks like two operands. 0 where the work is a
+    bound, or does not read every input once: the inputs that it reads are unknown then.
     """
     written = written_by(work, inputs)
     reads_each_once = written > 0 and work.bytes - written == inputs.bytes

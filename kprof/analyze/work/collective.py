@@ -1,9 +1,8 @@
 """Work of collectives on one rank.
 
-A rank reads what it gives and writes what it gets, once. Of the additions that a reduction needs,
-(ranks - 1) for each element, every rank does an equal part. What crosses the links between GPUs
-depends on the algorithm and is not counted; a collective has no limit, because no ceiling of the
-links is known.
+A rank reads its input and writes its output once. A reduction needs (ranks - 1) additions for each
+element; every rank does an equal part. The traffic between GPUs depends on the algorithm and is not
+counted; a collective has no limit, because no ceiling of the links is known.
 """
 
 from __future__ import annotations

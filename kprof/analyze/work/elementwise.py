@@ -42,7 +42,7 @@ _FLOPS = {"addcmul": 3, "addcdiv": 3, "lerp": 3, "nan_to_num": 0, "where": 0, "m
 _MAKES_COMPLEX = frozenset({"complex", "polar"})
 _MAKES_COMPLEX_OF = {"fp16": "complex32", "fp32": "complex64", "fp64": "complex128"}
 
-# Of two complex numbers: four products and two sums.
+# A complex multiplication: four multiplications and two additions.
 _PRODUCTS = frozenset({"mul", "div", "addcmul", "addcdiv"})
 
 

@@ -1,9 +1,9 @@
 """Work of attention over sequences of different lengths, packed together or kept in pages.
 
-How long each sequence is stands in a tensor's values, which nobody records. Bytes do not depend
-on it. FLOPs are exact where all sequences must be as long as the longest, else they are at least
-what sequences of equal lengths would need, since the sum of squares is smallest then; with keys in
-pages, at least what each query needs to see itself.
+The lengths of the sequences are values of a tensor, which are not recorded. Bytes do not depend on
+them. FLOPs are exact where all sequences must be as long as the longest. Otherwise they are a
+minimum, that of equal lengths, whose sum of squares is smallest; with keys in pages, the minimum
+for each query to see itself.
 """
 
 from __future__ import annotations

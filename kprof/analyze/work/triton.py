@@ -1,9 +1,9 @@
 """Work of kernels written in Triton, mostly by Inductor, from the buffers they were given.
 
 A recorded launch names its buffers without telling inputs from outputs: each is counted once,
-which is right for all but those updated in place (they move twice). What pointwise and reducing
-kernels compute is not recorded, so their FLOPs are unknown. What a kernel that somebody wrote by
-hand touches of its buffers is not known either: at most all of them.
+which is right for all but those updated in place (they move twice). The computation of pointwise
+and reducing kernels is not recorded, so their FLOPs are unknown. A handwritten kernel may touch
+only parts of its buffers: at most all of them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _generated_convolution(inputs: Inputs) -> Work | None:
 
 
 def _whole_buffers(inputs: Inputs) -> Work | None:
-    """Model a kernel that touches all of its buffers once, computing nobody recorded what."""
+    """Model a kernel that touches all of its buffers once, with unknown computation."""
     buffers = inputs.tensors()
     return Work(None, sum(t.bytes for t in buffers)) if buffers else None
 

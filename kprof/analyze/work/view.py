@@ -1,6 +1,6 @@
 """Work of operators that only describe or allocate memory: none.
 
-What such an operator does need to copy or set, another operator inside it does, and carries.
+If such an operator has to copy or set memory, an operator inside it does, and has that work.
 """
 
 from __future__ import annotations

@@ -26,9 +26,7 @@ RECORDS = "profile_export.jsonl"
 SUMMARY = "profile_export_aiperf.json"
 OPTION = f"name the {RECORDS} beside it, which `--export-level records` writes"
 SCHEDULED = ("fixed_schedule", "poisson", "gamma", "constant")
-AS_RELEASED = (
-    "when a request was due is when AIPerf released it: had that been late, nobody would know"
-)
+AS_RELEASED = "a request's due time is when AIPerf released it: a late release would not show"
 NO_WAIT = (
     "as many requests as may run at a time did, and the file does not say how long others waited "
     "for a place, so no time from when they were due is met"

@@ -49,7 +49,7 @@ class _Answer(msgspec.Struct):
 
 
 class _Info(msgspec.Struct):
-    """What is known of a request; versions before 0.5 have no `response_metrics`."""
+    """The fields of a request; versions before 0.5 have no `response_metrics`."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None

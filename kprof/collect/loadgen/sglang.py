@@ -48,7 +48,7 @@ COUNTS_AGREE = 0.05
 
 
 class _Result(Columns):
-    """What SGLang records besides."""
+    """Further fields that SGLang records."""
 
     backend: str = "sglang"
     total_output_tokens: int | None = None

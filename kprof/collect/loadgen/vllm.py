@@ -32,12 +32,12 @@ LAST_CHUNK_NS = 1_000_000
 BURST_S_PER_REQUEST = 1e-3
 """Requests that are due at once are created within microseconds each."""
 FULL_SHARE = 0.9
-"""Of the limit: a place is taken again at once, but for what ends at the same time."""
+"""Share of the limit; a slot is reused at once, except for requests that end together."""
 OPTION = "record with `vllm bench serve --save-result --save-detailed`"
 
 
 class _Result(Columns):
-    """What vLLM records besides."""
+    """Further fields that vLLM records."""
 
     burstiness: float | None = None
     ramp_up_strategy: str | None = None

@@ -1,4 +1,4 @@
-"""The partner report: one file for decision makers, made from saved evidence alone."""
+"""The partner report: one HTML file for decision makers, made from saved evidence alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kprof.report.partner.page import render_page
 from kprof.report.partner.parts import Chapter, Folded, Missing, Template, all_sections
 from kprof.report.section import Column, Table
 
-NOT_HERE = "What this report does not hold, and how to get it"
+NOT_HERE = "Missing from this report, and how to add it"
 CAVEATS = "caveats"
 
 
@@ -47,6 +47,6 @@ def chapters_of(evidence: Evidence, template: Template) -> list[Chapter]:
 
 
 def _list_of(missing: Iterable[Missing]) -> Folded:
-    columns = (Column("Not known", "prose"), Column("To know", "prose"))
+    columns = (Column("Missing", "prose"), Column("To add it", "prose"))
     rows = tuple((one.what, one.how) for one in missing)
     return Folded(NOT_HERE, Table(columns, rows, NOT_HERE))

@@ -102,7 +102,7 @@ def ranges(
     """Draw a row for each range, on one axis from 0; the limit is a line across all."""
     known = [x for r in rows for x in (r.middle, r.low, r.high) if x is not None]
     known = [x for x in [*known, *([limit] if limit else [])] if math.isfinite(x)]
-    # What lies far beyond the limit is cut, so that what lies near it can be seen.
+    # Values far beyond the limit are cut, so that values near it can be seen.
     most = FAR * limit if limit else math.inf
     top = 1.06 * min(max(known, default=1.0) or 1.0, most)
     bottom = min([0.0, *(x * 1.06 for x in known if x < 0)])
@@ -295,7 +295,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Scale:
-    """What an axis measures, and in which unit."""
+    """The quantity on an axis, and its unit."""
 
     label: str
     unit: str = ""

@@ -53,7 +53,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided on a day, and why."""
+    """A decision, its day and its reason."""
 
     day: date
     text: str
@@ -61,7 +61,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Advice:
-    """What a finding is called in plain words, and how it is fixed, a sentence each."""
+    """The plain title of a finding, and its fix in sentences."""
 
     title: str
     how: tuple[str, ...]
@@ -69,9 +69,9 @@ class Advice:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a workload. Of each kind in the order of time: before first, after last.
+    """The evidence on a workload, each kind in the order of time: before first, after last.
 
-    Nothing is looked up beside it, so that the same evidence gives the same bytes.
+    A report uses nothing else, so that the same evidence gives the same bytes.
     """
 
     title: str
@@ -83,7 +83,7 @@ class Evidence:
     gates: tuple[GateReport, ...] = ()
     calibration: Calibration | None = None
     calibration_text: str = ""
-    """What a comparison was told of its calibration, where `calibration` itself is not at hand."""
+    """The calibration as the comparison's own words, where `calibration` itself is missing."""
     predictions: tuple[Scored, ...] = ()
     decisions: tuple[Decision, ...] = ()
     sources: tuple[Source, ...] = ()
@@ -141,7 +141,7 @@ KEYS: dict[Kind, set[str]] = {
     "quality gate": {"subject", "levels", "asked"},
     "kernels beside their peers": {*BENCH_KEYS},
 }
-"""What a command printed or saved has these keys; no two kinds share them."""
+"""The keys of each command's JSON; no two kinds share them."""
 
 
 class Part(NamedTuple):
@@ -181,7 +181,7 @@ def service_level_in(content: Plain, source: str = "") -> Judged:
     """Read what `kprof sla --json` printed."""
     judgements = tuple(_judgement(one) for one in content["targets"])
     doubts = tuple(str(doubt) for doubt in content["doubts"])
-    # What an older kprof printed has no curves.
+    # JSON of older versions has no curves.
     kept = content.get("curves")
     return Judged(
         source or content["source"],

@@ -60,8 +60,8 @@ def _say_workloads(workloads: list[set[str]]) -> Iterator[str]:
         return
     listed = "; ".join(", ".join(sorted(scripts)) for scripts in workloads)
     yield (
-        f"This was measured of different workloads: {listed}. What is said of one of them "
-        "need not hold for another."
+        f"This report holds measurements of different workloads: {listed}. Results of one may not "
+        "hold for another."
     )
 
 
@@ -97,12 +97,15 @@ def _say_devices(evidence: Evidence) -> Iterator[str]:
     beside = [("a recording", _devices_of(run)) for run in evidence.runs]
     beside += [("a comparison", {gpu_of(one) or NO_GPU}) for one in evidence.comparisons[1:]]
     others = dict.fromkeys(
-        f"{what} {', '.join(sorted(names))}" for what, names in beside if names and own not in names
+        f"{what} on {', '.join(sorted(names))}"
+        for what, names in beside
+        if names and own not in names
     )
     if others:
         yield (
             f"Not all of this was measured on one device: the comparison of the verdict names "
-            f"{own}, and beside it {', '.join(others)}. The verdict holds for its own alone."
+            f"{own}, but the report also holds {', '.join(others)}. The verdict holds for its own "
+            "device alone."
         )
 
 
@@ -122,6 +125,6 @@ def _say_steps(evidence: Evidence) -> Iterator[str]:
         own, where = found
         yield (
             f"A step took {time_within(own, 0.01)} {where}, and "
-            f"{' or '.join(shown for _, shown in compared)} in the comparison: that may be another "
-            "workload, other settings of it, or something else that counts as a step."
+            f"{' or '.join(shown for _, shown in compared)} in the comparison: the workload, its "
+            "settings or the definition of a step may differ."
         )

@@ -29,7 +29,7 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class Line:
-    """What something costs before and after, and what is saved; missing where nobody knows."""
+    """A cost before and after, and the saving; missing where it is unknown."""
 
     name: str
     before: Band | None
@@ -73,7 +73,7 @@ def money_in(evidence: Evidence) -> list[Line]:
         return []
     lines = _from_two(before, after) if before is not None else _from_one(after)
     if _is_same_gpu(after, evidence):
-        # What is kept costs what it cost: that much is known without any other figure.
+        # An unchanged cost is known without any other figure.
         lines = [
             Line(KEPT, line.after, line.after, Band.known(0))
             if line.name == KEPT and line.before is None and line.saved is None
@@ -117,7 +117,7 @@ def _from_two(before: Costs, after: Costs) -> list[Line]:
     if lines and lines[0].name == MILLION and (volume := volume_in(after)):
         lines.insert(1, _times(lines[0], MONTH, volume))
     names = [line.name for line in lines]
-    # Of what a month costs the first line says most.
+    # The first line found says most about the cost of a month.
     is_known = MONTH in names
     lines = [line for line in lines if not (is_known and line.name == KEPT)]
     return [line for i, line in enumerate(lines) if line.name not in names[:i]]
@@ -216,10 +216,10 @@ def prices_in_words(evidence: Evidence) -> str:
     if before.price.usd_per_gpu_hour.is_known and after.price.usd_per_gpu_hour.is_known:
         return ""
     if is_one_price(before, after):
-        return "Both rest on the same price, so what is saved moves with it."
+        return "Both rest on the same price, so the saving moves with it."
     return (
-        "The two prices are not the same quotes, so each may lie anywhere in its band, and what is "
-        "saved has the room of both."
+        "The two prices are not the same quotes, so each may lie anywhere in its band, and "
+        "the saving has the range of both."
     )
 
 

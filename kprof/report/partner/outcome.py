@@ -22,7 +22,7 @@ from kprof.report.partner.money import (
 from kprof.report.partner.parts import Verdict
 from kprof.report.partner.wording import VERDICTS, change_in_words, gain_range, time_within
 
-UNCHECKED = "Adopt the change once the quality gate has shown that results stay right"
+UNCHECKED = "Adopt the change once the quality gate has shown that the results stay correct"
 KEPT_NOW = "every SLA target of the service is met now, and was not before"
 UNPROVEN = "whether the service meets its SLA targets is not proven"
 SAVINGS = (
@@ -30,7 +30,7 @@ SAVINGS = (
     (MILLION, "per million tokens"),
     (STEPS, "per thousand steps"),
 )
-"""What a saving may be said of in the verdict, the most telling first."""
+"""The units of a saving in the verdict, the most telling first."""
 NOTHING = "There is nothing to report on: no run, no comparison, no service level and no cost."
 
 
@@ -44,10 +44,10 @@ def outcome_of(evidence: Evidence) -> Verdict:
     _, level = first_and_last(evidence.service_levels)
     if level is not None:
         words = {
-            "MET": ("Kept, proven", "The service keeps every target, and this is proven.", "good"),
-            "MISSED": ("Broken, proven", "The service breaks at least one target.", "warning"),
+            "MET": ("Met, proven", "The service meets every SLA target; this is proven.", "good"),
+            "MISSED": ("Missed, proven", "The service misses at least one SLA target.", "warning"),
         }
-        unproven = "The measurement proves neither that the service keeps its targets nor that not."
+        unproven = "The measurement does not prove whether the service meets its SLA targets."
         return Verdict(*words.get(level.assessment.verdict, ("Not proven", unproven, "plain")))
     if lines := money_in(evidence):
         return Verdict("Cost", f"{lines[0].name} costs {written(lines[0].after)}.", "plain")
@@ -66,14 +66,14 @@ def _of_comparison(evidence: Evidence, comparison: Comparison) -> Verdict:
         verb = "is" if change.endswith(")") and " times as fast" in change else "takes"
         sentence, tone = f"With the change, {what} {verb} {change}", "good"
     elif claim.verdict == "SLOWER":
-        sentence, tone = f"With the change, {what} takes {change}: it is a loss", "warning"
+        sentence, tone = f"With the change, {what} takes {change}: it is slower", "warning"
     elif claim.verdict == "SAME":
         effect = 100 * comparison.plan.smallest_effect
         sentence = f"The change makes no difference of {effect:g} % or more: {change}"
     elif claim.verdict == "INVALID":
         sentence = f"The comparison is not valid, so nothing is claimed: {claim.why}"
     else:
-        sentence = f"It is not known yet whether the change helps: {change}"
+        sentence = f"The measurement does not show yet whether the change helps: {change}"
     if (bad := _rejected(evidence)) and claim.verdict == "FASTER":
         return Verdict("Faster, but rejected", f"{sentence}; but {bad}.", "warning")
     if claim.verdict in ("FASTER", "SLOWER"):
@@ -131,17 +131,17 @@ def _of_run(evidence: Evidence) -> Verdict:
     run = evidence.runs[-1]
     diagnosis = run.diagnosis
     if diagnosis is None or not diagnosis.findings:
-        nothing = "Nothing was changed, and no rule found anything that is worth a change."
+        nothing = "Nothing was changed, and no rule found a change that would save time."
         return Verdict("Measured", nothing, "plain")
     best = diagnosis.findings[0]
     together = diagnosis.together
     if together is None or not together.high_ns:
         return Verdict(
-            "Measured", f"Nothing was changed yet; first to look at: {best.claim}.", "plain"
+            "Measured", f"Nothing was changed yet. The first finding: {best.claim}.", "plain"
         )
     step = max(together.step_ns, 1)
     saving = gain_range((together.low_ns or 0) / step, together.high_ns / step)
-    sentence = f"Nothing was changed yet; a prediction says that {saving} of the time can be saved."
+    sentence = f"Nothing was changed yet. Fixes are predicted to save {saving} of the time."
     return Verdict("Predicted, not proven", sentence, "plain")
 
 
@@ -173,8 +173,8 @@ def next_steps(evidence: Evidence) -> list[str]:
     if steps:
         return steps[:5]
     if evidence.runs:
-        return ["Nothing here asks for a change. What one would gain: kprof whatif RUN."]
-    return ["Nothing follows from this evidence alone; record a run: kprof run."]
+        return ["No change is proposed. To predict the gain of one: kprof whatif RUN."]
+    return ["This evidence alone proposes no next step; record a run: kprof run SCRIPT."]
 
 
 def _about_comparison(evidence: Evidence) -> list[str]:
@@ -193,7 +193,7 @@ def _about_comparison(evidence: Evidence) -> list[str]:
         return ["Do not spend more on this change: it makes no difference that matters."]
     more = f"about {claim.pairs_needed:,} more pairs" if claim.pairs_needed else "more pairs"
     if claim.verdict == "INCONCLUSIVE":
-        return [f"Measure longer before deciding: {more} would probably tell."]
+        return [f"Measure longer before deciding: {more} would probably decide."]
     return ["Measure again: this comparison is not valid."]
 
 
@@ -217,7 +217,7 @@ def _about_gaps(evidence: Evidence) -> list[str]:
         steps.append(f"Check that they do: kprof kernels check {names} --json > gate.json")
     if comparison is not None and evidence.calibration is None and not evidence.calibration_text:
         steps.append(
-            "Find out how often such verdicts err on this machine: kprof selftest --json > "
+            "Measure the error rate of such verdicts on this machine: kprof selftest --json > "
             "selftest.json"
         )
     return steps
@@ -245,7 +245,7 @@ def _about_findings(evidence: Evidence) -> list[str]:
         return []
     findings = evidence.runs[-1].diagnosis.findings
     found = [one for one in findings if one.saving is not None and one.saving.high_ns]
-    # What a single run shows was there before the change that was compared with it.
+    # A single run was recorded before the change that it is compared with.
     tried = _swapped(evidence) if len(evidence.runs) == 1 else []
     found = [one for one in found if one.swap not in tried]
     steps = []
@@ -257,5 +257,5 @@ def _about_findings(evidence: Evidence) -> list[str]:
         how = f" of the time{proof or f'; how: kprof playbook {one.playbook}'}"
         advice = evidence.advice.get(one.rule)
         title = advice.title if advice else one.rule.replace("_", " ")
-        steps.append(f"{title}: mending it may save {gain}{how}")
+        steps.append(f"{title}: a fix may save {gain}{how}")
     return steps

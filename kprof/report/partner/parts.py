@@ -140,7 +140,7 @@ Block = Text | Facts | Table | Picture | Verdict | Card | Steps | Folded
 
 @dataclass(frozen=True)
 class Chapter:
-    """What one section of a partner report shows."""
+    """One section of a partner report: its title and blocks."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -186,7 +186,7 @@ def read_template(name: str) -> Template:
     """Read a template of kprof's by its name, or one's own by its file.
 
     Raises:
-        KprofError: there is none of that name, it is no template, or names an unknown section.
+        KprofError: there is none of that name, it is not a template, or names an unknown section.
     """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     try:
@@ -199,7 +199,7 @@ def read_template(name: str) -> Template:
         raise KprofError(f"there is no template {name}", fix=fix) from error
     except (ValueError, msgspec.ValidationError) as error:
         fix = "it needs a line such as sections = ['cover', 'summary']; see docs/partner_report.md"
-        raise KprofError(f"{name} is no template: {error}", fix=fix) from error
+        raise KprofError(f"{name} is not a template: {error}", fix=fix) from error
     known = all_sections()
     named = [*template.sections, *template.titles]
     if unknown := [one for one in named if one not in known]:

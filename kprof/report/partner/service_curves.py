@@ -25,8 +25,8 @@ TOKENS = (
     "clumps. Lines that leave the chart at its top go on."
 )
 DISTRIBUTION = (
-    "The share of all requests that had an answer within a time. What failed never had one. The "
-    "target is met where the line passes the limit above the share that the target names."
+    "The share of all requests that had an answer within a time. Failed requests never had one. "
+    "The target is met where the line passes the limit above the share that the target names."
 )
 
 
@@ -156,7 +156,7 @@ def _distribution(stages: Sequence[tuple[str, Judged]], judgement: Judgement) ->
 
 
 def _bounds(stages: Sequence[tuple[str, Judged]], judgement: Judgement) -> list[Line]:
-    """Return the bound of the percentile that was promised as a point of its own."""
+    """Return the bound of the target's percentile as a point of its own."""
     target, lines = judgement.target, []
     for (when, judged), style in zip(reversed(stages), ("k0", "k7"), strict=False):
         same = [j for j in judged.assessment.judgements if j.target.text == target.text]

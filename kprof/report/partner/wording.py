@@ -130,8 +130,8 @@ KINDS = {
     "convolution": "Convolution",
     "norm": "Normalisation",
     "softmax": "Softmax",
-    "elementwise": "Element by element",
-    "reduction": "Sums and maxima",
+    "elementwise": "Elementwise operations",
+    "reduction": "Reductions (sums, maxima)",
     "embedding": "Embedding",
     "indexing": "Indexing",
     "copy": "Copying",
@@ -144,17 +144,17 @@ KINDS = {
     "other": "Other work",
 }
 WAITS = {
-    "launch-bound": "Idle: the host hands out work too slowly",
+    "launch-bound": "Idle: the CPU launches work too slowly",
     "data loading": "Idle: waiting for data",
-    "synchronization": "Idle: host and GPU wait for each other",
-    "pageable copy": "Idle: a slow copy from the host",
+    "synchronization": "Idle: CPU and GPU wait for each other",
+    "pageable copy": "Idle: a slow copy from CPU memory",
     "allocator": "Idle: memory is being allocated",
     "collective wait": "Idle: waiting for another GPU",
     "dependency wait": "Idle: waiting for an earlier result",
-    "between kernels": "Idle: between two pieces of work",
+    "between kernels": "Idle: gaps between kernels",
     "profiler": "Idle: the recorder itself",
-    "no work": "Idle: the program asked for nothing",
-    "load imbalance": "Not recorded: other GPUs' steps take longer",
+    "no work": "Idle: no work was requested",
+    "load imbalance": "Not recorded: steps of other GPUs take longer",
 }
 BOUNDS = {
     "memory": "limited by memory",
@@ -165,14 +165,14 @@ VERDICTS = {
     "FASTER": "Faster, proven",
     "SLOWER": "Slower, proven",
     "SAME": "No difference that matters",
-    "INCONCLUSIVE": "Cannot tell yet",
+    "INCONCLUSIVE": "Inconclusive",
     "INVALID": "Not a valid measurement",
 }
 OF_OTHERS = {"FASTER": "Better, proven", "SLOWER": "Worse, proven"}
-"""What the verdicts are called on what is no time."""
+"""The verdicts' names for metrics other than time."""
 SLA_VERDICTS = {
-    "MET": "Kept, proven",
-    "MISSED": "Broken, proven",
+    "MET": "Met, proven",
+    "MISSED": "Missed, proven",
     "NOT PROVEN": "Not proven",
     "NOT MEASURED": "Not measured",
 }
@@ -252,12 +252,12 @@ def share_in_words(share: float) -> str:
 
 
 def gained(name: str, units: Iterable[str]) -> str:
-    """Name a gain: of a step where no figure beside it is of tokens, as then nobody gave them."""
+    """Name a gain: per step where no other figure is per token, because no tokens were given."""
     return name if any("token" in unit for unit in units) else name.replace("token", "step")
 
 
 def without_letters(doubt: str) -> str:
-    """Name the sides of a comparison as the page does: a reader has not met A and B yet."""
+    """Replace A and B by the words of the page, which has not introduced them yet."""
     return doubt.replace("While B ran ", "With the change ").replace(
         " than under A", " than without"
     )

@@ -1,4 +1,4 @@
-"""The caveats: numbers to read with care, questions without an answer."""
+"""Caveats: gaps of the recording, and numbers to read with care."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def render(trace: Trace) -> Section:
     """Render the recording's caveats and those that the numbers themselves show."""
     sentences = [*trace.meta.caveats, *_computed(trace)]
     if not sentences:
-        return Section(TITLE, ORDER, (Text("Nothing is known to be missing or doubtful.", "good"),))
-    parts: list[Part] = [Text(f"{format_count(len(sentences), 'thing')} to keep in mind.")]
+        return Section(TITLE, ORDER, (Text("No caveats are known.", "good"),))
+    parts: list[Part] = [Text(f"{format_count(len(sentences), 'caveat')}.")]
     parts += [Text(sentence, "warning") for sentence in sentences]
     unmodelled = _unmodelled_table(trace)
     return Section(TITLE, ORDER, (*parts, unmodelled) if unmodelled.rows else tuple(parts))
@@ -57,17 +57,20 @@ def _computed(trace: Trace) -> Iterator[str]:
     cost = measure_cost(trace)
     if cost is not None and cost.is_noticeable:
         yield (
-            f"Recording slowed a step by {format_share(cost.slowdown)}, all of it on the host: "
-            "what the host did took longer than it does unrecorded; what a GPU did, did not."
+            f"Recording slowed a step by {format_share(cost.slowdown)}, on the host alone: the "
+            "host's times are longer than without recording, the GPU's are not."
         )
     beaten = _beaten_ceilings(trace)
     if beaten:
         yield beaten
     shapes = trace.ranges["input_shapes"]
     if not shapes.notna().any() and trace.has_timeline:
-        yield "Operator shapes were not recorded: work is known only for copies."
+        yield "Operator shapes were not recorded: FLOPs and bytes are known for copies only."
     if trace.meta.device is not None and not trace.meta.device.is_measured:
-        yield "Ceilings are datasheet peaks, not measured on this device: nothing reaches them."
+        yield (
+            "The roofline uses datasheet peaks, which no kernel reaches. To measure this GPU's "
+            "own: `kprof roofline`."
+        )
 
 
 def _lost(trace: Trace) -> Iterator[str]:
@@ -126,4 +129,5 @@ def _unmodelled_table(trace: Trace) -> Table:
         Column("Calls", "right"),
         Column("Kind"),
     )
-    return Table(columns, rows, caption="The longest activities without one.", terminal_rows=0)
+    caption = "The longest activities without a work model."
+    return Table(columns, rows, caption, terminal_rows=0)

@@ -36,15 +36,15 @@ ORDER = 55
 
 ROWS = 40
 NOT_RECORDED = (
-    "Nothing was counted by hardware. `kprof run --counters` samples the memory's traffic as it "
-    "runs; `kprof ncu RUN` counts what the most expensive kernels do, in another run."
+    "No hardware counters were recorded. `kprof run --counters` samples memory traffic during the "
+    "run; `kprof ncu RUN` counts the most expensive kernels in another run."
 )
 COLUMNS = (
     Column("Kernel", "name"),
     Column("Counted", "right"),
     Column("Each takes", "right"),
     Column("Traffic", "right"),
-    Column("Of least", "right", essential=False),
+    Column("Of minimum", "right", essential=False),
     Column("DRAM", "right"),
     Column("SM", "right"),
     Column("Tensor", "right", essential=False),
@@ -55,7 +55,7 @@ COLUMNS = (
 
 
 def render(trace: Trace) -> Section:
-    """Render what was counted, by kernel and size, longest first."""
+    """Render the counters by kernel and size, longest first."""
     kernels = trace.kernels
     counted = is_counted(kernels)
     parts: list[Part] = []
@@ -74,13 +74,13 @@ def _sampled_lead(trace: Trace) -> str:
     return (
         f"Sampled every {format_time(interval_ns(trace))} while the workload ran: "
         f"{format_amount(read.by_row.sum(), 'B')} read from the device's memory and "
-        f"{format_amount(written.by_row.sum(), 'B')} written to it by what was recorded; "
-        f"{format_share(beside / max(inside + beside, 1))} of all traffic was beside it."
+        f"{format_amount(written.by_row.sum(), 'B')} written to it by the recorded activities; "
+        f"{format_share(beside / max(inside + beside, 1))} of all traffic was outside of them."
     )
 
 
 def _sampled_tables(trace: Trace) -> Iterator[Table]:
-    """Yield what was sampled by module, by range of the workload's own, and by kernel."""
+    """Yield the samples by module, by range of the workload, and by kernel."""
     kernels = trace.kernels
     modules = sampled_by(trace, collapse_layers(kernels["module"]))
     yield _sampled_table(trace, "Module", modules, "Layers of one kind together. ")
@@ -90,7 +90,7 @@ def _sampled_tables(trace: Trace) -> Iterator[Table]:
     names = sampled_by(trace, kernels["name"])
     is_long = names["time_ns"] >= interval_ns(trace) * names["number"]
     if is_long.any():
-        lead = "Kernels that last a sample or more; shorter ones cannot be told apart. "
+        lead = "Kernels that last at least one sample; shorter ones cannot be separated. "
         yield _sampled_table(trace, "Kernel", names[is_long], lead)
 
 
@@ -115,9 +115,9 @@ def _sampled_table(trace: Trace, header: str, groups: pd.DataFrame, lead: str) -
     headers = ("Time", "Read", "Written", "Rate", "Of memory", "SM", "Tensor")
     columns = (Column(header, "name"), *(Column(header, "right") for header in headers))
     caption = (
-        f"{lead}Samples shared out by time over what ran in them. Of memory: the rate over the "
-        "memory's bandwidth. SM: cycles in which SMs were active, over those of all SMs at the "
-        "busiest sample's clock. Tensor: cycles of their tensor cores in these."
+        f"{lead}Each sample is divided by time among the kernels that ran in it. Of memory: the "
+        "rate over the memory's bandwidth. SM: cycles in which SMs were active, over those of all "
+        "SMs at the busiest sample's clock. Tensor: tensor core cycles over the active SM cycles."
     )
     return Table(columns, tuple(rows), caption=caption)
 
@@ -138,7 +138,7 @@ def _lead(kernels: pd.DataFrame, counted: np.ndarray) -> str:
     found = compare_bounds(kernels)
     if found.share is not None:
         lead += (
-            f" What bounds a launch by its work is what bounds it by the counters for "
+            f" The bound by work agrees with the bound by counters for "
             f"{format_share(found.share)} of {found.num_agreeing + found.num_differing:,}; "
             f"{found.num_borderline:,} more lie within 5 points of a border"
         )
@@ -165,8 +165,8 @@ def _table(counted: pd.DataFrame) -> Table:
     cut = f"The {ROWS} longest of {len(total_ns):,}. " if len(total_ns) > ROWS else ""
     caption = (
         f"{cut}Launches of one kernel over one grid; shares are of the peak, medians of its "
-        "launches. Of least: traffic over the minimum that the work needs; above 1 it is read "
-        "again, below 1 it came from a cache. Bound: by the counters."
+        "launches. Of minimum: traffic over the minimum that the work needs; above 1, data was "
+        "read again; below 1, it came from a cache. Bound: by the counters."
     )
     return Table(COLUMNS, tuple(rows), caption=caption)
 

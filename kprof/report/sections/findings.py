@@ -24,7 +24,7 @@ from kprof.trace import Trace
 TITLE = "Findings"
 ORDER = 27
 
-# What a terminal shows in words; the page shows all.
+# Findings that a terminal shows in words; the page shows all.
 NUM_TOLD = 3
 MONTH = "A month"
 ROWS_OF_EVIDENCE = 5
@@ -35,11 +35,11 @@ PROOF = (
     Column("Times", "right"),
     Column("Time", "right"),
 )
-ANSWERS_MISSING = (Column("Cannot tell, because", "prose"), Column("To know", "prose"))
+ANSWERS_MISSING = (Column("Not known, because", "prose"), Column("To find out", "prose"))
 # A claim is about the mean GPU, and a cost about what holds the step up.
 ON_WHICH = " on the GPU with most of it"
 NOT_ASKED = (
-    "This run was analyzed before there were rules; to ask them, open it again with --force."
+    "This run was analyzed by a version without rules. To apply them: kprof open RUN --force."
 )
 
 
@@ -67,7 +67,7 @@ def render(trace: Trace) -> Section:
 def _why_none(diagnosis: Diagnosis) -> str:
     unasked = format_count(len(diagnosis.unasked), "rule")
     asked = f"; {unasked} not applicable to this recording" if diagnosis.unasked else ""
-    return f"No rule found anything worth a change{asked}."
+    return f"No rule found a change that would save time{asked}."
 
 
 def _lead(diagnosis: Diagnosis) -> str:
@@ -96,7 +96,7 @@ def saved_of(saving: Saving | None, diagnosis: Diagnosis) -> str:
 
 
 def _start_up(trace: Trace, diagnosis: Diagnosis) -> list[Part]:
-    """Return what happened once: it is in no saving."""
+    """Return the idle time that happened once: no saving includes it."""
     if not diagnosis.start_up:
         return []
     total_ns = sum(one.time_ns for one in diagnosis.start_up)
@@ -105,8 +105,9 @@ def _start_up(trace: Trace, diagnosis: Diagnosis) -> list[Part]:
     share = format_share(total_ns / max(denominator(trace).time_ns, 1))
     whole = "all steps" if count_gpu_steps(trace) else "the window"
     lead = (
-        f"Start-up, in no saving: {format_time(total_ns)} of idle time happened once, {share} of "
-        f"{whole}; the largest is {largest.what}{where}, {format_time(largest.time_ns)}."
+        f"Start-up: {format_time(total_ns)} of idle time happened once, {share} of {whole}, and no "
+        f"saving includes it. The largest part is {largest.what}{where}, "
+        f"{format_time(largest.time_ns)}."
     )
     rows = tuple(
         (one.what, or_missing(one.place), format_time(one.time_ns), f"{one.num_pieces:,}")
@@ -116,12 +117,12 @@ def _start_up(trace: Trace, diagnosis: Diagnosis) -> list[Part]:
         *(Column("Start-up"), Column("Where", "name")),
         *(Column("Time", "right"), Column("Pieces", "right")),
     )
-    caption = "Idle time that happened once in the window, and is part of no saving."
+    caption = "Idle time that happened once in the window. No saving includes it."
     return [Text(lead), Table(columns, rows, caption, terminal_rows=0)]
 
 
 def format_saving(saving: Saving | None) -> str:
-    """Format the interval of a saving in time and as a share, or that nobody knows it."""
+    """Format the interval of a saving in time and as a share, or as unknown."""
     if saving is None or saving.high_ns is None:
         return UNKNOWN
     time, share = _interval(saving)
@@ -154,7 +155,7 @@ def _card(number: int, finding: Finding, diagnosis: Diagnosis, where: str) -> st
 
 
 def _cost(finding: Finding, diagnosis: Diagnosis) -> str:
-    """Return what a finding costs of a step: no saving is more."""
+    """Return what a finding costs of a step: the upper limit of its saving."""
     if finding.cause_ns is None or not diagnosis.whole_ns:
         return UNKNOWN
     share = format_share(finding.cause_ns / diagnosis.whole_ns)
@@ -165,18 +166,18 @@ def _cost(finding: Finding, diagnosis: Diagnosis) -> str:
 def _savings(diagnosis: Diagnosis, where: str) -> Table:
     columns = (
         Column("Finding"),
-        Column(f"Costs of {diagnosis.whole}"),
+        Column(f"Cost, of {diagnosis.whole}"),
         Column("Saves"),
         Column(f"Of {saved_of(diagnosis.findings[0].saving, diagnosis)}"),
         Column(MONTH),
-        Column("How sure"),
+        Column("Confidence"),
         Column("Effort"),
         Column("Swap"),
     )
     rows = tuple(
         (
             one.rule,
-            _cost(one, diagnosis),
+            _cost_cell(one, diagnosis),
             *_interval(one.saving),
             format_worth(one.saving.worth if one.saving else None),
             one.confidence,
@@ -188,10 +189,10 @@ def _savings(diagnosis: Diagnosis, where: str) -> Table:
     money = f"A month: in dollars, of {diagnosis.price}. " if diagnosis.price else ""
     costs = f"Costs are those{where}. " if where else ""
     caption = (
-        "Predicted by replaying the recording, from a modest success to a full one, widened by the "
-        "replay's error and by every reading of what the recording does not hold. Savings do not "
-        f"add up: some overlap, some share a limit. {costs}{money}Each has a playbook: "
-        "`kprof playbook NAME`."
+        "Cost: with the idle time around fused operators. Saves: predicted by replaying the "
+        "recording, from a partial to a full fix, widened by the replay's error and by everything "
+        f"that the recording leaves open. Savings overlap and do not add up. {costs}{money}Each "
+        "finding has a playbook: `kprof playbook NAME`."
     )
     kept = [i for i in range(len(columns)) if diagnosis.price or columns[i].header != MONTH]
     shown = tuple(tuple(row[i] for i in kept) for row in rows)
@@ -201,7 +202,7 @@ def _savings(diagnosis: Diagnosis, where: str) -> Table:
 def _claims(diagnosis: Diagnosis) -> Table:
     columns = (
         Column("Finding"),
-        Column("What was found", "prose"),
+        Column("Claim", "prose"),
         Column("Where", "prose"),
         Column("To prove the gain", "prose"),
     )
@@ -209,20 +210,20 @@ def _claims(diagnosis: Diagnosis) -> Table:
         (one.rule, f"{one.claim}.", "; ".join(one.details) or MISSING, one.command or MISSING)
         for one in diagnosis.findings
     )
-    return Table(columns, rows, "What was found, and where.", terminal_rows=0)
+    return Table(columns, rows, "Claims of the findings, and their places.", terminal_rows=0)
 
 
 def _evidence(trace: Trace, diagnosis: Diagnosis) -> Table:
     """Return for each finding the activities, or pieces of idle time, that prove it."""
     columns = (Column("Finding"), *PROOF)
     rows = [(one.rule, *row) for one in diagnosis.findings for row in _proofs(trace, one)]
-    caption = "What proves each: kernels by name, idle time by place, alike layers as one."
+    caption = "Evidence: kernels by name, idle time by place, layers of one kind together."
     return Table(columns, tuple(rows), caption, terminal_rows=0)
 
 
 def evidence_of(trace: Trace, finding: Finding) -> Table:
-    """Return what proves one finding."""
-    return Table(PROOF, tuple(_proofs(trace, finding)), "What proves it.", terminal_rows=0)
+    """Return the evidence of one finding."""
+    return Table(PROOF, tuple(_proofs(trace, finding)), "Evidence.", terminal_rows=0)
 
 
 def _proofs(trace: Trace, finding: Finding) -> list[tuple[str, ...]]:
@@ -265,3 +266,11 @@ def _unasked(diagnosis: Diagnosis) -> list[Part]:
     number = format_count(len(diagnosis.unasked), "rule")
     caption = f"{number} not applicable to this recording."
     return [Table(columns, rows, caption, terminal_rows=0)]
+
+
+def _cost_cell(finding: Finding, diagnosis: Diagnosis) -> str:
+    """Return what a finding costs, short enough for a column."""
+    if finding.cause_ns is None or not diagnosis.whole_ns:
+        return UNKNOWN
+    share = format_share(finding.cause_ns / diagnosis.whole_ns)
+    return f"{format_time(finding.cause_ns)} ({share})"

@@ -31,19 +31,19 @@ TOLD = {"module": "Module", "line": "Python line"}
 MEANINGS = {
     "launch-bound": "the host had not launched the next activity yet: Python, operators, launches",
     "data loading": "the host waited for data",
-    "synchronization": "the host waited for the device, and had lost its lead afterwards",
+    "synchronization": "the host waited for the device, so later launches came too late",
     "pageable copy": "the host copied from memory that is not pinned",
     "allocator": "the host allocated or freed memory of the device, or pinned memory",
     "collective wait": "the host or the next kernel waited for other ranks",
-    "dependency wait": "launched in time, but waited for another stream or node of its graph",
-    "between kernels": "what the device itself needs from one activity to the next",
-    "profiler": "the recorder's own work, which is not there without it",
-    "no work": "the host slept or waited to be asked for something",
+    "dependency wait": "launched in time, but waited for another stream or graph node",
+    "between kernels": "the device's own delay from one activity to the next",
+    "profiler": "the recorder's own work, absent without recording",
+    "no work": "the host slept or waited for a request",
     "between operators": "Python code or waiting",
 }
 UNEXPLAINED = "not known"
 BETWEEN_OPERATORS = "between operators"
-NOT_TOLD = "no launch record, or nothing in the recording tells what the host did"
+NOT_TOLD = "no launch record, or no record of the host's work"
 
 
 def render(trace: Trace) -> Section:
@@ -78,7 +78,7 @@ def _lead(trace: Trace, groups: pd.DataFrame) -> str:
         idle = f"{idle}, {format_share(idle_ns / denominator(trace).time_ns)} of {whole}"
     lead = f"{idle}; {format_share(largest['share'])} of it ({name}): {_meaning(name)}."
     if recoverable_ns:
-        lead += f" Up to {format_time(recoverable_ns)} could be gained by fixing all causes."
+        lead += f" Fixing all causes would save up to {format_time(recoverable_ns)}."
     return lead
 
 
@@ -110,7 +110,7 @@ def _cause_table(trace: Trace, groups: pd.DataFrame) -> Table:
     return Table(
         columns,
         rows,
-        caption="Idle time by cause: every nanosecond once, so the recoverable times may be added.",
+        caption="Idle time by cause. Every nanosecond counts once: recoverable times add up.",
         share=tuple(time_ns / max(sum(times), 1) for time_ns in times),
     )
 
@@ -136,7 +136,7 @@ def _places(pieces: pd.DataFrame) -> Table:
         Column("Time", "right"),
         Column("How often", "right", essential=False),
     )
-    caption = "Where to look: the operator, module or call that shows the cause."
+    caption = "Idle time by place: the operator, module or call that shows the cause."
     return Table(columns, tuple(zip(*cells, strict=True)), caption=caption, terminal_rows=6)
 
 
@@ -167,7 +167,7 @@ def _longest(trace: Trace, pieces: pd.DataFrame) -> Table:
         Column("Step", "right"),
         Column("At", "right"),
     )
-    caption = "The longest pieces, and the activity that ended each gap."
+    caption = "The longest gaps, and the activity that ended each."
     return Table(columns, tuple(rows), caption=caption, terminal_rows=0)
 
 
@@ -182,7 +182,8 @@ def _edges(trace: Trace, pieces: pd.DataFrame) -> str:
         for cause, time_ns in group_idle(edges)[["cause", "time_ns"]].to_numpy(dtype=object)
     )
     return (
-        f"{format_time(total_ns)} of it is before the first activity or after the last: {listed}."
+        f"{format_time(total_ns)} of the idle time is before the first activity or after the "
+        f"last: {listed}."
     )
 
 
@@ -194,7 +195,8 @@ def _exposed(trace: Trace) -> str:
     exposed = np.array([wait.exposed_ns for wait in waits])
     most, least = int(exposed.argmax()), int(exposed.argmin())
     return (
-        "Not idle, but waiting: collectives ran while other ranks had not begun them, with nothing "
+        "Not counted as idle: collectives waited for ranks that had not begun them, with nothing "
         f"else on the device, for {format_time(exposed[most])} on rank {waits[most].rank} and "
-        f"{format_time(exposed[least])} on rank {waits[least].rank}, which others waited for most."
+        f"{format_time(exposed[least])} on rank {waits[least].rank}, for which the others waited "
+        "most."
     )

@@ -94,7 +94,7 @@ def _lead(groups: pd.DataFrame, noun: str, whose: str) -> str:
     if pd.isna(best["saving_ns"]) or not best["saving_ns"]:
         return lead
     return (
-        f"{lead} The largest distance to the roofline is in {shorten(readable(best['name']), 60)}: "
+        f"{lead} {shorten(readable(best['name']), 60)} is furthest from its roofline: "
         f"reaching it would save {'at most ' if best['is_least'] else ''}"
         f"{format_time(best['saving_ns'])}."
     )
@@ -105,6 +105,6 @@ def _caption(number: int, *, is_host_only: bool) -> str:
     operator = "" if is_host_only else " Operator: the one behind most of the kernel's time."
     return (
         f"{shown}Share: of all {whose_time(is_host_only=is_host_only)}. Of roofline: time at the "
-        "roofline over time taken. Saving: what reaching it would save; a dash where no work model "
-        f"applies, ≥ and ≤ where the work is at least so much.{operator}"
+        "roofline over time taken. Saving: the time saved at the roofline; a dash where no work "
+        f"model applies, ≥ and ≤ where only a minimum of the work is known.{operator}"
     )

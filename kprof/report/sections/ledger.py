@@ -12,8 +12,8 @@ TITLE = "Ledger"
 ORDER = 100
 
 SEVERAL_GPUS = (
-    "One process drove several GPUs. Each of them is busy or idle for the whole window of the "
-    "process, and all times are those of all GPUs together."
+    "One process used several GPUs. The window of the process counts for each GPU, and all times "
+    "are sums over the GPUs."
 )
 BUCKETS = {
     "attributed": "traced to the operator or range that launched it",
@@ -41,7 +41,7 @@ def render(trace: Trace) -> Section:
         f"= window {format_exact(ledger.window_ns)}",
     )
     if not trace.has_timeline:
-        untold = "What overlapped, and how long the device was idle, is not known."
+        untold = "Overlap and idle time are not known."
         identities = (identities[0], untold)
     parts: list[Part] = [Text(verdict, tone), *map(Text, identities), _bucket_table(ledger)]
     if has_several_gpus_a_rank(trace):
@@ -81,7 +81,7 @@ def _replayed(named: list[Named]) -> str:
         + (f" (confidence {one.confidence})" if one.confidence else "")
         for one in named
     ]
-    return f"What CUDA graphs replayed is named: {', '.join(parts)}."
+    return f"Kernels replayed by CUDA graphs were named: {', '.join(parts)}."
 
 
 def _replayed_table(named: list[Named]) -> Table:
@@ -105,7 +105,7 @@ def _replayed_table(named: list[Named]) -> Table:
     return Table(
         columns,
         rows,
-        caption="What CUDA graphs replayed, by how it got its operator, range or module.",
+        caption="Kernels replayed by CUDA graphs, by the source of their operator or module.",
         share=tuple(one.share for one in named),
         terminal_rows=0,
     )

@@ -52,8 +52,8 @@ def _lead(trace: Trace) -> str:
     inside = share_of_time(kernels, kernels["module"].notna())
     number = format_count(int(kernels["module"].nunique()), "module")
     return (
-        f"{format_share(inside)} of {whose} lies in {number}; an activity counts for the "
-        "innermost module around its launch, a backward one for the module of its forward."
+        f"{format_share(inside)} of {whose} is in {number}. An activity counts for the innermost "
+        "module around its launch, and in the backward pass for the module of its forward call."
     )
 
 

@@ -38,7 +38,7 @@ def render(trace: Trace) -> Section:
     devices = devices_in(trace.samples, "nvml")
     if not devices:
         why = why_no_power(trace)
-        text = why.sentence if why else "Power and clocks are a GPU's, and none was recorded."
+        text = why.sentence if why else "No GPU was recorded, so power and clocks are not known."
         return Section(TITLE, ORDER, (Text(text),), in_terminal=False)
     parts: list[Part] = [_lead(trace, devices), _energy(trace), _table(trace, devices)]
     return Section(TITLE, ORDER, (*parts, _curves(trace, devices)), in_terminal=False)
@@ -53,9 +53,9 @@ def _lead(trace: Trace, devices: list[int]) -> Text:
             if name not in harmless:
                 held_back[name] = max(held_back.get(name, 0.0), share)
     if not held_back:
-        return Text("No sample shows the clocks held back.")
+        return Text("No sample shows lowered clocks.")
     listed = ", ".join(f"{name} in {format_share(share)}" for name, share in held_back.items())
-    return Text(f"Clocks were held back: {listed} of the samples.", "warning")
+    return Text(f"Clocks were lowered: {listed} of the samples.", "warning")
 
 
 def _energy(trace: Trace) -> Facts:
@@ -83,7 +83,7 @@ def _table(trace: Trace, devices: list[int]) -> Table:
         Column("Mean", "right"),
         Column("Most", "right"),
     )
-    caption = "Over the whole recording; of a reason for lower clocks, the share of samples."
+    caption = "Over the whole recording. Reasons for lower clocks: shares of the samples."
     return Table(columns, tuple(rows), caption=caption)
 
 

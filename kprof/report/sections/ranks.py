@@ -35,9 +35,9 @@ def _lead(found: Lateness) -> str:
     if found.rotating_ns:
         return (
             f"Ranks are late in turn, which costs {format_time(round(found.rotating_ns))} of each "
-            f"{unit} of {format_time(round(found.unit_ns))}; none is late again and again."
+            f"{unit} of {format_time(round(found.unit_ns))}; no single rank is late repeatedly."
         )
-    return f"No rank keeps the others waiting again and again, in {found.num_units} {unit}s."
+    return f"No rank keeps the others waiting repeatedly, in {found.num_units} {unit}s."
 
 
 def _table(found: Lateness) -> Table:
@@ -56,9 +56,9 @@ def _table(found: Lateness) -> Table:
         columns,
         rows,
         caption=(
-            f"Late by: how much later than ranks in time it came to the collectives, mean of {unit}"
-            f" of {format_time(round(found.unit_ns))}. Waits: its time in collectives until the "
-            "last rank came, with nothing else on the device."
+            f"Late by: mean delay at the collectives after the ranks in time, in {unit}"
+            f" of {format_time(round(found.unit_ns))}. Waits: time in collectives until the last "
+            "rank arrives, with nothing else on the device."
         ),
         share=tuple(_share(one, found) for one in latest_first),
     )

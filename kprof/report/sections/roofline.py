@@ -41,7 +41,7 @@ _FIRST_SHAPE = re.compile(r"\[(\d[\d, ]*)\]")
 def render(trace: Trace) -> Section:
     """Render arithmetic intensity against speed, and the bandwidth of what computes nothing."""
     groups = group_operators(trace)
-    # What took no time has no speed.
+    # A group without time has no speed.
     groups = groups[(groups["bytes"].fillna(0) > 0) & (groups["time_ns"] > 0)]
     if groups.empty:
         why = why_no_work(trace)
@@ -51,7 +51,7 @@ def render(trace: Trace) -> Section:
     moving = groups[groups["flops"].fillna(0) == 0]
     parts: list[Part] = [Text(_lead(trace, groups))]
     if trace.meta.device is None:
-        parts.append(Text("The device's peaks are not known, so no ceiling is drawn.", "warning"))
+        parts.append(Text("The GPU's peaks are not known, so no ceiling is drawn.", "warning"))
     if len(computing):
         parts.append(_roofline_figure(trace, computing.head(MARKERS), len(computing)))
     if len(moving):
@@ -69,7 +69,7 @@ def _lead(trace: Trace, groups: pd.DataFrame) -> str:
     )
     ending = f": {listed}." if listed else "."
     time = whose_time(is_host_only=trace.is_host_only)
-    return f"{covered} of {time} is work that moves a known number of bytes{ending}"
+    return f"The bytes moved are known for {covered} of {time}{ending}"
 
 
 def _roofline_figure(trace: Trace, points: pd.DataFrame, number: int) -> Figure:
@@ -87,7 +87,7 @@ def _roofline_figure(trace: Trace, points: pd.DataFrame, number: int) -> Figure:
     cut = f" the {MARKERS} longest of {number:,};" if number > MARKERS else ""
     caption = (
         f"A marker is a kernel with its operator and shapes;{cut} its area is its share of the "
-        "time. The lines are the device's ceilings: the closer, the better used."
+        "time. The lines are the GPU's ceilings: the closer, the better the GPU is used."
     )
     return Figure(data, _roofline_layout(), caption, height_px=520)
 
@@ -234,9 +234,8 @@ def _bandwidth_figure(device: Device | None, moving: pd.DataFrame) -> Figure:
         layout["shapes"] = [_bandwidth_line(device.memory_bytes_per_s)]
         ceiling = f" The line is the memory's {format_amount(device.memory_bytes_per_s, 'B/s')}."
     caption = (
-        f"Bandwidth of what only moves data: the {len(shown)} longest of "
-        f"{format_count(len(moving), 'group')} of one kernel, operator, shapes and bound; bars "
-        f"with one label differ in the others.{ceiling}"
+        f"Bandwidth of kernels that only move data: the {len(shown)} longest of "
+        f"{format_count(len(moving), 'group')} by kernel, operator, shapes and bound.{ceiling}"
     )
     return Figure(data, layout, caption, height_px=110 + 24 * len(shown))
 

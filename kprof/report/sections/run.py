@@ -1,4 +1,4 @@
-"""The run: its command, machine, length, with the cost of its recording."""
+"""The run: command, GPU, window, steps, recording overhead and attribution."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from kprof.trace import Trace
 TITLE = "Run"
 ORDER = 10
 
-VARIES = "; below zero: steps differ by more than recording costs"
-ENDED = "The workload ended with exit code {}; what was recorded before that stands here."
-HOST_ONLY = "No GPU activity was recorded; this report is about the host's operators."
+VARIES = "; below zero: steps vary by more than the recording overhead"
+ENDED = "The workload ended with exit code {}; this report covers the recording before that."
+HOST_ONLY = "No GPU activity was recorded; this report covers the host's operators."
 
 
 def render(trace: Trace) -> Section:
@@ -38,7 +38,7 @@ def render(trace: Trace) -> Section:
     if recording and recording.exit_code:
         parts.append(Text(ENDED.format(recording.exit_code), "warning"))
     if trace.kernels.empty:
-        parts.append(Text("The trace holds no activity, so there is nothing to report.", "warning"))
+        parts.append(Text("The trace holds no activity: nothing to report.", "warning"))
     facts = [_what(trace), _where(trace), _how_long(trace), _steps(trace)]
     if trace.meta.clocks:
         facts.append(("Clocks", format_count(trace.meta.num_ranks, "rank"), trace.meta.clocks))
@@ -87,7 +87,7 @@ def _what(trace: Trace) -> tuple[str, str, str]:
     meta = trace.meta
     read_from = f"{meta.source}, written by {meta.tool}"
     if not meta.command:
-        return ("Command", UNKNOWN, f"{read_from}, which does not tell; `kprof run` does")
+        return ("Command", UNKNOWN, f"{read_from}, which does not record it; `kprof run` does")
     return ("Command", meta.command_line, read_from)
 
 
@@ -188,7 +188,7 @@ def _attributed(trace: Trace) -> tuple[str, str, str]:
         format_share(attributed),
         f"of {whose_time(is_host_only=trace.is_host_only)} is traced to its operator or range; "
         f"{format_share(modelled)} has a "
-        f"work model; {caveats} from the recording",
+        f"work model (FLOPs and bytes); {caveats} from the recording",
     )
 
 

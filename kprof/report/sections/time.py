@@ -38,7 +38,7 @@ def render(trace: Trace) -> Section:
     """Render the elapsed time by kind and cause of idleness, as a whole and by phase."""
     split = split_steps(trace)
     if split.empty:
-        return Section(TITLE, ORDER, (Text("No time has passed, so none can be divided."),))
+        return Section(TITLE, ORDER, (Text("The trace holds no time to divide."),))
     split = split.assign(part=_labels(split, trace), phase=split["phase"].fillna(NO_PHASE))
     by_part = _sum_by(split, ["part", "is_idle"])
     by_phase = _sum_by(split, ["phase"])
@@ -76,7 +76,7 @@ def _lead(trace: Trace, by_part: pd.DataFrame) -> str:
     listed = ", ".join(parts[:3])
     if not trace.has_timeline:
         return f"Most of the device time: {listed}. Idle time is not known."
-    # Of the time that other GPUs take longer nothing is recorded.
+    # Nothing is recorded of the time by which other GPUs take longer.
     idle_ns = int(by_part["time_ns"][by_part["is_idle"] & (by_part["part"] != IMBALANCE)].sum())
     device = "No operator ran" if trace.is_host_only else "The GPU was idle"
     return f"Most of the time: {listed}. {device} for {format_share(idle_ns / total_ns)} of it."
@@ -87,7 +87,7 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
     total_ns = sum(times)
     num_steps = count_gpu_steps(trace)
     columns = [
-        Column("What ran" if trace.is_host_only else "What the device did"),
+        Column("Operator kind" if trace.is_host_only else "Activity"),
         Column("Share", "right"),
         Column("Time", "right"),
     ]
@@ -105,15 +105,15 @@ def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:
     whole, overlap = "device time", ""
     if trace.has_timeline:
         overlap = (
-            " Where activities overlap, an instant belongs to computation before a collective, "
-            "before a copy, before a set; among these to the one that ends last."
+            " Where activities overlap, an instant belongs to computation before a collective "
+            "before a copy before a memset; within one class, to the activity that ends last."
         )
         whole = "steps" if num_steps else "window"
         if denominator(trace).imbalance_ns:
             unit = "A step" if num_steps else "The window"
             overlap += (
-                f" {unit} lasts as long as on the GPU where it is longest; by how much it is "
-                f"shorter on the others is {IMBALANCE}, of which nothing is recorded."
+                f" {unit} lasts as long as on the GPU where it is longest. The difference to the "
+                f"other GPUs is {IMBALANCE}, of which nothing is recorded."
             )
     return Table(
         columns=tuple(columns),
@@ -160,7 +160,7 @@ def _communication(trace: Trace) -> list[Part]:
         )
     ]
     headers = ("Share", "Time", *(("Per step",) if num_steps else ()))
-    caption = "Collectives: each instant of a device once. Hidden: computation ran beside them."
+    caption = "Collectives: each instant of a device once. Hidden: overlapped by computation."
     columns = (Column("Communication"), *(Column(header, "right") for header in headers))
     return [Table(columns, tuple(rows), caption)]
 
@@ -210,7 +210,7 @@ def _bars(split: pd.DataFrame, by_part: pd.DataFrame, by_phase: pd.DataFrame) ->
         "legend": {"orientation": "h", "y": -0.16, "traceorder": "normal"},
         "hovermode": "closest",
     }
-    caption = "Share of all time: the whole of it, then phase by phase. Hatched: idle."
+    caption = "Shares of all time: all phases, then each phase. Hatched: idle."
     return Figure(data, layout, caption, height_px=190 + 42 * len(bars))
 
 

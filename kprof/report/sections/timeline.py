@@ -25,7 +25,7 @@ HOST_COLOURS = {"phase": "#7f8fa9", "module": "#b3bfd1", "range": "#9fc3b4"}
 def render(trace: Trace) -> Section:
     """Render the step of median duration, or all of a trace that has no steps."""
     if trace.kernels.empty:
-        return Section(TITLE, ORDER, (Text("Nothing ran, so there is nothing to draw."),), False)
+        return Section(TITLE, ORDER, (Text("No activity was recorded: nothing to draw."),), False)
     if why := why_no_timeline(trace):
         return Section(TITLE, ORDER, (Text(why.sentence),), False)
     rank, start_ns, end_ns, what = _extent(trace)
@@ -65,8 +65,8 @@ def _caption(number: int, num_alone: int) -> str:
     if number == num_alone:
         return caption
     return (
-        f"{caption} {number - num_alone:,} of {number:,} are too short to see and were merged with "
-        "what is beside them; such a block holds the idle time between them as well."
+        f"{caption} {number - num_alone:,} of {number:,} are too short to see and are merged with "
+        "their neighbours; such a block includes the idle time between them."
     )
 
 

@@ -33,7 +33,7 @@ def render(trace: Trace) -> Section:
 def _lead(checks: list[Check]) -> str:
     verdicts = [check.verdict for check in checks]
     counts = [f"{verdicts.count(v)} {v}" for v in reversed(VERDICTS) if v in verdicts]
-    return f"{format_count(len(checks), 'check')} of what could make it lie: {', '.join(counts)}."
+    return f"{format_count(len(checks), 'check')} of the recording: {', '.join(counts)}."
 
 
 def _told(check: Check) -> str:
@@ -49,13 +49,14 @@ def _check_table(checks: list[Check]) -> Table:
         Column("Check"),
         Column("Verdict"),
         Column("Found", "prose"),
-        Column("What that means", "prose"),
-        Column("To record better", "prose"),
+        Column("Consequence", "prose"),
+        Column("Fix", "prose"),
     )
     ordered = sorted(checks, key=lambda check: VERDICTS.index(check.verdict))
     rows = tuple((c.name, c.verdict, c.evidence, c.meaning, c.remedy) for c in ordered)
     caption = (
-        "Good: it does no harm. Limited: read with care. Bad: do not build on what it touches."
+        "Good: no effect on results. Limited: read affected results with care. Bad: do not use "
+        "affected results. Unknown: not recorded."
     )
     return Table(columns, rows, caption, terminal_rows=0)
 
@@ -63,16 +64,15 @@ def _check_table(checks: list[Check]) -> Table:
 def _open(questions: list[Unanswered]) -> str:
     number = format_count(len(questions), "question")
     listed = " ".join(found.question for found in questions)
-    return f"{number} this capture cannot answer; the report says why: {listed}"
+    verb = "is" if len(questions) == 1 else "are"
+    return f"{number} {verb} not answered by this recording; the report says why: {listed}"
 
 
 def _question_table(questions: list[Unanswered]) -> Table:
     columns = (
         Column("Question", "prose"),
-        Column("Cannot tell, because", "prose"),
-        Column("To know", "prose"),
+        Column("Not known, because", "prose"),
+        Column("To find out", "prose"),
     )
     rows = tuple((found.question, found.because, found.way_out) for found in questions)
-    return Table(
-        columns, rows, "What the recording cannot answer, and how to find out.", terminal_rows=0
-    )
+    return Table(columns, rows, "Questions that the recording does not answer.", terminal_rows=0)

@@ -31,14 +31,14 @@ def render(trace: Trace) -> Section:
         parts.append(Text(unrecorded))
     if trace.meta.device is not None:
         device = trace.meta.device
-        # What was measured says so itself.
+        # A measured source says so itself.
         source = device.source if device.is_measured else f"datasheet ({device.source})"
         parts.append(Text(f"Ceilings of the roofline: {device.name}, {source}.", "muted"))
     return Section(TITLE, ORDER, tuple(parts))
 
 
 def _without_recording(trace: Trace, named: tuple[tuple[str, Share], ...]) -> str:
-    """Return the headline for a step that nobody records, where that differs noticeably."""
+    """Return the headline for an unrecorded step, where it differs noticeably."""
     cost = measure_cost(trace)
     # Host operators are themselves slower while they are recorded: nothing tells by how much.
     if trace.is_host_only or cost is None or not cost.is_noticeable:
@@ -60,17 +60,17 @@ def _lead(trace: Trace, roofline: Share, busy: Share) -> str:
     if why := why_no_timeline(trace):
         return f"How much of the device was used is not known: {why.because}."
     if busy.value is None:
-        return "Nothing ran, so there is nothing to measure."
+        return "No activity was recorded: nothing to measure."
     if roofline.value is None:
         return (
-            f"The {device} was busy for {format_share(busy.value)} of {_whole(trace)}; how much "
-            f"of its speed that used is not known: {roofline.basis}."
+            f"The {device} was busy for {format_share(busy.value)} of {_whole(trace)}; its "
+            f"roofline share is not known: {roofline.basis}."
         )
     at_least = "at least " if roofline.is_lower_bound else ""
     return (
-        f"The same work at the speed of the {device}'s memory and arithmetic would take "
-        f"{at_least}{format_share(roofline.value)} of {_whole(trace)}; the {device} was busy "
-        f"for {format_share(busy.value)} of it."
+        f"At the full speed of the {device}'s memory and arithmetic, the work would take "
+        f"{at_least}{format_share(roofline.value)} of the time of {_whole(trace)}; the {device} "
+        f"was busy for {format_share(busy.value)} of it."
     )
 
 

@@ -15,17 +15,17 @@ ORDER = 78
 
 ROWS_IN_REPORT, ROWS_OF_ANSWER = 5, 20
 EXPLANATION = (
-    "Predicted: the recording replayed with the change, host, streams and waits included. Amdahl: "
-    "the step less the time that the change takes off the device, which is all that can be gained "
-    "where nothing else bounds the step. A roofline is where a perfect kernel would be, and none "
-    "is perfect. Collectives take the time that they took."
+    "Predicted: the recording replayed with the change, including host, streams and waits. Amdahl: "
+    "the step less the device time that the change removes, the most that it can gain if nothing "
+    "else limits the step. At its roofline: a perfect kernel, which no real kernel reaches. "
+    "Collectives keep their recorded time."
 )
 
-INSIDE = "An operator counts with all that runs inside it, not with its own time alone."
+INSIDE = "An operator counts with everything that runs inside it."
 
 
 def render(trace: Trace) -> Section:
-    """Render what was predicted when the recording was analyzed, or asked for since."""
+    """Render the predictions of the analysis, or those of `kprof whatif` since."""
     if why := why_no_timeline(trace):
         return Section(TITLE, ORDER, (Text(why.sentence),), in_terminal=False)
     return section_of(trace.meta.what_if, ROWS_IN_REPORT, whole_of(trace))
@@ -45,12 +45,12 @@ def section_of(
     told = [one for one in predictions if one.predicted_step_ns is not None]
     untold = [one for one in predictions if one.predicted_step_ns is None]
     if not predictions:
-        nothing = "No change was found that would be worth a line."
+        nothing = "No change was found that would save time."
         return Section(TITLE, ORDER, (Text(nothing),), in_terminal=False)
     parts: list[Part] = []
     if told:
         parts += [Text(_lead(told, whole)), _table(told, rows, whole)]
-    parts += [Text(f"Cannot tell: {text}.", "warning") for text in _reasons(untold)]
+    parts += [Text(f"Not known: {text}.", "warning") for text in _reasons(untold)]
     parts.append(Text(EXPLANATION, "muted"))
     return Section(TITLE, ORDER, tuple(parts))
 
@@ -60,10 +60,10 @@ def _lead(told: list[Prediction], whole: str) -> str:
     return (
         f"{best.target} {best.change}: {whole} would take {format_time(best.predicted_step_ns)} "
         f"instead of {format_time(best.step_ns)}; it saves {_interval(best)} of it. The interval "
-        "covers the error of replaying the unchanged recording, and what the recording does not "
-        "hold: which stream waits for which, and what the host does with results"
+        "covers the error of replaying the unchanged recording, and missing records: stream "
+        "dependencies and the host's use of results"
         + (
-            ". It covers how the host's time varies; what recording adds to that is taken off."
+            ". It covers the variation of the host's time; the recording overhead is subtracted."
             if best.is_without_recording
             else "."
         )
@@ -104,7 +104,7 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
     )
     if not any("roofline" in one.change for one in told):
         columns, rows = columns[:-1], tuple(row[:-1] for row in rows)
-    caption = "Each change alone: their savings overlap, and do not add up."
+    caption = "Each change alone. Their savings overlap and do not add up."
     if any(one.target.startswith("op:") for one in told):
         caption += f" {INSIDE}"
     return Table(columns, rows, caption=caption, terminal_rows=num_rows)

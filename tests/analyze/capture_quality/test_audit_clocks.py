@@ -40,7 +40,7 @@ def test_kernels_that_were_put_behind_their_launches_limit_what_lies_beside_the_
     found = check(opened(tmp_path, 200, 180, -9), HOST_AND_GPU)
     assert found.verdict == "limited"
     assert found.evidence.startswith(
-        "2 of 3 activities whose launch was recorded began before it, which was put right"
+        "2 of 3 activities whose launch was recorded began before it, which was corrected"
     )
 
 
@@ -48,7 +48,7 @@ def test_a_launch_that_is_anothers_limits_though_the_clocks_agree(tmp_path):
     found = check(opened(tmp_path, *[-5] * 30, 200), HOST_AND_GPU)
     assert (found.verdict, found.evidence) == (
         "limited",
-        "0 of 30 activities whose launch was recorded began before it; 1 more had another's "
+        "0 of 30 activities whose launch was recorded began before it; 1 more had the wrong "
         "launch, by their numbers: see the caveats",
     )
 

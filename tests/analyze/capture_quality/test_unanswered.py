@@ -11,7 +11,7 @@ def questions(trace):
 def test_a_question_that_the_capture_cannot_answer_says_why_and_how_to_know():
     (memory,) = [q for name, q in questions(analyzed_trace_of({})).items() if "memory" in name]
     assert memory.sentence == (
-        "Cannot tell, because the recording has no samples of the allocator. To know, record again "
+        "Not known: the recording has no samples of the allocator. To find out, record again "
         "with profile_memory=True, or with `kprof run`."
     )
 
@@ -61,6 +61,6 @@ def test_a_window_of_a_service_says_why_the_hosts_speed_was_not_measured():
         return questions(trace)["How much of the device is used: MFU, MBU, bounds?"]
 
     window = speed_of(recording=recorded((100,), (100, 100)).meta.recording)
-    assert "a window of a service" in window.because
+    assert "the service keeps running" in window.because
     assert "without --trigger" in window.way_out
     assert speed_of().way_out == "record with `kprof run`"

@@ -44,7 +44,7 @@ def test_a_run_of_before_there_were_rules_can_be_opened(tmp_path):
     save(analyzed_trace_of({}), tmp_path)
     assert not (tmp_path / "findings.json").exists()
     assert load(tmp_path).diagnosis is None
-    assert "open it again with --force" in texts(render(load(tmp_path)))[0]
+    assert "open RUN --force" in texts(render(load(tmp_path)))[0]
 
 
 def test_an_opened_trace_keeps_its_findings_with_their_rows_in_a_file_of_their_own(tmp_path):
@@ -114,9 +114,9 @@ def test_no_finding_is_no_clean_bill_where_rules_could_not_be_asked():
     section = render(told(unasked=(Unasked("stragglers", "one rank was recorded", "record all"),)))
     assert section.in_terminal
     assert texts(section) == [
-        "No rule found anything worth a change; 1 rule not applicable to this recording."
+        "No rule found a change that would save time; 1 rule not applicable to this recording."
     ]
-    assert texts(render(told())) == ["No rule found anything worth a change."]
+    assert texts(render(told())) == ["No rule found a change that would save time."]
 
 
 def test_findings_stand_in_the_report_before_where_the_time_goes():

@@ -67,7 +67,7 @@ def test_copies_with_a_few_kernels_among_them_are_still_copies():
     kernel = {"name": "direct_copy_kernel", "kind": "copy", "start_ns": 2_000, "duration_ns": 400}
     (found,) = find_unexplained(on("NVIDIA A100", UPLOAD, kernel), [])
     assert "at 50.0 GB/s" in found.claim
-    assert "what copies" in found.details[-1]
+    assert "the code that copies" in found.details[-1]
 
 
 def test_of_copies_of_no_known_size_nothing_is_said():

@@ -177,7 +177,7 @@ def test_a_recording_that_is_too_large_says_so(monkeypatch):
 def test_a_target_that_is_not_there_is_not_predicted():
     found = ask([kernel("mm", 9_000)], Change(REMOVED, NORM))
     assert found.predicted_step_ns is None
-    assert found.reason == "nothing that ran on the device belongs to kernel:norm"
+    assert found.reason == "no device activity belongs to kernel:norm"
 
 
 def test_what_differs_from_launch_to_launch_makes_a_prediction_uncertain():

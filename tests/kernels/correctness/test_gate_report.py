@@ -45,9 +45,15 @@ def test_a_level_that_was_not_run_says_so_and_shows_no_number():
 
 def test_the_first_line_is_the_class():
     first = sections_of_gate(report(PASSED, FAILED))[0].parts[0]
-    assert first == Text("REJECT: L1 failed; TASK-EQUIVALENT would need L5.", "warning")
+    assert first == Text(
+        "FAILED, REJECT: L1 failed. The class TASK-EQUIVALENT needs L5 as well, on the whole "
+        "model.",
+        "warning",
+    )
     first = sections_of_gate(report(PASSED))[0].parts[0]
-    assert first.text == "L0 passed, which shows no class yet; TASK-EQUIVALENT would need L5."
+    assert first.text == (
+        "PASSED: L0. The class TASK-EQUIVALENT needs L5 as well, on the whole model."
+    )
 
 
 def test_the_result_is_valid_json_even_where_a_number_is_not_finite():

@@ -114,7 +114,7 @@ def test_the_report_says_what_was_replaced_what_was_left_and_why():
 
 def test_a_report_of_nothing_says_so():
     (section,) = sections_of_swap(SwapReport(("rmsnorm",)))
-    assert "No site was found" in section.parts[1].text
+    assert "No call site was found" in section.parts[1].text
 
 
 def test_compiled_sites_and_sites_that_nobody_called_are_named():

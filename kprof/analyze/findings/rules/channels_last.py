@@ -26,7 +26,7 @@ TURNING = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|batched_transpose|tens
 LEAST_SHARE = 0.02
 # Torch has other kernels of these for tensors in NHWC, as long as each channel's values lie apart.
 BY_LAYOUT = r"batch_norm|group_norm|pool2d|upsample"
-# Of the memory's bandwidth, what they reach there at best.
+# Share of the memory's bandwidth that they reach there at best.
 WELL_USED = 0.9
 
 
@@ -40,7 +40,7 @@ def check(trace: Trace) -> list[Finding]:
     if not convolutions.any() or len(rows) <= 2 * steps or share < LEAST_SHARE:
         return []
     claim = (
-        f"{len(rows) / steps:,.0f} kernels of {whole_of(trace)} turn tensors between the layouts "
+        f"{len(rows) / steps:,.0f} kernels of {whole_of(trace)} convert tensors between layouts "
         f"NCHW and NHWC for {convolutions.sum() / steps:,.0f} of its convolutions: "
         f"{in_words(per_step(trace, total_ns(trace, rows)))}, {percent(share)} of the device time"
     )

@@ -24,7 +24,7 @@ def check(trace: Trace) -> list[Finding]:
     who = "The operators wait" if trace.is_host_only else "The GPU waits"
     claim = (
         f"{who} {in_words(per_step(trace, lost_ns))} of {whole_of(trace)} ({percent(share)} of "
-        "it) for the next batch: loading is slower than what is done with it"
+        "it) for the next batch: loading a batch takes longer than processing it"
     )
     return [
         Finding(

@@ -55,12 +55,13 @@ def check(trace: Trace) -> list[Finding]:
     if share_of_device(trace, rows) < LEAST_SHARE:
         return []
     num_bytes = kernels["bytes"].to_numpy(np.int64, na_value=0)[rows]
-    # What the largest of a chain moves is about what all of them in one pass would.
+    # The largest traffic in a chain is about that of one fused pass.
     least = int(np.maximum.reduceat(num_bytes, first).sum())
     spent, best = total_ns(trace, rows), memory_ns(trace, least / WELL_USED) or 0
     claim = (
-        f"{len(rows) / count_steps(trace):,.0f} operators of {whole_of(trace)} stand in "
-        f"{len(first) / count_steps(trace):,.0f} chains over tensors of one size, a pass each: "
+        f"{len(rows) / count_steps(trace):,.0f} elementwise operators of {whole_of(trace)} form "
+        f"{len(first) / count_steps(trace):,.0f} chains over tensors of one size, and each "
+        "operator is a pass over memory: "
         f"{in_words(per_step(trace, spent))}, {percent(share_of_device(trace, rows))} of "
         "the device time"
     )

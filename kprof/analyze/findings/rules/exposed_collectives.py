@@ -29,8 +29,8 @@ def check(trace: Trace) -> list[Finding]:
     names = trace.kernels["name"].iloc[rows].astype(str)
     sums = trace.kernels["duration_ns"].iloc[rows].groupby(names).sum().nlargest(3)
     claim = (
-        f"Of the {in_words(per_step(trace, total))} that collectives run in {whole_of(trace)}, "
-        f"nothing is computed beside them for {in_words(per_step(trace, exposed_in_all))} "
+        f"Collectives run for {in_words(per_step(trace, total))} of {whole_of(trace)}, and no "
+        f"computation overlaps {in_words(per_step(trace, exposed_in_all))} of that "
         f"({percent(share)} of {whole_of(trace)})"
     )
     return [

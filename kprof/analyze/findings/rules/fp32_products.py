@@ -40,7 +40,7 @@ def check(trace: Trace) -> list[Finding]:
     faster = device.flops_per_s["tf32"] / device.flops_per_s.get("fp32", np.inf)
     times = f", whose tensor cores are {faster:.0f} times as fast in TF32" if faster > 1 else ""
     claim = (
-        f"{len(rows) / count_steps(trace):,.0f} products of {whole_of(trace)} are computed in "
+        f"{len(rows) / count_steps(trace):,.0f} GEMMs or convolutions of {whole_of(trace)} run in "
         f"float32 on the {device.name}{times}: {in_words(per_step(trace, total_ns(trace, rows)))}, "
         f"{percent(share)} of the device time"
     )

@@ -44,9 +44,10 @@ def check(trace: Trace) -> list[Finding]:
     took = total_ns(trace, rows)
     faster = device.flops_per_s["fp8"] / device.flops_per_s.get("bf16", np.inf)
     claim = (
-        f"Products of {LEAST_SIZE:,} and more a side take {in_words(per_step(trace, took))} of "
-        f"{whole_of(trace)}, {percent(share)} of the device time, in 16 bits; the {device.name} "
-        f"multiplies {faster:.2g} times as fast in FP8, if the model's quality allows it"
+        f"16-bit GEMMs with M, N and K of at least {LEAST_SIZE:,} take "
+        f"{in_words(per_step(trace, took))} of {whole_of(trace)}, {percent(share)} of the device "
+        f"time; the {device.name} computes GEMMs {faster:.2g} times as fast in FP8, if the model's "
+        "quality allows it"
     )
     return [
         Finding(

@@ -90,7 +90,7 @@ def _unaligned(trace: Trace, products: Products, chosen: np.ndarray) -> Finding:
     rows = products.rows[chosen]
     took = total_ns(trace, rows)
     claim = (
-        f"Products of sizes that are no multiples of {ALIGNMENT_BYTES} bytes take "
+        f"GEMMs with dimensions that are not multiples of {ALIGNMENT_BYTES} bytes take "
         f"{in_words(per_step(trace, took))} of {whole_of(trace)}, "
         f"{percent(share_of_device(trace, rows))} of the device time, and reach "
         f"{percent(limits(trace)[rows].sum() / max(took, 1))} of their roofline"
@@ -104,7 +104,7 @@ def _partial(trace: Trace, products: Products, chosen: np.ndarray, fill: np.ndar
     rows, took = products.rows[chosen], durations(trace)[products.rows[chosen]]
     mean = float((fill[chosen] * took).sum() / max(took.sum(), 1))
     claim = (
-        f"Products whose tiles fill {percent(mean)} of the SMs on average take "
+        f"GEMMs whose tiles fill {percent(mean)} of the SMs on average take "
         f"{in_words(per_step(trace, took.sum()))} of {whole_of(trace)}, "
         f"{percent(share_of_device(trace, rows))} of the device time"
     )

@@ -19,7 +19,7 @@ from kprof.findings import Finding, Remedy
 from kprof.trace import Trace
 
 LEAST_SHARE = 0.02
-# Of a piece, what has to lie within a pass of the model.
+# Share of a gap that has to lie within a pass of the model.
 AMID = 0.5
 
 

@@ -48,8 +48,8 @@ def check(trace: Trace) -> list[Finding]:
     moved = int(kernels["bytes"].to_numpy(np.int64, na_value=0)[rows].sum())
     steps = count_steps(trace)
     claim = (
-        f"{len(rows) / steps:,.0f} times in {whole_of(trace)} new keys or values are appended to a "
-        f"cache of up to {lengths.max():,} tokens by copying all of it: "
+        f"{len(rows) / steps:,.0f} times in {whole_of(trace)}, appending new keys or values copies "
+        f"the whole cache of up to {lengths.max():,} tokens: "
         f"{size_in_words(moved / steps)} in {in_words(per_step(trace, total_ns(trace, rows)))}, "
         f"{percent(share)} of the device time"
     )

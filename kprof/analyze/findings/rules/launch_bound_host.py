@@ -21,7 +21,7 @@ from kprof.trace import Trace
 
 # Recording itself slows the host by some percent: idle time below a tenth may be its doing.
 LEAST_SHARE = 0.10
-# Of fewer kernels the beginning and the end of the window tell more than what lies between.
+# With fewer kernels the ends of the window weigh more than its middle.
 FEW = 50
 
 

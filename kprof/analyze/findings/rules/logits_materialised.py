@@ -9,7 +9,7 @@ from kprof.findings import Finding
 from kprof.trace import Trace
 
 # Some four copies are alive at once: a fortieth each is a tenth of the memory, and decides how
-# large a batch can be. Where nobody knows the memory's size, a gibibyte.
+# large a batch can be. Where the memory's size is unknown, a gibibyte.
 LEAST_PART = 1 / 40
 LEAST_BYTES = 1 << 30
 FLOAT_BYTES = 4

@@ -21,11 +21,11 @@ from kprof.findings import Finding, Remedy
 from kprof.trace import Trace
 
 NEEDS = (why_no_device, why_no_work, why_no_ceilings)
-# What a rule for one pattern says of the same activities is more to the point.
+# A rule for one pattern describes the same activities more precisely.
 IS_GENERAL = True
 
 KINDS = ("elementwise", "copy", "norm", "reduction", "softmax", "indexing", "embedding")
-# Of the bandwidth: strided and scattered accesses are below, whatever is well laid out above.
+# Share of the bandwidth: strided and scattered accesses are below, good layouts above.
 REACHED = 0.4
 # Shorter kernels are bound by their latency, not by the memory.
 LEAST_NS = 10_000
@@ -62,7 +62,7 @@ def check(trace: Trace) -> list[Finding]:
     claim = (
         f"Kernels that only move data take {in_words(per_step(trace, spent))} of "
         f"{whole_of(trace)}, {percent(share_of_device(trace, every))} of the device time, and "
-        f"reach {percent(at_limit / spent)} of the memory's bandwidth by their least bytes"
+        f"reach {percent(at_limit / spent)} of the memory's bandwidth, by their minimum traffic"
     )
     return [
         Finding(

@@ -32,7 +32,7 @@ SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data")
 PRODUCTS = ("aten::bmm", "aten::baddbmm")
 BETWEEN = ("elementwise", "copy", "random", "set", "reduction")
 REACH = (6, 6)
-# Of the peak of its type, what flash attention reaches: at best, and backward or with short rows.
+# Share of its type's peak that flash attention reaches: at best; backward or with short rows.
 WELL, MODESTLY = 0.7, 0.35
 
 
@@ -44,7 +44,7 @@ def check(trace: Trace) -> list[Finding]:
         return []
     scores = _largest_scores(trace, rows[anchors[rows]])
     claim = (
-        f"Attention is computed with its matrix of scores{scores} in memory: "
+        f"Attention writes its score matrix{scores} to memory: "
         f"{len(rows) / count_steps(trace):,.0f} launches of {whole_of(trace)} take "
         f"{in_words(per_step(trace, total_ns(trace, rows)))}, "
         f"{percent(share_of_device(trace, rows))} of the device time"

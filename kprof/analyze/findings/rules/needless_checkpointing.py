@@ -23,12 +23,12 @@ LEAST_FREE = 0.4
 
 
 def why_no_peak(trace: Trace) -> Unanswered | None:
-    """Say why nobody can tell how much of the memory is free."""
+    """Return why free memory is unknown; None where it is known."""
     if peak_bytes(trace) and trace.gpus and trace.gpus[0].memory_bytes:
         return None
     return Unanswered(
         "How much memory is free?",
-        "no sample tells how full the GPU's memory was",
+        "the GPU's memory use was not sampled",
         "record with `kprof run`, which samples the GPU through NVML, or with --memory",
     )
 

@@ -20,7 +20,7 @@ from kprof.trace import Trace
 
 NEEDS = (why_no_device, why_no_timeline, why_no_work)
 
-# What the recorder adds to the host's time is a few percent of a step, and never so much.
+# The recorder adds a few percent of a step to the host's time, never this much.
 LEAST_SHARE = 0.15
 
 

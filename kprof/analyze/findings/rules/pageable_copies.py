@@ -22,7 +22,7 @@ from kprof.analyze.idle.causes import PAGEABLE_COPY, PAGEABLE_UPLOAD
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace
 
-# What costs less than a hundredth of the step is not worth an edit.
+# Less than a hundredth of the step is not worth an edit.
 LEAST_SHARE = 0.01
 # From pinned memory: 54.2 to 55.2 GB/s in 14 copies of 32 and 64 MiB over PCIe 5.0 to an H100; what
 # PCIe 3.0 leaves of its 15.75, where the link is an old one or shared.
@@ -64,7 +64,7 @@ def check(trace: Trace) -> list[Finding]:
 
 
 def _pinned_ns(moved: np.ndarray, took: np.ndarray, bytes_per_s: float) -> np.ndarray:
-    """Return how long copies would take from pinned memory; as long as now where nobody knows."""
+    """Return the time of copies from pinned memory; as long as now where it is unknown."""
     pinned = np.rint(1e9 * moved / bytes_per_s).astype(np.int64)
     return np.where(moved > 0, np.minimum(pinned, took), took)
 

@@ -25,8 +25,8 @@ def check(trace: Trace) -> list[Finding]:
         return []
     rows = computing_rows(trace)
     claim = (
-        f"The power cap held the GPU's clock back in {percent(held.share)} of the samples around "
-        f"the window{held.words}; products, which follow it, are "
+        f"The power cap lowered the GPU's clock in {percent(held.share)} of the samples around "
+        f"the window{held.words}; kernels whose speed follows the clock take "
         f"{percent(share_of_device(trace, rows))} of the device time"
     )
     return [

@@ -46,7 +46,7 @@ def check(trace: Trace) -> list[Finding]:
         return []
     claim = (
         f"Compiled region {most} runs in {len(versions[most])} versions within the window: torch "
-        "compiles it anew for shapes or values that it has not seen, and gives up after eight"
+        "recompiles it for each new shape or value, and stops compiling after eight"
     )
     return [_finding(claim, regions, (), "medium")]
 

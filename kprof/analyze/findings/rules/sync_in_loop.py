@@ -1,4 +1,4 @@
-"""sync_in_loop: the host waits for the GPU during its work, so it launches too late."""
+"""sync_in_loop: the host waits for the GPU within a step, and then launches too late."""
 
 from __future__ import annotations
 

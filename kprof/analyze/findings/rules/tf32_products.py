@@ -25,7 +25,7 @@ NEEDS = (why_no_device, why_no_ceilings)
 
 # Where products are a smaller part, what is gained does not pay for the care that it takes.
 LEAST_SHARE = 0.1
-# What moves half as much in a model of 16 bits. An optimizer's weights stay as they are.
+# Passes that move half as much in a 16-bit model. An optimizer's weights stay as they are.
 MOVING = ("elementwise", "norm", "softmax", "reduction", "copy", "loss", "indexing", "embedding")
 
 
@@ -50,14 +50,14 @@ def check(trace: Trace) -> list[Finding]:
     took = total_ns(trace, multiplying)
     moving = _beside(trace, is_model & is_wide)
     moved = total_ns(trace, moving)
-    beside = f", and {in_words(per_step(trace, moved))} of passes in float32 would move half"
+    beside = f"; {in_words(per_step(trace, moved))} of float32 memory passes would move half"
     best = in_type_ns(trace, multiplying, "tf32", "bf16", bytes_share=1 / 2)
     faster = device.flops_per_s["bf16"] / device.flops_per_s["tf32"]
-    both = "Products in TF32 and attention in float32" if is_attention.any() else "Products in TF32"
+    both = "GEMMs in TF32 and attention in float32" if is_attention.any() else "GEMMs in TF32"
     claim = (
         f"{both} take {in_words(per_step(trace, took))} of {whole_of(trace)}, {percent(share)} of "
-        f"the device time; the {device.name} multiplies {faster:.2g} times as fast in bf16, if the "
-        f"model's quality allows it{beside if moved else ''}"
+        f"the device time; the {device.name} computes GEMMs {faster:.2g} times as fast in bf16, if "
+        f"the model's quality allows it{beside if moved else ''}"
     )
     return [
         Finding(
@@ -67,7 +67,7 @@ def check(trace: Trace) -> list[Finding]:
             effort="medium",
             rows=tuple(np.union1d(multiplying, moving).tolist()),
             details=work_places(trace, multiplying),
-            # What only moves bytes takes half at best; modestly it stays in float32.
+            # Kernels that only move data take half at best; the modest case keeps float32.
             remedy=Remedy(best + moved // 2, (best + took) // 2 + moved),
             command=proof_by_copy(trace, "bf16"),
         )

@@ -23,7 +23,7 @@ def check(trace: Trace) -> list[Finding]:
         return []
     rows = computing_rows(trace)
     claim = (
-        f"Heat or the power supply held the GPU's clock back in {percent(held.share)} of the "
+        f"Heat or the power supply lowered the GPU's clock in {percent(held.share)} of the "
         f"samples around the window{held.words}"
     )
     return [

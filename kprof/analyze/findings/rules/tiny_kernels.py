@@ -53,7 +53,7 @@ def check(trace: Trace) -> list[Finding]:
     spent = in_words(per_step(trace, total_ns(trace, rows) + between))
     claim = (
         f"{len(rows) / steps:,.0f} of {is_kernel.sum() / steps:,.0f} kernels of {whole} last less "
-        f"than {in_words(TINY_NS)}: they and the pauses before them take "
+        f"than {in_words(TINY_NS)}: they and the gaps before them take "
         f"{spent}, {percent(share)} of {whole_of(trace)}"
     )
     return [

@@ -57,8 +57,8 @@ def check(trace: Trace) -> list[Finding]:
     num_bytes = accesses * elements * item_size(trace, rows)
     times, parts = groups.number / count_steps(trace), np.median(np.bincount(groups.of))
     claim = (
-        f"{times:,.0f} times in {whole_of(trace)} {name} is spelled out in some {parts:.0f} "
-        "operators, each of which moves the whole tensor: "
+        f"{name} runs unfused {times:,.0f} times in {whole_of(trace)}, as about {parts:.0f} "
+        "operators that each read and write the whole tensor: "
         f"{in_words(per_step(trace, total_ns(trace, rows)))} of {whole_of(trace)}, "
         f"{percent(share_of_device(trace, rows))} of the device time"
     )

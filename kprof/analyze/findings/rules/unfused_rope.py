@@ -1,4 +1,4 @@
-"""unfused_rope: rotary position embedding is unfused."""
+"""unfused_rope: rotary position embedding runs unfused on every query and key."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def check(trace: Trace) -> list[Finding]:
     num_bytes = TIMES_HALF * int(elements_of(trace, halves).sum()) * item_size(trace, rows)
     number = forward.number + backward.number
     claim = (
-        f"Rotary position embedding is spelled out {number / count_steps(trace):,.0f} times in "
-        f"{whole_of(trace)}, in {len(rows) / count_steps(trace):,.0f} launches: "
+        f"Rotary position embedding runs unfused {number / count_steps(trace):,.0f} times in "
+        f"{whole_of(trace)}, as {len(rows) / count_steps(trace):,.0f} launches: "
         f"{in_words(per_step(trace, total_ns(trace, rows)))}, "
         f"{percent(share_of_device(trace, rows))} of the device time"
     )

@@ -78,7 +78,7 @@ class Combinations:
 
     vocabularies: tuple[Vocabulary, ...]
     of_texts: Callable[[tuple[bytes, ...]], Sequence[bytes]] = tuple
-    """What the vocabularies number, made of the recorded texts."""
+    """The texts that the vocabularies number, made from the recorded ones."""
     known: Vocabulary = field(default_factory=Vocabulary)
 
     def __post_init__(self) -> None:

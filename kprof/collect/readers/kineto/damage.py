@@ -1,4 +1,4 @@
-"""Damage of a trace: its place, its fix."""
+"""The damage of a trace: its kind, its place, and the fix."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def damage_of_json(text: mmap.mmap, error: Exception) -> DamageError:
         said = number[0].decode()
         return DamageError(f"the JSON is invalid at {where}: {said} is no number there")
     near = _one_line(text[max(0, place - 30) : place + 30])
-    # What follows an unescaped quote is where a comma, a colon or a key should be.
+    # A comma, a colon or a key must follow a quote; anything else shows an unescaped quote.
     is_quote = reason.startswith(("expected", "object keys"))
     return DamageError(
         f"the JSON is invalid at {where} near {near!r}: {reason}",

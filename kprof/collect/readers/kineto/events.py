@@ -13,7 +13,7 @@ MISSING = -(2**63)
 
 
 class Role(IntEnum):
-    """What kprof makes of a category."""
+    """How kprof treats events of a category."""
 
     OTHER = 0
     OPERATOR = 1
@@ -64,7 +64,7 @@ WITHOUT_TIME = frozenset(
         ),
     }
 )
-# What an MTIA notes of its streams: waits are no work, and copies are named alone.
+# MTIA's notes on its streams: waits are not work, and copies have only a name.
 MTIA_EVENTS = "mtia_ccp_events"
 ROLE_OF_MTIA_NAME = {
     "event_wait": Role.OTHER,

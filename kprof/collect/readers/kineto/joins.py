@@ -31,7 +31,7 @@ _BETWEEN_OPERATORS = ("fwdbwd", "forward_backward")
 
 
 class _Flow(msgspec.Struct, gc=False):
-    """What is read of an event that may be an arrow's begin or end."""
+    """The fields of an event that may be the begin or end of an arrow."""
 
     ph: str = ""
     cat: str = ""
@@ -103,7 +103,7 @@ class Calls:
 
 @dataclass(frozen=True)
 class Activities:
-    """What devices did; `process` is the one that the file names, mostly the device's index."""
+    """Device activities; `process` is the file's own number, mostly the device's index."""
 
     correlation: Numbers
     external_id: Numbers
@@ -324,7 +324,7 @@ def _owners(
         return owner, is_certain
     for one in named:
         by_name = _by_name(processes[one], {each: processes[each] for each in of_calls})
-        # What runs on a device may have its own calls on the device's track, as MTIA writes them.
+        # Device activities may have their own calls on the device's track, as MTIA writes them.
         if by_name is not None and _share_known(calls, activities, one, by_name) >= MANY:
             owner[one], is_certain[one] = by_name, True
     unnamed = [one for one in named if owner[one] == NO_ROW]

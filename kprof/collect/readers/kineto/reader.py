@@ -39,7 +39,7 @@ LANES = (
     "torch's tool noted names in what CUDA graphs replayed, and laid it on streams of its own "
     "choice: what ran beside what in a replay is not as recorded."
 )
-# What Proton's tree begins with, and its timeline; they are JSON too.
+# The first keys of Proton's tree and of its timeline; both are JSON as well.
 _PROTON = re.compile(
     rb'\s*\[\s*\{\s*"(?:children|frame|metrics)"'
     rb'|\s*\{[^\[]{0,200}"traceEvents":\s*\[\s*\{\s*"args":\s*\{\s*"call_stack"'

@@ -50,14 +50,14 @@ _FIELDS = {
 
 @dataclass
 class Repaired:
-    """What can be read of a damaged part of a list of events."""
+    """The readable part of a damaged list of events."""
 
     events: list[bytes] = field(default_factory=list)
     """Each event as valid JSON."""
     counts: Counter[str] = field(default_factory=Counter)
     """How many events were left out (`damaged_events`) and how many read on (`repaired_events`)."""
     tail: bytes | None = None
-    """What follows the list, where it ends in this part."""
+    """The text after the list, where it ends in this part."""
 
     @property
     def text(self) -> bytes:

@@ -30,7 +30,7 @@ Span = tuple[int, int]
 
 @dataclass
 class Share:
-    """What one process has decoded: blocks by their number, and what their codes stand for."""
+    """The decoded part of one process: blocks by number, and the meaning of their codes."""
 
     words: dict[str, Vocabulary]
     blocks: dict[int, Block]

@@ -10,7 +10,7 @@ from decimal import Decimal
 import pandas as pd
 
 SEPARATORS = ".,"
-# What else separates thousands: spaces of several widths, and the Swiss apostrophe.
+# Other thousands separators: spaces of several widths, and the Swiss apostrophe.
 _FURTHER = re.compile("[\\s\u00a0\u2009\u202f'\u2019]")
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:[eE][-+]?\d+)?")
 

@@ -28,7 +28,7 @@ _NUMBERS = ("start", "end", "globalTid", "endGlobalTid")
 
 
 class Meaning(NamedTuple):
-    """What the text of a range says: a number in `KINDS`, codes of name and shapes."""
+    """The meaning of a range's text: a number in `KINDS`, codes of name and shapes."""
 
     kind: int
     name: int
@@ -111,7 +111,7 @@ TABLES = (RUNTIME, TABLE, *LIBRARIES)
 _COLUMNS = ("kind", "name", "start", "end", "thread", "correlation", "sequence", "shapes")
 # The runtime's version in a name, not the number of a driver's call: cudaMalloc_v3020, not _v2.
 _VERSION = re.compile(r"_v[0-9]{4,}$")
-# What autograd's engine calls the run of a node; the node's name follows.
+# Prefix that autograd's engine gives the run of a node; the node's name follows.
 _EVALUATION = "autograd::engine::evaluate_function: "
 # The thread that made a node is not recorded; any number above 0 says that it is one.
 _SOME_THREAD = 1

@@ -44,7 +44,7 @@ _UNIFIED = ("UVM HtoD", "UVM DtoH", "UVM DtoD")
 _MEMORY = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device", "Managed")
 
 
-# Of the warnings those that are about what kprof reads; errors count whatever they are about.
+# Only warnings about records that kprof reads count; errors always count.
 _OF_INTEREST = re.compile(
     r"CUDA|CUPTI|NVTX|GPU|drop|lost|lose|buffer|incomplete|missing|overflow|truncat", re.IGNORECASE
 )
@@ -228,7 +228,7 @@ def _in_order(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """Leave out what ends before it starts, lacks one of the two, or lies beyond any clock."""
     start_ns, duration_ns = (table[c].to_numpy(np.int64) for c in ("start_ns", "duration_ns"))
     is_right = (duration_ns >= 0) & (start_ns > -LARGEST_NS) & (start_ns < LARGEST_NS)
-    # What overflows comes back with its end.
+    # Overflowing values come back with their end.
     is_right &= (start_ns + duration_ns >= start_ns) & (start_ns + duration_ns < LARGEST_NS)
     if is_right.all():
         return table, 0
@@ -297,7 +297,7 @@ def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame, special: Counter[str])
             "of operators is not known; torch's profiler records both."
         )
     if not (ranges["kind"] != "runtime").any():
-        yield "The trace holds no NVTX range, so that nothing names what its launches were for."
+        yield "The trace holds no NVTX range, so its launches have no names."
     if special["open"]:
         yield f"Ranges still open where the trace ends, cut there: {special['open']:,}."
     if special["crossing"]:

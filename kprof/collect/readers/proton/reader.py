@@ -90,7 +90,7 @@ class Range:
 
 @dataclass
 class Rows:
-    """What a profile holds, its times arranged one after another."""
+    """The content of a profile, its times arranged one after another."""
 
     kernels: list[Row] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
@@ -112,7 +112,7 @@ _HEAD = re.compile(rb'\s*\{[^\[]{0,200}"traceEvents":\s*\[\s*\{\s*"args":\s*\{\s
 
 
 class Arguments(msgspec.Struct):
-    """What an event says of itself."""
+    """The fields of an event."""
 
     call_stack: list[str] = []
 
@@ -130,7 +130,7 @@ class Event(msgspec.Struct):
 
 
 class Line(msgspec.Struct):
-    """What one line holds."""
+    """The content of one line."""
 
     traceEvents: list[Event] = []  # noqa: N815 - the name in the file
     baseTimeNanoseconds: int | None = None  # noqa: N815

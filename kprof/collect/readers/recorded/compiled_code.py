@@ -38,7 +38,7 @@ _LAUNCHES = (
     (re.compile(r"^\w+\.(copy_)\("), "aten::{}"),
     (re.compile(r"^(cpp_\w+)\("), "{}"),
 )
-# What finishes a reduction that the kernel before has begun.
+# Kernels that finish a reduction which the kernel before has begun.
 _INPUT = re.compile(r"\bprimals_\d+\b")
 _SHAPE = re.compile(r"assert_size_stride\(primals_(\d+), \(([\d, ]*)\)")
 _MADE = re.compile(r"\bout=(buf\d+)\)|^(buf\d+) = ")
@@ -68,14 +68,14 @@ class Code(msgspec.Struct):
 
 
 class Notes(msgspec.Struct):
-    """What `compiled.json.gz` holds."""
+    """The content of `compiled.json.gz`."""
 
     codes: list[Code]
 
 
 @dataclass
 class _Function:
-    """What one function of the code does, in order: launches, and calls of partitions."""
+    """One function of the code, in order: launches, and calls of partitions."""
 
     steps: list[CompiledLaunch | str] = field(default_factory=list)
 

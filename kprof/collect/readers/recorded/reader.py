@@ -43,7 +43,7 @@ class Step(msgspec.Struct):
 
 
 class Recorder(msgspec.Struct):
-    """What one process's recorder.json says that is read here."""
+    """The fields read from one process's recorder.json."""
 
     pid: int | None = None
     rank: int | None = None
@@ -60,7 +60,7 @@ class Recorder(msgspec.Struct):
 
 
 class Launch(msgspec.Struct):
-    """What launch.json says that is read here."""
+    """The fields read from launch.json."""
 
     command: tuple[str, ...] = ()
     host: str | None = None
@@ -71,7 +71,7 @@ class Launch(msgspec.Struct):
 
 
 class DeviceLine(msgspec.Struct):
-    """What NVML said of one GPU that is read here."""
+    """The fields read from NVML's facts on one GPU."""
 
     driver: str | None = None
 
@@ -274,7 +274,7 @@ def _timed(capture: Trace) -> Trace:
     operators = ranges.index[is_operator & ranges["external_id"].notna().to_numpy()]
     row_of = dict(zip(ranges["external_id"].loc[operators], operators, strict=True))
     lost = ranges[is_lost & ranges["external_id"].isin(row_of.keys()).to_numpy(bool)]
-    # What was launched just before is in the recording, but not in the graph.
+    # Launches just before it are in the recording, but not in the graph.
     begins = ranges.loc[(ranges["name"] == BEGIN).to_numpy(bool), "correlation"]
     if begins.notna().any():
         lost = lost[(lost["correlation"] > begins.min()).to_numpy(bool)]

@@ -24,15 +24,15 @@ QUANTITIES = {
 ANCHOR = "lts__t_bytes.sum"
 # Below this share of the most that went on in a sample, nothing did.
 QUIET = 0.005
-# Of the window, by how much the interval may be off: on an H200, 0.0001 in 21 ms.
+# Share of the window by which the interval may be off: on an H200, 0.0001 in 21 ms.
 DRIFT = 0.001
-# Of an interval, how far apart places are tried: first, and at last.
+# Distance of tried places as shares of an interval: first, and at last.
 COARSE, FINE = 4, 50
 MOST_PLACES = 400
 
 
 class Sampled(msgspec.Struct):
-    """What counters.json says."""
+    """The content of counters.json."""
 
     device: int = 0
     interval_ns: int = 1

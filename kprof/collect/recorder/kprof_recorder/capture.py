@@ -90,10 +90,10 @@ def _have_had_no_turn(before: dict[str, int]) -> bool:
     return any(still[name] - ran < LEAVING_S * 1e9 for name, ran in before.items() if name in still)
 
 
-# What torch raises when a profiler cannot do what it is asked for; the workload must not feel it.
+# torch's errors when a profiler cannot start; the workload must not see them.
 PROFILER_ERRORS = (RuntimeError, AssertionError, AttributeError, TypeError, ValueError, OSError)
 
-# What NVIDIA's driver shows of itself: on Linux, and on Windows' own.
+# The files of NVIDIA's driver: on Linux, and on Windows.
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 # Read by Kineto whenever a trace stops.
@@ -261,7 +261,7 @@ class Capture:
 
 
 class Ahead:
-    """At most one capture that is set up before it is needed, while that disturbs nobody."""
+    """At most one capture, set up before it is needed while no other work is disturbed."""
 
     def __init__(self, make: Callable[[Settings], Capture]) -> None:
         self._make = make
@@ -282,7 +282,7 @@ class Ahead:
         return capture or self._make(settings)
 
     def hand_over(self, capture: Capture) -> bool:
-        """Let `capture` start with what was set up; tell whether anything was."""
+        """Let `capture` start with the prepared parts; tell whether there were any."""
         prepared, self._capture = self._capture, None
         if prepared is not None:
             capture.take_over(prepared)
@@ -301,9 +301,9 @@ def has_stopped_early() -> bool:
 
 
 def can_start() -> bool:
-    """Whether nobody else uses the profiler, the GPU may be waited for, and files be opened.
+    """Whether the profiler is free, the GPU may be synchronized, and files may be opened.
 
-    And whether the trace will outlive this thread.
+    The trace must also outlive this thread.
     """
     is_free = not Others.is_active and not is_capturing_a_graph() and _can_open_files()
     return is_free and (is_main_thread() or hears_all_threads())

@@ -127,7 +127,7 @@ class Stacks:
             below = [None if path is None else _follow(path, instance) for path in paths]
             names = [None if m is None else self.models.name_of(m) for m in below]
             if None not in names:
-                # Of two modules with one name only that name is known.
+                # Of two modules with the same name only the name is known.
                 is_known = found.setdefault(names[0], names) == names
                 found[names[0]] = names if is_known else names[:1]
         return list(found.values())
@@ -221,7 +221,7 @@ FROM_CACHE = (
 
 @dataclass
 class Graph:
-    """What Dynamo made of one frame; `root` is the module whose method it is, if it is one."""
+    """Dynamo's result for one frame; `root` is the module whose method it is, if it is one."""
 
     notes: Notes
     inputs: list[Input]
@@ -230,7 +230,7 @@ class Graph:
 
 @dataclass
 class Code:
-    """What Inductor made of one graph; `keys` are in the names of the ranges around its calls."""
+    """Inductor's result for one graph; `keys` are in the names of the ranges around its calls."""
 
     path: Path
     frame: str
@@ -321,7 +321,7 @@ class CompilerNotes:
             "stacks": [self._stacks.names_of(stack) for stack in places],
         }
 
-    # What the compiler does.
+    # The compiler's own work.
 
     @softly
     def module_is_traced(

@@ -29,7 +29,7 @@ MOST_SAMPLES = 200_000
 
 
 class Counters:
-    """The counters of the GPU in use; why there are none is told, and troubles nobody else."""
+    """The counters of the GPU in use; why there are none is reported, and stops no other part."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
@@ -76,7 +76,7 @@ class Counters:
         self._started_ns = perf_counter_ns()
 
     def stop(self) -> None:
-        """Sample no more, and decode what was sampled."""
+        """Stop sampling, and decode the samples."""
         if self._collector is None:
             return
         try:

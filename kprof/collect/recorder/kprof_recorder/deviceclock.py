@@ -58,7 +58,7 @@ class DeviceClock:
 
 
 def _can_mark() -> bool:
-    """Whether a mark is safe, and nobody else's profiler would show it as the workload's."""
+    """Whether a mark is safe and shows in no other profiler as the workload's."""
     return not Others.is_active and torch.cuda.is_initialized() and not is_capturing_a_graph()
 
 

@@ -1,4 +1,4 @@
-"""The ends of a process, its forks too: none loses the recording or shows the recorder."""
+"""Ends or forks a process without losing the recording, and without warnings of the recorder."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Ending:
         self.rest()
 
     def _finish_then_die(self, number: int, frame: FrameType | None) -> None:
-        # A group's members may be told twice, by whoever ends the group and by kprof.
+        # A group's members may be stopped twice, by the end of the group and by kprof.
         self._set(number, signal.SIG_IGN)
         if not self._is_busy():
             self._finish()

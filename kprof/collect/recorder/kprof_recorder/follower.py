@@ -1,4 +1,4 @@
-"""The steps of a process, counted from what the hooks tell."""
+"""Counts the steps of a process from the events of the hooks, and defines their listeners."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class Follower:
 
 
 class Listener(Protocol):
-    """What the hooks tell of one process to; one that listens to all of it counts its steps.
+    """Receives the events of the hooks in one process; a listener to all of them counts its steps.
 
-    Whoever changes what the hooks ask for calls `on_change`, which the hooks set.
+    A listener that changes the events it wants calls `on_change`, which the hooks set.
     """
 
     on_change: Callable[[], None]
@@ -97,7 +97,7 @@ class Listener(Protocol):
 
     @property
     def running(self) -> Recording | None:
-        """What is being recorded, if a trace is."""
+        """The recording in progress, if there is one."""
 
     @property
     def is_capturing(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the workload captures into CUDA graphs: recorded then, since a replay shows no operator."""
+"""CUDA graphs of the workload: recorded at capture, since a replay shows no operator."""
 
 # ruff: noqa: ANN401 - what passes through here is the workload's own, of any type.
 
@@ -151,7 +151,7 @@ class Graphs:
         """Start the recording of a capture; one that fails leaves those of other graphs alone."""
         recorder = self.recorder
         capture = Capture(recorder.settings)
-        # What was set up for the window would be in the way.
+        # Parts that were prepared for the window would interfere.
         self._has_borrowed = recorder.ahead.hand_over(capture)
         try:
             capture.start()

@@ -1,4 +1,4 @@
-"""What was found out about an object, remembered while the object lives."""
+"""Facts about an object, remembered while the object lives."""
 
 from __future__ import annotations
 

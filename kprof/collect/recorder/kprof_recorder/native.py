@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
 
     def _instance_of(name: str) -> ModuleType:
-        """Return another instance of a built-in module, which nobody else has."""
+        """Return another, private instance of a built-in module."""
         spec = BuiltinImporter.find_spec(name)
         module = module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""The output of the recorder: one folder a process, with its trace beside recorder.json."""
+"""The recorder's output: one folder per process, with the trace and recorder.json."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Outcome:
         recorder.on_finished = self.export
 
     def restart(self) -> None:
-        """Forget what was written, for a recording into another folder."""
+        """Forget everything written, for a recording into another folder."""
         self.exported = self._folder = None
 
     def note_rank(self) -> None:

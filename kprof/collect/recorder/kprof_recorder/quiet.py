@@ -1,4 +1,7 @@
-"""The silence of the recorder: none of its messages or frames reach the workload's stderr."""
+"""Keeps messages of torch and Kineto about the recorder out of the workload's stderr.
+
+It also keeps the recorder's own frames out of tracebacks.
+"""
 
 from __future__ import annotations
 
@@ -132,10 +135,10 @@ FOLDER = str(Path(__file__).parent)
 
 
 def hide_from_tracebacks() -> None:
-    """Leave the recorder's own frames out of tracebacks, whoever prints them.
+    """Leave the recorder's own frames out of tracebacks.
 
-    What ends a script or a thread, or comes where nobody can catch it, the interpreter prints
-    itself; everybody else asks `traceback`.
+    The interpreter prints errors that end a script or a thread, or that cannot be caught; all
+    others print through `traceback`.
     """
     show, show_in_thread, show_ignored = sys.excepthook, threading.excepthook, sys.unraisablehook
 

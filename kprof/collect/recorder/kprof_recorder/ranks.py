@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-# What torchrun, Slurm's srun, Open MPI and the others of MPI call a process's number, and theirs.
+# The names that torchrun, Slurm's srun, Open MPI and other MPIs give a process's rank and size.
 RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 WORLD_SIZE_NAMES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 LOCAL_RANK_NAMES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")

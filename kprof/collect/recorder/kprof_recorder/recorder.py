@@ -230,7 +230,7 @@ class Recorder(Follower):
         self._open_step = under_way
         if under_way is not None:
             self._step_has_begun(under_way)
-            # What the recorder itself has just done is no part of the step.
+            # The recorder's own work just before is not part of the step.
             counter.rebase(now())
             self.device_clock.begin(under_way)
 

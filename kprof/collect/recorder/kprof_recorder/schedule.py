@@ -59,7 +59,7 @@ class Block:
     is_window: bool = False
     """Whether it counts; what does not is warm-up."""
     is_unsteady: bool = False
-    """Of a window: whether steps still got faster when the warm-up came to its bound."""
+    """Whether steps still got faster when the warm-up of a window reached its bound."""
 
 
 def blocks_of(schedule: Schedule) -> Generator[Block, float, None]:

@@ -1,4 +1,4 @@
-"""What the recorder is asked to do, as environment variables carry it into the workload."""
+"""The recorder's settings, passed to the workload as environment variables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 # The tracer that is not torch's own profiler.
 NSIGHT = "nsys"
-# What is not set where nobody asks for it: a run inside another must not find the other's.
+# Variables that are unset without a recording: a run inside another must not find the other's.
 OPTIONAL = ("KPROF_SECONDS", "KPROF_TRIGGER", "KPROF_SCHEDULE", "KPROF_SWAP")
 
 
@@ -29,13 +29,13 @@ class Settings:
     seconds: float | None = None
     trigger: Path | None = None
     tracer: str = "torch"
-    """Who records: torch's profiler, or Nsight Systems around this process."""
+    """The recorder: torch's profiler, or Nsight Systems around this process."""
     leader: str = "0"
     """The local rank that begins and ends a window of Nsight Systems."""
     schedule: Path | None = None
     """The file with windows to time, for which nothing is recorded."""
     swap: str | None = None
-    """The kernels that take over after a step: "KERNEL,KERNEL=PROVIDER,…"."""
+    """The kernels to swap in after a step: "KERNEL,KERNEL=PROVIDER,…"."""
 
     @property
     def longest_ns(self) -> int | None:
@@ -44,7 +44,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings | None:
-        """Return the settings in `environment`, or None where nobody asks for a recording."""
+        """Return the settings in `environment`, or None without a recording."""
         raw = environment.get("KPROF_RAW")
         if not raw:
             return None

@@ -1,4 +1,7 @@
-"""The recorder's session in a process that has imported torch: its parts put together."""
+"""Starts the recorder's parts in a process that has imported torch.
+
+It also swaps kernels into a recorded workload, after a step of its own code.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,12 @@ class Swapping:
         self._swap: Any = None
 
     def make(self) -> None:
-        """Let the kernels take over in all models that there are, the first time."""
+        """Swap the kernels into all existing models, the first time."""
         if self._is_tried:
             return
         self._is_tried = True
         try:
-            # Of the workload's environment: without a swap, it need not be there.
+            # Imported from the workload's environment: without a swap, it need not be there.
             swap = import_module("kprof.kernels.swap.swapping").all_models(
                 self._names, str(self._path)
             )
@@ -129,7 +132,7 @@ class Session:
         self.recorder.block_begins()
 
     def block_ends(self) -> None:
-        """Write what was recorded of the block."""
+        """Write the recording of the block."""
         self.recorder.block_ends()
         self.outcome.describe(self.recorder.problems)
 
@@ -189,7 +192,7 @@ class Session:
         self.inherited = self.recorder.running or self.inherited
         leave_without_destructors()
         if self.inherited is not None and not self.inherited.capture.is_of_all_threads:
-            # What started in this thread complains at its end that nobody has stopped it.
+            # A profiler started in this thread complains at its end if it was not stopped.
             atexit.register(hush)
         if self.ending is not None:
             self.ending.forget()
@@ -207,7 +210,7 @@ class Session:
         torch.autograd._enable_record_function(True)
 
     def say_forked(self, source: Source) -> None:
-        """Say that a forked child trains a model, which nobody records."""
+        """Warn that a forked child trains a model and is not recorded."""
         self.hooks.on_step = lambda source: None
         with contextlib.suppress(OSError):
             Outcome(Recorder(self.recorder.settings)).describe([FORKED])
@@ -224,7 +227,7 @@ class Session:
                 recorder.lock.release()
 
     def finish(self) -> None:
-        """Write what was recorded; the workload's own end goes on whatever happens here."""
+        """Write the recording; the workload's own end goes on in any case."""
         self.forget_deadline()
         if self.recorder.is_broken and not self.recorder.problems:
             return

@@ -1,4 +1,4 @@
-"""The rule that delimits steps while the workload runs, with the times of each step.
+"""The steps of a workload: their rule, chosen while it runs, and their times.
 
 Training counts the steps of the optimizer with most parameters; inference the outermost calls of
 the model with most parameters (or of its `generate`, or replays of a CUDA graph); a range that the
@@ -14,7 +14,7 @@ from enum import Enum
 
 
 class Rule(Enum):
-    """What delimits a step."""
+    """The event that delimits a step."""
 
     OPTIMIZER = "optimizer"
     CALL = "call"
@@ -39,7 +39,7 @@ MOST_UNDECIDED = 256
 
 @dataclass(frozen=True)
 class Source:
-    """What a step belongs to: an optimizer, a model, `generate`, or graphs; `size` ranks them."""
+    """The owner of a step: an optimizer, a model, `generate`, or graphs; `size` ranks them."""
 
     key: Hashable
     name: str
@@ -69,7 +69,7 @@ class StepCounter:
 
     `index` numbers the step under way, from 0, and never goes back, whatever the rule turns out to
     be; `num_counted` counts the completed steps of the rule and leader that hold now. Once
-    `is_settled`, which steps were recorded is known: only training still takes over from calls.
+    `is_settled`, the recorded steps are known: only training may still replace calls.
     """
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class StepCounter:
         self._kept.clear()
         self._last.clear()
         if self.is_under_way and (rule is not Rule.OPTIMIZER or self.rule is rule):
-            # What began as another's step has no end now; its number is spent.
+            # A step of another owner has no end now; its number is not used again.
             self.index += 1
             self._start_ns = None
         if rule is Rule.CALL:

@@ -55,7 +55,7 @@ class TrialSession:
         self.hooks.on_step = self.say_forked
 
     def say_forked(self, source: Source) -> None:
-        """Say that a forked child trains a model, which nobody times."""
+        """Warn that a forked child trains a model and is not timed."""
         self.hooks.on_step = lambda source: None
         with contextlib.suppress(OSError):
             Sheet(self.recorder.settings.raw).write("problem", text=FORKED)

@@ -180,7 +180,7 @@ class PatchError(Exception):
 
 
 class Patch:
-    """What arm B runs inside; arm A runs outside. Without a patch both are the same."""
+    """The context of arm B; arm A runs outside of it. Without a patch both are the same."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._name = schedule.patch
@@ -455,7 +455,7 @@ class WindowTimer(Follower):
         self._begin(self._turns.after(told["time_ns"]))
 
     def _begin(self, block: Block | None) -> None:
-        """Give the turn to the arm of `block`; after the last one nobody has to listen."""
+        """Start the arm of `block`; after the last one no listener is needed."""
         self._watch = None
         before, self._block = self._block, block
         if block is None:

@@ -1,4 +1,4 @@
-"""The appendix: environment, commands, hashes of the files, glossary."""
+"""The appendix: environment, commands, hashes of the input files, and a glossary."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ WORDS = (
     ("A/B, before and after", "The same work without (A) and with the change (B), in pairs."),
     (
         "Bound, 99 %",
-        "The worst value that the measurements still allow, with 99 % confidence; of a broken "
-        "promise the best one.",
+        "The worst value that the measurements allow with 99 % confidence; for a missed target, "
+        "the best value.",
     ),
-    ("Calibration", "A test of the instrument itself: how often it sees what is not there."),
-    ("Confidence", "How often a range found in this way holds the truth: 95 % is 19 in 20."),
+    ("Calibration", "A test of the measurement itself: how often it reports a false difference."),
+    ("Confidence", "How often such a range contains the true value: 95 % is 19 in 20."),
     ("FLOP", "One floating-point operation, such as an addition."),
-    ("GPU", "The processor that does the arithmetic, and that is paid by the hour."),
-    ("Idle", "Time in which the GPU did nothing and was paid all the same."),
-    ("Interval, range", "Where the true value lies, with the confidence that is named."),
-    ("Kernel", "One piece of work that the GPU does without a break."),
+    ("GPU", "The processor that does the arithmetic. It is paid by the hour."),
+    ("Idle", "Time in which the GPU did nothing but was paid for."),
+    ("Interval, range", "Where the true value lies, with the stated confidence."),
+    ("Kernel", "A program that runs on the GPU, such as one matrix multiplication."),
     ("Median", "The value in the middle: half are smaller, half are larger."),
     ("p-value", "How likely a difference as clear as this is if there were none."),
     ("Pair", "One measurement before and one after, close together in time."),
     ("Percentile, p99", "The value that 99 of 100 measurements do not exceed."),
     ("Quality gate", "Checks that results stay right when a part is replaced."),
-    ("Roofline", "The time that work takes at the full speed of memory and arithmetic."),
-    ("Service level, SLA", "What is promised to users, such as a longest time to the first word."),
-    ("Step", "One round of the work: of training one update, of a model one call."),
-    ("Token", "A piece of a word, the unit in which language models are paid."),
+    ("Roofline", "The time that the work takes at the full speed of memory and arithmetic."),
+    ("Service level, SLA", "Targets agreed with users, such as a maximum time to the first token."),
+    ("Step", "One iteration: one update in training, one model call in inference."),
+    ("Token", "A part of a word; language models are priced per token."),
 )
 
 
 def render(evidence: Evidence) -> Chapter:
-    """Render what it takes to do it again, what was read, and the glossary."""
+    """Render the commands to repeat the measurements, the input files, and the glossary."""
     blocks: list[Block] = []
     if environment := _environment(evidence):
-        blocks.append(_table("Environment", environment, "What it ran on."))
+        blocks.append(_table("Environment", environment, "Hardware and software of the runs."))
     if commands := _commands(evidence):
-        blocks.append(_table("What", commands, "To do it again."))
+        blocks.append(_table("Measurement", commands, "Commands to repeat the measurements."))
     if evidence.sources:
         columns = (Column("File"), Column("Holds"), Column("SHA-256", "prose"))
         rows = tuple((one.name, one.what, one.sha256) for one in evidence.sources)
-        blocks.append(Table(columns, rows, "What this report was made from."))
+        blocks.append(Table(columns, rows, "Files that this report was made from."))
     blocks.append(Text("Glossary", "heading"))
-    blocks.append(_table("Word", WORDS, "The words of this report."))
+    blocks.append(_table("Term", WORDS, "Terms in this report."))
     return Chapter(TITLE, tuple(blocks))
 
 

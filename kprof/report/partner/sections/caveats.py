@@ -1,4 +1,4 @@
-"""What the reader has to keep in mind: doubts, gaps of the recording, notes."""
+"""The caveats: doubts about results, and gaps of the recording."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kprof.report.section import Column, Table, Text
 from kprof.report.sla_verdict import Judged
 from kprof.report.units import format_count
 
-TITLE = "What to keep in mind"
+TITLE = "Caveats"
 
 DOUBTFUL = ("bad", "limited")
 
 
 def render(evidence: Evidence) -> Chapter:
-    """Render every doubt with what it is about, and the questions that stay open."""
+    """Render every doubt with its subject, and the questions that stay open."""
     rows = _doubts(evidence)
     questions = [
         (one.question, one.because, one.way_out)
@@ -28,13 +28,13 @@ def render(evidence: Evidence) -> Chapter:
     ]
     blocks: list[Block] = []
     if rows:
-        blocks.append(Text(f"{format_count(len(rows), 'thing')} to keep in mind."))
-        columns = (Column("About"), Column("Keep in mind", "prose"))
-        blocks.append(Table(columns, tuple(rows), "Doubts and limits, by what they are about."))
+        blocks.append(Text(f"{format_count(len(rows), 'caveat')} to the results above."))
+        columns = (Column("Concerns"), Column("Caveat", "prose"))
+        blocks.append(Table(columns, tuple(rows), "Doubts and limits, by subject."))
     else:
-        blocks.append(Text("Nothing is known to be doubtful.", "good"))
+        blocks.append(Text("No caveats are known.", "good"))
     if questions:
-        headers = ("Question", "Not answered because", "To know")
+        headers = ("Question", "Not answered because", "To answer it")
         title = f"{format_count(len(questions), 'question')} that the recording cannot answer"
         blocks.append(
             Folded(
@@ -57,10 +57,10 @@ def _doubts(evidence: Evidence) -> list[tuple[str, str]]:
         rows += [("Cost", warning) for warning in costs.warnings]
     if evidence.calibration is not None:
         calibration = evidence.calibration
-        rows += [("Instrument", doubt) for doubt in calibration.doubts]
-        rows += [("Instrument", f"Not measured: {what}.") for what in calibration.missing]
+        rows += [("Calibration", doubt) for doubt in calibration.doubts]
+        rows += [("Calibration", f"Not measured: {what}.") for what in calibration.missing]
         rows += [
-            ("Instrument", f"Not reached: {target.name}, {target.where}.")
+            ("Calibration", f"Target missed: {target.name}, {target.where}.")
             for target in calibration.targets
             if not target.is_met
         ]

@@ -20,13 +20,13 @@ from kprof.report.partner.wording import (
 from kprof.report.section import Column, Table, Text
 from kprof.report.units import MISSING
 
-TITLE = "Before against after"
+TITLE = "Before and after"
 
 TONES = {"FASTER": "good", "SAME": "good", "SLOWER": "warning"}
 MEANING = (
-    "Before and after were measured in pairs, in random order, so that whatever disturbs the "
-    "machine disturbs both alike. What counts as a difference, and how many pairs to take at most, "
-    "was set before the first measurement."
+    "Before and after were measured in pairs, in random order, so that disturbances of the machine "
+    "affect both alike. The smallest difference that matters and the maximum number of pairs were "
+    "set before the first measurement."
 )
 HOW = "kprof ab --env NAME=VALUE train.py, then name its folder"
 
@@ -44,7 +44,7 @@ def render(evidence: Evidence) -> Chapter | Missing:
 
 
 def _heading(comparison: Comparison) -> str:
-    """Say what was changed of what, whose name stands in the change already where that is in it."""
+    """Return the heading of a comparison: its name and change, the name once."""
     changed = changed_in_words(comparison.b)
     if comparison.name in changed:
         return f"{changed[:1].upper()}{changed[1:]}"
@@ -68,7 +68,7 @@ def _blocks(comparison: Comparison) -> list[Block]:
     blocks.append(_claims(comparison))
     if any(_change(pair) is not None for pair in comparison.pairs):
         blocks.append(_picture(comparison))
-    blocks.append(Folded("How it was done", _method(comparison)))
+    blocks.append(Folded("Method", _method(comparison)))
     return blocks
 
 
@@ -76,7 +76,7 @@ def _claims(comparison: Comparison) -> Table:
     columns = (
         Column("Measured"),
         Column("Result"),
-        Column("After against before", "prose"),
+        Column("Difference", "prose"),
         Column("Confidence", "right"),
         Column("Pairs", "right"),
         Column("p-value", "right"),
@@ -93,8 +93,8 @@ def _claims(comparison: Comparison) -> Table:
         for claim in (*comparison.claims, *(one.claim for one in per_token(comparison)))
     )
     caption = (
-        "The p-value: how likely a difference as clear as this is if there were none. Its range "
-        "is the one in which the difference lies with the confidence that is named."
+        "In brackets: the range in which the difference lies, with the confidence in that row. "
+        "p-value: how likely a difference as clear as this is if there were none."
     )
     return Table(columns, rows, caption)
 
@@ -124,14 +124,14 @@ def _picture(comparison: Comparison) -> Picture:
         band = Band(*ends)
     effect = comparison.plan.smallest_effect
     edges = (100 * effect, 100 * (1 / (1 + effect) - 1))
-    label = f"difference of {metric.name}, after against before"
+    label = f"difference of {metric.name}, after relative to before"
     wide, narrow = both(lambda width: pairs(dots, width, band, edges, label))
     caption = (
         "Each dot is one pair, in the order of time. The line is the estimate, the band its "
         "interval; between the dotted lines a difference is too small to matter."
     )
     if any(pair.problem for pair in comparison.pairs):
-        caption += " A cross was left out, for a reason set beforehand."
+        caption += " A cross is a pair left out, by a rule that was set beforehand."
     title = f"Every pair of {comparison.name}"
     return Picture(title, wide, narrow, caption, _pairs(comparison))
 
@@ -175,12 +175,12 @@ def _method(comparison: Comparison) -> Table:
         ("Before (A)", comparison.a),
         ("After (B)", comparison.b),
         ("Protocol", comparison.protocol),
-        ("Least difference that matters", f"{100 * plan.smallest_effect:g} %"),
-        ("Error allowed", f"{100 * plan.alpha:g} % for all verdicts together"),
+        ("Smallest difference that matters", f"{100 * plan.smallest_effect:g} %"),
+        ("Error rate allowed", f"{100 * plan.alpha:g} % for all verdicts together"),
         ("Pairs", f"at most {plan.max_pairs}; {early}"),
         ("Seed of the random order", f"{plan.seed}"),
         ("SHA-256 of the plan", plan.digest),
         *comparison.facts.items(),
     ]
-    columns = (Column("Set beforehand, and the machine"), Column("Value", "prose"))
+    columns = (Column("Plan and machine"), Column("Value", "prose"))
     return Table(columns, tuple(rows), f"{comparison.name}: plan and machine.")

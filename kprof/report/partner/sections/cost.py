@@ -28,7 +28,7 @@ TITLE = "Cost and energy"
 HOW = "kprof cost RUN --gpu H100 --tokens-per-step 4096 --json > cost.json, then name cost.json"
 NO_CREDIT = "The difference between before and after is not proven, so no saving is credited."
 GAP = "missing"
-ENERGY_IS_PAID = "Energy is part of what a GPU-hour costs: do not add it."
+ENERGY_IS_PAID = "The price of a GPU-hour includes energy: do not add it."
 
 
 def render(evidence: Evidence) -> Chapter | Missing:
@@ -72,7 +72,7 @@ def _table(evidence: Evidence) -> Table:
     for line in money_in(evidence):
         before, after, saved = line.written()
         rows.append((line.name, before, after, saved if is_proven else "not proven"))
-    caption = "In US dollars: the middle, and from the lowest to the highest in brackets."
+    caption = "In US dollars: the middle, and in brackets the lowest and the highest."
     if load := load_in_words(evidence.costs[-1]):
         caption += f" {load}"
     if prices := prices_in_words(evidence):
@@ -113,7 +113,7 @@ def _basis(costs: Costs) -> list[Block]:
     blocks += [Text(note, "muted") for note in costs.notes]
     if costs.missing:
         topics = "; ".join(f"{m.topic}: {', '.join(m.give)}" for m in costs.missing)
-        blocks.append(Text(f"Not computed, for lack of facts: {topics}.", "muted"))
+        blocks.append(Text(f"Not computed, for lack of inputs: {topics}.", "muted"))
     return blocks
 
 

@@ -1,4 +1,4 @@
-"""The cover: one sentence of outcome, with the instrument's error rate."""
+"""The cover: the verdict in one sentence, its subject, and the error rate of the measurement."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kprof.report.section import Facts, Text
 TITLE = "Verdict"
 
 UNCALIBRATED = (
-    "How often such verdicts err on this machine was not measured. To know: kprof selftest --json "
-    "> selftest.json, and name that file as well."
+    "The error rate of such verdicts was not measured on this machine. To measure it: kprof "
+    "selftest --json > selftest.json, and name that file as well."
 )
 
 
 def render(evidence: Evidence) -> Chapter:
-    """Render the sentence, what was looked at, and the badge of the calibration."""
+    """Render the verdict, the change and GPU that it is about, and the calibration."""
     blocks: list[Block] = [outcome_of(evidence)]
     if facts := _about(evidence):
         blocks.append(Facts(tuple(facts)))
@@ -33,9 +33,7 @@ def _about(evidence: Evidence) -> list[tuple[str, str, str]]:
     facts = []
     comparison = evidence.headline
     if comparison is not None:
-        facts.append(
-            ("What was changed", changed_in_words(comparison.b), f"before: {comparison.a}")
-        )
+        facts.append(("Change", changed_in_words(comparison.b), f"before: {comparison.a}"))
     gpu = _gpu(evidence)
     if gpu:
         facts.append(("Measured on", gpu, ""))
@@ -45,13 +43,13 @@ def _about(evidence: Evidence) -> list[tuple[str, str, str]]:
         claim = comparison.headline
         assert claim.interval is not None
         level = f"{100 * claim.interval.level:.3g} %"
-        why = f"confidence of the interval, from {claim.num_pairs} pairs of measurements"
-        facts.append(("How sure", level, why))
+        why = f"of the range in the verdict, from {claim.num_pairs} pairs of measurements"
+        facts.append(("Confidence", level, why))
     return facts
 
 
 def _gpu(evidence: Evidence) -> str:
-    """Return the GPU of what the verdict is about; a run beside a comparison may have another."""
+    """Return the GPU of the verdict: the comparison's, which may differ from a run's."""
     if evidence.headline is not None:
         return gpu_of(evidence.headline)
     names = [gpu.name for run in evidence.runs for gpu in run.gpus if not run.is_host_only]
@@ -63,7 +61,10 @@ def _badge(evidence: Evidence) -> list[Block]:
     if calibration is None:
         text = evidence.calibration_text
         return [
-            Text(f"Instrument: {text}" if text else UNCALIBRATED, "plain" if text else "warning")
+            Text(
+                f"Accuracy of kprof ab: {text}" if text else UNCALIBRATED,
+                "plain" if text else "warning",
+            )
         ]
     blocks: list[Block] = [Facts(tuple(_figures(calibration)))]
     if doubt := _doubt(calibration, evidence):
@@ -80,24 +81,24 @@ def _figures(calibration: Calibration) -> list[tuple[str, str, str]]:
         "host": "on the clock of the host",
     }[calibration.kind]
     rate = share_in_words(worst.share) if worst else "not known"
-    of = f"of {worst.of:,} comparisons without a difference, in the worst noise" if worst else ""
+    of = f"in {worst.of:,} comparisons without a difference, in the worst noise" if worst else ""
     finds = share_in_words(least) if least and least < 1 else "not known"
-    met = {True: "✓ Keeps its targets", False: "✗ Misses targets", None: "? Not all measured"}
+    met = {True: "✓ Meets its targets", False: "✗ Misses targets", None: "? Not all measured"}
     return [
-        ("Instrument", met[calibration.is_met], f"{where}, {calibration.date}"),
+        ("Accuracy of kprof ab", met[calibration.is_met], f"{where}, {calibration.date}"),
         ("False-positive rate", rate, of),
         (
             "Minimum detectable effect",
             finds,
-            f"detected four times in five, with {calibration.num_pairs} pairs",
+            f"detected in 80 % of comparisons of {calibration.num_pairs} pairs",
         ),
     ]
 
 
 def _doubt(calibration: Calibration, evidence: Evidence) -> str:
     if calibration.kind == "simulated":
-        return "This calibration is of simulated noise; the machine's own may be worse."
+        return "This calibration used simulated noise; the noise of the machine may be larger."
     gpu = _gpu(evidence)
     if calibration.kind == "gpu" and gpu and calibration.device not in gpu:
-        return f"The instrument was calibrated on {calibration.device}, not on {gpu}."
+        return f"kprof ab was calibrated on {calibration.device}, not on {gpu}."
     return ""

@@ -1,4 +1,4 @@
-"""The decisions of an engagement with their dates."""
+"""The decisions of an engagement, with their days."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from kprof.report.sections.findings import evidence_of
 from kprof.report.units import UNKNOWN, format_count
 from kprof.trace import Trace
 
-TITLE = "What was found"
+TITLE = "Findings"
 
 MOST_CARDS = 12
 LARGE, SMALL = 0.05, 0.01
@@ -27,22 +27,22 @@ EFFORT = {
     "high": "high: a project of its own",
 }
 SAVINGS = (
-    "P1: saves 5 % of the time or more, in the middle of its range, and is not in doubt. P2: 1 % "
-    "or more. P3: less, or unknown. Savings are predicted from the recording, in the "
-    "way that stands in the details of a card. They do not add up, as some overlap."
+    "P1: the middle of the predicted saving is at least 5 % of the time, and the confidence is not "
+    "low. P2: at least 1 %. P3: less, or unknown. Savings are predicted from the recording; a "
+    "card's details say how. They overlap, so they do not add up."
 )
 UNTRACED = 0.1
-"""From this share of the device time without an operator on, what rules do not see may be there."""
+"""Share of the device time without an operator from which an unseen finding may still be there."""
 HOW = "kprof run train.py, then name the run's folder"
 
 
 def render(evidence: Evidence) -> Chapter | Missing:
     """Render a card for every finding of the first run and of the last one."""
     if not evidence.runs or all(run.diagnosis is None for run in evidence.runs):
-        return Missing("What costs time, and what to do about it", HOW)
+        return Missing("Findings: what costs time and how to fix it", HOW)
     cards = _cards(evidence)
     if not cards:
-        nothing = "No rule found anything that would be worth a change."
+        nothing = "No rule found a change that would save time."
         return Chapter(TITLE, (Text(nothing, "good"),))
     blocks: list[Block] = []
     if together := _together(evidence.runs[-1]):
@@ -50,13 +50,13 @@ def render(evidence: Evidence) -> Chapter | Missing:
     blocks += [*cards[:MOST_CARDS], Text(SAVINGS, "muted")]
     if len(cards) > MOST_CARDS:
         left = len(cards) - MOST_CARDS
-        blocks.append(Text(f"{left} more, less promising, are in the run's own report.", "muted"))
+        blocks.append(Text(f"{left} more with smaller savings are in the run's report.", "muted"))
     return Chapter(TITLE, tuple(blocks))
 
 
 def _cards(evidence: Evidence) -> list[Card]:
     first, last = evidence.runs[0], evidence.runs[-1]
-    # What a single run shows is what is there now, unless a change was compared with it.
+    # A single run shows the present state, unless a comparison changed something after it.
     is_changed = first is not last or bool(evidence.comparisons)
     cards = []
     for finding, run, status in _stated(first, last):
@@ -74,7 +74,7 @@ def _cards(evidence: Evidence) -> list[Card]:
 def _stated(first: Trace, last: Trace) -> list[tuple[Finding, Trace, str]]:
     """Return the findings of the first run, then those new in the last: with run and status.
 
-    What both show is told as it is in the last: that is what mending it would save now.
+    A finding of both runs is reported from the last one: its saving is what a fix saves now.
     """
     before, after = _found_in(first), _found_in(last)
     if first is last:
@@ -82,17 +82,17 @@ def _stated(first: Trace, last: Trace) -> list[tuple[Finding, Trace, str]]:
     new = [rule for rule in after if rule not in before]
     return [
         *(
-            (after[rule], last, "still found after it")
+            (after[rule], last, "still found after the change")
             if rule in after
             else (one, first, _gone(one, first, last))
             for rule, one in before.items()
         ),
-        *((after[rule], last, "only after the change") for rule in new),
+        *((after[rule], last, "new: found only after the change") for rule in new),
     ]
 
 
 def _found_in(run: Trace) -> dict[str, Finding]:
-    """Return what was found, by the name of its rule."""
+    """Return the findings of a run, by the name of their rule."""
     found: dict[str, Finding] = {}
     for one in run.diagnosis.findings if run.diagnosis else ():
         found.setdefault(one.rule, one)
@@ -105,7 +105,7 @@ def _gone(finding: Finding, first: Trace, last: Trace) -> str:
         return ""
     unasked = {one.rule: one.because for one in last.diagnosis.unasked}
     if finding.rule in unasked:
-        return f"? not looked for after the change: {unasked[finding.rule]}"
+        return f"? not checked after the change: {unasked[finding.rule]}"
     untraced = untraced_share(last)
     rests_on_operators = first.kernels["op"].iloc[list(finding.rows)].notna().any()
     if untraced >= UNTRACED and rests_on_operators:
@@ -120,7 +120,7 @@ def _gone(finding: Finding, first: Trace, last: Trace) -> str:
 def _card(
     finding: Finding, run: Trace, facts: list[tuple[str, str]], status: str, evidence: Evidence
 ) -> Card:
-    facts += [("How sure", finding.confidence), ("Effort", EFFORT[finding.effort])]
+    facts += [("Confidence", finding.confidence), ("Effort", EFFORT[finding.effort])]
     if status:
         facts.append(("Status", status))
     advice = evidence.advice.get(finding.rule)
@@ -144,17 +144,17 @@ def _card(
 
 
 def _proof(finding: Finding, run: Trace) -> Table:
-    """Return what proves a finding, and say over how many steps, as its claim is of one."""
+    """Return the evidence of a finding; its caption says over how many steps."""
     steps = len(find_steps(run)) if run.meta.num_ranks == 1 else 0
     span = f", in {format_count(steps, 'recorded step')} together" if steps else ""
     kept = len(finding.rows) + len(finding.idle_rows)
     of = finding.num_rows + finding.num_idle_rows
     which = f": the {kept:,} that took longest, of {of:,}" if of > kept else ""
-    return replace(evidence_of(run, finding), caption=f"What proves it{span}{which}.")
+    return replace(evidence_of(run, finding), caption=f"Evidence{span}{which}.")
 
 
 def title_of(finding: Finding, evidence: Evidence) -> str:
-    """Return what a finding is called in plain words, else the name of its rule."""
+    """Return the title of a finding's playbook, else the name of its rule."""
     name = finding.rule.replace("_", " ")
     advice = evidence.advice.get(finding.rule)
     return advice.title if advice and advice.title else f"{name[:1].upper()}{name[1:]}"
@@ -186,7 +186,7 @@ def grade_of(finding: Finding) -> str:
 
 
 def saving_in_words(saving: Saving | None, whole: str) -> str:
-    """Write a saving as a share and in time, or that nobody knows it."""
+    """Format a saving as a share and in time, or as unknown."""
     if saving is None or saving.high_ns is None:
         return UNKNOWN
     step, low, high = max(saving.step_ns, 1), max(saving.low_ns or 0, 0), saving.high_ns

@@ -9,22 +9,22 @@ from kprof.report.partner.wording import time_within
 from kprof.report.section import Column, Table, Text
 from kprof.report.units import MISSING, format_share
 
-TITLE = "Kernels beside their peers"
+TITLE = "Kernels compared with other libraries"
 
 MEANING = (
-    "Each kernel alone, on data that no cache holds. What a faster kernel brings to the whole is "
-    "what the comparisons above say, not this table."
+    "Each kernel alone, with cold caches. The comparisons above show how much a faster kernel "
+    "gains for the whole workload; this table does not."
 )
 COLUMNS = (
     Column("Work", "prose"),
     Column("Ours", "right"),
     Column("Best of the others", "right"),
     Column("Which"),
-    Column("Ours is", "right"),
+    Column("kprof's is", "right"),
     Column("Of a copy", "right"),
     Column("GPU and day", "prose"),
 )
-CAPTION = "Of a copy: the time of a copy of the same bytes, over the time of ours."
+CAPTION = "Of a copy: the time of a copy of the same bytes, divided by the time of this kernel."
 
 
 def render(evidence: Evidence) -> Chapter | None:

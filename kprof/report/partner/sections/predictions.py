@@ -9,7 +9,7 @@ from kprof.report.partner.wording import marked, percent_range
 from kprof.report.section import Column, Table, Text
 from kprof.report.units import format_count
 
-TITLE = "What was predicted, and what came of it"
+TITLE = "Predictions and measurements"
 TOGETHER = {
     ALL_FINDINGS: "all findings together",
     ALL_SWAPS: "all kernels that findings propose, together",
@@ -24,11 +24,11 @@ def render(evidence: Evidence) -> Chapter | None:
     right = sum(came_true(one) is True for one in scored)
     lead = f"{right} of {format_count(len(scored), 'prediction')} came true"
     surely = sum(came_true(one) is True and is_sure(one) for one in scored)
-    lead += f", {surely} of them surely" if surely < right else ""
+    lead += f", {surely} of them with certainty" if surely < right else ""
     open_ones = len(evidence.predictions) - len(scored)
     lead += f"; {open_ones} not measured yet." if open_ones else "."
     if not scored:
-        lead = f"Nothing of {format_count(open_ones, 'prediction')} was measured yet."
+        lead = f"{format_count(open_ones, 'prediction')}, none measured yet."
     columns = (
         Column("Finding"),
         Column("Predicted on"),
@@ -38,9 +38,9 @@ def render(evidence: Evidence) -> Chapter | None:
     )
     rows = tuple(_row(one, evidence) for one in evidence.predictions)
     caption = (
-        "Savings as shares of the step. A prediction came true where the middle of what was "
-        "measured lies in its range; not surely, where the range of what was measured reaches "
-        "across an end of it."
+        "Savings as shares of the step. A prediction came true if the middle of the measured range "
+        "lies in the predicted range. It is not certain if the measured range crosses an end of "
+        "the predicted one."
     )
     return Chapter(TITLE, (Text(lead), Table(columns, rows, caption)))
 
@@ -53,7 +53,7 @@ def came_true(one: Scored) -> bool | None:
 
 
 def is_sure(one: Scored) -> bool:
-    """Tell whether all that may have been measured lies on one side of the predicted ends."""
+    """Tell whether the whole measured range lies inside or outside of the predicted one."""
     if one.measured is None:
         return False
     least, most = 1 - one.measured.high, 1 - one.measured.low
@@ -73,5 +73,5 @@ def _row(one: Scored, evidence: Evidence) -> tuple[str, ...]:
     measured = percent_range(1 - one.measured.high, 1 - one.measured.low)
     tone, told = ("good", "Came true") if came_true(one) else ("warning", "Was off")
     if not is_sure(one):
-        tone, told = "plain", f"{told}, not surely"
+        tone, told = "plain", f"{told}, not certain"
     return (name, when, predicted, measured, marked(tone, told))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from kprof.kernels.correctness.levels import REJECT, GateReport, Level
 from kprof.report.partner.evidence import Evidence
@@ -16,13 +17,13 @@ TITLE = "Quality of the results"
 HOW = "kprof kernels check NAME --json > gate.json, then name gate.json"
 TONES = {"passed": "good", "failed": "warning", "undecided": "plain", "not run": "plain"}
 LEVELS = {
-    "L0": "L0: nothing else is touched, and no shortcut is taken",
-    "L1": "L1: the part alone computes as precisely as what it replaces",
+    "L0": "L0: it changes nothing else and takes no shortcut",
+    "L1": "L1: alone, it is as precise as the code that it replaces",
     "L2": "L2: the layers around it agree",
     "L3": "L3: the model's outputs agree",
     "L4": "L4: the model writes the same text",
     "L5": "L5: the model does its task as well",
-    "L6": "L6: training goes the same way",
+    "L6": "L6: training converges the same way",
 }
 CLASSES = {
     "BIT-EXACT": "the results are the same to the last bit",
@@ -37,10 +38,13 @@ def render(evidence: Evidence) -> Chapter | Missing:
     """Render a verdict and the matrix of levels for everything that was checked."""
     if not evidence.gates:
         return Missing("Whether results stay right with the change", HOW)
-    blocks: list[Block] = []
+    alike: dict[tuple[str, str], list[str]] = {}
     for gate in evidence.gates:
-        tone = tone_of(gate)
-        blocks.append(Text(marked(tone, f"{gate.subject}: {_said(gate)}."), tone))
+        alike.setdefault((tone_of(gate), _said(gate)), []).append(gate.subject)
+    blocks: list[Block] = [
+        Text(marked(tone, f"{', '.join(subjects)}: {told}."), tone)
+        for (tone, told), subjects in alike.items()
+    ]
     blocks.append(_matrix(evidence.gates))
     blocks += [
         Text(f"{gate.subject}, {level.name}: {level.why}.", "warning")
@@ -68,13 +72,13 @@ def _said(gate: GateReport) -> str:
         return CLASSES[gate.reached] + (tried if gate.reached != REJECT else "")
     passed, failed = _named(gate, "passed"), _named(gate, "failed")
     told = f"{passed or 'nothing'} passed" + (f" and {failed} failed" if failed else "")
-    missing = f"; to say more, {', '.join(gate.missing)} would have to pass" if gate.missing else ""
-    return f"{told}, which is too little to call it equivalent{missing}"
+    missing = f": {', '.join(gate.missing)} must pass as well" if gate.missing else ""
+    return f"{told}; this does not prove equivalence yet{missing}"
 
 
 def _matrix(gates: tuple[GateReport, ...]) -> Table:
     columns = (
-        Column("What was checked", "prose"),
+        Column("Replacement", "prose"),
         Column("Level", "prose"),
         Column("Result"),
         Column("Value", "right"),
@@ -82,21 +86,26 @@ def _matrix(gates: tuple[GateReport, ...]) -> Table:
         Column("Replaced code", "right"),
         Column("On"),
     )
-    rows = tuple(
-        (
-            gate.subject,
-            LEVELS[level.name],
-            marked(TONES[level.state], STATES[level.state]),
-            *_of(level),
-        )
-        for gate in gates
-        for level in gate.levels
-    )
+    rows = tuple(row for gate in gates for row in _rows(gate))
     caption = (
-        "The value that comes closest to what is allowed. Replaced code: the same number of the "
-        "code before. A level that was not run counts as nothing."
+        "Value: the one closest to its limit. Replaced code: the same value of the code before the "
+        "change. A level that was not run proves nothing."
     )
     return Table(columns, rows, caption)
+
+
+def _rows(gate: GateReport) -> Iterator[tuple[str, ...]]:
+    """Yield a row for every level that was run, and one for all that were not for one reason."""
+    not_run: dict[str, list[str]] = {}
+    for level in gate.levels:
+        if level.state == "not run":
+            not_run.setdefault(level.why, []).append(level.name)
+            continue
+        state = marked(TONES[level.state], STATES[level.state])
+        yield (gate.subject, LEVELS[level.name], state, *_of(level))
+    for why, names in not_run.items():
+        state = marked(TONES["not run"], STATES["not run"])
+        yield (gate.subject, ", ".join(names), state, "", "", "", why)
 
 
 def _of(level: Level) -> tuple[str, str, str, str]:

@@ -20,7 +20,7 @@ class Recorded:
 
     title: str
     question: str
-    """What stays unknown without a run."""
+    """What a reader misses without a run, in words."""
     render_run: Callable[[Trace], Section]
 
     def render(self, evidence: Evidence) -> Chapter | Missing:

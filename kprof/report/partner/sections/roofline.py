@@ -1,4 +1,4 @@
-"""The roofline: how close the work comes to what the device can do at all."""
+"""The roofline: how close the work comes to the limits of the hardware."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kprof.report.units import (
 )
 from kprof.trace import Trace
 
-TITLE = "How close to the device's limits"
+TITLE = "Distance to the hardware limits"
 
 MOST_DOTS, MOST_ROWS = 60, 12
 LOOKS: dict[str, tuple[Symbol, str]] = {
@@ -35,8 +35,8 @@ LOOKS: dict[str, tuple[Symbol, str]] = {
 }
 UNKNOWN: tuple[Symbol, str] = ("diamond", "k9")
 EARLIER = (
-    "This is the run before the change. The work of the run after it is unknown, as where a CUDA "
-    "graph replays it."
+    "This is the run before the change. The work of the run after it is unknown, for example "
+    "because a CUDA graph replays it."
 )
 HOW = "record the operators' shapes with kprof run, on a GPU that kprof knows or has measured"
 
@@ -52,7 +52,7 @@ def render(evidence: Evidence) -> Chapter | Missing:
             told = [*([EARLIER] if run is not runs[0] else []), *_lead(run, groups)]
             picture = _picture(run, computing.head(MOST_DOTS), len(computing))
             return Chapter(TITLE, (*map(Text, told), picture))
-    return Missing("How close the work comes to the device's limits", HOW)
+    return Missing("How close the work comes to the hardware limits", HOW)
 
 
 def _lead(run: Trace, groups: pd.DataFrame) -> list[str]:
@@ -62,9 +62,9 @@ def _lead(run: Trace, groups: pd.DataFrame) -> list[str]:
         least = "at least " if used.is_lower_bound else ""
         share = share_in_words(used.value)
         sentences.append(
-            f"The same work at the full speed of the device's memory and arithmetic would take "
-            f"{least}{share} of the time that it took{_unrecorded(run, used.value)}. Real programs "
-            "reach 30 to 50 %."
+            f"At the full speed of the GPU's memory and arithmetic, this work would take "
+            f"{least}{share} of its time{_unrecorded(run, used.value)}. Real programs reach 30 to "
+            "50 %."
         )
     total = max(int(run.kernels["duration_ns"].sum()), 1)
     by_bound = groups.groupby(groups["bound"].astype(object))["time_ns"].sum()
@@ -73,7 +73,7 @@ def _lead(run: Trace, groups: pd.DataFrame) -> list[str]:
         for bound, time_ns in by_bound.sort_values(ascending=False).items()
     )
     if listed:
-        sentences.append(f"Of the time at work: {listed}.")
+        sentences.append(f"Busy time by its limit: {listed}.")
     device = run.meta.device
     if device is not None and not device.is_measured:
         sentences.append(f"The limits are the datasheet's ({device.source}), not measured here.")
@@ -84,7 +84,7 @@ def _lead(run: Trace, groups: pd.DataFrame) -> list[str]:
 
 
 def _unrecorded(run: Trace, share: float) -> str:
-    """Say the share of a step that nobody records, where recording made steps much longer."""
+    """Return the share in an unrecorded step, where recording made steps much longer."""
     cost = measure_cost(run)
     if run.is_host_only or cost is None or not cost.is_noticeable:
         return ""
@@ -97,16 +97,16 @@ def _picture(run: Trace, points: pd.DataFrame, number: int) -> Picture:
     wide, narrow = both(
         lambda width: roofline(dots, width, memory, flats, "operations per second (FLOP/s)")
     )
-    cut = f"the {MOST_DOTS} longest of {number:,} kinds of work" if number > MOST_DOTS else "all"
+    cut = f"the {MOST_DOTS} longest of {number:,}" if number > MOST_DOTS else "all"
     caption = (
         f"Each mark is one kind of work ({cut}); its size is its share of the time. The closer to "
-        "a line, the better the device is used."
+        "a line, the closer to the hardware limit."
     )
     legend = tuple(
         (f"{LOOKS[b][1]} {LOOKS[b][0]}", BOUNDS[b]) for b in LOOKS if b in set(points["bound"])
     )
     return Picture(
-        "Speed of the work under the device's ceilings", wide, narrow, caption, _table(points),
+        "Speed of the work and the hardware limits", wide, narrow, caption, _table(points),
         legend=legend,
     )  # fmt: skip
 

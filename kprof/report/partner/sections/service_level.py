@@ -17,9 +17,9 @@ from kprof.report.units import MISSING, format_share
 TITLE = "Service level"
 
 METHOD = (
-    "A bound is the worst value that the measurements still allow, with a confidence of 99 %; of a "
-    "missed target it is the best one. A target counts as met only if its bound meets it, not if "
-    "the measured value alone does."
+    "A bound is the worst value that the measurements allow with 99 % confidence; for a missed "
+    "target it is the best value. A target counts as met only if its bound meets it; a measured "
+    "value within the limit is not enough."
 )
 TONES = {"MET": "good", "MISSED": "warning"}
 HOW = "kprof sla RESULTS --target 'ttft_p95<=200ms' --json > sla.json, then name sla.json"
@@ -44,7 +44,7 @@ def render(evidence: Evidence) -> Chapter | Missing:
 
 
 def _reasons(judged: Judged) -> list[Text]:
-    """Say of every target that nobody can judge why not."""
+    """Return the reason for every target that has no verdict."""
     return [
         Text(f"{_capital(target_in_words(j))}. {_capital(j.why)}.")
         for j in judged.assessment.judgements
@@ -166,8 +166,8 @@ def _picture(evidence: Evidence) -> Picture | None:
     )
     wide, narrow = both(lambda width: ranges(rows, width, "%", 100.0, "limit"))
     caption = (
-        "Each target in percent of its limit: the mark is what was measured, the band reaches from "
-        "bound to bound, and is cut at three times the limit. Times are to stay left of the limit, "
-        "rates right of it."
+        "Each target in percent of its limit. The mark is the measured value; the band reaches "
+        "from bound to bound and is cut at three times the limit. Times must stay left of the "
+        "limit, rates right of it."
     )
     return Picture("Targets against their limits", wide, narrow, caption, table)

@@ -47,26 +47,26 @@ WORDS = {
     "FASTER": "better",
     "SAME": "the same",
     "SLOWER": "worse",
-    "INCONCLUSIVE": "cannot tell",
+    "INCONCLUSIVE": "inconclusive",
     "INVALID": "not valid",
 }
 MONEY_WORDS = {
     True: ("good", "cheaper"),
     False: ("warning", "dearer"),
-    None: ("plain", "cannot tell"),
+    None: ("plain", "inconclusive"),
 }
 SLA_TONES = {"MET": "good", "MISSED": "warning"}
 
 
 def render(evidence: Evidence) -> Chapter:
-    """Render a table of a few rows, what it warns of, and the next steps."""
+    """Render warnings, a table of a few rows, and the next steps."""
     rows = [*_measured(evidence), *_targets(evidence), *_gated(evidence)]
     rows += [*_paid(evidence), *_used_energy(evidence)]
     blocks: list[Block] = [Text(warning, "warning") for warning in _warnings(evidence)]
     if rows:
         blocks.append(_table(rows))
     blocks += [Text(told, "muted") for told in (step_of(evidence), _load(evidence)) if told]
-    blocks.append(Text("What next", "heading"))
+    blocks.append(Text("Next steps", "heading"))
     blocks.append(Steps(tuple(next_steps(evidence))))
     return Chapter(TITLE, tuple(blocks))
 
@@ -77,7 +77,7 @@ def _table(rows: list[Row]) -> Table:
     kept = [i for i in range(len(headers)) if i in (0, 2) or any(r[i] not in EMPTY for r in rows)]
     shown = tuple(tuple(row[i] for i in kept) for row in rows)
     columns = [Column("Now") if i == 2 and 1 not in kept else columns[i] for i in kept]
-    caption = "Differences with the range in which they lie." if 3 in kept else ""
+    caption = "In brackets: the range of each value." if 3 in kept else ""
     return Table(tuple(columns), shown, caption)
 
 
@@ -89,18 +89,18 @@ def _measured(evidence: Evidence) -> list[Row]:
     for name, measure in (
         ("Time of a step", _step),
         ("Idle", _idle),
-        ("Used of what is possible", _used),
+        ("Share of the roofline", _used),
     ):
         before, after = first_and_last([measure(run) for run in evidence.runs])
         if (before or MISSING) != MISSING or (after or MISSING) != MISSING:
             rows.append((name, before or MISSING, after or MISSING, "", ""))
     if evidence.runs and (could := _possible(evidence)):
-        rows.append(("Could be saved, predicted", "", could, "", "? not proven"))
+        rows.append(("Predicted saving", "", could, "", "? not proven"))
     return rows
 
 
 def step_of(evidence: Evidence) -> str:
-    """Say what a step is, as whoever measured it found; empty where nobody did."""
+    """Return the definition of a step that the measurement used; empty where it used none."""
     comparison = evidence.headline
     runs = [run.meta.recording.step_rule for run in evidence.runs[-1:] if run.meta.recording]
     found = [comparison.facts.get("step", "")] if comparison else runs
@@ -108,7 +108,7 @@ def step_of(evidence: Evidence) -> str:
 
 
 def _load(evidence: Evidence) -> str:
-    """Say what load the money is for, where there is money."""
+    """Return the load that the costs assume; empty without costs."""
     return load_in_words(evidence.costs[-1]) if money_in(evidence) else ""
 
 
@@ -183,7 +183,7 @@ def _targets(evidence: Evidence) -> list[Row]:
 
 
 def _level(judged: Judged) -> str:
-    """Write what was measured of the one target that there is, else how many are proven."""
+    """Format the value of a single target, else how many targets are proven."""
     judgements = judged.assessment.judgements
     if len(judgements) == 1 and judgements[0].estimate is not None:
         measured = value_of(judgements[0], judgements[0].estimate)
@@ -198,7 +198,7 @@ def _gated(evidence: Evidence) -> list[Row]:
     tones = [tone_of(gate) for gate in evidence.gates]
     tone = next(one for one in ("warning", "plain", "good") if one in tones)
     words = {"warning": "rejected", "plain": "not shown yet", "good": "shown"}[tone]
-    told = f"{tones.count('good')} of {len(tones)} shown to be equivalent"
+    told = f"{tones.count('good')} of {len(tones)} replacements shown equivalent"
     return [("Quality of results", "", told, "", marked(tone, words))]
 
 
@@ -223,7 +223,7 @@ def _paid(evidence: Evidence) -> list[Row]:
 
 
 def _warnings(evidence: Evidence) -> list[str]:
-    """Return what must be known before the numbers are believed."""
+    """Return the warnings that qualify the numbers, at most three."""
     comparison = evidence.headline
     found = [without_letters(one) for one in comparison.doubts[:2]] if comparison else []
     if evidence.costs and not is_credited(evidence):
@@ -231,5 +231,5 @@ def _warnings(evidence: Evidence) -> list[str]:
     found += [warning for costs in evidence.costs for warning in costs.warnings[:1]]
     on_gpu = comparison is not None and gpu_of(comparison)
     if evidence.runs and evidence.runs[-1].is_host_only and not on_gpu:
-        found.append("No GPU took part: times are those of the host's operators.")
+        found.append("No GPU was used: times are those of the host's operators.")
     return list(dict.fromkeys(found))[:3]

@@ -84,7 +84,7 @@ def is_wait(name: str) -> bool:
 
 
 def idle_share(run: Trace) -> float | None:
-    """Return the share of the time in which nothing ran; None where nobody knows."""
+    """Return the share of the time in which nothing ran; None where it is unknown."""
     times = _by_part(run) if run.has_timeline else {}
     total = sum(times.values())
     return sum(time for name, time in times.items() if is_wait(name)) / total if total else None
@@ -130,12 +130,12 @@ def _picture(
         bars.append((stage if len(stages) > 1 else "", shares))
     wide, narrow = both(lambda width: stack(bars, width))
     caption = (
-        "Every instant counts once. Hatched parts are idle time. Where two things ran at once, "
-        "the instant belongs to the one that began first."
+        "Every instant counts once. Hatched parts are idle time. Where activities overlap, an "
+        "instant belongs to computation before communication before copies."
     )
     table = _table(stages, folded, names)
     legend = tuple((styles[name], name) for name in names)
-    title = "All of the time, by what happened"
+    title = "All of the time, by activity"
     return Picture(title, wide, narrow, caption, table, is_table_open=True, legend=legend)
 
 
@@ -151,7 +151,7 @@ def _styles(names: list[str]) -> dict[str, str]:
 def _table(
     stages: list[tuple[str, Trace]], folded: dict[str, dict[str, int]], names: list[str]
 ) -> Table:
-    columns = [Column("What happened", "name")]
+    columns = [Column("Activity", "name")]
     cells: list[list[str]] = [[name] for name in names] + [["All"]]
     for stage, run in stages:
         times = [folded[stage].get(name, 0) for name in names]
@@ -197,7 +197,7 @@ def _compared(stages: list[tuple[str, Trace]], evidence: Evidence) -> str:
     """Say of which runs a step took another time than in the comparison, and how long."""
     compared = steps_compared(evidence)
     if len(stages) == 1 and compared:
-        # Which of the two was recorded, nobody says.
+        # Unknown whether the run was recorded with or without the change.
         shown = " before and ".join(shown for _, shown in compared)
         sides = [([of for of, _ in compared], f"{shown} after the change")]
     else:
@@ -212,7 +212,7 @@ def _compared(stages: list[tuple[str, Trace]], evidence: Evidence) -> str:
         told.append(f"{about}{own_in_words} and {shown} in the comparison")
     if not told:
         return ""
-    lead = "Steps take other times from run to run, and shares of the time vary with them"
+    lead = "Step times differ between runs, and shares of the time vary with them"
     return f"{lead}: {'; '.join(told)}."
 
 
@@ -230,4 +230,4 @@ def _unattributed(run: Trace) -> str:
     whose = "the operators' own time" if run.is_host_only else "the device time"
     if share < 0.0005:
         return f"All of {whose} is traced to the operator that caused it."
-    return f"{share_in_words(share)} of {whose} is not traced to an operator; it is counted."
+    return f"{share_in_words(share)} of {whose} is not traced to an operator; it is included."
