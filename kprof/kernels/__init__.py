@@ -1,4 +1,4 @@
-"""Replacement kernels: operations, each with several providers, one correctness gate and one bench.
+"""The kernel library: operations, each with several providers behind one contract.
 
 A public module here, or in the package of a family, holds one `KERNEL`, or several `KERNELS`; that
 is all that registration takes. A provider may be ours, torch's own or a peer's. Measurements decide

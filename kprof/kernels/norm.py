@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm of rows, with or without a residual add before them.
+"""Norms of rows, RMSNorm or LayerNorm, with or without a residual add before them.
 
     s = residual + x                             rounded; without a residual, s = x
     RMSNorm:   y = s / sqrt(mean(s²) + eps) * weight

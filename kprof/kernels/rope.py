@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and keys in one launch: each is read once and written once.
+"""Rotary position embedding of queries with keys in one launch, which reads each once.
 
 With x1 and x2 the halves of a head, y1 = x1 cos1 - x2 sin1 and y2 = x2 cos2 + x1 sin2. q is (B, Hq,
 S, D), k is (B, Hk, S, D), cos and sin are (B or 1, S, D). `rope` returns new tensors, `rope_` works

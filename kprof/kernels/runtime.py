@@ -1,4 +1,4 @@
-"""Running Triton kernels: operators of torch, launches, and the layout of their tensors.
+"""The running of Triton kernels: operators of torch, launches, the layout of their tensors.
 
 `define` registers an operator of torch; `applied` gives it gradients. `Launcher` launches its
 kernel. Triton inspects every argument of every launch to find the compiled binary, which takes

@@ -1,1 +1,1 @@
-"""Attention of many queries, as in training and prefill, with its gradients."""
+"""Attention of many queries, as in training, with its gradients."""

@@ -1,4 +1,4 @@
-"""Attention of many queries on Hopper, backward, on the host: three launches, and the operators.
+"""The backward pass of attention on Hopper, on the host: three launches with their operators.
 
 1. `attention_backward_prepare_kernel`: per query, the log-sum-exp and delta, the row sum of y * dy.
 2. The kernel of `_hopper_backward_kernel`: dk, dv, and float32 sums of dq with permuted columns.

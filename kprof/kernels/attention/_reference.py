@@ -1,4 +1,4 @@
-"""The reference of the attention kernels: torch's own attention, and the mathematics in float64."""
+"""The reference of the attention kernels: torch's own attention, in float64 the mathematics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of many queries in Triton, for every GPU: forward, backward, and their torch operators.
+"""Attention of many queries in Triton, for every GPU, with its backward pass.
 
 Forward: y = softmax(scale * q k') v, and the log-sum-exp of each row's scores. A CTA has one tile
 of queries of one head; blocks of keys and values pass by, and scores never leave the chip.

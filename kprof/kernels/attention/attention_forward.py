@@ -1,4 +1,4 @@
-"""Attention of many queries, for training and prefill: y = softmax(scale * q k') v, with gradients.
+"""Attention of many queries, as in training: y = softmax(scale * q k') v, with gradients.
 
 q is (B, query heads, T, D), k and v are (B, heads, N, D); the log-sum-exp of each row's scores is
 returned, too. `attention_forward` is the public function. Two implementations have the same

@@ -1,1 +1,1 @@
-"""Measuring the providers of a kernel, and choosing among them."""
+"""The measurement of a kernel's providers, from which one is chosen."""

@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation of kernels for a GPU that is not installed, and their resources."""
+"""Ahead-of-time compilation of kernels for a GPU that is not installed."""
 
 from __future__ import annotations
 

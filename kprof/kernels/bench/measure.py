@@ -1,4 +1,4 @@
-"""The bench: GPU and host time of each provider of a kernel, and of a copy of the same bytes.
+"""The bench: GPU time, host time of each provider of a kernel, beside a copy of the same bytes.
 
 GPU time is of a CUDA graph replay over sets of inputs that together are several times larger than
 L2, so that no data is cached and no launch delays it. Host time of a call is measured apart. Every

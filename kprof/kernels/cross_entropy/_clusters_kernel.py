@@ -1,4 +1,4 @@
-"""Cross-entropy on Hopper with rows in shared memory: several CTAs share a row and read it once.
+"""Cross-entropy on Hopper with rows in shared memory: the CTAs of a cluster share a row.
 
 Each CTA has a part of every row of its cluster. TMA copies the parts into a pipeline in shared
 memory: the next rows arrive while one is summed. The exponentials stay in registers and become the

@@ -1,4 +1,4 @@
-"""Kernels over rows of logits: losses, gradients, and their reduction.
+"""Kernels over rows of logits: losses, gradients, their reduction.
 
 A row of V logits is swept twice: for its maximum and sum of exponentials, then for its gradient.
 So few rows are in flight that the second sweep hits L2. Within a sweep every thread keeps a maximum

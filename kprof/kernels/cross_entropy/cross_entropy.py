@@ -1,4 +1,4 @@
-"""Cross-entropy over a large vocabulary: loss and gradient with one read and one write.
+"""Cross-entropy over a large vocabulary: the loss with its gradient in one read, one write.
 
     loss = logsumexp(x) - x[target] + z_loss * logsumexp(x)²;  dx = softmax(x) - onehot(target)
 

@@ -1,4 +1,4 @@
-"""The last linear layer and its cross-entropy in one operation, without float32 logits in memory.
+"""The last linear layer with its cross-entropy as one operation, without float32 logits in memory.
 
     loss = cross_entropy(hidden @ weight.T + bias, targets)
 

@@ -1,1 +1,1 @@
-"""Attention of a few new tokens over a long cache of keys and values."""
+"""Attention of a few new tokens over a long KV cache."""

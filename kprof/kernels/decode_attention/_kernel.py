@@ -1,4 +1,4 @@
-"""Decode attention in Triton: limits, kernel, schedule, launch and torch operator.
+"""Decode attention in Triton: limits, kernel, schedule, launch, torch operator.
 
 A CTA attends with the query heads of one key head, times T tokens, to one split of a sequence's
 keys. A split is the result, or the last CTA to arrive merges all splits of its sequence. The cache

@@ -1,4 +1,4 @@
-"""Attention of a few new tokens to a long cache of keys and values, in one launch.
+"""Attention of a few new tokens to a long KV cache, in one launch.
 
 y = softmax(scale * q k') v for the last T tokens: q is (B, query heads, T, D), the cache (B, heads,
 N, D), or pages that a table orders. `decode_attention` is the public function; kernel, schedule and

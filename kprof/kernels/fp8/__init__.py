@@ -1,1 +1,1 @@
-"""FP8: quantisation with scales, matrix multiplications, and layers that use them."""
+"""FP8: quantisation with scales, matrix multiplications, layers that use them."""

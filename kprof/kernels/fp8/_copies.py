@@ -1,4 +1,4 @@
-"""FP8 copies of activations, made together with them and found by the layer that reads them.
+"""FP8 copies of activations, made together with them, found by the layer that reads them.
 
 A norm or SwiGLU ahead of an FP8 linear layer writes its result twice in one launch: as it is, and
 quantised by rows as `quantize_fp8` would. The layer then skips its own cast. In bfloat16 both have

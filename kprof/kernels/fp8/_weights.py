@@ -1,4 +1,4 @@
-"""FP8 weights: quantised once for each version of a parameter, and kept as long as it lives.
+"""FP8 weights: quantised once for each version of a parameter, kept as long as it lives.
 
 `quantized(weight)` returns values and scales; `ByVersion` does the same for any other form of a
 weight. `forget` is for weights written past torch's version counter.

@@ -1,1 +1,1 @@
-"""The swap: how kernels get into models, and out again."""
+"""The swap: the reversible way of kernels into models."""

@@ -1,4 +1,4 @@
-"""Patched copies of a function for one module, and detection of patches by other code.
+"""Patched copies of a function for one module, with detection of patches by other code.
 
 A forward calls functions by global names (`apply_rotary_pos_emb`, `F.cross_entropy`) that belong to
 the whole process. A copy of the forward with its own globals replaces them for one module; other

@@ -1,4 +1,4 @@
-"""One call site: which attribute is replaced while a swap is on, and how its calls are dispatched.
+"""One call site: the attribute that is replaced while a swap is on.
 
 `CallProxy` runs a module's own code once with other children.
 """

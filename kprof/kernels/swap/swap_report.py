@@ -1,4 +1,4 @@
-"""The report of a swap: the outcome of every call site, as plain data and as a JSON file.
+"""The report of a swap: the outcome of every call site, as plain data, also as JSON.
 
 The workload writes it; commands read it without torch.
 """

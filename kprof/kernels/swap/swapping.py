@@ -1,4 +1,4 @@
-"""The swap: kernels replace code in a model, or in a whole process, and are removed again.
+"""The swap: kernels replace code in a model, or in a whole process, until it ends.
 
 `swapped` returns a `Swap`, a context manager with a report. `all_models` swaps all models and
 optimizers of a process, and functions of torch. After a swap, a model is bit for bit as it was.

@@ -1,4 +1,4 @@
-"""exp and division in float32 as exact as torch's; Triton's own are approximate.
+"""exp, division in float32 as exact as torch's; Triton's own are approximate.
 
 The approximate ones suffice where results are rounded to 16 bits; IS_EXACT selects.
 """

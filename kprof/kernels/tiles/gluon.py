@@ -1,4 +1,4 @@
-"""Gluon of Triton 3.6, which is experimental: imports in one place, and PTX that it does not offer.
+"""Gluon of Triton 3.6: its imports in one place, with the PTX that it does not offer.
 
 Named barriers, semaphores between CTAs, TMA reductions, bank-conflict-free stores, and weights
 packed in registers. Gluon has no interpreter; it compiles ahead of time like other kernels.

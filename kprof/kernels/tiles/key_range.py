@@ -1,4 +1,4 @@
-"""Which keys a tile of queries sees, where it needs a mask, and the order of tiles.
+"""The keys that a tile of queries sees, with the order of tiles.
 
 Attention is aligned at the end: row i of T queries over N keys has the key i + N - T
 as its own. It sees from `left` keys before that to `right` keys after; a missing bound sees all.

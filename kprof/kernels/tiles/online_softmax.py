@@ -1,4 +1,4 @@
-"""Online softmax over tiles of keys, in registers: its state, one step, its end, and merging.
+"""Online softmax over tiles of keys, in registers: its state, one step, its end, merging.
 
 Powers are of 2, so scores come multiplied by log2(e). A row's state is the largest score so far,
 the sum of powers, and the sum of values weighted by them. A row that saw nothing but -inf has the

@@ -1,4 +1,4 @@
-"""Split reductions in one launch: several CTAs sum a part each, and the last to arrive merges them.
+"""Split reductions in one launch: several CTAs sum a part each, the last to arrive merges them.
 
 No second launch is needed. Which CTA is the last differs from run to run; its result does not.
 """

@@ -1,4 +1,4 @@
-"""Heads of language models: the last linear layer and the loss as one operation, without logits.
+"""Heads of language models: the last linear layer with the loss as one operation.
 
 The model's own forward runs with a head that returns its input, and with a loss function that
 expects that. The result has no logits then. The original runs if the model is not training, if

@@ -1,4 +1,4 @@
-"""Gated MLPs: modules that compute down(activation(gate(x)) * up(x)), gate and up apart or packed.
+"""Gated MLPs: modules that compute down(activation(gate(x)) * up(x)), packed or not.
 
 A probe runs the module's own code with layers that return given tensors. The input of the last
 layer tells which layer is which, and what is computed between them; no GEMM is needed. The provider

@@ -1,4 +1,4 @@
-"""Residual adds in front of a norm: layers that compute x = x + part(...) and then norm(x).
+"""Residual adds in front of a norm: layers that compute x = x + part(...), then norm(x).
 
 The forward of the layer is patched: its source is parsed, and where a sum is normed, and the code
 between and after them does no more than copy and add, the sum and the norm become one call. All
