@@ -13,6 +13,7 @@ from kprof.kernels.correctness.levels import not_run
 from kprof.report.partner import render_report
 from kprof.report.partner.evidence import Decision, Evidence
 from kprof.report.partner.parts import Template, all_sections, list_templates, read_template
+from kprof.report.partner.sections import time
 from kprof.report.partner.wording import changed_in_words
 from tests.report.partner_evidence import (
     calibration_of,
@@ -23,6 +24,7 @@ from tests.report.partner_evidence import (
     run_of,
 )
 from tests.report.partner_pages import page_of, said, text_of
+from tests.traces import analyzed_trace_of
 
 
 def test_the_cover_says_in_one_sentence_what_changed_and_what_it_saves():
@@ -222,3 +224,27 @@ def test_the_date_is_that_of_the_evidence():
 def test_every_template_of_kprof_can_be_read():
     assert list_templates() == ["engineer", "partner"]
     assert all(read_template(name).sections for name in list_templates())
+
+
+def time_of(*kernels, **more):
+    """Return the texts of the section on time, of one run."""
+    run = analyzed_trace_of(*kernels, **more)
+    return [
+        block.text
+        for block in time.render(Evidence("t", runs=(run,))).blocks
+        if hasattr(block, "text")
+    ]
+
+
+def test_the_part_on_time_says_how_many_launches_left_no_record():
+    calls = [
+        {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": i, "start_ns": i}
+        for i in range(3)
+    ]
+    kernel = {"correlation": 1, "launch_row": 1, "start_ns": 10, "duration_ns": 5}
+    assert "The recording lost the GPU's work of 2 of 3 launches." in time_of(kernel, ranges=calls)
+
+
+def test_without_recorded_launches_the_part_on_time_does_not_know_what_was_lost():
+    told = "The recording holds no launches, so whether it lost work of the GPU is not known."
+    assert told in time_of({"duration_ns": 5})

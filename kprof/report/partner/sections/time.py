@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kprof.analyze.attribution.ledger import count_launches
 from kprof.analyze.attribution.steps import count_gpu_steps, split_steps
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.findings.scores import SAME_STEP
@@ -35,7 +36,7 @@ def render(evidence: Evidence) -> Chapter | Missing:
     last_name, last = stages[-1]
     blocks: list[Block] = [Text(_lead(last, times[last_name]))]
     blocks.append(_picture(stages, times, parts))
-    told = (_recorded(stages), _compared(stages, evidence), _unattributed(last))
+    told = (_recorded(stages), _compared(stages, evidence), _unattributed(last), _lost(last))
     blocks += [Text(text, "muted") for text in told if text]
     return Chapter(TITLE, tuple(blocks))
 
@@ -231,3 +232,16 @@ def _unattributed(run: Trace) -> str:
     if share < 0.0005:
         return f"All of {whose} is traced to the operator that caused it."
     return f"{share_in_words(share)} of {whose} is not traced to an operator; it is included."
+
+
+def _lost(run: Trace) -> str:
+    if run.kernels.empty or run.is_host_only:
+        return ""
+    launches = count_launches(run)
+    number = sum(of_rank.number for of_rank in launches)
+    lost = sum(of_rank.num_lost for of_rank in launches)
+    if not launches:
+        return "The recording holds no launches, so whether it lost work of the GPU is not known."
+    if not lost:
+        return f"The recording holds the GPU's work of all {number:,} launches."
+    return f"The recording lost the GPU's work of {lost:,} of {number:,} launches."
