@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from kprof.collect.lost_records import launch_rows
 from kprof.trace import Trace
 
 # The resolution to which traces round their times.
@@ -86,19 +87,15 @@ def on_the_hosts_clock(trace: Trace) -> Trace:
 def _lateness_of_launches(trace: Trace) -> pd.DataFrame:
     """Return rank, device, row and begin of GPUs' activities, and how much later their launch."""
     kernels, ranges = trace.kernels, trace.ranges
-    keys = ["rank", "correlation"]
-    is_launch = (ranges["kind"] == "runtime") & ranges["correlation"].notna()
-    # If two launches have one number, the owner of their activity is unknown.
-    launches = ranges.loc[is_launch, [*keys, "start_ns"]].drop_duplicates(keys, keep=False)
-    is_launched = (kernels["activity"] != "host") & kernels["correlation"].notna()
-    activities = kernels.loc[is_launched, [*keys, "device", "start_ns"]]
-    activities = activities.assign(kernel=activities.index)
-    both: pd.DataFrame = activities.merge(launches, on=keys, suffixes=("", "_of_launch"))
-    begins = both[["start_ns", "start_ns_of_launch"]].to_numpy()
-    if begins.size and int(begins.max()) - int(begins.min()) > FARTHEST_NS:
-        both = both.iloc[:0].copy()
-    both["late_ns"] = both["start_ns_of_launch"] - both["start_ns"]
-    return both
+    launch = launch_rows(kernels, ranges)
+    rows = np.flatnonzero((launch >= 0) & (kernels["activity"] != "host").to_numpy(bool))
+    start_ns = kernels["start_ns"].to_numpy(np.int64)[rows]
+    launch_ns = ranges["start_ns"].to_numpy(np.int64)[launch[rows]]
+    begins = np.append(start_ns, launch_ns)
+    is_too_far = len(rows) and int(begins.max()) - int(begins.min()) > FARTHEST_NS
+    found: pd.DataFrame = kernels[["rank", "device"]].iloc[rows]
+    found = found.assign(kernel=rows, start_ns=start_ns, late_ns=launch_ns - start_ns)
+    return found.iloc[:0] if is_too_far else found
 
 
 def _num_early(rows: pd.DataFrame) -> int:

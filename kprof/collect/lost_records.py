@@ -42,7 +42,7 @@ def without_lost_records(trace: Trace) -> Trace:
     kernels = trace.kernels
     if not len(kernels):
         return trace
-    launch = _launch_rows(kernels, ranges)
+    launch = launch_rows(kernels, ranges)
     is_misplaced = _misplaced(kernels, ranges, launch) | _far_at_zero(kernels, ranges)
     is_overrun = ~is_misplaced & _overruns(kernels, ranges, launch, ~is_misplaced)
     is_lost = is_misplaced | is_overrun
@@ -97,15 +97,25 @@ def _noted(trace: Trace, name: str, number: int, caveat: str = "") -> Trace:
     return replace(trace, meta=replace(trace.meta, counts=counts, caveats=caveats))
 
 
-def _launch_rows(kernels: pd.DataFrame, ranges: pd.DataFrame) -> np.ndarray:
+def launch_rows(kernels: pd.DataFrame, ranges: pd.DataFrame) -> np.ndarray:
     """Return the row of each activity's launch; -1 where there is none, or several."""
     is_call = (ranges["kind"] == "runtime") & ranges["correlation"].notna()
-    keys = ["rank", "correlation"]
-    calls = ranges.loc[is_call, keys].drop_duplicates(keys, keep=False)
-    calls = calls.assign(row=calls.index.to_numpy())
-    found = kernels[keys].merge(calls, on=keys, how="left")["row"]
-    row = found.where(kernels["correlation"].notna().to_numpy())
-    return np.asarray(row.fillna(-1).to_numpy(np.int64))
+    calls = np.flatnonzero(is_call.to_numpy(bool))
+    ids, wanted = (
+        table["correlation"].to_numpy(np.int64, na_value=0) for table in (ranges, kernels)
+    )
+    # Ranks times ids fit in an int64.
+    width = max(int(ids.max(initial=0)), int(wanted.max(initial=0))) + 1
+    keys = (ranges["rank"].to_numpy(np.int64) * width + ids)[calls]
+    order = np.argsort(keys, kind="stable")
+    keys, calls = keys[order], calls[order]
+    is_new = np.append(True, keys[1:] != keys[:-1])
+    is_alone = is_new[: len(keys)] & np.append(is_new[1:], True)[: len(keys)]
+    keys, calls = np.append(keys[is_alone], -1), np.append(calls[is_alone], -1)
+    asked = kernels["rank"].to_numpy(np.int64) * width + wanted
+    at = np.searchsorted(keys[:-1], asked)
+    is_known = (keys[at] == asked) & kernels["correlation"].notna().to_numpy(bool)
+    return np.where(is_known, calls[at], -1)
 
 
 def _misplaced(kernels: pd.DataFrame, ranges: pd.DataFrame, launch: np.ndarray) -> np.ndarray:

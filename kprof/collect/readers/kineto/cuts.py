@@ -11,7 +11,7 @@ import msgspec
 from kprof.collect.readers.kineto.damage import UNREADABLE
 
 # The decoded events of a block, several times its text, fit in the cache of a core.
-BLOCK_BYTES = 512 << 10
+BLOCK_BYTES = 1 << 20
 # The numbers of all blocks must fit in a pipe at once; see workers.py.
 MAX_BLOCKS = 4096
 
