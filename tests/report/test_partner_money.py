@@ -37,7 +37,8 @@ def test_a_saving_is_priced_by_what_the_state_that_it_was_found_in_costs():
 def test_a_saving_is_worth_a_share_of_its_gpus_where_no_costs_were_given():
     worth = Saving(1000, 50, 100, "replayed", Worth(131.0, 274.0, 460.4))
     found = said(Evidence("T", runs=(priced_run(worth),)))
-    assert "In money $130 to $460 a month; that is of 1 GPU at $5.00 an hour" in found
+    assert "In money $130 to $460 a month, at list prices" in found
+    assert "At list prices: of 1 GPU at $5.00 an hour." in found
 
 
 def test_a_saving_without_a_price_says_so_and_is_no_nothing():

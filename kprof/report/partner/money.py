@@ -14,6 +14,7 @@ from kprof.report.partner.evidence import Evidence, first_and_last
 from kprof.report.partner.wording import dollars
 from kprof.report.units import MISSING, UNKNOWN, format_worth
 
+OF_PRICES = "; that is of "
 MILLION, MONTH, STEPS = "A million tokens", "A month", "A thousand steps"
 KEPT = "A month, all GPUs kept"
 PROVEN = ("FASTER", "SLOWER")
@@ -247,4 +248,4 @@ def worth_in_words(saving: Saving | None, price: str, is_before: bool, evidence:
         return f"{told} {of_what}{name[:1].lower()}{name[1:]}, at the middle price"
     if saving.worth is None:
         return price or "not known: no step is marked, or no price list has this GPU"
-    return f"{format_worth(saving.worth)} a month; that is of {price}"
+    return f"{format_worth(saving.worth)} a month{OF_PRICES}{price}"

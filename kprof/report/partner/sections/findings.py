@@ -7,7 +7,7 @@ from dataclasses import replace
 from kprof.analyze.attribution.steps import find_steps
 from kprof.findings import Finding, Saving
 from kprof.report.partner.evidence import Advice, Evidence
-from kprof.report.partner.money import worth_in_words
+from kprof.report.partner.money import OF_PRICES, worth_in_words
 from kprof.report.partner.parts import Block, Card, Chapter, Missing
 from kprof.report.partner.sections.time import untraced_share, wait_share
 from kprof.report.partner.wording import percent_range, share_in_words, time_within
@@ -40,7 +40,7 @@ def render(evidence: Evidence) -> Chapter | Missing:
     """Render a card for every finding of the first run and of the last one."""
     if not evidence.runs or all(run.diagnosis is None for run in evidence.runs):
         return Missing("Findings: what costs time and how to fix it", HOW)
-    cards = _cards(evidence)
+    cards, prices = _cards(evidence)
     if not cards:
         nothing = "No rule found a change that would save time."
         return Chapter(TITLE, (Text(nothing, "good"),))
@@ -48,27 +48,34 @@ def render(evidence: Evidence) -> Chapter | Missing:
     if together := _together(evidence.runs[-1]):
         blocks.append(Text(together))
     blocks += [*cards[:MOST_CARDS], Text(SAVINGS, "muted")]
+    blocks += [Text(f"At list prices: of {price}.", "muted") for price in prices]
     if len(cards) > MOST_CARDS:
         left = len(cards) - MOST_CARDS
         blocks.append(Text(f"{left} more with smaller savings are in the run's report.", "muted"))
     return Chapter(TITLE, tuple(blocks))
 
 
-def _cards(evidence: Evidence) -> list[Card]:
+def _cards(evidence: Evidence) -> tuple[list[Card], list[str]]:
+    """Return the cards, those without a known saving last, and the prices behind their money."""
     first, last = evidence.runs[0], evidence.runs[-1]
     # A single run shows the present state, unless a comparison changed something after it.
     is_changed = first is not last or bool(evidence.comparisons)
-    cards = []
+    cards: list[Card] = []
+    prices: dict[str, None] = {}
     for finding, run, status in _stated(first, last):
         assert run.diagnosis is not None
         is_before = run is first and is_changed
         money = worth_in_words(finding.saving, run.diagnosis.price, is_before, evidence)
+        amount, _, basis = money.partition(OF_PRICES)
+        if basis:
+            prices.setdefault(basis)
+            money = f"{amount}, at list prices"
         facts = [
             ("Saves", saving_in_words(finding.saving, run.diagnosis.whole)),
             *([] if run.is_host_only else [("In money", money)]),
         ]
         cards.append(_card(finding, run, facts, status, evidence))
-    return cards
+    return sorted(cards, key=lambda card: not card.sort_by), list(prices)
 
 
 def _stated(first: Trace, last: Trace) -> list[tuple[Finding, Trace, str]]:
