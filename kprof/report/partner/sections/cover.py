@@ -12,6 +12,7 @@ from kprof.report.partner.wording import changed_in_words, share_in_words
 from kprof.report.section import Facts, Text
 
 TITLE = "Verdict"
+UNCHANGED = {"as it is": "unchanged"}
 
 UNCALIBRATED = (
     "The error rate of such verdicts was not measured on this machine. To measure it: kprof "
@@ -33,7 +34,13 @@ def _about(evidence: Evidence) -> list[tuple[str, str, str]]:
     facts = []
     comparison = evidence.headline
     if comparison is not None:
-        facts.append(("Change", changed_in_words(comparison.b), f"before: {comparison.a}"))
+        facts.append(
+            (
+                "Change",
+                changed_in_words(comparison.b),
+                f"before: {UNCHANGED.get(comparison.a, comparison.a)}",
+            )
+        )
     gpu = _gpu(evidence)
     if gpu:
         facts.append(("Measured on", gpu, ""))

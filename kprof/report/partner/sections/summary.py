@@ -89,7 +89,7 @@ def _measured(evidence: Evidence) -> list[Row]:
     for name, measure in (
         ("Time of a step", _step),
         ("Idle", _idle),
-        ("Share of the roofline", _used),
+        ("Share of the hardware limit", _used),
     ):
         before, after = first_and_last([measure(run) for run in evidence.runs])
         if (before or MISSING) != MISSING or (after or MISSING) != MISSING:
