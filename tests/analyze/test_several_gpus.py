@@ -84,7 +84,7 @@ def test_the_report_says_whose_times_are_added_up():
     said = {title: str(section(title, trace)) for title in ("Run", "Idle time", "Ledger")}
     assert "12 ms of all GPUs together" in said["Run"]
     assert "51.0 % of all steps of all GPUs together" in said["Idle time"]
-    assert "One process drove several GPUs." in said["Ledger"]
+    assert "One process used several GPUs." in said["Ledger"]
     assert "over 6 steps of all GPUs together" in str(section("Where the time goes", trace))
 
 

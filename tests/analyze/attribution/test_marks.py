@@ -72,7 +72,7 @@ def test_marks_of_torch_beside_kprofs_own_are_known_to_be_no_steps():
     (found,) = check(run_of(*FOUR, *BESIDE["torch's own schedule"]))
     assert (found.verdict, found.evidence) == (
         "good",
-        "left out, since kprof marked the steps, too: 4 of torch's",
+        "kprof marked the steps as well: 4 of torch's are left out",
     )
 
 
@@ -80,7 +80,7 @@ def test_marks_of_torch_beside_kprofs_own_are_known_to_be_no_steps():
 def test_where_nothing_sets_marks_apart_the_audit_says_so(more):
     (found,) = check(run_of(*FOUR, *more))
     assert found.verdict == "limited"
-    assert found.evidence == f"left out, since they overlap with the steps: {len(more)}"
+    assert found.evidence == f"left out because they overlap with the steps: {len(more)}"
 
 
 def test_marks_that_do_not_overlap_need_no_check():

@@ -120,7 +120,7 @@ def test_the_report_and_the_result_say_how_replays_were_named_and_how_sure_that_
     ranges = capture_of("aten::relu") + REPLAY
     trace = analyze(trace_of(*replayed("vectorized_kernel"), ranges=ranges))
     section = ledger.render(trace)
-    said = "What CUDA graphs replayed is named: 100.0 % by capture (confidence fair)."
+    said = "Kernels replayed by CUDA graphs were named: 100.0 % by capture (confidence fair)."
     assert said in texts(section)
     assert tables(section)[-1].rows[0][:4] == ("capture", "fair", "100.0 %", "100 ns")
     (told,) = json.loads(json.dumps(result_of(trace, balance(trace))))["replayed"]

@@ -306,7 +306,7 @@ def test_a_model_in_float32_gains_its_products_and_its_attention():
     assert found.remedy.best_ns == pytest.approx(best + 30 * US, abs=2)
     assert found.remedy.modest_ns == pytest.approx((best + 900 * US) / 2 + 60 * US, abs=2)
     assert found.rows == (0, 1, 2)
-    assert "60 µs of passes in float32 would move half" in found.claim
+    assert "60 µs of float32 memory passes would move half" in found.claim
 
 
 def test_what_autocast_leaves_in_float32_would_not_move_half():

@@ -43,7 +43,7 @@ def test_a_llama_in_eager_mode_is_told_to_fuse_its_norms_first():
         *("unfused_activation", "sync_in_loop"),
     ]
     # Two norms in each of 8 layers, and the last.
-    assert found["unfused_norm"].claim.startswith("17 times in a step RMSNorm")
+    assert found["unfused_norm"].claim.startswith("RMSNorm runs unfused 17 times in a step")
     assert (found["unfused_norm"].swap, found["unfused_norm"].num_rows) == ("rmsnorm", 882)
 
 
