@@ -226,7 +226,7 @@ def test_nothing_is_left_of_the_window_but_report_export_and_log(tmp_path, ncu):
 
 
 def test_a_folder_that_kprof_did_not_record_is_refused(tmp_path):
-    with pytest.raises(KprofError, match="no recording"):
+    with pytest.raises(KprofError, match="not a recording"):
         count(tmp_path)
 
 
