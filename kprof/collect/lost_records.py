@@ -97,6 +97,10 @@ def _noted(trace: Trace, name: str, number: int, caveat: str = "") -> Trace:
     return replace(trace, meta=replace(trace.meta, counts=counts, caveats=caveats))
 
 
+# Largest correlation plus one that is multiplied by a rank.
+MOST_WIDTH = 2**40
+
+
 def launch_rows(kernels: pd.DataFrame, ranges: pd.DataFrame) -> np.ndarray:
     """Return the row of each activity's launch; -1 where there is none, or several."""
     is_call = (ranges["kind"] == "runtime") & ranges["correlation"].notna()
@@ -104,15 +108,19 @@ def launch_rows(kernels: pd.DataFrame, ranges: pd.DataFrame) -> np.ndarray:
     ids, wanted = (
         table["correlation"].to_numpy(np.int64, na_value=0) for table in (ranges, kernels)
     )
-    # Ranks times ids fit in an int64.
+    rank, ranks = (table["rank"].to_numpy(np.int64) for table in (ranges, kernels))
     width = max(int(ids.max(initial=0)), int(wanted.max(initial=0))) + 1
-    keys = (ranges["rank"].to_numpy(np.int64) * width + ids)[calls]
+    if width > MOST_WIDTH:
+        # Ranks times ids have to fit in an int64.
+        both = np.unique(np.append(ids, wanted), return_inverse=True)[1]
+        ids, wanted, width = both[: len(ids)], both[len(ids) :], len(both)
+    keys = (rank * width + ids)[calls]
     order = np.argsort(keys, kind="stable")
     keys, calls = keys[order], calls[order]
     is_new = np.append(True, keys[1:] != keys[:-1])
     is_alone = is_new[: len(keys)] & np.append(is_new[1:], True)[: len(keys)]
     keys, calls = np.append(keys[is_alone], -1), np.append(calls[is_alone], -1)
-    asked = kernels["rank"].to_numpy(np.int64) * width + wanted
+    asked = ranks * width + wanted
     at = np.searchsorted(keys[:-1], asked)
     is_known = (keys[at] == asked) & kernels["correlation"].notna().to_numpy(bool)
     return np.where(is_known, calls[at], -1)

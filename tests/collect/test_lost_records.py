@@ -1,9 +1,10 @@
 """A record whose times cannot be right is in no window, and its time is told."""
 
+import pandas as pd
 import pytest
 
 from kprof.analyze.capture_quality.audit import audit
-from kprof.collect.lost_records import without_lost_records
+from kprof.collect.lost_records import launch_rows, without_lost_records
 from tests.traces import measured, trace_of
 
 S = 1_000_000_000
@@ -120,3 +121,19 @@ def test_damage_is_graded_bad_with_its_time():
 def test_a_sound_trace_has_no_such_grade():
     trace = measured(without_lost_records(trace_of({"start_ns": 0}, {"start_ns": 200})))
     assert "Damaged records" not in [check.name for check in audit(trace)]
+
+
+def test_launches_are_found_by_rank_and_number_however_large_the_numbers_are():
+    calls = [(0, 2**62), (1, 2**62), (1, 2**63 - 1), (1, 7), (1, 7)]
+    activities = [(1, 2**63 - 1), (0, 2**62), (1, 2**62), (0, 2**63 - 1), (1, None), (1, 7)]
+    kernels, ranges = (
+        pd.DataFrame(
+            {
+                "rank": [rank for rank, _ in rows],
+                "correlation": pd.array([number for _, number in rows], dtype="Int64"),
+                "kind": "runtime",
+            }
+        )
+        for rows in (activities, calls)
+    )
+    assert launch_rows(kernels, ranges).tolist() == [2, 0, 1, -1, -1, -1]
