@@ -68,16 +68,24 @@ def add_attribution(trace: Trace) -> Trace:
     is_compiled = pd.notna(compiled.module) | pd.notna(launched)
     noted_range, noted_module = noted_names(trace, is_graph & pd.isna(launched))
     is_noted = pd.notna(noted_range) | pd.notna(noted_module)
-    bucket = np.select(
-        [launch == NO_ROW, is_graph & pd.isna(launched) & ~is_noted, is_named | is_graph],
-        ["orphan", "graph", "attributed"],
-        "unlinked",
+    bucket = _first_that_holds(
+        {
+            "orphan": launch == NO_ROW,
+            "graph": is_graph & pd.isna(launched) & ~is_noted,
+            "attributed": is_named | is_graph,
+            "unlinked": np.ones(len(launch), dtype=bool),
+        }
     )
-    attributed_by = np.where(by_external_id, "external id", "nesting").astype(object)
-    attributed_by[captured != NO_ROW] = "capture"
-    attributed_by[is_compiled] = "compiled"
-    attributed_by[is_noted] = "annotation"
-    attributed_by[bucket != "attributed"] = None
+    is_attributed = np.asarray(bucket == "attributed")
+    attributed_by = _first_that_holds(
+        {
+            "annotation": is_noted & is_attributed,
+            "compiled": is_compiled & is_attributed,
+            "capture": (captured != NO_ROW) & is_attributed,
+            "external id": by_external_id & is_attributed,
+            "nesting": is_attributed,
+        }
+    )
     op = np.where(is_graph, NO_ROW, op)
     # A graph may hold a whole step, and a sum all of a run: neither's place tells a phase.
     phase = _phases(ranges, tree, inner, maker)
@@ -92,9 +100,19 @@ def add_attribution(trace: Trace) -> Trace:
         step=_steps(ranges, launch),
         recomputed=_is_recomputed(ranges, tree, inner),
         range=_or_told(_names(ranges, user_range), noted_range),
-        bucket=pd.Categorical(bucket),
-        attributed_by=pd.Categorical(attributed_by),
+        bucket=bucket,
+        attributed_by=attributed_by,
     )
+
+
+def _first_that_holds(told: dict[str, np.ndarray]) -> pd.Categorical:
+    """Return the first of the names that is true of each row; missing where none is."""
+    names = sorted(told)
+    codes = np.select(list(told.values()), [names.index(name) for name in told], NO_ROW)
+    column: pd.Categorical = pd.Categorical.from_codes(
+        codes, categories=pd.Index(names)
+    ).remove_unused_categories()
+    return column
 
 
 def _launch_rows(trace: Trace) -> np.ndarray:
