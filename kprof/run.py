@@ -235,7 +235,7 @@ def count(
         raise KprofError(f"{run} does not exist", fix="check the path")
     if not (raw / "launch.json").is_file():
         raise KprofError(
-            f"{run} is no recording of kprof, so nothing says what to run again",
+            f"{run} is not a recording of kprof run, so its command is unknown",
             fix="record the workload with `kprof run`, then name the folder that it wrote",
         )
     progress("reading")
