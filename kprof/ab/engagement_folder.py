@@ -79,7 +79,7 @@ def add(
 
     Raises:
         KprofError: a path holds nothing that is known, was added before, or a comparison tests
-            a prediction that nobody made.
+            a prediction that does not exist.
     """
     before = engagement = read_engagement(folder)
     if not paths:

@@ -300,7 +300,7 @@ _VOWEL = re.compile(r"(?i)[aeiouy]")
 
 
 def _without_random(found: re.Match[str]) -> str:
-    """Return a word without random characters: keys and tokens of services nobody listed."""
+    """Return a word without random characters: keys and tokens of unlisted services."""
     word, text, at = found[0], found.string, found.start()
     if (
         word.startswith("_Z")

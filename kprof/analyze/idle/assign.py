@@ -56,9 +56,9 @@ def add_idle(trace: Trace) -> Trace:
 def _unknown(trace: Trace) -> Trace:
     """Return a trace without known idle time, since its timeline is unknown."""
     number = len(trace.kernels)
-    nobody_knows = np.full(number, NOTHING, dtype=np.int64)
-    causes_of_gaps = pd.Categorical.from_codes(nobody_knows, CAUSES)
-    known = trace.with_kernels(gap_before_ns=_nullable(nobody_knows), gap_cause=causes_of_gaps)
+    unknown = np.full(number, NOTHING, dtype=np.int64)
+    causes_of_gaps = pd.Categorical.from_codes(unknown, CAUSES)
+    known = trace.with_kernels(gap_before_ns=_nullable(unknown), gap_cause=causes_of_gaps)
     return replace(known, idle=empty("idle", "idle"))
 
 

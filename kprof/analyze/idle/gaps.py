@@ -302,8 +302,8 @@ def _hosts_part(evidence: Evidence, until: np.ndarray) -> list[Pieces]:
     """Split the host's part of each gap by what the thread did that launched its end."""
     gaps, host, of_thread = evidence.gaps, evidence.host, evidence.thread_row()
     unseen = np.flatnonzero((until > gaps.start) & (of_thread == NOTHING))
-    nobody = np.full(len(unseen), UNKNOWN)
-    parts = [Pieces(unseen, gaps.start[unseen], until[unseen], nobody, nobody)]
+    unknown_row = np.full(len(unseen), UNKNOWN)
+    parts = [Pieces(unseen, gaps.start[unseen], until[unseen], unknown_row, unknown_row)]
     # When the launch has been made, the host goes on to something else.
     made = np.append(evidence.launch.end, until.max(initial=0))[gaps.row]
     made = np.clip(made, gaps.start, until) if not evidence.trace.is_host_only else until

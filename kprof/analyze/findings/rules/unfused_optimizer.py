@@ -21,7 +21,7 @@ from kprof.trace import Trace
 # Below this share of the device time and of the launches an optimizer is not what costs.
 LEAST_SHARE = 0.02
 LEAST_LAUNCHES = 0.2
-# Accesses of each parameter, fused over spelled out. Adam: 7 (read p, g, m, v; write p, m, v) over
+# Accesses of each parameter, fused over unfused. Adam: 7 (read p, g, m, v; write p, m, v) over
 # the 19 of lerp 3, mul 2, addcmul 4, sqrt 2, div 2, add 2, addcdiv 4. SGD with momentum: 5 over 8.
 ADAM, OTHERS = 7 / 19, 5 / 8
 # A fused launch takes some dozens of tensors.

@@ -295,6 +295,6 @@ def _replace(path: Path, text: str) -> None:
 
 def _has_operators(path: Path) -> bool:
     if not path.exists():
-        return True  # Nobody knows: Nsight Systems holds it.
+        return True  # Unknown: Nsight Systems holds it.
     with path.open(encoding="utf-8", errors="replace") as lines:
         return any('"cat": "cpu_op"' in line or '"cat": "kernel"' in line for line in lines)
