@@ -303,7 +303,9 @@ def test_a_number_of_dimensions_and_a_mode_are_outside_where_they_were_not_tried
 def test_the_class_and_its_scope_stand_together_in_words_and_as_data():
     report = check(replace(QUICK, distributions=("normal", "small")), ("L0", "L1"))
     first = sections_of_gate(report)[0].parts[0].text
-    assert first.startswith("PASSED, BIT-EXACT, for rows ≤ 600, columns ≤ 300, 1, 2, 3, 4 and 5 dim")
+    assert first.startswith(
+        "PASSED, BIT-EXACT, for rows ≤ 600, columns ≤ 300, 1, 2, 3, 4 and 5 dim"
+    )
     saved = result_of_gate(report)["scope"]
     assert saved["sizes"][0] == {"name": "rows", "largest": 600, "known": ()}
     assert saved["dtypes"] == ("float32",)
