@@ -6,6 +6,7 @@ import io
 import os
 import re
 import sys
+import traceback
 from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
@@ -150,8 +151,12 @@ def _print(answer: Answer) -> None:
     console.print(last, soft_wrap=True, markup=False, highlight=False)
 
 
+# The exit code of faults of kprof, as sysexits.h calls EX_SOFTWARE.
+FAULT = 70
+
+
 def run_command_line(args: list[str] | None = None) -> None:
-    """Run one command; exit with 2 on what the user or the input caused."""
+    """Run one command; exit with 2 on errors of the user or the input, 70 on faults of kprof."""
     arguments = sys.argv[1:] if args is None else args
     _accept_any_name()
     try:
@@ -159,6 +164,10 @@ def run_command_line(args: list[str] | None = None) -> None:
     except KprofError as error:
         say(str(error))
         sys.exit(error.exit_code)
+    except Exception:  # noqa: BLE001 - a fault of kprof keeps its traceback
+        # Python would exit with 1, by which commands say that the answer is no.
+        traceback.print_exc()
+        sys.exit(FAULT)
 
 
 def _accept_any_name() -> None:

@@ -103,7 +103,7 @@ MOST_WIDTH = 2**40
 
 def launch_rows(kernels: pd.DataFrame, ranges: pd.DataFrame) -> np.ndarray:
     """Return the row of each activity's launch; -1 where there is none, or several."""
-    is_call = (ranges["kind"] == "runtime") & ranges["correlation"].notna()
+    is_call = (ranges["kind"] == "runtime") & (ranges["correlation"] >= 0).fillna(value=False)
     calls = np.flatnonzero(is_call.to_numpy(bool))
     ids, wanted = (
         table["correlation"].to_numpy(np.int64, na_value=0) for table in (ranges, kernels)
@@ -122,7 +122,8 @@ def launch_rows(kernels: pd.DataFrame, ranges: pd.DataFrame) -> np.ndarray:
     keys, calls = np.append(keys[is_alone], -1), np.append(calls[is_alone], -1)
     asked = ranks * width + wanted
     at = np.searchsorted(keys[:-1], asked)
-    is_known = (keys[at] == asked) & kernels["correlation"].notna().to_numpy(bool)
+    is_numbered = (kernels["correlation"] >= 0).fillna(value=False).to_numpy(bool)
+    is_known = (keys[at] == asked) & is_numbered
     return np.where(is_known, calls[at], -1)
 
 

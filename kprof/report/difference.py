@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from kprof.analyze.attribution.steps import time_steps
+from kprof.analyze.attribution.steps import IMBALANCE, time_steps
 from kprof.analyze.diff.alignment import NAME, Difference, Fate, Layout, Names, Row, Side, apportion
 from kprof.report.section import Column, Facts, Section, Table, Text
 from kprof.report.sections.run import blind_spots
@@ -287,7 +287,9 @@ def _cells(compared: Compared, layout: Layout, row: Row) -> tuple[str, str, str,
 def _name(compared: Compared, layout: Layout, row: Row, names: Names) -> str:
     """Name a part by the longest of its names, and say how many more it has."""
     first = names[0]
-    if row.is_idle and layout != "part":
+    if row.is_idle and first == IMBALANCE:
+        text = IMBALANCE
+    elif row.is_idle and layout != "part":
         text = "idle"
     elif row.is_idle and first is None and compared.is_host_only:
         text = HOST_IDLE

@@ -215,5 +215,16 @@ def test_the_exit_code_of_a_workload_stands_whether_or_not_its_answer_could_be_w
     assert stopped.value.code == 7
 
 
+def test_a_fault_of_kprof_has_a_traceback_and_is_no_answer(monkeypatch, capsys):
+    def faulty(*arguments, **options):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("kprof.cli.app", faulty)
+    with pytest.raises(SystemExit) as stopped:
+        run_command_line(["cost"])
+    assert stopped.value.code == 70
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
 def full_disk(answer):
     raise OSError(28, "No space left on device")

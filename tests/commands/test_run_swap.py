@@ -47,11 +47,11 @@ def test_kernels_take_over_after_a_step_and_the_report_says_where(tmp_path, monk
     exit_code = kprof("run", *words, "train.py")
     told = capfd.readouterr()
     assert exit_code == 0, told.err
-    assert "places where a kernel runs" in told.out
+    assert "call sites where a kernel runs" in told.out
     (site,) = json.loads((tmp_path / "train.kprof" / SWAP_REPORT).read_text())["sites"]
     assert (site["name"], site["calls"][0]["provider"]) == ("Sequential.1", "eager")
     assert site["calls"][0]["num_calls"] == 5
-    assert "places where a kernel runs" in (tmp_path / "train.kprof/report.html").read_text()
+    assert "call sites where a kernel runs" in (tmp_path / "train.kprof/report.html").read_text()
 
 
 @pytest.mark.parametrize(

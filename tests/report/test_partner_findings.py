@@ -53,6 +53,12 @@ def test_a_run_alone_says_that_savings_are_predicted_and_not_proven():
     assert "predicted to save 5 to 10 % of the time" in found
 
 
+def test_two_runs_without_a_comparison_are_not_said_to_be_unchanged():
+    found = said(Evidence("T", runs=(run_of(), run_of(finding_of()))))
+    assert "Nothing was changed" not in found
+    assert "No comparison proves what changed yet" in found
+
+
 def test_shares_of_time_are_shown_in_plain_words_and_add_up_to_all():
     found = said(Evidence("T", runs=(run_of(),)))
     assert "Matrix multiplication 60.0 % 600 ns" in found

@@ -82,7 +82,7 @@ attention   flash flashattn* flashmla flashdecod* *fmha sdpa *mha mqa gqa gla gd
             mqalogits dotdoo doodot attend msdeform msdeformable multiheadattention causaldot lse
             mlstm wyrepr recomputewu outputcorrection outcorrection dkdv dqkv withkvcache
             fwdkernelstage sagefwd sagebwd mla attnfwd attnbwd sparseattn xqa lightningattn
-            parallelpath convertdq convertdk convertdv convertdkv
+            parallelpath convertdq convertdk convertdv convertdkv chunkscan chunkstate
 convolution conv *conv convol* *convolution deconv* implicitgemm igemm winograd depthwise dcn cvbwd
             cvfwd scudnn dtypecudnn computeoffset computeboffset subtensoropwithscalar
             subtensoropwithcasttensor xdlopsbwdweight xdlopsbwddata
@@ -120,7 +120,7 @@ gemm        splitk splitkreduce wvsplitk wvsplitkrc linear nndense gateup mlp fc
             dotproduct ffn
 indexing    unpool* maxunpool*
 reduction   pool *pool pooling* *pooling roialign subsampling selectivestate selectivescan
-            statepassing chunkstate logsumexp sumexp
+            statepassing logsumexp sumexp
 elementwise posencoding positionencoding positionalencoding posenc resize* interp* resampl*
             downsampl* bilinear bicubic *downscale quant* *quant dequant* *dequant requant* qdq
             cast upcast downcast convert* cvt todtype upsampl* *upscale upfirdn silu *silu sigmoid

@@ -421,12 +421,13 @@ def _attribution(trace: Trace) -> Iterator[Check]:
 def _work(trace: Trace) -> Iterator[Check]:
     share = share_of_time(trace.kernels, ~has_work(trace.kernels))
     has_shapes = bool(trace.ranges["input_shapes"].notna().any())
+    shares = "lower bounds" if share < 1 else "not known"
     yield from checked(
         "Known work",
         graded(share, UNMODELLED),
         f"the work of {percent(share)} of the time is not known"
         + ("" if has_shapes else "; no operator's shapes were recorded"),
-        "MFU, MBU and roofline share are lower bounds; the rest has no bound and no saving",
+        f"MFU, MBU and roofline share are {shares}; the rest has no bound and no saving",
         "" if has_shapes else "record shapes: without --no-shapes, or record_shapes=True",
     )
 

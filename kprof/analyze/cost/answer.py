@@ -55,6 +55,8 @@ LEAST_MFU = 1e-3
 """A training with less has a slip in its facts: published ones reach 0.2 to 0.6."""
 MOST_WATTS = 20_000
 """Maximum power of one GPU, in W, with its share of the server and its cooling."""
+# $ for a GPU-hour: electricity alone costs more.
+LEAST_OWNED_USD = 0.05
 LEAST_WATTS = 10
 """Minimum power of one GPU, in W: idle ones draw 20 to 100."""
 CLOSE = 0.05
@@ -183,7 +185,22 @@ def _check_facts(sheet: Sheet) -> list[str]:
         KprofError: facts contradict each other, or the laws of arithmetic of a GPU.
     """
     facts = sheet.facts
-    return [*_of_power(facts), *_of_mfu(facts), *_of_capacity(facts), *unusual(facts)]
+    warnings = [*_of_power(facts), *_of_mfu(facts), *_of_capacity(facts), *unusual(facts)]
+    spot = facts.assumptions.spot
+    lost = spot.interruptions_per_hour * spot.restart_hours if spot is not None else 0
+    if lost > 1:
+        warnings.append(
+            f"Interruptions would cost {lost:,.4g} hours of work an hour: give "
+            "interruptions_per_hour per hour and restart_hours in hours."
+        )
+    if facts.assumptions.owning is not None and sheet.price is not None:
+        usd = sheet.price.usd_per_gpu_hour.mid
+        if usd < LEAST_OWNED_USD:
+            warnings.append(
+                f"A GPU-hour of ${usd:.3g} follows from [owning]: give the $ paid for one GPU with "
+                "its share of the server."
+            )
+    return warnings
 
 
 def _of_power(facts: Facts) -> list[str]:

@@ -181,6 +181,8 @@ class Facts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} is LOW,MID,HIGH in this order")
         if self.demand is not None and not any(self.demand):
             raise ValueError("demand is 0 in every hour, or empty")
+        if self.demand is not None and any(0 < one < LEAST for one in self.demand):
+            raise ValueError(f"demand of an hour is 0, or at least {LEAST:g}")
 
 
 def _declared(kind: type[Struct], section: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -293,9 +295,11 @@ def unusual(facts: Facts) -> list[str]:
     for name, one in FIELDS.items():
         holder = getattr(facts.assumptions, name.partition(".")[0]) if "." in name else facts
         value = getattr(holder, one.name, None)
-        number = value.mid if isinstance(value, Spread) else value
-        low, high = (detail(one.type, "extra") or {}).get("usual", (number, number))
-        if number and not low <= number <= high:
+        numbers = (value.low, value.mid, value.high) if isinstance(value, Spread) else (value,)
+        low, high = (detail(one.type, "extra") or {}).get("usual", (None, None))
+        is_told = low is not None and high is not None
+        outside = [of for of in numbers if is_told and of and not low <= of <= high]
+        for number in outside[:1]:
             warnings.append(
                 f"{option_of(name)} is {number:,.4g}, and usually {_range(low, high)}: "
                 f"{detail(one.type, 'description')}."

@@ -16,7 +16,13 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 
 from kprof.analyze.attribution.overlap import allot_busy_time
-from kprof.analyze.attribution.steps import denominator, find_lead, find_steps, split_steps
+from kprof.analyze.attribution.steps import (
+    IMBALANCE,
+    denominator,
+    find_lead,
+    find_steps,
+    split_steps,
+)
 from kprof.analyze.groupings import collapse_layers, group_kernels
 from kprof.trace import Trace
 
@@ -163,12 +169,13 @@ def _cells(trace: Trace) -> list[Cell]:
     ]
     split = split_steps(trace)
     idle = split[split["is_idle"].to_numpy(bool)]
-    return ran + [
-        Cell(None, None, None, phase, cause, is_idle=True, calls=0, time_ns=time_ns)
-        for phase, cause, time_ns in zip(
-            _texts(idle["phase"]), _texts(idle["part"]), idle["time_ns"].tolist(), strict=True
-        )
-    ]
+    for phase, cause, time_ns in zip(
+        _texts(idle["phase"]), _texts(idle["part"]), idle["time_ns"].tolist(), strict=True
+    ):
+        # Nothing is recorded of the time by which other GPUs take longer: a part in every layout.
+        name = cause if cause == IMBALANCE else None
+        ran.append(Cell(name, name, name, phase, cause, is_idle=True, calls=0, time_ns=time_ns))
+    return ran
 
 
 def _texts(column: pd.Series[str]) -> list[str | None]:
@@ -314,7 +321,7 @@ def _sortable(names: Sequence[str | None]) -> list[tuple[bool, str]]:
 
 def _named(text: Callable[[Cell], str | None]) -> _Level:
     """Return the level that matches by name; idle time has none, and is one part."""
-    return _Level("name", lambda cell: (True, None) if cell.is_idle else (False, text(cell)))
+    return _Level("name", lambda cell: (True, cell.name) if cell.is_idle else (False, text(cell)))
 
 
 def _known(matched_by: str, *texts: Callable[[Cell], str | None], num_needed: int = 1) -> _Level:

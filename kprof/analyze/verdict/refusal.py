@@ -182,6 +182,9 @@ def tick_below_jitter(values: Floats, effect: float) -> float:
     variants go to and fro.
     """
     arms = [arm[np.abs(arm - np.median(arm)) <= WIDEST_SPREAD * effect] for arm in values]
+    if not all(arm.size for arm in arms):
+        # The median lies between two groups of values that are far apart.
+        return 0.0
     width = max(float(np.ptp(arm)) for arm in arms)
     narrowest = HARMLESS_TICK * effect
     if width <= 2 * narrowest:

@@ -170,12 +170,16 @@ def without_rows(rows: np.ndarray, replay: Replay, trace: Trace) -> Replay:
     """Take rows of `kernels` out, a bool for each; their durations stay the caller's to change.
 
     What they waited for holds what follows them, and their launches cost nothing. With them goes
-    the host's time in these, in operators of which nothing is left, and between two of those.
+    the host's time in these, in operators of which nothing is left, and between two of those. A
+    window without steps begins and ends with its activities, so there they stay where they were
+    launched.
     """
     edges = replay.edges
     is_gone = np.append(np.zeros(replay.first_activity, dtype=bool), rows)[edges.target]
     lag_ns = np.where(is_gone & (edges.kind == STREAM), np.minimum(edges.lag_ns, 0), edges.lag_ns)
-    kept = replace(edges, lag_ns=lag_ns).take(~(is_gone & (edges.kind == LAUNCH)))
+    is_window = bool((replay.spans.mark < 0).any())
+    is_kept = np.full(len(is_gone), is_window) | ~(is_gone & (edges.kind == LAUNCH))
+    kept = replace(edges, lag_ns=lag_ns).take(is_kept)
     return without_host_time(replace(replay, edges=kept), trace, emptied(rows, trace))
 
 

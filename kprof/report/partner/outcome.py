@@ -130,18 +130,18 @@ def _saving(evidence: Evidence) -> str:
 def _of_run(evidence: Evidence) -> Verdict:
     run = evidence.runs[-1]
     diagnosis = run.diagnosis
+    is_alone = len(evidence.runs) == 1
+    state = "Nothing was changed" if is_alone else "No comparison proves what changed"
     if diagnosis is None or not diagnosis.findings:
-        nothing = "Nothing was changed, and no rule found a change that would save time."
+        nothing = f"{state}, and no rule found a change that would save time."
         return Verdict("Measured", nothing, "plain")
     best = diagnosis.findings[0]
     together = diagnosis.together
     if together is None or not together.high_ns:
-        return Verdict(
-            "Measured", f"Nothing was changed yet. The first finding: {best.claim}.", "plain"
-        )
+        return Verdict("Measured", f"{state} yet. The first finding: {best.claim}.", "plain")
     step = max(together.step_ns, 1)
     saving = gain_range((together.low_ns or 0) / step, together.high_ns / step)
-    sentence = f"Nothing was changed yet. Fixes are predicted to save {saving} of the time."
+    sentence = f"{state} yet. Fixes are predicted to save {saving} of the time."
     return Verdict("Predicted, not proven", sentence, "plain")
 
 

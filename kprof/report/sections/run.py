@@ -94,7 +94,7 @@ def _what(trace: Trace) -> tuple[str, str, str]:
 def _where(trace: Trace) -> tuple[str, str, str]:
     host = f"host {trace.meta.host}" if trace.meta.host else ""
     ranks = format_count(trace.meta.num_ranks, "rank") if trace.meta.num_ranks > 1 else ""
-    first = trace.gpus[0] if trace.gpus else None
+    first = trace.gpus[0] if trace.gpus and not trace.is_host_only else None
     memory = format_memory(first.memory_bytes) if first and first.memory_bytes else ""
     sms = format_count(first.num_sms, "SM") if first and first.num_sms else ""
     details = ", ".join(detail for detail in (sms, memory, ranks, host) if detail)

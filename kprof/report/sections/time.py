@@ -79,7 +79,9 @@ def _lead(trace: Trace, by_part: pd.DataFrame) -> str:
     # Nothing is recorded of the time by which other GPUs take longer.
     idle_ns = int(by_part["time_ns"][by_part["is_idle"] & (by_part["part"] != IMBALANCE)].sum())
     device = "No operator ran" if trace.is_host_only else "The GPU was idle"
-    return f"Most of the time: {listed}. {device} for {format_share(idle_ns / total_ns)} of it."
+    share = format_share(idle_ns / total_ns)
+    most = f"Most of the time: {listed}. {device} for {share} of it."
+    return most if listed else f"{device} for {share} of the time."
 
 
 def _part_table(trace: Trace, by_part: pd.DataFrame) -> Table:

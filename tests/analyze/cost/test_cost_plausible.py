@@ -53,6 +53,29 @@ def test_an_assumption_in_the_wrong_unit_is_refused(section, field, values):
         assert f"{field} in [{section}]" in error.value.fix
 
 
+@pytest.mark.parametrize(
+    ("facts", "assumptions", "named"),
+    [
+        ({}, {"spot": {"interruptions_per_hour": 20, "restart_hours": 0.5}}, "restart_hours"),
+        (
+            {"price": None, "gpu": "H100", "term": "owned"},
+            {"owning": {"capex_usd_per_gpu": 1_000, "life_years": 4}},
+            "[owning]",
+        ),
+        ({"tokens_per_s": "5k,900k,2M"}, {}, "--tokens-per-s"),
+    ],
+)
+def test_what_is_hardly_true_is_warned_of(facts, assumptions, named):
+    given = {name: value for name, value in {**SERVED, **facts}.items() if value is not None}
+    found = calculate({**given, "assumptions": assumptions}, TODAY).warnings
+    assert [one for one in found if named in one]
+
+
+def test_a_demand_that_no_fleet_can_be_sized_for_is_refused():
+    with pytest.raises(KprofError, match="demand"):
+        warnings({"demand": "1e-320"})
+
+
 def test_a_fact_at_its_limit_is_taken():
     for fact, value in (("price", "0.01"), ("price", "100"), ("active_parameters", "1e4")):
         assert calculate({**SERVED, fact: value}, TODAY).figures
@@ -162,8 +185,8 @@ SPOT = {"interruptions_per_hour": 0.05, "restart_hours": 0.5}
     ],
 )
 def test_an_assumption_of_another_unit_is_warned_of(section, known, field, slip, near, word):
-    (warning,) = warnings(**{section: {**known, field: slip}})
-    assert word in warning
+    found = warnings(**{section: {**known, field: slip}})
+    assert [one for one in found if word in one]
     assert warnings(**{section: {**known, field: near}}) == ()
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kprof.analyze.attribution.steps import IMBALANCE
 from kprof.analyze.diff.alignment import (
     LAYOUTS,
     Cell,
@@ -259,3 +260,18 @@ def test_numbers_are_left_out_of_a_name_except_those_of_types(name, shown):
 )
 def test_a_functions_name_is_left_without_arguments(name, shown):
     assert without_arguments(name) == shown
+
+
+def test_load_imbalance_is_a_part_of_its_own_in_every_layout():
+    def ranks(*took_ns):
+        marks = [
+            {"kind": "step", "name": "0", "start_ns": 0, "duration_ns": took, "rank": rank}
+            for rank, took in enumerate(took_ns)
+        ]
+        kernels = [{"start_ns": 0, "duration_ns": 3_000, "rank": rank} for rank in (0, 1)]
+        return measured(trace_of(*kernels, ranges=marks, num_ranks=2))
+
+    uneven = find_differences(ranks(3_000, 4_000), ranks(4_000, 4_000))
+    for layout in ("part", "kernel", "operator", "module"):
+        row = row_of(uneven, layout, IMBALANCE)
+        assert (row.is_idle, row.fate, row.a.time_ns, row.b.time_ns) == (True, "vanished", 1_000, 0)

@@ -7,6 +7,7 @@ import pytest
 
 from kprof.analyze.verdict import judge
 from kprof.analyze.verdict.constancy import find_carry_over, find_waves, say_warm_up
+from kprof.analyze.verdict.refusal import tick_below_jitter
 from kprof.comparison import Metric, Pair
 from tests.analyze.verdict.verdict_pairs import (
     MEMORY,
@@ -303,3 +304,8 @@ def test_the_size_of_what_is_carried_over_is_that_of_the_medians():
     found = find_carry_over(-larger, always, follows_b, always, margin=0.01)
     assert found.is_found
     assert found.size == pytest.approx(0.1)
+
+
+def test_values_in_two_groups_of_equal_size_have_no_tick():
+    values = np.array([[1.0, 1, 1, 2, 2, 2]] * 2) * 1e8
+    assert tick_below_jitter(values, 1.5e6) == 0

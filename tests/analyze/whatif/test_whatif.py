@@ -345,3 +345,19 @@ def test_autograds_thread_is_not_the_main_program_though_it_launches_most():
     found = predict([Change(WITHOUT, cause="data loading")], find_baseline(trace))
     assert found.step_ns == 976_000_000
     assert found.predicted_step_ns == 400_000_000
+
+
+def test_a_window_without_steps_loses_no_more_than_what_is_removed():
+    launches = [
+        {"name": "cudaLaunchKernel", "kind": "runtime", "start_ns": at, "duration_ns": 10}
+        | {"correlation": number}
+        for number, at in ((1, 0), (2, 5_000))
+    ]
+    kernels = [
+        {"name": "first", "start_ns": 100, "duration_ns": 1_000, "correlation": 1},
+        {"name": "second", "start_ns": 5_100, "duration_ns": 1_000, "correlation": 2},
+    ]
+    baseline = find_baseline(analyzed_trace_of(*kernels, ranges=launches))
+    found = predict([Change(REMOVED, Target("kernel", "first"))], baseline)
+    assert baseline.step_ns == 6_000
+    assert 4_000 <= found.predicted_step_ns <= 5_100
