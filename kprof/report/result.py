@@ -10,11 +10,12 @@ import pandas as pd
 from kprof.analyze.attribution.cuda_graphs import how_named
 from kprof.analyze.attribution.ledger import Ledger, truth_columns
 from kprof.analyze.attribution.overlap import measure_communication
-from kprof.analyze.attribution.steps import denominator, idle_in_steps, split_steps
+from kprof.analyze.attribution.steps import denominator, split_steps
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import find_unanswered
 from kprof.analyze.findings.queries import whole_of
+from kprof.analyze.findings.recoverable import idle_in_steps
 from kprof.analyze.groupings import group_kernels, group_modules
 from kprof.analyze.idle.causes import find_exposed_waits, group_idle, worst_places
 from kprof.analyze.roofline.agreement import compare_bounds, traffic_ratio

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 
 from kprof.analyze.attribution.ledger import balance
-from kprof.analyze.attribution.steps import find_steps, time_steps
+from kprof.analyze.attribution.steps import denominator, find_steps, time_steps, without_lead
 from kprof.analyze.diff.alignment import find_differences
 from kprof.analyze.diff.comparability import find_obstacle
+from kprof.analyze.findings.recoverable import recoverable_ns
 from kprof.analyze.intervals import LAST_NS
 from kprof.analyze.passes import analyze
 from kprof.device import find_device
@@ -379,6 +380,62 @@ def test_all_shares_of_a_generated_trace_have_one_denominator(tmp_path_factory, 
 @pytest.mark.parametrize("path", ALL)
 def test_no_saving_of_a_recorded_trace_exceeds_its_cause(path):
     assert_savings_are_possible(told(read([path])))
+
+
+def most_of_a_gpu(trace, ns_of_idle, causes):
+    """Return the time of these causes of a step, on the GPU on which it is longest."""
+    idle = trace.idle.assign(ns=ns_of_idle)[trace.idle["cause"].isin(causes).to_numpy()]
+    sums = idle.groupby(["rank", "device"])["ns"].sum()
+    gpus = len(trace.kernels[["rank", "device"]].drop_duplicates())
+    return sums.max() * gpus / denominator(trace).num_gpu_steps if len(sums) else 0
+
+
+def assert_savings_lie_in_the_idle_section(trace):
+    """Check that no saving of idle time is more than the section on it calls recoverable."""
+    section = result_of(trace, balance(trace))["idle"]
+    if section is None or not len(trace.kernels):
+        return
+    gained = recoverable_ns(trace).to_numpy("int64", na_value=0)
+    listed = sum(one["recoverable_ns"] or 0 for one in section["causes"])
+    assert listed == gained[without_lead(trace).idle["duration_ns"] > 0].sum()
+    for one in trace.diagnosis.findings:
+        causes = {one.remedy.idle_cause} if one.remedy.idle_cause else set()
+        causes |= {"launch-bound"} if one.remedy.graphs else set()
+        is_unrecorded = one.saving is not None and one.saving.step_ns != trace.diagnosis.whole_ns
+        if causes and one.remedy.best_ns is None and not is_unrecorded and one.saving.high_ns:
+            assert one.saving.high_ns <= most_of_a_gpu(trace, gained, causes)
+    took = trace.idle["duration_ns"].to_numpy()
+    for one in trace.meta.what_if:
+        if one.predicted_step_ns is None or one.is_without_recording:
+            continue
+        most = most_of_a_gpu(trace, gained, {one.target.removeprefix("idle:")})
+        if one.target == "launches":
+            most = most_of_a_gpu(trace, gained, {"launch-bound"})
+            most += most_of_a_gpu(trace, took, {"between kernels"})
+        elif not one.target.startswith("idle:") or "pageable" in one.target:
+            most = sums_of_gpus(trace).max() / denominator(trace).num_gpu_steps
+        savings = [one.step_ns - ns for ns in (one.longest_step_ns, one.shortest_step_ns)]
+        assert savings[0] <= one.step_ns - one.predicted_step_ns <= savings[1] <= most + 1
+
+
+def sums_of_gpus(trace):
+    """Return the device time of each GPU, times their number."""
+    sums = trace.kernels.groupby(["rank", "device"])["duration_ns"].sum()
+    return sums * len(sums)
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_no_saving_of_a_recorded_trace_exceeds_what_its_idle_section_calls_recoverable(path):
+    assert_savings_lie_in_the_idle_section(analyzed(read([path])))
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(events=recordings())
+def test_no_saving_of_a_generated_trace_exceeds_what_its_idle_section_calls_recoverable(
+    tmp_path_factory, events
+):
+    path = kept(tmp_path_factory, events)
+    assert_savings_lie_in_the_idle_section(analyzed(read([path])))
 
 
 def one_after_another(paths):

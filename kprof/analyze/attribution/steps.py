@@ -565,14 +565,6 @@ def without_lead(trace: Trace) -> Trace:
 
 
 @once_per_trace
-def idle_in_steps(trace: Trace) -> pd.DataFrame:
-    """Return the pieces of idle time in steps, their edges included; all where none is marked."""
-    idle = without_lead(trace).idle
-    pieces: pd.DataFrame = idle[(idle["duration_ns"] > 0).to_numpy(bool)]
-    return pieces
-
-
-@once_per_trace
 def before_launches(trace: Trace) -> tuple[np.ndarray, dict[tuple[int, int], int]]:
     """Tell which activities were launched before the first step; by GPU, when the last ended.
 

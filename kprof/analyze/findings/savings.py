@@ -15,14 +15,12 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from kprof.analyze.attribution.steps import whole_ns
-from kprof.analyze.findings.queries import count_steps
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
-from kprof.analyze.idle.causes import BETWEEN_KERNELS, LAUNCH_BOUND, PAGEABLE_COPY, SYNCHRONIZATION
-from kprof.analyze.intervals import NOTHING
+from kprof.analyze.idle.causes import PAGEABLE_COPY, SYNCHRONIZATION
 from kprof.analyze.whatif.baseline import Baseline, find_baseline
+from kprof.analyze.whatif.cause_time import CauseTime
 from kprof.analyze.whatif.changes import (
     AVOIDABLE,
     FILLED,
@@ -30,12 +28,9 @@ from kprof.analyze.whatif.changes import (
     WITHOUT,
     Change,
     apply,
-    emptied,
-    spans_by_program,
     with_durations,
     without_rows,
 )
-from kprof.analyze.whatif.host_program import find_program
 from kprof.analyze.whatif.replay import Replay, gain_error_ns
 from kprof.findings import Finding, Remedy, Saving
 from kprof.trace import Trace
@@ -120,8 +115,10 @@ class Pricer:
         # How modest a success may be is a choice: its own spread would tell nothing more.
         least = min(*(one.ns - one.error_ns for one in best), *(one.ns for one in modest))
         most = max(*(one.most_ns for one in (*best, *modest)), 0)
-        low, high = (min(max(end, 0), most_ns) for end in (least - missed, most + missed))
-        if len(known) == 1 and _stalls(known):
+        # Where the replay gains more than its cause holds, it is no surer than its error.
+        low = max(min(least, most_ns) - missed, 0)
+        high = min(most + missed, most_ns)
+        if len(known) == 1 and (_stalls(known) or known[0].rule == UNEXPLAINED):
             return Saving(self.step_ns, 0, round(high), STALLED)
         basis = (
             REPLAYED
@@ -143,34 +140,35 @@ class Pricer:
         is_work |= finding.rule == UNEXPLAINED
         if not is_work and not finding.idle_rows:
             return None
-        rows = np.array(finding.rows if is_work else (), dtype=np.int64)
-        return self._costs_ns([finding], rows, self._took()[rows])
+        rows, busy_ns = list(finding.rows if is_work else ()), np.zeros_like(self._took())
+        busy_ns[rows] = self._took()[rows]
+        return self._costs_ns([finding], busy_ns, is_recoverable=False)
 
     def _most_ns(self, findings: Sequence[Finding]) -> int:
         """Return how much of what these findings cost their remedies could take away."""
         after, _ = _new_durations(findings, self.trace, is_best=True)
-        saved = self._took() - after
-        rows = np.flatnonzero(saved)
-        return self._costs_ns(findings, rows, saved[rows])
+        return self._costs_ns(findings, self._took() - after, is_recoverable=True)
 
     def _took(self) -> np.ndarray:
         return self.trace.kernels["duration_ns"].to_numpy(np.int64)
 
-    def _costs_ns(self, findings: Sequence[Finding], rows: np.ndarray, took: np.ndarray) -> int:
-        """Return the time `took` of these rows with the idle time that goes with the findings."""
-        devices = self._devices
-        spent = np.zeros(max(len(devices.keys), 1), dtype=np.int64)
-        np.add.at(spent, devices.of_row[rows], took)
+    def _costs_ns(
+        self, findings: Sequence[Finding], busy_ns: np.ndarray, *, is_recoverable: bool
+    ) -> int:
+        """Return the time `busy_ns` of all rows with the idle time that goes with the findings."""
         idle_rows = _joined(one.idle_rows for one in findings)
+        if is_recoverable:
+            idle_ns = self._time.recoverable(idle_rows)
+        else:
+            idle_ns = np.zeros(len(self.trace.idle), dtype=np.int64)
+            idle_ns[idle_rows] = self.trace.idle["duration_ns"].to_numpy(np.int64)[idle_rows]
         launches = _joined(one.rows for one in findings if one.remedy.launches is not None)
-        for at, lost_ns in self._by_device(idle_rows).items():
-            spent[at] += lost_ns
-        for at, lost_ns in self._launching_ns(launches, idle_rows).items():
-            spent[at] += lost_ns
-        scale, steps = len(spent), count_steps(self.trace)
-        costs_ns = int(spent.max()) * scale // steps
-        late_ns = self._late_ns(idle_rows).get(int(spent.argmax()), 0) * scale // steps
-        return max(costs_ns, min(costs_ns + late_ns, self._lead_ns(findings)))
+        held = self._time.held(busy_ns, idle_ns, launches)
+        return max(held.ns, min(held.ns + held.late_ns, self._lead_ns(findings)))
+
+    @cached_property
+    def _time(self) -> CauseTime:
+        return CauseTime(self.trace)
 
     def _lead_ns(self, findings: Sequence[Finding]) -> int:
         """Return what the waits of these findings cost an unrecorded step.
@@ -189,12 +187,6 @@ class Pricer:
             return 0
         gains = [self._gained(waits, one, is_best=True).most_ns for one in self._replays()]
         return int(max(gains))
-
-    def _late_ns(self, counted: np.ndarray) -> dict[int, int]:
-        """Return by device the idle time that waited for launches, but for the pieces `counted`."""
-        is_late = (self.trace.idle["cause"] == LAUNCH_BOUND).to_numpy(bool, copy=True)
-        is_late[counted] = False
-        return self._by_device(is_late)
 
     def _replays(self) -> list[Replay]:
         baseline = self.baseline
@@ -241,71 +233,6 @@ class Pricer:
             return Gain((gained.most_ns + waiting.most_ns) / 2, 0.0)
         return gained
 
-    def _launching_ns(self, rows: np.ndarray, counted: np.ndarray) -> dict[int, int]:
-        """Return by device the idle time that launches of these rows explain.
-
-        That which they ended, or as much of all that waited for launches as the host spent on
-        these; without the pieces that are counted already.
-        """
-        if not len(rows) or self.trace.idle.empty:
-            return {}
-        key = rows.tobytes(), counted.tobytes()
-        if key not in self._launching_known:
-            self._launching_known[key] = self._find_launching_ns(rows, counted)
-        return self._launching_known[key]
-
-    @cached_property
-    def _launching_known(self) -> dict[tuple[bytes, bytes], dict[int, int]]:
-        return {}
-
-    def _find_launching_ns(self, rows: np.ndarray, counted: np.ndarray) -> dict[int, int]:
-        idle = self.trace.idle
-        is_free = np.ones(len(idle), dtype=bool)
-        is_free[counted] = False
-        is_mine = np.isin(idle["kernel_row"].to_numpy(np.int64, na_value=-1), rows) & is_free
-        is_late = (idle["cause"] == LAUNCH_BOUND).to_numpy(bool) & is_free
-        is_own = is_mine & (is_late | (idle["cause"] == BETWEEN_KERNELS).to_numpy(bool))
-        ended, late = self._by_device(is_own), self._by_device(is_late)
-        chosen = np.zeros(len(self.trace.kernels), dtype=bool)
-        chosen[rows] = True
-        spans = spans_by_program(emptied(chosen, self.trace), find_program(self.trace), self.trace)
-        host_ns = max((int((one.end - one.start).sum()) for one in spans.values()), default=0)
-        return {at: max(ended.get(at, 0), min(late.get(at, 0), host_ns)) for at in {*ended, *late}}
-
-    def _by_device(self, idle_rows: np.ndarray) -> dict[int, int]:
-        """Add up pieces of idle time, rows or a bool for each, by the number of their device."""
-        at = self._idle_devices[idle_rows]
-        took = self.trace.idle["duration_ns"].to_numpy(np.int64)[idle_rows]
-        known, number = at != NOTHING, len(self._devices.keys)
-        sums = np.zeros(number, dtype=np.int64)
-        np.add.at(sums, at[known], took[known])
-        present = np.flatnonzero(np.bincount(at[known], minlength=number))
-        return dict(zip(present.tolist(), sums[present].tolist(), strict=True))
-
-    @cached_property
-    def _devices(self) -> _Devices:
-        """The devices of all ranks, and which each row of `kernels` ran on."""
-        keys, of_row = np.unique(_device_keys(self.trace.kernels), return_inverse=True)
-        return _Devices(keys, of_row)
-
-    @cached_property
-    def _idle_devices(self) -> np.ndarray:
-        """The number of each row's device in `idle`; `NOTHING` where nothing ran on it."""
-        keys, asked = self._devices.keys, _device_keys(self.trace.idle)
-        at = np.searchsorted(keys, asked)
-        is_known = np.append(keys, NOTHING)[at] == asked
-        return np.asarray(np.where(is_known, at, NOTHING))
-
-
-@dataclass(frozen=True)
-class _Devices:
-    """The devices that ran something, numbered from 0 on by rank and index."""
-
-    keys: np.ndarray
-    """For each device, in ascending order; see `_device_keys`."""
-    of_row: np.ndarray
-    """The number of each row of `kernels`."""
-
 
 def find_pricer(trace: Trace, baseline: Baseline | None = None) -> Pricer:
     """Replay a trace as it is, unless that was done, to price its findings by."""
@@ -333,12 +260,6 @@ def _differ(*readings: Sequence[Gain]) -> bool:
     """Tell whether gains differ between readings of the recording, by more than a hundredth."""
     gains = [[one.ns for one in of] for of in readings]
     return any(np.ptp(of) > DIFFERS * max(*of, 1) for of in gains)
-
-
-def _device_keys(table: pd.DataFrame) -> np.ndarray:
-    """Return rank and device of each row as one number; both have 32 bits."""
-    rank, device = (table[column].to_numpy(np.int64) for column in ("rank", "device"))
-    return np.asarray((rank << 32) + device)
 
 
 def _joined(parts: Iterable[tuple[int, ...]]) -> np.ndarray:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from kprof.analyze.attribution.call_tree import NO_ROW, nearest
 from kprof.analyze.findings.one_offs import SILENCE_NS, find_once
+from kprof.analyze.findings.recoverable import stays_ns
 from kprof.analyze.idle import causes
 from kprof.analyze.idle.host_state import find_host
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, either, length_before, length_in
@@ -194,13 +195,26 @@ def _graph(change: Change, replay: Replay, trace: Trace) -> Replay:
     of_node = np.where(point == NOTHING, NOTHING, np.append(segment, NOTHING)[point])
     source, target = of_node[edges.source], of_node[edges.target]
     within = (source == target) & (source != NOTHING)
-    lag_ns = np.where(within & (edges.kind == HOST), 0, edges.lag_ns)
+    lag_ns = np.where(within & (edges.kind == HOST), _stays_ns(replay, trace), edges.lag_ns)
     between = np.minimum(edges.lag_ns, BETWEEN_NODES_NS)
     lag_ns = np.where(within & (edges.kind == STREAM), between, lag_ns)
     in_graph = is_launch & (target != NOTHING)
     lag_ns = np.where(in_graph, np.maximum(lag_ns, GRAPH_LATENCY_NS), lag_ns)
     kept_ns = np.minimum(edges.kept_ns, np.maximum(lag_ns, 0))
     return replace(replay, edges=replace(edges, lag_ns=lag_ns, kept_ns=kept_ns))
+
+
+def _stays_ns(replay: Replay, trace: Trace) -> np.ndarray:
+    """Return how much of each lag of the host lies in idle time that is, or may be, start-up."""
+    edges, program, stays = replay.edges, replay.program, stays_ns(trace)
+    found = np.zeros_like(edges.lag_ns)
+    rows = np.flatnonzero(stays)
+    for one, union in _spans_of_idle(rows, stays[rows], program, trace).items():
+        at = np.flatnonzero(edges.kind == HOST)
+        at = at[program.program[edges.target[at]] == one]
+        since, until = (program.time_ns[node[at]] for node in (edges.source, edges.target))
+        found[at] = np.minimum(length_in(union, since, until), np.maximum(edges.lag_ns[at], 0))
+    return found
 
 
 def segments(replay: Replay, trace: Trace) -> np.ndarray:
@@ -264,17 +278,26 @@ def _follows_fetch(ends: np.ndarray, replay: Replay, trace: Trace) -> np.ndarray
 
 def _fill(change: Change, replay: Replay, trace: Trace) -> Replay:
     """Take the host's time within pieces of idle time out of the program that ended them."""
-    idle = trace.idle.iloc[list(change.idle_rows)]
-    ended_by = idle["kernel_row"].to_numpy(np.int64, na_value=NOTHING)
+    rows = np.array(change.idle_rows, dtype=np.int64)
+    took = trace.idle["duration_ns"].to_numpy(np.int64)[rows]
+    return without_host_spans(replay, _spans_of_idle(rows, took, replay.program, trace))
+
+
+def _spans_of_idle(
+    rows: np.ndarray, took: np.ndarray, program: HostProgram, trace: Trace
+) -> dict[int, Intervals]:
+    """Return when pieces of idle time lasted, so long from their begin on, by the program.
+
+    That of the thread which ended each by a launch.
+    """
+    ended_by = trace.idle["kernel_row"].to_numpy(np.int64, na_value=NOTHING)[rows]
     launch = np.append(trace.kernels["launch_row"].to_numpy(np.int64, na_value=NOTHING), NOTHING)
-    thread = np.append(replay.program.of_ranges(trace), NOTHING)[launch[ended_by]]
-    start = idle["start_ns"].to_numpy(np.int64)
-    end = start + idle["duration_ns"].to_numpy(np.int64)
-    gone = {
-        one: disjoint(Intervals(start[thread == one], end[thread == one], ended_by[thread == one]))
+    thread = np.append(program.of_ranges(trace), NOTHING)[launch[ended_by]]
+    start = trace.idle["start_ns"].to_numpy(np.int64)[rows]
+    return {
+        one: disjoint(Intervals(*(part[thread == one] for part in (start, start + took, ended_by))))
         for one in np.unique(thread[thread != NOTHING]).tolist()
     }
-    return without_host_spans(replay, gone)
 
 
 _STRUCTURAL = {GRAPHED: _graph, WITHOUT: _avoid, FILLED: _fill}

@@ -15,15 +15,20 @@ import pandas as pd
 
 from kprof.analyze.attribution.ledger import union_ns
 from kprof.analyze.attribution.overlap import allot_busy_time, rows_by
-from kprof.analyze.attribution.steps import before_launches, whole_ns, without_lead
+from kprof.analyze.attribution.steps import before_launches, whole_ns
 from kprof.analyze.findings.one_offs import without_start_up
+from kprof.analyze.findings.queries import matches
+from kprof.analyze.findings.recoverable import idle_in_steps
 from kprof.analyze.idle import causes
 from kprof.analyze.idle.causes import inside_window
 from kprof.analyze.intervals import NOTHING
 from kprof.analyze.whatif.baseline import Baseline, find_baseline
+from kprof.analyze.whatif.cause_time import NO_ROWS, CauseTime
 from kprof.analyze.whatif.changes import (
     AVOIDABLE,
     GRAPHED,
+    REMOVED,
+    REPLACED,
     ROOFLINE,
     WITHOUT,
     Change,
@@ -80,13 +85,45 @@ def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
     missed_ns = baseline.uncertainty_ns + _by_the_host_ns(changed, predicted, baseline)
     missed_ns += _steady_ns(gain_error_ns(baseline.replay, changed), baseline)
     all_readings = [predicted, *_other_readings_ns(changes, baseline)]
+    least_ns = max(baseline.step_ns - _held_ns(changes, baseline, plain_ns), 0)
     return replace(
         told,
-        predicted_step_ns=predicted,
+        predicted_step_ns=max(predicted, least_ns),
         uncertainty_ns=missed_ns,
-        shortest_step_ns=max(min(all_readings) - missed_ns, 0),
-        longest_step_ns=max(all_readings) + missed_ns,
+        shortest_step_ns=max(min(all_readings) - missed_ns, least_ns),
+        # Where the replay gains more than that, it is no surer than its error.
+        longest_step_ns=max(*all_readings, least_ns) + missed_ns,
     )
+
+
+def _held_ns(changes: Sequence[Change], baseline: Baseline, plain_ns: np.ndarray) -> int:
+    """Return the time of a step that these changes could take away at most.
+
+    All of it where the idle time was not split by cause.
+    """
+    trace = baseline.trace
+    if "gap_before_ns" not in trace.kernels:
+        return baseline.step_ns
+    time = CauseTime(trace)
+    took = trace.kernels["duration_ns"].to_numpy(np.int64)
+    busy_ns = np.maximum(took - plain_ns, 0)
+    idle_ns = np.zeros(len(trace.idle), dtype=np.int64)
+    launches = [NO_ROWS]
+    for one in changes:
+        if one.what == GRAPHED:
+            idle_ns = np.maximum(idle_ns, time.late_launches_ns())
+        elif one.what == WITHOUT:
+            idle_ns = np.maximum(idle_ns, time.of_causes(one.cause))
+            if one.cause == causes.PAGEABLE_COPY:
+                # What the host launches after them may run beside them.
+                is_upload = matches(trace.kernels["name"], causes.PAGEABLE_UPLOAD)
+                busy_ns = np.where(is_upload, took, busy_ns)
+        elif one.target is not None and one.what in (REMOVED, REPLACED):
+            launches.append(np.flatnonzero(rows_of(one.target, trace)))
+    held = time.held(busy_ns, idle_ns, np.unique(np.concatenate(launches)))
+    waits = any(one.what == WITHOUT for one in changes)
+    # Without the recorder the host is ahead by more, and a wait takes that lead.
+    return held.ns + held.late_ns * (waits and baseline.added_ns > 0)
 
 
 def _other_readings_ns(changes: Sequence[Change], baseline: Baseline) -> list[int]:
@@ -155,7 +192,7 @@ def _obstacle(changes: Sequence[Change], baseline: Baseline, known: float) -> st
 def _amdahl_ns(changes: Sequence[Change], baseline: Baseline, plain_ns: np.ndarray) -> int:
     """Return the step less the saved busy time, and what idle causes would give back."""
     where = ["rank", "device"]
-    kernels, idle = baseline.trace.kernels, inside_window(without_lead(baseline.trace).idle)
+    kernels, idle = baseline.trace.kernels, inside_window(idle_in_steps(baseline.trace))
     saved = _saved_busy_ns(kernels, plain_ns)
     for one in changes:
         if one.what not in (GRAPHED, WITHOUT):

@@ -144,7 +144,10 @@ def _interval(saving: Saving | None) -> tuple[str, str]:
 def _card(number: int, finding: Finding, diagnosis: Diagnosis, where: str) -> str:
     how = f"How: kprof playbook {finding.playbook}"
     if finding.rule == UNEXPLAINED:
-        return f"{number}. {finding.claim}. {'. '.join(finding.details)}. {how}"
+        details = ". ".join(finding.details)
+        if finding.saving is not None and finding.saving.high_ns is not None:
+            details += f". A fix saves {format_saving(finding.saving)} of {diagnosis.whole}"
+        return f"{number}. {finding.claim}. {details}. {how}"
     if finding.saving is None or finding.saving.high_ns is None:
         return f"{number}. {finding.claim}. The saving is not known. {how}"
     saves = f"{format_saving(finding.saving)} of {saved_of(finding.saving, diagnosis)}"

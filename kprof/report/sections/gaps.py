@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.attribution.steps import count_gpu_steps, denominator, idle_in_steps
+from kprof.analyze.attribution.steps import count_gpu_steps, denominator
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
+from kprof.analyze.findings.one_offs import find_once
+from kprof.analyze.findings.recoverable import idle_in_steps, stays_ns
 from kprof.analyze.idle.causes import find_exposed_waits, group_idle, worst_places
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import (
@@ -79,6 +81,14 @@ def _lead(trace: Trace, groups: pd.DataFrame) -> str:
     lead = f"{idle}; {format_share(largest['share'])} of it ({name}): {_meaning(name)}."
     if recoverable_ns:
         lead += f" Fixing all causes would save up to {format_time(recoverable_ns)}."
+    once_ns = int(find_once(trace).ns.sum())
+    if once_ns:
+        lead += f" {format_time(once_ns)} is start-up, which is not recoverable."
+    if maybe_ns := int(stays_ns(trace).sum()) - once_ns:
+        lead += (
+            f" {format_time(maybe_ns)} passed in a single wait for a launch, which may be start-up:"
+            " whether it is recoverable is not known."
+        )
     return lead
 
 

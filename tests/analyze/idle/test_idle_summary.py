@@ -44,7 +44,8 @@ def test_the_result_holds_idle_time_by_cause_with_its_worst_places():
     assert idle["time_ns"] == 102
     causes = [cause["cause"] for cause in idle["causes"]]
     assert causes == ["dependency wait", "launch-bound", "profiler", None]
-    assert idle["causes"][1]["recoverable_ns"] == 38
+    # The longer piece is a single wait in a window without steps: perhaps start-up.
+    assert idle["causes"][1]["recoverable_ns"] == 9
     assert idle["causes"][1]["worst"][0]["place"] == "aten::mm"
     assert [edge["time_ns"] for edge in idle["at_the_edges"]] == [7]
     assert idle["exposed_collective_waits"] is None

@@ -216,8 +216,8 @@ def test_what_recording_adds_to_the_host_is_taken_off():
     assert found.step_ns == found.predicted_step_ns == 269_000
     assert found.uncertainty_ns <= 0.01 * 269_000
     # What recording added was idle, too, and is not to be gained a second time.
-    idle = {"cause": "launch-bound", "duration_ns": 400_000, "recoverable_ns": 400_000}
-    gained = replace(trace, idle=table_of("idle", [idle], ["idle"]))
+    idle = {"cause": "launch-bound", "duration_ns": 200_000, "recoverable_ns": 200_000}
+    gained = replace(trace, idle=table_of("idle", [idle, idle], ["idle"]))
     assert predict([GRAPHS], find_baseline(gained)).amdahl_step_ns == 269_000 - (400_000 - 269_000)
 
 
@@ -344,7 +344,8 @@ def test_autograds_thread_is_not_the_main_program_though_it_launches_most():
     trace = analyze(loads_ahead_of_backward(10))
     found = predict([Change(WITHOUT, cause="data loading")], find_baseline(trace))
     assert found.step_ns == 976_000_000
-    assert found.predicted_step_ns == 400_000_000
+    # No more is saved than is recoverable: what any two kernels need between them stays.
+    assert 400_000_000 <= found.predicted_step_ns <= 400_014_000
 
 
 def test_a_window_without_steps_loses_no_more_than_what_is_removed():

@@ -173,4 +173,6 @@ def test_without_its_waits_the_host_runs_ahead():
     )
     assert found.step_ns == 114_000 + 60_000 + 7_000 + 100_000
     # Launch, its call, the wait that finds nothing, 60 µs of Python: over before the first kernel.
-    assert found.predicted_step_ns == 9_000 + 100_000 + 1_400 + 100_000
+    # No more is saved than is recoverable: what any two kernels need between them stays.
+    in_a_row_ns = 9_000 + 100_000 + 1_400 + 100_000
+    assert in_a_row_ns <= found.predicted_step_ns <= in_a_row_ns + 100

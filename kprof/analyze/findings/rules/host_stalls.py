@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from kprof.analyze.findings.claims import idle_places, in_words, percent
-from kprof.analyze.findings.one_offs import ENOUGH_STEPS, SILENCE_NS, count_steps_of_window
+from kprof.analyze.findings.one_offs import SILENCE_NS
 from kprof.analyze.findings.queries import count_steps, idle_of, per_step, share_of_whole, whole_of
+from kprof.analyze.findings.recoverable import perhaps_once
 from kprof.analyze.idle.causes import LAUNCH_BOUND
 from kprof.findings import Finding, Remedy
 from kprof.trace import Trace
@@ -35,9 +38,8 @@ def check(trace: Trace) -> list[Finding]:
             effort="medium",
             idle_rows=tuple(idle_rows.tolist()),
             details=idle_places(trace, idle_rows),
-            # Once in fewer than three steps may be a start-up: the recording cannot tell.
             remedy=Remedy()
-            if len(idle_rows) == 1 and count_steps_of_window(trace) < ENOUGH_STEPS
+            if np.isin(idle_rows, perhaps_once(trace)).all()
             else Remedy(idle_cause=LAUNCH_BOUND),
         )
     ]
