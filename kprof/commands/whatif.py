@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from kprof.open import Progress
     from kprof.trace import Prediction, Trace
 
-GRAPHS = "graphs"
 # Beyond these a change is no kernel's any more.
 LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e6
-
-EXAMPLES = "kind:gemm=2 module:NAME=roofline op:NAME=removed graphs"
+IDLE = "idle:"
 
 
 def whatif(
@@ -37,14 +35,25 @@ def whatif(
     """Predict the time of a step after changes.
 
     Each alone, then all together. A TARGET is kernel:, op:, module: or kind: and a name, with *
-    for anything; =2 is twice as fast.
+    for anything, or idle: and a cause; =2 is twice as fast.
     """
     from kprof.report.sections.what_if import section_of
 
-    answers, whole = ask(run, changes or [], say=say)
-    parts = [section_of(answers, whole=whole)]
-    last = f"ask: kprof whatif {shlex.quote(str(run))} {EXAMPLES}"
-    return Answer(run.name, parts, json_of(answers) if json else None, last)
+    found = ask(run, changes or [], say=say)
+    parts = [section_of(found.answers, whole=found.whole)]
+    words = ["kprof", "whatif", str(run), *found.suggestions]
+    last = f"ask: {shlex.join(words)}" if found.suggestions else ""
+    return Answer(run.name, parts, json_of(found.answers) if json else None, last)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Answers, and more questions that the trace can be asked."""
+
+    answers: list[Prediction]
+    whole: str
+    """What is predicted: a step, or the window."""
+    suggestions: list[str]
 
 
 def ask(
@@ -52,25 +61,25 @@ def ask(
     questions: Sequence[str],
     progress: Progress = lambda stage: None,
     say: Callable[[str], None] = lambda message: None,
-) -> tuple[list[Prediction], str]:
+) -> Asked:
     """Predict each change alone, and all of them together; a saved run keeps the answers.
 
-    Without a question, what the run was asked when it was analyzed, or since. What is predicted
-    comes with it: a step, or the window. `say` is told when a run cannot be written, and so
-    does not keep them.
+    Without a question, what the run was asked when it was analyzed, or since. `say` is told when a
+    run cannot be written, and so does not keep them.
 
     Raises:
         KprofError: the run cannot be read, or a question cannot be understood or answered.
     """
     from kprof.analyze.whatif.baseline import find_baseline
-    from kprof.analyze.whatif.predict import predict
+    from kprof.analyze.whatif.predict import predict, suggest
     from kprof.open import open_trace
     from kprof.report.sections.what_if import whole_of
     from kprof.storage import is_saved
 
     trace = open_trace(run, progress)
+    suggestions = [one.question for one in suggest(trace)]
     if not questions:
-        return list(trace.meta.what_if), whole_of(trace)
+        return Asked(list(trace.meta.what_if), whole_of(trace), suggestions)
     progress("replaying")
     changes = [parse_change(text, trace) for text in questions]
     baseline = find_baseline(trace)
@@ -81,11 +90,11 @@ def ask(
             _keep(answers, trace, run)
         except KprofError as error:
             say(f"{error.problem}; the answers stand here only")
-    return answers, whole_of(trace)
+    return Asked(answers, whole_of(trace), suggestions)
 
 
 def parse_change(text: str, trace: Trace) -> Change:
-    """Read `TARGET=2`, `TARGET=roofline`, `TARGET=removed` or `graphs`.
+    """Read `TARGET=2`, `TARGET=roofline`, `TARGET=removed`, `idle:CAUSE=removed` or `graphs`.
 
     Raises:
         KprofError: it is none of these, the factor is out of all bounds, or nothing in the trace is
@@ -94,9 +103,12 @@ def parse_change(text: str, trace: Trace) -> Change:
     from kprof.analyze.whatif.changes import (
         FASTER,
         GRAPHED,
+        GRAPHS,
         REMOVED,
         ROOFLINE,
+        WITHOUT,
         Change,
+        parse_cause,
         parse_target,
     )
 
@@ -104,6 +116,13 @@ def parse_change(text: str, trace: Trace) -> Change:
         return Change(GRAPHED)
     # Names of kernels may hold an equals sign of their own.
     name, _, how = text.rpartition("=")
+    if name.startswith(IDLE):
+        cause = parse_cause(name.removeprefix(IDLE), trace)
+        if how != REMOVED:
+            raise KprofError(
+                f"{text!r} is not a change", fix=f"idle time can only be removed: {name}={REMOVED}"
+            )
+        return Change(WITHOUT, cause=cause)
     if name and how in (ROOFLINE, REMOVED):
         return Change(how, parse_target(name, trace))
     try:
@@ -113,7 +132,8 @@ def parse_change(text: str, trace: Trace) -> Change:
     if not name or not 0 < factor < float("inf"):
         raise KprofError(
             f"{text!r} is not a change",
-            fix="write kind:gemm=2, module:NAME=roofline, op:NAME=removed or graphs",
+            fix="write kind:gemm=2, module:NAME=roofline, op:NAME=removed, idle:CAUSE=removed or "
+            "graphs",
         )
     if not LEAST_FACTOR <= factor <= MOST_FACTOR:
         raise KprofError(

@@ -20,6 +20,8 @@ from kprof.analyze.diff.comparability import find_obstacle
 from kprof.analyze.findings.recoverable import recoverable_ns
 from kprof.analyze.intervals import LAST_NS
 from kprof.analyze.passes import analyze
+from kprof.analyze.whatif.predict import suggest
+from kprof.commands.whatif import parse_change
 from kprof.device import find_device
 from kprof.open import read
 from kprof.report.difference import Compared, result_of_difference
@@ -416,6 +418,24 @@ def assert_savings_lie_in_the_idle_section(trace):
             most = sums_of_gpus(trace).max() / denominator(trace).num_gpu_steps
         savings = [one.step_ns - ns for ns in (one.longest_step_ns, one.shortest_step_ns)]
         assert savings[0] <= one.step_ns - one.predicted_step_ns <= savings[1] <= most + 1
+
+
+HOW = {"removed": "removed", "gone": "removed", "at its roofline": "roofline"}
+
+
+def assert_what_is_suggested_can_be_asked(trace):
+    """Check that `kprof whatif` understands each change that a report or a last line names."""
+    told = [one for one in trace.meta.what_if if one.change in (*HOW, "in CUDA graphs")]
+    questions = {
+        "graphs" if one.target == "launches" else f"{one.target}={HOW[one.change]}" for one in told
+    }
+    for question in questions | {one.question for one in suggest(trace)}:
+        assert parse_change(question, trace).question == question
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_each_change_that_is_suggested_of_a_recorded_trace_can_be_asked(path):
+    assert_what_is_suggested_can_be_asked(analyzed(read([path])))
 
 
 def sums_of_gpus(trace):

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kprof.analyze.whatif.changes import Target, parse_target, rows_of
+from kprof.analyze.whatif.predict import suggest
 from kprof.cli import run_command_line
+from kprof.commands.whatif import parse_change
 from kprof.errors import KprofError
 from kprof.report.sections.what_if import render, section_of
 from kprof.storage import load
@@ -91,7 +93,7 @@ def test_the_terminal_shows_both_figures(run, capsys):
     shown = capsys.readouterr().out
     assert "251 µs" in shown
     assert "Amdahl" in shown
-    assert f"ask: kprof whatif {run} kind:gemm=2" in shown
+    assert f"ask: kprof whatif {run} kind:gemm=2 op:aten::mm=removed graphs" in shown
 
 
 @pytest.mark.parametrize(
@@ -109,6 +111,9 @@ def test_the_terminal_shows_both_figures(run, capsys):
         ("kernel:kk1=2", "the nearest names: kernel:k1"),
         ("module:layers.0=2", "this trace has no names of that kind"),
         ("aten::nn=2", "kernel:k1"),
+        ("idle:allocator=removed", "'allocator' does not occur in this trace"),
+        ("idle:launch-bound=removed", "what putting the launches into CUDA graphs would save"),
+        ("idle:nothing=removed", "'nothing' is no cause"),
     ],
 )
 def test_a_question_that_cannot_be_read_is_a_clear_error(run, capsys, question, said):
@@ -119,6 +124,31 @@ def test_a_question_that_cannot_be_read_is_a_clear_error(run, capsys, question, 
 @pytest.mark.parametrize("factor", ["0.001", "1000000"])
 def test_the_least_and_the_most_of_a_factor_are_answered(run, factor):
     assert kprof("whatif", run, f"kernel:k1={factor}") == 0
+
+
+@pytest.mark.parametrize(("factor", "said"), [("1", "unchanged"), ("0.5", "2x slower")])
+def test_a_factor_that_makes_nothing_faster_says_so(run, capsys, factor, said):
+    (found,) = answers(capsys, run, f"kernel:*={factor}")
+    assert found["change"] == said
+    assert (found["predicted_step_ns"] == found["step_ns"]) is (factor == "1")
+
+
+SYNCHRONIZED = analyzed_trace_of({}, idle=[{"cause": "synchronization"}])
+
+
+def test_a_cause_of_idle_time_is_removed_and_nothing_else():
+    change = parse_change("idle:synchronization=removed", SYNCHRONIZED)
+    assert (change.subject, change.words) == ("idle:synchronization", "gone")
+    assert change.question == "idle:synchronization=removed"
+    with pytest.raises(KprofError, match="is not a change"):
+        parse_change("idle:synchronization=2", SYNCHRONIZED)
+
+
+HOSTS = analyzed_trace_of({"activity": "host", "name": "aten::empty", "op": "aten::empty"})
+
+
+def test_of_a_host_without_a_gpu_only_operators_are_suggested():
+    assert [one.question for one in suggest(HOSTS)] == ["op:aten::empty=2"]
 
 
 TREE = analyzed_trace_of(
@@ -204,7 +234,11 @@ def test_the_report_says_what_an_operator_counts_where_it_has_one():
 def test_the_report_says_why_it_cannot_tell():
     untold = prediction(predicted_step_ns=None, uncertainty_ns=None, reason="no shapes")
     assert section_of([untold]).parts[0].text == "Not known: kernel:mm 2x faster: no shapes."
-    assert section_of([untold, untold]).parts[0].text == "Not known: no shapes."
+    others = [replace(untold, target=f"kernel:{number}") for number in range(5)]
+    assert section_of([untold, others[0]]).parts[0].text == (
+        "Not known: kernel:mm 2x faster, kernel:0 2x faster: no shapes."
+    )
+    assert "and 1 more: no shapes." in section_of(others).parts[0].text
 
 
 def test_the_report_of_a_run_without_predictions_says_so():

@@ -32,6 +32,8 @@ LONGEST_SUM_NS = 2**61
 
 FASTER, ROOFLINE, REMOVED, REPLACED = "faster", "roofline", "removed", "replaced"
 GRAPHED, WITHOUT, FILLED = "graphed", "without", "filled"
+# As it is asked for.
+GRAPHS = "graphs"
 # A copy to the host, whose result the host may use afterwards.
 FETCH = r"DtoH|Device -> (?:Pageable|Pinned|Host)|CopyDeviceToHost"
 AVOIDABLE = (
@@ -72,10 +74,19 @@ class Change:
         return "launches" if self.target is None else str(self.target)
 
     @property
+    def question(self) -> str:
+        """The argument by which `kprof whatif` is asked about it."""
+        if self.what == GRAPHED:
+            return GRAPHS
+        how = {FASTER: f"{self.factor:g}", ROOFLINE: ROOFLINE}.get(self.what, REMOVED)
+        return f"{self.subject}={how}"
+
+    @property
     def words(self) -> str:
         """How it changes, as in 2x faster or removed."""
+        speed = f"{self.factor:g}x faster" if self.factor > 1 else f"{1 / self.factor:g}x slower"
         return {
-            FASTER: f"{self.factor:g}x faster",
+            FASTER: "unchanged" if self.factor == 1 else speed,
             ROOFLINE: "at its roofline",
             REMOVED: "removed",
             REPLACED: f"replaced by {self.launches} launches",
@@ -336,6 +347,30 @@ def parse_target(text: str, trace: Trace) -> Target:
         fix=f"the nearest names: {', '.join(near)}; * in a name stands for anything"
         if near
         else "this trace has no names of that kind; try kernel:NAME",
+    )
+
+
+def parse_cause(name: str, trace: Trace) -> str:
+    """Read a cause of idle time that a change can take away.
+
+    Raises:
+        KprofError: there is no such cause, none in this trace, or none that can be removed.
+    """
+    present = set(trace.idle["cause"].dropna().unique())
+    known = [cause for cause in AVOIDABLE if cause in present]
+    if name in known:
+        return name
+    if name == causes.LAUNCH_BOUND and name in present:
+        fix = f"ask what putting the launches into CUDA graphs would save: {GRAPHS}"
+    elif known:
+        fix = f"write {', '.join(f'idle:{cause}=removed' for cause in known)}"
+    else:
+        fix = "this trace has no idle time that a change can take away; name a kernel or operator"
+    is_known = name in causes.CAUSES
+    problem = "cannot be removed" if name in present else "does not occur in this trace"
+    raise KprofError(
+        f"idle time of the cause {name!r} {problem}" if is_known else f"{name!r} is no cause",
+        fix=fix,
     )
 
 

@@ -20,12 +20,13 @@ from kprof.analyze.findings.one_offs import without_start_up
 from kprof.analyze.findings.queries import matches
 from kprof.analyze.findings.recoverable import idle_in_steps
 from kprof.analyze.idle import causes
-from kprof.analyze.idle.causes import inside_window
+from kprof.analyze.idle.causes import group_idle, inside_window
 from kprof.analyze.intervals import NOTHING
 from kprof.analyze.whatif.baseline import Baseline, find_baseline
 from kprof.analyze.whatif.cause_time import NO_ROWS, CauseTime
 from kprof.analyze.whatif.changes import (
     AVOIDABLE,
+    FASTER,
     GRAPHED,
     REMOVED,
     REPLACED,
@@ -288,6 +289,33 @@ def _questions(baseline: Baseline) -> list[Change]:
         return asked
     if (segments(baseline.replay, trace) != NOTHING).any():
         asked.append(Change(GRAPHED))
+    return asked + [Change(WITHOUT, cause=cause) for cause in _avoidable(trace)]
+
+
+def _avoidable(trace: Trace) -> list[str]:
+    """Return the causes of idle time other than start-up that a change can take away.
+
+    Longest first.
+    """
     steady, _ = without_start_up(trace)
-    present = set(inside_window(steady.idle)["cause"].dropna())
-    return asked + [Change(WITHOUT, cause=cause) for cause in AVOIDABLE if cause in present]
+    groups = group_idle(inside_window(steady.idle))
+    return [cause for cause in groups["cause"] if cause in AVOIDABLE]
+
+
+def suggest(trace: Trace) -> list[Change]:
+    """Return changes that this trace can be asked about, one of each sort.
+
+    Each names what takes most time.
+    """
+    took = trace.kernels["duration_ns"].to_numpy(np.int64)
+    how = FASTER if (rooflines_ns(trace) == NOTHING).all() else ROOFLINE
+    sorts = {"op": FASTER} if trace.is_host_only else {"kind": FASTER, "module": how, "op": REMOVED}
+    found = [
+        Change(what, Target(sort, name), 2.0)
+        for sort, what in sorts.items()
+        for name in largest_names(sort, took, trace, 1)
+    ]
+    if trace.is_host_only or not trace.has_timeline:
+        return found
+    found += [Change(WITHOUT, cause=cause) for cause in _avoidable(trace)[:1]]
+    return [*found, Change(GRAPHED)] if trace.kernels["launch_row"].notna().any() else found

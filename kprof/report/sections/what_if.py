@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kprof.analyze.attribution.steps import find_steps
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
@@ -14,13 +15,15 @@ TITLE = "What if"
 ORDER = 78
 
 ROWS_IN_REPORT, ROWS_OF_ANSWER = 5, 20
+# Changes that one reason names.
+MOST_NAMED = 4
 EXPLANATION = (
     "Predicted: the recording replayed with the change, including host, streams and waits. Amdahl: "
     "the step less the device time that the change removes, the most that it can gain if nothing "
     "else limits the step. At its roofline: a perfect kernel, which no real kernel reaches. "
     "Collectives keep their recorded time."
 )
-
+WHOLLY = "Idle time that is gone is gone wholly; a fix may leave a part of it, as its finding says."
 INSIDE = "An operator counts with everything that runs inside it."
 
 
@@ -28,7 +31,8 @@ def render(trace: Trace) -> Section:
     """Render the predictions of the analysis, or those of `kprof whatif` since."""
     if why := why_no_timeline(trace):
         return Section(TITLE, ORDER, (Text(why.sentence),), in_terminal=False)
-    return section_of(trace.meta.what_if, ROWS_IN_REPORT, whole_of(trace))
+    section = section_of(trace.meta.what_if, ROWS_IN_REPORT, whole_of(trace))
+    return section if trace.meta.what_if else replace(section, in_terminal=False)
 
 
 def whole_of(trace: Trace) -> str:
@@ -46,7 +50,7 @@ def section_of(
     untold = [one for one in predictions if one.predicted_step_ns is None]
     if not predictions:
         nothing = "No change was found that would save time."
-        return Section(TITLE, ORDER, (Text(nothing),), in_terminal=False)
+        return Section(TITLE, ORDER, (Text(nothing),))
     parts: list[Part] = []
     if told:
         parts += [Text(_lead(told, whole)), _table(told, rows, whole)]
@@ -107,6 +111,8 @@ def _table(told: list[Prediction], num_rows: int, whole: str) -> Table:
     caption = "Each change alone. Their savings overlap and do not add up."
     if any(one.target.startswith("op:") for one in told):
         caption += f" {INSIDE}"
+    if any(one.change == "gone" for one in told):
+        caption += f" {WHOLLY}"
     return Table(columns, rows, caption=caption, terminal_rows=num_rows)
 
 
@@ -121,12 +127,16 @@ def _predicted_ns(prediction: Prediction) -> int:
 
 
 def _reasons(untold: list[Prediction]) -> list[str]:
-    """Return each reason once, with what it concerns where that is not everything."""
-    reasons = dict.fromkeys(one.reason or "" for one in untold)
-    concerned = {
-        reason: [f"{one.target} {one.change}" for one in untold if one.reason == reason]
-        for reason in reasons
-    }
-    return [
-        reason if len(about) > 1 else f"{about[0]}: {reason}" for reason, about in concerned.items()
-    ]
+    """Return each reason once, behind the changes that it concerns."""
+    concerned: dict[str, list[str]] = {}
+    for one in untold:
+        what = one.change if one.change == "together" else f"{one.target} {one.change}"
+        concerned.setdefault(one.reason or "", []).append(what)
+    return [f"{_named(about)}: {reason}" for reason, about in concerned.items()]
+
+
+def _named(changes: list[str]) -> str:
+    """Name some changes, and the number of the others."""
+    changes = list(dict.fromkeys(changes))
+    named, more = ", ".join(changes[:MOST_NAMED]), len(changes) - MOST_NAMED
+    return f"{named} and {more:,} more" if more > 0 else named
