@@ -350,6 +350,8 @@ def assert_idle_and_busy_are_of_it(trace, document):
         listed_ns = sum(row["time_ns"] for row in document["idle"]["causes"])
         assert listed_ns == document["idle"]["time_ns"]
         assert listed_ns + document["denominator"]["imbalance_ns"] == idle_ns
+    told = [part.text for part in gaps.render(trace).parts if isinstance(part, Text)]
+    assert not (idle_ns and trace.has_timeline and "There is no gap between activities." in told)
     if find_steps(trace):
         sections = [section.render(trace) for section in (gaps, run, time, utilisation)]
         told = [part.text for one in sections for part in one.parts if isinstance(part, Text)]

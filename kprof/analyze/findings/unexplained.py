@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.attribution.overlap import allotted_time
-from kprof.analyze.attribution.steps import before_launches
+from kprof.analyze.attribution.steps import before_launches, find_lead
 from kprof.analyze.findings.claims import (
     clipped,
     idle_places,
@@ -19,6 +19,7 @@ from kprof.analyze.findings.claims import (
     work_places,
 )
 from kprof.analyze.findings.queries import (
+    count_steps,
     is_one_of,
     limits,
     per_step,
@@ -240,22 +241,30 @@ def _gap(
 
 
 def _operators(trace: Trace) -> Iterator[tuple[float, Finding]]:
-    """Yield the largest operators of a host by their own time, where there is no GPU."""
+    """Yield the largest operators of a host by their own time, where there is no GPU.
+
+    Those in steps, if there are any.
+    """
+    is_outside = find_lead(trace).kernels
+    is_asked = ~is_outside if not is_outside.all() else is_outside
     names = trace.kernels["name"].astype(str)
-    took = trace.kernels["duration_ns"]
-    sums = took.groupby(names).sum().nlargest(NUM_OPERATORS)
-    spent = int(took.sum())
+    took = trace.kernels["duration_ns"][is_asked]
+    sums = took.groupby(names[is_asked]).sum().nlargest(NUM_OPERATORS)
+    spent, steps = int(took.sum()), 1 if is_outside.all() else count_steps(trace)
     said = ", ".join(
-        f"{clipped(str(name))} {in_words(per_step(trace, ns))} ({percent(ns / max(spent, 1))})"
+        f"{clipped(str(name))} {in_words(ns / steps)} ({percent(ns / max(spent, 1))})"
         for name, ns in sums.items()
     )
+    where = "outside of all steps, where all of them ran," if is_outside.all() else ""
+    where = where or f"in {whole_of(trace)}"
     claim = (
         "No GPU activity was recorded, so rules about a device do not apply; of the operators' own "
-        f"time of {in_words(per_step(trace, spent))} in {whole_of(trace)} the largest are {said}"
+        f"time of {in_words(spent / steps)} {where} the largest are {said}"
     )
-    rows = np.flatnonzero(names.isin(list(sums.index)).to_numpy(bool))
+    rows = np.flatnonzero(names.isin(list(sums.index)).to_numpy(bool) & is_asked)
     learn = "record the operators' shapes and Python's stacks: kprof run --stacks SCRIPT"
-    yield float(spent), _finding(claim, work_places(trace, rows), learn, rows=rows)
+    places = () if is_outside.all() else work_places(trace, rows)
+    yield float(spent), _finding(claim, places, learn, rows=rows)
 
 
 def _told(number: int, parts: Iterator[tuple[int, ...]]) -> np.ndarray:

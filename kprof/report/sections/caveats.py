@@ -100,10 +100,11 @@ def _beaten_ceilings(trace: Trace) -> str:
     if beaten.empty:
         return ""
     share = share_of_time(trace.kernels, trace.kernels.index.isin(beaten.index))
+    time = whose_time(is_host_only=trace.is_host_only)
     return (
-        f"{format_count(len(beaten), 'activity', 'activities')} "
-        f"({format_share(share)} of the device time) ran faster than the roofline says: data came "
-        "from a cache, or the operator did less than its shapes tell."
+        f"{format_count(len(beaten), 'activity', 'activities')} ({format_share(share)} of {time}) "
+        "ran faster than the roofline says: data came from a cache, or the operator did less than "
+        "its shapes tell."
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.attribution.steps import count_gpu_steps, denominator
+from kprof.analyze.attribution.steps import count_gpu_steps, denominator, split_steps
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
 from kprof.analyze.findings.one_offs import find_once
 from kprof.analyze.findings.recoverable import idle_in_steps, stays_ns
@@ -52,15 +52,15 @@ def render(trace: Trace) -> Section:
     """Render idle time by cause, the places to look at and the longest pieces."""
     if why := why_no_timeline(trace):
         return Section(TITLE, ORDER, (Text(why.sentence),), in_terminal=False)
-    pieces = idle_in_steps(trace)
+    pieces, outside = idle_in_steps(trace), _around_operators(trace)
     if pieces.empty:
-        return Section(TITLE, ORDER, (Text("There is no gap between activities."),))
+        return Section(TITLE, ORDER, (Text(outside or "There is no gap between activities."),))
     groups = group_idle(pieces)
     parts: list[Part] = [Text(_lead(trace, groups)), _cause_table(trace, groups)]
     if (places := _places(pieces)).rows:
         parts.append(places)
     parts.append(_longest(trace, pieces))
-    parts += [Text(text) for text in (_edges(trace, pieces), _exposed(trace)) if text]
+    parts += [Text(text) for text in (_edges(trace, pieces), outside, _exposed(trace)) if text]
     return Section(TITLE, ORDER, tuple(parts))
 
 
@@ -194,6 +194,23 @@ def _edges(trace: Trace, pieces: pd.DataFrame) -> str:
     return (
         f"{format_time(total_ns)} of the idle time is before the first activity or after the "
         f"last: {listed}."
+    )
+
+
+def _around_operators(trace: Trace) -> str:
+    """Say how long no operator of a host ran at the ends of its steps: no gap tells of it."""
+    if not trace.is_host_only:
+        return ""
+    split = split_steps(trace)
+    idle_ns = int(split["time_ns"][split["is_idle"]].sum())
+    around_ns = idle_ns - int(idle_in_steps(trace)["duration_ns"].sum())
+    if around_ns <= 0:
+        return ""
+    if around_ns == int(split["time_ns"].sum()):
+        return f"No operator ran in the steps, which lasted {format_time(around_ns)}."
+    return (
+        f"No operator ran for {format_time(around_ns)} more, from the begin of the steps to the "
+        "first operator and from the last one to their end."
     )
 
 

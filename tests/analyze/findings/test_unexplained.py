@@ -6,9 +6,10 @@ import pytest
 
 from kprof.analyze.findings.unexplained import find_unexplained, is_of_nvidia
 from kprof.analyze.idle.causes import DEPENDENCY_WAIT
+from kprof.analyze.passes import analyze
 from kprof.analyze.whatif.baseline import find_baseline
 from kprof.trace import Gpu
-from tests.traces import analyzed_trace_of
+from tests.traces import analyzed_trace_of, trace_of
 
 MATMUL = {"name": "matmul", "kind": "gemm", "duration_ns": 1_000}
 UPLOAD = {
@@ -99,3 +100,14 @@ def test_without_a_timeline_shares_are_of_the_device_time():
 def test_nothing_is_replayed_where_the_hosts_waits_are_unknown(call, told):
     baseline = find_baseline(on("A", MATMUL, calls=[call]))
     assert (baseline.refusal is None) is told
+
+
+def test_operators_of_a_host_outside_of_all_steps_are_told_to_be_there():
+    step = {"kind": "step", "name": "ProfilerStep#1", "start_ns": 0, "duration_ns": 500}
+    after = {"kind": "op", "name": "aten::empty", "start_ns": 900, "duration_ns": 40}
+    outside, inside = (
+        find_unexplained(analyze(trace_of(ranges=[step, {**after, "start_ns": begin}])), [])[0]
+        for begin in (900, 300)
+    )
+    assert "time of 40 ns outside of all steps, where all of them ran, the largest" in outside.claim
+    assert "time of 40 ns in a step the largest are aten::empty 40 ns (100 %)" in inside.claim
