@@ -251,7 +251,7 @@ def test_caveats_of_the_recording_and_of_the_numbers_stand_together():
 def test_a_kernel_that_beats_the_roofline_is_a_caveat():
     trace = analyzed_trace_of({"duration_ns": 100, "limit_ns": 106}, device=ROUND_DEVICE)
     text = texts(section("Caveats", trace))
-    assert "1 activity (100.0 % of the device time) ran faster than the roofline says" in text
+    assert "1 activity (100.0 % of device time) ran faster than the roofline says" in text
 
 
 def test_the_memory_of_two_ranks_is_not_one_curve():

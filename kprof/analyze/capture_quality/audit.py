@@ -298,7 +298,19 @@ def _timeline(trace: Trace) -> Iterator[Check]:
 
 
 def _device(trace: Trace) -> Iterator[Check]:
-    if trace.is_host_only:
+    if not trace.is_host_only:
+        return
+    lost = sum(of_rank.num_lost for of_rank in count_launches(trace))
+    if lost:
+        yield Check(
+            "GPU activity",
+            "bad",
+            f"{lost:,} kernels or graphs were launched, and no GPU activity was recorded",
+            "the GPU's work is missing; all results are about the host's operators, by their self "
+            "time",
+            "record the GPU, too: activities=[CPU, CUDA], and one profiler at a time",
+        )
+    else:
         yield Check(
             "GPU activity",
             "limited",

@@ -137,7 +137,7 @@ class Pricer:
         """
         remedy = finding.remedy
         is_work = remedy.best_ns is not None or remedy.waited_ns is not None
-        is_work |= finding.rule == UNEXPLAINED
+        is_work |= finding.rule == UNEXPLAINED and bool(finding.rows)
         if not is_work and not finding.idle_rows:
             return None
         rows, busy_ns = list(finding.rows if is_work else ()), np.zeros_like(self._took())

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from kprof.analyze.attribution.ledger import count_launches
 from kprof.analyze.attribution.overlap import allotted_time
 from kprof.analyze.attribution.steps import before_launches, find_lead
 from kprof.analyze.findings.claims import (
@@ -41,6 +42,7 @@ NUM_OPERATORS = 3
 NUM_NAMES = 3
 
 STACKS = "record Python's stacks: kprof run --stacks SCRIPT"
+RECORD = "record fewer steps, with one profiler at a time: kprof run --steps 2 SCRIPT"
 STREAMS = "which event an activity waited for is not in the recording"
 # Tools of NVIDIA that show more.
 NSYS = "; Nsight Systems shows it: kprof run --nsys SCRIPT"
@@ -79,15 +81,32 @@ def find_unexplained(trace: Trace, findings: Sequence[Finding]) -> tuple[Finding
     """Return the lines above a fifth of a step that no finding is about, largest first.
 
     Lines are causes of idle time, kinds of activities, and a single long gap. Without a GPU they
-    are the largest operators by their own time.
+    are the largest operators by their own time. Launches that left no activity come before all
+    lines.
     """
+    lost = list(_lost_launches(trace))
     if trace.is_host_only:
         found = [*_operators(trace), *_idle_lines(trace, findings)]
-        return tuple(one for _, one in found)
+        return (*lost, *(one for _, one in found))
     lines = [*_idle_lines(trace, findings), *_work_lines(trace, findings)]
     if trace.has_timeline:
         lines += _gap(trace, findings, [one for _, one in lines])
-    return tuple(one for _, one in sorted(lines, key=lambda line: -line[0]))
+    return (*lost, *(one for _, one in sorted(lines, key=lambda line: -line[0])))
+
+
+def _lost_launches(trace: Trace) -> Iterator[Finding]:
+    """Yield one finding where a large share of the launches left no activity."""
+    launches = count_launches(trace)
+    number = sum(of_rank.number for of_rank in launches)
+    lost = sum(of_rank.num_lost for of_rank in launches)
+    share = lost / max(number, 1)
+    if share > LARGE_SHARE:
+        meanwhile = "" if trace.is_host_only else ", and idle time may have been busy"
+        claim = (
+            f"{lost:,} of {number:,} launches of kernels and graphs ({percent(share)}) left no "
+            f"activity in the recording: their time on the GPU is missing{meanwhile}"
+        )
+        yield _finding(claim, (), RECORD)
 
 
 def _idle_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[float, Finding]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.findings.unexplained import find_unexplained, is_of_nvidia
 from kprof.analyze.idle.causes import DEPENDENCY_WAIT
 from kprof.analyze.passes import analyze
@@ -100,6 +101,35 @@ def test_without_a_timeline_shares_are_of_the_device_time():
 def test_nothing_is_replayed_where_the_hosts_waits_are_unknown(call, told):
     baseline = find_baseline(on("A", MATMUL, calls=[call]))
     assert (baseline.refusal is None) is told
+
+
+def launching(number, *kernels):
+    calls = [
+        {"kind": "runtime", "name": "cudaLaunchKernel", "correlation": at, "start_ns": 10 * at}
+        for at in range(number)
+    ]
+    op = {"kind": "op", "name": "aten::mm", "duration_ns": 900}
+    return analyze(trace_of(*kernels, ranges=[op, *calls]))
+
+
+@pytest.mark.parametrize(("number", "is_told"), [(4, False), (5, False), (6, True)])
+def test_launches_without_activity_are_a_finding_above_a_fifth(number, is_told):
+    kernels = [{**MATMUL, "correlation": at, "start_ns": 2_000 * at + 100} for at in range(4)]
+    trace = launching(number, *kernels)
+    claims = [one.claim for one in find_unexplained(trace, [])]
+    told = "2 of 6 launches of kernels and graphs (33 %) left no activity in the recording: their"
+    assert claims[0].startswith(told) is is_told
+
+
+def test_of_a_host_whose_launches_left_nothing_that_is_told_first_and_graded():
+    trace = launching(3)
+    assert "3 of 3 launches" in find_unexplained(trace, [])[0].claim
+    (check,) = [one for one in audit(trace) if one.name == "GPU activity"]
+    assert (check.verdict, check.evidence.partition(",")[0]) == (
+        "bad",
+        "3 kernels or graphs were launched",
+    )
+    assert trace.diagnosis.findings[0].cause_ns is None
 
 
 def test_operators_of_a_host_outside_of_all_steps_are_told_to_be_there():
