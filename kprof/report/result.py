@@ -9,8 +9,7 @@ import pandas as pd
 
 from kprof.analyze.attribution.cuda_graphs import how_named
 from kprof.analyze.attribution.ledger import Ledger, truth_columns
-from kprof.analyze.attribution.overlap import measure_communication
-from kprof.analyze.attribution.steps import denominator, split_steps
+from kprof.analyze.attribution.steps import denominator, measure_communication, split_steps
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import find_unanswered
@@ -21,7 +20,13 @@ from kprof.analyze.idle.causes import find_exposed_waits, group_idle, worst_plac
 from kprof.analyze.roofline.agreement import compare_bounds, traffic_ratio
 from kprof.analyze.roofline.hardware_counters import is_counted
 from kprof.analyze.roofline.launch_work import SOURCES
-from kprof.analyze.roofline.utilisation import Share, has_work, measure_utilisation, share_of_time
+from kprof.analyze.roofline.utilisation import (
+    Share,
+    has_work,
+    measure_known_work,
+    measure_utilisation,
+    share_of_time,
+)
 from kprof.trace import Trace
 
 SCHEMA = 1
@@ -86,12 +91,14 @@ def _recording(trace: Trace) -> dict[str, object] | None:
 
 def _coverage(trace: Trace) -> dict[str, object]:
     """Return how much of the device time has known work, from where, and the largest without."""
-    kernels = trace.kernels
+    kernels, work = trace.kernels, measure_known_work(trace)
     is_modelled = has_work(kernels)
     without = group_kernels(kernels[~is_modelled.to_numpy()], ["name", "op"]).head(NUM_TOP)
     attributed = (kernels["bucket"] == "attributed").to_numpy()
     return {
-        "modelled_share": share_of_time(kernels, is_modelled),
+        "modelled_share": 1 - work.unknown,
+        "at_least_share": work.at_least,
+        "flops_share": work.flops,
         "modelled_share_of_attributed": share_of_time(kernels[attributed], is_modelled[attributed])
         if attributed.any()
         else None,

@@ -26,10 +26,11 @@ from kprof.device import find_device
 from kprof.open import read
 from kprof.report.difference import Compared, result_of_difference
 from kprof.report.result import result_of
-from kprof.report.section import Text
+from kprof.report.section import Text, sections_of
 from kprof.report.sections import gaps, run, time, utilisation
 from tests import kineto_files as kineto
 from tests.analyze.simulated import END_OF_STEP, Machine, item, kernel, synchronize
+from tests.section_traces import tables
 
 RECORDED = Path(__file__).parents[1] / "data" / "h200"
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
@@ -332,6 +333,11 @@ def assert_one_denominator(trace):
     steps_ns = {one["step_ns"] for one in (*savings, *predicted) if one}
     assert steps_ns <= {step_ns}
     assert_idle_and_busy_are_of_it(found, document)
+    communication_ns = document["communication"]["exposed_ns"]
+    if communication_ns is not None:
+        exposed = [row["time_ns"] for row in document["time"] if row["part"] == "collective"]
+        assert communication_ns == sum(exposed)
+    assert_tables_divide_by_one_time(found, document)
     difference = find_differences(found, found)
     for side in (difference.a, difference.b):
         assert side.window_ns == whole["time_ns"]
@@ -356,6 +362,54 @@ def assert_idle_and_busy_are_of_it(trace, document):
         sections = [section.render(trace) for section in (gaps, run, time, utilisation)]
         told = [part.text for one in sections for part in one.parts if isinstance(part, Text)]
         assert not re.search(r"% of (?:the window|the elapsed time)", " ".join(told))
+
+
+UNIT_NS = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}
+# Of numbers in three digits, and of shares in tenths of a percent that add up to 100 %.
+OF_DIGITS, OF_TENTHS = 0.006, 0.0011
+
+
+def assert_tables_divide_by_one_time(trace, document):
+    """Check that times per step are times over the steps, and shares those of one time a table.
+
+    That time is of all steps; a table of causes, of kinds of communication or of device time has
+    the sum of its own.
+    """
+    steps = document["denominator"]["num_gpu_steps"]
+    for table in [one for each in sections_of(trace) for one in tables(each)]:
+        headers = [column.header for column in table.columns]
+        if "Time" not in headers:
+            continue
+        columns = {name: [row[headers.index(name)] for row in table.rows] for name in headers}
+        times = [in_ns(cell) for cell in columns["Time"]]
+        for time_ns, cell in zip(times, columns.get("Per step", ()), strict=False):
+            assert in_ns(cell) == pytest.approx(time_ns / steps, rel=2 * OF_DIGITS, abs=0.51)
+        if shares := [in_percent(cell) for cell in columns.get("Share", ())]:
+            whole_ns = of_which(trace, document, table)
+            for time_ns, share in zip(times, shares, strict=True):
+                least = OF_DIGITS * share + OF_TENTHS
+                assert time_ns / whole_ns == pytest.approx(share, abs=least)
+
+
+def of_which(trace, document, table):
+    """Return the time that the shares of a table are shares of, by its first column."""
+    ledger, idle = document["ledger"], document["idle"]
+    return {
+        "Activity": document["denominator"]["time_ns"],
+        "Operator kind": document["denominator"]["time_ns"],
+        "Phase": document["denominator"]["time_ns"],
+        "Communication": document["communication"]["total_ns"],
+        "Cause": idle["time_ns"] if idle else 0,
+    }.get(table.columns[0].header, ledger["sum_ns"])
+
+
+def in_ns(cell):
+    number, unit = cell.replace(",", "").split()
+    return float(number) * UNIT_NS[unit]
+
+
+def in_percent(cell):
+    return float(cell.removeprefix("< ").removesuffix(" %")) / 100
 
 
 @pytest.mark.parametrize("path", ALL)

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from kprof.analyze.attribution.ledger import balance
+from kprof.analyze.capture_quality.audit import audit
+from kprof.analyze.roofline.utilisation import measure_known_work, measure_utilisation
 from kprof.errors import modules_in
+from kprof.report.result import result_of
 from kprof.report.section import Facts, Figure, Table, Text, sections_of
 from kprof.trace import Gpu, Recording
 from tests.section_traces import (
@@ -124,7 +128,8 @@ def test_the_headline_divides_by_the_steps():
 
 
 def test_without_a_known_device_the_headline_says_why_it_is_missing():
-    value, why = fact(section("Utilisation", TRACES["no device known"]), "MFU")
+    utilisation = section("Utilisation", TRACES["no device known"])
+    value, why = fact(utilisation, "Roofline share, MFU, MBU")
     assert value == "not known"
     assert why.startswith(
         "the trace does not name its GPU, so its peaks are unknown; to find out, "
@@ -133,13 +138,13 @@ def test_without_a_known_device_the_headline_says_why_it_is_missing():
 
 def test_an_unknown_gpu_is_named_as_the_reason():
     trace = analyzed_trace_of({}, device=None, gpus=(Gpu(0, "Strange 9000"),))
-    why = fact(section("Utilisation", trace), "MBU")[1]
+    why = fact(section("Utilisation", trace), "Roofline share, MFU, MBU")[1]
     assert why.startswith("kprof has no peaks for Strange 9000; to find out, run `kprof roofline`")
 
 
 def test_a_gpu_that_the_trace_lists_without_a_name_is_none_that_it_names():
     trace = analyzed_trace_of({}, device=None, gpus=(Gpu(0, ""),))
-    why = fact(section("Utilisation", trace), "MBU")[1]
+    why = fact(section("Utilisation", trace), "Roofline share, MFU, MBU")[1]
     assert why.startswith(
         "the trace does not name its GPU, so its peaks are unknown; to find out, "
     )
@@ -150,7 +155,45 @@ def test_a_share_of_work_that_is_known_in_part_is_a_lower_bound():
     trace = analyzed_trace_of(known, {"start_ns": 100, "duration_ns": 300})
     value, basis = fact(section("Utilisation", trace), "MFU")
     assert value == "≥ 2.5 %"
-    assert "the work of only 25.0 % of what ran is known" in basis
+    assert "the work of only 25.0 % of the device time is known" in basis
+
+
+def test_a_lower_bound_that_reads_as_nothing_is_unknown_everywhere():
+    tiny = {"flops": 1, "bytes": 1, "dtype": "bf16", "limit_ns": 0, "kind": "gemm"}
+    trace = analyzed_trace_of(tiny, {"start_ns": 100, "duration_ns": 300}, device=ROUND_DEVICE)
+    headline = measure_utilisation(trace)
+    assert [one.value for one in (headline.mfu, headline.mbu, headline.roofline)] == [None] * 3
+    assert fact(section("Utilisation", trace), "Roofline share, MFU, MBU")[0] == "not known"
+    (check,) = [one for one in audit(trace) if one.name == "Known work"]
+    assert check.meaning.startswith("MFU, MBU and roofline share are not known")
+
+
+def test_known_work_is_one_number_on_every_part_of_the_page():
+    """A quarter of the time has known work, half of it only a lower bound, a quarter none."""
+    known = {"bytes": 100, "limit_ns": 10, "duration_ns": 100}
+    bound = {**known, "work_bound": "at least", "start_ns": 100, "duration_ns": 200}
+    trace = analyzed_trace_of(known, bound, {"start_ns": 300}, device=ROUND_DEVICE)
+    work = measure_known_work(trace)
+    assert (work.known, work.at_least, work.unknown, work.flops) == (0.25, 0.5, 0.25, 0.0)
+    assert fact(section("Run", trace), "Known work")[0] == "25.0 %"
+    (check,) = [one for one in audit(trace) if one.name == "Known work"]
+    assert re.findall(r"[\d.]+ %", check.evidence) == ["25.0 %", "50.0 %"]
+    assert "25.0 %" in measure_utilisation(trace).roofline.basis
+    coverage = result_of(trace, balance(trace))["coverage"]
+    assert (coverage["modelled_share"], coverage["at_least_share"]) == (0.75, 0.5)
+
+
+def test_work_of_which_much_is_only_bounded_limits_the_data_quality():
+    trace = analyzed_trace_of({"bytes": 100, "limit_ns": 10, "work_bound": "at least"})
+    (check,) = [one for one in audit(trace) if one.name == "Known work"]
+    assert measure_utilisation(trace).mbu.is_lower_bound
+    assert check.verdict == "limited"
+
+
+def test_the_terminal_shows_the_ledgers_buckets_wherever_device_time_is_unattributed():
+    for bucket, is_shown in (("unlinked", True), ("attributed", False)):
+        (table,) = tables(section("Ledger", analyzed_trace_of({"bucket": bucket})))
+        assert bool(table.terminal_rows) is is_shown
 
 
 def test_the_time_table_adds_up_to_a_hundred_percent():
@@ -244,7 +287,7 @@ def test_caveats_of_the_recording_and_of_the_numbers_stand_together():
     text = texts(section("Caveats"))
     assert "12 records were dropped." in text
     assert "66.7 % of device time is not traced to an operator or range" in text
-    assert "33.3 % of device time has no work model, so no roofline." in text
+    assert "The work of 33.3 % of device time is not known: it has no roofline." in text
     assert tables(section("Caveats"))[0].rows[0][0] == "strange_kernel"
 
 

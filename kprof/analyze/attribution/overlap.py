@@ -7,34 +7,21 @@ the kind. The order in which activities began or were recorded decides nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kprof.analyze.intervals import NOTHING, Intervals, disjoint, paint
+from kprof.analyze.intervals import NOTHING, Intervals, paint
 from kprof.trace import Trace, once_per_trace
 
 Int64s = NDArray[np.int64]
 
 # From the last to the first that an instant belongs to; every other kind is computation.
 CLASSES = ("set", "copy", "collective")
-COLLECTIVE = "collective"
 # Tie-breakers of activities that end together; after all of them, any activity will do.
 _TIES = ("kind", "name", "op", "module", "phase")
-
-
-@dataclass(frozen=True)
-class Communication:
-    """Device time in which collectives ran, each instant of a device once, in ns."""
-
-    total_ns: int
-    hidden_ns: int | None
-    """The part beside computation; None where the recording has no timeline."""
-    exposed_ns: int | None
-    """The rest: the time of the kind `collective` in the split of the window."""
 
 
 def rows_by(kernels: pd.DataFrame, *columns: str) -> list[Int64s]:
@@ -129,26 +116,3 @@ def _sorted_codes(column: pd.Series[Any]) -> Int64s:
     code[np.argsort(texts.to_numpy(), kind="stable")] = np.arange(len(texts))
     code[-1] = len(texts)
     return np.asarray(code[column.cat.codes.to_numpy()])
-
-
-def measure_communication(trace: Trace, left_out: np.ndarray | None = None) -> Communication:
-    """Measure how long the devices communicated, and for how much of that nothing was computed.
-
-    Without the rows that are to be left out, which may still hide others.
-    """
-    kernels = trace.kernels
-    is_collective = (kernels["kind"] == COLLECTIVE).to_numpy(bool)
-    if left_out is not None:
-        is_collective = is_collective & ~left_out
-    if not trace.has_timeline:
-        total_ns = int(kernels["duration_ns"].to_numpy(np.int64)[is_collective].sum())
-        return Communication(total_ns, None, None)
-    start = kernels["start_ns"].to_numpy(np.int64)
-    end = start + kernels["duration_ns"].to_numpy(np.int64)
-    total_ns = 0
-    for rows in rows_by(kernels, "rank", "device"):
-        mine = rows[is_collective[rows]]
-        union = disjoint(Intervals(start[mine], end[mine], mine))
-        total_ns += int((union.end - union.start).sum())
-    exposed_ns = int(allotted_time(trace)[is_collective].sum())
-    return Communication(total_ns, total_ns - exposed_ns, exposed_ns)

@@ -19,10 +19,12 @@ from kprof.analyze.attribution.call_tree import NO_ROW, is_evaluation, is_node, 
 from kprof.analyze.attribution.ledger import union_ns
 from kprof.analyze.attribution.overlap import allotted_time, rows_by
 from kprof.analyze.groupings import count_gpus, measure_capacity, split_window
+from kprof.analyze.intervals import Intervals, disjoint
 from kprof.trace import Trace, once_per_table, once_per_trace
 
 # By how much the steps of a GPU are shorter than those of the job, which waits for a slower one.
 IMBALANCE = "load imbalance"
+COLLECTIVE = "collective"
 
 
 # As torch's profiler calls a step of its schedule; kprof's own have a number alone.
@@ -43,6 +45,20 @@ _OF_HOST = ("op", "runtime", "module", "range", "phase")
 _WHOLE = 0.9
 # Ranges outside of which more than this share of launches was made are no steps.
 _MOST_OUTSIDE = 0.5
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Time of the steps in which collectives ran, each instant of a device once, in ns.
+
+    Of the window where no step is marked.
+    """
+
+    total_ns: int
+    hidden_ns: int | None
+    """The part beside computation; None where the recording has no timeline."""
+    exposed_ns: int | None
+    """The rest: the time of the kind `collective` in the split of the steps."""
 
 
 @dataclass(frozen=True)
@@ -413,6 +429,24 @@ def find_lead(trace: Trace) -> Lead:
         waited_ns = limit_ns - begin_ns - union_ns(*clipped)
         of_gpus[rank, device] = int(allotted[mine].sum()) + waited_ns
     return Lead(rows, before_ns, of_gpus)
+
+
+def measure_communication(trace: Trace) -> Communication:
+    """Measure the device time in which collectives of the steps ran, hidden or exposed."""
+    kernels = trace.kernels
+    is_collective = (kernels["kind"] == COLLECTIVE).to_numpy(bool) & ~find_lead(trace).kernels
+    if not trace.has_timeline:
+        total_ns = int(kernels["duration_ns"].to_numpy(np.int64)[is_collective].sum())
+        return Communication(total_ns, None, None)
+    start = kernels["start_ns"].to_numpy(np.int64)
+    end = start + kernels["duration_ns"].to_numpy(np.int64)
+    total_ns = 0
+    for rows in rows_by(kernels, "rank", "device"):
+        mine = rows[is_collective[rows]]
+        union = disjoint(Intervals(start[mine], end[mine], mine))
+        total_ns += int((union.end - union.start).sum())
+    exposed_ns = int(allotted_time(trace)[is_collective].sum())
+    return Communication(total_ns, total_ns - exposed_ns, exposed_ns)
 
 
 def _outside_on_the_host(trace: Trace) -> Lead:

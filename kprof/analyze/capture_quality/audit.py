@@ -25,7 +25,11 @@ from kprof.analyze.capture_quality.unanswered import (
     why_no_timeline,
 )
 from kprof.analyze.energy import Series, around, devices_in, readings, throttle_shares
-from kprof.analyze.roofline.utilisation import has_work, share_of_time
+from kprof.analyze.roofline.utilisation import (
+    measure_known_work,
+    measure_utilisation,
+    share_of_time,
+)
 from kprof.device import HARMLESS_REASONS, THROTTLE_REASONS
 from kprof.trace import Trace, once_per_trace
 
@@ -431,17 +435,40 @@ def _attribution(trace: Trace) -> Iterator[Check]:
 
 
 def _work(trace: Trace) -> Iterator[Check]:
-    share = share_of_time(trace.kernels, ~has_work(trace.kernels))
+    work = measure_known_work(trace)
+    verdict = graded(work.unknown, UNMODELLED)
+    if verdict == "good" and not work.is_enough:
+        verdict = "limited"
     has_shapes = bool(trace.ranges["input_shapes"].notna().any())
-    shares = "lower bounds" if share < 1 else "not known"
+    at_least = f", of {percent(work.at_least)} only a lower bound of it" if work.at_least else ""
     yield from checked(
         "Known work",
-        graded(share, UNMODELLED),
-        f"the work of {percent(share)} of the time is not known"
+        verdict,
+        f"the work of {percent(work.unknown)} of the time is not known{at_least}"
         + ("" if has_shapes else "; no operator's shapes were recorded"),
-        f"MFU, MBU and roofline share are {shares}; the rest has no bound and no saving",
+        _meaning_for_utilisation(trace),
         "" if has_shapes else "record shapes: without --no-shapes, or record_shapes=True",
     )
+
+
+def _meaning_for_utilisation(trace: Trace) -> str:
+    """Say which headline shares are unknown, which are lower bounds, and what else is missing."""
+    headline = measure_utilisation(trace)
+    named = {"MFU": headline.mfu, "MBU": headline.mbu, "roofline share": headline.roofline}
+    unknown = [name for name, share in named.items() if share.value is None]
+    bounded = [name for name, share in named.items() if share.is_lower_bound]
+    parts = []
+    if unknown:
+        parts.append(f"{_listed(unknown)} {'is' if len(unknown) == 1 else 'are'} not known")
+    if bounded:
+        are = "is a lower bound" if len(bounded) == 1 else "are lower bounds"
+        parts.append(f"{_listed(bounded)} {are}")
+    parts.append("activities of unknown work have no bound and no saving")
+    return "; ".join(parts)
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _overhead(trace: Trace) -> Iterator[Check]:

@@ -11,7 +11,7 @@ from kprof.analyze.attribution.steps import find_lead, find_steps, rule_of, time
 from kprof.analyze.capture_quality.audit import audit
 from kprof.analyze.energy import around, devices_in, readings
 from kprof.analyze.groupings import count_gpus, measure_window
-from kprof.analyze.roofline.utilisation import ENOUGH_KNOWN, has_work, share_of_time
+from kprof.analyze.roofline.utilisation import ENOUGH_KNOWN, measure_known_work
 from kprof.trace import Trace
 
 # Clocks, or work, that differ by more than this are named.
@@ -178,7 +178,7 @@ def _types(trace: Trace) -> dict[str, float]:
 
 def _flops_of_step(trace: Trace) -> float | None:
     """Return the operations of a step; None where the work of too much is not known."""
-    if share_of_time(trace.kernels, has_work(trace.kernels)) < ENOUGH_KNOWN:
+    if measure_known_work(trace).unknown > 1 - ENOUGH_KNOWN:
         return None
     flops = trace.kernels["flops"].to_numpy(np.float64, na_value=0.0)
     return float(flops.sum()) / max(len(find_steps(trace)), 1)

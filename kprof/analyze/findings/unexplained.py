@@ -38,6 +38,8 @@ NO_REMEDY = Remedy()
 LARGE_SHARE = 0.2
 # Findings that are about this share of a line explain it.
 EXPLAINED = 0.5
+# Less overlap than this, as a share of a line, is not worth a word.
+UNSEEN = 0.005
 NUM_OPERATORS = 3
 NUM_NAMES = 3
 
@@ -147,9 +149,10 @@ def _longest_gap(trace: Trace, rows: np.ndarray) -> tuple[str, ...]:
     row = int(rows[took[rows].argmax()])
     ended_by = int(trace.idle["kernel_row"].to_numpy(np.int64, na_value=-1)[row])
     name = clipped(str(trace.kernels["name"].iloc[ended_by])) if ended_by >= 0 else None
-    number = "once" if len(rows) == 1 else f"{len(rows):,} times, the longest"
+    where = " in all steps" if whole_of(trace) == "a step" else ""
+    number = "One gap of" if len(rows) == 1 else f"{len(rows):,} gaps{where}, the longest of"
     before = f", before {name}" if name else ""
-    return (f"{number} for {in_words(int(took[row]))}{before}",)
+    return (f"{number} {in_words(int(took[row]))}{before}",)
 
 
 def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[float, Finding]]:
@@ -171,7 +174,8 @@ def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
         name = f"Activities of the kind {kind}" if kind else "Activities of unknown kind"
         claim = (
             f"{name} take {in_words(per_step(trace, line_ns))} of {whole_of(trace)} "
-            f"({percent(share)} of it), and no rule finds a fix{_reached(trace, rows)}"
+            f"({percent(share)} of it){_overlapped(trace, rows, line_ns)}, and no rule finds a fix"
+            f"{_reached(trace, rows)}"
         )
         learn = NCU if is_of_nvidia(trace) else OTHERS
         if _are_transfers(trace, rows):
@@ -180,6 +184,14 @@ def _work_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
             learn = LEARN[causes.COLLECTIVE_WAIT]
         details = (*_largest_names(trace, rows), *work_places(trace, rows))
         yield line_ns, _finding(claim, details, learn, rows=rows)
+
+
+def _overlapped(trace: Trace, rows: np.ndarray, line_ns: int) -> str:
+    """Say how much longer these activities run, where others overlap them."""
+    hidden_ns = total_ns(trace, rows) - line_ns
+    if hidden_ns <= UNSEEN * line_ns:
+        return ""
+    return f" and {in_words(per_step(trace, hidden_ns))} more while others run"
 
 
 def _reached(trace: Trace, rows: np.ndarray) -> str:
@@ -226,7 +238,11 @@ def _rate(trace: Trace, rows: np.ndarray) -> str:
 def _largest_names(trace: Trace, rows: np.ndarray) -> tuple[str, ...]:
     names = trace.kernels["name"].iloc[rows].astype(str)
     sums = trace.kernels["duration_ns"].iloc[rows].groupby(names).sum().nlargest(NUM_NAMES)
-    return tuple(f"{clipped(str(n))}: {in_words(per_step(trace, ns))}" for n, ns in sums.items())
+    whole = whole_of(trace)
+    return tuple(
+        f"{clipped(str(name))}: {in_words(per_step(trace, time_ns))} of {whole}"
+        for name, time_ns in sums.items()
+    )
 
 
 def _gap(

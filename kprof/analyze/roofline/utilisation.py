@@ -22,10 +22,12 @@ from kprof.analyze.capture_quality.unanswered import (
 )
 from kprof.analyze.element_type import computed_in
 from kprof.device import Device, find_device
-from kprof.trace import Trace
+from kprof.trace import Trace, once_per_trace
 
 # Below this share of device time with known work, a utilisation is only a lower bound.
 ENOUGH_KNOWN = 0.95
+# A lower bound of a share, below which it says nothing: it reads "< 0.01 %".
+NO_BOUND = 0.00005
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,27 @@ class Share:
     basis: str
     is_lower_bound: bool = False
     """Whether much of the device time has no known work, so that the share may be larger."""
+
+
+@dataclass(frozen=True)
+class KnownWork:
+    """How much of the device time has known work: shares of one, which add up to one.
+
+    Device time of the steps; of the window where none is marked.
+    """
+
+    known: float
+    """FLOPs or bytes are known."""
+    at_least: float
+    """Only a lower bound of them is known."""
+    unknown: float
+    flops: float
+    """The part of `known` that computes: its FLOPs are known, and some."""
+
+    @property
+    def is_enough(self) -> bool:
+        """Tell whether a utilisation is more than a lower bound."""
+        return self.known >= ENOUGH_KNOWN
 
 
 @dataclass(frozen=True)
@@ -51,10 +74,26 @@ class Utilisation:
     busy: Share
 
 
+@once_per_trace
+def measure_known_work(trace: Trace) -> KnownWork:
+    """Measure how much of the device time has known work, in an analyzed trace."""
+    kernels = _in_steps(trace)
+    has_any = has_work(kernels)
+    is_bounded = kernels["work_bound"] == "at least"
+    computes = kernels["flops"].to_numpy(np.float64, na_value=0.0) > 0
+    return KnownWork(
+        known=share_of_time(kernels, has_any & ~is_bounded),
+        at_least=share_of_time(kernels, has_any & is_bounded),
+        unknown=share_of_time(kernels, ~has_any),
+        flops=share_of_time(kernels, computes & ~is_bounded.to_numpy(bool)),
+    )
+
+
+@once_per_trace
 def measure_utilisation(trace: Trace) -> Utilisation:
     """Measure the headline shares of an analyzed trace."""
     lead, peaks = find_lead(trace).kernels, _peaks(trace)
-    kernels = trace.kernels[~lead] if lead.any() else trace.kernels
+    kernels = _in_steps(trace)
     elapsed_ns = denominator(trace).time_ns
     if not elapsed_ns:
         nothing = Share(None, "nothing ran")
@@ -68,8 +107,7 @@ def measure_utilisation(trace: Trace) -> Utilisation:
         why = why_no_ceilings(trace)
         unknown = Share(None, why.reason if why else "the device's peaks are unknown")
         return Utilisation(unknown, unknown, unknown, busy)
-    is_known = has_work(kernels) & (kernels["work_bound"] != "at least")
-    known = share_of_time(kernels, is_known)
+    known = measure_known_work(trace)
     no_work = why_no_work(trace)
     useful = kernels[~kernels["recomputed"].to_numpy(dtype=bool)]
     return Utilisation(
@@ -80,6 +118,12 @@ def measure_utilisation(trace: Trace) -> Utilisation:
     )
 
 
+def _in_steps(trace: Trace) -> pd.DataFrame:
+    """Return the activities of the steps; all where no step is marked."""
+    lead = find_lead(trace).kernels
+    return trace.kernels[~lead] if lead.any() else trace.kernels
+
+
 def _peaks(trace: Trace) -> Device | None:
     """Return the datasheet's rates; what was measured, where there is no datasheet."""
     device = trace.meta.device
@@ -88,14 +132,16 @@ def _peaks(trace: Trace) -> Device | None:
     return find_device(trace.gpus[0].name) or device
 
 
-def _bounded(share: Share, known: float, why: Unanswered | None) -> Share:
+def _bounded(share: Share, known: KnownWork, why: Unanswered | None) -> Share:
     """Say so where all of the work of a good part of the device time is not known, and why."""
     if share.value is None:
         return Share(None, f"{share.basis}: {why.reason}" if why else share.basis)
-    if known >= ENOUGH_KNOWN:
+    if known.is_enough:
         return share
-    basis = f"{share.basis}; the work of only {100 * known:.1f} % of what ran is known"
-    return Share(share.value, basis, is_lower_bound=True)
+    only = f"the work of only {100 * known.known:.1f} % of the device time is known"
+    if share.value < NO_BOUND:
+        return Share(None, only)
+    return Share(share.value, f"{share.basis}; {only}", is_lower_bound=True)
 
 
 def has_work(kernels: pd.DataFrame) -> pd.Series[bool]:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from kprof.analyze.attribution.ledger import count_launches
 from kprof.analyze.capture_quality.overhead import measure_cost
+from kprof.analyze.capture_quality.unanswered import why_no_work
 from kprof.analyze.groupings import group_kernels
 from kprof.analyze.roofline.bound import beaten_ceilings
-from kprof.analyze.roofline.utilisation import has_work, share_of_time
+from kprof.analyze.roofline.utilisation import has_work, measure_known_work, share_of_time
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import (
     format_count,
@@ -51,9 +52,9 @@ def _computed(trace: Trace) -> Iterator[str]:
             f"{format_share(unattributed)} of {time} is not traced to an operator or range; "
             "the ledger says why."
         )
-    unmodelled = share_of_time(kernels, ~has_work(kernels))
-    if unmodelled > NEGLIGIBLE:
-        yield f"{format_share(unmodelled)} of {time} has no work model, so no roofline."
+    unknown = measure_known_work(trace).unknown
+    if unknown > NEGLIGIBLE:
+        yield f"The work of {format_share(unknown)} of {time} is not known: it has no roofline."
     cost = measure_cost(trace)
     if cost is not None and cost.is_noticeable:
         yield (
@@ -63,9 +64,11 @@ def _computed(trace: Trace) -> Iterator[str]:
     beaten = _beaten_ceilings(trace)
     if beaten:
         yield beaten
-    shapes = trace.ranges["input_shapes"]
-    if not shapes.notna().any() and trace.has_timeline:
-        yield "Operator shapes were not recorded: FLOPs and bytes are known for copies only."
+    if trace.has_timeline and (why := why_no_work(trace)):
+        yield (
+            "Operator shapes were not recorded: the work of most operators is not known, of "
+            f"others only bounds. To find out, {why.way_out}."
+        )
     if trace.meta.device is not None and not trace.meta.device.is_measured:
         yield (
             "The roofline uses datasheet peaks, which no kernel reaches. To measure this GPU's "
@@ -124,11 +127,11 @@ def _unmodelled_table(trace: Trace) -> Table:
         for row in groups.itertuples(index=False)
     )
     columns = (
-        Column("Without a work model", "name"),
+        Column("Unknown work", "name"),
         Column("Share", "right"),
         Column("Time", "right"),
         Column("Calls", "right"),
         Column("Kind"),
     )
-    caption = "The longest activities without a work model."
+    caption = "The longest activities whose work is not known."
     return Table(columns, rows, caption, terminal_rows=0)

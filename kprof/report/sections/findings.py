@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pandas as pd
 
 from kprof.analyze.attribution.steps import count_gpu_steps, denominator
@@ -57,8 +59,11 @@ def render(trace: Trace) -> Section:
     ]
     parts = [Text(_lead(diagnosis)), *_start_up(trace, diagnosis)]
     parts += [Text(text) for text in told[:NUM_TOLD]]
-    if more := [one.rule for one in diagnosis.findings[NUM_TOLD:]]:
-        parts.append(Text(f"{len(more)} more in the report's tables: {', '.join(more)}."))
+    if more := Counter(one.rule for one in diagnosis.findings[NUM_TOLD:]):
+        named = [
+            rule if number == 1 else f"{rule} ({number} times)" for rule, number in more.items()
+        ]
+        parts.append(Text(f"{more.total()} more in the report's tables: {', '.join(named)}."))
     parts += [_savings(diagnosis, where), _claims(diagnosis), _evidence(trace, diagnosis)]
     parts += _unasked(diagnosis)
     return Section(TITLE, ORDER, tuple(parts))

@@ -70,8 +70,8 @@ def _bucket_table(ledger: Ledger) -> Table:
         rows,
         caption="Device time by bucket, the share of its sum.",
         share=tuple(time_ns / total_ns for _, time_ns in buckets),
-        # One bucket alone says nothing that the identities don't.
-        terminal_rows=len(rows) if len(rows) > 1 else 0,
+        # Without an unattributed bucket the table says nothing that the identities don't.
+        terminal_rows=len(rows) if ledger.unattributed_ns else 0,
     )
 
 

@@ -9,7 +9,7 @@ from kprof.analyze.attribution.steps import Step, denominator, find_steps, rule_
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.capture_quality.unanswered import why_no_cost, why_no_steps, why_no_timeline
 from kprof.analyze.groupings import measure_capacity, measure_elapsed
-from kprof.analyze.roofline.utilisation import has_work, share_of_time
+from kprof.analyze.roofline.utilisation import measure_known_work, share_of_time
 from kprof.report.section import Facts, Part, Section, Text
 from kprof.report.units import (
     UNKNOWN,
@@ -140,8 +140,8 @@ def _steps(trace: Trace) -> tuple[str, str, str]:
 
 
 def blind_spots(trace: Trace) -> list[tuple[str, str, str]]:
-    """Return what recording cost, how many records it lost, and what share is attributed."""
-    told = [_overhead(trace), _dropped(trace), _attributed(trace)]
+    """Return recording overhead, lost records, and the shares attributed and of known work."""
+    told = [_overhead(trace), _dropped(trace), _attributed(trace), _known_work(trace)]
     return [fact for fact in told if fact is not None]
 
 
@@ -181,15 +181,26 @@ def _attributed(trace: Trace) -> tuple[str, str, str]:
     if kernels.empty:
         return ("Attributed", UNKNOWN, "there is no activity")
     attributed = share_of_time(kernels, kernels["bucket"] == "attributed")
-    modelled = share_of_time(kernels, has_work(kernels))
-    caveats = format_count(len(trace.meta.caveats), "caveat")
+    time = whose_time(is_host_only=trace.is_host_only)
     return (
         "Attributed",
         format_share(attributed),
-        f"of {whose_time(is_host_only=trace.is_host_only)} is traced to its operator or range; "
-        f"{format_share(modelled)} has a "
-        f"work model (FLOPs and bytes); {caveats} from the recording",
+        f"of {time} is traced to its operator or range",
     )
+
+
+def _known_work(trace: Trace) -> tuple[str, str, str] | None:
+    """Return the share of known work, as the utilisation and the data quality count it."""
+    if trace.kernels.empty:
+        return None
+    work = measure_known_work(trace)
+    time = whose_time(is_host_only=trace.is_host_only)
+    told = f"of {time}"
+    if work.known:
+        told += f": its bytes; for {format_share(work.flops)} its FLOPs"
+    if work.at_least:
+        told += f"; for {format_share(work.at_least)} more, only a lower bound"
+    return ("Known work", format_share(work.known), told)
 
 
 def _versions(trace: Trace) -> Text:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
-from kprof.analyze.attribution.overlap import measure_communication
 from kprof.analyze.attribution.steps import (
     IMBALANCE,
     count_gpu_steps,
     denominator,
     find_lead,
+    measure_communication,
     split_steps,
 )
 from kprof.analyze.groupings import measure_capacity
@@ -146,19 +146,18 @@ def _edges(trace: Trace) -> str:
 
 
 def _communication(trace: Trace) -> list[Part]:
-    """Return total, hidden and exposed communication side by side, where any was recorded."""
+    """Return total, hidden and exposed communication of the steps, where any was recorded."""
     found = measure_communication(trace)
     if not found.total_ns or found.hidden_ns is None or found.exposed_ns is None:
         return []
     num_steps = count_gpu_steps(trace)
-    of_steps = measure_communication(trace, find_lead(trace).kernels)
     rows = [
         (name, format_share(time_ns / found.total_ns), format_time(time_ns))
-        + ((format_time((in_steps or 0) / num_steps),) if num_steps else ())
-        for name, time_ns, in_steps in (
-            ("total", found.total_ns, of_steps.total_ns),
-            ("hidden", found.hidden_ns, of_steps.hidden_ns),
-            ("exposed", found.exposed_ns, of_steps.exposed_ns),
+        + ((format_time(time_ns / num_steps),) if num_steps else ())
+        for name, time_ns in (
+            ("total", found.total_ns),
+            ("hidden", found.hidden_ns),
+            ("exposed", found.exposed_ns),
         )
     ]
     headers = ("Share", "Time", *(("Per step",) if num_steps else ()))

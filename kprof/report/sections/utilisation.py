@@ -25,7 +25,7 @@ def render(trace: Trace) -> Section:
     )
     parts: list[Part] = [Text(_lead(trace, headline.roofline, headline.busy))]
     if trace.has_timeline:
-        parts.append(Facts(tuple((name, *_shown(share)) for name, share in named)))
+        parts.append(Facts(_told_once(tuple((name, *_shown(share)) for name, share in named))))
     unrecorded = _without_recording(trace, named)
     if unrecorded:
         parts.append(Text(unrecorded))
@@ -35,6 +35,14 @@ def render(trace: Trace) -> Section:
         source = device.source if device.is_measured else f"datasheet ({device.source})"
         parts.append(Text(f"Ceilings of the roofline: {device.name}, {source}.", "muted"))
     return Section(TITLE, ORDER, tuple(parts))
+
+
+def _told_once(facts: tuple[tuple[str, str, str], ...]) -> tuple[tuple[str, str, str], ...]:
+    """Return facts of one value and one explanation as one, in the order of the first."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, value, basis in facts:
+        names.setdefault((value, basis), []).append(name)
+    return tuple((", ".join(of), *fact) for fact, of in names.items())
 
 
 def _without_recording(trace: Trace, named: tuple[tuple[str, Share], ...]) -> str:
@@ -63,15 +71,19 @@ def _lead(trace: Trace, roofline: Share, busy: Share) -> str:
         return "No activity was recorded: nothing to measure."
     if roofline.value is None:
         return (
-            f"The {device} was busy for {format_share(busy.value)} of {_whole(trace)}; its "
-            f"roofline share is not known: {roofline.basis}."
+            f"The {device} was busy for {_in_words(busy.value)} of {_whole(trace)}; its "
+            "roofline share is not known."
         )
     at_least = "at least " if roofline.is_lower_bound else ""
     return (
         f"At the full speed of the {device}'s memory and arithmetic, the work would take "
-        f"{at_least}{format_share(roofline.value)} of the time of {_whole(trace)}; the {device} "
-        f"was busy for {format_share(busy.value)} of it."
+        f"{at_least}{_in_words(roofline.value)} of the time of {_whole(trace)}; the {device} "
+        f"was busy for {_in_words(busy.value)} of it."
     )
+
+
+def _in_words(share: float) -> str:
+    return format_share(share).replace("< ", "less than ")
 
 
 def _whole(trace: Trace) -> str:
@@ -82,7 +94,4 @@ def _shown(share: Share) -> tuple[str, str]:
     if share.value is None:
         return (UNKNOWN, share.basis)
     shown = format_share(share.value)
-    if not share.is_lower_bound:
-        return (shown, share.basis)
-    # At least next to nothing is as good as nothing.
-    return (UNKNOWN if shown.startswith("<") else f"≥ {shown}", share.basis)
+    return (f"≥ {shown}" if share.is_lower_bound else shown, share.basis)

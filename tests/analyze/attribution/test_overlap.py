@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprof.analyze.attribution.ledger import balance
-from kprof.analyze.attribution.overlap import Communication, allot_busy_time, measure_communication
+from kprof.analyze.attribution.overlap import allot_busy_time
+from kprof.analyze.attribution.steps import Communication, measure_communication
 from kprof.analyze.diff.alignment import find_differences
 from kprof.analyze.groupings import split_window
 from kprof.analyze.whatif.baseline import Baseline

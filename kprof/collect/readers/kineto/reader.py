@@ -143,7 +143,7 @@ def _trace_of(path: Path, document: Document, merger: Merger, counts: dict[str, 
         base_time_ns=_whole(document.around.get("baseTimeNanoseconds")),
         counts=counts,
         caveats=(
-            *_caveats(kernels, ranges),
+            *_caveats(kernels),
             *_losses(document.around),
             *((LANES,) if notes else ()),
         ),
@@ -207,13 +207,8 @@ def _versions(around: dict[str, Any]) -> dict[str, str]:
     return versions
 
 
-def _caveats(kernels: pd.DataFrame, ranges: pd.DataFrame) -> tuple[str, ...]:
+def _caveats(kernels: pd.DataFrame) -> tuple[str, ...]:
     caveats = []
-    if (ranges["kind"] == "op").any() and ranges["input_shapes"].isna().all():
-        caveats.append(
-            "No input shapes were recorded, so the work of operators is not known: record with "
-            "record_shapes=True."
-        )
     if len(kernels) and bool((kernels["duration_ns"] % 1000 == 0).all()):
         caveats.append("Times are whole microseconds in this file, so short kernels are coarse.")
     if num_empty := int((kernels["duration_ns"] == 0).sum()):
