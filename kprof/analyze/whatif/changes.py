@@ -18,7 +18,7 @@ from kprof.analyze.idle.host_state import find_host
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, either, length_before, length_in
 from kprof.analyze.whatif.dependencies import GRAPH_LATENCY_NS
 from kprof.analyze.whatif.host_program import BEGIN, WAIT_END, HostProgram, number_threads
-from kprof.analyze.whatif.replay import HOST, LAUNCH, STREAM, WAIT, Replay
+from kprof.analyze.whatif.replay import GONE, HOST, LAUNCH, STREAM, WAIT, Replay
 from kprof.errors import KprofError
 from kprof.trace import Trace, once_per_trace
 
@@ -190,8 +190,9 @@ def without_rows(rows: np.ndarray, replay: Replay, trace: Trace) -> Replay:
     is_gone = np.append(np.zeros(replay.first_activity, dtype=bool), rows)[edges.target]
     lag_ns = np.where(is_gone & (edges.kind == STREAM), np.minimum(edges.lag_ns, 0), edges.lag_ns)
     is_window = bool((replay.spans.mark < 0).any())
-    is_kept = np.full(len(is_gone), is_window) | ~(is_gone & (edges.kind == LAUNCH))
-    kept = replace(edges, lag_ns=lag_ns).take(is_kept)
+    is_launch = is_gone & (edges.kind == LAUNCH) & (not is_window)
+    kind = np.where(is_launch, np.int8(GONE), edges.kind)
+    kept = replace(edges, lag_ns=lag_ns, kind=kind)
     return without_host_time(replace(replay, edges=kept), trace, emptied(rows, trace))
 
 
@@ -443,14 +444,15 @@ def emptied(rows: np.ndarray, trace: Trace) -> np.ndarray:
     """
     tree = _find_tree(trace)
     found = np.zeros(len(trace.ranges), dtype=bool)
-    for of, total in zip(tree.of_activity, tree.counts, strict=True):
-        at, counts = _count_within(of[rows], tree.parent)
-        found[at[counts == total[at]]] = True
+    for of, has_any in zip(tree.of_activity, tree.has_any, strict=True):
+        found |= has_any & ~_within(of[~rows], tree.parent)
     found &= tree.is_call
-    first_uses = _first_uses(np.flatnonzero(found), trace.ranges)
+    gone = np.flatnonzero(found)
+    first_uses = _first_uses(gone, trace.ranges)
     if len(first_uses):
         found &= ~_within(first_uses, tree.parent)
-    return np.flatnonzero(found)
+        gone = np.flatnonzero(found)
+    return gone
 
 
 @dataclass(frozen=True)
@@ -458,48 +460,37 @@ class _Tree:
     """Which range each range stands in, and which of them make activities."""
 
     parent: np.ndarray
-    """`NOTHING` at the top, and in one more entry at the end."""
+    """`NOTHING` at the top."""
     is_call: np.ndarray
     """Whether it is an operator or a call."""
     of_activity: tuple[np.ndarray, np.ndarray]
     """For each row of `kernels` the call that launched it, and its operator, or `NOTHING`."""
-    counts: tuple[np.ndarray, np.ndarray]
-    """How many activities of each of these two stand in each range."""
+    has_any: tuple[np.ndarray, np.ndarray]
+    """Whether any activity of each of these two stands in each range."""
 
 
 @once_per_trace
 def _find_tree(trace: Trace) -> _Tree:
     ranges, kernels = trace.ranges, trace.kernels
-    parent = np.append(ranges["parent"].to_numpy(np.int64, na_value=NOTHING), NOTHING)
+    parent = ranges["parent"].to_numpy(np.int64, na_value=NOTHING)
     is_call = ranges["kind"].isin(["op", "runtime"]).to_numpy(bool)
     launch, op = (
         kernels[column].to_numpy(np.int64, na_value=NOTHING) for column in ("launch_row", "op_row")
     )
-    counts = tuple(np.zeros(len(parent), dtype=np.int64) for _ in range(2))
-    for of, counted in zip((launch, op), counts, strict=True):
-        at, number = _count_within(of, parent)
-        counted[at] = number
-    return _Tree(parent, is_call, (launch, op), (counts[0], counts[1]))
+    return _Tree(parent, is_call, (launch, op), (_within(launch, parent), _within(op, parent)))
 
 
-def _count_within(rows: np.ndarray, parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ranges in which any of `rows` stand, or which they are, and how many of them."""
-    number = np.empty(len(parent), dtype=np.int64)
-
-    def once(rows: np.ndarray, counts: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        # The last of equal rows stands for all.
-        number[rows] = np.arange(len(rows))
-        sums = np.bincount(number[rows], counts, len(rows))
-        kept = np.flatnonzero(sums)
-        return rows[kept], sums[kept]
-
-    levels = [once(rows[rows != NOTHING], None)]
-    while len(levels[-1][0]):
-        rows, counts = levels[-1]
-        above = parent[rows]
-        levels.append(once(above[above != NOTHING], counts[above != NOTHING]))
-    found, sums = once(*(np.concatenate(parts) for parts in zip(*levels, strict=True)))
-    return found, sums.astype(np.int64)
+def _within(rows: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """Tell of every range whether one of `rows` stands in it, or is it."""
+    found = np.zeros(len(parent), dtype=bool)
+    while len(rows):
+        rows = rows[rows != NOTHING]
+        rows = rows[~found[rows]]
+        # Rows in order of time stand next to others of the same range.
+        rows = rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]
+        found[rows] = True
+        rows = parent[rows]
+    return found
 
 
 def _first_uses(found: np.ndarray, ranges: pd.DataFrame) -> np.ndarray:
@@ -515,13 +506,6 @@ def _first_uses(found: np.ndarray, ranges: pd.DataFrame) -> np.ndarray:
     usual_ns = np.full(len(ranges), np.inf)
     usual_ns[alike] = pd.Series(took_ns[alike]).groupby(keys).transform("median").to_numpy()
     return np.asarray(long[took_ns[long] > FIRST_USE * usual_ns[long]])
-
-
-def _within(rows: np.ndarray, parent: np.ndarray) -> np.ndarray:
-    """Tell of every range whether one of `rows` stands in it, or is it."""
-    found = np.zeros(len(parent) - 1, dtype=bool)
-    found[_count_within(rows, parent)[0]] = True
-    return found
 
 
 def without_host_time(replay: Replay, trace: Trace, gone: np.ndarray) -> Replay:
@@ -546,13 +530,19 @@ def spans_by_program(gone: np.ndarray, program: HostProgram, trace: Trace) -> di
 def without_host_spans(replay: Replay, gone: Mapping[int, Intervals]) -> Replay:
     """Take the host's time within a union of intervals out of each program."""
     edges, program = replay.edges, replay.program
-    lag_ns, kept_ns = edges.lag_ns.astype(float), edges.kept_ns.copy()
-    is_host = edges.kind == HOST
+    lag_ns, kept_ns = edges.lag_ns.copy(), edges.kept_ns.copy()
+    host = np.flatnonzero(edges.kind == HOST)
+    of_edge = program.program[edges.target[host]]
     for one, union in gone.items():
-        at = np.flatnonzero(is_host)
-        at = at[program.program[edges.target[at]] == one]
-        until, since = (program.time_ns[node[at]] for node in (edges.target, edges.source))
-        removed_ns, kept = length_in(union, since, until), edges.kept_ns[at]
+        at = host[of_edge == one]
+        source, target = edges.source[at], edges.target[at]
+        since, until = program.time_ns[source], program.time_ns[target]
+        before_ns = length_before(union, until)
+        # Mostly an edge begins at the point at which the one before it ended.
+        ahead_ns = np.append(0, before_ns)[:-1]
+        first = np.flatnonzero(np.append(True, source[1:] != target[:-1])[: len(at)])
+        ahead_ns[first] = length_before(union, since[first])
+        removed_ns, kept = before_ns - ahead_ns, edges.kept_ns[at]
         removed_kept_ns = np.zeros_like(removed_ns)
         if one in replay.untouched:
             both = _in_both(union, replay.untouched[one], since, until)
@@ -560,8 +550,7 @@ def without_host_spans(replay: Replay, gone: Mapping[int, Intervals]) -> Replay:
         # A lag that differs from the recorded one shrinks by the same share.
         rest = 1 - (removed_ns - removed_kept_ns) / np.maximum(until - since - kept, 1)
         kept_ns[at] = kept - removed_kept_ns
-        lag_ns[at] = kept_ns[at] + (lag_ns[at] - kept) * np.clip(rest, 0, 1)
-    lag_ns = np.rint(lag_ns).astype(np.int64)
+        lag_ns[at] = np.rint(kept_ns[at] + (lag_ns[at] - kept) * np.clip(rest, 0, 1))
     return replace(replay, edges=replace(edges, lag_ns=lag_ns, kept_ns=kept_ns))
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 from kprof.analyze.intervals import Intervals
 from kprof.analyze.whatif.host_program import HostProgram
 
-HOST, LAUNCH, STREAM, ACROSS, WAIT = range(5)
+HOST, LAUNCH, STREAM, ACROSS, WAIT, GONE = range(6)
 LONG_AGO_NS = -(2**62)
 # Sums of two such numbers stay within an int64.
 LARGEST_NS = 2**61
@@ -40,7 +40,10 @@ class Edges:
     target: np.ndarray
     lag_ns: np.ndarray
     kind: np.ndarray
-    """`HOST`, `LAUNCH`, `STREAM`, `ACROSS` streams or within a graph, or `WAIT`."""
+    """`HOST`, `LAUNCH`, `STREAM`, `ACROSS` streams or within a graph, `WAIT`, or `GONE`.
+
+    An edge that is gone holds nothing. It stays in its place, so that the chains stay as well.
+    """
     kept_ns: np.ndarray
     """The part of a host lag that remains when recording is subtracted, in ns."""
     known: dict[tuple[int, int], Chains] = field(default_factory=dict, repr=False, compare=False)
@@ -101,6 +104,9 @@ class Replay:
         edges = self.edges
         # Activities of a stream may overlap, but none begins before the one it follows.
         lag_ns = np.maximum(self.duration_ns[edges.source] + edges.lag_ns, 0)
+        is_gone = edges.kind == GONE
+        if is_gone.any():
+            lag_ns = without_edges(lag_ns, is_gone, self.start_ns[self.is_root])
         base = np.where(self.is_root, self.start_ns, LONG_AGO_NS)
         chains = edges.chains(self.first_activity, len(base))
         return np.asarray(chains.earliest_starts(base, lag_ns) + self.duration_ns)
@@ -167,6 +173,17 @@ class Replay:
         begin = np.where(mark >= 0, end_ns[mark], first)
         np.maximum.at(begin, led_by[led_by >= 0], end_ns[led_by >= 0])
         return np.asarray(end - np.where(is_first, begin, before))
+
+
+def without_edges(lag_ns: np.ndarray, is_gone: np.ndarray, roots_ns: np.ndarray) -> np.ndarray:
+    """Return lags by which the edges that are gone hold nothing that another edge holds.
+
+    All other lags, with the time between the roots, are more than lies between any two nodes. Of
+    a lag twice as negative even what follows it begins before every root.
+    """
+    spread_ns = float(np.ptp(roots_ns)) if len(roots_ns) else 0.0
+    most_ns = spread_ns + float(lag_ns.sum(where=~is_gone, dtype=np.float64))
+    return np.where(is_gone, -int(min(2 * most_ns + 1, LARGEST_NS)), lag_ns)
 
 
 def earliest_starts(

@@ -12,6 +12,7 @@ from kprof.analyze.whatif.replay import (
     find_chains,
     largest_so_far,
     student_quantile,
+    without_edges,
 )
 
 
@@ -69,6 +70,22 @@ def test_chains_that_were_found_once_hold_for_other_lags(graph, more_ns):
     chains.earliest_starts(base, lag_ns)
     found = chains.earliest_starts(base, lag_ns + more_ns)
     assert found.tolist() == one_by_one(base, source, target, lag_ns + more_ns)
+
+
+@given(graphs(), st.data())
+def test_edges_that_are_gone_hold_nothing(graph, data):
+    base, source, target, lag_ns, points = graph
+    gone = st.lists(st.booleans(), min_size=len(source), max_size=len(source))
+    # Chains of the host stay whole.
+    is_gone = np.array(data.draw(gone), dtype=bool) & (target >= points)
+    lags = without_edges(lag_ns, is_gone, base[base != LONG_AGO_NS])
+    found = earliest_starts(base, source, target, lags, points)
+    expected = np.array(
+        one_by_one(base, source[~is_gone], target[~is_gone], lag_ns[~is_gone]), dtype=np.int64
+    )
+    is_held = expected >= 0
+    assert found[is_held].tolist() == expected[is_held].tolist()
+    assert (found[~is_held] < 0).all()
 
 
 def test_the_largest_so_far_begins_anew_with_each_block():
