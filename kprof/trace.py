@@ -345,19 +345,50 @@ def once_per_table(
 
     Of the last few tables: traces after several passes share theirs.
     """
-    known: list[tuple[ReferenceType[pd.DataFrame], _Answer]] = []
+    known: list[tuple[tuple[ReferenceType[pd.DataFrame], ...], _Answer]] = []
 
     @wraps(function)
     def answer(table: pd.DataFrame) -> _Answer:
-        for reference, found in known:
-            if reference() is table:
-                return found
-        known[_TABLES_KEPT - 1 :] = []
-        found = function(table)
-        known.insert(0, (ref(table), found))
-        return found
+        return _known_or_new(known, (table,), lambda: function(table))
 
     return answer
+
+
+def once_per_tables(
+    *names: Table,
+) -> Callable[[Callable[[Trace], _Answer]], Callable[[Trace], _Answer]]:
+    """Compute an answer about a trace once for all traces that share the tables it depends on.
+
+    Unlike `once_per_trace`, for answers that neither other tables nor what the trace says of
+    itself can change.
+    """
+
+    def of(function: Callable[[Trace], _Answer]) -> Callable[[Trace], _Answer]:
+        known: list[tuple[tuple[ReferenceType[pd.DataFrame], ...], _Answer]] = []
+
+        @wraps(function)
+        def answer(trace: Trace) -> _Answer:
+            tables = tuple(getattr(trace, name) for name in names)
+            return _known_or_new(known, tables, lambda: function(trace))
+
+        return answer
+
+    return of
+
+
+def _known_or_new(
+    known: list[tuple[tuple[ReferenceType[pd.DataFrame], ...], _Answer]],
+    tables: tuple[pd.DataFrame, ...],
+    find: Callable[[], _Answer],
+) -> _Answer:
+    """Return the answer known of these tables, or find it and forget the oldest of too many."""
+    for references, found in known:
+        if all(one() is table for one, table in zip(references, tables, strict=True)):
+            return found
+    known[_TABLES_KEPT - 1 :] = []
+    found = find()
+    known.insert(0, (tuple(map(ref, tables)), found))
+    return found
 
 
 def columns_of(table: Table, added_by: str) -> tuple[Column, ...]:

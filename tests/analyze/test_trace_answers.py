@@ -1,6 +1,8 @@
 """An answer about a trace is computed once, and again where a pass returns another trace."""
 
-from kprof.trace import once_per_trace
+from dataclasses import replace
+
+from kprof.trace import once_per_tables, once_per_trace
 from tests.traces import trace_of
 
 
@@ -24,6 +26,20 @@ def test_a_trace_with_another_column_answers_anew():
     trace = trace_of({"duration_ns": 100})
     assert not has_mark(trace)
     assert has_mark(trace.with_kernels(mark=1))
+
+
+def test_traces_that_share_tables_share_answers_about_these():
+    asked = []
+
+    @once_per_tables("kernels")
+    def count(trace):
+        asked.append(trace)
+        return len(trace.kernels)
+
+    trace = trace_of({"duration_ns": 100})
+    other = replace(trace, meta=replace(trace.meta, source="another"))
+    assert (count(trace), count(other), len(asked)) == (1, 1, 1)
+    assert (count(trace.with_kernels(mark=1)), len(asked)) == (1, 2)
 
 
 def test_functions_do_not_share_answers():

@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.intervals import NOTHING, Intervals, paint
-from kprof.trace import Trace, once_per_trace
+from kprof.trace import Trace, once_per_tables
 
 Int64s = NDArray[np.int64]
 
@@ -47,7 +47,7 @@ def allot_busy_time(kernels: pd.DataFrame) -> Int64s:
     return allotted
 
 
-@once_per_trace
+@once_per_tables("kernels")
 def allotted_time(trace: Trace) -> Int64s:
     """Return `allot_busy_time` of all activities of a trace; read only."""
     allotted = allot_busy_time(trace.kernels)

@@ -20,7 +20,7 @@ from kprof.analyze.attribution.ledger import union_ns
 from kprof.analyze.attribution.overlap import allotted_time, rows_by
 from kprof.analyze.groupings import count_gpus, measure_capacity, split_window
 from kprof.analyze.intervals import Intervals, disjoint
-from kprof.trace import Trace, once_per_table, once_per_trace
+from kprof.trace import Trace, once_per_table, once_per_tables, once_per_trace
 
 # By how much the steps of a GPU are shorter than those of the job, which waits for a slower one.
 IMBALANCE = "load imbalance"
@@ -357,7 +357,7 @@ def find_steps(trace: Trace) -> list[Step]:
     return steps
 
 
-@once_per_trace
+@once_per_tables("kernels", "ranges")
 def count_gpu_steps(trace: Trace) -> int:
     """Return how many steps the GPUs took, a rank's once for each of its GPUs; 0 without marks.
 

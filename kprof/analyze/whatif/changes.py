@@ -20,7 +20,7 @@ from kprof.analyze.whatif.dependencies import GRAPH_LATENCY_NS
 from kprof.analyze.whatif.host_program import BEGIN, WAIT_END, HostProgram, number_threads
 from kprof.analyze.whatif.replay import GONE, HOST, LAUNCH, STREAM, WAIT, Replay
 from kprof.errors import KprofError
-from kprof.trace import Trace, once_per_trace
+from kprof.trace import Trace, once_per_tables
 
 # From node to node of a replayed graph, unrecorded: an empty kernel in a graph takes 1.08 µs on an
 # H200, and runs for 0.86 (`kprof roofline`).
@@ -469,7 +469,7 @@ class _Tree:
     """Whether any activity of each of these two stands in each range."""
 
 
-@once_per_trace
+@once_per_tables("kernels", "ranges")
 def _find_tree(trace: Trace) -> _Tree:
     ranges, kernels = trace.ranges, trace.kernels
     parent = ranges["parent"].to_numpy(np.int64, na_value=NOTHING)
@@ -574,7 +574,7 @@ def _spans_of(gone: np.ndarray, trace: Trace) -> tuple[np.ndarray, np.ndarray, n
     return since, until, gone
 
 
-@once_per_trace
+@once_per_tables("ranges")
 def _operators_in_turn(trace: Trace) -> np.ndarray:
     """Return for every range the operator that follows it at once, an operator; or `NOTHING`.
 

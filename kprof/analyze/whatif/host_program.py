@@ -16,7 +16,7 @@ from kprof.analyze.attribution.steps import step_rows
 from kprof.analyze.idle.causes import SYNCHRONIZING_CALL
 from kprof.analyze.idle.host_state import matching
 from kprof.analyze.intervals import NOTHING
-from kprof.trace import Trace, once_per_trace
+from kprof.trace import Trace, once_per_tables
 
 # CUDA lets some 1,000 launches wait on a device; the next one holds the host until there is room.
 # (In a recording of a V100 never more than 1,018 were waiting.)
@@ -57,7 +57,7 @@ class HostProgram:
         return np.asarray(program[thread if rows is None else thread[rows]])
 
 
-@once_per_trace
+@once_per_tables("ranges")
 def number_threads(trace: Trace) -> np.ndarray:
     """Return for every row of `ranges` the number of its thread among those of all ranks."""
     number = np.zeros(len(trace.ranges), dtype=np.int64)
@@ -68,7 +68,7 @@ def number_threads(trace: Trace) -> np.ndarray:
     return np.asarray((np.cumsum(is_used) - 1)[number])
 
 
-@once_per_trace
+@once_per_tables("kernels", "ranges")
 def find_program(trace: Trace) -> HostProgram:
     """Find the points of every program of an attributed trace."""
     ranges, kernels = trace.ranges, trace.kernels
