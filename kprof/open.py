@@ -231,14 +231,19 @@ def _finish(
     """Write tables, result and report; a run that is complete already keeps its files."""
     opened = Opened(trace, balance(trace), folder)
     if save_tables or not opened.report.exists():
+        from concurrent.futures import ThreadPoolExecutor
+
         from kprof.report.html import write_html
 
-        with whole_or_not_at_all(folder) as unfinished:
+        # Tables are packed by code that leaves the interpreter free to draw meanwhile.
+        with whole_or_not_at_all(folder) as unfinished, ThreadPoolExecutor(1) as beside:
             if save_tables:
                 progress("saving")
-                save(trace, unfinished)
+                saving = beside.submit(save, trace, unfinished)
                 (unfinished / "summary.json").write_bytes(opened.json)
             progress("drawing")
             report = unfinished / opened.report.name
             write_html(trace.meta.source, opened.sections, report, trace.meta.command_line)
+            if save_tables:
+                saving.result()
     return opened
