@@ -137,7 +137,7 @@ class BlockDecoder:
         launch = ("grid", "block", "collective", "group")
         self._launch = Combinations(tuple(words[name] for name in launch), _launch_texts)
 
-    def decode(self, text: bytes | bytearray) -> Block:
+    def decode(self, text: bytes | bytearray | memoryview) -> Block:
         """Return the columns of a JSON list of events.
 
         Events whose times are none, or whose duration is negative, are left out and counted.

@@ -116,16 +116,22 @@ def claimed_blocks(
     decoder: BlockDecoder, file: int, spans: list[Span], claims: int
 ) -> Iterator[tuple[int, Block]]:
     """Decode the next block that no process has taken, until there is none."""
+    # One for all of them: new memory would first be filled with zeros.
+    buffer = bytearray(max((end - begin + 2 for begin, end in spans), default=0))
     while claim := os.read(claims, _NUMBER.size):
         (number,) = _NUMBER.unpack(claim)
-        yield number, decoder.decode(read_list(file, spans[number]))
+        yield number, decoder.decode(read_list(file, spans[number], buffer))
 
 
-def read_list(file: int, span: Span) -> bytearray:
-    """Return the bytes of `span` between brackets, read without copying them again."""
+def read_list(file: int, span: Span, buffer: bytearray | None = None) -> memoryview:
+    """Return the bytes of `span` between brackets, read without copying them again.
+
+    Into `buffer`, if one is given that is long enough; what is returned is a part of it.
+    """
     begin, end = span
-    text = bytearray(end - begin + 2)
-    view, done = memoryview(text)[1:-1], 0
+    text = memoryview(bytearray(end - begin + 2) if buffer is None else buffer)
+    text = text[: end - begin + 2]
+    view, done = text[1:-1], 0
     while done < len(view):
         done += os.preadv(file, [view[done:]], begin + done)
     text[0], text[-1] = b"[]"
