@@ -59,10 +59,13 @@ def parents(ranges: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
     # What stands between a range that is over and the one found for it is over as well, since
     # starts ascend: each round skips from there on, twice as far as the round before.
     over = np.flatnonzero(found != NO_ROW)
+    at = found[over]
     while len(over):
-        over = over[end[found[over]] <= start[over]]
-        found[over] = found[found[over]]
-        over = over[found[over] != NO_ROW]
+        is_over = end[at] <= start[over]
+        over, at = over[is_over], found[at[is_over]]
+        found[over] = at
+        has_one = at != NO_ROW
+        over, at = over[has_one], at[has_one]
 
     result = np.full(len(ranges), NO_ROW, dtype=np.int64)
     result[order] = np.where(found == NO_ROW, NO_ROW, order[found])
@@ -74,14 +77,16 @@ def nearest(start: np.ndarray, parent: np.ndarray, wanted: np.ndarray) -> np.nda
 
     `parent` and `wanted` (bool) have an entry for every row of the table.
     """
-    current: np.ndarray = start.copy()
-    climbing = np.flatnonzero(current != NO_ROW)
-    climbing = climbing[~wanted[current[climbing]]]
+    found: np.ndarray = np.full(len(start), NO_ROW, dtype=start.dtype)
+    climbing = np.flatnonzero(start != NO_ROW) if wanted.any() else np.empty(0, dtype=np.intp)
+    current = start[climbing]
     while len(climbing):
-        current[climbing] = parent[current[climbing]]
-        climbing = climbing[current[climbing] != NO_ROW]
-        climbing = climbing[~wanted[current[climbing]]]
-    return current
+        is_found = wanted[current]
+        found[climbing[is_found]] = current[is_found]
+        climbing, current = climbing[~is_found], parent[current[~is_found]]
+        has_parent = current != NO_ROW
+        climbing, current = climbing[has_parent], current[has_parent]
+    return found
 
 
 def look_up(keys: np.ndarray, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
