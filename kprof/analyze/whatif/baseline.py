@@ -85,8 +85,10 @@ class Baseline:
 def _knows_waits(trace: Trace) -> bool:
     """Tell whether the host's calls, where there are any, are of a runtime that is known."""
     ranges = trace.ranges
-    calls = ranges["name"][(ranges["kind"] == "runtime").to_numpy(bool)].unique()
-    return not len(calls) or any(KNOWN_CALLS.match(str(name)) for name in calls)
+    names = ranges["name"].cat
+    codes = names.codes.to_numpy()[(ranges["kind"] == "runtime").to_numpy(bool)]
+    calls = names.categories[np.flatnonzero(np.bincount(codes[codes >= 0]))]
+    return not len(codes) or any(KNOWN_CALLS.match(str(name)) for name in calls)
 
 
 def find_baseline(trace: Trace) -> Baseline:
