@@ -7,6 +7,16 @@ from dataclasses import replace
 from kprof.analyze.cost.price import Band
 from kprof.findings import Saving, Worth
 from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.money import (
+    KEPT,
+    MILLION,
+    MONTH,
+    STEPS,
+    is_one_price,
+    load_in_words,
+    prices_in_words,
+)
+from kprof.report.units import UNKNOWN
 from tests.report.partner_evidence import (
     comparison_of,
     costs_of,
@@ -16,58 +26,74 @@ from tests.report.partner_evidence import (
     price_of,
     run_of,
 )
-from tests.report.partner_pages import said
+from tests.report.partner_pages import (
+    amounts,
+    facts_of,
+    paragraphs_of,
+    rows_of,
+    said,
+    verdict_of,
+)
 
 
 def test_what_a_loss_costs_is_a_sum_and_its_range_goes_upwards():
     slower = comparison_of("SLOWER", 1.04, 1.05, 1.06)
     dearer = everything(comparisons=(slower,), costs=(costs_of("4.00"), costs_of("4.20")))
-    found = said(dearer)
-    assert "it costs another $0.20 ($0.10 to $0.40) per million tokens" in found
-    assert "costs $0.20 ($0.10 to $0.40) more" in found
+    assert verdict_of(dearer)[2][3:] == ["$0.20", "$0.10", "$0.40"]
+    *_, difference, result = rows_of(dearer, MILLION)[0]
+    assert amounts(difference) == ["$0.20", "$0.10", "$0.40"]
+    assert result == "✗ dearer"
 
 
 def test_a_saving_is_priced_by_what_the_state_that_it_was_found_in_costs():
     before, after = run_of(finding_of()), run_of(finding_of("unfused_rope"))
-    found = said(Evidence("T", runs=(before, after), costs=(costs_of("0.40"), costs_of("0.20"))))
-    assert "In money $0.020 to $0.040 of a million tokens" in found
-    assert "In money $0.010 to $0.020 of a million tokens" in found
+    costs = (costs_of("0.40"), costs_of("0.20"))
+    found = facts_of(Evidence("T", runs=(before, after), costs=costs), "In money")
+    assert [amounts(text) for text in found] == [["$0.020", "$0.040"], ["$0.010", "$0.020"]]
 
 
 def test_a_saving_is_worth_a_share_of_its_gpus_where_no_costs_were_given():
     worth = Saving(1000, 50, 100, "replayed", Worth(131.0, 274.0, 460.4))
-    found = said(Evidence("T", runs=(priced_run(worth),)))
-    assert "In money $130 to $460 a month, at list prices" in found
-    assert "At list prices: of 1 GPU at $5.00 an hour." in found
+    evidence = Evidence("T", runs=(priced_run(worth),))
+    (money,) = facts_of(evidence, "In money")
+    assert amounts(money) == ["$130", "$460"]
+    assert "list prices" in money
+    assert any(PRICE in text for text in paragraphs_of(evidence, "muted"))
 
 
 def test_a_saving_without_a_price_says_so_and_is_no_nothing():
-    found = said(Evidence("T", runs=(run_of(finding_of()),)))
-    assert "In money not known: no step is marked, or no price list has this GPU" in found
+    (money,) = facts_of(Evidence("T", runs=(run_of(finding_of()),)), "In money")
+    assert money.startswith(f"{UNKNOWN}: ")
+    assert amounts(money) == []
 
 
 def test_a_saving_that_nobody_knows_has_no_money_either():
     unknown = priced_run(Saving(1000, None, None, "nobody knows"))
-    assert "In money not known Confidence" in said(Evidence("T", runs=(unknown,)))
+    assert facts_of(Evidence("T", runs=(unknown,)), "In money") == [UNKNOWN]
 
 
 def test_what_savings_are_worth_is_not_public():
     worth = Saving(1000, 50, 100, "replayed", Worth(131.0, 274.0, 460.4))
-    found = said(Evidence("T", runs=(priced_run(worth),)), level="public")
-    assert "In money [left out] Confidence" in found
-    assert "$" not in found
+    evidence = Evidence("T", runs=(priced_run(worth),))
+    assert facts_of(evidence, "In money", level="public") == ["[left out]"]
+    assert "$" not in said(evidence, level="public")
+
+
+PRICE = "1 GPU at $5.00"
 
 
 def priced_run(saving):
     """Return a run with a finding of this saving, priced by a list."""
     run = run_of(finding_of(saving=saving))
-    return replace(run, diagnosis=replace(run.diagnosis, price="1 GPU at $5.00 an hour"))
+    return replace(run, diagnosis=replace(run.diagnosis, price=PRICE))
 
 
 def test_money_stands_with_its_price_its_source_and_its_date():
-    found = said(everything())
-    assert "$4.29 (from $2.15 to $8.58), H100, on-demand, of 2026-08-26 to 2026-11-09" in found
-    assert "Cloud: price list" in found
+    price = price_of()
+    told = [text for text in paragraphs_of(everything(), "plain") if price.name in text]
+    assert amounts(told[0])[:3] == ["$4.29", "$2.15", "$8.58"]
+    assert str(price.oldest) in told[0] and str(price.newest) in told[0]
+    assert rows_of(everything(), *price.sources) == [()]
 
 
 def test_a_month_follows_from_the_volume_that_savings_were_computed_for():
@@ -77,28 +103,37 @@ def test_a_month_follows_from_the_volume_that_savings_were_computed_for():
         figure_of("Gain of a token", "saved", "$/M tokens", saved, ""),
         figure_of("Gain of a token", "saved", "$/month", monthly, ""),
     )
-    found = said(everything(costs=(costs_of("0.40", figures=figures),)))
+    evidence = everything(costs=(costs_of("0.40", figures=figures),))
     # The price is half to twice the middle one, and so is all that follows from it.
-    assert (
-        "A month $1,000 ($500 to $2,000) $800 ($400 to $1,600) saves $200 ($100 to $400)" in found
-    )
-    assert found.count("A month is 2,000 million tokens.") == 2  # the summary's and the table's
+    assert [amounts(cell) for cell in rows_of(evidence, MONTH)[0][:3]] == [
+        ["$1,000", "$500", "$2,000"],
+        ["$800", "$400", "$1,600"],
+        ["$200", "$100", "$400"],
+    ]
+    assert amounts(load_in_words(evidence.costs[0])) == ["2,000"]
+    # The summary's and the table's.
+    assert said(evidence).count(load_in_words(evidence.costs[0])) == 2
 
 
 def test_how_much_of_the_time_that_is_paid_serves_stands_beside_the_money():
     used = figure_of("Serving", "of use alone", "$/M tokens", Band.known(0.16), "")
-    found = said(everything(costs=(costs_of("0.40", figures=(used,)),)))
-    assert "GPUs serve in 40 % of the time that is paid." in found
-    assert "of the time that is paid" not in said(everything())
+    costs = costs_of("0.40", figures=(used,))
+    assert amounts(load_in_words(costs)) == ["40 %"]
+    assert load_in_words(costs) in said(everything(costs=(costs,)))
+    assert load_in_words(everything().costs[-1]) == ""
 
 
 def test_a_saving_has_the_range_of_the_price_and_that_of_the_gain():
     saved = Band(0.08, 0.10, 0.12)
     figures = (figure_of("Gain of a token", "saved", "$/M tokens", saved, ""),)
-    found = said(everything(costs=(costs_of("0.40", figures=figures),)))
+    found = rows_of(everything(costs=(costs_of("0.40", figures=figures),)), MILLION)
     # From 8 cents at half the price to 12 cents at twice the price; so nothing saves more than
     # it cost, which was 40 cents and 8 to 12 more, at half to twice the price.
-    assert "$0.50 ($0.24 to $1.04) $0.40 ($0.20 to $0.80) saves $0.10 ($0.04 to $0.24)" in found
+    assert [amounts(cell) for cell in found[0][:3]] == [
+        ["$0.50", "$0.24", "$1.04"],
+        ["$0.40", "$0.20", "$0.80"],
+        ["$0.10", "$0.04", "$0.24"],
+    ]
 
 
 def given(costs):
@@ -108,23 +143,28 @@ def given(costs):
 
 def test_a_saving_at_two_prices_has_the_room_of_both_and_no_tick_where_it_may_be_none():
     one, other = given(costs_of("0.40")), given(costs_of("0.20"))
-    found = said(everything(costs=(one, other)))
+    evidence = everything(costs=(one, other))
     # From 20 cents less 40 to 80 cents less 10.
-    assert "saves $0.20 (-$0.20 to $0.70) ? inconclusive" in found
-    assert "whether it saves money is not known: $0.20 (-$0.20 to $0.70)" in found
-    assert "each may lie anywhere in its band" in found
-    assert "cheaper" not in found
+    saving = ["$0.20", "-$0.20", "$0.70"]
+    *_, difference, result = rows_of(evidence, MILLION)[0]
+    assert (amounts(difference), result) == (saving, "? inconclusive")
+    assert verdict_of(evidence)[2][3:] == saving
+    assert not is_one_price(one, other)
+    assert prices_in_words(evidence) in said(evidence)
 
 
 def test_a_saving_at_two_prices_is_one_where_all_of_its_range_is():
-    found = said(everything(costs=(costs_of("1.00", "4.29"), costs_of("0.20", "2.00"))))
-    assert "saves $0.80 ($0.10 to $1.90) ✓ cheaper" in found
+    evidence = everything(costs=(costs_of("1.00", "4.29"), costs_of("0.20", "2.00")))
+    *_, difference, result = rows_of(evidence, MILLION)[0]
+    assert (amounts(difference), result) == (["$0.80", "$0.10", "$1.90"], "✓ cheaper")
 
 
 def test_a_saving_at_one_price_moves_with_it():
-    found = said(everything(costs=(costs_of("0.40"), costs_of("0.20"))))
-    assert "saves $0.20 ($0.10 to $0.40) ✓ cheaper" in found
-    assert "Both rest on the same price" in found
+    evidence = everything(costs=(costs_of("0.40"), costs_of("0.20")))
+    *_, difference, result = rows_of(evidence, MILLION)[0]
+    assert (amounts(difference), result) == (["$0.20", "$0.10", "$0.40"], "✓ cheaper")
+    assert is_one_price(*evidence.costs)
+    assert prices_in_words(evidence) in said(evidence)
 
 
 def test_what_it_cost_at_an_old_price_given_apart_is_what_it_was():
@@ -133,26 +173,33 @@ def test_what_it_cost_at_an_old_price_given_apart_is_what_it_was():
         figure_of("Gain of a token", name, "$/M tokens", band, "")
         for name, band in (("before", before), ("saved", saved))
     )
-    found = said(everything(costs=(costs_of("2", figures=figures),)))
+    found = rows_of(everything(costs=(costs_of("2", figures=figures),)), MILLION)
     # A million tokens cost 1 to 4 now.
-    assert "$4.00 ($2.00 to $8.00) $2.00 ($1.00 to $4.00) saves $2.00 (-$2.00 to $7.00)" in found
+    assert [amounts(cell) for cell in found[0][:3]] == [
+        ["$4.00", "$2.00", "$8.00"],
+        ["$2.00", "$1.00", "$4.00"],
+        ["$2.00", "-$2.00", "$7.00"],
+    ]
 
 
 def test_costs_that_do_not_change_are_no_saving():
-    found = said(everything(costs=(costs_of("0.40"), costs_of("0.40"))))
-    assert "; that saves" not in found
-    assert "✓ cheaper" not in found
+    evidence = everything(costs=(costs_of("0.40"), costs_of("0.40")))
+    assert rows_of(evidence, MILLION)[0][2:] == ("none", "? the same")
+    assert not [amount for amount in verdict_of(evidence)[2] if "$" in amount]
 
 
 def test_what_is_saved_of_a_thousand_steps_stands_in_the_verdict_where_nothing_else_is_known():
     price = price_of()
     steps = figure_of("Steps", "a thousand steps", "$", Band.known(2), "", (price,))
     gain = figure_of("Gain of a token", "a token gets cheaper by", "times", Band.known(3), "")
-    found = said(everything(costs=(replace(costs_of(), figures=(steps, gain)),)))
-    assert "it saves $4.00 per thousand steps." in found[: found.index("Change ")]
+    evidence = everything(costs=(replace(costs_of(), figures=(steps, gain)),))
+    assert verdict_of(evidence)[2][-1] == "$4.00"
+    assert rows_of(evidence, STEPS)[0][2:] == ("saves $4.00", "✓ cheaper")
     # Nobody said how many tokens a step has.
-    assert "a step gets cheaper by" in found
-    assert "Gain of a token" not in found
+    assert [row[:2] for row in rows_of(evidence, "Gain of a step")] == [
+        (gain.name.replace("token", "step"), "")
+    ]
+    assert rows_of(evidence, gain.topic) == []
 
 
 def test_gpus_that_are_kept_cost_what_they_cost_before_where_the_gain_is_of_time_alone():
@@ -163,7 +210,7 @@ def test_gpus_that_are_kept_cost_what_they_cost_before_where_the_gain_is_of_time
         (*figures, figure_of("Gain of a token", "a token gets cheaper by", "times", gain, ""))
         for gain in (Band.known(1.25), Band.known(2))
     )
-    found = said(everything(costs=(costs_of(figures=same),)))
-    assert "A month, all GPUs kept $3,600 $3,600 none ? the same" in found
-    found = said(everything(costs=(costs_of(figures=other),)))
-    assert "A month, all GPUs kept missing $3,600" in found
+    found = rows_of(everything(costs=(costs_of(figures=same),)), KEPT)
+    assert found[0] == ("$3,600", "$3,600", "none", "? the same")
+    found = rows_of(everything(costs=(costs_of(figures=other),)), KEPT)
+    assert found[0][:2] == ("missing", "$3,600")
