@@ -16,6 +16,7 @@ from kprof.report.partner.money import (
     load_in_words,
     prices_in_words,
 )
+from kprof.report.partner.wording import gained
 from kprof.report.units import UNKNOWN
 from tests.report.partner_evidence import (
     comparison_of,
@@ -196,8 +197,8 @@ def test_what_is_saved_of_a_thousand_steps_stands_in_the_verdict_where_nothing_e
     assert verdict_of(evidence)[2][-1] == "$4.00"
     assert rows_of(evidence, STEPS)[0][2:] == ("saves $4.00", "✓ cheaper")
     # Nobody said how many tokens a step has.
-    assert [row[:2] for row in rows_of(evidence, "Gain of a step")] == [
-        (gain.name.replace("token", "step"), "")
+    assert [row[:2] for row in rows_of(evidence, gained(gain.topic, []))] == [
+        (gained(gain.name, []), "")
     ]
     assert rows_of(evidence, gain.topic) == []
 

@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 from kprof.report.partner.evidence import Evidence
+from kprof.report.partner.parts import Picture
 from kprof.report.partner.sections import roofline
-from tests.report.partner_pages import said
+from tests.report.partner_pages import amounts
 from tests.section_traces import HOST_ONLY, RICH
-
-EARLIER = "This is the run before the change."
 
 
 def replayed(run):
@@ -29,15 +28,14 @@ def told_of(*runs):
 
 
 def test_where_nobody_knows_what_was_computed_after_a_change_the_run_before_it_is_drawn():
-    text = said(Evidence("t", runs=(RICH, replayed(RICH))))
-    assert EARLIER in text
-    assert "Speed of the work and the hardware limits" in text
-    assert "How close the work comes to the device's limits record the" not in text
+    chapter = roofline.render(Evidence("t", runs=(RICH, replayed(RICH))))
+    assert chapter.blocks[0].text == roofline.EARLIER
+    assert isinstance(chapter.blocks[-1], Picture)
 
 
 def test_what_is_known_after_a_change_is_drawn_of_it():
     assert told_of(RICH) == told_of(HOST_ONLY, RICH) == told_of(RICH, RICH)
-    assert EARLIER not in told_of(RICH, RICH)
+    assert roofline.EARLIER not in told_of(RICH, RICH)
 
 
 def test_without_known_work_in_any_run_it_is_said_how_to_get_it():
@@ -46,6 +44,7 @@ def test_without_known_work_in_any_run_it_is_said_how_to_get_it():
 
 
 def test_a_step_that_recording_made_longer_has_the_share_of_one_that_nobody_records():
-    told = told_of(timed(RICH, 8_000_000, 4_000_000))
-    assert "at least 25 % of its time while it was recorded, and 50 % otherwise." in told
-    assert "at least 25 % of its time. Real" in told_of(timed(RICH, 4_000_000, 4_000_000))
+    slowed = amounts(told_of(timed(RICH, 8_000_000, 4_000_000)))
+    calm = amounts(told_of(timed(RICH, 4_000_000, 4_000_000)))
+    assert (slowed[0], slowed[1:]) == ("25 %", ["50 %", *calm[1:]])
+    assert calm[0] == "25 %"
