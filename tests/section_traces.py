@@ -104,6 +104,11 @@ def texts(section: Section) -> str:
     return "\n".join(part.text for part in section.parts if isinstance(part, Text))
 
 
+def warnings(section: Section) -> list[str]:
+    told = [part for part in section.parts if isinstance(part, Text)]
+    return [text.text for text in told if text.tone == "warning"]
+
+
 def fact(section: Section, label: str) -> tuple[str, str]:
     items = [item for part in section.parts if isinstance(part, Facts) for item in part.items]
     return next((value, why) for name, value, why in items if name == label)

@@ -7,6 +7,7 @@ from html import unescape
 
 from kprof.report.partner import render_report
 from kprof.report.partner.parts import read_template
+from tests.amounts import amounts
 
 
 def page_of(evidence, level="partner", template="partner"):
@@ -75,9 +76,3 @@ def paragraphs_of(evidence, tone, **more):
 
 def headings_of(evidence, **more):
     return [plain(one) for one in re.findall(r"<h3[^>]*>(.*?)</h3>", page_of(evidence, **more))]
-
-
-def amounts(text):
-    """Return the numbers of a text with their units, in order: '20.0 %', '$0.10', '32 ms'."""
-    number = r"-?\$?\d[\d,]*(?:\.\d+)?(?: (?:%|[mµn]?s\b|J\b))?"
-    return re.findall(rf"(?<![\w.-]){number}", text)

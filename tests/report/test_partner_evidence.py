@@ -15,12 +15,13 @@ from kprof.report.calibration import result_of_calibration
 from kprof.report.kernel_library import result_of_gate
 from kprof.report.partner.wording import VERDICTS, without_letters
 from kprof.report.sla_verdict import result_of_sla
+from tests.amounts import amounts
 from tests.report.partner_evidence import (
     calibration_of,
     comparison_of,
     everything,
 )
-from tests.report.partner_pages import amounts, paragraphs_of, rows_of, said, verdict_of
+from tests.report.partner_pages import paragraphs_of, rows_of, said, verdict_of
 
 
 def test_what_commands_printed_is_read_back_as_it_was(tmp_path):

@@ -22,6 +22,7 @@ from kprof.report.partner.wording import KINDS, WAITS
 from kprof.report.playbooks import find_playbook
 from kprof.report.section import Table
 from kprof.report.units import UNKNOWN
+from tests.amounts import amounts
 from tests.report.partner_evidence import (
     comparison_of,
     everything,
@@ -29,7 +30,6 @@ from tests.report.partner_evidence import (
     run_of,
 )
 from tests.report.partner_pages import (
-    amounts,
     cells_in,
     facts_of,
     headings_of,

@@ -8,8 +8,9 @@ from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.sections import roofline, time
 from kprof.report.partner.sections.cost import energy_in_words
 from kprof.report.section import Text
+from tests.amounts import amounts
 from tests.report.partner_evidence import comparison_of
-from tests.report.partner_pages import amounts, rows_of
+from tests.report.partner_pages import rows_of
 from tests.section_traces import HOST_ONLY, RICH
 
 HOST = Device("host, 2 cores", 4e9, {"fp32": 5e10}, "measured after the run: copy", True)

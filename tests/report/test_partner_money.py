@@ -18,6 +18,7 @@ from kprof.report.partner.money import (
 )
 from kprof.report.partner.wording import gained
 from kprof.report.units import UNKNOWN
+from tests.amounts import amounts
 from tests.report.partner_evidence import (
     comparison_of,
     costs_of,
@@ -28,7 +29,6 @@ from tests.report.partner_evidence import (
     run_of,
 )
 from tests.report.partner_pages import (
-    amounts,
     facts_of,
     paragraphs_of,
     rows_of,

@@ -23,6 +23,7 @@ from kprof.report.partner.sections import time
 from kprof.report.partner.sections.quality import CLASSES
 from kprof.report.partner.sections.service_level import target_in_words
 from kprof.report.partner.wording import VERDICTS, changed_in_words
+from tests.amounts import amounts
 from tests.report.partner_evidence import (
     calibration_of,
     comparison_of,
@@ -32,7 +33,6 @@ from tests.report.partner_evidence import (
     run_of,
 )
 from tests.report.partner_pages import (
-    amounts,
     facts_of,
     headings_of,
     page_of,

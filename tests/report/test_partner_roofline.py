@@ -5,7 +5,7 @@ from dataclasses import replace
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Picture
 from kprof.report.partner.sections import roofline
-from tests.report.partner_pages import amounts
+from tests.amounts import amounts
 from tests.section_traces import HOST_ONLY, RICH
 
 

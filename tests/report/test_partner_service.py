@@ -14,8 +14,9 @@ from kprof.report.partner.sections import service_level
 from kprof.report.partner.service_curves import BOUND, HALF, TAIL, later_in_words, pictures_of
 from kprof.report.section import Text
 from kprof.report.sla_verdict import sentence_of
+from tests.amounts import amounts
 from tests.report.partner_evidence import everything, level_of
-from tests.report.partner_pages import amounts, paragraphs_of, rows_of, said, steps_of
+from tests.report.partner_pages import paragraphs_of, rows_of, said, steps_of
 from tests.responses import MS, answer, failure, service
 
 TTF4, TTFT = "ttf4_p99<=100ms", "ttft_p99<=60ms"

@@ -9,8 +9,9 @@ from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.mixed import NO_GPU, say_mixed
 from kprof.report.partner.sections import summary, time
 from kprof.report.section import Text
+from tests.amounts import amounts
 from tests.report.partner_evidence import comparison_of
-from tests.report.partner_pages import amounts, facts_of, rows_of
+from tests.report.partner_pages import facts_of, rows_of
 from tests.report.test_partner_host import timed
 from tests.section_traces import HOST_ONLY, RICH
 

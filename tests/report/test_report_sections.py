@@ -11,11 +11,16 @@ import pytest
 
 from kprof.analyze.attribution.ledger import balance
 from kprof.analyze.capture_quality.audit import audit
+from kprof.analyze.capture_quality.unanswered import why_no_ceilings
+from kprof.analyze.energy import measure_step_energy
 from kprof.analyze.roofline.utilisation import measure_known_work, measure_utilisation
+from kprof.device import THROTTLE_REASONS
 from kprof.errors import modules_in
 from kprof.report.result import result_of
 from kprof.report.section import Facts, Figure, Table, Text, sections_of
+from kprof.report.sections import run
 from kprof.trace import Gpu, Recording
+from tests.amounts import amounts
 from tests.section_traces import (
     HOST_ONLY,
     RICH,
@@ -23,6 +28,7 @@ from tests.section_traces import (
     section,
     tables,
     texts,
+    warnings,
 )
 from tests.traces import ROUND_DEVICE, analyzed_trace_of
 
@@ -70,9 +76,10 @@ def test_the_window_of_several_ranks_is_that_of_the_longest():
     )
     window, why = fact(section("Run", trace), "Window")
     assert window == "300 ns"
-    assert "on the rank that took longest; 400 ns of all ranks together" in why
+    assert amounts(why) == ["400 ns"]
 
 
+GPU_OF_RANK = "GPU 0 of rank {}"
 KNOWN_ORDER = [
     "Run",
     "Utilisation",
@@ -115,7 +122,8 @@ def test_the_page_about_the_report_has_a_row_for_each_section_in_order():
 
 def test_a_host_only_trace_says_so_in_the_first_line():
     first = sections_of(HOST_ONLY)[0].parts[0]
-    assert first.text == ("No GPU activity was recorded; this report covers the host's operators.")
+    assert first == Text(run.HOST_ONLY, "warning")
+    assert "GPU" in first.text and "host" in first.text
 
 
 def test_the_headline_divides_by_the_steps():
@@ -131,9 +139,8 @@ def test_without_a_known_device_the_headline_says_why_it_is_missing():
     utilisation = section("Utilisation", TRACES["no device known"])
     value, why = fact(utilisation, "Roofline share, MFU, MBU")
     assert value == "not known"
-    assert why.startswith(
-        "the trace does not name its GPU, so its peaks are unknown; to find out, "
-    )
+    assert why == why_no_ceilings(TRACES["no device known"]).reason
+    assert "kprof run" in why
 
 
 def test_an_unknown_gpu_is_named_as_the_reason():
@@ -224,7 +231,7 @@ def test_where_the_work_is_at_least_so_much_the_share_is_at_least_and_the_saving
     known = {"bytes": 100, "limit_ns": 10, "work_from": "bounds", "work_bound": "at least"}
     kernels = section("Top kernels", analyzed_trace_of({**known, "duration_ns": 40}))
     assert tables(kernels)[0].rows[0][3:6:2] == ("≥ 25.0 %", "≤ 30 ns")
-    assert "reaching it would save at most 30 ns" in texts(kernels)
+    assert "30 ns" in amounts(texts(kernels))
 
 
 def test_layers_of_one_kind_stand_together_before_each_by_itself():
@@ -243,11 +250,12 @@ def test_the_roofline_places_a_marker_at_intensity_and_speed():
 
 
 def test_the_ledger_prints_its_three_identities():
-    assert texts(section("Ledger")).splitlines() == [
-        "The ledger balances to the nanosecond.",
-        "attributed 100 ns + unattributed 200 ns = sum 300 ns",
-        "sum 300 ns - overlapped 0 ns = busy 300 ns",
-        "busy 300 ns + idle 50 ns = window 350 ns",
+    lead, *identities = [part for part in section("Ledger").parts if isinstance(part, Text)]
+    assert lead.tone == "good"
+    assert [amounts(text.text) for text in identities] == [
+        ["100 ns", "200 ns", "300 ns"],  # attributed, unattributed, sum
+        ["300 ns", "0 ns", "300 ns"],  # sum, overlapped, busy
+        ["300 ns", "50 ns", "350 ns"],  # busy, idle, window
     ]
 
 
@@ -265,20 +273,20 @@ def test_idle_time_says_its_cause_what_could_be_gained_and_where_to_look():
     assert causes.rows[0][:4] == ("launch-bound", "50.0 %", "50 ns", "—")
     assert "50 ns passed in a single wait for a launch" in texts(section("Idle time"))
     assert places.rows == (("launch-bound", "aten::copy_", "layers.*.mlp", "50 ns", "1 time"),)
-    assert "100 ns idle, 25.0 % of all steps" in texts(section("Idle time"))
+    lead = section("Idle time").parts[0].text
+    assert amounts(lead) == ["100 ns", "25.0 %", "50.0 %", "49 ns"]
 
 
 def test_idle_time_at_the_edges_of_the_steps_is_told():
-    assert "50 ns of the idle time is before the first activity or after the last" in texts(
-        section("Idle time")
-    )
+    *_, edges = texts(section("Idle time")).splitlines()
+    assert amounts(edges) == ["50 ns", "50 ns"]
 
 
 def test_throttling_by_power_is_a_warning_and_energy_comes_from_the_counter():
     power = section("Power and clocks")
-    assert power.parts[0] == Text(
-        "Clocks were lowered: power cap in 100.0 % of the samples.", "warning"
-    )
+    assert power.parts[0].tone == "warning"
+    assert THROTTLE_REASONS[4] in power.parts[0].text
+    assert amounts(power.parts[0].text) == ["100.0 %"]
     # The counter rose by 4,000 mJ during the one step of 400 ns.
     assert fact(power, "Energy per step")[0] == "4 J"
 
@@ -302,8 +310,8 @@ def test_the_memory_of_two_ranks_is_not_one_curve():
     samples = [{**sample, "rank": rank, "value": 2.0**30 * (rank + 1)} for rank in (0, 1)]
     memory = section("Memory", analyzed_trace_of({}, samples=samples, num_ranks=2))
     assert [row[:2] for row in tables(memory)[0].rows] == [
-        ("GPU 0 of rank 0", "1 GiB"),
-        ("GPU 0 of rank 1", "2 GiB"),
+        (GPU_OF_RANK.format(0), "1 GiB"),
+        (GPU_OF_RANK.format(1), "2 GiB"),
     ]
     (curve,) = (part for part in memory.parts if isinstance(part, Figure))
     assert curve.data[0]["y"] == [2.0]
@@ -316,15 +324,14 @@ def test_the_timeline_shows_the_step_of_median_duration():
     ]
     trace = analyzed_trace_of({"start_ns": 1450, "step": 1}, {"start_ns": 2100}, ranges=steps)
     timeline = section("Timeline", trace)
-    assert texts(timeline) == "Step 1, of median duration among 3: 1 activity in 550 ns."
+    assert amounts(texts(timeline)) == ["1", "3", "1", "550 ns"]
 
 
 def test_a_crowded_timeline_is_merged_and_says_how_much():
     rows = [{"start_ns": 200 * i} for i in range(4000)]
     figure = section("Timeline", analyzed_trace_of(*rows)).parts[1]
     assert sum(len(data["x"]) for data in figure.data) <= 3000
-    assert "of 4,000 are too short to see and are merged" in figure.caption
-    assert "includes the idle time between them" in figure.caption
+    assert amounts(figure.caption) == ["3,999", "4,000"]
 
 
 def test_a_name_in_a_figure_cannot_be_markup():
@@ -353,19 +360,18 @@ def slowed(unrecorded_step_ns=(200, 200), **kernel):
 
 def test_the_headline_is_given_for_an_unrecorded_step_too_where_recording_slowed_it():
     # Busy for 150 of 250 ns: 60 % of a recorded step, 90 % of one that takes two thirds as long.
-    assert "In an unrecorded step: Busy 90.0 %." in texts(section("Utilisation", slowed()))
-    assert "Recording slowed a step by 50.0 %" in texts(section("Caveats", slowed()))
+    assert fact(section("Utilisation", slowed()), "Busy")[0] == "60.0 %"
+    assert amounts(texts(section("Utilisation", slowed())))[-1] == "90.0 %"
+    assert ["50.0 %"] in [amounts(text) for text in warnings(section("Caveats", slowed()))]
 
 
 def test_a_slowdown_that_the_spread_of_steps_hides_is_no_fact():
     trace = slowed(unrecorded_step_ns=(100, 200, 310))
     value, why = fact(section("Run", trace), "Recording overhead")
     assert value == "not known"
-    assert "median step 300 ns recorded (1) against 200 ns unrecorded (3)" in why
-    assert "recorded steps are 50.0 % longer in the median" in why
-    assert "steps of one kind lie 105.0 % apart" in why
-    assert "unrecorded" not in texts(section("Utilisation", trace))
-    assert "Recording slowed" not in texts(section("Caveats", trace))
+    assert amounts(why) == ["300 ns", "1", "200 ns", "3", "50.0 %", "105.0 %"]
+    assert amounts(texts(section("Utilisation", trace)))[-1] == "60.0 %"
+    assert ["50.0 %"] not in [amounts(text) for text in warnings(section("Caveats", trace))]
 
 
 def test_in_host_mode_nothing_tells_how_much_recording_slowed_the_operators():
@@ -377,15 +383,15 @@ def test_in_host_mode_the_time_between_operators_is_told_once():
     rows = ({"duration_ns": 40, "kind": "gemm"}, {"start_ns": 100, "duration_ns": 20})
     trace = analyzed_trace_of(*({"activity": "host", "device": -1, **row} for row in rows))
     lead = section("Where the time goes", trace).parts[0].text
-    assert lead.startswith("Most of the time: 33.3 % gemm, ")
-    assert lead.endswith("No operator ran for 50.0 % of it.")
-    assert "between operators" not in lead
+    assert (amounts(lead)[0], amounts(lead)[-1]) == ("33.3 %", "50.0 %")
+    assert amounts(lead).count("50.0 %") == 1
+    assert "GPU" not in lead
 
 
 def test_in_host_mode_the_top_operators_are_named_once_and_no_device_is_spoken_of():
     table = tables(section("Top operators of the host", HOST_ONLY))[0]
     assert [column.header for column in table.columns].count("Operator") == 1
-    assert "of all the operators' own time" in table.caption
+    assert "device" not in table.caption
     headers = [column.header for column in tables(section("Top kernels"))[0].columns]
     assert headers[:5] == ["Kernel", "Share", "Time", "Of roofline", "Bound"]
     assert headers[6] == "Operator"
@@ -394,13 +400,14 @@ def test_in_host_mode_the_top_operators_are_named_once_and_no_device_is_spoken_o
 def test_bandwidth_is_drawn_with_its_unit_and_says_what_a_bar_is():
     figure = section("Roofline", analyzed_trace_of({"bytes": 9, "limit_ns": 1})).parts[-1]
     assert figure.layout["xaxis"]["ticksuffix"] == "B/s"
-    assert "1 group by kernel, operator, shapes and bound" in figure.caption
+    assert amounts(figure.caption)[:2] == ["1", "1"]
 
 
 def test_the_source_of_measured_ceilings_is_said_once():
     measured = replace(ROUND_DEVICE, is_measured=True, source="measured after the run")
-    said = texts(section("Utilisation", analyzed_trace_of({}, device=measured)))
-    assert f"Ceilings of the roofline: {ROUND_DEVICE.name}, measured after the run." in said
+    said = section("Utilisation", analyzed_trace_of({}, device=measured)).parts[-1].text
+    assert f"{measured.name}, {measured.source}" in said
+    assert said.count("measured") == 1
 
 
 def test_energy_is_unknown_where_gpus_were_sampled_that_the_run_did_not_use():
@@ -410,7 +417,8 @@ def test_energy_is_unknown_where_gpus_were_sampled_that_the_run_did_not_use():
     trace = analyzed_trace_of({"step": 0}, ranges=[step], samples=samples)
     value, why = fact(section("Power and clocks", trace), "Energy per step")
     assert value == "not known"
-    assert "more GPUs were sampled" in why
+    assert why == measure_step_energy(trace).why
+    assert measure_step_energy(replace(trace, samples=trace.samples[:1])).why != why
 
 
 def test_launches_that_left_no_activity_are_a_caveat():
@@ -419,10 +427,8 @@ def test_launches_that_left_no_activity_are_a_caveat():
         for i in range(5)
     ]
     trace = analyzed_trace_of({"correlation": 2, "launch_row": 2}, ranges=calls)
-    assert (
-        "4 of 5 launches of kernels left no activity in the recording: 2 at its beginning, 2 at "
-        "its end, perhaps unfinished. Their time on the device is missing."
-    ) in texts(section("Caveats", trace))
+    found = [amounts(text) for text in warnings(section("Caveats", trace))]
+    assert ["4", "5", "2", "2"] in found
 
 
 def test_the_clocks_of_several_ranks_are_told():
