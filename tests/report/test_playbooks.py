@@ -76,7 +76,7 @@ def test_a_page_is_printed_with_its_parts(capsys):
 
 
 def test_a_page_that_does_not_exist_names_the_nearest():
-    with pytest.raises(KprofError, match="there is no playbook unfused") as error:
+    with pytest.raises(KprofError, match="unfused_nrm") as error:
         find_playbook("unfused_nrm")
     assert "unfused_norm" in error.value.fix
 
