@@ -11,6 +11,7 @@ from kprof.analyze.engagement import Decided, RunAdded
 from kprof.commands.engage import write_report
 from kprof.errors import KprofError
 from kprof.findings import Saving
+from tests.amounts import amounts
 from tests.commands.test_cli import kprof
 from tests.engagements import finding, write_comparison, write_run
 
@@ -43,8 +44,9 @@ def test_without_a_name_it_has_the_folders(tmp_path):
 
 
 def test_a_folder_holds_one_engagement(begun):
-    with pytest.raises(KprofError, match="holds an engagement already"):
+    with pytest.raises(KprofError, match=str(begun)):
         engagement_folder.init(begun)
+    assert read_engagement(begun).name == "Tiny"
 
 
 def test_a_folder_without_one_says_how_to_begin(tmp_path):
@@ -57,15 +59,15 @@ def test_adding_a_run_tells_how_many_findings_it_has(begun, tmp_path, capsys):
     found = finding(swap="rmsnorm"), finding("unfused_rope", swap="rope")
     run = write_run(tmp_path / "run.kprof", *found, together=both, swapped=both)
     assert kprof("engage", "add", begun, run) == 0
-    assert "run before, 2 findings;" in capsys.readouterr().out
+    _, line, *_ = capsys.readouterr().out.splitlines()
+    assert amounts(line)[:2] == ["2", "2"]  # its number, its findings
 
 
 def test_adding_several_tells_of_each(begun, tmp_path, capsys):
     runs = [write_run(tmp_path / f"{i}.kprof", *[finding()] * i) for i in range(2)]
     assert kprof("engage", "add", begun, *runs) == 0
-    told = capsys.readouterr().out
-    assert "entry 2: run before, 0 findings" in told
-    assert "entry 3: run before, 1 finding; next" in told
+    _, *told = capsys.readouterr().out.splitlines()
+    assert [amounts(line)[:2] for line in told] == [["2", "0"], ["3", "1"]]
 
 
 def test_a_run_is_kept_in_short_with_its_findings_and_without_its_folders(begun, tmp_path):
@@ -107,8 +109,9 @@ def test_a_secret_does_not_get_into_the_folder(begun):
 def test_the_same_thing_is_not_added_twice(begun, tmp_path):
     run = write_run(tmp_path / "run.kprof")
     engagement_folder.add(begun, [run])
-    with pytest.raises(KprofError, match="is entry 2 already"):
+    with pytest.raises(KprofError, match=r"run\.kprof .*\b2\b"):
         engagement_folder.add(begun, [run])
+    assert len(entries(begun)) == 2
 
 
 def test_what_cannot_be_read_leaves_nothing_behind(begun, tmp_path):
@@ -155,13 +158,14 @@ def test_two_entries_with_one_number_are_refused(begun, capsys):
     engagement_folder.decide(begun, "Stop.")
     (begun / "0002-run-x.json").write_bytes((begun / "0002-decision.json").read_bytes())
     assert kprof("engage", "status", str(begun)) == 2
-    assert "0002-run-x.json is a second entry with the number 2" in capsys.readouterr().err
+    assert "0002-run-x.json" in capsys.readouterr().err
 
 
 def test_a_file_name_with_another_number_is_refused(begun, capsys):
     (begun / "0001-opened.json").rename(begun / "0002-opened.json")
     assert kprof("engage", "status", str(begun)) == 2
-    assert "it has the number 1, and its name has another" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "0002-opened.json" in told and "1" in amounts(told)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +181,7 @@ def test_a_file_name_with_another_number_is_refused(begun, capsys):
 )
 def test_an_entry_with_a_damaged_answer_of_another_command_is_one_message(begun, content):
     rewrite(begun / "0001-opened.json", lambda entry: entry.update(content=content))
-    with pytest.raises(KprofError, match=r"0001-opened\.json is not an entry"):
+    with pytest.raises(KprofError, match=r"0001-opened\.json"):
         read_engagement(begun)
 
 
@@ -190,7 +194,7 @@ def test_an_entry_of_a_later_schema_is_refused(begun):
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1}'])
 def test_a_damaged_entry_is_one_message(begun, text):
     (begun / "0002-x.json").write_text(text)
-    with pytest.raises(KprofError, match=r"0002-x\.json is not an entry"):
+    with pytest.raises(KprofError, match=r"0002-x\.json"):
         read_engagement(begun)
 
 
@@ -252,5 +256,5 @@ def test_words_and_options_that_an_action_would_pass_over_are_refused(begun, wor
 
 
 def test_a_prediction_without_a_gain_is_asked_for_it(begun, capsys):
-    kprof("engage", "predict", str(begun), "x")
-    assert "a prediction needs its gain" in capsys.readouterr().err
+    assert kprof("engage", "predict", str(begun), "x") == 2
+    assert "--gain" in capsys.readouterr().err

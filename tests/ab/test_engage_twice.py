@@ -7,6 +7,7 @@ import pytest
 from kprof.ab import engagement_folder
 from kprof.ab.engagement_folder import read_engagement
 from kprof.errors import KprofError
+from tests.amounts import amounts
 from tests.commands.test_cli import kprof
 from tests.engagements import LATER_NS, finding, write_comparison, write_run
 
@@ -43,13 +44,14 @@ def test_the_same_comparison_is_not_added_twice_whatever_file_it_lies_in(
     first = write_comparison(tmp_path / "ab.kprof", start_ns=start_ns)
     engagement_folder.add(begun, [first])
     assert kprof("engage", "add", begun, again(first, name, tmp_path)) == 2
-    assert f"{name} is entry 2 already, as ab.kprof" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert name in told and "ab.kprof" in told and "2" in amounts(told)
     assert len(read_engagement(begun).entries) == 2
 
 
 def test_the_same_comparison_twice_in_one_command_adds_nothing(begun, tmp_path):
     first = write_comparison(tmp_path / "ab.kprof")
-    with pytest.raises(KprofError, match=r"ab.json is named twice, as ab.kprof"):
+    with pytest.raises(KprofError, match=r"ab\.json .* ab\.kprof\n"):
         engagement_folder.add(begun, [first, again(first, "ab.json", tmp_path)])
     assert len(read_engagement(begun).entries) == 1
     with pytest.raises(KprofError, match=r"ab.kprof is named twice\n"):
@@ -58,11 +60,11 @@ def test_the_same_comparison_twice_in_one_command_adds_nothing(begun, tmp_path):
 
 
 def test_nothing_is_added_where_the_last_that_is_named_is_refused(begun, tmp_path):
-    run = write_run(tmp_path / "run.kprof", finding())
+    run = write_run(tmp_path / "run.kprof", finding(swap="rmsnorm"))
     engagement_folder.add(begun, [run])
     tried = write_comparison(tmp_path / "ab.kprof")
     unclear = write_comparison(tmp_path / "unclear.kprof", ratio=0.9, b="--env K=V")
-    with pytest.raises(KprofError, match="which prediction does B"):
+    with pytest.raises(KprofError, match="--env K=V"):
         engagement_folder.add(begun, [tried, unclear])
     assert len(read_engagement(begun).entries) == 2
 
