@@ -9,6 +9,7 @@ import pytest
 from kprof.ab import in_process
 from kprof.collect.trials import TrialError, TrialInterrupted
 from tests.ab.ab_runs import script_in, stand_in, trial_of, window_of
+from tests.amounts import amounts
 from tests.commands.test_cli import kprof
 
 
@@ -23,7 +24,7 @@ def test_a_workload_that_ends_by_itself_is_judged_by_all_its_pairs(script, monke
     result = json.loads(capsys.readouterr().out)
     assert len(result["pairs"]) == 7
     assert result["claims"][0]["interval"]["kind"] == "fixed"
-    assert result["doubts"] == ["The workload ended after 7 of 160 pairs."]
+    assert [amounts(doubt) for doubt in result["doubts"]] == [["7", "160"]]
 
 
 def test_ctrl_c_gives_the_verdict_of_what_was_taken(script, monkeypatch, capsys):
@@ -38,8 +39,7 @@ def test_ctrl_c_gives_the_verdict_of_what_was_taken(script, monkeypatch, capsys)
     assert kprof("ab", "--patch", "patch.py:f", "--json", script) in (1, 3)
     result = json.loads(capsys.readouterr().out)
     assert len(result["pairs"]) == 8
-    stopped = "It was stopped by hand after 8 of 160 pairs: no verdict comes before 11."
-    assert stopped in result["doubts"]
+    assert ["8", "160", "11"] in [amounts(doubt) for doubt in result["doubts"]]
 
 
 def test_a_stop_by_hand_is_never_judged_as_if_the_plan_were_complete(script, monkeypatch, capsys):
@@ -61,8 +61,7 @@ def test_ctrl_c_between_processes_gives_the_verdict_of_the_pairs_before(
     assert kprof("ab", "--env", "K=V", "--json", script) in (1, 3)
     result = json.loads(capsys.readouterr().out)
     assert len(result["pairs"]) == 7
-    stopped = "It was stopped by hand after 7 of 40 pairs: no verdict comes before 9."
-    assert stopped in result["doubts"]
+    assert ["7", "40", "9"] in [amounts(doubt) for doubt in result["doubts"]]
 
 
 def test_a_crash_in_the_fifth_pair_leaves_the_four_before(script, monkeypatch, capsys):
@@ -72,8 +71,8 @@ def test_a_crash_in_the_fifth_pair_leaves_the_four_before(script, monkeypatch, c
     kept = Path(script).with_name("train-ab.kprof") / "pairs.json"
     assert len(json.loads(kept.read_bytes())["pairs"]) == 4
     error = capsys.readouterr().err
-    assert f"the pairs taken before are kept in {kept}" in error
-    assert "B: the workload ended" in error
+    assert str(kept) in error
+    assert crash.problem in error
 
 
 def test_a_script_without_steps_has_nothing_to_switch_between(script, monkeypatch, capsys):
@@ -83,14 +82,14 @@ def test_a_script_without_steps_has_nothing_to_switch_between(script, monkeypatc
     monkeypatch.setattr(in_process, "run_trial", without_steps)
     assert kprof("ab", "--patch", "patch.py:f", script, "600") == 2
     error = capsys.readouterr().err
-    assert f"{script} took no steps that kprof knows" in error
+    assert f"kprof: {script} " in error
     assert 'kprof.range("step")' in error
 
 
 def test_a_script_of_too_few_steps_is_named_and_not_its_last_argument(script, monkeypatch, capsys):
     stand_in(monkeypatch, num_windows=1)
     assert kprof("ab", "--patch", "patch.py:f", script, "600") == 2
-    assert f"{script} ended before a pair of windows was taken" in capsys.readouterr().err
+    assert f"kprof: {script} " in capsys.readouterr().err
 
 
 def patch_broken(monkeypatch, *windows, printed=""):
@@ -132,7 +131,8 @@ def test_a_stop_before_the_first_pair_says_where_the_output_is(script, monkeypat
 
     monkeypatch.setattr(in_process, "run_trial", stopped)
     assert kprof("ab", "--patch", "patch.py:f", script) == 130
-    assert "stopped before the first pair" in capsys.readouterr().err
+    raw = Path(script).with_name("train-ab.kprof") / "raw"
+    assert str(raw) in capsys.readouterr().err
 
 
 def test_what_is_stopped_after_enough_pairs_has_its_verdict_also_where_all_were_wanted(
@@ -148,4 +148,4 @@ def test_what_is_stopped_after_enough_pairs_has_its_verdict_also_where_all_were_
     monkeypatch.setattr(in_process, "run_trial", interrupted)
     assert kprof("ab", "--patch", "patch.py:f", "--fixed", "--json", script) == 1
     result = json.loads(capsys.readouterr().out)
-    assert result["doubts"] == ["It was stopped by hand after 20 of 40 pairs."]
+    assert [amounts(doubt) for doubt in result["doubts"]] == [["20", "40"]]

@@ -1,6 +1,7 @@
 """`kprof.ab_test`: two callables, and what makes their comparison worth nothing."""
 
 import itertools
+import re
 import time
 
 import numpy as np
@@ -12,6 +13,7 @@ from kprof.ab.variants import measure_host_resolution_ns
 from kprof.comparison import Metric, Plan
 from kprof.errors import KprofError
 from kprof.timing import WarmUp
+from tests.amounts import amounts
 
 PLAN = Plan((TIME,), max_pairs=12, seed=3)
 
@@ -75,7 +77,7 @@ def test_outputs_that_differ_are_no_comparison(clock):
     a, b = taking(clock, 1_000_000, 1.0), taking(clock, 500_000, 1.5)
     claim = ab_test(a, b, plan=PLAN).headline
     assert claim.verdict == "INVALID"
-    assert "do not return the same" in claim.why
+    assert amounts(claim.why)[0] == "0.5"  # by so much of A's norm
 
 
 def test_an_output_kept_from_other_inputs_is_noticed(clock):
@@ -108,21 +110,24 @@ def test_a_function_that_is_fast_only_on_inputs_that_it_has_seen_is_no_compariso
 
     claim = ab_test(honest, remembering, inputs=[(np.ones(4),)], plan=PLAN).headline
     assert claim.verdict == "INVALID"
-    assert "on inputs that it has seen" in claim.why
+    seen_ns, new_ns = (int(time.replace(",", "")) for time in re.findall(r"([\d,]+) ns", claim.why))
+    assert (seen_ns, new_ns) == (pytest.approx(1_000, abs=300), pytest.approx(1_000_000, abs=300))
 
 
 def test_a_time_below_what_the_work_needs_is_no_comparison(clock):
     a, b = taking(clock, 1_000_000), taking(clock, 90_000)
     claim = ab_test(a, b, plan=PLAN, floor_ns=100_000).headline
     assert claim.verdict == "INVALID"
-    assert "100,000 ns that it needs at least" in claim.why
+    assert amounts(claim.why)[1] == "100,000 ns"
 
 
 def test_functions_that_return_nothing_are_compared_with_a_doubt(clock):
     work = taking(clock, 1_000_000, None)
     compared = ab_test(work, work, plan=PLAN)
     assert compared.headline.verdict == "SAME"
-    assert any("whether they do the same is not known" in doubt for doubt in compared.doubts)
+    assert len(compared.doubts) == 1
+    something = taking(clock, 1_000_000, 1.0)
+    assert ab_test(something, something, plan=PLAN).doubts == ()
 
 
 def test_every_input_has_its_turn_with_both(clock):
@@ -158,8 +163,9 @@ def test_without_inputs_there_is_nothing_to_call_with():
 
 
 def test_the_clock_of_a_gpu_needs_one():
-    with pytest.raises(KprofError, match="needs torch and a CUDA device"):
+    with pytest.raises(KprofError, match=r"'gpu'.*CUDA") as error:
         ab_test(list, list, clock="gpu")
+    assert "wall" in error.value.fix
 
 
 def test_the_gpu_is_told_as_in_a_comparison_of_processes(monkeypatch):
@@ -179,7 +185,7 @@ def test_an_error_in_one_arm_names_it_and_keeps_the_pairs_before(clock, monkeypa
         if next(calls) == 11:
             raise ValueError("no more memory")
 
-    with pytest.raises(AbTestError, match="B raised ValueError after 5 pairs: no more memory") as e:
+    with pytest.raises(AbTestError, match=r"^B .*ValueError .*no more memory") as e:
         ab_test(work, failing, plan=PLAN)
     assert len(e.value.pairs) == 5
     assert e.value.pairs[0].a[0] == pytest.approx(1_000_000, rel=0.01)
@@ -196,7 +202,8 @@ def test_what_does_not_match_is_told_in_words_and_not_as_infinity(clock):
     a, b = taking(clock, 1_000_000, 1.0), taking(clock, 1_000_000, [1.0])
     claim = ab_test(a, b, plan=PLAN).headline
     assert claim.verdict == "INVALID"
-    assert "in another structure or shape" in claim.why
+    assert "shape" in claim.why
+    assert amounts(claim.why) == [] and "inf " not in claim.why
 
 
 def test_a_clock_that_there_is_not_is_answered_with_those_that_there_are():
@@ -249,7 +256,8 @@ def test_two_that_both_change_their_inputs_are_compared_with_a_doubt(clock):
     functions = adding(clock, 1_000_000, True), adding(clock, 900_000, True)
     compared = ab_test(*functions, inputs=[(np.ones(4),)], plan=PLAN)
     assert compared.headline.verdict == "FASTER"
-    assert any(doubt.startswith("Both change their inputs") for doubt in compared.doubts)
+    (doubt,) = compared.doubts
+    assert doubt.startswith("Both") and "inputs" in doubt
 
 
 def test_inputs_that_nobody_changes_are_not_spoken_of(clock):
@@ -259,7 +267,7 @@ def test_inputs_that_nobody_changes_are_not_spoken_of(clock):
 
 
 def test_a_plan_longer_than_chances_can_be_told_of_is_refused():
-    with pytest.raises(KprofError, match="1024 pairs is too long"):
+    with pytest.raises(KprofError, match="1024"):
         Plan((TIME,), max_pairs=1024)
 
 

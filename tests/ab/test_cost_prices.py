@@ -7,13 +7,15 @@ import pytest
 
 from kprof.ab.pricing import read_prices
 from kprof.analyze.cost.facts import facts_of
+from tests.amounts import amounts
 from tests.commands.test_cli import kprof
 from tests.cost_answers import OWN_LINE, SERVING, TODAY, answer, assuming, own_file, refusal
 
 
 def test_two_gpus_that_no_list_has_both_of_need_a_price(capsys):
     result = answer(capsys, "--gpu", "A10", "--baseline-gpu", "MI300X", "--speedup", "2")
-    assert "no list has MI300X and A10" in result["missing"][0]["give"][0]
+    give = result["missing"][0]["give"][0]
+    assert "MI300X" in give and "A10" in give
 
 
 OWNING = {"capex_usd_per_gpu": 35_040, "life_years": 4}
@@ -50,14 +52,15 @@ def test_old_prices_are_warned_of_on_the_day_they_are_used(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["warnings"] == []
     assert kprof("cost", *own, "--as-of", "2027-01-31") == 0
     (warning,) = json.loads(capsys.readouterr().out)["warnings"]
-    assert "of 2026-11-01, 91 days ago: H100, on-demand" in warning
+    assert "2026-11-01" in warning and "H100, on-demand" in warning
+    assert "91" in amounts(warning)
 
 
 def test_a_file_of_ones_own_replaces_the_prices_of_its_gpus(capsys, tmp_path):
     own = own_file(tmp_path)
     price = answer(capsys, "--prices", own, *SERVING)["price"]
     assert price["usd_per_gpu_hour"] == {"low": 2.5, "mid": 2.5, "high": 2.5}
-    assert price["sources"] == ["our contract: contract 7"]
+    assert price["sources"] == [f"{OWN_LINE['price_list']}: {OWN_LINE['source']}"]
     other = answer(capsys, "--prices", own, "--gpu", "B200")["price"]
     assert other == answer(capsys, "--gpu", "B200")["price"]
 
