@@ -17,6 +17,7 @@ from kprof.kernels.bench.measure import Timed
 from kprof.kernels.correctness import GateReport, Measure
 from kprof.kernels.correctness.levels import LEVELS, judge, not_run
 from kprof.report.terminal import print_summary
+from tests.amounts import amounts
 
 
 def report(*, is_right):
@@ -99,7 +100,7 @@ def test_what_the_interpreter_does_not_compute_as_a_gpu_is_not_run(monkeypatch):
 
 def test_a_dtype_that_a_kernel_does_not_have_is_refused(monkeypatch):
     monkeypatch.setattr(library, "_device_to_check_on", lambda: "cpu")
-    with pytest.raises(KprofError, match="relu_squared is not for float64"):
+    with pytest.raises(KprofError, match=r"relu_squared .*float64"):
         kernels("check", ["relu_squared"], dtype=["float64"])
 
 
@@ -111,8 +112,9 @@ def test_the_sanitizer_watches_all_calls_or_none(monkeypatch, given):
 
 
 def test_a_list_of_named_kernels_is_refused_and_their_choices_pointed_to():
-    with pytest.raises(KprofError, match="kprof kernels explain rmsnorm"):
+    with pytest.raises(KprofError, match="'rmsnorm'") as error:
         kernels("list", ["rmsnorm"])
+    assert "kprof kernels explain rmsnorm" in error.value.fix
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to watch")
@@ -161,38 +163,39 @@ def test_a_choice_is_explained_with_its_pass(h200):
     kernels("bench", ["relu_squared"], shape="8x8")
     forward, training = kernels("explain", ["relu_squared"]).sections
     assert forward.title == "relu_squared forward, 8x8 bfloat16"
-    assert "Chosen for calls without gradients on NVIDIA H200: inductor, 2.00 times as fast as" in (
-        forward.parts[0].text
-    )
+    lead = forward.parts[0].text
+    assert "without gradients" in lead and "NVIDIA H200: inductor" in lead
+    assert amounts(lead)[0] == "2.00"
     assert training.title == "relu_squared training, 8x8 bfloat16"
-    assert "Chosen for calls with gradients on NVIDIA H200: kprof" in training.parts[0].text
-    assert "Forward and backward pass as one." in training.parts[1].caption
+    lead = training.parts[0].text
+    assert "with gradients" in lead and "NVIDIA H200: kprof" in lead
+    assert "backward" in training.parts[1].caption
+    assert "backward" not in forward.parts[1].caption
 
 
 def test_what_takes_long_says_what_it_is_at(h200):
     h200({"forward": {"kprof": 2e4}, "training": {"kprof": 3e4}})
     stages = []
     library.bench_kernels(["relu_squared"], (8, 8), [], stages.append)
-    assert stages == [
-        f"relu_squared {direction}, 8x8 bfloat16: {doing}"
-        for direction in ("forward", "training")
-        for doing in ("measuring", "checking who is fastest")
-    ]
+    at = [stage.partition(": ")[0] for stage in stages]
+    passes = ("forward", "forward", "training", "training")
+    assert at == [f"relu_squared {direction}, 8x8 bfloat16" for direction in passes]
+    assert len(set(stages)) == 4
 
 
 def test_without_a_terminal_each_step_is_a_line(h200, capsys):
     h200({"forward": {"kprof": 2e4}, "training": {"kprof": 3e4}})
     kernels("bench", ["relu_squared"], shape="8x8")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "kprof: relu_squared forward, 8x8 bfloat16: measuring"
     assert len(lines) == 4
+    assert lines[0].startswith("kprof: relu_squared forward, 8x8")
 
 
 def test_the_list_and_the_page_name_the_kernels_that_no_swap_puts_into_a_model():
     text = kernels("list").sections[0].parts[-1].text
     told = json.loads(kernels("list", json=True).json)
     without = [one["name"] for one in told if not one["has_sites"]]
-    assert text == f"Not used by --swap, only by your own code: {', '.join(without)}."
+    assert text.partition(": ")[2] == f"{', '.join(without)}."
     page = (Path(__file__).parents[2] / "docs" / "swap.md").read_text()
     (line,) = re.findall(r"^- (`[^-]*) have no sites", page, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", line)) == without
@@ -232,7 +235,7 @@ def test_whoever_fails_the_gate_in_a_pass_is_not_chosen_for_it_however_fast(h200
     answer = kernels("bench", ["relu_squared"], shape="8x8", json=True)
     assert told_of(answer) == [("forward", "inductor"), ("training", "kprof")]
     inductor, _ = json.loads(answer.json)[1]["measured"]
-    assert "fails the quality gate, L1: output" in inductor["problem"]
+    assert inductor["problem"].endswith("L1: output")
 
 
 @pytest.mark.parametrize(("direction", "asked"), [("forward", ()), ("training", (0,))])
@@ -250,7 +253,8 @@ def test_who_has_no_backward_pass_may_run_calls_without_gradients(monkeypatch, d
 
 
 def test_a_provider_that_breaks_the_gpu_ends_the_measuring_with_its_name(monkeypatch):
-    broken = not_run("L1", "the replaced code broke the GPU (8x8): misaligned address")
+    why = "misaligned address"
+    broken = not_run("L1", why)
     levels = (
         judge("L0", [], "4 cases"),
         broken,
@@ -259,7 +263,7 @@ def test_a_provider_that_breaks_the_gpu_ends_the_measuring_with_its_name(monkeyp
     found = GateReport("relu_squared by eager", levels, ("L0", "L1"), is_gpu_broken=True)
     monkeypatch.setattr("kprof.kernels.correctness.check", lambda *words: found)
     (kernel,) = library._named(["relu_squared"])
-    with pytest.raises(KprofError, match="relu_squared by eager: the replaced code broke the GPU"):
+    with pytest.raises(KprofError, match=f"relu_squared by eager: .*{why}"):
         library._why_rejected(kernel, "eager", "float16", "training")
 
 
@@ -269,5 +273,5 @@ def test_a_provider_that_cannot_run_here_is_a_clear_error(monkeypatch):
 
     monkeypatch.setattr(library, "_device_to_check_on", lambda: "cpu")
     monkeypatch.setattr("kprof.kernels.bench.measure.subject_of", missing)
-    with pytest.raises(KprofError, match="rmsnorm by quack cannot run here"):
+    with pytest.raises(KprofError, match=r"rmsnorm by quack .*No module named 'quack'"):
         library.check_kernels(["rmsnorm"], "quack")
