@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kprof.collect.clocks import TOLERANCE_NS, align
+from kprof.collect.clocks import TOLERANCE_NS, Mismatch, align
 from kprof.collect.merge import merge
 from tests.collectives import MS, US, recordings, without
+from tests.quantities import quantities_in
 from tests.traces import trace_of
 
 SECOND = 10**9
@@ -23,18 +24,16 @@ def collective(rank, start_ns, end_ns, sequence=1, **changes):
 def test_clocks_that_contradict_nothing_are_left_alone():
     found = align(recordings([[0, 1]], [0, 15 * US]))
     assert found.shifts_ns == (0, 0)
-    assert found.summary.startswith("The clocks of all ranks agree within ")
-    assert found.summary.endswith(" by 40 collectives.")
-    assert found.doubts == ()
+    assert (found.is_checked, found.doubts) == ((True, True), ())
+    assert quantities_in(found.summary)[-1] == "40"
 
 
 def test_a_clock_on_which_collectives_end_before_they_began_elsewhere_is_moved():
     found = align([collective(0, 10 * MS, 12 * MS), collective(1, 1 * MS, 2 * MS)])
     assert found.shifts_ns == (0, 10 * MS)
-    assert found.doubts == (
-        "The clock of rank 1 was moved by +10.0 ms, by 1 collective; 2,000.0 µs of uncertainty "
-        "remain.",
-    )
+    assert found.within_ns == 2 * MS
+    (doubt,) = found.doubts
+    assert quantities_in(doubt) == ["1", "+10.0 ms", "1", "2,000.0 µs"]
 
 
 def test_a_contradiction_within_the_tolerance_moves_nothing():
@@ -46,7 +45,8 @@ def test_a_contradiction_within_the_tolerance_moves_nothing():
 def test_what_is_left_of_doubt_never_exceeds_what_causality_allows():
     found = align([collective(0, 50 * US, 60 * US), collective(1, 1 * MS, 1 * MS + 10 * US)])
     assert found.shifts_ns == (0, -950 * US)
-    assert "10.0 µs of uncertainty" in found.summary
+    assert found.within_ns == 10 * US
+    assert quantities_in(found.summary)[-1] == "10.0 µs"
 
 
 @given(
@@ -93,12 +93,10 @@ def test_unnumbered_collectives_that_fit_in_several_ways_are_refused():
     rows = [row | {"collective": "allreduce", "group": "0 [0, 1]"} for row in rows]
     others = [row | {"rank": 1, "start_ns": row["start_ns"] + SECOND} for row in rows]
     found = align([trace_of(*rows), trace_of(*others)])
-    assert found.shifts_ns == (0, 0)
+    assert (found.shifts_ns, found.is_checked) == ((0, 0), (True, False))
     assert found.doubts == ()
-    assert found.summary == (
-        "The collectives of rank 0 and rank 1 fit together in several ways, or are too few: those "
-        "clocks are not checked by them."
-    )
+    assert Mismatch.UNCLEAR.value in found.summary
+    assert all(rank in found.summary for rank in ("rank 0", "rank 1"))
 
 
 def test_ranks_of_two_runs_are_not_moved_onto_one_clock():
@@ -106,7 +104,7 @@ def test_ranks_of_two_runs_are_not_moved_onto_one_clock():
     _, second = recordings([[0, 1]], [0, SECOND], seed=2)
     found = align([first, second])
     assert found.shifts_ns == (0, 0)
-    assert "cannot be matched without contradiction" in found.doubts[0]
+    assert Mismatch.CONTRADICTORY.value in found.doubts[0]
 
 
 def test_one_in_twenty_collectives_may_contradict_the_rest():
@@ -121,8 +119,8 @@ def test_one_in_twenty_collectives_may_contradict_the_rest():
 )
 def test_operations_that_not_all_ranks_wait_for_tell_nothing(operation):
     found = align(recordings([[0, 1]], [0, SECOND], collective=operation))
-    assert found.is_checked == (True, False)
-    assert found.summary.startswith("The ranks' clocks are not checked")
+    assert (found.shifts_ns, found.is_checked) == ((0, 0), (True, False))
+    assert found.doubts == ()
 
 
 @pytest.mark.parametrize(
@@ -138,13 +136,14 @@ def test_a_drift_is_said_and_widens_the_uncertainty():
     start = second.kernels["start_ns"]
     second.kernels["start_ns"] = start + (start - start[0]) // 2500
     found = align([first, second])
-    assert found.doubts[-1].startswith("The clocks of rank 0 and rank 1 drift: by ")
+    assert all(part in found.doubts[-1] for part in ("rank 0", "rank 1", "drift"))
     assert found.within_ns > 150 * US
 
 
 def test_ranks_without_a_shared_group_are_named():
     found = align(recordings([[0, 1], [2]], [0, 0, 0]))
-    assert found.summary.endswith("Not checked, for want of a shared collective: rank 2.")
+    assert found.is_checked == (True, True, False)
+    assert found.summary.endswith(" rank 2.")
 
 
 def test_many_moved_clocks_are_one_sentence():
@@ -152,7 +151,8 @@ def test_many_moved_clocks_are_one_sentence():
     assert found.doubts == ()
     moved = [MS * i for i in range(8)]
     (sentence,) = align(recordings([list(range(8))], moved)).doubts
-    assert sentence.startswith("The clocks of 7 recordings were moved by -7,0")
+    number, largest = quantities_in(sentence)[:2]
+    assert (number, largest.startswith("-7,0")) == ("7", True)
 
 
 def test_recordings_that_do_not_tell_their_wall_time_are_aligned_by_collectives_alone():
@@ -230,7 +230,7 @@ def test_scattered_ends_widen_the_uncertainty():
 def test_few_collectives_that_contradict_one_another_are_refused_however_long_it_lasted():
     first, second = recordings([[0, 1]], [0, 0], number=10, pause_ns=SECOND)
     second.kernels["start_ns"] += [0, 300 * US] * 5
-    assert "cannot be matched without contradiction" in align([first, second]).summary
+    assert Mismatch.CONTRADICTORY.value in align([first, second]).summary
 
 
 def test_recordings_of_different_times_have_no_number_in_common():

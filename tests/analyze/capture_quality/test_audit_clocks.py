@@ -8,6 +8,7 @@ from kprof.open import read
 from tests.analyze.capture_quality.audited import HOST_AND_GPU, check, names_of
 from tests.collectives import recordings
 from tests.kineto_files import kernel, launch, write
+from tests.quantities import quantities_in
 from tests.traces import analyzed_trace_of, measured
 
 SECOND = 1_000_000_000
@@ -26,10 +27,7 @@ def opened(folder, *early_us):
 
 def test_kernels_that_begin_after_their_launches_show_clocks_that_agree(tmp_path):
     found = check(opened(tmp_path, -5, -8, -5), HOST_AND_GPU)
-    assert (found.verdict, found.evidence) == (
-        "good",
-        "0 of 3 activities whose launch was recorded began before it",
-    )
+    assert (found.verdict, quantities_in(found.evidence)) == ("good", ["0", "3"])
 
 
 def test_what_rounding_does_to_times_is_no_clock(tmp_path):
@@ -38,19 +36,14 @@ def test_what_rounding_does_to_times_is_no_clock(tmp_path):
 
 def test_kernels_that_were_put_behind_their_launches_limit_what_lies_beside_the_host(tmp_path):
     found = check(opened(tmp_path, 200, 180, -9), HOST_AND_GPU)
-    assert found.verdict == "limited"
-    assert found.evidence.startswith(
-        "2 of 3 activities whose launch was recorded began before it, which was corrected"
-    )
+    assert (found.verdict, quantities_in(found.evidence)) == ("limited", ["2", "3"])
+    assert "corrected" in found.evidence
 
 
 def test_a_launch_that_is_anothers_limits_though_the_clocks_agree(tmp_path):
     found = check(opened(tmp_path, *[-5] * 30, 200), HOST_AND_GPU)
-    assert (found.verdict, found.evidence) == (
-        "limited",
-        "0 of 30 activities whose launch was recorded began before it; 1 more had the wrong "
-        "launch, by their numbers: see the caveats",
-    )
+    assert (found.verdict, quantities_in(found.evidence)) == ("limited", ["0", "30", "1"])
+    assert "wrong launch" in found.evidence
 
 
 def test_without_launches_nothing_tells_whether_clocks_agree(tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +18,10 @@ from kprof.report.kernel_library import result_of_gate, sections_of_gate
 from kprof.report.partner.evidence import gate_in
 from kprof.report.partner.sections import quality
 from tests.kernels.correctness.doubling import DOUBLED, new_is
+from tests.quantities import quantities_in
 
+# The name of the check of sizes that grow.
+BEYOND = "right beyond the calls given"
 PLAIN = {"num_values": 1, "distributions": ("normal",), "layouts": ("contiguous",)}
 # No clock ends it.
 GROWING = replace(DOUBLED, **PLAIN, growth_s=math.inf)
@@ -106,7 +110,9 @@ def test_a_call_without_memory_for_it_is_left_out_of_the_scope_and_no_fault():
 
     level = level_of(large, free=(0,))
     assert (level.state, level.scope.sizes[0].largest) == ("passed", 65)
-    assert level.scope.left_out == ("600 rows: there is no memory for the call here",)
+    (left_out,) = level.scope.left_out
+    assert left_out.partition(":")[0] == "600 rows"
+    assert "memory" in left_out
 
 
 def test_other_dimensions_have_seventeen_at_most_while_rows_grow():
@@ -128,7 +134,7 @@ def test_code_that_refuses_more_rows_than_were_given_passes_with_what_it_takes()
 
     level = level_of(refuses_more, free=(0,), num_values=3_000, reach=(100,), differentiable=())
     assert (level.state, level.scope.sizes[0].largest) == ("passed", 8)
-    assert "where 1,000,000 are due" in level.notes[0]
+    assert quantities_in(level.notes[0])[-1] == "1,000,000"
 
 
 def test_growth_ends_where_its_time_does():
@@ -147,19 +153,22 @@ def test_a_kernel_that_is_wrong_beyond_a_size_fails(rows, columns):
 
     level = level_of(wrong_beyond)
     assert level.state == "failed"
-    assert "right beyond the calls given" in [m.name for m in level.measures if not m.is_met]
+    assert BEYOND in [m.name for m in level.measures if not m.is_met]
 
 
 def test_a_kernel_that_refuses_beyond_a_size_is_right_up_to_it():
+    refusal = ValueError("too many columns")
+
     def refuses_beyond(x):
         if x.shape[-1] > 150:
-            raise ValueError("too many columns")
+            raise refusal
         return x * 2
 
     level = level_of(refuses_beyond, reach=(600, 1_200))
     assert level.state == "passed"
     assert sizes_of(level.scope)["columns"] == 129
-    assert "1,051 columns: raises ValueError: too many columns" in level.scope.left_out
+    (left_out,) = [one for one in level.scope.left_out if one.startswith("1,051 columns: ")]
+    assert left_out.endswith(f"ValueError: {refusal}")
 
 
 def test_declared_limits_are_left_out_and_not_called():
@@ -167,12 +176,14 @@ def test_declared_limits_are_left_out_and_not_called():
         assert x.shape[-1] <= 17
         return x * 2
 
+    limit = "rows are short"
+
     def why_not(x):
-        return "rows are short" if x.shape[-1] > 17 else None
+        return limit if x.shape[-1] > 17 else None
 
     level = level_of(never_wide, refuses=why_not)
     assert level.state == "passed"
-    assert level.scope.left_out == ("129 columns: rows are short",)
+    assert level.scope.left_out == (f"129 columns: {limit}",)
 
 
 def test_rows_in_another_number_of_dimensions_are_tried():
@@ -220,9 +231,12 @@ def test_another_dtype_under_autocast_is_left_out_of_the_scope():
     products = {"replaced": product, "truth": lambda x: x * 1, "free": ()}
     scope = scope_of(in_its_own_dtype, **products)
     assert "autocast" not in scope.contexts
-    assert scope.left_out == (
-        "autocast: gives torch.float32, where the replaced code gives torch.bfloat16",
-    )
+    (left_out,) = scope.left_out
+    assert re.findall(r"autocast|torch\.\w+", left_out) == [
+        "autocast",
+        "torch.float32",
+        "torch.bfloat16",
+    ]
 
 
 def test_a_kernel_without_gradients_of_gradients_is_left_out_of_that_alone():
@@ -271,10 +285,8 @@ SCOPE = Scope(
 
 
 def test_a_scope_in_words_has_sizes_dtypes_layouts_and_modes():
-    assert str(SCOPE) == (
-        "rows ≤ 65,536, columns in {128, 256}, 2 and 3 dimensions, bf16 and fp32, "
-        "contiguous and padded layouts, contexts gradient and no_grad"
-    )
+    parts = ("≤ 65,536", "{128, 256}", "2 and 3", "bf16", "fp32", *SCOPE.layouts, *SCOPE.contexts)
+    assert [part for part in parts if part not in str(SCOPE)] == []
 
 
 @pytest.mark.parametrize(
@@ -295,17 +307,15 @@ def test_a_number_of_dimensions_and_a_mode_are_outside_where_they_were_not_tried
     inside = SCOPE.why_outside((1, 256), "float32", num_dimensions=3, contexts=("no_grad",))
     assert inside is None
     four = SCOPE.why_outside((1, 256), "float32", num_dimensions=4)
-    assert four == "4 dimensions: the gate tried 2, 3"
+    assert ("dimensions" in four, quantities_in(four)) == (True, ["4", "2", "3"])
     cast = SCOPE.why_outside((1, 256), "float32", contexts=("autocast",))
-    assert cast == "autocast: the gate tried gradient, no_grad"
+    assert [word for word in ("autocast", "gradient", "no_grad") if word not in cast] == []
 
 
 def test_the_class_and_its_scope_stand_together_in_words_and_as_data():
     report = check(replace(QUICK, distributions=("normal", "small")), ("L0", "L1"))
     first = sections_of_gate(report)[0].parts[0].text
-    assert first.startswith(
-        "PASSED, BIT-EXACT, for rows ≤ 600, columns ≤ 300, 1, 2, 3, 4 and 5 dim"
-    )
+    assert first.startswith(f"PASSED, BIT-EXACT, for {report.scope}")
     saved = result_of_gate(report)["scope"]
     assert saved["sizes"][0] == {"name": "rows", "largest": 600, "known": ()}
     assert saved["dtypes"] == ("float32",)
@@ -317,9 +327,7 @@ def test_a_saved_report_has_its_scope_when_it_is_read_again():
     read = gate_in(saved)
     assert (read.scope, read.reached) == (report.scope, "BIT-EXACT")
     (chapter,) = [quality.render(SimpleNamespace(gates=(read,)))]
-    assert "the same to the last bit, for the calls that were tried: rows ≤ 600" in (
-        chapter.blocks[0].text
-    )
+    assert str(report.scope) in chapter.blocks[0].text
 
 
 def test_a_report_without_the_second_level_has_no_scope():
