@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,10 +16,14 @@ from kprof.analyze.idle.causes import group_idle, inside_window
 from kprof.analyze.roofline.utilisation import measure_utilisation
 from kprof.findings import Diagnosis, Finding, Saving
 from kprof.report.result import result_of
-from tests.section_traces import section
+from kprof.report.sections.findings import ON_WHICH
+from kprof.report.units import of_all
+from tests.quantities import quantities_in
+from tests.section_traces import fact, section, texts
 from tests.traces import ROUND_DEVICE, analyzed_trace_of, measured, trace_of
 
 MS = 1_000_000
+TIME = "Where the time goes"
 
 
 def pipeline(num_steps=3):
@@ -81,11 +86,13 @@ def test_a_step_takes_as_long_in_a_comparison_as_on_the_clock():
 
 def test_the_report_says_whose_times_are_added_up():
     trace = pipeline()
-    said = {title: str(section(title, trace)) for title in ("Run", "Idle time", "Ledger")}
-    assert "12 ms of all GPUs together" in said["Run"]
-    assert "51.0 % of all steps of all GPUs together" in said["Idle time"]
-    assert "One process used several GPUs." in said["Ledger"]
-    assert "over 6 steps of all GPUs together" in str(section("Where the time goes", trace))
+    together = of_all(trace)
+    assert f"12 ms{together}" in fact(section("Run", trace), "Window")[1]
+    idle = texts(section("Idle time", trace))
+    assert quantities_in(idle)[:2] == ["6.12 ms", "51.0 %"]
+    assert f"steps{together}" in idle
+    assert "several GPUs" in texts(section("Ledger", trace))
+    assert f"6 steps{together}" in str(section(TIME, trace))
 
 
 def test_the_cost_of_a_finding_is_of_the_gpu_with_most_of_it():
@@ -94,8 +101,8 @@ def test_the_cost_of_a_finding_is_of_the_gpu_with_most_of_it():
     diagnosis = Diagnosis((replace(found, saving=saving),), whole_ns=4 * MS)
     one, two = (analyzed_trace_of(*kernels) for kernels in ([{}], [{}, {"rank": 1}]))
     said = [str(section("Findings", replace(x, diagnosis=diagnosis))) for x in (one, two)]
-    assert "It costs 2 ms of a step (50.0 %)." in said[0]
-    assert "It costs 2 ms of a step (50.0 %) on the GPU with most of it." in said[1]
+    costs = re.compile(r"2 ms of a step \(50\.0 %\)(.*?)\.")
+    assert [costs.findall(text) for text in said] == [[""], [ON_WHICH]]
 
 
 def test_what_is_not_recorded_of_a_rank_with_shorter_steps_is_not_called_idle():
@@ -105,10 +112,9 @@ def test_what_is_not_recorded_of_a_rank_with_shorter_steps_is_not_called_idle():
     ]
     kernels = [{"start_ns": 0, "duration_ns": 3 * MS, "rank": rank} for rank in (0, 1)]
     trace = measured(trace_of(*kernels, ranges=marks, num_ranks=2))
-    said = str(section("Where the time goes", trace))
+    said = str(section(TIME, trace))
     # Of twice 4 ms the second rank is idle for 1; of another nothing is recorded.
     assert "'load imbalance', '12.5 %', '1 ms'" in said
-    assert "The GPU was idle for 12.5 % of it." in said
-    run = str(section("Run", trace))
-    assert "2 recorded steps, 1 on each of 2 ranks, on " in run
-    assert "A step of the job takes 4 ms." in run
+    assert quantities_in(texts(section(TIME, trace)))[-1] == "12.5 %"
+    run = texts(section("Run", trace))
+    assert quantities_in(run) == ["2", "1", "2", "2", "4 ms"]

@@ -83,14 +83,16 @@ def test_prompts_are_repeated_until_enough_time_has_passed(monkeypatch):
 
 
 def test_an_error_of_the_device_is_a_failed_request_and_the_rest_goes_on():
+    error = RuntimeError("out of memory")
+
     def fragile(prompt):
         yield 1
         if prompt == "long":
-            raise RuntimeError("out of memory")
+            raise error
 
     run = measure_generation(fragile, ["short", "long", "short"])
     assert [row.outcome for row in run.rows] == ["answered", "failed", "answered"]
-    assert run.rows[1].error == "RuntimeError: out of memory"
+    assert run.rows[1].error == f"RuntimeError: {error}"
 
 
 def test_nothing_generated_is_a_failed_request():
@@ -111,7 +113,7 @@ def test_a_function_that_returns_all_at_once_is_refused_with_the_way_out():
 def test_no_prompt_and_no_answer_are_refused():
     with pytest.raises(KprofError, match="no prompt"):
         measure_generation(generate, [])
-    with pytest.raises(KprofError, match="none of 2 prompts was answered"):
+    with pytest.raises(KprofError, match="2 prompts"):
         measure_generation(generate, [0, 0])
 
 

@@ -8,6 +8,7 @@ import pytest
 from kprof.analyze.sla.samples import NEVER, time_to_end, time_to_first, time_to_tokens
 from kprof.collect.load_results import read_result
 from kprof.errors import KprofError
+from tests.quantities import quantities_in
 from tests.responses import MS, service, verdict
 
 DATA = Path(__file__).parents[2] / "data" / "responses"
@@ -181,7 +182,7 @@ def test_a_summary_of_inference_perf_says_which_option_to_use(tmp_path):
 
 def test_genai_bench_keeps_the_first_token_and_the_end():
     run = read_result(str(GENAI))
-    assert (run.load.kind, run.load.name) == ("closed", "2 at a time")
+    assert (run.load.kind, quantities_in(run.load.name)) == ("closed", ["2"])
     row = run.rows[0]
     assert time_to_first(row) == pytest.approx((50 * MS, 50 * MS))
     assert time_to_end(row) == pytest.approx((500 * MS, 500 * MS))
@@ -191,7 +192,7 @@ def test_genai_bench_keeps_the_first_token_and_the_end():
 
 def test_an_experiment_of_genai_bench_keeps_every_request():
     run = read_result(str(GENAI_RUN))
-    assert (len(run.rows), run.load.name) == (21, "2 at a time")
+    assert (len(run.rows), quantities_in(run.load.name)) == (21, ["2"])
     assert [row.outcome for row in run.rows].count("failed") == 2
     first = run.rows[0]
     assert (time_to_first(first).low, time_to_end(first).low) == (179_087_798, 323_137_366)

@@ -1,6 +1,7 @@
 """An Nsight Systems file that cannot be read ends in one error that names the damage."""
 
 import gzip
+import re
 import sqlite3
 from contextlib import closing
 
@@ -10,6 +11,9 @@ from kprof.collect.readers.nsys.reader import read
 from kprof.errors import TraceError
 from kprof.open import read as read_paths
 from tests.collect.nsys_files import kernel, launch, nvtx, setting, write
+from tests.quantities import quantities_in
+
+NOTHING_TRACED = re.compile("neither CUDA .* NVTX")
 
 
 def problem_of(path, reader=read):
@@ -48,18 +52,20 @@ def test_a_header_of_zeros_is_an_interrupted_export(tmp_path):
 
 
 def test_a_file_of_another_sort_is_refused(tmp_path):
-    assert "is no SQLite file; it begins with b'hello'" in problem_of(file_of(tmp_path, b"hello"))
+    problem = problem_of(file_of(tmp_path, b"hello"))
+    assert ("no SQLite" in problem, "b'hello'" in problem) == (True, True)
 
 
 def test_a_file_that_ends_in_its_header_is_refused(tmp_path):
     head = many_rows(tmp_path).read_bytes()[:50]
-    assert "cut off within its header" in problem_of(file_of(tmp_path, head))
+    problem = problem_of(file_of(tmp_path, head))
+    assert re.search("cut off.* header", problem)
 
 
 def test_a_file_that_is_cut_off(tmp_path):
     whole = many_rows(tmp_path).read_bytes()
     problem = problem_of(file_of(tmp_path, whole[:-5000]))
-    assert f"cut off: it holds {len(whole) - 5000:,} of {len(whole):,} bytes" in problem
+    assert quantities_in(problem) == [f"{len(whole) - 5000:,}", f"{len(whole):,} bytes"]
 
 
 def test_pages_that_are_damaged(tmp_path):
@@ -78,24 +84,24 @@ def test_a_gzip_file_that_is_cut_off(tmp_path):
 def test_an_export_whose_journal_lies_beside_it(tmp_path):
     path = many_rows(tmp_path)
     path.with_name("trace.sqlite-journal").write_bytes(b"x")
-    assert "its journal lies beside" in problem_of(path)
+    assert "journal" in problem_of(path)
 
 
 def test_a_database_of_something_else_is_refused(tmp_path):
     with closing(sqlite3.connect(tmp_path / "trace.sqlite")) as connection, connection:
         connection.execute("CREATE TABLE users (name)")
-    assert "no export of Nsight Systems" in problem_of(tmp_path / "trace.sqlite")
+    assert "no export" in problem_of(tmp_path / "trace.sqlite")
 
 
 def test_an_export_in_which_neither_cuda_nor_nvtx_was_traced_is_refused(tmp_path):
     path = write(tmp_path, setting("META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION", "2025.5"))
-    assert "neither CUDA calls nor NVTX ranges" in problem_of(path)
+    assert NOTHING_TRACED.search(problem_of(path))
 
 
 def test_an_export_of_a_session_that_recorded_nothing_is_told_as_one(tmp_path):
     with closing(sqlite3.connect(tmp_path / "trace.sqlite")) as connection:
         connection.execute("CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER)")
-    assert "neither CUDA calls nor NVTX" in problem_of(tmp_path / "trace.sqlite")
+    assert NOTHING_TRACED.search(problem_of(tmp_path / "trace.sqlite"))
 
 
 def test_ranges_without_operators_and_activities_are_nothing_to_analyze(tmp_path):
@@ -107,7 +113,7 @@ def test_a_column_that_is_needed_and_absent(tmp_path):
     table, row = kernel()
     del row["globalPid"]
     problem = problem_of(write(tmp_path, (table, row)))
-    assert "CUPTI_ACTIVITY_KIND_KERNEL has no column globalPid" in problem
+    assert re.findall(r"\w+_\w+|global\w+", problem) == [table, "globalPid"]
 
 
 @pytest.mark.parametrize(
@@ -148,9 +154,9 @@ def test_a_report_where_nsight_systems_is_not_installed(tmp_path, monkeypatch):
 
 
 def test_a_report_that_cannot_be_exported_is_refused(tmp_path, monkeypatch):
-    program_in(tmp_path, monkeypatch, "echo Loading; echo 'Invalid version prefix' >&2; exit 1")
+    program_in(tmp_path, monkeypatch, "echo Loading; echo 'Invalid prefix' >&2; exit 1")
     path = file_of(tmp_path, b"anything", "run.nsys-rep")
-    assert problem_of(path) == "run.nsys-rep cannot be exported: Invalid version prefix"
+    assert problem_of(path).endswith(": Invalid prefix")
 
 
 def test_a_report_is_exported_and_read_under_its_own_name(tmp_path, monkeypatch):
