@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from types import SimpleNamespace
 
@@ -49,8 +50,9 @@ def test_the_launch_is_described(tmp_path):
 
 def test_a_folder_that_holds_a_recording_is_refused(tmp_path):
     run_python(tmp_path, "pass")
-    with pytest.raises(LaunchError, match="holds a recording already"):
+    with pytest.raises(LaunchError, match="already") as error:
         run_python(tmp_path, "pass")
+    assert tmp_path.name in error.value.problem
 
 
 def test_a_program_that_cannot_start_is_a_launch_error(tmp_path):
@@ -91,19 +93,21 @@ def test_missing_samples_are_no_news_where_no_gpu_was_used(tmp_path):
 
 def test_missing_samples_of_a_used_gpu_are_told(tmp_path):
     recorded_part(tmp_path, 1, device_name="NVIDIA H200")
-    assert messages_of(without_nvml(tmp_path), tmp_path) == (
-        "Power and clocks were not sampled: no NVML: NVML Shared Library Not Found.",
-    )
+    sampler = without_nvml(tmp_path)
+    (message,) = messages_of(sampler, tmp_path)
+    assert sampler.problem in message
 
 
 def test_a_full_disk_after_the_run_is_told_and_the_exit_code_stands(tmp_path, monkeypatch):
+    full = "No space left on device"
+
     def fail(raw):
-        raise OSError(28, "No space left on device")
+        raise OSError(28, full)
 
     monkeypatch.setattr(kprof.collect.launch, "compress_parts", fail)
     result = run_python(tmp_path, "raise SystemExit(7)")
     assert result.exit_code == 7
-    assert "No space left on device" in result.messages[-1]
+    assert full in result.messages[-1]
 
 
 def test_how_a_helper_ended_is_no_news_where_the_run_has_steps(tmp_path, monkeypatch):
@@ -135,7 +139,7 @@ def test_a_program_on_the_path_runs_as_it_is():
 
 @pytest.mark.parametrize("name", ["no_such_module_here", "", ".here"])
 def test_a_module_that_nobody_has_is_an_error(name):
-    with pytest.raises(LaunchError, match=f"{name}: no such module"):
+    with pytest.raises(LaunchError, match=f"^{re.escape(name)}: .*module"):
         command_for((name,), is_module=True)
 
 

@@ -8,6 +8,7 @@ from kprof.collect.merge import merge
 from kprof.errors import TraceError
 from kprof.trace import Gpu
 from tests.collectives import MS, recordings
+from tests.quantities import quantities_in
 from tests.traces import trace_of
 
 
@@ -25,7 +26,8 @@ def test_ranks_keep_their_numbers_and_their_rows():
 def test_files_with_the_same_rank_are_numbered_and_a_caveat_says_so():
     merged = merge([trace_of({}), trace_of({})], "folder")
     assert merged.kernels["rank"].tolist() == [0, 1]
-    assert "each counts as a rank of its own" in merged.meta.caveats[0]
+    (caveat,) = merged.meta.caveats
+    assert "rank of its own" in caveat
 
 
 def test_clocks_are_aligned_by_wall_time():
@@ -70,7 +72,7 @@ def test_the_gpu_0_of_two_ranks_may_be_two_gpus():
     ]
     merged = merge(parts, "folder")
     assert [gpu.name for gpu in merged.gpus] == ["H200", "H100"]
-    assert merged.meta.caveats[0].startswith("The ranks used several models of GPU: H200, H100.")
+    assert "H200, H100" in merged.meta.caveats[0]
 
 
 def test_gpus_that_no_rank_used_are_listed_once():
@@ -90,8 +92,9 @@ def test_collectives_mend_a_wrong_wall_clock():
     start = merged.kernels.groupby("rank")["start_ns"].min()
     assert abs(start[0] - start[1]) < MS
     assert merged.meta.base_time_ns == 5_000
-    assert merged.meta.clocks.startswith("By wall time. The clock of rank 1 was moved")
-    assert merged.meta.caveats[0].startswith("The clock of rank 1 was moved by -40.0 ms")
+    assert quantities_in(merged.meta.caveats[0])[:2] == ["1", "-40.0 ms"]
+    assert merged.meta.clocks.startswith("By wall time.")
+    assert merged.meta.caveats[0] in merged.meta.clocks
 
 
 def test_a_clock_without_wall_time_comes_onto_that_of_one_that_has_it():

@@ -13,6 +13,7 @@ from kprof.collect.readers.recorded import reader as recorded
 from kprof.errors import LaunchError
 from kprof.run import RunOptions, run
 from tests.collect.nsys_files import kernel, launch, nvtx, session, write
+from tests.quantities import quantities_in
 
 # Runs the command as Nsight Systems does: with words of its own, without a umask, in a session
 # of its own. It leaves the report that lies beside it.
@@ -156,7 +157,7 @@ def test_a_report_that_cannot_be_exported_is_told_and_kept(tmp_path, monkeypatch
     install(tmp_path / "bin", "import sys; sys.exit('too new')", monkeypatch)
     (tmp_path / "nsys.nsys-rep").touch()
     (message,) = keep_window(tmp_path, is_explained=False)
-    assert "nsys.nsys-rep cannot be exported: too new" in message
+    assert [part for part in ("nsys.nsys-rep", "exported", "too new") if part not in message] == []
 
 
 def test_a_run_without_a_window_says_so_and_leaves_no_folder(tmp_path, nsys):
@@ -171,7 +172,7 @@ def test_steps_that_used_no_gpu_are_the_reason_for_no_report(tmp_path, nsys):
     pytest.importorskip("torch")
     text = "import torch\nm = torch.nn.Linear(2, 2).eval()\nfor _ in range(9): m(torch.ones(1, 2))"
     messages = run_nsys(tmp_path, text).messages
-    assert any("No step after the warm-up used CUDA" in message for message in messages)
+    assert any("after the warm-up" in message for message in messages)
     assert not any("wrote no report" in message for message in messages)
 
 
@@ -199,13 +200,13 @@ def test_a_missing_nsight_systems_ends_the_command_with_2(tmp_path):
 
 def test_an_nsight_systems_that_cannot_start_the_workload_is_an_error(tmp_path, monkeypatch):
     install(tmp_path / "bin", "import sys; sys.exit('unrecognised option')", monkeypatch)
-    with pytest.raises(LaunchError, match="did not start the workload: unrecognised option"):
+    with pytest.raises(LaunchError, match=r"workload: unrecognised option"):
         run_nsys(tmp_path, "pass")
 
 
 @pytest.mark.parametrize("option", ["stacks", "memory"])
 def test_what_nsight_systems_does_not_record_is_refused(tmp_path, nsys, option):
-    with pytest.raises(LaunchError, match="neither Python stacks nor memory"):
+    with pytest.raises(LaunchError, match=option):
         run_nsys(tmp_path, "pass", **{option: True})
 
 
@@ -247,4 +248,4 @@ def test_steps_that_the_trace_lacks_are_told_by_rank(run_of_two):
     caveats = recorded.read(run_of_two).meta.caveats
     told = [caveat for caveat in caveats if "lie in the trace" in caveat]
     assert len(told) == 1
-    assert told[0].startswith("Rank 1 marked 1 steps, and 0 of them")
+    assert quantities_in(told[0])[:3] == ["1", "1", "0"]

@@ -67,16 +67,19 @@ def test_the_file_holds_the_devices_and_then_the_samples(tmp_path):
 
 
 def test_without_a_driver_there_is_a_reason_and_no_file(tmp_path):
-    sampler = Sampler(tmp_path / "nvml.jsonl", lambda: StandIn((), "no NVML: no driver"))
+    problem = "no NVML: no driver"
+    sampler = Sampler(tmp_path / "nvml.jsonl", lambda: StandIn((), problem))
     sampler.start()
     sampler.stop()
-    assert sampler.problem == "no NVML: no driver"
+    assert sampler.problem == problem
     assert not (tmp_path / "nvml.jsonl").exists()
 
 
 def test_a_gpu_that_cannot_be_reached_is_a_reason_and_no_failure(monkeypatch):
+    error = LookupError("GPU is lost")
+
     def give_up(index):
-        raise LookupError("GPU is lost")
+        raise error
 
     driver = SimpleNamespace(
         NVMLError=LookupError,
@@ -87,7 +90,7 @@ def test_a_gpu_that_cannot_be_reached_is_a_reason_and_no_failure(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     nvml = Nvml()
-    assert (nvml.problem, nvml.handles) == ("no NVML: GPU is lost", {})
+    assert (nvml.problem, nvml.handles) == (f"no NVML: {error}", {})
     nvml.close()
 
 

@@ -28,8 +28,11 @@ def test_a_trigger_is_a_signal_a_file_or_a_number_of_requests():
 
 @pytest.mark.parametrize("text", ["requests", "requests=", "requests=-1", "signal=3", ""])
 def test_any_other_trigger_is_an_error_that_lists_them(text):
-    with pytest.raises(LaunchError, match="signal, --trigger file or --trigger requests=N"):
+    with pytest.raises(LaunchError) as error:
         Trigger.parse(text)
+    assert error.value.problem.startswith(f"--trigger {text}: ")
+    triggers = ("--trigger signal", "--trigger file", "--trigger requests=N")
+    assert [trigger for trigger in triggers if trigger not in error.value.fix] == []
 
 
 def process(**said):
@@ -208,7 +211,7 @@ def test_a_service_that_nobody_recorded_leaves_nothing_but_a_message(serve, tmp_
     served = serve("--trigger", "file")
     served.ask()
     assert served.end()[0] == 143
-    assert "No recording was requested" in served.stderr()
+    assert "No recording" in served.stderr()
     assert not (tmp_path / "s.kprof").exists()
 
 

@@ -9,6 +9,7 @@ import pytest
 from kprof.collect.trials import TrialError
 from kprof.errors import LaunchError
 from tests.collect.trial_runs import MODEL, run
+from tests.quantities import quantities_in
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -32,13 +33,14 @@ def test_a_script_without_steps_has_its_whole_time(tmp_path):
 def test_a_run_is_bounded(tmp_path):
     trial = run(tmp_path, "import torch, time; time.sleep(600)", most_s=0.5)
     assert trial.exit_code is None
-    assert trial.problems == ("It was ended after 0.5 s, its longest time.",)
+    (problem,) = trial.problems
+    assert quantities_in(problem) == ["0.5 s"]
 
 
 @pytest.mark.slow
 def test_a_crash_of_the_workload_tells_its_last_words_and_keeps_what_was_measured(tmp_path):
-    script = MODEL + "serve(40)\nraise ValueError('out of luck')"
-    with pytest.raises(TrialError, match=r"A: .*exit code 1.*\n(.*\n)*.*out of luck") as caught:
+    script = MODEL + "serve(40)\nraise ValueError('bad luck')"
+    with pytest.raises(TrialError, match=r"^A: .*1.*\n(.*\n)*ValueError: bad luck") as caught:
         run(tmp_path, script, "A" * 500, window_s=1e-9)
     assert caught.value.trial.windows
     assert caught.value.trial.exit_code == 1
@@ -53,7 +55,7 @@ def test_a_death_by_a_signal_is_named(tmp_path):
 
 def test_a_folder_that_holds_a_trial_is_refused(tmp_path):
     run(tmp_path, "")
-    with pytest.raises(LaunchError, match="holds a trial already"):
+    with pytest.raises(LaunchError, match="a trial already"):
         run(tmp_path, "")
 
 

@@ -39,7 +39,7 @@ def test_a_crash_under_the_patch_is_that_of_b(tmp_path):
 
 
 def test_a_patch_that_fails_is_the_patchs_fault(tmp_path):
-    with pytest.raises(TrialError, match=r"refusing cannot be entered(.*\n)*.*no such kernel"):
+    with pytest.raises(TrialError, match=r"refusing.*entered(.*\n)*.*no such kernel"):
         run(tmp_path, MODEL + "serve(10 ** 9)", "AB", patch="refusing")
 
 
@@ -72,7 +72,7 @@ while True:
     optimizer.step()
 """
     )
-    with pytest.raises(TrialError, match="replaces what steps are counted by"):
+    with pytest.raises(TrialError, match="steps are counted"):
         run(tmp_path, script, "AB", patch="stepping")
 
 
@@ -87,7 +87,7 @@ with torch.no_grad():
 @pytest.mark.slow
 def test_a_patch_that_compiled_code_does_not_see_is_told(tmp_path):
     trial = run(tmp_path, MODEL + COMPILED, "AB", patch="slow")
-    assert "compiled nothing anew inside it" in trial.problems[0]
+    assert "compiled nothing anew" in trial.problems[0]
     assert [window.arm for window in trial.windows] == ["A", "B"]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from kprof.collect.trials import Schedule, Variant, run_trial
 from tests.collect.trial_runs import MODEL, WRITER, never, run
+from tests.quantities import quantities_in
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -38,7 +39,7 @@ def test_each_letter_of_the_schedule_is_a_window(flipped):
 
 
 def test_the_rule_is_that_of_a_recording(flipped):
-    assert "from the end of one optimizer step" in flipped.rule
+    assert "optimizer step" in flipped.rule
 
 
 def test_what_the_patch_adds_is_in_the_windows_of_b(flipped):
@@ -67,7 +68,7 @@ def test_what_it_printed_is_kept(flipped):
 
 def test_nothing_is_said_of_a_gpu_where_there_is_none(flipped):
     assert flipped.device_name is None
-    assert (flipped.joules_per_step, flipped.why_no_energy) == (None, "no GPU took part")
+    assert (flipped.joules_per_step, "no GPU" in flipped.why_no_energy) == (None, True)
 
 
 @pytest.mark.slow
@@ -126,7 +127,7 @@ train(10 ** 9)
     trial = run(tmp_path, script, "A" * 20, window_s=1e-9)
     assert len(trial.windows) == 20
     assert "optimizer step" in trial.rule
-    assert "windows of another kind of step are left out" in trial.problems[0]
+    assert "left out" in trial.problems[0]
 
 
 @pytest.mark.slow
@@ -195,7 +196,7 @@ train(10 ** 9)
     )
     trial = run(tmp_path, script)
     assert len(trial.windows) == 2
-    assert "was forked after torch had been imported" in trial.problems[0]
+    assert "forked after torch" in trial.problems[0]
 
 
 RANKS = """
@@ -218,7 +219,8 @@ def test_ranks_change_arms_at_the_same_steps(tmp_path):
     # Rank 0 has told the end by then; the other may not have come to it.
     assert second == first[: len(second)]
     assert len(second) >= 3
-    assert trial.problems == ("2 ranks took part; the windows are those of rank 0.",)
+    (problem,) = trial.problems
+    assert quantities_in(problem) == ["2", "0"]
 
 
 def turns_in(part):
