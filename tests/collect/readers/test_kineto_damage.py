@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import json
+import re
 
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ from kprof.collect.readers.kineto.tables import kernels_of
 from kprof.collect.trace_file import LIMIT_VARIABLE, json_text_of, mapped
 from kprof.errors import TraceError
 from tests.kineto_files import annotation, kernel, launch, operator, write
+from tests.quantities import quantities_in
 
 
 def file_of(folder, content, name="trace.json"):
@@ -117,7 +119,8 @@ def test_damage_names_its_place(tmp_path):
     text = text_of(tmp_path, *[operator(ts=n) for n in range(9)], operator(name="say hello"))
     text = text.replace("}, {", "},\n{").replace("hello", '"hello"')
     caveats = " ".join(read(file_of(tmp_path, text)).meta.caveats)
-    assert f"byte {text.index('hello'):,}, line 10, in the event named 'say'" in caveats
+    place = rf"byte {text.index('hello'):,}, line 10, .* 'say'"
+    assert re.search(place, caveats)
 
 
 def test_damage_in_one_of_many_blocks_costs_that_event_alone(tmp_path, monkeypatch):
@@ -196,7 +199,7 @@ def test_packed_data_that_is_cut_off_gives_what_comes_before(tmp_path, pack):
     packed = pack(text_of(tmp_path, *events).encode())
     trace = read(file_of(tmp_path, packed[: len(packed) * 2 // 3], "trace.json.gz"))
     assert len(trace.ranges) > 100
-    assert "cut off: its packed data ends" in " ".join(trace.meta.caveats)
+    assert "packed data ends" in " ".join(trace.meta.caveats)
 
 
 def test_packed_data_with_a_damaged_byte_gives_what_comes_before(tmp_path):
@@ -208,8 +211,9 @@ def test_packed_data_with_a_damaged_byte_gives_what_comes_before(tmp_path):
 def test_a_file_that_unpacks_beyond_the_limit_is_refused(tmp_path, monkeypatch):
     path = file_of(tmp_path, gzip.compress(bytes(3_000_000)), "trace.json.gz")
     monkeypatch.setenv(LIMIT_VARIABLE, "0.002")
-    with pytest.raises(TraceError, match="unpacks to more than 2,000,000 bytes") as error:
+    with pytest.raises(TraceError) as error:
         read(path)
+    assert quantities_in(error.value.problem)[-1] == "2,000,000 bytes"
     assert LIMIT_VARIABLE in error.value.fix
 
 
@@ -268,7 +272,10 @@ def test_a_category_that_is_not_read_is_named_with_its_time(tmp_path):
         write(tmp_path, kernel(dur=1.5), operator(cat="npu_op", dur=1500), operator(cat=""))
     )
     (caveat,) = [c for c in trace.meta.caveats if "does not read" in c]
-    assert "npu_op (1 events, 1.500 ms), none (1 events, 0.002 ms)" in caveat
+    assert re.findall(r"\w+ \(.*?\)", caveat) == [
+        "npu_op (1 events, 1.500 ms)",
+        "none (1 events, 0.002 ms)",
+    ]
 
 
 @pytest.mark.parametrize(

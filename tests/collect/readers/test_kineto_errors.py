@@ -31,7 +31,8 @@ def test_a_gzip_file_of_which_only_the_first_bytes_were_copied(tmp_path):
 
 def test_a_plain_file_that_is_named_gz(tmp_path):
     path = write(tmp_path, operator(), name="trace.json.gz")
-    assert "not compressed although its name ends in .gz" in problem_of(path)
+    problem = problem_of(path)
+    assert ("not compressed" in problem, ".gz" in problem) == (True, True)
 
 
 def test_a_file_that_was_packed_twice(tmp_path):
@@ -45,13 +46,15 @@ def test_an_empty_file_is_refused(tmp_path, content):
 
 
 def test_a_binary_file_is_refused(tmp_path):
-    problem = problem_of(file_of(tmp_path, b"SQLite format 3\x00"))
-    assert problem == "trace.json is not JSON; it begins with b'SQLite format 3\\x00'"
+    begin = b"SQLite format 3\x00"
+    problem = problem_of(file_of(tmp_path, begin))
+    assert "not JSON" in problem
+    assert problem.endswith(repr(begin))
 
 
 @pytest.mark.parametrize("content", [b"[]", b'{"traceEvents": []}', b' {"traceEvents" :\n[ ] }'])
 def test_an_empty_list_of_events_is_refused(tmp_path, content):
-    assert "empty list of events" in problem_of(file_of(tmp_path, content))
+    assert "empty list" in problem_of(file_of(tmp_path, content))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +67,12 @@ def test_an_empty_list_of_events_is_refused(tmp_path, content):
 )
 def test_json_without_a_list_of_events(tmp_path, content, seen):
     problem = problem_of(file_of(tmp_path, content))
-    assert "without a list of `traceEvents`" in problem
-    assert seen in problem
+    assert ("`traceEvents`" in problem, seen in problem) == (True, True)
 
 
 @pytest.mark.parametrize("content", [b"[1, 2]", b'["a"]', b"[[]]"])
 def test_a_list_of_something_else_is_refused(tmp_path, content):
-    assert "a list of something else" in problem_of(file_of(tmp_path, content))
+    assert "list of something" in problem_of(file_of(tmp_path, content))
 
 
 def test_a_profile_of_proton_is_refused(tmp_path):

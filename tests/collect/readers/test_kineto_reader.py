@@ -9,6 +9,7 @@ from kprof.analyze.capture_quality.unanswered import why_no_work
 from kprof.collect.readers.kineto.reader import knows, read
 from kprof.trace import Gpu, columns_of
 from tests.kineto_files import allocation, annotation, kernel, launch, operator, python_call, write
+from tests.quantities import quantities_in
 
 
 def row(table, number=0):
@@ -375,10 +376,10 @@ def test_a_begun_activity_without_an_end_is_left_out_and_counted(tmp_path):
 def test_what_the_profiler_says_it_dropped_is_a_caveat(tmp_path):
     said = ["WARNING:2026-01-01 Dropped 12 activity records", "WARNING: Dropped 3 activity records"]
     (caveat,) = read(write(tmp_path, kernel(dur=1.5), WARNING=said)).meta.caveats
-    assert caveat == "The profiler dropped 15 records of the GPU, by its own count."
+    assert (quantities_in(caveat), "dropped" in caveat) == (["15"], True)
 
 
 def test_a_profiler_whose_buffers_were_full_is_a_caveat(tmp_path):
     said = ["WARNING: Exceeded max GPU buffer count (33 >= 33) - terminating tracing"]
     (caveat,) = read(write(tmp_path, kernel(dur=1.5), WARNING=said)).meta.caveats
-    assert caveat.startswith("The profiler's buffers were full before the end")
+    assert "buffers were full" in caveat

@@ -7,6 +7,7 @@ from kprof.analyze.passes import analyze
 from kprof.collect.readers.kineto import reader as kineto
 from kprof.collect.readers.proton.reader import knows, read
 from kprof.errors import TraceError
+from tests.quantities import quantities_in
 
 DEVICES = {
     "CUDA": {
@@ -110,14 +111,16 @@ def test_bytes_of_an_inner_node_are_not_declared_twice(tmp_path):
 def test_flops_of_no_type_are_left_out_and_counted(tmp_path):
     trace = read(profile(tmp_path, kernel("gemm", 100, flops=10)))
     assert trace.kernels["declared_flops"].isna().all()
-    assert any("left out on 1 call paths" in caveat for caveat in trace.meta.caveats)
+    (told,) = [caveat for caveat in trace.meta.caveats if "FLOPs" in caveat]
+    assert quantities_in(told) == ["1"]
 
 
 def test_launches_of_proton_itself_are_left_out_and_counted(tmp_path):
     own = node("__proton_launch_metadata", kernel("sum", 40, count=2))
     trace = read(profile(tmp_path, own, kernel("gemm", 100)))
     assert trace.kernels["name"].tolist() == ["gemm"]
-    assert any("left out: 2, which took 40 ns" in caveat for caveat in trace.meta.caveats)
+    (told,) = [caveat for caveat in trace.meta.caveats if "left out" in caveat]
+    assert quantities_in(told) == ["2", "40 ns"]
 
 
 def test_names_of_metrics_in_older_versions_are_understood(tmp_path):
@@ -128,7 +131,7 @@ def test_names_of_metrics_in_older_versions_are_understood(tmp_path):
 
 def test_the_device_is_known_by_its_architecture(tmp_path):
     (gpu,) = read(profile(tmp_path, kernel("add", 1))).meta.gpus
-    assert (gpu.index, gpu.name, gpu.num_sms) == (0, "CUDA device of architecture 90", 132)
+    assert (gpu.index, quantities_in(gpu.name), gpu.num_sms) == (0, ["90"], 132)
 
 
 def test_a_packed_profile_tells_the_same(tmp_path):
@@ -159,7 +162,7 @@ def test_deep_paths_are_walked(tmp_path):
 
 
 def test_a_profile_without_times_is_an_error(tmp_path):
-    with pytest.raises(TraceError, match="without the time of any kernel"):
+    with pytest.raises(TraceError, match="without the time"):
         read(profile(tmp_path, node("matmul", flops16=2e9)))
 
 

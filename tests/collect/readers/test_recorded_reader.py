@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import pytest
 
@@ -9,6 +10,7 @@ from kprof.collect.readers.marks import is_own_step
 from kprof.collect.readers.recorded import reader as recorded
 from kprof.errors import TraceError
 from tests.kineto_files import annotation, kernel
+from tests.quantities import quantities_in
 
 BASE_NS = 1_790_000_000_000_000_000
 
@@ -96,21 +98,21 @@ def test_samples_that_cannot_be_placed_are_a_caveat(run):
     (folder / "raw" / "nvml.jsonl").write_text('{"time_ns": 5, "device": 0, "power_w": 80}\n')
     trace = recorded.read(folder)
     assert len(trace.samples) == 0
-    assert any(c.startswith("Power and clocks are left out") for c in trace.meta.caveats)
+    assert any(c.startswith("Power and clocks") for c in trace.meta.caveats)
 
 
 def test_a_run_in_which_nobody_recorded_is_one_clear_error(run):
     folder = run()
     for path in folder.glob("raw/rank0-pid9/*"):
         path.unlink()
-    with pytest.raises(TraceError, match="no process of this run recorded anything"):
+    with pytest.raises(TraceError, match="no process"):
         recorded.read(folder)
 
 
 def test_a_damaged_recorder_file_is_one_clear_error(run):
     folder = run()
     (folder / "raw" / "rank0-pid9" / "recorder.json").write_text('{"rank": 0,')
-    with pytest.raises(TraceError, match=r"recorder\.json cannot be read"):
+    with pytest.raises(TraceError, match=r"^rank0-pid9/recorder\.json"):
         recorded.read(folder)
 
 
@@ -130,7 +132,7 @@ def test_any_damaged_part_of_a_recording_is_one_clear_error(run, name, content):
     (folder / "raw" / name).write_text(content)
     with pytest.raises(TraceError, match="cannot be read") as error:
         recorded.read(folder)
-    assert "record the run again" in error.value.fix
+    assert "again" in error.value.fix
 
 
 def test_a_process_without_gpu_activity_is_left_out_beside_others(run):
@@ -143,7 +145,8 @@ def test_a_process_without_gpu_activity_is_left_out_beside_others(run):
     (part / "recorder.json").write_text('{"rank": 1}')
     trace = recorded.read(folder)
     assert (len(trace.kernels), len(trace.ranges)) == (1, 0)
-    assert "Recorded processes that used no GPU, left out: 1." in trace.meta.caveats
+    (told,) = [caveat for caveat in trace.meta.caveats if "no GPU" in caveat]
+    assert quantities_in(told) == ["1"]
 
 
 def test_a_command_of_bytes_that_are_no_text_is_kept(run):
@@ -166,10 +169,10 @@ def test_of_several_windows_of_a_process_the_newest_counts_and_the_others_are_na
     trace = recorded.read(folder)
     assert trace.kernels["start_ns"].tolist() == [4000]
     assert trace.meta.num_ranks == 1
-    assert trace.meta.caveats[-1] == (
-        "Of several windows of a process one is analyzed. Left out, to be opened apart: "
-        "rank0-pid9/window-0.json.gz, rank0-pid9/window-2.json.gz."
-    )
+    assert re.findall(r"\S+\.json\.gz", trace.meta.caveats[-1]) == [
+        "rank0-pid9/window-0.json.gz",
+        "rank0-pid9/window-2.json.gz",
+    ]
 
 
 def test_of_several_processes_the_newest_window_counts_that_all_have(run):
