@@ -40,7 +40,9 @@ def test_a_run_is_bounded(tmp_path):
 @pytest.mark.slow
 def test_a_crash_of_the_workload_tells_its_last_words_and_keeps_what_was_measured(tmp_path):
     script = MODEL + "serve(40)\nraise ValueError('bad luck')"
-    with pytest.raises(TrialError, match=r"^A: .*1.*\n(.*\n)*ValueError: bad luck") as caught:
+    with pytest.raises(
+        TrialError, match=r"^A: .*code 1 .*\n(.*\n)*.*ValueError: bad luck"
+    ) as caught:
         run(tmp_path, script, "A" * 500, window_s=1e-9)
     assert caught.value.trial.windows
     assert caught.value.trial.exit_code == 1

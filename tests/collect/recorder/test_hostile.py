@@ -1,5 +1,7 @@
 """Every hostile workload behaves under the recorder as it does alone, and is recorded right."""
 
+import re
+
 import pytest
 
 from tests.hostility import (
@@ -59,22 +61,24 @@ def test_a_process_that_stays_behind_is_a_difference(tmp_path):
 
 
 def test_another_step_than_expected_is_a_difference(tmp_path):
-    assert differences_of(tmp_path, {"recorded": ["6"]}) == ["steps [5] of rank 0 were recorded"]
+    (found,) = differences_of(tmp_path, {"recorded": ["6"]})
+    assert found.startswith("steps [5] ")
 
 
 def test_a_rank_that_left_nothing_is_a_difference(tmp_path):
     (found,) = differences_of(tmp_path, {"recorded": ["5"], "ranks": ["0 1"]})
-    assert "ranks [0] left a recording, not [0, 1]" in found
+    assert re.findall(r"\[.*?\]", found)[:2] == ["[0]", "[0, 1]"]
 
 
 def test_a_message_that_nobody_expects_is_a_difference(tmp_path):
-    found = differences_of(tmp_path, {"recorded": ["5"]}, messages=("The recorder stopped.",))
-    assert found == ["kprof says: The recorder stopped."]
+    message = "The recorder stopped."
+    found = differences_of(tmp_path, {"recorded": ["5"]}, messages=(message,))
+    assert found == [f"kprof says: {message}"]
 
 
 def test_a_message_that_does_not_come_is_a_difference(tmp_path):
-    found = differences_of(tmp_path, {"recorded": ["5"], "says": ["forked"]})
-    assert found == ["kprof does not say: forked"]
+    (found,) = differences_of(tmp_path, {"recorded": ["5"], "says": ["forked"]})
+    assert found.endswith("not say: forked")
 
 
 KILLED = Ending(exit_code=139, out=b"", err=b"Fatal Python error", files={}, processes=())

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from kprof.collect.readers.recorded import reader as recorded
+from tests.quantities import quantities_in
 from tests.recorded import MODEL, record
 
 pytest.importorskip("torch")
@@ -76,9 +77,8 @@ def test_of_thousands_of_captures_the_first_are_recorded_and_the_rest_told(tmp_p
     many = "from kprof_recorder import graphs as module\nmodule.MOST_GRAPHS = 1\n"
     script = MODEL + CAPTURING + many + "captured(); train(12, captured())\n"
     run = record(tmp_path, script)
-    assert any(
-        "What 1 CUDA graphs hold is not known" in text for text in run.description["caveats"]
-    )
+    (unknown,) = [text for text in run.description["caveats"] if "CUDA graphs hold" in text]
+    assert quantities_in(unknown)[0] == "1"
     assert run.recorded_steps() == RECORDED
 
 
@@ -89,7 +89,7 @@ def test_a_capture_that_cannot_be_recorded_leaves_those_of_other_graphs_alone(tm
             "start = Capture.start",
             "def fail(capture):",
             "    Capture.start = start",
-            "    raise RuntimeError('it is not running')",
+            "    raise RuntimeError('not running')",
             "first = captured()",
             "Capture.start = fail",
             "second, third = captured(), captured()",
@@ -98,8 +98,8 @@ def test_a_capture_that_cannot_be_recorded_leaves_those_of_other_graphs_alone(tm
     )
     run = record(tmp_path, MODEL + CAPTURING + failing + "\ntrain(12, third)\n")
     assert [path.name for path in run.result.parts[0].glob("graph-*")] == ["graph-2.json.gz"]
-    assert any("What 1 CUDA graphs hold" in text for text in run.description["caveats"])
-    assert any("it is not running" in text for text in run.description["caveats"])
+    (unknown,) = [text for text in run.description["caveats"] if "CUDA graphs hold" in text]
+    assert (quantities_in(unknown)[0], "not running" in unknown) == ("1", True)
 
 
 def test_a_capture_inside_the_window_is_recorded_with_it(tmp_path):
@@ -132,7 +132,7 @@ def test_a_capture_right_before_the_window_borrows_what_is_set_up_for_it(tmp_pat
     run = record(tmp_path, MODEL + CAPTURING + late + "\n")
     assert run.recorded_steps() == RECORDED
     assert "kprof.capture#0" in names_in(run.result.parts[0] / "graph-0.json.gz")
-    assert not any("CUDA graphs hold is not known" in text for text in run.description["caveats"])
+    assert not any("CUDA graphs hold" in text for text in run.description["caveats"])
 
 
 def test_a_later_window_of_a_service_has_the_capture_as_well(tmp_path):

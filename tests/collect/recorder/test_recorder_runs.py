@@ -35,7 +35,7 @@ def test_a_training_loop_is_recorded_after_its_warm_up(training):
 
 
 def test_the_rule_names_the_optimizer(training):
-    assert "end of one optimizer step" in training.description["step_rule"]
+    assert "optimizer step" in training.description["step_rule"]
     assert "AdamW" in training.description["optimizer"]
 
 
@@ -89,7 +89,7 @@ def test_a_script_shorter_than_its_warm_up_is_recorded_from_the_beginning(tmp_pa
 def test_a_script_without_steps_is_recorded_from_the_beginning(tmp_path):
     run = record(tmp_path, "import torch\na = torch.ones(8, 8)\nprint((a @ a).sum())\n")
     assert run.count("aten::mm") == 1
-    assert any("no step was seen" in text for text in run.description["caveats"])
+    assert any("no step" in text for text in run.description["caveats"])
 
 
 TERMINATED = """

@@ -1,5 +1,6 @@
 """What counts as a step, decided from what a workload does."""
 
+import re
 import threading
 
 import pytest
@@ -165,7 +166,7 @@ def test_replays_of_a_graph_take_over_after_its_eager_warm_up():
     train(counter, ADAM, 0, 10)
     for start_ns in (20, 30, 40, 50):
         call(counter, REPLAYS, start_ns, start_ns + 5)
-    assert "replay of a CUDA graph" in counter.describe()
+    assert REPLAY in counter.describe()
     assert [step[1:] for step in edges(counter)] == [(40, 45), (50, 55)]
 
 
@@ -187,7 +188,7 @@ def test_a_step_that_waited_for_the_recorder_begins_after_it():
 
 
 def test_without_any_step_the_rule_says_so():
-    assert StepCounter().describe().startswith("No step was seen")
+    assert StepCounter().describe().startswith("No step ")
 
 
 def test_an_optimizer_whose_time_is_over_makes_way_for_one_of_its_size():
@@ -220,20 +221,18 @@ def test_once_settled_a_larger_optimizer_changes_nothing():
 
 
 def test_training_without_an_optimizer_is_counted_by_calls_and_called_training():
-    counter, model = StepCounter(), Source("model", "outermost call of Llama", 100)
+    counter = StepCounter()
     for start_ns in range(40):
-        call(counter, model, start_ns, start_ns, is_training=True)
+        call(counter, MODEL, start_ns, start_ns, is_training=True)
         counter.backward()
     assert counter.num_counted == 40
-    assert counter.describe() == (
-        "Training without an optimizer of torch's: a step is one outermost call of Llama."
-    )
+    assert re.fullmatch("Training .*optimizer.* Llama.", counter.describe())
 
 
-def test_the_rule_of_inference_reads_well():
+def test_the_rule_of_inference_names_the_call():
     counter = StepCounter()
-    call(counter, Source("model", "outermost call of Llama", 100), 0, 1)
-    assert counter.describe() == "Inference: a step is one outermost call of Llama."
+    call(counter, MODEL, 0, 1)
+    assert re.fullmatch("Inference: .* Llama.", counter.describe())
 
 
 def test_whatever_fails_in_the_recorder_stops_the_recorder_and_not_the_workload():

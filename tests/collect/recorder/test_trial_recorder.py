@@ -327,7 +327,7 @@ def test_after_the_schedule_the_workload_is_as_it_was(tmp_path, monkeypatch, for
 
 def test_what_a_patch_raises_is_shown_with_its_place(tmp_path, forgotten):
     patch = patched(tmp_path, "def swap():\n    raise KeyError('no such kernel')\n")
-    with pytest.raises(PatchError, match=r"cannot be entered\.\n(.*\n)*.*no such kernel"):
+    with pytest.raises(PatchError, match=r"entered\.\n(.*\n)*KeyError: 'no such kernel'"):
         patch.turn("B")
 
 
@@ -368,5 +368,5 @@ def test_ranks_hear_of_the_end(tmp_path):
 def test_a_rank_that_waits_for_nobody_gives_up(tmp_path, monkeypatch):
     monkeypatch.setattr(window_timer, "PATIENCE_S", 0.01)
     follower = window_timer.turns_of(Schedule("AB"), tmp_path, 1, 2)
-    with pytest.raises(TimeoutError, match="did not come to the same step"):
+    with pytest.raises(TimeoutError, match="same step"):
         follower.begin()
