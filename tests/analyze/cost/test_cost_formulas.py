@@ -15,6 +15,10 @@ from kprof.analyze.cost.serving import in_micro_dollars, split_bill, usd_per_mil
 from kprof.errors import KprofError
 from tests.cost_answers import assuming, mid
 
+# Names of figures.
+RATE = "tokens per second of a GPU"
+SPEED = "model TFLOP/s of a GPU"
+
 positive = st.floats(1e-3, 1e6)
 shares = st.floats(0.01, 1)
 servings = st.builds(
@@ -67,16 +71,16 @@ def test_gpu_hours_for_a_trillion_tokens_tell_rate_price_and_mfu():
     facts = {"price": 2, "active_parameters": "37B", "training_tokens": "1T"}
     facts |= {"gpu_hours": 180_000}
     told = assuming(facts, training={"peak_tflops": 989})
-    assert mid(told, "Training", "tokens per second of a GPU", "tokens/s") == near(1_543)
+    assert mid(told, "Training", RATE, "tokens/s") == near(1_543)
     assert mid(told, "Training", "a billion tokens", "$/B tokens") == pytest.approx(360)
-    assert mid(told, "Training", "model TFLOP/s of a GPU", "TFLOP/s") == near(343)
+    assert mid(told, "Training", SPEED, "TFLOP/s") == near(343)
     assert mid(told, "Training", "MFU", "share") == near(0.346)
 
 
 def test_a_dense_training_has_its_published_mfu():
     facts = {"active_parameters": "405B", "training_tokens": "15.6T", "gpu_hours": "30.84M"}
     told = assuming(facts, training={"peak_tflops": 989})
-    assert mid(told, "Training", "tokens per second of a GPU", "tokens/s") == near(140.5)
+    assert mid(told, "Training", RATE, "tokens/s") == near(140.5)
     # Of the peak with which the figure was published.
     assert mid(told, "Training", "MFU", "share") == near(0.345)
 
@@ -84,7 +88,7 @@ def test_a_dense_training_has_its_published_mfu():
 def test_training_speed_follows_from_mfu_and_peak():
     facts = {"active_parameters": "1B", "training_tokens": "3.6B", "price": 2}
     told = assuming(facts, training={"mfu": 0.5, "peak_tflops": 12})
-    assert mid(told, "Training", "tokens per second of a GPU", "tokens/s") == pytest.approx(1_000)
+    assert mid(told, "Training", RATE, "tokens/s") == pytest.approx(1_000)
     assert mid(told, "Training", "GPU-hours", "h") == pytest.approx(1_000)
     assert mid(told, "Training", "the whole run", "$") == pytest.approx(2_000)
 

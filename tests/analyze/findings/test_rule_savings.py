@@ -1,5 +1,6 @@
 """What a finding saves: against simulated programs, and as an honest interval."""
 
+import shlex
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -29,6 +30,7 @@ from tests.analyze.simulated import (
     step_ns,
     synchronize,
 )
+from tests.quantities import quantities_in
 from tests.traces import analyzed_trace_of, trace_of
 
 BUSY = [kernel("mm", 100_000), kernel("norm", 60_000), kernel("mm", 100_000)]
@@ -79,7 +81,7 @@ def test_of_a_wait_without_a_result_the_whole_gain_is_certain():
 def test_of_a_wait_for_a_result_that_the_host_may_need_nothing_may_be_saved():
     found, lost_ns = waiting(item())
     assert found.low_ns == 0 < found.high_ns <= lost_ns
-    assert found.basis.endswith("then these waits stay")
+    assert "these waits stay" in found.basis
 
 
 def test_savings_of_the_same_rows_are_not_added():
@@ -106,7 +108,7 @@ def test_without_a_replay_the_saving_is_between_nothing_and_all_of_it(monkeypatc
     monkeypatch.setattr(baseline, "MOST_ACTIVITIES", 1)
     found = priced(BUSY, about([1], best_ns=20_000, modest_ns=20_000))
     assert (found.low_ns, found.high_ns) == (0, 40_000)
-    assert "3 activities are too many to replay" in found.basis
+    assert quantities_in(found.basis) == ["3"]
 
 
 def test_an_unknown_remedy_has_an_unknown_saving():
@@ -142,7 +144,9 @@ def test_a_general_finding_is_left_out_where_a_particular_one_explains_it():
 def test_the_proof_is_the_recorded_command_with_the_difference():
     command = ("/usr/bin/python3.11", "train.py", "--name", "a b")
     trace = trace_of(command=command)
-    assert proof(trace, "--swap", "rmsnorm") == "kprof ab --swap rmsnorm train.py --name 'a b'"
+    assert shlex.split(proof(trace, "--swap", "rmsnorm")) == [
+        *("kprof", "ab", "--swap", "rmsnorm", "train.py", "--name", "a b"),
+    ]
     assert proof_by_copy(trace, "compiled") == (
         "kprof ab --python train.py train_compiled.py --name 'a b'"
     )
@@ -153,13 +157,14 @@ def test_a_module_and_a_foreign_command_are_compared_as_they_were_started():
     assert proof(module, "--env", "A=1") == "kprof ab --env A=1 -m package.train"
     assert proof_by_copy(module, "compiled") == ""
     launched = trace_of(command=("torchrun", "--nproc-per-node", "8", "train.py"))
-    assert proof(launched, "--env", "A=1") == (
-        "kprof ab --env A=1 -- torchrun --nproc-per-node 8 train.py"
-    )
+    assert shlex.split(proof(launched, "--env", "A=1")) == [
+        *("kprof", "ab", "--env", "A=1", "--", "torchrun", "--nproc-per-node", "8", "train.py"),
+    ]
 
 
 def test_without_a_recorded_command_script_stands_for_it():
-    assert proof(analyzed_trace_of({}), "--swap", "rope") == "kprof ab --swap rope SCRIPT"
+    words = proof(analyzed_trace_of({}), "--swap", "rope").split()
+    assert words == ["kprof", "ab", "--swap", "rope", "SCRIPT"]
 
 
 def test_a_bound_counts_the_pieces_of_idle_time_that_a_finding_is_about():

@@ -10,6 +10,7 @@ from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.passes import analyze
 from kprof.device import find_device
 from kprof.open import read
+from tests.quantities import quantities_in
 
 RECORDED = Path(__file__).parents[2] / "data" / "h200"
 SHARED = Path(__file__).parents[4] / "shared" / "traces"
@@ -43,7 +44,8 @@ def test_a_llama_in_eager_mode_is_told_to_fuse_its_norms_first():
         *("unfused_activation", "sync_in_loop"),
     ]
     # Two norms in each of 8 layers, and the last.
-    assert found["unfused_norm"].claim.startswith("RMSNorm runs unfused 17 times in a step")
+    claim = found["unfused_norm"].claim
+    assert (claim.split()[0], quantities_in(claim)[0]) == ("RMSNorm", "17")
     assert (found["unfused_norm"].swap, found["unfused_norm"].num_rows) == ("rmsnorm", 882)
 
 
@@ -77,7 +79,7 @@ def test_of_a_compiled_model_the_loss_that_was_not_compiled_is_left():
 def test_of_a_replayed_graph_of_unknown_operators_the_largest_part_is_named_and_no_fix_claimed():
     assert findings("cudagraph") == {}
     (claim,) = unexplained("cudagraph")
-    assert claim.startswith("Activities of the kind gemm take 1.98 ms of a step (36 % of it)")
+    assert ("kind gemm" in claim, quantities_in(claim)[:2]) == (True, ["1.98 ms", "36 %"])
 
 
 def test_a_large_part_that_no_rule_explains_is_named_first():
