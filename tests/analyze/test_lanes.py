@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kprof.analyze.lanes import device_rows, host_rows, merge_small
+from tests.quantities import quantities_in
 from tests.traces import analyzed_trace_of
 
 
@@ -29,11 +30,8 @@ def test_nested_ranges_lie_on_deeper_levels():
         ]
     )
     rows = host_rows(trace, 0, 0, 1000)
-    assert dict(zip(rows["row"], rows["lane"], strict=True)) == {
-        1: "host thread 1, level 1",
-        0: "host thread 1, level 2",
-        2: "host thread 1, level 2",
-    }
+    lanes = dict(zip(rows["row"], map(quantities_in, rows["lane"]), strict=True))
+    assert lanes == {1: ["1", "1"], 0: ["1", "2"], 2: ["1", "2"]}
 
 
 def test_ranges_nested_too_deep_are_left_out():

@@ -112,7 +112,7 @@ def test_parts_of_a_step_do_not_depend_on_how_far_the_device_lags(lead_ms):
     (parts, *_) = tables(time_section.render(late(lead_ms)))
     per_step = {row[0]: row[3] for row in parts.rows if not row[0].startswith("idle")}
     assert per_step == {"gemm": "6 ms", "reduction": "3 ms", "all": "9.75 ms"}
-    assert "launched before the first step" in parts.caption
+    assert "first step" in parts.caption
 
 
 @LEADS
@@ -135,7 +135,7 @@ def test_recordings_that_lag_differently_do_not_differ(lead_ms):
 @LEADS
 def test_what_is_in_no_step_is_in_no_window_of_a_comparison(lead_ms):
     told = find_doubts(late(0), late(lead_ms))
-    assert not any("is in no table" in one for one in told)
+    assert not any("no table" in one for one in told)
 
 
 @LEADS

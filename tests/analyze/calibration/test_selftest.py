@@ -1,6 +1,7 @@
 """`kprof selftest --simulate`: the error rates of the very rule that judges, on known noise."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +30,7 @@ from kprof.report.calibration import (
 )
 from kprof.report.section import Table
 from tests.commands.test_cli import kprof
+from tests.quantities import quantities_in
 
 NUMBER, DAY = 400, "2026-11-20"
 PLAN = Plan((Metric("time", "ms"),))
@@ -222,14 +224,16 @@ def test_every_table_stands_in_a_terminal_of_80_columns(sixty, capsys):
 def test_targets_say_in_which_noise_they_are_worst(sixty):
     (table,) = [p for p in sections_of_calibration(sixty)[0].parts if isinstance(p, Table)]
     rows = {row[0]: row for row in table.rows}
-    assert rows["pairs saved at 2 %, stopping"][2] == "≥ 15 %"
+    (saved,) = [row for name, row in rows.items() if name.startswith("pairs saved at 2 %")]
+    assert saved[2] == "≥ 15 %"
     assert rows["power at 5 %"][3] == "yes"
 
 
 def test_the_sentence_for_reports_has_rate_least_difference_and_date(sixty):
     sentence = describe(sixty)
-    assert sentence.startswith("On simulated noise, 2026-11-20: of 60 comparisons without")
-    assert f"differences from {100 * sixty.least_found:.2f} % on" in sentence
+    date, *numbers = re.findall(r"20\d\d-\d\d-\d\d|\d+(?:\.\d+)?(?: %)?", sentence)
+    assert (date, numbers[0]) == ("2026-11-20", "60")
+    assert f"{100 * sixty.least_found:.2f} %" in numbers
 
 
 def test_the_rate_on_reports_is_that_of_the_worst_noise_however_few_its_comparisons(sixty):
@@ -239,7 +243,7 @@ def test_the_rate_on_reports_is_that_of_the_worst_noise_however_few_its_comparis
     none = replace(few, fixed=replace(few.fixed, false_positive=Rate(0, 0)))
     found = replace(sixty, scenarios=(many, few, none))
     assert most_false(found) == Rate(6, 100)
-    assert "of 100 comparisons without a difference 6.0 % had" in describe(found)
+    assert " ".join(quantities_in(describe(found))).find("100 6.0 %") > 0
     assert badge_of(found).items[0][1] == "6.0 %"
 
 

@@ -8,6 +8,7 @@ import pytest
 from kprof.analyze.sla.evaluate import judge
 from kprof.analyze.sla.rates import find_window, reach_of
 from kprof.analyze.sla.targets import parse_target
+from tests.quantities import quantities_in
 from tests.responses import MS, answer, judged, run_of, service, verdict
 
 
@@ -111,16 +112,13 @@ def test_a_rate_that_goes_one_way_all_along_has_no_bounds():
     run = paced(*range(10, 30))
     found = judged("requests>=10req/s", run)
     assert (found.verdict, found.low, found.high) == ("NOT PROVEN", None, None)
-    assert (
-        found.why
-        == "the run is too short: its rate goes one way all along; measure 5 times as long"
-    )
+    assert ("one way" in found.why, quantities_in(found.why)) == (True, ["5"])
 
 
 def test_a_rate_says_how_much_longer_would_prove_it():
     found = judged("requests>=80req/s", paced(*[10, 14, 12, 10, 16] * 4))
     assert found.verdict == "NOT PROVEN"
-    assert "times as long would prove it" in found.why
+    assert quantities_in(found.why) == ["20", "15"]
 
 
 def test_independent_slices_mostly_have_nearly_the_bounds_of_independent_ones():

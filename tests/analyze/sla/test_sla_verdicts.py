@@ -8,6 +8,7 @@ from kprof.analyze.sla.doubts import find_doubts, lag_of
 from kprof.analyze.sla.evaluate import Assessment, judge
 from kprof.analyze.sla.responses import Load
 from kprof.analyze.sla.targets import TargetError, parse_target
+from tests.quantities import quantities_in
 from tests.responses import MS, answer, cancelled, failure, judged, run_of, service, verdict
 
 CLOSED = Load("closed", "8 at a time")
@@ -24,7 +25,7 @@ def test_p99_is_met_by_459_fast_answers_and_not_by_458():
     assert verdict("ttft_p99<=100ms", run_of([50] * 459)) == "MET"
     fewer = judged("ttft_p99<=100ms", run_of([50] * 458))
     assert fewer.verdict == "NOT PROVEN"
-    assert fewer.why == "unprovable with 458 samples, it takes 459 at least"
+    assert quantities_in(fewer.why) == ["458", "459"]
     assert fewer.samples_needed == 459
 
 
@@ -67,7 +68,7 @@ def test_short_answers_are_left_out_of_the_time_to_n_and_counted():
     long = [answer(50, sent_ms=i, gaps_ms=(1, 1)) for i in range(7)]
     found = judged("ttf3_p50<=100ms", service(*long, answer(50, sent_ms=9)))
     assert (found.verdict, found.num_samples, found.num_left_out) == ("MET", 7, 1)
-    assert found.why_left_out == "shorter than that many tokens"
+    assert "shorter" in found.why_left_out
 
 
 def test_where_every_answer_is_short_nothing_is_measured():
@@ -79,7 +80,7 @@ def test_where_every_answer_is_short_nothing_is_measured():
 def test_one_token_answers_have_no_time_per_token_and_do_not_count_as_fast():
     found = judged("tpot_p50<=1ms", run_of([50] * 7))
     assert (found.verdict, found.num_left_out) == ("NOT MEASURED", 0)
-    assert found.why == "every answer is of one token"
+    assert "one token" in found.why
 
 
 def test_gaps_of_one_answer_do_not_count_as_independent():
@@ -114,7 +115,7 @@ def test_a_late_client_makes_no_miss_of_the_service():
     late = run_of([50] * 50, late_ms=80)
     assert verdict("ttft_p50<=100ms", late) == "NOT PROVEN"
     assert judged("ttft_p50<=100ms", late).estimate == 130 * MS
-    assert "the client was late" in doubts_of("ttft_p50<=100ms", late)
+    assert "client was late" in doubts_of("ttft_p50<=100ms", late)
     assert lag_of([late]) == 80 * MS
 
 
@@ -123,7 +124,7 @@ def test_a_punctual_client_raises_no_doubt():
 
 
 def test_a_lag_that_is_much_of_a_tight_limit_is_told():
-    assert "the client was late" in doubts_of("ttft_p50<=10ms", run_of([5] * 50, late_ms=0.5))
+    assert "client was late" in doubts_of("ttft_p50<=10ms", run_of([5] * 50, late_ms=0.5))
 
 
 def test_a_closed_loop_carries_its_caveat():

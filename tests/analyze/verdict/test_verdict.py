@@ -19,6 +19,7 @@ from tests.analyze.verdict.verdict_pairs import (
     plan_of,
     verdict_of,
 )
+from tests.quantities import quantities_in
 
 
 def test_a_tenth_less_time_is_faster_and_material():
@@ -52,7 +53,8 @@ def test_a_difference_too_small_to_matter_is_the_same_and_is_said():
     claim = verdict_of(pairs_with(1.004, spread=0.001))
     assert claim.verdict == "SAME"
     assert claim.interval.low > 1
-    assert claim.why.startswith("0.44 % slower, less than the 1 % that matters.")
+    assert quantities_in(claim.why)[:2] == ["0.44 %", "1 %"]
+    assert claim.why.split(",")[0].endswith("slower")
 
 
 def test_a_verdict_of_few_samples_says_which_stalls_they_may_miss():
@@ -60,7 +62,7 @@ def test_a_verdict_of_few_samples_says_which_stalls_they_may_miss():
     long = verdict_of([replace(one, num_windows=5) for one in pairs_with(0.9)])
     assert short.verdict == long.verdict == "FASTER"
     # 0.89 to the power of 40 is 1 %.
-    assert "fewer than 11 % of B's 40 samples" in short.why
+    assert quantities_in(short.why)[-2:] == ["11 %", "40"]
     assert "samples" not in long.why
 
 
@@ -68,7 +70,7 @@ def test_same_beside_an_interval_that_sticks_out_says_why():
     claims = [verdict_of(pairs_with(1.0045, spread=0.0068, seed=s)) for s in range(200)]
     stick_out = [c for c in claims if c.verdict == "SAME" and c.interval.high > 1.01]
     assert stick_out
-    assert all("by a test at either end" in claim.why for claim in stick_out)
+    assert all("either end" in claim.why for claim in stick_out)
 
 
 def test_a_difference_across_the_smallest_effect_is_slower_but_not_material():

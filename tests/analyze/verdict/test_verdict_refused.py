@@ -18,6 +18,7 @@ from tests.analyze.verdict.verdict_pairs import (
     plan_of,
     verdict_of,
 )
+from tests.quantities import quantities_in
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,8 @@ def test_where_pairs_left_out_would_change_the_ratio_both_are_given():
     spoilt = [
         replace(p, b=(11.0,), problem="throttled") if n < 8 else p for n, p in enumerate(pairs)
     ]
-    assert "With the 8 pairs left out, B over A is 1.0" in verdict_of(spoilt).why
+    _, both = verdict_of(spoilt).why.split("8 pairs")
+    assert quantities_in(both)[0].startswith("1.0")
 
 
 def test_where_pairs_left_out_change_nothing_they_are_not_spoken_of():
@@ -77,20 +79,21 @@ def test_more_than_a_fifth_left_out_makes_no_verdict():
     ]
     claim = verdict_of(pairs)
     assert claim.verdict == "INVALID"
-    assert claim.why == "9 of 40 pairs are left out (throttled: 9)."
+    assert quantities_in(claim.why) == ["9", "40", "9"]
+    assert "throttled: 9" in claim.why
 
 
 def test_pairs_that_are_always_in_one_order_make_no_verdict():
     pairs = [replace(pair, is_a_first=True) for pair in pairs_with(0.9)]
     claim = verdict_of(pairs)
     assert claim.verdict == "INVALID"
-    assert "A came first in 40 of 40" in claim.why
+    assert ("first" in claim.why, quantities_in(claim.why)[:2]) == (True, ["40", "40"])
 
 
 def test_a_clock_that_stands_still_makes_no_verdict():
     claim = verdict_of([pair_of(1.0, 1.0, n) for n in range(40)])
     assert claim.verdict == "INVALID"
-    assert "every value is 1 ms" in claim.why
+    assert quantities_in(claim.why)[0] == "1 ms"
 
 
 def test_what_is_counted_may_well_be_the_same_every_time():
@@ -103,7 +106,7 @@ def test_ticks_larger_than_the_effect_make_no_verdict_where_most_pairs_fall_into
     pairs = [pair_of(1.0, 1.1 if n % 10 == 0 else 1.0, n) for n in range(40)]
     claim = verdict_of(pairs)
     assert claim.verdict == "INVALID"
-    assert "steps of 0.1 ms" in claim.why
+    assert "0.1 ms" in quantities_in(claim.why)
 
 
 @pytest.mark.parametrize(("tick", "is_refused"), [(0.02, True), (0.01, True), (0.0025, False)])
@@ -130,10 +133,8 @@ def test_a_ratio_that_is_another_in_the_second_half_makes_no_verdict():
     pairs = numbered([*pairs_with(0.97, 20, 0.002), *pairs_with(1.0, 20, 0.002)])
     claim = verdict_of(pairs)
     assert claim.verdict == "INVALID"
-    assert claim.why == (
-        "B over A was 0.9705 in the first 20 pairs and 1.0005 in the 20 after them: it changes "
-        "with time, as by a late warm-up."
-    )
+    assert quantities_in(claim.why) == ["0.9705", "20", "1.0005", "20"]
+    assert "with time" in claim.why
 
 
 def test_halves_apart_by_less_than_what_matters_do_no_harm():
@@ -253,7 +254,7 @@ def test_a_ratio_that_wanders_far_from_one_is_said_and_stays_a_verdict():
         for pair, away in zip(pairs_with(0.8, 80), waves(7), strict=True)
     ]
     claim = verdict_of(pairs, max_pairs=80)
-    assert (claim.verdict, "goes up and down" in claim.why) == ("FASTER", True)
+    assert (claim.verdict, "up and down" in claim.why) == ("FASTER", True)
 
 
 def test_independent_pairs_are_rarely_alike_and_waves_are():

@@ -34,6 +34,7 @@ from tests.analyze.simulated import (
     synchronize,
 )
 from tests.analyze.whatif.whatif_questions import GRAPHS, MM, NORM, ask, doubled
+from tests.quantities import quantities_in
 from tests.traces import analyzed_trace_of, table_of, trace_of
 
 RECORDED = Path(__file__).parents[2] / "data" / "h200"
@@ -105,7 +106,7 @@ def test_nothing_is_faster_than_its_roofline():
         predict([Change(ROOFLINE, Target("kernel", n))], baseline) for n in ("mm", "norm", "add")
     ]
     assert [one.predicted_step_ns for one in found] == [82_800, None, 153_660]
-    assert found[1].reason == "the work of none of it is known, so neither is its roofline"
+    assert "roofline" in found[1].reason
 
 
 def test_a_kernel_that_takes_longer_than_any_number_holds_is_slower_all_the_same():
@@ -154,16 +155,14 @@ def test_a_replay_that_misses_the_recording_predicts_nothing():
     found = predict([doubled(Target("kernel", "kernel"))], find_baseline(analyze(trace)))
     assert found.predicted_step_ns is None
     assert found.amdahl_step_ns == 890_000
-    assert found.reason.startswith(
-        "replaying the unchanged recording misses the measured step by 79"
-    )
+    assert quantities_in(found.reason)[0].startswith("79")
 
 
 def test_a_large_recording_is_replayed_only_when_asked(monkeypatch):
     monkeypatch.setattr("kprof.analyze.whatif.predict.MOST_UNASKED", 1)
     trace = record([kernel("mm", 9_000), kernel("mm", 9_000)])
     (found,) = find_predictions(trace)
-    assert found.reason == "replaying 2 activities takes long; ask with kprof whatif"
+    assert ("kprof whatif" in found.reason, quantities_in(found.reason)) == (True, ["2"])
     assert predict([doubled(MM)], find_baseline(trace)).predicted_step_ns is not None
 
 
@@ -171,13 +170,13 @@ def test_a_recording_that_is_too_large_says_so(monkeypatch):
     monkeypatch.setattr("kprof.analyze.whatif.baseline.MOST_ACTIVITIES", 1)
     (found,) = find_predictions(record([kernel("mm", 9_000), kernel("mm", 9_000)]))
     assert (found.target, found.change) == ("a step", "after any change")
-    assert found.reason == "2 activities are too many to replay"
+    assert ("too many" in found.reason, quantities_in(found.reason)) == (True, ["2"])
 
 
 def test_a_target_that_is_not_there_is_not_predicted():
     found = ask([kernel("mm", 9_000)], Change(REMOVED, NORM))
     assert found.predicted_step_ns is None
-    assert found.reason == "no device activity belongs to kernel:norm"
+    assert found.reason.endswith(" kernel:norm")
 
 
 def test_what_differs_from_launch_to_launch_makes_a_prediction_uncertain():
@@ -194,7 +193,8 @@ def test_a_host_recording_is_predicted_by_amdahl():
     trace = analyze(trace_of(ranges=ops))
     found = predict([doubled(Target("op", "aten::mm"))], find_baseline(trace))
     assert (found.step_ns, found.predicted_step_ns, found.amdahl_step_ns) == (300, 250, 250)
-    assert predict([GRAPHS], find_baseline(trace)).reason.startswith("these are host operators")
+    refused = predict([GRAPHS], find_baseline(trace))
+    assert (refused.predicted_step_ns, "host operators" in refused.reason) == (None, True)
 
 
 def test_on_the_host_an_operator_is_asked_about_once():
