@@ -34,6 +34,7 @@ from kprof.kernels.correctness.numerics import (
     measure_percentile,
 )
 from kprof.kernels.correctness.observe import Observed
+from tests.quantities import quantities_in
 
 JUST = pytest.mark.parametrize
 EXACT = Subject(
@@ -114,7 +115,7 @@ def test_a_million_values_are_pooled_at_least(rows, values):
 @JUST(("num_values", "is_noted"), [(999_999, True), (1_000_000, False)])
 def test_fewer_than_a_million_values_are_noted(num_values, is_noted):
     notes = check_numerics(replace(EXACT, num_values=num_values)).notes
-    assert any("where 1,000,000 are due" in note for note in notes) is is_noted
+    assert any("1,000,000" in quantities_in(note) for note in notes) is is_noted
 
 
 @JUST(("error", "is_met"), [(4.99, True), (5.03, False)])
@@ -238,7 +239,9 @@ def test_a_lower_precision_may_err_as_much_as_it_states(error, state):
 
 def test_a_case_is_named_by_its_mode_and_the_dimensions_of_its_rows():
     case = Case((4, 8), "float32", context="no_grad", leading=(2, 2))
-    assert str(case) == "4x8 float32, normal, contiguous, no_grad, rows as 2x2, seed 0"
+    assert str(case).split(", ") == [
+        *("4x8 float32", "normal", "contiguous", "no_grad", "rows as 2x2", "seed 0"),
+    ]
 
 
 # L2

@@ -40,7 +40,7 @@ class Gpu:
 def test_new_code_that_breaks_the_gpu_fails_and_its_case_is_named():
     report = check(Gpu("new").subject(), ("L0", "L1"))
     assert report["L0"].state == "failed"
-    assert report["L0"].why.startswith("the new code broke the GPU (")
+    assert "new code broke" in report["L0"].why
     assert "illegal memory access" in report["L0"].why
     assert (report["L1"].state, report.is_gpu_broken) == ("not run", True)
     assert report.reached == "REJECT"
@@ -49,7 +49,7 @@ def test_new_code_that_breaks_the_gpu_fails_and_its_case_is_named():
 def test_replaced_code_that_breaks_the_gpu_is_not_held_against_the_new_code():
     report = check(Gpu("replaced").subject(), ("L0", "L1"))
     assert [report[name].state for name in ("L0", "L1")] == ["not run", "not run"]
-    assert "the replaced code broke the GPU" in report["L0"].why
+    assert "replaced code broke" in report["L0"].why
     assert report.reached is None
 
 

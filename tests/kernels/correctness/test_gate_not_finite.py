@@ -1,6 +1,7 @@
 """Nothing passes the gate by NaN or infinity: what is not finite gives no threshold."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from kprof.kernels.correctness.numerics import (
     measure_maximum,
 )
 from kprof.kernels.correctness.observe import Observed
+
+NOT_FINITE = re.compile(r"not finite at ([\d,]+) of ([\d,]+) (\w+)")
 
 NAN, INF = math.nan, math.inf
 
@@ -49,7 +52,7 @@ def test_a_measure_that_is_not_finite_is_never_met(value, threshold, better):
 def test_a_level_with_a_measure_that_has_no_threshold_was_not_run():
     level = judge("L6", [Measure("gap", 1, INF, INF), Measure("norm", 1, 2, 1)], "64 steps")
     assert level.state == "not run"
-    assert "gap has no threshold" in level.why
+    assert "gap has no" in level.why
 
 
 def test_a_broken_measure_fails_whatever_has_no_threshold():
@@ -104,7 +107,7 @@ def streams(*values):
 def test_a_layer_that_is_not_finite_in_every_arm_hides_no_other_one():
     level = check_layers(streams(INF, 1.0), streams(INF, 1.0), streams(INF, 9.0))
     assert level.state == "not run"
-    assert "not finite at 1 of 2 layers" in level.why
+    assert NOT_FINITE.findall(level.why) == [("1", "2", "layers")]
 
 
 def test_a_layer_that_is_not_finite_in_the_new_code_alone_fails():
@@ -131,7 +134,7 @@ def test_a_position_that_is_not_a_number_in_every_arm_passes_no_other_one():
     base = logits_of(1, [7])
     level = check_logits(base, base, logits_of(1.03, [7]))
     assert level.state == "not run"
-    assert "not finite at 1 of 2,000 positions" in level.why
+    assert NOT_FINITE.findall(level.why) == [("1", "2,000", "positions")]
 
 
 def test_a_position_that_is_not_a_number_in_the_new_code_alone_fails():
@@ -157,7 +160,7 @@ LOST = Curve([NAN] * 64)
 def test_losses_that_are_lost_in_every_arm_are_not_judged():
     level = check_training(LOST, [LOST], LOST, [LOST, LOST])
     assert level.state == "not run"
-    assert "not finite at 64 of 64 steps" in level.why
+    assert NOT_FINITE.findall(level.why) == [("64", "64", "steps")]
 
 
 def test_a_loss_that_a_second_run_loses_allows_no_other_one():

@@ -18,6 +18,10 @@ from kprof.kernels.correctness.numerics import (
 from tests.gate_faults import norms
 from tests.kernels.correctness.doubling import DOUBLED, few, new_is
 
+# Names of checks.
+LARGEST_ERROR = "output, bfloat16: largest error"
+BEYOND = "right beyond the calls given"
+
 
 def test_the_half_ulp_is_of_the_outputs_dtype():
     pool = Pool(torch.bfloat16)
@@ -53,7 +57,7 @@ def test_one_wrong_element_in_a_million_fails_by_its_size_alone():
     )
     level = check_numerics(subject)
     names = [m.name for m in level.measures if not m.is_met]
-    assert names == ["output, bfloat16: largest error", "right beyond the calls given"]
+    assert names == [LARGEST_ERROR, BEYOND]
 
 
 def test_many_rows_alike_leave_little_to_chance_and_few_rows_much():
@@ -116,7 +120,8 @@ def test_where_the_replaced_code_has_no_number_the_new_one_may_have_the_right_on
     for check_level in (check_integrity, check_numerics):
         level = check_level(few(replace(subject, new=wrong)))
         assert level.state == "failed"
-        assert "is wrong where the replaced code has no number" in str(level.measures)
+        (fault,) = {m.where.partition(" (")[0] for m in level.measures if not m.is_met}
+        assert "no number" in fault
 
 
 @pytest.mark.parametrize(
@@ -126,7 +131,7 @@ def test_code_without_a_digit_in_any_distribution_proves_nothing(replaced, state
     subject = new_is(lambda x: x * 2, replaced=replaced, differentiable=())
     level = check_numerics(few(subject))
     assert level.state == state
-    assert (state == "passed") != ("no correct digit in any distribution" in level.why)
+    assert (state == "passed") != ("no correct digit" in level.why)
 
 
 def test_an_infinite_error_is_never_within_a_threshold():

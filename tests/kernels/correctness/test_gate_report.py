@@ -1,11 +1,15 @@
 """What a reader sees of the quality gate."""
 
 import json
+import re
 
 from kprof.kernels.correctness import GateReport, Level, Measure
 from kprof.kernels.correctness.levels import LEVELS, not_run
 from kprof.report.kernel_library import result_of_gate, sections_of_gate
-from kprof.report.section import Table, Text
+from kprof.report.section import Table
+
+# Verdicts, classes and levels.
+NAMES = re.compile(r"\b(?:L\d|[A-Z]{2,}(?:-[A-Z]+)?)\b")
 
 
 def report(*levels):
@@ -39,21 +43,16 @@ def test_the_matrix_has_a_row_for_every_level_asked_for_with_its_worst_measure()
 
 
 def test_a_level_that_was_not_run_says_so_and_shows_no_number():
-    rows = matrix(report(PASSED, not_run("L5", "no task was given")))
-    assert rows["L5 task"][:5] == ("not run", "", "", "", "no task was given")
+    rows = matrix(report(PASSED, not_run("L5", "no task")))
+    assert rows["L5 task"][:5] == ("not run", "", "", "", "no task")
 
 
 def test_the_first_line_is_the_class():
     first = sections_of_gate(report(PASSED, FAILED))[0].parts[0]
-    assert first == Text(
-        "FAILED, REJECT: L1 failed. The class TASK-EQUIVALENT needs L5 as well, on the whole "
-        "model.",
-        "warning",
-    )
+    assert first.tone == "warning"
+    assert NAMES.findall(first.text) == ["FAILED", "REJECT", "L1", "TASK-EQUIVALENT", "L5"]
     first = sections_of_gate(report(PASSED))[0].parts[0]
-    assert first.text == (
-        "PASSED: L0. The class TASK-EQUIVALENT needs L5 as well, on the whole model."
-    )
+    assert NAMES.findall(first.text) == ["PASSED", "L0", "TASK-EQUIVALENT", "L5"]
 
 
 def test_the_result_is_valid_json_even_where_a_number_is_not_finite():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.quantities import quantities_in
 from kprof.kernels.correctness import Scope
 from kprof.kernels.correctness.scope import Size
 from kprof.kernels import all_kernels
@@ -42,10 +43,8 @@ def test_a_call_with_more_rows_than_the_gate_tries_goes_to_the_original_with_the
         model(torch.ones(rows, 1))
     inside, outside = swap.sites[0].calls
     assert inside.provider == "kprof"
-    assert (outside.provider, outside.why) == (
-        None,
-        "1,048,577 rows: the quality gate tried up to 1,048,576",
-    )
+    assert (outside.provider, "rows" in outside.why) == (None, True)
+    assert quantities_in(outside.why) == ["1,048,577", "1,048,576"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,7 @@ def test_a_call_with_more_rows_than_the_gate_tries_goes_to_the_original_with_the
 )
 def test_what_was_tried_on_this_machine_bounds_the_calls(shape, why):
     found = why_beyond(RMSNORM, call_of(*shape), shape, SCOPE)
-    assert found == (why and f"outside of what the quality gate tried, {why}")
+    assert (found and found.partition(", ")[2]) == why
 
 
 def test_a_measured_provider_is_chosen_inside_its_scope_alone(monkeypatch, tmp_path):
