@@ -177,7 +177,8 @@ def test_a_model_that_never_called_the_kernel_reaches_no_class(benchmark):
     report = check(model=Model("a model", hidden=lambda arm: [torch.ones(4, 8)]), levels=("L2",))
     about = {**ABOUT, "num_taken": 0, "fallen_back": ["dropout"]}
     told = benchmark("attention_gate").with_kernel((report, about), {})
-    assert told == {"problem": "no call went to the kernel: dropout"}
+    assert told.keys() == {"problem"}
+    assert told["problem"].endswith(": dropout")
 
 
 class Reader(torch.nn.Module):

@@ -64,4 +64,4 @@ def test_who_does_not_run_alone_is_not_looked_at(benchmark, monkeypatch, how, wh
 
 def test_without_time_nothing_is_found(benchmark):
     found = benchmark.found_by("memcheck", "rope", "kprof", "", 0.0)
-    assert (found.num_errors, found.what) == (None, "there was no time")
+    assert (found.num_errors, "no time" in found.what) == (None, True)

@@ -272,7 +272,7 @@ def test_what_it_cannot_do_it_refuses():
 
 
 def test_the_kernel_for_hopper_says_why_it_is_not_here():
-    with pytest.raises(ImportError, match="Gluon has no interpreter"):
+    with pytest.raises(ImportError, match="Gluon"):
         KERNEL.provider("kprof-hopper").load()
 
 

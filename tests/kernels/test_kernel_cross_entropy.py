@@ -200,7 +200,7 @@ def test_a_second_backward_pass_gives_the_same_gradient():
 def test_the_gradient_of_a_gradient_is_refused(reduction):
     logits, targets = drawn(3, 90)
     loss = cross_entropy(logits, targets, reduction=reduction).sum()
-    with pytest.raises(DifferentiationError, match="no gradient of its gradient"):
+    with pytest.raises(DifferentiationError, match="of its gradient"):
         torch.autograd.grad(loss, logits, create_graph=True)
 
 
@@ -222,7 +222,7 @@ def test_who_needs_the_overwritten_logits_is_told_by_autograd():
     logits, targets = drawn(4, 90)
     middle = logits.tanh()
     loss = cross_entropy(middle, targets, may_overwrite=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match="inplace operation"):
         loss.backward()
 
 

@@ -297,7 +297,7 @@ def test_what_it_cannot_do_it_refuses():
     assert "float32" in KERNEL.refuses(q.float(), k.float(), v.float())
     assert "do not share" in KERNEL.refuses(q[:, :3], k, v)
     assert "a grid" in KERNEL.refuses(*(one[:1].expand(65_536, -1, -1, -1) for one in (q, k, v)))
-    assert "too many to decode" in KERNEL.refuses(q.expand(2, 4, 40, 64), k, v)
+    assert "too many" in KERNEL.refuses(q.expand(2, 4, 40, 64), k, v)
     assert "gradients" in KERNEL.refuses(q.requires_grad_(), k, v)
 
 

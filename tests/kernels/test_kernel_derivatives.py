@@ -32,7 +32,7 @@ FUNCTIONS = {
 def test_the_gradient_of_a_gradient_is_refused(name):
     x = torch.randn(3, 8, requires_grad=True)
     y = FUNCTIONS[name](x)
-    with pytest.raises(DifferentiationError, match="no gradient of its gradient"):
+    with pytest.raises(DifferentiationError, match="of its gradient"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
     assert torch.autograd.grad(y.sum(), x)[0].shape == x.shape
 
@@ -43,9 +43,9 @@ def test_a_derivative_in_forward_mode_is_refused(name, is_recorded):
     x, function = torch.randn(3, 8), FUNCTIONS[name]
     with torch.set_grad_enabled(is_recorded), forward_ad.dual_level():
         assert function(x).shape == x.shape
-        with pytest.raises(DifferentiationError, match="no derivative in forward mode"):
+        with pytest.raises(DifferentiationError, match="forward mode"):
             function(forward_ad.make_dual(x, x))
-    with pytest.raises(DifferentiationError, match="no derivative in forward mode"):
+    with pytest.raises(DifferentiationError, match="forward mode"):
         torch.func.jvp(function, (x,), (x,))
     assert function(x).shape == x.shape
 
@@ -57,7 +57,7 @@ def test_compiled_code_does_not_lose_a_derivative_in_forward_mode():
         return torch.func.jvp(relu_squared, (x,), (x,))[1]
 
     torch._dynamo.reset()
-    with pytest.raises(DifferentiationError, match="no derivative in forward mode"):
+    with pytest.raises(DifferentiationError, match="forward mode"):
         torch.compile(derived, backend="eager")(x)
     compiled = torch.compile(relu_squared, backend="eager")
     assert torch.equal(compiled(x), relu_squared(x))

@@ -159,5 +159,5 @@ def test_what_it_cannot_do_it_refuses():
     assert KERNEL.refuses(*call) is None
     q, k, v, lengths, table, *scales = call
     assert "scales of keys" in KERNEL.refuses(q, k.half(), v.half(), lengths, table, *scales)
-    assert "a table of shape" in KERNEL.refuses(q, k, v, lengths, table[:1], *scales)
+    assert str(tuple(table[:1].shape)) in KERNEL.refuses(q, k, v, lengths, table[:1], *scales)
     assert "gradients" in KERNEL.refuses(q.requires_grad_(), *call[1:])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.kernels.swap.reasons import MANY_TOKENS, MASK, OPTIONS, OWN_ATTENTION
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.swap import attention_calls as calls
 from tests.kernels.swap.attention_calls import Attention
@@ -47,7 +48,7 @@ def test_many_tokens_go_to_torch_for_that_reason():
     module, call = Attention(), call_of(tokens=20)
     with torch.no_grad(), swapped(module, KERNEL) as swap:
         module(*call)
-    assert ways_of(swap) == [(1, None, "more than 8 tokens")]
+    assert ways_of(swap) == [(1, None, MANY_TOKENS)]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_calls_with_what_the_kernel_does_not_have_go_to_torch(options, shape):
     with torch.no_grad(), swapped(module, KERNEL) as swap:
         torch.manual_seed(3)
         assert torch.equal(module(*call), wanted)
-    assert ways_of(swap) == [(1, None, "it is called with options that the kernel does not have")]
+    assert ways_of(swap) == [(1, None, OPTIONS)]
 
 
 def test_calls_that_the_kernel_refuses_go_to_torch_with_the_reason():
@@ -153,7 +154,7 @@ def test_a_padded_batch_goes_to_the_original(transformers, cache):
     wanted = decoded(transformers, model, cache, padding=padding)
     with swapped(model, KERNEL) as swap:
         assert torch.equal(decoded(transformers, model, cache, padding=padding), wanted)
-    assert ways_of(swap)[1] == (1, None, "a mask that is not plainly causal")
+    assert ways_of(swap)[1] == (1, None, MASK)
 
 
 @pytest.mark.parametrize("window", [4, 10, 30])
@@ -178,7 +179,7 @@ def test_a_mask_that_somebody_wrote_to_is_odd(transformers):
     with swapped(model, KERNEL) as swap:
         found = decoded(transformers, model)
     assert not torch.allclose(found, wanted, rtol=0.01, atol=0.03)
-    assert ways_of(swap)[1] == (1, None, "a mask that is not plainly causal")
+    assert ways_of(swap)[1] == (1, None, MASK)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_a_model_that_attends_otherwise_is_left_to_it(transformers):
     wanted = decoded(transformers, model)
     with swapped(model, KERNEL) as swap:
         assert torch.equal(decoded(transformers, model), wanted)
-    assert ways_of(swap)[0] == (2, None, "the model does not use torch's attention")
+    assert ways_of(swap)[0] == (2, None, OWN_ATTENTION)
 
 
 def test_rotations_and_attention_of_one_module_are_swapped_together(transformers):
@@ -255,7 +256,7 @@ def test_generating_with_padding_goes_to_the_original(transformers):
     with swapped(model, KERNEL) as swap:
         found = generated(model, attention_mask=padding, disable_compile=True)
     assert torch.equal(found[1], wanted[1])
-    assert ways_of(swap)[1] == (3, None, "a mask that is not plainly causal")
+    assert ways_of(swap)[1] == (3, None, MASK)
 
 
 @pytest.mark.parametrize("window", [8, 12, 14])

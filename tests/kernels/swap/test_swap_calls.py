@@ -10,6 +10,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
+from tests.kernels.swap.reasons import FORWARD_MODE, TRANSFORM
 from kprof.kernels.bench.measure import Timed
 from kprof.kernels.bench.choice import choose, keep
 from kprof.kernels.norm import RMSNORM
@@ -50,7 +51,7 @@ def test_a_kernel_that_needs_a_gpu_falls_back_on_the_cpu(monkeypatch):
     with swapped(model, "rmsnorm") as swap:
         model(torch.ones(2, 16))
     (call,) = swap.sites[0].calls
-    assert (call.provider, call.why) == (None, "its tensors are not on a GPU")
+    assert (call.provider, call.why) == (None, providers.NEEDS_GPU)
 
 
 def test_without_a_gpu_the_kernel_runs_in_tritons_interpreter():
@@ -74,7 +75,7 @@ def test_where_nobody_is_faster_the_original_runs_and_the_report_says_so(monkeyp
     model = nn.Sequential(Norm(16))
     with swapped(model, "rmsnorm") as swap:
         model(torch.ones(2, 16))
-    assert swap.sites[0].calls[0].why == "no provider was measured to be faster than the original"
+    assert swap.sites[0].calls[0].why == providers.AS_FAST
 
 
 def test_calls_with_and_without_gradients_go_to_whoever_is_the_fastest_there(monkeypatch, tmp_path):
@@ -153,7 +154,7 @@ def test_transforms_of_functions_go_to_the_original():
     wanted = torch.func.vmap(norm)(x)
     with swapped(norm, "rmsnorm=eager") as swap:
         torch.testing.assert_close(torch.func.vmap(norm)(x), wanted)
-    assert swap.sites[0].calls[0].why == "inside a transform of torch.func"
+    assert swap.sites[0].calls[0].why == TRANSFORM
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -167,7 +168,7 @@ def test_derivatives_in_forward_mode_go_to_the_original():
             got = forward_ad.unpack_dual(norm(forward_ad.make_dual(x, x))).tangent
     torch.testing.assert_close(got, wanted)
     reasons = [calls.why for calls in swap.sites[0].calls]
-    assert "derivatives are computed in forward mode" in reasons
+    assert FORWARD_MODE in reasons
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -78,7 +78,7 @@ def test_what_was_written_over_meanwhile_is_an_error_as_ever():
         loss = mlp(x).square().sum()
     with torch.no_grad():
         seen[0].zero_()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match="inplace operation"):
         loss.backward()
 
 
@@ -132,7 +132,7 @@ def test_without_gradients_it_is_as_ever():
 
 
 def test_a_kernel_without_such_a_site_has_no_such_provider():
-    with pytest.raises(KprofError, match="rmsnorm has no provider kprof-lean"):
+    with pytest.raises(KprofError, match=r"^rmsnorm .*provider kprof-lean"):
         swapped(nn.RMSNorm(8), "rmsnorm=kprof-lean")
 
 

@@ -182,7 +182,7 @@ def test_a_layer_that_is_pruned_while_it_is_swapped_runs_the_original(model):
         found = layer(x)
     assert torch.equal(found, nn.functional.linear(x, layer.weight, layer.bias))
     (site,) = swap.fallen_back
-    assert "no parameters of its own" in site.calls[0].why
+    assert "no parameters" in site.calls[0].why
 
 
 def test_weights_written_past_torchs_counting_are_seen_by_the_next_swap(model):

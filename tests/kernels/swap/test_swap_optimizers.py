@@ -9,6 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from tests.kernels.swap.reasons import (
+    DECAYS_BY_GRADIENTS,
+    FLOAT64_STEPS,
+    NO_PARAMETERS,
+    SEVERAL_DEVICES,
+)
 from kprof.kernels.swap.providers import Providers
 from kprof.kernels.swap.swapping import swapped
 
@@ -87,7 +93,8 @@ def test_a_class_with_a_step_of_its_own_is_left_alone():
 
     with swapped(Own([torch.zeros(2, requires_grad=True)]), "adamw") as swap:
         pass
-    assert swap.sites[0].skipped == "Own has a step of its own"
+    why = swap.sites[0].skipped
+    assert (why.split()[0], "of its own" in why) == ("Own", True)
 
 
 def test_a_copy_of_a_swapped_optimizer_steps_as_torch_does():
@@ -103,7 +110,7 @@ def test_providers_that_take_no_optimizer_leave_it_alone(names):
     _, optimizer = made()
     with swapped(optimizer, *names) as swap:
         optimizer.step()
-    assert "takes no whole optimizer" in swap.sites[0].skipped
+    assert "whole optimizer" in swap.sites[0].skipped
 
 
 @pytest.mark.parametrize("fastest", ["inductor", "aten"])
@@ -147,7 +154,7 @@ def test_parameters_on_several_devices_are_updated_by_torch():
     other.grad = torch.ones(2, device="meta")
     optimizer.add_param_group({"params": [other]})
     before = optimizer.param_groups[0]["params"][0].clone()
-    assert stepped(optimizer) == [(1, "its parameters are on several devices")]
+    assert stepped(optimizer) == [(1, SEVERAL_DEVICES)]
     assert not torch.equal(optimizer.param_groups[0]["params"][0], before)
 
 
@@ -156,17 +163,17 @@ def test_a_group_without_parameters_is_passed_over():
     optimizer.param_groups.insert(0, {**optimizer.param_groups[0], "params": []})
     assert stepped(optimizer) == [(1, None)]
     del optimizer.param_groups[1]
-    assert stepped(optimizer) == [(1, "it has no parameters")]
+    assert stepped(optimizer) == [(1, NO_PARAMETERS)]
 
 
 def test_what_no_adamw_does_is_torchs():
     _, optimizer = made()
     optimizer.param_groups[0]["decoupled_weight_decay"] = False
-    assert stepped(optimizer) == [(1, "weights decay by their gradients")]
+    assert stepped(optimizer) == [(1, DECAYS_BY_GRADIENTS)]
     _, optimizer = made()
     torch.set_default_dtype(torch.float64)
     try:
-        assert stepped(optimizer) == [(1, "its steps are counted in float64")]
+        assert stepped(optimizer) == [(1, FLOAT64_STEPS)]
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.kernels.swap.reasons import GRADIENTS, MANY_TOKENS
 from kprof.kernels.attention.attention_forward import KERNEL as FORWARD
 from kprof.kernels.swap.providers import AS_FAST, UNMEASURED, Providers
 from kprof.kernels.swap.swapping import swapped
@@ -39,7 +40,7 @@ def test_less_precision_is_asked_for_by_name_and_refused_where_gradients_are_wan
     call[0].requires_grad_()
     with swapped(module, "attention_fp8=eager", KERNEL) as swap:
         module(*call).sum().backward()
-    assert ways_of(swap, "attention_fp8") == [(1, None, "gradients are asked for")]
+    assert ways_of(swap, "attention_fp8") == [(1, None, GRADIENTS)]
     assert ways_of(swap) == [(1, "kprof", None)]
 
 
@@ -93,7 +94,7 @@ def test_few_and_many_tokens_go_to_two_kernels():
     assert ways_of(swap) == [(2, "kprof", None)]
     assert ways_of(swap, "decode_attention") == [
         (1, "kprof", None),
-        (2, None, "more than 8 tokens"),
+        (2, None, MANY_TOKENS),
     ]
 
 

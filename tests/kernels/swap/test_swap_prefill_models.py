@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 
+from tests.kernels.swap.reasons import FEW_TOKENS, MANY_TOKENS, MASK, ROOM_IN_CACHE
 from kprof.kernels.swap.providers import UNMEASURED
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.kernel_checks import INTERPRETED, quiet_numpy  # noqa: F401
@@ -80,7 +81,7 @@ def test_a_static_cache_that_holds_earlier_tokens_goes_to_the_original(transform
     with swapped(model, KERNEL) as swap:
         cache = transformers.StaticCache(config=model.config, max_cache_len=20)
         found = states(model, parts, past_key_values=cache)
-    assert ways_of(swap)[1] == (1, None, "a cache with room for more tokens")
+    assert ways_of(swap)[1] == (1, None, ROOM_IN_CACHE)
     close(found, states(model)[:, 2:])
 
 
@@ -90,7 +91,7 @@ def test_a_model_reads_with_one_kernel_and_decodes_with_the_other(transformers):
         cache = transformers.DynamicCache(config=model.config)
         found = states(model, parts, past_key_values=cache)
     assert ways_of(swap) == OURS
-    assert ways_of(swap, "decode_attention") == 2 * [(1, None, "more than 8 tokens"), OURS[0]]
+    assert ways_of(swap, "decode_attention") == 2 * [(1, None, MANY_TOKENS), OURS[0]]
     close(found, states(model)[:, 11:])
 
 
@@ -99,7 +100,7 @@ def test_a_later_part_of_a_prompt_sees_the_earlier_ones(transformers):
     with swapped(model, KERNEL) as swap:
         cache = transformers.DynamicCache(config=model.config)
         found = states(model, parts, past_key_values=cache)
-    assert ways_of(swap) == 2 * [(1, None, "8 tokens or fewer"), (1, "kprof", None)]
+    assert ways_of(swap) == 2 * [(1, None, FEW_TOKENS), (1, "kprof", None)]
     close(found, states(model)[:, 2:])
 
 
@@ -118,7 +119,7 @@ def test_a_padded_batch_goes_to_the_original(transformers):
     wanted = states(model, attention_mask=padding)
     with swapped(model, KERNEL) as swap:
         assert torch.equal(states(model, attention_mask=padding), wanted)
-    assert ways_of(swap) == 2 * [(1, None, "a mask that is not plainly causal")]
+    assert ways_of(swap) == 2 * [(1, None, MASK)]
 
 
 def test_sequences_in_one_row_go_to_the_original(transformers):
@@ -127,7 +128,7 @@ def test_sequences_in_one_row_go_to_the_original(transformers):
     wanted = states(model, **options)
     with swapped(model, KERNEL) as swap:
         assert torch.equal(states(model, **options), wanted)
-    assert ways_of(swap) == 2 * [(1, None, "a mask that is not plainly causal")]
+    assert ways_of(swap) == 2 * [(1, None, MASK)]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_another_swap_decides_about_what_one_leaves(transformers):
         model = made(transformers)
         with swapped(model, "decode_attention") as inner:
             states(model)
-    assert ways_of(inner, "decode_attention") == 2 * [(1, None, "more than 8 tokens")]
+    assert ways_of(inner, "decode_attention") == 2 * [(1, None, MANY_TOKENS)]
     assert sum(site.num_replaced for site in outer.sites) == 2
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.quantities import quantities_in
 from kprof.errors import KprofError
 from kprof.report.swap import sections_of_swap
 from kprof.kernels.swap.swap_report import Calls, SiteReport, SwapReport
@@ -58,7 +59,7 @@ def test_swaps_of_all_the_process_are_left_in_order(monkeypatch):
     outer, inner = swapped(None, "cross_entropy=eager"), swapped(None, "cross_entropy=kprof")
     outer.__enter__()
     inner.__enter__()
-    with pytest.raises(KprofError, match="leave the inner one first"):
+    with pytest.raises(KprofError, match="inner one first"):
         outer.__exit__(None, None, None)
     inner.__exit__(None, None, None)
     outer.__exit__(None, None, None)
@@ -71,7 +72,7 @@ def test_a_site_that_somebody_replaced_once_is_told_anew():
     with swap:
         norm.forward = norm.forward
         norm.__dict__["forward"] = lambda x: x
-    assert "other code replaced it" in swap.sites[0].skipped
+    assert "other code replaced" in swap.sites[0].skipped
     del norm.__dict__["forward"]
     with swap:
         norm(torch.ones(2, 8))
@@ -102,19 +103,16 @@ def test_the_report_says_what_was_replaced_what_was_left_and_why():
     (section,) = sections_of_swap(swap.report)
     facts, replaced, skipped = section.parts
     assert [value for _, value, _ in facts.items] == ["2", "1", "2", "2"]
-    assert replaced.rows == (
-        ("* (2)", "Norm", "rmsnorm", "eager", "2", ""),
-        (
-            *("* (2)", "Norm", "rmsnorm", "original", "2"),
-            "with float64, the original computes something else",
-        ),
-    )
+    by_eager, by_original = replaced.rows
+    assert by_eager == ("* (2)", "Norm", "rmsnorm", "eager", "2", "")
+    assert by_original[:-1] == ("* (2)", "Norm", "rmsnorm", "original", "2")
+    assert "float64" in by_original[-1]
     assert skipped.rows[0][:3] == ("*", "WithoutRootNorm", "rmsnorm")
 
 
 def test_a_report_of_nothing_says_so():
     (section,) = sections_of_swap(SwapReport(("rmsnorm",)))
-    assert "No call site was found" in section.parts[1].text
+    assert "No call site" in section.parts[1].text
 
 
 def test_compiled_sites_and_sites_that_nobody_called_are_named():
@@ -132,7 +130,6 @@ def test_layers_that_found_their_input_in_fp8_are_told_with_how_often():
     calls = Calls(4, "kprof", num_joined=3), Calls(2, None, "with float64, it is refused")
     sites = (SiteReport("a", "fp8_linear", "Linear", calls=calls),)
     (section,) = sections_of_swap(SwapReport(("fp8_linear",), sites))
-    assert [row[3:] for row in section.parts[1].rows] == [
-        ("kprof", "4", "3 of them found x in FP8 already"),
-        ("original", "2", "with float64, it is refused"),
-    ]
+    joined, refused = (row[3:] for row in section.parts[1].rows)
+    assert (joined[:2], quantities_in(joined[2])) == (("kprof", "4"), ["3"])
+    assert refused == ("original", "2", calls[1].why)

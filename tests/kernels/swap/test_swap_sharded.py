@@ -89,11 +89,14 @@ def test_a_model_in_shards_trains_the_same_and_its_sharded_optimizer_steps_as_be
         torch.testing.assert_close(got, wanted)
         torch.testing.assert_close(others, weights)
         assert {calls[one] for one in KERNELS[:3]} == {(2, "kprof", None)}
-        assert calls["adamw"] == (2, None, "a parameter that is a DTensor, no plain tensor")
+        *counted, why = calls["adamw"]
+        assert (counted, "DTensor" in why) == ([2, None], True)
 
 
 @pytest.mark.slow
 def test_a_norm_of_distributed_tensors_is_the_original(told):
     for _, (wanted, got, calls) in told:
         assert torch.equal(got, wanted)
-        assert calls == {"rmsnorm": (1, None, "a DTensor is no plain tensor")}
+        assert calls.keys() == {"rmsnorm"}
+        *counted, why = calls["rmsnorm"]
+        assert (counted, "DTensor" in why) == ([1, None], True)

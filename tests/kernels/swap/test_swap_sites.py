@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.kernels.swap.reasons import NO_SIZES, TRAINS_OTHERWISE, UNKNOWN_BETWEEN, WRITES_GLOBAL
+from kprof.kernels.swap.sites.norms import OTHER
 from kprof.kernels.swap.swapping import swapped
 from tests.kernels.swap_models import GemmaNorm, Mlp, Norm, WithoutRootNorm
 
@@ -58,10 +60,7 @@ def test_a_norm_with_an_epsilon_in_its_code_is_known():
 
 def test_a_module_that_looks_like_a_norm_and_is_none_is_left_alone_with_the_reason():
     ((kernel, why),) = sites_of(WithoutRootNorm(16), *NORMS)
-    assert (kernel, why) == (
-        "rmsnorm",
-        "it computes something else than an RMSNorm or a LayerNorm of rows",
-    )
+    assert (kernel, why) == ("rmsnorm", OTHER)
 
 
 def test_a_norm_that_differs_only_in_rows_that_are_tiny_is_left_alone():
@@ -88,11 +87,12 @@ def test_a_norm_that_does_more_when_it_trains_is_left_alone():
 
     module = NoisyNorm(16).eval()
     ((_, why),) = sites_of(module, *NORMS)
-    assert why == "it computes something else when it trains"
+    assert why == TRAINS_OTHERWISE
 
 
 def test_a_norm_with_weights_in_float64_is_left_alone():
-    assert sites_of(Norm(8).double(), *NORMS) == [("rmsnorm", "its weights are float64")]
+    ((kernel, why),) = sites_of(Norm(8).double(), *NORMS)
+    assert (kernel, why.split()[-1]) == ("rmsnorm", "float64")
 
 
 def test_batch_norms_and_linear_layers_are_no_sites():
@@ -138,7 +138,7 @@ def test_gate_and_up_may_be_one_layer():
 
 def test_a_gated_mlp_with_another_activation_is_left_alone_with_the_reason():
     ((_, why),) = sites_of(Mlp(16, nn.ReLU()), *GATED)
-    assert why == "what it computes between its layers is not known"
+    assert why == UNKNOWN_BETWEEN
 
 
 def test_a_gated_mlp_that_drops_when_it_trains_is_left_alone():
@@ -150,7 +150,7 @@ def test_a_gated_mlp_that_drops_when_it_trains_is_left_alone():
             return self.down_proj(h)
 
     ((_, why),) = sites_of(Dropping(16).eval(), *GATED)
-    assert why == "it computes something else when it trains"
+    assert why == TRAINS_OTHERWISE
 
 
 def test_an_mlp_without_a_gate_is_no_site():
@@ -188,9 +188,7 @@ def test_an_mlp_whose_layers_tell_no_size_is_left_alone_with_the_reason():
 
     mlp = Mlp(8)
     mlp.gate_proj, mlp.up_proj, mlp.down_proj = Layer(8, 16), Layer(8, 16), Layer(16, 8)
-    assert sites_of(mlp, "swiglu=eager", "geglu=eager") == [
-        ("swiglu", "its layers have no in_features and out_features")
-    ]
+    assert sites_of(mlp, "swiglu=eager", "geglu=eager") == [("swiglu", NO_SIZES)]
 
 
 def test_a_module_that_is_replaced_by_a_function_has_no_row_that_it_is_skipped():
@@ -227,7 +225,8 @@ def test_experts_in_one_module_are_left_alone_with_the_reason():
 def test_a_rotation_of_other_pairs_is_left_alone():
     module = Interleaved()
     ((kernel, why),) = sites_of(module, "rope=eager")
-    assert (kernel, why) == ("rope", "apply_rotary_pos_emb: it computes something else")
+    assert (kernel, why.partition(": ")[0]) == ("rope", "apply_rotary_pos_emb")
+    assert "something else" in why
 
 
 def apply_rotary_pos_emb(q, k, cos, sin):
@@ -289,7 +288,7 @@ def test_the_same_call_goes_another_way_under_autocast():
 
 def test_a_forward_that_writes_a_global_variable_is_left_alone():
     ((_, why),) = sites_of(Counting(), "cross_entropy=eager")
-    assert why == "its forward writes a global variable"
+    assert why == WRITES_GLOBAL
 
 
 NUM_CALLS = 0
@@ -313,4 +312,5 @@ def test_a_provider_without_an_order_of_rounding_leaves_it_to_the_original():
     wanted = module(x)
     with swapped(module, "rmsnorm=aten") as swap:
         assert torch.equal(module(x), wanted)
-    assert [one.why for one in swap.sites[0].calls] == ["aten has no such options"]
+    (call,) = swap.sites[0].calls
+    assert (call.provider, call.why.split()[0]) == (None, "aten")
