@@ -22,6 +22,9 @@ from kprof.findings import Diagnosis
 
 Table = Literal["kernels", "ranges", "samples", "idle"]
 
+# In `device` and `stream`, by which activities are grouped: not recorded. CUDA numbers from 0.
+NOT_RECORDED = -1
+
 
 @dataclass(frozen=True)
 class Column:
@@ -39,8 +42,8 @@ KERNELS: tuple[Column, ...] = (
     Column("name", "category", "", "reader", "As recorded: a kernel's or a copy's name; in host mode the operator's."),
     Column("activity", "category", "", "reader", "kernel, memcpy, memset, graph (a CUDA graph's replay that was recorded as a whole), or host (one piece of an operator's self time)."),
     Column("rank", "int32", "", "reader", "Rank of the process that launched it; 0 in a run of one process."),
-    Column("device", "int32", "", "reader", "Index of the GPU as the process saw it; -1 for the host."),
-    Column("stream", "int64", "", "reader", "CUDA stream; in host mode the thread."),
+    Column("device", "int32", "", "reader", "Index of the GPU as the process saw it; -1 for the host, and where not recorded."),
+    Column("stream", "int64", "", "reader", "CUDA stream; in host mode the thread; -1 where not recorded."),
     Column("start_ns", "int64", "ns", "reader", "Start on the recorder's clock."),
     Column("duration_ns", "int64", "ns", "reader", "Time on the device, as recorded."),
     Column("correlation", "Int64", "", "reader", "Joins the activity to the runtime call that launched it, within its rank."),
@@ -144,13 +147,18 @@ SCHEMA: dict[Table, tuple[Column, ...]] = {
 class Gpu:
     """A GPU as the trace names it; sizes in bytes, None where the trace does not say."""
 
-    index: int
+    index: int | None
     name: str
     num_sms: int | None = None
     memory_bytes: int | None = None
     compute_capability: str | None = None
     rank: int | None = None
     """Rank of the process that calls it by this index; None in a trace of one process."""
+
+    @property
+    def device(self) -> int:
+        """The index as the column `device` has it."""
+        return NOT_RECORDED if self.index is None else self.index
 
 
 @dataclass(frozen=True)
@@ -295,7 +303,7 @@ class Trace:
         """The GPUs that did something; a trace may list all that the machine has."""
         pairs = self.kernels[["rank", "device"]].drop_duplicates().itertuples(index=False)
         used = {(rank, device) for place, device in pairs for rank in (None, place)}
-        return tuple(g for g in self.meta.gpus if (g.rank, g.index) in used) or self.meta.gpus
+        return tuple(g for g in self.meta.gpus if (g.rank, g.device) in used) or self.meta.gpus
 
     @cached_property
     def is_host_only(self) -> bool:

@@ -30,7 +30,7 @@ def launch(name="copy", **metrics):
         "Grid Size": metrics.pop("grid", "(8, 1, 1)"),
         "Block Size": metrics.pop("block", "(128, 1, 1)"),
         "Device": metrics.pop("device", "0"),
-        "Stream": "7",
+        "Stream": metrics.pop("stream", "7"),
         "CC": "9.0",
         "Context": "1",
         "Process Name": "python3.11",

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kprof.trace import Trace
+from kprof.trace import NOT_RECORDED, Trace
 
 MAX_DEPTH = 6
 """Ranges nested deeper than this are left out."""
@@ -30,10 +30,15 @@ def device_rows(trace: Trace, rank: int, start_ns: int, end_ns: int) -> pd.DataF
     lane = keys.groupby(["device", "stream"]).ngroup().to_numpy(np.int64)
     pairs = sorted(set(map(tuple, keys.drop_duplicates().to_numpy().tolist())))
     names = [
-        f"thread {stream}" if trace.is_host_only else f"GPU {device} stream {stream}"
+        f"thread {stream}" if trace.is_host_only else _queue(device, stream)
         for device, stream in pairs
     ]
     return _table(kernels, rows, lane, names)
+
+
+def _queue(device: int, stream: int) -> str:
+    gpu = "GPU" if device == NOT_RECORDED else f"GPU {device}"
+    return gpu if stream == NOT_RECORDED else f"{gpu} stream {stream}"
 
 
 def host_rows(trace: Trace, rank: int, start_ns: int, end_ns: int) -> pd.DataFrame:

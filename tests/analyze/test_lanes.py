@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kprof.analyze.lanes import device_rows, host_rows, merge_small
+from kprof.trace import NOT_RECORDED
 from tests.quantities import quantities_in
 from tests.traces import analyzed_trace_of
 
@@ -13,6 +14,11 @@ def test_every_stream_has_its_lane():
     )
     rows = device_rows(trace, 0, 0, 1000)
     assert rows["lane"].tolist() == ["GPU 0 stream 7", "GPU 0 stream 13"]
+
+
+def test_a_lane_names_no_stream_that_was_not_recorded():
+    trace = analyzed_trace_of({"stream": NOT_RECORDED, "device": NOT_RECORDED})
+    assert device_rows(trace, 0, 0, 1000)["lane"].tolist() == ["GPU"]
 
 
 def test_what_lies_outside_the_moments_is_left_out():

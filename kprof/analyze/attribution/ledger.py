@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kprof.trace import Trace, once_per_trace
+from kprof.trace import NOT_RECORDED, Trace, once_per_trace
 
 # Counts that need the start times of activities.
 NEEDS_STARTS = ("gpu_busy_union_ns", "gpu_span_ns", "same_stream_overlaps")
@@ -32,7 +32,7 @@ class Ledger:
     num_graph_launches: int | None
     num_graph_activities: int | None
     """Number of activities that graphs launched; None without the host's calls."""
-    num_streams: int
+    num_streams: int | None
     num_same_stream_overlaps: int
     num_lost: int | None
     """Launches of kernels and graphs that left no activity; None where no launch was recorded."""
@@ -96,7 +96,7 @@ def balance(trace: Trace) -> Ledger:
         num_orphans=int((kernels["bucket"] == "orphan").sum()),
         num_graph_launches=int(_is_graph_launch(trace.ranges).sum()) if knows_calls else None,
         num_graph_activities=int(is_graph.sum()) if knows_calls else None,
-        num_streams=len(kernels[["rank", "device", "stream"]].drop_duplicates()),
+        num_streams=_count_streams(kernels),
         num_same_stream_overlaps=_same_stream_overlaps(kernels, end_ns),
         num_lost=sum(of_rank.num_lost for of_rank in launches) if launches else None,
     )
@@ -148,6 +148,13 @@ def truth_columns(trace: Trace, ledger: Ledger) -> dict[str, int | str | None]:
         "unattributed_ns": ledger.unattributed_ns,
         **of_timeline,
     }
+
+
+def _count_streams(kernels: pd.DataFrame) -> int | None:
+    """Count the streams; None where an activity's stream was not recorded."""
+    if (kernels["stream"] == NOT_RECORDED).any():
+        return None
+    return len(kernels[["rank", "device", "stream"]].drop_duplicates())
 
 
 def _knows_calls(trace: Trace) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.collect.readers.kineto.events import MISSING
-from kprof.trace import Table, columns_of
+from kprof.trace import NOT_RECORDED, Table, columns_of
 
 
 def category(codes: NDArray[np.integer], texts: list[str]) -> pd.Categorical:
@@ -24,6 +24,11 @@ def category(codes: NDArray[np.integer], texts: list[str]) -> pd.Categorical:
 def nullable(values: NDArray[np.int64]) -> pd.arrays.IntegerArray:
     """Return whole numbers that are missing where they are `MISSING`."""
     return pd.arrays.IntegerArray(values, values == MISSING)
+
+
+def places(numbers: Iterable[int | None]) -> NDArray[np.int64]:
+    """Return devices or streams, `NOT_RECORDED` where None."""
+    return np.array([NOT_RECORDED if one is None else one for one in numbers], dtype=np.int64)
 
 
 def as_declared(table: Table, number: int, found: Mapping[str, object]) -> pd.DataFrame:

@@ -70,7 +70,7 @@ def _peaks(trace: Trace, place: Place) -> tuple[float | None, ...]:
 
 
 def _of_capacity(trace: Trace, place: Place) -> str:
-    sizes = {(gpu.rank, gpu.index): gpu.memory_bytes for gpu in trace.meta.gpus}
+    sizes = {(gpu.rank, gpu.device): gpu.memory_bytes for gpu in trace.meta.gpus}
     size = sizes.get(place) or sizes.get((None, place[1]))
     return f" on {_name(trace, place)}, which has {format_memory(size)}" if size else ""
 

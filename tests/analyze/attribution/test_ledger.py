@@ -8,6 +8,7 @@ from kprof.analyze.attribution.attribute import add_attribution
 from kprof.analyze.attribution.kinds import add_kind
 from kprof.analyze.attribution.ledger import balance, truth_columns, union_ns
 from kprof.analyze.idle.assign import add_idle
+from kprof.trace import NOT_RECORDED
 from tests.traces import trace_of
 
 MOMENTS = st.integers(0, 10**9)
@@ -158,3 +159,8 @@ def test_launches_that_left_no_activity_are_counted():
 
 def test_what_was_lost_is_unknown_where_no_launch_was_recorded():
     assert balance(add_attribution(trace_of({"correlation": 1}))).num_lost is None
+
+
+def test_streams_are_not_counted_where_one_was_not_recorded():
+    trace = add_attribution(trace_of({"stream": 7}, {"stream": NOT_RECORDED}))
+    assert balance(trace).num_streams is None

@@ -4,6 +4,7 @@ import pytest
 
 from kprof.collect.readers.ncu.reader import knows, read
 from kprof.errors import TraceError
+from kprof.trace import NOT_RECORDED
 from tests.ncu_files import DRAM, DURATION, SM, details_page, launch, raw_page
 from tests.quantities import quantities_in
 
@@ -57,6 +58,12 @@ def test_a_launch_has_its_place_its_duration_and_what_was_counted(tmp_path):
         "occupancy_percent": 88.0,
         "registers": 32,
     }
+
+
+def test_a_page_without_the_device_and_the_stream_names_neither(tmp_path):
+    page = raw_page(launch(device="", stream=""))
+    trace = read_text(tmp_path, page)
+    assert trace.kernels[["device", "stream"]].to_numpy().tolist() == [[NOT_RECORDED, NOT_RECORDED]]
 
 
 def test_the_details_page_tells_the_same_as_the_raw_page(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from kprof.collect.readers.ncu import reader
 from kprof.collect.readers.ncu.reader import read
 from kprof.errors import TraceError
+from kprof.trace import NOT_RECORDED, Gpu
 from tests.ncu_files import DURATION, launch, raw_page
 from tests.quantities import quantities_in
 
@@ -91,6 +92,15 @@ def test_a_report_is_read_through_the_module_of_nvidia(tmp_path, monkeypatch):
     assert (found["dram_read_bytes"], found["dram_written_bytes"]) == (4096, 512)
     assert "block" not in found
     assert [gpu.name for gpu in trace.meta.gpus] == ["NVIDIA H200"]
+
+
+def test_a_report_without_the_device_and_the_stream_names_neither(tmp_path, monkeypatch):
+    action = gemm()
+    del action.metrics["launch__stream_id"]
+    monkeypatch.setitem(sys.modules, "ncu_report", module_with(action))
+    trace = read(report_in(tmp_path))
+    assert trace.kernels[["device", "stream"]].to_numpy().tolist() == [[NOT_RECORDED, NOT_RECORDED]]
+    assert trace.gpus == (Gpu(None, "NVIDIA H200"),)
 
 
 def test_results_that_are_no_kernels_are_left_out_and_counted(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from kprof.analyze.passes import analyze
 from kprof.collect.readers.kineto import reader as kineto
 from kprof.collect.readers.proton.reader import knows, read
 from kprof.errors import TraceError
+from kprof.trace import NOT_RECORDED
 from tests.quantities import quantities_in
 
 DEVICES = {
@@ -209,6 +210,11 @@ def test_a_timeline_of_several_streams_is_exact_to_the_nanosecond(tmp_path):
         ["add", 7, 0, 1001],
         ["mul", 13, 500, 123456789],
     ]
+
+
+def test_the_device_of_a_timeline_is_not_recorded(tmp_path):
+    trace = read(timeline(tmp_path, (7, [("add", 0.0, 1.001)])))
+    assert trace.kernels["device"].tolist() == [NOT_RECORDED]
 
 
 def test_a_timeline_of_proton_is_not_taken_for_one_of_kineto(tmp_path):

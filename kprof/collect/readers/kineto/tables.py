@@ -16,7 +16,7 @@ from kprof.collect.readers.marks import mark_in
 from kprof.collect.readers.table_columns import as_declared
 from kprof.collect.readers.table_columns import category as _category
 from kprof.collect.readers.table_columns import nullable as _nullable
-from kprof.trace import NodeNote
+from kprof.trace import NOT_RECORDED, NodeNote
 
 _MODULE_PREFIX = "nn.Module: "
 _KINDS = [
@@ -55,7 +55,7 @@ def kernels_of(merger: Merger, rank: int) -> pd.DataFrame:
             "activity": _category(role - int(Role.KERNEL), _ACTIVITIES),
             "rank": _ranks(merger, "device", len(role), rank),
             "device": _devices(merger.numbers("device", "device")),
-            "stream": _present(merger.numbers("device", "stream"), -1),
+            "stream": _present(merger.numbers("device", "stream"), NOT_RECORDED),
             "start_ns": merger.numbers("device", "start_ns"),
             "duration_ns": merger.numbers("device", "duration_ns"),
             "correlation": _nullable(merger.numbers("device", "correlation")),
@@ -78,8 +78,8 @@ def _ranks(merger: Merger, rows: Rows, number: int, first: int) -> NDArray[np.in
 
 
 def _devices(numbers: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return indices of GPUs; -1 where there is none, or one that no machine has."""
-    return np.where((numbers >= 0) & (numbers < 2**31), numbers, -1).astype(np.int32)
+    """Return indices of GPUs; not recorded where there is none, or one that no machine has."""
+    return np.where((numbers >= 0) & (numbers < 2**31), numbers, NOT_RECORDED).astype(np.int32)
 
 
 def _present(values: NDArray[np.int64], otherwise: int) -> NDArray[np.int64]:

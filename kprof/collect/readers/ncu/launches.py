@@ -65,10 +65,10 @@ class Launch:
     """Blocks, `x,y,z`."""
     block: str | None = None
     process: int = 0
-    device: int = 0
-    stream: int = -1
+    device: int | None = None
+    stream: int | None = None
     gpu: str | None = None
-    """Name of the GPU, where the report tells."""
+    """Name of the GPU. This, the device and the stream are None where the report has none."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     @property

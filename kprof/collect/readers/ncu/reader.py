@@ -19,7 +19,7 @@ import pandas as pd
 from kprof.collect.readers.ncu.launches import GPU_NAME, Launch, Metric, counted_columns, is_wanted
 from kprof.collect.readers.ncu.program import REPORT_SUFFIX, export_report, find_program
 from kprof.collect.readers.ncu.table import EXPORT, Table, is_table, read_table
-from kprof.collect.readers.table_columns import as_declared
+from kprof.collect.readers.table_columns import as_declared, places
 from kprof.errors import TraceError
 from kprof.trace import Gpu, Meta, Trace, empty
 
@@ -137,26 +137,27 @@ def _launch(module: ModuleType, action: Any) -> Launch:  # noqa: ANN401
         name=action.name(module.IAction.NameBase_DEMANGLED),
         grid=_dimensions(action, "launch__grid_dim_"),
         block=_dimensions(action, "launch__block_dim_"),
-        stream=_whole(action, "launch__stream_id", -1),
-        device=_whole(action, "launch__device_id", 0),
+        stream=_whole(action, "launch__stream_id"),
+        device=_whole(action, "launch__device_id"),
         gpu=gpu.as_string() if gpu is not None else None,
         metrics=metrics,
     )
 
 
 def _dimensions(action: Any, prefix: str) -> str | None:  # noqa: ANN401
-    numbers = [_whole(action, f"{prefix}{axis}", -1) for axis in "xyz"]
-    return None if -1 in numbers else ",".join(map(str, numbers))
+    numbers = [_whole(action, f"{prefix}{axis}") for axis in "xyz"]
+    return None if None in numbers else ",".join(map(str, numbers))
 
 
-def _whole(action: Any, name: str, otherwise: int) -> int:  # noqa: ANN401
+def _whole(action: Any, name: str) -> int | None:  # noqa: ANN401
     metric = action.metric_by_name(name)
-    return otherwise if metric is None else int(metric.as_uint64())
+    return None if metric is None else int(metric.as_uint64())
 
 
 def _gpus(launches: list[Launch]) -> tuple[Gpu, ...]:
     named = {launch.device: launch.gpu for launch in launches if launch.gpu}
-    return tuple(Gpu(index, name) for index, name in sorted(named.items()))
+    gpus = [Gpu(index, name) for index, name in named.items()]
+    return tuple(sorted(gpus, key=lambda gpu: gpu.device))
 
 
 def _caveats(table: Table, timed: list[Launch]) -> Iterator[str]:
@@ -193,8 +194,8 @@ def _kernels(launches: list[Launch]) -> pd.DataFrame:
             "name": pd.Categorical([launch.name for launch in launches]),
             "activity": pd.Categorical(["kernel"] * len(launches)),
             "rank": rank,
-            "device": np.array([launch.device for launch in launches], dtype=np.int32),
-            "stream": np.array([launch.stream for launch in launches], dtype=np.int64),
+            "device": places(launch.device for launch in launches).astype(np.int32),
+            "stream": places(launch.stream for launch in launches),
             "start_ns": one_after_another(rank, duration_ns),
             "duration_ns": duration_ns,
             "grid": pd.Categorical([launch.grid for launch in launches]),

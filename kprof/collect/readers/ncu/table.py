@@ -144,9 +144,9 @@ def _launch(cells: Cells, metrics: dict[str, Metric]) -> Launch:
         name=cells[_NAME],
         grid=_dimensions(cells, "grid"),
         block=_dimensions(cells, "block"),
-        process=_whole(cells.get("Process ID"), 0),
-        device=_whole(cells.get("Device"), 0),
-        stream=_whole(cells.get("Stream"), -1),
+        process=_whole(cells.get("Process ID")) or 0,
+        device=_whole(cells.get("Device")),
+        stream=_whole(cells.get("Stream")),
         gpu=cells.get(GPU_NAME) or None,
         metrics=metrics,
     )
@@ -160,8 +160,8 @@ def _dimensions(cells: Cells, what: str) -> str | None:
     return ",".join(numbers) if len(numbers) == 3 else None
 
 
-def _whole(text: str | None, otherwise: int) -> int:
-    return int(text) if text and text.strip().isdecimal() else otherwise
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.strip().isdecimal() else None
 
 
 def _launches_of_columns(rows: list[Cells], path: Path) -> Iterator[Launch]:

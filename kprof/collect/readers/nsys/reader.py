@@ -19,7 +19,7 @@ from kprof.collect.readers.nsys.host_ranges import ranges_of
 from kprof.collect.readers.nsys.ranks import Processes, gpus_of, processes_of
 from kprof.collect.readers.table_columns import as_declared, category, nullable
 from kprof.errors import TraceError
-from kprof.trace import Meta, Trace, empty
+from kprof.trace import NOT_RECORDED, Meta, Trace, empty
 
 # For the message about a file that no reader knows.
 OPENS = "an export of Nsight Systems: *.sqlite or *.nsys-rep"
@@ -151,7 +151,7 @@ def activities_of(database: Database, processes: Processes) -> pd.DataFrame:
             "activity": category(activity, list(DEVICE_TABLES.values())),
             "rank": processes.ranks_of(columns["globalPid"]),
             "device": _devices(columns["deviceId"]),
-            "stream": np.where(columns["streamId"] == MISSING, -1, columns["streamId"]),
+            "stream": np.where(columns["streamId"] == MISSING, NOT_RECORDED, columns["streamId"]),
             "start_ns": columns["start"],
             "duration_ns": columns["end"] - columns["start"],
             "correlation": nullable(columns["correlationId"]),
@@ -209,7 +209,7 @@ def _word(words: tuple[str, ...] | list[str], number: int) -> str:
 
 
 def _devices(numbers: Numbers) -> Numbers:
-    return np.where((numbers >= 0) & (numbers < 2**31), numbers, -1).astype(np.int32)
+    return np.where((numbers >= 0) & (numbers < 2**31), numbers, NOT_RECORDED).astype(np.int32)
 
 
 def _dimensions(x: Numbers, y: Numbers, z: Numbers) -> pd.Categorical:

@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from kprof.collect.readers.table_columns import as_declared
+from kprof.collect.readers.table_columns import as_declared, places
 from kprof.collect.trace_file import content_of
 from kprof.errors import TraceError
-from kprof.trace import Gpu, Meta, Trace, empty
+from kprof.trace import NOT_RECORDED, Gpu, Meta, Trace, empty
 
 # For the message about a file that no reader knows.
 OPENS = "a profile of Proton: *.hatchet"
@@ -71,7 +71,7 @@ class Row:
     start_ns: int
     duration_ns: int
     launches: int
-    device: int
+    device: int | None
     flops: int | None = None
     type: str | None = None
     bytes: int | None = None
@@ -234,7 +234,7 @@ def _timeline_kernels(launches: list[Event]) -> pd.DataFrame:
             "name": pd.Categorical([one.name for one in ordered]),
             "activity": pd.Categorical(["kernel"] * number),
             "rank": np.zeros(number, dtype=np.int32),
-            "device": np.zeros(number, dtype=np.int32),
+            "device": np.full(number, NOT_RECORDED, dtype=np.int32),
             "stream": np.array([_stream(one.tid) for one in ordered], dtype=np.int64),
             "start_ns": times[order, 0],
             "duration_ns": times[order, 1],
@@ -248,7 +248,7 @@ def _in_ns(microseconds: Decimal) -> int:
 
 def _stream(thread: int | str) -> int:
     found = re.search(r"\d+", str(thread))
-    return int(found[0]) if found else -1
+    return int(found[0]) if found else NOT_RECORDED
 
 
 def read_tree(path: Path) -> tuple[Node, Devices]:
@@ -344,7 +344,7 @@ def _add_kernel(visit: Visit, rows: Rows, clock: int) -> int:
         return 0
     name, device = visit.node.frame.name, number_of(metrics, "device_id")
     rows.ranges.append(Range("runtime", "launches", clock, duration_ns, len(rows.kernels)))
-    rows.kernels.append(Row(name, clock, duration_ns, launches, device or 0))
+    rows.kernels.append(Row(name, clock, duration_ns, launches, device))
     return duration_ns
 
 
@@ -423,8 +423,8 @@ def _kernels(rows: Rows) -> pd.DataFrame:
             "name": pd.Categorical([row.name for row in kernels]),
             "activity": pd.Categorical(["kernel"] * number),
             "rank": np.zeros(number, dtype=np.int32),
-            "device": np.array([row.device for row in kernels], dtype=np.int32),
-            "stream": np.full(number, -1, dtype=np.int64),
+            "device": places(row.device for row in kernels).astype(np.int32),
+            "stream": np.full(number, NOT_RECORDED, dtype=np.int64),
             "start_ns": np.array([row.start_ns for row in kernels], dtype=np.int64),
             "duration_ns": np.array([row.duration_ns for row in kernels], dtype=np.int64),
             "correlation": pd.array(range(number), dtype="Int64"),
