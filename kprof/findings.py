@@ -1,4 +1,4 @@
-"""Findings as data: a claim, its evidence, its remedy, its saving."""
+"""Findings as data: a claim, its evidence, its fix, its saving."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Grade = Literal["low", "medium", "high"]
 
 
 @dataclass(frozen=True)
-class Remedy:
+class Fix:
     """The change that a fix makes to the recording; replaying it predicts the saving.
 
     A fix of work says how long the finding's `rows` would still take together, with full and with
@@ -59,14 +59,14 @@ class Saving:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that costs time or memory: a claim, the evidence, the remedy."""
+    """One thing that costs time or memory: a claim, the evidence, the fix."""
 
     rule: str
     """The rule that found it; its playbook has the same name."""
     claim: str
     """One plain sentence with numbers and units."""
     confidence: Grade
-    """How surely the claim is true and the remedy applies."""
+    """How surely the claim is true and the fix applies."""
     effort: Grade
     """low: a setting; medium: some lines; high: a project with a quality gate of its own."""
     rows: tuple[int, ...] = ()
@@ -77,7 +77,7 @@ class Finding:
     """Rows of `ranges` that prove it."""
     details: tuple[str, ...] = ()
     """Where to look, largest first; what else was seen."""
-    remedy: Remedy = Remedy()
+    fix: Fix = Fix()
     saving: Saving | None = None
     cause_ns: int | None = None
     """The cost in a step, or in the window: the device's time in the rows, and the idle time of
@@ -97,12 +97,12 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Unasked:
-    """A rule that the recording could not be asked, and how to record so that it can."""
+class NotApplicable:
+    """A rule that lacks data of the recording, and how to record it."""
 
     rule: str
     because: str
-    way_out: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,14 @@ class Diagnosis:
 
     findings: tuple[Finding, ...] = ()
     together: Saving | None = None
-    """All remedies in one replay."""
+    """All fixes in one replay."""
     differs_by: Literal["", "overlap", "shared limit"] = ""
     """Why `together` is not the sum: less where savings overlap, more where one alone leaves a
     limit that others lift."""
     start_up: tuple[StartUp, ...] = ()
     swapped: Saving | None = None
     """The same of those that are swaps, where there are several."""
-    unasked: tuple[Unasked, ...] = ()
+    not_applicable: tuple[NotApplicable, ...] = ()
     whole: str = "a step"
     """The denominator of savings and shares: a step, or the window of a run without steps."""
     whole_ns: int = 0

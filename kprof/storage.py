@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 FORMAT = 3
 META_FILE = "meta.json"
 FINDINGS_FILE = "findings.json"
+# Earlier keys of that file, which a run saved before still has.
+_RENAMED = {"remedy": "fix", "way_out": "fix", "unasked": "not_applicable"}
 # Columns that hold rows of a table.
 _ROWS_OF: dict[tuple[Table, str], Table] = {
     ("kernels", "launch_row"): "ranges",
@@ -197,7 +199,16 @@ def _as_declared(folder: Path, name: Table) -> pd.DataFrame:
 def _diagnosis_in(folder: Path) -> Diagnosis | None:
     """Read what the rules found; a run of before there were rules has no such file."""
     path = folder / FINDINGS_FILE
-    return msgspec.json.decode(path.read_bytes(), type=Diagnosis) if path.exists() else None
+    if not path.exists():
+        return None
+    return msgspec.convert(_renamed(msgspec.json.decode(path.read_bytes())), type=Diagnosis)
+
+
+def _renamed(content: object) -> object:
+    """Return the content of a JSON file with the keys of today."""
+    if isinstance(content, dict):
+        return {_RENAMED.get(key, key): _renamed(value) for key, value in content.items()}
+    return [_renamed(one) for one in content] if isinstance(content, list) else content
 
 
 def _require_references(tables: dict[Table, pd.DataFrame], diagnosis: Diagnosis | None) -> None:

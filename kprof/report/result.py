@@ -29,7 +29,7 @@ from kprof.analyze.roofline.utilisation import (
 )
 from kprof.trace import Trace
 
-SCHEMA = 1
+SCHEMA = 2
 NUM_TOP = 20
 NUM_PLACES = 5
 

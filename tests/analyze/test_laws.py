@@ -457,10 +457,10 @@ def assert_savings_lie_in_the_idle_section(trace):
     listed = sum(one["recoverable_ns"] or 0 for one in section["causes"])
     assert listed == gained[without_lead(trace).idle["duration_ns"] > 0].sum()
     for one in trace.diagnosis.findings:
-        causes = {one.remedy.idle_cause} if one.remedy.idle_cause else set()
-        causes |= {"launch-bound"} if one.remedy.graphs else set()
+        causes = {one.fix.idle_cause} if one.fix.idle_cause else set()
+        causes |= {"launch-bound"} if one.fix.graphs else set()
         is_unrecorded = one.saving is not None and one.saving.step_ns != trace.diagnosis.whole_ns
-        if causes and one.remedy.best_ns is None and not is_unrecorded and one.saving.high_ns:
+        if causes and one.fix.best_ns is None and not is_unrecorded and one.saving.high_ns:
             assert one.saving.high_ns <= most_of_a_gpu(trace, gained, causes)
     took = trace.idle["duration_ns"].to_numpy()
     for one in trace.meta.what_if:

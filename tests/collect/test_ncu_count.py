@@ -192,7 +192,7 @@ def test_several_ranks_are_refused(tmp_path):
         window_of(trace, 10, 99)
 
 
-def test_without_permission_the_way_out_is_told(tmp_path, ncu):
+def test_without_permission_the_fix_is_told(tmp_path, ncu):
     folder = run_in(tmp_path, on_gpu(NAME, 10))
     (ncu / "error").write_text("==ERROR== ERR_NVGPUCTRPERM - The user has no permission")
     with pytest.raises(LaunchError, match="may not read") as caught:

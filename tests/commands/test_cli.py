@@ -143,7 +143,7 @@ def test_an_existing_run_is_not_overwritten_without_force(trace, capfd):
         "a Proton profile",
     ],
 )
-def test_a_bad_file_is_one_clear_error_with_the_way_out(content, said, tmp_path, capfd):
+def test_a_bad_file_is_one_clear_error_with_the_fix(content, said, tmp_path, capfd):
     bad = tmp_path / "bad.json"
     bad.write_bytes(content)
     assert kprof("open", bad) == 2

@@ -277,7 +277,7 @@ def test_the_last_line_is_the_command_that_writes_the_page(tmp_path, monkeypatch
     assert words == ["diff", f"{tmp_path / 'a'}", f"{tmp_path / 'b c'}", "--out", "difference.html"]
 
 
-def test_what_cannot_be_compared_is_one_error_with_a_way_out(tmp_path, monkeypatch, capfd):
+def test_what_cannot_be_compared_is_one_error_with_a_fix(tmp_path, monkeypatch, capfd):
     host = run_of({"activity": "host", "device": -1}, gpus=())
     monkeypatch.setattr(
         "kprof.open.open_trace",

@@ -10,7 +10,7 @@ import pytest
 from kprof.analyze.energy import measure_step_energy
 from kprof.commands.report import write_partner_report
 from kprof.comparison import Interval
-from kprof.findings import Diagnosis, Remedy, Unasked
+from kprof.findings import Diagnosis, Fix, NotApplicable
 from kprof.report.partner.evidence import Evidence, Scored
 from kprof.report.partner.outcome import outcome_of
 from kprof.report.partner.parts import Card, Picture
@@ -150,16 +150,16 @@ def test_what_rules_cannot_see_after_the_change_is_not_said_to_be_gone():
 
 
 def test_waiting_that_goes_on_after_the_change_is_not_said_to_be_gone():
-    waiting = finding_of("data_loading", remedy=Remedy(idle_cause="data loading"))
+    waiting = finding_of("data_loading", fix=Fix(idle_cause="data loading"))
     status = status_of(run_of(waiting), run_of())
     assert (status[0], amounts(status)) == ("?", ["30 %"])
 
 
 def test_a_rule_that_could_not_be_asked_after_the_change_says_why():
-    unasked = Unasked("unfused_norm", "no shapes were recorded", "")
-    after = replace(run_of(), diagnosis=Diagnosis(unasked=(unasked,)))
+    not_applicable = NotApplicable("unfused_norm", "no shapes were recorded", "")
+    after = replace(run_of(), diagnosis=Diagnosis(not_applicable=(not_applicable,)))
     status = status_of(run_of(finding_of()), after)
-    assert (status[0], status.rpartition(": ")[2]) == ("?", unasked.because)
+    assert (status[0], status.rpartition(": ")[2]) == ("?", not_applicable.because)
 
 
 def test_many_kinds_of_work_are_folded_and_still_add_up_to_all():

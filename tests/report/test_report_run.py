@@ -49,7 +49,7 @@ def test_overhead_of_a_foreign_trace_is_not_known():
     value, why = fact(section("Run", analyzed_trace_of({})), "Recording overhead")
     assert value == "not known"
     assert why == why_no_cost(analyzed_trace_of({})).reason
-    assert why_no_cost(analyzed_trace_of({})).way_out.endswith("`kprof run`")
+    assert why_no_cost(analyzed_trace_of({})).fix.endswith("`kprof run`")
 
 
 def test_a_launch_without_an_activity_is_a_dropped_record():

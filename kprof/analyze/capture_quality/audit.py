@@ -46,7 +46,7 @@ class Check:
     """The numbers behind the verdict; for an unknown one, the reason."""
     meaning: str = ""
     """The consequence for the report's results; empty where there is none."""
-    remedy: str = ""
+    fix: str = ""
     """How to record better; empty where nothing has to change."""
 
 
@@ -66,11 +66,11 @@ def graded(value: float, limits: tuple[float, float]) -> Verdict:
 
 
 def checked(
-    name: str, verdict: Verdict, evidence: str, meaning: str = "", remedy: str = ""
+    name: str, verdict: Verdict, evidence: str, meaning: str = "", fix: str = ""
 ) -> Iterator[Check]:
-    """Yield a check; a good one needs no remedy."""
+    """Yield a check; a good one needs no fix."""
     is_good = verdict == "good"
-    yield Check(name, verdict, evidence, "" if is_good else meaning, "" if is_good else remedy)
+    yield Check(name, verdict, evidence, "" if is_good else meaning, "" if is_good else fix)
 
 
 def percent(share: float) -> str:
@@ -169,7 +169,7 @@ def check_others(trace: Trace) -> Iterator[Check]:
     if trace.is_host_only:
         return
     meaning = "another process may use the GPU's time and bandwidth, and is not recorded"
-    remedy = "record with `kprof run` on a GPU that is free: see nvidia-smi"
+    fix = "record with `kprof run` on a GPU that is free: see nvidia-smi"
     befores = [_before_the_workload(trace, device) for device in devices_in(trace.samples, "nvml")]
     known = [before for before in befores if before is not None]
     if not known:
@@ -178,7 +178,7 @@ def check_others(trace: Trace) -> Iterator[Check]:
             if befores
             else "the GPU was not sampled"
         )
-        yield Check("Other processes", "unknown", why, meaning, remedy)
+        yield Check("Other processes", "unknown", why, meaning, fix)
         return
     num_bytes, busy = max(b for b, _ in known), max(u for _, u in known)
     told = (
@@ -187,7 +187,7 @@ def check_others(trace: Trace) -> Iterator[Check]:
     )
     is_busy, is_full = busy > SOME_UTILIZATION, num_bytes > DRIVERS_BYTES
     verdict: Verdict = "bad" if is_busy else "limited" if is_full else "good"
-    yield from checked("Other processes", verdict, told, meaning, remedy)
+    yield from checked("Other processes", verdict, told, meaning, fix)
 
 
 def _before_the_workload(trace: Trace, device: int) -> tuple[float, float] | None:
@@ -237,8 +237,8 @@ def check_host_clock(trace: Trace) -> Iterator[Check]:
         told += (
             f"; {num_disbelieved:,} more had the wrong launch, by their numbers: see the caveats"
         )
-    remedy = "record once more, with `kprof run`, which keeps processes apart"
-    yield from checked(name, verdict, told, meaning, remedy)
+    fix = "record once more, with `kprof run`, which keeps processes apart"
+    yield from checked(name, verdict, told, meaning, fix)
 
 
 def _lateness_of_launches(trace: Trace) -> np.ndarray:
@@ -262,13 +262,13 @@ def check_rank_clocks(trace: Trace) -> Iterator[Check]:
         return
     clocks = trace.meta.clocks
     meaning = "waits between ranks are uncertain; results within a rank are correct"
-    remedy = "record all ranks at once with `kprof run`, with named process groups (NCCL)"
+    fix = "record all ranks at once with `kprof run`, with named process groups (NCCL)"
     # Clocks that were moved, drift or contradict themselves are caveats of the recording, too.
     is_doubtful = clocks is not None and any(caveat in clocks for caveat in trace.meta.caveats)
     verdict: Verdict = "limited" if is_doubtful else "good"
     if clocks is None or not (is_doubtful or "agree within" in clocks):
         verdict, clocks = "unknown", clocks or "how far the clocks of ranks agree is not recorded"
-    yield from checked("Clocks of ranks", verdict, clocks.rstrip("."), meaning, remedy)
+    yield from checked("Clocks of ranks", verdict, clocks.rstrip("."), meaning, fix)
 
 
 def _again(why: str) -> str:
@@ -291,14 +291,14 @@ ENOUGH_STEPS = 3
 
 def _unknown(name: str, why: Unanswered | None, meaning: str) -> Iterator[Check]:
     if why is not None:
-        yield Check(name, "unknown", why.because, meaning, why.way_out)
+        yield Check(name, "unknown", why.because, meaning, why.fix)
 
 
 def _timeline(trace: Trace) -> Iterator[Check]:
     why = why_no_timeline(trace)
     if why is not None:
         meaning = "durations add up, but when activities ran and overlapped is not known"
-        yield Check("Timeline", "limited", why.because, meaning, why.way_out)
+        yield Check("Timeline", "limited", why.because, meaning, why.fix)
 
 
 def _device(trace: Trace) -> Iterator[Check]:
@@ -331,7 +331,7 @@ def _losses(trace: Trace) -> Iterator[Check]:
     launches = count_launches(trace)
     number = sum(of_rank.number for of_rank in launches)
     dropped = trace.meta.counts.get("dropped_records", 0)
-    for name, place, count, remedy in PLACES:
+    for name, place, count, fix in PLACES:
         lost = sum(map(count, launches))
         told = f"{lost:,} of {number:,} launches left no activity {place}"
         if name == "Dropped records" and dropped:
@@ -348,7 +348,7 @@ def _losses(trace: Trace) -> Iterator[Check]:
             continue
         share = lost / max(number, lost, 1)
         meaning = "device time is missing, and idle time may have been busy"
-        yield from checked(name, graded(share, LOST), told, meaning, remedy)
+        yield from checked(name, graded(share, LOST), told, meaning, fix)
 
 
 def _damage(trace: Trace) -> Iterator[Check]:

@@ -17,17 +17,17 @@ class Unanswered:
 
     question: str
     because: str
-    way_out: str
+    fix: str
 
     @property
     def sentence(self) -> str:
         """Return the text that stands in the report instead of the answer."""
-        return f"Not known: {self.because}. To find out, {self.way_out}."
+        return f"Not known: {self.because}. To find out, {self.fix}."
 
     @property
     def reason(self) -> str:
         """Return the text that stands beside a missing number."""
-        return f"{self.because}; to find out, {self.way_out}"
+        return f"{self.because}; to find out, {self.fix}"
 
 
 def find_unanswered(trace: Trace) -> list[Unanswered]:
@@ -52,10 +52,10 @@ def why_no_steps(trace: Trace) -> Unanswered | None:
     """Return why the length of a step is unknown; None where it is known."""
     if find_steps(trace):
         return None
-    way_out = 'name the steps: kprof.range("step")'
+    fix = 'name the steps: kprof.range("step")'
     if trace.meta.recording is None:
-        way_out = f"record with `kprof run`, or {way_out}"
-    return Unanswered("How long is a step?", "nothing in the trace marks a step", way_out)
+        fix = f"record with `kprof run`, or {fix}"
+    return Unanswered("How long is a step?", "nothing in the trace marks a step", fix)
 
 
 def why_no_cost(trace: Trace) -> Unanswered | None:
@@ -100,18 +100,18 @@ def why_no_ceilings(trace: Trace) -> Unanswered | None:
         return None
     if trace.is_host_only and trace.meta.recording is not None:
         why = "the service keeps running during the analysis, so the host's speed was not measured"
-        way_out = "record without --trigger: `kprof run` measures once the workload has ended"
+        fix = "record without --trigger: `kprof run` measures once the workload has ended"
     elif trace.is_host_only:
-        why, way_out = "no ceilings were measured for this host", "record with `kprof run`"
+        why, fix = "no ceilings were measured for this host", "record with `kprof run`"
     elif not trace.gpus or not trace.gpus[0].name:
         why = "the trace does not name its GPU, so its peaks are unknown"
-        way_out = "record with `kprof run`"
+        fix = "record with `kprof run`"
         if trace.meta.tool == "kineto":
-            way_out += ", or with a torch that writes deviceProperties"
+            fix += ", or with a torch that writes deviceProperties"
     else:
         why = f"kprof has no peaks for {trace.gpus[0].name}"
-        way_out = "run `kprof roofline` on that GPU, then record there again"
-    return Unanswered(question, why, way_out)
+        fix = "run `kprof roofline` on that GPU, then record there again"
+    return Unanswered(question, why, fix)
 
 
 def why_no_work(trace: Trace) -> Unanswered | None:
@@ -143,8 +143,8 @@ def why_no_modules(trace: Trace) -> Unanswered | None:
         return None
     has_modules = bool((trace.ranges["kind"] == "module").any())
     why = "nothing ran in a module" if has_modules else "the trace does not record modules"
-    way_out = _again(trace, "with a model of torch.nn.Module", "with with_modules=True")
-    return Unanswered("Which part of the model takes the time?", why, way_out)
+    fix = _again(trace, "with a model of torch.nn.Module", "with with_modules=True")
+    return Unanswered("Which part of the model takes the time?", why, fix)
 
 
 def why_no_lines(trace: Trace) -> Unanswered | None:

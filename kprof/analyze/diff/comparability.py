@@ -25,7 +25,7 @@ COMPUTING = ("gemm", "attention", "convolution")
 
 
 def find_obstacle(a: Trace, b: Trace) -> tuple[str, str] | None:
-    """Return why nothing sensible can be said of two analyzed traces, and the way out."""
+    """Return why nothing sensible can be said of two analyzed traces, and the fix."""
     if a.is_host_only != b.is_host_only:
         first, second = (
             ("host operators", "a GPU") if a.is_host_only else ("a GPU", "host operators")

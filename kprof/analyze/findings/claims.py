@@ -1,4 +1,4 @@
-"""The parts of a finding: numbers in words, places, the proving command, the kernel remedy."""
+"""The parts of a finding: numbers in words, places, the proving command, the kernel fix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kprof.analyze.findings.queries import (
 from kprof.analyze.groupings import collapse_layers
 from kprof.analyze.idle.causes import worst_places
 from kprof.analyze.whatif.changes import SHORTEST_KERNEL_NS
-from kprof.findings import Remedy
+from kprof.findings import Fix
 from kprof.trace import Trace
 
 NUM_PLACES = 3
@@ -129,8 +129,8 @@ WELL_USED, POORLY_USED = 0.9, 1 / 3
 LEFT_OVER = 0.1
 
 
-def fused(trace: Trace, rows: Int64s, num_bytes: float, launches: int) -> Remedy:
-    """Return the remedy of doing with `launches` what the rows do, in one pass over `num_bytes`.
+def fused(trace: Trace, rows: Int64s, num_bytes: float, launches: int) -> Fix:
+    """Return the fix of doing with `launches` what the rows do, in one pass over `num_bytes`.
 
     At best that is done at nine tenths of the memory's bandwidth; modestly at a third of it, or no
     better than the rows use it now, and a tenth of their time remains, which the kernel does not
@@ -141,11 +141,11 @@ def fused(trace: Trace, rows: Int64s, num_bytes: float, launches: int) -> Remedy
     at_best = memory_ns(trace, num_bytes)
     moved = int(trace.kernels["bytes"].to_numpy(np.int64, na_value=0)[rows].sum())
     if not num_bytes or at_best is None or moved <= 0:
-        return Remedy(best_ns=min(shortest, took), modest_ns=took, launches=launches)
+        return Fix(best_ns=min(shortest, took), modest_ns=took, launches=launches)
     best = min(max(round(at_best / WELL_USED), shortest), took)
     slowly = max(took * num_bytes / moved, at_best / POORLY_USED, shortest)
     modest = min(round(slowly + LEFT_OVER * took), took)
-    return Remedy(best_ns=best, modest_ns=modest, launches=launches)
+    return Fix(best_ns=best, modest_ns=modest, launches=launches)
 
 
 def item_size(trace: Trace, rows: Int64s) -> int:

@@ -18,7 +18,7 @@ from kprof.analyze.findings.savings import Pricer, find_pricer, together
 from kprof.analyze.findings.unexplained import LARGE_SHARE, find_unexplained
 from kprof.analyze.whatif.baseline import Baseline
 from kprof.errors import modules_in
-from kprof.findings import Diagnosis, Finding, Grade, Remedy, Saving, Unasked
+from kprof.findings import Diagnosis, Finding, Fix, Grade, NotApplicable, Saving
 from kprof.trace import Trace
 
 RULES = "kprof.analyze.findings.rules"
@@ -50,12 +50,12 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
     steady, start_up = without_start_up(trace)
     seen = without_lead(steady)
     found: list[Finding] = []
-    unasked: list[Unasked] = []
+    not_applicable: list[NotApplicable] = []
     # General rules skip rows that more particular rules explain.
     for rule in sorted(modules_in(RULES), key=is_general):
         why = why_not(rule, trace)
         if why is not None:
-            unasked.append(Unasked(name_of(rule), why.because, why.way_out))
+            not_applicable.append(NotApplicable(name_of(rule), why.because, why.fix))
         else:
             found += rule.check(_unexplained(seen, found) if is_general(rule) else seen)
     pricer = find_pricer(steady, baseline)
@@ -71,7 +71,7 @@ def diagnose(trace: Trace, baseline: Baseline | None = None) -> Diagnosis:
         _why_no_sum(all_saved, ranked),
         start_up,
         together(pricer, [one for one in ranked if one.swap is not None]),
-        tuple(unasked),
+        tuple(not_applicable),
         whole_of(trace),
         whole_ns(trace),
     )
@@ -109,10 +109,10 @@ def is_general(rule: ModuleType) -> bool:
 
 
 def _unexplained(trace: Trace, found: list[Finding]) -> Trace:
-    """Return the trace without the kinds of activities that findings with a remedy are about."""
+    """Return the trace without the kinds of activities that findings with a fix are about."""
     is_told = np.zeros(len(trace.kernels), dtype=bool)
     for one in found:
-        if one.remedy.best_ns is not None:
+        if one.fix.best_ns is not None:
             is_told[list(one.rows)] = True
     return trace.with_kernels(kind=trace.kernels["kind"].where(~is_told))
 
@@ -140,7 +140,7 @@ def _expected(finding: Finding, pricer: Pricer) -> float:
 
 def _is_worth(finding: Finding) -> bool:
     saving = finding.saving
-    if saving is None or saving.high_ns is None or finding.remedy == Remedy():
+    if saving is None or saving.high_ns is None or finding.fix == Fix():
         return True
     return saving.high_ns >= LEAST_SAVING * saving.step_ns
 

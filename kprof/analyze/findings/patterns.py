@@ -27,7 +27,7 @@ from kprof.analyze.findings.queries import (
     total_ns,
 )
 from kprof.analyze.groupings import count_gpus
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 
@@ -170,12 +170,12 @@ def computing_rows(trace: Trace) -> Int64s:
     return np.asarray(np.flatnonzero(is_one_of(trace.kernels["kind"], *COMPUTING)), dtype=np.int64)
 
 
-def at_full_clock(trace: Trace, rows: Int64s, held: Held) -> Remedy:
+def at_full_clock(trace: Trace, rows: Int64s, held: Held) -> Fix:
     """Return what the rows take at the highest clock that was sampled, or nothing if unknown."""
     took = total_ns(trace, rows)
     if not held.slowdown or not took:
-        return Remedy()
-    return Remedy(best_ns=round(took * (1 - held.slowdown)), modest_ns=took)
+        return Fix()
+    return Fix(best_ns=round(took * (1 - held.slowdown)), modest_ns=took)
 
 
 # A batch of more sequences than this keeps tensor cores busy, and a host has time to launch.
@@ -317,9 +317,7 @@ def matter(trace: Trace, rows: Int64s) -> bool:
     return share_of_device(trace, rows) >= LEAST_SHARE
 
 
-def finding_of(
-    trace: Trace, rule: str, claim: str, rows: Int64s, remedy: Remedy, swap: str
-) -> Finding:
+def finding_of(trace: Trace, rule: str, claim: str, rows: Int64s, fix: Fix, swap: str) -> Finding:
     """Return a rule's finding that the library's kernel `swap` would do what these rows do."""
     return Finding(
         rule=rule,
@@ -328,7 +326,7 @@ def finding_of(
         effort="low",
         rows=tuple(rows.tolist()),
         details=work_places(trace, rows),
-        remedy=remedy,
+        fix=fix,
         swap=swap,
         command=proof(trace, "--swap", swap),
     )

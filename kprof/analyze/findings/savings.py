@@ -1,6 +1,6 @@
-"""Savings: how much shorter a step gets after the remedies of findings, as an interval.
+"""Savings: how much shorter a step gets after the fixes of findings, as an interval.
 
-A remedy is replayed twice, as if it succeeded fully and modestly. The replay's own error, the
+A fix is replayed twice, as if it succeeded fully and modestly. The replay's own error, the
 spread of the full gain over the recorded steps, and all readings of what the recording does not
 hold, widen the interval. No saving exceeds the time of its cause. Where nothing can be replayed,
 that time is an upper bound, and nothing a lower one.
@@ -32,7 +32,7 @@ from kprof.analyze.whatif.changes import (
     without_rows,
 )
 from kprof.analyze.whatif.replay import Replay, gain_error_ns
-from kprof.findings import Finding, Remedy, Saving
+from kprof.findings import Finding, Fix, Saving
 from kprof.trace import Trace
 
 # Launching a kernel from Python takes the host up to as long as so many of torch's own launches.
@@ -90,16 +90,16 @@ class Pricer:
         return whole_ns(self.trace)
 
     def price(self, findings: Sequence[Finding]) -> Saving:
-        """Return what the remedies of all these findings save together, in one replay.
+        """Return what the fixes of all these findings save together, in one replay.
 
         A row that several of them would change counts for the first of them alone.
         """
-        known = [one for one in findings if one.remedy != Remedy()]
+        known = [one for one in findings if one.fix != Fix()]
         if not known:
             return Saving(self.step_ns, None, None, UNKNOWN)
-        waited_ns = sum(one.remedy.waited_ns or 0 for one in known)
+        waited_ns = sum(one.fix.waited_ns or 0 for one in known)
         if waited_ns:
-            rest = self.price([one for one in known if one.remedy.waited_ns is None])
+            rest = self.price([one for one in known if one.fix.waited_ns is None])
             low_ns, high_ns = (rest.low_ns or 0) + waited_ns // 2, (rest.high_ns or 0) + waited_ns
             low_ns, high_ns = min(low_ns, self.step_ns), min(high_ns, self.step_ns)
             return Saving(self.step_ns, low_ns, high_ns, WAITED)
@@ -135,8 +135,8 @@ class Pricer:
         taken off, the lead that waits take from a host that is not recorded. None: it is not about
         time.
         """
-        remedy = finding.remedy
-        is_work = remedy.best_ns is not None or remedy.waited_ns is not None
+        fix = finding.fix
+        is_work = fix.best_ns is not None or fix.waited_ns is not None
         is_work |= finding.rule == UNEXPLAINED and bool(finding.rows)
         if not is_work and not finding.idle_rows:
             return None
@@ -145,7 +145,7 @@ class Pricer:
         return self._costs_ns([finding], busy_ns, is_recoverable=False)
 
     def _most_ns(self, findings: Sequence[Finding]) -> int:
-        """Return how much of what these findings cost their remedies could take away."""
+        """Return how much of what these findings cost their fixes could take away."""
         after, _ = _new_durations(findings, self.trace, is_best=True)
         return self._costs_ns(findings, self._took() - after, is_recoverable=True)
 
@@ -162,7 +162,7 @@ class Pricer:
         else:
             idle_ns = np.zeros(len(self.trace.idle), dtype=np.int64)
             idle_ns[idle_rows] = self.trace.idle["duration_ns"].to_numpy(np.int64)[idle_rows]
-        launches = _joined(one.rows for one in findings if one.remedy.launches is not None)
+        launches = _joined(one.rows for one in findings if one.fix.launches is not None)
         held = self._time.held(busy_ns, idle_ns, launches)
         return max(held.ns, min(held.ns + held.late_ns, self._lead_ns(findings)))
 
@@ -178,9 +178,9 @@ class Pricer:
         recording was not taken off.
         """
         waits = [
-            replace(one, rows=(), remedy=Remedy(idle_cause=one.remedy.idle_cause))
+            replace(one, rows=(), fix=Fix(idle_cause=one.fix.idle_cause))
             for one in findings
-            if one.remedy.idle_cause in AVOIDABLE
+            if one.fix.idle_cause in AVOIDABLE
         ]
         baseline = self.baseline
         if not waits or self.refusal is not None or baseline is None or baseline.added_ns <= 0:
@@ -196,7 +196,7 @@ class Pricer:
 
     def _needs_results(self, findings: Sequence[Finding]) -> bool:
         """Tell whether any wait that would go is for a result that the host may need."""
-        if all(one.remedy.idle_cause != SYNCHRONIZATION for one in findings):
+        if all(one.fix.idle_cause != SYNCHRONIZATION for one in findings):
             return False
         replay = self._replays()[0]
         waits = Change(WITHOUT, cause=SYNCHRONIZATION)
@@ -227,7 +227,7 @@ class Pricer:
 
     def _modestly_gained(self, findings: Sequence[Finding], replay: Replay) -> Gain:
         gained = self._gained(findings, replay, is_best=False)
-        if any(_may_succeed_in_part(one.remedy) for one in findings):
+        if any(_may_succeed_in_part(one.fix) for one in findings):
             # Half of the waiting goes away: half of the most that it may gain.
             waiting = self._gained(findings, replay, is_best=False, is_waiting=True)
             return Gain((gained.most_ns + waiting.most_ns) / 2, 0.0)
@@ -267,24 +267,24 @@ def _joined(parts: Iterable[tuple[int, ...]]) -> np.ndarray:
     return np.flatnonzero(np.bincount(np.fromiter(chain.from_iterable(parts), np.int64)))
 
 
-def _may_succeed_in_part(remedy: Remedy) -> bool:
+def _may_succeed_in_part(fix: Fix) -> bool:
     """Tell whether a fix may leave a part of the waiting, by what no recording holds.
 
     How fast other workers load, how much an allocator keeps, what a graph can hold. A host that no
     longer waits for the device, nor copies from memory that is not pinned, does not wait at all.
     """
-    cause = remedy.idle_cause
-    return remedy.graphs or (cause is not None and cause not in (SYNCHRONIZATION, PAGEABLE_COPY))
+    cause = fix.idle_cause
+    return fix.graphs or (cause is not None and cause not in (SYNCHRONIZATION, PAGEABLE_COPY))
 
 
 def _stalls(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings about idle time that only another program of the host would fill."""
-    return [one for one in findings if one.remedy.idle_cause not in (None, *AVOIDABLE)]
+    return [one for one in findings if one.fix.idle_cause not in (None, *AVOIDABLE)]
 
 
 def _changes(findings: Sequence[Finding], *, is_best: bool) -> list[Change]:
     """Return what happens to waits and launches; loads and waits go before graphs are made."""
-    found = {one.remedy.idle_cause for one in findings if one.remedy.idle_cause}
+    found = {one.fix.idle_cause for one in findings if one.fix.idle_cause}
     changes = [
         Change(WITHOUT, cause=cause, keeps_results=not is_best)
         for cause in AVOIDABLE
@@ -292,7 +292,7 @@ def _changes(findings: Sequence[Finding], *, is_best: bool) -> list[Change]:
     ]
     if is_best and (rows := _joined(one.idle_rows for one in _stalls(findings))).size:
         changes.append(Change(FILLED, idle_rows=tuple(rows.tolist())))
-    return changes + [Change(GRAPHED)] * any(one.remedy.graphs for one in findings)
+    return changes + [Change(GRAPHED)] * any(one.fix.graphs for one in findings)
 
 
 def _new_durations(
@@ -304,8 +304,8 @@ def _new_durations(
     after, gone = took.copy(), np.zeros(len(took), dtype=bool)
     is_free = np.ones(len(took), dtype=bool)
     for one in findings:
-        remedy, rows = one.remedy, np.array(one.rows, dtype=np.int64)
-        wanted_ns = remedy.best_ns if is_best else remedy.modest_ns
+        fix, rows = one.fix, np.array(one.rows, dtype=np.int64)
+        wanted_ns = fix.best_ns if is_best else fix.modest_ns
         mine = rows[is_free[rows]] if len(rows) else rows
         if wanted_ns is None or not len(mine):
             continue
@@ -313,7 +313,7 @@ def _new_durations(
         # Python's integers: the product of two times of some seconds is beyond an int64.
         wanted = wanted_ns * int(took[mine].sum()) / max(int(took[rows].sum()), 1)
         kept = mine[np.argsort(start[mine], kind="stable")]
-        launches = remedy.launches
+        launches = fix.launches
         if launches is not None and not is_best:
             launches *= HOSTS_COST
         if launches is not None and launches < len(rows) and (launches or not wanted):

@@ -29,11 +29,11 @@ from kprof.analyze.findings.queries import (
     whole_of,
 )
 from kprof.analyze.idle import causes
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 RULE = "unexplained_time"
-NO_REMEDY = Remedy()
+NO_REMEDY = Fix()
 # A larger share of a step, or of the window, is never left without a word.
 LARGE_SHARE = 0.2
 # Findings that are about this share of a line explain it.
@@ -134,8 +134,8 @@ def _idle_lines(trace: Trace, findings: Sequence[Finding]) -> Iterator[tuple[flo
         if cause == causes.DEPENDENCY_WAIT and is_of_nvidia(trace):
             learn += NSYS
         details = (*_longest_gap(trace, rows), *idle_places(trace, rows[_is_placed(trace, rows)]))
-        remedy = Remedy(graphs=cause == causes.LAUNCH_BOUND and not trace.is_host_only)
-        yield line_ns, _finding(claim, details, learn, idle_rows=rows, remedy=remedy)
+        fix = Fix(graphs=cause == causes.LAUNCH_BOUND and not trace.is_host_only)
+        yield line_ns, _finding(claim, details, learn, idle_rows=rows, fix=fix)
 
 
 def _is_placed(trace: Trace, rows: np.ndarray) -> np.ndarray:
@@ -316,7 +316,7 @@ def _finding(
     *,
     rows: np.ndarray | None = None,
     idle_rows: np.ndarray | None = None,
-    remedy: Remedy = NO_REMEDY,
+    fix: Fix = NO_REMEDY,
 ) -> Finding:
     return Finding(
         rule=RULE,
@@ -326,5 +326,5 @@ def _finding(
         rows=() if rows is None else tuple(rows.tolist()),
         idle_rows=() if idle_rows is None else tuple(idle_rows.tolist()),
         details=(*details, f"To learn more: {learn}"),
-        remedy=remedy,
+        fix=fix,
     )

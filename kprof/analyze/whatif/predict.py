@@ -48,7 +48,7 @@ NUM_TARGETS = 3
 # Less than this share of the step is not worth a line.
 LEAST_SAVING = 0.005
 # Some 20 µs an activity for all that is asked; a run of a few steps has fewer.
-MOST_UNASKED = 60_000
+MOST_UNLESS_ASKED = 60_000
 
 
 def predict(changes: Sequence[Change], baseline: Baseline) -> Prediction:
@@ -253,7 +253,7 @@ def find_predictions(trace: Trace, baseline: Baseline | None = None) -> list[Pre
     """
     if not len(trace.kernels) or not trace.has_timeline:
         return []
-    if len(trace.kernels) > MOST_UNASKED and not trace.is_host_only:
+    if len(trace.kernels) > MOST_UNLESS_ASKED and not trace.is_host_only:
         many = Prediction("a step", "after any change", whole_ns(trace))
         reason = f"replaying {len(trace.kernels):,} activities takes long; ask with kprof whatif"
         return [replace(many, reason=reason)]

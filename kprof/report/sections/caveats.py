@@ -67,7 +67,7 @@ def _computed(trace: Trace) -> Iterator[str]:
     if trace.has_timeline and (why := why_no_work(trace)):
         yield (
             "Operator shapes were not recorded: the work of most operators is not known, of "
-            f"others only bounds. To find out, {why.way_out}."
+            f"others only bounds. To find out, {why.fix}."
         )
     if trace.meta.device is not None and not trace.meta.device.is_measured:
         yield (

@@ -51,7 +51,11 @@ def render(trace: Trace) -> Section:
     if diagnosis is None:
         return Section(TITLE, ORDER, (Text(NOT_ASKED),), in_terminal=False)
     if not diagnosis.findings:
-        parts = [Text(_why_none(diagnosis)), *_start_up(trace, diagnosis), *_unasked(diagnosis)]
+        parts = [
+            Text(_why_none(diagnosis)),
+            *_start_up(trace, diagnosis),
+            *_not_applicable(diagnosis),
+        ]
         return Section(TITLE, ORDER, tuple(parts))
     where = ON_WHICH if count_gpus(trace.kernels) > 1 else ""
     told = [
@@ -65,14 +69,14 @@ def render(trace: Trace) -> Section:
         ]
         parts.append(Text(f"{more.total()} more in the report's tables: {', '.join(named)}."))
     parts += [_savings(diagnosis, where), _claims(diagnosis), _evidence(trace, diagnosis)]
-    parts += _unasked(diagnosis)
+    parts += _not_applicable(diagnosis)
     return Section(TITLE, ORDER, tuple(parts))
 
 
 def _why_none(diagnosis: Diagnosis) -> str:
-    unasked = format_count(len(diagnosis.unasked), "rule")
-    asked = f"; {unasked} not applicable to this recording" if diagnosis.unasked else ""
-    return f"No rule found a change that would save time{asked}."
+    number = format_count(len(diagnosis.not_applicable), "rule")
+    skipped = f"; {number} not applicable to this recording" if diagnosis.not_applicable else ""
+    return f"No rule found a change that would save time{skipped}."
 
 
 def _lead(diagnosis: Diagnosis) -> str:
@@ -167,7 +171,7 @@ def _cost(finding: Finding, diagnosis: Diagnosis) -> str:
     if finding.cause_ns is None or not diagnosis.whole_ns:
         return UNKNOWN
     share = format_share(finding.cause_ns / diagnosis.whole_ns)
-    idle = " with the idle time around it" if finding.remedy.launches is not None else ""
+    idle = " with the idle time around it" if finding.fix.launches is not None else ""
     return f"{format_time(finding.cause_ns)} of {diagnosis.whole} ({share}){idle}"
 
 
@@ -263,15 +267,15 @@ def _grouped(rows: pd.DataFrame, before: str) -> list[tuple[str, ...]]:
     ]
 
 
-def _unasked(diagnosis: Diagnosis) -> list[Part]:
-    if not diagnosis.unasked:
+def _not_applicable(diagnosis: Diagnosis) -> list[Part]:
+    if not diagnosis.not_applicable:
         return []
     columns = (Column("Rules", "prose"), *ANSWERS_MISSING)
     rules: dict[tuple[str, str], list[str]] = {}
-    for one in diagnosis.unasked:
-        rules.setdefault((one.because, one.way_out), []).append(one.rule)
+    for one in diagnosis.not_applicable:
+        rules.setdefault((one.because, one.fix), []).append(one.rule)
     rows = tuple((", ".join(names), *why) for why, names in rules.items())
-    number = format_count(len(diagnosis.unasked), "rule")
+    number = format_count(len(diagnosis.not_applicable), "rule")
     caption = f"{number} not applicable to this recording."
     return [Table(columns, rows, caption, terminal_rows=0)]
 

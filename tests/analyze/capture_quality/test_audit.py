@@ -7,7 +7,7 @@ import pytest
 
 from kprof.analyze.capture_quality.audit import NO_SAMPLES, audit
 from kprof.report.section import Table, Text
-from kprof.report.sections.trust import render
+from kprof.report.sections.data_quality import render
 from tests.analyze.capture_quality.audited import HOST_AND_GPU, check, names_of
 from tests.quantities import quantities_in
 from tests.traces import analyzed_trace_of, recorded
@@ -236,7 +236,7 @@ def test_a_gpu_that_was_sampled_besides_those_used_leaves_the_clock_unknown():
     ]
     found = check(analyzed_trace_of({}, samples=samples), "Clock")
     assert found.verdict == "unknown"
-    assert "CUDA_VISIBLE_DEVICES" in found.remedy
+    assert "CUDA_VISIBLE_DEVICES" in found.fix
 
 
 def memory_and_use(*readings):
@@ -297,7 +297,7 @@ def test_every_check_that_is_not_good_says_what_follows_and_how_to_do_better():
     traces = (analyzed_trace_of({"duration_ns": 10, "bucket": "orphan"}), launched({0, 5, 999}))
     found = [check for trace in traces for check in audit(trace) if check.verdict != "good"]
     assert len(found) > 10
-    assert all(check.meaning and check.remedy for check in found)
+    assert all(check.meaning and check.fix for check in found)
 
 
 def test_the_section_tells_what_is_bad_and_lists_every_check():

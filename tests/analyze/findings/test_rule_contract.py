@@ -11,7 +11,7 @@ from kprof.analyze.capture_quality.unanswered import why_no_work
 from kprof.analyze.findings.diagnose import MOST_ROWS, RULES, diagnose, name_of
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.errors import modules_in
-from kprof.findings import Remedy
+from kprof.findings import Fix
 from kprof.report.html import render_page
 from kprof.report.playbooks import all_playbooks
 from kprof.report.section import Table
@@ -124,10 +124,10 @@ def test_a_saving_is_an_interval_within_the_step():
     assert [rule for rule, one in savings.items() if not one.basis] == []
 
 
-def test_an_unknown_saving_has_neither_bound_nor_remedy():
+def test_an_unknown_saving_has_neither_bound_nor_fix():
     unknown = [one for one in map(finding_of, CASES) if one.saving.high_ns is None]
     assert unknown
-    assert {(one.saving.low_ns, one.remedy) for one in unknown} == {(None, Remedy())}
+    assert {(one.saving.low_ns, one.fix) for one in unknown} == {(None, Fix())}
 
 
 def test_confidence_and_effort_have_one_of_three_grades():
@@ -135,16 +135,16 @@ def test_confidence_and_effort_have_one_of_three_grades():
     assert {one.confidence for one in found} | {one.effort for one in found} <= GRADES
 
 
-def test_a_remedy_never_costs_time():
-    found = [one for one in map(finding_of, CASES) if one.remedy.best_ns is not None]
+def test_a_fix_never_costs_time():
+    found = [one for one in map(finding_of, CASES) if one.fix.best_ns is not None]
     took = {
         one.rule: diagnosed(one.rule).kernels["duration_ns"].iloc[list(one.rows)].sum()
         for one in found
         if one.num_rows == len(one.rows)
     }
     assert took
-    assert [f.rule for f in found if not 0 <= f.remedy.best_ns <= f.remedy.modest_ns] == []
-    assert [f.rule for f in found if f.rule in took and f.remedy.modest_ns > took[f.rule]] == []
+    assert [f.rule for f in found if not 0 <= f.fix.best_ns <= f.fix.modest_ns] == []
+    assert [f.rule for f in found if f.rule in took and f.fix.modest_ns > took[f.rule]] == []
 
 
 def test_asked_again_the_rules_say_the_same():
@@ -178,14 +178,14 @@ def test_of_a_host_alone_only_what_does_not_need_a_device_is_asked():
     host = {"activity": "host", "device": -1, "kind": "gemm", "op": "aten::mm", "dtype": "fp32"}
     told = diagnose(analyzed_trace_of(host))
     assert by_rules(analyzed_trace_of(host)) == []
-    assert "launch_bound_host" in {one.rule for one in told.unasked}
-    assert "data_loading" not in {one.rule for one in told.unasked}
+    assert "launch_bound_host" in {one.rule for one in told.not_applicable}
+    assert "data_loading" not in {one.rule for one in told.not_applicable}
 
 
 def test_where_shapes_are_missing_rules_that_need_them_say_how_to_record_them():
     trace = analyzed_trace_of({"kind": "gemm", "op": "aten::mm"})
     told = diagnose(trace)
-    (unasked,) = [one for one in told.unasked if one.rule == "fp8_opportunity"]
+    (unasked,) = [one for one in told.not_applicable if one.rule == "fp8_opportunity"]
     assert unasked.because == why_no_work(trace).because
     assert "record_shapes=True" in unasked.way_out
 
@@ -193,7 +193,7 @@ def test_where_shapes_are_missing_rules_that_need_them_say_how_to_record_them():
 def test_a_trace_without_times_is_asked_for_nothing_that_needs_them():
     trace = replace(analyzed_trace_of({"kind": "gemm"}), meta=trace_of().meta)
     untimed = replace(trace, meta=replace(trace.meta, untimed=UNTIMED))
-    because = {one.because for one in diagnose(untimed).unasked}
+    because = {one.because for one in diagnose(untimed).not_applicable}
     assert UNTIMED in because
 
 

@@ -14,7 +14,7 @@ from kprof.analyze.findings.savings import find_pricer
 from kprof.analyze.passes import analyze
 from kprof.analyze.whatif import baseline
 from kprof.analyze.whatif.replay import gain_error_ns
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Recording
 from tests.analyze.findings.rule_cases import CASES
 from tests.analyze.findings.rule_faults import LOGITS, RMS_NORM, loss_of
@@ -36,8 +36,8 @@ from tests.traces import analyzed_trace_of, trace_of
 BUSY = [kernel("mm", 100_000), kernel("norm", 60_000), kernel("mm", 100_000)]
 
 
-def about(rows, **remedy):
-    return Finding("a_rule", "A claim", "high", "low", rows=tuple(rows), remedy=Remedy(**remedy))
+def about(rows, **fix):
+    return Finding("a_rule", "A claim", "high", "low", rows=tuple(rows), fix=Fix(**fix))
 
 
 def priced(program, *findings):
@@ -190,13 +190,13 @@ def test_a_fused_kernel_moves_its_bytes_well_or_modestly_and_some_work_is_left()
     # 1 GB in 500 µs, so 400 MB as well as they do in 200 µs. A tenth of the 500 µs is left over.
     row = ran("aten::mul", 250 * US, bytes=500_000_000)
     trace = trace_of_work(row, row)
-    remedy = fused(trace, np.array([0, 1]), 400e6, launches=1)
-    assert remedy == Remedy(best_ns=111_111, modest_ns=350_000, launches=1)
+    fix = fused(trace, np.array([0, 1]), 400e6, launches=1)
+    assert fix == Fix(best_ns=111_111, modest_ns=350_000, launches=1)
 
 
 def test_a_fused_kernel_of_unknown_bytes_gains_anything_from_nothing_to_nearly_all():
     trace = trace_of_work(ran("aten::mul", 250 * US))
-    assert fused(trace, np.array([0]), 0, launches=1) == Remedy(860, 250_000, 1)
+    assert fused(trace, np.array([0]), 0, launches=1) == Fix(860, 250_000, 1)
 
 
 def test_of_very_many_rows_the_longest_are_kept_and_all_are_counted(monkeypatch):

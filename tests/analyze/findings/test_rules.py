@@ -9,7 +9,7 @@ import pytest
 from kprof.analyze.findings.diagnose import RULES, diagnose, name_of, why_not
 from kprof.analyze.findings.savings import find_pricer
 from kprof.errors import modules_in
-from kprof.findings import Remedy
+from kprof.findings import Fix
 from kprof.trace import Gpu
 from tests.analyze.findings.rule_cases import CASES
 from tests.analyze.findings.rule_faults import (
@@ -188,13 +188,13 @@ def test_norms_between_turned_convolutions_gain_up_to_their_least_traffic():
     (found,) = findings("channels_last", trace_of_work(*[turning] * 4, norm, convolution, rest()))
     assert found.rows == (0, 1, 2, 3, 4)
     # At nine tenths of the bandwidth its 27 µs take 30; modestly as long as now.
-    assert found.remedy == Remedy(best_ns=30 * US, modest_ns=130 * US)
+    assert found.fix == Fix(best_ns=30 * US, modest_ns=130 * US)
 
 
 def test_what_is_written_to_its_place_by_another_kernel_costs_a_growing_cache_nothing():
     (found,) = findings("kv_cache_layout", trace_of_work(*joined([128, 129, 130])))
     # Modestly three of the shortest kernels write them.
-    assert found.remedy == Remedy(best_ns=0, modest_ns=3 * 860, launches=0)
+    assert found.fix == Fix(best_ns=0, modest_ns=3 * 860, launches=0)
 
 
 def test_attention_inside_torchs_fallback_is_found_by_its_name():
@@ -259,7 +259,7 @@ def test_a_copy_that_the_device_waits_in_counts_though_the_device_is_never_idle(
     (found,) = findings("pageable_copies", trace_of_work(copied(8_760 * US, BYTES), rest(28 * MS)))
     told = quantities_in(found.claim)
     assert told[told.index("8.76 ms") :][:3] == ["8.76 ms", "1.22 ms", "5.59 ms"]
-    assert (found.remedy.best_ns, found.remedy.modest_ns) == (AT_55_GB_PER_S, AT_12_GB_PER_S)
+    assert (found.fix.best_ns, found.fix.modest_ns) == (AT_55_GB_PER_S, AT_12_GB_PER_S)
     assert found.rows == (0,)
 
 
@@ -284,7 +284,7 @@ def test_only_copies_that_pinned_memory_makes_faster_are_part_of_what_is_saved()
     ]
     (found,) = findings("pageable_copies", trace_of_work(*rows))
     assert found.rows == (0, 1)
-    assert found.remedy.modest_ns == 2 * AT_12_GB_PER_S
+    assert found.fix.modest_ns == 2 * AT_12_GB_PER_S
     assert quantities_in(found.claim)[:2] == ["3", "192 MiB"]
     assert "14.4 ms" in quantities_in(found.claim)
 
@@ -305,8 +305,8 @@ def test_a_model_in_float32_gains_its_products_and_its_attention():
     # At 70 % of 1,000 Tflop/s.
     best = round(2 * 4096**3 / 700e12 * 1e9) + 100 * US
     # What only moves bytes takes half at best, and as long as now where it stays in float32.
-    assert found.remedy.best_ns == pytest.approx(best + 30 * US, abs=2)
-    assert found.remedy.modest_ns == pytest.approx((best + 900 * US) / 2 + 60 * US, abs=2)
+    assert found.fix.best_ns == pytest.approx(best + 30 * US, abs=2)
+    assert found.fix.modest_ns == pytest.approx((best + 900 * US) / 2 + 60 * US, abs=2)
     assert found.rows == (0, 1, 2)
     assert "60 µs" in quantities_in(found.claim)
 
@@ -323,7 +323,7 @@ def test_attention_spelled_out_in_float32_is_held_against_the_models_own_type():
     wide = [{**one, "dtype": "fp32"} for one in attention()]
     inside = [wide[0], *casts, *wide[1:]]
     (found,) = findings("math_attention", trace_of_work(rest(), *inside))
-    assert found.remedy.best_ns == pytest.approx(2e10 / 700e12 * 1e9, abs=1)
+    assert found.fix.best_ns == pytest.approx(2e10 / 700e12 * 1e9, abs=1)
 
 
 def test_what_torchs_fallback_for_attention_does_in_float32_makes_no_model_of_float32():

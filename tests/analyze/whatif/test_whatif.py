@@ -159,7 +159,7 @@ def test_a_replay_that_misses_the_recording_predicts_nothing():
 
 
 def test_a_large_recording_is_replayed_only_when_asked(monkeypatch):
-    monkeypatch.setattr("kprof.analyze.whatif.predict.MOST_UNASKED", 1)
+    monkeypatch.setattr("kprof.analyze.whatif.predict.MOST_UNLESS_ASKED", 1)
     trace = record([kernel("mm", 9_000), kernel("mm", 9_000)])
     (found,) = find_predictions(trace)
     assert ("kprof whatif" in found.reason, quantities_in(found.reason)) == (True, ["2"])

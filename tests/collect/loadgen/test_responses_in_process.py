@@ -105,7 +105,7 @@ def test_a_bug_in_the_function_is_not_swallowed():
         measure_generation(lambda prompt: iter([1 // prompt]), [0])
 
 
-def test_a_function_that_returns_all_at_once_is_refused_with_the_way_out():
+def test_a_function_that_returns_all_at_once_is_refused_with_the_fix():
     with pytest.raises(KprofError, match="yields chunks"):
         measure_generation(lambda prompt: [1, 2, 3], ["x"])
 

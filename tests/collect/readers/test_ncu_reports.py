@@ -137,7 +137,7 @@ def without_module(monkeypatch):
     monkeypatch.setattr(reader.importlib, "import_module", refuse)
 
 
-def test_without_any_software_of_nvidia_the_way_out_is_an_export(tmp_path, monkeypatch):
+def test_without_any_software_of_nvidia_the_fix_is_an_export(tmp_path, monkeypatch):
     without_module(monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TraceError) as caught:

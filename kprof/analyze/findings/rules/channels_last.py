@@ -17,7 +17,7 @@ from kprof.analyze.findings.queries import (
     total_ns,
     whole_of,
 )
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 # cuDNN's and MIOpen's kernels that change a layout for a convolution, and change it back.
@@ -59,18 +59,18 @@ def check(trace: Trace) -> list[Finding]:
             effort="low",
             rows=tuple(np.union1d(rows, laid).tolist()),
             details=places,
-            remedy=_remedy(trace, rows, laid),
+            fix=_fix(trace, rows, laid),
         )
     ]
 
 
-def _remedy(trace: Trace, turning: Int64s, laid: Int64s) -> Remedy:
+def _fix(trace: Trace, turning: Int64s, laid: Int64s) -> Fix:
     """Return what is left: no turning, and what has kernels for either layout at its least traffic.
 
     Modestly half of the turning is left, and the others take as long as now. Which launches go, a
-    remedy of both cannot say: then all stay.
+    fix of both cannot say: then all stay.
     """
     took = durations(trace)[laid]
     least = int(np.minimum(limits(trace)[laid] / WELL_USED, took).sum())
     modest_ns = total_ns(trace, turning) // 2 + int(took.sum())
-    return Remedy(best_ns=least, modest_ns=modest_ns, launches=None if len(laid) else 0)
+    return Fix(best_ns=least, modest_ns=modest_ns, launches=None if len(laid) else 0)

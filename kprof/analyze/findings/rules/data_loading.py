@@ -6,7 +6,7 @@ from kprof.analyze.capture_quality.unanswered import why_no_timeline
 from kprof.analyze.findings.claims import idle_places, in_words, percent
 from kprof.analyze.findings.queries import idle_of, per_step, share_of_whole, whole_of
 from kprof.analyze.idle.causes import DATA_LOADING
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 NEEDS = (why_no_timeline,)
@@ -34,6 +34,6 @@ def check(trace: Trace) -> list[Finding]:
             effort="low",
             idle_rows=tuple(idle_rows.tolist()),
             details=idle_places(trace, idle_rows),
-            remedy=Remedy(idle_cause=DATA_LOADING),
+            fix=Fix(idle_cause=DATA_LOADING),
         )
     ]

@@ -26,7 +26,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
     why_no_device,
 )
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 NEEDS = (why_no_device, why_no_work, why_no_ceilings)
@@ -73,7 +73,7 @@ def check(trace: Trace) -> list[Finding]:
             effort="medium",
             rows=tuple(np.sort(rows).tolist()),
             details=work_places(trace, rows),
-            remedy=Remedy(
+            fix=Fix(
                 best_ns=min(best, spent),
                 modest_ns=min((best + spent) // 2, spent),
                 launches=len(first),

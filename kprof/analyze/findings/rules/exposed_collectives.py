@@ -8,7 +8,7 @@ from kprof.analyze.attribution.overlap import allotted_time
 from kprof.analyze.attribution.steps import before_launches, measure_communication
 from kprof.analyze.findings.claims import clipped, in_words, percent
 from kprof.analyze.findings.queries import is_one_of, per_step, share_of_whole, total_ns, whole_of
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 # Frameworks hide all but the last bucket of gradients: a few percent remain in a good run.
@@ -44,8 +44,6 @@ def check(trace: Trace) -> list[Finding]:
             details=tuple(
                 f"{clipped(str(n))}: {in_words(per_step(trace, ns))}" for n, ns in sums.items()
             ),
-            remedy=Remedy(
-                best_ns=took_ns - exposed_in_all, modest_ns=took_ns - exposed_in_all // 2
-            ),
+            fix=Fix(best_ns=took_ns - exposed_in_all, modest_ns=took_ns - exposed_in_all // 2),
         )
     ]

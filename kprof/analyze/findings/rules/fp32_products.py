@@ -16,7 +16,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
     why_no_device,
 )
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 NEEDS = (why_no_device, why_no_ceilings)
@@ -55,7 +55,7 @@ def check(trace: Trace) -> list[Finding]:
             effort="low",
             rows=tuple(rows.tolist()),
             details=work_places(trace, rows),
-            remedy=Remedy(best_ns=best, modest_ns=(best + took) // 2),
+            fix=Fix(best_ns=best, modest_ns=(best + took) // 2),
             # The variable is about products alone; convolutions have a switch in Python.
             command="" if is_conv else proof(trace, "--env", SETTING),
         )

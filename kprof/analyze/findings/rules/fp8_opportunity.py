@@ -15,7 +15,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
     why_no_device,
 )
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 NEEDS = (why_no_device, why_no_work, why_no_ceilings)
@@ -57,7 +57,7 @@ def check(trace: Trace) -> list[Finding]:
             effort="high",
             rows=tuple(rows.tolist()),
             details=work_places(trace, rows),
-            remedy=Remedy(best_ns=round(BEST * took), modest_ns=round(MODEST * took)),
+            fix=Fix(best_ns=round(BEST * took), modest_ns=round(MODEST * took)),
             # No `swap`, which would make it part of all swaps: quality has to allow it first.
             command=proof(trace, "--swap", "fp8_linear"),
         )

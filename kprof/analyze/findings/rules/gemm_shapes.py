@@ -19,7 +19,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
     why_no_device,
 )
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 NEEDS = (why_no_device, why_no_work, why_no_ceilings)
@@ -96,8 +96,8 @@ def _unaligned(trace: Trace, products: Products, chosen: np.ndarray) -> Finding:
         f"{percent(limits(trace)[rows].sum() / max(took, 1))} of their roofline"
     )
     limit = int(limits(trace)[rows].sum())
-    remedy = Remedy(min(round(limit / WELL), took), min(round(limit / REACHED), took))
-    return _finding(claim, rows, remedy, _sizes(trace, products, chosen))
+    fix = Fix(min(round(limit / WELL), took), min(round(limit / REACHED), took))
+    return _finding(claim, rows, fix, _sizes(trace, products, chosen))
 
 
 def _partial(trace: Trace, products: Products, chosen: np.ndarray, fill: np.ndarray) -> Finding:
@@ -111,11 +111,11 @@ def _partial(trace: Trace, products: Products, chosen: np.ndarray, fill: np.ndar
     limit = limits(trace)[rows]
     best = np.maximum(limit / WELL, fill[chosen] * took)
     best_ns = int(np.minimum(best, took).sum())
-    remedy = Remedy(best_ns, (best_ns + int(took.sum())) // 2)
-    return _finding(claim, rows, remedy, _sizes(trace, products, chosen))
+    fix = Fix(best_ns, (best_ns + int(took.sum())) // 2)
+    return _finding(claim, rows, fix, _sizes(trace, products, chosen))
 
 
-def _finding(claim: str, rows: Int64s, remedy: Remedy, details: tuple[str, ...]) -> Finding:
+def _finding(claim: str, rows: Int64s, fix: Fix, details: tuple[str, ...]) -> Finding:
     return Finding(
         rule="gemm_shapes",
         claim=claim,
@@ -123,7 +123,7 @@ def _finding(claim: str, rows: Int64s, remedy: Remedy, details: tuple[str, ...])
         effort="medium",
         rows=tuple(rows.tolist()),
         details=details,
-        remedy=remedy,
+        fix=fix,
     )
 
 

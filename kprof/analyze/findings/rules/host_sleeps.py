@@ -8,7 +8,7 @@ from kprof.analyze.findings.claims import idle_places, in_words, percent
 from kprof.analyze.findings.queries import per_step, share_of_whole, whole_of
 from kprof.analyze.findings.recoverable import sleeps
 from kprof.analyze.idle.causes import NO_WORK
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 LEAST_SHARE = 0.02
@@ -33,6 +33,6 @@ def check(trace: Trace) -> list[Finding]:
             effort="low",
             idle_rows=tuple(rows.tolist()),
             details=idle_places(trace, rows),
-            remedy=Remedy(idle_cause=NO_WORK),
+            fix=Fix(idle_cause=NO_WORK),
         )
     ]

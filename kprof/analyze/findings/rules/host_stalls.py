@@ -9,7 +9,7 @@ from kprof.analyze.findings.one_offs import SILENCE_NS
 from kprof.analyze.findings.queries import count_steps, idle_of, per_step, share_of_whole, whole_of
 from kprof.analyze.findings.recoverable import perhaps_once
 from kprof.analyze.idle.causes import LAUNCH_BOUND
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 # A run of a few steps may hold one such pause by accident; a twentieth of the time is none.
@@ -38,8 +38,8 @@ def check(trace: Trace) -> list[Finding]:
             effort="medium",
             idle_rows=tuple(idle_rows.tolist()),
             details=idle_places(trace, idle_rows),
-            remedy=Remedy()
+            fix=Fix()
             if np.isin(idle_rows, perhaps_once(trace)).all()
-            else Remedy(idle_cause=LAUNCH_BOUND),
+            else Fix(idle_cause=LAUNCH_BOUND),
         )
     ]

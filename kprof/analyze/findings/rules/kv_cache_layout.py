@@ -25,7 +25,7 @@ from kprof.analyze.findings.queries import (
     why_no_device,
 )
 from kprof.analyze.whatif.changes import SHORTEST_KERNEL_NS
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 NEEDS = (why_no_device, why_no_work)
@@ -61,7 +61,7 @@ def check(trace: Trace) -> list[Finding]:
             effort="low",
             rows=tuple(rows.tolist()),
             details=work_places(trace, rows),
-            remedy=_remedy(trace, rows, (new / np.maximum(lengths + new, 1))[lengths > 0]),
+            fix=_fix(trace, rows, (new / np.maximum(lengths + new, 1))[lengths > 0]),
             command=proof_by_copy(trace, "static_cache"),
         )
     ]
@@ -82,7 +82,7 @@ def _appended(shapes: list[object]) -> list[int]:
     return [old[2], new[2]] if is_appended else [0, 0]
 
 
-def _remedy(trace: Trace, rows: np.ndarray, share_new: np.ndarray) -> Remedy:
+def _fix(trace: Trace, rows: np.ndarray, share_new: np.ndarray) -> Fix:
     """Return what writing the new tokens alone takes: nothing where another kernel does it.
 
     Attention, or what makes the new keys, can write them to their place. Modestly a kernel of its
@@ -90,4 +90,4 @@ def _remedy(trace: Trace, rows: np.ndarray, share_new: np.ndarray) -> Remedy:
     """
     took = durations(trace)[rows]
     written = np.minimum(np.maximum(took * share_new, SHORTEST_KERNEL_NS), took)
-    return Remedy(best_ns=0, modest_ns=round(float(written.sum())), launches=0)
+    return Fix(best_ns=0, modest_ns=round(float(written.sum())), launches=0)

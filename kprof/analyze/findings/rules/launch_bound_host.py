@@ -16,7 +16,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
 )
 from kprof.analyze.idle.causes import LAUNCH_BOUND
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 # Recording itself slows the host by some percent: idle time below a tenth may be its doing.
@@ -47,7 +47,7 @@ def check(trace: Trace) -> list[Finding]:
             effort="medium",
             idle_rows=tuple(idle_rows.tolist()),
             details=idle_places(trace, idle_rows),
-            remedy=Remedy(graphs=True),
+            fix=Fix(graphs=True),
             command=proof_by_copy(trace, "compiled"),
         )
     ]

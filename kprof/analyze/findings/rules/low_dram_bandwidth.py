@@ -17,7 +17,7 @@ from kprof.analyze.findings.queries import (
     why_no_device,
 )
 from kprof.analyze.groupings import collapse_layers
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 NEEDS = (why_no_device, why_no_work, why_no_ceilings)
@@ -72,7 +72,7 @@ def check(trace: Trace) -> list[Finding]:
             effort="medium",
             rows=tuple(every.tolist()),
             details=tuple(_place(trace, group) for group in slow[:NUM_PLACES]),
-            remedy=Remedy(
+            fix=Fix(
                 best_ns=min(round(at_limit / WELL), spent),
                 modest_ns=min(round(at_limit / MODESTLY), spent),
             ),

@@ -15,7 +15,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
 )
 from kprof.analyze.groupings import collapse_layers
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 # Kernels that live on every SM have as many blocks as there are; half of them is few by mistake.
@@ -56,7 +56,7 @@ def check(trace: Trace) -> list[Finding]:
             effort="high",
             rows=tuple(rows.tolist()),
             details=_places(trace, rows, blocks),
-            remedy=Remedy(best_ns=min(best, spent), modest_ns=min((best + spent) // 2, spent)),
+            fix=Fix(best_ns=min(best, spent), modest_ns=min((best + spent) // 2, spent)),
         )
     ]
 

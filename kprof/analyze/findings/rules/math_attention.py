@@ -21,7 +21,7 @@ from kprof.analyze.findings.queries import (
     total_ns,
     whole_of,
 )
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 # Below this share of the device time another attention saves less than a run varies.
@@ -57,7 +57,7 @@ def check(trace: Trace) -> list[Finding]:
             effort="medium",
             rows=tuple(rows.tolist()),
             details=work_places(trace, rows),
-            remedy=_remedy(trace, rows, int(anchors[rows].sum())),
+            fix=_fix(trace, rows, int(anchors[rows].sum())),
             command=proof_by_copy(trace, "flash"),
         )
     ]
@@ -115,15 +115,15 @@ def _last_dimensions(shapes: list[object]) -> list[int]:
     return [0] * (4 - len(first)) + list(first)
 
 
-def _remedy(trace: Trace, rows: np.ndarray, launches: int) -> Remedy:
+def _fix(trace: Trace, rows: np.ndarray, launches: int) -> Fix:
     """Return what the products' operations take in one kernel, at what such kernels reach."""
     took, device = total_ns(trace, rows), trace.meta.device
     flops = trace.kernels["flops"].to_numpy(np.int64, na_value=0)[rows].sum()
     if device is None or not flops:
-        return Remedy(best_ns=0, modest_ns=took, launches=launches)
+        return Fix(best_ns=0, modest_ns=took, launches=launches)
     peak = device.flops_per_s.get(_main_type(trace, rows)) or max(device.flops_per_s.values())
     best, modest = (min(round(flops / (share * peak) * 1e9), took) for share in (WELL, MODESTLY))
-    return Remedy(best_ns=best, modest_ns=modest, launches=launches)
+    return Fix(best_ns=best, modest_ns=modest, launches=launches)
 
 
 def _main_type(trace: Trace, rows: np.ndarray) -> str:

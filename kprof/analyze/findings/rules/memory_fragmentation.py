@@ -13,7 +13,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
 )
 from kprof.analyze.idle.causes import ALLOCATOR
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 # After a warm-up the caching allocator asks for nothing; a hundredth of the step is a habit.
@@ -44,7 +44,7 @@ def check(trace: Trace) -> list[Finding]:
             idle_rows=tuple(idle_rows.tolist()),
             range_rows=tuple(calls.tolist()),
             details=idle_places(trace, idle_rows),
-            remedy=Remedy(idle_cause=ALLOCATOR),
+            fix=Fix(idle_cause=ALLOCATOR),
             command=proof(trace, "--env", SETTING),
         )
     ]

@@ -13,7 +13,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
     why_no_device,
 )
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 # Below this share of the device time, storing everything would not be felt.
@@ -64,6 +64,6 @@ def check(trace: Trace) -> list[Finding]:
             effort="low",
             rows=tuple(rows.tolist()),
             details=work_places(trace, rows),
-            remedy=Remedy(best_ns=0, modest_ns=total_ns(trace, rows) // 2, launches=0),
+            fix=Fix(best_ns=0, modest_ns=total_ns(trace, rows) // 2, launches=0),
         )
     ]

@@ -15,7 +15,7 @@ from kprof.analyze.findings.queries import (
     why_no_device,
 )
 from kprof.analyze.idle.causes import LAUNCH_BOUND
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 NEEDS = (why_no_device, why_no_timeline, why_no_work)
@@ -44,7 +44,7 @@ def check(trace: Trace) -> list[Finding]:
             effort="medium",
             idle_rows=tuple(idle_rows.tolist()),
             details=idle_places(trace, idle_rows),
-            remedy=Remedy(graphs=True),
+            fix=Fix(graphs=True),
             command=proof_by_copy(trace, "static_cache"),
         )
     ]

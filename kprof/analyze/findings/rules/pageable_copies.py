@@ -19,7 +19,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
 )
 from kprof.analyze.idle.causes import PAGEABLE_COPY, PAGEABLE_UPLOAD
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 # Less than a hundredth of the step is not worth an edit.
@@ -47,7 +47,7 @@ def check(trace: Trace) -> list[Finding]:
         return []
     is_slow = (exposed > 0) & (best < took)
     pinned_ns = int(best[is_slow].sum()), int(modest[is_slow].sum())
-    waiting = Remedy(idle_cause=PAGEABLE_COPY)
+    waiting = Fix(idle_cause=PAGEABLE_COPY)
     faster = replace(waiting, best_ns=pinned_ns[0], modest_ns=pinned_ns[1])
     return [
         Finding(
@@ -58,7 +58,7 @@ def check(trace: Trace) -> list[Finding]:
             rows=tuple(uploads[is_slow].tolist()),
             idle_rows=tuple(idle_rows.tolist()),
             details=idle_places(trace, idle_rows),
-            remedy=faster if is_slow.any() else waiting,
+            fix=faster if is_slow.any() else waiting,
         )
     ]
 

@@ -36,6 +36,6 @@ def check(trace: Trace) -> list[Finding]:
             confidence="medium",
             effort="medium",
             rows=tuple(rows.tolist()),
-            remedy=at_full_clock(trace, rows, held),
+            fix=at_full_clock(trace, rows, held),
         )
     ]

@@ -19,7 +19,7 @@ from kprof.analyze.findings.queries import (
 )
 from kprof.analyze.idle.causes import LAUNCH_BOUND
 from kprof.analyze.intervals import Intervals, disjoint, length_in
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 NEEDS = ()
@@ -78,5 +78,5 @@ def _finding(claim: str, rows: np.ndarray, idle_rows: tuple[int, ...], confidenc
         effort="medium",
         range_rows=tuple(rows.tolist()),
         idle_rows=idle_rows,
-        remedy=Remedy(idle_cause=LAUNCH_BOUND) if idle_rows else Remedy(),
+        fix=Fix(idle_cause=LAUNCH_BOUND) if idle_rows else Fix(),
     )

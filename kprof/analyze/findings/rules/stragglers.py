@@ -9,7 +9,7 @@ from kprof.analyze.findings.claims import in_words, percent
 from kprof.analyze.findings.queries import why_no_device
 from kprof.analyze.idle.causes import collective_waits
 from kprof.analyze.late_ranks import Lateness, find_lateness
-from kprof.findings import Finding, Grade, Remedy
+from kprof.findings import Finding, Fix, Grade
 from kprof.trace import Trace
 
 # Ranks are never quite alike: a few percent of a step pass until the last has come.
@@ -103,7 +103,7 @@ def _finding(
             f"{found.num_units}; waits {in_words(one.waits_ns)} for others"
             for one in latest
         ),
-        remedy=Remedy(waited_ns=round(whole_ns)),
+        fix=Fix(waited_ns=round(whole_ns)),
     )
 
 

@@ -11,7 +11,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
 )
 from kprof.analyze.idle.causes import SYNCHRONIZATION
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 # A wait that costs less than a hundredth of the step is not worth an edit.
@@ -39,6 +39,6 @@ def check(trace: Trace) -> list[Finding]:
             effort="medium",
             idle_rows=tuple(idle_rows.tolist()),
             details=idle_places(trace, idle_rows),
-            remedy=Remedy(idle_cause=SYNCHRONIZATION),
+            fix=Fix(idle_cause=SYNCHRONIZATION),
         )
     ]

@@ -18,7 +18,7 @@ from kprof.analyze.findings.queries import (
     why_no_device,
 )
 from kprof.analyze.findings.rules.math_attention import spelled_out
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 NEEDS = (why_no_device, why_no_ceilings)
@@ -68,7 +68,7 @@ def check(trace: Trace) -> list[Finding]:
             rows=tuple(np.union1d(multiplying, moving).tolist()),
             details=work_places(trace, multiplying),
             # Kernels that only move data take half at best; the modest case keeps float32.
-            remedy=Remedy(best + moved // 2, (best + took) // 2 + moved),
+            fix=Fix(best + moved // 2, (best + took) // 2 + moved),
             command=proof_by_copy(trace, "bf16"),
         )
     ]

@@ -33,6 +33,6 @@ def check(trace: Trace) -> list[Finding]:
             confidence="high",
             effort="medium",
             rows=tuple(rows.tolist()),
-            remedy=at_full_clock(trace, rows, held),
+            fix=at_full_clock(trace, rows, held),
         )
     ]

@@ -19,7 +19,7 @@ from kprof.analyze.findings.queries import (
 from kprof.analyze.findings.rules.launch_bound_host import LEAST_SHARE as LAUNCH_BOUND_SHARE
 from kprof.analyze.idle.causes import BETWEEN_KERNELS, LAUNCH_BOUND
 from kprof.analyze.whatif.changes import SHORTEST_KERNEL_NS
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 # It does not see what more particular rules explain.
@@ -64,7 +64,7 @@ def check(trace: Trace) -> list[Finding]:
             effort="medium",
             rows=tuple(rows.tolist()),
             details=work_places(trace, rows),
-            remedy=Remedy(
+            fix=Fix(
                 best_ns=min(2 * runs * SHORTEST_KERNEL_NS, total_ns(trace, rows)),
                 modest_ns=total_ns(trace, rows) // 2,
                 launches=runs,

@@ -64,8 +64,8 @@ def _find(trace: Trace, forward: str, backward: str, swap: str) -> list[Finding]
     )
     if not len(back[0]):
         claim = claim.replace("with the backward pass ", "")
-    remedy = fused(trace, rows, num_bytes, len(pairs[0]) + len(back[0]))
-    return [finding_of(trace, "unfused_activation", claim, rows, remedy, swap)]
+    fix = fused(trace, rows, num_bytes, len(pairs[0]) + len(back[0]))
+    return [finding_of(trace, "unfused_activation", claim, rows, fix, swap)]
 
 
 def _partners(

@@ -36,5 +36,5 @@ def check(trace: Trace) -> list[Finding]:
         f"{percent(share_of_device(trace, rows))} of the device time; one read of the logits and "
         "one write of their gradient would do"
     )
-    remedy = fused(trace, rows, elements * item, int(is_softmax.sum()))
-    return [finding_of(trace, "unfused_loss", claim, rows, remedy, "cross_entropy")]
+    fix = fused(trace, rows, elements * item, int(is_softmax.sum()))
+    return [finding_of(trace, "unfused_loss", claim, rows, fix, "cross_entropy")]

@@ -62,8 +62,8 @@ def check(trace: Trace) -> list[Finding]:
         f"{in_words(per_step(trace, total_ns(trace, rows)))} of {whole_of(trace)}, "
         f"{percent(share_of_device(trace, rows))} of the device time"
     )
-    remedy = fused(trace, rows, num_bytes, launches)
-    return [finding_of(trace, "unfused_norm", claim, rows, remedy, swap)]
+    fix = fused(trace, rows, num_bytes, launches)
+    return [finding_of(trace, "unfused_norm", claim, rows, fix, swap)]
 
 
 def backward_of(trace: Trace, forward: Int64s) -> Int64s:

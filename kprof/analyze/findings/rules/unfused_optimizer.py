@@ -15,7 +15,7 @@ from kprof.analyze.findings.queries import (
     total_ns,
     whole_of,
 )
-from kprof.findings import Finding, Remedy
+from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
 # Below this share of the device time and of the launches an optimizer is not what costs.
@@ -62,7 +62,7 @@ def check(trace: Trace) -> list[Finding]:
             effort="low",
             rows=tuple(rows.tolist()),
             details=_operators(trace, rows),
-            remedy=Remedy(
+            fix=Fix(
                 best_ns=min(best, round(ratio * took)),
                 modest_ns=round((1 + ratio) / 2 * took),
                 launches=max(len(rows) // TENSORS_AT_ONCE, steps),

@@ -65,5 +65,5 @@ def check(trace: Trace) -> list[Finding]:
         f"{percent(share_of_device(trace, rows))} of the device time"
     )
     # Queries and keys are turned in one launch.
-    remedy = fused(trace, rows, num_bytes, (number + 1) // 2)
-    return [finding_of(trace, "unfused_rope", claim, rows, remedy, "rope")]
+    fix = fused(trace, rows, num_bytes, (number + 1) // 2)
+    return [finding_of(trace, "unfused_rope", claim, rows, fix, "rope")]

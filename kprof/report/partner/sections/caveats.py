@@ -22,7 +22,7 @@ def render(evidence: Evidence) -> Chapter:
     """Render every doubt with its subject, and the questions that stay open."""
     rows = _doubts(evidence)
     questions = [
-        (one.question, one.because, one.way_out)
+        (one.question, one.because, one.fix)
         for run in evidence.runs[-1:]
         for one in find_unanswered(run)
     ]

@@ -110,15 +110,15 @@ def _gone(finding: Finding, first: Trace, last: Trace) -> str:
     """Say that a finding is gone, or why the last run cannot tell."""
     if last.diagnosis is None:
         return ""
-    unasked = {one.rule: one.because for one in last.diagnosis.unasked}
-    if finding.rule in unasked:
-        return f"? not checked after the change: {unasked[finding.rule]}"
+    not_applicable = {one.rule: one.because for one in last.diagnosis.not_applicable}
+    if finding.rule in not_applicable:
+        return f"? not checked after the change: {not_applicable[finding.rule]}"
     untraced = untraced_share(last)
     rests_on_operators = first.kernels["op"].iloc[list(finding.rows)].notna().any()
     if untraced >= UNTRACED and rests_on_operators:
         share = share_in_words(untraced)
         return f"? not seen after the change, where {share} of the device time has no operator"
-    waits = wait_share(last, finding.remedy.idle_cause)
+    waits = wait_share(last, finding.fix.idle_cause)
     if waits is not None and waits >= LARGE:
         return f"? less of it, but {share_in_words(waits)} of the time is still spent so"
     return "✓ no longer found after the change"

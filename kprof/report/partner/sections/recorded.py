@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Block, Chapter, Missing
 from kprof.report.section import Facts, Section, Table, Text
-from kprof.report.sections import gaps, kernels, ledger, trust
+from kprof.report.sections import data_quality, gaps, kernels, ledger
 from kprof.trace import Trace
 
 HOW = "kprof run train.py, then name the run's folder"
@@ -36,5 +36,7 @@ SECTIONS = {
     "idle": Recorded("Idle time", "What the device waited for", gaps.render).render,
     "kernels": Recorded("Kernels", "Which kernels take the time", kernels.render).render,
     "ledger": Recorded("Ledger", "Whether every nanosecond is accounted for", ledger.render).render,
-    "trust": Recorded("Data quality", "The data quality of the recording", trust.render).render,
+    "data_quality": Recorded(
+        "Data quality", "The data quality of the recording", data_quality.render
+    ).render,
 }

@@ -53,7 +53,7 @@ def _check_table(checks: list[Check]) -> Table:
         Column("Fix", "prose"),
     )
     ordered = sorted(checks, key=lambda check: VERDICTS.index(check.verdict))
-    rows = tuple((c.name, c.verdict, c.evidence, c.meaning, c.remedy) for c in ordered)
+    rows = tuple((c.name, c.verdict, c.evidence, c.meaning, c.fix) for c in ordered)
     caption = (
         "Good: no effect on results. Limited: read affected results with care. Bad: do not use "
         "affected results. Unknown: not recorded."
@@ -74,5 +74,5 @@ def _question_table(questions: list[Unanswered]) -> Table:
         Column("Not known, because", "prose"),
         Column("To find out", "prose"),
     )
-    rows = tuple((found.question, found.because, found.way_out) for found in questions)
+    rows = tuple((found.question, found.because, found.fix) for found in questions)
     return Table(columns, rows, "Questions that the recording does not answer.", terminal_rows=0)
