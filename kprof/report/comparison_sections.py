@@ -10,7 +10,18 @@ from statistics import median
 
 from kprof.analyze.verdict.per_token import per_token
 from kprof.comparison import Claim, Comparison, Interval, Metric, Pair
-from kprof.report.figures import literal
+from kprof.report.figures import (
+    BLUE,
+    GREY,
+    ORANGE,
+    RED,
+    Drawn,
+    axis,
+    literal,
+    margins,
+    mark_level,
+    shade_levels,
+)
 from kprof.report.section import Column, Facts, Figure, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_amount, format_count, format_time
 
@@ -44,9 +55,8 @@ def format_interval(interval: Interval) -> str:
     return f"{format_percent(interval.low)} to {format_percent(interval.high)}"
 
 
-OF_A, OF_B, BAND, LEFT_OUT = "#4c78a8", "#f58518", "#8c8c94", "#d8443c"
+OF_A, OF_B, BAND, LEFT_OUT = BLUE, ORANGE, GREY, RED
 SYMBOLS = {"A": "circle", "B": "diamond"}
-MARGIN = {"l": 70, "r": 20, "t": 10, "b": 46}
 WIDE = 3.0
 """From this ratio of the largest to the least on, a logarithmic axis has decades to mark."""
 LEGEND = {"orientation": "h", "y": 1.12, "x": 0}
@@ -85,7 +95,7 @@ def _numbered(comparison: Comparison) -> Iterator[tuple[int, Pair]]:
 
 
 def _ratios(comparison: Comparison) -> Figure:
-    data: list[dict[str, object]] = []
+    data: list[Drawn] = []
     for is_good, name, colour in ((True, "pair", OF_A), (False, "left out", LEFT_OUT)):
         chosen = [(i, p) for i, p in _numbered(comparison) if bool(p.problem) != is_good]
         if not chosen:
@@ -107,16 +117,16 @@ def _ratios(comparison: Comparison) -> Figure:
         f"Each dot is a pair, in the order of time: B's {what} over A's, on a logarithmic scale. "
         "Solid: the estimate, in its interval; dotted: the smallest effect that matters."
     )
-    layout: dict[str, object] = {
-        "margin": MARGIN,
+    layout: Drawn = {
+        "margin": margins(),
         "showlegend": len(data) > 1,
         "legend": LEGEND,
-        "xaxis": {"title": {"text": "pair"}, "zeroline": False},
-        "yaxis": {
-            "title": {"text": literal(f"B's {what} over A's")},
-            "type": "log",
+        "xaxis": axis("pair", zeroline=False),
+        "yaxis": axis(
+            literal(f"B's {what} over A's"),
+            type="log",
             **_ticks([pair.b[0] / pair.a[0] for _, pair in _numbered(comparison)]),
-        },
+        ),
         "shapes": _marks(comparison),
     }
     return Figure(data, layout, caption, height_px=360)
@@ -171,7 +181,7 @@ def _clocks(comparison: Comparison) -> Figure | None:
 def _of_both(
     arms: tuple[tuple[str, str, list[float]], ...], numbers: list[int], label: str, caption: str
 ) -> Figure:
-    data: list[dict[str, object]] = [
+    data: list[Drawn] = [
         {
             "type": "scatter",
             "mode": "lines+markers",
@@ -183,27 +193,21 @@ def _of_both(
         }
         for name, colour, values in arms
     ]
-    layout: dict[str, object] = {
-        "margin": MARGIN,
+    layout: Drawn = {
+        "margin": margins(),
         "legend": LEGEND,
-        "xaxis": {"title": {"text": "pair"}, "zeroline": False},
-        "yaxis": {"title": {"text": label}, "zeroline": False},
+        "xaxis": axis("pair", zeroline=False),
+        "yaxis": axis(label, zeroline=False),
     }
     return Figure(data, layout, caption, height_px=260)
 
 
-def _marks(comparison: Comparison) -> list[dict[str, object]]:
-    across: dict[str, object] = {"xref": "paper", "x0": 0, "x1": 1}
+def _marks(comparison: Comparison) -> list[Drawn]:
     effect = comparison.plan.smallest_effect
-    marks: list[dict[str, object]] = [
-        {"type": "line", **across, "y0": y, "y1": y, "line": {"color": BAND, "dash": "dot"}}
-        for y in (1 / (1 + effect), 1 + effect)
-    ]
+    marks = [mark_level(y, BAND, dash="dot") for y in (1 / (1 + effect), 1 + effect)]
     if interval := comparison.headline.interval:
-        band = {"type": "rect", "y0": interval.low, "y1": interval.high, "fillcolor": OF_A}
-        marks.append({**band, **across, "opacity": 0.18, "line": {"width": 0}, "layer": "below"})
-        line = {"type": "line", "y0": interval.ratio, "y1": interval.ratio}
-        marks.append({**line, **across, "line": {"color": OF_A, "width": 1.5}})
+        marks.append(shade_levels(interval.low, interval.high, OF_A, 0.18))
+        marks.append(mark_level(interval.ratio, OF_A, width=1.5))
     return marks
 
 

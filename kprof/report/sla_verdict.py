@@ -15,12 +15,26 @@ from kprof.analyze.sla.independence import RUNS_DIFFER
 from kprof.analyze.sla.rates import find_window
 from kprof.analyze.sla.responses import Responses
 from kprof.analyze.sla.target_verdict import Judgement, condition_of
-from kprof.report.figures import literal
+from kprof.report.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    LEGEND_ABOVE,
+    ORANGE,
+    RED,
+    Drawn,
+    axis,
+    curve,
+    literal,
+    margins,
+    mark_level,
+    mark_place,
+)
 from kprof.report.section import Column, Facts, Figure, Part, Section, Table, Text
 from kprof.report.units import MISSING, UNKNOWN, format_count, format_share, format_time
 
-CDF_COLOUR, LIMIT_COLOUR, BOUND_COLOUR = "#4c78a8", "#d8443c", "#8c8c94"
-LEVEL_COLOURS = ("#54a24b", "#f58518", "#4c78a8")
+LIMIT_COLOUR, BOUND_COLOUR = RED, GREY
+LEVEL_COLOURS = (GREEN, ORANGE, BLUE)
 
 
 def draw_distribution(
@@ -28,25 +42,19 @@ def draw_distribution(
 ) -> Figure:
     """Draw the share of the requests that are at or below each time, and the limit."""
     target = judgement.target
-    line: dict[str, object] = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "share of the requests",
-        "x": [round(time / 1e6, 4) for time, _ in points],
-        "y": [round(100 * share, 4) for _, share in points],
-        "line": {"color": CDF_COLOUR, "width": 2, "shape": "hv"},
-    }
-    shapes: list[dict[str, object]] = [_vertical(target.limit, LIMIT_COLOUR, "dash")]
+    x = [round(time / 1e6, 4) for time, _ in points]
+    y = [round(100 * share, 4) for _, share in points]
+    line = curve("share of the requests", x, y, BLUE, width=2, shape="hv")
+    shapes = [mark_place(target.limit / 1e6, LIMIT_COLOUR, width=2, dash="dash")]
     notes = [_note(target.limit, f"limit {format_time(target.limit)}")]
     if bound is not None and math.isfinite(bound):
-        shapes.append(_vertical(bound, BOUND_COLOUR, "dot"))
+        shapes.append(mark_place(bound / 1e6, BOUND_COLOUR, width=2, dash="dot"))
     if target.quantile is not None:
-        level = 100 * float(target.quantile)
-        shapes.append({**_LEVEL, "y0": level, "y1": level})
-    layout = {
-        **_LAYOUT,
-        "xaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "% at or below"}, "range": [0, 101]},
+        shapes.append(mark_level(100 * float(target.quantile), BOUND_COLOUR, width=1))
+    layout: Drawn = {
+        "margin": margins(left=64, top=24),
+        "xaxis": axis("ms", rangemode="tozero"),
+        "yaxis": axis("% at or below", range=[0, 101]),
         "shapes": shapes,
         "annotations": notes,
         "showlegend": False,
@@ -58,23 +66,7 @@ def draw_distribution(
     return Figure([line], layout, caption, height_px=320)
 
 
-_LAYOUT: dict[str, object] = {"margin": {"l": 64, "r": 20, "t": 24, "b": 46}}
-_LEVEL: dict[str, object] = {
-    "type": "line",
-    "xref": "paper",
-    "x0": 0,
-    "x1": 1,
-    "line": {"color": BOUND_COLOUR, "width": 1},
-}
-
-
-def _vertical(time_ns: float, colour: str, dash: str) -> dict[str, object]:
-    place: dict[str, object] = {"type": "line", "yref": "paper", "y0": 0, "y1": 1}
-    at = {"x0": time_ns / 1e6, "x1": time_ns / 1e6}
-    return {**place, **at, "line": {"color": colour, "width": 2, "dash": dash}}
-
-
-def _note(time_ns: float, text: str) -> dict[str, object]:
+def _note(time_ns: float, text: str) -> Drawn:
     place = {"x": time_ns / 1e6, "y": 1, "yref": "paper", "yanchor": "bottom"}
     return {**place, "text": literal(text), "showarrow": False}
 
@@ -87,11 +79,11 @@ def draw_token_curve(curve: TokenCurve) -> Figure:
     ]
     bound = _token_line(curve.num_tokens, curve.high_p99, "p99, 99 % bound", BOUND_COLOUR)
     bound["line"] = {"color": BOUND_COLOUR, "width": 1.5, "dash": "dot"}
-    layout = {
-        **_LAYOUT,
-        "xaxis": {"title": {"text": "first N tokens"}},
-        "yaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+    layout: Drawn = {
+        "margin": margins(left=64, top=24),
+        "xaxis": axis("first N tokens"),
+        "yaxis": axis("ms", rangemode="tozero"),
+        "legend": LEGEND_ABOVE,
     }
     short = curve.share_short[-1]
     caption = (
@@ -104,15 +96,9 @@ def draw_token_curve(curve: TokenCurve) -> Figure:
 
 def _token_line(
     places: Sequence[int], points: Sequence[float | None], name: str, colour: str
-) -> dict[str, object]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": list(places),
-        "y": [None if point is None else round(point / 1e6, 4) for point in points],
-        "line": {"color": colour, "width": 2, "shape": "hv"},
-    }
+) -> Drawn:
+    y = [None if point is None else round(point / 1e6, 4) for point in points]
+    return curve(name, list(places), y, colour, width=2, shape="hv")
 
 
 SCHEMA = 1

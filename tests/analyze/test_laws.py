@@ -27,7 +27,7 @@ from kprof.open import read
 from kprof.report.difference import Compared, result_of_difference
 from kprof.report.result import result_of
 from kprof.report.section import Text, sections_of
-from kprof.report.sections import gaps, run, time, utilisation
+from kprof.report.sections import idle, run, time, utilisation
 from tests import kineto_files as kineto
 from tests.analyze.simulated import END_OF_STEP, Machine, item, kernel, synchronize
 from tests.section_traces import tables
@@ -356,10 +356,10 @@ def assert_idle_and_busy_are_of_it(trace, document):
         listed_ns = sum(row["time_ns"] for row in document["idle"]["causes"])
         assert listed_ns == document["idle"]["time_ns"]
         assert listed_ns + document["denominator"]["imbalance_ns"] == idle_ns
-    told = [part.text for part in gaps.render(trace).parts if isinstance(part, Text)]
+    told = [part.text for part in idle.render(trace).parts if isinstance(part, Text)]
     assert not (idle_ns and trace.has_timeline and "There is no gap between activities." in told)
     if find_steps(trace):
-        sections = [section.render(trace) for section in (gaps, run, time, utilisation)]
+        sections = [section.render(trace) for section in (idle, run, time, utilisation)]
         told = [part.text for one in sections for part in one.parts if isinstance(part, Text)]
         assert not re.search(r"% of (?:the window|the elapsed time)", " ".join(told))
 

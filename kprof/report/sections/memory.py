@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kprof.analyze.capture_quality.unanswered import why_no_memory
 from kprof.analyze.energy import Series, readings, thin_out
+from kprof.report.figures import BLUE, LEGEND_ABOVE, PALE, Drawn, axis, curve, margins
 from kprof.report.section import Column, Figure, Section, Table, Text
 from kprof.report.units import MISSING, format_memory
 from kprof.trace import Trace
@@ -15,7 +16,7 @@ FOR_PAGE_ONLY = True
 
 MAX_POINTS = 1500
 QUANTITIES = (("allocated_bytes", "allocated"), ("reserved_bytes", "reserved"))
-COLOURS = {"allocated_bytes": "#4c78a8", "reserved_bytes": "#b3bfd1"}
+COLOURS = {"allocated_bytes": BLUE, "reserved_bytes": PALE}
 # Rank and device: the GPU 0 of two ranks may be two GPUs, and each rank has an allocator.
 Place = tuple[int, int]
 
@@ -86,22 +87,17 @@ def _curves(trace: Trace, place: Place) -> Figure:
         for quantity, label in QUANTITIES
         if len(series[quantity].value)
     ]
-    layout: dict[str, object] = {
-        "margin": {"l": 70, "r": 20, "t": 10, "b": 46},
-        "xaxis": {"title": {"text": "milliseconds"}, "zeroline": False},
-        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+    layout: Drawn = {
+        "margin": margins(),
+        "xaxis": axis("milliseconds", zeroline=False),
+        "yaxis": axis("GiB", rangemode="tozero"),
+        "legend": LEGEND_ABOVE,
     }
     caption = f"Memory of {_name(trace, place)} during the recording."
     return Figure(data, layout, caption, height_px=320)
 
 
-def _line(series: Series, first_ns: int, label: str, colour: str) -> dict[str, object]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": label,
-        "x": [round(time_ns / 1e6, 4) for time_ns in (series.time_ns - first_ns).tolist()],
-        "y": [round(value / 2**30, 4) for value in series.value.tolist()],
-        "line": {"color": colour, "width": 1.5, "shape": "hv"},
-    }
+def _line(series: Series, first_ns: int, label: str, colour: str) -> Drawn:
+    x = [round(time_ns / 1e6, 4) for time_ns in (series.time_ns - first_ns).tolist()]
+    y = [round(value / 2**30, 4) for value in series.value.tolist()]
+    return curve(label, x, y, colour, shape="hv")

@@ -13,6 +13,16 @@ from kprof.analyze.energy import (
     throttle_shares,
 )
 from kprof.device import HARMLESS_REASONS, THROTTLE_REASONS
+from kprof.report.figures import (
+    GREY,
+    LEGEND_ABOVE,
+    SERIES_COLOURS,
+    Drawn,
+    axis,
+    curve,
+    margins,
+    shade_places,
+)
 from kprof.report.section import Column, Facts, Figure, Part, Section, Table, Text
 from kprof.report.units import MISSING, UNKNOWN, format_count, format_share
 from kprof.trace import Trace
@@ -30,7 +40,6 @@ PANELS = (
     ("sm_clock_mhz", "SM clock, MHz"),
     ("temperature_c", "temperature, °C"),
 )
-COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#a56ba0", "#d8443c", "#3fa9a5", "#a67c61", "#8c8c94")
 
 
 def render(trace: Trace) -> Section:
@@ -98,10 +107,10 @@ def _extremes(series: Series) -> tuple[str, str, str]:
 def _curves(trace: Trace, devices: list[int]) -> Figure:
     """Draw a panel for each quantity, a line for each GPU, the recorded steps shaded."""
     first_ns = int(trace.samples["time_ns"].min())
-    data: list[dict[str, object]] = []
-    layout: dict[str, object] = {
-        "margin": {"l": 70, "r": 20, "t": 10, "b": 46},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+    data: list[Drawn] = []
+    layout: Drawn = {
+        "margin": margins(),
+        "legend": LEGEND_ABOVE,
         "showlegend": len(devices) > 1,
         "hovermode": "x",
         "shapes": _shaded_steps(trace, first_ns),
@@ -110,39 +119,28 @@ def _curves(trace: Trace, devices: list[int]) -> Figure:
     for panel, (quantity, label) in enumerate(PANELS):
         suffix = "" if panel == 0 else str(panel + 1)
         bottom = (len(PANELS) - 1 - panel) * (height + PANEL_GAP)
-        axis = {"title": {"text": label}, "domain": [bottom, min(bottom + height, 1.0)]}
-        layout[f"yaxis{suffix}"] = {**axis, "rangemode": "tozero", "nticks": 5}
+        domain = [bottom, min(bottom + height, 1.0)]
+        layout[f"yaxis{suffix}"] = axis(label, domain=domain, rangemode="tozero", nticks=5)
         for device in devices[:DEVICES_DRAWN]:
             series = thin_out(readings(trace.samples, "nvml", quantity, device), MAX_POINTS)
             data.append(_line(series, first_ns, device, f"y{suffix}", is_named=panel == 0))
     last = f"y{len(PANELS)}"
-    layout["xaxis"] = {"title": {"text": "seconds"}, "anchor": last, "zeroline": False}
+    layout["xaxis"] = axis("seconds", anchor=last, zeroline=False)
     caption = "Samples of the whole run. Shaded: the recorded steps."
     return Figure(data, layout, caption, height_px=520)
 
 
-def _line(
-    series: Series, first_ns: int, device: int, axis: str, *, is_named: bool
-) -> dict[str, object]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": f"GPU {device}",
-        "legendgroup": f"{device}",
-        "showlegend": is_named,
-        "x": [round(time_ns / 1e9, 4) for time_ns in (series.time_ns - first_ns).tolist()],
-        "y": [round(value, 1) for value in series.value.tolist()],
-        "yaxis": axis,
-        "line": {"color": COLOURS[device % len(COLOURS)], "width": 1.5},
-    }
+def _line(series: Series, first_ns: int, device: int, panel: str, *, is_named: bool) -> Drawn:
+    x = [round(time_ns / 1e9, 4) for time_ns in (series.time_ns - first_ns).tolist()]
+    y = [round(value, 1) for value in series.value.tolist()]
+    line = curve(f"GPU {device}", x, y, SERIES_COLOURS[device % len(SERIES_COLOURS)])
+    return {**line, "legendgroup": f"{device}", "showlegend": is_named, "yaxis": panel}
 
 
-def _shaded_steps(trace: Trace, first_ns: int) -> list[dict[str, object]]:
+def _shaded_steps(trace: Trace, first_ns: int) -> list[Drawn]:
     steps = find_steps(trace)
     if not steps:
         return []
     start_ns = min(step.start_ns for step in steps)
     end_ns = max(step.device_end_ns for step in steps)
-    place = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
-    extent = {"x0": (start_ns - first_ns) / 1e9, "x1": (end_ns - first_ns) / 1e9}
-    return [{**place, **extent, "fillcolor": "#8c8c94", "opacity": 0.25, "line": {"width": 0}}]
+    return [shade_places((start_ns - first_ns) / 1e9, (end_ns - first_ns) / 1e9, GREY, 0.25)]

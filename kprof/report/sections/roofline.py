@@ -12,7 +12,18 @@ import pandas as pd
 from kprof.analyze.capture_quality.unanswered import why_no_work
 from kprof.analyze.groupings import group_operators
 from kprof.device import Device
-from kprof.report.figures import BOUND_COLOURS, CEILING_COLOUR, UNKNOWN_COLOUR, literal
+from kprof.report.figures import (
+    BOUND_COLOURS,
+    CEILING_COLOUR,
+    LEGEND_ABOVE,
+    UNKNOWN_COLOUR,
+    Drawn,
+    axis,
+    curve,
+    literal,
+    margins,
+    mark_place,
+)
 from kprof.report.section import Figure, Part, Section, Text
 from kprof.report.units import (
     format_amount,
@@ -76,7 +87,7 @@ def _roofline_figure(trace: Trace, points: pd.DataFrame, number: int) -> Figure:
     flops = points["flops"].to_numpy(np.float64)
     intensity = flops / points["bytes"].to_numpy(np.float64)
     speed = flops / (points["time_ns"].to_numpy(np.float64) / 1e9)
-    data: list[dict[str, object]] = []
+    data: list[Drawn] = []
     if trace.meta.device is not None:
         data += _ceilings(trace.meta.device, trace.kernels, intensity)
     bounds = points["bound"].astype(object).fillna(UNKNOWN_BOUND).to_numpy()
@@ -92,13 +103,12 @@ def _roofline_figure(trace: Trace, points: pd.DataFrame, number: int) -> Figure:
     return Figure(data, _roofline_layout(), caption, height_px=520)
 
 
-def _roofline_layout() -> dict[str, object]:
+def _roofline_layout() -> Drawn:
     tens = [10.0**power for power in range(-6, 19)]
     return {
-        "margin": {"l": 100, "r": 20, "t": 10, "b": 50},
+        "margin": margins(left=100, bottom=50),
         "xaxis": {
-            "type": "log",
-            "title": {"text": "FLOP per byte"},
+            **axis("FLOP per byte", type="log"),
             "tickvals": tens,
             "ticktext": [f"{ten:,.6g}" for ten in tens],
         },
@@ -107,14 +117,12 @@ def _roofline_layout() -> dict[str, object]:
             "tickvals": tens,
             "ticktext": [format_amount(ten, "FLOP/s") for ten in tens],
         },
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "itemsizing": "constant"},
+        "legend": {**LEGEND_ABOVE, "itemsizing": "constant"},
         "hovermode": "closest",
     }
 
 
-def _markers(
-    bound: str, points: pd.DataFrame, intensity: np.ndarray, speed: np.ndarray
-) -> dict[str, object]:
+def _markers(bound: str, points: pd.DataFrame, intensity: np.ndarray, speed: np.ndarray) -> Drawn:
     shares = points["share"].to_numpy(np.float64)
     return {
         "type": "scatter",
@@ -152,9 +160,7 @@ def _hover_text(group: Any, achieved: str) -> str:  # noqa: ANN401 - a named tup
     return "<br>".join(literal(line) for line in lines)
 
 
-def _ceilings(
-    device: Device, kernels: pd.DataFrame, intensity: np.ndarray
-) -> list[dict[str, object]]:
+def _ceilings(device: Device, kernels: pd.DataFrame, intensity: np.ndarray) -> list[Drawn]:
     """Draw the memory's slope and, for each type that computes, its peak."""
     computes = kernels["flops"].fillna(0) > 0
     used = [str(dtype) for dtype in kernels["dtype"][computes].dropna().unique()]
@@ -181,18 +187,11 @@ def _ceilings(
     return [slope, *flats]
 
 
-def _ceiling(x: list[float], y: list[float], name: str) -> dict[str, object]:
+def _ceiling(x: list[float], y: list[float], name: str) -> Drawn:
     is_slope = not math.isclose(y[0], y[1])
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": literal(name),
-        "x": x,
-        "y": y,
-        "line": {"color": CEILING_COLOUR, "width": 2, "dash": "solid" if is_slope else "dash"},
-        "hoverinfo": "name",
-        "showlegend": is_slope,
-    }
+    dash = "solid" if is_slope else "dash"
+    line = curve(literal(name), x, y, CEILING_COLOUR, width=2, dash=dash)
+    return {**line, "hoverinfo": "name", "showlegend": is_slope}
 
 
 def _bandwidth_figure(device: Device | None, moving: pd.DataFrame) -> Figure:
@@ -200,7 +199,7 @@ def _bandwidth_figure(device: Device | None, moving: pd.DataFrame) -> Figure:
     shown = moving.head(BARS)
     speed = shown["bytes"].to_numpy(np.float64) / (shown["time_ns"].to_numpy(np.float64) / 1e9)
     names = [_short_name(row) for row in shown.itertuples(index=False)]
-    data: list[dict[str, object]] = [
+    data: list[Drawn] = [
         {
             "type": "bar",
             "orientation": "h",
@@ -214,8 +213,8 @@ def _bandwidth_figure(device: Device | None, moving: pd.DataFrame) -> Figure:
             "hoverinfo": "text",
         }
     ]
-    layout: dict[str, object] = {
-        "margin": {"l": 250, "r": 20, "t": 24, "b": 46},
+    layout: Drawn = {
+        "margin": margins(left=250, top=24),
         "xaxis": {
             "ticksuffix": "B/s",
             "exponentformat": "SI",
@@ -231,7 +230,9 @@ def _bandwidth_figure(device: Device | None, moving: pd.DataFrame) -> Figure:
     }
     ceiling = ""
     if device is not None:
-        layout["shapes"] = [_bandwidth_line(device.memory_bytes_per_s)]
+        layout["shapes"] = [
+            mark_place(device.memory_bytes_per_s, CEILING_COLOUR, width=2, dash="dash")
+        ]
         ceiling = f" The line is the memory's {format_amount(device.memory_bytes_per_s, 'B/s')}."
     caption = (
         f"Bandwidth of kernels that only move data: the {len(shown)} longest of "
@@ -244,16 +245,3 @@ def _short_name(group: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
     name = str(group.name if pd.isna(group.op) else group.op)
     shape = _FIRST_SHAPE.search("" if pd.isna(group.shapes) else str(group.shapes))
     return f"{name} [{shape[1]}]" if shape else name
-
-
-def _bandwidth_line(bytes_per_s: float) -> dict[str, object]:
-    line = {"color": CEILING_COLOUR, "width": 2, "dash": "dash"}
-    return {
-        "type": "line",
-        "x0": bytes_per_s,
-        "x1": bytes_per_s,
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": line,
-    }

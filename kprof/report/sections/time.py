@@ -13,7 +13,15 @@ from kprof.analyze.attribution.steps import (
     split_steps,
 )
 from kprof.analyze.groupings import measure_capacity
-from kprof.report.figures import IDLE_COLOUR, UNKNOWN_COLOUR, colours_of, literal
+from kprof.report.figures import (
+    GREY,
+    IDLE_COLOUR,
+    UNKNOWN_COLOUR,
+    Drawn,
+    colours_of,
+    literal,
+    margins,
+)
 from kprof.report.section import Column, Figure, Part, Section, Table, Text
 from kprof.report.units import (
     format_count,
@@ -202,10 +210,10 @@ def _bars(split: pd.DataFrame, by_part: pd.DataFrame, by_phase: pd.DataFrame) ->
     for row in ordered.itertuples(index=False):
         times = [int(row.time_ns), *(int(cells.get((row.part, phase), 0)) for phase in phases)]
         data.append(_bar(str(row.part), bool(row.is_idle), bars, times, total_ns, colours))
-    layout: dict[str, object] = {
+    layout: Drawn = {
         "barmode": "stack",
         "bargap": 0.35,
-        "margin": {"l": 110, "r": 20, "t": 10, "b": 40},
+        "margin": margins(left=110, bottom=40),
         "xaxis": {"ticksuffix": " %", "range": [0, 100], "fixedrange": True},
         "yaxis": {"autorange": "reversed", "fixedrange": True},
         "legend": {"orientation": "h", "y": -0.16, "traceorder": "normal"},
@@ -222,11 +230,11 @@ def _bar(
     times: list[int],
     total_ns: int,
     colours: dict[str, str],
-) -> dict[str, object]:
+) -> Drawn:
     colour = IDLE_COLOUR if is_idle else colours.get(part, UNKNOWN_COLOUR)
-    marker: dict[str, object] = {"color": colour}
+    marker: Drawn = {"color": colour}
     if is_idle:
-        marker["pattern"] = {"shape": "/", "fgcolor": "#8c8c94", "size": 6}
+        marker["pattern"] = {"shape": "/", "fgcolor": GREY, "size": 6}
     shares = [time_ns / total_ns for time_ns in times]
     hover = [
         f"{literal(bar)}: {literal(part)}<br>{format_share(share)}, {format_time(time_ns)}"

@@ -7,7 +7,16 @@ import pandas as pd
 from kprof.analyze.attribution.steps import find_steps, median_step
 from kprof.analyze.capture_quality.unanswered import why_no_timeline
 from kprof.analyze.lanes import device_rows, host_rows, merge_small
-from kprof.report.figures import UNKNOWN_COLOUR, colours_of, literal
+from kprof.report.figures import (
+    LEGEND_ABOVE,
+    PALE,
+    UNKNOWN_COLOUR,
+    Drawn,
+    axis,
+    colours_of,
+    literal,
+    margins,
+)
 from kprof.report.section import Figure, Section, Text
 from kprof.report.units import format_count, format_time, readable, shorten
 from kprof.trace import Trace
@@ -19,7 +28,7 @@ FOR_PAGE_ONLY = True
 
 MAX_ITEMS = 3000
 NO_KIND = "other"
-HOST_COLOURS = {"phase": "#7f8fa9", "module": "#b3bfd1", "range": "#9fc3b4"}
+HOST_COLOURS = {"phase": "#7f8fa9", "module": PALE, "range": "#9fc3b4"}
 
 
 def render(trace: Trace) -> Section:
@@ -96,13 +105,13 @@ def _figure(shown: pd.DataFrame, start_ns: int, span_ns: int, caption: str) -> F
     )
 
 
-def _layout(lanes: list[str], span_ms: float) -> dict[str, object]:
+def _layout(lanes: list[str], span_ms: float) -> Drawn:
     # The levels of one thread stand under its name.
     names = [lane.split(", level 1")[0] if ", level " in lane else lane for lane in lanes]
     return {
         "barmode": "overlay",
-        "margin": {"l": 130, "r": 20, "t": 10, "b": 46},
-        "xaxis": {"title": {"text": "milliseconds"}, "range": [0, span_ms], "zeroline": False},
+        "margin": margins(left=130),
+        "xaxis": axis("milliseconds", range=[0, span_ms], zeroline=False),
         "yaxis": {
             "tickvals": list(range(len(lanes))),
             "ticktext": ["" if ", level " in name else literal(name) for name in names],
@@ -111,7 +120,7 @@ def _layout(lanes: list[str], span_ms: float) -> dict[str, object]:
             "zeroline": False,
             "showgrid": False,
         },
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "reversed"},
+        "legend": {**LEGEND_ABOVE, "traceorder": "reversed"},
         "hovermode": "closest",
         "dragmode": "zoom",
         # A name that does not fit its bar is hidden until a zoom makes room.
@@ -125,9 +134,9 @@ def _bars(
     position: dict[str, int],
     start_ns: int,
     colours: dict[str, str],
-) -> dict[str, object]:
+) -> Drawn:
     lengths = (rows["end_ns"] - rows["start_ns"]).tolist()
-    bars: dict[str, object] = {
+    bars: Drawn = {
         "type": "bar",
         "orientation": "h",
         "name": literal(group),

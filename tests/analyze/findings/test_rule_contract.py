@@ -187,7 +187,7 @@ def test_where_shapes_are_missing_rules_that_need_them_say_how_to_record_them():
     told = diagnose(trace)
     (unasked,) = [one for one in told.not_applicable if one.rule == "fp8_opportunity"]
     assert unasked.because == why_no_work(trace).because
-    assert "record_shapes=True" in unasked.way_out
+    assert "record_shapes=True" in unasked.fix
 
 
 def test_a_trace_without_times_is_asked_for_nothing_that_needs_them():

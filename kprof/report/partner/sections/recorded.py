@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.parts import Block, Chapter, Missing
 from kprof.report.section import Facts, Section, Table, Text
-from kprof.report.sections import data_quality, gaps, kernels, ledger
+from kprof.report.sections import data_quality, idle, kernels, ledger
 from kprof.trace import Trace
 
 HOW = "kprof run train.py, then name the run's folder"
@@ -33,7 +33,7 @@ class Recorded:
 
 
 SECTIONS = {
-    "idle": Recorded("Idle time", "What the device waited for", gaps.render).render,
+    "idle": Recorded("Idle time", "What the device waited for", idle.render).render,
     "kernels": Recorded("Kernels", "Which kernels take the time", kernels.render).render,
     "ledger": Recorded("Ledger", "Whether every nanosecond is accounted for", ledger.render).render,
     "data_quality": Recorded(
