@@ -17,7 +17,7 @@ TOGETHER = -n $(WORKERS) --dist worksteal
 SOURCES := kprof tests examples benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow golden hostile chromium browser lint check format gpu clean
+.PHONY: help install demo test slow golden docs hostile chromium browser lint check format gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ slow: $(READY)  ## run the slow tests and write for which code they passed (SLOW
 
 golden: $(READY)  ## write the golden outputs anew; the diff shows what changed for users
 	$(BIN)/python benchmarks/golden.py
+
+docs: $(READY)  ## write the tables of docs/ that follow from the code
+	$(BIN)/python benchmarks/docs_tables.py
 
 hostile: $(READY)  ## run hostile workloads without and with the recorder (4 minutes; one in six: SAMPLE=6)
 	$(BIN)/python -m pytest -m hostile tests/collect/recorder/test_hostile.py $(TOGETHER) $(PYTEST_ARGS)

@@ -38,4 +38,4 @@ def playbook(
         return Answer("playbooks", listed, encoded(pages), "next: kprof playbook NAME")
     page = find_playbook(name)
     last = "next: kprof run, then kprof ab to prove the gain"
-    return Answer(page.title, sections_of_page(page.parts), encoded(page), last)
+    return Answer(page.title, sections_of_page(page), encoded(page), last)

@@ -18,8 +18,10 @@ def section_of_list(pages: Sequence[tuple[str, str]]) -> Section:
     return Section("Playbooks", 10, (Table(columns, tuple(pages), terminal_rows=len(pages)),))
 
 
-def sections_of_page(parts: Sequence[tuple[str, str]]) -> list[Section]:
-    """Render the parts of one page, each under its heading; lines stay as they are written."""
+def sections_of_page(page: Playbook) -> list[Section]:
+    """Render the rule and the parts of one page; lines stay as they are written."""
+    rule = f"Fires on: {page.fires_on}. Threshold: {page.threshold}."
+    parts = [("Rule", rule), *page.parts]
     return [
         Section(heading, number, tuple(Text(line) for line in _lines(text)))
         for number, (heading, text) in enumerate(parts)
@@ -49,7 +51,11 @@ class Playbook:
     name: str
     title: str
     text: str
-    """The whole page, as Markdown."""
+    """The page below its front matter, as Markdown."""
+    fires_on: str
+    """What the rule looks for, for the table of all rules."""
+    threshold: str
+    """From which share of the time on, and why."""
 
     @property
     def parts(self) -> tuple[tuple[str, str], ...]:
@@ -91,6 +97,7 @@ def find_playbook(name: str) -> Playbook:
 
 
 def _read(path: Path) -> Playbook:
-    text = path.read_text(encoding="utf-8")
+    _, front, text = path.read_text(encoding="utf-8").split("---\n", 2)
+    told = dict(line.split(": ", 1) for line in front.splitlines())
     title = next((line[2:].strip() for line in text.splitlines() if line.startswith("# ")), "")
-    return Playbook(path.stem, title, text)
+    return Playbook(path.stem, title, text, told["fires_on"], told["threshold"])

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pandas as pd
 
@@ -62,12 +61,6 @@ def test_rules_and_playbooks_correspond_one_to_one():
     assert [*rules, UNEXPLAINED] == sorted(
         (page.name for page in all_playbooks()), key=lambda name: (name == UNEXPLAINED, name)
     )
-
-
-def test_the_page_about_findings_has_a_row_for_each_rule():
-    page = (Path(__file__).parents[3] / "docs" / "findings.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \|", page.split("## The rules")[1], re.MULTILINE)
-    assert sorted(rows) == sorted(name_of(module) for module in modules_in(RULES))
 
 
 def evidence_shown(trace):
