@@ -17,6 +17,12 @@ from kprof.kernels.swap.site import Request, Site, Skip, Switch
 from kprof.kernels.swap.sites import Family
 
 KERNEL = "adamw"
+# Torch 2.11 has another name for it; some versions have both, of which this one is deprecated.
+HEALTH_CHECK = next(
+    name
+    for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
+    if hasattr(AdamW, name)
+)
 # Attribute that torch's schedulers set on a step that they count.
 COUNTED = "_wrapped_by_lr_sched"
 
@@ -76,7 +82,7 @@ def _step(optimizer: AdamW, dispatcher: Dispatcher, switch: Switch) -> Callable[
             return type(self).step(self, closure)
         if torch.cuda.is_available():
             # As torch's step does: raises during a graph capture that would count no steps.
-            self._cuda_graph_capture_health_check()
+            getattr(self, HEALTH_CHECK)()
         why = refuses_step(self) or _refuses(self, params)
         sizes = tuple(len(group["params"]) for group in self.param_groups)
         key = (why, sizes, params[0].device, params[0].dtype)
