@@ -231,6 +231,22 @@ def are_alike(new: object, old: object) -> bool:
     return distance(new, old) <= MOST_ULPS.get(dtype, 0.0)
 
 
+def is_more_exact(new: object, old: object, truth: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether two results differ by roundings to `dtype` that only the old one has.
+
+    Args:
+        new: Of a kernel.
+        old: Of the code that it replaces; of the same shape and dtype.
+        truth: Of the same call, in float64.
+        dtype: That the old code rounds to on its way, narrower than its result's.
+    """
+    if not isinstance(new, Tensor) or not isinstance(old, Tensor) or new.dtype != old.dtype:
+        return False
+    errors = [distance(one.double(), truth) for one in (new, old)]
+    rounding = torch.finfo(dtype).eps / torch.finfo(torch.float64).eps
+    return errors[0] <= errors[1] <= MOST_ULPS.get(dtype, 0.0) * rounding
+
+
 def gradients_of(compute: Callable[..., object], *tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the gradients of a function of these tensors, in float32."""
     with torch.enable_grad():

@@ -27,6 +27,7 @@ from kprof.kernels.swap.probes import (
     are_alike,
     autocast_of,
     have_same_gradients,
+    is_more_exact,
     probing,
     settings_where,
 )
@@ -177,6 +178,8 @@ class Translation:
     """Whether every provider supports these options."""
     calls: str = ""
     """Which calls of the function these are, if others go to another kernel."""
+    is_more_exact: bool = False
+    """Whether the kernel keeps in float32 what the function rounds to its input's dtype."""
 
     def titled(self, name: str) -> str:
         """Return the title of these calls in a report."""
@@ -224,7 +227,7 @@ def settings_of(function: Callable[..., Any], translation: Translation) -> froze
     why = why_unlike_rotation(function) if translation is _ROTATION else None
     if why is not None:
         return why
-    reference = kernel_named(translation.kernel).reference
+    kernel = kernel_named(translation.kernel)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     function = attention if is_interface(function) else function
 
@@ -241,7 +244,11 @@ def settings_of(function: Callable[..., Any], translation: Translation) -> froze
             return False
         with autocast_of(device, cast):
             original = function(*given)
-        return are_alike(reference(*arguments), original)
+        new = kernel.reference(*arguments)
+        if are_alike(new, original) or not translation.is_more_exact:
+            return are_alike(new, original)
+        truth = kernel.truth(arguments[0].double(), *arguments[1:])
+        return is_more_exact(new, original, truth, dtype)
 
     with probing(device):
         found = settings_where(agrees)
@@ -385,6 +392,8 @@ _LOSS = Translation(
     ),
     shape=lambda x, *_: x.shape,
     is_default=lambda arguments: arguments[2:] == PLAIN_LOSS,
+    # Under autocast on a GPU, torch rounds logarithms of probabilities to the dtype of the logits.
+    is_more_exact=True,
 )
 _RMS_NORM = Translation(
     RMSNORM,

@@ -2,12 +2,14 @@
 
 import tests.kernel_interpreter  # noqa: F401, I001 - first, before anything imports Triton.
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tests.kernels.swap.reasons import FORWARD_MODE, TRANSFORM
@@ -15,8 +17,10 @@ from kprof.kernels.bench.measure import Timed
 from kprof.kernels.bench.choice import choose, keep
 from kprof.kernels.norm import RMSNORM
 from kprof.kernels.swap import providers
+from kprof.kernels.swap.patches import TORCHS
 from kprof.kernels.swap.providers import Providers
 from kprof.kernels.swap.swapping import swapped
+from kprof.kernels.swap.translate import settings_of, translations_of
 from tests.kernels.swap_models import NAMES, Mlp, Model, Norm, tokens
 
 
@@ -180,3 +184,24 @@ def test_compiled_derivatives_in_forward_mode_go_to_the_original():
     derived = torch.compile(lambda x: torch.func.jvp(norm, (x,), (x,))[1], backend="eager")
     with swapped(norm, "rmsnorm=kprof"):
         torch.testing.assert_close(derived(x), wanted)
+
+
+def as_under_autocast_on_a_gpu(logits, targets, weight=None, *others, **named):
+    # torch.log_softmax of the logits' own dtype, then nll_loss in float32
+    logarithms = functional.log_softmax(logits, 1, dtype=logits.dtype)
+    return functional.nll_loss(logarithms.float(), targets)
+
+
+def with_wrong_targets(logits, targets, *others, **named):
+    return as_under_autocast_on_a_gpu(logits, targets.roll(1))
+
+
+def test_a_kernel_may_round_less_than_torch_but_compute_nothing_else():
+    (loss,) = translations_of(TORCHS.cross_entropy, {"cross_entropy"})
+    bfloat16 = (torch.bfloat16, None)
+    assert bfloat16 in settings_of(as_under_autocast_on_a_gpu, loss)
+    assert isinstance(settings_of(with_wrong_targets, loss), str)
+    # Its result is bfloat16, the kernel's float32
+    assert bfloat16 not in settings_of(TORCHS.cross_entropy, loss)
+    exact = dataclasses.replace(loss, is_more_exact=False)
+    assert bfloat16 not in settings_of(as_under_autocast_on_a_gpu, exact)
