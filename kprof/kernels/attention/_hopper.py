@@ -332,27 +332,27 @@ def tensor_descriptor(x: Tensor, rows: int, columns: int = 0, *, is_swizzled: bo
 
     An input that TMA cannot read is copied. Rows of an output have to begin at 16 bytes.
     """
-    from kprof.kernels.tiles.gluon import TensorDescriptor, gl
+    from kprof.kernels.tiles.gluon import describe
 
-    x = x if _is_tma_aligned(x) else x.contiguous()
-    dtypes = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
-    dtypes[torch.float8_e4m3fn] = gl.float8e4nv
-    block = [1, 1, rows, columns or x.shape[3]]
-    layout = gl.NVMMASharedLayout.get_default_for(block, dtypes[x.dtype])
-    if not is_swizzled:
-        layout = replace(layout, swizzle_byte_width=0)
+    shape, size = tuple(x.shape), x.element_size()
+    steps = None if x.data_ptr() % ALIGNMENT else _tma_strides(shape, x.stride(), size)
+    if steps is None:
+        x = x.clone(memory_format=torch.contiguous_format)
+        steps = _tma_strides(shape, x.stride(), size)
+        assert steps is not None
+    return describe(x, shape, steps, (1, 1, rows, columns or shape[3]), is_swizzled=is_swizzled)
+
+
+@lru_cache(MOST_CALLS)
+def _tma_strides(
+    shape: tuple[int, ...], strides: tuple[int, ...], element_bytes: int
+) -> tuple[int, ...] | None:
+    """Return the strides that TMA gets; None: rows overlap, or begin between 16 bytes."""
     # A dimension of one element has any stride, but TMA wants a multiple of 16 bytes.
-    sized = zip(x.shape, x.stride(), strict=True)
-    steps = [step if length > 1 else ALIGNMENT for length, step in sized]
-    return TensorDescriptor(x, list(x.shape), [*steps[:3], 1], block, layout)
-
-
-def _is_tma_aligned(x: Tensor) -> bool:
-    """Tell whether rows begin at multiples of 16 bytes, and don't overlap."""
-    sized = zip(x.shape[:3], x.stride()[:3], strict=True)
-    steps = [step for length, step in sized if length > 1]
-    numbers = (x.data_ptr(), *(step * x.element_size() for step in steps))
-    return x.stride(3) == 1 and all(steps) and not any(one % ALIGNMENT for one in numbers)
+    sized = zip(shape, strides, strict=True)
+    steps = [step if length > 1 else ALIGNMENT for length, step in sized][:3]
+    is_aligned = all(steps) and not any(one * element_bytes % ALIGNMENT for one in steps)
+    return (*steps, 1) if is_aligned and strides[3] == 1 else None
 
 
 forward_hopper = forward_operator("attention_forward_on_hopper", run_on_hopper)

@@ -129,16 +129,14 @@ def _describe(rows: Tensor, group: int, boxes: int) -> Any:
 
     If all CTAs have equal parts, nothing beyond a part is copied.
     """
-    from kprof.kernels.tiles.gluon import TensorDescriptor, gl
+    from kprof.kernels.tiles.gluon import describe
 
     num_rows, num_columns = rows.shape
-    dtype = gl.bfloat16 if rows.dtype == torch.bfloat16 else gl.float16
-    box = [1, 1, boxes * LANES * VECTOR // WIDTH, WIDTH]
-    layout = gl.NVMMASharedLayout.get_default_for(box, dtype)
+    box = (1, 1, boxes * LANES * VECTOR // WIDTH, WIDTH)
     chunks = group if num_columns % (group * WIDTH) == 0 else 1
-    shape = [num_rows, chunks, num_columns // (chunks * WIDTH), WIDTH]
-    strides = [rows.stride(0), num_columns // chunks, WIDTH, 1]
-    return TensorDescriptor(rows, shape, strides, box, layout)
+    shape = (num_rows, chunks, num_columns // (chunks * WIDTH), WIDTH)
+    strides = (rows.stride(0), num_columns // chunks, WIDTH, 1)
+    return describe(rows, shape, strides, box)
 
 
 @cache

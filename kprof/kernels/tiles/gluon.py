@@ -6,6 +6,12 @@ packed in registers. Gluon has no interpreter; it compiles ahead of time like ot
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
 from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -19,9 +25,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kprof.kernels.runtime import MOST_CALLS
+
 __all__ = [
-    "TensorDescriptor",
     "add_shared_to_global",
+    "describe",
     "fence_async_shared",
     "gl",
     "gluon",
@@ -54,6 +62,51 @@ PERMUTED = gl.constexpr(
         alignment=1024,
     )
 )
+
+
+DTYPES = {
+    torch.bfloat16: gl.bfloat16,
+    torch.float16: gl.float16,
+    torch.float32: gl.float32,
+    torch.float8_e4m3fn: gl.float8e4nv,
+}
+# The fields of descriptors without their tensor, by kind.
+_described: dict[Hashable, dict[str, Any]] = {}
+
+
+def describe(
+    x: Tensor,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    *,
+    is_swizzled: bool = True,
+) -> TensorDescriptor:
+    """Return the TMA descriptor of a tensor, for boxes of so many elements a dimension.
+
+    Layout and checks depend on the kind of tensor alone, and take longer than many kernels run.
+
+    Args:
+        x: The tensor; begins at a multiple of 16 bytes.
+        shape: Sizes that TMA sees.
+        strides: In elements, of these sizes.
+        box: Elements of one copy.
+        is_swizzled: Whether shared memory has the swizzle of matrix products.
+    """
+    kind = x.dtype, shape, strides, box, is_swizzled
+    known = _described.get(kind)
+    if known is not None:
+        again = object.__new__(TensorDescriptor)
+        again.__dict__.update(known, base=x)
+        return again
+    layout = gl.NVMMASharedLayout.get_default_for(list(box), DTYPES[x.dtype])
+    if not is_swizzled:
+        layout = replace(layout, swizzle_byte_width=0)
+    first = TensorDescriptor(x, list(shape), list(strides), list(box), layout)
+    if len(_described) >= MOST_CALLS:
+        _described.clear()
+    _described[kind] = {name: one for name, one in vars(first).items() if name != "base"}
+    return first
 
 
 @builtin
