@@ -1,10 +1,11 @@
 """Norms of rows, RMSNorm or LayerNorm, with or without a residual add before them.
 
-    s = residual + x                             rounded; without a residual, s = x
+    s = residual + x                             rounded to x's dtype; without a residual, s = x
     RMSNorm:   y = s / sqrt(mean(s²) + eps) * weight
     LayerNorm: y = (s - mean(s)) / sqrt(var(s) + eps) * weight + bias
 
-x, residual, s and y are (..., N), weight and bias (N,). The statistics are float32.
+x, residual, s and y are (..., N), weight and bias (N,). The statistics are float32. The residual
+may have a narrower dtype than x, as sums under autocast have; its gradient then has that, too.
 
 On the GPU a CTA holds whole rows in registers, between the statistics and the product: forward is
 one read and one write. Backward is two reads and one write: as many CTAs as fill the GPU walk over
@@ -18,16 +19,17 @@ N columns, P CTAs, K parameters (weight, then bias).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, is_grad_enabled
 
-from kprof.kernels import OURS, Kernel, Provider, Work
+from kprof.kernels import OURS, Kernel, Provider, Shape, Work
 from kprof.kernels.runtime import (
     DTYPES,
     Launcher,
@@ -43,6 +45,9 @@ from kprof.kernels.runtime import (
     rows_of,
     tile_of,
 )
+
+if TYPE_CHECKING:
+    from kprof.kernels.correctness.inputs import Draw
 
 # The rounding of an RMSNorm: LLAMA (Hugging Face) rounds before the weight, TORCH (torch, OLMo)
 # after it; GEMMA rounds after it and adds 1 to the weight. LAYER is a LayerNorm, rounded last.
@@ -109,7 +114,7 @@ def add_rmsnorm(
 
     Args:
         x: (..., N), the output of a block; float32, float16 or bfloat16.
-        residual: As x.
+        residual: As x, or of a narrower dtype.
         weight: (N,), of the same dtype or float32; None: ones.
         eps: Added to the mean of squares.
         form: As of `rmsnorm`.
@@ -128,7 +133,7 @@ def add_layernorm(
 
     Args:
         x: (..., N), the output of a block; float32, float16 or bfloat16.
-        residual: As x.
+        residual: As x, or of a narrower dtype.
         weight: (N,), of the same dtype; None: ones.
         bias: (N,), of the same dtype; None: zeros.
         eps: Added to the variance.
@@ -235,7 +240,7 @@ def norm(
     Args:
         form: Of `FORMS`.
         x: (..., N); float32, float16 or bfloat16.
-        residual: As x.
+        residual: As x, or of a narrower dtype.
         weight: (N,), of the same dtype or, with "llama", float32.
         bias: (N,), of the weight's dtype.
         eps: Added to the mean of squares.
@@ -258,7 +263,8 @@ class _WithGradient(torch.autograd.Function):
         mean = statistics[1] if form == LAYER_FORM else None
         ctx.save_for_backward(x if residual is None else results[1], weight, statistics[0], mean)
         ctx.set_materialize_grads(False)
-        ctx.form, ctx.has_bias, ctx.has_residual = form, bias is not None, residual is not None
+        ctx.form, ctx.has_bias = form, bias is not None
+        ctx.dtype_of_residual = None if residual is None else residual.dtype
         return tuple(results)
 
     @staticmethod
@@ -267,14 +273,19 @@ class _WithGradient(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         if dy is None:
             # Only the sum has a gradient.
-            return dsum, dsum, None, None, None, None
+            return dsum, _as_residual(dsum, ctx.dtype_of_residual), None, None, None, None
         x, weight, rstd, mean = ctx.saved_tensors
         _, _, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         num_parameters = (1 + ctx.has_bias) * (wants_weight or wants_bias)
         dx, *dparameters = _backward(dy, dsum, x, weight, rstd, mean, ctx.form, num_parameters)
         dweight = dparameters[0] if num_parameters and weight is not None else None
         dbias = dparameters[1] if num_parameters > 1 else None
-        return dx, dx if ctx.has_residual else None, dweight, dbias, None, None
+        return dx, _as_residual(dx, ctx.dtype_of_residual), dweight, dbias, None, None
+
+
+def _as_residual(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
+    """Return the gradient of a residual from that of the sum; without a residual, None."""
+    return None if gradient is None or dtype is None else gradient.to(dtype)
 
 
 def _empty_results(x, residual, weight, bias, eps, form, keeps) -> list[Tensor]:
@@ -315,7 +326,8 @@ def _launch_first(call, tensors, eps, form) -> None:
     weight, bias = _contiguous(weight), _contiguous(bias)
     rows_each, block, warps = plan_forward(columns)
     key = (
-        *(x.device, x.dtype, columns, form, results[-1] is None, residual is None, bias is None),
+        *(x.device, x.dtype, columns, form, results[-1] is None, bias is None),
+        None if residual is None else residual.dtype,
         None if weight is None else weight.dtype,
         alignments((rows, others, weight, bias), stride, other_stride),
     )
@@ -643,9 +655,17 @@ def _add_layernorm_refuses(x: Tensor, residual: Tensor, *options: Any) -> str | 
 
 
 def _why_no_residual(x: Tensor, residual: Tensor) -> str | None:
-    if residual.shape != x.shape or residual.dtype != x.dtype:
+    is_wider = torch.promote_types(x.dtype, residual.dtype) != x.dtype
+    if residual.shape != x.shape or is_wider or not residual.is_floating_point():
         return f"a residual {tuple(residual.shape)} {residual.dtype} for {tuple(x.shape)} {x.dtype}"
     return None
+
+
+def _draw_terms(shape: Shape, draw: Draw) -> tuple[Tensor, Tensor]:
+    """Return x and residual: in float32, an odd number of rows has a bfloat16 residual."""
+    x, residual = draw(*shape), draw(*shape)
+    is_mixed = x.dtype == torch.float32 and math.prod(shape[:-1]) % 2
+    return x, residual.to(torch.bfloat16) if is_mixed else residual
 
 
 def _work(tensors: int, flops: int, parameters: slice, passes: int = 1) -> Callable[..., Work]:
@@ -759,7 +779,7 @@ ADD_RMSNORM = replace(
     ),
     refuses=_add_rmsnorm_refuses,
     inputs=lambda shape, draw: (
-        *(draw(*shape), draw(*shape)),
+        *_draw_terms(shape, draw),
         draw.plain(shape[-1], scale=0.1, shift=1.0),
     ),
     work=_work(4, 5, slice(2, 3)),
@@ -807,7 +827,7 @@ ADD_LAYERNORM = replace(
     ),
     refuses=_add_layernorm_refuses,
     inputs=lambda shape, draw: (
-        *(draw(*shape), draw(*shape)),
+        *_draw_terms(shape, draw),
         draw.plain(shape[-1], scale=0.1, shift=1.0),
         draw.plain(shape[-1], scale=0.1),
     ),

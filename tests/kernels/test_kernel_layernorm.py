@@ -5,7 +5,7 @@ import tests.kernel_interpreter  # noqa: F401, I001 - before anything that impor
 import pytest
 import torch
 
-from kprof.kernels.norm import add_layernorm
+from kprof.kernels.norm import ADD_RMSNORM, add_layernorm, add_rmsnorm
 from kprof.kernels.norm import layernorm
 from kprof.kernels.norm import ADD_LAYERNORM as ADD_KERNEL
 from kprof.kernels.norm import LAYERNORM
@@ -99,6 +99,28 @@ def test_the_sum_is_returned_as_it_was_normalised():
     assert are_same([added, y], [residual + x, layernorm(residual + x)])
 
 
+@pytest.mark.parametrize("run", [add_layernorm, add_rmsnorm])
+def test_a_residual_of_a_narrower_dtype_gets_its_gradient_in_that_dtype(run):
+    reference = ADD_KERNEL.reference if run is add_layernorm else ADD_RMSNORM.reference
+    found = []
+    for function in (run, reference):
+        x = rows(3, 40).requires_grad_()
+        residual = rows(3, 40, dtype=torch.bfloat16, seed=1).requires_grad_()
+        weight = rows(40, seed=2).requires_grad_()
+        y, added = function(x, residual, weight)
+        (y * rows(3, 40, seed=3) + added.square()).sum().backward()
+        found.append([y, added, x.grad, residual.grad, weight.grad])
+    for new, old in zip(*found, strict=True):
+        assert new.dtype == old.dtype
+        torch.testing.assert_close(new, old)
+
+
+def test_the_sum_alone_gives_a_residual_its_gradient_in_its_dtype():
+    x, residual = rows(3, 40).requires_grad_(), rows(3, 40, dtype=torch.float16).requires_grad_()
+    add_layernorm(x, residual)[1].sum().backward()
+    assert (x.grad.dtype, residual.grad.dtype) == (torch.float32, torch.float16)
+
+
 def test_its_operators_keep_torchs_rules():
     x, weight, bias = rows(3, 40), rows(40, seed=1), rows(40, seed=2)
     torch.library.opcheck(torch.ops.kprof.norm.default, (x, x, weight, bias, 1e-5, 3, True))
@@ -113,6 +135,9 @@ def test_what_it_cannot_do_it_refuses():
     assert "at most 8,192" in LAYERNORM.refuses(torch.zeros(1, 8_193))
     assert "a residual" in ADD_KERNEL.refuses(x, x[:1])
     assert ADD_KERNEL.refuses(x, x, weight, weight) is None
+    assert ADD_KERNEL.refuses(x, x.bfloat16(), weight) is None
+    assert "a residual" in ADD_KERNEL.refuses(x.bfloat16(), x)
+    assert "a residual" in ADD_KERNEL.refuses(x.bfloat16(), x.half())
 
 
 def test_under_autocast_torch_widens_what_this_does_not():

@@ -496,3 +496,25 @@ def test_a_norm_that_was_pickled_within_a_swap_is_passed_over():
     with swapped(copied, *EAGER) as swap:
         copied(x)
     assert [site.num_replaced for site in swap.replaced] == [1]
+
+
+@pytest.mark.parametrize("norm", [Norm, nn.LayerNorm])
+def test_under_autocast_a_wide_residual_and_a_narrow_branch_are_added(norm):
+    torch.manual_seed(0)
+    layer = Layer(norm=norm)
+    found = []
+    for kernels in (None, EAGER):
+        layer.zero_grad()
+        x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            if kernels is None:
+                y = layer(x)
+            else:
+                with swapped(layer, *kernels) as swap:
+                    y = layer(x)
+        y.sum().backward()
+        found.append([y, x.grad, *(one.grad for one in layer.parameters())])
+    assert sum(one.num_replaced for one in swap.sites) == 1
+    for new, old in zip(*found, strict=True):
+        assert new.dtype == old.dtype
+        torch.testing.assert_close(new, old, rtol=2e-2, atol=2e-2)

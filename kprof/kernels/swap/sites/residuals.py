@@ -661,8 +661,10 @@ def _adding(
         own = norm._parameters
         weight, bias = own.get("weight"), own.get("bias")
         eps = constant if eps_name is None else getattr(norm, eps_name)
-        arguments = _arguments_of(found, b, a, weight, bias, eps)
-        key = key_of(b, weight, bias), a.shape, a.dtype, a.get_device()
+        # The kernel takes the term with the dtype of the sum first.
+        first, second = (a, b) if torch.promote_types(a.dtype, b.dtype) != b.dtype else (b, a)
+        arguments = _arguments_of(found, first, second, weight, bias, eps)
+        key = key_of(first, weight, bias), second.shape, second.dtype, second.get_device()
         decision = known.get(key) or decide(key, arguments)
         decision.num_calls += 1
         if decision.function is None:
