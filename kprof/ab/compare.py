@@ -19,6 +19,7 @@ from kprof.ab.calibrate import (
     last_calibration,
     parts_of_calibration,
 )
+from kprof.ab.choose import choose
 from kprof.ab.in_process import flip
 from kprof.ab.pricing import calculate
 from kprof.ab.processes import alternate
@@ -42,7 +43,13 @@ from kprof.collect.launch import write_description
 from kprof.collect.trials import LOG, TrialError, Variant
 from kprof.comparison import PAIRS_FILE, Claim, Comparison, encode, save
 from kprof.errors import KprofError
-from kprof.kernels.swap.swap_report import SWAP_REPORT, read_report
+from kprof.kernels.swap.swap_report import (
+    AUTO,
+    CHOICE,
+    SWAP_REPORT,
+    read_choice,
+    read_report,
+)
 from kprof.report.comparison_sections import sections_of_comparison
 from kprof.report.costs import MISSING_FACTS, sections_of_costs
 from kprof.report.html import write_html
@@ -50,7 +57,7 @@ from kprof.report.redaction import redacted
 from kprof.report.section import Part, Section, Table, Text
 from kprof.report.sla_verdict import METHOD, NOTES, Judged, result_of_sla, sections_of_sla
 from kprof.report.sla_verdict import TITLE as TARGETS
-from kprof.report.swap import sections_of_swap
+from kprof.report.swap import section_of_choice, sections_of_swap
 from kprof.run import name_of
 from kprof.storage import make_folder
 
@@ -87,6 +94,11 @@ class Compared:
         if swapped.exists():
             swap = sections_of_swap(read_report(swapped))
             found += [replace(one, order=15) for one in swap]
+        choice = self.folder / CHOICE
+        if choice.exists():
+            claim = self.comparison.headline
+            measured = None if claim.interval is None else claim.interval.ratio
+            found.append(replace(section_of_choice(read_choice(choice), measured), order=14))
         if self.costs is not None:
             found.append(section_of_costs(self.costs))
         elif self.is_priced:
@@ -137,7 +149,7 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     """
     targets = read_targets(options.targets) if options.targets else ()
     check_worth(targets, options.facts)
-    if options.swap:
+    if options.swap not in ("", AUTO):
         # Imported only where needed: it imports torch and Triton.
         from kprof.kernels.swap.swapping import Swap
 
@@ -146,6 +158,14 @@ def compare(options: AbOptions, tell: Tell = lambda message: None) -> Compared:
     folder = make_folder(f"{name_of(run_options(options))}-ab", options.out, force=options.force)
     (folder / "raw").mkdir(exist_ok=True)
     write_description(folder / "raw", a.command, (time.time_ns(), None), None)
+    if options.swap == AUTO:
+        try:
+            choice = choose(a, options, folder, tell)
+        except (KprofError, KeyboardInterrupt, SystemExit) as stop:
+            _clean_up(stop, folder, tell)
+            raise
+        options = replace(options, swap=",".join(choice.names))
+        b = replace(b, difference=f"--swap {options.swap}, chosen by --swap auto")
     taken = _take(a, b, options, folder, tell)
     calibration = last_calibration()
     more = (

@@ -37,7 +37,7 @@ def ab(
     ] = None,
     swap: Annotated[
         str | None,
-        Option(metavar="NAMES", help="Replacement kernels of B, such as rmsnorm,swiglu."),
+        Option(metavar="NAMES", help="Kernels of B, such as rmsnorm,swiglu; auto: those that pay."),
     ] = None,
     pairs: Annotated[
         int | None,

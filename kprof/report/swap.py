@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from kprof.kernels.swap.swap_report import SiteReport, SwapReport
+from kprof.kernels.swap.swap_report import Choice, SiteReport, SwapReport, Tried
 from kprof.report.section import Column, Facts, Section, Table, Text
 
 ORDER = 5
@@ -108,3 +108,59 @@ def _names(sites: list[SiteReport]) -> str:
 
 def _pattern(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+NOT_MEASURED = (Column("not measured", "prose"), Column("why", "prose"))
+
+
+def section_of_choice(choice: Choice, measured: float | None) -> Section:
+    """Return what `--swap auto` tried, and the result beside its prediction.
+
+    Args:
+        choice: What was tried.
+        measured: Step time of B over that of A in the comparison; None: unknown.
+    """
+    items = [
+        ("chosen", ", ".join(choice.names), "of each kernel the fastest, if it is faster for sure"),
+        ("predicted", _change(choice.predicted), "step time, if single gains multiply"),
+        ("measured", "missing" if measured is None else _change(measured), "in new samples"),
+    ]
+    parts: list[Facts | Table] = [Facts(tuple(items))]
+    timed = tuple(_row_of(one, choice) for one in choice.tried if one.ratio is not None)
+    if timed:
+        columns = (
+            Column("kernel"),
+            Column("by"),
+            Column("step time", "right"),
+            Column("90 % interval", "right"),
+            Column("windows", "right", essential=False),
+            Column("outcome", "prose"),
+        )
+        caption = "Each kernel alone, against the workload as it is."
+        parts.append(Table(columns, timed, caption=caption, terminal_rows=30))
+    reasons: dict[str, list[str]] = {}
+    for one in choice.tried:
+        if one.ratio is None:
+            reasons.setdefault(one.why or "too few windows", []).append(one.name)
+    if reasons:
+        rows = tuple((", ".join(names), why) for why, names in reasons.items())
+        parts.append(Table(NOT_MEASURED, rows, terminal_rows=30))
+    return Section("Choice of kernels", ORDER, tuple(parts))
+
+
+def _row_of(one: Tried, choice: Choice) -> tuple[str, ...]:
+    assert one.ratio is not None
+    assert one.low is not None
+    assert one.high is not None
+    outcome = "slower" if one.is_slower else "not faster for sure"
+    if one.name in choice.names:
+        outcome = "chosen"
+    elif one.is_faster:
+        outcome = "another provider is faster"
+    kernel, _, provider = one.name.partition("=")
+    interval = f"{_change(one.low)} to {_change(one.high)}"
+    return (kernel, provider, _change(one.ratio), interval, str(one.num_windows), outcome)
+
+
+def _change(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"

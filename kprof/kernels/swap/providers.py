@@ -22,6 +22,7 @@ from kprof.kernels.bench.choice import (
 )
 from kprof.kernels.runtime import IS_INTERPRETED
 from kprof.kernels.swap.sites import FAMILIES
+from kprof.kernels.swap.swap_report import AUTO
 
 # Providers that run on every device of torch; the others need a GPU.
 ANYWHERE = ("aten", "eager", "inductor")
@@ -172,6 +173,11 @@ def kernels_named(names: Mapping[str, str | None]) -> dict[str, Kernel]:
     Raises:
         KprofError: no such kernel or provider, or no call site in any model takes the kernel.
     """
+    if AUTO in names:
+        raise KprofError(
+            f"{AUTO} is for kprof ab alone: it takes samples of the workload's steps",
+            fix=f"kprof ab --swap {AUTO} SCRIPT names the kernels that pay; give them here",
+        )
     found = {name: kernel_named(name) for name in names}
     for name, provider in names.items():
         if name not in WITH_SITES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,12 @@ from kprof.errors import KprofError
 
 # Name of the file in the folder of a run or a comparison.
 SWAP_REPORT = "swap.json"
+# In the place of kernels: those that make the workload faster.
+AUTO = "auto"
+# Name of the file with what `--swap auto` tried.
+CHOICE = "choice.json"
+# Ending of the file, beside the log of candidates, with the names of those that are decided.
+DECIDED = ".decided"
 
 
 class SwapError(KprofError):
@@ -96,6 +103,69 @@ class SwapReport:
     def skipped(self) -> tuple[SiteReport, ...]:
         """Sites that were not swapped."""
         return tuple(site for site in self.sites if site.skipped is not None)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate of `--swap auto`: what it did to the workload's steps."""
+
+    name: str
+    """KERNEL=PROVIDER."""
+    num_calls: int = 0
+    """Calls that it replaced, without compiled graphs."""
+    num_compiled: int = 0
+    """Sites in compiled graphs."""
+    num_windows: int = 0
+    """Windows that were compared with those around them."""
+    ratio: float | None = None
+    """Step time with it over step time without; None: it has too few windows."""
+    low: float | None = None
+    high: float | None = None
+    """Interval of the ratio, of 90 %."""
+    why: str = ""
+    """Why it does not run here; empty: it does."""
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the whole interval is below 1."""
+        return self.high is not None and self.high < 1
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the whole interval is above 1."""
+        return self.low is not None and self.low > 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `--swap auto` tried, the fastest first."""
+
+    tried: tuple[Tried, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The chosen ones: of each kernel the fastest, if it is faster for sure."""
+        best: dict[str, str] = {}
+        for one in self.tried:
+            if one.is_faster:
+                best.setdefault(one.name.partition("=")[0], one.name)
+        return tuple(best.values())
+
+    @property
+    def predicted(self) -> float:
+        """Step time with all that was chosen over step time without, if gains multiply."""
+        return prod(one.ratio or 1.0 for one in self.tried if one.name in self.names)
+
+
+def write_choice(choice: Choice, path: Path) -> None:
+    """Write a choice as JSON."""
+    path.write_text(json.dumps(asdict(choice), indent=2))
+
+
+def read_choice(path: Path) -> Choice:
+    """Read a choice that `write_choice` wrote."""
+    choice: Choice = msgspec.json.decode(path.read_bytes(), type=Choice)
+    return choice
 
 
 def write_report(report: SwapReport, path: Path) -> None:

@@ -1,0 +1,166 @@
+"""`kprof ab --swap auto`: which kernels are taken, from windows with and without each."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kprof.ab import choose as choose_module
+from kprof.ab.choose import choose, tried_in
+from kprof.ab.variants import AbOptions
+from kprof.collect.trials import TrialError, Variant
+from kprof.collect.windows import Window
+from kprof.errors import KprofError
+from kprof.kernels.swap.swap_report import Choice, Tried
+from kprof.report.swap import section_of_choice
+from tests.ab.ab_runs import trial_of
+
+S = 1_000_000_000
+
+
+def window(arm, start_s, time_ns, problem=""):
+    return Window(arm, 4, start_s * S, (start_s + 1) * S, time_ns, (), 0, problem=problem)
+
+
+def log_of(path, *turns, dropped=()):
+    lines = []
+    for name, begin_s in turns:
+        lines.append({"event": "enter", "name": name, "time_ns": begin_s * S - 1})
+        left = {"num_calls": 3, "num_compiled": 0}
+        lines.append({"event": "leave", "name": name, "time_ns": (begin_s + 1) * S, **left})
+    lines += [{"event": "drop", "name": name, "time_ns": 0, "why": "no call"} for name in dropped]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return path
+
+
+def test_a_window_is_compared_with_the_windows_before_and_after_it(tmp_path):
+    # The workload itself becomes slower and slower; the candidate takes nine tenths of its time.
+    times = [100.0 * 1.1**n * (0.9 if n % 2 else 1.0) for n in range(15)]
+    windows = [window("AB"[n % 2], n, one) for n, one in enumerate(times)]
+    log = log_of(tmp_path / "log", *(("rope=kprof", n) for n in range(1, 15, 2)), dropped=["x=y"])
+    found = tried_in(windows, log)
+    assert found["rope=kprof"].ratio == pytest.approx(0.9)
+    # The first window is not counted: kernels were compiled in it.
+    assert found["rope=kprof"].num_windows == 6
+    assert found["x=y"] == Tried("x=y", why="no call")
+
+
+def test_a_window_with_a_problem_counts_for_nobody(tmp_path):
+    windows = [window("AB"[n % 2], n, 100.0, "throttled" if n == 2 else "") for n in range(7)]
+    found = tried_in(windows, log_of(tmp_path / "log", *(("rope=kprof", n) for n in (1, 3, 5))))
+    assert found["rope=kprof"].num_windows == 0
+    assert found["rope=kprof"].ratio is None
+
+
+def tried(name, low, ratio, high):
+    return Tried(name, 3, 0, 6, ratio, low, high)
+
+
+def test_of_each_kernel_the_fastest_is_taken_if_it_is_faster_for_sure():
+    choice = Choice(
+        (
+            tried("cross_entropy=kprof-shared", 0.85, 0.86, 0.87),
+            tried("cross_entropy=kprof", 0.88, 0.9, 0.92),
+            tried("rope=kprof", 0.96, 0.98, 1.001),
+            tried("softmax=kprof", 1.0, 1.1, 1.2),
+            Tried("adamw=kprof", why="no call"),
+        )
+    )
+    assert choice.names == ("cross_entropy=kprof-shared",)
+    assert choice.predicted == 0.86
+    _, timed, others = section_of_choice(choice, 0.87).parts
+    assert ["=".join(row[:2]) for row in timed.rows] == [one.name for one in choice.tried[:4]]
+    assert [row[-1] == "chosen" for row in timed.rows] == [True, False, False, False]
+    assert others.rows == (("adamw=kprof", "no call"),)
+
+
+def test_nothing_is_taken_where_nothing_is_faster_for_sure():
+    assert Choice((tried("rope=kprof", 0.9, 0.99, 1.05),)).names == ()
+    assert Choice(()).predicted == 1.0
+
+
+class Process:
+    """Stands in for a workload of which each candidate takes a share of the time as it is."""
+
+    def __init__(self, shares, ends_with=None):
+        self.shares, self.ends_with = shares, ends_with
+        self.names = []
+
+    def __call__(self, variant, schedule, folder, *, is_enough):
+        given, log = schedule.patch_arguments
+        names = given.split(",") if given else list(self.shares)
+        self.names.append(names)
+        log, windows, turn = Path(log), [], 0
+        for second, arm in enumerate(schedule.letters[:400]):
+            noise = 1 + 0.004 * ((second * 7919) % 13 - 6) / 6
+            if arm == "A":
+                windows.append(window(arm, second, 100.0 * noise))
+            else:
+                decided = log.with_suffix(".decided")
+                done = decided.read_text().split() if decided.exists() else []
+                left = [one for one in names if one not in done]
+                name = left[turn % len(left)] if left else None
+                turn += 1
+                if name == self.ends_with:
+                    line = {"event": "enter", "name": name, "time_ns": second * S - 1}
+                    log.write_text(json.dumps(line) + "\n")
+                    trial = trial_of("A", windows)
+                    raise TrialError("B: the workload ended", fix="see", trial=trial)
+                if name is not None:
+                    append(log, name, second)
+                windows.append(window(arm, second, 100.0 * noise * self.shares.get(name, 1.0)))
+            if is_enough(windows):
+                break
+        return trial_of("A", windows)
+
+
+def append(log, name, second):
+    left = {"num_calls": 1, "num_compiled": 0}
+    with log.open("a") as file:
+        for event, at_ns in (("enter", second * S - 1), ("leave", (second + 1) * S)):
+            line = {"event": event, "name": name, "time_ns": at_ns}
+            file.write(json.dumps(line | (left if event == "leave" else {})) + "\n")
+
+
+def chosen(monkeypatch, folder, process):
+    monkeypatch.setattr(choose_module, "run_trial", process)
+    monkeypatch.setattr(choose_module, "_all_names", lambda: list(process.shares))
+    (folder / "raw").mkdir()
+    a = Variant("A", ("python", "train.py"))
+    return choose(a, AbOptions(("train.py",), swap="auto"), folder, lambda message: None)
+
+
+def test_every_candidate_is_tried_until_it_is_decided(monkeypatch, tmp_path):
+    shares = {"rope=kprof": 0.9, "adamw=kprof": 1.2, "rmsnorm=kprof": 0.95, "rmsnorm=aten": 0.93}
+    choice = chosen(monkeypatch, tmp_path, Process(shares))
+    assert choice.names == ("rope=kprof", "rmsnorm=aten")
+    assert choice.predicted == pytest.approx(0.9 * 0.93, rel=0.01)
+    assert [one.name for one in choice.tried][-1] == "adamw=kprof"
+    for one in choice.tried:
+        assert one.ratio == pytest.approx(shares[one.name], rel=0.01)
+    assert json.loads((tmp_path / "choice.json").read_text())["tried"][0]["name"] == "rope=kprof"
+
+
+def test_a_candidate_that_ends_the_workload_is_left_out_and_the_rest_is_tried(
+    monkeypatch, tmp_path
+):
+    process = Process({"rope=kprof": 1.0, "adamw=kprof": 0.5}, ends_with="rope=kprof")
+    choice = chosen(monkeypatch, tmp_path, process)
+    assert process.names == [["rope=kprof", "adamw=kprof"], ["adamw=kprof"]]
+    assert choice.names == ("adamw=kprof",)
+    assert "the workload ended" in choice.tried[-1].why
+
+
+def test_a_workload_that_ends_by_itself_ends_the_choice(monkeypatch, tmp_path):
+    def ended(variant, schedule, folder, *, is_enough):
+        raise TrialError("A: the workload ended", fix="see", trial=trial_of("A", []))
+
+    with pytest.raises(TrialError):
+        chosen(monkeypatch, tmp_path, ended)
+
+
+def test_where_nothing_pays_the_reasons_are_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(choose_module, "BUDGET_S", 1.0)
+    with pytest.raises(KprofError) as error:
+        chosen(monkeypatch, tmp_path, Process({"rope=kprof": 1.1}))
+    assert str(tmp_path / "choice.json") in error.value.fix
