@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import sys
 import traceback
 from functools import wraps
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,6 +59,17 @@ class Commands(TyperGroup):
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
         add_command(alone, import_module(f"kprof.commands.{cmd_name}"))
         return typer.main.get_command(alone)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before a command.
+
+        Raises:
+            KprofError: there is none of this name.
+        """
+        if args and args[0].startswith("-") and args[0] not in ("--help", "--version"):
+            raise KprofError(f"no such option: {args[0]}", fix="kprof --help lists the commands")
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command of a command line.
@@ -178,8 +191,71 @@ def _accept_any_name() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+# How the parser that typer uses answers a wrong command line, whichever version it has.
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+# What the parser says of a value, in the words of a reader.
+REASONS = (
+    (r"^Value error, (?:'.*?' )?", ""),
+    (r"^Input should be a valid integer.*|^'.*' is not a valid int.*", "must be a whole number"),
+    (r"^Input should be a valid number.*|^'.*' is not a valid float.*", "must be a number"),
+    (r"^Input should be greater than or equal to (\S+)", r"must be at least \1"),
+    (r"^Input should be less than or equal to (\S+)", r"must be at most \1"),
+    (r"^does not match the formats '%Y-%m-%d'\.$", "must be a day, as 2026-11-26"),
+    (r"^is not one of (.*)\.$", r"must be one of \1"),
+)
+
+
 class Command(TyperCommand):
     """A command whose help names words and options as they are typed, without types of Python."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words and options of a command line.
+
+        Raises:
+            KprofError: an option is unknown, has no value, or one that it does not take.
+        """
+        words = list(args)
+        try:
+            rest: list[str] = super().parse_args(ctx, args)
+            given = self.make_parser(ctx).parse_args(words)[0]
+        except USAGE_ERROR as error:
+            raise self._refused(ctx, error, words) from None
+        for parameter in self.get_params(ctx):
+            self._require_value(ctx, parameter, given.get(parameter.name))
+        return rest
+
+    def _require_value(self, ctx: Any, parameter: Any, given: object) -> None:
+        """Refuse an empty text, and a number that is none or without end."""
+        name, value = _flag(parameter), ctx.params.get(parameter.name)
+        if name in MAY_BE_EMPTY:
+            return
+        if "" in (given if isinstance(given, (list, tuple)) else [given]):
+            raise KprofError(f"{name} is empty", fix=self._meaning(ctx, parameter))
+        if isinstance(value, float) and not math.isfinite(value):
+            raise KprofError(f"{name} {given} must be finite", fix=self._meaning(ctx, parameter))
+
+    def _refused(self, ctx: Any, error: Any, words: list[str]) -> KprofError:
+        """Return an error of the parser with the option, its value, and its meaning."""
+        see = f"{ctx.command_path} --help lists all options"
+        parameter = getattr(error, "param", None)
+        if parameter is None:
+            near = getattr(error, "possibilities", None)
+            fix = f"the nearest: {', '.join(sorted(near))}; {see}" if near else see
+            return KprofError(_in_lower_case(error.message), fix=fix)
+        name = _flag(parameter)
+        if type(error) is not typer.BadParameter:
+            return KprofError(f"{name} is missing", fix=f"{self._meaning(ctx, parameter)}; {see}")
+        reason = str(error.message)
+        for pattern, said in REASONS:
+            reason = re.sub(pattern, said, reason)
+        value = _value_of(parameter, words)
+        return KprofError(f"{name} {value}: {reason}", fix=self._meaning(ctx, parameter))
+
+    def _meaning(self, ctx: Any, parameter: Any) -> str:
+        """Return how a parameter is given, with its meaning and range as its help has them."""
+        name, text = parameter.get_help_record(ctx)
+        text = re.sub(r"\s*\[required\]", "", _in_words(text))
+        return f"give {_without_type(name)}: {' '.join(text.split()).rstrip('.')}"
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """List the arguments, then the options, each with its range in words."""
@@ -192,6 +268,32 @@ class Command(TyperCommand):
             if listed:
                 with formatter.section(f"{kind.capitalize()}s"):
                     formatter.write_dl(listed)
+
+
+# Words of the workload, which may be any.
+MAY_BE_EMPTY = ("SCRIPT", "--arg")
+
+
+def _flag(parameter: Any) -> str:
+    """Return the name by which a parameter is given."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name.upper()).strip("{}[].")
+    return str(max(parameter.opts, key=len))
+
+
+def _value_of(parameter: Any, words: list[str]) -> str:
+    """Return the last value that the command line gives an option."""
+    values = [after for flag, after in pairwise(words) if flag in parameter.opts]
+    values += [
+        word.partition("=")[2]
+        for word in words
+        if word.partition("=")[0] in parameter.opts and "=" in word
+    ]
+    return values[-1] if values else ""
+
+
+def _in_lower_case(text: str) -> str:
+    return f"{text[:1].lower()}{text[1:].rstrip('.')}"
 
 
 def _without_type(name: str) -> str:

@@ -124,7 +124,9 @@ def share_of(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < 1:
-        raise KprofError(f"{text} is not a share between 0 and 1", fix="write 1% or 0.01")
+        raise KprofError(
+            f"--smallest-effect {text}: must be a share between 0 and 1", fix="write 1% or 0.01"
+        )
     return value
 
 

@@ -306,7 +306,7 @@ def shape_of(text: str) -> Shape:
     """
     lengths = text.lower().split("x")
     if not all(length.isdigit() for length in lengths):
-        raise KprofError(f"{text} is not a shape", fix="write its lengths as 8192x4096")
+        raise KprofError(f"--shape {text}: is no shape", fix="write its lengths as 8192x4096")
     return tuple(int(length) for length in lengths)
 
 

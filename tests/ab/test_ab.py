@@ -67,7 +67,7 @@ def test_alternating_processes_are_judged_by_the_clock_of_a_step(script, monkeyp
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--gpu", "nosuch"), "no price is known for the GPU 'nosuch'"),
+        (("--gpu", "nosuch"), "no price list has the GPU 'nosuch'"),
         (("--price", "cheap", "--gpu", "H200"), "cheap"),
         (("--target", "ttft_p99<=10ms"), "kprof ab times steps, not requests"),
         (("--target", "step_p99<="), "is not a target"),

@@ -43,7 +43,7 @@ def test_interruptions_make_spot_dearer():
 
 
 def test_an_unknown_gpu_is_answered_with_the_nearest_names(capsys):
-    assert "--gpu takes H100, H200, H100 NVL" in refusal(capsys, "--gpu", "H1000")
+    assert "--gpu takes one of: H100; H200; H100 NVL; " in refusal(capsys, "--gpu", "H1000")
 
 
 def test_old_prices_are_warned_of_on_the_day_they_are_used(capsys, tmp_path):

@@ -7,8 +7,9 @@ import types
 
 import pytest
 import typer
+from typer.main import get_command
 
-from kprof.cli import add_command, run_command_line
+from kprof.cli import COMMANDS, add_command, app, run_command_line
 from kprof.collect.sources import readers
 from kprof.commands import Answer
 from kprof.errors import KprofError
@@ -178,6 +179,65 @@ def test_a_folder_of_rank_traces_becomes_one_run(tmp_path, monkeypatch, capfdbin
     assert kprof("open", "ranks", "--json") == 0
     result = json.loads(capfdbinary.readouterr().out)
     assert (result["num_ranks"], result["ledger"]["gpu_sum_ns"]) == (2, 4500)
+
+
+NEEDED = {
+    "run": ("train.py",),
+    "open": ("trace.json",),
+    "diff": ("a", "b"),
+    "whatif": ("a",),
+    "ncu": ("a",),
+    "ab": ("train.py",),
+    "sla": ("result",),
+    "report": ("a",),
+    "engage": ("status", "folder"),
+    "gate": ("a",),
+}
+# Options of a number, of a day, and of one of several words.
+TYPED = {"N", "S", "X", "SHARE", "DATE", "LEVEL"}
+# Words of the parser's own and of the checker's.
+INTERNAL = ("Value error", "Input should", "Expected `", "Traceback", "Usage:")
+
+
+def options_of(command):
+    listed = get_command(app).get_command(None, command).params
+    return [
+        one for one in listed if one.param_type_name == "option" and not one.is_flag and one.opts
+    ]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_refuses_wrong_values_with_its_name_and_a_fix(command, tmp_path, capfd):
+    """An empty value of each; of numbers, days and choices a word and a negative number."""
+    for option in options_of(command):
+        name = max(option.opts, key=len)
+        values = [] if name == "--arg" else [""]
+        values += ["abc", "-1"] if option.metavar in TYPED and name != "--seed" else []
+        for value in values:
+            given = (name, *[value] * option.nargs)
+            assert kprof(command, *given, *NEEDED.get(command, ())) == 2, (command, given)
+            said = capfd.readouterr().err
+            assert name in said, said
+            assert "what to do: " in said
+            assert [one for one in INTERNAL if one in said] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("open", "--output", "x", "trace"), "--out"),
+        (("open",), "PATH"),
+        (("diff", "a"), "B"),
+        (("--bogus",), "--bogus"),
+        (("run", "--seconds", "inf", "train.py"), "--seconds inf"),
+        (("diff", "a", ""), "B is empty"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_with_what_is_wrong_and_a_fix(words, said, capfd):
+    assert kprof(*words) == 2
+    message = capfd.readouterr().err
+    assert said in message
+    assert "what to do: " in message
 
 
 @pytest.mark.parametrize("option", ["--lr", "-x", "--skp=3"])

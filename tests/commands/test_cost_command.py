@@ -1,13 +1,14 @@
 """`kprof cost`: what it takes from the line, a file and a run, and how it answers."""
 
 import inspect
+import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from kprof.ab.pricing import calculate, read_assumptions
+from kprof.ab.pricing import calculate, read_assumptions, read_prices
 from kprof.analyze.cost.facts import (
     FIELDS,
     Assumptions,
@@ -65,12 +66,16 @@ def test_every_example_that_is_shown_is_valid(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said", "fix"),
     [
-        ("[energy]\npue = 9", "<= 5.0 - at `$.energy.pue`", "pue in [energy], power of the data"),
-        ("[owning]\ncapex_usd_per_gpu = 9", "missing required field `life_years`", "years of use"),
-        ("[energy]\npu = 1", "unknown field `pu`", "--show-assumptions"),
-        ("overhead = 'big'", "Expected `float`, got `str`", "give overhead, the whole bill"),
+        (
+            "[energy]\npue = 9",
+            "pue in [energy]: must be at most 5",
+            "pue in [energy], power of the data",
+        ),
+        ("[owning]\ncapex_usd_per_gpu = 9", "life_years in [owning]: is required", "years of use"),
+        ("[energy]\npu = 1", "[energy]: there is no field pu", "--show-assumptions"),
+        ("overhead = 'big'", "overhead: must be a number", "give overhead, the whole bill"),
         ("[energy", "Expected ']'", "--show-assumptions"),
-        ("# \xff", "invalid start byte", "--show-assumptions"),
+        ("# \xff", "is not a text in UTF-8", "--show-assumptions"),
         (None, "cannot be read", "--show-assumptions"),
     ],
 )
@@ -298,30 +303,52 @@ def test_training_takes_the_peak_of_the_gpu_unless_one_is_given():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--price", "-1"), "--price -1: Expected `float` >= 0.01"),
-        (("--price", "2920"), "--price 2920: Expected `float` <= 100.0"),
-        (("--tokens-per-s", "0"), "--tokens-per-s 0: Expected `float` >= 1e-09"),
-        (("--tokens-per-s", "1/0"), "--tokens-per-s 1/0: Expected `float`"),
-        (("--tokens-per-s", "1e-99"), "--tokens-per-s 1e-99: Expected `float` >="),
-        (("--tokens-per-s", "1e99T"), "--tokens-per-s 1e99T: Expected `float` <="),
-        (("--price", "nan"), "--price nan: Expected `float`"),
-        (("--price", "inf"), "--price inf: Expected `float`"),
+        (("--price", "-1"), "--price -1: must be at least 0.01"),
+        (("--price", "2920"), "--price 2920: must be at most 100"),
+        (("--tokens-per-s", "0"), "--tokens-per-s 0: must be above 0"),
+        (("--tokens-per-s", "1/0"), "--tokens-per-s 1/0: must be a number"),
+        (("--tokens-per-s", "1e-99"), "--tokens-per-s 1e-99: must be above 0"),
+        (("--tokens-per-s", "1e99T"), "--tokens-per-s 1e99T: must be at most"),
+        (("--price", "nan"), "--price nan: must be at least"),
+        (("--price", "inf"), "--price inf: must be at most"),
         (("--price", "cheap"), "$ per GPU-hour (of a server: divide it by its GPUs)"),
         (("--utilisation", "1.2"), "share served of the SLA's capacity (above 0 to 1)"),
-        (("--gpus", "2.5"), "--gpus 2.5: Expected `int"),
+        (("--gpus", "2.5"), "--gpus 2.5: must be a whole number"),
         (("--price", "3,2,1"), "LOW,MID,HIGH in this order"),
-        (("--price", "1,2"), "--price 1,2: Expected"),
-        (("--demand", "0,0"), "--demand 0,0: demand is 0 in every hour"),
-        (("--demand", "2M/month"), "--demand 2M/month: Expected `float`"),
-        (("--gpu", "H100", "--baseline-gpu", "B20", "--speedup", "2"), "--baseline-gpu takes B200"),
-        (("--gpu", "H1000"), "no price is known for the GPU 'H1000'"),
-        (("--gpu", "H100", "--term", "weekly"), "no price is known for the term for H100"),
+        (("--price", "1,2"), "--price 1,2: must be one number, or LOW,MID,HIGH"),
+        (("--demand", "0,0"), "--demand 0,0: demand must be above 0"),
+        (("--demand", "2M/month"), "--demand 2M/month: must be a number"),
+        (
+            ("--gpu", "H100", "--baseline-gpu", "B20", "--speedup", "2"),
+            "--baseline-gpu takes one of: B200; ",
+        ),
+        (("--gpu", "H1000"), "no price list has the GPU 'H1000'"),
+        (("--gpu", "H100", "--term", "weekly"), "no price list has H100 at the term 'weekly'"),
     ],
 )
 def test_nonsense_is_refused_with_a_fix(capsys, words, said):
     message = refusal(capsys, *words)
     assert said in message
     assert "what to do: " in message
+
+
+@pytest.mark.parametrize("facts", [(), ("--price", "3"), ("--tokens-per-s", "5000")])
+def test_a_price_list_that_there_is_not_is_refused_with_all_that_there_are(capsys, tmp_path, facts):
+    path = tmp_path / "assumptions.toml"
+    path.write_text("price_list = 'Nope'\n")
+    message = refusal(capsys, "--gpu", "H100", *facts, "--assumptions", path)
+    lists = {quote.price_list for quote in read_prices()}
+    assert [name for name in lists if name not in message] == []
+
+
+def test_a_gpu_before_the_change_that_no_list_has_is_refused_also_without_a_speedup(capsys):
+    assert "--baseline-gpu" in refusal(capsys, "--gpu", "H100", "--baseline-gpu", "nosuch")
+
+
+@pytest.mark.parametrize(("day", "number"), [("1999-01-01", 1), ("2026-11-20", 0)])
+def test_prices_of_a_later_day_than_asked_for_are_warned_of(capsys, day, number):
+    assert kprof("cost", *SERVING, "--as-of", day, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["warnings"]) == number
 
 
 def test_a_fact_that_changes_nothing_is_named_with_what_it_needs(capsys):

@@ -19,6 +19,8 @@ from kprof.analyze.cost.price import (
     Price,
     Quote,
     price_of,
+    quotes_of,
+    require_list,
 )
 from kprof.analyze.cost.serving import (
     add_energy,
@@ -69,6 +71,7 @@ def costs_of(facts: Facts, quotes: Sequence[Quote], today: date) -> Costs:
     Raises:
         KprofError: the facts tell nothing at all, or name a GPU, term or list without a price.
     """
+    _require_names(facts, quotes)
     sheet = Sheet(facts, tuple(quotes))
     sheet.facts = _with_rates(sheet)
     sheet.price = _price(sheet, today)
@@ -85,6 +88,8 @@ def costs_of(facts: Facts, quotes: Sequence[Quote], today: date) -> Costs:
     used = dict.fromkeys([*([sheet.price] if sheet.price else []), *behind])
     if stale := [price for price in used if price.is_stale(today)]:
         warnings.append(_stale_warning(stale, today))
+    if later := [price for price in used if price.is_of_later(today)]:
+        warnings.append(_later_warning(later, today))
     return Costs(
         as_of=today,
         price=sheet.price,
@@ -94,6 +99,14 @@ def costs_of(facts: Facts, quotes: Sequence[Quote], today: date) -> Costs:
         notes=tuple(dict.fromkeys(sheet.notes)),
         bill=sheet.bill,
     )
+
+
+def _require_names(facts: Facts, quotes: Sequence[Quote]) -> None:
+    """Refuse names that no price list has, also where nothing follows from them yet."""
+    if facts.assumptions.price_list is not None:
+        require_list(quotes, facts.assumptions.price_list)
+    if facts.baseline_gpu is not None and facts.baseline_price is None:
+        quotes_of(quotes, facts.baseline_gpu, "--baseline-gpu")
 
 
 def _name_idle_facts(sheet: Sheet) -> None:
@@ -130,6 +143,15 @@ def _stale_warning(stale: Sequence[Price], today: date) -> str:
         f"Prices older than {STALE_AFTER_DAYS} days say little, and the oldest here is of "
         f"{oldest}, {(today - oldest).days} days ago: {'; '.join(p.name for p in stale)}. Give "
         "today's with --price, or a file of them with --prices."
+    )
+
+
+def _later_warning(later: Sequence[Price], today: date) -> str:
+    newest = max(price.newest for price in later)
+    return (
+        f"The prices are of {newest} and not of {today}, which is earlier: "
+        f"{'; '.join(price.name for price in later)}. Give those of that day with --price, or a "
+        "file of them with --prices."
     )
 
 

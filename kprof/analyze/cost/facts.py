@@ -21,6 +21,20 @@ SUFFIXES = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 TEXTS = ("gpu", "term", "baseline_gpu")
 BANDS = ("price", "baseline_price", "tokens_per_s", "utilisation", "speedup")
 SHOWN = "kprof cost --show-assumptions prints such a file, with the meaning of each field"
+# What msgspec says of a value, in the words of a reader.
+REASONS = (
+    (rf"^Expected `(?:float|int)` >= {1e-9}$", "must be above 0"),
+    (r"^Expected `(?:float|int)` >= (\S+?)(?:\.0)?$", r"must be at least \1"),
+    (r"^Expected `(?:float|int)` <= (\S+?)(?:\.0)?$", r"must be at most \1"),
+    (r"^Expected `int.*", "must be a whole number"),
+    (r"^Expected `float.*", "must be a number"),
+    (r"^Expected `str.*", "must be a text"),
+    (r"^Expected `object.*", "must be a section"),
+    (r"^Object missing required field `\w+`", "is required"),
+    (r"^Object contains unknown field `(\w+)`", r"there is no field \1"),
+    (r"^'utf-8' codec.*", "is not a text in UTF-8"),
+    (r"^Invalid value.*|^Cannot overwrite.*", r"is no TOML: \g<0>"),
+)
 # No figure that follows from numbers within these limits overflows.
 LEAST, MOST = 1e-9, 1e18
 
@@ -178,11 +192,11 @@ class Facts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name in BANDS:
             band = getattr(self, name)
             if band is not None and not band.low <= band.mid <= band.high:
-                raise ValueError(f"{name} is LOW,MID,HIGH in this order")
+                raise ValueError(f"{name} must be LOW,MID,HIGH in this order")
         if self.demand is not None and not any(self.demand):
-            raise ValueError("demand is 0 in every hour, or empty")
+            raise ValueError("demand must be above 0 in one hour at least")
         if self.demand is not None and any(0 < one < LEAST for one in self.demand):
-            raise ValueError(f"demand of an hour is 0, or at least {LEAST:g}")
+            raise ValueError(f"demand of an hour must be 0, or at least {LEAST:g}")
 
 
 def _declared(kind: type[Struct], section: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -279,13 +293,17 @@ def _refused(error: Exception, given: Mapping[str, object], where: str = "") -> 
     """Return msgspec's error with the value as given, and the field's meaning and range."""
     words = re.findall(r"\w+", str(error))
     name = next((one for one in FIELDS if one.rpartition(".")[2] in words), None)
+    said, _, place = str(error).partition(" - at `$.")
+    for pattern, words_of in REASONS:
+        said = re.sub(pattern, words_of, said)
+    if name in BANDS and said == "must be a section":
+        said = "must be one number, or LOW,MID,HIGH"
     if name is None:
-        return KprofError(f"{where}{error}", fix=SHOWN)
-    said = str(error)
-    if name in given:
-        where, said = f"{option_of(name)} {given[name]}: ", said.partition(" - at")[0]
+        section = f"[{place.rstrip('`')}]: " if place else ""
+        return KprofError(f"{where}{section}{said}", fix=SHOWN)
+    told = f"{option_of(name)} {given[name]}" if name in given else f"{where}{option_of(name)}"
     return KprofError(
-        f"{where}{said}", fix=f"give {option_of(name)}, {described(FIELDS[name].type)}"
+        f"{told}: {said}", fix=f"give {option_of(name)}, {described(FIELDS[name].type)}"
     )
 
 

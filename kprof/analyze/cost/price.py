@@ -16,6 +16,7 @@ from kprof.errors import KprofError
 STALE_AFTER_DAYS = 90
 HOURS_PER_MONTH = 730
 ON_DEMAND = "on-demand"
+PRICE_LIST = "price_list of the assumptions"
 
 
 T = TypeVar("T", bound=float)
@@ -78,6 +79,10 @@ class Price:
         """Whether price lists tell it, and neither an option nor an assumption."""
         return not any(source.startswith(("--", "[")) for source in self.sources)
 
+    def is_of_later(self, today: date) -> bool:
+        """Tell whether a price in it was read after the day that the answer is for."""
+        return self.newest > today
+
     def is_stale(self, today: date) -> bool:
         """Tell whether a price in it was read too long ago to stand for today's."""
         return (today - self.oldest).days > STALE_AFTER_DAYS
@@ -92,12 +97,17 @@ def price_of(quotes: Sequence[Quote], gpu: str, term: str, price_list: str | Non
     of_gpu = quotes_of(quotes, gpu, "--gpu")
     of_term = [quote for quote in of_gpu if quote.term == term]
     if not of_term:
-        raise _unknown(f"term for {gpu}", term, [quote.term for quote in of_gpu], "--term")
+        raise _unknown(
+            f"no price list has {gpu} at the term {term!r}",
+            (term, [quote.term for quote in of_gpu]),
+            "--term",
+        )
     named = [q for q in of_term if price_list is None or q.price_list == price_list]
     if not named:
-        known = [quote.price_list for quote in of_term]
         raise _unknown(
-            f"price list for {gpu}", str(price_list), known, "price_list of the assumptions"
+            f"the price list {price_list!r} has no price of {gpu}, {term}",
+            (str(price_list), [quote.price_list for quote in of_term]),
+            PRICE_LIST,
         )
     newest = list({q.price_list: q for q in sorted(named, key=lambda q: q.date)}.values())
     amounts = [quote.usd_per_gpu_hour for quote in newest]
@@ -115,22 +125,35 @@ def quotes_of(quotes: Sequence[Quote], gpu: str, option: str) -> list[Quote]:
     """Return the quotes of a GPU, which `option` of the command line named.
 
     Raises:
-        KprofError: there are none; it names the GPUs that are called most alike.
+        KprofError: there are none; it names the GPUs that have one, the nearest names first.
     """
     found = [quote for quote in quotes if quote.gpu.casefold() == gpu.casefold()]
     if not found:
-        raise _unknown("GPU", gpu, [quote.gpu for quote in quotes], option)
+        known = [quote.gpu for quote in quotes]
+        raise _unknown(f"no price list has the GPU {gpu!r}", (gpu, known), option)
     return found
 
 
-def _unknown(what: str, name: str, known: Sequence[str], option: str) -> KprofError:
-    names = sorted(set(known))
-    by_folded = {one.casefold(): one for one in names}
-    near = [by_folded[one] for one in get_close_matches(name.casefold(), by_folded, cutoff=0.4)]
-    return KprofError(
-        f"no price is known for the {what} {name!r}",
-        fix=f"{option} takes {', '.join(near or names)}; or give the price itself",
-    )
+def require_list(quotes: Sequence[Quote], price_list: str) -> None:
+    """Refuse the name of a price list that no quote is of.
+
+    Raises:
+        KprofError: there is none; it names all.
+    """
+    known = [quote.price_list for quote in quotes]
+    if price_list not in known:
+        raise _unknown(f"there is no price list {price_list!r}", (price_list, known), PRICE_LIST)
+
+
+def _unknown(problem: str, wanted: tuple[str, Sequence[str]], option: str) -> KprofError:
+    """Return an error that lists every known name, those most like the given one first."""
+    name, known = wanted
+    by_folded = {one.casefold(): one for one in sorted(set(known))}
+    near = [by_folded[one] for one in get_close_matches(name.casefold(), by_folded, cutoff=0.6)]
+    names = [*near, *(one for one in by_folded.values() if one not in near)]
+    # Names hold commas.
+    listed = "; ".join(names)
+    return KprofError(problem, fix=f"{option} takes one of: {listed}. Or give the price itself")
 
 
 @dataclass(frozen=True)
