@@ -29,6 +29,12 @@ class LaunchError(KprofError):
     """A workload that cannot be started or recorded."""
 
 
+def counted(number: float, noun: str, plural: str = "") -> str:
+    """Write a number with its noun: 1 step, 2 steps, 1,204 activities."""
+    text = f"{number:,.0f}"
+    return f"{text} {noun if text == '1' else plural or noun + 's'}"
+
+
 def modules_in(package: str) -> list[ModuleType]:
     """Import every public module of `package`, in the order of their names."""
     folder = importlib.import_module(package)

@@ -118,16 +118,32 @@ def predict(folder: Path, name: str, gain: tuple[float, float]) -> Entry:
             "no run was added yet, so there is no step to take a share of",
             fix=f"add one first: kprof engage add {folder} RUN.kprof",
         )
-    if not name.strip() or not -1 < gain[0] <= gain[1] < 1:
+    if not -1 < gain[0] <= gain[1] < 1:
         raise KprofError(
-            f"{gain[0]:g} to {gain[1]:g} is not an interval of shares, or it has no name",
-            fix="write kprof engage predict DIR NAME --gain 2%,10%",
+            f"--gain {gain[0]:g},{gain[1]:g}: must be two shares below 1, the lower one first",
+            fix=WRITTEN,
         )
+    if not name.strip():
+        raise KprofError("the prediction has no name", fix=WRITTEN)
+    for entry, known in _predicted(engagement):
+        if known.name == name.strip():
+            raise KprofError(
+                f"entry {entry.number} predicts {known.name!r} already",
+                fix="predict it under another name: a prediction stands as it was made",
+            )
     step_ns = steps_ns[-1]
     low_ns, high_ns = (round(share * step_ns) for share in gain)
     basis = "a person's estimate"
     predicted = Predicted(name.strip(), "own", name.strip(), step_ns, low_ns, high_ns, basis)
     return _append(engagement, folder, PredictionAdded(predicted))
+
+
+def _predicted(engagement: Engagement) -> Iterator[tuple[Entry, Predicted]]:
+    """Yield what findings and people predict, with the entries that hold it."""
+    for entry, run in engagement.of(RunAdded):
+        yield from ((entry, one) for one in run.predictions if one.source != "what-if")
+    for entry, own in engagement.of(PredictionAdded):
+        yield entry, own.predicted
 
 
 def gain_of(text: str) -> tuple[float, float]:
@@ -353,6 +369,7 @@ def _converted(plain: dict[str, Any]) -> Entry:
 BLOCK_BYTES = 1 << 20
 LARGEST_BYTES = 1 << 26
 LONGEST_SLUG = 40
+WRITTEN = "write kprof engage predict DIR NAME --gain 2%,10%"
 # Value of `--tests`: the comparison tests no prediction.
 NOTHING = "nothing"
 KNOWN = (
@@ -473,6 +490,7 @@ def _of_run(trace: Trace, path: Path, when: When) -> RunAdded:
         },
         tuple(_predictions(trace.diagnosis, trace.meta.what_if)),
         trace.meta.caveats,
+        len(trace.diagnosis.findings),
     )
 
 

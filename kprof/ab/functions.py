@@ -27,7 +27,7 @@ from kprof.analyze.verdict.rule import FEWEST_PAIRS, MOST_PAIRS
 from kprof.collect.nvml import Watcher
 from kprof.comparison import Claim, Comparison, Metric, Pair, Plan
 from kprof.device import find_device
-from kprof.errors import KprofError
+from kprof.errors import KprofError, counted
 from kprof.timing import (
     CLOCKS,
     Clock,
@@ -170,7 +170,7 @@ def ab_test(  # noqa: PLR0913 - options by name
         plan=plan,
         pairs=pairs,
         claims=claims,
-        protocol=f"{IN_PAIRS}: {stopwatch.name}, {warmed.num_calls} calls a sample.",
+        protocol=f"{IN_PAIRS}: {stopwatch.name}, {counted(warmed.num_calls, 'call')} a sample.",
         doubts=(*_doubts(warmed, stopwatch, watcher, first, changing), *_doubts_of_gain(claims)),
         facts={**_machine(), **_outputs(first, last)},
     )

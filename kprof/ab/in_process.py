@@ -14,7 +14,7 @@ from kprof.analyze.verdict.rule import FIXED_PAIRS, MOST_PAIRS
 from kprof.collect.trials import Schedule, Trial, TrialInterrupted, Variant, Window, run_trial
 from kprof.collect.windows import can_count_energy
 from kprof.comparison import Claim, Comparison, Metric, Pair, Plan, save_pairs
-from kprof.errors import KprofError
+from kprof.errors import KprofError, counted
 from kprof.kernels.swap.swap_report import SWAP_REPORT
 
 SWAP = "kprof.kernels.swap.swapping:all_models"
@@ -68,7 +68,8 @@ def flip(a: Variant, b: Variant, options: AbOptions, folder: Path, tell: Tell) -
         claims=tuple(_believed(claim, trial) for claim in claims),
         protocol=(
             "In one process, the change switched on and off between steps, in random order: "
-            f"windows of {trial.windows[0].num_steps} steps, one step uncounted before each, from "
+            f"windows of {counted(trial.windows[0].num_steps, 'step')}, one step uncounted before "
+            "each, from "
             "an idle GPU to an idle GPU."
         ),
         doubts=tuple(doubt for doubt in doubts if doubt),

@@ -85,6 +85,8 @@ class RunAdded(Holding, frozen=True, tag="run"):
     utilisation: dict[str, float | None]
     predictions: tuple[Predicted, ...]
     caveats: tuple[str, ...] = ()
+    num_findings: int | None = None
+    """All findings, with those that predict nothing; None in entries of earlier versions."""
 
     @property
     def true_step_ns(self) -> int | None:

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.collect.lost_records import launch_rows
+from kprof.errors import counted
 from kprof.trace import Trace
 
 # The resolution to which traces round their times.
@@ -73,8 +74,9 @@ def on_the_hosts_clock(trace: Trace) -> Trace:
         if not num_early:
             continue
         told = (
-            f"By the clocks {num_early:,} of {len(rows):,} activities of {whose} began before they "
-            f"were launched, by up to {rows['late_ns'].max() / 1e3:,.0f} µs"
+            f"By the clocks {num_early:,} of {counted(len(rows), 'activity', 'activities')} of "
+            f"{whose} began before they were launched, by up to "
+            f"{rows['late_ns'].max() / 1e3:,.0f} µs"
         )
         if rows["late_ns"].max() > MOST_OFF_NS:
             trace = _noted(trace, f"{told}: more than a clock is off, so nothing was moved.")
@@ -195,9 +197,10 @@ def _without_launches(trace: Trace, rows: pd.DataFrame, num_all: int, whose: str
     correlation.loc[rows["kernel"]] = pd.NA
     trace = _noted(
         trace.with_kernels(correlation=correlation),
-        f"By their numbers {len(rows):,} of {num_all:,} activities of {whose} began before they "
-        f"were launched, by up to {rows['late_ns'].max() / 1e3:,.0f} µs, where the others fit: the "
-        "numbers were given twice, or are damaged. Who launched them counts as unknown, and no "
+        f"By their numbers {len(rows):,} of {counted(num_all, 'activity', 'activities')} of "
+        f"{whose} began before they were launched, by up to "
+        f"{rows['late_ns'].max() / 1e3:,.0f} µs, where the others fit: the numbers "
+        "were given twice, or are damaged. Who launched them counts as unknown, and no "
         "clock was moved for them.",
     )
     return _counted(trace, "disbelieved_launches", len(rows))

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from kprof.errors import counted
 from kprof.trace import Trace
 
 # No clock of a device is off by more.
@@ -64,7 +65,8 @@ def without_lost_records(trace: Trace) -> Trace:
     for name, (number, what) in told.items():
         if number:
             caveat = (
-                f"Damaged records left out: {number:,} of {len(kernels):,} activities {what}. "
+                f"Damaged records left out: {number:,} of "
+                f"{counted(len(kernels), 'activity', 'activities')} {what}. "
                 f"All that is left out lasts {lost_ns / 1e6:,.3f} ms as recorded."
             )
             trace = _noted(trace, name, number, caveat)

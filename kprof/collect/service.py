@@ -22,7 +22,7 @@ from kprof.collect.launch import (
 from kprof.collect.nvml import Sampler
 from kprof.collect.process_folders import recorders_of
 from kprof.collect.recorder.kprof_recorder.trigger import write_order
-from kprof.errors import LaunchError
+from kprof.errors import LaunchError, counted
 
 # Ranks finish within this time of each other; who has not begun by then takes no part.
 GRACE_S = 1.0
@@ -104,7 +104,8 @@ class Service:
             return f"To record, and to stop before the end: kill -USR1 {os.getpid()}"
         if self.trigger.kind == "file":
             return f"To record: touch {self.file}; to stop before the end, remove it."
-        return f"Recording begins after {self.trigger.num_requests} requests or engine steps."
+        number = counted(self.trigger.num_requests, "request or step", "requests or steps")
+        return f"Recording begins after {number} of the engine."
 
     def run(self) -> int:
         """Run the service to its end, which may never come, and return its exit code."""

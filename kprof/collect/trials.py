@@ -22,7 +22,7 @@ from kprof.collect.nvml import Sampler, read_with_processes
 from kprof.collect.recorder.kprof_recorder.schedule import Schedule
 from kprof.collect.recorder.kprof_recorder.settings import Settings
 from kprof.collect.windows import Sheets, Timed, Window, energy_of
-from kprof.errors import KprofError, LaunchError
+from kprof.errors import KprofError, LaunchError, counted
 
 PROCESSES = Path("/proc")
 PATIENCE_S = 10.0
@@ -296,7 +296,7 @@ class Course:
         lines = self._log.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:]
         shown = "".join(f"\n    {line}" for line in lines) or " nothing"
         return TrialError(
-            f"{arm}: the workload ended with {how} after {len(trial.windows)} windows. "
+            f"{arm}: the workload ended with {how} after {counted(len(trial.windows), 'window')}. "
             f"The last that it printed:{shown}",
             fix=f"see that it runs by itself: {self._variant.line}; its output is in {self._log}",
             trial=trial,

@@ -13,6 +13,7 @@ from kprof.collect.nvml import LEAST_ENERGY_NS, POWER_LAG_NS, Nvml, Samples, Tai
 from kprof.collect.process_folders import recorders_of
 from kprof.collect.recorder.kprof_recorder.schedule import SHEET, Schedule
 from kprof.device import BRAKES, THROTTLE_REASONS
+from kprof.errors import counted
 
 # Share of the arm's usual clock; below it, the GPU was throttled.
 LEAST_CLOCK = 0.75
@@ -202,7 +203,9 @@ class Sheets:
                 f"process {about['pid']}."
             )
         if leading.num_left_out:
-            told.append(f"{leading.num_left_out} windows of another kind of step are left out.")
+            told.append(
+                f"Left out: {counted(leading.num_left_out, 'window')} of another kind of step."
+            )
         if any(line["is_unsteady"] for line in leading.windows):
             told.append("Steps still got faster when the warm-up came to its bound.")
         index = self.samples.index_of(gpus[0]) if gpus else None

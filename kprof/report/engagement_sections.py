@@ -241,6 +241,8 @@ def _step_rows(engagement: Engagement) -> list[tuple[str, str, str]]:
         assert isinstance(run, RunAdded)
         if run.unrecorded_step_ns is not None:
             return {"step, median": format_time(run.unrecorded_step_ns)}
+        if run.step_ns is None:
+            return {}
         return {"step while recorded, median": format_time(run.step_ns)}
 
     return _sides(engagement, RunAdded, told)
@@ -356,8 +358,11 @@ def describe(entry: Entry) -> str:
 
 def _of_run(run: RunAdded) -> str:
     # The saving of all swaps together is a prediction as well, and named after no rule.
-    counted = sum(one.source == "finding" and one.name != ALL_SWAPS for one in run.predictions)
-    return f"run {run.when}, {format_count(counted, 'finding')}"
+    told = [one for one in run.predictions if one.source == "finding" and one.name != ALL_SWAPS]
+    number = len(told) if run.num_findings is None else run.num_findings
+    predict = sum(one.shares is not None for one in told)
+    without = "" if predict == number else f", {predict:,} with a predicted saving"
+    return f"run {run.when}, {format_count(number, 'finding')}{without}"
 
 
 WORDS: dict[type, Callable[[Any], str]] = {

@@ -67,12 +67,28 @@ def _print_part(part: object, console: Console) -> None:
 
 def _broken(line: Line, console: Console, width: int) -> list[Line]:
     """Break a line where words end, but not between a number and its unit."""
-    line.plain = UNIT_OF_A_NUMBER.sub(JOINED, line.plain)
+    line.plain = UNIT_OF_A_NUMBER.sub(JOINED, _with_breaks(line.plain, width))
     rows = list(line.wrap(console, width))
     for row in rows:
         row.plain = row.plain.replace(JOINED, " ")
         row.rstrip()
     return rows
+
+
+def _with_breaks(text: str, width: int) -> str:
+    """Let words that no line can hold break after a dot or a slash, else after an underscore.
+
+    The space that is put there stands at the end of its line, where it is cut off.
+    """
+    return " ".join(" ".join(_pieces(word, width)) for word in text.split(" "))
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    if len(word) <= width:
+        return [word]
+    ends = [word.rfind(one, 0, width) + 1 for one in "./_"]
+    end = next((one for one in ends if one), width)
+    return [word[:end], *_pieces(word[end:], width)]
 
 
 def _facts_grid(facts: Facts, console: Console) -> Grid:

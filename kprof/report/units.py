@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from kprof.analyze.groupings import count_gpus
+from kprof.errors import counted
 from kprof.findings import Worth
 from kprof.trace import Trace
 
@@ -114,7 +115,7 @@ def format_saving(group: Any) -> str:  # noqa: ANN401 - a named tuple of pandas
 
 def format_count(count: int, noun: str, plural: str = "") -> str:
     """Format a count with its noun, as in '1 step' or '12,000 steps'."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+    return counted(count, noun, plural)
 
 
 def round_shares(amounts: Sequence[int]) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 from kprof.ab import engagement_folder
 from kprof.ab.engagement_folder import read_engagement
 from kprof.analyze.findings.scores import score
+from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.comparison import Metric
 from kprof.errors import KprofError
 from kprof.findings import Saving, Worth
@@ -234,6 +235,23 @@ def test_what_if_answers_are_promises_with_what_the_replay_misses(tmp_path):
 @pytest.mark.parametrize("gain", ["", "5%", "a,b", "1%,2%,3%", "5%,1%", "1,2", "nan,nan"])
 def test_a_prediction_of_ones_own_is_an_interval_of_shares(begun, gain):
     assert kprof("engage", "predict", str(begun), "tuned", "--gain", gain) == 2
+
+
+def test_an_added_run_counts_all_findings_of_its_page(tmp_path):
+    """A finding that no rule explains predicts nothing, and is one all the same."""
+    engagement_folder.init(tmp_path / "e")
+    run = write_run(tmp_path / "run.kprof", finding(), replace(finding("x"), rule=UNEXPLAINED))
+    (entry,) = engagement_folder.add(tmp_path / "e", [run])
+    assert entry.content.num_findings == 2
+    assert [one.name for one in entry.content.predictions] == ["unfused_norm"]
+
+
+@pytest.mark.parametrize("name", ["bigger batches", "sync_in_loop"])
+def test_a_name_is_predicted_once(begun, name):
+    first = engagement_folder.predict(begun, "bigger batches", (0.01, 0.02))
+    with pytest.raises(KprofError, match=name):
+        engagement_folder.predict(begun, name, (0.05, 0.5))
+    assert read_engagement(begun).entries[-1] == first
 
 
 def test_a_prediction_of_ones_own_needs_a_step_to_be_a_share_of(tmp_path):

@@ -71,7 +71,7 @@ def test_windows_of_another_rule_are_left_out_and_counted(tmp_path):
     sheets = sheets_of(tmp_path, begin(), window(0, 1), begin(), window(1, 2))
     assert [w.start_ns for w in sheets.windows()] == [S]
     (problem,) = sheets.problems()
-    assert (quantities_in(problem), "left out" in problem) == (["1"], True)
+    assert (quantities_in(problem), "Left out" in problem) == (["1"], True)
 
 
 def test_the_windows_are_those_of_rank_0(tmp_path):

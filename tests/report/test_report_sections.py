@@ -197,6 +197,18 @@ def test_work_of_which_much_is_only_bounded_limits_the_data_quality():
     assert check.verdict == "limited"
 
 
+@pytest.mark.parametrize("name", TRACES)
+def test_one_of_anything_is_said_in_the_singular(name):
+    """A number of 1 before a plural, as in "1 launches"; what is named by a unit is none."""
+    for each in sections_of(TRACES[name]):
+        for part in each.parts:
+            text = " ".join(str(one) for one in vars(part).values() if isinstance(one, str))
+            if isinstance(part, Facts):
+                text = " ".join(" ".join(item) for item in part.items)
+            found = re.findall(r"(?<![\d.,-])1 (?!ms\b|µs\b|ns\b|is\b|has\b)[a-z-]+s\b", text)
+            assert found == [], text
+
+
 def test_the_terminal_shows_the_ledgers_buckets_wherever_device_time_is_unattributed():
     for bucket, is_shown in (("unlinked", True), ("attributed", False)):
         (table,) = tables(section("Ledger", analyzed_trace_of({"bucket": bucket})))

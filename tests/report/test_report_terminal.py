@@ -85,6 +85,17 @@ def test_prose_takes_more_lines_and_is_never_cut():
     ]
 
 
+def test_a_name_that_no_line_can_hold_breaks_after_a_dot():
+    name = "torch.nn.functional.cross_entropy"
+    columns = (Column("Kernel"), Column("Replaces", "prose"))
+    lines = printed((Table(columns, (("a", f"{name} of logits"),)),), width=32).splitlines()
+    assert [line.strip() for line in lines[3:6]] == [
+        "a       torch.nn.functional.",
+        "cross_entropy of",
+        "logits",
+    ]
+
+
 def test_what_room_is_left_goes_to_the_narrowest_that_wants_more():
     names = tuple(Column(header, "name") for header in ("Where", "Module"))
     line = printed((Table(names, (("a" * 60, "b" * 60),)),)).splitlines()[3]

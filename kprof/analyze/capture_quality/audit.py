@@ -31,6 +31,7 @@ from kprof.analyze.roofline.utilisation import (
     share_of_time,
 )
 from kprof.device import HARMLESS_REASONS, THROTTLE_REASONS
+from kprof.errors import counted
 from kprof.trace import Trace, once_per_trace
 
 Verdict = Literal["good", "limited", "bad", "unknown"]
@@ -134,7 +135,7 @@ def check_throttling(trace: Trace) -> Iterator[Check]:
     yield from checked(
         "Throttling",
         graded(worst, THROTTLED),
-        f"{told} of {number} samples around the window",
+        f"{told} of {counted(number, 'sample')} around the window",
         meaning,
         "let the GPU cool, raise its power limit, or compare only runs under the same limit",
     )
@@ -158,7 +159,8 @@ def check_clock(trace: Trace) -> Iterator[Check]:
     yield from checked(
         "Clock",
         graded(spread, CLOCK_SPREAD),
-        f"{series.value.min():,.0f} to {series.value.max():,.0f} MHz, {len(series.value)} samples",
+        f"{series.value.min():,.0f} to {series.value.max():,.0f} MHz, "
+        f"{counted(len(series.value), 'sample')}",
         meaning,
         "warm up longer (--skip 50), or lock the clock: nvidia-smi --lock-gpu-clocks",
     )
@@ -226,8 +228,8 @@ def check_host_clock(trace: Trace) -> Iterator[Check]:
     is_limited = num_moved or num_disbelieved
     verdict: Verdict = "bad" if num_early else "limited" if is_limited else "good"
     told = (
-        f"{num_early or num_moved:,} of {len(late_ns):,} activities whose launch was recorded "
-        "began before it"
+        f"{num_early or num_moved:,} of {counted(len(late_ns), 'activity', 'activities')} "
+        "whose launch was recorded began before it"
     )
     if num_early:
         told += f", by up to {late_ns.max() / 1e3:,.0f} µs"
@@ -333,7 +335,7 @@ def _losses(trace: Trace) -> Iterator[Check]:
     dropped = trace.meta.counts.get("dropped_records", 0)
     for name, place, count, fix in PLACES:
         lost = sum(map(count, launches))
-        told = f"{lost:,} of {number:,} launches left no activity {place}"
+        told = f"{lost:,} of {counted(number, 'launch', 'launches')} left no activity {place}"
         if name == "Dropped records" and dropped:
             told = f"the profiler reports {dropped:,} dropped records; {told}"
             lost = max(lost, dropped)
@@ -414,7 +416,8 @@ def _orphans(trace: Trace) -> Iterator[Check]:
     yield from checked(
         "Orphans",
         graded(share, ORPHANED),
-        f"{percent(share)} of the time, {int(is_orphan.sum()):,} of {len(is_orphan):,} activities, "
+        f"{percent(share)} of the time, {int(is_orphan.sum()):,} of "
+        f"{counted(len(is_orphan), 'activity', 'activities')}, "
         "has no launch record",
         "its operator, module and step are not known, nor the host's work before it",
         "drain the GPU before the window opens, as `kprof run` does, and record the host, too",

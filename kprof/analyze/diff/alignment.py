@@ -244,6 +244,7 @@ def match(layout: Layout, a: list[Cell], b: list[Cell]) -> list[Match]:
         into = joined.setdefault((number, *sets), ([], []))
         into[0].extend(both[0])
         into[1].extend(both[1])
+    _join_leftovers(joined, levels)
     matches = [
         Match(
             names=(_longest_first(name, both[0]), _longest_first(name, both[1])),
@@ -254,6 +255,29 @@ def match(layout: Layout, a: list[Cell], b: list[Cell]) -> list[Match]:
         for (number, *_), both in joined.items()
     ]
     return sorted(matches, key=_canonical)
+
+
+def _join_leftovers(joined: dict[Any, _Both], levels: tuple[_Level, ...]) -> None:
+    """Give what one run alone has to the match in which the same name took another's place.
+
+    Nothing is replaced and new at once. Of several such matches it goes to the one in which the
+    name has most time.
+    """
+    name, last = levels[0], len(levels)
+    for which in (0, 1):
+        homes: dict[Any, list[tuple[int, list[Any], _Both]]] = {}
+        for (number, *_), both in joined.items():
+            if number == last or levels[number].matched_by in KEPT:
+                continue
+            for key, cells in _by_key(name, both[which]).items():
+                time_ns = sum(cell.time_ns for cell in cells)
+                order = sorted(_sortable(_longest_first(name, side)) for side in both)
+                homes.setdefault(key, []).append((-time_ns, order, both))
+        for place, both in list(joined.items()):
+            (key, *others) = _by_key(name, both[which]) or (None,)
+            if place[0] == last and not both[1 - which] and not others and key in homes:
+                min(homes[key], key=lambda home: home[:2])[2][which].extend(both[which])
+                del joined[place]
 
 
 def without_numbers(name: str) -> str:

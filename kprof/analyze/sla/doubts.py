@@ -12,6 +12,7 @@ from kprof.analyze.sla.responses import Responses
 from kprof.analyze.sla.samples import measure_of, width_of
 from kprof.analyze.sla.target_verdict import Judgement
 from kprof.analyze.sla.targets import Target
+from kprof.errors import counted
 
 LATE_NS = 1_000_000
 LATE_SHARE = 0.01
@@ -66,7 +67,7 @@ def _fewer(judgements: Sequence[Judgement]) -> list[str]:
         if why not in ("", OF_ONE_ANSWER) and not why.startswith(SPELL):
             doubts.append(
                 f"{text}: {why}, so {judgement.num_samples:,}{what} count as "
-                f"{judgement.num_independent:,} independent ones"
+                f"{counted(judgement.num_independent, 'independent one')}"
             )
     return doubts
 
@@ -108,7 +109,8 @@ def _ranges(runs: Sequence[Responses], targets: Sequence[Target]) -> list[str]:
         if num_wide:
             doubts.append(
                 f"{target.text}: the file does not hold all times that it takes, so "
-                f"{num_wide:,} of {len(rows):,} times are ranges; met is judged by their upper "
+                f"{num_wide:,} of {counted(len(rows), 'time')} are ranges; met is judged by their "
+                "upper "
                 "ends, missed by their lower ones"
             )
     return doubts

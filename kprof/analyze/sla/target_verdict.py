@@ -24,6 +24,7 @@ from kprof.analyze.sla.percentiles import (
 from kprof.analyze.sla.rates import LEAST_SLICES, Rate
 from kprof.analyze.sla.samples import Sample, Values, independent_at
 from kprof.analyze.sla.targets import Target
+from kprof.errors import counted
 
 Verdict = Literal["MET", "MISSED", "NOT PROVEN", "NOT MEASURED"]
 Marked = npt.NDArray[np.bool_]
@@ -182,7 +183,9 @@ def judge_share(
     is_kept = target.metric.relation == ">="
     kept = target.limit if is_kept else 1 - target.limit
     quantile = Fraction(repr(kept))
-    why = _why_compared(verdict, f"the bounds of {num_samples:,} requests", spells, quantile)
+    why = _why_compared(
+        verdict, f"the bounds of {counted(num_samples, 'request')}", spells, quantile
+    )
     missed = 1 - bounds.estimate if is_kept else bounds.estimate
     found = Judgement(target, verdict, why, *shown, num_samples)
     return _weighed(found, independent, quantile, missed, spells)
@@ -244,7 +247,7 @@ def judge_rate(target: Target, rate: Rate, spells: Spells | None = None) -> Judg
         low = min(low, _low_with_spells(rate, spells.num))
     verdict = _compare(target, low, rate.high, spells)
     why = _why_compared(verdict, "the bounds", spells)
-    why += f", over {rate.num_slices} slices of the steady state"
+    why += f", over {counted(rate.num_slices, 'slice')} of the steady state"
     reach, margin = rate.estimate - rate.low, rate.estimate - target.limit
     bounds: tuple[float | None, float | None] = (low, rate.high)
     if np.isinf(reach):
@@ -323,9 +326,10 @@ def _why(
     if n < least:
         why_fewer = bounds.independent_high.why_fewer
         if not why_fewer:
-            return f"unprovable with {n:,} samples, it takes {least:,} at least"
+            return f"unprovable with {counted(n, 'sample')}, it takes {least:,} at least"
         return (
-            f"unprovable with {num_samples:,} samples, which count as {n:,} independent ones "
+            f"unprovable with {counted(num_samples, 'sample')}, which count as "
+            f"{counted(n, 'independent one')} "
             f"because {why_fewer}; it takes {least:,} of those at least"
         )
     if bounds.estimate > target.limit:

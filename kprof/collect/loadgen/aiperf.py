@@ -19,7 +19,7 @@ from kprof.collect.load_results import (
     took_ns,
     without_details,
 )
-from kprof.errors import KprofError
+from kprof.errors import KprofError, counted
 
 TOOL = "AIPerf"
 RECORDS = "profile_export.jsonl"
@@ -124,7 +124,7 @@ def read(path: Path) -> list[Responses]:
     if not by_phase:
         raise without_details(records, TOOL, "record it again: no request of it was measured")
     config = _config_of(records.with_name(SUMMARY))
-    doubts = (f"{num_warm_up:,} requests of the warm-up are left out",) if num_warm_up else ()
+    doubts = (f"left out: {counted(num_warm_up, 'request')} of the warm-up",) if num_warm_up else ()
     places = sorted(by_phase, key=lambda place: -1 if place is None else place)
     return [_run_of(by_phase[place], config, place, records.name, doubts) for place in places]
 

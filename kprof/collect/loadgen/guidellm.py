@@ -13,6 +13,7 @@ import numpy as np
 
 from kprof.analyze.sla.responses import NO_TIMES, Load, LoadKind, Outcome, Response, Responses
 from kprof.collect.load_results import damaged, decode, in_ns, read_bytes, without_details
+from kprof.errors import counted
 
 TOOL = "GuideLLM"
 OPTION = "record the requests: leave out the option that samples them (sample_requests)"
@@ -233,4 +234,4 @@ def _load(strategy: _Strategy) -> tuple[LoadKind, str]:
 
 def _doubts(num_unsent: int) -> tuple[str, ...]:
     """Say what is left out: a request without a start, when the load ended, was never sent."""
-    return (f"{num_unsent:,} requests were never sent, and are left out",) if num_unsent else ()
+    return (f"left out: {counted(num_unsent, 'request')} that never began",) if num_unsent else ()

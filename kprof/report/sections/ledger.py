@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kprof.analyze.attribution.cuda_graphs import Named, how_named
+from kprof.analyze.attribution.cuda_graphs import UNNAMED, Named, how_named
 from kprof.analyze.attribution.ledger import Ledger, balance
 from kprof.report.section import Column, Part, Section, Table, Text
 from kprof.report.units import MISSING, format_exact, format_share, has_several_gpus_a_rank
@@ -80,8 +80,13 @@ def _replayed(named: list[Named]) -> str:
         f"{format_share(one.share)} by {one.way}"
         + (f" (confidence {one.confidence})" if one.confidence else "")
         for one in named
+        if one.way != UNNAMED
     ]
-    return f"Kernels replayed by CUDA graphs were named: {', '.join(parts)}."
+    missing = [format_share(one.share) for one in named if one.way == UNNAMED]
+    if not parts:
+        return "Kernels replayed by CUDA graphs have no known operator or module."
+    rest = f"; {missing[0]} have no known operator or module" if missing else ""
+    return f"Kernels replayed by CUDA graphs were named: {', '.join(parts)}{rest}."
 
 
 def _replayed_table(named: list[Named]) -> Table:

@@ -168,12 +168,13 @@ def _dropped(trace: Trace) -> tuple[str, str, str] | None:
     launches = count_launches(trace)
     number = sum(of_rank.number for of_rank in launches)
     lost = sum(of_rank.num_lost for of_rank in launches)
-    counted = trace.meta.counts.get("dropped_records")
-    if not launches and counted is None:
+    dropped = trace.meta.counts.get("dropped_records")
+    if not launches and dropped is None:
         return ("Dropped records", UNKNOWN, "no launch was recorded that could be missed")
-    told = [f"{lost:,} of {number:,} launches left no activity"] if launches else []
-    told += [f"the profiler counted {counted:,}"] if counted is not None else []
-    return ("Dropped records", f"{max(lost, counted or 0):,}", "; ".join(told))
+    made = format_count(number, "launch", "launches")
+    told = [f"{lost:,} of {made} left no activity"] if launches else []
+    told += [f"the profiler counted {dropped:,}"] if dropped is not None else []
+    return ("Dropped records", f"{max(lost, dropped or 0):,}", "; ".join(told))
 
 
 def _attributed(trace: Trace) -> tuple[str, str, str]:

@@ -215,6 +215,21 @@ def test_a_copy_from_pinned_memory_takes_the_place_of_one_from_pageable_memory()
     assert (row.fate, row.difference_ns) == ("replaced", -200)
 
 
+def test_no_kernel_is_replaced_and_new_or_gone_at_once():
+    """The new kernel, which takes the old one's place in aten::mm, also runs elsewhere."""
+    place = {"op": "aten::mm", "kind": "gemm", "duration_ns": 100}
+    elsewhere = {"kind": "gemm", "start_ns": 200, "duration_ns": 30, "phase": "backward"}
+    a = step_of({"name": "old", **place})
+    b = step_of({"name": "new", **place}, {"name": "new", **elsewhere})
+    for first, second, change_ns in ((a, b, 30), (b, a, -30)):
+        rows = find_differences(first, second).layouts["kernel"]
+        (row,) = [one for one in rows if not one.is_idle]
+        assert (row.fate, row.difference_ns) == ("replaced", change_ns)
+    for side in (0, 1):
+        names = [name for row in rows if not row.is_idle for name in row.names[side]]
+        assert len(names) == len(set(names))
+
+
 def test_a_replacement_in_many_places_is_one_row():
     places = [{"op": "aten::mm", "module": name} for name in ("attn.q", "attn.k", "mlp")]
     a, b = (step_of(*({"name": name, **place} for place in places)) for name in ("old", "new"))

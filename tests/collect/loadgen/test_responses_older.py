@@ -83,7 +83,7 @@ def test_a_request_that_was_never_sent_is_left_out_and_told(tmp_path):
     run = read_result(path)
     assert [row.outcome for row in run.rows] == ["cancelled"]
     (doubt,) = run.doubts
-    assert (quantities_in(doubt), "never sent" in doubt) == (["1"], True)
+    assert (quantities_in(doubt), "never began" in doubt) == (["1"], True)
 
 
 def test_a_request_that_failed_before_it_was_sent_is_a_failure(tmp_path):

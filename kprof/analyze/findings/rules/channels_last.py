@@ -17,6 +17,7 @@ from kprof.analyze.findings.queries import (
     total_ns,
     whole_of,
 )
+from kprof.errors import counted
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -50,7 +51,10 @@ def check(trace: Trace) -> list[Finding]:
     places = work_places(trace, rows)
     if len(laid):
         took = in_words(per_step(trace, total_ns(trace, laid)))
-        places = (*places, f"{len(laid) / steps:,.0f} kernels of norms and pools in NCHW: {took}")
+        places = (
+            *places,
+            f"{counted(len(laid) / steps, 'kernel')} of norms and pools in NCHW: {took}",
+        )
     return [
         Finding(
             rule="channels_last",

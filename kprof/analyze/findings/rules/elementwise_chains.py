@@ -26,6 +26,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
     why_no_device,
 )
+from kprof.errors import counted
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -60,7 +61,7 @@ def check(trace: Trace) -> list[Finding]:
     spent, best = total_ns(trace, rows), memory_ns(trace, least / WELL_USED) or 0
     claim = (
         f"{len(rows) / count_steps(trace):,.0f} elementwise operators of {whole_of(trace)} form "
-        f"{len(first) / count_steps(trace):,.0f} chains over tensors of one size, and each "
+        f"{counted(len(first) / count_steps(trace), 'chain')} over tensors of one size, and each "
         "operator is a pass over memory: "
         f"{in_words(per_step(trace, spent))}, {percent(share_of_device(trace, rows))} of "
         "the device time"

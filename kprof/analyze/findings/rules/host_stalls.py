@@ -24,10 +24,14 @@ def check(trace: Trace) -> list[Finding]:
         return []
     longest_ns = int(trace.idle["duration_ns"].iloc[idle_rows].max())
     number = len(idle_rows) / count_steps(trace)
-    often = "Once" if len(idle_rows) == 1 else f"{number:.3g} times in {whole_of(trace)}"
+    silent = (
+        f"{number:.3g} times in {whole_of(trace)} the host launches nothing for "
+        f"{in_words(SILENCE_NS)} and more, at worst for {in_words(longest_ns)}"
+    )
+    if len(idle_rows) == 1:
+        silent = f"The host launches nothing for {in_words(longest_ns)}, once in the recording"
     claim = (
-        f"{often} the host launches nothing for {in_words(SILENCE_NS)} and more, at worst for "
-        f"{in_words(longest_ns)}, and the GPU idles for {in_words(per_step(trace, lost_ns))} of "
+        f"{silent}, and the GPU idles for {in_words(per_step(trace, lost_ns))} of "
         f"{whole_of(trace)} ({percent(share)} of it)"
     )
     return [

@@ -25,6 +25,7 @@ from kprof.analyze.findings.queries import (
     why_no_device,
 )
 from kprof.analyze.whatif.changes import SHORTEST_KERNEL_NS
+from kprof.errors import counted
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -48,7 +49,8 @@ def check(trace: Trace) -> list[Finding]:
     moved = int(kernels["bytes"].to_numpy(np.int64, na_value=0)[rows].sum())
     steps = count_steps(trace)
     claim = (
-        f"{len(rows) / steps:,.0f} times in {whole_of(trace)}, appending new keys or values copies "
+        f"{counted(len(rows) / steps, 'time')} in {whole_of(trace)}, appending new keys or values "
+        "copies "
         f"the whole cache of up to {lengths.max():,} tokens: "
         f"{size_in_words(moved / steps)} in {in_words(per_step(trace, total_ns(trace, rows)))}, "
         f"{percent(share)} of the device time"

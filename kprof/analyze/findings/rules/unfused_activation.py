@@ -17,6 +17,7 @@ from kprof.analyze.findings.queries import (
     total_ns,
     whole_of,
 )
+from kprof.errors import counted
 from kprof.findings import Finding
 from kprof.trace import Trace
 
@@ -57,7 +58,8 @@ def _find(trace: Trace, forward: str, backward: str, swap: str) -> list[Finding]
     num_bytes = (FORWARD * of_pairs + BACKWARD * of_back) * item_size(trace, rows)
     times = len(pairs[0]) / count_steps(trace)
     claim = (
-        f"{times:,.0f} times in {whole_of(trace)}, {forward} writes its result to memory and a "
+        f"{counted(times, 'time')} in {whole_of(trace)}, {forward} writes its result to memory and "
+        "a "
         "multiplication reads it again: with the backward pass "
         f"{in_words(per_step(trace, total_ns(trace, rows)))} of {whole_of(trace)}, "
         f"{percent(share_of_device(trace, rows))} of the device time"

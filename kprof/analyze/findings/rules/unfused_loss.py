@@ -13,6 +13,7 @@ from kprof.analyze.findings.queries import (
     total_ns,
     whole_of,
 )
+from kprof.errors import counted
 from kprof.findings import Finding
 from kprof.trace import Trace
 
@@ -31,7 +32,8 @@ def check(trace: Trace) -> list[Finding]:
     item = HALF_BYTES if is_cast else 2 * HALF_BYTES
     steps, whole = count_steps(trace), whole_of(trace)
     claim = (
-        f"The loss passes over its logits in {len(rows) / steps:,.0f} launches of {whole}: "
+        f"The loss passes over its logits in "
+        f"{counted(len(rows) / steps, 'launch', 'launches')} of {whole}: "
         f"{in_words(per_step(trace, total_ns(trace, rows)))}, "
         f"{percent(share_of_device(trace, rows))} of the device time; one read of the logits and "
         "one write of their gradient would do"

@@ -16,6 +16,7 @@ from kprof.analyze.findings.queries import (
     total_ns,
     whole_of,
 )
+from kprof.errors import counted
 from kprof.findings import Finding
 from kprof.trace import Trace
 
@@ -57,7 +58,7 @@ def check(trace: Trace) -> list[Finding]:
     num_bytes = accesses * elements * item_size(trace, rows)
     times, parts = groups.number / count_steps(trace), np.median(np.bincount(groups.of))
     claim = (
-        f"{name} runs unfused {times:,.0f} times in {whole_of(trace)}, as about {parts:.0f} "
+        f"{name} runs unfused {counted(times, 'time')} in {whole_of(trace)}, as about {parts:.0f} "
         "operators that each read and write the whole tensor: "
         f"{in_words(per_step(trace, total_ns(trace, rows)))} of {whole_of(trace)}, "
         f"{percent(share_of_device(trace, rows))} of the device time"

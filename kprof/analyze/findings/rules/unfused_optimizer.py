@@ -15,6 +15,7 @@ from kprof.analyze.findings.queries import (
     total_ns,
     whole_of,
 )
+from kprof.errors import counted
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -50,9 +51,9 @@ def check(trace: Trace) -> list[Finding]:
     how = "with _foreach operators" if is_foreach else "parameter by parameter"
     steps, whole = count_steps(trace), whole_of(trace)
     claim = (
-        f"The optimizer updates {how}, in {len(rows) / steps:,.0f} launches of {whole} that take "
-        f"{in_words(per_step(trace, took))}, {percent(share)} of the device time; a fused one "
-        f"passes over the parameters once"
+        f"The optimizer updates {how}: {counted(len(rows) / steps, 'launch', 'launches')} of "
+        f"{whole}, {in_words(per_step(trace, took))}, {percent(share)} of the device time; a "
+        "fused one passes over the parameters once"
     )
     return [
         Finding(

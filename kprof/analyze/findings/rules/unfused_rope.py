@@ -15,6 +15,7 @@ from kprof.analyze.findings.queries import (
     total_ns,
     whole_of,
 )
+from kprof.errors import counted
 from kprof.findings import Finding
 from kprof.trace import Trace
 
@@ -59,8 +60,8 @@ def check(trace: Trace) -> list[Finding]:
     num_bytes = TIMES_HALF * int(elements_of(trace, halves).sum()) * item_size(trace, rows)
     number = forward.number + backward.number
     claim = (
-        f"Rotary position embedding runs unfused {number / count_steps(trace):,.0f} times in "
-        f"{whole_of(trace)}, as {len(rows) / count_steps(trace):,.0f} launches: "
+        f"Rotary position embedding runs unfused {counted(number / count_steps(trace), 'time')} in "
+        f"{whole_of(trace)}, as {counted(len(rows) / count_steps(trace), 'launch', 'launches')}: "
         f"{in_words(per_step(trace, total_ns(trace, rows)))}, "
         f"{percent(share_of_device(trace, rows))} of the device time"
     )

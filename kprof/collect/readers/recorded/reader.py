@@ -24,7 +24,7 @@ from kprof.collect.readers.nsys import reader as nsys
 from kprof.collect.readers.recorded.compiled_code import add_notes
 from kprof.collect.readers.recorded.sampled_counters import with_samples
 from kprof.device import Device
-from kprof.errors import TraceError
+from kprof.errors import TraceError, counted
 from kprof.trace import Recording, Trace, empty
 
 _WINDOW = re.compile(r"window-([0-9]{1,9})\.json(?:\.gz)?")
@@ -166,8 +166,9 @@ def _untraced(trace: Trace, recorders: list[Recorder]) -> Iterator[str]:
         rank, number = recorder.rank or 0, sum(step.recorded for step in recorder.steps)
         if number > traced.get(rank, 0):
             yield (
-                f"Rank {rank} marked {number} steps, and {traced.get(rank, 0)} of them lie in the "
-                "trace: it was not in step with the rank that opens and closes the window."
+                f"Rank {rank} marked {counted(number, 'step')}, and {traced.get(rank, 0)} of them "
+                "lie in the trace: it was not in step with the rank that opens and closes the "
+                "window."
             )
 
 

@@ -8,6 +8,7 @@ from kprof.analyze.attribution.steps import time_steps
 from kprof.analyze.energy import measure_step_energy
 from kprof.analyze.roofline.utilisation import measure_utilisation
 from kprof.comparison import Claim, Comparison
+from kprof.errors import counted
 from kprof.report.partner.evidence import Evidence, first_and_last
 from kprof.report.partner.mixed import gpu_of
 from kprof.report.partner.money import (
@@ -198,7 +199,7 @@ def _gated(evidence: Evidence) -> list[Row]:
     tones = [tone_of(gate) for gate in evidence.gates]
     tone = next(one for one in ("warning", "plain", "good") if one in tones)
     words = {"warning": "rejected", "plain": "not shown yet", "good": "shown"}[tone]
-    told = f"{tones.count('good')} of {len(tones)} replacements shown equivalent"
+    told = f"{tones.count('good')} of {counted(len(tones), 'replacement')} shown equivalent"
     return [("Quality of results", "", told, "", marked(tone, words))]
 
 

@@ -7,6 +7,7 @@ from kprof.analyze.attribution.steps import count_gpu_steps, split_steps
 from kprof.analyze.capture_quality.overhead import measure_cost
 from kprof.analyze.findings.scores import SAME_STEP
 from kprof.analyze.roofline.utilisation import share_of_time
+from kprof.errors import counted
 from kprof.report.partner.drawings import Part, both, stack
 from kprof.report.partner.evidence import Evidence
 from kprof.report.partner.mixed import step_in, steps_compared
@@ -243,5 +244,9 @@ def _lost(run: Trace) -> str:
     if not launches:
         return "The recording holds no launches, so whether it lost work of the GPU is not known."
     if not lost:
-        return f"The recording holds the GPU's work of all {number:,} launches."
-    return f"The recording lost the GPU's work of {lost:,} of {number:,} launches."
+        all_of = "all " if number > 1 else ""
+        told = counted(number, "launch", "launches")
+        return f"The recording holds the GPU's work of {all_of}{told}."
+    return (
+        f"The recording lost the GPU's work of {lost:,} of {counted(number, 'launch', 'launches')}."
+    )
