@@ -7,6 +7,7 @@ from time import monotonic
 
 import pytest
 
+from kprof.analyze.cost.facts import FIELDS, detail
 from kprof.commands.report import write_partner_report
 from kprof.report.partner.disclosure import LEVELS, Redactor
 from kprof.report.partner.evidence import Evidence
@@ -67,6 +68,22 @@ def test_no_price_is_public(template):
     assert "7.77" not in page
     assert "$" not in page[page.index("<body>") : page.index("<script>")]
     assert "price list" not in page
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in FIELDS.items() if "$" in detail(one.type, "description")]
+)
+def test_every_input_in_dollars_is_hidden_from_the_public(name):
+    field = name.rpartition(".")[2]
+    clean = Redactor("public", Evidence("")).clean
+    for text in (
+        f"--{field.replace('_', '-')} {USD}",
+        f"--{field.replace('_', '-')}={USD}",
+        f"{field} = {USD}",
+        f'{{"{field}": {USD}}}',
+    ):
+        assert USD not in clean(text)
+        assert USD in Redactor("partner", Evidence("")).clean(text)
 
 
 def test_the_partner_sees_prices_and_everything_is_shown_inside_the_house():

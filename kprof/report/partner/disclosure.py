@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Literal, TypeVar
 
+from kprof.analyze.cost.facts import FIELDS, detail
 from kprof.report.partner.evidence import Evidence
 from kprof.report.redaction import HIDDEN, HOST, redacted, without_identities, without_secrets
 from kprof.report.units import shorten
@@ -22,9 +23,22 @@ MARKS = {
 }
 
 LONGEST_TEXT = 1_200
+# Inputs of a cost whose meaning is in $, as options and as fields of a TOML or JSON file; and the
+# options of earlier versions, which saved files hold.
+_INPUTS = "|".join(
+    (
+        *(
+            re.escape(name.rpartition(".")[2]).replace("_", "[-_]")
+            for name, one in FIELDS.items()
+            if "$" in detail(one.type, "description")
+        ),
+        *("kwh-price", "capex", "opex", r"usd_per_\w+"),
+    )
+)
 _MONEY = re.compile(
     r"(?:US)?[$€£]\s?[\d.,]+(?:\s?(?:k|M|B|T|million|billion)\b)?"
-    r"|(?i:--?(?:baseline-|api-|kwh-)?price|--capex|--opex|--fee)[\s=]+[\d.,]+"
+    rf"|(?i:--?(?:{_INPUTS}))[\s=]+[\d.,]+"
+    rf"|(?i:(?<![\w-])(?:{_INPUTS}))[\"']?\s*[=:]\s*\[?[\d.,]+"
     r"|[\d.,]+\s?(?:USD|EUR|dollars?)\b"
 )
 
