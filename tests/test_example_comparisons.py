@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kprof.analyze.cost.facts import FIELDS, option_of
 from kprof.analyze.verdict import judge
 from kprof.commands.report import read_evidence, sections_of_summary, write_partner_report
 from kprof.comparison import load
@@ -54,6 +55,14 @@ def test_the_page_of_an_example_says_what_its_files_say(folder, tmp_path):
     write_partner_report(evidence, again, "partner", level)
     for page in (kept, again.read_text()):
         assert outcome_of(reduced(evidence, level)).sentence in words_of(page)
+
+
+def test_the_pages_of_examples_name_only_options_of_cost_that_there_are():
+    known = {option_of(name) for name in FIELDS}
+    for page in EXAMPLES.glob("*/report.html"):
+        for told in re.findall(r"Not computed, for lack of \w+: ([^<]*)\.<", page.read_text()):
+            named = set(re.findall(r"--[\w-]+", told))
+            assert named <= known, page
 
 
 def test_the_terminal_says_which_figure_was_before():

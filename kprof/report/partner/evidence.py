@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -215,9 +215,18 @@ def _time(value: object) -> float | None:
     return math.inf if value == "never" else float(value)  # type: ignore[arg-type]
 
 
+# Options of earlier versions, and the facts that took their place.
+FORMER = {"--kwh-price": "usd_per_kwh in [energy]"}
+
+
 def costs_in(content: Plain) -> Costs:
-    """Read what `kprof cost --json` printed."""
-    return msgspec.convert(content, Costs)
+    """Read what `kprof cost --json` printed, also with an option of an earlier version."""
+    costs = msgspec.convert(content, Costs)
+    missing = tuple(
+        replace(one, give=tuple(FORMER.get(name, name) for name in one.give))
+        for one in costs.missing
+    )
+    return replace(costs, missing=missing)
 
 
 def gate_in(content: Plain) -> GateReport:
