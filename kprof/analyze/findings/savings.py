@@ -28,6 +28,7 @@ from kprof.analyze.whatif.changes import (
     WITHOUT,
     Change,
     apply,
+    in_turns,
     with_durations,
     without_rows,
 )
@@ -47,6 +48,7 @@ REPLAYED = (
 )
 STREAMS = "; which stream waits for which was not recorded, so all readings of it count"
 RESULTS = "; the host may need the results that it waits for, and then these waits stay"
+UNLAUNCHED = "; some launches were not recorded, and the host may hold up what they launched"
 STALLED = "at most the device's wait for it: the host's work then may be needed"
 WAITED = "the other ranks' wait for these, half of it if the fix succeeds modestly"
 BOUNDED = "at most the time of its cause; it was not replayed, because "
@@ -111,9 +113,11 @@ class Pricer:
         readings = (*self._replays(), *self.baseline.quick)
         best = [self._gained(known, replay, is_best=True) for replay in readings]
         modest = [self._modestly_gained(known, replay) for replay in self._replays()]
+        cautious = self._cautiously_gained(known)
         missed = self.baseline.uncertainty_ns
         # How modest a success may be is a choice: its own spread would tell nothing more.
-        least = min(*(one.ns - one.error_ns for one in best), *(one.ns for one in modest))
+        least = min(one.ns - one.error_ns for one in (*best, *cautious))
+        least = min(least, *(one.ns for one in modest))
         most = max(*(one.most_ns for one in (*best, *modest)), 0)
         # Where the replay gains more than its cause holds, it is no surer than its error.
         low = max(min(least, most_ns) - missed, 0)
@@ -124,6 +128,7 @@ class Pricer:
             REPLAYED
             + STREAMS * _differ(best[: len(modest)], modest)
             + RESULTS * self._needs_results(known)
+            + UNLAUNCHED * bool(self._unlaunched(known).any())
         )
         return Saving(self.step_ns, round(low), round(high), basis)
 
@@ -211,19 +216,54 @@ class Pricer:
         *,
         is_best: bool,
         is_waiting: bool = False,
+        keeps: np.ndarray | None = None,
     ) -> Gain:
         """Return what the replay of the changed recording gains on that of the unchanged one.
 
-        With `is_waiting` the waits stay, and the launches as they are.
+        With `is_waiting` the waits stay, and the launches as they are. Rows that are among `keeps`
+        stay as they are.
         """
         before = replay
         after, gone = _new_durations(findings, self.trace, is_best=is_best)
+        if keeps is not None:
+            after, gone = np.where(keeps, self._took(), after), gone & ~keeps
         if not is_waiting:
             replay = apply(_changes(findings, is_best=is_best), replay, self.trace)
+        changed = self._with_durations(replay, after, gone)
+        return Gain(before.step_ns() - changed.step_ns(), gain_error_ns(before, changed))
+
+    def _cautiously_gained(self, findings: Sequence[Finding]) -> list[Gain]:
+        """Return gains where something else that is not recorded holds the step up.
+
+        The next wait takes the place of each one that goes; or the host holds up what it launched
+        without a record.
+        """
+        found = []
+        parts = in_turns(_changes(findings, is_best=False))
+        durations = _new_durations(findings, self.trace, is_best=False)
+        for replay in self._replays() if parts else []:
+            first, second = (apply(changes, replay, self.trace) for changes in parts)
+            first = self._with_durations(first, *durations)
+            gained = 2 * replay.step_ns() - first.step_ns() - second.step_ns()
+            found.append(Gain(gained, gain_error_ns(replay, first, second)))
+        unlaunched = self._unlaunched(findings)
+        if unlaunched.any():
+            readings = self._replays()
+            found += [
+                self._gained(findings, one, is_best=False, keeps=unlaunched) for one in readings
+            ]
+        return found
+
+    def _with_durations(self, replay: Replay, after: np.ndarray, gone: np.ndarray) -> Replay:
         if gone.any():
             replay = without_rows(gone, replay, self.trace)
-        changed = with_durations(replay, after)
-        return Gain(before.step_ns() - changed.step_ns(), gain_error_ns(before, changed))
+        return with_durations(replay, after)
+
+    def _unlaunched(self, findings: Sequence[Finding]) -> np.ndarray:
+        """Tell which rows would change whose launch was not recorded."""
+        after, gone = _new_durations(findings, self.trace, is_best=True)
+        changes = gone | (after != self._took())
+        return np.asarray(changes & self.trace.kernels["launch_row"].isna().to_numpy(bool))
 
     def _modestly_gained(self, findings: Sequence[Finding], replay: Replay) -> Gain:
         gained = self._gained(findings, replay, is_best=False)

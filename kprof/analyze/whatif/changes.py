@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -17,7 +17,7 @@ from kprof.analyze.idle import causes
 from kprof.analyze.idle.host_state import find_host
 from kprof.analyze.intervals import NOTHING, Intervals, disjoint, either, length_before, length_in
 from kprof.analyze.whatif.dependencies import GRAPH_LATENCY_NS
-from kprof.analyze.whatif.host_program import BEGIN, WAIT_END, HostProgram, number_threads
+from kprof.analyze.whatif.host_program import BEGIN, MARK, WAIT_END, HostProgram, number_threads
 from kprof.analyze.whatif.replay import GONE, HOST, LAUNCH, STREAM, WAIT, Replay
 from kprof.errors import KprofError
 from kprof.trace import Trace, once_per_tables
@@ -62,6 +62,11 @@ class Change:
     idle_rows: tuple[int, ...] = ()
     keeps_results: bool = False
     """Whether waits for a result that the host may use stay: no recording tells what it does."""
+    keeps_unlaunched: bool = False
+    """Whether activities stay whose launch was not recorded: their host may hold the step up."""
+    turn: int | None = None
+    """Which waits go, 0 or 1: every other one, so that the next one stays. Of several in a step the
+    last stays, too."""
 
     def __str__(self) -> str:
         return f"{self.subject} {self.words}"
@@ -96,6 +101,16 @@ class Change:
         }[self.what]
 
 
+def rows_changed(change: Change, trace: Trace) -> np.ndarray:
+    """Tell which rows of `kernels` a change is about; none where it has no target."""
+    if change.target is None:
+        return np.zeros(len(trace.kernels), dtype=bool)
+    rows = rows_of(change.target, trace)
+    if change.keeps_unlaunched:
+        rows = rows & trace.kernels["launch_row"].notna().to_numpy(bool)
+    return rows
+
+
 def rooflines_ns(trace: Trace) -> np.ndarray:
     """Return each row's time at its roofline; `NOTHING` where that is not known.
 
@@ -113,7 +128,7 @@ def new_durations(
     duration = trace.kernels["duration_ns"].to_numpy(np.int64)
     if change.target is None:
         return duration
-    rows = rows_of(change.target, trace)
+    rows = rows_changed(change, trace)
     if change.what == FASTER:
         longest_ns = np.maximum(duration, LONGEST_SUM_NS // max(len(duration), 1))
         changed = np.rint(np.minimum(duration / change.factor, longest_ns)).astype(np.int64)
@@ -133,7 +148,7 @@ def _replaced_rows(change: Change, trace: Trace) -> np.ndarray:
     kept = np.zeros(len(trace.kernels), dtype=bool)
     if change.what == REPLACED and change.target is not None:
         kernels = trace.kernels
-        at = np.flatnonzero(rows_of(change.target, trace))
+        at = np.flatnonzero(rows_changed(change, trace))
         at = at[np.argsort(kernels["start_ns"].to_numpy(np.int64)[at], kind="stable")]
         steps = [kernels["rank"].iloc[at], kernels["step"].iloc[at]]
         number = kernels["name"].iloc[at].groupby(steps, dropna=False, observed=True).cumcount()
@@ -153,7 +168,7 @@ def apply(changes: Iterable[Change], replay: Replay, trace: Trace) -> Replay:
     removed = np.zeros(len(trace.kernels), dtype=bool)
     for one in changes:
         if one.what in (REMOVED, REPLACED) and one.target is not None:
-            removed |= rows_of(one.target, trace) & ~_replaced_rows(one, trace)
+            removed |= rows_changed(one, trace) & ~_replaced_rows(one, trace)
     if removed.any():
         replay = without_rows(removed, replay, trace)
     for change in changes:
@@ -267,8 +282,34 @@ def _avoid(change: Change, replay: Replay, trace: Trace) -> Replay:
     ends = np.flatnonzero((program.what == WAIT_END) & np.isin(program.row, calls))
     if change.keeps_results:
         ends = ends[~_follows_fetch(ends, replay, trace)]
+    if change.turn is not None:
+        ends = ends[~_is_last_of_several(ends, program)][change.turn :: 2]
     is_wait = (edges.kind == WAIT) & np.isin(edges.target, ends)
     return replace(replay, edges=edges.take(~is_wait))
+
+
+def in_turns(changes: Sequence[Change]) -> list[list[Change]]:
+    """Return two lists of changes that each take away every other wait; none where no wait goes.
+
+    Where a wait goes alone, the next one holds the host up instead; and of several in a step the
+    last stays. So both lists together save what is saved even if another wait takes the place of
+    each. Other changes are in the first.
+    """
+    waits = [one for one in changes if one.what == WITHOUT and one.cause == causes.SYNCHRONIZATION]
+    if not waits:
+        return []
+    rest = [one for one in changes if one not in waits]
+    first, second = ([replace(one, turn=turn) for one in waits] for turn in (0, 1))
+    return [[*first, *rest], second]
+
+
+def _is_last_of_several(ends: np.ndarray, program: HostProgram) -> np.ndarray:
+    """Tell which waits are the last of several in a step of their program, or in the window."""
+    moments = np.sort(program.time_ns[program.what == MARK])
+    step = np.searchsorted(moments, program.time_ns[ends], side="right")
+    number = np.unique(np.vstack([program.program[ends], step]), axis=1, return_inverse=True)[1]
+    is_last = np.append(np.diff(number) != 0, True)[: len(ends)]
+    return np.asarray(is_last & (np.bincount(number)[number] > 1))
 
 
 def _follows_fetch(ends: np.ndarray, replay: Replay, trace: Trace) -> np.ndarray:

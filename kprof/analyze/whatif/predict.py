@@ -36,8 +36,10 @@ from kprof.analyze.whatif.changes import (
     Target,
     apply,
     durations_after,
+    in_turns,
     largest_names,
     rooflines_ns,
+    rows_changed,
     rows_of,
     segments,
 )
@@ -130,20 +132,23 @@ def _held_ns(changes: Sequence[Change], baseline: Baseline, plain_ns: np.ndarray
 def _other_readings_ns(changes: Sequence[Change], baseline: Baseline) -> list[int]:
     """Return the step under other readings of what the recording does not hold.
 
-    Which stream waits for which; and whether the host needs the results that it waits for.
+    Which stream waits for which; whether the host needs the results that it waits for, and what
+    else it waits for; whether it holds up activities whose launch was not recorded.
     """
-    found = []
+    trace, found = baseline.trace, []
     assert baseline.replay is not None
-    cautious = [replace(one, keeps_results=True) for one in changes]
-    asked = [changes]
+    asked: list[list[Sequence[Change]]] = [[changes]]
     if any(one.what == WITHOUT and one.cause == causes.SYNCHRONIZATION for one in changes):
-        asked.append(cautious)
-        found.append(_predicted_ns(apply(cautious, baseline.replay, baseline.trace), baseline))
-    for other in baseline.others:
-        unchanged_ns = int(other.step_ns())
-        for each in asked:
-            changed_ns = int(apply(each, other, baseline.trace).step_ns())
-            found.append(_after_ns(baseline, unchanged_ns - changed_ns))
+        cautious = [replace(one, keeps_results=True) for one in changes]
+        asked += [[cautious], [*in_turns(cautious)]]
+    is_unlaunched = trace.kernels["launch_row"].isna().to_numpy(bool)
+    if any((rows_changed(one, trace) & is_unlaunched).any() for one in changes):
+        asked.append([[replace(one, keeps_unlaunched=True) for one in changes]])
+    for replay in (baseline.replay, *baseline.others):
+        unchanged_ns = int(replay.step_ns())
+        for parts in asked if replay is not baseline.replay else asked[1:]:
+            gained = [unchanged_ns - int(apply(one, replay, trace).step_ns()) for one in parts]
+            found.append(_after_ns(baseline, sum(gained)))
     return found
 
 

@@ -405,15 +405,16 @@ def means_of_ranks(times: np.ndarray, rank: np.ndarray) -> np.ndarray:
     return np.asarray(np.bincount(of, times, len(ranks)) / np.bincount(of, minlength=len(ranks)))
 
 
-def gain_error_ns(before: Replay, after: Replay) -> float:
+def gain_error_ns(before: Replay, *after: Replay) -> float:
     """Return half the interval of the mean gain, as the gains in single steps differ.
 
+    Of several replays, of the sum of their gains.
     Of the rank whose steps take longest before, by Student's distribution. 0 where one step tells
     nothing of others.
     """
     rank = before.spans.rank[before.spans.counts]
     slowest = np.unique(rank)[int(means_of_ranks(before.counted_ns, rank).argmax())]
-    gains = (before.counted_ns - after.counted_ns)[rank == slowest]
+    gains = sum(before.counted_ns - one.counted_ns for one in after)[rank == slowest]
     if len(gains) < 2:
         return 0.0
     times = student_quantile(len(gains) - 1)

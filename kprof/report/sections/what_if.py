@@ -64,8 +64,8 @@ def _lead(told: list[Prediction], whole: str) -> str:
     return (
         f"{best.target} {best.change}: {whole} would take {format_time(best.predicted_step_ns)} "
         f"instead of {format_time(best.step_ns)}; it saves {_interval(best)} of it. The interval "
-        "covers the error of replaying the unchanged recording, and missing records: stream "
-        "dependencies and the host's use of results"
+        "covers the error of replaying the unchanged recording, and missing records: "
+        "launches, stream dependencies, waits and the host's use of results"
         + (
             ". It covers the variation of the host's time; the recording overhead is subtracted."
             if best.is_without_recording

@@ -4,7 +4,7 @@ import pytest
 
 from kprof.analyze.passes import analyze
 from kprof.analyze.whatif.baseline import find_baseline
-from kprof.analyze.whatif.changes import FASTER, WITHOUT, Change, Target
+from kprof.analyze.whatif.changes import FASTER, REMOVED, WITHOUT, Change, Target
 from kprof.analyze.whatif.dependencies import find_replay
 from kprof.analyze.whatif.predict import predict
 from kprof.analyze.whatif.replay import WAIT
@@ -21,6 +21,7 @@ from tests.analyze.simulated import (
     upload,
 )
 from tests.analyze.whatif.whatif_questions import GRAPHS, MM, NORM, ask, doubled
+from tests.traces import trace_of
 
 
 def test_a_wait_in_the_middle_keeps_the_launches_behind_it():
@@ -176,3 +177,28 @@ def test_without_its_waits_the_host_runs_ahead():
     # No more is saved than is recoverable: what any two kernels need between them stays.
     in_a_row_ns = 9_000 + 100_000 + 1_400 + 100_000
     assert in_a_row_ns <= found.predicted_step_ns <= in_a_row_ns + 100
+
+
+def test_the_least_that_a_wait_saves_is_what_the_next_one_leaves():
+    waits = [kernel("mm", 100_000), synchronize()]
+    late = kernel("mm", 100_000, host_ns=60_000)
+    change = Change(WITHOUT, cause="synchronization")
+    several, alone = (
+        predict([change], find_baseline(analyze(Machine().run([*program, late]))))
+        for program in ([*waits, late, synchronize()], waits)
+    )
+    # The last wait of several stays, and so the time for which the device waits after it.
+    assert several.predicted_step_ns + 30_000 < several.longest_step_ns < several.step_ns
+    # A single wait of a step is followed by that of the next one, and goes.
+    assert alone.longest_step_ns == alone.predicted_step_ns
+
+
+def test_removing_what_no_recorded_host_launched_may_save_nothing():
+    rows = [{"name": "mm", "start_ns": at, "duration_ns": 1_000} for at in (0, 50_000)]
+    baseline = find_baseline(analyze(trace_of(*rows)))
+    removed, faster = (
+        predict([Change(what, Target("kernel", "mm"), 2.0)], baseline) for what in (REMOVED, FASTER)
+    )
+    # Not all of the window of 51 µs: its gap is not known to go.
+    assert (removed.shortest_step_ns, removed.longest_step_ns) == (49_000, 51_000)
+    assert (faster.shortest_step_ns, faster.longest_step_ns) == (50_720, 51_000)
