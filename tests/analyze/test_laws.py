@@ -476,6 +476,19 @@ def assert_savings_lie_in_the_idle_section(trace):
         assert savings[0] <= one.step_ns - one.predicted_step_ns <= savings[1] <= most + 1
 
 
+def assert_findings_and_predictions_agree(trace):
+    """Check that a finding and the prediction of the change that it asks for have savings alike."""
+    told = {one.target: one for one in trace.meta.what_if if one.predicted_step_ns is not None}
+    for one in trace.diagnosis.findings:
+        # Graphs also shorten what a finding about late launches is not about.
+        name = f"idle:{one.remedy.idle_cause}"
+        if name not in told or one.remedy.best_ns is not None or one.saving.high_ns is None:
+            continue
+        found = told[name]
+        assert one.saving.low_ns <= found.step_ns - found.shortest_step_ns
+        assert found.step_ns - found.longest_step_ns <= one.saving.high_ns + found.uncertainty_ns
+
+
 HOW = {"removed": "removed", "gone": "removed", "at its roofline": "roofline"}
 
 
@@ -502,7 +515,9 @@ def sums_of_gpus(trace):
 
 @pytest.mark.parametrize("path", ALL)
 def test_no_saving_of_a_recorded_trace_exceeds_what_its_idle_section_calls_recoverable(path):
-    assert_savings_lie_in_the_idle_section(analyzed(read([path])))
+    trace = analyzed(read([path]))
+    assert_savings_lie_in_the_idle_section(trace)
+    assert_findings_and_predictions_agree(trace)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])

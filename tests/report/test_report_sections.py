@@ -283,7 +283,7 @@ def test_idle_time_says_its_cause_what_could_be_gained_and_where_to_look():
     causes, places, _ = tables(section("Idle time"))
     # A single wait in a single step may be start-up.
     assert causes.rows[0][:4] == ("launch-bound", "50.0 %", "50 ns", "—")
-    assert "50 ns passed in a single wait for a launch" in texts(section("Idle time"))
+    assert "50 ns passed in one wait of a cause" in texts(section("Idle time"))
     assert places.rows == (("launch-bound", "aten::copy_", "layers.*.mlp", "50 ns", "1 time"),)
     lead = section("Idle time").parts[0].text
     assert amounts(lead) == ["100 ns", "25.0 %", "50.0 %", "50 ns"]

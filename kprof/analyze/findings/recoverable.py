@@ -17,7 +17,7 @@ from kprof.analyze.findings.one_offs import (
     without_start_up,
 )
 from kprof.analyze.findings.queries import Int64s, idle_of, is_one_of
-from kprof.analyze.idle.causes import LAUNCH_BOUND, NO_WORK
+from kprof.analyze.idle.causes import ALLOCATOR, LAUNCH_BOUND, NO_WORK
 from kprof.analyze.intervals import Intervals, disjoint, length_in
 from kprof.trace import Trace, once_per_trace
 
@@ -26,6 +26,8 @@ AMID = 0.5
 # A wait so many times as long as all others together is one event, not the steps' habit: of two
 # alike steps none has it.
 OUTLASTS = 2
+# Causes of idle time that a first use has.
+FIRST_USES = (LAUNCH_BOUND, ALLOCATOR)
 
 
 @once_per_trace
@@ -47,7 +49,7 @@ def recoverable_ns(trace: Trace) -> pd.arrays.IntegerArray:
     recoverable = seen.idle["recoverable_ns"].copy()
     asleep = sleeps(seen)
     recoverable.iloc[asleep] = seen.idle["duration_ns"].to_numpy(np.int64)[asleep]
-    recoverable.iloc[perhaps_once(seen)] = pd.NA
+    recoverable.iloc[perhaps_once(trace)] = pd.NA
     found: pd.arrays.IntegerArray = recoverable.array
     return found
 
@@ -58,9 +60,8 @@ def stays_ns(trace: Trace) -> Int64s:
 
     That is start-up, and what may be start-up.
     """
-    steady, _ = without_start_up(trace)
     found: Int64s = find_once(trace).ns.copy()
-    rows = perhaps_once(without_lead(steady))
+    rows = perhaps_once(trace)
     found[rows] = trace.idle["duration_ns"].to_numpy(np.int64)[rows]
     return found
 
@@ -69,20 +70,22 @@ def stays_ns(trace: Trace) -> Int64s:
 def perhaps_once(trace: Trace) -> Int64s:
     """Return the rows of `idle` that may be start-up: the recording is too short to tell.
 
-    In fewer than three steps, or a window without steps, that is a wait of a device for a launch
-    that is longer than all its others together, by far.
+    In fewer than three steps, or a window without steps, that is a wait of a device for a launch,
+    or for memory, that is longer than all its others of that cause together, by far.
     """
-    idle, found = trace.idle, [np.zeros(0, dtype=np.int64)]
+    found = [np.zeros(0, dtype=np.int64)]
     if trace.is_host_only or count_steps_of_window(trace) >= ENOUGH_STEPS:
         return found[0]
-    late = np.flatnonzero((idle["cause"] == LAUNCH_BOUND).to_numpy(bool))
-    took = idle["duration_ns"].to_numpy(np.int64)[late]
-    device = idle.iloc[late].groupby(["rank", "device"], sort=True).ngroup().to_numpy()
-    for one in np.unique(device):
-        mine = np.flatnonzero(device == one)
+    idle = without_lead(without_start_up(trace)[0]).idle
+    asked = np.flatnonzero(idle["cause"].isin(FIRST_USES).to_numpy(bool))
+    took = idle["duration_ns"].to_numpy(np.int64)[asked]
+    keys = ["rank", "device", "cause"]
+    group = idle.iloc[asked].groupby(keys, sort=True, observed=True).ngroup().to_numpy()
+    for one in np.unique(group):
+        mine = np.flatnonzero(group == one)
         longest = mine[took[mine].argmax()]
         if took[longest] > OUTLASTS * (took[mine].sum() - took[longest]):
-            found.append(late[[longest]])
+            found.append(asked[[longest]])
     return np.concatenate(found)
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kprof.analyze.attribution.steps import whole_ns
+from kprof.analyze.findings.recoverable import perhaps_once
 from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.analyze.idle.causes import PAGEABLE_COPY, SYNCHRONIZATION
 from kprof.analyze.whatif.baseline import Baseline, find_baseline
@@ -48,6 +49,7 @@ REPLAYED = (
 )
 STREAMS = "; which stream waits for which was not recorded, so all readings of it count"
 RESULTS = "; the host may need the results that it waits for, and then these waits stay"
+ONCE = "; a wait that is far longer than all others may be start-up, and is left out"
 UNLAUNCHED = "; some launches were not recorded, and the host may hold up what they launched"
 STALLED = "at most the device's wait for it: the host's work then may be needed"
 WAITED = "the other ranks' wait for these, half of it if the fix succeeds modestly"
@@ -96,7 +98,7 @@ class Pricer:
 
         A row that several of them would change counts for the first of them alone.
         """
-        known = [one for one in findings if one.fix != Fix()]
+        known = [one for one in findings if one.fix != Fix() and not self._is_once(one)]
         if not known:
             return Saving(self.step_ns, None, None, UNKNOWN)
         waited_ns = sum(one.fix.waited_ns or 0 for one in known)
@@ -128,9 +130,21 @@ class Pricer:
             REPLAYED
             + STREAMS * _differ(best[: len(modest)], modest)
             + RESULTS * self._needs_results(known)
+            + ONCE * self._has_once(known)
             + UNLAUNCHED * bool(self._unlaunched(known).any())
         )
         return Saving(self.step_ns, round(low), round(high), basis)
+
+    def _is_once(self, finding: Finding) -> bool:
+        """Tell whether a finding is about nothing but what may be start-up."""
+        rows, remedy = finding.idle_rows, finding.remedy
+        is_idle = remedy.best_ns is None and (remedy.idle_cause is not None or remedy.graphs)
+        return is_idle and bool(rows) and set(rows) <= set(perhaps_once(self.trace).tolist())
+
+    def _has_once(self, findings: Sequence[Finding]) -> bool:
+        """Tell whether any idle time that findings are about may be start-up."""
+        rows = _joined(one.idle_rows for one in findings)
+        return bool(np.isin(rows, perhaps_once(self.trace)).any())
 
     def cause_ns(self, finding: Finding) -> int | None:
         """Return what a finding costs of a step, on the GPU on which it costs most.

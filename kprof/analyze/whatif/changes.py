@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from kprof.analyze.attribution.call_tree import NO_ROW, nearest
-from kprof.analyze.findings.one_offs import SILENCE_NS, find_once
+from kprof.analyze.findings.one_offs import SILENCE_NS
 from kprof.analyze.findings.recoverable import stays_ns
 from kprof.analyze.idle import causes
 from kprof.analyze.idle.host_state import find_host
@@ -272,7 +272,7 @@ def _avoid(change: Change, replay: Replay, trace: Trace) -> Replay:
         return without_host_time(replay, trace, host.rows["loaded"])
     calls = host.blocking.index[host.blocking == change.cause].to_numpy(np.int64)
     # Idle time that happened once is not part of future steps: it stays.
-    once = trace.idle["evidence_row"].to_numpy(np.int64, na_value=NOTHING)[find_once(trace).ns > 0]
+    once = trace.idle["evidence_row"].to_numpy(np.int64, na_value=NOTHING)[stays_ns(trace) > 0]
     calls = np.setdiff1d(calls, once)
     if change.cause in (causes.ALLOCATOR, causes.PAGEABLE_COPY):
         # A copy from memory that is not pinned returns before its end, when its last part is

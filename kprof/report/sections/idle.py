@@ -86,8 +86,8 @@ def _lead(trace: Trace, groups: pd.DataFrame) -> str:
         lead += f" {format_time(once_ns)} is start-up, which is not recoverable."
     if maybe_ns := int(stays_ns(trace).sum()) - once_ns:
         lead += (
-            f" {format_time(maybe_ns)} passed in a single wait for a launch, which may be start-up:"
-            " whether it is recoverable is not known."
+            f" {format_time(maybe_ns)} passed in one wait of a cause, far longer than its others. "
+            "It may be start-up, so whether it is recoverable is not known."
         )
     return lead
 

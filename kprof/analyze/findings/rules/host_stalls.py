@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from kprof.analyze.findings.claims import idle_places, in_words, percent
 from kprof.analyze.findings.one_offs import SILENCE_NS
 from kprof.analyze.findings.queries import count_steps, idle_of, per_step, share_of_whole, whole_of
-from kprof.analyze.findings.recoverable import perhaps_once
 from kprof.analyze.idle.causes import LAUNCH_BOUND
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
@@ -42,8 +39,6 @@ def check(trace: Trace) -> list[Finding]:
             effort="medium",
             idle_rows=tuple(idle_rows.tolist()),
             details=idle_places(trace, idle_rows),
-            fix=Fix()
-            if np.isin(idle_rows, perhaps_once(trace)).all()
-            else Fix(idle_cause=LAUNCH_BOUND),
+            fix=Fix(idle_cause=LAUNCH_BOUND),
         )
     ]
