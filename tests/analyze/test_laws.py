@@ -481,8 +481,8 @@ def assert_findings_and_predictions_agree(trace):
     told = {one.target: one for one in trace.meta.what_if if one.predicted_step_ns is not None}
     for one in trace.diagnosis.findings:
         # Graphs also shorten what a finding about late launches is not about.
-        name = f"idle:{one.remedy.idle_cause}"
-        if name not in told or one.remedy.best_ns is not None or one.saving.high_ns is None:
+        name = f"idle:{one.fix.idle_cause}"
+        if name not in told or one.fix.best_ns is not None or one.saving.high_ns is None:
             continue
         found = told[name]
         assert one.saving.low_ns <= found.step_ns - found.shortest_step_ns

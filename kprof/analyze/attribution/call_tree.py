@@ -89,6 +89,19 @@ def nearest(start: np.ndarray, parent: np.ndarray, wanted: np.ndarray) -> np.nda
     return found
 
 
+def holding(rows: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """Tell of every range whether one of `rows` stands in it, or is it."""
+    found = np.zeros(len(parent), dtype=bool)
+    while len(rows):
+        rows = rows[rows != NO_ROW]
+        rows = rows[~found[rows]]
+        # Rows in order of time stand next to others of the same range.
+        rows = rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]
+        found[rows] = True
+        rows = parent[rows]
+    return found
+
+
 def look_up(keys: np.ndarray, rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return for each wanted key the last of `rows` with that key, or `NO_ROW`."""
     if not len(keys):

@@ -137,8 +137,8 @@ class Pricer:
 
     def _is_once(self, finding: Finding) -> bool:
         """Tell whether a finding is about nothing but what may be start-up."""
-        rows, remedy = finding.idle_rows, finding.remedy
-        is_idle = remedy.best_ns is None and (remedy.idle_cause is not None or remedy.graphs)
+        rows, fix = finding.idle_rows, finding.fix
+        is_idle = fix.best_ns is None and (fix.idle_cause is not None or fix.graphs)
         return is_idle and bool(rows) and set(rows) <= set(perhaps_once(self.trace).tolist())
 
     def _has_once(self, findings: Sequence[Finding]) -> bool:

@@ -334,13 +334,20 @@ def issue_ns(trace: Trace, device: Device) -> np.ndarray:
     ]
     rows = np.flatnonzero(np.array([*is_told, False])[names.codes.to_numpy()])
     op_row = kernels["op_row"].to_numpy(np.int64, na_value=NO_ROW)[rows]
-    calls = kernels.iloc[rows][["name", "grid"]].astype(object).reset_index(drop=True)
-    for column in _TOLD:
-        calls[column] = "[]"
-        told = ranges[column].iloc[op_row[op_row != NO_ROW]].astype(object).fillna("[]")
-        calls.loc[op_row != NO_ROW, column] = told.to_numpy()
-    for call, places in calls.groupby([*calls.columns], dropna=False).indices.items():
-        number[rows[places]] = least_instructions(*map(str, call))
+    told = {column: np.append(ranges[column].cat.codes, -1)[op_row] for column in _TOLD}
+    calls = kernels.iloc[rows][["name", "grid"]].apply(lambda column: column.cat.codes)
+    calls = calls.assign(**told)
+    texts = [
+        *([*kernels[column].cat.categories, "nan"] for column in ("name", "grid")),
+        *([*ranges[column].cat.categories, "[]"] for column in _TOLD),
+    ]
+    group = calls.groupby([*calls.columns], sort=False).ngroup().to_numpy()
+    _, first = np.unique(group, return_index=True)
+    least = [
+        least_instructions(*(str(of[code]) for of, code in zip(texts, call, strict=True)))
+        for call in calls.iloc[first].itertuples(index=False)
+    ]
+    number[rows] = np.array(least, dtype=float)[group]
     # A multiply-add on each of an SM's 128 lanes is one instruction of each of its schedulers.
     return np.asarray(number * 2 / fp32 * 1e9)
 

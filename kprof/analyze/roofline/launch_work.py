@@ -116,11 +116,12 @@ def find_row_work(trace: Trace) -> RowWork:
     weight = _weights(kernels, group, is_chunked)
     is_finishing = _finishing(kernels, group)
     weight = np.where(is_finishing, 0, weight)
-    num_bytes = split_by_duration(operators.bytes[carrier_of], group, weight)
+    shares = shares_by_duration(group, weight)
+    num_bytes = shares.split(operators.bytes[carrier_of])
     num_bytes[is_recorded] = recorded[is_recorded]
-    written = split_by_duration(operators.written[carrier_of], group, weight)
+    written = shares.split(operators.written[carrier_of])
     written[is_recorded] = _recorded_writes(kernels, recorded)[is_recorded]
-    repeat = split_by_duration(operators.may_repeat[carrier_of], group, weight)
+    repeat = shares.split(operators.may_repeat[carrier_of])
     has_flops = is_recorded.copy()
     has_flops[is_shaped] = operators.has_flops[carrier[is_shaped]]
     dtype = np.full(len(kernels), -1, dtype=np.int8)
@@ -131,7 +132,7 @@ def find_row_work(trace: Trace) -> RowWork:
     # Rows that share no operator are groups of their own, numbered after the calls.
     alone = len(carrier_of) + np.arange(len(kernels))
     work = RowWork(
-        flops=split_by_duration(operators.flops[carrier_of], group, weight),
+        flops=shares.split(operators.flops[carrier_of]),
         has_flops=has_flops,
         bytes=num_bytes,
         written=np.minimum(written, num_bytes),
@@ -200,30 +201,48 @@ def _finishing(kernels: pd.DataFrame, group: np.ndarray) -> np.ndarray:
     return np.asarray(finishes & np.isin(group, group[does & (group != NO_ROW)]))
 
 
-def split_by_duration(total: np.ndarray, group: np.ndarray, duration: np.ndarray) -> np.ndarray:
-    """Split `total[g]` over the rows of each group g in proportion to their durations.
+@dataclass(frozen=True)
+class Shares:
+    """The shares of rows in what belongs to their groups, in proportion to their durations."""
 
-    Integers add up exactly: what rounding leaves goes to the group's longest row. Rows of group
-    `NO_ROW` get 0. Where all of a group lasted 0 ns its first row gets everything.
-    """
-    result = np.zeros(len(group), dtype=np.int64)
-    rows = np.flatnonzero(group != NO_ROW)
-    if not len(rows):
+    number: int
+    rows: np.ndarray
+    """The rows that are in a group; the fields below have an entry for each of these, or group."""
+    groups: np.ndarray
+    member: np.ndarray
+    """The place in `groups` of each row's group."""
+    share: np.ndarray
+    longest: np.ndarray
+    """The place in `rows` of each group's longest."""
+
+    def split(self, total: np.ndarray) -> np.ndarray:
+        """Split `total[g]` over the rows of each group g.
+
+        Integers add up exactly: what rounding leaves goes to the group's longest row. Rows in no
+        group get 0. Where all of a group lasted 0 ns its first row gets everything.
+        """
+        result = np.zeros(self.number, dtype=np.int64)
+        wanted, member = total[self.groups], self.member
+        of_group = wanted[member]
+        part = np.minimum((of_group * self.share).astype(np.int64), of_group)
+        given = np.zeros(len(wanted), dtype=np.int64)
+        np.add.at(given, member, part)
+        part[self.longest] += wanted - given
+        result[self.rows] = part
         return result
+
+
+def shares_by_duration(group: np.ndarray, duration: np.ndarray) -> Shares:
+    """Return the share of each row in its group's time; rows of group `NO_ROW` are in none."""
+    rows = np.flatnonzero(group != NO_ROW)
     groups, member = np.unique(group[rows], return_inverse=True)
-    wanted = total[groups]
+    took = duration[rows]
     time = np.zeros(len(groups), dtype=np.int64)
-    np.add.at(time, member, duration[rows])
-    share = duration[rows] / np.maximum(time, 1)[member]
-    part = np.minimum((wanted[member] * share).astype(np.int64), wanted[member])
-    given = np.zeros(len(groups), dtype=np.int64)
-    np.add.at(given, member, part)
-    by_duration = np.lexsort([-rows, duration[rows], member])
-    last = np.flatnonzero(np.append(np.diff(member[by_duration]) != 0, True))
-    longest = by_duration[last]
-    part[longest] += (wanted - given)[member[longest]]
-    result[rows] = part
-    return result
+    np.add.at(time, member, took)
+    by_duration = np.lexsort([-rows, took, member])
+    last = np.append(np.diff(member[by_duration]) != 0, True)[: len(rows)]
+    share = took / np.maximum(time, 1)[member]
+    return Shares(len(group), rows, groups, member, share, by_duration[np.flatnonzero(last)])
 
 
 def _recorded_bytes(kernels: pd.DataFrame) -> np.ndarray:

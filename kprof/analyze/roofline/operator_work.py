@@ -16,7 +16,7 @@ from typing import get_args
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.attribution.call_tree import NO_ROW, nearest
+from kprof.analyze.attribution.call_tree import NO_ROW, holding, nearest
 from kprof.analyze.element_type import SIZE_BYTES, size_in_name
 from kprof.analyze.work import Bound, Inputs, Model, Work, may_repeat, parse_inputs, written_by
 from kprof.analyze.work.triton import hand_written
@@ -166,9 +166,11 @@ def find_work(trace: Trace) -> OperatorWork:
     """Return the known work of all operators that launched something."""
     ranges = trace.ranges
     op_row = trace.kernels["op_row"].fillna(NO_ROW).to_numpy(dtype=np.int64)
-    used = np.unique(op_row[op_row != NO_ROW])
+    is_used = np.zeros(len(ranges), dtype=bool)
+    is_used[op_row[op_row != NO_ROW]] = True
+    used = np.flatnonzero(is_used)
     parent = _op_parents(ranges)
-    asked = _with_ancestors(used, parent, len(ranges))
+    asked = np.flatnonzero(holding(used, parent))
     families, works, work_of = _evaluate(trace, asked, op_row)
 
     has_work = np.zeros(len(ranges), dtype=bool)
@@ -197,18 +199,6 @@ def _op_parents(ranges: pd.DataFrame) -> np.ndarray:
     is_op = (ranges["kind"] == "op").to_numpy(dtype=bool)
     inside_op = (parent != NO_ROW) & is_op[parent] if len(parent) else parent.astype(bool)
     return np.where(inside_op, parent, NO_ROW)
-
-
-def _with_ancestors(rows: np.ndarray, parent: np.ndarray, num_ranges: int) -> np.ndarray:
-    """Return `rows` with all operators around them, sorted."""
-    seen = np.zeros(num_ranges, dtype=bool)
-    current = rows
-    while len(current):
-        seen[current] = True
-        above = np.unique(parent[current])
-        current = above[above != NO_ROW]
-        current = current[~seen[current]]
-    return np.flatnonzero(seen)
 
 
 def _evaluate(
@@ -285,8 +275,9 @@ def _displaced(
     convolution's backward is not the convolution. Preparation displaces nothing.
     """
     weight = np.array([_weight(f) for f in family_names] + [_USUAL])[family]
-    displaced = np.zeros(len(parent), dtype=bool)
-    inner = np.unique(carriers[carriers != NO_ROW])
+    displaced, carries = np.zeros((2, len(parent)), dtype=bool)
+    carries[carriers[carriers != NO_ROW]] = True
+    inner = np.flatnonzero(carries)
     outer = parent[inner]
     while len(inner := inner[outer != NO_ROW]):
         outer = outer[outer != NO_ROW]

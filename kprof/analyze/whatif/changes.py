@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.attribution.call_tree import NO_ROW, nearest
+from kprof.analyze.attribution.call_tree import NO_ROW, holding, nearest
 from kprof.analyze.findings.one_offs import SILENCE_NS
 from kprof.analyze.findings.recoverable import stays_ns
 from kprof.analyze.idle import causes
@@ -486,12 +486,12 @@ def emptied(rows: np.ndarray, trace: Trace) -> np.ndarray:
     tree = _find_tree(trace)
     found = np.zeros(len(trace.ranges), dtype=bool)
     for of, has_any in zip(tree.of_activity, tree.has_any, strict=True):
-        found |= has_any & ~_within(of[~rows], tree.parent)
+        found |= has_any & ~holding(of[~rows], tree.parent)
     found &= tree.is_call
     gone = np.flatnonzero(found)
     first_uses = _first_uses(gone, trace.ranges)
     if len(first_uses):
-        found &= ~_within(first_uses, tree.parent)
+        found &= ~holding(first_uses, tree.parent)
         gone = np.flatnonzero(found)
     return gone
 
@@ -518,20 +518,7 @@ def _find_tree(trace: Trace) -> _Tree:
     launch, op = (
         kernels[column].to_numpy(np.int64, na_value=NOTHING) for column in ("launch_row", "op_row")
     )
-    return _Tree(parent, is_call, (launch, op), (_within(launch, parent), _within(op, parent)))
-
-
-def _within(rows: np.ndarray, parent: np.ndarray) -> np.ndarray:
-    """Tell of every range whether one of `rows` stands in it, or is it."""
-    found = np.zeros(len(parent), dtype=bool)
-    while len(rows):
-        rows = rows[rows != NOTHING]
-        rows = rows[~found[rows]]
-        # Rows in order of time stand next to others of the same range.
-        rows = rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]
-        found[rows] = True
-        rows = parent[rows]
-    return found
+    return _Tree(parent, is_call, (launch, op), (holding(launch, parent), holding(op, parent)))
 
 
 def _first_uses(found: np.ndarray, ranges: pd.DataFrame) -> np.ndarray:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprof.analyze.attribution.call_tree import NO_ROW
-from kprof.analyze.roofline.launch_work import split_by_duration
+from kprof.analyze.roofline.launch_work import shares_by_duration
 from tests.analyze.calls import recorded, tensor, tensors
 from tests.analyze.roofline.roofline_rows import (
     COPY,
@@ -199,7 +199,7 @@ def test_a_trace_without_ranges_has_only_recorded_work():
 def test_split_work_adds_up_to_the_last_flop(total, rows):
     group = np.array([g for g, _ in rows], dtype=np.int64)
     duration = np.array([d for _, d in rows], dtype=np.int64)
-    part = split_by_duration(np.array(total), group, duration)
+    part = shares_by_duration(group, duration).split(np.array(total))
     assert (part >= 0).all()
     assert part[group == NO_ROW].sum() == 0
     sums = {int(g): int(part[group == g].sum()) for g in np.unique(group[group != NO_ROW])}
@@ -227,12 +227,12 @@ def test_launches_over_lists_whose_blocks_were_not_recorded_share_by_duration():
 
 
 def test_what_rounding_leaves_goes_to_the_longest():
-    part = split_by_duration(np.array([10]), np.array([0, 0, 0]), np.array([3, 3, 4]))
+    part = shares_by_duration(np.array([0, 0, 0]), np.array([3, 3, 4])).split(np.array([10]))
     assert part.tolist() == [3, 3, 4]
-    part = split_by_duration(np.array([11]), np.array([0, 0, 0]), np.array([3, 3, 4]))
+    part = shares_by_duration(np.array([0, 0, 0]), np.array([3, 3, 4])).split(np.array([11]))
     assert part.tolist() == [3, 3, 5]
 
 
 def test_the_first_of_rows_without_duration_gets_everything():
-    part = split_by_duration(np.array([10]), np.array([0, 0]), np.array([0, 0]))
+    part = shares_by_duration(np.array([0, 0]), np.array([0, 0])).split(np.array([10]))
     assert part.tolist() == [10, 0]
