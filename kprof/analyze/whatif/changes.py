@@ -613,7 +613,9 @@ def _operators_in_turn(trace: Trace) -> np.ndarray:
     end = start + ranges["duration_ns"].to_numpy(np.int64)
     parent = ranges["parent"].to_numpy(np.int64, na_value=NOTHING)
     shown = np.flatnonzero(~ranges["kind"].isin(["python", "overhead"]).to_numpy(bool))
-    order = shown[np.lexsort([start[shown], parent[shown], thread[shown]])]
+    # Ranges of one parent are of one thread, and those at the top in a group for each thread.
+    group = np.where(parent == NOTHING, -1 - thread, parent)[shown]
+    order = shown[np.lexsort([start[shown], group])]
     this, following = order[:-1], order[1:]
     is_op = (ranges["kind"] == "op").to_numpy(bool)
     joins = is_op[this] & is_op[following] & (thread[this] == thread[following])
