@@ -61,7 +61,7 @@ def add_attribution(trace: Trace) -> Trace:
 
     is_graph = _is_graph_launch(ranges, maker)
     is_named = (op != NO_ROW) | (module != NO_ROW) | (user_range != NO_ROW)
-    around = names_of(ranges, module)
+    around = _names(ranges, module)
     compiled = _find_compiled(trace, tree, launch, np.where(captured == NO_ROW, inner, launch))
     launched = compiled.launched.copy()
     launched[~is_graph] = None
@@ -93,13 +93,13 @@ def add_attribution(trace: Trace) -> Trace:
     return trace.with_ranges(parent=_nullable(parent)).with_kernels(
         launch_row=_nullable(launch),
         op_row=_nullable(op),
-        op=_or_told(names_of(ranges, op), launched),
+        op=_or_told(_names(ranges, op), launched),
         module=_or_told(_or_told(around, compiled.module), noted_module),
         fused_modules=pd.Categorical(compiled.fused),
         phase=phase,
         step=_steps(ranges, launch),
         recomputed=_is_recomputed(ranges, tree, inner),
-        range=_or_told(names_of(ranges, user_range), noted_range),
+        range=_or_told(_names(ranges, user_range), noted_range),
         bucket=bucket,
         attributed_by=attributed_by,
     )
@@ -136,7 +136,7 @@ def _find_compiled(trace: Trace, tree: _Tree, launch: np.ndarray, inner: np.ndar
     """Find what compiled code launched, replays of CUDA graphs where they are replayed."""
     is_place = ~_has_kind(trace.ranges, "runtime") & ~_has_kind(trace.ranges, "graph")
     inner = nearest(inner, tree.parent, is_place)
-    around = names_of(trace.ranges, _module_rows(tree, inner))
+    around = _names(trace.ranges, _module_rows(tree, inner))
     return find_compiled(trace, Places(tree.parent, launch, inner), around)
 
 
@@ -306,7 +306,7 @@ def _keys(rank: pd.Series[int], ids: pd.Series[int]) -> np.ndarray:
     return np.where(ids.notna().to_numpy(dtype=bool), packed, NO_ROW)
 
 
-def names_of(ranges: pd.DataFrame, rows: np.ndarray) -> pd.Categorical:
+def _names(ranges: pd.DataFrame, rows: np.ndarray) -> pd.Categorical:
     """Return the names of rows of `ranges`, missing where there is no row."""
     if not len(ranges):
         return pd.Categorical([None] * len(rows))

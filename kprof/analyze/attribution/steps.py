@@ -368,6 +368,11 @@ def count_gpu_steps(trace: Trace) -> int:
     return sum(steps[rank] for rank in ranks) if ranks else sum(steps.values())
 
 
+def count_steps_or_gpus(trace: Trace) -> int:
+    """Return `count_gpu_steps`, or how many GPUs there are where no step is marked."""
+    return count_gpu_steps(trace) or max(count_gpus(trace.kernels), 1)
+
+
 def _steps_of_ranks(trace: Trace) -> dict[int, int]:
     """Return how many steps each rank took: one without marks as many as the rank with most."""
     marked = trace.ranges["rank"].iloc[step_rows(trace.ranges)].value_counts().to_dict()
@@ -538,8 +543,7 @@ def denominator(trace: Trace) -> Denominator:
     """
     num_gpu_steps = count_gpu_steps(trace)
     if not trace.has_timeline or not len(trace.kernels):
-        number = num_gpu_steps or max(count_gpus(trace.kernels), 1)
-        return Denominator(measure_capacity(trace.kernels), number)
+        return Denominator(measure_capacity(trace.kernels), count_steps_or_gpus(trace))
     steps, spans, lead = _steps_of_ranks(trace), _spans(trace), find_lead(trace).of_gpus
     gpus = trace.kernels[["rank", "device"]].drop_duplicates().itertuples(index=False)
     took = [

@@ -13,7 +13,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kprof.analyze.attribution.call_tree import NO_ROW, nearest
-from kprof.analyze.attribution.steps import before_launches, denominator, step_rows, whole_ns
+from kprof.analyze.attribution.steps import (
+    before_launches,
+    count_steps_or_gpus,
+    step_rows,
+    whole_ns,
+)
 from kprof.analyze.capture_quality.unanswered import Unanswered
 from kprof.analyze.idle.causes import ALLOCATING_CALL, SYNCHRONIZING_CALL
 from kprof.analyze.idle.host_state import matching
@@ -89,7 +94,7 @@ def share_of_device(trace: Trace, rows: Bools | Int64s) -> float:
 
 def count_steps(trace: Trace) -> int:
     """Return how many steps were recorded, of all GPUs together; 1 of each where none is marked."""
-    return denominator(trace).num_gpu_steps
+    return count_steps_or_gpus(trace)
 
 
 def count_host_steps(trace: Trace) -> int:

@@ -9,7 +9,6 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 
-from kprof.analyze.attribution.attribute import names_of
 from kprof.analyze.attribution.call_tree import nearest, parents
 from kprof.analyze.attribution.overlap import rows_by
 from kprof.analyze.idle import causes
@@ -167,8 +166,7 @@ def find_places(evidence: Evidence, pieces: Pieces) -> Places:
     host, ranges = evidence.host, evidence.trace.ranges
     if not len(ranges):
         nothing = np.full(len(pieces.row), NOTHING)
-        unnamed = pd.Categorical.from_codes(nothing, ranges["name"].cat.categories[:0])
-        return Places(nothing, unnamed, unnamed, unnamed)
+        return Places(nothing, *(_names(ranges, nothing) for _ in range(3)))
     parent = ranges["parent"].to_numpy(np.int64, na_value=NOTHING)
     is_late = pieces.cause == LATE
     middle = pieces.start + (pieces.end - pieces.start) // 2
@@ -184,9 +182,9 @@ def find_places(evidence: Evidence, pieces: Pieces) -> Places:
     is_module = (ranges["kind"] == "module").to_numpy(bool)
     return Places(
         row,
-        names_of(ranges, _named(ranges, parent, row)),
-        names_of(ranges, nearest(row, parent, is_module)),
-        names_of(ranges, _workloads_function(host, thread, moment)),
+        _names(ranges, _named(ranges, parent, row)),
+        _names(ranges, nearest(row, parent, is_module)),
+        _names(ranges, _workloads_function(host, thread, moment)),
     )
 
 
@@ -237,3 +235,12 @@ def innermost(
         result[climbing] = parent[result[climbing]]
         climbing = climbing[result[climbing] != NOTHING]
     return result
+
+
+def _names(ranges: pd.DataFrame, rows: np.ndarray) -> pd.Categorical:
+    """Return the names of rows; that of `NOTHING` is missing."""
+    names = ranges["name"].cat
+    codes = np.append(names.codes.to_numpy(), NOTHING)[rows]
+    column: pd.Categorical = pd.Categorical.from_codes(codes, names.categories)
+    used: pd.Categorical = column.remove_unused_categories()
+    return used
