@@ -103,9 +103,9 @@ def find_baseline(trace: Trace) -> Baseline:
     replay = found.replay()
     rank = replay.spans.rank
     measured = replay.span_times(replay.measured())
-    replayed, roughly = (
-        one.span_times(one.run()) for one in (replay, found.replay(is_typical=True))
-    )
+    typical = found.replay(is_typical=True)
+    typical = replace(typical, edges=typical.edges.sharing(replay.edges))
+    replayed, roughly = (one.span_times(one.run()) for one in (replay, typical))
     # A change gains in a step to come what it gains behind the drain, where the host has a lead.
     steady = replay.behind_the_drain()
     counts = steady.spans.counts

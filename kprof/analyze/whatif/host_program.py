@@ -74,16 +74,15 @@ def find_program(trace: Trace) -> HostProgram:
     ranges, kernels = trace.ranges, trace.kernels
     start = ranges["start_ns"].to_numpy(np.int64)
     end = start + ranges["duration_ns"].to_numpy(np.int64)
-    launching = np.unique(kernels["launch_row"].dropna().to_numpy(np.int64))
-    waiting = np.concatenate(
-        [
-            matching(ranges, "runtime", SYNCHRONIZING_CALL),
-            _blocking(trace, end),
-            _held(trace, start, end),
-        ]
-    )
-    waiting = np.unique(waiting).astype(np.int64)
-    calls = np.union1d(launching, waiting).astype(np.int64)
+    awaits, is_call = np.zeros((2, len(ranges)), dtype=bool)
+    for rows in (
+        matching(ranges, "runtime", SYNCHRONIZING_CALL),
+        _blocking(trace, end),
+        _held(trace, start, end),
+    ):
+        awaits[rows] = True
+    is_call[kernels["launch_row"].dropna().to_numpy(np.int64)] = True
+    waiting, calls = np.flatnonzero(awaits), np.flatnonzero(awaits | is_call)
     steps = step_rows(ranges)
     row = np.concatenate([calls, waiting, steps, steps]).astype(np.int64)
     sizes = [len(calls), len(waiting), 2 * len(steps)]
@@ -99,7 +98,7 @@ def find_program(trace: Trace) -> HostProgram:
         ranges["rank"].to_numpy(np.int64)[row[order]],
         row[order],
         what[order],
-        np.isin(row[order], waiting),
+        awaits[row[order]],
     )
 
 

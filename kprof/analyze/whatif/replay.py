@@ -56,6 +56,13 @@ class Edges:
             self.source[at], self.target[at], self.lag_ns[at], self.kind[at], self.kept_ns[at]
         )
 
+    def sharing(self, other: Edges) -> Edges:
+        """Return these with the chains that are known of others between the same nodes."""
+        are_same = np.array_equal(self.source, other.source) and np.array_equal(
+            self.target, other.target
+        )
+        return replace(self, known=other.known) if are_same else self
+
     def chains(self, first_activity: int, number: int) -> Chains:
         """Return the chains among these edges of so many nodes."""
         key = first_activity, number
