@@ -127,12 +127,12 @@ def _gaps_before(kernels: pd.DataFrame) -> pd.arrays.IntegerArray:
 
 def _causes_of_gaps(kernels: pd.DataFrame, idle: pd.DataFrame) -> pd.Categorical:
     """Return the cause of the longest part of the gap before each activity."""
-    inside = idle[(idle["kernel_row"].notna() & idle["edge"].isna()).to_numpy(bool)]
-    longest = inside.sort_values("duration_ns", kind="stable").drop_duplicates(
-        "kernel_row", keep="last"
-    )
+    row = idle["kernel_row"].to_numpy(np.int64, na_value=NOTHING)
+    inside = np.flatnonzero((row != NOTHING) & idle["edge"].isna().to_numpy(bool))
+    # Of several parts of a gap the longest is written last.
+    inside = inside[np.argsort(idle["duration_ns"].to_numpy(np.int64)[inside], kind="stable")]
     codes = np.full(len(kernels), NOTHING, dtype=np.int64)
-    codes[longest["kernel_row"].to_numpy(np.int64)] = longest["cause"].cat.codes.to_numpy()
+    codes[row[inside]] = idle["cause"].cat.codes.to_numpy()[inside]
     # A device's wait for its first activity is not a gap between two.
     has_gap = kernels["gap_before_ns"].notna().to_numpy(bool)
     return pd.Categorical.from_codes(np.where(has_gap, codes, NOTHING), CAUSES)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from kprof.analyze.attribution.steps import step_rows
 from kprof.analyze.idle import causes
-from kprof.analyze.idle.host_state import CAUSE_OF_LAYER, LAYERS, Host
+from kprof.analyze.idle.host_state import CAUSE_OF_LAYER, LAYERS, Host, threads_in
 from kprof.analyze.intervals import NOTHING, cut
 from kprof.trace import Trace
 
@@ -251,7 +251,7 @@ class Evidence:
 
     def devices(self) -> list[tuple[int, int]]:
         """Return the devices that were ever idle, as (rank, device)."""
-        return sorted(set(zip(self.gaps.rank.tolist(), self.gaps.device.tolist(), strict=True)))
+        return threads_in(self.gaps.rank, self.gaps.device)
 
     def of_device(self, pieces: Pieces, device: tuple[int, int]) -> np.ndarray:
         """Tell which pieces are of one device."""
@@ -312,7 +312,7 @@ def _hosts_part(evidence: Evidence, until: np.ndarray) -> list[Pieces]:
     parts.append(Pieces(under_way, made[under_way], until[under_way], late, of_thread[under_way]))
     seen = np.flatnonzero((made > gaps.start) & (of_thread != NOTHING))
     rank, thread = host.rank[of_thread[seen]], host.thread[of_thread[seen]]
-    for one, each in sorted(set(zip(rank.tolist(), thread.tolist(), strict=True))):
+    for one, each in threads_in(rank, thread):
         rows = seen[(rank == one) & (thread == each)]
         painting = host.paint(one, each)
         cuts = cut(gaps.start[rows], made[rows], painting)

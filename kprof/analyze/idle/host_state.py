@@ -126,9 +126,10 @@ def find_host(trace: Trace) -> Host:
 
 
 def threads_in(rank: np.ndarray, thread: np.ndarray) -> list[tuple[int, int]]:
-    """Return the distinct pairs of rank and thread, in order."""
-    table: pd.DataFrame = pd.DataFrame({"rank": rank, "thread": thread}).drop_duplicates()
-    return sorted(zip(table["rank"].tolist(), table["thread"].tolist(), strict=True))
+    """Return the distinct pairs of rank and thread, or of any two numbers, in order."""
+    # Neighbours are mostly of one thread.
+    is_new = np.append(True, (np.diff(rank) != 0) | (np.diff(thread) != 0))[: len(rank)]
+    return sorted(set(zip(rank[is_new].tolist(), thread[is_new].tolist(), strict=True)))
 
 
 def matching(ranges: pd.DataFrame, kind: str, pattern: str) -> np.ndarray:
