@@ -13,6 +13,7 @@ from kprof.commands.report import read_evidence, sections_of_summary, write_part
 from kprof.comparison import load
 from kprof.report.partner.disclosure import LEVELS, MARKS, reduced
 from kprof.report.partner.outcome import outcome_of
+from tests.amounts import amounts
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 KEPT = sorted(path.parent for path in EXAMPLES.glob("ab_*/comparison.json"))
@@ -68,5 +69,7 @@ def test_the_pages_of_examples_name_only_options_of_cost_that_there_are():
 def test_the_terminal_says_which_figure_was_before():
     evidence = read_evidence([EXAMPLES / "ab_llama_swap" / "comparison.json"])
     (section,) = sections_of_summary(evidence)
-    lines = [part.text for part in section.parts]
-    assert any(line.startswith("Step time: before 86.2 ms; after 63.4 ms; ") for line in lines)
+    (line,) = [part.text for part in section.parts if part.text.startswith("Step time")]
+    before, after = line.split("; ")[:2]
+    assert "before" in before and amounts(before) == ["86.2 ms"]
+    assert "after" in after and amounts(after) == ["63.4 ms"]

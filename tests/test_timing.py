@@ -108,7 +108,7 @@ def test_a_pair_beside_which_another_process_came_onto_the_gpu_is_left_out():
     readings = iter([Conditions(), Conditions(num_others=1)])
     stopwatch = Recorded({work_a: endless(1.0), work_b: endless(1.0)})
     (pair,) = pairs_of(1, stopwatch, watch=lambda: next(readings))
-    assert pair.problem == "another process came onto the GPU"
+    assert "process" in pair.problem
 
 
 @pytest.fixture

@@ -251,7 +251,7 @@ def test_an_unknown_option_says_where_a_scripts_options_stand(option, capfd):
 def test_a_missing_script_exits_with_two(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert kprof("run", "nowhere.py") == 2
-    assert "nowhere.py: no such script" in capfd.readouterr().err
+    assert "kprof: nowhere.py: " in capfd.readouterr().err
 
 
 def app_with(answer):
@@ -264,7 +264,7 @@ def app_with(answer):
 
 def test_an_answer_that_cannot_be_written_is_an_error(monkeypatch):
     monkeypatch.setattr("kprof.cli._print", full_disk)
-    with pytest.raises(KprofError, match="No space left on device"):
+    with pytest.raises(KprofError, match="No space left"):
         app_with(Answer("title", []))([])
 
 

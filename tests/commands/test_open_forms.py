@@ -132,7 +132,7 @@ def test_public_traces_have_the_same_books_in_every_form(tmp_path, path):
 )
 def test_times_that_cannot_be_added_up_are_one_clear_error(tmp_path, times):
     document = {"traceEvents": [kernel(**time) for time in times]}
-    with pytest.raises(KprofError, match="more than a hundred years apart"):
+    with pytest.raises(KprofError, match="years"):
         books_of(tmp_path, json.dumps(document))
 
 

@@ -30,7 +30,7 @@ def test_a_command_runs_as_it_is():
 
 def test_a_missing_script_is_an_error_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(LaunchError, match=r"train\.py: no such script"):
+    with pytest.raises(LaunchError, match=r"^train\.py: "):
         command_of(RunOptions(("train.py",)))
 
 
@@ -55,19 +55,22 @@ def test_force_empties_a_former_run(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_an_error_before_anything_starts(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(LaunchError, match="no run folder can be made there"):
-        make_folder("train.py", tmp_path / "file" / "run.kprof", force=False)
+    out = tmp_path / "file" / "run.kprof"
+    with pytest.raises(LaunchError, match=str(out)):
+        make_folder("train.py", out, force=False)
 
 
 def test_a_report_that_cannot_be_written_leaves_the_workloads_exit_code(tmp_path, monkeypatch):
     def fail(folder, progress):
-        raise OSError(28, "No space left on device")
+        raise full
 
+    full = OSError(28, "No space left on device")
     monkeypatch.setattr(kprof.open, "open_recorded", fail)
     launched = LaunchResult(7, tmp_path / "raw", 1, (tmp_path / "raw/rank0-pid1",), ())
     outcome = report_on(launched, tmp_path, lambda stage: None)
     assert outcome.exit_code == 7
-    assert "No space left on device" in outcome.trouble.problem
+    assert str(full) in outcome.trouble.problem
+    assert f"kprof open {tmp_path} --force" in outcome.trouble.fix
 
 
 def test_where_nothing_was_recorded_the_launchers_message_is_enough(tmp_path):
@@ -81,7 +84,7 @@ def test_force_never_empties_a_folder_that_is_not_a_run(tmp_path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "images.bin").touch()
     (tmp_path / "meta.json").touch()
-    with pytest.raises(LaunchError, match="not a run folder"):
+    with pytest.raises(LaunchError, match=str(tmp_path)):
         make_folder("train.py", tmp_path, force=True)
     assert (tmp_path / "raw" / "images.bin").exists()
 
@@ -112,6 +115,6 @@ def test_a_run_that_recorded_nothing_leaves_no_folder_but_whatever_else_lies_the
 
 def test_a_program_that_there_is_not_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(LaunchError, match="no_such_program: command not found"):
+    with pytest.raises(LaunchError, match=r"^no_such_program: "):
         run(RunOptions(("no_such_program",), "command"))
     assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 import tests.kernel_interpreter  # noqa: F401, I001 - before anything that imports Triton
 
 import json
+import re
 import sys
 
 import pytest
@@ -12,7 +13,7 @@ from kprof.collect.recorder.kprof_recorder.start import Swapping
 from kprof.collect.launch import LaunchResult
 from kprof.errors import KprofError
 from kprof.open import Opened
-from kprof.run import RunOptions, run
+from kprof.run import NOT_SWAPPED, RunOptions, run
 from kprof.run import run_service
 from kprof.kernels.swap.swap_report import SwapReport
 from kprof.kernels.swap.swap_report import SWAP_REPORT, write_report
@@ -47,19 +48,19 @@ def test_kernels_take_over_after_a_step_and_the_report_says_where(tmp_path, monk
     exit_code = kprof("run", *words, "train.py")
     told = capfd.readouterr()
     assert exit_code == 0, told.err
-    assert "call sites where a kernel runs" in told.out
+    assert re.search(r"\bsites +1\b", told.out) and "Sequential.*" in told.out
     (site,) = json.loads((tmp_path / "train.kprof" / SWAP_REPORT).read_text())["sites"]
     assert (site["name"], site["calls"][0]["provider"]) == ("Sequential.1", "eager")
     assert site["calls"][0]["num_calls"] == 5
-    assert "call sites where a kernel runs" in (tmp_path / "train.kprof/report.html").read_text()
+    assert "Sequential.*" in (tmp_path / "train.kprof/report.html").read_text()
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"swap": "nosuch"}, "there is no kernel nosuch"),
-        ({"swap": "rmsnorm", "skip": 0}, "which --skip 0 would record"),
-        ({"swap": "rmsnorm", "ncu": True}, "into which no kernel would be swapped"),
+        ({"swap": "nosuch"}, "nosuch"),
+        ({"swap": "rmsnorm", "skip": 0}, "--skip 0"),
+        ({"swap": "rmsnorm", "ncu": True}, "--ncu"),
     ],
 )
 def test_what_cannot_be_swapped_is_an_error_before_anything_starts(tmp_path, options, problem):
@@ -70,7 +71,7 @@ def test_what_cannot_be_swapped_is_an_error_before_anything_starts(tmp_path, opt
 
 
 def test_a_service_is_not_swapped():
-    with pytest.raises(KprofError, match="--trigger records no steps"):
+    with pytest.raises(KprofError, match="--trigger"):
         run_service(RunOptions(("serve.py",), swap="rmsnorm"), "signal")
 
 
@@ -78,7 +79,7 @@ def test_a_workload_in_which_no_kernel_took_over_is_told(tmp_path, monkeypatch):
     launched = LaunchResult(0, tmp_path / "raw", 1, (), ())
     monkeypatch.setattr("kprof.run.launch", lambda options: launched)
     options = RunOptions((sys.executable,), form="command", out=tmp_path / "x", swap="rmsnorm")
-    assert "No kernel was swapped in" in run(options).messages[0]
+    assert run(options).messages == (NOT_SWAPPED,)
 
 
 def test_a_swap_that_fails_in_the_workload_leaves_it_as_it_is(tmp_path):
@@ -87,8 +88,8 @@ def test_a_swap_that_fails_in_the_workload_leaves_it_as_it_is(tmp_path):
     swapping.make()
     swapping.make()
     swapping.tell()
-    assert "nosuch could not be swapped in (KprofError: there is no kernel nosuch" in problems[0]
-    assert len(problems) == 1
+    (problem,) = problems
+    assert problem.startswith("nosuch ") and "KprofError" in problem
     assert list(tmp_path.iterdir()) == []
 
 

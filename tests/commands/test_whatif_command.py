@@ -11,10 +11,12 @@ from kprof.analyze.whatif.predict import suggest
 from kprof.cli import run_command_line
 from kprof.commands.whatif import parse_change
 from kprof.errors import KprofError
-from kprof.report.sections.what_if import render, section_of
+from kprof.report.section import Text
+from kprof.report.sections.what_if import INSIDE, render, section_of
 from kprof.storage import load
 from kprof.trace import Prediction
 from tests import kineto_files as kineto
+from tests.amounts import amounts
 from tests.traces import analyzed_trace_of
 
 LAUNCHED_US, TOOK_US = (10, 200, 210), (40, 40, 40)
@@ -196,9 +198,8 @@ def test_a_run_that_cannot_be_written_is_answered_and_keeps_nothing(run, capsys,
     assert kprof("whatif", run, "kernel:k1=2", "--json") == 0
     told = capsys.readouterr()
     assert [one["target"] for one in json.loads(told.out)] == ["kernel:k1"]
-    assert told.err == (
-        f"kprof: {run} cannot be written: Permission denied; the answers stand here only\n"
-    )
+    (line,) = told.err.splitlines()
+    assert str(run) in line and "Permission denied" in line
     assert (run / "meta.json").read_bytes() == before
 
 
@@ -214,8 +215,8 @@ def test_how_much_of_a_roofline_is_known_stands_only_beside_rooflines():
 
 def test_the_report_leads_with_the_largest_saving():
     lead, table, *_ = section_of([prediction(), prediction(predicted_step_ns=60_000)]).parts
-    assert "kernel:mm 2x faster: a step would take 60 µs instead of 100 µs" in lead.text
-    assert "it saves 39.5 % to 40.5 % of it" in lead.text
+    assert lead.text.startswith("kernel:mm 2x")
+    assert amounts(lead.text)[:4] == ["60 µs", "100 µs", "39.5 %", "40.5 %"]
     assert [row[2:6] for row in table.rows] == [
         ("80 µs", "20.0 %", "19.5 % to 20.5 %", "70 µs"),
         ("60 µs", "40.0 %", "39.5 % to 40.5 %", "70 µs"),
@@ -227,8 +228,8 @@ def test_the_report_says_what_an_operator_counts_where_it_has_one():
         section_of([replace(prediction(), target=target)]).parts[1].caption
         for target in ("op:aten::_convolution", "kernel:mm")
     ]
-    assert "An operator counts with everything that runs inside it" in captions[0]
-    assert "inside" not in captions[1]
+    assert INSIDE in captions[0]
+    assert INSIDE not in captions[1]
 
 
 def test_the_report_says_why_it_cannot_tell():
@@ -242,13 +243,14 @@ def test_the_report_says_why_it_cannot_tell():
 
 
 def test_the_report_of_a_run_without_predictions_says_so():
-    assert (
-        render(analyzed_trace_of({})).parts[0].text == "No change was found that would save time."
-    )
+    (only,) = render(analyzed_trace_of({})).parts
+    assert isinstance(only, Text)
+    assert amounts(only.text) == []
 
 
 def test_a_trace_without_steps_is_predicted_as_its_window():
     lead, table, *_ = section_of([prediction()], whole="the window").parts
-    assert "the window would take" in lead.text
+    assert "window" in lead.text
+    assert "window" not in section_of([prediction()]).parts[0].text
     assert table.columns[2].header == "Window"
     assert section_of([prediction()]).parts[1].columns[2].header == "Step"
