@@ -65,10 +65,11 @@ class Counted:
 
 
 def test_what_a_call_costs_beside_its_amount_is_no_part_of_the_effect(hasty):
-    work = selftest._calibrated(lambda amount: None, (10_000, 20_000), Counted())
-    assert work(0.0).args == (10_000,)
-    # 1 % of 11,000 ns.
-    assert work(0.01).args == (10_110,)
+    (knob,) = host_knobs()
+    assert knob.work(0.0).args == (selftest.HOST_BYTES,)
+    # A byte takes 1 ns on this clock, and a call 1,000 ns more.
+    more = round(0.01 * (selftest.HOST_BYTES + 1000))
+    assert knob.work(0.01).args == (selftest.HOST_BYTES + more,)
 
 
 def test_the_host_is_made_slower_by_more_of_the_same(hasty):
@@ -291,13 +292,12 @@ def test_a_machine_that_cannot_see_what_matters_is_told_of(
     assert amounts(doubt) == (["40", "1.6 %", "1 %"] if is_doubted else [])
 
 
-def test_a_gpu_that_torch_cannot_use_leaves_the_host_and_a_word_about_it(home, monkeypatch):
+def test_a_gpu_that_torch_cannot_use_leaves_the_host_and_a_word_about_it(home, hasty, monkeypatch):
     monkeypatch.setattr(selftest, "this_machine", lambda: Machine("gpu", "NVIDIA H200", "580.1"))
     monkeypatch.setitem(sys.modules, "torch", None)
-    machine, doubts = selftest._usable_machine()
-    assert machine == HOST
-    (doubt,) = doubts
-    assert "GPU" in doubt and "torch" in doubt
+    found = next(calibrate(8, 10, 0, print))
+    assert (found.kind, found.device) == (HOST.kind, HOST.name)
+    assert "GPU" in found.doubts[0] and "torch" in found.doubts[0]
 
 
 @pytest.mark.gpu
@@ -312,8 +312,8 @@ def test_a_gpu_is_made_slower_by_what_was_planted(number):
 
 @pytest.mark.parametrize("text", ["", "{", '{"kind": "gpu"}', "[]"])
 def test_a_damaged_file_is_no_calibration(home, text):
-    path = selftest._path_for(HOST)
-    path.parent.mkdir(parents=True)
+    path = keep(replace(simulated(), kind=HOST.kind, device=HOST.name))
+    assert last_calibration().device == HOST.name
     path.write_text(text)
     assert last_calibration() is None
 
@@ -374,8 +374,11 @@ def test_a_disturbance_that_cannot_start_is_no_quiet_measurement(started, monkey
 def test_work_that_takes_no_longer_when_doubled_cannot_be_slowed_down(hasty, monkeypatch):
     monkeypatch.setattr(Counted, "time", lambda self, work, num_calls: 5.0)
     with pytest.raises(KprofError) as error:
-        selftest._calibrated(lambda amount: None, (10, 20), Counted())
-    assert amounts(error.value.problem) == ["20", "10"]
+        host_knobs()
+    assert amounts(error.value.problem) == [
+        str(2 * selftest.HOST_BYTES),
+        str(selftest.HOST_BYTES),
+    ]
 
 
 def test_a_host_has_a_name_even_where_no_file_tells_it(monkeypatch):

@@ -81,15 +81,17 @@ def test_what_was_cleaned_once_stays_as_it_is():
         assert without_secrets(once) == once
 
 
-@pytest.mark.parametrize("place", PLACES_OF_SECRETS)
-def test_a_password_is_hidden_in_every_place(place):
-    password = Source(place).choice(("swordfish", "hunter2", "Copper4821!"))
-    assert password not in without_secrets(place.format(password))
+def test_a_password_is_hidden_in_every_place():
+    passwords = {
+        p: Source(p).choice(("swordfish", "hunter2", "Copper4821!")) for p in PLACES_OF_SECRETS
+    }
+    shown = [place for place, one in passwords.items() if one in without_secrets(place.format(one))]
+    assert shown == []
 
 
-@pytest.mark.parametrize("place", PLACES_OF_IDENTITIES)
-def test_a_name_is_hidden_from_partners_in_every_place(place):
-    assert "jweiss" not in without_identities(place.replace("{}", "jweiss"))
+def test_a_name_is_hidden_from_partners_in_every_place():
+    texts = [place.replace("{}", "jweiss") for place in PLACES_OF_IDENTITIES]
+    assert [text for text in texts if "jweiss" in without_identities(text)] == []
 
 
 @pytest.mark.parametrize(
@@ -109,40 +111,38 @@ def test_random_characters_are_hidden_whatever_names_them(draw, least):
     assert sum(hidden) >= least * len(values)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "pip install git+https://github.com/a/b@" + "3f2a" * 10,
-        "git checkout " + "9c1e" * 10,
-        "docker run image@sha256:" + "0a1b" * 16,
-        "--revision=" + "7d3f" * 10 + " --lr 1",
-        "python train.py --mesh 4096x28672x4096x1-deep-gemm --plan 128x32x8x1x2048x128",
-        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize256x128x64_warpgroupsize2x1x1_execute",
-        "_ZN5aiter15add_norm_kernelIDF16bDF16bLi256EEEvPT0_",
-        "triton_per_fused_native_layer_norm_0d1d2d3d4d5d6d7de8de9de",
-        "vllm serve Qwen/Qwen2.5-VL-72B-Instruct-GPTQ-Int4 --api-key $VLLM_API_KEY",
-        "HF_TOKEN=${HF_TOKEN} python train.py --token <your_token> --password-file /run/secrets/db",
-        "--max-tokens 64 --stop-token-ids 2 --tokenizer-path a/b --pass-through --auth none",
-        "PWD=/root/kprof python -m pytest -p no:cacheprovider",
-        "srun -p a100-80gb --pty bash",
-        "/tmp/torchinductor_root/x5/cx5xk3v7q2n4m6p7t2y5w3z6a7b2c4d6e7f2g3h5j6k7m2n4p5q.py:40",
-    ],
-)
-def test_revisions_digests_kernels_places_and_variables_stay(text):
-    assert without_secrets(text) == text
+HARMLESS_WORDS = [
+    "pip install git+https://github.com/a/b@" + "3f2a" * 10,
+    "git checkout " + "9c1e" * 10,
+    "docker run image@sha256:" + "0a1b" * 16,
+    "--revision=" + "7d3f" * 10 + " --lr 1",
+    "python train.py --mesh 4096x28672x4096x1-deep-gemm --plan 128x32x8x1x2048x128",
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize256x128x64_warpgroupsize2x1x1_execute",
+    "_ZN5aiter15add_norm_kernelIDF16bDF16bLi256EEEvPT0_",
+    "triton_per_fused_native_layer_norm_0d1d2d3d4d5d6d7de8de9de",
+    "vllm serve Qwen/Qwen2.5-VL-72B-Instruct-GPTQ-Int4 --api-key $VLLM_API_KEY",
+    "HF_TOKEN=${HF_TOKEN} python train.py --token <your_token> --password-file /run/secrets/db",
+    "--max-tokens 64 --stop-token-ids 2 --tokenizer-path a/b --pass-through --auth none",
+    "PWD=/root/kprof python -m pytest -p no:cacheprovider",
+    "srun -p a100-80gb --pty bash",
+    "/tmp/torchinductor_root/x5/cx5xk3v7q2n4m6p7t2y5w3z6a7b2c4d6e7f2g3h5j6k7m2n4p5q.py:40",
+]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "pass@16 and recall@10 of model@v2, at::native::add, x[1::2], dead::beef",
-        "nvidia-cudnn-cu12==9.1.0.70 --host 0.0.0.0 --addr 127.0.0.1:8000 --server localhost",
-        "--num-prompts 100 --prompt-len 512 --max-prompt-length=64 --user-batch 4",
-        "12:30:45 2026-11-26T12:30:45 16:9 a:b:c",
-    ],
-)
-def test_versions_counts_times_and_this_machine_stay_on_partner_pages(text):
-    assert without_identities(text) == text
+def test_revisions_digests_kernels_places_and_variables_stay():
+    assert [without_secrets(text) for text in HARMLESS_WORDS] == HARMLESS_WORDS
+
+
+NOBODYS_NAMES = [
+    "pass@16 and recall@10 of model@v2, at::native::add, x[1::2], dead::beef",
+    "nvidia-cudnn-cu12==9.1.0.70 --host 0.0.0.0 --addr 127.0.0.1:8000 --server localhost",
+    "--num-prompts 100 --prompt-len 512 --max-prompt-length=64 --user-batch 4",
+    "12:30:45 2026-11-26T12:30:45 16:9 a:b:c",
+]
+
+
+def test_versions_counts_times_and_this_machine_stay_on_partner_pages():
+    assert [without_identities(text) for text in NOBODYS_NAMES] == NOBODYS_NAMES
 
 
 @pytest.mark.parametrize(
