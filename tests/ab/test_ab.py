@@ -1,6 +1,7 @@
 """`kprof ab`, from its options to its verdict: what is planned, what is refused."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,12 +70,12 @@ def test_alternating_processes_are_judged_by_the_clock_of_a_step(script, monkeyp
     [
         (("--gpu", "nosuch"), "no price list has the GPU 'nosuch'"),
         (("--price", "cheap", "--gpu", "H200"), "cheap"),
-        (("--target", "ttft_p99<=10ms"), "kprof ab times steps, not requests"),
-        (("--target", "step_p99<="), "is not a target"),
-        (("--swap", "nosuch"), "there is no kernel nosuch"),
-        (("--env", "X"), "--env X sets nothing"),
-        (("--patch", "nosuch.py:f"), "there is no nosuch.py"),
-        (("--patch", "patch"), "--patch patch names no function"),
+        (("--target", "ttft_p99<=10ms"), "kprof sla"),
+        (("--target", "step_p99<="), "step_p99<="),
+        (("--swap", "nosuch"), "nosuch"),
+        (("--env", "X"), "--env X"),
+        (("--patch", "nosuch.py:f"), "nosuch.py"),
+        (("--patch", "patch"), "--patch patch"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_before_anything_runs(
@@ -98,11 +99,12 @@ def test_how_b_differs_stands_in_the_command_that_repeats_it(script, monkeypatch
     assert replace(b, environment={}).line == "python 'a b.py'"
 
 
-@pytest.mark.parametrize(("skip", "words"), [("1", "after 1 step,"), ("2", "after 2 steps,")])
-def test_how_many_steps_are_not_counted_is_said(script, monkeypatch, capsys, skip, words):
+@pytest.mark.parametrize("skip", ["1", "2"])
+def test_how_many_steps_are_not_counted_is_said(script, monkeypatch, capsys, skip):
     stand_in(monkeypatch)
     kprof("ab", "--env", "K=V", "--pairs", "6", "--skip", skip, "--json", script)
-    assert words in json.loads(capsys.readouterr().out)["protocol"]
+    protocol = json.loads(capsys.readouterr().out)["protocol"]
+    assert re.search(rf"\b{skip} steps?\b", protocol)
 
 
 def test_the_order_is_another_one_in_each_comparison_unless_its_seed_is_named(

@@ -246,14 +246,12 @@ def test_markdown_shows_names_as_they_are():
     assert row.replace("\\|", "").count("|") == 3
 
 
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [(26, "1 more row is in the report."), (27, "2 more rows are in the report.")],
-)
-def test_markdown_says_how_many_rows_it_leaves_out(number, said):
+@pytest.mark.parametrize("number", [26, 27])
+def test_markdown_says_how_many_rows_it_leaves_out(number):
     rows = tuple((str(i),) for i in range(number))
     text = render_markdown("T", [Section("One", 0, (Table((Column("a"),), rows),))])
-    assert said in text
+    *_, last = text.strip().splitlines()
+    assert amounts(last) == [str(number - 25)]
     assert "| 24 |" in text
     assert "| 25 |" not in text
 

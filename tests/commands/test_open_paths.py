@@ -48,29 +48,29 @@ def one_clear_error(answer):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "named", "why"),
     [
-        (["nowhere.json"], "does not exist"),
-        (["good.json/deeper.json"], "does not exist"),
-        (["broken.json"], "does not exist"),
-        (["pipe.json"], "is a pipe or a device"),
-        (["/dev/null"], "is a pipe or a device"),
-        (["folder.json"], "holds no trace"),
-        (["empty.json"], "is empty"),
-        (["empty.json.gz"], "is empty"),
-        (["good.json", "empty.json"], "empty.json is empty"),
-        (["good.json", "good.json"], "would count twice"),
-        (["good.json", "link.json"], "the same file as good.json"),
-        (["mixed"], "to leave config.json out, name the traces in mixed themselves"),
-        (["n" * 300 + ".json"], "cannot be read: File name too long"),
-        (["good.json", "--out", "readme.txt"], "readme.txt is a file"),
-        (["good.json", "--out", "readme.txt/below"], "cannot be written: Not a directory"),
-        (["good.json", "--out", "mixed"], "not a run of kprof"),
-        (["good.json", "--out", "mixed", "--force"], "not a run of kprof"),
-        (["good.json", "--out", "recorded.kprof", "--force"], "holds another recording"),
+        (["nowhere.json"], "nowhere.json", "exist"),
+        (["good.json/deeper.json"], "good.json/deeper.json", "exist"),
+        (["broken.json"], "broken.json", "exist"),
+        (["pipe.json"], "pipe.json", "device"),
+        (["/dev/null"], "/dev/null", "device"),
+        (["folder.json"], "folder.json", "trace"),
+        (["empty.json"], "empty.json", "empty"),
+        (["empty.json.gz"], "empty.json.gz", "empty"),
+        (["good.json", "empty.json"], "empty.json", "empty"),
+        (["good.json", "good.json"], "good.json", "twice"),
+        (["good.json", "link.json"], "link.json", "good.json"),
+        (["mixed"], "config.json", "mixed"),
+        (["n" * 300 + ".json"], "nnn.json", "too long"),
+        (["good.json", "--out", "readme.txt"], "readme.txt", "file"),
+        (["good.json", "--out", "readme.txt/below"], "readme.txt/below", "directory"),
+        (["good.json", "--out", "mixed"], "mixed", "run"),
+        (["good.json", "--out", "mixed", "--force"], "mixed", "run"),
+        (["good.json", "--out", "recorded.kprof", "--force"], "recorded.kprof", "recording"),
     ],
 )
-def test_a_path_that_cannot_be_opened_is_one_clear_error(here, kprof, words, said):
+def test_a_path_that_cannot_be_opened_is_one_clear_error(here, kprof, words, named, why):
     (here / "broken.json").symlink_to("gone")
     (here / "link.json").symlink_to("good.json")
     os.mkfifo(here / "pipe.json")
@@ -83,7 +83,8 @@ def test_a_path_that_cannot_be_opened_is_one_clear_error(here, kprof, words, sai
     (here / "mixed" / "config.json").write_text('{"hidden_size": 64}')
     (here / "recorded.kprof" / "raw").mkdir(parents=True)
     before = {path: names_in(path) for path in [here, here / "mixed", here / "recorded.kprof"]}
-    assert said in one_clear_error(kprof(*words))
+    told = one_clear_error(kprof(*words))
+    assert named in told and why in told.replace(named, "")
     assert {path: names_in(path) for path in before} == before
 
 
@@ -132,11 +133,11 @@ def test_a_saved_run_without_its_recording_cannot_be_analyzed_again(here, kprof)
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("meta.json", b'{"format": 0}', "another version of kprof"),
-        ("meta.json", b'{"format": 3}', "not a complete"),
-        ("meta.json", None, "not to its end"),
-        ("kernels.parquet", b"PAR1", "kernels.parquet is damaged"),
-        ("ranges.parquet", None, "not a complete"),
+        ("meta.json", b'{"format": 0}', "version"),
+        ("meta.json", b'{"format": 3}', "good.kprof"),
+        ("meta.json", None, "good.kprof"),
+        ("kernels.parquet", b"PAR1", "kernels.parquet"),
+        ("ranges.parquet", None, "ranges.parquet"),
     ],
 )
 def test_a_damaged_saved_run_is_one_clear_error(here, kprof, name, content, said):

@@ -142,11 +142,11 @@ def test_an_own_template_chooses_and_names_the_sections(tmp_path):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("sections = ['nowhere']", "no section 'nowhere'"),
+        ("sections = ['nowhere']", "'nowhere'"),
         ("sections = ['time', 'time']", "twice"),
-        ("sections = []", "twice, or none"),
-        ("sections = [", "is not a template"),
-        ("title = 'x'", "is not a template"),
+        ("sections = []", "own.toml"),
+        ("sections = [", "own.toml"),
+        ("title = 'x'", "`sections`"),
         ("sections = ['time']\ncolour = 'red'", "colour"),
     ],
 )
@@ -158,27 +158,27 @@ def test_a_template_that_is_wrong_is_refused_with_the_reason(tmp_path, content, 
 
 
 def test_a_template_that_is_not_there_is_refused():
-    with pytest.raises(KprofError, match="no template elsewhere"):
+    with pytest.raises(KprofError, match="elsewhere"):
         read_template("elsewhere")
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ('{"a": 1}', "is not a result of kprof"),
-        ("[1]", "is not a result of kprof"),
-        ('[{"a": 1}]', "is not a result of kprof"),
-        ("3", "is not a result of kprof"),
+        ('{"a": 1}', "result"),
+        ("[1]", "result"),
+        ('[{"a": 1}]', "result"),
+        ("3", "result"),
         ('{"as_of": "2026-11-20", "figures": [{}], "missing": []}', "incomplete"),
         ('{"targets": 3, "percentiles": "", "verdict": ""}', "incomplete"),
-        ("{", "not complete JSON"),
-        ("", "not complete JSON"),
+        ("{", "JSON"),
+        ("", "JSON"),
     ],
 )
 def test_a_file_that_is_nothing_of_kprofs_is_refused(tmp_path, content, problem):
     path = tmp_path / "other.json"
     path.write_text(content)
-    with pytest.raises(KprofError, match=problem):
+    with pytest.raises(KprofError, match=rf"other\.json .*{problem}"):
         read_evidence([path])
 
 
