@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from kprof.ab.compare import exit_code_of
+from kprof.ab.processes import facts_of
 from kprof.ab.variants import AbOptions
 from kprof.analyze.verdict import judge
 from kprof.collect.trials import Variant
 from kprof.comparison import Claim, Interval, Metric
-from tests.ab.ab_runs import Workload, script_in, stand_in
+from tests.ab.ab_runs import Workload, script_in, stand_in, trial_of, window_of
 from tests.commands.test_cli import kprof
 
 
@@ -151,3 +152,19 @@ def test_slower_is_an_error_only_where_it_matters(verdict, low, high, code):
     interval = Interval((low + high) / 2, low, high, 0.95, "fixed")
     claim = Claim(Metric("step", "ns"), verdict, 40, interval, is_material=low > 1.01)
     assert exit_code_of(claim, 0.01) == code
+
+
+def test_the_peak_memory_of_each_arm_is_that_of_its_largest_window():
+    peaks = {"A": (7, None, 21, 3), "B": (5,)}
+    trials = [
+        trial_of(
+            label,
+            [replace(window_of(label, 1, n), peak_memory_bytes=p) for n, p in enumerate(of_arm)],
+        )
+        for label, of_arm in peaks.items()
+    ]
+    a, b = (Variant(label, ("python", "train.py")) for label in peaks)
+    name = "peak memory of A, B"
+    assert facts_of(a, b, trials)[name].split(" , ") == ["21 B", "5 B"]
+    unknown = trial_of("B", [window_of("B", 1, 0)])
+    assert name not in facts_of(a, b, [trials[0], unknown])

@@ -8,9 +8,9 @@ import torch
 
 from kprof.kernels.correctness.inputs import Draw, bulk_cases, edge_shapes, place
 from kprof.kernels.correctness.memory import LARGE_BYTE, Guarded, poison_freed
-from kprof.kernels.correctness.observe import draw
+from kprof.kernels.correctness.observe import draw, observe
 from kprof.kernels.correctness.subject import Case
-from tests.kernels.correctness.doubling import DOUBLED
+from tests.kernels.correctness.doubling import DOUBLED, new_is
 
 # Memory
 
@@ -159,3 +159,15 @@ def test_zeros_have_both_signs(distribution):
     (x,) = draw(DOUBLED, Case((8, 16), "float32", distribution))
     zeros = x[x == 0]
     assert 0 < int(torch.signbit(zeros).sum()) < len(zeros)
+
+
+def test_a_second_gradient_that_does_not_reach_an_argument_is_zero():
+    def kinked(x, y):
+        return x * x + y * x.sign()
+
+    two = {"inputs": lambda shape, draw: (draw(*shape), draw(*shape)), "differentiable": (0, 1)}
+    subject = new_is(kinked, replaced=kinked, **two)
+    case = Case((8, 16), "float32", context="double_backward")
+    found = observe(kinked, subject, case, draw(subject, case)).results
+    assert found["gradient of x"].all()
+    assert not found["gradient of y"].any()
