@@ -166,7 +166,7 @@ def test_a_second_gradient_that_does_not_reach_an_argument_is_zero():
         return x * x + y * x.sign()
 
     two = {"inputs": lambda shape, draw: (draw(*shape), draw(*shape)), "differentiable": (0, 1)}
-    subject = new_is(kinked, replaced=kinked, **two)
+    subject = new_is(kinked, truth=kinked, **two)
     case = Case((8, 16), "float32", context="double_backward")
     found = observe(kinked, subject, case, draw(subject, case)).results
     assert found["gradient of x"].all()
