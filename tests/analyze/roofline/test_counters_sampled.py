@@ -19,7 +19,7 @@ from kprof.collect.readers.recorded.sampled_counters import (
     with_samples,
 )
 from kprof.collect.recorder.kprof_recorder import newest_cupti
-from kprof.collect.recorder.kprof_recorder.counters import QUANTITIES, TRAFFIC, Counters
+from kprof.collect.recorder.kprof_recorder.capture import QUANTITIES, TRAFFIC, Counters
 from kprof.errors import LaunchError
 from kprof.report.sections import counters as section
 from kprof.run import RunOptions, run

@@ -18,7 +18,7 @@ from tests.recorded import LEAN_TORCH  # noqa: E402
 # A GPU that does nothing and says what it is asked for.
 PRETENCE = f"""{LEAN_TORCH}
 import contextlib
-from kprof_recorder import hooks, named_ranges, nsight, recording
+from kprof_recorder import capture, hooks, named_ranges, recorder
 from types import SimpleNamespace
 
 def say(*words):
@@ -45,8 +45,8 @@ cuda.synchronize = lambda device=None: None
 cuda.get_device_name, cuda.Event = lambda: "pretended", Event
 cuda.profiler = SimpleNamespace(start=lambda: say("start"), stop=lambda: say("stop"))
 cuda.nvtx = SimpleNamespace(range_push=lambda name: say("+", name), range_pop=lambda: say("-"))
-nsight.emit_nvtx = operators
-hooks.Range = recording.Range = named_ranges.PlainNvtxRange
+capture.emit_nvtx = operators
+hooks.Range = recorder.Range = named_ranges.PlainNvtxRange
 torch.autograd.profiler._prepare_profiler = lambda *given: say("torch's profiler")
 torch.autograd.profiler._enable_profiler = lambda *given: say("torch's profiler")
 model = torch.nn.Linear(2, 2).eval()

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from kprof.collect.recorder.kprof_recorder import capture, native  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.ending import Deadline, MainThread  # noqa: E402
-from kprof.collect.recorder.kprof_recorder.recording import now  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.recorder import now  # noqa: E402
 from tests.recorded import MODEL, record  # noqa: E402
 
 BELOW_ASYNCIO = """

@@ -12,10 +12,13 @@ torch = pytest.importorskip("torch")
 from torch.profiler import record_function  # noqa: E402
 
 from kprof.collect.recorder.kprof_recorder import ending  # noqa: E402
-from kprof.collect.recorder.kprof_recorder.capture import Capture  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.capture import (  # noqa: E402
+    Capture,
+    Others,
+    Ours,
+)
 from kprof.collect.recorder.kprof_recorder.ending import ForkWarning  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.named_ranges import Range  # noqa: E402
-from kprof.collect.recorder.kprof_recorder.others import Others, Ours  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.quiet import Warnings  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.settings import Settings  # noqa: E402
 

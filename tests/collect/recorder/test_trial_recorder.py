@@ -81,10 +81,10 @@ def test_a_schedule_is_read_as_it_was_written(tmp_path):
 
 pytest.importorskip("torch")
 
-from kprof.collect.recorder.kprof_recorder import window_timer  # noqa: E402
+from kprof.collect.recorder.kprof_recorder import trial  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.settings import Settings  # noqa: E402
 from kprof.collect.recorder.kprof_recorder.step_counter import REPLAY, Source  # noqa: E402
-from kprof.collect.recorder.kprof_recorder.window_timer import Patch, PatchError  # noqa: E402
+from kprof.collect.recorder.kprof_recorder.trial import Patch, PatchError  # noqa: E402
 
 OPTIMIZER = Source("optimizer", "AdamW", 8)
 MODEL = Source("model", "outermost call of Llama", 8)
@@ -95,10 +95,9 @@ class Clock:
 
     def __init__(self, folder, monkeypatch, schedule):
         self.now_ns = 0
-        for module in (window_timer, window_timer):
-            monkeypatch.setattr(module, "now", lambda: self.now_ns)
+        monkeypatch.setattr(trial, "now", lambda: self.now_ns)
         self.folder = folder
-        self.timer = window_timer.WindowTimer(Settings(folder), schedule)
+        self.timer = trial.WindowTimer(Settings(folder), schedule)
 
     def train(self, num_steps, took_ns=10, source=OPTIMIZER):
         for _ in range(num_steps):
@@ -213,10 +212,10 @@ def test_of_many_steps_some_are_timed_evenly_spread(tmp_path, monkeypatch):
 def test_nothing_is_waited_for_while_a_graph_is_captured(tmp_path, monkeypatch):
     clock = Clock(tmp_path, monkeypatch, Schedule("A", **QUICK))
     clock.train(6)
-    monkeypatch.setattr(window_timer, "is_capturing_a_graph", lambda: True)
+    monkeypatch.setattr(trial, "is_capturing_a_graph", lambda: True)
     clock.train(4)
     assert clock.lines("window") == []
-    monkeypatch.setattr(window_timer, "is_capturing_a_graph", lambda: False)
+    monkeypatch.setattr(trial, "is_capturing_a_graph", lambda: False)
     clock.train(1)
     # It has become longer, and says so.
     assert clock.lines("window")[0]["num_steps"] > 3
@@ -225,9 +224,9 @@ def test_nothing_is_waited_for_while_a_graph_is_captured(tmp_path, monkeypatch):
 def test_no_window_begins_while_a_graph_is_captured(tmp_path, monkeypatch):
     clock = Clock(tmp_path, monkeypatch, Schedule("A", **QUICK))
     clock.train(3)
-    monkeypatch.setattr(window_timer, "is_capturing_a_graph", lambda: True)
+    monkeypatch.setattr(trial, "is_capturing_a_graph", lambda: True)
     clock.train(4)
-    monkeypatch.setattr(window_timer, "is_capturing_a_graph", lambda: False)
+    monkeypatch.setattr(trial, "is_capturing_a_graph", lambda: False)
     clock.train(10)
     assert clock.lines("window")[0]["first_step"] == 7
     assert clock.lines("window")[0]["num_steps"] == 3
@@ -264,15 +263,15 @@ def test_a_window_on_a_gpu_lasts_from_idle_to_idle(tmp_path, monkeypatch):
     def wait_for_gpu():
         clock.now_ns += 100
 
-    monkeypatch.setattr(window_timer, "synchronize", wait_for_gpu)
-    monkeypatch.setattr(window_timer, "used_devices", lambda: [0, 1])
-    monkeypatch.setattr(window_timer, "DeviceClock", DeviceClockOf)
-    monkeypatch.setattr(window_timer.torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(trial, "synchronize", wait_for_gpu)
+    monkeypatch.setattr(trial, "used_devices", lambda: [0, 1])
+    monkeypatch.setattr(trial, "DeviceClock", DeviceClockOf)
+    monkeypatch.setattr(trial.torch.cuda, "is_initialized", lambda: True)
     reset = []
-    monkeypatch.setattr(window_timer.torch.cuda, "reset_peak_memory_stats", reset.append)
-    monkeypatch.setattr(window_timer.torch.cuda, "max_memory_allocated", lambda device: 10 + device)
-    monkeypatch.setattr(window_timer, "_gpus", lambda: [{"number": 0, "name": "H200", "uuid": ""}])
-    monkeypatch.setattr(window_timer, "is_capturing_a_graph", lambda: False)
+    monkeypatch.setattr(trial.torch.cuda, "reset_peak_memory_stats", reset.append)
+    monkeypatch.setattr(trial.torch.cuda, "max_memory_allocated", lambda device: 10 + device)
+    monkeypatch.setattr(trial, "_gpus", lambda: [{"number": 0, "name": "H200", "uuid": ""}])
+    monkeypatch.setattr(trial, "is_capturing_a_graph", lambda: False)
     clock.train(20)
     window = clock.lines("window")[0]
     # Three steps of 10, and what the GPU had yet to do at the end, but not at the beginning.
@@ -346,27 +345,27 @@ def test_a_patch_of_a_module_is_imported_by_name():
 
 
 def test_only_rank_0_times_where_no_arms_change(tmp_path):
-    assert window_timer.turns_of(Schedule("AA"), tmp_path, 1, 2).begin() is None
-    assert window_timer.turns_of(Schedule("AA"), tmp_path, 0, 2).begin() is not None
+    assert trial.turns_of(Schedule("AA"), tmp_path, 1, 2).begin() is None
+    assert trial.turns_of(Schedule("AA"), tmp_path, 0, 2).begin() is not None
 
 
 def test_ranks_follow_the_turns_of_rank_0(tmp_path):
     schedule = Schedule("AB", skip=2, window_s=0.1)
-    first, second = (window_timer.turns_of(schedule, tmp_path, rank, 2) for rank in (0, 1))
+    first, second = (trial.turns_of(schedule, tmp_path, rank, 2) for rank in (0, 1))
     told = [first.begin(), first.after(60 * MS), first.after(60 * MS)]
     assert [second.begin(), second.after(1), second.after(1)] == told
 
 
 def test_ranks_hear_of_the_end(tmp_path):
     schedule = Schedule("AB", skip=2, window_s=1e-9)
-    first, second = (window_timer.turns_of(schedule, tmp_path, rank, 2) for rank in (0, 1))
+    first, second = (trial.turns_of(schedule, tmp_path, rank, 2) for rank in (0, 1))
     told = [first.begin()] + [first.after(10) for _ in range(6)]
     assert told[-1] is None
     assert [second.begin()] + [second.after(10) for _ in range(6)] == told
 
 
 def test_a_rank_that_waits_for_nobody_gives_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(window_timer, "PATIENCE_S", 0.01)
-    follower = window_timer.turns_of(Schedule("AB"), tmp_path, 1, 2)
+    monkeypatch.setattr(trial, "PATIENCE_S", 0.01)
+    follower = trial.turns_of(Schedule("AB"), tmp_path, 1, 2)
     with pytest.raises(TimeoutError, match="same step"):
         follower.begin()

@@ -1,8 +1,16 @@
-"""One run of torch's profiler: on which threads it records, its start, its stop, its file."""
+"""One capture: of torch's profiler, of hardware counters beside it, or of Nsight Systems.
+
+A workload may use torch's profiler itself, which ends or forbids the recorder's use (`Others`).
+
+Counters: CUPTI's PM sampling reads counters of the whole GPU at a fixed interval; nothing is run
+twice. Only the samples' order and interval are kept: their timestamps ran twice too fast where
+torch's profiler had been active.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import profiler as autograd_profiler
+from torch.autograd.profiler import emit_nvtx
 from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profiler as torch_profiler
 
 from .named_ranges import TorchRange
 from .native import (
@@ -20,11 +31,28 @@ from .native import (
     is_main_thread,
     monotonic,
     num_other_threads,
+    perf_counter_ns,
     sleep,
 )
-from .others import Others, Ours
-from .quiet import unheard
-from .settings import Settings
+from .quiet import Quiet, Warnings, unheard
+from .settings import NSIGHT, Settings
+
+
+def new_capture(settings: Settings) -> Capture:
+    """Return a capture by the tracer that the settings name."""
+    return NsightCapture(settings) if settings.tracer == NSIGHT else Capture(settings)
+
+
+def new_window(settings: Settings) -> Capture:
+    """Return a capture for the window: with counters, where the settings ask for them."""
+    is_counted = settings.counters and settings.tracer != NSIGHT
+    return CountedCapture(settings) if is_counted else new_capture(settings)
+
+
+def is_in_sight(settings: Settings) -> bool:
+    """Whether the tracer can see what happens now: to Nsight Systems nothing is without CUDA."""
+    return settings.tracer != NSIGHT or torch.cuda.is_initialized()
+
 
 # Imported by the code of every kernel that Inductor compiled with Triton.
 COMPILED_KERNELS = "torch._inductor.runtime.triton_heuristics"
@@ -357,3 +385,268 @@ def would_wake_a_gpu() -> bool:
 def is_capturing_a_graph() -> bool:
     """Whether a CUDA graph is being captured, when nothing may synchronize."""
     return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
+
+
+FILE = "counters.json"
+INTERVAL_NS = 20_000
+# The traffic of the second-level cache shows when anything runs at all.
+TRAFFIC = ("dram__bytes_read.sum", "dram__bytes_write.sum", "lts__t_bytes.sum")
+WORKING = ("sm__cycles_active.sum", "sm__pipe_tensor_cycles_active_realtime.sum")
+# The first that the GPU can count in one pass; seen on an H200: all of them.
+QUANTITIES = ((*TRAFFIC, *WORKING), TRAFFIC)
+SPARE_SAMPLES = 1_000
+# Four seconds; decoding more would keep the workload waiting at the end of the window.
+MOST_SAMPLES = 200_000
+
+
+class Counters:
+    """The counters of the GPU in use; why there are none is reported, and stops no other part."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        """Why nothing was sampled; None while all is well."""
+        self._collector: Any = None
+        self._quantities: tuple[str, ...] = ()
+        self._content: dict[str, object] = {}
+        self._started_ns = 0
+
+    def prepare(self) -> None:
+        """Do what is slow about starting, once: after another time there would be no samples."""
+        if self._collector is not None or self.problem or not torch.cuda.is_initialized():
+            return
+        try:
+            from cupti import pm_sampling
+
+            device = torch.cuda.current_device()
+            collector = pm_sampling.Collector(device_index=device)
+            collector.enable()
+            self._quantities = _configured(collector)
+        except ImportError as error:
+            self.problem = f"cupti-python cannot be imported ({error}): pip install cupti-python"
+        except PermissionError:
+            self.problem = (
+                "the driver lets only administrators read counters (ERR_NVGPUCTRPERM): load it "
+                "with NVreg_RestrictProfilingToAdminUsers=0, or run as root"
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not the workload's
+            self.problem = f"CUPTI refused, {_said(error)}"
+        else:
+            self._collector = collector
+            self._content = {"device": device, "interval_ns": INTERVAL_NS}
+
+    def start(self) -> None:
+        """Sample from here on."""
+        self.prepare()
+        if self._collector is None:
+            self.problem = self.problem or "the workload used no GPU"
+            return
+        try:
+            self._collector.start()
+        except Exception as error:  # noqa: BLE001
+            self._give_up(f"CUPTI did not start, {_said(error)}")
+        self._started_ns = perf_counter_ns()
+
+    def stop(self) -> None:
+        """Stop sampling, and decode the samples."""
+        if self._collector is None:
+            return
+        try:
+            self._collector.stop()
+            self._decode()
+        except MemoryError:
+            self._give_up("the window was too long for CUPTI's buffer: record fewer steps")
+        except Exception as error:  # noqa: BLE001
+            self._give_up(f"CUPTI did not give the samples, {_said(error)}")
+
+    def write(self, folder: Path) -> None:
+        """Write the samples, or why there are none, into `folder`."""
+        unfinished, path = folder / f".{FILE}", folder / FILE
+        content = {"problem": self.problem} if self.problem else self._content
+        unfinished.write_text(json.dumps({"schema": 1, **content}, separators=(",", ":")))
+        unfinished.replace(path)
+
+    def _decode(self) -> None:
+        elapsed_ns = perf_counter_ns() - self._started_ns
+        most = min(elapsed_ns // INTERVAL_NS + SPARE_SAMPLES, MOST_SAMPLES)
+        data = self._collector.decode(max_samples=most)
+        rows = [sample.metric_values for sample in data]
+        if not rows:
+            self.problem = "CUPTI gave no samples"
+        self._content["num_populated"] = data.num_populated_samples
+        self._content["values"] = {
+            name: [round(values[place]) for values in rows]
+            for place, name in enumerate(self._quantities)
+        }
+
+    def _give_up(self, problem: str) -> None:
+        self.problem, self._collector = problem, None
+
+
+class CountedCapture(Capture):
+    """A window in which counters are sampled beside torch's profiler."""
+
+    def prepare(self) -> None:
+        """Do what is slow about starting, which disturbs the step under way."""
+        super().prepare()
+        counters.prepare()
+
+    def start(self) -> None:
+        """Record from here on; the device has finished everything that came before."""
+        super().start()
+        counters.start()
+
+    def stop(self, *, is_last: bool = False) -> None:
+        """Record no more; the samples come first, since Kineto may leave CUPTI when it stops."""
+        synchronize()
+        counters.stop()
+        super().stop(is_last=is_last)
+
+    def export(self, path: Path) -> None:
+        """Write the trace to `path`, and the samples beside it."""
+        super().export(path)
+        with contextlib.suppress(OSError):
+            counters.write(path.parent)
+
+
+# One for the process: CUPTI can be set up once.
+counters = Counters()
+
+
+def _configured(collector: Any) -> tuple[str, ...]:  # noqa: ANN401 - no types of its own
+    """Let CUPTI count as much as it can in one pass; return what that is."""
+    *more, least = QUANTITIES
+    for quantities in more:
+        with contextlib.suppress(Exception):
+            collector.configure(metrics=list(quantities), sampling_interval=INTERVAL_NS)
+            return quantities
+    collector.configure(metrics=list(least), sampling_interval=INTERVAL_NS)
+    return least
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class NsightCapture(Capture):
+    """A window of Nsight Systems, which writes the trace itself.
+
+    torch's profiler stays off, as only one may listen to CUPTI; operators go into the trace as
+    NVTX ranges. Where several processes are traced together, the first one to begin would begin
+    for all and the first to end would end for all: so one of them alone, the leader, does both.
+    """
+
+    can_be_provisional = False
+
+    def __init__(self, settings: Settings) -> None:
+        self.has_cuda = True
+        self.is_running = False
+        self._thread: int | None = None
+        self._is_leader = os.environ.get("LOCAL_RANK", "0") == settings.leader
+        self._operators = emit_nvtx(record_shapes=settings.shapes)
+
+    def prepare(self) -> None:
+        """Do nothing: there is nothing slow about it that could be done ahead."""
+
+    def start(self) -> None:
+        """Record from here on; the device has finished everything that came before."""
+        synchronize()
+        if self._is_leader:
+            torch.cuda.profiler.start()
+        with Ours():
+            self._operators.__enter__()
+        self._thread = get_ident()
+        self.is_running = True
+
+    @property
+    def can_start_here(self) -> bool:
+        """Whether this thread may start it: every one may."""
+        return True
+
+    @property
+    def can_be_stopped_here(self) -> bool:
+        """Whether this thread may stop it: torch refuses to end another thread's own ranges."""
+        return get_ident() == self._thread
+
+    def stop(self, *, is_last: bool = False) -> None:
+        """Record no more; the device has finished everything that was launched."""
+        self.is_running = False
+        synchronize()
+        try:
+            with Ours():
+                self._operators.__exit__(None, None, None)
+        finally:
+            if self._is_leader:
+                torch.cuda.profiler.stop()
+
+    def cancel(self) -> None:
+        """End what has begun; the trace of a window that comes later takes its place."""
+        if self.is_running:
+            self.stop()
+
+    def export(self, path: Path) -> None:
+        """Write nothing: Nsight Systems does."""
+
+
+class Others:
+    """Whether somebody else in this process uses torch's profiler."""
+
+    is_active = False
+    is_ours = 0
+    was_seen = False
+
+
+def watch_others(before_they_start: object) -> None:
+    """Call `before_they_start` whenever the workload itself is about to start torch's profiler."""
+    assert callable(before_they_start)
+    for name in ("_prepare_profiler", "_enable_profiler"):
+        setattr(
+            autograd_profiler, name, _starting(getattr(autograd_profiler, name), before_they_start)
+        )
+    disable = autograd_profiler._disable_profiler
+
+    def stop(*arguments: object, **options: object) -> object:
+        if not Others.is_ours:
+            Others.is_active = False
+        return disable(*arguments, **options)
+
+    autograd_profiler._disable_profiler = stop
+
+
+def _starting(start: object, before_they_start: object) -> object:
+    assert callable(start)
+    assert callable(before_they_start)
+
+    def start_after_notice(*arguments: object, **options: object) -> object:
+        if not Others.is_ours:
+            Others.is_active = Others.was_seen = True
+            before_they_start()
+        return start(*arguments, **options)
+
+    return start_after_notice
+
+
+class Ours:
+    """Marks what happens inside it as the recorder's own use of the profiler.
+
+    What torch would warn about then is none of the workload's business. (Filters of `warnings`
+    would not do: to change them makes Python show old warnings again.)
+    """
+
+    quiet = Quiet()
+    warnings = Warnings()
+    has_begun = False
+    """Whether the recorder has used the profiler, of which a thread stays."""
+
+    def __enter__(self) -> None:
+        Ours.has_begun = True
+        Others.is_ours += 1
+        self.quiet.__enter__()
+        self._warned = self.warnings.send_to_log()
+        self._warn = getattr(torch_profiler, "_warn_once", None)
+        torch_profiler._warn_once = lambda *message, **options: None
+
+    def __exit__(self, *exception: object) -> None:
+        Others.is_ours -= 1
+        self.warnings.send_to(self._warned)
+        self.quiet.__exit__()
+        torch_profiler._warn_once = self._warn

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
+from .capture import Others, Ours
 from .compiler import replace
 from .native import (
     THREADS,
@@ -25,7 +26,6 @@ from .native import (
     sleep,
     start_new_thread,
 )
-from .others import Others, Ours
 
 LOOK_S = 0.1
 LEAVING_S = 0.1

@@ -15,11 +15,9 @@ from typing import Any
 import torch
 
 from .capture import PROFILER_ERRORS, Capture, can_start
-from .known import Known
-from .named_ranges import CAPTURE, GRAPH, Range
+from .named_ranges import CAPTURE, GRAPH, Known, Range
 from .native import RLock
-from .recorder import Recorder
-from .recording import Recording, Stage, now
+from .recorder import Recorder, Recording, Stage, now
 from .settings import NSIGHT
 from .softly import softly
 

@@ -20,10 +20,9 @@ from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .compiler import is_compiler_watching, is_plain, replace, subclasses
-from .follower import Listener
-from .known import Known
-from .named_ranges import PHASE, Range
+from .named_ranges import PHASE, Known, Range
 from .native import get_ident
+from .recorder import Listener
 from .step_counter import REPLAY, Source
 
 if TYPE_CHECKING:

@@ -1,20 +1,50 @@
-"""Named ranges on the workload's timeline, for torch's profiler or for NVTX."""
+"""Named ranges on the workload's timeline, for torch's profiler or for NVTX.
+
+The names of modules and models are remembered while these live (`Known`).
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch.nn import Module, UninitializedParameter
 
-from .known import Known
 from .settings import NSIGHT
 from .step_counter import Source
+
+Thing = TypeVar("Thing")
+Fact = TypeVar("Fact")
+
+
+class Known(Generic[Thing, Fact]):
+    """Facts about objects, by identity: what a workload compares or hashes may be anything."""
+
+    def __init__(self, find_out: Callable[[Thing], Fact]) -> None:
+        self._find_out = find_out
+        self._facts: dict[int, tuple[weakref.ref[Thing], Fact]] = {}
+
+    def __call__(self, thing: Thing) -> Fact:
+        """Return the fact about `thing`, found out the first time only."""
+        known = self._facts.get(id(thing))
+        if known is not None and known[0]() is thing:
+            return known[1]
+        fact = self._find_out(thing)
+        self._facts[id(thing)] = (weakref.ref(thing), fact)
+        return fact
+
+    def alive(self) -> Iterator[Thing]:
+        """Yield the objects that still live."""
+        for reference, _ in list(self._facts.values()):
+            thing = reference()
+            if thing is not None:
+                yield thing
+
 
 STEP = "kprof.step#"
 PHASE = "kprof.phase#"

@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
-from .capture import PROFILER_ERRORS, hears_all_threads
+from .capture import PROFILER_ERRORS, Others, hears_all_threads
 from .compiled import FILE, CompilerNotes
 from .graphs import Graphs
-from .others import Others
 from .ranks import local_rank, rank, started_by, world_size
-from .recorder import Recorder
-from .recording import Recording
+from .recorder import Recorder, Recording
 from .settings import NSIGHT
 from .step_counter import Rule
 

@@ -1,14 +1,18 @@
 """Decides when to record: the first steps provisionally, then the window after the warm-up.
 
-Hooks report what the workload does; the counter turns that into steps; the recorder opens and
-closes captures at their edges. A script may end before its window opens, so a capture of its first
-steps is kept until the window has a step of its own.
+Hooks report what the workload does; the follower and the counter turn that into steps; the recorder
+opens and closes captures at their edges. A script may end before its window opens, so a capture of
+its first steps is kept until the window has a step of its own. The GPU's times of unrecorded steps
+are taken by marks on its timeline, for which nobody waits.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
 
 import torch
 
@@ -16,17 +20,227 @@ from .capture import (
     PROFILER_ERRORS,
     Ahead,
     Capture,
+    Others,
     can_start,
     is_capturing_a_graph,
+    is_in_sight,
+    new_capture,
+    new_window,
     would_wake_a_gpu,
 )
-from .deviceclock import DeviceClock
-from .follower import Follower
-from .nsight import is_in_sight, new_capture, new_window
-from .recording import Recording, Stage, now
+from .named_ranges import STEP, Models, Range
+from .native import RLock, perf_counter_ns, time_ns
 from .settings import Settings
 from .softly import softly
-from .step_counter import Rule, StepCounter
+from .step_counter import Rule, Source, StepCounter
+
+# The provisional capture is bounded in steps, time and size: most scripts never need it.
+EARLY_STEPS = 2
+EARLY_NS = 20_000_000_000
+EARLY_MODULE_CALLS = 25_000
+# About 500 MB of trace; a window that grows beyond is cut.
+WINDOW_MODULE_CALLS = 100_000
+
+EPOCH_NS = time_ns() - perf_counter_ns()
+
+
+def now() -> int:
+    """Return ns since 1970 on a clock that never jumps."""
+    return EPOCH_NS + perf_counter_ns()
+
+
+class Stage(Enum):
+    """Where the recorder is; stages follow each other in this order."""
+
+    BEGINNING = "torch is imported, no step has begun"
+    EARLY = "the first steps"
+    IDLE = "nothing is to be recorded until somebody asks for it"
+    WAITING = "warm-up"
+    WINDOW = "the window"
+    DONE = "after the window"
+
+
+@dataclass
+class Recording:
+    """A capture and the steps in it."""
+
+    capture: Capture
+    settings: Settings
+    start_ns: int
+    is_window: bool = True
+    is_block: bool = False
+    steps: list[int] = field(default_factory=list)
+    num_module_calls: int = 0
+    caveats: list[str] = field(default_factory=list)
+    _step_range: Any = None
+
+    def begin_step(self, index: int) -> None:
+        """Open the range of a step of the workload.
+
+        Not where a capture of one thread alone does not hear it: torch fails where such a range is
+        left in a thread that it does hear.
+        """
+        if self.capture.can_be_stopped_here:
+            self._step_range = Range(f"{STEP}{index}")
+            self._step_range.__enter__()
+
+    def end_step(self, index: int, *, is_completed: bool) -> None:
+        """Close the range of a step, which is recorded if it lay in here from end to end."""
+        if not self.capture.can_be_stopped_here:
+            # It has ended where the capture hears nothing, and torch must not be told there.
+            self._step_range = None
+            return
+        if self._step_range is not None and is_completed:
+            self.steps.append(index)
+        self.leave_step()
+
+    def leave_step(self) -> None:
+        """Close the range of a step, wherever it is."""
+        if self._step_range is not None:
+            self._step_range.__exit__(None, None, None)
+            self._step_range = None
+
+    @property
+    def has_all_steps(self) -> bool:
+        """Whether it holds as many steps as it should; a block ends where its user ends it."""
+        if self.is_block:
+            return False
+        few = max(1, min(EARLY_STEPS, self.settings.skip - 1))
+        return len(self.steps) >= (self.settings.steps if self.is_window else few)
+
+    def find_overrun(self, now_ns: int) -> str | None:
+        """Return why the recording has to end here and now, or None while it may go on."""
+        elapsed_ns = now_ns - self.start_ns
+        most = WINDOW_MODULE_CALLS if self.is_window else EARLY_MODULE_CALLS
+        longest_ns = self.settings.longest_ns if self.is_window else EARLY_NS
+        is_late = longest_ns is not None and elapsed_ns > longest_ns
+        if self.num_module_calls <= most and not is_late:
+            return None
+        return (
+            f"The recording was cut after {self.num_module_calls} module calls in "
+            f"{elapsed_ns / 1e9:.1f} s, inside a step, to bound its size; record fewer steps "
+            "with --steps, or for longer with --seconds."
+        )
+
+
+class Follower:
+    """Follows the steps of this process; what that is good for says `_follow_counter`."""
+
+    def __init__(self) -> None:
+        self.counter = StepCounter()
+        self.models = Models()
+        self.lock = RLock()
+        self.is_broken = False
+        self.on_change: Callable[[], None] = lambda: None
+
+    def is_busy(self) -> bool:
+        """Whether a signal's handler, which calls this, has come amid the recorder's own work."""
+        return bool(self.lock._is_owned())  # type: ignore[attr-defined]
+
+    def activity(self) -> None:
+        """Note that there is work: a batch is fetched or a model is called."""
+        raise NotImplementedError
+
+    def give_up(self, reason: str) -> None:
+        """Do nothing more; the workload goes on."""
+        raise NotImplementedError
+
+    def _follow_counter(self) -> None:
+        """Do what there is to do where a step begins or ends."""
+        raise NotImplementedError
+
+    def _look_at(self, source: Source) -> None:
+        """Look at what a step may be counted by, before it is."""
+
+    @softly
+    def call_begins(self, source: Source, is_training: bool) -> None:
+        """Note the beginning of an outermost call."""
+        self.activity()
+        self._look_at(source)
+        self.counter.call_begins(source, now(), is_training=is_training)
+        self._follow_counter()
+
+    @softly
+    def call_ends(self, source: Source) -> None:
+        """Note the end of an outermost call."""
+        self.counter.call_ends(source, now())
+        self._follow_counter()
+
+    @softly
+    def backward(self) -> None:
+        """Note a backward pass."""
+        self.activity()
+        self.counter.backward()
+
+    @softly
+    def optimizer_ends(self, source: Source) -> None:
+        """Note the end of an optimizer's step."""
+        self.activity()
+        self._look_at(source)
+        self.counter.optimizer_ends(source, now())
+        self._follow_counter()
+
+    @softly
+    def range_begins(self) -> None:
+        """Note the beginning of a range that the user named "step"."""
+        self.activity()
+        self.counter.range_begins(now())
+        self._follow_counter()
+
+    @softly
+    def range_ends(self) -> None:
+        """Note the end of a range that the user named "step"."""
+        self.counter.range_ends(now())
+        self._follow_counter()
+
+
+class Listener(Protocol):
+    """Receives the events of the hooks in one process; a listener to all of them counts its steps.
+
+    A listener that changes the events it wants calls `on_change`, which the hooks set.
+    """
+
+    on_change: Callable[[], None]
+    models: Models
+    lock: RLock
+    is_broken: bool
+    """Whether nothing needs to be told any more."""
+
+    @property
+    def running(self) -> Recording | None:
+        """The recording in progress, if there is one."""
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether ranges reach a trace now."""
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether outermost calls still have to be told."""
+
+    def give_up(self, reason: str) -> None:
+        """Do nothing more; the workload goes on."""
+
+    def activity(self) -> None:
+        """Note that there is work: a batch is fetched or a model is called."""
+
+    def call_begins(self, source: Source, is_training: bool) -> None:
+        """Note the beginning of an outermost call."""
+
+    def call_ends(self, source: Source) -> None:
+        """Note the end of an outermost call."""
+
+    def backward(self) -> None:
+        """Note a backward pass."""
+
+    def optimizer_ends(self, source: Source) -> None:
+        """Note the end of an optimizer's step."""
+
+    def cuda_is_ready(self) -> None:
+        """Note that CUDA has been initialized."""
+
+    def check_bounds(self) -> None:
+        """Note that many modules were called within what is being recorded."""
 
 
 class Recorder(Follower):
@@ -296,3 +510,62 @@ class Recorder(Follower):
             running, self.running = self.running, None
             running.capture.cancel()
         self.on_change()
+
+
+# Enough to compare recorded steps with unrecorded ones; an event is never freed before the end.
+MOST_STEPS = 256
+
+
+@dataclass
+class Marks:
+    """Events on the GPU at a step's edges; the second is missing while the step is under way."""
+
+    begin: torch.cuda.Event
+    end: torch.cuda.Event | None = None
+
+
+class DeviceClock:
+    """Marks the edges of steps on the GPU's own timeline.
+
+    The host runs ahead of the GPU, so that the host's clock alone can show the launching of a
+    step where its work still waits.
+    """
+
+    def __init__(self) -> None:
+        self._marks: dict[int, Marks] = {}
+
+    def begin(self, index: int) -> None:
+        """Mark where step `index` begins."""
+        if len(self._marks) < MOST_STEPS and _can_mark():
+            self._marks[index] = Marks(_mark())
+
+    def end(self, index: int) -> None:
+        """Mark where step `index` ends."""
+        marks = self._marks.get(index)
+        if marks is not None and marks.end is None and _can_mark():
+            marks.end = _mark()
+
+    def durations_ns(self) -> dict[int, int]:
+        """Return the time between the marks of every step that the GPU has finished.
+
+        Nothing comes from a GPU that failed under the workload.
+        """
+        try:
+            return {
+                index: round(marks.begin.elapsed_time(marks.end) * 1e6)
+                for index, marks in self._marks.items()
+                if marks.end is not None and marks.end.query()
+            }
+        except RuntimeError:
+            return {}
+
+
+def _can_mark() -> bool:
+    """Whether a mark is safe and shows in no other profiler as the workload's."""
+    return not Others.is_active and torch.cuda.is_initialized() and not is_capturing_a_graph()
+
+
+def _mark() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
