@@ -13,7 +13,6 @@ from kprof.kernels.runtime import DifferentiationError
 from kprof.kernels.cross_entropy.linear_cross_entropy import (
     KERNEL,
     linear_cross_entropy,
-    logits_and_loss,
 )
 from tests.kernels.kernel_checks import (
     COMPILED,
@@ -174,13 +173,6 @@ def test_under_autocast_the_product_is_in_16_bits(saves):
     assert [one.dtype for one in found] == [torch.float32] * 3
     torch.testing.assert_close(found[0], expected[0], rtol=1e-2, atol=0)
     assert not torch.equal(found[0], expected[0])
-
-
-def test_logits_are_there_for_who_asks():
-    hidden, weight, targets = drawn()
-    logits, loss = logits_and_loss(hidden, weight, targets)
-    torch.testing.assert_close(logits, hidden @ weight.t())
-    torch.testing.assert_close(loss, reference(hidden, weight, targets))
 
 
 @pytest.mark.parametrize("rows", [8_192, 16_384])

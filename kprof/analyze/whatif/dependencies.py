@@ -269,11 +269,6 @@ def find_recorded(trace: Trace) -> Recorded:
     return Recorded(program, activities, waits, _host_edges(program, waits), spans)
 
 
-def find_replay(trace: Trace) -> Replay:
-    """Find the nodes and edges of an attributed trace that has device activities."""
-    return find_recorded(trace).replay()
-
-
 def _device_edges(
     program: HostProgram, those: Activities, *, is_typical: bool
 ) -> tuple[list[Parts], np.ndarray]:

@@ -29,7 +29,7 @@ from kprof.kernels.cross_entropy._rows import (
     write_gradients,
     write_losses,
 )
-from kprof.kernels.cross_entropy.cross_entropy import IGNORE_INDEX, Reduction, cross_entropy
+from kprof.kernels.cross_entropy.cross_entropy import IGNORE_INDEX, Reduction
 from kprof.kernels.runtime import applied, define
 
 ROWS_PER_BLOCK, ROWS_OF_TILE = 2_048, 128
@@ -396,14 +396,6 @@ def linear_cross_entropy(
     compute = _by_rows if is_known and saves == "time" else _by_chunks
     loss: Tensor = compute(hidden, weight, bias, targets, divisor, options)
     return loss
-
-
-def logits_and_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """Return the logits and the loss; options as of `cross_entropy`."""
-    logits = functional.linear(hidden, weight, bias)
-    return logits, cross_entropy(logits, targets, **options)
 
 
 class _ByRows(torch.autograd.Function):

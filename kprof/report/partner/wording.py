@@ -183,7 +183,6 @@ STATES = {
     "not run": "Not run",
 }
 SYMBOLS = {"good": "✓", "warning": "✗", "plain": "?"}
-GRADES = {"low": "low", "medium": "medium", "high": "high"}
 
 MANY_TIMES = 1.5
 _SWAP, _INSIDE = re.compile(r"--swap (\S+)"), re.compile(r"inside (\S+):(\w+)")

@@ -16,7 +16,7 @@ from kprof.analyze.whatif.changes import (
     apply,
     without_rows,
 )
-from kprof.analyze.whatif.dependencies import find_replay
+from kprof.analyze.whatif.dependencies import find_recorded
 from kprof.analyze.whatif.predict import predict
 from kprof.trace import Recording
 from tests.analyze.simulated import END_OF_STEP, Do, kernel, record, step_ns, upload
@@ -184,14 +184,14 @@ def test_what_a_host_that_ran_ahead_kept_is_none_of_what_recording_lengthened():
 )
 def test_of_the_hosts_time_what_no_recorder_lengthens_is_kept(work, kept_ns):
     trace = record(launching([work]))
-    found = with_untouched(find_replay(trace), trace).edges.kept_ns.sum()
+    found = with_untouched(find_recorded(trace).replay(), trace).edges.kept_ns.sum()
     assert found == pytest.approx(kept_ns, rel=0.03)
 
 
 def test_in_a_graph_nothing_is_left_of_what_recording_did_not_lengthen():
     launches = [kernel("mm", 1_000, host_ns=30_000)] * 5
     program = [*launches, OWN_WORK[causes.ALLOCATOR], *launches]
-    replay = with_untouched(find_replay(trace := record(program)), trace)
+    replay = with_untouched(find_recorded(trace := record(program)).replay(), trace)
     graphed = apply([GRAPHS], replay, trace)
     is_before_it = np.arange(len(trace.kernels)) == 4
     assert without_rows(is_before_it, graphed, trace).step_ns() <= graphed.step_ns()
@@ -200,5 +200,5 @@ def test_in_a_graph_nothing_is_left_of_what_recording_did_not_lengthen():
 def test_the_first_step_counts_where_steps_do_different_work():
     short = [*[kernel("mm", 5_000, host_ns=20_000)] * 10, END_OF_STEP]
     long = [*[kernel("mm", 5_000, host_ns=20_000)] * 15, END_OF_STEP]
-    replay = find_replay(record([*short, *long, *short, *long[:-1]]))
+    replay = find_recorded(record([*short, *long, *short, *long[:-1]])).replay()
     assert replay.behind_the_drain().step_ns() == replay.step_ns()

@@ -5,7 +5,6 @@ import pytest
 from kprof.analyze.passes import analyze
 from kprof.analyze.whatif.baseline import find_baseline
 from kprof.analyze.whatif.changes import FASTER, REMOVED, WITHOUT, Change, Target
-from kprof.analyze.whatif.dependencies import find_replay
 from kprof.analyze.whatif.predict import predict
 from kprof.analyze.whatif.replay import WAIT
 from tests.analyze.simulated import (
@@ -64,7 +63,9 @@ def test_a_wait_for_a_stream_or_an_event_does_not_wait_for_other_streams():
 
 def test_only_an_event_that_held_the_host_tells_what_it_stands_for():
     held, passed = (
-        find_replay(record([kernel("mm", 50_000), synchronize("Event", host_ns=host_ns)]))
+        find_recorded(
+            record([kernel("mm", 50_000), synchronize("Event", host_ns=host_ns)])
+        ).replay()
         for host_ns in (0, 90_000)
     )
     assert (held.edges.kind == WAIT).sum() == 1

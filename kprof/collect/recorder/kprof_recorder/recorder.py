@@ -3,7 +3,7 @@
 Hooks report what the workload does; the follower and the counter turn that into steps; the recorder
 opens and closes captures at their edges. A script may end before its window opens, so a capture of
 its first steps is kept until the window has a step of its own. The GPU's times of unrecorded steps
-are taken by marks on its timeline, for which nobody waits.
+are taken by marks on its timeline, without waiting.
 """
 
 from __future__ import annotations
