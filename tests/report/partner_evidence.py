@@ -52,7 +52,7 @@ def finding_of(rule="unfused_norm", low_ns=50, high_ns=100, **more):
     """Build a finding that saves 5 to 10 % of a step of 1,000 ns."""
     saving = Saving(1000, low_ns, high_ns, "replayed")
     return Finding(
-        **{"rule": rule, "claim": "17 norms in a step are spelled out", "confidence": "high"}
+        **{"rule": rule, "claim": "17 norms in a step are unfused", "confidence": "high"}
         | {
             "effort": "low",
             "rows": (0,),

@@ -317,7 +317,7 @@ def test_what_autocast_leaves_in_float32_would_not_move_half():
     assert "would move half" not in found.claim
 
 
-def test_attention_spelled_out_in_float32_is_held_against_the_models_own_type():
+def test_unfused_attention_in_float32_is_held_against_the_models_own_type():
     # Torch's fallback computes in float32 what comes in bf16.
     casts = [ran("aten::_to_copy", 10 * US, "copy", dtype="bf16", shapes=[X]) for _ in range(2)]
     wide = [{**one, "dtype": "fp32"} for one in attention()]

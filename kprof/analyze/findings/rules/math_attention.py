@@ -39,7 +39,7 @@ WELL, MODESTLY = 0.7, 0.35
 def check(trace: Trace) -> list[Finding]:
     """Find softmaxes between two products of batches, and torch's own fallback for attention."""
     anchors = is_one_of(trace.kernels["op"], *SOFTMAX)
-    rows = spelled_out(trace)
+    rows = unfused_attention(trace)
     if not len(rows) or share_of_device(trace, rows) < LEAST_SHARE:
         return []
     scores = _largest_scores(trace, rows[anchors[rows]])
@@ -63,7 +63,7 @@ def check(trace: Trace) -> list[Finding]:
     ]
 
 
-def spelled_out(trace: Trace) -> Int64s:
+def unfused_attention(trace: Trace) -> Int64s:
     """Return the rows of attention that is computed with its matrix of scores in memory."""
     kernels = trace.kernels
     anchors = is_one_of(kernels["op"], *SOFTMAX)

@@ -17,7 +17,7 @@ from kprof.analyze.findings.queries import (
     whole_of,
     why_no_device,
 )
-from kprof.analyze.findings.rules.math_attention import spelled_out
+from kprof.analyze.findings.rules.math_attention import unfused_attention
 from kprof.findings import Finding, Fix
 from kprof.trace import Trace
 
@@ -42,7 +42,7 @@ def check(trace: Trace) -> list[Finding]:
     is_product &= is_one_of(kernels["dtype"], "tf32")
     is_attention = is_one_of(kernels["kind"], "attention") & is_wide
     # Torch's fallback for attention computes in float32 what comes in 16 bits, and has a rule.
-    is_model = ~np.isin(np.arange(len(kernels)), spelled_out(trace))
+    is_model = ~np.isin(np.arange(len(kernels)), unfused_attention(trace))
     multiplying = np.flatnonzero((is_product | is_attention) & is_model)
     share = share_of_device(trace, multiplying)
     if not (is_product & is_model).any() or share < LEAST_SHARE:
