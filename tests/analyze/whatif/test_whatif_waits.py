@@ -5,6 +5,7 @@ import pytest
 from kprof.analyze.passes import analyze
 from kprof.analyze.whatif.baseline import find_baseline
 from kprof.analyze.whatif.changes import FASTER, REMOVED, WITHOUT, Change, Target
+from kprof.analyze.whatif.dependencies import find_recorded
 from kprof.analyze.whatif.predict import predict
 from kprof.analyze.whatif.replay import WAIT
 from tests.analyze.simulated import (
