@@ -158,7 +158,7 @@ def test_a_plan_that_does_not_stop_early_takes_all_its_pairs(clock):
 
 
 def test_without_inputs_there_is_nothing_to_call_with():
-    with pytest.raises(KprofError, match="no inputs"):
+    with pytest.raises(KprofError, match="inputs"):
         ab_test(len, len, inputs=[])
 
 
@@ -195,7 +195,8 @@ def test_an_error_in_one_arm_names_it_and_keeps_the_pairs_before(clock, monkeypa
 def test_two_that_return_nan_are_no_proof_that_they_do_the_same(clock):
     work = taking(clock, 1_000_000, np.array([1.0, np.nan]))
     claim = ab_test(work, work, plan=PLAN).headline
-    assert (claim.verdict, claim.why[:15]) == ("INVALID", "Both return NaN")
+    assert claim.verdict == "INVALID"
+    assert "NaN" in claim.why
 
 
 def test_what_does_not_match_is_told_in_words_and_not_as_infinity(clock):
@@ -207,8 +208,9 @@ def test_what_does_not_match_is_told_in_words_and_not_as_infinity(clock):
 
 
 def test_a_clock_that_there_is_not_is_answered_with_those_that_there_are():
-    with pytest.raises(KprofError, match="no clock 'sun'"):
+    with pytest.raises(KprofError, match="'sun'") as error:
         ab_test(int, int, clock="sun")
+    assert "wall" in error.value.fix and "cold gpu" in error.value.fix
 
 
 @pytest.mark.parametrize(
@@ -248,7 +250,8 @@ def test_one_that_alone_changes_its_inputs_makes_no_verdict(clock, a, b, label):
     functions = adding(clock, 1_000_000, a), adding(clock, 900_000, b)
     compared = ab_test(*functions, inputs=[(np.ones(4),)], plan=PLAN)
     assert compared.headline.verdict == "INVALID"
-    assert compared.headline.why.startswith(f"{label} changes its inputs")
+    assert compared.headline.why.startswith(f"{label} ")
+    assert "inputs" in compared.headline.why
     assert len(compared.pairs) > 0
 
 

@@ -116,7 +116,7 @@ def test_the_same_thing_is_not_added_twice(begun, tmp_path):
 
 def test_what_cannot_be_read_leaves_nothing_behind(begun, tmp_path):
     run = write_run(tmp_path / "run.kprof")
-    with pytest.raises(KprofError, match="does not exist"):
+    with pytest.raises(KprofError, match="nowhere"):
         engagement_folder.add(begun, [run, tmp_path / "nowhere"])
     assert len(entries(begun)) == 1
 
@@ -187,7 +187,7 @@ def test_an_entry_with_a_damaged_answer_of_another_command_is_one_message(begun,
 
 def test_an_entry_of_a_later_schema_is_refused(begun):
     rewrite(begun / "0001-opened.json", lambda content: content.update(schema=2))
-    with pytest.raises(KprofError, match="of schema 2"):
+    with pytest.raises(KprofError, match=r"0001-opened\.json .*\b2\b"):
         read_engagement(begun)
 
 
@@ -206,8 +206,9 @@ def test_reports_in_the_folder_are_no_entries(begun):
 def test_a_decision_has_words(begun):
     engagement_folder.decide(begun, "Adopt the swap.")
     assert [one.text for _, one in read_engagement(begun).of(Decided)] == ["Adopt the swap."]
-    with pytest.raises(KprofError, match="no decision"):
+    with pytest.raises(KprofError):
         engagement_folder.decide(begun, " ")
+    assert len(entries(begun)) == 2
 
 
 def test_the_command_goes_from_the_first_entry_to_the_report(tmp_path, monkeypatch, capsys):

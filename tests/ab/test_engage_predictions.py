@@ -12,7 +12,7 @@ from kprof.analyze.findings.unexplained import RULE as UNEXPLAINED
 from kprof.comparison import Metric
 from kprof.errors import KprofError
 from kprof.findings import Saving, Worth
-from kprof.report.engagement_sections import sections_of_engagement
+from kprof.report.engagement_sections import NONE_SCORED, sections_of_engagement
 from kprof.storage import load, save
 from kprof.trace import Prediction
 from tests.amounts import amounts
@@ -58,7 +58,7 @@ def test_before_anything_was_tried_there_is_no_error_and_not_one_of_0(begun, cap
     assert found.mean_error is None
     assert kprof("engage", "status", str(begun)) == 0
     out = capsys.readouterr().out
-    assert "none scored yet" in out
+    assert NONE_SCORED in out
     assert "0.0 points" not in out
     assert kprof("engage", "status", str(begun), "--json") == 0
     told = json.loads(capsys.readouterr().out)["predictions"]
@@ -138,7 +138,7 @@ def test_a_swap_of_several_kernels_is_of_the_promise_that_names_them_all(tmp_pat
     assert scored.predicted == (0.15, 0.25)
     promised = read_engagement(tmp_path / "two").entries[1].predictions[-1]
     assert promised.worth == Worth(500.0, 700.0, 900.0)
-    with pytest.raises(KprofError, match="which prediction"):
+    with pytest.raises(KprofError, match="--swap rope,swiglu"):
         added(tmp_path / "two", 0.8, b="--swap rope,swiglu")
 
 

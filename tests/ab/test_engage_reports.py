@@ -195,8 +195,10 @@ def test_the_same_entries_give_the_same_bytes(folder, tmp_path):
 
 def test_reports_elsewhere_replace_nothing_unless_told_to(folder, tmp_path):
     (tmp_path / "x.md").write_text("mine")
-    with pytest.raises(KprofError, match=r"x\.md exists already"):
+    with pytest.raises(KprofError, match=r"x\.md") as error:
         write_report(read_engagement(folder), tmp_path / "x.html")
+    assert "--force" in error.value.fix
+    assert (tmp_path / "x.md").read_text() == "mine"
     write_report(read_engagement(folder), tmp_path / "x.html", force=True)
     assert "Tiny" in (tmp_path / "x.md").read_text()
 

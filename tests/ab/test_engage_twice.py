@@ -54,8 +54,9 @@ def test_the_same_comparison_twice_in_one_command_adds_nothing(begun, tmp_path):
     with pytest.raises(KprofError, match=r"ab\.json .* ab\.kprof\n"):
         engagement_folder.add(begun, [first, again(first, "ab.json", tmp_path)])
     assert len(read_engagement(begun).entries) == 1
-    with pytest.raises(KprofError, match=r"ab.kprof is named twice\n"):
+    with pytest.raises(KprofError) as error:
         engagement_folder.add(begun, [first, first])
+    assert error.value.problem.count("ab.kprof") == 1
     assert len(read_engagement(begun).entries) == 1
 
 

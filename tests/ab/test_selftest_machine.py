@@ -226,7 +226,7 @@ def test_a_co_tenant_that_cannot_start_costs_its_stages_and_not_the_rest(home, h
     monkeypatch.setattr("kprof.ab.disturbance.sys.executable", "/bin/false")
     *_, found = calibrate(8, 10, 0, print)
     assert scenarios_in(found.missing) == ["co-tenant", "ramp"]
-    assert "did not start" in found.doubts[-1]
+    assert found.doubts[-1].startswith("ramp")
     assert found.scenarios[0].fixed.power["0.05"].of == 2
 
 
@@ -234,7 +234,7 @@ def test_how_far_it_is_is_told_within_a_stage(home, hasty, monkeypatch):
     monkeypatch.setattr(selftest, "TELL_EVERY_S", 0.0)
     heard = []
     next(calibrate(8, 10, 0, heard.append))
-    assert any(line.startswith("3 of 8 comparisons, ") for line in heard)
+    assert ["3", "8"] in [amounts(line)[:2] for line in heard]
 
 
 def test_samples_of_one_work_are_shown_in_time_and_those_with_an_effect_are_not(home, hasty):
@@ -258,7 +258,7 @@ def kept(home, monkeypatch, **changes):
 
 def test_before_a_self_test_nothing_is_known(home):
     assert last_calibration() is None
-    assert "run kprof selftest" in describe_calibration(last_calibration())
+    assert "kprof selftest" in describe_calibration(last_calibration())
 
 
 def test_what_another_driver_did_says_nothing_of_this_one(home, monkeypatch):

@@ -55,7 +55,7 @@ def test_a_check_as_json_tells_the_class_that_was_reached(
 def test_an_option_that_the_action_does_not_use_is_refused_before_anything_runs(
     action, option, given
 ):
-    with pytest.raises(KprofError, match=f"{action} takes no {option}"):
+    with pytest.raises(KprofError, match=rf"{action} .*{option}\b"):
         kernels(action, **given)
 
 
@@ -107,8 +107,9 @@ def test_a_dtype_that_a_kernel_does_not_have_is_refused(monkeypatch):
 @pytest.mark.parametrize("given", [{"forward": True}, {"dtype": ["float16"]}], ids=str)
 def test_the_sanitizer_watches_all_calls_or_none(monkeypatch, given):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(KprofError, match="of every dtype"):
+    with pytest.raises(KprofError) as error:
         kernels("check", ["relu_squared"], sanitizer=True, **given)
+    assert "--sanitizer" in error.value.fix and "--dtype" in error.value.fix
 
 
 def test_a_list_of_named_kernels_is_refused_and_their_choices_pointed_to():

@@ -42,8 +42,10 @@ def test_run_folders_are_numbered_and_never_overwritten(tmp_path, monkeypatch):
 
 def test_an_existing_folder_is_refused_without_force(tmp_path):
     (tmp_path / "raw").mkdir()
-    with pytest.raises(LaunchError, match="exists already"):
+    with pytest.raises(LaunchError, match=str(tmp_path)) as error:
         make_folder("train.py", tmp_path, force=False)
+    assert "--force" in error.value.fix
+    assert (tmp_path / "raw").is_dir()
 
 
 def test_force_empties_a_former_run(tmp_path):

@@ -148,7 +148,7 @@ def test_one_load_of_a_file_is_named_by_its_number(capsys):
 
 def test_runs_at_different_loads_are_refused():
     other = service(*run_of([50]).rows, load=Load("closed", "8 at a time"))
-    with pytest.raises(KprofError, match="different loads"):
+    with pytest.raises(KprofError, match="8 at a time"):
         judged("ttft_p50<=1s", runs=[run_of([50]), other])
 
 
@@ -166,7 +166,8 @@ def test_several_runs_show_what_each_measured():
     found = judged("ttft_p50<=1s", runs=[run_of([50] * 9), run_of([80] * 9)])
     (by_run,) = [table for table in tables_of(found) if table.rows[0][0] == "ttft_p50<=1s"][1:]
     assert by_run.rows[0][1:3] == ("50 ms", "80 ms")
-    assert "one run" not in " ".join(found.assessment.doubts)
+    alone = judged("ttft_p50<=1s", runs=[run_of([50] * 9)]).assessment.doubts
+    assert len([doubt for doubt in alone if doubt not in found.assessment.doubts]) == 1
 
 
 def tables_of(found):
